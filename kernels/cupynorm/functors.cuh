@@ -1,0 +1,177 @@
+// Load and Store functors: the only code that knows types, strides and affine parameters. Each has its twin of the same
+// name in cupynorm/functors.py, with the same members in the same order.
+//
+// A Load has `Type` (what shared memory holds of an element) and at(row), which gives a Line: load<N>(col) -> Pack<Type, N>.
+// A Store has columns<N>(col) -> Columns<N>, the parameters of N columns, the same for every row; and at(row), which gives a
+// Line: store<N>(values, columns, col). Columns may wait in registers: hide() keeps them packed there. Both are asked only for columns below cols, in packs that start at a multiple of N.
+#pragma once
+#include <cupynorm/math.cuh>
+#include <cupynorm/pack.cuh>
+
+namespace cupynorm {
+
+// Where index i of some flattened axes lies: in elements, outermost axis first; neighbours that can be one axis are one.
+template <int kAxes>
+struct Strided {
+  int64 extent[kAxes];  // extent[0] is not used
+  int64 stride[kAxes];
+
+  int64 offset(int64 index) const {
+    int64 sum = 0;
+#pragma unroll
+    for (int axis = kAxes - 1; axis > 0; --axis) {
+      int64 outer = index / extent[axis];
+      sum += (index - outer * extent[axis]) * stride[axis];
+      index = outer;
+    }
+    return sum + index * stride[0];
+  }
+};
+
+template <typename T, int kAxes>
+struct DirectLoad {
+  using Type = T;
+  const T* pointer;  // first element of the first row
+  Strided<kAxes> rows;
+
+  struct Line {
+    const T* pointer;
+    template <int N, typename Index>
+    Pack<T, N> load(Index col) const {
+      return load_pack<T, N>(pointer + col);
+    }
+  };
+  Line at(int64 row) const { return {pointer + rows.offset(row)}; }
+};
+
+struct NoColumns {
+  void hide() {}
+};
+
+template <typename T, int kAxes>
+struct DirectStore {
+  T* pointer;
+  Strided<kAxes> rows;
+
+  template <int N>
+  using Columns = NoColumns;
+  template <int N, typename Index>
+  NoColumns columns(Index) const {
+    return {};
+  }
+
+  struct Line {
+    T* pointer;
+    template <int N, typename Compute, typename Index>
+    void store(const Compute (&y)[N], NoColumns, Index col) const {
+      store_pack(pointer + col, pack_from<T, N>(y));
+    }
+  };
+  Line at(int64 row) const { return {pointer + rows.offset(row)}; }
+};
+
+// Parameters of the columns, the same for every row. Nothing may write to them while the kernel runs.
+
+struct NoColumn {
+  static constexpr bool kPresent = false;
+  template <int N>
+  using Packed = NoColumns;
+  template <int N, typename Index>
+  NoColumns load(Index) const {
+    return {};
+  }
+};
+
+// One value a column, next to each other, read in accesses of kWidth elements: as wide as the pointer's alignment allows.
+template <typename T, int kWidth>
+struct Column {
+  static constexpr bool kPresent = true;
+  const T* pointer;
+
+  template <int N>
+  using Packed = Pack<T, N>;
+  template <int N, typename Index>
+  Pack<T, N> load(Index col) const {
+    return load_pack<T, N, (kWidth < N ? kWidth : N), true>(pointer + col);
+  }
+};
+
+// The same, broadcast or strided in any way: an element at a time.
+template <typename T, int kAxes>
+struct StridedColumn {
+  static constexpr bool kPresent = true;
+  const T* pointer;
+  Strided<kAxes> cols;
+
+  template <int N>
+  struct Packed {
+    Pack<T, 1> element[N];
+    void hide() {
+#pragma unroll
+      for (int i = 0; i < N; ++i) element[i].hide();
+    }
+  };
+  template <int N, typename Index>
+  Packed<N> load(Index col) const {
+    Packed<N> values;
+#pragma unroll
+    for (int i = 0; i < N; ++i) values.element[i] = load_pack<T, 1, 1, true>(pointer + cols.offset(col + i));
+    return values;
+  }
+};
+
+template <int N, class Values, typename Compute>
+inline void unpack(const Values& values, Compute* x) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) unpack<1>(values.element[i], x + i);
+}
+
+// y * gamma + beta, rounded once.
+template <typename T, int kAxes, class Gamma, class Beta>
+struct AffineStore {
+  DirectStore<T, kAxes> to;
+  Gamma gamma;
+  Beta beta;
+
+  template <int N>
+  struct Columns {
+    typename Gamma::template Packed<N> gamma;
+    typename Beta::template Packed<N> beta;
+    void hide() { gamma.hide(), beta.hide(); }
+  };
+  template <int N, typename Index>
+  Columns<N> columns(Index col) const {
+    return {gamma.template load<N>(col), beta.template load<N>(col)};
+  }
+
+  struct Line {
+    typename DirectStore<T, kAxes>::Line to;
+
+    template <int N, typename Compute, typename Index>
+    void store(const Compute (&y)[N], const Columns<N>& columns, Index col) const {
+      Compute z[N], scale[N], shift[N];
+      if constexpr (Gamma::kPresent) unpack<N>(columns.gamma, scale);
+      if constexpr (Beta::kPresent) unpack<N>(columns.beta, shift);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        if constexpr (Gamma::kPresent && Beta::kPresent) z[i] = multiply_add(y[i], scale[i], shift[i]);
+        else if constexpr (Gamma::kPresent) z[i] = y[i] * scale[i];
+        else z[i] = y[i] + shift[i];
+      }
+      to.store(z, NoColumns{}, col);
+    }
+  };
+  Line at(int64 row) const { return {to.at(row)}; }
+};
+
+// The one argument of every row kernel.
+template <class Op, class Load, class Store>
+struct Arguments {
+  Load load;
+  Store store;
+  Op op;
+  int64 rows;
+  int64 cols;
+};
+
+}  // namespace cupynorm

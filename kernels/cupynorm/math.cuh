@@ -1,0 +1,30 @@
+// The few functions that ops are made of, for both compute types: float (approximate where that is enough) and double.
+#pragma once
+#include <cupynorm/ptx.cuh>
+
+namespace cupynorm {
+
+template <typename T>
+inline T infinity() {
+  return T(as_float(0x7f800000));
+}
+
+inline float exponential(float x) { return exp2_approx(x * 1.4426950408889634f); }
+inline double exponential(double x) { return exp(x); }
+
+inline float logarithm(float x) { return log2_approx(x) * 0.6931471805599453f; }
+inline double logarithm(double x) { return log(x); }
+
+inline float reciprocal(float x) { return reciprocal_approx(x); }
+inline double reciprocal(double x) { return 1.0 / x; }
+
+inline float reciprocal_root(float x) { return rsqrtf(x); }
+inline double reciprocal_root(double x) { return 1.0 / sqrt(x); }
+
+inline float larger(float a, float b) { return fmaxf(a, b); }
+inline double larger(double a, double b) { return fmax(a, b); }
+
+inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+inline double multiply_add(double a, double b, double c) { return fma(a, b, c); }
+
+}  // namespace cupynorm

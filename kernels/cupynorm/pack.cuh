@@ -1,0 +1,140 @@
+// Pack<T, N>: neighbouring elements as they lie in memory. The only vector access to memory, and the only place that rounds.
+#pragma once
+#include <cupynorm/ptx.cuh>
+
+namespace cupynorm {
+
+template <typename T, int N>
+struct Pack {
+  static constexpr int kBytes = N * int(sizeof(T));
+  static constexpr int kWords = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned word[kWords];  // a pack of two bytes is the low half of its word
+
+  // Keeps what waits in registers packed: its conversion stays where it is used.
+  void hide() {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) cupynorm::hide(word[i]);
+  }
+};
+
+// One access of kBytes at p, which must be aligned to kBytes. kConstant promises that nothing writes there while the kernel
+// runs: such loads may pass stores on their way.
+template <int kBytes, bool kConstant>
+inline void load_words(const void* p, unsigned* word) {
+  if constexpr (kBytes == 16) {
+    const uint4* q = static_cast<const uint4*>(p);
+    uint4 v = kConstant ? __ldg(q) : *q;
+    word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w;
+  } else if constexpr (kBytes == 8) {
+    const uint2* q = static_cast<const uint2*>(p);
+    uint2 v = kConstant ? __ldg(q) : *q;
+    word[0] = v.x, word[1] = v.y;
+  } else if constexpr (kBytes == 4) {
+    const unsigned* q = static_cast<const unsigned*>(p);
+    word[0] = kConstant ? __ldg(q) : *q;
+  } else {
+    const unsigned short* q = static_cast<const unsigned short*>(p);
+    word[0] = kConstant ? __ldg(q) : *q;
+  }
+}
+
+template <int kBytes>
+inline void store_words(void* p, const unsigned* word) {
+  if constexpr (kBytes == 16) *static_cast<uint4*>(p) = uint4{word[0], word[1], word[2], word[3]};
+  else if constexpr (kBytes == 8) *static_cast<uint2*>(p) = uint2{word[0], word[1]};
+  else if constexpr (kBytes == 4) *static_cast<unsigned*>(p) = word[0];
+  else *static_cast<unsigned short*>(p) = static_cast<unsigned short>(word[0]);
+}
+
+// N elements at p in accesses of kWidth elements, 16 bytes at most; p must be aligned to one access.
+template <typename T, int N, int kWidth = N, bool kConstant = false>
+inline Pack<T, N> load_pack(const T* p) {
+  constexpr int kAsked = kWidth * int(sizeof(T)), kBytes = kAsked > 16 ? 16 : kAsked, kCount = Pack<T, N>::kBytes / kBytes;
+  Pack<T, N> pack;
+  const unsigned char* bytes = reinterpret_cast<const unsigned char*>(p);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if constexpr (kBytes >= 4) {
+      load_words<kBytes, kConstant>(bytes + i * kBytes, pack.word + i * (kBytes / 4));
+    } else {
+      unsigned piece[1];
+      load_words<2, kConstant>(bytes + i * 2, piece);
+      pack.word[i / 2] = i % 2 ? pack.word[i / 2] | piece[0] << 16 : piece[0];
+    }
+  }
+  return pack;
+}
+
+// p must be aligned to the whole pack, or to 16 bytes if the pack is larger.
+template <typename T, int N>
+inline void store_pack(T* p, const Pack<T, N>& pack) {
+  constexpr int kBytes = Pack<T, N>::kBytes > 16 ? 16 : Pack<T, N>::kBytes;
+  unsigned char* bytes = reinterpret_cast<unsigned char*>(p);
+#pragma unroll
+  for (int i = 0; i < Pack<T, N>::kBytes / kBytes; ++i) store_words<kBytes>(bytes + i * kBytes, pack.word + i * (kBytes / 4));
+}
+
+// From memory's type to the compute type: exact. From the compute type to memory's: the one rounding.
+
+template <int N, typename Compute>
+inline void unpack(const Pack<half, N>& pack, Compute* x) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = half_to_float(static_cast<unsigned short>(pack.word[i / 2] >> 16 * (i % 2)));
+}
+
+template <int N, typename Compute>
+inline void unpack(const Pack<bfloat16, N>& pack, Compute* x) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = as_float(i % 2 ? pack.word[i / 2] & 0xffff0000u : pack.word[i / 2] << 16);
+}
+
+template <int N, typename Compute>
+inline void unpack(const Pack<float, N>& pack, Compute* x) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = as_float(pack.word[i]);
+}
+
+template <int N, typename Compute>
+inline void unpack(const Pack<double, N>& pack, Compute* x) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = Compute(as_double(pack.word[2 * i], pack.word[2 * i + 1]));
+}
+
+inline unsigned round_to(half, float x) { return float_to_half(x); }
+inline unsigned round_to(half, double x) { return double_to_half(x); }
+inline unsigned round_to(bfloat16, float x) { return float_to_bfloat16(x); }
+inline unsigned round_to(bfloat16, double x) { return float_to_bfloat16(double_to_float_to_odd(x)); }
+inline unsigned round_pair_to(half, float low, float high) { return floats_to_halves(low, high); }
+inline unsigned round_pair_to(bfloat16, float low, float high) { return floats_to_bfloat16s(low, high); }
+template <typename T>
+inline unsigned round_pair_to(T type, double low, double high) {
+  return round_to(type, low) | round_to(type, high) << 16;
+}
+
+template <typename T, int N, typename Compute>
+inline Pack<T, N> pack_from(const Compute* x) {
+  Pack<T, N> pack;
+  if constexpr (sizeof(T) == 8) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) pack.word[2 * i] = low_word(double(x[i])), pack.word[2 * i + 1] = high_word(double(x[i]));
+  } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) pack.word[i] = as_bits(float(x[i]));
+  } else if constexpr (N == 1) {
+    pack.word[0] = round_to(T{}, x[0]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; i += 2) pack.word[i / 2] = round_pair_to(T{}, x[i], x[i + 1]);
+  }
+  return pack;
+}
+
+template <typename T, int N, typename Compute>
+inline Pack<T, N> pack_filled(Compute value) {
+  Compute x[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = value;
+  return pack_from<T, N>(x);
+}
+
+}  // namespace cupynorm

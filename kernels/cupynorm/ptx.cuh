@@ -1,0 +1,158 @@
+// Every instruction that C++ has no word for, each with the C++ that a CPU build (tests/simulator) runs in its place.
+// No CUDA header is included anywhere: half and bfloat16 are bits here, and the compiler needs no include path but ours.
+#pragma once
+
+namespace cupynorm {
+
+using int64 = long long;
+
+struct half {
+  unsigned short bits;
+};
+
+struct bfloat16 {
+  unsigned short bits;
+};
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+#ifdef __CUDACC_RTC__
+
+inline unsigned as_bits(float x) { return __float_as_uint(x); }
+inline float as_float(unsigned bits) { return __uint_as_float(bits); }
+inline double as_double(unsigned low, unsigned high) { return __hiloint2double(int(high), int(low)); }
+inline unsigned low_word(double x) { return unsigned(__double2loint(x)); }
+inline unsigned high_word(double x) { return unsigned(__double2hiint(x)); }
+
+// 2^x with a relative error of 2^-22; subnormal results are flushed to zero.
+inline float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// log2(x) with an absolute error of 2^-22 near 1 and a relative one elsewhere.
+inline float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+inline float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+inline float half_to_float(unsigned short bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+
+inline unsigned short float_to_half(float x) {
+  unsigned short bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+
+inline unsigned short double_to_half(double x) {
+  unsigned short bits;
+  asm("cvt.rn.f16.f64 %0, %1;" : "=h"(bits) : "d"(x));
+  return bits;
+}
+
+inline float double_to_float_toward_zero(double x) { return __double2float_rz(x); }
+
+// Hides where a word comes from: what is computed from it stays where it stands, inside a loop for example.
+inline void hide(unsigned& word) { asm volatile("" : "+r"(word)); }
+
+// Two values in one word, the first in the low half: one instruction from sm_80 on.
+inline unsigned floats_to_halves(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+  unsigned word;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+#else
+  return float_to_half(low) | unsigned(float_to_half(high)) << 16;
+#endif
+}
+
+#else  // the twins
+
+template <typename To, typename From>
+inline To same_bits(From from) {
+  static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the size");
+  To to;
+  __builtin_memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+inline unsigned as_bits(float x) { return same_bits<unsigned>(x); }
+inline float as_float(unsigned bits) { return same_bits<float>(bits); }
+inline double as_double(unsigned low, unsigned high) {
+  return same_bits<double>(low | static_cast<unsigned long long>(high) << 32);
+}
+inline unsigned low_word(double x) { return unsigned(same_bits<unsigned long long>(x)); }
+inline unsigned high_word(double x) { return unsigned(same_bits<unsigned long long>(x) >> 32); }
+
+inline void hide(unsigned&) {}
+inline float exp2_approx(float x) { return std::exp2(x); }
+inline float log2_approx(float x) { return std::log2(x); }
+inline float reciprocal_approx(float x) { return 1.0f / x; }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+
+inline float half_to_float(unsigned short bits) {
+  unsigned sign = unsigned(bits & 0x8000) << 16, magnitude = bits & 0x7fff;
+  if (magnitude >= 0x7c00) return as_float(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);  // inf, nan
+  // 2^112 moves the exponent's bias from 15 to 127, and turns a subnormal half into a normal float
+  return as_float(sign | as_bits(as_float(magnitude << 13) * 0x1p112f));
+}
+
+inline unsigned short double_to_half(double x) {
+  unsigned short sign = std::signbit(x) ? 0x8000 : 0;
+  double magnitude = std::fabs(x);
+  if (magnitude != magnitude) return sign | 0x7fff;
+  if (magnitude >= 65520.0) return sign | 0x7c00;  // halfway to the number after the largest: ties to even, which is inf
+  int exponent = magnitude < 0x1p-14 ? -14 : std::ilogb(magnitude);
+  double scaled = std::nearbyint(std::ldexp(magnitude, 10 - exponent));  // ties to even; 1024..2048, or less if subnormal
+  return sign | static_cast<unsigned short>(int(scaled) + (exponent + 14) * 1024);
+}
+
+inline unsigned short float_to_half(float x) { return double_to_half(x); }
+
+inline float double_to_float_toward_zero(double x) {
+  float nearest = float(x);
+  return std::fabs(nearest) > std::fabs(x) ? std::nextafter(nearest, 0.0f) : nearest;
+}
+
+inline unsigned floats_to_halves(float low, float high) { return float_to_half(low) | unsigned(float_to_half(high)) << 16; }
+
+#endif
+
+inline float bfloat16_to_float(unsigned short bits) { return as_float(unsigned(bits) << 16); }
+
+inline unsigned short float_to_bfloat16(float x) {
+  unsigned bits = as_bits(x);
+  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;  // nan
+  return static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline unsigned floats_to_bfloat16s(float low, float high) {
+#if defined(__CUDACC_RTC__) && __CUDA_ARCH__ >= 800
+  unsigned word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+#else
+  return float_to_bfloat16(low) | unsigned(float_to_bfloat16(high)) << 16;
+#endif
+}
+
+// A double rounded to odd: rounding the result once more, to fewer bits, equals rounding the double once.
+inline float double_to_float_to_odd(double x) {
+  float truncated = double_to_float_toward_zero(x);
+  return double(truncated) == x || x != x ? truncated : as_float(as_bits(truncated) | 1);
+}
+
+}  // namespace cupynorm

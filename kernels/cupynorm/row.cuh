@@ -1,0 +1,218 @@
+// The variants: where a row waits between its two uses, its statistics and its map. Each is a loop over any op (a struct of
+// kernels/*.cu) and any Load and Store (functors.cuh). The only file with blockIdx.
+#pragma once
+#include <cupynorm/functors.cuh>
+#include <cupynorm/group.cuh>
+
+extern __shared__ __align__(16) unsigned char shared_memory[];
+
+namespace cupynorm {
+
+// How a row lies in registers. A thread holds kPacks packs of kPack elements of each of kRows rows; pack p of a thread is number
+// p * kGroup + lane of the row, so neighbouring threads move neighbouring packs.
+//
+// kFull: a row is exactly kGroup * kPacks * kPack columns; otherwise only the last of a thread's packs may be missing.
+// kHoist: the columns' parameters are fetched together with the first row, and wait in registers too.
+// kPacked: between statistics and map the row waits as it was loaded, and is converted twice: half the registers in 16 bits.
+// kBlock threads a block, and registers few enough for kResident blocks on a multiprocessor.
+template <int Pack_, int Packs, int Group, int Rows, bool Full, bool Hoist, bool Packed, int Block, int Resident>
+struct Registers {
+  static constexpr int kPack = Pack_, kPacks = Packs, kGroup = Group, kRows = Rows, kBlock = Block, kResident = Resident;
+  static constexpr bool kFull = Full, kHoist = Hoist, kPacked = Packed;
+};
+
+// warp, block: the row waits in the registers of kGroup threads: 1 to 32 lanes of a warp, or 2 to 32 warps of a block. The
+// threads of a block stay together, past the last row too, because shuffles and barriers name all of them.
+template <class Op, class Load, class Store, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
+    row_registers(const __grid_constant__ Arguments<Op, Load, Store> a) {
+  using Compute = typename Op::Compute;
+  using State = typename Op::State;
+  using Type = typename Load::Type;
+  using Columns = typename Store::template Columns<Shape::kPack>;
+  constexpr int kPack = Shape::kPack, kPacks = Shape::kPacks, kGroup = Shape::kGroup, kRows = Shape::kRows;
+  constexpr int kWarps = kGroup / kWarp, kGroups = Shape::kBlock / kGroup;
+  constexpr bool kFull = Shape::kFull;
+  const int lane = threadIdx.x % kGroup, group = threadIdx.x / kGroup;
+  const int cols = int(a.cols), packs = cols / kPack;
+  const int held = kFull || (kPacks - 1) * kGroup + lane < packs ? kPacks : kPacks - 1;
+  __shared__ Slot<Op> slots[kWarps > 1 ? 2 : 1][kRows][kGroups][kWarps > 1 ? kWarps : 1];
+  int turn = 0;
+
+  auto col = [lane](int p) { return (p * kGroup + lane) * kPack; };
+  auto parameters = [&](int p) { return kFull || p < held ? a.store.template columns<kPack>(col(p)) : Columns(); };
+
+  // Row r of this group is base + r * kGroups + group: each load instruction of a warp covers neighbouring rows.
+  for (int64 base = int64(blockIdx.x) * (kGroups * kRows); base < a.rows; base += int64(gridDim.x) * (kGroups * kRows)) {
+    Pack<Type, kPack> loaded[kRows][kPacks];
+    Compute first[kRows], x[kRows][kPack * kPacks];
+    State mine[kRows], total[kRows];
+    Columns columns[kPacks];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int64 row = base + r * kGroups + group;
+      const bool here = row < a.rows;
+      const auto line = a.load.at(here ? row : 0);
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        if (here && (kFull || p < held)) loaded[r][p] = line.template load<kPack>(col(p));
+        else loaded[r][p] = pack_filled<Type, kPack>(Op::padding());
+      }
+    }
+    if constexpr (Shape::kHoist) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) columns[p] = parameters(p);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) unpack<kPack>(loaded[r][p], x[r] + p * kPack);
+      // each warp counts from its own first element: the row's would be one more access to memory
+      first[r] = Op::kCentred ? __shfl_sync(kAllLanes, x[r][0], 0, kGroup < kWarp ? kGroup : kWarp) : Compute(0);
+      mine[r] = Op::summarize(x[r], (kFull ? kPacks : held) * kPack, first[r]);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) total[r] = reduce_lanes<Op, kFull, (kGroup < kWarp ? kGroup : kWarp)>(mine[r]);
+    if constexpr (kWarps > 1) {
+      reduce_warps<Op, kFull, kWarps>(total, first, slots[turn], group, lane / kWarp);
+      turn ^= 1;
+    }
+    if constexpr (Shape::kPacked) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int p = 0; p < kPacks; ++p) loaded[r][p].hide();
+      }
+    }
+    if constexpr (Shape::kHoist) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) columns[p].hide();
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int64 row = base + r * kGroups + group;
+      if (row >= a.rows) continue;
+      const typename Op::Row whole = a.op.finish(mine[r], total[r], cols, first[r]);
+      if (lane == 0) a.op.save(row, whole);
+      const auto line = a.store.at(row);
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        if (!kFull && p >= held) continue;
+        Compute y[kPack];
+        if constexpr (Shape::kPacked) unpack<kPack>(loaded[r][p], y);
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) {
+          y[i] = Shape::kPacked ? Op::map_raw(y[i], whole) : Op::map(x[r][p * kPack + i], whole);
+        }
+        line.template store<kPack>(y, Shape::kHoist ? columns[p] : parameters(p), col(p));
+      }
+    }
+  }
+}
+
+// Reads a row of which the block holds no more than kPacks packs a thread at a time, and gives the block's State of all of it.
+// `keep(number, pack)` sees each pack as it was loaded.
+template <class Op, int kPack, int kPacks, typename Type, class Line, class Keep>
+inline typename Op::State summarize_row(const Line& line, int64 packs, typename Op::Compute first, Keep keep,
+                                        typename Op::State* slots, int turn) {
+  using Compute = typename Op::Compute;
+  typename Op::State mine = Op::identity();
+  for (int64 start = threadIdx.x; start < packs; start += int64(blockDim.x) * kPacks) {
+    Pack<Type, kPack> loaded[kPacks];
+    int held = 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const int64 number = start + p * int(blockDim.x);
+      if (number < packs) {
+        loaded[p] = line.template load<kPack>(number * kPack);
+        ++held;
+      } else {
+        loaded[p] = pack_filled<Type, kPack>(Op::padding());
+      }
+    }
+    Compute x[kPack * kPacks];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (p < held) keep(start + p * int(blockDim.x), loaded[p]);
+      unpack<kPack>(loaded[p], x + p * kPack);
+    }
+    mine = Op::template merge<false>(mine, Op::summarize(x, held * kPack, first));
+  }
+  return reduce_block<Op>(mine, slots, turn);
+}
+
+template <class Op, class Line>
+inline typename Op::Compute first_of(const Line& line) {
+  typename Op::Compute first = 0;
+  if constexpr (Op::kCentred) unpack<1>(line.template load<1>(0), &first);
+  return first;
+}
+
+// shared: the row waits in the block's shared memory, in the load type. A thread reads back only what it wrote itself, so
+// no barrier stands between, and neighbouring threads touch neighbouring packs, so no bank is asked twice.
+template <class Op, class Load, class Store, int kPack, int kPacks>
+__global__ void __launch_bounds__(1024) row_shared(const __grid_constant__ Arguments<Op, Load, Store> a) {
+  using Compute = typename Op::Compute;
+  using Type = typename Load::Type;
+  __shared__ typename Op::State slots[2 * kWarp];
+  Type* kept = reinterpret_cast<Type*>(shared_memory);
+  const int packs = int(a.cols) / kPack;
+  int turn = 0;
+  for (int64 row = blockIdx.x; row < a.rows; row += gridDim.x, turn ^= 1) {
+    const auto from = a.load.at(row);
+    const Compute first = first_of<Op>(from);
+    const auto total = summarize_row<Op, kPack, kPacks, Type>(
+        from, packs, first, [kept](int64 number, const Pack<Type, kPack>& pack) { store_pack(kept + number * kPack, pack); },
+        slots, turn);
+    const typename Op::Row whole = a.op.finish(total, total, int(a.cols), first);
+    if (threadIdx.x == 0) a.op.save(row, whole);
+    const auto to = a.store.at(row);
+    for (int number = threadIdx.x; number < packs; number += blockDim.x) {
+      Compute y[kPack];
+      unpack<kPack>(load_pack<Type, kPack>(kept + number * kPack), y);
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) y[i] = Op::map_raw(y[i], whole);
+      to.template store<kPack>(y, a.store.template columns<kPack>(number * kPack), number * kPack);
+    }
+  }
+}
+
+// uncached: the row waits nowhere and is read twice. Any number of columns. Every thread reads in the second pass what it
+// read in the first, before it writes there: in place is safe.
+template <class Op, class Load, class Store, int kPack, int kPacks>
+__global__ void __launch_bounds__(1024) row_uncached(const __grid_constant__ Arguments<Op, Load, Store> a) {
+  using Compute = typename Op::Compute;
+  using Type = typename Load::Type;
+  __shared__ typename Op::State slots[2 * kWarp];
+  const int64 packs = a.cols / kPack;
+  int turn = 0;
+  for (int64 row = blockIdx.x; row < a.rows; row += gridDim.x, turn ^= 1) {
+    const auto from = a.load.at(row);
+    const Compute first = first_of<Op>(from);
+    const auto total = summarize_row<Op, kPack, kPacks, Type>(
+        from, packs, first, [](int64, const Pack<Type, kPack>&) {}, slots, turn);
+    const typename Op::Row whole = a.op.finish(total, total, a.cols, first);
+    if (threadIdx.x == 0) a.op.save(row, whole);
+    const auto to = a.store.at(row);
+    for (int64 start = threadIdx.x; start < packs; start += int64(blockDim.x) * kPacks) {
+      Pack<Type, kPack> loaded[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const int64 number = start + p * int(blockDim.x);
+        if (number < packs) loaded[p] = from.template load<kPack>(number * kPack);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const int64 number = start + p * int(blockDim.x);
+        if (number >= packs) break;
+        Compute y[kPack];
+        unpack<kPack>(loaded[p], y);
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) y[i] = Op::map_raw(y[i], whole);
+        to.template store<kPack>(y, a.store.template columns<kPack>(number * kPack), number * kPack);
+      }
+    }
+  }
+}
+
+}  // namespace cupynorm

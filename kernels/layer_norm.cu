@@ -1,0 +1,81 @@
+// LayerNorm: (x - mean) / sqrt(var + eps), biased variance.
+#pragma once
+#include <cupynorm/math.cuh>
+
+namespace cupynorm {
+
+template <typename T>
+struct LayerNorm {
+  using Compute = T;
+  // Statistics of x - first, where first is one element of the row: float differences of near numbers are exact, so a
+  // row whose mean is far larger than its deviation (1000 and 0.1, say) keeps all its digits.
+  struct State {
+    T mean, m2, count;
+  };
+  struct Row {
+    T first, mean, rstd, offset;
+  };
+
+  T* mean;  // one per row, or null if nobody asked
+  T* rstd;
+  T eps;
+
+  static constexpr bool kCentred = true;  // summarize is given an element of the row to count from
+
+  static T padding() { return 0; }
+  static State identity() { return {0, 0, 0}; }
+
+  // Exact two-pass over what one thread holds. The elements from `valid` on are padding. Leaves x - first in x.
+  template <int N>
+  static State summarize(T (&x)[N], int valid, T first) {
+    T sum = 0, m2 = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      x[i] -= first;
+      if (i < valid) sum += x[i];
+    }
+    T mean = valid == N ? sum * (T(1) / N) : sum * reciprocal(larger(T(valid), T(1)));
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      T d = x[i] - mean;
+      if (i < valid) m2 = multiply_add(d, d, m2);
+    }
+    return {mean, m2, T(valid)};
+  }
+
+  // Chan et al. 1979. kEqual: both sides hold the same number of elements. Symmetric in a and b to the last bit, so that
+  // all lanes of a butterfly agree.
+  template <bool kEqual>
+  static State merge(State a, State b) {
+    T count = a.count + b.count, d = b.mean - a.mean;
+    if constexpr (kEqual) return {T(0.5) * (a.mean + b.mean), a.m2 + b.m2 + d * d * (T(0.25) * count), count};
+    T share = reciprocal(larger(count, T(1)));
+    T left = a.mean * a.count, right = b.mean * b.count;
+    return {(left + right) * share, a.m2 + b.m2 + d * d * (a.count * b.count * share), count};
+  }
+
+  // What crosses between threads. Equal counts need not: both sides know them at compile time.
+  template <bool kEqual, class Across>
+  static State exchange(State s, Across across) {
+    return {across(s.mean), across(s.m2), kEqual ? s.count : across(s.count)};
+  }
+
+  // The same state, counted from another element.
+  static State rebase(State s, T from, T to) { return {s.mean + (from - to), s.m2, s.count}; }
+
+  template <typename Cols>
+  Row finish(State, State row, Cols cols, T first) const {
+    T rstd = reciprocal_root(row.m2 * reciprocal(T(cols)) + eps);
+    return {first, row.mean, rstd, -row.mean * rstd};
+  }
+
+  static T map(T x, Row row) { return multiply_add(x, row.rstd, row.offset); }                  // of what summarize left
+  static T map_raw(T x, Row row) { return multiply_add(x - row.first, row.rstd, row.offset); }  // of what was loaded
+
+  void save(int64 index, Row row) const {
+    if (mean) mean[index] = row.first + row.mean;
+    if (rstd) rstd[index] = row.rstd;
+  }
+};
+
+}  // namespace cupynorm

@@ -1,0 +1,58 @@
+// RMSNorm: x / sqrt(mean(x^2) + eps).
+#pragma once
+#include <cupynorm/math.cuh>
+
+namespace cupynorm {
+
+template <typename T>
+struct RmsNorm {
+  using Compute = T;
+  struct State {
+    T sum;  // of squares
+  };
+  struct Row {
+    T rstd;
+  };
+
+  T* rstd;  // one per row, or null if nobody asked
+  T eps;
+
+  static constexpr bool kCentred = false;
+
+  static T padding() { return 0; }
+  static State identity() { return {0}; }
+
+  template <int N>
+  static State summarize(T (&x)[N], int, T) {
+    T sum = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum = multiply_add(x[i], x[i], sum);
+    return {sum};
+  }
+
+  template <bool kEqual>
+  static State merge(State a, State b) {
+    return {a.sum + b.sum};
+  }
+
+  template <bool kEqual, class Across>
+  static State exchange(State s, Across across) {
+    return {across(s.sum)};
+  }
+
+  static State rebase(State s, T, T) { return s; }
+
+  template <typename Cols>
+  Row finish(State, State row, Cols cols, T) const {
+    return {reciprocal_root(row.sum * reciprocal(T(cols)) + eps)};
+  }
+
+  static T map(T x, Row row) { return x * row.rstd; }
+  static T map_raw(T x, Row row) { return x * row.rstd; }
+
+  void save(int64 index, Row row) const {
+    if (rstd) rstd[index] = row.rstd;
+  }
+};
+
+}  // namespace cupynorm

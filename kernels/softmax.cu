@@ -1,0 +1,127 @@
+// Softmax and LogSoftmax: exp(x - max) / sum(exp(x - max)), and its logarithm.
+#pragma once
+#include <cupynorm/math.cuh>
+
+namespace cupynorm {
+
+// Maximum, and the sum of exp(x - max): partial sums are rescaled when they meet (Milakov and Gimelshein 2018).
+// x - max is taken before the multiplication by log2(e): it is exact for near numbers and cannot overflow.
+template <typename T>
+struct Exponentials {
+  T max, sum;
+
+  static Exponentials identity() { return {-infinity<T>(), 0}; }
+
+  static Exponentials merge(Exponentials a, Exponentials b) {
+    T max = larger(a.max, b.max), origin = max == -infinity<T>() ? T(0) : max;
+    return {max, a.sum * exponential(a.max - origin) + b.sum * exponential(b.max - origin)};
+  }
+
+  template <class Across>
+  static Exponentials exchange(Exponentials s, Across across) {
+    return {across(s.max), across(s.sum)};
+  }
+};
+
+// The maximum of x and the origin that its exponentials are taken from: the maximum, or 0 where that is -inf.
+template <int N, typename T>
+inline T maximum(const T (&x)[N]) {
+  T max = x[0];
+#pragma unroll
+  for (int i = 1; i < N; ++i) max = larger(max, x[i]);
+  return max;
+}
+
+template <typename T>
+struct Softmax {
+  using Compute = T;
+  using State = Exponentials<T>;
+  struct Row {
+    T max, scale, factor;
+  };
+
+  static constexpr bool kCentred = false;
+
+  static T padding() { return -infinity<T>(); }
+  static State identity() { return State::identity(); }
+
+  // Leaves exp(x - own maximum) in x: finish folds the rescale to the row's maximum into one factor.
+  template <int N>
+  static State summarize(T (&x)[N], int, T) {
+    T max = maximum(x), origin = max == -infinity<T>() ? T(0) : max, sum = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += x[i] = exponential(x[i] - origin);
+    return {max, sum};
+  }
+
+  template <bool kEqual>
+  static State merge(State a, State b) {
+    return State::merge(a, b);
+  }
+
+  template <bool kEqual, class Across>
+  static State exchange(State s, Across across) {
+    return State::exchange(s, across);
+  }
+
+  // A row of only -inf: -inf - -inf is nan, and so is every factor.
+  static State rebase(State s, T, T) { return s; }
+
+  template <typename Cols>
+  Row finish(State mine, State row, Cols, T) const {
+    T scale = reciprocal(row.sum);
+    return {row.max, scale, exponential(mine.max - row.max) * scale};
+  }
+
+  static T map(T x, Row row) { return x * row.factor; }
+  static T map_raw(T x, Row row) { return exponential(x - row.max) * row.scale; }
+
+  void save(int64, Row) const {}
+};
+
+template <typename T>
+struct LogSoftmax {
+  using Compute = T;
+  using State = Exponentials<T>;
+  struct Row {
+    T max, log_sum;
+  };
+
+  static constexpr bool kCentred = false;
+
+  static T padding() { return -infinity<T>(); }
+  static State identity() { return State::identity(); }
+
+  template <int N>
+  static State summarize(T (&x)[N], int, T) {
+    T max = maximum(x), origin = max == -infinity<T>() ? T(0) : max, sum = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += exponential(x[i] - origin);
+    return {max, sum};
+  }
+
+  template <bool kEqual>
+  static State merge(State a, State b) {
+    return State::merge(a, b);
+  }
+
+  template <bool kEqual, class Across>
+  static State exchange(State s, Across across) {
+    return State::exchange(s, across);
+  }
+
+  static State rebase(State s, T, T) { return s; }
+
+  template <typename Cols>
+  Row finish(State, State row, Cols, T) const {
+    return {row.max, logarithm(row.sum)};
+  }
+
+  // Two subtractions, not one of max + log_sum: that sum would be rounded at the size of max.
+  static T map(T x, Row row) { return x - row.max - row.log_sum; }
+  static T map_raw(T x, Row row) { return map(x, row); }
+
+  void save(int64, Row) const {}
+};
+
+}  // namespace cupynorm
