@@ -1,0 +1,69 @@
+"""Element types: NumPy's dtype, its name in C++, and the type that arithmetic is done in."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Dtype = np.dtype[Any]
+
+
+class ElementType(NamedTuple):
+    """An element type that the kernels know."""
+
+    dtype: Dtype
+    cpp: str
+
+
+@functools.cache
+def _types() -> dict[str, ElementType]:
+    types = {
+        "float16": ElementType(np.dtype(np.float16), "cupynorm::half"),
+        "float32": ElementType(np.dtype(np.float32), "float"),
+        "float64": ElementType(np.dtype(np.float64), "double"),
+    }
+    try:
+        import ml_dtypes  # noqa: PLC0415  optional: only bfloat16 needs it
+    except ImportError:
+        return types
+    return types | {"bfloat16": ElementType(np.dtype(ml_dtypes.bfloat16), "cupynorm::bfloat16")}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "DTYPES":  # a function of what is installed, so found out when first asked for
+        return {name: each.dtype for name, each in _types().items()}
+    raise AttributeError(name)
+
+
+@functools.lru_cache(maxsize=256)
+def dtype_name(dtype: Dtype) -> str:
+    """Return the name of a supported dtype; TypeError says which there are."""
+    name = dtype.name
+    # a structured or byte-swapped dtype may share its name with a supported one
+    if name in _types() and dtype.isnative and dtype == _types()[name].dtype:
+        return name
+    what = f"{dtype.str} (byte-swapped)" if not dtype.isnative else str(dtype)
+    raise TypeError(f"dtype {what} is not supported: use {', '.join(sorted(_types()))}")
+
+
+def dtype_of(what: Any) -> Dtype:
+    """Return the supported dtype that `what` means: a dtype, a scalar type, or a name, "bfloat16" included."""
+    if what == "bfloat16":
+        if "bfloat16" not in _types():
+            raise TypeError("dtype bfloat16 needs the package ml_dtypes")
+        return _types()["bfloat16"].dtype
+    dtype = np.dtype(what)
+    dtype_name(dtype)
+    return dtype
+
+
+def cpp(dtype: Dtype) -> str:
+    """Spell a dtype in C++."""
+    return _types()[dtype_name(dtype)].cpp
+
+
+def compute_dtype(*dtypes: Dtype) -> Dtype:
+    """Return the type of arithmetic and statistics: float64 if any of `dtypes` is, else float32."""
+    return np.dtype(np.float64 if any(dtype == np.float64 for dtype in dtypes) else np.float32)

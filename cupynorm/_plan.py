@@ -1,0 +1,296 @@
+"""Problem -> Plan: which variant runs, with which template arguments and launch. Integers only: no array, no device.
+
+The rule is that of OneFlow's articles on LayerNorm and softmax: a row waits in registers while it fits there, else in shared
+memory unless the occupancy query says that no block fits, else nowhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+from cupynorm._limits import Limits
+
+VARIANTS = ("warp", "block", "shared", "uncached")
+
+WARP = 32
+WAVES = 32  # of shared and uncached: blocks of a grid, in multiples of what the device holds at once
+ONE_BLOCK_PER_ROW = math.inf  # of warp and block: no loop over rows; a loop measured 2 to 5 % slower on an H200
+MAX_GRID = 2**31 - 1
+MAX_BLOCK = 1024
+MOST_ELEMENTS = {4: 32, 8: 16}  # that a thread of warp and block holds, by bytes of the compute type: no spill up to there
+CHUNK_ELEMENTS = {4: 32, 8: 4}  # that a thread of shared and uncached reads at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """How rows of up to `row_bytes` are spread over threads: bytes a thread, and threads resident on a multiprocessor."""
+
+    row_bytes: int
+    thread_bytes: int
+    resident_threads: int
+
+
+# Measured on an H200 (benchmarks/NOTES.md): few bytes a thread and many threads, as long as one block can hold the row.
+HELD = (
+    Held(row_bytes=8 << 10, thread_bytes=32, resident_threads=1280),
+    Held(row_bytes=64 << 10, thread_bytes=64, resident_threads=1024),
+)
+HOISTED_ROW_BYTES = {2: 2 << 10, 4: 16 << 10, 8: 16 << 10}  # by bytes of an element: up to there hoisting measured better
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What is to be launched.
+
+    rows x cols elements; `pack` neighbouring elements can be moved at once (columns, strides and every pointer's alignment
+    allow it); shared memory would hold `load_bytes` an element; arithmetic is in `compute_bytes`. `has_columns`: the columns
+    have parameters, such as gamma.
+    """
+
+    rows: int
+    cols: int
+    pack: int
+    load_bytes: int
+    compute_bytes: int
+    has_columns: bool = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of an element for the tables below: as loaded, or a double's if that is what it becomes."""
+        return max(self.load_bytes, self.compute_bytes if self.compute_bytes == 8 else 0)  # noqa: PLR2004
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What will be launched.
+
+    variant: where a row waits: "warp", "block", "shared" or "uncached". pack: elements moved by one instruction.
+    packs: packs that a thread holds (of one row; a chunk in shared and uncached). group: threads that share a row; 0 is the whole
+    block. rows_per_group: rows that a group holds at once. full: group x packs x pack is exactly the number of columns. hoist: the columns'
+    parameters wait in registers too. packed: the row waits as it was loaded, and is converted twice.
+    grid, block: blocks and threads a block. shared_bytes: dynamic shared memory of a block. least_blocks: registers are kept
+    few enough for so many blocks on a multiprocessor. resident_blocks: blocks that
+    a multiprocessor holds at once. waves: grid / (multiprocessors x resident_blocks).
+    """
+
+    variant: str
+    pack: int
+    packs: int
+    group: int
+    rows_per_group: int
+    full: bool
+    hoist: bool
+    packed: bool
+    grid: int
+    block: int
+    shared_bytes: int
+    least_blocks: int
+    resident_blocks: int
+    waves: float
+
+    @property
+    def kernel(self) -> str:
+        """The kernel of kernels/cupynorm/row.cuh that holds a row so."""
+        return "row_registers" if self.group else f"row_{self.variant}"
+
+    @property
+    def template(self) -> tuple[int | bool, ...]:
+        """The numbers among the kernel's template arguments, in order."""
+        if not self.group:
+            return (self.pack, self.packs)
+        held = (self.pack, self.packs, self.group, self.rows_per_group, self.full, self.hoist, self.packed)
+        return (*held, self.block, self.least_blocks)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields, for JSON."""
+        return dataclasses.asdict(self)
+
+
+# (plan without grid) -> blocks that a multiprocessor holds at once; 0: it cannot be launched.
+Occupancy = Callable[[Plan], int]
+
+
+class DoesNotFitError(ValueError):
+    """A variant that was asked for cannot hold the row."""
+
+
+def choose(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: str | Plan | None = None) -> Plan:
+    """Return the plan for `problem`: the first of VARIANTS that can hold a row, or what is `wanted`.
+
+    `wanted` names a variant, or is a Plan, of which the template arguments and the block are kept, and the waves as a bound.
+    Raises DoesNotFitError, a ValueError, if it is unknown or cannot hold the row.
+    """
+    if isinstance(wanted, Plan):
+        return _as_wanted(problem, limits, occupancy, wanted)
+    if wanted is not None and wanted not in VARIANTS:
+        raise DoesNotFitError(f"plan {wanted!r} is not a variant: use {', '.join(VARIANTS)}")
+    for variant in _in_turn(problem) if wanted is None else (wanted,):
+        plan = _CANDIDATE[variant](problem, limits, occupancy)
+        if plan is not None:
+            return plan
+    raise DoesNotFitError(_does_not_fit(problem, limits, f"variant {wanted!r}"))
+
+
+def _in_turn(problem: Problem) -> tuple[str, ...]:
+    """Return the variants to try. A warp holds more than what is best for it: from there on a block is better."""
+    narrow = _group(problem, HELD[0].thread_bytes) <= WARP
+    return VARIANTS if narrow else tuple(variant for variant in VARIANTS if variant != "warp")
+
+
+def _does_not_fit(problem: Problem, limits: Limits, what: str) -> str:
+    return (
+        f"{what} cannot hold a row of {problem.cols} columns, {problem.load_bytes} bytes each, "
+        f"in packs of {problem.pack}, on {limits.name}"
+    )
+
+
+def _as_wanted(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: Plan) -> Plan:
+    packs = problem.cols // wanted.pack
+    fits = wanted.variant in VARIANTS and problem.pack % wanted.pack == 0 and wanted.block % WARP == 0
+    if wanted.group:
+        fits = fits and wanted.block % wanted.group == 0 and wanted.packs == math.ceil(packs / wanted.group)
+        plan = dataclasses.replace(wanted, full=wanted.group * wanted.packs == packs)
+        blocks = math.ceil(problem.rows / (plan.block // plan.group * plan.rows_per_group))
+    else:
+        shared_bytes = shared_bytes_of(problem) if wanted.variant == "shared" else 0
+        fits = fits and shared_bytes <= limits.shared_bytes_per_block
+        plan = dataclasses.replace(wanted, shared_bytes=shared_bytes)
+        blocks = problem.rows
+    chosen = _with_grid(plan, blocks, limits, occupancy(plan), wanted.waves or WAVES) if fits else None
+    if chosen is None:
+        raise DoesNotFitError(_does_not_fit(problem, limits, f"{wanted}"))
+    return chosen
+
+
+def shared_bytes_of(problem: Problem) -> int:
+    """Return the shared memory that a row takes, in whole 16-byte accesses."""
+    return -(-problem.cols * problem.load_bytes // 16) * 16
+
+
+def _power_of_two_from(value: int) -> int:
+    return 1 << max(0, value - 1).bit_length()
+
+
+def _held(problem: Problem) -> Held | None:
+    row_bytes = problem.cols * problem.held_bytes
+    return next((held for held in HELD if row_bytes <= held.row_bytes), None)
+
+
+def _in_registers(
+    problem: Problem, limits: Limits, occupancy: Occupancy, variant: str, group: int, resident_threads: int
+) -> Plan | None:
+    packs = math.ceil(problem.cols // problem.pack / group)
+    elements = packs * problem.pack
+    if elements > MOST_ELEMENTS[problem.compute_bytes]:
+        return None
+    block = max(128 if elements * problem.held_bytes <= HELD[0].thread_bytes else 256, group)
+    row_bytes = problem.cols * problem.held_bytes
+    plan = Plan(
+        variant=variant,
+        pack=problem.pack,
+        packs=packs,
+        group=group,
+        rows_per_group=1,
+        full=group * elements == problem.cols,
+        hoist=problem.has_columns and row_bytes <= HOISTED_ROW_BYTES[problem.held_bytes],
+        packed=False,
+        grid=0,
+        block=block,
+        shared_bytes=0,
+        least_blocks=max(1, min(resident_threads, limits.threads_per_sm) // block),
+        resident_blocks=0,
+        waves=0.0,
+    )
+    blocks = math.ceil(problem.rows / (block // group))
+    return _with_grid(plan, blocks, limits, occupancy(plan), ONE_BLOCK_PER_ROW)
+
+
+def _group(problem: Problem, thread_bytes: int) -> int:
+    """Return how many threads share a row, so that each holds about thread_bytes of it."""
+    packs_per_thread = max(1, thread_bytes // (problem.pack * problem.held_bytes))
+    return _power_of_two_from(math.ceil(problem.cols // problem.pack / packs_per_thread))
+
+
+def _warp(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
+    group = min(WARP, _group(problem, HELD[0].thread_bytes))
+    most = WARP * MOST_ELEMENTS[problem.compute_bytes]
+    threads = HELD[0].resident_threads if problem.cols <= most // 2 else 768
+    return _in_registers(problem, limits, occupancy, "warp", group, threads)
+
+
+def _block(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
+    held = _held(problem)
+    if held is None:
+        return None
+    group = max(2 * WARP, _group(problem, held.thread_bytes))
+    return _in_registers(problem, limits, occupancy, "block", group, held.resident_threads) if group <= MAX_BLOCK else None
+
+
+def _whole_block(problem: Problem, variant: str, block: int, shared_bytes: int) -> Plan:
+    chunk = CHUNK_ELEMENTS[problem.compute_bytes]
+    return Plan(
+        variant=variant,
+        pack=problem.pack,
+        packs=max(1, min(8, chunk // problem.pack)),
+        group=0,
+        rows_per_group=1,
+        full=False,
+        hoist=False,
+        packed=False,
+        grid=0,
+        block=block,
+        shared_bytes=shared_bytes,
+        least_blocks=1,
+        resident_blocks=0,
+        waves=0.0,
+    )
+
+
+def _shared(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
+    shared_bytes = shared_bytes_of(problem)
+    if shared_bytes > limits.shared_bytes_per_block:
+        return None
+    plan = _largest_block(problem, limits, occupancy, "shared", shared_bytes)
+    return plan and _with_grid(plan, problem.rows, limits, plan.resident_blocks)
+
+
+def _uncached(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
+    plan = _largest_block(problem, limits, occupancy, "uncached", 0)
+    return plan and _with_grid(plan, problem.rows, limits, plan.resident_blocks)
+
+
+def _largest_block(
+    problem: Problem, limits: Limits, occupancy: Occupancy, variant: str, shared_bytes: int
+) -> Plan | None:
+    """Of 128, 256, 512 and 1024 threads: most active blocks, then the largest. With rows <= SMs, the largest that fits."""
+    best = None
+    most = 0
+    for block in (1024, 512, 256, 128):
+        plan = _whole_block(problem, variant, block, shared_bytes)
+        resident = occupancy(plan)
+        # uncached: its rows wait nowhere, so threads are what keeps memory busy, not blocks
+        weight = resident * block if variant == "uncached" else resident
+        if weight > most:
+            best, most = dataclasses.replace(plan, resident_blocks=resident), weight
+            if problem.rows <= limits.sm_count:
+                break
+    return best
+
+
+def _with_grid(plan: Plan, blocks: int, limits: Limits, resident: int, waves: float = WAVES) -> Plan | None:
+    if resident == 0:
+        return None
+    at_once = limits.sm_count * resident
+    grid = int(max(1, min(blocks, at_once * waves, MAX_GRID)))
+    return dataclasses.replace(plan, grid=grid, resident_blocks=resident, waves=grid / at_once)
+
+
+_CANDIDATE: dict[str, Callable[[Problem, Limits, Occupancy], Plan | None]] = {
+    "warp": _warp,
+    "block": _block,
+    "shared": _shared,
+    "uncached": _uncached,
+}

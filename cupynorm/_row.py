@@ -1,0 +1,254 @@
+"""The one road from arrays to a launch: run() and what it remembers; explain() stops before the launch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from cupynorm import _compile, _device, _nvrtc
+from cupynorm._arguments import Call, view
+from cupynorm._dtypes import Dtype, compute_dtype, cpp, dtype_of
+from cupynorm._limits import RECORDED, Limits, active_blocks
+from cupynorm._plan import Plan, Problem, choose
+from cupynorm.functors import EMPTY, POINTER, Struct, View, affine_store, arguments, column, direct, pack_width
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class RowOp:
+    """An op as the kernels know it: kernels/<source> holds struct <struct>.
+
+    columns: parameters of the normalised axes that it takes. stats: statistics that it can save. has_eps: whether it takes eps.
+    """
+
+    name: str
+    source: str
+    struct: str
+    columns: tuple[str, ...] = ()
+    stats: tuple[str, ...] = ()
+    has_eps: bool = False
+
+    def twin(self, compute: Dtype, stats: Sequence[int], eps: float) -> Struct:
+        """Twin of the op's struct: a pointer for each statistic (0: not wanted), then eps."""
+        fields: list[tuple[str, Any]] = [(name, POINTER) for name in self.stats]
+        values: list[Any] = list(stats) or [0] * len(self.stats)
+        if self.has_eps:
+            fields.append(("eps", compute))
+            values.append(eps)
+        spelling = f"cupynorm::{self.struct}<{cpp(compute)}>"
+        if not fields:
+            return Struct(spelling, EMPTY, (0,))
+        return Struct(spelling, np.dtype(fields, align=True), tuple(values))
+
+
+class Spelled(NamedTuple):
+    """A problem with the functors that fit it."""
+
+    problem: Problem
+    op: Struct
+    load: Struct
+    store: Struct
+    arguments: Struct
+    text: str
+
+    def expression(self, plan: Plan) -> str:
+        """Write the kernel's name with its template arguments, as NVRTC's demangler would."""
+        numbers = ", ".join(map(_compile.spell, plan.template))
+        if plan.group:
+            numbers = f"cupynorm::Registers<{numbers}>"
+        return f"cupynorm::{plan.kernel}<{self.op.cpp}, {self.load.cpp}, {self.store.cpp}, {numbers}>"
+
+
+def spelled(
+    op: RowOp,
+    x: View,
+    y: View,
+    axes: int,
+    columns: Mapping[str, View],
+    stats: Sequence[int] = (),
+    eps: float = 0.0,
+) -> Spelled:
+    """Turn views into the problem and its structs."""
+    shape = x.shape[len(x.shape) - axes :]
+    rows, cols = math.prod(x.shape[: len(x.shape) - axes]), math.prod(shape)
+    compute = compute_dtype(x.dtype, y.dtype)
+    twin = op.twin(compute, stats, eps)
+    load = direct("DirectLoad", x.split(axes)[0])
+    gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
+    store = affine_store(y.split(axes)[0], gamma, beta)
+    whole = arguments(twin, load, store, rows, cols)
+    problem = Problem(rows, cols, pack_width(x, y, axes), x.dtype.itemsize, compute.itemsize, bool(columns))
+    return Spelled(problem, twin, load, store, whole, _compile.text(op.source, whole.cpp, whole.dtype.itemsize))
+
+
+class _Launch(NamedTuple):
+    kernel: _compile.Kernel
+    plan: Plan
+
+
+_lock = threading.Lock()
+_launches: dict[tuple[int, Problem, str, str, str | Plan | None], _Launch] = {}
+
+
+def run(
+    op: RowOp, call: Call, *, stats: Sequence[Any] = (), eps: float = 0.0, plan: str | Plan | None = None
+) -> None:
+    """Launch `op` for a checked call, on the arrays' device and that device's current stream. Nothing is synchronised.
+
+    `plan` forces a variant. Raises DoesNotFitError, a ValueError, if that cannot hold the row, and CompileError.
+    """
+    if call.x.size == 0:
+        return
+    module = _device.cupy()
+    columns = {name: view(array) for name, array in call.columns.items()}
+    pointers = [array.data.ptr for array in stats]
+    what = spelled(op, view(call.x), view(call.out), call.axes, columns, pointers, eps)
+    with module.cuda.Device(call.device):
+        key = (call.device, what.problem, what.op.cpp, what.arguments.cpp, plan)
+        launch = _launches.get(key)
+        if launch is None:
+            launch = _prepare(call.device, what, plan)
+            with _lock:
+                _launches[key] = launch
+        block = np.array([what.arguments.values], dtype=what.arguments.dtype)
+        parameters = np.array([block.ctypes.data], dtype=POINTER)
+        chosen = launch.plan
+        _device.driver().launchKernel(
+            launch.kernel.pointer,
+            *(chosen.grid, 1, 1),
+            *(chosen.block, 1, 1),
+            chosen.shared_bytes,
+            module.cuda.get_current_stream().ptr,
+            parameters.ctypes.data,
+            0,
+        )
+
+
+def _prepare(device: int, what: Spelled, wanted: str | Plan | None) -> _Launch:
+    limits = _device.limits_of(device)
+
+    def load(plan: Plan) -> _compile.Kernel:
+        return _compile.kernel(device, what.text, what.expression(plan), limits.shared_bytes_per_block)
+
+    def occupancy(plan: Plan) -> int:
+        return int(
+            _device.driver().occupancyMaxActiveBlocksPerMultiprocessor(load(plan).pointer, plan.block, plan.shared_bytes)
+        )
+
+    plan = choose(what.problem, limits, occupancy, wanted)
+    return _Launch(load(plan), plan)
+
+
+def forget() -> None:
+    """Drop every remembered plan and kernel."""
+    with _lock:
+        _launches.clear()
+    _compile.forget()
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What a call would launch, and why. registers: None where no compiler was there to ask."""
+
+    op: str
+    device: str
+    problem: Problem
+    plan: Plan
+    registers: int | None
+    occupancy: float  # threads resident / threads that an SM can hold
+    bytes_moved: int
+    kernel: str
+    note: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields, for JSON."""
+        return dataclasses.asdict(self)
+
+
+REGISTER_BOUND = 64  # what a block of 1024 threads can have at most: the guess where nobody can be asked
+
+
+def explain(
+    op: RowOp,
+    shape: tuple[int, ...],
+    dtype: Any,
+    *,
+    axis: int | tuple[int, ...] = -1,
+    out_dtype: Any = None,
+    gamma_dtype: Any = None,
+    plan: str | Plan | None = None,
+    device: str | None = None,
+) -> Explanation:
+    """Say what op(x) would launch for a contiguous, aligned x of this shape and dtype, on a device of RECORDED or the present one.
+
+    Registers come from the compiler (NVRTC needs no device); without NVRTC the kernel's upper bound stands for them.
+    Raises ValueError for an unknown device or a variant that cannot hold the row, NoDeviceError if there is no device to ask.
+    """
+    if device is not None and device not in RECORDED:
+        raise ValueError(f"device {device!r} is not recorded: use {', '.join(RECORDED)}")
+    x = _imagined(shape, dtype_of(dtype))
+    y = _imagined(shape, dtype_of(out_dtype) if out_dtype is not None else x.dtype)
+    from cupynorm._arguments import _trailing_axes  # noqa: PLC0415
+
+    axes = _trailing_axes(axis, shape)
+    if 0 in shape:
+        raise ValueError(f"shape {shape} is empty: nothing would be launched")
+    weight = dtype_of(gamma_dtype) if gamma_dtype is not None else x.dtype
+    columns = {name: _imagined(shape[len(shape) - axes :], weight) for name in op.columns}
+    what = spelled(op, x, y, axes, columns)
+    limits = _device.present_limits() if device is None else RECORDED[device]
+    ask = _Compiled(what, limits)
+    chosen = choose(what.problem, limits, ask.resident_blocks, plan)
+    parameters = sum(math.prod(each.shape) * each.dtype.itemsize for each in columns.values())
+    return Explanation(
+        op=op.name,
+        device=limits.name,
+        problem=what.problem,
+        plan=chosen,
+        registers=ask.registers(chosen),
+        occupancy=chosen.resident_blocks * chosen.block / limits.threads_per_sm,
+        bytes_moved=math.prod(shape) * (x.dtype.itemsize + y.dtype.itemsize) + parameters,
+        kernel=what.expression(chosen),
+        note=ask.note,
+    )
+
+
+def _imagined(shape: tuple[int, ...], dtype: Dtype) -> View:
+    strides = tuple(math.prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape)))
+    return View(0, shape, strides, dtype)
+
+
+class _Compiled:
+    """Occupancy without a device: registers by NVRTC, blocks by the occupancy calculator."""
+
+    def __init__(self, what: Spelled, limits: Limits) -> None:
+        self._what = what
+        self._limits = limits
+        self._images: dict[str, _nvrtc.Cubin] = {}
+        version = _nvrtc.available()
+        self.note = "" if version else "NVRTC is not installed: registers are not known, and their bound is taken for occupancy"
+
+    def _image(self, plan: Plan) -> _nvrtc.Cubin | None:
+        if self.note:
+            return None
+        expression = self._what.expression(plan)
+        if expression not in self._images:
+            self._images[expression] = _nvrtc.compile(
+                self._what.text, expression, _compile.options(), arch=self._limits.compute_capability
+            )
+        return self._images[expression]
+
+    def registers(self, plan: Plan) -> int | None:
+        image = self._image(plan)
+        return image and image.registers
+
+    def resident_blocks(self, plan: Plan) -> int:
+        image = self._image(plan)
+        registers, static = (image.registers, image.shared_bytes) if image else (REGISTER_BOUND, 0)
+        return active_blocks(self._limits, plan.block, registers, plan.shared_bytes + static)

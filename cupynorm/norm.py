@@ -1,0 +1,74 @@
+"""layer_norm and rms_norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cupynorm import _row, reference
+from cupynorm._arguments import check, check_eps
+from cupynorm._plan import Plan
+
+LAYER_NORM = _row.RowOp("layer_norm", "layer_norm.cu", "LayerNorm", ("gamma", "beta"), ("mean", "rstd"), has_eps=True)
+RMS_NORM = _row.RowOp("rms_norm", "rms_norm.cu", "RmsNorm", ("gamma",), ("rstd",), has_eps=True)
+
+
+def layer_norm(
+    x: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    axis: int | tuple[int, ...] = -1,
+    eps: float = 1e-5,
+    out: Any = None,
+    dtype: Any = None,
+    return_stats: bool = False,
+    plan: str | Plan | None = None,
+) -> Any:
+    """Return (x - mean) / sqrt(var + eps) * gamma + beta over the normalised axes (Ba, Kiros and Hinton 2016).
+
+    x is a CuPy or NumPy array of float16, bfloat16, float32 or float64 and of any shape; `axis` names one or several trailing
+    axes. var is the biased variance. gamma and beta have the shape of the normalised axes or broadcast to it, and
+    any of those dtypes. What comes back is of x's kind, has x's shape, and the dtype of `out`, else `dtype`, else x's.
+    Arithmetic is in float32 (float64 if x or the result is float64), and each element is rounded once.
+
+    With return_stats: (y, mean, rstd), where rstd = 1 / sqrt(var + eps); both have x's shape without the normalised axes, in
+    float32 (float64). `out` may be x itself. An x without rows gives an empty result. `plan` forces a variant
+    ("warp", "block", "shared", "uncached") on a device.
+
+    Raises TypeError for arrays of another kind or dtype, or of both kinds in one call; ValueError for shapes, axes, eps, devices or an
+    `out` that do not fit; CompileError with the compiler's log; NoDeviceError.
+    """
+    eps = check_eps(eps)
+    call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, columns={"gamma": gamma, "beta": beta})
+    stats = (call.empty_statistic(), call.empty_statistic()) if return_stats else ()
+    if call.on_device:
+        _row.run(LAYER_NORM, call, stats=stats, eps=eps, plan=plan)
+    else:
+        reference.layer_norm(x, gamma, beta, call.axes, eps, call.out, *(stats or (None, None)))
+    return (call.out, *stats) if return_stats else call.out
+
+
+def rms_norm(
+    x: Any,
+    gamma: Any = None,
+    *,
+    axis: int | tuple[int, ...] = -1,
+    eps: float = 1e-6,
+    out: Any = None,
+    dtype: Any = None,
+    return_stats: bool = False,
+    plan: str | Plan | None = None,
+) -> Any:
+    """Return x / sqrt(mean(x^2) + eps) * gamma over the normalised axes (Zhang and Sennrich 2019).
+
+    Arrays, dtypes, axes, `out`, `plan` and errors are as in layer_norm. With return_stats: (y, rstd), where
+    rstd = 1 / sqrt(mean(x^2) + eps).
+    """
+    eps = check_eps(eps)
+    call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, columns={"gamma": gamma})
+    stats = (call.empty_statistic(),) if return_stats else ()
+    if call.on_device:
+        _row.run(RMS_NORM, call, stats=stats, eps=eps, plan=plan)
+    else:
+        reference.rms_norm(x, gamma, call.axes, eps, call.out, *(stats or (None,)))
+    return (call.out, *stats) if return_stats else call.out

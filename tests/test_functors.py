@@ -1,0 +1,111 @@
+"""Host twins of the functors: axes collapsed, packs from alignment, structs laid out as C++ lays them out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynorm import functors
+from cupynorm._arguments import view
+from cupynorm.functors import View
+
+F4 = np.dtype(np.float32)
+F2 = np.dtype(np.float16)
+
+
+def leading(array: np.ndarray[Any, Any], axes: int = 1) -> View:
+    return view(array).split(axes)[0]
+
+
+@pytest.mark.parametrize(
+    ("index", "collapsed"),
+    [
+        (np.s_[:], ((24,), (10,))),
+        (np.s_[:, :, :, :7], ((24,), (10,))),
+        (np.s_[::2], ((12,), (10,))),
+        (np.s_[:, ::2], ((2, 2, 4), (120, 80, 10))),
+        (np.s_[:, :, 1:], ((6, 3), (40, 10))),
+        (np.s_[1, 1, 1], ((1,), (0,))),
+        (np.s_[:, ::-1], ((2, 3, 4), (120, -40, 10))),
+    ],
+)
+def test_leading_axes_collapse_as_far_as_strides_allow(index: Any, collapsed: Any) -> None:
+    x = np.zeros((2, 3, 4, 10), np.float32)[index]
+
+    assert leading(x).collapsed() == collapsed
+
+
+def test_every_element_of_a_strided_view_is_found() -> None:
+    x = np.arange(2 * 3 * 4 * 10, dtype=np.float32).reshape(2, 3, 4, 10)[:, ::-2, 1:]
+    extents, strides = leading(x).collapsed()
+
+    found = []
+    for row in range(int(np.prod(extents))):
+        index, offset = row, 0
+        for extent, stride in list(zip(extents, strides, strict=True))[::-1]:
+            offset, index = offset + index % extent * stride, index // extent
+        found.append(offset)
+
+    first = x.__array_interface__["data"][0]
+    rows = [x[i].__array_interface__["data"][0] for i in np.ndindex(x.shape[:-1])]
+    assert found == [(row - first) // 4 for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cols", "row_stride", "offset", "pack"),
+    [
+        (F2, 1024, 1024, 0, 8),
+        (F4, 1024, 1024, 0, 4),
+        (F2, 1020, 1020, 0, 4),
+        (F2, 1023, 1023, 0, 1),
+        (F2, 1024, 1025, 0, 1),  # rows start at odd elements
+        (F2, 1024, 1028, 0, 4),
+        (F2, 1024, 1024, 2, 1),  # the base is off by one element
+        (F2, 1024, 1024, 8, 4),
+        (np.dtype(np.float64), 6, 6, 0, 2),
+        (F4, 1, 1, 0, 1),
+    ],
+)
+def test_pack_follows_columns_strides_and_alignment(dtype: Any, cols: int, row_stride: int, offset: int, pack: int) -> None:
+    x = View(1 << 20 | offset, (8, cols), (row_stride * dtype.itemsize, dtype.itemsize), dtype)
+    y = View(1 << 21, (8, cols), (cols * dtype.itemsize, dtype.itemsize), dtype)
+
+    assert functors.pack_width(x, y, 1) == pack
+    assert functors.pack_width(y, x, 1) == pack
+
+
+def test_the_wider_type_bounds_the_pack() -> None:
+    x = View(1 << 20, (8, 64), (128, 2), F2)
+    y = View(1 << 21, (8, 64), (256, 4), F4)
+
+    assert functors.pack_width(x, y, 1) == 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "normalised", "spelling"),
+    [
+        ((6,), (6,), "cupynorm::Column<float, 4>"),
+        ((2, 3), (2, 3), "cupynorm::Column<float, 4>"),
+        ((3,), (2, 3), "cupynorm::StridedColumn<float, 2>"),
+        ((2, 1), (2, 3), "cupynorm::StridedColumn<float, 2>"),
+        ((1,), (6,), "cupynorm::StridedColumn<float, 1>"),
+        ((), (6,), "cupynorm::StridedColumn<float, 1>"),
+    ],
+)
+def test_a_column_is_contiguous_or_strided(shape: tuple[int, ...], normalised: tuple[int, ...], spelling: str) -> None:
+    strides = tuple(int(np.prod(shape[i + 1 :])) * 4 for i in range(len(shape)))
+    parameter = View(1 << 20, shape, strides, F4)
+
+    assert functors.column(parameter, normalised).cpp == spelling
+
+
+def test_a_misaligned_column_is_read_in_narrower_accesses() -> None:
+    assert functors.column(View(1 << 20 | 8, (6,), (4,), F4), (6,)).cpp == "cupynorm::Column<float, 2>"
+    assert functors.column(View(1 << 20 | 2, (6,), (2,), F2), (6,)).cpp == "cupynorm::Column<cupynorm::half, 1>"
+
+
+def test_a_column_that_does_not_broadcast_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"shape \(5,\) does not broadcast to \(6,\)"):
+        functors.column(View(0, (5,), (4,), F4), (6,))

@@ -1,0 +1,150 @@
+"""Problem -> Plan, with recorded devices and made-up occupancies: integers only."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from cupynorm._limits import RECORDED, active_blocks
+from cupynorm._plan import VARIANTS, DoesNotFitError, Plan, Problem, choose
+
+H200 = RECORDED["h200"]
+
+
+def resident(plan: Plan) -> int:
+    """What an H200 would answer for kernels of 64 registers."""
+    return active_blocks(H200, plan.block, 64, plan.shared_bytes)
+
+
+def problem(rows: int = 49152, cols: int = 1024, pack: int = 8, load_bytes: int = 2, compute_bytes: int = 4) -> Problem:
+    return Problem(rows, cols, pack, load_bytes, compute_bytes)
+
+
+@pytest.mark.parametrize(
+    ("cols", "variant"),
+    [
+        (8, "warp"),
+        (512, "warp"),
+        (520, "block"),
+        (32768, "block"),
+        (32776, "shared"),
+        (115200, "shared"),
+        (115208, "uncached"),
+        (2**31 + 8, "uncached"),
+    ],
+)
+def test_variant_changes_at_the_edge(cols: int, variant: str) -> None:
+    plan = choose(problem(cols=cols), H200, resident)
+
+    assert plan.variant == variant
+
+
+@pytest.mark.parametrize("compute_bytes", [4, 8])
+@pytest.mark.parametrize("pack", [1, 2, 4])
+def test_every_width_is_covered_exactly_once(pack: int, compute_bytes: int) -> None:
+    for cols in range(pack, 4100 * pack, pack):
+        plan = choose(problem(cols=cols, pack=pack, compute_bytes=compute_bytes), H200, resident)
+        packs = cols // pack
+        if plan.variant not in ("warp", "block"):
+            assert cols * 8 > 64 << 10, cols
+            break
+
+        assert plan.group * plan.packs >= packs, cols
+        assert plan.group * (plan.packs - 1) < packs, cols  # only the last pack of a thread may be missing
+        assert plan.full == (plan.group * plan.packs == packs), cols
+        assert plan.block % 32 == 0, cols
+        assert plan.block % plan.group == 0, cols
+        assert plan.packs * plan.pack <= (32 if compute_bytes == 4 else 16), cols
+
+
+def test_the_block_with_most_active_blocks_wins_and_of_those_the_largest() -> None:
+    answers = {1024: 1, 512: 3, 256: 3, 128: 2}
+
+    plan = choose(problem(cols=65536), H200, lambda plan: answers[plan.block])
+
+    assert (plan.variant, plan.block, plan.resident_blocks) == ("shared", 512, 3)
+
+
+def test_few_rows_take_the_largest_block_that_fits() -> None:
+    answers = {1024: 0, 512: 1, 256: 3, 128: 3}
+
+    plan = choose(problem(rows=132, cols=65536), H200, lambda plan: answers[plan.block])
+
+    assert (plan.variant, plan.block) == ("shared", 512)
+
+
+def test_no_active_block_falls_to_the_next_variant() -> None:
+    plan = choose(problem(cols=65536), H200, lambda plan: 0 if plan.variant == "shared" else 1)
+
+    assert plan.variant == "uncached"
+
+
+def test_grid_covers_the_rows_and_is_a_bounded_number_of_waves() -> None:
+    plan = choose(problem(rows=10**9, cols=65536), H200, resident)
+
+    assert plan.grid == H200.sm_count * plan.resident_blocks * 32
+    assert plan.waves == pytest.approx(32)
+    assert choose(problem(rows=2**40), H200, resident).grid == 2**31 - 1
+    few = choose(problem(rows=7), H200, resident)
+    assert few.grid == math.ceil(7 / (few.block // few.group * few.rows_per_group))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_can_be_forced(variant: str) -> None:
+    assert choose(problem(cols=1024), H200, resident, variant).variant == variant
+
+
+def test_a_plan_can_be_forced_and_keeps_its_template() -> None:
+    wanted = dataclasses.replace(choose(problem(), H200, resident), rows_per_group=2, waves=1.0)
+
+    plan = choose(problem(), H200, resident, wanted)
+
+    assert plan.template == wanted.template
+    assert plan.grid == H200.sm_count * plan.resident_blocks
+
+
+def test_a_forced_plan_for_another_width_is_refused() -> None:
+    wanted = choose(problem(cols=1024), H200, resident)
+
+    with pytest.raises(DoesNotFitError, match="cannot hold a row of 4096 columns"):
+        choose(problem(cols=4096), H200, resident, wanted)
+
+
+@pytest.mark.parametrize(("variant", "cols"), [("warp", 1032), ("block", 32776), ("shared", 2**20)])
+def test_a_forced_variant_that_cannot_hold_the_row_says_so(variant: str, cols: int) -> None:
+    with pytest.raises(DoesNotFitError, match=f"'{variant}' cannot hold a row of {cols} columns"):
+        choose(problem(cols=cols), H200, resident, variant)
+
+
+def test_an_unknown_variant_is_named_with_those_that_exist() -> None:
+    with pytest.raises(ValueError, match="plan 'fast' is not a variant: use warp, block, shared, uncached"):
+        choose(problem(), H200, resident, "fast")
+
+
+def test_a_plan_is_a_value() -> None:
+    plan = choose(problem(), H200, resident)
+
+    assert plan == choose(problem(), H200, resident)
+    assert plan.as_dict()["variant"] == "block"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.block = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("device", "block", "registers", "shared_bytes", "expected"),
+    [
+        ("h200", 256, 32, 16 << 10, 8),  # by threads
+        ("h200", 256, 32, 64 << 10, 3),  # by shared memory, 1 KiB of each block the driver's
+        ("h200", 128, 73, 0, 6),  # by registers: 80 of them a thread
+        ("h200", 1024, 64, 0, 1),
+        ("h200", 32, 16, 0, 32),  # by blocks
+        ("t4", 1024, 32, 0, 1),
+        ("t4", 128, 32, 0, 8),
+        ("a100", 1024, 64, 0, 1),
+        ("rtx4090", 512, 40, 0, 3),
+    ],
+)
+def test_active_blocks_are_the_drivers(device: str, block: int, registers: int, shared_bytes: int, expected: int) -> None:
+    assert active_blocks(RECORDED[device], block, registers, shared_bytes) == expected
