@@ -63,7 +63,7 @@ def check(
     if plan is not None and not on_device:
         raise ValueError(f"plan={plan!r} chooses a kernel: x is a NumPy array, computed on the CPU")
     _check_dtype("x", x)
-    axes = _trailing_axes(axis, x.shape)
+    axes = trailing_axes(axis, x.shape)
     shape = x.shape[x.ndim - axes :]
     if 0 in shape:
         raise ValueError(f"x has shape {x.shape}: the normalised axes are empty")
@@ -134,7 +134,7 @@ def _check_dtype(name: str, array: Any) -> None:
         raise TypeError(f"{name}: {error}") from None
 
 
-def _trailing_axes(axis: int | tuple[int, ...], shape: tuple[int, ...]) -> int:
+def trailing_axes(axis: int | tuple[int, ...], shape: tuple[int, ...]) -> int:
     """Return how many trailing axes `axis` names; ValueError if they are not the trailing ones."""
     ndim = len(shape)
     given = axis if isinstance(axis, tuple) else (axis,)

@@ -93,7 +93,7 @@ def _load(code: str, expression: str, shared_limit: int) -> Kernel:
         if type(error).__name__ != "CompileException":  # CuPy's; it cannot be named without CuPy
             raise
         raise CompileError(f"{expression}\n{error}") from error
-    if "::row_shared<" in expression:  # per function and device, once; a launch that asks for less keeps its own figure
+    if shared_limit:  # per function and device, once; a launch that asks for less keeps its own figure
         _device.driver().funcSetAttribute(pointer, MAX_DYNAMIC_SHARED, shared_limit)
         _device.driver().funcSetAttribute(pointer, SHARED_CARVEOUT, 100)
     return Kernel(pointer, function.num_regs, function.local_size_bytes, module)

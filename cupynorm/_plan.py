@@ -21,7 +21,7 @@ ONE_BLOCK_PER_ROW = math.inf  # of warp and block: no loop over rows; a loop mea
 MAX_GRID = 2**31 - 1
 MAX_BLOCK = 1024
 MOST_ELEMENTS = {4: 32, 8: 16}  # that a thread of warp and block holds, by bytes of the compute type: no spill up to there
-CHUNK_ELEMENTS = {4: 32, 8: 4}  # that a thread of shared and uncached reads at a time
+CHUNK_ELEMENTS = {2: 32, 4: 16, 8: 4}  # that a thread of shared and uncached reads at a time, by bytes of an element
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,8 @@ class Plan:
     variant: where a row waits: "warp", "block", "shared" or "uncached". pack: elements moved by one instruction.
     packs: packs that a thread holds (of one row; a chunk in shared and uncached). group: threads that share a row; 0 is the whole
     block. rows_per_group: rows that a group holds at once. full: group x packs x pack is exactly the number of columns. hoist: the columns'
-    parameters wait in registers too. packed: the row waits as it was loaded, and is converted twice.
+    parameters wait in registers too. stages: 0, or how many
+    rows (of a group) are on their way through shared memory or in work.
     grid, block: blocks and threads a block. shared_bytes: dynamic shared memory of a block. least_blocks: registers are kept
     few enough for so many blocks on a multiprocessor. resident_blocks: blocks that
     a multiprocessor holds at once. waves: grid / (multiprocessors x resident_blocks).
@@ -83,7 +84,7 @@ class Plan:
     rows_per_group: int
     full: bool
     hoist: bool
-    packed: bool
+    stages: int
     grid: int
     block: int
     shared_bytes: int
@@ -101,8 +102,8 @@ class Plan:
         """The numbers among the kernel's template arguments, in order."""
         if not self.group:
             return (self.pack, self.packs)
-        held = (self.pack, self.packs, self.group, self.rows_per_group, self.full, self.hoist, self.packed)
-        return (*held, self.block, self.least_blocks)
+        held = (self.pack, self.packs, self.group, self.rows_per_group, self.full, self.hoist)
+        return (*held, self.block, self.least_blocks, self.stages)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields, for JSON."""
@@ -152,7 +153,9 @@ def _as_wanted(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: P
     fits = wanted.variant in VARIANTS and problem.pack % wanted.pack == 0 and wanted.block % WARP == 0
     if wanted.group:
         fits = fits and wanted.block % wanted.group == 0 and wanted.packs == math.ceil(packs / wanted.group)
-        plan = dataclasses.replace(wanted, full=wanted.group * wanted.packs == packs)
+        staged_bytes = wanted.stages * wanted.rows_per_group * wanted.packs * wanted.block * 16
+        fits = fits and (not wanted.stages or wanted.pack * problem.load_bytes == 16) and staged_bytes <= limits.shared_bytes_per_block  # noqa: PLR2004
+        plan = dataclasses.replace(wanted, full=wanted.group * wanted.packs == packs, shared_bytes=staged_bytes)
         blocks = math.ceil(problem.rows / (plan.block // plan.group * plan.rows_per_group))
     else:
         shared_bytes = shared_bytes_of(problem) if wanted.variant == "shared" else 0
@@ -196,16 +199,22 @@ def _in_registers(
         rows_per_group=1,
         full=group * elements == problem.cols,
         hoist=problem.has_columns and row_bytes <= HOISTED_ROW_BYTES[problem.held_bytes],
-        packed=False,
+        stages=0,
         grid=0,
         block=block,
         shared_bytes=0,
-        least_blocks=max(1, min(resident_threads, limits.threads_per_sm) // block),
+        least_blocks=max(1, min(resident_threads, _fitting_threads(problem, limits, elements)) // block),
         resident_blocks=0,
         waves=0.0,
     )
     blocks = math.ceil(problem.rows / (block // group))
     return _with_grid(plan, blocks, limits, occupancy(plan), ONE_BLOCK_PER_ROW)
+
+
+def _fitting_threads(problem: Problem, limits: Limits, elements: int) -> int:
+    """Return how many threads of so many elements an SM can hold without spilling any."""
+    registers = elements * (1 if problem.compute_bytes == 4 else 4) + (32 if int(limits.compute_capability) >= 80 else 48)  # noqa: PLR2004
+    return min(limits.threads_per_sm, limits.registers_per_sm // registers)
 
 
 def _group(problem: Problem, thread_bytes: int) -> int:
@@ -216,9 +225,7 @@ def _group(problem: Problem, thread_bytes: int) -> int:
 
 def _warp(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
     group = min(WARP, _group(problem, HELD[0].thread_bytes))
-    most = WARP * MOST_ELEMENTS[problem.compute_bytes]
-    threads = HELD[0].resident_threads if problem.cols <= most // 2 else 768
-    return _in_registers(problem, limits, occupancy, "warp", group, threads)
+    return _in_registers(problem, limits, occupancy, "warp", group, HELD[0].resident_threads)
 
 
 def _block(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
@@ -230,7 +237,7 @@ def _block(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | Non
 
 
 def _whole_block(problem: Problem, variant: str, block: int, shared_bytes: int) -> Plan:
-    chunk = CHUNK_ELEMENTS[problem.compute_bytes]
+    chunk = CHUNK_ELEMENTS[problem.held_bytes]
     return Plan(
         variant=variant,
         pack=problem.pack,
@@ -239,7 +246,7 @@ def _whole_block(problem: Problem, variant: str, block: int, shared_bytes: int) 
         rows_per_group=1,
         full=False,
         hoist=False,
-        packed=False,
+        stages=0,
         grid=0,
         block=block,
         shared_bytes=shared_bytes,

@@ -134,7 +134,7 @@ def _prepare(device: int, what: Spelled, wanted: str | Plan | None) -> _Launch:
     limits = _device.limits_of(device)
 
     def load(plan: Plan) -> _compile.Kernel:
-        return _compile.kernel(device, what.text, what.expression(plan), limits.shared_bytes_per_block)
+        return _compile.kernel(device, what.text, what.expression(plan), limits.shared_bytes_per_block if plan.shared_bytes else 0)
 
     def occupancy(plan: Plan) -> int:
         return int(
@@ -194,9 +194,9 @@ def explain(
         raise ValueError(f"device {device!r} is not recorded: use {', '.join(RECORDED)}")
     x = _imagined(shape, dtype_of(dtype))
     y = _imagined(shape, dtype_of(out_dtype) if out_dtype is not None else x.dtype)
-    from cupynorm._arguments import _trailing_axes  # noqa: PLC0415
+    from cupynorm._arguments import trailing_axes  # noqa: PLC0415
 
-    axes = _trailing_axes(axis, shape)
+    axes = trailing_axes(axis, shape)
     if 0 in shape:
         raise ValueError(f"shape {shape} is empty: nothing would be launched")
     weight = dtype_of(gamma_dtype) if gamma_dtype is not None else x.dtype

@@ -2,6 +2,7 @@
 // name in cupynorm/functors.py, with the same members in the same order.
 //
 // A Load has `Type` (what shared memory holds of an element) and at(row), which gives a Line: load<N>(col) -> Pack<Type, N>.
+// If a line is bytes in memory, as they are, it also has address(col), for copies that go ahead.
 // A Store has columns<N>(col) -> Columns<N>, the parameters of N columns, the same for every row; and at(row), which gives a
 // Line: store<N>(values, columns, col). Columns may wait in registers: hide() keeps them packed there. Both are asked only for columns below cols, in packs that start at a multiple of N.
 #pragma once
@@ -39,6 +40,10 @@ struct DirectLoad {
     template <int N, typename Index>
     Pack<T, N> load(Index col) const {
       return load_pack<T, N>(pointer + col);
+    }
+    template <typename Index>
+    const void* address(Index col) const {
+      return pointer + col;
     }
   };
   Line at(int64 row) const { return {pointer + rows.offset(row)}; }

@@ -65,6 +65,27 @@ inline unsigned short double_to_half(double x) {
 
 inline float double_to_float_toward_zero(double x) { return __double2float_rz(x); }
 
+// Copies 16 bytes from global to shared memory on their own way, no register involved; both aligned. commit() closes a group of
+// this thread's copies, wait<n>() waits until all but its n newest groups have arrived, for this thread to read.
+inline void copy_ahead(void* shared, const void* global) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(shared))), "l"(global) : "memory");
+#else
+  *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
+#endif
+}
+inline void commit_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int kNewest>
+inline void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory");
+#endif
+}
+
 // Hides where a word comes from: what is computed from it stays where it stands, inside a loop for example.
 inline void hide(unsigned& word) { asm volatile("" : "+r"(word)); }
 
@@ -98,6 +119,10 @@ inline unsigned low_word(double x) { return unsigned(same_bits<unsigned long lon
 inline unsigned high_word(double x) { return unsigned(same_bits<unsigned long long>(x) >> 32); }
 
 inline void hide(unsigned&) {}
+inline void copy_ahead(void* shared, const void* global) { *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global); }
+inline void commit_copies() {}
+template <int kNewest>
+inline void wait_for_copies() {}
 inline float exp2_approx(float x) { return std::exp2(x); }
 inline float log2_approx(float x) { return std::log2(x); }
 inline float reciprocal_approx(float x) { return 1.0f / x; }

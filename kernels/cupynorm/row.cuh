@@ -13,12 +13,14 @@ namespace cupynorm {
 //
 // kFull: a row is exactly kGroup * kPacks * kPack columns; otherwise only the last of a thread's packs may be missing.
 // kHoist: the columns' parameters are fetched together with the first row, and wait in registers too.
-// kPacked: between statistics and map the row waits as it was loaded, and is converted twice: half the registers in 16 bits.
 // kBlock threads a block, and registers few enough for kResident blocks on a multiprocessor.
-template <int Pack_, int Packs, int Group, int Rows, bool Full, bool Hoist, bool Packed, int Block, int Resident>
+// kStages: 0, or how many times over rows are on their way or in work: the block then goes through many rows, and each thread
+// copies its packs of the rows to come into shared memory, where nobody else reads them. Packs of 16 bytes only.
+template <int Pack_, int Packs, int Group, int Rows, bool Full, bool Hoist, int Block, int Resident, int Stages>
 struct Registers {
   static constexpr int kPack = Pack_, kPacks = Packs, kGroup = Group, kRows = Rows, kBlock = Block, kResident = Resident;
-  static constexpr bool kFull = Full, kHoist = Hoist, kPacked = Packed;
+  static constexpr int kStages = Stages;
+  static constexpr bool kFull = Full, kHoist = Hoist;
 };
 
 // warp, block: the row waits in the registers of kGroup threads: 1 to 32 lanes of a warp, or 2 to 32 warps of a block. The
@@ -43,7 +45,34 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   auto parameters = [&](int p) { return kFull || p < held ? a.store.template columns<kPack>(col(p)) : Columns(); };
 
   // Row r of this group is base + r * kGroups + group: each load instruction of a warp covers neighbouring rows.
-  for (int64 base = int64(blockIdx.x) * (kGroups * kRows); base < a.rows; base += int64(gridDim.x) * (kGroups * kRows)) {
+  const int64 step = int64(gridDim.x) * (kGroups * kRows);
+  int stage = 0;
+  auto waiting = [](int stage, int r, int p) {
+    return shared_memory + int64((stage * kRows + r) * kPacks + p) * (Shape::kBlock * 16) + threadIdx.x * 16;
+  };
+  auto send = [&](int64 base, int stage) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int64 row = base + r * kGroups + group;
+      if (row < a.rows) {
+        const auto line = a.load.at(row);
+#pragma unroll
+        for (int p = 0; p < kPacks; ++p) {
+          if (kFull || p < held) copy_ahead(waiting(stage, r, p), line.address(col(p)));
+        }
+      }
+    }
+    commit_copies();  // an empty group too: wait counts groups
+  };
+  if constexpr (Shape::kStages > 0) {
+#pragma unroll
+    for (int s = 0; s < Shape::kStages - 1; ++s) send(blockIdx.x * int64(kGroups * kRows) + s * step, s);
+  }
+  for (int64 base = blockIdx.x * int64(kGroups * kRows); base < a.rows; base += step) {
+    if constexpr (Shape::kStages > 0) {
+      send(base + (Shape::kStages - 1) * step, stage == 0 ? Shape::kStages - 1 : stage - 1);
+      wait_for_copies<(Shape::kStages > 0 ? Shape::kStages - 1 : 0)>();
+    }
     Pack<Type, kPack> loaded[kRows][kPacks];
     Compute first[kRows], x[kRows][kPack * kPacks];
     State mine[kRows], total[kRows];
@@ -55,8 +84,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       const auto line = a.load.at(here ? row : 0);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
-        if (here && (kFull || p < held)) loaded[r][p] = line.template load<kPack>(col(p));
-        else loaded[r][p] = pack_filled<Type, kPack>(Op::padding());
+        if (here && (kFull || p < held)) {
+          if constexpr (Shape::kStages > 0) loaded[r][p] = load_pack<Type, kPack>(reinterpret_cast<const Type*>(waiting(stage, r, p)));
+          else loaded[r][p] = line.template load<kPack>(col(p));
+        } else {
+          loaded[r][p] = pack_filled<Type, kPack>(Op::padding());
+        }
       }
     }
     if constexpr (Shape::kHoist) {
@@ -77,13 +110,6 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       reduce_warps<Op, kFull, kWarps>(total, first, slots[turn], group, lane / kWarp);
       turn ^= 1;
     }
-    if constexpr (Shape::kPacked) {
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-        for (int p = 0; p < kPacks; ++p) loaded[r][p].hide();
-      }
-    }
     if constexpr (Shape::kHoist) {
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) columns[p].hide();
@@ -99,14 +125,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       for (int p = 0; p < kPacks; ++p) {
         if (!kFull && p >= held) continue;
         Compute y[kPack];
-        if constexpr (Shape::kPacked) unpack<kPack>(loaded[r][p], y);
 #pragma unroll
-        for (int i = 0; i < kPack; ++i) {
-          y[i] = Shape::kPacked ? Op::map_raw(y[i], whole) : Op::map(x[r][p * kPack + i], whole);
-        }
+        for (int i = 0; i < kPack; ++i) y[i] = Op::map(x[r][p * kPack + i], whole);
         line.template store<kPack>(y, Shape::kHoist ? columns[p] : parameters(p), col(p));
       }
     }
+    if constexpr (Shape::kStages > 0) stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
   }
 }
 
@@ -167,7 +191,8 @@ __global__ void __launch_bounds__(1024) row_shared(const __grid_constant__ Argum
     const typename Op::Row whole = a.op.finish(total, total, int(a.cols), first);
     if (threadIdx.x == 0) a.op.save(row, whole);
     const auto to = a.store.at(row);
-    for (int number = threadIdx.x; number < packs; number += blockDim.x) {
+    // a 64-bit counter: with 32 bits the compiler splits the stores into words
+    for (int64 number = threadIdx.x; number < packs; number += blockDim.x) {
       Compute y[kPack];
       unpack<kPack>(load_pack<Type, kPack>(kept + number * kPack), y);
 #pragma unroll

@@ -1,0 +1,161 @@
+"""Dispatcher, launcher and kernels together, on the simulator: what a device would do, without one."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import simulator
+from simulator import simulated  # noqa: F401  a fixture
+
+import cupynorm
+from cupynorm import _compile, _device, _row
+from cupynorm.norm import LAYER_NORM
+
+
+def rows(shape: tuple[int, ...] = (6, 40), dtype: Any = np.float32) -> Any:
+    return np.random.default_rng(0).standard_normal(shape).astype(dtype)
+
+
+def test_a_device_array_comes_back_as_one_and_equals_the_host(simulated: Any) -> None:  # noqa: F811
+    host = rows()
+
+    y = cupynorm.softmax(simulated.cupy.asarray(host))
+
+    assert type(y) is simulated.cupy.ndarray
+    np.testing.assert_allclose(simulated.cupy.asnumpy(y), cupynorm.softmax(host), rtol=1e-6)
+
+
+def test_host_and_device_arrays_do_not_mix(simulated: Any) -> None:  # noqa: F811
+    x = simulated.cupy.asarray(rows())
+    with pytest.raises(TypeError, match="x is a CuPy array .* and gamma is a NumPy array"):
+        cupynorm.layer_norm(x, np.ones(40, np.float32))
+    with pytest.raises(TypeError, match="x is a NumPy array .* and out is a CuPy array"):
+        cupynorm.softmax(rows(), out=x)
+
+
+def test_arrays_of_two_devices_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = simulator.install(monkeypatch, ["h200", "a100"])
+    with two.cupy.cuda.Device(1):
+        gamma = two.cupy.asarray(np.ones(40, np.float32))
+    with pytest.raises(ValueError, match="x is on device 0 and gamma on device 1"):
+        cupynorm.rms_norm(two.cupy.asarray(rows()), gamma)
+
+
+def test_an_array_of_another_device_runs_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = simulator.install(monkeypatch, ["h200", "a100"])
+    with two.cupy.cuda.Device(1):
+        x = two.cupy.asarray(rows())
+
+    y = cupynorm.softmax(x)
+
+    assert y.device.id == 1
+    assert two.cupy.cuda.runtime.getDevice() == 0
+
+
+def test_columns_that_are_not_contiguous_are_refused_with_the_cure(simulated: Any) -> None:  # noqa: F811
+    x = simulated.cupy.asarray(rows((6, 80)))[:, ::2]
+    with pytest.raises(ValueError, match="must be contiguous .*cupy.ascontiguousarray"):
+        cupynorm.softmax(x)
+
+
+def test_rows_may_lie_anywhere_and_are_not_copied(simulated: Any) -> None:  # noqa: F811
+    host = rows((4, 6, 50))
+    x = simulated.cupy.asarray(host)
+
+    y = cupynorm.layer_norm(x[::2, ::-1, 3:43])
+
+    np.testing.assert_allclose(simulated.cupy.asnumpy(y), cupynorm.layer_norm(host[::2, ::-1, 3:43]), rtol=2e-6, atol=1e-6)
+
+
+def test_an_empty_batch_launches_nothing(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr(_device, "driver", lambda: pytest.fail("the driver was asked"))
+
+    y, mean, _ = cupynorm.layer_norm(simulated.cupy.empty((0, 7), np.float32), return_stats=True)
+
+    assert (y.shape, mean.shape) == ((0, 7), (0,))
+
+
+def test_a_plan_is_made_once_for_a_problem(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    x = simulated.cupy.asarray(rows())
+    cupynorm.softmax(x)
+    monkeypatch.setattr(_row, "choose", lambda *_: pytest.fail("asked again"))
+
+    cupynorm.softmax(x)
+
+
+def test_threads_that_start_cold_compile_once(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    loads = []
+    original = _compile._load
+    monkeypatch.setattr(_compile, "_load", lambda *given: loads.append(given) or original(*given))
+    x = simulated.cupy.asarray(rows())
+    expected = cupynorm.softmax(rows())
+    results: list[Any] = []
+
+    threads = [threading.Thread(target=lambda: results.append(cupynorm.softmax(x))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(loads) == 1
+    for y in results:
+        np.testing.assert_allclose(simulated.cupy.asnumpy(y), expected, rtol=1e-6)
+
+
+def test_a_result_does_not_depend_on_the_other_rows(simulated: Any) -> None:  # noqa: F811
+    host = rows((9, 77), np.float16)
+    alone = simulated.cupy.asnumpy(cupynorm.layer_norm(simulated.cupy.asarray(host[4:5])))
+    host[:4] = np.nan
+
+    among = simulated.cupy.asnumpy(cupynorm.layer_norm(simulated.cupy.asarray(host)))
+
+    assert alone.tobytes() == among[4:5].tobytes()
+
+
+def test_a_compiler_error_shows_the_log_and_the_kernels_file_and_line(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr(_compile, "text", lambda *_: '#include <cupynorm/row.cuh>\n#line 7 "layer_norm.cu"\nint x = y;\n')
+    with pytest.raises(cupynorm.CompileError, match=r"layer_norm\.cu.?.?7"):
+        cupynorm.layer_norm(simulated.cupy.asarray(rows()))
+
+
+def test_the_layout_guard_stops_a_struct_that_differs(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    original = _compile.text
+    monkeypatch.setattr(_compile, "text", lambda source, whole, size: original(source, whole, size + 8))
+    with pytest.raises(cupynorm.CompileError, match="host and device layouts differ"):
+        cupynorm.layer_norm(simulated.cupy.asarray(rows()))
+
+
+def test_the_digest_notices_a_header(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    before = _compile.digest.__wrapped__()
+    (tmp_path / "cupynorm").mkdir()
+    for path in _compile.kernels_dir().rglob("*.cu*"):
+        target = tmp_path / path.relative_to(_compile.kernels_dir())
+        target.write_text(path.read_text() + ("// edited\n" if path.name == "pack.cuh" else ""))
+    monkeypatch.setattr(_compile, "kernels_dir", lambda: tmp_path)
+
+    assert _compile.digest.__wrapped__() != before
+
+
+@pytest.mark.parametrize(("value", "spelling"), [(True, "true"), (False, "false"), (1, "1"), (32, "32")])
+def test_template_arguments_are_spelled_in_cpp(value: Any, spelling: str) -> None:
+    assert _compile.spell(value) == spelling
+
+
+def test_explain_needs_no_device() -> None:
+    found = _row.explain(LAYER_NORM, (49152, 1024), "float16", device="h200")
+
+    assert found.plan.variant in {"warp", "block"}
+    assert found.bytes_moved == 49152 * 1024 * 4 + 2 * 1024 * 2
+    assert "cupynorm::LayerNorm<float>" in found.kernel
+    assert found.as_dict()["problem"]["cols"] == 1024
+    assert 0 < found.occupancy <= 1
+
+
+def test_explain_names_the_devices_it_knows() -> None:
+    with pytest.raises(ValueError, match="device 'h300' is not recorded: use h200, a100, t4, rtx4090"):
+        _row.explain(LAYER_NORM, (4, 4), "float32", device="h300")
+    with pytest.raises(ValueError, match="nothing would be launched"):
+        _row.explain(LAYER_NORM, (0, 4), "float32", device="h200")
