@@ -1,0 +1,258 @@
+"""What right means: tolerances, errors, inputs that look for faults, and a self-test of every op on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cupynorm import _device, _dtypes
+from cupynorm._dtypes import dtype_name, dtype_of
+from cupynorm._plan import VARIANTS, DoesNotFitError
+from cupynorm.catalog import OPS, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    Array = np.ndarray[Any, Any]
+
+# By the result's dtype: a few of its roundings. What is float64 on either side is computed in float64.
+TOLERANCES = {"float64": 1e-12, "float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}
+
+
+def error(actual: Array, expected: Array, axes: int = 1) -> float:
+    """Return the worst row's |actual - expected| / |expected|, as lengths of vectors over the last `axes` axes.
+
+    Infinite where nan or inf stand in one and not in the other. What no rounding to actual's dtype can avoid,
+    half of its smallest number, does not count: 1 / 131072 is subnormal in float16.
+    """
+    a, e = _comparable(actual, expected, axes)
+    return _row_error(a, e, actual.dtype)[1]
+
+
+def assert_close(
+    actual: Array, expected: Array, *, axes: int = 1, dtype: Any = None, scale: Array | None = None
+) -> None:
+    """Raise AssertionError, naming the worst element, unless every row and every element is as near as its dtype asks for.
+
+    The tolerance is that of actual's dtype, or of `dtype` if given. An element may be off by tolerance *
+    (its size + scale), where scale is its row's root mean square; give another where the inputs' size rules.
+    """
+    tolerance = TOLERANCES[dtype_name(actual.dtype if dtype is None else dtype_of(dtype))]
+    a, e = _comparable(actual, expected, axes)
+    differ = _pattern(a) != _pattern(e)
+    if differ.any():
+        worst = int(np.argmax(differ))
+        raise AssertionError(
+            f"{np.count_nonzero(differ)} of {e.size} not nan or inf alike, {_at(actual, a, e, worst)}"
+        )
+    finite = np.isfinite(e)
+    size = np.where(finite, e, 0.0)
+    span = np.sqrt((size * size).mean(axis=1, keepdims=True)) if e.size else size
+    spread = (
+        span if scale is None else np.broadcast_to(scale, actual.shape).reshape(e.shape).astype(np.float64)
+    )
+    allowed = tolerance * (np.abs(size) + spread) + _unavoidable(actual.dtype)
+    off = np.abs(np.where(finite, a, 0.0) - size)
+    if (off > allowed).any():
+        worst = int(np.argmax(np.divide(off, allowed, out=np.where(off > 0, np.inf, 0.0), where=allowed > 0)))
+        count = np.count_nonzero(off > allowed)
+        raise AssertionError(
+            f"{count} of {e.size} off by more than allowed, {_at(actual, a, e, worst, allowed)}"
+        )
+    row, value = _row_error(a, e, actual.dtype)
+    if scale is None and value > tolerance:
+        raise AssertionError(f"row {row} has relative error {value:.3g}, allowed is {tolerance:g}")
+
+
+def assert_statistics_close(op: Op, actual: Sequence[Array], expected: Sequence[Array]) -> None:
+    """Raise AssertionError if mean or rstd is off. A mean is as exact as its row is wide, however near to 0."""
+    scales = {"mean": 1 / expected[-1], "rstd": np.abs(expected[-1])} if op.stats else {}
+    for name, got, want in zip(op.stats, actual, expected, strict=True):
+        try:
+            assert_close(got, want, axes=got.ndim, scale=scales[name])
+        except AssertionError as fault:
+            raise AssertionError(f"{name}: {fault}") from None
+
+
+def _comparable(actual: Array, expected: Array, axes: int) -> tuple[Array, Array]:
+    """Return both as rows x columns of float64. What actual's dtype cannot hold is expected to be infinite."""
+    if actual.shape != expected.shape:
+        raise AssertionError(f"shape {actual.shape}, expected {expected.shape}")
+    cols = math.prod(actual.shape[actual.ndim - axes :])
+    shape = (actual.size // max(1, cols), cols)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = expected.astype(actual.dtype).astype(np.float64)
+    wide = np.where(np.isfinite(rounded), expected, rounded)
+    return actual.astype(np.float64).reshape(shape), wide.astype(np.float64).reshape(shape)
+
+
+def _pattern(values: Array) -> Array:
+    """Return 0 for finite, 1 for inf, -1 for -inf, 2 for nan."""
+    return np.where(np.isnan(values), 2, np.where(np.isinf(values), np.sign(values), 0))
+
+
+def _unavoidable(dtype: Any) -> float:
+    if dtype_name(dtype) == "bfloat16":
+        return 2.0**-134
+    return float(np.finfo(dtype).smallest_subnormal) / 2
+
+
+def _row_error(a: Array, e: Array, dtype: Any) -> tuple[int, float]:
+    """Return the worst row and its error."""
+    if not e.size:
+        return 0, 0.0
+    finite = np.isfinite(e)
+    off = np.maximum(np.abs(np.where(finite, a, 0.0) - np.where(finite, e, 0.0)) - _unavoidable(dtype), 0)
+    off, size = (np.linalg.norm(each, axis=1) for each in (off, np.where(finite, e, 0.0)))
+    ratio = np.divide(off, size, out=np.where(off > 0, np.inf, 0.0), where=size > 0)
+    ratio[(_pattern(a) != _pattern(e)).any(axis=1)] = math.inf
+    worst = int(np.argmax(ratio))
+    return worst, float(ratio[worst])
+
+
+def _at(actual: Array, a: Array, e: Array, worst: int, allowed: Array | None = None) -> str:
+    index = tuple(int(i) for i in np.unravel_index(worst, actual.shape))
+    bound = "" if allowed is None else f", allowed is {allowed.flat[worst]:.3g}"
+    return f"the worst at {index}: {a.flat[worst]:.9g}, expected {e.flat[worst]:.9g}{bound}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One input of an op: x of rows x columns, gamma and beta as the op takes them, and why this one."""
+
+    reason: str
+    x: Array
+    parameters: Mapping[str, Array]
+
+
+# Which rows an input holds, in turns. -inf makes a norm's row nan, which hides everything else: softmax only.
+NORM_ROWS = ("normal", "offset", "constant", "range")
+SOFTMAX_ROWS = (*NORM_ROWS, "half -inf", "all but one -inf", "all -inf")
+
+
+def inputs(
+    op: Op, rows: int, cols: int, dtype: Any, *, parameter_dtype: Any = None, reason: str = ""
+) -> Case:
+    """Return rows of every kind in turns, with gamma and beta; the same at each call."""
+    dtype = dtype_of(dtype)
+    random = np.random.default_rng([rows, cols])
+    x = random.standard_normal((rows, cols))
+    kinds = NORM_ROWS if op.parameters else SOFTMAX_ROWS
+    for row in range(min(rows, 64)):  # then normal ones: enough is enough
+        kind = kinds[row % len(kinds)]
+        if kind == "offset":  # E[x^2] - E[x]^2 in float32 has no digit left
+            x[row] = 1000 + 0.1 * x[row]
+        elif kind == "constant":
+            x[row] = 3
+        elif kind == "range":  # for softmax exp underflows, for norms few elements rule
+            x[row] *= 10 ** random.uniform(-3, 3, cols)
+        elif kind == "half -inf":
+            x[row, random.permutation(cols)[: cols // 2]] = -np.inf
+        elif kind == "all but one -inf":
+            x[row, np.arange(cols) != random.integers(cols)] = -np.inf
+        elif kind == "all -inf":
+            x[row] = -np.inf
+    weights = dtype if parameter_dtype is None else dtype_of(parameter_dtype)
+    parameters = {name: random.standard_normal(cols).astype(weights) for name in op.parameters}
+    return Case(reason, x.astype(dtype), parameters)
+
+
+QUICK = {
+    1: "one column",
+    33: "one more than a warp, odd",
+    1024: "whole packs, the last width that a warp holds",
+    1025: "one more, and packs of one",
+    20000: "more than registers hold in most types",
+}
+MORE = {
+    2: "one pair",
+    7: "odd, less than a pack",
+    8: "one pack of half",
+    257: "odd, padded in every lane",
+    4100: "packs of float that do not fill the last thread",
+    16384: "the last width that registers hold",
+    50257: "a prime vocabulary",
+    65536: "half fits shared memory, float does not",
+    131072: "longer than shared memory in every type",
+}
+MANY = 10000  # columns from which few rows are enough
+
+
+def cases(op: Op, dtype: Any, *, quick: bool = False) -> Iterator[Case]:
+    """Yield deterministic inputs at the widths where kernels change; about 14, or 5 if quick."""
+    for cols, reason in (QUICK if quick else QUICK | MORE).items():
+        yield inputs(op, 29 if cols < MANY else 7, cols, dtype, reason=reason)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One comparison of the self-test. variant: as in plan=, "chosen" where the dispatcher chose, or "numpy"."""
+
+    op: str
+    variant: str
+    dtype: str
+    shape: tuple[int, ...]
+    error: float
+    tolerance: float
+    ok: bool
+    note: str
+
+
+def selftest(cpu: bool = False, *, quick: bool = True) -> Iterator[Result]:  # noqa: FBT001, FBT002
+    """Compare every op, dtype and variant that can hold the row with float64; `cpu`: the NumPy road instead.
+
+    Yields as it goes. A call that raises is a Result with ok=False, but NoDeviceError is raised.
+    """
+    if not cpu:
+        _device.present_device()
+    for op in OPS:
+        for dtype in _dtypes.DTYPES:
+            for case in cases(op, dtype, quick=quick):
+                for variant in ("numpy",) if cpu else VARIANTS:
+                    yield from _compare(op, case, variant)
+        # half in and out, with float weights: what mixed-precision training has; and narrow in, wide out
+        for dtype, y_dtype in (("float16", "float32"), ("float32", "float16")):
+            case = inputs(op, 29, 768, dtype, parameter_dtype="float32", reason="mixed dtypes")
+            yield from _compare(op, case, "numpy" if cpu else "chosen", y_dtype)
+
+
+def _compare(op: Op, case: Case, variant: str, y_dtype: str | None = None) -> Iterator[Result]:
+    """Run one case and yield its Result; none if the variant cannot hold the row."""
+    x_dtype = dtype_name(case.x.dtype)
+    options: dict[str, Any] = {"dtype": y_dtype} if y_dtype else {}
+    if op.stats:
+        options["return_stats"] = True
+    if variant in VARIANTS:
+        options["plan"] = variant
+    tolerance = TOLERANCES[y_dtype or x_dtype]
+    worst, fault = math.inf, ""
+    try:
+        results = _call(op, case, on_device=variant != "numpy", **options)
+        expected = op.reference(case.x, **case.parameters)
+        worst = error(results[0], expected[0])
+        assert_close(results[0], expected[0])
+        assert_statistics_close(op, results[1:], expected[1:])
+    except DoesNotFitError:
+        return
+    except _device.NoDeviceError:
+        raise
+    except Exception as exception:  # noqa: BLE001  a self-test reports what fails and goes on
+        kind = "" if isinstance(exception, AssertionError) else f"{type(exception).__name__}: "
+        fault = f"{kind}{exception}"
+    dtypes = f"{x_dtype} -> {y_dtype}" if y_dtype else x_dtype
+    note = fault or case.reason
+    yield Result(op.name, variant, dtypes, case.x.shape, worst, tolerance, not fault, note)
+
+
+def _call(op: Op, case: Case, *, on_device: bool, **options: Any) -> tuple[Array, ...]:
+    """Run the op on the host or on the device; host arrays come back."""
+    if on_device:
+        module = _device.cupy()
+        parameters = {name: module.asarray(array) for name, array in case.parameters.items()}
+        results = op.function(module.asarray(case.x), **parameters, **options)
+        return tuple(module.asnumpy(each) for each in (results if op.stats else (results,)))
+    results = op.function(case.x, **case.parameters, **options)
+    return tuple(results) if op.stats else (results,)

@@ -1,0 +1,50 @@
+"""Shapes at edges, each with its reason."""
+
+COLUMNS = {
+    1: "one column",
+    2: "one pair",
+    3: "odd, less than any pack",
+    7: "one less than a pack of half",
+    8: "a pack of half, two of float",
+    9: "one more: packs of one",
+    31: "one less than a warp",
+    32: "a warp",
+    33: "one more than a warp",
+    63: "odd: two elements a lane, the last one missing",
+    64: "two elements a lane",
+    65: "three elements a lane, most missing",
+    127: "one less than 128",
+    128: "four elements a lane",
+    129: "one more than 128",
+    255: "one less than a warp of packs of half",
+    256: "a warp of packs of half",
+    257: "one more, odd",
+    511: "one less than 512",
+    512: "the last width of double in a warp",
+    513: "one more",
+    1000: "packs of half that do not fill the warp",
+    1023: "one less than a warp holds in float",
+    1024: "what a warp holds in float",
+    1025: "one more, odd: a block",
+    2047: "one less than 2048",
+    2048: "a power of two in a block",
+    2049: "one more, odd",
+    4096: "the end of the exhaustive sweep",
+    4100: "packs of four, not of eight",
+    8191: "odd: the block's registers, packs of one",
+    16384: "what a block holds in registers in float",
+    50257: "a prime vocabulary: shared memory, packs of one",
+    65536: "half fits shared memory, float does not",
+    131072: "longer than shared memory in every type",
+}
+
+SMALL = (1, 2, 3, 8, 33, 64, 129)  # few enough for compute-sanitizer and the simulator
+
+ROWS = {
+    0: "nothing to do, and no launch",
+    1: "one row",
+    2: "fewer than a block holds",
+    3: "odd: the last group of a pair has no partner",
+    29: "odd, more than a block holds",
+    1001: "more than an H200 runs at once in whole blocks",
+}
