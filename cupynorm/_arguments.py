@@ -85,8 +85,10 @@ def check(
                 raise ValueError(f"x is on device {device} and {name} on device {array.device.id}")
         for name, array in {"x": x, "out": out, **columns}.items():
             if array is not None and array.data.ptr % array.dtype.itemsize:
-                raise ValueError(f"{name} starts at an address that is no multiple of its {array.dtype.itemsize} bytes")
-        if not _is_contiguous(view(x).split(axes)[1]):
+                raise ValueError(
+                    f"{name} starts at an address that is no multiple of its {array.dtype.itemsize} bytes"
+                )
+        if x.size and not _is_contiguous(view(x).split(axes)[1]):
             raise ValueError(_not_contiguous("x", x, axes))
     if out is None:
         out = _allocate(on_device, device, x.shape, asked or x.dtype)
@@ -114,7 +116,9 @@ def _kind(name: str, array: object) -> bool:
     if _device.is_device_array(array):
         return True
     if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array: masks are not looked at, so give {name}.filled(...) or {name}.data")
+        raise TypeError(
+            f"{name} is a masked array: masks are not looked at, so give {name}.filled(...) or {name}.data"
+        )
     if isinstance(array, np.ndarray):
         return False
     raise TypeError(
@@ -198,20 +202,24 @@ def _check_out(
     reach = 1
     for stride, extent in sorted((abs(s), e) for s, e in zip(strides, extents, strict=True) if e > 1):
         if stride < reach:
-            raise ValueError(f"out has shape {out.shape} and strides {out.strides}: its elements overlap one another")
+            raise ValueError(
+                f"out has shape {out.shape} and strides {out.strides}: its elements overlap one another"
+            )
         reach = stride * (extent - 1) + reach
     same = here == view(x)
     for name, array in {"x": x, **columns}.items():
         if name == "x" and same:
             continue
         if _overlap(here, view(array)):
-            raise ValueError(f"out and {name} share memory" + (" in part: give x itself, or other memory" * (name == "x")))
+            raise ValueError(
+                f"out and {name} share memory" + (" in part: give x itself, or other memory" * (name == "x"))
+            )
 
 
 def _overlap(a: View, b: View) -> bool:
     """Say whether two views share a byte. NumPy solves it exactly; it never looks at the memory itself."""
     try:
-        return bool(np.shares_memory(_shadow(a), _shadow(b), max_work=100_000))
+        return bool(np.shares_memory(_shadow(a), _shadow(b), max_work=100_000))  # type: ignore[arg-type]  # numpy's stub knows two values of it
     except np.exceptions.TooHardError:
         return True
 

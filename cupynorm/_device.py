@@ -31,7 +31,9 @@ def cupy() -> ModuleType:
             "pip install 'cupynorm[cuda12]' or 'cupynorm[cuda13]'; `cupynorm doctor` says which"
         ) from error
     except OSError as error:  # CuPy makes its cache folder when it is imported
-        raise NoDeviceError(f"CuPy does not import ({error}): set CUPY_CACHE_DIR to a folder that you can write") from error
+        raise NoDeviceError(
+            f"CuPy does not import ({error}): set CUPY_CACHE_DIR to a folder that you can write"
+        ) from error
     return cupy  # type: ignore[no-any-return]
 
 
@@ -53,7 +55,7 @@ def _is_device_type(kind: type) -> bool:
 
 def is_device_array(x: object) -> bool:
     """Say whether x is a CuPy array, without importing CuPy for what cannot be one."""
-    return _is_device_type(type(x))
+    return _is_device_type(type(x))  # type: ignore[arg-type]  # every type hashes
 
 
 def present_device() -> int:

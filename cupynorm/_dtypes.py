@@ -54,7 +54,7 @@ def dtype_of(what: Any) -> Dtype:
         if "bfloat16" not in _types():
             raise TypeError("dtype bfloat16 needs the package ml_dtypes")
         return _types()["bfloat16"].dtype
-    dtype = np.dtype(what)
+    dtype: Dtype = np.dtype(what)
     dtype_name(dtype)
     return dtype
 

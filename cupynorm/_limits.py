@@ -28,8 +28,12 @@ RECORDED: dict[str, Limits] = {
     "h200": Limits("h200", "90", 132, 2048, 32, 65536, 233472, 232448 - STATIC_SHARED_BYTES, 1024, 60 << 20),
     "a100": Limits("a100", "80", 108, 2048, 32, 65536, 167936, 166912 - STATIC_SHARED_BYTES, 1024, 40 << 20),
     "t4": Limits("t4", "75", 40, 1024, 16, 65536, 65536, 65536 - STATIC_SHARED_BYTES, 0, 4 << 20),
-    "rtx4090": Limits("rtx4090", "89", 128, 1536, 24, 65536, 102400, 101376 - STATIC_SHARED_BYTES, 1024, 72 << 20),
+    "rtx4090": Limits(
+        "rtx4090", "89", 128, 1536, 24, 65536, 102400, 101376 - STATIC_SHARED_BYTES, 1024, 72 << 20
+    ),
 }
+
+
 def active_blocks(limits: Limits, block: int, registers: int, shared_bytes: int) -> int:
     """Return how many blocks one SM holds at once, as the driver's occupancy query would say.
 
@@ -38,7 +42,9 @@ def active_blocks(limits: Limits, block: int, registers: int, shared_bytes: int)
     """
     warps = -(-block // 32)
     registers_per_warp = -(-max(registers, 1) * 32 // 256) * 256
-    by_registers = limits.registers_per_sm // registers_per_warp // 4 * 4 // warps  # four schedulers share them
+    by_registers = (
+        limits.registers_per_sm // registers_per_warp // 4 * 4 // warps
+    )  # four schedulers share them
     unit = 128 if int(limits.compute_capability) >= 80 else 256  # noqa: PLR2004
     shared = -(-(shared_bytes + limits.reserved_shared_bytes) // unit) * unit
     by_shared = limits.shared_bytes_per_sm // shared if shared else limits.blocks_per_sm

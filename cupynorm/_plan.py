@@ -17,11 +17,23 @@ VARIANTS = ("warp", "block", "shared", "uncached")
 
 WARP = 32
 WAVES = 32  # of shared and uncached: blocks of a grid, in multiples of what the device holds at once
-ONE_BLOCK_PER_ROW = math.inf  # of warp and block: no loop over rows; a loop measured 2 to 5 % slower on an H200
+ONE_BLOCK_PER_ROW = (
+    math.inf
+)  # of warp and block: no loop over rows; a loop measured 2 to 5 % slower on an H200
 MAX_GRID = 2**31 - 1
 MAX_BLOCK = 1024
-MOST_ELEMENTS = {4: 32, 8: 16}  # that a thread of warp and block holds, by bytes of the compute type: no spill up to there
-CHUNK_ELEMENTS = {2: 32, 4: 16, 8: 4}  # that a thread of shared and uncached reads at a time, by bytes of an element
+MOST_ELEMENTS = {
+    4: 32,
+    8: 16,
+}  # that a thread of warp and block holds, by bytes of the compute type: no spill up to there
+REGISTERS = {4: (1, 32), 8: (4, 32)}  # of an element, and beside the elements, by bytes of the compute type
+AMPERE = 80  # before it the compiler wants some more
+ACCESS_BYTES = 16  # the widest
+CHUNK_ELEMENTS = {
+    2: 32,
+    4: 16,
+    8: 4,
+}  # that a thread of shared and uncached reads at a time, by bytes of an element
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +50,11 @@ HELD = (
     Held(row_bytes=8 << 10, thread_bytes=32, resident_threads=1280),
     Held(row_bytes=64 << 10, thread_bytes=64, resident_threads=1024),
 )
-HOISTED_ROW_BYTES = {2: 2 << 10, 4: 16 << 10, 8: 16 << 10}  # by bytes of an element: up to there hoisting measured better
+HOISTED_ROW_BYTES = {
+    2: 2 << 10,
+    4: 16 << 10,
+    8: 16 << 10,
+}  # by bytes of an element: up to there hoisting measured better
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,13 +84,12 @@ class Plan:
     """What will be launched.
 
     variant: where a row waits: "warp", "block", "shared" or "uncached". pack: elements moved by one instruction.
-    packs: packs that a thread holds (of one row; a chunk in shared and uncached). group: threads that share a row; 0 is the whole
-    block. rows_per_group: rows that a group holds at once. full: group x packs x pack is exactly the number of columns. hoist: the columns'
-    parameters wait in registers too. stages: 0, or how many
-    rows (of a group) are on their way through shared memory or in work.
-    grid, block: blocks and threads a block. shared_bytes: dynamic shared memory of a block. least_blocks: registers are kept
-    few enough for so many blocks on a multiprocessor. resident_blocks: blocks that
-    a multiprocessor holds at once. waves: grid / (multiprocessors x resident_blocks).
+    packs: packs that a thread holds (of one row; a chunk in shared and uncached). group: threads that share a row; 0 is
+    the whole block. rows_per_group: rows that a group holds at once. full: group x packs x pack is exactly the number of
+    columns. hoist: the columns' parameters wait in registers too. stages: 0, or how many rows (of a group) are on their
+    way through shared memory or in work. grid, block: blocks, and threads a block. shared_bytes: dynamic shared memory of
+    a block. least_blocks: registers are kept few enough for so many blocks on a multiprocessor. resident_blocks: blocks
+    that a multiprocessor holds at once. waves: grid / (multiprocessors x resident_blocks).
     """
 
     variant: str
@@ -153,9 +168,15 @@ def _as_wanted(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: P
     fits = wanted.variant in VARIANTS and problem.pack % wanted.pack == 0 and wanted.block % WARP == 0
     if wanted.group:
         fits = fits and wanted.block % wanted.group == 0 and wanted.packs == math.ceil(packs / wanted.group)
-        staged_bytes = wanted.stages * wanted.rows_per_group * wanted.packs * wanted.block * 16
-        fits = fits and (not wanted.stages or wanted.pack * problem.load_bytes == 16) and staged_bytes <= limits.shared_bytes_per_block  # noqa: PLR2004
-        plan = dataclasses.replace(wanted, full=wanted.group * wanted.packs == packs, shared_bytes=staged_bytes)
+        staged_bytes = wanted.stages * wanted.rows_per_group * wanted.packs * wanted.block * ACCESS_BYTES
+        fits = (
+            fits
+            and (not wanted.stages or wanted.pack * problem.load_bytes == ACCESS_BYTES)
+            and staged_bytes <= limits.shared_bytes_per_block
+        )
+        plan = dataclasses.replace(
+            wanted, full=wanted.group * wanted.packs == packs, shared_bytes=staged_bytes
+        )
         blocks = math.ceil(problem.rows / (plan.block // plan.group * plan.rows_per_group))
     else:
         shared_bytes = shared_bytes_of(problem) if wanted.variant == "shared" else 0
@@ -213,7 +234,8 @@ def _in_registers(
 
 def _fitting_threads(problem: Problem, limits: Limits, elements: int) -> int:
     """Return how many threads of so many elements an SM can hold without spilling any."""
-    registers = elements * (1 if problem.compute_bytes == 4 else 4) + (32 if int(limits.compute_capability) >= 80 else 48)  # noqa: PLR2004
+    each, others = REGISTERS[problem.compute_bytes]
+    registers = elements * each + others + (0 if int(limits.compute_capability) >= AMPERE else 16)
     return min(limits.threads_per_sm, limits.registers_per_sm // registers)
 
 
@@ -233,7 +255,11 @@ def _block(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | Non
     if held is None:
         return None
     group = max(2 * WARP, _group(problem, held.thread_bytes))
-    return _in_registers(problem, limits, occupancy, "block", group, held.resident_threads) if group <= MAX_BLOCK else None
+    return (
+        _in_registers(problem, limits, occupancy, "block", group, held.resident_threads)
+        if group <= MAX_BLOCK
+        else None
+    )
 
 
 def _whole_block(problem: Problem, variant: str, block: int, shared_bytes: int) -> Plan:

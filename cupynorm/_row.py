@@ -14,7 +14,17 @@ from cupynorm._arguments import Call, view
 from cupynorm._dtypes import Dtype, compute_dtype, cpp, dtype_of
 from cupynorm._limits import RECORDED, Limits, active_blocks
 from cupynorm._plan import Plan, Problem, choose
-from cupynorm.functors import EMPTY, POINTER, Struct, View, affine_store, arguments, column, direct, pack_width
+from cupynorm.functors import (
+    EMPTY,
+    POINTER,
+    Struct,
+    View,
+    affine_store,
+    arguments,
+    column,
+    direct,
+    pack_width,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,7 +94,9 @@ def spelled(
     store = affine_store(y.split(axes)[0], gamma, beta)
     whole = arguments(twin, load, store, rows, cols)
     problem = Problem(rows, cols, pack_width(x, y, axes), x.dtype.itemsize, compute.itemsize, bool(columns))
-    return Spelled(problem, twin, load, store, whole, _compile.text(op.source, whole.cpp, whole.dtype.itemsize))
+    return Spelled(
+        problem, twin, load, store, whole, _compile.text(op.source, whole.cpp, whole.dtype.itemsize)
+    )
 
 
 class _Launch(NamedTuple):
@@ -134,11 +146,18 @@ def _prepare(device: int, what: Spelled, wanted: str | Plan | None) -> _Launch:
     limits = _device.limits_of(device)
 
     def load(plan: Plan) -> _compile.Kernel:
-        return _compile.kernel(device, what.text, what.expression(plan), limits.shared_bytes_per_block if plan.shared_bytes else 0)
+        return _compile.kernel(
+            device,
+            what.text,
+            what.expression(plan),
+            limits.shared_bytes_per_block if plan.shared_bytes else 0,
+        )
 
     def occupancy(plan: Plan) -> int:
         return int(
-            _device.driver().occupancyMaxActiveBlocksPerMultiprocessor(load(plan).pointer, plan.block, plan.shared_bytes)
+            _device.driver().occupancyMaxActiveBlocksPerMultiprocessor(
+                load(plan).pointer, plan.block, plan.shared_bytes
+            )
         )
 
     plan = choose(what.problem, limits, occupancy, wanted)
@@ -185,7 +204,7 @@ def explain(
     plan: str | Plan | None = None,
     device: str | None = None,
 ) -> Explanation:
-    """Say what op(x) would launch for a contiguous, aligned x of this shape and dtype, on a device of RECORDED or the present one.
+    """Say what op(x) would launch for a contiguous, aligned x, on a device of RECORDED or the present one.
 
     Registers come from the compiler (NVRTC needs no device); without NVRTC the kernel's upper bound stands for them.
     Raises ValueError for an unknown device or a variant that cannot hold the row, NoDeviceError if there is no device to ask.
@@ -232,7 +251,11 @@ class _Compiled:
         self._limits = limits
         self._images: dict[str, _nvrtc.Cubin] = {}
         version = _nvrtc.available()
-        self.note = "" if version else "NVRTC is not installed: registers are not known, and their bound is taken for occupancy"
+        self.note = (
+            ""
+            if version
+            else "NVRTC is not installed: registers are not known, and their bound is taken for occupancy"
+        )
 
     def _image(self, plan: Plan) -> _nvrtc.Cubin | None:
         if self.note:
@@ -246,7 +269,7 @@ class _Compiled:
 
     def registers(self, plan: Plan) -> int | None:
         image = self._image(plan)
-        return image and image.registers
+        return None if image is None else image.registers
 
     def resident_blocks(self, plan: Plan) -> int:
         image = self._image(plan)

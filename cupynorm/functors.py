@@ -133,7 +133,13 @@ def pack_width(x: View, y: View, axes: int) -> int:
 def arguments(op: Struct, load: Struct, store: Struct, rows: int, cols: int) -> Struct:
     """Twin of Arguments: the one argument of every row kernel."""
     dtype = np.dtype(
-        [("load", load.dtype), ("store", store.dtype), ("op", op.dtype), ("rows", np.int64), ("cols", np.int64)],
+        [
+            ("load", load.dtype),
+            ("store", store.dtype),
+            ("op", op.dtype),
+            ("rows", np.int64),
+            ("cols", np.int64),
+        ],
         align=True,
     )
     spelling = f"cupynorm::Arguments<{op.cpp}, {load.cpp}, {store.cpp}>"

@@ -8,7 +8,9 @@ from cupynorm import _row, reference
 from cupynorm._arguments import check, check_eps
 from cupynorm._plan import Plan
 
-LAYER_NORM = _row.RowOp("layer_norm", "layer_norm.cu", "LayerNorm", ("gamma", "beta"), ("mean", "rstd"), has_eps=True)
+LAYER_NORM = _row.RowOp(
+    "layer_norm", "layer_norm.cu", "LayerNorm", ("gamma", "beta"), ("mean", "rstd"), has_eps=True
+)
 RMS_NORM = _row.RowOp("rms_norm", "rms_norm.cu", "RmsNorm", ("gamma",), ("rstd",), has_eps=True)
 
 
@@ -35,8 +37,8 @@ def layer_norm(
     float32 (float64). `out` may be x itself. An x without rows gives an empty result. `plan` forces a variant
     ("warp", "block", "shared", "uncached") on a device.
 
-    Raises TypeError for arrays of another kind or dtype, or of both kinds in one call; ValueError for shapes, axes, eps, devices or an
-    `out` that do not fit; CompileError with the compiler's log; NoDeviceError.
+    Raises TypeError for arrays of another kind or dtype, or of both kinds in one call; ValueError for shapes, axes, eps,
+    devices or an `out` that do not fit; CompileError with the compiler's log; NoDeviceError.
     """
     eps = check_eps(eps)
     call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, columns={"gamma": gamma, "beta": beta})

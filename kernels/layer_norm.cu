@@ -7,31 +7,44 @@ namespace cupynorm {
 template <typename T>
 struct LayerNorm {
   using Compute = T;
-  // Statistics of x - first, where first is one element of the row: float differences of near numbers are exact, so a
+  // Statistics of x - origin, where origin is one element of the row: float differences of near numbers are exact, so a
   // row whose mean is far larger than its deviation (1000 and 0.1, say) keeps all its digits.
   struct State {
     T mean, m2, count;
   };
   struct Row {
-    T first, mean, rstd, offset;
+    T origin, mean, rstd, offset;
   };
 
   T* mean;  // one per row, or null if nobody asked
   T* rstd;
   T eps;
 
-  static constexpr bool kCentred = true;  // summarize is given an element of the row to count from
 
   static T padding() { return 0; }
+  static constexpr bool kHasOrigin = true;
+
+  // Where to count from: of a few elements the one nearest to 0, since an outlier would cost digits. With a mean far from 0
+  // any element is near enough. 16 bits have no such digits to lose: the first element will do.
+  template <int N, typename Loaded>
+  static T origin_of(const T (&x)[N], Loaded) {
+    T nearest = x[0];
+    if constexpr (sizeof(Loaded) > 2) {
+#pragma unroll
+      for (int i = 1; i < (N < 4 ? N : 4); ++i) nearest = magnitude(x[i]) < magnitude(nearest) ? x[i] : nearest;
+    }
+    return nearest;
+  }
+
   static State identity() { return {0, 0, 0}; }
 
-  // Exact two-pass over what one thread holds. The elements from `valid` on are padding. Leaves x - first in x.
+  // Exact two-pass over what one thread holds. The elements from `valid` on are padding. Leaves x - origin in x.
   template <int N>
-  static State summarize(T (&x)[N], int valid, T first) {
+  static State summarize(T (&x)[N], int valid, T origin) {
     T sum = 0, m2 = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      x[i] -= first;
+      x[i] -= origin;
       if (i < valid) sum += x[i];
     }
     T mean = valid == N ? sum * (T(1) / N) : sum * reciprocal(larger(T(valid), T(1)));
@@ -44,14 +57,16 @@ struct LayerNorm {
   }
 
   // Chan et al. 1979. kEqual: both sides hold the same number of elements. Symmetric in a and b to the last bit, so that
-  // all lanes of a butterfly agree.
+  // all lanes of a butterfly agree. Only the difference of the means is multiplied by what is rounded: it is small.
   template <bool kEqual>
   static State merge(State a, State b) {
-    T count = a.count + b.count, d = b.mean - a.mean;
-    if constexpr (kEqual) return {T(0.5) * (a.mean + b.mean), a.m2 + b.m2 + d * d * (T(0.25) * count), count};
-    T share = reciprocal(larger(count, T(1)));
-    T left = a.mean * a.count, right = b.mean * b.count;
-    return {(left + right) * share, a.m2 + b.m2 + d * d * (a.count * b.count * share), count};
+    T count = a.count + b.count, d = b.mean - a.mean, middle = T(0.5) * (a.mean + b.mean);
+    if constexpr (kEqual) return {middle, a.m2 + b.m2 + d * d * (T(0.25) * count), count};
+    if (a.count == 0) return b;
+    if (b.count == 0) return a;
+    T share = reciprocal(count);
+    T lean = (T(0.5) * d) * ((b.count - a.count) * share);
+    return {middle + lean, a.m2 + b.m2 + d * d * (a.count * b.count * share), count};
   }
 
   // What crosses between threads. Equal counts need not: both sides know them at compile time.
@@ -64,16 +79,16 @@ struct LayerNorm {
   static State rebase(State s, T from, T to) { return {s.mean + (from - to), s.m2, s.count}; }
 
   template <typename Cols>
-  Row finish(State, State row, Cols cols, T first) const {
+  Row finish(State, State row, Cols cols, T origin) const {
     T rstd = reciprocal_root(row.m2 * reciprocal(T(cols)) + eps);
-    return {first, row.mean, rstd, -row.mean * rstd};
+    return {origin, row.mean, rstd, -row.mean * rstd};
   }
 
   static T map(T x, Row row) { return multiply_add(x, row.rstd, row.offset); }                  // of what summarize left
-  static T map_raw(T x, Row row) { return multiply_add(x - row.first, row.rstd, row.offset); }  // of what was loaded
+  static T map_raw(T x, Row row) { return multiply_add(x - row.origin, row.rstd, row.offset); }  // of what was loaded
 
   void save(int64 index, Row row) const {
-    if (mean) mean[index] = row.first + row.mean;
+    if (mean) mean[index] = row.origin + row.mean;
     if (rstd) rstd[index] = row.rstd;
   }
 };

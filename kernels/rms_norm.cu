@@ -17,8 +17,8 @@ struct RmsNorm {
   T* rstd;  // one per row, or null if nobody asked
   T eps;
 
-  static constexpr bool kCentred = false;
 
+  static constexpr bool kHasOrigin = false;
   static T padding() { return 0; }
   static State identity() { return {0}; }
 

@@ -40,8 +40,8 @@ struct Softmax {
     T max, scale, factor;
   };
 
-  static constexpr bool kCentred = false;
 
+  static constexpr bool kHasOrigin = false;
   static T padding() { return -infinity<T>(); }
   static State identity() { return State::identity(); }
 
@@ -87,8 +87,8 @@ struct LogSoftmax {
     T max, log_sum;
   };
 
-  static constexpr bool kCentred = false;
 
+  static constexpr bool kHasOrigin = false;
   static T padding() { return -infinity<T>(); }
   static State identity() { return State::identity(); }
 

@@ -7,19 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simulator
-from simulator import simulated  # noqa: F401  a fixture
 
 import cupynorm
 from cupynorm import _compile, _device, _row
 from cupynorm.norm import LAYER_NORM
+from tests import simulator
+from tests.simulator import simulated
+
+__all__ = ["simulated"]  # a fixture
 
 
 def rows(shape: tuple[int, ...] = (6, 40), dtype: Any = np.float32) -> Any:
     return np.random.default_rng(0).standard_normal(shape).astype(dtype)
 
 
-def test_a_device_array_comes_back_as_one_and_equals_the_host(simulated: Any) -> None:  # noqa: F811
+def test_a_device_array_comes_back_as_one_and_equals_the_host(simulated: Any) -> None:
     host = rows()
 
     y = cupynorm.softmax(simulated.cupy.asarray(host))
@@ -28,7 +30,7 @@ def test_a_device_array_comes_back_as_one_and_equals_the_host(simulated: Any) ->
     np.testing.assert_allclose(simulated.cupy.asnumpy(y), cupynorm.softmax(host), rtol=1e-6)
 
 
-def test_host_and_device_arrays_do_not_mix(simulated: Any) -> None:  # noqa: F811
+def test_host_and_device_arrays_do_not_mix(simulated: Any) -> None:
     x = simulated.cupy.asarray(rows())
     with pytest.raises(TypeError, match="x is a CuPy array .* and gamma is a NumPy array"):
         cupynorm.layer_norm(x, np.ones(40, np.float32))
@@ -55,22 +57,24 @@ def test_an_array_of_another_device_runs_there(monkeypatch: pytest.MonkeyPatch) 
     assert two.cupy.cuda.runtime.getDevice() == 0
 
 
-def test_columns_that_are_not_contiguous_are_refused_with_the_cure(simulated: Any) -> None:  # noqa: F811
+def test_columns_that_are_not_contiguous_are_refused_with_the_cure(simulated: Any) -> None:
     x = simulated.cupy.asarray(rows((6, 80)))[:, ::2]
     with pytest.raises(ValueError, match="must be contiguous .*cupy.ascontiguousarray"):
         cupynorm.softmax(x)
 
 
-def test_rows_may_lie_anywhere_and_are_not_copied(simulated: Any) -> None:  # noqa: F811
+def test_rows_may_lie_anywhere_and_are_not_copied(simulated: Any) -> None:
     host = rows((4, 6, 50))
     x = simulated.cupy.asarray(host)
 
     y = cupynorm.layer_norm(x[::2, ::-1, 3:43])
 
-    np.testing.assert_allclose(simulated.cupy.asnumpy(y), cupynorm.layer_norm(host[::2, ::-1, 3:43]), rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        simulated.cupy.asnumpy(y), cupynorm.layer_norm(host[::2, ::-1, 3:43]), rtol=2e-6, atol=1e-6
+    )
 
 
-def test_an_empty_batch_launches_nothing(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_an_empty_batch_launches_nothing(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_device, "driver", lambda: pytest.fail("the driver was asked"))
 
     y, mean, _ = cupynorm.layer_norm(simulated.cupy.empty((0, 7), np.float32), return_stats=True)
@@ -78,7 +82,7 @@ def test_an_empty_batch_launches_nothing(simulated: Any, monkeypatch: pytest.Mon
     assert (y.shape, mean.shape) == ((0, 7), (0,))
 
 
-def test_a_plan_is_made_once_for_a_problem(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_plan_is_made_once_for_a_problem(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x = simulated.cupy.asarray(rows())
     cupynorm.softmax(x)
     monkeypatch.setattr(_row, "choose", lambda *_: pytest.fail("asked again"))
@@ -86,7 +90,7 @@ def test_a_plan_is_made_once_for_a_problem(simulated: Any, monkeypatch: pytest.M
     cupynorm.softmax(x)
 
 
-def test_threads_that_start_cold_compile_once(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_threads_that_start_cold_compile_once(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     loads = []
     original = _compile._load
     monkeypatch.setattr(_compile, "_load", lambda *given: loads.append(given) or original(*given))
@@ -105,7 +109,7 @@ def test_threads_that_start_cold_compile_once(simulated: Any, monkeypatch: pytes
         np.testing.assert_allclose(simulated.cupy.asnumpy(y), expected, rtol=1e-6)
 
 
-def test_a_result_does_not_depend_on_the_other_rows(simulated: Any) -> None:  # noqa: F811
+def test_a_result_does_not_depend_on_the_other_rows(simulated: Any) -> None:
     host = rows((9, 77), np.float16)
     alone = simulated.cupy.asnumpy(cupynorm.layer_norm(simulated.cupy.asarray(host[4:5])))
     host[:4] = np.nan
@@ -115,13 +119,19 @@ def test_a_result_does_not_depend_on_the_other_rows(simulated: Any) -> None:  # 
     assert alone.tobytes() == among[4:5].tobytes()
 
 
-def test_a_compiler_error_shows_the_log_and_the_kernels_file_and_line(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr(_compile, "text", lambda *_: '#include <cupynorm/row.cuh>\n#line 7 "layer_norm.cu"\nint x = y;\n')
+def test_a_compiler_error_shows_the_log_and_the_kernels_file_and_line(
+    simulated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        _compile, "text", lambda *_: '#include <cupynorm/row.cuh>\n#line 7 "layer_norm.cu"\nint x = y;\n'
+    )
     with pytest.raises(cupynorm.CompileError, match=r"layer_norm\.cu.?.?7"):
         cupynorm.layer_norm(simulated.cupy.asarray(rows()))
 
 
-def test_the_layout_guard_stops_a_struct_that_differs(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_the_layout_guard_stops_a_struct_that_differs(
+    simulated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = _compile.text
     monkeypatch.setattr(_compile, "text", lambda source, whole, size: original(source, whole, size + 8))
     with pytest.raises(cupynorm.CompileError, match="host and device layouts differ"):

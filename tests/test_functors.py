@@ -68,7 +68,9 @@ def test_every_element_of_a_strided_view_is_found() -> None:
         (F4, 1, 1, 0, 1),
     ],
 )
-def test_pack_follows_columns_strides_and_alignment(dtype: Any, cols: int, row_stride: int, offset: int, pack: int) -> None:
+def test_pack_follows_columns_strides_and_alignment(
+    dtype: Any, cols: int, row_stride: int, offset: int, pack: int
+) -> None:
     x = View(1 << 20 | offset, (8, cols), (row_stride * dtype.itemsize, dtype.itemsize), dtype)
     y = View(1 << 21, (8, cols), (cols * dtype.itemsize, dtype.itemsize), dtype)
 
@@ -94,7 +96,9 @@ def test_the_wider_type_bounds_the_pack() -> None:
         ((), (6,), "cupynorm::StridedColumn<float, 1>"),
     ],
 )
-def test_a_column_is_contiguous_or_strided(shape: tuple[int, ...], normalised: tuple[int, ...], spelling: str) -> None:
+def test_a_column_is_contiguous_or_strided(
+    shape: tuple[int, ...], normalised: tuple[int, ...], spelling: str
+) -> None:
     strides = tuple(int(np.prod(shape[i + 1 :])) * 4 for i in range(len(shape)))
     parameter = View(1 << 20, shape, strides, F4)
 
@@ -103,7 +107,9 @@ def test_a_column_is_contiguous_or_strided(shape: tuple[int, ...], normalised: t
 
 def test_a_misaligned_column_is_read_in_narrower_accesses() -> None:
     assert functors.column(View(1 << 20 | 8, (6,), (4,), F4), (6,)).cpp == "cupynorm::Column<float, 2>"
-    assert functors.column(View(1 << 20 | 2, (6,), (2,), F2), (6,)).cpp == "cupynorm::Column<cupynorm::half, 1>"
+    assert (
+        functors.column(View(1 << 20 | 2, (6,), (2,), F2), (6,)).cpp == "cupynorm::Column<cupynorm::half, 1>"
+    )
 
 
 def test_a_column_that_does_not_broadcast_is_refused() -> None:

@@ -18,7 +18,9 @@ def resident(plan: Plan) -> int:
     return active_blocks(H200, plan.block, 64, plan.shared_bytes)
 
 
-def problem(rows: int = 49152, cols: int = 1024, pack: int = 8, load_bytes: int = 2, compute_bytes: int = 4) -> Problem:
+def problem(
+    rows: int = 49152, cols: int = 1024, pack: int = 8, load_bytes: int = 2, compute_bytes: int = 4
+) -> Problem:
     return Problem(rows, cols, pack, load_bytes, compute_bytes)
 
 
@@ -146,5 +148,7 @@ def test_a_plan_is_a_value() -> None:
         ("rtx4090", 512, 40, 0, 3),
     ],
 )
-def test_active_blocks_are_the_drivers(device: str, block: int, registers: int, shared_bytes: int, expected: int) -> None:
+def test_active_blocks_are_the_drivers(
+    device: str, block: int, registers: int, shared_bytes: int, expected: int
+) -> None:
     assert active_blocks(RECORDED[device], block, registers, shared_bytes) == expected

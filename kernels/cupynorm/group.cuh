@@ -16,30 +16,30 @@ inline typename Op::State reduce_lanes(typename Op::State s) {
   return s;
 }
 
-// A warp's state in shared memory, and the element that it counts from.
+// A warp's state in shared memory, and the value that it counts from.
 template <class Op>
 struct Slot {
   typename Op::State state;
-  typename Op::Compute first;
+  typename Op::Compute origin;
 };
 
 // Over the kWarps neighbouring warps (a power of two, 32 at most) of each group of a block, after each warp has reduced its
 // lanes; kRows states at once. Every thread gets its group's results. `warp` counts within the group. All threads of the
-// block must call. `first` is what each warp's states count from; every warp ends with its own. One barrier: a caller in a loop must take other slots the next time, so that nobody overwrites what a
-// slow warp still reads.
+// block must call. `origin` is what each warp's states count from; every warp ends with its own. One barrier: a caller in a
+// loop must take other slots the next time, so that nobody overwrites what a slow warp still reads.
 template <class Op, bool kEqual, int kWarps, int kRows, int kGroups>
-inline void reduce_warps(typename Op::State (&s)[kRows], const typename Op::Compute (&first)[kRows],
+inline void reduce_warps(typename Op::State (&s)[kRows], const typename Op::Compute (&origin)[kRows],
                          Slot<Op> (&slots)[kRows][kGroups][kWarps], int group, int warp) {
   const int lane = threadIdx.x % kWarp;
   if (lane == 0) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) slots[r][group][warp] = {s[r], first[r]};
+    for (int r = 0; r < kRows; ++r) slots[r][group][warp] = {s[r], origin[r]};
   }
   __syncthreads();
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const Slot<Op> slot = slots[r][group][lane % kWarps];
-    s[r] = reduce_lanes<Op, kEqual, kWarps>(Op::rebase(slot.state, slot.first, first[r]));
+    s[r] = reduce_lanes<Op, kEqual, kWarps>(Op::rebase(slot.state, slot.origin, origin[r]));
   }
 }
 

@@ -15,11 +15,18 @@ inline double exponential(double x) { return exp(x); }
 inline float logarithm(float x) { return log2_approx(x) * 0.6931471805599453f; }
 inline double logarithm(double x) { return log(x); }
 
-inline float reciprocal(float x) { return reciprocal_approx(x); }
+// One Newton step after the approximation: half an ulp, for finite x other than 0.
+inline float reciprocal(float x) {
+  float r = reciprocal_approx(x);
+  return fmaf(r, fmaf(-x, r, 1.0f), r);
+}
 inline double reciprocal(double x) { return 1.0 / x; }
 
 inline float reciprocal_root(float x) { return rsqrtf(x); }
 inline double reciprocal_root(double x) { return 1.0 / sqrt(x); }
+
+inline float magnitude(float x) { return fabsf(x); }
+inline double magnitude(double x) { return fabs(x); }
 
 inline float larger(float a, float b) { return fmaxf(a, b); }
 inline double larger(double a, double b) { return fmax(a, b); }

@@ -119,10 +119,12 @@ inline unsigned low_word(double x) { return unsigned(same_bits<unsigned long lon
 inline unsigned high_word(double x) { return unsigned(same_bits<unsigned long long>(x) >> 32); }
 
 inline void hide(unsigned&) {}
-inline void copy_ahead(void* shared, const void* global) { *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global); }
-inline void commit_copies() {}
+inline void copy_ahead(void* shared, const void* global) { simulator::copy_later(shared, global, 16, {"copy_ahead", __FILE__, __LINE__}); }
+inline void commit_copies() { simulator::commit_copies(); }
 template <int kNewest>
-inline void wait_for_copies() {}
+inline void wait_for_copies() {
+  simulator::wait_for_copies(kNewest);
+}
 inline float exp2_approx(float x) { return std::exp2(x); }
 inline float log2_approx(float x) { return std::log2(x); }
 inline float reciprocal_approx(float x) { return 1.0f / x; }

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       wait_for_copies<(Shape::kStages > 0 ? Shape::kStages - 1 : 0)>();
     }
     Pack<Type, kPack> loaded[kRows][kPacks];
-    Compute first[kRows], x[kRows][kPack * kPacks];
+    Compute origin[kRows], x[kRows][kPack * kPacks];
     State mine[kRows], total[kRows];
     Columns columns[kPacks];
 #pragma unroll
@@ -100,14 +100,20 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) unpack<kPack>(loaded[r][p], x[r] + p * kPack);
-      // each warp counts from its own first element: the row's would be one more access to memory
-      first[r] = Op::kCentred ? __shfl_sync(kAllLanes, x[r][0], 0, kGroup < kWarp ? kGroup : kWarp) : Compute(0);
-      mine[r] = Op::summarize(x[r], (kFull ? kPacks : held) * kPack, first[r]);
+      origin[r] = 0;
+      if constexpr (Op::kHasOrigin) {  // each warp takes its own: the row's would be one more access to memory
+        constexpr int kSure = kPacks > 1 ? (kPacks - 1) * kPack : kPack;  // a warp's first lane may miss its last pack
+        Compute leading[kSure < 4 ? kSure : 4];
+#pragma unroll
+        for (int i = 0; i < (kSure < 4 ? kSure : 4); ++i) leading[i] = x[r][i];
+        origin[r] = __shfl_sync(kAllLanes, Op::origin_of(leading, Type()), 0, kGroup < kWarp ? kGroup : kWarp);
+      }
+      mine[r] = Op::summarize(x[r], (kFull ? kPacks : held) * kPack, origin[r]);
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) total[r] = reduce_lanes<Op, kFull, (kGroup < kWarp ? kGroup : kWarp)>(mine[r]);
     if constexpr (kWarps > 1) {
-      reduce_warps<Op, kFull, kWarps>(total, first, slots[turn], group, lane / kWarp);
+      reduce_warps<Op, kFull, kWarps>(total, origin, slots[turn], group, lane / kWarp);
       turn ^= 1;
     }
     if constexpr (Shape::kHoist) {
@@ -118,7 +124,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     for (int r = 0; r < kRows; ++r) {
       const int64 row = base + r * kGroups + group;
       if (row >= a.rows) continue;
-      const typename Op::Row whole = a.op.finish(mine[r], total[r], cols, first[r]);
+      const typename Op::Row whole = a.op.finish(mine[r], total[r], cols, origin[r]);
       if (lane == 0) a.op.save(row, whole);
       const auto line = a.store.at(row);
 #pragma unroll
@@ -137,7 +143,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
 // Reads a row of which the block holds no more than kPacks packs a thread at a time, and gives the block's State of all of it.
 // `keep(number, pack)` sees each pack as it was loaded.
 template <class Op, int kPack, int kPacks, typename Type, class Line, class Keep>
-inline typename Op::State summarize_row(const Line& line, int64 packs, typename Op::Compute first, Keep keep,
+inline typename Op::State summarize_row(const Line& line, int64 packs, typename Op::Compute origin, Keep keep,
                                         typename Op::State* slots, int turn) {
   using Compute = typename Op::Compute;
   typename Op::State mine = Op::identity();
@@ -160,16 +166,21 @@ inline typename Op::State summarize_row(const Line& line, int64 packs, typename 
       if (p < held) keep(start + p * int(blockDim.x), loaded[p]);
       unpack<kPack>(loaded[p], x + p * kPack);
     }
-    mine = Op::template merge<false>(mine, Op::summarize(x, held * kPack, first));
+    mine = Op::template merge<false>(mine, Op::summarize(x, held * kPack, origin));
   }
   return reduce_block<Op>(mine, slots, turn);
 }
 
-template <class Op, class Line>
-inline typename Op::Compute first_of(const Line& line) {
-  typename Op::Compute first = 0;
-  if constexpr (Op::kCentred) unpack<1>(line.template load<1>(0), &first);
-  return first;
+template <class Op, int kPack, typename Type, class Line>
+inline typename Op::Compute origin_of(const Line& line, int64 packs) {
+  if constexpr (Op::kHasOrigin) {
+    constexpr int kCount = kPack < 4 ? 4 / kPack : 1;
+    typename Op::Compute leading[kCount * kPack];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) unpack<kPack>(line.template load<kPack>((i < packs ? i : 0) * kPack), leading + i * kPack);
+    return Op::origin_of(leading, Type());
+  }
+  return 0;
 }
 
 // shared: the row waits in the block's shared memory, in the load type. A thread reads back only what it wrote itself, so
@@ -184,11 +195,11 @@ __global__ void __launch_bounds__(1024) row_shared(const __grid_constant__ Argum
   int turn = 0;
   for (int64 row = blockIdx.x; row < a.rows; row += gridDim.x, turn ^= 1) {
     const auto from = a.load.at(row);
-    const Compute first = first_of<Op>(from);
+    const Compute origin = origin_of<Op, kPack, Type>(from, packs);
     const auto total = summarize_row<Op, kPack, kPacks, Type>(
-        from, packs, first, [kept](int64 number, const Pack<Type, kPack>& pack) { store_pack(kept + number * kPack, pack); },
+        from, packs, origin, [kept](int64 number, const Pack<Type, kPack>& pack) { store_pack(kept + number * kPack, pack); },
         slots, turn);
-    const typename Op::Row whole = a.op.finish(total, total, int(a.cols), first);
+    const typename Op::Row whole = a.op.finish(total, total, int(a.cols), origin);
     if (threadIdx.x == 0) a.op.save(row, whole);
     const auto to = a.store.at(row);
     // a 64-bit counter: with 32 bits the compiler splits the stores into words
@@ -213,10 +224,10 @@ __global__ void __launch_bounds__(1024) row_uncached(const __grid_constant__ Arg
   int turn = 0;
   for (int64 row = blockIdx.x; row < a.rows; row += gridDim.x, turn ^= 1) {
     const auto from = a.load.at(row);
-    const Compute first = first_of<Op>(from);
+    const Compute origin = origin_of<Op, kPack, Type>(from, packs);
     const auto total = summarize_row<Op, kPack, kPacks, Type>(
-        from, packs, first, [](int64, const Pack<Type, kPack>&) {}, slots, turn);
-    const typename Op::Row whole = a.op.finish(total, total, a.cols, first);
+        from, packs, origin, [](int64, const Pack<Type, kPack>&) {}, slots, turn);
+    const typename Op::Row whole = a.op.finish(total, total, a.cols, origin);
     if (threadIdx.x == 0) a.op.save(row, whole);
     const auto to = a.store.at(row);
     for (int64 start = threadIdx.x; start < packs; start += int64(blockDim.x) * kPacks) {

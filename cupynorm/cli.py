@@ -1,0 +1,433 @@
+"""The command `cupynorm`. A command parses, calls one function of the library, and prints."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from click.shell_completion import CompletionItem
+
+    from cupynorm.testing import Result
+
+CHECK_FAILED, USAGE, NO_DEVICE, BAD_FILE, INTERRUPTED = 1, 2, 3, 4, 130
+COLORS = {"ok": "green", "warning": "yellow", "fault": "red"}
+COMPLETION = {
+    "bash": ("~/.bashrc", 'eval "$(_CUPYNORM_COMPLETE=bash_source cupynorm)"'),
+    "zsh": ("~/.zshrc", 'eval "$(_CUPYNORM_COMPLETE=zsh_source cupynorm)"'),
+    "fish": ("~/.config/fish/completions/cupynorm.fish", "_CUPYNORM_COMPLETE=fish_source cupynorm | source"),
+}
+
+
+class Failure(click.ClickException):
+    """A message for the user, and the exit status that goes with it."""
+
+    def __init__(self, message: object, exit_code: int) -> None:
+        super().__init__(str(message))
+        self.exit_code = exit_code  # type: ignore[misc]
+
+
+class Commands(click.Group):
+    """Commands whose expected errors become messages with an exit status; others keep their traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        from cupynorm import CompileError, NoDeviceError  # noqa: PLC0415
+        from cupynorm.files import FileError  # noqa: PLC0415
+
+        try:
+            return super().invoke(ctx)
+        except NoDeviceError as error:
+            raise Failure(error, NO_DEVICE) from error
+        except FileError as error:
+            raise Failure(error, BAD_FILE) from error
+        except CompileError as error:
+            raise Failure(error, CHECK_FAILED) from error
+        except MemoryError as error:  # CuPy's, too
+            raise Failure(
+                f"out of memory: {error or 'a block of rows does not fit'}", CHECK_FAILED
+            ) from error
+        except KeyboardInterrupt as error:
+            raise Failure("interrupted", INTERRUPTED) from error
+
+
+@contextlib.contextmanager
+def _user_input() -> Iterator[None]:
+    """Make usage errors of ValueError and TypeError: what the library refuses here came from the user."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise Failure(error, USAGE) from error
+
+
+class Name(click.ParamType):  # type: ignore[type-arg]
+    """A name that the library knows, looked up when first needed: `--help` stays instant."""
+
+    def __init__(self, name: str, names: Callable[[], Iterable[str]]) -> None:
+        self.name = name
+        self._names = names
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name if the library knows it."""
+        names = list(self._names())
+        if value not in names:
+            self.fail(f"{value!r} is not one of {', '.join(names)}", param, ctx)
+        return str(value)
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """Return the names that begin like this."""
+        from click.shell_completion import CompletionItem  # noqa: PLC0415
+
+        return [CompletionItem(name) for name in self._names() if name.startswith(incomplete)]
+
+
+class Integers(click.ParamType):  # type: ignore[type-arg]
+    """Integers with commas between them; one alone is a tuple, too."""
+
+    name = "n,n,..."
+
+    def __init__(self, least: int | None = None) -> None:
+        self._least = least
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Return the integers of a text."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(int(each) for each in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of integers such as 1024 or 64,1024", param, ctx)
+        if self._least is not None and min(numbers) < self._least:
+            self.fail(f"{value!r} has a number below {self._least}", param, ctx)
+        return numbers
+
+
+def _ops() -> list[str]:
+    from cupynorm.catalog import OPS  # noqa: PLC0415
+
+    return [op.name for op in OPS]
+
+
+def _variants() -> tuple[str, ...]:
+    from cupynorm._plan import VARIANTS  # noqa: PLC0415
+
+    return VARIANTS
+
+
+def _recorded() -> Iterable[str]:
+    from cupynorm._limits import RECORDED  # noqa: PLC0415
+
+    return RECORDED
+
+
+DTYPE = click.Choice(["float16", "bfloat16", "float32", "float64"])
+FILE = click.Path(path_type=Path)
+VARIANT = Name("variant", _variants)
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+_plan_option = click.option("--plan", type=VARIANT, help="Force a variant: warp, block, shared or uncached.")
+_op_argument = click.argument("op", type=Name("op", _ops), metavar="OP")
+_axis_option = click.option(
+    "--axis",
+    type=Integers(),
+    callback=lambda _ctx, _param, axes: axes[0] if len(axes) == 1 else axes,
+    default="-1",
+    show_default=True,
+    help="Trailing axis or axes to normalise: -1, or -2,-1.",
+)
+
+
+def _version(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001
+    if value:
+        import cupynorm  # noqa: PLC0415
+
+        click.echo(f"cupynorm {cupynorm.__version__}")
+        ctx.exit()
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
+)
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """LayerNorm, RMSNorm and softmax for CuPy and NumPy arrays.
+
+    Exit status: 0 well, 1 a check failed, 2 wrong usage, 3 no usable device, 4 an unusable file,
+    130 interrupted.
+    """
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
+
+
+@cli.command()
+@_json_option
+def info(*, as_json: bool) -> None:
+    """Show what is installed and what is there.
+
+    Versions, devices, recorded limits, kernel cache, extras and environment variables.
+
+    Example: cupynorm info --json
+    """
+    from cupynorm import environment  # noqa: PLC0415
+
+    found = environment.info()
+    if as_json:
+        _print_json(found)
+        return
+    _print_fields("versions", {name: version or "-" for name, version in found["versions"].items()})
+    for device in found["devices"]:
+        _print_fields(f"device {device.pop('number')}", device)
+    if not found["devices"]:
+        _print_fields("devices", {"none": found["no_device"]})
+    _print_fields("recorded limits", {"for explain --device": ", ".join(found["recorded"])})
+    cache = found["cache"]
+    _print_fields(
+        "kernel cache",
+        {"folder": cache["folder"], "size": f"{cache['bytes']} bytes in {cache['files']} files"},
+    )
+    _print_fields("kernels", found["kernels"])
+    _print_fields("extras", {name: "installed" if there else "-" for name, there in found["extras"].items()})
+    _print_fields("environment", found["environment"])
+
+
+@cli.command()
+@_json_option
+@click.pass_context
+def doctor(ctx: click.Context, *, as_json: bool) -> None:
+    """Find faults and say what to type next.
+
+    Exit status 1 if there is a fault. A machine without a GPU and without CuPy is none: NumPy arrays work.
+    """
+    from cupynorm import environment  # noqa: PLC0415
+
+    found = list(environment.findings())
+    faults = sum(each.status == "fault" for each in found)
+    if as_json:
+        _print_json({"schema": 1, "faults": faults, "findings": [dataclasses.asdict(each) for each in found]})
+    else:
+        for each in found:
+            click.echo(
+                f"{click.style(f'{each.status:<7}', fg=COLORS[each.status])}  {each.check}: {each.message}"
+            )
+            if each.fix:
+                click.echo(f"         -> {each.fix}")
+    ctx.exit(CHECK_FAILED if faults else 0)
+
+
+@cli.command()
+@click.option(
+    "--gpu/--cpu", "gpu", default=None, help="Demand a GPU, or use the CPU. Default: a GPU if there is one."
+)
+@_json_option
+@click.pass_context
+def selftest(ctx: click.Context, *, gpu: bool | None, as_json: bool) -> None:
+    """Compare every op with float64.
+
+    Over dtypes, variants and shapes. Exit status 1 if an error is larger than the dtype's tolerance.
+    """
+    from cupynorm import testing  # noqa: PLC0415
+    from cupynorm.files import choose_device  # noqa: PLC0415
+
+    device, note = choose_device("auto" if gpu is None else "gpu" if gpu else "cpu")
+    if note:
+        click.echo(f"no usable GPU, so this tests the CPU: {note}", err=True)
+    cases = testing.selftest(cpu=device == "cpu")
+    if sys.stderr.isatty():
+        with click.progressbar(cases, label="selftest", file=sys.stderr, item_show_func=_case) as bar:
+            results = list(bar)
+    else:
+        results = list(cases)
+    faults = [each for each in results if not each.ok]
+    if as_json:
+        every = [dataclasses.asdict(each) for each in results]
+        _print_json(
+            {"schema": 1, "device": device, "cases": len(results), "faults": len(faults), "results": every}
+        )
+    else:
+        _print_results(results)
+        for each in faults:
+            case = f"{each.op} {each.variant} {each.dtype} {each.shape}"
+            click.echo(f"{click.style('fault', fg='red')}  {case}: {each.note}")
+        click.echo(f"{device}: {len(results)} cases, {len(faults)} faults")
+    ctx.exit(CHECK_FAILED if faults or not results else 0)
+
+
+@cli.command()
+@_op_argument
+@click.option("--shape", type=Integers(least=0), required=True, help="Such as 49152,1024.")
+@click.option("--dtype", type=DTYPE, required=True, help="Of the input.")
+@click.option("--out-dtype", type=DTYPE, help="Default: that of the input.")
+@click.option("--gamma-dtype", type=DTYPE, help="Of gamma and beta; default: that of the input.")
+@_axis_option
+@_plan_option
+@click.option(
+    "--device", type=Name("device", _recorded), help="Recorded limits instead of the present device's."
+)
+@_json_option
+def explain(*, op: str, as_json: bool, **options: Any) -> None:
+    """Show what a call would launch.
+
+    The plan, the kernel, its registers, its occupancy, the bytes that it moves. Nothing is launched.
+
+    Example: cupynorm explain layer_norm --shape 49152,1024 --dtype float16 --device h200
+    """
+    from cupynorm import _row, catalog  # noqa: PLC0415
+
+    with _user_input():
+        explanation = _row.explain(catalog.op(op).row, options.pop("shape"), options.pop("dtype"), **options)
+    fields = explanation.as_dict()
+    if as_json:
+        _print_json({"schema": 1, **fields})
+        return
+    fields["occupancy"] = f"{fields['occupancy']:.0%}"
+    for name in ("problem", "plan"):
+        _print_fields(name, fields.pop(name))
+    _print_fields(
+        "launch", {name: "-" if value is None else value for name, value in fields.items() if value != ""}
+    )
+
+
+@cli.command()
+@_op_argument
+@click.argument("source", type=FILE, metavar="IN.NPY")
+@click.option("-o", "--output", type=FILE, required=True, help="The .npy file to write.")
+@_axis_option
+@click.option(
+    "--dtype", type=DTYPE, help="Of the output; default: that of the input. bfloat16 is stored as raw V2."
+)
+@click.option(
+    "--input-dtype", type=click.Choice(["bfloat16"]), help="Read raw two-byte (V2, uint16) files as bfloat16."
+)
+@click.option("--gamma", type=FILE, help="A .npy file.")
+@click.option("--beta", type=FILE, help="A .npy file.")
+@click.option("--eps", type=float, help="Default: 1e-5 for layer_norm, 1e-6 for rms_norm.")
+@click.option(
+    "--stats", is_flag=True, help="Write mean and rstd as well, to OUTPUT with .mean.npy and .rstd.npy."
+)
+@click.option("--force", is_flag=True, help="Replace an existing output.")
+@click.option("--device", type=click.Choice(["auto", "gpu", "cpu"]), default="auto", show_default=True)
+@_plan_option
+@_json_option
+def run(
+    *, op: str, source: Path, output: Path, input_dtype: str | None, as_json: bool, **options: Any
+) -> None:
+    """Put a .npy file through OP.
+
+    Its rows are read, computed and written block by block, so that it may be larger than memory. It may be
+    big-endian or in Fortran order. The output appears under its name only when it is complete.
+
+    Example: cupynorm run layer_norm in.npy -o out.npy --gamma gamma.npy --dtype float32
+    """
+    from cupynorm import catalog, files  # noqa: PLC0415
+
+    with _user_input(), _progress(op) as show:
+        report = files.run(
+            catalog.op(op),
+            source,
+            output,
+            bfloat16=input_dtype == "bfloat16",
+            progress=show,
+            **options,
+        )
+    if as_json:
+        _print_json({"schema": 1, **report.as_dict()})
+        return
+    if report.note:
+        click.echo(f"no usable GPU, so this ran on the CPU: {report.note}", err=True)
+    where = f"{report.device}, variant {report.plan['variant']}" if report.plan else report.device
+    dtypes = f"{report.input_dtype} -> {report.dtype}"
+    rate = f"{report.seconds:.3f} s, {report.bytes_per_second / 1e9:.3g} GB/s of files"
+    click.echo(f"{op}: {report.rows} x {report.cols}, {dtypes}, on {where}: {rate}", err=True)
+    click.echo(f"wrote {', '.join(report.outputs)}", err=True)
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(list(COMPLETION)))
+def completion(shell: str) -> None:
+    """Say how to switch on completion."""
+    file, line = COMPLETION[shell]
+    click.echo(f"# put this line into {file}, then start a new shell\n{line}")
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    click.echo(json.dumps(_finite(value), indent=2))
+
+
+def _finite(value: Any) -> Any:
+    """Spell nan and infinities, which JSON has not, as strings."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _print_fields(title: str, fields: dict[str, Any]) -> None:
+    click.echo(click.style(title, bold=True))
+    width = max(map(len, fields), default=0)
+    for name, value in fields.items():
+        click.echo(f"  {name:<{width}}  {value}")
+
+
+def _case(result: Result | None) -> str | None:
+    return f"{result.op} {result.variant} {result.dtype}" if result else None
+
+
+def _print_results(results: list[Result]) -> None:
+    """One line for each op, variant and dtype, with its worst case."""
+    groups: dict[tuple[str, str, str], list[Result]] = {}
+    for each in results:
+        groups.setdefault((each.op, each.variant, each.dtype), []).append(each)
+    numbers = f"{'cases':>5} {'error':>9} {'tolerance':>9}"
+    click.echo(f"       {'op':<12} {'variant':<9} {'dtype':<18} {numbers}  worst shape")
+    for (op, variant, dtype), group in groups.items():
+        worst = max(group, key=lambda each: (not each.ok, each.error))
+        status = "ok" if worst.ok else "fault"
+        shape = " x ".join(map(str, worst.shape))
+        numbers = f"{len(group):>5} {worst.error:>9.2e} {worst.tolerance:>9.2e}"
+        label = click.style(f"{status:<5}", fg=COLORS[status])
+        click.echo(f"{label}  {op:<12} {variant:<9} {dtype:<18} {numbers}  {shape}")
+
+
+@contextlib.contextmanager
+def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Give a function to call with what is done and what there is, which moves a bar; on a terminal only."""
+    with contextlib.ExitStack() as stack:
+        bars: list[Any] = []
+
+        def show(done: int, total: int) -> None:
+            if not bars:
+                bars.append(
+                    stack.enter_context(click.progressbar(length=total, label=label, file=sys.stderr))
+                )
+            bars[0].update(done - bars[0].pos)
+
+        yield show if sys.stderr.isatty() else lambda done, total: None  # noqa: ARG005
+
+
+def main() -> None:
+    """Run the command. A signal that ends it lets it remove its unfinished output first."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores one of them
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+    cli(prog_name="cupynorm")
