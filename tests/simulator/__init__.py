@@ -1,0 +1,105 @@
+"""Runs the shipped kernels on the CPU, called through twins of CuPy and of its driver binding.
+
+    from tests import simulator
+    from tests.simulator import simulated       # a fixture; or simulator.install(monkeypatch, device="a100")
+
+    def test_rows_sum_to_one(simulated):
+        x = simulated.cupy.asarray(host)        # the twin of CuPy
+        y = cupynorm.softmax(x)                 # dispatcher, launcher and kernel, as they ship
+
+Every launch runs under each of `settings.schedules`, from the same memory, and raises a RuntimeError that says what and
+where: a race (schedules leave different bits), a divergent barrier, a deadlock, lanes that never meet, a misaligned access, an
+illegal address, a write outside an array or outside the shared memory asked for. Arrays and shared memory hold nan until written.
+
+Not modelled:
+- asm, TMA, clusters, cooperative groups, atomics; streams that overlap: a launch ends before it returns;
+- cp.async, unless its C++ twin calls simulator::copy_later (simulator.h): then a missing wait is a race;
+- time, caches, registers (a guess) and spills;
+- -ftz and fused multiply-adds: results are right to rounding, not to the bit;
+- implicit warp synchrony: lanes run apart unless they meet;
+- interleavings other than at barriers and at shuffles; a kernel that never ends;
+- writes from one static __shared__ array into the next; the exited lanes that CUDA lets a mask name are a fault here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from . import cupy_twin as cupy
+from . import driver_twin as driver
+from .build import compiler, prebuild, why_not
+from .cupy_twin import place
+from .engine import SimulatorError, allocate, settings
+from .machine import machine
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "SimulatorError",
+    "allocate",
+    "cupy",
+    "driver",
+    "install",
+    "machine",
+    "place",
+    "prebuild",
+    "sanitized_environment",
+    "settings",
+    "simulated",
+    "skip_if_missing",
+    "why_not",
+]
+
+
+def skip_if_missing() -> None:
+    """Skip the test, with the reason, where the simulator cannot run."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200") -> Any:
+    """Put the twins in CuPy's place until the test ends; several devices by a sequence of names. Returns this module."""
+    from cupynorm import _compile, _device, _row
+
+    skip_if_missing()
+    monkeypatch.setattr(machine, "devices", machine.devices)  # what is set here is put back
+    monkeypatch.setattr(machine, "current", 0)
+    monkeypatch.setattr(machine, "stream", 0)
+    machine.start(device)
+    monkeypatch.setattr(_device, "cupy", lambda: cupy)
+    monkeypatch.setattr(_device, "driver", lambda: driver)
+    # what is remembered of devices, plans and kernels is the simulator's own while it is installed
+    monkeypatch.setattr(_device, "limits_of", _device.functools.cache(_device.limits_of.__wrapped__))
+    monkeypatch.setattr(_row, "_launches", {})
+    monkeypatch.setattr(_compile, "_kernels", {})
+    return sys.modules[__name__]
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Give this module with its twins installed, on one H200."""
+    return install(monkeypatch)
+
+
+def sanitized_environment(sanitize: str) -> dict[str, str]:
+    """Return the environment of a new process whose kernels are built with a sanitizer: "address" or "undefined".
+
+    "undefined" may as well be set in this process. "address" may not: libasan must be loaded before Python.
+    """
+    environment = {**os.environ, "CUPYNORM_SIMULATOR_SANITIZE": sanitize}
+    if sanitize == "address":
+        found = subprocess.run(
+            [compiler(), "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+        )
+        environment["LD_PRELOAD"] = str(Path(found.stdout.strip()).resolve())
+        # Python leaks by design; the launch goes on after a report, and then raises it
+        environment["ASAN_OPTIONS"] = "detect_leaks=0:halt_on_error=0:handle_segv=0"
+    return environment

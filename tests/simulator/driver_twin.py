@@ -1,0 +1,138 @@
+"""Twin of cupy_backends.cuda.api.driver: the calls that cupynorm makes, with the errors a device would give."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+
+from cupynorm import _limits
+
+from . import engine
+from .build import Library
+from .machine import MAX_BLOCK, MAX_GRID, REGISTERS, STATIC_LIMIT, machine
+
+MAX_THREADS_PER_BLOCK, SHARED_SIZE_BYTES, LOCAL_SIZE_BYTES, NUM_REGS = 0, 1, 3, 4
+MAX_DYNAMIC_SHARED_SIZE_BYTES, PREFERRED_SHARED_MEMORY_CARVEOUT = 8, 9
+
+
+class CUDADriverError(RuntimeError):
+    """An error of a driver call, by CUDA's name, and what was wrong in words."""
+
+
+class Function:
+    """A kernel as one device has loaded it."""
+
+    def __init__(self, library: Library, device: int) -> None:
+        self.library = library
+        self.device = device
+        self.registers = min(REGISTERS, machine.limits(device).registers_per_sm // library.max_threads)
+        self.attributes = {MAX_DYNAMIC_SHARED_SIZE_BYTES: STATIC_LIMIT - library.static_shared_bytes}
+
+    @property
+    def static_shared_bytes(self) -> int:
+        """What its __shared__ variables take."""
+        return self.library.static_shared_bytes
+
+
+_functions: dict[int, Function] = {}
+_numbers = itertools.count(1 << 40)  # no address, so that a handle used as one shows
+
+
+def load(library: Library) -> int:
+    """Load a kernel on the current device; gives its handle."""
+    handle = next(_numbers)
+    _functions[handle] = Function(library, machine.current)
+    return handle
+
+
+def _function(handle: int) -> Function:
+    found = _functions.get(handle)
+    if found is None or found.device != machine.current:
+        raise CUDADriverError(
+            f"CUDA_ERROR_INVALID_HANDLE: {handle} is not a function of device {machine.current}"
+        )
+    return found
+
+
+def _invalid(what: str) -> CUDADriverError:
+    return CUDADriverError(f"CUDA_ERROR_INVALID_VALUE: invalid argument: {what}")
+
+
+def funcSetAttribute(f: int, attribute: int, value: int) -> None:  # noqa: N802
+    """Set a function's attribute on the current device."""
+    function = _function(f)
+    if attribute == MAX_DYNAMIC_SHARED_SIZE_BYTES:
+        most = machine.opt_in_bytes() - function.static_shared_bytes
+        if not 0 <= value <= most:
+            raise _invalid(
+                f"{value} bytes of dynamic shared memory, the device has {most} beside the static ones"
+            )
+    elif attribute != PREFERRED_SHARED_MEMORY_CARVEOUT:
+        raise _invalid(f"attribute {attribute} cannot be set")
+    function.attributes[attribute] = value
+
+
+def funcGetAttribute(attribute: int, f: int) -> int:  # noqa: N802
+    """Return a function's attribute."""
+    function = _function(f)
+    known = {
+        MAX_THREADS_PER_BLOCK: function.library.max_threads,
+        SHARED_SIZE_BYTES: function.static_shared_bytes,
+        LOCAL_SIZE_BYTES: 0,
+        NUM_REGS: function.registers,
+        PREFERRED_SHARED_MEMORY_CARVEOUT: -1,
+    }
+    return {**known, **function.attributes}[attribute]
+
+
+def occupancyMaxActiveBlocksPerMultiprocessor(f: int, block: int, shared_bytes: int) -> int:  # noqa: N802
+    """Return how many blocks an SM holds at once; 0 for a block that cannot be launched."""
+    function = _function(f)
+    if (
+        not 0 < block <= function.library.max_threads
+        or shared_bytes > function.attributes[MAX_DYNAMIC_SHARED_SIZE_BYTES]
+    ):
+        return 0
+    shared = shared_bytes + function.static_shared_bytes
+    return _limits.active_blocks(machine.limits(), block, function.registers, shared)
+
+
+def launchKernel(  # noqa: N802
+    f: int,
+    gx: int,
+    gy: int,
+    gz: int,
+    bx: int,
+    by: int,
+    bz: int,
+    shared_bytes: int,
+    stream: int,
+    parameters: int,
+    extra: int,
+) -> None:
+    """Run a kernel to its end. `parameters` is the address of void*[], one for each parameter, as for cuLaunchKernel."""
+    function = _function(f)
+    library = function.library
+    if stream != machine.stream:
+        raise CUDADriverError(
+            f"CUDA_ERROR_INVALID_HANDLE: stream {stream} is not the current one, {machine.stream}"
+        )
+    if extra:
+        raise _invalid("`extra` is not supported")
+    threads = bx * by * bz
+    if (
+        min(gx, gy, gz, bx, by, bz) < 1
+        or threads > MAX_BLOCK
+        or any(g > m for g, m in zip((gx, gy, gz), MAX_GRID, strict=True))
+    ):
+        raise _invalid(f"grid ({gx}, {gy}, {gz}), block ({bx}, {by}, {bz})")
+    if threads > library.max_threads:
+        raise _invalid(f"block of {threads} threads, __launch_bounds__ allows {library.max_threads}")
+    if shared_bytes > function.attributes[MAX_DYNAMIC_SHARED_SIZE_BYTES]:
+        most = function.attributes[MAX_DYNAMIC_SHARED_SIZE_BYTES]
+        raise _invalid(
+            f"{shared_bytes} bytes of dynamic shared memory, the function's attribute allows {most}"
+        )
+    pointers = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))
+    values = [ctypes.string_at(pointers[i], size) for i, size in enumerate(library.parameter_bytes)]
+    engine.launch(library, (gx, gy, gz), (bx, by, bz), shared_bytes, values)

@@ -1,0 +1,61 @@
+"""The pretended devices: which there are, which is current, and what each allows."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from cupynorm import _limits
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STATIC_LIMIT = 49152  # shared bytes a block may use without opt-in
+MAX_BLOCK = 1024
+MAX_GRID = (2**31 - 1, 65535, 65535)
+REGISTERS = 64  # of every kernel, or as many as its launch bounds leave: nothing here allocates registers
+
+
+class Machine:
+    """Devices by name of cupynorm._limits.RECORDED; the current device and stream are each Python thread's own."""
+
+    def __init__(self) -> None:
+        self.devices: tuple[str, ...] = ("h200",)
+        self._own = threading.local()
+
+    @property
+    def current(self) -> int:
+        """The number of the current device."""
+        return getattr(self._own, "current", 0)
+
+    @current.setter
+    def current(self, device: int) -> None:
+        self._own.current = device
+
+    @property
+    def stream(self) -> int:
+        """The handle of the current stream."""
+        return getattr(self._own, "stream", 0)
+
+    @stream.setter
+    def stream(self, handle: int) -> None:
+        self._own.stream = handle
+
+    def limits(self, device: int | None = None) -> _limits.Limits:
+        """Return the recorded limits of a device, the current one unless told."""
+        return _limits.RECORDED[self.devices[self.current if device is None else device]]
+
+    def opt_in_bytes(self, device: int | None = None) -> int:
+        """Return the shared bytes that a block may use with opt-in, static and dynamic together."""
+        return self.limits(device).shared_bytes_per_block + _limits.STATIC_SHARED_BYTES
+
+    def start(self, devices: str | Sequence[str]) -> None:
+        """Begin anew with these devices."""
+        chosen = (devices,) if isinstance(devices, str) else tuple(devices)
+        for name in chosen:
+            if name not in _limits.RECORDED:
+                raise ValueError(f"no limits are recorded for {name!r}: use {', '.join(_limits.RECORDED)}")
+        self.devices, self.current, self.stream = chosen, 0, 0
+
+
+machine = Machine()

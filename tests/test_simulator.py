@@ -1,0 +1,485 @@
+"""The simulator itself: what is right runs, and each planted fault is reported with its place."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cupynorm
+from cupynorm import _compile, _device
+from tests import simulator
+from tests.simulator import build, cupy, simulated  # noqa: F401  a fixture
+
+KERNEL = """
+namespace sample {{
+struct Arguments {{
+  const float* x;
+  float* y;
+  int n;
+}};
+template <int kCase>
+__global__ void __launch_bounds__(kCase > 1 ? 256 : 128) kernel(const __grid_constant__ Arguments a) {{
+  const int i = threadIdx.x, lane = i % 32;
+  (void)lane;
+{body}
+}}
+}}
+"""
+
+
+def kernel(body, case=2):
+    """Return a kernel of one struct, as cupynorm's are; its body begins at line 12 of kernel.cu."""
+    prefix, _, body = body.rpartition("// body\n")
+    name = f"sample::kernel<{case}>"
+    return cupy.RawModule(code=prefix + KERNEL.format(body=body), name_expressions=(name,)).get_function(name)
+
+
+def run(body, x, n=None, threads=64, blocks=1, shared=0, y=None, case=2):
+    """Launch a body on x; gives y, of n elements, on the host."""
+    x = x if isinstance(x, cupy.ndarray) else cupy.asarray(x)
+    y = cupy.empty(x.size if n is None else n, np.float32) if y is None else y
+    members = np.dtype([("x", np.uintp), ("y", np.uintp), ("n", np.int32)], align=True)
+    arguments = np.array([(x.data.ptr, y.data.ptr, y.size)], members)
+    kernel(body, case)((blocks,), (threads,), (arguments,), shared_mem=shared)
+    return y.get()
+
+
+@pytest.fixture(autouse=True)
+def twins(simulated, monkeypatch):
+    monkeypatch.setattr(simulator.settings, "schedules", ("forward", "reverse"))
+    return simulated
+
+
+COUNT = np.arange(64, dtype=np.float32)
+
+BROADCAST = """
+  __shared__ float first[2];
+  if (i == 63) first[0] = a.x[5];
+  {barrier}
+  a.y[i] = first[0];
+"""
+
+
+@pytest.mark.parametrize("schedule", ["forward", "reverse", 0, 1, 2, 3])
+def test_a_block_sum_is_right_under_every_schedule(monkeypatch, schedule):
+    monkeypatch.setattr(simulator.settings, "schedules", (schedule,))
+    body = """
+  __shared__ float part[8];
+  float sum = a.x[blockIdx.x * blockDim.x + i];
+  for (int distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+  if (lane == 0) part[i / 32] = sum;
+  __syncthreads();
+  sum = 0;
+  for (int warp = 0; warp < blockDim.x / 32; ++warp) sum += part[warp];
+  a.y[blockIdx.x * blockDim.x + i] = sum;
+"""
+    x = np.arange(7 * 256, dtype=np.float32)
+
+    y = run(body, x, threads=256, blocks=7)
+
+    np.testing.assert_array_equal(y.reshape(7, 256), np.repeat(x.reshape(7, 256).sum(1)[:, None], 256, 1))
+
+
+def test_a_barrier_makes_a_broadcast_safe():
+    y = run(BROADCAST.format(barrier="__syncthreads();"), COUNT)
+
+    np.testing.assert_array_equal(y, 5)
+
+
+def test_a_missing_barrier_is_found():
+    with pytest.raises(RuntimeError, match=r"race: schedules forward and reverse leave different bits"):
+        run(BROADCAST.format(barrier=""), COUNT)
+
+
+def test_a_missing_barrier_between_uses_is_found():
+    body = """
+  __shared__ float part[2];
+  for (int round = 0; round < 2; ++round) {
+    if (lane == 0) part[i / 32] = a.x[i] + round;
+    __syncthreads();
+    if (!round) a.y[i] = part[1 - i / 32];
+  }
+"""
+    with pytest.raises(RuntimeError, match="race"):
+        run(body, COUNT)
+
+
+def test_lanes_run_apart_until_they_meet():
+    body = """
+  __shared__ float slot[64];
+  slot[i] = a.x[i];
+  {meet}
+  a.y[i] = slot[i ^ 1];
+"""
+    np.testing.assert_array_equal(run(body.format(meet="__syncwarp();"), COUNT), COUNT[np.arange(64) ^ 1])
+    with pytest.raises(RuntimeError, match="race"):
+        run(body.format(meet=""), COUNT)
+
+
+def test_a_barrier_that_some_threads_have_left_behind_is_reported():
+    with pytest.raises(
+        RuntimeError,
+        match=r"divergent __syncthreads; 57 of 64 threads wait in __syncthreads at kernel\.cu:14; 7 have exited .*\(0, 0, 0\)",
+    ):
+        run("\n  if (i < 7) return;\n  __syncthreads();\n", COUNT)
+
+
+def test_two_barriers_are_not_one():
+    body = "\n  if (i < 32)\n    __syncthreads();\n  else\n    __syncthreads();\n"
+
+    with pytest.raises(RuntimeError, match=r"divergent .* 32 of 64 .*:14; 32 of 64 .*:16"):
+        run(body, COUNT)
+
+
+def test_lanes_that_never_come_are_reported():
+    with pytest.raises(
+        RuntimeError,
+        match=r"deadlock: .* 31 of 32 threads wait in __shfl_sync at kernel\.cu:14 with mask 0xffffffff; 1 have exited",
+    ):
+        run("\n  if (i == 9) return;\n  a.y[i] = __shfl_sync(0xffffffffu, a.x[i], 0);\n", COUNT, threads=32)
+
+
+def test_lanes_that_wait_elsewhere_are_reported():
+    with pytest.raises(RuntimeError, match=r"deadlock: .* 16 of 32 .* __shfl_sync .* 16 of 32 .* __syncwarp"):
+        run(
+            "  if (i < 16) a.y[i] = __shfl_sync(~0u, a.x[i], 0);\n  else __syncwarp(0xffff0000u), __syncwarp(~0u);",
+            COUNT,
+            threads=32,
+        )
+
+
+def test_a_lane_outside_its_own_mask_is_reported():
+    with pytest.raises(
+        RuntimeError, match=r"lane 16 is not in the mask it passes to __shfl_sync at kernel\.cu:12"
+    ):
+        run("a.y[i] = __shfl_sync(0xffffu, a.x[i], 0);", COUNT, threads=32)
+
+
+def test_reading_a_lane_outside_the_mask_is_reported():
+    with pytest.raises(RuntimeError, match="lane 0 reads lane 20, which takes no part, in __shfl_sync"):
+        run("if (i < 16) a.y[i] = __shfl_sync(0xffffu, a.x[i], 20);", COUNT, threads=32)
+
+
+def test_groups_of_lanes_meet_on_their_own():
+    body = """
+  const unsigned mask = 0xffu << (lane & 24);
+  float sum = a.x[i];
+  for (int turn = 0; turn <= lane / 8; ++turn) sum = __shfl_sync(mask, sum, (lane & 24) + 7 - lane % 8);
+  a.y[i] = sum;
+"""
+    turns = np.arange(64) % 32 // 8 + 1
+
+    y = run(body, COUNT)
+
+    np.testing.assert_array_equal(y, np.where(turns % 2, np.arange(64) ^ 7, np.arange(64)))
+
+
+@pytest.mark.parametrize(
+    ("call", "source"),
+    [
+        ("__shfl_sync(~0u, v, 3)", lambda i: i // 32 * 32 + 3),
+        ("__shfl_sync(~0u, v, 11, 8)", lambda i: i // 8 * 8 + 3),
+        ("__shfl_xor_sync(~0u, v, 5)", lambda i: i ^ 5),
+        (
+            "__shfl_xor_sync(~0u, v, 8, 8)",
+            lambda i: np.where(i & 8, i ^ 8, i),
+        ),  # earlier groups may be read, later ones not
+        ("__shfl_down_sync(~0u, v, 3)", lambda i: np.where(i % 32 + 3 < 32, i + 3, i)),
+        ("__shfl_up_sync(~0u, v, 3, 16)", lambda i: np.where(i % 16 >= 3, i - 3, i)),
+    ],
+)
+def test_shuffles_move_values_of_4_and_8_bytes(call, source):
+    body = """
+  auto test = [&](auto v, int place) {{ a.y[64 * place + i] = {call} / 3; }};
+  test(a.x[i] * 3, 0);
+  test(double(a.x[i]) * 3, 1);
+  test(int(a.x[i]) * 3, 2);
+  test((unsigned long long)a.x[i] * 3, 3);
+"""
+    y = run(body.format(call=call), COUNT, n=256)
+
+    np.testing.assert_array_equal(y.reshape(4, 64), np.tile(source(np.arange(64)), (4, 1)))
+
+
+def test_votes_see_the_lanes_of_the_mask():
+    body = """
+  if (lane >= 8) return;
+  const bool odd = lane % 2;
+  a.y[i] = __ballot_sync(0xffu, odd) + 1000 * __any_sync(0xffu, lane == 3) + 2000 * __all_sync(0xffu, lane < 8)
+         + 4000 * __all_sync(0xffu, odd) + 8000 * __any_sync(0xffu, lane > 8);
+"""
+    y = run(body, COUNT, threads=32)
+
+    np.testing.assert_array_equal(y[:8], 0xAA + 3000)
+
+
+COPIES = """
+  __shared__ __align__(16) float held[2][64];
+  auto copy = [&](int stage) {
+    simulator::copy_later(&held[stage][i], a.x + 64 * stage + i, 4, {"copy", __FILE__, __LINE__});
+    simulator::commit_copies();
+  };
+  copy(0);
+  copy(1);
+  simulator::wait_for_copies(WAIT);
+  a.y[i] = held[0][i];
+  simulator::wait_for_copies(0);
+  a.y[64 + i] = held[1][i];
+"""
+
+
+def test_asynchronous_copies_are_there_after_the_wait():
+    x = np.arange(128, dtype=np.float32)
+
+    np.testing.assert_array_equal(run(COPIES.replace("WAIT", "1"), x, n=128), x)
+
+
+def test_reading_a_copy_before_the_wait_is_found():
+    with pytest.raises(RuntimeError, match=r"race: .* 256 of the 512 bytes"):
+        run(COPIES.replace("WAIT", "2"), np.arange(128, dtype=np.float32), n=128)
+
+
+def test_shared_memory_holds_nan_until_written():
+    prefix = "extern __shared__ __align__(16) unsigned char shared_memory[];\n// body\n"
+    body = "__shared__ float s[64];\n a.y[i] = i % 2 ? s[i] : reinterpret_cast<float*>(shared_memory)[i];\n s[i] = 1;"
+
+    y = run(prefix + body, COUNT, blocks=3, shared=256)
+
+    assert np.isnan(y).all()
+
+
+def test_a_write_past_the_shared_memory_asked_for_is_reported():
+    prefix = "extern __shared__ __align__(16) unsigned char shared_memory[];\n// body\n"
+
+    with pytest.raises(
+        RuntimeError,
+        match="write past the 255 bytes of dynamic shared memory that were asked for, at byte 255",
+    ):
+        run(prefix + "reinterpret_cast<float*>(shared_memory)[i] = 1;", COUNT, shared=255)
+
+
+@pytest.mark.parametrize(
+    ("index", "where"),
+    [
+        ("i + 1", "4 bytes past the end .* 1 bytes away"),
+        ("i - 1", "4 bytes before the start .* 1 bytes away"),
+    ],
+)
+def test_a_write_outside_an_array_is_reported(index, where):
+    with pytest.raises(RuntimeError, match=f"out-of-bounds write: {where}"):
+        run(f"a.y[{index}] = a.x[i];", COUNT)
+
+
+def test_a_read_outside_an_array_brings_nan():
+    y = run("a.y[i] = a.x[i + 1];", COUNT)
+
+    np.testing.assert_array_equal(y, [*COUNT[1:], np.nan])
+
+
+def test_a_write_outside_is_reported_once():
+    with pytest.raises(RuntimeError, match="out-of-bounds"):
+        run("a.y[i + 1] = 0;", COUNT)
+
+    np.testing.assert_array_equal(run("a.y[i] = 1;", COUNT), 1)
+
+
+@pytest.mark.parametrize("misalign", [4, 8])
+def test_a_misaligned_access_is_reported(misalign):
+    x = simulator.place(COUNT, misalign)
+
+    with pytest.raises(
+        RuntimeError, match=r"misaligned access to 0x\w+, which needs 16 bytes of alignment, at kernel.cu:12"
+    ):
+        run("a.y[i] = i < 16 ? __ldg(reinterpret_cast<const uint4*>(a.x) + i).x : 0;", x)
+
+
+def test_an_illegal_address_ends_the_launch_only():
+    with pytest.raises(
+        RuntimeError, match=r"illegal address .*, some time after __syncthreads at kernel.cu:12"
+    ):
+        run("__syncthreads(); a.y[i] = *(volatile float*)(unsigned long long)(a.n * 4);", COUNT)
+
+    np.testing.assert_array_equal(run("a.y[i] = 1;", COUNT), 1)
+
+
+def test_a_trap_is_reported():
+    with pytest.raises(RuntimeError, match=r"the kernel called __trap at kernel.cu:12 .*thread \(5, 0, 0\)"):
+        run("if (i == 5) __trap();", COUNT)
+
+
+def test_undefined_behaviour_is_reported_on_request(monkeypatch):
+    monkeypatch.setenv("CUPYNORM_SIMULATOR_SANITIZE", "undefined")
+
+    with pytest.raises(RuntimeError, match=r"shift out of range at kernel.cu:12"):
+        run("a.y[i] = 1 << a.n;", COUNT)
+
+
+ADDRESS = """
+import sys
+sys.path.insert(0, {path!r})
+import numpy as np
+from tests import simulator, test_simulator
+x, y = simulator.cupy.asarray(test_simulator.COUNT), simulator.cupy.empty(64, np.float32)
+assert (test_simulator.run("a.y[i] = a.x[i];", x) == x.get()).all()
+prefix = "extern __shared__ __align__(16) unsigned char shared_memory[];\\n// body\\n"
+for body in "a.y[i] = a.x[i + 1];", prefix + "__syncthreads(); a.y[i] = shared_memory[i + 1];":
+    try:
+        test_simulator.run(body, x, shared=64)
+    except RuntimeError as error:
+        print("RAISED", error)
+"""
+
+
+def test_an_address_sanitizer_reports_reads_too():
+    environment = simulator.sanitized_environment("address")
+    if not Path(environment["LD_PRELOAD"]).is_file():
+        pytest.skip("libasan is not installed")
+
+    script = ADDRESS.format(path=str(Path(__file__).parents[1]))
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+
+    raised = [line for line in done.stdout.splitlines() if line.startswith("RAISED")]
+    assert done.returncode == 0, done.stderr
+    assert len(raised) == 2
+    assert all("AddressSanitizer: use-after-poison" in line and "kernel.cu:" in line for line in raised)
+
+
+def test_more_threads_than_the_launch_bounds_are_refused():
+    kernel("", case=1)((1,), (128,), (np.zeros(1, "u8,u8,u8"),))
+    with pytest.raises(RuntimeError, match="block of 160 threads, __launch_bounds__ allows 128"):
+        kernel("", case=1)((1,), (160,), (np.zeros(1, "u8,u8,u8"),))
+
+
+def test_shared_memory_beyond_48_kib_is_asked_for():
+    too_much = kernel("__shared__ float held[12289];\n  held[i] = 0;\n  a.y[i] = held[i];")
+    function = kernel("__shared__ float held[256];\n  held[i] = 0;\n  a.y[i] = held[i];")
+    nothing = (np.zeros(1, "u8,u8,u8"),)
+
+    with pytest.raises(Exception, match="bytes of static shared memory, 49152 at most"):
+        _ = too_much.kernel
+    assert (function.shared_size_bytes, function.max_dynamic_shared_size_bytes) == (1024, 48128)
+    with pytest.raises(RuntimeError, match="the function's attribute allows 48128"):
+        function((1,), (1,), nothing, shared_mem=48129)
+    with pytest.raises(RuntimeError, match="the device has 231424 beside the static ones"):
+        function.max_dynamic_shared_size_bytes = 231425
+    function.max_dynamic_shared_size_bytes = 231424
+
+
+def test_occupancy_is_that_of_the_chosen_device(monkeypatch):
+    function = kernel("")
+    h200 = simulator.driver.occupancyMaxActiveBlocksPerMultiprocessor(function.kernel.ptr, 256, 0)
+    simulator.install(monkeypatch, "t4")
+    t4 = simulator.driver.occupancyMaxActiveBlocksPerMultiprocessor(kernel("").kernel.ptr, 256, 0)
+
+    assert (h200, t4) == (4, 4)  # both by 64 registers a thread
+    assert _device.present_limits() == _device.RECORDED["t4"]
+
+
+def test_several_devices_keep_their_arrays_and_kernels_apart(monkeypatch):
+    simulator.install(monkeypatch, ("h200", "a100"))
+    function = kernel("")
+    first = function.kernel.ptr
+    with cupy.cuda.Device(1):
+        there = cupy.empty(3)
+        second = function.kernel.ptr
+        with pytest.raises(RuntimeError, match="not a function of device 1"):
+            simulator.driver.funcGetAttribute(0, first)
+
+    assert first != second
+    assert (there.device.id, there[1:].device.id, cupy.empty(3).device.id) == (1, 1, 0)
+
+
+def test_a_compiler_error_names_the_kernels_file_and_line(tmp_path):
+    (tmp_path / "broken.cuh").write_text("\n\n__global__ void f(int) { nonsense(); }\n")
+    module = cupy.RawModule(
+        code="#include <broken.cuh>\n", options=(f"-I{tmp_path}",), name_expressions=("f",)
+    )
+
+    with pytest.raises(Exception, match=r"broken\.cuh:3:.*'nonsense' was not declared") as raised:
+        _ = module.get_function("f").kernel
+
+    assert type(raised.value).__name__ == "CompileException"
+
+
+def test_an_edited_header_is_compiled_anew(tmp_path):
+    header = tmp_path / "value.cuh"
+    code = "#include <value.cuh>\n__global__ void f(float* y) { *y = VALUE; }\n"
+    y = cupy.empty(1, np.float32)
+    seen = []
+
+    for value in (1, 2, 1):
+        header.write_text(f"#define VALUE {value}\n")
+        cupy.RawModule(code=code, options=(f"-I{tmp_path}",), name_expressions=("f",)).get_function("f")(
+            (1,), (1,), (y,)
+        )
+        seen.append(float(y.get()[0]))
+
+    assert seen == [1, 2, 1]
+
+
+def test_what_was_built_ahead_is_not_compiled_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUPYNORM_SIMULATOR_CACHE", str(tmp_path / "cache"))
+    code = "template <int n> __global__ void f(float* y) { *y = n; }\n"
+    names = [f"f<{n}>" for n in range(3)]
+    y = cupy.empty(1, np.float32)
+
+    simulator.prebuild([(code, name) for name in names])
+    monkeypatch.setattr(build, "_run", lambda command: pytest.fail(f"ran {command}"))
+    seen = []
+    for name in names:
+        cupy.RawModule(code=code, name_expressions=(name,)).get_function(name)((1,), (1,), (y,))
+        seen.append(float(y.get()[0]))
+
+    assert seen == [0, 1, 2]
+    assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
+
+
+def test_device_arrays_are_not_host_arrays():
+    host = np.arange(6.0).reshape(2, 3)
+    x = cupy.asarray(host)
+
+    host[0, 0] = 9
+
+    assert not isinstance(host, cupy.ndarray)
+    assert _device.is_device_array(x)
+    assert x.get()[0, 0] == 0
+    assert type(cupy.asnumpy(x[:, ::2])) is np.ndarray
+    assert isinstance(x[:, 1:], cupy.ndarray)
+    assert x[:, 1:].data.ptr == x.data.ptr + 8
+    assert np.isnan(cupy.empty(5, np.float16).get()).all()
+    with pytest.raises(TypeError, match="only in kernels"):
+        _ = x + 1
+
+
+def test_a_missing_compiler_is_named(monkeypatch):
+    monkeypatch.setenv("CUPYNORM_SIMULATOR_CXX", "no-such-compiler")
+
+    assert "no-such-compiler, which is not installed" in simulator.why_not()
+    with pytest.raises(pytest.skip.Exception, match="no-such-compiler"):
+        simulator.skip_if_missing()
+
+
+def test_the_product_runs_unchanged():
+    x = np.random.default_rng(0).normal(size=(3, 1025)).astype(np.float32)
+
+    y = cupy.asnumpy(cupynorm.softmax(cupy.asarray(x)))
+
+    expected = np.exp(x.astype(float) - x.max(-1, keepdims=True))
+    np.testing.assert_allclose(y, expected / expected.sum(-1, keepdims=True), rtol=1e-6)
+
+
+def test_a_barrier_taken_out_of_the_shipped_kernels_is_found(tmp_path, monkeypatch):
+    for path in _compile.kernels_dir().rglob("*.cu*"):
+        copy = tmp_path / path.relative_to(_compile.kernels_dir())
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_text(path.read_text().replace("__syncthreads();", ""))
+    monkeypatch.setattr(_compile, "kernels_dir", lambda: tmp_path)
+
+    with pytest.raises(RuntimeError, match="race"):
+        cupynorm.softmax(cupy.asarray(np.ones((2, 8192), np.float32)), plan="shared")
