@@ -1,0 +1,34 @@
+"""Names and counts what was skipped, one line a test function, so that a green run says what it left out."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import pytest
+
+from cupynorm import _device
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    reasons: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    reports = terminalreporter.stats.get("skipped", ())
+    for report in reports:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reasons[reason.removeprefix("Skipped: ")][report.nodeid.partition("[")[0]] += 1
+    if reports:
+        terminalreporter.section(f"{len(reports)} skipped")
+    for reason, functions in reasons.items():
+        terminalreporter.line(f"{functions.total()} tests: {reason}")
+        for name, count in functions.items():
+            terminalreporter.line(f"{count:>5}  {name}")
+
+
+@pytest.fixture(scope="session")
+def device() -> Any:
+    """CuPy, where there is a device; else the test is skipped."""
+    try:
+        _device.present_device()
+    except _device.NoDeviceError as error:
+        pytest.skip(f"no usable CUDA device: {error}")
+    return _device.cupy()

@@ -1,0 +1,113 @@
+"""What ships: the wheel holds the package and its CUDA sources, and works where it is installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import cupynorm
+from cupynorm import _compile, catalog
+
+CHECKOUT = Path(__file__).parents[1]
+EXTRAS = ["cuda12", "cuda13"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("hatchling", reason="hatchling, which builds the wheel, is not installed")
+    folder = tmp_path_factory.mktemp("wheel")
+    build = f"from hatchling.build import build_wheel; build_wheel({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=CHECKOUT, check=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> dict[str, list[str]]:
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read(f"cupynorm-{cupynorm.__version__}.dist-info/METADATA").decode()
+    message = Parser().parsestr(text)
+    return {name: [str(value) for value in message.get_all(name) or ()] for name in message.keys()}  # noqa: SIM118
+
+
+def under(folder: Path, pattern: str) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob(pattern)}
+
+
+def name_of(requirement: str) -> str:
+    """Return "cupy-cuda12x" for "cupy-cuda12x<15,>=14.2; ..."."""
+    return re.split(r"[^\w.-]", requirement)[0]
+
+
+def test_catalog_names_sources_that_are_there() -> None:
+    for op in catalog.OPS:
+        assert (_compile.kernels_dir() / op.source).is_file()
+
+
+def test_wheel_holds_the_package_its_kernels_and_the_licence_only(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+
+    python = {f"cupynorm/{name}" for name in under(CHECKOUT / "cupynorm", "*.py")}
+    kernels = {f"cupynorm/kernels/{name}" for name in under(CHECKOUT / "kernels", "*.cu*")}
+    information = {name for name in names if ".dist-info/" in name}
+    assert kernels
+    assert names == python | kernels | information
+    assert any(name.endswith("/LICENSE") for name in information)
+
+
+def test_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    code = """if True:
+        import numpy, cupynorm
+        from cupynorm import _compile
+        print(_compile.kernels_dir(), _compile.digest(), cupynorm.softmax(numpy.zeros((1, 2)))[0, 0])
+    """
+
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout.split() == [str(tmp_path / "cupynorm" / "kernels"), _compile.digest(), "0.5"]
+
+
+def test_plain_install_needs_numpy_and_click_only(metadata: dict[str, list[str]]) -> None:
+    plain = [need for need in metadata["Requires-Dist"] if "extra ==" not in need]
+
+    assert sorted(map(name_of, plain)) == ["click", "numpy"]
+    assert metadata["Requires-Python"] == [">=3.10"]
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_brings_one_cupy_and_its_compiler(metadata: dict[str, list[str]], extra: str) -> None:
+    needs = [need for need in metadata["Requires-Dist"] if f"extra == '{extra}'" in need]
+
+    assert metadata["Provides-Extra"] == EXTRAS
+    assert [name_of(need) for need in needs if need.startswith("cupy")] == [f"cupy-{extra}x"]
+    assert sum("nvrtc" in need for need in needs) == 1
+    assert all("sys_platform != 'darwin'" in need for need in needs)
+
+
+def test_editable_install_reads_the_checkout() -> None:
+    try:
+        files = importlib.metadata.files("cupynorm") or []
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("cupynorm is not installed: the bare checkout is what is tested")
+
+    assert not any(str(path).endswith((".cu", ".cuh")) for path in files)
+    assert _compile.kernels_dir() == CHECKOUT / "kernels"
