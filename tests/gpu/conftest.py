@@ -1,0 +1,71 @@
+"""Tests that need a device: CUDA's, or the simulator's where CUPYNORM_TEST_DEVICE=simulator.
+
+Without a usable device each is skipped by name, with the reason. CUPYNORM_SLOW=1 runs the exhaustive ones.
+`-m small` picks the shapes that compute-sanitizer and the simulator can afford.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cupynorm import _device
+
+HERE = Path(__file__).parent
+SIMULATED = os.environ.get("CUPYNORM_TEST_DEVICE") == "simulator"
+SLOW = os.environ.get("CUPYNORM_SLOW") == "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = _why_no_device()
+    for item in items:
+        if HERE not in item.path.parents:
+            continue
+        item.add_marker("gpu")
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+        if item.get_closest_marker("slow") and not SLOW:
+            item.add_marker(pytest.mark.skip(reason="exhaustive: set CUPYNORM_SLOW=1"))
+
+
+@functools.cache
+def _why_no_device() -> str:
+    if SIMULATED:
+        from tests import simulator
+
+        return str(simulator.why_not() or "")
+    try:
+        _device.present_device()
+    except _device.NoDeviceError as error:
+        return f"no usable CUDA device: {error}"
+    return ""
+
+
+@pytest.fixture
+def xp(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """CuPy, or its twin."""
+    if not SIMULATED:
+        return _device.cupy()
+    from tests import simulator
+
+    return simulator.install(monkeypatch).cupy
+
+
+@pytest.fixture
+def cuda(xp: Any) -> Any:
+    """CuPy on a real device, for what the simulator does not model."""
+    if SIMULATED:
+        pytest.skip("needs a real device: streams, graphs, threads or much memory")
+    return xp
+
+
+@pytest.fixture
+def roomy(cuda: Any) -> Any:
+    """Give CuPy to a test that asks for much memory, and clear the pool before and after it."""
+    cuda.get_default_memory_pool().free_all_blocks()
+    yield cuda
+    cuda.get_default_memory_pool().free_all_blocks()

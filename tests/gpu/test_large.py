@@ -1,0 +1,94 @@
+"""More than 2^31 elements, columns or rows, and more rows than a grid has blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynorm.catalog import OPS, Op
+from cupynorm.testing import assert_close
+from tests.gpu.agree import need_bytes, tiled
+
+every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+PAST = 2**31
+
+
+def check_repeats(xp: Any, y: Any, expected: np.ndarray) -> None:
+    """Compare the first repetition with float64, and every other with the first."""
+    flat = y.reshape(-1)
+    first = flat[: expected.size]
+    assert_close(xp.asnumpy(first).reshape(expected.shape), expected)
+    for start in range(0, flat.size, 2**28 // expected.size * expected.size):
+        part = flat[start : start + 2**28 // expected.size * expected.size]
+        whole = part.size // expected.size * expected.size
+        same = part[:whole].view(np.uint16).reshape(-1, expected.size) == first.view(np.uint16)
+        assert bool(same.all()), f"elements from {start} on"
+        assert bool((part[whole:].view(np.uint16) == first[: part.size - whole].view(np.uint16)).all())
+
+
+def skip_if_short(xp: Any, wanted: int) -> None:
+    reason = need_bytes(xp, wanted)
+    if reason:
+        pytest.skip(reason)
+
+
+@every_op
+@pytest.mark.parametrize("cols", [8, 1000])
+def test_more_than_2_31_elements(roomy: Any, op: Op, cols: int) -> None:
+    rows = PAST // cols + 5
+    skip_if_short(roomy, 3 * 2 * rows * cols)
+    tile = np.random.default_rng(cols).standard_normal((64, cols)).astype(np.float16)
+    x = tiled(roomy, tile, (rows, cols))
+
+    y = op.function(x)
+
+    check_repeats(roomy, y, op.reference(tile)[0])
+
+
+@every_op
+def test_more_than_2_31_rows(roomy: Any, op: Op) -> None:
+    rows = PAST + 5
+    skip_if_short(roomy, 6 * rows)
+    x = tiled(roomy, np.arange(-32, 32, dtype=np.float16).reshape(64, 1), (rows, 1))
+
+    y = op.function(x, out=x)
+
+    check_repeats(roomy, y, op.reference(np.arange(-32, 32, dtype=np.float16).reshape(64, 1))[0])
+
+
+@pytest.mark.parametrize("op", [OPS[0], OPS[1]], ids=lambda op: op.name)
+def test_a_row_of_more_than_2_31_columns(roomy: Any, op: Op) -> None:
+    cols = PAST + 2**20  # whole tiles: their statistics are the row's
+    skip_if_short(roomy, 6 * cols)
+    tile = np.random.default_rng(4).standard_normal((1, 2**20)).astype(np.float16)
+    x = tiled(roomy, tile, (1, cols))
+
+    y = op.function(x)
+
+    check_repeats(roomy, y, op.reference(tile)[0])
+
+
+@every_op
+@pytest.mark.parametrize("variant", ["warp", "block", "shared", "uncached"])
+def test_more_rows_than_a_grid_has_blocks(roomy: Any, op: Op, variant: str) -> None:
+    shape = (2_000_003, 24)
+    skip_if_short(roomy, 3 * 2 * shape[0] * shape[1])
+    tile = np.random.default_rng(5).standard_normal((64, 24)).astype(np.float16)
+    x = tiled(roomy, tile, shape)
+
+    y = op.function(x, plan=variant)
+
+    check_repeats(roomy, y, op.reference(tile)[0])
+
+
+def test_a_stride_of_more_than_2_31_elements(roomy: Any) -> None:
+    op = OPS[2]
+    skip_if_short(roomy, 4 * (PAST + 1000))
+    memory = roomy.empty((2, PAST + 1000), np.float16)
+    rows = np.random.default_rng(6).standard_normal((2, 700)).astype(np.float16)
+    x = memory[:, -700:]
+    x[...] = roomy.asarray(rows)
+
+    assert_close(roomy.asnumpy(op.function(x)), op.reference(rows)[0])

@@ -1,0 +1,102 @@
+"""Each variant, forced: right, alike, and the same bits whenever and beside whatever a row is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynorm.catalog import OPS, Op
+from cupynorm.testing import TOLERANCES, Case, error, inputs
+from tests.gpu.agree import DTYPES, VARIANTS, bits, check, run
+
+every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+wide = [
+    pytest.param(cols, marks=pytest.mark.small if cols < 200 else ())
+    for cols in (1, 33, 128, 1024, 1025, 8191, 20000)
+]
+
+
+def run_or_skip(xp: Any, op: Op, case: Case, **options: Any) -> Any:
+    try:
+        return run(xp, op, case, **options)
+    except ValueError as error:
+        if "cannot hold a row" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
+@every_op
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cols", wide)
+@every_variant
+def test_a_forced_variant_agrees_with_float64(xp: Any, op: Op, dtype: str, cols: int, variant: str) -> None:
+    case = inputs(op, 29 if cols < 10000 else 7, cols, dtype)
+    run_or_skip(xp, op, case, plan=variant)
+
+    check(xp, op, case, plan=variant)
+
+
+@every_op
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cols", [pytest.param(100, marks=pytest.mark.small), 5000, 40000])
+def test_the_variants_agree_with_one_another(xp: Any, op: Op, dtype: str, cols: int) -> None:
+    case = inputs(op, 7, cols, dtype)
+    results = {}
+    for variant in VARIANTS:
+        try:
+            results[variant] = xp.asnumpy(run(xp, op, case, plan=variant))
+        except ValueError:
+            continue
+
+    last = results["uncached"].astype(np.float64)  # holds every row
+    assert len(results) >= 2 or cols > 16384
+    for variant, y in results.items():
+        assert error(y, last) <= 2 * TOLERANCES[dtype], variant
+
+
+@every_op
+@pytest.mark.parametrize("cols", [pytest.param(33, marks=pytest.mark.small), 1024, 5000, 20000])
+@every_variant
+def test_bits_are_the_same_from_run_to_run(xp: Any, op: Op, cols: int, variant: str) -> None:
+    case = inputs(op, 64, cols, "float16")
+
+    first = xp.asnumpy(run_or_skip(xp, op, case, plan=variant))
+
+    for _ in range(5):
+        assert np.array_equal(bits(first), bits(xp.asnumpy(run(xp, op, case, plan=variant))))
+
+
+@every_op
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("cols", [pytest.param(8, marks=pytest.mark.small), 33, 1024, 5000, 20000, 40000])
+@pytest.mark.parametrize("variant", [*VARIANTS, None])
+def test_a_row_does_not_depend_on_the_rows_beside_it(
+    xp: Any, op: Op, dtype: str, cols: int, variant: str | None
+) -> None:
+    many = 150 if issubclass(xp.ndarray, np.ndarray) else 1000  # more than there are multiprocessors
+    case = inputs(op, many, cols, dtype)
+    among = xp.asnumpy(run_or_skip(xp, op, case, plan=variant))
+    # other rows, another order, another number of them; as many that the plan stays (it may follow their number)
+    keep = np.random.default_rng(0).permutation(many)[: many - 7]
+    x = case.x[keep]
+    x[::2] = 7
+
+    other = xp.asnumpy(run(xp, op, Case("", x, case.parameters), plan=variant))
+
+    assert np.array_equal(bits(other[1::2]), bits(among[keep[1::2]]))
+
+
+@pytest.mark.small
+@every_op
+def test_an_unknown_variant_is_refused(xp: Any, op: Op) -> None:
+    with pytest.raises(ValueError, match="use warp, block, shared, uncached"):
+        run(xp, op, inputs(op, 2, 8, "float32"), plan="fast")
+
+
+@every_op
+def test_a_variant_that_cannot_hold_the_row_is_refused(xp: Any, op: Op) -> None:
+    with pytest.raises(ValueError, match="variant 'warp' cannot hold a row of 5000 columns"):
+        run(xp, op, inputs(op, 2, 5000, "float32"), plan="warp")
