@@ -22,17 +22,27 @@ ONE_BLOCK_PER_ROW = (
 )  # of warp and block: no loop over rows; a loop measured 2 to 5 % slower on an H200
 MAX_GRID = 2**31 - 1
 MAX_BLOCK = 1024
+WHOLE_BLOCK = {4: 1024, 8: 256}  # the most threads of shared and uncached, by bytes of the compute type
 MOST_ELEMENTS = {
     4: 32,
     8: 16,
 }  # that a thread of warp and block holds, by bytes of the compute type: no spill up to there
-REGISTERS = {4: (1, 32), 8: (4, 32)}  # of an element, and beside the elements, by bytes of the compute type
-AMPERE = 80  # before it the compiler wants some more
+OTHER_REGISTERS = {(4, False): 32, (4, True): 24, (8, False): 48, (8, True): 48}
+# by (bytes of the compute type, hoist): what a thread wants beside its values; ragged rows want more
+RAGGED_REGISTERS = {
+    4: 16,
+    8: 24,
+}  # more, where a thread's last pack may be missing and parameters are hoisted
+MANY_PACKS = 5  # of a thread
+AMPERE = 80  # before it the compiler wants 16 registers more
+MOST_HOISTED_WORDS = (
+    32  # that the values and parameters of a thread take: with more, too few threads keep memory busy
+)
 ACCESS_BYTES = 16  # the widest
 CHUNK_ELEMENTS = {
-    2: 32,
+    2: 16,
     4: 16,
-    8: 4,
+    8: 2,
 }  # that a thread of shared and uncached reads at a time, by bytes of an element
 
 
@@ -62,8 +72,8 @@ class Problem:
     """What is to be launched.
 
     rows x cols elements; `pack` neighbouring elements can be moved at once (columns, strides and every pointer's alignment
-    allow it); shared memory would hold `load_bytes` an element; arithmetic is in `compute_bytes`. `has_columns`: the columns
-    have parameters, such as gamma.
+    allow it); shared memory would hold `load_bytes` an element; arithmetic is in `compute_bytes`. `columns`: bytes of
+    an element of each of the columns' parameters, such as gamma.
     """
 
     rows: int
@@ -71,7 +81,7 @@ class Problem:
     pack: int
     load_bytes: int
     compute_bytes: int
-    has_columns: bool = False
+    columns: tuple[int, ...] = ()
 
     @property
     def held_bytes(self) -> int:
@@ -211,20 +221,27 @@ def _in_registers(
     if elements > MOST_ELEMENTS[problem.compute_bytes]:
         return None
     block = max(128 if elements * problem.held_bytes <= HELD[0].thread_bytes else 256, group)
+    full = group * elements == problem.cols
     row_bytes = problem.cols * problem.held_bytes
+    hoist = bool(problem.columns) and row_bytes <= HOISTED_ROW_BYTES[problem.held_bytes]
+    hoist = hoist and _words(problem, elements, hoist=True) <= MOST_HOISTED_WORDS
+    registers = _registers(problem, limits, elements, full=full, hoist=hoist)
+    if registers * block > limits.registers_per_sm:
+        return None
+    threads = min(resident_threads, limits.threads_per_sm, limits.registers_per_sm // registers)
     plan = Plan(
         variant=variant,
         pack=problem.pack,
         packs=packs,
         group=group,
         rows_per_group=1,
-        full=group * elements == problem.cols,
-        hoist=problem.has_columns and row_bytes <= HOISTED_ROW_BYTES[problem.held_bytes],
+        full=full,
+        hoist=hoist,
         stages=0,
         grid=0,
         block=block,
         shared_bytes=0,
-        least_blocks=max(1, min(resident_threads, _fitting_threads(problem, limits, elements)) // block),
+        least_blocks=max(1, threads // block),
         resident_blocks=0,
         waves=0.0,
     )
@@ -232,11 +249,31 @@ def _in_registers(
     return _with_grid(plan, blocks, limits, occupancy(plan), ONE_BLOCK_PER_ROW)
 
 
-def _fitting_threads(problem: Problem, limits: Limits, elements: int) -> int:
-    """Return how many threads of so many elements an SM can hold without spilling any."""
-    each, others = REGISTERS[problem.compute_bytes]
-    registers = elements * each + others + (0 if int(limits.compute_capability) >= AMPERE else 16)
-    return min(limits.threads_per_sm, limits.registers_per_sm // registers)
+def _words(problem: Problem, elements: int, *, hoist: bool) -> int:
+    """Return how many registers the values of a thread take, with the parameters as they were loaded if they are hoisted."""
+    values = elements * problem.compute_bytes // 4
+    if hoist:
+        values += elements // problem.pack * sum(max(1, size * problem.pack // 4) for size in problem.columns)
+    return values
+
+
+def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, hoist: bool) -> int:
+    """Return how many registers keep a thread of so many elements from spilling.
+
+    Those of the values and of what else the compiler was seen to want; the build gate compiles the extremes of every type
+    and architecture to hold this.
+    """
+    values = _words(problem, elements, hoist=hoist)
+    others = OTHER_REGISTERS[problem.compute_bytes, hoist]
+    if not full:
+        others += RAGGED_REGISTERS[problem.compute_bytes] if hoist else max(0, values // 2 - 8)
+    if not hoist:  # the parameters pass through registers, a pack at a time
+        others += max(0, 2 * (sum(size * problem.pack // 4 for size in problem.columns) - 8))
+    if elements // problem.pack > MANY_PACKS and not hoist:  # and as many addresses
+        others += 24
+    if int(limits.compute_capability) < AMPERE:
+        others += 16
+    return -(-(values + others) // 8) * 8
 
 
 def _group(problem: Problem, thread_bytes: int) -> int:
@@ -267,7 +304,7 @@ def _whole_block(problem: Problem, variant: str, block: int, shared_bytes: int) 
     return Plan(
         variant=variant,
         pack=problem.pack,
-        packs=max(1, min(8, chunk // problem.pack)),
+        packs=max(1, min(4, chunk // problem.pack)),
         group=0,
         rows_per_group=1,
         full=False,
@@ -302,6 +339,8 @@ def _largest_block(
     best = None
     most = 0
     for block in (1024, 512, 256, 128):
+        if block > WHOLE_BLOCK[problem.compute_bytes]:
+            continue
         plan = _whole_block(problem, variant, block, shared_bytes)
         resident = occupancy(plan)
         # uncached: its rows wait nowhere, so threads are what keeps memory busy, not blocks

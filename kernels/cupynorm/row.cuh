@@ -140,6 +140,21 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   }
 }
 
+// The most threads of shared and uncached that the compiler makes room for; doubles are launched with 256 at most. And how
+// often it may unroll a loop over a row. Both as the build gate wants them: exp of doubles, times four, would spill, and
+// sm_70 splits stores and spills where the others do not.
+#if __CUDA_ARCH__ >= 750
+template <typename Compute>
+constexpr int kWholeBlock = sizeof(Compute) == 8 ? 512 : 1024;
+template <typename Compute>
+constexpr int kUnroll = sizeof(Compute) == 8 ? 1 : 4;
+#else
+template <typename Compute>
+constexpr int kWholeBlock = sizeof(Compute) == 8 ? 256 : 1024;
+template <typename Compute>
+constexpr int kUnroll = 1;
+#endif
+
 // Reads a row of which the block holds no more than kPacks packs a thread at a time, and gives the block's State of all of it.
 // `keep(number, pack)` sees each pack as it was loaded.
 template <class Op, int kPack, int kPacks, typename Type, class Line, class Keep>
@@ -147,6 +162,7 @@ inline typename Op::State summarize_row(const Line& line, int64 packs, typename 
                                         typename Op::State* slots, int turn) {
   using Compute = typename Op::Compute;
   typename Op::State mine = Op::identity();
+#pragma unroll 1
   for (int64 start = threadIdx.x; start < packs; start += int64(blockDim.x) * kPacks) {
     Pack<Type, kPack> loaded[kPacks];
     int held = 0;
@@ -174,10 +190,11 @@ inline typename Op::State summarize_row(const Line& line, int64 packs, typename 
 template <class Op, int kPack, typename Type, class Line>
 inline typename Op::Compute origin_of(const Line& line, int64 packs) {
   if constexpr (Op::kHasOrigin) {
-    constexpr int kCount = kPack < 4 ? 4 / kPack : 1;
-    typename Op::Compute leading[kCount * kPack];
+    // as few elements as it looks at: the first of 16 bits, else four
+    constexpr int kWidth = sizeof(Type) == 2 ? 1 : kPack < 4 ? kPack : 4, kCount = sizeof(Type) == 2 ? 1 : 4 / kWidth;
+    typename Op::Compute leading[kCount * kWidth];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) unpack<kPack>(line.template load<kPack>((i < packs ? i : 0) * kPack), leading + i * kPack);
+    for (int i = 0; i < kCount; ++i) unpack<kWidth>(line.template load<kWidth>((i < packs ? i : 0) * kWidth), leading + i * kWidth);
     return Op::origin_of(leading, Type());
   }
   return 0;
@@ -186,7 +203,7 @@ inline typename Op::Compute origin_of(const Line& line, int64 packs) {
 // shared: the row waits in the block's shared memory, in the load type. A thread reads back only what it wrote itself, so
 // no barrier stands between, and neighbouring threads touch neighbouring packs, so no bank is asked twice.
 template <class Op, class Load, class Store, int kPack, int kPacks>
-__global__ void __launch_bounds__(1024) row_shared(const __grid_constant__ Arguments<Op, Load, Store> a) {
+__global__ void __launch_bounds__(kWholeBlock<typename Op::Compute>) row_shared(const __grid_constant__ Arguments<Op, Load, Store> a) {
   using Compute = typename Op::Compute;
   using Type = typename Load::Type;
   __shared__ typename Op::State slots[2 * kWarp];
@@ -203,6 +220,7 @@ __global__ void __launch_bounds__(1024) row_shared(const __grid_constant__ Argum
     if (threadIdx.x == 0) a.op.save(row, whole);
     const auto to = a.store.at(row);
     // a 64-bit counter: with 32 bits the compiler splits the stores into words
+#pragma unroll(kUnroll<Compute>)
     for (int64 number = threadIdx.x; number < packs; number += blockDim.x) {
       Compute y[kPack];
       unpack<kPack>(load_pack<Type, kPack>(kept + number * kPack), y);
@@ -216,7 +234,7 @@ __global__ void __launch_bounds__(1024) row_shared(const __grid_constant__ Argum
 // uncached: the row waits nowhere and is read twice. Any number of columns. Every thread reads in the second pass what it
 // read in the first, before it writes there: in place is safe.
 template <class Op, class Load, class Store, int kPack, int kPacks>
-__global__ void __launch_bounds__(1024) row_uncached(const __grid_constant__ Arguments<Op, Load, Store> a) {
+__global__ void __launch_bounds__(kWholeBlock<typename Op::Compute>) row_uncached(const __grid_constant__ Arguments<Op, Load, Store> a) {
   using Compute = typename Op::Compute;
   using Type = typename Load::Type;
   __shared__ typename Op::State slots[2 * kWarp];
@@ -230,6 +248,7 @@ __global__ void __launch_bounds__(1024) row_uncached(const __grid_constant__ Arg
     const typename Op::Row whole = a.op.finish(total, total, a.cols, origin);
     if (threadIdx.x == 0) a.op.save(row, whole);
     const auto to = a.store.at(row);
+#pragma unroll 1
     for (int64 start = threadIdx.x; start < packs; start += int64(blockDim.x) * kPacks) {
       Pack<Type, kPack> loaded[kPacks];
 #pragma unroll

@@ -1,0 +1,362 @@
+"""What the build gate compiles, and how it reads what the assembler made of it. Needs NVRTC, no device."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from cupynorm import _compile, _nvrtc
+from cupynorm._dtypes import DTYPES, compute_dtype, dtype_of
+from cupynorm._limits import RECORDED
+from cupynorm._nvrtc import Cubin
+from cupynorm._plan import VARIANTS, DoesNotFitError, Plan, Problem, choose
+from cupynorm._row import RowOp, spelled
+from cupynorm.functors import View
+from cupynorm.norm import LAYER_NORM, RMS_NORM
+from cupynorm.softmax import LOG_SOFTMAX, SOFTMAX
+
+OPS = (LAYER_NORM, RMS_NORM, SOFTMAX, LOG_SOFTMAX)
+
+# A module costs 50 ms and nvdisasm 300 ms before the first kernel: so many kernels share one.
+KERNELS_PER_MODULE = 16
+
+
+# --- which kernels there are ---------------------------------------------------------------------------------------
+
+
+class Types(NamedTuple):
+    """Names of the element types of one call; None where a parameter is not given."""
+
+    x: str
+    y: str
+    gamma: str | None = None
+    beta: str | None = None
+
+
+class Instance(NamedTuple):
+    """One kernel: the text and name expression that the product writes for a call, and how wide its accesses must be."""
+
+    text: str
+    expression: str
+    types: Types
+    plan: Plan
+    load_bytes: int  # of one pack, at most 16
+    store_bytes: int
+
+
+def same_types(op: RowOp) -> list[Types]:
+    """One call for each dtype, with every parameter that the op takes."""
+    return [Types(name, name, *(name for _ in op.columns)) for name in DTYPES]
+
+
+def mixed_types(op: RowOp) -> list[Types]:
+    """Calls whose types differ, or that leave parameters out: one of each kind that the functors tell apart."""
+    pairs = [("float16", "float32"), ("float32", "float16"), ("float32", "bfloat16"), ("bfloat16", "float32")]
+    pairs += [
+        ("float16", "bfloat16"),
+        ("float64", "float16"),
+        ("float16", "float64"),
+        ("float64", "bfloat16"),
+    ]
+    calls = [Types(x, y, *("float32" for _ in op.columns)) for x, y in pairs]
+    if "gamma" in op.columns:
+        calls += [Types("bfloat16", "bfloat16", "float32"), Types("float32", "float32", "float16")]
+        calls += [
+            Types("float16", "float16"),
+            Types("float32", "float32"),
+            Types("float64", "float64", "float16"),
+        ]
+    if "beta" in op.columns:
+        calls += [
+            Types("bfloat16", "bfloat16", "float32", "float32"),
+            Types("float16", "float16", None, "float16"),
+        ]
+        calls += [Types("float16", "float16", "float32", "float16"), Types("float32", "float32", "float32")]
+    return [call for call in calls if {name for name in call if name} <= set(DTYPES)]
+
+
+# whose limits stand for an architecture: least_blocks follows from the threads that a multiprocessor holds
+DEVICES = {"75": "t4", "86": "rtx4090", "89": "rtx4090", "120": "rtx4090", "90": "h200", "100": "h200"}
+
+
+@functools.cache
+def edges() -> tuple[int, ...]:
+    """Packs of a row at which template arguments change: multiples of the powers of two, and one less."""
+    found = {
+        group * packs - less
+        for group in (1 << p for p in range(11))
+        for packs in range(1, 33)
+        for less in (0, 1)
+    }
+    return tuple(sorted(found - {0}))
+
+
+@functools.cache
+def plans(problem: Problem, arch: str) -> tuple[Plan, ...]:
+    """Every plan that `choose` can give for such a problem of any rows and columns, one for each kernel."""
+    limits = RECORDED[DEVICES.get(arch, "a100")]
+    found: dict[tuple[object, ...], Plan] = {}
+    for variant, rows, packs in itertools.product(VARIANTS, (1, 1 << 24), edges()):
+        with contextlib.suppress(DoesNotFitError):
+            plan = choose(
+                dataclasses.replace(problem, rows=rows, cols=packs * problem.pack),
+                limits,
+                lambda plan: 1,
+                variant,
+            )
+            found.setdefault((variant, *plan.template), plan)
+    return tuple(found.values())
+
+
+REGISTERS = 65536  # of a multiprocessor, on every architecture
+
+
+def tightness(plan: Plan) -> tuple[float, int]:
+    """How much a thread holds for each register that its launch bounds leave it."""
+    threads = (
+        plan.block * plan.least_blocks if plan.group else 1024
+    )  # row_shared and row_uncached are built for any block
+    held = plan.packs * plan.pack * plan.rows_per_group * (2 if plan.hoist else 1)
+    return held * threads / REGISTERS, held
+
+
+def extremes(candidates: Iterable[Plan]) -> list[Plan]:
+    """Of plans that differ only in how much a thread holds, the one that holds most, under the tightest register bound."""
+
+    def kind(plan: Plan) -> Plan:
+        held = {"packs": 0, "group": 0}
+        launch = {"grid": 0, "shared_bytes": 0, "resident_blocks": 0, "waves": 0.0}
+        return dataclasses.replace(plan, **held, **launch, block=plan.block if plan.group else 0)
+
+    found: dict[Plan, Plan] = {}
+    for plan in candidates:
+        found[kind(plan)] = max(found.get(kind(plan), plan), plan, key=lambda each: (each.packs, each.group))
+    return list(found.values())
+
+
+def tightest(candidates: Iterable[Plan]) -> list[Plan]:
+    """Of each variant, with full rows and with ragged ones, the plan that strains the registers most."""
+    found: dict[tuple[str, bool], Plan] = {}
+    for plan in candidates:
+        kind = plan.variant, plan.full
+        found[kind] = max(found.get(kind, plan), plan, key=tightness)
+    return list(found.values())
+
+
+def widths(types: Types) -> list[int]:
+    """Pack widths that occur, widest first."""
+    widest = 16 // max(dtype_of(types.x).itemsize, dtype_of(types.y).itemsize)
+    return [1 << p for p in reversed(range(widest.bit_length()))]
+
+
+def instances(
+    op: RowOp, types: Types, pack: int, arch: str, choice: Callable[[Iterable[Plan]], Iterable[Plan]] = tuple
+) -> Iterator[Instance]:
+    """Spell every plan (or a choice of them) for one call, by the product's own functions."""
+    x, y = dtype_of(types.x), dtype_of(types.y)
+    cols = 3 * pack  # an odd number of packs, so that this is the widest pack
+    views = [View(0, (8, cols), (cols * each.itemsize, each.itemsize), each) for each in (x, y)]
+    columns = {
+        name: View(0, (cols,), (dtype_of(dtype).itemsize,), dtype_of(dtype))
+        for name, dtype in zip(op.columns, types[2:], strict=False)
+        if dtype is not None
+    }
+    what = spelled(op, *views, 1, columns)
+    assert what.problem.pack == pack
+    for plan in choice(plans(what.problem, arch)):
+        yield Instance(
+            what.text,
+            what.expression(plan),
+            types,
+            plan,
+            load_bytes=min(16, pack * x.itemsize),
+            store_bytes=min(16, pack * y.itemsize),
+        )
+
+
+def all_instances(
+    op: RowOp, calls: Iterable[Types], arch: str, choice: Callable[[Iterable[Plan]], Iterable[Plan]]
+) -> list[Instance]:
+    """For each call and each pack width that it can have, a choice of the plans."""
+    return [
+        each for types in calls for pack in widths(types) for each in instances(op, types, pack, arch, choice)
+    ]
+
+
+def widest_instances(
+    op: RowOp,
+    calls: Iterable[Types],
+    arch: str,
+    choice: Callable[[Iterable[Plan]], Iterable[Plan]] = tightest,
+) -> list[Instance]:
+    """For each call, at the widest pack, a choice of the plans."""
+    return [each for types in calls for each in instances(op, types, widths(types)[0], arch, choice)]
+
+
+# --- compiling them ------------------------------------------------------------------------------------------------
+
+
+def compile_instances(
+    wanted: Sequence[Instance], arch: str, major: int | None = None
+) -> Iterator[tuple[Instance, Cubin]]:
+    """Compile all, several to a module, on every core (NVRTC is called without the interpreter's lock)."""
+    batches = [tuple(wanted[i : i + KERNELS_PER_MODULE]) for i in range(0, len(wanted), KERNELS_PER_MODULE)]
+
+    def build(batch: Sequence[Instance]) -> tuple[Cubin, ...]:
+        text = "".join(dict.fromkeys(each.text for each in batch))
+        return _nvrtc.compile_all(
+            text, [each.expression for each in batch], _compile.options(), arch, major=major
+        )
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for batch, kernels in zip(batches, pool.map(build, batches), strict=True):
+            yield from zip(batch, kernels, strict=True)
+
+
+# --- reading what came out -----------------------------------------------------------------------------------------
+
+
+def spills(kernel: Cubin) -> list[str]:
+    """Say what the kernel keeps in local memory, by the assembler's own report."""
+    counts = {
+        "a stack frame": kernel.stack_bytes,
+        "spill stores": kernel.spill_store_bytes,
+        "spill loads": kernel.spill_load_bytes,
+    }
+    return [f"{count} bytes of {what}" for what, count in counts.items() if count]
+
+
+@functools.cache
+def nvdisasm() -> str | None:
+    """Find the disassembler: in NVIDIA's wheel, else on the path."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for path in sorted(Path(folder).glob("*/bin/nvdisasm")):
+            return str(path)
+    return shutil.which("nvdisasm")
+
+
+OLDEST_DISASSEMBLED = 75  # by nvdisasm 13
+NOT_GLOBAL = {
+    "LDL",
+    "STL",
+    "LD",
+    "ST",
+}  # local, and generic: those that the compiler did not see to be global
+
+
+class Code(NamedTuple):
+    """One kernel's code: its instructions in order, as text without the predicate, and its bytes by (kind, width)."""
+
+    instructions: tuple[str, ...]
+    accesses: Counter[tuple[str, int]]  # ("LDG", 16) -> how many
+
+
+_FUNCTION = re.compile(r"^\s*\.section\s+\.text\.([^,\s]+)", re.MULTILINE)
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[T\d]+\s+)?([A-Z][^;]*?)\s*;")
+_WIDTH = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
+
+
+def width_of(opcode: str) -> int:
+    """Return the bytes that a memory instruction moves for one thread: LDG.E.128.CONSTANT moves 16."""
+    return next((_WIDTH[part] for part in opcode.split(".") if part in _WIDTH), 4)
+
+
+@functools.lru_cache(maxsize=4)
+def disassemble(image: bytes) -> dict[str, Code]:
+    """Disassemble a module: its kernels by lowered name."""
+    tool = nvdisasm()
+    assert tool is not None, "nvdisasm is not installed"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(image)
+        file.flush()
+        done = subprocess.run([tool, "-c", "-ndf", file.name], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    _, *parts = _FUNCTION.split(done.stdout)
+    found = {}
+    for name, body in zip(parts[::2], parts[1::2], strict=True):
+        instructions = tuple(line for line in _INSTRUCTION.findall(body) if not line.startswith("NOP"))
+        opcodes = (line.split()[0] for line in instructions)
+        memory = Counter(
+            (opcode.split(".")[0], width_of(opcode))
+            for opcode in opcodes
+            if opcode.split(".")[0] in {"LDG", "STG", "LDGSTS", "LDL", "STL", "LDS", "STS", "LD", "ST"}
+        )
+        found[name] = Code(instructions, memory)
+    return found
+
+
+_PTX_ENTRY = re.compile(r"\.entry\s+(\w+)\s*\(")
+_PTX_COPY = re.compile(r"\bcp\.async\.c[ag]\.shared\.global\S* +\[[^]]+\], *\[[^]]+\], *(\d+)")
+_PTX_ACCESS = re.compile(r"\b(ld|st)\.(?:\w+\.)*?(global|local)\.(?:\w+\.)*?(?:v(\d)\.)?[a-z](\d+)\s")
+
+
+def read_ptx(ptx: str) -> dict[str, Code]:
+    """Read accesses from PTX: for architectures that the disassembler does not know."""
+    _, *parts = _PTX_ENTRY.split(ptx)
+    found = {}
+    for name, body in zip(parts[::2], parts[1::2], strict=True):
+        memory = Counter(
+            (("LD" if way == "ld" else "ST") + space[0].upper(), int(count or 1) * int(bits) // 8)
+            for way, space, count, bits in _PTX_ACCESS.findall(body)
+        )
+        memory.update(("LDGSTS", int(width)) for width in _PTX_COPY.findall(body))
+        found[name] = Code((), memory)
+    return found
+
+
+def code_of(kernel: Cubin, arch: str) -> Code:
+    """Read one kernel's accesses: from its machine code where the disassembler is installed and knows `arch`, else from PTX."""
+    if nvdisasm() is None or int(arch) < OLDEST_DISASSEMBLED:
+        return read_ptx(kernel.ptx)[kernel.lowered_name]
+    return disassemble(kernel.image)[kernel.lowered_name]
+
+
+def narrow_accesses(op: RowOp, instance: Instance, code: Code) -> list[str]:
+    """Say which of the kernel's accesses to global memory are narrower than a pack, and which are to local memory.
+
+    Rows and columns' parameters must be moved in whole packs. What remains may be narrower: the load of the element that an op
+    counts from, of whose pack the compiler takes no more than it needs, and stores of the statistics.
+    """
+    types, plan = instance.types, instance.plan
+    compute = compute_dtype(dtype_of(types.x), dtype_of(types.y))
+    columns = {min(16, plan.pack * dtype_of(each).itemsize) for each in types[2:] if each is not None}
+    packs = plan.packs * plan.rows_per_group if plan.group else 1
+    copies = 2 * plan.rows_per_group  # the compiler may peel a turn off a loop
+    origins = dict.fromkeys((2, 4, 8), copies) if "mean" in op.stats and not plan.group else {}
+    statistics = {compute.itemsize: copies * len(op.stats)}
+    directions = (
+        ("loads", {"LDG", "LDGSTS"}, instance.load_bytes, columns, origins),
+        ("stores", {"STG"}, instance.store_bytes, set(), statistics),
+    )
+    found = []
+    for what, kinds, pack_bytes, others, allowed in directions:
+        counts: Counter[int] = Counter()
+        for (kind, width), count in code.accesses.items():
+            counts[width] += count if kind in kinds else 0
+        if counts[pack_bytes] < packs:
+            found.append(f"{counts[pack_bytes]} {what} of {pack_bytes} bytes for {packs} packs of so many")
+        found += [
+            f"{counts[width]} {what} of {width} bytes, in packs of {pack_bytes}"
+            for width in set(+counts) - {pack_bytes} - others
+            if counts[width] > allowed.get(width, 0)
+        ]
+    found += [
+        f"{count} {kind} of {width} bytes"
+        for (kind, width), count in code.accesses.items()
+        if kind in NOT_GLOBAL
+    ]
+    return found
