@@ -41,19 +41,36 @@ struct LayerNorm {
   // Exact two-pass over what one thread holds. The elements from `valid` on are padding. Leaves x - origin in x.
   template <int N>
   static State summarize(T (&x)[N], int valid, T origin) {
-    T sum = 0, m2 = 0;
+    T sum = first_pass(x, valid, origin);
+    T mean = valid == N ? sum * (T(1) / N) : sum * reciprocal(larger(T(valid), T(1)));
+    T m2 = second_pass(x, valid, mean);
+    return {mean, m2, T(valid)};
+  }
+
+  // The same in two steps, for threads that can afford to meet twice: the sum of x - origin, then, given the mean of all that
+  // they hold, the sum of squares around it.
+  static constexpr bool kTwoPass = true;
+
+  template <int N>
+  static T first_pass(T (&x)[N], int valid, T origin) {
+    T sum = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       x[i] -= origin;
       if (i < valid) sum += x[i];
     }
-    T mean = valid == N ? sum * (T(1) / N) : sum * reciprocal(larger(T(valid), T(1)));
+    return sum;
+  }
+
+  template <int N>
+  static T second_pass(const T (&x)[N], int valid, T mean) {
+    T m2 = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       T d = x[i] - mean;
       if (i < valid) m2 = multiply_add(d, d, m2);
     }
-    return {mean, m2, T(valid)};
+    return m2;
   }
 
   // Chan et al. 1979. kEqual: both sides hold the same number of elements. Symmetric in a and b to the last bit, so that

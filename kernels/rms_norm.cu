@@ -18,7 +18,7 @@ struct RmsNorm {
   T eps;
 
 
-  static constexpr bool kHasOrigin = false;
+  static constexpr bool kHasOrigin = false, kTwoPass = false;
   static T padding() { return 0; }
   static State identity() { return {0}; }
 

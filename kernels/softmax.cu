@@ -41,7 +41,7 @@ struct Softmax {
   };
 
 
-  static constexpr bool kHasOrigin = false;
+  static constexpr bool kHasOrigin = false, kTwoPass = false;
   static T padding() { return -infinity<T>(); }
   static State identity() { return State::identity(); }
 
@@ -88,7 +88,7 @@ struct LogSoftmax {
   };
 
 
-  static constexpr bool kHasOrigin = false;
+  static constexpr bool kHasOrigin = false, kTwoPass = false;
   static T padding() { return -infinity<T>(); }
   static State identity() { return State::identity(); }
 

@@ -50,8 +50,8 @@ def test_every_width_is_covered_exactly_once(pack: int, compute_bytes: int) -> N
         plan = choose(problem(cols=cols, pack=pack, compute_bytes=compute_bytes), H200, resident)
         packs = cols // pack
         if plan.variant not in ("warp", "block"):
-            assert cols * 8 > 64 << 10, cols
-            break
+            assert cols * 8 > 32 << 10, cols  # registers have run out
+            continue
 
         assert plan.group * plan.packs >= packs, cols
         assert plan.group * (plan.packs - 1) < packs, cols  # only the last pack of a thread may be missing

@@ -34,12 +34,17 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   using Columns = typename Store::template Columns<Shape::kPack>;
   constexpr int kPack = Shape::kPack, kPacks = Shape::kPacks, kGroup = Shape::kGroup, kRows = Shape::kRows;
   constexpr int kWarps = kGroup / kWarp, kGroups = Shape::kBlock / kGroup;
+  constexpr int kLanes = kGroup < kWarp ? kGroup : kWarp;
   constexpr bool kFull = Shape::kFull;
   const int lane = threadIdx.x % kGroup, group = threadIdx.x / kGroup;
   const int cols = int(a.cols), packs = cols / kPack;
   const int held = kFull || (kPacks - 1) * kGroup + lane < packs ? kPacks : kPacks - 1;
   __shared__ Slot<Op> slots[kWarps > 1 ? 2 : 1][kRows][kGroups][kWarps > 1 ? kWarps : 1];
   int turn = 0;
+
+  // how many elements of a row this thread's warp holds, or its group if that is less
+  const int last = packs - (kPacks - 1) * kGroup - lane / kLanes * kLanes;
+  const int count = ((kPacks - 1) * kLanes + (last < 0 ? 0 : last < kLanes ? last : kLanes)) * kPack;
 
   auto col = [lane](int p) { return (p * kGroup + lane) * kPack; };
   auto parameters = [&](int p) { return kFull || p < held ? a.store.template columns<kPack>(col(p)) : Columns(); };
@@ -106,12 +111,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         Compute leading[kSure < 4 ? kSure : 4];
 #pragma unroll
         for (int i = 0; i < (kSure < 4 ? kSure : 4); ++i) leading[i] = x[r][i];
-        origin[r] = __shfl_sync(kAllLanes, Op::origin_of(leading, Type()), 0, kGroup < kWarp ? kGroup : kWarp);
+        origin[r] = __shfl_sync(kAllLanes, Op::origin_of(leading, Type()), 0, kLanes);
       }
-      mine[r] = Op::summarize(x[r], (kFull ? kPacks : held) * kPack, origin[r]);
+      total[r] = summarize_lanes<Op, kFull, kLanes>(x[r], (kFull ? kPacks : held) * kPack, count, origin[r], mine[r]);
     }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) total[r] = reduce_lanes<Op, kFull, (kGroup < kWarp ? kGroup : kWarp)>(mine[r]);
     if constexpr (kWarps > 1) {
       reduce_warps<Op, kFull, kWarps>(total, origin, slots[turn], group, lane / kWarp);
       turn ^= 1;
