@@ -141,6 +141,8 @@ def _check_dtype(name: str, array: Any) -> None:
 def trailing_axes(axis: int | tuple[int, ...], shape: tuple[int, ...]) -> int:
     """Return how many trailing axes `axis` names; ValueError if they are not the trailing ones."""
     ndim = len(shape)
+    if type(axis) is int and ndim and axis in (-1, ndim - 1):
+        return 1
     given = axis if isinstance(axis, tuple) else (axis,)
     wanted = []
     for each in given:

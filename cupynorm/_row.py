@@ -10,10 +10,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cupynorm import _compile, _device, _nvrtc
-from cupynorm._arguments import Call, view
+from cupynorm._arguments import Call, check, check_eps, view
 from cupynorm._dtypes import Dtype, compute_dtype, cpp, dtype_of
 from cupynorm._limits import RECORDED, Limits, active_blocks
 from cupynorm._plan import Plan, Problem, choose
+from cupynorm._remembered import (
+    ALIGNMENT,
+    Given,
+    OfThread,
+    Remembered,
+    add,
+    elsewhere,
+    launcher,
+    layout,
+    remembered,
+)
 from cupynorm.functors import (
     EMPTY,
     POINTER,
@@ -27,19 +38,21 @@ from cupynorm.functors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
 class RowOp:
     """An op as the kernels know it: kernels/<source> holds struct <struct>.
 
+    reference(x, gamma, beta, axes, eps, out, *stats) does the same on the host.
     columns: parameters of the normalised axes that it takes. stats: statistics that it can save. has_eps: whether it takes eps.
     """
 
     name: str
     source: str
     struct: str
+    reference: Callable[..., None]
     columns: tuple[str, ...] = ()
     stats: tuple[str, ...] = ()
     has_eps: bool = False
@@ -93,7 +106,14 @@ def spelled(
     gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
     store = affine_store(y.split(axes)[0], gamma, beta)
     whole = arguments(twin, load, store, rows, cols)
-    problem = Problem(rows, cols, pack_width(x, y, axes), x.dtype.itemsize, compute.itemsize, bool(columns))
+    problem = Problem(
+        rows,
+        cols,
+        pack_width(x, y, axes),
+        x.dtype.itemsize,
+        compute.itemsize,
+        tuple(each.dtype.itemsize for each in columns.values()),
+    )
     return Spelled(
         problem, twin, load, store, whole, _compile.text(op.source, whole.cpp, whole.dtype.itemsize)
     )
@@ -106,40 +126,168 @@ class _Launch(NamedTuple):
 
 _lock = threading.Lock()
 _launches: dict[tuple[int, Problem, str, str, str | Plan | None], _Launch] = {}
+_thread = OfThread()
 
 
 def run(
-    op: RowOp, call: Call, *, stats: Sequence[Any] = (), eps: float = 0.0, plan: str | Plan | None = None
-) -> None:
-    """Launch `op` for a checked call, on the arrays' device and that device's current stream. Nothing is synchronised.
+    op: RowOp,
+    x: Any,
+    gamma: Any,
+    beta: Any,
+    axis: int | tuple[int, ...],
+    eps: float,
+    out: Any,
+    dtype: Any,
+    return_stats: bool,  # noqa: FBT001
+    plan: str | Plan | None,
+) -> Any:
+    """Run one call of a public function: arguments, result and errors are those of norm.layer_norm.
 
-    `plan` forces a variant. Raises DoesNotFitError, a ValueError, if that cannot hold the row, and CompileError.
+    A launch is on the arrays' device and that device's current stream; nothing is synchronised. What this thread launched
+    before is launched again with other pointers and no checks: all that these and the choice of a kernel look at is in `key`,
+    or is compared with what was remembered. Whatever differs is looked up by its layouts, then checked like a first call.
     """
-    if call.x.size == 0:
-        return
-    module = _device.cupy()
-    columns = {name: view(array) for name, array in call.columns.items()}
-    pointers = [array.data.ptr for array in stats]
-    what = spelled(op, view(call.x), view(call.out), call.axes, columns, pointers, eps)
-    with module.cuda.Device(call.device):
-        key = (call.device, what.problem, what.op.cpp, what.arguments.cpp, plan)
-        launch = _launches.get(key)
-        if launch is None:
-            launch = _prepare(call.device, what, plan)
-            with _lock:
-                _launches[key] = launch
-        block = np.array([what.arguments.values], dtype=what.arguments.dtype)
-        parameters = np.array([block.ctypes.data], dtype=POINTER)
-        chosen = launch.plan
-        _device.driver().launchKernel(
-            launch.kernel.pointer,
-            *(chosen.grid, 1, 1),
-            *(chosen.block, 1, 1),
-            chosen.shared_bytes,
-            module.cuda.get_current_stream().ptr,
-            parameters.ctypes.data,
-            0,
+    # written out, and with few words for it: a function called here costs as much as the comparison of two shapes
+    calls = _thread.calls
+    kind = calls.kind
+    if kind is None and _device.is_device_array(x):
+        kind = calls.begin()
+    if type(x) is not kind:
+        return _run_checked(op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, None)
+    shape = x.shape
+    source = x.data.ptr
+    # _c_contiguous, where true, says all that strides say, for a third of the time
+    strides = x._c_contiguous or x.strides  # noqa: SLF001
+    scale = None if gamma is None else id(gamma)
+    shift = None if beta is None else id(beta)
+    key: Any = (op.name, shape, strides, x.dtype, source & ALIGNMENT, scale, shift, out is None)
+    device = 0
+    if calls.several:
+        device = x.data.device_id
+        key += (device,)
+    call = calls.same.get(key)
+    if (
+        call is None
+        or call.axis is not axis
+        or call.eps is not eps
+        or call.dtype is not dtype
+        or call.return_stats is not return_stats
+        or call.plan is not plan
+        # one of one axis has but one shape; of a CuPy array nothing else can change
+        or (
+            gamma is not None
+            and (
+                call.gamma() is not gamma
+                or (gamma.ndim != call.gamma_ndim and gamma.shape != call.gamma_shape)
+            )
         )
+        or (
+            beta is not None
+            and (call.beta() is not beta or (beta.ndim != call.beta_ndim and beta.shape != call.beta_shape))
+        )
+        or (
+            out is not None
+            and (
+                type(out) is not kind
+                or out.shape != shape
+                or out.dtype is not call.y_dtype
+                or (out._c_contiguous or out.strides) != call.y_strides  # noqa: SLF001
+            )
+        )
+        or (calls.several and elsewhere(device, gamma, beta, out))
+    ):
+        call = calls.find(op.name, Given(x, gamma, beta, axis, eps, out, dtype, return_stats, plan), key)
+        if call is None:
+            return _run_checked(op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, key)
+    if out is None:
+        y = kind(shape, call.y_code)
+        target = y.data.ptr
+        fits = not target & ALIGNMENT
+    else:
+        y = out
+        target = y.data.ptr
+        low, high = call.near
+        distance = target - source
+        fits = target & ALIGNMENT == call.y_bits and (not low < distance < high or distance == call.distance)
+        for low, high in call.columns_near:
+            fits = fits and not low < target < high
+    if not fits:
+        return _run_checked(op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, key)
+    stats = [kind(call.stats_shape, call.stats_code) for _ in op.stats] if return_stats else None
+    if stats:
+        first, last = stats[0].data.ptr, stats[-1].data.ptr
+    stream = calls.stream(device).ptr
+    words = call.words
+    # no other call stands between the words and their launch: a signal handler that runs there might set them too
+    for launch in call.launches:
+        words[call.x_at] = source
+        words[call.y_at] = target
+        if stats:
+            words[call.first_at] = first
+            words[call.last_at] = last
+        launch(stream, call.address, 0)
+    return (y, *stats) if stats else y
+
+
+def _run_checked(
+    op: RowOp,
+    x: Any,
+    gamma: Any,
+    beta: Any,
+    axis: int | tuple[int, ...],
+    eps: float,
+    out: Any,
+    dtype: Any,
+    return_stats: bool,  # noqa: FBT001
+    plan: str | Plan | None,
+    key: Any,
+) -> Any:
+    """Run one call with all checks; remember it where `key` says under what run() will look for it."""
+    exact = check_eps(eps) if op.has_eps else 0.0
+    columns = {"gamma": gamma, "beta": beta} if op.columns else None
+    call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, columns=columns)
+    stats = [call.empty_statistic() for _ in op.stats] if return_stats else []
+    if not call.on_device:
+        op.reference(x, gamma, beta, call.axes, exact, call.out, *stats)
+    elif x.size:
+        given = Given(x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
+        launched = _launch(op, call, stats, exact, given)
+        # an output of our own is aligned, unless the allocator is not CuPy's
+        if key is not None and (out is not None or not launched.y_bits):
+            _thread.calls.add(op.name, given, key, launched)
+    return (call.out, *stats) if stats else call.out
+
+
+def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Given) -> Remembered:
+    """Launch a checked call that has rows; return how to do it again."""
+    module = _device.cupy()
+    x, y = view(call.x), view(call.out)
+    columns = {name: view(array) for name, array in call.columns.items()}
+    what = spelled(op, x, y, call.axes, columns, [array.data.ptr for array in stats], eps)
+    with module.cuda.Device(call.device):
+        _thread.calls.prepare(call.device)
+        key = (call.device, what.problem, what.op.cpp, what.arguments.cpp, given.plan)
+        found = _launches.get(key)
+        if found is None:
+            found = _prepare(call.device, what, given.plan)
+            with _lock:
+                add(_launches, key, found)
+        chosen = found.plan
+        again = remembered(
+            given,
+            [launcher(found.kernel.pointer, chosen.grid, chosen.block, chosen.shared_bytes)],
+            what.arguments,
+            x,
+            y,
+            layout(call.out),
+            op.stats if stats else (),
+            x.shape[: len(x.shape) - call.axes],
+            call.compute,
+        )
+        stream = module.cuda.get_current_stream().ptr
+        for launch in again.launches:
+            launch(stream, again.address, 0)
+    return again
 
 
 def _prepare(device: int, what: Spelled, wanted: str | Plan | None) -> _Launch:
@@ -165,8 +313,10 @@ def _prepare(device: int, what: Spelled, wanted: str | Plan | None) -> _Launch:
 
 
 def forget() -> None:
-    """Drop every remembered plan and kernel."""
+    """Drop every remembered call, plan and kernel, of all threads."""
+    global _thread  # noqa: PLW0603
     with _lock:
+        _thread = OfThread()
         _launches.clear()
     _compile.forget()
 

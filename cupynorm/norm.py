@@ -5,13 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from cupynorm import _row, reference
-from cupynorm._arguments import check, check_eps
 from cupynorm._plan import Plan
 
 LAYER_NORM = _row.RowOp(
-    "layer_norm", "layer_norm.cu", "LayerNorm", ("gamma", "beta"), ("mean", "rstd"), has_eps=True
+    "layer_norm",
+    "layer_norm.cu",
+    "LayerNorm",
+    reference.layer_norm,
+    columns=("gamma", "beta"),
+    stats=("mean", "rstd"),
+    has_eps=True,
 )
-RMS_NORM = _row.RowOp("rms_norm", "rms_norm.cu", "RmsNorm", ("gamma",), ("rstd",), has_eps=True)
+RMS_NORM = _row.RowOp(
+    "rms_norm",
+    "rms_norm.cu",
+    "RmsNorm",
+    lambda x, gamma, _, axes, eps, out, *stats: reference.rms_norm(x, gamma, axes, eps, out, *stats),
+    columns=("gamma",),
+    stats=("rstd",),
+    has_eps=True,
+)
 
 
 def layer_norm(
@@ -40,14 +53,7 @@ def layer_norm(
     Raises TypeError for arrays of another kind or dtype, or of both kinds in one call; ValueError for shapes, axes, eps,
     devices or an `out` that do not fit; CompileError with the compiler's log; NoDeviceError.
     """
-    eps = check_eps(eps)
-    call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, columns={"gamma": gamma, "beta": beta})
-    stats = (call.empty_statistic(), call.empty_statistic()) if return_stats else ()
-    if call.on_device:
-        _row.run(LAYER_NORM, call, stats=stats, eps=eps, plan=plan)
-    else:
-        reference.layer_norm(x, gamma, beta, call.axes, eps, call.out, *(stats or (None, None)))
-    return (call.out, *stats) if return_stats else call.out
+    return _row.run(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
 
 
 def rms_norm(
@@ -66,11 +72,4 @@ def rms_norm(
     Arrays, dtypes, axes, `out`, `plan` and errors are as in layer_norm. With return_stats: (y, rstd), where
     rstd = 1 / sqrt(mean(x^2) + eps).
     """
-    eps = check_eps(eps)
-    call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, columns={"gamma": gamma})
-    stats = (call.empty_statistic(),) if return_stats else ()
-    if call.on_device:
-        _row.run(RMS_NORM, call, stats=stats, eps=eps, plan=plan)
-    else:
-        reference.rms_norm(x, gamma, call.axes, eps, call.out, *(stats or (None,)))
-    return (call.out, *stats) if return_stats else call.out
+    return _row.run(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan)

@@ -5,11 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from cupynorm import _row, reference
-from cupynorm._arguments import check
 from cupynorm._plan import Plan
 
-SOFTMAX = _row.RowOp("softmax", "softmax.cu", "Softmax")
-LOG_SOFTMAX = _row.RowOp("log_softmax", "softmax.cu", "LogSoftmax")
+SOFTMAX = _row.RowOp(
+    "softmax",
+    "softmax.cu",
+    "Softmax",
+    lambda x, _gamma, _beta, axes, _eps, out: reference.softmax(x, axes, out),
+)
+LOG_SOFTMAX = _row.RowOp(
+    "log_softmax",
+    "softmax.cu",
+    "LogSoftmax",
+    lambda x, _gamma, _beta, axes, _eps, out: reference.log_softmax(x, axes, out),
+)
 
 
 def softmax(
@@ -25,12 +34,7 @@ def softmax(
     Arrays, dtypes, axes, `out`, `plan` and errors are as in layer_norm. A row of only -inf gives nan, as in NumPy;
     so does a row with +inf or nan, and no other row.
     """
-    call = check(x, axis=axis, out=out, dtype=dtype, plan=plan)
-    if call.on_device:
-        _row.run(SOFTMAX, call, plan=plan)
-    else:
-        reference.softmax(x, call.axes, call.out)
-    return call.out
+    return _row.run(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
 
 
 def log_softmax(
@@ -45,9 +49,4 @@ def log_softmax(
 
     Arrays, dtypes, axes, `out`, `plan`, errors and special values are as in softmax.
     """
-    call = check(x, axis=axis, out=out, dtype=dtype, plan=plan)
-    if call.on_device:
-        _row.run(LOG_SOFTMAX, call, plan=plan)
-    else:
-        reference.log_softmax(x, call.axes, call.out)
-    return call.out
+    return _row.run(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003

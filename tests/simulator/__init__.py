@@ -79,6 +79,7 @@ def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200
     # what is remembered of devices, plans and kernels is the simulator's own while it is installed
     monkeypatch.setattr(_device, "limits_of", _device.functools.cache(_device.limits_of.__wrapped__))
     monkeypatch.setattr(_row, "_launches", {})
+    monkeypatch.setattr(_row, "_thread", _row.OfThread())
     monkeypatch.setattr(_compile, "_kernels", {})
     return sys.modules[__name__]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
@@ -33,6 +33,14 @@ class ndarray(np.ndarray):  # noqa: N801
         return types.SimpleNamespace(
             ptr=self.__array_interface__["data"][0], device=self.device, device_id=self._device
         )
+
+    def __new__(cls, shape: int | Sequence[int], dtype: Any = float) -> Self:
+        """Allocate on the current device: poison until somebody writes."""
+        return cast("Self", _new(shape, dtype))
+
+    @property
+    def _c_contiguous(self) -> bool:
+        return self.flags.c_contiguous
 
     @property
     def device(self) -> Any:  # type: ignore[override]
@@ -232,7 +240,7 @@ def _properties(device: int) -> dict[str, Any]:
     }
 
 
-def _current_stream() -> Any:
+def _current_stream(device_id: int = -1) -> Any:
     return types.SimpleNamespace(ptr=machine.stream, synchronize=lambda: None)
 
 
