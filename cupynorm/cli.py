@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
+    from cupynorm.results import Measured, Report
     from cupynorm.testing import Result
 
 CHECK_FAILED, USAGE, NO_DEVICE, BAD_FILE, INTERRUPTED = 1, 2, 3, 4, 130
@@ -120,6 +121,16 @@ class Integers(click.ParamType):  # type: ignore[type-arg]
         return numbers
 
 
+class Names(Name):
+    """Names with commas between them."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the names if the library knows them all."""
+        if isinstance(value, tuple):
+            return value
+        return tuple(super(Names, self).convert(each, param, ctx) for each in str(value).split(","))
+
+
 def _ops() -> list[str]:
     from cupynorm.catalog import OPS  # noqa: PLC0415
 
@@ -132,13 +143,20 @@ def _variants() -> tuple[str, ...]:
     return VARIANTS
 
 
+def _peers() -> tuple[str, ...]:
+    from cupynorm.peers import PEERS  # noqa: PLC0415
+
+    return ("default", "all", "none", *PEERS)
+
+
 def _recorded() -> Iterable[str]:
     from cupynorm._limits import RECORDED  # noqa: PLC0415
 
     return RECORDED
 
 
-DTYPE = click.Choice(["float16", "bfloat16", "float32", "float64"])
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+DTYPE = click.Choice(DTYPES)
 FILE = click.Path(path_type=Path)
 VARIANT = Name("variant", _variants)
 
@@ -358,6 +376,212 @@ def run(
     rate = f"{report.seconds:.3f} s, {report.bytes_per_second / 1e9:.3g} GB/s of files"
     click.echo(f"{op}: {report.rows} x {report.cols}, {dtypes}, on {where}: {rate}", err=True)
     click.echo(f"wrote {', '.join(report.outputs)}", err=True)
+
+
+@cli.command()
+@click.option("--ops", type=Names("op,...", _ops), help="Default: all.")
+@click.option("--dtypes", type=Names("dtype,...", lambda: DTYPES), help="Default: float16,bfloat16,float32.")
+@click.option("--rows", type=Integers(least=1), help="Default: 49152, and fewer where columns are many.")
+@click.option(
+    "--cols", type=Integers(least=1), help="Default: 32 to 262144, odd ones, and few rows up to 16M."
+)
+@click.option(
+    "--offset",
+    type=click.IntRange(0),
+    default=0,
+    help="Elements by which x and y are off an aligned address.",
+)
+@click.option("--quick", is_flag=True, help="A few shapes, float16 and float32.")
+@click.option(
+    "--peers",
+    type=Names("peer,...", _peers),
+    default="default",
+    show_default=True,
+    help="cupy,torch,compile,triton, all, or none. default: all, but torch.compile at some shapes only.",
+)
+@click.option("--only-ours", is_flag=True, help="The same as --peers none.")
+@click.option("--variants", type=Names("variant,...", _variants), help="Time these forced variants, too.")
+@click.option("--host", is_flag=True, help="Microseconds of the host a call as well, in a table of its own.")
+@click.option("--host-only", is_flag=True, help="That table only.")
+@click.option("--targets", is_flag=True, help="Print the table of targets.")
+@click.option("--recorded", type=FILE, help="JSON list of peers' rates from elsewhere, to be compared with.")
+@click.option("--json", "json_file", type=FILE, help="Write all results, after each point anew.")
+@click.option("--csv", "csv_file", type=FILE, help="Write one line for each point and contender.")
+@click.option(
+    "--plot",
+    "plots",
+    type=FILE,
+    multiple=True,
+    metavar="FILE.png|svg",
+    help="Draw bandwidth and time against columns; needs matplotlib. Repeatable.",
+)
+@click.option("--from", "source", type=FILE, help="Measure nothing: show the results of a --json file.")
+@click.option("--seconds", type=click.FloatRange(1), default=math.inf, help="Start no point after so long.")
+def bench(*, source: Path | None, **options: Any) -> None:
+    """Time the ops beside their peers and a copy of the same bytes.
+
+    Device time of one call, from CUDA graphs over buffers larger than the L2 cache, in turns with each installed
+    peer and with copies. The share is that of the best copy's rate. A line for each point, then the worst of them.
+
+    Example: cupynorm bench --ops softmax --dtypes float16 --cols 1024,4096 --json results.json
+    """
+    from cupynorm import results  # noqa: PLC0415
+
+    try:
+        if options["plots"]:
+            results.check_plots(options["plots"])
+        with _user_input(), _user_files():
+            recorded = results.read_recorded(options["recorded"]) if options["recorded"] else None
+            report = results.read(source) if source else None
+        if report:
+            report = _chosen(report, **options)
+            show_point = _point_printer(recorded)
+            for measured in report.points:
+                show_point(measured)
+        else:
+            report = _measured(recorded, **options)
+        with _user_files():
+            for path in options["plots"]:
+                for file in results.plot(path, report.points, report.about):
+                    click.echo(f"wrote {file}", err=True)
+    except results.PlotError as error:
+        raise Failure(error, USAGE) from error
+    if report.host:
+        click.echo("\n" + "\n".join(results.host_table(report.host)))
+    if options["targets"]:
+        click.echo("\n" + "\n".join(results.target_table(report.points, recorded)))
+    if report.left_out:
+        click.echo(f"\nleft out: {report.left_out} points")
+    if report.points or not report.host:
+        click.echo("\n" + "\n".join(results.last_lines(report.points, recorded)))
+
+
+def _chosen(report: Report, *, ops: Any, dtypes: Any, cols: Any, rows: Any, **_: Any) -> Report:
+    """Return of a report what options name."""
+    wanted = {"op": ops, "dtype": dtypes, "cols": cols, "rows": rows}
+    points = [
+        each
+        for each in report.points
+        if all(not names or getattr(each.point, field) in names for field, names in wanted.items())
+    ]
+    return dataclasses.replace(report, points=points)
+
+
+def _measured(
+    peers_elsewhere: Any, *, json_file: Path | None, csv_file: Path | None, **options: Any
+) -> Report:
+    """Measure, print a line for each point, and keep the files up to date, whatever ends it."""
+    from cupynorm import bench as measuring  # noqa: PLC0415
+
+    quick, asked = options["quick"], options["peers"]
+    report = measuring.new_report()
+    with _user_input():
+        points = measuring.points(
+            options["ops"] or _ops(),
+            options["dtypes"] or (("float16", "float32") if quick else DTYPES[:3]),
+            options["rows"] or (),
+            options["cols"] or (),
+            offset=options["offset"],
+            quick=quick,
+        )
+    peers = _peers_asked(("none",) if options["only_ours"] else asked)
+    everywhere = "all" in asked or "compile" in asked
+    about = f"{len(points)} points, {report.about['device']['name']}, {_spelled(report.about['versions'])}"
+    click.echo(about, err=True)
+    if "compile" in peers and not everywhere:
+        click.echo("torch.compile at some shapes only, for it compiles long: --peers all for all", err=True)
+    report.left_out = 0 if options["host_only"] else len(points)
+
+    def save() -> None:
+        from cupynorm import results  # noqa: PLC0415
+
+        with _user_files():
+            if json_file:
+                results.write_json(json_file, report)
+            if csv_file:
+                results.write_csv(csv_file, report.points)
+
+    save()  # a folder that is not there is better known now
+    show_point = _point_printer(peers_elsewhere)
+    on_terminal = sys.stderr.isatty()  # where a bar stands in the way of lines, they come at the end
+    try:
+        if options["host"] or options["host_only"]:
+            notes: dict[str, str] = {}
+            report.host.extend(measuring.host_times(peers, notes))
+            for name, note in notes.items():
+                click.echo(f"  {name}: {note}", err=True)
+        if not options["host_only"]:
+            measuring.compile_ahead(points)
+            found = measuring.sweep(
+                points,
+                peers,
+                options["variants"] or (),
+                everywhere=everywhere,
+                replays=measuring.REPLAYS // 2 if quick else measuring.REPLAYS,
+                seconds=options["seconds"],
+            )
+            with _progress("bench") as progress:
+                for measured in found:
+                    report.points.append(measured)
+                    report.left_out -= 1
+                    save()
+                    progress(len(report.points), len(points))
+                    if not on_terminal:
+                        show_point(measured)
+            if on_terminal:
+                for measured in report.points:
+                    show_point(measured)
+    finally:
+        save()
+    return report
+
+
+def _peers_asked(asked: tuple[str, ...]) -> list[str]:
+    """Return the peers to measure. One that was asked for by name must be installed."""
+    from cupynorm import peers  # noqa: PLC0415
+
+    if asked == ("none",):
+        return []
+    absent = peers.missing()
+    for name in asked:
+        if name in absent:
+            raise Failure(f"{name} cannot be measured: {absent[name]}", USAGE)
+    wanted = peers.PEERS if {"default", "all"} & set(asked) else asked
+    for name in set(wanted) & set(absent):
+        click.echo(f"without {name}: {absent[name]}", err=True)
+    return [name for name in peers.PEERS if name in wanted and name not in absent]
+
+
+def _spelled(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _point_printer(recorded: Any) -> Callable[[Measured], None]:
+    """Return a function that prints a point: the first under a header, and a note only where it is new."""
+    from cupynorm import results  # noqa: PLC0415
+
+    printed: set[str] = set()
+
+    def show(measured: Measured) -> None:
+        if not printed:
+            click.echo(results.HEADER)
+        printed.add("")
+        click.echo(results.line(measured, recorded))
+        for name, note in measured.notes.items():
+            if f"{name}: {note}" not in printed:
+                click.echo(f"  from here on, {name}: {note}", err=True)
+            printed.add(f"{name}: {note}")
+
+    return show
+
+
+@contextlib.contextmanager
+def _user_files() -> Iterator[None]:
+    """Make a message of a file that cannot be read or written."""
+    try:
+        yield
+    except OSError as error:
+        raise Failure(error, BAD_FILE) from error
 
 
 @cli.command()

@@ -16,11 +16,11 @@ MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
 LAYERS = [
     ["_dtypes", "_limits", "_plan", "reference"],
     ["_device", "_nvrtc", "_compile"],
-    ["functors", "_arguments"],
+    ["functors", "_arguments", "_remembered"],
     ["_row"],
     ["norm", "softmax"],
     ["__init__"],
-    ["catalog", "bench", "testing", "environment", "files"],
+    ["catalog", "testing", "environment", "files", "results", "peers", "bench"],
     ["cli"],
     ["__main__"],
 ]

@@ -1,0 +1,590 @@
+"""Device time of the ops beside their peers' and a copy's of the same bytes: CUDA graphs over rotating buffers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime as dt
+import functools
+import gc
+import importlib.metadata
+import math
+import multiprocessing
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cupynorm
+from cupynorm import _device, _row, catalog, peers
+from cupynorm._dtypes import Dtype, dtype_of
+from cupynorm._plan import Plan
+from cupynorm.functors import View
+from cupynorm.peers import Buffers, Run
+from cupynorm.results import OURS, HostTime, Measured, Point, Report, Timing
+
+ROTATION_BYTES = 512 << 20  # buffers are visited in turn until this much was touched: several times any L2
+GRAPH_BYTES = 3 << 29  # what a graph moves at least, where its buffers are large: 0.4 ms on an H200
+MOST_SETS, MOST_CALLS = 512, 1024  # of a graph: with more, capturing takes longer than measuring
+LARGEST_BYTES = 6 << 30  # of x and y: the default sweep halves its rows until they fit
+ALIGNMENT = 256  # of every buffer, in bytes
+REPLAYS, LEAST_REPLAYS = 21, 5
+REPLAY_SECONDS = 0.04  # for each contender: slow ones are replayed less often
+HOLD_CYCLES = 300_000  # 150 us on an H200: what the host needs at most to enqueue a replay
+ROTATED_SHARE = 0.01  # parameters that are more of the bytes than this rotate as x does; smaller ones stay in L2 in real use, too
+PATTERN = 1 << 20  # different numbers in x
+
+
+def sets_for(bytes_of_one: int) -> int:
+    """Return how many buffer sets of this size to rotate among, so that none is still in L2 when its turn comes."""
+    return max(2, min(MOST_SETS, math.ceil(ROTATION_BYTES / max(1, bytes_of_one))))
+
+
+def _calls_for(bytes_of_one: int, sets: int) -> int:
+    """Return how many calls a graph holds: whole turns of the sets, long enough that its start does not count."""
+    turns = math.ceil(GRAPH_BYTES / max(1, bytes_of_one * sets))
+    return sets * max(1, min(turns, MOST_CALLS // sets))
+
+
+# ---- time
+
+
+class _Calls:
+    """In place of a graph, for a contender that cannot be captured: its calls, as the host makes them."""
+
+    def __init__(self, run: Run, sets: int, calls: int) -> None:
+        self._run, self._sets, self._calls = run, sets, calls
+
+    def launch(self, stream: Any) -> None:  # noqa: ARG002  a graph's signature; the stream is the current one
+        for i in range(self._calls):
+            self._run(i % self._sets)
+
+
+def time_interleaved(
+    runs: Mapping[str, Run],
+    sets: int,
+    *,
+    replays: int = REPLAYS,
+    calls: int | None = None,
+    seconds: float = math.inf,
+    notes: dict[str, str] | None = None,
+) -> dict[str, Timing]:
+    """Time several contenders in turns, so that clocks and neighbours treat all alike.
+
+    Each is called once on every set, to compile and to warm the pools, and is then captured into one graph of `calls`
+    launches, which is replayed between two events. A replay's time / calls is one sample. Contenders that take
+    more than `seconds` for all replays get fewer of them, but LEAST_REPLAYS.
+
+    With `notes`, a contender that raises gets an entry there, and no time; without, the exception goes through.
+    """
+    module = _device.cupy()
+    stream = module.cuda.Stream(non_blocking=True)
+    calls = max(sets, 10) if calls is None else calls
+    with stream:
+        graphs: dict[str, Any] = {}
+        for name, run in runs.items():
+            try:
+                graphs[name] = _graph(stream, name, run, sets, calls, notes)
+                _sample(stream, graphs[name])  # the driver uploads a graph when it is first launched
+                stream.synchronize()
+            except Exception as error:
+                graphs.pop(name, None)
+                if notes is None:
+                    raise
+                notes[name] = _one_line(error)
+                stream.synchronize()  # if that fails too, the device is lost
+        every: dict[str, int] = {}
+        for name, graph in graphs.items():
+            once = _elapsed(stream, _sample(stream, graph))
+            wanted = min(
+                replays, max(LEAST_REPLAYS, int(seconds / max(once, 1e-9)) if seconds < math.inf else replays)
+            )
+            every[name] = max(1, replays // wanted)
+        samples: dict[str, list[float]] = {name: [] for name in graphs}
+        for turn in range(replays):
+            pending = {name: _sample(stream, graphs[name]) for name in graphs if turn % every[name] == 0}
+            for name, events in pending.items():
+                samples[name].append(_elapsed(stream, events) / calls)
+    return {name: _timing(values) for name, values in samples.items()}
+
+
+def _graph(stream: Any, name: str, run: Run, sets: int, calls: int, notes: dict[str, str] | None) -> Any:
+    for i in range(sets):
+        run(i)
+    stream.synchronize()
+    stream.begin_capture()
+    try:
+        for i in range(calls):
+            run(i % sets)
+    except Exception as error:
+        with contextlib.suppress(Exception):  # what was invalid before is reported there again
+            stream.end_capture()
+        if notes is None:
+            raise
+        notes[name] = f"its launches are timed, not a graph: {_one_line(error)}"
+        return _Calls(run, sets, calls)
+    return stream.end_capture()
+
+
+def _sample(stream: Any, graph: Any) -> tuple[Any, Any]:
+    """Enqueue a replay between two events.
+
+    The device is held up meanwhile: the first event would else be stamped before the host has launched the graph.
+    """
+    begin, end = _device.cupy().cuda.Event(), _device.cupy().cuda.Event()
+    _kernel(HOLD, "hold")((1,), (1,), (np.int64(HOLD_CYCLES),))
+    begin.record(stream)
+    graph.launch(stream)
+    end.record(stream)
+    return begin, end
+
+
+def _elapsed(stream: Any, events: tuple[Any, Any]) -> float:
+    stream.synchronize()
+    return float(_device.cupy().cuda.get_elapsed_time(*events)) / 1e3
+
+
+def _timing(samples: Sequence[float]) -> Timing:
+    low, median, high = statistics.quantiles(samples, n=4) if len(samples) > 1 else (samples[0],) * 3
+    return Timing(median, low, high)
+
+
+def _one_line(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}".strip()
+    return text.splitlines()[0][:200]
+
+
+HOLD = r"""
+extern "C" __global__ void hold(long long cycles) {
+  for (long long begin = clock64(); clock64() - begin < cycles;) {}
+}
+"""
+
+COPY = r"""
+extern "C" __global__ void copy(const uint4* x, uint4* y, long long packs) {
+  // PACKS packs a thread in flight; the block covers them contiguously
+  long long base = (long long)blockIdx.x * blockDim.x * PACKS + threadIdx.x;
+  uint4 v[PACKS];
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) if (base + i * blockDim.x < packs) v[i] = x[base + i * blockDim.x];
+#pragma unroll
+  for (int i = 0; i < PACKS; ++i) if (base + i * blockDim.x < packs) y[base + i * blockDim.x] = v[i];
+}
+"""
+# (packs a thread, threads a block), without cache hints: of 50 forms the fastest on an H200, 4.26 TB/s at 1.6 GB; which of
+# the three differs by size. The driver's own copy is as fast up to there, and falls to two thirds above.
+COPIES = ((1, 128), (1, 256), (2, 128))
+
+
+@functools.cache
+def _kernel(code: str, name: str, *options: str) -> Any:
+    return _device.cupy().RawKernel(code, name, options=options)
+
+
+def copy_runs(buffers: Sequence[tuple[Any, Any]]) -> dict[str, Run]:
+    """Return the ways to copy that the limit is the best of: the driver's, and kernels of 16-byte accesses."""
+
+    def driver(i: int) -> None:
+        x, y = buffers[i]
+        y.data.copy_from_device_async(x.data, x.nbytes)
+
+    def kernel(packs: int, block: int, i: int) -> None:
+        x, y = buffers[i]
+        count = x.nbytes // 16
+        grid = -(-count // (packs * block))
+        _kernel(COPY, "copy", f"-DPACKS={packs}")((grid,), (block,), (x, y, np.int64(count)))
+
+    kernels = {
+        f"copy ({packs} x {block})": functools.partial(kernel, packs, block) for packs, block in COPIES
+    }
+    return {"copy (driver)": driver, **kernels}
+
+
+# ---- points
+
+COLS = (32, 64, 128, 256, 512, 768, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
+WIDE = 65536  # from there on:
+ROWS, WIDE_ROWS = 49152, 4096
+ODD_COLS = (33, 127, 1000, 1023, 5001, 50257)
+ODD = (*((8192, cols, 0) for cols in ODD_COLS), (8192, 1024, 1))
+FEW = tuple((rows, cols, 0) for cols in (1 << 16, 1 << 20, 1 << 24) for rows in (1, 16, 64))
+FEW_DTYPES = ("float16", "float32")
+QUICK = (
+    (ROWS, 64, 0),
+    (ROWS, 1024, 0),
+    (ROWS, 8192, 0),
+    (WIDE_ROWS, 65536, 0),
+    (8192, 1023, 0),
+    (1, 1 << 20, 0),
+)
+
+# Where torch.compile is measured by default, for it takes seconds to compile: float16 and float32 at these shapes.
+COMPILED_DTYPES = ("float16", "float32")
+COMPILED_FEW = ((1, 1 << 20), (1, 1 << 24), (16, 1 << 20), (64, 1 << 20), (64, 65536))
+COMPILED_WIDE = (64, 256, 768, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, *ODD_COLS)
+COMPILED_COLS = {
+    "layer_norm": COMPILED_WIDE,
+    "rms_norm": (128, 768, 1024, 4096, 8192),
+    "softmax": COMPILED_WIDE,
+    "log_softmax": (128, 768, 1024, 4096, 8192),
+}
+
+
+def is_compiled_by_default(point: Point) -> bool:
+    """Say whether torch.compile is measured there unless it was asked for by name."""
+    if point.dtype not in COMPILED_DTYPES or point.offset:
+        return False
+    if point.kind == "few":
+        return point.op == "softmax" and (point.rows, point.cols) in COMPILED_FEW
+    return point.cols in COMPILED_COLS.get(point.op, ())
+
+
+def points(
+    ops: Sequence[str],
+    dtypes: Sequence[str],
+    rows: Sequence[int] = (),
+    cols: Sequence[int] = (),
+    *,
+    offset: int = 0,
+    quick: bool = False,
+) -> list[Point]:
+    """Return what to measure: every combination of rows and cols if either is given, else the default sweep.
+
+    Where rows are not given there are 49152, 4096 from 65536 columns on, and half as many until x and y are 6 GiB at most.
+    """
+    found = []
+    for op in ops:
+        for dtype in dtypes:
+            size = dtype_of(dtype).itemsize
+            if rows or cols or offset:
+                shapes = [
+                    (each or _rows_for(width, size), width, offset)
+                    for width in cols or COLS
+                    for each in rows or (0,)
+                ]
+            elif quick:
+                shapes = list(QUICK)
+            else:
+                shapes = [(_rows_for(width, size), width, 0) for width in COLS]
+                shapes += ODD + (FEW if dtype in FEW_DTYPES else ())
+                shapes = [(_halved(each, width, size), width, off) for each, width, off in shapes]
+            found += [Point(op, dtype, *shape) for shape in shapes]
+    return list(dict.fromkeys(found))
+
+
+def _rows_for(cols: int, size: int) -> int:
+    return _halved(WIDE_ROWS if cols >= WIDE else ROWS, cols, size)
+
+
+def _halved(rows: int, cols: int, size: int) -> int:
+    while rows > 1 and 2 * rows * cols * size > LARGEST_BYTES:
+        rows //= 2
+    return rows
+
+
+# ---- one point
+
+
+@dataclasses.dataclass(frozen=True)
+class Set:
+    """Buffers of one call, and as many bytes to copy: source and target lie in the memory of x and y."""
+
+    buffers: Buffers
+    copy: tuple[Any, Any]
+
+
+def _sets(point: Point, bytes_moved: int, parameters: int) -> list[Set]:
+    """Allocate the sets to rotate among, and fill what is read.
+
+    One block of memory for each set: x from its start, y from its middle. The copy goes from the first half to the second, and
+    leaves x as it was: what it moves is at least x and y.
+    """
+    module = _device.cupy()
+    dtype = dtype_of(point.dtype)
+    shift = point.offset * dtype.itemsize
+    half = -(-(bytes_moved // 2 + shift) // ALIGNMENT) * ALIGNMENT
+    column_bytes = -(-point.cols * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+    rotated = parameters * point.cols * dtype.itemsize > ROTATED_SHARE * bytes_moved
+    count = sets_for(bytes_moved)
+    arena = module.empty(count * 2 * half, np.uint8)
+    columns = module.empty((count if rotated else 1) * parameters * column_bytes, np.uint8)
+    pattern = _pattern(dtype)
+
+    def array(memory: Any, at: int, shape: tuple[int, ...], kind: Any = dtype) -> Any:
+        return module.ndarray(shape, kind, memptr=memory.data + at)
+
+    found = []
+    for i in range(count):
+        base, shape = 2 * half * i, (point.rows, point.cols)
+        x, y = array(arena, base + shift, shape), array(arena, base + half + shift, shape)
+        _fill(x, pattern)
+        begin = parameters * (i if rotated else 0)
+        own = [array(columns, (begin + k) * column_bytes, shape[1:]) for k in range(parameters)]
+        if i == 0 or rotated:
+            for each in own:
+                _fill(each, pattern)
+        source, target = (array(arena, base + at, (half,), np.dtype(np.uint8)) for at in (0, half))
+        found.append(Set(Buffers(x, y, tuple(own)), (source, target)))
+    module.cuda.get_current_stream().synchronize()  # they are used on another stream
+    return found
+
+
+def _pattern(dtype: Dtype) -> Any:
+    """Return normal numbers, on the device: bytes of `dtype`. Zeros would cost less power than what people have."""
+    numbers = np.random.default_rng(0).standard_normal(PATTERN).astype(dtype)
+    return _device.cupy().asarray(numbers.view(np.uint8))
+
+
+def _fill(array: Any, pattern: Any) -> None:
+    """Repeat the pattern by copies that double what is there: every CuPy can do that, in every dtype."""
+    done = min(array.nbytes, pattern.nbytes)
+    array.data.copy_from_device_async(pattern.data, done)
+    while done < array.nbytes:
+        more = min(done, array.nbytes - done)
+        (array.data + done).copy_from_device_async(array.data, more)
+        done += more
+
+
+def measure(
+    point: Point, contenders: Sequence[str] = (), variants: Sequence[str] = (), *, replays: int = REPLAYS
+) -> Measured:
+    """Time an op at a point, interleaved with peers, with forced variants and with copies of the same bytes."""
+    op = catalog.op(point.op)
+    bytes_moved = op.bytes_moved(
+        point.rows, point.cols, point.dtype, parameter_dtype=point.dtype if op.parameters else None
+    )
+    notes: dict[str, str] = {}
+    timings: dict[str, Timing] = {}
+    plan: dict[str, Any] = {}
+    try:
+        sets = _sets(point, bytes_moved, len(op.parameters))
+        inputs = [each.buffers for each in sets]
+        runs = {OURS: _ours(op, inputs, None)}
+        runs.update({f"{OURS} {variant}": _ours(op, inputs, variant) for variant in variants})
+        runs.update(copy_runs([each.copy for each in sets]))
+        for name in contenders:
+            try:
+                runs[name] = peers.contender(name, op.name, inputs)
+            except Exception as error:  # noqa: BLE001  a peer's faults are its own
+                notes[name] = _one_line(error)
+        calls = _calls_for(bytes_moved, len(sets))
+        timings = time_interleaved(
+            runs, len(sets), replays=replays, calls=calls, seconds=REPLAY_SECONDS, notes=notes
+        )
+        try:
+            plan = planned(point).as_dict()
+        except Exception as error:  # noqa: BLE001  such as CompileError, which its own contender has met, too
+            notes["plan"] = _one_line(error)
+    except MemoryError as error:  # CuPy's, too
+        notes[OURS] = _one_line(error)
+    finally:
+        runs, sets, inputs = {}, [], []
+        peers.forget()
+    return Measured(point, bytes_moved, timings, plan, notes)
+
+
+def _ours(op: catalog.Op, inputs: Sequence[Buffers], plan: str | None) -> Run:
+    def run(i: int) -> None:
+        x, y, columns = inputs[i]
+        op.function(x, *columns, out=y, plan=plan)
+
+    return run
+
+
+def planned(point: Point) -> Plan:
+    """Return the plan at a point, with its kernel compiled and loaded. No array is needed."""
+    dtype, op = dtype_of(point.dtype), catalog.op(point.op)
+    pointer = point.offset * dtype.itemsize
+    x = View(pointer, (point.rows, point.cols), (point.cols * dtype.itemsize, dtype.itemsize), dtype)
+    column = View(0, (point.cols,), (dtype.itemsize,), dtype)
+    what = _row.spelled(op.row, x, x, 1, dict.fromkeys(op.parameters, column))
+    return _row._prepare(_device.present_device(), what, None).plan  # noqa: SLF001  run() without its launch
+
+
+def _compile_one(point: Point) -> None:
+    with contextlib.suppress(Exception):  # whoever measures it will see it, and say so
+        planned(point)
+
+
+def compile_ahead(wanted: Sequence[Point], processes: int | None = None, seconds: float = 90) -> None:
+    """Compile the points' kernels into CuPy's cache on disk, in several processes at once."""
+    processes = processes or min(8, (os.cpu_count() or 2) // 2, len(wanted) // 8)
+    if processes < 2:  # noqa: PLR2004
+        return
+    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+    with contextlib.suppress(Exception):  # nothing depends on it
+        for _ in pool.map(_compile_one, wanted, timeout=seconds, chunksize=2):
+            pass
+    pool.shutdown(wait=True, cancel_futures=True)
+
+
+def sweep(
+    wanted: Sequence[Point],
+    contenders: Sequence[str],
+    variants: Sequence[str] = (),
+    *,
+    everywhere: bool = False,
+    replays: int = REPLAYS,
+    seconds: float = math.inf,
+) -> Iterator[Measured]:
+    """Measure points one after the other, until `seconds` have passed.
+
+    torch.compile is left out where is_compiled_by_default() says so, unless `everywhere`.
+    """
+    end = time.monotonic() + seconds
+    for point in wanted:
+        if time.monotonic() > end:
+            return
+        names = [
+            name for name in contenders if name != "compile" or everywhere or is_compiled_by_default(point)
+        ]
+        try:
+            yield measure(point, names, variants, replays=replays)
+        except Exception as error:
+            raise RuntimeError(f"the device is lost since {point}: {_one_line(error)}") from error
+
+
+# ---- the host
+
+BATCH, BATCHES = 200, 31  # calls between synchronisations: fewer than a stream's queue holds
+HOST_SHAPE = (128, 1024)
+FIRST_CALL = """
+import time, cupy
+x = cupy.zeros((64, 1024), "e")
+cupy.cuda.get_current_stream().synchronize()
+begin = time.perf_counter()
+from cupynorm import layer_norm
+layer_norm(x, x[0], x[0])
+print(time.perf_counter() - begin)
+"""
+LAUNCH = "driver"  # a contender that checks nothing and launches nothing
+NOTHING = 'extern "C" __global__ void nothing(long long) {}'
+
+
+def host_times(contenders: Sequence[str], notes: dict[str, str]) -> Iterator[HostTime]:
+    """Time calls on the host, contenders in turns; then the first call of a new process. Failures go to `notes`."""
+    for op_name in ("layer_norm", "softmax"):
+        op = catalog.op(op_name)
+        label = ", ".join(("x", *op.parameters))
+        arguments = _host_arguments(len(op.parameters))
+        x, y, columns = arguments
+        found: dict[tuple[str, str], Callable[[], Any]] = {
+            ("", OURS): functools.partial(op.function, x, *columns),
+            ("out", OURS): functools.partial(op.function, x, *columns, out=y),
+        }
+        if op.parameters:
+            found["", LAUNCH] = _bare_launch()
+        for name in contenders:
+            try:
+                calls = peers.calls(name, op_name, arguments)
+                for call in calls.values():
+                    call()
+                found.update({(what, name): call for what, call in calls.items()})
+            except Exception as error:  # noqa: BLE001  a peer's faults are its own
+                notes[f"{name} {op_name}"] = _one_line(error)
+        for (what, name), timing in sorted(_time_host(found).items(), key=lambda item: item[0][0]):
+            called = f"{op_name}({label}{', out=y' if what else ''})"
+            yield HostTime("one launch" if name == LAUNCH else called, name, timing)
+    with tempfile.TemporaryDirectory() as folder:
+        for state in ("cold", "warm"):
+            seconds = _first_call(folder)
+            yield HostTime(f"first call, {state} cache", OURS, Timing(seconds, seconds, seconds))
+
+
+def _host_arguments(parameters: int) -> Buffers:
+    module = _device.cupy()
+    x = module.asarray(np.random.default_rng(0).standard_normal(HOST_SHAPE).astype(np.float16))
+    return Buffers(x, module.empty(HOST_SHAPE, np.float16), tuple(x[i] for i in range(parameters)))
+
+
+def _bare_launch() -> Callable[[], Any]:
+    kernel = _kernel(NOTHING, "nothing")
+    kernel((1,), (32,), (np.int64(0),))
+    value = np.zeros(1, np.int64)
+    parameters = np.array([value.ctypes.data], np.uint64)
+    stream = _device.cupy().cuda.get_current_stream().ptr
+    launch, pointer, address = _device.driver().launchKernel, kernel.kernel.ptr, parameters.ctypes.data
+
+    def bare(_keep: Any = (value, parameters)) -> None:
+        launch(pointer, 1, 1, 1, 32, 1, 1, 0, stream, address, 0)
+
+    return bare
+
+
+def _time_host(calls: Mapping[tuple[str, str], Callable[[], Any]]) -> dict[tuple[str, str], Timing]:
+    stream = _device.cupy().cuda.get_current_stream()
+    samples: dict[tuple[str, str], list[float]] = {name: [] for name in calls}
+    gc.collect()
+    gc.disable()
+    try:
+        for batch in range(BATCHES + 2):
+            for name, call in calls.items():
+                stream.synchronize()
+                begin = time.perf_counter()
+                for _ in range(BATCH):
+                    call()
+                seconds = (time.perf_counter() - begin) / BATCH
+                if batch > 1:  # the first two warm up
+                    samples[name].append(seconds)
+    finally:
+        gc.enable()
+    stream.synchronize()
+    return {name: _timing(values) for name, values in samples.items()}
+
+
+def _first_call(cache: str) -> float:
+    """Return how long a new process takes from CuPy's import and a context to its first launch."""
+    environment = {**os.environ, "CUPY_CACHE_DIR": cache}
+    path = os.pathsep.join([str(Path(cupynorm.__file__).parents[1]), environment.get("PYTHONPATH", "")])
+    done = subprocess.run(  # noqa: S603  this interpreter, a program of ours
+        [sys.executable, "-c", FIRST_CALL],
+        env={**environment, "PYTHONPATH": path.rstrip(os.pathsep)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return float(done.stdout) if done.returncode == 0 else math.nan
+
+
+# ---- the whole
+
+
+def new_report() -> Report:
+    """Return an empty report of this machine. Raises NoDeviceError."""
+    limits = _device.present_limits()
+    versions = {
+        "cupynorm": cupynorm.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+    versions["cupy"] = _device.cupy().__version__
+    for name in ("torch", "triton"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    version = _device.cupy().cuda.runtime.driverGetVersion()
+    versions["driver_cuda"] = f"{version // 1000}.{version % 1000 // 10}"
+    with contextlib.suppress(OSError):
+        text = Path("/proc/driver/nvidia/version").read_text("utf-8")
+        found = re.search(r"Module\D*(\d+\.[\d.]+)", text)
+        versions["driver"] = found[1] if found else "?"
+    about = {
+        "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        "versions": versions,
+        "device": {
+            "name": limits.name,
+            "compute_capability": limits.compute_capability,
+            "sm_count": limits.sm_count,
+            "l2_bytes": limits.l2_bytes,
+        },
+    }
+    return Report(about)

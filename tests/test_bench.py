@@ -1,0 +1,980 @@
+"""The benchmark without a device: times by a clock of its own, points, targets, files, plots, and the command."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from cupynorm import _device, bench, catalog, cli, peers, results
+from cupynorm.results import Measured, Point, Report, Timing
+from tests.simulator import simulated
+
+__all__ = ["simulated"]  # a fixture
+
+OPS = [op.name for op in catalog.OPS]
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+class Clock:
+    """A device that does nothing but take time: at once, or in a graph when that is launched."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.captured: float | None = None
+
+    def spend(self, seconds: float) -> None:
+        if self.captured is None:
+            self.now += seconds
+        else:
+            self.captured += seconds
+
+
+class Graph:
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.clock, self.seconds = clock, seconds
+
+    def launch(self, _stream: Any) -> None:
+        self.clock.spend(self.seconds)
+
+
+class Stream:
+    def __init__(self, clock: Clock, **_: Any) -> None:
+        self.clock, self.ptr = clock, 7
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+    def synchronize(self) -> None: ...
+
+    def begin_capture(self) -> None:
+        self.clock.captured = 0.0
+
+    def end_capture(self) -> Graph:
+        seconds, self.clock.captured = self.clock.captured, None
+        assert seconds is not None
+        return Graph(self.clock, seconds)
+
+
+class Event:
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.at = clock, math.nan
+
+    def record(self, _stream: Any) -> None:
+        self.at = self.clock.now
+
+
+class Pointer:
+    def __init__(self, memory: np.ndarray, at: int = 0) -> None:
+        self.memory, self.at, self.ptr = memory, at, at
+
+    def __add__(self, more: int) -> Pointer:
+        return Pointer(self.memory, self.at + more)
+
+    def copy_from_device_async(self, source: Pointer, size: int) -> None:
+        assert source.at + size <= source.memory.size
+        assert self.at + size <= self.memory.size
+        self.memory[self.at : self.at + size] = source.memory[source.at : source.at + size]
+
+
+class Array:
+    def __init__(self, shape: Any, dtype: Any, memptr: Pointer | None = None) -> None:
+        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self.dtype = np.dtype(dtype)
+        self.nbytes = math.prod(self.shape) * self.dtype.itemsize
+        self.data = memptr or Pointer(np.zeros(self.nbytes, np.uint8))
+        assert self.data.at + self.nbytes <= self.data.memory.size
+
+    def get(self) -> np.ndarray:
+        return self.data.memory[self.data.at :][: self.nbytes].view(self.dtype).reshape(self.shape)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock, behind as much of CuPy as the benchmark uses."""
+    clock = Clock()
+
+    def asarray(host: np.ndarray) -> Array:
+        made = Array(host.shape, host.dtype)
+        made.get()[...] = host
+        return made
+
+    cuda = types.SimpleNamespace(
+        Stream=lambda **options: Stream(clock, **options),
+        Event=lambda: Event(clock),
+        get_elapsed_time=lambda begin, end: (end.at - begin.at) * 1e3,
+        get_current_stream=lambda: Stream(clock),
+        runtime=types.SimpleNamespace(driverGetVersion=lambda: 13020),
+    )
+    module = types.SimpleNamespace(
+        __version__="14.2.0",
+        cuda=cuda,
+        ndarray=Array,
+        empty=Array,
+        asarray=asarray,
+        RawKernel=lambda code, name, options=(): lambda *_: clock.spend(1e-4 if name == "hold" else 2e-6),
+        get_default_memory_pool=lambda: types.SimpleNamespace(free_all_blocks=lambda: None),
+    )
+    monkeypatch.setattr(_device, "cupy", lambda: module)
+    bench._kernel.cache_clear()
+    yield clock
+    bench._kernel.cache_clear()
+
+
+def taking(clock: Clock, seconds: float):
+    return lambda i: clock.spend(seconds)
+
+
+# ---- time
+
+
+def test_a_time_is_that_of_one_call_without_what_holds_the_device_up(clock):
+    times = bench.time_interleaved({"one": taking(clock, 3e-6), "two": taking(clock, 5e-6)}, 4, calls=8)
+
+    assert times["one"].median == pytest.approx(3e-6)
+    assert times["two"].median == pytest.approx(5e-6)
+    assert times["one"].low == pytest.approx(times["one"].high)
+
+
+def test_every_set_is_visited_before_and_inside_the_graph(clock):
+    visited = []
+
+    bench.time_interleaved({"one": visited.append}, 3, calls=6)
+
+    assert visited == [0, 1, 2] + [0, 1, 2] * 2
+
+
+def test_a_contender_that_fails_leaves_the_others_alone(clock):
+    def fail(i):
+        raise ValueError("a reason\nand a long text")
+
+    notes: dict[str, str] = {}
+    times = bench.time_interleaved({"bad": fail, "good": taking(clock, 1e-6)}, 2, notes=notes)
+
+    assert list(times) == ["good"]
+    assert notes == {"bad": "ValueError: a reason"}
+    with pytest.raises(ValueError, match="a reason"):
+        bench.time_interleaved({"bad": fail}, 2)
+
+
+def test_a_contender_that_cannot_be_captured_is_timed_by_its_launches(clock):
+    def run(i):
+        if clock.captured is not None:
+            raise RuntimeError("not while capturing")
+        clock.spend(4e-6)
+
+    notes: dict[str, str] = {}
+    times = bench.time_interleaved({"one": run}, 2, notes=notes)
+
+    assert times["one"].median == pytest.approx(4e-6)
+    assert notes["one"] == "its launches are timed, not a graph: RuntimeError: not while capturing"
+
+
+@pytest.mark.parametrize(("seconds", "launches"), [(math.inf, 21), (1.0, 21), (1e-9, 6)])
+def test_what_is_slow_is_replayed_less_often(clock, monkeypatch, seconds, launches):
+    launched = []
+    monkeypatch.setattr(Graph, "launch", lambda self, _: launched.append(clock.spend(self.seconds)))
+
+    bench.time_interleaved({"one": taking(clock, 1e-3)}, 2, replays=21, calls=2, seconds=seconds)
+
+    assert len(launched) == launches + 2  # one uploads, one says how long it takes
+
+
+def test_quartiles():
+    assert bench._timing([1, 2, 3, 4, 5, 6, 7]) == Timing(4, 2, 6)
+    assert bench._timing([3]) == Timing(3, 3, 3)
+
+
+@pytest.mark.parametrize("size", [1, 500_000, 6 << 20, 100 << 20, 1 << 28, 6 << 30])
+def test_a_graph_visits_all_sets_equally_often_and_is_neither_short_nor_long(size):
+    sets = bench.sets_for(size)
+    calls = bench._calls_for(size, sets)
+
+    assert calls % sets == 0
+    assert calls <= bench.MOST_CALLS
+    assert sets == bench.MOST_SETS or sets * size >= bench.ROTATION_BYTES
+    assert calls == bench.MOST_CALLS or calls * size >= bench.GRAPH_BYTES
+
+
+# ---- points
+
+
+def test_the_default_sweep_is_the_table():
+    found = bench.points(OPS, DTYPES)
+
+    assert len(found) == len(set(found))
+    assert {each.op for each in found} == set(OPS)
+    assert Point("softmax", "float16", 49152, 32768) in found
+    assert Point("softmax", "float32", 24576, 32768) in found
+    assert Point("softmax", "float32", 2048, 262144) in found
+    assert Point("layer_norm", "bfloat16", 8192, 50257) in found
+    assert any(each.offset for each in found)
+    few = {(each.rows, each.cols) for each in found if each.kind == "few" and each.dtype == "float16"}
+    assert {(1, 1 << 16), (64, 1 << 24)} <= few
+    assert not any(each.kind == "few" for each in found if each.dtype == "bfloat16")
+    assert all(
+        2 * each.rows * each.cols * (4 if each.dtype == "float32" else 2) <= bench.LARGEST_BYTES
+        for each in found
+    )
+
+
+def test_torch_compile_is_not_everywhere_by_default():
+    found = [each for each in bench.points(OPS, DTYPES) if bench.is_compiled_by_default(each)]
+
+    assert 80 < len(found) < 120
+    assert {each.dtype for each in found} == {"float16", "float32"}
+    assert {each.op for each in found} == set(OPS)
+
+
+def test_rows_and_columns_that_are_given_are_combined():
+    found = bench.points(["softmax"], ["float16"], rows=(3, 5), cols=(64, 70000), offset=2)
+    default = bench.points(["softmax"], ["float16"], cols=(64, 70000))
+
+    assert [(each.rows, each.cols, each.offset) for each in found] == [
+        (3, 64, 2),
+        (5, 64, 2),
+        (3, 70000, 2),
+        (5, 70000, 2),
+    ]
+    assert [each.rows for each in default] == [49152, 4096]
+    assert len(bench.points(["softmax"], ["float16"], quick=True)) == len(bench.QUICK)
+
+
+def test_every_point_has_one_target():
+    for each in bench.points(OPS, DTYPES):
+        assert sum(target.covers(each) for target in results.TARGETS) == 1, each
+
+
+@pytest.mark.parametrize(
+    ("shape", "columns"),
+    [
+        ((49152, 64, 0), "32, 64"),
+        ((49152, 256, 0), "128, 256"),
+        ((49152, 16384, 0), "512 to 16384"),
+        ((49152, 32768, 0), "32768"),
+        ((4096, 65536, 0), "65536 to 262144"),
+        ((8192, 1000, 0), "odd or misaligned, >= 1000"),
+        ((8192, 1024, 1), "odd or misaligned, >= 1000"),
+        ((8192, 127, 0), "odd or misaligned, < 1000"),
+        ((64, 65536, 0), "1 to 64 rows x 64K to 16M"),
+    ],
+)
+def test_target(shape, columns):
+    assert results.target_of(Point("softmax", "float16", *shape)).columns == columns
+
+
+# ---- one point
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize(("rows", "cols"), [(70, 33), (1, 1 << 16)])
+def test_buffers_are_filled_apart_and_the_copy_spares_x(clock, monkeypatch, rows, cols, offset):
+    monkeypatch.setattr(bench, "ROTATION_BYTES", 1 << 20)
+    monkeypatch.setattr(bench, "PATTERN", 1 << 10)
+    point = Point("layer_norm", "float16", rows, cols, offset)
+    moved = catalog.op("layer_norm").bytes_moved(rows, cols, "float16", parameter_dtype="float16")
+
+    sets = bench._sets(point, moved, 2)
+
+    assert len(sets) == bench.sets_for(moved)
+    pattern = np.random.default_rng(0).standard_normal(1 << 10).astype(np.float16)
+    for each in sets:
+        x, y, columns = each.buffers
+        np.testing.assert_array_equal(x.get().ravel(), np.resize(pattern, rows * cols))
+        assert x.data.ptr % bench.ALIGNMENT == y.data.ptr % bench.ALIGNMENT == 2 * offset
+        assert all(np.array_equal(column.get(), np.resize(pattern, cols)) for column in columns)
+        source, target = each.copy
+        assert target.data.ptr >= x.data.ptr + x.nbytes
+        assert moved <= source.nbytes + target.nbytes < moved + 4 * bench.ALIGNMENT
+        y.get()[...] = 0
+        target.get()[...] = 0
+        assert np.any(x.get()[-1, -1] != 0)
+    rotated = {sets[i].buffers.columns[0].data.ptr for i in range(len(sets))}
+    assert len(rotated) == (len(sets) if rows == 1 else len(rotated))
+
+
+def test_a_point_is_measured_beside_copies_peers_and_variants(clock, monkeypatch):
+    monkeypatch.setattr(bench, "ROTATION_BYTES", 1 << 16)
+    monkeypatch.setattr(
+        bench, "_ours", lambda op, inputs, plan: taking(clock, 2.5e-6 if plan is None else 9e-6)
+    )
+    monkeypatch.setattr(
+        bench, "planned", lambda point: types.SimpleNamespace(as_dict=lambda: {"variant": "warp"})
+    )
+
+    def contender(name, op, inputs):
+        if name == "triton":
+            raise ValueError("too wide")
+        return taking(clock, 5e-6)
+
+    monkeypatch.setattr(peers, "contender", contender)
+    found = bench.measure(Point("softmax", "float16", 64, 64), ["torch", "triton"], ["block"])
+
+    assert list(found.timings) == ["cupynorm", "cupynorm block", "copy (driver)", *KERNEL_COPIES, "torch"]
+    assert found.copy == 0  # the driver's copy takes no time here
+    assert found.plan == {"variant": "warp"}
+    assert found.notes == {"triton": "ValueError: too wide"}
+
+
+KERNEL_COPIES = ["copy (1 x 128)", "copy (1 x 256)", "copy (2 x 128)"]
+
+
+def test_ours_writes_to_y_in_the_variant_that_is_forced(monkeypatch):
+    called = []
+    op = types.SimpleNamespace(function=lambda *arguments, **options: called.append((arguments, options)))
+
+    bench._ours(op, [peers.Buffers("x", "y", ("gamma",))], "block")(0)
+
+    assert called == [(("x", "gamma"), {"out": "y", "plan": "block"})]
+
+
+def test_a_point_without_memory_or_plan_says_so(clock, monkeypatch):
+    def none(*_):
+        raise MemoryError("out of memory")
+
+    monkeypatch.setattr(bench, "_sets", none)
+
+    found = bench.measure(Point("softmax", "float16", 64, 64))
+
+    assert not found.timings
+    assert results.missed(found) == ["not timed: MemoryError: out of memory"]
+    assert "not timed" in results.line(found)
+
+
+def test_a_sweep_ends_in_time_and_leaves_torch_compile_out(monkeypatch):
+    asked = []
+
+    def measure(point, names, variants, *, replays):
+        asked.append(names)
+        return Measured(point, 1, {})
+
+    monkeypatch.setattr(bench, "measure", measure)
+    points = [Point("softmax", "bfloat16", 8, 64), Point("softmax", "float16", 49152, 64)]
+
+    list(bench.sweep(points, ["torch", "compile"]))
+    list(bench.sweep(points, ["compile"], everywhere=True))
+
+    assert asked == [["torch"], ["torch", "compile"], ["compile"], ["compile"]]
+    assert not list(bench.sweep(points, [], seconds=-1))
+
+
+def test_a_sweep_names_the_point_that_lost_the_device(monkeypatch):
+    def measure(*_, **__):
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(bench, "measure", measure)
+
+    with pytest.raises(RuntimeError, match="lost since softmax float16 8 x 64: RuntimeError: an illegal"):
+        list(bench.sweep([Point("softmax", "float16", 8, 64)], []))
+
+
+def test_the_plan_is_known_without_an_array_and_is_that_of_a_call(simulated):
+    from cupynorm import _row, softmax
+
+    plan = bench.planned(Point("softmax", "float32", 6, 40))
+    softmax(simulated.cupy.asarray(np.zeros((6, 40), np.float32)))
+
+    assert [each.plan for each in _row._launches.values()] == [plan]
+    assert bench.planned(Point("softmax", "float32", 6, 40, 1)).pack == 1
+
+
+def test_few_points_are_not_compiled_ahead(monkeypatch):
+    monkeypatch.setattr(bench, "ProcessPoolExecutor", None)
+
+    bench.compile_ahead(bench.points(["softmax"], ["float16"], cols=(64,)))
+
+
+def test_many_points_are_compiled_ahead_in_processes(monkeypatch):
+    compiled = []
+
+    class Pool:
+        def __init__(self, processes, **_):
+            assert processes == 2
+
+        def map(self, function, points, **_):
+            yield from map(function, points)
+            raise TimeoutError
+
+        def shutdown(self, **_): ...
+
+    monkeypatch.setattr(bench, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(bench, "planned", compiled.append)
+    points = bench.points(["softmax"], ["float16"])
+
+    bench.compile_ahead(points, 2)
+
+    assert compiled == points
+
+
+def test_what_does_not_compile_ahead_is_left_to_who_measures_it(monkeypatch):
+    monkeypatch.setattr(bench, "planned", lambda point: 1 / 0)
+
+    assert bench._compile_one(Point("softmax", "float16", 8, 64)) is None
+
+
+# ---- peers
+
+
+def test_missing_peers_say_what_they_need(monkeypatch):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None if name == "triton" else name)
+
+    assert peers.missing() == {"compile": "triton not installed", "triton": "triton not installed"}
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_the_composition_for_cupy_is_the_op(monkeypatch, op, dtype):
+    monkeypatch.setattr(_device, "cupy", lambda: np)
+    rng = np.random.default_rng(0)
+    entry = catalog.op(op)
+    x = rng.standard_normal((4, 40)).astype(dtype)
+    columns = [rng.standard_normal(40).astype(dtype) for _ in entry.parameters]
+
+    (run,) = peers.calls("cupy", op, peers.Buffers(x, None, tuple(columns))).values()
+
+    assert run().dtype == dtype
+    np.testing.assert_allclose(run(), entry.reference(x, *columns)[0], rtol=2e-3, atol=2e-3)
+
+
+class Tensor:
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.shape = array.shape
+
+    def view(self, dtype: str) -> Tensor:
+        return Tensor(self.array.view(dtype))
+
+    def numel(self) -> int:
+        return int(self.array.size)
+
+
+@pytest.fixture
+def torch(monkeypatch, clock):
+    """As much of PyTorch as the peers use; it notes on which stream it was called."""
+    streams: list[int] = []
+
+    @contextlib.contextmanager
+    def stream(ptr):
+        streams.append(ptr)
+        yield
+
+    def softmax(x, axis, out=None):
+        value = np.exp(x.array) / np.exp(x.array).sum(axis, keepdims=True)
+        if out is None:
+            return Tensor(value)
+        out.array[...] = value
+        return out
+
+    module: Any = types.ModuleType("torch")
+    module.streams = streams
+    module.float32 = "f4"
+    module.softmax = module.log_softmax = softmax
+    module.nn = types.SimpleNamespace(
+        functional=types.SimpleNamespace(
+            layer_norm=lambda x, shape, gamma, beta, eps: Tensor(x.array * gamma.array + beta.array),
+            rms_norm=lambda x, shape, gamma, eps: Tensor(x.array * gamma.array),
+        )
+    )
+    module.compile = lambda function, dynamic: function
+    module.cuda = types.SimpleNamespace(
+        ExternalStream=lambda ptr, device: ptr, stream=stream, empty_cache=lambda: streams.append(-1)
+    )
+    module.from_dlpack = Tensor
+    monkeypatch.setitem(sys.modules, "torch", module)
+    monkeypatch.setattr(_device, "present_device", lambda: 0)
+    return module
+
+
+def buffers(parameters: int = 0) -> peers.Buffers:
+    x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+    return peers.Buffers(x, np.zeros_like(x), tuple(x[:parameters]))
+
+
+def test_torch_writes_to_y_on_the_current_stream_where_it_can(torch):
+    sets = [buffers(), buffers()]
+
+    peers.contender("torch", "softmax", sets)(1)
+
+    np.testing.assert_allclose(sets[1].y.sum(1), 1, rtol=1e-6)
+    assert not sets[0].y.any()
+    assert torch.streams == [7]
+
+
+@pytest.mark.parametrize("name", ["torch", "compile"])
+@pytest.mark.parametrize(("op", "parameters"), [("layer_norm", 2), ("rms_norm", 1)])
+def test_torch_allocates_where_it_must(torch, name, op, parameters):
+    sets = [buffers(parameters)]
+
+    run = peers.contender(name, op, sets)
+    run(0)
+    run(0)
+
+    assert not sets[0].y.any()
+    assert torch.streams == [7, 7]
+
+
+def test_triton_launches_a_program_a_row(torch, monkeypatch):
+    launched = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: launched.append((grid, arguments[2:], options))
+
+    monkeypatch.setattr(peers, "_triton_kernels", lambda: {"softmax": Kernel()})
+
+    peers.contender("triton", "softmax", [buffers()])(0)
+
+    assert launched == [((3,), (8,), {"block": 8, "num_warps": 4})]
+    with pytest.raises(ValueError, match="65536 columns"):
+        peers._triton_function("softmax", 65537)
+
+
+def test_triton_kernels_are_one_for_each_op(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", types.SimpleNamespace(jit=lambda kernel: kernel))
+    monkeypatch.setitem(sys.modules, "triton.language", types.SimpleNamespace(constexpr=int))
+
+    assert list(peers._triton_kernels.__wrapped__()) == OPS
+
+
+def test_host_calls_are_those_that_a_peer_offers(torch, monkeypatch):
+    monkeypatch.setattr(peers, "_triton_kernels", lambda: {"softmax": None})
+
+    assert list(peers.calls("torch", "softmax", buffers())) == ["", "out"]
+    assert list(peers.calls("torch", "layer_norm", buffers(2))) == [""]
+    assert list(peers.calls("compile", "softmax", buffers())) == [""]
+    assert list(peers.calls("triton", "softmax", buffers())) == ["out"]
+    peers.calls("torch", "softmax", buffers())["out"]()
+
+
+def test_memory_goes_back_after_each_point(torch, monkeypatch):
+    reset = []
+    monkeypatch.setitem(sys.modules, "torch._dynamo", types.SimpleNamespace(reset=lambda: reset.append(1)))
+
+    peers.forget()
+
+    assert torch.streams == [-1]
+    assert reset == [1]
+
+
+# ---- the host
+
+
+def test_host_times_are_of_ours_the_peers_and_the_bare_launch(clock, monkeypatch):
+    def calls(name, op, arguments):
+        if op == "softmax":
+            raise RuntimeError("no")
+        return {"": lambda: None}
+
+    monkeypatch.setattr(bench, "BATCH", 2)
+    monkeypatch.setattr(bench, "_host_arguments", buffers)
+    monkeypatch.setattr(bench, "_bare_launch", lambda: lambda: None)
+    monkeypatch.setattr(bench, "_first_call", lambda folder: 0.15)
+    monkeypatch.setattr(peers, "calls", calls)
+    notes: dict[str, str] = {}
+
+    found = list(bench.host_times(["torch"], notes))
+
+    assert [(each.call, each.contender) for each in found] == [
+        ("layer_norm(x, gamma, beta)", "cupynorm"),
+        ("one launch", "driver"),
+        ("layer_norm(x, gamma, beta)", "torch"),
+        ("layer_norm(x, gamma, beta, out=y)", "cupynorm"),
+        ("softmax(x)", "cupynorm"),
+        ("softmax(x, out=y)", "cupynorm"),
+        ("first call, cold cache", "cupynorm"),
+        ("first call, warm cache", "cupynorm"),
+    ]
+    assert notes == {"torch softmax": "RuntimeError: no"}
+    assert [each.missed() for each in found[-2:]] == [False, True]
+    text = "\n".join(results.host_table(found))
+    assert "10000: missed" in text
+    assert "200000: met" in text
+
+
+def test_a_first_call_that_fails_has_no_time(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "FIRST_CALL", "import sys; sys.exit(1)")
+
+    assert math.isnan(bench._first_call(str(tmp_path)))
+
+
+def test_a_first_call_is_a_new_process_with_that_cache(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "FIRST_CALL", "import os, cupynorm; print(len(os.environ['CUPY_CACHE_DIR']))")
+
+    assert bench._first_call(str(tmp_path)) == len(str(tmp_path))
+
+
+# ---- results
+
+
+def measured(share=1.0, peer=None, point=None, **timings) -> Measured:
+    times = {"cupynorm": 1e-3 / share, "copy (driver)": 2e-3, "copy (1 x 128)": 1e-3}
+    if peer is not None:
+        times["torch"] = 1e-3 / peer
+    found = {name: Timing(each, each * 0.99, each * 1.01) for name, each in times.items()}
+    point = point or Point("softmax", "float16", 49152, 1024)
+    return Measured(point, 4_000_000_000, found, {"variant": "block"}, {"triton": "a note"})
+
+
+def report() -> Report:
+    ops = ("layer_norm", "softmax")
+    points = [
+        measured(0.9 + cols / 1e6, 0.5, Point(op, dtype, 49152, cols))
+        for op in ops
+        for dtype in ("float16", "float32")
+        for cols in (64, 1024, 32768)
+    ]
+    host = [results.HostTime("softmax(x)", "cupynorm", Timing(4e-6, 3e-6, 5e-6))]
+    return Report({"date": "2026-01-01", "versions": {}, "device": {"name": "a device"}}, points, host, 3)
+
+
+def test_the_copy_is_the_best_of_all():
+    found = measured(0.5, 0.25)
+
+    assert found.copy == 1e-3
+    assert found.share() == 0.5
+    assert found.share("torch") == 0.25
+    assert math.isnan(found.share("cupy"))
+
+
+@pytest.mark.parametrize(
+    ("share", "peer", "expected"),
+    [
+        (0.99, None, []),
+        (0.97, None, ["0.98 wanted"]),
+        (0.985, 0.99, []),  # noise
+        (0.98, 1.4, ["0.70 of torch"]),
+        (0.5, 1.0, ["0.98 wanted", "0.50 of torch"]),
+    ],
+)
+def test_missed_targets_say_by_how_much(share, peer, expected):
+    assert results.missed(measured(share, peer)) == expected
+
+
+def test_forced_variants_are_no_peers():
+    found = measured(0.99)
+    found = Measured(found.point, 1, {**found.timings, "cupynorm warp": Timing(1e-9, 1e-9, 1e-9)})
+
+    assert results.missed(found) == []
+
+
+def test_peers_of_another_run_count_by_their_share(tmp_path):
+    path = tmp_path / "peers.json"
+    entry = {
+        "op": "softmax",
+        "dtype": "float16",
+        "rows": 49152,
+        "cols": 1024,
+        "copy": 4.0,
+        "quack": 5.0,
+        "torch": 1.0,
+    }
+    path.write_text(json.dumps([entry]))
+
+    recorded = results.read_recorded(path)
+
+    assert measured(1.0).fastest_peer(recorded) == ("quack (recorded)", 1.25)
+    assert results.missed(measured(1.0), recorded) == ["0.80 of quack (recorded)"]
+    path.write_text("{}x")
+    with pytest.raises(ValueError, match="no record of peers"):
+        results.read_recorded(path)
+
+
+def test_a_line_fits_under_the_header():
+    text = results.line(measured(0.97, 0.5))
+
+    assert text.startswith("softmax      float16   49152 x 1024")
+    assert "3.880  4.000  0.970  torch 0.50" in text
+    assert text.endswith("0.98 wanted")
+    assert results.line(measured(0.99)).endswith("  met")
+    assert results.HEADER.index("targets") == text.index("0.98 wanted")
+
+
+def test_the_table_of_targets_has_the_worst_of_each_op():
+    lines = results.target_table(report().points)
+
+    assert lines[0] == "| columns | at least | layer_norm | softmax | |"
+    assert "| 32, 64 | 0.93 | 0.900 | 0.900 | missed at 4 of 4 |" in lines
+    assert "| 32768 | 0.97 | 0.933 | 0.933 | missed at 4 of 4 |" in lines
+    assert "| 128, 256 | 0.96 | - | - | not measured |" in lines
+    assert "never below the fastest peer (1% is noise): met at 12" in lines
+    assert lines[-1].startswith("geometric mean of 12 shares: 0.911, at least 0.98: missed")
+
+
+def test_the_last_lines_count_what_is_missed_and_name_the_worst():
+    points = [measured(0.99), measured(0.6, None, Point("rms_norm", "float32", 8192, 33))]
+
+    assert results.last_lines(points) == [
+        "targets missed: at 1 of 2 points",
+        "worst point: rms_norm float32 8192 x 33: 0.600 of the copy rate (target 0.9)",
+    ]
+    assert results.last_lines([]) == ["nothing was measured"]
+
+
+def test_a_report_comes_back_from_json(tmp_path):
+    path = tmp_path / "bench.json"
+    results.write_json(path, report())
+
+    assert results.read(path) == report()
+    told = json.loads(path.read_text())
+    assert told["schema"] == 1
+    assert told["points"][0]["times"]["torch"]["share"] == 0.5
+    assert [each.name for each in tmp_path.iterdir()] == ["bench.json"]
+
+
+def test_json_has_no_nan(tmp_path):
+    path = tmp_path / "bench.json"
+    results.write_json(path, Report({}, [Measured(Point("softmax", "float16", 1, 1), 4, {})]))
+
+    assert "NaN" not in path.read_text()
+    assert math.isnan(results.read(path).points[0].share())
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"schema": 2}', '{"schema": 1}'])
+def test_what_is_no_report_is_refused(tmp_path, text):
+    (tmp_path / "bench.json").write_text(text)
+
+    with pytest.raises(ValueError, match="is no report of cupynorm bench"):
+        results.read(tmp_path / "bench.json")
+
+
+def test_csv_has_a_line_for_each_contender(tmp_path):
+    results.write_csv(tmp_path / "bench.csv", [measured(0.5)])
+
+    lines = (tmp_path / "bench.csv").read_text().splitlines()
+
+    assert lines[0] == ",".join(results.CSV_FIELDS)
+    assert len(lines) == 4
+    expected = "softmax,float16,49152,1024,0,4000000000,cupynorm,2000.0000,1980.0000,2020.0000,2.0000,0.5000"
+    assert lines[1] == expected
+
+
+def test_curves_have_ours_first_and_one_copy_last():
+    points = report().points[:3]
+
+    found = results.curves(points)
+
+    assert list(found) == ["cupynorm", "torch", "copy"]
+    assert found["copy"] == [(each, 1e-3) for each in points]
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_a_plot_for_each_dtype(tmp_path, suffix):
+    pytest.importorskip("matplotlib", reason="matplotlib, which draws plots, is not installed")
+
+    files = results.plot(tmp_path / f"h200{suffix}", report().points, report().about)
+
+    assert [each.name for each in files] == [f"h200-float16{suffix}", f"h200-float32{suffix}"]
+    assert all(each.stat().st_size > 10_000 for each in files)
+
+
+class Panel:
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: ()
+
+
+class Figure(Panel):
+    def __init__(self, **_: Any) -> None: ...
+
+    def subplots(self, rows: int, columns: int, **_: Any) -> list[list[Panel]]:
+        return [[Panel() for _ in range(columns)] for _ in range(rows)]
+
+    def savefig(self, file: Path, **_: Any) -> None:
+        file.write_text("drawn")
+
+
+def test_one_dtype_is_drawn_under_the_name_that_was_given(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "figure_class", lambda: Figure)
+
+    (file,) = results.plot(tmp_path / "a.svg", report().points[:3], {})
+
+    assert (file.name, file.read_text()) == ("a.svg", "drawn")
+    with pytest.raises(results.PlotError, match="nothing to draw"):
+        results.plot(tmp_path / "a.svg", [], {})
+
+
+# ---- the command
+
+
+def invoke(*arguments: object) -> Any:
+    return CliRunner().invoke(cli.cli, ["bench", *map(str, arguments)])
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine that finds the shares of report() and one point more than there is time for."""
+    about = {"date": "2026-01-01", "versions": {"cupy": "14.2"}, "device": {"name": "a device"}}
+    asked: dict[str, Any] = {}
+
+    def sweep(points, names, variants, **options):
+        asked.update(points=points, names=names, variants=variants, **options)
+        yield from (measured(0.97, 0.5, each) for each in points[:2])
+
+    monkeypatch.setattr(bench, "new_report", lambda: Report(dict(about)))
+    monkeypatch.setattr(bench, "compile_ahead", lambda points: None)
+    monkeypatch.setattr(bench, "sweep", sweep)
+    monkeypatch.setattr(peers, "missing", lambda: {"triton": "triton not installed"})
+    return asked
+
+
+def test_without_a_device_the_exit_status_is_3(monkeypatch):
+    def none():
+        raise _device.NoDeviceError("there is none")
+
+    monkeypatch.setattr(_device, "present_limits", none)
+
+    result = invoke()
+
+    assert result.exit_code == 3
+    assert "there is none" in result.stderr
+
+
+def test_lines_files_and_what_was_left_out(machine, tmp_path):
+    result = invoke(
+        *("--ops", "softmax", "--dtypes", "float16", "--cols", "64,128,256"),
+        *(
+            "--json",
+            tmp_path / "b.json",
+            "--csv",
+            tmp_path / "b.csv",
+            "--targets",
+            "--variants",
+            "warp,block",
+        ),
+    )
+
+    assert result.exit_code == 0, result.output
+    header, first, _, *rest = result.stdout.splitlines()
+    assert header == results.HEADER
+    assert first.startswith("softmax      float16   49152 x 64")
+    assert "left out: 1 points" in rest
+    assert "| 32, 64 | 0.93 | 0.970 | met at 1 |" in rest
+    assert rest[-1].startswith("worst point: softmax float16 49152 x 64: 0.970")
+    assert result.stderr.count("from here on, triton: a note") == 1
+    assert "torch.compile at some shapes only" in result.stderr
+    assert machine["names"] == ["cupy", "torch", "compile"]
+    assert machine["variants"] == ("warp", "block")
+    assert machine["everywhere"] is False
+    assert len(results.read(tmp_path / "b.json").points) == 2
+    assert len((tmp_path / "b.csv").read_text().splitlines()) == 1 + 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "names", "everywhere"),
+    [
+        (("--only-ours",), [], False),
+        (("--peers", "none"), [], False),
+        (("--peers", "torch,cupy"), ["cupy", "torch"], False),
+        (("--peers", "compile"), ["compile"], True),
+        (("--peers", "all"), ["cupy", "torch", "compile"], True),
+    ],
+)
+def test_peers_are_chosen(machine, options, names, everywhere):
+    assert invoke(*options, "--quick").exit_code == 0
+    assert (machine["names"], machine["everywhere"]) == (names, everywhere)
+    assert {each.dtype for each in machine["points"]} == {"float16", "float32"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--peers", "triton"), "triton cannot be measured: triton not installed"),
+        (("--peers", "jax"), "'jax' is not one of default, all, none, cupy"),
+        (("--ops", "softmax,gelu"), "'gelu' is not one of layer_norm"),
+        (("--cols", "0"), "below 1"),
+        (("--recorded", __file__), "no record of peers"),
+        (("--from", __file__), "is no report of cupynorm bench"),
+    ],
+)
+def test_wrong_usage(machine, options, message):
+    result = invoke(*options)
+
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_plots_without_matplotlib_are_refused_at_once(machine, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+    result = invoke("--plot", tmp_path / "a.png")
+
+    assert result.exit_code == 2
+    assert "pip install matplotlib" in result.stderr
+    assert not machine
+
+
+def test_plots_are_written_and_their_suffix_is_checked(machine, monkeypatch, tmp_path):
+    monkeypatch.setattr(results, "figure_class", lambda: Figure)
+
+    result = invoke("--quick", "--plot", tmp_path / "a.png", "--plot", tmp_path / "b.svg")
+
+    assert result.exit_code == 0
+    assert (tmp_path / "a.png").exists()
+    assert (tmp_path / "b.svg").exists()
+    assert invoke("--plot", "a.gif").exit_code == 2
+
+
+def test_a_folder_that_is_not_there_is_known_before_anything_is_measured(machine, tmp_path):
+    result = invoke("--json", tmp_path / "none" / "b.json")
+
+    assert result.exit_code == 4
+    assert not machine
+    assert invoke("--from", tmp_path / "none.json").exit_code == 4
+
+
+def test_what_ends_it_loses_nothing(machine, monkeypatch, tmp_path):
+    def sweep(points, *_, **__):
+        yield measured(0.97, None, points[0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "sweep", sweep)
+
+    result = invoke("--json", tmp_path / "b.json")
+
+    assert result.exit_code == 130
+    assert len(results.read(tmp_path / "b.json").points) == 1
+
+
+def test_results_are_shown_again_without_a_device(tmp_path):
+    results.write_json(tmp_path / "b.json", report())
+
+    result = invoke("--from", tmp_path / "b.json", "--ops", "softmax", "--cols", "64,1024", "--targets")
+
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("softmax      float") == 4
+    assert "layer_norm" not in result.stdout
+    assert "softmax(x)" in result.stdout
+    assert "left out: 3 points" in result.stdout
+
+
+def test_the_host_table_alone_or_with_the_sweep(machine, monkeypatch):
+    def host_times(names, notes):
+        notes["torch softmax"] = "a reason"
+        return iter(report().host)
+
+    monkeypatch.setattr(bench, "host_times", host_times)
+
+    alone, both = invoke("--host-only"), invoke("--host", "--quick")
+
+    assert "torch softmax: a reason" in alone.stderr
+    assert "4.6: met" in alone.stdout
+    assert "worst point" not in alone.stdout
+    assert "worst point" in both.stdout
+
+
+def test_a_report_says_what_it_ran_on(clock, monkeypatch):
+    from cupynorm._limits import RECORDED
+
+    monkeypatch.setattr(_device, "present_limits", lambda: RECORDED["h200"])
+
+    about = bench.new_report().about
+
+    assert about["device"]["sm_count"] == 132
+    assert about["versions"]["cupy"] == "14.2.0"
+    assert about["versions"]["driver_cuda"] == "13.2"
