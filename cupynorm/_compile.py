@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import threading
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cupynorm import _device
-from cupynorm._nvrtc import CompileError
+from cupynorm._device import CompileError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["CompileError", "Kernel", "digest", "kernel", "kernels_dir", "options", "spell", "text"]
 
@@ -20,6 +21,8 @@ SHARED_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in pe
 @functools.cache
 def kernels_dir() -> Path:
     """Return the folder of CUDA sources: beside this file in a wheel, at the top of a checkout."""
+    from pathlib import Path  # noqa: PLC0415  10 ms, which `import cupynorm` need not wait for
+
     packaged = Path(__file__).with_name("kernels")
     return packaged if packaged.is_dir() else Path(__file__).resolve().parents[1] / "kernels"
 
@@ -27,6 +30,8 @@ def kernels_dir() -> Path:
 @functools.cache
 def digest() -> str:
     """Hash every file of kernels/. CuPy's cache does not look into headers; the digest in the text makes it notice."""
+    import hashlib  # noqa: PLC0415  4 ms, likewise
+
     folder = kernels_dir()
     hashed = hashlib.sha256()
     for path in sorted(folder.rglob("*.cu*")):

@@ -13,11 +13,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-__all__ = ["RECORDED", "Limits", "NoDeviceError", "active_blocks"]
+__all__ = ["RECORDED", "CompileError", "Limits", "NoDeviceError", "active_blocks"]
 
 
 class NoDeviceError(RuntimeError):
     """A CUDA device was needed and none can be used."""
+
+
+class CompileError(RuntimeError):
+    """The compiler refused a kernel; the message is its log, with file and line."""
 
 
 @functools.cache

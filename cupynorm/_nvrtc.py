@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from cupynorm._device import CompileError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -21,10 +23,6 @@ __all__ = ["CompileError", "Cubin", "available", "compile", "compile_all", "majo
 MAJORS = (13, 12)  # newest first
 # What CuPy adds to the options of every module: without them this would compile other code than is launched.
 AS_CUPY = ("--device-as-default-execution-space", "-ftz=true")
-
-
-class CompileError(RuntimeError):
-    """The compiler refused a kernel; the message is its log, with file and line."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cupynorm import _compile, _device, _nvrtc
+from cupynorm import _compile, _device
 from cupynorm._arguments import Call, check, check_eps, view
 from cupynorm._dtypes import Dtype, compute_dtype, cpp, dtype_of
 from cupynorm._limits import RECORDED, Limits, active_blocks
@@ -39,6 +39,8 @@ from cupynorm.functors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from cupynorm._nvrtc import Cubin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -397,9 +399,12 @@ class _Compiled:
     """Occupancy without a device: registers by NVRTC, blocks by the occupancy calculator."""
 
     def __init__(self, what: Spelled, limits: Limits) -> None:
+        from cupynorm import _nvrtc  # noqa: PLC0415  18 ms, which only explain() needs
+
+        self._nvrtc = _nvrtc
         self._what = what
         self._limits = limits
-        self._images: dict[str, _nvrtc.Cubin] = {}
+        self._images: dict[str, Cubin] = {}
         version = _nvrtc.available()
         self.note = (
             ""
@@ -407,12 +412,12 @@ class _Compiled:
             else "NVRTC is not installed: registers are not known, and their bound is taken for occupancy"
         )
 
-    def _image(self, plan: Plan) -> _nvrtc.Cubin | None:
+    def _image(self, plan: Plan) -> Cubin | None:
         if self.note:
             return None
         expression = self._what.expression(plan)
         if expression not in self._images:
-            self._images[expression] = _nvrtc.compile(
+            self._images[expression] = self._nvrtc.compile(
                 self._what.text, expression, _compile.options(), arch=self._limits.compute_capability
             )
         return self._images[expression]

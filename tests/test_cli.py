@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import cupynorm
-from cupynorm import _device, _plan, _row, catalog, cli, environment, files, testing
+from cupynorm import _device, _nvrtc, _plan, catalog, cli, environment, files, testing
 from cupynorm.environment import Finding
 from cupynorm.testing import Result
 
@@ -222,7 +222,7 @@ def test_a_gpu_that_is_demanded_and_missing_is_status_3(no_device, source):
 @pytest.fixture
 def no_compiler(monkeypatch):
     """Recorded limits and bounds are enough for a plan, and a test of the command needs no compiler."""
-    monkeypatch.setattr(_row._nvrtc, "available", lambda: None)
+    monkeypatch.setattr(_nvrtc, "available", lambda: None)
 
 
 @pytest.mark.parametrize("device", list(_device.RECORDED))
