@@ -88,7 +88,7 @@ def check(
                 raise ValueError(
                     f"{name} starts at an address that is no multiple of its {array.dtype.itemsize} bytes"
                 )
-        if x.size and not _is_contiguous(view(x).split(axes)[1]):
+        if x.size and not view(x).split(axes)[1].is_contiguous():
             raise ValueError(_not_contiguous("x", x, axes))
     if out is None:
         out = _allocate(on_device, device, x.shape, asked or x.dtype)
@@ -162,10 +162,6 @@ def trailing_axes(axis: int | tuple[int, ...], shape: tuple[int, ...]) -> int:
     return len(wanted)
 
 
-def _is_contiguous(columns: View) -> bool:
-    return columns.is_contiguous()
-
-
 def _not_contiguous(name: str, array: Any, axes: int) -> str:
     return (
         f"{name} has shape {array.shape} and strides {array.strides}: the last {axes} axes must be contiguous "
@@ -198,7 +194,7 @@ def _check_out(
     if out.size == 0:
         return
     here = view(out)
-    if on_device and not _is_contiguous(here.split(axes)[1]):
+    if on_device and not here.split(axes)[1].is_contiguous():
         raise ValueError(_not_contiguous("out", out, axes))
     extents, strides = here.collapsed()
     reach = 1
