@@ -16,34 +16,27 @@ from cupynorm._limits import Limits
 VARIANTS = ("warp", "block", "shared", "uncached")
 
 WARP = 32
-WAVES = 32  # of shared and uncached: blocks of a grid, in multiples of what the device holds at once
-ONE_BLOCK_PER_ROW = (
-    math.inf
-)  # of warp and block: no loop over rows; a loop measured 2 to 5 % slower on an H200
+# Of shared and uncached: blocks of a grid, in multiples of what the device holds at once.
+WAVES = 32
+# Of warp and block: no loop over rows. A loop measured 2 to 5 % slower on an H200.
+ONE_BLOCK_PER_ROW = math.inf
 MAX_GRID = 2**31 - 1
 MAX_BLOCK = 1024
-WHOLE_BLOCK = {4: 1024, 8: 256}  # the most threads of shared and uncached, by bytes of the compute type
-MOST_ELEMENTS = {
-    4: 32,
-    8: 16,
-}  # that a thread of warp and block holds, by bytes of the compute type: no spill up to there
+# The most threads of shared and uncached, by bytes of the compute type.
+WHOLE_BLOCK = {4: 1024, 8: 256}
+# That a thread of warp and block holds, by bytes of the compute type: no spill up to there.
+MOST_ELEMENTS = {4: 32, 8: 16}
+# What a thread wants beside its values, by (bytes of the compute type, hoist) ...
 OTHER_REGISTERS = {(4, False): 32, (4, True): 24, (8, False): 48, (8, True): 48}
-# by (bytes of the compute type, hoist): what a thread wants beside its values; ragged rows want more
-RAGGED_REGISTERS = {
-    4: 16,
-    8: 24,
-}  # more, where a thread's last pack may be missing and parameters are hoisted
+# ... and more, where its last pack may be missing and parameters are hoisted.
+RAGGED_REGISTERS = {4: 16, 8: 24}
 MANY_PACKS = 4  # of a thread
 AMPERE = 80  # before it the compiler wants 16 registers more
-MOST_HOISTED_WORDS = (
-    32  # that the values and parameters of a thread take: with more, too few threads keep memory busy
-)
+# That the values and parameters of a thread take: with more, too few threads keep memory busy.
+MOST_HOISTED_WORDS = 32
 ACCESS_BYTES = 16  # the widest
-CHUNK_ELEMENTS = {
-    2: 16,
-    4: 16,
-    8: 2,
-}  # that a thread of shared and uncached reads at a time, by bytes of an element
+# That a thread of shared and uncached reads at a time, by bytes of an element.
+CHUNK_ELEMENTS = {2: 16, 4: 16, 8: 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +58,8 @@ HELD_WITH_COLUMNS = (
     Held(row_bytes=2 << 10, thread_bytes=32, resident_threads=1280),
     Held(row_bytes=64 << 10, thread_bytes=64, resident_threads=1024),
 )
-HOISTED_ROW_BYTES = {
-    2: 2 << 10,
-    4: 16 << 10,
-    8: 16 << 10,
-}  # by bytes of an element: up to there hoisting measured better
+# Up to there hoisting measured better, by bytes of an element.
+HOISTED_ROW_BYTES = {2: 2 << 10, 4: 16 << 10, 8: 16 << 10}
 
 
 @dataclasses.dataclass(frozen=True)
