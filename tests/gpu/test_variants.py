@@ -15,7 +15,7 @@ every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 wide = [
     pytest.param(cols, marks=pytest.mark.small if cols < 200 else ())
-    for cols in (1, 33, 128, 1024, 1025, 8191, 20000)
+    for cols in (1, 33, 128, 1024, 1025, 8191, 16384, 20000, 50257, 65536, 131072)
 ]
 
 
