@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cupynorm import _device
+from cupynorm import _cubins, _device
 from cupynorm._device import CompileError
 
 if TYPE_CHECKING:
@@ -14,8 +15,18 @@ if TYPE_CHECKING:
 
 __all__ = ["CompileError", "Kernel", "digest", "kernel", "kernels_dir", "options", "spell", "text"]
 
+LOCAL_BYTES = 3  # CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
+REGISTERS = 4  # CU_FUNC_ATTRIBUTE_NUM_REGS
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 SHARED_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent
+# With any of these on, CuPy compiles otherwise than compile_cubin does, or is to keep nothing on disk.
+CUPY_SWITCHES = (
+    "CUPY_CACHE_IN_MEMORY",
+    "CUPY_COMPILE_WITH_PTX",
+    "CUPY_CUDA_COMPILE_WITH_DEBUG",
+    "CUPY_NVRTC_USE_PCH",
+)
+NVRTC_WHEELS = {12: "nvidia-cuda-nvrtc-cu12", 13: "nvidia-cuda-nvrtc"}
 
 
 @functools.cache
@@ -71,10 +82,13 @@ class Kernel(NamedTuple):
 
 _lock = threading.Lock()
 _kernels: dict[tuple[int, str, str], Kernel] = {}
+_loading: dict[
+    tuple[int, str, str], threading.Lock
+] = {}  # one for each kernel: different ones compile at once
 
 
 def kernel(device: int, code: str, expression: str, shared_limit: int) -> Kernel:
-    """Compile (or take from CuPy's disk cache) and load; remembered per device, safe to call from several threads.
+    """Load from disk, or compile and load; remembered per device, safe to call from several threads.
 
     `device` must be current. Raises CompileError with the compiler's log, which names the kernel's file and line.
     """
@@ -83,6 +97,8 @@ def kernel(device: int, code: str, expression: str, shared_limit: int) -> Kernel
     if found is not None:
         return found
     with _lock:
+        loading = _loading.setdefault(key, threading.Lock())
+    with loading:
         found = _kernels.get(key)
         if found is None:
             found = _kernels[key] = _load(code, expression, shared_limit)
@@ -90,21 +106,106 @@ def kernel(device: int, code: str, expression: str, shared_limit: int) -> Kernel
 
 
 def _load(code: str, expression: str, shared_limit: int) -> Kernel:
-    module = _device.cupy().RawModule(code=code, options=options(), name_expressions=(expression,))
     try:
-        function = module.get_function(expression)
-        pointer = function.kernel.ptr
+        pointer, module = load_function(code, expression)
     except Exception as error:
         if type(error).__name__ != "CompileException":  # CuPy's; it cannot be named without CuPy
             raise
         raise CompileError(f"{expression}\n{error}") from error
+    driver = _device.driver()
     if shared_limit:  # per function and device, once; a launch that asks for less keeps its own figure
-        _device.driver().funcSetAttribute(pointer, MAX_DYNAMIC_SHARED, shared_limit)
-        _device.driver().funcSetAttribute(pointer, SHARED_CARVEOUT, 100)
-    return Kernel(pointer, function.num_regs, function.local_size_bytes, module)
+        driver.funcSetAttribute(pointer, MAX_DYNAMIC_SHARED, shared_limit)
+        driver.funcSetAttribute(pointer, SHARED_CARVEOUT, 100)
+    registers, local_bytes = (driver.funcGetAttribute(each, pointer) for each in (REGISTERS, LOCAL_BYTES))
+    return Kernel(pointer, registers, local_bytes, module)
+
+
+def load_function(code: str, expression: str) -> tuple[int, Any]:
+    """Return a function's handle and what keeps it loaded, through our cache of cubins.
+
+    CuPy's RawModule has a cache as well, but loads NVRTC and compiles an empty file before it looks there: 14 ms on an
+    H200's host. It stays the way out where CuPy is another than we know, or told to compile otherwise.
+    """
+    if any(os.environ.get(switch, "0") not in {"", "0"} for switch in CUPY_SWITCHES):
+        return load_function_by_cupy(code, expression)
+    try:
+        key = _cubins.key(code, expression, *options(), *_compiled_for())
+        cubin = _cubins.load(key)
+        if cubin is not None:
+            try:
+                return _loaded(cubin)
+            except Exception:  # noqa: BLE001  CuPy's error: an older driver than the one it was compiled beside
+                cubin = None
+        cubin = compile_cubin(code, expression)
+        found = _loaded(cubin)
+    except Exception as error:
+        if type(error).__name__ == "CompileException":
+            raise
+        return load_function_by_cupy(code, expression)  # which says what is wrong, if anything is
+    if cubin.image.startswith(
+        b"\x7fELF"
+    ):  # not PTX, for a device newer than NVRTC: the driver has a cache for that
+        _cubins.store(key, cubin)
+    return found
+
+
+def load_function_by_cupy(code: str, expression: str) -> tuple[int, Any]:
+    """Return the same through CuPy's RawModule, which has its own cache on disk."""
+    module = _device.cupy().RawModule(code=code, options=options(), name_expressions=(expression,))
+    return module.get_function(expression).kernel.ptr, module
+
+
+def compile_cubin(code: str, expression: str) -> _cubins.Cubin:
+    """Compile for the current device, as RawModule would but for its empty file and its cache.
+
+    By CuPy's NVRTC, not by _nvrtc: that takes the newest one installed, whose cubins the driver need not know.
+    """
+    cuda = _device.cupy().cuda
+    image, names = cuda.compiler.compile_using_nvrtc(
+        code, (*options(), "-ftz=true"), name_expressions=(expression,), cache_in_memory=True
+    )
+    version = ".".join(map(str, cuda.nvrtc.getVersion()))
+    return _cubins.Cubin(image, names[expression], f"NVRTC {version}")
+
+
+def _loaded(cubin: _cubins.Cubin) -> tuple[int, Any]:
+    module = _device.cupy().cuda.function.Module()
+    module.load(cubin.image)
+    function = module.get_function(cubin.lowered_name)
+    return function.ptr, function
+
+
+def _compiled_for() -> tuple[str, ...]:
+    build = _device.driver().get_build_version()
+    return (
+        _device.present_limits().compute_capability,
+        _device.cupy().__version__,
+        str(build),
+        _nvrtc_wheel(build // 1000),
+        os.environ.get("CUDA_PATH", ""),
+    )
+
+
+@functools.cache
+def _nvrtc_wheel(major: int) -> str:
+    """Return the version of the wheel that brings NVRTC; empty if there is none.
+
+    NVRTC itself cannot be asked without loading it, which takes longer than everything else. So a toolkit of the system
+    that is updated in place goes unnoticed, and what the old one compiled stays in use: it is as right as before.
+    """
+    import importlib.metadata  # noqa: PLC0415  CuPy has imported it already
+
+    try:
+        found = importlib.metadata.distribution(NVRTC_WHEELS[major])
+    except (KeyError, importlib.metadata.PackageNotFoundError):
+        return ""
+    # .version would parse all of it, with the email package: a millisecond
+    lines = (found.read_text("METADATA") or "").splitlines()
+    return next((line for line in lines if line.startswith("Version:")), "")
 
 
 def forget() -> None:
     """Drop every remembered kernel."""
     with _lock:
         _kernels.clear()
+        _loading.clear()

@@ -77,7 +77,7 @@ def load(key: str) -> Cubin | None:
     path = folder() / (key + SUFFIX)
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
-        with open(descriptor, "rb") as file:
+        with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or not _owned(status) or _writable_by_others(status):
                 return None
@@ -100,7 +100,7 @@ def store(key: str, cubin: Cubin) -> bool:
         home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         home.mkdir(mode=0o700, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        with open(os.open(unfinished, flags, 0o600), "wb") as file:
+        with os.fdopen(os.open(unfinished, flags, 0o600), "wb") as file:
             file.write(_encode(key, cubin))
         unfinished.replace(home / (key + SUFFIX))
     except OSError:  # unwritable, full, or on Windows open in another process

@@ -544,7 +544,7 @@ def _time_host(calls: Mapping[tuple[str, str], Callable[[], Any]]) -> dict[tuple
 
 def _first_call(cache: str) -> float:
     """Return how long a new process takes from CuPy's import and a context to its first launch."""
-    environment = {**os.environ, "CUPY_CACHE_DIR": cache}
+    environment = {**os.environ, "CUPY_CACHE_DIR": cache, "CUPYNORM_CACHE_DIR": cache}
     path = os.pathsep.join([str(Path(cupynorm.__file__).parents[1]), environment.get("PYTHONPATH", "")])
     done = subprocess.run(  # noqa: S603  this interpreter, a program of ours
         [sys.executable, "-c", FIRST_CALL],

@@ -15,7 +15,7 @@ MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
 # A module imports from layers above its own in this table, or from its own layer what stands before it there.
 LAYERS = [
     ["_dtypes", "_limits", "_plan", "reference"],
-    ["_device", "_nvrtc", "_compile"],
+    ["_cache", "_cubins", "_device", "_nvrtc", "_compile"],
     ["functors", "_arguments", "_remembered"],
     ["_row"],
     ["norm", "softmax"],

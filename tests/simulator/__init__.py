@@ -81,6 +81,9 @@ def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200
     monkeypatch.setattr(_row, "_launches", {})
     monkeypatch.setattr(_row, "_thread", _row.OfThread())
     monkeypatch.setattr(_compile, "_kernels", {})
+    monkeypatch.setattr(_compile, "_loading", {})
+    # the twin compiles with g++, and what it makes is no cubin: nothing is to be looked up or kept
+    monkeypatch.setattr(_compile, "load_function", _compile.load_function_by_cupy)
     return sys.modules[__name__]
 
 
