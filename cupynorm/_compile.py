@@ -40,7 +40,7 @@ def kernels_dir() -> Path:
 
 @functools.cache
 def digest() -> str:
-    """Hash every file of kernels/. CuPy's cache does not look into headers; the digest in the text makes it notice."""
+    """Hash every file of kernels/. Caches of kernels do not look into headers; the digest in the text makes them notice."""
     import hashlib  # noqa: PLC0415  4 ms, likewise
 
     folder = kernels_dir()

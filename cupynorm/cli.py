@@ -217,11 +217,10 @@ def info(*, as_json: bool) -> None:
     if not found["devices"]:
         _print_fields("devices", {"none": found["no_device"]})
     _print_fields("recorded limits", {"for explain --device": ", ".join(found["recorded"])})
-    cache = found["cache"]
-    _print_fields(
-        "kernel cache",
-        {"folder": cache["folder"], "size": f"{cache['bytes']} bytes in {cache['files']} files"},
-    )
+    for title, name in (("kernel cache", "cubins"), ("CuPy's cache", "cache")):
+        cache = found[name]
+        size = f"{cache['bytes']} bytes in {cache['files']} files"
+        _print_fields(title, {"folder": cache["folder"], "size": size})
     _print_fields("kernels", found["kernels"])
     _print_fields("extras", {name: "installed" if there else "-" for name, there in found["extras"].items()})
     _print_fields("environment", found["environment"])

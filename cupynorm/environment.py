@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import cupynorm
-from cupynorm import _compile, _device, _nvrtc
+from cupynorm import _compile, _cubins, _device, _nvrtc
 from cupynorm._limits import RECORDED
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ def info() -> dict[str, Any]:
     sizes = []
     with contextlib.suppress(OSError):
         sizes = [each.stat().st_size for each in folder.iterdir() if each.is_file()]
+    cubins, cubin_bytes = _cubins.usage()
     return {
         "schema": 1,
         "versions": {
@@ -115,6 +116,7 @@ def info() -> dict[str, Any]:
         "no_device": reason,
         "recorded": {name: dataclasses.asdict(limits) for name, limits in RECORDED.items()},
         "cache": {"folder": str(folder), "files": len(sizes), "bytes": sum(sizes)},
+        "cubins": {"folder": str(_cubins.folder()), "files": cubins, "bytes": cubin_bytes},
         "kernels": {"folder": str(_compile.kernels_dir()), "digest": _compile.digest()},
         "extras": _extras(),
         "environment": {name: os.environ[name] for name in sorted(os.environ) if VARIABLES.fullmatch(name)},
@@ -129,6 +131,7 @@ def findings() -> Iterator[Finding]:
     yield _check_driver(cuda, driver_devices() if cuda else 0, wanted=bool(installed))
     yield from _check_cupy(installed, cuda)
     if installed:
+        yield _check_cubins()
         yield from _check_cache(cache_folder())
         yield from _check_import(installed, cuda)
     yield _check_bfloat16()
@@ -217,27 +220,51 @@ def _check_cache(folder: Path) -> Iterator[Finding]:
     elsewhere = "export CUPY_CACHE_DIR=/a/folder/of/your/own"
     there = next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(each))
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        yield Finding(
-            "cache", "fault", f"{folder} cannot be written: CuPy keeps compiled kernels there", elsewhere
-        )
+        yield Finding("cache", "fault", f"{folder} cannot be written: CuPy needs it", elsewhere)
         return
-    if os.name == "posix":
-        mine = {0, os.geteuid()}
-        for each in (there.resolve(), *there.resolve().parents):
-            status = each.stat()
-            if status.st_uid not in mine:
-                message = f"{each} belongs to user {status.st_uid}, who could replace kernels in {folder}"
-                yield Finding("cache", "warning", message, elsewhere)
-                return
-            # in a folder with the sticky bit others can add, not replace; in the cache that is too much
-            if status.st_mode & stat.S_IWOTH and (
-                each == folder.resolve() or not status.st_mode & stat.S_ISVTX
-            ):
-                message = f"{each} can be written by anyone, who could then replace kernels in {folder}"
-                yield Finding("cache", "warning", message, f"chmod o-w {each}")
-                return
+    intruder = _intruder(folder)
+    if intruder:
+        yield Finding("cache", "warning", intruder[0], intruder[1] or elsewhere)
+        return
     kept = "in memory only" if os.environ.get("CUPY_CACHE_IN_MEMORY") == "1" else f"in {folder}"
-    yield Finding("cache", "ok", f"compiled kernels are kept {kept}")
+    yield Finding("cache", "ok", f"CuPy keeps compiled kernels {kept}")
+
+
+def _intruder(folder: Path) -> tuple[str, str] | None:
+    """Say who else could replace what is in a folder, and what to type against it, if there is something; or None."""
+    if os.name != "posix":
+        return None
+    mine = {0, os.geteuid()}
+    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(each))
+    for each in (there.resolve(), *there.resolve().parents):
+        status = each.stat()
+        if status.st_uid not in mine:
+            return f"{each} belongs to user {status.st_uid}, who could replace kernels in {folder}", ""
+        # in a folder with the sticky bit others can add, not replace; in the cache that is too much
+        if status.st_mode & stat.S_IWOTH and (each == folder.resolve() or not status.st_mode & stat.S_ISVTX):
+            return (
+                f"{each} can be written by anyone, who could then replace kernels in {folder}",
+                f"chmod o-w {each}",
+            )
+    return None
+
+
+def _check_cubins() -> Finding:
+    folder = _cubins.folder()
+    elsewhere = "export CUPYNORM_CACHE_DIR=/a/folder/of/your/own"
+    reason = _cubins.distrust()
+    if not reason:
+        there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+        if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+            reason = f"{there} cannot be written"
+    if reason:
+        message = f"{reason}: every process compiles anew, and loads NVRTC to do so"
+        return Finding("cubins", "warning", message, elsewhere)
+    intruder = _intruder(folder)
+    if intruder:
+        return Finding("cubins", "warning", intruder[0], intruder[1] or elsewhere)
+    files, size = _cubins.usage()
+    return Finding("cubins", "ok", f"{files} compiled kernel{'s' * (files != 1)}, {size} bytes, in {folder}")
 
 
 def _check_import(installed: dict[str, str], cuda: int | None) -> Iterator[Finding]:
