@@ -82,9 +82,8 @@ class Kernel(NamedTuple):
 
 _lock = threading.Lock()
 _kernels: dict[tuple[int, str, str], Kernel] = {}
-_loading: dict[
-    tuple[int, str, str], threading.Lock
-] = {}  # one for each kernel: different ones compile at once
+# one for each kernel: different ones compile at once
+_loading: dict[tuple[int, str, str], threading.Lock] = {}
 
 
 def kernel(device: int, code: str, expression: str, shared_limit: int) -> Kernel:
@@ -142,9 +141,7 @@ def load_function(code: str, expression: str) -> tuple[int, Any]:
         if type(error).__name__ == "CompileException":
             raise
         return load_function_by_cupy(code, expression)  # which says what is wrong, if anything is
-    if cubin.image.startswith(
-        b"\x7fELF"
-    ):  # not PTX, for a device newer than NVRTC: the driver has a cache for that
+    if cubin.image.startswith(b"\x7fELF"):  # the driver has a cache for what it makes of PTX
         _cubins.store(key, cubin)
     return found
 
