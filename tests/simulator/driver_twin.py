@@ -88,13 +88,9 @@ def _check_cluster(function: Function, attribute: int, value: int) -> None:
     capability = int(machine.limits().compute_capability)
     if capability < CLUSTER_CAPABILITY:
         raise _invalid(f"attribute {attribute}, a device of compute capability {capability} has no clusters")
-    if attribute == NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
-        most = 1
-    elif attribute == REQUIRED_CLUSTER_WIDTH:
-        portable = not function.attributes[NON_PORTABLE_CLUSTER_SIZE_ALLOWED]
-        most = PORTABLE_CLUSTER if portable else LARGEST_CLUSTER
-    else:
-        most = 1
+    portable = not function.attributes[NON_PORTABLE_CLUSTER_SIZE_ALLOWED]
+    widest = PORTABLE_CLUSTER if portable else LARGEST_CLUSTER
+    most = widest if attribute == REQUIRED_CLUSTER_WIDTH else 1
     if not 0 <= value <= most or value & (value - 1):
         raise _invalid(f"attribute {attribute} is {value}, a power of two up to {most} (or 0) is allowed")
 

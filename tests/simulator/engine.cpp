@@ -213,6 +213,8 @@ class Random {  // splitmix64
 
 // What the gangs of one launch share.
 struct Progress {
+  explicit Progress(uint64_t gangs) : gangs(gangs) {}
+
   const uint64_t gangs;
   std::atomic<uint64_t> next{0};
   std::atomic<bool> failed{false};
@@ -246,7 +248,7 @@ class Gang {
   }
 
  private:
-  static constexpr int kNobody = -1, kDismissed = -2;
+  static constexpr int kNobody = -1, kDismissed = -2;  // between two runs; after the last, or a failure
   void begin();
   int choose();
   bool release();
@@ -280,9 +282,7 @@ class Block {
   void run();
 
   bool has_ended() const { return begun_ && exited_ == total_; }
-  bool can_go_on() const {
-    return !begun_ || std::any_of(fibers_.begin(), fibers_.end(), [](const Fiber& f) { return f.state == State::kReady; });
-  }
+  bool can_go_on() const { return !begun_ || released_; }
   bool has_any(State state) const {
     return std::any_of(fibers_.begin(), fibers_.end(), [=](const Fiber& f) { return f.state == state; });
   }
@@ -344,7 +344,7 @@ class Block {
   Stacks stacks_;
   void* scheduler_ = nullptr;
   int current_ = -1, exited_ = 0;
-  bool begun_ = false;
+  bool begun_ = false, released_ = false;
   uint3 index_{};
   Random random_;
   unsigned char *dynamic_, *segment_ = nullptr;  // the kernel's shared memory: all of it is one thread-local segment
@@ -510,13 +510,12 @@ void Block::leave_barriers() {
 
 // Lets those go on whose barrier has opened, and those that were held. Gives false if there are none.
 bool Block::release() {
-  bool any = false;
   for (Fiber& fiber : fibers_) {
     auto opened = [&](Scope scope) { return gang_.barrier(scope, rank_).opened >= fiber.arrivals[scope].opening; };
     if (fiber.state == State::kHeld || (fiber.state == State::kAtCluster && opened(kCluster)) || (fiber.state == State::kAtGrid && opened(kGrid)))
-      fiber.state = State::kReady, any = true;
+      fiber.state = State::kReady, released_ = true;
   }
-  return any;
+  return released_;
 }
 
 void Block::check_arrivals(Scope scope) {
@@ -621,6 +620,7 @@ void Block::begin(uint64_t number) {
 
 // Runs until all threads have exited, or wait for what this block alone cannot give them.
 void Block::go_on() {
+  released_ = false;
   do {
     shuffle_orders();
     for (bool moved = true; moved && !gang_.failed();) {
@@ -637,7 +637,7 @@ void Block::go_on() {
 bool Gang::enter(Block& block, int rank) {
   std::unique_lock<std::mutex> hold(lock_);
   blocks_[rank] = &block;
-  if (++present_ == int(blocks_.size())) {
+  if (turn_ != kDismissed && ++present_ == int(blocks_.size())) {
     begin();
     for (auto& each : woken_) each.notify_one();
   }
@@ -664,14 +664,13 @@ void Gang::begin() {
 bool Gang::pass(int rank) {
   std::unique_lock<std::mutex> hold(lock_);
   turn_ = choose();
-  if (turn_ == kNobody) {
+  if (turn_ < 0) {
     if (failed()) progress_.fail(error_);
     for (auto& each : woken_) each.notify_one();
-    return false;
+  } else if (turn_ != rank) {
+    woken_[turn_].notify_one();
+    woken_[rank].wait(hold, [&] { return turn_ == rank || turn_ < 0; });
   }
-  if (turn_ == rank) return true;
-  woken_[turn_].notify_one();
-  woken_[rank].wait(hold, [&] { return turn_ == rank || turn_ == kNobody; });
   return turn_ == rank;
 }
 
@@ -682,12 +681,12 @@ int Gang::choose() {
     if (std::all_of(blocks_.begin(), blocks_.end(), [](const Block* b) { return b->has_ended(); })) {
       if (launch_.cluster > 1)
         for (Block* block : blocks_) block->check_untouched();
-      break;
+      return failed() ? kDismissed : kNobody;
     }
     if (release()) shuffle_order();
     else if (!failed()) report_stuck();
   }
-  return kNobody;
+  return kDismissed;
 }
 
 // Barriers open as late as they may, when no block can go on: so every block begins what follows in an order of the schedule.
@@ -890,7 +889,7 @@ extern "C" SIMULATOR_ENGINE int simulator_launch(const Launch* launch, char* err
   asan_report.clear();
   __asan_set_error_report_callback(on_asan);
 #endif
-  Progress progress{launch->blocks() / launch->gang()};
+  Progress progress(launch->blocks() / launch->gang());
   auto work = [&](Gang& gang, int rank) {
     Block block(*launch, gang, rank);
     running = &block;
