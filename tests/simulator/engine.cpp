@@ -194,6 +194,17 @@ struct Launch {
 
 namespace {
 
+using Places = std::map<std::string, int>;  // how many threads are at each
+
+bool same_place(const Site& a, const Site& b) { return a.line == b.line && !std::strcmp(a.file, b.file); }
+
+std::string tell(const Places& places, int total, const char* doing) {
+  std::string text;
+  for (const auto& [place, count] : places)
+    text += "; " + std::to_string(count) + " of " + std::to_string(total) + " threads " + doing + " " + place;
+  return text;
+}
+
 class Random {  // splitmix64
  public:
   void seed(const Launch& launch, uint64_t number) { state_ = launch.schedule * 0x2545f4914f6cdd1dull + number; }
@@ -289,7 +300,7 @@ class Block {
   bool release();
   void check_arrivals(Scope scope);
   void check_untouched();
-  void count_places(std::map<std::string, int>& places, int& exited) const;
+  void count_places(Places& places, int& exited) const;
 
   void meet_block(Site site) {
     fibers_[current_].site = site;
@@ -450,13 +461,7 @@ Word Block::meet_lanes(Meeting meeting, unsigned mask, Word value, int source, S
   return self.value;
 }
 
-std::string tell(const std::map<std::string, int>& places, int total, const char* doing) {
-  std::string text;
-  for (const auto& [place, count] : places) text += "; " + std::to_string(count) + " of " + std::to_string(total) + " threads " + doing + " " + place;
-  return text;
-}
-
-void Block::count_places(std::map<std::string, int>& places, int& exited) const {
+void Block::count_places(Places& places, int& exited) const {
   for (const Fiber& fiber : fibers_) {
     if (fiber.state == State::kExited) continue;
     char mask[32] = "";
@@ -469,10 +474,12 @@ void Block::count_places(std::map<std::string, int>& places, int& exited) const 
 // Gives false unless every thread waits at the block's barrier, and at the same one.
 bool Block::open_barrier() {
   if (!std::all_of(fibers_.begin(), fibers_.end(), [](const Fiber& f) { return f.state == State::kAtBlock; })) return false;
-  std::map<std::string, int> places;
-  int exited = 0;
-  count_places(places, exited);
-  if (places.size() > 1) return fail("divergent __syncthreads" + tell(places, total_, "wait in")), false;
+  if (std::any_of(fibers_.begin(), fibers_.end(), [&](const Fiber& f) { return !same_place(f.site, fibers_[0].site); })) {
+    Places places;
+    for (const Fiber& fiber : fibers_) ++places[describe(fiber.site)];
+    fail("divergent __syncthreads" + tell(places, total_, "wait in"));
+    return false;
+  }
   for (Fiber& fiber : fibers_) fiber.state = State::kReady;
   return true;
 }
@@ -511,20 +518,31 @@ void Block::leave_barriers() {
 // Lets those go on whose barrier has opened, and those that were held. Gives false if there are none.
 bool Block::release() {
   for (Fiber& fiber : fibers_) {
-    auto opened = [&](Scope scope) { return gang_.barrier(scope, rank_).opened >= fiber.arrivals[scope].opening; };
-    if (fiber.state == State::kHeld || (fiber.state == State::kAtCluster && opened(kCluster)) || (fiber.state == State::kAtGrid && opened(kGrid)))
+    auto opened = [&](State state, Scope scope) {
+      return fiber.state == state && gang_.barrier(scope, rank_).opened >= fiber.arrivals[scope].opening;
+    };
+    if (fiber.state == State::kHeld || opened(State::kAtCluster, kCluster) || opened(State::kAtGrid, kGrid))
       fiber.state = State::kReady, released_ = true;
   }
   return released_;
 }
 
+// The threads of this block that have arrived at a barrier which is about to open came from one place.
 void Block::check_arrivals(Scope scope) {
-  std::map<std::string, int> places;
+  const unsigned opened = gang_.barrier(scope, rank_).opened;
+  const Site* first = nullptr;
+  bool diverged = false;
   for (const Fiber& fiber : fibers_) {
     const Arrival& arrival = fiber.arrivals[scope];
-    if (arrival.opening > gang_.barrier(scope, rank_).opened) ++places[describe(arrival.site)];
+    if (arrival.opening <= opened) continue;
+    if (!first) first = &arrival.site;
+    diverged = diverged || !same_place(arrival.site, *first);
   }
-  if (places.size() > 1) fail(std::string("divergent barrier of the ") + (scope == kGrid ? "grid" : "cluster") + tell(places, total_, "arrive in"));
+  if (!diverged) return;
+  Places places;
+  for (const Fiber& fiber : fibers_)
+    if (fiber.arrivals[scope].opening > opened) ++places[describe(fiber.arrivals[scope].site)];
+  fail(std::string("divergent barrier of the ") + (scope == kGrid ? "grid" : "cluster") + tell(places, total_, "arrive in"));
 }
 
 void* Block::of_block(void* shared, int block, Site site) {
@@ -532,13 +550,17 @@ void* Block::of_block(void* shared, int block, Site site) {
   auto* address = static_cast<unsigned char*>(shared);
   if (address < segment_ || address >= segment_ + segment_bytes_) fail("an address outside the shared memory of this block, " + describe(site));
   if (address >= dynamic_ + launch_.shared_bytes && address < dynamic_ + launch_.shared_extent)
-    fail("an address past the " + std::to_string(launch_.shared_bytes) + " bytes of dynamic shared memory that were asked for, " + describe(site));
+    fail("an address past the " + std::to_string(launch_.shared_bytes) + " bytes of dynamic shared memory that were asked for, " +
+         describe(site));
   const int width = int(launch_.cluster), own = of_cluster();
   if (block < 0 || block >= width) fail("block " + std::to_string(block) + " of a cluster of " + std::to_string(width) + ", " + describe(site));
   const Block& other = gang_.block(rank_ - own + block);
+  auto refuse = [&](const char* why) {
+    fail("the shared memory of block " + std::to_string(block) + " of the cluster, which " + why + describe(site));
+  };
   if (block != own && !gang_.barrier(kCluster, rank_).opened && !gang_.barrier(kGrid, rank_).opened)
-    fail("the shared memory of block " + std::to_string(block) + " of the cluster, which may not have begun: no barrier was waited for before " + describe(site));
-  if (other.has_ended()) fail("the shared memory of block " + std::to_string(block) + " of the cluster, which has exited, " + describe(site));
+    refuse("may not have begun: no barrier was waited for before ");
+  if (other.has_ended()) refuse("has exited, ");
   return other.segment_ + (address - segment_);
 }
 
@@ -705,7 +727,7 @@ bool Gang::release() {
 }
 
 void Gang::report_stuck() {
-  std::map<std::string, int> places;
+  Places places;
   int exited = 0;
   for (const Block* block : blocks_) block->count_places(places, exited);
   auto find = [&](State state) {
