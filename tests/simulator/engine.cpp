@@ -289,7 +289,7 @@ class Block {
   }
   ~Block() { allow_shared(); }
 
-  // Runs one block of each gang's, until none is left.
+  // Runs the block of this rank in one set of blocks after the other, until none is left.
   void run();
 
   bool has_ended() const { return begun_ && exited_ == total_; }
