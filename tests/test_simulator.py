@@ -42,10 +42,14 @@ def run(body, x, n=None, threads=64, blocks=1, shared=0, y=None, case=2):
     """Launch a body on x; gives y, of n elements, on the host."""
     x = x if isinstance(x, cupy.ndarray) else cupy.asarray(x)
     y = cupy.empty(x.size if n is None else n, np.float32) if y is None else y
-    members = np.dtype([("x", np.uintp), ("y", np.uintp), ("n", np.int32)], align=True)
-    arguments = np.array([(x.data.ptr, y.data.ptr, y.size)], members)
-    kernel(body, case)((blocks,), (threads,), (arguments,), shared_mem=shared)
+    kernel(body, case)((blocks,), (threads,), (struct_of(x, y),), shared_mem=shared)
     return y.get()
+
+
+def struct_of(x, y):
+    """Return the kernel's one argument."""
+    members = np.dtype([("x", np.uintp), ("y", np.uintp), ("n", np.int32)], align=True)
+    return np.array([(x.data.ptr, y.data.ptr, y.size)], members)
 
 
 @pytest.fixture(autouse=True)
@@ -326,11 +330,17 @@ from tests import simulator, test_simulator
 x, y = simulator.cupy.asarray(test_simulator.COUNT), simulator.cupy.empty(64, np.float32)
 assert (test_simulator.run("a.y[i] = a.x[i];", x) == x.get()).all()
 prefix = "extern __shared__ __align__(16) unsigned char shared_memory[];\\n// body\\n"
-for body in "a.y[i] = a.x[i + 1];", prefix + "__syncthreads(); a.y[i] = shared_memory[i + 1];":
+faults = [
+    lambda: test_simulator.run("a.y[i] = a.x[i + 1];", x, shared=64),
+    lambda: test_simulator.run(prefix + "__syncthreads(); a.y[i] = shared_memory[i + 1];", x, shared=64),
+    lambda: test_simulator.run_clusters(test_simulator.AFTERWARDS.replace("{{use}}", "a.y[i] = remote"), width=2, blocks=2),
+]
+for fault in faults:
     try:
-        test_simulator.run(body, x, shared=64)
+        fault()
     except RuntimeError as error:
         print("RAISED", error)
+test_simulator.run_clusters("a.y[i] = 1; cluster_sync();", width=4, blocks=8)
 """
 
 
@@ -346,8 +356,394 @@ def test_an_address_sanitizer_reports_reads_too():
 
     raised = [line for line in done.stdout.splitlines() if line.startswith("RAISED")]
     assert done.returncode == 0, done.stderr
-    assert len(raised) == 2
-    assert all("AddressSanitizer: use-after-poison" in line and "kernel.cu:" in line for line in raised)
+    assert len(raised) == 3
+    assert all("AddressSanitizer: use-after-poison" in line for line in raised)
+    assert all(
+        "kernel.cu:" in line for line in raised[:2]
+    )  # binutils loses the name where a text names it twice
+
+
+WIDTH, HEIGHT, DEPTH, NON_PORTABLE = 11, 12, 13, 14  # cuFuncSetAttribute's numbers
+
+MEETINGS = """
+inline void cluster_arrive(SIMULATOR_HERE) { simulator::cluster_arrive({"cluster_arrive", file, line}); }
+inline void cluster_wait(SIMULATOR_HERE) { simulator::cluster_wait({"cluster_wait", file, line}); }
+inline void cluster_sync(SIMULATOR_HERE) { cluster_arrive(file, line), cluster_wait(file, line); }
+inline void grid_arrive(SIMULATOR_HERE) { simulator::grid_arrive({"grid_arrive", file, line}); }
+inline void grid_wait(SIMULATOR_HERE) { simulator::grid_wait({"grid_wait", file, line}); }
+inline void grid_sync(SIMULATOR_HERE) { grid_arrive(file, line), grid_wait(file, line); }
+template <typename T>
+inline T& of_block(T& shared, int block, SIMULATOR_HERE) {
+  return *static_cast<T*>(simulator::of_block(&shared, block, {"of_block", file, line}));
+}
+#define own simulator::block_of_cluster()
+#line 1 "kernel.cu"
+"""
+
+
+def set_cluster(function, width):
+    """Ask for clusters, as the host does."""
+    if width > 8:
+        simulator.driver.funcSetAttribute(function.kernel.ptr, NON_PORTABLE, 1)
+    for attribute, value in ((WIDTH, width), (HEIGHT, 1), (DEPTH, 1)):
+        simulator.driver.funcSetAttribute(function.kernel.ptr, attribute, value)
+
+
+def run_clusters(body, width, blocks, threads=64, shared=0, prefix=""):
+    """Launch a body in clusters on 0, 1, ..., one number for each thread; gives y, as many."""
+    x, y = (
+        cupy.asarray(np.arange(blocks * threads, dtype=np.float32)),
+        cupy.empty(blocks * threads, np.float32),
+    )
+    function = kernel(prefix + MEETINGS + "// body\n" + body)
+    set_cluster(function, width)
+    function((blocks,), (threads,), (struct_of(x, y),), shared_mem=shared)
+    return y.get()
+
+
+def run_cooperative(body, blocks, threads=64, n=None):
+    """Launch a body cooperatively on 0, 1, ..., one number for each thread; gives y, as many."""
+    x = cupy.asarray(np.arange(blocks * threads, dtype=np.float32))
+    y = cupy.empty(n or x.size, np.float32)
+    launch_cooperative(kernel(MEETINGS + "// body\n" + body), blocks, threads, struct_of(x, y))
+    return y.get()
+
+
+def launch_cooperative(function, blocks, threads, arguments):
+    """Launch through the driver: CuPy's functions have no word for it."""
+    parameters = np.array([arguments.ctypes.data], np.uintp)
+    simulator.driver.launchCooperativeKernel(
+        function.kernel.ptr, blocks, 1, 1, threads, 1, 1, 0, 0, parameters.ctypes.data
+    )
+
+
+CLUSTER_SUM = """
+  __shared__ float part[2], total;
+  float sum = a.x[blockIdx.x * blockDim.x + i];
+  for (int distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+  if (lane == 0) part[i / 32] = sum;
+  FIRST;
+  if (i == 0) {
+    total = 0;
+    for (int block = 0; block < WIDTH; ++block) total += of_block(part[0], block) + of_block(part[1], block);
+  }
+  __syncthreads();
+  a.y[blockIdx.x * blockDim.x + i] = total + 1000000 * own;
+  LAST;
+"""
+
+
+@pytest.mark.parametrize("width", [1, 2, 8, 16])
+@pytest.mark.parametrize("os_threads", [1, 2])
+def test_a_sum_over_a_cluster_is_right_under_every_schedule(monkeypatch, width, os_threads):
+    monkeypatch.setattr(simulator.settings, "schedules", ("forward", "reverse", 0, 1, 2, 3))
+    monkeypatch.setattr(simulator.settings, "os_threads", os_threads)
+    body = (
+        CLUSTER_SUM.replace("WIDTH", "a.n / 192")
+        .replace("FIRST", "cluster_sync()")
+        .replace("LAST", "cluster_sync()")
+    )
+
+    y = run_clusters(body, width, blocks=3 * width)
+
+    expected = np.arange(3 * width * 64).reshape(3, -1).sum(1)[:, None] + 1000000 * np.arange(width)
+    np.testing.assert_array_equal(y.reshape(3 * width, 64), np.repeat(expected.reshape(-1, 1), 64, 1))
+
+
+def test_remote_memory_before_the_first_barrier_is_reported():
+    body = (
+        CLUSTER_SUM.replace("WIDTH", "2")
+        .replace("FIRST", "__syncthreads()")
+        .replace("LAST", "cluster_sync()")
+    )
+
+    with pytest.raises(
+        RuntimeError, match=r"block 1 of the cluster, which may not have begun: .* of_block at kernel\.cu:20"
+    ):
+        run_clusters(body, width=2, blocks=4)
+
+
+def test_remote_memory_of_a_block_that_has_exited_is_reported():
+    body = CLUSTER_SUM.replace("WIDTH", "2").replace("FIRST", "cluster_sync()").replace("LAST", "")
+
+    with pytest.raises(
+        RuntimeError,
+        match=r"shared memory of block 0 of the cluster, which has exited, of_block at kernel\.cu:20 \[block \(1, 0, 0\)",
+    ):
+        run_clusters(body, width=2, blocks=2)
+
+
+AFTERWARDS = """
+  __shared__ float slot[64];
+  slot[i] = a.x[i];
+  cluster_sync();
+  float& remote = of_block(slot[i], 1 - own);
+  cluster_sync();
+  if (own == 0) {use};
+"""
+
+
+def test_a_read_of_a_block_that_has_exited_is_found():
+    with pytest.raises(RuntimeError, match="race: schedules forward and reverse"):
+        run_clusters(AFTERWARDS.replace("{use}", "a.y[i] = remote"), width=2, blocks=2)
+
+
+def test_a_write_to_a_block_that_has_exited_is_found():
+    with pytest.raises(
+        RuntimeError,
+        match=r"wrote to the shared memory of this one, which had exited \[block \(1, 0, 0\)\] \(schedule reverse\)",
+    ):
+        run_clusters(AFTERWARDS.replace("{use}", "remote = 1"), width=2, blocks=2)
+
+
+ROUNDS = """
+  __shared__ float slot[64];
+  float sum = 0;
+  for (int round = 0; round < 3; ++round) {
+    slot[i] = a.x[blockIdx.x * 64 + i] * (1 + round);
+    cluster_sync();
+    sum += of_block(slot[63 - i], (own + 1) % 4);
+    LAST;
+  }
+  a.y[blockIdx.x * 64 + i] = sum;
+"""
+
+
+def test_a_missing_second_barrier_of_the_cluster_is_found():
+    y = run_clusters(ROUNDS.replace("LAST", "cluster_sync()"), width=4, blocks=8)
+
+    neighbours = np.roll(np.arange(512).reshape(2, 4, 64), -1, 1)[:, :, ::-1]
+    np.testing.assert_array_equal(y.reshape(2, 4, 64), 6 * neighbours)
+    with pytest.raises(RuntimeError, match="race"):
+        run_clusters(ROUNDS.replace("LAST", "if (round == 2) cluster_sync()"), width=4, blocks=8)
+
+
+def test_what_stands_between_arrival_and_wait_may_come_late():
+    body = """
+  __shared__ float slot[64];
+  slot[i] = a.x[i];
+  cluster_arrive();
+  {between}
+  cluster_wait();
+  a.y[blockIdx.x * 64 + i] = of_block(slot[i], 1 - own);
+  cluster_sync();
+"""
+    y = run_clusters(body.format(between=""), 2, 2)
+
+    np.testing.assert_array_equal(y, np.tile(np.arange(64), 2))
+    with pytest.raises(RuntimeError, match="race"):
+        run_clusters(body.format(between="if (own == 0) slot[i] = 7;"), 2, 2)
+
+
+def test_static_and_dynamic_memory_of_each_block_hold_nan_until_written():
+    prefix = "extern __shared__ __align__(16) unsigned char shared_memory[];\n"
+    body = """
+  __shared__ float slot[64];
+  auto& dynamic = reinterpret_cast<float(&)[32]>(shared_memory);
+  cluster_sync();
+  a.y[blockIdx.x * 64 + i] = i % 2 ? of_block(slot[i], 1 - own) : of_block(dynamic[i / 2], 1 - own);
+  cluster_sync();
+  slot[i] = 1, dynamic[i / 2] = 2;
+"""
+    assert np.isnan(run_clusters(body, width=2, blocks=8, shared=128, prefix=prefix)).all()
+    with pytest.raises(RuntimeError, match="address past the 124 bytes of dynamic shared memory .* of_block"):
+        run_clusters(body, width=2, blocks=8, shared=124, prefix=prefix)
+
+
+def test_a_remote_write_past_the_shared_memory_asked_for_is_reported():
+    prefix = "extern __shared__ __align__(16) unsigned char shared_memory[];\n"
+    body = "cluster_sync(); if (own == 1) (&of_block(shared_memory[0], 0))[a.n] = 1; cluster_sync();"
+
+    with pytest.raises(RuntimeError, match=r"write past the 128 bytes .* at byte 128 \[block \(0, 0, 0\)"):
+        run_clusters(body, 2, 2, shared=128, prefix=prefix)
+
+
+@pytest.mark.parametrize(
+    ("body", "report"),
+    [
+        (
+            "__shared__ float s; cluster_sync(); of_block(s, 2) = 1;",
+            "block 2 of a cluster of 2, of_block",
+        ),
+        (
+            "__shared__ float s; cluster_sync(); of_block(s, -1) = 1;",
+            "block -1 of a cluster of 2, of_block",
+        ),
+        (
+            "float s; cluster_sync(); of_block(s, 0) = 1;",
+            "address outside the shared memory of this block, of_block",
+        ),
+        ("cluster_arrive(); cluster_arrive();", "a second arrival, the first was in cluster_arrive at .*:12"),
+        ("cluster_wait();", "a wait without an arrival before it: cluster_wait"),
+        (
+            "if (i < 9)\n cluster_sync();\n else\n cluster_sync();",
+            "divergent barrier of the cluster; 9 of 64 threads arrive in .*:13; 55 of 64 threads arrive in .*:15",
+        ),
+        (
+            "if (own)\n __syncthreads();\n else if (i)\n __syncthreads(); else\n cluster_sync();",
+            r"deadlock: .*; 63 of 128 .* __syncthreads at .*:15; 1 of 128 .* cluster_wait at .*:16; 64 have exited .*\(0, 0, 0\)",
+        ),
+        ("grid_arrive();", "only a cooperative launch has a barrier of the grid: grid_arrive"),
+    ],
+)
+def test_a_fault_of_a_cluster_is_reported(body, report):
+    with pytest.raises(RuntimeError, match=report):
+        run_clusters(body, width=2, blocks=2)
+
+
+def test_threads_that_have_exited_are_not_waited_for_by_a_cluster():
+    body = """
+  a.y[blockIdx.x * 64 + i] = 1;
+  if (own == 1 && i % 3) return;
+  cluster_sync();
+  a.y[blockIdx.x * 64 + i] = 2;
+"""
+    y = run_clusters(body, width=2, blocks=2)
+
+    np.testing.assert_array_equal(y[:64], 2)
+    np.testing.assert_array_equal(y[64:], np.where(np.arange(64) % 3, 1, 2))
+
+
+def test_a_launch_without_clusters_has_clusters_of_one_block():
+    y = run(
+        MEETINGS
+        + "// body\n__shared__ float s[64]; s[i ^ 1] = 2; cluster_sync(); a.y[i] = of_block(s[i], own);",
+        COUNT,
+    )
+
+    np.testing.assert_array_equal(y, 2)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"), [(WIDTH, 3), (WIDTH, 16), (WIDTH, -1), (HEIGHT, 2), (DEPTH, 2), (NON_PORTABLE, 2)]
+)
+def test_a_cluster_of_a_wrong_shape_is_refused(attribute, value):
+    with pytest.raises(RuntimeError, match=f"CUDA_ERROR_INVALID_VALUE.* attribute {attribute} is {value}"):
+        simulator.driver.funcSetAttribute(kernel("").kernel.ptr, attribute, value)
+
+
+def test_wide_clusters_are_asked_for():
+    function = kernel("")
+    nothing = (np.zeros(1, "u8,u8,u8"),)
+    set_cluster(function, 16)
+
+    function((32,), (1,), nothing)
+    assert simulator.driver.funcGetAttribute(WIDTH, function.kernel.ptr) == 16
+    simulator.driver.funcSetAttribute(function.kernel.ptr, NON_PORTABLE, 0)
+    with pytest.raises(RuntimeError, match=r"CUDA_ERROR_INVALID_CLUSTER_SIZE: .* clusters \(16, 1, 1\)"):
+        function((32,), (1,), nothing)
+
+
+def test_a_grid_that_is_no_multiple_of_the_cluster_is_refused():
+    function = kernel("")
+    set_cluster(function, 4)
+
+    with pytest.raises(
+        RuntimeError, match=r"INVALID_CLUSTER_SIZE: .* clusters \(4, 1, 1\) in a grid \(6, 1, 1\)"
+    ):
+        function((6,), (1,), (np.zeros(1, "u8,u8,u8"),))
+
+
+def test_a_cluster_with_a_width_only_is_refused():
+    function = kernel("")
+    simulator.driver.funcSetAttribute(function.kernel.ptr, WIDTH, 4)
+
+    with pytest.raises(RuntimeError, match=r"INVALID_CLUSTER_SIZE: .* clusters \(4, 0, 0\)"):
+        function((4,), (1,), (np.zeros(1, "u8,u8,u8"),))
+
+
+def test_a_device_before_sm_90_has_no_clusters(monkeypatch):
+    simulator.install(monkeypatch, "a100")
+
+    with pytest.raises(RuntimeError, match="a device of compute capability 80 has no clusters"):
+        set_cluster(kernel(""), 2)
+
+
+GRID_SUM = """
+  float& part = a.y[gridDim.x];  // behind the results: one for each block
+  float sum = a.x[blockIdx.x * blockDim.x + i];
+  for (int distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+  if (i == 0) (&part)[blockIdx.x] = sum;
+  {meet}
+  sum = 0;
+  for (int block = 0; block < gridDim.x; ++block) sum += (&part)[block];
+  if (i == 0) a.y[blockIdx.x] = sum;
+"""
+
+
+@pytest.mark.parametrize("schedule", ["forward", "reverse", 0, 1, 2, 3])
+def test_a_sum_over_the_grid_is_right_under_every_schedule(monkeypatch, schedule):
+    monkeypatch.setattr(simulator.settings, "schedules", (schedule,))
+
+    y = run_cooperative(GRID_SUM.format(meet="grid_sync();"), blocks=7, threads=32, n=14)
+
+    np.testing.assert_array_equal(y[:7], np.arange(7 * 32).sum())
+
+
+def test_a_missing_barrier_of_the_grid_is_found():
+    with pytest.raises(RuntimeError, match="race"):
+        run_cooperative(GRID_SUM.format(meet=""), blocks=7, threads=32, n=14)
+
+
+NEIGHBOURS = """
+__global__ void f(int* y) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x, all = gridDim.x * blockDim.x;
+  for (int step = 1; step <= 2; ++step) {
+    y[i] = step * i;
+    grid_sync();
+    const int other = y[(i + blockDim.x + 1) % all];
+    grid_sync();
+    y[i] = other;
+  }
+}
+"""
+
+
+def test_a_whole_device_waits_for_itself(monkeypatch):
+    monkeypatch.setattr(simulator.settings, "schedules", ("reverse",))
+    blocks = 132  # of an H200, one on each SM
+    y = cupy.empty(blocks * 1024, np.int32)
+    module = cupy.RawModule(code=MEETINGS + NEIGHBOURS, name_expressions=("f",))
+
+    launch_cooperative(module.get_function("f"), blocks, 1024, np.array([y.data.ptr]))
+
+    np.testing.assert_array_equal(y.get(), 2 * np.roll(np.arange(y.size), -1025))
+
+
+def test_a_barrier_of_the_grid_that_a_thread_leaves_out_is_reported():
+    with pytest.raises(
+        RuntimeError,
+        match=r"deadlock: threads wait for threads that never arrive; 191 of 192 .* grid_wait at .*:12; 1 have exited",
+    ):
+        run_cooperative("if (blockIdx.x == 1 && i == 5) return; grid_sync();", blocks=3)
+
+
+def test_a_cooperative_launch_may_have_clusters():
+    body = """
+  __shared__ float slot;
+  if (i == 0) slot = a.x[blockIdx.x * 64];
+  grid_sync();
+  a.y[blockIdx.x * 64 + i] = of_block(slot, 1 - own);
+  cluster_sync();
+"""
+    x, y = cupy.asarray(np.arange(256, dtype=np.float32)), cupy.empty(256, np.float32)
+    function = kernel(MEETINGS + "// body\n" + body)
+    set_cluster(function, 2)
+
+    launch_cooperative(function, 4, 64, struct_of(x, y))
+
+    np.testing.assert_array_equal(y.get().reshape(4, 64)[:, 0], [64, 0, 192, 128])
+
+
+def test_a_cooperative_launch_that_the_device_cannot_hold_is_refused():
+    function = kernel("")
+    nothing = np.zeros(1, "u8,u8,u8")
+
+    with pytest.raises(
+        RuntimeError, match="CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE: .*: 529, the device holds 528 at once"
+    ):
+        launch_cooperative(function, 529, 256, nothing)
+    launch_cooperative(function, 5, 256, nothing)
 
 
 def test_more_threads_than_the_launch_bounds_are_refused():

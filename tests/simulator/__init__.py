@@ -11,13 +11,19 @@ Every launch runs under each of `settings.schedules`, from the same memory, and 
 where: a race (schedules leave different bits), a divergent barrier, a deadlock, lanes that never meet, a misaligned access, an
 illegal address, a write outside an array or outside the shared memory asked for. Arrays and shared memory hold nan until written.
 
+Thread block clusters and a barrier of the grid run where a C++ twin calls simulator::cluster_arrive, of_block or grid_arrive
+(simulator.h): the host sets a function's cluster width, or calls launchCooperativeKernel, as on a device. Another block's
+shared memory, asked for before that block has surely begun or after it has exited, is a fault.
+
 Not modelled:
-- asm, TMA, clusters, cooperative groups, atomics; streams that overlap: a launch ends before it returns;
+- asm, TMA, cooperative groups, atomics; streams that overlap: a launch ends before it returns;
+- clusters in more than one direction, and how many of them a device holds at once;
+- that memory is late: what a block wrote is seen by blocks that run after it, with or without a fence;
 - cp.async, unless its C++ twin calls simulator::copy_later (simulator.h): then a missing wait is a race;
 - time, caches, registers (a guess) and spills;
 - -ftz and fused multiply-adds: results are right to rounding, not to the bit;
 - implicit warp synchrony: lanes run apart unless they meet;
-- interleavings other than at barriers and at shuffles; a kernel that never ends;
+- interleavings other than at barriers and at shuffles, of blocks at their common barriers; a kernel that never ends;
 - writes from one static __shared__ array into the next; the exited lanes that CUDA lets a mask name are a fault here.
 """
 

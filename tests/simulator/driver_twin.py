@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 
 from cupynorm import _limits
 
@@ -13,6 +14,10 @@ from .machine import MAX_BLOCK, MAX_GRID, REGISTERS, STATIC_LIMIT, machine
 
 MAX_THREADS_PER_BLOCK, SHARED_SIZE_BYTES, LOCAL_SIZE_BYTES, NUM_REGS = 0, 1, 3, 4
 MAX_DYNAMIC_SHARED_SIZE_BYTES, PREFERRED_SHARED_MEMORY_CARVEOUT = 8, 9
+REQUIRED_CLUSTER_WIDTH, REQUIRED_CLUSTER_HEIGHT, REQUIRED_CLUSTER_DEPTH = CLUSTER_SHAPE = 11, 12, 13
+NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
+CLUSTER_CAPABILITY = 90  # the first that has clusters
+PORTABLE_CLUSTER, LARGEST_CLUSTER = 8, 16
 
 
 class CUDADriverError(RuntimeError):
@@ -26,7 +31,11 @@ class Function:
         self.library = library
         self.device = device
         self.registers = min(REGISTERS, machine.limits(device).registers_per_sm // library.max_threads)
-        self.attributes = {MAX_DYNAMIC_SHARED_SIZE_BYTES: STATIC_LIMIT - library.static_shared_bytes}
+        self.attributes = {
+            MAX_DYNAMIC_SHARED_SIZE_BYTES: STATIC_LIMIT - library.static_shared_bytes,
+            **dict.fromkeys(CLUSTER_SHAPE, 0),
+            NON_PORTABLE_CLUSTER_SIZE_ALLOWED: 0,
+        }
 
     @property
     def static_shared_bytes(self) -> int:
@@ -67,9 +76,23 @@ def funcSetAttribute(f: int, attribute: int, value: int) -> None:  # noqa: N802
             raise _invalid(
                 f"{value} bytes of dynamic shared memory, the device has {most} beside the static ones"
             )
+    elif attribute in CLUSTER_SHAPE or attribute == NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
+        _check_cluster(function, attribute, value)
     elif attribute != PREFERRED_SHARED_MEMORY_CARVEOUT:
         raise _invalid(f"attribute {attribute} cannot be set")
     function.attributes[attribute] = value
+
+
+def _check_cluster(function: Function, attribute: int, value: int) -> None:
+    """Refuse what no launch could use. A device looks at the shape only when it launches, and says less."""
+    capability = int(machine.limits().compute_capability)
+    if capability < CLUSTER_CAPABILITY:
+        raise _invalid(f"attribute {attribute}, a device of compute capability {capability} has no clusters")
+    portable = not function.attributes[NON_PORTABLE_CLUSTER_SIZE_ALLOWED]
+    widest = PORTABLE_CLUSTER if portable else LARGEST_CLUSTER
+    most = widest if attribute == REQUIRED_CLUSTER_WIDTH else 1
+    if not 0 <= value <= most or value & (value - 1):
+        raise _invalid(f"attribute {attribute} is {value}, a power of two up to {most} (or 0) is allowed")
 
 
 def funcGetAttribute(attribute: int, f: int) -> int:  # noqa: N802
@@ -111,21 +134,57 @@ def launchKernel(  # noqa: N802
     extra: int,
 ) -> None:
     """Run a kernel to its end. `parameters` is the address of void*[], one for each parameter, as for cuLaunchKernel."""
-    function = _function(f)
+    if extra:
+        raise _invalid("`extra` is not supported")
+    _launch(_function(f), (gx, gy, gz), (bx, by, bz), shared_bytes, stream, parameters)
+
+
+def launchCooperativeKernel(  # noqa: N802
+    f: int,
+    gx: int,
+    gy: int,
+    gz: int,
+    bx: int,
+    by: int,
+    bz: int,
+    shared_bytes: int,
+    stream: int,
+    parameters: int,
+) -> None:
+    """Run a kernel whose blocks are alive all at once, so that they may wait for one another."""
+    room = (
+        occupancyMaxActiveBlocksPerMultiprocessor(f, bx * by * bz, shared_bytes) * machine.limits().sm_count
+    )
+    if gx * gy * gz > room > 0:
+        raise CUDADriverError(
+            f"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE: too many blocks in cooperative launch: {gx * gy * gz}, "
+            f"the device holds {room} at once"
+        )
+    _launch(_function(f), (gx, gy, gz), (bx, by, bz), shared_bytes, stream, parameters, cooperative=True)
+
+
+def _launch(
+    function: Function,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared_bytes: int,
+    stream: int,
+    parameters: int,
+    *,
+    cooperative: bool = False,
+) -> None:
     library = function.library
     if stream != machine.stream:
         raise CUDADriverError(
             f"CUDA_ERROR_INVALID_HANDLE: stream {stream} is not the current one, {machine.stream}"
         )
-    if extra:
-        raise _invalid("`extra` is not supported")
-    threads = bx * by * bz
+    threads = math.prod(block)
     if (
-        min(gx, gy, gz, bx, by, bz) < 1
+        min(*grid, *block) < 1
         or threads > MAX_BLOCK
-        or any(g > m for g, m in zip((gx, gy, gz), MAX_GRID, strict=True))
+        or any(g > m for g, m in zip(grid, MAX_GRID, strict=True))
     ):
-        raise _invalid(f"grid ({gx}, {gy}, {gz}), block ({bx}, {by}, {bz})")
+        raise _invalid(f"grid {grid}, block {block}")
     if threads > library.max_threads:
         raise _invalid(f"block of {threads} threads, __launch_bounds__ allows {library.max_threads}")
     if shared_bytes > function.attributes[MAX_DYNAMIC_SHARED_SIZE_BYTES]:
@@ -133,6 +192,21 @@ def launchKernel(  # noqa: N802
         raise _invalid(
             f"{shared_bytes} bytes of dynamic shared memory, the function's attribute allows {most}"
         )
+    cluster = _cluster(function, grid)
     pointers = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))
     values = [ctypes.string_at(pointers[i], size) for i, size in enumerate(library.parameter_bytes)]
-    engine.launch(library, (gx, gy, gz), (bx, by, bz), shared_bytes, values)
+    engine.launch(library, grid, block, shared_bytes, values, cluster=cluster, cooperative=cooperative)
+
+
+def _cluster(function: Function, grid: tuple[int, int, int]) -> int:
+    """Return how many blocks along x form a cluster."""
+    shape = tuple(function.attributes[each] for each in CLUSTER_SHAPE)
+    if not any(shape):
+        return 1
+    width = shape[0]
+    portable = not function.attributes[NON_PORTABLE_CLUSTER_SIZE_ALLOWED]
+    if not all(shape) or grid[0] % width or (portable and width > PORTABLE_CLUSTER):
+        raise CUDADriverError(
+            f"CUDA_ERROR_INVALID_CLUSTER_SIZE: cluster misconfiguration: clusters {shape} in a grid {grid}"
+        )
+    return width

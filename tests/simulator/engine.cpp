@@ -1,4 +1,6 @@
 // Runs launches: a block is one fiber a thread on one OS thread, in an order chosen to show what barriers are missing.
+// Blocks that may wait for one another (a cluster, or the grid of a cooperative launch) form a gang: they are alive together,
+// each on an OS thread of its own, and take turns.
 #include "simulator.h"
 
 #include <link.h>
@@ -7,10 +9,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <list>
 #include <map>
 #include <mutex>
 #include <string>
@@ -99,7 +104,21 @@ constexpr Word kStackEnd = 0x5afe57acc0ffee00;  // at the far end of each stack:
 constexpr int kPoison = 0xff;                   // all bits set: nan in every floating type, and no kernel computes that nan
 constexpr unsigned kMaxThreads = 1024;
 
-enum class State : unsigned char { kReady, kAtLanes, kAtBlock, kExited };
+// kHeld: has arrived at a barrier of several blocks, and goes on when nobody else can.
+enum class State : unsigned char { kReady, kAtLanes, kAtBlock, kAtCluster, kAtGrid, kHeld, kExited };
+enum Scope { kCluster, kGrid };
+
+// A barrier of several blocks opens, again and again, when as many threads have arrived as are expected.
+struct Barrier {
+  int expected, arrived;
+  unsigned opened;  // how often
+};
+
+// What a thread brought to such a barrier, until it has waited.
+struct Arrival {
+  unsigned opening;  // which one it waits for, counted from 1; 0 if it has not arrived
+  Site site;
+};
 
 struct Fiber {
   void* context;
@@ -112,6 +131,7 @@ struct Fiber {
   Word value;  // what it brought; after the meeting, what it got
   Site site;
   unsigned groups;  // of asynchronous copies, committed so far
+  Arrival arrivals[2];  // by Scope
 };
 
 struct Copy {
@@ -124,24 +144,28 @@ struct Warp {
   unsigned present, waiting, exited;
 };
 
-// Stacks for one block of the largest size. Kept from launch to launch: fresh pages cost more than the kernel.
+// Stacks for one block of the largest size. Some are kept from launch to launch: fresh pages cost more than the kernel.
+// A stack is pages that nobody has touched, but for its two ends. They lie in the middle of a page, so that the far end of one
+// shares it with the near end of the next: a grid of 132 blocks is 135168 stacks.
 class Stacks {
  public:
   Stacks() {
     std::lock_guard<std::mutex> hold(lock_);
     if (!free_.empty()) base_ = free_.back(), free_.pop_back();
     if (base_) return;
-    void* p = mmap(nullptr, kStack * kMaxThreads, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* p = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) std::perror("simulator: no memory for stacks"), std::abort();
     base_ = static_cast<char*>(p);
   }
   ~Stacks() {
     std::lock_guard<std::mutex> hold(lock_);
-    free_.push_back(base_);
+    if (free_.size() < kKept) free_.push_back(base_);
+    else munmap(base_, kBytes);
   }
-  char* operator[](int i) const { return base_ + kStack * i; }
+  char* operator[](int i) const { return base_ + kHalfPage + kStack * i; }
 
  private:
+  static constexpr size_t kHalfPage = 2048, kBytes = kStack * kMaxThreads + 2 * kHalfPage, kKept = 32;
   char* base_ = nullptr;
   inline static std::mutex lock_;
   inline static std::vector<char*> free_;
@@ -159,28 +183,134 @@ struct Launch {
   unsigned shared_bytes;    // asked for
   unsigned shared_extent;   // that the array has
   unsigned schedule;        // 0 forward, 1 reverse, else a seed
-  unsigned os_threads;
+  unsigned os_threads;      // that run at the same time
+  unsigned cluster;         // blocks along x of one cluster
+  unsigned cooperative;     // 1: a grid whose blocks may meet
+
+  unsigned threads() const { return block[0] * block[1] * block[2]; }
+  uint64_t blocks() const { return uint64_t(grid[0]) * grid[1] * grid[2]; }
+  unsigned gang() const { return cooperative ? unsigned(blocks()) : cluster; }  // blocks that are alive together
 };
 
 namespace {
 
+using Places = std::map<std::string, int>;  // how many threads are at each
+
+bool same_place(const Site& a, const Site& b) { return a.line == b.line && !std::strcmp(a.file, b.file); }
+
+std::string tell(const Places& places, int total, const char* doing) {
+  std::string text;
+  for (const auto& [place, count] : places)
+    text += "; " + std::to_string(count) + " of " + std::to_string(total) + " threads " + doing + " " + place;
+  return text;
+}
+
+class Random {  // splitmix64
+ public:
+  void seed(const Launch& launch, uint64_t number) { state_ = launch.schedule * 0x2545f4914f6cdd1dull + number; }
+  uint64_t operator()() {
+    uint64_t z = state_ += 0x9e3779b97f4a7c15;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return z ^ z >> 31;
+  }
+  void permute(std::vector<int>& order) {
+    for (int i = int(order.size()) - 1; i > 0; --i) std::swap(order[i], order[(*this)() % (i + 1)]);
+  }
+
+ private:
+  uint64_t state_ = 0;
+};
+
+// What the gangs of one launch share.
+struct Progress {
+  explicit Progress(uint64_t gangs) : gangs(gangs) {}
+
+  const uint64_t gangs;
+  std::atomic<uint64_t> next{0};
+  std::atomic<bool> failed{false};
+  std::string error;  // of the first to fail
+
+  void fail(const std::string& what) {
+    if (!failed.exchange(true)) error = what;
+  }
+};
+
+class Block;
+
+// The blocks that are alive together: one, a cluster, or the grid of a cooperative launch. Only the block whose turn it is runs,
+// until none of its threads can go on; so what happens depends on the schedule alone, and whoever runs may look at the others.
+class Gang {
+ public:
+  Gang(const Launch& launch, Progress& progress)
+      : launch_(launch), progress_(progress), blocks_(launch.gang()), woken_(launch.gang()), clusters_(launch.gang() / launch.cluster) {}
+
+  // Waits for the others of the gang, and then for this block's first turn. Gives false when no blocks are left to run.
+  bool enter(Block& block, int rank);
+  // Hands the turn on and waits until it comes back. Gives false when all blocks have ended, or one has failed.
+  bool pass(int rank);
+
+  uint64_t number() const { return number_; }  // counted over the grid
+  Block& block(int rank) const { return *blocks_[rank]; }
+  Barrier& barrier(Scope scope, int rank) { return scope == kGrid ? grid_ : clusters_[rank / launch_.cluster]; }
+  bool failed() const { return !error_.empty(); }
+  void fail(const std::string& what) {
+    if (!failed()) error_ = what;
+  }
+
+ private:
+  static constexpr int kNobody = -1, kDismissed = -2;  // between two runs; after the last, or a failure
+  void begin();
+  int choose();
+  bool release();
+  void report_stuck();
+  void shuffle_order();
+
+  const Launch& launch_;
+  Progress& progress_;
+  std::vector<Block*> blocks_;
+  std::vector<std::condition_variable> woken_;
+  std::vector<Barrier> clusters_;
+  Barrier grid_{};
+  std::mutex lock_;
+  int present_ = 0, turn_ = kNobody;
+  uint64_t number_ = 0;
+  std::vector<int> order_;
+  Random random_;
+  std::string error_;
+};
+
 class Block {
  public:
-  explicit Block(const Launch& launch)
-      : launch_(launch), total_(int(launch.block[0] * launch.block[1] * launch.block[2])), fibers_(total_), warps_((total_ + 31) / 32), copies_(total_) {
+  Block(const Launch& launch, Gang& gang, int rank)
+      : launch_(launch), gang_(gang), rank_(rank), total_(int(launch.threads())), fibers_(total_), warps_((total_ + 31) / 32), copies_(total_) {
     dynamic_ = launch.shared();
     find_shared();
   }
+  ~Block() { allow_shared(); }
 
-  // False after a failure, which error() tells.
-  bool run(uint64_t number);
-  const std::string& error() const { return error_; }
+  // Runs the block of this rank in one set of blocks after the other, until none is left.
+  void run();
+
+  bool has_ended() const { return begun_ && exited_ == total_; }
+  bool can_go_on() const { return !begun_ || released_; }
+  bool has_any(State state) const {
+    return std::any_of(fibers_.begin(), fibers_.end(), [=](const Fiber& f) { return f.state == state; });
+  }
+  bool release();
+  void check_arrivals(Scope scope);
+  void check_untouched();
+  void count_places(Places& places, int& exited) const;
 
   void meet_block(Site site) {
     fibers_[current_].site = site;
     wait(State::kAtBlock);
   }
   Word meet_lanes(Meeting meeting, unsigned mask, Word value, int source, Site site);
+  void arrive(Scope scope, Site site);
+  void wait_at(Scope scope, Site site);
+  int of_cluster() const { return rank_ % int(launch_.cluster); }
+  void* of_block(void* shared, int block, Site site);
   void copy_later(const Copy& copy, Site site);
   void commit_copies() { ++fibers_[current_].groups; }
   void wait_for_copies(unsigned newest);
@@ -194,29 +324,29 @@ class Block {
   }
 
  private:
-  static void begin();
+  static void run_thread();
   void resume(int thread);
   void leave();
   void wait(State state) {
     fibers_[current_].state = state;
     leave();
   }
+  void begin(uint64_t number);
+  void go_on();
   bool run_warp(int warp);
   void shuffle_orders();
-  void open_barrier();
-  void report_stuck();
+  bool open_barrier();
+  void leave_barriers();
   void find_shared();
   void poison_shared();
+  void allow_shared();
   void check_after();
-  uint64_t random() {  // splitmix64
-    uint64_t z = random_ += 0x9e3779b97f4a7c15;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-    z = (z ^ z >> 27) * 0x94d049bb133111eb;
-    return z ^ z >> 31;
-  }
+  void forget_shared();
   bool wanders() const { return launch_.schedule > 2 && launch_.schedule % 2; }
 
   const Launch& launch_;
+  Gang& gang_;
+  const int rank_;  // in the gang
   const int total_;
   std::vector<Fiber> fibers_;
   std::vector<Warp> warps_;
@@ -225,8 +355,9 @@ class Block {
   Stacks stacks_;
   void* scheduler_ = nullptr;
   int current_ = -1, exited_ = 0;
-  uint64_t random_ = 0;
-  std::string error_;
+  bool begun_ = false, released_ = false;
+  uint3 index_{};
+  Random random_;
   unsigned char *dynamic_, *segment_ = nullptr;  // the kernel's shared memory: all of it is one thread-local segment
   size_t segment_bytes_ = 0;
 #ifdef __SANITIZE_ADDRESS__
@@ -240,7 +371,7 @@ __thread Block* running = nullptr;
 
 // ---- switching between the scheduler and a thread of the block ----
 
-void Block::begin() {
+void Block::run_thread() {
   Block& block = *running;
 #ifdef __SANITIZE_ADDRESS__
   __sanitizer_finish_switch_fiber(nullptr, &block.scheduler_stack_, &block.scheduler_bytes_);
@@ -248,6 +379,7 @@ void Block::begin() {
   block.launch_.entry(block.launch_.arguments);
   block.warps_[block.current_ / 32].exited |= 1u << block.current_ % 32;
   ++block.exited_;
+  block.leave_barriers();
   block.wait(State::kExited);
 }
 
@@ -278,15 +410,10 @@ void Block::leave() {
 
 // From a thread of the block: never comes back. From the scheduler: returns.
 void Block::fail(const std::string& what) {
-  if (error_.empty()) {
-    error_ = what + " [block (" + std::to_string(block_index.x) + ", " + std::to_string(block_index.y) + ", " +
-             std::to_string(block_index.z) + ")";
-    if (current_ >= 0) {
-      const uint3& t = fibers_[current_].index;
-      error_ += ", thread (" + std::to_string(t.x) + ", " + std::to_string(t.y) + ", " + std::to_string(t.z) + ")";
-    }
-    error_ += "]";
-  }
+  auto triple = [](const uint3& t) {
+    return "(" + std::to_string(t.x) + ", " + std::to_string(t.y) + ", " + std::to_string(t.z) + ")";
+  };
+  gang_.fail(what + " [block " + triple(index_) + (current_ < 0 ? "" : ", thread " + triple(fibers_[current_].index)) + "]");
   if (current_ >= 0) wait(State::kExited);
 }
 
@@ -330,35 +457,111 @@ Word Block::meet_lanes(Meeting meeting, unsigned mask, Word value, int source, S
     each.state = State::kReady;
   }
   warp.waiting &= ~needed;
-  if (wanders() && random() % 2) wait(State::kReady);
+  if (wanders() && random_() % 2) wait(State::kReady);
   return self.value;
 }
 
-void Block::open_barrier() {
-  const Site& site = fibers_[0].site;
-  for (const Fiber& fiber : fibers_)
-    if (fiber.site.line != site.line || std::strcmp(fiber.site.file, site.file)) return report_stuck();
-  for (Fiber& fiber : fibers_) fiber.state = State::kReady;
-}
-
-void Block::report_stuck() {
-  std::map<std::string, int> places;
-  bool lanes = false;
+void Block::count_places(Places& places, int& exited) const {
   for (const Fiber& fiber : fibers_) {
     if (fiber.state == State::kExited) continue;
-    std::string place = describe(fiber.site);
-    if (fiber.state == State::kAtLanes) {
-      char mask[32];
-      std::snprintf(mask, sizeof mask, " with mask 0x%08x", fiber.mask);
-      place += mask;
-      lanes = true;
-    }
-    ++places[place];
+    char mask[32] = "";
+    if (fiber.state == State::kAtLanes) std::snprintf(mask, sizeof mask, " with mask 0x%08x", fiber.mask);
+    ++places[describe(fiber.site) + mask];
   }
-  std::string text = lanes ? "deadlock: lanes wait for lanes that never come" : "divergent __syncthreads";
-  for (const auto& [place, count] : places) text += "; " + std::to_string(count) + " of " + std::to_string(total_) + " threads wait in " + place;
-  if (exited_) text += "; " + std::to_string(exited_) + " have exited";
-  fail(text);
+  exited += exited_;
+}
+
+// Gives false unless every thread waits at the block's barrier, and at the same one.
+bool Block::open_barrier() {
+  if (!std::all_of(fibers_.begin(), fibers_.end(), [](const Fiber& f) { return f.state == State::kAtBlock; })) return false;
+  if (std::any_of(fibers_.begin(), fibers_.end(), [&](const Fiber& f) { return !same_place(f.site, fibers_[0].site); })) {
+    Places places;
+    for (const Fiber& fiber : fibers_) ++places[describe(fiber.site)];
+    fail("divergent __syncthreads" + tell(places, total_, "wait in"));
+    return false;
+  }
+  for (Fiber& fiber : fibers_) fiber.state = State::kReady;
+  return true;
+}
+
+// ---- barriers of several blocks ----
+
+void Block::arrive(Scope scope, Site site) {
+  Fiber& self = fibers_[current_];
+  Arrival& arrival = self.arrivals[scope];
+  self.site = site;
+  if (scope == kGrid && !launch_.cooperative) fail("only a cooperative launch has a barrier of the grid: " + describe(site));
+  if (arrival.opening) fail("a second arrival, the first was in " + describe(arrival.site) + " and nobody has waited since: " + describe(site));
+  Barrier& barrier = gang_.barrier(scope, rank_);
+  arrival = {barrier.opened + 1, site};
+  ++barrier.arrived;
+  // What comes between the arrival and the wait happens at once under "forward", as late as it may under "reverse".
+  if (launch_.gang() > 1 && (launch_.schedule == 1 || (launch_.schedule > 1 && random_() % 2))) wait(State::kHeld);
+}
+
+void Block::wait_at(Scope scope, Site site) {
+  Fiber& self = fibers_[current_];
+  Arrival& arrival = self.arrivals[scope];
+  self.site = site;
+  if (!arrival.opening) fail("a wait without an arrival before it: " + describe(site));
+  if (gang_.barrier(scope, rank_).opened < arrival.opening) wait(scope == kGrid ? State::kAtGrid : State::kAtCluster);
+  arrival.opening = 0;
+}
+
+// A cluster's barrier counts the threads that have not exited; the grid's barrier, which a kernel builds itself, counts all.
+void Block::leave_barriers() {
+  Barrier& barrier = gang_.barrier(kCluster, rank_);
+  --barrier.expected;
+  if (fibers_[current_].arrivals[kCluster].opening > barrier.opened) --barrier.arrived;
+}
+
+// Lets those go on whose barrier has opened, and those that were held. Gives false if there are none.
+bool Block::release() {
+  for (Fiber& fiber : fibers_) {
+    auto opened = [&](State state, Scope scope) {
+      return fiber.state == state && gang_.barrier(scope, rank_).opened >= fiber.arrivals[scope].opening;
+    };
+    if (fiber.state == State::kHeld || opened(State::kAtCluster, kCluster) || opened(State::kAtGrid, kGrid))
+      fiber.state = State::kReady, released_ = true;
+  }
+  return released_;
+}
+
+// The threads of this block that have arrived at a barrier which is about to open came from one place.
+void Block::check_arrivals(Scope scope) {
+  const unsigned opened = gang_.barrier(scope, rank_).opened;
+  const Site* first = nullptr;
+  bool diverged = false;
+  for (const Fiber& fiber : fibers_) {
+    const Arrival& arrival = fiber.arrivals[scope];
+    if (arrival.opening <= opened) continue;
+    if (!first) first = &arrival.site;
+    diverged = diverged || !same_place(arrival.site, *first);
+  }
+  if (!diverged) return;
+  Places places;
+  for (const Fiber& fiber : fibers_)
+    if (fiber.arrivals[scope].opening > opened) ++places[describe(fiber.arrivals[scope].site)];
+  fail(std::string("divergent barrier of the ") + (scope == kGrid ? "grid" : "cluster") + tell(places, total_, "arrive in"));
+}
+
+void* Block::of_block(void* shared, int block, Site site) {
+  fibers_[current_].site = site;
+  auto* address = static_cast<unsigned char*>(shared);
+  if (address < segment_ || address >= segment_ + segment_bytes_) fail("an address outside the shared memory of this block, " + describe(site));
+  if (address >= dynamic_ + launch_.shared_bytes && address < dynamic_ + launch_.shared_extent)
+    fail("an address past the " + std::to_string(launch_.shared_bytes) + " bytes of dynamic shared memory that were asked for, " +
+         describe(site));
+  const int width = int(launch_.cluster), own = of_cluster();
+  if (block < 0 || block >= width) fail("block " + std::to_string(block) + " of a cluster of " + std::to_string(width) + ", " + describe(site));
+  const Block& other = gang_.block(rank_ - own + block);
+  auto refuse = [&](const char* why) {
+    fail("the shared memory of block " + std::to_string(block) + " of the cluster, which " + why + describe(site));
+  };
+  if (block != own && !gang_.barrier(kCluster, rank_).opened && !gang_.barrier(kGrid, rank_).opened)
+    refuse("may not have begun: no barrier was waited for before ");
+  if (other.has_ended()) refuse("has exited, ");
+  return other.segment_ + (address - segment_);
 }
 
 // ---- asynchronous copies ----
@@ -366,7 +569,7 @@ void Block::report_stuck() {
 void Block::copy_later(const Copy& copy, Site site) {
   if ((reinterpret_cast<uintptr_t>(copy.to) | reinterpret_cast<uintptr_t>(copy.from)) % copy.bytes)
     fail("misaligned asynchronous copy of " + std::to_string(copy.bytes) + " bytes, " + describe(site));
-  if (launch_.schedule == 0 || (launch_.schedule > 1 && random() % 2)) std::memcpy(copy.to, copy.from, copy.bytes);
+  if (launch_.schedule == 0 || (launch_.schedule > 1 && random_() % 2)) std::memcpy(copy.to, copy.from, copy.bytes);
   else copies_[current_].push_back({copy.to, copy.from, copy.bytes, fibers_[current_].groups});
 }
 
@@ -389,55 +592,163 @@ void Block::shuffle_orders() {
   for (int i = 0; i < warps; ++i) warp_order_[i] = launch_.schedule == 1 ? warps - 1 - i : i;
   for (int i = 0; i < 32; ++i) lane_order_[i] = launch_.schedule == 1 ? 31 - i : i;
   if (launch_.schedule < 2) return;
-  for (int i = warps - 1; i > 0; --i) std::swap(warp_order_[i], warp_order_[random() % (i + 1)]);
-  for (int i = 31; i > 0; --i) std::swap(lane_order_[i], lane_order_[random() % (i + 1)]);
+  random_.permute(warp_order_);
+  random_.permute(lane_order_);
 }
 
 bool Block::run_warp(int warp) {
   bool moved = false;
-  for (bool again = true; again && error_.empty();) {
+  for (bool again = true; again && !gang_.failed();) {
     again = false;
     for (int lane : lane_order_) {
       const int thread = warp * 32 + lane;
       if (thread >= total_ || fibers_[thread].state != State::kReady) continue;
       resume(thread);
-      if (!error_.empty()) return true;
+      if (gang_.failed()) return true;
       again = moved = true;
     }
-    if (wanders() && random() % 2) break;
+    if (wanders() && random_() % 2) break;
   }
   return moved;
 }
 
-bool Block::run(uint64_t number) {
-  block_index = {unsigned(number % launch_.grid[0]), unsigned(number / launch_.grid[0] % launch_.grid[1]),
-                 unsigned(number / launch_.grid[0] / launch_.grid[1])};
-  random_ = launch_.schedule * 0x2545f4914f6cdd1dull + number;
+void Block::run() {
+  while (begun_ = false, gang_.enter(*this, rank_)) {
+    begin(gang_.number() * launch_.gang() + rank_);
+    do go_on();
+    while (gang_.pass(rank_));
+  }
+}
+
+void Block::begin(uint64_t number) {
+  index_ = {unsigned(number % launch_.grid[0]), unsigned(number / launch_.grid[0] % launch_.grid[1]),
+            unsigned(number / launch_.grid[0] / launch_.grid[1])};
+  block_index = index_;
+  random_.seed(launch_, number);
   exited_ = 0;
+  begun_ = true;
+  poison_shared();
   for (int i = 0; i < total_; ++i) {
     const unsigned x = launch_.block[0], y = launch_.block[1], t = unsigned(i);
     std::memcpy(stacks_[i], &kStackEnd, sizeof kStackEnd);
-    fibers_[i] = Fiber{first_context(stacks_[i], kStack, begin), State::kReady, {t % x, t / x % y, t / (x * y)}, {}, 0, 0, 0, {}, 0};
+    fibers_[i] = Fiber{first_context(stacks_[i], kStack, run_thread), State::kReady, {t % x, t / x % y, t / (x * y)}, {}, 0, 0, 0, {}, 0, {}};
     copies_[i].clear();
   }
   for (size_t w = 0; w < warps_.size(); ++w) {
     const int lanes = std::min(32, total_ - int(w) * 32);
     warps_[w] = Warp{lanes == 32 ? 0xffffffffu : (1u << lanes) - 1, 0, 0};
   }
-  poison_shared();
-  while (exited_ < total_ && error_.empty()) {
+}
+
+// Runs until all threads have exited, or wait for what this block alone cannot give them.
+void Block::go_on() {
+  released_ = false;
+  do {
     shuffle_orders();
-    for (bool moved = true; moved && error_.empty();) {
+    for (bool moved = true; moved && !gang_.failed();) {
       moved = false;
       for (int warp : warp_order_) moved = run_warp(warp) || moved;
     }
-    if (!error_.empty() || exited_ == total_) break;
-    const bool all = std::all_of(fibers_.begin(), fibers_.end(), [](const Fiber& f) { return f.state == State::kAtBlock; });
-    if (all) open_barrier();
-    else report_stuck();
+  } while (!gang_.failed() && open_barrier());
+  if (exited_ == total_ || gang_.failed()) check_after();
+  if (launch_.cluster > 1 && exited_ == total_) forget_shared();
+}
+
+// ---- gangs ----
+
+bool Gang::enter(Block& block, int rank) {
+  std::unique_lock<std::mutex> hold(lock_);
+  blocks_[rank] = &block;
+  if (turn_ != kDismissed && ++present_ == int(blocks_.size())) {
+    begin();
+    for (auto& each : woken_) each.notify_one();
   }
-  check_after();
-  return error_.empty();
+  woken_[rank].wait(hold, [&] { return turn_ == rank || turn_ == kDismissed; });
+  return turn_ == rank;
+}
+
+// Everybody is there: nobody waits in pass().
+void Gang::begin() {
+  present_ = 0;
+  number_ = progress_.failed ? progress_.gangs : progress_.next++;
+  if (number_ >= progress_.gangs) {
+    turn_ = kDismissed;
+    return;
+  }
+  if (launch_.schedule == 1) number_ = progress_.gangs - 1 - number_;
+  for (Barrier& barrier : clusters_) barrier = {int(launch_.threads() * launch_.cluster), 0, 0};
+  grid_ = {int(launch_.threads() * launch_.gang()), 0, 0};
+  random_.seed(launch_, ~number_);
+  shuffle_order();
+  turn_ = order_[0];
+}
+
+bool Gang::pass(int rank) {
+  std::unique_lock<std::mutex> hold(lock_);
+  turn_ = choose();
+  if (turn_ < 0) {
+    if (failed()) progress_.fail(error_);
+    for (auto& each : woken_) each.notify_one();
+  } else if (turn_ != rank) {
+    woken_[turn_].notify_one();
+    woken_[rank].wait(hold, [&] { return turn_ == rank || turn_ < 0; });
+  }
+  return turn_ == rank;
+}
+
+int Gang::choose() {
+  while (!failed()) {
+    for (int rank : order_)
+      if (blocks_[rank]->can_go_on()) return rank;
+    if (std::all_of(blocks_.begin(), blocks_.end(), [](const Block* b) { return b->has_ended(); })) {
+      if (launch_.cluster > 1)
+        for (Block* block : blocks_) block->check_untouched();
+      return failed() ? kDismissed : kNobody;
+    }
+    if (release()) shuffle_order();
+    else if (!failed()) report_stuck();
+  }
+  return kDismissed;
+}
+
+// Barriers open as late as they may, when no block can go on: so every block begins what follows in an order of the schedule.
+bool Gang::release() {
+  auto open = [&](Scope scope, size_t first, size_t blocks) {
+    Barrier& barrier = this->barrier(scope, int(first));
+    if (!barrier.arrived || barrier.arrived < barrier.expected) return;
+    for (size_t i = 0; i < blocks; ++i) blocks_[first + i]->check_arrivals(scope);
+    barrier.arrived = 0, ++barrier.opened;
+  };
+  for (size_t first = 0; first < blocks_.size(); first += launch_.cluster) open(kCluster, first, launch_.cluster);
+  open(kGrid, 0, blocks_.size());
+  bool any = false;
+  for (Block* block : blocks_) any = block->release() || any;
+  return any;
+}
+
+void Gang::report_stuck() {
+  Places places;
+  int exited = 0;
+  for (const Block* block : blocks_) block->count_places(places, exited);
+  auto find = [&](State state) {
+    const auto found = std::find_if(blocks_.begin(), blocks_.end(), [=](const Block* b) { return b->has_any(state); });
+    return found == blocks_.end() ? nullptr : *found;
+  };
+  Block *lanes = find(State::kAtLanes), *cluster = find(State::kAtCluster), *grid = find(State::kAtGrid), *block = find(State::kAtBlock);
+  std::string text = lanes             ? "deadlock: lanes wait for lanes that never come"
+                     : cluster || grid ? "deadlock: threads wait for threads that never arrive"
+                                       : "divergent __syncthreads";
+  text += tell(places, int(launch_.threads() * launch_.gang()), "wait in");
+  if (exited) text += "; " + std::to_string(exited) + " have exited";
+  (lanes ? lanes : block ? block : cluster ? cluster : grid)->fail(text);
+}
+
+// Forward and reverse show every race of two blocks between two barriers.
+void Gang::shuffle_order() {
+  const int size = int(blocks_.size());
+  order_.resize(size);
+  for (int i = 0; i < size; ++i) order_[i] = launch_.schedule == 1 ? size - 1 - i : i;
+  if (launch_.schedule > 1) random_.permute(order_);
 }
 
 // ---- shared memory ----
@@ -460,9 +771,9 @@ void Block::find_shared() {
 
 // Before each block: static arrays and dynamic memory hold poison, and so does what lies behind the bytes asked for.
 void Block::poison_shared() {
+  allow_shared();
 #ifdef __SANITIZE_ADDRESS__
-  __asan_unpoison_memory_region(segment_, segment_bytes_);
-  for (int i = 0; i < total_; ++i) __asan_unpoison_memory_region(stacks_[i], kStack);  // of threads that never unwound
+  __asan_unpoison_memory_region(stacks_[0], kStack * total_);  // of threads that never unwound
 #endif
   std::memset(segment_, kPoison, segment_bytes_);
 #ifdef __SANITIZE_ADDRESS__
@@ -470,10 +781,28 @@ void Block::poison_shared() {
 #endif
 }
 
-void Block::check_after() {
+void Block::allow_shared() {
 #ifdef __SANITIZE_ADDRESS__
   __asan_unpoison_memory_region(segment_, segment_bytes_);
 #endif
+}
+
+// After a block's end its memory is nobody's: what another block still reads there is poison, what it writes is seen.
+void Block::forget_shared() {
+  std::memset(segment_, kPoison, segment_bytes_);
+#ifdef __SANITIZE_ADDRESS__
+  __asan_poison_memory_region(segment_, segment_bytes_);
+#endif
+}
+
+void Block::check_untouched() {
+  allow_shared();
+  if (!std::all_of(segment_, segment_ + segment_bytes_, [](unsigned char each) { return each == kPoison; }))
+    fail("another block of the cluster wrote to the shared memory of this one, which had exited");
+}
+
+void Block::check_after() {
+  allow_shared();
   for (unsigned i = launch_.shared_bytes; i < launch_.shared_extent; ++i) {
     if (dynamic_[i] == kPoison) continue;
     fail("write past the " + std::to_string(launch_.shared_bytes) + " bytes of dynamic shared memory that were asked for, at byte " +
@@ -543,6 +872,13 @@ Word meet_lanes(Meeting meeting, unsigned mask, Word value, int source, Site sit
   return running->meet_lanes(meeting, mask, value, source, site);
 }
 
+int block_of_cluster() { return running->of_cluster(); }
+void cluster_arrive(Site site) { running->arrive(kCluster, site); }
+void cluster_wait(Site site) { running->wait_at(kCluster, site); }
+void* of_block(void* shared, int block, Site site) { return running->of_block(shared, block, site); }
+void grid_arrive(Site site) { running->arrive(kGrid, site); }
+void grid_wait(Site site) { running->wait_at(kGrid, site); }
+
 void copy_later(void* to, const void* from, unsigned bytes, Site site) { running->copy_later({to, from, bytes, 0}, site); }
 void commit_copies() { running->commit_copies(); }
 void wait_for_copies(unsigned newest) { running->wait_for_copies(newest); }
@@ -575,34 +911,31 @@ extern "C" SIMULATOR_ENGINE int simulator_launch(const Launch* launch, char* err
   asan_report.clear();
   __asan_set_error_report_callback(on_asan);
 #endif
-  const uint64_t blocks = uint64_t(launch->grid[0]) * launch->grid[1] * launch->grid[2];
-  std::atomic<uint64_t> next{0};
-  std::atomic<bool> failed{false};
-  std::string text;
-  auto work = [&] {
-    Block block(*launch);
+  Progress progress(launch->blocks() / launch->gang());
+  auto work = [&](Gang& gang, int rank) {
+    Block block(*launch, gang, rank);
     running = &block;
     block_shape = {launch->block[0], launch->block[1], launch->block[2]};
     grid_shape = {launch->grid[0], launch->grid[1], launch->grid[2]};
-    for (uint64_t number; !failed && (number = next++) < blocks;) {
-      if (!block.run(launch->schedule == 1 ? blocks - 1 - number : number) && !failed.exchange(true)) text = block.error();
-    }
+    block.run();
     running = nullptr;
   };
-  const unsigned threads = unsigned(std::min<uint64_t>(launch->os_threads, blocks));
-  if (threads < 2) {
-    work();
+  std::list<Gang> gangs;
+  for (uint64_t i = 0; i < std::min<uint64_t>(std::max(launch->os_threads, 1u), progress.gangs); ++i) gangs.emplace_back(*launch, progress);
+  if (gangs.size() * launch->gang() == 1) {
+    work(gangs.front(), 0);
   } else {
     std::vector<std::thread> workers;
-    for (unsigned i = 0; i < threads; ++i) workers.emplace_back(work);
+    for (Gang& gang : gangs)
+      for (unsigned rank = 0; rank < launch->gang(); ++rank) workers.emplace_back(work, std::ref(gang), rank);
     for (auto& worker : workers) worker.join();
   }
 #ifdef __SANITIZE_ADDRESS__
   __asan_set_error_report_callback(nullptr);
-  if (!asan_report.empty()) failed = true, text = asan_report;
+  if (!asan_report.empty()) progress.failed = true, progress.error = asan_report;
 #endif
-  std::snprintf(error, error_bytes, "%s", text.c_str());
-  return failed;
+  std::snprintf(error, error_bytes, "%s", progress.error.c_str());
+  return progress.failed;
 }
 
 }  // namespace simulator

@@ -46,7 +46,9 @@ class Settings:
     schedules: tuple[str | int, ...] = dataclasses.field(
         default_factory=_schedules
     )  # "forward", "reverse", or a seed
-    os_threads: int = 2
+    os_threads: int = (
+        2  # that run at the same time: there are more, one for each block of a cluster, which take turns
+    )
 
 
 settings = Settings()
@@ -120,6 +122,8 @@ class _Launch(ctypes.Structure):
         ("shared_extent", ctypes.c_uint),
         ("schedule", ctypes.c_uint),
         ("os_threads", ctypes.c_uint),
+        ("cluster", ctypes.c_uint),
+        ("cooperative", ctypes.c_uint),
     )
 
 
@@ -133,9 +137,13 @@ def launch(
     block: Sequence[int],
     shared_bytes: int,
     parameters: Sequence[bytes],
+    *,
+    cluster: int = 1,
+    cooperative: bool = False,
 ) -> None:
     """Run a kernel to its end, once for each schedule. Raises SimulatorError with the report.
 
+    `cluster` is how many blocks along x form one. The blocks of a cooperative launch are alive all at once.
     After it, every live allocation is looked at: for writes outside, and for bits that depend on the schedule.
     """
     buffers = [
@@ -152,6 +160,8 @@ def launch(
         SHARED_EXTENT,
         0,
         settings.os_threads,
+        cluster,
+        cooperative,
     )
     with _one_at_a_time:  # what one launch restores, another may be writing
         before = _snapshot() if len(settings.schedules) > 1 else []

@@ -49,6 +49,22 @@ SIMULATOR_ENGINE void meet_block(Site site);
 // the set of lanes whose value is not 0 (kVote).
 SIMULATOR_ENGINE Word meet_lanes(Meeting meeting, unsigned mask, Word value, int source, Site site);
 
+// For the C++ twins of thread block clusters. A launch without them has clusters of one block.
+SIMULATOR_ENGINE int block_of_cluster();  // %cluster_ctarank
+
+// barrier.cluster.arrive.release and barrier.cluster.wait.acquire, for one thread: the wait returns when every thread of the
+// cluster has arrived or exited. Arrivals and waits alternate, and the threads of a block arrive from one place.
+SIMULATOR_ENGINE void cluster_arrive(Site site);
+SIMULATOR_ENGINE void cluster_wait(Site site);
+
+// mapa: where in `block` of the cluster lies what lies at `shared` in this block. To be asked for where it is used, between two
+// barriers: the first tells that the other block has begun, the second that this one has done before the other exits.
+SIMULATOR_ENGINE void* of_block(void* shared, int block, Site site);
+
+// For the C++ twin of a barrier of the grid, in a cooperative launch: the wait returns when every thread of the grid has arrived.
+SIMULATOR_ENGINE void grid_arrive(Site site);
+SIMULATOR_ENGINE void grid_wait(Site site);
+
 // For the C++ twins of asynchronous copies (cp.async): a thread's copies are made some time between the call and the wait that
 // covers them; at once under the schedule "forward", only in the wait under "reverse", either under a seed. So what is read
 // without waiting differs from schedule to schedule. Copies that nobody waits for may never be made.
