@@ -71,6 +71,9 @@ class Kernel(NamedTuple):
 
 _lock = threading.Lock()
 _kernels: dict[tuple[int, str, str], Kernel] = {}
+_compiling: dict[
+    tuple[int, str, str], threading.Lock
+] = {}  # one each: different kernels compile at the same time
 
 
 def kernel(device: int, code: str, expression: str, shared_limit: int) -> Kernel:
@@ -83,6 +86,8 @@ def kernel(device: int, code: str, expression: str, shared_limit: int) -> Kernel
     if found is not None:
         return found
     with _lock:
+        compiling = _compiling.setdefault(key, threading.Lock())
+    with compiling:
         found = _kernels.get(key)
         if found is None:
             found = _kernels[key] = _load(code, expression, shared_limit)
@@ -108,3 +113,4 @@ def forget() -> None:
     """Drop every remembered kernel."""
     with _lock:
         _kernels.clear()
+        _compiling.clear()
