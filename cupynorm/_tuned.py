@@ -59,14 +59,21 @@ _tables: dict[Path, dict[str, Entry]] = {}
 
 
 def folder() -> Path:
-    """Return the tables' folder: in CUPYNORM_CACHE_DIR, else the user's cache folder."""
+    """Return the tables' folder: in CUPYNORM_CACHE_DIR, else the user's cache folder. Raises OSError if there is no home."""
     from pathlib import Path  # noqa: PLC0415  10 ms, which `import cupynorm` need not wait for
 
     asked = os.environ.get("CUPYNORM_CACHE_DIR")
     if asked:
         return Path(asked) / "tuned"
     usual = os.environ.get("LOCALAPPDATA") if os.name == "nt" else None
-    base = os.environ.get("XDG_CACHE_HOME") or usual or Path("~/.cache").expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or usual
+    if not base:
+        try:
+            base = str(Path("~/.cache").expanduser())
+        except RuntimeError as error:
+            raise FileNotFoundError(
+                f"{error}: set CUPYNORM_CACHE_DIR to a folder that you can write"
+            ) from error
     return Path(base) / "cupynorm" / "tuned"
 
 
@@ -106,7 +113,10 @@ def find(where: Place, limits: Limits, kernel: str, problem: Problem) -> Plan | 
     """
     if not switched_on():
         return None
-    file = where.file
+    try:
+        file = where.file
+    except OSError:  # without a home nobody has kept anything
+        return None
     with _lock:
         if file not in _tables:
             _tables[file] = _read(file, where)

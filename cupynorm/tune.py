@@ -21,7 +21,8 @@ from cupynorm.results import COPY, NOISE, Point, Timing
 
 COLS = (*(each for each in bench.COLS if each <= bench.WIDE), *bench.ODD_COLS)
 MOST_CANDIDATES = 64  # of a point: each costs a tenth of a second to compile
-PACKS = range(1, 9)  # of a thread
+MOST_PACKS = 8  # of a thread ...
+PLANNED_ELEMENTS = {4: 32, 8: 16}  # ... or as many as make that many elements, by bytes of the compute type
 BLOCKS = (128, 256, 512, 1024)
 RESIDENT_THREADS = (768, 1024, 1280, 1536, 2048)  # on a multiprocessor
 MOST_ELEMENTS = {
@@ -69,7 +70,7 @@ class Result:
 # ---- candidates
 
 
-def candidates(problem: Problem, limits: Limits, most: int = MOST_CANDIDATES) -> list[Plan]:
+def candidates(problem: Problem, limits: Limits, most: int) -> list[Plan]:
     """Return plans that are worth measuring, the most promising first: all can be chosen, none surely spills.
 
     First what the table would take for each variant, then what lies nearest to it: other groups, blocks, rows at a time,
@@ -110,7 +111,8 @@ def _in_registers(problem: Problem, limits: Limits) -> Iterator[Plan]:
     for pack in {problem.pack, max(1, problem.pack // 2)}:
         for group in (1 << power for power in range(MAX_BLOCK.bit_length())):
             packs = math.ceil(problem.cols // pack / group)
-            if packs in PACKS and packs * pack <= MOST_ELEMENTS[problem.compute_bytes]:
+            most = max(MOST_PACKS, PLANNED_ELEMENTS[problem.compute_bytes] // pack)
+            if 1 <= packs <= most and packs * pack <= MOST_ELEMENTS[problem.compute_bytes]:
                 yield from _launches(problem, limits, pack, packs, group)
 
 
@@ -252,7 +254,9 @@ def measure(point: Point, weights: Any = None, *, workers: int | None = None) ->
     before = _tuned.portable(chosen.plan)
     earlier = _tuned.find(_tuned.place(limits, _device.driver_version()), limits, what.kind, what.problem)
     refused: dict[str, int] = {}
-    others = dict.fromkeys([*([earlier] if earlier else []), *candidates(what.problem, limits)])
+    others = dict.fromkeys(
+        [*([earlier] if earlier else []), *candidates(what.problem, limits, MOST_CANDIDATES)]
+    )
     others.pop(before, None)
     plans = [before, *_usable(device, what, list(others), refused, workers or _workers())]
     moved = op.bytes_moved(
@@ -344,7 +348,7 @@ def points(
 def most_candidates(point: Point, weights: Any = None) -> int:
     """Return how many plans would be compiled at a point on the present device."""
     what = bench._spelled(point, dtype_of(weights or point.dtype))  # noqa: SLF001
-    return len(candidates(what.problem, _device.present_limits()))
+    return len(candidates(what.problem, _device.present_limits(), MOST_CANDIDATES))
 
 
 def here() -> _tuned.Place:
@@ -364,14 +368,30 @@ def tune(wanted: Sequence[Point], *, weights: Any = None, seconds: float = math.
     for point in wanted:
         if time.monotonic() > end:
             return
-        try:
-            result, key = measure(point, weights)
-        finally:
-            _row.forget()  # hundreds of kernels
+        result, key = _measure_what_fits(point, weights)
         date = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
         entry = _tuned.Entry(result.after, result.share, date) if result.changed else None
         _tuned.store(place, {key: entry})
         yield result
+
+
+def _measure_what_fits(point: Point, weights: Any) -> tuple[Result, str]:
+    """Measure a point, with fewer rows where memory runs out, as long as these are of the same class."""
+    limits = _device.present_limits()
+
+    def kind(point: Point) -> str:
+        return _tuned.rows_class(bench._spelled(point).problem, limits)  # noqa: SLF001
+
+    while True:
+        try:
+            return measure(point, weights)
+        except MemoryError:  # CuPy's, too
+            fewer = dataclasses.replace(point, rows=point.rows // 2)
+            if not fewer.rows or kind(fewer) != kind(point):
+                raise
+            point = fewer
+        finally:
+            _row.forget()  # hundreds of kernels
 
 
 # ---- tables
