@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 import threading
@@ -135,14 +136,20 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
     return {name: value for name, value in plan.as_dict().items() if name not in OF_A_LAUNCH}
 
 
+@functools.cache
+def _types() -> dict[str, Any]:
+    every = typing.get_type_hints(Plan)
+    names = (field.name for field in dataclasses.fields(Plan))
+    return {name: every[name] for name in names if name not in OF_A_LAUNCH}
+
+
 def plan_from(kept: object) -> Plan | None:
     """Return what plan_as_dict() told; None if the fields are not exactly a Plan's, in name, type and sign.
 
     The fields become C++ text, so nothing but names of variants and numbers may pass.
     """
-    types = typing.get_type_hints(Plan)
-    wanted = {field.name for field in dataclasses.fields(Plan)} - set(OF_A_LAUNCH)
-    if not isinstance(kept, dict) or set(kept) != wanted:
+    types = _types()
+    if not isinstance(kept, dict) or set(kept) != set(types):
         return None
     for name, value in kept.items():
         if type(value) is not types[name] or (isinstance(value, (int, float)) and value < 0):

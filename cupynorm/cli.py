@@ -662,20 +662,22 @@ def _tune(
     click.echo(f"{len(points)} points, {place.device}", err=True)
     found: list[Any] = []
     on_terminal = sys.stderr.isatty()  # where a bar stands in the way of lines, they come at the end
-    if not as_json and not on_terminal:
-        click.echo(tuning.HEADER)
+    ended = False
     try:
         with _user_files(), _progress("tune") as progress:
             for result in tuning.tune(points, weights=gamma_dtype, seconds=seconds):
                 found.append(result)
                 progress(len(found), len(points))
                 if not as_json and not on_terminal:
-                    click.echo(tuning.line(result))
+                    click.echo(
+                        f"{tuning.HEADER}\n{tuning.line(result)}" if len(found) == 1 else tuning.line(result)
+                    )
+        ended = True
     finally:
         left_out = len(points) - len(found)
-        if as_json:
+        if as_json and (found or ended):
             _print_json({**about, "results": [each.as_dict() for each in found], "left_out": left_out})
-        else:
+        elif found or ended:
             if on_terminal:
                 click.echo("\n".join([tuning.HEADER, *map(tuning.line, found)]))
             _print_tuned(place.file, sum(each.changed for each in found), len(found), left_out)

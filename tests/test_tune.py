@@ -435,6 +435,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(tim
 
     assert result.exit_code == 4
     assert str(tmp_path / "file") in result.stderr
+    assert result.stdout == ""
     assert timer.rounds == []
 
 
