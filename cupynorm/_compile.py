@@ -71,9 +71,8 @@ class Kernel(NamedTuple):
 
 _lock = threading.Lock()
 _kernels: dict[tuple[int, str, str], Kernel] = {}
-_compiling: dict[
-    tuple[int, str, str], threading.Lock
-] = {}  # one each: different kernels compile at the same time
+# A lock for each kernel: threads compile different ones at the same time, and none twice.
+_compiling: dict[tuple[int, str, str], threading.Lock] = {}
 
 
 def kernel(device: int, code: str, expression: str, shared_limit: int) -> Kernel:
