@@ -100,6 +100,23 @@ def present_limits() -> Limits:
     return limits_of(present_device())
 
 
+@functools.cache
+def driver_version() -> str:
+    """Return the driver's version, such as "580.159.04"; where only its CUDA is told, that: "CUDA 13.0"."""
+    import re  # noqa: PLC0415
+    from pathlib import Path  # noqa: PLC0415  10 ms, which `import cupynorm` need not wait for
+
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text("utf-8")
+    except OSError:
+        text = ""
+    found = re.search(r"Module\D*(\d+\.[\d.]+)", text)
+    if found:
+        return found[1]
+    version = cupy().cuda.runtime.driverGetVersion()
+    return f"CUDA {version // 1000}.{version % 1000 // 10}"
+
+
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     """Allocate a C-contiguous device array on the current device."""
     return cupy().empty(shape, dtype)

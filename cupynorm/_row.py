@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
+import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cupynorm import _compile, _device
+from cupynorm import _compile, _device, _tuned
 from cupynorm._arguments import Call, check, check_eps, view
 from cupynorm._dtypes import Dtype, compute_dtype, cpp, dtype_of
 from cupynorm._limits import RECORDED, Limits, active_blocks
-from cupynorm._plan import Plan, Problem, choose
+from cupynorm._plan import Occupancy, Plan, Problem, choose
 from cupynorm._remembered import (
     ALIGNMENT,
     Given,
@@ -82,12 +83,17 @@ class Spelled(NamedTuple):
     arguments: Struct
     text: str
 
+    @property
+    def kind(self) -> str:
+        """What the kernel is made for, in C++: the op and its functors, without a plan's numbers."""
+        return f"{self.op.cpp}, {self.load.cpp}, {self.store.cpp}"
+
     def expression(self, plan: Plan) -> str:
         """Write the kernel's name with its template arguments, as NVRTC's demangler would."""
         numbers = ", ".join(map(_compile.spell, plan.template))
         if plan.group:
             numbers = f"cupynorm::Registers<{numbers}>"
-        return f"cupynorm::{plan.kernel}<{self.op.cpp}, {self.load.cpp}, {self.store.cpp}, {numbers}>"
+        return f"cupynorm::{plan.kernel}<{self.kind}, {numbers}>"
 
 
 def spelled(
@@ -292,7 +298,7 @@ def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Give
     return again
 
 
-def _prepare(device: int, what: Spelled, wanted: str | Plan | None) -> _Launch:
+def _prepare(device: int, what: Spelled, wanted: str | Plan | None, *, tuned: bool = True) -> _Launch:
     limits = _device.limits_of(device)
 
     def load(plan: Plan) -> _compile.Kernel:
@@ -310,27 +316,53 @@ def _prepare(device: int, what: Spelled, wanted: str | Plan | None) -> _Launch:
             )
         )
 
-    plan = choose(what.problem, limits, occupancy, wanted)
+    plan, _ = _choose(what, limits, occupancy, wanted, tuned=tuned)
     return _Launch(load(plan), plan)
 
 
+def _choose(
+    what: Spelled, limits: Limits, occupancy: Occupancy, wanted: str | Plan | None, *, tuned: bool = True
+) -> tuple[Plan, str]:
+    """Return the plan and its source: "wanted", "tuned" (`cupynorm tune` found it) or "table" (that of _plan.py).
+
+    tuned: whether what was found may be taken; the limits are then those of a device that is here.
+    """
+    if wanted is not None:
+        return choose(what.problem, limits, occupancy, wanted), "wanted"
+    if tuned and _tuned.switched_on():
+        place = _tuned.place(limits, _device.driver_version())
+        found = _tuned.find(place, limits, what.kind, what.problem)
+        if found is not None:
+            try:
+                return choose(what.problem, limits, occupancy, found), "tuned"
+            except Exception as error:  # noqa: BLE001  whatever a file holds, it makes no call fail
+                warnings.warn(f"{place.file}: a tuned plan is not used: {error}", stacklevel=2)
+    return choose(what.problem, limits, occupancy), "table"
+
+
 def forget() -> None:
-    """Drop every remembered call, plan and kernel, of all threads."""
+    """Drop every remembered call, plan, table of tuned plans and kernel, of all threads."""
     global _thread  # noqa: PLW0603
     with _lock:
         _thread = OfThread()
         _launches.clear()
     _compile.forget()
+    _tuned.forget()
 
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What a call would launch, and why. registers: None where no compiler was there to ask."""
+    """What a call would launch, and why.
+
+    source: where the plan comes from: "table" (of _plan.py), "tuned" (`cupynorm tune` found it) or "wanted" (by plan=).
+    registers: None where no compiler was there to ask.
+    """
 
     op: str
     device: str
     problem: Problem
     plan: Plan
+    source: str
     registers: int | None
     occupancy: float  # threads resident / threads that an SM can hold
     bytes_moved: int
@@ -375,13 +407,14 @@ def explain(
     what = spelled(op, x, y, axes, columns)
     limits = _device.present_limits() if device is None else RECORDED[device]
     ask = _Compiled(what, limits)
-    chosen = choose(what.problem, limits, ask.resident_blocks, plan)
+    chosen, source = _choose(what, limits, ask.resident_blocks, plan, tuned=device is None)
     parameters = sum(math.prod(each.shape) * each.dtype.itemsize for each in columns.values())
     return Explanation(
         op=op.name,
         device=limits.name,
         problem=what.problem,
         plan=chosen,
+        source=source,
         registers=ask.registers(chosen),
         occupancy=chosen.resident_blocks * chosen.block / limits.threads_per_sm,
         bytes_moved=math.prod(shape) * (x.dtype.itemsize + y.dtype.itemsize) + parameters,

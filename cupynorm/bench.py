@@ -12,7 +12,6 @@ import math
 import multiprocessing
 import os
 import platform
-import re
 import statistics
 import subprocess
 import sys
@@ -303,22 +302,23 @@ class Set:
     copy: tuple[Any, Any]
 
 
-def _sets(point: Point, bytes_moved: int, parameters: int) -> list[Set]:
-    """Allocate the sets to rotate among, and fill what is read.
+def _sets(point: Point, bytes_moved: int, parameters: int, weights: Dtype | None = None) -> list[Set]:
+    """Allocate the sets to rotate among, and fill what is read. weights: the parameters' dtype, if it is not x's.
 
     One block of memory for each set: x from its start, y from its middle. The copy goes from the first half to the second, and
     leaves x as it was: what it moves is at least x and y.
     """
     module = _device.cupy()
     dtype = dtype_of(point.dtype)
+    weights = weights or dtype
     shift = point.offset * dtype.itemsize
     half = -(-(bytes_moved // 2 + shift) // ALIGNMENT) * ALIGNMENT
-    column_bytes = -(-point.cols * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-    rotated = parameters * point.cols * dtype.itemsize > ROTATED_SHARE * bytes_moved
+    column_bytes = -(-point.cols * weights.itemsize // ALIGNMENT) * ALIGNMENT
+    rotated = parameters * point.cols * weights.itemsize > ROTATED_SHARE * bytes_moved
     count = sets_for(bytes_moved)
     arena = module.empty(count * 2 * half, np.uint8)
     columns = module.empty((count if rotated else 1) * parameters * column_bytes, np.uint8)
-    pattern = _pattern(dtype)
+    pattern, weights_pattern = _pattern(dtype), _pattern(weights)
 
     def array(memory: Any, at: int, shape: tuple[int, ...], kind: Any = dtype) -> Any:
         return module.ndarray(shape, kind, memptr=memory.data + at)
@@ -329,10 +329,10 @@ def _sets(point: Point, bytes_moved: int, parameters: int) -> list[Set]:
         x, y = array(arena, base + shift, shape), array(arena, base + half + shift, shape)
         _fill(x, pattern)
         begin = parameters * (i if rotated else 0)
-        own = [array(columns, (begin + k) * column_bytes, shape[1:]) for k in range(parameters)]
+        own = [array(columns, (begin + k) * column_bytes, shape[1:], weights) for k in range(parameters)]
         if i == 0 or rotated:
             for each in own:
-                _fill(each, pattern)
+                _fill(each, weights_pattern)
         source, target = (array(arena, base + at, (half,), np.dtype(np.uint8)) for at in (0, half))
         found.append(Set(Buffers(x, y, tuple(own)), (source, target)))
     module.cuda.get_current_stream().synchronize()  # they are used on another stream
@@ -393,7 +393,7 @@ def measure(
     return Measured(point, bytes_moved, timings, plan, notes)
 
 
-def _ours(op: catalog.Op, inputs: Sequence[Buffers], plan: str | None) -> Run:
+def _ours(op: catalog.Op, inputs: Sequence[Buffers], plan: str | Plan | None) -> Run:
     def run(i: int) -> None:
         x, y, columns = inputs[i]
         op.function(x, *columns, out=y, plan=plan)
@@ -403,12 +403,17 @@ def _ours(op: catalog.Op, inputs: Sequence[Buffers], plan: str | None) -> Run:
 
 def planned(point: Point) -> Plan:
     """Return the plan at a point, with its kernel compiled and loaded. No array is needed."""
+    return _row._prepare(_device.present_device(), _spelled(point), None).plan  # noqa: SLF001  run() without its launch
+
+
+def _spelled(point: Point, weights: Dtype | None = None) -> _row.Spelled:
+    """Return a point's problem and structs. weights: the parameters' dtype, if it is not x's."""
     dtype, op = dtype_of(point.dtype), catalog.op(point.op)
+    weights = weights or dtype
     pointer = point.offset * dtype.itemsize
     x = View(pointer, (point.rows, point.cols), (point.cols * dtype.itemsize, dtype.itemsize), dtype)
-    column = View(0, (point.cols,), (dtype.itemsize,), dtype)
-    what = _row.spelled(op.row, x, x, 1, dict.fromkeys(op.parameters, column))
-    return _row._prepare(_device.present_device(), what, None).plan  # noqa: SLF001  run() without its launch
+    column = View(0, (point.cols,), (weights.itemsize,), weights)
+    return _row.spelled(op.row, x, x, 1, dict.fromkeys(op.parameters, column))
 
 
 def _compile_one(point: Point) -> None:
@@ -573,10 +578,7 @@ def new_report() -> Report:
             versions[name] = importlib.metadata.version(name)
     version = _device.cupy().cuda.runtime.driverGetVersion()
     versions["driver_cuda"] = f"{version // 1000}.{version % 1000 // 10}"
-    with contextlib.suppress(OSError):
-        text = Path("/proc/driver/nvidia/version").read_text("utf-8")
-        found = re.search(r"Module\D*(\d+\.[\d.]+)", text)
-        versions["driver"] = found[1] if found else "?"
+    versions["driver"] = _device.driver_version()
     about = {
         "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
         "versions": versions,

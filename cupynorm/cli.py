@@ -201,7 +201,7 @@ def cli(ctx: click.Context) -> None:
 def info(*, as_json: bool) -> None:
     """Show what is installed and what is there.
 
-    Versions, devices, recorded limits, kernel cache, extras and environment variables.
+    Versions, devices, recorded limits, kernel cache, tuned plans, extras and environment variables.
 
     Example: cupynorm info --json
     """
@@ -221,9 +221,17 @@ def info(*, as_json: bool) -> None:
         cache = found[name]
         size = f"{cache['bytes']} bytes in {cache['files']} files"
         _print_fields(title, {"folder": cache["folder"], "size": size})
+    _print_fields("tuned plans", _tuned_fields(found["tuned"]))
     _print_fields("kernels", found["kernels"])
     _print_fields("extras", {name: "installed" if there else "-" for name, there in found["extras"].items()})
     _print_fields("environment", found["environment"])
+
+
+def _tuned_fields(tuned: dict[str, Any]) -> dict[str, Any]:
+    fields = {"folder": tuned["folder"], "used": "yes" if tuned["used"] else "no: CUPYNORM_TUNED is 0"}
+    for table in tuned["tables"]:
+        fields[Path(table["file"]).name] = f"{table['entries']} plans"
+    return fields
 
 
 @cli.command()
@@ -581,6 +589,106 @@ def _user_files() -> Iterator[None]:
         yield
     except OSError as error:
         raise Failure(error, BAD_FILE) from error
+
+
+@cli.command()
+@click.argument("ops", type=Name("op", _ops), metavar="[OP ...]", nargs=-1)
+@click.option("--dtypes", type=Names("dtype,...", lambda: DTYPES), help="Default: float16,bfloat16,float32.")
+@click.option("--cols", type=Integers(least=1), help="Default: 32 to 65536, and some odd ones.")
+@click.option("--rows", type=Integers(least=1), help="Default: 49152, and fewer where columns are many.")
+@click.option("--gamma-dtype", type=DTYPE, help="Of gamma and beta; default: that of the input.")
+@click.option("--seconds", type=click.FloatRange(1), default=math.inf, help="Start no point after so long.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be measured.")
+@click.option(
+    "--clear", is_flag=True, help="Remove what was found before, for every device; measure nothing."
+)
+@_json_option
+def tune(*, clear: bool, as_json: bool, **options: Any) -> None:
+    """Find the fastest plans on this GPU.
+
+    For each shape, candidates are compiled, timed in turns, and compared with float64. A plan that is faster than the
+    built-in choice is kept in a file of your cache folder, and calls of that kind use it from then on, for any number of
+    rows that keeps the device as busy. CUPYNORM_TUNED=0 leaves such files alone. What was found before an interruption
+    is kept.
+
+    Example: cupynorm tune layer_norm softmax --dtypes float16 --cols 768,50257
+    """
+    from cupynorm import _tuned  # noqa: PLC0415
+
+    if clear:
+        with _user_files():
+            removed = _tuned.clear()
+        entries = sum(each["entries"] for each in removed)
+        if as_json:
+            _print_json({"schema": 1, "removed": removed})
+        else:
+            click.echo(f"removed {len(removed)} tables with {entries} plans from {_tuned.folder()}")
+        return
+    _tune(as_json=as_json, **options)
+
+
+def _tune(
+    *,
+    ops: Any,
+    dtypes: Any,
+    cols: Any,
+    rows: Any,
+    gamma_dtype: str | None,
+    seconds: float,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Tune, and print what was found, whatever ends it."""
+    from cupynorm import tune as tuning  # noqa: PLC0415
+
+    place = tuning.here()
+    with _user_input():
+        points = tuning.points(ops, dtypes or (), cols or (), rows or ())
+    about = {"schema": 1, "file": str(place.file), **dataclasses.asdict(place)}
+    if dry_run:
+        tried = [tuning.most_candidates(point, gamma_dtype) for point in points]
+        if as_json:
+            every = [
+                {**dataclasses.asdict(point), "candidates": count}
+                for point, count in zip(points, tried, strict=True)
+            ]
+            _print_json({**about, "points": every})
+            return
+        for point, count in zip(points, tried, strict=True):
+            click.echo(f"{point}: {count} candidates")
+        click.echo(f"{len(points)} points; what is found would be kept in {place.file}")
+        return
+    click.echo(f"{len(points)} points, {place.device}", err=True)
+    found: list[Any] = []
+    on_terminal = sys.stderr.isatty()  # where a bar stands in the way of lines, they come at the end
+    ended = False
+    try:
+        with _user_files(), _progress("tune") as progress:
+            for result in tuning.tune(points, weights=gamma_dtype, seconds=seconds):
+                found.append(result)
+                progress(len(found), len(points))
+                if not as_json and not on_terminal:
+                    click.echo(
+                        f"{tuning.HEADER}\n{tuning.line(result)}" if len(found) == 1 else tuning.line(result)
+                    )
+        ended = True
+    finally:
+        left_out = len(points) - len(found)
+        if as_json and (found or ended):
+            _print_json({**about, "results": [each.as_dict() for each in found], "left_out": left_out})
+        elif found or ended:
+            if on_terminal:
+                click.echo("\n".join([tuning.HEADER, *map(tuning.line, found)]))
+            _print_tuned(place.file, sum(each.changed for each in found), len(found), left_out)
+
+
+def _print_tuned(file: Path, changed: int, measured: int, left_out: int) -> None:
+    from cupynorm import tune as tuning  # noqa: PLC0415
+
+    click.echo(tuning.LEGEND)
+    if left_out:
+        click.echo(f"left out: {left_out} points")
+    click.echo(f"{changed} of {measured} plans are better than the built-in ones, and kept in {file}")
 
 
 @cli.command()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import cupynorm
-from cupynorm import _compile, _cubins, _device, _nvrtc
+from cupynorm import _compile, _cubins, _device, _nvrtc, _tuned
 from cupynorm._limits import RECORDED
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def cache_folder() -> Path:
 
 
 def info() -> dict[str, Any]:
-    """Return versions, devices, recorded limits, cache, extras and environment variables, for JSON."""
+    """Return versions, devices, recorded limits, cache, tuned plans, extras and environment variables, for JSON."""
     devices, reason = _devices()
     folder = cache_folder()
     sizes = []
@@ -117,6 +117,11 @@ def info() -> dict[str, Any]:
         "recorded": {name: dataclasses.asdict(limits) for name, limits in RECORDED.items()},
         "cache": {"folder": str(folder), "files": len(sizes), "bytes": sum(sizes)},
         "cubins": {"folder": str(_cubins.folder()), "files": cubins, "bytes": cubin_bytes},
+        "tuned": {
+            "folder": str(_tuned.folder()),
+            "used": _tuned.switched_on(),
+            "tables": _tuned.tables(),
+        },
         "kernels": {"folder": str(_compile.kernels_dir()), "digest": _compile.digest()},
         "extras": _extras(),
         "environment": {name: os.environ[name] for name in sorted(os.environ) if VARIABLES.fullmatch(name)},

@@ -32,3 +32,12 @@ def device() -> Any:
     except _device.NoDeviceError as error:
         pytest.skip(f"no usable CUDA device: {error}")
     return _device.cupy()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_tuned_plans(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Tests see the plans of _plan.py, whatever was tuned on this machine; what they start sees them, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUPYNORM_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("CUPYNORM_TUNED", raising=False)
+        yield

@@ -300,6 +300,19 @@ def test_buffers_are_filled_apart_and_the_copy_spares_x(clock, monkeypatch, rows
     assert len(rotated) == (len(sets) if rows == 1 else len(rotated))
 
 
+def test_parameters_may_have_a_dtype_of_their_own(clock, monkeypatch):
+    monkeypatch.setattr(bench, "ROTATION_BYTES", 1 << 16)
+    monkeypatch.setattr(bench, "PATTERN", 1 << 6)
+
+    sets = bench._sets(Point("layer_norm", "float16", 70, 33), 70 * 33 * 4, 2, np.dtype(np.float32))
+
+    pattern = np.random.default_rng(0).standard_normal(1 << 6).astype(np.float32)
+    for each in sets:
+        assert each.buffers.x.dtype == np.float16
+        for column in each.buffers.columns:
+            np.testing.assert_array_equal(column.get(), pattern[:33])
+
+
 def test_a_point_is_measured_beside_copies_peers_and_variants(clock, monkeypatch):
     monkeypatch.setattr(bench, "ROTATION_BYTES", 1 << 16)
     monkeypatch.setattr(

@@ -109,6 +109,30 @@ def test_threads_that_start_cold_compile_once(simulated: Any, monkeypatch: pytes
         np.testing.assert_allclose(simulated.cupy.asnumpy(y), expected, rtol=1e-6)
 
 
+def test_different_kernels_compile_at_the_same_time(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2, timeout=60)
+    original = _compile._load
+
+    def load(*given: Any) -> Any:
+        both.wait()  # a BrokenBarrierError if one waits for the other
+        return original(*given)
+
+    monkeypatch.setattr(_compile, "_load", load)
+    x = simulated.cupy.asarray(rows())
+    results: list[Any] = []
+
+    threads = [
+        threading.Thread(target=lambda op=op: results.append(op(x, plan="uncached")))
+        for op in (cupynorm.softmax, cupynorm.rms_norm)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(results) == 2
+
+
 def test_a_result_does_not_depend_on_the_other_rows(simulated: Any) -> None:
     host = rows((9, 77), np.float16)
     alone = simulated.cupy.asnumpy(cupynorm.layer_norm(simulated.cupy.asarray(host[4:5])))

@@ -16,11 +16,11 @@ MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
 LAYERS = [
     ["_dtypes", "_limits", "_plan", "reference"],
     ["_cache", "_cubins", "_device", "_nvrtc", "_compile"],
-    ["functors", "_arguments", "_remembered"],
+    ["functors", "_arguments", "_remembered", "_tuned"],
     ["_row"],
     ["norm", "softmax"],
     ["__init__"],
-    ["catalog", "testing", "environment", "files", "results", "peers", "bench"],
+    ["catalog", "testing", "environment", "files", "results", "peers", "bench", "tune"],
     ["cli"],
     ["__main__"],
 ]

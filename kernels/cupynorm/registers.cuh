@@ -1,0 +1,258 @@
+// warp, block, cluster: the row waits in registers: of 1 to 32 lanes of a warp, of 2 to 32 warps of a block, or of the blocks of a
+// cluster.
+#pragma once
+#include <cupynorm/functors.cuh>
+#include <cupynorm/group.cuh>
+
+extern __shared__ __align__(16) unsigned char shared_memory[];
+
+namespace cupynorm {
+
+// How a row lies in registers. A thread holds kPacks packs of kPack elements of each of kRows rows; pack p of a thread is number
+// p * kGroup + lane of what its block has of the row, so neighbouring threads move neighbouring packs.
+//
+// kFull: the row is exactly kParts * kGroup * kPacks * kPack columns; otherwise some of a thread's packs may be missing.
+// kHoist: where the columns' parameters wait: 0: nowhere, they are fetched when they are used; 1: in registers, fetched together
+// with the row; 2: in shared memory, where each thread puts its own once, for all rows that the block goes through.
+// kPeel: 0: every row begins at a pack of x and of y. Otherwise rows begin anywhere: packs are counted from the first address of y
+// that is aligned to one, and the elements before and behind the packs are held one by one, by the first threads. 1: x lies in its
+// packs as y does. 2: x lies anywhere too, and its packs are put together from two accesses.
+// kPeriod: with kPeel, how many rows further a row begins as this one does; the kRows rows of a group are so far from each other.
+// kParts: blocks of a cluster that share a row; kGroup is then the whole block.
+// kBlock threads a block, and registers few enough for kResident blocks on a multiprocessor.
+// kStages: 0, or how many times over rows are on their way or in work: the block then goes through many rows, and each thread
+// copies its packs of the rows to come into shared memory, where nobody else reads them. Packs of 16 bytes only.
+template <int Pack_, int Packs, int Group, int Rows, bool Full, int Hoist, int Peel, int Period, int Parts, int Block, int Resident,
+          int Stages>
+struct Registers {
+  static constexpr int kPack = Pack_, kPacks = Packs, kGroup = Group, kRows = Rows, kPeel = Peel, kParts = Parts;
+  static constexpr int kPeriod = Period, kBlock = Block, kResident = Resident, kStages = Stages, kHoist = Hoist;
+  static constexpr bool kFull = Full;
+  static_assert(Peel == 0 || (Group >= 2 * Pack_ - 2 && Stages == 0 && !Full), "the first threads hold what is around the packs");
+  static_assert(Hoist < 2 || Peel == 0, "where rows begin anywhere, a thread's columns change from row to row");
+  static_assert(Parts == 1 || (Group == Block && Block > kWarp), "the blocks of a cluster share a row");
+};
+
+// Which part of a row a block holds: packs `before` .. `before + packs`, the first of which is at column `head`, and, of what is
+// around all packs, `heads` elements from column 0 on and `tails` from column `tail` on.
+struct Share {
+  int before, packs, head, heads, tail, tails;
+};
+
+template <class Shape>
+inline Share share_of(int cols, int head, int part) {
+  constexpr int kPack = Shape::kPack, kParts = Shape::kParts;
+  Share share = {0, cols / kPack, 0, 0, cols, 0};
+  if constexpr (Shape::kPeel > 0) {
+    share.head = head < cols ? head : cols;
+    share.packs = (cols - share.head) / kPack;
+    share.tail = share.head + share.packs * kPack;
+    share.heads = part == 0 ? share.head : 0;
+    share.tails = part == kParts - 1 ? cols - share.tail : 0;
+  }
+  if constexpr (kParts > 1) {
+    const int each = (share.packs + kParts - 1) / kParts;
+    share.before = part * each < share.packs ? part * each : share.packs;
+    share.packs = share.packs - share.before < each ? share.packs - share.before : each;
+  }
+  return share;
+}
+
+// The threads of a block stay together, past the last row too, because shuffles and barriers name all of them.
+template <class Op, class Load, class Store, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
+    row_registers(const __grid_constant__ Arguments<Op, Load, Store> a) {
+  using Compute = typename Op::Compute;
+  using State = typename Op::State;
+  using Type = typename Load::Type;
+  using Columns = typename Store::template Columns<Shape::kPack>;
+  using Column = typename Store::template Columns<1>;
+  constexpr int kPack = Shape::kPack, kPacks = Shape::kPacks, kGroup = Shape::kGroup, kRows = Shape::kRows, kParts = Shape::kParts;
+  constexpr int kWarps = kGroup / kWarp, kGroups = Shape::kBlock / kGroup;
+  constexpr int kLanes = kGroup < kWarp ? kGroup : kWarp;
+  constexpr int kLone = Shape::kPeel > 0 ? 1 : 0;  // element of a thread that is in no pack: the last
+  constexpr int kPacked = kPack * kPacks, kElements = kPacked + kLone;
+  constexpr bool kFull = Shape::kFull;
+  // packs of a thread that are never missing; cutting a row into parts may leave one of them with less
+  constexpr int kSure = kFull ? kPacks : kParts > 1 ? 0 : kPacks - 1;
+  const int lane = threadIdx.x % kGroup, group = threadIdx.x / kGroup, cols = int(a.cols);
+  const int part = kParts > 1 ? block_of_cluster() : 0;
+  __shared__ Slot<Op> slots[kWarps > 1 ? 2 : 1][kRows][kGroups][kWarps > 1 ? kWarps : 1];
+  __shared__ Mail<Op, kParts> mails[kParts > 1 ? 2 : 1];
+  int turn = 0;
+  unsigned parity = 0;
+  if constexpr (kParts > 1) {
+    if (threadIdx.x < 2) make_signal(&mails[threadIdx.x].signal);
+    cluster_arrive();  // this block has begun: others may write into it
+  }
+
+  // Each load instruction of a warp covers neighbouring rows.
+  auto row_of = [group](int64 base, int r) {
+    if constexpr (Shape::kPeel == 0 || kRows == 1) return base + r * kGroups + group;
+    const int64 number = base / kRows + group;
+    return number / Shape::kPeriod * (Shape::kPeriod * kRows) + r * Shape::kPeriod + number % Shape::kPeriod;
+  };
+  constexpr int64 kApart = Shape::kPeel > 0 ? kRows * Shape::kPeriod : 1;
+  const int64 limit = (a.rows + kApart - 1) / kApart * kApart;
+  const int64 first = int64(blockIdx.x / kParts) * (kGroups * kRows), step = int64(gridDim.x / kParts) * (kGroups * kRows);
+  Share share = share_of<Shape>(cols, 0, part);
+  auto has = [&](int p) { return p < kSure || p * kGroup + lane < share.packs; };
+  auto col = [&](int p) { return share.head + (share.before + p * kGroup + lane) * kPack; };
+  auto lone = [&] { return lane < share.heads ? lane : lane - share.heads + share.tail; };
+  auto alone = [&] { return kLone > 0 && lane < share.heads + share.tails; };
+  auto parameters = [&](int p) {
+    if (!has(p)) return Columns();
+    if constexpr (kLone > 0) return a.store.template columns_anywhere<kPack>(col(p));
+    else return a.store.template columns<kPack>(col(p));
+  };
+
+  // In pieces of 16 bytes, neighbouring threads' next to each other: no bank is asked twice.
+  union Kept {
+    Columns columns;
+    uint4 piece[(sizeof(Columns) + 15) / 16];
+    Kept() {}
+  };
+  constexpr int kPieces = int(sizeof(Kept) / 16);
+  uint4* const kept = reinterpret_cast<uint4*>(shared_memory + Shape::kStages * kRows * kPacks * (Shape::kBlock * 16)) + threadIdx.x;
+  auto kept_columns = [kept](int p) {
+    Kept own;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) own.piece[i] = kept[(p * kPieces + i) * Shape::kBlock];
+    return own.columns;
+  };
+  if constexpr (Shape::kHoist == 2) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      Kept own;
+      own.columns = parameters(p);
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) kept[(p * kPieces + i) * Shape::kBlock] = own.piece[i];
+    }
+  }
+
+  int stage = 0;
+  auto waiting = [](int stage, int r, int p) {
+    return shared_memory + int64((stage * kRows + r) * kPacks + p) * (Shape::kBlock * 16) + threadIdx.x * 16;
+  };
+  auto send = [&](int64 base, int stage) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int64 row = row_of(base, r);
+      if (row < a.rows) {
+        const auto line = a.load.at(row);
+#pragma unroll
+        for (int p = 0; p < kPacks; ++p) {
+          if (has(p)) copy_ahead<16>(waiting(stage, r, p), line.address(col(p)));
+        }
+      }
+    }
+    commit_copies();  // an empty group too: wait counts groups
+  };
+  if constexpr (Shape::kStages > 0) {
+#pragma unroll
+    for (int s = 0; s < Shape::kStages - 1; ++s) send(first + s * step, s);
+  }
+  for (int64 base = first; base < limit; base += step) {
+    if constexpr (Shape::kStages > 0) {
+      send(base + (Shape::kStages - 1) * step, stage == 0 ? Shape::kStages - 1 : stage - 1);
+      wait_for_copies<(Shape::kStages > 0 ? Shape::kStages - 1 : 0)>();
+    }
+    Pack<Type, kPack> loaded[kRows][kPacks];
+    Pack<Type, 1> around[kRows];
+    Compute origin[kRows], x[kRows][kElements];
+    State mine[kRows], total[kRows];
+    Columns columns[kPacks];
+    Column column;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int64 row = row_of(base, r);
+      const bool here = row < a.rows;
+      const auto line = a.load.at(here ? row : 0);
+      if constexpr (kLone > 0) {
+        if (r == 0) share = share_of<Shape>(cols, a.store.at(here ? row : 0).template head<kPack>(), part);
+        around[r] = here && alone() ? line.template load<1>(lone()) : pack_filled<Type, 1>(Op::padding());
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        if (here && has(p)) {
+          if constexpr (Shape::kStages > 0) loaded[r][p] = load_pack<Type, kPack>(reinterpret_cast<const Type*>(waiting(stage, r, p)));
+          else if constexpr (Shape::kPeel == 2) loaded[r][p] = line.template load_anywhere<kPack>(col(p));
+          else loaded[r][p] = line.template load<kPack>(col(p));
+        } else {
+          loaded[r][p] = pack_filled<Type, kPack>(Op::padding());
+        }
+      }
+    }
+    if constexpr (Shape::kHoist == 1) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) columns[p] = parameters(p);
+      if constexpr (kLone > 0) {
+        if (alone()) column = a.store.template columns<1>(lone());
+      }
+    }
+    // how many elements of a row this thread holds, and how many its warp, or its group if that is less
+    int held = 0, count = 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      held += has(p);
+      const int left = share.packs - p * kGroup - lane / kLanes * kLanes;
+      count += p < kSure || left > kLanes ? kLanes : left < 0 ? 0 : left;
+    }
+    count = count * kPack + (lane < kLanes ? share.heads + share.tails : 0);
+    const Valid<kSure * kPack, kLone> valid = {held * kPack, alone()};
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) unpack<kPack>(loaded[r][p], x[r] + p * kPack);
+      if constexpr (kLone > 0) unpack<1>(around[r], x[r] + kPacked);
+      origin[r] = 0;
+      if constexpr (Op::kHasOrigin) {  // each warp takes its own: the row's would be one more access to memory
+        constexpr int kLeading = kPacks > 1 ? kPacked - kPack : kPack;  // a warp's first lane may miss its last pack
+        Compute leading[kLeading < 4 ? kLeading : 4];
+#pragma unroll
+        for (int i = 0; i < (kLeading < 4 ? kLeading : 4); ++i) leading[i] = x[r][i];
+        origin[r] = __shfl_sync(kAllLanes, Op::origin_of(leading, Type()), 0, kLanes);
+      }
+      total[r] = summarize_lanes<Op, kFull, kLanes>(x[r], valid, count, origin[r], mine[r]);
+    }
+    if constexpr (kWarps > 1) reduce_warps<Op, kFull, kWarps>(total, origin, slots[turn], group, lane / kWarp);
+    if constexpr (kParts > 1) {
+      if (base == first) cluster_wait();
+      reduce_blocks<Op, kFull>(total[0], origin[0], mails[turn], part, parity);
+      parity ^= turn;
+    }
+    turn = kWarps > 1 ? turn ^ 1 : 0;
+    if constexpr (Shape::kHoist == 1) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) columns[p].hide();
+      if constexpr (kLone > 0) column.hide();
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int64 row = row_of(base, r);
+      if (row >= a.rows) continue;
+      const typename Op::Row whole = a.op.finish(mine[r], total[r], cols, origin[r]);
+      if (lane == 0 && part == 0) a.op.save(row, whole);
+      const auto line = a.store.at(row);
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        if (!has(p)) continue;
+        Compute y[kPack];
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) y[i] = Op::map(x[r][p * kPack + i], whole);
+        if constexpr (Shape::kHoist == 1) line.template store<kPack>(y, columns[p], col(p));
+        else if constexpr (Shape::kHoist == 2) line.template store<kPack>(y, kept_columns(p), col(p));
+        else line.template store<kPack>(y, parameters(p), col(p));
+      }
+      if constexpr (kLone > 0) {
+        if (alone()) {
+          const Compute y[1] = {Op::map(x[r][kPacked], whole)};
+          line.template store<1>(y, Shape::kHoist == 1 ? column : a.store.template columns<1>(lone()), lone());
+        }
+      }
+    }
+    if constexpr (Shape::kStages > 0) stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
+  }
+}
+
+}  // namespace cupynorm

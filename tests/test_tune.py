@@ -1,0 +1,455 @@
+"""`cupynorm tune` without a device: candidates from integers, and the search on the simulator with a clock of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import cupynorm
+from cupynorm import _compile, _device, _row, _tuned, bench, catalog, cli, peers, testing, tune
+from cupynorm._limits import RECORDED
+from cupynorm._plan import Plan, Problem, choose
+from cupynorm.results import Point, Timing
+from tests.simulator import simulated
+
+__all__ = ["simulated"]  # a fixture
+
+POINT = Point("softmax", "float32", 6, 40)
+BEFORE, FASTER = 10e-6, 5e-6
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUPYNORM_CACHE_DIR", str(tmp_path))
+    _tuned.forget()
+    yield tmp_path
+    _tuned.forget()
+
+
+# ---- candidates
+
+PROBLEMS = [
+    Problem(rows, cols, pack, load, compute, columns)
+    for rows in (1, 49152)
+    for cols, pack in ((1, 1), (40, 8), (768, 8), (1000, 8), (1023, 1), (8192, 8), (50257, 1), (1 << 20, 8))
+    for load, compute in ((2, 4), (4, 4), (8, 8))
+    for columns in ((), (load, load), (4,))
+    if pack * max(load, 2) <= 16
+]
+
+
+@pytest.mark.parametrize("device", RECORDED)
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_every_candidate_can_be_chosen(problem: Problem, device: str) -> None:
+    limits = RECORDED[device]
+
+    found = tune.candidates(problem, limits, tune.MOST_CANDIDATES)
+
+    assert 0 < len(found) <= tune.MOST_CANDIDATES
+    assert len(found) == len(set(found))
+    for plan in found:
+        chosen = choose(problem, limits, lambda _: 1, plan)
+        assert _tuned.portable(chosen) == plan
+        if plan.group:
+            assert plan.least_blocks * plan.block <= max(limits.threads_per_sm, plan.block)
+            assert plan.least_blocks <= limits.blocks_per_sm
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_what_the_table_takes_is_the_first_candidate(problem: Problem) -> None:
+    limits = RECORDED["h200"]
+
+    first, *_ = tune.candidates(problem, limits, tune.MOST_CANDIDATES)
+
+    table = choose(problem, limits, functools.partial(tune._guess, problem, limits))
+    assert first == _tuned.portable(table)
+
+
+def test_candidates_differ_in_all_that_may_matter() -> None:
+    found = tune.candidates(Problem(49152, 1024, 8, 2, 4, (2, 2)), RECORDED["h200"], 64)
+
+    for field in ("variant", "packs", "group", "rows_per_group", "hoist", "block", "least_blocks"):
+        assert len({getattr(plan, field) for plan in found}) > 1, field
+    assert not any(
+        plan.hoist for plan in tune.candidates(Problem(49152, 1024, 8, 2, 4), RECORDED["h200"], 64)
+    )
+
+
+def test_no_more_candidates_than_asked_for() -> None:
+    assert len(tune.candidates(Problem(49152, 1024, 8, 2, 4), RECORDED["h200"], 5)) == 5
+
+
+def test_rows_too_long_for_registers_are_tried_in_shared_memory_and_without() -> None:
+    found = tune.candidates(Problem(4096, 65536, 8, 2, 4), RECORDED["h200"], 64)
+
+    assert {plan.variant for plan in found} == {"shared", "uncached"}
+    assert {plan.block for plan in found} == {128, 256, 512, 1024}
+
+
+# ---- the search
+
+
+class Timer:
+    """In place of the clock: each plan takes what `seconds` says, and copies half of what the table's plan takes."""
+
+    def __init__(self) -> None:
+        self.seconds: Any = lambda plan: BEFORE
+        self.rounds: list[list[Plan | str]] = []
+        self.failing: set[Plan] = set()
+
+    def __call__(self, runs: Any, _sets: int, *, notes: Any, **_: Any) -> dict[str, Timing]:
+        found = {}
+        self.rounds.append([getattr(run, "plan", name) for name, run in runs.items()])
+        for name, run in runs.items():
+            if name.startswith("copy"):
+                seconds = BEFORE / 2
+            elif run.plan in self.failing:
+                notes[name] = "CUDADriverError: too much asked for"
+                continue
+            else:
+                seconds = self.seconds(run.plan)
+            found[name] = Timing(seconds, seconds, seconds)
+        return found
+
+
+@pytest.fixture
+def timer(simulated, monkeypatch):
+    """A simulated device that computes results; how long that takes is made up."""
+    timer = Timer()
+
+    def buffers(*_):
+        return [bench.Set(peers.Buffers("x", "y", ()), ("source", "target"))]
+
+    def ours(op, inputs, plan):
+        return types.SimpleNamespace(plan=plan)
+
+    monkeypatch.setattr(bench, "time_interleaved", timer)
+    monkeypatch.setattr(bench, "_sets", buffers)
+    monkeypatch.setattr(bench, "_ours", ours)
+    monkeypatch.setattr(peers, "forget", lambda: None)
+    monkeypatch.setattr(tune, "MOST_CANDIDATES", 8)
+    return timer
+
+
+def table_plan(point: Point = POINT) -> Plan:
+    what = bench._spelled(point)
+    return _tuned.portable(_row._prepare(0, what, None, tuned=False).plan)
+
+
+def every_candidate() -> list[Plan]:
+    return tune.candidates(bench._spelled(POINT).problem, _device.present_limits(), tune.MOST_CANDIDATES)
+
+
+def faster_than(before: Plan, seconds: float, variant: str = "block") -> Any:
+    return lambda plan: seconds if plan.variant == variant and plan != before else BEFORE
+
+
+def test_the_fastest_plan_is_kept_and_the_dispatcher_prefers_it(timer, simulated):
+    before = table_plan()
+    timer.seconds = faster_than(before, FASTER)
+
+    (result,) = tune.tune([POINT])
+
+    assert result.changed
+    assert (_tuned.portable(result.before), result.after.variant) == (before, "block")
+    assert (result.before_share, result.share) == pytest.approx((0.5, 1.0))
+    host = np.random.default_rng(0).standard_normal((6, 40)).astype(np.float32)
+    y = cupynorm.softmax(simulated.cupy.asarray(host))
+    assert [each.plan.variant for each in _row._launches.values()] == ["block"]
+    np.testing.assert_allclose(simulated.cupy.asnumpy(y), cupynorm.softmax(host), rtol=1e-6)
+
+
+def test_the_tables_plan_is_in_every_round_and_rounds_get_smaller(timer, monkeypatch):
+    before = table_plan()
+    monkeypatch.setattr(tune, "GOING_ON", 4)
+    monkeypatch.setattr(tune, "FINALISTS", 2)
+    timer.seconds = lambda plan: BEFORE / 4 if plan != before else BEFORE
+
+    (result,) = tune.tune([POINT])
+
+    plans = [[each for each in entries if isinstance(each, Plan)] for entries in timer.rounds]
+    assert [len(each) for each in plans] == [8, 5, 3]
+    assert all(each[0] == before for each in plans)
+    assert [any(isinstance(each, str) for each in entries) for entries in timer.rounds] == [
+        False,
+        False,
+        True,
+    ]
+    assert result.tried == 8
+
+
+@pytest.mark.parametrize(("seconds", "changed"), [(BEFORE / 1.005, False), (BEFORE / 1.02, True)])
+def test_a_plan_that_is_faster_by_noise_only_is_not_taken(timer, seconds, changed):
+    timer.seconds = faster_than(table_plan(), seconds)
+
+    (result,) = tune.tune([POINT])
+
+    assert result.changed is changed
+    assert len(_tuned.read(tune.here())) == changed
+
+
+def test_what_was_better_once_and_is_no_longer_is_taken_out(timer):
+    timer.seconds = faster_than(table_plan(), FASTER)
+    assert [each.changed for each in tune.tune([POINT])] == [True]
+    timer.seconds = lambda plan: BEFORE
+
+    assert [each.changed for each in tune.tune([POINT])] == [False]
+
+    assert _tuned.read(tune.here()) == {}
+
+
+def test_what_was_found_earlier_is_tried_again(timer):
+    before = table_plan()
+    odd = dataclasses.replace(before, block=1024, least_blocks=1)
+    what, limits = bench._spelled(POINT), _device.present_limits()
+    key = _tuned.key_of(what.kind, what.problem, limits)
+    _tuned.store(tune.here(), {key: _tuned.Entry(odd, 0.5, "2026-01-01")})
+    timer.seconds = lambda plan: FASTER if plan == odd else BEFORE
+
+    (result,) = tune.tune([POINT])
+
+    assert _tuned.portable(result.after) == odd
+
+
+def test_a_plan_whose_result_is_off_does_not_win(timer, monkeypatch):
+    timer.seconds = faster_than(table_plan(), FASTER)
+    original = testing.assert_close
+
+    def off(y, expected):
+        if [each.plan.variant for each in _row._launches.values()][-1] == "block":
+            raise AssertionError("off")
+        original(y, expected)
+
+    monkeypatch.setattr(testing, "assert_close", off)
+
+    (result,) = tune.tune([POINT])
+
+    assert not result.changed
+    assert result.refused["wrong result"] > 0
+
+
+def test_plans_that_spill_do_not_compile_or_do_not_run_are_refused(timer, monkeypatch):
+    before = table_plan()
+    timer.seconds = lambda plan: BEFORE if plan == before else FASTER
+    original = _compile.kernel
+
+    def kernel(device, code, expression, limit):
+        if "row_shared" in expression:
+            raise _device.CompileError("no")
+        found = original(device, code, expression, limit)
+        return found._replace(local_bytes=8) if "row_registers" in expression else found
+
+    timer.failing = {plan for plan in every_candidate() if plan.variant == "uncached"}
+    monkeypatch.setattr(_compile, "kernel", kernel)
+
+    (result,) = tune.tune([POINT])
+
+    assert not result.changed
+    assert set(result.refused) == {"spills", "not compiled (CompileError)", "not launched"}
+    assert math.isfinite(result.before_share)
+
+
+def test_if_nothing_can_be_timed_the_reason_is_told(timer):
+    timer.failing = {table_plan(), *every_candidate()}
+
+    with pytest.raises(
+        RuntimeError, match="nothing could be timed at softmax float32 6 x 40: CUDADriverError"
+    ):
+        list(tune.tune([POINT]))
+
+
+def test_no_point_is_started_when_the_time_is_over(timer, monkeypatch):
+    now = iter(range(0, 1000, 10))
+    monkeypatch.setattr(tune.time, "monotonic", lambda: next(now))
+    points = [POINT, dataclasses.replace(POINT, cols=48), dataclasses.replace(POINT, cols=56)]
+
+    assert [each.point for each in tune.tune(points, seconds=15)] == points[:1]
+
+
+def test_rows_are_halved_until_they_fit_memory_within_their_class(timer, monkeypatch):
+    asked = []
+
+    def buffers(point, *_):
+        asked.append(point.rows)
+        if point.rows > 60_000:
+            raise MemoryError
+        return [bench.Set(peers.Buffers("x", "y", ()), ("source", "target"))]
+
+    monkeypatch.setattr(bench, "_sets", buffers)
+
+    (result,) = tune.tune([dataclasses.replace(POINT, rows=200_000)])
+
+    assert asked == [200_000, 100_000, 50_000]
+    assert result.point.rows == 50_000
+    monkeypatch.setattr(bench, "_sets", lambda *_: (_ for _ in ()).throw(MemoryError))
+    with pytest.raises(MemoryError):
+        list(tune.tune([POINT]))
+
+
+def test_parameters_of_another_dtype_are_another_entry(timer):
+    point = Point("layer_norm", "float16", 6, 40)
+    timer.seconds = lambda plan: FASTER if plan.variant == "block" else BEFORE
+
+    list(tune.tune([point], weights="float32"))
+    list(tune.tune([point]))
+
+    keys = list(_tuned.read(tune.here()))
+    assert len(keys) == 2
+    assert sum("Column<float" in key for key in keys) == 1
+
+
+def test_points_are_combinations_or_the_default():
+    assert tune.points(["softmax"], ["float16"], [64, 128], [3]) == [
+        Point("softmax", "float16", 3, 64),
+        Point("softmax", "float16", 3, 128),
+    ]
+    default = tune.points()
+    assert {each.op for each in default} == {op.name for op in catalog.OPS}
+    assert {each.cols for each in default} == set(tune.COLS)
+
+
+# ---- the command
+
+
+def invoke(*arguments: object) -> Any:
+    return CliRunner().invoke(cli.cli, ["tune", *map(str, arguments)])
+
+
+ONE = ("softmax", "--dtypes", "float32", "--cols", 40, "--rows", 6)
+
+
+def test_the_command_prints_before_and_after_and_where_it_is_kept(timer, cache):
+    timer.seconds = faster_than(table_plan(), FASTER)
+
+    result = invoke(*ONE)
+
+    assert result.exit_code == 0, result.output
+    header, line, *_, last = result.stdout.splitlines()
+    assert header == tune.HEADER
+    assert line.startswith("softmax      float32   6 x 40             warp ")
+    assert " 0.50  block " in line
+    assert line.endswith(" 1.00")
+    file = tune.here().file
+    assert last == f"1 of 1 plans are better than the built-in ones, and kept in {file}"
+    assert str(file).startswith(str(cache))
+    assert "1 points, h200" in result.stderr
+
+
+def test_json_tells_everything(timer):
+    timer.seconds = lambda plan: BEFORE
+
+    told = json.loads(invoke(*ONE, "--json").stdout)
+
+    (entry,) = told["results"]
+    assert (told["schema"], told["device"], told["left_out"]) == (1, "h200", 0)
+    assert entry["point"] == dataclasses.asdict(POINT)
+    assert entry["changed"] is False
+    assert entry["before"] == entry["after"]
+    assert invoke(*ONE).stdout.splitlines()[1].split()[-3:] == ["the", "same", "0.50"]
+
+
+def test_a_dry_run_measures_and_writes_nothing(timer, cache):
+    result = invoke(*ONE, "--dry-run")
+    told = json.loads(invoke(*ONE, "--dry-run", "--json").stdout)
+
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[0] == "softmax float32 6 x 40: 8 candidates"
+    assert f"1 points; what is found would be kept in {tune.here().file}" in result.stdout
+    assert told["points"] == [{**dataclasses.asdict(POINT), "candidates": 8}]
+    assert timer.rounds == []
+    assert not list(cache.iterdir())
+
+
+def test_an_interruption_keeps_what_was_found(timer, monkeypatch):
+    before = table_plan()
+    timer.seconds = faster_than(before, FASTER)
+    original = tune.measure
+
+    def measure(point, weights):
+        if point.cols == 48:
+            raise KeyboardInterrupt
+        return original(point, weights)
+
+    monkeypatch.setattr(tune, "measure", measure)
+    result = invoke("softmax", "--dtypes", "float32", "--cols", "40,48", "--rows", 6)
+
+    assert result.exit_code == 130
+    assert "left out: 1 points" in result.stdout
+    assert "interrupted" in result.stderr
+    assert len(_tuned.read(tune.here())) == 1
+
+
+def test_clear_removes_every_table_and_needs_no_device(timer, monkeypatch, cache):
+    timer.seconds = faster_than(table_plan(), FASTER)
+    invoke(*ONE)
+
+    def none(*_):
+        raise _device.NoDeviceError("there is none")
+
+    monkeypatch.setattr(_device, "present_limits", none)
+    result = invoke("--clear")
+
+    assert result.exit_code == 0
+    assert result.stdout == f"removed 1 tables with 1 plans from {_tuned.folder()}\n"
+    assert json.loads(invoke("--clear", "--json").stdout) == {"schema": 1, "removed": []}
+    assert not list(cache.glob("tuned/*.json"))
+
+
+def test_info_says_where_the_tables_are_and_how_much_they_hold(timer, monkeypatch):
+    timer.seconds = faster_than(table_plan(), FASTER)
+    invoke(*ONE)
+
+    text = CliRunner().invoke(cli.cli, ["info"]).stdout
+    told = json.loads(CliRunner().invoke(cli.cli, ["info", "--json"]).stdout)["tuned"]
+
+    assert f"{tune.here().file.name}  1 plans" in text
+    assert (told["folder"], told["used"]) == (str(_tuned.folder()), True)
+    assert [each["entries"] for each in told["tables"]] == [1]
+    monkeypatch.setenv("CUPYNORM_TUNED", "0")
+    assert "no: CUPYNORM_TUNED is 0" in CliRunner().invoke(cli.cli, ["info"]).stdout
+
+
+def test_without_a_device_the_exit_status_is_3(monkeypatch):
+    def none():
+        raise _device.NoDeviceError("there is none")
+
+    monkeypatch.setattr(_device, "present_limits", none)
+    result = invoke(*ONE)
+
+    assert (result.exit_code, result.stderr) == (3, "Error: there is none\n")
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(timer, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CUPYNORM_CACHE_DIR", str(tmp_path / "file"))
+
+    result = invoke(*ONE)
+
+    assert result.exit_code == 4
+    assert str(tmp_path / "file") in result.stderr
+    assert result.stdout == ""
+    assert timer.rounds == []
+
+
+def test_wrong_usage_is_2():
+    assert invoke("max").exit_code == 2
+    assert "'max' is not one of layer_norm" in invoke("max").stderr
+
+
+def test_explain_shows_the_source(timer):
+    timer.seconds = faster_than(table_plan(), FASTER)
+    invoke(*ONE)
+
+    told = CliRunner().invoke(
+        cli.cli, ["explain", "softmax", "--shape", "6,40", "--dtype", "float32", "--json"]
+    )
+
+    assert json.loads(told.stdout)["source"] == "tuned"

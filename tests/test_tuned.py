@@ -1,0 +1,429 @@
+"""The tables of tuned plans: what is kept, for what it holds, who may write at once, and what the dispatcher makes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupynorm
+from cupynorm import _compile, _device, _row, _tuned
+from cupynorm._limits import RECORDED
+from cupynorm._plan import VARIANTS, Plan, Problem, choose
+from cupynorm.norm import LAYER_NORM
+from cupynorm.softmax import SOFTMAX
+from tests.simulator import simulated
+
+__all__ = ["simulated"]  # a fixture
+
+H200 = RECORDED["h200"]
+PROBLEM = Problem(49152, 1024, 8, 2, 4)
+KIND = "cupynorm::Softmax<float>, load, store"
+
+
+def plan_for(problem: Problem = PROBLEM, variant: str | None = None) -> Plan:
+    return choose(problem, H200, lambda plan: 2, variant)
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUPYNORM_CACHE_DIR", str(tmp_path))
+    _tuned.forget()
+    yield tmp_path
+    _tuned.forget()
+
+
+@pytest.fixture
+def place():
+    return _tuned.place(H200, "580.159.04")
+
+
+def entry(plan: Plan) -> _tuned.Entry:
+    return _tuned.Entry(_tuned.portable(plan), 0.97, "2026-01-01T00:00:00+00:00")
+
+
+def keep(place: _tuned.Place, plan: Plan, problem: Problem = PROBLEM, kind: str = KIND) -> Path:
+    return _tuned.store(place, {_tuned.key_of(kind, problem, H200): entry(plan)})
+
+
+def find(place: _tuned.Place, problem: Problem = PROBLEM, kind: str = KIND) -> Plan | None:
+    return _tuned.find(place, H200, kind, problem)
+
+
+# ---- the file
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_is_stored_comes_back_for_any_number_of_rows(place, variant):
+    plan = plan_for(variant=variant)
+    keep(place, plan)
+
+    found = find(place, dataclasses.replace(PROBLEM, rows=10**6))
+
+    assert found is not None
+    assert found.template == plan.template
+    more = choose(dataclasses.replace(PROBLEM, rows=10**6), H200, lambda plan: 2, found)
+    assert dataclasses.replace(more, grid=0, waves=0) == dataclasses.replace(plan, grid=0, waves=0)
+    assert choose(PROBLEM, H200, lambda plan: 2, found) == plan
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"rows": 1},
+        {"cols": 1032},
+        {"pack": 4},
+        {"load_bytes": 4},
+        {"compute_bytes": 8},
+        {"columns": (2,)},
+    ],
+)
+def test_another_problem_has_no_plan(place, other):
+    keep(place, plan_for())
+
+    assert find(place) is not None
+    assert find(place, dataclasses.replace(PROBLEM, **other)) is None
+    assert find(place, kind="cupynorm::LogSoftmax<float>, load, store") is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "expected"),
+    [
+        (1, 1 << 20, "few 128"),
+        (2, 1 << 20, "few 64"),
+        (16, 1 << 20, "few 8"),
+        (64, 1 << 20, "few 2"),
+        (66, 1 << 20, "few 2"),
+        (67, 1 << 20, "few 1"),
+        (131, 1 << 20, "few 1"),
+        (132, 64, "part"),
+        (33791, 64, "part"),
+        (33792, 64, "full"),  # 132 x 2048 threads, 16 bytes each
+        (132, 1 << 20, "full"),
+        (10**9, 64, "full"),
+    ],
+)
+def test_rows_are_of_a_class(rows, cols, expected):
+    assert _tuned.rows_class(dataclasses.replace(PROBLEM, rows=rows, cols=cols), H200) == expected
+
+
+def test_entries_are_merged_replaced_and_taken_out(place):
+    wide = dataclasses.replace(PROBLEM, cols=2048)
+    keep(place, plan_for())
+    keep(place, plan_for(wide), wide)
+    assert find(place) is not None
+    assert find(place, wide) is not None
+
+    keep(place, plan_for(variant="shared"))
+    _tuned.store(place, {_tuned.key_of(KIND, wide, H200): None})
+
+    assert find(place).variant == "shared"
+    assert find(place, wide) is None
+
+
+WRITER = """
+import dataclasses, sys
+from cupynorm import _tuned
+from tests.test_tuned import H200, PROBLEM, keep, plan_for
+place = _tuned.place(H200, "580.159.04")
+for cols in map(int, sys.argv[1:]):
+    problem = dataclasses.replace(PROBLEM, cols=cols)
+    keep(place, plan_for(problem), problem)
+"""
+
+
+def test_writers_at_the_same_time_lose_nothing(place, cache):
+    every = [8 * number for number in range(1, 81)]
+    root = str(Path(cupynorm.__file__).parents[1])
+
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, *map(str, every[first::4])], env={**os.environ, "PYTHONPATH": root}
+        )
+        for first in range(4)
+    ]
+    assert [writer.wait() for writer in writers] == [0] * 4
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = [find(place, dataclasses.replace(PROBLEM, cols=cols)) for cols in every]
+    assert None not in found
+    assert not list(cache.glob("tuned/*.tmp"))
+
+
+def test_an_interrupted_write_leaves_the_table_as_it_was(place, monkeypatch, cache):
+    keep(place, plan_for())
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "dump", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            keep(place, plan_for(variant="shared"))
+
+    assert find(place) == _tuned.portable(plan_for())
+    assert not list(cache.glob("tuned/*.tmp"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: "7",
+        lambda text: "[" * 100_000,
+        lambda text: text.replace('"schema": 1', '"schema": 2'),
+        lambda text: text.replace("580.159.04", "999.1"),
+        lambda text: text.replace('"entries": {', '"entries": 7, "x": {'),
+        lambda text: text.replace('"pack": 8', '"pack": "8, evil()"'),
+        lambda text: text.replace('"pack": 8', '"pack": -8'),
+        lambda text: text.replace('"pack": 8', '"pack": true'),
+        lambda text: text.replace('"full": true', '"full": 1'),
+        lambda text: text.replace('"pack": 8', '"pack": 8, "cluster_of_old": 2'),
+        lambda text: text.replace('"pack": 8,', ""),
+        lambda text: text.replace('"share": 0.97', '"share": "much"'),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_warning_that_names_it(place, change):
+    file = keep(place, plan_for())
+    text = file.read_text()
+    assert change(text) != text
+    file.write_text(change(text))
+
+    with pytest.warns(UserWarning, match="is not used") as told:
+        assert find(place) is None
+    assert find(place) is None
+
+    assert len(told) == 1
+    assert str(file) in str(told[0].message)
+    with pytest.warns(UserWarning, match="is not used"):
+        keep(place, plan_for())
+    assert find(place) is not None
+
+
+def test_bytes_that_are_no_text_are_a_warning(place):
+    file = keep(place, plan_for())
+    file.write_bytes(b"\xff\xfe\x00")
+
+    with pytest.warns(UserWarning, match="is not used"):
+        assert find(place) is None
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="needs permissions that hold")
+def test_a_file_that_may_not_be_read_is_a_warning(place):
+    keep(place, plan_for()).chmod(0)
+
+    with pytest.warns(UserWarning, match="Permission"):
+        assert find(place) is None
+
+
+def test_another_device_driver_or_text_has_another_table(place, monkeypatch):
+    keep(place, plan_for())
+    before = {each.file for each in (place,)}
+    monkeypatch.setattr(_compile, "digest", lambda: "another")
+
+    others = [
+        _tuned.place(H200, "580.159.04"),
+        _tuned.place(H200, "580.1"),
+        _tuned.place(dataclasses.replace(H200, name="h200 MIG 1g.18gb"), "580.159.04"),
+        _tuned.place(dataclasses.replace(H200, sm_count=16), "580.159.04"),
+    ]
+
+    assert len(before | {each.file for each in others}) == 5
+    assert [find(each) for each in others] == [None] * 4
+
+
+def test_a_table_is_read_once(place, monkeypatch):
+    file = keep(place, plan_for())
+    assert find(place) is not None
+    file.unlink()
+
+    assert find(place) is not None
+    _row.forget()
+    assert find(place) is None
+
+
+def test_it_can_be_switched_off(place, monkeypatch):
+    keep(place, plan_for())
+
+    monkeypatch.setenv("CUPYNORM_TUNED", "0")
+    assert find(place) is None
+    monkeypatch.setenv("CUPYNORM_TUNED", "1")
+    assert find(place) is not None
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"CUPYNORM_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}, "/a/tuned"),
+        ({"XDG_CACHE_HOME": "/b"}, "/b/cupynorm/tuned"),
+        ({"HOME": "/home/me"}, "/home/me/.cache/cupynorm/tuned"),
+    ],
+)
+@pytest.mark.skipif(os.name == "nt", reason="Windows has a folder of its own")
+def test_the_folder_is_the_users_cache(monkeypatch, variables, expected):
+    for name in ("CUPYNORM_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    assert str(_tuned.folder()) == expected
+
+
+def test_without_a_home_there_are_no_plans_and_none_can_be_kept(place, monkeypatch):
+    for name in ("CUPYNORM_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as where nobody has a home
+
+    assert find(place) is None
+    with pytest.raises(OSError, match="set CUPYNORM_CACHE_DIR"):
+        keep(place, plan_for())
+
+
+def test_tables_are_listed_and_cleared(place, cache):
+    file = keep(place, plan_for())
+    (cache / "tuned" / "torn.json").write_text("{")
+
+    assert [(each["file"], each["entries"]) for each in _tuned.tables()] == [
+        (str(file), 1),
+        (str(cache / "tuned" / "torn.json"), 0),
+    ]
+    assert len(_tuned.clear()) == 2
+    assert _tuned.tables() == []
+    assert find(place) is None
+    assert _tuned.clear() == []
+
+
+def test_fields_of_a_launch_are_fields_of_a_plan():
+    assert set(_tuned.OF_A_LAUNCH) <= {field.name for field in dataclasses.fields(Plan)}
+    assert _tuned.portable(plan_for()).waves == math.inf
+    with pytest.raises(ValueError, match="cannot be kept"):
+        _tuned.portable(dataclasses.replace(plan_for(), packs="2"))
+
+
+# ---- the dispatcher
+
+
+def what_of(simulated: Any, rows: int, cols: int) -> tuple[_row.Spelled, Any]:
+    from cupynorm import bench
+    from cupynorm.results import Point
+
+    return bench._spelled(Point("softmax", "float32", rows, cols)), _device.present_limits()
+
+
+def tuned_for(simulated: Any, rows: int, cols: int, variant: str) -> Plan:
+    """Keep a plan of another variant for softmax, as if it had been the fastest."""
+    what, limits = what_of(simulated, rows, cols)
+    plan = choose(what.problem, limits, lambda plan: 1, variant)
+    place = _tuned.place(limits, _device.driver_version())
+    _tuned.store(place, {_tuned.key_of(what.kind, what.problem, limits): entry(plan)})
+    return plan
+
+
+def launched() -> list[Plan]:
+    return [each.plan for each in _row._launches.values()]
+
+
+@pytest.mark.parametrize("rows", [6, 8])
+def test_the_dispatcher_prefers_what_was_found(simulated, rows):
+    tuned_for(simulated, 6, 40, "block")
+    host = np.random.default_rng(0).standard_normal((rows, 40)).astype(np.float32)
+
+    y = cupynorm.softmax(simulated.cupy.asarray(host))
+
+    assert [plan.variant for plan in launched()] == ["block"]
+    np.testing.assert_allclose(simulated.cupy.asnumpy(y), cupynorm.softmax(host), rtol=1e-6)
+
+
+def test_a_plan_that_is_asked_for_reads_no_table(simulated, monkeypatch):
+    tuned_for(simulated, 6, 40, "block")
+    monkeypatch.setattr(_tuned, "find", lambda *_: pytest.fail("the table was asked"))
+
+    cupynorm.softmax(simulated.cupy.asarray(np.ones((6, 40), np.float32)), plan="warp")
+
+    assert [plan.variant for plan in launched()] == ["warp"]
+
+
+def test_a_call_that_is_remembered_asks_no_table(simulated, monkeypatch):
+    x = simulated.cupy.asarray(np.ones((6, 40), np.float32))
+    cupynorm.softmax(x)
+    monkeypatch.setattr(_tuned, "find", lambda *_: pytest.fail("the table was asked"))
+    monkeypatch.setattr(_tuned, "place", lambda *_: pytest.fail("the table was asked"))
+
+    cupynorm.softmax(x)
+
+
+def test_switched_off_the_table_of_the_package_chooses(simulated, monkeypatch):
+    tuned_for(simulated, 6, 40, "block")
+    monkeypatch.setenv("CUPYNORM_TUNED", "0")
+    monkeypatch.setattr(_tuned, "_read", lambda *_: pytest.fail("a file was read"))
+
+    cupynorm.softmax(simulated.cupy.asarray(np.ones((6, 40), np.float32)))
+
+    assert [plan.variant for plan in launched()] == ["warp"]
+
+
+@pytest.mark.parametrize("change", [{"packs": 7}, {"pack": 0}, {"group": 96}, {"variant": "nowhere"}])
+def test_a_plan_that_does_not_fit_is_a_warning_and_the_call_runs(simulated, change):
+    what, limits = what_of(simulated, 6, 40)
+    plan = dataclasses.replace(choose(what.problem, limits, lambda plan: 1, "block"), **change)
+    place = _tuned.place(limits, _device.driver_version())
+    _tuned.store(place, {_tuned.key_of(what.kind, what.problem, limits): entry(plan)})
+    x = simulated.cupy.asarray(np.ones((6, 40), np.float32))
+
+    with pytest.warns(UserWarning, match="a tuned plan is not used") as told:
+        y = cupynorm.softmax(x)
+
+    assert len(told) == 1
+    assert str(place.file) in str(told[0].message)
+    assert [plan.variant for plan in launched()] == ["warp"]
+    np.testing.assert_allclose(simulated.cupy.asnumpy(y), 1 / 40, rtol=1e-6)
+
+
+def test_a_torn_file_does_not_stop_a_call(simulated):
+    tuned_for(simulated, 6, 40, "block")
+    _tuned.place(_device.present_limits(), _device.driver_version()).file.write_text("{")
+
+    with pytest.warns(UserWarning, match="is not used"):
+        cupynorm.softmax(simulated.cupy.asarray(np.ones((6, 40), np.float32)))
+
+    assert [plan.variant for plan in launched()] == ["warp"]
+
+
+def test_explain_says_where_the_plan_comes_from(simulated):
+    tuned_for(simulated, 6, 40, "block")
+
+    found = {
+        "tuned": _row.explain(SOFTMAX, (6, 40), "float32"),
+        "table": _row.explain(SOFTMAX, (6, 41), "float32"),
+        "wanted": _row.explain(SOFTMAX, (6, 40), "float32", plan="shared"),
+    }
+
+    assert {name: each.source for name, each in found.items()} == {name: name for name in found}
+    assert found["tuned"].plan.variant == "block"
+    assert _row.explain(SOFTMAX, (6, 40), "float32", device="h200").source == "table"
+    assert _row.explain(LAYER_NORM, (6, 40), "float32").source == "table"
+
+
+def test_the_drivers_version_is_asked_of_linux_or_of_cuda(simulated, monkeypatch):
+    monkeypatch.setattr(
+        Path, "read_text", lambda *_: "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1.2  x"
+    )
+    assert _device.driver_version.__wrapped__() == "580.1.2"
+
+    def none(*_):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", none)
+    assert _device.driver_version.__wrapped__() == "CUDA 13.0"
