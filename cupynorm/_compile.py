@@ -18,6 +18,9 @@ __all__ = ["CompileError", "Kernel", "digest", "kernel", "kernels_dir", "options
 LOCAL_BYTES = 3  # CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
 REGISTERS = 4  # CU_FUNC_ATTRIBUTE_NUM_REGS
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+CLUSTER_SHAPE = (11, 12, 13)  # CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH, _HEIGHT, _DEPTH
+LARGE_CLUSTERS_ALLOWED = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+PORTABLE_CLUSTER = 8  # blocks that every device with clusters takes
 SHARED_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent
 # With any of these on, CuPy compiles otherwise than compile_cubin does, or is to keep nothing on disk.
 CUPY_SWITCHES = (
@@ -86,7 +89,7 @@ _kernels: dict[tuple[int, str, str], Kernel] = {}
 _loading: dict[tuple[int, str, str], threading.Lock] = {}
 
 
-def kernel(device: int, code: str, expression: str, shared_limit: int) -> Kernel:
+def kernel(device: int, code: str, expression: str, shared_limit: int, cluster: int = 1) -> Kernel:
     """Load from disk, or compile and load; remembered per device, safe to call from several threads.
 
     `device` must be current. Raises CompileError with the compiler's log, which names the kernel's file and line.
@@ -100,11 +103,11 @@ def kernel(device: int, code: str, expression: str, shared_limit: int) -> Kernel
     with loading:
         found = _kernels.get(key)
         if found is None:
-            found = _kernels[key] = _load(code, expression, shared_limit)
+            found = _kernels[key] = _load(code, expression, shared_limit, cluster)
     return found
 
 
-def _load(code: str, expression: str, shared_limit: int) -> Kernel:
+def _load(code: str, expression: str, shared_limit: int, cluster: int) -> Kernel:
     try:
         pointer, module = load_function(code, expression)
     except Exception as error:
@@ -115,6 +118,11 @@ def _load(code: str, expression: str, shared_limit: int) -> Kernel:
     if shared_limit:  # per function and device, once; a launch that asks for less keeps its own figure
         driver.funcSetAttribute(pointer, MAX_DYNAMIC_SHARED, shared_limit)
         driver.funcSetAttribute(pointer, SHARED_CARVEOUT, 100)
+    if cluster > PORTABLE_CLUSTER:
+        driver.funcSetAttribute(pointer, LARGE_CLUSTERS_ALLOWED, 1)
+    if cluster > 1:  # each launch is in clusters then
+        for attribute, extent in zip(CLUSTER_SHAPE, (cluster, 1, 1), strict=True):
+            driver.funcSetAttribute(pointer, attribute, extent)
     registers, local_bytes = (driver.funcGetAttribute(each, pointer) for each in (REGISTERS, LOCAL_BYTES))
     return Kernel(pointer, registers, local_bytes, module)
 

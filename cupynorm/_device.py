@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
 from typing import TYPE_CHECKING, Any
 
 from cupynorm._limits import RECORDED, STATIC_SHARED_BYTES, Limits, active_blocks
@@ -93,6 +95,44 @@ def limits_of(device: int) -> Limits:
         reserved_shared_bytes=reserved,
         l2_bytes=attributes["L2CacheSize"],
     )
+
+
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute, of which the value's first words are used."""
+
+    _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint * 16))
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+
+
+def active_clusters(function: int, cluster: int, block: int, shared_bytes: int) -> int:
+    """Return how many clusters of a kernel the current device holds at once; 0 if it cannot be launched.
+
+    Fewer than its multiprocessors would hold: a cluster stays within a group of 16 or 18 of them, some of which are missing.
+    CuPy has no binding for this question.
+    """
+    name = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+    attribute = _LaunchAttribute(CLUSTER_DIMENSION, 0, (cluster, 1, 1))
+    config = _LaunchConfig((cluster, 1, 1), (block, 1, 1), shared_bytes, None, ctypes.pointer(attribute), 1)
+    count = ctypes.c_int(0)
+    status = ctypes.CDLL(name).cuOccupancyMaxActiveClusters(
+        ctypes.byref(count), ctypes.c_void_p(function), ctypes.byref(config)
+    )
+    return 0 if status else count.value
 
 
 def present_limits() -> Limits:

@@ -1,7 +1,8 @@
 """Problem -> Plan: which variant runs, with which template arguments and launch. Integers only: no array, no device.
 
-The rule is that of OneFlow's articles on LayerNorm and softmax: a row waits in registers while it fits there, else in shared
-memory unless the occupancy query says that no block fits, else nowhere.
+The rule begins as that of OneFlow's articles on LayerNorm and softmax: a row waits in registers while it fits there, else in
+shared memory unless the occupancy query says that no block fits, else nowhere. Where rows are long, several blocks share one:
+those of a cluster, or, where rows are fewer than multiprocessors, of the whole grid.
 """
 
 from __future__ import annotations
@@ -13,30 +14,37 @@ from typing import Any
 
 from cupynorm._limits import Limits
 
-VARIANTS = ("warp", "block", "shared", "uncached")
+VARIANTS = ("warp", "block", "cluster", "split", "shared", "uncached")
 
 WARP = 32
 # Of shared and uncached: blocks of a grid, in multiples of what the device holds at once.
 WAVES = 32
-# Of warp and block: no loop over rows. A loop measured 2 to 5 % slower on an H200.
+# Of warp, block and cluster: no loop over rows, unless they are staged. A loop measured 2 to 5 % slower on an H200.
 ONE_BLOCK_PER_ROW = math.inf
 MAX_GRID = 2**31 - 1
 MAX_BLOCK = 1024
-# The most threads of shared and uncached, by bytes of the compute type.
+# The most threads of shared, split and uncached, by bytes of the compute type.
 WHOLE_BLOCK = {4: 1024, 8: 256}
 # That a thread of warp and block holds, by bytes of the compute type: no spill up to there.
 MOST_ELEMENTS = {4: 32, 8: 16}
 # What a thread wants beside its values, by (bytes of the compute type, hoist) ...
-OTHER_REGISTERS = {(4, False): 32, (4, True): 24, (8, False): 48, (8, True): 48}
-# ... and more, where its last pack may be missing and parameters are hoisted.
+OTHER_REGISTERS = {(4, 0): 32, (4, 1): 24, (8, 0): 48, (8, 1): 48}
+# ... and more, where its last pack may be missing and parameters are hoisted, and where rows begin anywhere.
 RAGGED_REGISTERS = {4: 16, 8: 24}
+PEELED_REGISTERS = {4: 0, 8: 24}
 MANY_PACKS = 4  # of a thread
-AMPERE = 80  # before it the compiler wants 16 registers more
+AMPERE, HOPPER = 80, 90  # before the first the compiler wants 16 registers more; the second brought clusters
 # That the values and parameters of a thread take: with more, too few threads keep memory busy.
 MOST_HOISTED_WORDS = 32
 ACCESS_BYTES = 16  # the widest
-# That a thread of shared and uncached reads at a time, by bytes of an element.
+# That a thread of shared, split and uncached reads at a time, by bytes of an element.
 CHUNK_ELEMENTS = {2: 16, 4: 16, 8: 2}
+# From so many packs on the few elements around them cost less than narrow accesses do.
+LEAST_PEELED_PACKS = 8
+NARROW_BYTES = 8  # an access that is no wider
+# Rows that begin alike and are in work at once, where no parameters take registers, too. With 4 bytes an element 0.97 against
+# 0.92 at 1023 columns.
+PEELED_ROWS = {2: 1, 4: 2, 8: 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +61,12 @@ HELD = (
     Held(row_bytes=8 << 10, thread_bytes=32, resident_threads=1280),
     Held(row_bytes=64 << 10, thread_bytes=64, resident_threads=1024),
 )
+# 4 bytes an element: 0.97 against 0.86 at 16384 columns, 0.93 against 0.72 at 32768
+HELD_FLOATS = (
+    Held(row_bytes=8 << 10, thread_bytes=32, resident_threads=1280),
+    Held(row_bytes=32 << 10, thread_bytes=64, resident_threads=1024),
+    Held(row_bytes=128 << 10, thread_bytes=128, resident_threads=1024),
+)
 # Where parameters must pass through too, 16 bits of each: 0.98 against 0.94 at 2048 columns
 HELD_WITH_COLUMNS = (
     Held(row_bytes=2 << 10, thread_bytes=32, resident_threads=1280),
@@ -63,12 +77,57 @@ HOISTED_ROW_BYTES = {2: 2 << 10, 4: 16 << 10, 8: 16 << 10}
 
 
 @dataclasses.dataclass(frozen=True)
+class Shared:
+    """How rows are shared out among the blocks of a cluster: threads of a block, packs of a thread, stages, hoist."""
+
+    block: int
+    packs: int
+    stages: int
+    hoist: int
+
+    @property
+    def share_bytes(self) -> int:
+        """Bytes of a row that a block holds at most."""
+        return self.block * self.packs * ACCESS_BYTES
+
+
+MOST_PARTS = 16
+# What one cluster holds at once, by (the op has parameters of the columns, bytes of an element): the first whose blocks are not
+# more than MOST_PARTS. H200: without parameters 0.92 to 0.93 of the copy rate at 65536 to 262144 columns; with them 0.88 to
+# 0.94 up to 131072, since parameters kept in shared memory are not read again from L2 for each row: that alone took it to 0.75.
+CLUSTERS = {
+    (False, 2): (Shared(block=512, packs=8, stages=2, hoist=0),),
+    (False, 4): (Shared(block=512, packs=8, stages=2, hoist=0),),
+    (True, 2): (
+        Shared(block=256, packs=8, stages=4, hoist=2),
+        Shared(block=512, packs=8, stages=2, hoist=0),
+        Shared(block=512, packs=4, stages=2, hoist=0),
+    ),
+    (True, 4): (
+        Shared(block=512, packs=4, stages=4, hoist=2),
+        Shared(block=256, packs=8, stages=3, hoist=2),
+        Shared(block=512, packs=8, stages=2, hoist=0),
+    ),
+    (False, 8): (Shared(block=256, packs=8, stages=0, hoist=0),),
+    (True, 8): (Shared(block=256, packs=8, stages=0, hoist=0),),
+}
+# Rows of no more bytes are better held by one block, by bytes of an element.
+BLOCK_ROW_BYTES = {2: 32 << 10, 4: 128 << 10}
+# Where rows are fewer than multiprocessors, as many blocks as can be share one from so many bytes on.
+FEW_ROW_BYTES = 32 << 10
+FEW_BLOCK = 256
+
+
+@dataclasses.dataclass(frozen=True)
 class Problem:
     """What is to be launched.
 
     rows x cols elements; `pack` neighbouring elements can be moved at once (columns, strides and every pointer's alignment
     allow it); shared memory would hold `load_bytes` an element; arithmetic is in `compute_bytes`. `columns`: bytes of
     an element of each of the columns' parameters, such as gamma.
+
+    Where rows begin at no pack of 16 bytes, `widest` is what such a pack would have; `peel`: 1 if x lies in packs as y does, else
+    2; `period`: so many rows further a row begins as this one does, 0 if that cannot be said.
     """
 
     rows: int
@@ -77,6 +136,17 @@ class Problem:
     load_bytes: int
     compute_bytes: int
     columns: tuple[int, ...] = ()
+    widest: int = 0
+    peel: int = 0
+    period: int = 1
+
+    @property
+    def peeled(self) -> Problem:
+        """The problem as it is worked on: with the widest packs, if the elements around them are worth it."""
+        narrow = self.pack * self.load_bytes <= NARROW_BYTES
+        if self.peel and narrow and self.cols >= LEAST_PEELED_PACKS * self.widest:
+            return dataclasses.replace(self, pack=self.widest)
+        return dataclasses.replace(self, peel=0)
 
     @property
     def held_bytes(self) -> int:
@@ -88,13 +158,16 @@ class Problem:
 class Plan:
     """What will be launched.
 
-    variant: where a row waits: "warp", "block", "shared" or "uncached". pack: elements moved by one instruction.
-    packs: packs that a thread holds (of one row; a chunk in shared and uncached). group: threads that share a row; 0 is
-    the whole block. rows_per_group: rows that a group holds at once. full: group x packs x pack is exactly the number of
-    columns. hoist: the columns' parameters wait in registers too. stages: 0, or how many rows (of a group) are on their
-    way through shared memory or in work. grid, block: blocks, and threads a block. shared_bytes: dynamic shared memory of
-    a block. least_blocks: registers are kept few enough for so many blocks on a multiprocessor. resident_blocks: blocks
-    that a multiprocessor holds at once. waves: grid / (multiprocessors x resident_blocks).
+    variant: where a row waits: one of VARIANTS. pack: elements moved by one instruction.
+    packs: packs that a thread holds (of one row; a chunk in shared, split and uncached). group: threads of a block that share a
+    row; 0 is the whole block. rows_per_group: rows that a group holds at once. full: the packs of all threads are exactly the
+    row. hoist: the columns' parameters wait in registers (1) or, for all rows of a block, in shared memory (2).
+    peel: rows begin anywhere; the elements around their packs go one by one (1; 2: x lies in other packs than y).
+    period: rows so far apart begin alike. parts: blocks that share a row. stages: 0, or how many rows (of a group) are on
+    their way through shared memory or in work. grid, block: blocks, and threads a block. kept_bytes: shared memory that a block
+    may keep a row in. shared_bytes: dynamic shared memory of a block. least_blocks: registers are kept few enough for so many
+    blocks on a multiprocessor. resident_blocks: blocks that a multiprocessor holds at once (clusters: that the device does).
+    waves: grid / what the device holds at once.
     """
 
     variant: str
@@ -103,10 +176,14 @@ class Plan:
     group: int
     rows_per_group: int
     full: bool
-    hoist: bool
+    hoist: int
+    peel: int
+    period: int
+    parts: int
     stages: int
     grid: int
     block: int
+    kept_bytes: int
     shared_bytes: int
     least_blocks: int
     resident_blocks: int
@@ -114,23 +191,30 @@ class Plan:
 
     @property
     def kernel(self) -> str:
-        """The kernel of kernels/cupynorm/row.cuh that holds a row so."""
-        return "row_registers" if self.group else f"row_{self.variant}"
+        """The kernel of kernels/cupynorm that holds a row so."""
+        return "row_registers" if self.group else "row_staged"
 
     @property
     def template(self) -> tuple[int | bool, ...]:
         """The numbers among the kernel's template arguments, in order."""
         if not self.group:
-            return (self.pack, self.packs)
-        held = (self.pack, self.packs, self.group, self.rows_per_group, self.full, self.hoist)
-        return (*held, self.block, self.least_blocks, self.stages)
+            staged = (self.pack, self.packs, self.peel, self.variant == "split", self.kept_bytes)
+            return (*staged, self.block, self.least_blocks)
+        held = (self.pack, self.packs, self.group, self.rows_per_group, self.full, self.hoist, self.peel)
+        return (*held, self.period, self.parts, self.block, self.least_blocks, self.stages)
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.parts if self.variant == "cluster" else 1
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields, for JSON."""
         return dataclasses.asdict(self)
 
 
-# (plan without grid) -> blocks that a multiprocessor holds at once; 0: it cannot be launched.
+# (plan without grid) -> blocks that a multiprocessor holds at once, or, of clusters, how many the device does; 0: it cannot be
+# launched.
 Occupancy = Callable[[Plan], int]
 
 
@@ -148,17 +232,28 @@ def choose(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: str |
         return _as_wanted(problem, limits, occupancy, wanted)
     if wanted is not None and wanted not in VARIANTS:
         raise DoesNotFitError(f"plan {wanted!r} is not a variant: use {', '.join(VARIANTS)}")
-    for variant in _in_turn(problem) if wanted is None else (wanted,):
-        plan = _CANDIDATE[variant](problem, limits, occupancy)
+    for variant in _in_turn(problem, limits) if wanted is None else (wanted,):
+        plan = _CANDIDATE[variant](problem.peeled, limits, occupancy)
         if plan is not None:
             return plan
     raise DoesNotFitError(_does_not_fit(problem, limits, f"variant {wanted!r}"))
 
 
-def _in_turn(problem: Problem) -> tuple[str, ...]:
-    """Return the variants to try. A warp holds more than what is best for it: from there on a block is better."""
-    narrow = _group(problem, HELD[0].thread_bytes) <= WARP
-    return VARIANTS if narrow else tuple(variant for variant in VARIANTS if variant != "warp")
+def _in_turn(problem: Problem, limits: Limits) -> tuple[str, ...]:
+    """Return the variants to try, best first."""
+    row_bytes = problem.cols * problem.held_bytes
+    if problem.rows < limits.sm_count and row_bytes >= FEW_ROW_BYTES:
+        return ("cluster", "split", "block", "shared", "uncached")
+    # a warp holds more than what is best for it: from there on a block is better
+    narrow = _group(problem.peeled, HELD[0].thread_bytes) <= WARP
+    held = ("warp", "block") if narrow else ("block",)
+    if row_bytes > BLOCK_ROW_BYTES.get(problem.held_bytes, math.inf):
+        return ("cluster", *held, "shared", "uncached")
+    return (*held, "cluster", "shared", "uncached")
+
+
+def _kind(problem: Problem) -> tuple[bool, int]:
+    return bool(problem.columns), problem.held_bytes
 
 
 def _does_not_fit(problem: Problem, limits: Limits, what: str) -> str:
@@ -169,26 +264,34 @@ def _does_not_fit(problem: Problem, limits: Limits, what: str) -> str:
 
 
 def _as_wanted(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: Plan) -> Plan:
-    packs = problem.cols // wanted.pack
-    fits = wanted.variant in VARIANTS and problem.pack % wanted.pack == 0 and wanted.block % WARP == 0
-    if wanted.group:
-        fits = fits and wanted.block % wanted.group == 0 and wanted.packs == math.ceil(packs / wanted.group)
-        staged_bytes = wanted.stages * wanted.rows_per_group * wanted.packs * wanted.block * ACCESS_BYTES
+    peeled = problem.peeled
+    fits = (
+        wanted.variant in VARIANTS
+        and wanted.block % WARP == 0
+        and peeled.pack % wanted.pack == 0
+        and (wanted.pack == peeled.pack or not peeled.peel)
+        and (wanted.peel, wanted.period) == (peeled.peel, _period(peeled, wanted.rows_per_group))
+        and (wanted.parts == 1 or wanted.variant in ("cluster", "split"))
+    )
+    chosen = None
+    if fits and wanted.group:
+        plan = _registers_plan(peeled, wanted)
         fits = (
-            fits
+            wanted.block % wanted.group == 0
+            and plan.packs == wanted.packs
             and (not wanted.stages or wanted.pack * problem.load_bytes == ACCESS_BYTES)
-            and staged_bytes <= limits.shared_bytes_per_block
+            and plan.shared_bytes <= limits.shared_bytes_per_block
         )
-        plan = dataclasses.replace(
-            wanted, full=wanted.group * wanted.packs == packs, shared_bytes=staged_bytes
-        )
-        blocks = math.ceil(problem.rows / (plan.block // plan.group * plan.rows_per_group))
-    else:
-        shared_bytes = shared_bytes_of(problem) if wanted.variant == "shared" else 0
-        fits = fits and shared_bytes <= limits.shared_bytes_per_block
-        plan = dataclasses.replace(wanted, shared_bytes=shared_bytes)
-        blocks = problem.rows
-    chosen = _with_grid(plan, blocks, limits, occupancy(plan), wanted.waves or WAVES) if fits else None
+        if fits:
+            blocks = _blocks(peeled, plan)
+            chosen = _with_grid(plan, blocks, limits, occupancy(plan), wanted.waves or WAVES)
+    elif fits and wanted.variant == "split":
+        chosen = _split_plan(peeled, limits, occupancy, wanted)
+    elif fits:
+        shared_bytes = shared_bytes_of(peeled) if wanted.variant == "shared" else 0
+        if shared_bytes <= wanted.kept_bytes:
+            plan = dataclasses.replace(wanted, shared_bytes=shared_bytes)
+            chosen = _with_grid(plan, problem.rows, limits, occupancy(plan), wanted.waves or WAVES)
     if chosen is None:
         raise DoesNotFitError(_does_not_fit(problem, limits, f"{wanted}"))
     return chosen
@@ -205,8 +308,61 @@ def _power_of_two_from(value: int) -> int:
 
 def _held(problem: Problem) -> Held | None:
     row_bytes = problem.cols * problem.held_bytes
-    table = HELD_WITH_COLUMNS if problem.columns and problem.held_bytes == 2 else HELD  # noqa: PLR2004
+    table = HELD_FLOATS if problem.held_bytes == 4 else HELD  # noqa: PLR2004
+    if problem.columns and problem.held_bytes == 2:  # noqa: PLR2004
+        table = HELD_WITH_COLUMNS
     return next((held for held in table if row_bytes <= held.row_bytes), None)
+
+
+def _period(problem: Problem, rows_per_group: int) -> int:
+    """Return the period that a kernel is built for: rows that are in work one at a time need none."""
+    return problem.period if problem.peel and rows_per_group > 1 else 1
+
+
+# What a plan is where nothing else is said.
+PLAIN = Plan(
+    variant="",
+    pack=1,
+    packs=1,
+    group=0,
+    rows_per_group=1,
+    full=False,
+    hoist=0,
+    peel=0,
+    period=1,
+    parts=1,
+    stages=0,
+    grid=0,
+    block=0,
+    kept_bytes=0,
+    shared_bytes=0,
+    least_blocks=1,
+    resident_blocks=0,
+    waves=0.0,
+)
+
+
+def _registers_plan(problem: Problem, plan: Plan) -> Plan:
+    """Return a plan in registers with all that follows from the problem and from how many threads and blocks share a row."""
+    whole = problem.cols // problem.pack if problem.peel else problem.cols // plan.pack
+    share = math.ceil(whole / plan.parts)
+    packs = max(1, math.ceil(share / plan.group))
+    full = not problem.peel and plan.parts * plan.group * packs == whole
+    rows = plan.stages * plan.rows_per_group * packs * plan.block * ACCESS_BYTES
+    columns = 0
+    if plan.hoist == 2:  # noqa: PLR2004
+        # a struct of gamma and beta, both of words; one that is absent takes a word, too
+        struct_bytes = sum(max(4, size * plan.pack) for size in problem.columns)
+        struct_bytes += 4 * (len(problem.columns) == 1)
+        columns = packs * plan.block * (-(-struct_bytes // ACCESS_BYTES) * ACCESS_BYTES)
+    return dataclasses.replace(plan, packs=packs, full=full, shared_bytes=rows + columns)
+
+
+def _blocks(problem: Problem, plan: Plan) -> int:
+    """Return how many blocks hold all rows."""
+    apart = plan.period * plan.rows_per_group
+    rows = math.ceil(problem.rows / apart) * apart if plan.peel else problem.rows
+    return math.ceil(rows / (plan.block // plan.group * plan.rows_per_group)) * plan.parts
 
 
 def _in_registers(
@@ -216,33 +372,34 @@ def _in_registers(
     elements = packs * problem.pack
     if elements > MOST_ELEMENTS[problem.compute_bytes]:
         return None
+    alike = problem.peel and problem.period and not problem.columns
+    rows = PEELED_ROWS[problem.held_bytes] if alike else 1
+    if rows * elements > MOST_ELEMENTS[problem.compute_bytes] // 2 or problem.compute_bytes == 8:  # noqa: PLR2004
+        rows = 1
     block = max(128 if elements * problem.held_bytes <= HELD[0].thread_bytes else 256, group)
-    full = group * elements == problem.cols
     row_bytes = problem.cols * problem.held_bytes
     hoist = bool(problem.columns) and row_bytes <= HOISTED_ROW_BYTES[problem.held_bytes]
     hoist = hoist and _words(problem, elements, hoist=True) <= MOST_HOISTED_WORDS
+    full = not problem.peel and group * elements == problem.cols
     registers = _registers(problem, limits, elements, full=full, hoist=hoist)
+    registers += (rows - 1) * (elements + 1)
     if registers * block > limits.registers_per_sm:
         return None
     threads = min(resident_threads, limits.threads_per_sm, limits.registers_per_sm // registers)
-    plan = Plan(
+    plan = dataclasses.replace(
+        PLAIN,
         variant=variant,
         pack=problem.pack,
-        packs=packs,
         group=group,
-        rows_per_group=1,
-        full=full,
-        hoist=hoist,
-        stages=0,
-        grid=0,
+        rows_per_group=rows,
+        hoist=int(hoist),
+        peel=problem.peel,
+        period=_period(problem, rows),
         block=block,
-        shared_bytes=0,
         least_blocks=max(1, threads // block),
-        resident_blocks=0,
-        waves=0.0,
     )
-    blocks = math.ceil(problem.rows / (block // group))
-    return _with_grid(plan, blocks, limits, occupancy(plan), ONE_BLOCK_PER_ROW)
+    plan = _registers_plan(problem, plan)
+    return _with_grid(plan, _blocks(problem, plan), limits, occupancy(plan), ONE_BLOCK_PER_ROW)
 
 
 def _words(problem: Problem, elements: int, *, hoist: bool) -> int:
@@ -260,12 +417,16 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
     and architecture to hold this.
     """
     values = _words(problem, elements, hoist=hoist)
-    others = OTHER_REGISTERS[problem.compute_bytes, hoist]
+    others = OTHER_REGISTERS[problem.compute_bytes, int(hoist)]
     if not full:
         others += RAGGED_REGISTERS[problem.compute_bytes] if hoist else max(8, values // 2 - 8)
+    if problem.peel:
+        others += PEELED_REGISTERS[problem.compute_bytes]
     if not hoist:  # the parameters pass through registers, a pack at a time
         others += max(0, 2 * (sum(size * problem.pack // 4 for size in problem.columns) - 8))
-    if elements // problem.pack > MANY_PACKS and not hoist:  # and as many addresses
+    # and as many addresses, unless it is 4 bytes and nothing to ask for each pack
+    many = elements // problem.pack > MANY_PACKS and not problem.peel
+    if many and not hoist and not (full and problem.held_bytes == 4):  # noqa: PLR2004
         others += 24
     if int(limits.compute_capability) < AMPERE:
         others += 16
@@ -274,16 +435,18 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
 
 def _group(problem: Problem, thread_bytes: int) -> int:
     """Return how many threads share a row, so that each holds about thread_bytes of it."""
-    packs = problem.cols // problem.pack
+    packs = max(1, problem.cols // problem.pack)
     packs_per_thread = max(1, thread_bytes // (problem.pack * problem.held_bytes))
     group = _power_of_two_from(math.ceil(packs / packs_per_thread))
     half = group // 2
     fits = half > 0 and math.ceil(packs / half) * problem.pack <= MOST_ELEMENTS[problem.compute_bytes]
-    if packs % group == 0 or not fits or packs_per_thread > MANY_PACKS:
-        return group
-    # ragged rows: half the threads if those hold the row without a gap (768 columns: 0.95 against 0.67), or if, in 16 bits
-    # with parameters, merging unequal parts is what costs most (1000 columns: 0.90 against 0.75)
-    return half if packs % half == 0 or (problem.columns and problem.held_bytes == 2) else group  # noqa: PLR2004
+    if packs % group != 0 and fits and packs_per_thread <= MANY_PACKS and not problem.peel:
+        # ragged rows: half the threads if those hold the row without a gap (768 columns: 0.95 against 0.67), or if, in 16 bits
+        # with parameters, merging unequal parts is what costs most (1000 columns: 0.90 against 0.75)
+        halved = packs % half == 0 or (problem.columns and problem.held_bytes == 2)  # noqa: PLR2004
+        group = half if halved else group
+    # those around the packs are one for each of the first threads
+    return max(group, _power_of_two_from(2 * problem.pack - 2)) if problem.peel else group
 
 
 def _warp(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
@@ -303,70 +466,131 @@ def _block(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | Non
     )
 
 
-def _whole_block(problem: Problem, variant: str, block: int, shared_bytes: int) -> Plan:
+def _cluster(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
+    """Blocks of a cluster share a row, in registers; the rows to come are on their way through shared memory."""
+    if int(limits.compute_capability) < HOPPER:
+        return None
+    row_bytes = problem.cols * problem.held_bytes
+    plain = dataclasses.replace(PLAIN, variant="cluster", pack=problem.pack, peel=problem.peel)
+    if (
+        problem.rows * MOST_PARTS <= 2 * limits.sm_count
+        and row_bytes <= MOST_PARTS * MAX_BLOCK * 4 * ACCESS_BYTES
+    ):
+        # as many multiprocessors as can be work on a row, whatever is left idle
+        packs = problem.cols // problem.pack
+        block = min(MAX_BLOCK, max(FEW_BLOCK, _power_of_two_from(math.ceil(packs / MOST_PARTS / 4))))
+        plan = dataclasses.replace(plain, parts=MOST_PARTS, block=block, group=block)
+        plan = _registers_plan(problem, plan)
+        return _with_grid(plan, _blocks(problem, plan), limits, occupancy(plan), ONE_BLOCK_PER_ROW)
+    wide = any(
+        size > problem.load_bytes for size in problem.columns
+    )  # parameters that take more registers than x
+    for shared in CLUSTERS.get(_kind(problem), ()):
+        if wide and shared.hoist == 0 and shared.packs > MANY_PACKS:
+            continue
+        parts = max(2, _power_of_two_from(math.ceil(row_bytes / shared.share_bytes)))
+        if parts > MOST_PARTS:
+            continue
+        staged = (
+            bool(shared.stages) and not problem.peel and problem.pack * problem.load_bytes == ACCESS_BYTES
+        )
+        plan = dataclasses.replace(
+            plain,
+            parts=parts,
+            block=shared.block,
+            group=shared.block,
+            stages=shared.stages if staged else 0,
+            hoist=shared.hoist if staged else 0,
+        )
+        plan = _registers_plan(problem, plan)
+        if plan.packs > shared.packs or plan.shared_bytes > limits.shared_bytes_per_block:
+            continue
+        waves = 1.0 if staged else ONE_BLOCK_PER_ROW
+        chosen = _with_grid(plan, _blocks(problem, plan), limits, occupancy(plan), waves)
+        if chosen is not None:
+            return chosen
+    return None
+
+
+def _staged(problem: Problem, variant: str, block: int, kept_bytes: int, shared_bytes: int) -> Plan:
     chunk = CHUNK_ELEMENTS[problem.held_bytes]
-    return Plan(
+    return dataclasses.replace(
+        PLAIN,
         variant=variant,
         pack=problem.pack,
         packs=max(1, min(4, chunk // problem.pack)),
-        group=0,
-        rows_per_group=1,
-        full=False,
-        hoist=False,
-        stages=0,
-        grid=0,
+        peel=problem.peel,
         block=block,
+        kept_bytes=kept_bytes,
         shared_bytes=shared_bytes,
-        least_blocks=1,
-        resident_blocks=0,
-        waves=0.0,
     )
 
 
 def _shared(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
     shared_bytes = shared_bytes_of(problem)
-    if shared_bytes > limits.shared_bytes_per_block:
+    kept_bytes = limits.shared_bytes_per_block
+    if shared_bytes > kept_bytes or problem.peel == 2:  # noqa: PLR2004
         return None
-    plan = _largest_block(problem, limits, occupancy, "shared", shared_bytes)
-    return plan and _with_grid(plan, problem.rows, limits, plan.resident_blocks)
+    # as many threads as fill the multiprocessor beside the rows that its shared memory holds
+    at_once = max(1, limits.shared_bytes_per_sm // (shared_bytes + limits.reserved_shared_bytes))
+    block = _power_of_two_from(min(1024, limits.threads_per_sm) // at_once + 1) // 2
+    if problem.rows <= limits.sm_count:
+        block = MAX_BLOCK
+    block = min(max(block, 128), WHOLE_BLOCK[problem.compute_bytes])
+    plan = _staged(problem, "shared", block, kept_bytes, shared_bytes)
+    return _with_grid(plan, problem.rows, limits, occupancy(plan))
 
 
 def _uncached(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
-    plan = _largest_block(problem, limits, occupancy, "uncached", 0)
-    return plan and _with_grid(plan, problem.rows, limits, plan.resident_blocks)
+    plan = _staged(problem, "uncached", WHOLE_BLOCK[problem.compute_bytes], 0, 0)
+    return _with_grid(plan, problem.rows, limits, occupancy(plan))
 
 
-def _largest_block(
-    problem: Problem, limits: Limits, occupancy: Occupancy, variant: str, shared_bytes: int
-) -> Plan | None:
-    """Of 128, 256, 512 and 1024 threads: most active blocks, then the largest. With rows <= SMs, the largest that fits."""
-    best = None
-    most = 0
-    for block in (1024, 512, 256, 128):
-        if block > WHOLE_BLOCK[problem.compute_bytes]:
-            continue
-        plan = _whole_block(problem, variant, block, shared_bytes)
-        resident = occupancy(plan)
-        # uncached: its rows wait nowhere, so threads are what keeps memory busy, not blocks
-        weight = resident * block if variant == "uncached" else resident
-        if weight > most:
-            best, most = dataclasses.replace(plan, resident_blocks=resident), weight
-            if problem.rows <= limits.sm_count:
-                break
-    return best
+def _split(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
+    """As many blocks as the device holds at once share the rows; all of them run, for they wait for one another."""
+    # what each leaves for the others must fit into the packs of its own, which hold 2 bytes an element at least
+    needed = math.ceil(4 * problem.compute_bytes / (2 * problem.pack))
+    if problem.pack < 2 or problem.cols // problem.pack - 1 < needed:  # noqa: PLR2004
+        return None
+    kept_bytes = 0 if problem.peel == 2 else limits.shared_bytes_per_block // ACCESS_BYTES * ACCESS_BYTES  # noqa: PLR2004
+    block = WHOLE_BLOCK[problem.compute_bytes] // 2
+    plan = _staged(problem, "split", block, kept_bytes, 0)
+    return _split_plan(problem, limits, occupancy, plan)
+
+
+def _split_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Plan) -> Plan | None:
+    blocks = limits.sm_count  # one a multiprocessor: a barrier of fewer is quicker
+    row_bytes = shared_bytes_of(problem)
+    least = math.ceil(row_bytes / plan.kept_bytes) if plan.kept_bytes else blocks
+    most = max(1, problem.cols // problem.pack // plan.block)  # a block has a pack for each thread
+    parts = min(blocks, most, max(least, blocks // problem.rows, 1))
+    at_once = min(problem.rows, blocks // parts)
+    share = (math.ceil(problem.cols / parts) + problem.pack) * problem.load_bytes
+    shared_bytes = min(plan.kept_bytes, -(-share // ACCESS_BYTES) * ACCESS_BYTES)
+    plan = dataclasses.replace(plan, parts=parts, shared_bytes=shared_bytes)
+    resident = occupancy(plan)
+    if resident == 0:
+        return None
+    grid = at_once * parts
+    return dataclasses.replace(
+        plan, grid=grid, resident_blocks=resident, waves=grid / (limits.sm_count * resident)
+    )
 
 
 def _with_grid(plan: Plan, blocks: int, limits: Limits, resident: int, waves: float = WAVES) -> Plan | None:
     if resident == 0:
         return None
-    at_once = limits.sm_count * resident
+    at_once = resident * plan.parts if plan.cluster > 1 else limits.sm_count * resident
     grid = int(max(1, min(blocks, at_once * waves, MAX_GRID)))
+    grid = max(plan.parts, grid // plan.parts * plan.parts)
     return dataclasses.replace(plan, grid=grid, resident_blocks=resident, waves=grid / at_once)
 
 
 _CANDIDATE: dict[str, Callable[[Problem, Limits, Occupancy], Plan | None]] = {
     "warp": _warp,
     "block": _block,
+    "cluster": _cluster,
+    "split": _split,
     "shared": _shared,
     "uncached": _uncached,
 }

@@ -35,6 +35,7 @@ from cupynorm.functors import (
     arguments,
     column,
     direct,
+    lie,
     pack_width,
 )
 
@@ -91,8 +92,7 @@ class Spelled(NamedTuple):
     def expression(self, plan: Plan) -> str:
         """Write the kernel's name with its template arguments, as NVRTC's demangler would."""
         numbers = ", ".join(map(_compile.spell, plan.template))
-        if plan.group:
-            numbers = f"cupynorm::Registers<{numbers}>"
+        numbers = f"cupynorm::{'Registers' if plan.group else 'Staged'}<{numbers}>"
         return f"cupynorm::{plan.kernel}<{self.kind}, {numbers}>"
 
 
@@ -114,13 +114,15 @@ def spelled(
     gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
     store = affine_store(y.split(axes)[0], gamma, beta)
     whole = arguments(twin, load, store, rows, cols)
+    pack, lies = pack_width(x, y, axes), lie(x, y, axes)
     problem = Problem(
         rows,
         cols,
-        pack_width(x, y, axes),
+        pack,
         x.dtype.itemsize,
         compute.itemsize,
         tuple(each.dtype.itemsize for each in columns.values()),
+        *(lies if pack < lies.widest else (pack, 0, 1)),
     )
     return Spelled(
         problem, twin, load, store, whole, _compile.text(op.source, whole.cpp, whole.dtype.itemsize)
@@ -283,7 +285,7 @@ def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Give
         chosen = found.plan
         again = remembered(
             given,
-            [launcher(found.kernel.pointer, chosen.grid, chosen.block, chosen.shared_bytes)],
+            [launcher(found.kernel.pointer, chosen)],
             what.arguments,
             x,
             y,
@@ -302,14 +304,12 @@ def _prepare(device: int, what: Spelled, wanted: str | Plan | None, *, tuned: bo
     limits = _device.limits_of(device)
 
     def load(plan: Plan) -> _compile.Kernel:
-        return _compile.kernel(
-            device,
-            what.text,
-            what.expression(plan),
-            limits.shared_bytes_per_block if plan.shared_bytes else 0,
-        )
+        shared_limit = limits.shared_bytes_per_block if plan.shared_bytes or plan.kept_bytes else 0
+        return _compile.kernel(device, what.text, what.expression(plan), shared_limit, plan.cluster)
 
     def occupancy(plan: Plan) -> int:
+        if plan.cluster > 1:
+            return _device.active_clusters(load(plan).pointer, plan.cluster, plan.block, plan.shared_bytes)
         return int(
             _device.driver().occupancyMaxActiveBlocksPerMultiprocessor(
                 load(plan).pointer, plan.block, plan.shared_bytes
@@ -374,6 +374,7 @@ class Explanation:
         return dataclasses.asdict(self)
 
 
+CLUSTER_GROUP = 16  # multiprocessors that a cluster stays within
 REGISTER_BOUND = 64  # what a block of 1024 threads can have at most: the guess where nobody can be asked
 
 
@@ -416,11 +417,15 @@ def explain(
         plan=chosen,
         source=source,
         registers=ask.registers(chosen),
-        occupancy=chosen.resident_blocks * chosen.block / limits.threads_per_sm,
+        occupancy=_resident_blocks(chosen, limits) * chosen.block / limits.threads_per_sm,
         bytes_moved=math.prod(shape) * (x.dtype.itemsize + y.dtype.itemsize) + parameters,
         kernel=what.expression(chosen),
         note=ask.note,
     )
+
+
+def _resident_blocks(plan: Plan, limits: Limits) -> float:
+    return plan.resident_blocks * (plan.cluster / limits.sm_count if plan.cluster > 1 else 1)
 
 
 def _imagined(shape: tuple[int, ...], dtype: Dtype) -> View:
@@ -462,4 +467,9 @@ class _Compiled:
     def resident_blocks(self, plan: Plan) -> int:
         image = self._image(plan)
         registers, static = (image.registers, image.shared_bytes) if image else (REGISTER_BOUND, 0)
-        return active_blocks(self._limits, plan.block, registers, plan.shared_bytes + static)
+        resident = active_blocks(self._limits, plan.block, registers, plan.shared_bytes + static)
+        if plan.cluster == 1:
+            return resident
+        # a cluster stays within a group of multiprocessors
+        groups = self._limits.sm_count // CLUSTER_GROUP
+        return groups * (CLUSTER_GROUP * resident // plan.cluster)

@@ -63,7 +63,9 @@ def folder() -> Path:
     """Return the tables' folder. Raises OSError if there is no home, and CUPYNORM_CACHE_DIR names no other place."""
     base = _cache.folder()
     if not base.is_absolute():
-        raise FileNotFoundError("there is no home folder: set CUPYNORM_CACHE_DIR to a folder that you can write")
+        raise FileNotFoundError(
+            "there is no home folder: set CUPYNORM_CACHE_DIR to a folder that you can write"
+        )
     return base / "tuned"
 
 
@@ -143,7 +145,7 @@ def plan_from(kept: object) -> Plan | None:
     for name, value in kept.items():
         if type(value) is not types[name] or (isinstance(value, (int, float)) and value < 0):
             return None
-    waves = ONE_BLOCK_PER_ROW if kept["group"] else 0.0
+    waves = 0.0 if not kept["group"] else 1.0 if kept["stages"] else ONE_BLOCK_PER_ROW
     return Plan(**kept, grid=0, resident_blocks=0, waves=waves)
 
 

@@ -130,6 +130,27 @@ def pack_width(x: View, y: View, axes: int) -> int:
     return bound
 
 
+class Lie(NamedTuple):
+    """How rows lie in packs of the `widest` kind, as _plan.Problem has it."""
+
+    widest: int
+    peel: int
+    period: int
+
+
+def lie(x: View, y: View, axes: int) -> Lie:
+    """Return how rows lie that begin at no such pack. Every pointer and stride is one of whole elements."""
+    widest = 16 // max(x.dtype.itemsize, y.dtype.itemsize)
+    starts = []
+    for each in (x, y):
+        extents, strides = each.split(axes)[0].collapsed()
+        steps = tuple(stride for extent, stride in zip(extents, strides, strict=True) if extent > 1)
+        starts.append((each.pointer // each.dtype.itemsize % widest, *(step % widest for step in steps)))
+    ours = starts[1][1:]
+    period = 1 if not ours else widest // math.gcd(widest, ours[0]) if len(ours) == 1 else 0
+    return Lie(widest, 1 if starts[0] == starts[1] else 2, period)
+
+
 def arguments(op: Struct, load: Struct, store: Struct, rows: int, cols: int) -> Struct:
     """Twin of Arguments: the one argument of every row kernel."""
     dtype = np.dtype(

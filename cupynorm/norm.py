@@ -48,7 +48,7 @@ def layer_norm(
 
     With return_stats: (y, mean, rstd), where rstd = 1 / sqrt(var + eps); both have x's shape without the normalised axes, in
     float32 (float64). `out` may be x itself. An x without rows gives an empty result. `plan` forces a variant
-    ("warp", "block", "shared", "uncached") on a device.
+    ("warp", "block", "cluster", "split", "shared", "uncached") on a device.
 
     Raises TypeError for arrays of another kind or dtype, or of both kinds in one call; ValueError for shapes, axes, eps,
     devices or an `out` that do not fit; CompileError with the compiler's log; NoDeviceError.

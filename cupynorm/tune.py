@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import datetime as dt
 import functools
+import itertools
 import math
 import os
 import time
@@ -16,7 +17,19 @@ from typing import Any
 from cupynorm import _compile, _device, _row, _tuned, bench, catalog, peers, testing
 from cupynorm._dtypes import Dtype, dtype_of
 from cupynorm._limits import Limits, active_blocks
-from cupynorm._plan import MAX_BLOCK, VARIANTS, WARP, WHOLE_BLOCK, DoesNotFitError, Plan, Problem, choose
+from cupynorm._plan import (
+    HOPPER,
+    MAX_BLOCK,
+    ONE_BLOCK_PER_ROW,
+    PLAIN,
+    VARIANTS,
+    WARP,
+    WHOLE_BLOCK,
+    DoesNotFitError,
+    Plan,
+    Problem,
+    choose,
+)
 from cupynorm.results import COPY, NOISE, Point, Timing
 
 COLS = (*(each for each in bench.COLS if each <= bench.WIDE), *bench.ODD_COLS)
@@ -90,9 +103,11 @@ def candidates(problem: Problem, limits: Limits, most: int) -> list[Plan]:
                 found[usable] = None
 
     add((None, *VARIANTS), most)
-    nearest = sorted(_in_registers(problem, limits), key=_distance(problem, limits, next(iter(found))))
-    rest = list(_whole_block(problem)) if problem.cols * problem.held_bytes > SHARED_ROW_BYTES else []
-    add(nearest, most - len(found) - min(len(rest), most // 4))
+    worked = problem.peeled
+    nearest = sorted(_in_registers(worked, limits), key=_distance(worked, limits, next(iter(found))))
+    wide = problem.cols * problem.held_bytes > SHARED_ROW_BYTES
+    rest = [*_clusters(worked, limits), *_whole_block(worked, limits)] if wide else []
+    add(nearest, most - len(found) - min(len(rest), most // 2))
     add(rest, most - len(found))
     add(nearest, most - len(found))
     return list(found)[:most]
@@ -104,11 +119,12 @@ def _guess(problem: Problem, limits: Limits, plan: Plan) -> int:
         registers = min(MOST_REGISTERS, limits.registers_per_sm // (plan.block * plan.least_blocks))
     else:
         registers = WHOLE_BLOCK_REGISTERS[problem.compute_bytes]
-    return active_blocks(limits, plan.block, registers, plan.shared_bytes)
+    resident = active_blocks(limits, plan.block, registers, plan.shared_bytes)
+    return limits.sm_count * resident // plan.cluster if plan.cluster > 1 else resident
 
 
 def _in_registers(problem: Problem, limits: Limits) -> Iterator[Plan]:
-    for pack in {problem.pack, max(1, problem.pack // 2)}:
+    for pack in {problem.pack, problem.pack if problem.peel else max(1, problem.pack // 2)}:
         for group in (1 << power for power in range(MAX_BLOCK.bit_length())):
             packs = math.ceil(problem.cols // pack / group)
             most = max(MOST_PACKS, PLANNED_ELEMENTS[problem.compute_bytes] // pack)
@@ -118,7 +134,9 @@ def _in_registers(problem: Problem, limits: Limits) -> Iterator[Plan]:
 
 def _launches(problem: Problem, limits: Limits, pack: int, packs: int, group: int) -> Iterator[Plan]:
     for rows in (1, 2):
-        for hoist in (False, True) if problem.columns else (False,):
+        if rows > 1 and problem.peel and not problem.period:
+            continue
+        for hoist in (0, 1) if problem.columns else (0,):
             needed = SURELY + rows * packs * pack * problem.compute_bytes // 4
             needed += packs * sum(max(1, size * pack // 4) for size in problem.columns) if hoist else 0
             for block in (each for each in BLOCKS if each >= group):
@@ -135,38 +153,53 @@ def _launches(problem: Problem, limits: Limits, pack: int, packs: int, group: in
                         group=group,
                         rows_per_group=rows,
                         hoist=hoist,
+                        peel=problem.peel,
+                        period=problem.period if problem.peel and rows > 1 else 1,
                         block=block,
                         least_blocks=least,
                     )
 
 
-def _whole_block(problem: Problem) -> Iterator[Plan]:
+def _clusters(problem: Problem, limits: Limits) -> Iterator[Plan]:
+    whole = math.ceil(problem.cols / problem.pack)
+    if int(limits.compute_capability) < HOPPER:
+        return
+    for parts, block, stages in itertools.product((2, 4, 8, 16), (256, 512, 1024), (0, 2, 3)):
+        packs = math.ceil(math.ceil(whole / parts) / block)
+        if packs * problem.pack > 2 * MOST_ELEMENTS[problem.compute_bytes] or (stages and problem.peel):
+            continue
+        for hoist in (0, 2) if problem.columns and stages else (0,):
+            yield dataclasses.replace(
+                EMPTY_PLAN,
+                variant="cluster",
+                pack=problem.pack,
+                packs=packs,
+                group=block,
+                hoist=hoist,
+                peel=problem.peel,
+                parts=parts,
+                stages=stages,
+                block=block,
+                waves=1.0 if stages else ONE_BLOCK_PER_ROW,
+            )
+
+
+def _whole_block(problem: Problem, limits: Limits) -> Iterator[Plan]:
     for packs in (4, 2, 1, 8):
         for variant in ("shared", "uncached"):
             for block in (each for each in BLOCKS if each <= WHOLE_BLOCK[problem.compute_bytes]):
                 yield dataclasses.replace(
-                    EMPTY_PLAN, variant=variant, pack=problem.pack, packs=packs, block=block
+                    EMPTY_PLAN,
+                    variant=variant,
+                    pack=problem.pack,
+                    packs=packs,
+                    peel=problem.peel,
+                    block=block,
+                    kept_bytes=limits.shared_bytes_per_block if variant == "shared" else 0,
                 )
 
 
-# Made whole by choose(); a field that is not named here has the value that it has in the variants that exist.
-EMPTY_PLAN = dataclasses.replace(
-    choose(
-        Problem(1, 1, 1, 4, 4),
-        Limits("any", "90", 1, 2048, 32, 65536, 65536, 65536, 0, 0),
-        lambda _: 1,
-        "uncached",
-    ),
-    group=0,
-    full=False,
-    hoist=False,
-    rows_per_group=1,
-    shared_bytes=0,
-    least_blocks=1,
-    grid=0,
-    resident_blocks=0,
-    waves=0.0,
-)
+EMPTY_PLAN = dataclasses.replace(PLAIN, waves=ONE_BLOCK_PER_ROW)  # made whole by choose()
 
 
 def _distance(problem: Problem, limits: Limits, origin: Plan) -> Any:
@@ -205,9 +238,9 @@ def _usable(
 
     def fault(plan: Plan) -> str:
         with _device.cupy().cuda.Device(device):
-            limit = shared_limit if plan.shared_bytes else 0
+            limit = shared_limit if plan.shared_bytes or plan.kept_bytes else 0
             try:
-                kernel = _compile.kernel(device, what.text, what.expression(plan), limit)
+                kernel = _compile.kernel(device, what.text, what.expression(plan), limit, plan.cluster)
             except Exception as error:  # noqa: BLE001  a candidate's faults are its own
                 return f"not compiled ({type(error).__name__})"
         return "spills" if kernel.local_bytes else ""

@@ -38,37 +38,37 @@ struct LayerNorm {
 
   static State identity() { return {0, 0, 0}; }
 
-  // Exact two-pass over what one thread holds. The elements from `valid` on are padding. Leaves x - origin in x.
-  template <int N>
-  static State summarize(T (&x)[N], int valid, T origin) {
+  // Exact two-pass over what one thread holds. Elements that are not valid are padding. Leaves x - origin in x.
+  template <int N, class Valid>
+  static State summarize(T (&x)[N], Valid valid, T origin) {
     T sum = first_pass(x, valid, origin);
-    T mean = valid == N ? sum * (T(1) / N) : sum * reciprocal(larger(T(valid), T(1)));
+    T mean = valid.template all<N>() ? sum * (T(1) / N) : sum * reciprocal(larger(T(valid.total()), T(1)));
     T m2 = second_pass(x, valid, mean);
-    return {mean, m2, T(valid)};
+    return {mean, m2, T(valid.total())};
   }
 
   // The same in two steps, for threads that can afford to meet twice: the sum of x - origin, then, given the mean of all that
   // they hold, the sum of squares around it.
   static constexpr bool kTwoPass = true;
 
-  template <int N>
-  static T first_pass(T (&x)[N], int valid, T origin) {
+  template <int N, class Valid>
+  static T first_pass(T (&x)[N], Valid valid, T origin) {
     T sum = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       x[i] -= origin;
-      if (i < valid) sum += x[i];
+      if (valid.template has<N>(i)) sum += x[i];
     }
     return sum;
   }
 
-  template <int N>
-  static T second_pass(const T (&x)[N], int valid, T mean) {
+  template <int N, class Valid>
+  static T second_pass(const T (&x)[N], Valid valid, T mean) {
     T m2 = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       T d = x[i] - mean;
-      if (i < valid) m2 = multiply_add(d, d, m2);
+      if (valid.template has<N>(i)) m2 = multiply_add(d, d, m2);
     }
     return m2;
   }

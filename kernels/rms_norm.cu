@@ -22,8 +22,8 @@ struct RmsNorm {
   static T padding() { return 0; }
   static State identity() { return {0}; }
 
-  template <int N>
-  static State summarize(T (&x)[N], int, T) {
+  template <int N, class Valid>
+  static State summarize(T (&x)[N], Valid, T) {
     T sum = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) sum = multiply_add(x[i], x[i], sum);

@@ -46,8 +46,8 @@ struct Softmax {
   static State identity() { return State::identity(); }
 
   // Leaves exp(x - own maximum) in x: finish folds the rescale to the row's maximum into one factor.
-  template <int N>
-  static State summarize(T (&x)[N], int, T) {
+  template <int N, class Valid>
+  static State summarize(T (&x)[N], Valid, T) {
     T max = maximum(x), origin = max == -infinity<T>() ? T(0) : max, sum = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) sum += x[i] = exponential(x[i] - origin);
@@ -92,8 +92,8 @@ struct LogSoftmax {
   static T padding() { return -infinity<T>(); }
   static State identity() { return State::identity(); }
 
-  template <int N>
-  static State summarize(T (&x)[N], int, T) {
+  template <int N, class Valid>
+  static State summarize(T (&x)[N], Valid, T) {
     T max = maximum(x), origin = max == -infinity<T>() ? T(0) : max, sum = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) sum += exponential(x[i] - origin);

@@ -126,9 +126,7 @@ REGISTERS = 65536  # of a multiprocessor, on every architecture
 
 def tightness(plan: Plan) -> tuple[float, int]:
     """How much a thread holds for each register that its launch bounds leave it."""
-    threads = (
-        plan.block * plan.least_blocks if plan.group else 1024
-    )  # row_shared and row_uncached are built for any block
+    threads = plan.block * plan.least_blocks
     held = plan.packs * plan.pack * plan.rows_per_group * (2 if plan.hoist else 1)
     return held * threads / REGISTERS, held
 
@@ -139,7 +137,7 @@ def extremes(candidates: Iterable[Plan]) -> list[Plan]:
     def kind(plan: Plan) -> Plan:
         held = {"packs": 0, "group": 0}
         launch = {"grid": 0, "shared_bytes": 0, "resident_blocks": 0, "waves": 0.0}
-        return dataclasses.replace(plan, **held, **launch, block=plan.block if plan.group else 0)
+        return dataclasses.replace(plan, **held, **launch)
 
     found: dict[Plan, Plan] = {}
     for plan in candidates:
@@ -148,10 +146,10 @@ def extremes(candidates: Iterable[Plan]) -> list[Plan]:
 
 
 def tightest(candidates: Iterable[Plan]) -> list[Plan]:
-    """Of each variant, with full rows and with ragged ones, the plan that strains the registers most."""
-    found: dict[tuple[str, bool], Plan] = {}
+    """Of each variant, with full rows, ragged ones and those that begin anywhere, the plan that strains the registers most."""
+    found: dict[tuple[str, bool, int, int], Plan] = {}
     for plan in candidates:
-        kind = plan.variant, plan.full
+        kind = plan.variant, plan.full, plan.peel, plan.stages
         found[kind] = max(found.get(kind, plan), plan, key=tightness)
     return list(found.values())
 
@@ -182,8 +180,8 @@ def instances(
             what.expression(plan),
             types,
             plan,
-            load_bytes=min(16, pack * x.itemsize),
-            store_bytes=min(16, pack * y.itemsize),
+            load_bytes=min(16, plan.pack * x.itemsize),
+            store_bytes=min(16, plan.pack * y.itemsize),
         )
 
 
@@ -337,7 +335,17 @@ def narrow_accesses(op: RowOp, instance: Instance, code: Code) -> list[str]:
     packs = plan.packs * plan.rows_per_group if plan.group else 1
     copies = 2 * plan.rows_per_group  # the compiler may peel a turn off a loop
     origins = dict.fromkeys((2, 4, 8), copies) if "mean" in op.stats and not plan.group else {}
-    statistics = {compute.itemsize: copies * len(op.stats)}
+    statistics = Counter({compute.itemsize: copies * len(op.stats)})
+    if plan.peel:  # the elements around the packs, one by one, and their parameters
+        origins = Counter(origins)
+        for each in types:
+            origins[dtype_of(each or types.x).itemsize] += copies
+        statistics[dtype_of(types.y).itemsize] += copies
+        columns |= {16}
+    if plan.variant == "split":  # what blocks leave for one another
+        origins = Counter(origins)
+        origins[4] += 8 * 4 * copies  # the loop over them is unrolled
+        statistics[4] += 8 * copies
     directions = (
         ("loads", {"LDG", "LDGSTS"}, instance.load_bytes, columns, origins),
         ("stores", {"STG"}, instance.store_bytes, set(), statistics),

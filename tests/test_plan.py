@@ -30,10 +30,10 @@ def problem(
         (8, "warp"),
         (512, "warp"),
         (520, "block"),
-        (32768, "block"),
-        (32776, "shared"),
-        (115200, "shared"),
-        (115208, "uncached"),
+        (16384, "block"),
+        (16392, "cluster"),
+        (524288, "cluster"),
+        (524296, "uncached"),
         (2**31 + 8, "uncached"),
     ],
 )
@@ -43,6 +43,72 @@ def test_variant_changes_at_the_edge(cols: int, variant: str) -> None:
     assert plan.variant == variant
 
 
+@pytest.mark.parametrize(
+    ("cols", "variant"),
+    [
+        (512, "warp"),
+        (520, "block"),
+        (32768, "block"),
+        (32776, "shared"),
+        (82432, "shared"),
+        (82440, "uncached"),
+    ],
+)
+def test_without_clusters_shared_memory_is_next(cols: int, variant: str) -> None:
+    plan = choose(problem(cols=cols), RECORDED["a100"], resident)
+
+    assert plan.variant == variant
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "variant"),
+    [
+        (1, 16376, "block"),
+        (1, 16384, "cluster"),
+        (16, 65536, "cluster"),
+        (1, 2**19, "cluster"),
+        (1, 2**20, "split"),
+        (131, 2**20, "split"),
+        (132, 2**20, "uncached"),
+    ],
+)
+def test_fewer_rows_than_multiprocessors_are_shared_out(rows: int, cols: int, variant: str) -> None:
+    plan = choose(problem(rows=rows, cols=cols), H200, resident)
+
+    assert plan.variant == variant
+    assert plan.grid <= H200.sm_count * 16
+
+
+def test_blocks_that_wait_for_one_another_are_no_more_than_the_device_runs() -> None:
+    for rows in (1, 7, 64, 131):
+        plan = choose(problem(rows=rows, cols=2**22), H200, resident, "split")
+
+        assert plan.grid % plan.parts == 0
+        assert plan.grid <= H200.sm_count
+
+
+@pytest.mark.parametrize("cols", [63, 65, 1023, 1025, 5001, 16383])
+@pytest.mark.parametrize("peel", [1, 2])
+def test_rows_that_begin_anywhere_have_the_widest_packs(cols: int, peel: int) -> None:
+    odd = dataclasses.replace(problem(cols=cols, pack=1), widest=8, peel=peel, period=8)
+    plan = choose(odd, H200, resident)
+
+    assert plan.pack == (8 if cols >= 64 else 1)
+    assert plan.peel == (peel if cols >= 64 else 0)
+    if plan.peel:
+        assert plan.group >= 14  # one for each element around the packs
+        assert plan.group * plan.packs >= cols // 8
+        assert plan.group * (plan.packs - 1) <= (cols - 7) // 8  # only a thread's last pack may be missing
+
+
+def test_parameters_stay_on_chip_where_clusters_go_through_rows() -> None:
+    plan = choose(dataclasses.replace(problem(cols=65536), columns=(2, 2)), H200, resident)
+
+    assert (plan.variant, plan.hoist, plan.stages) == ("cluster", 2, 4)
+    assert plan.shared_bytes <= H200.shared_bytes_per_block
+    assert plan.waves <= 1
+
+
 @pytest.mark.parametrize("compute_bytes", [4, 8])
 @pytest.mark.parametrize("pack", [1, 2, 4])
 def test_every_width_is_covered_exactly_once(pack: int, compute_bytes: int) -> None:
@@ -50,7 +116,9 @@ def test_every_width_is_covered_exactly_once(pack: int, compute_bytes: int) -> N
         plan = choose(problem(cols=cols, pack=pack, compute_bytes=compute_bytes), H200, resident)
         packs = cols // pack
         if plan.variant not in ("warp", "block"):
-            assert cols * 8 > 32 << 10, cols  # registers have run out
+            assert cols * max(2, compute_bytes if compute_bytes == 8 else 2) > 32 << 10, (
+                cols
+            )  # registers have run out
             continue
 
         assert plan.group * plan.packs >= packs, cols
@@ -61,30 +129,23 @@ def test_every_width_is_covered_exactly_once(pack: int, compute_bytes: int) -> N
         assert plan.packs * plan.pack <= (32 if compute_bytes == 4 else 16), cols
 
 
-def test_the_block_with_most_active_blocks_wins_and_of_those_the_largest() -> None:
-    answers = {1024: 1, 512: 3, 256: 3, 128: 2}
+def test_shared_takes_threads_that_fill_the_multiprocessor_beside_its_rows() -> None:
+    blocks = {
+        cols: choose(problem(cols=cols), H200, resident, "shared").block for cols in (8192, 32768, 100000)
+    }
 
-    plan = choose(problem(cols=65536), H200, lambda plan: answers[plan.block])
-
-    assert (plan.variant, plan.block, plan.resident_blocks) == ("shared", 512, 3)
-
-
-def test_few_rows_take_the_largest_block_that_fits() -> None:
-    answers = {1024: 0, 512: 1, 256: 3, 128: 3}
-
-    plan = choose(problem(rows=132, cols=65536), H200, lambda plan: answers[plan.block])
-
-    assert (plan.variant, plan.block) == ("shared", 512)
+    assert blocks == {8192: 128, 32768: 256, 100000: 1024}
+    assert choose(problem(rows=132, cols=8192), H200, resident, "shared").block == 1024
 
 
 def test_no_active_block_falls_to_the_next_variant() -> None:
-    plan = choose(problem(cols=65536), H200, lambda plan: 0 if plan.variant == "shared" else 1)
+    plan = choose(problem(cols=65536), H200, lambda plan: int(plan.variant == "uncached"))
 
     assert plan.variant == "uncached"
 
 
 def test_grid_covers_the_rows_and_is_a_bounded_number_of_waves() -> None:
-    plan = choose(problem(rows=10**9, cols=65536), H200, resident)
+    plan = choose(problem(rows=10**9, cols=65536), H200, resident, "shared")
 
     assert plan.grid == H200.sm_count * plan.resident_blocks * 32
     assert plan.waves == pytest.approx(32)
@@ -114,14 +175,19 @@ def test_a_forced_plan_for_another_width_is_refused() -> None:
         choose(problem(cols=4096), H200, resident, wanted)
 
 
-@pytest.mark.parametrize(("variant", "cols"), [("warp", 1032), ("block", 32776), ("shared", 2**20)])
+@pytest.mark.parametrize(
+    ("variant", "cols"),
+    [("warp", 1032), ("block", 32776), ("cluster", 2**20), ("split", 8), ("shared", 2**20)],
+)
 def test_a_forced_variant_that_cannot_hold_the_row_says_so(variant: str, cols: int) -> None:
     with pytest.raises(DoesNotFitError, match=f"'{variant}' cannot hold a row of {cols} columns"):
         choose(problem(cols=cols), H200, resident, variant)
 
 
 def test_an_unknown_variant_is_named_with_those_that_exist() -> None:
-    with pytest.raises(ValueError, match="plan 'fast' is not a variant: use warp, block, shared, uncached"):
+    with pytest.raises(
+        ValueError, match="plan 'fast' is not a variant: use warp, block, cluster, split, shared, uncached"
+    ):
         choose(problem(), H200, resident, "fast")
 
 

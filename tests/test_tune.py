@@ -90,7 +90,7 @@ def test_no_more_candidates_than_asked_for() -> None:
 def test_rows_too_long_for_registers_are_tried_in_shared_memory_and_without() -> None:
     found = tune.candidates(Problem(4096, 65536, 8, 2, 4), RECORDED["h200"], 64)
 
-    assert {plan.variant for plan in found} == {"shared", "uncached"}
+    assert {plan.variant for plan in found} == {"cluster", "split", "shared", "uncached"}
     assert {plan.block for plan in found} == {128, 256, 512, 1024}
 
 
@@ -241,10 +241,10 @@ def test_plans_that_spill_do_not_compile_or_do_not_run_are_refused(timer, monkey
     timer.seconds = lambda plan: BEFORE if plan == before else FASTER
     original = _compile.kernel
 
-    def kernel(device, code, expression, limit):
-        if "row_shared" in expression:
+    def kernel(device, code, expression, limit, cluster):
+        if ", 230400, " in expression:  # shared and split
             raise _device.CompileError("no")
-        found = original(device, code, expression, limit)
+        found = original(device, code, expression, limit, cluster)
         return found._replace(local_bytes=8) if "row_registers" in expression else found
 
     timer.failing = {plan for plan in every_candidate() if plan.variant == "uncached"}

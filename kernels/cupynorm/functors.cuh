@@ -41,6 +41,10 @@ struct DirectLoad {
     Pack<T, N> load(Index col) const {
       return load_pack<T, N>(pointer + col);
     }
+    template <int N>
+    Pack<T, N> load_anywhere(int64 col) const {
+      return load_pack_anywhere<T, N>(pointer + col);
+    }
     template <typename Index>
     const void* address(Index col) const {
       return pointer + col;
@@ -55,6 +59,7 @@ struct NoColumns {
 
 template <typename T, int kAxes>
 struct DirectStore {
+  using Type = T;
   T* pointer;
   Strided<kAxes> rows;
 
@@ -64,12 +69,22 @@ struct DirectStore {
   NoColumns columns(Index) const {
     return {};
   }
+  template <int N>
+  NoColumns columns_anywhere(int64) const {
+    return {};
+  }
 
   struct Line {
     T* pointer;
-    template <int N, typename Compute, typename Index>
+    T* address() const { return pointer; }
+    // how many elements lie before the first that is aligned to N elements
+    template <int N>
+    int head() const {
+      return int(-(reinterpret_cast<unsigned long long>(pointer) / sizeof(T)) % N);
+    }
+    template <int N, bool kWhole = false, typename Compute, typename Index>
     void store(const Compute (&y)[N], NoColumns, Index col) const {
-      store_pack(pointer + col, pack_from<T, N>(y));
+      store_pack<kWhole>(pointer + col, pack_from<T, N>(y));
     }
   };
   Line at(int64 row) const { return {pointer + rows.offset(row)}; }
@@ -85,6 +100,10 @@ struct NoColumn {
   NoColumns load(Index) const {
     return {};
   }
+  template <int N>
+  NoColumns load_anywhere(int64) const {
+    return {};
+  }
 };
 
 // One value a column, next to each other, read in accesses of kWidth elements: as wide as the pointer's alignment allows.
@@ -98,6 +117,10 @@ struct Column {
   template <int N, typename Index>
   Pack<T, N> load(Index col) const {
     return load_pack<T, N, (kWidth < N ? kWidth : N), true>(pointer + col);
+  }
+  template <int N>
+  Pack<T, N> load_anywhere(int64 col) const {
+    return load_pack_anywhere<T, N, true>(pointer + col);
   }
 };
 
@@ -123,6 +146,10 @@ struct StridedColumn {
     for (int i = 0; i < N; ++i) values.element[i] = load_pack<T, 1, 1, true>(pointer + cols.offset(col + i));
     return values;
   }
+  template <int N>
+  Packed<N> load_anywhere(int64 col) const {
+    return load<N>(col);
+  }
 };
 
 template <int N, class Values, typename Compute>
@@ -134,6 +161,7 @@ inline void unpack(const Values& values, Compute* x) {
 // y * gamma + beta, rounded once.
 template <typename T, int kAxes, class Gamma, class Beta>
 struct AffineStore {
+  using Type = T;
   DirectStore<T, kAxes> to;
   Gamma gamma;
   Beta beta;
@@ -148,11 +176,20 @@ struct AffineStore {
   Columns<N> columns(Index col) const {
     return {gamma.template load<N>(col), beta.template load<N>(col)};
   }
+  template <int N>
+  Columns<N> columns_anywhere(int64 col) const {
+    return {gamma.template load_anywhere<N>(col), beta.template load_anywhere<N>(col)};
+  }
 
   struct Line {
     typename DirectStore<T, kAxes>::Line to;
+    T* address() const { return to.address(); }
+    template <int N>
+    int head() const {
+      return to.template head<N>();
+    }
 
-    template <int N, typename Compute, typename Index>
+    template <int N, bool kWhole = false, typename Compute, typename Index>
     void store(const Compute (&y)[N], const Columns<N>& columns, Index col) const {
       Compute z[N], scale[N], shift[N];
       if constexpr (Gamma::kPresent) unpack<N>(columns.gamma, scale);
@@ -163,7 +200,7 @@ struct AffineStore {
         else if constexpr (Gamma::kPresent) z[i] = y[i] * scale[i];
         else z[i] = y[i] + shift[i];
       }
-      to.store(z, NoColumns{}, col);
+      to.template store<N, kWhole>(z, NoColumns{}, col);
     }
   };
   Line at(int64 row) const { return {to.at(row)}; }

@@ -24,11 +24,11 @@ inline T sum_lanes(T value) {
   return value;
 }
 
-// The State of what kLanes neighbouring lanes hold, x[N] each, of which `valid` elements count; `count` is the sum of valid over
+// The State of what kLanes neighbouring lanes hold, x[N] each, of which `valid` ones count; `count` is the sum of that over
 // the lanes. `mine` is this lane's own State, where the op has one. In lanes two exchanges of one number are cheaper than one of
 // a State (LayerNorm, half of 1000 columns on an H200: 0.88 of the copy rate before), so an op may take two passes.
-template <class Op, bool kEqual, int kLanes, int N>
-inline typename Op::State summarize_lanes(typename Op::Compute (&x)[N], int valid, int count, typename Op::Compute origin,
+template <class Op, bool kEqual, int kLanes, int N, class Valid>
+inline typename Op::State summarize_lanes(typename Op::Compute (&x)[N], Valid valid, int count, typename Op::Compute origin,
                                           typename Op::State& mine) {
   using Compute = typename Op::Compute;
   if constexpr (Op::kTwoPass && kLanes > 1) {
@@ -69,15 +69,51 @@ inline void reduce_warps(typename Op::State (&s)[kRows], const typename Op::Comp
   }
 }
 
-// Over the whole block, whatever its size in warps. `slots` is for 2 x 32 states; `turn` alternates between calls.
+// A slot in global memory, which other blocks read after a barrier of the grid: never from a cache of their own. `to` is aligned
+// to 4 bytes.
 template <class Op>
-inline typename Op::State reduce_block(typename Op::State s, typename Op::State* slots, int turn) {
-  const int lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
-  slots += turn * kWarp;
-  s = reduce_lanes<Op, false, kWarp>(s);
-  if (lane == 0) slots[threadIdx.x / kWarp] = s;
-  __syncthreads();
-  return reduce_lanes<Op, false, kWarp>(lane < warps ? slots[lane] : Op::identity());
+inline void write_slot(void* to, const Slot<Op>& slot) {
+  const unsigned* word = reinterpret_cast<const unsigned*>(&slot);
+#pragma unroll
+  for (int i = 0; i < int(sizeof slot / 4); ++i) static_cast<volatile unsigned*>(to)[i] = word[i];
+}
+template <class Op>
+inline Slot<Op> read_slot(const void* from) {
+  Slot<Op> slot;
+  unsigned* word = reinterpret_cast<unsigned*>(&slot);
+#pragma unroll
+  for (int i = 0; i < int(sizeof slot / 4); ++i) word[i] = static_cast<const volatile unsigned*>(from)[i];
+  return slot;
+}
+
+// What the blocks of a cluster tell one another: a slot from each, and the signal that all have come.
+template <class Op, int kParts>
+struct alignas(16) Mail {
+  static constexpr int kWords = int((sizeof(Slot<Op>) + 15) / 16);
+  uint4 words[kParts][kWords];
+  Signal signal;
+};
+
+// Over the blocks of a cluster, after each block has reduced its threads: every thread gets the row's state. `part` is this
+// block's number. All blocks must have begun, their signals made. A caller in a loop takes two Mails in turn, and meets its own
+// block (reduce_warps) between two calls; `parity` changes each time that a Mail is used.
+template <class Op, bool kEqual, int kParts>
+inline void reduce_blocks(typename Op::State& s, typename Op::Compute origin, Mail<Op, kParts>& mail, int part, unsigned parity) {
+  constexpr int kWords = Mail<Op, kParts>::kWords;
+  union {
+    uint4 words[kWords];
+    Slot<Op> slot;
+  } own = {}, other;
+  own.slot = {s, origin};
+  if (threadIdx.x == 0) expect_bytes(&mail.signal, sizeof mail.words);
+  if (int(threadIdx.x) < kParts) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) send_words(&mail.words[part][i], &mail.signal, threadIdx.x, own.words[i]);
+  }
+  await_words(&mail.signal, parity);
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) other.words[i] = mail.words[threadIdx.x % kParts][i];
+  s = reduce_lanes<Op, kEqual, kParts>(Op::rebase(other.slot.state, other.slot.origin, origin));
 }
 
 }  // namespace cupynorm

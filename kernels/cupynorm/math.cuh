@@ -4,6 +4,23 @@
 
 namespace cupynorm {
 
+// Which of a thread's elements count: the first `count`, kSure of them for certain; and, behind all packs, kLone more if `lone`.
+template <int kSure, int kLone = 0>
+struct Valid {
+  int count;
+  bool lone;
+
+  template <int N>
+  bool has(int i) const {
+    return i < kSure || (i < N - kLone ? i < count : lone);
+  }
+  template <int N>
+  bool all() const {
+    return kSure == N || (count == N - kLone && (kLone == 0 || lone));
+  }
+  int total() const { return count + (kLone > 0 && lone ? kLone : 0); }
+};
+
 template <typename T>
 inline T infinity() {
   return T(as_float(0x7f800000));

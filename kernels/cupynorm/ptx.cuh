@@ -65,13 +65,18 @@ inline unsigned short double_to_half(double x) {
 
 inline float double_to_float_toward_zero(double x) { return __double2float_rz(x); }
 
-// Copies 16 bytes from global to shared memory on their own way, no register involved; both aligned. commit() closes a group of
-// this thread's copies, wait<n>() waits until all but its n newest groups have arrived, for this thread to read.
+// Copies 4, 8 or 16 bytes from global to shared memory on their own way, no register involved; both aligned to as many. commit()
+// closes a group of this thread's copies, wait<n>() waits until all but its n newest groups have arrived, for this thread to read.
+template <int kBytes>
 inline void copy_ahead(void* shared, const void* global) {
 #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(shared))), "l"(global) : "memory");
+  const unsigned to = unsigned(__cvta_generic_to_shared(shared));
+  if constexpr (kBytes == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+  else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(kBytes) : "memory");
 #else
-  *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
+  if constexpr (kBytes == 16) *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
+  else if constexpr (kBytes == 8) *static_cast<uint2*>(shared) = *static_cast<const uint2*>(global);
+  else *static_cast<unsigned*>(shared) = *static_cast<const unsigned*>(global);
 #endif
 }
 inline void commit_copies() {
@@ -84,6 +89,104 @@ inline void wait_for_copies() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory");
 #endif
+}
+
+// The blocks of a cluster (sm_90) run at the same time, and may write into one another's shared memory. What was written before
+// a thread's arrival is seen by whoever has waited; a block must not write into another before both have met once.
+inline int block_of_cluster() {
+  unsigned rank = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return int(rank);
+}
+inline void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+inline void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// Words sent to another block of the cluster, and the signal there that counts their bytes (an mbarrier). Nothing else waits for
+// them: a barrier of the cluster would wait for every store to memory before it, too.
+struct Signal {
+  unsigned long long word;
+};
+// Before the blocks of a cluster meet for the first time, by one thread.
+inline void make_signal(Signal* signal) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(unsigned(__cvta_generic_to_shared(signal))) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+// By one thread, once for each wait: how many bytes will come.
+inline void expect_bytes(Signal* signal, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(unsigned(__cvta_generic_to_shared(signal))), "r"(bytes) : "memory");
+#endif
+}
+// Sends four words to where `shared` lies in another block, 16-byte aligned, and tells `signal` there.
+inline void send_words(void* shared, Signal* signal, int block, uint4 words) {
+#if __CUDA_ARCH__ >= 900
+  unsigned to, tell;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(unsigned(__cvta_generic_to_shared(shared))), "r"(block));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(tell) : "r"(unsigned(__cvta_generic_to_shared(signal))), "r"(block));
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+               "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w), "r"(tell)
+               : "memory");
+#endif
+}
+// Waits for the bytes expected: for the first time with parity 0, then 1, 0 and so on. By all threads.
+inline void await_words(Signal* signal, unsigned parity) {
+#if __CUDA_ARCH__ >= 900
+  unsigned done;
+  do {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(unsigned(__cvta_generic_to_shared(signal))), "r"(parity)
+        : "memory");
+  } while (!done);
+#endif
+}
+
+// The barrier of a cooperative launch, whose blocks all run at the same time: arrive, then wait for all. By every thread of every
+// block; what was written before an arrival is seen after the wait. The driver gives each such launch a counter of its own; its
+// address is in the two registers that CUDA's own cooperative_groups take it from. The top bit turns over when all have come.
+inline unsigned long long grid_counter() {
+  unsigned high = 0, low = 0;
+  asm("mov.u32 %0, %%envreg1;" : "=r"(high));
+  asm("mov.u32 %0, %%envreg2;" : "=r"(low));
+  return (static_cast<unsigned long long>(high) << 32 | low) + 4;
+}
+inline unsigned grid_arrive() {
+  unsigned before = 0;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const unsigned others = gridDim.x * gridDim.y - 1, step = blockIdx.x + blockIdx.y == 0 ? 0x80000000u - others : 1;
+    asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(grid_counter()), "r"(step) : "memory");
+  }
+  return before;
+}
+inline void grid_wait(unsigned before) {
+  if (threadIdx.x == 0) {
+    unsigned now;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(grid_counter()) : "memory");
+    } while (((now ^ before) & 0x80000000u) == 0);
+  }
+  __syncthreads();
+}
+
+// One store of 8 or 16 bytes to global memory.
+inline void store_pair(void* to, unsigned a, unsigned b) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(a), "r"(b) : "memory");
+}
+inline void store_quad(void* to, unsigned a, unsigned b, unsigned c, unsigned d) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 // Hides where a word comes from: what is computed from it stays where it stands, inside a loop for example.
@@ -118,8 +221,28 @@ inline double as_double(unsigned low, unsigned high) {
 inline unsigned low_word(double x) { return unsigned(same_bits<unsigned long long>(x)); }
 inline unsigned high_word(double x) { return unsigned(same_bits<unsigned long long>(x) >> 32); }
 
+inline int block_of_cluster() { return simulator::block_of_cluster(); }
+inline void cluster_arrive(SIMULATOR_HERE) { simulator::cluster_arrive({"cluster_arrive", file, line}); }
+inline void cluster_wait(SIMULATOR_HERE) { simulator::cluster_wait({"cluster_wait", file, line}); }
+struct Signal {};
+inline void make_signal(Signal*) {}
+inline void expect_bytes(Signal*, unsigned) {}
+inline void send_words(void* shared, Signal*, int block, uint4 words, SIMULATOR_HERE) {
+  *static_cast<uint4*>(simulator::of_block(shared, block, {"send_words", file, line})) = words;
+}
+inline void await_words(Signal*, unsigned) { cluster_arrive(), cluster_wait(); }
+
+inline unsigned grid_arrive(SIMULATOR_HERE) { return simulator::grid_arrive({"grid_arrive", file, line}), 0; }
+inline void grid_wait(unsigned, SIMULATOR_HERE) { simulator::grid_wait({"grid_wait", file, line}); }
+
+inline void store_pair(void* to, unsigned a, unsigned b) { *static_cast<uint2*>(to) = uint2{a, b}; }
+inline void store_quad(void* to, unsigned a, unsigned b, unsigned c, unsigned d) { *static_cast<uint4*>(to) = uint4{a, b, c, d}; }
+
 inline void hide(unsigned&) {}
-inline void copy_ahead(void* shared, const void* global) { simulator::copy_later(shared, global, 16, {"copy_ahead", __FILE__, __LINE__}); }
+template <int kBytes>
+inline void copy_ahead(void* shared, const void* global) {
+  simulator::copy_later(shared, global, kBytes, {"copy_ahead", __FILE__, __LINE__});
+}
 inline void commit_copies() { simulator::commit_copies(); }
 template <int kNewest>
 inline void wait_for_copies() {

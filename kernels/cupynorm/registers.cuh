@@ -240,9 +240,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         Compute y[kPack];
 #pragma unroll
         for (int i = 0; i < kPack; ++i) y[i] = Op::map(x[r][p * kPack + i], whole);
-        if constexpr (Shape::kHoist == 1) line.template store<kPack>(y, columns[p], col(p));
-        else if constexpr (Shape::kHoist == 2) line.template store<kPack>(y, kept_columns(p), col(p));
-        else line.template store<kPack>(y, parameters(p), col(p));
+        if constexpr (Shape::kHoist == 1) line.template store<kPack, (kLone > 0)>(y, columns[p], col(p));
+        else if constexpr (Shape::kHoist == 2) line.template store<kPack, (kLone > 0)>(y, kept_columns(p), col(p));
+        else line.template store<kPack, (kLone > 0)>(y, parameters(p), col(p));
       }
       if constexpr (kLone > 0) {
         if (alone()) {

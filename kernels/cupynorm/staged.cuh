@@ -18,6 +18,7 @@ template <int Pack_, int Packs, int Peel, bool Split, int Kept, int Block, int R
 struct Staged {
   static constexpr int kPack = Pack_, kPacks = Packs, kPeel = Peel, kKept = Kept, kBlock = Block, kResident = Resident;
   static constexpr bool kSplit = Split;
+  static_assert(Kept % 16 == 0, "in whole accesses");
   static_assert(Peel < 2 || Kept == 0, "what lies in other packs than y is not copied in packs");
 };
 
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
 #pragma unroll 4
         for (int i = b * batch + threadIdx.x; i < end; i += kBlock) {
           if constexpr (kPackBytes >= 4) copy_ahead<kPackBytes>(memory + i * kPack, from.address(base + i * kPack));
-          else store_pack(memory + i * kPack, from.template load<kPack>(base + i * kPack));
+          else memory[i] = *static_cast<const Type*>(from.address(base + i));
         }
         commit_copies();
       }
@@ -72,8 +73,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
 #pragma unroll
       for (int i = 0; i < kPack; ++i) y[i] = Op::map_raw(y[i], whole);
       const int64 col = base + number * kPack;
-      if constexpr (kPeeled) to.template store<kPack>(y, a.store.template columns_anywhere<kPack>(col), col);
-      else to.template store<kPack>(y, a.store.template columns<kPack>(col), col);
+      if constexpr (kPeeled) to.template store<kPack, true>(y, a.store.template columns_anywhere<kPack>(col), col);
+      else to.template store<kPack, true>(y, a.store.template columns<kPack>(col), col);
     };
     // the elements around the packs: one for each of the first threads
     const int heads = kPeeled && here && part == 0 ? int(head) : 0, tails = kPeeled && here && part == last ? int(a.cols - tail) : 0;
@@ -135,9 +136,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
     unsigned met = 0;
     if constexpr (kSplit) {
       if (held > 0 && threadIdx.x == 0) write_slot(to.address() + base, Slot<Op>{total[0], origin[0]});
-      __syncthreads();
-      if (threadIdx.x == 0) grid_wait(grid_arrive());
-      __syncthreads();
+      grid_wait(grid_arrive());
       total[0] = Op::identity();
       if (here) {
         for (int other = threadIdx.x; other <= last; other += kBlock) {
@@ -147,7 +146,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
       }
       total[0] = reduce_lanes<Op, false, kWarp>(total[0]);
       if constexpr (kWarps > 1) reduce_warps<Op, false, kWarps>(total, origin, warps[turn ^ 1], 0, warp);
-      if (threadIdx.x == 0) met = grid_arrive();
+      met = grid_arrive();
     }
 
     const typename Op::Row whole = a.op.finish(total[0], total[0], a.cols, origin[0]);
@@ -163,8 +162,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
       }
     }
     if constexpr (kSplit) {
-      if (threadIdx.x == 0) grid_wait(met);
-      __syncthreads();
+      grid_wait(met);
       if (int(threadIdx.x) < kSlotPacks && int(threadIdx.x) < held) map(threadIdx.x, whole);
     }
   }

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupynorm._plan import VARIANTS
 from cupynorm.testing import assert_close
 
 if TYPE_CHECKING:
     from cupynorm.catalog import Op
     from cupynorm.testing import Case
 
+__all__ = ["DTYPES", "VARIANTS", "as_strided", "bits", "check", "need_bytes", "run", "tiled"]
+
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-VARIANTS = ("warp", "block", "shared", "uncached")
 
 
 def run(xp: Any, op: Op, case: Case, **options: Any) -> Any:

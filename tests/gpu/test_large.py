@@ -65,9 +65,14 @@ def test_a_row_of_more_than_2_31_columns(roomy: Any, op: Op) -> None:
     tile = np.random.default_rng(4).standard_normal((1, 2**20)).astype(np.float16)
     x = tiled(roomy, tile, (1, cols))
 
-    y = op.function(x)
+    y = op.function(x).reshape(-1)
 
-    check_repeats(roomy, y, op.reference(tile)[0])
+    first = y[: tile.size]
+    assert_close(roomy.asnumpy(first).reshape(tile.shape), op.reference(tile)[0])
+    for start in range(
+        0, cols, tile.size
+    ):  # each warp counts from an element of its own: the last place may differ
+        assert float(roomy.abs(y[start : start + tile.size] - first).max()) <= 2**-8, start
 
 
 @every_op

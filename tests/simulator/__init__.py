@@ -82,6 +82,7 @@ def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200
     machine.start(device)
     monkeypatch.setattr(_device, "cupy", lambda: cupy)
     monkeypatch.setattr(_device, "driver", lambda: driver)
+    monkeypatch.setattr(_device, "active_clusters", driver.active_clusters)
     # what is remembered of devices, plans and kernels is the simulator's own while it is installed
     monkeypatch.setattr(_device, "limits_of", _device.functools.cache(_device.limits_of.__wrapped__))
     monkeypatch.setattr(_row, "_launches", {})

@@ -120,6 +120,12 @@ def occupancyMaxActiveBlocksPerMultiprocessor(f: int, block: int, shared_bytes: 
     return _limits.active_blocks(machine.limits(), block, function.registers, shared)
 
 
+def active_clusters(function: int, cluster: int, block: int, shared_bytes: int) -> int:
+    """Return how many clusters the device holds at once, were its multiprocessors one group: twin of _device's function."""
+    resident = occupancyMaxActiveBlocksPerMultiprocessor(function, block, shared_bytes)
+    return machine.limits().sm_count * resident // cluster
+
+
 def launchKernel(  # noqa: N802
     f: int,
     gx: int,
