@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from cupynorm._limits import Limits
+from cupynorm._limits import STATIC_SHARED_BYTES, Limits
 
 VARIANTS = ("warp", "block", "cluster", "split", "shared", "uncached")
 
@@ -27,11 +27,12 @@ MAX_BLOCK = 1024
 WHOLE_BLOCK = {4: 1024, 8: 256}
 # That a thread of warp and block holds, by bytes of the compute type: no spill up to there.
 MOST_ELEMENTS = {4: 32, 8: 16}
+MOST_PEELED_ELEMENTS = {4: 40, 8: 16}
 # What a thread wants beside its values, by (bytes of the compute type, hoist) ...
 OTHER_REGISTERS = {(4, 0): 32, (4, 1): 24, (8, 0): 48, (8, 1): 48}
 # ... and more, where its last pack may be missing and parameters are hoisted, and where rows begin anywhere.
 RAGGED_REGISTERS = {4: 16, 8: 24}
-PEELED_REGISTERS = {4: 0, 8: 24}
+PEELED_REGISTERS = {4: 0, 8: 56}
 MANY_PACKS = 4  # of a thread
 AMPERE, HOPPER = 80, 90  # before the first the compiler wants 16 registers more; the second brought clusters
 # That the values and parameters of a thread take: with more, too few threads keep memory busy.
@@ -45,6 +46,9 @@ NARROW_BYTES = 8  # an access that is no wider
 # Rows that begin alike and are in work at once, where no parameters take registers, too. With 4 bytes an element 0.97 against
 # 0.92 at 1023 columns.
 PEELED_ROWS = {2: 1, 4: 2, 8: 1}
+# With parameters, 4 bytes an element: twice as many bytes a thread, and no hoisting then: 0.85 against 0.77 at 1023 columns.
+PEELED_THREAD_BYTES = 64
+PEELED_HOIST_ELEMENTS = {2: 16, 4: 8, 8: 4}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,12 +82,17 @@ HOISTED_ROW_BYTES = {2: 2 << 10, 4: 16 << 10, 8: 16 << 10}
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """How rows are shared out among the blocks of a cluster: threads of a block, packs of a thread, stages, hoist."""
+    """How rows of up to `row_bytes` are shared out among the blocks of a cluster.
 
+    block: threads of a block. packs: of a thread. stages, hoist: as in Plan. resident: blocks of a multiprocessor.
+    """
+
+    row_bytes: int
     block: int
     packs: int
     stages: int
     hoist: int
+    resident: int = 1
 
     @property
     def share_bytes(self) -> int:
@@ -92,30 +101,42 @@ class Shared:
 
 
 MOST_PARTS = 16
-# What one cluster holds at once, by (the op has parameters of the columns, bytes of an element): the first whose blocks are not
-# more than MOST_PARTS. H200: without parameters 0.92 to 0.93 of the copy rate at 65536 to 262144 columns; with them 0.88 to
-# 0.94 up to 131072, since parameters kept in shared memory are not read again from L2 for each row: that alone took it to 0.75.
+LARGE_CLUSTERS = {"90", "100", "103"}  # compute capabilities that take more than 8 blocks in one
+MOST_SHARED = 1 << 40  # bytes of a row: as long as a cluster holds it
+# How clusters share rows, by (the op has parameters of the columns, bytes of an element): the first that can hold a row. H200:
+# without parameters 0.92 to 0.93 of the copy rate at 65536 to 262144 columns; with them 0.88 to 0.94 up to 131072, since
+# parameters kept in shared memory are not read again from L2 for each row: that alone took it to 0.75.
 CLUSTERS = {
-    (False, 2): (Shared(block=512, packs=8, stages=2, hoist=0),),
-    (False, 4): (Shared(block=512, packs=8, stages=2, hoist=0),),
+    (False, 2): (
+        Shared(row_bytes=64 << 10, block=256, packs=8, stages=0, hoist=0, resident=2),
+        Shared(row_bytes=128 << 10, block=1024, packs=4, stages=2, hoist=0),
+        Shared(row_bytes=MOST_SHARED, block=512, packs=8, stages=2, hoist=0),
+    ),
+    (False, 4): (
+        Shared(row_bytes=256 << 10, block=512, packs=4, stages=4, hoist=0),
+        Shared(row_bytes=MOST_SHARED, block=512, packs=8, stages=2, hoist=0),
+    ),
     (True, 2): (
-        Shared(block=256, packs=8, stages=4, hoist=2),
-        Shared(block=512, packs=8, stages=2, hoist=0),
-        Shared(block=512, packs=4, stages=2, hoist=0),
+        Shared(row_bytes=64 << 10, block=512, packs=4, stages=3, hoist=2),
+        Shared(row_bytes=MOST_SHARED, block=256, packs=8, stages=4, hoist=2),
+        Shared(row_bytes=MOST_SHARED, block=512, packs=8, stages=2, hoist=0),
+        Shared(row_bytes=MOST_SHARED, block=512, packs=4, stages=2, hoist=0),
     ),
     (True, 4): (
-        Shared(block=512, packs=4, stages=4, hoist=2),
-        Shared(block=256, packs=8, stages=3, hoist=2),
-        Shared(block=512, packs=8, stages=2, hoist=0),
+        Shared(row_bytes=256 << 10, block=512, packs=4, stages=4, hoist=2),
+        Shared(row_bytes=MOST_SHARED, block=256, packs=8, stages=3, hoist=2),
+        Shared(row_bytes=MOST_SHARED, block=512, packs=8, stages=0, hoist=0),
     ),
-    (False, 8): (Shared(block=256, packs=8, stages=0, hoist=0),),
-    (True, 8): (Shared(block=256, packs=8, stages=0, hoist=0),),
+    (False, 8): (Shared(row_bytes=MOST_SHARED, block=256, packs=8, stages=0, hoist=0),),
+    (True, 8): (Shared(row_bytes=MOST_SHARED, block=256, packs=8, stages=0, hoist=0),),
 }
 # Rows of no more bytes are better held by one block, by bytes of an element.
 BLOCK_ROW_BYTES = {2: 32 << 10, 4: 128 << 10}
 # Where rows are fewer than multiprocessors, as many blocks as can be share one from so many bytes on.
 FEW_ROW_BYTES = 32 << 10
 FEW_BLOCK = 256
+# Of split, on a multiprocessor: while one waits for others, the other moves. 0.45 against 0.37 at 64 rows of 2^20 columns.
+SPLIT_BLOCKS = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,6 +268,8 @@ def _in_turn(problem: Problem, limits: Limits) -> tuple[str, ...]:
     # a warp holds more than what is best for it: from there on a block is better
     narrow = _group(problem.peeled, HELD[0].thread_bytes) <= WARP
     held = ("warp", "block") if narrow else ("block",)
+    if problem.peeled.peel == 1:  # clusters copy nothing ahead then: 0.62 against 0.82 at 50257 columns
+        return (*held, "shared", "cluster", "uncached")
     if row_bytes > BLOCK_ROW_BYTES.get(problem.held_bytes, math.inf):
         return ("cluster", *held, "shared", "uncached")
     return (*held, "cluster", "shared", "uncached")
@@ -370,7 +393,7 @@ def _in_registers(
 ) -> Plan | None:
     packs = math.ceil(problem.cols // problem.pack / group)
     elements = packs * problem.pack
-    if elements > MOST_ELEMENTS[problem.compute_bytes]:
+    if elements > _most_elements(problem):
         return None
     alike = problem.peel and problem.period and not problem.columns
     rows = PEELED_ROWS[problem.held_bytes] if alike else 1
@@ -380,6 +403,7 @@ def _in_registers(
     row_bytes = problem.cols * problem.held_bytes
     hoist = bool(problem.columns) and row_bytes <= HOISTED_ROW_BYTES[problem.held_bytes]
     hoist = hoist and _words(problem, elements, hoist=True) <= MOST_HOISTED_WORDS
+    hoist = hoist and not (problem.peel and elements > PEELED_HOIST_ELEMENTS[problem.held_bytes])
     full = not problem.peel and group * elements == problem.cols
     registers = _registers(problem, limits, elements, full=full, hoist=hoist)
     registers += (rows - 1) * (elements + 1)
@@ -402,6 +426,10 @@ def _in_registers(
     return _with_grid(plan, _blocks(problem, plan), limits, occupancy(plan), ONE_BLOCK_PER_ROW)
 
 
+def _most_elements(problem: Problem) -> int:
+    return (MOST_PEELED_ELEMENTS if problem.peel else MOST_ELEMENTS)[problem.compute_bytes]
+
+
 def _words(problem: Problem, elements: int, *, hoist: bool) -> int:
     """Return how many registers the values of a thread take, with the parameters as they were loaded if they are hoisted."""
     values = elements * problem.compute_bytes // 4
@@ -419,14 +447,15 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
     values = _words(problem, elements, hoist=hoist)
     others = OTHER_REGISTERS[problem.compute_bytes, int(hoist)]
     if not full:
-        others += RAGGED_REGISTERS[problem.compute_bytes] if hoist else max(8, values // 2 - 8)
+        ragged = RAGGED_REGISTERS[problem.compute_bytes]
+        others += (ragged // 2 if problem.peel else ragged) if hoist else max(8, values // 2 - 8)
     if problem.peel:
         others += PEELED_REGISTERS[problem.compute_bytes]
     if not hoist:  # the parameters pass through registers, a pack at a time
         others += max(0, 2 * (sum(size * problem.pack // 4 for size in problem.columns) - 8))
-    # and as many addresses, unless it is 4 bytes and nothing to ask for each pack
-    many = elements // problem.pack > MANY_PACKS and not problem.peel
-    if many and not hoist and not (full and problem.held_bytes == 4):  # noqa: PLR2004
+    # and as many addresses; sm_90 makes do without them where rows are full
+    many = elements // problem.pack > MANY_PACKS and not hoist and not problem.peel
+    if many and not (full and problem.held_bytes == 4 and int(limits.compute_capability) == HOPPER):  # noqa: PLR2004
         others += 24
     if int(limits.compute_capability) < AMPERE:
         others += 16
@@ -439,12 +468,14 @@ def _group(problem: Problem, thread_bytes: int) -> int:
     packs_per_thread = max(1, thread_bytes // (problem.pack * problem.held_bytes))
     group = _power_of_two_from(math.ceil(packs / packs_per_thread))
     half = group // 2
-    fits = half > 0 and math.ceil(packs / half) * problem.pack <= MOST_ELEMENTS[problem.compute_bytes]
+    fits = half > 0 and math.ceil(packs / half) * problem.pack <= _most_elements(problem)
     if packs % group != 0 and fits and packs_per_thread <= MANY_PACKS and not problem.peel:
         # ragged rows: half the threads if those hold the row without a gap (768 columns: 0.95 against 0.67), or if, in 16 bits
         # with parameters, merging unequal parts is what costs most (1000 columns: 0.90 against 0.75)
         halved = packs % half == 0 or (problem.columns and problem.held_bytes == 2)  # noqa: PLR2004
         group = half if halved else group
+    if problem.peel and fits and half * math.ceil(packs / half) < group * math.ceil(packs / group):
+        group = half  # fewer threads that hold less than others: 0.94 against 0.85 at 5001 columns
     # those around the packs are one for each of the first threads
     return max(group, _power_of_two_from(2 * problem.pack - 2)) if problem.peel else group
 
@@ -458,7 +489,10 @@ def _block(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | Non
     held = _held(problem)
     if held is None:
         return None
-    group = max(2 * WARP, _group(problem, held.thread_bytes))
+    thread_bytes = held.thread_bytes
+    if problem.peel and problem.columns and problem.held_bytes == 4:  # noqa: PLR2004
+        thread_bytes = max(thread_bytes, PEELED_THREAD_BYTES)
+    group = max(2 * WARP, _group(problem, thread_bytes))
     return (
         _in_registers(problem, limits, occupancy, "block", group, held.resident_threads)
         if group <= MAX_BLOCK
@@ -472,24 +506,23 @@ def _cluster(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | N
         return None
     row_bytes = problem.cols * problem.held_bytes
     plain = dataclasses.replace(PLAIN, variant="cluster", pack=problem.pack, peel=problem.peel)
-    if (
-        problem.rows * MOST_PARTS <= 2 * limits.sm_count
-        and row_bytes <= MOST_PARTS * MAX_BLOCK * 4 * ACCESS_BYTES
-    ):
-        # as many multiprocessors as can be work on a row, whatever is left idle
-        packs = problem.cols // problem.pack
-        block = min(MAX_BLOCK, max(FEW_BLOCK, _power_of_two_from(math.ceil(packs / MOST_PARTS / 4))))
-        plan = dataclasses.replace(plain, parts=MOST_PARTS, block=block, group=block)
-        plan = _registers_plan(problem, plan)
-        return _with_grid(plan, _blocks(problem, plan), limits, occupancy(plan), ONE_BLOCK_PER_ROW)
-    wide = any(
-        size > problem.load_bytes for size in problem.columns
-    )  # parameters that take more registers than x
+    most_parts = MOST_PARTS if limits.compute_capability in LARGE_CLUSTERS else MOST_PARTS // 2
+    if problem.rows < limits.sm_count and row_bytes >= FEW_ROW_BYTES and problem.compute_bytes == 4:  # noqa: PLR2004
+        # as many multiprocessors as can be work on a row, and each row goes through a cluster of its own
+        parts = most_parts if problem.rows * most_parts <= 2 * limits.sm_count else MOST_PARTS // 2
+        share = math.ceil(problem.cols // problem.pack / parts)
+        most = MOST_ELEMENTS[problem.compute_bytes] // problem.pack
+        block = max(FEW_BLOCK, _power_of_two_from(math.ceil(share / most)))
+        if block <= (FEW_BLOCK if parts < MOST_PARTS else MAX_BLOCK // 2):
+            plan = dataclasses.replace(plain, parts=parts, block=block, group=block)
+            plan = _registers_plan(problem, plan)
+            return _with_grid(plan, _blocks(problem, plan), limits, occupancy(plan), ONE_BLOCK_PER_ROW)
+    wide = any(size > problem.load_bytes for size in problem.columns)  # they take more registers than x
     for shared in CLUSTERS.get(_kind(problem), ()):
-        if wide and shared.hoist == 0 and shared.packs > MANY_PACKS:
+        if row_bytes > shared.row_bytes or (wide and shared.hoist == 0 and shared.packs > MANY_PACKS):
             continue
         parts = max(2, _power_of_two_from(math.ceil(row_bytes / shared.share_bytes)))
-        if parts > MOST_PARTS:
+        if parts > most_parts:
             continue
         staged = (
             bool(shared.stages) and not problem.peel and problem.pack * problem.load_bytes == ACCESS_BYTES
@@ -501,6 +534,7 @@ def _cluster(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | N
             group=shared.block,
             stages=shared.stages if staged else 0,
             hoist=shared.hoist if staged else 0,
+            least_blocks=1 if problem.peel else shared.resident,
         )
         plan = _registers_plan(problem, plan)
         if plan.packs > shared.packs or plan.shared_bytes > limits.shared_bytes_per_block:
@@ -534,6 +568,8 @@ def _shared(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | No
     # as many threads as fill the multiprocessor beside the rows that its shared memory holds
     at_once = max(1, limits.shared_bytes_per_sm // (shared_bytes + limits.reserved_shared_bytes))
     block = _power_of_two_from(min(1024, limits.threads_per_sm) // at_once + 1) // 2
+    if at_once == 1 and not problem.columns:
+        block = 512  # 0.72 against 0.58 at 50257 columns of 4 bytes; with parameters the other way round
     if problem.rows <= limits.sm_count:
         block = MAX_BLOCK
     block = min(max(block, 128), WHOLE_BLOCK[problem.compute_bytes])
@@ -552,24 +588,27 @@ def _split(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | Non
     needed = math.ceil(4 * problem.compute_bytes / (2 * problem.pack))
     if problem.pack < 2 or problem.cols // problem.pack - 1 < needed:  # noqa: PLR2004
         return None
-    kept_bytes = 0 if problem.peel == 2 else limits.shared_bytes_per_block // ACCESS_BYTES * ACCESS_BYTES  # noqa: PLR2004
     block = WHOLE_BLOCK[problem.compute_bytes] // 2
-    plan = _staged(problem, "split", block, kept_bytes, 0)
-    return _split_plan(problem, limits, occupancy, plan)
+    resident = SPLIT_BLOCKS if int(limits.compute_capability) >= AMPERE else 1
+    room = limits.shared_bytes_per_sm // resident - limits.reserved_shared_bytes - STATIC_SHARED_BYTES
+    kept_bytes = min(room, limits.shared_bytes_per_block) // ACCESS_BYTES * ACCESS_BYTES
+    plan = _staged(problem, "split", block, 0 if problem.peel == 2 else kept_bytes, 0)  # noqa: PLR2004
+    return _split_plan(problem, limits, occupancy, dataclasses.replace(plan, least_blocks=resident))
 
 
 def _split_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Plan) -> Plan | None:
-    blocks = limits.sm_count  # one a multiprocessor: a barrier of fewer is quicker
+    blocks = limits.sm_count * plan.least_blocks
     row_bytes = shared_bytes_of(problem)
     least = math.ceil(row_bytes / plan.kept_bytes) if plan.kept_bytes else blocks
     most = max(1, problem.cols // problem.pack // plan.block)  # a block has a pack for each thread
-    parts = min(blocks, most, max(least, blocks // problem.rows, 1))
+    # no more than multiprocessors where fewer hold the row: a barrier of fewer is quicker
+    parts = min(blocks, most, max(least, min(blocks // problem.rows, limits.sm_count), 1))
     at_once = min(problem.rows, blocks // parts)
     share = (math.ceil(problem.cols / parts) + problem.pack) * problem.load_bytes
     shared_bytes = min(plan.kept_bytes, -(-share // ACCESS_BYTES) * ACCESS_BYTES)
     plan = dataclasses.replace(plan, parts=parts, shared_bytes=shared_bytes)
     resident = occupancy(plan)
-    if resident == 0:
+    if resident < plan.least_blocks:  # all must run at once
         return None
     grid = at_once * parts
     return dataclasses.replace(

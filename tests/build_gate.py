@@ -107,14 +107,14 @@ def edges() -> tuple[int, ...]:
 @functools.cache
 def plans(problem: Problem, arch: str) -> tuple[Plan, ...]:
     """Every plan that `choose` can give for such a problem of any rows and columns, one for each kernel."""
-    limits = RECORDED[DEVICES.get(arch, "a100")]
+    limits = dataclasses.replace(RECORDED[DEVICES.get(arch, "a100")], compute_capability=arch)
     found: dict[tuple[object, ...], Plan] = {}
     for variant, rows, packs in itertools.product(VARIANTS, (1, 1 << 24), edges()):
         with contextlib.suppress(DoesNotFitError):
             plan = choose(
                 dataclasses.replace(problem, rows=rows, cols=packs * problem.pack),
                 limits,
-                lambda plan: 1,
+                lambda plan: plan.least_blocks,
                 variant,
             )
             found.setdefault((variant, *plan.template), plan)
@@ -344,8 +344,8 @@ def narrow_accesses(op: RowOp, instance: Instance, code: Code) -> list[str]:
         columns |= {16}
     if plan.variant == "split":  # what blocks leave for one another
         origins = Counter(origins)
-        origins[4] += 8 * 4 * copies  # the loop over them is unrolled
-        statistics[4] += 8 * copies
+        origins[4] += 8 * compute.itemsize * copies  # the loop over them is unrolled
+        statistics[4] += 2 * compute.itemsize * copies
     directions = (
         ("loads", {"LDG", "LDGSTS"}, instance.load_bytes, columns, origins),
         ("stores", {"STG"}, instance.store_bytes, set(), statistics),

@@ -14,7 +14,7 @@ import pytest
 
 from cupynorm import _nvrtc
 from cupynorm._dtypes import DTYPES
-from cupynorm._plan import VARIANTS
+from cupynorm._plan import HOPPER, VARIANTS
 from cupynorm._row import RowOp
 from tests.build_gate import (
     OPS,
@@ -92,8 +92,9 @@ def elements(instance: Instance) -> int:
 @pytest.mark.parametrize(("major", "arch"), TARGETS)
 def test_every_variant_and_dtype_neither_spills_nor_splits_packs(op: RowOp, major: int, arch: str) -> None:
     instances = widest_instances(op, same_types(op), arch)
+    variants = [each for each in VARIANTS if each != "cluster" or int(arch) >= HOPPER]
     assert {(each.plan.variant, each.types.x) for each in instances} == set(
-        itertools.product(VARIANTS, DTYPES)
+        itertools.product(variants, DTYPES)
     )
 
     built = build(op, instances, arch, major)

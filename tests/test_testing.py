@@ -252,6 +252,7 @@ def test_the_self_test_of_a_device_tries_every_variant(monkeypatch: pytest.Monke
 
     assert [each for each in results if not each.ok] == []
     ran = {each.variant for each in results if each.shape[1] == 3}
-    assert ran == {"warp", "block", "shared", "uncached"}
-    assert {each.variant for each in results if each.shape[1] == 1056} == {"block", "shared", "uncached"}
+    assert ran == {"warp", "block", "cluster", "shared", "uncached"}
+    wide = {each.variant for each in results if each.shape[1] == 1056}
+    assert wide == {"block", "cluster", "split", "shared", "uncached"}
     assert {each.variant for each in results if "->" in each.dtype} == {"chosen"}

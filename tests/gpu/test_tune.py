@@ -34,7 +34,8 @@ def test_a_point_is_tuned_and_the_result_is_used(
     assert result.tried > 2
     assert len(_tuned.read(tune.here())) == result.changed
     host = np.random.default_rng(0).standard_normal((point.rows, point.cols)).astype(point.dtype)
-    parameters = [cuda.ones(point.cols, point.dtype)] * 2 if point.op == "layer_norm" else []
+    parameters = [cuda.ones(point.cols, point.dtype), cuda.zeros(point.cols, point.dtype)]
+    parameters = parameters if point.op == "layer_norm" else []
     y = getattr(cupynorm, point.op)(cuda.asarray(host), *parameters)
     (launch,) = _row._launches.values()
     assert launch.plan == result.after
