@@ -40,9 +40,13 @@ MOST_HOISTED_WORDS = 32
 ACCESS_BYTES = 16  # the widest
 # That a thread of shared, split and uncached reads at a time, by bytes of an element.
 CHUNK_ELEMENTS = {2: 16, 4: 16, 8: 2}
-# From so many packs on the few elements around them cost less than narrow accesses do.
+# Where rows begin anywhere, packs with single elements around them are better than narrow accesses: than those of 2 bytes from so
+# many packs on; than those of 4 and 8 in long rows only: a warp's accesses of 4 bytes fill whole lines (fp32, LayerNorm: 0.90
+# against 0.85 at 1023 columns, 0.68 against 0.93 at 5001).
 LEAST_PEELED_PACKS = 8
-NARROW_BYTES = 8  # an access that is no wider
+NARROW_BYTES = 2
+PEELED_ACCESS_BYTES = 8
+PEELED_ROW_BYTES = 16 << 10
 # Rows that begin alike and are in work at once, where no parameters take registers, too. With 4 bytes an element 0.97 against
 # 0.92 at 1023 columns.
 PEELED_ROWS = {2: 1, 4: 2, 8: 1}
@@ -164,8 +168,10 @@ class Problem:
     @property
     def peeled(self) -> Problem:
         """The problem as it is worked on: with the widest packs, if the elements around them are worth it."""
-        narrow = self.pack * self.load_bytes <= NARROW_BYTES
-        if self.peel and narrow and self.cols >= LEAST_PEELED_PACKS * self.widest:
+        access = self.pack * self.load_bytes
+        long = access <= PEELED_ACCESS_BYTES and self.cols * self.load_bytes >= PEELED_ROW_BYTES
+        narrow = access <= NARROW_BYTES and self.cols >= LEAST_PEELED_PACKS * self.widest
+        if self.peel and (narrow or long):
             return dataclasses.replace(self, pack=self.widest)
         return dataclasses.replace(self, peel=0)
 
@@ -264,7 +270,9 @@ def _in_turn(problem: Problem, limits: Limits) -> tuple[str, ...]:
     """Return the variants to try, best first."""
     row_bytes = problem.cols * problem.held_bytes
     if problem.rows < limits.sm_count and row_bytes >= FEW_ROW_BYTES:
-        return ("cluster", "split", "block", "shared", "uncached")
+        # with parameters, 64 rows are better read twice by a block each: 0.52 against 0.43, fp32, 2^20 columns
+        split = problem.rows * (4 if problem.columns else 1) < limits.sm_count
+        return ("cluster", *(("split",) if split else ()), "block", "shared", "uncached")
     # a warp holds more than what is best for it: from there on a block is better
     narrow = _group(problem.peeled, HELD[0].thread_bytes) <= WARP
     held = ("warp", "block") if narrow else ("block",)

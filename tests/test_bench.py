@@ -395,7 +395,7 @@ def test_the_plan_is_known_without_an_array_and_is_that_of_a_call(simulated):
     softmax(simulated.cupy.asarray(np.zeros((6, 40), np.float32)))
 
     assert [each.plan for each in _row._launches.values()] == [plan]
-    assert bench.planned(Point("softmax", "float32", 6, 40, 1)).peel == 1
+    assert bench.planned(Point("softmax", "float32", 6, 40, 1)).pack == 1
 
 
 def test_few_points_are_not_compiled_ahead(monkeypatch):

@@ -101,6 +101,13 @@ def test_rows_that_begin_anywhere_have_the_widest_packs(cols: int, peel: int) ->
         assert plan.group * (plan.packs - 1) <= (cols - 7) // 8  # only a thread's last pack may be missing
 
 
+@pytest.mark.parametrize(("cols", "pack"), [(40, 1), (1023, 1), (4095, 1), (4097, 4), (50257, 4)])
+def test_accesses_of_4_bytes_are_kept_but_for_long_rows(cols: int, pack: int) -> None:
+    odd = dataclasses.replace(problem(cols=cols, pack=1, load_bytes=4), widest=4, peel=1, period=4)
+
+    assert choose(odd, H200, resident).pack == pack
+
+
 def test_parameters_stay_on_chip_where_clusters_go_through_rows() -> None:
     plan = choose(dataclasses.replace(problem(cols=65536), columns=(2, 2)), H200, resident)
 
