@@ -1,10 +1,12 @@
 // Load and Store functors: the only code that knows types, strides and affine parameters. Each has its twin of the same
 // name in cupynorm/functors.py, with the same members in the same order.
 //
-// A Load has `Type` (what shared memory holds of an element) and at(row), which gives a Line: load<N>(col) -> Pack<Type, N>.
-// If a line is bytes in memory, as they are, it also has address(col), for copies that go ahead.
-// A Store has columns<N>(col) -> Columns<N>, the parameters of N columns, the same for every row; and at(row), which gives a
-// Line: store<N>(values, columns, col). Columns may wait in registers: hide() keeps them packed there. Both are asked only for columns below cols, in packs that start at a multiple of N.
+// A Load has `Type` (what shared memory holds of an element) and at(row), which gives a Line: load<N>(col) -> Pack<Type, N>, at
+// multiples of the plan's packs; load_anywhere<N>(col), at any column; address(col), for copies that go ahead.
+// A Store has `Type`, columns<N>(col) -> Columns<N>, the parameters of N columns, the same for every row (columns_anywhere<N> where
+// col may be any), and at(row), which gives a Line: store<N>(values, columns, col); head<N>(), how many elements lie before the
+// first that is aligned to N; address(). Columns may wait in registers: hide() keeps them packed there. All are asked only for
+// columns below cols.
 #pragma once
 #include <cupynorm/math.cuh>
 #include <cupynorm/pack.cuh>
