@@ -27,7 +27,7 @@ MAX_BLOCK = 1024
 WHOLE_BLOCK = {4: 1024, 8: 256}
 # That a thread of warp and block holds, by bytes of the compute type: no spill up to there.
 MOST_ELEMENTS = {4: 32, 8: 16}
-MOST_PEELED_ELEMENTS = {4: 40, 8: 16}
+MOST_PEELED_ELEMENTS = {2: 40, 4: 32, 8: 16}  # by bytes of an element
 # What a thread wants beside its values, by (bytes of the compute type, hoist) ...
 OTHER_REGISTERS = {(4, 0): 32, (4, 1): 24, (8, 0): 48, (8, 1): 48}
 # ... and more, where its last pack may be missing and parameters are hoisted, and where rows begin anywhere.
@@ -435,7 +435,9 @@ def _in_registers(
 
 
 def _most_elements(problem: Problem) -> int:
-    return (MOST_PEELED_ELEMENTS if problem.peel else MOST_ELEMENTS)[problem.compute_bytes]
+    if problem.peel:
+        return MOST_PEELED_ELEMENTS[problem.held_bytes]
+    return MOST_ELEMENTS[problem.compute_bytes]
 
 
 def _words(problem: Problem, elements: int, *, hoist: bool) -> int:
@@ -601,7 +603,9 @@ def _split(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | Non
     room = limits.shared_bytes_per_sm // resident - limits.reserved_shared_bytes - STATIC_SHARED_BYTES
     kept_bytes = min(room, limits.shared_bytes_per_block) // ACCESS_BYTES * ACCESS_BYTES
     plan = _staged(problem, "split", block, 0 if problem.peel == 2 else kept_bytes, 0)  # noqa: PLR2004
-    return _split_plan(problem, limits, occupancy, dataclasses.replace(plan, least_blocks=resident))
+    packs = max(1, plan.packs // 2) if problem.peel else plan.packs  # with more it would spill
+    plan = dataclasses.replace(plan, packs=packs, least_blocks=resident)
+    return _split_plan(problem, limits, occupancy, plan)
 
 
 def _split_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Plan) -> Plan | None:
