@@ -147,9 +147,9 @@ def extremes(candidates: Iterable[Plan]) -> list[Plan]:
 
 def tightest(candidates: Iterable[Plan]) -> list[Plan]:
     """Of each variant, with full rows, ragged ones and those that begin anywhere, the plan that strains the registers most."""
-    found: dict[tuple[str, bool, int, int], Plan] = {}
+    found: dict[tuple[str, bool, int], Plan] = {}
     for plan in candidates:
-        kind = plan.variant, plan.full, plan.peel, plan.stages
+        kind = plan.variant, plan.full, plan.peel
         found[kind] = max(found.get(kind, plan), plan, key=tightness)
     return list(found.values())
 
