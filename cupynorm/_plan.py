@@ -302,7 +302,7 @@ def _as_wanted(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: P
         and peeled.pack % wanted.pack == 0
         and (wanted.pack == peeled.pack or not peeled.peel)
         and (wanted.peel, wanted.period) == (peeled.peel, _period(peeled, wanted.rows_per_group))
-        and (wanted.parts == 1 or wanted.variant in ("cluster", "split"))
+        and _is_sound(peeled, limits, wanted)
     )
     chosen = None
     if fits and wanted.group:
@@ -326,6 +326,19 @@ def _as_wanted(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: P
     if chosen is None:
         raise DoesNotFitError(_does_not_fit(problem, limits, f"{wanted}"))
     return chosen
+
+
+def _is_sound(problem: Problem, limits: Limits, plan: Plan) -> bool:
+    """Say whether a plan that somebody made asks for nothing that its kernel would do wrong."""
+    if plan.variant == "cluster":
+        shares = 1 < plan.parts <= MOST_PARTS and plan.parts & (plan.parts - 1) == 0
+        shares = shares and plan.rows_per_group == 1 and plan.group == plan.block
+    else:
+        shares = plan.parts == 1 or plan.variant == "split"
+    keeps = plan.kept_bytes % ACCESS_BYTES == 0 and plan.kept_bytes <= limits.shared_bytes_per_block
+    keeps = keeps and (plan.kept_bytes == 0 or plan.variant in ("shared", "split"))
+    hoists = plan.hoist == 0 or (bool(problem.columns) and plan.group > 0)
+    return shares and keeps and hoists and (plan.group > 0) == (plan.variant in ("warp", "block", "cluster"))
 
 
 def shared_bytes_of(problem: Problem) -> int:

@@ -175,6 +175,25 @@ def test_a_plan_can_be_forced_and_keeps_its_template() -> None:
     assert plan.grid == H200.sm_count * plan.resident_blocks
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"parts": 2},
+        {"variant": "cluster", "parts": 3},
+        {"variant": "cluster", "parts": 2, "rows_per_group": 2},
+        {"hoist": 2},
+        {"kept_bytes": 4096},
+        {"variant": "uncached"},
+    ],
+    ids=str,
+)
+def test_a_plan_that_its_kernel_would_do_wrong_is_refused(change: dict[str, object]) -> None:
+    wanted = dataclasses.replace(choose(problem(), H200, resident), **change)  # type: ignore[arg-type]
+
+    with pytest.raises(DoesNotFitError, match="cannot hold a row"):
+        choose(problem(), H200, resident, wanted)
+
+
 def test_a_forced_plan_for_another_width_is_refused() -> None:
     wanted = choose(problem(cols=1024), H200, resident)
 
