@@ -135,13 +135,16 @@ def extremes(candidates: Iterable[Plan]) -> list[Plan]:
     """Of plans that differ only in how much a thread holds, the one that holds most, under the tightest register bound."""
 
     def kind(plan: Plan) -> Plan:
-        held = {"packs": 0, "group": 0}
+        held = {"packs": 0, "group": 0, "parts": 0}
         launch = {"grid": 0, "shared_bytes": 0, "resident_blocks": 0, "waves": 0.0}
-        return dataclasses.replace(plan, **held, **launch)
+        whole = {} if plan.group else {"block": 0, "kept_bytes": 0}  # a block of any size does the same
+        return dataclasses.replace(plan, **held, **launch, **whole)
 
     found: dict[Plan, Plan] = {}
     for plan in candidates:
-        found[kind(plan)] = max(found.get(kind(plan), plan), plan, key=lambda each: (each.packs, each.group))
+        found[kind(plan)] = max(
+            found.get(kind(plan), plan), plan, key=lambda each: (each.packs, each.block, each.group)
+        )
     return list(found.values())
 
 
@@ -189,9 +192,12 @@ def all_instances(
     op: RowOp, calls: Iterable[Types], arch: str, choice: Callable[[Iterable[Plan]], Iterable[Plan]]
 ) -> list[Instance]:
     """For each call and each pack width that it can have, a choice of the plans."""
-    return [
-        each for types in calls for pack in widths(types) for each in instances(op, types, pack, arch, choice)
-    ]
+    found = {}
+    for types in calls:
+        for pack in widths(types):
+            # rows that begin anywhere have the same kernel, whatever narrow accesses they would else have
+            found.update({each.expression: each for each in instances(op, types, pack, arch, choice)})
+    return list(found.values())
 
 
 def widest_instances(
