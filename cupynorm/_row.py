@@ -300,12 +300,18 @@ def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Give
     return again
 
 
+def kernel_of(device: int, what: Spelled, plan: Plan) -> _compile.Kernel:
+    """Compile and load a plan's kernel, ready to be launched with its shared memory and in its clusters."""
+    shared = plan.shared_bytes or plan.kept_bytes
+    shared_limit = _device.limits_of(device).shared_bytes_per_block if shared else 0
+    return _compile.kernel(device, what.text, what.expression(plan), shared_limit, plan.cluster)
+
+
 def _prepare(device: int, what: Spelled, wanted: str | Plan | None, *, tuned: bool = True) -> _Launch:
     limits = _device.limits_of(device)
 
     def load(plan: Plan) -> _compile.Kernel:
-        shared_limit = limits.shared_bytes_per_block if plan.shared_bytes or plan.kept_bytes else 0
-        return _compile.kernel(device, what.text, what.expression(plan), shared_limit, plan.cluster)
+        return kernel_of(device, what, plan)
 
     def occupancy(plan: Plan) -> int:
         if plan.cluster > 1:

@@ -120,14 +120,19 @@ def pack_width(x: View, y: View, axes: int) -> int:
 
     A pack of the wider of the two types is at most 16 bytes: every access then fills whole sectors.
     """
-    bound = 16 // max(x.dtype.itemsize, y.dtype.itemsize)
-    for each in (x, y):
-        leading, columns = each.split(axes)
-        extents, strides = leading.collapsed()
-        starts = [stride for extent, stride in zip(extents, strides, strict=True) if extent > 1]
-        offset = each.pointer // each.dtype.itemsize if each.pointer % each.dtype.itemsize == 0 else 1
-        bound = math.gcd(bound, math.prod(columns.shape), offset, *starts)
-    return bound
+    cols = math.prod(x.split(axes)[1].shape)
+    return math.gcd(_widest(x, y), cols, *_starts(x, axes), *_starts(y, axes))
+
+
+def _widest(x: View, y: View) -> int:
+    return 16 // max(x.dtype.itemsize, y.dtype.itemsize)
+
+
+def _starts(each: View, axes: int) -> tuple[int, ...]:
+    """Return where the first row begins and how far the others are from one another, in elements."""
+    extents, strides = each.split(axes)[0].collapsed()
+    offset = each.pointer // each.dtype.itemsize if each.pointer % each.dtype.itemsize == 0 else 1
+    return (offset, *(stride for extent, stride in zip(extents, strides, strict=True) if extent > 1))
 
 
 class Lie(NamedTuple):
@@ -140,15 +145,11 @@ class Lie(NamedTuple):
 
 def lie(x: View, y: View, axes: int) -> Lie:
     """Return how rows lie that begin at no such pack. Every pointer and stride is one of whole elements."""
-    widest = 16 // max(x.dtype.itemsize, y.dtype.itemsize)
-    starts = []
-    for each in (x, y):
-        extents, strides = each.split(axes)[0].collapsed()
-        steps = tuple(stride for extent, stride in zip(extents, strides, strict=True) if extent > 1)
-        starts.append((each.pointer // each.dtype.itemsize % widest, *(step % widest for step in steps)))
-    ours = starts[1][1:]
-    period = 1 if not ours else widest // math.gcd(widest, ours[0]) if len(ours) == 1 else 0
-    return Lie(widest, 1 if starts[0] == starts[1] else 2, period)
+    widest = _widest(x, y)
+    of_x, of_y = (tuple(start % widest for start in _starts(each, axes)) for each in (x, y))
+    steps = of_y[1:]
+    period = 1 if not steps else widest // math.gcd(widest, steps[0]) if len(steps) == 1 else 0
+    return Lie(widest, 1 if of_x == of_y else 2, period)
 
 
 def arguments(op: Struct, load: Struct, store: Struct, rows: int, cols: int) -> Struct:

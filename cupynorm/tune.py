@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from cupynorm import _compile, _device, _row, _tuned, bench, catalog, peers, testing
+from cupynorm import _device, _row, _tuned, bench, catalog, peers, testing
 from cupynorm._dtypes import Dtype, dtype_of
 from cupynorm._limits import Limits, active_blocks
 from cupynorm._plan import (
     HOPPER,
     MAX_BLOCK,
+    MOST_ELEMENTS,
     ONE_BLOCK_PER_ROW,
     PLAIN,
     VARIANTS,
@@ -34,11 +35,10 @@ from cupynorm.results import COPY, NOISE, Point, Timing
 
 COLS = (*(each for each in bench.COLS if each <= bench.WIDE), *bench.ODD_COLS)
 MOST_CANDIDATES = 64  # of a point: each costs a tenth of a second to compile
-MOST_PACKS = 8  # of a thread ...
-PLANNED_ELEMENTS = {4: 32, 8: 16}  # ... or as many as make that many elements, by bytes of the compute type
+MOST_PACKS = 8  # of a thread, or as many as make MOST_ELEMENTS
 BLOCKS = (128, 256, 512, 1024)
 RESIDENT_THREADS = (768, 1024, 1280, 1536, 2048)  # on a multiprocessor
-MOST_ELEMENTS = {
+TRIED_ELEMENTS = {
     4: 64,
     8: 32,
 }  # that a thread holds, by bytes of the compute type: twice what the table takes
@@ -127,8 +127,8 @@ def _in_registers(problem: Problem, limits: Limits) -> Iterator[Plan]:
     for pack in {problem.pack, problem.pack if problem.peel else max(1, problem.pack // 2)}:
         for group in (1 << power for power in range(MAX_BLOCK.bit_length())):
             packs = math.ceil(problem.cols // pack / group)
-            most = max(MOST_PACKS, PLANNED_ELEMENTS[problem.compute_bytes] // pack)
-            if 1 <= packs <= most and packs * pack <= MOST_ELEMENTS[problem.compute_bytes]:
+            most = max(MOST_PACKS, MOST_ELEMENTS[problem.compute_bytes] // pack)
+            if 1 <= packs <= most and packs * pack <= TRIED_ELEMENTS[problem.compute_bytes]:
                 yield from _launches(problem, limits, pack, packs, group)
 
 
@@ -166,7 +166,7 @@ def _clusters(problem: Problem, limits: Limits) -> Iterator[Plan]:
         return
     for parts, block, stages in itertools.product((2, 4, 8, 16), (256, 512, 1024), (0, 2, 3)):
         packs = math.ceil(math.ceil(whole / parts) / block)
-        if packs * problem.pack > 2 * MOST_ELEMENTS[problem.compute_bytes] or (stages and problem.peel):
+        if packs * problem.pack > 2 * TRIED_ELEMENTS[problem.compute_bytes] or (stages and problem.peel):
             continue
         for hoist in (0, 2) if problem.columns and stages else (0,):
             yield dataclasses.replace(
@@ -207,7 +207,7 @@ def _distance(problem: Problem, limits: Limits, origin: Plan) -> Any:
     if not origin.group:
         threads = min(1024, limits.threads_per_sm)
         block = 512
-        elements = max(1, min(MOST_ELEMENTS[problem.compute_bytes], problem.cols // MAX_BLOCK))
+        elements = max(1, min(TRIED_ELEMENTS[problem.compute_bytes], problem.cols // MAX_BLOCK))
     else:
         threads, block = origin.least_blocks * origin.block, origin.block
         elements = origin.packs * origin.pack
@@ -234,13 +234,11 @@ def _usable(
     device: int, what: _row.Spelled, plans: Sequence[Plan], refused: dict[str, int], workers: int
 ) -> list[Plan]:
     """Compile plans at the same time, and return those that compile and do not spill."""
-    shared_limit = _device.limits_of(device).shared_bytes_per_block
 
     def fault(plan: Plan) -> str:
         with _device.cupy().cuda.Device(device):
-            limit = shared_limit if plan.shared_bytes or plan.kept_bytes else 0
             try:
-                kernel = _compile.kernel(device, what.text, what.expression(plan), limit, plan.cluster)
+                kernel = _row.kernel_of(device, what, plan)
             except Exception as error:  # noqa: BLE001  a candidate's faults are its own
                 return f"not compiled ({type(error).__name__})"
         return "spills" if kernel.local_bytes else ""
