@@ -223,8 +223,7 @@ def _check_cupy(installed: dict[str, str], cuda: int | None) -> Iterator[Finding
 
 def _check_cache(folder: Path) -> Iterator[Finding]:
     elsewhere = "export CUPY_CACHE_DIR=/a/folder/of/your/own"
-    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(each))
-    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+    if not _is_writable(_existing(folder)):
         yield Finding("cache", "fault", f"{folder} cannot be written: CuPy needs it", elsewhere)
         return
     intruder = _intruder(folder)
@@ -235,12 +234,21 @@ def _check_cache(folder: Path) -> Iterator[Finding]:
     yield Finding("cache", "ok", f"CuPy keeps compiled kernels {kept}")
 
 
+def _existing(folder: Path) -> Path:
+    """Return a folder, or the nearest one above it that is there."""
+    return next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(each))
+
+
+def _is_writable(folder: Path) -> bool:
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+
+
 def _intruder(folder: Path) -> tuple[str, str] | None:
     """Say who else could replace what is in a folder, and what to type against it, if there is something; or None."""
     if os.name != "posix":
         return None
     mine = {0, os.geteuid()}
-    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(each))
+    there = _existing(folder)
     for each in (there.resolve(), *there.resolve().parents):
         status = each.stat()
         if status.st_uid not in mine:
@@ -259,8 +267,8 @@ def _check_cubins() -> Finding:
     elsewhere = "export CUPYNORM_CACHE_DIR=/a/folder/of/your/own"
     reason = _cubins.distrust()
     if not reason:
-        there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
-        if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        there = _existing(folder)
+        if not _is_writable(there):
             reason = f"{there} cannot be written"
     if reason:
         message = f"{reason}: every process compiles anew, and loads NVRTC to do so"

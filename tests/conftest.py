@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cupynorm import _device
+from cupynorm import _device, _tuned
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -32,6 +32,15 @@ def device() -> Any:
     except _device.NoDeviceError as error:
         pytest.skip(f"no usable CUDA device: {error}")
     return _device.cupy()
+
+
+@pytest.fixture
+def tuned_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
+    """Give a folder for tables of tuned plans, which nobody has written to."""
+    monkeypatch.setenv("CUPYNORM_CACHE_DIR", str(tmp_path))
+    _tuned.forget()
+    yield tmp_path
+    _tuned.forget()
 
 
 @pytest.fixture(scope="session", autouse=True)

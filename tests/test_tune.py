@@ -22,16 +22,10 @@ from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture
 
+pytestmark = pytest.mark.usefixtures("tuned_cache")
+
 POINT = Point("softmax", "float32", 6, 40)
 BEFORE, FASTER = 10e-6, 5e-6
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("CUPYNORM_CACHE_DIR", str(tmp_path))
-    _tuned.forget()
-    yield tmp_path
-    _tuned.forget()
 
 
 # ---- candidates
@@ -326,7 +320,7 @@ def invoke(*arguments: object) -> Any:
 ONE = ("softmax", "--dtypes", "float32", "--cols", 40, "--rows", 6)
 
 
-def test_the_command_prints_before_and_after_and_where_it_is_kept(timer, cache):
+def test_the_command_prints_before_and_after_and_where_it_is_kept(timer, tuned_cache):
     timer.seconds = faster_than(table_plan(), FASTER)
 
     result = invoke(*ONE)
@@ -339,7 +333,7 @@ def test_the_command_prints_before_and_after_and_where_it_is_kept(timer, cache):
     assert line.endswith(" 1.00")
     file = tune.here().file
     assert last == f"1 of 1 plans are better than the built-in ones, and kept in {file}"
-    assert str(file).startswith(str(cache))
+    assert str(file).startswith(str(tuned_cache))
     assert "1 points, h200" in result.stderr
 
 
@@ -356,7 +350,7 @@ def test_json_tells_everything(timer):
     assert invoke(*ONE).stdout.splitlines()[1].split()[-3:] == ["the", "same", "0.50"]
 
 
-def test_a_dry_run_measures_and_writes_nothing(timer, cache):
+def test_a_dry_run_measures_and_writes_nothing(timer, tuned_cache):
     result = invoke(*ONE, "--dry-run")
     told = json.loads(invoke(*ONE, "--dry-run", "--json").stdout)
 
@@ -365,7 +359,7 @@ def test_a_dry_run_measures_and_writes_nothing(timer, cache):
     assert f"1 points; what is found would be kept in {tune.here().file}" in result.stdout
     assert told["points"] == [{**dataclasses.asdict(POINT), "candidates": 8}]
     assert timer.rounds == []
-    assert not list(cache.iterdir())
+    assert not list(tuned_cache.iterdir())
 
 
 def test_an_interruption_keeps_what_was_found(timer, monkeypatch):
@@ -387,7 +381,7 @@ def test_an_interruption_keeps_what_was_found(timer, monkeypatch):
     assert len(_tuned.read(tune.here())) == 1
 
 
-def test_clear_removes_every_table_and_needs_no_device(timer, monkeypatch, cache):
+def test_clear_removes_every_table_and_needs_no_device(timer, monkeypatch, tuned_cache):
     timer.seconds = faster_than(table_plan(), FASTER)
     invoke(*ONE)
 
@@ -400,7 +394,7 @@ def test_clear_removes_every_table_and_needs_no_device(timer, monkeypatch, cache
     assert result.exit_code == 0
     assert result.stdout == f"removed 1 tables with 1 plans from {_tuned.folder()}\n"
     assert json.loads(invoke("--clear", "--json").stdout) == {"schema": 1, "removed": []}
-    assert not list(cache.glob("tuned/*.json"))
+    assert not list(tuned_cache.glob("tuned/*.json"))
 
 
 def test_info_says_where_the_tables_are_and_how_much_they_hold(timer, monkeypatch):

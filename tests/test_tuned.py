@@ -25,6 +25,8 @@ from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture
 
+pytestmark = pytest.mark.usefixtures("tuned_cache")
+
 H200 = RECORDED["h200"]
 PROBLEM = Problem(49152, 1024, 8, 2, 4)
 KIND = "cupynorm::Softmax<float>, load, store"
@@ -32,14 +34,6 @@ KIND = "cupynorm::Softmax<float>, load, store"
 
 def plan_for(problem: Problem = PROBLEM, variant: str | None = None) -> Plan:
     return choose(problem, H200, lambda plan: 2, variant)
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("CUPYNORM_CACHE_DIR", str(tmp_path))
-    _tuned.forget()
-    yield tmp_path
-    _tuned.forget()
 
 
 @pytest.fixture
@@ -141,7 +135,7 @@ for cols in map(int, sys.argv[1:]):
 """
 
 
-def test_writers_at_the_same_time_lose_nothing(place, cache):
+def test_writers_at_the_same_time_lose_nothing(place, tuned_cache):
     every = [8 * number for number in range(1, 81)]
     root = str(Path(cupynorm.__file__).parents[1])
 
@@ -157,10 +151,10 @@ def test_writers_at_the_same_time_lose_nothing(place, cache):
         warnings.simplefilter("error")
         found = [find(place, dataclasses.replace(PROBLEM, cols=cols)) for cols in every]
     assert None not in found
-    assert not list(cache.glob("tuned/*.tmp"))
+    assert not list(tuned_cache.glob("tuned/*.tmp"))
 
 
-def test_an_interrupted_write_leaves_the_table_as_it_was(place, monkeypatch, cache):
+def test_an_interrupted_write_leaves_the_table_as_it_was(place, monkeypatch, tuned_cache):
     keep(place, plan_for())
 
     def interrupt(*_, **__):
@@ -172,7 +166,7 @@ def test_an_interrupted_write_leaves_the_table_as_it_was(place, monkeypatch, cac
             keep(place, plan_for(variant="shared"))
 
     assert find(place) == _tuned.portable(plan_for())
-    assert not list(cache.glob("tuned/*.tmp"))
+    assert not list(tuned_cache.glob("tuned/*.tmp"))
 
 
 @pytest.mark.parametrize(
@@ -291,13 +285,13 @@ def test_without_a_home_there_are_no_plans_and_none_can_be_kept(place, monkeypat
         keep(place, plan_for())
 
 
-def test_tables_are_listed_and_cleared(place, cache):
+def test_tables_are_listed_and_cleared(place, tuned_cache):
     file = keep(place, plan_for())
-    (cache / "tuned" / "torn.json").write_text("{")
+    (tuned_cache / "tuned" / "torn.json").write_text("{")
 
     assert [(each["file"], each["entries"]) for each in _tuned.tables()] == [
         (str(file), 1),
-        (str(cache / "tuned" / "torn.json"), 0),
+        (str(tuned_cache / "tuned" / "torn.json"), 0),
     ]
     assert len(_tuned.clear()) == 2
     assert _tuned.tables() == []
