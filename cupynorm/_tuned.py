@@ -60,13 +60,8 @@ _tables: dict[Path, dict[str, Entry]] = {}
 
 
 def folder() -> Path:
-    """Return the tables' folder. Raises OSError if there is no home, and CUPYNORM_CACHE_DIR names no other place."""
-    base = _cache.folder()
-    if not base.is_absolute():
-        raise FileNotFoundError(
-            "there is no home folder: set CUPYNORM_CACHE_DIR to a folder that you can write"
-        )
-    return base / "tuned"
+    """Return the tables' folder; a path that is not absolute where there is no home, and nothing is read or kept."""
+    return _cache.folder() / "tuned"
 
 
 def switched_on() -> bool:
@@ -105,9 +100,8 @@ def find(where: Place, limits: Limits, kernel: str, problem: Problem) -> Plan | 
     """
     if not switched_on():
         return None
-    try:
-        file = where.file
-    except OSError:  # without a home nobody has kept anything
+    file = where.file
+    if not file.is_absolute():  # without a home nobody has kept anything
         return None
     with _lock:
         if file not in _tables:
@@ -212,6 +206,10 @@ def store(where: Place, entries: Mapping[str, Entry | None]) -> Path:
     import tempfile  # noqa: PLC0415
 
     file = where.file
+    if not file.is_absolute():
+        raise FileNotFoundError(
+            "there is no home folder: set CUPYNORM_CACHE_DIR to a folder that you can write"
+        )
     file.parent.mkdir(parents=True, exist_ok=True)
     with _alone(file.parent):
         merged = {**read(where), **entries}
@@ -257,8 +255,8 @@ def tables() -> list[dict[str, Any]]:
     """Return every table of the folder, of whatever device: its file, its place and how many entries it has."""
     import json  # noqa: PLC0415
 
-    found = []
-    for file in sorted(folder().glob("*.json")):
+    found: list[dict[str, Any]] = []
+    for file in sorted(folder().glob("*.json")) if folder().is_absolute() else ():
         try:
             told = json.loads(file.read_text("utf-8"))
             found.append({"file": str(file), **told["place"], "entries": len(told["entries"])})

@@ -281,6 +281,7 @@ def test_without_a_home_there_are_no_plans_and_none_can_be_kept(place, monkeypat
     monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as where nobody has a home
 
     assert find(place) is None
+    assert _tuned.tables() == []
     with pytest.raises(OSError, match="set CUPYNORM_CACHE_DIR"):
         keep(place, plan_for())
 
