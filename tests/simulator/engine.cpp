@@ -105,7 +105,7 @@ constexpr int kPoison = 0xff;                   // all bits set: nan in every fl
 constexpr unsigned kMaxThreads = 1024;
 
 // kHeld: has arrived at a barrier of several blocks, and goes on when nobody else can.
-enum class State : unsigned char { kReady, kAtLanes, kAtBlock, kAtCluster, kAtGrid, kHeld, kExited };
+enum class State : unsigned char { kReady, kAtLanes, kAtBlock, kAtCluster, kAtGrid, kAtWord, kHeld, kExited };
 enum Scope { kCluster, kGrid };
 
 // A barrier of several blocks opens, again and again, when as many threads have arrived as are expected.
@@ -132,6 +132,7 @@ struct Fiber {
   Site site;
   unsigned groups;  // of asynchronous copies, committed so far
   Arrival arrivals[2];  // by Scope
+  const unsigned long long* word;
 };
 
 struct Copy {
@@ -311,6 +312,10 @@ class Block {
   void wait_at(Scope scope, Site site);
   int of_cluster() const { return rank_ % int(launch_.cluster); }
   void* of_block(void* shared, int block, Site site);
+  void await_high_word(const unsigned long long* word, Site site) {
+    fibers_[current_].site = site, fibers_[current_].word = word;
+    if (!(*word >> 32)) wait(State::kAtWord);
+  }
   void copy_later(const Copy& copy, Site site);
   void commit_copies() { ++fibers_[current_].groups; }
   void wait_for_copies(unsigned newest);
@@ -521,7 +526,8 @@ bool Block::release() {
     auto opened = [&](State state, Scope scope) {
       return fiber.state == state && gang_.barrier(scope, rank_).opened >= fiber.arrivals[scope].opening;
     };
-    if (fiber.state == State::kHeld || opened(State::kAtCluster, kCluster) || opened(State::kAtGrid, kGrid))
+    const bool written = fiber.state == State::kAtWord && *fiber.word >> 32;
+    if (written || fiber.state == State::kHeld || opened(State::kAtCluster, kCluster) || opened(State::kAtGrid, kGrid))
       fiber.state = State::kReady, released_ = true;
   }
   return released_;
@@ -631,7 +637,7 @@ void Block::begin(uint64_t number) {
   for (int i = 0; i < total_; ++i) {
     const unsigned x = launch_.block[0], y = launch_.block[1], t = unsigned(i);
     std::memcpy(stacks_[i], &kStackEnd, sizeof kStackEnd);
-    fibers_[i] = Fiber{first_context(stacks_[i], kStack, run_thread), State::kReady, {t % x, t / x % y, t / (x * y)}, {}, 0, 0, 0, {}, 0, {}};
+    fibers_[i] = Fiber{first_context(stacks_[i], kStack, run_thread), State::kReady, {t % x, t / x % y, t / (x * y)}, {}, 0, 0, 0, {}, 0, {}, nullptr};
     copies_[i].clear();
   }
   for (size_t w = 0; w < warps_.size(); ++w) {
@@ -734,13 +740,14 @@ void Gang::report_stuck() {
     const auto found = std::find_if(blocks_.begin(), blocks_.end(), [=](const Block* b) { return b->has_any(state); });
     return found == blocks_.end() ? nullptr : *found;
   };
-  Block *lanes = find(State::kAtLanes), *cluster = find(State::kAtCluster), *grid = find(State::kAtGrid), *block = find(State::kAtBlock);
+  Block *lanes = find(State::kAtLanes), *cluster = find(State::kAtCluster), *grid = find(State::kAtGrid), *word = find(State::kAtWord), *block = find(State::kAtBlock);
   std::string text = lanes             ? "deadlock: lanes wait for lanes that never come"
                      : cluster || grid ? "deadlock: threads wait for threads that never arrive"
+                     : word            ? "deadlock: threads wait for a word that nobody writes"
                                        : "divergent __syncthreads";
   text += tell(places, int(launch_.threads() * launch_.gang()), "wait in");
   if (exited) text += "; " + std::to_string(exited) + " have exited";
-  (lanes ? lanes : block ? block : cluster ? cluster : grid)->fail(text);
+  (lanes ? lanes : block ? block : cluster ? cluster : grid ? grid : word)->fail(text);
 }
 
 // Forward and reverse show every race of two blocks between two barriers.
@@ -878,6 +885,7 @@ void cluster_wait(Site site) { running->wait_at(kCluster, site); }
 void* of_block(void* shared, int block, Site site) { return running->of_block(shared, block, site); }
 void grid_arrive(Site site) { running->arrive(kGrid, site); }
 void grid_wait(Site site) { running->wait_at(kGrid, site); }
+void await_high_word(const unsigned long long* word, Site site) { running->await_high_word(word, site); }
 
 void copy_later(void* to, const void* from, unsigned bytes, Site site) { running->copy_later({to, from, bytes, 0}, site); }
 void commit_copies() { running->commit_copies(); }
