@@ -2,7 +2,7 @@
 
 The rule begins as that of OneFlow's articles on LayerNorm and softmax: a row waits in registers while it fits there, else in
 shared memory unless the occupancy query says that no block fits, else nowhere. Where rows are long, several blocks share one:
-those of a cluster, or, where rows are fewer than multiprocessors, of the whole grid.
+those of a cluster, or of the whole grid.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from cupynorm._limits import STATIC_SHARED_BYTES, Limits
 
 VARIANTS = ("warp", "block", "cluster", "split", "shared", "uncached")
 
 WARP = 32
-# Of shared and uncached: blocks of a grid, in multiples of what the device holds at once.
-WAVES = 32
-# Of warp, block and cluster: no loop over rows, unless they are staged. A loop measured 2 to 5 % slower on an H200.
+# No loop over rows, but where something is kept for a block's next ones, or on its way: a loop measured 2 to 8 % slower.
 ONE_BLOCK_PER_ROW = math.inf
 MAX_GRID = 2**31 - 1
 MAX_BLOCK = 1024
@@ -34,6 +32,7 @@ OTHER_REGISTERS = {(4, 0): 32, (4, 1): 24, (8, 0): 48, (8, 1): 48}
 RAGGED_REGISTERS = {4: 16, 8: 24}
 PEELED_REGISTERS = {4: 0, 8: 56}
 MANY_PACKS = 4  # of a thread
+FEW_VALUES = 16  # of a thread, without parameters: 8 registers less will do
 AMPERE, HOPPER = 80, 90  # before the first the compiler wants 16 registers more; the second brought clusters
 # That the values and parameters of a thread take: with more, too few threads keep memory busy.
 MOST_HOISTED_WORDS = 32
@@ -50,45 +49,85 @@ PEELED_ROW_BYTES = 16 << 10
 # Rows that begin alike and are in work at once, where no parameters take registers, too. With 4 bytes an element 0.97 against
 # 0.92 at 1023 columns.
 PEELED_ROWS = {2: 1, 4: 2, 8: 1}
-# With parameters, 4 bytes an element: twice as many bytes a thread, and no hoisting then: 0.85 against 0.77 at 1023 columns.
-PEELED_THREAD_BYTES = 64
 PEELED_HOIST_ELEMENTS = {2: 16, 4: 8, 8: 4}
 
 
-@dataclasses.dataclass(frozen=True)
-class Held:
-    """How rows of up to `row_bytes` are spread over threads: bytes a thread, and threads resident on a multiprocessor."""
+class Held(NamedTuple):
+    """How rows of up to `row_bytes` are spread over threads.
+
+    thread_bytes: of a row. block: threads of a block at least. resident_threads: of a multiprocessor. hoist: as in Plan, as
+    far as registers allow.
+    """
 
     row_bytes: int
     thread_bytes: int
+    block: int
     resident_threads: int
+    hoist: int = 0
 
 
-# Measured on an H200 (benchmarks/NOTES.md): few bytes a thread and many threads, as long as one block can hold the row.
-HELD = (
-    Held(row_bytes=8 << 10, thread_bytes=32, resident_threads=1280),
-    Held(row_bytes=64 << 10, thread_bytes=64, resident_threads=1024),
+# By (how many parameters of the columns the op has, bytes of an element), the first that can hold a row; what is behind the last
+# is better held by shared memory, or by several blocks. H200, benchmarks/NOTES.md: few bytes a thread and many threads,
+# parameters fetched with the row while that takes no threads away.
+_PLAIN_HALVES = (Held(8 << 10, 32, 128, 1536), Held(16 << 10, 64, 256, 1024), Held(32 << 10, 64, 512, 1024))
+_PLAIN_FLOATS = (
+    Held(4 << 10, 32, 128, 1280),
+    Held(8 << 10, 128, 256, 1024),
+    Held(32 << 10, 64, 256, 1024),
+    Held(128 << 10, 128, 256, 1024),
 )
-# 4 bytes an element: 0.97 against 0.86 at 16384 columns, 0.93 against 0.72 at 32768
-HELD_FLOATS = (
-    Held(row_bytes=8 << 10, thread_bytes=32, resident_threads=1280),
-    Held(row_bytes=32 << 10, thread_bytes=64, resident_threads=1024),
-    Held(row_bytes=128 << 10, thread_bytes=128, resident_threads=1024),
-)
-# Where parameters must pass through too, 16 bits of each: 0.98 against 0.94 at 2048 columns
-HELD_WITH_COLUMNS = (
-    Held(row_bytes=2 << 10, thread_bytes=32, resident_threads=1280),
-    Held(row_bytes=64 << 10, thread_bytes=64, resident_threads=1024),
-)
-# Up to there hoisting measured better, by bytes of an element.
-HOISTED_ROW_BYTES = {2: 2 << 10, 4: 16 << 10, 8: 16 << 10}
+_DOUBLES = (Held(8 << 10, 32, 128, 1280, 1), Held(16 << 10, 64, 256, 1024, 1), Held(64 << 10, 64, 256, 1024))
+HELD = {
+    (0, 2): _PLAIN_HALVES,
+    (1, 2): (
+        Held(2 << 10, 32, 128, 1280, 1),
+        Held(4 << 10, 64, 128, 1024),
+        Held(32 << 10, 64, 256, 1024),
+    ),
+    (2, 2): (
+        Held(2 << 10, 32, 64, 1152, 1),
+        Held(4 << 10, 64, 64, 1024),
+        Held(32 << 10, 64, 256, 1024),
+    ),
+    (0, 4): _PLAIN_FLOATS,
+    (1, 4): (
+        Held(8 << 10, 32, 128, 1280, 1),
+        Held(16 << 10, 32, 256, 1024, 1),
+        Held(32 << 10, 64, 256, 1024),
+        Held(128 << 10, 128, 256, 1024),
+    ),
+    (2, 4): (
+        Held(2 << 10, 32, 128, 1280, 1),
+        Held(8 << 10, 32, 128, 1536),
+        Held(16 << 10, 64, 256, 1024),
+        Held(128 << 10, 128, 256, 1024),
+    ),
+    (0, 8): _DOUBLES,
+    (1, 8): _DOUBLES,
+    (2, 8): _DOUBLES,
+}
+# A warp takes rows of as many threads as it has lanes, at so many bytes each.
+WARP_THREAD_BYTES = 32
+# Of rows that begin anywhere: how many bytes a thread holds, and threads resident.
+PEELED_HELD = {
+    (0, 2): (Held(2 << 10, 32, 64, 1280), Held(32 << 10, 80, 128, 768)),
+    (1, 2): (Held(2 << 10, 32, 128, 1280, 1), Held(32 << 10, 80, 128, 768)),
+    # gamma and beta lie otherwise than x: to put them together costs 30 instructions a pack, so it is done once for all rows
+    (2, 2): (Held(512, 32, 256, 1280, 1), Held(4 << 10, 32, 64, 1024, 3), Held(32 << 10, 48, 256, 1024, 2)),
+    (0, 4): (Held(8 << 10, 32, 128, 1280), Held(128 << 10, 80, 256, 1024)),
+    (1, 4): (Held(8 << 10, 32, 128, 1280, 1), Held(128 << 10, 80, 256, 768)),
+    (2, 4): (Held(8 << 10, 64, 128, 1024), Held(128 << 10, 80, 256, 1024)),
+    (0, 8): _DOUBLES,
+    (1, 8): _DOUBLES,
+    (2, 8): _DOUBLES,
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class Shared:
+class Shared(NamedTuple):
     """How rows of up to `row_bytes` are shared out among the blocks of a cluster.
 
-    block: threads of a block. packs: of a thread. stages, hoist: as in Plan. resident: blocks of a multiprocessor.
+    block: threads of a block. packs: of a thread. stages, hoist: as in Plan. resident: blocks of a multiprocessor. peels: whether
+    rows may begin anywhere; they leave some of a block idle, and fewer packs a thread are then worse.
     """
 
     row_bytes: int
@@ -97,6 +136,7 @@ class Shared:
     stages: int
     hoist: int
     resident: int = 1
+    peels: bool = True
 
     @property
     def share_bytes(self) -> int:
@@ -104,43 +144,76 @@ class Shared:
         return self.block * self.packs * ACCESS_BYTES
 
 
+class Kept(NamedTuple):
+    """The same, where a block keeps its share in shared memory: share_bytes at most, `resident` blocks of a multiprocessor."""
+
+    row_bytes: int
+    block: int
+    packs: int
+    share_bytes: int
+    resident: int
+
+
 MOST_PARTS = 16
 LARGE_CLUSTERS = {"90", "100", "103"}  # compute capabilities that take more than 8 blocks in one
 MOST_SHARED = 1 << 40  # bytes of a row: as long as a cluster holds it
-# How clusters share rows, by (the op has parameters of the columns, bytes of an element): the first that can hold a row. H200:
-# without parameters 0.92 to 0.93 of the copy rate at 65536 to 262144 columns; with them 0.88 to 0.94 up to 131072, since
-# parameters kept in shared memory are not read again from L2 for each row: that alone took it to 0.75.
-CLUSTERS = {
-    (False, 2): (
-        Shared(row_bytes=64 << 10, block=256, packs=8, stages=0, hoist=0, resident=2),
-        Shared(row_bytes=128 << 10, block=1024, packs=4, stages=2, hoist=0),
-        Shared(row_bytes=MOST_SHARED, block=512, packs=8, stages=2, hoist=0),
+# How clusters share rows, by (how many parameters, bytes of an element): the first that can hold a row. H200, 65536 to 262144
+# columns: without parameters 0.92 to 0.95 of the copy rate, each row by blocks of its own, several on a multiprocessor, so that
+# one loads while another stores. With parameters 0.89 to 0.94: those stay in shared memory for all rows of a block, since read
+# again from L2 for each row they alone take it to 0.6 to 0.78; a row is in registers while the next is on its way.
+_KEPT_HALVES = (
+    Kept(row_bytes=64 << 10, block=512, packs=2, share_bytes=64 << 10, resident=2),
+    Kept(row_bytes=MOST_SHARED, block=128, packs=4, share_bytes=32 << 10, resident=5),
+    Kept(row_bytes=MOST_SHARED, block=256, packs=4, share_bytes=64 << 10, resident=2),
+    Kept(row_bytes=MOST_SHARED, block=512, packs=4, share_bytes=100 << 10, resident=2),
+    Kept(row_bytes=MOST_SHARED, block=512, packs=4, share_bytes=220 << 10, resident=1),
+)
+_KEPT_FLOATS = (
+    Kept(row_bytes=MOST_SHARED, block=512, packs=2, share_bytes=64 << 10, resident=2),
+    *_KEPT_HALVES[3:],
+)
+CLUSTERS: dict[tuple[int, int], tuple[Shared | Kept, ...]] = {
+    (0, 2): _KEPT_HALVES,
+    (0, 4): (
+        Kept(row_bytes=256 << 10, block=512, packs=2, share_bytes=64 << 10, resident=3),
+        Shared(row_bytes=512 << 10, block=512, packs=8, stages=2, hoist=0),
+        Kept(row_bytes=MOST_SHARED, block=512, packs=2, share_bytes=64 << 10, resident=3),
+        *_KEPT_HALVES[3:],
     ),
-    (False, 4): (
-        Shared(row_bytes=256 << 10, block=512, packs=4, stages=4, hoist=0),
-        Shared(row_bytes=MOST_SHARED, block=512, packs=8, stages=2, hoist=0),
+    (1, 2): (
+        Kept(row_bytes=64 << 10, block=256, packs=4, share_bytes=64 << 10, resident=2),
+        Shared(row_bytes=MOST_SHARED, block=512, packs=8, stages=2, hoist=2),
+        *_KEPT_HALVES[2:],
     ),
-    (True, 2): (
-        Shared(row_bytes=64 << 10, block=512, packs=4, stages=3, hoist=2),
-        Shared(row_bytes=MOST_SHARED, block=256, packs=8, stages=4, hoist=2),
-        Shared(row_bytes=MOST_SHARED, block=512, packs=8, stages=2, hoist=0),
-        Shared(row_bytes=MOST_SHARED, block=512, packs=4, stages=2, hoist=0),
+    (1, 4): (
+        Shared(row_bytes=256 << 10, block=512, packs=4, stages=4, hoist=2, peels=False),
+        Shared(row_bytes=MOST_SHARED, block=512, packs=8, stages=2, hoist=2),
+        *_KEPT_FLOATS,
     ),
-    (True, 4): (
-        Shared(row_bytes=256 << 10, block=512, packs=4, stages=4, hoist=2),
-        Shared(row_bytes=MOST_SHARED, block=256, packs=8, stages=3, hoist=2),
-        Shared(row_bytes=MOST_SHARED, block=512, packs=8, stages=0, hoist=0),
+    (2, 2): (
+        Shared(row_bytes=64 << 10, block=512, packs=8, stages=1, hoist=2),
+        Shared(row_bytes=128 << 10, block=128, packs=8, stages=1, hoist=2, resident=2, peels=False),
+        Shared(row_bytes=128 << 10, block=512, packs=8, stages=1, hoist=2),
+        Shared(row_bytes=256 << 10, block=256, packs=8, stages=2, hoist=2),
+        Shared(row_bytes=MOST_SHARED, block=512, packs=8, stages=1, hoist=2),
+        *_KEPT_HALVES[2:],
     ),
-    (False, 8): (Shared(row_bytes=MOST_SHARED, block=256, packs=8, stages=0, hoist=0),),
-    (True, 8): (Shared(row_bytes=MOST_SHARED, block=256, packs=8, stages=0, hoist=0),),
+    (2, 4): (
+        Shared(row_bytes=256 << 10, block=512, packs=4, stages=2, hoist=2, peels=False),
+        Shared(row_bytes=MOST_SHARED, block=512, packs=8, stages=1, hoist=2),
+        *_KEPT_FLOATS,
+    ),
 }
-# Rows of no more bytes are better held by one block, by bytes of an element.
-BLOCK_ROW_BYTES = {2: 32 << 10, 4: 128 << 10}
-# Where rows are fewer than multiprocessors, as many blocks as can be share one from so many bytes on.
+_DOUBLES_SHARED = (Shared(row_bytes=MOST_SHARED, block=256, packs=8, stages=0, hoist=0),)
+# Where rows are fewer than multiprocessors, as many blocks as can be share one from so many bytes on: those of a cluster, each
+# thread with few registers, or for more bytes those of the grid.
 FEW_ROW_BYTES = 32 << 10
+FEW_CLUSTER_BYTES = 1 << 20
 FEW_BLOCK = 256
 # Of split, on a multiprocessor: while one waits for others, the other moves. 0.45 against 0.37 at 64 rows of 2^20 columns.
 SPLIT_BLOCKS = 2
+# Of a part, what does not fit into shared memory is read again, and L2 still has it: so much more than fits saves a round.
+SPLIT_OVERFLOW = 1.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +249,11 @@ class Problem:
         return dataclasses.replace(self, peel=0)
 
     @property
+    def kind(self) -> tuple[int, int]:
+        """The key of the tables below."""
+        return min(2, len(self.columns)), self.held_bytes
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of an element for the tables below: as loaded, or a double's if that is what it becomes."""
         return max(self.load_bytes, self.compute_bytes if self.compute_bytes == 8 else 0)  # noqa: PLR2004
@@ -188,10 +266,10 @@ class Plan:
     variant: where a row waits: one of VARIANTS. pack: elements moved by one instruction.
     packs: packs that a thread holds (of one row; a chunk in shared, split and uncached). group: threads of a block that share a
     row; 0 is the whole block. rows_per_group: rows that a group holds at once. full: the packs of all threads are exactly the
-    row. hoist: the columns' parameters wait in registers (1) or, for all rows of a block, in shared memory (2).
+    row. hoist: the columns' parameters wait in registers (1) or, for all rows of a block, in shared memory (2) or registers (3).
     peel: rows begin anywhere; the elements around their packs go one by one (1; 2: x lies in other packs than y).
     period: rows so far apart begin alike. parts: blocks that share a row. stages: 0, or how many rows (of a group) are on
-    their way through shared memory or in work. grid, block: blocks, and threads a block. kept_bytes: shared memory that a block
+    their way through shared memory. grid, block: blocks, and threads a block. kept_bytes: shared memory that a block
     may keep a row in. shared_bytes: dynamic shared memory of a block. least_blocks: registers are kept few enough for so many
     blocks on a multiprocessor. resident_blocks: blocks that a multiprocessor holds at once (clusters: that the device does).
     waves: grid / what the device holds at once.
@@ -225,10 +303,15 @@ class Plan:
     def template(self) -> tuple[int | bool, ...]:
         """The numbers among the kernel's template arguments, in order."""
         if not self.group:
-            staged = (self.pack, self.packs, self.peel, self.variant == "split", self.kept_bytes)
-            return (*staged, self.block, self.least_blocks)
+            parts = 0 if self.variant == "split" else self.parts  # a grid's are known at the launch only
+            return (self.pack, self.packs, self.peel, parts, self.kept_bytes, self.block, self.least_blocks)
         held = (self.pack, self.packs, self.group, self.rows_per_group, self.full, self.hoist, self.peel)
         return (*held, self.period, self.parts, self.block, self.least_blocks, self.stages)
+
+    @property
+    def persistent(self) -> bool:
+        """Whether blocks go through many rows, since something is kept for the next ones or on its way."""
+        return self.stages > 0 or self.hoist > 1
 
     @property
     def cluster(self) -> int:
@@ -243,6 +326,7 @@ class Plan:
 # (plan without grid) -> blocks that a multiprocessor holds at once, or, of clusters, how many the device does; 0: it cannot be
 # launched.
 Occupancy = Callable[[Plan], int]
+Candidate = Callable[["Problem", Limits, Occupancy], "Plan | None"]
 
 
 class DoesNotFitError(ValueError):
@@ -259,32 +343,25 @@ def choose(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: str |
         return _as_wanted(problem, limits, occupancy, wanted)
     if wanted is not None and wanted not in VARIANTS:
         raise DoesNotFitError(f"plan {wanted!r} is not a variant: use {', '.join(VARIANTS)}")
-    for variant in _in_turn(problem, limits) if wanted is None else (wanted,):
-        plan = _CANDIDATE[variant](problem.peeled, limits, occupancy)
+    for candidate in _in_turn(problem, limits) if wanted is None else (_CANDIDATE[wanted],):
+        plan = candidate(problem.peeled, limits, occupancy)
         if plan is not None:
             return plan
     raise DoesNotFitError(_does_not_fit(problem, limits, f"variant {wanted!r}"))
 
 
-def _in_turn(problem: Problem, limits: Limits) -> tuple[str, ...]:
-    """Return the variants to try, best first."""
+def _in_turn(problem: Problem, limits: Limits) -> tuple[Candidate, ...]:
+    """Return what to try, best first."""
     row_bytes = problem.cols * problem.held_bytes
     if problem.rows < limits.sm_count and row_bytes >= FEW_ROW_BYTES:
-        # with parameters, 64 rows are better read twice by a block each: 0.52 against 0.43, fp32, 2^20 columns
-        split = problem.rows * (4 if problem.columns else 1) < limits.sm_count
-        return ("cluster", *(("split",) if split else ()), "block", "shared", "uncached")
+        first = (_few_rows, _split) if row_bytes <= FEW_CLUSTER_BYTES else (_split, _shared_out)
+        return (*first, _block, _shared, _uncached)
     # a warp holds more than what is best for it: from there on a block is better
-    narrow = _group(problem.peeled, HELD[0].thread_bytes) <= WARP
-    held = ("warp", "block") if narrow else ("block",)
-    if problem.peeled.peel == 1:  # clusters copy nothing ahead then: 0.62 against 0.82 at 50257 columns
-        return (*held, "shared", "cluster", "uncached")
-    if row_bytes > BLOCK_ROW_BYTES.get(problem.held_bytes, math.inf):
-        return ("cluster", *held, "shared", "uncached")
-    return (*held, "cluster", "shared", "uncached")
-
-
-def _kind(problem: Problem) -> tuple[bool, int]:
-    return bool(problem.columns), problem.held_bytes
+    narrow = _group(problem.peeled, WARP_THREAD_BYTES) <= WARP
+    held = (_warp, _block) if narrow else (_block,)
+    if problem.peeled.peel and not problem.columns:
+        return (*held, _shared, _shared_out, _split, _uncached)
+    return (*held, _shared_out, _shared, _split, _uncached)
 
 
 def _does_not_fit(problem: Problem, limits: Limits, what: str) -> str:
@@ -314,15 +391,12 @@ def _as_wanted(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: P
             and plan.shared_bytes <= limits.shared_bytes_per_block
         )
         if fits:
-            blocks = _blocks(peeled, plan)
-            chosen = _with_grid(plan, blocks, limits, occupancy(plan), wanted.waves or WAVES)
+            blocks, waves = _blocks(peeled, plan), wanted.waves or ONE_BLOCK_PER_ROW
+            chosen = _with_grid(peeled, plan, blocks, limits, occupancy(plan), waves)
     elif fits and wanted.variant == "split":
         chosen = _split_plan(peeled, limits, occupancy, wanted)
-    elif fits:
-        shared_bytes = shared_bytes_of(peeled) if wanted.variant == "shared" else 0
-        if shared_bytes <= wanted.kept_bytes:
-            plan = dataclasses.replace(wanted, shared_bytes=shared_bytes)
-            chosen = _with_grid(plan, problem.rows, limits, occupancy(plan), wanted.waves or WAVES)
+    elif fits and (wanted.variant != "shared" or shared_bytes_of(peeled) <= wanted.kept_bytes):
+        chosen = _staged_plan(peeled, limits, occupancy, wanted)
     if chosen is None:
         raise DoesNotFitError(_does_not_fit(problem, limits, f"{wanted}"))
     return chosen
@@ -332,30 +406,48 @@ def _is_sound(problem: Problem, limits: Limits, plan: Plan) -> bool:
     """Say whether a plan that somebody made asks for nothing that its kernel would do wrong."""
     if plan.variant == "cluster":
         shares = 1 < plan.parts <= MOST_PARTS and plan.parts & (plan.parts - 1) == 0
-        shares = shares and plan.rows_per_group == 1 and plan.group == plan.block
+        shares = shares and plan.rows_per_group == 1 and plan.group in (0, plan.block)
     else:
-        shares = plan.parts == 1 or plan.variant == "split"
+        shares = (plan.parts == 1 or plan.variant == "split") and (
+            (plan.group > 0) == (plan.variant in ("warp", "block"))
+        )
     keeps = plan.kept_bytes % ACCESS_BYTES == 0 and plan.kept_bytes <= limits.shared_bytes_per_block
-    keeps = keeps and (plan.kept_bytes == 0 or plan.variant in ("shared", "split"))
-    hoists = plan.hoist == 0 or (bool(problem.columns) and plan.group > 0)
-    return shares and keeps and hoists and (plan.group > 0) == (plan.variant in ("warp", "block", "cluster"))
+    in_packs = plan.group == 0 and plan.variant != "uncached" and plan.peel < 2  # noqa: PLR2004
+    keeps = keeps and (plan.kept_bytes == 0 or in_packs)
+    hoists = plan.hoist in (0, 1, 2, 3) and (plan.hoist == 0 or (bool(problem.columns) and plan.group > 0))
+    return shares and keeps and hoists and (not plan.persistent or _may_persist(problem, plan))
+
+
+def _may_persist(problem: Problem, plan: Plan) -> bool:
+    """Say whether what is kept for a block's next rows, or on its way, is theirs."""
+    if not plan.peel:
+        return True  # else they must begin alike
+    return problem.period > 0 and plan.rows_per_group == 1 and not (plan.stages and plan.peel > 1)
 
 
 def shared_bytes_of(problem: Problem) -> int:
     """Return the shared memory that a row takes, in whole 16-byte accesses."""
-    return -(-problem.cols * problem.load_bytes // 16) * 16
+    return _part_bytes(problem, 1)
+
+
+def _part_bytes(problem: Problem, parts: int) -> int:
+    """Return the shared memory that the largest of so many parts of a row takes, in whole 16-byte accesses."""
+    packs = math.ceil(problem.cols // problem.pack / parts)
+    return -(-packs * problem.pack * problem.load_bytes // ACCESS_BYTES) * ACCESS_BYTES
 
 
 def _power_of_two_from(value: int) -> int:
     return 1 << max(0, value - 1).bit_length()
 
 
+def _power_of_two_to(value: int) -> int:
+    return 1 << max(1, value).bit_length() - 1
+
+
 def _held(problem: Problem) -> Held | None:
     row_bytes = problem.cols * problem.held_bytes
-    table = HELD_FLOATS if problem.held_bytes == 4 else HELD  # noqa: PLR2004
-    if problem.columns and problem.held_bytes == 2:  # noqa: PLR2004
-        table = HELD_WITH_COLUMNS
-    return next((held for held in table if row_bytes <= held.row_bytes), None)
+    table = PEELED_HELD if problem.peel else HELD
+    return next((held for held in table[problem.kind] if row_bytes <= held.row_bytes), None)
 
 
 def _period(problem: Problem, rows_per_group: int) -> int:
@@ -395,9 +487,7 @@ def _registers_plan(problem: Problem, plan: Plan) -> Plan:
     rows = plan.stages * plan.rows_per_group * packs * plan.block * ACCESS_BYTES
     columns = 0
     if plan.hoist == 2:  # noqa: PLR2004
-        # a struct of gamma and beta, both of words; one that is absent takes a word, too
-        struct_bytes = sum(max(4, size * plan.pack) for size in problem.columns)
-        struct_bytes += 4 * (len(problem.columns) == 1)
+        struct_bytes = sum(max(4, size * plan.pack) for size in problem.columns)  # of whole words
         columns = packs * plan.block * (-(-struct_bytes // ACCESS_BYTES) * ACCESS_BYTES)
     return dataclasses.replace(plan, packs=packs, full=full, shared_bytes=rows + columns)
 
@@ -410,7 +500,7 @@ def _blocks(problem: Problem, plan: Plan) -> int:
 
 
 def _in_registers(
-    problem: Problem, limits: Limits, occupancy: Occupancy, variant: str, group: int, resident_threads: int
+    problem: Problem, limits: Limits, occupancy: Occupancy, variant: str, group: int, held: Held
 ) -> Plan | None:
     packs = math.ceil(problem.cols // problem.pack / group)
     elements = packs * problem.pack
@@ -420,31 +510,42 @@ def _in_registers(
     rows = PEELED_ROWS[problem.held_bytes] if alike else 1
     if rows * elements > MOST_ELEMENTS[problem.compute_bytes] // 2 or problem.compute_bytes == 8:  # noqa: PLR2004
         rows = 1
-    block = max(128 if elements * problem.held_bytes <= HELD[0].thread_bytes else 256, group)
-    row_bytes = problem.cols * problem.held_bytes
-    hoist = bool(problem.columns) and row_bytes <= HOISTED_ROW_BYTES[problem.held_bytes]
-    hoist = hoist and _words(problem, elements, hoist=True) <= MOST_HOISTED_WORDS
-    hoist = hoist and not (problem.peel and elements > PEELED_HOIST_ELEMENTS[problem.held_bytes])
-    full = not problem.peel and group * elements == problem.cols
-    registers = _registers(problem, limits, elements, full=full, hoist=hoist)
-    registers += (rows - 1) * (elements + 1)
-    if registers * block > limits.registers_per_sm:
-        return None
-    threads = min(resident_threads, limits.threads_per_sm, limits.registers_per_sm // registers)
+    block = max(held.block, group)
     plan = dataclasses.replace(
         PLAIN,
         variant=variant,
         pack=problem.pack,
         group=group,
         rows_per_group=rows,
-        hoist=int(hoist),
         peel=problem.peel,
         period=_period(problem, rows),
         block=block,
-        least_blocks=max(1, threads // block),
     )
+    if held.hoist > 1:  # for all rows of a block, which are on their way while others are in work
+        # in registers only where there is room for them
+        fits = _words(problem, elements, hoist=True) <= MOST_HOISTED_WORDS
+        stages = 1 if _can_stage(problem, limits) else 0
+        plan = dataclasses.replace(plan, hoist=held.hoist if fits else 2, stages=stages)
+        if not _may_persist(problem, plan):
+            plan = dataclasses.replace(plan, hoist=0, stages=0)
+    hoist = held.hoist == 1 and bool(problem.columns)
+    hoist = hoist and _words(problem, elements, hoist=True) <= MOST_HOISTED_WORDS
+    if hoist and not (problem.peel and elements > PEELED_HOIST_ELEMENTS[problem.held_bytes]):
+        plan = dataclasses.replace(plan, hoist=1)
     plan = _registers_plan(problem, plan)
-    return _with_grid(plan, _blocks(problem, plan), limits, occupancy(plan), ONE_BLOCK_PER_ROW)
+    registers = _registers(problem, limits, elements, full=plan.full, hoist=plan.hoist % 2 == 1)
+    registers += (rows - 1) * (elements + 1)
+    if registers * block > limits.registers_per_sm:
+        return None
+    threads = min(held.resident_threads, limits.threads_per_sm, limits.registers_per_sm // registers)
+    plan = dataclasses.replace(plan, least_blocks=max(1, threads // block))
+    return _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
+
+
+def _can_stage(problem: Problem, limits: Limits) -> bool:
+    """Say whether rows can be on their way through shared memory: packs of 16 bytes, from sm_80 on."""
+    whole = problem.pack * problem.load_bytes == ACCESS_BYTES and problem.peel < 2  # noqa: PLR2004
+    return whole and int(limits.compute_capability) >= AMPERE
 
 
 def _most_elements(problem: Problem) -> int:
@@ -471,17 +572,23 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
     others = OTHER_REGISTERS[problem.compute_bytes, int(hoist)]
     if not full:
         ragged = RAGGED_REGISTERS[problem.compute_bytes]
-        others += (ragged // 2 if problem.peel else ragged) if hoist else max(8, values // 2 - 8)
+        if hoist:
+            others += ragged // 2 if problem.peel or problem.held_bytes == 2 else ragged  # noqa: PLR2004
+        else:
+            others += 8 if problem.peel else max(8, values // 2 - 8)
     if problem.peel:
         others += PEELED_REGISTERS[problem.compute_bytes]
     if not hoist:  # the parameters pass through registers, a pack at a time
         others += max(0, 2 * (sum(size * problem.pack // 4 for size in problem.columns) - 8))
     # and as many addresses; sm_90 makes do without them where rows are full
     many = elements // problem.pack > MANY_PACKS and not hoist and not problem.peel
+    many = many and problem.pack * problem.load_bytes > 4  # noqa: PLR2004
     if many and not (full and problem.held_bytes == 4 and int(limits.compute_capability) == HOPPER):  # noqa: PLR2004
         others += 24
     if int(limits.compute_capability) < AMPERE:
         others += 16
+    elif full and not problem.columns and problem.compute_bytes == 4 and values <= FEW_VALUES:  # noqa: PLR2004
+        others -= 8
     return -(-(values + others) // 8) * 8
 
 
@@ -493,94 +600,139 @@ def _group(problem: Problem, thread_bytes: int) -> int:
     half = group // 2
     fits = half > 0 and math.ceil(packs / half) * problem.pack <= _most_elements(problem)
     if packs % group != 0 and fits and packs_per_thread <= MANY_PACKS and not problem.peel:
-        # ragged rows: half the threads if those hold the row without a gap (768 columns: 0.95 against 0.67), or if, in 16 bits
-        # with parameters, merging unequal parts is what costs most (1000 columns: 0.90 against 0.75)
-        halved = packs % half == 0 or (problem.columns and problem.held_bytes == 2)  # noqa: PLR2004
-        group = half if halved else group
-    if problem.peel and fits and half * math.ceil(packs / half) < group * math.ceil(packs / group):
-        group = half  # fewer threads that hold less than others: 0.94 against 0.85 at 5001 columns
+        # half the threads if those hold the row without a gap: 0.95 against 0.67 at 768 columns
+        group = half if packs % half == 0 else group
     # those around the packs are one for each of the first threads
     return max(group, _power_of_two_from(2 * problem.pack - 2)) if problem.peel else group
 
 
 def _warp(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
-    group = min(WARP, _group(problem, HELD[0].thread_bytes))
-    return _in_registers(problem, limits, occupancy, "warp", group, HELD[0].resident_threads)
+    held = _held(problem) or HELD[problem.kind][0]
+    group = min(WARP, _group(problem, WARP_THREAD_BYTES))
+    return _in_registers(problem, limits, occupancy, "warp", group, held)
 
 
 def _block(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
     held = _held(problem)
     if held is None:
         return None
-    thread_bytes = held.thread_bytes
-    if problem.peel and problem.columns and problem.held_bytes == 4:  # noqa: PLR2004
-        thread_bytes = max(thread_bytes, PEELED_THREAD_BYTES)
-    group = max(2 * WARP, _group(problem, thread_bytes))
-    return (
-        _in_registers(problem, limits, occupancy, "block", group, held.resident_threads)
-        if group <= MAX_BLOCK
-        else None
-    )
+    group = max(2 * WARP, _group(problem, held.thread_bytes))
+    return _in_registers(problem, limits, occupancy, "block", group, held) if group <= MAX_BLOCK else None
 
 
 def _cluster(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
-    """Blocks of a cluster share a row, in registers; the rows to come are on their way through shared memory."""
-    if int(limits.compute_capability) < HOPPER:
-        return None
-    row_bytes = problem.cols * problem.held_bytes
-    plain = dataclasses.replace(PLAIN, variant="cluster", pack=problem.pack, peel=problem.peel)
-    most_parts = MOST_PARTS if limits.compute_capability in LARGE_CLUSTERS else MOST_PARTS // 2
-    if problem.rows < limits.sm_count and row_bytes >= FEW_ROW_BYTES and problem.compute_bytes == 4:  # noqa: PLR2004
-        # as many multiprocessors as can be work on a row, and each row goes through a cluster of its own
-        parts = most_parts if problem.rows * most_parts <= 2 * limits.sm_count else MOST_PARTS // 2
-        share = math.ceil(problem.cols // problem.pack / parts)
-        most = MOST_ELEMENTS[problem.compute_bytes] // problem.pack
-        block = max(FEW_BLOCK, _power_of_two_from(math.ceil(share / most)))
-        if block <= (FEW_BLOCK if parts < MOST_PARTS else MAX_BLOCK // 2):
-            plan = dataclasses.replace(plain, parts=parts, block=block, group=block)
-            plan = _registers_plan(problem, plan)
-            return _with_grid(plan, _blocks(problem, plan), limits, occupancy(plan), ONE_BLOCK_PER_ROW)
-    wide = any(size > problem.load_bytes for size in problem.columns)  # they take more registers than x
-    for shared in CLUSTERS.get(_kind(problem), ()):
-        if row_bytes > shared.row_bytes or (wide and shared.hoist == 0 and shared.packs > MANY_PACKS):
+    """Blocks of a cluster share a row, however short it is."""
+    few = problem.rows < limits.sm_count and problem.cols * problem.held_bytes >= FEW_ROW_BYTES
+    plan = _few_rows(problem, limits, occupancy) if few else None
+    return plan or _shared_out(problem, limits, occupancy, 2)
+
+
+def _shared_out(problem: Problem, limits: Limits, occupancy: Occupancy, least: int = 1) -> Plan | None:
+    """Return the plan of the first entry of CLUSTERS that can hold a row, be it by one block alone if `least` is 1."""
+    for shared in CLUSTERS.get(problem.kind, _DOUBLES_SHARED):
+        if problem.cols * problem.held_bytes > shared.row_bytes:
             continue
-        parts = max(2, _power_of_two_from(math.ceil(row_bytes / shared.share_bytes)))
-        if parts > most_parts:
+        if (
+            problem.peel and isinstance(shared, Shared) and not shared.peels
+        ):  # 50257 columns: 0.86 against 0.62
             continue
-        staged = (
-            bool(shared.stages) and not problem.peel and problem.pack * problem.load_bytes == ACCESS_BYTES
-        )
-        plan = dataclasses.replace(
-            plain,
-            parts=parts,
-            block=shared.block,
-            group=shared.block,
-            stages=shared.stages if staged else 0,
-            hoist=shared.hoist if staged else 0,
-            least_blocks=1 if problem.peel else shared.resident,
-        )
-        plan = _registers_plan(problem, plan)
-        if plan.packs > shared.packs or plan.shared_bytes > limits.shared_bytes_per_block:
+        parts = _power_of_two_from(math.ceil(problem.cols * problem.held_bytes / shared.share_bytes))
+        parts = max(parts, least)
+        if parts > _most_parts(limits):
             continue
-        waves = 1.0 if staged else ONE_BLOCK_PER_ROW
-        chosen = _with_grid(plan, _blocks(problem, plan), limits, occupancy(plan), waves)
-        if chosen is not None:
-            return chosen
+        if isinstance(shared, Kept):
+            plan = _kept_by_cluster(problem, limits, occupancy, shared, parts)
+        else:
+            plan = _held_by_cluster(problem, limits, occupancy, shared, parts)
+        if plan is not None:
+            return plan
     return None
 
 
-def _staged(problem: Problem, variant: str, block: int, kept_bytes: int, shared_bytes: int) -> Plan:
-    chunk = CHUNK_ELEMENTS[problem.held_bytes]
+def _most_parts(limits: Limits) -> int:
+    """Return how many blocks a cluster may have."""
+    if int(limits.compute_capability) < HOPPER:
+        return 1
+    return MOST_PARTS if limits.compute_capability in LARGE_CLUSTERS else MOST_PARTS // 2
+
+
+def _few_rows(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
+    """As many multiprocessors as can be work on a row, in registers, and each row goes through a cluster of its own."""
+    parts = _most_parts(limits)
+    if parts == 1 or problem.compute_bytes == 8:  # noqa: PLR2004
+        return None
+    if problem.rows * parts > 2 * limits.sm_count:
+        # parameters are read again for each row: 0.64 against 0.56 at 64 rows of 65536 columns
+        parts = 2 if problem.kind == (2, 2) else min(parts, 8)
+    share = math.ceil(problem.cols // problem.pack / parts)
+    most = MOST_ELEMENTS[problem.compute_bytes] // problem.pack
+    block = max(FEW_BLOCK, _power_of_two_from(math.ceil(share / most)))
+    if block > MAX_BLOCK:
+        return None
+    plan = dataclasses.replace(
+        PLAIN, variant="cluster", pack=problem.pack, peel=problem.peel, parts=parts, block=block, group=block
+    )
+    plan = _registers_plan(problem, plan)
+    if problem.columns and _words(problem, plan.packs * plan.pack, hoist=True) <= MOST_HOISTED_WORDS:
+        plan = dataclasses.replace(plan, hoist=1)
+    return _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
+
+
+def _held_by_cluster(
+    problem: Problem, limits: Limits, occupancy: Occupancy, shared: Shared, parts: int
+) -> Plan | None:
+    wide = any(size > problem.load_bytes for size in problem.columns)  # they take more registers than x
+    staged = bool(shared.stages) and _can_stage(problem, limits)
+    if (shared.stages and not staged) or (wide and not staged):
+        return None
+    plan = dataclasses.replace(
+        PLAIN,
+        variant="cluster" if parts > 1 else "block",
+        pack=problem.pack,
+        peel=problem.peel,
+        parts=parts,
+        block=shared.block,
+        group=shared.block,
+        stages=shared.stages,
+        hoist=shared.hoist if problem.columns else 0,
+        least_blocks=shared.resident,
+    )
+    plan = _registers_plan(problem, plan)
+    fits = plan.packs <= shared.packs and plan.shared_bytes <= limits.shared_bytes_per_block
+    if not fits or not (plan.stages == 0 or _may_persist(problem, plan)):
+        return None
+    return _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
+
+
+def _kept_by_cluster(
+    problem: Problem, limits: Limits, occupancy: Occupancy, kept: Kept, parts: int
+) -> Plan | None:
+    if _most_parts(limits) == 1 or problem.peel == 2:  # noqa: PLR2004
+        return None
+    plan = _staged(
+        problem, "cluster" if parts > 1 else "shared", kept.block, kept.share_bytes, packs=kept.packs
+    )
+    plan = dataclasses.replace(plan, parts=parts, least_blocks=kept.resident)
+    return _staged_plan(problem, limits, occupancy, plan)
+
+
+def _staged(problem: Problem, variant: str, block: int, kept_bytes: int, *, packs: int = 0) -> Plan:
+    most = max(1, min(4, CHUNK_ELEMENTS[problem.held_bytes] // problem.pack))
     return dataclasses.replace(
         PLAIN,
         variant=variant,
         pack=problem.pack,
-        packs=max(1, min(4, chunk // problem.pack)),
+        packs=min(packs, most) if packs else most,
         peel=problem.peel,
         block=block,
         kept_bytes=kept_bytes,
-        shared_bytes=shared_bytes,
     )
+
+
+def _staged_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Plan) -> Plan | None:
+    plan = dataclasses.replace(plan, shared_bytes=min(plan.kept_bytes, _part_bytes(problem, plan.parts)))
+    waves = plan.waves or ONE_BLOCK_PER_ROW
+    return _with_grid(problem, plan, problem.rows * plan.parts, limits, occupancy(plan), waves)
 
 
 def _shared(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
@@ -590,48 +742,73 @@ def _shared(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | No
         return None
     # as many threads as fill the multiprocessor beside the rows that its shared memory holds
     at_once = max(1, limits.shared_bytes_per_sm // (shared_bytes + limits.reserved_shared_bytes))
-    block = _power_of_two_from(min(1024, limits.threads_per_sm) // at_once + 1) // 2
-    if at_once == 1 and not problem.columns:
-        block = 512  # 0.72 against 0.58 at 50257 columns of 4 bytes; with parameters the other way round
+    block = _power_of_two_to(min(1024, limits.threads_per_sm) // at_once)
     if problem.rows <= limits.sm_count:
         block = MAX_BLOCK
-    block = min(max(block, 128), WHOLE_BLOCK[problem.compute_bytes])
-    plan = _staged(problem, "shared", block, kept_bytes, shared_bytes)
-    return _with_grid(plan, problem.rows, limits, occupancy(plan))
+    most = WHOLE_BLOCK[problem.compute_bytes] // (2 if problem.columns and problem.compute_bytes == 4 else 1)  # noqa: PLR2004
+    block = min(max(block, 128), most)
+    return _staged_plan(problem, limits, occupancy, _staged(problem, "shared", block, kept_bytes))
 
 
 def _uncached(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
-    plan = _staged(problem, "uncached", WHOLE_BLOCK[problem.compute_bytes], 0, 0)
-    return _with_grid(plan, problem.rows, limits, occupancy(plan))
+    plan = _staged(problem, "uncached", WHOLE_BLOCK[problem.compute_bytes], 0)
+    return _staged_plan(problem, limits, occupancy, plan)
 
 
 def _split(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
     """As many blocks as the device holds at once share the rows; all of them run, for they wait for one another."""
-    # what each leaves for the others must fit into the packs of its own, which hold 2 bytes an element at least
-    needed = math.ceil(4 * problem.compute_bytes / (2 * problem.pack))
-    if problem.pack < 2 or problem.cols // problem.pack - 1 < needed:  # noqa: PLR2004
-        return None
-    block = WHOLE_BLOCK[problem.compute_bytes] // 2
     resident = SPLIT_BLOCKS if int(limits.compute_capability) >= AMPERE else 1
+    block = min(
+        WHOLE_BLOCK[problem.compute_bytes] // (4 if problem.peel else 2), limits.threads_per_sm // resident
+    )
     room = limits.shared_bytes_per_sm // resident - limits.reserved_shared_bytes - STATIC_SHARED_BYTES
     kept_bytes = min(room, limits.shared_bytes_per_block) // ACCESS_BYTES * ACCESS_BYTES
-    plan = _staged(problem, "split", block, 0 if problem.peel == 2 else kept_bytes, 0)  # noqa: PLR2004
-    packs = max(1, plan.packs // 2) if problem.peel else plan.packs  # with more it would spill
-    plan = dataclasses.replace(plan, packs=packs, least_blocks=resident)
-    return _split_plan(problem, limits, occupancy, plan)
+    if problem.peel == 2:  # noqa: PLR2004
+        kept_bytes = 0
+    packs = 1 if problem.peel or (problem.held_bytes > 2 and problem.columns) else 2  # noqa: PLR2004  with more it would spill
+    plan = _staged(problem, "split", block, kept_bytes, packs=packs)
+    plan = dataclasses.replace(plan, least_blocks=resident)
+    # where a block's part is short, few threads do
+    each = problem.cols // problem.pack // _parts_of_split(problem, limits, plan)
+    return _split_plan(
+        problem,
+        limits,
+        occupancy,
+        dataclasses.replace(plan, block=max(4 * WARP, min(block, _power_of_two_from(each // 4)))),
+    )
+
+
+def _rows_of_split(problem: Problem, limits: Limits, plan: Plan) -> int:
+    """Return how many rows are in work at once."""
+    blocks = limits.sm_count * plan.least_blocks
+    least = (
+        math.ceil(shared_bytes_of(problem) / (SPLIT_OVERFLOW * plan.kept_bytes))
+        if plan.kept_bytes
+        else blocks
+    )
+    rows = min(problem.rows, max(1, blocks // least))
+    return math.ceil(problem.rows / math.ceil(problem.rows / rows))  # all rounds alike
+
+
+def _parts_of_split(problem: Problem, limits: Limits, plan: Plan) -> int:
+    """Return how many blocks share a row: all, or, where a row is short, one on each multiprocessor."""
+    rows = _rows_of_split(problem, limits, plan)
+    parts = max(1, limits.sm_count * plan.least_blocks // rows)
+    if 2 * _part_bytes(problem, parts) <= plan.kept_bytes:
+        parts = max(1, min(parts, limits.sm_count // rows))
+    return parts
 
 
 def _split_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Plan) -> Plan | None:
-    blocks = limits.sm_count * plan.least_blocks
-    row_bytes = shared_bytes_of(problem)
-    least = math.ceil(row_bytes / plan.kept_bytes) if plan.kept_bytes else blocks
-    most = max(1, problem.cols // problem.pack // plan.block)  # a block has a pack for each thread
-    # no more than multiprocessors where fewer hold the row: a barrier of fewer is quicker
-    parts = min(blocks, most, max(least, min(blocks // problem.rows, limits.sm_count), 1))
-    at_once = min(problem.rows, blocks // parts)
-    share = (math.ceil(problem.cols / parts) + problem.pack) * problem.load_bytes
-    shared_bytes = min(plan.kept_bytes, -(-share // ACCESS_BYTES) * ACCESS_BYTES)
-    plan = dataclasses.replace(plan, parts=parts, shared_bytes=shared_bytes)
+    # a block has a pack for each thread, and room for every block's letters among its results, of 2 bytes an element at least
+    letters_bytes = 8 * problem.compute_bytes
+    most = min(problem.cols // problem.pack // plan.block, math.isqrt(2 * problem.cols // letters_bytes) - 1)
+    if most < 1:
+        return None
+    at_once, parts = _rows_of_split(problem, limits, plan), min(most, _parts_of_split(problem, limits, plan))
+    plan = dataclasses.replace(
+        plan, parts=parts, shared_bytes=min(plan.kept_bytes, _part_bytes(problem, parts))
+    )
     resident = occupancy(plan)
     if resident < plan.least_blocks:  # all must run at once
         return None
@@ -641,16 +818,30 @@ def _split_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Pl
     )
 
 
-def _with_grid(plan: Plan, blocks: int, limits: Limits, resident: int, waves: float = WAVES) -> Plan | None:
+def _with_grid(
+    problem: Problem,
+    plan: Plan,
+    blocks: int,
+    limits: Limits,
+    resident: int,
+    waves: float = ONE_BLOCK_PER_ROW,
+) -> Plan | None:
     if resident == 0:
         return None
     at_once = resident * plan.parts if plan.cluster > 1 else limits.sm_count * resident
+    waves = 1.0 if plan.persistent else waves
     grid = int(max(1, min(blocks, at_once * waves, MAX_GRID)))
-    grid = max(plan.parts, grid // plan.parts * plan.parts)
-    return dataclasses.replace(plan, grid=grid, resident_blocks=resident, waves=grid / at_once)
+    unit = plan.parts
+    if plan.persistent and plan.peel and grid < blocks:  # a group's next rows begin as its first
+        rows = 1 if plan.parts > 1 else plan.block // plan.group
+        unit *= problem.period // math.gcd(problem.period, rows)
+    grid = grid // unit * unit
+    return (
+        dataclasses.replace(plan, grid=grid, resident_blocks=resident, waves=grid / at_once) if grid else None
+    )
 
 
-_CANDIDATE: dict[str, Callable[[Problem, Limits, Occupancy], Plan | None]] = {
+_CANDIDATE: dict[str, Candidate] = {
     "warp": _warp,
     "block": _block,
     "cluster": _cluster,

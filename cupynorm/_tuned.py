@@ -139,8 +139,7 @@ def plan_from(kept: object) -> Plan | None:
     for name, value in kept.items():
         if type(value) is not types[name] or (isinstance(value, (int, float)) and value < 0):
             return None
-    waves = 0.0 if not kept["group"] else 1.0 if kept["stages"] else ONE_BLOCK_PER_ROW
-    return Plan(**kept, grid=0, resident_blocks=0, waves=waves)
+    return Plan(**kept, grid=0, resident_blocks=0, waves=ONE_BLOCK_PER_ROW)
 
 
 def portable(plan: Plan) -> Plan:

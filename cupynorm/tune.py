@@ -18,6 +18,7 @@ from cupynorm import _device, _row, _tuned, bench, catalog, peers, testing
 from cupynorm._dtypes import Dtype, dtype_of
 from cupynorm._limits import Limits, active_blocks
 from cupynorm._plan import (
+    ACCESS_BYTES,
     HOPPER,
     MAX_BLOCK,
     MOST_ELEMENTS,
@@ -36,7 +37,7 @@ from cupynorm.results import COPY, NOISE, Point, Timing
 COLS = (*(each for each in bench.COLS if each <= bench.WIDE), *bench.ODD_COLS)
 MOST_CANDIDATES = 64  # of a point: each costs a tenth of a second to compile
 MOST_PACKS = 8  # of a thread, or as many as make MOST_ELEMENTS
-BLOCKS = (128, 256, 512, 1024)
+BLOCKS = (64, 128, 256, 512, 1024)
 RESIDENT_THREADS = (768, 1024, 1280, 1536, 2048)  # on a multiprocessor
 TRIED_ELEMENTS = {
     4: 64,
@@ -45,6 +46,7 @@ TRIED_ELEMENTS = {
 SURELY = 12  # registers that a thread wants beside its values, at the very least
 MOST_REGISTERS = 255
 # Rows below that many bytes gain nothing from shared memory, nor from being read twice.
+KEPT_BYTES = (16 << 10, 112 << 10)  # of a row, by a block of a cluster
 SHARED_ROW_BYTES = 16 << 10
 WHOLE_BLOCK_REGISTERS = {4: 64, 8: 128}  # a guess, by bytes of the compute type
 # Replays of all candidates, and how many go on; then more replays of those.
@@ -164,9 +166,9 @@ def _clusters(problem: Problem, limits: Limits) -> Iterator[Plan]:
     whole = math.ceil(problem.cols / problem.pack)
     if int(limits.compute_capability) < HOPPER:
         return
-    for parts, block, stages in itertools.product((2, 4, 8, 16), (256, 512, 1024), (0, 2, 3)):
+    for parts, block, stages in itertools.product((2, 4, 8, 16), (256, 512, 1024), (0, 1, 2, 3)):
         packs = math.ceil(math.ceil(whole / parts) / block)
-        if packs * problem.pack > 2 * TRIED_ELEMENTS[problem.compute_bytes] or (stages and problem.peel):
+        if packs * problem.pack > 2 * TRIED_ELEMENTS[problem.compute_bytes]:
             continue
         for hoist in (0, 2) if problem.columns and stages else (0,):
             yield dataclasses.replace(
@@ -180,14 +182,13 @@ def _clusters(problem: Problem, limits: Limits) -> Iterator[Plan]:
                 parts=parts,
                 stages=stages,
                 block=block,
-                waves=1.0 if stages else ONE_BLOCK_PER_ROW,
             )
 
 
 def _whole_block(problem: Problem, limits: Limits) -> Iterator[Plan]:
     for packs in (4, 2, 1, 8):
         for variant in ("shared", "uncached"):
-            for block in (each for each in BLOCKS if each <= WHOLE_BLOCK[problem.compute_bytes]):
+            for block in (each for each in BLOCKS if 2 * WARP < each <= WHOLE_BLOCK[problem.compute_bytes]):
                 yield dataclasses.replace(
                     EMPTY_PLAN,
                     variant=variant,
@@ -197,6 +198,20 @@ def _whole_block(problem: Problem, limits: Limits) -> Iterator[Plan]:
                     block=block,
                     kept_bytes=limits.shared_bytes_per_block if variant == "shared" else 0,
                 )
+    row_bytes = problem.cols * problem.load_bytes
+    for parts, packs, block in itertools.product((2, 4, 8, 16), (4, 2), (128, 256, 512)):
+        share = -(-row_bytes // parts // ACCESS_BYTES + 1) * ACCESS_BYTES
+        if int(limits.compute_capability) >= HOPPER and KEPT_BYTES[0] <= share <= KEPT_BYTES[1]:
+            yield dataclasses.replace(
+                EMPTY_PLAN,
+                variant="cluster",
+                pack=problem.pack,
+                packs=packs,
+                peel=problem.peel,
+                parts=parts,
+                block=block,
+                kept_bytes=share,
+            )
 
 
 EMPTY_PLAN = dataclasses.replace(PLAIN, waves=ONE_BLOCK_PER_ROW)  # made whole by choose()

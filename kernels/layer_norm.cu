@@ -25,13 +25,15 @@ struct LayerNorm {
   static constexpr bool kHasOrigin = true;
 
   // Where to count from: of a few elements the one nearest to 0, since an outlier would cost digits. With a mean far from 0
-  // any element is near enough. 16 bits have no such digits to lose: the first element will do.
+  // any element is near enough. 16 bits have fewer digits to lose: the middle one of three will do.
   template <int N, typename Loaded>
   static T origin_of(const T (&x)[N], Loaded) {
     T nearest = x[0];
     if constexpr (sizeof(Loaded) > 2) {
 #pragma unroll
       for (int i = 1; i < (N < 4 ? N : 4); ++i) nearest = magnitude(x[i]) < magnitude(nearest) ? x[i] : nearest;
+    } else if constexpr (N > 2) {
+      nearest = larger(smaller(x[0], x[1]), smaller(larger(x[0], x[1]), x[2]));
     }
     return nearest;
   }
@@ -62,6 +64,22 @@ struct LayerNorm {
     return sum;
   }
 
+  // Both sums at once, around the origin. What m2 loses grows with (mean / deviation)^2, at most the number of elements, where the origin
+  // is an outlier: harmless where a row is short and x has 16 bits.
+  struct Sums {
+    T sum, squares;
+  };
+  template <int N, class Valid>
+  static Sums one_pass(T (&x)[N], Valid valid, T origin) {
+    Sums sums = {0, 0};
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      x[i] -= origin;
+      if (valid.template has<N>(i)) sums.sum += x[i], sums.squares = multiply_add(x[i], x[i], sums.squares);
+    }
+    return sums;
+  }
+
   template <int N, class Valid>
   static T second_pass(const T (&x)[N], Valid valid, T mean) {
     T m2 = 0;
@@ -86,10 +104,19 @@ struct LayerNorm {
     return {middle + lean, a.m2 + b.m2 + d * d * (a.count * b.count * share), count};
   }
 
-  // What crosses between threads. Equal counts need not: both sides know them at compile time.
-  template <bool kEqual, class Across>
+  // What crosses between threads of equal counts: both sides know those.
+  template <class Across>
   static State exchange(State s, Across across) {
-    return {across(s.mean), across(s.m2), kEqual ? s.count : across(s.count)};
+    return {across(s.mean), across(s.m2), s.count};
+  }
+
+  // The State of all that several threads hold. Where counts are not equal, sums of one number each take half the time of merges
+  // step by step, which pass on three numbers and divide.
+  template <class Lanes>
+  static State gather(State s, Lanes lanes) {
+    const T count = lanes.sum(s.count), mean = lanes.sum(s.count * s.mean) * reciprocal(larger(count, T(1)));
+    const T d = s.mean - mean;
+    return {mean, lanes.sum(multiply_add(s.count * d, d, s.m2)), count};
   }
 
   // The same state, counted from another element.

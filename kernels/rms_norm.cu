@@ -35,9 +35,9 @@ struct RmsNorm {
     return {a.sum + b.sum};
   }
 
-  template <bool kEqual, class Across>
-  static State exchange(State s, Across across) {
-    return {across(s.sum)};
+  template <class Lanes>
+  static State gather(State s, Lanes lanes) {
+    return {lanes.sum(s.sum)};
   }
 
   static State rebase(State s, T, T) { return s; }

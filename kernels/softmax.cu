@@ -17,9 +17,11 @@ struct Exponentials {
     return {max, a.sum * exponential(a.max - origin) + b.sum * exponential(b.max - origin)};
   }
 
-  template <class Across>
-  static Exponentials exchange(Exponentials s, Across across) {
-    return {across(s.max), across(s.sum)};
+  // Of all that several threads hold: one exponential a thread, where merges step by step take two a step.
+  template <class Lanes>
+  static Exponentials gather(Exponentials s, Lanes lanes) {
+    const T max = lanes.max(s.max), origin = max == -infinity<T>() ? T(0) : max;
+    return {max, lanes.sum(s.sum * exponential(s.max - origin))};
   }
 };
 
@@ -59,9 +61,9 @@ struct Softmax {
     return State::merge(a, b);
   }
 
-  template <bool kEqual, class Across>
-  static State exchange(State s, Across across) {
-    return State::exchange(s, across);
+  template <class Lanes>
+  static State gather(State s, Lanes lanes) {
+    return State::gather(s, lanes);
   }
 
   // A row of only -inf: -inf - -inf is nan, and so is every factor.
@@ -105,9 +107,9 @@ struct LogSoftmax {
     return State::merge(a, b);
   }
 
-  template <bool kEqual, class Across>
-  static State exchange(State s, Across across) {
-    return State::exchange(s, across);
+  template <class Lanes>
+  static State gather(State s, Lanes lanes) {
+    return State::gather(s, lanes);
   }
 
   static State rebase(State s, T, T) { return s; }

@@ -348,10 +348,11 @@ def narrow_accesses(op: RowOp, instance: Instance, code: Code) -> list[str]:
             origins[dtype_of(each or types.x).itemsize] += copies
         statistics[dtype_of(types.y).itemsize] += copies
         columns |= {16}
-    if plan.variant == "split":  # what blocks leave for one another
+    if plan.variant == "split":  # letters: cleared, sent and awaited
         origins = Counter(origins)
-        origins[4] += 8 * compute.itemsize * copies  # the loop over them is unrolled
-        statistics[4] += 2 * compute.itemsize * copies
+        origins[8] += 2 * compute.itemsize * copies
+        origins[4] += 2 * copies  # the grid's barrier
+        statistics[8] += 2 * compute.itemsize * copies
     directions = (
         ("loads", {"LDG", "LDGSTS"}, instance.load_bytes, columns, origins),
         ("stores", {"STG"}, instance.store_bytes, set(), statistics),

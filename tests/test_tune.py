@@ -236,7 +236,7 @@ def test_plans_that_spill_do_not_compile_or_do_not_run_are_refused(timer, monkey
     original = _compile.kernel
 
     def kernel(device, code, expression, limit, cluster):
-        if "row_staged" in expression and "false, 0, " not in expression:  # shared and split
+        if "row_staged" in expression and "0, 1, 0, " not in expression:  # shared and split
             raise _device.CompileError("no")
         found = original(device, code, expression, limit, cluster)
         return found._replace(local_bytes=8) if "row_registers" in expression else found

@@ -160,6 +160,24 @@ inline void unpack(const Values& values, Compute* x) {
   for (int i = 0; i < N; ++i) unpack<1>(values.element[i], x + i);
 }
 
+// What is there of the parameters of some columns, and nothing else: it waits in registers or in shared memory.
+template <class Gamma, class Beta, bool kGamma, bool kBeta>
+struct Affine {
+  Gamma gamma;
+  Beta beta;
+  void hide() { gamma.hide(), beta.hide(); }
+};
+template <class Gamma, class Beta>
+struct Affine<Gamma, Beta, true, false> {
+  Gamma gamma;
+  void hide() { gamma.hide(); }
+};
+template <class Gamma, class Beta>
+struct Affine<Gamma, Beta, false, true> {
+  Beta beta;
+  void hide() { beta.hide(); }
+};
+
 // y * gamma + beta, rounded once.
 template <typename T, int kAxes, class Gamma, class Beta>
 struct AffineStore {
@@ -169,18 +187,21 @@ struct AffineStore {
   Beta beta;
 
   template <int N>
-  struct Columns {
-    typename Gamma::template Packed<N> gamma;
-    typename Beta::template Packed<N> beta;
-    void hide() { gamma.hide(), beta.hide(); }
-  };
+  using Columns =
+      Affine<typename Gamma::template Packed<N>, typename Beta::template Packed<N>, Gamma::kPresent, Beta::kPresent>;
   template <int N, typename Index>
   Columns<N> columns(Index col) const {
-    return {gamma.template load<N>(col), beta.template load<N>(col)};
+    Columns<N> columns;
+    if constexpr (Gamma::kPresent) columns.gamma = gamma.template load<N>(col);
+    if constexpr (Beta::kPresent) columns.beta = beta.template load<N>(col);
+    return columns;
   }
   template <int N>
   Columns<N> columns_anywhere(int64 col) const {
-    return {gamma.template load_anywhere<N>(col), beta.template load_anywhere<N>(col)};
+    Columns<N> columns;
+    if constexpr (Gamma::kPresent) columns.gamma = gamma.template load_anywhere<N>(col);
+    if constexpr (Beta::kPresent) columns.beta = beta.template load_anywhere<N>(col);
+    return columns;
   }
 
   struct Line {

@@ -4,37 +4,58 @@
 
 namespace cupynorm {
 
-// Over kLanes neighbouring lanes (a power of two): every lane gets the result, and all get the same bits, because merge is
-// symmetric. All 32 lanes of the warp must call. kEqual: every lane holds the same number of elements.
+// Sums and maxima over kLanes neighbouring lanes (a power of two). All 32 lanes of the warp must call; all of a group get the same
+// bits, because each step is symmetric.
+template <int kLanes>
+struct Lanes {
+  template <typename T>
+  static T sum(T value) {
+#pragma unroll
+    for (int distance = 1; distance < kLanes; distance *= 2) value += __shfl_xor_sync(kAllLanes, value, distance);
+    return value;
+  }
+  template <typename T>
+  static T max(T value) {
+#pragma unroll
+    for (int distance = 1; distance < kLanes; distance *= 2) value = larger(value, __shfl_xor_sync(kAllLanes, value, distance));
+    return value;
+  }
+};
+
+// The State of what kLanes neighbouring lanes hold, for each of them. kEqual: every lane holds the same number of elements; ops of
+// two passes then merge, symmetrically.
 template <class Op, bool kEqual, int kLanes>
 inline typename Op::State reduce_lanes(typename Op::State s) {
+  if constexpr (kLanes > 1 && !(kEqual && Op::kTwoPass)) {
+    s = Op::gather(s, Lanes<kLanes>());
+  } else {
 #pragma unroll
-  for (int distance = 1; distance < kLanes; distance *= 2) {
-    auto across = [distance](auto value) { return __shfl_xor_sync(kAllLanes, value, distance); };
-    s = Op::template merge<kEqual>(s, Op::template exchange<kEqual>(s, across));
+    for (int distance = 1; distance < kLanes; distance *= 2) {
+      auto across = [distance](auto value) { return __shfl_xor_sync(kAllLanes, value, distance); };
+      if constexpr (Op::kTwoPass) s = Op::template merge<true>(s, Op::exchange(s, across));
+    }
   }
   return s;
-}
-
-// The sum over kLanes neighbouring lanes, as reduce_lanes.
-template <int kLanes, typename T>
-inline T sum_lanes(T value) {
-#pragma unroll
-  for (int distance = 1; distance < kLanes; distance *= 2) value += __shfl_xor_sync(kAllLanes, value, distance);
-  return value;
 }
 
 // The State of what kLanes neighbouring lanes hold, x[N] each, of which `valid` ones count; `count` is the sum of that over
 // the lanes. `mine` is this lane's own State, where the op has one. In lanes two exchanges of one number are cheaper than one of
 // a State (LayerNorm, half of 1000 columns on an H200: 0.88 of the copy rate before), so an op may take two passes.
-template <class Op, bool kEqual, int kLanes, int N, class Valid>
+template <class Op, bool kEqual, bool kShort, int kLanes, int N, class Valid>
 inline typename Op::State summarize_lanes(typename Op::Compute (&x)[N], Valid valid, int count, typename Op::Compute origin,
                                           typename Op::State& mine) {
   using Compute = typename Op::Compute;
-  if constexpr (Op::kTwoPass && kLanes > 1) {
-    const Compute sum = sum_lanes<kLanes>(Op::first_pass(x, valid, origin));
+  if constexpr (Op::kTwoPass && kShort) {
+    const auto sums = Op::one_pass(x, valid, origin);
+    const Compute sum = Lanes<kLanes>::sum(sums.sum), squares = Lanes<kLanes>::sum(sums.squares);
+    const Compute all = kEqual ? Compute(kLanes * N) : Compute(count);
+    const Compute mean = kEqual ? sum * (Compute(1) / (kLanes * N)) : sum * reciprocal(larger(all, Compute(1)));
+    const Compute m2 = multiply_add(-sum, mean, squares);
+    return {mean, m2 < 0 ? Compute(0) : m2, all};
+  } else if constexpr (Op::kTwoPass && kLanes > 1) {
+    const Compute sum = Lanes<kLanes>::sum(Op::first_pass(x, valid, origin));
     const Compute mean = kEqual ? sum * (Compute(1) / (kLanes * N)) : sum * reciprocal(larger(Compute(count), Compute(1)));
-    const Compute m2 = sum_lanes<kLanes>(Op::second_pass(x, valid, mean));
+    const Compute m2 = Lanes<kLanes>::sum(Op::second_pass(x, valid, mean));
     return {mean, m2, kEqual ? Compute(kLanes * N) : Compute(count)};
   } else {
     mine = Op::summarize(x, valid, origin);
@@ -69,21 +90,26 @@ inline void reduce_warps(typename Op::State (&s)[kRows], const typename Op::Comp
   }
 }
 
-// A slot in global memory, which other blocks read after a barrier of the grid: never from a cache of their own. `to` is aligned
-// to 4 bytes.
+// A slot as it crosses between blocks through global memory: each word is a letter that says itself that it has come. The letters
+// must have been cleared, and all blocks have met since.
 template <class Op>
-inline void write_slot(void* to, const Slot<Op>& slot) {
+struct Letters {
+  static constexpr int kWords = int(sizeof(Slot<Op>) / 4);
+};
+template <class Op>
+inline void send_letters(Letter* to, const Slot<Op>& slot) {
   const unsigned* word = reinterpret_cast<const unsigned*>(&slot);
 #pragma unroll
-  for (int i = 0; i < int(sizeof slot / 4); ++i) static_cast<volatile unsigned*>(to)[i] = word[i];
+  for (int i = 0; i < Letters<Op>::kWords; ++i) send_letter(to + i, word[i]);
 }
 template <class Op>
-inline Slot<Op> read_slot(const void* from) {
-  Slot<Op> slot;
-  unsigned* word = reinterpret_cast<unsigned*>(&slot);
-#pragma unroll
-  for (int i = 0; i < int(sizeof slot / 4); ++i) word[i] = static_cast<const volatile unsigned*>(from)[i];
-  return slot;
+inline Slot<Op> await_letters(const Letter* from) {
+  union {
+    unsigned word[Letters<Op>::kWords];
+    Slot<Op> slot;
+  } own = {};
+  await_letters(from, own.word);
+  return own.slot;
 }
 
 // What the blocks of a cluster tell one another: a slot from each, and the signal that all have come.

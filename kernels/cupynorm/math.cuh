@@ -48,6 +48,9 @@ inline double magnitude(double x) { return fabs(x); }
 inline float larger(float a, float b) { return fmaxf(a, b); }
 inline double larger(double a, double b) { return fmax(a, b); }
 
+inline float smaller(float a, float b) { return fminf(a, b); }
+inline double smaller(double a, double b) { return fmin(a, b); }
+
 inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 inline double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 

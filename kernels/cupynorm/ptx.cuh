@@ -181,6 +181,31 @@ inline void grid_wait(unsigned before) {
   __syncthreads();
 }
 
+// A word sent through global memory to whoever waits for it there: it and the sign that it has come are one access, 8-byte aligned.
+struct Letter {
+  unsigned long long bits;
+};
+inline void clear_letter(Letter* letter) {
+  asm volatile("st.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(letter)), "l"(0ull) : "memory");
+}
+inline void send_letter(Letter* to, unsigned word) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "l"(1ull << 32 | word) : "memory");
+}
+// All at once: one after the other each would take a trip to L2.
+template <int kCount>
+inline void await_letters(const Letter* from, unsigned (&word)[kCount]) {
+  bool here;
+  do {
+    unsigned long long bits[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(bits[i]) : "l"(__cvta_generic_to_global(from + i)) : "memory");
+    here = true;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) here = here && bits[i] >> 32, word[i] = unsigned(bits[i]);
+  } while (!here);
+}
+
 // One store of 8 or 16 bytes to global memory.
 inline void store_pair(void* to, unsigned a, unsigned b) {
   asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(a), "r"(b) : "memory");
@@ -234,6 +259,16 @@ inline void await_words(Signal*, unsigned) { cluster_arrive(), cluster_wait(); }
 
 inline unsigned grid_arrive(SIMULATOR_HERE) { return simulator::grid_arrive({"grid_arrive", file, line}), 0; }
 inline void grid_wait(unsigned, SIMULATOR_HERE) { simulator::grid_wait({"grid_wait", file, line}); }
+
+struct Letter {
+  unsigned long long bits;
+};
+inline void clear_letter(Letter* letter) { letter->bits = 0; }
+inline void send_letter(Letter* to, unsigned word) { to->bits = 1ull << 32 | word; }
+template <int kCount>
+inline void await_letters(const Letter* from, unsigned (&word)[kCount], SIMULATOR_HERE) {
+  for (int i = 0; i < kCount; ++i) simulator::await_high_word(&from[i].bits, {"await_letters", file, line}), word[i] = unsigned(from[i].bits);
+}
 
 inline void store_pair(void* to, unsigned a, unsigned b) { *static_cast<uint2*>(to) = uint2{a, b}; }
 inline void store_quad(void* to, unsigned a, unsigned b, unsigned c, unsigned d) { *static_cast<uint4*>(to) = uint4{a, b, c, d}; }

@@ -1,5 +1,5 @@
-// shared, split, uncached: the row waits in the shared memory of one block, or of as many blocks of the grid as it takes, or nowhere;
-// what does not fit there is read twice.
+// shared, cluster, split, uncached: the row waits in the shared memory of one block, of the blocks of a cluster, of as many blocks
+// of the grid as it takes, or nowhere; what does not fit there is read twice.
 #pragma once
 #include <cupynorm/functors.cuh>
 #include <cupynorm/group.cuh>
@@ -11,15 +11,17 @@ namespace cupynorm {
 // Packs of kPack elements, of which a thread reduces kPacks at a time. A thread reads back only what it copied itself, so no
 // barrier stands between.
 // kPeel: as in Registers; with 2 nothing is kept.
-// kSplit: gridDim.y blocks share a row, gridDim.x rows are in work at a time, and the launch is a cooperative one.
+// kParts: blocks that share a row: one, the 2 to 16 of a cluster, or, 0, the gridDim.y blocks of a cooperative launch, in which
+// gridDim.x rows are in work at a time.
 // kKept: bytes of shared memory that a block keeps of its row.
 // kBlock threads a block, and registers few enough for kResident blocks on a multiprocessor.
-template <int Pack_, int Packs, int Peel, bool Split, int Kept, int Block, int Resident>
+template <int Pack_, int Packs, int Peel, int Parts, int Kept, int Block, int Resident>
 struct Staged {
-  static constexpr int kPack = Pack_, kPacks = Packs, kPeel = Peel, kKept = Kept, kBlock = Block, kResident = Resident;
-  static constexpr bool kSplit = Split;
+  static constexpr int kPack = Pack_, kPacks = Packs, kPeel = Peel, kParts = Parts, kKept = Kept, kBlock = Block;
+  static constexpr int kResident = Resident;
   static_assert(Kept % 16 == 0, "in whole accesses");
   static_assert(Peel < 2 || Kept == 0, "what lies in other packs than y is not copied in packs");
+  static_assert(Parts == 1 || Block > kWarp, "blocks that exchange states meet among their warps in between");
 };
 
 template <class Op, class Load, class Store, class Shape>
@@ -27,57 +29,110 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
   using Compute = typename Op::Compute;
   using State = typename Op::State;
   using Type = typename Load::Type;
-  using Result = typename Store::Type;
   constexpr int kPack = Shape::kPack, kPacks = Shape::kPacks, kBlock = Shape::kBlock, kWarps = kBlock / kWarp;
   constexpr int kPackBytes = kPack * int(sizeof(Type)), kRoom = Shape::kKept / kPackBytes;
-  constexpr int kBatches = kRoom > 0 ? 4 : 1;  // that arrive one after the other: the first is reduced while others are on their way
-  constexpr bool kPeeled = Shape::kPeel > 0, kSplit = Shape::kSplit;
+  constexpr int kBatches = kRoom > 0 ? 4 : 0;  // that arrive one after the other: the first is reduced while others are on their way
+  constexpr bool kPeeled = Shape::kPeel > 0, kGrid = Shape::kParts == 0, kCluster = Shape::kParts > 1;
+  constexpr int kUnroll = sizeof(Compute) == 8 ? 1 : kPeeled || kGrid ? 2 : 4;  // of packs on their way to y: more would spill
+  constexpr int kMails = kCluster ? Shape::kParts : 1;
   __shared__ Slot<Op> warps[2][1][1][kWarps];
-  const int part = kSplit ? blockIdx.y : 0, parts = kSplit ? gridDim.y : 1, warp = threadIdx.x / kWarp;
-  const int64 rows = kSplit ? (a.rows + gridDim.x - 1) / gridDim.x * gridDim.x : a.rows;  // blocks meet past the last row, too
+  __shared__ Mail<Op, kMails> mails[kCluster ? 2 : 1];
+  const int part = kGrid ? blockIdx.y : kCluster ? block_of_cluster() : 0, parts = kGrid ? gridDim.y : Shape::kParts;
+  const int warp = threadIdx.x / kWarp;
+  const int64 first = kCluster ? blockIdx.x / kMails : blockIdx.x, step = kCluster ? gridDim.x / kMails : gridDim.x;
+  // blocks of a grid meet past the last row, too
+  const int64 limit = kGrid ? (a.rows + step - 1) / step * step : a.rows;
   Type* const memory = reinterpret_cast<Type*>(shared_memory);
   int turn = 0;
-#pragma unroll 1
-  for (int64 row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
-    const bool here = !kSplit || row < a.rows;
-    const auto from = a.load.at(here ? row : 0);
-    const auto to = a.store.at(here ? row : 0);
-    // this block's share: `held` packs from column `base` on, of which the first `kept` wait in shared memory
-    const int64 aligned = kPeeled ? to.template head<kPack>() : 0, head = aligned < a.cols ? aligned : a.cols;
-    const int64 packs = (a.cols - head) / kPack, each = (packs + parts - 1) / parts, tail = head + packs * kPack;
-    const int last = each > 0 ? int((packs - 1) / each) : 0;  // of the blocks that have a part of the row
-    const int64 before = part * each < packs ? part * each : packs, base = head + before * kPack;
-    const int64 held = !here ? 0 : packs - before < each ? packs - before : each;
-    const int kept = held < kRoom ? int(held) : kRoom;
-    const int batch = ((kept + kBlock - 1) / kBlock + kBatches - 1) / kBatches * kBlock;
+  unsigned parity = 0;
+  if constexpr (kCluster) {
+    if (threadIdx.x < 2) make_signal(&mails[threadIdx.x].signal);
+    cluster_arrive();  // this block has begun: others may write into it
+  }
+
+  // This block's part of a row: `held` packs from column `base` on, of which the first `kept` wait in shared memory. Of all parts:
+  // `packs` from column `head` on.
+  struct Part {
+    int64 row, head, each, base, held;  // of all parts, the first `more` hold `each` + 1 packs
+    int more, kept;
+  };
+  auto begin_of = [](const Part& p, int part) { return part * p.each + (part < p.more ? part : p.more); };
+  auto part_of = [&](int64 row) {
+    Part p = {0, 0, 0, 0, 0, 0, 0};
+    if (row >= a.rows) return p;
+    p.row = row;
+    const int64 aligned = kPeeled ? a.store.at(row).template head<kPack>() : 0;
+    p.head = aligned < a.cols ? aligned : a.cols;
+    const int64 packs = (a.cols - p.head) / kPack;
+    p.each = packs / parts;
+    p.more = int(packs - p.each * parts);
+    p.base = p.head + begin_of(p, part) * kPack;
+    p.held = p.each + (part < p.more);
+    p.kept = p.held < kRoom ? int(p.held) : kRoom;
+    return p;
+  };
+  // the same for every row, so that a batch of the next row takes the place of this row's
+  const int64 most = (a.cols / kPack + parts - 1) / parts;
+  const int batch = ((int(most < kRoom ? most : kRoom) + kBlock - 1) / kBlock + 3) / 4 * kBlock;
+  auto send = [&](const Part& p, int b) {
     if constexpr (kRoom > 0) {
-#pragma unroll
-      for (int b = 0; b < kBatches; ++b) {
-        const int end = (b + 1) * batch < kept ? (b + 1) * batch : kept;
+      const auto from = a.load.at(p.row);
+      const int end = (b + 1) * batch < p.kept ? (b + 1) * batch : p.kept;
 #pragma unroll 4
-        for (int i = b * batch + threadIdx.x; i < end; i += kBlock) {
-          if constexpr (kPackBytes >= 4) copy_ahead<kPackBytes>(memory + i * kPack, from.address(base + i * kPack));
-          else memory[i] = *static_cast<const Type*>(from.address(base + i));
-        }
-        commit_copies();
+      for (int i = b * batch + threadIdx.x; i < end; i += kBlock) {
+        if constexpr (kPackBytes >= 4) copy_ahead<kPackBytes>(memory + i * kPack, from.address(p.base + i * kPack));
+        else memory[i] = *static_cast<const Type*>(from.address(p.base + i));
       }
+      commit_copies();
     }
+  };
+  Part now = part_of(first);
+#pragma unroll 1
+  for (int b = 0; b < kBatches; ++b) send(now, b);
+
+  // Where the other blocks leave their letters for this one: where its first results will be. Where y is x itself that is read
+  // first, and all blocks of the grid meet for each row; else they meet once.
+  constexpr int kWords = Letters<Op>::kWords;
+  auto letters = [&](const Part& p, int part) {
+    const auto address = reinterpret_cast<unsigned long long>(a.store.at(p.row).address() + p.head + begin_of(p, part) * kPack);
+    return reinterpret_cast<Letter*>((address + sizeof(Letter) - 1) / sizeof(Letter) * sizeof(Letter));
+  };
+  auto clear = [&](const Part& p) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < parts * kWords; i += kBlock) clear_letter(letters(p, part) + i);
+  };
+  const bool in_place = kGrid && static_cast<const void*>(a.store.at(0).address()) == a.load.at(0).address(0);
+  unsigned met = 0;
+  if constexpr (kGrid) {
+    if (!in_place) {
+      for (int64 row = first; row < a.rows; row += step) clear(part_of(row));
+      met = grid_arrive();
+    }
+  }
+
+#pragma unroll 1
+  for (int64 row = first; row < limit; row += step) {
+    const bool here = !kGrid || row < a.rows;
+    const auto from = a.load.at(now.row);
+    const auto to = a.store.at(now.row);
     auto load = [&](int64 number) {
-      if (number < kept) return load_pack<Type, kPack>(memory + int(number) * kPack);
-      if constexpr (Shape::kPeel == 2) return from.template load_anywhere<kPack>(base + number * kPack);
-      else return from.template load<kPack>(base + number * kPack);
+      if constexpr (Shape::kPeel == 2) return from.template load_anywhere<kPack>(now.base + number * kPack);
+      else return from.template load<kPack>(now.base + number * kPack);
     };
-    auto map = [&](int64 number, typename Op::Row whole) {
+    auto load_kept = [&](int number) { return load_pack<Type, kPack>(memory + number * kPack); };
+    auto map = [&](int64 number, const Pack<Type, kPack>& loaded, typename Op::Row whole) {
       Compute y[kPack];
-      unpack<kPack>(load(number), y);
+      unpack<kPack>(loaded, y);
 #pragma unroll
       for (int i = 0; i < kPack; ++i) y[i] = Op::map_raw(y[i], whole);
-      const int64 col = base + number * kPack;
+      const int64 col = now.base + number * kPack;
       if constexpr (kPeeled) to.template store<kPack, true>(y, a.store.template columns_anywhere<kPack>(col), col);
       else to.template store<kPack, true>(y, a.store.template columns<kPack>(col), col);
     };
     // the elements around the packs: one for each of the first threads
-    const int heads = kPeeled && here && part == 0 ? int(head) : 0, tails = kPeeled && here && part == last ? int(a.cols - tail) : 0;
+    const int64 tail = now.head + begin_of(now, parts) * kPack;
+    const int heads = kPeeled && here && part == 0 ? int(now.head) : 0;
+    const int tails = kPeeled && here && part == parts - 1 ? int(a.cols - tail) : 0;
     const bool alone = int(threadIdx.x) < heads + tails;
     const int64 lone = int(threadIdx.x) < heads ? threadIdx.x : threadIdx.x - heads + tail;
     Compute around[1] = {0};
@@ -87,41 +142,59 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
 
     Compute origin[1] = {0};
     State total[1] = {Op::identity()};
+    auto add = [&](const auto& loaded) {
+      constexpr int kCount = int(sizeof(loaded) / sizeof(loaded[0]));
+      Compute x[kPack * kCount];
 #pragma unroll
-    for (int b = 0; b < kBatches + (kRoom > 0 && kSplit ? 1 : 0); ++b) {
-      if (kRoom > 0 && b == 0) wait_for_copies<kBatches - 1>();
-      if (kRoom > 0 && b == 1) wait_for_copies<(kBatches > 1 ? kBatches - 2 : 0)>();
-      if (kRoom > 0 && b == 2) wait_for_copies<(kBatches > 2 ? kBatches - 3 : 0)>();
-      if (kRoom > 0 && b == 3) wait_for_copies<0>();
-      if constexpr (Op::kHasOrigin) {
-        if (b == 0 && warp * kWarp < held) {  // each warp takes its own: it has waited for no other's
-          constexpr int kWidth = sizeof(Type) == 2 ? 1 : kPack < 4 ? kPack : 4;
-          Compute leading[kPack];
-          unpack<kPack>(load(warp * kWarp), leading);
-          Compute first[kWidth];
-#pragma unroll
-          for (int i = 0; i < kWidth; ++i) first[i] = leading[i];
-          origin[0] = __shfl_sync(kAllLanes, Op::origin_of(first, Type()), 0);
-        }
-      }
-      const int64 begin = kRoom == 0 ? 0 : b < kBatches ? b * batch : kept;
-      const int64 end = kRoom == 0 || b == kBatches ? held : (b + 1) * batch < kept ? (b + 1) * batch : kept;
+      for (int p = 0; p < kCount; ++p) unpack<kPack>(loaded[p], x + p * kPack);
+      total[0] = Op::template merge<false>(total[0], Op::summarize(x, Valid<kPack * kCount>{kPack * kCount, false}, origin[0]));
+    };
+    auto add_all = [&](auto begin, auto end, auto load_one) {
 #pragma unroll 1
-      for (int64 start = begin + threadIdx.x; start < end; start += kBlock * kPacks) {
+      for (; begin + (kPacks - 1) * kBlock < end; begin += kPacks * kBlock) {
         Pack<Type, kPack> loaded[kPacks];
-        int count = 0;
 #pragma unroll
-        for (int p = 0; p < kPacks; ++p) {
-          const bool valid = start + p * kBlock < end;
-          loaded[p] = valid ? load(start + p * kBlock) : pack_filled<Type, kPack>(Op::padding());
-          count += valid;
-        }
-        Compute x[kPack * kPacks];
-#pragma unroll
-        for (int p = 0; p < kPacks; ++p) unpack<kPack>(loaded[p], x + p * kPack);
-        total[0] = Op::template merge<false>(total[0], Op::summarize(x, Valid<kPack>{count * kPack, false}, origin[0]));
+        for (int p = 0; p < kPacks; ++p) loaded[p] = load_one(begin + p * kBlock);
+        add(loaded);
       }
+      if constexpr (kPacks > 1) {
+#pragma unroll 1
+        for (; begin < end; begin += kBlock) {
+          const Pack<Type, kPack> loaded[1] = {load_one(begin)};
+          add(loaded);
+        }
+      }
+    };
+    // Each warp takes that of its first lane, each lane's from what it holds itself: it has waited for no other's. Packs of one or
+    // two elements are not enough to choose from: then memory is asked.
+    constexpr bool kEnough = kPack >= 4 && kRoom > 0;
+    auto find_origin = [&](auto load_one) {
+      if constexpr (Op::kHasOrigin) {
+        constexpr int kLeading = kPack < 4 ? 4 / kPack : 1;
+        Compute leading[kLeading * kPack] = {}, first[4];
+        const int own = threadIdx.x;
+        if (own < (kEnough ? now.kept : now.held)) {
+#pragma unroll
+          for (int i = 0; i < kLeading; ++i) unpack<kPack>(load_one(kEnough || own + i < now.held ? own + i : own), leading + i * kPack);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) first[i] = leading[i];
+        origin[0] = __shfl_sync(kAllLanes, Op::origin_of(first, Type()), 0);
+      }
+    };
+    if constexpr (!kEnough) find_origin(load);
+#pragma unroll 1
+    for (int b = 0; b < kBatches; ++b) {
+      if (b == 0) {
+        wait_for_copies<3>();
+        if constexpr (kEnough) find_origin(load_kept);
+      } else if (b == 1) wait_for_copies<2>();
+      else if (b == 2) wait_for_copies<1>();
+      else wait_for_copies<0>();
+      const int end = (b + 1) * batch < now.kept ? (b + 1) * batch : now.kept;
+      add_all(b * batch + int(threadIdx.x), end, load_kept);
     }
+    add_all(now.kept + int64(threadIdx.x), now.held, load);
     if constexpr (kPeeled) {
       if (alone) {
         Compute x[1] = {around[0]};
@@ -129,42 +202,55 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
       }
     }
     total[0] = reduce_lanes<Op, false, kWarp>(total[0]);
-    if constexpr (kWarps > 1) reduce_warps<Op, false, kWarps>(total, origin, warps[turn], 0, warp);
-
-    // Each block leaves its state where its first results will be, once all have read it.
-    constexpr int kSlotPacks = kSplit ? int((sizeof(Slot<Op>) + kPack * sizeof(Result) - 1) / (kPack * sizeof(Result))) : 0;
-    unsigned met = 0;
-    if constexpr (kSplit) {
-      if (held > 0 && threadIdx.x == 0) write_slot(to.address() + base, Slot<Op>{total[0], origin[0]});
-      grid_wait(grid_arrive());
-      total[0] = Op::identity();
+    if constexpr (kWarps > 1) reduce_warps<Op, false, kWarps>(total, origin, warps[kGrid ? 0 : turn], 0, warp);
+    if constexpr (kCluster) {
+      if (row == first) cluster_wait();
+      reduce_blocks<Op, false>(total[0], origin[0], mails[turn], part, parity);
+      parity ^= turn;
+    }
+    turn ^= 1;
+    if constexpr (kGrid) {
+      if (in_place) {
+        clear(now);
+        grid_wait(grid_arrive());
+      } else if (row == first) {
+        grid_wait(met);
+      }
       if (here) {
-        for (int other = threadIdx.x; other <= last; other += kBlock) {
-          const Slot<Op> theirs = read_slot<Op>(to.address() + head + other * each * kPack);
+#pragma unroll 1
+        for (int other = threadIdx.x; other < parts; other += kBlock)
+          send_letters<Op>(letters(now, other) + part * kWords, Slot<Op>{total[0], origin[0]});
+        total[0] = Op::identity();
+#pragma unroll 1
+        for (int other = threadIdx.x; other < parts; other += kBlock) {
+          const Slot<Op> theirs = await_letters<Op>(letters(now, part) + other * kWords);
           total[0] = Op::template merge<false>(total[0], Op::rebase(theirs.state, theirs.origin, origin[0]));
         }
       }
       total[0] = reduce_lanes<Op, false, kWarp>(total[0]);
-      if constexpr (kWarps > 1) reduce_warps<Op, false, kWarps>(total, origin, warps[turn ^ 1], 0, warp);
-      met = grid_arrive();
+      reduce_warps<Op, false, kWarps>(total, origin, warps[1], 0, warp);  // all letters are read: results may take their place
     }
 
     const typename Op::Row whole = a.op.finish(total[0], total[0], a.cols, origin[0]);
     if (here && part == 0 && threadIdx.x == 0) a.op.save(row, whole);
-#pragma unroll(sizeof(Compute) == 8 ? 1 : 4)
-    for (int64 number = threadIdx.x; number < held; number += kBlock) {
-      if (number >= kSlotPacks) map(number, whole);
-    }
+    // backwards: what was read last L2 still has
+#pragma unroll(kUnroll)
+    for (int64 number = now.held - 1 - threadIdx.x; number >= now.kept; number -= kBlock) map(number, load(number), whole);
     if constexpr (kPeeled) {
       if (alone) {
         const Compute y[1] = {Op::map_raw(around[0], whole)};
         to.template store<1>(y, a.store.template columns<1>(lone), lone);
       }
     }
-    if constexpr (kSplit) {
-      grid_wait(met);
-      if (int(threadIdx.x) < kSlotPacks && int(threadIdx.x) < held) map(threadIdx.x, whole);
+    const Part next = part_of(row + step);
+#pragma unroll 1
+    for (int b = 0; b < kBatches; ++b) {
+      const int end = (b + 1) * batch < now.kept ? (b + 1) * batch : now.kept;
+#pragma unroll(kUnroll)
+      for (int i = b * batch + threadIdx.x; i < end; i += kBlock) map(i, load_kept(i), whole);
+      send(next, b);
     }
+    now = next;
   }
 }
 

@@ -117,6 +117,28 @@ def test_the_result_may_replace_the_input(xp: Any, op: Op, variant: str, layout:
     assert_close(xp.asnumpy(y), expected)
 
 
+@every_op
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(
+    ("rows", "cols"),
+    [pytest.param(3, 20000, marks=pytest.mark.small), (9, 100003), (64, 1 << 20), (140, 65536)],
+)
+@pytest.mark.parametrize("variant", ["split", "cluster", None])
+def test_a_long_row_may_be_replaced(
+    xp: Any, op: Op, dtype: str, rows: int, cols: int, variant: str | None
+) -> None:
+    """The blocks that share it leave one another letters among the results, which are x here."""
+    case = inputs(op, rows, cols, dtype)
+    parameters = {name: xp.asarray(array) for name, array in case.parameters.items()}
+    x = xp.asarray(case.x)
+    expected = xp.asnumpy(op.function(x, **parameters, plan=variant))
+
+    op.function(x, **parameters, out=x, plan=variant)
+
+    assert np.array_equal(xp.asnumpy(x).view(np.uint8), expected.view(np.uint8))
+    assert_close(expected[:2], op.reference(case.x[:2], **case.parameters)[0])
+
+
 @pytest.mark.small
 @pytest.mark.parametrize("shape", [(40,), (1,), (1, 40), (4, 1), (4, 40), (1, 1)])
 def test_parameters_broadcast_over_the_normalised_axes(xp: Any, shape: tuple[int, ...]) -> None:

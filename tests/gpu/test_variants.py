@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cupynorm._plan import PLAIN
 from cupynorm.catalog import OPS, Op
 from cupynorm.testing import TOLERANCES, Case, error, inputs
 from tests.gpu.agree import DTYPES, VARIANTS, bits, check, run
@@ -45,6 +47,42 @@ def test_the_variants_agree_with_one_another(xp: Any, op: Op, dtype: str, cols: 
     assert len(results) >= 2 or cols > 16384
     for variant, y in results.items():
         assert error(y, last) <= 2 * TOLERANCES[dtype], variant
+
+
+@every_op
+@pytest.mark.parametrize(
+    ("dtype", "cols", "hoist"),
+    [
+        pytest.param("float16", 303, 3, marks=pytest.mark.small),
+        ("bfloat16", 1023, 2),
+        ("float16", 5001, 2),
+        ("float32", 5001, 3),
+    ],
+)
+@pytest.mark.parametrize("stages", [0, 1, 2])
+def test_a_group_goes_through_rows_that_begin_alike(
+    xp: Any, op: Op, dtype: str, cols: int, hoist: int, stages: int
+) -> None:
+    """Parameters kept for all of them, or rows on their way, or both: with a grid so small that each has many."""
+    if not (op.parameters or stages):
+        pytest.skip("nothing is kept for a group's next rows")
+    case = inputs(op, 67, cols, dtype)
+    pack = 16 // case.x.itemsize
+    packs = -(-(cols // pack) // 64)
+    plan = dataclasses.replace(
+        PLAIN,
+        variant="block",
+        pack=pack,
+        packs=packs,
+        group=64,
+        hoist=hoist if op.parameters else 0,
+        peel=1,
+        block=128,
+        stages=stages,
+        waves=0.03,
+    )
+
+    check(xp, op, case, plan=plan)
 
 
 @every_op
