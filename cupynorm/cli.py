@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -444,6 +445,7 @@ def bench(*, source: Path | None, **options: Any) -> None:
             report = results.read(source) if source else None
         if report:
             report = _chosen(report, **options)
+            _save(report, **options)
             show_point = _point_printer(recorded)
             for measured in report.points:
                 show_point(measured)
@@ -476,9 +478,17 @@ def _chosen(report: Report, *, ops: Any, dtypes: Any, cols: Any, rows: Any, **_:
     return dataclasses.replace(report, points=points)
 
 
-def _measured(
-    peers_elsewhere: Any, *, json_file: Path | None, csv_file: Path | None, **options: Any
-) -> Report:
+def _save(report: Report, *, json_file: Path | None, csv_file: Path | None, **_: Any) -> None:
+    from cupynorm import results  # noqa: PLC0415
+
+    with _user_files():
+        if json_file:
+            results.write_json(json_file, report)
+        if csv_file:
+            results.write_csv(csv_file, report.points)
+
+
+def _measured(peers_elsewhere: Any, **options: Any) -> Report:
     """Measure, print a line for each point, and keep the files up to date, whatever ends it."""
     from cupynorm import bench as measuring  # noqa: PLC0415
 
@@ -501,15 +511,7 @@ def _measured(
         click.echo("torch.compile at some shapes only, for it compiles long: --peers all for all", err=True)
     report.left_out = 0 if options["host_only"] else len(points)
 
-    def save() -> None:
-        from cupynorm import results  # noqa: PLC0415
-
-        with _user_files():
-            if json_file:
-                results.write_json(json_file, report)
-            if csv_file:
-                results.write_csv(csv_file, report.points)
-
+    save = functools.partial(_save, report, **options)
     save()  # a folder that is not there is better known now
     show_point = _point_printer(peers_elsewhere)
     on_terminal = sys.stderr.isatty()  # where a bar stands in the way of lines, they come at the end

@@ -957,9 +957,14 @@ def test_what_ends_it_loses_nothing(machine, monkeypatch, tmp_path):
 def test_results_are_shown_again_without_a_device(tmp_path):
     results.write_json(tmp_path / "b.json", report())
 
-    result = invoke("--from", tmp_path / "b.json", "--ops", "softmax", "--cols", "64,1024", "--targets")
+    again = ("--csv", tmp_path / "again.csv", "--json", tmp_path / "again.json")
+    result = invoke(
+        "--from", tmp_path / "b.json", "--ops", "softmax", "--cols", "64,1024", "--targets", *again
+    )
 
     assert result.exit_code == 0, result.output
+    assert {each.point.op for each in results.read(tmp_path / "again.json").points} == {"softmax"}
+    assert "softmax" in (tmp_path / "again.csv").read_text()
     assert result.stdout.count("softmax      float") == 4
     assert "layer_norm" not in result.stdout
     assert "softmax(x)" in result.stdout
