@@ -1,0 +1,214 @@
+"""Device time of masked, fused and quantised ops beside copies of the bytes that must move, and beside PyTorch where it is.
+
+python benchmarks/fused.py [--json FILE] [--only NAME]    needs a GPU; run from the repository's root. Each line: the case, its
+time, its share of the copy rate, and PyTorch's share (its functions one after the other; compiled, if --compile).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import cupynorm
+from cupynorm import bench
+
+ROWS = 49152
+COLS = (128, 1024, 4096, 8192)
+KEPT = 0.8  # of a mask
+
+
+class Case(NamedTuple):
+    """Arrays by name for one call, the call itself, and the bytes that any implementation moves."""
+
+    name: str
+    make: Callable[[Any, np.random.Generator], dict[str, Any]]
+    call: Callable[[dict[str, Any]], Any]
+    moved: int
+    target: float
+    torch: Callable[[Any, dict[str, Any]], Any] | None = None
+
+
+def masked(dtype: str, cols: int) -> Iterator[Case]:
+    """Softmax with a byte mask of x's shape, with lengths, and causal."""
+    size = np.dtype(dtype).itemsize
+    queries = min(cols, 1024)
+    batch = ROWS // queries
+
+    def base(cp: Any, random: np.random.Generator) -> dict[str, Any]:
+        return {
+            "x": normal(cp, random, (batch, queries, cols), dtype),
+            "y": cp.empty((batch, queries, cols), dtype),
+        }
+
+    def with_mask(cp: Any, random: np.random.Generator) -> dict[str, Any]:
+        return base(cp, random) | {"where": cp.asarray(random.random((batch, queries, cols)) < KEPT)}
+
+    def with_lengths(cp: Any, random: np.random.Generator) -> dict[str, Any]:
+        lengths = np.full((batch, 1), cols, np.int32)  # everything is kept: the bytes are known
+        return base(cp, random) | {"lengths": cp.asarray(lengths)}
+
+    rows = batch * queries
+    yield Case(
+        f"softmax where {dtype} {rows} x {cols}",
+        with_mask,
+        lambda a: cupynorm.softmax(a["x"], where=a["where"], scale=0.125, out=a["y"]),
+        rows * cols * (2 * size + 1),
+        0.95,
+        lambda torch, a: torch.softmax((a["x"] * 0.125).masked_fill(~a["where"], -float("inf")), -1),
+    )
+    yield Case(
+        f"softmax lengths {dtype} {rows} x {cols}",
+        with_lengths,
+        lambda a: cupynorm.softmax(a["x"], lengths=a["lengths"], scale=0.125, out=a["y"]),
+        rows * cols * 2 * size,
+        0.95,
+    )
+    if queries == cols:
+        yield Case(
+            f"softmax causal {dtype} {rows} x {cols}",
+            base,
+            lambda a: cupynorm.softmax(a["x"], causal=True, scale=0.125, out=a["y"]),
+            rows * (cols * size + (cols + 1) * size // 2),
+            0.95,
+        )
+
+
+def sums(dtype: str, cols: int) -> Iterator[Case]:
+    """add_layer_norm with bias, with and without the sum."""
+    size = np.dtype(dtype).itemsize
+
+    def make(cp: Any, random: np.random.Generator) -> dict[str, Any]:
+        found = {name: normal(cp, random, (ROWS, cols), dtype) for name in ("x", "r")}
+        found |= {name: normal(cp, random, (cols,), dtype) for name in ("b", "g", "h")}
+        return found | {"y": cp.empty((ROWS, cols), dtype)}
+
+    yield Case(
+        f"add_layer_norm {dtype} {ROWS} x {cols}",
+        make,
+        lambda a: cupynorm.add_layer_norm(
+            a["x"], a["r"], a["g"], a["h"], bias=a["b"], return_sum=False, out=a["y"]
+        ),
+        (3 * ROWS + 3) * cols * size,
+        0.98,
+        lambda torch, a: torch.nn.functional.layer_norm(a["x"] + a["b"] + a["r"], (cols,), a["g"], a["h"]),
+    )
+    yield Case(
+        f"add_layer_norm, sum {dtype} {ROWS} x {cols}",
+        make,
+        lambda a: cupynorm.add_layer_norm(a["x"], a["r"], a["g"], a["h"], bias=a["b"], out=a["y"]),
+        (4 * ROWS + 3) * cols * size,
+        0.98,
+    )
+    scaled = cupynorm.fuse(cupynorm.layer_norm, load=lambda x, r: x * 0.5 + r)
+    yield Case(
+        f"fuse one multiply-add {dtype} {ROWS} x {cols}",
+        make,
+        lambda a: scaled(a["x"], a["r"], gamma=a["g"], beta=a["h"], out=a["y"]),
+        (3 * ROWS + 2) * cols * size,
+        0.96,
+    )
+    for kind in ("int8", "float8_e4m3fn"):
+        yield Case(
+            f"layer_norm to {kind} {dtype} {ROWS} x {cols}",
+            make,
+            lambda a, kind=kind: cupynorm.layer_norm(a["x"], a["g"], a["h"], quantize=kind),
+            ROWS * cols * (size + 1) + ROWS * 4 + 2 * cols * size,
+            0.93,
+        )
+
+
+def elementwise(dtype: str, cols: int) -> Iterator[Case]:
+    """bias_gelu, exact."""
+    size = np.dtype(dtype).itemsize
+
+    def make(cp: Any, random: np.random.Generator) -> dict[str, Any]:
+        found = {"x": normal(cp, random, (ROWS, cols), dtype), "b": normal(cp, random, (cols,), dtype)}
+        return found | {"y": cp.empty((ROWS, cols), dtype)}
+
+    yield Case(
+        f"bias_gelu {dtype} {ROWS} x {cols}",
+        make,
+        lambda a: cupynorm.bias_gelu(a["x"], a["b"], out=a["y"]),
+        (2 * ROWS + 1) * cols * size,
+        0.95,
+        lambda torch, a: torch.nn.functional.gelu(a["x"] + a["b"]),
+    )
+
+
+def normal(cp: Any, random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
+    """Normal numbers, repeated from a million of them."""
+    count = int(np.prod(shape))
+    some = cp.asarray(random.standard_normal(min(count, 1 << 20)).astype(dtype))
+    return cp.resize(some, count).reshape(shape)
+
+
+def measure(case: Case, *, torch: Any) -> dict[str, Any]:
+    """Time a case over rotating buffers."""
+    import cupy as cp  # noqa: PLC0415  --help works without it
+
+    random = np.random.default_rng(0)
+    first = case.make(cp, random)
+    count = bench.sets_for(sum(each.nbytes for each in first.values()))
+    sets = [first, *({name: each.copy() for name, each in first.items()} for _ in range(count - 1))]
+    half = -(-case.moved // 2 // 256) * 256
+    memory = cp.empty((count, 2, half), cp.uint8)
+    runs: dict[str, Callable[[int], None]] = {
+        "cupynorm": lambda i: case.call(sets[i]),
+        **bench.copy_runs([(each[0], each[1]) for each in memory]),
+    }
+    if torch is not None and case.torch is not None:
+        theirs = [{name: torch.from_dlpack(each) for name, each in one.items()} for one in sets]
+        runs["torch"] = lambda i: case.torch(torch, theirs[i])
+    notes: dict[str, str] = {}
+    calls = max(count, min(64, int(2e9 // case.moved) // count * count))
+    times = bench.time_interleaved(runs, count, replays=9, calls=calls, notes=notes)
+    copy = min(each.median for name, each in times.items() if name.startswith("copy"))
+    found = {name: {"seconds": each.median, "share": copy / each.median} for name, each in times.items()}
+    return {"case": case.name, "bytes": case.moved, "target": case.target, "times": found, "notes": notes}
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    try:
+        import torch  # noqa: PLC0415
+    except ImportError:
+        torch = None
+    found = []
+    for dtype in ("float16", "float32"):
+        for cols in COLS:
+            for case in (*masked(dtype, cols), *sums(dtype, cols), *elementwise(dtype, cols)):
+                if options.only not in case.name:
+                    continue
+                try:
+                    one = measure(case, torch=torch)
+                except Exception as error:  # noqa: BLE001  one case leaves the others alone
+                    print(f"{case.name:55} {type(error).__name__}: {str(error)[:150]}", flush=True)
+                    continue
+                found.append(one)
+                times = one["times"]
+                if "cupynorm" not in times:
+                    print(f"{case.name:55} {one['notes']}", flush=True)
+                    continue
+                theirs = f"torch {times['torch']['share']:.2f}" if "torch" in times else ""
+                share = times["cupynorm"]["share"]
+                verdict = "met" if share >= case.target else f"{case.target} wanted"
+                print(
+                    f"{case.name:55} {times['cupynorm']['seconds'] * 1e6:9.1f} us  {share:.3f}  {theirs:11} {verdict}",
+                    flush=True,
+                )
+                if options.json:
+                    options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+main()
