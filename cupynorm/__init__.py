@@ -1,7 +1,17 @@
 """cupynorm: LayerNorm, RMSNorm and softmax for CuPy and NumPy arrays, one kernel each, at the speed of memory."""
 
 from cupynorm._device import CompileError, NoDeviceError
+from cupynorm._fusion import Quantize
 from cupynorm._plan import Plan
+from cupynorm.fused import (
+    add_layer_norm,
+    add_rms_norm,
+    bias_gelu,
+    bias_silu,
+    dropout,
+    geglu,
+    swiglu,
+)
 from cupynorm.norm import layer_norm, rms_norm
 from cupynorm.softmax import log_softmax, softmax
 
@@ -9,10 +19,18 @@ __all__ = [
     "CompileError",
     "NoDeviceError",
     "Plan",
+    "Quantize",
+    "add_layer_norm",
+    "add_rms_norm",
+    "bias_gelu",
+    "bias_silu",
+    "dropout",
+    "geglu",
     "layer_norm",
     "log_softmax",
     "rms_norm",
     "softmax",
+    "swiglu",
 ]
 
 __version__ = "0.1.0"

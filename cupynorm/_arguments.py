@@ -35,11 +35,11 @@ class Call(NamedTuple):
 
     def empty_statistic(self) -> Any:
         """Allocate one statistic: x's shape without the normalised axes."""
-        shape = self.x.shape[: self.x.ndim - self.axes]
-        if self.on_device:
-            with _device.cupy().cuda.Device(self.device):
-                return _device.empty(shape, self.compute)
-        return np.empty(shape, self.compute)
+        return self.empty(self.x.shape[: self.x.ndim - self.axes], self.compute)
+
+    def empty(self, shape: tuple[int, ...], dtype: Dtype) -> Any:
+        """Allocate an array where x is."""
+        return _allocate(self.on_device, self.device, shape, dtype)
 
 
 def check(
@@ -50,51 +50,117 @@ def check(
     dtype: Any,
     plan: str | Plan | None,
     columns: Mapping[str, Any] | None = None,
+    others: Mapping[str, Any] | None = None,
+    quantized: Dtype | None = None,
 ) -> Call:
-    """Check one call of a row op, and allocate the output if it was not given."""
-    on_device = _kind("x", x)
+    """Check one call of a row op, and allocate the output if it was not given.
+
+    others: arrays of which everything but the dtype and shape is checked here. `out` may be the one named residual.
+    quantized: the result's dtype, if it is one of _dtypes.QUANTIZED.
+    """
+    others = others or {}
     columns = {name: array for name, array in (columns or {}).items() if array is not None}
-    for name, array in {"out": out, **columns}.items():
+    on_device = _check_kinds(x, {"out": out, **columns, **others})
+    if plan is not None and not on_device:
+        raise ValueError(f"plan={plan!r} chooses a kernel: x is a NumPy array, computed on the CPU")
+    check_dtype("x", x)
+    axes = trailing_axes(axis, x.shape)
+    shape = x.shape[x.ndim - axes :]
+    if 0 in shape:
+        raise ValueError(f"x has shape {x.shape}: the normalised axes are empty")
+    _check_columns(columns, shape, "the normalised axes of x have")
+    asked = _result_dtype(dtype, quantized)
+    device = _check_places(x, {"out": out, **columns, **others}) if on_device else -1
+    if on_device and x.size and not view(x).split(axes)[1].is_contiguous():
+        raise ValueError(_not_contiguous("x", x, axes))
+    if out is None:
+        out = _allocate(on_device, device, x.shape, asked or x.dtype)
+    else:
+        read = {"x": x, **columns, **others}
+        _check_out(out, x.shape, axes, asked, read, on_device, quantized=quantized is not None)
+    return Call(on_device, device, x, out, axes, columns)
+
+
+def check_each(
+    x: Any,
+    *,
+    out: Any,
+    dtype: Any,
+    columns: Mapping[str, Any] | None = None,
+    least_axes: int = 0,
+    halves: bool = False,
+) -> Call:
+    """Check one call of an op on each element, and allocate the output if it was not given.
+
+    columns: parameters of x's last axis. least_axes: that x must have. halves: the result has half of x's last axis,
+    and `out` shares no memory with x.
+    """
+    columns = {name: array for name, array in (columns or {}).items() if array is not None}
+    on_device = _check_kinds(x, {"out": out, **columns})
+    check_dtype("x", x)
+    if x.ndim < least_axes:
+        raise ValueError("x has 0 axes: give one of at least 1")
+    shape = x.shape
+    if halves:
+        if shape[-1] % 2:
+            raise ValueError(f"x has shape {shape}: its last axis holds two halves, so it must be even")
+        shape = (*shape[:-1], shape[-1] // 2)
+    _check_columns(columns, x.shape[-1:], "the last axis of x has")
+    asked = _result_dtype(dtype, None)
+    device = _check_places(x, {"out": out, **columns}) if on_device else -1
+    axes = min(1, x.ndim)
+    if on_device and x.size and not view(x).split(axes)[1].is_contiguous():
+        raise ValueError(_not_contiguous("x", x, axes))
+    if out is None:
+        out = _allocate(on_device, device, shape, asked or x.dtype)
+    else:
+        _check_out(out, shape, axes, asked, {"x": x, **columns}, on_device)
+    return Call(on_device, device, x, out, axes, columns)
+
+
+def _check_kinds(x: Any, arrays: Mapping[str, Any]) -> bool:
+    """Return whether x and all of the arrays are on a device; TypeError if some are and some are not."""
+    on_device = _kind("x", x)
+    for name, array in arrays.items():
         if array is not None and _kind(name, array) is not on_device:
             raise TypeError(
                 f"x is {_place(on_device)} and {name} is {_place(not on_device)}: "
                 "move one with cupy.asarray or cupy.asnumpy, nothing is copied behind your back"
             )
-    if plan is not None and not on_device:
-        raise ValueError(f"plan={plan!r} chooses a kernel: x is a NumPy array, computed on the CPU")
-    _check_dtype("x", x)
-    axes = trailing_axes(axis, x.shape)
-    shape = x.shape[x.ndim - axes :]
-    if 0 in shape:
-        raise ValueError(f"x has shape {x.shape}: the normalised axes are empty")
+    return on_device
+
+
+def _check_columns(columns: Mapping[str, Any], shape: tuple[int, ...], whose: str) -> None:
     for name, array in columns.items():
-        _check_dtype(name, array)
+        check_dtype(name, array)
         try:
             view(array).broadcast_to(shape)
         except ValueError:
             raise ValueError(
-                f"{name} has shape {array.shape}, the normalised axes of x have {shape}: "
-                f"it must have that shape or broadcast to it"
+                f"{name} has shape {array.shape}, {whose} {shape}: it must have that shape or broadcast to it"
             ) from None
-    asked = None if dtype is None else dtype_of(dtype)
-    device = -1
-    if on_device:
-        device = x.device.id
-        for name, array in {"out": out, **columns}.items():
-            if array is not None and array.device.id != device:
-                raise ValueError(f"x is on device {device} and {name} on device {array.device.id}")
-        for name, array in {"x": x, "out": out, **columns}.items():
-            if array is not None and array.data.ptr % array.dtype.itemsize:
-                raise ValueError(
-                    f"{name} starts at an address that is no multiple of its {array.dtype.itemsize} bytes"
-                )
-        if x.size and not view(x).split(axes)[1].is_contiguous():
-            raise ValueError(_not_contiguous("x", x, axes))
-    if out is None:
-        out = _allocate(on_device, device, x.shape, asked or x.dtype)
-    else:
-        _check_out(out, x, axes, asked, columns, on_device)
-    return Call(on_device, device, x, out, axes, columns)
+
+
+def _check_places(x: Any, arrays: Mapping[str, Any]) -> int:
+    """Return x's device; ValueError if another array is on another one, or one begins inside of an element."""
+    device = int(x.device.id)
+    for name, array in arrays.items():
+        if array is not None and array.device.id != device:
+            raise ValueError(f"x is on device {device} and {name} on device {array.device.id}")
+    for name, array in {"x": x, **arrays}.items():
+        if array is not None and array.data.ptr % array.dtype.itemsize:
+            raise ValueError(
+                f"{name} starts at an address that is no multiple of its {array.dtype.itemsize} bytes"
+            )
+    return device
+
+
+def _result_dtype(dtype: Any, quantized: Dtype | None) -> Dtype | None:
+    if dtype is None:
+        return quantized
+    if quantized is not None:
+        raise ValueError(f"dtype={dtype!r} and quantize name two dtypes of the result: give one of them")
+    return dtype_of(dtype)
 
 
 def check_eps(eps: float) -> float:
@@ -131,7 +197,8 @@ def _place(on_device: bool) -> str:  # noqa: FBT001
     return "a CuPy array (on a device)" if on_device else "a NumPy array (on the host)"
 
 
-def _check_dtype(name: str, array: Any) -> None:
+def check_dtype(name: str, array: Any) -> None:
+    """TypeError that names the array if its dtype is not supported."""
     try:
         dtype_name(array.dtype)
     except TypeError as error:
@@ -178,17 +245,25 @@ def _allocate(on_device: bool, device: int, shape: tuple[int, ...], dtype: Dtype
 
 def _check_out(
     out: Any,
-    x: Any,
+    shape: tuple[int, ...],
     axes: int,
     asked: Dtype | None,
-    columns: Mapping[str, Any],
+    read: Mapping[str, Any],
     on_device: bool,  # noqa: FBT001
+    *,
+    quantized: bool = False,
 ) -> None:
-    _check_dtype("out", out)
-    if out.shape != x.shape:
-        raise ValueError(f"out has shape {out.shape}, x has {x.shape}")
+    """Check an `out` against the result's shape and dtype, and against the arrays that are read, x the first of them."""
+    if not quantized:
+        check_dtype("out", out)
+    if out.shape != shape:
+        raise ValueError(
+            f"out has shape {out.shape}, {'x' if read['x'].shape == shape else 'the result'} has {shape}"
+        )
     if asked is not None and out.dtype != asked:
-        raise ValueError(f"out has dtype {out.dtype}, dtype asks for {asked}")
+        raise ValueError(
+            f"out has dtype {out.dtype}, {'quantize' if quantized else 'dtype'} asks for {asked}"
+        )
     if not on_device and not out.flags.writeable:
         raise ValueError("out is read-only")
     if out.size == 0:
@@ -204,13 +279,16 @@ def _check_out(
                 f"out has shape {out.shape} and strides {out.strides}: its elements overlap one another"
             )
         reach = stride * (extent - 1) + reach
-    same = here == view(x)
-    for name, array in {"x": x, **columns}.items():
-        if name == "x" and same:
+    for name, array in read.items():
+        itself = (
+            name in {"x", "residual"} and array.shape == shape
+        )  # of which an element is read just before its result is written
+        there = view(array)
+        if itself and here == there:
             continue
-        if _overlap(here, view(array)):
+        if _overlap(here, there):
             raise ValueError(
-                f"out and {name} share memory" + (" in part: give x itself, or other memory" * (name == "x"))
+                f"out and {name} share memory" + (f" in part: give {name} itself, or other memory" * itself)
             )
 
 

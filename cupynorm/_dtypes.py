@@ -59,6 +59,30 @@ def dtype_of(what: Any) -> Dtype:
     return dtype
 
 
+QUANTIZED = (
+    "int8",
+    "float8_e4m3fn",
+    "float8_e5m2",
+)  # what results may be stored in, and nothing is read from
+
+
+def quantized_dtype(what: Any) -> Dtype:
+    """Return the quantised dtype that `what` means: a dtype, a scalar type, or one of the names in QUANTIZED."""
+    if isinstance(what, str) and what.startswith("float8_") and what in QUANTIZED:
+        try:
+            import ml_dtypes  # noqa: PLC0415  optional: NumPy has no float8
+        except ImportError:
+            raise TypeError(f"dtype {what} needs the package ml_dtypes") from None
+        what = getattr(ml_dtypes, what)
+    try:
+        dtype: Dtype = np.dtype(what)
+    except TypeError:
+        raise TypeError(f"quantize={what!r} is no dtype: use {', '.join(QUANTIZED)}") from None
+    if dtype.name not in QUANTIZED:
+        raise TypeError(f"dtype {dtype} is not supported for quantised results: use {', '.join(QUANTIZED)}")
+    return dtype
+
+
 def cpp(dtype: Dtype) -> str:
     """Spell a dtype in C++."""
     return _types()[dtype_name(dtype)].cpp

@@ -13,6 +13,7 @@ import numpy as np
 from cupynorm import _compile, _device, _tuned
 from cupynorm._arguments import Call, check, check_eps, view
 from cupynorm._dtypes import Dtype, compute_dtype, cpp, dtype_of
+from cupynorm._fusion import Fused, Fusion
 from cupynorm._limits import RECORDED, Limits, active_blocks
 from cupynorm._plan import Occupancy, Plan, Problem, choose
 from cupynorm._remembered import (
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 class RowOp:
     """An op as the kernels know it: kernels/<source> holds struct <struct>.
 
-    reference(x, gamma, beta, axes, eps, out, *stats) does the same on the host.
+    reference(x, gamma, beta, axes, eps, out, *stats) does the same on the host; fusion= says what is fused around it.
     columns: parameters of the normalised axes that it takes. stats: statistics that it can save. has_eps: whether it takes eps.
     """
 
@@ -298,6 +299,51 @@ def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Give
         for launch in again.launches:
             launch(stream, again.address, 0)
     return again
+
+
+def run_fused(
+    op: RowOp,
+    x: Any,
+    gamma: Any,
+    beta: Any,
+    axis: int | tuple[int, ...],
+    eps: float,
+    out: Any,
+    dtype: Any,
+    return_stats: bool,  # noqa: FBT001
+    plan: str | Plan | None,
+    fusion: Fusion,
+) -> Any:
+    """Run one call with something fused around it. Results: y, scales of rows, the sum, statistics; those that are asked for."""
+    exact = check_eps(eps) if op.has_eps else 0.0
+    columns = {"gamma": gamma, "beta": beta} if op.columns else {}
+    if fusion.add is not None:
+        columns["bias"] = fusion.add.bias
+    call = check(
+        x,
+        axis=axis,
+        out=out,
+        dtype=dtype,
+        plan=plan,
+        columns=columns,
+        others=fusion.arrays(),
+        quantized=fusion.dtype,
+    )
+    fused = fusion.checked(call)
+    stats = [call.empty_statistic() for _ in op.stats] if return_stats else []
+    if not call.on_device:
+        op.reference(x, gamma, beta, call.axes, exact, call.out, *stats, fusion=fused.on_host())
+    elif x.size:
+        _launch_fused(op, call, stats, exact, fused)
+    results = (call.out, *fused.results, *stats)
+    return results if len(results) > 1 else call.out
+
+
+def _launch_fused(op: RowOp, call: Call, stats: Sequence[Any], eps: float, fused: Fused) -> None:
+    """Launch a checked call with something fused around it, that has rows."""
+    raise NotImplementedError(
+        f"{op.name} with {fused.name} has no kernel yet: it works on NumPy arrays (cupy.asnumpy)"
+    )
 
 
 def kernel_of(device: int, what: Spelled, plan: Plan) -> _compile.Kernel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cupynorm import _row, reference
+from cupynorm._fusion import Fusion, Quantize, quantize_of
 from cupynorm._plan import Plan
 
 LAYER_NORM = _row.RowOp(
@@ -20,7 +21,9 @@ RMS_NORM = _row.RowOp(
     "rms_norm",
     "rms_norm.cu",
     "RmsNorm",
-    lambda x, gamma, _, axes, eps, out, *stats: reference.rms_norm(x, gamma, axes, eps, out, *stats),
+    lambda x, gamma, _, axes, eps, out, *stats, **fusion: reference.rms_norm(
+        x, gamma, axes, eps, out, *stats, **fusion
+    ),
     columns=("gamma",),
     stats=("rstd",),
     has_eps=True,
@@ -37,6 +40,7 @@ def layer_norm(
     out: Any = None,
     dtype: Any = None,
     return_stats: bool = False,
+    quantize: str | Quantize | None = None,
     plan: str | Plan | None = None,
 ) -> Any:
     """Return (x - mean) / sqrt(var + eps) * gamma + beta over the normalised axes (Ba, Kiros and Hinton 2016).
@@ -50,9 +54,16 @@ def layer_norm(
     float32 (float64). `out` may be x itself. An x without rows gives an empty result. `plan` forces a variant
     ("warp", "block", "cluster", "split", "shared", "uncached") on a device.
 
+    With quantize=, the dtype of the result is "int8", "float8_e4m3fn" or "float8_e5m2". Given as that name, each row has its
+    own scale, and (q, scales) comes back, before statistics; given as cupynorm.Quantize(name, scale), which see, q alone.
+    NumPy arrays only, as yet (NotImplementedError).
+
     Raises TypeError for arrays of another kind or dtype, or of both kinds in one call; ValueError for shapes, axes, eps,
     devices or an `out` that do not fit; CompileError with the compiler's log; NoDeviceError.
     """
+    if quantize is not None:
+        fusion = Fusion(quantize=quantize_of(quantize))
+        return _row.run_fused(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, fusion)
     return _row.run(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
 
 
@@ -65,11 +76,15 @@ def rms_norm(
     out: Any = None,
     dtype: Any = None,
     return_stats: bool = False,
+    quantize: str | Quantize | None = None,
     plan: str | Plan | None = None,
 ) -> Any:
     """Return x / sqrt(mean(x^2) + eps) * gamma over the normalised axes (Zhang and Sennrich 2019).
 
-    Arrays, dtypes, axes, `out`, `plan` and errors are as in layer_norm. With return_stats: (y, rstd), where
+    Arrays, dtypes, axes, `out`, `quantize`, `plan` and errors are as in layer_norm. With return_stats: (y, rstd), where
     rstd = 1 / sqrt(mean(x^2) + eps).
     """
+    if quantize is not None:
+        fusion = Fusion(quantize=quantize_of(quantize))
+        return _row.run_fused(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan, fusion)
     return _row.run(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan)

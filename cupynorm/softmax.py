@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from cupynorm import _row, reference
+from cupynorm._fusion import Fusion, Quantize, quantize_of
+from cupynorm._mask import Asked
 from cupynorm._plan import Plan
 
 SOFTMAX = _row.RowOp(
     "softmax",
     "softmax.cu",
     "Softmax",
-    lambda x, _gamma, _beta, axes, _eps, out: reference.softmax(x, axes, out),
+    lambda x, _gamma, _beta, axes, _eps, out, **fusion: reference.softmax(x, axes, out, **fusion),
 )
 LOG_SOFTMAX = _row.RowOp(
     "log_softmax",
     "softmax.cu",
     "LogSoftmax",
-    lambda x, _gamma, _beta, axes, _eps, out: reference.log_softmax(x, axes, out),
+    lambda x, _gamma, _beta, axes, _eps, out, **fusion: reference.log_softmax(x, axes, out, **fusion),
 )
 
 
@@ -25,28 +27,86 @@ def softmax(
     x: Any,
     *,
     axis: int | tuple[int, ...] = -1,
+    scale: float | None = None,
+    where: Any = None,
+    lengths: Any = None,
+    left_padded: bool = False,
+    causal: bool | int = False,
+    window: int | tuple[int | None, int | None] | None = None,
+    bias: Any = None,
     out: Any = None,
     dtype: Any = None,
+    quantize: str | Quantize | None = None,
     plan: str | Plan | None = None,
 ) -> Any:
-    """Return exp(x - max) / sum(exp(x - max)) over the normalised axes.
+    """Return exp(z - max) / sum(exp(z - max)) of z = x * scale + bias over the kept elements of the normalised axes.
 
-    Arrays, dtypes, axes, `out`, `plan` and errors are as in layer_norm. A row of only -inf gives nan, as in NumPy;
-    so does a row with +inf or nan, and no other row.
+    Arrays, dtypes, axes, `out`, `quantize`, `plan` and errors are as in layer_norm. An element that is dropped is exactly 0,
+    whatever x and bias hold there, in a row with nothing kept too. A row of which only -inf is kept gives nan, as in
+    NumPy; so does a row that keeps +inf or nan, and no other row.
+
+    An element is kept if all that is given keeps it. Without any of these, all are kept:
+
+    - where: bool or uint8 array that broadcasts to x's shape; True or non-zero keeps.
+    - lengths: array of any integer dtype that broadcasts to x's shape without its last axis (lengths[:, None, None] for one
+      a batch of (batch, head, query, key)): a row keeps its first `lengths` elements, with left_padded=True its last ones.
+      A length below 0 or above the row's is a ValueError on the host, and is taken as 0 or all on a device.
+    - causal: on the last two axes, query i keeps the keys j <= i + offset. True is offset 0, the diagonal from the top left,
+      as in PyTorch, JAX and ONNX; an integer is the offset (0 is one, too), and keys - queries is the diagonal into the bottom
+      right, as in FlashAttention.
+    - window: (left, right): query i keeps i + offset - left <= j <= i + offset + right, with causal's offset, else 0. None is no
+      bound on that side; one number stands for both sides.
+
+    scale (a finite number) and bias (an array that broadcasts to x's shape, of a dtype that x may have) need no mask.
+    lengths, causal and window need one normalised axis, the last. docs/masks.md has the conventions of other libraries.
+
+    TypeError for a mask or option of another dtype or kind; ValueError for one that does not broadcast, or is out of range.
+    With any of these keywords, NumPy arrays only, as yet (NotImplementedError).
     """
-    return _row.run(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
+    if (
+        scale is None
+        and where is None
+        and lengths is None
+        and causal is False
+        and window is None
+        and bias is None
+        and left_padded is False
+        and quantize is None
+    ):
+        return _row.run(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
+    asked = Asked(scale, where, lengths, left_padded, causal, window, bias)
+    fusion = Fusion(masked=asked.or_none(), quantize=quantize_of(quantize))
+    return _row.run_fused(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan, fusion)  # noqa: FBT003
 
 
 def log_softmax(
     x: Any,
     *,
     axis: int | tuple[int, ...] = -1,
+    scale: float | None = None,
+    where: Any = None,
+    lengths: Any = None,
+    left_padded: bool = False,
+    causal: bool | int = False,
+    window: int | tuple[int | None, int | None] | None = None,
+    bias: Any = None,
     out: Any = None,
     dtype: Any = None,
     plan: str | Plan | None = None,
 ) -> Any:
-    """Return x - max - log(sum(exp(x - max))) over the normalised axes: the logarithm of softmax, without its underflow.
+    """Return z - max - log(sum(exp(z - max))) over the kept elements: the logarithm of softmax, without its underflow.
 
-    Arrays, dtypes, axes, `out`, `plan`, errors and special values are as in softmax.
+    Arrays, dtypes, axes, masks, `out`, `plan`, errors and special values are as in softmax; what is dropped is exactly -inf.
     """
-    return _row.run(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
+    if (
+        scale is None
+        and where is None
+        and lengths is None
+        and causal is False
+        and window is None
+        and bias is None
+        and left_padded is False
+    ):
+        return _row.run(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
+    fusion = Fusion(Asked(scale, where, lengths, left_padded, causal, window, bias))
+    return _row.run_fused(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan, fusion)  # noqa: FBT003

@@ -14,11 +14,11 @@ MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
 
 # A module imports from layers above its own in this table, or from its own layer what stands before it there.
 LAYERS = [
-    ["_dtypes", "_limits", "_plan", "reference"],
+    ["_dtypes", "_limits", "_plan", "_philox", "reference"],
     ["_cache", "_cubins", "_device", "_nvrtc", "_compile"],
-    ["functors", "_arguments", "_remembered", "_tuned"],
+    ["functors", "_arguments", "_mask", "_fusion", "_remembered", "_tuned"],
     ["_row"],
-    ["norm", "softmax"],
+    ["norm", "softmax", "fused"],
     ["__init__"],
     ["catalog", "testing", "environment", "files", "results", "peers", "bench", "tune"],
     ["cli"],

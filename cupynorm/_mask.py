@@ -1,0 +1,242 @@
+"""What softmax keeps of a row: a band, a length, an array of where; and what it does to what it keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+import operator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cupynorm import _device, reference
+from cupynorm._arguments import view
+from cupynorm._dtypes import dtype_name
+from cupynorm.functors import View
+
+
+class Asked(NamedTuple):
+    """The keywords of one call, as the caller gave them."""
+
+    scale: Any
+    where: Any
+    lengths: Any
+    left_padded: Any
+    causal: Any
+    window: Any
+    bias: Any
+
+    def or_none(self) -> Asked | None:
+        """Return None if none was given."""
+        return None if all(each is None or each is False for each in self) else self
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the arrays among them by name: of x's kind and device, and never written."""
+        named = {"where": self.where, "lengths": self.lengths, "bias": self.bias}
+        return {name: each for name, each in named.items() if each is not None}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mask:
+    """A checked mask of an x of `shape` whose last `axes` axes are normalised, independent of the kind of arrays.
+
+    An element becomes x * scale + bias if it is kept, and is kept if all of these hold, where given:
+    where: its element is not 0. lengths: column < its row's length, or column >= cols - length if left_padded.
+    low, high: query + low <= column < query + high (None: no bound), where the query is the index on the axis before the last.
+
+    lengths, low and high are the structure: with them axes is 1, and each row keeps columns begin to end - 1 of interval().
+    The arrays are the caller's, not stretched: views() says where their elements lie.
+    """
+
+    shape: tuple[int, ...]
+    axes: int
+    scale: float = 1.0
+    where: Any = None  # bool or uint8, broadcasts to shape
+    bias: Any = None  # a supported dtype, broadcasts to shape
+    lengths: Any = None  # an integer dtype, broadcasts to shape without its last axis
+    left_padded: bool = False
+    low: int | None = None
+    high: int | None = None
+
+    @property
+    def cols(self) -> int:
+        """Elements of a row."""
+        return math.prod(self.shape[len(self.shape) - self.axes :])
+
+    @property
+    def queries(self) -> int:
+        """Rows after which the band begins anew: a row's query is row % queries."""
+        return self.shape[-2] if len(self.shape) > 1 else 1
+
+    @property
+    def is_structural(self) -> bool:
+        """Whether each row keeps an interval of its columns: what lies outside need not be read."""
+        return self.lengths is not None or self.low is not None or self.high is not None
+
+    def interval(self, query: Any, length: Any = None) -> tuple[Any, Any]:
+        """Return begin and end of what a row keeps: 0 <= begin <= end <= cols, and begin == end if it keeps nothing.
+
+        query and length (None where there are no lengths) are integers, or arrays of int64. This is what a device computes for
+        each row, and why lengths that nobody has checked do no harm there.
+        """
+        cols = self.cols
+        begin, end = np.zeros_like(query), np.full_like(query, cols)
+        if length is not None:
+            length = np.clip(length, 0, cols)
+            begin, end = (cols - length, end) if self.left_padded else (begin, length)
+        if self.low is not None:
+            begin = np.maximum(begin, query + self.low)
+        if self.high is not None:
+            end = np.minimum(end, query + self.high)
+        begin = np.clip(begin, 0, cols)
+        return begin, np.clip(end, begin, cols)
+
+    def views(self) -> dict[str, View]:
+        """Return the arrays by name, stretched to what they broadcast to by strides of 0; nothing is copied."""
+        targets = {"where": self.shape, "bias": self.shape, "lengths": self.shape[:-1]}
+        return {
+            name: view(getattr(self, name)).broadcast_to(target)
+            for name, target in targets.items()
+            if getattr(self, name) is not None
+        }
+
+    def on_host(self) -> reference.Masking:
+        """Return the mask for NumPy arrays; only begin and end are made, of one element a row or fewer."""
+        begin = end = None
+        if self.is_structural:
+            query = np.arange(self.queries, dtype=np.int64) if len(self.shape) > 1 else np.int64(0)
+            length = None if self.lengths is None else self.lengths.astype(np.int64)
+            begin, end = (np.broadcast_to(each, self.shape[:-1]) for each in self.interval(query, length))
+        where, bias = (
+            None if each is None else np.broadcast_to(each, self.shape) for each in (self.where, self.bias)
+        )
+        return reference.Masking(self.scale, bias, where, begin, end)
+
+
+def mask_of(asked: Asked, shape: tuple[int, ...], axes: int) -> Mask:
+    """Check the keywords of a call on an x of this shape, and return what they mean.
+
+    Kinds and devices of the arrays have been checked. Raises TypeError for dtypes and kinds of options, ValueError for shapes,
+    numbers out of range, and structure along several axes or without queries.
+    """
+    scale = 1.0 if asked.scale is None else finite("scale", asked.scale)
+    if asked.where is not None:
+        _check_where(asked.where)
+        _check_broadcast("where", asked.where, shape, "x")
+    if asked.bias is not None:
+        try:
+            dtype_name(asked.bias.dtype)
+        except TypeError as error:
+            raise TypeError(f"bias: {error}") from None
+        _check_broadcast("bias", asked.bias, shape, "x")
+    offset, band = _offset(asked.causal), _window(asked.window)
+    structural = {
+        "lengths": asked.lengths is not None,
+        "causal": offset is not None,
+        "window": band is not None,
+    }
+    for name in (name for name, given in structural.items() if given):
+        if axes != 1:
+            raise ValueError(f"{name} goes along one axis, the last: axis names the {axes} last axes of x")
+        if name != "lengths" and len(shape) < 2:  # noqa: PLR2004
+            raise ValueError(
+                f"{name} is over the last two axes, queries and keys: x has 1 axis, shape {shape}"
+            )
+    if asked.lengths is not None:
+        _check_lengths(asked.lengths, shape)
+    elif asked.left_padded:
+        raise ValueError("left_padded says at which end of a row lengths count: give lengths, too")
+    low, high = (None, None) if band is None else band
+    diagonal = offset or 0
+    low = None if low is None else diagonal - low
+    high = None if high is None else diagonal + high + 1
+    if offset is not None:
+        high = diagonal + 1 if high is None else min(high, diagonal + 1)
+    if (
+        len(shape) > 1
+    ):  # beyond these bounds all or nothing is kept: whatever number was given, sums stay in 64 bits
+        low, high = (
+            None if bound is None else max(-shape[-2], min(bound, shape[-1])) for bound in (low, high)
+        )
+    return Mask(
+        shape,
+        axes,
+        scale,
+        asked.where,
+        asked.bias,
+        asked.lengths,
+        bool(asked.left_padded),
+        low,
+        high,
+    )
+
+
+def finite(name: str, value: Any) -> float:
+    """Return a number as a float; TypeError for what is none, an array included, ValueError if it is not finite."""
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is a {type(value).__module__}.{type(value).__qualname__}: give a number")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} is {value}: it must be finite")
+    return float(value)
+
+
+def _check_where(where: Any) -> None:
+    if where.dtype not in (np.bool_, np.uint8):
+        raise TypeError(
+            f"where has dtype {where.dtype}: use bool or uint8, where True or non-zero keeps; "
+            "numbers that are added to x are a bias"
+        )
+
+
+def _check_broadcast(name: str, array: Any, shape: tuple[int, ...], of: str) -> None:
+    try:
+        view(array).broadcast_to(shape)
+    except ValueError:
+        raise ValueError(
+            f"{name} has shape {array.shape}, {of} has {shape}: it must have that shape or broadcast to it"
+        ) from None
+
+
+def _check_lengths(lengths: Any, shape: tuple[int, ...]) -> None:
+    dtype = lengths.dtype
+    if dtype.kind not in "iu" or not dtype.isnative:
+        raise TypeError(
+            f"lengths has dtype {dtype.str if not dtype.isnative else dtype}: use an integer dtype"
+        )
+    _check_broadcast("lengths", lengths, shape[:-1], "x without its last axis")
+    if _device.is_device_array(lengths) or not lengths.size:
+        return  # a look at them would wait for the device
+    low, high = int(lengths.min()), int(lengths.max())
+    if low < 0 or high > shape[-1]:
+        raise ValueError(
+            f"lengths holds {low if low < 0 else high}: the last axis of x has {shape[-1]} elements, use 0 to {shape[-1]}"
+        )
+
+
+def _offset(causal: Any) -> int | None:
+    """Return the diagonal's offset, None without one. False is none, and the integer 0 is the diagonal 0."""
+    if causal is None or causal is False or (isinstance(causal, np.bool_) and not causal):
+        return None
+    if isinstance(causal, (bool, np.bool_)):
+        return 0
+    if not isinstance(causal, (int, np.integer)):
+        raise TypeError(f"causal is {causal!r}: use True, False, or the diagonal's offset as an integer")
+    return int(causal)
+
+
+def _window(window: Any) -> tuple[int | None, int | None] | None:
+    """Return how many keys before and behind the diagonal's are kept; None for all."""
+    if window is None:
+        return None
+    pair = window if isinstance(window, (tuple, list)) else (window, window)
+    if len(pair) != 2:  # noqa: PLR2004
+        raise ValueError(f"window is {window}: use one number, or (left, right)")
+    found: list[int | None] = []
+    for each in pair:
+        if isinstance(each, (bool, np.bool_)) or not (each is None or isinstance(each, (int, np.integer))):
+            raise TypeError(f"window is {window!r}: use an integer, or (left, right) of integers and None")
+        found.append(None if each is None else operator.index(each))
+    if any(each is not None and each < 0 for each in found):
+        raise ValueError(f"window is {window}: sizes are 0 or more, and None keeps all keys of that side")
+    return found[0], found[1]

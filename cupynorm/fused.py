@@ -1,0 +1,245 @@
+"""Norms of sums, activations with a bias or a gate, and dropout: what stands between the products of a transformer."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cupynorm import _row, reference
+from cupynorm._arguments import Call, check_each
+from cupynorm._fusion import Add, Fusion, Quantize, quantize_of
+from cupynorm._mask import finite
+from cupynorm._philox import Dropout
+from cupynorm._philox import dropout as checked_dropout
+from cupynorm._plan import Plan
+from cupynorm.norm import LAYER_NORM, RMS_NORM
+
+
+def add_layer_norm(
+    x: Any,
+    residual: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    bias: Any = None,
+    alpha: float = 1.0,
+    eps: float = 1e-5,
+    return_sum: bool = True,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
+    axis: int | tuple[int, ...] = -1,
+    out: Any = None,
+    dtype: Any = None,
+    return_stats: bool = False,
+    quantize: str | Quantize | None = None,
+    plan: str | Plan | None = None,
+) -> Any:
+    """Return layer_norm(s, gamma, beta) and the sum s = dropout(x + bias) + alpha * residual that it is taken of.
+
+    What a transformer's layer does between two products: pre-norm networks go on with (y, s), post-norm ones with y, and leave s
+    unwritten by return_sum=False. s is not rounded before it is normalised, and is returned in x's dtype, rounded once.
+
+    residual has x's shape and any dtype that x may have; bias has the shape of the normalised axes or broadcasts to it, as
+    gamma and beta do; alpha is a finite number. Dropout is that of cupynorm.dropout with p=dropout, seed and offset;
+    the default drops nothing, and any other needs a seed. `out` may be x or residual itself.
+
+    Axes, eps, dtypes, `out`, `quantize`, `plan` and errors are as in layer_norm. The results, of which those stand that are
+    asked for: (y, scales, s, mean, rstd). NumPy arrays only, as yet (NotImplementedError).
+    """
+    fusion = _adding(residual, bias, alpha, dropout, seed, offset, return_sum, quantize)
+    return _row.run_fused(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, fusion)
+
+
+def add_rms_norm(
+    x: Any,
+    residual: Any,
+    gamma: Any = None,
+    *,
+    bias: Any = None,
+    alpha: float = 1.0,
+    eps: float = 1e-6,
+    return_sum: bool = True,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
+    axis: int | tuple[int, ...] = -1,
+    out: Any = None,
+    dtype: Any = None,
+    return_stats: bool = False,
+    quantize: str | Quantize | None = None,
+    plan: str | Plan | None = None,
+) -> Any:
+    """Return rms_norm(s, gamma) and the sum s = dropout(x + bias) + alpha * residual that it is taken of.
+
+    All is as in add_layer_norm. The results: (y, scales, s, rstd), of which those stand that are asked for.
+    """
+    fusion = _adding(residual, bias, alpha, dropout, seed, offset, return_sum, quantize)
+    return _row.run_fused(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan, fusion)
+
+
+def bias_gelu(x: Any, bias: Any, *, approximate: str = "none", out: Any = None, dtype: Any = None) -> Any:
+    """Return g(x + bias), where g(z) = z * Phi(z) with the normal distribution Phi (Hendrycks and Gimpel 2016).
+
+    approximate="tanh": g(z) = z / 2 * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 z^3))), as in BERT's and GPT-2's code.
+
+    x is an array as in layer_norm, of at least one axis; bias has the shape of x's last axis or broadcasts to it, and any dtype
+    that x may have; None is no bias. What comes back is of x's kind and shape, and of the dtype of `out`, else `dtype`, else x's;
+    arithmetic is as in layer_norm, with one rounding. `out` may be x itself. g(-inf) is nan, as in PyTorch.
+
+    Raises TypeError for arrays of another kind or dtype; ValueError for a bias or `out` that does not fit, or an `approximate`
+    of another name. NumPy arrays only, as yet (NotImplementedError).
+    """
+    return _with_bias(x, bias, _gelu(approximate), out, dtype)
+
+
+def bias_silu(x: Any, bias: Any, *, out: Any = None, dtype: Any = None) -> Any:
+    """Return s(x + bias), where s(z) = z / (1 + exp(-z)) (Elfwing, Uchibe and Doya 2017; also called swish).
+
+    Arrays, dtypes, `out` and errors are as in bias_gelu. s(-inf) is nan, as in PyTorch.
+    """
+    return _with_bias(x, bias, "silu", out, dtype)
+
+
+def geglu(
+    x: Any,
+    bias: Any = None,
+    *,
+    approximate: str = "none",
+    gate: str = "first",
+    out: Any = None,
+    dtype: Any = None,
+) -> Any:
+    """Return gelu(a) * b, where a is the gate and b the other half of x + bias.
+
+    Shazeer 2020, "GLU Variants Improve Transformer".
+
+    The last axis of x has 2n elements, that of the result n. gate="first": a is the first half, as in Megatron, Transformer
+    Engine and vLLM (gelu_and_mul), whose weights are laid out so; gate="second": the second one, as in diffusers' GEGLU,
+    and where torch.nn.functional.glu has its sigmoid. bias has 2n elements, in x's order, or broadcasts to them.
+
+    Arrays, dtypes, approximate and errors are as in bias_gelu; `out` shares no memory with x, and an odd last axis or another
+    `gate` is a ValueError.
+    """
+    return _gated(x, bias, _gelu(approximate), gate, out, dtype)
+
+
+def swiglu(x: Any, bias: Any = None, *, gate: str = "first", out: Any = None, dtype: Any = None) -> Any:
+    """Return silu(a) * b, where a is the gate and b the other half of x + bias (Shazeer 2020).
+
+    All is as in geglu. gate="first" is the order of Llama's fused weights in vLLM (silu_and_mul), Megatron and xFormers.
+    """
+    return _gated(x, bias, "silu", gate, out, dtype)
+
+
+def dropout(x: Any, p: float, *, seed: int, offset: int = 0, out: Any = None, dtype: Any = None) -> Any:
+    """Return x / (1 - p) where it is kept, and exactly 0 where it is dropped, whatever x holds there (Srivastava et al. 2014).
+
+    What is dropped is a function of seed, offset and an element's index i in C order alone: the same on every device,
+    for every shape of as many elements, layout and dtype. No mask is stored: the gradient is dropout(dy, p) of the same
+    seed and offset. Element i is dropped if its word < floor(p * 2^32). The word is number i % 4 of the four that Philox4x32-10
+    (Salmon et al. 2011) makes of the counter (c mod 2^32, c div 2^32, 0, 0) with c = (offset + i div 4) mod 2^64, and
+    of the key (seed mod 2^32, seed div 2^32). So a call uses the counters offset to offset + ceil(x.size / 4) - 1, and the
+    next one of the same seed begins behind them.
+
+    p is 0 to 1; at 1 all is dropped. seed and offset are 0 to 2^64 - 1. x is an array of any shape; dtypes, `out` and errors
+    are as in bias_gelu.
+    """
+    drop = checked_dropout(finite("p", p), seed, offset)
+    call = check_each(x, out=out, dtype=dtype)
+    return _run(call, Each(dropout=drop))
+
+
+def _adding(
+    residual: Any,
+    bias: Any,
+    alpha: float,
+    p: float,
+    seed: int | None,
+    offset: int,
+    return_sum: bool,  # noqa: FBT001
+    quantize: str | Quantize | None,
+) -> Fusion:
+    """Return the fusion that add_layer_norm and add_rms_norm have in common."""
+    if residual is None:
+        raise TypeError("residual is None: give the array that is added, or use layer_norm or rms_norm")
+    drop = None
+    if finite("dropout", p) != 0:
+        if seed is None:
+            raise ValueError(f"dropout={p} needs a seed: what is dropped follows from seed and offset alone")
+        drop = checked_dropout(p, seed, offset)
+    return Fusion(
+        add=Add(residual, bias, finite("alpha", alpha), drop, bool(return_sum)),
+        quantize=quantize_of(quantize),
+    )
+
+
+def _gelu(approximate: str) -> str:
+    """Return which of reference.ACTIVATIONS is meant."""
+    found = {"none": "gelu", "tanh": "gelu_tanh"}.get(approximate)
+    if found is None:
+        raise ValueError(f"approximate is {approximate!r}: use 'none' or 'tanh'")
+    return found
+
+
+def _with_bias(x: Any, bias: Any, activation: str, out: Any, dtype: Any) -> Any:
+    call = check_each(x, out=out, dtype=dtype, columns={"bias": bias}, least_axes=1)
+    return _run(call, Each(activation, bias))
+
+
+def _gated(x: Any, bias: Any, activation: str, gate: str, out: Any, dtype: Any) -> Any:
+    if gate not in {"first", "second"}:
+        raise ValueError(
+            f"gate is {gate!r}: use 'first' or 'second', the half that goes through the activation"
+        )
+    call = check_each(x, out=out, dtype=dtype, columns={"bias": bias}, least_axes=1, halves=True)
+    return _run(call, Each(activation, bias, gate=gate))
+
+
+class Each(NamedTuple):
+    """What is done to each element: an activation of reference.ACTIVATIONS after a bias, with a gate perhaps; or dropout."""
+
+    activation: str | None = None
+    bias: Any = None
+    gate: str | None = None  # "first" or "second": the half of x's last axis that goes through the activation
+    dropout: Dropout | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is, in words."""
+        return (
+            "dropout"
+            if self.activation is None
+            else f"{self.activation}{' with a gate' if self.gate else ''}"
+        )
+
+
+def _run(call: Call, each: Each) -> Any:
+    """Run a checked call of an op on each element."""
+    if call.x.size == 0:
+        return call.out
+    (_launch if call.on_device else _compute)(call, each)
+    return call.out
+
+
+def _compute(call: Call, each: Each) -> None:
+    """Compute a checked call on NumPy arrays."""
+    x, out = call.x, call.out
+    if each.dropout is not None:
+        reference.dropout(x, each.dropout, out)
+    elif each.gate is None:
+        reference.bias_activation(x, each.bias, str(each.activation), out)
+    else:
+        cols = out.shape[-1]
+        bias = None if each.bias is None else np.broadcast_to(each.bias, (2 * cols,))
+        halves = [
+            (x[..., half], None if bias is None else bias[half]) for half in (np.s_[:cols], np.s_[cols:])
+        ]
+        gate, value = halves if each.gate == "first" else halves[::-1]
+        reference.gated(*gate, *value, str(each.activation), out)
+
+
+def _launch(call: Call, each: Each) -> None:
+    """Launch a checked call of an op on each element, that has elements."""
+    raise NotImplementedError(f"{each.name} has no kernel yet: it works on NumPy arrays (cupy.asnumpy)")
