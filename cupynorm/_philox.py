@@ -75,14 +75,17 @@ class Dropout(NamedTuple):
         return words(self.seed, self.offset, start, count) >= self.threshold
 
 
-def dropout(p: float, seed: int, offset: int) -> Dropout:
-    """Check and return a dropout; ValueError for a p outside 0 to 1, or numbers of more than 64 bits."""
-    value = float(p)
-    if not 0 <= value <= 1:
-        raise ValueError(f"p is {p}: the probability of being dropped is 0 to 1")
+def dropout(p: float, seed: int, offset: int, name: str = "p") -> Dropout:
+    """Check and return a dropout; ValueError for a p outside 0 to 1, or numbers of more than 64 bits. name: what p is called."""
+    if not 0 <= p <= 1:
+        raise ValueError(f"{name} is {p}: the probability of being dropped is 0 to 1")
     numbers = {}
-    for name, given in (("seed", seed), ("offset", offset)):
-        numbers[name] = operator.index(given)
-        if not 0 <= numbers[name] < 1 << 64:
-            raise ValueError(f"{name} is {given}: it must be 0 to 2^64 - 1")
-    return Dropout(value, **numbers)
+    for which, given in (("seed", seed), ("offset", offset)):
+        try:
+            number = operator.index(given)
+        except TypeError:
+            raise TypeError(f"{which} is {given!r}: give an integer") from None
+        if not 0 <= number < 1 << 64:
+            raise ValueError(f"{which} is {given}: it must be 0 to 2^64 - 1")
+        numbers[which] = number
+    return Dropout(float(p), **numbers)

@@ -168,7 +168,7 @@ def _adding(
     if finite("dropout", p) != 0:
         if seed is None:
             raise ValueError(f"dropout={p} needs a seed: what is dropped follows from seed and offset alone")
-        drop = checked_dropout(p, seed, offset)
+        drop = checked_dropout(p, seed, offset, "dropout")
     return Fusion(
         add=Add(residual, bias, finite("alpha", alpha), drop, bool(return_sum)),
         quantize=quantize_of(quantize),
