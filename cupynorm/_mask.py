@@ -6,7 +6,7 @@ import dataclasses
 import math
 import numbers
 import operator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -15,26 +15,51 @@ from cupynorm._arguments import view
 from cupynorm._dtypes import dtype_name
 from cupynorm.functors import View
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class MaskOptions(TypedDict, total=False):
+    """The keywords of softmax that say what is kept, and what is done to it."""
+
+    scale: float | None
+    where: Any
+    lengths: Any
+    left_padded: bool
+    causal: bool | int
+    window: int | tuple[int | None, int | None] | None
+    bias: Any
+
 
 class Asked(NamedTuple):
     """The keywords of one call, as the caller gave them."""
 
-    scale: Any
-    where: Any
-    lengths: Any
-    left_padded: Any
-    causal: Any
-    window: Any
-    bias: Any
+    scale: Any = None
+    where: Any = None
+    lengths: Any = None
+    left_padded: Any = False
+    causal: Any = False
+    window: Any = None
+    bias: Any = None
 
-    def or_none(self) -> Asked | None:
-        """Return None if none was given."""
-        return None if all(each is None or each is False for each in self) else self
+    @property
+    def says_nothing(self) -> bool:
+        """Whether every keyword has the value that it has when it is not given."""
+        return all(each is None or each is False for each in self)
 
     def arrays(self) -> dict[str, Any]:
         """Return the arrays among them by name: of x's kind and device, and never written."""
         named = {"where": self.where, "lengths": self.lengths, "bias": self.bias}
         return {name: each for name, each in named.items() if each is not None}
+
+
+def asked_of(function: str, options: Mapping[str, Any]) -> Asked | None:
+    """Return the keywords of a call of `function`, None if they say nothing; TypeError for one that does not exist."""
+    for name in options:
+        if name not in Asked._fields:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+    asked = Asked(**options)
+    return None if asked.says_nothing else asked
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

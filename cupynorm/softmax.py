@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cupynorm import _row, reference
 from cupynorm._fusion import Fusion, Quantize, quantize_of
-from cupynorm._mask import Asked
+from cupynorm._mask import MaskOptions, asked_of
 from cupynorm._plan import Plan
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 SOFTMAX = _row.RowOp(
     "softmax",
@@ -23,21 +26,20 @@ LOG_SOFTMAX = _row.RowOp(
 )
 
 
+class SoftmaxOptions(MaskOptions, total=False):
+    """The keywords of softmax that few calls give: a keyword with a default of its own costs every call 15 ns."""
+
+    quantize: str | Quantize | None
+
+
 def softmax(
     x: Any,
     *,
     axis: int | tuple[int, ...] = -1,
-    scale: float | None = None,
-    where: Any = None,
-    lengths: Any = None,
-    left_padded: bool = False,
-    causal: bool | int = False,
-    window: int | tuple[int | None, int | None] | None = None,
-    bias: Any = None,
     out: Any = None,
     dtype: Any = None,
-    quantize: str | Quantize | None = None,
     plan: str | Plan | None = None,
+    **options: Unpack[SoftmaxOptions],
 ) -> Any:
     """Return exp(z - max) / sum(exp(z - max)) of z = x * scale + bias over the kept elements of the normalised axes.
 
@@ -63,50 +65,43 @@ def softmax(
     TypeError for a mask or option of another dtype or kind; ValueError for one that does not broadcast, or is out of range.
     With any of these keywords, NumPy arrays only, as yet (NotImplementedError).
     """
-    if (
-        scale is None
-        and where is None
-        and lengths is None
-        and causal is False
-        and window is None
-        and bias is None
-        and left_padded is False
-        and quantize is None
-    ):
+    if not options:
         return _row.run(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    asked = Asked(scale, where, lengths, left_padded, causal, window, bias)
-    fusion = Fusion(masked=asked.or_none(), quantize=quantize_of(quantize))
-    return _row.run_fused(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan, fusion)  # noqa: FBT003
+    quantize = quantize_of(options.pop("quantize", None))
+    return _run(SOFTMAX, x, axis, out, dtype, plan, options, quantize)
 
 
 def log_softmax(
     x: Any,
     *,
     axis: int | tuple[int, ...] = -1,
-    scale: float | None = None,
-    where: Any = None,
-    lengths: Any = None,
-    left_padded: bool = False,
-    causal: bool | int = False,
-    window: int | tuple[int | None, int | None] | None = None,
-    bias: Any = None,
     out: Any = None,
     dtype: Any = None,
     plan: str | Plan | None = None,
+    **options: Unpack[MaskOptions],
 ) -> Any:
     """Return z - max - log(sum(exp(z - max))) over the kept elements: the logarithm of softmax, without its underflow.
 
     Arrays, dtypes, axes, masks, `out`, `plan`, errors and special values are as in softmax; what is dropped is exactly -inf.
     """
-    if (
-        scale is None
-        and where is None
-        and lengths is None
-        and causal is False
-        and window is None
-        and bias is None
-        and left_padded is False
-    ):
+    if not options:
         return _row.run(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    fusion = Fusion(Asked(scale, where, lengths, left_padded, causal, window, bias))
-    return _row.run_fused(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan, fusion)  # noqa: FBT003
+    return _run(LOG_SOFTMAX, x, axis, out, dtype, plan, options, None)
+
+
+def _run(
+    op: _row.RowOp,
+    x: Any,
+    axis: int | tuple[int, ...],
+    out: Any,
+    dtype: Any,
+    plan: str | Plan | None,
+    options: MaskOptions | SoftmaxOptions,
+    quantize: Quantize | None,
+) -> Any:
+    """Run a call with options; they may say nothing, such as where=None."""
+    asked = asked_of(op.name, options)
+    if asked is None and quantize is None:
+        return _row.run(op, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
+    fusion = Fusion(masked=asked, quantize=quantize)
+    return _row.run_fused(op, x, None, None, axis, 0.0, out, dtype, False, plan, fusion)  # noqa: FBT003

@@ -15,7 +15,7 @@ import pytest
 import cupynorm
 from cupynorm import log_softmax, reference, softmax
 from cupynorm._dtypes import DTYPES
-from cupynorm._mask import Asked, Mask, mask_of
+from cupynorm._mask import Asked, Mask, MaskOptions, mask_of
 from cupynorm.testing import assert_close
 from tests.simulator import simulated
 
@@ -281,7 +281,7 @@ class TestMask:
 
     @staticmethod
     def of(shape: tuple[int, ...], **keywords: Any) -> Mask:
-        return mask_of(Asked(**{**dict.fromkeys(Asked._fields), **keywords}), shape, 1)
+        return mask_of(Asked(**keywords), shape, 1)
 
     @pytest.mark.parametrize(("causal", "window"), list(itertools.product(CAUSAL, WINDOW)))
     @pytest.mark.parametrize("left_padded", [False, True])
@@ -594,8 +594,17 @@ def test_the_page_about_masks_runs_and_names_every_keyword() -> None:
         exec(compile(block, DOCS, "exec"), {"__name__": "__main__"})  # noqa: S102
 
     assert blocks
+    assert tuple(MaskOptions.__annotations__) == Asked._fields
     for keyword in Asked._fields:
         assert f"`{keyword}=" in text, keyword
+
+
+@pytest.mark.parametrize("function", [softmax, log_softmax])
+def test_a_keyword_that_does_not_exist_is_named(function: Any) -> None:
+    with pytest.raises(
+        TypeError, match=rf"{function.__name__}\(\) got an unexpected keyword argument 'wehre'"
+    ):
+        function(X, wehre=None)
 
 
 def test_no_keyword_is_the_remembered_road(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -604,4 +613,5 @@ def test_no_keyword_is_the_remembered_road(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(_row, "run_fused", lambda *_: pytest.fail("the long road"))
 
     assert cupynorm.softmax(X).sum() == pytest.approx(6)
+    assert cupynorm.softmax(X, where=None, causal=False, quantize=None).sum() == pytest.approx(6)
     assert cupynorm.log_softmax(X).shape == cupynorm.layer_norm(X).shape == cupynorm.rms_norm(X).shape
