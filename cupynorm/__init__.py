@@ -1,6 +1,8 @@
 """cupynorm: LayerNorm, RMSNorm and softmax for CuPy and NumPy arrays, one kernel each, at the speed of memory."""
 
+from cupynorm import functions as functions
 from cupynorm._device import CompileError, NoDeviceError
+from cupynorm._expression import TraceError
 from cupynorm._fusion import Quantize
 from cupynorm._plan import Plan
 from cupynorm.fused import (
@@ -20,6 +22,7 @@ __all__ = [
     "NoDeviceError",
     "Plan",
     "Quantize",
+    "TraceError",
     "add_layer_norm",
     "add_rms_norm",
     "bias_gelu",

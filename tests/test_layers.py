@@ -16,6 +16,7 @@ MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
 LAYERS = [
     ["_dtypes", "_limits", "_plan", "_philox", "reference"],
     ["_cache", "_cubins", "_device", "_nvrtc", "_compile"],
+    ["_special", "_expression", "functions"],
     ["functors", "_arguments", "_mask", "_fusion", "_remembered", "_tuned"],
     ["_row"],
     ["norm", "softmax", "fused"],

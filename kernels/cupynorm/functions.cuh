@@ -1,0 +1,114 @@
+// The functions that a user's expression may call (cupynorm/functions.py), for float and double. Each is fn_ and its name there.
+// In float: a few units of the last place, in instructions that leave a 16-bit kernel its bandwidth; subnormals are flushed.
+#pragma once
+#include <cupynorm/math.cuh>
+
+namespace cupynorm {
+
+// A constant by its bits, as float and as double (not as a double that is converted: the compiler would leave that to the device).
+template <typename T>
+inline T fn_constant(unsigned single, unsigned low, unsigned high) {
+  if constexpr (sizeof(T) == sizeof(float)) return as_float(single);
+  else return as_double(low, high);
+}
+
+inline float fn_abs(float x) { return magnitude(x); }
+inline double fn_abs(double x) { return magnitude(x); }
+
+// nan if either is nan, unlike fminf and fmaxf
+template <typename T>
+inline T fn_minimum(T a, T b) {
+  return a < b || a != a ? a : b;
+}
+template <typename T>
+inline T fn_maximum(T a, T b) {
+  return a > b || a != a ? a : b;
+}
+
+// The same with a limit that is not nan: one comparison passes on x's.
+template <typename T>
+inline T fn_at_most(T x, T limit) {
+  return x > limit ? limit : x;
+}
+template <typename T>
+inline T fn_at_least(T x, T limit) {
+  return x < limit ? limit : x;
+}
+
+// 2 units of the last place. The approximate reciprocal of what is above 2^126 is flushed to 0, so both are made smaller there.
+inline float fn_divide(float a, float b) {
+  const float scale = magnitude(b) > 8.5070592e37f ? 0.25f : 1.0f;
+  return a * scale * reciprocal_approx(b * scale);
+}
+inline double fn_divide(double a, double b) { return a / b; }
+
+inline float fn_exp(float x) { return expf(x); }
+inline double fn_exp(double x) { return exp(x); }
+
+inline float fn_log(float x) { return logf(x); }
+inline double fn_log(double x) { return log(x); }
+
+// x / sqrt(x), which is nan for 0 and inf
+inline float fn_sqrt(float x) { return x == 0.0f || x == infinity<float>() ? x : x * reciprocal_root(x); }
+inline double fn_sqrt(double x) { return sqrt(x); }
+
+inline float fn_rsqrt(float x) { return reciprocal_root(x); }
+inline double fn_rsqrt(double x) { return reciprocal_root(x); }
+
+inline float fn_tanh(float x) { return tanhf(x); }
+inline double fn_tanh(double x) { return tanh(x); }
+
+inline float fn_erf(float x) { return erff(x); }
+inline double fn_erf(double x) { return erf(x); }
+
+inline float fn_sigmoid(float x) { return reciprocal_approx(1.0f + exponential(-x)); }
+inline double fn_sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
+
+// The sigmoid is 0 long before -1000, and the product's limit with it; -inf times 0 would be nan.
+template <typename T>
+inline T fn_silu(T x) {
+  return larger(x, T(-1000)) * fn_sigmoid(x);
+}
+
+// (1 + tanh(z)) / 2 is sigmoid(2 z), without the cancellation where tanh(z) is near -1.
+inline float fn_gelu_tanh(float x) {
+  // 2 sqrt(2 / pi) log2(e), and 0.044715 times that
+  const float power = x * multiply_add(x * x, -0.10294324f, -2.3022082f);
+  return larger(x, -1000.0f) * reciprocal_approx(1.0f + exp2_approx(power));
+}
+inline double fn_gelu_tanh(double x) {
+  const double z = 0.79788456080286536 * (x + 0.044715 * x * x * x);
+  return larger(x, -1000.0) * fn_sigmoid(2.0 * z);
+}
+
+// x Phi(x) = max(x, 0) - |x| Q(|x|), where Q(a) = exp(-a^2 / 2) g(a) is the normal distribution's upper tail: no 1 + erf cancels.
+// g(a) = erfc(a / sqrt(2)) exp(a^2 / 2) / 2 falls slowly; it is a polynomial in 1 / (1 + 0.34 a), whose relative error is
+// at most 9.1e-8 (1 + a^2 / 8) up to a = 13.3, where Q is subnormal (least squares, reweighted until the error is level). With
+// those of the reciprocal and of exp2 the result's relative error is 1e-6 down to x = -2, 2e-6 at -5.5 and 1e-5 at -13.
+// 16 instructions; with erff they are 30.
+inline float fn_gelu(float x) {
+  const float a = magnitude(x), t = reciprocal_approx(multiply_add(a, 0.34f, 1.0f));
+  float g = 0.048413966f;
+  g = multiply_add(g, t, -0.21652116f);
+  g = multiply_add(g, t, 0.29371634f);
+  g = multiply_add(g, t, -0.06018315f);
+  g = multiply_add(g, t, 0.17343874f);
+  g = multiply_add(g, t, 0.12423105f);
+  g = multiply_add(g, t, 0.136969f);
+  g = multiply_add(g, t, -6.474122e-05f);
+  const float e = exp2_approx(x * -0.72134752f * x);
+  // 14: inf times 0 would be nan; nan is e's to pass on, larger and fminf drop it
+  return multiply_add(-fminf(a, 14.0f) * e, g, larger(x, 0.0f));
+}
+inline double fn_gelu(double x) { return larger(x, -1000.0) * (0.5 * erfc(x * -0.70710678118654752)); }
+
+inline float fn_cast_float16(float x) { return half_to_float(float_to_half(x)); }
+inline double fn_cast_float16(double x) { return double(half_to_float(double_to_half(x))); }
+
+inline float fn_cast_bfloat16(float x) { return bfloat16_to_float(float_to_bfloat16(x)); }
+inline double fn_cast_bfloat16(double x) { return double(bfloat16_to_float(float_to_bfloat16(double_to_float_to_odd(x)))); }
+
+inline float fn_cast_float32(float x) { return x; }
+inline double fn_cast_float32(double x) { return double(float(x)); }
+
+}  // namespace cupynorm
