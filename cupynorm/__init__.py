@@ -2,9 +2,10 @@
 
 from cupynorm import functions as functions
 from cupynorm._device import CompileError, NoDeviceError
-from cupynorm._expression import TraceError
+from cupynorm._expression import DeviceFunction, TraceError
 from cupynorm._fusion import Quantize
 from cupynorm._plan import Plan
+from cupynorm.fuse import Fusion, fuse
 from cupynorm.fused import (
     add_layer_norm,
     add_rms_norm,
@@ -19,6 +20,8 @@ from cupynorm.softmax import log_softmax, softmax
 
 __all__ = [
     "CompileError",
+    "DeviceFunction",
+    "Fusion",
     "NoDeviceError",
     "Plan",
     "Quantize",
@@ -28,6 +31,7 @@ __all__ = [
     "bias_gelu",
     "bias_silu",
     "dropout",
+    "fuse",
     "geglu",
     "layer_norm",
     "log_softmax",

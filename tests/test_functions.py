@@ -337,7 +337,7 @@ def test_a_kernels_cast_rounds_as_numpys(name: str, dtype: str) -> None:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("arch", ["75", "90", "120"])
+@pytest.mark.parametrize("arch", ["70", "75", "90", "120"])
 def test_every_function_compiles_for_the_device_and_keeps_to_registers(arch: str) -> None:
     if arch not in _nvrtc.supported_archs():
         pytest.skip(f"no NVRTC for sm_{arch}")

@@ -20,6 +20,7 @@ LAYERS = [
     ["functors", "_arguments", "_mask", "_fusion", "_remembered", "_tuned"],
     ["_row"],
     ["norm", "softmax", "fused"],
+    ["_fused", "fuse"],
     ["__init__"],
     ["catalog", "testing", "environment", "files", "results", "peers", "bench", "tune"],
     ["cli"],
