@@ -259,7 +259,7 @@ def _operand(name: str, value: Any, call: Call) -> Operand:
             raise TypeError(f"{name}: {error}, bool, or integers") from None
     shape = call.x.shape
     try:
-        stretched = view(value).broadcast_to(shape)
+        view(value).broadcast_to(shape)
     except ValueError:
         raise ValueError(
             f"{name} has shape {value.shape}, x has {shape}: it must have that shape or broadcast to it"
@@ -274,7 +274,7 @@ def _operand(name: str, value: Any, call: Call) -> Operand:
     at = len(shape) - call.axes
     own = (1,) * (len(shape) - value.ndim) + value.shape
     between, within = any(extent != 1 for extent in own[:at]), any(extent != 1 for extent in own[at:])
-    if value.shape == shape and stretched.strides == value.strides and value.size > 1:
+    if value.shape == shape:
         kind = "full"  # also where x has one row: it lies as x does
     else:
         kind = {(True, True): "full", (False, True): "column", (True, False): "row"}.get(

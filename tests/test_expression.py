@@ -134,6 +134,23 @@ def test_numpys_function_is_the_one_of_its_name(ufunc: Any) -> None:
     assert np.array_equal(y, ufunc(*values))
 
 
+@pytest.mark.parametrize("bits", [11, 24])
+def test_cast_in_evaluate_rounds_once(bits: int) -> None:
+    name = {11: "float16", 24: "float32"}[bits]
+
+    (y,) = traced(lambda x: f.cast(x, name)).evaluate([1 + 2.0**-bits + 2.0**-52])
+
+    assert y == 1 + 2.0 ** (1 - bits)
+
+
+def test_cast_to_bfloat16_in_evaluate_is_not_rounded_twice() -> None:
+    pytest.importorskip("ml_dtypes")
+
+    (y,) = traced(lambda x: f.cast(x, "bfloat16")).evaluate([1 + 2.0**-8 + 2.0**-40])
+
+    assert y == 1 + 2.0**-7
+
+
 def test_scalars_and_shapes_broadcast_in_evaluate() -> None:
     expression = traced(lambda x, r, s: x * r + s)
 
@@ -508,6 +525,11 @@ def test_the_line_is_that_of_the_function_though_the_fault_is_in_a_package_that_
         with pytest.raises(TraceError) as caught:
             traced(function)
         assert str(caught.value).startswith(f"{__file__}:{function.__code__.co_firstlineno}, in <lambda>")
+
+
+def test_a_traced_value_is_of_no_use_afterwards() -> None:
+    with pytest.raises(TraceError, match="a traced value of another call"):
+        KEPT[0] + 1
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,9 @@ inline T fn_at_least(T x, T limit) {
   return x < limit ? limit : x;
 }
 
-// 2 units of the last place. The approximate reciprocal of what is above 2^126 is flushed to 0, so both are made smaller there.
+// 2 units of the last place. The approximate reciprocal of what is above 2^126 is flushed to 0, so from 2^125 both are made smaller.
 inline float fn_divide(float a, float b) {
-  const float scale = magnitude(b) > 8.5070592e37f ? 0.25f : 1.0f;
+  const float scale = magnitude(b) >= 4.2535296e37f ? 0.25f : 1.0f;
   return a * scale * reciprocal_approx(b * scale);
 }
 inline double fn_divide(double a, double b) { return a / b; }
