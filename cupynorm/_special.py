@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -72,30 +73,49 @@ def erf(x: Array) -> Array:
     """Return 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x, to a few units of float64's last place."""
     x = np.asarray(x, np.float64)
     near = np.abs(x) <= _NEAR
-    return np.where(near, _near(np.where(near, x, 0.0)), np.copysign(1 - _tail(np.abs(x)), x))
+    y: Array = np.empty_like(x)
+    y[near] = _near(x[near])
+    y[~near] = np.copysign(1 - _tail(np.abs(x[~near])), x[~near])
+    return y
 
 
 @np.errstate(all="ignore")
 def erfc(x: Array) -> Array:
     """Return 1 - erf(x), relatively exact however small it is."""
     x = np.asarray(x, np.float64)
-    near, tail = np.abs(x) <= _NEAR, _tail(np.abs(x))
-    return np.where(near, 1 - _near(np.where(near, x, 0.0)), np.where(x < 0, 2 - tail, tail))
+    near = np.abs(x) <= _NEAR
+    y: Array = np.empty_like(x)
+    y[near] = 1 - _near(x[near])
+    rest = x[~near]
+    tail = _tail(np.abs(rest))
+    y[~near] = np.where(rest < 0, 2 - tail, tail)
+    return y
 
 
 def _near(x: Array) -> Array:
-    square = x * x
-    return x * (np.polyval(_NEAR_P, square) / np.polyval(_NEAR_Q, square))
+    return x * _ratio(_NEAR_P, _NEAR_Q, x * x)
 
 
 def _tail(a: Array) -> Array:
-    """Return erfc of numbers that are not below _NEAR; nan of nan."""
-    a = np.minimum(np.maximum(a, _NEAR), _LAST)
-    middle = np.polyval(_MIDDLE_P, a) / np.polyval(_MIDDLE_Q, a)
-    inverse = 1 / (a * a)
-    far = (1 / np.sqrt(np.pi) - inverse * (np.polyval(_FAR_P, inverse) / np.polyval(_FAR_Q, inverse))) / a
+    """Return erfc of numbers above _NEAR; nan of nan."""
+    a = np.minimum(a, _LAST)
     # in two factors: the rounding of a^2 would be multiplied by a^2
     high = np.trunc(a * 16) / 16
-    factor = np.exp(-high * high) * np.exp(-(a - high) * (a + high))
-    tail: Array = factor * np.where(a <= _MIDDLE, middle, far)
-    return tail
+    y: Array = np.exp(-high * high) * np.exp((high - a) * (high + a))
+    far = a > _MIDDLE
+    y[~far] *= _ratio(_MIDDLE_P, _MIDDLE_Q, a[~far])
+    inverse = 1 / (a[far] * a[far])
+    y[far] *= (1 / math.sqrt(math.pi) - inverse * _ratio(_FAR_P, _FAR_Q, inverse)) / a[far]
+    return y
+
+
+def _ratio(over: tuple[float, ...], under: tuple[float, ...], x: Array) -> Array:
+    """Return one polynomial over another, without temporaries."""
+    values = []
+    for coefficients in (over, under):
+        value = np.full_like(x, coefficients[0])
+        for coefficient in coefficients[1:]:
+            value *= x
+            value += coefficient
+        values.append(value)
+    return values[0] / values[1]

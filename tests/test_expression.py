@@ -168,6 +168,43 @@ def test_evaluate_in_longdouble_when_asked() -> None:
     assert y == third * 3 - 1 + np.exp(third)
 
 
+# what a random function is made of: of moderate size, and smooth but for where
+GROWTH: list[Any] = [
+    lambda a, b, c: 0.5 * a + b,
+    lambda a, b, c: f.tanh(a) * b,
+    lambda a, b, c: a - 0.3 * b,
+    lambda a, b, c: f.where((a > b) | ~(c < 0.1), b, c),
+    lambda a, b, c: f.clip(a, -1, b),
+    lambda a, b, c: a / (1 + f.abs(b)),
+    lambda a, b, c: f.gelu(a) + f.silu(b),
+    lambda a, b, c: f.exp(-abs(a)) * c,
+    lambda a, b, c: f.tanh(c) ** 3 - f.erf(a) * f.sigmoid(b),
+]
+
+
+def grow(seed: int, x: Any, r: Any) -> Any:
+    """Return what 12 random steps make of two numbers: the same steps for a seed, whatever the numbers are."""
+    random = np.random.default_rng(seed)
+    values = [x, r, x * r, float(random.normal()) - x]
+    for _ in range(12):
+        step = GROWTH[random.integers(0, len(GROWTH))]
+        values.append(step(*(values[index] for index in random.integers(0, len(values), 3))))
+    return values[-1]
+
+
+@needs_compiler
+def test_random_functions_are_the_same_everywhere() -> None:
+    x, r = np.random.default_rng(5).standard_normal((2, 300))
+    direct = [grow(seed, x, r) for seed in range(40)]
+    expression = traced(lambda x, r: tuple(grow(seed, x, r) for seed in range(40)))
+
+    results = structs.run_expression(expression, x, r)
+
+    for got, evaluated, want in zip(results, expression.evaluate([x, r]), direct, strict=True):
+        assert np.allclose(evaluated, want, rtol=1e-12, atol=1e-12)
+        assert np.allclose(got, want, rtol=1e-12, atol=1e-12)
+
+
 def test_results_share_no_memory_with_operands_and_nothing_warns() -> None:
     x = np.array([-1.0, 0.0, np.inf])
 

@@ -127,6 +127,8 @@ def test_integers_and_numbers_become_float64_and_longdouble_stays() -> None:
     assert functions.exp(np.arange(3)).dtype == np.float64
     assert functions.exp(np.array([1.5], np.longdouble)).dtype == np.longdouble
     assert functions.sigmoid(0) == 0.5
+    assert [functions.erf(x) for x in (0.25, 1, -9.0)] == pytest.approx([math.erf(0.25), math.erf(1), -1])
+    assert functions.gelu(np.ones((0, 2))).shape == (0, 2)
     assert functions.exp(True) == math.e
     assert functions.sqrt(np.float32(2)).dtype == np.float32
 
