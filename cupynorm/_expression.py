@@ -327,10 +327,8 @@ def _lift(trace: _Trace, value: Any) -> Traced:
             return trace.constant(float(value))
         except OverflowError:
             raise _unsupported("an integer beyond 1e308", "use a number that float64 can hold") from None
-    if (
-        isinstance(value, np.ndarray) and value.ndim == 0
-    ):  # what NumPy makes of its scalars on their way to us
-        value = value[()]
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]  # NumPy makes arrays of its scalars on their way to us
     if isinstance(value, np.generic) and (value.dtype.kind in "biuf" or value.dtype.name == "bfloat16"):
         return trace.constant(float(value))
     if isinstance(value, np.ndarray) or _device.is_device_array(value) or hasattr(value, "__dlpack__"):
