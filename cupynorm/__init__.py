@@ -15,6 +15,7 @@ from cupynorm.fused import (
     geglu,
     swiglu,
 )
+from cupynorm.heads import add_qkv_bias, merge_heads, split_heads
 from cupynorm.norm import layer_norm, rms_norm
 from cupynorm.softmax import log_softmax, softmax
 
@@ -27,6 +28,7 @@ __all__ = [
     "Quantize",
     "TraceError",
     "add_layer_norm",
+    "add_qkv_bias",
     "add_rms_norm",
     "bias_gelu",
     "bias_silu",
@@ -35,8 +37,10 @@ __all__ = [
     "geglu",
     "layer_norm",
     "log_softmax",
+    "merge_heads",
     "rms_norm",
     "softmax",
+    "split_heads",
     "swiglu",
 ]
 

@@ -19,7 +19,7 @@ LAYERS = [
     ["_special", "_expression", "functions"],
     ["functors", "_arguments", "_mask", "_fusion", "_remembered", "_tuned"],
     ["_row"],
-    ["norm", "softmax", "fused"],
+    ["norm", "softmax", "fused", "heads"],
     ["_fused", "fuse"],
     ["__init__"],
     ["catalog", "testing", "environment", "files", "results", "peers", "bench", "tune"],
