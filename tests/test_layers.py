@@ -19,10 +19,10 @@ LAYERS = [
     ["_special", "_expression", "functions"],
     ["functors", "_arguments", "_mask", "_fusion", "_remembered", "_tuned"],
     ["_row"],
-    ["norm", "softmax", "fused", "heads"],
+    ["norm", "softmax", "fused", "heads", "_encoder_host"],
     ["_fused", "fuse"],
     ["__init__"],
-    ["catalog", "testing", "environment", "files", "results", "peers", "bench", "tune"],
+    ["catalog", "testing", "environment", "files", "results", "peers", "bench", "tune", "encoder"],
     ["cli"],
     ["__main__"],
 ]
@@ -35,6 +35,7 @@ DOORS = {
     "cupy": ["_device"],
     "cupy_backends": ["_device"],
     "ml_dtypes": ["_dtypes"],
+    "safetensors": ["encoder"],
 }
 
 

@@ -1,0 +1,630 @@
+"""BertEncoder: the transformer encoder of BERT, from tokens to sentence embeddings, on packed tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from cupynorm import _device
+from cupynorm import _encoder_host as steps
+from cupynorm._dtypes import compute_dtype, dtype_name, dtype_of
+from cupynorm.files import FileError
+from cupynorm.heads import add_qkv_bias, merge_heads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from cupynorm._dtypes import Dtype
+
+Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
+Pooling = Literal["mean", "cls"]
+
+SCORE_BYTES = 32 << 20  # of the scores of attention that exist at the same time, unless one sequence has more
+LEAST_NORM = 1e-12  # what a pooled row is divided by if its own norm is less
+ACTIVATIONS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_python": "none"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """The shape of an encoder, and its arithmetic.
+
+    hidden: elements of a token, heads * head size. ffn: the width between the two products of the feed-forward step.
+    vocabulary, positions, types: rows of the three tables of embeddings. norm: "post" is LayerNorm(x + f(x)), as in BERT;
+    "pre" is x + f(LayerNorm(x)), with one more LayerNorm after the last layer. approximate: GELU by the distribution
+    function ("none") or by its tanh form ("tanh"). eps: of every LayerNorm. dtype: of weights and of what lies between
+    the steps; products and statistics are in float32 (float64 for float64).
+
+    Raises ValueError for sizes below 1, a hidden that is no multiple of heads, an eps that is negative or not finite, and
+    unknown names; TypeError for a dtype that is not supported.
+    """
+
+    hidden: int
+    heads: int
+    layers: int
+    ffn: int
+    vocabulary: int
+    positions: int
+    types: int = 2
+    norm: Literal["post", "pre"] = "post"
+    approximate: Literal["none", "tanh"] = "none"
+    eps: float = 1e-12
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "heads", "layers", "ffn", "vocabulary", "positions", "types"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}: it must be an integer, at least 1")
+        if self.hidden % self.heads:
+            raise ValueError(f"hidden is {self.hidden}: no multiple of {self.heads} heads")
+        for name, known in {"norm": ("post", "pre"), "approximate": ("none", "tanh")}.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}: use {' or '.join(known)}")
+        if isinstance(self.eps, bool) or not isinstance(self.eps, (int, float)) or not 0 <= self.eps < np.inf:
+            raise ValueError(f"eps is {self.eps!r}: it must be 0 or a positive finite number")
+        dtype_of(self.dtype)
+
+    @property
+    def head_size(self) -> int:
+        """Elements of a head."""
+        return self.hidden // self.heads
+
+    def shapes(self) -> dict[str, Shape]:
+        """Return the names of all weights, as Hugging Face's BERT has them (without "bert."), with their shapes.
+
+        A matrix is [out, in]. With norm="pre", a sublayer's LayerNorm is the one before it, and encoder.LayerNorm the last.
+        """
+        n, wide = self.hidden, self.ffn
+        shapes: dict[str, Shape] = {
+            "embeddings.word_embeddings.weight": (self.vocabulary, n),
+            "embeddings.position_embeddings.weight": (self.positions, n),
+            "embeddings.token_type_embeddings.weight": (self.types, n),
+            **_norm_shapes("embeddings.LayerNorm", n),
+        }
+        for layer in range(self.layers):
+            at = f"encoder.layer.{layer}"
+            for name in ("query", "key", "value"):
+                shapes |= _dense_shapes(f"{at}.attention.self.{name}", n, n)
+            shapes |= _dense_shapes(f"{at}.attention.output.dense", n, n)
+            shapes |= _norm_shapes(f"{at}.attention.output.LayerNorm", n)
+            shapes |= _dense_shapes(f"{at}.intermediate.dense", wide, n)
+            shapes |= _dense_shapes(f"{at}.output.dense", n, wide)
+            shapes |= _norm_shapes(f"{at}.output.LayerNorm", n)
+        if self.norm == "pre":
+            shapes |= _norm_shapes("encoder.LayerNorm", n)
+        return shapes
+
+
+def _dense_shapes(name: str, out: int, columns: int) -> dict[str, Shape]:
+    return {f"{name}.weight": (out, columns), f"{name}.bias": (out,)}
+
+
+def _norm_shapes(name: str, columns: int) -> dict[str, Shape]:
+    return {f"{name}.weight": (columns,), f"{name}.bias": (columns,)}
+
+
+class _Dense(NamedTuple):
+    weight: Array  # [out, in]
+    bias: Array
+
+
+class _Norm(NamedTuple):
+    gamma: Array
+    beta: Array
+
+
+class _Layer(NamedTuple):
+    """A layer's weights; each norm is the one that follows the sum after its sublayer, wherever it was named."""
+
+    qkv: _Dense
+    attention: _Dense
+    after_attention: _Norm
+    wide: _Dense
+    ffn: _Dense
+    after_ffn: _Norm
+
+
+class _Bucket(NamedTuple):
+    """Sequences of one length that lie side by side among the packed tokens."""
+
+    start: int  # the first one's first token
+    sequences: int
+    length: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.sequences * self.length
+
+
+class _Packed(NamedTuple):
+    """Which tokens are computed, and how they lie: those that are kept only, the shortest sequences first."""
+
+    shape: tuple[int, int]  # of the batch as it was given
+    rows: Array  # of each packed token: its sequence
+    columns: Array  # of each packed token: its place in the sequence, which is its position
+    order: Array  # the sequences, as they are packed
+    lengths: Array  # of those
+    where: Array | None = None  # [batch, 1, seq, seq], where the mask is no matter of packing
+
+    @property
+    def starts(self) -> Array:
+        """The first packed token of each packed sequence."""
+        starts: Array = np.cumsum(self.lengths) - self.lengths
+        return starts
+
+    def buckets(self) -> list[_Bucket]:
+        """Return the lengths that there are, with their sequences; no sequence of length 0 is in any."""
+        found, start = [], 0
+        for length, count in zip(*np.unique(self.lengths, return_counts=True), strict=True):
+            if length:
+                found.append(_Bucket(start, int(count), int(length)))
+                start = found[-1].stop
+        return found
+
+
+class BertEncoder:
+    """A transformer encoder (Vaswani et al. 2017; Devlin et al. 2018), with weights that are held once.
+
+    weights: what config.shapes() names, as NumPy arrays of float16, bfloat16, float32 or float64; others are ignored. Each is
+    held in config.dtype. Raises ValueError that lists every weight that is missing or has another shape, by name.
+
+    Only tokens that a mask or lengths keep are computed: the products take them packed, as [tokens, hidden], and attention takes
+    the sequences of each length together. On a CPU, a float16 or bfloat16 encoder is slower than a float32 one.
+    """
+
+    def __init__(self, config: EncoderConfig, weights: Mapping[str, Any]) -> None:
+        self.config = config
+        problems = [
+            problem
+            for name, shape in config.shapes().items()
+            for problem in [_problem(name, weights.get(name), shape)]
+            if problem
+        ]
+        if problems:
+            raise ValueError("weights do not fit: " + "; ".join(problems))
+        self._dtype: Dtype = dtype_of(config.dtype)
+        self._words, self._positions, self._types = (
+            self._held(weights, f"embeddings.{name}_embeddings.weight")
+            for name in ("word", "position", "token_type")
+        )
+        self._embedding_norm = self._norm(weights, "embeddings.LayerNorm")
+        at = [f"encoder.layer.{number}" for number in range(config.layers)]
+        names = [
+            f"{each}.{name}" for each in at for name in ("attention.output.LayerNorm", "output.LayerNorm")
+        ]
+        norms = [self._norm(weights, name) for name in names]
+        self._first_norm = None
+        if config.norm == "pre":  # the norm after one sum is that before the next sublayer
+            self._first_norm, *norms = [*norms, self._norm(weights, "encoder.LayerNorm")]
+        self._layers = [
+            _Layer(
+                qkv=self._dense(
+                    weights, *(f"{each}.attention.self.{name}" for name in ("query", "key", "value"))
+                ),
+                attention=self._dense(weights, f"{each}.attention.output.dense"),
+                after_attention=norms[2 * number],
+                wide=self._dense(weights, f"{each}.intermediate.dense"),
+                ffn=self._dense(weights, f"{each}.output.dense"),
+                after_ffn=norms[2 * number + 1],
+            )
+            for number, each in enumerate(at)
+        ]
+
+    @classmethod
+    def from_safetensors(cls, folder: str | os.PathLike[str], *, dtype: str = "float32") -> BertEncoder:
+        """Load a BERT of Hugging Face's: config.json and model.safetensors of a folder, with or without "bert." before the names.
+
+        Weights of any floating dtype become `dtype`. What stands on top of the encoder (pooler, heads of tasks) is ignored.
+        Needs the package safetensors; no other.
+
+        Raises FileError, which names the folder or the file, if one of them is missing or damaged, the architecture is another
+        one than BERT's encoder, or weights are missing or have another shape (all of them are listed); ImportError without
+        safetensors.
+        """
+        folder = Path(folder)
+        config = _read_config(folder, dtype)
+        path = folder / "model.safetensors"
+        weights = _read_weights(path)
+        beyond = f"encoder.layer.{config.layers}."
+        if any(name.startswith(beyond) for name in weights):
+            raise FileError(f"{path}: has a tensor {beyond}*, and config.json says {config.layers} layers")
+        try:
+            return cls(config, weights)
+        except ValueError as error:
+            raise FileError(f"{path}: {error}") from None
+
+    def forward(self, hidden: Any, *, mask: Any = None, lengths: Any = None) -> Any:
+        """Return the last layer's hidden states for those of the embeddings: [batch, seq, hidden] in and out.
+
+        mask: [batch, seq] or [batch, seq, seq], bool or integers 0 and 1; True keeps. The first says which tokens there are;
+        the second which token (last axis) each token (the axis before) looks at. lengths: [batch] integers, the leading
+        tokens that there are. Without either, all. Tokens that are not there are not computed: their rows are 0.
+        A token that looks at nothing takes nothing from attention.
+
+        norm="post": a = LayerNorm(x + attention(x)), y = LayerNorm(a + ffn(a)); norm="pre": a = x + attention(LayerNorm(x)),
+        y = a + ffn(LayerNorm(a)), and LayerNorm of the last y. attention is softmax(q k^T / sqrt(head size)) v by heads;
+        ffn(x) is gelu(x W^T + b) V^T + c (Vaswani et al. 2017; "pre": Xiong et al. 2020).
+
+        hidden is any of float16, bfloat16, float32 and float64; what comes back has the encoder's dtype.
+
+        Raises TypeError for other arrays and dtypes, ValueError for shapes and values that do not fit and for both mask and
+        lengths, NotImplementedError for device arrays.
+        """
+        _on_host("hidden", hidden)
+        dtype_name(hidden.dtype)
+        if hidden.ndim != 3 or hidden.shape[2] != self.config.hidden:  # noqa: PLR2004  batch, seq, hidden
+            raise ValueError(
+                f"hidden has shape {hidden.shape}: it must be (batch, seq, {self.config.hidden})"
+            )
+        packed = _pack(hidden.shape[:2], mask, lengths)
+        y = np.zeros(hidden.shape, self._dtype)
+        rows, columns = packed.rows, packed.columns
+        y[rows, columns] = self._run(hidden[rows, columns].astype(self._dtype, copy=False), packed)
+        return y
+
+    def look_up(self, tokens: Any, types: Any = None) -> Any:
+        """Return the hidden states that forward() takes: [batch, seq] integers give [batch, seq, hidden], in the encoder's dtype.
+
+        LayerNorm(word[token] + position[place] + type[type]) (Devlin et al. 2018). types: [batch, seq] integers; without them 0.
+
+        Raises ValueError for tokens or types out of range, which it names, and for more tokens than the encoder has positions.
+        """
+        tokens = _integers("tokens", tokens)
+        if tokens.ndim != 2:  # noqa: PLR2004  batch, seq
+            raise ValueError(f"tokens has shape {tokens.shape}: it must be (batch, seq)")
+        packed = _pack(tokens.shape, None, None)
+        flat = self._embeddings(tokens, types, packed)
+        y = np.empty((*tokens.shape, self.config.hidden), self._dtype)
+        y[packed.rows, packed.columns] = flat
+        return y
+
+    def embed(
+        self,
+        tokens: Any,
+        *,
+        types: Any = None,
+        mask: Any = None,
+        lengths: Any = None,
+        pooling: Pooling = "mean",
+        normalize: bool = True,
+    ) -> Any:
+        """Return one embedding a sequence: [batch, hidden], in float32 (float64 for a float64 encoder).
+
+        tokens: an array [batch, seq] of integers, with mask or lengths as in forward() where sequences are shorter; or a list of
+        sequences of integers, of any lengths, which takes neither. types: as tokens; without them 0. pooling: the mean over
+        a sequence's tokens, or its first token's hidden state ("cls"). normalize: divide by the Euclidean norm. A
+        sequence without tokens gives zeros.
+
+        Raises ValueError for tokens or types out of range, which it names, sequences longer than the encoder has positions, an
+        unknown pooling, and where forward() does; TypeError for what are no integers; NotImplementedError for device arrays.
+        """
+        if pooling not in {"mean", "cls"}:
+            raise ValueError(f"pooling is {pooling!r}: use mean or cls")
+        if isinstance(tokens, (list, tuple)):
+            if mask is not None or lengths is not None:
+                raise ValueError("a list of sequences says how long each is: give neither mask nor lengths")
+            tokens, lengths = _side_by_side("tokens", tokens)
+            if types is not None:
+                types, of_types = _side_by_side("types", types)
+                if not np.array_equal(lengths, of_types):
+                    raise ValueError(
+                        "types are not as many as tokens: each sequence must have one for each token"
+                    )
+        else:
+            tokens = _integers("tokens", tokens)
+        if tokens.ndim != 2:  # noqa: PLR2004  batch, seq
+            raise ValueError(f"tokens has shape {tokens.shape}: it must be (batch, seq)")
+        packed = _pack(tokens.shape, mask, lengths)
+        hidden = self._run(self._embeddings(tokens, types, packed), packed)
+        return self._pool(hidden, packed, pooling, normalize=normalize)
+
+    def _embeddings(self, tokens: Array, types: Any, packed: _Packed) -> Array:
+        """Return the packed tokens' embeddings."""
+        rows, columns = packed.rows, packed.columns
+        if columns.size and columns.max() >= self.config.positions:
+            raise ValueError(
+                f"a sequence has {columns.max() + 1} tokens: the encoder has {self.config.positions} positions"
+            )
+        flat = tokens[rows, columns]
+        _check_range("token", flat, packed, self.config.vocabulary, "the vocabulary has")
+        compute = compute_dtype(self._dtype)
+        total = self._words[flat].astype(compute)
+        total += self._positions[columns]
+        if types is None:
+            total += self._types[0]
+        else:
+            types = _integers("types", types)
+            if types.shape != tokens.shape:
+                raise ValueError(f"types has shape {types.shape}, tokens has {tokens.shape}")
+            flat = types[rows, columns]
+            _check_range("type", flat, packed, self.config.types, "types are")
+            total += self._types[flat]
+        return steps.layer_norm(total, *self._embedding_norm, self.config.eps).astype(self._dtype, copy=False)
+
+    def _run(self, x: Array, packed: _Packed) -> Array:
+        """Put packed tokens, [tokens, hidden], through all layers."""
+        eps = self.config.eps
+        total = x
+        if self._first_norm is not None:
+            x = steps.layer_norm(x, *self._first_norm, eps)
+        for layer in self._layers:
+            branch = steps.linear(self._attention(x, layer, packed), layer.attention.weight)
+            x, total = self._add(branch, x, total, layer.attention.bias, layer.after_attention)
+            wide = steps.bias_gelu(
+                steps.linear(x, layer.wide.weight), layer.wide.bias, approximate=self.config.approximate
+            )
+            branch = steps.linear(wide, layer.ffn.weight)
+            x, total = self._add(branch, x, total, layer.ffn.bias, layer.after_ffn)
+        return x
+
+    def _add(self, branch: Array, x: Array, total: Array, bias: Array, norm: _Norm) -> tuple[Array, Array]:
+        """Return the norm of branch + bias + the residual, and the sum: the residual is the last sum, or the last norm of it."""
+        residual = total if self.config.norm == "pre" else x
+        return steps.add_layer_norm(branch, residual, *norm, bias=bias, eps=self.config.eps)
+
+    def _attention(self, x: Array, layer: _Layer, packed: _Packed) -> Array:
+        """Return softmax(q k^T / sqrt(head size)) v, by heads and sequences, without the product that follows."""
+        heads, scale = self.config.heads, self.config.head_size**-0.5
+        qkv = steps.linear(x, layer.qkv.weight)
+        context = np.empty_like(x)
+        for bucket in self._slices(packed):
+            part = slice(bucket.start, bucket.stop)
+            shape = (bucket.sequences, bucket.length, -1)
+            q, k, v = add_qkv_bias(qkv[part].reshape(shape), layer.qkv.bias, heads=heads)
+            where = packed.where
+            if where is not None:  # then nothing is packed, and sequence i begins at token i * seq
+                first = bucket.start // bucket.length
+                where = where[first : first + bucket.sequences]
+            weights = steps.masked_softmax(steps.matmul(q, k.swapaxes(-1, -2)), scale, where)
+            merge_heads(steps.matmul(weights, v), out=context[part].reshape(shape))
+        return context
+
+    def _slices(self, packed: _Packed) -> Iterator[_Bucket]:
+        """Cut buckets where their scores would take too much memory at a time."""
+        for bucket in packed.buckets():
+            of_one = self.config.heads * bucket.length**2 * compute_dtype(self._dtype).itemsize
+            step = max(1, SCORE_BYTES // of_one)
+            for first in range(0, bucket.sequences, step):
+                count = min(step, bucket.sequences - first)
+                yield _Bucket(bucket.start + first * bucket.length, count, bucket.length)
+
+    def _pool(self, hidden: Array, packed: _Packed, pooling: Pooling, *, normalize: bool) -> Array:
+        compute = compute_dtype(self._dtype)
+        pooled = np.zeros((packed.shape[0], self.config.hidden), compute)
+        there = packed.lengths > 0
+        order, starts, lengths = packed.order[there], packed.starts[there], packed.lengths[there]
+        if order.size:
+            if pooling == "cls":
+                pooled[order] = hidden[starts]
+            else:
+                sums = np.add.reduceat(hidden.astype(np.float64), starts, axis=0)
+                pooled[order] = sums / lengths[:, np.newaxis]
+        if normalize:
+            norms = np.sqrt(np.square(pooled, dtype=np.float64).sum(axis=1, keepdims=True))
+            pooled = (pooled / np.maximum(norms, LEAST_NORM)).astype(compute)
+        return pooled
+
+    def _held(self, weights: Mapping[str, Any], name: str) -> Array:
+        return np.ascontiguousarray(weights[name], self._dtype)
+
+    def _norm(self, weights: Mapping[str, Any], name: str) -> _Norm:
+        return _Norm(self._held(weights, f"{name}.weight"), self._held(weights, f"{name}.bias"))
+
+    def _dense(self, weights: Mapping[str, Any], *names: str) -> _Dense:
+        """Return one product's weights, or those of several that are done as one."""
+        return _Dense(
+            *(
+                np.concatenate([self._held(weights, f"{name}.{kind}") for name in names])
+                if len(names) > 1
+                else self._held(weights, f"{names[0]}.{kind}")
+                for kind in ("weight", "bias")
+            )
+        )
+
+
+def _problem(name: str, array: Any, shape: Shape) -> str | None:
+    """Say what is wrong with a weight, if anything is."""
+    if array is None:
+        return f"{name} is missing"
+    if not isinstance(array, np.ndarray):
+        return f"{name} is no NumPy array"
+    if array.shape != shape:
+        return f"{name} has shape {array.shape}, not {shape}"
+    try:
+        dtype_name(array.dtype)
+    except TypeError as error:
+        return f"{name}: {error}"
+    return None
+
+
+def _on_host(name: str, array: object) -> None:
+    """Refuse what is no NumPy array; the only place of this module that refuses those of a device."""
+    if _device.is_device_array(array):
+        raise NotImplementedError(f"{name} is on a device, and the encoder runs on the host only")
+    if not isinstance(array, np.ndarray):
+        raise TypeError(
+            f"{name} is a {type(array).__module__}.{type(array).__qualname__}: give a NumPy array"
+        )
+
+
+def _integers(name: str, array: object) -> Array:
+    _on_host(name, array)
+    found: Array = array  # type: ignore[assignment]  # looked at by _on_host
+    if found.dtype.kind not in "iu":
+        raise TypeError(f"{name} has dtype {found.dtype}: give integers")
+    return found
+
+
+def _side_by_side(name: str, sequences: Sequence[Any]) -> tuple[Array, Array]:
+    """Return sequences as [batch, longest], padded with 0, and their lengths."""
+    arrays = [np.asarray(each) for each in sequences]
+    for at, each in enumerate(arrays):
+        if each.ndim != 1:
+            raise ValueError(f"{name}[{at}] has shape {each.shape}: a list holds sequences of integers")
+        if each.size and each.dtype.kind not in "iu":
+            raise TypeError(f"{name}[{at}] has dtype {each.dtype}: give integers")
+    lengths = np.array([each.size for each in arrays], np.intp)
+    padded = np.zeros((len(arrays), max(lengths, default=0)), np.int64)
+    for row, each in zip(padded, arrays, strict=True):
+        row[: each.size] = each
+    return padded, lengths
+
+
+def _pack(shape: Shape, mask: Any, lengths: Any) -> _Packed:
+    """Check mask and lengths, and say which tokens are computed and in what order."""
+    batch, seq = shape
+    if mask is not None and lengths is not None:
+        raise ValueError("mask and lengths were given: give one of them")
+    keep, where = np.ones((batch, seq), np.bool_), None
+    if lengths is not None:
+        keep = np.arange(seq) < _check_lengths(lengths, batch, seq)[:, np.newaxis]
+    elif mask is not None:
+        kept = _check_mask(mask, batch, seq)
+        if kept.ndim == 2:  # noqa: PLR2004  batch, seq
+            keep = kept
+        else:
+            where = kept[:, np.newaxis]
+    counts = keep.sum(axis=1)
+    order = np.argsort(counts, kind="stable")
+    places, columns = np.nonzero(keep[order])
+    return _Packed((batch, seq), order[places], columns, order, counts[order], where)
+
+
+def _check_lengths(lengths: Any, batch: int, seq: int) -> Array:
+    found = _integers("lengths", np.asarray(lengths) if isinstance(lengths, (list, tuple)) else lengths)
+    if found.shape != (batch,):
+        raise ValueError(f"lengths has shape {found.shape}, the batch has {batch} sequences")
+    if found.size and not 0 <= found.min() <= found.max() <= seq:
+        wrong = int(np.argmax((found < 0) | (found > seq)))
+        raise ValueError(f"lengths[{wrong}] is {found[wrong]}: sequences have 0 to {seq} tokens")
+    return found
+
+
+def _check_mask(mask: Any, batch: int, seq: int) -> Array:
+    """Return a mask of either form as bool."""
+    _on_host("mask", mask)
+    allowed = (batch, seq), (batch, seq, seq)
+    if mask.shape not in allowed:
+        raise ValueError(f"mask has shape {mask.shape}: it must be {allowed[0]} or {allowed[1]}")
+    if mask.dtype.kind not in "biu":
+        raise TypeError(f"mask has dtype {mask.dtype}: give bool, or integers 0 and 1; True keeps")
+    if mask.dtype.kind != "b" and mask.size and not 0 <= mask.min() <= mask.max() <= 1:
+        raise ValueError(f"mask has values from {mask.min()} to {mask.max()}: give bool, or integers 0 and 1")
+    kept: Array = mask.astype(np.bool_, copy=False)
+    return kept
+
+
+def _check_range(name: str, values: Array, packed: _Packed, count: int, has: str) -> None:
+    """Name the first value out of range, and where it was given."""
+    wrong = (values < 0) | (values >= count)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        place = f"[{packed.rows[at]}, {packed.columns[at]}]"
+        raise ValueError(f"{name} {values[at]} at {place}: {has} {count}, from 0 on")
+
+
+def _read_config(folder: Path, dtype: str) -> EncoderConfig:
+    """Read config.json; refuse what is no BERT encoder."""
+    path = folder / "config.json"
+    if not folder.is_dir():
+        raise FileError(f"{folder}: is no folder: give the one that holds config.json and model.safetensors")
+    found = read_json(path)
+    kind, built = found.get("model_type"), found.get("architectures") or []
+    others = [
+        each for each in (built if isinstance(built, list) else [built]) if not str(each).startswith("Bert")
+    ]
+    if kind != "bert" or others:
+        named = f" ({', '.join(map(str, others))})" if others else ""
+        raise FileError(f"{path}: is a model of type {kind!r}{named}: only BERT's encoder is known")
+    told: dict[str, tuple[Any, list[Any]]] = {
+        "hidden_act": (found.get("hidden_act"), list(ACTIVATIONS)),
+        "position_embedding_type": (found.get("position_embedding_type") or "absolute", ["absolute"]),
+        "is_decoder": (found.get("is_decoder") or False, [False]),
+        "add_cross_attention": (found.get("add_cross_attention") or False, [False]),
+    }
+    for name, (value, known) in told.items():
+        if value not in known:
+            raise FileError(f"{path}: {name} is {value!r}: only {', '.join(map(str, known))} is known")
+    sizes = {
+        "hidden": "hidden_size",
+        "heads": "num_attention_heads",
+        "layers": "num_hidden_layers",
+        "ffn": "intermediate_size",
+        "vocabulary": "vocab_size",
+        "positions": "max_position_embeddings",
+        "types": "type_vocab_size",
+        "eps": "layer_norm_eps",
+    }
+    missing = [name for name in sizes.values() if name not in found]
+    if missing:
+        raise FileError(f"{path}: has no {', '.join(missing)}")
+    values: dict[str, Any] = {name: found[theirs] for name, theirs in sizes.items()}
+    values["approximate"] = ACTIVATIONS[found["hidden_act"]]
+    dtype_of(dtype)  # what is wrong with it is no file's fault
+    try:
+        return EncoderConfig(**values, dtype=dtype)
+    except ValueError as error:
+        raise FileError(f"{path}: {error}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object that a JSON file holds. Raises FileError."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{path}: is no JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise FileError(f"{path}: holds no JSON object")
+    return found
+
+
+def _read_weights(path: Path) -> dict[str, Array]:
+    """Return a file's tensors by BERT's names, without a prefix."""
+    try:
+        import safetensors  # noqa: PLC0415  optional: only weights in files need it
+    except ImportError as error:
+        raise ImportError(
+            "weights are read by the package safetensors: pip install 'cupynorm[text]'"
+        ) from error
+    if not path.is_file():
+        raise FileError(f"{path}: there is none{_instead(path.parent)}")
+    weights: dict[str, Array] = {}
+    try:
+        with safetensors.safe_open(path, "numpy") as file:
+            names = [*file.keys()]
+            prefix = "bert." if any(name.startswith("bert.") for name in names) else ""
+            for name in names:
+                bare = name.removeprefix(prefix)
+                if name.startswith(prefix) and bare.startswith(("embeddings.", "encoder.")):
+                    weights[_renamed(bare)] = file.get_tensor(name)
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror or error}") from error
+    except safetensors.SafetensorError as error:
+        raise FileError(f"{path}: is no safetensors file, or is damaged ({error})") from error
+    return weights
+
+
+def _renamed(name: str) -> str:
+    """Return a tensor's name as it is today: weights that came from TensorFlow call LayerNorm's gamma and beta."""
+    if "LayerNorm." in name:
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+    return name
+
+
+def _instead(folder: Path) -> str:
+    """Say what else holds weights there."""
+    for name, what in {
+        "model.safetensors.index.json": "weights in several files are not supported",
+        "pytorch_model.bin": "pickled weights are never loaded",
+    }.items():
+        if (folder / name).exists():
+            return f", but {name}: {what}"
+    return ""
