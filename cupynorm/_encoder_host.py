@@ -1,6 +1,7 @@
 """The encoder's steps on NumPy arrays, with arguments as kernels take them: a device needs other steps, and no other encoder.
 
-float16 and bfloat16 are computed in float32, float64 in float64; what comes back has x's dtype. Nothing is checked here.
+float16 and bfloat16 are computed in float32, float64 in float64; what comes back has x's dtype unless the step says
+otherwise. Nothing is checked here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cupynorm import reference
-from cupynorm._dtypes import compute_dtype
+from cupynorm._dtypes import Dtype, compute_dtype
 
 Array = np.ndarray[Any, Any]
 
@@ -31,10 +32,10 @@ def linear(x: Array, weight: Array) -> Array:
 
 
 def matmul(a: Array, b: Array) -> Array:
-    """Return the products of two stacks of matrices."""
-    compute = compute_dtype(a.dtype)
+    """Return the products of two stacks of matrices as they were summed, in float32 (float64 for float64)."""
+    compute = compute_dtype(a.dtype, b.dtype)
     y: Array = a.astype(compute, copy=False) @ b.astype(compute, copy=False)
-    return y.astype(a.dtype, copy=False)
+    return y
 
 
 def layer_norm(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
@@ -113,10 +114,9 @@ def _gelu_tanh(x: Array) -> Array:
     return y
 
 
-def masked_softmax(x: Array, scale: float, where: Array | None) -> Array:
+def masked_softmax(x: Array, scale: float, where: Array | None, dtype: Dtype) -> Array:
     """Return softmax(scale * x) over the last axis, where True keeps; what is dropped is 0, also in a row with nothing kept."""
-    compute = compute_dtype(x.dtype)
-    y: Array = x.astype(compute) * compute.type(scale)
+    y: Array = x * x.dtype.type(scale)
     if where is not None:
         np.copyto(y, -np.inf, where=~where)
     top = y.max(axis=-1, keepdims=True, initial=-np.inf)
@@ -126,4 +126,4 @@ def masked_softmax(x: Array, scale: float, where: Array | None) -> Array:
     total = y.sum(axis=-1, keepdims=True)
     total[total == 0] = 1
     y /= total
-    return y.astype(x.dtype, copy=False)
+    return y.astype(dtype, copy=False)

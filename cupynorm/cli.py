@@ -389,6 +389,68 @@ def run(
 
 
 @cli.command()
+@click.argument("source", type=FILE, metavar="TEXTS")
+@click.option("-o", "--output", type=FILE, required=True, help="The .npy file to write.")
+@click.option(
+    "--model",
+    type=FILE,
+    required=True,
+    help="A folder with config.json, model.safetensors and tokenizer.json.",
+)
+@click.option("--field", help="The field of .jsonl, the column of .csv; default: text.")
+@click.option("--pooling", type=click.Choice(["mean", "cls"]), help="Default: the model's, else mean.")
+@click.option(
+    "--normalize/--no-normalize", default=None, help="To length 1. Default: as the model does, else yes."
+)
+@click.option("--truncate", is_flag=True, help="Cut texts that are too long, which is an error otherwise.")
+@click.option(
+    "--max-tokens", type=click.IntRange(1), help="Of a text; default: the model's table of positions."
+)
+@click.option(
+    "--empty",
+    type=click.Choice(["error", "zeros"]),
+    default="error",
+    show_default=True,
+    help="What a text without words is, or gives.",
+)
+@click.option("--dtype", type=DTYPE, default="float32", show_default=True, help="Of the model's weights.")
+@click.option("--force", is_flag=True, help="Replace an existing output, and another run's unfinished one.")
+@_json_option
+def embed(*, source: Path, output: Path, model: Path, as_json: bool, **options: Any) -> None:
+    """Turn texts into a .npy file of embeddings.
+
+    One row a text, in their order, by a BERT sentence encoder, on the CPU. TEXTS is a file of lines, .jsonl or .csv, in
+    UTF-8. All texts are checked first. A run that is ended leaves what is done in OUTPUT.part, and the same command
+    goes on from there; the output appears under its name only when it is complete.
+
+    Example: cupynorm embed texts.txt -o embeddings.npy --model all-MiniLM-L6-v2
+    """
+    from cupynorm import embedding  # noqa: PLC0415
+
+    try:
+        with _user_input(), _progress("embed") as show:
+            report = embedding.embed_file(model, source, output, progress=show, **options)
+    except ImportError as error:
+        raise Failure(error, CHECK_FAILED) from error
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        left = embedding.unfinished(output)
+        if left:
+            click.echo(
+                f"{left[0]} of {left[1]} texts are kept in {output}.part: the same command goes on from there",
+                err=True,
+            )
+        raise
+    if as_json:
+        _print_json({"schema": 1, **report.as_dict()})
+        return
+    done = f"{report.texts} texts" + (f", {report.resumed} of an earlier run" if report.resumed else "")
+    cut = f", {report.truncated} truncated" if report.truncated else ""
+    rate = f"{report.seconds:.3f} s, {report.texts_per_second:.3g} texts/s"
+    click.echo(f"{done}{cut}, {report.tokens} tokens -> {report.columns} columns on cpu: {rate}", err=True)
+    click.echo(f"wrote {report.output}", err=True)
+
+
+@cli.command()
 @click.option("--ops", type=Names("op,...", _ops), help="Default: all.")
 @click.option("--dtypes", type=Names("dtype,...", lambda: DTYPES), help="Default: float16,bfloat16,float32.")
 @click.option("--rows", type=Integers(least=1), help="Default: 49152, and fewer where columns are many.")

@@ -37,8 +37,8 @@ class EncoderConfig:
     hidden: elements of a token, heads * head size. ffn: the width between the two products of the feed-forward step.
     vocabulary, positions, types: rows of the three tables of embeddings. norm: "post" is LayerNorm(x + f(x)), as in BERT;
     "pre" is x + f(LayerNorm(x)), with one more LayerNorm after the last layer. approximate: GELU by the distribution
-    function ("none") or by its tanh form ("tanh"). eps: of every LayerNorm. dtype: of weights and of what lies between
-    the steps; products and statistics are in float32 (float64 for float64).
+    function ("none") or by its tanh form ("tanh"). eps: of every LayerNorm. dtype: of matrices and of what lies between
+    the steps; sums, scores, statistics, biases, gamma and beta are in float32 (float64 for float64).
 
     Raises ValueError for sizes below 1, a hidden that is no multiple of heads, an eps that is negative or not finite, and
     unknown names; TypeError for a dtype that is not supported.
@@ -171,8 +171,9 @@ class _Packed(NamedTuple):
 class BertEncoder:
     """A transformer encoder (Vaswani et al. 2017; Devlin et al. 2018), with weights that are held once.
 
-    weights: what config.shapes() names, as NumPy arrays of float16, bfloat16, float32 or float64; others are ignored. Each is
-    held in config.dtype. Raises ValueError that lists every weight that is missing or has another shape, by name.
+    weights: what config.shapes() names, as NumPy arrays of float16, bfloat16, float32 or float64; others are ignored. Matrices
+    are held in config.dtype, and not copied if they have it; vectors in float32 (float64 for float64). Raises ValueError that
+    lists every weight that is missing or has another shape, by name.
 
     Only tokens that a mask or lengths keep are computed: the products take them packed, as [tokens, hidden], and attention takes
     the sequences of each length together. On a CPU, a float16 or bfloat16 encoder is slower than a float32 one.
@@ -190,7 +191,7 @@ class BertEncoder:
             raise ValueError("weights do not fit: " + "; ".join(problems))
         self._dtype: Dtype = dtype_of(config.dtype)
         self._words, self._positions, self._types = (
-            self._held(weights, f"embeddings.{name}_embeddings.weight")
+            self._matrix(weights, f"embeddings.{name}_embeddings.weight")
             for name in ("word", "position", "token_type")
         )
         self._embedding_norm = self._norm(weights, "embeddings.LayerNorm")
@@ -381,7 +382,8 @@ class BertEncoder:
             if where is not None:  # then nothing is packed, and sequence i begins at token i * seq
                 first = bucket.start // bucket.length
                 where = where[first : first + bucket.sequences]
-            weights = steps.masked_softmax(steps.matmul(q, k.swapaxes(-1, -2)), scale, where)
+            scores = steps.matmul(q, k.swapaxes(-1, -2))
+            weights = steps.masked_softmax(scores, scale, where, self._dtype)
             merge_heads(steps.matmul(weights, v), out=context[part].reshape(shape))
         return context
 
@@ -410,22 +412,26 @@ class BertEncoder:
             pooled = (pooled / np.maximum(norms, LEAST_NORM)).astype(compute)
         return pooled
 
-    def _held(self, weights: Mapping[str, Any], name: str) -> Array:
-        return np.ascontiguousarray(weights[name], self._dtype)
-
     def _norm(self, weights: Mapping[str, Any], name: str) -> _Norm:
-        return _Norm(self._held(weights, f"{name}.weight"), self._held(weights, f"{name}.bias"))
+        return _Norm(self._vector(weights, f"{name}.weight"), self._vector(weights, f"{name}.bias"))
 
     def _dense(self, weights: Mapping[str, Any], *names: str) -> _Dense:
         """Return one product's weights, or those of several that are done as one."""
-        return _Dense(
-            *(
-                np.concatenate([self._held(weights, f"{name}.{kind}") for name in names])
-                if len(names) > 1
-                else self._held(weights, f"{names[0]}.{kind}")
-                for kind in ("weight", "bias")
-            )
-        )
+        matrices = [self._matrix(weights, f"{name}.weight") for name in names]
+        vectors = [self._vector(weights, f"{name}.bias") for name in names]
+        if len(names) == 1:
+            return _Dense(matrices[0], vectors[0])
+        return _Dense(np.concatenate(matrices), np.concatenate(vectors))
+
+    def _matrix(self, weights: Mapping[str, Any], name: str) -> Array:
+        return np.ascontiguousarray(weights[name], self._dtype)
+
+    def _vector(self, weights: Mapping[str, Any], name: str) -> Array:
+        """Return a bias, a gamma or a beta, in float32 (float64).
+
+        In bfloat16 they would cost MiniLM's embeddings more digits than all its matrices do, and save nothing.
+        """
+        return np.ascontiguousarray(weights[name], compute_dtype(self._dtype))
 
 
 def _problem(name: str, array: Any, shape: Shape) -> str | None:
@@ -573,16 +579,16 @@ def _read_config(folder: Path, dtype: str) -> EncoderConfig:
         raise FileError(f"{path}: {error}") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object that a JSON file holds. Raises FileError."""
+def read_json(path: Path, kind: type = dict) -> Any:
+    """Return the object (or list) that a JSON file holds. Raises FileError."""
     try:
         found = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise FileError(f"{path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path}: is no JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise FileError(f"{path}: holds no JSON object")
+    if not isinstance(found, kind):
+        raise FileError(f"{path}: holds no JSON {'object' if kind is dict else kind.__name__}")
     return found
 
 

@@ -22,7 +22,18 @@ LAYERS = [
     ["norm", "softmax", "fused", "heads", "_encoder_host"],
     ["_fused", "fuse"],
     ["__init__"],
-    ["catalog", "testing", "environment", "files", "results", "peers", "bench", "tune", "encoder"],
+    [
+        "catalog",
+        "testing",
+        "environment",
+        "files",
+        "results",
+        "peers",
+        "bench",
+        "tune",
+        "encoder",
+        "embedding",
+    ],
     ["cli"],
     ["__main__"],
 ]
@@ -36,6 +47,7 @@ DOORS = {
     "cupy_backends": ["_device"],
     "ml_dtypes": ["_dtypes"],
     "safetensors": ["encoder"],
+    "tokenizers": ["embedding"],
 }
 
 
