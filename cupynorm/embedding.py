@@ -468,7 +468,7 @@ class _Part(Target):
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(head, header)
         with _naming(self._temporary):
-            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
             self._file = os.fdopen(os.open(self._temporary, flags, 0o666), "wb")
         try:
             size = self._take()

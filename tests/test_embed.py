@@ -621,6 +621,17 @@ def test_a_file_that_is_nobodys_part_is_left_alone(model, folder):
     assert (folder / "out.npy.part").read_bytes() == b"precious"
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_what_a_link_leads_to_is_never_a_part(model, folder, force):
+    (folder / "other").write_bytes(b"precious")
+    (folder / "out.npy.part").symlink_to("other")
+
+    with pytest.raises(FileError, match=r"out.npy.part: "):
+        run(model, folder, force=force)
+
+    assert (folder / "other").read_bytes() == b"precious"
+
+
 def test_two_processes_do_not_write_one_file(model, folder):
     stop_after_a_window(model, folder)
     fcntl = pytest.importorskip("fcntl")
@@ -650,6 +661,23 @@ def test_a_disk_that_fills_up_keeps_what_is_done_only(model, folder, monkeypatch
     monkeypatch.undo()
     assert embedding.unfinished(folder / "out.npy") == ((5, 12) if done else None)
     assert names(folder) == (["in.txt", "out.npy.part", "out.npy.part.json"] if done else ["in.txt"])
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no /proc tells which file is synchronised")
+def test_rows_are_on_the_disk_before_they_are_counted(model, folder, monkeypatch):
+    events, real = [], os.fsync
+
+    def fsync(descriptor):
+        real(descriptor)
+        left = embedding.unfinished(folder / "out.npy")
+        events.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, left[0] if left else 0))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    run(model, folder)
+
+    part, note = "out.npy.part", "out.npy.part.json.new"
+    expected = [(note, 0), (part, 0), (note, 0), (part, 5), (note, 5), (part, 10), (note, 10), (part, 12)]
+    assert events[: len(expected)] == expected
 
 
 def test_an_output_made_meanwhile_is_left_alone(model, folder):
