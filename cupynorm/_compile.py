@@ -11,6 +11,7 @@ from cupynorm import _cubins, _device
 from cupynorm._device import CompileError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 __all__ = ["CompileError", "Kernel", "digest", "kernel", "kernels_dir", "options", "spell", "text"]
@@ -65,11 +66,15 @@ def spell(value: object) -> str:
     return str(value)
 
 
-def text(source: str, arguments: str, size: int) -> str:
-    """Return the text of a module: the headers, and a guard against host and device layouts that differ."""
+def text(source: str, arguments: str, size: int, fused: Sequence[str] | None = None) -> str:
+    """Return the text of a module: the headers, and a guard against host and device layouts that differ.
+
+    fused: the structs that fused functors are made of, where there are such functors.
+    """
+    more = "" if fused is None else "".join(("#include <cupynorm/fused.cuh>\n", *dict.fromkeys(fused)))
     return (
         f"// cupynorm {digest()}\n"
-        f"#include <cupynorm/row.cuh>\n#include <{source}>\n"
+        f"#include <cupynorm/row.cuh>\n#include <{source}>\n{more}"
         f'static_assert(sizeof({arguments}) == {size}, "Arguments: host and device layouts differ");\n'
     )
 

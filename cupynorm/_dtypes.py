@@ -88,6 +88,26 @@ def cpp(dtype: Dtype) -> str:
     return _types()[dtype_name(dtype)].cpp
 
 
+_OTHERS = {
+    "bool": "unsigned char",
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "int16": "short",
+    "uint16": "unsigned short",
+    "int32": "int",
+    "uint32": "unsigned",
+    "int64": "cupynorm::int64",
+    "uint64": "unsigned long long",
+    "float8_e4m3fn": "cupynorm::float8_e4m3fn",
+    "float8_e5m2": "cupynorm::float8_e5m2",
+}
+
+
+def cpp_of_element(dtype: Dtype) -> str:
+    """Spell a dtype in C++, be it one that only operands and quantised results have: bool, integers, float8."""
+    return _OTHERS.get(dtype.name) or cpp(dtype)
+
+
 def compute_dtype(*dtypes: Dtype) -> Dtype:
     """Return the type of arithmetic and statistics: float64 if any of `dtypes` is, else float32."""
     return np.dtype(np.float64 if any(dtype == np.float64 for dtype in dtypes) else np.float32)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cupynorm import reference
+from cupynorm import _row, reference
 from cupynorm._arguments import view
 from cupynorm._dtypes import Dtype
-from cupynorm._expression import DeviceFunction, Expression
 from cupynorm._plan import Plan
-from cupynorm._row import RowOp
+from cupynorm._row import Function, RowOp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from cupynorm.functors import View
 
     Array = np.ndarray[Any, Any]
-
-Function = Expression | DeviceFunction
 
 
 class Operand(NamedTuple):
@@ -71,8 +68,30 @@ class FusedCall:
 
 def run(call: FusedCall) -> None:
     """Run a call on its device: fill outs, loaded and stats."""
-    raise NotImplementedError(
-        f"a fusion of {call.op.name} on a device: only NumPy arrays can be given so far (cupy.asnumpy makes them)"
+    shape = call.x.shape
+    load, store = (
+        tuple(each.value if each.array is None else each.stretched(shape) for each in given)
+        for given in (call.load_operands, call.store_operands)
+    )
+    _row.launch_around(
+        call.op,
+        call.device,
+        view(call.x),
+        call.axes,
+        {name: view(array) for name, array in call.columns.items()},
+        [array.data.ptr for array in call.stats],
+        call.eps,
+        call.compute,
+        _row.Around(
+            tuple(map(view, call.outs)),
+            call.load,
+            load,
+            None,
+            None if call.loaded is None else view(call.loaded),
+            call.store,
+            store,
+        ),
+        call.plan,
     )
 
 

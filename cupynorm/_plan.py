@@ -16,6 +16,8 @@ from cupynorm._limits import STATIC_SHARED_BYTES, Limits
 
 VARIANTS = ("warp", "block", "cluster", "split", "shared", "uncached")
 
+FUSED_VARIANTS = ("warp", "block", "cluster", "uncached")
+
 WARP = 32
 # No loop over rows, but where something is kept for a block's next ones, or on its way: a loop measured 2 to 8 % slower.
 ONE_BLOCK_PER_ROW = math.inf
@@ -33,6 +35,10 @@ RAGGED_REGISTERS = {4: 16, 8: 24}
 PEELED_REGISTERS = {4: 0, 8: 56}
 MANY_PACKS = 4  # of a thread
 FEW_VALUES = 16  # of a thread, without parameters: 8 registers less will do
+# Of plans for what is computed on the way: registers beside those above, and threads of a block of cluster and uncached.
+FUSED_REGISTERS = 16
+ONE_SHOT_BLOCK = {4: 512, 8: 256}
+FUSED_BLOCK = 256
 AMPERE, HOPPER = 80, 90  # before the first the compiler wants 16 registers more; the second brought clusters
 # That the values and parameters of a thread take: with more, too few threads keep memory busy.
 MOST_HOISTED_WORDS = 32
@@ -224,6 +230,10 @@ class Problem:
     allow it); shared memory would hold `load_bytes` an element; arithmetic is in `compute_bytes`. `columns`: bytes of
     an element of each of the columns' parameters, such as gamma.
 
+    Where something is computed on the way (cupynorm/fused.cuh), nothing goes through shared memory, and rows begin at packs:
+    `fused`. `beside`: bytes of an element of each array that is loaded with x; `ahead`: of each that the results need, loaded
+    with it; `others`: registers for the arithmetic.
+
     Where rows begin at no pack of 16 bytes, `widest` is what such a pack would have; `peel`: 1 if x lies in packs as y does, else
     2; `period`: so many rows further a row begins as this one does, 0 if that cannot be said.
     """
@@ -237,6 +247,10 @@ class Problem:
     widest: int = 0
     peel: int = 0
     period: int = 1
+    fused: bool = False
+    beside: tuple[int, ...] = ()
+    ahead: tuple[int, ...] = ()
+    others: int = 0
 
     @property
     def peeled(self) -> Problem:
@@ -353,6 +367,10 @@ def choose(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: str |
 def _in_turn(problem: Problem, limits: Limits) -> tuple[Candidate, ...]:
     """Return what to try, best first."""
     row_bytes = problem.cols * problem.held_bytes
+    if problem.fused:
+        few = problem.rows < limits.sm_count and row_bytes >= FEW_ROW_BYTES
+        narrow = _group(problem, WARP_THREAD_BYTES) <= WARP
+        return (*(_warp,) * narrow, *(_one_shot,) * few, _block, _one_shot, _uncached)
     if problem.rows < limits.sm_count and row_bytes >= FEW_ROW_BYTES:
         first = (_few_rows, _split) if row_bytes <= FEW_CLUSTER_BYTES else (_split, _shared_out)
         return (*first, _block, _shared, _uncached)
@@ -414,6 +432,8 @@ def _is_sound(problem: Problem, limits: Limits, plan: Plan) -> bool:
     keeps = plan.kept_bytes % ACCESS_BYTES == 0 and plan.kept_bytes <= limits.shared_bytes_per_block
     in_packs = plan.group == 0 and plan.variant != "uncached" and plan.peel < 2  # noqa: PLR2004
     keeps = keeps and (plan.kept_bytes == 0 or in_packs)
+    if problem.fused:
+        keeps = keeps and plan.variant in FUSED_VARIANTS and plan.kept_bytes == 0 and not plan.persistent
     hoists = plan.hoist in (0, 1, 2, 3) and (plan.hoist == 0 or (bool(problem.columns) and plan.group > 0))
     return shares and keeps and hoists and (not plan.persistent or _may_persist(problem, plan))
 
@@ -562,6 +582,13 @@ def _words(problem: Problem, elements: int, *, hoist: bool) -> int:
     return values
 
 
+def _words_beside(problem: Problem, elements: int) -> int:
+    """Return how many registers a thread holds more of what is loaded with x: until it is computed, and for the results."""
+    loaded = elements * (problem.load_bytes + sum(problem.beside)) // 4
+    ahead = elements * sum(problem.ahead) // 4
+    return max(0, loaded - elements * problem.compute_bytes // 4) + ahead
+
+
 def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, hoist: bool) -> int:
     """Return how many registers keep a thread of so many elements from spilling.
 
@@ -578,6 +605,8 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
             others += 8 if problem.peel else max(8, values // 2 - 8)
     if problem.peel:
         others += PEELED_REGISTERS[problem.compute_bytes]
+    if problem.fused:
+        others += FUSED_REGISTERS + problem.others + _words_beside(problem, elements)
     if not hoist:  # the parameters pass through registers, a pack at a time
         others += max(0, 2 * (sum(size * problem.pack // 4 for size in problem.columns) - 8))
     # and as many addresses; sm_90 makes do without them where rows are full
@@ -616,12 +645,47 @@ def _block(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | Non
     held = _held(problem)
     if held is None:
         return None
-    group = max(2 * WARP, _group(problem, held.thread_bytes))
-    return _in_registers(problem, limits, occupancy, "block", group, held) if group <= MAX_BLOCK else None
+    group = max(2 * WARP, _group(problem, held.thread_bytes // _loaded_with(problem)))
+    while group <= MAX_BLOCK:
+        plan = _in_registers(problem, limits, occupancy, "block", group, held)
+        if plan is not None or not problem.fused:
+            return plan
+        group *= 2  # with what is loaded beside x, registers may be too few
+    return None
+
+
+def _loaded_with(problem: Problem) -> int:
+    """Return how many times x's bytes a thread loads, as a power of two."""
+    return _power_of_two_to(1 + sum((*problem.beside, *problem.ahead)) // problem.load_bytes)
+
+
+def _one_shot(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
+    """The fewest blocks of a cluster whose registers hold a row and what is loaded with it; many where rows are few."""
+    few = problem.rows < limits.sm_count and problem.cols * problem.held_bytes >= FEW_ROW_BYTES
+    block = ONE_SHOT_BLOCK[problem.compute_bytes]
+    most = MOST_ELEMENTS[problem.compute_bytes] // _loaded_with(problem)
+    parts = min(8, _most_parts(limits)) if few else 2
+    while 1 < parts <= _most_parts(limits):
+        plan = dataclasses.replace(
+            PLAIN, variant="cluster", pack=problem.pack, parts=parts, block=block, group=block
+        )
+        plan = _registers_plan(problem, plan)
+        elements = plan.packs * plan.pack
+        if elements <= max(most, problem.pack):
+            registers = _registers(problem, limits, elements, full=plan.full, hoist=False)
+            plan = dataclasses.replace(
+                plan, least_blocks=max(1, min(2, limits.registers_per_sm // (registers * block)))
+            )
+            if registers * block <= limits.registers_per_sm:
+                return _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
+        parts *= 2
+    return None
 
 
 def _cluster(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
     """Blocks of a cluster share a row, however short it is."""
+    if problem.fused:
+        return _one_shot(problem, limits, occupancy)
     few = problem.rows < limits.sm_count and problem.cols * problem.held_bytes >= FEW_ROW_BYTES
     plan = _few_rows(problem, limits, occupancy) if few else None
     return plan or _shared_out(problem, limits, occupancy, 2)
@@ -738,7 +802,7 @@ def _staged_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: P
 def _shared(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
     shared_bytes = shared_bytes_of(problem)
     kept_bytes = limits.shared_bytes_per_block
-    if shared_bytes > kept_bytes or problem.peel == 2:  # noqa: PLR2004
+    if shared_bytes > kept_bytes or problem.peel == 2 or problem.fused:  # noqa: PLR2004
         return None
     # as many threads as fill the multiprocessor beside the rows that its shared memory holds
     at_once = max(1, limits.shared_bytes_per_sm // (shared_bytes + limits.reserved_shared_bytes))
@@ -751,12 +815,18 @@ def _shared(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | No
 
 
 def _uncached(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
-    plan = _staged(problem, "uncached", WHOLE_BLOCK[problem.compute_bytes], 0)
+    block = FUSED_BLOCK if problem.fused else WHOLE_BLOCK[problem.compute_bytes]
+    plan = _staged(problem, "uncached", block, 0)
+    if problem.fused:
+        registers = _registers(problem, limits, plan.packs * plan.pack, full=False, hoist=False)
+        plan = dataclasses.replace(plan, least_blocks=max(1, limits.registers_per_sm // (registers * block)))
     return _staged_plan(problem, limits, occupancy, plan)
 
 
 def _split(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
     """As many blocks as the device holds at once share the rows; all of them run, for they wait for one another."""
+    if problem.fused:
+        return None
     resident = SPLIT_BLOCKS if int(limits.compute_capability) >= AMPERE else 1
     block = min(
         WHOLE_BLOCK[problem.compute_bytes] // (4 if problem.peel else 2), limits.threads_per_sm // resident

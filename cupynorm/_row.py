@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import threading
 import warnings
@@ -13,8 +14,11 @@ import numpy as np
 from cupynorm import _compile, _device, _tuned
 from cupynorm._arguments import Call, check, check_eps, view
 from cupynorm._dtypes import Dtype, compute_dtype, cpp, dtype_of
+from cupynorm._expression import DeviceFunction, Expression, traced
 from cupynorm._fusion import Fused, Fusion
 from cupynorm._limits import RECORDED, Limits, active_blocks
+from cupynorm._mask import Mask
+from cupynorm._philox import Dropout
 from cupynorm._plan import Occupancy, Plan, Problem, choose
 from cupynorm._remembered import (
     ALIGNMENT,
@@ -36,14 +40,26 @@ from cupynorm.functors import (
     arguments,
     column,
     direct,
+    fused_load,
+    fused_store,
+    kept,
     lie,
+    mask,
+    operand,
     pack_width,
+    scaled_store,
+    value,
 )
+from cupynorm.reference import LARGEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from cupynorm._nvrtc import Cubin
+
+Function = Expression | DeviceFunction
+Operand = View | float | Dropout
+IDENTITY = Expression(1, (), (0,))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -334,16 +350,226 @@ def run_fused(
     if not call.on_device:
         op.reference(x, gamma, beta, call.axes, exact, call.out, *stats, fusion=fused.on_host())
     elif x.size:
-        _launch_fused(op, call, stats, exact, fused)
+        _launch_fused(op, call, stats, exact, fused, plan)
     results = (call.out, *fused.results, *stats)
     return results if len(results) > 1 else call.out
 
 
-def _launch_fused(op: RowOp, call: Call, stats: Sequence[Any], eps: float, fused: Fused) -> None:
+def _launch_fused(
+    op: RowOp, call: Call, stats: Sequence[Any], eps: float, fused: Fused, plan: str | Plan | None
+) -> None:
     """Launch a checked call with something fused around it, that has rows."""
-    raise NotImplementedError(
-        f"{op.name} with {fused.name} has no kernel yet: it works on NumPy arrays (cupy.asnumpy)"
+    launch_around(
+        op,
+        call.device,
+        view(call.x),
+        call.axes,
+        {name: view(array) for name, array in call.columns.items() if name != "bias"},
+        [array.data.ptr for array in stats],
+        eps,
+        call.compute,
+        around(call, fused),
+        plan,
     )
+
+
+class Around(NamedTuple):
+    """What is computed around an op, in terms of views: results go to outs, what was loaded to `loaded`.
+
+    An operand is an array stretched to x's shape, a number, or a dropout, which is 1 where it keeps and 0 where it drops.
+    scales: where those of rows are written, which their results are divided by; 0: nowhere.
+    """
+
+    outs: tuple[View, ...]
+    load: Function | None = None
+    load_operands: tuple[Operand, ...] = ()
+    mask: Mask | None = None
+    loaded: View | None = None
+    store: Function | None = None
+    store_operands: tuple[Operand, ...] = ()
+    scales: int = 0
+
+
+@functools.cache
+def _adding(*, bias: bool, dropout: bool) -> Function:
+    """Return dropout(x + bias) + alpha * residual, of x, residual, alpha, and of bias and of what dropout keeps and its factor."""
+
+    def add(x: Any, residual: Any, alpha: Any, *others: Any) -> Any:
+        shift, kept, factor = (*others[:bias], *(None,) * (not bias), *others[bias:], *(None, None))[:3]
+        total = x if shift is None else x + shift
+        if kept is not None:
+            total = np.where(kept != 0, total * factor, 0.0)
+        return total + alpha * residual
+
+    count = 3 + bias + 2 * dropout
+    return traced(add, count)
+
+
+@functools.cache
+def _scaling(*, scale: bool, bias: bool) -> Function:
+    """Return x * scale + bias, of x and of those of both that there are."""
+
+    def of(x: Any, *others: Any) -> Any:
+        if scale:
+            x = x * others[0]
+        return x + others[scale] if bias else x
+
+    return traced(of, 1 + scale + bias)
+
+
+@functools.cache
+def _dividing() -> Function:
+    """Return y / scale."""
+    return traced(lambda y, scale: y / scale, 2)
+
+
+def around(call: Call, fused: Fused) -> Around:
+    """Say of a checked fusion what is computed."""
+    shape, out = call.x.shape, view(call.out)
+    what = Around((out,))
+    if fused.mask is not None:
+        mask = fused.mask
+        bias = mask.views().get("bias")
+        scaled = mask.scale != 1
+        operands: list[Operand] = [mask.scale] * scaled
+        operands += [] if bias is None else [bias]
+        what = what._replace(
+            mask=mask, load=_scaling(scale=scaled, bias=bias is not None), load_operands=tuple(operands)
+        )
+    if fused.add is not None:
+        residual, shift, alpha, drop, _ = fused.add
+        operands = [view(residual), alpha]
+        operands += [] if shift is None else [view(shift).broadcast_to(shape)]
+        operands += [] if drop is None else [drop, drop.factor]
+        what = what._replace(
+            load=_adding(bias=shift is not None, dropout=drop is not None),
+            load_operands=tuple(operands),
+            loaded=None if fused.total is None else view(fused.total),
+        )
+    if fused.quantize is not None:
+        scale = fused.quantize.scale
+        if fused.quantize.per_row:
+            what = what._replace(scales=fused.scales.data.ptr)
+        else:
+            given = (
+                view(scale.reshape(())).broadcast_to(shape)
+                if _device.is_device_array(scale)
+                else float(scale)
+            )
+            what = what._replace(store=_dividing(), store_operands=(given,))
+    return what
+
+
+def spelled_around(
+    op: RowOp,
+    x: View,
+    axes: int,
+    columns: Mapping[str, View],
+    stats: Sequence[int],
+    eps: float,
+    compute: Dtype,
+    what: Around,
+) -> Spelled:
+    """Turn views and what is computed around the op into the problem and its structs."""
+    shape = x.shape[len(x.shape) - axes :]
+    rows, cols = math.prod(x.shape[: len(x.shape) - axes]), math.prod(shape)
+    twin = op.twin(compute, stats, eps)
+    gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
+    written = what.outs if what.loaded is None else (*what.outs, what.loaded)
+    pack = pack_width(x, written[0], axes, *written[1:])
+    functions: list[Function] = []
+
+    def operand_of(given: Operand) -> Struct:
+        if isinstance(given, Dropout):
+            return kept(given, cols)
+        if not isinstance(given, View):
+            return value(given, compute)
+        return operand(given, axes, pack, constant=given not in written)
+
+    def name_of(function: Function | None) -> str:
+        functions.append(function or IDENTITY)
+        return f"Function_{functions[-1].key}"
+
+    masked = mask(what.mask, pack)
+    load = direct("DirectLoad", x.split(axes)[0])
+    if what.load is not None or what.mask is not None or what.loaded is not None:
+        operands = [operand_of(each) for each in what.load_operands]
+        load = fused_load(x, axes, name_of(what.load), masked, what.loaded, operands)
+    if what.scales:
+        limit = LARGEST[what.outs[0].dtype.name]
+        store = scaled_store(what.outs[0], axes, gamma, beta, what.scales, limit, compute)
+    else:
+        operands = [operand_of(each) for each in what.store_operands]
+        store = fused_store(what.outs, axes, name_of(what.store), gamma, beta, operands)
+    whole = arguments(twin, load, store, rows, cols)
+    where = () if what.mask is None or what.mask.where is None else (what.mask.views()["where"],)
+    drops = any(isinstance(each, Dropout) for each in what.load_operands)
+    problem = Problem(
+        rows,
+        cols,
+        pack,
+        x.dtype.itemsize,
+        compute.itemsize,
+        tuple(each.dtype.itemsize for each in columns.values()),
+        *(pack, 0, 1),
+        fused=True,
+        beside=_bytes_of((*what.load_operands, *where), axes),
+        ahead=_bytes_of(what.store_operands, axes),
+        others=OF_DROPOUT * drops + sum(_registers_of(each) for each in functions),
+    )
+    texts = [each.struct_text(f"Function_{each.key}") for each in functions]
+    text = _compile.text(op.source, whole.cpp, whole.dtype.itemsize, texts)
+    return Spelled(problem, twin, load, store, whole, text)
+
+
+OF_DROPOUT = 16  # registers that a dropout's random words take while they are made
+
+
+def _registers_of(function: Function) -> int:
+    """Guess how many registers the arithmetic on one pack takes."""
+    steps = len(function.steps) if isinstance(function, Expression) else 2 * MOST_OF_FUNCTION
+    return min(MOST_OF_FUNCTION, 2 * function.inputs + steps)
+
+
+MOST_OF_FUNCTION = 32
+
+
+def _bytes_of(operands: Sequence[Operand], axes: int) -> tuple[int, ...]:
+    """Return the bytes of an element of each array that is loaded along the rows."""
+    return tuple(
+        max(each.dtype.itemsize, 4 if not each.split(axes)[1].is_contiguous() else 0)
+        for each in operands
+        if isinstance(each, View) and any(each.split(axes)[1].strides)
+    )
+
+
+def launch_around(
+    op: RowOp,
+    device: int,
+    x: View,
+    axes: int,
+    columns: Mapping[str, View],
+    stats: Sequence[int],
+    eps: float,
+    compute: Dtype,
+    what: Around,
+    plan: str | Plan | None,
+) -> None:
+    """Launch an op with what is computed around it, on rows that there are."""
+    module = _device.cupy()
+    spelling = spelled_around(op, x, axes, columns, stats, eps, compute, what)
+    with module.cuda.Device(device):
+        _thread.calls.prepare(device)
+        key = (device, spelling.problem, spelling.op.cpp, spelling.arguments.cpp, plan)
+        found = _launches.get(key)
+        if found is None:
+            found = _prepare(device, spelling, plan)
+            with _lock:
+                add(_launches, key, found)
+        arguments = np.array([spelling.arguments.values], dtype=spelling.arguments.dtype)
+        pointer = np.array([arguments.ctypes.data], np.uint64)
+        launch = launcher(found.kernel.pointer, found.plan)
+        launch(module.cuda.get_current_stream().ptr, pointer.ctypes.data, 0)
 
 
 def kernel_of(device: int, what: Spelled, plan: Plan) -> _compile.Kernel:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cupynorm._dtypes import Dtype, cpp
+from cupynorm._dtypes import Dtype, cpp, cpp_of_element
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cupynorm._mask import Mask
+    from cupynorm._philox import Dropout
 
 POINTER = np.dtype(np.uint64)
 EMPTY = np.dtype([("none", np.uint8)])  # C++ gives an empty struct one byte
+ACCESS_BYTES = 16  # the widest access
+NO_BOUND = 1 << 61  # beyond every column, and sums with a row's number stay in 64 bits
 
 
 class View(NamedTuple):
@@ -82,7 +90,9 @@ def direct(name: str, rows: View) -> Struct:
     """Twin of DirectLoad and DirectStore."""
     index = strided(rows)
     dtype = np.dtype([("pointer", POINTER), ("rows", index.dtype)], align=True)
-    return Struct(f"cupynorm::{name}<{cpp(rows.dtype)}, {index.cpp}>", dtype, (rows.pointer, index.values))
+    return Struct(
+        f"cupynorm::{name}<{cpp_of_element(rows.dtype)}, {index.cpp}>", dtype, (rows.pointer, index.values)
+    )
 
 
 def column(parameter: View | None, shape: tuple[int, ...]) -> Struct:
@@ -105,9 +115,152 @@ def affine_store(rows: View, gamma: Struct, beta: Struct) -> Struct:
     to = direct("DirectStore", rows)
     if gamma.dtype == beta.dtype == EMPTY:
         return to
-    dtype = np.dtype([("to", to.dtype), ("gamma", gamma.dtype), ("beta", beta.dtype)], align=True)
-    spelling = f"cupynorm::AffineStore<{cpp(rows.dtype)}, {strided(rows).cpp}, {gamma.cpp}, {beta.cpp}>"
-    return Struct(spelling, dtype, (to.values, gamma.values, beta.values))
+    affine = affine_columns(gamma, beta)
+    dtype = np.dtype([("to", to.dtype), ("affine", affine.dtype)], align=True)
+    spelling = f"cupynorm::AffineStore<{cpp(rows.dtype)}, {strided(rows).cpp}, {affine.cpp}>"
+    return Struct(spelling, dtype, (to.values, affine.values))
+
+
+def affine_columns(gamma: Struct, beta: Struct) -> Struct:
+    """Twin of AffineColumns, spelled as its two template arguments."""
+    dtype = np.dtype([("gamma", gamma.dtype), ("beta", beta.dtype)], align=True)
+    return Struct(f"{gamma.cpp}, {beta.cpp}", dtype, (gamma.values, beta.values))
+
+
+def operand(stretched: View, axes: int, pack: int, *, constant: bool) -> Struct:
+    """Twin of AlongRows, PerRow and Scattered: an array stretched to x's shape. constant: no result goes there."""
+    rows, cols = stretched.split(axes)
+    index, element = strided(rows), cpp_of_element(stretched.dtype)
+    if not any(stride for stride, extent in zip(cols.strides, cols.shape, strict=True) if extent > 1):
+        dtype = np.dtype([("pointer", POINTER), ("rows", index.dtype)], align=True)
+        return Struct(f"cupynorm::PerRow<{element}, {index.cpp}>", dtype, (stretched.pointer, index.values))
+    if cols.is_contiguous():
+        widest = max(1, ACCESS_BYTES // stretched.dtype.itemsize)
+        width = math.gcd(pack, widest, *_starts(stretched, axes))
+        dtype = np.dtype([("pointer", POINTER), ("rows", index.dtype)], align=True)
+        spelling = f"cupynorm::AlongRows<{element}, {index.cpp}, {width}, {'true' if constant else 'false'}>"
+        return Struct(spelling, dtype, (stretched.pointer, index.values))
+    columns = strided(cols)
+    dtype = np.dtype(
+        [("pointer", POINTER), ("rows", index.dtype), ("cols", columns.dtype)],
+        align=True,
+    )
+    spelling = f"cupynorm::Scattered<{element}, {index.cpp}, {columns.cpp}>"
+    return Struct(spelling, dtype, (stretched.pointer, index.values, columns.values))
+
+
+def value(number: float, compute: Dtype) -> Struct:
+    """Twin of Value."""
+    return Struct(f"cupynorm::Value<{cpp(compute)}>", np.dtype([("value", compute)], align=True), (number,))
+
+
+def kept(drop: Dropout, cols: int) -> Struct:
+    """Twin of Kept."""
+    names = ("seed", "offset", "threshold", "cols")
+    dtype = np.dtype([(name, np.int64 if name == "cols" else np.uint64) for name in names], align=True)
+    return Struct("cupynorm::Kept", dtype, (drop.seed, drop.offset, drop.threshold, cols))
+
+
+def in_turn(name: str, each: Sequence[Struct]) -> Struct:
+    """Twin of Operands and Outputs: a list, each of them beside the rest."""
+    spelling = f"cupynorm::{name}<{', '.join(one.cpp for one in each)}>"
+    dtype, values = EMPTY, (0,)
+    for one in reversed(each):
+        dtype = np.dtype([("first", one.dtype), ("rest", dtype)], align=True)
+        values = (one.values, values)  # type: ignore[assignment]
+    return Struct(spelling, dtype, values)
+
+
+def mask(mask: Mask | None, pack: int) -> Struct:
+    """Twin of NoMask and Mask."""
+    if mask is None or not (mask.is_structural or mask.where is not None):
+        return Struct("cupynorm::NoMask", EMPTY, (0,))
+    views = mask.views()
+    where = Struct("cupynorm::NoWhere", EMPTY, (0,))
+    if "where" in views:
+        of = operand(views["where"], mask.axes, pack, constant=True)
+        where = Struct(
+            f"cupynorm::Where<{of.cpp}>", np.dtype([("bytes", of.dtype)], align=True), (of.values,)
+        )
+    structure = _structure(mask, views.get("lengths"))
+    dtype = np.dtype([("structure", structure.dtype), ("where", where.dtype), ("cols", np.int64)], align=True)
+    spelling = f"cupynorm::Mask<{structure.cpp}, {where.cpp}>"
+    return Struct(spelling, dtype, (structure.values, where.values, mask.cols))
+
+
+def _structure(mask: Mask, lengths: View | None) -> Struct:
+    """Twin of AllColumns and Interval."""
+    if not mask.is_structural:
+        return Struct("cupynorm::AllColumns", EMPTY, (0,))
+    of = Struct("cupynorm::NoLengths", EMPTY, (0,))
+    if lengths is not None:
+        index = strided(lengths)
+        dtype = np.dtype([("pointer", POINTER), ("rows", index.dtype)], align=True)
+        spelling = f"cupynorm::PerRow<{cpp_of_element(lengths.dtype)}, {index.cpp}>"
+        of = Struct(spelling, dtype, (lengths.pointer, index.values))
+    band = mask.low is not None or mask.high is not None
+    low = -NO_BOUND if mask.low is None else mask.low
+    high = NO_BOUND if mask.high is None else mask.high
+    names = ("cols", "queries", "low", "high")
+    dtype = np.dtype([("lengths", of.dtype), *((name, np.int64) for name in names)], align=True)
+    flags = ", ".join("true" if each else "false" for each in (mask.left_padded, band))
+    values = (of.values, mask.cols, mask.queries, low, high)
+    return Struct(f"cupynorm::Interval<{of.cpp}, {flags}>", dtype, values)
+
+
+def fused_load(
+    x: View, axes: int, function: str, masked: Struct, keep: View | None, operands: Sequence[Struct]
+) -> Struct:
+    """Twin of FusedLoad. keep: where what is computed goes, too."""
+    index, given = strided(x.split(axes)[0]), in_turn("Operands", operands)
+    keeping = Struct("cupynorm::NotKept", EMPTY, (0,))
+    if keep is not None:
+        to = direct("DirectStore", keep.split(axes)[0])
+        spelling = to.cpp.replace("DirectStore", "KeptIn")
+        keeping = Struct(spelling, np.dtype([("to", to.dtype)], align=True), (to.values,))
+    dtype = np.dtype(
+        [
+            ("pointer", POINTER),
+            ("rows", index.dtype),
+            ("mask", masked.dtype),
+            ("keeping", keeping.dtype),
+            ("operands", given.dtype),
+        ],
+        align=True,
+    )
+    spelling = (
+        f"cupynorm::FusedLoad<{cpp(x.dtype)}, {index.cpp}, cupynorm::{function}, {masked.cpp}, "
+        f"{keeping.cpp}, {given.cpp}>"
+    )
+    values = (x.pointer, index.values, masked.values, keeping.values, given.values)
+    return Struct(spelling, dtype, values)
+
+
+def fused_store(
+    outs: Sequence[View], axes: int, function: str, gamma: Struct, beta: Struct, operands: Sequence[Struct]
+) -> Struct:
+    """Twin of FusedStore."""
+    to = in_turn("Outputs", [direct("DirectStore", out.split(axes)[0]) for out in outs])
+    affine, given = affine_columns(gamma, beta), in_turn("Operands", operands)
+    dtype = np.dtype(
+        [("to", to.dtype), ("affine", affine.dtype), ("operands", given.dtype)],
+        align=True,
+    )
+    spelling = f"cupynorm::FusedStore<cupynorm::{function}, {affine.cpp}, {to.cpp}, {given.cpp}>"
+    return Struct(spelling, dtype, (to.values, affine.values, given.values))
+
+
+def scaled_store(
+    out: View, axes: int, gamma: Struct, beta: Struct, scales: int, limit: float, compute: Dtype
+) -> Struct:
+    """Twin of ScaledStore. scales: where those of the rows go; limit: the largest number that is stored."""
+    to, affine = direct("DirectStore", out.split(axes)[0]), affine_columns(gamma, beta)
+    dtype = np.dtype(
+        [("to", to.dtype), ("affine", affine.dtype), ("scales", POINTER), ("limit", compute)], align=True
+    )
+    arguments = to.cpp.partition("<")[2].removesuffix(">")
+    spelling = f"cupynorm::ScaledStore<{cpp(compute)}, {arguments}, {affine.cpp}>"
+    return Struct(spelling, dtype, (to.values, affine.values, scales, limit))
 
 
 def aligned_elements(pointer: int, dtype: Dtype) -> int:
@@ -115,17 +268,18 @@ def aligned_elements(pointer: int, dtype: Dtype) -> int:
     return max(1, math.gcd(pointer, 16) // dtype.itemsize)
 
 
-def pack_width(x: View, y: View, axes: int) -> int:
-    """Return the widest pack, in elements, that columns, row strides and both pointers allow.
+def pack_width(x: View, y: View, axes: int, *others: View) -> int:
+    """Return the widest pack, in elements, that columns, row strides and all pointers allow.
 
-    A pack of the wider of the two types is at most 16 bytes: every access then fills whole sectors.
+    A pack of the widest of the types is at most 16 bytes: every access then fills whole sectors.
     """
     cols = math.prod(x.split(axes)[1].shape)
-    return math.gcd(_widest(x, y), cols, *_starts(x, axes), *_starts(y, axes))
+    starts = (start for each in (x, y, *others) for start in _starts(each, axes))
+    return math.gcd(_widest(x, y, *others), cols, *starts)
 
 
-def _widest(x: View, y: View) -> int:
-    return 16 // max(x.dtype.itemsize, y.dtype.itemsize)
+def _widest(*each: View) -> int:
+    return ACCESS_BYTES // max(one.dtype.itemsize for one in each)
 
 
 def _starts(each: View, axes: int) -> tuple[int, ...]:

@@ -45,6 +45,7 @@ struct Softmax {
 
   static constexpr bool kHasOrigin = false, kTwoPass = false;
   static T padding() { return -infinity<T>(); }
+  static T dropped() { return 0; }  // what becomes of an element that a mask drops
   static State identity() { return State::identity(); }
 
   // Leaves exp(x - own maximum) in x: finish folds the rescale to the row's maximum into one factor.
@@ -92,6 +93,7 @@ struct LogSoftmax {
 
   static constexpr bool kHasOrigin = false, kTwoPass = false;
   static T padding() { return -infinity<T>(); }
+  static T dropped() { return -infinity<T>(); }  // what becomes of an element that a mask drops
   static State identity() { return State::identity(); }
 
   template <int N, class Valid>

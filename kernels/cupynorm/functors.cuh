@@ -1,9 +1,13 @@
 // Load and Store functors: the only code that knows types, strides and affine parameters. Each has its twin of the same
 // name in cupynorm/functors.py, with the same members in the same order.
 //
-// A Load has `Type` (what shared memory holds of an element) and at(row), which gives a Line: load<N>(col) -> Pack<Type, N>, at
-// multiples of the plan's packs; load_anywhere<N>(col), at any column; address(col), for copies that go ahead.
-// A Store has `Type`, columns<N>(col) -> Columns<N>, the parameters of N columns, the same for every row (columns_anywhere<N> where
+// A Load has `Type` (that of x in memory), `Digits` (the type that can hold what it gives the op), Loaded<N> (N elements as they lie
+// in memory: packs of x and of all else they are computed from), absent<N>(padding) for elements that are not there, and
+// at(row), which gives a Line: load<N>(col) -> Loaded<N>, at multiples of the plan's packs; unpack<N>(loaded, x, col, padding), which
+// computes, and returns a bit for each element that is not dropped; keep<N>(x, col), which writes what was computed. kDrops: it
+// drops elements, kKeeps: it writes. kDirect: there is x and nothing else: Loaded<N> is Pack<Type, N>, absent elements become
+// padding themselves, and Line has load_anywhere<N>(col), at any column, and address(col), for copies that go ahead, too.
+// A Store has `Type`, `kBytes` (of its widest result's element), columns<N>(col) -> Columns<N>, the parameters of N columns, the same for every row (columns_anywhere<N> where
 // col may be any), and at(row), which gives a Line: store<N>(values, columns, col); head<N>(), how many elements lie before the
 // first that is aligned to N; address(). Columns may wait in registers: hide() keeps them packed there. All are asked only for
 // columns below cols.
@@ -23,7 +27,9 @@ struct Strided {
     int64 sum = 0;
 #pragma unroll
     for (int axis = kAxes - 1; axis > 0; --axis) {
-      int64 outer = index / extent[axis];
+      // a division of 64 bits takes five times as long, and rows of several axes divide for each row
+      const bool fits = (index | extent[axis]) >> 32 == 0;
+      const int64 outer = fits ? int64(unsigned(index) / unsigned(extent[axis])) : index / extent[axis];
       sum += (index - outer * extent[axis]) * stride[axis];
       index = outer;
     }
@@ -34,8 +40,17 @@ struct Strided {
 template <typename T, int kAxes>
 struct DirectLoad {
   using Type = T;
+  using Digits = T;
+  static constexpr bool kDirect = true, kDrops = false, kKeeps = false;
   const T* pointer;  // first element of the first row
   Strided<kAxes> rows;
+
+  template <int N>
+  using Loaded = Pack<T, N>;
+  template <int N, typename Compute>
+  static Pack<T, N> absent(Compute padding) {
+    return pack_filled<T, N>(padding);
+  }
 
   struct Line {
     const T* pointer;
@@ -46,6 +61,11 @@ struct DirectLoad {
     template <int N>
     Pack<T, N> load_anywhere(int64 col) const {
       return load_pack_anywhere<T, N>(pointer + col);
+    }
+    template <int N, typename Compute, typename Index>
+    static unsigned unpack(const Pack<T, N>& loaded, Compute* x, Index, Compute) {
+      cupynorm::unpack<N>(loaded, x);
+      return ~0u;
     }
     template <typename Index>
     const void* address(Index col) const {
@@ -62,9 +82,13 @@ struct NoColumns {
 template <typename T, int kAxes>
 struct DirectStore {
   using Type = T;
+  static constexpr int kBytes = sizeof(T);
+  static constexpr bool kAhead = false, kScales = false;
   T* pointer;
   Strided<kAxes> rows;
 
+  template <int N>
+  using Ahead = NoColumns;
   template <int N>
   using Columns = NoColumns;
   template <int N, typename Index>
@@ -178,11 +202,14 @@ struct Affine<Gamma, Beta, false, true> {
   void hide() { beta.hide(); }
 };
 
-// y * gamma + beta, rounded once.
-template <typename T, int kAxes, class Gamma, class Beta>
-struct AffineStore {
-  using Type = T;
-  DirectStore<T, kAxes> to;
+template <class Gamma, class Beta>
+struct Affine<Gamma, Beta, false, false> {
+  void hide() {}
+};
+
+// gamma and beta of all columns: z = y * gamma + beta.
+template <class Gamma, class Beta>
+struct AffineColumns {
   Gamma gamma;
   Beta beta;
 
@@ -204,6 +231,44 @@ struct AffineStore {
     return columns;
   }
 
+  template <int N, typename Compute>
+  static void apply(const Compute (&y)[N], const Columns<N>& columns, Compute (&z)[N]) {
+    Compute scale[N], shift[N];
+    if constexpr (Gamma::kPresent) unpack<N>(columns.gamma, scale);
+    if constexpr (Beta::kPresent) unpack<N>(columns.beta, shift);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if constexpr (Gamma::kPresent && Beta::kPresent) z[i] = multiply_add(y[i], scale[i], shift[i]);
+      else if constexpr (Gamma::kPresent) z[i] = y[i] * scale[i];
+      else if constexpr (Beta::kPresent) z[i] = y[i] + shift[i];
+      else z[i] = y[i];
+    }
+  }
+};
+
+// y * gamma + beta, rounded once.
+template <typename T, int kAxes, class Gamma, class Beta>
+struct AffineStore {
+  using Type = T;
+  using Affines = AffineColumns<Gamma, Beta>;
+  static constexpr int kBytes = sizeof(T);
+  static constexpr bool kAhead = false, kScales = false;
+  DirectStore<T, kAxes> to;
+  Affines affine;
+
+  template <int N>
+  using Ahead = NoColumns;
+  template <int N>
+  using Columns = typename Affines::template Columns<N>;
+  template <int N, typename Index>
+  Columns<N> columns(Index col) const {
+    return affine.template columns<N>(col);
+  }
+  template <int N>
+  Columns<N> columns_anywhere(int64 col) const {
+    return affine.template columns_anywhere<N>(col);
+  }
+
   struct Line {
     typename DirectStore<T, kAxes>::Line to;
     T* address() const { return to.address(); }
@@ -214,15 +279,8 @@ struct AffineStore {
 
     template <int N, bool kWhole = false, typename Compute, typename Index>
     void store(const Compute (&y)[N], const Columns<N>& columns, Index col) const {
-      Compute z[N], scale[N], shift[N];
-      if constexpr (Gamma::kPresent) unpack<N>(columns.gamma, scale);
-      if constexpr (Beta::kPresent) unpack<N>(columns.beta, shift);
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        if constexpr (Gamma::kPresent && Beta::kPresent) z[i] = multiply_add(y[i], scale[i], shift[i]);
-        else if constexpr (Gamma::kPresent) z[i] = y[i] * scale[i];
-        else z[i] = y[i] + shift[i];
-      }
+      Compute z[N];
+      Affines::template apply<N>(y, columns, z);
       to.template store<N, kWhole>(z, NoColumns{}, col);
     }
   };

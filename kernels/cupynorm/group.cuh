@@ -63,6 +63,36 @@ inline typename Op::State summarize_lanes(typename Op::Compute (&x)[N], Valid va
   }
 }
 
+// The largest magnitude of some elements, reduced as an op's State is: by the bits of |x|, which are in the order of the numbers,
+// with inf and nan above all.
+template <typename T>
+struct Magnitude {
+  using Compute = T;
+  using Bits = decltype(magnitude_bits(T()));
+  struct State {
+    Bits max;
+  };
+  static constexpr bool kTwoPass = false;
+  static State identity() { return {0}; }
+
+  template <int N>
+  static State of(const T (&x)[N]) {
+    Bits max = magnitude_bits(x[0]);
+#pragma unroll
+    for (int i = 1; i < N; ++i) max = larger(max, magnitude_bits(x[i]));
+    return {max};
+  }
+  template <bool kEqual>
+  static State merge(State a, State b) {
+    return {larger(a.max, b.max)};
+  }
+  template <class Lanes>
+  static State gather(State s, Lanes lanes) {
+    return {lanes.max(s.max)};
+  }
+  static State rebase(State s, T, T) { return s; }
+};
+
 // A warp's state in shared memory, and the value that it counts from.
 template <class Op>
 struct Slot {

@@ -48,6 +48,16 @@ inline double magnitude(double x) { return fabs(x); }
 inline float larger(float a, float b) { return fmaxf(a, b); }
 inline double larger(double a, double b) { return fmax(a, b); }
 
+inline unsigned larger(unsigned a, unsigned b) { return a > b ? a : b; }
+inline unsigned long long larger(unsigned long long a, unsigned long long b) { return a > b ? a : b; }
+
+inline unsigned magnitude_bits(float x) { return as_bits(x) & 0x7fffffffu; }
+inline unsigned long long magnitude_bits(double x) {
+  return static_cast<unsigned long long>(high_word(x) & 0x7fffffffu) << 32 | low_word(x);
+}
+inline float from_bits(unsigned bits) { return as_float(bits); }
+inline double from_bits(unsigned long long bits) { return as_double(unsigned(bits), unsigned(bits >> 32)); }
+
 inline float smaller(float a, float b) { return fminf(a, b); }
 inline double smaller(double a, double b) { return fmin(a, b); }
 

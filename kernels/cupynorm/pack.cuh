@@ -32,8 +32,11 @@ inline void load_words(const void* p, unsigned* word) {
   } else if constexpr (kBytes == 4) {
     const unsigned* q = static_cast<const unsigned*>(p);
     word[0] = kConstant ? __ldg(q) : *q;
-  } else {
+  } else if constexpr (kBytes == 2) {
     const unsigned short* q = static_cast<const unsigned short*>(p);
+    word[0] = kConstant ? __ldg(q) : *q;
+  } else {
+    const unsigned char* q = static_cast<const unsigned char*>(p);
     word[0] = kConstant ? __ldg(q) : *q;
   }
 }
@@ -48,7 +51,8 @@ inline void store_words(void* p, const unsigned* word) {
   if constexpr (kBytes == 16) *static_cast<uint4*>(p) = uint4{word[0], word[1], word[2], word[3]};
   else if constexpr (kBytes == 8) *static_cast<uint2*>(p) = uint2{word[0], word[1]};
   else if constexpr (kBytes == 4) *static_cast<unsigned*>(p) = word[0];
-  else *static_cast<unsigned short*>(p) = static_cast<unsigned short>(word[0]);
+  else if constexpr (kBytes == 2) *static_cast<unsigned short*>(p) = static_cast<unsigned short>(word[0]);
+  else *static_cast<unsigned char*>(p) = static_cast<unsigned char>(word[0]);
 }
 
 // N elements at p in accesses of kWidth elements, 16 bytes at most; p must be aligned to one access.
@@ -62,9 +66,10 @@ inline Pack<T, N> load_pack(const T* p) {
     if constexpr (kBytes >= 4) {
       load_words<kBytes, kConstant>(bytes + i * kBytes, pack.word + i * (kBytes / 4));
     } else {
+      constexpr int kPieces = 4 / kBytes;  // of a word
       unsigned piece[1];
-      load_words<2, kConstant>(bytes + i * 2, piece);
-      pack.word[i / 2] = i % 2 ? pack.word[i / 2] | piece[0] << 16 : piece[0];
+      load_words<kBytes, kConstant>(bytes + i * kBytes, piece);
+      pack.word[i / kPieces] = i % kPieces ? pack.word[i / kPieces] | piece[0] << 8 * kBytes * (i % kPieces) : piece[0];
     }
   }
   return pack;
@@ -133,6 +138,74 @@ inline void unpack(const Pack<double, N>& pack, Compute* x) {
   for (int i = 0; i < N; ++i) x[i] = Compute(as_double(pack.word[2 * i], pack.word[2 * i + 1]));
 }
 
+// Integers, of which the largest are rounded: these are operands, and nothing is stored so but int8.
+template <int N, typename Compute>
+inline void unpack(const Pack<signed char, N>& pack, Compute* x) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = Compute(static_cast<signed char>(pack.word[i / 4] >> 8 * (i % 4)));
+}
+
+template <int N, typename Compute>
+inline void unpack(const Pack<unsigned char, N>& pack, Compute* x) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = Compute(pack.word[i / 4] >> 8 * (i % 4) & 0xff);
+}
+
+template <int N, typename Compute>
+inline void unpack(const Pack<short, N>& pack, Compute* x) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = Compute(static_cast<short>(pack.word[i / 2] >> 16 * (i % 2)));
+}
+
+template <int N, typename Compute>
+inline void unpack(const Pack<unsigned short, N>& pack, Compute* x) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = Compute(pack.word[i / 2] >> 16 * (i % 2) & 0xffff);
+}
+
+template <int N, typename Compute>
+inline void unpack(const Pack<int, N>& pack, Compute* x) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = Compute(int(pack.word[i]));
+}
+
+template <int N, typename Compute>
+inline void unpack(const Pack<unsigned, N>& pack, Compute* x) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = Compute(pack.word[i]);
+}
+
+inline unsigned long long words_together(unsigned low, unsigned high) { return static_cast<unsigned long long>(high) << 32 | low; }
+
+template <int N, typename Compute>
+inline void unpack(const Pack<int64, N>& pack, Compute* x) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = Compute(int64(words_together(pack.word[2 * i], pack.word[2 * i + 1])));
+}
+
+template <int N, typename Compute>
+inline void unpack(const Pack<unsigned long long, N>& pack, Compute* x) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = Compute(words_together(pack.word[2 * i], pack.word[2 * i + 1]));
+}
+
+// To a byte: the nearest that there is, to even in the middle, the largest for larger ones.
+inline unsigned round_to_byte(signed char, float x) { return float_to_int8(x); }
+inline unsigned round_to_byte(float8_e4m3fn, float x) { return float_to_float8<3, 7, 0x7e>(x); }
+inline unsigned round_to_byte(float8_e5m2, float x) { return float_to_float8<2, 15, 0x7b>(x); }
+// int8 of a double that is no integer, and of the middle of two: the float rounded to odd is neither, and on the same side.
+template <typename T>
+inline unsigned round_to_byte(T type, double x) {
+  return round_to_byte(type, double_to_float_to_odd(x));
+}
+inline unsigned round_bytes(signed char, float a, float b, float c, float d) { return floats_to_int8s(a, b, c, d); }
+inline unsigned round_bytes(float8_e4m3fn, float a, float b, float c, float d) { return floats_to_e4m3s(a, b) | floats_to_e4m3s(c, d) << 16; }
+inline unsigned round_bytes(float8_e5m2, float a, float b, float c, float d) { return floats_to_e5m2s(a, b) | floats_to_e5m2s(c, d) << 16; }
+template <typename T>
+inline unsigned round_bytes(T type, double a, double b, double c, double d) {
+  return round_to_byte(type, a) | round_to_byte(type, b) << 8 | round_to_byte(type, c) << 16 | round_to_byte(type, d) << 24;
+}
+
 inline unsigned round_to(half, float x) { return float_to_half(x); }
 inline unsigned round_to(half, double x) { return double_to_half(x); }
 inline unsigned round_to(bfloat16, float x) { return float_to_bfloat16(x); }
@@ -153,6 +226,12 @@ inline Pack<T, N> pack_from(const Compute* x) {
   } else if constexpr (sizeof(T) == 4) {
 #pragma unroll
     for (int i = 0; i < N; ++i) pack.word[i] = as_bits(float(x[i]));
+  } else if constexpr (sizeof(T) == 1 && N < 4) {
+    pack.word[0] = round_to_byte(T{}, x[0]);
+    if constexpr (N == 2) pack.word[0] |= round_to_byte(T{}, x[1]) << 8;
+  } else if constexpr (sizeof(T) == 1) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) pack.word[i / 4] = round_bytes(T{}, x[i], x[i + 1], x[i + 2], x[i + 3]);
   } else if constexpr (N == 1) {
     pack.word[0] = round_to(T{}, x[0]);
   } else {

@@ -14,6 +14,14 @@ struct bfloat16 {
   unsigned short bits;
 };
 
+struct float8_e4m3fn {
+  unsigned char bits;
+};
+
+struct float8_e5m2 {
+  unsigned char bits;
+};
+
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
@@ -228,6 +236,11 @@ inline unsigned floats_to_halves(float low, float high) {
 #endif
 }
 
+// The nearest integer, to even in the middle; 0 for nan, the nearest int for what is beyond.
+inline int float_to_int(float x) { return __float2int_rn(x); }
+// a * b, both halves
+inline unsigned multiply_high(unsigned a, unsigned b) { return __umulhi(a, b); }
+
 #else  // the twins
 
 template <typename To, typename From>
@@ -269,6 +282,11 @@ template <int kCount>
 inline void await_letters(const Letter* from, unsigned (&word)[kCount], SIMULATOR_HERE) {
   for (int i = 0; i < kCount; ++i) simulator::await_high_word(&from[i].bits, {"await_letters", file, line}), word[i] = unsigned(from[i].bits);
 }
+
+inline int float_to_int(float x) {
+  return x != x ? 0 : x >= 2147483648.0f ? 2147483647 : x < -2147483648.0f ? -2147483647 - 1 : int(std::nearbyint(x));
+}
+inline unsigned multiply_high(unsigned a, unsigned b) { return unsigned(static_cast<unsigned long long>(a) * b >> 32); }
 
 inline void store_pair(void* to, unsigned a, unsigned b) { *static_cast<uint2*>(to) = uint2{a, b}; }
 inline void store_quad(void* to, unsigned a, unsigned b, unsigned c, unsigned d) { *static_cast<uint4*>(to) = uint4{a, b, c, d}; }
@@ -338,6 +356,60 @@ inline unsigned floats_to_bfloat16s(float low, float high) {
 inline float double_to_float_to_odd(double x) {
   float truncated = double_to_float_toward_zero(x);
   return double(truncated) == x || x != x ? truncated : as_float(as_bits(truncated) | 1);
+}
+
+// -128 to 127: beyond them the nearest; 0 for nan. In the low byte.
+inline unsigned float_to_int8(float x) {
+  const int i = float_to_int(x);
+  return unsigned(i < -128 ? -128 : i > 127 ? 127 : i) & 0xff;
+}
+
+inline unsigned floats_to_int8s(float a, float b, float c, float d) {
+#if defined(__CUDACC_RTC__) && __CUDA_ARCH__ >= 720
+  unsigned word;
+  asm("{\n.reg .b32 high;\ncvt.pack.sat.s8.s32.b32 high, %4, %3, 0;\ncvt.pack.sat.s8.s32.b32 %0, %2, %1, high;\n}"
+      : "=r"(word)
+      : "r"(float_to_int(a)), "r"(float_to_int(b)), "r"(float_to_int(c)), "r"(float_to_int(d)));
+  return word;
+#else
+  return float_to_int8(a) | float_to_int8(b) << 8 | float_to_int8(c) << 16 | float_to_int8(d) << 24;
+#endif
+}
+
+// A number of 8 bits: sign, exponent, kFraction bits; kLargest is the largest finite one, which larger ones become, inf too. nan is 0x7f.
+template <int kFraction, int kBias, unsigned kLargest>
+inline unsigned float_to_float8(float x) {
+  constexpr int kDropped = 23 - kFraction;
+  const unsigned bits = as_bits(x), sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return 0x7f;
+  unsigned rounded;
+  if (magnitude < unsigned(128 - kBias) << 23) {  // subnormal: the sum's last place is the unit of those
+    const float unit = as_float(unsigned(128 - kBias - kFraction + 23) << 23);
+    rounded = as_bits(as_float(magnitude) + unit) - as_bits(unit);
+  } else {
+    rounded = (magnitude + ((1u << (kDropped - 1)) - 1) + (magnitude >> kDropped & 1)) >> kDropped;
+    rounded -= unsigned(127 - kBias) << kFraction;
+  }
+  return sign | (rounded < kLargest ? rounded : kLargest);
+}
+
+inline unsigned floats_to_e4m3s(float low, float high) {
+#if defined(__CUDACC_RTC__) && __CUDA_ARCH__ >= 890
+  unsigned short pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return float_to_float8<3, 7, 0x7e>(low) | float_to_float8<3, 7, 0x7e>(high) << 8;
+#endif
+}
+inline unsigned floats_to_e5m2s(float low, float high) {
+#if defined(__CUDACC_RTC__) && __CUDA_ARCH__ >= 890
+  unsigned short pair;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return float_to_float8<2, 15, 0x7b>(low) | float_to_float8<2, 15, 0x7b>(high) << 8;
+#endif
 }
 
 }  // namespace cupynorm

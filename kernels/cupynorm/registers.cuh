@@ -68,6 +68,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   using Compute = typename Op::Compute;
   using State = typename Op::State;
   using Type = typename Load::Type;
+  using Digits = typename Load::Digits;
+  using Loaded = typename Load::template Loaded<Shape::kPack>;
   using Columns = typename Store::template Columns<Shape::kPack>;
   using Column = typename Store::template Columns<1>;
   constexpr int kPack = Shape::kPack, kPacks = Shape::kPacks, kGroup = Shape::kGroup, kRows = Shape::kRows, kParts = Shape::kParts;
@@ -76,18 +78,27 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   constexpr int kLone = Shape::kPeel > 0 ? 1 : 0;  // element of a thread that is in no pack: the last
   constexpr int kPacked = kPack * kPacks, kElements = kPacked + kLone;
   constexpr bool kFull = Shape::kFull;
+  static_assert(Load::kDirect || (Shape::kStages == 0 && Shape::kPeel == 0), "what is computed from several arrays lies in packs");
+  static_assert(!Load::kDrops || kPacked <= 32, "a bit for each element");
   // one pass over a thread's elements will do: 0.01 to 0.02 faster
-  constexpr bool kShort = sizeof(Type) == 2 && sizeof(typename Store::Type) == 2 && kParts * kGroup * kPacked <= 2048;
+  constexpr bool kShort = sizeof(Digits) == 2 && Store::kBytes <= 2 && kParts * kGroup * kPacked <= 2048;
   // packs of a thread that are never missing; cutting a row into parts may leave one of them with less
   constexpr int kSure = kFull ? kPacks : kParts > 1 ? 0 : kPacks - 1;
   const int lane = threadIdx.x % kGroup, group = threadIdx.x / kGroup, cols = int(a.cols);
   const int part = kParts > 1 ? block_of_cluster() : 0;
   __shared__ Slot<Op> slots[kWarps > 1 ? 2 : 1][kRows][kGroups][kWarps > 1 ? kWarps : 1];
   __shared__ Mail<Op, kParts> mails[kParts > 1 ? 2 : 1];
+  // of the largest results: one of each will do, since the states' barrier and letters stand between two uses
+  using Largest = Magnitude<Compute>;
+  __shared__ Slot<Largest> largest_slots[kRows][kGroups][kWarps > 1 ? kWarps : 1];
+  __shared__ Mail<Largest, kParts> largest_mail;
   int turn = 0;
-  unsigned parity = 0;
+  unsigned parity = 0, largest_parity = 0;
   if constexpr (kParts > 1) {
     if (threadIdx.x < 2) make_signal(&mails[threadIdx.x].signal);
+    if constexpr (Store::kScales) {
+      if (threadIdx.x == 0) make_signal(&largest_mail.signal);
+    }
     cluster_arrive();  // this block has begun: others may write into it
   }
 
@@ -152,7 +163,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const int64 row = row_of(base, r);
-      around[r] = row < a.rows && alone() ? a.load.at(row).template load<1>(lone()) : pack_filled<Type, 1>(Op::padding());
+      if constexpr (kLone > 0)
+        around[r] = row < a.rows && alone() ? a.load.at(row).template load<1>(lone()) : pack_filled<Type, 1>(Op::padding());
     }
   };
   int stage = 0;
@@ -180,7 +192,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   }
   for (int64 base = first; base < limit; base += step) {
     if constexpr (Shape::kStages > 0) wait_for_copies<(Shape::kStages > 0 ? Shape::kStages - 1 : 0)>();
-    Pack<Type, kPack> loaded[kRows][kPacks];
+    Loaded loaded[kRows][kPacks];
+    typename Load::Line lines[kRows];
+    typename Store::Line targets[kRows];
+    typename Store::template Ahead<kPack> ahead[kRows][kPacks];
+    unsigned keeps[kRows];  // a bit for each element: it is not dropped
     Compute origin[kRows], x[kRows][kElements];
     State mine[kRows], total[kRows];
     if constexpr (kLone > 0 && Shape::kStages == 0) {
@@ -191,7 +207,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     for (int r = 0; r < kRows; ++r) {
       const int64 row = row_of(base, r);
       const bool here = row < a.rows;
-      const auto line = a.load.at(here ? row : 0);
+      const auto line = lines[r] = a.load.at(here ? row : 0);
+      if constexpr (Store::kAhead) targets[r] = a.store.at(here ? row : 0);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         if (here && has(p)) {
@@ -199,7 +216,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
           else if constexpr (Shape::kPeel == 2) loaded[r][p] = line.template load_anywhere<kPack>(col(p));
           else loaded[r][p] = line.template load<kPack>(col(p));
         } else {
-          loaded[r][p] = pack_filled<Type, kPack>(Op::padding());
+          loaded[r][p] = Load::template absent<kPack>(Op::padding());
+        }
+        if constexpr (Store::kAhead) {
+          if (here && has(p)) ahead[r][p] = targets[r].template ahead<kPack>(col(p));
         }
       }
     }
@@ -223,7 +243,20 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) unpack<kPack>(loaded[r][p], x[r] + p * kPack);
+      for (int p = 0; p < kPacks; ++p) {
+        Compute* const values = x[r] + p * kPack;
+        if (Load::kDirect || has(p)) {
+          const unsigned bits = lines[r].template unpack<kPack>(loaded[r][p], values, col(p), Op::padding());
+          if constexpr (Load::kDrops) keeps[r] = p == 0 ? bits : keeps[r] | bits << (p * kPack);
+          if constexpr (Load::kKeeps) {
+            if (row_of(base, r) < a.rows) lines[r].template keep<kPack>(values, col(p));
+          }
+        } else {
+          if (Load::kDrops && p == 0) keeps[r] = 0;
+#pragma unroll
+          for (int i = 0; i < kPack; ++i) values[i] = Op::padding();
+        }
+      }
       if constexpr (kLone > 0) unpack<1>(around[r], x[r] + kPacked);
       origin[r] = 0;
       if constexpr (Op::kHasOrigin) {  // each warp takes its own: the row's would be one more access to memory
@@ -231,7 +264,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         Compute leading[kLeading < 4 ? kLeading : 4];
 #pragma unroll
         for (int i = 0; i < (kLeading < 4 ? kLeading : 4); ++i) leading[i] = x[r][i];
-        origin[r] = __shfl_sync(kAllLanes, Op::origin_of(leading, Type()), 0, kLanes);
+        origin[r] = __shfl_sync(kAllLanes, Op::origin_of(leading, Digits()), 0, kLanes);
       }
       total[r] = summarize_lanes<Op, kFull, kShort, kLanes>(x[r], valid, count, origin[r], mine[r]);
     }
@@ -253,27 +286,89 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       for (int p = 0; p < kPacks; ++p) columns[p].hide();
     }
     if constexpr (kLone > 0 && Shape::kHoist > 0) column.hide();
+    if constexpr (Store::kAhead) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int64 row = row_of(base, r);
-      if (row >= a.rows) continue;
-      const typename Op::Row whole = a.op.finish(mine[r], total[r], cols, origin[r]);
-      if (lane == 0 && part == 0) a.op.save(row, whole);
-      const auto line = a.store.at(row);
+      for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        if (!has(p)) continue;
-        Compute y[kPack];
-#pragma unroll
-        for (int i = 0; i < kPack; ++i) y[i] = Op::map(x[r][p * kPack + i], whole);
-        if constexpr (Shape::kHoist % 2 == 1) line.template store<kPack, (kLone > 0)>(y, columns[p], col(p));
-        else if constexpr (Shape::kHoist == 2) line.template store<kPack, (kLone > 0)>(y, kept_columns(p), col(p));
-        else line.template store<kPack, (kLone > 0)>(y, parameters(p), col(p));
+        for (int p = 0; p < kPacks; ++p) ahead[r][p].hide();
       }
-      if constexpr (kLone > 0) {
-        if (alone()) {
-          const Compute y[1] = {Op::map(x[r][kPacked], whole)};
-          line.template store<1>(y, Shape::kHoist > 0 ? column : a.store.template columns<1>(lone()), lone());
+    }
+    auto columns_of = [&](int p) {
+      if constexpr (Shape::kHoist % 2 == 1) return columns[p];
+      else return parameters(p);
+    };
+    auto map = [&](int r, int p, const typename Op::Row& whole, Compute (&y)[kPack]) {
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) {
+        y[i] = Op::map(x[r][p * kPack + i], whole);
+        if constexpr (Load::kDrops) y[i] = keeps[r] >> (p * kPack + i) & 1 ? y[i] : Op::dropped();
+      }
+    };
+    if constexpr (Store::kScales) {
+      typename Largest::State largest[kRows];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const typename Op::Row whole = a.op.finish(mine[r], total[r], cols, origin[r]);
+        const int64 row = row_of(base, r);
+        if (row < a.rows && lane == 0 && part == 0) a.op.save(row, whole);
+        largest[r] = Largest::identity();
+#pragma unroll
+        for (int p = 0; p < kPacks; ++p) {
+          if (!has(p)) continue;
+          Compute y[kPack], z[kPack];
+          map(r, p, whole, y);
+          Store::template finish<kPack>(y, columns_of(p), z);
+          largest[r] = Largest::template merge<false>(largest[r], Largest::of(z));
+#pragma unroll
+          for (int i = 0; i < kPack; ++i) x[r][p * kPack + i] = z[i];
+        }
+        largest[r] = reduce_lanes<Largest, false, kLanes>(largest[r]);
+        origin[r] = 0;
+      }
+      if constexpr (kWarps > 1) reduce_warps<Largest, false, kWarps>(largest, origin, largest_slots, group, lane / kWarp);
+      if constexpr (kParts > 1) {
+        reduce_blocks<Largest, false>(largest[0], origin[0], largest_mail, part, largest_parity);
+        largest_parity ^= 1;
+      }
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const int64 row = row_of(base, r);
+        if (row >= a.rows) continue;
+        const auto scale = a.store.scale_of(largest[r].max);
+        if (lane == 0 && part == 0) a.store.save(row, scale);
+        const auto line = a.store.at(row);
+#pragma unroll
+        for (int p = 0; p < kPacks; ++p) {
+          if (!has(p)) continue;
+          Compute z[kPack];
+#pragma unroll
+          for (int i = 0; i < kPack; ++i) z[i] = x[r][p * kPack + i];
+          line.template store_scaled<kPack>(z, scale, col(p));
+        }
+      }
+    } else {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const int64 row = row_of(base, r);
+        if (row >= a.rows) continue;
+        const typename Op::Row whole = a.op.finish(mine[r], total[r], cols, origin[r]);
+        if (lane == 0 && part == 0) a.op.save(row, whole);
+        const auto line = a.store.at(row);
+#pragma unroll
+        for (int p = 0; p < kPacks; ++p) {
+          if (!has(p)) continue;
+          Compute y[kPack];
+          map(r, p, whole, y);
+          if constexpr (Store::kAhead) targets[r].template store<kPack>(y, columns_of(p), ahead[r][p], col(p));
+          else if constexpr (Shape::kHoist % 2 == 1) line.template store<kPack, (kLone > 0)>(y, columns[p], col(p));
+          else if constexpr (Shape::kHoist == 2) line.template store<kPack, (kLone > 0)>(y, kept_columns(p), col(p));
+          else line.template store<kPack, (kLone > 0)>(y, parameters(p), col(p));
+        }
+        if constexpr (kLone > 0) {
+          if (alone()) {
+            const Compute y[1] = {Op::map(x[r][kPacked], whole)};
+            line.template store<1>(y, Shape::kHoist > 0 ? column : a.store.template columns<1>(lone()), lone());
+          }
         }
       }
     }

@@ -29,6 +29,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
   using Compute = typename Op::Compute;
   using State = typename Op::State;
   using Type = typename Load::Type;
+  using Digits = typename Load::Digits;
+  using Loaded = typename Load::template Loaded<Shape::kPack>;
   constexpr int kPack = Shape::kPack, kPacks = Shape::kPacks, kBlock = Shape::kBlock, kWarps = kBlock / kWarp;
   constexpr int kPackBytes = kPack * int(sizeof(Type)), kRoom = Shape::kKept / kPackBytes;
   constexpr int kBatches = kRoom > 0 ? 4 : 0;  // that arrive one after the other: the first is reduced while others are on their way
@@ -37,6 +39,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
   constexpr int kMails = kCluster ? Shape::kParts : 1;
   __shared__ Slot<Op> warps[2][1][1][kWarps];
   __shared__ Mail<Op, kMails> mails[kCluster ? 2 : 1];
+  static_assert(Load::kDirect || (Shape::kPeel == 0 && Shape::kKept == 0), "what is computed from several arrays is read twice");
+  static_assert(!Store::kScales || (Shape::kParts == 1 && Shape::kKept == 0), "one block finds the largest of a row's results");
+  using Largest = Magnitude<Compute>;
+  __shared__ Slot<Largest> largest_slots[1][1][kWarps];
   const int part = kGrid ? blockIdx.y : kCluster ? block_of_cluster() : 0, parts = kGrid ? gridDim.y : Shape::kParts;
   const int warp = threadIdx.x / kWarp;
   const int64 first = kCluster ? blockIdx.x / kMails : blockIdx.x, step = kCluster ? gridDim.x / kMails : gridDim.x;
@@ -119,14 +125,32 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
       if constexpr (Shape::kPeel == 2) return from.template load_anywhere<kPack>(now.base + number * kPack);
       else return from.template load<kPack>(now.base + number * kPack);
     };
-    auto load_kept = [&](int number) { return load_pack<Type, kPack>(memory + number * kPack); };
-    auto map = [&](int64 number, const Pack<Type, kPack>& loaded, typename Op::Row whole) {
-      Compute y[kPack];
-      unpack<kPack>(loaded, y);
+    auto load_kept = [&](int number) {
+      if constexpr (kRoom > 0) return load_pack<Type, kPack>(memory + number * kPack);
+      else return Load::template absent<kPack>(Op::padding());
+    };
+    auto col_of = [&](int64 number) { return now.base + number * kPack; };
+    auto map_loaded = [&](int64 number, const Loaded& loaded, typename Op::Row whole, Compute (&y)[kPack]) {
+      const unsigned keeps = from.template unpack<kPack>(loaded, y, col_of(number), Op::padding());
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) y[i] = Op::map_raw(y[i], whole);
-      const int64 col = now.base + number * kPack;
-      if constexpr (kPeeled) to.template store<kPack, true>(y, a.store.template columns_anywhere<kPack>(col), col);
+      for (int i = 0; i < kPack; ++i) {
+        y[i] = Op::map_raw(y[i], whole);
+        if constexpr (Load::kDrops) y[i] = keeps >> i & 1 ? y[i] : Op::dropped();
+      }
+    };
+    auto map = [&](int64 number, const Loaded& loaded, typename Op::Row whole) {
+      Compute y[kPack];
+      const int64 col = col_of(number);
+      typename Store::template Ahead<kPack> ahead;
+      if constexpr (Store::kAhead) ahead = to.template ahead<kPack>(col);
+      if constexpr (Load::kKeeps) {
+        Compute x[kPack];
+        from.template unpack<kPack>(loaded, x, col, Op::padding());
+        from.template keep<kPack, true>(x, col);
+      }
+      map_loaded(number, loaded, whole, y);
+      if constexpr (Store::kAhead) to.template store<kPack, true>(y, a.store.template columns<kPack>(col), ahead, col);
+      else if constexpr (kPeeled) to.template store<kPack, true>(y, a.store.template columns_anywhere<kPack>(col), col);
       else to.template store<kPack, true>(y, a.store.template columns<kPack>(col), col);
     };
     // the elements around the packs: one for each of the first threads
@@ -142,26 +166,26 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
 
     Compute origin[1] = {0};
     State total[1] = {Op::identity()};
-    auto add = [&](const auto& loaded) {
+    auto add = [&](const auto& loaded, auto begin) {
       constexpr int kCount = int(sizeof(loaded) / sizeof(loaded[0]));
       Compute x[kPack * kCount];
 #pragma unroll
-      for (int p = 0; p < kCount; ++p) unpack<kPack>(loaded[p], x + p * kPack);
+      for (int p = 0; p < kCount; ++p) from.template unpack<kPack>(loaded[p], x + p * kPack, col_of(begin + p * kBlock), Op::padding());
       total[0] = Op::template merge<false>(total[0], Op::summarize(x, Valid<kPack * kCount>{kPack * kCount, false}, origin[0]));
     };
     auto add_all = [&](auto begin, auto end, auto load_one) {
 #pragma unroll 1
       for (; begin + (kPacks - 1) * kBlock < end; begin += kPacks * kBlock) {
-        Pack<Type, kPack> loaded[kPacks];
+        Loaded loaded[kPacks];
 #pragma unroll
         for (int p = 0; p < kPacks; ++p) loaded[p] = load_one(begin + p * kBlock);
-        add(loaded);
+        add(loaded, begin);
       }
       if constexpr (kPacks > 1) {
 #pragma unroll 1
         for (; begin < end; begin += kBlock) {
-          const Pack<Type, kPack> loaded[1] = {load_one(begin)};
-          add(loaded);
+          const Loaded loaded[1] = {load_one(begin)};
+          add(loaded, begin);
         }
       }
     };
@@ -175,11 +199,14 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
         const int own = threadIdx.x;
         if (own < (kEnough ? now.kept : now.held)) {
 #pragma unroll
-          for (int i = 0; i < kLeading; ++i) unpack<kPack>(load_one(kEnough || own + i < now.held ? own + i : own), leading + i * kPack);
+          for (int i = 0; i < kLeading; ++i) {
+            const int number = kEnough || own + i < now.held ? own + i : own;
+            from.template unpack<kPack>(load_one(number), leading + i * kPack, col_of(number), Op::padding());
+          }
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) first[i] = leading[i];
-        origin[0] = __shfl_sync(kAllLanes, Op::origin_of(first, Type()), 0);
+        origin[0] = __shfl_sync(kAllLanes, Op::origin_of(first, Digits()), 0);
       }
     };
     if constexpr (!kEnough) find_origin(load);
@@ -233,24 +260,54 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
 
     const typename Op::Row whole = a.op.finish(total[0], total[0], a.cols, origin[0]);
     if (here && part == 0 && threadIdx.x == 0) a.op.save(row, whole);
-    // backwards: what was read last L2 still has
-#pragma unroll(kUnroll)
-    for (int64 number = now.held - 1 - threadIdx.x; number >= now.kept; number -= kBlock) map(number, load(number), whole);
-    if constexpr (kPeeled) {
-      if (alone) {
-        const Compute y[1] = {Op::map_raw(around[0], whole)};
-        to.template store<1>(y, a.store.template columns<1>(lone), lone);
+    if constexpr (Store::kScales) {
+      typename Largest::State largest[1] = {Largest::identity()};
+      auto finish = [&](int64 number, Compute (&z)[kPack]) {
+        Compute y[kPack];
+        map_loaded(number, load(number), whole, y);
+        Store::template finish<kPack>(y, a.store.template columns<kPack>(col_of(number)), z);
+      };
+#pragma unroll 2
+      for (int64 number = now.held - 1 - threadIdx.x; number >= 0; number -= kBlock) {
+        Compute z[kPack];
+        finish(number, z);
+        largest[0] = Largest::template merge<false>(largest[0], Largest::of(z));
       }
-    }
-    const Part next = part_of(row + step);
-#pragma unroll 1
-    for (int b = 0; b < kBatches; ++b) {
-      const int end = (b + 1) * batch < now.kept ? (b + 1) * batch : now.kept;
+      largest[0] = reduce_lanes<Largest, false, kWarp>(largest[0]);
+      if constexpr (kWarps > 1) reduce_warps<Largest, false, kWarps>(largest, origin, largest_slots, 0, warp);
+      const auto scale = a.store.scale_of(largest[0].max);
+      if (threadIdx.x == 0) a.store.save(row, scale);
+#pragma unroll 2
+      for (int64 number = threadIdx.x; number < now.held; number += kBlock) {
+        Compute z[kPack];
+        if constexpr (Load::kKeeps) {
+          from.template unpack<kPack>(load(number), z, col_of(number), Op::padding());
+          from.template keep<kPack, true>(z, col_of(number));
+        }
+        finish(number, z);
+        to.template store_scaled<kPack, true>(z, scale, col_of(number));
+      }
+      now = part_of(row + step);
+    } else {
+      // backwards: what was read last L2 still has
 #pragma unroll(kUnroll)
-      for (int i = b * batch + threadIdx.x; i < end; i += kBlock) map(i, load_kept(i), whole);
-      send(next, b);
+      for (int64 number = now.held - 1 - threadIdx.x; number >= now.kept; number -= kBlock) map(number, load(number), whole);
+      if constexpr (kPeeled) {
+        if (alone) {
+          const Compute y[1] = {Op::map_raw(around[0], whole)};
+          to.template store<1>(y, a.store.template columns<1>(lone), lone);
+        }
+      }
+      const Part next = part_of(row + step);
+#pragma unroll 1
+      for (int b = 0; b < kBatches; ++b) {
+        const int end = (b + 1) * batch < now.kept ? (b + 1) * batch : now.kept;
+#pragma unroll(kUnroll)
+        for (int i = b * batch + threadIdx.x; i < end; i += kBlock) map(i, load_kept(i), whole);
+        send(next, b);
+      }
+      now = next;
     }
-    now = next;
   }
 }
 

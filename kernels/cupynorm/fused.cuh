@@ -1,0 +1,576 @@
+// Load and Store functors that are computed: of x or of the op's result, and of operands; and masks. Their twins are in
+// cupynorm/functors.py. What is computed is a struct of cupynorm/_expression.py, `Function`.
+//
+// An operand has at(row), which gives a Line: load<N>(col) -> Packed<N>, as it lies in memory, so that all loads are on their way
+// before the first is waited for; unpack<N>(packed, x, col) makes numbers of it.
+#pragma once
+#include <cupynorm/functions.cuh>
+#include <cupynorm/functors.cuh>
+#include <cupynorm/philox.cuh>
+
+namespace cupynorm {
+
+// Elements next to each other along a row, rows anywhere or all at one place, read in accesses of kWidth elements.
+// kConstant: nothing writes there while the kernel runs.
+template <typename T, int kAxes, int kWidth, bool kConstant>
+struct AlongRows {
+  static constexpr int kBytes = sizeof(T);
+  static constexpr bool kPerRow = false;
+  const T* pointer;
+  Strided<kAxes> rows;
+
+  template <int N>
+  using Packed = Pack<T, N>;
+  struct Line {
+    const T* pointer;
+    template <int N, typename Index>
+    Pack<T, N> load(Index col) const {
+      return load_pack<T, N, (kWidth < N ? kWidth : N), kConstant>(pointer + col);
+    }
+    template <int N, typename Compute, typename Index>
+    static void unpack(const Pack<T, N>& packed, Compute* x, Index) {
+      cupynorm::unpack<N>(packed, x);
+    }
+  };
+  Line at(int64 row) const { return {pointer + rows.offset(row)}; }
+};
+
+// One element a row.
+template <typename T, int kAxes>
+struct PerRow {
+  static constexpr int kBytes = sizeof(T);
+  static constexpr bool kPerRow = true;
+  const T* pointer;
+  Strided<kAxes> rows;
+
+  template <int N>
+  using Packed = NoColumns;
+  struct Line {
+    Pack<T, 1> element;
+    template <int N, typename Index>
+    NoColumns load(Index) const {
+      return {};
+    }
+    template <int N, typename Compute, typename Index>
+    void unpack(NoColumns, Compute* x, Index) const {
+      Compute value[1];
+      cupynorm::unpack<1>(element, value);
+#pragma unroll
+      for (int i = 0; i < N; ++i) x[i] = value[0];
+    }
+  };
+  Line at(int64 row) const { return {load_pack<T, 1>(pointer + rows.offset(row))}; }
+};
+
+// Elements anywhere: one at a time.
+template <typename T, int kAxes, int kColumnAxes>
+struct Scattered {
+  static constexpr int kBytes = sizeof(T);
+  static constexpr bool kPerRow = false;
+  const T* pointer;
+  Strided<kAxes> rows;
+  Strided<kColumnAxes> cols;
+
+  template <int N>
+  struct Packed {
+    Pack<T, 1> element[N];
+    void hide() {
+#pragma unroll
+      for (int i = 0; i < N; ++i) element[i].hide();
+    }
+  };
+  struct Line {
+    const T* pointer;
+    Strided<kColumnAxes> cols;
+    template <int N, typename Index>
+    Packed<N> load(Index col) const {
+      Packed<N> packed;
+#pragma unroll
+      for (int i = 0; i < N; ++i) packed.element[i] = load_pack<T, 1>(pointer + cols.offset(col + i));
+      return packed;
+    }
+    template <int N, typename Compute, typename Index>
+    static void unpack(const Packed<N>& packed, Compute* x, Index) {
+      cupynorm::unpack<N>(packed, x);
+    }
+  };
+  Line at(int64 row) const { return {pointer + rows.offset(row), cols}; }
+};
+
+// A number that comes with the launch.
+template <typename T>
+struct Value {
+  static constexpr int kBytes = 2;  // digits that it adds to those of an array: none that count
+  static constexpr bool kPerRow = true;
+  T value;
+
+  template <int N>
+  using Packed = NoColumns;
+  struct Line {
+    T value;
+    template <int N, typename Index>
+    NoColumns load(Index) const {
+      return {};
+    }
+    template <int N, typename Compute, typename Index>
+    void unpack(NoColumns, Compute* x, Index) const {
+#pragma unroll
+      for (int i = 0; i < N; ++i) x[i] = value;
+    }
+  };
+  Line at(int64) const { return {value}; }
+};
+
+// 1 where a dropout keeps an element and 0 where it drops it: cupynorm/_philox.py says which. Packs lie at multiples of N, along
+// the row and in all of x, so four of their elements, or all if they are fewer, are of one block.
+struct Dropped {
+  unsigned long long seed, offset, threshold;
+};
+struct Kept {
+  static constexpr int kBytes = 2;
+  static constexpr bool kPerRow = false;
+  Dropped dropped;
+  int64 cols;
+
+  template <int N>
+  using Packed = NoColumns;
+  struct Line {
+    Dropped dropped;
+    int64 first;  // the row's first element
+    template <int N, typename Index>
+    NoColumns load(Index) const {
+      return {};
+    }
+    template <int N, typename Compute, typename Index>
+    void unpack(NoColumns, Compute* x, Index col) const {
+      constexpr int kEach = N < 4 ? N : 4;
+      const int64 index = first + col;
+      const uint2 key = {unsigned(dropped.seed), unsigned(dropped.seed >> 32)};
+#pragma unroll
+      for (int b = 0; b < N / kEach; ++b) {
+        const unsigned long long block = dropped.offset + static_cast<unsigned long long>(index / 4 + b);
+        const uint4 random = philox4x32_10(uint4{unsigned(block), unsigned(block >> 32), 0, 0}, key);
+        const int at = kEach < 4 ? int(index % 4) : 0;
+        const unsigned word[4] = {random.x, random.y, random.z, random.w};
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+          unsigned own = word[i];
+          if constexpr (kEach == 2) own = at ? word[2 + i] : own;
+          if constexpr (kEach == 1) own = at == 0 ? word[0] : at == 1 ? word[1] : at == 2 ? word[2] : word[3];
+          x[b * kEach + i] = Compute(own >= dropped.threshold);
+        }
+      }
+    }
+  };
+  Line at(int64 row) const { return {dropped, row * cols}; }
+};
+
+// Several operands; values of operand k are row k of x.
+template <class... Operands_>
+struct Operands {
+  static constexpr int kCount = 0, kBytes = 2;
+  template <int N>
+  using Packed = NoColumns;
+  struct Line {
+    template <int N, typename Index>
+    NoColumns load(Index) const {
+      return {};
+    }
+    template <int N, typename Compute, typename Index>
+    static void unpack(NoColumns, Compute (*)[N], Index) {}
+  };
+  Line at(int64) const { return {}; }
+};
+template <class First, class... Rest>
+struct Operands<First, Rest...> {
+  using Others = Operands<Rest...>;
+  static constexpr int kCount = 1 + Others::kCount, kBytes = First::kBytes > Others::kBytes ? First::kBytes : Others::kBytes;
+  First first;
+  Others rest;
+
+  template <int N>
+  struct Packed {
+    typename First::template Packed<N> first;
+    typename Others::template Packed<N> rest;
+    void hide() { first.hide(), rest.hide(); }
+  };
+  struct Line {
+    typename First::Line first;
+    typename Others::Line rest;
+    template <int N, typename Index>
+    Packed<N> load(Index col) const {
+      return {first.template load<N>(col), rest.template load<N>(col)};
+    }
+    template <int N, typename Compute, typename Index>
+    void unpack(const Packed<N>& packed, Compute (*x)[N], Index col) const {
+      first.template unpack<N>(packed.first, x[0], col);
+      rest.template unpack<N>(packed.rest, x + 1, col);
+    }
+  };
+  Line at(int64 row) const { return {first.at(row), rest.at(row)}; }
+};
+
+// in: kInputs numbers of each of N elements; out: kOutputs of each.
+template <class Function, int kInputs, int kOutputs, int N, typename Compute>
+inline void apply_to_each(const Compute (&in)[kInputs][N], Compute (&out)[kOutputs][N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    Compute given[kInputs], result[kOutputs];
+#pragma unroll
+    for (int k = 0; k < kInputs; ++k) given[k] = in[k][i];
+    Function::apply(given, result);
+#pragma unroll
+    for (int k = 0; k < kOutputs; ++k) out[k][i] = result[k];
+  }
+}
+
+// Masks: which elements are dropped. A Span is what a row's structure keeps: the columns from begin up to end.
+struct Span {
+  int64 begin, end;
+};
+
+struct NoLengths {};
+inline int64 length_at(NoLengths, int64, int64 cols) { return cols; }
+// Whatever number the caller has: none is read beyond the row.
+template <typename T, int kAxes>
+inline int64 length_at(const PerRow<T, kAxes>& lengths, int64 row, int64 cols) {
+  const T length = lengths.pointer[lengths.rows.offset(row)];
+  return length < T(1) ? 0 : static_cast<unsigned long long>(length) > static_cast<unsigned long long>(cols) ? cols : int64(length);
+}
+
+struct AllColumns {
+  static constexpr bool kWhole = true;
+  Span at(int64) const { return {0, 0}; }
+};
+
+// cupynorm/_mask.py, Mask.interval. Without a bound low and high are beyond every column.
+template <class Lengths, bool kLeftPadded, bool kBand>
+struct Interval {
+  static constexpr bool kWhole = false;
+  Lengths lengths;
+  int64 cols, queries, low, high;
+
+  Span at(int64 row) const {
+    const int64 length = length_at(lengths, row, cols);
+    Span span = {kLeftPadded ? cols - length : 0, kLeftPadded ? cols : length};
+    if constexpr (kBand) {
+      const bool fits = (row | queries) >> 32 == 0;
+      const int64 query = fits ? int64(unsigned(row) % unsigned(queries)) : row % queries;
+      if (query + low > span.begin) span.begin = query + low < cols ? query + low : cols;
+      if (query + high < span.end) span.end = query + high;
+      if (span.end < span.begin) span.end = span.begin;
+    }
+    return span;
+  }
+};
+
+struct NoWhere {
+  static constexpr bool kPresent = false, kPerRow = false;
+  template <int N>
+  using Packed = NoColumns;
+  struct Line {};
+  Line at(int64) const { return {}; }
+};
+
+// Bytes, of which those that are not 0 keep.
+template <class Bytes>
+struct Where {
+  static constexpr bool kPresent = true, kPerRow = Bytes::kPerRow;
+  Bytes bytes;
+  template <int N>
+  using Packed = typename Bytes::template Packed<N>;
+  using Line = typename Bytes::Line;
+  Line at(int64 row) const { return bytes.at(row); }
+};
+
+// A bit for each of N bytes: whether it is not 0.
+template <int N>
+inline unsigned bits_of(const Pack<unsigned char, N>& pack) {
+  unsigned bits = 0;
+#pragma unroll
+  for (int i = 0; i < N; i += 4) {
+    const unsigned word = N < 4 ? pack.word[0] & ((1u << 8 * N % 32) - 1) : pack.word[i / 4];
+    // the top bit of each byte that is not 0, brought together by a multiplication whose sums never meet
+    const unsigned tops = (((word & 0x7f7f7f7fu) + 0x7f7f7f7fu) | word) & 0x80808080u;
+    bits |= ((tops >> 7) * 0x10204080u >> 28) << i;
+  }
+  return bits;
+}
+template <int N, class Packed>
+inline unsigned bits_of(const Packed& packed) {
+  unsigned bits = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) bits |= unsigned((packed.element[i].word[0] & 0xff) != 0) << i;
+  return bits;
+}
+
+struct NoMask {
+  static constexpr bool kDrops = false, kWhole = true;
+  template <int N>
+  using Packed = NoColumns;
+  struct Line {};
+  Line at(int64) const { return {}; }
+};
+
+template <class Structure, class Where_>
+struct Mask {
+  static constexpr bool kDrops = true, kWhole = Structure::kWhole && !Where_::kPerRow;
+  static constexpr bool kBytes = Where_::kPresent && !Where_::kPerRow;
+  Structure structure;
+  Where_ where;
+  int64 cols;
+
+  template <int N>
+  using Packed = typename Where_::template Packed<N>;
+  struct Line {
+    Span span;
+    typename Where_::Line where;
+
+    template <int N, typename Index>
+    bool reads(Index col) const {
+      return kWhole || (col < Index(span.end) && col + N > Index(span.begin));
+    }
+    template <int N, typename Index>
+    Packed<N> load(Index col) const {
+      if constexpr (kBytes) return where.template load<N>(col);
+      else return {};
+    }
+    template <int N, typename Index>
+    unsigned bits(const Packed<N>& packed, Index col) const {
+      unsigned bits = ~0u >> (32 - N);
+      if constexpr (kBytes) bits = bits_of<N>(packed);
+      if constexpr (!kWhole) {
+        const Index from = Index(span.begin) - col, to = Index(span.end) - col;
+        const int first = from < 0 ? 0 : from > N ? N : int(from), last = to < 0 ? 0 : to > N ? N : int(to);
+        bits &= ((1u << last) - 1) & ~((1u << first) - 1);
+      }
+      return bits;
+    }
+  };
+  Line at(int64 row) const {
+    Line line = {{0, cols}, where.at(row)};
+    if constexpr (!Structure::kWhole) line.span = structure.at(row);
+    if constexpr (Where_::kPerRow) {
+      if ((line.where.element.word[0] & 0xff) == 0) line.span.end = line.span.begin;
+    }
+    return line;
+  }
+};
+
+// Where what was computed is written, too.
+struct NotKept {
+  static constexpr bool kKeeps = false;
+  struct Line {};
+  Line at(int64) const { return {}; }
+};
+template <typename T, int kAxes>
+struct KeptIn {
+  static constexpr bool kKeeps = true;
+  DirectStore<T, kAxes> to;
+  using Line = typename DirectStore<T, kAxes>::Line;
+  Line at(int64 row) const { return to.at(row); }
+};
+
+template <bool kNarrow, typename Narrow, typename Wide>
+struct Either {
+  using Type = Wide;
+};
+template <typename Narrow, typename Wide>
+struct Either<true, Narrow, Wide> {
+  using Type = Narrow;
+};
+
+// Function(x, operands), of what the mask does not drop.
+template <typename T, int kAxes, class Function, class Mask_, class Keep, class Operands_>
+struct FusedLoad {
+  using Type = T;
+  using Digits = typename Either<sizeof(T) == 2 && Operands_::kBytes <= 2, T, typename Either<sizeof(T) == 8, T, float>::Type>::Type;
+  static constexpr bool kDirect = false, kDrops = Mask_::kDrops, kKeeps = Keep::kKeeps;
+  const T* pointer;
+  Strided<kAxes> rows;
+  Mask_ mask;
+  Keep keeping;
+  Operands_ operands;
+
+  template <int N>
+  struct Loaded {
+    Pack<T, N> x;
+    typename Operands_::template Packed<N> operands;
+    typename Mask_::template Packed<N> mask;
+  };
+  template <int N, typename Compute>
+  static Loaded<N> absent(Compute) {
+    return {};
+  }
+
+  struct Line {
+    const T* pointer;
+    typename Mask_::Line mask;
+    typename Keep::Line keeping;
+    typename Operands_::Line operands;
+
+    template <int N, typename Index>
+    Loaded<N> load(Index col) const {
+      if constexpr (kDrops && !Mask_::kWhole) {
+        if (!mask.template reads<N>(col)) return {};
+      }
+      if constexpr (kDrops) return {load_pack<T, N>(pointer + col), operands.template load<N>(col), mask.template load<N>(col)};
+      else return {load_pack<T, N>(pointer + col), operands.template load<N>(col), {}};
+    }
+    template <int N, typename Compute, typename Index>
+    unsigned unpack(const Loaded<N>& loaded, Compute* x, Index col, Compute padding) const {
+      Compute in[1 + Operands_::kCount][N], out[1][N];
+      cupynorm::unpack<N>(loaded.x, in[0]);
+      operands.template unpack<N>(loaded.operands, in + 1, col);
+      apply_to_each<Function>(in, out);
+      unsigned bits = ~0u;
+      if constexpr (kDrops) bits = mask.template bits<N>(loaded.mask, col);
+#pragma unroll
+      for (int i = 0; i < N; ++i) x[i] = !kDrops || bits >> i & 1 ? out[0][i] : padding;
+      return bits;
+    }
+    template <int N, bool kWhole = false, typename Compute, typename Index>
+    void keep(const Compute* x, Index col) const {
+      Compute own[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) own[i] = x[i];
+      keeping.template store<N, kWhole>(own, NoColumns{}, col);
+    }
+    template <typename Index>
+    const void* address(Index col) const {
+      return pointer + col;
+    }
+  };
+  Line at(int64 row) const { return {pointer + rows.offset(row), mask.at(row), keeping.at(row), operands.at(row)}; }
+};
+
+// Where results go, one behind another.
+template <class... Stores>
+struct Outputs {
+  static constexpr int kCount = 0, kBytes = 1;
+  struct Line {
+    template <int N, bool kWhole, typename Compute, typename Index>
+    static void store(const Compute (*)[N], Index) {}
+  };
+  Line at(int64) const { return {}; }
+};
+template <class First, class... Rest>
+struct Outputs<First, Rest...> {
+  using Others = Outputs<Rest...>;
+  using Type = typename First::Type;
+  static constexpr int kCount = 1 + Others::kCount, kBytes = First::kBytes > Others::kBytes ? First::kBytes : Others::kBytes;
+  First first;
+  Others rest;
+
+  struct Line {
+    typename First::Line first;
+    typename Others::Line rest;
+    template <int N, bool kWhole, typename Compute, typename Index>
+    void store(const Compute (*y)[N], Index col) const {
+      first.template store<N, kWhole>(y[0], NoColumns{}, col);
+      rest.template store<N, kWhole>(y + 1, col);
+    }
+  };
+  Line at(int64 row) const { return {first.at(row), rest.at(row)}; }
+};
+
+// Function(y * gamma + beta, operands), each result rounded once.
+template <class Function, class Gamma, class Beta, class Outputs_, class Operands_>
+struct FusedStore {
+  using Type = typename Outputs_::Type;
+  using Affines = AffineColumns<Gamma, Beta>;
+  static constexpr int kBytes = Outputs_::kBytes;
+  static constexpr bool kAhead = true, kScales = false;
+  Outputs_ to;
+  Affines affine;
+  Operands_ operands;
+
+  template <int N>
+  using Ahead = typename Operands_::template Packed<N>;
+  template <int N>
+  using Columns = typename Affines::template Columns<N>;
+  template <int N, typename Index>
+  Columns<N> columns(Index col) const {
+    return affine.template columns<N>(col);
+  }
+
+  struct Line {
+    typename Outputs_::Line to;
+    typename Operands_::Line operands;
+    Type* address() const { return to.first.address(); }
+    template <int N>
+    int head() const {
+      return to.first.template head<N>();
+    }
+    template <int N, typename Index>
+    Ahead<N> ahead(Index col) const {
+      return operands.template load<N>(col);
+    }
+    template <int N, bool kWhole = false, typename Compute, typename Index>
+    void store(const Compute (&y)[N], const Columns<N>& columns, const Ahead<N>& ahead, Index col) const {
+      Compute in[1 + Operands_::kCount][N], out[Outputs_::kCount][N];
+      Affines::template apply<N>(y, columns, in[0]);
+      operands.template unpack<N>(ahead, in + 1, col);
+      apply_to_each<Function>(in, out);
+      to.template store<N, kWhole>(out, col);
+    }
+  };
+  Line at(int64 row) const { return {to.at(row), operands.at(row)}; }
+};
+
+// (y * gamma + beta) / scale, where scale takes the largest of a row to the largest number that is stored, and is written.
+template <typename Compute, typename T, int kAxes, class Gamma, class Beta>
+struct ScaledStore {
+  using Type = T;
+  using Affines = AffineColumns<Gamma, Beta>;
+  static constexpr int kBytes = sizeof(T);
+  static constexpr bool kAhead = false, kScales = true;
+  DirectStore<T, kAxes> to;
+  Affines affine;
+  Compute* scales;
+  Compute limit;  // the largest number that is stored
+
+  template <int N>
+  using Ahead = NoColumns;
+  template <int N>
+  using Columns = typename Affines::template Columns<N>;
+  template <int N, typename Index>
+  Columns<N> columns(Index col) const {
+    return affine.template columns<N>(col);
+  }
+  template <int N>
+  static void finish(const Compute (&y)[N], const Columns<N>& columns, Compute (&z)[N]) {
+    Affines::template apply<N>(y, columns, z);
+  }
+
+  struct Scale {
+    Compute scale, inverse;
+  };
+  template <typename Bits>
+  Scale scale_of(Bits largest) const {
+    const Compute scale = from_bits(largest) / limit;
+    // 0 in a row of zeros; of a scale that is too small to have an inverse, the largest number
+    const Compute inverse = Compute(1) / scale;
+    return {scale, scale == 0 ? Compute(0) : inverse == infinity<Compute>() ? Compute(3.0e38f) : inverse};
+  }
+  void save(int64 row, Scale scale) const { scales[row] = scale.scale; }
+
+  struct Line {
+    typename DirectStore<T, kAxes>::Line to;
+    Type* address() const { return to.address(); }
+    template <int N>
+    int head() const {
+      return to.template head<N>();
+    }
+    template <int N, bool kWhole = false, typename Index>
+    void store_scaled(const Compute (&z)[N], Scale scale, Index col) const {
+      Compute q[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) q[i] = z[i] * scale.inverse;
+      to.template store<N, kWhole>(q, NoColumns{}, col);
+    }
+  };
+  Line at(int64 row) const { return {to.at(row)}; }
+};
+
+}  // namespace cupynorm
