@@ -515,14 +515,16 @@ def spelled_around(
         fused=True,
         beside=_bytes_of((*what.load_operands, *where), axes),
         ahead=_bytes_of(what.store_operands, axes),
-        others=OF_DROPOUT * drops + sum(_registers_of(each) for each in functions),
+        others=OF_DROPOUT * drops + OF_SCALES * bool(what.scales) + sum(map(_registers_of, functions)),
     )
     texts = [each.struct_text(f"Function_{each.key}") for each in functions]
     text = _compile.text(op.source, whole.cpp, whole.dtype.itemsize, texts)
     return Spelled(problem, twin, load, store, whole, text)
 
 
-OF_DROPOUT = 16  # registers that a dropout's random words take while they are made
+# Registers that a dropout's random words take while they are made, and what finds a row's largest result.
+OF_DROPOUT = 16
+OF_SCALES = 16
 
 
 def _registers_of(function: Function) -> int:

@@ -18,12 +18,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cupynorm import _compile, _nvrtc
-from cupynorm._dtypes import DTYPES, compute_dtype, dtype_of
+import numpy as np
+
+from cupynorm import _compile, _nvrtc, _row, functions
+from cupynorm._dtypes import DTYPES, compute_dtype, dtype_of, quantized_dtype
+from cupynorm._expression import trace
 from cupynorm._limits import RECORDED
+from cupynorm._mask import Mask
 from cupynorm._nvrtc import Cubin
+from cupynorm._philox import Dropout
 from cupynorm._plan import VARIANTS, DoesNotFitError, Plan, Problem, choose
-from cupynorm._row import RowOp, spelled
+from cupynorm._row import Around, RowOp, Spelled, spelled, spelled_around
 from cupynorm.functors import View
 from cupynorm.norm import LAYER_NORM, RMS_NORM
 from cupynorm.softmax import LOG_SOFTMAX, SOFTMAX
@@ -375,3 +380,127 @@ def narrow_accesses(op: RowOp, instance: Instance, code: Code) -> list[str]:
         if kind in NOT_GLOBAL
     ]
     return found
+
+
+# --- what is fused ---------------------------------------------------------------------------------------------------
+
+
+def _rows_of(dtype: str, cols: int, rows: int = 8) -> View:
+    size = dtype_of(dtype).itemsize
+    return View(0, (rows, cols), (cols * size, size), dtype_of(dtype))
+
+
+def _mask(cols: int, **given: object) -> Mask:
+    return Mask((8, cols), 1, **given)  # type: ignore[arg-type]
+
+
+def _host(*shape: int, dtype: object = np.uint8) -> np.ndarray:
+    return np.lib.stride_tricks.as_strided(np.zeros(1, dtype), shape, [0] * len(shape))
+
+
+class Fused(NamedTuple):
+    """A call with something fused around its op: what is around it, for an x of so many columns."""
+
+    op: RowOp
+    around: Callable[[str, int], Around]
+    columns: int = 0  # of gamma and beta, how many are given
+
+    def spelled(self, dtype: str, cols: int) -> Spelled:
+        """Spell it by the product's own functions."""
+        x = _rows_of(dtype, cols)
+        columns = {name: View(0, (cols,), x.strides[1:], x.dtype) for name in self.op.columns[: self.columns]}
+        what = self.around(dtype, cols)
+        compute = compute_dtype(x.dtype, *(each.dtype for each in what.outs))
+        return spelled_around(self.op, x, 1, columns, (), 0.0, compute, what)
+
+
+def _full_where(cols: int) -> Mask:
+    where = np.lib.stride_tricks.as_strided(np.zeros(16 * 64, np.uint8)[:1], (8, cols), (cols, 1))
+    return _mask(cols, where=_placed(where))
+
+
+def _placed(array: np.ndarray) -> np.ndarray:
+    """Return an array of the same shape and strides whose pointer is as aligned as a device's."""
+    memory = np.zeros(64, np.uint8)
+    start = -memory.__array_interface__["data"][0] % 16
+    return np.lib.stride_tricks.as_strided(memory[start:].view(array.dtype)[:1], array.shape, array.strides)
+
+
+def _adds(dtype: str, cols: int, *, bias: bool, drop: bool, keep: bool, scales: bool = False) -> Around:
+    x = _rows_of(dtype, cols)
+    dropout = Dropout(0.25, 1, 0)
+    operands = (x._replace(pointer=1 << 20), 0.5)
+    operands += (View(0, (cols,), x.strides[1:], x.dtype).broadcast_to(x.shape),) if bias else ()
+    operands += (dropout, dropout.factor) if drop else ()
+    out = View(0, x.shape, (cols, 1), np.dtype(np.int8)) if scales else x
+    return Around(
+        (out,), _row._adding(bias=bias, dropout=drop), operands, loaded=x if keep else None, scales=int(scales)
+    )
+
+
+def _stores(dtype: str, cols: int, name: str) -> Around:
+    out = View(0, (8, cols), (cols, 1), quantized_dtype(name))
+    return Around((out,), store=_row._dividing(), store_operands=(0.5,))
+
+
+def _users(dtype: str, cols: int) -> Around:
+    """A user's fusion: several operands and results, with a long function."""
+    x = _rows_of(dtype, cols)
+    load, _ = trace(lambda x, r, b: x + r * b, "load")
+    store, _ = trace(lambda y, g: (functions.gelu(y) * g, y), "store")
+    column = View(0, (cols,), x.strides[1:], x.dtype).broadcast_to(x.shape)
+    return Around((x, x), load, (x._replace(pointer=1 << 20), column), None, x, store, (x._replace(pointer=1 << 21),))
+
+
+FUSED = {
+    "softmax, causal and lengths": Fused(
+        SOFTMAX, lambda d, n: Around((_rows_of(d, n),), None, (), _mask(n, lengths=_host(8, dtype=np.int32), high=1))
+    ),
+    "softmax, where, scale": Fused(
+        SOFTMAX,
+        lambda d, n: Around((_rows_of(d, n),), _row._scaling(scale=True, bias=False), (0.5,), _full_where(n)),
+    ),
+    "log_softmax, causal, bias": Fused(
+        LOG_SOFTMAX,
+        lambda d, n: Around(
+            (_rows_of(d, n),),
+            _row._scaling(scale=False, bias=True),
+            (_rows_of(d, n)._replace(pointer=1 << 20),),
+            _mask(n, high=1),
+        ),
+    ),
+    "add_layer_norm": Fused(LAYER_NORM, lambda d, n: _adds(d, n, bias=False, drop=False, keep=True), 2),
+    "add_layer_norm, bias, dropout": Fused(LAYER_NORM, lambda d, n: _adds(d, n, bias=True, drop=True, keep=True), 2),
+    "add_rms_norm, scales": Fused(
+        RMS_NORM, lambda d, n: _adds(d, n, bias=False, drop=False, keep=True, scales=True), 1
+    ),
+    "layer_norm to int8": Fused(LAYER_NORM, lambda d, n: _stores(d, n, "int8"), 2),
+    "rms_norm to float8": Fused(RMS_NORM, lambda d, n: _stores(d, n, "float8_e4m3fn"), 1),
+    "layer_norm, scales": Fused(
+        LAYER_NORM, lambda d, n: _stores(d, n, "float8_e5m2")._replace(store=None, store_operands=(), scales=1), 2
+    ),
+    "layer_norm of a user's": Fused(LAYER_NORM, _users, 2),
+    "softmax of a user's": Fused(SOFTMAX, _users),
+}
+
+
+def fused_instances(
+    kind: str, dtype: str, arch: str, choice: Callable[[Iterable[Plan]], Iterable[Plan]] = extremes
+) -> list[Instance]:
+    """Spell a choice of the plans of one fused call, at the widest pack."""
+    what = FUSED[kind].spelled(dtype, 48)  # packs of 16 bytes in every type, and of 16 elements of one byte
+    return [
+        Instance(what.text, what.expression(plan), Types(dtype, dtype), plan, 16, 16)
+        for plan in choice(plans(what.problem, arch))
+    ]
+
+
+def narrow_loads(instance: Instance, code: Code) -> list[str]:
+    """Say if x is not loaded in packs of 16 bytes, or anything goes through local memory."""
+    plan = instance.plan
+    packs = plan.packs * plan.rows_per_group if plan.group else 1
+    wide = code.accesses["LDG", 16]
+    found = [f"{wide} loads of 16 bytes for {packs} packs"] if wide < packs else []
+    return found + [
+        f"{count} {kind} of {width} bytes" for (kind, width), count in code.accesses.items() if kind in NOT_GLOBAL
+    ]

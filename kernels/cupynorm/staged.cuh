@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
       map_loaded(number, loaded, whole, y);
       if constexpr (Store::kAhead) to.template store<kPack, true>(y, a.store.template columns<kPack>(col), ahead, col);
       else if constexpr (kPeeled) to.template store<kPack, true>(y, a.store.template columns_anywhere<kPack>(col), col);
-      else to.template store<kPack, true>(y, a.store.template columns<kPack>(col), col);
+      else if constexpr (!Store::kScales) to.template store<kPack, true>(y, a.store.template columns<kPack>(col), col);
     };
     // the elements around the packs: one for each of the first threads
     const int64 tail = now.head + begin_of(now, parts) * kPack;
