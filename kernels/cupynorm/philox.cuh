@@ -1,18 +1,38 @@
-// Philox4x32-10: random words of a counter and a key, without a state (Salmon et al. 2011).
+// Philox4x32-10: random words without a state. Its twin is cupynorm/_philox.py.
 #pragma once
 #include <cupynorm/ptx.cuh>
 
 namespace cupynorm {
 
-inline uint4 philox4x32_10(uint4 counter, uint2 key) {
+constexpr int kPhiloxRounds = 10;
+
+// The key of each round. Where the host has made them, a round's two exclusive-ors take them as they lie in a kernel's parameters.
+struct PhiloxKeys {
+  uint2 round[kPhiloxRounds];
+};
+
+inline PhiloxKeys philox_keys(uint2 key) {
+  PhiloxKeys keys;
 #pragma unroll
-  for (int round = 0; round < 10; ++round) {
-    const unsigned high0 = multiply_high(0xd2511f53u, counter.x), low0 = 0xd2511f53u * counter.x;
-    const unsigned high2 = multiply_high(0xcd9e8d57u, counter.z), low2 = 0xcd9e8d57u * counter.z;
-    counter = uint4{high2 ^ counter.y ^ key.x, low2, high0 ^ counter.w ^ key.y, low0};
+  for (int i = 0; i < kPhiloxRounds; ++i) {
+    keys.round[i] = key;
     key.x += 0x9e3779b9u, key.y += 0xbb67ae85u;
+  }
+  return keys;
+}
+
+inline uint4 philox4x32_10(uint4 counter, const PhiloxKeys& keys) {
+  using Product = unsigned long long;  // of 32 bits and 32: one instruction gives both halves
+#pragma unroll
+  for (int i = 0; i < kPhiloxRounds; ++i) {
+    const Product first = Product(0xd2511f53u) * counter.x, second = Product(0xcd9e8d57u) * counter.z;
+    counter = uint4{unsigned(second >> 32) ^ counter.y ^ keys.round[i].x, unsigned(second),
+                    unsigned(first >> 32) ^ counter.w ^ keys.round[i].y, unsigned(first)};
   }
   return counter;
 }
+
+// Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3.
+inline uint4 philox4x32_10(uint4 counter, uint2 key) { return philox4x32_10(counter, philox_keys(key)); }
 
 }  // namespace cupynorm
