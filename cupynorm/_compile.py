@@ -66,15 +66,26 @@ def spell(value: object) -> str:
     return str(value)
 
 
-def text(source: str, arguments: str, size: int, fused: Sequence[str] | None = None) -> str:
+def text(
+    source: str,
+    arguments: str,
+    size: int,
+    fused: Sequence[str] | None = None,
+    *,
+    header: str = "cupynorm/row.cuh",
+) -> str:
     """Return the text of a module: the headers, and a guard against host and device layouts that differ.
 
     fused: the structs that fused functors are made of, where there are such functors.
     """
-    more = "" if fused is None else "".join(("#include <cupynorm/fused.cuh>\n", *dict.fromkeys(fused)))
+    more = "" if fused is None else "".join(("#include <cupynorm/fused.cuh>
+", *dict.fromkeys(fused)))
     return (
-        f"// cupynorm {digest()}\n"
-        f"#include <cupynorm/row.cuh>\n#include <{source}>\n{more}"
+        f"// cupynorm {digest()}
+"
+        f"#include <{header}>
+#include <{source}>
+{more}"
         f'static_assert(sizeof({arguments}) == {size}, "Arguments: host and device layouts differ");\n'
     )
 

@@ -133,7 +133,7 @@ class Remembered:
             words[self.beta_at] = given.beta.data.ptr
         return dataclasses.replace(
             self,
-            **_parameters(words),
+            **parameters_of(words),
             **_columns(given, self.y),
             axis=given.axis,
             eps=given.eps,
@@ -156,7 +156,7 @@ def remembered(
 ) -> Remembered:
     """Return a checked and planned call. stats: names of the statistics that are written."""
     struct = arguments.dtype
-    to = ("to",) if _word(struct, "store", "to") >= 0 else ()
+    to = ("to",) if word_of(struct, "store", "to") >= 0 else ()
     return Remembered(
         axis=given.axis,
         eps=given.eps,
@@ -164,32 +164,33 @@ def remembered(
         return_stats=given.return_stats,
         plan=given.plan,
         launches=tuple(launches),
-        **_parameters(array.array("Q", np.array([arguments.values], dtype=struct).tobytes())),
-        x_at=_word(struct, "load", "pointer"),
-        y_at=_word(struct, "store", *to, "pointer"),
-        gamma_at=_word(struct, "store", "affine", "gamma", "pointer"),
-        beta_at=_word(struct, "store", "affine", "beta", "pointer"),
-        first_at=_word(struct, "op", stats[0]) if stats else -1,
-        last_at=_word(struct, "op", stats[-1]) if stats else -1,
+        **parameters_of(array.array("Q", np.array([arguments.values], dtype=struct).tobytes())),
+        x_at=word_of(struct, "load", "pointer"),
+        y_at=word_of(struct, "store", *to, "pointer"),
+        gamma_at=word_of(struct, "store", "affine", "gamma", "pointer"),
+        beta_at=word_of(struct, "store", "affine", "beta", "pointer"),
+        first_at=word_of(struct, "op", stats[0]) if stats else -1,
+        last_at=word_of(struct, "op", stats[-1]) if stats else -1,
         **_columns(given, y),
         y=y,
         y_dtype=y.dtype,
         y_strides=y_strides,
         y_bits=y.pointer & ALIGNMENT,
-        y_code=_code(y.dtype),
+        y_code=code_of(y.dtype),
         stats_shape=stats_shape,
-        stats_code=_code(stats_dtype),
-        near=_near(y, x.shape, x.strides, x.dtype),
+        stats_code=code_of(stats_dtype),
+        near=near_of(y, x.shape, x.strides, x.dtype),
         distance=y.pointer - x.pointer,
     )
 
 
-def _parameters(words: array.array[int]) -> dict[str, Any]:
+def parameters_of(words: array.array[int]) -> dict[str, Any]:
+    """Return the words of a kernel's one parameter, and the list that a launch is given the address of."""
     parameters = array.array("Q", [words.buffer_info()[0]])
     return {"words": words, "parameters": parameters, "address": parameters.buffer_info()[0]}
 
 
-def _word(dtype: Dtype, *path: str) -> int:
+def word_of(dtype: Dtype, *path: str) -> int:
     """Return which 8-byte word of a struct a member is; -1 where the struct has none of that name."""
     offset = 0
     for name in path:
@@ -200,7 +201,7 @@ def _word(dtype: Dtype, *path: str) -> int:
     return offset // 8
 
 
-def _code(dtype: Dtype) -> Any:
+def code_of(dtype: Dtype) -> Any:
     """Return what CuPy takes for a dtype, and understands 0.2 us sooner."""
     return dtype.char if dtype.isbuiltin == 1 else dtype
 
@@ -211,7 +212,7 @@ def _columns(given: Given, y: View) -> dict[str, Any]:
     for name, each in (("gamma", given.gamma), ("beta", given.beta)):
         known |= {name: _nothing, f"{name}_ndim": -1, f"{name}_shape": ()}
         if each is not None:
-            low, high = _near(y, each.shape, each.strides, each.dtype)
+            low, high = near_of(y, each.shape, each.strides, each.dtype)
             ndim = 1 if each.ndim == 1 else -1
             known |= {name: weakref.ref(each), f"{name}_ndim": ndim, f"{name}_shape": each.shape}
             known["columns_near"] += ((each.data.ptr + low, each.data.ptr + high),)
@@ -222,7 +223,7 @@ def _nothing() -> None:
     """Stand for a reference to no array."""
 
 
-def _near(y: View, shape: Sequence[int], strides: Sequence[int], dtype: Dtype) -> tuple[int, int]:
+def near_of(y: View, shape: Sequence[int], strides: Sequence[int], dtype: Dtype) -> tuple[int, int]:
     """Return two distances in bytes: y shares no memory with such an array if it is not strictly between them from there."""
     low, high = _extent(shape, strides, dtype)
     y_low, y_high = _extent(y.shape, y.strides, y.dtype)
@@ -239,10 +240,11 @@ class Calls:
     """What one thread remembers.
 
     kind: the type of device arrays, None before the first came. stream: gives a device's current stream. several: there is
-    more than one device. same: by the key of _row.run; holds for one gamma and beta. alike: by Given.alike.
+    more than one device. same: by the key of _row.run; holds for one gamma and beta. alike: by Given.alike. each: those of
+    _elementwise, by its own key.
     """
 
-    __slots__ = ("_ready", "alike", "kind", "same", "several", "stream")
+    __slots__ = ("_ready", "alike", "each", "kind", "same", "several", "stream")
 
     def __init__(self) -> None:
         self.kind: Any = None
@@ -250,6 +252,7 @@ class Calls:
         self.several = True
         self.same: dict[Any, Remembered] = {}
         self.alike: dict[Any, Remembered] = {}
+        self.each: dict[Any, Any] = {}
         self._ready: set[int] = set()
 
     def begin(self) -> Any:

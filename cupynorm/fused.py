@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from cupynorm import _row, reference
+from cupynorm import _elementwise, _row, reference
 from cupynorm._arguments import Call, check_each
+from cupynorm._elementwise import Each
 from cupynorm._fusion import Add, Fusion, Quantize, quantize_of
 from cupynorm._mask import finite
-from cupynorm._philox import Dropout
 from cupynorm._philox import dropout as checked_dropout
 from cupynorm._plan import Plan
 from cupynorm.norm import LAYER_NORM, RMS_NORM
@@ -89,7 +89,7 @@ def bias_gelu(x: Any, bias: Any, *, approximate: str = "none", out: Any = None, 
     arithmetic is as in layer_norm, with one rounding. `out` may be x itself. g(-inf) is nan, as in PyTorch.
 
     Raises TypeError for arrays of another kind or dtype; ValueError for a bias or `out` that does not fit, or an `approximate`
-    of another name. NumPy arrays only, as yet (NotImplementedError).
+    of another name.
     """
     return _with_bias(x, bias, _gelu(approximate), out, dtype)
 
@@ -146,9 +146,11 @@ def dropout(x: Any, p: float, *, seed: int, offset: int = 0, out: Any = None, dt
     p is 0 to 1; at 1 all is dropped. seed and offset are 0 to 2^64 - 1. x is an array of any shape; dtypes, `out` and errors
     are as in bias_gelu.
     """
-    drop = checked_dropout(finite("p", p), seed, offset)
-    call = check_each(x, out=out, dtype=dtype)
-    return _run(call, Each(dropout=drop))
+    each = Each(dropout=checked_dropout(finite("p", p), seed, offset))
+    y = _elementwise.again(each, x, out, dtype)
+    if y is None:
+        y = _run(check_each(x, out=out, dtype=dtype), each, out, dtype)
+    return y
 
 
 def _adding(
@@ -184,8 +186,12 @@ def _gelu(approximate: str) -> str:
 
 
 def _with_bias(x: Any, bias: Any, activation: str, out: Any, dtype: Any) -> Any:
-    call = check_each(x, out=out, dtype=dtype, columns={"bias": bias}, least_axes=1)
-    return _run(call, Each(activation, bias))
+    each = Each(activation, bias)
+    y = _elementwise.again(each, x, out, dtype)
+    if y is None:
+        call = check_each(x, out=out, dtype=dtype, columns={"bias": bias}, least_axes=1)
+        y = _run(call, each, out, dtype)
+    return y
 
 
 def _gated(x: Any, bias: Any, activation: str, gate: str, out: Any, dtype: Any) -> Any:
@@ -193,33 +199,22 @@ def _gated(x: Any, bias: Any, activation: str, gate: str, out: Any, dtype: Any) 
         raise ValueError(
             f"gate is {gate!r}: use 'first' or 'second', the half that goes through the activation"
         )
-    call = check_each(x, out=out, dtype=dtype, columns={"bias": bias}, least_axes=1, halves=True)
-    return _run(call, Each(activation, bias, gate=gate))
+    each = Each(activation, bias, gate=gate)
+    y = _elementwise.again(each, x, out, dtype)
+    if y is None:
+        call = check_each(x, out=out, dtype=dtype, columns={"bias": bias}, least_axes=1, halves=True)
+        y = _run(call, each, out, dtype)
+    return y
 
 
-class Each(NamedTuple):
-    """What is done to each element: an activation of reference.ACTIVATIONS after a bias, with a gate perhaps; or dropout."""
-
-    activation: str | None = None
-    bias: Any = None
-    gate: str | None = None  # "first" or "second": the half of x's last axis that goes through the activation
-    dropout: Dropout | None = None
-
-    @property
-    def name(self) -> str:
-        """What it is, in words."""
-        return (
-            "dropout"
-            if self.activation is None
-            else f"{self.activation}{' with a gate' if self.gate else ''}"
-        )
-
-
-def _run(call: Call, each: Each) -> Any:
-    """Run a checked call of an op on each element."""
+def _run(call: Call, each: Each, out: Any, dtype: Any) -> Any:
+    """Run a checked call of an op on each element. out, dtype: as the caller gave them."""
     if call.x.size == 0:
         return call.out
-    (_launch if call.on_device else _compute)(call, each)
+    if call.on_device:
+        _elementwise.launch(call, each, out, dtype)
+    else:
+        _compute(call, each)
     return call.out
 
 
@@ -238,8 +233,3 @@ def _compute(call: Call, each: Each) -> None:
         ]
         gate, value = halves if each.gate == "first" else halves[::-1]
         reference.gated(*gate, *value, str(each.activation), out)
-
-
-def _launch(call: Call, each: Each) -> None:
-    """Launch a checked call of an op on each element, that has elements."""
-    raise NotImplementedError(f"{each.name} has no kernel yet: it works on NumPy arrays (cupy.asnumpy)")

@@ -434,7 +434,11 @@ def _adds(dtype: str, cols: int, *, bias: bool, drop: bool, keep: bool, scales: 
     operands += (dropout, dropout.factor) if drop else ()
     out = View(0, x.shape, (cols, 1), np.dtype(np.int8)) if scales else x
     return Around(
-        (out,), _row._adding(bias=bias, dropout=drop), operands, loaded=x if keep else None, scales=int(scales)
+        (out,),
+        _row._adding(bias=bias, dropout=drop),
+        operands,
+        loaded=x if keep else None,
+        scales=int(scales),
     )
 
 
@@ -449,12 +453,15 @@ def _users(dtype: str, cols: int) -> Around:
     load, _ = trace(lambda x, r, b: x + r * b, "load")
     store, _ = trace(lambda y, g: (functions.gelu(y) * g, y), "store")
     column = View(0, (cols,), x.strides[1:], x.dtype).broadcast_to(x.shape)
-    return Around((x, x), load, (x._replace(pointer=1 << 20), column), None, x, store, (x._replace(pointer=1 << 21),))
+    return Around(
+        (x, x), load, (x._replace(pointer=1 << 20), column), None, x, store, (x._replace(pointer=1 << 21),)
+    )
 
 
 FUSED = {
     "softmax, causal and lengths": Fused(
-        SOFTMAX, lambda d, n: Around((_rows_of(d, n),), None, (), _mask(n, lengths=_host(8, dtype=np.int32), high=1))
+        SOFTMAX,
+        lambda d, n: Around((_rows_of(d, n),), None, (), _mask(n, lengths=_host(8, dtype=np.int32), high=1)),
     ),
     "softmax, where, scale": Fused(
         SOFTMAX,
@@ -470,14 +477,18 @@ FUSED = {
         ),
     ),
     "add_layer_norm": Fused(LAYER_NORM, lambda d, n: _adds(d, n, bias=False, drop=False, keep=True), 2),
-    "add_layer_norm, bias, dropout": Fused(LAYER_NORM, lambda d, n: _adds(d, n, bias=True, drop=True, keep=True), 2),
+    "add_layer_norm, bias, dropout": Fused(
+        LAYER_NORM, lambda d, n: _adds(d, n, bias=True, drop=True, keep=True), 2
+    ),
     "add_rms_norm, scales": Fused(
         RMS_NORM, lambda d, n: _adds(d, n, bias=False, drop=False, keep=True, scales=True), 1
     ),
     "layer_norm to int8": Fused(LAYER_NORM, lambda d, n: _stores(d, n, "int8"), 2),
     "rms_norm to float8": Fused(RMS_NORM, lambda d, n: _stores(d, n, "float8_e4m3fn"), 1),
     "layer_norm, scales": Fused(
-        LAYER_NORM, lambda d, n: _stores(d, n, "float8_e5m2")._replace(store=None, store_operands=(), scales=1), 2
+        LAYER_NORM,
+        lambda d, n: _stores(d, n, "float8_e5m2")._replace(store=None, store_operands=(), scales=1),
+        2,
     ),
     "layer_norm of a user's": Fused(LAYER_NORM, _users, 2),
     "softmax of a user's": Fused(SOFTMAX, _users),
@@ -502,5 +513,7 @@ def narrow_loads(instance: Instance, code: Code) -> list[str]:
     wide = code.accesses["LDG", 16]
     found = [f"{wide} loads of 16 bytes for {packs} packs"] if wide < packs else []
     return found + [
-        f"{count} {kind} of {width} bytes" for (kind, width), count in code.accesses.items() if kind in NOT_GLOBAL
+        f"{count} {kind} of {width} bytes"
+        for (kind, width), count in code.accesses.items()
+        if kind in NOT_GLOBAL
     ]
