@@ -76,15 +76,21 @@ struct Silu {
 // Which elements of a pack a row has: the others belong to its neighbours.
 template <int N>
 struct Span {
-  int begin, end;
-  bool whole() const { return begin == 0 && end == N; }
-  bool has(int i) const { return i >= begin && i < end; }
+  unsigned has_bits;
+  bool whole() const { return has_bits == (1u << N) - 1; }
+  bool has(int i) const { return has_bits >> i & 1; }
 };
+
+template <int N>
+inline Span<N> span_between(int begin, int end) {
+  return {((1u << end) - 1) & ~((1u << begin) - 1)};
+}
 
 // Those elements of N at p, one by one; the others are 0.
 template <typename T, int N, bool kConstant = false>
 inline Pack<T, N> load_span(const T* p, Span<N> span) {
   Pack<T, N> pack;
+  hide(span.has_bits);  // else the compiler keeps a predicate for each bit from one use to the next, more than there are
 #pragma unroll
   for (int i = 0; i < Pack<T, N>::kWords; ++i) pack.word[i] = 0;
 #pragma unroll
@@ -298,7 +304,7 @@ __global__ void __launch_bounds__(kMostThreads) each_element(const __grid_consta
     const typename Store::Line target = {a.store.pointer + place(a.store.rows, first)};
     const int64 begin = int64(col) - (-target.template head<kPack>() & (kPack - 1)), behind = a.cols - begin;
     if (behind <= 0) return;
-    const Span<kPack> span = {begin < 0 ? int(-begin) : 0, behind < kPack ? int(behind) : kPack};
+    Span<kPack> span = span_between<kPack>(begin < 0 ? int(-begin) : 0, behind < kPack ? int(behind) : kPack);
     const auto columns = a.op.template columns_span<kPack>(begin, a.cols, span);
     Compute x[kInputs][kPack];
 #pragma unroll
@@ -311,6 +317,7 @@ __global__ void __launch_bounds__(kMostThreads) each_element(const __grid_consta
       unpack<kPack>(pack, x[k]);
     }
     a.op.template apply<kPack>(x, columns, int64(first) * a.cols + begin);
+    hide(span.has_bits);
     if (span.whole()) return target.template store<kPack, true>(x[0], NoColumns{}, begin);
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {

@@ -55,7 +55,9 @@ def check(xp: Any, name: str, x: Any, bias: Any, y: Any = None, **options: Any) 
         y = function(x, bias, **options)
 
     assert type(y) is xp.ndarray
-    assert_close(xp.asnumpy(y), expected)
+    # in float, the tail's relative error grows to 1e-5
+    scale = np.ones(y.shape) if y.dtype == np.float32 else None
+    assert_close(xp.asnumpy(y), expected, scale=scale)
 
 
 # --- activations -----------------------------------------------------------------------------------------------------
