@@ -78,14 +78,10 @@ def text(
 
     fused: the structs that fused functors are made of, where there are such functors.
     """
-    more = "" if fused is None else "".join(("#include <cupynorm/fused.cuh>
-", *dict.fromkeys(fused)))
+    more = "" if fused is None else "".join(("#include <cupynorm/fused.cuh>\n", *dict.fromkeys(fused)))
     return (
-        f"// cupynorm {digest()}
-"
-        f"#include <{header}>
-#include <{source}>
-{more}"
+        f"// cupynorm {digest()}\n"
+        f"#include <{header}>\n#include <{source}>\n{more}"
         f'static_assert(sizeof({arguments}) == {size}, "Arguments: host and device layouts differ");\n'
     )
 

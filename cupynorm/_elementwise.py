@@ -124,7 +124,7 @@ def spelled(each: Each, x: View, y: View, bias: View | None) -> Spelled:
         op = _activate(each, y.dtype, compute, column(bias, (width,)))
     load, store = direct("DirectLoad", x.split(axes)[0]), direct("DirectStore", y.split(axes)[0])
     whole = arguments(op, load, store, rows, cols)
-    text = _compile.text(KERNEL, whole.cpp, whole.dtype.itemsize, "cupynorm/functors.cuh")
+    text = _compile.text(KERNEL, whole.cpp, whole.dtype.itemsize, header="cupynorm/functors.cuh")
     return Spelled(whole, f"{op.cpp}, {load.cpp}, {store.cpp}", text, rows, cols, pack, peel)
 
 

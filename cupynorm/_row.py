@@ -392,7 +392,7 @@ class Around(NamedTuple):
 
 @functools.cache
 def _adding(*, bias: bool, dropout: bool) -> Function:
-    """Return dropout(x + bias) + alpha * residual, of x, residual, alpha, and of bias and of what dropout keeps and its factor."""
+    """Return dropout(x + bias) + alpha * residual, of these, of what dropout keeps, and of its factor."""
 
     def add(x: Any, residual: Any, alpha: Any, *others: Any) -> Any:
         shift, kept, factor = (*others[:bias], *(None,) * (not bias), *others[bias:], *(None, None))[:3]
