@@ -1,7 +1,7 @@
 """Device time of masked, fused and quantised ops beside copies of the bytes that must move, and beside PyTorch where it is.
 
 python benchmarks/fused.py [--json FILE] [--only NAME]    needs a GPU; run from the repository's root. Each line: the case, its
-time, its share of the copy rate, and PyTorch's share (its functions one after the other; compiled, if --compile).
+time, its share of the copy rate, and PyTorch's share (its functions one after the other).
 """
 
 from __future__ import annotations
@@ -174,23 +174,39 @@ def measure(case: Case, *, torch: Any) -> dict[str, Any]:
     return {"case": case.name, "bytes": case.moved, "target": case.target, "times": found, "notes": notes}
 
 
+def once(case: Case) -> None:
+    """Call a case on one set of arrays."""
+    import cupy as cp  # noqa: PLC0415
+
+    case.call(case.make(cp, np.random.default_rng(0)))
+    cp.cuda.get_current_stream().synchronize()
+
+
 def main() -> None:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="cases whose names hold this")
+    parser.add_argument("--cols", type=int, nargs="*", default=COLS)
+    parser.add_argument("--dtypes", nargs="*", default=("float16", "float32"))
+    parser.add_argument(
+        "--once", action="store_true", help="call each once: what is compiled stays in the cache"
+    )
     options = parser.parse_args()
     try:
         import torch  # noqa: PLC0415
     except ImportError:
         torch = None
     found = []
-    for dtype in ("float16", "float32"):
-        for cols in COLS:
+    for dtype in options.dtypes:
+        for cols in options.cols:
             for case in (*masked(dtype, cols), *sums(dtype, cols), *elementwise(dtype, cols)):
                 if options.only not in case.name:
                     continue
                 try:
+                    if options.once:
+                        once(case)
+                        continue
                     one = measure(case, torch=torch)
                 except Exception as error:  # noqa: BLE001  one case leaves the others alone
                     print(f"{case.name:55} {type(error).__name__}: {str(error)[:150]}", flush=True)
