@@ -289,6 +289,13 @@ def _starts(each: View, axes: int) -> tuple[int, ...]:
     return (offset, *(stride for extent, stride in zip(extents, strides, strict=True) if extent > 1))
 
 
+def _apart(each: View, axes: int, widest: int) -> tuple[int, ...]:
+    """Return how far rows begin from a pack, axis by axis: x and y may be collapsed each in its own way."""
+    leading = each.split(axes)[0]
+    steps = (stride for extent, stride in zip(leading.shape, leading.strides, strict=True) if extent > 1)
+    return tuple(at // each.dtype.itemsize % widest for at in (each.pointer, *steps))
+
+
 class Lie(NamedTuple):
     """How rows lie in packs of the `widest` kind, as _plan.Problem has it."""
 
@@ -300,8 +307,8 @@ class Lie(NamedTuple):
 def lie(x: View, y: View, axes: int) -> Lie:
     """Return how rows lie that begin at no such pack. Every pointer and stride is one of whole elements."""
     widest = _widest(x, y)
-    of_x, of_y = (tuple(start % widest for start in _starts(each, axes)) for each in (x, y))
-    steps = of_y[1:]
+    steps = [step % widest for step in _starts(y, axes)[1:]]
+    of_x, of_y = (_apart(each, axes, widest) for each in (x, y))
     period = 1 if not steps else widest // math.gcd(widest, steps[0]) if len(steps) == 1 else 0
     return Lie(widest, 1 if of_x == of_y else 2, period)
 

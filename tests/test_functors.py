@@ -85,6 +85,17 @@ def test_the_wider_type_bounds_the_pack() -> None:
     assert functors.pack_width(x, y, 1) == 4
 
 
+def test_rows_lie_alike_only_if_they_do_axis_by_axis() -> None:
+    # both collapse to two axes, of 10 * 33 and 33 elements modulo 4: x to (6, 5), y to (2, 15)
+    shape, line = (2, 3, 5, 33), 33 * 4
+    x = View(1 << 20, shape, (3 * 10 * line, 10 * line, line, 4), F4)
+    y = View(1 << 21, shape, (30 * line, 5 * line, line, 4), F4)
+
+    assert [len(each.split(1)[0].collapsed()[0]) for each in (x, y)] == [2, 2]
+    assert functors.lie(x, y, 1).peel == 2
+    assert functors.lie(x, x, 1).peel == 1
+
+
 @pytest.mark.parametrize(
     ("shape", "normalised", "spelling"),
     [
