@@ -77,6 +77,14 @@ class Dropout(NamedTuple):
 
 def dropout(p: float, seed: int, offset: int, name: str = "p") -> Dropout:
     """Check and return a dropout; ValueError for a p outside 0 to 1, or numbers of more than 64 bits. name: what p is called."""
+    if (
+        type(p) is float
+        and type(seed) is type(offset) is int
+        and 0 <= p <= 1
+        and 0 <= seed < 1 << 64
+        and 0 <= offset < 1 << 64
+    ):  # what is given as a rule, two microseconds sooner
+        return Dropout(p, seed, offset)
     if not 0 <= p <= 1:
         raise ValueError(f"{name} is {p}: the probability of being dropped is 0 to 1")
     numbers = {}

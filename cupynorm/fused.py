@@ -146,7 +146,7 @@ def dropout(x: Any, p: float, *, seed: int, offset: int = 0, out: Any = None, dt
     p is 0 to 1; at 1 all is dropped. seed and offset are 0 to 2^64 - 1. x is an array of any shape; dtypes, `out` and errors
     are as in bias_gelu.
     """
-    each = Each(dropout=checked_dropout(finite("p", p), seed, offset))
+    each = Each(None, None, None, checked_dropout(p if type(p) is float else finite("p", p), seed, offset))
     y = _elementwise.again(each, x, out, dtype)
     if y is None:
         y = _run(check_each(x, out=out, dtype=dtype), each, out, dtype)
@@ -199,7 +199,7 @@ def _gated(x: Any, bias: Any, activation: str, gate: str, out: Any, dtype: Any) 
         raise ValueError(
             f"gate is {gate!r}: use 'first' or 'second', the half that goes through the activation"
         )
-    each = Each(activation, bias, gate=gate)
+    each = Each(activation, bias, gate)
     y = _elementwise.again(each, x, out, dtype)
     if y is None:
         call = check_each(x, out=out, dtype=dtype, columns={"bias": bias}, least_axes=1, halves=True)

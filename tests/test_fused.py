@@ -453,7 +453,9 @@ class TestActivations:
         with pytest.raises(ValueError, match="out and bias share memory$"):
             act.biased(x[:1].copy(), x[0], out=x[:1])
 
-    def test_a_device_array_is_checked_and_gives_what_numpy_gives(self, act: Activation, simulated: Any) -> None:
+    def test_a_device_array_is_checked_and_gives_what_numpy_gives(
+        self, act: Activation, simulated: Any
+    ) -> None:
         host = normal(2, 4, dtype=np.float32)
         x = simulated.cupy.asarray(host)
         with pytest.raises(TypeError, match="x is a CuPy array .* and bias is a NumPy array"):
