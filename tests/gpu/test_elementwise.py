@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import bias_gelu, bias_silu, dropout, geglu, reference, swiglu
+from cupynorm import _elementwise, _row, bias_gelu, bias_silu, dropout, geglu, reference, swiglu
 from cupynorm._dtypes import DTYPES as INSTALLED
 from cupynorm._dtypes import dtype_of
 from cupynorm.testing import assert_close
@@ -244,6 +244,31 @@ def test_gelu_of_sums_is_within_two_units(cuda: Any) -> None:
     exact = reference._gelu(x.astype(np.float32).astype(np.float64) + bias)
     exponent = np.maximum(np.frexp(exact)[1] - 1, -14)
     assert (np.abs(y - exact) / np.ldexp(1.0, exponent - 10)).max() < 1.01
+
+
+@pytest.mark.small
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"INT": 1},  # every kernel counts with 64 bits
+        {"MOST_BLOCKS": 3},  # groups of rows lie along z as well
+        {"THREADS": 64},  # rows of several blocks, the last of them not full
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("op", ["bias_gelu", "geglu"])
+@pytest.mark.parametrize("cols", [1064, 1063])
+def test_launches_that_only_large_arrays_need(
+    xp: Any, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int], op: str, cols: int
+) -> None:
+    _row.forget()  # a launch that was chosen before
+    for name, value in limits.items():
+        monkeypatch.setattr(_elementwise, name, value)
+    for x in (normal(11, wide(op, cols), dtype="float16"), normal(3, 7, wide(op, cols), dtype="float16")):
+        given = xp.asarray(x)
+        check(xp, op, given[..., ::2, :], xp.asarray(normal(x.shape[-1], dtype="float16")))
+    check_dropout(xp, xp.asarray(np.ones((5, 3, cols + 1), np.float16))[:, ::2, 1:], 0.5, 3, 2**64 - 7)
+    _row.forget()
 
 
 # --- dropout ---------------------------------------------------------------------------------------------------------
