@@ -133,12 +133,6 @@ class Fused(NamedTuple):
         """The results that it adds: scales, then the sum."""
         return tuple(each for each in (self.scales, self.total) if each is not None)
 
-    @property
-    def name(self) -> str:
-        """What is fused, in words."""
-        parts = {"a mask": self.mask, "an addition": self.add, "quantisation": self.quantize}
-        return " and ".join(name for name, each in parts.items() if each is not None)
-
     def on_host(self) -> reference.Fusion:
         """Return it for NumPy arrays."""
         add = quantize = None

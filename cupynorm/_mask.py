@@ -13,10 +13,13 @@ import numpy as np
 from cupynorm import _device, reference
 from cupynorm._arguments import view
 from cupynorm._dtypes import dtype_name
-from cupynorm.functors import View
+from cupynorm.functors import EMPTY, Struct, View, operand, per_row
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+NO_BOUND = 1 << 61  # beyond every column, and sums with a row's number stay in 64 bits
 
 
 class MaskOptions(TypedDict, total=False):
@@ -195,6 +198,40 @@ def mask_of(asked: Asked, shape: tuple[int, ...], axes: int) -> Mask:
         low,
         high,
     )
+
+
+def twin(mask: Mask | None, pack: int) -> Struct:
+    """Twin of NoMask and Mask."""
+    if mask is None or not (mask.is_structural or mask.where is not None):
+        return Struct("cupynorm::NoMask", EMPTY, (0,))
+    views = mask.views()
+    where = Struct("cupynorm::NoWhere", EMPTY, (0,))
+    if "where" in views:
+        of = operand(views["where"], mask.axes, pack, constant=True)
+        where = Struct(
+            f"cupynorm::Where<{of.cpp}>", np.dtype([("bytes", of.dtype)], align=True), (of.values,)
+        )
+    structure = _structure(mask, views.get("lengths"))
+    dtype = np.dtype([("structure", structure.dtype), ("where", where.dtype), ("cols", np.int64)], align=True)
+    spelling = f"cupynorm::Mask<{structure.cpp}, {where.cpp}>"
+    return Struct(spelling, dtype, (structure.values, where.values, mask.cols))
+
+
+def _structure(mask: Mask, lengths: View | None) -> Struct:
+    """Twin of AllColumns and Interval."""
+    if not mask.is_structural:
+        return Struct("cupynorm::AllColumns", EMPTY, (0,))
+    of = Struct("cupynorm::NoLengths", EMPTY, (0,))
+    if lengths is not None:
+        of = per_row(lengths)
+    band = mask.low is not None or mask.high is not None
+    low = -NO_BOUND if mask.low is None else mask.low
+    high = NO_BOUND if mask.high is None else mask.high
+    names = ("cols", "queries", "low", "high")
+    dtype = np.dtype([("lengths", of.dtype), *((name, np.int64) for name in names)], align=True)
+    flags = ", ".join("true" if each else "false" for each in (mask.left_padded, band))
+    values = (of.values, mask.cols, mask.queries, low, high)
+    return Struct(f"cupynorm::Interval<{of.cpp}, {flags}>", dtype, values)
 
 
 def finite(name: str, value: Any) -> float:

@@ -18,6 +18,7 @@ from cupynorm._expression import DeviceFunction, Expression, traced
 from cupynorm._fusion import Fused, Fusion
 from cupynorm._limits import RECORDED, Limits, active_blocks
 from cupynorm._mask import Mask
+from cupynorm._mask import twin as mask_twin
 from cupynorm._philox import Dropout
 from cupynorm._plan import Occupancy, Plan, Problem, choose
 from cupynorm._remembered import (
@@ -44,7 +45,6 @@ from cupynorm.functors import (
     fused_store,
     kept,
     lie,
-    mask,
     operand,
     pack_width,
     scaled_store,
@@ -392,7 +392,7 @@ class Around(NamedTuple):
 
 @functools.cache
 def _adding(*, bias: bool, dropout: bool) -> Function:
-    """Return dropout(x + bias) + alpha * residual, of these, of what dropout keeps, and of its factor."""
+    """Return dropout(x + bias) + alpha * residual, of x, residual, alpha; then of bias; of what is kept and its factor."""
 
     def add(x: Any, residual: Any, alpha: Any, *others: Any) -> Any:
         shift, kept, factor = (*others[:bias], *(None,) * (not bias), *others[bias:], *(None, None))[:3]
@@ -490,7 +490,7 @@ def spelled_around(
         functions.append(function or IDENTITY)
         return f"Function_{functions[-1].key}"
 
-    masked = mask(what.mask, pack)
+    masked = mask_twin(what.mask, pack)
     load = direct("DirectLoad", x.split(axes)[0])
     if what.load is not None or what.mask is not None or what.loaded is not None:
         operands = [operand_of(each) for each in what.load_operands]

@@ -12,13 +12,11 @@ from cupynorm._dtypes import Dtype, cpp, cpp_of_element
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cupynorm._mask import Mask
     from cupynorm._philox import Dropout
 
 POINTER = np.dtype(np.uint64)
 EMPTY = np.dtype([("none", np.uint8)])  # C++ gives an empty struct one byte
 ACCESS_BYTES = 16  # the widest access
-NO_BOUND = 1 << 61  # beyond every column, and sums with a row's number stay in 64 bits
 
 
 class View(NamedTuple):
@@ -132,8 +130,7 @@ def operand(stretched: View, axes: int, pack: int, *, constant: bool) -> Struct:
     rows, cols = stretched.split(axes)
     index, element = strided(rows), cpp_of_element(stretched.dtype)
     if not any(stride for stride, extent in zip(cols.strides, cols.shape, strict=True) if extent > 1):
-        dtype = np.dtype([("pointer", POINTER), ("rows", index.dtype)], align=True)
-        return Struct(f"cupynorm::PerRow<{element}, {index.cpp}>", dtype, (stretched.pointer, index.values))
+        return per_row(rows)
     if cols.is_contiguous():
         widest = max(1, ACCESS_BYTES // stretched.dtype.itemsize)
         width = math.gcd(pack, widest, *_starts(stretched, axes))
@@ -154,6 +151,14 @@ def value(number: float, compute: Dtype) -> Struct:
     return Struct(f"cupynorm::Value<{cpp(compute)}>", np.dtype([("value", compute)], align=True), (number,))
 
 
+def per_row(stretched: View) -> Struct:
+    """Twin of PerRow: one element a row."""
+    index = strided(stretched)
+    dtype = np.dtype([("pointer", POINTER), ("rows", index.dtype)], align=True)
+    spelling = f"cupynorm::PerRow<{cpp_of_element(stretched.dtype)}, {index.cpp}>"
+    return Struct(spelling, dtype, (stretched.pointer, index.values))
+
+
 def kept(drop: Dropout, cols: int) -> Struct:
     """Twin of Kept."""
     names = ("seed", "offset", "threshold", "cols")
@@ -169,43 +174,6 @@ def in_turn(name: str, each: Sequence[Struct]) -> Struct:
         dtype = np.dtype([("first", one.dtype), ("rest", dtype)], align=True)
         values = (one.values, values)  # type: ignore[assignment]
     return Struct(spelling, dtype, values)
-
-
-def mask(mask: Mask | None, pack: int) -> Struct:
-    """Twin of NoMask and Mask."""
-    if mask is None or not (mask.is_structural or mask.where is not None):
-        return Struct("cupynorm::NoMask", EMPTY, (0,))
-    views = mask.views()
-    where = Struct("cupynorm::NoWhere", EMPTY, (0,))
-    if "where" in views:
-        of = operand(views["where"], mask.axes, pack, constant=True)
-        where = Struct(
-            f"cupynorm::Where<{of.cpp}>", np.dtype([("bytes", of.dtype)], align=True), (of.values,)
-        )
-    structure = _structure(mask, views.get("lengths"))
-    dtype = np.dtype([("structure", structure.dtype), ("where", where.dtype), ("cols", np.int64)], align=True)
-    spelling = f"cupynorm::Mask<{structure.cpp}, {where.cpp}>"
-    return Struct(spelling, dtype, (structure.values, where.values, mask.cols))
-
-
-def _structure(mask: Mask, lengths: View | None) -> Struct:
-    """Twin of AllColumns and Interval."""
-    if not mask.is_structural:
-        return Struct("cupynorm::AllColumns", EMPTY, (0,))
-    of = Struct("cupynorm::NoLengths", EMPTY, (0,))
-    if lengths is not None:
-        index = strided(lengths)
-        dtype = np.dtype([("pointer", POINTER), ("rows", index.dtype)], align=True)
-        spelling = f"cupynorm::PerRow<{cpp_of_element(lengths.dtype)}, {index.cpp}>"
-        of = Struct(spelling, dtype, (lengths.pointer, index.values))
-    band = mask.low is not None or mask.high is not None
-    low = -NO_BOUND if mask.low is None else mask.low
-    high = NO_BOUND if mask.high is None else mask.high
-    names = ("cols", "queries", "low", "high")
-    dtype = np.dtype([("lengths", of.dtype), *((name, np.int64) for name in names)], align=True)
-    flags = ", ".join("true" if each else "false" for each in (mask.left_padded, band))
-    values = (of.values, mask.cols, mask.queries, low, high)
-    return Struct(f"cupynorm::Interval<{of.cpp}, {flags}>", dtype, values)
 
 
 def fused_load(

@@ -12,8 +12,8 @@ from cupynorm import _fused
 from cupynorm._arguments import _kind, _overlap, _place, check, check_eps, view
 from cupynorm._dtypes import compute_dtype, dtype_name
 from cupynorm._expression import DeviceFunction, TraceError, trace
-from cupynorm._fused import Function, FusedCall, Operand
-from cupynorm._row import RowOp
+from cupynorm._fused import FusedCall, Operand
+from cupynorm._row import Function, RowOp
 from cupynorm.norm import LAYER_NORM, RMS_NORM, layer_norm, rms_norm
 from cupynorm.softmax import LOG_SOFTMAX, SOFTMAX, log_softmax, softmax
 

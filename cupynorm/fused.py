@@ -46,7 +46,7 @@ def add_layer_norm(
     the default drops nothing, and any other needs a seed. `out` may be x or residual itself.
 
     Axes, eps, dtypes, `out`, `quantize`, `plan` and errors are as in layer_norm. The results, of which those stand that are
-    asked for: (y, scales, s, mean, rstd). NumPy arrays only, as yet (NotImplementedError).
+    asked for: (y, scales, s, mean, rstd).
     """
     fusion = _adding(residual, bias, alpha, dropout, seed, offset, return_sum, quantize)
     return _row.run_fused(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, fusion)

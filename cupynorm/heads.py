@@ -94,7 +94,7 @@ def _shape(name: str, array: Any) -> tuple[int, ...]:
     """Return the shape of an array that can be computed; the only place that refuses those of a device."""
     if _arguments._kind(name, array):  # noqa: SLF001
         raise NotImplementedError(f"{name} is on a device, and heads are split and merged on the host only")
-    _arguments._check_dtype(name, array)  # noqa: SLF001
+    _arguments.check_dtype(name, array)
     shape: tuple[int, ...] = array.shape
     return shape
 

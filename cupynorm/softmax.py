@@ -64,7 +64,6 @@ def softmax(
     lengths, causal and window need one normalised axis, the last. docs/masks.md has the conventions of other libraries.
 
     TypeError for a mask or option of another dtype or kind; ValueError for one that does not broadcast, or is out of range.
-    With any option, NumPy arrays only, as yet (NotImplementedError).
     """
     if not options:
         return _row.run(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003

@@ -315,15 +315,11 @@ class TestBadSums:
         with pytest.raises(ValueError, match="out and residual share memory in part: give residual itself"):
             add(np.ones((2, 4), np.float32), memory[:2], out=memory[1:])
 
-    def test_a_device_array_is_checked_and_says_that_no_kernel_is_there(
-        self, add: Any, simulated: Any
-    ) -> None:
+    def test_a_device_array_is_checked(self, add: Any, simulated: Any) -> None:
         host = np.ones((2, 4), np.float32)
         x = simulated.cupy.asarray(host)
         with pytest.raises(TypeError, match="x is a CuPy array .* and residual is a NumPy array"):
             add(x, host)
-        with pytest.raises(NotImplementedError, match="norm with an addition has no kernel yet"):
-            add(x, x)
 
         assert [each.shape for each in add(x[:0], x[:0])] == [(0, 4), (0, 4)]
 

@@ -65,7 +65,9 @@ def parameters(op: Any, cols: int, dtype: str = "float32") -> dict[str, Any]:
 @pytest.mark.parametrize("cols", [1, 37, 64, 200])
 def test_norms_of_sums(xp: Any, function: Any, dtype: str, cols: int) -> None:
     x, r, gamma = normal(5, cols, dtype=dtype), normal(5, cols, dtype=dtype), normal(cols, dtype=dtype)
-    options: dict[str, Any] = {"gamma": gamma} | ({"beta": normal(cols)} if function is add_layer_norm else {})
+    options: dict[str, Any] = {"gamma": gamma} | (
+        {"beta": normal(cols)} if function is add_layer_norm else {}
+    )
     tolerable = 1.0
 
     check(xp, function, x, r, scale=tolerable, **options)
@@ -79,7 +81,17 @@ def test_norms_of_sums(xp: Any, function: Any, dtype: str, cols: int) -> None:
 def test_every_variant(xp: Any, variant: str | None, cols: int) -> None:
     x, r = normal(7, cols), normal(7, cols)
 
-    check(xp, add_layer_norm, x, r, normal(cols), normal(cols), bias=normal(cols), plan=variant, return_stats=True)
+    check(
+        xp,
+        add_layer_norm,
+        x,
+        r,
+        normal(cols),
+        normal(cols),
+        bias=normal(cols),
+        plan=variant,
+        return_stats=True,
+    )
 
 
 @pytest.mark.parametrize("function", [add_layer_norm, add_rms_norm])
@@ -89,14 +101,22 @@ def test_every_variant(xp: Any, variant: str | None, cols: int) -> None:
 def test_rows_around_the_edges_of_variants(xp: Any, function: Any, dtype: str, rows: int, cols: int) -> None:
     rows = min(rows, (1 << 24) // cols + 1)
 
-    check(xp, function, normal(rows, cols, dtype=dtype), normal(rows, cols, dtype=dtype), normal(cols, dtype=dtype))
+    check(
+        xp,
+        function,
+        normal(rows, cols, dtype=dtype),
+        normal(rows, cols, dtype=dtype),
+        normal(cols, dtype=dtype),
+    )
 
 
 @small
 @pytest.mark.parametrize("shape", [(4, 64), (3, 37), (2, 3, 50), (5, 1)])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("variant", [None, "uncached"])
-def test_dropout_keeps_what_numpy_keeps(xp: Any, shape: tuple[int, ...], dtype: str, variant: str | None) -> None:
+def test_dropout_keeps_what_numpy_keeps(
+    xp: Any, shape: tuple[int, ...], dtype: str, variant: str | None
+) -> None:
     x, r = np.ones(shape, dtype), np.zeros(shape, dtype)
     options: dict[str, Any] = {"dropout": 0.4, "seed": 2**40 + 3, "offset": 2**64 - 5}
     _, expected = add_rms_norm(x, r, **options)

@@ -79,7 +79,9 @@ def made(shape: tuple[int, ...], structure: dict[str, Any], where: str, *, biase
     if where == "full":
         masks["where"] = RANDOM.random(shape) < 0.7
     elif where == "keys":
-        masks["where"] = RANDOM.integers(0, 3, (shape[0], *(1,) * (len(shape) - 2), shape[-1])).astype(np.uint8)
+        masks["where"] = RANDOM.integers(0, 3, (shape[0], *(1,) * (len(shape) - 2), shape[-1])).astype(
+            np.uint8
+        )
     elif where == "queries":
         masks["where"] = RANDOM.random((*shape[:-1], 1)) < 0.7
     if biased:
@@ -89,7 +91,7 @@ def made(shape: tuple[int, ...], structure: dict[str, Any], where: str, *, biase
 
 @small
 @pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("cols", [1, 7, 40, 128])
+@pytest.mark.parametrize("cols", [7, 40])
 def test_every_combination_on_odd_shapes(xp: Any, structure: str, cols: int) -> None:
     for where, biased in itertools.product(("none", "full", "keys", "queries"), (False, True)):
         masks = made((2, 3, 9, cols), STRUCTURES[structure], where, biased=biased)
@@ -143,7 +145,7 @@ def cuda_or_twin(xp: Any) -> Any:
 )
 @pytest.mark.parametrize("rows", [3, 400])
 def test_rows_around_the_edges_of_variants(xp: Any, dtype: str, cols: int, rows: int) -> None:
-    rows = min(rows, (1 << 24) // cols + 1) if cols > 3000 else min(rows, 5)  # noqa: PLR2004
+    rows = min(rows, (1 << 24) // cols + 1) if cols > 3000 else min(rows, 5)
     x = normal(rows, cols, dtype=dtype)
     masks: dict[str, Any] = {
         "where": RANDOM.random((1, cols)) < 0.9,

@@ -28,7 +28,7 @@ def assert_nearest(q: Any, wanted: Any, name: str) -> None:
     best = np.abs(nearest(wanted, name) - wanted)
     off = np.abs(got - wanted)
     assert (off <= best + 2e-5 * np.abs(wanted) + 1e-5 * LARGEST[name]).all(), (off - best).max()
-    assert (got == nearest(wanted, name)).mean() > 0.99  # noqa: PLR2004
+    assert (got == nearest(wanted, name)).mean() > 0.99
 
 
 CALLS: dict[str, Any] = {
@@ -113,13 +113,19 @@ def test_rounding_is_to_nearest_even(xp: Any, name: str, dtype: str, cols: int) 
     """Values on and between all numbers, by a sum that is kept in no other way than through beta."""
     rungs, _ = ladder(name)
     middles = (rungs[1:] + rungs[:-1]) / 2
-    values = np.concatenate([rungs, middles, [rungs[-1] * 1.01, rungs[-1] * 8, rungs[0] * 8, np.inf, -np.inf]])
+    values = np.concatenate(
+        [rungs, middles, [rungs[-1] * 1.01, rungs[-1] * 8, rungs[0] * 8, np.inf, -np.inf]]
+    )
     values = np.resize(values, -(-values.size // cols) * cols).astype(dtype)
     exact = values.astype(np.float64)
 
-    for start in range(0, values.size, 4 * cols):  # rows of zeros are normed to zeros, and beta is what is left
+    for start in range(
+        0, values.size, 4 * cols
+    ):  # rows of zeros are normed to zeros, and beta is what is left
         beta = values[start : start + 4 * cols]
-        q = layer_norm(xp.asarray(np.zeros((1, beta.size), dtype)), beta=xp.asarray(beta), quantize=Quantize(name, 1.0))
+        q = layer_norm(
+            xp.asarray(np.zeros((1, beta.size), dtype)), beta=xp.asarray(beta), quantize=Quantize(name, 1.0)
+        )
         got = values_of(xp.asnumpy(q))[0]
         assert np.array_equal(got, nearest(exact[start : start + 4 * cols], name))
 
