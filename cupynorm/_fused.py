@@ -66,14 +66,14 @@ class FusedCall:
     plan: str | Plan | None
 
 
-def run(call: FusedCall) -> None:
-    """Run a call on its device: fill outs, loaded and stats."""
+def run(call: FusedCall) -> tuple[Any, Any]:
+    """Run a call on its device: fill outs, loaded and stats. Return what _row.remember takes."""
     shape = call.x.shape
     load, store = (
         tuple(each.value if each.array is None else each.stretched(shape) for each in given)
         for given in (call.load_operands, call.store_operands)
     )
-    _row.launch_around(
+    return _row.launch_around(
         call.op,
         call.device,
         view(call.x),

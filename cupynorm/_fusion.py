@@ -93,6 +93,26 @@ class Fusion(NamedTuple):
         """The result's dtype, where this says it."""
         return None if self.quantize is None else self.quantize.dtype
 
+    def given(self) -> tuple[Any, ...]:
+        """Return everything that may be an array, in a fixed order; None where there is none."""
+        masked, adds = self.masked or Asked(), self.add
+        scale = (
+            None
+            if self.quantize is None or isinstance(self.quantize.scale, numbers.Real)
+            else self.quantize.scale
+        )
+        added = (None, None) if adds is None else (adds.residual, adds.bias)
+        return (masked.where, masked.bias, masked.lengths, *added, scale)
+
+    def options(self) -> tuple[Any, ...]:
+        """Return what else it says, but for the seed and the offset of a dropout: calls alike in it run alike."""
+        masked, adds, quantize = self.masked or Asked(), self.add, self.quantize
+        band = (masked.causal, type(masked.causal), masked.window, type(masked.window))
+        mask = (masked.scale, type(masked.scale), masked.left_padded, *band)
+        add = None if adds is None else (adds.alpha, adds.dropout and adds.dropout.p, adds.wants_sum)
+        scale = None if quantize is None or not isinstance(quantize.scale, numbers.Real) else quantize.scale
+        return (mask, add, None if quantize is None else (quantize.dtype, quantize.scale is None, scale))
+
     def arrays(self) -> dict[str, Any]:
         """Return the arrays by name that are no columns."""
         found = {} if self.masked is None else self.masked.arrays()

@@ -236,15 +236,79 @@ def _extent(shape: Sequence[int], strides: Sequence[int], dtype: Dtype) -> tuple
     return sum(step for step in steps if step < 0), sum(step for step in steps if step > 0) + dtype.itemsize
 
 
+class Again(NamedTuple):
+    """A call with something fused that was launched: another of the same key differs in pointers and in a dropout's place only.
+
+    made: shapes and dtypes of what the call allocates. slots: words of the kernel's parameter, and the number among the pointers
+    of what goes there: those of the arrays that were given, of those that are made, then seed and offset.
+    """
+
+    launch: Launch
+    words: array.array[int]
+    parameters: array.array[int]
+    address: int
+    made: tuple[tuple[tuple[int, ...], Any], ...]
+    slots: tuple[tuple[int, int], ...]
+    holds: Any  # what the key names by its id
+
+    def run(self, kind: Any, stream: int, pointers: list[int], place: tuple[int, int]) -> list[Any] | None:
+        """Launch it with other pointers; return what was made, None if that lies otherwise than the first call's."""
+        made = [kind(shape, code) for shape, code in self.made]
+        pointers += [each.data.ptr for each in made]
+        if any(each & ALIGNMENT for each in pointers[len(pointers) - len(made) :]):
+            return None
+        pointers += place
+        for at, source in self.slots:
+            self.words[at] = pointers[source]
+        self.launch(stream, self.address, 0)
+        return made
+
+
+def again(
+    launch: Launch,
+    arguments: Struct,
+    given: Sequence[Any],
+    made: Sequence[Any],
+    place: tuple[int, int] | None,
+    holds: Any,
+) -> Again | None:
+    """Return a launched call; None if what it made is not aligned. given: arrays of the call, None where there is none."""
+    pointers = [0 if each is None else each.data.ptr for each in (*given, *made)]
+    if any(each.data.ptr & ALIGNMENT for each in made):
+        return None
+    words = array.array("Q", np.array([arguments.values], dtype=arguments.dtype).tobytes())
+    slots = []
+    for offset, name in _words_of(arguments.dtype):
+        if name in _PLACE:
+            slots.append((offset // 8, len(pointers) + _PLACE.index(name)))
+        elif words[offset // 8] and words[offset // 8] in pointers:
+            slots.append((offset // 8, pointers.index(words[offset // 8])))
+    if place is None:
+        slots = [slot for slot in slots if slot[1] < len(pointers)]
+    allocated = tuple((each.shape, _code(each.dtype)) for each in made)
+    return Again(launch=launch, **_parameters(words), made=allocated, slots=tuple(slots), holds=holds)
+
+
+_PLACE = ("seed", "offset")
+
+
+def _words_of(dtype: Dtype, base: int = 0, name: str = "") -> list[tuple[int, str]]:
+    """Return the offsets and names of all unsigned words of a struct: its pointers, and a dropout's numbers."""
+    if dtype.fields is None:
+        return [(base, name)] if dtype == np.uint64 else []
+    fields = ((each, *dtype.fields[each][:2]) for each in dtype.names or ())
+    return [found for each, of, offset in fields for found in _words_of(of, base + offset, each)]
+
+
 class Calls:
     """What one thread remembers.
 
     kind: the type of device arrays, None before the first came. stream: gives a device's current stream. several: there is
     more than one device. same: by the key of _row.run; holds for one gamma and beta. alike: by Given.alike. each: those of
-    _elementwise, by its own key.
+    _elementwise, by its own key. fused: calls with something fused, by key().
     """
 
-    __slots__ = ("_ready", "alike", "each", "kind", "same", "several", "stream")
+    __slots__ = ("_ready", "alike", "each", "fused", "kind", "same", "several", "stream")
 
     def __init__(self) -> None:
         self.kind: Any = None
@@ -253,6 +317,7 @@ class Calls:
         self.same: dict[Any, Remembered] = {}
         self.alike: dict[Any, Remembered] = {}
         self.each: dict[Any, Any] = {}
+        self.fused: dict[Any, Again] = {}
         self._ready: set[int] = set()
 
     def begin(self) -> Any:
@@ -268,6 +333,28 @@ class Calls:
         if device not in self._ready:
             _device.cupy().cuda.runtime.memGetInfo()  # any call of the runtime does it, and CuPy makes this one
             self._ready.add(device)
+
+    def key(self, given: Sequence[Any], written: bool, options: Any) -> tuple[Any, list[int]] | None:  # noqa: FBT001
+        """Return what says that calls with something fused are alike, and the arrays' pointers; None if it cannot be said.
+
+        given: arrays, None where there is none, the first one x. written: one of them is, so how far they are apart counts.
+        """
+        kind = self.kind or (self.begin() if _device.is_device_array(given[0]) else None)
+        pointers: list[int] = []
+        layouts: list[Any] = []
+        for each in given:
+            if each is None:
+                pointers.append(0)
+                layouts.append(None)
+            elif type(each) is kind:
+                pointers.append(each.data.ptr)
+                layouts.append((each.shape, layout(each), each.dtype, pointers[-1] & ALIGNMENT))
+            else:
+                return None
+        if kind is None or (self.several and elsewhere(given[0].data.device_id, *given)):
+            return None
+        apart = [each - pointers[0] for each in pointers] if written else map(pointers.index, pointers)
+        return (options, given[0].data.device_id, *layouts, *apart), pointers
 
     def find(self, op: str, given: Given, key: Any) -> Remembered | None:
         """Return a call of the same layouts, with gamma and beta put in, and remember that under `key`."""

@@ -23,10 +23,12 @@ from cupynorm._philox import Dropout
 from cupynorm._plan import Occupancy, Plan, Problem, choose
 from cupynorm._remembered import (
     ALIGNMENT,
+    Calls,
     Given,
     OfThread,
     Remembered,
     add,
+    again,
     elsewhere,
     launcher,
     layout,
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from cupynorm._nvrtc import Cubin
+    from cupynorm._remembered import Launch
 
 Function = Expression | DeviceFunction
 Operand = View | float | Dropout
@@ -300,7 +303,7 @@ def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Give
             with _lock:
                 add(_launches, key, found)
         chosen = found.plan
-        again = remembered(
+        known = remembered(
             given,
             [launcher(found.kernel.pointer, chosen)],
             what.arguments,
@@ -312,9 +315,9 @@ def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Give
             call.compute,
         )
         stream = module.cuda.get_current_stream().ptr
-        for launch in again.launches:
-            launch(stream, again.address, 0)
-    return again
+        for launch in known.launches:
+            launch(stream, known.address, 0)
+    return known
 
 
 def run_fused(
@@ -331,6 +334,22 @@ def run_fused(
     fusion: Fusion,
 ) -> Any:
     """Run one call with something fused around it. Results: y, scales of rows, the sum, statistics; those that are asked for."""
+    given = [x, gamma, beta, out, *fusion.given()]
+    options = (op.name, axis, type(axis), eps, type(eps), dtype, return_stats, plan, fusion.options())
+    drop = None if fusion.add is None else fusion.add.dropout
+    place = None if drop is None else (drop.seed, drop.offset)
+    calls = _thread.calls
+    try:
+        known = calls.key(given, out is not None, options)
+        found = None if known is None else calls.fused.get(known[0])
+    except TypeError:  # an option that does not hash
+        known = found = None
+    if known is not None and found is not None:
+        stream = calls.stream(x.data.device_id).ptr
+        made = found.run(calls.kind, stream, known[1], place or (0, 0))
+        if made is not None:
+            results = (*made,) if out is None else (out, *made)
+            return results if len(results) > 1 else results[0]
     exact = check_eps(eps) if op.has_eps else 0.0
     columns = {"gamma": gamma, "beta": beta} if op.columns else {}
     if fusion.add is not None:
@@ -347,19 +366,40 @@ def run_fused(
     )
     fused = fusion.checked(call)
     stats = [call.empty_statistic() for _ in op.stats] if return_stats else []
+    results = (call.out, *fused.results, *stats)
     if not call.on_device:
         op.reference(x, gamma, beta, call.axes, exact, call.out, *stats, fusion=fused.on_host())
     elif x.size:
-        _launch_fused(op, call, stats, exact, fused, plan)
-    results = (call.out, *fused.results, *stats)
+        launched = _launch_fused(op, call, stats, exact, fused, plan)
+        if known is not None:
+            remember(known[0], launched, given, results if out is None else results[1:], place, None)
     return results if len(results) > 1 else call.out
+
+
+def remember(
+    key: Any,
+    launched: tuple[Launch, Struct],
+    given: Sequence[Any],
+    made: Sequence[Any],
+    place: tuple[int, int] | None,
+    holds: Any,
+) -> None:
+    """Remember a call with something fused, for this thread, until another of the same key comes."""
+    call = again(*launched, given, made, place, holds)
+    if call is not None:
+        add(_thread.calls.fused, key, call)
+
+
+def calls_of_thread() -> Calls:
+    """Return what this thread remembers."""
+    return _thread.calls
 
 
 def _launch_fused(
     op: RowOp, call: Call, stats: Sequence[Any], eps: float, fused: Fused, plan: str | Plan | None
-) -> None:
-    """Launch a checked call with something fused around it, that has rows."""
-    launch_around(
+) -> tuple[Launch, Struct]:
+    """Launch a checked call with something fused around it, that has rows; return how to do it again."""
+    return launch_around(
         op,
         call.device,
         view(call.x),
@@ -556,8 +596,8 @@ def launch_around(
     compute: Dtype,
     what: Around,
     plan: str | Plan | None,
-) -> None:
-    """Launch an op with what is computed around it, on rows that there are."""
+) -> tuple[Launch, Struct]:
+    """Launch an op with what is computed around it, on rows that there are; return the launch and its parameter."""
     module = _device.cupy()
     spelling = spelled_around(op, x, axes, columns, stats, eps, compute, what)
     with module.cuda.Device(device):
@@ -572,6 +612,7 @@ def launch_around(
         pointer = np.array([arguments.ctypes.data], np.uint64)
         launch = launcher(found.kernel.pointer, found.plan)
         launch(module.cuda.get_current_stream().ptr, pointer.ctypes.data, 0)
+    return launch, spelling.arguments
 
 
 def kernel_of(device: int, what: Spelled, plan: Plan) -> _compile.Kernel:

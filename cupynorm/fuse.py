@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm import _fused
+from cupynorm import _fused, _row
 from cupynorm._arguments import _kind, _overlap, _place, check, check_eps, view
 from cupynorm._dtypes import compute_dtype, dtype_name
 from cupynorm._expression import DeviceFunction, TraceError, trace
@@ -60,12 +60,47 @@ class Fusion:
         """Run the fusion; arguments, results and errors are in fuse."""
         own = {name: arguments.pop(name) for name in self.arguments if name in arguments}
         given = self._bind(operands, arguments)
+        arrays = (x, own.get("gamma"), own.get("beta"), *map(_array, given))
+        outs = self._split(own.get("out"))
+        known = self._key((*arrays, *outs), given, own)
+        calls = _row.calls_of_thread()
+        found = None if known is None else calls.fused.get(known[0])
+        if known is not None and found is not None:
+            made = found.run(calls.kind, calls.stream(x.data.device_id).ptr, known[1], (0, 0))
+            if made is not None:
+                new = iter(made)
+                return _alone((*(next(new) if each is None else each for each in outs), *new))
         call = self._check(x, given, **own)
-        if call.x.size:
-            (_fused.run if call.on_device else _fused.run_on_host)(call)
         kept = (call.loaded,) if self.keep_loaded else ()
         results = (*call.outs, *kept, *call.stats)
-        return results if len(results) > 1 else results[0]
+        if call.x.size and call.on_device:
+            launched = _fused.run(call)
+            if known is not None:
+                made = [
+                    each
+                    for each, asked in zip(results, (*outs, *(None,) * len(call.stats)), strict=True)
+                    if asked is None
+                ]
+                _row.remember(known[0], launched, (*arrays, *outs), made, None, self)
+        elif call.x.size:
+            _fused.run_on_host(call)
+        return _alone(results)
+
+    def _key(
+        self, arrays: Sequence[Any], given: Sequence[Any], own: Mapping[str, Any]
+    ) -> tuple[Any, list[int]] | None:
+        """Return what says that calls are alike (_remembered.Calls.key); None where options do not hash."""
+        options = tuple((name, each, type(each)) for name, each in own.items() if name not in _ARRAYS)
+        # repr tells 0.0 and -0.0 apart
+        values = tuple(None if _array(each) is not None else (repr(each), type(each)) for each in given)
+        try:
+            known = _row.calls_of_thread().key(
+                arrays, own.get("out") is not None, (id(self), options, values)
+            )
+            hash(known and known[0])
+        except TypeError:
+            return None
+        return known
 
     def _bind(self, operands: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """Return one operand for each parameter of load, then of store."""
@@ -234,6 +269,18 @@ def _function(what: Any, role: str) -> tuple[Function | None, tuple[str, ...]]:
         return what, tuple(f"{role}{index}" for index in range(1, what.inputs))
     expression, names = trace(what, role)
     return expression, names[1:]
+
+
+_ARRAYS = {"gamma", "beta", "out"}
+
+
+def _alone(results: tuple[Any, ...]) -> Any:
+    return results if len(results) > 1 else results[0]
+
+
+def _array(value: Any) -> Any:
+    """Return an operand if it is no number, else None."""
+    return None if isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)) else value
 
 
 def _operand(name: str, value: Any, call: Call) -> Operand:

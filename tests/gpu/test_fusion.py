@@ -260,3 +260,28 @@ def test_long_rows(xp: Any, op: Any, cols: int) -> None:
     fusion = fuse(op.function, load=lambda x, r: x + r, store=lambda y, g: y * g, keep_loaded=True)
 
     check(xp, fusion, normal(5, cols), normal(5, cols), normal(cols), scale=1.0)
+
+
+@small
+def test_calls_alike_are_launched_again_with_their_own_arrays(xp: Any) -> None:
+    fusion = fuse(layer_norm, load=lambda x, r, t: x + r * t, store=lambda y, g: (y * g, y), keep_loaded=True)
+    for turn in range(4):
+        x, r, g, gamma = normal(5, 40), normal(5, 40), normal(5, 1), normal(40)
+        t = -0.0 if turn == 1 else 0.5 if turn == 2 else 0.0
+
+        check(xp, fusion, x, r, t, g, gamma=gamma, return_stats=True, scale=2.0)
+        check(xp, add_layer_norm, x, r, gamma, bias=gamma, dropout=0.5, seed=turn, offset=turn, scale=2.0)
+        check(xp, softmax, x, where=r > 0, scale=1.0) if turn else None
+
+
+@small
+def test_another_place_of_the_result_is_checked_again(xp: Any) -> None:
+    fusion = fuse(rms_norm, load=lambda x, r: x + r)
+    x, r = xp.asarray(normal(4, 40)), xp.asarray(normal(4, 40))
+    memory = xp.asarray(normal(9, 40))
+    for function in (fusion, lambda *a, **o: add_rms_norm(*a, **o, return_sum=False)):
+        for _ in range(2):
+            function(memory[:4], r, out=memory[4:8])
+            assert function(x, r, out=x) is x
+        with pytest.raises(ValueError, match="share memory"):
+            function(memory[:4], r, out=memory[1:5])
