@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cupynorm import _arguments
+from cupynorm import _arguments, _device, _heads
 from cupynorm._dtypes import dtype_of
 from cupynorm.reference import _round
 
@@ -29,11 +29,12 @@ def add_qkv_bias(qkv: Any, bias: Any = None, *, heads: int, out: Any = None, dty
         y[p, ..., h, s, d] = qkv[..., s, (p * heads + h) * head size + d] + bias[(p * heads + h) * head size + d]
 
     Arrays are CuPy's or NumPy's, of float16, bfloat16, float32 or float64, with any strides. What comes back is of qkv's
-    kind, and has the dtype of `out`, else `dtype`, else qkv's; each element is rounded once. The step is the one that
-    FasterTransformer 1.0 names add_QKV_bias, without its limits on hidden and head size.
+    kind, and has the dtype of `out`, else `dtype`, else qkv's; each element is rounded once (on a device from a sum in
+    float32, or float64 where an array has it). The step is the one that FasterTransformer 1.0 names add_QKV_bias, without
+    its limits on hidden and head size. On a device it is one launch, on the current stream; nothing is synchronised.
 
     Raises TypeError for arrays of another kind or dtype, or of both kinds in one call; ValueError for shapes, heads or an
-    `out` that do not fit, or an `out` that shares memory with an input; NotImplementedError for device arrays.
+    `out` that do not fit, an `out` that shares memory with an input, or arrays of several devices.
     """
     return _split(qkv, bias, heads, 3, "qkv", out, dtype)
 
@@ -55,30 +56,47 @@ def merge_heads(x: Any, *, out: Any = None, dtype: Any = None) -> Any:
 
     It undoes split_heads. Arrays, dtypes, `out` and errors are as in add_qkv_bias.
     """
-    if len(_shape("x", x)) < 3:  # noqa: PLR2004  heads, seq, head size
+    key = _heads.key_of("merge", x, None, 0, out, dtype)
+    y = None if key is None else _heads.again(key, x, None, out)
+    if y is not None:
+        return y
+    on_device = _check("x", x, None, out)
+    if x.ndim < 3:  # noqa: PLR2004  heads, seq, head size
         raise ValueError(f"x has shape {x.shape}: its last three axes must be heads, seq and head size")
     *leading, heads, seq, size = x.shape
     y = _output("x", x, None, (*leading, seq, heads * size), out, dtype)
-    _write(x.swapaxes(-3, -2), None, y.reshape(*leading, seq, heads, size))
+    if not on_device:
+        _write(x.swapaxes(-3, -2), None, y.reshape(*leading, seq, heads, size))
+    elif x.size:
+        to = _heads.by_rows(_arguments.view(y), 1, heads)
+        _heads.launch(_heads.by_heads(_arguments.view(x), 1), to, None, y, key)
     return y
 
 
 def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype: Any) -> Any:
-    shape = _shape(name, x)
-    if len(shape) < 2:  # noqa: PLR2004  seq, hidden
-        raise ValueError(f"{name} has shape {shape}: its last two axes must be seq and hidden elements")
+    key = _heads.key_of(parts, x, bias, heads, out, dtype)
+    y = None if key is None else _heads.again(key, x, bias, out)
+    if y is not None:
+        return y
+    on_device = _check(name, x, bias, out)
+    if x.ndim < 2:  # noqa: PLR2004  seq, hidden
+        raise ValueError(f"{name} has shape {x.shape}: its last two axes must be seq and hidden elements")
     count = operator.index(heads)
-    *leading, seq, columns = shape
+    *leading, seq, columns = x.shape
     if count < 1 or columns % (parts * count):
         each = f"{parts} * {count}" if parts > 1 else f"{count}"
         raise ValueError(f"heads is {count}: the {columns} columns of {name} are no multiple of {each}")
     size = columns // (parts * count)
-    if bias is not None:
-        _shape("bias", bias)
-        if bias.shape not in ((columns,), (1,), ()):
-            raise ValueError(f"bias has shape {bias.shape}, the last axis of {name} has {columns} elements")
+    if bias is not None and bias.shape not in ((columns,), (1,), ()):
+        raise ValueError(f"bias has shape {bias.shape}, the last axis of {name} has {columns} elements")
     parted = (parts,) if parts > 1 else ()
     y = _output(name, x, bias, (*parted, *leading, count, seq, size), out, dtype)
+    if on_device:
+        if x.size:
+            source = _heads.by_rows(_arguments.view(x), parts, count)
+            shift = None if bias is None else _arguments.view(bias)
+            _heads.launch(source, _heads.by_heads(_arguments.view(y), parts), shift, y, key)
+        return y
     target = y if parted else y[np.newaxis]
     for part in range(parts):
         columns_of_part = slice(part * count * size, (part + 1) * count * size)
@@ -90,28 +108,36 @@ def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype
     return y
 
 
-def _shape(name: str, array: Any) -> tuple[int, ...]:
-    """Return the shape of an array that can be computed; the only place that refuses those of a device."""
-    if _arguments._kind(name, array):  # noqa: SLF001
-        raise NotImplementedError(f"{name} is on a device, and heads are split and merged on the host only")
-    _arguments.check_dtype(name, array)
-    shape: tuple[int, ...] = array.shape
-    return shape
+def _check(name: str, x: Any, bias: Any, out: Any) -> bool:
+    """Return whether the arrays are on a device; raise for other kinds, dtypes and places than can be computed."""
+    arrays = {"bias": bias, "out": out}
+    on_device = _arguments._kind(name, x)  # noqa: SLF001
+    for other, array in arrays.items():
+        if array is not None and _arguments._kind(other, array) is not on_device:  # noqa: SLF001
+            here, there = _arguments._place(on_device), _arguments._place(not on_device)  # noqa: SLF001
+            raise TypeError(f"{name} is {here} and {other} is {there}: nothing is copied behind your back")
+    for other, array in {name: x, **arrays}.items():
+        if array is not None:
+            _arguments.check_dtype(other, array)
+    if on_device:
+        _arguments._check_places(x, arrays)  # noqa: SLF001
+    return on_device
 
 
 def _output(name: str, x: Any, bias: Any, shape: tuple[int, ...], out: Any, dtype: Any) -> Any:
     """Return `out` if it fits, else a new array."""
     asked = None if dtype is None else dtype_of(dtype)
     if out is None:
-        return np.empty(shape, asked or x.dtype)
-    _shape("out", out)
+        on_device = _device.is_device_array(x)
+        place = int(x.device.id) if on_device else -1
+        return _arguments._allocate(on_device, place, shape, asked or x.dtype)  # noqa: SLF001
     if out.shape != shape:
         raise ValueError(f"out has shape {out.shape}, the result has {shape}")
     if asked is not None and out.dtype != asked:
         raise ValueError(f"out has dtype {out.dtype}, dtype asks for {asked}")
     if not out.flags.c_contiguous:
         raise ValueError(f"out has shape {out.shape} and strides {out.strides}: it must be contiguous")
-    if not out.flags.writeable:
+    if not _device.is_device_array(out) and not out.flags.writeable:
         raise ValueError("out is read-only")
     for other, array in {name: x, "bias": bias}.items():
         if array is not None and _arguments._overlap(_arguments.view(out), _arguments.view(array)):  # noqa: SLF001

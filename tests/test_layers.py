@@ -19,7 +19,7 @@ LAYERS = [
     ["_special", "_expression", "functions"],
     ["functors", "_arguments", "_mask", "_fusion", "_remembered", "_tuned"],
     ["_row"],
-    ["_elementwise", "norm", "softmax", "fused", "heads", "_encoder_host"],
+    ["_elementwise", "norm", "softmax", "fused", "_heads", "heads", "_encoder_host"],
     ["_fused", "fuse"],
     ["__init__"],
     [

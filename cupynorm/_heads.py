@@ -1,0 +1,288 @@
+"""The device's side of heads: twin of kernels/heads.cu, its launch, and calls that a thread has made before."""
+
+from __future__ import annotations
+
+import array
+import functools
+import math
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from cupynorm import _compile, _device
+from cupynorm._arguments import view
+from cupynorm._dtypes import Dtype, compute_dtype, cpp
+from cupynorm._remembered import ALIGNMENT, Calls, _code, _extent, _word, add, elsewhere
+from cupynorm.functors import POINTER, Struct, View, column, strided
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cupynorm._compile import Kernel
+
+BLOCK = 256  # kHeadsBlock
+TOKENS = (4, 2, 1)  # of a thread: as many as leave two waves of threads
+WAVES = 2
+NARROW = 1 << 31  # packs in all, from which on indices have 64 bits
+
+
+class Places(NamedTuple):
+    """Where elements lie: strides in bytes of parts, heads and columns, and the axes of tokens."""
+
+    array: View
+    parts: int
+    heads: int
+    size: int
+    part: int
+    head: int
+    col: int
+    tokens: View
+
+    @property
+    def token_count(self) -> int:
+        """Tokens that there are."""
+        return math.prod(self.tokens.shape)
+
+    def struct(self) -> Struct:
+        """Twin of Places."""
+        index = strided(self.tokens)
+        item = self.array.dtype.itemsize
+        dtype = np.dtype([*((name, np.int64) for name in ("part", "head", "col")), ("tokens", index.dtype)])
+        values = (self.part // item, self.head // item, self.col // item, index.values)
+        return Struct(index.cpp, dtype, values)
+
+    def steps(self) -> tuple[int, ...]:
+        """Return what a pack's width must divide, in elements."""
+        item = self.array.dtype.itemsize
+        strides = [
+            each for extent, each in zip(self.tokens.shape, self.tokens.strides, strict=True) if extent > 1
+        ]
+        strides += [self.part] * (self.parts > 1) + [self.head] * (self.heads > 1)
+        whole = self.array.pointer // item if self.array.pointer % item == 0 else 1
+        alone = 1 if self.col != item and self.size > 1 else 0  # columns apart are no pack
+        return (whole, self.size, *(each // item for each in strides), alone)
+
+
+def by_heads(x: View, parts: int) -> Places:
+    """Return the places of [parts, ..., heads, seq, head size]; without the first axis where there is one part."""
+    part = x.strides[0] if parts > 1 else 0
+    shape, strides = (x.shape[1:], x.strides[1:]) if parts > 1 else (x.shape, x.strides)
+    *leading, heads, seq, size = shape
+    *steps, head, token, col = strides
+    tokens = View(x.pointer, (*leading, seq), (*steps, token), x.dtype)
+    return Places(x, parts, heads, size, part, head, col, tokens)
+
+
+def by_rows(x: View, parts: int, heads: int) -> Places:
+    """Return the places of [..., seq, parts * heads * head size]."""
+    size, col = x.shape[-1] // (parts * heads), x.strides[-1]
+    tokens = View(x.pointer, x.shape[:-1], x.strides[:-1], x.dtype)
+    return Places(x, parts, heads, size, heads * size * col, size * col, col, tokens)
+
+
+class Move(NamedTuple):
+    """A move with the kernel that does it."""
+
+    arguments: Struct
+    text: str
+    pack: int
+    threads: int  # for one token a thread
+    tokens: int
+    kind: str  # template arguments of types
+    compute: Dtype
+    indexed: bool
+
+    def expression(self, tokens: int) -> str:
+        """Write the kernel's name for so many tokens a thread."""
+        index = "unsigned" if self.threads < NARROW - BLOCK else "unsigned long long"
+        numbers = f"{self.pack}, {tokens}, {_compile.spell(self.indexed)}, {index}"
+        return f"cupynorm::move_heads<{cpp(self.compute)}, {numbers}, {self.kind}>"
+
+    def grid(self, tokens: int) -> int:
+        """Return the blocks that it takes with so many tokens a thread."""
+        packs = self.threads // self.tokens
+        return -(-packs * -(-self.tokens // tokens) // BLOCK)
+
+
+def spelled(source: Places, target: Places, bias: View | None, rows: int = 0) -> Move:
+    """Turn places into the kernel's argument. rows: the pointer of row numbers, 0 for none."""
+    x, y = source.array, target.array
+    pack = math.gcd(16 // max(x.dtype.itemsize, y.dtype.itemsize), *source.steps(), *target.steps())
+    columns = source.parts * source.heads * source.size
+    shift = column(bias, (columns,))
+    begin, end = source.struct(), target.struct()
+    fields = [
+        *((name, POINTER) for name in ("x", "y", "rows")),
+        *((name, np.int64) for name in ("tokens", "packs", "head_packs", "heads")),
+        ("from", begin.dtype),
+        ("to", end.dtype),
+        ("bias", shift.dtype),
+    ]
+    packs = columns // pack
+    values = (
+        *(x.pointer, y.pointer, rows),
+        *(target.token_count, packs, source.size // pack, source.heads),
+        *(begin.values, end.values, shift.values),
+    )
+    kind = f"{cpp(x.dtype)}, {cpp(y.dtype)}, {shift.cpp}, {begin.cpp}, {end.cpp}"
+    whole = Struct(f"cupynorm::Moved<{kind}>", np.dtype(fields, align=True), values)
+    text = _compile.text("heads.cu", whole.cpp, whole.dtype.itemsize)
+    compute = compute_dtype(x.dtype, y.dtype, *([bias.dtype] if bias else []))
+    return Move(whole, text, pack, packs * target.token_count, target.token_count, kind, compute, bool(rows))
+
+
+def tokens_of_a_thread(move: Move, threads_of_device: int) -> int:
+    """Return how many tokens a thread takes: more are fewer reads of the bias, and too many leave multiprocessors idle."""
+    return next((n for n in TOKENS if move.threads // n >= WAVES * threads_of_device), 1)
+
+
+class Again(NamedTuple):
+    """A call that was checked and launched: it may be made again with other pointers."""
+
+    launch: Callable[[int, int, int], None]
+    kernel: Kernel  # stays loaded
+    words: array.array[int]
+    parameters: array.array[int]
+    address: int
+    bias_at: int
+    shape: tuple[int, ...]
+    code: Any
+    bytes: int  # of the result
+    reach: tuple[tuple[int, int], ...]  # of x and bias: their lowest byte, and the one behind their highest
+
+
+class OfThread(threading.local):
+    """Each thread's own calls: parameters are set in place, so no two threads may share them."""
+
+    def __init__(self) -> None:
+        self.calls = Calls()
+        self.known: dict[Any, Again] = {}
+
+
+thread = OfThread()
+
+
+def key_of(
+    what: Any, x: Any, bias: Any, heads: int, out: Any, dtype: Any, rows: Any = None
+) -> tuple[Any, ...] | None:
+    """Return all that the checks and the choice of a kernel look at, but for shared memory; None for what is not remembered."""
+    calls = thread.calls
+    kind = calls.kind
+    if kind is None and _device.is_device_array(x):
+        kind = calls.begin()
+    if type(x) is not kind or type(heads) is not int:
+        return None
+    # _c_contiguous, where true, says all that strides say, for a third of the time
+    key: tuple[Any, ...] = (
+        what, heads, x.shape, x._c_contiguous or x.strides, x.dtype, x.data.ptr & ALIGNMENT, dtype, bias is None,  # noqa: SLF001
+    )  # fmt: skip
+    if bias is not None:
+        if type(bias) is not kind:
+            return None
+        key += (bias.shape, bias._c_contiguous or bias.strides, bias.dtype, bias.data.ptr & ALIGNMENT)  # noqa: SLF001
+    if out is not None:
+        if type(out) is not kind or not out._c_contiguous:  # noqa: SLF001
+            return None
+        key += (out.shape, out.dtype, out.data.ptr & ALIGNMENT)
+    if rows is not None:
+        key += (rows.shape,)
+    if calls.several:
+        device = x.data.device_id
+        if elsewhere(device, bias, out, rows):
+            return None
+        key += (device,)
+    return key
+
+
+def again(key: tuple[Any, ...], x: Any, bias: Any, out: Any, rows: Any = None) -> Any:
+    """Make a remembered call; None if there is none, or its arrays must be looked at more closely."""
+    try:
+        call = thread.known.get(key)
+    except TypeError:  # a dtype that does not hash
+        return None
+    if call is None:
+        return None
+    calls = thread.calls
+    y = calls.kind(call.shape, call.code) if out is None else out
+    source, target = x.data.ptr, y.data.ptr
+    shift = 0 if bias is None else bias.data.ptr
+    if out is None:
+        if target & ALIGNMENT:
+            return None
+    else:
+        for pointer, (low, high) in zip((source, shift), call.reach, strict=False):
+            if pointer + low < target + call.bytes and target < pointer + high:
+                return None
+    stream = calls.stream(x.data.device_id).ptr
+    numbers = 0 if rows is None else rows.data.ptr
+    words = call.words
+    # no other call stands between the words and their launch: a signal handler that runs there might set them too
+    words[0] = source
+    words[1] = target
+    words[2] = numbers
+    if shift:
+        words[call.bias_at] = shift
+    call.launch(stream, call.address, 0)
+    return y
+
+
+def launch(
+    source: Places, target: Places, bias: View | None, y: Any, key: tuple[Any, ...] | None, rows: Any = None
+) -> None:
+    """Launch a checked move that has elements, on y's device and that device's current stream; remember it under `key`."""
+    module = _device.cupy()
+    move = spelled(source, target, bias, 0 if rows is None else rows.data.ptr)
+    device = int(y.device.id)
+    with module.cuda.Device(device):
+        thread.calls.prepare(device)
+        limits = _device.limits_of(device)
+        tokens = tokens_of_a_thread(move, limits.sm_count * limits.threads_per_sm)
+        kernel = _compile.kernel(device, move.text, move.expression(tokens), 0)
+        words = array.array("Q", np.array([move.arguments.values], dtype=move.arguments.dtype).tobytes())
+        parameters = array.array("Q", [words.buffer_info()[0]])
+        call = Again(
+            functools.partial(
+                _device.driver().launchKernel, kernel.pointer, move.grid(tokens), 1, 1, BLOCK, 1, 1, 0
+            ),
+            kernel,
+            words,
+            parameters,
+            parameters.buffer_info()[0],
+            _word(move.arguments.dtype, "bias", "pointer"),
+            target.array.shape,
+            _code(target.array.dtype),
+            math.prod(target.array.shape) * target.array.dtype.itemsize,
+            tuple(_extent(each.shape, each.strides, each.dtype) for each in (source.array, bias) if each),
+        )
+        call.launch(module.cuda.get_current_stream().ptr, call.address, 0)
+    if key is not None:
+        try:
+            hash(key)
+        except TypeError:
+            return
+        add(thread.known, key, call)
+
+
+# What the encoder does with packed tokens: rows says, for each token of the result, which of x's it is; below 0 none, and the
+# result is 0 there. Arguments are checked by nobody.
+
+
+def gather(x: Any, rows: Any, out: Any) -> Any:
+    """Write x[rows] to out: [tokens, columns] each."""
+    key = key_of("gather", x, None, 1, out, None, rows)
+    if key is None or again(key, x, None, out, rows) is None:
+        launch(by_rows(view(x), 1, 1), by_rows(view(out), 1, 1), None, out, key, rows)
+    return out
+
+
+def split_packed(qkv: Any, bias: Any, rows: Any, heads: int, out: Any) -> Any:
+    """Write add_qkv_bias of packed tokens to out, [3, batch, heads, seq, head size]."""
+    launch(by_rows(view(qkv), 3, heads), by_heads(view(out), 3), view(bias), out, None, rows)
+    return out
+
+
+def merge_packed(x: Any, rows: Any, out: Any) -> Any:
+    """Write merge_heads of [batch, heads, seq, head size] to packed tokens; rows count batch * seq."""
+    launch(by_heads(view(x), 1), by_rows(view(out), 1, x.shape[-3]), None, out, None, rows)
+    return out

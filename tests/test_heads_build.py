@@ -1,0 +1,90 @@
+"""The kernel of heads compiles for every architecture, keeps nothing in local memory, and moves packs of 16 bytes whole."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from cupynorm import _compile, _heads, _nvrtc
+from cupynorm._dtypes import DTYPES, dtype_of
+from cupynorm.functors import View
+from tests.build_gate import code_of, spills
+
+BATCH, SEQ, HEADS, SIZE = 4, 6, 3, 64
+
+
+def contiguous(shape, dtype):
+    item = dtype_of(dtype).itemsize
+    return View(0, shape, np.empty(shape, np.int8).strides, dtype_of(dtype))._replace(
+        strides=tuple(each * item for each in np.empty(shape, np.int8).strides)
+    )
+
+
+def move(x, y, of_bias, merged=False, rows=0, size=SIZE):
+    split, row = (3, BATCH, HEADS, SEQ, size), (BATCH, SEQ, 3 * HEADS * size)
+    if merged:
+        places = (
+            _heads.by_heads(contiguous(split[1:], x), 1),
+            _heads.by_rows(contiguous((BATCH, SEQ, HEADS * size), y), 1, HEADS),
+        )
+    else:
+        places = _heads.by_rows(contiguous(row, x), 3, HEADS), _heads.by_heads(contiguous(split, y), 3)
+    bias = contiguous((3 * HEADS * size,), of_bias) if of_bias else None
+    return _heads.spelled(*places, bias, rows)
+
+
+def moves():
+    same = [(x, x, bias) for x, bias in itertools.product(DTYPES, (None, "float32"))]
+    mixed = [
+        ("float16", "float32", None),
+        ("float32", "float16", "float32"),
+        ("bfloat16", "float64", "float16"),
+    ]
+    for types, rows in itertools.product(same + mixed, (0, 16)):
+        yield types, move(*types, rows=rows)
+        if types[2] is None:
+            yield types, move(*types, merged=True, rows=rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["75", "80", "90", "120"])
+def test_packs_are_moved_whole_and_nothing_spills(arch):
+    if not _nvrtc.majors() or arch not in _nvrtc.supported_archs(_nvrtc.majors()[0]):
+        pytest.skip("no NVRTC that knows the architecture")
+    wanted = [(types, each, tokens) for types, each in moves() for tokens in _heads.TOKENS]
+    text = "".join(dict.fromkeys(each.text for _, each, _ in wanted))
+    expressions = [each.expression(tokens) for _, each, tokens in wanted]
+    kernels = _nvrtc.compile_all(text, expressions, _compile.options(), arch)
+
+    for (types, each, tokens), name, kernel in zip(wanted, expressions, kernels, strict=True):
+        loaded, stored = (min(16, each.pack * dtype_of(name).itemsize) for name in types[:2])
+        accesses = code_of(kernel, arch).accesses
+
+        assert not spills(kernel), name
+        assert accesses["LDG", loaded] >= tokens, (name, accesses)
+        assert accesses["STG", stored] == tokens, (name, accesses)
+        assert not {"LD", "ST", "LDL", "STL"} & {kind for kind, _ in accesses}, name
+
+
+@pytest.mark.parametrize(("size", "pack"), [(64, 8), (36, 4), (10, 2), (33, 1)])
+def test_the_head_size_says_how_wide_packs_are(size, pack):
+    assert move("float16", "float16", "float32", size=size).pack == pack
+
+
+def test_many_packs_are_counted_in_64_bits():
+    few = move("float16", "float16", None)
+
+    assert ", unsigned, " in few.expression(1)
+    assert ", unsigned long long, " in few._replace(threads=1 << 31).expression(1)
+
+
+def test_a_thread_takes_as_many_tokens_as_leave_two_waves():
+    h200 = 132 * 2048
+    real = move("float16", "float16", None)._replace(threads=4096 * 288, tokens=4096)
+
+    assert _heads.tokens_of_a_thread(real, h200) == 2
+    assert _heads.tokens_of_a_thread(real._replace(threads=32 * 288), h200) == 1
+    assert _heads.tokens_of_a_thread(real._replace(threads=65536 * 288), h200) == 4
+    assert real.grid(2) * _heads.BLOCK >= 2048 * 288
