@@ -52,6 +52,15 @@ def driver() -> ModuleType:
     return driver  # type: ignore[no-any-return]
 
 
+@functools.cache
+def cublas() -> ModuleType:
+    """CuPy's binding of cuBLAS."""
+    cupy()
+    from cupy_backends.cuda.libs import cublas  # noqa: PLC0415
+
+    return cublas  # type: ignore[no-any-return]
+
+
 @functools.lru_cache(maxsize=64)
 def _is_device_type(kind: type) -> bool:
     if not any(base.__module__.partition(".")[0] == "cupy" for base in kind.__mro__):

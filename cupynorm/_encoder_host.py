@@ -46,15 +46,15 @@ def layer_norm(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
 
 
 def add_layer_norm(
-    x: Array, residual: Array, gamma: Array, beta: Array, *, bias: Array, eps: float
-) -> tuple[Array, Array]:
-    """Return LayerNorm(x + bias + residual) and x + bias + residual, each rounded once from the same sum."""
+    x: Array, residual: Array, gamma: Array, beta: Array, *, bias: Array, eps: float, return_sum: bool
+) -> tuple[Array, Array | None]:
+    """Return LayerNorm(x + bias + residual) and, if it is asked for, x + bias + residual, each rounded once from the same sum."""
     compute = compute_dtype(x.dtype)
     total = np.add(x, residual, dtype=compute, casting="same_kind")
     total += bias.astype(compute, copy=False)
     y = np.empty(x.shape, x.dtype)
     reference.layer_norm(total, gamma, beta, 1, eps, y)
-    return y, total.astype(x.dtype, copy=False)
+    return y, total.astype(x.dtype, copy=False) if return_sum else None
 
 
 def bias_gelu(x: Array, bias: Array, *, approximate: str) -> Array:

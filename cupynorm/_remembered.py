@@ -285,8 +285,8 @@ def again(
             slots.append((offset // 8, pointers.index(words[offset // 8])))
     if place is None:
         slots = [slot for slot in slots if slot[1] < len(pointers)]
-    allocated = tuple((each.shape, _code(each.dtype)) for each in made)
-    return Again(launch=launch, **_parameters(words), made=allocated, slots=tuple(slots), holds=holds)
+    allocated = tuple((each.shape, code_of(each.dtype)) for each in made)
+    return Again(launch=launch, **parameters_of(words), made=allocated, slots=tuple(slots), holds=holds)
 
 
 _PLACE = ("seed", "offset")

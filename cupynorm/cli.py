@@ -415,13 +415,14 @@ def run(
 )
 @click.option("--dtype", type=DTYPE, default="float32", show_default=True, help="Of the model's weights.")
 @click.option("--force", is_flag=True, help="Replace an existing output, and another run's unfinished one.")
+@click.option("--device", type=click.Choice(["auto", "gpu", "cpu"]), default="auto", show_default=True)
 @_json_option
 def embed(*, source: Path, output: Path, model: Path, as_json: bool, **options: Any) -> None:
     """Turn texts into a .npy file of embeddings.
 
-    One row a text, in their order, by a BERT sentence encoder, on the CPU. TEXTS is a file of lines, .jsonl or .csv, in
-    UTF-8. All texts are checked first. A run that is ended leaves what is done in OUTPUT.part, and the same command
-    goes on from there; the output appears under its name only when it is complete.
+    One row a text, in their order, by a BERT sentence encoder, on a GPU where there is one. TEXTS is a file of lines,
+    .jsonl or .csv, in UTF-8. All texts are checked first. A run that is ended leaves what is done in OUTPUT.part, and the
+    same command goes on from there; the output appears under its name only when it is complete.
 
     Example: cupynorm embed texts.txt -o embeddings.npy --model all-MiniLM-L6-v2
     """
@@ -446,7 +447,10 @@ def embed(*, source: Path, output: Path, model: Path, as_json: bool, **options: 
     done = f"{report.texts} texts" + (f", {report.resumed} of an earlier run" if report.resumed else "")
     cut = f", {report.truncated} truncated" if report.truncated else ""
     rate = f"{report.seconds:.3f} s, {report.texts_per_second:.3g} texts/s"
-    click.echo(f"{done}{cut}, {report.tokens} tokens -> {report.columns} columns on cpu: {rate}", err=True)
+    click.echo(
+        f"{done}{cut}, {report.tokens} tokens -> {report.columns} columns on {report.device}: {rate}",
+        err=True,
+    )
     click.echo(f"wrote {report.output}", err=True)
 
 

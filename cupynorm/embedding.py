@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from cupynorm import _device
 from cupynorm._dtypes import compute_dtype, dtype_of
-from cupynorm.encoder import BertEncoder, Pooling, read_json
+from cupynorm.encoder import BertEncoder, DeviceName, Pooling, read_json
 from cupynorm.files import FileError, Target, _allocate, _check_target, _naming
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ Empty = Literal["error", "zeros"]
 GROUP = 1024  # texts that are tokenised at a time: what the tokenizer returns is large
 WINDOW = 2048  # texts that are sorted by length together, and written together
 BATCH_TOKENS = 4096  # of a batch, unless one text has more: on a CPU, less is slower and more no faster
+DEVICE_BATCH_TOKENS = 32768  # the same on a GPU: enough to fill one
 SCHEMA = 1  # of the note beside an unfinished file, and of what its digest covers
 
 
@@ -76,18 +78,20 @@ class TextEncoder:
         dtype: str = "float32",
         pooling: Pooling | None = None,
         normalize: bool | None = None,
+        device: DeviceName = "cpu",
     ) -> TextEncoder:
         """Load config.json, model.safetensors and tokenizer.json of a folder; see BertEncoder.from_safetensors.
 
         pooling and normalize: None is what modules.json says, as sentence-transformers writes it; without that file, "mean" and
-        True. Needs the packages tokenizers and safetensors (the extra `text`), and ImportError says so.
+        True. device: as BertEncoder has it; embeddings are NumPy arrays all the same. Needs the packages tokenizers and
+        safetensors (the extra `text`), and ImportError says so.
 
         Raises FileError for files that are missing, damaged, or of a model with other parts than those; TypeError for a dtype
         that is not supported.
         """
         folder = Path(folder)
         inner, told_pooling, told_normalize = _modules(folder)
-        encoder = BertEncoder.from_safetensors(inner, dtype=dtype)
+        encoder = BertEncoder.from_safetensors(inner, dtype=dtype, device=device)
         tokenizer = _tokenizer(inner / "tokenizer.json")
         return cls(
             encoder,
@@ -175,16 +179,25 @@ class TextEncoder:
         """Yield the embeddings of some texts in batches of similar length, with the texts' places from `start` on."""
         lengths = tokens.lengths()[start:stop]
         order = np.argsort(lengths, kind="stable")
-        for batch in _batches(lengths[order]):
+        pending: list[tuple[Array, Any]] = []
+        for batch in _batches(lengths[order], self.batch_tokens):
             places = order[batch]
-            yield (
-                places + start,
-                self.encoder.embed(
-                    [tokens.of(int(start + place)) for place in places],
-                    pooling=self.pooling,
-                    normalize=self.normalize,
-                ),
+            embedded = self.encoder.embed(
+                [tokens.of(int(start + place)) for place in places],
+                pooling=self.pooling,
+                normalize=self.normalize,
             )
+            if self.encoder.device == "cpu":
+                yield places + start, embedded
+            else:  # the next batch is packed while a device computes this one
+                pending.append((places + start, embedded))
+        for places, embedded in pending:
+            yield places, _device.cupy().asnumpy(embedded)
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of a batch at most, unless one text has more."""
+        return BATCH_TOKENS if self.encoder.device == "cpu" else DEVICE_BATCH_TOKENS
 
 
 def _check_text(name: str, text: object) -> None:
@@ -196,11 +209,11 @@ def _check_text(name: str, text: object) -> None:
         raise ValueError(f"{name} is no text: it holds a lone surrogate") from error
 
 
-def _batches(lengths: Array) -> Iterator[slice]:
-    """Cut sorted lengths into slices of at most BATCH_TOKENS tokens, or of one text."""
+def _batches(lengths: Array, most: int) -> Iterator[slice]:
+    """Cut sorted lengths into slices of at most so many tokens, or of one text."""
     first, held = 0, 0
     for at, length in enumerate(lengths.tolist()):
-        if at > first and held + length > BATCH_TOKENS:
+        if at > first and held + length > most:
             yield slice(first, at)
             first, held = at, 0
         held += length
@@ -333,6 +346,7 @@ class Report:
     dtype: str  # of the output
     pooling: str
     normalize: bool
+    device: str  # "cpu" or "gpu"
     truncated: int  # texts that were
     resumed: int  # texts that an earlier run had done
     seconds: float  # from the first text computed to the last one on the disk
@@ -360,6 +374,7 @@ def embed_file(
     max_tokens: int | None = None,
     empty: Empty = "error",
     force: bool = False,
+    device: DeviceName = "auto",
     progress: Callable[[int, int], None] = lambda done, texts: None,  # noqa: ARG005
 ) -> Report:
     """Embed the texts of `source` with the model of `folder` into the .npy file `target`, one row a text, in their order.
@@ -367,7 +382,8 @@ def embed_file(
     Everything is read and checked first; the tokens of all texts are held, 4 bytes each. Rows are written window by window to
     target.part, with a note of what they are in target.part.json; at the end that file gets its name, and the note goes. A run
     that ends before leaves both if a window was done, and the next one with the same texts, model and options goes on from
-    there: what it writes has the bits of a run that was not ended. Only one process writes a target at a time (on Windows nobody
+    there: what it writes has the bits of a run that was not ended. `device`: as TextEncoder.load
+    has it. Only one process writes a target at a time (on Windows nobody
     looks). `force` replaces a target, and a part that is not this run's. `progress` is told texts done and texts in all.
 
     Raises FileError for files that are no good, a text in them that embed() refuses, an existing target, or a part of another
@@ -376,7 +392,7 @@ def embed_file(
     with _naming(source):
         source.stat()
     _check_target(target, [source], force=force)
-    model = TextEncoder.load(folder, dtype=dtype, pooling=pooling, normalize=normalize)
+    model = TextEncoder.load(folder, dtype=dtype, pooling=pooling, normalize=normalize, device=device)
     texts = read_texts(source, field)
     options: dict[str, Any] = {"truncate": truncate, "max_tokens": max_tokens, "empty": empty}
     model.tokenize((), **options)  # its options are checked before its texts
@@ -413,6 +429,7 @@ def embed_file(
         dtype=model.dtype.name,
         pooling=model.pooling,
         normalize=model.normalize,
+        device=model.encoder.device,
         truncated=tokens.truncated,
         resumed=resumed,
         seconds=seconds,
@@ -437,7 +454,9 @@ def _beside(target: Path) -> tuple[Path, Path]:
 def _digest(model: TextEncoder, folder: Path, tokens: Tokens) -> str:
     """Return a digest of all that the embeddings depend on."""
     config = model.encoder.config
-    options = [SCHEMA, dataclasses.asdict(config), model.pooling, model.normalize, WINDOW, BATCH_TOKENS]
+    options = [SCHEMA, dataclasses.asdict(config), model.pooling, model.normalize, WINDOW, model.batch_tokens]
+    if model.encoder.device != "cpu":  # whose bits are others
+        options.append(model.encoder.device)
     digest = hashlib.sha256(json.dumps(options).encode())
     path = _modules(folder)[0] / "model.safetensors"
     with _naming(path), path.open("rb") as file:

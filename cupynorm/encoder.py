@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from cupynorm import _device
+from cupynorm import _device, _encoder_device
 from cupynorm import _encoder_host as steps
 from cupynorm._dtypes import compute_dtype, dtype_name, dtype_of
 from cupynorm.files import FileError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 Pooling = Literal["mean", "cls"]
+DeviceName = Literal["auto", "cpu", "gpu"]
 
 SCORE_BYTES = 32 << 20  # of the scores of attention that exist at the same time, unless one sequence has more
 LEAST_NORM = 1e-12  # what a pooled row is divided by if its own norm is less
@@ -167,6 +168,18 @@ class _Packed(NamedTuple):
                 start = found[-1].stop
         return found
 
+    def numbers(self, bucket: _encoder_device.Bucket) -> _encoder_device.Numbers:
+        """Return what a device's graph reads of the places of tokens."""
+        made = _encoder_device.Numbers.of(bucket)
+        made.lengths[: self.lengths.size] = self.lengths
+        made.start[self.order], made.count[self.order] = self.starts, self.lengths
+        if not bucket.whole:
+            at = np.arange(self.rows.size)
+            sequences = np.repeat(np.arange(self.lengths.size), self.lengths)
+            made.places[: at.size] = sequences * bucket.length + at - self.starts[sequences]
+            made.rows[made.places[: at.size]] = at
+        return made
+
 
 class BertEncoder:
     """A transformer encoder (Vaswani et al. 2017; Devlin et al. 2018), with weights that are held once.
@@ -177,10 +190,20 @@ class BertEncoder:
 
     Only tokens that a mask or lengths keep are computed: the products take them packed, as [tokens, hidden], and attention takes
     the sequences of each length together. On a CPU, a float16 or bfloat16 encoder is slower than a float32 one.
+
+    device: "cpu"; "gpu", the current CUDA device, to which weights are copied once; or "auto", "gpu" where one can be used. An
+    encoder on a GPU takes hidden states and gives results as CuPy arrays, on the caller's stream, and waits for nothing. Tokens,
+    types, masks and lengths are NumPy arrays all the same: they say what is to be computed. There it rounds numbers of
+    tokens up, by 6 % at most, keeps a CUDA graph for each such shape of a batch, the 64 used last, and pads sequences in
+    attention alone. Calls of several threads or streams come one after the other. NoDeviceError if there is no such device.
     """
 
-    def __init__(self, config: EncoderConfig, weights: Mapping[str, Any]) -> None:
+    def __init__(
+        self, config: EncoderConfig, weights: Mapping[str, Any], *, device: DeviceName = "cpu"
+    ) -> None:
         self.config = config
+        self._runner: _encoder_device.Runner | None = None
+        on_device = _on_device(device)
         problems = [
             problem
             for name, shape in config.shapes().items()
@@ -190,6 +213,8 @@ class BertEncoder:
         if problems:
             raise ValueError("weights do not fit: " + "; ".join(problems))
         self._dtype: Dtype = dtype_of(config.dtype)
+        if on_device:
+            self._runner = _encoder_device.Runner(self._dtype, config.hidden)
         self._words, self._positions, self._types = (
             self._matrix(weights, f"embeddings.{name}_embeddings.weight")
             for name in ("word", "position", "token_type")
@@ -218,11 +243,13 @@ class BertEncoder:
         ]
 
     @classmethod
-    def from_safetensors(cls, folder: str | os.PathLike[str], *, dtype: str = "float32") -> BertEncoder:
+    def from_safetensors(
+        cls, folder: str | os.PathLike[str], *, dtype: str = "float32", device: DeviceName = "cpu"
+    ) -> BertEncoder:
         """Load a BERT of Hugging Face's: config.json and model.safetensors of a folder, with or without "bert." before the names.
 
-        Weights of any floating dtype become `dtype`. What stands on top of the encoder (pooler, heads of tasks) is ignored.
-        Needs the package safetensors; no other.
+        Weights of any floating dtype become `dtype`, on `device` (see the class). What stands on top of the encoder (pooler,
+        heads of tasks) is ignored. Needs the package safetensors; no other.
 
         Raises FileError, which names the folder or the file, if one of them is missing or damaged, the architecture is another
         one than BERT's encoder, or weights are missing or have another shape (all of them are listed); ImportError without
@@ -236,7 +263,7 @@ class BertEncoder:
         if any(name.startswith(beyond) for name in weights):
             raise FileError(f"{path}: has a tensor {beyond}*, and config.json says {config.layers} layers")
         try:
-            return cls(config, weights)
+            return cls(config, weights, device=device)
         except ValueError as error:
             raise FileError(f"{path}: {error}") from None
 
@@ -254,25 +281,29 @@ class BertEncoder:
 
         hidden is any of float16, bfloat16, float32 and float64; what comes back has the encoder's dtype.
 
-        Raises TypeError for other arrays and dtypes, ValueError for shapes and values that do not fit and for both mask and
-        lengths, NotImplementedError for device arrays.
+        Raises TypeError for other arrays and dtypes, and arrays of another kind than the encoder's device has; ValueError for
+        shapes and values that do not fit and for both mask and lengths.
         """
-        _on_host("hidden", hidden)
+        self._check_kind(hidden)
         dtype_name(hidden.dtype)
         if hidden.ndim != 3 or hidden.shape[2] != self.config.hidden:  # noqa: PLR2004  batch, seq, hidden
             raise ValueError(
                 f"hidden has shape {hidden.shape}: it must be (batch, seq, {self.config.hidden})"
             )
         packed = _pack(hidden.shape[:2], mask, lengths)
+        if self._runner is not None:
+            return self._forward_on_device(self._runner, hidden, packed)
         y = np.zeros(hidden.shape, self._dtype)
         rows, columns = packed.rows, packed.columns
-        y[rows, columns] = self._run(hidden[rows, columns].astype(self._dtype, copy=False), packed)
+        x = hidden[rows, columns].astype(self._dtype, copy=False)
+        y[rows, columns] = self._run(x, _HostSteps(self._dtype, packed))
         return y
 
     def look_up(self, tokens: Any, types: Any = None) -> Any:
         """Return the hidden states that forward() takes: [batch, seq] integers give [batch, seq, hidden], in the encoder's dtype.
 
         LayerNorm(word[token] + position[place] + type[type]) (Devlin et al. 2018). types: [batch, seq] integers; without them 0.
+        Tokens and types are NumPy arrays; what comes back is of the encoder's device.
 
         Raises ValueError for tokens or types out of range, which it names, and for more tokens than the encoder has positions.
         """
@@ -280,10 +311,30 @@ class BertEncoder:
         if tokens.ndim != 2:  # noqa: PLR2004  batch, seq
             raise ValueError(f"tokens has shape {tokens.shape}: it must be (batch, seq)")
         packed = _pack(tokens.shape, None, None)
-        flat = self._embeddings(tokens, types, packed)
-        y = np.empty((*tokens.shape, self.config.hidden), self._dtype)
-        y[packed.rows, packed.columns] = flat
+        words, kinds = self._checked(tokens, types, packed)
+        shape = (*tokens.shape, self.config.hidden)
+        if self._runner is not None:
+            with self._runner.on_device():
+                if not tokens.size:
+                    return _device.empty(shape, self._dtype)
+                numbers = words, packed.columns, kinds
+                norm = _encoder_device.embeddings(
+                    self._tables, numbers, self._embedding_norm, self.config.eps
+                )
+                return norm.reshape(shape)
+        y = np.empty(shape, self._dtype)
+        y[packed.rows, packed.columns] = self._embeddings(words, kinds, packed)
         return y
+
+    @property
+    def device(self) -> Literal["cpu", "gpu"]:
+        """Where the encoder is."""
+        return "cpu" if self._runner is None else "gpu"
+
+    def release(self) -> None:
+        """Give back the memory of all graphs; later calls make new ones. On a CPU, nothing is held."""
+        if self._runner is not None:
+            self._runner.release()
 
     def embed(
         self,
@@ -300,10 +351,10 @@ class BertEncoder:
         tokens: an array [batch, seq] of integers, with mask or lengths as in forward() where sequences are shorter; or a list of
         sequences of integers, of any lengths, which takes neither. types: as tokens; without them 0. pooling: the mean over
         a sequence's tokens, or its first token's hidden state ("cls"). normalize: divide by the Euclidean norm. A
-        sequence without tokens gives zeros.
+        sequence without tokens gives zeros. An encoder on a GPU gives a CuPy array.
 
         Raises ValueError for tokens or types out of range, which it names, sequences longer than the encoder has positions, an
-        unknown pooling, and where forward() does; TypeError for what are no integers; NotImplementedError for device arrays.
+        unknown pooling, and where forward() does; TypeError for what are no integers in NumPy arrays or lists.
         """
         if pooling not in {"mean", "cls"}:
             raise ValueError(f"pooling is {pooling!r}: use mean or cls")
@@ -322,11 +373,14 @@ class BertEncoder:
         if tokens.ndim != 2:  # noqa: PLR2004  batch, seq
             raise ValueError(f"tokens has shape {tokens.shape}: it must be (batch, seq)")
         packed = _pack(tokens.shape, mask, lengths)
-        hidden = self._run(self._embeddings(tokens, types, packed), packed)
+        words, kinds = self._checked(tokens, types, packed)
+        if self._runner is not None:
+            return self._embed_on_device(self._runner, words, kinds, packed, pooling, normalize=normalize)
+        hidden = self._run(self._embeddings(words, kinds, packed), _HostSteps(self._dtype, packed))
         return self._pool(hidden, packed, pooling, normalize=normalize)
 
-    def _embeddings(self, tokens: Array, types: Any, packed: _Packed) -> Array:
-        """Return the packed tokens' embeddings."""
+    def _checked(self, tokens: Array, types: Any, packed: _Packed) -> tuple[Array, Array]:
+        """Return the packed tokens and their types, all in range."""
         rows, columns = packed.rows, packed.columns
         if columns.size and columns.max() >= self.config.positions:
             raise ValueError(
@@ -334,67 +388,118 @@ class BertEncoder:
             )
         flat = tokens[rows, columns]
         _check_range("token", flat, packed, self.config.vocabulary, "the vocabulary has")
-        compute = compute_dtype(self._dtype)
-        total = self._words[flat].astype(compute)
-        total += self._positions[columns]
         if types is None:
-            total += self._types[0]
-        else:
-            types = _integers("types", types)
-            if types.shape != tokens.shape:
-                raise ValueError(f"types has shape {types.shape}, tokens has {tokens.shape}")
-            flat = types[rows, columns]
-            _check_range("type", flat, packed, self.config.types, "types are")
-            total += self._types[flat]
+            return flat, np.zeros_like(flat)
+        types = _integers("types", types)
+        if types.shape != tokens.shape:
+            raise ValueError(f"types has shape {types.shape}, tokens has {tokens.shape}")
+        kinds = types[rows, columns]
+        _check_range("type", kinds, packed, self.config.types, "types are")
+        return flat, kinds
+
+    def _embeddings(self, words: Array, kinds: Array, packed: _Packed) -> Array:
+        """Return the packed tokens' embeddings."""
+        total = self._words[words].astype(compute_dtype(self._dtype))
+        total += self._positions[packed.columns]
+        total += self._types[kinds]
         return steps.layer_norm(total, *self._embedding_norm, self.config.eps).astype(self._dtype, copy=False)
 
-    def _run(self, x: Array, packed: _Packed) -> Array:
-        """Put packed tokens, [tokens, hidden], through all layers."""
-        eps = self.config.eps
-        total = x
+    @property
+    def _tables(self) -> tuple[Any, Any, Any]:
+        return self._words, self._positions, self._types
+
+    def _forward_on_device(self, runner: _encoder_device.Runner, hidden: Any, packed: _Packed) -> Any:
+        batch, seq = packed.shape
+        with runner.on_device():
+            y = _device.empty(hidden.shape, self._dtype)
+        if not packed.rows.size:
+            if y.size:
+                y.fill(0)
+            return y
+        bucket = _encoder_device.bucket_of(packed.lengths, packed.where is not None)
+        there, back = None, None
+        if not bucket.whole:
+            flat = packed.rows * seq + packed.columns
+            there, back = np.full(bucket.tokens, -1, np.int32), np.full(batch * seq, -1, np.int32)
+            there[: flat.size] = flat
+            back[flat] = np.arange(flat.size)
+        return runner.run(
+            "forward",
+            bucket,
+            lambda of, x: self._run(x, of),
+            packed.numbers(bucket),
+            packed.where,
+            lambda to: _encoder_device.copied(hidden, to, there),
+            lambda x: _encoder_device.copied(x, y, back),
+        )
+
+    def _embed_on_device(
+        self,
+        runner: _encoder_device.Runner,
+        words: Array,
+        kinds: Array,
+        packed: _Packed,
+        pooling: Pooling,
+        *,
+        normalize: bool,
+    ) -> Any:
+        compute, least = compute_dtype(self._dtype), LEAST_NORM if normalize else None
+        with runner.on_device():
+            y = _device.empty((packed.shape[0], self.config.hidden), compute)
+        if not packed.rows.size:
+            if y.size:
+                y.fill(0)
+            return y
+        bucket = _encoder_device.bucket_of(packed.lengths, packed.where is not None)
+        numbers = packed.numbers(bucket)
+        for to, given in zip(numbers[-3:], (words, packed.columns, kinds), strict=True):
+            to[: given.size] = given
+        if pooling == "cls":
+            np.minimum(numbers.count, 1, out=numbers.count)
+
+        def calculate(of: Any, _: Any) -> Any:
+            x = of.layer_norm(of.look_up(self._tables), *self._embedding_norm, self.config.eps)
+            return of.pool(self._run(x, of), least)
+
+        return runner.run(
+            ("embed", normalize),
+            bucket,
+            calculate,
+            numbers,
+            packed.where,
+            None,
+            lambda x: _encoder_device.copied(x[: packed.shape[0]], y, None),
+        )
+
+    def _run(self, x: Any, of: _HostSteps | _encoder_device.Steps) -> Any:
+        """Put packed tokens, [tokens, hidden], through all layers, by the steps of a device or of the host."""
+        config = self.config
+        total: Any = x
         if self._first_norm is not None:
-            x = steps.layer_norm(x, *self._first_norm, eps)
+            x = of.layer_norm(x, *self._first_norm, config.eps)
         for layer in self._layers:
-            branch = steps.linear(self._attention(x, layer, packed), layer.attention.weight)
-            x, total = self._add(branch, x, total, layer.attention.bias, layer.after_attention)
-            wide = steps.bias_gelu(
-                steps.linear(x, layer.wide.weight), layer.wide.bias, approximate=self.config.approximate
-            )
-            branch = steps.linear(wide, layer.ffn.weight)
-            x, total = self._add(branch, x, total, layer.ffn.bias, layer.after_ffn)
+            context = of.attention(x, *layer.qkv, config.heads)
+            branch = of.linear(context, layer.attention.weight)
+            x, total = self._add(of, branch, x, total, layer.attention.bias, layer.after_attention)
+            wide = of.linear(x, layer.wide.weight)
+            wide = of.bias_gelu(wide, layer.wide.bias, approximate=config.approximate)
+            branch = of.linear(wide, layer.ffn.weight)
+            x, total = self._add(of, branch, x, total, layer.ffn.bias, layer.after_ffn)
         return x
 
-    def _add(self, branch: Array, x: Array, total: Array, bias: Array, norm: _Norm) -> tuple[Array, Array]:
+    def _add(
+        self,
+        of: _HostSteps | _encoder_device.Steps,
+        branch: Any,
+        x: Any,
+        total: Any,
+        bias: Any,
+        norm: _Norm,
+    ) -> tuple[Any, Any]:
         """Return the norm of branch + bias + the residual, and the sum: the residual is the last sum, or the last norm of it."""
-        residual = total if self.config.norm == "pre" else x
-        return steps.add_layer_norm(branch, residual, *norm, bias=bias, eps=self.config.eps)
-
-    def _attention(self, x: Array, layer: _Layer, packed: _Packed) -> Array:
-        """Return softmax(q k^T / sqrt(head size)) v, by heads and sequences, without the product that follows."""
-        heads, scale = self.config.heads, self.config.head_size**-0.5
-        qkv = steps.linear(x, layer.qkv.weight)
-        context = np.empty_like(x)
-        for bucket in self._slices(packed):
-            part = slice(bucket.start, bucket.stop)
-            shape = (bucket.sequences, bucket.length, -1)
-            q, k, v = add_qkv_bias(qkv[part].reshape(shape), layer.qkv.bias, heads=heads)
-            where = packed.where
-            if where is not None:  # then nothing is packed, and sequence i begins at token i * seq
-                first = bucket.start // bucket.length
-                where = where[first : first + bucket.sequences]
-            scores = steps.matmul(q, k.swapaxes(-1, -2))
-            weights = steps.masked_softmax(scores, scale, where, self._dtype)
-            merge_heads(steps.matmul(weights, v), out=context[part].reshape(shape))
-        return context
-
-    def _slices(self, packed: _Packed) -> Iterator[_Bucket]:
-        """Cut buckets where their scores would take too much memory at a time."""
-        for bucket in packed.buckets():
-            of_one = self.config.heads * bucket.length**2 * compute_dtype(self._dtype).itemsize
-            step = max(1, SCORE_BYTES // of_one)
-            for first in range(0, bucket.sequences, step):
-                count = min(step, bucket.sequences - first)
-                yield _Bucket(bucket.start + first * bucket.length, count, bucket.length)
+        pre = self.config.norm == "pre"
+        residual = total if pre else x
+        return of.add_layer_norm(branch, residual, *norm, bias=bias, eps=self.config.eps, return_sum=pre)
 
     def _pool(self, hidden: Array, packed: _Packed, pooling: Pooling, *, normalize: bool) -> Array:
         compute = compute_dtype(self._dtype)
@@ -417,21 +522,93 @@ class BertEncoder:
 
     def _dense(self, weights: Mapping[str, Any], *names: str) -> _Dense:
         """Return one product's weights, or those of several that are done as one."""
-        matrices = [self._matrix(weights, f"{name}.weight") for name in names]
-        vectors = [self._vector(weights, f"{name}.bias") for name in names]
-        if len(names) == 1:
-            return _Dense(matrices[0], vectors[0])
-        return _Dense(np.concatenate(matrices), np.concatenate(vectors))
+        matrices = [np.ascontiguousarray(weights[f"{name}.weight"], self._dtype) for name in names]
+        vectors = [
+            np.ascontiguousarray(weights[f"{name}.bias"], compute_dtype(self._dtype)) for name in names
+        ]
+        matrix, vector = matrices[0], vectors[0]
+        if len(names) > 1:
+            matrix, vector = np.concatenate(matrices), np.concatenate(vectors)
+        return _Dense(self._placed(matrix), self._placed(vector))
 
-    def _matrix(self, weights: Mapping[str, Any], name: str) -> Array:
-        return np.ascontiguousarray(weights[name], self._dtype)
+    def _matrix(self, weights: Mapping[str, Any], name: str) -> Any:
+        return self._placed(np.ascontiguousarray(weights[name], self._dtype))
 
-    def _vector(self, weights: Mapping[str, Any], name: str) -> Array:
+    def _placed(self, array: Array) -> Any:
+        """Return weights where the encoder is."""
+        return array if self._runner is None else _device.cupy().asarray(array)
+
+    def _vector(self, weights: Mapping[str, Any], name: str) -> Any:
         """Return a bias, a gamma or a beta, in float32 (float64).
 
         In bfloat16 they would cost MiniLM's embeddings more digits than all its matrices do, and save nothing.
         """
-        return np.ascontiguousarray(weights[name], compute_dtype(self._dtype))
+        return self._placed(np.ascontiguousarray(weights[name], compute_dtype(self._dtype)))
+
+    def _check_kind(self, hidden: object) -> None:
+        """Refuse hidden states that do not lie where the encoder is."""
+        if self._runner is None:
+            _on_host("hidden", hidden)
+        elif not _device.is_device_array(hidden):
+            raise TypeError(
+                "hidden is no CuPy array, and the encoder is on a GPU: cupy.asarray(hidden) copies it"
+            )
+        elif hidden.device.id != self._runner.device:  # type: ignore[attr-defined]  # a CuPy array
+            raise ValueError(f"hidden is not on device {self._runner.device}, where the encoder is")
+
+
+class _HostSteps:
+    """The steps between packed tokens on NumPy arrays; those of _encoder_device by name."""
+
+    linear = staticmethod(steps.linear)
+    layer_norm = staticmethod(steps.layer_norm)
+    add_layer_norm = staticmethod(steps.add_layer_norm)
+    bias_gelu = staticmethod(steps.bias_gelu)
+
+    def __init__(self, dtype: Dtype, packed: _Packed) -> None:
+        self._dtype, self._packed = dtype, packed
+
+    def attention(self, x: Array, weight: Array, bias: Array, heads: int) -> Array:
+        """Return softmax(q k^T / sqrt(head size)) v, by heads and sequences, without the product that follows."""
+        scale = (x.shape[1] // heads) ** -0.5
+        qkv = steps.linear(x, weight)
+        context = np.empty_like(x)
+        for bucket in self._slices(heads):
+            part = slice(bucket.start, bucket.stop)
+            shape = (bucket.sequences, bucket.length, -1)
+            q, k, v = add_qkv_bias(qkv[part].reshape(shape), bias, heads=heads)
+            where = self._packed.where
+            if where is not None:  # then nothing is packed, and sequence i begins at token i * seq
+                first = bucket.start // bucket.length
+                where = where[first : first + bucket.sequences]
+            scores = steps.matmul(q, k.swapaxes(-1, -2))
+            weights = steps.masked_softmax(scores, scale, where, self._dtype)
+            merge_heads(steps.matmul(weights, v), out=context[part].reshape(shape))
+        return context
+
+    def _slices(self, heads: int) -> Iterator[_Bucket]:
+        """Cut buckets where their scores would take too much memory at a time."""
+        for bucket in self._packed.buckets():
+            of_one = heads * bucket.length**2 * compute_dtype(self._dtype).itemsize
+            step = max(1, SCORE_BYTES // of_one)
+            for first in range(0, bucket.sequences, step):
+                count = min(step, bucket.sequences - first)
+                yield _Bucket(bucket.start + first * bucket.length, count, bucket.length)
+
+
+def _on_device(device: str) -> bool:
+    """Say whether the GPU is meant. NoDeviceError if it is, by name, and there is none."""
+    if device not in {"auto", "cpu", "gpu"}:
+        raise ValueError(f"device is {device!r}: use auto, cpu or gpu")
+    if device == "cpu":
+        return False
+    try:
+        _device.present_device()
+    except _device.NoDeviceError:
+        if device == "gpu":
+            raise
+        return False
+    return True
 
 
 def _problem(name: str, array: Any, shape: Shape) -> str | None:
@@ -450,9 +627,9 @@ def _problem(name: str, array: Any, shape: Shape) -> str | None:
 
 
 def _on_host(name: str, array: object) -> None:
-    """Refuse what is no NumPy array; the only place of this module that refuses those of a device."""
+    """Refuse what is no NumPy array."""
     if _device.is_device_array(array):
-        raise NotImplementedError(f"{name} is on a device, and the encoder runs on the host only")
+        raise TypeError(f"{name} is a CuPy array, on a device: give a NumPy array (cupy.asnumpy makes one)")
     if not isinstance(array, np.ndarray):
         raise TypeError(
             f"{name} is a {type(array).__module__}.{type(array).__qualname__}: give a NumPy array"

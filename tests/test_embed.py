@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import embedding
+from cupynorm import _device, embedding
 from cupynorm.embedding import TextEncoder, embed_file, read_texts
 from cupynorm.encoder import EncoderConfig
 from cupynorm.files import FileError
@@ -48,6 +48,17 @@ def make_model(folder, seed=0, words=WORDS):
     made.enable_truncation(4)
     made.save(str(folder / "tokenizer.json"))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _no_device(monkeypatch):
+    """What is not asked for a device runs on the CPU, also where there is a GPU; commands that are started, too."""
+
+    def refuse():
+        raise _device.NoDeviceError("none for these tests")
+
+    monkeypatch.setattr(_device, "present_device", refuse)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
 @pytest.fixture(scope="module")

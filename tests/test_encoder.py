@@ -350,13 +350,26 @@ def test_tokens_behind_a_mask_may_be_anything():
     np.testing.assert_array_equal(ENCODER.embed(tokens, lengths=[2, 2]), ENCODER.embed([[1, 2], [3, 4]]))
 
 
-def test_device_arrays_are_refused_in_words(monkeypatch):
+def test_device_arrays_are_refused_in_words():
     on_device = types.SimpleNamespace()
-    monkeypatch.setattr(_device, "is_device_array", lambda array: array is on_device)
 
     for call in (ENCODER.forward, ENCODER.embed, ENCODER.look_up):
-        with pytest.raises(NotImplementedError, match="is on a device"):
+        with pytest.raises(TypeError, match="SimpleNamespace: give a NumPy array"):
             call(on_device)
+
+
+def test_an_encoder_on_a_device_that_is_not_there_is_refused(monkeypatch):
+    def refuse():
+        raise _device.NoDeviceError("no CUDA device")
+
+    monkeypatch.setattr(_device, "present_device", refuse)
+
+    with pytest.raises(_device.NoDeviceError, match="no CUDA device"):
+        BertEncoder(ENCODER.config, {}, device="gpu")
+    with pytest.raises(ValueError, match="device is 'tpu': use auto, cpu or gpu"):
+        BertEncoder(ENCODER.config, {}, device="tpu")
+    with pytest.raises(ValueError, match="weights do not fit"):
+        BertEncoder(ENCODER.config, {}, device="auto")
 
 
 @pytest.mark.parametrize(

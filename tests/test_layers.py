@@ -15,11 +15,11 @@ MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
 # A module imports from layers above its own in this table, or from its own layer what stands before it there.
 LAYERS = [
     ["_dtypes", "_limits", "_plan", "_philox", "reference"],
-    ["_cache", "_cubins", "_device", "_nvrtc", "_compile"],
+    ["_cache", "_cubins", "_device", "_nvrtc", "_compile", "_blas"],
     ["_special", "_expression", "functions"],
     ["functors", "_arguments", "_mask", "_fusion", "_remembered", "_tuned"],
     ["_row"],
-    ["_elementwise", "norm", "softmax", "fused", "_heads", "heads", "_encoder_host"],
+    ["_elementwise", "norm", "softmax", "fused", "_heads", "heads", "_encoder_host", "_encoder_device"],
     ["_fused", "fuse"],
     ["__init__"],
     [

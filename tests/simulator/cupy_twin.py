@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import types
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -30,8 +32,12 @@ class ndarray(np.ndarray):  # noqa: N801
     @property
     def data(self) -> Any:  # type: ignore[override]
         """Its pointer, as .data.ptr."""
+        ptr = self.__array_interface__["data"][0]
         return types.SimpleNamespace(
-            ptr=self.__array_interface__["data"][0], device=self.device, device_id=self._device
+            ptr=ptr,
+            device=self.device,
+            device_id=self._device,
+            copy_from_host_async=lambda source, size: ctypes.memmove(ptr, source, size) and None,
         )
 
     def __new__(cls, shape: int | Sequence[int], dtype: Any = float) -> Self:
@@ -207,6 +213,36 @@ class Stream:
     def synchronize(self) -> None:
         """Wait for nothing: launches here end before they return."""
 
+    def wait_event(self, event: Event) -> None:
+        """Wait for nothing: launches here end before they return."""
+
+
+class Event:
+    """A mark in a stream."""
+
+    def __init__(self, *, disable_timing: bool = False) -> None:
+        del disable_timing
+
+    def record(self, stream: Any) -> None:
+        """Mark nothing: launches here end before they return."""
+
+    def synchronize(self) -> None:
+        """Wait for nothing: launches here end before they return."""
+
+
+class MemoryPool:
+    """A pool that holds nothing: arrays of the simulator are Python's."""
+
+    def __init__(self, allocator: Any = None) -> None:
+        del allocator
+
+    def malloc(self, size: int) -> NoReturn:
+        """Refuse: using_allocator does not look at what it is given."""
+        raise NotImplementedError(f"{size} bytes are allocated by cupy.empty")
+
+    def free_all_blocks(self) -> None:
+        """Free nothing."""
+
 
 class CUDARuntimeError(RuntimeError):
     """An error of the runtime, by CUDA's name."""
@@ -241,7 +277,7 @@ def _properties(device: int) -> dict[str, Any]:
 
 
 def _current_stream(device_id: int = -1) -> Any:
-    return types.SimpleNamespace(ptr=machine.stream, synchronize=lambda: None)
+    return types.SimpleNamespace(ptr=machine.stream, synchronize=lambda: None, wait_event=lambda event: None)
 
 
 class RawModule:
@@ -359,7 +395,10 @@ runtime = types.SimpleNamespace(
 )
 cuda = types.SimpleNamespace(
     Device=Device,
+    Event=Event,
+    MemoryPool=MemoryPool,
     Stream=Stream,
+    using_allocator=lambda allocator: contextlib.nullcontext(),
     compiler=types.SimpleNamespace(CompileException=CompileException),
     nvrtc=types.SimpleNamespace(getVersion=lambda: (12, 9)),
     get_current_stream=_current_stream,

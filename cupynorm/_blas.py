@@ -1,0 +1,125 @@
+"""Matrix products on a device by cuBLAS, summed in float32 (float64 for float64). Row-major; nothing is checked here.
+
+cuBLAS knows column-major matrices only: a row-major one is its transpose there, so operands change places.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import os
+from typing import Any
+
+from cupynorm import _device
+from cupynorm._dtypes import compute_dtype, dtype_name
+
+TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}  # cudaDataType
+SUMMED_IN = {"float32": 68, "float64": 70}  # cublasComputeType_t
+AS_IS, TRANSPOSED = 0, 1  # cublasOperation_t
+DEFAULT_ALGORITHM = -1
+WORKSPACE_BYTES = 32 << 20  # what NVIDIA advises for sm_90
+
+_POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
+_SHAPE = (_POINTER, _INT, _INT, _INT, _INT, _INT, _POINTER)
+_ONE = (*_SHAPE, *(_POINTER, _INT, _INT) * 2, _POINTER, _POINTER, _INT, _INT, _INT, _INT)
+_MANY = (
+    *_SHAPE,
+    *(_POINTER, _INT, _INT, _LONG) * 2,
+    *(_POINTER, _POINTER, _INT, _INT, _LONG, _INT, _INT, _INT),
+)
+
+
+class Blas:
+    """Products on one device, in the stream that begin() was told last. Not for several threads at a time.
+
+    It has a handle and a workspace of its own: cuBLAS would allocate inside each node of a graph, and CuPy's binding takes the
+    workspace away with every call. Where cuBLAS cannot be called without that binding, it is called through it.
+    """
+
+    def __init__(self) -> None:
+        self._binding = _device.cublas()
+        self._library = _library()
+        if self._library is None:
+            self._handle = int(_device.cupy().cuda.device.get_cublas_handle())
+        else:
+            self._handle = int(self._binding.create())
+            self._workspace = _device.cupy().empty(WORKSPACE_BYTES, "u1")
+
+    def begin(self, stream: int) -> None:
+        """Do what follows in a stream; it is the current one."""
+        if self._library is not None:
+            self._binding.setStream(self._handle, stream)
+            workspace = _POINTER(self._workspace.data.ptr)
+            _check(
+                self._library.cublasSetWorkspace_v2(
+                    _POINTER(self._handle), workspace, ctypes.c_size_t(WORKSPACE_BYTES)
+                )
+            )
+
+    def linear(self, x: Any, weight: Any, out: Any) -> None:
+        """Write x weight^T to out: [tokens, in] and [out, in] give [tokens, out]."""
+        tokens, wide = out.shape
+        deep = x.shape[-1]
+        one, zero, compute, _ = _scalars(x.dtype, 1.0)
+        kind, of_out = TYPES[dtype_name(x.dtype)], TYPES[dtype_name(out.dtype)]
+        self._call(
+            "cublasGemmEx",
+            "gemmEx",
+            _ONE,
+            (TRANSPOSED, AS_IS, wide, tokens, deep, one),
+            (weight.data.ptr, kind, deep, x.data.ptr, kind, deep, zero),
+            (out.data.ptr, of_out, wide, compute, DEFAULT_ALGORITHM),
+        )
+
+    def products(self, a: Any, b: Any, out: Any, *, transposed: bool = False, alpha: float = 1.0) -> None:
+        """Write alpha a b to out, for stacks of matrices; transposed: alpha a b^T."""
+        rows, cols = out.shape[-2:]
+        deep = a.shape[-1]
+        one, zero, compute, _ = _scalars(a.dtype, alpha)
+        kind, of_out = TYPES[dtype_name(a.dtype)], TYPES[dtype_name(out.dtype)]
+        self._call(
+            "cublasGemmStridedBatchedEx",
+            "gemmStridedBatchedEx",
+            _MANY,
+            (TRANSPOSED if transposed else AS_IS, AS_IS, cols, rows, deep, one),
+            (b.data.ptr, kind, b.shape[-1], deep * cols, a.data.ptr, kind, deep, rows * deep, zero),
+            (out.data.ptr, of_out, cols, rows * cols),
+            (math.prod(out.shape[:-2]), compute, DEFAULT_ALGORITHM),
+        )
+
+    def _call(self, symbol: str, name: str, types: tuple[Any, ...], *arguments: tuple[Any, ...]) -> None:
+        flat = [each for group in arguments for each in group]
+        if self._library is None:
+            getattr(self._binding, name)(self._handle, *flat)
+        else:
+            function = getattr(self._library, symbol)
+            function.argtypes = types
+            _check(function(self._handle, *flat))
+
+
+@functools.cache
+def _scalars(dtype: Any, alpha: float) -> tuple[int, int, int, Any]:
+    """Return the addresses of alpha and of 0, as cuBLAS reads them, the type of the sums, and what lies there."""
+    compute = dtype_name(compute_dtype(dtype))
+    kind = ctypes.c_double if compute == "float64" else ctypes.c_float
+    kept = (kind * 2)(alpha, 0.0)
+    at = ctypes.addressof(kept)
+    return at, at + ctypes.sizeof(kind), SUMMED_IN[compute], kept
+
+
+@functools.cache
+def _library() -> Any:
+    """Return the cuBLAS that CuPy has loaded; None where it goes by another name than we know."""
+    if os.name == "nt":
+        return None
+    major = int(_device.driver().get_build_version()) // 1000
+    try:
+        return ctypes.CDLL(f"libcublas.so.{major}")
+    except OSError:
+        return None
+
+
+def _check(status: int) -> None:
+    if status:
+        raise RuntimeError(f"cuBLAS gave status {status}: its header, cublas_api.h, names it")

@@ -1,0 +1,394 @@
+"""The encoder's steps on a device: what _encoder_host does on NumPy arrays, in kernels, cuBLAS's products, and CUDA graphs.
+
+A graph is kept for each bucket: so many sequences, so long, so many packed tokens. What comes in is copied to a bucket's own
+arrays. What lies between is allocated from a pool while the graph is captured, and what is freed then is taken again: all
+graphs share that memory, because they never run at the same time.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import math
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from cupynorm import _compile, _device, _heads
+from cupynorm._arguments import view
+from cupynorm._blas import Blas
+from cupynorm._dtypes import Dtype, compute_dtype, cpp
+from cupynorm.functors import POINTER, Struct, aligned_elements
+from cupynorm.fused import add_layer_norm, bias_gelu
+from cupynorm.heads import add_qkv_bias, merge_heads
+from cupynorm.norm import layer_norm
+from cupynorm.softmax import softmax
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+BLOCK = 256  # kEncoderBlock
+GRAPHS = 64  # that an encoder keeps, the least recently used of which goes
+SCORE_BYTES = (
+    32 << 20
+)  # of attention's scores at a time: they stay in an H200's L2 cache until they were read
+FINE, COARSE = (
+    16,
+    8,
+)  # steps to each doubling: of packed tokens (at most 6 % are computed in vain), of lengths and sequences
+
+
+def rounded_up(count: int, steps: int) -> int:
+    """Return the next of the numbers that have `steps` steps to each doubling; no step is less than 1."""
+    step = max(1, (1 << max(0, (count - 1).bit_length() - 1)) // steps)
+    return -(-count // step) * step
+
+
+class Bucket(NamedTuple):
+    """What a graph is made for.
+
+    tokens: packed ones, those of a bucket that holds none included. whole: each sequence has `length` tokens, so that packed
+    tokens are those of [sequences, length]. looks: which token looks at which differs (a mask [batch, seq, seq]).
+    """
+
+    sequences: int
+    length: int
+    tokens: int
+    whole: bool
+    looks: bool = False
+
+
+def bucket_of(lengths: np.ndarray[Any, Any], looks: bool) -> Bucket:  # noqa: FBT001
+    """Return the bucket of packed sequences."""
+    sequences, longest, tokens = len(lengths), int(lengths.max()), int(lengths.sum())
+    if looks:
+        return Bucket(sequences, longest, tokens, whole=True, looks=True)
+    rounded = rounded_up(sequences, COARSE), rounded_up(-(-longest // 8) * 8, COARSE)
+    whole = tokens == sequences * longest and rounded == (sequences, longest)
+    return Bucket(*rounded, tokens if whole else rounded_up(max(tokens, 8), FINE), whole)
+
+
+class Numbers(NamedTuple):
+    """What a bucket's graph reads besides hidden states: int32 arrays, on the host or, as parts of one array, on the device.
+
+    rows: of each place of [sequences, length], its packed token, or -1; places: the other way round. start and count: the packed
+    tokens that each sequence is pooled from. token, place, type: rows of the three tables.
+    """
+
+    rows: Any
+    places: Any
+    lengths: Any
+    start: Any
+    count: Any
+    token: Any
+    place: Any
+    type: Any
+
+    @classmethod
+    def of(cls, bucket: Bucket) -> Numbers:
+        """Return host arrays in which there is no token yet."""
+        square, tokens, sequences = bucket.sequences * bucket.length, bucket.tokens, bucket.sequences
+        return cls(
+            np.full(square, -1, np.int32),
+            np.full(tokens, -1, np.int32),
+            *(np.zeros(sequences, np.int32) for _ in range(3)),
+            *(np.zeros(tokens, np.int32) for _ in range(3)),
+        )
+
+    def parted(self, whole: Any) -> Numbers:
+        """Return the parts of one array that are as long as these."""
+        ends = np.cumsum([len(each) for each in self]).tolist()
+        return Numbers(*(whole[end - len(each) : end] for each, end in zip(self, ends, strict=True)))
+
+
+class Steps:
+    """The steps between packed tokens of one bucket; those of _encoder_host by name, and attention."""
+
+    def __init__(self, run: Runner, bucket: Bucket, numbers: Numbers, where: Any) -> None:
+        self._run, self._bucket, self._numbers, self._where = run, bucket, numbers, where
+
+    def linear(self, x: Any, weight: Any) -> Any:
+        """Return x weight^T."""
+        y = _device.empty((x.shape[0], weight.shape[0]), x.dtype)
+        self._run.blas.linear(x, weight, y)
+        return y
+
+    def layer_norm(self, x: Any, gamma: Any, beta: Any, eps: float) -> Any:
+        """Return LayerNorm of the rows of x, in the encoder's dtype."""
+        return layer_norm(x, gamma, beta, eps=eps, dtype=self._run.dtype)
+
+    def add_layer_norm(
+        self, x: Any, residual: Any, gamma: Any, beta: Any, *, bias: Any, eps: float, return_sum: bool
+    ) -> tuple[Any, Any]:
+        """Return LayerNorm(x + bias + residual) and, if it is asked for, x + bias + residual."""
+        made = add_layer_norm(x, residual, gamma, beta, bias=bias, eps=eps, return_sum=return_sum)
+        return made if return_sum else (made, None)
+
+    def bias_gelu(self, x: Any, bias: Any, *, approximate: str) -> Any:
+        """Return GELU(x + bias), in place."""
+        return bias_gelu(x, bias, approximate=approximate, out=x)
+
+    def attention(self, x: Any, weight: Any, bias: Any, heads: int) -> Any:
+        """Return softmax(q k^T / sqrt(head size)) v, by heads and sequences, without the product that follows."""
+        bucket, blas = self._bucket, self._run.blas
+        hidden = x.shape[1]
+        shape = (bucket.sequences, heads, bucket.length, hidden // heads)
+        qkv = self.linear(x, weight)
+        if bucket.whole:
+            parts = add_qkv_bias(qkv.reshape(*shape[::2], 3 * hidden), bias, heads=heads)
+        else:
+            parts = _device.empty((3, *shape), x.dtype)
+            _heads.split_packed(qkv, bias, self._numbers.rows, heads, parts)
+        del qkv
+        q, k, v = parts
+        context = _device.empty(shape, x.dtype)
+        compute = compute_dtype(x.dtype)
+        for sequences, of_heads, rows in pieces(*shape[:3], compute.itemsize):
+            some = q[sequences, of_heads, rows]
+            scores = _device.empty((*some.shape[:3], bucket.length), compute)
+            blas.products(some, k[sequences, of_heads], scores, transposed=True, alpha=shape[3] ** -0.5)
+            weights = softmax(scores, dtype=x.dtype, **self._masks(sequences, rows))
+            blas.products(weights, v[sequences, of_heads], context[sequences, of_heads, rows])
+        if bucket.whole:
+            return merge_heads(context).reshape(-1, hidden)
+        return _heads.merge_packed(context, self._numbers.places, _device.empty(x.shape, x.dtype))
+
+    def _masks(self, sequences: slice, rows: slice) -> dict[str, Any]:
+        if self._bucket.looks:
+            return {"where": self._where[sequences, :, rows]}
+        if self._bucket.whole:
+            return {}
+        return {"lengths": self._numbers.lengths[sequences].reshape(-1, 1, 1)}
+
+    def look_up(self, tables: tuple[Any, Any, Any]) -> Any:
+        """Return the sums of the packed tokens' embeddings, in float32 (float64)."""
+        return look_up(tables, self._numbers.token, self._numbers.place, self._numbers.type)
+
+    def pool(self, x: Any, least: float | None) -> Any:
+        """Return the mean of each sequence's tokens, in float32 (float64), divided by its norm unless `least` is None."""
+        numbers = self._numbers
+        out = _device.empty((self._bucket.sequences, x.shape[1]), compute_dtype(x.dtype))
+        pack = math.gcd(_widest(x.dtype), x.shape[1], aligned_elements(x.data.ptr, x.dtype))
+        fields = [(name, POINTER) for name in ("x", "y", "start", "count")]
+        dtype = np.dtype([*fields, ("packs", np.int64), ("most", out.dtype)], align=True)
+        pointers = (x.data.ptr, out.data.ptr, numbers.start.data.ptr, numbers.count.data.ptr)
+        kinds = f"{cpp(x.dtype)}, {cpp(out.dtype)}"
+        whole = Struct(f"cupynorm::Pool<{kinds}>", dtype, (*pointers, x.shape[1] // pack, 1 / (least or 1.0)))
+        _launch(f"cupynorm::pool<{pack}, {_compile.spell(least is not None)}, {kinds}>", whole, out.shape[0])
+        return out
+
+
+def pieces(sequences: int, heads: int, length: int, itemsize: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Cut attention into sequences, heads and queries whose scores are in memory together."""
+    of_one = length * length * itemsize
+    if heads * of_one <= SCORE_BYTES:
+        step = SCORE_BYTES // (heads * of_one)
+        for first in range(0, sequences, step):
+            yield slice(first, min(first + step, sequences)), slice(None), slice(None)
+        return
+    together = max(1, SCORE_BYTES // of_one)
+    queries = min(length, max(1, SCORE_BYTES // (length * itemsize)))
+    for sequence in range(sequences):
+        for first in range(0, heads, together):
+            for row in range(0, length, queries):
+                end = slice(first, min(first + together, heads))
+                yield slice(sequence, sequence + 1), end, slice(row, min(row + queries, length))
+
+
+def look_up(tables: tuple[Any, Any, Any], token: Any, place: Any, type_: Any) -> Any:
+    """Return words[token] + places[place] + types[type], in float32 (float64). Nothing is checked."""
+    words = tables[0]
+    compute = compute_dtype(words.dtype)
+    cols = words.shape[1]
+    y = _device.empty((len(token), cols), compute)
+    aligned = (aligned_elements(each.data.ptr, each.dtype) for each in tables)
+    pack = math.gcd(_widest(words.dtype), cols, *aligned)
+    fields = [(name, POINTER) for name in ("words", "places", "types", "token", "place", "type", "y")]
+    dtype = np.dtype([*fields, ("tokens", np.int64), ("packs", np.int64)], align=True)
+    pointers = tuple(each.data.ptr for each in (*tables, token, place, type_, y))
+    kinds = f"{cpp(words.dtype)}, {cpp(compute)}"
+    whole = Struct(f"cupynorm::LookUp<{kinds}>", dtype, (*pointers, len(token), cols // pack))
+    _launch(f"cupynorm::look_up<{pack}, {kinds}>", whole, -(-len(token) * (cols // pack) // BLOCK))
+    return y
+
+
+def embeddings(
+    tables: tuple[Any, Any, Any], numbers: tuple[np.ndarray[Any, Any], ...], norm: tuple[Any, Any], eps: float
+) -> Any:
+    """Return LayerNorm of the sums of the tables' rows of these numbers, in the tables' dtype."""
+    total = look_up(tables, *(uploaded(each.astype(np.int32)) for each in numbers))
+    return layer_norm(total, *norm, eps=eps, dtype=tables[0].dtype)
+
+
+def _widest(dtype: Dtype) -> int:
+    return 16 // dtype.itemsize
+
+
+def _launch(expression: str, arguments: Struct, grid: int) -> None:
+    """Launch a kernel of encoder.cu on the current device and stream."""
+    device = _device.present_device()
+    text = _compile.text("encoder.cu", arguments.cpp, arguments.dtype.itemsize)
+    pointer = _compile.kernel(device, text, expression, 0).pointer
+    held = np.array([arguments.values], dtype=arguments.dtype)
+    parameters = np.array([held.ctypes.data], np.uintp)
+    stream = _device.cupy().cuda.get_current_stream().ptr
+    _device.driver().launchKernel(pointer, grid, 1, 1, BLOCK, 1, 1, 0, stream, parameters.ctypes.data, 0)
+
+
+class Captured(NamedTuple):
+    """A bucket's graph with what it reads and writes."""
+
+    launch: Callable[[], None]
+    whole: Any  # the array that numbers are parts of
+    numbers: Numbers
+    where: Any
+    hidden: Any  # what comes in, where there are no tokens to look up
+    result: Any
+
+
+class Runner:
+    """What an encoder has on a device: its products, its graphs, and their memory. Calls of several threads wait for one another.
+
+    Calls on several streams do, too, on the device: each waits for the end of the one before.
+    """
+
+    def __init__(self, dtype: Dtype, hidden: int) -> None:
+        module = _device.cupy()
+        self.dtype, self.hidden = dtype, hidden
+        self.device = _device.present_device()
+        self.blas = Blas()
+        self._graphs: collections.OrderedDict[Any, Captured] = collections.OrderedDict()
+        self._lock = threading.RLock()
+        self._pool = module.cuda.MemoryPool(self._allocate)
+        self._short_of_memory = False
+        self._stream = module.cuda.Stream(non_blocking=True)
+        self._done = module.cuda.Event(disable_timing=True)
+
+    def release(self) -> None:
+        """Drop all graphs and their memory, once the device has done with them."""
+        with self._lock, self.on_device():
+            self._done.synchronize()
+            self._graphs.clear()
+            self._pool.free_all_blocks()
+
+    @contextlib.contextmanager
+    def on_device(self) -> Iterator[Any]:
+        """Make the runner's device current; give the stream that the caller is on."""
+        module = _device.cupy()
+        with module.cuda.Device(self.device):
+            yield module.cuda.get_current_stream()
+
+    def run(
+        self,
+        key: Any,
+        bucket: Bucket,
+        compute: Callable[[Steps, Any], Any],
+        numbers: Numbers,
+        where: np.ndarray[Any, Any] | None,
+        put_in: Callable[[Any], None] | None,
+        take_out: Callable[[Any], Any],
+    ) -> Any:
+        """Return compute(steps, hidden), by a graph that is captured the first time that the key comes with the bucket.
+
+        put_in writes a call's hidden states to where they are read; take_out copies what compute gave: other calls write there.
+        """
+        with self._lock, self.on_device() as stream:
+            stream.wait_event(self._done)
+            found = self._graphs.get((key, bucket))
+            made = found or self._prepare(bucket, numbers, hidden=put_in is not None)
+            _upload(made.whole, np.concatenate(numbers))
+            if where is not None:
+                _upload(made.where, np.ascontiguousarray(where))
+            if put_in is not None:
+                put_in(made.hidden)
+            if found is None:
+                made = self._capture(made, bucket, compute, stream)
+                while len(self._graphs) >= GRAPHS:
+                    self._graphs.popitem(last=False)
+                self._graphs[key, bucket] = made
+            self._graphs.move_to_end((key, bucket))
+            made.launch()
+            taken = take_out(made.result)
+            self._done.record(stream)
+            return taken
+
+    def _prepare(self, bucket: Bucket, numbers: Numbers, *, hidden: bool) -> Captured:
+        whole = _device.empty((sum(map(len, numbers)),), np.dtype(np.int32))
+        square = (bucket.sequences, 1, bucket.length, bucket.length)
+        return Captured(
+            launch=_nothing,
+            whole=whole,
+            numbers=numbers.parted(whole),
+            where=_device.empty(square, np.dtype(np.bool_)) if bucket.looks else None,
+            hidden=_device.empty((bucket.tokens, self.hidden), self.dtype) if hidden else None,
+            result=None,
+        )
+
+    def _capture(
+        self, made: Captured, bucket: Bucket, compute: Callable[[Steps, Any], Any], stream: Any
+    ) -> Captured:
+        """Run once, which compiles and allocates, then capture the same."""
+        module = _device.cupy()
+        steps = Steps(self, bucket, made.numbers, made.where)
+        ready = module.cuda.Event(disable_timing=True)
+        ready.record(stream)
+        with self._stream as own, module.cuda.using_allocator(self._pool.malloc):
+            own.wait_event(ready)
+            self.blas.begin(own.ptr)
+            compute(steps, made.hidden)
+            if self._short_of_memory:  # then the pool has given back what graphs use
+                self._short_of_memory = False
+                self._graphs.clear()
+            own.begin_capture()
+            try:
+                result = compute(steps, made.hidden)
+            finally:
+                graph = own.end_capture()
+            ready.record(own)
+        stream.wait_event(ready)
+        return made._replace(launch=functools.partial(_replay, graph), result=result)
+
+    def _allocate(self, size: int) -> Any:
+        """Give the pool memory; where there is none, it gives back all that is free, and tries again."""
+        cuda = _device.cupy().cuda
+        try:
+            return cuda.MemoryPointer(cuda.Memory(size), 0)
+        except cuda.memory.OutOfMemoryError:
+            self._short_of_memory = True
+            raise
+
+
+def _replay(graph: Any) -> None:
+    graph.launch(_device.cupy().cuda.get_current_stream())
+
+
+def _nothing() -> None:
+    """Stand for a graph that is not captured yet."""
+
+
+def _upload(to: Any, array: np.ndarray[Any, Any]) -> None:
+    """Copy to a contiguous array on the device. The driver has read all of `array` when this returns."""
+    if array.nbytes:
+        to.data.copy_from_host_async(array.ctypes.data, array.nbytes)
+
+
+def uploaded(array: np.ndarray[Any, Any]) -> Any:
+    """Return a copy on the current device."""
+    made = _device.empty(array.shape, array.dtype)
+    _upload(made, np.ascontiguousarray(array))
+    return made
+
+
+def copied(x: Any, out: Any, rows: np.ndarray[Any, Any] | None) -> Any:
+    """Write x, or its rows of these numbers, to out, in out's dtype; both are rows of hidden states. -1 gives a row of 0."""
+    if rows is not None:
+        return _heads.gather(x, uploaded(rows), out)
+    if out.size:
+        _heads.launch(_rows(x), _rows(out), None, out, None)
+    return out
+
+
+def _rows(x: Any) -> _heads.Places:
+    return _heads.by_rows(view(x), 1, 1)

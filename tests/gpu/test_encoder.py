@@ -1,0 +1,265 @@
+"""The encoder on a device gives what it gives on NumPy arrays.
+
+The simulator has no cuBLAS and no graphs: there, products and steps without a kernel are the host's, and each call computes anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynorm import _encoder_device, fused, softmax
+from cupynorm._dtypes import dtype_of
+from cupynorm.encoder import BertEncoder, EncoderConfig
+from tests.gpu.conftest import SIMULATED
+
+SIZES = {"hidden": 32, "heads": 4, "layers": 2, "ffn": 48, "vocabulary": 50, "positions": 40}
+LENGTHS = [5, 1, 0, 9, 9, 3]
+
+
+def weights(config: EncoderConfig) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    return {
+        name: random.normal(name.endswith("LayerNorm.weight"), 0.3, shape).astype(np.float32)
+        for name, shape in config.shapes().items()
+    }
+
+
+class HostProducts:
+    """Products by NumPy, into memory of the simulator."""
+
+    def begin(self, stream: int) -> None:
+        pass
+
+    def linear(self, x: Any, weight: Any, out: Any) -> None:
+        out[...] = (x.get().astype(np.float64) @ weight.get().astype(np.float64).T).astype(out.dtype)
+
+    def products(self, a: Any, b: Any, out: Any, *, transposed: bool = False, alpha: float = 1.0) -> None:
+        a, b = (each.get().astype(np.float64) for each in (a, b))
+        out[...] = (alpha * (a @ (b.swapaxes(-1, -2) if transposed else b))).astype(out.dtype)
+
+
+def on_host(xp: Any, function: Any) -> Any:
+    """Return what a function of NumPy arrays does to those of the simulator."""
+
+    def call(*arrays: Any, out: Any = None, **options: Any) -> Any:
+        host = [each.get() if isinstance(each, xp.ndarray) else each for each in arrays]
+        options = {
+            name: each.get() if isinstance(each, xp.ndarray) else each for name, each in options.items()
+        }
+        made = function(*host, **options)
+        if out is not None:
+            out[...] = made
+            return out
+        return tuple(map(xp.asarray, made)) if isinstance(made, tuple) else xp.asarray(made)
+
+    return call
+
+
+def without_graph(runner: Any, made: Any, bucket: Any, compute: Any, stream: Any) -> Any:
+    steps = _encoder_device.Steps(runner, bucket, made.numbers, made.where)
+    result = compute(steps, made.hidden)
+
+    def launch() -> None:
+        result[...] = compute(steps, made.hidden).get()
+
+    return made._replace(launch=launch, result=result)
+
+
+@pytest.fixture
+def device(xp: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """CuPy, with all that an encoder needs."""
+    if SIMULATED:
+        monkeypatch.setattr(_encoder_device, "Blas", HostProducts)
+        monkeypatch.setattr(_encoder_device.Runner, "_capture", without_graph)
+        for name, function in {
+            "softmax": softmax,
+            "add_layer_norm": fused.add_layer_norm,
+            "bias_gelu": fused.bias_gelu,
+        }.items():
+            monkeypatch.setattr(_encoder_device, name, on_host(xp, function))
+    return xp
+
+
+def both(**options: Any) -> tuple[BertEncoder, BertEncoder]:
+    """Return the same encoder on the host and on the device."""
+    config = EncoderConfig(**SIZES, **options)
+    made = weights(config)
+    return BertEncoder(config, made), BertEncoder(config, made, device="gpu")
+
+
+def assert_near(found: np.ndarray, wanted: np.ndarray, dtype: str) -> None:
+    """Compare by the cosine of rows, and element by element."""
+    tolerance = {"float64": 1e-10, "float32": 1e-5, "float16": 1e-2, "bfloat16": 1e-1}[dtype]
+    found, wanted = found.astype(np.float64), wanted.astype(np.float64)
+
+    np.testing.assert_allclose(found, wanted, atol=tolerance * max(1.0, np.abs(wanted).max(initial=0)))
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_hidden_states_are_those_of_the_host(device: Any, norm: Any, dtype: str) -> None:
+    host, there = both(norm=norm, dtype=dtype)
+    hidden = np.random.default_rng(1).normal(size=(len(LENGTHS), 9, 32)).astype(dtype_of(dtype))
+
+    for lengths in (None, LENGTHS, [9, 9, 9, 9, 9, 8]):
+        y = there.forward(device.asarray(hidden), lengths=lengths)
+
+        assert type(y) is device.ndarray
+        assert y.dtype == dtype_of(dtype)
+        assert_near(device.asnumpy(y), host.forward(hidden, lengths=lengths), dtype)
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("shape", [(8, 16), (3, 9), (1, 1)])
+def test_a_graph_is_used_again_for_other_values(device: Any, shape: Any) -> None:
+    host, there = both()
+
+    for seed in range(3):
+        hidden = np.random.default_rng(seed).normal(size=(*shape, 32)).astype(np.float32)
+        first = there.forward(device.asarray(hidden))
+        there.forward(device.asarray(-hidden))
+
+        assert_near(device.asnumpy(first), host.forward(hidden), "float32")
+    assert len(there._runner._graphs) == 1
+
+
+@pytest.mark.small
+def test_each_token_may_look_where_its_mask_says(device: Any) -> None:
+    host, there = both()
+    random = np.random.default_rng(3)
+    hidden, mask = random.normal(size=(3, 7, 32)).astype(np.float32), random.random((3, 7, 7)) < 0.6
+
+    for keep in (mask, mask[:, 0]):
+        y = there.forward(device.asarray(hidden), mask=keep)
+
+        assert_near(device.asnumpy(y), host.forward(hidden, mask=keep), "float32")
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("size", [1, 4 * 9 * 9 * 4, 9 * 9 * 4 * 2])
+def test_scores_may_be_cut_into_pieces(device: Any, monkeypatch: Any, size: int) -> None:
+    monkeypatch.setattr(_encoder_device, "SCORE_BYTES", size)
+    host, there = both()
+    hidden = np.random.default_rng(1).normal(size=(3, 9, 32)).astype(np.float32)
+
+    y = there.forward(device.asarray(hidden), lengths=[2, 9, 4])
+
+    assert_near(device.asnumpy(y), host.forward(hidden, lengths=[2, 9, 4]), "float32")
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_embeddings_are_those_of_the_host(device: Any, pooling: Any, normalize: bool, dtype: str) -> None:
+    host, there = both(dtype=dtype)
+    random = np.random.default_rng(5)
+    texts = [random.integers(0, 50, length).tolist() for length in LENGTHS]
+    types = [random.integers(0, 2, length).tolist() for length in LENGTHS]
+
+    y = there.embed(texts, types=types, pooling=pooling, normalize=normalize)
+
+    assert type(y) is device.ndarray
+    wanted = host.embed(texts, types=types, pooling=pooling, normalize=normalize)
+    assert y.dtype == wanted.dtype
+    assert_near(device.asnumpy(y), wanted, dtype)
+
+
+@pytest.mark.small
+def test_embeddings_of_tokens_are_looked_up(device: Any) -> None:
+    host, there = both()
+    tokens = np.random.default_rng(5).integers(0, 50, (3, 7))
+
+    assert_near(device.asnumpy(there.look_up(tokens)), host.look_up(tokens), "float32")
+
+
+@pytest.mark.small
+def test_nothing_gives_zeros_or_no_rows(device: Any) -> None:
+    _, there = both()
+
+    assert device.asnumpy(there.embed([[], []])).tolist() == np.zeros((2, 32)).tolist()
+    assert there.embed([]).shape == (0, 32)
+    assert there.forward(device.empty((0, 5, 32), np.float32)).shape == (0, 5, 32)
+    assert not device.asnumpy(there.forward(device.zeros((1, 5, 32), np.float32), lengths=[0])).any()
+    assert there.look_up(np.zeros((2, 0), int)).shape == (2, 0, 32)
+
+
+@pytest.mark.small
+def test_arrays_of_the_wrong_place_are_refused(device: Any) -> None:
+    host, there = both()
+
+    with pytest.raises(TypeError, match="hidden is no CuPy array, and the encoder is on a GPU"):
+        there.forward(np.zeros((1, 2, 32), np.float32))
+    with pytest.raises(TypeError, match="hidden is a CuPy array"):
+        host.forward(device.zeros((1, 2, 32), np.float32))
+    with pytest.raises(TypeError, match="tokens is a CuPy array"):
+        there.embed(device.zeros((1, 2), np.int32))
+
+
+@pytest.mark.small
+def test_graphs_are_bounded_and_can_be_released(device: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(_encoder_device, "GRAPHS", 2)
+    host, there = both()
+    texts = {count: [[1, 2, 3]] * count for count in (1, 2, 3)}
+
+    for count in (1, 2, 3, 1):
+        y = there.embed(texts[count])
+        assert_near(device.asnumpy(y), host.embed(texts[count]), "float32")
+    kept = len(there._runner._graphs)
+    there.release()
+
+    assert (kept, len(there._runner._graphs)) == (2, 0)
+    assert_near(device.asnumpy(there.embed(texts[2])), host.embed(texts[2]), "float32")
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("hidden", [32, 33, 2100])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_any_width_is_pooled(device: Any, dtype: str, hidden: int) -> None:
+    x = np.random.default_rng(1).normal(size=(12, hidden)).astype(dtype)
+    bucket = _encoder_device.Bucket(4, 8, 12, whole=False)
+    numbers = _encoder_device.Numbers.of(bucket)
+    numbers.start[:3], numbers.count[:3] = [0, 7, 7], [7, 0, 5]
+    numbers = _encoder_device.Numbers(*map(_encoder_device.uploaded, numbers))
+    steps = _encoder_device.Steps(None, bucket, numbers, None)
+
+    y = device.asnumpy(steps.pool(device.asarray(x), 1e-12))
+
+    wanted = np.zeros((4, hidden))
+    for row, part in ((0, x[:7]), (2, x[7:])):
+        mean = part.astype(np.float64).mean(axis=0)
+        wanted[row] = mean / np.linalg.norm(mean)
+    np.testing.assert_allclose(y, wanted, rtol=0, atol=1e-6 if dtype != "float64" else 1e-14)
+
+
+def test_two_streams_and_threads_do_not_mix(cuda: Any) -> None:
+    host, there = both()
+    hidden = [np.random.default_rng(seed).normal(size=(8, 16, 32)).astype(np.float32) for seed in range(4)]
+    streams = [cuda.cuda.Stream(non_blocking=True) for _ in hidden]
+    x = [cuda.asarray(each) for each in hidden]
+    cuda.cuda.Device().synchronize()
+    found = []
+    for each, stream in zip(x, streams, strict=True):
+        with stream:
+            found.append(there.forward(each))
+    cuda.cuda.Device().synchronize()
+
+    for y, each in zip(found, hidden, strict=True):
+        assert_near(cuda.asnumpy(y), host.forward(each), "float32")
+
+
+def test_nothing_is_allocated_by_a_graph_that_is_there(cuda: Any) -> None:
+    _, there = both()
+    x = cuda.ones((8, 16, 32), np.float32)
+    y = there.forward(x)
+    del y
+    total = cuda.get_default_memory_pool().total_bytes(), there._runner._pool.total_bytes()
+
+    for _ in range(3):
+        there.forward(x)
+
+    assert (cuda.get_default_memory_pool().total_bytes(), there._runner._pool.total_bytes()) == total
