@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cupynorm import _compile, _device, _heads
-from cupynorm._arguments import view
 from cupynorm._blas import Blas
 from cupynorm._dtypes import Dtype, compute_dtype, cpp
 from cupynorm.functors import POINTER, Struct, aligned_elements
@@ -65,9 +64,17 @@ def bucket_of(lengths: np.ndarray[Any, Any], looks: bool) -> Bucket:  # noqa: FB
     sequences, longest, tokens = len(lengths), int(lengths.max()), int(lengths.sum())
     if looks:
         return Bucket(sequences, longest, tokens, whole=True, looks=True)
+    whole = whole_bucket(sequences, longest) if tokens == sequences * longest else None
     rounded = rounded_up(sequences, COARSE), rounded_up(-(-longest // 8) * 8, COARSE)
-    whole = tokens == sequences * longest and rounded == (sequences, longest)
-    return Bucket(*rounded, tokens if whole else rounded_up(max(tokens, 8), FINE), whole)
+    return whole or Bucket(*rounded, rounded_up(max(tokens, 8), FINE), whole=False)
+
+
+def whole_bucket(sequences: int, length: int) -> Bucket | None:
+    """Return the bucket of so many sequences, all of this length; None where there is a larger one only."""
+    rounded = rounded_up(sequences, COARSE), rounded_up(-(-length // 8) * 8, COARSE)
+    return (
+        Bucket(sequences, length, sequences * length, whole=True) if rounded == (sequences, length) else None
+    )
 
 
 class Numbers(NamedTuple):
@@ -285,20 +292,22 @@ class Runner:
         key: Any,
         bucket: Bucket,
         compute: Callable[[Steps, Any], Any],
-        numbers: Numbers,
+        numbers: Numbers | None,
         where: np.ndarray[Any, Any] | None,
         put_in: Callable[[Any], None] | None,
         take_out: Callable[[Any], Any],
     ) -> Any:
         """Return compute(steps, hidden), by a graph that is captured the first time that the key comes with the bucket.
 
-        put_in writes a call's hidden states to where they are read; take_out copies what compute gave: other calls write there.
+        numbers may be None where compute reads none. put_in writes a call's hidden states to where they are read; take_out
+        copies what compute gave: other calls write there.
         """
         with self._lock, self.on_device() as stream:
             stream.wait_event(self._done)
             found = self._graphs.get((key, bucket))
-            made = found or self._prepare(bucket, numbers, hidden=put_in is not None)
-            _upload(made.whole, np.concatenate(numbers))
+            made = found or self._prepare(bucket, hidden=put_in is not None)
+            if numbers is not None:
+                _upload(made.whole, np.concatenate(numbers))
             if where is not None:
                 _upload(made.where, np.ascontiguousarray(where))
             if put_in is not None:
@@ -314,7 +323,8 @@ class Runner:
             self._done.record(stream)
             return taken
 
-    def _prepare(self, bucket: Bucket, numbers: Numbers, *, hidden: bool) -> Captured:
+    def _prepare(self, bucket: Bucket, *, hidden: bool) -> Captured:
+        numbers = Numbers.of(bucket)
         whole = _device.empty((sum(map(len, numbers)),), np.dtype(np.int32))
         square = (bucket.sequences, 1, bucket.length, bucket.length)
         return Captured(
@@ -383,12 +393,4 @@ def uploaded(array: np.ndarray[Any, Any]) -> Any:
 
 def copied(x: Any, out: Any, rows: np.ndarray[Any, Any] | None) -> Any:
     """Write x, or its rows of these numbers, to out, in out's dtype; both are rows of hidden states. -1 gives a row of 0."""
-    if rows is not None:
-        return _heads.gather(x, uploaded(rows), out)
-    if out.size:
-        _heads.launch(_rows(x), _rows(out), None, out, None)
-    return out
-
-
-def _rows(x: Any) -> _heads.Places:
-    return _heads.by_rows(view(x), 1, 1)
+    return _heads.gather(x, None if rows is None else uploaded(rows), out) if out.size else out

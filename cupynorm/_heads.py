@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from cupynorm._compile import Kernel
 
 BLOCK = 256  # kHeadsBlock
-TOKENS = (4, 2, 1)  # of a thread: as many as leave two waves of threads
+TOKENS = (
+    2,
+    1,
+)  # of a thread: as many as leave two waves of threads. Copies with more are slower (benchmarks/NOTES.md)
 WAVES = 2
 NARROW = 1 << 31  # packs in all, from which on indices have 64 bits
 
@@ -186,7 +189,7 @@ def key_of(
             return None
         key += (out.shape, out.dtype, out.data.ptr & ALIGNMENT)
     if rows is not None:
-        key += (rows.shape,)
+        key += (None, rows.shape)
     if calls.several:
         device = x.data.device_id
         if elsewhere(device, bias, out, rows):
@@ -269,7 +272,7 @@ def launch(
 
 
 def gather(x: Any, rows: Any, out: Any) -> Any:
-    """Write x[rows] to out: [tokens, columns] each."""
+    """Write x[rows] to out, or x itself where rows is None: rows of hidden states, whatever the axes before the last."""
     key = key_of("gather", x, None, 1, out, None, rows)
     if key is None or again(key, x, None, out, rows) is None:
         launch(by_rows(view(x), 1, 1), by_rows(view(out), 1, 1), None, out, key, rows)

@@ -290,9 +290,9 @@ class BertEncoder:
             raise ValueError(
                 f"hidden has shape {hidden.shape}: it must be (batch, seq, {self.config.hidden})"
             )
-        packed = _pack(hidden.shape[:2], mask, lengths)
         if self._runner is not None:
-            return self._forward_on_device(self._runner, hidden, packed)
+            return self._forward_on_device(self._runner, hidden, mask, lengths)
+        packed = _pack(hidden.shape[:2], mask, lengths)
         y = np.zeros(hidden.shape, self._dtype)
         rows, columns = packed.rows, packed.columns
         x = hidden[rows, columns].astype(self._dtype, copy=False)
@@ -408,27 +408,35 @@ class BertEncoder:
     def _tables(self) -> tuple[Any, Any, Any]:
         return self._words, self._positions, self._types
 
-    def _forward_on_device(self, runner: _encoder_device.Runner, hidden: Any, packed: _Packed) -> Any:
-        batch, seq = packed.shape
+    def _forward_on_device(self, runner: _encoder_device.Runner, hidden: Any, mask: Any, lengths: Any) -> Any:
+        batch, seq, _ = hidden.shape
+        bucket, packed, there, back = None, None, None, None
+        if (
+            mask is None and lengths is None and hidden.size
+        ):  # nothing to look at: the usual case of short calls
+            bucket = _encoder_device.whole_bucket(batch, seq)
+        if bucket is None:
+            packed = _pack((batch, seq), mask, lengths)
         with runner.on_device():
             y = _device.empty(hidden.shape, self._dtype)
-        if not packed.rows.size:
-            if y.size:
-                y.fill(0)
-            return y
-        bucket = _encoder_device.bucket_of(packed.lengths, packed.where is not None)
-        there, back = None, None
-        if not bucket.whole:
-            flat = packed.rows * seq + packed.columns
-            there, back = np.full(bucket.tokens, -1, np.int32), np.full(batch * seq, -1, np.int32)
-            there[: flat.size] = flat
-            back[flat] = np.arange(flat.size)
+        if packed is not None:
+            if not packed.rows.size:
+                if y.size:
+                    y.fill(0)
+                return y
+            bucket = _encoder_device.bucket_of(packed.lengths, packed.where is not None)
+            if not bucket.whole:
+                flat = packed.rows * seq + packed.columns
+                there, back = np.full(bucket.tokens, -1, np.int32), np.full(batch * seq, -1, np.int32)
+                there[: flat.size] = flat
+                back[flat] = np.arange(flat.size)
+        assert bucket is not None  # noqa: S101  either is
         return runner.run(
             "forward",
             bucket,
             lambda of, x: self._run(x, of),
-            packed.numbers(bucket),
-            packed.where,
+            None if packed is None else packed.numbers(bucket),
+            None if packed is None else packed.where,
             lambda to: _encoder_device.copied(hidden, to, there),
             lambda x: _encoder_device.copied(x, y, back),
         )

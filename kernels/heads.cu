@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kHeadsBlock) move_heads(const __grid_constant_
       there[i] = number >= 0;
       row = Index(number);
     }
-    if (there[i]) held[i] = load_pack<T, kPack, kPack, true>(x + offset_of(a.from.tokens, row));
+    if (there[i]) held[i] = load_pack<T, kPack>(x + offset_of(a.from.tokens, row));
   }
 
   Compute shift[kPack];
