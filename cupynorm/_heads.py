@@ -13,7 +13,7 @@ import numpy as np
 from cupynorm import _compile, _device
 from cupynorm._arguments import view
 from cupynorm._dtypes import Dtype, compute_dtype, cpp
-from cupynorm._remembered import ALIGNMENT, Calls, _code, _extent, _word, add, elsewhere
+from cupynorm._remembered import ALIGNMENT, Calls, _extent, add, code_of, elsewhere, word_of
 from cupynorm.functors import POINTER, Struct, View, column, strided
 
 if TYPE_CHECKING:
@@ -252,9 +252,9 @@ def launch(
             words,
             parameters,
             parameters.buffer_info()[0],
-            _word(move.arguments.dtype, "bias", "pointer"),
+            word_of(move.arguments.dtype, "bias", "pointer"),
             target.array.shape,
-            _code(target.array.dtype),
+            code_of(target.array.dtype),
             math.prod(target.array.shape) * target.array.dtype.itemsize,
             tuple(_extent(each.shape, each.strides, each.dtype) for each in (source.array, bias) if each),
         )
