@@ -7,24 +7,27 @@ the pack is. A kernel that spills still gives right numbers, so nothing but this
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import pytest
 
 from cupynorm import _nvrtc
 from cupynorm._dtypes import DTYPES
-from cupynorm._plan import HOPPER, VARIANTS
+from cupynorm._plan import FUSED_VARIANTS, HOPPER, VARIANTS, Plan
 from cupynorm._row import RowOp
 from tests.build_gate import (
+    FUSED,
     OPS,
     Instance,
     all_instances,
     code_of,
     compile_instances,
     extremes,
+    fused_instances,
     mixed_types,
     narrow_accesses,
+    narrow_loads,
     nvdisasm,
     same_types,
     spills,
@@ -135,3 +138,28 @@ def test_16_bit_rows_leave_the_copy_rate_in_reach(op: RowOp) -> None:
     assert {each.instance.types.x for each in built} == {types.x for types in halves}
     per_element = {each.instance.types.x: each.instructions / elements(each.instance) for each in built}
     assert max(per_element.values()) <= 19, per_element
+
+
+def build_fused(kind: str, arch: str, choice: Callable[[Iterable[Plan]], Iterable[Plan]]) -> list[Built]:
+    instances = [each for name in DTYPES for each in fused_instances(kind, name, arch, choice)]
+    built = []
+    for instance, kernel in compile_instances(instances, arch, newest_major()):
+        code = code_of(kernel, arch)
+        built.append(
+            Built(instance, tuple(spills(kernel) + narrow_loads(instance, code)), len(code.instructions))
+        )
+    return built
+
+
+@pytest.mark.parametrize("kind", FUSED)
+def test_what_is_fused_neither_spills_nor_splits_packs(kind: str) -> None:
+    built = build_fused(kind, "90", extremes)
+
+    assert {each.instance.plan.variant for each in built} == set(FUSED_VARIANTS)
+    assert_good(built)
+
+
+@pytest.mark.parametrize("kind", FUSED)
+@pytest.mark.parametrize("arch", ["75", "80", "89", "120"])
+def test_what_is_fused_neither_spills_nor_splits_packs_elsewhere(kind: str, arch: str) -> None:
+    assert_good(build_fused(kind, arch, tightest))
