@@ -141,13 +141,14 @@ def test_16_bit_rows_leave_the_copy_rate_in_reach(op: RowOp) -> None:
 
 
 def build_fused(kind: str, arch: str, choice: Callable[[Iterable[Plan]], Iterable[Plan]]) -> list[Built]:
-    instances = [each for name in DTYPES for each in fused_instances(kind, name, arch, choice)]
     built = []
-    for instance, kernel in compile_instances(instances, arch, newest_major()):
-        code = code_of(kernel, arch)
-        built.append(
-            Built(instance, tuple(spills(kernel) + narrow_loads(instance, code)), len(code.instructions))
-        )
+    for name in DTYPES:  # each a module: their functions have the same names
+        for instance, kernel in compile_instances(
+            fused_instances(kind, name, arch, choice), arch, newest_major()
+        ):
+            code = code_of(kernel, arch)
+            faults = tuple(spills(kernel) + narrow_loads(instance, code))
+            built.append(Built(instance, faults, len(code.instructions)))
     return built
 
 
