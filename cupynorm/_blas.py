@@ -18,6 +18,9 @@ TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}  # cudaDataTy
 SUMMED_IN = {"float32": 68, "float64": 70}  # cublasComputeType_t
 AS_IS, TRANSPOSED = 0, 1  # cublasOperation_t
 DEFAULT_ALGORITHM = -1
+SUMS_IN_FULL = (
+    16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: partial sums would else meet in half precision
+)
 WORKSPACE_BYTES = 32 << 20  # what NVIDIA advises for sm_90
 
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
@@ -44,6 +47,7 @@ class Blas:
             self._handle = int(_device.cupy().cuda.device.get_cublas_handle())
         else:
             self._handle = int(self._binding.create())
+            self._binding.setMathMode(self._handle, SUMS_IN_FULL)
             self._workspace = _device.cupy().empty(WORKSPACE_BYTES, "u1")
 
     def begin(self, stream: int) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cupynorm import _compile, _device, _heads
+from cupynorm import _attention, _compile, _device, _heads
 from cupynorm._blas import Blas
 from cupynorm._dtypes import Dtype, compute_dtype, cpp
 from cupynorm.functors import POINTER, Struct, aligned_elements
@@ -80,13 +80,15 @@ def whole_bucket(sequences: int, length: int) -> Bucket | None:
 class Numbers(NamedTuple):
     """What a bucket's graph reads besides hidden states: int32 arrays, on the host or, as parts of one array, on the device.
 
-    rows: of each place of [sequences, length], its packed token, or -1; places: the other way round. start and count: the packed
-    tokens that each sequence is pooled from. token, place, type: rows of the three tables.
+    rows: of each place of [sequences, length], its packed token, or -1; places: the other way round. begin and lengths: each
+    sequence's tokens, as they are packed; start and count: those that it is pooled from, in the order of the batch. token,
+    place, type: rows of the three tables.
     """
 
     rows: Any
     places: Any
     lengths: Any
+    begin: Any
     start: Any
     count: Any
     token: Any
@@ -100,7 +102,7 @@ class Numbers(NamedTuple):
         return cls(
             np.full(square, -1, np.int32),
             np.full(tokens, -1, np.int32),
-            *(np.zeros(sequences, np.int32) for _ in range(3)),
+            *(np.zeros(sequences, np.int32) for _ in range(4)),
             *(np.zeros(tokens, np.int32) for _ in range(3)),
         )
 
@@ -138,11 +140,19 @@ class Steps:
         return bias_gelu(x, bias, approximate=approximate, out=x)
 
     def attention(self, x: Any, weight: Any, bias: Any, heads: int) -> Any:
-        """Return softmax(q k^T / sqrt(head size)) v, by heads and sequences, without the product that follows."""
+        """Return softmax(q k^T / sqrt(head size)) v, by heads and sequences, without the product that follows.
+
+        In one launch where that fits, and nothing is then padded; else by two products, with scores in memory between them.
+        """
         bucket, blas = self._bucket, self._run.blas
         hidden = x.shape[1]
         shape = (bucket.sequences, heads, bucket.length, hidden // heads)
         qkv = self.linear(x, weight)
+        limits = _device.limits_of(self._run.device)
+        if not bucket.looks and _attention.fits(x.dtype, shape[3], limits):
+            spans = None if bucket.whole else (self._numbers.begin, self._numbers.lengths)
+            out = _device.empty(x.shape, x.dtype)
+            return _attention.attend(qkv, bias, heads, bucket.sequences, bucket.length, out, spans)
         if bucket.whole:
             parts = add_qkv_bias(qkv.reshape(*shape[::2], 3 * hidden), bias, heads=heads)
         else:

@@ -171,7 +171,7 @@ class _Packed(NamedTuple):
     def numbers(self, bucket: _encoder_device.Bucket) -> _encoder_device.Numbers:
         """Return what a device's graph reads of the places of tokens."""
         made = _encoder_device.Numbers.of(bucket)
-        made.lengths[: self.lengths.size] = self.lengths
+        made.lengths[: self.lengths.size], made.begin[: self.lengths.size] = self.lengths, self.starts
         made.start[self.order], made.count[self.order] = self.starts, self.lengths
         if not bucket.whole:
             at = np.arange(self.rows.size)
@@ -194,8 +194,10 @@ class BertEncoder:
     device: "cpu"; "gpu", the current CUDA device, to which weights are copied once; or "auto", "gpu" where one can be used. An
     encoder on a GPU takes hidden states and gives results as CuPy arrays, on the caller's stream, and waits for nothing. Tokens,
     types, masks and lengths are NumPy arrays all the same: they say what is to be computed. There it rounds numbers of
-    tokens up, by 6 % at most, keeps a CUDA graph for each such shape of a batch, the 64 used last, and pads sequences in
-    attention alone. Calls of several threads or streams come one after the other. NoDeviceError if there is no such device.
+    tokens up, by 6 % at most, and keeps a CUDA graph for each such shape of a batch, the 64 used last. In float16 and
+    bfloat16, attention is one kernel from sm_80 on if head size is a multiple of 16, 128 at most; otherwise scores are in
+    memory, 32 MiB at a time, and sequences are padded there. Calls of several threads or streams come one after the other.
+    NoDeviceError if there is no such device.
     """
 
     def __init__(

@@ -19,7 +19,17 @@ LAYERS = [
     ["_special", "_expression", "functions"],
     ["functors", "_arguments", "_mask", "_fusion", "_remembered", "_tuned"],
     ["_row"],
-    ["_elementwise", "norm", "softmax", "fused", "_heads", "heads", "_encoder_host", "_encoder_device"],
+    [
+        "_elementwise",
+        "norm",
+        "softmax",
+        "fused",
+        "_heads",
+        "heads",
+        "_attention",
+        "_encoder_host",
+        "_encoder_device",
+    ],
     ["_fused", "fuse"],
     ["__init__"],
     [

@@ -85,7 +85,7 @@ def device(xp: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def both(**options: Any) -> tuple[BertEncoder, BertEncoder]:
     """Return the same encoder on the host and on the device."""
-    config = EncoderConfig(**SIZES, **options)
+    config = EncoderConfig(**{**SIZES, **options})
     made = weights(config)
     return BertEncoder(config, made), BertEncoder(config, made, device="gpu")
 
@@ -111,6 +111,20 @@ def test_hidden_states_are_those_of_the_host(device: Any, norm: Any, dtype: str)
         assert type(y) is device.ndarray
         assert y.dtype == dtype_of(dtype)
         assert_near(device.asnumpy(y), host.forward(hidden, lengths=lengths), dtype)
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_attention_in_one_launch_gives_the_same(device: Any, dtype: str) -> None:
+    host, there = both(hidden=64, dtype=dtype)
+    hidden = np.random.default_rng(1).normal(size=(len(LENGTHS), 9, 64)).astype(dtype_of(dtype))
+    texts = [list(range(length)) for length in LENGTHS]
+
+    for lengths in (LENGTHS, None):
+        y = there.forward(device.asarray(hidden), lengths=lengths)
+
+        assert_near(device.asnumpy(y), host.forward(hidden, lengths=lengths), dtype)
+    assert_near(device.asnumpy(there.embed(texts)), host.embed(texts), dtype)
 
 
 @pytest.mark.small

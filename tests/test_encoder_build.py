@@ -1,4 +1,4 @@
-"""The kernel of heads compiles for every architecture, keeps nothing in local memory, and moves packs of 16 bytes whole."""
+"""The kernels of heads and of the encoder keep nothing in local memory, and move packs of 16 bytes whole."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from cupynorm import _compile, _heads, _nvrtc
-from cupynorm._dtypes import DTYPES, dtype_of
+from cupynorm import _attention, _compile, _heads, _nvrtc
+from cupynorm._dtypes import DTYPES, compute_dtype, cpp, dtype_of
 from cupynorm.functors import View
 from tests.build_gate import code_of, spills
 
@@ -66,6 +66,44 @@ def test_packs_are_moved_whole_and_nothing_spills(arch):
         assert accesses["LDG", loaded] >= tokens, (name, accesses)
         assert accesses["STG", stored] == tokens, (name, accesses)
         assert not {"LD", "ST", "LDL", "STL"} & {kind for kind, _ in accesses}, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["80", "90", "120"])
+def test_attention_keeps_everything_in_registers_and_multiplies_on_tensor_cores(arch):
+    if not _nvrtc.majors() or arch not in _nvrtc.supported_archs(_nvrtc.majors()[0]):
+        pytest.skip("no NVRTC that knows the architecture")
+    for dtype in {"float16", "bfloat16"} & set(DTYPES):
+        text = _compile.text("attention.cu", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
+        kinds = [(size, 1) for size in range(16, 129, 16)] + [(size, 2) for size in (16, 32, 48, 64)]
+        names = [_attention.expression(dtype_of(dtype), size, tiles) for size, tiles in kinds]
+        for name, kernel in zip(
+            names, _nvrtc.compile_all(text, names, _compile.options(), arch), strict=True
+        ):
+            code = code_of(kernel, arch)
+
+            assert not spills(kernel), name
+            assert any(each.startswith("HMMA") for each in code.instructions), name
+            assert code.accesses["LDGSTS", 16], name
+            assert kernel.shared_bytes <= 48 << 10, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["80", "90"])
+def test_the_encoders_small_kernels_keep_nothing_in_local_memory(arch):
+    if not _nvrtc.majors():
+        pytest.skip("no NVRTC")
+    for dtype in DTYPES:
+        compute = cpp(compute_dtype(dtype_of(dtype)))
+        kinds = f"{cpp(dtype_of(dtype))}, {compute}"
+        for pack in (1, 16 // dtype_of(dtype).itemsize):
+            names = [f"cupynorm::look_up<{pack}, {kinds}>"]
+            names += [f"cupynorm::pool<{pack}, {each}, {kinds}>" for each in ("true", "false")]
+            text = "#include <cupynorm/row.cuh>\n#include <encoder.cu>\n"
+            for name, kernel in zip(
+                names, _nvrtc.compile_all(text, names, _compile.options(), arch), strict=True
+            ):
+                assert not spills(kernel), name
 
 
 @pytest.mark.parametrize(("size", "pack"), [(64, 8), (36, 4), (10, 2), (33, 1)])

@@ -1,0 +1,181 @@
+// attend: softmax(q k^T / sqrt(head size)) v of packed tokens in one pass; scores are nowhere but in registers.
+#pragma once
+#include <cupynorm/functors.cuh>
+#include <cupynorm/tensor.cuh>
+
+namespace cupynorm {
+
+constexpr int kAttentionWarps = 4, kAttentionBlock = kAttentionWarps * kWarp;
+
+// qkv: [tokens, 3, heads, head size], without their bias. start, length: of each sequence, its tokens; where they are null, all are
+// `each` long, one after the other. scale: of scores, times log2(e). columns: heads * head size.
+template <typename T>
+struct Attention {
+  const T* qkv;
+  const float* bias;
+  T* context;  // [tokens, heads, head size]
+  const int *start, *length;
+  int64 columns;
+  int each;
+  float scale;
+};
+
+// A block has kTiles * 64 queries of one sequence and head, a warp kTiles * 16 of them, and goes through the keys, kKeys at a
+// time, of which the next are on their way (Dao 2023, "FlashAttention-2"; Milakov and Gimelshein 2018 for the running maximum).
+// The keys' bias adds the same to all scores of a query, which softmax does not see; the values' one adds itself to the result,
+// for weights sum to 1: so keys and values are copied as they lie.
+template <typename T, int kSize, int kKeys, int kTiles>
+__global__ void __launch_bounds__(kAttentionBlock, kTiles > 1 || kSize > 64 ? 2 : 3) attend(const __grid_constant__ Attention<T> a) {
+  constexpr int kStride = kSize + 8;  // neighbouring rows begin 4 banks apart
+  constexpr int kChunks = kSize / 8, kSteps = kSize / 16, kCols = kSize / 8, kGroups = kKeys / 8, kQueries = kTiles * 16;
+  __shared__ __align__(16) unsigned short keys[2][kKeys][kStride], values[2][kKeys][kStride];
+  const int sequence = blockIdx.x, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+  const int length = a.length ? a.length[sequence] : a.each;
+  const int64 start = a.start ? int64(a.start[sequence]) : int64(sequence) * a.each;
+  const int first = int(blockIdx.z) * (kAttentionWarps * kQueries);
+  if (first >= length) return;
+  const int64 head = int64(blockIdx.y) * kSize, row_stride = 3 * a.columns;
+  const T* const base = a.qkv + start * row_stride + head;
+  const int query = first + threadIdx.x / kWarp * kQueries;  // the warp's first
+  const bool works = query < length;
+
+  auto fetch = [&](int turn) {
+    for (int i = threadIdx.x; i < kKeys * kChunks; i += kAttentionBlock) {
+      const int row = i / kChunks, col = i % kChunks * 8, key = turn * kKeys + row;
+      unsigned short *const to_key = &keys[turn % 2][row][col], *const to_value = &values[turn % 2][row][col];
+      if (key < length) {
+        const T* const from = base + key * row_stride + a.columns + col;
+        copy_ahead<16>(to_key, from);
+        copy_ahead<16>(to_value, from + a.columns);
+      } else {  // no weight but 0 meets them, and 0 times what lies there may be nan
+        *reinterpret_cast<uint4*>(to_key) = *reinterpret_cast<uint4*>(to_value) = uint4{0, 0, 0, 0};
+      }
+    }
+    commit_copies();
+  };
+  fetch(0);
+
+  unsigned q[kTiles][kSteps][4];
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int row = query + i * 16 + g + j % 2 * 8, col = s * 16 + j / 2 * 8 + 2 * t;
+        float value[2] = {0, 0}, shift[2];
+        if (row < length) {
+          unpack<2>(load_pack<T, 2>(base + row * row_stride + col), value);
+          unpack<2>(load_pack<float, 2, 1, true>(a.bias + head + col), shift);
+          value[0] += shift[0], value[1] += shift[1];
+        }
+        q[i][s][j] = round_pair_to(T{}, value[0], value[1]);
+      }
+    }
+  }
+
+  float out[kTiles][kCols][4], top[kTiles][2], sum[kTiles][2];
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+    for (int n = 0; n < kCols; ++n) out[i][n][0] = out[i][n][1] = out[i][n][2] = out[i][n][3] = 0;
+    top[i][0] = top[i][1] = -infinity<float>(), sum[i][0] = sum[i][1] = 0;
+  }
+
+  const int turns = (length + kKeys - 1) / kKeys;
+  for (int turn = 0; turn < turns; ++turn) {
+    if (turn + 1 < turns) fetch(turn + 1);
+    else commit_copies();  // an empty group, so that the one before is this turn's
+    wait_for_copies<1>();
+    __syncthreads();
+    if (works) {
+      const auto& key = keys[turn % 2];
+      const auto& value = values[turn % 2];
+      float score[kTiles][kGroups][4];
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) score[i][n][0] = score[i][n][1] = score[i][n][2] = score[i][n][3] = 0;
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) {
+          const unsigned short* const at = &key[n * 8 + g][s * 16 + 2 * t];
+          const unsigned b0 = *reinterpret_cast<const unsigned*>(at), b1 = *reinterpret_cast<const unsigned*>(at + 8);
+#pragma unroll
+          for (int i = 0; i < kTiles; ++i) multiply_add_tile(T{}, score[i][n], q[i][s], b0, b1);
+        }
+      }
+      if ((turn + 1) * kKeys > length) {
+#pragma unroll
+        for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            if (turn * kKeys + n * 8 + 2 * t + j % 2 < length) continue;
+#pragma unroll
+            for (int i = 0; i < kTiles; ++i) score[i][n][j] = -infinity<float>();
+          }
+        }
+      }
+      unsigned weight[kTiles][kKeys / 16][4];
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {  // rows g and g + 8
+          float most = top[i][r];
+#pragma unroll
+          for (int n = 0; n < kGroups; ++n) most = larger(most, larger(score[i][n][2 * r], score[i][n][2 * r + 1]));
+          most = larger(most, __shfl_xor_sync(kAllLanes, most, 1));
+          most = larger(most, __shfl_xor_sync(kAllLanes, most, 2));
+          const float factor = exp2_approx((top[i][r] - most) * a.scale), origin = most * a.scale;
+          top[i][r] = most;
+          sum[i][r] *= factor;
+#pragma unroll
+          for (int n = 0; n < kCols; ++n) out[i][n][2 * r] *= factor, out[i][n][2 * r + 1] *= factor;
+#pragma unroll
+          for (int n = 0; n < kGroups; ++n) {
+            const float low = exp2_approx(multiply_add(score[i][n][2 * r], a.scale, -origin));
+            const float high = exp2_approx(multiply_add(score[i][n][2 * r + 1], a.scale, -origin));
+            sum[i][r] += low + high;
+            weight[i][n / 2][n % 2 * 2 + r] = round_pair_to(T{}, low, high);  // scores lie as the next product's a does
+          }
+        }
+      }
+#pragma unroll
+      for (int s = 0; s < kKeys / 16; ++s) {
+#pragma unroll
+        for (int n = 0; n < kCols; n += 2) {
+          unsigned b[4];
+          load_transposed(&value[s * 16 + lane % 16][n * 8 + lane / 16 * 8], b);
+#pragma unroll
+          for (int i = 0; i < kTiles; ++i) {
+            multiply_add_tile(T{}, out[i][n], weight[i][s], b[0], b[1]);
+            multiply_add_tile(T{}, out[i][n + 1], weight[i][s], b[2], b[3]);
+          }
+        }
+      }
+    }
+    __syncthreads();  // the turn after the next is fetched into the same place
+  }
+  if (!works) return;
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float all = sum[i][r];
+      all += __shfl_xor_sync(kAllLanes, all, 1);
+      all += __shfl_xor_sync(kAllLanes, all, 2);
+      const float factor = reciprocal(all);
+      const int row = query + i * 16 + g + r * 8;
+      if (row >= length) continue;
+#pragma unroll
+      for (int n = 0; n < kCols; ++n) {
+        const int col = n * 8 + 2 * t;
+        float shift[2];
+        unpack<2>(load_pack<float, 2, 1, true>(a.bias + 2 * a.columns + head + col), shift);
+        const float value[2] = {multiply_add(out[i][n][2 * r], factor, shift[0]), multiply_add(out[i][n][2 * r + 1], factor, shift[1])};
+        store_pack(a.context + (start + row) * a.columns + head + col, pack_from<T, 2>(value));
+      }
+    }
+  }
+}
+
+}  // namespace cupynorm
