@@ -427,7 +427,7 @@ class BertEncoder:
                     y.fill(0)
                 return y
             bucket = _encoder_device.bucket_of(packed.lengths, packed.where is not None)
-            if not bucket.whole:
+            if not bucket.whole or packed.rows.size != batch * seq:
                 flat = packed.rows * seq + packed.columns
                 there, back = np.full(bucket.tokens, -1, np.int32), np.full(batch * seq, -1, np.int32)
                 there[: flat.size] = flat

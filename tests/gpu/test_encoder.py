@@ -1,6 +1,6 @@
 """The encoder on a device gives what it gives on NumPy arrays.
 
-The simulator has no cuBLAS and no graphs: there, products and steps without a kernel are the host's, and each call computes anew.
+The simulator has no graphs: there, each call computes anew; and steps without a kernel are the host's.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cupynorm import _encoder_device, fused, softmax
+from cupynorm._blas import Blas
 from cupynorm._dtypes import dtype_of
 from cupynorm.encoder import BertEncoder, EncoderConfig
 from tests.gpu.conftest import SIMULATED
@@ -25,20 +26,6 @@ def weights(config: EncoderConfig) -> dict[str, Any]:
         name: random.normal(name.endswith("LayerNorm.weight"), 0.3, shape).astype(np.float32)
         for name, shape in config.shapes().items()
     }
-
-
-class HostProducts:
-    """Products by NumPy, into memory of the simulator."""
-
-    def begin(self, stream: int) -> None:
-        pass
-
-    def linear(self, x: Any, weight: Any, out: Any) -> None:
-        out[...] = (x.get().astype(np.float64) @ weight.get().astype(np.float64).T).astype(out.dtype)
-
-    def products(self, a: Any, b: Any, out: Any, *, transposed: bool = False, alpha: float = 1.0) -> None:
-        a, b = (each.get().astype(np.float64) for each in (a, b))
-        out[...] = (alpha * (a @ (b.swapaxes(-1, -2) if transposed else b))).astype(out.dtype)
 
 
 def on_host(xp: Any, function: Any) -> Any:
@@ -72,7 +59,6 @@ def without_graph(runner: Any, made: Any, bucket: Any, compute: Any, stream: Any
 def device(xp: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """CuPy, with all that an encoder needs."""
     if SIMULATED:
-        monkeypatch.setattr(_encoder_device, "Blas", HostProducts)
         monkeypatch.setattr(_encoder_device.Runner, "_capture", without_graph)
         for name, function in {
             "softmax": softmax,
@@ -105,7 +91,7 @@ def test_hidden_states_are_those_of_the_host(device: Any, norm: Any, dtype: str)
     host, there = both(norm=norm, dtype=dtype)
     hidden = np.random.default_rng(1).normal(size=(len(LENGTHS), 9, 32)).astype(dtype_of(dtype))
 
-    for lengths in (None, LENGTHS, [9, 9, 9, 9, 9, 8]):
+    for lengths in (None, LENGTHS, [9, 9, 9, 9, 9, 8], [8] * 6):
         y = there.forward(device.asarray(hidden), lengths=lengths)
 
         assert type(y) is device.ndarray
@@ -147,10 +133,40 @@ def test_each_token_may_look_where_its_mask_says(device: Any) -> None:
     random = np.random.default_rng(3)
     hidden, mask = random.normal(size=(3, 7, 32)).astype(np.float32), random.random((3, 7, 7)) < 0.6
 
-    for keep in (mask, mask[:, 0]):
-        y = there.forward(device.asarray(hidden), mask=keep)
+    holes = np.arange(10) % 5 != 2  # 8 of 10 in each
+    wide = random.normal(size=(3, 10, 32)).astype(np.float32)
+    for x, keep in ((hidden, mask), (hidden, mask[:, 0]), (wide, np.stack([holes] * 3))):
+        y = there.forward(device.asarray(x), mask=keep)
 
-        assert_near(device.asnumpy(y), host.forward(hidden, mask=keep), "float32")
+        assert_near(device.asnumpy(y), host.forward(x, mask=keep), "float32")
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_products_are_row_major(device: Any, dtype: str) -> None:
+    random, kind = np.random.default_rng(0), dtype_of(dtype)
+    a, b, flat = (random.normal(size=shape).astype(kind) for shape in ((2, 3, 5, 8), (2, 3, 7, 8), (6, 8)))
+    wide = np.float64 if dtype == "float64" else np.float32
+    blas = Blas()
+    blas.begin(device.cuda.get_current_stream().ptr)
+    out, scores, values = (
+        device.empty((6, 7), kind),
+        device.empty((2, 3, 5, 7), wide),
+        device.empty((2, 3, 5, 8), kind),
+    )
+
+    blas.linear(device.asarray(flat), device.asarray(b[0, 0]), out)
+    blas.products(device.asarray(a), device.asarray(b), scores, transposed=True, alpha=0.5)
+    blas.products(device.asarray(np.ascontiguousarray(a[..., :7])), device.asarray(b), values)
+
+    left, right = a.astype(np.float64), b.astype(np.float64)
+    assert_near(device.asnumpy(out), flat.astype(np.float64) @ right[0, 0].T, dtype)
+    assert_near(
+        device.asnumpy(scores),
+        left @ right.swapaxes(-1, -2) / 2,
+        "float64" if dtype == "float64" else "float32",
+    )
+    assert_near(device.asnumpy(values), left[..., :7] @ right, dtype)
 
 
 @pytest.mark.small

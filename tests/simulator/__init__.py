@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from . import cublas_twin as cublas
 from . import cupy_twin as cupy
 from . import driver_twin as driver
 from .build import compiler, prebuild, why_not
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SimulatorError",
     "allocate",
+    "cublas",
     "cupy",
     "driver",
     "install",
@@ -73,7 +75,7 @@ def skip_if_missing() -> None:
 
 def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200") -> Any:
     """Put the twins in CuPy's place until the test ends; several devices by a sequence of names. Returns this module."""
-    from cupynorm import _compile, _device, _heads, _row
+    from cupynorm import _blas, _compile, _device, _heads, _row
 
     skip_if_missing()
     monkeypatch.setattr(machine, "devices", machine.devices)  # what is set here is put back
@@ -82,6 +84,8 @@ def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200
     machine.start(device)
     monkeypatch.setattr(_device, "cupy", lambda: cupy)
     monkeypatch.setattr(_device, "driver", lambda: driver)
+    monkeypatch.setattr(_device, "cublas", lambda: cublas)
+    monkeypatch.setattr(_blas, "_library", lambda: None)
     monkeypatch.setattr(_device, "active_clusters", driver.active_clusters)
     # what is remembered of devices, plans and kernels is the simulator's own while it is installed
     monkeypatch.setattr(_device, "limits_of", _device.functools.cache(_device.limits_of.__wrapped__))

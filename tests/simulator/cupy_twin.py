@@ -400,6 +400,7 @@ cuda = types.SimpleNamespace(
     Stream=Stream,
     using_allocator=lambda allocator: contextlib.nullcontext(),
     compiler=types.SimpleNamespace(CompileException=CompileException),
+    device=types.SimpleNamespace(get_cublas_handle=lambda: 1),
     nvrtc=types.SimpleNamespace(getVersion=lambda: (12, 9)),
     get_current_stream=_current_stream,
     is_available=lambda: True,
