@@ -69,6 +69,19 @@ def test_other_dtypes_are_near(texts, reference, dtype, cosine):
     assert worst(TextEncoder.load(minilm.get_model_path(), dtype=dtype).embed(texts), reference) >= cosine
 
 
+@pytest.mark.parametrize(
+    ("dtype", "cosine"), [("float32", 0.999_99), ("float16", 0.9999), ("bfloat16", 0.9999)]
+)
+def test_a_device_gives_the_same_embeddings(device, texts, reference, dtype, cosine):
+    model = TextEncoder.load(minilm.get_model_path(), dtype=dtype, device="gpu")
+
+    y = model.embed(texts)
+
+    assert type(y) is np.ndarray
+    assert worst(y, reference) >= cosine
+    assert worst(model.embed(texts), y) >= 0.999_999
+
+
 def test_a_file_gives_the_same_rows(texts, reference, tmp_path):
     report = embed_file(minilm.get_model_path(), DATA / "sentences.txt", tmp_path / "out.npy")
 
