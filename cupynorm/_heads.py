@@ -176,20 +176,27 @@ def key_of(
         kind = calls.begin()
     if type(x) is not kind or type(heads) is not int:
         return None
-    # _c_contiguous, where true, says all that strides say, for a third of the time
+    # _c_contiguous, where true, says all that strides say, for a third of the time; num, of a CuPy array, all that dtype says
     key: tuple[Any, ...] = (
-        what, heads, x.shape, x._c_contiguous or x.strides, x.dtype, x.data.ptr & ALIGNMENT, dtype, bias is None,  # noqa: SLF001
-    )  # fmt: skip
+        what,
+        heads,
+        x.shape,
+        x._c_contiguous or x.strides,  # noqa: SLF001
+        x.dtype.num,
+        x.data.ptr & ALIGNMENT,
+        dtype,
+    )
     if bias is not None:
         if type(bias) is not kind:
             return None
-        key += (bias.shape, bias._c_contiguous or bias.strides, bias.dtype, bias.data.ptr & ALIGNMENT)  # noqa: SLF001
+        strides = bias._c_contiguous or bias.strides  # noqa: SLF001
+        key += (bias.shape, strides, bias.dtype.num, bias.data.ptr & ALIGNMENT)
     if out is not None:
         if type(out) is not kind or not out._c_contiguous:  # noqa: SLF001
             return None
-        key += (out.shape, out.dtype, out.data.ptr & ALIGNMENT)
+        key += (None, out.shape, out.dtype.num, out.data.ptr & ALIGNMENT)
     if rows is not None:
-        key += (None, rows.shape)
+        key += (None, None, rows.shape)
     if calls.several:
         device = x.data.device_id
         if elsewhere(device, bias, out, rows):
