@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cupynorm import _device
-from cupynorm._dtypes import Dtype, compute_dtype, dtype_name, dtype_of
+from cupynorm._dtypes import Dtype, compute_dtype, device_dtype, dtype_name, dtype_of
 from cupynorm.functors import View
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ def check(
         raise ValueError(f"x has shape {x.shape}: the normalised axes are empty")
     _check_columns(columns, shape, "the normalised axes of x have")
     asked = _result_dtype(dtype, quantized)
+    if on_device and asked is not None and quantized is not None:
+        asked = device_dtype(asked)
     device = _check_places(x, {"out": out, **columns, **others}) if on_device else -1
     if on_device and x.size and not view(x).split(axes)[1].is_contiguous():
         raise ValueError(_not_contiguous("x", x, axes))

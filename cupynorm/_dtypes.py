@@ -66,6 +66,11 @@ QUANTIZED = (
 )  # what results may be stored in, and nothing is read from
 
 
+def device_dtype(quantized: Dtype) -> Dtype:
+    """Return the dtype of a device array that holds such results: CuPy has no float8, so their bits come as uint8."""
+    return np.dtype(np.uint8) if quantized.name.startswith("float8_") else quantized
+
+
 def quantized_dtype(what: Any) -> Dtype:
     """Return the quantised dtype that `what` means: a dtype, a scalar type, or one of the names in QUANTIZED."""
     if isinstance(what, str) and what.startswith("float8_") and what in QUANTIZED:

@@ -27,7 +27,7 @@ class Quantize:
     the call returns (q, scales), with one scale a row, in float32 (float64 where arithmetic is), and y is about q * scale.
     A row of zeros has scale 0; one with nan or inf has that as its scale.
 
-    nan stays nan in a float8, and is 0 in int8.
+    nan stays nan in a float8, and is 0 in int8. CuPy has no float8: on a device their bits come as uint8, and `out` is uint8.
     """
 
     dtype: Any

@@ -466,6 +466,8 @@ def _dividing() -> Function:
 def around(call: Call, fused: Fused) -> Around:
     """Say of a checked fusion what is computed."""
     shape, out = call.x.shape, view(call.out)
+    if fused.quantize is not None:
+        out = out._replace(dtype=fused.quantize.dtype)  # the array itself may hold bits only
     what = Around((out,))
     if fused.mask is not None:
         mask = fused.mask
