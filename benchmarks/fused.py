@@ -1,7 +1,7 @@
-"""Device time of masked, fused and quantised ops beside copies of the bytes that must move, and beside PyTorch where it is.
+"""Device time of masked, fused and quantised ops beside copies of the bytes that must move.
 
 python benchmarks/fused.py [--json FILE] [--only NAME]    needs a GPU; run from the repository's root. Each line: the case, its
-time, its share of the copy rate, and PyTorch's share (its functions one after the other).
+time, and its share of the copy rate. benchmarks/elementwise.py has what is no row op, and PyTorch beside it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class Case(NamedTuple):
     call: Callable[[dict[str, Any]], Any]
     moved: int
     target: float
-    torch: Callable[[Any, dict[str, Any]], Any] | None = None
 
 
 def masked(dtype: str, cols: int) -> Iterator[Case]:
@@ -61,7 +60,6 @@ def masked(dtype: str, cols: int) -> Iterator[Case]:
         lambda a: cupynorm.softmax(a["x"], where=a["where"], scale=0.125, out=a["y"]),
         rows * cols * (2 * size + 1),
         0.95,
-        lambda torch, a: torch.softmax((a["x"] * 0.125).masked_fill(~a["where"], -float("inf")), -1),
     )
     yield Case(
         f"softmax lengths {dtype} {rows} x {cols}",
@@ -97,7 +95,6 @@ def sums(dtype: str, cols: int) -> Iterator[Case]:
         ),
         (3 * ROWS + 3) * cols * size,
         0.98,
-        lambda torch, a: torch.nn.functional.layer_norm(a["x"] + a["b"] + a["r"], (cols,), a["g"], a["h"]),
     )
     yield Case(
         f"add_layer_norm, sum {dtype} {ROWS} x {cols}",
@@ -124,24 +121,6 @@ def sums(dtype: str, cols: int) -> Iterator[Case]:
         )
 
 
-def elementwise(dtype: str, cols: int) -> Iterator[Case]:
-    """bias_gelu, exact."""
-    size = np.dtype(dtype).itemsize
-
-    def make(cp: Any, random: np.random.Generator) -> dict[str, Any]:
-        found = {"x": normal(cp, random, (ROWS, cols), dtype), "b": normal(cp, random, (cols,), dtype)}
-        return found | {"y": cp.empty((ROWS, cols), dtype)}
-
-    yield Case(
-        f"bias_gelu {dtype} {ROWS} x {cols}",
-        make,
-        lambda a: cupynorm.bias_gelu(a["x"], a["b"], out=a["y"]),
-        (2 * ROWS + 1) * cols * size,
-        0.95,
-        lambda torch, a: torch.nn.functional.gelu(a["x"] + a["b"]),
-    )
-
-
 def normal(cp: Any, random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
     """Normal numbers, repeated from a million of them."""
     count = int(np.prod(shape))
@@ -149,7 +128,7 @@ def normal(cp: Any, random: np.random.Generator, shape: tuple[int, ...], dtype: 
     return cp.resize(some, count).reshape(shape)
 
 
-def measure(case: Case, *, torch: Any) -> dict[str, Any]:
+def measure(case: Case) -> dict[str, Any]:
     """Time a case over rotating buffers."""
     import cupy as cp  # noqa: PLC0415  --help works without it
 
@@ -163,9 +142,6 @@ def measure(case: Case, *, torch: Any) -> dict[str, Any]:
         "cupynorm": lambda i: case.call(sets[i]),
         **bench.copy_runs([(each[0], each[1]) for each in memory]),
     }
-    if torch is not None and case.torch is not None:
-        theirs = [{name: torch.from_dlpack(each) for name, each in one.items()} for one in sets]
-        runs["torch"] = lambda i: case.torch(torch, theirs[i])
     notes: dict[str, str] = {}
     calls = max(count, min(64, int(2e9 // case.moved) // count * count))
     times = bench.time_interleaved(runs, count, replays=9, calls=calls, notes=notes)
@@ -193,21 +169,17 @@ def main() -> None:
         "--once", action="store_true", help="call each once: what is compiled stays in the cache"
     )
     options = parser.parse_args()
-    try:
-        import torch  # noqa: PLC0415
-    except ImportError:
-        torch = None
     found = []
     for dtype in options.dtypes:
         for cols in options.cols:
-            for case in (*masked(dtype, cols), *sums(dtype, cols), *elementwise(dtype, cols)):
+            for case in (*masked(dtype, cols), *sums(dtype, cols)):
                 if options.only not in case.name:
                     continue
                 try:
                     if options.once:
                         once(case)
                         continue
-                    one = measure(case, torch=torch)
+                    one = measure(case)
                 except Exception as error:  # noqa: BLE001  one case leaves the others alone
                     print(f"{case.name:55} {type(error).__name__}: {str(error)[:150]}", flush=True)
                     continue
@@ -216,11 +188,10 @@ def main() -> None:
                 if "cupynorm" not in times:
                     print(f"{case.name:55} {one['notes']}", flush=True)
                     continue
-                theirs = f"torch {times['torch']['share']:.2f}" if "torch" in times else ""
                 share = times["cupynorm"]["share"]
                 verdict = "met" if share >= case.target else f"{case.target} wanted"
                 print(
-                    f"{case.name:55} {times['cupynorm']['seconds'] * 1e6:9.1f} us  {share:.3f}  {theirs:11} {verdict}",
+                    f"{case.name:55} {times['cupynorm']['seconds'] * 1e6:9.1f} us  {share:.3f}  {verdict}",
                     flush=True,
                 )
                 if options.json:
