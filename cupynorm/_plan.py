@@ -268,6 +268,11 @@ class Problem:
         return min(2, len(self.columns)), self.held_bytes
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of a row for the tables below."""
+        return self.cols * self.held_bytes
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of an element for the tables below: as loaded, or a double's if that is what it becomes."""
         return max(self.load_bytes, self.compute_bytes if self.compute_bytes == 8 else 0)  # noqa: PLR2004
@@ -366,13 +371,12 @@ def choose(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: str |
 
 def _in_turn(problem: Problem, limits: Limits) -> tuple[Candidate, ...]:
     """Return what to try, best first."""
-    row_bytes = problem.cols * problem.held_bytes
+    few = _has_few_rows(problem, limits)
     if problem.fused:
-        few = problem.rows < limits.sm_count and row_bytes >= FEW_ROW_BYTES
         narrow = _group(problem, WARP_THREAD_BYTES) <= WARP
         return (*(_warp,) * narrow, *(_one_shot,) * few, _block, _one_shot, _uncached)
-    if problem.rows < limits.sm_count and row_bytes >= FEW_ROW_BYTES:
-        first = (_few_rows, _split) if row_bytes <= FEW_CLUSTER_BYTES else (_split, _shared_out)
+    if few:
+        first = (_few_rows, _split) if problem.row_bytes <= FEW_CLUSTER_BYTES else (_split, _shared_out)
         return (*first, _block, _shared, _uncached)
     # a warp holds more than what is best for it: from there on a block is better
     narrow = _group(problem.peeled, WARP_THREAD_BYTES) <= WARP
@@ -380,6 +384,11 @@ def _in_turn(problem: Problem, limits: Limits) -> tuple[Candidate, ...]:
     if problem.peeled.peel and not problem.columns:
         return (*held, _shared, _shared_out, _split, _uncached)
     return (*held, _shared_out, _shared, _split, _uncached)
+
+
+def _has_few_rows(problem: Problem, limits: Limits) -> bool:
+    """Say whether several multiprocessors should work on a row."""
+    return problem.rows < limits.sm_count and problem.row_bytes >= FEW_ROW_BYTES
 
 
 def _does_not_fit(problem: Problem, limits: Limits, what: str) -> str:
@@ -465,9 +474,8 @@ def _power_of_two_to(value: int) -> int:
 
 
 def _held(problem: Problem) -> Held | None:
-    row_bytes = problem.cols * problem.held_bytes
     table = PEELED_HELD if problem.peel else HELD
-    return next((held for held in table[problem.kind] if row_bytes <= held.row_bytes), None)
+    return next((held for held in table[problem.kind] if problem.row_bytes <= held.row_bytes), None)
 
 
 def _period(problem: Problem, rows_per_group: int) -> int:
@@ -543,14 +551,12 @@ def _in_registers(
     )
     if held.hoist > 1:  # for all rows of a block, which are on their way while others are in work
         # in registers only where there is room for them
-        fits = _words(problem, elements, hoist=True) <= MOST_HOISTED_WORDS
-        stages = 1 if _can_stage(problem, limits) else 0
-        plan = dataclasses.replace(plan, hoist=held.hoist if fits else 2, stages=stages)
+        hoist = held.hoist if _can_hoist(problem, elements) else 2
+        plan = dataclasses.replace(plan, hoist=hoist, stages=int(_can_stage(problem, limits)))
         if not _may_persist(problem, plan):
             plan = dataclasses.replace(plan, hoist=0, stages=0)
-    hoist = held.hoist == 1 and bool(problem.columns)
-    hoist = hoist and _words(problem, elements, hoist=True) <= MOST_HOISTED_WORDS
-    if hoist and not (problem.peel and elements > PEELED_HOIST_ELEMENTS[problem.held_bytes]):
+    crowded = problem.peel and elements > PEELED_HOIST_ELEMENTS[problem.held_bytes]
+    if held.hoist == 1 and _can_hoist(problem, elements) and not crowded:
         plan = dataclasses.replace(plan, hoist=1)
     plan = _registers_plan(problem, plan)
     registers = _registers(problem, limits, elements, full=plan.full, hoist=plan.hoist % 2 == 1)
@@ -560,6 +566,11 @@ def _in_registers(
     threads = min(held.resident_threads, limits.threads_per_sm, limits.registers_per_sm // registers)
     plan = dataclasses.replace(plan, least_blocks=max(1, threads // block))
     return _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
+
+
+def _can_hoist(problem: Problem, elements: int) -> bool:
+    """Say whether a thread that holds so many elements has room for their columns' parameters in registers."""
+    return bool(problem.columns) and _words(problem, elements, hoist=True) <= MOST_HOISTED_WORDS
 
 
 def _can_stage(problem: Problem, limits: Limits) -> bool:
@@ -628,9 +639,9 @@ def _group(problem: Problem, thread_bytes: int) -> int:
     group = _power_of_two_from(math.ceil(packs / packs_per_thread))
     half = group // 2
     fits = half > 0 and math.ceil(packs / half) * problem.pack <= _most_elements(problem)
-    if packs % group != 0 and fits and packs_per_thread <= MANY_PACKS and not problem.peel:
-        # half the threads if those hold the row without a gap: 0.95 against 0.67 at 768 columns
-        group = half if packs % half == 0 else group
+    whole = packs % group != 0 and fits and packs % half == 0
+    if whole and packs_per_thread <= MANY_PACKS and not problem.peel:
+        group = half  # those hold the row without a gap: 0.95 against 0.67 at 768 columns
     # those around the packs are one for each of the first threads
     return max(group, _power_of_two_from(2 * problem.pack - 2)) if problem.peel else group
 
@@ -661,10 +672,9 @@ def _loaded_with(problem: Problem) -> int:
 
 def _one_shot(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
     """The fewest blocks of a cluster whose registers hold a row and what is loaded with it; many where rows are few."""
-    few = problem.rows < limits.sm_count and problem.cols * problem.held_bytes >= FEW_ROW_BYTES
     block = ONE_SHOT_BLOCK[problem.compute_bytes]
     most = MOST_ELEMENTS[problem.compute_bytes] // _loaded_with(problem)
-    parts = min(8, _most_parts(limits)) if few else 2
+    parts = min(8, _most_parts(limits)) if _has_few_rows(problem, limits) else 2
     while 1 < parts <= _most_parts(limits):
         plan = dataclasses.replace(
             PLAIN, variant="cluster", pack=problem.pack, parts=parts, block=block, group=block
@@ -686,21 +696,20 @@ def _cluster(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | N
     """Blocks of a cluster share a row, however short it is."""
     if problem.fused:
         return _one_shot(problem, limits, occupancy)
-    few = problem.rows < limits.sm_count and problem.cols * problem.held_bytes >= FEW_ROW_BYTES
-    plan = _few_rows(problem, limits, occupancy) if few else None
+    plan = _few_rows(problem, limits, occupancy) if _has_few_rows(problem, limits) else None
     return plan or _shared_out(problem, limits, occupancy, 2)
 
 
 def _shared_out(problem: Problem, limits: Limits, occupancy: Occupancy, least: int = 1) -> Plan | None:
     """Return the plan of the first entry of CLUSTERS that can hold a row, be it by one block alone if `least` is 1."""
     for shared in CLUSTERS.get(problem.kind, _DOUBLES_SHARED):
-        if problem.cols * problem.held_bytes > shared.row_bytes:
+        if problem.row_bytes > shared.row_bytes:
             continue
         if (
             problem.peel and isinstance(shared, Shared) and not shared.peels
         ):  # 50257 columns: 0.86 against 0.62
             continue
-        parts = _power_of_two_from(math.ceil(problem.cols * problem.held_bytes / shared.share_bytes))
+        parts = _power_of_two_from(math.ceil(problem.row_bytes / shared.share_bytes))
         parts = max(parts, least)
         if parts > _most_parts(limits):
             continue
@@ -737,7 +746,7 @@ def _few_rows(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | 
         PLAIN, variant="cluster", pack=problem.pack, peel=problem.peel, parts=parts, block=block, group=block
     )
     plan = _registers_plan(problem, plan)
-    if problem.columns and _words(problem, plan.packs * plan.pack, hoist=True) <= MOST_HOISTED_WORDS:
+    if _can_hoist(problem, plan.packs * plan.pack):
         plan = dataclasses.replace(plan, hoist=1)
     return _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
 
@@ -746,8 +755,7 @@ def _held_by_cluster(
     problem: Problem, limits: Limits, occupancy: Occupancy, shared: Shared, parts: int
 ) -> Plan | None:
     wide = any(size > problem.load_bytes for size in problem.columns)  # they take more registers than x
-    staged = bool(shared.stages) and _can_stage(problem, limits)
-    if (shared.stages and not staged) or (wide and not staged):
+    if not _can_stage(problem, limits) if shared.stages else wide:
         return None
     plan = dataclasses.replace(
         PLAIN,

@@ -296,16 +296,10 @@ def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Give
     what = spelled(op, x, y, call.axes, columns, [array.data.ptr for array in stats], eps)
     with module.cuda.Device(call.device):
         _thread.calls.prepare(call.device)
-        key = (call.device, what.problem, what.op.cpp, what.arguments.cpp, given.plan)
-        found = _launches.get(key)
-        if found is None:
-            found = _prepare(call.device, what, given.plan)
-            with _lock:
-                add(_launches, key, found)
-        chosen = found.plan
+        found = _prepared(call.device, what, given.plan)
         known = remembered(
             given,
-            [launcher(found.kernel.pointer, chosen)],
+            [launcher(found.kernel.pointer, found.plan)],
             what.arguments,
             x,
             y,
@@ -604,12 +598,7 @@ def launch_around(
     spelling = spelled_around(op, x, axes, columns, stats, eps, compute, what)
     with module.cuda.Device(device):
         _thread.calls.prepare(device)
-        key = (device, spelling.problem, spelling.op.cpp, spelling.arguments.cpp, plan)
-        found = _launches.get(key)
-        if found is None:
-            found = _prepare(device, spelling, plan)
-            with _lock:
-                add(_launches, key, found)
+        found = _prepared(device, spelling, plan)
         arguments = np.array([spelling.arguments.values], dtype=spelling.arguments.dtype)
         pointer = np.array([arguments.ctypes.data], np.uint64)
         launch = launcher(found.kernel.pointer, found.plan)
@@ -622,6 +611,17 @@ def kernel_of(device: int, what: Spelled, plan: Plan) -> _compile.Kernel:
     shared = plan.shared_bytes or plan.kept_bytes
     shared_limit = _device.limits_of(device).shared_bytes_per_block if shared else 0
     return _compile.kernel(device, what.text, what.expression(plan), shared_limit, plan.cluster)
+
+
+def _prepared(device: int, what: Spelled, wanted: str | Plan | None) -> _Launch:
+    """Return what _prepare() gives, made once for each problem, spelling and wish."""
+    key = (device, what.problem, what.op.cpp, what.arguments.cpp, wanted)
+    found = _launches.get(key)
+    if found is None:
+        found = _prepare(device, what, wanted)
+        with _lock:
+            add(_launches, key, found)
+    return found
 
 
 def _prepare(device: int, what: Spelled, wanted: str | Plan | None, *, tuned: bool = True) -> _Launch:
