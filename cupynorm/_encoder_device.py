@@ -19,8 +19,9 @@ import numpy as np
 from cupynorm import _attention, _compile, _device, _heads
 from cupynorm._blas import Blas
 from cupynorm._dtypes import Dtype, compute_dtype, cpp
+from cupynorm.add_norm import add_layer_norm
+from cupynorm.elementwise import bias_gelu
 from cupynorm.functors import POINTER, Struct, aligned_elements
-from cupynorm.fused import add_layer_norm, bias_gelu
 from cupynorm.heads import add_qkv_bias, merge_heads
 from cupynorm.norm import layer_norm
 from cupynorm.softmax import softmax

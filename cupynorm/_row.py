@@ -15,7 +15,7 @@ from cupynorm import _compile, _device, _tuned
 from cupynorm._arguments import Call, check, check_eps, view
 from cupynorm._dtypes import Dtype, compute_dtype, cpp, dtype_of
 from cupynorm._expression import DeviceFunction, Expression, traced
-from cupynorm._fusion import Fused, Fusion
+from cupynorm._extras import CheckedExtras, Extras
 from cupynorm._limits import RECORDED, Limits, active_blocks
 from cupynorm._mask import Mask
 from cupynorm._mask import twin as mask_twin
@@ -69,7 +69,7 @@ IDENTITY = Expression(1, (), (0,))
 class RowOp:
     """An op as the kernels know it: kernels/<source> holds struct <struct>.
 
-    reference(x, gamma, beta, axes, eps, out, *stats) does the same on the host; fusion= says what is fused around it.
+    reference(x, gamma, beta, axes, eps, out, *stats) does the same on the host; extras= says what is fused around it.
     columns: parameters of the normalised axes that it takes. stats: statistics that it can save. has_eps: whether it takes eps.
     """
 
@@ -325,12 +325,12 @@ def run_fused(
     dtype: Any,
     return_stats: bool,  # noqa: FBT001
     plan: str | Plan | None,
-    fusion: Fusion,
+    extras: Extras,
 ) -> Any:
     """Run one call with something fused around it. Results: y, scales of rows, the sum, statistics; those that are asked for."""
-    given = [x, gamma, beta, out, *fusion.given()]
-    options = (op.name, axis, type(axis), eps, type(eps), dtype, return_stats, plan, fusion.options())
-    drop = None if fusion.add is None else fusion.add.dropout
+    given = [x, gamma, beta, out, *extras.given()]
+    options = (op.name, axis, type(axis), eps, type(eps), dtype, return_stats, plan, extras.options())
+    drop = None if extras.add is None else extras.add.dropout
     place = None if drop is None else (drop.seed, drop.offset)
     calls = _thread.calls
     try:
@@ -346,8 +346,8 @@ def run_fused(
             return results if len(results) > 1 else results[0]
     exact = check_eps(eps) if op.has_eps else 0.0
     columns = {"gamma": gamma, "beta": beta} if op.columns else {}
-    if fusion.add is not None:
-        columns["bias"] = fusion.add.bias
+    if extras.add is not None:
+        columns["bias"] = extras.add.bias
     call = check(
         x,
         axis=axis,
@@ -355,14 +355,14 @@ def run_fused(
         dtype=dtype,
         plan=plan,
         columns=columns,
-        others=fusion.arrays(),
-        quantized=fusion.dtype,
+        others=extras.arrays(),
+        quantized=extras.dtype,
     )
-    fused = fusion.checked(call)
+    fused = extras.checked(call)
     stats = [call.empty_statistic() for _ in op.stats] if return_stats else []
     results = (call.out, *fused.results, *stats)
     if not call.on_device:
-        op.reference(x, gamma, beta, call.axes, exact, call.out, *stats, fusion=fused.on_host())
+        op.reference(x, gamma, beta, call.axes, exact, call.out, *stats, extras=fused.on_host())
     elif x.size:
         launched = _launch_fused(op, call, stats, exact, fused, plan)
         if known is not None:
@@ -390,7 +390,7 @@ def calls_of_thread() -> Calls:
 
 
 def _launch_fused(
-    op: RowOp, call: Call, stats: Sequence[Any], eps: float, fused: Fused, plan: str | Plan | None
+    op: RowOp, call: Call, stats: Sequence[Any], eps: float, fused: CheckedExtras, plan: str | Plan | None
 ) -> tuple[Launch, Struct]:
     """Launch a checked call with something fused around it, that has rows; return how to do it again."""
     return launch_around(
@@ -457,8 +457,8 @@ def _dividing() -> Function:
     return traced(lambda y, scale: y / scale, 2)
 
 
-def around(call: Call, fused: Fused) -> Around:
-    """Say of a checked fusion what is computed."""
+def around(call: Call, fused: CheckedExtras) -> Around:
+    """Say of checked extras what is computed."""
     shape, out = call.x.shape, view(call.out)
     if fused.quantize is not None:
         out = out._replace(dtype=fused.quantize.dtype)  # the array itself may hold bits only

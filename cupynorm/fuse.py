@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm import _fused, _row
+from cupynorm import _fuse, _row
 from cupynorm._arguments import _kind, _overlap, _place, check, check_eps, view
 from cupynorm._dtypes import compute_dtype, dtype_name
 from cupynorm._expression import DeviceFunction, TraceError, trace
-from cupynorm._fused import FusedCall, Operand
+from cupynorm._fuse import FusedCall, Operand
 from cupynorm._row import Function, RowOp
 from cupynorm.norm import LAYER_NORM, RMS_NORM, layer_norm, rms_norm
 from cupynorm.softmax import LOG_SOFTMAX, SOFTMAX, log_softmax, softmax
@@ -74,7 +74,7 @@ class Fusion:
         kept = (call.loaded,) if self.keep_loaded else ()
         results = (*call.outs, *kept, *call.stats)
         if call.x.size and call.on_device:
-            launched = _fused.run(call)
+            launched = _fuse.run(call)
             if known is not None:
                 made = [
                     each
@@ -83,7 +83,7 @@ class Fusion:
                 ]
                 _row.remember(known[0], launched, (*arrays, *outs), made, None, self)
         elif call.x.size:
-            _fused.run_on_host(call)
+            _fuse.run_on_host(call)
         return _alone(results)
 
     def _key(

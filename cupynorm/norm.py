@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cupynorm import _row, reference
-from cupynorm._fusion import Fusion, Quantize, quantize_of
+from cupynorm._extras import Extras, Quantize, quantize_of
 from cupynorm._plan import Plan
 
 LAYER_NORM = _row.RowOp(
@@ -21,8 +21,8 @@ RMS_NORM = _row.RowOp(
     "rms_norm",
     "rms_norm.cu",
     "RmsNorm",
-    lambda x, gamma, _, axes, eps, out, *stats, **fusion: reference.rms_norm(
-        x, gamma, axes, eps, out, *stats, **fusion
+    lambda x, gamma, _, axes, eps, out, *stats, **extras: reference.rms_norm(
+        x, gamma, axes, eps, out, *stats, **extras
     ),
     columns=("gamma",),
     stats=("rstd",),
@@ -62,8 +62,8 @@ def layer_norm(
     devices or an `out` that do not fit; CompileError with the compiler's log; NoDeviceError.
     """
     if quantize is not None:
-        fusion = Fusion(quantize=quantize_of(quantize))
-        return _row.run_fused(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, fusion)
+        extras = Extras(quantize=quantize_of(quantize))
+        return _row.run_fused(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, extras)
     return _row.run(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
 
 
@@ -85,6 +85,6 @@ def rms_norm(
     rstd = 1 / sqrt(mean(x^2) + eps).
     """
     if quantize is not None:
-        fusion = Fusion(quantize=quantize_of(quantize))
-        return _row.run_fused(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan, fusion)
+        extras = Extras(quantize=quantize_of(quantize))
+        return _row.run_fused(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan, extras)
     return _row.run(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan)

@@ -59,7 +59,7 @@ class Quantizing(NamedTuple):
     scales: Array | None
 
 
-class Fusion(NamedTuple):
+class Extras(NamedTuple):
     """What is done to the elements of a row before its op, and after it."""
 
     mask: Masking | None = None
@@ -67,7 +67,7 @@ class Fusion(NamedTuple):
     quantize: Quantizing | None = None
 
 
-ALONE = Fusion()
+ALONE = Extras()
 
 
 @np.errstate(all="ignore")
@@ -80,7 +80,7 @@ def layer_norm(
     out: Array,
     mean: Array | None = None,
     rstd: Array | None = None,
-    fusion: Fusion = ALONE,
+    extras: Extras = ALONE,
 ) -> None:
     """Write (x - mean) / sqrt(var + eps) * gamma + beta to out, with the biased variance.
 
@@ -89,7 +89,7 @@ def layer_norm(
     cols = math.prod(x.shape[x.ndim - axes :])
     scale, shift = _columns(gamma, x.shape, axes), _columns(beta, x.shape, axes)
     for rows in _blocks(x, axes):
-        rows.add(fusion.add)
+        rows.add(extras.add)
         # differences of near numbers are exact, so a mean far larger than the deviations costs no digits
         first = rows.first()
         rows.apply(np.subtract, first)
@@ -99,7 +99,7 @@ def layer_norm(
         rows.apply(np.multiply, factor)
         rows.apply_columns(np.multiply, scale)
         rows.apply_columns(np.add, shift)
-        rows.store(out, fusion.quantize)
+        rows.store(out, extras.quantize)
         rows.store_statistic(mean, first + rest)
         rows.store_statistic(rstd, factor)
 
@@ -112,7 +112,7 @@ def rms_norm(
     eps: float,
     out: Array,
     rstd: Array | None = None,
-    fusion: Fusion = ALONE,
+    extras: Extras = ALONE,
 ) -> None:
     """Write x / sqrt(mean(x^2) + eps) * gamma to out.
 
@@ -121,40 +121,40 @@ def rms_norm(
     cols = math.prod(x.shape[x.ndim - axes :])
     scale = _columns(gamma, x.shape, axes)
     for rows in _blocks(x, axes):
-        rows.add(fusion.add)
+        rows.add(extras.add)
         factor = 1 / np.sqrt(rows.sum(np.square) / cols + eps)
         rows.apply(np.multiply, factor)
         rows.apply_columns(np.multiply, scale)
-        rows.store(out, fusion.quantize)
+        rows.store(out, extras.quantize)
         rows.store_statistic(rstd, factor)
 
 
 @np.errstate(all="ignore")
-def softmax(x: Array, axes: int, out: Array, fusion: Fusion = ALONE) -> None:
+def softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE) -> None:
     """Write exp(x - max) / sum(exp(x - max)) to out, and 0 where a mask drops.
 
     A row of which only -inf is kept, or nan or +inf, gives nan where it is kept.
     """
     for rows in _blocks(x, axes):
-        rows.mask(fusion.mask)
+        rows.mask(extras.mask)
         rows.apply(np.subtract, rows.max())
         rows.apply(np.exp)
         rows.apply(np.divide, rows.sum())
-        rows.drop(fusion.mask, 0.0)
-        rows.store(out, fusion.quantize)
+        rows.drop(extras.mask, 0.0)
+        rows.store(out, extras.quantize)
 
 
 @np.errstate(all="ignore")
-def log_softmax(x: Array, axes: int, out: Array, fusion: Fusion = ALONE) -> None:
+def log_softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE) -> None:
     """Write x - max - log(sum(exp(x - max))) to out: finite where the logarithm of softmax would be -inf.
 
     -inf where a mask drops.
     """
     for rows in _blocks(x, axes):
-        rows.mask(fusion.mask)
+        rows.mask(extras.mask)
         rows.apply(np.subtract, rows.max())
         rows.apply(np.subtract, np.log(rows.sum(np.exp)))
-        rows.drop(fusion.mask, -np.inf)
+        rows.drop(extras.mask, -np.inf)
         rows.store(out)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cupynorm import _row, reference
-from cupynorm._fusion import Fusion, Quantize, quantize_of
+from cupynorm._extras import Extras, Quantize, quantize_of
 from cupynorm._mask import MaskOptions, asked_of
 from cupynorm._plan import Plan
 
@@ -16,13 +16,13 @@ SOFTMAX = _row.RowOp(
     "softmax",
     "softmax.cu",
     "Softmax",
-    lambda x, _gamma, _beta, axes, _eps, out, **fusion: reference.softmax(x, axes, out, **fusion),
+    lambda x, _gamma, _beta, axes, _eps, out, **extras: reference.softmax(x, axes, out, **extras),
 )
 LOG_SOFTMAX = _row.RowOp(
     "log_softmax",
     "softmax.cu",
     "LogSoftmax",
-    lambda x, _gamma, _beta, axes, _eps, out, **fusion: reference.log_softmax(x, axes, out, **fusion),
+    lambda x, _gamma, _beta, axes, _eps, out, **extras: reference.log_softmax(x, axes, out, **extras),
 )
 
 
@@ -103,5 +103,5 @@ def _run(
     asked = asked_of(op.name, options)
     if asked is None and quantize is None:
         return _row.run(op, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    fusion = Fusion(masked=asked, quantize=quantize)
-    return _row.run_fused(op, x, None, None, axis, 0.0, out, dtype, False, plan, fusion)  # noqa: FBT003
+    extras = Extras(masked=asked, quantize=quantize)
+    return _row.run_fused(op, x, None, None, axis, 0.0, out, dtype, False, plan, extras)  # noqa: FBT003

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import _elementwise, _philox, fused, reference
+from cupynorm import _elementwise, _philox, elementwise, reference
 from cupynorm._elementwise import THREADS, tiles
 from tests import simulator, structs
 from tests.simulator import build, simulated
@@ -224,13 +224,13 @@ class TestAgain:
     @pytest.fixture
     def checked(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counted: list[int] = []
-        check = fused.check_each
+        check = elementwise.check_each
 
         def counting(*given: Any, **options: Any) -> Any:
             counted.append(1)
             return check(*given, **options)
 
-        monkeypatch.setattr(fused, "check_each", counting)
+        monkeypatch.setattr(elementwise, "check_each", counting)
         return counted
 
     def arrays(self, xp: Any, seed: int) -> tuple[Any, Any, Any, Any]:
@@ -242,18 +242,18 @@ class TestAgain:
         for seed in range(3):
             x, bias, on_x, on_bias = self.arrays(xp, seed)
 
-            y = fused.bias_silu(on_x, on_bias)
+            y = elementwise.bias_silu(on_x, on_bias)
 
-            np.testing.assert_allclose(xp.asnumpy(y), fused.bias_silu(x, bias), rtol=1e-6)
+            np.testing.assert_allclose(xp.asnumpy(y), elementwise.bias_silu(x, bias), rtol=1e-6)
         assert len(checked) == 1 + 3  # those of NumPy are
 
     def test_an_out_is_written_wherever_it_lies(self, xp: Any, checked: list[int]) -> None:
         x, bias, on_x, on_bias = self.arrays(xp, 0)
-        expected = fused.bias_silu(x, bias)
+        expected = elementwise.bias_silu(x, bias)
         checked.clear()
         outs = [xp.empty((3, 8), np.float32) for _ in range(3)]
         for out in [*outs, on_x]:
-            assert fused.bias_silu(on_x, on_bias, out=out) is out
+            assert elementwise.bias_silu(on_x, on_bias, out=out) is out
             np.testing.assert_allclose(xp.asnumpy(out), expected, rtol=1e-6)
         # x itself shares memory with x, which was never found to be allowed
         assert len(checked) == 2
@@ -262,19 +262,19 @@ class TestAgain:
         _, _, x, bias = self.arrays(xp, 0)
         whole = xp.zeros((4, 9), np.float32)
         calls: list[Any] = [
-            lambda: fused.bias_silu(x, bias),
-            lambda: fused.bias_silu(x, None),
-            lambda: fused.bias_gelu(x, bias),
-            lambda: fused.bias_gelu(x, bias, approximate="tanh"),
-            lambda: fused.bias_silu(x[:2], bias),
-            lambda: fused.bias_silu(whole[:3, :8], bias),
-            lambda: fused.bias_silu(whole[:3, 1:], bias),
-            lambda: fused.bias_silu(x, bias[:1]),
-            lambda: fused.bias_silu(x, bias, dtype="float16"),
-            lambda: fused.bias_silu(x, bias, out=xp.empty((3, 8), np.float16)),
-            lambda: fused.swiglu(x, bias),
-            lambda: fused.swiglu(x, bias, gate="second"),
-            lambda: fused.dropout(x, 0.5, seed=1),
+            lambda: elementwise.bias_silu(x, bias),
+            lambda: elementwise.bias_silu(x, None),
+            lambda: elementwise.bias_gelu(x, bias),
+            lambda: elementwise.bias_gelu(x, bias, approximate="tanh"),
+            lambda: elementwise.bias_silu(x[:2], bias),
+            lambda: elementwise.bias_silu(whole[:3, :8], bias),
+            lambda: elementwise.bias_silu(whole[:3, 1:], bias),
+            lambda: elementwise.bias_silu(x, bias[:1]),
+            lambda: elementwise.bias_silu(x, bias, dtype="float16"),
+            lambda: elementwise.bias_silu(x, bias, out=xp.empty((3, 8), np.float16)),
+            lambda: elementwise.swiglu(x, bias),
+            lambda: elementwise.swiglu(x, bias, gate="second"),
+            lambda: elementwise.dropout(x, 0.5, seed=1),
         ]
         for count, call in enumerate(calls, 1):
             for _ in range(2):
@@ -283,21 +283,21 @@ class TestAgain:
 
     def test_memory_that_is_shared_is_refused_again(self, xp: Any) -> None:
         memory = xp.zeros((9, 8), np.float32)
-        fused.bias_silu(memory[:3], memory[8], out=memory[4:7])
+        elementwise.bias_silu(memory[:3], memory[8], out=memory[4:7])
 
         with pytest.raises(ValueError, match="out and x share memory in part"):
-            fused.bias_silu(memory[:3], memory[8], out=memory[2:5])
+            elementwise.bias_silu(memory[:3], memory[8], out=memory[2:5])
         with pytest.raises(ValueError, match="out and bias share memory"):
-            fused.bias_silu(memory[:3], memory[8], out=memory[6:])
+            elementwise.bias_silu(memory[:3], memory[8], out=memory[6:])
 
     def test_dropouts_numbers_are_those_of_the_call(self, xp: Any, checked: list[int]) -> None:
         x = np.random.default_rng(0).standard_normal(40).astype(np.float32)
         given = xp.asarray(x)
         cases = list(itertools.product((0.2, 0.7, 1.0, 0), (3, 2**64 - 1), (0, 2**64 - 3)))
-        expected = [fused.dropout(x, p, seed=seed, offset=offset) for p, seed, offset in cases]
+        expected = [elementwise.dropout(x, p, seed=seed, offset=offset) for p, seed, offset in cases]
         checked.clear()
         for (p, seed, offset), want in zip(cases, expected, strict=True):
-            y = xp.asnumpy(fused.dropout(given, p, seed=seed, offset=offset))
+            y = xp.asnumpy(elementwise.dropout(given, p, seed=seed, offset=offset))
             assert np.array_equal(y == 0, want == 0)
             np.testing.assert_allclose(y, want, rtol=1e-6)
         assert len(checked) == 1
@@ -306,7 +306,7 @@ class TestAgain:
         _, _, x, bias = self.arrays(xp, 0)
         for _ in range(2):
             with pytest.raises(TypeError):
-                fused.bias_silu(x, bias, dtype=[("f", []), 1])
+                elementwise.bias_silu(x, bias, dtype=[("f", []), 1])
 
         assert len(checked) == 2
 
@@ -315,7 +315,7 @@ class TestAgain:
 
         monkeypatch.setattr(_remembered, "MOST", 2)
         for cols in (8, 16, 24, 32):
-            fused.bias_silu(xp.zeros((2, cols), np.float32), None)
+            elementwise.bias_silu(xp.zeros((2, cols), np.float32), None)
 
         assert len(_row._thread.calls.each) == 2
 
@@ -324,8 +324,8 @@ class TestAgain:
         for device in (0, 1, 0, 1):
             with xp.cuda.Device(device):
                 _, _, x, bias = self.arrays(xp, device)
-                y = fused.bias_silu(x, bias)
+                y = elementwise.bias_silu(x, bias)
             assert y.device.id == device
         assert len(checked) == 2
         with pytest.raises(ValueError, match="x is on device 0 and bias on device 1"):
-            fused.bias_silu(self.arrays(xp, 0)[2], bias)
+            elementwise.bias_silu(self.arrays(xp, 0)[2], bias)

@@ -1,4 +1,4 @@
-"""What is fused around a row op: a mask or a sum on the way in, quantisation on the way out."""
+"""What a call wants beside a row op: a mask or a sum on the way in, quantisation on the way out."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Add(NamedTuple):
     wants_sum: bool
 
 
-class Fusion(NamedTuple):
+class Extras(NamedTuple):
     """What a call of a row op has fused around it: at most one of a mask and an add, and what becomes of the result."""
 
     masked: Asked | None = None
@@ -123,7 +123,7 @@ class Fusion(NamedTuple):
             found["quantize.scale"] = scale
         return found
 
-    def checked(self, call: Call) -> Fused:
+    def checked(self, call: Call) -> CheckedExtras:
         """Check what depends on x, and allocate the further results of a call that is checked otherwise."""
         x = call.x
         mask = None if self.masked is None else mask_of(self.masked, x.shape, call.axes)
@@ -136,11 +136,11 @@ class Fusion(NamedTuple):
                 total = call.empty(x.shape, x.dtype)
         if self.quantize is not None and self.quantize.per_row:
             scales = call.empty_statistic()
-        return Fused(mask, self.add, self.quantize, scales, total)
+        return CheckedExtras(mask, self.add, self.quantize, scales, total)
 
 
-class Fused(NamedTuple):
-    """A checked fusion, with the results that it adds to the op's, in their order."""
+class CheckedExtras(NamedTuple):
+    """Checked extras, with the results that it adds to the op's, in their order."""
 
     mask: Mask | None
     add: Add | None
@@ -153,7 +153,7 @@ class Fused(NamedTuple):
         """The results that it adds: scales, then the sum."""
         return tuple(each for each in (self.scales, self.total) if each is not None)
 
-    def on_host(self) -> reference.Fusion:
+    def on_host(self) -> reference.Extras:
         """Return it for NumPy arrays."""
         add = quantize = None
         if self.add is not None:
@@ -162,4 +162,4 @@ class Fused(NamedTuple):
         if self.quantize is not None:
             scale = None if self.quantize.per_row else self.quantize.host_scale
             quantize = reference.Quantizing(scale, self.scales)
-        return reference.Fusion(None if self.mask is None else self.mask.on_host(), add, quantize)
+        return reference.Extras(None if self.mask is None else self.mask.on_host(), add, quantize)
