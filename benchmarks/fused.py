@@ -20,16 +20,20 @@ import cupynorm
 from cupynorm import bench
 
 ROWS = 49152
-COLS = (128, 1024, 4096, 8192)
+COLS = (128, 512, 1024, 2048, 4096, 8192)
 KEPT = 0.8  # of a mask
 
 
 class Case(NamedTuple):
-    """Arrays by name for one call, the call itself, and the bytes that any implementation moves."""
+    """Arrays by name for one call, the call itself (options: of every function, such as plan=), and the bytes that must move.
+
+    Of x and what is loaded beside it all that is kept (what lengths and causal masks drop need not be read), every byte of a
+    mask, parameters once, and all of each result.
+    """
 
     name: str
     make: Callable[[Any, np.random.Generator], dict[str, Any]]
-    call: Callable[[dict[str, Any]], Any]
+    call: Callable[..., Any]
     moved: int
     target: float
 
@@ -49,30 +53,34 @@ def masked(dtype: str, cols: int) -> Iterator[Case]:
     def with_mask(cp: Any, random: np.random.Generator) -> dict[str, Any]:
         return base(cp, random) | {"where": cp.asarray(random.random((batch, queries, cols)) < KEPT)}
 
-    def with_lengths(cp: Any, random: np.random.Generator) -> dict[str, Any]:
-        lengths = np.full((batch, 1), cols, np.int32)  # everything is kept: the bytes are known
-        return base(cp, random) | {"lengths": cp.asarray(lengths)}
+    def with_lengths(lengths: np.ndarray) -> Callable[[Any, np.random.Generator], dict[str, Any]]:
+        return lambda cp, random: base(cp, random) | {"lengths": cp.asarray(lengths)}
 
     rows = batch * queries
+    whole = np.full((batch, 1), cols, np.int32)
+    ragged = np.random.default_rng(1).integers(1, cols + 1, (batch, 1), np.int32)
     yield Case(
         f"softmax where {dtype} {rows} x {cols}",
         with_mask,
-        lambda a: cupynorm.softmax(a["x"], where=a["where"], scale=0.125, out=a["y"]),
+        lambda a, **options: cupynorm.softmax(a["x"], where=a["where"], scale=0.125, out=a["y"], **options),
         rows * cols * (2 * size + 1),
         0.95,
     )
-    yield Case(
-        f"softmax lengths {dtype} {rows} x {cols}",
-        with_lengths,
-        lambda a: cupynorm.softmax(a["x"], lengths=a["lengths"], scale=0.125, out=a["y"]),
-        rows * cols * 2 * size,
-        0.95,
-    )
+    for name, lengths in (("lengths", whole), ("ragged lengths", ragged)):
+        yield Case(
+            f"softmax {name} {dtype} {rows} x {cols}",
+            with_lengths(lengths),
+            lambda a, **options: cupynorm.softmax(
+                a["x"], lengths=a["lengths"], scale=0.125, out=a["y"], **options
+            ),
+            (rows * cols + queries * int(lengths.sum())) * size,
+            0.95,
+        )
     if queries == cols:
         yield Case(
             f"softmax causal {dtype} {rows} x {cols}",
             base,
-            lambda a: cupynorm.softmax(a["x"], causal=True, scale=0.125, out=a["y"]),
+            lambda a, **options: cupynorm.softmax(a["x"], causal=True, scale=0.125, out=a["y"], **options),
             rows * (cols * size + (cols + 1) * size // 2),
             0.95,
         )
@@ -90,8 +98,8 @@ def sums(dtype: str, cols: int) -> Iterator[Case]:
     yield Case(
         f"add_layer_norm {dtype} {ROWS} x {cols}",
         make,
-        lambda a: cupynorm.add_layer_norm(
-            a["x"], a["r"], a["g"], a["h"], bias=a["b"], return_sum=False, out=a["y"]
+        lambda a, **options: cupynorm.add_layer_norm(
+            a["x"], a["r"], a["g"], a["h"], bias=a["b"], return_sum=False, out=a["y"], **options
         ),
         (3 * ROWS + 3) * cols * size,
         0.98,
@@ -99,7 +107,9 @@ def sums(dtype: str, cols: int) -> Iterator[Case]:
     yield Case(
         f"add_layer_norm, sum {dtype} {ROWS} x {cols}",
         make,
-        lambda a: cupynorm.add_layer_norm(a["x"], a["r"], a["g"], a["h"], bias=a["b"], out=a["y"]),
+        lambda a, **options: cupynorm.add_layer_norm(
+            a["x"], a["r"], a["g"], a["h"], bias=a["b"], out=a["y"], **options
+        ),
         (4 * ROWS + 3) * cols * size,
         0.98,
     )
@@ -107,18 +117,39 @@ def sums(dtype: str, cols: int) -> Iterator[Case]:
     yield Case(
         f"fuse one multiply-add {dtype} {ROWS} x {cols}",
         make,
-        lambda a: scaled(a["x"], a["r"], gamma=a["g"], beta=a["h"], out=a["y"]),
+        lambda a, **options: scaled(a["x"], a["r"], gamma=a["g"], beta=a["h"], out=a["y"], **options),
         (3 * ROWS + 2) * cols * size,
         0.96,
     )
-    for kind in ("int8", "float8_e4m3fn"):
-        yield Case(
-            f"layer_norm to {kind} {dtype} {ROWS} x {cols}",
-            make,
-            lambda a, kind=kind: cupynorm.layer_norm(a["x"], a["g"], a["h"], quantize=kind),
-            ROWS * cols * (size + 1) + ROWS * 4 + 2 * cols * size,
-            0.93,
-        )
+
+
+def quantized(dtype: str, cols: int) -> Iterator[Case]:
+    """layer_norm to a byte an element, with a scale for each row and with one for all."""
+    size = np.dtype(dtype).itemsize
+
+    def make(cp: Any, random: np.random.Generator) -> dict[str, Any]:
+        found = {"x": normal(cp, random, (ROWS, cols), dtype), "q": cp.empty((ROWS, cols), "int8")}
+        return found | {name: normal(cp, random, (cols,), dtype) for name in ("g", "h")}
+
+    for kind, holder in (("int8", "int8"), ("float8_e4m3fn", "uint8")):  # CuPy has no float8
+        for name, scale in (("a scale a row", None), ("one scale", 0.03)):
+            what = cupynorm.Quantize(kind, scale)
+            yield Case(
+                f"layer_norm to {kind}, {name} {dtype} {ROWS} x {cols}",
+                make,
+                lambda a, what=what, holder=holder, **options: cupynorm.layer_norm(
+                    a["x"], a["g"], a["h"], quantize=what, out=a["q"].view(holder), **options
+                ),
+                ROWS * cols * (size + 1) + (ROWS * 4 if scale is None else 0) + 2 * cols * size,
+                0.93,
+            )
+
+
+def cases(dtype: str, cols: int) -> Iterator[Case]:
+    """All of one dtype and width."""
+    yield from masked(dtype, cols)
+    yield from sums(dtype, cols)
+    yield from quantized(dtype, cols)
 
 
 def normal(cp: Any, random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
@@ -138,10 +169,12 @@ def measure(case: Case) -> dict[str, Any]:
     sets = [first, *({name: each.copy() for name, each in first.items()} for _ in range(count - 1))]
     half = -(-case.moved // 2 // 256) * 256
     memory = cp.empty((count, 2, half), cp.uint8)
-    runs: dict[str, Callable[[int], None]] = {
-        "cupynorm": lambda i: case.call(sets[i]),
-        **bench.copy_runs([(each[0], each[1]) for each in memory]),
-    }
+    results = [None] * count  # kept, so that no call writes to memory that the one before has left in L2
+
+    def ours(i: int) -> None:
+        results[i] = case.call(sets[i])
+
+    runs = {"cupynorm": ours, **bench.copy_runs([(each[0], each[1]) for each in memory])}
     notes: dict[str, str] = {}
     calls = max(count, min(64, int(2e9 // case.moved) // count * count))
     times = bench.time_interleaved(runs, count, replays=9, calls=calls, notes=notes)
@@ -172,7 +205,7 @@ def main() -> None:
     found = []
     for dtype in options.dtypes:
         for cols in options.cols:
-            for case in (*masked(dtype, cols), *sums(dtype, cols)):
+            for case in cases(dtype, cols):
                 if options.only not in case.name:
                     continue
                 try:

@@ -451,6 +451,9 @@ def _scaling(*, scale: bool, bias: bool) -> Function:
     return traced(of, 1 + scale + bias)
 
 
+LEAST_NORMAL = 2.0**-126  # of float32; what is less becomes 0
+
+
 @functools.cache
 def _dividing() -> Function:
     """Return y / scale."""
@@ -487,12 +490,14 @@ def around(call: Call, fused: CheckedExtras) -> Around:
         if fused.quantize.per_row:
             what = what._replace(scales=fused.scales.data.ptr)
         else:
-            given = (
-                view(scale.reshape(())).broadcast_to(shape)
-                if _device.is_device_array(scale)
-                else float(scale)
-            )
-            what = what._replace(store=_dividing(), store_operands=(given,))
+            given: Operand
+            if _device.is_device_array(scale):
+                store, given = _dividing(), view(scale.reshape(())).broadcast_to(shape)
+            elif LEAST_NORMAL < (inverse := 1 / fused.quantize.host_scale) < 1 / LEAST_NORMAL:
+                store, given = _scaling(scale=True, bias=False), inverse
+            else:
+                store, given = _dividing(), fused.quantize.host_scale
+            what = what._replace(store=store, store_operands=(given,))
     return what
 
 

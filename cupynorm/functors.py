@@ -126,7 +126,7 @@ def affine_columns(gamma: Struct, beta: Struct) -> Struct:
 
 
 def operand(stretched: View, axes: int, pack: int, *, constant: bool) -> Struct:
-    """Twin of AlongRows, PerRow and Scattered: an array stretched to x's shape. constant: no result goes there."""
+    """Twin of AlongRows, AlongColumns, PerRow and Scattered: an array stretched to x's shape. constant: no result goes there."""
     rows, cols = stretched.split(axes)
     index, element = strided(rows), cpp_of_element(stretched.dtype)
     if not any(stride for stride, extent in zip(cols.strides, cols.shape, strict=True) if extent > 1):
@@ -134,6 +134,9 @@ def operand(stretched: View, axes: int, pack: int, *, constant: bool) -> Struct:
     if cols.is_contiguous():
         widest = max(1, ACCESS_BYTES // stretched.dtype.itemsize)
         width = math.gcd(pack, widest, *_starts(stretched, axes))
+        if not any(stride for stride, extent in zip(rows.strides, rows.shape, strict=True) if extent > 1):
+            spelling = f"cupynorm::AlongColumns<{element}, {width}, {'true' if constant else 'false'}>"
+            return Struct(spelling, np.dtype([("pointer", POINTER)], align=True), (stretched.pointer,))
         dtype = np.dtype([("pointer", POINTER), ("rows", index.dtype)], align=True)
         spelling = f"cupynorm::AlongRows<{element}, {index.cpp}, {width}, {'true' if constant else 'false'}>"
         return Struct(spelling, dtype, (stretched.pointer, index.values))

@@ -46,6 +46,8 @@ struct Softmax {
   static constexpr bool kHasOrigin = false, kTwoPass = false;
   static T padding() { return -infinity<T>(); }
   static T dropped() { return 0; }  // what becomes of an element that a mask drops
+  // Whether map makes that of the padding by itself, as summarize left it: where something is kept, all of it numbers.
+  static bool drops_padding(Row row) { return row.factor < infinity<T>(); }
   static State identity() { return State::identity(); }
 
   // Leaves exp(x - own maximum) in x: finish folds the rescale to the row's maximum into one factor.
@@ -94,6 +96,8 @@ struct LogSoftmax {
   static constexpr bool kHasOrigin = false, kTwoPass = false;
   static T padding() { return -infinity<T>(); }
   static T dropped() { return -infinity<T>(); }  // what becomes of an element that a mask drops
+  // Whether map makes that of the padding by itself, as summarize left it: where something is kept, all of it numbers.
+  static bool drops_padding(Row row) { return magnitude(row.max + row.log_sum) < infinity<T>(); }
   static State identity() { return State::identity(); }
 
   template <int N, class Valid>

@@ -35,6 +35,20 @@ struct AlongRows {
   Line at(int64 row) const { return {pointer + rows.offset(row)}; }
 };
 
+// The same for every row: loaded once for all that a thread holds at a time.
+template <typename T, int kWidth, bool kConstant>
+struct AlongColumns {
+  using Rows = AlongRows<T, 1, kWidth, kConstant>;
+  static constexpr int kBytes = sizeof(T);
+  static constexpr bool kPerRow = false;
+  const T* pointer;
+
+  template <int N>
+  using Packed = Pack<T, N>;
+  using Line = typename Rows::Line;
+  Line at(int64) const { return {pointer}; }
+};
+
 // One element a row.
 template <typename T, int kAxes>
 struct PerRow {
@@ -409,11 +423,15 @@ struct FusedLoad {
     typename Keep::Line keeping;
     typename Operands_::Line operands;
 
+    // Whether anything of a pack is kept: what the mask's structure drops is not read.
+    template <int N, typename Index>
+    bool reads(Index col) const {
+      if constexpr (kDrops && !Mask_::kWhole) return mask.template reads<N>(col);
+      return true;
+    }
     template <int N, typename Index>
     Loaded<N> load(Index col) const {
-      if constexpr (kDrops && !Mask_::kWhole) {
-        if (!mask.template reads<N>(col)) return {};
-      }
+      if (!reads<N>(col)) return {};
       if constexpr (kDrops) return {load_pack<T, N>(pointer + col), operands.template load<N>(col), mask.template load<N>(col)};
       else return {load_pack<T, N>(pointer + col), operands.template load<N>(col), {}};
     }
@@ -423,11 +441,18 @@ struct FusedLoad {
       cupynorm::unpack<N>(loaded.x, in[0]);
       operands.template unpack<N>(loaded.operands, in + 1, col);
       apply_to_each<Function>(in, out);
-      unsigned bits = ~0u;
-      if constexpr (kDrops) bits = mask.template bits<N>(loaded.mask, col);
 #pragma unroll
-      for (int i = 0; i < N; ++i) x[i] = !kDrops || bits >> i & 1 ? out[0][i] : padding;
-      return bits;
+      for (int i = 0; i < N; ++i) x[i] = out[0][i];
+      if constexpr (kDrops) {
+        const unsigned bits = mask.template bits<N>(loaded.mask, col);
+        if (Mask_::kWhole || bits != ~0u >> (32 - N)) {  // most packs are within what a structure keeps
+#pragma unroll
+          for (int i = 0; i < N; ++i) x[i] = bits >> i & 1 ? x[i] : padding;
+        }
+        return bits;
+      } else {
+        return ~0u;
+      }
     }
     template <int N, bool kWhole = false, typename Compute, typename Index>
     void keep(const Compute* x, Index col) const {
@@ -518,6 +543,11 @@ struct FusedStore {
   Line at(int64 row) const { return {to.at(row), operands.at(row)}; }
 };
 
+template <typename T>
+constexpr bool kIsInt8 = false;
+template <>
+constexpr bool kIsInt8<signed char> = true;
+
 // (y * gamma + beta) / scale, where scale takes the largest of a row to the largest number that is stored, and is written.
 template <typename Compute, typename T, int kAxes, class Gamma, class Beta>
 struct ScaledStore {
@@ -525,6 +555,8 @@ struct ScaledStore {
   using Affines = AffineColumns<Gamma, Beta>;
   static constexpr int kBytes = sizeof(T);
   static constexpr bool kAhead = false, kScales = true;
+  // int8 of a row's own scale: nothing is beyond the limit
+  static constexpr bool kInRange = kIsInt8<T> && sizeof(Compute) == 4;
   DirectStore<T, kAxes> to;
   Affines affine;
   Compute* scales;
@@ -545,13 +577,14 @@ struct ScaledStore {
 
   struct Scale {
     Compute scale, inverse;
+    unsigned numbers;  // all ones, or 0 in a row that has nan or inf
   };
-  template <typename Bits>
-  Scale scale_of(Bits largest) const {
-    const Compute scale = from_bits(largest) / limit;
-    // 0 in a row of zeros; of a scale that is too small to have an inverse, the largest number
-    const Compute inverse = Compute(1) / scale;
-    return {scale, scale == 0 ? Compute(0) : inverse == infinity<Compute>() ? Compute(3.0e38f) : inverse};
+  Scale scale_of(Compute largest) const {
+    const Compute scale = largest * reciprocal(limit);
+    const bool zero = scale == 0 || scale == infinity<Compute>();
+    // of a scale that is too small to have an inverse, the largest number
+    const Compute inverse = zero ? Compute(0) : reciprocal(scale);
+    return {scale, inverse == infinity<Compute>() ? Compute(3.0e38f) : inverse, scale < infinity<Compute>() ? ~0u : 0};
   }
   void save(int64 row, Scale scale) const { scales[row] = scale.scale; }
 
@@ -565,9 +598,19 @@ struct ScaledStore {
     template <int N, bool kWhole = false, typename Index>
     void store_scaled(const Compute (&z)[N], Scale scale, Index col) const {
       Compute q[N];
+      if constexpr (kInRange) {
+        Pack<T, N> pack;
+        float sum[N < 4 ? 4 : N] = {};
 #pragma unroll
-      for (int i = 0; i < N; ++i) q[i] = z[i] * scale.inverse;
-      to.template store<N, kWhole>(q, NoColumns{}, col);
+        for (int i = 0; i < N; ++i) sum[i] = multiply_add(z[i], scale.inverse, kLastPlaceIsOne);
+#pragma unroll
+        for (int i = 0; i < N; i += 4) pack.word[i / 4] = low_bytes(sum[i], sum[i + 1], sum[i + 2], sum[i + 3]) & scale.numbers;
+        store_pack<kWhole>(to.pointer + col, pack);
+      } else {
+#pragma unroll
+        for (int i = 0; i < N; ++i) q[i] = z[i] * scale.inverse;
+        to.template store<N, kWhole>(q, NoColumns{}, col);
+      }
     }
   };
   Line at(int64 row) const { return {to.at(row)}; }

@@ -14,6 +14,9 @@ struct Lanes {
     for (int distance = 1; distance < kLanes; distance *= 2) value += __shfl_xor_sync(kAllLanes, value, distance);
     return value;
   }
+  static unsigned max(unsigned value) {
+    return kLanes == kWarp ? largest_of_warp(value) : max<unsigned>(value);
+  }
   template <typename T>
   static T max(T value) {
 #pragma unroll
@@ -63,32 +66,31 @@ inline typename Op::State summarize_lanes(typename Op::Compute (&x)[N], Valid va
   }
 }
 
-// The largest magnitude of some elements, reduced as an op's State is: by the bits of |x|, which are in the order of the numbers,
-// with inf and nan above all.
+// The largest magnitude of some elements, nan if one of them is, reduced as an op's State is. Between lanes by the bits, which are
+// in the order of the numbers, with inf and nan above all.
 template <typename T>
 struct Magnitude {
   using Compute = T;
-  using Bits = decltype(magnitude_bits(T()));
   struct State {
-    Bits max;
+    T max;
   };
   static constexpr bool kTwoPass = false;
   static State identity() { return {0}; }
 
   template <int N>
   static State of(const T (&x)[N]) {
-    Bits max = magnitude_bits(x[0]);
+    T max = magnitude(x[0]);
 #pragma unroll
-    for (int i = 1; i < N; ++i) max = larger(max, magnitude_bits(x[i]));
+    for (int i = 1; i < N; ++i) max = larger_or_nan(max, magnitude(x[i]));
     return {max};
   }
   template <bool kEqual>
   static State merge(State a, State b) {
-    return {larger(a.max, b.max)};
+    return {larger_or_nan(a.max, b.max)};
   }
   template <class Lanes>
   static State gather(State s, Lanes lanes) {
-    return {lanes.max(s.max)};
+    return {from_bits(lanes.max(magnitude_bits(s.max)))};
   }
   static State rebase(State s, T, T) { return s; }
 };

@@ -48,6 +48,8 @@ inline double magnitude(double x) { return fabs(x); }
 inline float larger(float a, float b) { return fmaxf(a, b); }
 inline double larger(double a, double b) { return fmax(a, b); }
 
+inline double larger_or_nan(double a, double b) { return a > b || a != a ? a : b; }
+
 inline unsigned larger(unsigned a, unsigned b) { return a > b ? a : b; }
 inline unsigned long long larger(unsigned long long a, unsigned long long b) { return a > b ? a : b; }
 

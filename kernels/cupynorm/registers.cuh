@@ -245,7 +245,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         Compute* const values = x[r] + p * kPack;
-        if (Load::kDirect || has(p)) {
+        bool read = true;
+        if constexpr (!Load::kDirect) read = has(p) && lines[r].template reads<kPack>(col(p));
+        if (read) {
           const unsigned bits = lines[r].template unpack<kPack>(loaded[r][p], values, col(p), Op::padding());
           if constexpr (Load::kDrops) keeps[r] = p == 0 ? bits : keeps[r] | bits << (p * kPack);
           if constexpr (Load::kKeeps) {
@@ -299,9 +301,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     };
     auto map = [&](int r, int p, const typename Op::Row& whole, Compute (&y)[kPack]) {
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) {
-        y[i] = Op::map(x[r][p * kPack + i], whole);
-        if constexpr (Load::kDrops) y[i] = keeps[r] >> (p * kPack + i) & 1 ? y[i] : Op::dropped();
+      for (int i = 0; i < kPack; ++i) y[i] = Op::map(x[r][p * kPack + i], whole);
+      if constexpr (Load::kDrops) {
+        if (!Op::drops_padding(whole)) {
+#pragma unroll
+          for (int i = 0; i < kPack; ++i) y[i] = keeps[r] >> (p * kPack + i) & 1 ? y[i] : Op::dropped();
+        }
       }
     };
     if constexpr (Store::kScales) {
