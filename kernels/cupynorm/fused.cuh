@@ -399,7 +399,8 @@ template <typename T, int kAxes, class Function, class Mask_, class Keep, class 
 struct FusedLoad {
   using Type = T;
   using Digits = typename Either<sizeof(T) == 2 && Operands_::kBytes <= 2, T, typename Either<sizeof(T) == 8, T, float>::Type>::Type;
-  static constexpr bool kDirect = false, kDrops = Mask_::kDrops, kKeeps = Keep::kKeeps;
+  static constexpr bool kDirect = false, kDrops = Mask_::kDrops, kSkips = kDrops && !Mask_::kWhole;
+  static constexpr bool kKeeps = Keep::kKeeps;
   const T* pointer;
   Strided<kAxes> rows;
   Mask_ mask;
@@ -426,7 +427,7 @@ struct FusedLoad {
     // Whether anything of a pack is kept: what the mask's structure drops is not read.
     template <int N, typename Index>
     bool reads(Index col) const {
-      if constexpr (kDrops && !Mask_::kWhole) return mask.template reads<N>(col);
+      if constexpr (kSkips) return mask.template reads<N>(col);
       return true;
     }
     template <int N, typename Index>
@@ -445,7 +446,7 @@ struct FusedLoad {
       for (int i = 0; i < N; ++i) x[i] = out[0][i];
       if constexpr (kDrops) {
         const unsigned bits = mask.template bits<N>(loaded.mask, col);
-        if (Mask_::kWhole || bits != ~0u >> (32 - N)) {  // most packs are within what a structure keeps
+        if (!kSkips || bits != ~0u >> (32 - N)) {  // most packs are within what a structure keeps
 #pragma unroll
           for (int i = 0; i < N; ++i) x[i] = bits >> i & 1 ? x[i] : padding;
         }

@@ -79,7 +79,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   constexpr int kPacked = kPack * kPacks, kElements = kPacked + kLone;
   constexpr bool kFull = Shape::kFull;
   static_assert(Load::kDirect || (Shape::kStages == 0 && Shape::kPeel == 0), "what is computed from several arrays lies in packs");
-  static_assert(!Load::kDrops || kPacked <= 32, "a bit for each element");
+  static_assert(!Load::kDrops || (kPacked <= 32 && !Load::kKeeps), "a bit for each element, and nothing of what is dropped is kept");
+  constexpr bool kSkips = Load::kSkips;  // packs that a mask drops as a whole
   // one pass over a thread's elements will do: 0.01 to 0.02 faster
   constexpr bool kShort = sizeof(Digits) == 2 && Store::kBytes <= 2 && kParts * kGroup * kPacked <= 2048;
   // packs of a thread that are never missing; cutting a row into parts may leave one of them with less
@@ -239,7 +240,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       count += p < kSure || left > kLanes ? kLanes : left < 0 ? 0 : left;
     }
     count = count * kPack + (lane < kLanes ? share.heads + share.tails : 0);
-    const Valid<kSure * kPack, kLone> valid = {held * kPack, alone()};
+    auto valid_of = [&](int r) {
+      return Valid<kSure * kPack, kLone, kSkips ? kPack : 0>{held * kPack, alone(), kSkips ? keeps[r] : 0};
+    };
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -256,7 +259,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         } else {
           if (Load::kDrops && p == 0) keeps[r] = 0;
 #pragma unroll
-          for (int i = 0; i < kPack; ++i) values[i] = Op::padding();
+          for (int i = 0; i < kPack && !kSkips; ++i) values[i] = Op::padding();
         }
       }
       if constexpr (kLone > 0) unpack<1>(around[r], x[r] + kPacked);
@@ -268,7 +271,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         for (int i = 0; i < (kLeading < 4 ? kLeading : 4); ++i) leading[i] = x[r][i];
         origin[r] = __shfl_sync(kAllLanes, Op::origin_of(leading, Digits()), 0, kLanes);
       }
-      total[r] = summarize_lanes<Op, kFull, kShort, kLanes>(x[r], valid, count, origin[r], mine[r]);
+      total[r] = summarize_lanes<Op, kFull, kShort, kLanes>(x[r], valid_of(r), count, origin[r], mine[r]);
     }
     // the row is in registers, and has been used: its place is free
     if constexpr (Shape::kStages > 0) {
@@ -300,6 +303,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       else return parameters(p);
     };
     auto map = [&](int r, int p, const typename Op::Row& whole, Compute (&y)[kPack]) {
+      if constexpr (kSkips) {
+        if (valid_of(r).drops_pack(p * kPack)) {
+#pragma unroll
+          for (int i = 0; i < kPack; ++i) y[i] = Op::dropped();
+          return;
+        }
+      }
 #pragma unroll
       for (int i = 0; i < kPack; ++i) y[i] = Op::map(x[r][p * kPack + i], whole);
       if constexpr (Load::kDrops) {
