@@ -40,7 +40,7 @@ inline void for_each_kept(T (&x)[N], Valid valid, Action action) {
 // The maximum of x. Exponentials are taken from it, or from 0 where that is -inf.
 template <int N, typename T, class Valid>
 inline T maximum(T (&x)[N], Valid valid) {
-  T max = -infinity<T>();
+  T max = Valid::kPack > 0 ? -infinity<T>() : x[0];
   for_each_kept(x, valid, [&](T value) { max = larger(max, value); });
   return max;
 }

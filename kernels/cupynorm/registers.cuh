@@ -240,9 +240,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       count += p < kSure || left > kLanes ? kLanes : left < 0 ? 0 : left;
     }
     count = count * kPack + (lane < kLanes ? share.heads + share.tails : 0);
-    auto valid_of = [&](int r) {
-      return Valid<kSure * kPack, kLone, kSkips ? kPack : 0>{held * kPack, alone(), kSkips ? keeps[r] : 0};
-    };
+    Valid<kSure * kPack, kLone, kSkips ? kPack : 0> valid = {held * kPack, alone()};
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -271,7 +269,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         for (int i = 0; i < (kLeading < 4 ? kLeading : 4); ++i) leading[i] = x[r][i];
         origin[r] = __shfl_sync(kAllLanes, Op::origin_of(leading, Digits()), 0, kLanes);
       }
-      total[r] = summarize_lanes<Op, kFull, kShort, kLanes>(x[r], valid_of(r), count, origin[r], mine[r]);
+      if constexpr (kSkips) valid.kept = keeps[r];
+      total[r] = summarize_lanes<Op, kFull, kShort, kLanes>(x[r], valid, count, origin[r], mine[r]);
     }
     // the row is in registers, and has been used: its place is free
     if constexpr (Shape::kStages > 0) {
@@ -304,7 +303,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     };
     auto map = [&](int r, int p, const typename Op::Row& whole, Compute (&y)[kPack]) {
       if constexpr (kSkips) {
-        if (valid_of(r).drops_pack(p * kPack)) {
+        valid.kept = keeps[r];
+        if (valid.drops_pack(p * kPack)) {
 #pragma unroll
           for (int i = 0; i < kPack; ++i) y[i] = Op::dropped();
           return;
