@@ -578,14 +578,14 @@ struct ScaledStore {
 
   struct Scale {
     Compute scale, inverse;
-    unsigned numbers;  // all ones, or 0 in a row that has nan or inf
+    unsigned what;  // bytes_of: 0 for an int8 of a row that has nan or inf
   };
   Scale scale_of(Compute largest) const {
     const Compute scale = largest * reciprocal(limit);
     const bool zero = scale == 0 || scale == infinity<Compute>();
     // of a scale that is too small to have an inverse, the largest number
     const Compute inverse = zero ? Compute(0) : reciprocal(scale);
-    return {scale, inverse == infinity<Compute>() ? Compute(3.0e38f) : inverse, scale < infinity<Compute>() ? ~0u : 0};
+    return {scale, inverse == infinity<Compute>() ? Compute(3.0e38f) : inverse, scale < infinity<Compute>() ? kLowBytes : kTopSigns};
   }
   void save(int64 row, Scale scale) const { scales[row] = scale.scale; }
 
@@ -605,7 +605,7 @@ struct ScaledStore {
 #pragma unroll
         for (int i = 0; i < N; ++i) sum[i] = multiply_add(z[i], scale.inverse, kLastPlaceIsOne);
 #pragma unroll
-        for (int i = 0; i < N; i += 4) pack.word[i / 4] = low_bytes(sum[i], sum[i + 1], sum[i + 2], sum[i + 3]) & scale.numbers;
+        for (int i = 0; i < N; i += 4) pack.word[i / 4] = bytes_of(sum[i], sum[i + 1], sum[i + 2], sum[i + 3], scale.what);
         store_pack<kWhole>(to.pointer + col, pack);
       } else {
 #pragma unroll

@@ -241,8 +241,13 @@ inline int float_to_int(float x) { return __float2int_rn(x); }
 // a * b, both halves
 inline unsigned multiply_high(unsigned a, unsigned b) { return __umulhi(a, b); }
 
-// Four bytes of a (0 to 3) and b (4 to 7), the lowest first: one for each digit of the selector.
-inline unsigned choose_bytes(unsigned a, unsigned b, unsigned selector) { return __byte_perm(a, b, selector); }
+// Four bytes of a (0 to 3) and b (4 to 7), the lowest first: one for each digit of the selector; of a digit from 8 on, its top bit
+// eight times.
+inline unsigned choose_bytes(unsigned a, unsigned b, unsigned selector) {
+  unsigned chosen;  // __byte_perm leaves a digit's top bit out
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(chosen) : "r"(a), "r"(b), "r"(selector));
+  return chosen;
+}
 
 // The larger, nan if either is: unlike fmaxf, which costs the same.
 inline float larger_or_nan(float a, float b) {
@@ -318,7 +323,10 @@ inline unsigned multiply_high(unsigned a, unsigned b) { return unsigned(static_c
 inline unsigned choose_bytes(unsigned a, unsigned b, unsigned selector) {
   const unsigned long long both = static_cast<unsigned long long>(b) << 32 | a;
   unsigned chosen = 0;
-  for (int i = 0; i < 4; ++i) chosen |= unsigned(both >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned digit = selector >> 4 * i & 15, byte = unsigned(both >> 8 * (digit & 7) & 0xff);
+    chosen |= (digit < 8 ? byte : byte & 0x80 ? 0xff : 0) << 8 * i;
+  }
   return chosen;
 }
 inline float larger_or_nan(float a, float b) { return a > b || a != a ? a : b; }
@@ -420,8 +428,9 @@ inline unsigned floats_to_int8s(float a, float b, float c, float d) {
 
 // The same of numbers within -127 to 127, two instructions less for each four: in 1.5 * 2^23 + x the last place is 1.
 constexpr float kLastPlaceIsOne = 12582912.0f;
-inline unsigned low_bytes(float a, float b, float c, float d) {
-  return choose_bytes(choose_bytes(as_bits(a), as_bits(b), 0x0040), choose_bytes(as_bits(c), as_bits(d), 0x0040), 0x5410);
+constexpr unsigned kLowBytes = 0x40, kTopSigns = 0xfb;  // what of two such sums: their low bytes, or 0 in place of them
+inline unsigned bytes_of(float a, float b, float c, float d, unsigned what) {
+  return choose_bytes(choose_bytes(as_bits(a), as_bits(b), what), choose_bytes(as_bits(c), as_bits(d), what), 0x5410);
 }
 
 // A number of 8 bits: sign, exponent, kFraction bits; kLargest is the largest finite one, which larger ones become, inf too. nan is 0x7f.

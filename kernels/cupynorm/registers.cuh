@@ -103,6 +103,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     cluster_arrive();  // this block has begun: others may write into it
   }
 
+  // Where something is computed on the way, instructions are scarce: past the last row the first is loaded, and not stored.
+  constexpr bool kAnyway = kFull && kLone == 0 && (!Load::kDirect || Store::kAhead || Store::kScales);
   // Each load instruction of a warp covers neighbouring rows.
   auto row_of = [group](int64 base, int r) {
     if constexpr (Shape::kPeel == 0 || kRows == 1) return base + r * kGroups + group;
@@ -212,7 +214,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       if constexpr (Store::kAhead) targets[r] = a.store.at(here ? row : 0);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
-        if (here && has(p)) {
+        if (kAnyway || (here && has(p))) {
           if constexpr (Shape::kStages > 0) loaded[r][p] = load_pack<Type, kPack>(reinterpret_cast<const Type*>(waiting(stage, r, p)));
           else if constexpr (Shape::kPeel == 2) loaded[r][p] = line.template load_anywhere<kPack>(col(p));
           else loaded[r][p] = line.template load<kPack>(col(p));
@@ -220,7 +222,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
           loaded[r][p] = Load::template absent<kPack>(Op::padding());
         }
         if constexpr (Store::kAhead) {
-          if (here && has(p)) ahead[r][p] = targets[r].template ahead<kPack>(col(p));
+          if (kAnyway || (here && has(p))) ahead[r][p] = targets[r].template ahead<kPack>(col(p));
         }
       }
     }
@@ -299,6 +301,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     }
     auto columns_of = [&](int p) {
       if constexpr (Shape::kHoist % 2 == 1) return columns[p];
+      else if constexpr (Shape::kHoist == 2) return kept_columns(p);
       else return parameters(p);
     };
     auto map = [&](int r, int p, const typename Op::Row& whole, Compute (&y)[kPack]) {
@@ -321,22 +324,30 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     };
     if constexpr (Store::kScales) {
       typename Largest::State largest[kRows];
+      typename Op::Row whole[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        const typename Op::Row whole = a.op.finish(mine[r], total[r], cols, origin[r]);
+        whole[r] = a.op.finish(mine[r], total[r], cols, origin[r]);
         const int64 row = row_of(base, r);
-        if (row < a.rows && lane == 0 && part == 0) a.op.save(row, whole);
+        if (row < a.rows && lane == 0 && part == 0) a.op.save(row, whole[r]);
         largest[r] = Largest::identity();
+      }
 #pragma unroll
-        for (int p = 0; p < kPacks; ++p) {
-          if (!has(p)) continue;
+      for (int p = 0; p < kPacks; ++p) {
+        if (!has(p)) continue;
+        const Columns own = columns_of(p);  // made numbers of once for all rows
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
           Compute y[kPack], z[kPack];
-          map(r, p, whole, y);
-          Store::template finish<kPack>(y, columns_of(p), z);
+          map(r, p, whole[r], y);
+          Store::template finish<kPack>(y, own, z);
           largest[r] = Largest::template merge<false>(largest[r], Largest::of(z));
 #pragma unroll
           for (int i = 0; i < kPack; ++i) x[r][p * kPack + i] = z[i];
         }
+      }
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
         largest[r] = reduce_lanes<Largest, false, kLanes>(largest[r]);
         origin[r] = 0;
       }
@@ -362,6 +373,30 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         }
       }
     } else {
+      if constexpr (kRows > 1 && kLone == 0) {
+        if (row_of(base, kRows - 1) < a.rows) {  // a pack's parameters are made numbers of once for all rows
+          typename Op::Row whole[kRows];
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) {
+            whole[r] = a.op.finish(mine[r], total[r], cols, origin[r]);
+            if (lane == 0 && part == 0) a.op.save(row_of(base, r), whole[r]);
+            targets[r] = a.store.at(row_of(base, r));
+          }
+#pragma unroll
+          for (int p = 0; p < kPacks; ++p) {
+            if (!has(p)) continue;
+            const Columns own = columns_of(p);
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
+              Compute y[kPack];
+              map(r, p, whole[r], y);
+              if constexpr (Store::kAhead) targets[r].template store<kPack>(y, own, ahead[r][p], col(p));
+              else targets[r].template store<kPack>(y, own, col(p));
+            }
+          }
+          continue;
+        }
+      }
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const int64 row = row_of(base, r);
