@@ -12,14 +12,15 @@ import numpy as np
 
 from cupynorm import _device, reference
 from cupynorm._arguments import view
-from cupynorm._dtypes import dtype_name
-from cupynorm.functors import EMPTY, Struct, View, operand, per_row
+from cupynorm._dtypes import cpp_of_element, dtype_name
+from cupynorm.functors import EMPTY, Struct, View, division, operand, per_row
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-NO_BOUND = 1 << 61  # beyond every column, and sums with a row's number stay in 64 bits
+NO_BOUND = {4: 1 << 30, 8: 1 << 61}  # beyond every column, and sums with a query's number stay in so many bytes
+NARROW = 1 << 29  # up to here columns and queries are counted in 4 bytes
 
 
 class MaskOptions(TypedDict, total=False):
@@ -225,13 +226,15 @@ def _structure(mask: Mask, lengths: View | None) -> Struct:
     if lengths is not None:
         of = per_row(lengths)
     band = mask.low is not None or mask.high is not None
-    low = -NO_BOUND if mask.low is None else mask.low
-    high = NO_BOUND if mask.high is None else mask.high
-    names = ("cols", "queries", "low", "high")
-    dtype = np.dtype([("lengths", of.dtype), *((name, np.int64) for name in names)], align=True)
+    index = np.dtype(np.int32 if max(mask.cols, mask.queries) <= NARROW else np.int64)
+    none = NO_BOUND[index.itemsize]
+    low, high = -none if mask.low is None else mask.low, none if mask.high is None else mask.high
+    fields = [("lengths", of.dtype), *((name, index) for name in ("cols", "queries", "low", "high"))]
+    dtype = np.dtype([*fields, ("multiplier", np.uint32), ("shift", np.uint32)], align=True)
     flags = ", ".join("true" if each else "false" for each in (mask.left_padded, band))
-    values = (of.values, mask.cols, mask.queries, low, high)
-    return Struct(f"cupynorm::Interval<{of.cpp}, {flags}>", dtype, values)
+    values = (of.values, mask.cols, mask.queries, low, high, *division(mask.queries))
+    spelling = f"cupynorm::Interval<{of.cpp}, {flags}, {cpp_of_element(index)}>"
+    return Struct(spelling, dtype, values)
 
 
 def finite(name: str, value: Any) -> float:

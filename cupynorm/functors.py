@@ -80,8 +80,17 @@ def strided(view: View) -> Struct:
     """Twin of Strided: where index i of the view's axes, flattened, lies."""
     extents, strides = view.collapsed()
     axes = len(extents)
-    dtype = np.dtype([("extent", np.int64, (axes,)), ("stride", np.int64, (axes,))], align=True)
-    return Struct(str(axes), dtype, (extents, strides))
+    fields = [("extent", np.int64), ("stride", np.int64), ("multiplier", np.uint32), ("shift", np.uint32)]
+    dtype = np.dtype([(name, kind, (axes,)) for name, kind in fields], align=True)
+    return Struct(str(axes), dtype, (extents, strides, *zip(*map(division, extents), strict=True)))
+
+
+def division(divisor: int) -> tuple[int, int]:
+    """Return multiplier and shift, so that n // divisor is (n * multiplier // 2**32 + n) >> shift; both are below 2**31."""
+    if divisor >= 1 << 31:
+        return 0, 0  # which nobody will divide by so
+    shift = (divisor - 1).bit_length()
+    return ((1 << 32) * ((1 << shift) - divisor) // divisor + 1, shift)
 
 
 def direct(name: str, rows: View) -> Struct:

@@ -238,38 +238,53 @@ inline void apply_to_each(const Compute (&in)[kInputs][N], Compute (&out)[kOutpu
   }
 }
 
-// Masks: which elements are dropped. A Span is what a row's structure keeps: the columns from begin up to end.
-struct Span {
-  int64 begin, end;
+// Masks: which elements are dropped. Bounds: what a row's structure keeps, the columns from begin up to end.
+template <typename Index>
+struct Bounds {
+  Index begin, end;
+};
+
+template <bool kNarrow, typename Narrow, typename Wide>
+struct Either {
+  using Type = Wide;
+};
+template <typename Narrow, typename Wide>
+struct Either<true, Narrow, Wide> {
+  using Type = Narrow;
 };
 
 struct NoLengths {};
-inline int64 length_at(NoLengths, int64, int64 cols) { return cols; }
+template <typename Index>
+inline Index length_at(NoLengths, int64, Index cols) {
+  return cols;
+}
 // Whatever number the caller has: none is read beyond the row.
-template <typename T, int kAxes>
-inline int64 length_at(const PerRow<T, kAxes>& lengths, int64 row, int64 cols) {
+template <typename T, int kAxes, typename Index>
+inline Index length_at(const PerRow<T, kAxes>& lengths, int64 row, Index cols) {
+  using Wide = typename Either<sizeof(T) <= 4 && sizeof(Index) == 4, unsigned, unsigned long long>::Type;
   const T length = lengths.pointer[lengths.rows.offset(row)];
-  return length < T(1) ? 0 : static_cast<unsigned long long>(length) > static_cast<unsigned long long>(cols) ? cols : int64(length);
+  return length < T(1) ? 0 : Wide(length) > Wide(cols) ? cols : Index(length);
 }
 
 struct AllColumns {
   static constexpr bool kWhole = true;
-  Span at(int64) const { return {0, 0}; }
+  using Index = int64;
 };
 
-// cupynorm/_mask.py, Mask.interval. Without a bound low and high are beyond every column.
-template <class Lengths, bool kLeftPadded, bool kBand>
+// cupynorm/_mask.py, Mask.interval. Without a bound low and high are beyond every column. Index_: what cols + queries fit into.
+template <class Lengths, bool kLeftPadded, bool kBand, typename Index_>
 struct Interval {
   static constexpr bool kWhole = false;
+  using Index = Index_;
   Lengths lengths;
-  int64 cols, queries, low, high;
+  Index cols, queries, low, high;
+  unsigned multiplier, shift;  // of a division by queries
 
-  Span at(int64 row) const {
-    const int64 length = length_at(lengths, row, cols);
-    Span span = {kLeftPadded ? cols - length : 0, kLeftPadded ? cols : length};
+  Bounds<Index> at(int64 row) const {
+    const Index length = length_at(lengths, row, cols);
+    Bounds<Index> span = {kLeftPadded ? cols - length : 0, kLeftPadded ? cols : length};
     if constexpr (kBand) {
-      const bool fits = (row | queries) >> 32 == 0;
-      const int64 query = fits ? int64(unsigned(row) % unsigned(queries)) : row % queries;
+      const Index query = Index(row) - Index(quotient(row, queries, multiplier, shift)) * queries;
       if (query + low > span.begin) span.begin = query + low < cols ? query + low : cols;
       if (query + high < span.end) span.end = query + high;
       if (span.end < span.begin) span.end = span.begin;
@@ -337,7 +352,7 @@ struct Mask {
   template <int N>
   using Packed = typename Where_::template Packed<N>;
   struct Line {
-    Span span;
+    Bounds<typename Structure::Index> span;
     typename Where_::Line where;
 
     template <int N, typename Index>
@@ -362,7 +377,7 @@ struct Mask {
     }
   };
   Line at(int64 row) const {
-    Line line = {{0, cols}, where.at(row)};
+    Line line = {{0, typename Structure::Index(cols)}, where.at(row)};
     if constexpr (!Structure::kWhole) line.span = structure.at(row);
     if constexpr (Where_::kPerRow) {
       if ((line.where.element.word[0] & 0xff) == 0) line.span.end = line.span.begin;
@@ -383,15 +398,6 @@ struct KeptIn {
   DirectStore<T, kAxes> to;
   using Line = typename DirectStore<T, kAxes>::Line;
   Line at(int64 row) const { return to.at(row); }
-};
-
-template <bool kNarrow, typename Narrow, typename Wide>
-struct Either {
-  using Type = Wide;
-};
-template <typename Narrow, typename Wide>
-struct Either<true, Narrow, Wide> {
-  using Type = Narrow;
 };
 
 // Function(x, operands), of what the mask does not drop.

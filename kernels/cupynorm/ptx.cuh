@@ -249,6 +249,9 @@ inline unsigned choose_bytes(unsigned a, unsigned b, unsigned selector) {
   return chosen;
 }
 
+// Of what arithmetic gave: nan has no sign then.
+inline unsigned bits_of_sum(float x) { return as_bits(x); }
+
 // The larger, nan if either is: unlike fmaxf, which costs the same.
 inline float larger_or_nan(float a, float b) {
 #if __CUDA_ARCH__ >= 800
@@ -329,6 +332,7 @@ inline unsigned choose_bytes(unsigned a, unsigned b, unsigned selector) {
   }
   return chosen;
 }
+inline unsigned bits_of_sum(float x) { return x != x ? 0x7fffffffu : as_bits(x); }
 inline float larger_or_nan(float a, float b) { return a > b || a != a ? a : b; }
 inline unsigned largest_of_warp(unsigned x) {
   for (int distance = 1; distance < kWarp; distance *= 2) {
@@ -430,7 +434,8 @@ inline unsigned floats_to_int8s(float a, float b, float c, float d) {
 constexpr float kLastPlaceIsOne = 12582912.0f;
 constexpr unsigned kLowBytes = 0x40, kTopSigns = 0xfb;  // what of two such sums: their low bytes, or 0 in place of them
 inline unsigned bytes_of(float a, float b, float c, float d, unsigned what) {
-  return choose_bytes(choose_bytes(as_bits(a), as_bits(b), what), choose_bytes(as_bits(c), as_bits(d), what), 0x5410);
+  const unsigned low = choose_bytes(bits_of_sum(a), bits_of_sum(b), what), high = choose_bytes(bits_of_sum(c), bits_of_sum(d), what);
+  return choose_bytes(low, high, 0x5410);
 }
 
 // A number of 8 bits: sign, exponent, kFraction bits; kLargest is the largest finite one, which larger ones become, inf too. nan is 0x7f.
