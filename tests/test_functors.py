@@ -10,6 +10,8 @@ import pytest
 from cupynorm import functors
 from cupynorm._arguments import view
 from cupynorm.functors import View
+from tests import structs
+from tests.simulator import build
 
 F4 = np.dtype(np.float32)
 F2 = np.dtype(np.float16)
@@ -51,6 +53,37 @@ def test_every_element_of_a_strided_view_is_found() -> None:
     first = x.__array_interface__["data"][0]
     rows = [x[i].__array_interface__["data"][0] for i in np.ndindex(x.shape[:-1])]
     assert found == [(row - first) // 4 for row in rows]
+
+
+@pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
+def test_divisions_are_exact() -> None:
+    """With what the host finds for each divisor, around every multiple that may go wrong, and where 31 bits end."""
+    random = np.random.default_rng(0)
+    divisors = [1, 2, 3, 7, 12, 1000, 1023, 1024, 1025, 641, 6700417, 2**31 - 1, 2**31, 2**40]
+    divisors += random.integers(1, 2**31, 300).tolist()
+    numbers = []
+    for divisor in divisors:
+        most = max(1, (2**31 - 1) // divisor)
+        multiples = [0, 1, most, *random.integers(0, most + 1, 10).tolist()]
+        near = [multiple * divisor + more for multiple in multiples for more in (-1, 0, 1, divisor - 1)]
+        numbers += [(n, divisor) for n in (*near, 2**31 - 1, 2**31, 2**45 + 12345) if n >= 0]
+    indices, by = np.array(numbers, np.int64).T
+    multiplier, shift = np.array([functors.division(int(each)) for each in by]).T
+    text = """
+struct Tested {
+  static void apply(const double* in, double* out) {
+    out[0] = double(cupynorm::quotient(cupynorm::int64(in[0]), cupynorm::int64(in[1]), unsigned(in[2]), unsigned(in[3])));
+  }
+  static void apply(const float*, float*) {}
+};
+"""
+    given = [each.astype(np.float64) for each in (indices, by, multiplier, shift)]
+
+    found = structs.run(
+        f"namespace cupynorm {{{text}}}", "Tested", 4, 1, given, "#include <cupynorm/functors.cuh>\n"
+    )
+
+    np.testing.assert_array_equal(found[0].astype(np.int64), indices // by)
 
 
 @pytest.mark.parametrize(
