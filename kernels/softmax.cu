@@ -25,23 +25,12 @@ struct Exponentials {
   }
 };
 
-// Does something with each element, but for those of packs that a mask drops as a whole.
-template <int N, typename T, class Valid, class Action>
-inline void for_each_kept(T (&x)[N], Valid valid, Action action) {
-  constexpr int kStep = Valid::kPack > 0 ? Valid::kPack : N;
+// The maximum of x and the origin that its exponentials are taken from: the maximum, or 0 where that is -inf.
+template <int N, typename T>
+inline T maximum(const T (&x)[N]) {
+  T max = x[0];
 #pragma unroll
-  for (int first = 0; first < N; first += kStep) {
-    if (valid.drops_pack(first)) continue;
-#pragma unroll
-    for (int i = first; i < first + kStep; ++i) action(x[i]);
-  }
-}
-
-// The maximum of x. Exponentials are taken from it, or from 0 where that is -inf.
-template <int N, typename T, class Valid>
-inline T maximum(T (&x)[N], Valid valid) {
-  T max = Valid::kPack > 0 ? -infinity<T>() : x[0];
-  for_each_kept(x, valid, [&](T value) { max = larger(max, value); });
+  for (int i = 1; i < N; ++i) max = larger(max, x[i]);
   return max;
 }
 
@@ -63,9 +52,10 @@ struct Softmax {
 
   // Leaves exp(x - own maximum) in x: finish folds the rescale to the row's maximum into one factor.
   template <int N, class Valid>
-  static State summarize(T (&x)[N], Valid valid, T) {
-    T max = maximum(x, valid), origin = max == -infinity<T>() ? T(0) : max, sum = 0;
-    for_each_kept(x, valid, [&](T& value) { sum += value = exponential(value - origin); });
+  static State summarize(T (&x)[N], Valid, T) {
+    T max = maximum(x), origin = max == -infinity<T>() ? T(0) : max, sum = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += x[i] = exponential(x[i] - origin);
     return {max, sum};
   }
 
@@ -111,9 +101,10 @@ struct LogSoftmax {
   static State identity() { return State::identity(); }
 
   template <int N, class Valid>
-  static State summarize(T (&x)[N], Valid valid, T) {
-    T max = maximum(x, valid), origin = max == -infinity<T>() ? T(0) : max, sum = 0;
-    for_each_kept(x, valid, [&](T value) { sum += exponential(value - origin); });
+  static State summarize(T (&x)[N], Valid, T) {
+    T max = maximum(x), origin = max == -infinity<T>() ? T(0) : max, sum = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += exponential(x[i] - origin);
     return {max, sum};
   }
 

@@ -334,7 +334,7 @@ inline unsigned bits_of(const Packed& packed) {
 }
 
 struct NoMask {
-  static constexpr bool kDrops = false, kWhole = true;
+  static constexpr bool kDrops = false, kWhole = true, kSpans = false;
   template <int N>
   using Packed = NoColumns;
   struct Line {};
@@ -344,7 +344,7 @@ struct NoMask {
 template <class Structure, class Where_>
 struct Mask {
   static constexpr bool kDrops = true, kWhole = Structure::kWhole && !Where_::kPerRow;
-  static constexpr bool kBytes = Where_::kPresent && !Where_::kPerRow;
+  static constexpr bool kBytes = Where_::kPresent && !Where_::kPerRow, kSpans = !kWhole && !kBytes;
   Structure structure;
   Where_ where;
   int64 cols;
@@ -405,7 +405,7 @@ template <typename T, int kAxes, class Function, class Mask_, class Keep, class 
 struct FusedLoad {
   using Type = T;
   using Digits = typename Either<sizeof(T) == 2 && Operands_::kBytes <= 2, T, typename Either<sizeof(T) == 8, T, float>::Type>::Type;
-  static constexpr bool kDirect = false, kDrops = Mask_::kDrops, kSkips = kDrops && !Mask_::kWhole;
+  static constexpr bool kDirect = false, kDrops = Mask_::kDrops, kSpans = Mask_::kSpans;
   static constexpr bool kKeeps = Keep::kKeeps;
   const T* pointer;
   Strided<kAxes> rows;
@@ -433,26 +433,20 @@ struct FusedLoad {
     // Whether anything of a pack is kept: what the mask's structure drops is not read.
     template <int N, typename Index>
     bool reads(Index col) const {
-      if constexpr (kSkips) return mask.template reads<N>(col);
+      if constexpr (kDrops && !Mask_::kWhole) return mask.template reads<N>(col);
       return true;
     }
     template <int N, typename Index>
     Loaded<N> load(Index col) const {
       if (!reads<N>(col)) return {};
-      if constexpr (kDrops) return {load_pack<T, N>(pointer + col), operands.template load<N>(col), mask.template load<N>(col)};
-      else return {load_pack<T, N>(pointer + col), operands.template load<N>(col), {}};
+      return load_kept<N>(col);
     }
     template <int N, typename Compute, typename Index>
     unsigned unpack(const Loaded<N>& loaded, Compute* x, Index col, Compute padding) const {
-      Compute in[1 + Operands_::kCount][N], out[1][N];
-      cupynorm::unpack<N>(loaded.x, in[0]);
-      operands.template unpack<N>(loaded.operands, in + 1, col);
-      apply_to_each<Function>(in, out);
-#pragma unroll
-      for (int i = 0; i < N; ++i) x[i] = out[0][i];
+      unpack_kept<N>(loaded, x, col);
       if constexpr (kDrops) {
         const unsigned bits = mask.template bits<N>(loaded.mask, col);
-        if (!kSkips || bits != ~0u >> (32 - N)) {  // most packs are within what a structure keeps
+        if (Mask_::kWhole || bits != ~0u >> (32 - N)) {  // most packs are within what a structure keeps
 #pragma unroll
           for (int i = 0; i < N; ++i) x[i] = bits >> i & 1 ? x[i] : padding;
         }
@@ -460,6 +454,26 @@ struct FusedLoad {
       } else {
         return ~0u;
       }
+    }
+
+    // The same with no look at the structure, and of elements that are kept: where it keeps all of [first, end).
+    template <typename Index>
+    bool keeps_all(Index first, Index end) const {
+      return Index(mask.span.begin) <= first && end <= Index(mask.span.end);
+    }
+    template <int N, typename Index>
+    Loaded<N> load_kept(Index col) const {
+      if constexpr (kDrops) return {load_pack<T, N>(pointer + col), operands.template load<N>(col), mask.template load<N>(col)};
+      else return {load_pack<T, N>(pointer + col), operands.template load<N>(col), {}};
+    }
+    template <int N, typename Compute, typename Index>
+    void unpack_kept(const Loaded<N>& loaded, Compute* x, Index col) const {
+      Compute in[1 + Operands_::kCount][N], out[1][N];
+      cupynorm::unpack<N>(loaded.x, in[0]);
+      operands.template unpack<N>(loaded.operands, in + 1, col);
+      apply_to_each<Function>(in, out);
+#pragma unroll
+      for (int i = 0; i < N; ++i) x[i] = out[0][i];
     }
     template <int N, bool kWhole = false, typename Compute, typename Index>
     void keep(const Compute* x, Index col) const {

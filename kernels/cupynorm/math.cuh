@@ -5,16 +5,10 @@
 namespace cupynorm {
 
 // Which of a thread's elements count: the first `count`, kSure of them for certain; and, behind all packs, kLone more if `lone`.
-// With kPack > 0 a mask drops some, `kept` has a bit for each that it keeps, and a pack without any was not set.
-template <int kSure, int kLone = 0, int kPack_ = 0>
+template <int kSure, int kLone = 0>
 struct Valid {
-  static constexpr int kPack = kPack_;
   int count;
   bool lone;
-  unsigned kept = ~0u;
-
-  // whether nothing is kept of the pack that begins at element i
-  bool drops_pack(int i) const { return kPack > 0 && (kept >> i & ~0u >> (32 - kPack) % 32) == 0; }
 
   template <int N>
   bool has(int i) const {

@@ -80,7 +80,6 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   constexpr bool kFull = Shape::kFull;
   static_assert(Load::kDirect || (Shape::kStages == 0 && Shape::kPeel == 0), "what is computed from several arrays lies in packs");
   static_assert(!Load::kDrops || (kPacked <= 32 && !Load::kKeeps), "a bit for each element, and nothing of what is dropped is kept");
-  constexpr bool kSkips = Load::kSkips;  // packs that a mask drops as a whole
   // one pass over a thread's elements will do: 0.01 to 0.02 faster
   constexpr bool kShort = sizeof(Digits) == 2 && Store::kBytes <= 2 && kParts * kGroup * kPacked <= 2048;
   // packs of a thread that are never missing; cutting a row into parts may leave one of them with less
@@ -103,8 +102,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     cluster_arrive();  // this block has begun: others may write into it
   }
 
-  // Where something is computed on the way, instructions are scarce: past the last row the first is loaded, and not stored.
-  constexpr bool kAnyway = kFull && kLone == 0 && (!Load::kDirect || Store::kAhead || Store::kScales);
+  // Where a mask is one interval of columns, most threads are within it, or would like to be.
+  constexpr bool kSpans = kFull && kLone == 0 && Load::kSpans;
+  // Where something is computed on the way, instructions are scarce: past the last row the first is loaded, and not stored. With
+  // more elements the compiler then moves too much ahead, and wants registers for it.
+  constexpr bool kAnyway = kFull && kRows * kPacked <= 16 && (!Load::kDirect || Store::kAhead || Store::kScales);
   // Each load instruction of a warp covers neighbouring rows.
   auto row_of = [group](int64 base, int r) {
     if constexpr (Shape::kPeel == 0 || kRows == 1) return base + r * kGroups + group;
@@ -200,6 +202,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     typename Store::Line targets[kRows];
     typename Store::template Ahead<kPack> ahead[kRows][kPacks];
     unsigned keeps[kRows];  // a bit for each element: it is not dropped
+    bool inside[kRows];     // kSpans: nothing of what this thread holds is
     Compute origin[kRows], x[kRows][kElements];
     State mine[kRows], total[kRows];
     if constexpr (kLone > 0 && Shape::kStages == 0) {
@@ -212,6 +215,14 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       const bool here = row < a.rows;
       const auto line = lines[r] = a.load.at(here ? row : 0);
       if constexpr (Store::kAhead) targets[r] = a.store.at(here ? row : 0);
+      if constexpr (kSpans) {
+        inside[r] = line.keeps_all(col(0), col(kPacks - 1) + kPack);
+        if (inside[r]) {
+#pragma unroll
+          for (int p = 0; p < kPacks; ++p) loaded[r][p] = line.template load_kept<kPack>(col(p));
+          continue;
+        }
+      }
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         if (kAnyway || (here && has(p))) {
@@ -242,9 +253,16 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       count += p < kSure || left > kLanes ? kLanes : left < 0 ? 0 : left;
     }
     count = count * kPack + (lane < kLanes ? share.heads + share.tails : 0);
-    Valid<kSure * kPack, kLone, kSkips ? kPack : 0> valid = {held * kPack, alone()};
+    const Valid<kSure * kPack, kLone> valid = {held * kPack, alone()};
+    auto unpack_all = [&](int r) {
+      if constexpr (kSpans) {
+        if (inside[r]) {
+          keeps[r] = ~0u;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
+          for (int p = 0; p < kPacks; ++p) lines[r].template unpack_kept<kPack>(loaded[r][p], x[r] + p * kPack, col(p));
+          return;
+        }
+      }
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         Compute* const values = x[r] + p * kPack;
@@ -259,9 +277,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         } else {
           if (Load::kDrops && p == 0) keeps[r] = 0;
 #pragma unroll
-          for (int i = 0; i < kPack && !kSkips; ++i) values[i] = Op::padding();
+          for (int i = 0; i < kPack; ++i) values[i] = Op::padding();
         }
       }
+    };
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      unpack_all(r);
       if constexpr (kLone > 0) unpack<1>(around[r], x[r] + kPacked);
       origin[r] = 0;
       if constexpr (Op::kHasOrigin) {  // each warp takes its own: the row's would be one more access to memory
@@ -271,7 +293,6 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         for (int i = 0; i < (kLeading < 4 ? kLeading : 4); ++i) leading[i] = x[r][i];
         origin[r] = __shfl_sync(kAllLanes, Op::origin_of(leading, Digits()), 0, kLanes);
       }
-      if constexpr (kSkips) valid.kept = keeps[r];
       total[r] = summarize_lanes<Op, kFull, kShort, kLanes>(x[r], valid, count, origin[r], mine[r]);
     }
     // the row is in registers, and has been used: its place is free
@@ -305,14 +326,6 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       else return parameters(p);
     };
     auto map = [&](int r, int p, const typename Op::Row& whole, Compute (&y)[kPack]) {
-      if constexpr (kSkips) {
-        valid.kept = keeps[r];
-        if (valid.drops_pack(p * kPack)) {
-#pragma unroll
-          for (int i = 0; i < kPack; ++i) y[i] = Op::dropped();
-          return;
-        }
-      }
 #pragma unroll
       for (int i = 0; i < kPack; ++i) y[i] = Op::map(x[r][p * kPack + i], whole);
       if constexpr (Load::kDrops) {
@@ -335,11 +348,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         if (!has(p)) continue;
-        const Columns own = columns_of(p);  // made numbers of once for all rows
+        Columns own;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
           Compute y[kPack], z[kPack];
           map(r, p, whole[r], y);
+          if (r == 0) own = columns_of(p);  // made numbers of once for all rows
           Store::template finish<kPack>(y, own, z);
           largest[r] = Largest::template merge<false>(largest[r], Largest::of(z));
 #pragma unroll
