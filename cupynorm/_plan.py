@@ -35,8 +35,7 @@ RAGGED_REGISTERS = {4: 16, 8: 24}
 PEELED_REGISTERS = {4: 0, 8: 56}
 MANY_PACKS = 4  # of a thread
 FEW_VALUES = 16  # of a thread, without parameters: 8 registers less will do
-# Of plans for what is computed on the way: registers beside those above, and threads of a block of cluster and uncached.
-FUSED_REGISTERS = 16
+# Of plans for what is computed on the way: threads of a block of cluster and uncached.
 ONE_SHOT_BLOCK = {4: 512, 8: 256}
 FUSED_BLOCK = 256
 AMPERE, HOPPER = 80, 90  # before the first the compiler wants 16 registers more; the second brought clusters
@@ -62,7 +61,7 @@ class Held(NamedTuple):
     """How rows of up to `row_bytes` are spread over threads.
 
     thread_bytes: of a row. block: threads of a block at least. resident_threads: of a multiprocessor. hoist: as in Plan, as
-    far as registers allow.
+    far as registers allow. rows: that a group holds at once.
     """
 
     row_bytes: int
@@ -70,6 +69,7 @@ class Held(NamedTuple):
     block: int
     resident_threads: int
     hoist: int = 0
+    rows: int = 1
 
 
 # By (how many parameters of the columns the op has, bytes of an element), the first that can hold a row; what is behind the last
@@ -111,6 +111,42 @@ HELD = {
     (0, 8): _DOUBLES,
     (1, 8): _DOUBLES,
     (2, 8): _DOUBLES,
+}
+# The same where something is computed on the way, by (what, bytes of an element): without parameters, with them, and with
+# them to a byte an element. thread_bytes: of a row and of what is loaded with it. H200, benchmarks/NOTES.md: more elements a thread
+# than above, so that what each thread does once counts less; where few bytes are moved for each element, instructions limit.
+FUSED_HELD = {
+    ("masked", 2): (
+        Held(512, 32, 256, 1536),
+        Held(1 << 10, 32, 64, 1536),
+        Held(16 << 10, 64, 64, 1024),
+        Held(32 << 10, 64, 512, 1024),
+    ),
+    ("masked", 4): (
+        Held(4 << 10, 32, 128, 1536),
+        Held(8 << 10, 64, 128, 1152),
+        Held(32 << 10, 64, 256, 1024),
+        Held(128 << 10, 128, 256, 1024),
+    ),
+    ("scaled", 2): (
+        Held(1 << 10, 64, 64, 1024, 1),
+        Held(8 << 10, 64, 128, 1024, 1),
+        Held(32 << 10, 128, 256, 768),
+    ),
+    ("scaled", 4): (
+        Held(8 << 10, 64, 256, 1024, 1),
+        Held(16 << 10, 64, 512, 1024, 1),
+        Held(128 << 10, 128, 512, 1024),
+    ),
+    ("quantized", 2): (
+        Held(1 << 10, 32, 64, 1024, 1, rows=2),
+        Held(32 << 10, 64, 64, 1024),
+    ),
+    ("quantized", 4): (
+        Held(1 << 10, 32, 256, 768, 1, rows=2),
+        Held(2 << 10, 64, 64, 768, 1),
+        Held(128 << 10, 128, 64, 768),
+    ),
 }
 # A warp takes rows of as many threads as it has lanes, at so many bytes each.
 WARP_THREAD_BYTES = 32
@@ -232,7 +268,7 @@ class Problem:
 
     Where something is computed on the way (cupynorm/fused.cuh), nothing goes through shared memory, and rows begin at packs:
     `fused`. `beside`: bytes of an element of each array that is loaded with x; `ahead`: of each that the results need, loaded
-    with it; `others`: registers for the arithmetic.
+    with it; `stored`: of the results; `others`: registers for the arithmetic.
 
     Where rows begin at no pack of 16 bytes, `widest` is what such a pack would have; `peel`: 1 if x lies in packs as y does, else
     2; `period`: so many rows further a row begins as this one does, 0 if that cannot be said.
@@ -250,6 +286,7 @@ class Problem:
     fused: bool = False
     beside: tuple[int, ...] = ()
     ahead: tuple[int, ...] = ()
+    stored: int = 0
     others: int = 0
 
     @property
@@ -373,7 +410,7 @@ def _in_turn(problem: Problem, limits: Limits) -> tuple[Candidate, ...]:
     """Return what to try, best first."""
     few = _has_few_rows(problem, limits)
     if problem.fused:
-        narrow = _group(problem, WARP_THREAD_BYTES) <= WARP
+        narrow = _group(problem, _thread_bytes(problem, _held(problem))) <= WARP
         return (*(_warp,) * narrow, *(_one_shot,) * few, _block, _one_shot, _uncached)
     if few:
         first = (_few_rows, _split) if problem.row_bytes <= FEW_CLUSTER_BYTES else (_split, _shared_out)
@@ -474,8 +511,11 @@ def _power_of_two_to(value: int) -> int:
 
 
 def _held(problem: Problem) -> Held | None:
-    table = PEELED_HELD if problem.peel else HELD
-    return next((held for held in table[problem.kind] if problem.row_bytes <= held.row_bytes), None)
+    table = (PEELED_HELD if problem.peel else HELD)[problem.kind]
+    if problem.fused and problem.held_bytes < 8:  # noqa: PLR2004
+        what = "masked" if not problem.columns else "quantized" if problem.stored == 1 else "scaled"
+        table = FUSED_HELD[what, problem.held_bytes]
+    return next((held for held in table if problem.row_bytes <= held.row_bytes), None)
 
 
 def _period(problem: Problem, rows_per_group: int) -> int:
@@ -535,8 +575,8 @@ def _in_registers(
     if elements > _most_elements(problem):
         return None
     alike = problem.peel and problem.period and not problem.columns
-    rows = PEELED_ROWS[problem.held_bytes] if alike else 1
-    if rows * elements > MOST_ELEMENTS[problem.compute_bytes] // 2 or problem.compute_bytes == 8:  # noqa: PLR2004
+    rows = PEELED_ROWS[problem.held_bytes] if alike else held.rows
+    if rows * elements > MOST_ELEMENTS[problem.compute_bytes] // (1 if problem.fused else 2) or problem.compute_bytes == 8:  # noqa: PLR2004
         rows = 1
     block = max(held.block, group)
     plan = dataclasses.replace(
@@ -560,7 +600,7 @@ def _in_registers(
         plan = dataclasses.replace(plan, hoist=1)
     plan = _registers_plan(problem, plan)
     registers = _registers(problem, limits, elements, full=plan.full, hoist=plan.hoist % 2 == 1)
-    registers += (rows - 1) * (elements + 1)
+    registers += (rows - 1) * (elements // 2 if problem.fused else elements + 1)
     if registers * block > limits.registers_per_sm:
         return None
     threads = min(held.resident_threads, limits.threads_per_sm, limits.registers_per_sm // registers)
@@ -593,11 +633,9 @@ def _words(problem: Problem, elements: int, *, hoist: bool) -> int:
     return values
 
 
-def _words_beside(problem: Problem, elements: int) -> int:
-    """Return how many registers a thread holds more of what is loaded with x: until it is computed, and for the results."""
-    loaded = elements * (problem.load_bytes + sum(problem.beside)) // 4
-    ahead = elements * sum(problem.ahead) // 4
-    return max(0, loaded - elements * problem.compute_bytes // 4) + ahead
+def _words_loaded(problem: Problem, elements: int) -> int:
+    """Return how many registers x and all that is loaded with it takes while it is on its way, with a third more for addresses."""
+    return elements * (problem.load_bytes + sum((*problem.beside, *problem.ahead))) // 3
 
 
 def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, hoist: bool) -> int:
@@ -617,7 +655,9 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
     if problem.peel:
         others += PEELED_REGISTERS[problem.compute_bytes]
     if problem.fused:
-        others += FUSED_REGISTERS + problem.others + _words_beside(problem, elements)
+        # what is on its way need not wait for the arithmetic, nor that for it
+        others += problem.others + elements * sum(problem.ahead) // 4
+        others = max(others, _words_loaded(problem, elements) - elements * problem.compute_bytes // 4)
     if not hoist:  # the parameters pass through registers, a pack at a time
         others += max(0, 2 * (sum(size * problem.pack // 4 for size in problem.columns) - 8))
     # and as many addresses; sm_90 makes do without them where rows are full
@@ -627,7 +667,7 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
         others += 24
     if int(limits.compute_capability) < AMPERE:
         others += 16
-    elif full and not problem.columns and problem.compute_bytes == 4 and values <= FEW_VALUES:  # noqa: PLR2004
+    elif full and not (problem.columns or problem.beside) and problem.compute_bytes == 4 and values <= FEW_VALUES:  # noqa: PLR2004
         others -= 8
     return -(-(values + others) // 8) * 8
 
@@ -647,8 +687,9 @@ def _group(problem: Problem, thread_bytes: int) -> int:
 
 
 def _warp(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
-    held = _held(problem) or HELD[problem.kind][0]
-    group = min(WARP, _group(problem, WARP_THREAD_BYTES))
+    held = _held(problem)
+    group = min(WARP, _group(problem, _thread_bytes(problem, held) if problem.fused else WARP_THREAD_BYTES))
+    held = held or HELD[problem.kind][0]
     return _in_registers(problem, limits, occupancy, "warp", group, held)
 
 
@@ -656,13 +697,18 @@ def _block(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | Non
     held = _held(problem)
     if held is None:
         return None
-    group = max(2 * WARP, _group(problem, held.thread_bytes // _loaded_with(problem)))
+    group = max(2 * WARP, _group(problem, _thread_bytes(problem, held)))
     while group <= MAX_BLOCK:
         plan = _in_registers(problem, limits, occupancy, "block", group, held)
         if plan is not None or not problem.fused:
             return plan
         group *= 2  # with what is loaded beside x, registers may be too few
     return None
+
+
+def _thread_bytes(problem: Problem, held: Held | None) -> int:
+    """Return how many bytes of a row a thread holds."""
+    return held.thread_bytes // _loaded_with(problem) if held else WARP_THREAD_BYTES
 
 
 def _loaded_with(problem: Problem) -> int:

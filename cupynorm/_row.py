@@ -556,16 +556,24 @@ def spelled_around(
         fused=True,
         beside=_bytes_of((*what.load_operands, *where), axes),
         ahead=_bytes_of(what.store_operands, axes),
-        others=OF_DROPOUT * drops + OF_SCALES * bool(what.scales) + sum(map(_registers_of, functions)),
+        stored=max(each.dtype.itemsize for each in what.outs),
+        others=OF_DROPOUT * drops
+        + OF_SCALES * bool(what.scales)
+        + OF_RESULT * (len(what.outs) - 1)
+        + OF_KEPT * (what.loaded is not None)
+        + sum(map(_registers_of, functions)),
     )
     texts = [each.struct_text(f"Function_{each.key}") for each in functions]
     text = _compile.text(op.source, whole.cpp, whole.dtype.itemsize, texts)
     return Spelled(problem, twin, load, store, whole, text)
 
 
-# Registers that a dropout's random words take while they are made, and what finds a row's largest result.
+# Registers that a dropout's random words take while they are made, what finds a row's largest result, each further result, and
+# what is kept of what was loaded.
 OF_DROPOUT = 16
-OF_SCALES = 16
+OF_SCALES = 8
+OF_RESULT = 16
+OF_KEPT = 8
 
 
 def _registers_of(function: Function) -> int:
