@@ -35,7 +35,8 @@ RAGGED_REGISTERS = {4: 16, 8: 24}
 PEELED_REGISTERS = {4: 0, 8: 56}
 MANY_PACKS = 4  # of a thread
 FEW_VALUES = 16  # of a thread, without parameters: 8 registers less will do
-# Of plans for what is computed on the way: threads of a block of cluster and uncached.
+# Of plans for what is computed on the way: threads of a block of cluster and uncached, and registers more for the former.
+CLUSTER_REGISTERS = 16
 ONE_SHOT_BLOCK = {4: 512, 8: 256}
 FUSED_BLOCK = 256
 AMPERE, HOPPER = 80, 90  # before the first the compiler wants 16 registers more; the second brought clusters
@@ -113,34 +114,37 @@ HELD = {
     (2, 8): _DOUBLES,
 }
 # The same where something is computed on the way, by (what, bytes of an element): without parameters, with them, and with
-# them to a byte an element. thread_bytes: of a row and of what is loaded with it. H200, benchmarks/NOTES.md: more elements a thread
-# than above, so that what each thread does once counts less; where few bytes are moved for each element, instructions limit.
+# them to a byte an element. thread_bytes: of a row and of all that is loaded with it. H200, benchmarks/NOTES.md: more elements a
+# thread than above, so that what each thread does once counts less; where few bytes are moved for each element, instructions limit,
+# and a block that goes through many rows saves more of them than it loses.
 FUSED_HELD = {
     ("masked", 2): (
         Held(512, 32, 256, 1536),
-        Held(1 << 10, 32, 64, 1536),
-        Held(16 << 10, 64, 64, 1024),
+        Held(1 << 10, 48, 64, 1536),
+        Held(4 << 10, 64, 64, 1024),
+        Held(16 << 10, 64, 256, 1024),
         Held(32 << 10, 64, 512, 1024),
     ),
     ("masked", 4): (
-        Held(4 << 10, 32, 128, 1536),
-        Held(8 << 10, 64, 128, 1152),
-        Held(32 << 10, 64, 256, 1024),
-        Held(128 << 10, 128, 256, 1024),
+        Held(512, 32, 128, 1536),
+        Held(4 << 10, 40, 128, 1536),
+        Held(8 << 10, 80, 128, 1152),
+        Held(32 << 10, 80, 256, 1024),
+        Held(128 << 10, 160, 256, 1024),
     ),
     ("scaled", 2): (
-        Held(1 << 10, 64, 64, 1024, 1),
-        Held(8 << 10, 64, 128, 1024, 1),
-        Held(32 << 10, 128, 256, 768),
+        Held(1 << 10, 96, 64, 1024, 1),
+        Held(4 << 10, 96, 128, 1024, 1),
+        Held(32 << 10, 192, 256, 768),
     ),
     ("scaled", 4): (
-        Held(8 << 10, 64, 256, 1024, 1),
-        Held(16 << 10, 64, 512, 1024, 1),
-        Held(128 << 10, 128, 512, 1024),
+        Held(8 << 10, 96, 256, 1024, 1),
+        Held(16 << 10, 192, 256, 1024),
+        Held(128 << 10, 192, 512, 1024),
     ),
     ("quantized", 2): (
-        Held(1 << 10, 32, 64, 1024, 1, rows=2),
-        Held(32 << 10, 64, 64, 1024),
+        Held(512, 32, 128, 1024, 3),
+        Held(32 << 10, 64, 128, 768, 2),
     ),
     ("quantized", 4): (
         Held(1 << 10, 32, 256, 768, 1, rows=2),
@@ -268,7 +272,7 @@ class Problem:
 
     Where something is computed on the way (cupynorm/fused.cuh), nothing goes through shared memory, and rows begin at packs:
     `fused`. `beside`: bytes of an element of each array that is loaded with x; `ahead`: of each that the results need, loaded
-    with it; `stored`: of the results; `others`: registers for the arithmetic.
+    with it; `stored`: of the results; `direct`: nothing is loaded but x, as it is; `others`: registers for the arithmetic.
 
     Where rows begin at no pack of 16 bytes, `widest` is what such a pack would have; `peel`: 1 if x lies in packs as y does, else
     2; `period`: so many rows further a row begins as this one does, 0 if that cannot be said.
@@ -287,6 +291,7 @@ class Problem:
     beside: tuple[int, ...] = ()
     ahead: tuple[int, ...] = ()
     stored: int = 0
+    direct: bool = True
     others: int = 0
 
     @property
@@ -479,13 +484,16 @@ def _is_sound(problem: Problem, limits: Limits, plan: Plan) -> bool:
     in_packs = plan.group == 0 and plan.variant != "uncached" and plan.peel < 2  # noqa: PLR2004
     keeps = keeps and (plan.kept_bytes == 0 or in_packs)
     if problem.fused:
-        keeps = keeps and plan.variant in FUSED_VARIANTS and plan.kept_bytes == 0 and not plan.persistent
+        keeps = keeps and plan.variant in FUSED_VARIANTS and plan.kept_bytes == 0
+        keeps = keeps and (problem.direct or not plan.persistent)
     hoists = plan.hoist in (0, 1, 2, 3) and (plan.hoist == 0 or (bool(problem.columns) and plan.group > 0))
     return shares and keeps and hoists and (not plan.persistent or _may_persist(problem, plan))
 
 
 def _may_persist(problem: Problem, plan: Plan) -> bool:
     """Say whether what is kept for a block's next rows, or on its way, is theirs."""
+    if problem.fused and not problem.direct:
+        return False
     if not plan.peel:
         return True  # else they must begin alike
     return problem.period > 0 and plan.rows_per_group == 1 and not (plan.stages and plan.peel > 1)
@@ -667,8 +675,8 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
         others += 24
     if int(limits.compute_capability) < AMPERE:
         others += 16
-    elif full and not (problem.columns or problem.beside) and problem.compute_bytes == 4 and values <= FEW_VALUES:  # noqa: PLR2004
-        others -= 8
+    elif full and not (problem.columns or problem.beside) and problem.compute_bytes == 4:  # noqa: PLR2004
+        others -= 8 * (values <= FEW_VALUES or (problem.fused and not many))
     return -(-(values + others) // 8) * 8
 
 
@@ -708,7 +716,10 @@ def _block(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | Non
 
 def _thread_bytes(problem: Problem, held: Held | None) -> int:
     """Return how many bytes of a row a thread holds."""
-    return held.thread_bytes // _loaded_with(problem) if held else WARP_THREAD_BYTES
+    if held is None:
+        return WARP_THREAD_BYTES
+    beside = sum((*problem.beside, *problem.ahead))
+    return held.thread_bytes * problem.load_bytes // (problem.load_bytes + beside)
 
 
 def _loaded_with(problem: Problem) -> int:
@@ -728,7 +739,7 @@ def _one_shot(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | 
         plan = _registers_plan(problem, plan)
         elements = plan.packs * plan.pack
         if elements <= max(most, problem.pack):
-            registers = _registers(problem, limits, elements, full=plan.full, hoist=False)
+            registers = CLUSTER_REGISTERS + _registers(problem, limits, elements, full=plan.full, hoist=False)
             plan = dataclasses.replace(
                 plan, least_blocks=max(1, min(2, limits.registers_per_sm // (registers * block)))
             )

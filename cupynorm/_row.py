@@ -557,6 +557,7 @@ def spelled_around(
         beside=_bytes_of((*what.load_operands, *where), axes),
         ahead=_bytes_of(what.store_operands, axes),
         stored=max(each.dtype.itemsize for each in what.outs),
+        direct=what.load is None and what.mask is None and what.loaded is None,
         others=OF_DROPOUT * drops
         + OF_SCALES * bool(what.scales)
         + OF_RESULT * (len(what.outs) - 1)
@@ -570,7 +571,7 @@ def spelled_around(
 
 # Registers that a dropout's random words take while they are made, what finds a row's largest result, each further result, and
 # what is kept of what was loaded.
-OF_DROPOUT = 16
+OF_DROPOUT = 40
 OF_SCALES = 8
 OF_RESULT = 16
 OF_KEPT = 8
