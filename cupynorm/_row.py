@@ -572,7 +572,7 @@ def spelled_around(
 # Registers that a dropout's random words take while they are made, what finds a row's largest result, each further result, and
 # what is kept of what was loaded.
 OF_DROPOUT = 40
-OF_SCALES = 8
+OF_SCALES = 16
 OF_RESULT = 16
 OF_KEPT = 8
 
