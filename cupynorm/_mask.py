@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-NO_BOUND = {4: 1 << 30, 8: 1 << 61}  # beyond every column, and sums with a query's number stay in so many bytes
+NO_BOUND = {
+    4: 1 << 30,
+    8: 1 << 61,
+}  # beyond every column, and sums with a query's number stay in so many bytes
 NARROW = 1 << 29  # up to here columns and queries are counted in 4 bytes
 
 

@@ -115,8 +115,8 @@ HELD = {
 }
 # The same where something is computed on the way, by (what, bytes of an element): without parameters, with them, and with
 # them to a byte an element. thread_bytes: of a row and of all that is loaded with it. H200, benchmarks/NOTES.md: more elements a
-# thread than above, so that what each thread does once counts less; where few bytes are moved for each element, instructions limit,
-# and a block that goes through many rows saves more of them than it loses.
+# thread than above, so that what each thread does once counts less; where few bytes are moved for each element, instructions
+# limit, and a block that goes through many rows saves more of them than it loses.
 FUSED_HELD = {
     ("masked", 2): (
         Held(512, 32, 256, 1536),
@@ -584,7 +584,8 @@ def _in_registers(
         return None
     alike = problem.peel and problem.period and not problem.columns
     rows = PEELED_ROWS[problem.held_bytes] if alike else held.rows
-    if rows * elements > MOST_ELEMENTS[problem.compute_bytes] // (1 if problem.fused else 2) or problem.compute_bytes == 8:  # noqa: PLR2004
+    most = MOST_ELEMENTS[problem.compute_bytes] // (1 if problem.fused else 2)
+    if rows * elements > most or problem.compute_bytes == 8:  # noqa: PLR2004
         rows = 1
     block = max(held.block, group)
     plan = dataclasses.replace(
@@ -642,7 +643,7 @@ def _words(problem: Problem, elements: int, *, hoist: bool) -> int:
 
 
 def _words_loaded(problem: Problem, elements: int) -> int:
-    """Return how many registers x and all that is loaded with it takes while it is on its way, with a third more for addresses."""
+    """Return how many registers x and all that is loaded with it take on their way; a third of that is for addresses."""
     return elements * (problem.load_bytes + sum((*problem.beside, *problem.ahead))) // 3
 
 
@@ -964,7 +965,7 @@ def _with_grid(
     if resident == 0:
         return None
     at_once = resident * plan.parts if plan.cluster > 1 else limits.sm_count * resident
-    waves = 1.0 if plan.persistent else waves
+    waves = min(1.0, waves) if plan.persistent else waves
     grid = int(max(1, min(blocks, at_once * waves, MAX_GRID)))
     unit = plan.parts
     if plan.persistent and plan.peel and grid < blocks:  # a group's next rows begin as its first

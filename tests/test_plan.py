@@ -259,3 +259,43 @@ def test_active_blocks_are_the_drivers(
     device: str, block: int, registers: int, shared_bytes: int, expected: int
 ) -> None:
     assert active_blocks(RECORDED[device], block, registers, shared_bytes) == expected
+
+
+MASKED = dataclasses.replace(problem(), fused=True, beside=(1,), direct=False, stored=2)
+SUM = dataclasses.replace(problem(), fused=True, columns=(2, 2), beside=(2, 2), direct=False, stored=2)
+TO_BYTES = dataclasses.replace(problem(), fused=True, columns=(2, 2), stored=1)
+
+
+def test_what_is_loaded_with_a_row_leaves_a_thread_less_of_it() -> None:
+    def held(**change: object) -> int:
+        plan = choose(dataclasses.replace(MASKED, **change), H200, resident)  # type: ignore[arg-type]
+        return plan.packs * plan.pack
+
+    assert [held(beside=beside) for beside in ((), (1,), (2,), (2, 2))] == [32, 16, 16, 8]
+
+
+def test_rows_to_bytes_go_through_blocks_unless_something_is_computed_on_the_way() -> None:
+    plan = choose(TO_BYTES, H200, resident)
+    added = dataclasses.replace(TO_BYTES, beside=(2,), direct=False)
+
+    assert (plan.hoist, plan.stages, plan.grid) == (2, 1, plan.resident_blocks * H200.sm_count)
+    assert not choose(added, H200, resident).persistent
+    with pytest.raises(DoesNotFitError):
+        choose(added, H200, resident, plan)
+
+
+@pytest.mark.parametrize("kind", [MASKED, SUM, TO_BYTES], ids=["masked", "sum", "to bytes"])
+@pytest.mark.parametrize(("load_bytes", "pack"), [(2, 8), (2, 1), (4, 4), (4, 1), (8, 2)])
+@pytest.mark.parametrize("device", ["h200", "t4"])
+def test_fused_rows_are_covered_exactly_once(kind: Problem, load_bytes: int, pack: int, device: str) -> None:
+    sizes = {"load_bytes": load_bytes, "compute_bytes": max(4, load_bytes), "pack": pack}
+    for cols in (*range(pack, 600 * pack, pack), *(1 << power for power in range(10, 24))):
+        plan = choose(
+            dataclasses.replace(kind, cols=cols, **sizes), RECORDED[device], lambda plan: plan.least_blocks
+        )
+        if plan.group:
+            assert plan.group * plan.packs * plan.parts >= cols // pack, cols
+            assert plan.full == (plan.group * plan.packs * plan.parts == cols // pack), cols
+            assert plan.packs * plan.pack * plan.rows_per_group <= 32, cols
+            assert plan.block % plan.group == 0, cols
+        assert plan.block * plan.least_blocks <= RECORDED[device].threads_per_sm, cols

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from cupynorm import Quantize, add_layer_norm, layer_norm, rms_norm, softmax
 from cupynorm._dtypes import DTYPES, QUANTIZED, device_dtype, quantized_dtype
+from cupynorm._plan import PLAIN
 from tests.gpu.agree import DTYPES as NAMES
 from tests.test_quantized import LARGEST, ladder, nearest, values_of
 
@@ -81,6 +83,30 @@ def test_every_variant(xp: Any, name: str, variant: str, cols: int) -> None:
     got = xp.asnumpy(scales)
     np.testing.assert_allclose(got, np.abs(y).max(axis=1) / LARGEST[name], rtol=3e-6)
     assert_nearest(stored(xp, q, name), y / got.astype(np.float64)[:, None], name)
+
+
+@small
+@pytest.mark.parametrize("name", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("scale", [None, 0.03])
+@pytest.mark.parametrize(
+    ("rows_per_group", "hoist", "stages"),
+    [(1, 0, 1), (1, 1, 2), (1, 2, 0), (1, 2, 1), (1, 3, 1), (2, 0, 0), (2, 1, 0), (2, 3, 0), (2, 2, 1)],
+)
+def test_groups_that_hold_several_rows_and_blocks_that_go_through_many(
+    xp: Any, name: str, scale: float | None, rows_per_group: int, hoist: int, stages: int
+) -> None:
+    """With a grid so small that each block has many rows, at the end fewer than it can hold."""
+    x = normal(67, 256, dtype="float16")
+    y = CALLS["layer_norm"](np, x.astype(np.float64))
+    plan = dataclasses.replace(
+        PLAIN, variant="warp", pack=8, packs=2, group=16, rows_per_group=rows_per_group, hoist=hoist
+    )
+    plan = dataclasses.replace(plan, stages=stages, block=64, waves=0.002, full=True)
+
+    result = CALLS["layer_norm"](xp, xp.asarray(x), quantize=Quantize(name, scale), plan=plan)
+
+    q, by = (result, scale) if scale else (result[0], xp.asnumpy(result[1]).astype(np.float64)[:, None])
+    assert_nearest(stored(xp, q, name), y / by, name)
 
 
 @pytest.mark.parametrize("name", ["int8", "float8_e4m3fn"])
