@@ -112,8 +112,7 @@ class Spelled(NamedTuple):
     def expression(self, plan: Plan) -> str:
         """Write the kernel's name with its template arguments, as NVRTC's demangler would."""
         numbers = ", ".join(map(_compile.spell, plan.template))
-        numbers = f"cupynorm::{'Registers' if plan.group else 'Staged'}<{numbers}>"
-        return f"cupynorm::{plan.kernel}<{self.kind}, {numbers}>"
+        return f"cupynorm::{plan.kernel}<{self.kind}, cupynorm::{plan.shape}<{numbers}>>"
 
 
 def spelled(

@@ -163,7 +163,7 @@ VARIANT = Name("variant", _variants)
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 _plan_option = click.option(
-    "--plan", type=VARIANT, help="Force a variant: warp, block, cluster, split, shared, uncached."
+    "--plan", type=VARIANT, help="Force a variant: warp, block, cached, cluster, split, shared, uncached."
 )
 _op_argument = click.argument("op", type=Name("op", _ops), metavar="OP")
 _axis_option = click.option(

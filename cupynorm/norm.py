@@ -52,8 +52,8 @@ def layer_norm(
 
     With return_stats: (y, mean, rstd), where rstd = 1 / sqrt(var + eps); both have x's shape without the normalised axes, in
     float32 (float64). `out` may be x itself. An x without rows gives an empty result. `plan` forces a variant
-    ("warp", "block", "cluster", "split", "shared", "uncached") on a device; of a call with anything fused into it
-    shared and split hold no row.
+    ("warp", "block", "cached", "cluster", "split", "shared", "uncached") on a device; of a call with anything fused into it
+    cached, shared and split hold no row.
 
     With quantize=, the dtype of the result is "int8", "float8_e4m3fn" or "float8_e5m2". Given as that name, each row has its
     own scale, and (q, scales) comes back, before statistics; given as cupynorm.Quantize(name, scale), which see, q alone.

@@ -45,9 +45,10 @@ TRIED_ELEMENTS = {
 }  # that a thread holds, by bytes of the compute type: twice what the table takes
 SURELY = 12  # registers that a thread wants beside its values, at the very least
 MOST_REGISTERS = 255
-# Rows below that many bytes gain nothing from shared memory, nor from being read twice.
-KEPT_BYTES = (16 << 10, 112 << 10)  # of a row, by a block of a cluster
+# Rows below that many bytes gain nothing from the level-1 cache, from shared memory, nor from being read twice.
+CACHED_ROW_BYTES = 2 << 10
 SHARED_ROW_BYTES = 16 << 10
+KEPT_BYTES = (16 << 10, 112 << 10)  # of a row, by a block of a cluster
 WHOLE_BLOCK_REGISTERS = {4: 64, 8: 128}  # a guess, by bytes of the compute type
 # Replays of all candidates, and how many go on; then more replays of those.
 FIRST, GOING_ON = 3, 16
@@ -109,6 +110,8 @@ def candidates(problem: Problem, limits: Limits, most: int) -> list[Plan]:
     nearest = sorted(_in_registers(worked, limits), key=_distance(worked, limits, next(iter(found))))
     wide = problem.cols * problem.held_bytes > SHARED_ROW_BYTES
     rest = [*_clusters(worked, limits), *_whole_block(worked, limits)] if wide else []
+    if problem.cols * problem.held_bytes >= CACHED_ROW_BYTES:
+        rest = [*_cached(worked, limits), *rest]
     add(nearest, most - len(found) - min(len(rest), most // 2))
     add(rest, most - len(found))
     add(nearest, most - len(found))
@@ -182,6 +185,20 @@ def _clusters(problem: Problem, limits: Limits) -> Iterator[Plan]:
                 parts=parts,
                 stages=stages,
                 block=block,
+            )
+
+
+def _cached(problem: Problem, limits: Limits) -> Iterator[Plan]:
+    for packs, threads in itertools.product((4, 2, 1), RESIDENT_THREADS[1:]):
+        whole = math.ceil(problem.cols / problem.pack / packs / WARP)
+        for block in {min(warps * WARP, MAX_BLOCK) for warps in (whole, math.ceil(whole / 2))}:
+            yield dataclasses.replace(
+                EMPTY_PLAN,
+                variant="cached",
+                pack=problem.pack,
+                packs=packs,
+                block=block,
+                least_blocks=max(1, min(threads // block, limits.blocks_per_sm)),
             )
 
 

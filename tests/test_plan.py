@@ -31,9 +31,9 @@ def problem(
         (8, "warp"),
         (512, "warp"),
         (520, "block"),
-        (16384, "block"),
-        (16392, "shared"),
-        (32768, "shared"),
+        (2040, "block"),
+        (2048, "cached"),
+        (32768, "cached"),
         (32776, "cluster"),
         (1802240, "cluster"),
         (1802248, "split"),
@@ -51,8 +51,8 @@ def test_variant_changes_at_the_edge(cols: int, variant: str) -> None:
     [
         (512, "warp"),
         (520, "block"),
-        (16384, "block"),
-        (16392, "shared"),
+        (32768, "cached"),
+        (32776, "shared"),
         (82432, "shared"),
         (82440, "split"),
     ],
@@ -66,7 +66,8 @@ def test_without_clusters_shared_memory_is_next(cols: int, variant: str) -> None
 @pytest.mark.parametrize(
     ("rows", "cols", "variant"),
     [
-        (1, 16376, "block"),
+        (1, 2040, "block"),
+        (1, 16376, "cached"),
         (1, 16384, "cluster"),
         (16, 65536, "cluster"),
         (1, 2**19, "cluster"),
@@ -227,7 +228,8 @@ def test_a_forced_variant_that_cannot_hold_the_row_says_so(variant: str, cols: i
 
 def test_an_unknown_variant_is_named_with_those_that_exist() -> None:
     with pytest.raises(
-        ValueError, match="plan 'fast' is not a variant: use warp, block, cluster, split, shared, uncached"
+        ValueError,
+        match="plan 'fast' is not a variant: use warp, block, cached, cluster, split, shared, uncached",
     ):
         choose(problem(), H200, resident, "fast")
 
