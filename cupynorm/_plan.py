@@ -1003,6 +1003,9 @@ def _split_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Pl
     if most < 1:
         return None
     at_once, parts = _rows_of_split(problem, limits, plan), min(most, _parts_of_split(problem, limits, plan))
+    # in place they lie where x was, which must not be read again
+    if problem.peel < 2 and plan.kept_bytes < parts * letters_bytes + 8:  # noqa: PLR2004
+        return None
     plan = dataclasses.replace(
         plan, parts=parts, shared_bytes=min(plan.kept_bytes, _part_bytes(problem, parts))
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 
@@ -89,6 +90,23 @@ def test_blocks_that_wait_for_one_another_are_no_more_than_the_device_runs() -> 
 
         assert plan.grid % plan.parts == 0
         assert plan.grid <= H200.sm_count * plan.resident_blocks
+
+
+@pytest.mark.parametrize("compute_bytes", [4, 8])
+def test_blocks_that_share_a_row_keep_what_their_letters_replace(compute_bytes: int) -> None:
+    """In place those lie where x was: what is not kept of it would be read again."""
+    wide = problem(rows=64, cols=2**20, compute_bytes=compute_bytes)
+    chosen = choose(wide, H200, resident, "split")
+
+    taken = []
+    for kept_bytes in range(0, 20 << 10, 16):
+        with contextlib.suppress(DoesNotFitError):
+            taken.append(choose(wide, H200, resident, dataclasses.replace(chosen, kept_bytes=kept_bytes)))
+
+    assert taken
+    assert all(plan.kept_bytes >= plan.parts * 8 * compute_bytes + 8 for plan in taken)
+    elsewhere = dataclasses.replace(wide, pack=1, widest=8, peel=2, period=8)  # x is not where y is
+    assert choose(elsewhere, H200, resident, "split").kept_bytes == 0
 
 
 @pytest.mark.parametrize("cols", [63, 65, 1023, 1025, 5001, 16383])
