@@ -14,9 +14,9 @@ MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
 
 # A module imports from layers above its own in this table, or from its own layer what stands before it there.
 LAYERS = [
-    ["_dtypes", "_limits", "_plan", "_philox", "reference"],
-    ["_cache", "_cubins", "_device", "_nvrtc", "_compile", "_blas"],
-    ["_special", "_expression", "functions"],
+    ["_dtypes", "_limits", "_plan", "_philox", "_special", "reference"],
+    ["_ask", "_cache", "_cubins", "_device", "_nvrtc", "_compile", "_blas"],
+    ["_expression", "functions"],
     ["functors", "_arguments", "_mask", "_extras", "_remembered", "_tuned"],
     ["_row"],
     [
@@ -35,6 +35,8 @@ LAYERS = [
     ["__init__"],
     [
         "catalog",
+        "forms",
+        "explain",
         "testing",
         "environment",
         "files",
