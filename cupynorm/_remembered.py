@@ -304,11 +304,11 @@ class Calls:
     """What one thread remembers.
 
     kind: the type of device arrays, None before the first came. stream: gives a device's current stream. several: there is
-    more than one device. same: by the key of _row.run; holds for one gamma and beta. alike: by Given.alike. each: those of
-    _elementwise, by its own key. fused: calls with something fused, by key().
+    more than one device. same: by the key of _row.run; holds for one gamma and beta. alike: by Given.alike. each, heads: those of
+    _elementwise and _heads, by their own keys. fused: calls with something fused, by key().
     """
 
-    __slots__ = ("_ready", "alike", "each", "fused", "kind", "same", "several", "stream")
+    __slots__ = ("_ready", "alike", "each", "fused", "heads", "kind", "same", "several", "stream")
 
     def __init__(self) -> None:
         self.kind: Any = None
@@ -317,6 +317,7 @@ class Calls:
         self.same: dict[Any, Remembered] = {}
         self.alike: dict[Any, Remembered] = {}
         self.each: dict[Any, Any] = {}
+        self.heads: dict[Any, Any] = {}
         self.fused: dict[Any, Again] = {}
         self._ready: set[int] = set()
 
