@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cupynorm import _compile, _device, _tuned
+from cupynorm import _ask, _compile, _device, _tuned
 from cupynorm._arguments import Call, check, check_eps, view
-from cupynorm._dtypes import Dtype, compute_dtype, cpp, dtype_of
+from cupynorm._dtypes import Dtype, compute_dtype, cpp
 from cupynorm._expression import DeviceFunction, Expression, traced
 from cupynorm._extras import CheckedExtras, Extras
-from cupynorm._limits import RECORDED, Limits, active_blocks
+from cupynorm._limits import Limits
 from cupynorm._mask import Mask
 from cupynorm._mask import twin as mask_twin
 from cupynorm._philox import Dropout
@@ -57,7 +57,6 @@ from cupynorm.reference import LARGEST
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from cupynorm._nvrtc import Cubin
     from cupynorm._remembered import Launch
 
 Function = Expression | DeviceFunction
@@ -278,6 +277,7 @@ def _run_checked(
     call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, columns=columns)
     stats = [call.empty_statistic() for _ in op.stats] if return_stats else []
     if not call.on_device:
+        _ask.answer(lambda: _spelled_call(op, call, (), exact))
         op.reference(x, gamma, beta, call.axes, exact, call.out, *stats)
     elif x.size:
         given = Given(x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
@@ -288,12 +288,16 @@ def _run_checked(
     return (call.out, *stats) if stats else call.out
 
 
+def _spelled_call(op: RowOp, call: Call, stats: Sequence[int], eps: float) -> Spelled:
+    columns = {name: view(array) for name, array in call.columns.items()}
+    return spelled(op, view(call.x), view(call.out), call.axes, columns, stats, eps)
+
+
 def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Given) -> Remembered:
     """Launch a checked call that has rows; return how to do it again."""
     module = _device.cupy()
     x, y = view(call.x), view(call.out)
-    columns = {name: view(array) for name, array in call.columns.items()}
-    what = spelled(op, x, y, call.axes, columns, [array.data.ptr for array in stats], eps)
+    what = _spelled_call(op, call, [array.data.ptr for array in stats], eps)
     with module.cuda.Device(call.device):
         _thread.calls.prepare(call.device)
         found = _prepared(call.device, what, given.plan)
@@ -362,9 +366,11 @@ def run_fused(
     stats = [call.empty_statistic() for _ in op.stats] if return_stats else []
     results = (call.out, *fused.results, *stats)
     if not call.on_device:
+        _ask.answer(lambda: _spelled_fused(op, call, (), exact, fused))
         op.reference(x, gamma, beta, call.axes, exact, call.out, *stats, extras=fused.on_host())
     elif x.size:
-        launched = _launch_fused(op, call, stats, exact, fused, plan)
+        spelling = _spelled_fused(op, call, [array.data.ptr for array in stats], exact, fused)
+        launched = launch_around(call.device, spelling, plan)
         if known is not None:
             remember(known[0], launched, given, results if out is None else results[1:], place, None)
     return results if len(results) > 1 else call.out
@@ -389,22 +395,10 @@ def calls_of_thread() -> Calls:
     return _thread.calls
 
 
-def _launch_fused(
-    op: RowOp, call: Call, stats: Sequence[Any], eps: float, fused: CheckedExtras, plan: str | Plan | None
-) -> tuple[Launch, Struct]:
-    """Launch a checked call with something fused around it, that has rows; return how to do it again."""
-    return launch_around(
-        op,
-        call.device,
-        view(call.x),
-        call.axes,
-        {name: view(array) for name, array in call.columns.items() if name != "bias"},
-        [array.data.ptr for array in stats],
-        eps,
-        call.compute,
-        around(call, fused),
-        plan,
-    )
+def _spelled_fused(op: RowOp, call: Call, stats: Sequence[int], eps: float, fused: CheckedExtras) -> Spelled:
+    """Turn a checked call with something fused around it into the problem and its structs."""
+    columns = {name: view(array) for name, array in call.columns.items() if name != "bias"}
+    return spelled_around(op, view(call.x), call.axes, columns, stats, eps, call.compute, around(call, fused))
 
 
 class Around(NamedTuple):
@@ -485,7 +479,7 @@ def around(call: Call, fused: CheckedExtras) -> Around:
     if fused.quantize is not None:
         scale = fused.quantize.scale
         if fused.quantize.per_row:
-            what = what._replace(scales=fused.scales.data.ptr)
+            what = what._replace(scales=view(fused.scales).pointer)
         else:
             given = (
                 view(scale.reshape(())).broadcast_to(shape)
@@ -581,21 +575,9 @@ def _bytes_of(operands: Sequence[Operand], axes: int) -> tuple[int, ...]:
     )
 
 
-def launch_around(
-    op: RowOp,
-    device: int,
-    x: View,
-    axes: int,
-    columns: Mapping[str, View],
-    stats: Sequence[int],
-    eps: float,
-    compute: Dtype,
-    what: Around,
-    plan: str | Plan | None,
-) -> tuple[Launch, Struct]:
+def launch_around(device: int, spelling: Spelled, plan: str | Plan | None) -> tuple[Launch, Struct]:
     """Launch an op with what is computed around it, on rows that there are; return the launch and its parameter."""
     module = _device.cupy()
-    spelling = spelled_around(op, x, axes, columns, stats, eps, compute, what)
     with module.cuda.Device(device):
         _thread.calls.prepare(device)
         found = _prepared(device, spelling, plan)
@@ -671,128 +653,3 @@ def forget() -> None:
         _launches.clear()
     _compile.forget()
     _tuned.forget()
-
-
-@dataclasses.dataclass(frozen=True)
-class Explanation:
-    """What a call would launch, and why.
-
-    source: where the plan comes from: "table" (of _plan.py), "tuned" (`cupynorm tune` found it) or "wanted" (by plan=).
-    registers: None where no compiler was there to ask.
-    """
-
-    op: str
-    device: str
-    problem: Problem
-    plan: Plan
-    source: str
-    registers: int | None
-    occupancy: float  # threads resident / threads that an SM can hold
-    bytes_moved: int
-    kernel: str
-    note: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields, for JSON."""
-        return dataclasses.asdict(self)
-
-
-CLUSTER_GROUP = 16  # multiprocessors that a cluster stays within
-REGISTER_BOUND = 64  # what a block of 1024 threads can have at most: the guess where nobody can be asked
-
-
-def explain(
-    op: RowOp,
-    shape: tuple[int, ...],
-    dtype: Any,
-    *,
-    axis: int | tuple[int, ...] = -1,
-    out_dtype: Any = None,
-    gamma_dtype: Any = None,
-    plan: str | Plan | None = None,
-    device: str | None = None,
-) -> Explanation:
-    """Say what op(x) would launch for a contiguous, aligned x, on a device of RECORDED or the present one.
-
-    Registers come from the compiler (NVRTC needs no device); without NVRTC the kernel's upper bound stands for them.
-    Raises ValueError for an unknown device or a variant that cannot hold the row, NoDeviceError if there is no device to ask.
-    """
-    if device is not None and device not in RECORDED:
-        raise ValueError(f"device {device!r} is not recorded: use {', '.join(RECORDED)}")
-    x = _imagined(shape, dtype_of(dtype))
-    y = _imagined(shape, dtype_of(out_dtype) if out_dtype is not None else x.dtype)
-    from cupynorm._arguments import trailing_axes  # noqa: PLC0415
-
-    axes = trailing_axes(axis, shape)
-    if 0 in shape:
-        raise ValueError(f"shape {shape} is empty: nothing would be launched")
-    weight = dtype_of(gamma_dtype) if gamma_dtype is not None else x.dtype
-    columns = {name: _imagined(shape[len(shape) - axes :], weight) for name in op.columns}
-    what = spelled(op, x, y, axes, columns)
-    limits = _device.present_limits() if device is None else RECORDED[device]
-    ask = _Compiled(what, limits)
-    chosen, source = _choose(what, limits, ask.resident_blocks, plan, tuned=device is None)
-    parameters = sum(math.prod(each.shape) * each.dtype.itemsize for each in columns.values())
-    return Explanation(
-        op=op.name,
-        device=limits.name,
-        problem=what.problem,
-        plan=chosen,
-        source=source,
-        registers=ask.registers(chosen),
-        occupancy=_resident_blocks(chosen, limits) * chosen.block / limits.threads_per_sm,
-        bytes_moved=math.prod(shape) * (x.dtype.itemsize + y.dtype.itemsize) + parameters,
-        kernel=what.expression(chosen),
-        note=ask.note,
-    )
-
-
-def _resident_blocks(plan: Plan, limits: Limits) -> float:
-    return plan.resident_blocks * (plan.cluster / limits.sm_count if plan.cluster > 1 else 1)
-
-
-def _imagined(shape: tuple[int, ...], dtype: Dtype) -> View:
-    strides = tuple(math.prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape)))
-    return View(0, shape, strides, dtype)
-
-
-class _Compiled:
-    """Occupancy without a device: registers by NVRTC, blocks by the occupancy calculator."""
-
-    def __init__(self, what: Spelled, limits: Limits) -> None:
-        from cupynorm import _nvrtc  # noqa: PLC0415  18 ms, which only explain() needs
-
-        self._nvrtc = _nvrtc
-        self._what = what
-        self._limits = limits
-        self._images: dict[str, Cubin] = {}
-        version = _nvrtc.available()
-        self.note = (
-            ""
-            if version
-            else "NVRTC is not installed: registers are not known, and their bound is taken for occupancy"
-        )
-
-    def _image(self, plan: Plan) -> Cubin | None:
-        if self.note:
-            return None
-        expression = self._what.expression(plan)
-        if expression not in self._images:
-            self._images[expression] = self._nvrtc.compile(
-                self._what.text, expression, _compile.options(), arch=self._limits.compute_capability
-            )
-        return self._images[expression]
-
-    def registers(self, plan: Plan) -> int | None:
-        image = self._image(plan)
-        return None if image is None else image.registers
-
-    def resident_blocks(self, plan: Plan) -> int:
-        image = self._image(plan)
-        registers, static = (image.registers, image.shared_bytes) if image else (REGISTER_BOUND, 0)
-        resident = active_blocks(self._limits, plan.block, registers, plan.shared_bytes + static)
-        if plan.cluster == 1:
-            return resident
-        # a cluster stays within a group of multiprocessors
-        groups = self._limits.sm_count // CLUSTER_GROUP
-        return groups * (CLUSTER_GROUP * resident // plan.cluster)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _compile, _device, _row
+from cupynorm import _compile, _device, _row, explain
 from cupynorm.norm import LAYER_NORM
 from tests import simulator
 from tests.simulator import simulated
@@ -179,7 +179,7 @@ def test_template_arguments_are_spelled_in_cpp(value: Any, spelling: str) -> Non
 
 
 def test_explain_needs_no_device() -> None:
-    found = _row.explain(LAYER_NORM, (49152, 1024), "float16", device="h200")
+    found = explain.explain(LAYER_NORM, (49152, 1024), "float16", device="h200")
 
     assert found.plan.variant in {"warp", "block"}
     assert found.bytes_moved == 49152 * 1024 * 4 + 2 * 1024 * 2
@@ -190,6 +190,6 @@ def test_explain_needs_no_device() -> None:
 
 def test_explain_names_the_devices_it_knows() -> None:
     with pytest.raises(ValueError, match="device 'h300' is not recorded: use h200, a100, t4, rtx4090"):
-        _row.explain(LAYER_NORM, (4, 4), "float32", device="h300")
+        explain.explain(LAYER_NORM, (4, 4), "float32", device="h300")
     with pytest.raises(ValueError, match="nothing would be launched"):
-        _row.explain(LAYER_NORM, (0, 4), "float32", device="h200")
+        explain.explain(LAYER_NORM, (0, 4), "float32", device="h200")
