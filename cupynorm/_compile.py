@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from cupynorm import _cubins, _device
 from cupynorm._device import CompileError
+from cupynorm._values import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

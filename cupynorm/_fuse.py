@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cupynorm import _ask, _row, reference
+from cupynorm import _around, _ask, _row, reference
 from cupynorm._arguments import view
+from cupynorm._around import Function
 from cupynorm._dtypes import Dtype
 from cupynorm._plan import Plan
-from cupynorm._row import Function, RowOp
+from cupynorm._row import RowOp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -67,8 +68,8 @@ class FusedCall:
 
 
 def run(call: FusedCall) -> tuple[Any, Any]:
-    """Run a call on its device: fill outs, loaded and stats. Return what _row.remember takes."""
-    return _row.launch_around(
+    """Run a call on its device: fill outs, loaded and stats. Return what _around.remember takes."""
+    return _around.launch_around(
         call.device, _spelled(call, [array.data.ptr for array in call.stats]), call.plan
     )
 
@@ -79,7 +80,7 @@ def _spelled(call: FusedCall, stats: Sequence[int]) -> _row.Spelled:
         tuple(each.value if each.array is None else each.stretched(shape) for each in given)
         for given in (call.load_operands, call.store_operands)
     )
-    return _row.spelled_around(
+    return _around.spelled_around(
         call.op,
         view(call.x),
         call.axes,
@@ -87,7 +88,7 @@ def _spelled(call: FusedCall, stats: Sequence[int]) -> _row.Spelled:
         stats,
         call.eps,
         call.compute,
-        _row.Around(
+        _around.Around(
             tuple(map(view, call.outs)),
             call.load,
             load,

@@ -7,12 +7,13 @@ import dataclasses
 import functools
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupynorm import _device
 from cupynorm._dtypes import Dtype
+from cupynorm._values import NamedTuple, dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,7 +84,7 @@ def layout(given: Any) -> tuple[int, ...] | bool:
     return given._c_contiguous or given.strides  # type: ignore[no-any-return]  # noqa: SLF001
 
 
-@dataclasses.dataclass(slots=True, eq=False, repr=False)  # its other methods would be written at import
+@dataclass(slots=True, eq=False, repr=False)
 class Remembered:
     """A call that was checked and planned: it may be launched again with another x, and another `out` of y's layout.
 

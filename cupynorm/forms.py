@@ -15,7 +15,7 @@ from cupynorm import _dtypes, add_norm, catalog, elementwise, heads
 from cupynorm._dtypes import compute_dtype, device_dtype, dtype_of, quantized_dtype
 from cupynorm._extras import Quantize
 from cupynorm._philox import Dropout
-from cupynorm.fuse import fuse
+from cupynorm.fusion import fuse
 from cupynorm.norm import layer_norm
 from cupynorm.softmax import log_softmax, softmax
 
