@@ -430,6 +430,8 @@ def _pattern(given: Given, cols: int) -> Any:
     """Return bytes of what an array holds, on the device. Zeros would cost less power than the numbers that people have."""
     if given.holds == "lengths":
         numbers: Any = np.full(PATTERN, cols)
+    elif given.holds == "ragged":
+        numbers = forms.ragged(given.shape[0], cols).reshape(-1)
     elif given.holds == "mask":
         numbers = np.random.default_rng(0).random(PATTERN) < forms.KEPT
     else:

@@ -121,9 +121,10 @@ def spelled_form(what: Form, rows: int, cols: int, dtype: Any, offset: int = 0) 
     for name, (each, kind, holds) in what.given(rows, cols, dtype_of(dtype)).items():
         if holds == "result":
             continue
-        # memory that nobody touches is not there
-        memory = np.full(each, cols, kind) if holds == "lengths" else np.empty(math.prod(each) + offset, kind)
-        given[name] = memory.reshape(-1)[offset if holds != "lengths" else 0 :].reshape(each)
+        if holds in {"lengths", "ragged"}:  # which are looked at
+            given[name] = np.full(each, cols, kind)
+        else:  # memory that nobody touches is not there
+            given[name] = np.empty(math.prod(each) + offset, kind)[offset:].reshape(each)
     return _ask.spelled_by(lambda: what.call(given))
 
 

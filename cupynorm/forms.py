@@ -27,12 +27,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]
 
-EVEN = (
-    (49152, 128),
-    (49152, 1024),
-    (49152, 4096),
-    (49152, 8192),
-)  # rows x columns that are measured by default
+# rows x columns that are measured by default
+EVEN = tuple((49152, cols) for cols in (128, 512, 1024, 2048, 4096, 8192))
 TOKENS = ((4096, 768),)  # 32 texts of 128 tokens, BERT-base
 KEPT = 0.8  # of a mask of bytes
 P, SEED = 0.1, 7  # of a dropout
@@ -46,7 +42,7 @@ def _wide(x: Any) -> Array:
 
 
 class Given(NamedTuple):
-    """An array of a form's call. holds: "numbers", "mask" (bytes), "lengths" (all columns), or "result", which is written."""
+    """An array of a form's call. holds: "numbers", "mask" (bytes), "lengths" (all columns), "ragged", "result" (written)."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -149,12 +145,15 @@ def _scores(rows: int, cols: int, dtype: Any) -> dict[str, Given]:
 
 
 class _Mask(NamedTuple):
-    """A mask: what it adds to the given arrays, the options of a call, and what is kept, of x's shape."""
+    """A mask: what it adds to the given arrays, the options of a call, and what is kept, of x's shape.
+
+    read: how many elements of x of such a shape; None for all.
+    """
 
     given: Callable[[tuple[int, ...], Any], dict[str, Given]]
     options: Callable[[Arrays], dict[str, Any]]
     kept: Callable[[Arrays], Any]
-    structural: bool = False
+    read: Callable[[tuple[int, ...]], int] | None = None
     target: float | None = None
 
 
@@ -167,6 +166,28 @@ def _diagonal(a: Arrays) -> Any:
     return np.arange(queries)[:, None] - np.arange(keys)
 
 
+def _band(shape: tuple[int, ...], before: int) -> int:
+    """Return how many keys all queries keep that see themselves and so many before."""
+    query = np.arange(shape[-2])
+    kept = np.minimum(query + 1, shape[-1]) - np.maximum(query - before, 0)
+    return int(np.maximum(kept, 0).sum()) * math.prod(shape[:-2])
+
+
+def ragged(batch: int, cols: int) -> Array:
+    """Return a length for each of a batch; the same at each call."""
+    return np.random.default_rng(1).integers(1, cols + 1, (batch, 1), np.int32)
+
+
+def _by_lengths(holds: str, read: Callable[[tuple[int, ...]], int] | None) -> _Mask:
+    return _Mask(
+        lambda shape, _: {"lengths": Given((shape[0], 1), np.dtype(np.int32), holds)},
+        lambda a: {"lengths": a["lengths"]},
+        lambda a: np.arange(a["x"].shape[-1]) < a["lengths"][..., None],
+        read,
+        0.95,
+    )
+
+
 MASKS = {
     "where": _Mask(
         lambda shape, _: {"where": Given(shape, np.dtype(np.bool_), "mask")},
@@ -174,27 +195,27 @@ MASKS = {
         lambda a: a["where"],
         target=0.95,
     ),
-    "lengths": _Mask(
-        lambda shape, _: {"lengths": Given((shape[0], 1), np.dtype(np.int32), "lengths")},
-        lambda a: {"lengths": a["lengths"]},
-        lambda a: np.arange(a["x"].shape[-1]) < a["lengths"][..., None],
-        target=0.95,
-    ),
+    "lengths": _by_lengths("lengths", None),
+    "ragged": _by_lengths("ragged", lambda shape: int(ragged(shape[0], shape[2]).sum()) * shape[1]),
     "causal": _Mask(
-        lambda _, __: {}, lambda _: {"causal": True}, lambda a: _diagonal(a) >= 0, structural=True, target=0.95
+        lambda _, __: {},
+        lambda _: {"causal": True},
+        lambda a: _diagonal(a) >= 0,
+        lambda shape: _band(shape, shape[-1]),
+        0.95,
     ),
     "window": _Mask(
         lambda _, __: {},
         lambda _: {"window": (WINDOW, 0)},
         lambda a: (_diagonal(a) >= 0) & (_diagonal(a) <= WINDOW),
-        structural=True,
+        lambda shape: _band(shape, WINDOW),
     ),
     "bias": _Mask(
         lambda shape, dtype: {"bias": Given(shape[1:], dtype)},
         lambda a: {"bias": a["bias"]},
         lambda _: np.ones((), bool),
     ),
-}  # fmt: skip
+}
 
 
 def _masked(op: Any, what: str) -> Form:
@@ -223,12 +244,7 @@ def _masked(op: Any, what: str) -> Form:
             dropped = one.triu(1) | one.tril(-WINDOW - 1) if what == "window" else one.triu(1)
         return getattr(t, op.__name__)(z.masked_fill(dropped, -math.inf), -1)
 
-    def unread(shape: tuple[int, ...]) -> int:
-        diagonal = np.arange(shape[-2])
-        begin = np.maximum(diagonal - WINDOW, 0) if what == "window" else 0
-        kept = np.maximum(np.minimum(diagonal + 1, shape[-1]) - begin, 0)
-        return math.prod(shape) - int(kept.sum()) * math.prod(shape[:-2])
-
+    read = mask.read
     return Form(
         f"{op.__name__}/{what}",
         given,
@@ -236,7 +252,7 @@ def _masked(op: Any, what: str) -> Form:
         reference,
         torch,
         mask.target,
-        unread=unread if mask.structural else None,
+        unread=None if read is None else lambda shape: math.prod(shape) - read(shape),
     )
 
 
@@ -517,6 +533,6 @@ def inputs(what: Form, rows: int, cols: int, dtype: Any) -> Arrays:
             found[name] = (2 * random.standard_normal(shape)).astype(kind)
         elif holds == "mask":
             found[name] = random.random(shape) < KEPT
-        elif holds == "lengths":
+        elif holds in {"lengths", "ragged"}:
             found[name] = random.integers(0, cols + 1, shape).astype(kind)
     return found

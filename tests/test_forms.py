@@ -159,6 +159,8 @@ def test_what_a_mask_by_structure_drops_is_not_read() -> None:
         moved = FORMS[f"softmax/{name}"].bytes_moved(128, 64, "float32")
         assert moved == 2 * 4 * (64 * 64 + int(what.sum()))
     assert FORMS["softmax/lengths"].bytes_moved(128, 64, "float16") == 2 * 64 * 64 * 4 + 2 * 4
+    kept = int(forms.ragged(2, 64).sum()) * 64
+    assert FORMS["softmax/ragged"].bytes_moved(128, 64, "float16") == (2 * 64 * 64 + kept) * 2 + 2 * 4
     assert FORMS["layer_norm/int8"].bytes_moved(3, 5, "float16") == 3 * 5 * 3 + 3 * 4 + 2 * 5 * 2
 
 
