@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 SIMULATED = os.environ.get("CUPYNORM_TEST_DEVICE") == "simulator"
 SAMPLED = {
     f"test_{name}.py"
-    for name in ("attention", "elementwise", "encoder", "fusion", "heads", "masks", "quantized")
+    for name in ("attention", "elementwise", "encoder", "forms", "fusion", "heads", "masks", "quantized")
 }
 EVERY = 8
 
