@@ -267,6 +267,7 @@ ODD_COLS = (33, 127, 1000, 1023, 5001, 50257)
 ODD = (*((8192, cols, 0) for cols in ODD_COLS), (8192, 1024, 1))
 FEW = tuple((rows, cols, 0) for cols in (1 << 16, 1 << 20, 1 << 24) for rows in (1, 16, 64))
 FEW_DTYPES = ("float16", "float32")
+ALL_DTYPES = ("float16", "bfloat16", "float32")
 QUICK_COLS = 1024  # of what is not an op alone
 QUICK = (
     (ROWS, 64, 0),
@@ -310,13 +311,14 @@ def points(
     """Return what to measure: every combination of rows and cols if either is given, else the default sweep.
 
     Where rows are not given there are 49152, 4096 from 65536 columns on, and half as many until x and y are 6 GiB at most.
-    Forms of ops have few shapes of their own, and are measured with what they are to be as fast as.
+    Forms of ops have few shapes of their own, and are measured with what they are to be as fast as. Without dtypes, ops alone
+    are measured in those of 2 and 4 bytes, forms and quick ones in float16 and float32.
     """
     found = []
     besides = [forms.form(op).beside for op in ops]
     for op in (*(each for each in besides if each and each not in ops), *ops):
         what = forms.form(op)
-        for dtype in dtypes:
+        for dtype in dtypes or (FEW_DTYPES if quick or not what.alone else ALL_DTYPES):
             size = dtype_of(dtype).itemsize
             if rows or cols or offset:
                 shapes = [

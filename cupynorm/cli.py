@@ -490,7 +490,11 @@ def embed(*, source: Path, output: Path, model: Path, as_json: bool, **options: 
 
 @cli.command()
 @click.option("--ops", type=Forms("op,...", _forms), help="Default: all. OP/ is each of its forms.")
-@click.option("--dtypes", type=Names("dtype,...", lambda: DTYPES), help="Default: float16,bfloat16,float32.")
+@click.option(
+    "--dtypes",
+    type=Names("dtype,...", lambda: DTYPES),
+    help="Default: float16,bfloat16,float32; of forms float16,float32.",
+)
 @click.option("--rows", type=Integers(least=1), help="Default: 49152, and fewer where columns are many.")
 @click.option(
     "--cols", type=Integers(least=1), help="Default: 32 to 262144, odd ones, and few rows up to 16M."
@@ -597,7 +601,7 @@ def _measured(peers_elsewhere: Any, **options: Any) -> Report:
     with _user_input():
         points = measuring.points(
             options["ops"] or tuple(_forms()),
-            options["dtypes"] or (("float16", "float32") if quick else DTYPES[:3]),
+            options["dtypes"] or (),
             options["rows"] or (),
             options["cols"] or (),
             offset=options["offset"],

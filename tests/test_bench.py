@@ -252,7 +252,7 @@ def test_rows_and_columns_that_are_given_are_combined():
 
 def test_forms_have_points_of_their_own_and_come_with_what_they_are_to_be_as_fast_as():
     fused = bench.points(["layer_norm/fuse"], ["float16"])
-    heads = bench.points(["merge_heads"], ["float16", "float32"], quick=True)
+    heads = bench.points(["merge_heads"], [], quick=True)
 
     assert [(each.op, each.rows, each.cols) for each in fused] == [
         (op, 49152, cols)
@@ -264,6 +264,10 @@ def test_forms_have_points_of_their_own_and_come_with_what_they_are_to_be_as_fas
     given = bench.points(["layer_norm/fuse", "layer_norm"], ["float16"], cols=(64,))
     assert [each.op for each in given] == ["layer_norm/fuse", "layer_norm"]
     assert not any(map(bench.is_compiled_by_default, fused[6:]))
+    by_default = bench.points(list(forms.FORMS), [])
+    assert {each.dtype for each in by_default if each.op == "softmax"} == {"float16", "bfloat16", "float32"}
+    assert {each.dtype for each in by_default if each.op == "dropout"} == {"float16", "float32"}
+    assert {each.op for each in by_default} == set(forms.FORMS)
 
 
 def test_every_point_has_one_target():

@@ -109,7 +109,7 @@ def test_info_prints_sections_or_json(monkeypatch):
     assert json.loads(invoke("info", "--json").stdout) == json.loads(json.dumps(told))
     text = invoke("info").stdout
     assert "device 0\n  name  a device\n" in text
-    assert f"cupynorm   {cupynorm.__version__}" in text
+    assert f"cupynorm     {cupynorm.__version__}" in text
     assert "h200, a100, t4, rtx4090" in text
 
 
