@@ -83,26 +83,41 @@ def present_device() -> int:
         raise NoDeviceError(f"no CUDA device can be used ({error}): `cupynorm doctor` says why") from error
 
 
+# cudaDeviceAttr, whose numbers CUDA keeps. CuPy's Device.attributes asks for all that there are.
+ATTRIBUTES = {
+    "MultiProcessorCount": 16,
+    "L2CacheSize": 38,
+    "MaxThreadsPerMultiProcessor": 39,
+    "ComputeCapabilityMajor": 75,
+    "ComputeCapabilityMinor": 76,
+    "MaxSharedMemoryPerMultiprocessor": 81,
+    "MaxRegistersPerMultiprocessor": 82,
+    "MaxSharedMemoryPerBlockOptin": 97,
+    "MaxBlocksPerMultiprocessor": 106,
+    "ReservedSharedMemoryPerBlock": 111,
+}
+
+
 @functools.cache
 def limits_of(device: int) -> Limits:
     """Ask a device for its limits."""
-    module = cupy()
-    attributes = module.cuda.Device(device).attributes
-    properties = module.cuda.runtime.getDeviceProperties(device)
-    name = properties["name"]
-    reserved = attributes.get("ReservedSharedMemoryPerBlock", 0)
-    opt_in = attributes.get("MaxSharedMemoryPerBlockOptin", attributes["MaxSharedMemoryPerBlock"])
+    runtime = cupy().cuda.runtime
+
+    def ask(name: str) -> int:
+        return int(runtime.deviceGetAttribute(ATTRIBUTES[name], device))
+
+    name = runtime.getDeviceProperties(device)["name"]
     return Limits(
         name=name.decode() if isinstance(name, bytes) else str(name),
-        compute_capability=str(module.cuda.Device(device).compute_capability),
-        sm_count=attributes["MultiProcessorCount"],
-        threads_per_sm=attributes["MaxThreadsPerMultiProcessor"],
-        blocks_per_sm=attributes.get("MaxBlocksPerMultiprocessor", 16),
-        registers_per_sm=attributes["MaxRegistersPerMultiprocessor"],
-        shared_bytes_per_sm=attributes["MaxSharedMemoryPerMultiprocessor"],
-        shared_bytes_per_block=opt_in - STATIC_SHARED_BYTES,
-        reserved_shared_bytes=reserved,
-        l2_bytes=attributes["L2CacheSize"],
+        compute_capability=f"{ask('ComputeCapabilityMajor')}{ask('ComputeCapabilityMinor')}",
+        sm_count=ask("MultiProcessorCount"),
+        threads_per_sm=ask("MaxThreadsPerMultiProcessor"),
+        blocks_per_sm=ask("MaxBlocksPerMultiprocessor"),
+        registers_per_sm=ask("MaxRegistersPerMultiprocessor"),
+        shared_bytes_per_sm=ask("MaxSharedMemoryPerMultiprocessor"),
+        shared_bytes_per_block=ask("MaxSharedMemoryPerBlockOptin") - STATIC_SHARED_BYTES,
+        reserved_shared_bytes=ask("ReservedSharedMemoryPerBlock"),
+        l2_bytes=ask("L2CacheSize"),
     )
 
 
