@@ -299,8 +299,6 @@ def spelled_around(
 
 # Registers that a dropout's random words take while they are made, and what finds a row's largest result.
 OF_DROPOUT = 16
-
-
 OF_SCALES = 16
 
 
