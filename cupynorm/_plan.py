@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from cupynorm._limits import STATIC_SHARED_BYTES, Limits
+from cupynorm._values import NamedTuple, dataclass
 
 VARIANTS = ("warp", "block", "cached", "cluster", "split", "shared", "uncached")
 
@@ -290,7 +291,7 @@ SPLIT_BLOCKS = 2
 SPLIT_OVERFLOW = 1.25
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Problem:
     """What is to be launched.
 
@@ -346,7 +347,7 @@ class Problem:
         return max(self.load_bytes, self.compute_bytes if self.compute_bytes == 8 else 0)  # noqa: PLR2004
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Plan:
     """What will be launched.
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from cupynorm import _device, _row, _tuned, bench, catalog, peers, testing
+from cupynorm import _device, _row, _tuned, bench, catalog, forms, peers, testing
 from cupynorm._dtypes import Dtype, dtype_of
 from cupynorm._limits import Limits, active_blocks
 from cupynorm._plan import (
@@ -351,14 +351,14 @@ def _fastest(
 ) -> tuple[Plan, dict[Plan, float]]:
     """Return the fastest plan that computes what it should, and the finalists' shares. The first plan is always among them."""
     before = plans[0]
-    sets = bench._sets(point, moved, len(op.parameters), weights)  # noqa: SLF001
-    inputs = [each.buffers for each in sets]
+    sets = bench._sets(point, moved, weights)  # noqa: SLF001
+    arrays, what = [each.arrays for each in sets], forms.form(op.name)
     calls = bench._calls_for(moved, len(sets))  # noqa: SLF001
     check = _Check(op, point, weights)
     notes: dict[str, str] = {}
 
     def times(some: Sequence[Plan], replays: int, others: Mapping[str, Any] | None = None) -> Any:
-        runs = {str(number): bench._ours(op, inputs, plan) for number, plan in enumerate(some)}  # noqa: SLF001
+        runs = {str(number): bench._ours(what, arrays, plan) for number, plan in enumerate(some)}  # noqa: SLF001
         timings: dict[str, Timing] = bench.time_interleaved(
             {**runs, **(others or {})},
             len(sets),

@@ -120,7 +120,7 @@ def timer(simulated, monkeypatch):
     timer = Timer()
 
     def buffers(*_):
-        return [bench.Set(peers.Buffers("x", "y", ()), ("source", "target"))]
+        return [bench.Set({"x": "x", "y": "y"}, ("source", "target"))]
 
     def ours(op, inputs, plan):
         return types.SimpleNamespace(plan=plan)
@@ -276,7 +276,7 @@ def test_rows_are_halved_until_they_fit_memory_within_their_class(timer, monkeyp
         asked.append(point.rows)
         if point.rows > 60_000:
             raise MemoryError
-        return [bench.Set(peers.Buffers("x", "y", ()), ("source", "target"))]
+        return [bench.Set({"x": "x", "y": "y"}, ("source", "target"))]
 
     monkeypatch.setattr(bench, "_sets", buffers)
 
