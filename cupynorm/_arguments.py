@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupynorm import _device
 from cupynorm._dtypes import Dtype, compute_dtype, device_dtype, dtype_name, dtype_of
+from cupynorm._values import NamedTuple
 from cupynorm.functors import View
 
 if TYPE_CHECKING:

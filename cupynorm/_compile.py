@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from cupynorm import _cubins, _device
 from cupynorm._device import CompileError
+from cupynorm._values import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,10 +48,11 @@ def digest() -> str:
     """Hash every file of kernels/. Caches of kernels do not look into headers; the digest in the text makes them notice."""
     import hashlib  # noqa: PLC0415  4 ms, likewise
 
-    folder = kernels_dir()
-    hashed = hashlib.sha256()
-    for path in sorted(folder.rglob("*.cu*")):
-        hashed.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    folder, hashed = str(kernels_dir()), hashlib.sha256()
+    found = ((root, name) for root, _, names in os.walk(folder) for name in names if ".cu" in name)
+    for root, name in sorted(found):  # without pathlib, which takes 0.6 ms more in a process's first call
+        with open(f"{root}/{name}", "rb", buffering=0) as file:  # noqa: PTH123
+            hashed.update(f"{root[len(folder) :]}/{name}\0".encode() + file.read() + b"\0")
     return hashed.hexdigest()[:16]
 
 

@@ -9,9 +9,10 @@ import contextlib
 import os
 import stat
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from cupynorm import _cache
+from cupynorm._values import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -83,27 +83,55 @@ def present_device() -> int:
         raise NoDeviceError(f"no CUDA device can be used ({error}): `cupynorm doctor` says why") from error
 
 
+# cudaDeviceAttr, whose numbers CUDA keeps. CuPy's Device.attributes asks for all that there are.
+ATTRIBUTES = {
+    "MultiProcessorCount": 16,
+    "L2CacheSize": 38,
+    "MaxThreadsPerMultiProcessor": 39,
+    "ComputeCapabilityMajor": 75,
+    "ComputeCapabilityMinor": 76,
+    "MaxSharedMemoryPerMultiprocessor": 81,
+    "MaxRegistersPerMultiprocessor": 82,
+    "MaxSharedMemoryPerBlockOptin": 97,
+    "MaxBlocksPerMultiprocessor": 106,
+    "ReservedSharedMemoryPerBlock": 111,
+}
+
+
 @functools.cache
 def limits_of(device: int) -> Limits:
     """Ask a device for its limits."""
-    module = cupy()
-    attributes = module.cuda.Device(device).attributes
-    properties = module.cuda.runtime.getDeviceProperties(device)
-    name = properties["name"]
-    reserved = attributes.get("ReservedSharedMemoryPerBlock", 0)
-    opt_in = attributes.get("MaxSharedMemoryPerBlockOptin", attributes["MaxSharedMemoryPerBlock"])
+    runtime = cupy().cuda.runtime
+
+    def ask(name: str) -> int:
+        return int(runtime.deviceGetAttribute(ATTRIBUTES[name], device))
+
     return Limits(
-        name=name.decode() if isinstance(name, bytes) else str(name),
-        compute_capability=str(module.cuda.Device(device).compute_capability),
-        sm_count=attributes["MultiProcessorCount"],
-        threads_per_sm=attributes["MaxThreadsPerMultiProcessor"],
-        blocks_per_sm=attributes.get("MaxBlocksPerMultiprocessor", 16),
-        registers_per_sm=attributes["MaxRegistersPerMultiprocessor"],
-        shared_bytes_per_sm=attributes["MaxSharedMemoryPerMultiprocessor"],
-        shared_bytes_per_block=opt_in - STATIC_SHARED_BYTES,
-        reserved_shared_bytes=reserved,
-        l2_bytes=attributes["L2CacheSize"],
+        name=name_of(device),
+        compute_capability=f"{ask('ComputeCapabilityMajor')}{ask('ComputeCapabilityMinor')}",
+        sm_count=ask("MultiProcessorCount"),
+        threads_per_sm=ask("MaxThreadsPerMultiProcessor"),
+        blocks_per_sm=ask("MaxBlocksPerMultiprocessor"),
+        registers_per_sm=ask("MaxRegistersPerMultiprocessor"),
+        shared_bytes_per_sm=ask("MaxSharedMemoryPerMultiprocessor"),
+        shared_bytes_per_block=ask("MaxSharedMemoryPerBlockOptin") - STATIC_SHARED_BYTES,
+        reserved_shared_bytes=ask("ReservedSharedMemoryPerBlock"),
+        l2_bytes=ask("L2CacheSize"),
     )
+
+
+def name_of(device: int) -> str:
+    """Ask the driver for a device's name: CuPy has it from all properties of the device, which takes a millisecond longer."""
+    number, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+    try:
+        library = _driver_library()
+        if not library.cuDeviceGet(ctypes.byref(number), device) and not library.cuDeviceGetName(
+            name, len(name), number
+        ):
+            return name.value.decode()
+    except OSError:  # a driver under another name
+        pass
+    return str(cupy().cuda.runtime.getDeviceProperties(device)["name"].decode())
 
 
 class _LaunchAttribute(ctypes.Structure):
@@ -128,17 +156,21 @@ class _LaunchConfig(ctypes.Structure):
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
 
+@functools.cache
+def _driver_library() -> ctypes.CDLL:
+    """Return the driver itself, for the calls that CuPy has no binding of."""
+    return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+
+
 def active_clusters(function: int, cluster: int, block: int, shared_bytes: int) -> int:
     """Return how many clusters of a kernel the current device holds at once; 0 if it cannot be launched.
 
     Fewer than its multiprocessors would hold: a cluster stays within a group of 16 or 18 of them, some of which are missing.
-    CuPy has no binding for this question.
     """
-    name = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
     attribute = _LaunchAttribute(CLUSTER_DIMENSION, 0, (cluster, 1, 1))
     config = _LaunchConfig((cluster, 1, 1), (block, 1, 1), shared_bytes, None, ctypes.pointer(attribute), 1)
     count = ctypes.c_int(0)
-    status = ctypes.CDLL(name).cuOccupancyMaxActiveClusters(
+    status = _driver_library().cuOccupancyMaxActiveClusters(
         ctypes.byref(count), ctypes.c_void_p(function), ctypes.byref(config)
     )
     return 0 if status else count.value

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+
+from cupynorm._values import NamedTuple
 
 Dtype = np.dtype[Any]
 

@@ -30,6 +30,7 @@ from cupynorm._remembered import (
 from cupynorm.functors import Struct, View, arguments, column, direct
 
 if TYPE_CHECKING:
+    from cupynorm._limits import Limits
     from cupynorm._remembered import Calls, Launch
 
 KERNEL = "cupynorm/elementwise.cuh"
@@ -99,6 +100,12 @@ class Spelled(NamedTuple):
     cols: int
     pack: int
     peel: int
+    most_rows: int  # of a thread
+
+    def tiles(self, limits: Limits) -> Tiles:
+        """Choose how blocks of a device cover the results."""
+        resident = limits.sm_count * limits.threads_per_sm
+        return tiles(self.rows, self.cols, self.pack, self.peel, self.most_rows, resident)
 
     def expression(self, chosen: Tiles) -> str:
         """Write the kernel's name with its template arguments."""
@@ -125,7 +132,8 @@ def spelled(each: Each, x: View, y: View, bias: View | None) -> Spelled:
     load, store = direct("DirectLoad", x.split(axes)[0]), direct("DirectStore", y.split(axes)[0])
     whole = arguments(op, load, store, rows, cols)
     text = _compile.text(KERNEL, whole.cpp, whole.dtype.itemsize, header="cupynorm/functors.cuh")
-    return Spelled(whole, f"{op.cpp}, {load.cpp}, {store.cpp}", text, rows, cols, pack, peel)
+    most_rows = 1 if bias is None or peel else ROWS
+    return Spelled(whole, f"{op.cpp}, {load.cpp}, {store.cpp}", text, rows, cols, pack, peel, most_rows)
 
 
 def _joined(x: View, y: View) -> tuple[View, View]:
@@ -302,10 +310,7 @@ def launch(call: Call, each: Each, out: Any, dtype: Any) -> None:
     what = spelled(each, x, y, bias)
     with module.cuda.Device(call.device):
         calls.prepare(call.device)
-        limits = _device.limits_of(call.device)
-        resident = limits.sm_count * limits.threads_per_sm
-        most_rows = 1 if bias is None or what.peel else ROWS
-        chosen = tiles(what.rows, what.cols, what.pack, what.peel, most_rows, resident)
+        chosen = what.tiles(_device.limits_of(call.device))
         kernel = _compile.kernel(call.device, what.text, what.expression(chosen), 0)
         launches = functools.partial(
             _device.driver().launchKernel, kernel.pointer, *chosen.grid, *chosen.block, 1, 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import math
 import os
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -14,7 +13,7 @@ import numpy as np
 
 from cupynorm import _device, _special
 from cupynorm._dtypes import dtype_of
-from cupynorm.reference import _round
+from cupynorm.reference import ACTIVATIONS, _round
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,21 +40,6 @@ class Operation(NamedTuple):
 
 def _sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
-
-
-def _silu(x: Array) -> Array:
-    # sigmoid is 0 long before -1000, where the product's limit is 0; -inf times 0 is nan
-    return np.maximum(x, -1000.0) * _sigmoid(x)
-
-
-def _gelu(x: Array) -> Array:
-    return np.maximum(x, -1000.0) * (0.5 * _special.erfc(x * -math.sqrt(0.5)))
-
-
-def _gelu_tanh(x: Array) -> Array:
-    # (1 + tanh(z)) / 2 is sigmoid(2 z), without the cancellation where tanh(z) is near -1
-    z = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
-    return np.maximum(x, -1000.0) * _sigmoid(2 * z)
 
 
 def _cast(x: Array, name: str) -> Array:
@@ -90,9 +74,9 @@ OPERATIONS = {
     "tanh": Operation("n", "n", np.tanh, "fn_tanh({})"),
     "erf": Operation("n", "n", _special.erf, "fn_erf({})"),
     "sigmoid": Operation("n", "n", _sigmoid, "fn_sigmoid({})"),
-    "silu": Operation("n", "n", _silu, "fn_silu({})"),
-    "gelu": Operation("n", "n", _gelu, "fn_gelu({})"),
-    "gelu_tanh": Operation("n", "n", _gelu_tanh, "fn_gelu_tanh({})"),
+    "silu": Operation("n", "n", ACTIVATIONS["silu"], "fn_silu({})"),
+    "gelu": Operation("n", "n", ACTIVATIONS["gelu"], "fn_gelu({})"),
+    "gelu_tanh": Operation("n", "n", ACTIVATIONS["gelu_tanh"], "fn_gelu_tanh({})"),
     "cast_float16": Operation("n", "n", functools.partial(_cast, name="float16"), "fn_cast_float16({})"),
     "cast_bfloat16": Operation("n", "n", functools.partial(_cast, name="bfloat16"), "fn_cast_bfloat16({})"),
     "cast_float32": Operation("n", "n", functools.partial(_cast, name="float32"), "fn_cast_float32({})"),

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cupynorm import _row, reference
+from cupynorm import _around, _ask, _row, reference
 from cupynorm._arguments import view
+from cupynorm._around import Function
 from cupynorm._dtypes import Dtype
 from cupynorm._plan import Plan
-from cupynorm._row import Function, RowOp
+from cupynorm._row import RowOp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from cupynorm.functors import View
 
@@ -67,22 +68,27 @@ class FusedCall:
 
 
 def run(call: FusedCall) -> tuple[Any, Any]:
-    """Run a call on its device: fill outs, loaded and stats. Return what _row.remember takes."""
+    """Run a call on its device: fill outs, loaded and stats. Return what _around.remember takes."""
+    return _around.launch_around(
+        call.device, _spelled(call, [array.data.ptr for array in call.stats]), call.plan
+    )
+
+
+def _spelled(call: FusedCall, stats: Sequence[int]) -> _row.Spelled:
     shape = call.x.shape
     load, store = (
         tuple(each.value if each.array is None else each.stretched(shape) for each in given)
         for given in (call.load_operands, call.store_operands)
     )
-    return _row.launch_around(
+    return _around.spelled_around(
         call.op,
-        call.device,
         view(call.x),
         call.axes,
         {name: view(array) for name, array in call.columns.items()},
-        [array.data.ptr for array in call.stats],
+        stats,
         call.eps,
         call.compute,
-        _row.Around(
+        _around.Around(
             tuple(map(view, call.outs)),
             call.load,
             load,
@@ -91,13 +97,13 @@ def run(call: FusedCall) -> tuple[Any, Any]:
             call.store,
             store,
         ),
-        call.plan,
     )
 
 
 @np.errstate(all="ignore")
 def run_on_host(call: FusedCall) -> None:
     """Run a call with NumPy: in float64, as many rows at a time as fit into a block of reference.py, each result rounded once."""
+    _ask.answer(lambda: _spelled(call, ()))
     shape = call.x.shape
     at = len(shape) - call.axes
     operands = [

@@ -5,15 +5,14 @@ from __future__ import annotations
 import array
 import functools
 import math
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cupynorm import _compile, _device
+from cupynorm import _compile, _device, _row
 from cupynorm._arguments import view
 from cupynorm._dtypes import Dtype, compute_dtype, cpp
-from cupynorm._remembered import ALIGNMENT, Calls, _extent, add, code_of, elsewhere, word_of
+from cupynorm._remembered import ALIGNMENT, _extent, add, code_of, elsewhere, word_of
 from cupynorm.functors import POINTER, Struct, View, column, strided
 
 if TYPE_CHECKING:
@@ -155,22 +154,11 @@ class Again(NamedTuple):
     reach: tuple[tuple[int, int], ...]  # of x and bias: their lowest byte, and the one behind their highest
 
 
-class OfThread(threading.local):
-    """Each thread's own calls: parameters are set in place, so no two threads may share them."""
-
-    def __init__(self) -> None:
-        self.calls = Calls()
-        self.known: dict[Any, Again] = {}
-
-
-thread = OfThread()
-
-
 def key_of(
     what: Any, x: Any, bias: Any, heads: int, out: Any, dtype: Any, rows: Any = None
 ) -> tuple[Any, ...] | None:
     """Return all that the checks and the choice of a kernel look at, but for shared memory; None for what is not remembered."""
-    calls = thread.calls
+    calls = _row._thread.calls  # noqa: SLF001
     kind = calls.kind
     if kind is None and _device.is_device_array(x):
         kind = calls.begin()
@@ -207,13 +195,13 @@ def key_of(
 
 def again(key: tuple[Any, ...], x: Any, bias: Any, out: Any, rows: Any = None) -> Any:
     """Make a remembered call; None if there is none, or its arrays must be looked at more closely."""
+    calls = _row._thread.calls  # noqa: SLF001
     try:
-        call = thread.known.get(key)
+        call: Again | None = calls.heads.get(key)
     except TypeError:  # a dtype that does not hash
         return None
     if call is None:
         return None
-    calls = thread.calls
     y = calls.kind(call.shape, call.code) if out is None else out
     source, target = x.data.ptr, y.data.ptr
     shift = 0 if bias is None else bias.data.ptr
@@ -243,9 +231,9 @@ def launch(
     """Launch a checked move that has elements, on y's device and that device's current stream; remember it under `key`."""
     module = _device.cupy()
     move = spelled(source, target, bias, 0 if rows is None else rows.data.ptr)
-    device = int(y.device.id)
+    device, calls = int(y.device.id), _row.calls_of_thread()
     with module.cuda.Device(device):
-        thread.calls.prepare(device)
+        calls.prepare(device)
         limits = _device.limits_of(device)
         tokens = tokens_of_a_thread(move, limits.sm_count * limits.threads_per_sm)
         kernel = _compile.kernel(device, move.text, move.expression(tokens), 0)
@@ -271,7 +259,7 @@ def launch(
             hash(key)
         except TypeError:
             return
-        add(thread.known, key, call)
+        add(calls.heads, key, call)
 
 
 # What the encoder does with packed tokens: rows says, for each token of the result, which of x's it is; below 0 none, and the

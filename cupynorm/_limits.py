@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+from cupynorm._values import dataclass
 
 STATIC_SHARED_BYTES = 2048  # kept back of every opt-in limit for the kernels' own static shared memory
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Limits:
     """What a device allows. Bytes and counts are for one multiprocessor (SM) where a name says so."""
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from cupynorm._limits import STATIC_SHARED_BYTES, Limits
+from cupynorm._values import NamedTuple, dataclass
 
-VARIANTS = ("warp", "block", "cluster", "split", "shared", "uncached")
+VARIANTS = ("warp", "block", "cached", "cluster", "split", "shared", "uncached")
 
 FUSED_VARIANTS = ("warp", "block", "cluster", "uncached")
 
@@ -169,6 +170,74 @@ PEELED_HELD = {
 }
 
 
+class Waiting(NamedTuple):
+    """How rows of up to `row_bytes` are read twice, the second time from the level-1 cache.
+
+    packs: of 16 bytes, of a thread, at a time. block: threads of a block at most; no more than take the row in whole turns.
+    resident_threads: of a multiprocessor, while it caches all their rows.
+    """
+
+    row_bytes: int
+    packs: int
+    block: int
+    resident_threads: int
+
+
+# Rows of fewer bytes are as fast or faster in registers, by (how many parameters of the columns the op has, bytes of an element).
+CACHED_LEAST_BYTES = {
+    (0, 2): 4 << 10,
+    (1, 2): 4 << 10,
+    (2, 2): 6 << 10,
+    (0, 4): 4 << 10,
+    (1, 4): 6 << 10,
+    (2, 4): 6 << 10,
+}
+# Of a multiprocessor, where parameters are wider than x, or for another architecture: the compiler wants more registers then.
+ROOMY_THREADS = 1024
+# By the same, the first that is long enough; longer rows than the last are better in shared memory. H200: 1.00 to 1.016 of the
+# copy rate, 0.03 more than in registers, where a block's threads take all of a row at once; in two turns 0.02 to 0.1 less.
+CACHED: dict[tuple[int, int], tuple[Waiting, ...]] = {
+    (0, 2): (
+        Waiting(4 << 10, 2, 128, 1280),
+        Waiting(8 << 10, 4, 128, 1280),
+        Waiting(16 << 10, 4, 256, 1024),
+        Waiting(32 << 10, 2, 512, 1536),
+        Waiting(64 << 10, 2, 1024, 1024),
+    ),
+    (1, 2): (
+        Waiting(4 << 10, 2, 128, 1280),
+        Waiting(8 << 10, 2, 256, 2048),
+        Waiting(16 << 10, 2, 512, 2048),
+        Waiting(32 << 10, 4, 512, 1024),
+        Waiting(64 << 10, 4, 1024, 2048),
+    ),
+    (2, 2): (
+        Waiting(8 << 10, 4, 128, 1024),
+        Waiting(16 << 10, 4, 256, 1024),
+        Waiting(32 << 10, 4, 512, 1536),
+        Waiting(64 << 10, 4, 1024, 2048),
+    ),
+    (0, 4): (
+        Waiting(4 << 10, 2, 128, 1024),
+        Waiting(8 << 10, 2, 256, 1536),
+        Waiting(32 << 10, 2, 512, 1536),
+        Waiting(64 << 10, 4, 1024, 1024),
+    ),
+    (1, 4): (
+        Waiting(8 << 10, 2, 256, 2048),
+        Waiting(16 << 10, 2, 512, 2048),
+        Waiting(32 << 10, 4, 512, 1024),
+        Waiting(64 << 10, 2, 1024, 1024),
+    ),
+    (2, 4): (
+        Waiting(8 << 10, 2, 256, 2048),
+        Waiting(16 << 10, 2, 256, 1280),
+        Waiting(32 << 10, 4, 512, 1536),
+    ),
+}
+_DOUBLES_CACHED = (Waiting(32 << 10, 1, 256, 256),)
+
+
 class Shared(NamedTuple):
     """How rows of up to `row_bytes` are shared out among the blocks of a cluster.
 
@@ -262,7 +331,7 @@ SPLIT_BLOCKS = 2
 SPLIT_OVERFLOW = 1.25
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Problem:
     """What is to be launched.
 
@@ -320,7 +389,7 @@ class Problem:
         return max(self.load_bytes, self.compute_bytes if self.compute_bytes == 8 else 0)  # noqa: PLR2004
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Plan:
     """What will be launched.
 
@@ -358,11 +427,20 @@ class Plan:
     @property
     def kernel(self) -> str:
         """The kernel of kernels/cupynorm that holds a row so."""
+        if self.variant == "cached":
+            return "row_cached"
         return "row_registers" if self.group else "row_staged"
+
+    @property
+    def shape(self) -> str:
+        """The kernel's struct of numbers: how a row lies in threads."""
+        return {"row_registers": "Registers", "row_staged": "Staged", "row_cached": "Cached"}[self.kernel]
 
     @property
     def template(self) -> tuple[int | bool, ...]:
         """The numbers among the kernel's template arguments, in order."""
+        if self.variant == "cached":
+            return (self.pack, self.packs, self.block, self.least_blocks)
         if not self.group:
             parts = 0 if self.variant == "split" else self.parts  # a grid's are known at the launch only
             return (self.pack, self.packs, self.peel, parts, self.kept_bytes, self.block, self.least_blocks)
@@ -419,10 +497,10 @@ def _in_turn(problem: Problem, limits: Limits) -> tuple[Candidate, ...]:
         return (*(_warp,) * narrow, *(_one_shot,) * few, _block, _one_shot, _uncached)
     if few:
         first = (_few_rows, _split) if problem.row_bytes <= FEW_CLUSTER_BYTES else (_split, _shared_out)
-        return (*first, _block, _shared, _uncached)
+        return (*first, _best_cached, _block, _shared, _uncached)
     # a warp holds more than what is best for it: from there on a block is better
     narrow = _group(problem.peeled, WARP_THREAD_BYTES) <= WARP
-    held = (_warp, _block) if narrow else (_block,)
+    held = (_warp, _block) if narrow else (_best_cached, _block)
     if problem.peeled.peel and not problem.columns:
         return (*held, _shared, _shared_out, _split, _uncached)
     return (*held, _shared_out, _shared, _split, _uncached)
@@ -464,6 +542,8 @@ def _as_wanted(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: P
             chosen = _with_grid(peeled, plan, blocks, limits, occupancy(plan), waves)
     elif fits and wanted.variant == "split":
         chosen = _split_plan(peeled, limits, occupancy, wanted)
+    elif fits and wanted.variant == "cached":
+        chosen = _cached_plan(peeled, limits, occupancy, wanted)
     elif fits and (wanted.variant != "shared" or shared_bytes_of(peeled) <= wanted.kept_bytes):
         chosen = _staged_plan(peeled, limits, occupancy, wanted)
     if chosen is None:
@@ -481,7 +561,7 @@ def _is_sound(problem: Problem, limits: Limits, plan: Plan) -> bool:
             (plan.group > 0) == (plan.variant in ("warp", "block"))
         )
     keeps = plan.kept_bytes % ACCESS_BYTES == 0 and plan.kept_bytes <= limits.shared_bytes_per_block
-    in_packs = plan.group == 0 and plan.variant != "uncached" and plan.peel < 2  # noqa: PLR2004
+    in_packs = plan.group == 0 and plan.variant not in ("cached", "uncached") and plan.peel < 2  # noqa: PLR2004
     keeps = keeps and (plan.kept_bytes == 0 or in_packs)
     if problem.fused:
         keeps = keeps and plan.variant in FUSED_VARIANTS and plan.kept_bytes == 0
@@ -750,6 +830,46 @@ def _one_shot(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | 
     return None
 
 
+def _best_cached(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
+    """Only rows that were measured to be faster so, on devices that can be asked to keep them, with room for all at once."""
+    table = CACHED.get(problem.kind)
+    if table is None or int(limits.compute_capability) < AMPERE:
+        return None
+    if not CACHED_LEAST_BYTES[problem.kind] <= problem.row_bytes <= table[-1].row_bytes:
+        return None
+    plan = _cached(problem, limits, occupancy)
+    room = limits.shared_bytes_per_sm  # which is cut from the same memory
+    return plan if plan is not None and plan.least_blocks * problem.row_bytes <= room else None
+
+
+def _cached(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
+    table = CACHED.get(problem.kind, _DOUBLES_CACHED)
+    waiting = next((each for each in table if problem.row_bytes <= each.row_bytes), table[-1])
+    packs = problem.cols // problem.pack
+    turns = math.ceil(packs / waiting.packs / waiting.block)
+    block = math.ceil(packs / waiting.packs / turns / WARP) * WARP
+    threads = min(waiting.resident_threads, limits.threads_per_sm)
+    wide = any(size > problem.load_bytes for size in problem.columns)
+    if wide or int(limits.compute_capability) != HOPPER:
+        threads = min(threads, ROOMY_THREADS)
+    plan = dataclasses.replace(
+        PLAIN,
+        variant="cached",
+        pack=problem.pack,
+        packs=waiting.packs,
+        block=block,
+        least_blocks=max(1, min(threads // block, limits.blocks_per_sm)),
+    )
+    return _cached_plan(problem, limits, occupancy, plan)
+
+
+def _cached_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Plan) -> Plan | None:
+    if problem.fused or problem.peel or plan.pack * problem.load_bytes != ACCESS_BYTES:
+        return None
+    waves = plan.waves or ONE_BLOCK_PER_ROW
+    return _with_grid(problem, plan, problem.rows, limits, occupancy(plan), waves)
+
+
 def _cluster(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
     """Blocks of a cluster share a row, however short it is."""
     if problem.fused:
@@ -942,6 +1062,9 @@ def _split_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Pl
     if most < 1:
         return None
     at_once, parts = _rows_of_split(problem, limits, plan), min(most, _parts_of_split(problem, limits, plan))
+    # in place they lie where x was, which must not be read again
+    if problem.peel < 2 and plan.kept_bytes < parts * letters_bytes + 8:  # noqa: PLR2004
+        return None
     plan = dataclasses.replace(
         plan, parts=parts, shared_bytes=min(plan.kept_bytes, _part_bytes(problem, parts))
     )
@@ -980,6 +1103,7 @@ def _with_grid(
 _CANDIDATE: dict[str, Candidate] = {
     "warp": _warp,
     "block": _block,
+    "cached": _cached,
     "cluster": _cluster,
     "split": _split,
     "shared": _shared,

@@ -7,12 +7,13 @@ import dataclasses
 import functools
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupynorm import _device
 from cupynorm._dtypes import Dtype
+from cupynorm._values import NamedTuple, dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,7 +84,7 @@ def layout(given: Any) -> tuple[int, ...] | bool:
     return given._c_contiguous or given.strides  # type: ignore[no-any-return]  # noqa: SLF001
 
 
-@dataclasses.dataclass(slots=True, eq=False, repr=False)  # its other methods would be written at import
+@dataclass(slots=True, eq=False, repr=False)
 class Remembered:
     """A call that was checked and planned: it may be launched again with another x, and another `out` of y's layout.
 
@@ -304,11 +305,11 @@ class Calls:
     """What one thread remembers.
 
     kind: the type of device arrays, None before the first came. stream: gives a device's current stream. several: there is
-    more than one device. same: by the key of _row.run; holds for one gamma and beta. alike: by Given.alike. each: those of
-    _elementwise, by its own key. fused: calls with something fused, by key().
+    more than one device. same: by the key of _row.run; holds for one gamma and beta. alike: by Given.alike. each, heads: those of
+    _elementwise and _heads, by their own keys. fused: calls with something fused, by key().
     """
 
-    __slots__ = ("_ready", "alike", "each", "fused", "kind", "same", "several", "stream")
+    __slots__ = ("_ready", "alike", "each", "fused", "heads", "kind", "same", "several", "stream")
 
     def __init__(self) -> None:
         self.kind: Any = None
@@ -317,6 +318,7 @@ class Calls:
         self.same: dict[Any, Remembered] = {}
         self.alike: dict[Any, Remembered] = {}
         self.each: dict[Any, Any] = {}
+        self.heads: dict[Any, Any] = {}
         self.fused: dict[Any, Again] = {}
         self._ready: set[int] = set()
 

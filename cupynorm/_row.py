@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm import _compile, _device, _tuned
+from cupynorm import _ask, _compile, _device, _tuned
 from cupynorm._arguments import Call, check, check_eps, view
-from cupynorm._dtypes import Dtype, compute_dtype, cpp, dtype_of
-from cupynorm._expression import DeviceFunction, Expression, traced
-from cupynorm._extras import CheckedExtras, Extras
-from cupynorm._limits import RECORDED, Limits, active_blocks
-from cupynorm._mask import Mask
-from cupynorm._mask import twin as mask_twin
-from cupynorm._philox import Dropout
+from cupynorm._dtypes import Dtype, compute_dtype, cpp
+from cupynorm._limits import Limits
 from cupynorm._plan import Occupancy, Plan, Problem, choose
 from cupynorm._remembered import (
     ALIGNMENT,
@@ -28,12 +21,12 @@ from cupynorm._remembered import (
     OfThread,
     Remembered,
     add,
-    again,
     elsewhere,
     launcher,
     layout,
     remembered,
 )
+from cupynorm._values import NamedTuple, dataclass
 from cupynorm.functors import (
     EMPTY,
     POINTER,
@@ -43,29 +36,15 @@ from cupynorm.functors import (
     arguments,
     column,
     direct,
-    fused_load,
-    fused_store,
-    kept,
     lie,
-    operand,
     pack_width,
-    scaled_store,
-    value,
 )
-from cupynorm.reference import LARGEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from cupynorm._nvrtc import Cubin
-    from cupynorm._remembered import Launch
 
-Function = Expression | DeviceFunction
-Operand = View | float | Dropout
-IDENTITY = Expression(1, (), (0,))
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class RowOp:
     """An op as the kernels know it: kernels/<source> holds struct <struct>.
 
@@ -112,8 +91,7 @@ class Spelled(NamedTuple):
     def expression(self, plan: Plan) -> str:
         """Write the kernel's name with its template arguments, as NVRTC's demangler would."""
         numbers = ", ".join(map(_compile.spell, plan.template))
-        numbers = f"cupynorm::{'Registers' if plan.group else 'Staged'}<{numbers}>"
-        return f"cupynorm::{plan.kernel}<{self.kind}, {numbers}>"
+        return f"cupynorm::{plan.kernel}<{self.kind}, cupynorm::{plan.shape}<{numbers}>>"
 
 
 def spelled(
@@ -278,6 +256,7 @@ def _run_checked(
     call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, columns=columns)
     stats = [call.empty_statistic() for _ in op.stats] if return_stats else []
     if not call.on_device:
+        _ask.answer(lambda: _spelled_call(op, call, (), exact))
         op.reference(x, gamma, beta, call.axes, exact, call.out, *stats)
     elif x.size:
         given = Given(x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
@@ -288,15 +267,19 @@ def _run_checked(
     return (call.out, *stats) if stats else call.out
 
 
+def _spelled_call(op: RowOp, call: Call, stats: Sequence[int], eps: float) -> Spelled:
+    columns = {name: view(array) for name, array in call.columns.items()}
+    return spelled(op, view(call.x), view(call.out), call.axes, columns, stats, eps)
+
+
 def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Given) -> Remembered:
     """Launch a checked call that has rows; return how to do it again."""
     module = _device.cupy()
     x, y = view(call.x), view(call.out)
-    columns = {name: view(array) for name, array in call.columns.items()}
-    what = spelled(op, x, y, call.axes, columns, [array.data.ptr for array in stats], eps)
+    what = _spelled_call(op, call, [array.data.ptr for array in stats], eps)
     with module.cuda.Device(call.device):
         _thread.calls.prepare(call.device)
-        found = _prepared(call.device, what, given.plan)
+        found = prepared(call.device, what, given.plan)
         known = remembered(
             given,
             [launcher(found.kernel.pointer, found.plan)],
@@ -314,310 +297,9 @@ def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Give
     return known
 
 
-def run_fused(
-    op: RowOp,
-    x: Any,
-    gamma: Any,
-    beta: Any,
-    axis: int | tuple[int, ...],
-    eps: float,
-    out: Any,
-    dtype: Any,
-    return_stats: bool,  # noqa: FBT001
-    plan: str | Plan | None,
-    extras: Extras,
-) -> Any:
-    """Run one call with something fused around it. Results: y, scales of rows, the sum, statistics; those that are asked for."""
-    given = [x, gamma, beta, out, *extras.given()]
-    options = (op.name, axis, type(axis), eps, type(eps), dtype, return_stats, plan, extras.options())
-    drop = None if extras.add is None else extras.add.dropout
-    place = None if drop is None else (drop.seed, drop.offset)
-    calls = _thread.calls
-    try:
-        known = calls.key(given, out is not None, options)
-        found = None if known is None else calls.fused.get(known[0])
-    except TypeError:  # an option that does not hash
-        known = found = None
-    if known is not None and found is not None:
-        stream = calls.stream(x.data.device_id).ptr
-        made = found.run(calls.kind, stream, known[1], place or (0, 0))
-        if made is not None:
-            results = (*made,) if out is None else (out, *made)
-            return results if len(results) > 1 else results[0]
-    exact = check_eps(eps) if op.has_eps else 0.0
-    columns = {"gamma": gamma, "beta": beta} if op.columns else {}
-    if extras.add is not None:
-        columns["bias"] = extras.add.bias
-    call = check(
-        x,
-        axis=axis,
-        out=out,
-        dtype=dtype,
-        plan=plan,
-        columns=columns,
-        others=extras.arrays(),
-        quantized=extras.dtype,
-    )
-    fused = extras.checked(call)
-    stats = [call.empty_statistic() for _ in op.stats] if return_stats else []
-    results = (call.out, *fused.results, *stats)
-    if not call.on_device:
-        op.reference(x, gamma, beta, call.axes, exact, call.out, *stats, extras=fused.on_host())
-    elif x.size:
-        launched = _launch_fused(op, call, stats, exact, fused, plan)
-        if known is not None:
-            remember(known[0], launched, given, results if out is None else results[1:], place, None)
-    return results if len(results) > 1 else call.out
-
-
-def remember(
-    key: Any,
-    launched: tuple[Launch, Struct],
-    given: Sequence[Any],
-    made: Sequence[Any],
-    place: tuple[int, int] | None,
-    holds: Any,
-) -> None:
-    """Remember a call with something fused, for this thread, until another of the same key comes."""
-    call = again(*launched, given, made, place, holds)
-    if call is not None:
-        add(_thread.calls.fused, key, call)
-
-
 def calls_of_thread() -> Calls:
     """Return what this thread remembers."""
     return _thread.calls
-
-
-def _launch_fused(
-    op: RowOp, call: Call, stats: Sequence[Any], eps: float, fused: CheckedExtras, plan: str | Plan | None
-) -> tuple[Launch, Struct]:
-    """Launch a checked call with something fused around it, that has rows; return how to do it again."""
-    return launch_around(
-        op,
-        call.device,
-        view(call.x),
-        call.axes,
-        {name: view(array) for name, array in call.columns.items() if name != "bias"},
-        [array.data.ptr for array in stats],
-        eps,
-        call.compute,
-        around(call, fused),
-        plan,
-    )
-
-
-class Around(NamedTuple):
-    """What is computed around an op, in terms of views: results go to outs, what was loaded to `loaded`.
-
-    An operand is an array stretched to x's shape, a number, or a dropout, which is 1 where it keeps and 0 where it drops.
-    scales: where those of rows are written, which their results are divided by; 0: nowhere.
-    """
-
-    outs: tuple[View, ...]
-    load: Function | None = None
-    load_operands: tuple[Operand, ...] = ()
-    mask: Mask | None = None
-    loaded: View | None = None
-    store: Function | None = None
-    store_operands: tuple[Operand, ...] = ()
-    scales: int = 0
-
-
-@functools.cache
-def _adding(*, bias: bool, dropout: bool) -> Function:
-    """Return dropout(x + bias) + alpha * residual, of x, residual, alpha; then of bias; of what is kept and its factor."""
-
-    def add(x: Any, residual: Any, alpha: Any, *others: Any) -> Any:
-        shift, kept, factor = (*others[:bias], *(None,) * (not bias), *others[bias:], *(None, None))[:3]
-        total = x if shift is None else x + shift
-        if kept is not None:
-            total = np.where(kept != 0, total * factor, 0.0)
-        return total + alpha * residual
-
-    count = 3 + bias + 2 * dropout
-    return traced(add, count)
-
-
-@functools.cache
-def _scaling(*, scale: bool, bias: bool) -> Function:
-    """Return x * scale + bias, of x and of those of both that there are."""
-
-    def of(x: Any, *others: Any) -> Any:
-        if scale:
-            x = x * others[0]
-        return x + others[scale] if bias else x
-
-    return traced(of, 1 + scale + bias)
-
-
-LEAST_NORMAL = 2.0**-126  # of float32; what is less becomes 0
-
-
-@functools.cache
-def _dividing() -> Function:
-    """Return y / scale."""
-    return traced(lambda y, scale: y / scale, 2)
-
-
-def around(call: Call, fused: CheckedExtras) -> Around:
-    """Say of checked extras what is computed."""
-    shape, out = call.x.shape, view(call.out)
-    if fused.quantize is not None:
-        out = out._replace(dtype=fused.quantize.dtype)  # the array itself may hold bits only
-    what = Around((out,))
-    if fused.mask is not None:
-        mask = fused.mask
-        bias = mask.views().get("bias")
-        scaled = mask.scale != 1
-        operands: list[Operand] = [mask.scale] * scaled
-        operands += [] if bias is None else [bias]
-        what = what._replace(
-            mask=mask, load=_scaling(scale=scaled, bias=bias is not None), load_operands=tuple(operands)
-        )
-    if fused.add is not None:
-        residual, shift, alpha, drop, _ = fused.add
-        operands = [view(residual), alpha]
-        operands += [] if shift is None else [view(shift).broadcast_to(shape)]
-        operands += [] if drop is None else [drop, drop.factor]
-        what = what._replace(
-            load=_adding(bias=shift is not None, dropout=drop is not None),
-            load_operands=tuple(operands),
-            loaded=None if fused.total is None else view(fused.total),
-        )
-    if fused.quantize is not None:
-        scale = fused.quantize.scale
-        if fused.quantize.per_row:
-            what = what._replace(scales=fused.scales.data.ptr)
-        else:
-            given: Operand
-            if _device.is_device_array(scale):
-                store, given = _dividing(), view(scale.reshape(())).broadcast_to(shape)
-            elif LEAST_NORMAL < (inverse := 1 / fused.quantize.host_scale) < 1 / LEAST_NORMAL:
-                store, given = _scaling(scale=True, bias=False), inverse
-            else:
-                store, given = _dividing(), fused.quantize.host_scale
-            what = what._replace(store=store, store_operands=(given,))
-    return what
-
-
-def spelled_around(
-    op: RowOp,
-    x: View,
-    axes: int,
-    columns: Mapping[str, View],
-    stats: Sequence[int],
-    eps: float,
-    compute: Dtype,
-    what: Around,
-) -> Spelled:
-    """Turn views and what is computed around the op into the problem and its structs."""
-    shape = x.shape[len(x.shape) - axes :]
-    rows, cols = math.prod(x.shape[: len(x.shape) - axes]), math.prod(shape)
-    twin = op.twin(compute, stats, eps)
-    gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
-    written = what.outs if what.loaded is None else (*what.outs, what.loaded)
-    pack = pack_width(x, written[0], axes, *written[1:])
-    functions: list[Function] = []
-
-    def operand_of(given: Operand) -> Struct:
-        if isinstance(given, Dropout):
-            return kept(given, cols)
-        if not isinstance(given, View):
-            return value(given, compute)
-        return operand(given, axes, pack, constant=given not in written)
-
-    def name_of(function: Function | None) -> str:
-        functions.append(function or IDENTITY)
-        return f"Function_{functions[-1].key}"
-
-    masked = mask_twin(what.mask, pack)
-    load = direct("DirectLoad", x.split(axes)[0])
-    if what.load is not None or what.mask is not None or what.loaded is not None:
-        operands = [operand_of(each) for each in what.load_operands]
-        load = fused_load(x, axes, name_of(what.load), masked, what.loaded, operands)
-    if what.scales:
-        limit = LARGEST[what.outs[0].dtype.name]
-        store = scaled_store(what.outs[0], axes, gamma, beta, what.scales, limit, compute)
-    else:
-        operands = [operand_of(each) for each in what.store_operands]
-        store = fused_store(what.outs, axes, name_of(what.store), gamma, beta, operands)
-    whole = arguments(twin, load, store, rows, cols)
-    where = () if what.mask is None or what.mask.where is None else (what.mask.views()["where"],)
-    drops = any(isinstance(each, Dropout) for each in what.load_operands)
-    problem = Problem(
-        rows,
-        cols,
-        pack,
-        x.dtype.itemsize,
-        compute.itemsize,
-        tuple(each.dtype.itemsize for each in columns.values()),
-        *(pack, 0, 1),
-        fused=True,
-        beside=_bytes_of((*what.load_operands, *where), axes),
-        ahead=_bytes_of(what.store_operands, axes),
-        stored=max(each.dtype.itemsize for each in what.outs),
-        direct=what.load is None and what.mask is None and what.loaded is None,
-        others=OF_DROPOUT * drops
-        + OF_SCALES * bool(what.scales)
-        + OF_RESULT * (len(what.outs) - 1)
-        + OF_KEPT * (what.loaded is not None)
-        + sum(map(_registers_of, functions)),
-    )
-    texts = [each.struct_text(f"Function_{each.key}") for each in functions]
-    text = _compile.text(op.source, whole.cpp, whole.dtype.itemsize, texts)
-    return Spelled(problem, twin, load, store, whole, text)
-
-
-# Registers that a dropout's random words take while they are made, what finds a row's largest result, each further result, and
-# what is kept of what was loaded.
-OF_DROPOUT = 40
-OF_SCALES = 16
-OF_RESULT = 16
-OF_KEPT = 8
-
-
-def _registers_of(function: Function) -> int:
-    """Guess how many registers the arithmetic on one pack takes."""
-    steps = len(function.steps) if isinstance(function, Expression) else 2 * MOST_OF_FUNCTION
-    return min(MOST_OF_FUNCTION, 2 * function.inputs + steps)
-
-
-MOST_OF_FUNCTION = 32
-
-
-def _bytes_of(operands: Sequence[Operand], axes: int) -> tuple[int, ...]:
-    """Return the bytes of an element of each array that is loaded along the rows."""
-    return tuple(
-        max(each.dtype.itemsize, 4 if not each.split(axes)[1].is_contiguous() else 0)
-        for each in operands
-        if isinstance(each, View) and any(each.split(axes)[1].strides)
-    )
-
-
-def launch_around(
-    op: RowOp,
-    device: int,
-    x: View,
-    axes: int,
-    columns: Mapping[str, View],
-    stats: Sequence[int],
-    eps: float,
-    compute: Dtype,
-    what: Around,
-    plan: str | Plan | None,
-) -> tuple[Launch, Struct]:
-    """Launch an op with what is computed around it, on rows that there are; return the launch and its parameter."""
-    module = _device.cupy()
-    spelling = spelled_around(op, x, axes, columns, stats, eps, compute, what)
-    with module.cuda.Device(device):
-        _thread.calls.prepare(device)
-        found = _prepared(device, spelling, plan)
-        arguments = np.array([spelling.arguments.values], dtype=spelling.arguments.dtype)
-        pointer = np.array([arguments.ctypes.data], np.uint64)
-        launch = launcher(found.kernel.pointer, found.plan)
-        launch(module.cuda.get_current_stream().ptr, pointer.ctypes.data, 0)
-    return launch, spelling.arguments
 
 
 def kernel_of(device: int, what: Spelled, plan: Plan) -> _compile.Kernel:
@@ -627,7 +309,7 @@ def kernel_of(device: int, what: Spelled, plan: Plan) -> _compile.Kernel:
     return _compile.kernel(device, what.text, what.expression(plan), shared_limit, plan.cluster)
 
 
-def _prepared(device: int, what: Spelled, wanted: str | Plan | None) -> _Launch:
+def prepared(device: int, what: Spelled, wanted: str | Plan | None) -> _Launch:
     """Return what _prepare() gives, made once for each problem, spelling and wish."""
     key = (device, what.problem, what.op.cpp, what.arguments.cpp, wanted)
     found = _launches.get(key)
@@ -685,128 +367,3 @@ def forget() -> None:
         _launches.clear()
     _compile.forget()
     _tuned.forget()
-
-
-@dataclasses.dataclass(frozen=True)
-class Explanation:
-    """What a call would launch, and why.
-
-    source: where the plan comes from: "table" (of _plan.py), "tuned" (`cupynorm tune` found it) or "wanted" (by plan=).
-    registers: None where no compiler was there to ask.
-    """
-
-    op: str
-    device: str
-    problem: Problem
-    plan: Plan
-    source: str
-    registers: int | None
-    occupancy: float  # threads resident / threads that an SM can hold
-    bytes_moved: int
-    kernel: str
-    note: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields, for JSON."""
-        return dataclasses.asdict(self)
-
-
-CLUSTER_GROUP = 16  # multiprocessors that a cluster stays within
-REGISTER_BOUND = 64  # what a block of 1024 threads can have at most: the guess where nobody can be asked
-
-
-def explain(
-    op: RowOp,
-    shape: tuple[int, ...],
-    dtype: Any,
-    *,
-    axis: int | tuple[int, ...] = -1,
-    out_dtype: Any = None,
-    gamma_dtype: Any = None,
-    plan: str | Plan | None = None,
-    device: str | None = None,
-) -> Explanation:
-    """Say what op(x) would launch for a contiguous, aligned x, on a device of RECORDED or the present one.
-
-    Registers come from the compiler (NVRTC needs no device); without NVRTC the kernel's upper bound stands for them.
-    Raises ValueError for an unknown device or a variant that cannot hold the row, NoDeviceError if there is no device to ask.
-    """
-    if device is not None and device not in RECORDED:
-        raise ValueError(f"device {device!r} is not recorded: use {', '.join(RECORDED)}")
-    x = _imagined(shape, dtype_of(dtype))
-    y = _imagined(shape, dtype_of(out_dtype) if out_dtype is not None else x.dtype)
-    from cupynorm._arguments import trailing_axes  # noqa: PLC0415
-
-    axes = trailing_axes(axis, shape)
-    if 0 in shape:
-        raise ValueError(f"shape {shape} is empty: nothing would be launched")
-    weight = dtype_of(gamma_dtype) if gamma_dtype is not None else x.dtype
-    columns = {name: _imagined(shape[len(shape) - axes :], weight) for name in op.columns}
-    what = spelled(op, x, y, axes, columns)
-    limits = _device.present_limits() if device is None else RECORDED[device]
-    ask = _Compiled(what, limits)
-    chosen, source = _choose(what, limits, ask.resident_blocks, plan, tuned=device is None)
-    parameters = sum(math.prod(each.shape) * each.dtype.itemsize for each in columns.values())
-    return Explanation(
-        op=op.name,
-        device=limits.name,
-        problem=what.problem,
-        plan=chosen,
-        source=source,
-        registers=ask.registers(chosen),
-        occupancy=_resident_blocks(chosen, limits) * chosen.block / limits.threads_per_sm,
-        bytes_moved=math.prod(shape) * (x.dtype.itemsize + y.dtype.itemsize) + parameters,
-        kernel=what.expression(chosen),
-        note=ask.note,
-    )
-
-
-def _resident_blocks(plan: Plan, limits: Limits) -> float:
-    return plan.resident_blocks * (plan.cluster / limits.sm_count if plan.cluster > 1 else 1)
-
-
-def _imagined(shape: tuple[int, ...], dtype: Dtype) -> View:
-    strides = tuple(math.prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape)))
-    return View(0, shape, strides, dtype)
-
-
-class _Compiled:
-    """Occupancy without a device: registers by NVRTC, blocks by the occupancy calculator."""
-
-    def __init__(self, what: Spelled, limits: Limits) -> None:
-        from cupynorm import _nvrtc  # noqa: PLC0415  18 ms, which only explain() needs
-
-        self._nvrtc = _nvrtc
-        self._what = what
-        self._limits = limits
-        self._images: dict[str, Cubin] = {}
-        version = _nvrtc.available()
-        self.note = (
-            ""
-            if version
-            else "NVRTC is not installed: registers are not known, and their bound is taken for occupancy"
-        )
-
-    def _image(self, plan: Plan) -> Cubin | None:
-        if self.note:
-            return None
-        expression = self._what.expression(plan)
-        if expression not in self._images:
-            self._images[expression] = self._nvrtc.compile(
-                self._what.text, expression, _compile.options(), arch=self._limits.compute_capability
-            )
-        return self._images[expression]
-
-    def registers(self, plan: Plan) -> int | None:
-        image = self._image(plan)
-        return None if image is None else image.registers
-
-    def resident_blocks(self, plan: Plan) -> int:
-        image = self._image(plan)
-        registers, static = (image.registers, image.shared_bytes) if image else (REGISTER_BOUND, 0)
-        resident = active_blocks(self._limits, plan.block, registers, plan.shared_bytes + static)
-        if plan.cluster == 1:
-            return resident
-        # a cluster stays within a group of multiprocessors
-        groups = self._limits.sm_count // CLUSTER_GROUP
-        return groups * (CLUSTER_GROUP * resident // plan.cluster)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cupynorm import _cache, _compile
 from cupynorm._plan import ONE_BLOCK_PER_ROW, Plan, Problem
+from cupynorm._values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,7 +29,7 @@ OF_A_LAUNCH = ("grid", "resident_blocks", "waves")
 BYTES_A_THREAD = 16
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Place:
     """What a table holds for: another device, driver or text of kernels/ may have another best plan."""
 
@@ -46,7 +47,7 @@ class Place:
         return folder() / f"{name}.json"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Entry:
     """A plan that was the fastest. share: of the rate at which the same bytes are copied. date: of the measurement."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cupynorm import _row
+from cupynorm import _around
 from cupynorm._extras import Add, Extras, Quantize, quantize_of
 from cupynorm._mask import finite
 from cupynorm._philox import dropout as checked_dropout
@@ -45,7 +45,7 @@ def add_layer_norm(
     asked for: (y, scales, s, mean, rstd).
     """
     extras = _adding(residual, bias, alpha, dropout, seed, offset, return_sum, quantize)
-    return _row.run_fused(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, extras)
+    return _around.run_fused(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, extras)
 
 
 def add_rms_norm(
@@ -72,7 +72,7 @@ def add_rms_norm(
     All is as in add_layer_norm. The results: (y, scales, s, rstd), of which those stand that are asked for.
     """
     extras = _adding(residual, bias, alpha, dropout, seed, offset, return_sum, quantize)
-    return _row.run_fused(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan, extras)
+    return _around.run_fused(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan, extras)
 
 
 def _adding(

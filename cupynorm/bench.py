@@ -25,11 +25,12 @@ from typing import Any
 import numpy as np
 
 import cupynorm
-from cupynorm import _device, _row, catalog, peers
+from cupynorm import _device, _row, catalog, explain, forms, peers, results, testing
 from cupynorm._dtypes import Dtype, dtype_of
 from cupynorm._plan import Plan
+from cupynorm.forms import Arrays, Form, Given
 from cupynorm.functors import View
-from cupynorm.peers import Buffers, Run
+from cupynorm.peers import Run
 from cupynorm.results import OURS, HostTime, Measured, Point, Report, Timing
 
 ROTATION_BYTES = 512 << 20  # buffers are visited in turn until this much was touched: several times any L2
@@ -38,10 +39,18 @@ MOST_SETS, MOST_CALLS = 512, 1024  # of a graph: with more, capturing takes long
 LARGEST_BYTES = 6 << 30  # of x and y: the default sweep halves its rows until they fit
 ALIGNMENT = 256  # of every buffer, in bytes
 REPLAYS, LEAST_REPLAYS = 21, 5
+POISON = 0xFF  # a nan of every float
 REPLAY_SECONDS = 0.04  # for each contender: slow ones are replayed less often
 HOLD_CYCLES = 300_000  # 150 us on an H200: what the host needs at most to enqueue a replay
 ROTATED_SHARE = 0.01  # parameters that are more of the bytes than this rotate as x does; smaller ones stay in L2 in real use, too
 PATTERN = 1 << 20  # different numbers in x
+COMPARED = 1 << 16  # elements of a contender's result
+AGREE = {
+    "float16": 0.02,
+    "bfloat16": 0.1,
+    "float32": 1e-3,
+    "float64": 1e-6,
+}  # of their length: peers may round on the way
 
 
 def sets_for(bytes_of_one: int) -> int:
@@ -77,6 +86,7 @@ def time_interleaved(
     calls: int | None = None,
     seconds: float = math.inf,
     notes: dict[str, str] | None = None,
+    check: Callable[[str, Any], str] | None = None,
 ) -> dict[str, Timing]:
     """Time several contenders in turns, so that clocks and neighbours treat all alike.
 
@@ -85,6 +95,7 @@ def time_interleaved(
     more than `seconds` for all replays get fewer of them, but LEAST_REPLAYS.
 
     With `notes`, a contender that raises gets an entry there, and no time; without, the exception goes through.
+    check: given a name and the bytes of what its graph alone has written, says what is wrong; then the contender raises that.
     """
     module = _device.cupy()
     stream = module.cuda.Stream(non_blocking=True)
@@ -93,9 +104,11 @@ def time_interleaved(
         graphs: dict[str, Any] = {}
         for name, run in runs.items():
             try:
-                graphs[name] = _graph(stream, name, run, sets, calls, notes)
+                graphs[name], written = _graph(stream, name, run, sets, calls, notes)
                 _sample(stream, graphs[name])  # the driver uploads a graph when it is first launched
                 stream.synchronize()
+                if check is not None and written is not None:
+                    _check(stream, name, graphs[name], written, check)
             except Exception as error:
                 graphs.pop(name, None)
                 if notes is None:
@@ -117,22 +130,56 @@ def time_interleaved(
     return {name: _timing(values) for name, values in samples.items()}
 
 
-def _graph(stream: Any, name: str, run: Run, sets: int, calls: int, notes: dict[str, str] | None) -> Any:
+def _graph(
+    stream: Any, name: str, run: Run, sets: int, calls: int, notes: dict[str, str] | None
+) -> tuple[Any, Any]:
+    """Return a graph of calls, and what the last one writes; None for the latter where there is no graph."""
     for i in range(sets):
         run(i)
     stream.synchronize()
     stream.begin_capture()
     try:
         for i in range(calls):
-            run(i % sets)
+            written = run(i % sets)
     except Exception as error:
         with contextlib.suppress(Exception):  # what was invalid before is reported there again
             stream.end_capture()
         if notes is None:
             raise
         notes[name] = f"its launches are timed, not a graph: {_one_line(error)}"
-        return _Calls(run, sets, calls)
-    return stream.end_capture()
+        return _Calls(run, sets, calls), None
+    return stream.end_capture(), written
+
+
+def _check(stream: Any, name: str, graph: Any, written: Any, check: Callable[[str, Any], str]) -> None:
+    """Replay a graph whose result was overwritten before. One that was captured on another stream is empty."""
+    memory = peers.memory_of(written)
+    memory.data.memset_async(POISON, memory.nbytes, stream)
+    graph.launch(stream)
+    stream.synchronize()
+    fault = check(name, memory)
+    if fault:
+        raise RuntimeError(fault)
+
+
+class _Agreement:
+    """Says which contenders write nothing, or something else than ours, which is the first of them."""
+
+    def __init__(self, what: Form, dtype: Dtype) -> None:
+        self._dtype, self._compared = dtype, what.torch is not None and not what.random
+        self._ours: Any = None
+
+    def __call__(self, name: str, memory: Any) -> str:
+        found = _device.cupy().asnumpy(memory[: COMPARED * self._dtype.itemsize])
+        if (found == POISON).all():
+            return "its graph writes nothing"
+        if name.startswith(results.COPY) or not self._compared:
+            return ""
+        values = found.view(self._dtype)[None]
+        if self._ours is None:
+            self._ours = values.astype(np.float64)
+        off = testing.error(values, self._ours)
+        return "" if off <= AGREE[self._dtype.name] else f"its result is off by {off:.2g}"
 
 
 def _sample(stream: Any, graph: Any) -> tuple[Any, Any]:
@@ -193,15 +240,17 @@ def _kernel(code: str, name: str, *options: str) -> Any:
 def copy_runs(buffers: Sequence[tuple[Any, Any]]) -> dict[str, Run]:
     """Return the ways to copy that the limit is the best of: the driver's, and kernels of 16-byte accesses."""
 
-    def driver(i: int) -> None:
+    def driver(i: int) -> Any:
         x, y = buffers[i]
         y.data.copy_from_device_async(x.data, x.nbytes)
+        return y
 
-    def kernel(packs: int, block: int, i: int) -> None:
+    def kernel(packs: int, block: int, i: int) -> Any:
         x, y = buffers[i]
         count = x.nbytes // 16
         grid = -(-count // (packs * block))
         _kernel(COPY, "copy", f"-DPACKS={packs}")((grid,), (block,), (x, y, np.int64(count)))
+        return y
 
     kernels = {
         f"copy ({packs} x {block})": functools.partial(kernel, packs, block) for packs, block in COPIES
@@ -218,6 +267,8 @@ ODD_COLS = (33, 127, 1000, 1023, 5001, 50257)
 ODD = (*((8192, cols, 0) for cols in ODD_COLS), (8192, 1024, 1))
 FEW = tuple((rows, cols, 0) for cols in (1 << 16, 1 << 20, 1 << 24) for rows in (1, 16, 64))
 FEW_DTYPES = ("float16", "float32")
+ALL_DTYPES = ("float16", "bfloat16", "float32")
+QUICK_COLS = 1024  # of what is not an op alone
 QUICK = (
     (ROWS, 64, 0),
     (ROWS, 1024, 0),
@@ -260,10 +311,14 @@ def points(
     """Return what to measure: every combination of rows and cols if either is given, else the default sweep.
 
     Where rows are not given there are 49152, 4096 from 65536 columns on, and half as many until x and y are 6 GiB at most.
+    Forms of ops have few shapes of their own, and are measured with what they are to be as fast as. Without dtypes, ops alone
+    are measured in those of 2 and 4 bytes, forms and quick ones in float16 and float32.
     """
     found = []
-    for op in ops:
-        for dtype in dtypes:
+    besides = [forms.form(op).beside for op in ops]
+    for op in (*(each for each in besides if each and each not in ops), *ops):
+        what = forms.form(op)
+        for dtype in dtypes or (FEW_DTYPES if quick or not what.alone else ALL_DTYPES):
             size = dtype_of(dtype).itemsize
             if rows or cols or offset:
                 shapes = [
@@ -271,6 +326,10 @@ def points(
                     for width in cols or COLS
                     for each in rows or (0,)
                 ]
+            elif not (what.alone and op in ops):
+                own = forms.EVEN if what.alone else what.shapes
+                shapes = [(_halved(rows, width, size), width, 0) for rows, width in own]
+                shapes = [each for each in shapes if len(shapes) == 1 or each[1] == QUICK_COLS or not quick]
             elif quick:
                 shapes = list(QUICK)
             else:
@@ -296,53 +355,95 @@ def _halved(rows: int, cols: int, size: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Set:
-    """Buffers of one call, and as many bytes to copy: source and target lie in the memory of x and y."""
+    """Arrays of one call, and as many bytes to copy: source and target lie in the memory of x and y."""
 
-    buffers: Buffers
+    arrays: Arrays
     copy: tuple[Any, Any]
 
 
-def _sets(point: Point, bytes_moved: int, parameters: int, weights: Dtype | None = None) -> list[Set]:
-    """Allocate the sets to rotate among, and fill what is read. weights: the parameters' dtype, if it is not x's.
+def _sets(point: Point, bytes_moved: int, weights: Dtype | None = None) -> list[Set]:
+    """Allocate the sets to rotate among, and fill what is read. weights: the dtype of parameters of columns, if it is not x's.
 
-    One block of memory for each set: x from its start, y from its middle. The copy goes from the first half to the second, and
-    leaves x as it was: what it moves is at least x and y.
+    One block of memory for each set: what is read from its start, what is written behind. The copy goes from the first to
+    the second, and leaves the first as it was.
     """
     module = _device.cupy()
     dtype = dtype_of(point.dtype)
-    weights = weights or dtype
+    given = forms.form(point.op).given(point.rows, point.cols, dtype)
+    columns = {
+        name: each._replace(dtype=weights or each.dtype)
+        for name, each in given.items()
+        if each.holds != "result" and len(each.shape) == 1
+    }
+    read = {name: each for name, each in given.items() if each.holds != "result" and name not in columns}
+    written = {"y": given["y"]}  # further results are what calls allocate
     shift = point.offset * dtype.itemsize
-    half = -(-(bytes_moved // 2 + shift) // ALIGNMENT) * ALIGNMENT
-    column_bytes = -(-point.cols * weights.itemsize // ALIGNMENT) * ALIGNMENT
-    rotated = parameters * point.cols * weights.itemsize > ROTATED_SHARE * bytes_moved
+    half = _aligned(bytes_moved // 2 + shift)
+    behind = max(half, _extent(read, shift))
+    one = behind + max(half, _extent(written, shift))
     count = sets_for(bytes_moved)
-    arena = module.empty(count * 2 * half, np.uint8)
-    columns = module.empty((count if rotated else 1) * parameters * column_bytes, np.uint8)
-    pattern, weights_pattern = _pattern(dtype), _pattern(weights)
-
-    def array(memory: Any, at: int, shape: tuple[int, ...], kind: Any = dtype) -> Any:
-        return module.ndarray(shape, kind, memptr=memory.data + at)
-
+    column_bytes = _extent(columns, 0)
+    rotated = sum(each.bytes for each in columns.values()) > ROTATED_SHARE * bytes_moved
+    arena = module.empty(count * one, np.uint8)
+    apart = module.empty((count if rotated else 1) * column_bytes, np.uint8)
+    patterns = {name: _pattern(each, point.cols) for name, each in (read | columns).items()}
     found = []
     for i in range(count):
-        base, shape = 2 * half * i, (point.rows, point.cols)
-        x, y = array(arena, base + shift, shape), array(arena, base + half + shift, shape)
-        _fill(x, pattern)
-        begin = parameters * (i if rotated else 0)
-        own = [array(columns, (begin + k) * column_bytes, shape[1:], weights) for k in range(parameters)]
-        if i == 0 or rotated:
-            for each in own:
-                _fill(each, weights_pattern)
-        source, target = (array(arena, base + at, (half,), np.dtype(np.uint8)) for at in (0, half))
-        found.append(Set(Buffers(x, y, tuple(own)), (source, target)))
+        own = column_bytes * (i if rotated else 0)
+        arrays = {
+            **_placed(read, arena, one * i, shift, patterns),
+            **_placed(columns, apart, own, 0, patterns if i == 0 or rotated else {}),
+            **_placed(written, arena, one * i + behind, shift, {}),
+        }
+        ends = (
+            module.ndarray((half,), np.dtype(np.uint8), memptr=arena.data + one * i + at)
+            for at in (0, behind)
+        )
+        source, target = ends
+        found.append(Set({name: arrays[name] for name in given if name in arrays}, (source, target)))
     module.cuda.get_current_stream().synchronize()  # they are used on another stream
     return found
 
 
-def _pattern(dtype: Dtype) -> Any:
-    """Return normal numbers, on the device: bytes of `dtype`. Zeros would cost less power than what people have."""
-    numbers = np.random.default_rng(0).standard_normal(PATTERN).astype(dtype)
-    return _device.cupy().asarray(numbers.view(np.uint8))
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _extent(given: Mapping[str, Given], shift: int) -> int:
+    """Return the bytes that arrays take one behind the other."""
+    return sum(_aligned(each.bytes + shift) for each in given.values())
+
+
+def _placed(
+    given: Mapping[str, Given], memory: Any, at: int, shift: int, patterns: Mapping[str, Any]
+) -> Arrays:
+    """Return arrays in the memory from `at` on, each `shift` bytes behind an aligned address, and filled with their patterns."""
+    found: Arrays = {}
+    for name, each in given.items():
+        array = _device.cupy().ndarray(each.shape, each.dtype, memptr=memory.data + at + shift)
+        if name in patterns:
+            _fill(array, patterns[name])
+        found[name] = array
+        at += _aligned(each.bytes + shift)
+    return found
+
+
+def _pattern(given: Given, cols: int) -> Any:
+    """Return bytes of what an array holds, on the device. Zeros would cost less power than the numbers that people have."""
+    if given.holds == "lengths":
+        numbers: Any = np.full(PATTERN, cols)
+    elif given.holds == "ragged":
+        numbers = forms.ragged(given.shape[0], cols).reshape(-1)
+    elif given.holds == "mask":
+        numbers = np.random.default_rng(0).random(PATTERN) < forms.KEPT
+    else:
+        numbers = _normal(PATTERN)
+    return _device.cupy().asarray(numbers.astype(given.dtype).view(np.uint8))
+
+
+@functools.cache
+def _normal(count: int) -> Any:
+    return np.random.default_rng(0).standard_normal(count)
 
 
 def _fill(array: Any, pattern: Any) -> None:
@@ -359,57 +460,63 @@ def measure(
     point: Point, contenders: Sequence[str] = (), variants: Sequence[str] = (), *, replays: int = REPLAYS
 ) -> Measured:
     """Time an op at a point, interleaved with peers, with forced variants and with copies of the same bytes."""
-    op = catalog.op(point.op)
-    bytes_moved = op.bytes_moved(
-        point.rows, point.cols, point.dtype, parameter_dtype=point.dtype if op.parameters else None
-    )
+    what, dtype = forms.form(point.op), dtype_of(point.dtype)
+    bytes_moved = what.bytes_moved(point.rows, point.cols, dtype)
     notes: dict[str, str] = {}
     timings: dict[str, Timing] = {}
     plan: dict[str, Any] = {}
     try:
-        sets = _sets(point, bytes_moved, len(op.parameters))
-        inputs = [each.buffers for each in sets]
-        runs = {OURS: _ours(op, inputs, None)}
-        runs.update({f"{OURS} {variant}": _ours(op, inputs, variant) for variant in variants})
+        sets = _sets(point, bytes_moved)
+        arrays = [each.arrays for each in sets]
+        runs = {OURS: _ours(what, arrays, None)}
+        runs.update({f"{OURS} {variant}": _ours(what, arrays, variant) for variant in variants})
         runs.update(copy_runs([each.copy for each in sets]))
         for name in contenders:
             try:
-                runs[name] = peers.contender(name, op.name, inputs)
+                run = peers.contender(name, what, arrays)
+                runs.update({name: run} if run else {})
             except Exception as error:  # noqa: BLE001  a peer's faults are its own
                 notes[name] = _one_line(error)
-        calls = _calls_for(bytes_moved, len(sets))
         timings = time_interleaved(
-            runs, len(sets), replays=replays, calls=calls, seconds=REPLAY_SECONDS, notes=notes
+            runs,
+            len(sets),
+            replays=replays,
+            calls=_calls_for(bytes_moved, len(sets)),
+            seconds=REPLAY_SECONDS,
+            notes=notes,
+            check=_Agreement(what, dtype),
         )
         try:
-            plan = planned(point).as_dict()
+            plan = planned(point)
         except Exception as error:  # noqa: BLE001  such as CompileError, which its own contender has met, too
             notes["plan"] = _one_line(error)
     except MemoryError as error:  # CuPy's, too
         notes[OURS] = _one_line(error)
     finally:
-        runs, sets, inputs = {}, [], []
+        runs, sets, arrays = {}, [], []
         peers.forget()
     return Measured(point, bytes_moved, timings, plan, notes)
 
 
-def _ours(op: catalog.Op, inputs: Sequence[Buffers], plan: str | Plan | None) -> Run:
-    def run(i: int) -> None:
-        x, y, columns = inputs[i]
-        op.function(x, *columns, out=y, plan=plan)
-
-    return run
+def _ours(what: Form, sets: Sequence[Arrays], plan: str | Plan | None) -> Run:
+    options = {} if plan is None else {"plan": plan}
+    return peers.allocating(lambda arrays: what.call(arrays, out=arrays["y"], **options), sets)
 
 
-def planned(point: Point) -> Plan:
-    """Return the plan at a point, with its kernel compiled and loaded. No array is needed."""
-    return _row._prepare(_device.present_device(), _spelled(point), None).plan  # noqa: SLF001  run() without its launch
+def planned(point: Point) -> dict[str, Any]:
+    """Return the plan at a point, with its kernel compiled and loaded. No device array is needed."""
+    device, what = _device.present_device(), _spelled(point)
+    if isinstance(what, _row.Spelled):
+        return _row._prepare(device, what, None).plan.as_dict()  # noqa: SLF001  run() without its launch
+    return explain.load(what, device)
 
 
-def _spelled(point: Point, weights: Dtype | None = None) -> _row.Spelled:
-    """Return a point's problem and structs. weights: the parameters' dtype, if it is not x's."""
-    dtype, op = dtype_of(point.dtype), catalog.op(point.op)
-    weights = weights or dtype
+def _spelled(point: Point, weights: Dtype | None = None) -> Any:
+    """Return a point's problem and structs. weights: the parameters' dtype, if it is not x's; of an op alone."""
+    dtype, what = dtype_of(point.dtype), forms.form(point.op)
+    if not what.alone:
+        return explain.spelled_form(what, point.rows, point.cols, dtype, point.offset)
+    weights, op = weights or dtype, catalog.op(point.op)
     pointer = point.offset * dtype.itemsize
     x = View(pointer, (point.rows, point.cols), (point.cols * dtype.itemsize, dtype.itemsize), dtype)
     column = View(0, (point.cols,), (weights.itemsize,), weights)
@@ -463,16 +570,20 @@ def sweep(
 
 BATCH, BATCHES = 200, 31  # calls between synchronisations: fewer than a stream's queue holds
 HOST_SHAPE = (128, 1024)
-FIRST_CALLS = 5  # of new processes, for each kind
+PROCESSES = 5  # for each kind of first call
 FIRST_CALL = """
 import time, cupy
 x = cupy.zeros((64, 1024), "e")
 cupy.cuda.get_current_stream().synchronize()
 begin = time.perf_counter()
-from cupynorm import layer_norm
-layer_norm(x, x[0], x[0])
+import cupynorm
+CALL
 print(time.perf_counter() - begin)
 """
+FIRST_CALLS = {
+    "first call": "cupynorm.layer_norm(x, x[0], x[0])",
+    "first call of a fusion": "cupynorm.fuse(cupynorm.layer_norm, load=lambda x, r: x * 0.5 + r)(x, x, gamma=x[0])",
+}
 LAUNCH = "driver"  # a contender that checks nothing and launches nothing
 NOTHING = 'extern "C" __global__ void nothing(long long) {}'
 
@@ -482,8 +593,8 @@ def host_times(contenders: Sequence[str], notes: dict[str, str]) -> Iterator[Hos
     for op_name in ("layer_norm", "softmax"):
         op = catalog.op(op_name)
         label = ", ".join(("x", *op.parameters))
-        arguments = _host_arguments(len(op.parameters))
-        x, y, columns = arguments
+        arrays = _host_arrays(op.parameters)
+        x, y, *columns = (arrays[name] for name in ("x", "y", *op.parameters))
         found: dict[tuple[str, str], Callable[[], Any]] = {
             ("", OURS): functools.partial(op.function, x, *columns),
             ("out", OURS): functools.partial(op.function, x, *columns, out=y),
@@ -492,7 +603,7 @@ def host_times(contenders: Sequence[str], notes: dict[str, str]) -> Iterator[Hos
             found["", LAUNCH] = _bare_launch()
         for name in contenders:
             try:
-                calls = peers.calls(name, op_name, arguments)
+                calls = peers.calls(name, forms.form(op_name), arrays)
                 for call in calls.values():
                     call()
                 found.update({(what, name): call for what, call in calls.items()})
@@ -501,19 +612,21 @@ def host_times(contenders: Sequence[str], notes: dict[str, str]) -> Iterator[Hos
         for (what, name), timing in sorted(_time_host(found).items(), key=lambda item: item[0][0]):
             called = f"{op_name}({label}{', out=y' if what else ''})"
             yield HostTime("one launch" if name == LAUNCH else called, name, timing)
-    cold, warm = [], []
-    for _ in range(FIRST_CALLS):
-        with tempfile.TemporaryDirectory() as folder:
-            cold.append(_first_call(folder))
-            warm.append(_first_call(folder))
-    yield HostTime("first call, cold cache", OURS, _timing(cold))
-    yield HostTime("first call, warm cache", OURS, _timing(warm))
+    for what in FIRST_CALLS:
+        cold, warm = [], []
+        for _ in range(PROCESSES):
+            with tempfile.TemporaryDirectory() as folder:
+                cold.append(_first_call(what, folder))
+                warm.append(_first_call(what, folder))
+        yield HostTime(f"{what}, cold cache", OURS, _timing(cold))
+        yield HostTime(f"{what}, warm cache", OURS, _timing(warm))
 
 
-def _host_arguments(parameters: int) -> Buffers:
+def _host_arrays(parameters: Sequence[str]) -> Arrays:
     module = _device.cupy()
     x = module.asarray(np.random.default_rng(0).standard_normal(HOST_SHAPE).astype(np.float16))
-    return Buffers(x, module.empty(HOST_SHAPE, np.float16), tuple(x[i] for i in range(parameters)))
+    columns = {name: x[row] for row, name in enumerate(parameters)}
+    return {"x": x, **columns, "y": module.empty(HOST_SHAPE, np.float16)}
 
 
 def _bare_launch() -> Callable[[], Any]:
@@ -551,12 +664,12 @@ def _time_host(calls: Mapping[tuple[str, str], Callable[[], Any]]) -> dict[tuple
     return {name: _timing(values) for name, values in samples.items()}
 
 
-def _first_call(cache: str) -> float:
+def _first_call(what: str, cache: str) -> float:
     """Return how long a new process takes from CuPy's import and a context to its first launch."""
     environment = {**os.environ, "CUPY_CACHE_DIR": cache, "CUPYNORM_CACHE_DIR": cache}
     path = os.pathsep.join([str(Path(cupynorm.__file__).parents[1]), environment.get("PYTHONPATH", "")])
     done = subprocess.run(  # noqa: S603  this interpreter, a program of ours
-        [sys.executable, "-c", FIRST_CALL],
+        [sys.executable, "-c", FIRST_CALL.replace("CALL", FIRST_CALLS[what])],
         env={**environment, "PYTHONPATH": path.rstrip(os.pathsep)},
         capture_output=True,
         text=True,

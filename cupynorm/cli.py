@@ -132,10 +132,30 @@ class Names(Name):
         return tuple(super(Names, self).convert(each, param, ctx) for each in str(value).split(","))
 
 
+class Forms(Names):
+    """Names of ops and their forms; OP/ is all of those that an op has."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the names if the library knows them all."""
+        if isinstance(value, tuple):
+            return value
+        found: list[str] = []
+        for each in str(value).split(","):
+            of_op = [name for name in self._names() if each.endswith("/") and name.startswith(each)]
+            found += of_op or [Name.convert(self, each, param, ctx)]
+        return tuple(dict.fromkeys(found))
+
+
 def _ops() -> list[str]:
     from cupynorm.catalog import OPS  # noqa: PLC0415
 
     return [op.name for op in OPS]
+
+
+def _forms() -> Iterable[str]:
+    from cupynorm.forms import FORMS  # noqa: PLC0415
+
+    return FORMS
 
 
 def _variants() -> tuple[str, ...]:
@@ -163,7 +183,7 @@ VARIANT = Name("variant", _variants)
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 _plan_option = click.option(
-    "--plan", type=VARIANT, help="Force a variant: warp, block, cluster, split, shared, uncached."
+    "--plan", type=VARIANT, help="Force a variant: warp, block, cached, cluster, split, shared, uncached."
 )
 _op_argument = click.argument("op", type=Name("op", _ops), metavar="OP")
 _axis_option = click.option(
@@ -300,7 +320,7 @@ def selftest(ctx: click.Context, *, gpu: bool | None, as_json: bool) -> None:
 
 
 @cli.command()
-@_op_argument
+@click.argument("op", type=Name("op", _forms), metavar="OP[/FORM]")
 @click.option("--shape", type=Integers(least=0), required=True, help="Such as 49152,1024.")
 @click.option("--dtype", type=DTYPE, required=True, help="Of the input.")
 @click.option("--out-dtype", type=DTYPE, help="Default: that of the input.")
@@ -315,13 +335,19 @@ def explain(*, op: str, as_json: bool, **options: Any) -> None:
     """Show what a call would launch.
 
     The plan, the kernel, its registers, its occupancy, the bytes that it moves. Nothing is launched.
+    OP is an op, alone or in one of the forms that `cupynorm bench` times: softmax/causal, add_layer_norm/sum, layer_norm/int8.
 
     Example: cupynorm explain layer_norm --shape 49152,1024 --dtype float16 --device h200
     """
-    from cupynorm import _row, catalog  # noqa: PLC0415
+    from cupynorm import explain as explaining  # noqa: PLC0415
+    from cupynorm.forms import form  # noqa: PLC0415
 
+    what, shape, dtype = form(op), options.pop("shape"), options.pop("dtype")
     with _user_input():
-        explanation = _row.explain(catalog.op(op).row, options.pop("shape"), options.pop("dtype"), **options)
+        if what.alone:
+            explanation = explaining.explain(what.row, shape, dtype, **options)
+        else:
+            explanation = explaining.explain_form(what, shape, dtype, **_of_a_form(what.name, **options))
     fields = explanation.as_dict()
     if as_json:
         _print_json({"schema": 1, **fields})
@@ -332,6 +358,14 @@ def explain(*, op: str, as_json: bool, **options: Any) -> None:
     _print_fields(
         "launch", {name: "-" if value is None else value for name, value in fields.items() if value != ""}
     )
+
+
+def _of_a_form(name: str, *, plan: Any, device: Any, **others: Any) -> dict[str, Any]:
+    """Return the options that explain a form; others are of an op alone, and have their defaults."""
+    for option, value in others.items():
+        if value not in (None, -1):
+            raise ValueError(f"--{option.replace('_', '-')} is of an op alone: {name} has it not")
+    return {"plan": plan, "device": device}
 
 
 @cli.command()
@@ -455,8 +489,12 @@ def embed(*, source: Path, output: Path, model: Path, as_json: bool, **options: 
 
 
 @cli.command()
-@click.option("--ops", type=Names("op,...", _ops), help="Default: all.")
-@click.option("--dtypes", type=Names("dtype,...", lambda: DTYPES), help="Default: float16,bfloat16,float32.")
+@click.option("--ops", type=Forms("op,...", _forms), help="Default: all. OP/ is each of its forms.")
+@click.option(
+    "--dtypes",
+    type=Names("dtype,...", lambda: DTYPES),
+    help="Default: float16,bfloat16,float32; of forms float16,float32.",
+)
 @click.option("--rows", type=Integers(least=1), help="Default: 49152, and fewer where columns are many.")
 @click.option(
     "--cols", type=Integers(least=1), help="Default: 32 to 262144, odd ones, and few rows up to 16M."
@@ -562,8 +600,8 @@ def _measured(peers_elsewhere: Any, **options: Any) -> Report:
     report = measuring.new_report()
     with _user_input():
         points = measuring.points(
-            options["ops"] or _ops(),
-            options["dtypes"] or (("float16", "float32") if quick else DTYPES[:3]),
+            options["ops"] or tuple(_forms()),
+            options["dtypes"] or (),
             options["rows"] or (),
             options["cols"] or (),
             offset=options["offset"],

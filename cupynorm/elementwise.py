@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from cupynorm import _elementwise, reference
-from cupynorm._arguments import Call, check_each
+from cupynorm import _ask, _elementwise, reference
+from cupynorm._arguments import Call, check_each, view
 from cupynorm._elementwise import Each
 from cupynorm._mask import finite
 from cupynorm._philox import dropout as checked_dropout
@@ -131,15 +131,17 @@ def _run(call: Call, each: Each, out: Any, dtype: Any) -> Any:
 def _compute(call: Call, each: Each) -> None:
     """Compute a checked call on NumPy arrays."""
     x, out = call.x, call.out
+    bias = None if each.bias is None else view(each.bias)
+    _ask.answer(lambda: _elementwise.spelled(each, view(x), view(out), bias))
     if each.dropout is not None:
         reference.dropout(x, each.dropout, out)
     elif each.gate is None:
         reference.bias_activation(x, each.bias, str(each.activation), out)
     else:
         cols = out.shape[-1]
-        bias = None if each.bias is None else np.broadcast_to(each.bias, (2 * cols,))
+        shift = None if each.bias is None else np.broadcast_to(each.bias, (2 * cols,))
         halves = [
-            (x[..., half], None if bias is None else bias[half]) for half in (np.s_[:cols], np.s_[cols:])
+            (x[..., half], None if shift is None else shift[half]) for half in (np.s_[:cols], np.s_[cols:])
         ]
         gate, value = halves if each.gate == "first" else halves[::-1]
         reference.gated(*gate, *value, str(each.activation), out)

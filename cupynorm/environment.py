@@ -31,6 +31,7 @@ CUPY_UNTRIED = (15,)
 CAPABILITY_OLDEST = 70
 NVRTC_WHEELS = {12: "nvidia-cuda-nvrtc-cu12", 13: "'nvidia-cuda-nvrtc==13.*'"}
 HEADER_WHEELS = {12: "nvidia-cuda-runtime-cu12", 13: "'nvidia-cuda-runtime==13.*'"}
+OPTIONAL = ("ml_dtypes", "safetensors", "tokenizers")  # packages that cupynorm uses where they are
 VARIABLES = re.compile(r"(CUPY|CUDA|CUPYNORM|NVIDIA_VISIBLE|NVCC)(_\w+)?|NO_COLOR")
 
 
@@ -105,7 +106,7 @@ def info() -> dict[str, Any]:
         "versions": {
             "cupynorm": cupynorm.__version__,
             "python": platform.python_version(),
-            **{name: _version(name) for name in ("numpy", "click", "ml_dtypes")},
+            **{name: _version(name) for name in ("numpy", "click", *OPTIONAL)},
             "cupy": ", ".join(f"{version} ({name})" for name, version in cupy_distributions().items())
             or None,
             "nvrtc": _nvrtc_version(),

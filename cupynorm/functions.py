@@ -76,12 +76,12 @@ def sigmoid(x: Any) -> Any:
 
 
 def silu(x: Any) -> Any:
-    """Return x * sigmoid(x) (Elfwing, Uchibe and Doya 2017); 0 for -inf, its limit."""
+    """Return x * sigmoid(x) (Elfwing, Uchibe and Doya 2017); nan for -inf, as in PyTorch."""
     return _computed("silu", x)
 
 
 def gelu(x: Any, *, approximate: str = "none") -> Any:
-    """Return x * (1 + erf(x / sqrt(2))) / 2 (Hendrycks and Gimpel 2016); 0 for -inf, its limit.
+    """Return x * (1 + erf(x / sqrt(2))) / 2 (Hendrycks and Gimpel 2016); nan for -inf, as in PyTorch.
 
     With approximate="tanh" x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2, the form of the same paper that
     differs by up to 5e-4. On a device the relative error in float32 is 1e-6 down to x = -2 and 1e-5 at -13.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupynorm._dtypes import Dtype, cpp, cpp_of_element
+from cupynorm._values import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cupynorm import _arguments, _device, _heads
+from cupynorm import _arguments, _ask, _device, _heads
 from cupynorm._dtypes import dtype_of
 from cupynorm.reference import _round
 
@@ -65,11 +65,15 @@ def merge_heads(x: Any, *, out: Any = None, dtype: Any = None) -> Any:
         raise ValueError(f"x has shape {x.shape}: its last three axes must be heads, seq and head size")
     *leading, heads, seq, size = x.shape
     y = _output("x", x, None, (*leading, seq, heads * size), out, dtype)
+
+    def places() -> tuple[_heads.Places, _heads.Places, None]:
+        return _heads.by_heads(_arguments.view(x), 1), _heads.by_rows(_arguments.view(y), 1, heads), None
+
     if not on_device:
+        _ask.answer(lambda: _heads.spelled(*places()))
         _write(x.swapaxes(-3, -2), None, y.reshape(*leading, seq, heads, size))
     elif x.size:
-        to = _heads.by_rows(_arguments.view(y), 1, heads)
-        _heads.launch(_heads.by_heads(_arguments.view(x), 1), to, None, y, key)
+        _heads.launch(*places(), y, key)
     return y
 
 
@@ -91,12 +95,16 @@ def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype
         raise ValueError(f"bias has shape {bias.shape}, the last axis of {name} has {columns} elements")
     parted = (parts,) if parts > 1 else ()
     y = _output(name, x, bias, (*parted, *leading, count, seq, size), out, dtype)
+    places = (
+        _heads.by_rows(_arguments.view(x), parts, count),
+        _heads.by_heads(_arguments.view(y), parts),
+        None if bias is None else _arguments.view(bias),
+    )
     if on_device:
         if x.size:
-            source = _heads.by_rows(_arguments.view(x), parts, count)
-            shift = None if bias is None else _arguments.view(bias)
-            _heads.launch(source, _heads.by_heads(_arguments.view(y), parts), shift, y, key)
+            _heads.launch(*places, y, key)
         return y
+    _ask.answer(lambda: _heads.spelled(*places))
     target = y if parted else y[np.newaxis]
     for part in range(parts):
         columns_of_part = slice(part * count * size, (part + 1) * count * size)

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cupynorm import _row, reference
-from cupynorm._extras import Extras, Quantize, quantize_of
-from cupynorm._plan import Plan
+from cupynorm import _row
+
+if TYPE_CHECKING:
+    from cupynorm._extras import Quantize
+    from cupynorm._plan import Plan
+
+
+def _on_host(
+    x: Any, gamma: Any, beta: Any, axes: int, eps: float, out: Any, *stats: Any, **extras: Any
+) -> None:
+    from cupynorm import reference  # noqa: PLC0415  which `import cupynorm` need not wait for
+
+    reference.layer_norm(x, gamma, beta, axes, eps, out, *stats, **extras)
+
+
+def _rms_on_host(
+    x: Any, gamma: Any, _: Any, axes: int, eps: float, out: Any, *stats: Any, **extras: Any
+) -> None:
+    from cupynorm import reference  # noqa: PLC0415
+
+    reference.rms_norm(x, gamma, axes, eps, out, *stats, **extras)
+
 
 LAYER_NORM = _row.RowOp(
     "layer_norm",
     "layer_norm.cu",
     "LayerNorm",
-    reference.layer_norm,
+    _on_host,
     columns=("gamma", "beta"),
     stats=("mean", "rstd"),
     has_eps=True,
@@ -21,9 +40,7 @@ RMS_NORM = _row.RowOp(
     "rms_norm",
     "rms_norm.cu",
     "RmsNorm",
-    lambda x, gamma, _, axes, eps, out, *stats, **extras: reference.rms_norm(
-        x, gamma, axes, eps, out, *stats, **extras
-    ),
+    _rms_on_host,
     columns=("gamma",),
     stats=("rstd",),
     has_eps=True,
@@ -52,8 +69,8 @@ def layer_norm(
 
     With return_stats: (y, mean, rstd), where rstd = 1 / sqrt(var + eps); both have x's shape without the normalised axes, in
     float32 (float64). `out` may be x itself. An x without rows gives an empty result. `plan` forces a variant
-    ("warp", "block", "cluster", "split", "shared", "uncached") on a device; of a call with anything fused into it
-    shared and split hold no row.
+    ("warp", "block", "cached", "cluster", "split", "shared", "uncached") on a device; of a call with anything fused into it
+    cached, shared and split hold no row.
 
     With quantize=, the dtype of the result is "int8", "float8_e4m3fn" or "float8_e5m2". Given as that name, each row has its
     own scale, and (q, scales) comes back, before statistics; given as cupynorm.Quantize(name, scale), which see, q alone.
@@ -62,8 +79,12 @@ def layer_norm(
     devices or an `out` that do not fit; CompileError with the compiler's log; NoDeviceError.
     """
     if quantize is not None:
-        extras = Extras(quantize=quantize_of(quantize))
-        return _row.run_fused(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, extras)
+        from cupynorm import _around  # noqa: PLC0415
+
+        extras = _around.quantising(quantize)
+        return _around.run_fused(
+            LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, extras
+        )
     return _row.run(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
 
 
@@ -85,6 +106,8 @@ def rms_norm(
     rstd = 1 / sqrt(mean(x^2) + eps).
     """
     if quantize is not None:
-        extras = Extras(quantize=quantize_of(quantize))
-        return _row.run_fused(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan, extras)
+        from cupynorm import _around  # noqa: PLC0415
+
+        extras = _around.quantising(quantize)
+        return _around.run_fused(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan, extras)
     return _row.run(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan)

@@ -9,11 +9,14 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, no_type_check
+from typing import TYPE_CHECKING, Any, no_type_check
 
 import numpy as np
 
 from cupynorm import _device
+
+if TYPE_CHECKING:
+    from cupynorm.forms import Arrays, Form
 
 PEERS = ("cupy", "torch", "compile", "triton")
 NEEDS = {
@@ -25,15 +28,9 @@ NEEDS = {
 EPS = {"layer_norm": 1e-5, "rms_norm": 1e-6}
 TRITON_COLS = 65536  # a program holds the whole row: beyond that it spills without end
 
-Run = Callable[[int], None]  # launches once, on buffer set i, on CuPy's current stream
-
-
-class Buffers(NamedTuple):
-    """The arrays of one call: what is read, what is written, and the op's parameters in order."""
-
-    x: Any
-    y: Any
-    columns: tuple[Any, ...]
+Run = Callable[
+    [int], Any
+]  # launches once, on buffer set i, on CuPy's current stream, and returns what it wrote
 
 
 def missing() -> dict[str, str]:
@@ -46,41 +43,54 @@ def missing() -> dict[str, str]:
     return found
 
 
-def contender(name: str, op: str, sets: Sequence[Buffers]) -> Run:
-    """Return a peer's launch of an op over buffer sets.
+def contender(name: str, what: Form, sets: Sequence[Arrays]) -> Run | None:
+    """Return a peer's launch of a form over sets of its arrays; None where the peer has no such thing.
 
     Where a peer cannot write to y, it allocates, and its results are kept until their set's next turn: they then
     rotate as y does. Whatever it raises is its own.
     """
     if name == "cupy":
-        return _allocating(_cupy_function(op), [(each.x, *each.columns) for each in sets])
-    shared = [Buffers(_tensor(each.x), _tensor(each.y), tuple(map(_tensor, each.columns))) for each in sets]
-    inputs = [(each.x, *each.columns) for each in shared]
-    if name == "compile":
-        return _on_this_stream(_allocating(_compiled_function(op), inputs))
+        composed = _cupy_function(what.name)
+        return composed and allocating(composed, sets)
+    if name == "triton" and not what.alone:
+        return None
+    if what.torch is None:
+        return None
+    shared = [{key: _tensor(array) for key, array in each.items()} for each in sets]
     if name == "triton":
-        launch = _triton_function(op, shared[0].x.shape[-1])
-        return _on_this_stream(lambda i: launch(shared[i].x, shared[i].y, *shared[i].columns))
-    function = _torch_function(op)
-    if not shared[0].columns:
-        return _on_this_stream(lambda i: function(shared[i].x, out=shared[i].y))
-    return _on_this_stream(_allocating(function, inputs))
+        launch = _triton_function(what.name, shared[0]["x"].shape[-1])
+        return _on_this_stream(lambda i: launch(shared[i]))
+    if name == "compile":
+        return _on_this_stream(allocating(_compiled(what), [_read(each) for each in shared]))
+    return _on_this_stream(
+        allocating(functools.partial(what.torch, importlib.import_module("torch")), shared)
+    )
 
 
-def calls(name: str, op: str, buffers: Buffers) -> dict[str, Callable[[], Any]]:
+def calls(name: str, what: Form, arrays: Arrays) -> dict[str, Callable[[], Any]]:
     """Return what a user would call, as {what: call}, for host times; on the default stream of CuPy and PyTorch alike."""
     if name == "cupy":
-        return {"": functools.partial(_cupy_function(op), buffers.x, *buffers.columns)}
-    x, y, columns = _tensor(buffers.x), _tensor(buffers.y), tuple(map(_tensor, buffers.columns))
+        composed = _cupy_function(what.name)
+        return {} if composed is None else {"": functools.partial(composed, arrays)}
+    shared = {key: _tensor(array) for key, array in arrays.items()}
     if name == "compile":
-        return {"": functools.partial(_compiled_function(op), x, *columns)}
+        return {"": functools.partial(_compiled(what), _read(shared))}
     if name == "triton":
-        return {"out": functools.partial(_triton_function(op, x.shape[-1]), x, y, *columns)}
-    function = _torch_function(op)
-    found: dict[str, Callable[[], Any]] = {"": functools.partial(function, x, *columns)}
-    if not columns:
-        found["out"] = functools.partial(function, x, out=y)
+        return {"out": functools.partial(_triton_function(what.name, shared["x"].shape[-1]), shared)}
+    function = functools.partial(what.torch or _nothing, importlib.import_module("torch"))
+    found: dict[str, Callable[[], Any]] = {"": functools.partial(function, _read(shared))}
+    if set(shared) == {"x", "y"}:
+        found["out"] = functools.partial(function, shared)
     return found
+
+
+def _read(arrays: Arrays) -> Arrays:
+    """Return the arrays without y: what is computed gets memory of its own."""
+    return {name: each for name, each in arrays.items() if name != "y"}
+
+
+def _nothing(*_: Any) -> None:
+    raise ValueError("PyTorch has no such thing")
 
 
 def forget() -> None:
@@ -94,14 +104,25 @@ def forget() -> None:
         torch.cuda.empty_cache()
 
 
-def _allocating(function: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> Run:
-    kept: list[Any] = [None] * len(inputs)
+def allocating(function: Callable[[Arrays], Any], sets: Sequence[Arrays]) -> Run:
+    """Return a launch that keeps its results until their set's next turn."""
+    kept: list[Any] = [None] * len(sets)
 
-    def run(i: int) -> None:
+    def run(i: int) -> Any:
         kept[i] = None  # its memory is what the next line gets
-        kept[i] = function(*inputs[i])
+        kept[i] = function(sets[i])
+        return kept[i]
 
     return run
+
+
+def memory_of(results: Any) -> Any:
+    """Return the first of a contender's results as a flat CuPy array of bytes, over the same memory."""
+    first = results[0] if isinstance(results, tuple) else results
+    if hasattr(first, "untyped_storage"):  # PyTorch's
+        torch = importlib.import_module("torch")
+        first = _device.cupy().from_dlpack(first.contiguous().view(torch.uint8))
+    return first.reshape(-1).view(np.uint8)
 
 
 def _on_this_stream(run: Run) -> Run:
@@ -109,12 +130,12 @@ def _on_this_stream(run: Run) -> Run:
     torch = importlib.import_module("torch")
     module = _device.cupy()
 
-    def there(i: int) -> None:
+    def there(i: int) -> Any:
         stream = torch.cuda.ExternalStream(
             module.cuda.get_current_stream().ptr, device=_device.present_device()
         )
         with torch.cuda.stream(stream):
-            run(i)
+            return run(i)
 
     return there
 
@@ -126,64 +147,47 @@ def _tensor(array: Any) -> Any:
     return torch.from_dlpack(integers).view(getattr(torch, array.dtype.name))
 
 
-def _cupy_function(op: str) -> Callable[..., Any]:
+def _cupy_function(name: str) -> Callable[[Arrays], Any] | None:
     """Return what a user of CuPy writes: cupyx's softmax, or the formula, in float32 where x is of half precision."""
     module = _device.cupy()
-    if op in {"softmax", "log_softmax"}:
-        return functools.partial(getattr(importlib.import_module("cupyx.scipy.special"), op), axis=-1)
-    eps = EPS[op]
+
+    def special(a: Arrays) -> Any:
+        return getattr(importlib.import_module("cupyx.scipy.special"), name)(a["x"], axis=-1)
 
     def wide(x: Any) -> Any:
         return x if x.dtype.itemsize >= np.dtype(np.float32).itemsize else x.astype(np.float32)
 
-    def layer_norm(x: Any, gamma: Any, beta: Any) -> Any:
-        y = wide(x)
+    def layer_norm(a: Arrays) -> Any:
+        y = wide(a["x"])
         y = y - y.mean(axis=-1, keepdims=True)
-        y = y / module.sqrt((y * y).mean(axis=-1, keepdims=True) + eps)
-        return (y * wide(gamma) + wide(beta)).astype(x.dtype, copy=False)
+        y = y / module.sqrt((y * y).mean(axis=-1, keepdims=True) + EPS[name])
+        return (y * wide(a["gamma"]) + wide(a["beta"])).astype(a["x"].dtype, copy=False)
 
-    def rms_norm(x: Any, gamma: Any) -> Any:
-        y = wide(x)
-        y = y / module.sqrt((y * y).mean(axis=-1, keepdims=True) + eps)
-        return (y * wide(gamma)).astype(x.dtype, copy=False)
+    def rms_norm(a: Arrays) -> Any:
+        y = wide(a["x"])
+        y = y / module.sqrt((y * y).mean(axis=-1, keepdims=True) + EPS[name])
+        return (y * wide(a["gamma"])).astype(a["x"].dtype, copy=False)
 
-    functions: dict[str, Callable[..., Any]] = {"layer_norm": layer_norm, "rms_norm": rms_norm}
-    return functions[op]
-
-
-def _torch_function(op: str) -> Callable[..., Any]:
-    torch = importlib.import_module("torch")
-    functional = torch.nn.functional
-
-    def layer_norm(x: Any, gamma: Any, beta: Any) -> Any:
-        return functional.layer_norm(x, x.shape[-1:], gamma, beta, 1e-5)
-
-    def rms_norm(x: Any, gamma: Any) -> Any:
-        return functional.rms_norm(x, x.shape[-1:], gamma, 1e-6)
-
-    def softmax(x: Any, out: Any = None) -> Any:
-        return torch.softmax(x, -1, out=out)
-
-    def log_softmax(x: Any, out: Any = None) -> Any:
-        return torch.log_softmax(x, -1, out=out)
-
-    functions: dict[str, Callable[..., Any]] = {
+    functions: dict[str, Callable[[Arrays], Any]] = {
+        "softmax": special,
+        "log_softmax": special,
         "layer_norm": layer_norm,
         "rms_norm": rms_norm,
-        "softmax": softmax,
-        "log_softmax": log_softmax,
     }
-    return functions[op]
+    return functions.get(name)
 
 
-def _compiled_function(op: str) -> Callable[..., Any]:
-    compiled: Callable[..., Any] = importlib.import_module("torch").compile(
-        _torch_function(op), dynamic=False
-    )
+def _compiled(what: Form) -> Callable[[Arrays], Any]:
+    torch, function = importlib.import_module("torch"), what.torch or _nothing
+
+    def given(a: Arrays) -> Any:
+        return function(torch, a)
+
+    compiled: Callable[[Arrays], Any] = torch.compile(given, dynamic=False)
     return compiled
 
 
-def _triton_function(op: str, cols: int) -> Callable[..., Any]:
+def _triton_function(op: str, cols: int) -> Callable[[Arrays], Any]:
     """Return a launch of one program a row: the row is loaded once, in a block of the next power of two."""
     if cols > TRITON_COLS:
         raise ValueError(f"a program holds rows of up to {TRITON_COLS} columns")
@@ -192,8 +196,10 @@ def _triton_function(op: str, cols: int) -> Callable[..., Any]:
     # a program's threads, as Triton's tutorials and Liger choose them
     warps = next((warps for least, warps in ((32768, 32), (8192, 16), (2048, 8)) if block >= least), 4)
 
-    def launch(x: Any, y: Any, *columns: Any) -> None:
-        kernel[(x.numel() // cols,)](x, y, *columns, cols, block=block, num_warps=warps)
+    def launch(a: Arrays) -> Any:
+        columns = [each for name, each in a.items() if name not in {"x", "y"}]
+        kernel[(a["x"].numel() // cols,)](a["x"], a["y"], *columns, cols, block=block, num_warps=warps)
+        return a["y"]
 
     return launch
 

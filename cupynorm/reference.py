@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from cupynorm import _special
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -449,7 +451,7 @@ def dropout(x: Array, drop: Dropout, out: Array) -> None:
 
 def _gelu(values: Array) -> Array:
     """Return x * Phi(x), with the normal distribution Phi (Hendrycks and Gimpel 2016); erfc keeps the digits of its tail."""
-    return np.asarray(values * 0.5 * np.asarray(_erfc(values * -math.sqrt(0.5)), np.float64))
+    return np.asarray(values * (0.5 * _special.erfc(values * -math.sqrt(0.5))))
 
 
 def _gelu_tanh(values: Array) -> Array:
@@ -463,5 +465,4 @@ def _silu(values: Array) -> Array:
     return np.asarray(values / (1 + np.exp(-values)))
 
 
-_erfc = np.frompyfunc(math.erfc, 1, 1)  # 0.2 us an element; NumPy has none of its own
 ACTIVATIONS = {"gelu": _gelu, "gelu_tanh": _gelu_tanh, "silu": _silu}

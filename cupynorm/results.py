@@ -9,7 +9,12 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from cupynorm.forms import FORMS
+
+if TYPE_CHECKING:
+    from cupynorm.forms import Form
 
 OURS = "cupynorm"  # and "cupynorm <variant>" where a variant was forced
 COPY = "copy"  # contenders of such names only copy as many bytes
@@ -127,7 +132,7 @@ class Target:
         return point.kind == self.kind and self.least <= point.cols <= self.most
 
 
-TARGETS = (
+TARGETS = (  # of row ops alone; those of other forms stand in forms.py
     Target("32, 64", 0.93, "even", 1, 64),
     Target("128, 256", 0.96, "even", 65, 256),
     Target("512 to 16384", 0.98, "even", 257, 16384),
@@ -145,12 +150,23 @@ HOST_TARGETS = {  # seconds a call of ours, on an H200's host
     "softmax(x, out=y)": 3.8e-6,
     "first call, cold cache": 0.2,
     "first call, warm cache": 0.01,
+    "first call of a fusion, cold cache": 0.3,
 }
 
 
-def target_of(point: Point) -> Target:
-    """Return the target that holds for a point."""
-    return next(each for each in TARGETS if each.covers(point))
+def target_of(point: Point) -> Target | None:
+    """Return the target that holds for a point; None where there is none, or it depends on another point."""
+    form = FORMS.get(point.op)
+    if form is None or form.alone:
+        return next(each for each in TARGETS if each.covers(point))
+    if form.target is None or form.beside:
+        return None
+    return Target(form.name, form.target, point.kind, 1)
+
+
+def _alone(points: Iterable[Measured]) -> list[Measured]:
+    """Return the points of ops with nothing around them: those that the table of targets is about."""
+    return [each for each in points if each.point.op not in FORMS or FORMS[each.point.op].alone]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,9 +190,9 @@ def missed(measured: Measured, recorded: Recorded | None = None) -> list[str]:
     if OURS not in measured.timings:
         return [f"not timed: {measured.notes.get(OURS, 'no reason known')}"]
     found = []
-    share, wanted = measured.share(), target_of(measured.point).share
-    if share < wanted:
-        found.append(f"{wanted} wanted")
+    share, target = measured.share(), target_of(measured.point)
+    if target is not None and share < target.share:
+        found.append(f"{target.share} wanted")
     name, best = measured.fastest_peer(recorded)
     if share < best * (1 - NOISE):
         found.append(f"{share / best:.2f} of {name}")
@@ -184,13 +200,14 @@ def missed(measured: Measured, recorded: Recorded | None = None) -> list[str]:
 
 
 def mean_share(points: Iterable[Measured]) -> float:
-    """Return the geometric mean of our shares."""
-    shares = [each.share() for each in points if OURS in each.timings]
+    """Return the geometric mean of our shares, of ops alone."""
+    shares = [each.share() for each in _alone(points) if OURS in each.timings]
     return math.exp(sum(map(math.log, shares)) / len(shares)) if shares else math.nan
 
 
+WIDTH = max(map(len, FORMS))  # of their names
 HEADER = (
-    f"{'op':<12} {'dtype':<9} {'rows x columns':<18} {'us':>9} {'+-':>5} {'TB/s':>6} {'copy':>6} {'share':>6}"
+    f"{'op':<{WIDTH}} {'dtype':<9} {'rows x columns':<18} {'us':>9} {'+-':>5} {'TB/s':>6} {'copy':>6} {'share':>6}"
     f"  {'fastest peer':<22}  targets"
 )
 
@@ -203,14 +220,54 @@ def line(measured: Measured, recorded: Recorded | None = None) -> str:
     name, best = measured.fastest_peer(recorded)
     peer = f"{name} {best:.2f}" if name else "-"
     return (
-        f"{point.op:<12} {point.dtype:<9} {point.shape:<18} {ours.median * 1e6:>9.2f} {spread:>5.1%} "
+        f"{point.op:<{WIDTH}} {point.dtype:<9} {point.shape:<18} {ours.median * 1e6:>9.2f} {spread:>5.1%} "
         f"{ours.rate(bytes_moved) / 1e12:>6.3f} {bytes_moved / measured.copy / 1e12:>6.3f} {measured.share():>6.3f}"
         f"  {peer:<22}  {'; '.join(missed(measured, recorded)) or 'met'}"
     )
 
 
 def target_table(points: Sequence[Measured], recorded: Recorded | None = None) -> list[str]:
-    """Return the table of targets: the least share of each op over dtypes and shapes, and what is met."""
+    """Return the table of targets: the least share of each op over dtypes and shapes, and what is met; then that of forms."""
+    alone = _alone(points)
+    tables = [_table_of_ops(alone, recorded)] if alone else []
+    forms = [each for each in points if each not in alone]
+    tables += [_table_of_forms(forms, alone)] if forms else []
+    return [line for number, table in enumerate(tables) for line in ([""] * bool(number) + table)]
+
+
+def _table_of_forms(points: Sequence[Measured], alone: Sequence[Measured]) -> list[str]:
+    """Return a line for each form: the least share over dtypes, by columns."""
+    cols = sorted({each.point.cols for each in points})
+    lines = [
+        f"| form | at least | {' | '.join(map(str, cols))} | |",
+        f"| --- | --- |{' --- |' * (len(cols) + 1)}",
+    ]
+    for name in dict.fromkeys(each.point.op for each in points):
+        own = [each for each in points if each.point.op == name]
+        least = [
+            min((each.share() for each in own if each.point.cols == width), default=math.nan)
+            for width in cols
+        ]
+        cells = ["-" if math.isnan(each) else f"{each:.3f}" for each in least]
+        form = FORMS[name]
+        wanted = "-" if form.target is None else f"{form.target}" + f" of {form.beside}" * bool(form.beside)
+        lines.append(f"| {name} | {wanted} | {' | '.join(cells)} | {_met_of_form(own, form, alone)} |")
+    return lines
+
+
+def _met_of_form(own: Sequence[Measured], form: Form, alone: Sequence[Measured]) -> str:
+    if form.target is None:
+        return ""
+    shares = {each.point: each.share() for each in alone}
+    wanted = []
+    for each in own:
+        plain = shares.get(dataclasses.replace(each.point, op=form.beside), math.nan) if form.beside else 1.0
+        if not math.isnan(plain):
+            wanted.append((each.share(), form.target * plain))
+    return _met(sum(not share >= least for share, least in wanted), len(wanted))  # nan is below
+
+
+def _table_of_ops(points: Sequence[Measured], recorded: Recorded | None) -> list[str]:
     ops = list(dict.fromkeys(each.point.op for each in points))
     lines = [f"| columns | at least | {' | '.join(ops)} | |", f"| --- | --- |{' --- |' * (len(ops) + 1)}"]
     for target in TARGETS:
@@ -265,8 +322,9 @@ def last_lines(points: Sequence[Measured], recorded: Recorded | None = None) -> 
     lines = [f"targets missed: at {short} of {len(points)} points"]
     if timed:
         worst = min(timed, key=lambda each: each.share())
-        wanted = target_of(worst.point).share
-        lines.append(f"worst point: {worst.point}: {worst.share():.3f} of the copy rate (target {wanted})")
+        target = target_of(worst.point)
+        wanted = f" (target {target.share})" if target else ""
+        lines.append(f"worst point: {worst.point}: {worst.share():.3f} of the copy rate{wanted}")
     return lines
 
 
@@ -392,6 +450,7 @@ STYLES = {  # of contenders: what the legend calls them, colour and marker
     "triton": ("Triton", "#1f77b4", "D"),
 }
 COPY_LINE = "copy"
+PANELS = 4  # ops beside one another
 
 
 def plot(path: Path, points: Sequence[Measured], about: Mapping[str, Any]) -> list[Path]:
@@ -415,45 +474,51 @@ def plot(path: Path, points: Sequence[Measured], about: Mapping[str, Any]) -> li
 
 def _draw(file: Path, points: Sequence[Measured], title: str) -> None:
     ops = list(dict.fromkeys(each.point.op for each in points))
-    figure = figure_class()(figsize=(4.2 * len(ops), 7), layout="constrained")
+    across, down = min(len(ops), PANELS), -(-len(ops) // PANELS)
+    figure = figure_class()(figsize=(4.2 * across, 7 * down), layout="constrained")
     figure.suptitle(title)
-    panels = figure.subplots(2, len(ops), squeeze=False, sharex=True, sharey="row")
-    for column, op in enumerate(ops):
-        own = sorted((each for each in points if each.point.op == op), key=lambda each: each.point.cols)
-        bandwidth, time = panels[0][column], panels[1][column]
-        for name, curve in curves(own).items():
-            label, color, marker = STYLES.get(name, (name, "#7f7f7f", "x"))
-            look = {
-                "color": color,
-                "marker": marker,
-                "markersize": 3,
-                "label": label,
-                "zorder": 3 if name == OURS else 2,
-            }
-            if name == COPY_LINE:
-                look = {"color": "black", "linestyle": "--", "linewidth": 1, "label": name}
-            bandwidth.plot(
-                [each.point.cols for each, _ in curve],
-                [each.bytes_moved / s / 1e12 for each, s in curve],
-                **look,
-            )
-            for rows in dict.fromkeys(
-                each.point.rows for each, _ in curve
-            ):  # times of other rows are another line
-                part = [(each.point.cols, s * 1e6) for each, s in curve if each.point.rows == rows]
-                time.plot(*zip(*part, strict=True), **look)
-        bandwidth.set_title(op)
-        time.set_xlabel("columns")
-        time.set_yscale("log")
-        for panel in (bandwidth, time):
-            panel.set_xscale("log", base=2)
-            panel.grid(visible=True, alpha=0.3)
-        bandwidth.set_ylim(bottom=0)
+    panels = figure.subplots(2 * down, across, squeeze=False, sharex=True, sharey="row")
+    for number, op in enumerate(ops):
+        row, column = 2 * (number // across), number % across
+        _draw_op(op, points, panels[row][column], panels[row + 1][column])
+    for unused in range(len(ops), across * down):
+        for row in (0, 1):
+            panels[2 * (unused // across) + row][unused % across].remove()
     panels[0][0].set_ylabel("effective bandwidth, TB/s")
     panels[1][0].set_ylabel("time, us")
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center")
     # without a date: the same results give the same file
     figure.savefig(file, dpi=120, metadata={"Date": None} if file.suffix == ".svg" else None)
+
+
+def _draw_op(op: str, points: Sequence[Measured], bandwidth: Any, time: Any) -> None:
+    """Draw an op's curves into two panels."""
+    own = sorted((each for each in points if each.point.op == op), key=lambda each: each.point.cols)
+    for name, curve in curves(own).items():
+        label, color, marker = STYLES.get(name, (name, "#7f7f7f", "x"))
+        look = {
+            "color": color,
+            "marker": marker,
+            "markersize": 3,
+            "label": label,
+            "zorder": 3 if name == OURS else 2,
+        }
+        if name == COPY_LINE:
+            look = {"color": "black", "linestyle": "--", "linewidth": 1, "label": name}
+        rates = [each.bytes_moved / s / 1e12 for each, s in curve]
+        bandwidth.plot([each.point.cols for each, _ in curve], rates, **look)
+        for rows in dict.fromkeys(
+            each.point.rows for each, _ in curve
+        ):  # times of other rows are another line
+            part = [(each.point.cols, s * 1e6) for each, s in curve if each.point.rows == rows]
+            time.plot(*zip(*part, strict=True), **look)
+    bandwidth.set_title(op)
+    time.set_xlabel("columns")
+    time.set_yscale("log")
+    for panel in (bandwidth, time):
+        panel.set_xscale("log", base=2)
+        panel.grid(visible=True, alpha=0.3)
+    bandwidth.set_ylim(bottom=0)
 
 
 def curves(points: Sequence[Measured]) -> dict[str, list[tuple[Measured, float]]]:

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cupynorm import _row, reference
-from cupynorm._extras import Extras, Quantize, quantize_of
-from cupynorm._mask import MaskOptions, asked_of
-from cupynorm._plan import Plan
+from cupynorm import _row
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-SOFTMAX = _row.RowOp(
-    "softmax",
-    "softmax.cu",
-    "Softmax",
-    lambda x, _gamma, _beta, axes, _eps, out, **extras: reference.softmax(x, axes, out, **extras),
-)
-LOG_SOFTMAX = _row.RowOp(
-    "log_softmax",
-    "softmax.cu",
-    "LogSoftmax",
-    lambda x, _gamma, _beta, axes, _eps, out, **extras: reference.log_softmax(x, axes, out, **extras),
-)
+    from cupynorm._extras import Quantize
+    from cupynorm._mask import MaskOptions
+    from cupynorm._plan import Plan
+
+    class SoftmaxOptions(MaskOptions, total=False):
+        """The keywords of softmax that few calls give: a keyword with a default of its own costs every call 15 ns."""
+
+        quantize: str | Quantize | None
 
 
-class SoftmaxOptions(MaskOptions, total=False):
-    """The keywords of softmax that few calls give: a keyword with a default of its own costs every call 15 ns."""
+def _on_host(x: Any, _gamma: Any, _beta: Any, axes: int, _eps: float, out: Any, **extras: Any) -> None:
+    from cupynorm import reference  # noqa: PLC0415  which `import cupynorm` need not wait for
 
-    quantize: str | Quantize | None
+    reference.softmax(x, axes, out, **extras)
+
+
+def _log_on_host(x: Any, _gamma: Any, _beta: Any, axes: int, _eps: float, out: Any, **extras: Any) -> None:
+    from cupynorm import reference  # noqa: PLC0415
+
+    reference.log_softmax(x, axes, out, **extras)
+
+
+SOFTMAX = _row.RowOp("softmax", "softmax.cu", "Softmax", _on_host)
+LOG_SOFTMAX = _row.RowOp("log_softmax", "softmax.cu", "LogSoftmax", _log_on_host)
 
 
 def softmax(
@@ -67,8 +70,10 @@ def softmax(
     """
     if not options:
         return _row.run(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    quantize = quantize_of(options.pop("quantize", None))
-    return _run(SOFTMAX, x, axis, out, dtype, plan, options, quantize)
+    from cupynorm import _around  # noqa: PLC0415
+
+    quantize = options.pop("quantize", None)
+    return _around.run_masked(SOFTMAX, x, axis, out, dtype, plan, options, quantize)
 
 
 def log_softmax(
@@ -86,22 +91,6 @@ def log_softmax(
     """
     if not options:
         return _row.run(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    return _run(LOG_SOFTMAX, x, axis, out, dtype, plan, options, None)
+    from cupynorm import _around  # noqa: PLC0415
 
-
-def _run(
-    op: _row.RowOp,
-    x: Any,
-    axis: int | tuple[int, ...],
-    out: Any,
-    dtype: Any,
-    plan: str | Plan | None,
-    options: MaskOptions | SoftmaxOptions,
-    quantize: Quantize | None,
-) -> Any:
-    """Run a call with options; they may say nothing, such as where=None."""
-    asked = asked_of(op.name, options)
-    if asked is None and quantize is None:
-        return _row.run(op, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    extras = Extras(masked=asked, quantize=quantize)
-    return _row.run_fused(op, x, None, None, axis, 0.0, out, dtype, False, plan, extras)  # noqa: FBT003
+    return _around.run_masked(LOG_SOFTMAX, x, axis, out, dtype, plan, options, None)

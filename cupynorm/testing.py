@@ -8,18 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm import _device, _dtypes
-from cupynorm._dtypes import dtype_name, dtype_of
+from cupynorm import _device, _dtypes, forms
+from cupynorm._dtypes import dtype_name, dtype_of, quantized_dtype
 from cupynorm._plan import VARIANTS, DoesNotFitError
 from cupynorm.catalog import OPS, Op
+from cupynorm.reference import LARGEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from cupynorm.forms import Arrays, Form
 
     Array = np.ndarray[Any, Any]
 
 # By the result's dtype: a few of its roundings. What is float64 on either side is computed in float64.
 TOLERANCES = {"float64": 1e-12, "float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}
+# Of quantised results: half a step, of the largest number in int8 and of the number itself in a float8.
+STEPS = {"int8": 0.5 / 127, "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-3}
+# Where a float8's steps stop to shrink, of its largest number.
+LEAST_NORMAL = {"float8_e4m3fn": 2.0**-6 / 448, "float8_e5m2": 2.0**-14 / 57344}
 
 
 def error(actual: Array, expected: Array, axes: int = 1) -> float:
@@ -37,10 +44,10 @@ def assert_close(
 ) -> None:
     """Raise AssertionError, naming the worst element, unless every row and every element is as near as its dtype asks for.
 
-    The tolerance is that of actual's dtype, or of `dtype` if given. An element may be off by tolerance *
-    (its size + scale), where scale is its row's root mean square; give another where the inputs' size rules.
+    The tolerance is that of actual's dtype, or of `dtype` if given: a quantised one's name, too. An element may be off by
+    tolerance * (its size + scale), where scale is its row's root mean square; give another where the inputs' size rules.
     """
-    tolerance = TOLERANCES[dtype_name(actual.dtype if dtype is None else dtype_of(dtype))]
+    tolerance = STEPS.get(dtype) or TOLERANCES[dtype_name(actual.dtype if dtype is None else dtype_of(dtype))]
     a, e = _comparable(actual, expected, axes)
     differ = _pattern(a) != _pattern(e)
     if differ.any():
@@ -75,6 +82,38 @@ def assert_statistics_close(op: Op, actual: Sequence[Array], expected: Sequence[
             assert_close(got, want, axes=got.ndim, scale=scales[name])
         except AssertionError as fault:
             raise AssertionError(f"{name}: {fault}") from None
+
+
+def assert_form_close(what: Form, results: Sequence[Array], expected: Sequence[Array]) -> None:
+    """Raise AssertionError unless results of a form's call are what its reference gives, as near as their dtypes ask for."""
+    if what.quantized:
+        y, span = _dequantised(what, results)
+        assert_close(y, expected[0], dtype=what.quantized, scale=span)
+        if len(results) > 1:
+            largest = np.abs(expected[0]).max(axis=-1) / LARGEST[what.quantized]
+            assert_close(results[1].reshape(-1, 1), largest.reshape(-1, 1))
+        return
+    for got, wanted in zip(results, expected, strict=True):
+        assert_close(got, wanted)
+
+
+def form_error(what: Form, results: Sequence[Array], expected: Sequence[Array]) -> tuple[float, float]:
+    """Return how far results are off at worst, and the tolerance: of rows, or of quantised elements and half of their steps."""
+    if not what.quantized:
+        return max(map(error, results, expected)), TOLERANCES[dtype_name(results[0].dtype)]
+    y, span = _dequantised(what, results)
+    off, allowed = np.abs(y - expected[0]), np.abs(expected[0]) + span
+    return float(np.divide(off, allowed, out=np.zeros_like(off), where=off > 0).max(initial=0)), STEPS[
+        what.quantized
+    ]
+
+
+def _dequantised(what: Form, results: Sequence[Array]) -> tuple[Array, Array]:
+    """Return what quantised results stand for, and the size below which their steps are no smaller. CuPy's float8 are bits."""
+    name = what.quantized
+    scale = np.float64(results[1][..., None] if len(results) > 1 else forms.SCALES[name])
+    y = results[0].view(quantized_dtype(name)).astype(np.float64) * scale
+    return y, np.broadcast_to(scale * LARGEST[name] * LEAST_NORMAL.get(name, 1.0), y.shape)
 
 
 def _comparable(actual: Array, expected: Array, axes: int) -> tuple[Array, Array]:
@@ -179,6 +218,7 @@ MORE = {
     131072: "longer than shared memory in every type",
 }
 MANY = 10000  # columns from which few rows are enough
+FORM_ROWS, FORM_COLS = 29, (33, 1024)  # of what is not an op alone
 
 
 def cases(op: Op, dtype: Any, *, quick: bool = False) -> Iterator[Case]:
@@ -202,9 +242,9 @@ class Result:
 
 
 def selftest(cpu: bool = False, *, quick: bool = True) -> Iterator[Result]:  # noqa: FBT001, FBT002
-    """Compare every op, dtype and variant that can hold the row with float64; `cpu`: the NumPy road instead.
+    """Compare every op, dtype and variant that can hold the row with float64, then every other form.
 
-    Yields as it goes. A call that raises is a Result with ok=False, but NoDeviceError is raised.
+    cpu: on the NumPy road. Yields as it goes. A call that raises is a Result with ok=False, but NoDeviceError is raised.
     """
     if not cpu:
         _device.present_device()
@@ -217,6 +257,10 @@ def selftest(cpu: bool = False, *, quick: bool = True) -> Iterator[Result]:  # n
         for dtype, y_dtype in (("float16", "float32"), ("float32", "float16")):
             case = inputs(op, 29, 768, dtype, parameter_dtype="float32", reason="mixed dtypes")
             yield from _compare(op, case, "numpy" if cpu else "chosen", y_dtype)
+    for what in forms.FORMS.values():
+        for dtype in () if what.alone or what.missing else _dtypes.DTYPES:
+            for cols in FORM_COLS:
+                yield _compare_form(what, cols, dtype, on_device=not cpu)
 
 
 def _compare(op: Op, case: Case, variant: str, y_dtype: str | None = None) -> Iterator[Result]:
@@ -240,11 +284,43 @@ def _compare(op: Op, case: Case, variant: str, y_dtype: str | None = None) -> It
     except _device.NoDeviceError:
         raise
     except Exception as exception:  # noqa: BLE001  a self-test reports what fails and goes on
-        kind = "" if isinstance(exception, AssertionError) else f"{type(exception).__name__}: "
-        fault = f"{kind}{exception}"
+        fault = _told(exception)
     dtypes = f"{x_dtype} -> {y_dtype}" if y_dtype else x_dtype
     note = fault or case.reason
     yield Result(op.name, variant, dtypes, case.x.shape, worst, tolerance, not fault, note)
+
+
+def _compare_form(what: Form, cols: int, dtype: str, *, on_device: bool) -> Result:
+    """Run a form's call and return its Result."""
+    worst, tolerance, fault = math.inf, TOLERANCES[dtype], ""
+    given = forms.inputs(what, FORM_ROWS, cols, dtype)
+    try:
+        results = _results(what, given, on_device=on_device)
+        expected = what.reference(given)
+        worst, tolerance = form_error(what, results, expected)
+        assert_form_close(what, results, expected)
+    except _device.NoDeviceError:
+        raise
+    except Exception as exception:  # noqa: BLE001  a self-test reports what fails and goes on
+        fault = _told(exception)
+    variant = "chosen" if on_device else "numpy"
+    note = fault or f"{cols} columns"
+    return Result(what.name, variant, dtype, given["x"].shape, worst, tolerance, not fault, note)
+
+
+def _results(what: Form, given: Arrays, *, on_device: bool) -> tuple[Array, ...]:
+    """Call a form with host arrays, on the host or on the device; host arrays come back."""
+    if on_device:
+        module = _device.cupy()
+        given = {name: module.asarray(each) for name, each in given.items()}
+    results = what.call(given)
+    results = results if isinstance(results, tuple) else (results,)
+    return tuple(map(_device.cupy().asnumpy, results)) if on_device else results
+
+
+def _told(exception: Exception) -> str:
+    kind = "" if isinstance(exception, AssertionError) else f"{type(exception).__name__}: "
+    return f"{kind}{exception}"
 
 
 def _call(op: Op, case: Case, *, on_device: bool, **options: Any) -> tuple[Array, ...]:

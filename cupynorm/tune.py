@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from cupynorm import _device, _row, _tuned, bench, catalog, peers, testing
+from cupynorm import _device, _row, _tuned, bench, catalog, forms, peers, testing
 from cupynorm._dtypes import Dtype, dtype_of
 from cupynorm._limits import Limits, active_blocks
 from cupynorm._plan import (
@@ -45,9 +45,10 @@ TRIED_ELEMENTS = {
 }  # that a thread holds, by bytes of the compute type: twice what the table takes
 SURELY = 12  # registers that a thread wants beside its values, at the very least
 MOST_REGISTERS = 255
-# Rows below that many bytes gain nothing from shared memory, nor from being read twice.
-KEPT_BYTES = (16 << 10, 112 << 10)  # of a row, by a block of a cluster
+# Rows below that many bytes gain nothing from the level-1 cache, from shared memory, nor from being read twice.
+CACHED_ROW_BYTES = 2 << 10
 SHARED_ROW_BYTES = 16 << 10
+KEPT_BYTES = (16 << 10, 112 << 10)  # of a row, by a block of a cluster
 WHOLE_BLOCK_REGISTERS = {4: 64, 8: 128}  # a guess, by bytes of the compute type
 # Replays of all candidates, and how many go on; then more replays of those.
 FIRST, GOING_ON = 3, 16
@@ -109,6 +110,8 @@ def candidates(problem: Problem, limits: Limits, most: int) -> list[Plan]:
     nearest = sorted(_in_registers(worked, limits), key=_distance(worked, limits, next(iter(found))))
     wide = problem.cols * problem.held_bytes > SHARED_ROW_BYTES
     rest = [*_clusters(worked, limits), *_whole_block(worked, limits)] if wide else []
+    if problem.cols * problem.held_bytes >= CACHED_ROW_BYTES:
+        rest = [*_cached(worked, limits), *rest]
     add(nearest, most - len(found) - min(len(rest), most // 2))
     add(rest, most - len(found))
     add(nearest, most - len(found))
@@ -182,6 +185,20 @@ def _clusters(problem: Problem, limits: Limits) -> Iterator[Plan]:
                 parts=parts,
                 stages=stages,
                 block=block,
+            )
+
+
+def _cached(problem: Problem, limits: Limits) -> Iterator[Plan]:
+    for packs, threads in itertools.product((4, 2, 1), RESIDENT_THREADS[1:]):
+        whole = math.ceil(problem.cols / problem.pack / packs / WARP)
+        for block in {min(warps * WARP, MAX_BLOCK) for warps in (whole, math.ceil(whole / 2))}:
+            yield dataclasses.replace(
+                EMPTY_PLAN,
+                variant="cached",
+                pack=problem.pack,
+                packs=packs,
+                block=block,
+                least_blocks=max(1, min(threads // block, limits.blocks_per_sm)),
             )
 
 
@@ -334,14 +351,14 @@ def _fastest(
 ) -> tuple[Plan, dict[Plan, float]]:
     """Return the fastest plan that computes what it should, and the finalists' shares. The first plan is always among them."""
     before = plans[0]
-    sets = bench._sets(point, moved, len(op.parameters), weights)  # noqa: SLF001
-    inputs = [each.buffers for each in sets]
+    sets = bench._sets(point, moved, weights)  # noqa: SLF001
+    arrays, what = [each.arrays for each in sets], forms.form(op.name)
     calls = bench._calls_for(moved, len(sets))  # noqa: SLF001
     check = _Check(op, point, weights)
     notes: dict[str, str] = {}
 
     def times(some: Sequence[Plan], replays: int, others: Mapping[str, Any] | None = None) -> Any:
-        runs = {str(number): bench._ours(op, inputs, plan) for number, plan in enumerate(some)}  # noqa: SLF001
+        runs = {str(number): bench._ours(what, arrays, plan) for number, plan in enumerate(some)}  # noqa: SLF001
         timings: dict[str, Timing] = bench.time_interleaved(
             {**runs, **(others or {})},
             len(sets),

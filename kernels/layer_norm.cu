@@ -80,6 +80,12 @@ struct LayerNorm {
     return sums;
   }
 
+  static State state_of(Sums sums, T count) {
+    const T mean = sums.sum * reciprocal(larger(count, T(1)));
+    const T m2 = multiply_add(-sums.sum, mean, sums.squares);
+    return {mean, m2 < 0 ? T(0) : m2, count};
+  }
+
   template <int N, class Valid>
   static T second_pass(const T (&x)[N], Valid valid, T mean) {
     T m2 = 0;

@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cupynorm import _compile, _nvrtc, _row, functions
+from cupynorm import _around, _compile, _nvrtc, functions
+from cupynorm._around import Around, spelled_around
 from cupynorm._dtypes import DTYPES, compute_dtype, dtype_of, quantized_dtype
 from cupynorm._expression import trace
 from cupynorm._limits import RECORDED
@@ -28,7 +29,7 @@ from cupynorm._mask import Mask
 from cupynorm._nvrtc import Cubin
 from cupynorm._philox import Dropout
 from cupynorm._plan import VARIANTS, DoesNotFitError, Plan, Problem, choose
-from cupynorm._row import Around, RowOp, Spelled, spelled, spelled_around
+from cupynorm._row import RowOp, Spelled, spelled
 from cupynorm.functors import View
 from cupynorm.norm import LAYER_NORM, RMS_NORM
 from cupynorm.softmax import LOG_SOFTMAX, SOFTMAX
@@ -435,7 +436,7 @@ def _adds(dtype: str, cols: int, *, bias: bool, drop: bool, keep: bool, scales: 
     out = View(0, x.shape, (cols, 1), np.dtype(np.int8)) if scales else x
     return Around(
         (out,),
-        _row._adding(bias=bias, dropout=drop),
+        _around._adding(bias=bias, dropout=drop),
         operands,
         loaded=x if keep else None,
         scales=int(scales),
@@ -444,7 +445,7 @@ def _adds(dtype: str, cols: int, *, bias: bool, drop: bool, keep: bool, scales: 
 
 def _stores(dtype: str, cols: int, name: str) -> Around:
     out = View(0, (8, cols), (cols, 1), quantized_dtype(name))
-    return Around((out,), store=_row._dividing(), store_operands=(0.5,))
+    return Around((out,), store=_around._dividing(), store_operands=(0.5,))
 
 
 def _users(dtype: str, cols: int) -> Around:
@@ -465,13 +466,15 @@ FUSED = {
     ),
     "softmax, where, scale": Fused(
         SOFTMAX,
-        lambda d, n: Around((_rows_of(d, n),), _row._scaling(scale=True, bias=False), (0.5,), _full_where(n)),
+        lambda d, n: Around(
+            (_rows_of(d, n),), _around._scaling(scale=True, bias=False), (0.5,), _full_where(n)
+        ),
     ),
     "log_softmax, causal, bias": Fused(
         LOG_SOFTMAX,
         lambda d, n: Around(
             (_rows_of(d, n),),
-            _row._scaling(scale=False, bias=True),
+            _around._scaling(scale=False, bias=True),
             (_rows_of(d, n)._replace(pointer=1 << 20),),
             _mask(n, high=1),
         ),

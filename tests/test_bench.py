@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from cupynorm import _device, bench, catalog, cli, peers, results
+from cupynorm import _device, bench, catalog, cli, forms, peers, results
 from cupynorm.results import Measured, Point, Report, Timing
 from tests.simulator import simulated
 
@@ -82,6 +82,9 @@ class Pointer:
         assert source.at + size <= source.memory.size
         assert self.at + size <= self.memory.size
         self.memory[self.at : self.at + size] = source.memory[source.at : source.at + size]
+
+    def memset_async(self, value: int, size: int, _stream: Any) -> None:
+        self.memory[self.at : self.at + size] = value
 
 
 class Array:
@@ -247,6 +250,26 @@ def test_rows_and_columns_that_are_given_are_combined():
     assert len(bench.points(["softmax"], ["float16"], quick=True)) == len(bench.QUICK)
 
 
+def test_forms_have_points_of_their_own_and_come_with_what_they_are_to_be_as_fast_as():
+    fused = bench.points(["layer_norm/fuse"], ["float16"])
+    heads = bench.points(["merge_heads"], [], quick=True)
+
+    assert [(each.op, each.rows, each.cols) for each in fused] == [
+        (op, 49152, cols)
+        for op in ("layer_norm", "layer_norm/fuse")
+        for cols in (128, 512, 1024, 2048, 4096, 8192)
+    ]
+    assert [(each.rows, each.cols) for each in heads] == [(4096, 768)] * 2
+    assert [each.cols for each in bench.points(["softmax/bias"], ["float32"], quick=True)] == [1024]
+    given = bench.points(["layer_norm/fuse", "layer_norm"], ["float16"], cols=(64,))
+    assert [each.op for each in given] == ["layer_norm/fuse", "layer_norm"]
+    assert not any(map(bench.is_compiled_by_default, fused[6:]))
+    by_default = bench.points(list(forms.FORMS), [])
+    assert {each.dtype for each in by_default if each.op == "softmax"} == {"float16", "bfloat16", "float32"}
+    assert {each.dtype for each in by_default if each.op == "dropout"} == {"float16", "float32"}
+    assert {each.op for each in by_default} == set(forms.FORMS)
+
+
 def test_every_point_has_one_target():
     for each in bench.points(OPS, DTYPES):
         assert sum(target.covers(each) for target in results.TARGETS) == 1, each
@@ -275,42 +298,149 @@ def test_target(shape, columns):
 
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize(("rows", "cols"), [(70, 33), (1, 1 << 16)])
-def test_buffers_are_filled_apart_and_the_copy_spares_x(clock, monkeypatch, rows, cols, offset):
+@pytest.mark.parametrize("name", ["layer_norm", "add_layer_norm/sum", "layer_norm/int8", "softmax/where"])
+def test_buffers_are_filled_apart_and_the_copy_spares_what_is_read(
+    clock, monkeypatch, name, rows, cols, offset
+):
     monkeypatch.setattr(bench, "ROTATION_BYTES", 1 << 20)
     monkeypatch.setattr(bench, "PATTERN", 1 << 10)
-    point = Point("layer_norm", "float16", rows, cols, offset)
-    moved = catalog.op("layer_norm").bytes_moved(rows, cols, "float16", parameter_dtype="float16")
+    point = Point(name, "float16", rows, cols, offset)
+    moved = forms.form(name).bytes_moved(rows, cols, "float16")
 
-    sets = bench._sets(point, moved, 2)
+    sets = bench._sets(point, moved)
 
     assert len(sets) == bench.sets_for(moved)
     pattern = np.random.default_rng(0).standard_normal(1 << 10).astype(np.float16)
+    memory = set()
     for each in sets:
-        x, y, columns = each.buffers
-        np.testing.assert_array_equal(x.get().ravel(), np.resize(pattern, rows * cols))
-        assert x.data.ptr % bench.ALIGNMENT == y.data.ptr % bench.ALIGNMENT == 2 * offset
-        assert all(np.array_equal(column.get(), np.resize(pattern, cols)) for column in columns)
+        arrays = dict(each.arrays)
+        y = arrays.pop("y")
         source, target = each.copy
-        assert target.data.ptr >= x.data.ptr + x.nbytes
+        assert source.data.ptr + source.nbytes <= target.data.ptr
         assert moved <= source.nbytes + target.nbytes < moved + 4 * bench.ALIGNMENT
+        assert y.data.ptr % bench.ALIGNMENT == 2 * offset
         y.get()[...] = 0
         target.get()[...] = 0
-        assert np.any(x.get()[-1, -1] != 0)
-    rotated = {sets[i].buffers.columns[0].data.ptr for i in range(len(sets))}
-    assert len(rotated) == (len(sets) if rows == 1 else len(rotated))
+        for which, array in arrays.items():
+            if which == "where":
+                assert 0.5 < array.get().mean() < 0.9
+            else:
+                np.testing.assert_array_equal(array.get().ravel(), np.resize(pattern, array.get().size))
+            if array.get().ndim > 1:
+                assert array.data.ptr % bench.ALIGNMENT == 2 * offset
+                memory.add(array.data.ptr)
+    assert len(memory) == len(sets) * sum(array.get().ndim > 1 for array in arrays.values())
+    gammas = {each.arrays["gamma"].data.ptr for each in sets if "gamma" in each.arrays}
+    assert len(gammas) == ("gamma" in arrays) * (len(sets) if rows == 1 else len(gammas))
+
+
+def test_every_form_has_its_arrays(clock, monkeypatch):
+    monkeypatch.setattr(bench, "ROTATION_BYTES", 1 << 10)
+    monkeypatch.setattr(bench, "PATTERN", 1 << 6)
+    for name, what in forms.FORMS.items():
+        given = what.given(8, 64, np.dtype(np.float32))
+
+        (first, *_) = bench._sets(Point(name, "float32", 8, 64), what.bytes_moved(8, 64, "float32"))
+
+        assert {name: (each.shape, each.dtype) for name, each in first.arrays.items()} == {
+            name: (each.shape, each.dtype) for name, each in given.items() if name not in {"sum", "scales"}
+        }
+        if name.endswith("/lengths"):
+            assert (first.arrays["lengths"].get() == 64).all()
+        if name.endswith("/ragged"):
+            np.testing.assert_array_equal(first.arrays["lengths"].get(), forms.ragged(1, 64))
 
 
 def test_parameters_may_have_a_dtype_of_their_own(clock, monkeypatch):
     monkeypatch.setattr(bench, "ROTATION_BYTES", 1 << 16)
     monkeypatch.setattr(bench, "PATTERN", 1 << 6)
 
-    sets = bench._sets(Point("layer_norm", "float16", 70, 33), 70 * 33 * 4, 2, np.dtype(np.float32))
+    sets = bench._sets(Point("layer_norm", "float16", 70, 33), 70 * 33 * 4, np.dtype(np.float32))
 
     pattern = np.random.default_rng(0).standard_normal(1 << 6).astype(np.float32)
     for each in sets:
-        assert each.buffers.x.dtype == np.float16
-        for column in each.buffers.columns:
-            np.testing.assert_array_equal(column.get(), pattern[:33])
+        assert each.arrays["x"].dtype == np.float16
+        for name in ("gamma", "beta"):
+            np.testing.assert_array_equal(each.arrays[name].get(), pattern[:33])
+
+
+class Result(np.ndarray):
+    """What a contender wrote, as memory that can be set to bytes."""
+
+    @property
+    def data(self):  # type: ignore[override]
+        return Pointer(self)
+
+
+def written(values, count: int = 4):
+    return np.resize(np.asarray(values, np.float16), count).view(Result)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "note"),
+    [
+        ([1.0, 2.0], ""),
+        ([1.001, 2.0], ""),
+        ([1.0, 3.0], "RuntimeError: its result is off by 0.45"),
+        ([np.nan, 2.0], "RuntimeError: its result is off by inf"),
+        (None, "RuntimeError: its graph writes nothing"),
+    ],
+)
+def test_a_graph_that_is_empty_or_wrong_has_no_time(clock, monkeypatch, theirs, note):
+    class Writing(Graph):
+        def launch(self, stream):
+            super().launch(stream)
+            for write in self.writes:
+                write()
+
+    def contender(values):
+        memory = written([7.0])
+
+        def run(i):
+            clock.spend(1e-6)
+            if values is not None:
+                pending.append(lambda: memory.__setitem__(slice(None), written(values)))
+            return memory
+
+        return run
+
+    pending: list[Any] = []
+
+    def end_capture(self):
+        seconds, self.clock.captured = self.clock.captured, None
+        graph = Writing(self.clock, seconds)
+        graph.writes = pending[:]
+        pending.clear()
+        return graph
+
+    monkeypatch.setattr(Stream, "end_capture", end_capture)
+    monkeypatch.setattr(
+        Stream, "begin_capture", lambda self: (pending.clear(), setattr(clock, "captured", 0.0))
+    )
+    monkeypatch.setattr(_device.cupy(), "asnumpy", np.asarray, raising=False)
+    notes: dict[str, str] = {}
+
+    found = bench.time_interleaved(
+        {"cupynorm": contender([1.0, 2.0]), "torch": contender(theirs)},
+        2,
+        notes=notes,
+        check=bench._Agreement(forms.form("softmax"), np.dtype(np.float16)),
+    )
+
+    assert notes == ({"torch": note} if note else {})
+    assert list(found) == ["cupynorm", "torch"][: 1 + (not note)]
+
+
+def test_what_draws_other_numbers_is_not_compared():
+    agreement = bench._Agreement(forms.form("dropout"), np.dtype(np.float32))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_device, "cupy", lambda: types.SimpleNamespace(asnumpy=np.asarray))
+
+        found = [
+            agreement(name, np.full(8, value, np.uint8)) for name, value in (("a", 1), ("b", 2), ("c", 255))
+        ]
+
+    assert found == ["", "", "its graph writes nothing"]
 
 
 def test_a_point_is_measured_beside_copies_peers_and_variants(clock, monkeypatch):
@@ -318,9 +448,7 @@ def test_a_point_is_measured_beside_copies_peers_and_variants(clock, monkeypatch
     monkeypatch.setattr(
         bench, "_ours", lambda op, inputs, plan: taking(clock, 2.5e-6 if plan is None else 9e-6)
     )
-    monkeypatch.setattr(
-        bench, "planned", lambda point: types.SimpleNamespace(as_dict=lambda: {"variant": "warp"})
-    )
+    monkeypatch.setattr(bench, "planned", lambda point: {"variant": "warp"})
 
     def contender(name, op, inputs):
         if name == "triton":
@@ -328,6 +456,7 @@ def test_a_point_is_measured_beside_copies_peers_and_variants(clock, monkeypatch
         return taking(clock, 5e-6)
 
     monkeypatch.setattr(peers, "contender", contender)
+    monkeypatch.setattr(bench, "_check", lambda *_: None)  # nothing here writes anything
     found = bench.measure(Point("softmax", "float16", 64, 64), ["torch", "triton"], ["block"])
 
     assert list(found.timings) == ["cupynorm", "cupynorm block", "copy (driver)", *KERNEL_COPIES, "torch"]
@@ -341,11 +470,11 @@ KERNEL_COPIES = ["copy (1 x 128)", "copy (1 x 256)", "copy (2 x 128)"]
 
 def test_ours_writes_to_y_in_the_variant_that_is_forced(monkeypatch):
     called = []
-    op = types.SimpleNamespace(function=lambda *arguments, **options: called.append((arguments, options)))
+    what = types.SimpleNamespace(call=lambda arrays, **options: called.append((arrays, options)))
 
-    bench._ours(op, [peers.Buffers("x", "y", ("gamma",))], "block")(0)
+    bench._ours(what, [{"x": "x", "y": "y"}], "block")(0)
 
-    assert called == [(("x", "gamma"), {"out": "y", "plan": "block"})]
+    assert called == [({"x": "x", "y": "y"}, {"out": "y", "plan": "block"})]
 
 
 def test_a_point_without_memory_or_plan_says_so(clock, monkeypatch):
@@ -394,8 +523,8 @@ def test_the_plan_is_known_without_an_array_and_is_that_of_a_call(simulated):
     plan = bench.planned(Point("softmax", "float32", 6, 40))
     softmax(simulated.cupy.asarray(np.zeros((6, 40), np.float32)))
 
-    assert [each.plan for each in _row._launches.values()] == [plan]
-    assert bench.planned(Point("softmax", "float32", 6, 40, 1)).pack == 1
+    assert [each.plan.as_dict() for each in _row._launches.values()] == [plan]
+    assert bench.planned(Point("softmax", "float32", 6, 40, 1))["pack"] == 1
 
 
 def test_few_points_are_not_compiled_ahead(monkeypatch):
@@ -448,12 +577,12 @@ def test_the_composition_for_cupy_is_the_op(monkeypatch, op, dtype):
     rng = np.random.default_rng(0)
     entry = catalog.op(op)
     x = rng.standard_normal((4, 40)).astype(dtype)
-    columns = [rng.standard_normal(40).astype(dtype) for _ in entry.parameters]
+    columns = {name: rng.standard_normal(40).astype(dtype) for name in entry.parameters}
 
-    (run,) = peers.calls("cupy", op, peers.Buffers(x, None, tuple(columns))).values()
+    (run,) = peers.calls("cupy", forms.form(op), {"x": x, **columns, "y": None}).values()
 
     assert run().dtype == dtype
-    np.testing.assert_allclose(run(), entry.reference(x, *columns)[0], rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(run(), entry.reference(x, **columns)[0], rtol=2e-3, atol=2e-3)
 
 
 class Tensor:
@@ -505,31 +634,31 @@ def torch(monkeypatch, clock):
     return module
 
 
-def buffers(parameters: int = 0) -> peers.Buffers:
+def arrays_of(op: str) -> dict[str, np.ndarray]:
     x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
-    return peers.Buffers(x, np.zeros_like(x), tuple(x[:parameters]))
+    return {"x": x, **dict(zip(catalog.op(op).parameters, x, strict=False)), "y": np.zeros_like(x)}
 
 
 def test_torch_writes_to_y_on_the_current_stream_where_it_can(torch):
-    sets = [buffers(), buffers()]
+    sets = [arrays_of("softmax"), arrays_of("softmax")]
 
-    peers.contender("torch", "softmax", sets)(1)
+    peers.contender("torch", forms.form("softmax"), sets)(1)
 
-    np.testing.assert_allclose(sets[1].y.sum(1), 1, rtol=1e-6)
-    assert not sets[0].y.any()
+    np.testing.assert_allclose(sets[1]["y"].sum(1), 1, rtol=1e-6)
+    assert not sets[0]["y"].any()
     assert torch.streams == [7]
 
 
 @pytest.mark.parametrize("name", ["torch", "compile"])
-@pytest.mark.parametrize(("op", "parameters"), [("layer_norm", 2), ("rms_norm", 1)])
-def test_torch_allocates_where_it_must(torch, name, op, parameters):
-    sets = [buffers(parameters)]
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_torch_allocates_where_it_must(torch, name, op):
+    sets = [arrays_of(op)]
 
-    run = peers.contender(name, op, sets)
+    run = peers.contender(name, forms.form(op), sets)
     run(0)
     run(0)
 
-    assert not sets[0].y.any()
+    assert not sets[0]["y"].any()
     assert torch.streams == [7, 7]
 
 
@@ -542,7 +671,7 @@ def test_triton_launches_a_program_a_row(torch, monkeypatch):
 
     monkeypatch.setattr(peers, "_triton_kernels", lambda: {"softmax": Kernel()})
 
-    peers.contender("triton", "softmax", [buffers()])(0)
+    peers.contender("triton", forms.form("softmax"), [arrays_of("softmax")])(0)
 
     assert launched == [((3,), (8,), {"block": 8, "num_warps": 4})]
     with pytest.raises(ValueError, match="65536 columns"):
@@ -559,11 +688,21 @@ def test_triton_kernels_are_one_for_each_op(monkeypatch):
 def test_host_calls_are_those_that_a_peer_offers(torch, monkeypatch):
     monkeypatch.setattr(peers, "_triton_kernels", lambda: {"softmax": None})
 
-    assert list(peers.calls("torch", "softmax", buffers())) == ["", "out"]
-    assert list(peers.calls("torch", "layer_norm", buffers(2))) == [""]
-    assert list(peers.calls("compile", "softmax", buffers())) == [""]
-    assert list(peers.calls("triton", "softmax", buffers())) == ["out"]
-    peers.calls("torch", "softmax", buffers())["out"]()
+    def calls(name: str, op: str) -> dict[str, Any]:
+        return peers.calls(name, forms.form(op), arrays_of(op))
+
+    assert list(calls("torch", "softmax")) == ["", "out"]
+    assert list(calls("torch", "layer_norm")) == [""]
+    assert list(calls("compile", "softmax")) == [""]
+    assert list(calls("triton", "softmax")) == ["out"]
+    calls("torch", "softmax")["out"]()
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [("cupy", "bias_gelu"), ("triton", "softmax/where"), ("torch", "layer_norm/int8")]
+)
+def test_a_peer_without_such_a_thing_is_left_out(torch, name, form):
+    assert peers.contender(name, forms.form(form), []) is None
 
 
 def test_memory_goes_back_after_each_point(torch, monkeypatch):
@@ -581,14 +720,14 @@ def test_memory_goes_back_after_each_point(torch, monkeypatch):
 
 def test_host_times_are_of_ours_the_peers_and_the_bare_launch(clock, monkeypatch):
     def calls(name, op, arguments):
-        if op == "softmax":
+        if op.name == "softmax":
             raise RuntimeError("no")
         return {"": lambda: None}
 
     monkeypatch.setattr(bench, "BATCH", 2)
-    monkeypatch.setattr(bench, "_host_arguments", buffers)
+    monkeypatch.setattr(bench, "_host_arrays", lambda parameters: arrays_of("layer_norm"))
     monkeypatch.setattr(bench, "_bare_launch", lambda: lambda: None)
-    monkeypatch.setattr(bench, "_first_call", lambda folder: 0.15)
+    monkeypatch.setattr(bench, "_first_call", lambda what, folder: 0.15)
     monkeypatch.setattr(peers, "calls", calls)
     notes: dict[str, str] = {}
 
@@ -603,9 +742,11 @@ def test_host_times_are_of_ours_the_peers_and_the_bare_launch(clock, monkeypatch
         ("softmax(x, out=y)", "cupynorm"),
         ("first call, cold cache", "cupynorm"),
         ("first call, warm cache", "cupynorm"),
+        ("first call of a fusion, cold cache", "cupynorm"),
+        ("first call of a fusion, warm cache", "cupynorm"),
     ]
     assert notes == {"torch softmax": "RuntimeError: no"}
-    assert [each.missed() for each in found[-2:]] == [False, True]
+    assert [each.missed() for each in found[-4:]] == [False, True, False, False]
     text = "\n".join(results.host_table(found))
     assert "10000: missed" in text
     assert "200000: met" in text
@@ -614,13 +755,20 @@ def test_host_times_are_of_ours_the_peers_and_the_bare_launch(clock, monkeypatch
 def test_a_first_call_that_fails_has_no_time(monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "FIRST_CALL", "import sys; sys.exit(1)")
 
-    assert math.isnan(bench._first_call(str(tmp_path)))
+    assert math.isnan(bench._first_call("first call", str(tmp_path)))
 
 
 def test_a_first_call_is_a_new_process_with_that_cache(monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "FIRST_CALL", "import os, cupynorm; print(len(os.environ['CUPY_CACHE_DIR']))")
 
-    assert bench._first_call(str(tmp_path)) == len(str(tmp_path))
+    assert bench._first_call("first call", str(tmp_path)) == len(str(tmp_path))
+
+
+@pytest.mark.parametrize("what", bench.FIRST_CALLS)
+def test_a_first_call_is_a_call(what):
+    import cupynorm
+
+    exec(bench.FIRST_CALLS[what], {"cupynorm": cupynorm, "x": np.ones((3, 4), np.float16)})  # noqa: S102
 
 
 # ---- results
@@ -702,7 +850,7 @@ def test_peers_of_another_run_count_by_their_share(tmp_path):
 def test_a_line_fits_under_the_header():
     text = results.line(measured(0.97, 0.5))
 
-    assert text.startswith("softmax      float16   49152 x 1024")
+    assert text.startswith(f"{'softmax':<{results.WIDTH}} float16   49152 x 1024")
     assert "3.880  4.000  0.970  torch 0.50" in text
     assert text.endswith("0.98 wanted")
     assert results.line(measured(0.99)).endswith("  met")
@@ -718,6 +866,34 @@ def test_the_table_of_targets_has_the_worst_of_each_op():
     assert "| 128, 256 | 0.96 | - | - | not measured |" in lines
     assert "never below the fastest peer (1% is noise): met at 12" in lines
     assert lines[-1].startswith("geometric mean of 12 shares: 0.911, at least 0.98: missed")
+
+
+def test_forms_have_a_table_of_their_own():
+    points = [
+        measured(share, None, Point(op, "float16", 49152, cols))
+        for op, share in (
+            ("layer_norm", 0.9),
+            ("layer_norm/fuse", 0.89),
+            ("softmax/where", 0.94),
+            ("dropout", 0.9),
+        )
+        for cols in (128, 1024)
+    ]
+
+    lines = results.target_table(points)
+
+    assert lines[-5:] == [
+        "| form | at least | 128 | 1024 | |",
+        "| --- | --- | --- | --- | --- |",
+        "| layer_norm/fuse | 0.98 of layer_norm | 0.890 | 0.890 | met at 2 |",
+        "| softmax/where | 0.95 | 0.940 | 0.940 | missed at 2 of 2 |",
+        "| dropout | - | 0.900 | 0.900 |  |",
+    ]
+    assert lines[0] == "| columns | at least | layer_norm | |"
+    assert results.target_table(points[2:])[2].endswith("| not measured |")
+    assert results.missed(points[2]) == results.missed(points[6]) == []
+    assert results.missed(points[4]) == ["0.95 wanted"]
+    assert results.mean_share(points) == pytest.approx(0.9)
 
 
 def test_the_last_lines_count_what_is_missed_and_name_the_worst():
@@ -865,7 +1041,7 @@ def test_lines_files_and_what_was_left_out(machine, tmp_path):
     assert result.exit_code == 0, result.output
     header, first, _, *rest = result.stdout.splitlines()
     assert header == results.HEADER
-    assert first.startswith("softmax      float16   49152 x 64")
+    assert first.startswith(f"{'softmax':<{results.WIDTH}} float16   49152 x 64")
     assert "left out: 1 points" in rest
     assert "| 32, 64 | 0.93 | 0.970 | met at 1 |" in rest
     assert rest[-1].startswith("worst point: softmax float16 49152 x 64: 0.970")
@@ -965,7 +1141,7 @@ def test_results_are_shown_again_without_a_device(tmp_path):
     assert result.exit_code == 0, result.output
     assert {each.point.op for each in results.read(tmp_path / "again.json").points} == {"softmax"}
     assert "softmax" in (tmp_path / "again.csv").read_text()
-    assert result.stdout.count("softmax      float") == 4
+    assert result.stdout.count(f"{'softmax':<{results.WIDTH}} float") == 4
     assert "layer_norm" not in result.stdout
     assert "softmax(x)" in result.stdout
     assert "left out: 3 points" in result.stdout

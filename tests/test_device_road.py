@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import types
 from typing import Any
 
 import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _compile, _device, _row
+from cupynorm import _compile, _device, _row, explain
 from cupynorm.norm import LAYER_NORM
 from tests import simulator
 from tests.simulator import simulated
@@ -179,7 +180,7 @@ def test_template_arguments_are_spelled_in_cpp(value: Any, spelling: str) -> Non
 
 
 def test_explain_needs_no_device() -> None:
-    found = _row.explain(LAYER_NORM, (49152, 1024), "float16", device="h200")
+    found = explain.explain(LAYER_NORM, (49152, 1024), "float16", device="h200")
 
     assert found.plan.variant in {"warp", "block"}
     assert found.bytes_moved == 49152 * 1024 * 4 + 2 * 1024 * 2
@@ -190,6 +191,40 @@ def test_explain_needs_no_device() -> None:
 
 def test_explain_names_the_devices_it_knows() -> None:
     with pytest.raises(ValueError, match="device 'h300' is not recorded: use h200, a100, t4, rtx4090"):
-        _row.explain(LAYER_NORM, (4, 4), "float32", device="h300")
+        explain.explain(LAYER_NORM, (4, 4), "float32", device="h300")
     with pytest.raises(ValueError, match="nothing would be launched"):
-        _row.explain(LAYER_NORM, (0, 4), "float32", device="h200")
+        explain.explain(LAYER_NORM, (0, 4), "float32", device="h200")
+
+
+class Driver:
+    """As much of libcuda as tells a name; status: of the question for the device."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+    def cuDeviceGet(self, number: Any, device: int) -> int:  # noqa: N802
+        number._obj.value = device + 40
+        return self.status
+
+    def cuDeviceGetName(self, name: Any, length: int, number: Any) -> int:  # noqa: N802
+        name.value = f"of {number.value}, {length}".encode()
+        return 0
+
+
+def _missing() -> None:
+    raise OSError("libcuda.so.1: cannot open shared object file")
+
+
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [(lambda: Driver(0), "of 41, 256"), (lambda: Driver(100), "CuPy's"), (_missing, "CuPy's")],
+)
+def test_a_devices_name_is_the_drivers_or_else_cupys(
+    library: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = types.SimpleNamespace(getDeviceProperties=lambda device: {"name": b"CuPy's"})
+    module = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime))
+    monkeypatch.setattr(_device, "cupy", lambda: module)
+    monkeypatch.setattr(_device, "_driver_library", library)
+
+    assert _device.name_of(1) == name

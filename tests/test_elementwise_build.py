@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from typing import NamedTuple
 
 import pytest
@@ -14,13 +13,10 @@ from cupynorm._elementwise import Each, tiles
 from cupynorm._nvrtc import Cubin
 from cupynorm._philox import Dropout
 from cupynorm.functors import View
+from tests import SLOW
 from tests.build_gate import NOT_GLOBAL, code_of, nvdisasm, spills
 
-ARCHS = (
-    ("70", "75", "80", "86", "89", "90", "100", "120")
-    if os.environ.get("CUPYNORM_SLOW") == "1"
-    else ("70", "90")
-)
+ARCHS = ("70", "75", "80", "86", "89", "90", "100", "120") if SLOW else ("70", "90")
 PER_MODULE = 12
 
 pytestmark = pytest.mark.skipif(_nvrtc.available() is None, reason="NVRTC is not installed")

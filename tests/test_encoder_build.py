@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from cupynorm import _attention, _compile, _heads, _nvrtc
 from cupynorm._dtypes import DTYPES, compute_dtype, cpp, dtype_of
 from cupynorm.functors import View
+from tests import SLOW
 from tests.build_gate import code_of, spills
 
 BATCH, SEQ, HEADS, SIZE = 4, 6, 3, 64
@@ -47,9 +47,6 @@ def moves():
         yield types, move(*types, rows=rows)
         if types[2] is None:
             yield types, move(*types, merged=True, rows=rows)
-
-
-SLOW = os.environ.get("CUPYNORM_SLOW") == "1"  # every architecture
 
 
 @pytest.mark.slow

@@ -370,6 +370,7 @@ def test_info_is_complete_and_fit_for_json(machine, monkeypatch):
     assert info["versions"]["cupy"] == "14.2.0 (cupy-cuda13x)"
     assert info["versions"]["driver"] == "13.0"
     assert info["versions"]["nvrtc"] == "13.2"
+    assert {"ml_dtypes", "safetensors", "tokenizers"} <= set(info["versions"])
     assert info["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
     assert [device["number"] for device in info["devices"]] == [0, 1]
     assert info["no_device"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
@@ -16,12 +17,54 @@ from cupynorm import catalog
 def test_all_is_sorted_and_complete() -> None:
     public = [
         name
-        for name, value in vars(cupynorm).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
+        for name in dir(cupynorm)
+        if not name.startswith("_")
+        and name != "TYPE_CHECKING"
+        and not inspect.ismodule(getattr(cupynorm, name))
     ]
 
     assert cupynorm.__all__ == sorted(cupynorm.__all__)
     assert set(cupynorm.__all__) == set(public)
+
+
+def test_what_comes_later_is_what_type_checkers_see() -> None:
+    tree = ast.parse(Path(cupynorm.__file__).read_text("utf-8"))
+    (block,) = (each for each in tree.body if isinstance(each, ast.If))
+    seen = {}
+    for each in block.body:
+        assert isinstance(each, ast.ImportFrom)
+        for alias in each.names:
+            seen[alias.name] = str(each.module).removeprefix("cupynorm").lstrip(".") or alias.name
+
+    assert seen == {name: module for module, names in cupynorm._LATER.items() for name in names or (module,)}
+
+
+def test_a_name_that_does_not_exist() -> None:
+    with pytest.raises(AttributeError, match="module 'cupynorm' has no attribute 'batch_norm'"):
+        cupynorm.batch_norm  # noqa: B018
+    with pytest.raises(ImportError, match="batch_norm"):
+        from cupynorm import batch_norm  # noqa: F401
+
+
+def test_a_row_op_waits_for_nothing_else() -> None:
+    code = "import cupynorm, sys; print(*sys.modules)"
+
+    loaded = set(run(code).split())
+
+    assert "cupynorm._row" in loaded
+    later = {"reference", "forms", "_around", "_special", "_mask", "_philox", "_nvrtc", *cupynorm._LATER}
+    assert loaded.isdisjoint({f"cupynorm.{each}" for each in later} | {"json", "subprocess"})
+
+
+@pytest.mark.parametrize(
+    "first", ["import cupynorm.fusion", "from cupynorm import *", "import cupynorm.softmax"]
+)
+def test_public_functions_stand_whatever_is_imported_first(first: str) -> None:
+    code = (
+        f"{first}\nimport cupynorm\nprint(*(getattr(cupynorm, name).__name__ for name in cupynorm.__all__))"
+    )
+
+    assert run(code).split() == cupynorm.__all__
 
 
 @pytest.mark.parametrize("name", cupynorm.__all__)
@@ -57,8 +100,13 @@ def test_import_brings_no_click() -> None:
 def modules_after(statement: str) -> set[str]:
     """Return the top-level packages that a new interpreter has loaded after a statement."""
     code = f"{statement}; import sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    return set(run(code).split())
+
+
+def run(code: str) -> str:
+    """Return what a new interpreter prints."""
     checkout = Path(cupynorm.__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, check=True
     )
-    return set(done.stdout.split())
+    return done.stdout

@@ -91,10 +91,10 @@ def test_gelu_is_exact_in_both_tails() -> None:
 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu", "relu"])
-def test_activations_have_their_limits_at_infinity(name: str) -> None:
+def test_activations_at_infinity_are_pytorchs(name: str) -> None:
     y = function_of(name)(np.array([-np.inf, np.inf, np.nan, -300.0, -1e300]))
 
-    assert np.array_equal(y[:3], [0, np.inf, np.nan], equal_nan=True)
+    assert np.array_equal(y[:3], [0 if name == "relu" else np.nan, np.inf, np.nan], equal_nan=True)
     assert np.abs(y[3:]).max() < 1e-100
 
 
@@ -238,7 +238,8 @@ def test_a_kernels_function_gives_numpys_numbers(name: str, dtype: str) -> None:
     held = expected.astype(dtype)
     error = np.abs(y.astype(np.float64) - expected)
     flushed = 100 * np.finfo(dtype).tiny  # x times a sigmoid that is
-    slope = 1 + np.minimum(x.astype(np.float64) ** 2, 1e4) if (name, dtype) == ("gelu", "float64") else 1
+    # the exponent's rounding
+    slope = 1 + np.minimum(x.astype(np.float64) ** 2, 1e4) if "gelu" in name and dtype == "float64" else 1
     assert np.array_equal(np.isnan(y), np.isnan(expected))
     assert np.array_equal(y[np.isinf(held)], held[np.isinf(held)])
     assert (error <= relative * slope * np.abs(expected) + flushed)[np.isfinite(held)].all()

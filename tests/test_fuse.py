@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _fuse, _row, catalog, fuse, layer_norm, log_softmax, reference, rms_norm, softmax
+from cupynorm import (
+    _around,
+    _fuse,
+    catalog,
+    fuse,
+    layer_norm,
+    log_softmax,
+    reference,
+    rms_norm,
+    softmax,
+)
 from cupynorm import functions as f
 from cupynorm._dtypes import DTYPES, dtype_of
 from cupynorm._expression import DeviceFunction, TraceError
@@ -495,7 +505,7 @@ def test_a_device_functions_twin_runs_on_the_host() -> None:
 def test_device_arrays_reach_the_seam_checked(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[_fuse.FusedCall] = []
     monkeypatch.setattr(_fuse, "run", calls.append)
-    monkeypatch.setattr(_row, "remember", lambda *_: None)
+    monkeypatch.setattr(_around, "remember", lambda *_: None)
     x, r, b, g = (simulated.cupy.asarray(each) for each in (X, R, B, G))
     fusion = fuse(
         layer_norm, load=lambda x, r, b, s: x + r * s + b, store=lambda y, g: (y, y * g), keep_loaded=True

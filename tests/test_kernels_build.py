@@ -7,7 +7,6 @@ the pack is. A kernel that spills still gives right numbers, so nothing but this
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from cupynorm import _nvrtc
 from cupynorm._dtypes import DTYPES
 from cupynorm._plan import FUSED_VARIANTS, HOPPER, VARIANTS, Plan
 from cupynorm._row import RowOp
+from tests import SLOW
 from tests.build_gate import (
     FUSED,
     OPS,
@@ -37,7 +37,6 @@ from tests.build_gate import (
 )
 
 # NVRTC's major and architecture. CUDA 13 has dropped sm_70; most of those who call have a 12, so it builds the common ones too.
-SLOW = os.environ.get("CUPYNORM_SLOW") == "1"  # every plan and architecture for what is fused, too
 TARGETS = (
     *((13, arch) for arch in ("75", "80", "86", "89", "90", "100", "120")),
     (12, "70"),

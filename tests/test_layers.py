@@ -14,11 +14,11 @@ MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
 
 # A module imports from layers above its own in this table, or from its own layer what stands before it there.
 LAYERS = [
-    ["_dtypes", "_limits", "_plan", "_philox", "reference"],
-    ["_cache", "_cubins", "_device", "_nvrtc", "_compile", "_blas"],
-    ["_special", "_expression", "functions"],
+    ["_values", "_dtypes", "_limits", "_plan", "_philox", "_special", "reference"],
+    ["_ask", "_cache", "_cubins", "_device", "_nvrtc", "_compile", "_blas"],
+    ["_expression", "functions"],
     ["functors", "_arguments", "_mask", "_extras", "_remembered", "_tuned"],
-    ["_row"],
+    ["_row", "_around"],
     [
         "_elementwise",
         "norm",
@@ -31,10 +31,12 @@ LAYERS = [
         "_encoder_host",
         "_encoder_device",
     ],
-    ["_fuse", "fuse"],
+    ["_fuse", "fusion"],
     ["__init__"],
     [
         "catalog",
+        "forms",
+        "explain",
         "testing",
         "environment",
         "files",

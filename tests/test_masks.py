@@ -604,9 +604,9 @@ def test_a_keyword_that_does_not_exist_is_named(function: Any) -> None:
 
 
 def test_no_keyword_is_the_remembered_road(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cupynorm import _row
+    from cupynorm import _around
 
-    monkeypatch.setattr(_row, "run_fused", lambda *_: pytest.fail("the long road"))
+    monkeypatch.setattr(_around, "run_fused", lambda *_: pytest.fail("the long road"))
 
     assert cupynorm.softmax(X).sum() == pytest.approx(6)
     assert cupynorm.softmax(X, where=None, causal=False, quantize=None).sum() == pytest.approx(6)

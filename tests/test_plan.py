@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 
@@ -31,9 +32,9 @@ def problem(
         (8, "warp"),
         (512, "warp"),
         (520, "block"),
-        (16384, "block"),
-        (16392, "shared"),
-        (32768, "shared"),
+        (2040, "block"),
+        (2048, "cached"),
+        (32768, "cached"),
         (32776, "cluster"),
         (1802240, "cluster"),
         (1802248, "split"),
@@ -51,8 +52,8 @@ def test_variant_changes_at_the_edge(cols: int, variant: str) -> None:
     [
         (512, "warp"),
         (520, "block"),
-        (16384, "block"),
-        (16392, "shared"),
+        (32768, "cached"),
+        (32776, "shared"),
         (82432, "shared"),
         (82440, "split"),
     ],
@@ -66,7 +67,8 @@ def test_without_clusters_shared_memory_is_next(cols: int, variant: str) -> None
 @pytest.mark.parametrize(
     ("rows", "cols", "variant"),
     [
-        (1, 16376, "block"),
+        (1, 2040, "block"),
+        (1, 16376, "cached"),
         (1, 16384, "cluster"),
         (16, 65536, "cluster"),
         (1, 2**19, "cluster"),
@@ -88,6 +90,23 @@ def test_blocks_that_wait_for_one_another_are_no_more_than_the_device_runs() -> 
 
         assert plan.grid % plan.parts == 0
         assert plan.grid <= H200.sm_count * plan.resident_blocks
+
+
+@pytest.mark.parametrize("compute_bytes", [4, 8])
+def test_blocks_that_share_a_row_keep_what_their_letters_replace(compute_bytes: int) -> None:
+    """In place those lie where x was: what is not kept of it would be read again."""
+    wide = problem(rows=64, cols=2**20, compute_bytes=compute_bytes)
+    chosen = choose(wide, H200, resident, "split")
+
+    taken = []
+    for kept_bytes in range(0, 20 << 10, 16):
+        with contextlib.suppress(DoesNotFitError):
+            taken.append(choose(wide, H200, resident, dataclasses.replace(chosen, kept_bytes=kept_bytes)))
+
+    assert taken
+    assert all(plan.kept_bytes >= plan.parts * 8 * compute_bytes + 8 for plan in taken)
+    elsewhere = dataclasses.replace(wide, pack=1, widest=8, peel=2, period=8)  # x is not where y is
+    assert choose(elsewhere, H200, resident, "split").kept_bytes == 0
 
 
 @pytest.mark.parametrize("cols", [63, 65, 1023, 1025, 5001, 16383])
@@ -227,7 +246,8 @@ def test_a_forced_variant_that_cannot_hold_the_row_says_so(variant: str, cols: i
 
 def test_an_unknown_variant_is_named_with_those_that_exist() -> None:
     with pytest.raises(
-        ValueError, match="plan 'fast' is not a variant: use warp, block, cluster, split, shared, uncached"
+        ValueError,
+        match="plan 'fast' is not a variant: use warp, block, cached, cluster, split, shared, uncached",
     ):
         choose(problem(), H200, resident, "fast")
 

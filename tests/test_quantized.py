@@ -70,6 +70,30 @@ def test_rounding_is_to_nearest_even_and_saturates(name: str) -> None:
     np.testing.assert_array_equal(values_of(q), nearest(values, name))
 
 
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_a_float8_is_pytorchs(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    rungs, _ = ladder(name)
+    random = np.random.default_rng(3)
+    values = np.concatenate([rungs, (rungs[1:] + rungs[:-1]) / 2, random.uniform(rungs[0], rungs[-1], 4000)])
+    values = np.concatenate([values, random.standard_normal(4000)]).astype(np.float32)
+
+    q = reference._nearest(values.astype(np.float64), quantized_dtype(name))
+
+    expected = torch.from_numpy(values).to(getattr(torch, name)).to(torch.float64).numpy()
+    np.testing.assert_array_equal(values_of(q), expected)
+
+
+def test_an_int8_of_a_given_scale_is_pytorchs() -> None:
+    torch = pytest.importorskip("torch")
+    x = 3 * np.random.default_rng(4).standard_normal((9, 64))
+    expected = torch.round(torch.from_numpy(rms_norm(x)) * 64).clamp(-128, 127).to(torch.int8)
+
+    q = rms_norm(x, quantize=Quantize("int8", 1 / 64))
+
+    np.testing.assert_array_equal(q, expected.numpy())
+
+
 @every_dtype
 def test_nan_is_nan_in_a_float8_and_zero_in_int8(name: str) -> None:
     with np.errstate(all="raise"):

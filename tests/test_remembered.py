@@ -484,6 +484,25 @@ def test_forget_forgets_calls(roads: Roads) -> None:
     assert roads.taken() == CHECKED
 
 
+def test_forget_forgets_calls_of_every_kind(roads: Roads) -> None:
+    x = simulator.cupy.asarray(host())
+    for call in (
+        cupynorm.softmax,
+        lambda x: cupynorm.softmax(x, scale=2.0),
+        lambda x: cupynorm.bias_silu(x, None),
+        lambda x: cupynorm.split_heads(x, heads=1),
+    ):
+        call(x)
+
+    def known() -> list[bool]:
+        calls = _row.calls_of_thread()
+        return [bool(each) for each in (calls.same, calls.alike, calls.fused, calls.each, calls.heads)]
+
+    assert known() == [True] * 5
+    _row.forget()
+    assert known() == [False] * 5
+
+
 def test_a_subclass_is_checked_each_time(roads: Roads) -> None:
     class Mine(simulator.cupy.ndarray):
         pass

@@ -84,7 +84,7 @@ def test_no_more_candidates_than_asked_for() -> None:
 def test_rows_too_long_for_registers_are_tried_in_shared_memory_and_without() -> None:
     found = tune.candidates(Problem(4096, 65536, 8, 2, 4), RECORDED["h200"], 64)
 
-    assert {plan.variant for plan in found} == {"cluster", "split", "shared", "uncached"}
+    assert {plan.variant for plan in found} == {"cached", "cluster", "split", "shared", "uncached"}
     assert {plan.block for plan in found} == {128, 256, 512, 1024}
 
 
@@ -120,7 +120,7 @@ def timer(simulated, monkeypatch):
     timer = Timer()
 
     def buffers(*_):
-        return [bench.Set(peers.Buffers("x", "y", ()), ("source", "target"))]
+        return [bench.Set({"x": "x", "y": "y"}, ("source", "target"))]
 
     def ours(op, inputs, plan):
         return types.SimpleNamespace(plan=plan)
@@ -236,7 +236,8 @@ def test_plans_that_spill_do_not_compile_or_do_not_run_are_refused(timer, monkey
     original = _compile.kernel
 
     def kernel(device, code, expression, limit, cluster):
-        if "row_staged" in expression and "0, 1, 0, " not in expression:  # shared and split
+        kept = "row_staged" in expression and "0, 1, 0, " not in expression  # shared and split
+        if kept or "row_cached" in expression:
             raise _device.CompileError("no")
         found = original(device, code, expression, limit, cluster)
         return found._replace(local_bytes=8) if "row_registers" in expression else found
@@ -275,7 +276,7 @@ def test_rows_are_halved_until_they_fit_memory_within_their_class(timer, monkeyp
         asked.append(point.rows)
         if point.rows > 60_000:
             raise MemoryError
-        return [bench.Set(peers.Buffers("x", "y", ()), ("source", "target"))]
+        return [bench.Set({"x": "x", "y": "y"}, ("source", "target"))]
 
     monkeypatch.setattr(bench, "_sets", buffers)
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _compile, _device, _row, _tuned
+from cupynorm import _compile, _device, _row, _tuned, explain
 from cupynorm._limits import RECORDED
 from cupynorm._plan import VARIANTS, Plan, Problem, choose
 from cupynorm.norm import LAYER_NORM
@@ -400,15 +400,15 @@ def test_explain_says_where_the_plan_comes_from(simulated):
     tuned_for(simulated, 6, 40, "block")
 
     found = {
-        "tuned": _row.explain(SOFTMAX, (6, 40), "float32"),
-        "table": _row.explain(SOFTMAX, (6, 41), "float32"),
-        "wanted": _row.explain(SOFTMAX, (6, 40), "float32", plan="shared"),
+        "tuned": explain.explain(SOFTMAX, (6, 40), "float32"),
+        "table": explain.explain(SOFTMAX, (6, 41), "float32"),
+        "wanted": explain.explain(SOFTMAX, (6, 40), "float32", plan="shared"),
     }
 
     assert {name: each.source for name, each in found.items()} == {name: name for name in found}
     assert found["tuned"].plan.variant == "block"
-    assert _row.explain(SOFTMAX, (6, 40), "float32", device="h200").source == "table"
-    assert _row.explain(LAYER_NORM, (6, 40), "float32").source == "table"
+    assert explain.explain(SOFTMAX, (6, 40), "float32", device="h200").source == "table"
+    assert explain.explain(LAYER_NORM, (6, 40), "float32").source == "table"
 
 
 def test_the_drivers_version_is_asked_of_linux_or_of_cuda(simulated, monkeypatch):

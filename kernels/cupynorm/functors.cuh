@@ -60,9 +60,14 @@ struct DirectLoad {
 
   struct Line {
     const T* pointer;
+    void hide() { cupynorm::hide(pointer); }  // where it comes from, which a loop would compute again for each access
     template <int N, typename Index>
     Pack<T, N> load(Index col) const {
       return load_pack<T, N>(pointer + col);
+    }
+    template <int N, bool kAgain>
+    Pack<T, N> load_twice(int col) const {
+      return load_pack_twice<kAgain, T, N>(pointer + col);
     }
     template <int N>
     Pack<T, N> load_anywhere(int64 col) const {
@@ -108,6 +113,7 @@ struct DirectStore {
 
   struct Line {
     T* pointer;
+    void hide() { cupynorm::hide(pointer); }
     T* address() const { return pointer; }
     // how many elements lie before the first that is aligned to N elements
     template <int N>
@@ -277,6 +283,7 @@ struct AffineStore {
 
   struct Line {
     typename DirectStore<T, kAxes>::Line to;
+    void hide() { to.hide(); }
     T* address() const { return to.address(); }
     template <int N>
     int head() const {

@@ -55,6 +55,17 @@ inline void store_words(void* p, const unsigned* word) {
   else *static_cast<unsigned char*>(p) = static_cast<unsigned char>(word[0]);
 }
 
+// A pack of what is read twice, the second time while L1, or else L2, still has it: 16 bytes in one access, so p must be aligned to them.
+// kAgain: it is the second time, and nobody will read it any more.
+template <bool kAgain, typename T, int N>
+inline Pack<T, N> load_pack_twice(const T* p) {
+  static_assert(Pack<T, N>::kBytes == 16, "one access");
+  Pack<T, N> pack;
+  if constexpr (kAgain) load_quad_evicted_first(p, pack.word);
+  else load_quad_evicted_last(p, pack.word);
+  return pack;
+}
+
 // N elements at p in accesses of kWidth elements, 16 bytes at most; p must be aligned to one access.
 template <typename T, int N, int kWidth = N, bool kConstant = false>
 inline Pack<T, N> load_pack(const T* p) {

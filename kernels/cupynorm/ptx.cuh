@@ -222,8 +222,32 @@ inline void store_quad(void* to, unsigned a, unsigned b, unsigned c, unsigned d)
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
+// One load of 16 bytes that caches keep longer than others, or give up before others; from sm_80 on.
+#if __CUDA_ARCH__ >= 800
+#define CUPYNORM_LOAD_QUAD(PRIORITY)                                                              \
+  asm volatile(                                                                                   \
+      "{ .reg .b64 policy; createpolicy.fractional.L2::" PRIORITY ".b64 policy, 1.0;"             \
+      " ld.global.L1::" PRIORITY ".L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], policy; }"       \
+      : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])                                \
+      : "l"(__cvta_generic_to_global(from)))
+#else
+#define CUPYNORM_LOAD_QUAD(PRIORITY)                                 \
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"            \
+               : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3]) \
+               : "l"(__cvta_generic_to_global(from)))
+#endif
+inline void load_quad_evicted_last(const void* from, unsigned* word) { CUPYNORM_LOAD_QUAD("evict_last"); }
+inline void load_quad_evicted_first(const void* from, unsigned* word) { CUPYNORM_LOAD_QUAD("evict_first"); }
+#undef CUPYNORM_LOAD_QUAD
+
 // Hides where a word comes from: what is computed from it stays where it stands, inside a loop for example.
 inline void hide(unsigned& word) { asm volatile("" : "+r"(word)); }
+// Of an address in global memory: what is computed from it does not go back further.
+template <typename T>
+inline void hide(T*& pointer) {
+  asm volatile("" : "+l"(pointer));
+  __builtin_assume(__isGlobal(pointer));
+}
 
 // Two values in one word, the first in the low half: one instruction from sm_80 on.
 inline unsigned floats_to_halves(float low, float high) {
@@ -345,7 +369,14 @@ inline unsigned largest_of_warp(unsigned x) {
 inline void store_pair(void* to, unsigned a, unsigned b) { *static_cast<uint2*>(to) = uint2{a, b}; }
 inline void store_quad(void* to, unsigned a, unsigned b, unsigned c, unsigned d) { *static_cast<uint4*>(to) = uint4{a, b, c, d}; }
 
+inline void load_quad_evicted_last(const void* from, unsigned* word) {
+  for (int i = 0; i < 4; ++i) word[i] = static_cast<const unsigned*>(from)[i];
+}
+inline void load_quad_evicted_first(const void* from, unsigned* word) { load_quad_evicted_last(from, word); }
+
 inline void hide(unsigned&) {}
+template <typename T>
+inline void hide(T*&) {}
 template <int kBytes>
 inline void copy_ahead(void* shared, const void* global) {
   simulator::copy_later(shared, global, kBytes, {"copy_ahead", __FILE__, __LINE__});

@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
     turn ^= 1;
     if constexpr (kGrid) {
       if (in_place) {
-        clear(now);
+        if (here) clear(now);
         grid_wait(grid_arrive());
       } else if (row == first) {
         grid_wait(met);

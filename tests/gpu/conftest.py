@@ -17,13 +17,13 @@ import pytest
 
 from cupynorm import _device
 from cupynorm._plan import DoesNotFitError
+from tests import SLOW
 
 HERE = Path(__file__).parent
 SIMULATED = os.environ.get("CUPYNORM_TEST_DEVICE") == "simulator"
-SLOW = os.environ.get("CUPYNORM_SLOW") == "1"
 SAMPLED = {
     f"test_{name}.py"
-    for name in ("attention", "elementwise", "encoder", "fusion", "heads", "masks", "quantized")
+    for name in ("attention", "elementwise", "encoder", "forms", "fusion", "heads", "masks", "quantized")
 }
 EVERY = 8
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import _heads, add_qkv_bias, merge_heads, split_heads
+from cupynorm import _heads, _row, add_qkv_bias, merge_heads, split_heads
 from cupynorm._dtypes import dtype_of
 from cupynorm.testing import assert_close
 from tests.gpu.agree import DTYPES, as_strided, bits
@@ -115,7 +115,7 @@ def test_a_call_made_again_sees_its_own_arrays(xp: Any) -> None:
         assert given is out
         for y in (mine, given):
             np.testing.assert_array_equal(xp.asnumpy(y), add_qkv_bias(x, bias, heads=3))
-    assert len(_heads.thread.known) >= 1
+    assert len(_row.calls_of_thread().heads) >= 1
 
 
 @pytest.mark.small

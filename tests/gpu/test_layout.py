@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cupynorm import layer_norm
+from cupynorm._plan import PLAIN
 from cupynorm.catalog import OPS, Op
 from cupynorm.testing import assert_close, inputs
 from tests.gpu.agree import VARIANTS, as_strided
@@ -137,6 +138,22 @@ def test_a_long_row_may_be_replaced(
 
     assert np.array_equal(xp.asnumpy(x).view(np.uint8), expected.view(np.uint8))
     assert_close(expected[:2], op.reference(case.x[:2], **case.parameters)[0])
+
+
+@every_op
+@pytest.mark.parametrize("rows", [3, 7])
+def test_letters_may_take_all_that_is_kept_of_a_row_in_place(xp: Any, op: Op, rows: int) -> None:
+    """34 blocks leave 32 bytes each: with less kept, x would be read again where they lie. Of 7 rows 4, then 3 are in work."""
+    case = inputs(op, rows, 20000, "float16")
+    parameters = {name: xp.asarray(array) for name, array in case.parameters.items()}
+    x = xp.asarray(case.x)
+    plan = dataclasses.replace(PLAIN, variant="split", pack=8, packs=2, block=64, kept_bytes=34 * 32 + 16)
+
+    op.function(x, **parameters, out=x, plan=plan)
+
+    assert_close(xp.asnumpy(x), op.reference(case.x, **case.parameters)[0])
+    with pytest.raises(ValueError, match="cannot hold a row of 20000 columns"):
+        op.function(x, **parameters, out=x, plan=dataclasses.replace(plan, kept_bytes=512))
 
 
 @pytest.mark.small

@@ -122,7 +122,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
 @pytest.mark.small
 @every_op
 def test_an_unknown_variant_is_refused(xp: Any, op: Op) -> None:
-    with pytest.raises(ValueError, match="use warp, block, cluster, split, shared, uncached"):
+    with pytest.raises(ValueError, match="use warp, block, cached, cluster, split, shared, uncached"):
         run(xp, op, inputs(op, 2, 8, "float32"), plan="fast")
 
 

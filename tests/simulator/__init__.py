@@ -75,7 +75,7 @@ def skip_if_missing() -> None:
 
 def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200") -> Any:
     """Put the twins in CuPy's place until the test ends; several devices by a sequence of names. Returns this module."""
-    from cupynorm import _blas, _compile, _device, _heads, _row
+    from cupynorm import _blas, _compile, _device, _row
 
     skip_if_missing()
     monkeypatch.setattr(machine, "devices", machine.devices)  # what is set here is put back
@@ -87,11 +87,11 @@ def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200
     monkeypatch.setattr(_device, "cublas", lambda: cublas)
     monkeypatch.setattr(_blas, "_library", lambda: None)
     monkeypatch.setattr(_device, "active_clusters", driver.active_clusters)
+    monkeypatch.setattr(_device, "name_of", lambda device: machine.limits(device).name)
     # what is remembered of devices, plans and kernels is the simulator's own while it is installed
     monkeypatch.setattr(_device, "limits_of", _device.functools.cache(_device.limits_of.__wrapped__))
     monkeypatch.setattr(_row, "_launches", {})
     monkeypatch.setattr(_row, "_thread", _row.OfThread())
-    monkeypatch.setattr(_heads, "thread", _heads.OfThread())
     monkeypatch.setattr(_compile, "_kernels", {})
     monkeypatch.setattr(_compile, "_loading", {})
     # the twin compiles with g++, and what it makes is no cubin: nothing is to be looked up or kept

@@ -276,6 +276,27 @@ def _properties(device: int) -> dict[str, Any]:
     }
 
 
+def _attribute(number: int, device: int) -> int:
+    """Twin of cudaDeviceGetAttribute, by the numbers of its header."""
+    return Device(device).attributes[_ATTRIBUTES[number]]
+
+
+_ATTRIBUTES = {
+    8: "MaxSharedMemoryPerBlock",
+    10: "WarpSize",
+    16: "MultiProcessorCount",
+    38: "L2CacheSize",
+    39: "MaxThreadsPerMultiProcessor",
+    75: "ComputeCapabilityMajor",
+    76: "ComputeCapabilityMinor",
+    81: "MaxSharedMemoryPerMultiprocessor",
+    82: "MaxRegistersPerMultiprocessor",
+    97: "MaxSharedMemoryPerBlockOptin",
+    106: "MaxBlocksPerMultiprocessor",
+    111: "ReservedSharedMemoryPerBlock",
+}
+
+
 def _current_stream(device_id: int = -1) -> Any:
     return types.SimpleNamespace(ptr=machine.stream, synchronize=lambda: None, wait_event=lambda event: None)
 
@@ -385,6 +406,7 @@ runtime = types.SimpleNamespace(
     CUDARuntimeError=CUDARuntimeError,
     getDevice=lambda: machine.current,
     getDeviceCount=lambda: len(machine.devices),
+    deviceGetAttribute=_attribute,
     getDeviceProperties=_properties,
     setDevice=lambda device: Device(device).use(),
     memGetInfo=lambda: (1 << 33, MEMORY),

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm import _fuse, _row
+from cupynorm import _around, _fuse, _row
 from cupynorm._arguments import _kind, _overlap, _place, check, check_eps, view
+from cupynorm._around import Function
 from cupynorm._dtypes import compute_dtype, dtype_name
 from cupynorm._expression import DeviceFunction, TraceError, trace
 from cupynorm._fuse import FusedCall, Operand
-from cupynorm._row import Function, RowOp
+from cupynorm._row import RowOp
 from cupynorm.norm import LAYER_NORM, RMS_NORM, layer_norm, rms_norm
 from cupynorm.softmax import LOG_SOFTMAX, SOFTMAX, log_softmax, softmax
 
@@ -81,7 +82,7 @@ class Fusion:
                     for each, asked in zip(results, (*outs, *(None,) * len(call.stats)), strict=True)
                     if asked is None
                 ]
-                _row.remember(known[0], launched, (*arrays, *outs), made, None, self)
+                _around.remember(known[0], launched, (*arrays, *outs), made, None, self)
         elif call.x.size:
             _fuse.run_on_host(call)
         return _alone(results)

@@ -1,0 +1,347 @@
+"""What is computed around an op, in its one kernel: masks, sums, quantising, a user's functions; from a call to its launch."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from cupynorm import _ask, _compile, _device, _row
+from cupynorm._arguments import Call, check, check_eps, view
+from cupynorm._dtypes import Dtype
+from cupynorm._expression import DeviceFunction, Expression, traced
+from cupynorm._extras import CheckedExtras, Extras, Quantize, quantize_of
+from cupynorm._mask import Mask, MaskOptions, asked_of
+from cupynorm._mask import twin as mask_twin
+from cupynorm._philox import Dropout
+from cupynorm._plan import Plan, Problem
+from cupynorm._remembered import add, again, launcher
+from cupynorm._row import RowOp, Spelled
+from cupynorm.functors import (
+    Struct,
+    View,
+    arguments,
+    column,
+    direct,
+    fused_load,
+    fused_store,
+    kept,
+    operand,
+    pack_width,
+    scaled_store,
+    value,
+)
+from cupynorm.reference import LARGEST
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cupynorm._remembered import Launch
+
+Function = Expression | DeviceFunction
+Operand = View | float | Dropout
+IDENTITY = Expression(1, (), (0,))
+
+
+def run_fused(
+    op: RowOp,
+    x: Any,
+    gamma: Any,
+    beta: Any,
+    axis: int | tuple[int, ...],
+    eps: float,
+    out: Any,
+    dtype: Any,
+    return_stats: bool,  # noqa: FBT001
+    plan: str | Plan | None,
+    extras: Extras,
+) -> Any:
+    """Run one call with something fused around it. Results: y, scales of rows, the sum, statistics; those that are asked for."""
+    given = [x, gamma, beta, out, *extras.given()]
+    options = (op.name, axis, type(axis), eps, type(eps), dtype, return_stats, plan, extras.options())
+    drop = None if extras.add is None else extras.add.dropout
+    place = None if drop is None else (drop.seed, drop.offset)
+    calls = _row.calls_of_thread()
+    try:
+        known = calls.key(given, out is not None, options)
+        found = None if known is None else calls.fused.get(known[0])
+    except TypeError:  # an option that does not hash
+        known = found = None
+    if known is not None and found is not None:
+        stream = calls.stream(x.data.device_id).ptr
+        made = found.run(calls.kind, stream, known[1], place or (0, 0))
+        if made is not None:
+            results = (*made,) if out is None else (out, *made)
+            return results if len(results) > 1 else results[0]
+    exact = check_eps(eps) if op.has_eps else 0.0
+    columns = {"gamma": gamma, "beta": beta} if op.columns else {}
+    if extras.add is not None:
+        columns["bias"] = extras.add.bias
+    call = check(
+        x,
+        axis=axis,
+        out=out,
+        dtype=dtype,
+        plan=plan,
+        columns=columns,
+        others=extras.arrays(),
+        quantized=extras.dtype,
+    )
+    fused = extras.checked(call)
+    stats = [call.empty_statistic() for _ in op.stats] if return_stats else []
+    results = (call.out, *fused.results, *stats)
+    if not call.on_device:
+        _ask.answer(lambda: _spelled_fused(op, call, (), exact, fused))
+        op.reference(x, gamma, beta, call.axes, exact, call.out, *stats, extras=fused.on_host())
+    elif x.size:
+        spelling = _spelled_fused(op, call, [array.data.ptr for array in stats], exact, fused)
+        launched = launch_around(call.device, spelling, plan)
+        if known is not None:
+            remember(known[0], launched, given, results if out is None else results[1:], place, None)
+    return results if len(results) > 1 else call.out
+
+
+def quantising(quantize: str | Quantize) -> Extras:
+    """Return what quantize= says."""
+    return Extras(quantize=quantize_of(quantize))
+
+
+def run_masked(
+    op: RowOp,
+    x: Any,
+    axis: int | tuple[int, ...],
+    out: Any,
+    dtype: Any,
+    plan: str | Plan | None,
+    options: MaskOptions,
+    quantize: str | Quantize | None,
+) -> Any:
+    """Run a call of softmax or log_softmax with options; they may say nothing, such as where=None."""
+    asked, how = asked_of(op.name, options), quantize_of(quantize)
+    if asked is None and how is None:
+        return _row.run(op, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
+    extras = Extras(masked=asked, quantize=how)
+    return run_fused(op, x, None, None, axis, 0.0, out, dtype, False, plan, extras)  # noqa: FBT003
+
+
+def remember(
+    key: Any,
+    launched: tuple[Launch, Struct],
+    given: Sequence[Any],
+    made: Sequence[Any],
+    place: tuple[int, int] | None,
+    holds: Any,
+) -> None:
+    """Remember a call with something fused, for this thread, until another of the same key comes."""
+    call = again(*launched, given, made, place, holds)
+    if call is not None:
+        add(_row.calls_of_thread().fused, key, call)
+
+
+def _spelled_fused(op: RowOp, call: Call, stats: Sequence[int], eps: float, fused: CheckedExtras) -> Spelled:
+    """Turn a checked call with something fused around it into the problem and its structs."""
+    columns = {name: view(array) for name, array in call.columns.items() if name != "bias"}
+    return spelled_around(op, view(call.x), call.axes, columns, stats, eps, call.compute, around(call, fused))
+
+
+class Around(NamedTuple):
+    """What is computed around an op, in terms of views: results go to outs, what was loaded to `loaded`.
+
+    An operand is an array stretched to x's shape, a number, or a dropout, which is 1 where it keeps and 0 where it drops.
+    scales: where those of rows are written, which their results are divided by; 0: nowhere.
+    """
+
+    outs: tuple[View, ...]
+    load: Function | None = None
+    load_operands: tuple[Operand, ...] = ()
+    mask: Mask | None = None
+    loaded: View | None = None
+    store: Function | None = None
+    store_operands: tuple[Operand, ...] = ()
+    scales: int = 0
+
+
+@functools.cache
+def _adding(*, bias: bool, dropout: bool) -> Function:
+    """Return dropout(x + bias) + alpha * residual, of x, residual, alpha; then of bias; of what is kept and its factor."""
+
+    def add(x: Any, residual: Any, alpha: Any, *others: Any) -> Any:
+        shift, kept, factor = (*others[:bias], *(None,) * (not bias), *others[bias:], *(None, None))[:3]
+        total = x if shift is None else x + shift
+        if kept is not None:
+            total = np.where(kept != 0, total * factor, 0.0)
+        return total + alpha * residual
+
+    count = 3 + bias + 2 * dropout
+    return traced(add, count)
+
+
+@functools.cache
+def _scaling(*, scale: bool, bias: bool) -> Function:
+    """Return x * scale + bias, of x and of those of both that there are."""
+
+    def of(x: Any, *others: Any) -> Any:
+        if scale:
+            x = x * others[0]
+        return x + others[scale] if bias else x
+
+    return traced(of, 1 + scale + bias)
+
+
+LEAST_NORMAL = 2.0**-126  # of float32; what is less becomes 0
+
+
+@functools.cache
+def _dividing() -> Function:
+    """Return y / scale."""
+    return traced(lambda y, scale: y / scale, 2)
+
+
+def around(call: Call, fused: CheckedExtras) -> Around:
+    """Say of checked extras what is computed."""
+    shape, out = call.x.shape, view(call.out)
+    if fused.quantize is not None:
+        out = out._replace(dtype=fused.quantize.dtype)  # the array itself may hold bits only
+    what = Around((out,))
+    if fused.mask is not None:
+        mask = fused.mask
+        bias = mask.views().get("bias")
+        scaled = mask.scale != 1
+        operands: list[Operand] = [mask.scale] * scaled
+        operands += [] if bias is None else [bias]
+        what = what._replace(
+            mask=mask, load=_scaling(scale=scaled, bias=bias is not None), load_operands=tuple(operands)
+        )
+    if fused.add is not None:
+        residual, shift, alpha, drop, _ = fused.add
+        operands = [view(residual), alpha]
+        operands += [] if shift is None else [view(shift).broadcast_to(shape)]
+        operands += [] if drop is None else [drop, drop.factor]
+        what = what._replace(
+            load=_adding(bias=shift is not None, dropout=drop is not None),
+            load_operands=tuple(operands),
+            loaded=None if fused.total is None else view(fused.total),
+        )
+    if fused.quantize is not None:
+        scale = fused.quantize.scale
+        if fused.quantize.per_row:
+            what = what._replace(scales=view(fused.scales).pointer)
+        else:
+            given: Operand
+            if _device.is_device_array(scale):
+                store, given = _dividing(), view(scale.reshape(())).broadcast_to(shape)
+            elif LEAST_NORMAL < (inverse := 1 / fused.quantize.host_scale) < 1 / LEAST_NORMAL:
+                store, given = _scaling(scale=True, bias=False), inverse
+            else:
+                store, given = _dividing(), fused.quantize.host_scale
+            what = what._replace(store=store, store_operands=(given,))
+    return what
+
+
+def spelled_around(
+    op: RowOp,
+    x: View,
+    axes: int,
+    columns: Mapping[str, View],
+    stats: Sequence[int],
+    eps: float,
+    compute: Dtype,
+    what: Around,
+) -> Spelled:
+    """Turn views and what is computed around the op into the problem and its structs."""
+    shape = x.shape[len(x.shape) - axes :]
+    rows, cols = math.prod(x.shape[: len(x.shape) - axes]), math.prod(shape)
+    twin = op.twin(compute, stats, eps)
+    gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
+    written = what.outs if what.loaded is None else (*what.outs, what.loaded)
+    pack = pack_width(x, written[0], axes, *written[1:])
+    functions: list[Function] = []
+
+    def operand_of(given: Operand) -> Struct:
+        if isinstance(given, Dropout):
+            return kept(given, cols)
+        if not isinstance(given, View):
+            return value(given, compute)
+        return operand(given, axes, pack, constant=given not in written)
+
+    def name_of(function: Function | None) -> str:
+        functions.append(function or IDENTITY)
+        return f"Function_{functions[-1].key}"
+
+    masked = mask_twin(what.mask, pack)
+    load = direct("DirectLoad", x.split(axes)[0])
+    if what.load is not None or what.mask is not None or what.loaded is not None:
+        operands = [operand_of(each) for each in what.load_operands]
+        load = fused_load(x, axes, name_of(what.load), masked, what.loaded, operands)
+    if what.scales:
+        limit = LARGEST[what.outs[0].dtype.name]
+        store = scaled_store(what.outs[0], axes, gamma, beta, what.scales, limit, compute)
+    else:
+        operands = [operand_of(each) for each in what.store_operands]
+        store = fused_store(what.outs, axes, name_of(what.store), gamma, beta, operands)
+    whole = arguments(twin, load, store, rows, cols)
+    where = () if what.mask is None or what.mask.where is None else (what.mask.views()["where"],)
+    drops = any(isinstance(each, Dropout) for each in what.load_operands)
+    problem = Problem(
+        rows,
+        cols,
+        pack,
+        x.dtype.itemsize,
+        compute.itemsize,
+        tuple(each.dtype.itemsize for each in columns.values()),
+        *(pack, 0, 1),
+        fused=True,
+        beside=_bytes_of((*what.load_operands, *where), axes),
+        ahead=_bytes_of(what.store_operands, axes),
+        stored=max(each.dtype.itemsize for each in what.outs),
+        direct=what.load is None and what.mask is None and what.loaded is None,
+        others=OF_DROPOUT * drops
+        + OF_SCALES * bool(what.scales)
+        + OF_RESULT * (len(what.outs) - 1)
+        + OF_KEPT * (what.loaded is not None)
+        + sum(map(_registers_of, functions)),
+    )
+    texts = [each.struct_text(f"Function_{each.key}") for each in functions]
+    text = _compile.text(op.source, whole.cpp, whole.dtype.itemsize, texts)
+    return Spelled(problem, twin, load, store, whole, text)
+
+
+# Registers that a dropout's random words take while they are made, what finds a row's largest result, each further result, and
+# what is kept of what was loaded.
+OF_DROPOUT = 40
+OF_SCALES = 16
+OF_RESULT = 16
+OF_KEPT = 8
+
+
+def _registers_of(function: Function) -> int:
+    """Guess how many registers the arithmetic on one pack takes."""
+    steps = len(function.steps) if isinstance(function, Expression) else 2 * MOST_OF_FUNCTION
+    return min(MOST_OF_FUNCTION, 2 * function.inputs + steps)
+
+
+MOST_OF_FUNCTION = 32
+
+
+def _bytes_of(operands: Sequence[Operand], axes: int) -> tuple[int, ...]:
+    """Return the bytes of an element of each array that is loaded along the rows."""
+    return tuple(
+        max(each.dtype.itemsize, 4 if not each.split(axes)[1].is_contiguous() else 0)
+        for each in operands
+        if isinstance(each, View) and any(each.split(axes)[1].strides)
+    )
+
+
+def launch_around(device: int, spelling: Spelled, plan: str | Plan | None) -> tuple[Launch, Struct]:
+    """Launch an op with what is computed around it, on rows that there are; return the launch and its parameter."""
+    module = _device.cupy()
+    with module.cuda.Device(device):
+        _row.calls_of_thread().prepare(device)
+        found = _row.prepared(device, spelling, plan)
+        arguments = np.array([spelling.arguments.values], dtype=spelling.arguments.dtype)
+        pointer = np.array([arguments.ctypes.data], np.uint64)
+        launch = launcher(found.kernel.pointer, found.plan)
+        launch(module.cuda.get_current_stream().ptr, pointer.ctypes.data, 0)
+    return launch, spelling.arguments

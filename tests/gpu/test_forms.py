@@ -1,0 +1,66 @@
+"""Every form of every op on the device, against its definition in float64; and the bench's arrays for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynorm import bench, forms
+from cupynorm._dtypes import DTYPES
+from cupynorm.forms import FORMS, Form
+from cupynorm.results import Point
+from cupynorm.testing import assert_form_close
+from tests.gpu.agree import DTYPES as NAMES
+
+AROUND = {name: each for name, each in FORMS.items() if not each.alone}
+every_form = pytest.mark.parametrize("what", AROUND.values(), ids=AROUND)
+every_dtype = pytest.mark.parametrize("dtype", NAMES)
+
+# rows, columns: one element, odd, as many queries as keys; and where more of a thread or of a block holds a row
+SMALL = [(1, 1), (5, 33), (48, 16)]
+SHAPES = [(29, 1024), (1024, 512), (7, 5001), (3, 8192)]
+
+
+def check(xp: Any, what: Form, rows: int, cols: int, dtype: str) -> None:
+    if what.missing or dtype not in DTYPES:
+        pytest.skip("ml_dtypes is not installed")
+    given = forms.inputs(what, rows, cols, dtype)
+
+    results = what.call({name: xp.asarray(each) for name, each in given.items()})
+
+    results = results if isinstance(results, tuple) else (results,)
+    assert all(type(each) is xp.ndarray for each in results)
+    assert_form_close(what, tuple(map(xp.asnumpy, results)), what.reference(given))
+
+
+@pytest.mark.small
+@every_form
+@every_dtype
+@pytest.mark.parametrize(("rows", "cols"), SMALL)
+def test_small_arrays(xp: Any, what: Form, dtype: str, rows: int, cols: int) -> None:
+    check(xp, what, rows, cols, dtype)
+
+
+@every_form
+@every_dtype
+@pytest.mark.parametrize(("rows", "cols"), SHAPES)
+def test_larger_arrays(cuda: Any, what: Form, dtype: str, rows: int, cols: int) -> None:
+    check(cuda, what, rows, cols, dtype)
+
+
+@every_form
+def test_the_bench_measures_what_it_should(cuda: Any, what: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+    if what.missing:
+        pytest.skip("ml_dtypes is not installed")
+    monkeypatch.setattr(bench, "ROTATION_BYTES", 1 << 20)
+    point = Point(what.name, "float16", 256, 128)
+
+    found = bench.measure(point, replays=3)
+
+    assert bench.OURS in found.timings, found.notes
+    assert found.copy > 0
+    assert not found.notes
+    assert found.plan == bench.planned(point)
+    assert np.isfinite(found.share())
