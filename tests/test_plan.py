@@ -31,7 +31,8 @@ def problem(
     [
         (8, "warp"),
         (512, "warp"),
-        (520, "block"),
+        (768, "warp"),
+        (776, "block"),
         (2040, "block"),
         (2048, "cached"),
         (32768, "cached"),
@@ -51,7 +52,8 @@ def test_variant_changes_at_the_edge(cols: int, variant: str) -> None:
     ("cols", "variant"),
     [
         (512, "warp"),
-        (520, "block"),
+        (768, "warp"),
+        (776, "block"),
         (32768, "cached"),
         (32776, "shared"),
         (82432, "shared"),
@@ -121,6 +123,28 @@ def test_rows_that_begin_anywhere_have_the_widest_packs(cols: int, peel: int) ->
         assert plan.group >= 14  # one for each element around the packs
         assert plan.group * plan.packs >= cols // 8
         assert plan.group * (plan.packs - 1) <= (cols - 7) // 8  # only a thread's last pack may be missing
+
+
+@pytest.mark.parametrize(
+    ("cols", "columns", "packs", "group"),
+    [
+        (264, (), 3, 16),
+        (600, (), 3, 32),
+        (600, (2,), 3, 32),
+        (1000, (), 2, 64),
+        (1000, (2, 2), 4, 32),
+        (1000, (4, 4), 4, 32),
+        (3000, (2, 2), 6, 64),
+        (1024, (2, 2), 2, 64),
+        (768, (2, 2), 3, 32),
+    ],
+)
+def test_ragged_rows_leave_few_threads_without_a_pack(
+    cols: int, columns: tuple[int, ...], packs: int, group: int
+) -> None:
+    plan = choose(dataclasses.replace(problem(cols=cols), columns=columns), H200, resident)
+
+    assert (plan.packs, plan.group) == (packs, group)
 
 
 @pytest.mark.parametrize(("cols", "pack"), [(40, 1), (1023, 1), (4095, 1), (4097, 4), (50257, 4)])

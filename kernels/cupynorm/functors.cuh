@@ -8,7 +8,8 @@
 // drops elements, kSpans: all but an interval of columns; kKeeps: it writes. kDirect: there is x and nothing else: Loaded<N> is Pack<Type, N>, absent elements become
 // padding themselves, and Line has load_anywhere<N>(col), at any column, and address(col), for copies that go ahead, too.
 // A Store has `Type`, `kBytes` (of its widest result's element), columns<N>(col) -> Columns<N>, the parameters of N columns, the same for every row (columns_anywhere<N> where
-// col may be any), and at(row), which gives a Line: store<N>(values, columns, col); head<N>(), how many elements lie before the
+// col may be any; or in two steps, all accesses before the first is waited for: columns_apart<N>(col, further), at col + further as in load_apart, and
+// put_together<N>()), and at(row), which gives a Line: store<N>(values, columns, col); head<N>(), how many elements lie before the
 // first that is aligned to N; address(). Columns may wait in registers: hide() keeps them packed there. All are asked only for
 // columns below cols.
 #pragma once
@@ -102,6 +103,16 @@ struct DirectStore {
   using Ahead = NoColumns;
   template <int N>
   using Columns = NoColumns;
+  template <int N>
+  using ColumnsApart = NoColumns;
+  template <int N>
+  NoColumns columns_apart(int64, int) const {
+    return {};
+  }
+  template <int N>
+  static NoColumns put_together(NoColumns) {
+    return {};
+  }
   template <int N, typename Index>
   NoColumns columns(Index) const {
     return {};
@@ -134,6 +145,12 @@ struct NoColumn {
   static constexpr bool kPresent = false;
   template <int N>
   using Packed = NoColumns;
+  template <int N>
+  using Apart = NoColumns;
+  template <int N>
+  NoColumns load_apart(int64, int) const {
+    return {};
+  }
   template <int N, typename Index>
   NoColumns load(Index) const {
     return {};
@@ -152,6 +169,12 @@ struct Column {
 
   template <int N>
   using Packed = Pack<T, N>;
+  template <int N>
+  using Apart = cupynorm::Apart<T, N>;
+  template <int N>
+  Apart<N> load_apart(int64 col, int further) const {
+    return cupynorm::load_apart<T, N, true>(pointer + col, further);
+  }
   template <int N, typename Index>
   Pack<T, N> load(Index col) const {
     return load_pack<T, N, (kWidth < N ? kWidth : N), true>(pointer + col);
@@ -177,6 +200,15 @@ struct StridedColumn {
       for (int i = 0; i < N; ++i) element[i].hide();
     }
   };
+  template <int N>
+  struct Apart {
+    Packed<N> values;
+    friend Packed<N> together(const Apart& apart) { return apart.values; }
+  };
+  template <int N>
+  Apart<N> load_apart(int64 col, int further) const {
+    return {load<N>(col + further)};
+  }
   template <int N, typename Index>
   Packed<N> load(Index col) const {
     Packed<N> values;
@@ -228,6 +260,22 @@ struct AffineColumns {
   template <int N>
   using Columns =
       Affine<typename Gamma::template Packed<N>, typename Beta::template Packed<N>, Gamma::kPresent, Beta::kPresent>;
+  template <int N>
+  using ColumnsApart = Affine<typename Gamma::template Apart<N>, typename Beta::template Apart<N>, Gamma::kPresent, Beta::kPresent>;
+  template <int N>
+  ColumnsApart<N> columns_apart(int64 col, int further) const {
+    ColumnsApart<N> apart;
+    if constexpr (Gamma::kPresent) apart.gamma = gamma.template load_apart<N>(col, further);
+    if constexpr (Beta::kPresent) apart.beta = beta.template load_apart<N>(col, further);
+    return apart;
+  }
+  template <int N>
+  static Columns<N> put_together(const ColumnsApart<N>& apart) {
+    Columns<N> columns;
+    if constexpr (Gamma::kPresent) columns.gamma = together(apart.gamma);
+    if constexpr (Beta::kPresent) columns.beta = together(apart.beta);
+    return columns;
+  }
   template <int N, typename Index>
   Columns<N> columns(Index col) const {
     Columns<N> columns;
@@ -237,10 +285,7 @@ struct AffineColumns {
   }
   template <int N>
   Columns<N> columns_anywhere(int64 col) const {
-    Columns<N> columns;
-    if constexpr (Gamma::kPresent) columns.gamma = gamma.template load_anywhere<N>(col);
-    if constexpr (Beta::kPresent) columns.beta = beta.template load_anywhere<N>(col);
-    return columns;
+    return put_together<N>(columns_apart<N>(col, 0));
   }
 
   template <int N, typename Compute>
@@ -275,6 +320,16 @@ struct AffineStore {
   template <int N, typename Index>
   Columns<N> columns(Index col) const {
     return affine.template columns<N>(col);
+  }
+  template <int N>
+  using ColumnsApart = typename Affines::template ColumnsApart<N>;
+  template <int N>
+  ColumnsApart<N> columns_apart(int64 col, int further) const {
+    return affine.template columns_apart<N>(col, further);
+  }
+  template <int N>
+  static Columns<N> put_together(const ColumnsApart<N>& apart) {
+    return Affines::template put_together<N>(apart);
   }
   template <int N>
   Columns<N> columns_anywhere(int64 col) const {

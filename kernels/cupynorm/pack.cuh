@@ -86,32 +86,51 @@ inline Pack<T, N> load_pack(const T* p) {
   return pack;
 }
 
-// N elements at p, which need be aligned to one element only, in accesses of 16 bytes. Of each the whole is read, though it may
-// hold but one of the elements: no page ends inside.
-template <typename T, int N, bool kConstant = false>
-inline Pack<T, N> load_pack_anywhere(const T* p) {
-  constexpr int kWords = Pack<T, N>::kWords, kPieces = (Pack<T, N>::kBytes + 15) / 16 + 1;
-  const unsigned off = unsigned(reinterpret_cast<unsigned long long>(p) % 16);
-  const unsigned char* base = reinterpret_cast<const unsigned char*>(p) - off;
+// N elements that need be aligned to one element only, as accesses of 16 bytes bring them: not put together yet. Of each access the whole is
+// read, though it may hold but one of the elements: no page ends inside.
+template <typename T, int N>
+struct Apart {
+  static constexpr int kPieces = (Pack<T, N>::kBytes + 15) / 16 + 1;
   unsigned word[kPieces * 4];
+  unsigned off;  // bytes before the first element
+};
+
+// At `further` elements behind p, a multiple of 16 bytes: packs that differ in nothing else lie alike, which is then found once.
+template <typename T, int N, bool kConstant = false>
+inline Apart<T, N> load_apart(const T* p, int further = 0) {
+  Apart<T, N> apart;
+  apart.off = unsigned(reinterpret_cast<unsigned long long>(p) % 16);
+  const unsigned char* base = reinterpret_cast<const unsigned char*>(p) - apart.off + further * int(sizeof(T));
 #pragma unroll
-  for (int i = 0; i < kPieces; ++i) {
-    if (i < kPieces - 1 || i * 16 < int(off) + Pack<T, N>::kBytes) load_words<16, kConstant>(base + i * 16, word + i * 4);
+  for (int i = 0; i < apart.kPieces; ++i) {
+    if (i < apart.kPieces - 1 || i * 16 < int(apart.off) + Pack<T, N>::kBytes) load_words<16, kConstant>(base + i * 16, apart.word + i * 4);
   }
+  return apart;
+}
+
+template <typename T, int N>
+inline Pack<T, N> together(Apart<T, N> apart) {
+  constexpr int kWords = Pack<T, N>::kWords;
+  unsigned(&word)[Apart<T, N>::kPieces * 4] = apart.word;
 #pragma unroll
-  for (int i = 0; i < kWords + 2; ++i) word[i] = off & 8 ? word[i + 2] : word[i];
+  for (int i = 0; i < kWords + 2; ++i) word[i] = apart.off & 8 ? word[i + 2] : word[i];
   if constexpr (sizeof(T) < 8) {
 #pragma unroll
-    for (int i = 0; i < kWords + 1; ++i) word[i] = off & 4 ? word[i + 1] : word[i];
+    for (int i = 0; i < kWords + 1; ++i) word[i] = apart.off & 4 ? word[i + 1] : word[i];
   }
   if constexpr (sizeof(T) < 4) {
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) word[i] = off & 2 ? word[i] >> 16 | word[i + 1] << 16 : word[i];
+    for (int i = 0; i < kWords; ++i) word[i] = apart.off & 2 ? word[i] >> 16 | word[i + 1] << 16 : word[i];
   }
   Pack<T, N> pack;
 #pragma unroll
   for (int i = 0; i < kWords; ++i) pack.word[i] = word[i];
   return pack;
+}
+
+template <typename T, int N, bool kConstant = false>
+inline Pack<T, N> load_pack_anywhere(const T* p) {
+  return together(load_apart<T, N, kConstant>(p));
 }
 
 // p must be aligned to the whole pack, or to 16 bytes if the pack is larger.
