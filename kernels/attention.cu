@@ -29,6 +29,8 @@ __global__ void __launch_bounds__(kAttentionBlock, kTiles > 1 || kSize > 64 ? 2 
   constexpr int kStride = kSize + 8;  // neighbouring rows begin 4 banks apart
   constexpr int kChunks = kSize / 8, kSteps = kSize / 16, kCols = kSize / 8, kGroups = kKeys / 8, kQueries = kTiles * 16;
   __shared__ __align__(16) unsigned short keys[2][kKeys][kStride], values[2][kKeys][kStride];
+  begin_next_kernel();
+  await_kernel_before();
   const int sequence = blockIdx.x, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   const int length = a.length ? a.length[sequence] : a.each;
   const int64 start = a.start ? int64(a.start[sequence]) : int64(sequence) * a.each;
@@ -174,6 +176,135 @@ __global__ void __launch_bounds__(kAttentionBlock, kTiles > 1 || kSize > 64 ? 2 
         const float value[2] = {multiply_add(out[i][n][2 * r], factor, shift[0]), multiply_add(out[i][n][2 * r + 1], factor, shift[1])};
         store_pack(a.context + (start + row) * a.columns + head + col, pack_from<T, 2>(value));
       }
+    }
+  }
+}
+
+
+constexpr int kGroupThreads = 128, kGroupRows = 64, kTurnKeys = 64, kTurnsAhead = 3;
+
+// The same by warpgroups' products (sm_90a; Shah et al. 2024, "FlashAttention-3"): a block has kGroups * 64 queries, a warpgroup 64
+// of them. While the tensor cores multiply a turn's weights by its values, they multiply the queries by the next turn's keys.
+template <typename T, int kSize, int kGroups>
+__global__ void __launch_bounds__(kGroups * kGroupThreads, 4 / kGroups) attend_by_groups(const __grid_constant__ Attention<T> a) {
+  constexpr int kBytes = kSize * 2, kChunks = kSize / 8, kSteps = kSize / 16, kCols = kSize / 8, kScores = kTurnKeys / 8;
+  __shared__ __align__(1024) unsigned char keys[kTurnsAhead][kTurnKeys * kBytes], values[kTurnsAhead][kTurnKeys * kBytes];
+  begin_next_kernel();
+  await_kernel_before();
+  const int sequence = blockIdx.x, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+  const int length = a.length ? a.length[sequence] : a.each;
+  const int64 start = a.start ? int64(a.start[sequence]) : int64(sequence) * a.each;
+  const int first = int(blockIdx.z) * (kGroups * kGroupRows);
+  if (first >= length) return;
+  const unsigned columns = unsigned(a.columns), row_stride = 3 * columns, head = blockIdx.y * kSize;
+  const T* const base = a.qkv + start * row_stride + head;  // of one sequence, places fit 32 bits
+  const int turns = (length + kTurnKeys - 1) / kTurnKeys, query = first + int(threadIdx.x) / kWarp * 16;  // the warp's first
+
+  auto fetch = [&](unsigned char (&to)[kTurnsAhead][kTurnKeys * kBytes], int turn, unsigned part) {
+    if (turn < 0 || turn >= turns) return;
+    for (int i = threadIdx.x; i < kTurnKeys * kChunks; i += kGroups * kGroupThreads) {
+      const int row = i / kChunks, chunk = i % kChunks, key = turn * kTurnKeys + row;
+      unsigned char* const at = to[turn % kTurnsAhead] + swizzled<kBytes>(row, chunk);
+      if (key < length) copy_ahead<16>(at, base + (unsigned(key) * row_stride + part * columns + chunk * 8));
+      else *reinterpret_cast<uint4*>(at) = uint4{0, 0, 0, 0};  // no weight but 0 meets it, and 0 times what lies there may be nan
+    }
+  };
+#pragma unroll
+  for (int turn = 0; turn < kTurnsAhead; ++turn) fetch(keys, turn, 1), fetch(values, turn - 1, 2), commit_copies();
+
+  unsigned q[kSteps][4];
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int row = query + g + j % 2 * 8, col = s * 16 + j / 2 * 8 + 2 * t;
+      float value[2] = {0, 0}, shift[2];
+      if (row < length) {
+        unpack<2>(load_pack<T, 2>(base + (unsigned(row) * row_stride + col)), value);
+        unpack<2>(load_pack<float, 2, 1, true>(a.bias + (head + col)), shift);
+        value[0] += shift[0], value[1] += shift[1];
+      }
+      q[s][j] = round_pair_to(T{}, value[0], value[1]);
+    }
+  }
+
+  float score[kScores * 4], out[kCols * 4], top[2] = {-infinity<float>(), -infinity<float>()}, sum[2] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < kCols * 4; ++i) out[i] = 0;
+
+  auto multiply_keys = [&](int turn) {
+    const Tile tile = tile_of<kBytes>(keys[turn % kTurnsAhead]);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) multiply_add_rows<kBytes, false>(T{}, score, q[s], tile_at(tile, s * 32), s > 0);
+  };
+  wait_for_copies<kTurnsAhead - 1>();
+  show_to_products();
+  __syncthreads();
+  begin_products();
+  multiply_keys(0);
+  end_products();
+  wait_for_products();
+  settle(score);
+
+  for (int turn = 0; turn < turns; ++turn) {
+    if ((turn + 1) * kTurnKeys > length) {
+#pragma unroll
+      for (int i = 0; i < kScores * 4; ++i) {
+        if (turn * kTurnKeys + i / 4 * 8 + 2 * t + i % 2 >= length) score[i] = -infinity<float>();
+      }
+    }
+    unsigned weight[kTurnKeys / 16][4];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {  // rows g and g + 8
+      float most = top[r];
+#pragma unroll
+      for (int n = 0; n < kScores; ++n) most = larger(most, larger(score[4 * n + 2 * r], score[4 * n + 2 * r + 1]));
+      most = larger(most, __shfl_xor_sync(kAllLanes, most, 1));
+      most = larger(most, __shfl_xor_sync(kAllLanes, most, 2));
+      const float factor = exp2_approx((top[r] - most) * a.scale), origin = most * a.scale;
+      top[r] = most;
+      sum[r] *= factor;
+#pragma unroll
+      for (int n = 0; n < kCols; ++n) out[4 * n + 2 * r] *= factor, out[4 * n + 2 * r + 1] *= factor;
+#pragma unroll
+      for (int n = 0; n < kScores; ++n) {
+        const float low = exp2_approx(multiply_add(score[4 * n + 2 * r], a.scale, -origin));
+        const float high = exp2_approx(multiply_add(score[4 * n + 2 * r + 1], a.scale, -origin));
+        sum[r] += low + high;
+        weight[n / 2][n % 2 * 2 + r] = round_pair_to(T{}, low, high);  // scores lie as the next product's a does
+      }
+    }
+
+    wait_for_copies<kTurnsAhead - 2>();
+    show_to_products();
+    __syncthreads();  // this turn's values and the next one's keys have come, and nobody reads those before them
+    fetch(keys, turn + kTurnsAhead, 1), fetch(values, turn + kTurnsAhead - 1, 2), commit_copies();
+    settle(out);
+    begin_products();
+    const Tile tile = tile_of<kBytes>(values[turn % kTurnsAhead]);
+#pragma unroll
+    for (int s = 0; s < kTurnKeys / 16; ++s) multiply_add_rows<kBytes, true>(T{}, out, weight[s], tile_at(tile, s * 16 * kBytes), true);
+    if (turn + 1 < turns) multiply_keys(turn + 1);
+    end_products();
+    wait_for_products();
+    settle(out), settle(score);
+  }
+  T* const to = a.context + start * columns + head;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float all = sum[r];
+    all += __shfl_xor_sync(kAllLanes, all, 1);
+    all += __shfl_xor_sync(kAllLanes, all, 2);
+    const float factor = reciprocal(all);
+    const int row = query + g + r * 8;
+    if (row >= length) continue;
+#pragma unroll
+    for (int n = 0; n < kCols; ++n) {
+      const int col = n * 8 + 2 * t;
+      float shift[2];
+      unpack<2>(load_pack<float, 2, 1, true>(a.bias + (2 * columns + head + col)), shift);
+      const float value[2] = {multiply_add(out[4 * n + 2 * r], factor, shift[0]), multiply_add(out[4 * n + 2 * r + 1], factor, shift[1])};
+      store_pack(to + (unsigned(row) * columns + col), pack_from<T, 2>(value));
     }
   }
 }

@@ -161,6 +161,19 @@ inline void await_words(Signal* signal, unsigned parity) {
 #endif
 }
 
+// Of a kernel that is launched to begin before the one before it has ended (programmatic dependent launch, sm_90): it waits before
+// it touches what others write or read, and says, by every block, when the next one may begin so. Without such a launch, nothing.
+inline void await_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+inline void begin_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // The barrier of a cooperative launch, whose blocks all run at the same time: arrive, then wait for all. By every thread of every
 // block; what was written before an arrival is seen after the wait. The driver gives each such launch a counter of its own; its
 // address is in the two registers that CUDA's own cooperative_groups take it from. The top bit turns over when all have come.
@@ -293,6 +306,9 @@ inline void send_words(void* shared, Signal*, int block, uint4 words, SIMULATOR_
   *static_cast<uint4*>(simulator::of_block(shared, block, {"send_words", file, line})) = words;
 }
 inline void await_words(Signal*, unsigned) { cluster_arrive(), cluster_wait(); }
+
+inline void await_kernel_before() {}
+inline void begin_next_kernel() {}
 
 inline unsigned grid_arrive(SIMULATOR_HERE) { return simulator::grid_arrive({"grid_arrive", file, line}), 0; }
 inline void grid_wait(unsigned, SIMULATOR_HERE) { simulator::grid_wait({"grid_wait", file, line}); }

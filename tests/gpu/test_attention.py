@@ -10,6 +10,13 @@ import pytest
 from cupynorm import _attention
 from cupynorm._dtypes import dtype_of
 
+PLANS = {
+    "one tile": lambda dtype, size: _attention.by_warps(dtype, size, 1),
+    "two tiles": lambda dtype, size: _attention.by_warps(dtype, size, 2),
+    "one group": lambda dtype, size: _attention.by_groups(dtype, size, 1),
+    "two groups": lambda dtype, size: _attention.by_groups(dtype, size, 2),
+}
+
 
 def by_formula(qkv: Any, bias: Any, heads: int, spans: Any) -> Any:
     hidden = qkv.shape[1] // 3
@@ -55,9 +62,9 @@ def test_packed_sequences_of_any_length_are_attended(xp: Any, size: int, dtype: 
 
 
 @pytest.mark.small
-@pytest.mark.parametrize("tiles", [1, 2])
-def test_sequences_side_by_side_need_no_spans(xp: Any, monkeypatch: Any, tiles: int) -> None:
-    monkeypatch.setattr(_attention, "tiles_of_a_warp", lambda *_: tiles)
+@pytest.mark.parametrize("plan", PLANS)
+def test_sequences_side_by_side_need_no_spans(xp: Any, monkeypatch: Any, plan: str) -> None:
+    monkeypatch.setattr(_attention, "choose", lambda dtype, size, *_: PLANS[plan](dtype, size))
     qkv, bias = inputs(2 * 72, 2, 32, "float16")
     out = xp.empty((2 * 72, 64), np.float16)
 
