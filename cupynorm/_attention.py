@@ -14,7 +14,10 @@ from cupynorm.functors import POINTER, Struct
 
 BLOCK = 128  # kAttentionBlock
 GROUP = 128  # kGroupThreads
-GROUPED = (32, 64)  # head sizes that warpgroups multiply: rows of 64 and 128 bytes, which their swizzles are made for
+GROUPED = (
+    32,
+    64,
+)  # head sizes that warpgroups multiply: rows of 64 and 128 bytes, which their swizzles are made for
 OLDEST = 80  # compute capability: mma of 16 x 8 x 16, bfloat16, and copies that go ahead
 WIDEST = 128  # head size
 CARVED = 1  # byte of dynamic shared memory: a multiprocessor that divides its memory for all kernels alike overlaps them

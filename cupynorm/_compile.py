@@ -108,7 +108,8 @@ def kernel(
 ) -> Kernel:
     """Load from disk, or compile and load; remembered per device, safe to call from several threads.
 
-    accelerated: with instructions that no later architecture has (sm_90a). `device` must be current. Raises CompileError with the compiler's log, which names the kernel's file and line.
+    accelerated: with instructions that no later architecture has (sm_90a). `device` must be current. Raises CompileError
+    with the compiler's log, which names the kernel's file and line.
     """
     key = (device, code, expression)
     found = _kernels.get(key)
@@ -119,9 +120,8 @@ def kernel(
     with loading:
         found = _kernels.get(key)
         if found is None:
-            found = _kernels[key] = _load(
-                code, expression, shared_limit, cluster, accelerated=accelerated
-            )
+            found = _load(code, expression, shared_limit, cluster, accelerated=accelerated)
+            _kernels[key] = found
     return found
 
 

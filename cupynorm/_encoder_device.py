@@ -172,9 +172,7 @@ class Steps:
 
     def _attends(self, head_size: int) -> bool:
         run = self._run
-        return not self._bucket.looks and _attention.fits(
-            run.dtype, head_size, _device.limits_of(run.device)
-        )
+        return not self._bucket.looks and _attention.fits(run.dtype, head_size, _device.limits_of(run.device))
 
     def attend(self, qkv: Any, bias: Any, heads: int) -> Any:
         """Return attention in one launch."""

@@ -502,7 +502,7 @@ class BertEncoder:
         return x
 
     def _run_few(self, total: Any, of: _encoder_device.Steps) -> Any:
-        """The same in 5 launches a layer: a sum's norm is computed by the product that it goes into, which keeps it as residual."""
+        """The same in 5 launches a layer: a sum's norm is computed by the product it goes into, which keeps it as a residual."""
         config = self.config
         post, norm = config.norm == "post", self._first_norm
         for layer in self._layers:
