@@ -29,6 +29,17 @@ WAVES = 2
 NARROW = 1 << 31  # packs in all, from which on indices have 64 bits
 
 
+DIVISOR = np.dtype([("value", np.int64), ("multiplier", np.uint32), ("shift", np.uint32)], align=True)
+
+
+def divisor(value: int) -> tuple[int, int, int]:
+    """Return the twin of Divisor, for numbers below NARROW; what is divided by a larger one is larger itself."""
+    shift = (value - 1).bit_length()
+    if shift >= 32:  # noqa: PLR2004  bits
+        return value, 0, 0
+    return value, (1 << 32) * ((1 << shift) - value) // value + 1, shift
+
+
 class Places(NamedTuple):
     """Where elements lie: strides in bytes of parts, heads and columns, and the axes of tokens."""
 
@@ -50,8 +61,15 @@ class Places(NamedTuple):
         """Twin of Places."""
         index = strided(self.tokens)
         item = self.array.dtype.itemsize
-        dtype = np.dtype([*((name, np.int64) for name in ("part", "head", "col")), ("tokens", index.dtype)])
-        values = (self.part // item, self.head // item, self.col // item, index.values)
+        extents, _ = index.values
+        fields = [
+            *((name, np.int64) for name in ("part", "head", "col")),
+            ("tokens", index.dtype),
+            ("extents", DIVISOR, (len(extents),)),
+        ]
+        dtype = np.dtype(fields, align=True)
+        divisors = [divisor(max(1, each)) for each in extents]
+        values = (self.part // item, self.head // item, self.col // item, index.values, divisors)
         return Struct(index.cpp, dtype, values)
 
     def steps(self) -> tuple[int, ...]:
@@ -116,7 +134,8 @@ def spelled(source: Places, target: Places, bias: View | None, rows: int = 0) ->
     begin, end = source.struct(), target.struct()
     fields = [
         *((name, POINTER) for name in ("x", "y", "rows")),
-        *((name, np.int64) for name in ("tokens", "packs", "head_packs", "heads")),
+        ("tokens", np.int64),
+        *((name, DIVISOR) for name in ("packs", "head_packs", "heads")),
         ("from", begin.dtype),
         ("to", end.dtype),
         ("bias", shift.dtype),
@@ -124,7 +143,7 @@ def spelled(source: Places, target: Places, bias: View | None, rows: int = 0) ->
     packs = columns // pack
     values = (
         *(x.pointer, y.pointer, rows),
-        *(target.token_count, packs, source.size // pack, source.heads),
+        *(target.token_count, *(divisor(each) for each in (packs, source.size // pack, source.heads))),
         *(begin.values, end.values, shift.values),
     )
     kind = f"{cpp(x.dtype)}, {cpp(y.dtype)}, {shift.cpp}, {begin.cpp}, {end.cpp}"
