@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from cupynorm import _attention, _compile, _heads, _nvrtc
+from cupynorm import _attention, _compile, _few, _heads, _nvrtc
 from cupynorm._dtypes import DTYPES, compute_dtype, cpp, dtype_of
 from cupynorm.functors import View
 from tests import SLOW
@@ -77,7 +77,7 @@ def test_attention_keeps_everything_in_registers_and_multiplies_on_tensor_cores(
     for dtype in {"float16", "bfloat16"} & set(DTYPES):
         text = _compile.text("attention.cu", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
         kinds = [(size, 1) for size in range(16, 129, 16)] + [(size, 2) for size in (16, 32, 48, 64)]
-        names = [_attention.expression(dtype_of(dtype), size, tiles) for size, tiles in kinds]
+        names = [_attention.by_warps(dtype_of(dtype), size, tiles).expression for size, tiles in kinds]
         for name, kernel in zip(
             names, _nvrtc.compile_all(text, names, _compile.options(), arch), strict=True
         ):
@@ -87,6 +87,51 @@ def test_attention_keeps_everything_in_registers_and_multiplies_on_tensor_cores(
             assert any(each.startswith("HMMA") for each in code.instructions), name
             assert code.accesses["LDGSTS", 16], name
             assert kernel.shared_bytes <= 48 << 10, name
+
+
+@pytest.mark.slow
+def test_attention_by_groups_waits_for_products_only_where_it_says():
+    if not _nvrtc.majors() or "90" not in _nvrtc.supported_archs(_nvrtc.majors()[0]):
+        pytest.skip("no NVRTC that knows the architecture")
+    for dtype in {"float16", "bfloat16"} & set(DTYPES):
+        text = _compile.text("attention.cu", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
+        plans = [
+            _attention.by_groups(dtype_of(dtype), size, groups)
+            for size, groups in itertools.product(_attention.GROUPED, (1, 2))
+        ]
+        names = [plan.expression for plan in plans]
+        for name, kernel in zip(
+            names, _nvrtc.compile_all(text, names, _compile.options(), "90a"), strict=True
+        ):
+            assert not spills(kernel), name
+            assert any(each.startswith("HGMMA") for each in code_of(kernel, "90a").instructions), name
+            assert "wgmma" not in kernel.log, kernel.log  # the assembler tells if it must wait for each
+            assert kernel.shared_bytes <= 48 << 10, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["90", "120"] if SLOW else ["90"])
+def test_products_of_few_tokens_keep_everything_in_registers_and_multiply_on_tensor_cores(arch):
+    if not _nvrtc.majors() or arch not in _nvrtc.supported_archs(_nvrtc.majors()[0]):
+        pytest.skip("no NVRTC that knows the architecture")
+    for dtype in {"float16", "bfloat16"} & set(DTYPES):
+        kind = cpp(dtype_of(dtype))
+        text = _compile.text("few.cu", f"cupynorm::Few<{kind}>", 80)
+        plans = [
+            *((rows, 8, 1, "false", _few.ADD_RESIDUAL) for rows in _few.ROWS),
+            *((rows, 32, 8, "false", _few.ADD_RESIDUAL) for rows in _few.ROWS),
+            *((rows, 24, 1, "true", finish) for rows in _few.ROWS for finish in _few.FINISHES.values()),
+        ]
+        names = [f"cupynorm::multiply_few<{kind}, {', '.join(map(str, plan))}>" for plan in plans]
+        for name, kernel in zip(
+            names, _nvrtc.compile_all(text, names, _compile.options(), arch), strict=True
+        ):
+            code = code_of(kernel, arch)
+
+            assert not spills(kernel), name
+            assert any(each.startswith("HMMA") for each in code.instructions), name
+            assert code.accesses["LDGSTS", 16], name
+            assert kernel.shared_bytes <= _few.MAIL_BYTES + 1024, name
 
 
 @pytest.mark.slow
