@@ -1,6 +1,6 @@
 """Time BERT-base beside PyTorch's encoder in one run, its six kernels beside a copy, and MiniLM beside sentence-transformers.
 
-    python benchmarks/encoder.py --json encoder.json [--quick] [--compile] [--model all-MiniLM-L6-v2 --texts texts.txt]
+    python benchmarks/encoder.py --json encoder.json [--quick] [--compile quick] [--model all-MiniLM-L6-v2 --texts texts.txt]
 
 Needs a GPU and PyTorch; --model needs the extra `text`, and sentence-transformers for its peer. The file is complete after each
 point.
@@ -38,6 +38,7 @@ BASE = {
 }
 BATCHES, LENGTHS = (1, 8, 32, 128), (32, 128, 384, 512)
 QUICK = ((1, 32), (8, 128), (32, 128), (32, 512))
+COMPILED = ("default", "reduce-overhead")  # modes of torch.compile
 SAMPLE_SECONDS, SAMPLES = 0.03, 11  # of one sample at least; each contender has so many
 
 
@@ -116,18 +117,21 @@ def torch_calls(
         calls["torch graph"] = replay
     except Exception as error:  # noqa: BLE001  a peer's faults are its own
         notes["torch graph"] = f"{type(error).__name__}: {error}"[:200]
-    if compiled:
-        made = torch.compile(encoder)
+    for mode in COMPILED if compiled else ():
+        name = f"torch compile {mode}"
+        torch._dynamo.reset()  # noqa: SLF001  a shape of before would make this one a dynamic one
+        made = torch.compile(encoder, mode=mode, dynamic=False)
 
-        def run() -> Any:
+        def run(made: Any = made) -> Any:
             with torch.inference_mode():
                 return made(x)
 
         try:
-            run()
-            calls["torch compile"] = run
+            for _ in range(3):  # compiles, then captures where the mode does
+                run()
+            calls[name] = run
         except Exception as error:  # noqa: BLE001  a peer's faults are its own
-            notes["torch compile"] = f"{type(error).__name__}: {error}"[:200]
+            notes[name] = f"{type(error).__name__}: {error}"[:200]
     return calls
 
 
@@ -311,8 +315,8 @@ def sentences(folder: Path, texts: Path | None) -> dict[str, Any]:
         from sentence_transformers import SentenceTransformer  # noqa: PLC0415  optional
 
         for dtype in (torch.float32, torch.float16):
-            theirs = SentenceTransformer(str(folder), device="cuda", model_kwargs={"torch_dtype": dtype})
-            for size in (32, 256):
+            theirs = SentenceTransformer(str(folder), device="cuda", model_kwargs={"dtype": dtype})
+            for size in (32, 256, 1024):
                 encode = functools.partial(theirs.encode, lines, batch_size=size, show_progress_bar=False)
                 found[f"sentence-transformers {str(dtype)[6:]} batch {size}"] = _rate(encode, len(lines))
     else:
@@ -339,7 +343,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--quick", action="store_true", help="four shapes only")
     parser.add_argument(
-        "--compile", action="store_true", help="torch.compile as well: tens of seconds a shape"
+        "--compile",
+        choices=["quick", "all"],
+        help="torch.compile as well, at --quick's shapes or at all: 20 s a shape",
     )
     parser.add_argument("--only", choices=["points", "kernels", "sentences"])
     parser.add_argument("--model", type=Path)
@@ -373,7 +379,8 @@ def main() -> None:
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream), _device.cupy().cuda.ExternalStream(stream.cuda_stream):
             for batch, length in QUICK if options.quick else itertools.product(BATCHES, LENGTHS):
-                point = measure_point(ours, theirs, batch, length, compiled=options.compile)
+                compiled = options.compile == "all" or (options.compile and (batch, length) in QUICK)
+                point = measure_point(ours, theirs, batch, length, compiled=bool(compiled))
                 report["points"].append(point)
                 print(json.dumps(point))
                 write()

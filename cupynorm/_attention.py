@@ -14,6 +14,8 @@ from cupynorm.functors import POINTER, Struct
 
 BLOCK = 128  # kAttentionBlock
 GROUP = 128  # kGroupThreads
+BAND = 64  # kBandKeys
+ALIGNMENT = 1024
 GROUPED = (
     32,
     64,
@@ -41,6 +43,7 @@ class Plan(NamedTuple):
     expression: str
     block: int
     rows: int  # queries of a block
+    shared_bytes: int = 0  # of dynamic shared memory
     accelerated: bool = False  # by instructions of sm_90a alone
 
 
@@ -50,16 +53,17 @@ def by_warps(dtype: Any, size: int, tiles: int) -> Plan:
     return Plan(f"cupynorm::attend<{cpp(dtype)}, {size}, {keys}, {tiles}>", BLOCK, tiles * ROWS)
 
 
-def by_groups(dtype: Any, size: int, groups: int) -> Plan:
-    """Return the kernel whose warpgroups multiply, so many of them in a block."""
-    name = f"cupynorm::attend_by_groups<{cpp(dtype)}, {size}, {groups}>"
-    return Plan(name, groups * GROUP, groups * ROWS, accelerated=True)
+def by_groups(dtype: Any, size: int, bands: int, groups: int) -> Plan:
+    """Return the kernel whose warpgroups multiply, so many of them in a block, and so many times 64 keys at a time."""
+    name = f"cupynorm::attend_by_groups<{cpp(dtype)}, {size}, {bands}, {groups}>"
+    shared_bytes = 4 * bands * BAND * size * 2 + ALIGNMENT  # keys and values, of this turn and the next
+    return Plan(name, groups * GROUP, groups * ROWS, shared_bytes, accelerated=True)
 
 
 def choose(dtype: Any, size: int, sequences: int, heads: int, length: int, limits: Limits) -> Plan:
     """Return the kernel to launch."""
     if limits.compute_capability == "90" and size in GROUPED:
-        return by_groups(dtype, size, 1 if length <= ROWS else 2)
+        return by_groups(dtype, size, 1, 1 if length <= ROWS else 2)
     # two tiles where that leaves two blocks for each multiprocessor: keys are then read half as often
     blocks = sequences * heads * -(-length // (2 * ROWS))
     two = size <= 64 and length > ROWS and blocks >= 2 * limits.sm_count  # noqa: PLR2004  registers
@@ -91,9 +95,11 @@ def attend(
     whole = Struct(f"cupynorm::Attention<{cpp(qkv.dtype)}>", dtype, (*pointers, hidden, length, scale))
     plan = choose(qkv.dtype, size, sequences, heads, length, _device.limits_of(device))
     text = _compile.text("attention.cu", whole.cpp, whole.dtype.itemsize)
-    pointer = _compile.kernel(device, text, plan.expression, CARVED, accelerated=plan.accelerated).pointer
+    pointer = _compile.kernel(
+        device, text, plan.expression, max(CARVED, plan.shared_bytes), accelerated=plan.accelerated
+    ).pointer
     held = np.array([whole.values], dtype=whole.dtype)
     parameters = np.array([held.ctypes.data], np.uintp)
     grid = (sequences, heads, -(-length // plan.rows))
-    _device.launch_early(pointer, grid, plan.block, 0, parameters.ctypes.data)
+    _device.launch_early(pointer, grid, plan.block, plan.shared_bytes, parameters.ctypes.data)
     return out

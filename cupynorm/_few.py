@@ -33,8 +33,8 @@ class Plan(NamedTuple):
     parts: int
 
     def shared_bytes(self, deep: int) -> int:
-        """Return what a block takes: its operands, and later its warps' sums in their place."""
-        operands = (self.rows + self.cols) * (deep // self.parts + PAD) * 2
+        """Return what a block takes: its operands, gamma and beta; and later its warps' sums in their place."""
+        operands = (self.rows + self.cols) * (deep // self.parts + PAD) * 2 + 2 * deep * 4
         return max(operands, WARPS * self.rows * self.cols * 4)
 
     def blocks(self, tokens: int, out: int) -> int:
@@ -101,7 +101,8 @@ def multiply(
     kind = cpp(x.dtype)
     whole = Struct(f"cupynorm::Few<{kind}>", dtype, (*pointers, tokens, deep, out.shape[1], eps))
     finish = ADD_RESIDUAL if residual is not None else FINISHES[gelu]
-    numbers = f"{plan.rows}, {plan.cols}, {plan.parts}, {_compile.spell(norm is not None)}, {finish}"
+    packs = -(-deep // plan.parts // (8 * 32))
+    numbers = f"{plan.rows}, {plan.cols}, {plan.parts}, {packs}, {_compile.spell(norm is not None)}, {finish}"
     text = _compile.text("few.cu", whole.cpp, whole.dtype.itemsize)
     kernel = _compile.kernel(
         device,

@@ -3,6 +3,8 @@
 #include <cupynorm/functors.cuh>
 #include <cupynorm/tensor.cuh>
 
+extern __shared__ __align__(16) unsigned char shared_memory[];
+
 namespace cupynorm {
 
 constexpr int kAttentionWarps = 4, kAttentionBlock = kAttentionWarps * kWarp;
@@ -42,16 +44,14 @@ __global__ void __launch_bounds__(kAttentionBlock, kTiles > 1 || kSize > 64 ? 2 
   const bool works = query < length;
 
   auto fetch = [&](int turn) {
-    for (int i = threadIdx.x; i < kKeys * kChunks; i += kAttentionBlock) {
-      const int row = i / kChunks, col = i % kChunks * 8, key = turn * kKeys + row;
-      unsigned short *const to_key = &keys[turn % 2][row][col], *const to_value = &values[turn % 2][row][col];
-      if (key < length) {
-        const T* const from = base + key * row_stride + a.columns + col;
-        copy_ahead<16>(to_key, from);
-        copy_ahead<16>(to_value, from + a.columns);
-      } else {  // no weight but 0 meets them, and 0 times what lies there may be nan
-        *reinterpret_cast<uint4*>(to_key) = *reinterpret_cast<uint4*>(to_value) = uint4{0, 0, 0, 0};
-      }
+    constexpr int kAll = kKeys * kChunks;
+#pragma unroll
+    for (int i = 0; i < (kAll + kAttentionBlock - 1) / kAttentionBlock; ++i) {
+      const int at = i * kAttentionBlock + threadIdx.x, row = at / kChunks, col = at % kChunks * 8, key = turn * kKeys + row;
+      if (kAll % kAttentionBlock && at >= kAll) break;
+      const T* const from = base + (key < length ? key : length - 1) * row_stride + a.columns + col;
+      copy_ahead_or_zero(&keys[turn % 2][row][col], from, key < length);  // 0: no weight but 0 meets it, and 0 times nan is none
+      copy_ahead_or_zero(&values[turn % 2][row][col], from + a.columns, key < length);
     }
     commit_copies();
   };
@@ -181,14 +181,19 @@ __global__ void __launch_bounds__(kAttentionBlock, kTiles > 1 || kSize > 64 ? 2 
 }
 
 
-constexpr int kGroupThreads = 128, kGroupRows = 64, kTurnKeys = 64, kTurnsAhead = 3;
+constexpr int kGroupThreads = 128, kGroupRows = 64, kBandKeys = 64;
 
 // The same by warpgroups' products (sm_90a; Shah et al. 2024, "FlashAttention-3"): a block has kGroups * 64 queries, a warpgroup 64
-// of them. While the tensor cores multiply a turn's weights by its values, they multiply the queries by the next turn's keys.
-template <typename T, int kSize, int kGroups>
-__global__ void __launch_bounds__(kGroups * kGroupThreads, 4 / kGroups) attend_by_groups(const __grid_constant__ Attention<T> a) {
-  constexpr int kBytes = kSize * 2, kChunks = kSize / 8, kSteps = kSize / 16, kCols = kSize / 8, kScores = kTurnKeys / 8;
-  __shared__ __align__(1024) unsigned char keys[kTurnsAhead][kTurnKeys * kBytes], values[kTurnsAhead][kTurnKeys * kBytes];
+// of them, and goes through kBands * 64 keys at a turn. While the tensor cores multiply a turn's weights by its values, they multiply the queries by the next turn's keys.
+template <typename T, int kSize, int kBands, int kGroups>
+__global__ void __launch_bounds__(kGroups * kGroupThreads, (kBands > 1 ? 3 : 4) / kGroups) attend_by_groups(const __grid_constant__ Attention<T> a) {
+  constexpr int kBytes = kSize * 2, kChunks = kSize / 8, kSteps = kSize / 16, kCols = kSize / 8, kScores = kBandKeys / 8;
+  constexpr int kTurnKeys = kBands * kBandKeys;
+  constexpr int kStep = kGroups * kGroupThreads / kChunks;  // rows that the block copies at a time: whole turns of the swizzle
+
+  // 8 rows of 128 bytes are where the swizzle begins again
+  unsigned char* const aligned = shared_memory + (1024 - reinterpret_cast<unsigned long long>(shared_memory) % 1024) % 1024;
+  unsigned char(*const keys)[kTurnKeys * kBytes] = reinterpret_cast<unsigned char(*)[kTurnKeys * kBytes]>(aligned), (*const values)[kTurnKeys * kBytes] = keys + 2;
   begin_next_kernel();
   await_kernel_before();
   const int sequence = blockIdx.x, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
@@ -199,28 +204,29 @@ __global__ void __launch_bounds__(kGroups * kGroupThreads, 4 / kGroups) attend_b
   const unsigned columns = unsigned(a.columns), row_stride = 3 * columns, head = blockIdx.y * kSize;
   const T* const base = a.qkv + start * row_stride + head;  // of one sequence, places fit 32 bits
   const int turns = (length + kTurnKeys - 1) / kTurnKeys, query = first + int(threadIdx.x) / kWarp * 16;  // the warp's first
+  const int row = int(threadIdx.x) / kChunks, chunk = int(threadIdx.x) % kChunks;  // what this thread copies of the first kStep rows
+  const int place = swizzled<kBytes>(row, chunk);
 
-  auto fetch = [&](unsigned char (&to)[kTurnsAhead][kTurnKeys * kBytes], int turn, unsigned part) {
+  auto fetch = [&](unsigned char (*to)[kTurnKeys * kBytes], int turn, unsigned part) {
     if (turn < 0 || turn >= turns) return;
-    for (int i = threadIdx.x; i < kTurnKeys * kChunks; i += kGroups * kGroupThreads) {
-      const int row = i / kChunks, chunk = i % kChunks, key = turn * kTurnKeys + row;
-      unsigned char* const at = to[turn % kTurnsAhead] + swizzled<kBytes>(row, chunk);
-      if (key < length) copy_ahead<16>(at, base + (unsigned(key) * row_stride + part * columns + chunk * 8));
-      else *reinterpret_cast<uint4*>(at) = uint4{0, 0, 0, 0};  // no weight but 0 meets it, and 0 times what lies there may be nan
+#pragma unroll
+    for (int i = 0; i < kTurnKeys / kStep; ++i) {  // where there is none, 0: no weight but 0 meets it, and 0 times nan is none
+      const int key = turn * kTurnKeys + i * kStep + row, there = key < length ? key : length - 1;
+      copy_ahead_or_zero(&to[turn % 2][place + i * kStep * kBytes], base + (unsigned(there) * row_stride + part * columns + chunk * 8), key < length);
     }
   };
-#pragma unroll
-  for (int turn = 0; turn < kTurnsAhead; ++turn) fetch(keys, turn, 1), fetch(values, turn - 1, 2), commit_copies();
+  fetch(keys, 0, 1), commit_copies();
+  fetch(keys, 1, 1), fetch(values, 0, 2), commit_copies();
 
   unsigned q[kSteps][4];
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int row = query + g + j % 2 * 8, col = s * 16 + j / 2 * 8 + 2 * t;
+      const int mine = query + g + j % 2 * 8, col = s * 16 + j / 2 * 8 + 2 * t;
       float value[2] = {0, 0}, shift[2];
-      if (row < length) {
-        unpack<2>(load_pack<T, 2>(base + (unsigned(row) * row_stride + col)), value);
+      if (mine < length) {
+        unpack<2>(load_pack<T, 2>(base + (unsigned(mine) * row_stride + col)), value);
         unpack<2>(load_pack<float, 2, 1, true>(a.bias + (head + col)), shift);
         value[0] += shift[0], value[1] += shift[1];
       }
@@ -228,29 +234,37 @@ __global__ void __launch_bounds__(kGroups * kGroupThreads, 4 / kGroups) attend_b
     }
   }
 
-  float score[kScores * 4], out[kCols * 4], top[2] = {-infinity<float>(), -infinity<float>()}, sum[2] = {0, 0};
+  float score[kBands][kScores * 4], out[kCols * 4], top[2] = {-infinity<float>(), -infinity<float>()}, sum[2] = {0, 0};
 #pragma unroll
   for (int i = 0; i < kCols * 4; ++i) out[i] = 0;
 
   auto multiply_keys = [&](int turn) {
-    const Tile tile = tile_of<kBytes>(keys[turn % kTurnsAhead]);
+    const Tile tile = tile_of<kBytes>(keys[turn % 2]);
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) multiply_add_rows<kBytes, false>(T{}, score, q[s], tile_at(tile, s * 32), s > 0);
+    for (int band = 0; band < kBands; ++band) {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) multiply_add_rows<kBytes, false>(T{}, score[band], q[s], tile_at(tile, band * kBandKeys * kBytes + s * 32), s > 0);
+    }
   };
-  wait_for_copies<kTurnsAhead - 1>();
+  auto settle_scores = [&] {
+#pragma unroll
+    for (int band = 0; band < kBands; ++band) settle(score[band]);
+  };
+  wait_for_copies<1>();
   show_to_products();
   __syncthreads();
   begin_products();
   multiply_keys(0);
   end_products();
   wait_for_products();
-  settle(score);
+  settle_scores();
 
   for (int turn = 0; turn < turns; ++turn) {
     if ((turn + 1) * kTurnKeys > length) {
 #pragma unroll
-      for (int i = 0; i < kScores * 4; ++i) {
-        if (turn * kTurnKeys + i / 4 * 8 + 2 * t + i % 2 >= length) score[i] = -infinity<float>();
+      for (int i = 0; i < kTurnKeys / 2; ++i) {
+        float& each = score[i / (kScores * 4)][i % (kScores * 4)];
+        if (turn * kTurnKeys + i / 4 * 8 + 2 * t + i % 2 >= length) each = -infinity<float>();
       }
     }
     unsigned weight[kTurnKeys / 16][4];
@@ -258,36 +272,42 @@ __global__ void __launch_bounds__(kGroups * kGroupThreads, 4 / kGroups) attend_b
     for (int r = 0; r < 2; ++r) {  // rows g and g + 8
       float most = top[r];
 #pragma unroll
-      for (int n = 0; n < kScores; ++n) most = larger(most, larger(score[4 * n + 2 * r], score[4 * n + 2 * r + 1]));
+      for (int n = 0; n < kTurnKeys / 8; ++n) {
+        const float(&each)[kScores * 4] = score[n / kScores];
+        most = larger(most, larger(each[n % kScores * 4 + 2 * r], each[n % kScores * 4 + 2 * r + 1]));
+      }
       most = larger(most, __shfl_xor_sync(kAllLanes, most, 1));
       most = larger(most, __shfl_xor_sync(kAllLanes, most, 2));
       const float factor = exp2_approx((top[r] - most) * a.scale), origin = most * a.scale;
       top[r] = most;
       sum[r] *= factor;
+      if (__any_sync(kAllLanes, factor != 1)) {
 #pragma unroll
-      for (int n = 0; n < kCols; ++n) out[4 * n + 2 * r] *= factor, out[4 * n + 2 * r + 1] *= factor;
+        for (int n = 0; n < kCols; ++n) out[4 * n + 2 * r] *= factor, out[4 * n + 2 * r + 1] *= factor;
+      }
 #pragma unroll
-      for (int n = 0; n < kScores; ++n) {
-        const float low = exp2_approx(multiply_add(score[4 * n + 2 * r], a.scale, -origin));
-        const float high = exp2_approx(multiply_add(score[4 * n + 2 * r + 1], a.scale, -origin));
+      for (int n = 0; n < kTurnKeys / 8; ++n) {
+        const float(&each)[kScores * 4] = score[n / kScores];
+        const float low = exp2_approx(multiply_add(each[n % kScores * 4 + 2 * r], a.scale, -origin));
+        const float high = exp2_approx(multiply_add(each[n % kScores * 4 + 2 * r + 1], a.scale, -origin));
         sum[r] += low + high;
         weight[n / 2][n % 2 * 2 + r] = round_pair_to(T{}, low, high);  // scores lie as the next product's a does
       }
     }
 
-    wait_for_copies<kTurnsAhead - 2>();
+    wait_for_copies<0>();
     show_to_products();
     __syncthreads();  // this turn's values and the next one's keys have come, and nobody reads those before them
-    fetch(keys, turn + kTurnsAhead, 1), fetch(values, turn + kTurnsAhead - 1, 2), commit_copies();
+    fetch(keys, turn + 2, 1), fetch(values, turn + 1, 2), commit_copies();
     settle(out);
     begin_products();
-    const Tile tile = tile_of<kBytes>(values[turn % kTurnsAhead]);
+    const Tile tile = tile_of<kBytes>(values[turn % 2]);
 #pragma unroll
     for (int s = 0; s < kTurnKeys / 16; ++s) multiply_add_rows<kBytes, true>(T{}, out, weight[s], tile_at(tile, s * 16 * kBytes), true);
-    if (turn + 1 < turns) multiply_keys(turn + 1);
     end_products();
+    if (turn + 1 < turns) multiply_keys(turn + 1), end_products();
     wait_for_products();
-    settle(out), settle(score);
+    settle(out), settle_scores();
   }
   T* const to = a.context + start * columns + head;
 #pragma unroll
@@ -296,15 +316,15 @@ __global__ void __launch_bounds__(kGroups * kGroupThreads, 4 / kGroups) attend_b
     all += __shfl_xor_sync(kAllLanes, all, 1);
     all += __shfl_xor_sync(kAllLanes, all, 2);
     const float factor = reciprocal(all);
-    const int row = query + g + r * 8;
-    if (row >= length) continue;
+    const int mine = query + g + r * 8;
+    if (mine >= length) continue;
 #pragma unroll
     for (int n = 0; n < kCols; ++n) {
       const int col = n * 8 + 2 * t;
       float shift[2];
       unpack<2>(load_pack<float, 2, 1, true>(a.bias + (2 * columns + head + col)), shift);
       const float value[2] = {multiply_add(out[4 * n + 2 * r], factor, shift[0]), multiply_add(out[4 * n + 2 * r + 1], factor, shift[1])};
-      store_pack(to + (unsigned(row) * columns + col), pack_from<T, 2>(value));
+      store_pack(to + (unsigned(mine) * columns + col), pack_from<T, 2>(value));
     }
   }
 }

@@ -46,79 +46,129 @@ inline void finish_few(const Few<T>& a, int row, int col, float (&value)[4]) {
   store_pack<true>(a.y + at, pack_from<T, 4>(value));
 }
 
-// LayerNorm of rows in shared memory, in place, by a warp for each row.
-template <typename T>
-inline void normalize_few(const Few<T>& a, unsigned short* x, int stride, int rows, int first) {
-  const int lane = threadIdx.x % kWarp, packs = a.in / 8;
+// Writes LayerNorm of kRows rows to shared memory, `stride` elements apart, those behind the last one as 0. Each warp has every
+// kFewWarps-th row, and reads four at a time, since one after the other each would take a trip to L2. affine: gamma, then beta.
+template <int kRows, int kPacks, typename T>
+inline void normalize_few(const Few<T>& a, unsigned short* x, int stride, const float* affine, int rows, int first) {
+  constexpr int kOfWarp = kRows / kFewWarps, kAhead = kOfWarp < 4 ? kOfWarp : 4, kTogether = 2;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, packs = a.in / 8;
   const float share = 1.0f / float(a.in);
-  for (int row = threadIdx.x / kWarp; row < rows; row += kFewWarps) {
-    T* const at = reinterpret_cast<T*>(x + row * stride);
-    float value[8], sum = 0, squares = 0;
-    for (int pack = lane; pack < packs; pack += kWarp) {
-      unpack<8>(load_pack<T, 8>(at + pack * 8), value);
+#pragma unroll 1
+  for (int begin = warp; begin < kRows; begin += kAhead * kFewWarps) {
+    Pack<T, 8> held[kAhead][kPacks];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) sum += value[i];
+    for (int r = 0; r < kAhead; ++r) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const int row = begin + r * kFewWarps, pack = p * kWarp + lane;
+        held[r][p] = Pack<T, 8>{};
+        if (row < rows && pack < packs) held[r][p] = load_pack<T, 8>(a.x + (int64(first + row) * a.in + pack * 8));
+      }
     }
-    const float mean = Lanes<kWarp>::sum(sum) * share;
-    for (int pack = lane; pack < packs; pack += kWarp) {
-      unpack<8>(load_pack<T, 8>(at + pack * 8), value);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) squares = multiply_add(value[i] - mean, value[i] - mean, squares);
-    }
-    const float rstd = reciprocal_root(Lanes<kWarp>::sum(squares) * share + a.eps);
-    for (int pack = lane; pack < packs; pack += kWarp) {
-      float gamma[8], beta[8];
-      unpack<8>(load_pack<T, 8>(at + pack * 8), value);
-      unpack<8>(load_pack<float, 8, 8, true>(a.gamma + pack * 8), gamma);
-      unpack<8>(load_pack<float, 8, 8, true>(a.beta + pack * 8), beta);
+    for (int pair = 0; pair < kAhead; pair += kTogether) {
+      float value[kTogether][kPacks][8], mean[kTogether], rstd[kTogether];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) value[i] = multiply_add((value[i] - mean) * rstd, gamma[i], beta[i]);
-      const auto made = pack_from<T, 8>(value);
-      store_pack(at + pack * 8, made);
-      if (a.normed && row % int(gridDim.x) == int(blockIdx.x)) store_pack<true>(a.normed + int64(first + row) * a.in + pack * 8, made);
+      for (int r = 0; r < kTogether; ++r) {
+        float sum = 0;
+#pragma unroll
+        for (int p = 0; p < kPacks; ++p) {
+          unpack<8>(held[pair + r][p], value[r][p]);
+#pragma unroll
+          for (int i = 0; i < 8; ++i) sum += value[r][p][i];
+        }
+        mean[r] = Lanes<kWarp>::sum(sum) * share;
+      }
+#pragma unroll
+      for (int r = 0; r < kTogether; ++r) {
+        float squares = 0;
+#pragma unroll
+        for (int p = 0; p < kPacks; ++p) {
+          if (p * kWarp + lane >= packs) continue;
+#pragma unroll
+          for (int i = 0; i < 8; ++i) value[r][p][i] -= mean[r], squares = multiply_add(value[r][p][i], value[r][p][i], squares);
+        }
+        rstd[r] = reciprocal_root(Lanes<kWarp>::sum(squares) * share + a.eps);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const int pack = p * kWarp + lane;
+        if (pack >= packs) continue;
+        float gamma[8], beta[8];
+        unpack<8>(load_pack<float, 8>(affine + pack * 8), gamma);
+        unpack<8>(load_pack<float, 8>(affine + a.in + pack * 8), beta);
+#pragma unroll
+        for (int r = 0; r < kTogether; ++r) {
+          const int row = begin + (pair + r) * kFewWarps;
+#pragma unroll
+          for (int i = 0; i < 8; ++i) value[r][p][i] = multiply_add(value[r][p][i] * rstd[r], gamma[i], beta[i]);
+          const auto made = row < rows ? pack_from<T, 8>(value[r][p]) : Pack<T, 8>{};
+          store_pack(reinterpret_cast<T*>(x + row * stride + pack * 8), made);
+          if (a.normed && row < rows && row % int(gridDim.x) == int(blockIdx.x))
+            store_pack<true>(a.normed + (int64(first + row) * a.in + pack * 8), made);
+        }
+      }
     }
   }
 }
 
 // A block multiplies kRows tokens by kCols rows of the weight, or by a part of those: kParts neighbouring blocks, a cluster, share
 // the sums. All that it reads of the weight is on its way before the kernel before has ended, and lies in shared memory at once,
-// as the tokens do: there is one wait for memory. The warps share the sums, too, step by step. No sum's order depends on other rows.
-template <typename T, int kRows, int kCols, int kParts, bool kNorm, int kFinish>
-__global__ void __launch_bounds__(kFewBlock) multiply_few(const __grid_constant__ Few<T> a) {
+// as the tokens do: there is one wait for memory. A row, or its part, has kPacks * 256 elements at most. The warps share the sums, too, step by step. No sum's order depends on other rows.
+template <typename T, int kRows, int kCols, int kParts, int kPacks, bool kNorm, int kFinish>
+__global__ void __launch_bounds__(kFewBlock, 2) multiply_few(const __grid_constant__ Few<T> a) {
   constexpr int kTiles = kRows / 16, kGroups = kCols / 8, kQuads = kCols / 4, kOwn = kRows / kParts;
   unsigned short* const shared = reinterpret_cast<unsigned short*>(shared_memory);
   __shared__ uint4 mail[kParts > 1 ? kParts : 1][kParts > 1 ? kOwn * kQuads : 1];
   __shared__ Signal signal;
-  const int deep = a.in / kParts, stride = deep + 8, chunks = deep / 8;  // neighbouring rows begin 4 banks apart
+  const int deep = a.in / kParts, stride = deep + 8, packs = deep / 8;  // neighbouring rows begin 4 banks apart
   const int part = kParts > 1 ? block_of_cluster() : 0, col = int(blockIdx.x) / kParts * kCols, first = int(blockIdx.y) * kRows;
   const int rows = a.rows - first < kRows ? a.rows - first : kRows;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   unsigned short *const x = shared, *const weight = shared + kRows * stride;
+  float* const affine = reinterpret_cast<float*>(weight + kCols * stride);
 
   begin_next_kernel();
-  for (int i = threadIdx.x; i < kCols * chunks; i += kFewBlock) {
-    const int row = i / chunks, chunk = i - row * chunks;
-    copy_ahead<16>(weight + row * stride + chunk * 8, a.weight + int64(col + row) * a.in + part * deep + chunk * 8);
+  if constexpr (kNorm) {
+    for (int i = threadIdx.x; i < a.in / 4; i += kFewBlock) {
+      copy_ahead<16>(affine + i * 4, a.gamma + i * 4);
+      copy_ahead<16>(affine + a.in + i * 4, a.beta + i * 4);
+    }
+    commit_copies();
   }
+#pragma unroll
+  for (int i = 0; i < kCols / kFewWarps; ++i) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const int row = i * kFewWarps + warp, pack = p * kWarp + lane;
+      if (pack < packs) copy_ahead<16>(weight + row * stride + pack * 8, a.weight + (int64(col + row) * a.in + part * deep + pack * 8));
+    }
+  }
+  commit_copies();
   if constexpr (kParts > 1) {
     if (threadIdx.x == 0) make_signal(&signal);
     cluster_arrive();
   }
   await_kernel_before();
-  for (int i = threadIdx.x; i < kRows * chunks; i += kFewBlock) {
-    const int row = i / chunks, chunk = i - row * chunks;
-    unsigned short* const to = x + row * stride + chunk * 8;
-    if (row < rows) copy_ahead<16>(to, a.x + int64(first + row) * a.in + part * deep + chunk * 8);
-    else *reinterpret_cast<uint4*>(to) = uint4{0, 0, 0, 0};
-  }
-  commit_copies();
-  wait_for_copies<0>();
-  __syncthreads();
   if constexpr (kNorm) {
     static_assert(kParts == 1, "a part of a row has no mean");
-    normalize_few(a, x, stride, rows, first);
+    wait_for_copies<1>();
     __syncthreads();
+    normalize_few<kRows, kPacks>(a, x, stride, affine, rows, first);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kRows / kFewWarps; ++i) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const int row = i * kFewWarps + warp, there = row < rows ? row : 0, pack = p * kWarp + lane;
+        const T* const from = a.x + (int64(first + there) * a.in + part * deep + pack * 8);
+        if (pack < packs) copy_ahead_or_zero(x + row * stride + pack * 8, from, row < rows);
+      }
+    }
+    commit_copies();
   }
+  wait_for_copies<0>();
+  __syncthreads();
 
   float sum[kTiles][kGroups][4];
 #pragma unroll
@@ -163,8 +213,10 @@ __global__ void __launch_bounds__(kFewBlock) multiply_few(const __grid_constant_
     float value[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int w = 0; w < kFewWarps; ++w) {
+      float more[4];
+      unpack<4>(load_pack<float, 4>(&sums[w][row][quad]), more);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) value[j] += sums[w][row][quad + j];
+      for (int j = 0; j < 4; ++j) value[j] += more[j];
     }
     if constexpr (kParts > 1) {
       const uint4 words = {as_bits(value[0]), as_bits(value[1]), as_bits(value[2]), as_bits(value[3])};

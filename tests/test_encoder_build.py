@@ -96,7 +96,7 @@ def test_attention_by_groups_waits_for_products_only_where_it_says():
     for dtype in {"float16", "bfloat16"} & set(DTYPES):
         text = _compile.text("attention.cu", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
         plans = [
-            _attention.by_groups(dtype_of(dtype), size, groups)
+            _attention.by_groups(dtype_of(dtype), size, 1, groups)
             for size, groups in itertools.product(_attention.GROUPED, (1, 2))
         ]
         names = [plan.expression for plan in plans]

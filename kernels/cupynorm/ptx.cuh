@@ -87,6 +87,13 @@ inline void copy_ahead(void* shared, const void* global) {
   else *static_cast<unsigned*>(shared) = *static_cast<const unsigned*>(global);
 #endif
 }
+// 16 bytes, or as many zeros; the address must be a valid one all the same. sm_80.
+inline void copy_ahead_or_zero(void* shared, const void* global, bool there) {
+#if __CUDA_ARCH__ >= 800
+  const unsigned to = unsigned(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(there ? 16 : 0) : "memory");
+#endif
+}
 inline void commit_copies() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -342,6 +349,10 @@ inline void hide(T*&) {}
 template <int kBytes>
 inline void copy_ahead(void* shared, const void* global) {
   simulator::copy_later(shared, global, kBytes, {"copy_ahead", __FILE__, __LINE__});
+}
+inline void copy_ahead_or_zero(void* shared, const void* global, bool there) {
+  static const uint4 zeros = {0, 0, 0, 0};
+  simulator::copy_later(shared, there ? global : &zeros, 16, {"copy_ahead_or_zero", __FILE__, __LINE__});
 }
 inline void commit_copies() { simulator::commit_copies(); }
 template <int kNewest>
