@@ -22,15 +22,17 @@ GROUPED = (
 )  # head sizes that warpgroups multiply: rows of 64 and 128 bytes, which their swizzles are made for
 OLDEST = 80  # compute capability: mma of 16 x 8 x 16, bfloat16, and copies that go ahead
 WIDEST = 128  # head size
+MOST = 65535  # blocks along y and z
 CARVED = 1  # byte of dynamic shared memory: a multiprocessor that divides its memory for all kernels alike overlaps them
 ROWS = 64  # queries of a block, for each tile of a warp, or each warpgroup
 
 
-def fits(dtype: Any, size: int, limits: Limits) -> bool:
-    """Say whether attend() can do heads of this size."""
+def fits(dtype: Any, size: int, heads: int, sequences: int, limits: Limits) -> bool:
+    """Say whether attend() can do so many heads of this size."""
     kinds = {"float16", "bfloat16"}
     return (
         dtype_name(dtype) in kinds
+        and max(heads, sequences) <= MOST
         and size % 16 == 0
         and size <= WIDEST
         and int(limits.compute_capability) >= OLDEST
@@ -100,6 +102,6 @@ def attend(
     ).pointer
     held = np.array([whole.values], dtype=whole.dtype)
     parameters = np.array([held.ctypes.data], np.uintp)
-    grid = (sequences, heads, -(-length // plan.rows))
+    grid = (-(-length // plan.rows), heads, sequences)  # neighbours read the same keys and values
     _device.launch_early(pointer, grid, plan.block, plan.shared_bytes, parameters.ctypes.data)
     return out

@@ -149,7 +149,7 @@ class Steps:
         hidden = x.shape[1]
         shape = (bucket.sequences, heads, bucket.length, hidden // heads)
         qkv = self.linear(x, weight)
-        if self._attends(shape[3]):
+        if self._attends(heads, shape[3]):
             return self.attend(qkv, bias, heads)
         if bucket.whole:
             parts = add_qkv_bias(qkv.reshape(*shape[::2], 3 * hidden), bias, heads=heads)
@@ -170,9 +170,11 @@ class Steps:
             return merge_heads(context).reshape(-1, hidden)
         return _heads.merge_packed(context, self._numbers.places, _device.empty(x.shape, x.dtype))
 
-    def _attends(self, head_size: int) -> bool:
-        run = self._run
-        return not self._bucket.looks and _attention.fits(run.dtype, head_size, _device.limits_of(run.device))
+    def _attends(self, heads: int, head_size: int) -> bool:
+        run, bucket = self._run, self._bucket
+        limits = _device.limits_of(run.device)
+        fits = _attention.fits(run.dtype, head_size, heads, bucket.sequences, limits)
+        return fits and not bucket.looks
 
     def attend(self, qkv: Any, bias: Any, heads: int) -> Any:
         """Return attention in one launch."""
@@ -181,11 +183,11 @@ class Steps:
         out = _device.empty((qkv.shape[0], qkv.shape[1] // 3), qkv.dtype)
         return _attention.attend(qkv, bias, heads, bucket.sequences, bucket.length, out, spans)
 
-    def takes_few(self, hidden: int, wide: int, head_size: int) -> bool:
+    def takes_few(self, hidden: int, wide: int, heads: int) -> bool:
         """Say whether there are so few tokens that `product` and `attend` are the fastest."""
         limits = _device.limits_of(self._run.device)
         fits = _few.fits(self._run.dtype, self._bucket.tokens, hidden, wide, limits)
-        return fits and self._attends(head_size)
+        return fits and self._attends(heads, hidden // heads)
 
     def product(self, x: Any, weight: Any, *, keep: bool = False, **options: Any) -> tuple[Any, Any]:
         """Return what _few.multiply gives and, if it is to be kept, LayerNorm of x."""

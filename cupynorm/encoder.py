@@ -484,9 +484,7 @@ class BertEncoder:
     def _run(self, x: Any, of: _HostSteps | _encoder_device.Steps) -> Any:
         """Put packed tokens, [tokens, hidden], through all layers, by the steps of a device or of the host."""
         config = self.config
-        if isinstance(of, _encoder_device.Steps) and of.takes_few(
-            config.hidden, config.ffn, config.head_size
-        ):
+        if isinstance(of, _encoder_device.Steps) and of.takes_few(config.hidden, config.ffn, config.heads):
             return self._run_few(x, of)
         total: Any = x
         if self._first_norm is not None:

@@ -33,10 +33,10 @@ __global__ void __launch_bounds__(kAttentionBlock, kTiles > 1 || kSize > 64 ? 2 
   __shared__ __align__(16) unsigned short keys[2][kKeys][kStride], values[2][kKeys][kStride];
   begin_next_kernel();
   await_kernel_before();
-  const int sequence = blockIdx.x, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+  const int sequence = blockIdx.z, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   const int length = a.length ? a.length[sequence] : a.each;
   const int64 start = a.start ? int64(a.start[sequence]) : int64(sequence) * a.each;
-  const int first = int(blockIdx.z) * (kAttentionWarps * kQueries);
+  const int first = int(blockIdx.x) * (kAttentionWarps * kQueries);
   if (first >= length) return;
   const int64 head = int64(blockIdx.y) * kSize, row_stride = 3 * a.columns;
   const T* const base = a.qkv + start * row_stride + head;
@@ -196,10 +196,10 @@ __global__ void __launch_bounds__(kGroups * kGroupThreads, (kBands > 1 ? 3 : 4) 
   unsigned char(*const keys)[kTurnKeys * kBytes] = reinterpret_cast<unsigned char(*)[kTurnKeys * kBytes]>(aligned), (*const values)[kTurnKeys * kBytes] = keys + 2;
   begin_next_kernel();
   await_kernel_before();
-  const int sequence = blockIdx.x, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+  const int sequence = blockIdx.z, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   const int length = a.length ? a.length[sequence] : a.each;
   const int64 start = a.start ? int64(a.start[sequence]) : int64(sequence) * a.each;
-  const int first = int(blockIdx.z) * (kGroups * kGroupRows);
+  const int first = int(blockIdx.x) * (kGroups * kGroupRows);
   if (first >= length) return;
   const unsigned columns = unsigned(a.columns), row_stride = 3 * columns, head = blockIdx.y * kSize;
   const T* const base = a.qkv + start * row_stride + head;  // of one sequence, places fit 32 bits

@@ -157,11 +157,25 @@ def test_the_head_size_says_how_wide_packs_are(size, pack):
     assert move("float16", "float16", "float32", size=size).pack == pack
 
 
-def test_many_packs_are_counted_in_64_bits():
-    few = move("float16", "float16", None)
+def rows(tokens, stride):
+    view = View(0, (tokens, SIZE), (stride, 2), dtype_of("float16"))
+    return _heads.by_rows(view, 1, 1)
 
-    assert ", unsigned, " in few.expression(1)
-    assert ", unsigned long long, " in few._replace(threads=1 << 31).expression(1)
+
+def test_what_is_large_is_counted_in_64_bits():
+    for tokens, source, target in (
+        (1 << 29, 128, 128),  # 8 packs each
+        (1 << 20, 1 << 13, 128),  # elements far apart
+        (1 << 20, 128, 1 << 13),
+        (1 << 20, 128, -(1 << 13)),
+    ):
+        wide = _heads.spelled(rows(tokens, source), rows(tokens, target), None)
+        assert wide.counted is _heads.MANY
+        assert "Moved<unsigned long long, " in wide.arguments.cpp
+
+    fits = _heads.spelled(rows(1 << 20, 1 << 11), rows(1 << 20, 1 << 11), None)
+    assert fits.counted is _heads.FEW
+    assert fits.expression(1).count("unsigned, ") == 1
 
 
 def test_a_thread_takes_as_many_tokens_as_leave_two_waves():
