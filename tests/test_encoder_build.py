@@ -9,11 +9,13 @@ import pytest
 
 from cupynorm import _attention, _compile, _few, _heads, _nvrtc
 from cupynorm._dtypes import DTYPES, compute_dtype, cpp, dtype_of
+from cupynorm._limits import RECORDED
 from cupynorm.functors import View
 from tests import SLOW
 from tests.build_gate import code_of, spills
 
 BATCH, SEQ, HEADS, SIZE = 4, 6, 3, 64
+HALF, SINGLE = dtype_of("float16"), dtype_of("float32")
 
 
 def contiguous(shape, dtype):
@@ -185,3 +187,45 @@ def test_a_thread_takes_as_many_tokens_as_leave_two_waves():
     assert _heads.tokens_of_a_thread(real, h200) == 2
     assert _heads.tokens_of_a_thread(real._replace(threads=32 * 288), h200) == 1
     assert real.grid(2) * _heads.BLOCK >= 2048 * 288
+
+
+@pytest.mark.parametrize(
+    ("tokens", "deep", "out", "norm", "plan"),
+    [
+        (1, 768, 2304, True, (16, 24, 1)),
+        (32, 768, 768, False, (16, 24, 1)),
+        (33, 768, 3072, True, (32, 24, 1)),
+        (32, 3072, 768, False, (32, 32, 4)),
+        (64, 3072, 768, False, (64, 32, 4)),
+        (16, 1536, 384, False, (16, 24, 2)),
+        (64, 1024, 3072, True, (32, 24, 1)),
+        (8, 1024, 1024, False, (16, 16, 1)),
+        (65, 768, 768, False, None),
+        (8, 1536, 384, True, None),  # a norm needs whole rows, and they are too long
+        (8, 768, 772, False, None),
+        (8, 40, 64, False, None),
+    ],
+)
+def test_products_of_few_tokens_are_cut_as_was_measured(tokens, deep, out, norm, plan):
+    found = _few.choose(tokens, deep, out, RECORDED["h200"], norm=norm)
+
+    assert found == (plan and _few.Plan(*plan))
+
+
+def test_few_tokens_need_clusters_and_16_bits():
+    assert _few.fits(HALF, 64, 768, 3072, RECORDED["h200"])
+    assert not _few.fits(HALF, 64, 768, 3072, RECORDED["a100"])
+    assert not _few.fits(SINGLE, 64, 768, 3072, RECORDED["h200"])
+    assert not _few.fits(HALF, 64, 768, 3073, RECORDED["h200"])
+
+
+def test_attention_in_one_launch_has_a_block_for_each_sequence_and_head():
+    h200 = RECORDED["h200"]
+
+    assert _attention.fits(HALF, 64, 12, 65535, h200)
+    assert not _attention.fits(HALF, 64, 12, 65536, h200)
+    assert not _attention.fits(HALF, 60, 12, 8, h200)
+    assert not _attention.fits(SINGLE, 64, 12, 8, h200)
+    assert _attention.choose(HALF, 64, 32, 12, 512, h200).accelerated
+    assert not _attention.choose(HALF, 64, 32, 12, 512, RECORDED["a100"]).accelerated
+    assert not _attention.choose(HALF, 48, 32, 12, 512, h200).accelerated
