@@ -306,10 +306,14 @@ def sentences(folder: Path, texts: Path | None) -> dict[str, Any]:
     lines = [line for line in texts.read_text("utf-8").splitlines() if line.strip()]
     lines = list(itertools.islice(itertools.cycle(lines), max(len(lines), 8_000)))
     found: dict[str, Any] = {"texts": len(lines)}
+
+    def add(name: str, encode: Callable[[], Any]) -> None:
+        found[name] = _rate(encode, len(lines))
+        print(f"{name}: {found[name]:.0f} texts a second", flush=True)
+
     for dtype in ("float32", "float16", "bfloat16"):
         model = TextEncoder.load(folder, dtype=dtype, device="gpu")
-        encode = functools.partial(model.embed, lines, truncate=True, max_tokens=256)
-        found[f"{bench.OURS} {dtype}"] = _rate(encode, len(lines))
+        add(f"{bench.OURS} {dtype}", functools.partial(model.embed, lines, truncate=True, max_tokens=256))
     if importlib.util.find_spec("sentence_transformers"):
         import torch  # noqa: PLC0415  optional
         from sentence_transformers import SentenceTransformer  # noqa: PLC0415  optional
@@ -318,17 +322,17 @@ def sentences(folder: Path, texts: Path | None) -> dict[str, Any]:
             theirs = SentenceTransformer(str(folder), device="cuda", model_kwargs={"dtype": dtype})
             for size in (32, 256):
                 encode = functools.partial(theirs.encode, lines, batch_size=size, show_progress_bar=False)
-                found[f"sentence-transformers {str(dtype)[6:]} batch {size}"] = _rate(encode, len(lines))
+                add(f"sentence-transformers {str(dtype)[6:]} batch {size}", encode)
     else:
         found["notes"] = "sentence-transformers is not installed"
     return found
 
 
 def _rate(encode: Callable[[], Any], texts: int) -> float:
-    """Return texts a second, the best of three after one that compiles."""
+    """Return texts a second, the best of two after one that compiles."""
     encode()
     seconds = []
-    for _ in range(3):
+    for _ in range(2):
         begin = time.perf_counter()
         encode()
         seconds.append(time.perf_counter() - begin)

@@ -55,17 +55,17 @@ def by_warps(dtype: Any, size: int, tiles: int) -> Plan:
     return Plan(f"cupynorm::attend<{cpp(dtype)}, {size}, {keys}, {tiles}>", BLOCK, tiles * ROWS)
 
 
-def by_groups(dtype: Any, size: int, bands: int, groups: int) -> Plan:
+def by_groups(dtype: Any, size: int, bands: int, groups: int, slots: int) -> Plan:
     """Return the kernel whose warpgroups multiply, so many of them in a block, and so many times 64 keys at a time."""
-    name = f"cupynorm::attend_by_groups<{cpp(dtype)}, {size}, {bands}, {groups}>"
-    shared_bytes = 4 * bands * BAND * size * 2 + ALIGNMENT  # keys and values, of this turn and the next
+    name = f"cupynorm::attend_by_groups<{cpp(dtype)}, {size}, {bands}, {groups}, {slots}>"
+    shared_bytes = 2 * slots * bands * BAND * size * 2 + ALIGNMENT  # keys and values of so many turns
     return Plan(name, groups * GROUP, groups * ROWS, shared_bytes, accelerated=True)
 
 
 def choose(dtype: Any, size: int, sequences: int, heads: int, length: int, limits: Limits) -> Plan:
     """Return the kernel to launch."""
     if limits.compute_capability == "90" and size in GROUPED:
-        return by_groups(dtype, size, 1, 1 if length <= ROWS else 2)
+        return by_groups(dtype, size, 1, 1, 2)
     # two tiles where that leaves two blocks for each multiprocessor: keys are then read half as often
     blocks = sequences * heads * -(-length // (2 * ROWS))
     two = size <= 64 and length > ROWS and blocks >= 2 * limits.sm_count  # noqa: PLR2004  registers

@@ -41,8 +41,8 @@ class Plan(NamedTuple):
 def choose(tokens: int, deep: int, out: int, limits: Limits, *, norm: bool) -> Plan | None:
     """Return the plan; None if none fits. Each size by what was the fastest of all on an H200, for 384 and 768 columns.
 
-    A sum that fits no block is cut into parts, which meet late: fewer and larger blocks then. The others are small enough for the
-    next kernel's blocks to be there, with their weights, before they end.
+    Small blocks, so that the next kernel's are there, with their weights, before these end; but of a sum in parts, which meet
+    late, there are fewer and larger ones where tokens are many.
     """
     if int(limits.compute_capability) < OLDEST or tokens > MOST:
         return None
@@ -50,8 +50,9 @@ def choose(tokens: int, deep: int, out: int, limits: Limits, *, norm: bool) -> P
     if parts is None or (norm and parts > 1):
         return None
     enough = ROWS[bisect.bisect_left(ROWS, tokens)]
-    rows = enough if parts > 1 else max(16, enough // 2)
-    widths = (32, 24, 16, 8) if parts > 1 and tokens > ROWS[0] else (24, 16, 32, 8)
+    large = parts > 1 and enough == ROWS[-1]
+    rows = enough if large else max(ROWS[0], enough // 2)
+    widths = (32, 24, 16, 8) if large else (24, 16, 32, 8)
     cols = next((each for each in widths if out % each == 0), None)
     if cols is None:
         return None

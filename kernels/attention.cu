@@ -185,7 +185,7 @@ constexpr int kGroupThreads = 128, kGroupRows = 64, kBandKeys = 64;
 
 // The same by warpgroups' products (sm_90a; Shah et al. 2024, "FlashAttention-3"): a block has kGroups * 64 queries, a warpgroup 64
 // of them, and goes through kBands * 64 keys at a turn. While the tensor cores multiply a turn's weights by its values, they multiply the queries by the next turn's keys.
-template <typename T, int kSize, int kBands, int kGroups>
+template <typename T, int kSize, int kBands, int kGroups, int kSlots>
 __global__ void __launch_bounds__(kGroups * kGroupThreads, (kBands > 1 ? 3 : 4) / kGroups) attend_by_groups(const __grid_constant__ Attention<T> a) {
   constexpr int kBytes = kSize * 2, kChunks = kSize / 8, kSteps = kSize / 16, kCols = kSize / 8, kScores = kBandKeys / 8;
   constexpr int kTurnKeys = kBands * kBandKeys;
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kGroups * kGroupThreads, (kBands > 1 ? 3 : 4) 
 
   // 8 rows of 128 bytes are where the swizzle begins again
   unsigned char* const aligned = shared_memory + (1024 - reinterpret_cast<unsigned long long>(shared_memory) % 1024) % 1024;
-  unsigned char(*const keys)[kTurnKeys * kBytes] = reinterpret_cast<unsigned char(*)[kTurnKeys * kBytes]>(aligned), (*const values)[kTurnKeys * kBytes] = keys + 2;
+  unsigned char(*const keys)[kTurnKeys * kBytes] = reinterpret_cast<unsigned char(*)[kTurnKeys * kBytes]>(aligned), (*const values)[kTurnKeys * kBytes] = keys + kSlots;
   begin_next_kernel();
   await_kernel_before();
   const int sequence = blockIdx.z, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
@@ -212,11 +212,11 @@ __global__ void __launch_bounds__(kGroups * kGroupThreads, (kBands > 1 ? 3 : 4) 
 #pragma unroll
     for (int i = 0; i < kTurnKeys / kStep; ++i) {  // where there is none, 0: no weight but 0 meets it, and 0 times nan is none
       const int key = turn * kTurnKeys + i * kStep + row, there = key < length ? key : length - 1;
-      copy_ahead_or_zero(&to[turn % 2][place + i * kStep * kBytes], base + (unsigned(there) * row_stride + part * columns + chunk * 8), key < length);
+      copy_ahead_or_zero(&to[turn % kSlots][place + i * kStep * kBytes], base + (unsigned(there) * row_stride + part * columns + chunk * 8), key < length);
     }
   };
-  fetch(keys, 0, 1), commit_copies();
-  fetch(keys, 1, 1), fetch(values, 0, 2), commit_copies();
+#pragma unroll
+  for (int turn = 0; turn < kSlots; ++turn) fetch(keys, turn, 1), fetch(values, turn - 1, 2), commit_copies();
 
   unsigned q[kSteps][4];
 #pragma unroll
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(kGroups * kGroupThreads, (kBands > 1 ? 3 : 4) 
   for (int i = 0; i < kCols * 4; ++i) out[i] = 0;
 
   auto multiply_keys = [&](int turn) {
-    const Tile tile = tile_of<kBytes>(keys[turn % 2]);
+    const Tile tile = tile_of<kBytes>(keys[turn % kSlots]);
 #pragma unroll
     for (int band = 0; band < kBands; ++band) {
 #pragma unroll
@@ -250,13 +250,13 @@ __global__ void __launch_bounds__(kGroups * kGroupThreads, (kBands > 1 ? 3 : 4) 
 #pragma unroll
     for (int band = 0; band < kBands; ++band) settle(score[band]);
   };
-  wait_for_copies<1>();
+  wait_for_copies<kSlots - 1>();
   show_to_products();
   __syncthreads();
   begin_products();
   multiply_keys(0);
   end_products();
-  wait_for_products();
+  wait_for_products<0>();
   settle_scores();
 
   for (int turn = 0; turn < turns; ++turn) {
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(kGroups * kGroupThreads, (kBands > 1 ? 3 : 4) 
         if (turn * kTurnKeys + i / 4 * 8 + 2 * t + i % 2 >= length) each = -infinity<float>();
       }
     }
-    unsigned weight[kTurnKeys / 16][4];
+    float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {  // rows g and g + 8
       float most = top[r];
@@ -278,13 +278,20 @@ __global__ void __launch_bounds__(kGroups * kGroupThreads, (kBands > 1 ? 3 : 4) 
       }
       most = larger(most, __shfl_xor_sync(kAllLanes, most, 1));
       most = larger(most, __shfl_xor_sync(kAllLanes, most, 2));
-      const float factor = exp2_approx((top[r] - most) * a.scale), origin = most * a.scale;
+      factor[r] = exp2_approx((top[r] - most) * a.scale);
       top[r] = most;
-      sum[r] *= factor;
-      if (__any_sync(kAllLanes, factor != 1)) {
+    }
+    wait_for_products<0>();  // of the turn before: weights by values
+    settle(out);
+    unsigned weight[kTurnKeys / 16][4];
 #pragma unroll
-        for (int n = 0; n < kCols; ++n) out[4 * n + 2 * r] *= factor, out[4 * n + 2 * r + 1] *= factor;
+    for (int r = 0; r < 2; ++r) {
+      if (__any_sync(kAllLanes, factor[r] != 1)) {
+        sum[r] *= factor[r];
+#pragma unroll
+        for (int n = 0; n < kCols; ++n) out[4 * n + 2 * r] *= factor[r], out[4 * n + 2 * r + 1] *= factor[r];
       }
+      const float origin = top[r] * a.scale;
 #pragma unroll
       for (int n = 0; n < kTurnKeys / 8; ++n) {
         const float(&each)[kScores * 4] = score[n / kScores];
@@ -295,20 +302,22 @@ __global__ void __launch_bounds__(kGroups * kGroupThreads, (kBands > 1 ? 3 : 4) 
       }
     }
 
-    wait_for_copies<0>();
+    wait_for_copies<kSlots - 2>();
     show_to_products();
     __syncthreads();  // this turn's values and the next one's keys have come, and nobody reads those before them
-    fetch(keys, turn + 2, 1), fetch(values, turn + 1, 2), commit_copies();
+    fetch(keys, turn + kSlots, 1), fetch(values, turn + kSlots - 1, 2), commit_copies();
     settle(out);
     begin_products();
-    const Tile tile = tile_of<kBytes>(values[turn % 2]);
+    if (turn + 1 < turns) multiply_keys(turn + 1), end_products();
+    const Tile tile = tile_of<kBytes>(values[turn % kSlots]);
 #pragma unroll
     for (int s = 0; s < kTurnKeys / 16; ++s) multiply_add_rows<kBytes, true>(T{}, out, weight[s], tile_at(tile, s * 16 * kBytes), true);
     end_products();
-    if (turn + 1 < turns) multiply_keys(turn + 1), end_products();
-    wait_for_products();
-    settle(out), settle_scores();
+    wait_for_products<1>();  // the next turn's scores are there; its maximum is sought while the other product goes on
+    settle_scores();
   }
+  wait_for_products<0>();
+  settle(out);
   T* const to = a.context + start * columns + head;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

@@ -98,7 +98,7 @@ def test_attention_by_groups_waits_for_products_only_where_it_says():
     for dtype in {"float16", "bfloat16"} & set(DTYPES):
         text = _compile.text("attention.cu", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
         plans = [
-            _attention.by_groups(dtype_of(dtype), size, 1, groups)
+            _attention.by_groups(dtype_of(dtype), size, 1, groups, 2)
             for size, groups in itertools.product(_attention.GROUPED, (1, 2))
         ]
         names = [plan.expression for plan in plans]
@@ -195,7 +195,7 @@ def test_a_thread_takes_as_many_tokens_as_leave_two_waves():
         (1, 768, 2304, True, (16, 24, 1)),
         (32, 768, 768, False, (16, 24, 1)),
         (33, 768, 3072, True, (32, 24, 1)),
-        (32, 3072, 768, False, (32, 32, 4)),
+        (32, 3072, 768, False, (16, 24, 4)),
         (64, 3072, 768, False, (64, 32, 4)),
         (16, 1536, 384, False, (16, 24, 2)),
         (64, 1024, 3072, True, (32, 24, 1)),

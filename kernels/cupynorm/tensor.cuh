@@ -21,8 +21,8 @@ inline int swizzled(int row, int chunk) {
   return row * kBytes + (chunk ^ (kBytes == 128 ? row % 8 : row / 2 % 4)) * 16;
 }
 
-// begin_products, any multiply_add_rows, end_products, wait_for_products; by all threads of the warpgroup. Meanwhile nobody may touch
-// their registers, which `settle` holds back until then. What threads wrote to shared memory is seen after show_to_products and a
+// begin_products, any multiply_add_rows, end_products, wait_for_products: until all such groups but the kNewest last are done; by all
+// threads of the warpgroup. Meanwhile nobody may touch their registers, which `settle` holds back until then. What threads wrote to shared memory is seen after show_to_products and a
 // barrier.
 //
 // multiply_add_rows: c (+)= a b^T for a of 64 x 16 elements (each warp's as in multiply_add_tile), b of kCols rows, of which
@@ -83,7 +83,10 @@ inline void show_to_products() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 inline void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-inline void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+template <int kNewest>
+inline void wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kNewest) : "memory");
+}
 
 #define CUPYNORM_PLACES_16 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
 #define CUPYNORM_PLACES_32                                                                                                             \
@@ -163,6 +166,7 @@ inline Tile tile_at(Tile tile, int bytes) { return tile + bytes; }
 inline void show_to_products() {}
 inline void begin_products() {}
 inline void end_products() {}
+template <int kNewest>
 inline void wait_for_products() {}
 template <int kCount>
 inline void settle(float (&)[kCount]) {}

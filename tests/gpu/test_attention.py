@@ -13,9 +13,9 @@ from cupynorm._dtypes import dtype_of
 PLANS = {
     "one tile": lambda dtype, size: _attention.by_warps(dtype, size, 1),
     "two tiles": lambda dtype, size: _attention.by_warps(dtype, size, 2),
-    "one group": lambda dtype, size: _attention.by_groups(dtype, size, 1, 1),
-    "two groups": lambda dtype, size: _attention.by_groups(dtype, size, 1, 2),
-    "two bands": lambda dtype, size: _attention.by_groups(dtype, size, 2, 1),
+    "one group": lambda dtype, size: _attention.by_groups(dtype, size, 1, 1, 2),
+    "two groups": lambda dtype, size: _attention.by_groups(dtype, size, 1, 2, 3),
+    "two bands": lambda dtype, size: _attention.by_groups(dtype, size, 2, 1, 2),
 }
 
 
