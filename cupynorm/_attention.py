@@ -13,9 +13,9 @@ from cupynorm._limits import Limits
 from cupynorm.functors import POINTER, Struct
 
 BLOCK = 128  # kAttentionBlock
-GROUP = 128  # kGroupThreads
-BAND = 64  # kBandKeys
-ALIGNMENT = 1024
+GROUP = 128  # kGroup
+TURNS = 3  # kGroupTurns
+ALIGNMENT = 1024  # where its swizzle begins
 GROUPED = (
     32,
     64,
@@ -23,8 +23,9 @@ GROUPED = (
 OLDEST = 80  # compute capability: mma of 16 x 8 x 16, bfloat16, and copies that go ahead
 WIDEST = 128  # head size
 MOST = 65535  # blocks along y and z
-CARVED = 1  # byte of dynamic shared memory: a multiprocessor that divides its memory for all kernels alike overlaps them
-ROWS = 64  # queries of a block, for each tile of a warp, or each warpgroup
+# byte of dynamic shared memory, if no more: a multiprocessor that divides its memory alike for all kernels overlaps them
+CARVED = 1
+ROWS = 64  # queries of a block: for each tile of a warp, or of a warpgroup, as are its keys of a turn
 
 
 def fits(dtype: Any, size: int, heads: int, sequences: int, limits: Limits) -> bool:
@@ -55,17 +56,18 @@ def by_warps(dtype: Any, size: int, tiles: int) -> Plan:
     return Plan(f"cupynorm::attend<{cpp(dtype)}, {size}, {keys}, {tiles}>", BLOCK, tiles * ROWS)
 
 
-def by_groups(dtype: Any, size: int, bands: int, groups: int, slots: int) -> Plan:
-    """Return the kernel whose warpgroups multiply, so many of them in a block, and so many times 64 keys at a time."""
-    name = f"cupynorm::attend_by_groups<{cpp(dtype)}, {size}, {bands}, {groups}, {slots}>"
-    shared_bytes = 2 * slots * bands * BAND * size * 2 + ALIGNMENT  # keys and values of so many turns
-    return Plan(name, groups * GROUP, groups * ROWS, shared_bytes, accelerated=True)
+def by_group(dtype: Any, size: int) -> Plan:
+    """Return the kernel whose warpgroup multiplies."""
+    name = f"cupynorm::attend_by_group<{cpp(dtype)}, {size}>"
+    shared_bytes = 2 * TURNS * ROWS * size * 2 + ALIGNMENT  # keys and values
+    return Plan(name, GROUP, ROWS, shared_bytes, accelerated=True)
 
 
 def choose(dtype: Any, size: int, sequences: int, heads: int, length: int, limits: Limits) -> Plan:
-    """Return the kernel to launch."""
-    if limits.compute_capability == "90" and size in GROUPED:
-        return by_groups(dtype, size, 1, 1, 2)
+    """Return the kernel to launch: by a warpgroup where that is there, but for short calls, which its start would make longer."""
+    busy = sequences * heads * -(-length // ROWS) >= 2 * limits.sm_count
+    if limits.compute_capability == "90" and size in GROUPED and length > (ROWS if busy else 2 * ROWS):
+        return by_group(dtype, size)
     # two tiles where that leaves two blocks for each multiprocessor: keys are then read half as often
     blocks = sequences * heads * -(-length // (2 * ROWS))
     two = size <= 64 and length > ROWS and blocks >= 2 * limits.sm_count  # noqa: PLR2004  registers

@@ -24,8 +24,7 @@ BLOCK = 256  # kHeadsBlock
 TOKENS = (
     2,
     1,
-)  # of a thread: as many as leave two waves of threads. Copies with more are slower (benchmarks/NOTES.md)
-WAVES = 2
+)  # of a thread: two, if that leaves as many threads as half of the device holds (benchmarks/NOTES.md)
 NARROW = 1 << 31  # threads, or elements between two places, from which on both are counted in 64 bits
 
 
@@ -177,7 +176,7 @@ def spelled(source: Places, target: Places, bias: View | None, rows: int = 0) ->
 
 def tokens_of_a_thread(move: Move, threads_of_device: int) -> int:
     """Return how many tokens a thread takes: more are fewer reads of the bias, and too many leave multiprocessors idle."""
-    return next((n for n in TOKENS if move.threads // n >= WAVES * threads_of_device), 1)
+    return next((n for n in TOKENS if 2 * (move.threads // n) >= threads_of_device), 1)
 
 
 class Again(NamedTuple):

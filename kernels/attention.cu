@@ -181,42 +181,45 @@ __global__ void __launch_bounds__(kAttentionBlock, kTiles > 1 || kSize > 64 ? 2 
 }
 
 
-constexpr int kGroupThreads = 128, kGroupRows = 64, kBandKeys = 64;
+constexpr int kGroup = 128, kGroupRows = 64, kGroupKeys = 64, kGroupTurns = 3;
 
-// The same by warpgroups' products (sm_90a; Shah et al. 2024, "FlashAttention-3"): a block has kGroups * 64 queries, a warpgroup 64
-// of them, and goes through kBands * 64 keys at a turn. While the tensor cores multiply a turn's weights by its values, they multiply the queries by the next turn's keys.
-template <typename T, int kSize, int kBands, int kGroups, int kSlots>
-__global__ void __launch_bounds__(kGroups * kGroupThreads, (kBands > 1 ? 3 : 4) / kGroups) attend_by_groups(const __grid_constant__ Attention<T> a) {
-  constexpr int kBytes = kSize * 2, kChunks = kSize / 8, kSteps = kSize / 16, kCols = kSize / 8, kScores = kBandKeys / 8;
-  constexpr int kTurnKeys = kBands * kBandKeys;
-  constexpr int kStep = kGroups * kGroupThreads / kChunks;  // rows that the block copies at a time: whole turns of the swizzle
-
+// The same by a warpgroup's products (sm_90a; Shah et al. 2024, "FlashAttention-3"): a block has 64 queries, goes through 64 keys at a
+// turn, and has the keys of three turns on their way. While the tensor cores multiply a turn's weights by its values, and before
+// that the queries by the next turn's keys, the other blocks of the multiprocessor are at their exponentials. (Two warpgroups that
+// share keys read half as much, but wait for each other: 6 to 14 % slower on an H200.)
+template <typename T, int kSize>
+__global__ void __launch_bounds__(kGroup, 4) attend_by_group(const __grid_constant__ Attention<T> a) {
+  constexpr int kBytes = kSize * 2, kChunks = kSize / 8, kSteps = kSize / 16, kCols = kSize / 8, kScores = kGroupKeys / 8;
+  constexpr int kStep = kGroup / kChunks;  // rows that the block copies at a time: whole turns of the swizzle
+  static_assert(kStep % 8 == 0 && kGroupKeys % kStep == 0, "threads keep their places of the swizzle");
+  using Turn = unsigned char[kGroupKeys * kBytes];
   // 8 rows of 128 bytes are where the swizzle begins again
   unsigned char* const aligned = shared_memory + (1024 - reinterpret_cast<unsigned long long>(shared_memory) % 1024) % 1024;
-  unsigned char(*const keys)[kTurnKeys * kBytes] = reinterpret_cast<unsigned char(*)[kTurnKeys * kBytes]>(aligned), (*const values)[kTurnKeys * kBytes] = keys + kSlots;
+  Turn *const keys = reinterpret_cast<Turn*>(aligned), *const values = keys + kGroupTurns;
   begin_next_kernel();
   await_kernel_before();
   const int sequence = blockIdx.z, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   const int length = a.length ? a.length[sequence] : a.each;
   const int64 start = a.start ? int64(a.start[sequence]) : int64(sequence) * a.each;
-  const int first = int(blockIdx.x) * (kGroups * kGroupRows);
+  const int first = int(blockIdx.x) * kGroupRows;
   if (first >= length) return;
   const unsigned columns = unsigned(a.columns), row_stride = 3 * columns, head = blockIdx.y * kSize;
   const T* const base = a.qkv + start * row_stride + head;  // of one sequence, places fit 32 bits
-  const int turns = (length + kTurnKeys - 1) / kTurnKeys, query = first + int(threadIdx.x) / kWarp * 16;  // the warp's first
+  const int turns = (length + kGroupKeys - 1) / kGroupKeys, query = first + int(threadIdx.x) / kWarp * 16;  // the warp's first
   const int row = int(threadIdx.x) / kChunks, chunk = int(threadIdx.x) % kChunks;  // what this thread copies of the first kStep rows
   const int place = swizzled<kBytes>(row, chunk);
 
-  auto fetch = [&](unsigned char (*to)[kTurnKeys * kBytes], int turn, unsigned part) {
+  auto fetch = [&](Turn* to, int turn, unsigned part) {
     if (turn < 0 || turn >= turns) return;
 #pragma unroll
-    for (int i = 0; i < kTurnKeys / kStep; ++i) {  // where there is none, 0: no weight but 0 meets it, and 0 times nan is none
-      const int key = turn * kTurnKeys + i * kStep + row, there = key < length ? key : length - 1;
-      copy_ahead_or_zero(&to[turn % kSlots][place + i * kStep * kBytes], base + (unsigned(there) * row_stride + part * columns + chunk * 8), key < length);
+    for (int i = 0; i < kGroupKeys / kStep; ++i) {  // where there is none, 0: no weight but 0 meets it, and 0 times nan is none
+      const int key = turn * kGroupKeys + i * kStep + row, there = key < length ? key : length - 1;
+      const T* const from = base + (unsigned(there) * row_stride + part * columns + chunk * 8);
+      copy_ahead_or_zero(&to[turn % kGroupTurns][place + i * kStep * kBytes], from, key < length);
     }
   };
 #pragma unroll
-  for (int turn = 0; turn < kSlots; ++turn) fetch(keys, turn, 1), fetch(values, turn - 1, 2), commit_copies();
+  for (int turn = 0; turn < kGroupTurns; ++turn) fetch(keys, turn, 1), fetch(values, turn - 1, 2), commit_copies();
 
   unsigned q[kSteps][4];
 #pragma unroll
@@ -234,37 +237,29 @@ __global__ void __launch_bounds__(kGroups * kGroupThreads, (kBands > 1 ? 3 : 4) 
     }
   }
 
-  float score[kBands][kScores * 4], out[kCols * 4], top[2] = {-infinity<float>(), -infinity<float>()}, sum[2] = {0, 0};
+  float score[kScores * 4], out[kCols * 4], top[2] = {-infinity<float>(), -infinity<float>()}, sum[2] = {0, 0};
 #pragma unroll
   for (int i = 0; i < kCols * 4; ++i) out[i] = 0;
 
   auto multiply_keys = [&](int turn) {
-    const Tile tile = tile_of<kBytes>(keys[turn % kSlots]);
+    const Tile tile = tile_of<kBytes>(keys[turn % kGroupTurns]);
 #pragma unroll
-    for (int band = 0; band < kBands; ++band) {
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) multiply_add_rows<kBytes, false>(T{}, score[band], q[s], tile_at(tile, band * kBandKeys * kBytes + s * 32), s > 0);
-    }
+    for (int s = 0; s < kSteps; ++s) multiply_add_rows<kBytes, false>(T{}, score, q[s], tile_at(tile, s * 32), s > 0);
+    end_products();
   };
-  auto settle_scores = [&] {
-#pragma unroll
-    for (int band = 0; band < kBands; ++band) settle(score[band]);
-  };
-  wait_for_copies<kSlots - 1>();
+  wait_for_copies<kGroupTurns - 1>();
   show_to_products();
   __syncthreads();
   begin_products();
   multiply_keys(0);
-  end_products();
   wait_for_products<0>();
-  settle_scores();
+  settle(score);
 
   for (int turn = 0; turn < turns; ++turn) {
-    if ((turn + 1) * kTurnKeys > length) {
+    if ((turn + 1) * kGroupKeys > length) {
 #pragma unroll
-      for (int i = 0; i < kTurnKeys / 2; ++i) {
-        float& each = score[i / (kScores * 4)][i % (kScores * 4)];
-        if (turn * kTurnKeys + i / 4 * 8 + 2 * t + i % 2 >= length) each = -infinity<float>();
+      for (int i = 0; i < kScores * 4; ++i) {
+        if (turn * kGroupKeys + i / 4 * 8 + 2 * t + i % 2 >= length) score[i] = -infinity<float>();
       }
     }
     float factor[2];
@@ -272,10 +267,7 @@ __global__ void __launch_bounds__(kGroups * kGroupThreads, (kBands > 1 ? 3 : 4) 
     for (int r = 0; r < 2; ++r) {  // rows g and g + 8
       float most = top[r];
 #pragma unroll
-      for (int n = 0; n < kTurnKeys / 8; ++n) {
-        const float(&each)[kScores * 4] = score[n / kScores];
-        most = larger(most, larger(each[n % kScores * 4 + 2 * r], each[n % kScores * 4 + 2 * r + 1]));
-      }
+      for (int n = 0; n < kScores; ++n) most = larger(most, larger(score[4 * n + 2 * r], score[4 * n + 2 * r + 1]));
       most = larger(most, __shfl_xor_sync(kAllLanes, most, 1));
       most = larger(most, __shfl_xor_sync(kAllLanes, most, 2));
       factor[r] = exp2_approx((top[r] - most) * a.scale);
@@ -283,7 +275,7 @@ __global__ void __launch_bounds__(kGroups * kGroupThreads, (kBands > 1 ? 3 : 4) 
     }
     wait_for_products<0>();  // of the turn before: weights by values
     settle(out);
-    unsigned weight[kTurnKeys / 16][4];
+    unsigned weight[kGroupKeys / 16][4];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (__any_sync(kAllLanes, factor[r] != 1)) {
@@ -293,28 +285,27 @@ __global__ void __launch_bounds__(kGroups * kGroupThreads, (kBands > 1 ? 3 : 4) 
       }
       const float origin = top[r] * a.scale;
 #pragma unroll
-      for (int n = 0; n < kTurnKeys / 8; ++n) {
-        const float(&each)[kScores * 4] = score[n / kScores];
-        const float low = exp2_approx(multiply_add(each[n % kScores * 4 + 2 * r], a.scale, -origin));
-        const float high = exp2_approx(multiply_add(each[n % kScores * 4 + 2 * r + 1], a.scale, -origin));
+      for (int n = 0; n < kScores; ++n) {
+        const float low = exp2_approx(multiply_add(score[4 * n + 2 * r], a.scale, -origin));
+        const float high = exp2_approx(multiply_add(score[4 * n + 2 * r + 1], a.scale, -origin));
         sum[r] += low + high;
         weight[n / 2][n % 2 * 2 + r] = round_pair_to(T{}, low, high);  // scores lie as the next product's a does
       }
     }
 
-    wait_for_copies<kSlots - 2>();
+    wait_for_copies<kGroupTurns - 2>();
     show_to_products();
     __syncthreads();  // this turn's values and the next one's keys have come, and nobody reads those before them
-    fetch(keys, turn + kSlots, 1), fetch(values, turn + kSlots - 1, 2), commit_copies();
+    fetch(keys, turn + kGroupTurns, 1), fetch(values, turn + kGroupTurns - 1, 2), commit_copies();
     settle(out);
     begin_products();
-    if (turn + 1 < turns) multiply_keys(turn + 1), end_products();
-    const Tile tile = tile_of<kBytes>(values[turn % kSlots]);
+    if (turn + 1 < turns) multiply_keys(turn + 1);
+    const Tile tile = tile_of<kBytes>(values[turn % kGroupTurns]);
 #pragma unroll
-    for (int s = 0; s < kTurnKeys / 16; ++s) multiply_add_rows<kBytes, true>(T{}, out, weight[s], tile_at(tile, s * 16 * kBytes), true);
+    for (int s = 0; s < kGroupKeys / 16; ++s) multiply_add_rows<kBytes, true>(T{}, out, weight[s], tile_at(tile, s * 16 * kBytes), true);
     end_products();
-    wait_for_products<1>();  // the next turn's scores are there; its maximum is sought while the other product goes on
-    settle_scores();
+    wait_for_products<1>();  // the next turn's scores are there; their maximum is sought while the other product goes on
+    settle(score);
   }
   wait_for_products<0>();
   settle(out);
