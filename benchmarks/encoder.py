@@ -1,6 +1,6 @@
 """Time BERT-base beside PyTorch's encoder in one run, its six kernels beside a copy, and MiniLM beside sentence-transformers.
 
-    python benchmarks/encoder.py --json encoder.json [--quick] [--compile quick] [--model all-MiniLM-L6-v2 --texts texts.txt]
+    python benchmarks/encoder.py --json encoder.json [--quick] [--compile 1x32 32x512] [--model all-MiniLM-L6-v2 --texts texts.txt]
 
 Needs a GPU and PyTorch; --model needs the extra `text`, and sentence-transformers for its peer. The file is complete after each
 point.
@@ -9,6 +9,7 @@ point.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import importlib.util
 import itertools
@@ -25,7 +26,7 @@ from cupynorm import _device, bench
 from cupynorm.encoder import BertEncoder, EncoderConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 BASE = {
     "hidden": 768,
@@ -176,8 +177,21 @@ def host_microseconds(call: Callable[[], Any], count: int = 20) -> float:
     return statistics.median(found)
 
 
+@contextlib.contextmanager
+def pair() -> Iterator[tuple[BertEncoder, Any]]:
+    """Give both encoders, on one stream: the legacy default one cannot be captured."""
+    import torch  # noqa: PLC0415  optional
+
+    config = EncoderConfig(**BASE)
+    weights = random_weights(config)
+    both = BertEncoder(config, weights, device="gpu"), torch_encoder(config, weights)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), _device.cupy().cuda.ExternalStream(stream.cuda_stream):
+        yield both
+
+
 def measure_point(
-    ours: BertEncoder, theirs: Any, batch: int, length: int, *, compiled: bool
+    ours: BertEncoder, theirs: Any, batch: int, length: int, *, compiled: bool = False
 ) -> dict[str, Any]:
     """Time one shape, and compare the outputs."""
     import torch  # noqa: PLC0415  optional
@@ -348,8 +362,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="four shapes only")
     parser.add_argument(
         "--compile",
-        choices=["quick", "all"],
-        help="torch.compile as well, at --quick's shapes or at all: 20 s a shape",
+        nargs="*",
+        default=[],
+        help="torch.compile as well at such shapes, 1x32: half a minute each",
     )
     parser.add_argument("--only", choices=["points", "kernels", "sentences"])
     parser.add_argument("--model", type=Path)
@@ -373,29 +388,31 @@ def main() -> None:
         for name, each in report["kernels"].items():
             print(name, json.dumps(each))
         write()
-    if options.only in (None, "points"):
-        import torch  # noqa: PLC0415  optional
-
-        config = EncoderConfig(**BASE)
-        weights = random_weights(config)
-        ours, theirs = BertEncoder(config, weights, device="gpu"), torch_encoder(config, weights)
-        # one stream for both: the legacy default one cannot be captured
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream), _device.cupy().cuda.ExternalStream(stream.cuda_stream):
+    points = options.only in (None, "points")
+    if points:
+        with pair() as both:
             for batch, length in QUICK if options.quick else itertools.product(BATCHES, LENGTHS):
-                compiled = options.compile == "all" or (options.compile and (batch, length) in QUICK)
-                point = measure_point(ours, theirs, batch, length, compiled=bool(compiled))
-                report["points"].append(point)
-                print(json.dumps(point))
+                report["points"].append(measure_point(*both, batch, length))
+                print(json.dumps(report["points"][-1]), flush=True)
                 write()
             for batch, length in ((32, 128), (32, 512)):
-                report["ragged"].append(measure_ragged(ours, batch, length))
-                print(json.dumps(report["ragged"][-1]))
+                report["ragged"].append(measure_ragged(both[0], batch, length))
+                print(json.dumps(report["ragged"][-1]), flush=True)
         write()
     if options.model and options.only in (None, "sentences"):
         report["sentences"] = sentences(options.model, options.texts)
-        print(json.dumps(report["sentences"]))
         write()
+    if points and options.compile:
+        with pair() as both:
+            for shape in options.compile:
+                batch, length = map(int, shape.split("x"))
+                point = measure_point(*both, batch, length, compiled=True)
+                print(json.dumps(point), flush=True)
+                others = [
+                    each for each in report["points"] if (each["batch"], each["length"]) != (batch, length)
+                ]
+                report["points"] = [*others, point]
+                write()
 
 
 if __name__ == "__main__":

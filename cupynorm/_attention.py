@@ -16,10 +16,8 @@ BLOCK = 128  # kAttentionBlock
 GROUP = 128  # kGroup
 TURNS = 3  # kGroupTurns
 ALIGNMENT = 1024  # where its swizzle begins
-GROUPED = (
-    32,
-    64,
-)  # head sizes that warpgroups multiply: rows of 64 and 128 bytes, which their swizzles are made for
+# head sizes that warpgroups multiply: rows of 64 and 128 bytes, which their swizzles are made for
+GROUPED = (32, 64)
 OLDEST = 80  # compute capability: mma of 16 x 8 x 16, bfloat16, and copies that go ahead
 WIDEST = 128  # head size
 MOST = 65535  # blocks along y and z
