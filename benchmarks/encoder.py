@@ -1,6 +1,6 @@
 """Time BERT-base beside PyTorch's encoder in one run, its six kernels beside a copy, and MiniLM beside sentence-transformers.
 
-    python benchmarks/encoder.py --json encoder.json [--quick] [--compile 1x32 32x512] [--model all-MiniLM-L6-v2 --texts texts.txt]
+    python benchmarks/encoder.py --json encoder.json [--quick] [--compile 1x32 32x512] [--model FOLDER --texts texts.txt]
 
 Needs a GPU and PyTorch; --model needs the extra `text`, and sentence-transformers for its peer. The file is complete after each
 point.
