@@ -61,10 +61,13 @@ def by_group(dtype: Any, size: int) -> Plan:
     return Plan(name, GROUP, ROWS, shared_bytes, accelerated=True)
 
 
-def choose(dtype: Any, size: int, sequences: int, heads: int, length: int, limits: Limits) -> Plan:
+def choose(
+    dtype: Any, size: int, sequences: int, heads: int, length: int, limits: Limits, *, accelerated: bool
+) -> Plan:
     """Return the kernel to launch: by a warpgroup where that is there, but for short calls, which its start would make longer."""
     busy = sequences * heads * -(-length // ROWS) >= 2 * limits.sm_count
-    if limits.compute_capability == "90" and size in GROUPED and length > (ROWS if busy else 2 * ROWS):
+    long = length > (ROWS if busy else 2 * ROWS)
+    if accelerated and limits.compute_capability == "90" and size in GROUPED and long:
         return by_group(dtype, size)
     # two tiles where that leaves two blocks for each multiprocessor: keys are then read half as often
     blocks = sequences * heads * -(-length // (2 * ROWS))
@@ -95,7 +98,8 @@ def attend(
     scale = size**-0.5 * math.log2(math.e)
     pointers = (qkv.data.ptr, bias.data.ptr, out.data.ptr, begin, lengths)
     whole = Struct(f"cupynorm::Attention<{cpp(qkv.dtype)}>", dtype, (*pointers, hidden, length, scale))
-    plan = choose(qkv.dtype, size, sequences, heads, length, _device.limits_of(device))
+    accelerated, limits = _compile.compiles_itself(), _device.limits_of(device)
+    plan = choose(qkv.dtype, size, sequences, heads, length, limits, accelerated=accelerated)
     text = _compile.text("attention.cu", whole.cpp, whole.dtype.itemsize)
     pointer = _compile.kernel(
         device, text, plan.expression, max(CARVED, plan.shared_bytes), accelerated=plan.accelerated

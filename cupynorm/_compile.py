@@ -145,13 +145,18 @@ def _load(code: str, expression: str, shared_limit: int, cluster: int, *, accele
     return Kernel(pointer, registers, local_bytes, module)
 
 
+def compiles_itself() -> bool:
+    """Say whether kernels are compiled here, not through CuPy's RawModule, which knows nothing accelerated."""
+    return all(os.environ.get(switch, "0") in {"", "0"} for switch in CUPY_SWITCHES)
+
+
 def load_function(code: str, expression: str, *, accelerated: bool = False) -> tuple[int, Any]:
     """Return a function's handle and what keeps it loaded, through our cache of cubins.
 
     CuPy's RawModule has a cache as well, but loads NVRTC and compiles an empty file before it looks there: 14 ms on an
     H200's host. It stays the way out where CuPy is another than we know, or told to compile otherwise.
     """
-    if not accelerated and any(os.environ.get(switch, "0") not in {"", "0"} for switch in CUPY_SWITCHES):
+    if not compiles_itself():
         return load_function_by_cupy(code, expression)
     try:
         key = _cubins.key(code, expression, *options(), *_compiled_for(), "a" if accelerated else "")
@@ -173,7 +178,7 @@ def load_function(code: str, expression: str, *, accelerated: bool = False) -> t
 
 
 def load_function_by_cupy(code: str, expression: str, *, accelerated: bool = False) -> tuple[int, Any]:
-    """Return the same through CuPy's RawModule, which has its own cache on disk, and knows of nothing accelerated."""
+    """Return the same through CuPy's RawModule, which has its own cache on disk."""
     del accelerated
     module = _device.cupy().RawModule(code=code, options=options(), name_expressions=(expression,))
     return module.get_function(expression).kernel.ptr, module

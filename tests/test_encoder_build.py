@@ -223,8 +223,26 @@ def test_attention_in_one_launch_has_a_block_for_each_sequence_and_head():
     assert not _attention.fits(HALF, 64, 12, 65536, h200)
     assert not _attention.fits(HALF, 60, 12, 8, h200)
     assert not _attention.fits(SINGLE, 64, 12, 8, h200)
-    assert _attention.choose(HALF, 64, 32, 12, 512, h200).accelerated
-    assert _attention.choose(HALF, 64, 32, 12, 65, h200).accelerated
-    assert not _attention.choose(HALF, 64, 8, 12, 128, h200).accelerated
-    assert not _attention.choose(HALF, 64, 32, 12, 512, RECORDED["a100"]).accelerated
-    assert not _attention.choose(HALF, 48, 32, 12, 512, h200).accelerated
+
+
+@pytest.mark.parametrize(
+    ("device", "size", "sequences", "length", "accelerated", "by_group"),
+    [
+        ("h200", 64, 32, 512, True, True),
+        ("h200", 32, 32, 512, True, True),
+        ("h200", 64, 32, 65, True, True),
+        ("h200", 64, 32, 64, True, False),
+        ("h200", 64, 8, 128, True, False),
+        ("h200", 64, 1, 129, True, True),
+        ("h200", 64, 32, 512, False, False),
+        ("h200", 48, 32, 512, True, False),
+        ("a100", 64, 32, 512, True, False),
+    ],
+)
+def test_a_warpgroup_attends_where_it_is_faster(device, size, sequences, length, accelerated, by_group):
+    limits = RECORDED[device]
+
+    plan = _attention.choose(HALF, size, sequences, 12, length, limits, accelerated=accelerated)
+
+    assert plan.accelerated == by_group
+    assert plan == _attention.by_group(HALF, size) if by_group else "attend<" in plan.expression

@@ -63,7 +63,7 @@ def test_packed_sequences_of_any_length_are_attended(xp: Any, size: int, dtype: 
 @pytest.mark.small
 @pytest.mark.parametrize("plan", PLANS)
 def test_sequences_side_by_side_need_no_spans(xp: Any, monkeypatch: Any, plan: str) -> None:
-    monkeypatch.setattr(_attention, "choose", lambda dtype, size, *_: PLANS[plan](dtype, size))
+    monkeypatch.setattr(_attention, "choose", lambda dtype, size, *_, **__: PLANS[plan](dtype, size))
     qkv, bias = inputs(2 * 200, 2, 32, "float16")
     out = xp.empty((2 * 200, 64), np.float16)
 
