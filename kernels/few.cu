@@ -47,10 +47,11 @@ inline void finish_few(const Few<T>& a, int row, int col, float (&value)[4]) {
 }
 
 // Writes LayerNorm of kRows rows to shared memory, `stride` elements apart, those behind the last one as 0. Each warp has every
-// kFewWarps-th row, and reads four at a time, since one after the other each would take a trip to L2. affine: gamma, then beta.
+// kFewWarps-th row, and reads up to four at a time, since one after the other each would take a trip to L2. affine: gamma, then beta.
 template <int kRows, int kPacks, typename T>
 inline void normalize_few(const Few<T>& a, unsigned short* x, int stride, const float* affine, int rows, int first) {
-  constexpr int kOfWarp = kRows / kFewWarps, kAhead = kOfWarp < 4 ? kOfWarp : 4, kTogether = 2;
+  constexpr int kOfWarp = kRows / kFewWarps, kMost = kPacks > 3 ? 2 : 4;  // longer rows would not fit the registers
+  constexpr int kAhead = kOfWarp < kMost ? kOfWarp : kMost, kTogether = 2;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, packs = a.in / 8;
   const float share = 1.0f / float(a.in);
 #pragma unroll 1

@@ -117,9 +117,9 @@ def test_products_of_few_tokens_keep_everything_in_registers_and_multiply_on_ten
         kind = cpp(dtype_of(dtype))
         text = _compile.text("few.cu", f"cupynorm::Few<{kind}>", 80)
         plans = [
-            *((rows, 8, 1, "false", _few.ADD_RESIDUAL) for rows in _few.ROWS),
-            *((rows, 32, 8, "false", _few.ADD_RESIDUAL) for rows in _few.ROWS),
-            *((rows, 24, 1, "true", finish) for rows in _few.ROWS for finish in _few.FINISHES.values()),
+            *((rows, 8, 1, 4, "false", _few.ADD_RESIDUAL) for rows in _few.ROWS),
+            *((rows, 32, 8, 4, "false", _few.ADD_RESIDUAL) for rows in _few.ROWS),
+            *((rows, 24, 1, 4, "true", finish) for rows in _few.ROWS for finish in _few.FINISHES.values()),
         ]
         names = [f"cupynorm::multiply_few<{kind}, {', '.join(map(str, plan))}>" for plan in plans]
         for name, kernel in zip(

@@ -45,7 +45,7 @@ class Case:
         return x.astype(np.float64) @ self.weight.astype(np.float64).T
 
 
-SHAPES = [(1, 32, 16), (32, 80, 40), (33, 48, 64), (5, 128, 96)]
+SHAPES = [(1, 32, 16), (32, 80, 40), (33, 48, 64), (5, 128, 96), (35, 800, 8)]
 
 
 @pytest.mark.small
