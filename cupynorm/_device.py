@@ -185,12 +185,6 @@ def launch_early(
         raise RuntimeError(f"cuLaunchKernelEx gave status {status}: its header, cuda.h, names it")
 
 
-@functools.cache
-def _driver_library() -> ctypes.CDLL:
-    """Return the driver itself, for the calls that CuPy has no binding of."""
-    return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-
-
 def active_clusters(function: int, cluster: int, block: int, shared_bytes: int) -> int:
     """Return how many clusters of a kernel the current device holds at once; 0 if it cannot be launched.
 
