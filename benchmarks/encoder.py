@@ -1,6 +1,6 @@
 """Time BERT-base beside PyTorch's encoder in one run, its six kernels beside a copy, and MiniLM beside sentence-transformers.
 
-    python benchmarks/encoder.py --json encoder.json [--quick] [--compile] [--model all-MiniLM-L6-v2 --texts texts.txt]
+    python benchmarks/encoder.py --json encoder.json [--quick] [--compile 1x32 32x512] [--model FOLDER --texts texts.txt]
 
 Needs a GPU and PyTorch; --model needs the extra `text`, and sentence-transformers for its peer. The file is complete after each
 point.
@@ -9,6 +9,7 @@ point.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import importlib.util
 import itertools
@@ -25,7 +26,7 @@ from cupynorm import _device, bench
 from cupynorm.encoder import BertEncoder, EncoderConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 BASE = {
     "hidden": 768,
@@ -38,6 +39,7 @@ BASE = {
 }
 BATCHES, LENGTHS = (1, 8, 32, 128), (32, 128, 384, 512)
 QUICK = ((1, 32), (8, 128), (32, 128), (32, 512))
+COMPILED = ("default", "reduce-overhead")  # modes of torch.compile
 SAMPLE_SECONDS, SAMPLES = 0.03, 11  # of one sample at least; each contender has so many
 
 
@@ -116,18 +118,21 @@ def torch_calls(
         calls["torch graph"] = replay
     except Exception as error:  # noqa: BLE001  a peer's faults are its own
         notes["torch graph"] = f"{type(error).__name__}: {error}"[:200]
-    if compiled:
-        made = torch.compile(encoder)
+    for mode in COMPILED if compiled else ():
+        name = f"torch compile {mode}"
+        torch._dynamo.reset()  # noqa: SLF001  a shape of before would make this one a dynamic one
+        made = torch.compile(encoder, mode=mode, dynamic=False)
 
-        def run() -> Any:
+        def run(made: Any = made) -> Any:
             with torch.inference_mode():
                 return made(x)
 
         try:
-            run()
-            calls["torch compile"] = run
+            for _ in range(3):  # compiles, then captures where the mode does
+                run()
+            calls[name] = run
         except Exception as error:  # noqa: BLE001  a peer's faults are its own
-            notes["torch compile"] = f"{type(error).__name__}: {error}"[:200]
+            notes[name] = f"{type(error).__name__}: {error}"[:200]
     return calls
 
 
@@ -172,8 +177,21 @@ def host_microseconds(call: Callable[[], Any], count: int = 20) -> float:
     return statistics.median(found)
 
 
+@contextlib.contextmanager
+def pair() -> Iterator[tuple[BertEncoder, Any]]:
+    """Give both encoders, on one stream: the legacy default one cannot be captured."""
+    import torch  # noqa: PLC0415  optional
+
+    config = EncoderConfig(**BASE)
+    weights = random_weights(config)
+    both = BertEncoder(config, weights, device="gpu"), torch_encoder(config, weights)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), _device.cupy().cuda.ExternalStream(stream.cuda_stream):
+        yield both
+
+
 def measure_point(
-    ours: BertEncoder, theirs: Any, batch: int, length: int, *, compiled: bool
+    ours: BertEncoder, theirs: Any, batch: int, length: int, *, compiled: bool = False
 ) -> dict[str, Any]:
     """Time one shape, and compare the outputs."""
     import torch  # noqa: PLC0415  optional
@@ -300,31 +318,35 @@ def sentences(folder: Path, texts: Path | None) -> dict[str, Any]:
     if texts is None:
         texts = Path(__file__).parents[1] / "tests" / "data" / "sentences.txt"
     lines = [line for line in texts.read_text("utf-8").splitlines() if line.strip()]
-    lines = list(itertools.islice(itertools.cycle(lines), max(len(lines), 20_000)))
+    lines = list(itertools.islice(itertools.cycle(lines), max(len(lines), 8_000)))
     found: dict[str, Any] = {"texts": len(lines)}
+
+    def add(name: str, encode: Callable[[], Any]) -> None:
+        found[name] = _rate(encode, len(lines))
+        print(f"{name}: {found[name]:.0f} texts a second", flush=True)
+
     for dtype in ("float32", "float16", "bfloat16"):
         model = TextEncoder.load(folder, dtype=dtype, device="gpu")
-        encode = functools.partial(model.embed, lines, truncate=True, max_tokens=256)
-        found[f"{bench.OURS} {dtype}"] = _rate(encode, len(lines))
+        add(f"{bench.OURS} {dtype}", functools.partial(model.embed, lines, truncate=True, max_tokens=256))
     if importlib.util.find_spec("sentence_transformers"):
         import torch  # noqa: PLC0415  optional
         from sentence_transformers import SentenceTransformer  # noqa: PLC0415  optional
 
         for dtype in (torch.float32, torch.float16):
-            theirs = SentenceTransformer(str(folder), device="cuda", model_kwargs={"torch_dtype": dtype})
+            theirs = SentenceTransformer(str(folder), device="cuda", model_kwargs={"dtype": dtype})
             for size in (32, 256):
                 encode = functools.partial(theirs.encode, lines, batch_size=size, show_progress_bar=False)
-                found[f"sentence-transformers {str(dtype)[6:]} batch {size}"] = _rate(encode, len(lines))
+                add(f"sentence-transformers {str(dtype)[6:]} batch {size}", encode)
     else:
         found["notes"] = "sentence-transformers is not installed"
     return found
 
 
 def _rate(encode: Callable[[], Any], texts: int) -> float:
-    """Return texts a second, the best of three after one that compiles."""
+    """Return texts a second, the best of two after one that compiles."""
     encode()
     seconds = []
-    for _ in range(3):
+    for _ in range(2):
         begin = time.perf_counter()
         encode()
         seconds.append(time.perf_counter() - begin)
@@ -339,7 +361,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--quick", action="store_true", help="four shapes only")
     parser.add_argument(
-        "--compile", action="store_true", help="torch.compile as well: tens of seconds a shape"
+        "--compile",
+        nargs="*",
+        default=[],
+        help="torch.compile as well at such shapes, 1x32: half a minute each",
     )
     parser.add_argument("--only", choices=["points", "kernels", "sentences"])
     parser.add_argument("--model", type=Path)
@@ -363,28 +388,31 @@ def main() -> None:
         for name, each in report["kernels"].items():
             print(name, json.dumps(each))
         write()
-    if options.only in (None, "points"):
-        import torch  # noqa: PLC0415  optional
-
-        config = EncoderConfig(**BASE)
-        weights = random_weights(config)
-        ours, theirs = BertEncoder(config, weights, device="gpu"), torch_encoder(config, weights)
-        # one stream for both: the legacy default one cannot be captured
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream), _device.cupy().cuda.ExternalStream(stream.cuda_stream):
+    points = options.only in (None, "points")
+    if points:
+        with pair() as both:
             for batch, length in QUICK if options.quick else itertools.product(BATCHES, LENGTHS):
-                point = measure_point(ours, theirs, batch, length, compiled=options.compile)
-                report["points"].append(point)
-                print(json.dumps(point))
+                report["points"].append(measure_point(*both, batch, length))
+                print(json.dumps(report["points"][-1]), flush=True)
                 write()
             for batch, length in ((32, 128), (32, 512)):
-                report["ragged"].append(measure_ragged(ours, batch, length))
-                print(json.dumps(report["ragged"][-1]))
+                report["ragged"].append(measure_ragged(both[0], batch, length))
+                print(json.dumps(report["ragged"][-1]), flush=True)
         write()
     if options.model and options.only in (None, "sentences"):
         report["sentences"] = sentences(options.model, options.texts)
-        print(json.dumps(report["sentences"]))
         write()
+    if points and options.compile:
+        with pair() as both:
+            for shape in options.compile:
+                batch, length = map(int, shape.split("x"))
+                point = measure_point(*both, batch, length, compiled=True)
+                print(json.dumps(point), flush=True)
+                others = [
+                    each for each in report["points"] if (each["batch"], each["length"]) != (batch, length)
+                ]
+                report["points"] = [*others, point]
+                write()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,32 +13,66 @@ from cupynorm._limits import Limits
 from cupynorm.functors import POINTER, Struct
 
 BLOCK = 128  # kAttentionBlock
+GROUP = 128  # kGroup
+TURNS = 3  # kGroupTurns
+ALIGNMENT = 1024  # where its swizzle begins
+# head sizes that warpgroups multiply: rows of 64 and 128 bytes, which their swizzles are made for
+GROUPED = (32, 64)
 OLDEST = 80  # compute capability: mma of 16 x 8 x 16, bfloat16, and copies that go ahead
 WIDEST = 128  # head size
-ROWS = 64  # queries of a block, for each tile of a warp
+MOST = 65535  # blocks along y and z
+# byte of dynamic shared memory, if no more: a multiprocessor that divides its memory alike for all kernels overlaps them
+CARVED = 1
+ROWS = 64  # queries of a block: for each tile of a warp, or of a warpgroup, as are its keys of a turn
 
 
-def fits(dtype: Any, size: int, limits: Limits) -> bool:
-    """Say whether attend() can do heads of this size."""
+def fits(dtype: Any, size: int, heads: int, sequences: int, limits: Limits) -> bool:
+    """Say whether attend() can do so many heads of this size."""
     kinds = {"float16", "bfloat16"}
     return (
         dtype_name(dtype) in kinds
+        and max(heads, sequences) <= MOST
         and size % 16 == 0
         and size <= WIDEST
         and int(limits.compute_capability) >= OLDEST
     )
 
 
-def expression(dtype: Any, size: int, tiles: int) -> str:
-    """Write the kernel's name. So many keys at a time as two times both tiles take 48 KiB at most."""
+class Plan(NamedTuple):
+    """Which kernel, and how it is launched."""
+
+    expression: str
+    block: int
+    rows: int  # queries of a block
+    shared_bytes: int = 0  # of dynamic shared memory
+    accelerated: bool = False  # by instructions of sm_90a alone
+
+
+def by_warps(dtype: Any, size: int, tiles: int) -> Plan:
+    """Return the kernel whose warps multiply. So many keys at a time as two times both tiles take 48 KiB at most."""
     keys = 64 if size <= 64 else 32  # noqa: PLR2004  explained above
-    return f"cupynorm::attend<{cpp(dtype)}, {size}, {keys}, {tiles}>"
+    return Plan(f"cupynorm::attend<{cpp(dtype)}, {size}, {keys}, {tiles}>", BLOCK, tiles * ROWS)
 
 
-def tiles_of_a_warp(sequences: int, heads: int, length: int, size: int, sm_count: int) -> int:
-    """Return 2 where that leaves two blocks for each multiprocessor: keys are then read half as often; else 1."""
+def by_group(dtype: Any, size: int) -> Plan:
+    """Return the kernel whose warpgroup multiplies."""
+    name = f"cupynorm::attend_by_group<{cpp(dtype)}, {size}>"
+    shared_bytes = 2 * TURNS * ROWS * size * 2 + ALIGNMENT  # keys and values
+    return Plan(name, GROUP, ROWS, shared_bytes, accelerated=True)
+
+
+def choose(
+    dtype: Any, size: int, sequences: int, heads: int, length: int, limits: Limits, *, accelerated: bool
+) -> Plan:
+    """Return the kernel to launch: by a warpgroup where that is there, but for short calls, which its start would make longer."""
+    busy = sequences * heads * -(-length // ROWS) >= 2 * limits.sm_count
+    long = length > (ROWS if busy else 2 * ROWS)
+    if accelerated and limits.compute_capability == "90" and size in GROUPED and long:
+        return by_group(dtype, size)
+    # two tiles where that leaves two blocks for each multiprocessor: keys are then read half as often
     blocks = sequences * heads * -(-length // (2 * ROWS))
-    return 2 if size <= 64 and length > ROWS and blocks >= 2 * sm_count else 1  # noqa: PLR2004  registers
+    two = size <= 64 and length > ROWS and blocks >= 2 * limits.sm_count  # noqa: PLR2004  registers
+    return by_warps(dtype, size, 2 if two else 1)
 
 
 def attend(
@@ -64,13 +98,14 @@ def attend(
     scale = size**-0.5 * math.log2(math.e)
     pointers = (qkv.data.ptr, bias.data.ptr, out.data.ptr, begin, lengths)
     whole = Struct(f"cupynorm::Attention<{cpp(qkv.dtype)}>", dtype, (*pointers, hidden, length, scale))
-    limits = _device.limits_of(device)
-    tiles = tiles_of_a_warp(sequences, heads, length, size, limits.sm_count)
+    accelerated, limits = _compile.compiles_itself(), _device.limits_of(device)
+    plan = choose(qkv.dtype, size, sequences, heads, length, limits, accelerated=accelerated)
     text = _compile.text("attention.cu", whole.cpp, whole.dtype.itemsize)
-    pointer = _compile.kernel(device, text, expression(qkv.dtype, size, tiles), 0).pointer
+    pointer = _compile.kernel(
+        device, text, plan.expression, max(CARVED, plan.shared_bytes), accelerated=plan.accelerated
+    ).pointer
     held = np.array([whole.values], dtype=whole.dtype)
     parameters = np.array([held.ctypes.data], np.uintp)
-    grid = (sequences, heads, -(-length // (tiles * ROWS)))
-    stream = _device.cupy().cuda.get_current_stream().ptr
-    _device.driver().launchKernel(pointer, *grid, BLOCK, 1, 1, 0, stream, parameters.ctypes.data, 0)
+    grid = (-(-length // plan.rows), heads, sequences)  # neighbours read the same keys and values
+    _device.launch_early(pointer, grid, plan.block, plan.shared_bytes, parameters.ctypes.data)
     return out

@@ -103,10 +103,13 @@ _kernels: dict[tuple[int, str, str], Kernel] = {}
 _loading: dict[tuple[int, str, str], threading.Lock] = {}
 
 
-def kernel(device: int, code: str, expression: str, shared_limit: int, cluster: int = 1) -> Kernel:
+def kernel(
+    device: int, code: str, expression: str, shared_limit: int, cluster: int = 1, *, accelerated: bool = False
+) -> Kernel:
     """Load from disk, or compile and load; remembered per device, safe to call from several threads.
 
-    `device` must be current. Raises CompileError with the compiler's log, which names the kernel's file and line.
+    accelerated: with instructions that no later architecture has (sm_90a). `device` must be current. Raises CompileError
+    with the compiler's log, which names the kernel's file and line.
     """
     key = (device, code, expression)
     found = _kernels.get(key)
@@ -117,13 +120,14 @@ def kernel(device: int, code: str, expression: str, shared_limit: int, cluster: 
     with loading:
         found = _kernels.get(key)
         if found is None:
-            found = _kernels[key] = _load(code, expression, shared_limit, cluster)
+            found = _load(code, expression, shared_limit, cluster, accelerated=accelerated)
+            _kernels[key] = found
     return found
 
 
-def _load(code: str, expression: str, shared_limit: int, cluster: int) -> Kernel:
+def _load(code: str, expression: str, shared_limit: int, cluster: int, *, accelerated: bool) -> Kernel:
     try:
-        pointer, module = load_function(code, expression)
+        pointer, module = load_function(code, expression, accelerated=accelerated)
     except Exception as error:
         if type(error).__name__ != "CompileException":  # CuPy's; it cannot be named without CuPy
             raise
@@ -141,26 +145,31 @@ def _load(code: str, expression: str, shared_limit: int, cluster: int) -> Kernel
     return Kernel(pointer, registers, local_bytes, module)
 
 
-def load_function(code: str, expression: str) -> tuple[int, Any]:
+def compiles_itself() -> bool:
+    """Say whether kernels are compiled here, not through CuPy's RawModule, which knows nothing accelerated."""
+    return all(os.environ.get(switch, "0") in {"", "0"} for switch in CUPY_SWITCHES)
+
+
+def load_function(code: str, expression: str, *, accelerated: bool = False) -> tuple[int, Any]:
     """Return a function's handle and what keeps it loaded, through our cache of cubins.
 
     CuPy's RawModule has a cache as well, but loads NVRTC and compiles an empty file before it looks there: 14 ms on an
     H200's host. It stays the way out where CuPy is another than we know, or told to compile otherwise.
     """
-    if any(os.environ.get(switch, "0") not in {"", "0"} for switch in CUPY_SWITCHES):
+    if not compiles_itself():
         return load_function_by_cupy(code, expression)
     try:
-        key = _cubins.key(code, expression, *options(), *_compiled_for())
+        key = _cubins.key(code, expression, *options(), *_compiled_for(), "a" if accelerated else "")
         cubin = _cubins.load(key)
         if cubin is not None:
             try:
                 return _loaded(cubin)
             except Exception:  # noqa: BLE001  CuPy's error: an older driver than the one it was compiled beside
                 cubin = None
-        cubin = compile_cubin(code, expression)
+        cubin = compile_cubin(code, expression, accelerated=accelerated)
         found = _loaded(cubin)
     except Exception as error:
-        if type(error).__name__ == "CompileException":
+        if accelerated or type(error).__name__ == "CompileException":
             raise
         return load_function_by_cupy(code, expression)  # which says what is wrong, if anything is
     if cubin.image.startswith(b"\x7fELF"):  # the driver has a cache for what it makes of PTX
@@ -168,23 +177,41 @@ def load_function(code: str, expression: str) -> tuple[int, Any]:
     return found
 
 
-def load_function_by_cupy(code: str, expression: str) -> tuple[int, Any]:
+def load_function_by_cupy(code: str, expression: str, *, accelerated: bool = False) -> tuple[int, Any]:
     """Return the same through CuPy's RawModule, which has its own cache on disk."""
+    del accelerated
     module = _device.cupy().RawModule(code=code, options=options(), name_expressions=(expression,))
     return module.get_function(expression).kernel.ptr, module
 
 
-def compile_cubin(code: str, expression: str) -> _cubins.Cubin:
+def compile_cubin(code: str, expression: str, *, accelerated: bool = False) -> _cubins.Cubin:
     """Compile for the current device, as RawModule would but for its empty file and its cache.
 
     By CuPy's NVRTC, not by _nvrtc: that takes the newest one installed, whose cubins the driver need not know.
     """
     cuda = _device.cupy().cuda
+    version = "NVRTC " + ".".join(map(str, cuda.nvrtc.getVersion()))
+    if accelerated:
+        return _cubins.Cubin(*_compile_accelerated(code, expression), version)
     image, names = cuda.compiler.compile_using_nvrtc(
         code, (*options(), "-ftz=true"), name_expressions=(expression,), cache_in_memory=True
     )
-    version = ".".join(map(str, cuda.nvrtc.getVersion()))
-    return _cubins.Cubin(image, names[expression], f"NVRTC {version}")
+    return _cubins.Cubin(image, names[expression], version)
+
+
+def _compile_accelerated(code: str, expression: str) -> tuple[bytes, str]:
+    """Return an image and the kernel's name in it. CuPy's compiler names the architecture itself, and never this one."""
+    nvrtc = _device.cupy().cuda.nvrtc
+    arch = f"-arch=sm_{_device.present_limits().compute_capability}a"
+    program = nvrtc.createProgram(code, "cupynorm.cu", (), ())
+    try:
+        nvrtc.addNameExpression(program, expression)
+        nvrtc.compileProgram(program, (*options(), "-ftz=true", "-default-device", arch))
+        return nvrtc.getCUBIN(program), nvrtc.getLoweredName(program, expression)
+    except nvrtc.NVRTCError as error:
+        raise CompileError(f"{expression}\n{nvrtc.getProgramLog(program)}") from error
+    finally:
+        nvrtc.destroyProgram(program)
 
 
 def _loaded(cubin: _cubins.Cubin) -> tuple[int, Any]:

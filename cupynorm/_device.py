@@ -154,12 +154,35 @@ class _LaunchConfig(ctypes.Structure):
 
 
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+BEGIN_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+EARLY_SINCE = 90  # compute capability
 
 
 @functools.cache
 def _driver_library() -> ctypes.CDLL:
     """Return the driver itself, for the calls that CuPy has no binding of."""
     return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+
+
+def launch_early(
+    function: int, grid: tuple[int, int, int], block: int, shared_bytes: int, parameters: int
+) -> None:
+    """Launch on the current device and stream; the kernel may begin before the one before it has ended, and waits itself.
+
+    In a graph, too, where that shortens a chain of short kernels: each is there, with what does not depend on others in shared
+    memory, when the one before ends. parameters: the address of void*[]. Devices before sm_90 know no such launch.
+    """
+    stream = cupy().cuda.get_current_stream().ptr
+    if int(present_limits().compute_capability) < EARLY_SINCE:
+        driver().launchKernel(function, *grid, block, 1, 1, shared_bytes, stream, parameters, 0)
+        return
+    attribute = _LaunchAttribute(BEGIN_EARLY, 0, (1,))
+    config = _LaunchConfig(grid, (block, 1, 1), shared_bytes, stream, ctypes.pointer(attribute), 1)
+    status = _driver_library().cuLaunchKernelEx(
+        ctypes.byref(config), ctypes.c_void_p(function), ctypes.c_void_p(parameters), None
+    )
+    if status:
+        raise RuntimeError(f"cuLaunchKernelEx gave status {status}: its header, cuda.h, names it")
 
 
 def active_clusters(function: int, cluster: int, block: int, shared_bytes: int) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cupynorm import _attention, _compile, _device, _heads
+from cupynorm import _attention, _compile, _device, _few, _heads
 from cupynorm._blas import Blas
 from cupynorm._dtypes import Dtype, compute_dtype, cpp
 from cupynorm.add_norm import add_layer_norm
@@ -149,11 +149,8 @@ class Steps:
         hidden = x.shape[1]
         shape = (bucket.sequences, heads, bucket.length, hidden // heads)
         qkv = self.linear(x, weight)
-        limits = _device.limits_of(self._run.device)
-        if not bucket.looks and _attention.fits(x.dtype, shape[3], limits):
-            spans = None if bucket.whole else (self._numbers.begin, self._numbers.lengths)
-            out = _device.empty(x.shape, x.dtype)
-            return _attention.attend(qkv, bias, heads, bucket.sequences, bucket.length, out, spans)
+        if self._attends(heads, shape[3]):
+            return self.attend(qkv, bias, heads)
         if bucket.whole:
             parts = add_qkv_bias(qkv.reshape(*shape[::2], 3 * hidden), bias, heads=heads)
         else:
@@ -172,6 +169,31 @@ class Steps:
         if bucket.whole:
             return merge_heads(context).reshape(-1, hidden)
         return _heads.merge_packed(context, self._numbers.places, _device.empty(x.shape, x.dtype))
+
+    def _attends(self, heads: int, head_size: int) -> bool:
+        run, bucket = self._run, self._bucket
+        limits = _device.limits_of(run.device)
+        fits = _attention.fits(run.dtype, head_size, heads, bucket.sequences, limits)
+        return fits and not bucket.looks
+
+    def attend(self, qkv: Any, bias: Any, heads: int) -> Any:
+        """Return attention in one launch."""
+        bucket = self._bucket
+        spans = None if bucket.whole else (self._numbers.begin, self._numbers.lengths)
+        out = _device.empty((qkv.shape[0], qkv.shape[1] // 3), qkv.dtype)
+        return _attention.attend(qkv, bias, heads, bucket.sequences, bucket.length, out, spans)
+
+    def takes_few(self, hidden: int, wide: int, heads: int) -> bool:
+        """Say whether there are so few tokens that `product` and `attend` are the fastest."""
+        limits = _device.limits_of(self._run.device)
+        fits = _few.fits(self._run.dtype, self._bucket.tokens, hidden, wide, limits)
+        return fits and self._attends(heads, hidden // heads)
+
+    def product(self, x: Any, weight: Any, *, keep: bool = False, **options: Any) -> tuple[Any, Any]:
+        """Return what _few.multiply gives and, if it is to be kept, LayerNorm of x."""
+        y = _device.empty((x.shape[0], weight.shape[0]), x.dtype)
+        normed = _device.empty(x.shape, x.dtype) if keep else None
+        return _few.multiply(x, weight, y, normed=normed, **options), normed
 
     def _masks(self, sequences: slice, rows: slice) -> dict[str, Any]:
         if self._bucket.looks:

@@ -24,9 +24,31 @@ BLOCK = 256  # kHeadsBlock
 TOKENS = (
     2,
     1,
-)  # of a thread: as many as leave two waves of threads. Copies with more are slower (benchmarks/NOTES.md)
-WAVES = 2
-NARROW = 1 << 31  # packs in all, from which on indices have 64 bits
+)  # of a thread: two, if that leaves as many threads as half of the device holds (benchmarks/NOTES.md)
+NARROW = 1 << 31  # threads, or elements between two places, from which on both are counted in 64 bits
+
+
+class Index(NamedTuple):
+    """How places are counted: twin of the template argument Index, and of its SignedOf."""
+
+    cpp: str
+    dtype: Dtype
+    offset: Dtype
+
+    @property
+    def divisor(self) -> Dtype:
+        """Layout of Divisor."""
+        return np.dtype([("value", self.dtype), ("multiplier", np.uint32), ("shift", np.uint32)], align=True)
+
+
+FEW = Index("unsigned", np.dtype(np.uint32), np.dtype(np.int32))
+MANY = Index("unsigned long long", np.dtype(np.uint64), np.dtype(np.int64))
+
+
+def divisor(value: int) -> tuple[int, int, int]:
+    """Return the values of Divisor; the multiplier is for numbers below NARROW."""
+    shift = (value - 1).bit_length()
+    return value, ((1 << 32) * ((1 << shift) - value) // value + 1) & 0xFFFFFFFF, shift
 
 
 class Places(NamedTuple):
@@ -46,13 +68,27 @@ class Places(NamedTuple):
         """Tokens that there are."""
         return math.prod(self.tokens.shape)
 
-    def struct(self) -> Struct:
+    def reach(self) -> int:
+        """Return how far apart, in elements, two of the places can be."""
+        whole = zip(
+            (self.parts, self.heads, self.size, *self.tokens.shape),
+            (self.part, self.head, self.col, *self.tokens.strides),
+            strict=True,
+        )
+        return sum((extent - 1) * abs(stride) for extent, stride in whole) // self.array.dtype.itemsize
+
+    def struct(self, index: Index) -> Struct:
         """Twin of Places."""
-        index = strided(self.tokens)
         item = self.array.dtype.itemsize
-        dtype = np.dtype([*((name, np.int64) for name in ("part", "head", "col")), ("tokens", index.dtype)])
-        values = (self.part // item, self.head // item, self.col // item, index.values)
-        return Struct(index.cpp, dtype, values)
+        extents, strides = strided(self.tokens).values
+        fields = [
+            *((name, index.offset) for name in ("part", "head", "col")),
+            ("stride", index.offset, (len(strides),)),
+            ("extents", index.divisor, (max(1, len(extents) - 1),)),
+        ]
+        divisors = [divisor(max(1, each)) for each in extents[1:]] or [(1, 1, 0)]
+        values = (self.part // item, self.head // item, self.col // item, strides, divisors)
+        return Struct(str(len(extents)), np.dtype(fields, align=True), values)
 
     def steps(self) -> tuple[int, ...]:
         """Return what a pack's width must divide, in elements."""
@@ -94,11 +130,11 @@ class Move(NamedTuple):
     kind: str  # template arguments of types
     compute: Dtype
     indexed: bool
+    counted: Index
 
     def expression(self, tokens: int) -> str:
         """Write the kernel's name for so many tokens a thread."""
-        index = "unsigned" if self.threads < NARROW - BLOCK else "unsigned long long"
-        numbers = f"{self.pack}, {tokens}, {_compile.spell(self.indexed)}, {index}"
+        numbers = f"{self.pack}, {tokens}, {_compile.spell(self.indexed)}"
         return f"cupynorm::move_heads<{cpp(self.compute)}, {numbers}, {self.kind}>"
 
     def grid(self, tokens: int) -> int:
@@ -113,30 +149,34 @@ def spelled(source: Places, target: Places, bias: View | None, rows: int = 0) ->
     pack = math.gcd(16 // max(x.dtype.itemsize, y.dtype.itemsize), *source.steps(), *target.steps())
     columns = source.parts * source.heads * source.size
     shift = column(bias, (columns,))
-    begin, end = source.struct(), target.struct()
+    packs = columns // pack
+    threads = packs * target.token_count
+    fits = max(threads + BLOCK, source.reach(), target.reach()) < NARROW
+    index = FEW if fits else MANY
+    begin, end = source.struct(index), target.struct(index)
     fields = [
         *((name, POINTER) for name in ("x", "y", "rows")),
-        *((name, np.int64) for name in ("tokens", "packs", "head_packs", "heads")),
+        ("tokens", index.dtype),
+        *((name, index.divisor) for name in ("packs", "head_packs", "heads")),
         ("from", begin.dtype),
         ("to", end.dtype),
         ("bias", shift.dtype),
     ]
-    packs = columns // pack
     values = (
         *(x.pointer, y.pointer, rows),
-        *(target.token_count, packs, source.size // pack, source.heads),
+        *(target.token_count, *(divisor(each) for each in (packs, source.size // pack, source.heads))),
         *(begin.values, end.values, shift.values),
     )
-    kind = f"{cpp(x.dtype)}, {cpp(y.dtype)}, {shift.cpp}, {begin.cpp}, {end.cpp}"
+    kind = f"{index.cpp}, {cpp(x.dtype)}, {cpp(y.dtype)}, {shift.cpp}, {begin.cpp}, {end.cpp}"
     whole = Struct(f"cupynorm::Moved<{kind}>", np.dtype(fields, align=True), values)
     text = _compile.text("heads.cu", whole.cpp, whole.dtype.itemsize)
     compute = compute_dtype(x.dtype, y.dtype, *([bias.dtype] if bias else []))
-    return Move(whole, text, pack, packs * target.token_count, target.token_count, kind, compute, bool(rows))
+    return Move(whole, text, pack, threads, target.token_count, kind, compute, bool(rows), index)
 
 
 def tokens_of_a_thread(move: Move, threads_of_device: int) -> int:
     """Return how many tokens a thread takes: more are fewer reads of the bias, and too many leave multiprocessors idle."""
-    return next((n for n in TOKENS if move.threads // n >= WAVES * threads_of_device), 1)
+    return next((n for n in TOKENS if 2 * (move.threads // n) >= threads_of_device), 1)
 
 
 class Again(NamedTuple):

@@ -484,6 +484,8 @@ class BertEncoder:
     def _run(self, x: Any, of: _HostSteps | _encoder_device.Steps) -> Any:
         """Put packed tokens, [tokens, hidden], through all layers, by the steps of a device or of the host."""
         config = self.config
+        if isinstance(of, _encoder_device.Steps) and of.takes_few(config.hidden, config.ffn, config.heads):
+            return self._run_few(x, of)
         total: Any = x
         if self._first_norm is not None:
             x = of.layer_norm(x, *self._first_norm, config.eps)
@@ -496,6 +498,31 @@ class BertEncoder:
             branch = of.linear(wide, layer.ffn.weight)
             x, total = self._add(of, branch, x, total, layer.ffn.bias, layer.after_ffn)
         return x
+
+    def _run_few(self, total: Any, of: _encoder_device.Steps) -> Any:
+        """The same in 5 launches a layer: a sum's norm is computed by the product it goes into, which keeps it as a residual."""
+        config = self.config
+        post, norm = config.norm == "post", self._first_norm
+        for layer in self._layers:
+            keep = post and norm is not None
+            qkv, x = of.product(total, layer.qkv.weight, norm=norm, eps=config.eps, keep=keep)
+            context = of.attend(qkv, layer.qkv.bias, config.heads)
+            residual = x if keep else total
+            total, _ = of.product(
+                context, layer.attention.weight, bias=layer.attention.bias, residual=residual
+            )
+            wide, x = of.product(
+                *(total, layer.wide.weight),
+                norm=layer.after_attention,
+                eps=config.eps,
+                keep=post,
+                bias=layer.wide.bias,
+                gelu=config.approximate,
+            )
+            residual = x if post else total
+            total, _ = of.product(wide, layer.ffn.weight, bias=layer.ffn.bias, residual=residual)
+            norm = layer.after_ffn
+        return total if norm is None else of.layer_norm(total, *norm, config.eps)
 
     def _add(
         self,

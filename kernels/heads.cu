@@ -6,38 +6,62 @@ namespace cupynorm {
 
 constexpr int kHeadsBlock = 256;
 
+// Places are counted in 32 bits where they fit (Index is unsigned): then the whole argument fits in two lines of the constant cache,
+// into which a launch of 5 us brings each from memory.
+template <typename Index>
+struct SignedOf {
+  using Type = int64;
+};
+template <>
+struct SignedOf<unsigned> {
+  using Type = int;
+};
+
+// What places are divided by: a multiplication and a shift, for Granlund and Montgomery's (1994) multiplier (_heads.py), instead of
+// a loop of 20 instructions. In 64 bits, which only huge arrays need, it is a division.
+template <typename Index>
+struct Divisor {
+  Index value;
+  unsigned multiplier, shift;
+  Index of(Index n) const {
+    if constexpr (sizeof(Index) == 4) return (multiply_high(n, multiplier) + n) >> shift;
+    else return n / value;
+  }
+};
+
 // Where an element lies: its part (queries, keys or values), its head, its token, and its column of the head. In elements.
-template <int kAxes>
+// extents: of the tokens' axes but the first.
+template <typename Index, int kAxes>
 struct Places {
-  int64 part, head, col;
-  Strided<kAxes> tokens;
+  using Offset = typename SignedOf<Index>::Type;
+  Offset part, head, col, stride[kAxes];
+  Divisor<Index> extents[kAxes > 1 ? kAxes - 1 : 1];
+
+  Offset of_token(Index token) const {
+    Offset sum = 0;
+#pragma unroll
+    for (int axis = kAxes - 1; axis > 0; --axis) {
+      const Index outer = extents[axis - 1].of(token);
+      sum += Offset(token - outer * extents[axis - 1].value) * stride[axis];
+      token = outer;
+    }
+    return sum + Offset(token) * stride[0];
+  }
 };
 
 // Bias has a column for each of a token's elements. rows: for each of y's tokens, which of x's it is; below 0 none, and y is 0
 // there. Without rows, each is itself. packs: of a token, of which head_packs are one head's; heads: of a part.
-template <typename T, typename U, class Bias, int kFrom, int kTo>
+template <typename Index, typename T, typename U, class Bias, int kFrom, int kTo>
 struct Moved {
   const T* x;
   U* y;
   const int* rows;
-  int64 tokens, packs, head_packs, heads;
-  Places<kFrom> from;
-  Places<kTo> to;
+  Index tokens;
+  Divisor<Index> packs, head_packs, heads;
+  Places<Index, kFrom> from;
+  Places<Index, kTo> to;
   Bias bias;
 };
-
-// Strided::offset in the narrowest type that the index fits: 64-bit divisions would take longer than the memory does.
-template <typename Index, int kAxes>
-inline int64 offset_of(const Strided<kAxes>& axes, Index index) {
-  int64 sum = 0;
-#pragma unroll
-  for (int axis = kAxes - 1; axis > 0; --axis) {
-    const Index outer = index / Index(axes.extent[axis]);
-    sum += int64(index - outer * Index(axes.extent[axis])) * axes.stride[axis];
-    index = outer;
-  }
-  return sum + int64(index) * axes.stride[0];
-}
 
 template <typename T, typename U>
 constexpr bool kSameType = false;
@@ -47,37 +71,36 @@ constexpr bool kSameType<T, T> = true;
 // A thread moves one pack of kTokens neighbouring tokens: their loads are on their way together, and the bias is read once.
 // Neighbouring threads move neighbouring packs of a token, so that each row of x, and each head's row of y, is whole.
 template <typename Compute, int kPack, int kTokens, bool kIndexed, typename Index, typename T, typename U, class Bias, int kFrom, int kTo>
-__global__ void __launch_bounds__(kHeadsBlock) move_heads(const __grid_constant__ Moved<T, U, Bias, kFrom, kTo> a) {
-  const Index packs = Index(a.packs), tokens = Index(a.tokens);
-  const Index thread = Index(blockIdx.x) * kHeadsBlock + Index(threadIdx.x), group = thread / packs;
-  const Index first = group * kTokens;
-  if (first >= tokens) return;
-  const Index pack = thread - group * packs;
-  const Index each = pack / Index(a.head_packs), part = each / Index(a.heads), head = each - part * Index(a.heads);
-  const int64 col = int64(pack - each * Index(a.head_packs)) * kPack;
-  const T* const x = a.x + (int64(part) * a.from.part + int64(head) * a.from.head + (kPack > 1 ? col : col * a.from.col));
-  U* const y = a.y + (int64(part) * a.to.part + int64(head) * a.to.head + col);
+__global__ void __launch_bounds__(kHeadsBlock) move_heads(const __grid_constant__ Moved<Index, T, U, Bias, kFrom, kTo> a) {
+  using Offset = typename SignedOf<Index>::Type;
+  const Index thread = Index(blockIdx.x) * kHeadsBlock + Index(threadIdx.x), group = a.packs.of(thread), first = group * kTokens;
+  if (first >= a.tokens) return;
+  const Index pack = thread - group * a.packs.value;
+  const Index each = a.head_packs.of(pack), part = a.heads.of(each), head = each - part * a.heads.value;
+  const Offset col = Offset(pack - each * a.head_packs.value) * kPack;
+  const Offset source = Offset(part) * a.from.part + Offset(head) * a.from.head + (kPack > 1 ? col : col * a.from.col);
+  const Offset target = Offset(part) * a.to.part + Offset(head) * a.to.head + col;
 
   Pack<T, kPack> held[kTokens];
   bool there[kTokens];
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
     Index row = first + i;
-    there[i] = row < tokens;
+    there[i] = row < a.tokens;
     if constexpr (kIndexed) {
       const int number = there[i] ? a.rows[row] : -1;
       there[i] = number >= 0;
       row = Index(number);
     }
-    if (there[i]) held[i] = load_pack<T, kPack>(x + offset_of(a.from.tokens, row));
+    if (there[i]) held[i] = load_pack<T, kPack>(a.x + (source + a.from.of_token(row)));
   }
 
   Compute shift[kPack];
   if constexpr (Bias::kPresent) unpack<kPack>(a.bias.template load<kPack>(int64(pack) * kPack), shift);
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
-    if (first + i >= tokens) break;
-    U* const to = y + offset_of(a.to.tokens, first + i);
+    if (first + i >= a.tokens) break;
+    U* const to = a.y + (target + a.to.of_token(first + i));
     if constexpr (!Bias::kPresent && kSameType<T, U>) {
       if (kIndexed && !there[i]) held[i] = Pack<T, kPack>{};
       store_pack<true>(to, held[i]);

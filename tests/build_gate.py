@@ -330,7 +330,7 @@ def read_ptx(ptx: str) -> dict[str, Code]:
 
 def code_of(kernel: Cubin, arch: str) -> Code:
     """Read one kernel's accesses: from its machine code where the disassembler is installed and knows `arch`, else from PTX."""
-    if nvdisasm() is None or int(arch) < OLDEST_DISASSEMBLED:
+    if nvdisasm() is None or int(arch.rstrip("a")) < OLDEST_DISASSEMBLED:
         return read_ptx(kernel.ptx)[kernel.lowered_name]
     return disassemble(kernel.image)[kernel.lowered_name]
 

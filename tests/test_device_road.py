@@ -94,7 +94,9 @@ def test_a_plan_is_made_once_for_a_problem(simulated: Any, monkeypatch: pytest.M
 def test_threads_that_start_cold_compile_once(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     loads = []
     original = _compile._load
-    monkeypatch.setattr(_compile, "_load", lambda *given: loads.append(given) or original(*given))
+    monkeypatch.setattr(
+        _compile, "_load", lambda *given, **more: loads.append(given) or original(*given, **more)
+    )
     x = simulated.cupy.asarray(rows())
     expected = cupynorm.softmax(rows())
     results: list[Any] = []
@@ -114,9 +116,9 @@ def test_different_kernels_compile_at_the_same_time(simulated: Any, monkeypatch:
     both = threading.Barrier(2, timeout=60)
     original = _compile._load
 
-    def load(*given: Any) -> Any:
+    def load(*given: Any, **more: Any) -> Any:
         both.wait()  # a BrokenBarrierError if one waits for the other
-        return original(*given)
+        return original(*given, **more)
 
     monkeypatch.setattr(_compile, "_load", load)
     x = simulated.cupy.asarray(rows())

@@ -7,13 +7,15 @@ import itertools
 import numpy as np
 import pytest
 
-from cupynorm import _attention, _compile, _heads, _nvrtc
+from cupynorm import _attention, _compile, _few, _heads, _nvrtc
 from cupynorm._dtypes import DTYPES, compute_dtype, cpp, dtype_of
+from cupynorm._limits import RECORDED
 from cupynorm.functors import View
 from tests import SLOW
 from tests.build_gate import code_of, spills
 
 BATCH, SEQ, HEADS, SIZE = 4, 6, 3, 64
+HALF, SINGLE = dtype_of("float16"), dtype_of("float32")
 
 
 def contiguous(shape, dtype):
@@ -77,7 +79,7 @@ def test_attention_keeps_everything_in_registers_and_multiplies_on_tensor_cores(
     for dtype in {"float16", "bfloat16"} & set(DTYPES):
         text = _compile.text("attention.cu", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
         kinds = [(size, 1) for size in range(16, 129, 16)] + [(size, 2) for size in (16, 32, 48, 64)]
-        names = [_attention.expression(dtype_of(dtype), size, tiles) for size, tiles in kinds]
+        names = [_attention.by_warps(dtype_of(dtype), size, tiles).expression for size, tiles in kinds]
         for name, kernel in zip(
             names, _nvrtc.compile_all(text, names, _compile.options(), arch), strict=True
         ):
@@ -87,6 +89,48 @@ def test_attention_keeps_everything_in_registers_and_multiplies_on_tensor_cores(
             assert any(each.startswith("HMMA") for each in code.instructions), name
             assert code.accesses["LDGSTS", 16], name
             assert kernel.shared_bytes <= 48 << 10, name
+
+
+@pytest.mark.slow
+def test_attention_by_a_group_waits_for_products_only_where_it_says():
+    if not _nvrtc.majors() or "90" not in _nvrtc.supported_archs(_nvrtc.majors()[0]):
+        pytest.skip("no NVRTC that knows the architecture")
+    for dtype in {"float16", "bfloat16"} & set(DTYPES):
+        text = _compile.text("attention.cu", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
+        plans = [_attention.by_group(dtype_of(dtype), size) for size in _attention.GROUPED]
+        names = [plan.expression for plan in plans]
+        for name, kernel in zip(
+            names, _nvrtc.compile_all(text, names, _compile.options(), "90a"), strict=True
+        ):
+            assert not spills(kernel), name
+            assert any(each.startswith("HGMMA") for each in code_of(kernel, "90a").instructions), name
+            assert "wgmma" not in kernel.log, kernel.log  # the assembler tells if it must wait for each
+            assert kernel.registers <= 128, name  # four blocks on a multiprocessor
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["90", "120"] if SLOW else ["90"])
+def test_products_of_few_tokens_keep_everything_in_registers_and_multiply_on_tensor_cores(arch):
+    if not _nvrtc.majors() or arch not in _nvrtc.supported_archs(_nvrtc.majors()[0]):
+        pytest.skip("no NVRTC that knows the architecture")
+    for dtype in {"float16", "bfloat16"} & set(DTYPES):
+        kind = cpp(dtype_of(dtype))
+        text = _compile.text("few.cu", f"cupynorm::Few<{kind}>", 80)
+        plans = [
+            *((rows, 8, 1, 4, "false", _few.ADD_RESIDUAL) for rows in _few.ROWS),
+            *((rows, 32, 8, 4, "false", _few.ADD_RESIDUAL) for rows in _few.ROWS),
+            *((rows, 24, 1, 4, "true", finish) for rows in _few.ROWS for finish in _few.FINISHES.values()),
+        ]
+        names = [f"cupynorm::multiply_few<{kind}, {', '.join(map(str, plan))}>" for plan in plans]
+        for name, kernel in zip(
+            names, _nvrtc.compile_all(text, names, _compile.options(), arch), strict=True
+        ):
+            code = code_of(kernel, arch)
+
+            assert not spills(kernel), name
+            assert any(each.startswith("HMMA") for each in code.instructions), name
+            assert code.accesses["LDGSTS", 16], name
+            assert kernel.shared_bytes <= _few.MAIL_BYTES + 1024, name
 
 
 @pytest.mark.slow
@@ -112,17 +156,93 @@ def test_the_head_size_says_how_wide_packs_are(size, pack):
     assert move("float16", "float16", "float32", size=size).pack == pack
 
 
-def test_many_packs_are_counted_in_64_bits():
-    few = move("float16", "float16", None)
-
-    assert ", unsigned, " in few.expression(1)
-    assert ", unsigned long long, " in few._replace(threads=1 << 31).expression(1)
+def rows(tokens, stride):
+    view = View(0, (tokens, SIZE), (stride, 2), dtype_of("float16"))
+    return _heads.by_rows(view, 1, 1)
 
 
-def test_a_thread_takes_as_many_tokens_as_leave_two_waves():
+def test_what_is_large_is_counted_in_64_bits():
+    for tokens, source, target in (
+        (1 << 29, 128, 128),  # 8 packs each
+        (1 << 20, 1 << 13, 128),  # elements far apart
+        (1 << 20, 128, 1 << 13),
+        (1 << 20, 128, -(1 << 13)),
+    ):
+        wide = _heads.spelled(rows(tokens, source), rows(tokens, target), None)
+        assert wide.counted is _heads.MANY
+        assert "Moved<unsigned long long, " in wide.arguments.cpp
+
+    fits = _heads.spelled(rows(1 << 20, 1 << 11), rows(1 << 20, 1 << 11), None)
+    assert fits.counted is _heads.FEW
+    assert fits.expression(1).count("unsigned, ") == 1
+
+
+def test_a_thread_takes_two_tokens_where_that_leaves_half_of_what_a_device_holds():
     h200 = 132 * 2048
-    real = move("float16", "float16", None)._replace(threads=4096 * 288, tokens=4096)
+    real = move("float16", "float16", None)._replace(threads=4096 * 96, tokens=4096)
 
     assert _heads.tokens_of_a_thread(real, h200) == 2
-    assert _heads.tokens_of_a_thread(real._replace(threads=32 * 288), h200) == 1
-    assert real.grid(2) * _heads.BLOCK >= 2048 * 288
+    assert _heads.tokens_of_a_thread(real._replace(threads=32 * 96), h200) == 1
+    assert real.grid(2) * _heads.BLOCK == 2048 * 96
+
+
+@pytest.mark.parametrize(
+    ("tokens", "deep", "out", "norm", "plan"),
+    [
+        (1, 768, 2304, True, (16, 24, 1)),
+        (32, 768, 768, False, (16, 24, 1)),
+        (33, 768, 3072, True, (32, 24, 1)),
+        (32, 3072, 768, False, (16, 24, 4)),
+        (64, 3072, 768, False, (64, 32, 4)),
+        (16, 1536, 384, False, (16, 24, 2)),
+        (64, 1024, 3072, True, (32, 24, 1)),
+        (8, 1024, 1024, False, (16, 16, 1)),
+        (65, 768, 768, False, None),
+        (8, 1536, 384, True, None),  # a norm needs whole rows, and they are too long
+        (8, 768, 772, False, None),
+        (8, 40, 64, False, None),
+    ],
+)
+def test_products_of_few_tokens_are_cut_as_was_measured(tokens, deep, out, norm, plan):
+    found = _few.choose(tokens, deep, out, RECORDED["h200"], norm=norm)
+
+    assert found == (plan and _few.Plan(*plan))
+
+
+def test_few_tokens_need_clusters_and_16_bits():
+    assert _few.fits(HALF, 64, 768, 3072, RECORDED["h200"])
+    assert not _few.fits(HALF, 64, 768, 3072, RECORDED["a100"])
+    assert not _few.fits(SINGLE, 64, 768, 3072, RECORDED["h200"])
+    assert not _few.fits(HALF, 64, 768, 3073, RECORDED["h200"])
+
+
+def test_attention_in_one_launch_has_a_block_for_each_sequence_and_head():
+    h200 = RECORDED["h200"]
+
+    assert _attention.fits(HALF, 64, 12, 65535, h200)
+    assert not _attention.fits(HALF, 64, 12, 65536, h200)
+    assert not _attention.fits(HALF, 60, 12, 8, h200)
+    assert not _attention.fits(SINGLE, 64, 12, 8, h200)
+
+
+@pytest.mark.parametrize(
+    ("device", "size", "sequences", "length", "accelerated", "by_group"),
+    [
+        ("h200", 64, 32, 512, True, True),
+        ("h200", 32, 32, 512, True, True),
+        ("h200", 64, 32, 65, True, True),
+        ("h200", 64, 32, 64, True, False),
+        ("h200", 64, 8, 128, True, False),
+        ("h200", 64, 1, 129, True, True),
+        ("h200", 64, 32, 512, False, False),
+        ("h200", 48, 32, 512, True, False),
+        ("a100", 64, 32, 512, True, False),
+    ],
+)
+def test_a_warpgroup_attends_where_it_is_faster(device, size, sequences, length, accelerated, by_group):
+    limits = RECORDED[device]
+
+    plan = _attention.choose(HALF, size, sequences, 12, length, limits, accelerated=accelerated)
+
+    assert plan.accelerated == by_group
+    assert plan == _attention.by_group(HALF, size) if by_group else "attend<" in plan.expression

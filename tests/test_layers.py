@@ -28,6 +28,7 @@ LAYERS = [
         "_heads",
         "heads",
         "_attention",
+        "_few",
         "_encoder_host",
         "_encoder_device",
     ],

@@ -87,6 +87,13 @@ inline void copy_ahead(void* shared, const void* global) {
   else *static_cast<unsigned*>(shared) = *static_cast<const unsigned*>(global);
 #endif
 }
+// 16 bytes, or as many zeros; the address must be a valid one all the same. sm_80.
+inline void copy_ahead_or_zero(void* shared, const void* global, bool there) {
+#if __CUDA_ARCH__ >= 800
+  const unsigned to = unsigned(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(there ? 16 : 0) : "memory");
+#endif
+}
 inline void commit_copies() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -158,6 +165,19 @@ inline void await_words(Signal* signal, unsigned parity) {
         : "r"(unsigned(__cvta_generic_to_shared(signal))), "r"(parity)
         : "memory");
   } while (!done);
+#endif
+}
+
+// Of a kernel that is launched to begin before the one before it has ended (programmatic dependent launch, sm_90): it waits before
+// it touches what others write or read, and says, by every block, when the next one may begin so. Without such a launch, nothing.
+inline void await_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+inline void begin_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
@@ -330,6 +350,9 @@ inline void send_words(void* shared, Signal*, int block, uint4 words, SIMULATOR_
 }
 inline void await_words(Signal*, unsigned) { cluster_arrive(), cluster_wait(); }
 
+inline void await_kernel_before() {}
+inline void begin_next_kernel() {}
+
 inline unsigned grid_arrive(SIMULATOR_HERE) { return simulator::grid_arrive({"grid_arrive", file, line}), 0; }
 inline void grid_wait(unsigned, SIMULATOR_HERE) { simulator::grid_wait({"grid_wait", file, line}); }
 
@@ -380,6 +403,10 @@ inline void hide(T*&) {}
 template <int kBytes>
 inline void copy_ahead(void* shared, const void* global) {
   simulator::copy_later(shared, global, kBytes, {"copy_ahead", __FILE__, __LINE__});
+}
+inline void copy_ahead_or_zero(void* shared, const void* global, bool there) {
+  static const uint4 zeros = {0, 0, 0, 0};
+  simulator::copy_later(shared, there ? global : &zeros, 16, {"copy_ahead_or_zero", __FILE__, __LINE__});
 }
 inline void commit_copies() { simulator::commit_copies(); }
 template <int kNewest>

@@ -10,6 +10,12 @@ import pytest
 from cupynorm import _attention
 from cupynorm._dtypes import dtype_of
 
+PLANS = {
+    "one tile": lambda dtype, size: _attention.by_warps(dtype, size, 1),
+    "two tiles": lambda dtype, size: _attention.by_warps(dtype, size, 2),
+    "a group": _attention.by_group,
+}
+
 
 def by_formula(qkv: Any, bias: Any, heads: int, spans: Any) -> Any:
     hidden = qkv.shape[1] // 3
@@ -55,15 +61,15 @@ def test_packed_sequences_of_any_length_are_attended(xp: Any, size: int, dtype: 
 
 
 @pytest.mark.small
-@pytest.mark.parametrize("tiles", [1, 2])
-def test_sequences_side_by_side_need_no_spans(xp: Any, monkeypatch: Any, tiles: int) -> None:
-    monkeypatch.setattr(_attention, "tiles_of_a_warp", lambda *_: tiles)
-    qkv, bias = inputs(2 * 72, 2, 32, "float16")
-    out = xp.empty((2 * 72, 64), np.float16)
+@pytest.mark.parametrize("plan", PLANS)
+def test_sequences_side_by_side_need_no_spans(xp: Any, monkeypatch: Any, plan: str) -> None:
+    monkeypatch.setattr(_attention, "choose", lambda dtype, size, *_, **__: PLANS[plan](dtype, size))
+    qkv, bias = inputs(2 * 200, 2, 32, "float16")
+    out = xp.empty((2 * 200, 64), np.float16)
 
-    _attention.attend(xp.asarray(qkv), xp.asarray(bias), 2, 2, 72, out)
+    _attention.attend(xp.asarray(qkv), xp.asarray(bias), 2, 2, 200, out)
 
-    assert_near(xp.asnumpy(out), by_formula(qkv, bias, 2, [(0, 72), (72, 72)]), "float16")
+    assert_near(xp.asnumpy(out), by_formula(qkv, bias, 2, [(0, 200), (200, 200)]), "float16")
 
 
 @pytest.mark.small

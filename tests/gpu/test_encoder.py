@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import _encoder_device, add_layer_norm, bias_gelu, softmax
+from cupynorm import _encoder_device, _few, add_layer_norm, bias_gelu, softmax
 from cupynorm._blas import Blas
 from cupynorm._dtypes import dtype_of
 from cupynorm.encoder import BertEncoder, EncoderConfig
@@ -100,9 +100,14 @@ def test_hidden_states_are_those_of_the_host(device: Any, norm: Any, dtype: str)
 
 
 @pytest.mark.small
+@pytest.mark.parametrize("most", [0, _few.MOST])
+@pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_attention_in_one_launch_gives_the_same(device: Any, dtype: str) -> None:
-    host, there = both(hidden=64, dtype=dtype)
+def test_attention_in_one_launch_gives_the_same(
+    device: Any, monkeypatch: Any, dtype: str, norm: Any, most: int
+) -> None:
+    monkeypatch.setattr(_few, "MOST", most)  # of tokens that have products of their own
+    host, there = both(hidden=64, dtype=dtype, norm=norm)
     hidden = np.random.default_rng(1).normal(size=(len(LENGTHS), 9, 64)).astype(dtype_of(dtype))
     texts = [list(range(length)) for length in LENGTHS]
 

@@ -175,6 +175,20 @@ def test_rows_are_gathered_by_their_numbers(xp: Any) -> None:
         np.testing.assert_array_equal(xp.asnumpy(out), expected)
 
 
+@pytest.mark.small
+@pytest.mark.parametrize("seq", [1, 2, 7])
+def test_a_thread_may_take_several_tokens(xp: Any, monkeypatch: Any, seq: int) -> None:
+    monkeypatch.setattr(_heads, "tokens_of_a_thread", lambda *_: 2)
+    qkv, bias = numbers(3, seq, 72), numbers(72, seed=1)
+
+    y = add_qkv_bias(xp.asarray(qkv), xp.asarray(bias), heads=3)
+    merged = merge_heads(y[2])
+
+    expected = add_qkv_bias(qkv, bias, heads=3)
+    np.testing.assert_array_equal(xp.asnumpy(y), expected)
+    np.testing.assert_array_equal(xp.asnumpy(merged), merge_heads(expected[2]))
+
+
 def test_large_tokens_take_several_a_thread(cuda: Any) -> None:
     qkv, bias = numbers(32, 128, 2304, dtype="float16"), numbers(2304, dtype="float32", seed=1)
     x, shift = cuda.asarray(qkv), cuda.asarray(bias)

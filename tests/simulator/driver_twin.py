@@ -145,6 +145,13 @@ def launchKernel(  # noqa: N802
     _launch(_function(f), (gx, gy, gz), (bx, by, bz), shared_bytes, stream, parameters)
 
 
+def launch_early(
+    function: int, grid: tuple[int, int, int], block: int, shared_bytes: int, parameters: int
+) -> None:
+    """Run a kernel to its end, after those before it: twin of _device's function."""
+    _launch(_function(function), grid, (block, 1, 1), shared_bytes, machine.stream, parameters)
+
+
 def launchCooperativeKernel(  # noqa: N802
     f: int,
     gx: int,
