@@ -80,7 +80,7 @@ class Places(NamedTuple):
     def struct(self, index: Index) -> Struct:
         """Twin of Places."""
         item = self.array.dtype.itemsize
-        extents, strides = strided(self.tokens).values
+        extents, strides, *_ = strided(self.tokens).values
         fields = [
             *((name, index.offset) for name in ("part", "head", "col")),
             ("stride", index.offset, (len(strides),)),
