@@ -13,7 +13,7 @@ from cupynorm import _compile, _device, _row
 from cupynorm._arguments import view
 from cupynorm._dtypes import Dtype, compute_dtype, cpp
 from cupynorm._remembered import ALIGNMENT, _extent, add, code_of, elsewhere, word_of
-from cupynorm.functors import POINTER, Struct, View, column, strided
+from cupynorm.functors import POINTER, Struct, View, column, division, strided
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from cupynorm._compile import Kernel
 
 BLOCK = 256  # kHeadsBlock
-TOKENS = (
-    2,
-    1,
-)  # of a thread: two, if that leaves as many threads as half of the device holds (benchmarks/NOTES.md)
+# Of a thread: two, if that leaves as many threads as half of the device holds (benchmarks/NOTES.md).
+TOKENS = (2, 1)
 NARROW = 1 << 31  # threads, or elements between two places, from which on both are counted in 64 bits
 
 
@@ -46,9 +44,8 @@ MANY = Index("unsigned long long", np.dtype(np.uint64), np.dtype(np.int64))
 
 
 def divisor(value: int) -> tuple[int, int, int]:
-    """Return the values of Divisor; the multiplier is for numbers below NARROW."""
-    shift = (value - 1).bit_length()
-    return value, ((1 << 32) * ((1 << shift) - value) // value + 1) & 0xFFFFFFFF, shift
+    """Return the values of Divisor; with indices of 64 bits the first is enough."""
+    return (value, *division(value))
 
 
 class Places(NamedTuple):
