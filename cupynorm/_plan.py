@@ -35,6 +35,7 @@ OTHER_REGISTERS = {(4, 0): 32, (4, 1): 24, (8, 0): 48, (8, 1): 48}
 RAGGED_REGISTERS = {4: 16, 8: 24}
 PEELED_REGISTERS = {4: 0, 8: 56}
 MANY_PACKS = 4  # of a thread
+APART_PACKS = 3  # of a thread that has all accesses to the parameters of odd rows on their way
 FEW_VALUES = 16  # of a thread, without parameters: 8 registers less will do
 # Of plans for what is computed on the way: threads of a block of cluster and uncached, and registers more for the former.
 CLUSTER_REGISTERS = 16
@@ -718,7 +719,8 @@ def _in_registers(
         # in registers only where there is room for them
         hoist = held.hoist if _can_hoist(problem, elements) else 2
         plan = dataclasses.replace(plan, hoist=hoist, stages=int(_can_stage(problem, limits)))
-        if not _may_persist(problem, plan):
+        # where columns lie anywhere, the accesses to all of them are on their way at once
+        if not _may_persist(problem, plan) or (problem.peel and elements > APART_PACKS * problem.pack):
             plan = dataclasses.replace(plan, hoist=0, stages=0)
     crowded = problem.peel and elements > PEELED_HOIST_ELEMENTS[problem.held_bytes]
     if held.hoist == 1 and (measured or (_can_hoist(problem, elements) and not crowded)):

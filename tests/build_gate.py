@@ -144,6 +144,9 @@ def extremes(candidates: Iterable[Plan]) -> list[Plan]:
         held = {"packs": 0, "group": 0, "parts": 0}
         launch = {"grid": 0, "shared_bytes": 0, "resident_blocks": 0, "waves": 0.0}
         whole = {} if plan.group else {"block": 0, "kept_bytes": 0}  # a block of any size does the same
+        if plan.variant == "cached":  # whose blocks on a multiprocessor follow from their size
+            threads = plan.block * plan.least_blocks // 256
+            return dataclasses.replace(plan, **launch, **whole, least_blocks=threads)
         return dataclasses.replace(plan, **held, **launch, **whole)
 
     found: dict[Plan, Plan] = {}
@@ -352,6 +355,8 @@ def narrow_accesses(op: RowOp, instance: Instance, code: Code) -> list[str]:
         origins = Counter(origins)
         for each in types:
             origins[dtype_of(each or types.x).itemsize] += copies
+        # two accesses bring a pack of parameters: of the second, where it brings one double, the compiler takes that half
+        origins[8] += packs * sum(dtype_of(each).itemsize == 8 for each in types[2:] if each is not None)
         statistics[dtype_of(types.y).itemsize] += copies
         columns |= {16}
     if plan.variant == "split":  # letters: cleared, sent and awaited
