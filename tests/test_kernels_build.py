@@ -16,6 +16,7 @@ from cupynorm import _nvrtc
 from cupynorm._dtypes import DTYPES
 from cupynorm._plan import FUSED_VARIANTS, HOPPER, VARIANTS, Plan
 from cupynorm._row import RowOp
+from cupynorm.softmax import LOG_SOFTMAX
 from tests import SLOW
 from tests.build_gate import (
     FUSED,
@@ -37,11 +38,11 @@ from tests.build_gate import (
 )
 
 # NVRTC's major and architecture. CUDA 13 has dropped sm_70; most of those who call have a 12, so it builds the common ones too.
+# sm_90's plans are all in the tests behind the first. Log-softmax differs from softmax in its last line: the rest of it, and
+# architectures beside these, with CUPYNORM_SLOW=1.
 TARGETS = (
-    *((13, arch) for arch in ("75", "80", "86", "89", "90", "100", "120")),
-    (12, "70"),
-    (12, "80"),
-    (12, "90"),
+    *((13, arch) for arch in ("75", "80", "89", "120", *(("86", "90", "100") if SLOW else ()))),
+    *((12, arch) for arch in ("70", "80", *(("90",) if SLOW else ()))),
 )
 
 pytestmark = pytest.mark.slow
@@ -95,6 +96,8 @@ def elements(instance: Instance) -> int:
 @pytest.mark.parametrize("op", OPS, ids=named)
 @pytest.mark.parametrize(("major", "arch"), TARGETS)
 def test_every_variant_and_dtype_neither_spills_nor_splits_packs(op: RowOp, major: int, arch: str) -> None:
+    if op is LOG_SOFTMAX and arch not in {"70", "75"} and not SLOW:
+        pytest.skip("as softmax but for its last line: set CUPYNORM_SLOW=1")
     instances = widest_instances(op, same_types(op), arch)
     variants = [each for each in VARIANTS if each != "cluster" or int(arch) >= HOPPER]
     assert {(each.plan.variant, each.types.x) for each in instances} == set(
@@ -106,7 +109,7 @@ def test_every_variant_and_dtype_neither_spills_nor_splits_packs(op: RowOp, majo
     assert_good(built)
 
 
-@pytest.mark.parametrize("op", OPS, ids=named)
+@pytest.mark.parametrize("op", OPS if SLOW else [each for each in OPS if each is not LOG_SOFTMAX], ids=named)
 def test_every_kind_of_plan_and_every_pack_width_neither_spills_nor_splits_packs(op: RowOp) -> None:
     widest = widest_instances(op, same_types(op), "90", extremes)
     others = [each for each in all_instances(op, same_types(op), "90", tightest) if each not in widest]
