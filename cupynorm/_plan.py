@@ -154,6 +154,7 @@ FUSED_HELD = {
         Held(128 << 10, 128, 64, 768),
     ),
 }
+MOST_ROW = 1 << 40  # bytes, in the tables below: as long as the threads named there hold it
 # A warp takes rows of as many threads as it has lanes, at so many bytes each.
 WARP_THREAD_BYTES = 32
 # Of rows that begin anywhere: how many bytes a thread holds, and threads resident.
@@ -253,7 +254,6 @@ class Ragged(NamedTuple):
 # H200: 3 packs for 600 columns in 16 bits, 96 places instead of 128: LayerNorm 0.64 to 0.93, softmax 0.80 to 0.98; 5 for 5000,
 # 640 instead of 768: LayerNorm 0.82 to 0.98. Of as many places LayerNorm is better with fewer threads: 1000 columns 0.88 to
 # 0.93, in 4 bytes 0.89 to 0.96.
-MOST_ROW = 1 << 40  # bytes: as long as a block holds it
 RAGGED = {
     (0, 2): (Ragged(3, MOST_ROW, 128, 1280),),
     (1, 2): (Ragged(3, MOST_ROW, 128, 768, 1), Ragged(5, MOST_ROW, 256, 768)),
@@ -306,20 +306,19 @@ class Kept(NamedTuple):
 
 MOST_PARTS = 16
 LARGE_CLUSTERS = {"90", "100", "103"}  # compute capabilities that take more than 8 blocks in one
-MOST_SHARED = 1 << 40  # bytes of a row: as long as a cluster holds it
 # How clusters share rows, by (how many parameters, bytes of an element): the first that can hold a row. H200, 65536 to 262144
 # columns: without parameters 0.92 to 0.95 of the copy rate, each row by blocks of its own, several on a multiprocessor, so that
 # one loads while another stores. With parameters 0.89 to 0.94: those stay in shared memory for all rows of a block, since read
 # again from L2 for each row they alone take it to 0.6 to 0.78; a row is in registers while the next is on its way.
 _KEPT_HALVES = (
     Kept(row_bytes=64 << 10, block=512, packs=2, share_bytes=64 << 10, resident=2),
-    Kept(row_bytes=MOST_SHARED, block=128, packs=4, share_bytes=32 << 10, resident=5),
-    Kept(row_bytes=MOST_SHARED, block=256, packs=4, share_bytes=64 << 10, resident=2),
-    Kept(row_bytes=MOST_SHARED, block=512, packs=4, share_bytes=100 << 10, resident=2),
-    Kept(row_bytes=MOST_SHARED, block=512, packs=4, share_bytes=220 << 10, resident=1),
+    Kept(row_bytes=MOST_ROW, block=128, packs=4, share_bytes=32 << 10, resident=5),
+    Kept(row_bytes=MOST_ROW, block=256, packs=4, share_bytes=64 << 10, resident=2),
+    Kept(row_bytes=MOST_ROW, block=512, packs=4, share_bytes=100 << 10, resident=2),
+    Kept(row_bytes=MOST_ROW, block=512, packs=4, share_bytes=220 << 10, resident=1),
 )
 _KEPT_FLOATS = (
-    Kept(row_bytes=MOST_SHARED, block=512, packs=2, share_bytes=64 << 10, resident=2),
+    Kept(row_bytes=MOST_ROW, block=512, packs=2, share_bytes=64 << 10, resident=2),
     *_KEPT_HALVES[3:],
 )
 CLUSTERS: dict[tuple[int, int], tuple[Shared | Kept, ...]] = {
@@ -327,17 +326,17 @@ CLUSTERS: dict[tuple[int, int], tuple[Shared | Kept, ...]] = {
     (0, 4): (
         Kept(row_bytes=256 << 10, block=512, packs=2, share_bytes=64 << 10, resident=3),
         Shared(row_bytes=512 << 10, block=512, packs=8, stages=2, hoist=0),
-        Kept(row_bytes=MOST_SHARED, block=512, packs=2, share_bytes=64 << 10, resident=3),
+        Kept(row_bytes=MOST_ROW, block=512, packs=2, share_bytes=64 << 10, resident=3),
         *_KEPT_HALVES[3:],
     ),
     (1, 2): (
         Kept(row_bytes=64 << 10, block=256, packs=4, share_bytes=64 << 10, resident=2),
-        Shared(row_bytes=MOST_SHARED, block=512, packs=8, stages=2, hoist=2),
+        Shared(row_bytes=MOST_ROW, block=512, packs=8, stages=2, hoist=2),
         *_KEPT_HALVES[2:],
     ),
     (1, 4): (
         Shared(row_bytes=256 << 10, block=512, packs=4, stages=4, hoist=2, peels=False),
-        Shared(row_bytes=MOST_SHARED, block=512, packs=8, stages=2, hoist=2),
+        Shared(row_bytes=MOST_ROW, block=512, packs=8, stages=2, hoist=2),
         *_KEPT_FLOATS,
     ),
     (2, 2): (
@@ -345,16 +344,16 @@ CLUSTERS: dict[tuple[int, int], tuple[Shared | Kept, ...]] = {
         Shared(row_bytes=128 << 10, block=128, packs=8, stages=1, hoist=2, resident=2, peels=False),
         Shared(row_bytes=128 << 10, block=512, packs=8, stages=1, hoist=2),
         Shared(row_bytes=256 << 10, block=256, packs=8, stages=2, hoist=2),
-        Shared(row_bytes=MOST_SHARED, block=512, packs=8, stages=1, hoist=2),
+        Shared(row_bytes=MOST_ROW, block=512, packs=8, stages=1, hoist=2),
         *_KEPT_HALVES[2:],
     ),
     (2, 4): (
         Shared(row_bytes=256 << 10, block=512, packs=4, stages=2, hoist=2, peels=False),
-        Shared(row_bytes=MOST_SHARED, block=512, packs=8, stages=1, hoist=2),
+        Shared(row_bytes=MOST_ROW, block=512, packs=8, stages=1, hoist=2),
         *_KEPT_FLOATS,
     ),
 }
-_DOUBLES_SHARED = (Shared(row_bytes=MOST_SHARED, block=256, packs=8, stages=0, hoist=0),)
+_DOUBLES_SHARED = (Shared(row_bytes=MOST_ROW, block=256, packs=8, stages=0, hoist=0),)
 # Where rows are fewer than multiprocessors, as many blocks as can be share one from so many bytes on: those of a cluster, each
 # thread with few registers, or for more bytes those of the grid.
 FEW_ROW_BYTES = 32 << 10
