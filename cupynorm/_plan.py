@@ -237,6 +237,7 @@ CACHED: dict[tuple[int, int], tuple[Waiting, ...]] = {
         Waiting(32 << 10, 4, 512, 1536),
     ),
 }
+MOST_CACHED_COLS = 2**31 - 1  # the kernel counts them in 32 bits
 _DOUBLES_CACHED = (Waiting(32 << 10, 1, 256, 256),)
 
 
@@ -934,7 +935,8 @@ def _cached(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | No
 
 
 def _cached_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Plan) -> Plan | None:
-    if problem.fused or problem.peel or plan.pack * problem.load_bytes != ACCESS_BYTES:
+    in_packs = plan.pack * problem.load_bytes == ACCESS_BYTES and not problem.peel
+    if problem.fused or not in_packs or problem.cols > MOST_CACHED_COLS:
         return None
     waves = plan.waves or ONE_BLOCK_PER_ROW
     return _with_grid(problem, plan, problem.rows, limits, occupancy(plan), waves)

@@ -343,3 +343,9 @@ def test_fused_rows_are_covered_exactly_once(kind: Problem, load_bytes: int, pac
             assert plan.packs * plan.pack * plan.rows_per_group <= 32, cols
             assert plan.block % plan.group == 0, cols
         assert plan.block * plan.least_blocks <= RECORDED[device].threads_per_sm, cols
+
+
+def test_the_cache_takes_no_more_columns_than_its_kernel_counts() -> None:
+    assert choose(problem(cols=2**31 - 8), H200, resident, "cached").variant == "cached"
+    with pytest.raises(DoesNotFitError, match="cannot hold a row of 2147483648 columns"):
+        choose(problem(cols=2**31), H200, resident, "cached")
