@@ -13,7 +13,23 @@ from collections.abc import Callable
 from typing import Any
 
 from cupynorm._limits import STATIC_SHARED_BYTES, Limits
-from cupynorm._values import NamedTuple, dataclass
+from cupynorm._tables import (
+    ACCESS_BYTES,
+    CACHED,
+    CACHED_LEAST_BYTES,
+    CLUSTERS,
+    DOUBLES_CACHED,
+    DOUBLES_SHARED,
+    FUSED_HELD,
+    HELD,
+    PEELED_HELD,
+    RAGGED,
+    Held,
+    Kept,
+    Ragged,
+    Shared,
+)
+from cupynorm._values import dataclass
 
 VARIANTS = ("warp", "block", "cached", "cluster", "split", "shared", "uncached")
 
@@ -44,7 +60,6 @@ FUSED_BLOCK = 256
 AMPERE, HOPPER = 80, 90  # before the first the compiler wants 16 registers more; the second brought clusters
 # That the values and parameters of a thread take: with more, too few threads keep memory busy.
 MOST_HOISTED_WORDS = 32
-ACCESS_BYTES = 16  # the widest
 # That a thread of shared, split and uncached reads at a time, by bytes of an element.
 CHUNK_ELEMENTS = {2: 16, 4: 16, 8: 2}
 # Where rows begin anywhere, packs with single elements around them are better than narrow accesses: than those of 2 bytes from so
@@ -60,301 +75,13 @@ PEELED_ROWS = {2: 1, 4: 2, 8: 1}
 PEELED_HOIST_ELEMENTS = {2: 16, 4: 8, 8: 4}
 
 
-class Held(NamedTuple):
-    """How rows of up to `row_bytes` are spread over threads.
-
-    thread_bytes: of a row. block: threads of a block at least. resident_threads: of a multiprocessor. hoist: as in Plan, as
-    far as registers allow. rows: that a group holds at once.
-    """
-
-    row_bytes: int
-    thread_bytes: int
-    block: int
-    resident_threads: int
-    hoist: int = 0
-    rows: int = 1
-
-
-# By (how many parameters of the columns the op has, bytes of an element), the first that can hold a row; what is behind the last
-# is better held by shared memory, or by several blocks. H200, benchmarks/NOTES.md: few bytes a thread and many threads,
-# parameters fetched with the row while that takes no threads away.
-_PLAIN_HALVES = (Held(8 << 10, 32, 128, 1536), Held(16 << 10, 64, 256, 1024), Held(32 << 10, 64, 512, 1024))
-_PLAIN_FLOATS = (
-    Held(4 << 10, 32, 128, 1280),
-    Held(8 << 10, 128, 256, 1024),
-    Held(32 << 10, 64, 256, 1024),
-    Held(128 << 10, 128, 256, 1024),
-)
-_DOUBLES = (Held(8 << 10, 32, 128, 1280, 1), Held(16 << 10, 64, 256, 1024, 1), Held(64 << 10, 64, 256, 1024))
-HELD = {
-    (0, 2): _PLAIN_HALVES,
-    (1, 2): (
-        Held(2 << 10, 32, 128, 1280, 1),
-        Held(4 << 10, 64, 128, 1024),
-        Held(32 << 10, 64, 256, 1024),
-    ),
-    (2, 2): (
-        Held(2 << 10, 32, 64, 1152, 1),
-        Held(4 << 10, 64, 64, 1024),
-        Held(32 << 10, 64, 256, 1024),
-    ),
-    (0, 4): _PLAIN_FLOATS,
-    (1, 4): (
-        Held(8 << 10, 32, 128, 1280, 1),
-        Held(16 << 10, 32, 256, 1024, 1),
-        Held(32 << 10, 64, 256, 1024),
-        Held(128 << 10, 128, 256, 1024),
-    ),
-    (2, 4): (
-        Held(2 << 10, 32, 128, 1280, 1),
-        Held(8 << 10, 32, 128, 1536),
-        Held(16 << 10, 64, 256, 1024),
-        Held(128 << 10, 128, 256, 1024),
-    ),
-    (0, 8): _DOUBLES,
-    (1, 8): _DOUBLES,
-    (2, 8): _DOUBLES,
-}
-# The same where something is computed on the way, by (what, bytes of an element): without parameters, with them, and with
-# them to a byte an element. thread_bytes: of a row and of all that is loaded with it. H200, benchmarks/NOTES.md: more elements a
-# thread than above, so that what each thread does once counts less; where few bytes are moved for each element, instructions
-# limit, and a block that goes through many rows saves more of them than it loses.
-FUSED_HELD = {
-    ("masked", 2): (
-        Held(512, 32, 256, 1536),
-        Held(1 << 10, 48, 64, 1536),
-        Held(4 << 10, 64, 64, 1024),
-        Held(16 << 10, 64, 256, 1024),
-        Held(32 << 10, 64, 512, 1024),
-    ),
-    ("masked", 4): (
-        Held(512, 32, 128, 1536),
-        Held(4 << 10, 40, 128, 1536),
-        Held(8 << 10, 80, 128, 1152),
-        Held(32 << 10, 80, 256, 1024),
-        Held(128 << 10, 160, 256, 1024),
-    ),
-    ("scaled", 2): (
-        Held(1 << 10, 96, 64, 1024, 1),
-        Held(4 << 10, 96, 128, 1024, 1),
-        Held(32 << 10, 192, 256, 768),
-    ),
-    ("scaled", 4): (
-        Held(8 << 10, 96, 256, 1024, 1),
-        Held(16 << 10, 192, 256, 1024),
-        Held(128 << 10, 192, 512, 1024),
-    ),
-    ("quantized", 2): (
-        Held(512, 32, 128, 1024, 3),
-        Held(32 << 10, 64, 128, 768, 2),
-    ),
-    ("quantized", 4): (
-        Held(1 << 10, 32, 256, 768, 1, rows=2),
-        Held(2 << 10, 64, 64, 768, 1),
-        Held(128 << 10, 128, 64, 768),
-    ),
-}
-MOST_ROW = 1 << 40  # bytes, in the tables below: as long as the threads named there hold it
 # A warp takes rows of as many threads as it has lanes, at so many bytes each.
 WARP_THREAD_BYTES = 32
-# Of rows that begin anywhere: how many bytes a thread holds, and threads resident.
-PEELED_HELD = {
-    (0, 2): (Held(2 << 10, 32, 64, 1280), Held(32 << 10, 80, 128, 768)),
-    (1, 2): (Held(2 << 10, 32, 128, 1280, 1), Held(32 << 10, 80, 128, 768)),
-    # gamma and beta lie otherwise than x: to put them together costs 30 instructions a pack, so it is done once for all rows
-    (2, 2): (Held(512, 32, 256, 1280, 1), Held(4 << 10, 32, 64, 1024, 3), Held(32 << 10, 48, 256, 1024, 2)),
-    (0, 4): (Held(8 << 10, 32, 128, 1280), Held(128 << 10, 80, 256, 1024)),
-    (1, 4): (Held(8 << 10, 32, 128, 1280, 1), Held(128 << 10, 80, 256, 768)),
-    (2, 4): (Held(8 << 10, 64, 128, 1024), Held(128 << 10, 80, 256, 1024)),
-    (0, 8): _DOUBLES,
-    (1, 8): _DOUBLES,
-    (2, 8): _DOUBLES,
-}
-
-
-class Waiting(NamedTuple):
-    """How rows of up to `row_bytes` are read twice, the second time from the level-1 cache.
-
-    packs: of 16 bytes, of a thread, at a time. block: threads of a block at most; no more than take the row in whole turns.
-    resident_threads: of a multiprocessor, while it caches all their rows.
-    """
-
-    row_bytes: int
-    packs: int
-    block: int
-    resident_threads: int
-
-
-# Rows of fewer bytes are as fast or faster in registers, by (how many parameters of the columns the op has, bytes of an element).
-CACHED_LEAST_BYTES = {
-    (0, 2): 4 << 10,
-    (1, 2): 4 << 10,
-    (2, 2): 6 << 10,
-    (0, 4): 4 << 10,
-    (1, 4): 6 << 10,
-    (2, 4): 6 << 10,
-}
 # Of a multiprocessor, where parameters are wider than x, or for another architecture: the compiler wants more registers then.
 ROOMY_THREADS = 1024
-# By the same, the first that is long enough; longer rows than the last are better in shared memory. H200: 1.00 to 1.016 of the
-# copy rate, 0.03 more than in registers, where a block's threads take all of a row at once; in two turns 0.02 to 0.1 less.
-CACHED: dict[tuple[int, int], tuple[Waiting, ...]] = {
-    (0, 2): (
-        Waiting(4 << 10, 2, 128, 1280),
-        Waiting(8 << 10, 4, 128, 1280),
-        Waiting(16 << 10, 4, 256, 1024),
-        Waiting(32 << 10, 2, 512, 1536),
-        Waiting(64 << 10, 2, 1024, 1024),
-    ),
-    (1, 2): (
-        Waiting(4 << 10, 2, 128, 1280),
-        Waiting(8 << 10, 2, 256, 2048),
-        Waiting(16 << 10, 2, 512, 2048),
-        Waiting(32 << 10, 4, 512, 1024),
-        Waiting(64 << 10, 4, 1024, 2048),
-    ),
-    (2, 2): (
-        Waiting(8 << 10, 4, 128, 1024),
-        Waiting(16 << 10, 4, 256, 1024),
-        Waiting(32 << 10, 4, 512, 1536),
-        Waiting(64 << 10, 4, 1024, 2048),
-    ),
-    (0, 4): (
-        Waiting(4 << 10, 2, 128, 1024),
-        Waiting(8 << 10, 2, 256, 1536),
-        Waiting(32 << 10, 2, 512, 1536),
-        Waiting(64 << 10, 4, 1024, 1024),
-    ),
-    (1, 4): (
-        Waiting(8 << 10, 2, 256, 2048),
-        Waiting(16 << 10, 2, 512, 2048),
-        Waiting(32 << 10, 4, 512, 1024),
-        Waiting(64 << 10, 2, 1024, 1024),
-    ),
-    (2, 4): (
-        Waiting(8 << 10, 2, 256, 2048),
-        Waiting(16 << 10, 2, 256, 1280),
-        Waiting(32 << 10, 4, 512, 1536),
-    ),
-}
 MOST_CACHED_COLS = 2**31 - 1  # the kernel counts them in 32 bits
-_DOUBLES_CACHED = (Waiting(32 << 10, 1, 256, 256),)
-
-
-class Ragged(NamedTuple):
-    """How rows of up to `row_bytes` are spread that fill no power of two of threads: `packs` to a thread, the rest as in Held."""
-
-    packs: int
-    row_bytes: int
-    block: int
-    resident_threads: int
-    hoist: int = 0
-
-
-# Rows that begin at packs: the entry that leaves the fewest places of threads empty, where it leaves no more than HELD does.
-# H200: 3 packs for 600 columns in 16 bits, 96 places instead of 128: LayerNorm 0.64 to 0.93, softmax 0.80 to 0.98; 5 for 5000,
-# 640 instead of 768: LayerNorm 0.82 to 0.98. Of as many places LayerNorm is better with fewer threads: 1000 columns 0.88 to
-# 0.93, in 4 bytes 0.89 to 0.96.
-RAGGED = {
-    (0, 2): (Ragged(3, MOST_ROW, 128, 1280),),
-    (1, 2): (Ragged(3, MOST_ROW, 128, 768, 1), Ragged(5, MOST_ROW, 256, 768)),
-    (2, 2): (
-        Ragged(4, 2 << 10, 64, 512, 1),
-        Ragged(3, 2 << 10, 128, 1280),
-        Ragged(6, MOST_ROW, 64, 640),
-        Ragged(5, MOST_ROW, 128, 768),
-    ),
-    (0, 4): (Ragged(3, MOST_ROW, 128, 1280),),
-    (1, 4): (Ragged(3, MOST_ROW, 128, 768, 1),),
-    (2, 4): (
-        Ragged(4, 4 << 10, 64, 640, 1),
-        Ragged(3, 8 << 10, 128, 768, 1),
-        Ragged(3, MOST_ROW, 256, 1280),
-    ),
-}
-
-
-class Shared(NamedTuple):
-    """How rows of up to `row_bytes` are shared out among the blocks of a cluster.
-
-    block: threads of a block. packs: of a thread. stages, hoist: as in Plan. resident: blocks of a multiprocessor. peels: whether
-    rows may begin anywhere; they leave some of a block idle, and fewer packs a thread are then worse.
-    """
-
-    row_bytes: int
-    block: int
-    packs: int
-    stages: int
-    hoist: int
-    resident: int = 1
-    peels: bool = True
-
-    @property
-    def share_bytes(self) -> int:
-        """Bytes of a row that a block holds at most."""
-        return self.block * self.packs * ACCESS_BYTES
-
-
-class Kept(NamedTuple):
-    """The same, where a block keeps its share in shared memory: share_bytes at most, `resident` blocks of a multiprocessor."""
-
-    row_bytes: int
-    block: int
-    packs: int
-    share_bytes: int
-    resident: int
-
-
 MOST_PARTS = 16
 LARGE_CLUSTERS = {"90", "100", "103"}  # compute capabilities that take more than 8 blocks in one
-# How clusters share rows, by (how many parameters, bytes of an element): the first that can hold a row. H200, 65536 to 262144
-# columns: without parameters 0.92 to 0.95 of the copy rate, each row by blocks of its own, several on a multiprocessor, so that
-# one loads while another stores. With parameters 0.89 to 0.94: those stay in shared memory for all rows of a block, since read
-# again from L2 for each row they alone take it to 0.6 to 0.78; a row is in registers while the next is on its way.
-_KEPT_HALVES = (
-    Kept(row_bytes=64 << 10, block=512, packs=2, share_bytes=64 << 10, resident=2),
-    Kept(row_bytes=MOST_ROW, block=128, packs=4, share_bytes=32 << 10, resident=5),
-    Kept(row_bytes=MOST_ROW, block=256, packs=4, share_bytes=64 << 10, resident=2),
-    Kept(row_bytes=MOST_ROW, block=512, packs=4, share_bytes=100 << 10, resident=2),
-    Kept(row_bytes=MOST_ROW, block=512, packs=4, share_bytes=220 << 10, resident=1),
-)
-_KEPT_FLOATS = (
-    Kept(row_bytes=MOST_ROW, block=512, packs=2, share_bytes=64 << 10, resident=2),
-    *_KEPT_HALVES[3:],
-)
-CLUSTERS: dict[tuple[int, int], tuple[Shared | Kept, ...]] = {
-    (0, 2): _KEPT_HALVES,
-    (0, 4): (
-        Kept(row_bytes=256 << 10, block=512, packs=2, share_bytes=64 << 10, resident=3),
-        Shared(row_bytes=512 << 10, block=512, packs=8, stages=2, hoist=0),
-        Kept(row_bytes=MOST_ROW, block=512, packs=2, share_bytes=64 << 10, resident=3),
-        *_KEPT_HALVES[3:],
-    ),
-    (1, 2): (
-        Kept(row_bytes=64 << 10, block=256, packs=4, share_bytes=64 << 10, resident=2),
-        Shared(row_bytes=MOST_ROW, block=512, packs=8, stages=2, hoist=2),
-        *_KEPT_HALVES[2:],
-    ),
-    (1, 4): (
-        Shared(row_bytes=256 << 10, block=512, packs=4, stages=4, hoist=2, peels=False),
-        Shared(row_bytes=MOST_ROW, block=512, packs=8, stages=2, hoist=2),
-        *_KEPT_FLOATS,
-    ),
-    (2, 2): (
-        Shared(row_bytes=64 << 10, block=512, packs=8, stages=1, hoist=2),
-        Shared(row_bytes=128 << 10, block=128, packs=8, stages=1, hoist=2, resident=2, peels=False),
-        Shared(row_bytes=128 << 10, block=512, packs=8, stages=1, hoist=2),
-        Shared(row_bytes=256 << 10, block=256, packs=8, stages=2, hoist=2),
-        Shared(row_bytes=MOST_ROW, block=512, packs=8, stages=1, hoist=2),
-        *_KEPT_HALVES[2:],
-    ),
-    (2, 4): (
-        Shared(row_bytes=256 << 10, block=512, packs=4, stages=2, hoist=2, peels=False),
-        Shared(row_bytes=MOST_ROW, block=512, packs=8, stages=1, hoist=2),
-        *_KEPT_FLOATS,
-    ),
-}
-_DOUBLES_SHARED = (Shared(row_bytes=MOST_ROW, block=256, packs=8, stages=0, hoist=0),)
 # Where rows are fewer than multiprocessors, as many blocks as can be share one from so many bytes on: those of a cluster, each
 # thread with few registers, or for more bytes those of the grid.
 FEW_ROW_BYTES = 32 << 10
@@ -914,7 +641,7 @@ def _best_cached(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan
 
 
 def _cached(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
-    table = CACHED.get(problem.kind, _DOUBLES_CACHED)
+    table = CACHED.get(problem.kind, DOUBLES_CACHED)
     waiting = next((each for each in table if problem.row_bytes <= each.row_bytes), table[-1])
     packs = problem.cols // problem.pack
     turns = math.ceil(packs / waiting.packs / waiting.block)
@@ -952,7 +679,7 @@ def _cluster(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | N
 
 def _shared_out(problem: Problem, limits: Limits, occupancy: Occupancy, least: int = 1) -> Plan | None:
     """Return the plan of the first entry of CLUSTERS that can hold a row, be it by one block alone if `least` is 1."""
-    for shared in CLUSTERS.get(problem.kind, _DOUBLES_SHARED):
+    for shared in CLUSTERS.get(problem.kind, DOUBLES_SHARED):
         if problem.row_bytes > shared.row_bytes:
             continue
         if (

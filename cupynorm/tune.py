@@ -18,7 +18,6 @@ from cupynorm import _device, _row, _tuned, bench, catalog, forms, peers, testin
 from cupynorm._dtypes import Dtype, dtype_of
 from cupynorm._limits import Limits, active_blocks
 from cupynorm._plan import (
-    ACCESS_BYTES,
     HOPPER,
     MAX_BLOCK,
     MOST_ELEMENTS,
@@ -32,6 +31,7 @@ from cupynorm._plan import (
     Problem,
     choose,
 )
+from cupynorm._tables import ACCESS_BYTES
 from cupynorm.results import COPY, NOISE, Point, Timing
 
 COLS = (*(each for each in bench.COLS if each <= bench.WIDE), *bench.ODD_COLS)
