@@ -34,21 +34,41 @@ inline T maximum(const T (&x)[N]) {
   return max;
 }
 
+// What both ops are made of. A row of only -inf: -inf - -inf is nan, and so is all that comes of it.
 template <typename T>
-struct Softmax {
+struct OfExponentials {
   using Compute = T;
+  using State = Exponentials<T>;
+  static constexpr bool kHasOrigin = false, kTwoPass = false;
+  static T padding() { return -infinity<T>(); }
+  static State identity() { return State::identity(); }
+
+  template <bool kEqual>
+  static State merge(State a, State b) {
+    return State::merge(a, b);
+  }
+
+  template <class Lanes>
+  static State gather(State s, Lanes lanes) {
+    return State::gather(s, lanes);
+  }
+
+  static State rebase(State s, T, T) { return s; }
+
+  template <class Row>
+  void save(int64, Row) const {}
+};
+
+template <typename T>
+struct Softmax : OfExponentials<T> {
   using State = Exponentials<T>;
   struct Row {
     T max, scale, factor;
   };
 
-
-  static constexpr bool kHasOrigin = false, kTwoPass = false;
-  static T padding() { return -infinity<T>(); }
   static T dropped() { return 0; }  // what becomes of an element that a mask drops
   // Whether map makes that of the padding by itself, as summarize left it: where something is kept, all of it numbers.
   static bool drops_padding(Row row) { return row.factor < infinity<T>(); }
-  static State identity() { return State::identity(); }
 
   // Leaves exp(x - own maximum) in x: finish folds the rescale to the row's maximum into one factor.
   template <int N, class Valid>
@@ -59,19 +79,6 @@ struct Softmax {
     return {max, sum};
   }
 
-  template <bool kEqual>
-  static State merge(State a, State b) {
-    return State::merge(a, b);
-  }
-
-  template <class Lanes>
-  static State gather(State s, Lanes lanes) {
-    return State::gather(s, lanes);
-  }
-
-  // A row of only -inf: -inf - -inf is nan, and so is every factor.
-  static State rebase(State s, T, T) { return s; }
-
   template <typename Cols>
   Row finish(State mine, State row, Cols, T) const {
     T scale = reciprocal(row.sum);
@@ -80,25 +87,18 @@ struct Softmax {
 
   static T map(T x, Row row) { return x * row.factor; }
   static T map_raw(T x, Row row) { return exponential(x - row.max) * row.scale; }
-
-  void save(int64, Row) const {}
 };
 
 template <typename T>
-struct LogSoftmax {
-  using Compute = T;
+struct LogSoftmax : OfExponentials<T> {
   using State = Exponentials<T>;
   struct Row {
     T max, log_sum;
   };
 
-
-  static constexpr bool kHasOrigin = false, kTwoPass = false;
-  static T padding() { return -infinity<T>(); }
   static T dropped() { return -infinity<T>(); }  // what becomes of an element that a mask drops
   // Whether map makes that of the padding by itself, as summarize left it: where something is kept, all of it numbers.
   static bool drops_padding(Row row) { return magnitude(row.max + row.log_sum) < infinity<T>(); }
-  static State identity() { return State::identity(); }
 
   template <int N, class Valid>
   static State summarize(T (&x)[N], Valid, T) {
@@ -108,18 +108,6 @@ struct LogSoftmax {
     return {max, sum};
   }
 
-  template <bool kEqual>
-  static State merge(State a, State b) {
-    return State::merge(a, b);
-  }
-
-  template <class Lanes>
-  static State gather(State s, Lanes lanes) {
-    return State::gather(s, lanes);
-  }
-
-  static State rebase(State s, T, T) { return s; }
-
   template <typename Cols>
   Row finish(State, State row, Cols, T) const {
     return {row.max, logarithm(row.sum)};
@@ -128,8 +116,6 @@ struct LogSoftmax {
   // Two subtractions, not one of max + log_sum: that sum would be rounded at the size of max.
   static T map(T x, Row row) { return x - row.max - row.log_sum; }
   static T map_raw(T x, Row row) { return map(x, row); }
-
-  void save(int64, Row) const {}
 };
 
 }  // namespace cupynorm
