@@ -7,12 +7,12 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cupynorm._limits import RECORDED, STATIC_SHARED_BYTES, Limits, active_blocks
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-    import numpy as np
 
 
 __all__ = ["RECORDED", "CompileError", "Limits", "NoDeviceError", "active_blocks"]
@@ -183,6 +183,33 @@ def launch_early(
     )
     if status:
         raise RuntimeError(f"cuLaunchKernelEx gave status {status}: its header, cuda.h, names it")
+
+
+BOX_TYPES = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType
+BOX_MAP_WORDS = 16  # of CUtensorMap
+BOX_COLS = 64  # elements of 2 bytes: the width that its swizzle is made for
+
+
+def box_map(pointer: int, rows: int, cols: int, dtype: str, box_rows: int) -> np.ndarray[Any, Any]:
+    """Return the words of a kernel's BoxMap: of a contiguous matrix in 16 bits, boxes of so many rows and 64 columns."""
+    words = np.zeros(
+        2 * BOX_MAP_WORDS, np.uint64
+    )  # of which some begin at a multiple of 64 bytes, as the driver wants it
+    words = words[-words.ctypes.data % 64 // 8 :][:BOX_MAP_WORDS]
+    status = _driver_library().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(words.ctypes.data),
+        BOX_TYPES[dtype],
+        2,
+        ctypes.c_void_p(pointer),
+        (ctypes.c_uint64 * 2)(cols, rows),
+        (ctypes.c_uint64 * 1)(2 * cols),
+        (ctypes.c_uint32 * 2)(BOX_COLS, box_rows),
+        (ctypes.c_uint32 * 2)(1, 1),
+        *(0, 3, 2, 0),  # no interleaving, a swizzle of 128 bytes, 128 at a time to L2, 0 for what is outside
+    )
+    if status:
+        raise RuntimeError(f"cuTensorMapEncodeTiled gave status {status}: its header, cuda.h, names it")
+    return words
 
 
 def active_clusters(function: int, cluster: int, block: int, shared_bytes: int) -> int:

@@ -187,8 +187,9 @@ constexpr int kGroup = 128, kGroupRows = 64, kGroupKeys = 64, kGroupTurns = 3;
 // turn, and has the keys of three turns on their way. While the tensor cores multiply a turn's weights by its values, and before
 // that the queries by the next turn's keys, the other blocks of the multiprocessor are at their exponentials. (Two warpgroups that
 // share keys read half as much, but wait for each other: 6 to 14 % slower on an H200.)
-template <typename T, int kSize>
-__global__ void __launch_bounds__(kGroup, 4) attend_by_group(const __grid_constant__ Attention<T> a) {
+// boxes: of qkv, 64 rows each; null where threads copy: heads of 64 fill the rows that boxes have.
+template <typename T, int kSize, bool kBoxes>
+inline void attend_together(const Attention<T>& a, const BoxMap* boxes) {
   constexpr int kBytes = kSize * 2, kChunks = kSize / 8, kSteps = kSize / 16, kCols = kSize / 8, kScores = kGroupKeys / 8;
   constexpr int kStep = kGroup / kChunks;  // rows that the block copies at a time: whole turns of the swizzle
   static_assert(kStep % 8 == 0 && kGroupKeys % kStep == 0, "threads keep their places of the swizzle");
@@ -196,6 +197,12 @@ __global__ void __launch_bounds__(kGroup, 4) attend_by_group(const __grid_consta
   // 8 rows of 128 bytes are where the swizzle begins again
   unsigned char* const aligned = shared_memory + (1024 - reinterpret_cast<unsigned long long>(shared_memory) % 1024) % 1024;
   Turn *const keys = reinterpret_cast<Turn*>(aligned), *const values = keys + kGroupTurns;
+  __shared__ Gate gates[kGroupTurns];
+  if (kBoxes && threadIdx.x == 0) {
+#pragma unroll
+    for (int i = 0; i < kGroupTurns; ++i) make_gate(gates + i, 1);
+    show_gates();
+  }
   begin_next_kernel();
   await_kernel_before();
   const int sequence = blockIdx.z, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
@@ -209,7 +216,7 @@ __global__ void __launch_bounds__(kGroup, 4) attend_by_group(const __grid_consta
   const int row = int(threadIdx.x) / kChunks, chunk = int(threadIdx.x) % kChunks;  // what this thread copies of the first kStep rows
   const int place = swizzled<kBytes>(row, chunk);
 
-  auto fetch = [&](Turn* to, int turn, unsigned part) {
+  auto copy = [&](Turn* to, int turn, unsigned part) {
     if (turn < 0 || turn >= turns) return;
 #pragma unroll
     for (int i = 0; i < kGroupKeys / kStep; ++i) {  // where there is none, 0: no weight but 0 meets it, and 0 times nan is none
@@ -218,8 +225,27 @@ __global__ void __launch_bounds__(kGroup, 4) attend_by_group(const __grid_consta
       copy_ahead_or_zero(&to[turn % kGroupTurns][place + i * kStep * kBytes], from, key < length);
     }
   };
+  // A turn's keys, and the values of the one before.
+  auto fetch = [&](int turn) {
+    if constexpr (kBoxes) {
+      if (threadIdx.x > 0 || turn > turns) return;
+      Gate* const gate = gates + turn % kGroupTurns;
+      const int from = int(start) + turn * kGroupKeys, before = turn - 1;
+      expect_bytes(gate, (turn < turns) * sizeof(Turn) + (turn > 0) * sizeof(Turn));
+      if (turn < turns) copy_box(keys[turn % kGroupTurns], boxes, int(columns + head), from, gate);
+      if (turn > 0) copy_box(values[before % kGroupTurns], boxes, int(2 * columns + head), from - kGroupKeys, gate);
+    } else {
+      copy(keys, turn, 1), copy(values, turn - 1, 2), commit_copies();
+    }
+  };
+  auto await_fetched = [&](int turn) {  // kGroupTurns - 1 fetches are newer, one less after the first
+    if constexpr (kBoxes) await_gate(gates + turn % kGroupTurns, turn / kGroupTurns % 2);
+    else if (turn == 0) wait_for_copies<kGroupTurns - 1>();
+    else wait_for_copies<kGroupTurns - 2>();
+  };
+  if constexpr (kBoxes) __syncthreads();
 #pragma unroll
-  for (int turn = 0; turn < kGroupTurns; ++turn) fetch(keys, turn, 1), fetch(values, turn - 1, 2), commit_copies();
+  for (int turn = 0; turn < kGroupTurns; ++turn) fetch(turn);
 
   unsigned q[kSteps][4];
 #pragma unroll
@@ -247,7 +273,7 @@ __global__ void __launch_bounds__(kGroup, 4) attend_by_group(const __grid_consta
     for (int s = 0; s < kSteps; ++s) multiply_add_rows<kBytes, false>(T{}, score, q[s], tile_at(tile, s * 32), s > 0);
     end_products();
   };
-  wait_for_copies<kGroupTurns - 1>();
+  await_fetched(0);
   show_to_products();
   __syncthreads();
   begin_products();
@@ -293,10 +319,15 @@ __global__ void __launch_bounds__(kGroup, 4) attend_by_group(const __grid_consta
       }
     }
 
-    wait_for_copies<kGroupTurns - 2>();
+    await_fetched(turn + 1);
+    if (kBoxes && (turn + 1) * kGroupKeys > length) {  // a box goes on into the next sequence
+      for (int i = row; i < kGroupKeys; i += kStep) {
+        if (turn * kGroupKeys + i >= length) *reinterpret_cast<uint4*>(values[turn % kGroupTurns] + swizzled<kBytes>(i, chunk)) = {0, 0, 0, 0};
+      }
+    }
     show_to_products();
     __syncthreads();  // this turn's values and the next one's keys have come, and nobody reads those before them
-    fetch(keys, turn + kGroupTurns, 1), fetch(values, turn + kGroupTurns - 1, 2), commit_copies();
+    fetch(turn + kGroupTurns);
     settle(out);
     begin_products();
     if (turn + 1 < turns) multiply_keys(turn + 1);
@@ -327,6 +358,22 @@ __global__ void __launch_bounds__(kGroup, 4) attend_by_group(const __grid_consta
       store_pack(to + (unsigned(mine) * columns + col), pack_from<T, 2>(value));
     }
   }
+}
+
+template <typename T, int kSize>
+__global__ void __launch_bounds__(kGroup, 4) attend_by_group(const __grid_constant__ Attention<T> a) {
+  attend_together<T, kSize, false>(a, nullptr);
+}
+
+template <typename T>
+struct BoxedAttention {
+  BoxMap boxes;
+  Attention<T> a;
+  int unused[2];  // maps are aligned to 64 bytes, and so is the whole
+};
+template <typename T, int kSize>
+__global__ void __launch_bounds__(kGroup, 4) attend_by_boxes(const __grid_constant__ BoxedAttention<T> boxed) {
+  attend_together<T, kSize, true>(boxed.a, &boxed.boxes);
 }
 
 }  // namespace cupynorm

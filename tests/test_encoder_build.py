@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from cupynorm import _attention, _compile, _few, _heads, _nvrtc
+from cupynorm import _attention, _compile, _device, _few, _heads, _nvrtc
 from cupynorm._dtypes import DTYPES, compute_dtype, cpp, dtype_of
 from cupynorm._limits import RECORDED
 from cupynorm.functors import View
@@ -98,6 +98,7 @@ def test_attention_by_a_group_waits_for_products_only_where_it_says():
     for dtype in {"float16", "bfloat16"} & set(DTYPES):
         text = _compile.text("attention.cu", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
         plans = [_attention.by_group(dtype_of(dtype), size) for size in _attention.GROUPED]
+        plans.append(_attention.by_group(dtype_of(dtype), _device.BOX_COLS, boxed=True))
         names = [plan.expression for plan in plans]
         for name, kernel in zip(
             names, _nvrtc.compile_all(text, names, _compile.options(), "90a"), strict=True
@@ -245,4 +246,5 @@ def test_a_warpgroup_attends_where_it_is_faster(device, size, sequences, length,
     plan = _attention.choose(HALF, size, sequences, 12, length, limits, accelerated=accelerated)
 
     assert plan.accelerated == by_group
-    assert plan == _attention.by_group(HALF, size) if by_group else "attend<" in plan.expression
+    boxed = size == 64 and length >= _attention.BOXED_FROM
+    assert plan == _attention.by_group(HALF, size, boxed=boxed) if by_group else "attend<" in plan.expression

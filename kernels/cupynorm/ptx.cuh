@@ -181,6 +181,53 @@ inline void begin_next_kernel() {
 #endif
 }
 
+// A gate in shared memory opens when so many threads have arrived and all bytes have come that were expected; then it counts anew.
+// Whoever waits names the parity: 0 for its first opening, then 1, 0 and so on; with 1 it is open before the first. One thread makes
+// all, then show_gates, and a barrier follows.
+struct __align__(8) Gate {
+  unsigned long long word;
+};
+inline void make_gate(Gate* gate, unsigned arrivals) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(unsigned(__cvta_generic_to_shared(gate))), "r"(arrivals) : "memory");
+#endif
+}
+inline void show_gates() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+// Arrives, and says how many bytes will come.
+inline void expect_bytes(Gate* gate, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(unsigned(__cvta_generic_to_shared(gate))), "r"(bytes) : "memory");
+#endif
+}
+inline void await_gate(Gate* gate, unsigned parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%0], %1;\n@!p bra AGAIN;\n}" ::"r"(
+          unsigned(__cvta_generic_to_shared(gate))),
+      "r"(parity)
+      : "memory");
+#endif
+}
+
+// Copies a box of a matrix, by one thread, on its own way to shared memory: columns from col on, 128 bytes of them, and so many rows as the map says.
+// They lie there as tensor.cuh's `swizzled` has it, from an address aligned to 1024 bytes; what is outside of the matrix is 0. Their
+// bytes come to the gate.
+struct __align__(64) BoxMap {  // cupynorm/_device.py, box_map
+  unsigned long long word[16];
+};
+inline void copy_box(void* shared, const BoxMap* map, int col, int row, Gate* gate) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+                   unsigned(__cvta_generic_to_shared(shared))),
+               "l"(map), "r"(col), "r"(row), "r"(unsigned(__cvta_generic_to_shared(gate)))
+               : "memory");
+#endif
+}
+
 // The barrier of a cooperative launch, whose blocks all run at the same time: arrive, then wait for all. By every thread of every
 // block; what was written before an arrival is seen after the wait. The driver gives each such launch a counter of its own; its
 // address is in the two registers that CUDA's own cooperative_groups take it from. The top bit turns over when all have come.
@@ -352,6 +399,40 @@ inline void await_words(Signal*, unsigned) { cluster_arrive(), cluster_wait(); }
 
 inline void await_kernel_before() {}
 inline void begin_next_kernel() {}
+
+struct Gate {
+  unsigned long long open[2];  // by parity, in the high half
+  int64 bytes;
+  unsigned arrivals, missing, parity;
+};
+inline void change_gate(Gate* gate, int arrived, int64 bytes) {
+  gate->missing -= unsigned(arrived), gate->bytes += bytes;
+  if (gate->missing || gate->bytes) return;
+  gate->open[gate->parity ^ 1] = 0, gate->open[gate->parity] = 1ull << 32;
+  gate->missing = gate->arrivals, gate->parity ^= 1;
+}
+inline void make_gate(Gate* gate, unsigned arrivals) { *gate = {{0, 1ull << 32}, 0, arrivals, arrivals, 0}; }
+inline void show_gates() {}
+inline void expect_bytes(Gate* gate, unsigned bytes) { change_gate(gate, 1, bytes); }
+inline void await_gate(Gate* gate, unsigned parity, SIMULATOR_HERE) {
+  simulator::await_high_word(&gate->open[parity], {"await_gate", file, line});
+}
+struct BoxMap {
+  const unsigned char* data;
+  unsigned long long cols, rows, box_rows, unused[12];  // elements of 2 bytes
+};
+inline void copy_box(void* shared, const BoxMap* map, int col, int row, Gate* gate) {
+  if (reinterpret_cast<unsigned long long>(shared) % 1024) simulator::fail("an address that is no multiple of 1024 in", {"copy_box", __FILE__, __LINE__});
+  for (int r = 0; r < int(map->box_rows); ++r) {
+    for (int c = 0; c < 64; ++c) {
+      const bool there = row + r < int(map->rows) && col + c < int(map->cols);
+      unsigned short element = 0;
+      if (there) __builtin_memcpy(&element, map->data + 2 * ((row + r) * map->cols + unsigned(col + c)), 2);
+      __builtin_memcpy(static_cast<unsigned char*>(shared) + r * 128 + ((c / 8) ^ (r % 8)) * 16 + c % 8 * 2, &element, 2);
+    }
+  }
+  change_gate(gate, 0, -int64(map->box_rows) * 128);
+}
 
 inline unsigned grid_arrive(SIMULATOR_HERE) { return simulator::grid_arrive({"grid_arrive", file, line}), 0; }
 inline void grid_wait(unsigned, SIMULATOR_HERE) { simulator::grid_wait({"grid_wait", file, line}); }

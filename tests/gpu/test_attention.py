@@ -14,6 +14,7 @@ PLANS = {
     "one tile": lambda dtype, size: _attention.by_warps(dtype, size, 1),
     "two tiles": lambda dtype, size: _attention.by_warps(dtype, size, 2),
     "a group": _attention.by_group,
+    "boxes": lambda dtype, size: _attention.by_group(dtype, size, boxed=size == 64),
 }
 
 
@@ -70,6 +71,26 @@ def test_sequences_side_by_side_need_no_spans(xp: Any, monkeypatch: Any, plan: s
     _attention.attend(xp.asarray(qkv), xp.asarray(bias), 2, 2, 200, out)
 
     assert_near(xp.asnumpy(out), by_formula(qkv, bias, 2, [(0, 200), (200, 200)]), "float16")
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("size", [32, 64])
+@pytest.mark.parametrize("plan", PLANS)
+def test_sequences_do_not_see_one_another(xp: Any, monkeypatch: Any, plan: str, size: int) -> None:
+    monkeypatch.setattr(_attention, "choose", lambda dtype, size, *_, **__: PLANS[plan](dtype, size))
+    spans = [(0, 150), (150, 64), (214, 1), (215, 90)]
+    qkv, bias = inputs(310, 2, size, "float16")
+    qkv[150:214] = qkv[305:] = np.nan
+    out = xp.zeros((310, 2 * size), qkv.dtype)
+    begin, lengths = (xp.asarray(np.array(each, np.int32)) for each in zip(*spans, strict=True))
+
+    _attention.attend(xp.asarray(qkv), xp.asarray(bias), 2, len(spans), 150, out, (begin, lengths))
+
+    y, wanted = xp.asnumpy(out), by_formula(qkv, bias, 2, spans)
+    assert np.isnan(y[150:214]).all()
+    for start, length in (spans[0], *spans[2:]):
+        assert_near(y[start : start + length], wanted[start : start + length], "float16")
+    assert not y[305:].any()
 
 
 @pytest.mark.small

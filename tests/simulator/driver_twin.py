@@ -5,12 +5,18 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from cupynorm import _limits
 
 from . import engine
 from .build import Library
 from .machine import MAX_BLOCK, MAX_GRID, REGISTERS, STATIC_LIMIT, machine
+
+if TYPE_CHECKING:
+    from typing import Any
 
 MAX_THREADS_PER_BLOCK, SHARED_SIZE_BYTES, LOCAL_SIZE_BYTES, NUM_REGS = 0, 1, 3, 4
 MAX_DYNAMIC_SHARED_SIZE_BYTES, PREFERRED_SHARED_MEMORY_CARVEOUT = 8, 9
@@ -150,6 +156,12 @@ def launch_early(
 ) -> None:
     """Run a kernel to its end, after those before it: twin of _device's function."""
     _launch(_function(function), grid, (block, 1, 1), shared_bytes, machine.stream, parameters)
+
+
+def box_map(pointer: int, rows: int, cols: int, dtype: str, box_rows: int) -> np.ndarray[Any, Any]:
+    """Return the words of the twin's BoxMap: twin of _device's function."""
+    del dtype
+    return np.array([pointer, cols, rows, box_rows, *[0] * 12], np.uint64)
 
 
 def launchCooperativeKernel(  # noqa: N802
