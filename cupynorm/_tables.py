@@ -73,6 +73,8 @@ HELD = {
 # limit, and a block that goes through many rows saves more of them than it loses.
 FUSED_HELD = {
     ("masked", 2): (
+        Held(128, 32, 256, 1536),
+        Held(256, 48, 64, 1024),
         Held(512, 32, 256, 1536),
         Held(1 << 10, 48, 64, 1536),
         Held(4 << 10, 64, 64, 1024),
