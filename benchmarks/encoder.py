@@ -1,9 +1,9 @@
 """Time BERT-base beside PyTorch's encoder in one run, its six kernels beside a copy, and MiniLM beside sentence-transformers.
 
-    python benchmarks/encoder.py --json encoder.json [--quick] [--compile 1x32 32x512] [--model FOLDER --texts texts.txt]
+    python benchmarks/encoder.py --json encoder.json [--quick] [--compile] [--model FOLDER --texts texts.txt]
 
 Needs a GPU and PyTorch; --model needs the extra `text`, and sentence-transformers for its peer. The file is complete after each
-point.
+point. With --compile, each shape has a process of its own: all compile at the same time, and measure one after the other.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import functools
 import importlib.util
 import itertools
 import json
+import multiprocessing
+import os
 import statistics
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +28,8 @@ from cupynorm import _device, bench
 from cupynorm.encoder import BertEncoder, EncoderConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from multiprocessing.connection import Connection
 
 BASE = {
     "hidden": 768,
@@ -39,8 +42,10 @@ BASE = {
 }
 BATCHES, LENGTHS = (1, 8, 32, 128), (32, 128, 384, 512)
 QUICK = ((1, 32), (8, 128), (32, 128), (32, 512))
-COMPILED = ("default", "reduce-overhead")  # modes of torch.compile
-SAMPLE_SECONDS, SAMPLES = 0.03, 11  # of one sample at least; each contender has so many
+# Modes of torch.compile. Without its layers' fast path it sees their operations, and fuses what it can; with it, none.
+COMPILED = (("default", True), ("reduce-overhead", True), ("reduce-overhead", False))
+SAMPLE_SECONDS, SAMPLES = 0.02, 11  # of one sample at least; each contender has so many
+COMPILE_SECONDS = 300.0  # for all shapes at the same time
 
 
 def random_weights(config: EncoderConfig) -> dict[str, Any]:
@@ -118,22 +123,32 @@ def torch_calls(
         calls["torch graph"] = replay
     except Exception as error:  # noqa: BLE001  a peer's faults are its own
         notes["torch graph"] = f"{type(error).__name__}: {error}"[:200]
-    for mode in COMPILED if compiled else ():
-        name = f"torch compile {mode}"
-        torch._dynamo.reset()  # noqa: SLF001  a shape of before would make this one a dynamic one
-        made = torch.compile(encoder, mode=mode, dynamic=False)
-
-        def run(made: Any = made) -> Any:
-            with torch.inference_mode():
-                return made(x)
-
+    for mode, fast in COMPILED if compiled else ():
+        name = f"torch compile {mode}" + ("" if fast else ", no fast path")
         try:
-            for _ in range(3):  # compiles, then captures where the mode does
-                run()
-            calls[name] = run
+            calls[name] = torch_compiled(encoder, x, mode, fast=fast)
         except Exception as error:  # noqa: BLE001  a peer's faults are its own
             notes[name] = f"{type(error).__name__}: {error}"[:200]
     return calls
+
+
+def torch_compiled(encoder: Any, x: Any, mode: str, *, fast: bool) -> Callable[[], Any]:
+    """Return the encoder on x as torch.compile makes it, compiled and, where the mode does so, captured."""
+    import torch  # noqa: PLC0415  optional
+
+    made = torch.compile(encoder, mode=mode, dynamic=False)
+
+    def run() -> Any:
+        torch.backends.mha.set_fastpath_enabled(fast)  # dynamo's guards look at it
+        with torch.inference_mode():
+            return made(x)
+
+    try:
+        for _ in range(3):
+            run()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+    return run
 
 
 def elapsed(call: Callable[[], Any], count: int) -> float:
@@ -158,10 +173,13 @@ def time_in_turns(calls: dict[str, Callable[[], Any]]) -> dict[str, dict[str, fl
     for _ in range(SAMPLES):
         for name, call in calls.items():
             samples[name].append(elapsed(call, counts[name]))
-    return {
-        name: {"median": statistics.median(found), "low": min(found), "high": max(found)}
-        for name, found in samples.items()
-    }
+    return {name: _spread(found) for name, found in samples.items()}
+
+
+def _spread(samples: list[float]) -> dict[str, float]:
+    """Return the median and the quartiles."""
+    low, middle, high = statistics.quantiles(samples, method="inclusive")
+    return {"median": middle, "low": low, "high": high}
 
 
 def host_microseconds(call: Callable[[], Any], count: int = 20) -> float:
@@ -190,30 +208,78 @@ def pair() -> Iterator[tuple[BertEncoder, Any]]:
         yield both
 
 
-def measure_point(
-    ours: BertEncoder, theirs: Any, batch: int, length: int, *, compiled: bool = False
-) -> dict[str, Any]:
-    """Time one shape, and compare the outputs."""
+class Ready(NamedTuple):
+    """A shape whose contenders are compiled, captured and compared."""
+
+    calls: dict[str, Callable[[], Any]]
+    found: dict[str, Any]
+
+    def measure(self) -> dict[str, Any]:
+        """Time them."""
+        return {
+            **self.found,
+            "milliseconds": time_in_turns(self.calls),
+            "host_microseconds": host_microseconds(self.calls[bench.OURS]),
+        }
+
+
+def prepare(ours: BertEncoder, theirs: Any, batch: int, length: int, *, compiled: bool) -> Ready:
+    """Make one shape's contenders, and compare the outputs."""
     import torch  # noqa: PLC0415  optional
 
     random = np.random.default_rng(batch * 1000 + length)
     host = random.standard_normal((batch, length, ours.config.hidden), np.float32).astype(np.float16)
     x, tensor = _device.cupy().asarray(host), torch.from_numpy(host).cuda()
     notes: dict[str, str] = {}
-    calls = torch_calls(theirs, tensor, notes, compiled=compiled)
+    own = functools.partial(ours.forward, x)
+    calls = {bench.OURS: own, **torch_calls(theirs, tensor, notes, compiled=compiled)}
     with torch.inference_mode():
         wanted = theirs(tensor).float().cpu().numpy()
-    own = functools.partial(ours.forward, x)
-    found = _device.cupy().asnumpy(own()).astype(np.float32)
-    return {
-        "batch": batch,
-        "length": length,
-        "milliseconds": time_in_turns({bench.OURS: own, **calls}),
-        "host_microseconds": host_microseconds(own),
-        "most_apart": float(np.abs(found - wanted).max()),
-        "mean_apart": float(np.abs(found - wanted).mean()),
-        "notes": notes,
-    }
+    apart = np.abs(_device.cupy().asnumpy(own()).astype(np.float32) - wanted)
+    most, mean = float(apart.max()), float(apart.mean())
+    found = {"batch": batch, "length": length, "most_apart": most, "mean_apart": mean, "notes": notes}
+    return Ready(calls, found)
+
+
+def in_this_process(shapes: Iterable[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    """Measure shapes, torch.compile left out."""
+    with pair() as both:
+        for shape in shapes:
+            yield prepare(*both, *shape, compiled=False).measure()
+
+
+def in_processes(shapes: Iterable[tuple[int, int]], seconds: float) -> Iterator[dict[str, Any]]:
+    """Measure shapes, torch.compile with them: each in a process of its own, for which compiling takes so long at most."""
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # of each process
+    context = multiprocessing.get_context("spawn")
+    workers = {}
+    for shape in shapes:
+        here, there = context.Pipe()
+        process = context.Process(target=_work, args=(*shape, there), daemon=True)
+        process.start()
+        there.close()  # so that its end is seen here
+        workers[shape] = process, here
+    end = time.monotonic() + seconds
+    for process, pipe in workers.values():  # nothing is measured while others compile
+        if not pipe.poll(max(0, end - time.monotonic())):
+            process.terminate()
+    for (batch, length), (process, pipe) in workers.items():
+        try:
+            pipe.recv()
+            pipe.send(None)
+            yield pipe.recv()
+        except (EOFError, OSError):
+            print(f"{batch} x {length}: its process has ended", flush=True)
+        process.join()
+
+
+def _work(batch: int, length: int, pipe: Connection) -> None:
+    """Prepare a shape, say so, and measure when told to."""
+    with pair() as both:
+        ready = prepare(*both, batch, length, compiled=True)
+        pipe.send(None)
+        pipe.recv()
+        pipe.send(ready.measure())
 
 
 def measure_ragged(ours: BertEncoder, batch: int, longest: int) -> dict[str, Any]:
@@ -334,7 +400,7 @@ def sentences(folder: Path, texts: Path | None) -> dict[str, Any]:
 
         for dtype in (torch.float32, torch.float16):
             theirs = SentenceTransformer(str(folder), device="cuda", model_kwargs={"dtype": dtype})
-            for size in (32, 256):
+            for size in (32, 256, 1024):
                 encode = functools.partial(theirs.encode, lines, batch_size=size, show_progress_bar=False)
                 add(f"sentence-transformers {str(dtype)[6:]} batch {size}", encode)
     else:
@@ -362,9 +428,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="four shapes only")
     parser.add_argument(
         "--compile",
-        nargs="*",
-        default=[],
-        help="torch.compile as well at such shapes, 1x32: half a minute each",
+        nargs="?",
+        type=float,
+        const=COMPILE_SECONDS,
+        metavar="SECONDS",
+        help=f"torch.compile as well, so long at most: {COMPILE_SECONDS:.0f} s",
     )
     parser.add_argument("--only", choices=["points", "kernels", "sentences"])
     parser.add_argument("--model", type=Path)
@@ -390,29 +458,20 @@ def main() -> None:
         write()
     points = options.only in (None, "points")
     if points:
-        with pair() as both:
-            for batch, length in QUICK if options.quick else itertools.product(BATCHES, LENGTHS):
-                report["points"].append(measure_point(*both, batch, length))
-                print(json.dumps(report["points"][-1]), flush=True)
-                write()
+        shapes = QUICK if options.quick else tuple(itertools.product(BATCHES, LENGTHS))
+        compiled = options.compile is not None
+        for point in in_processes(shapes, options.compile) if compiled else in_this_process(shapes):
+            report["points"].append(point)
+            print(json.dumps(point), flush=True)
+            write()
+        with pair() as (ours, _):
             for batch, length in ((32, 128), (32, 512)):
-                report["ragged"].append(measure_ragged(both[0], batch, length))
+                report["ragged"].append(measure_ragged(ours, batch, length))
                 print(json.dumps(report["ragged"][-1]), flush=True)
         write()
     if options.model and options.only in (None, "sentences"):
         report["sentences"] = sentences(options.model, options.texts)
         write()
-    if points and options.compile:
-        with pair() as both:
-            for shape in options.compile:
-                batch, length = map(int, shape.split("x"))
-                point = measure_point(*both, batch, length, compiled=True)
-                print(json.dumps(point), flush=True)
-                others = [
-                    each for each in report["points"] if (each["batch"], each["length"]) != (batch, length)
-                ]
-                report["points"] = [*others, point]
-                write()
 
 
 if __name__ == "__main__":
