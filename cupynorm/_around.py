@@ -162,6 +162,24 @@ class Around(NamedTuple):
     store_operands: tuple[Operand, ...] = ()
     scales: int = 0
 
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """All of them."""
+        return (*self.load_operands, *self.store_operands)
+
+    def reordered(self, order: Sequence[int]) -> Around:
+        """Return the same with x's leading axes in this order, but for the mask."""
+
+        def of(operands: Sequence[Operand]) -> tuple[Operand, ...]:
+            return tuple(each.reordered(order) if isinstance(each, View) else each for each in operands)
+
+        return self._replace(
+            outs=tuple(each.reordered(order) for each in self.outs),
+            loaded=None if self.loaded is None else self.loaded.reordered(order),
+            load_operands=of(self.load_operands),
+            store_operands=of(self.store_operands),
+        )
+
 
 @functools.cache
 def _adding(*, bias: bool, dropout: bool) -> Function:
@@ -255,6 +273,8 @@ def spelled_around(
     rows, cols = math.prod(x.shape[: len(x.shape) - axes]), math.prod(shape)
     twin = op.twin(compute, stats, eps)
     gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
+    order = tuple(range(len(x.shape) - axes)) if stats else _order(x, axes, what)
+    x, what = x.reordered(order), what.reordered(order)
     written = what.outs if what.loaded is None else (*what.outs, what.loaded)
     pack = pack_width(x, written[0], axes, *written[1:])
     functions: list[Function] = []
@@ -270,7 +290,7 @@ def spelled_around(
         functions.append(function or IDENTITY)
         return f"Function_{functions[-1].key}"
 
-    masked = mask_twin(what.mask, pack)
+    masked = mask_twin(what.mask, pack, order)
     load = direct("DirectLoad", x.split(axes)[0])
     if what.load is not None or what.mask is not None or what.loaded is not None:
         operands = [operand_of(each) for each in what.load_operands]
@@ -306,6 +326,40 @@ def spelled_around(
     texts = [each.struct_text(f"Function_{each.key}") for each in functions]
     text = _compile.text(op.source, whole.cpp, whole.dtype.itemsize, texts)
     return Spelled(problem, twin, load, store, whole, text)
+
+
+# Bytes that pass between two uses of an operand's row: of more, L2 is taken to keep none.
+FORGOTTEN_BYTES = 24 << 20
+
+
+def _order(x: View, axes: int, what: Around) -> tuple[int, ...]:
+    """Return in which order to go through x's leading axes: rows that share one of an operand follow one another.
+
+    In C order a bias of every query for all batches comes from memory again for each of them, where L2 does not hold it. Rows
+    keep their places where their number says something: a dropout's words, scales, the query of a band.
+    """
+    leading = len(x.shape) - axes
+    order = tuple(range(leading))
+    mask = what.mask
+    numbered = bool(what.scales) or any(isinstance(each, Dropout) for each in what.operands)
+    if numbered or (mask is not None and mask.has_band):
+        return order
+    views = [each for each in what.operands if isinstance(each, View)]
+    views += [] if mask is None or mask.where is None else [mask.views()["where"]]
+    most = 0
+    for each in views:
+        if not any(each.strides[leading:]):
+            continue
+        shared = [axis for axis in range(leading) if x.shape[axis] > 1 and each.strides[axis] == 0]
+        if not shared:
+            continue
+        inner = [axis for axis in range(shared[0], leading) if axis not in shared]
+        count = math.prod(x.shape[axis] for axis in inner) * math.prod(x.shape[leading:])
+        between = count * sum(one.dtype.itemsize for one in (x, each, *what.outs))
+        if between > FORGOTTEN_BYTES and count * each.dtype.itemsize > most:
+            most = count * each.dtype.itemsize
+            order = (*(axis for axis in range(leading) if axis not in shared), *shared)
+    return order
 
 
 # Registers that a dropout's random words take while they are made, what finds a row's largest result, each further result, and

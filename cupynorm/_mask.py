@@ -16,7 +16,7 @@ from cupynorm._dtypes import cpp_of_element, dtype_name
 from cupynorm.functors import EMPTY, Struct, View, division, operand, per_row
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 NO_BOUND = {
@@ -102,9 +102,14 @@ class Mask:
         return self.shape[-2] if len(self.shape) > 1 else 1
 
     @property
+    def has_band(self) -> bool:
+        """Whether what a row keeps depends on its query."""
+        return self.low is not None or self.high is not None
+
+    @property
     def is_structural(self) -> bool:
         """Whether each row keeps an interval of its columns: what lies outside need not be read."""
-        return self.lengths is not None or self.low is not None or self.high is not None
+        return self.lengths is not None or self.has_band
 
     def interval(self, query: Any, length: Any = None) -> tuple[Any, Any]:
         """Return begin and end of what a row keeps: 0 <= begin <= end <= cols, and begin == end if it keeps nothing.
@@ -204,11 +209,11 @@ def mask_of(asked: Asked, shape: tuple[int, ...], axes: int) -> Mask:
     )
 
 
-def twin(mask: Mask | None, pack: int) -> Struct:
-    """Twin of NoMask and Mask."""
+def twin(mask: Mask | None, pack: int, order: Sequence[int]) -> Struct:
+    """Twin of NoMask and Mask. order: in which x's leading axes are gone through."""
     if mask is None or not (mask.is_structural or mask.where is not None):
         return Struct("cupynorm::NoMask", EMPTY, (0,))
-    views = mask.views()
+    views = {name: each.reordered(order) for name, each in mask.views().items()}
     where = Struct("cupynorm::NoWhere", EMPTY, (0,))
     if "where" in views:
         of = operand(views["where"], mask.axes, pack, constant=True)
@@ -228,13 +233,12 @@ def _structure(mask: Mask, lengths: View | None) -> Struct:
     of = Struct("cupynorm::NoLengths", EMPTY, (0,))
     if lengths is not None:
         of = per_row(lengths)
-    band = mask.low is not None or mask.high is not None
     index = np.dtype(np.int32 if max(mask.cols, mask.queries) <= NARROW else np.int64)
     none = NO_BOUND[index.itemsize]
     low, high = -none if mask.low is None else mask.low, none if mask.high is None else mask.high
     fields = [("lengths", of.dtype), *((name, index) for name in ("cols", "queries", "low", "high"))]
     dtype = np.dtype([*fields, ("multiplier", np.uint32), ("shift", np.uint32)], align=True)
-    flags = ", ".join("true" if each else "false" for each in (mask.left_padded, band))
+    flags = ", ".join("true" if each else "false" for each in (mask.left_padded, mask.has_band))
     values = (of.values, mask.cols, mask.queries, low, high, *division(mask.queries))
     spelling = f"cupynorm::Interval<{of.cpp}, {flags}, {cpp_of_element(index)}>"
     return Struct(spelling, dtype, values)

@@ -34,6 +34,12 @@ class View(NamedTuple):
         leading = View(self.pointer, self.shape[:at], self.strides[:at], self.dtype)
         return leading, View(self.pointer, self.shape[at:], self.strides[at:], self.dtype)
 
+    def reordered(self, order: Sequence[int]) -> View:
+        """Return the view with its leading axes in this order."""
+        rest = range(len(order), len(self.shape))
+        shape, strides = (tuple(each[axis] for axis in (*order, *rest)) for each in (self.shape, self.strides))
+        return View(self.pointer, shape, strides, self.dtype)
+
     def collapsed(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return extents and strides, in elements, with neighbouring axes that can be one made one; never none."""
         extents: list[int] = []

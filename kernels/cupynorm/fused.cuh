@@ -461,6 +461,10 @@ struct FusedLoad {
     bool keeps_all(Index first, Index end) const {
       return Index(mask.span.begin) <= first && end <= Index(mask.span.end);
     }
+    template <typename Index>
+    bool drops_all(Index first, Index end) const {
+      return end <= Index(mask.span.begin) || Index(mask.span.end) <= first;
+    }
     template <int N, typename Index>
     Loaded<N> load_kept(Index col) const {
       if constexpr (kDrops) return {load_pack<T, N>(pointer + col), operands.template load<N>(col), mask.template load<N>(col)};

@@ -102,6 +102,17 @@ struct Slot {
   typename Op::Compute origin;
 };
 
+// How many slots hold the states of so many warps: a power of two.
+constexpr int slots_for(int warps) { return warps > 16 ? 32 : warps > 8 ? 16 : warps > 4 ? 8 : warps > 2 ? 4 : warps > 1 ? 2 : 1; }
+
+// Where warps are fewer than slots, the others are those of warps that have seen nothing. The next barrier makes it so for all.
+template <int kWarps, class Op, int kRows, int kGroups, int kSlots>
+inline void clear_slots(Slot<Op> (&slots)[kRows][kGroups][kSlots]) {
+  constexpr int kSpare = kSlots - kWarps;
+  for (int i = threadIdx.x; i < kRows * kGroups * kSpare; i += blockDim.x)
+    slots[i / (kGroups * kSpare)][i / kSpare % kGroups][kWarps + i % kSpare] = {Op::identity(), 0};
+}
+
 // Over the kWarps neighbouring warps (a power of two, 32 at most) of each group of a block, after each warp has reduced its
 // lanes; kRows states at once. Every thread gets its group's results. `warp` counts within the group. All threads of the
 // block must call. `origin` is what each warp's states count from; every warp ends with its own. One barrier: a caller in a

@@ -74,11 +74,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   using Columns = typename Store::template Columns<Shape::kPack>;
   using Column = typename Store::template Columns<1>;
   constexpr int kPack = Shape::kPack, kPacks = Shape::kPacks, kGroup = Shape::kGroup, kRows = Shape::kRows, kParts = Shape::kParts;
+  constexpr bool kFull = Shape::kFull;
   constexpr int kWarps = kGroup / kWarp, kGroups = Shape::kBlock / kGroup;
   constexpr int kLanes = kGroup < kWarp ? kGroup : kWarp;
+  constexpr int kSlots = slots_for(kWarps);
+  constexpr bool kEvenly = kFull && kSlots == kWarps;  // every slot is of as many elements
   constexpr int kLone = Shape::kPeel > 0 ? 1 : 0;  // element of a thread that is in no pack: the last
   constexpr int kPacked = kPack * kPacks, kElements = kPacked + kLone;
-  constexpr bool kFull = Shape::kFull;
   static_assert(Load::kDirect || (Shape::kStages == 0 && Shape::kPeel == 0), "what is computed from several arrays lies in packs");
   static_assert(!Load::kDrops || (kPacked <= 32 && !Load::kKeeps), "a bit for each element, and nothing of what is dropped is kept");
   // one pass over a thread's elements will do: 0.01 to 0.02 faster
@@ -87,12 +89,16 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   constexpr int kSure = kFull ? kPacks : kParts > 1 ? 0 : kPacks - 1;
   const int lane = threadIdx.x % kGroup, group = threadIdx.x / kGroup, cols = int(a.cols);
   const int part = kParts > 1 ? block_of_cluster() : 0;
-  __shared__ Slot<Op> slots[kWarps > 1 ? 2 : 1][kRows][kGroups][kWarps > 1 ? kWarps : 1];
+  __shared__ Slot<Op> slots[kWarps > 1 ? 2 : 1][kRows][kGroups][kSlots];
   __shared__ Mail<Op, kParts> mails[kParts > 1 ? 2 : 1];
   // of the largest results: one of each will do, since the states' barrier and letters stand between two uses
   using Largest = Magnitude<Compute>;
-  __shared__ Slot<Largest> largest_slots[kRows][kGroups][kWarps > 1 ? kWarps : 1];
+  __shared__ Slot<Largest> largest_slots[kRows][kGroups][kSlots];
   __shared__ Mail<Largest, kParts> largest_mail;
+  if constexpr (kSlots > kWarps && kWarps > 1) {
+    clear_slots<kWarps>(slots[0]), clear_slots<kWarps>(slots[1]);
+    if constexpr (Store::kScales) clear_slots<kWarps>(largest_slots);
+  }
   int turn = 0;
   unsigned parity = 0, largest_parity = 0;
   if constexpr (kParts > 1) {
@@ -103,8 +109,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     cluster_arrive();  // this block has begun: others may write into it
   }
 
-  // Where a mask is one interval of columns, most threads are within it, or would like to be.
-  constexpr bool kSpans = kFull && kLone == 0 && Load::kSpans;
+  // Where a mask is one interval of columns, most warps are within it or without, if each has neighbouring packs.
+  constexpr bool kSpans = Load::kSpans && (kFull || kGroup >= kWarp);
+  constexpr bool kByWarps = kSpans && kGroup >= kWarp, kSkips = kByWarps && kRows == 1 && !Store::kScales;
   // Where something is computed on the way, instructions are scarce: past the last row the first is loaded, and not stored. With
   // more elements the compiler then moves too much ahead, and wants registers for it.
   constexpr bool kAnyway = kFull && kRows * kPacked <= 16 && (!Load::kDirect || Store::kAhead || Store::kScales);
@@ -119,8 +126,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   const int64 first = int64(blockIdx.x / kParts) * (kGroups * kRows), step = int64(gridDim.x / kParts) * (kGroups * kRows);
   auto share_at = [&](int64 row) { return share_of<Shape>(cols, a.store.at(row < a.rows ? row : 0).template head<kPack>(), part); };
   Share share = kLone > 0 ? share_at(row_of(first, 0)) : share_of<Shape>(cols, 0, part);
-  auto has = [&](int p) { return p < kSure || p * kGroup + lane < share.packs; };
-  auto col = [&](int p) { return share.head + (share.before + p * kGroup + lane) * kPack; };
+  auto number = [lane](int p) {
+    if constexpr (kByWarps) return (lane / kWarp * kPacks + p) * kWarp + lane % kWarp;
+    else return p * kGroup + lane;
+  };
+  auto has = [&](int p) { return p < (kByWarps && !kFull ? 0 : kSure) || number(p) < share.packs; };
+  auto col = [&](int p) { return share.head + (share.before + number(p)) * kPack; };
   auto lone = [&] { return lane < share.heads ? lane : lane - share.heads + share.tail; };
   auto alone = [&] { return kLone > 0 && lane < share.heads + share.tails; };
   auto parameters = [&](int p) {
@@ -216,7 +227,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     typename Store::Line targets[kRows];
     typename Store::template Ahead<kPack> ahead[kRows][kPacks];
     unsigned keeps[kRows];  // a bit for each element: it is not dropped
-    bool inside[kRows];     // kSpans: nothing of what this thread holds is
+    bool inside[kRows];     // kSpans: nothing of what this thread holds is, or, kByWarps, of what its warp holds
+    bool outside = false;   // kSkips: all of that is
     Compute origin[kRows], x[kRows][kElements];
     State mine[kRows], total[kRows];
     if constexpr (kLone > 0 && Shape::kStages == 0) {
@@ -230,7 +242,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       const auto line = lines[r] = a.load.at(here ? row : 0);
       if constexpr (Store::kAhead) targets[r] = a.store.at(here ? row : 0);
       if constexpr (kSpans) {
-        inside[r] = line.keeps_all(col(0), col(kPacks - 1) + kPack);
+        const int begin = kByWarps ? col(0) - lane % kWarp * kPack : col(0);
+        const int end = kByWarps ? begin + kPacks * kWarp * kPack : col(kPacks - 1) + kPack;
+        inside[r] = line.keeps_all(begin, end);
+        if constexpr (kSkips) {
+          outside = line.drops_all(begin, end);
+          if (outside) continue;
+        }
         if (inside[r]) {
 #pragma unroll
           for (int p = 0; p < kPacks; ++p) loaded[r][p] = line.template load_kept<kPack>(col(p));
@@ -297,6 +315,16 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     };
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
+      if constexpr (kSkips) {
+        mine[r] = Op::identity();
+        if (!outside) {
+          unpack_all(r);
+          mine[r] = Op::summarize(x[r], valid, Compute(0));
+        }
+        origin[r] = 0;
+        total[r] = reduce_lanes<Op, false, kLanes>(mine[r]);
+        continue;
+      }
       unpack_all(r);
       if constexpr (kLone > 0) unpack<1>(around[r], x[r] + kPacked);
       origin[r] = 0;
@@ -315,7 +343,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       send(base + Shape::kStages * step, stage);
       stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
     }
-    if constexpr (kWarps > 1) reduce_warps<Op, kFull, kWarps>(total, origin, slots[turn], group, lane / kWarp);
+    if constexpr (kWarps > 1) reduce_warps<Op, kEvenly, kSlots>(total, origin, slots[turn], group, lane / kWarp);
     if constexpr (kParts > 1) {
       if (base == first) cluster_wait();
       reduce_blocks<Op, kFull>(total[0], origin[0], mails[turn], part, parity);
@@ -379,7 +407,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         largest[r] = reduce_lanes<Largest, false, kLanes>(largest[r]);
         origin[r] = 0;
       }
-      if constexpr (kWarps > 1) reduce_warps<Largest, false, kWarps>(largest, origin, largest_slots, group, lane / kWarp);
+      if constexpr (kWarps > 1) reduce_warps<Largest, false, kSlots>(largest, origin, largest_slots, group, lane / kWarp);
       if constexpr (kParts > 1) {
         reduce_blocks<Largest, false>(largest[0], origin[0], largest_mail, part, largest_parity);
         largest_parity ^= 1;
@@ -432,6 +460,20 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         const typename Op::Row whole = a.op.finish(mine[r], total[r], cols, origin[r]);
         if (lane == 0 && part == 0) a.op.save(row, whole);
         const auto line = a.store.at(row);
+        if constexpr (kSkips) {
+          if (outside) {
+#pragma unroll
+            for (int p = 0; p < kPacks; ++p) {
+              if (!has(p)) continue;
+              Compute y[kPack];
+#pragma unroll
+              for (int i = 0; i < kPack; ++i) y[i] = Op::dropped();
+              if constexpr (Store::kAhead) targets[r].template store<kPack>(y, columns_of(p), ahead[r][p], col(p));
+              else line.template store<kPack>(y, columns_of(p), col(p));
+            }
+            continue;
+          }
+        }
 #pragma unroll
         for (int p = 0; p < kPacks; ++p) {
           if (!has(p)) continue;
