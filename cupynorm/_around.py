@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +21,7 @@ from cupynorm._plan import Plan, Problem
 from cupynorm._remembered import add, again, launcher
 from cupynorm._row import RowOp, Spelled
 from cupynorm.functors import (
+    Packs,
     Struct,
     View,
     arguments,
@@ -28,6 +30,7 @@ from cupynorm.functors import (
     fused_load,
     fused_store,
     kept,
+    lie_together,
     operand,
     pack_width,
     scaled_store,
@@ -276,7 +279,8 @@ def spelled_around(
     order = tuple(range(len(x.shape) - axes)) if stats else _order(x, axes, what)
     x, what = x.reordered(order), what.reordered(order)
     written = what.outs if what.loaded is None else (*what.outs, what.loaded)
-    pack = pack_width(x, written[0], axes, *written[1:])
+    problem = _problem(x, written, axes, compute, columns, what)
+    packs = Packs(problem.peeled.pack, written[0] if problem.peeled.peel else None)
     functions: list[Function] = []
 
     def operand_of(given: Operand) -> Struct:
@@ -284,13 +288,13 @@ def spelled_around(
             return kept(given, cols)
         if not isinstance(given, View):
             return value(given, compute)
-        return operand(given, axes, pack, constant=given not in written)
+        return operand(given, axes, packs, constant=given not in written)
 
     def name_of(function: Function | None) -> str:
         functions.append(function or IDENTITY)
         return f"Function_{functions[-1].key}"
 
-    masked = mask_twin(what.mask, pack, order)
+    masked = mask_twin(what.mask, packs, order)
     load = direct("DirectLoad", x.split(axes)[0])
     if what.load is not None or what.mask is not None or what.loaded is not None:
         operands = [operand_of(each) for each in what.load_operands]
@@ -302,16 +306,28 @@ def spelled_around(
         operands = [operand_of(each) for each in what.store_operands]
         store = fused_store(what.outs, axes, name_of(what.store), gamma, beta, operands)
     whole = arguments(twin, load, store, rows, cols)
+    problem = dataclasses.replace(problem, others=problem.others + sum(map(_registers_of, functions)))
+    texts = [each.struct_text(f"Function_{each.key}") for each in functions]
+    text = _compile.text(op.source, whole.cpp, whole.dtype.itemsize, texts)
+    return Spelled(problem, twin, load, store, whole, text)
+
+
+def _problem(
+    x: View, written: Sequence[View], axes: int, compute: Dtype, columns: Mapping[str, View], what: Around
+) -> Problem:
+    """Return the problem, without the registers of the functions."""
+    pack = pack_width(x, written[0], axes, *written[1:])
+    drops = any(isinstance(each, Dropout) for each in what.operands)
+    lies = None if drops else lie_together(x, written, axes)  # a dropout's words are those of whole packs
     where = () if what.mask is None or what.mask.where is None else (what.mask.views()["where"],)
-    drops = any(isinstance(each, Dropout) for each in what.load_operands)
-    problem = Problem(
-        rows,
-        cols,
+    return Problem(
+        math.prod(x.shape[: len(x.shape) - axes]),
+        math.prod(x.shape[len(x.shape) - axes :]),
         pack,
         x.dtype.itemsize,
         compute.itemsize,
         tuple(each.dtype.itemsize for each in columns.values()),
-        *(pack, 0, 1),
+        *(lies if lies is not None and pack < lies.widest else (pack, 0, 1)),
         fused=True,
         beside=_bytes_of((*what.load_operands, *where), axes),
         ahead=_bytes_of(what.store_operands, axes),
@@ -321,11 +337,8 @@ def spelled_around(
         + OF_SCALES * bool(what.scales)
         + OF_RESULT * (len(what.outs) - 1)
         + OF_KEPT * (what.loaded is not None)
-        + sum(map(_registers_of, functions)),
+        + OF_SPANS * (compute.itemsize // 4) * (what.mask is not None and what.mask.is_structural),
     )
-    texts = [each.struct_text(f"Function_{each.key}") for each in functions]
-    text = _compile.text(op.source, whole.cpp, whole.dtype.itemsize, texts)
-    return Spelled(problem, twin, load, store, whole, text)
 
 
 # Bytes that pass between two uses of an operand's row: of more, L2 is taken to keep none.
@@ -362,12 +375,13 @@ def _order(x: View, axes: int, what: Around) -> tuple[int, ...]:
     return order
 
 
-# Registers that a dropout's random words take while they are made, what finds a row's largest result, each further result, and
-# what is kept of what was loaded.
+# Registers that a dropout's random words take while they are made, what finds a row's largest result, each further result, what is
+# kept of what was loaded, and which columns a row keeps.
 OF_DROPOUT = 40
 OF_SCALES = 16
 OF_RESULT = 16
 OF_KEPT = 8
+OF_SPANS = 8
 
 
 def _registers_of(function: Function) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from cupynorm import _device, reference
 from cupynorm._arguments import view
 from cupynorm._dtypes import cpp_of_element, dtype_name
-from cupynorm.functors import EMPTY, Struct, View, division, operand, per_row
+from cupynorm.functors import EMPTY, Packs, Struct, View, division, operand, per_row
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -209,14 +209,14 @@ def mask_of(asked: Asked, shape: tuple[int, ...], axes: int) -> Mask:
     )
 
 
-def twin(mask: Mask | None, pack: int, order: Sequence[int]) -> Struct:
+def twin(mask: Mask | None, packs: Packs, order: Sequence[int]) -> Struct:
     """Twin of NoMask and Mask. order: in which x's leading axes are gone through."""
     if mask is None or not (mask.is_structural or mask.where is not None):
         return Struct("cupynorm::NoMask", EMPTY, (0,))
     views = {name: each.reordered(order) for name, each in mask.views().items()}
     where = Struct("cupynorm::NoWhere", EMPTY, (0,))
     if "where" in views:
-        of = operand(views["where"], mask.axes, pack, constant=True)
+        of = operand(views["where"], mask.axes, packs, constant=True)
         where = Struct(
             f"cupynorm::Where<{of.cpp}>", np.dtype([("bytes", of.dtype)], align=True), (of.values,)
         )

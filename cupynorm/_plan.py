@@ -57,6 +57,7 @@ FEW_VALUES = 16  # of a thread, without parameters: 8 registers less will do
 CLUSTER_REGISTERS = 16
 ONE_SHOT_BLOCK = {4: 512, 8: 256}
 FUSED_BLOCK = 256
+OF_ALONE = 24  # registers for what is computed of the element that is in no pack
 AMPERE, HOPPER = 80, 90  # before the first the compiler wants 16 registers more; the second brought clusters
 # That the values and parameters of a thread take: with more, too few threads keep memory busy.
 MOST_HOISTED_WORDS = 32
@@ -245,17 +246,23 @@ def choose(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: str |
     if wanted is not None and wanted not in VARIANTS:
         raise DoesNotFitError(f"plan {wanted!r} is not a variant: use {', '.join(VARIANTS)}")
     for candidate in _in_turn(problem, limits) if wanted is None else (_CANDIDATE[wanted],):
-        plan = candidate(problem.peeled, limits, occupancy)
+        plan = candidate(_worked_on(problem, candidate in (_one_shot, _uncached)), limits, occupancy)
         if plan is not None:
             return plan
     raise DoesNotFitError(_does_not_fit(problem, limits, f"variant {wanted!r}"))
+
+
+def _worked_on(problem: Problem, in_packs: bool) -> Problem:  # noqa: FBT001
+    """Return the problem as a candidate works on it. in_packs: what is fused around it lets no row begin anywhere."""
+    return dataclasses.replace(problem, peel=0) if problem.fused and in_packs else problem.peeled
 
 
 def _in_turn(problem: Problem, limits: Limits) -> tuple[Candidate, ...]:
     """Return what to try, best first."""
     few = _has_few_rows(problem, limits)
     if problem.fused:
-        narrow = _group(problem, _thread_bytes(problem, _held(problem))) <= WARP
+        peeled = problem.peeled
+        narrow = _group(peeled, _thread_bytes(peeled, _held(peeled))) <= WARP
         return (*(_warp,) * narrow, *(_one_shot,) * few, _block, _one_shot, _uncached)
     if few:
         first = (_few_rows, _split) if problem.row_bytes <= FEW_CLUSTER_BYTES else (_split, _shared_out)
@@ -282,7 +289,7 @@ def _does_not_fit(problem: Problem, limits: Limits, what: str) -> str:
 
 
 def _as_wanted(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: Plan) -> Plan:
-    peeled = problem.peeled
+    peeled = _worked_on(problem, wanted.variant in ("cluster", "uncached"))
     fits = (
         wanted.variant in VARIANTS
         and wanted.block % WARP == 0
@@ -426,7 +433,7 @@ def _in_registers(
     measured = isinstance(held, Ragged)
     if elements > _most_elements(problem) and not measured:
         return None
-    alike = problem.peel and problem.period and not problem.columns
+    alike = problem.peel and problem.period and not problem.columns and not problem.fused
     rows = PEELED_ROWS[problem.held_bytes] if alike else held.rows if isinstance(held, Held) else 1
     most = MOST_ELEMENTS[problem.compute_bytes] // (1 if problem.fused else 2)
     if rows * elements > most or problem.compute_bytes == 8:  # noqa: PLR2004
@@ -481,7 +488,7 @@ def _can_stage(problem: Problem, limits: Limits) -> bool:
 
 
 def _most_elements(problem: Problem) -> int:
-    if problem.peel:
+    if problem.peel and not problem.fused:
         return MOST_PEELED_ELEMENTS[problem.held_bytes]
     return MOST_ELEMENTS[problem.compute_bytes]
 
@@ -517,6 +524,7 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
         others += PEELED_REGISTERS[problem.compute_bytes]
     if problem.fused:
         # what is on its way need not wait for the arithmetic, nor that for it
+        others += OF_ALONE if problem.peel else 0
         others += problem.others + elements * sum(problem.ahead) // 4
         others = max(others, _words_loaded(problem, elements) - elements * problem.compute_bytes // 4)
     if not hoist:  # the parameters pass through registers, a pack at a time

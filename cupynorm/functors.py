@@ -141,15 +141,14 @@ def affine_columns(gamma: Struct, beta: Struct) -> Struct:
     return Struct(f"{gamma.cpp}, {beta.cpp}", dtype, (gamma.values, beta.values))
 
 
-def operand(stretched: View, axes: int, pack: int, *, constant: bool) -> Struct:
+def operand(stretched: View, axes: int, packs: Packs, *, constant: bool) -> Struct:
     """Twin of AlongRows, AlongColumns, PerRow and Scattered: an array stretched to x's shape. constant: no result goes there."""
     rows, cols = stretched.split(axes)
     index, element = strided(rows), cpp_of_element(stretched.dtype)
     if not any(stride for stride, extent in zip(cols.strides, cols.shape, strict=True) if extent > 1):
         return per_row(rows)
     if cols.is_contiguous():
-        widest = max(1, ACCESS_BYTES // stretched.dtype.itemsize)
-        width = math.gcd(pack, widest, *_starts(stretched, axes))
+        width = packs.access_of(stretched, axes)
         if not any(stride for stride, extent in zip(rows.strides, rows.shape, strict=True) if extent > 1):
             spelling = f"cupynorm::AlongColumns<{element}, {width}, {'true' if constant else 'false'}>"
             return Struct(spelling, np.dtype([("pointer", POINTER)], align=True), (stretched.pointer,))
@@ -163,6 +162,21 @@ def operand(stretched: View, axes: int, pack: int, *, constant: bool) -> Struct:
     )
     spelling = f"cupynorm::Scattered<{element}, {index.cpp}, {columns.cpp}>"
     return Struct(spelling, dtype, (stretched.pointer, index.values, columns.values))
+
+
+class Packs(NamedTuple):
+    """Where the packs of a row lie: `pack` elements each, which begin at multiples of so many, or, in `like`, wherever its do."""
+
+    pack: int
+    like: View | None = None
+
+    def access_of(self, stretched: View, axes: int) -> int:
+        """Return how many elements one access to an operand's pack moves; 0: it lies anywhere, and takes two."""
+        widest = max(1, ACCESS_BYTES // stretched.dtype.itemsize)
+        if self.like is None:
+            return math.gcd(self.pack, widest, *_starts(stretched, axes))
+        alike = _apart(stretched, axes, self.pack) == _apart(self.like, axes, self.pack)
+        return min(self.pack, widest) if alike else 0
 
 
 def value(number: float, compute: Dtype) -> Struct:
@@ -289,6 +303,13 @@ class Lie(NamedTuple):
     widest: int
     peel: int
     period: int
+
+
+def lie_together(x: View, written: Sequence[View], axes: int) -> Lie | None:
+    """Return how rows lie where all that is written lies in packs as x does; None if it does not."""
+    found = {lie(x, y, axes) for y in written}
+    one = found.pop()
+    return one if not found and one.peel == 1 else None
 
 
 def lie(x: View, y: View, axes: int) -> Lie:

@@ -226,7 +226,13 @@ def compile_instances(
     wanted: Sequence[Instance], arch: str, major: int | None = None
 ) -> Iterator[tuple[Instance, Cubin]]:
     """Compile all, several to a module, on every core (NVRTC is called without the interpreter's lock)."""
-    batches = [tuple(wanted[i : i + KERNELS_PER_MODULE]) for i in range(0, len(wanted), KERNELS_PER_MODULE)]
+    # texts of what is fused may define the same functions: each has modules of its own
+    alike = itertools.groupby(wanted, lambda one: one.text if "struct Function_" in one.text else "")
+    batches = [
+        tuple(group[i : i + KERNELS_PER_MODULE])
+        for group in (list(each) for _, each in alike)
+        for i in range(0, len(group), KERNELS_PER_MODULE)
+    ]
 
     def build(batch: Sequence[Instance]) -> tuple[Cubin, ...]:
         text = "".join(dict.fromkeys(each.text for each in batch))
@@ -503,15 +509,23 @@ FUSED = {
 }
 
 
+WHOLE_COLS, ODD_COLS = 48, 12289  # packs of 16 bytes in every type, and of 16 elements of one byte; none
+
+
 def fused_instances(
     kind: str, dtype: str, arch: str, choice: Callable[[Iterable[Plan]], Iterable[Plan]] = extremes
 ) -> list[Instance]:
-    """Spell a choice of the plans of one fused call, at the widest pack."""
-    what = FUSED[kind].spelled(dtype, 48)  # packs of 16 bytes in every type, and of 16 elements of one byte
-    return [
-        Instance(what.text, what.expression(plan), Types(dtype, dtype), plan, 16, 16)
-        for plan in choice(plans(what.problem, arch))
-    ]
+    """Spell a choice of the plans of one fused call, at the widest pack; and, where it can, of rows that begin anywhere."""
+    found = []
+    for cols in (WHOLE_COLS, ODD_COLS):
+        what = FUSED[kind].spelled(dtype, cols)
+        chosen = choice(plans(what.problem, arch))
+        found += [
+            Instance(what.text, what.expression(plan), Types(dtype, dtype), plan, 16, 16)
+            for plan in chosen
+            if cols == WHOLE_COLS or plan.peel
+        ]
+    return found
 
 
 def narrow_loads(instance: Instance, code: Code) -> list[str]:

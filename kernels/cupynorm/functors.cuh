@@ -303,9 +303,37 @@ struct AffineColumns {
   }
 };
 
+// What a Store says of its parameters, where it has them in `affine`.
+template <class Store, class Gamma, class Beta>
+struct ColumnsOf {
+  using Affines = AffineColumns<Gamma, Beta>;
+  template <int N>
+  using Columns = typename Affines::template Columns<N>;
+  template <int N>
+  using ColumnsApart = typename Affines::template ColumnsApart<N>;
+
+  const Affines& own() const { return static_cast<const Store*>(this)->affine; }
+  template <int N, typename Index>
+  Columns<N> columns(Index col) const {
+    return own().template columns<N>(col);
+  }
+  template <int N>
+  ColumnsApart<N> columns_apart(int64 col, int further) const {
+    return own().template columns_apart<N>(col, further);
+  }
+  template <int N>
+  static Columns<N> put_together(const ColumnsApart<N>& apart) {
+    return Affines::template put_together<N>(apart);
+  }
+  template <int N>
+  Columns<N> columns_anywhere(int64 col) const {
+    return own().template columns_anywhere<N>(col);
+  }
+};
+
 // y * gamma + beta, rounded once.
 template <typename T, int kAxes, class Gamma, class Beta>
-struct AffineStore {
+struct AffineStore : ColumnsOf<AffineStore<T, kAxes, Gamma, Beta>, Gamma, Beta> {
   using Type = T;
   using Affines = AffineColumns<Gamma, Beta>;
   static constexpr int kBytes = sizeof(T);
@@ -315,26 +343,6 @@ struct AffineStore {
 
   template <int N>
   using Ahead = NoColumns;
-  template <int N>
-  using Columns = typename Affines::template Columns<N>;
-  template <int N, typename Index>
-  Columns<N> columns(Index col) const {
-    return affine.template columns<N>(col);
-  }
-  template <int N>
-  using ColumnsApart = typename Affines::template ColumnsApart<N>;
-  template <int N>
-  ColumnsApart<N> columns_apart(int64 col, int further) const {
-    return affine.template columns_apart<N>(col, further);
-  }
-  template <int N>
-  static Columns<N> put_together(const ColumnsApart<N>& apart) {
-    return Affines::template put_together<N>(apart);
-  }
-  template <int N>
-  Columns<N> columns_anywhere(int64 col) const {
-    return affine.template columns_anywhere<N>(col);
-  }
 
   struct Line {
     typename DirectStore<T, kAxes>::Line to;
@@ -346,7 +354,7 @@ struct AffineStore {
     }
 
     template <int N, bool kWhole = false, typename Compute, typename Index>
-    void store(const Compute (&y)[N], const Columns<N>& columns, Index col) const {
+    void store(const Compute (&y)[N], const typename Affines::template Columns<N>& columns, Index col) const {
       Compute z[N];
       Affines::template apply<N>(y, columns, z);
       to.template store<N, kWhole>(z, NoColumns{}, col);

@@ -10,7 +10,8 @@
 
 namespace cupynorm {
 
-// Elements next to each other along a row, rows anywhere or all at one place, read in accesses of kWidth elements.
+// Elements next to each other along a row, rows anywhere or all at one place, read in accesses of kWidth elements; 0: packs begin
+// anywhere, and are put together from two accesses.
 // kConstant: nothing writes there while the kernel runs.
 template <typename T, int kAxes, int kWidth, bool kConstant>
 struct AlongRows {
@@ -25,7 +26,8 @@ struct AlongRows {
     const T* pointer;
     template <int N, typename Index>
     Pack<T, N> load(Index col) const {
-      return load_pack<T, N, (kWidth < N ? kWidth : N), kConstant>(pointer + col);
+      if constexpr (kWidth == 0 && N > 1) return load_pack_anywhere<T, N, kConstant>(pointer + col);
+      else return load_pack<T, N, (kWidth > 0 && kWidth < N ? kWidth : N), kConstant>(pointer + col);
     }
     template <int N, typename Compute, typename Index>
     static void unpack(const Pack<T, N>& packed, Compute* x, Index) {
@@ -526,7 +528,7 @@ struct Outputs<First, Rest...> {
 
 // Function(y * gamma + beta, operands), each result rounded once.
 template <class Function, class Gamma, class Beta, class Outputs_, class Operands_>
-struct FusedStore {
+struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operands_>, Gamma, Beta> {
   using Type = typename Outputs_::Type;
   using Affines = AffineColumns<Gamma, Beta>;
   static constexpr int kBytes = Outputs_::kBytes;
@@ -537,12 +539,6 @@ struct FusedStore {
 
   template <int N>
   using Ahead = typename Operands_::template Packed<N>;
-  template <int N>
-  using Columns = typename Affines::template Columns<N>;
-  template <int N, typename Index>
-  Columns<N> columns(Index col) const {
-    return affine.template columns<N>(col);
-  }
 
   struct Line {
     typename Outputs_::Line to;
@@ -557,7 +553,7 @@ struct FusedStore {
       return operands.template load<N>(col);
     }
     template <int N, bool kWhole = false, typename Compute, typename Index>
-    void store(const Compute (&y)[N], const Columns<N>& columns, const Ahead<N>& ahead, Index col) const {
+    void store(const Compute (&y)[N], const typename Affines::template Columns<N>& columns, const Ahead<N>& ahead, Index col) const {
       Compute in[1 + Operands_::kCount][N], out[Outputs_::kCount][N];
       Affines::template apply<N>(y, columns, in[0]);
       operands.template unpack<N>(ahead, in + 1, col);
@@ -575,7 +571,7 @@ constexpr bool kIsInt8<signed char> = true;
 
 // (y * gamma + beta) / scale, where scale takes the largest of a row to the largest number that is stored, and is written.
 template <typename Compute, typename T, int kAxes, class Gamma, class Beta>
-struct ScaledStore {
+struct ScaledStore : ColumnsOf<ScaledStore<Compute, T, kAxes, Gamma, Beta>, Gamma, Beta> {
   using Type = T;
   using Affines = AffineColumns<Gamma, Beta>;
   static constexpr int kBytes = sizeof(T);
@@ -590,13 +586,7 @@ struct ScaledStore {
   template <int N>
   using Ahead = NoColumns;
   template <int N>
-  using Columns = typename Affines::template Columns<N>;
-  template <int N, typename Index>
-  Columns<N> columns(Index col) const {
-    return affine.template columns<N>(col);
-  }
-  template <int N>
-  static void finish(const Compute (&y)[N], const Columns<N>& columns, Compute (&z)[N]) {
+  static void finish(const Compute (&y)[N], const typename Affines::template Columns<N>& columns, Compute (&z)[N]) {
     Affines::template apply<N>(y, columns, z);
   }
 

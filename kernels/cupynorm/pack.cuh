@@ -120,7 +120,11 @@ inline Pack<T, N> together(Apart<T, N> apart) {
   }
   if constexpr (sizeof(T) < 4) {
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) word[i] = apart.off & 2 ? word[i] >> 16 | word[i + 1] << 16 : word[i];
+    for (int i = 0; i < kWords + (sizeof(T) == 1); ++i) word[i] = apart.off & 2 ? word[i] >> 16 | word[i + 1] << 16 : word[i];
+  }
+  if constexpr (sizeof(T) == 1) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) word[i] = apart.off & 1 ? word[i] >> 8 | word[i + 1] << 24 : word[i];
   }
   Pack<T, N> pack;
 #pragma unroll

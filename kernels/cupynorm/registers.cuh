@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   constexpr bool kEvenly = kFull && kSlots == kWarps;  // every slot is of as many elements
   constexpr int kLone = Shape::kPeel > 0 ? 1 : 0;  // element of a thread that is in no pack: the last
   constexpr int kPacked = kPack * kPacks, kElements = kPacked + kLone;
-  static_assert(Load::kDirect || (Shape::kStages == 0 && Shape::kPeel == 0), "what is computed from several arrays lies in packs");
+  static_assert(Load::kDirect || (Shape::kStages == 0 && Shape::kPeel < 2), "what is computed from several arrays lies in packs as y does");
   static_assert(!Load::kDrops || (kPacked <= 32 && !Load::kKeeps), "a bit for each element, and nothing of what is dropped is kept");
   // one pass over a thread's elements will do: 0.01 to 0.02 faster
   constexpr bool kShort = sizeof(Digits) == 2 && Store::kBytes <= 2 && kParts * kGroup * kPacked <= 2048;
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   }
 
   // Where a mask is one interval of columns, most warps are within it or without, if each has neighbouring packs.
-  constexpr bool kSpans = Load::kSpans && (kFull || kGroup >= kWarp);
+  constexpr bool kSpans = Load::kSpans && kLone == 0 && (kFull || kGroup >= kWarp);
   constexpr bool kByWarps = kSpans && kGroup >= kWarp, kSkips = kByWarps && kRows == 1 && !Store::kScales;
   // Where something is computed on the way, instructions are scarce: past the last row the first is loaded, and not stored. With
   // more elements the compiler then moves too much ahead, and wants registers for it.
@@ -188,12 +188,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   }
 
   // The elements around the packs of the next rows, where rows to come are on their way.
-  Pack<Type, 1> around[kRows];
+  typename Load::template Loaded<1> around[kRows];
   auto send_around = [&](int64 base) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const int64 row = row_of(base, r);
-      if constexpr (kLone > 0)
+      if constexpr (kLone > 0 && Load::kDirect)
         around[r] = row < a.rows && alone() ? a.load.at(row).template load<1>(lone()) : pack_filled<Type, 1>(Op::padding());
     }
   };
@@ -226,6 +226,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     typename Load::Line lines[kRows];
     typename Store::Line targets[kRows];
     typename Store::template Ahead<kPack> ahead[kRows][kPacks];
+    typename Store::template Ahead<1> ahead_alone[kRows];
+    bool keeps_alone[kRows];
     unsigned keeps[kRows];  // a bit for each element: it is not dropped
     bool inside[kRows];     // kSpans: nothing of what this thread holds is, or, kByWarps, of what its warp holds
     bool outside = false;   // kSkips: all of that is
@@ -235,26 +237,17 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       if constexpr (Shape::kHoist < 2) share = share_at(row_of(base, 0));
       send_around(base);
     }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int64 row = row_of(base, r);
-      const bool here = row < a.rows;
-      const auto line = lines[r] = a.load.at(here ? row : 0);
-      if constexpr (Store::kAhead) targets[r] = a.store.at(here ? row : 0);
+    auto load_row = [&](int r, bool here) {
+      const auto line = lines[r];
       if constexpr (kSpans) {
-        const int begin = kByWarps ? col(0) - lane % kWarp * kPack : col(0);
-        const int end = kByWarps ? begin + kPacks * kWarp * kPack : col(kPacks - 1) + kPack;
-        inside[r] = line.keeps_all(begin, end);
-        if constexpr (kSkips) {
-          outside = line.drops_all(begin, end);
-          if (outside) continue;
-        }
         if (inside[r]) {
 #pragma unroll
           for (int p = 0; p < kPacks; ++p) loaded[r][p] = line.template load_kept<kPack>(col(p));
-          continue;
+          return;
         }
       }
+      if constexpr (kLone > 0 && !Load::kDirect)
+        around[r] = here && alone() ? line.template load<1>(lone()) : Load::template absent<1>(Op::padding());
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         if (kAnyway || (here && has(p))) {
@@ -264,9 +257,32 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         } else {
           loaded[r][p] = Load::template absent<kPack>(Op::padding());
         }
-        if constexpr (Store::kAhead) {
+        if constexpr (Store::kAhead && !kSpans) {
           if (kAnyway || (here && has(p))) ahead[r][p] = targets[r].template ahead<kPack>(col(p));
         }
+      }
+    };
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int64 row = row_of(base, r);
+      const bool here = row < a.rows;
+      lines[r] = a.load.at(here ? row : 0);
+      if constexpr (Store::kAhead) targets[r] = a.store.at(here ? row : 0);
+      if constexpr (kSpans) {
+        const int begin = kByWarps ? col(0) - lane % kWarp * kPack : col(0);
+        const int end = kByWarps ? begin + kPacks * kWarp * kPack : col(kPacks - 1) + kPack;
+        inside[r] = lines[r].keeps_all(begin, end);
+        if constexpr (kSkips) outside = lines[r].drops_all(begin, end);
+        if constexpr (Store::kAhead) {
+#pragma unroll
+          for (int p = 0; p < kPacks; ++p) {
+            if (here && has(p)) ahead[r][p] = targets[r].template ahead<kPack>(col(p));
+          }
+        }
+      }
+      if constexpr (!kSkips) load_row(r, here);
+      if constexpr (kLone > 0 && Store::kAhead) {
+        if (here && alone()) ahead_alone[r] = targets[r].template ahead<1>(lone());
       }
     }
     if constexpr (Shape::kHoist == 1) {
@@ -304,7 +320,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
           const unsigned bits = lines[r].template unpack<kPack>(loaded[r][p], values, col(p), Op::padding());
           if constexpr (Load::kDrops) keeps[r] = p == 0 ? bits : keeps[r] | bits << (p * kPack);
           if constexpr (Load::kKeeps) {
-            if (row_of(base, r) < a.rows) lines[r].template keep<kPack>(values, col(p));
+            if (row_of(base, r) < a.rows) lines[r].template keep<kPack, (kLone > 0)>(values, col(p));
           }
         } else {
           if (Load::kDrops && p == 0) keeps[r] = 0;
@@ -313,11 +329,27 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         }
       }
     };
+    auto unpack_alone = [&](int r) {
+      Compute* const value = x[r] + kPacked;
+      if constexpr (Load::kDirect) {
+        unpack<1>(around[r], value);
+      } else {
+        *value = Op::padding();
+        keeps_alone[r] = false;
+        if (alone() && lines[r].template reads<1>(lone())) {
+          keeps_alone[r] = lines[r].template unpack<1>(around[r], value, lone(), Op::padding());
+          if constexpr (Load::kKeeps) {
+            if (row_of(base, r) < a.rows) lines[r].template keep<1>(value, lone());
+          }
+        }
+      }
+    };
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if constexpr (kSkips) {
         mine[r] = Op::identity();
-        if (!outside) {
+        if (!outside) {  // loaded only here: to carry what was loaded from branch to branch takes 30 registers more
+          load_row(r, row_of(base, r) < a.rows);
           unpack_all(r);
           mine[r] = Op::summarize(x[r], valid, Compute(0));
         }
@@ -326,7 +358,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         continue;
       }
       unpack_all(r);
-      if constexpr (kLone > 0) unpack<1>(around[r], x[r] + kPacked);
+      if constexpr (kLone > 0) unpack_alone(r);
       origin[r] = 0;
       if constexpr (Op::kHasOrigin) {  // each warp takes its own: the row's would be one more access to memory
         constexpr int kLeading = kPacks > 1 ? kPacked - kPack : kPack;  // a warp's first lane may miss its last pack
@@ -360,6 +392,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       for (int r = 0; r < kRows; ++r) {
 #pragma unroll
         for (int p = 0; p < kPacks; ++p) ahead[r][p].hide();
+        if constexpr (kLone > 0) ahead_alone[r].hide();
       }
     }
     auto columns_of = [&](int p) {
@@ -376,6 +409,16 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
           for (int i = 0; i < kPack; ++i) y[i] = keeps[r] >> (p * kPack + i) & 1 ? y[i] : Op::dropped();
         }
       }
+    };
+    auto map_alone = [&](int r, const typename Op::Row& whole, Compute (&y)[1]) {
+      y[0] = Op::map(x[r][kPacked], whole);
+      if constexpr (Load::kDrops) {
+        if (!Op::drops_padding(whole)) y[0] = keeps_alone[r] ? y[0] : Op::dropped();
+      }
+    };
+    auto column_alone = [&] {
+      if constexpr (Shape::kHoist > 0) return column;
+      else return a.store.template columns<1>(lone());
     };
     if constexpr (Store::kScales) {
       typename Largest::State largest[kRows];
@@ -402,6 +445,18 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
           for (int i = 0; i < kPack; ++i) x[r][p * kPack + i] = z[i];
         }
       }
+      if constexpr (kLone > 0) {
+        if (alone()) {
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) {
+            Compute y[1], z[1];
+            map_alone(r, whole[r], y);
+            Store::template finish<1>(y, column_alone(), z);
+            largest[r] = Largest::template merge<false>(largest[r], Largest::of(z));
+            x[r][kPacked] = z[0];
+          }
+        }
+      }
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         largest[r] = reduce_lanes<Largest, false, kLanes>(largest[r]);
@@ -425,7 +480,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
           Compute z[kPack];
 #pragma unroll
           for (int i = 0; i < kPack; ++i) z[i] = x[r][p * kPack + i];
-          line.template store_scaled<kPack>(z, scale, col(p));
+          line.template store_scaled<kPack, (kLone > 0)>(z, scale, col(p));
+        }
+        if constexpr (kLone > 0) {
+          if (alone()) {
+            const Compute z[1] = {x[r][kPacked]};
+            line.template store_scaled<1>(z, scale, lone());
+          }
         }
       }
     } else {
@@ -479,15 +540,17 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
           if (!has(p)) continue;
           Compute y[kPack];
           map(r, p, whole, y);
-          if constexpr (Store::kAhead) targets[r].template store<kPack>(y, columns_of(p), ahead[r][p], col(p));
+          if constexpr (Store::kAhead) targets[r].template store<kPack, (kLone > 0)>(y, columns_of(p), ahead[r][p], col(p));
           else if constexpr (Shape::kHoist % 2 == 1) line.template store<kPack, (kLone > 0)>(y, columns[p], col(p));
           else if constexpr (Shape::kHoist == 2) line.template store<kPack, (kLone > 0)>(y, kept_columns(p), col(p));
           else line.template store<kPack, (kLone > 0)>(y, parameters(p), col(p));
         }
         if constexpr (kLone > 0) {
           if (alone()) {
-            const Compute y[1] = {Op::map(x[r][kPacked], whole)};
-            line.template store<1>(y, Shape::kHoist > 0 ? column : a.store.template columns<1>(lone()), lone());
+            Compute y[1];
+            map_alone(r, whole, y);
+            if constexpr (Store::kAhead) targets[r].template store<1>(y, column_alone(), ahead_alone[r], lone());
+            else line.template store<1>(y, column_alone(), lone());
           }
         }
       }
