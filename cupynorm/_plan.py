@@ -330,6 +330,8 @@ def _is_sound(problem: Problem, limits: Limits, plan: Plan) -> bool:
         shares = (plan.parts == 1 or plan.variant == "split") and (
             (plan.group > 0) == (plan.variant in ("warp", "block"))
         )
+    # warps meet in slots, of which there may be more; lanes only in powers of two
+    shares = shares and (plan.group % WARP == 0 or WARP % plan.group == 0)
     keeps = plan.kept_bytes % ACCESS_BYTES == 0 and plan.kept_bytes <= limits.shared_bytes_per_block
     in_packs = plan.group == 0 and plan.variant not in ("cached", "uncached") and plan.peel < 2  # noqa: PLR2004
     keeps = keeps and (plan.kept_bytes == 0 or in_packs)
@@ -525,6 +527,7 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
     if problem.fused:
         # what is on its way need not wait for the arithmetic, nor that for it
         others += OF_ALONE if problem.peel else 0
+        others += 0 if int(limits.compute_capability) == HOPPER else 8
         others += problem.others + elements * sum(problem.ahead) // 4
         others = max(others, _words_loaded(problem, elements) - elements * problem.compute_bytes // 4)
     if not hoist:  # the parameters pass through registers, a pack at a time

@@ -37,7 +37,9 @@ class View(NamedTuple):
     def reordered(self, order: Sequence[int]) -> View:
         """Return the view with its leading axes in this order."""
         rest = range(len(order), len(self.shape))
-        shape, strides = (tuple(each[axis] for axis in (*order, *rest)) for each in (self.shape, self.strides))
+        shape, strides = (
+            tuple(each[axis] for axis in (*order, *rest)) for each in (self.shape, self.strides)
+        )
         return View(self.pointer, shape, strides, self.dtype)
 
     def collapsed(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

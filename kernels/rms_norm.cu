@@ -51,7 +51,7 @@ struct RmsNorm {
   static T map_raw(T x, Row row) { return x * row.rstd; }
 
   void save(int64 index, Row row) const {
-    if (rstd) rstd[index] = row.rstd;
+    if (rstd) store_number(rstd + index, row.rstd);
   }
 };
 

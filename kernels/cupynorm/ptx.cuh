@@ -289,6 +289,13 @@ inline void store_quad(void* to, unsigned a, unsigned b, unsigned c, unsigned d)
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
+// One number to global memory, where the compiler may have lost that it is there.
+template <typename T>
+inline void store_number(T* to, T value) {
+  __builtin_assume(__isGlobal(to));
+  *to = value;
+}
+
 // One load of 16 bytes that caches keep longer than others, or give up before others; from sm_80 on.
 #if __CUDA_ARCH__ >= 800
 #define CUPYNORM_LOAD_QUAD(PRIORITY)                                                              \
@@ -472,6 +479,11 @@ inline unsigned largest_of_warp(unsigned x) {
 
 inline void store_pair(void* to, unsigned a, unsigned b) { *static_cast<uint2*>(to) = uint2{a, b}; }
 inline void store_quad(void* to, unsigned a, unsigned b, unsigned c, unsigned d) { *static_cast<uint4*>(to) = uint4{a, b, c, d}; }
+
+template <typename T>
+inline void store_number(T* to, T value) {
+  *to = value;
+}
 
 inline void load_quad_evicted_last(const void* from, unsigned* word) {
   for (int i = 0; i < 4; ++i) word[i] = static_cast<const unsigned*>(from)[i];

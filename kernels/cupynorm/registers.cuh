@@ -83,8 +83,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   constexpr int kPacked = kPack * kPacks, kElements = kPacked + kLone;
   static_assert(Load::kDirect || (Shape::kStages == 0 && Shape::kPeel < 2), "what is computed from several arrays lies in packs as y does");
   static_assert(!Load::kDrops || (kPacked <= 32 && !Load::kKeeps), "a bit for each element, and nothing of what is dropped is kept");
-  // one pass over a thread's elements will do: 0.01 to 0.02 faster
-  constexpr bool kShort = sizeof(Digits) == 2 && Store::kBytes <= 2 && kParts * kGroup * kPacked <= 2048;
+  // one pass over a thread's elements will do: 0.01 to 0.02 faster; to bytes instructions are scarcer, and digits fewer
+  constexpr int kFew = Store::kBytes == 1 ? 8192 : 2048;
+  constexpr bool kShort = sizeof(Digits) == 2 && Store::kBytes <= 2 && kParts * kGroup * kPacked <= kFew;
   // packs of a thread that are never missing; cutting a row into parts may leave one of them with less
   constexpr int kSure = kFull ? kPacks : kParts > 1 ? 0 : kPacks - 1;
   const int lane = threadIdx.x % kGroup, group = threadIdx.x / kGroup, cols = int(a.cols);

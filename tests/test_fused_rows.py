@@ -1,0 +1,196 @@
+"""How rows lie in threads where something is fused around an op: over any number of warps, anywhere in memory, in which order."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupynorm
+from cupynorm import _around, _ask, explain, forms
+from cupynorm._limits import RECORDED
+from cupynorm._plan import DoesNotFitError, Plan, _registers_plan, choose
+from cupynorm.forms import FORMS
+from cupynorm.testing import assert_close, assert_form_close
+from tests.simulator import simulated
+
+__all__ = ["simulated"]  # a fixture
+
+
+def planned(name: str, rows: int, cols: int, dtype: str) -> Plan:
+    problem = explain.spelled_form(FORMS[name], rows, cols, dtype).problem
+    return choose(problem, RECORDED["h200"], lambda plan: plan.least_blocks)
+
+
+def check(device: Any, name: str, rows: int, cols: int, dtype: str, **options: Any) -> None:
+    what, xp = FORMS[name], device.cupy
+    given = forms.inputs(what, rows, cols, dtype)
+
+    results = what.call({key: xp.asarray(each) for key, each in given.items()}, **options)
+
+    results = results if isinstance(results, tuple) else (results,)
+    assert_form_close(what, tuple(map(xp.asnumpy, results)), what.reference(given))
+
+
+def spread(name: str, rows: int, cols: int, dtype: str, group: int, block: int) -> Plan:
+    """Return a plan whose rows lie in `group` threads."""
+    problem = explain.spelled_form(FORMS[name], rows, cols, dtype).problem
+    plan = choose(problem, RECORDED["h200"], lambda plan: plan.least_blocks)
+    return _registers_plan(
+        problem, dataclasses.replace(plan, variant="block", group=group, block=block, least_blocks=1)
+    )
+
+
+# full rows and ragged ones, two groups of a block, and states of both kinds: merged, and of rows that hold nothing
+@pytest.mark.parametrize(
+    ("name", "rows", "cols", "dtype", "group", "block"),
+    [
+        ("add_layer_norm", 7, 768, "float16", 96, 192),
+        ("add_layer_norm/sum", 5, 1240, "float32", 160, 160),
+        ("add_rms_norm", 5, 768, "float32", 96, 96),
+        ("layer_norm/int8", 5, 1536, "float16", 192, 192),
+        ("softmax/int8", 5, 768, "float16", 96, 192),
+        ("softmax/where", 5, 1792, "float16", 224, 224),
+        ("softmax/ragged", 768, 768, "float16", 96, 192),
+        ("log_softmax/causal", 800, 800, "float32", 224, 224),
+        ("softmax/window", 768, 768, "float16", 96, 96),
+    ],
+)
+def test_rows_lie_in_any_number_of_warps(
+    name: str, rows: int, cols: int, dtype: str, group: int, block: int, simulated: Any
+) -> None:
+    check(simulated, name, rows, cols, dtype, plan=spread(name, rows, cols, dtype, group, block))
+
+
+@pytest.mark.parametrize("group", [48, 24, 3])
+def test_threads_that_are_neither_whole_warps_nor_a_power_of_two_are_refused(group: int) -> None:
+    problem = explain.spelled_form(FORMS["add_layer_norm"], 7, 768, "float16").problem
+    plan = spread("add_layer_norm", 7, 768, "float16", 96, 96)
+
+    with pytest.raises(DoesNotFitError):
+        choose(
+            problem,
+            RECORDED["h200"],
+            lambda plan: plan.least_blocks,
+            _registers_plan(problem, dataclasses.replace(plan, group=group, block=96)),
+        )
+
+
+ODD = [
+    ("softmax/where", 9, 197, "float16"),
+    ("softmax/where", 3, 4099, "float32"),
+    ("log_softmax/ragged", 9, 77, "float16"),
+    ("softmax/causal", 77, 77, "bfloat16"),
+    ("softmax/bias", 9, 197, "float16"),
+    ("softmax/int8", 9, 197, "float16"),
+    ("add_layer_norm", 9, 197, "float16"),
+    ("add_layer_norm/sum", 9, 1001, "float16"),
+    ("layer_norm/fuse", 9, 197, "float16"),
+    ("layer_norm/int8", 19, 197, "float16"),
+    ("layer_norm/int8/scale", 19, 197, "float16"),
+]
+
+
+@pytest.mark.parametrize(("name", "rows", "cols", "dtype"), ODD)
+def test_rows_that_begin_anywhere_lie_in_wide_packs(
+    name: str, rows: int, cols: int, dtype: str, simulated: Any
+) -> None:
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    plan = planned(name, rows, cols, dtype)
+
+    assert (plan.peel, plan.pack) == (1, 16 // np.dtype(forms.dtype_of(dtype)).itemsize)
+    check(simulated, name, rows, cols, dtype)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 5])
+@pytest.mark.parametrize("masks", ["float32", "float16"])
+def test_operands_lie_otherwise_than_rows(offset: int, masks: str, simulated: Any) -> None:
+    """A residual and a mask that begin elsewhere than x and y do, and parameters of another type."""
+    xp, random = simulated.cupy, np.random.default_rng(1)
+    rows, cols = 9, 200
+
+    def at(where: int, host: Any) -> Any:
+        array = xp.empty(host.size + where, host.dtype)[where:].reshape(host.shape)
+        array[...] = xp.asarray(host)
+        return array
+
+    x, r = (random.standard_normal((rows, cols)).astype(np.float16) for _ in range(2))
+    gamma, beta, bias = (random.standard_normal(cols).astype(masks) for _ in range(3))
+    keep = random.random((rows, cols)) < 0.8
+
+    y = cupynorm.add_layer_norm(
+        at(3, x),
+        at(offset, r),
+        *(at(1, each) for each in (gamma, beta)),
+        bias=at(1, bias),
+        out=at(3, x),
+        return_sum=False,
+    )
+    z = cupynorm.softmax(at(3, x), where=at(offset, keep), bias=at(offset, r), out=at(3, x))
+
+    wide = [each.astype(np.float64) for each in (x, r, gamma, beta, bias)]
+    expected = cupynorm.add_layer_norm(*wide[:2], wide[2], wide[3], bias=wide[4], return_sum=False)
+    assert_close(xp.asnumpy(y), expected, dtype="float16")
+    assert_close(xp.asnumpy(z), cupynorm.softmax(wide[0], where=keep, bias=wide[1]), dtype="float16")
+
+
+def test_dropouts_draw_for_whole_packs(simulated: Any) -> None:
+    assert planned("add_layer_norm/dropout", 9, 197, "float16").peel == 0
+    check(simulated, "add_layer_norm/dropout", 9, 197, "float16")
+
+
+# ---- the order of rows
+
+
+def order_of(shape: tuple[int, ...], function: Any = cupynorm.softmax, **options: Any) -> tuple[int, ...]:
+    """Return the axes of a call's rows, outermost first, by x's strides."""
+    found = {}
+
+    def spy(x: Any, *given: Any, _order: Any = _around._order) -> Any:
+        found["order"] = _order(x, *given)
+        return found["order"]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_around, "_order", spy)
+        _ask.spelled_by(lambda: function(of(*shape), **options))
+    return found["order"]
+
+
+def of(*shape: int, dtype: Any = np.float16) -> Any:
+    return np.empty(shape, dtype)
+
+
+def test_rows_that_share_an_operand_follow_one_another_where_it_would_be_forgotten() -> None:
+    assert order_of((12, 4096, 4096), bias=of(4096, 4096)) == (1, 0)
+    assert order_of((12, 512, 512), bias=of(512, 512)) == (0, 1)
+    assert order_of((4, 16, 2048, 2048), bias=of(16, 2048, 2048)) == (1, 2, 0)
+    assert order_of((4, 16, 4096, 4096), where=of(4, 1, 4096, 4096, dtype=np.bool_)) == (0, 2, 1)
+    assert order_of((4, 16, 2048, 2048), where=of(4, 1, 1, 2048, dtype=np.bool_)) == (0, 1, 2)
+    assert order_of((12, 4096, 4096), lengths=np.ones((12, 1), np.int32)) == (0, 1)
+
+
+def test_rows_whose_number_counts_keep_their_places() -> None:
+    assert order_of((12, 4096, 4096), bias=of(4096, 4096), causal=True) == (0, 1)
+    assert order_of((12, 4096, 4096), bias=of(4096, 4096), quantize="int8") == (0, 1)
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_another_order_of_rows_gives_the_same(
+    strided: bool, simulated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_around, "FORGOTTEN_BYTES", 0)
+    xp, random = simulated.cupy, np.random.default_rng(2)
+    x = random.standard_normal((3, 2, 5, 64)).astype(np.float32)
+    bias = random.standard_normal((2, 5, 64)).astype(np.float32)
+    where = random.random((3, 1, 5, 64)) < 0.8
+    lengths = np.array([[[64]], [[7]], [[0]]], np.int32)
+    out = xp.empty((3, 2, 5, 128), np.float32)[..., :64] if strided else None
+
+    y = cupynorm.softmax(xp.asarray(x), bias=xp.asarray(bias), lengths=xp.asarray(lengths), out=out)
+    z = cupynorm.log_softmax(xp.asarray(x), where=xp.asarray(where), bias=xp.asarray(bias))
+
+    assert_close(xp.asnumpy(y), cupynorm.softmax(x, bias=bias, lengths=lengths), dtype="float32")
+    assert_close(xp.asnumpy(z), cupynorm.log_softmax(x, where=where, bias=bias), dtype="float32")
