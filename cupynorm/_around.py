@@ -320,6 +320,8 @@ def _problem(
     drops = any(isinstance(each, Dropout) for each in what.operands)
     lies = None if drops else lie_together(x, written, axes)  # a dropout's words are those of whole packs
     where = () if what.mask is None or what.mask.where is None else (what.mask.views()["where"],)
+    beside = _bytes_of((*what.load_operands, *where), axes)
+    spans = what.mask is not None and what.mask.is_structural
     return Problem(
         math.prod(x.shape[: len(x.shape) - axes]),
         math.prod(x.shape[len(x.shape) - axes :]),
@@ -329,7 +331,7 @@ def _problem(
         tuple(each.dtype.itemsize for each in columns.values()),
         *(lies if lies is not None and pack < lies.widest else (pack, 0, 1)),
         fused=True,
-        beside=_bytes_of((*what.load_operands, *where), axes),
+        beside=beside,
         ahead=_bytes_of(what.store_operands, axes),
         stored=max(each.dtype.itemsize for each in what.outs),
         direct=what.load is None and what.mask is None and what.loaded is None,
@@ -337,12 +339,12 @@ def _problem(
         + OF_SCALES * bool(what.scales)
         + OF_RESULT * (len(what.outs) - 1)
         + OF_KEPT * (what.loaded is not None)
-        + OF_SPANS * (compute.itemsize // 4) * (what.mask is not None and what.mask.is_structural),
+        + OF_SPANS[compute.itemsize] * (spans and (bool(beside) or compute.itemsize == 8)),  # noqa: PLR2004
     )
 
 
-# Bytes that pass between two uses of an operand's row: of more, L2 is taken to keep none. H200, a bias for all batches: at 2048 columns
-# in 16 bits (25 MB pass) 0.92 of the copy rate against 0.88 in another order, at 4096 (100 MB) 0.72 against 0.95.
+# Bytes that pass between two uses of an operand's row: of more, L2 is taken to keep none. H200, a bias for all batches: at 2048
+# columns in 16 bits (25 MB pass) 0.92 of the copy rate against 0.88 in another order, at 4096 (100 MB) 0.72 against 0.95.
 FORGOTTEN_BYTES = 40 << 20
 
 
@@ -376,13 +378,13 @@ def _order(x: View, axes: int, what: Around) -> tuple[int, ...]:
     return order
 
 
-# Registers that a dropout's random words take while they are made, what finds a row's largest result, each further result, what is
-# kept of what was loaded, and which columns a row keeps.
-OF_DROPOUT = 40
-OF_SCALES = 16
+# Registers that a dropout's random words take while they are made, what finds a row's largest result, each further result, what
+# is kept of what was loaded, and, by bytes of the compute type, which columns a row keeps.
+OF_DROPOUT = 8
+OF_SCALES = 8
 OF_RESULT = 16
 OF_KEPT = 8
-OF_SPANS = 8
+OF_SPANS = {4: 8, 8: 32}
 
 
 def _registers_of(function: Function) -> int:

@@ -111,8 +111,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   }
 
   // Where a mask is one interval of columns, most warps are within it or without, if each has neighbouring packs.
-  constexpr bool kSpans = Load::kSpans && kLone == 0 && (kFull || kGroup >= kWarp);
-  constexpr bool kByWarps = kSpans && kGroup >= kWarp, kSkips = kByWarps && kRows == 1 && !Store::kScales;
+  constexpr bool kSpans = Load::kSpans && kLone == 0 && (kFull || kGroup > kWarp);
+  constexpr bool kByWarps = kSpans && kGroup > kWarp, kSkips = kByWarps && kRows == 1 && !Store::kScales;
   // Where something is computed on the way, instructions are scarce: past the last row the first is loaded, and not stored. With
   // more elements the compiler then moves too much ahead, and wants registers for it.
   constexpr bool kAnyway = kFull && kRows * kPacked <= 16 && (!Load::kDirect || Store::kAhead || Store::kScales);
@@ -330,6 +330,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         }
       }
     };
+    auto columns_of = [&](int p) {
+      if constexpr (Shape::kHoist % 2 == 1) return columns[p];
+      else if constexpr (Shape::kHoist == 2) return kept_columns(p);
+      else return parameters(p);
+    };
     auto unpack_alone = [&](int r) {
       Compute* const value = x[r] + kPacked;
       if constexpr (Load::kDirect) {
@@ -353,6 +358,17 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
           load_row(r, row_of(base, r) < a.rows);
           unpack_all(r);
           mine[r] = Op::summarize(x[r], valid, Compute(0));
+        } else if (row_of(base, r) < a.rows) {  // nothing to wait for
+          const auto line = a.store.at(row_of(base, r));
+#pragma unroll
+          for (int p = 0; p < kPacks; ++p) {
+            if (!has(p)) continue;
+            Compute y[kPack];
+#pragma unroll
+            for (int i = 0; i < kPack; ++i) y[i] = Op::dropped();
+            if constexpr (Store::kAhead) line.template store<kPack>(y, columns_of(p), ahead[r][p], col(p));
+            else line.template store<kPack>(y, columns_of(p), col(p));
+          }
         }
         origin[r] = 0;
         total[r] = reduce_lanes<Op, false, kLanes>(mine[r]);
@@ -396,11 +412,6 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         if constexpr (kLone > 0) ahead_alone[r].hide();
       }
     }
-    auto columns_of = [&](int p) {
-      if constexpr (Shape::kHoist % 2 == 1) return columns[p];
-      else if constexpr (Shape::kHoist == 2) return kept_columns(p);
-      else return parameters(p);
-    };
     auto map = [&](int r, int p, const typename Op::Row& whole, Compute (&y)[kPack]) {
 #pragma unroll
       for (int i = 0; i < kPack; ++i) y[i] = Op::map(x[r][p * kPack + i], whole);
@@ -522,20 +533,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         const typename Op::Row whole = a.op.finish(mine[r], total[r], cols, origin[r]);
         if (lane == 0 && part == 0) a.op.save(row, whole);
         const auto line = a.store.at(row);
-        if constexpr (kSkips) {
-          if (outside) {
-#pragma unroll
-            for (int p = 0; p < kPacks; ++p) {
-              if (!has(p)) continue;
-              Compute y[kPack];
-#pragma unroll
-              for (int i = 0; i < kPack; ++i) y[i] = Op::dropped();
-              if constexpr (Store::kAhead) targets[r].template store<kPack>(y, columns_of(p), ahead[r][p], col(p));
-              else line.template store<kPack>(y, columns_of(p), col(p));
-            }
-            continue;
-          }
-        }
+        if (kSkips && outside) continue;
 #pragma unroll
         for (int p = 0; p < kPacks; ++p) {
           if (!has(p)) continue;

@@ -18,8 +18,8 @@ AROUND = {name: each for name, each in FORMS.items() if not each.alone}
 every_form = pytest.mark.parametrize("what", AROUND.values(), ids=AROUND)
 every_dtype = pytest.mark.parametrize("dtype", NAMES)
 
-# rows, columns: one element, odd, as many queries as keys, wide packs that begin anywhere; and where more of a thread or of a block holds
-# a row, rows of 3 and 5 times a power of two packs, and rows that are nearly so
+# rows, columns: one element, odd, as many queries as keys, wide packs that begin anywhere; and where more of a thread or of a
+# block holds a row, rows of 3 and 5 times a power of two packs, and rows that are nearly so
 SMALL = [(1, 1), (5, 33), (48, 16), (9, 77)]
 SHAPES = [(29, 1024), (1024, 512), (7, 5001), (3, 8192), (768, 768), (29, 1000), (5, 5120), (197, 197)]
 
