@@ -62,6 +62,7 @@ FUSED_BLOCK = 256
 # and whether parameters must be put together, too.
 FULLEST_ELEMENTS = {(2, False): 32, (2, True): 24, (4, False): 20, (4, True): 20, (8, False): 8, (8, True): 8}
 LEAST_THREAD_BYTES = 32  # of a row that a thread holds, if FUSED_HELD has more
+FEW_OTHERS = 24  # registers for the arithmetic, with which sm_90 still does without those of addresses
 OF_ALONE = 8  # registers for what is computed of the element that is in no pack
 AMPERE, HOPPER = 80, 90  # before the first the compiler wants 16 registers more; the second brought clusters
 # That the values and parameters of a thread take: with more, too few threads keep memory busy.
@@ -561,6 +562,7 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
     many = elements // problem.pack > MANY_PACKS and not hoist and (problem.fused or not problem.peel)
     many = many and problem.pack * problem.load_bytes > 4  # noqa: PLR2004
     four = problem.held_bytes == 4 or (problem.fused and problem.pack == 4)  # noqa: PLR2004
+    four = four and problem.others <= FEW_OTHERS
     if many and not (full and four and int(limits.compute_capability) == HOPPER):
         others += 24
     if int(limits.compute_capability) < AMPERE:

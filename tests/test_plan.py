@@ -315,7 +315,30 @@ def test_what_is_loaded_with_a_row_leaves_a_thread_less_of_it() -> None:
         plan = choose(dataclasses.replace(MASKED, **change), H200, resident)  # type: ignore[arg-type]
         return plan.packs * plan.pack
 
-    assert [held(beside=beside) for beside in ((), (1,), (2,), (2, 2))] == [32, 16, 16, 8]
+    assert [held(beside=beside) for beside in ((), (1,), (2,), (2, 2))] == [32, 16, 16, 16]
+
+
+@pytest.mark.parametrize(
+    ("kind", "cols", "expected"),
+    [
+        (SUM, 1024, (8, 2, 64, True)),
+        (SUM, 768, (8, 3, 32, True)),  # half the threads hold the row without a gap
+        (SUM, 5120, (8, 4, 160, True)),  # nor do 5 warps leave one
+        (SUM, 1000, (8, 4, 32, False)),  # of as many places those of the fewest threads
+        (SUM, 3000, (8, 4, 96, False)),
+        (MASKED, 1000, (8, 4, 32, False)),
+        (TO_BYTES, 5120, (8, 4, 160, True)),
+        # of parameters in 32 bits no access is left half to the next thread, but where they wait for all rows
+        (dataclasses.replace(SUM, columns=(4, 4), beside=(2, 4)), 768, (4, 6, 32, True)),
+        (dataclasses.replace(TO_BYTES, columns=(4, 4)), 768, (8, 3, 32, True)),
+    ],
+)
+def test_a_fused_row_leaves_few_places_empty(
+    kind: Problem, cols: int, expected: tuple[int, int, int, bool]
+) -> None:
+    plan = choose(dataclasses.replace(kind, cols=cols, rows=49152), H200, resident)
+
+    assert (plan.pack, plan.packs, plan.group, plan.full) == expected
 
 
 def test_rows_to_bytes_go_through_blocks_unless_something_is_computed_on_the_way() -> None:

@@ -221,6 +221,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     for (int s = 0; s < Shape::kStages; ++s) send(first + s * step, s);
     if constexpr (kLone > 0) send_around(first);
   }
+#ifdef CUPYNORM_TOUCH
+  if constexpr (Shape::kHoist == 0 && kParts == 1 && Store::kAhead) a.store.touch_columns(threadIdx.x, Shape::kBlock, cols);
+#endif
   for (int64 base = first; base < limit; base += step) {
     if constexpr (Shape::kStages > 0) wait_for_copies<(Shape::kStages > 0 ? Shape::kStages - 1 : 0)>();
     Loaded loaded[kRows][kPacks];
