@@ -380,7 +380,7 @@ def _order(x: View, axes: int, what: Around) -> tuple[int, ...]:
 
 # Registers that a dropout's random words take while they are made, what finds a row's largest result, each further result, what
 # is kept of what was loaded, and, by bytes of the compute type, which columns a row keeps.
-OF_DROPOUT = 16
+OF_DROPOUT = 8
 OF_SCALES = 8
 OF_RESULT = 16
 OF_KEPT = 8

@@ -46,6 +46,7 @@ WHOLE_BLOCK = {4: 1024, 8: 256}
 # That a thread of warp and block holds, by bytes of the compute type: no spill up to there.
 MOST_ELEMENTS = {4: 32, 8: 16}
 MOST_PEELED_ELEMENTS = {2: 40, 4: 32, 8: 16}  # by bytes of an element
+MOST_FUSED_PEELED_ELEMENTS = {2: 32, 4: 20, 8: 8}
 # What a thread wants beside its values, by (bytes of the compute type, hoist) ...
 OTHER_REGISTERS = {(4, 0): 32, (4, 1): 24, (8, 0): 48, (8, 1): 48}
 # ... and more, where its last pack may be missing and parameters are hoisted, and where rows begin anywhere.
@@ -63,7 +64,8 @@ FUSED_BLOCK = 256
 FULLEST_ELEMENTS = {(2, False): 32, (2, True): 24, (4, False): 20, (4, True): 20, (8, False): 8, (8, True): 8}
 LEAST_THREAD_BYTES = 32  # of a row that a thread holds, if FUSED_HELD has more
 FEW_OTHERS = 24  # registers for the arithmetic, with which sm_90 still does without those of addresses
-OF_ALONE = 8  # registers for what is computed of the element that is in no pack
+OF_ALONE = 8  # registers for what is computed of the element that is in no pack, and for each array beside x
+CROWDED_ELEMENTS = 24  # of a thread; of more, quantised, the compiler wants 8 registers more
 AMPERE, HOPPER = 80, 90  # before the first the compiler wants 16 registers more; the second brought clusters
 # That the values and parameters of a thread take: with more, too few threads keep memory busy.
 MOST_HOISTED_WORDS = 32
@@ -515,8 +517,8 @@ def _can_stage(problem: Problem, limits: Limits) -> bool:
 
 
 def _most_elements(problem: Problem) -> int:
-    if problem.peel and not problem.fused:
-        return MOST_PEELED_ELEMENTS[problem.held_bytes]
+    if problem.peel:
+        return (MOST_FUSED_PEELED_ELEMENTS if problem.fused else MOST_PEELED_ELEMENTS)[problem.held_bytes]
     return MOST_ELEMENTS[problem.compute_bytes]
 
 
@@ -551,7 +553,10 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
         others += PEELED_REGISTERS[problem.compute_bytes]
     if problem.fused:
         # what is on its way need not wait for the arithmetic, nor that for it
-        others += OF_ALONE if problem.peel else 0
+        if problem.peel:
+            others += OF_ALONE * (1 + len(problem.beside) + len(problem.ahead))
+        if _what(problem) == "quantized" and elements > CROWDED_ELEMENTS:
+            others += 8
         if int(limits.compute_capability) != HOPPER:
             others += 8 if elements // problem.pack <= MANY_PACKS else 16
         others += problem.others + elements * sum(problem.ahead) // 4
@@ -562,9 +567,9 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
     many = elements // problem.pack > MANY_PACKS and not hoist and (problem.fused or not problem.peel)
     many = many and problem.pack * problem.load_bytes > 4  # noqa: PLR2004
     four = problem.held_bytes == 4 or (problem.fused and problem.pack == 4)  # noqa: PLR2004
-    four = four and problem.others <= FEW_OTHERS
-    if many and not (full and four and int(limits.compute_capability) == HOPPER):
-        others += 24
+    plain = problem.others <= FEW_OTHERS
+    if many and not (full and four and plain and int(limits.compute_capability) == HOPPER):
+        others += 24 if plain else 32
     if int(limits.compute_capability) < AMPERE:
         others += 16
     elif full and not (problem.columns or problem.beside) and problem.compute_bytes == 4:  # noqa: PLR2004
