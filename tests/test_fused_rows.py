@@ -137,6 +137,24 @@ def test_operands_lie_otherwise_than_rows(offset: int, masks: str, simulated: An
     assert_close(xp.asnumpy(z), cupynorm.softmax(wide[0], where=keep, bias=wide[1]), dtype="float16")
 
 
+@pytest.mark.parametrize(("cols", "peel"), [(197, 1), (768, 0)])
+def test_what_is_dropped_is_exact_in_rows_that_are_not_numbers(cols: int, peel: int, simulated: Any) -> None:
+    assert planned("softmax/ragged", 4, cols, "float16").peel == peel
+    x = np.random.default_rng(3).standard_normal((4, cols)).astype(np.float16)
+    x[0, 1], x[1, 2] = np.nan, np.inf
+    lengths = np.array([cols - 9, cols - 9, 0, 1], np.int32)
+    dropped = np.arange(cols) >= lengths[:, None]
+    on_device = simulated.cupy.asarray(x), simulated.cupy.asarray(lengths)
+
+    y, z = (
+        function(on_device[0], lengths=on_device[1]) for function in (cupynorm.softmax, cupynorm.log_softmax)
+    )
+
+    assert (simulated.cupy.asnumpy(y)[dropped] == 0).all()
+    assert (simulated.cupy.asnumpy(z)[dropped] == -np.inf).all()
+    assert np.isnan(simulated.cupy.asnumpy(y)[:2, : cols - 9]).any(axis=1).all()
+
+
 def test_dropouts_draw_for_whole_packs(simulated: Any) -> None:
     assert planned("add_layer_norm/dropout", 9, 197, "float16").peel == 0
     check(simulated, "add_layer_norm/dropout", 9, 197, "float16")
