@@ -201,7 +201,7 @@ MASKS = {
         lambda _, __: {},
         lambda _: {"causal": True},
         lambda a: _diagonal(a) >= 0,
-        lambda shape: _band(shape, shape[-1]),
+        lambda shape: _band(shape, max(shape)),
         0.95,
     ),
     "window": _Mask(

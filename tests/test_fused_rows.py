@@ -64,6 +64,18 @@ def test_rows_lie_in_any_number_of_warps(
     check(simulated, name, rows, cols, dtype, plan=spread(name, rows, cols, dtype, group, block))
 
 
+# blocks of a cluster, of which the last has less; warps that keep nothing, in rows that are long and in short ones
+@pytest.mark.parametrize(
+    ("name", "rows", "cols", "dtype"),
+    [("softmax/lengths", 3, 8192, "float32"), ("log_softmax/ragged", 5, 5120, "float64")]
+    + [("softmax/ragged", 256, cols, dtype) for cols, dtype in ((8192, "float16"), (1024, "float32"))],
+)
+def test_rows_of_which_an_interval_is_kept(
+    name: str, rows: int, cols: int, dtype: str, simulated: Any
+) -> None:
+    check(simulated, name, rows, cols, dtype)
+
+
 @pytest.mark.parametrize("group", [48, 24, 3])
 def test_threads_that_are_neither_whole_warps_nor_a_power_of_two_are_refused(group: int) -> None:
     problem = explain.spelled_form(FORMS["add_layer_norm"], 7, 768, "float16").problem

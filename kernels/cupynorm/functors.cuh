@@ -143,7 +143,6 @@ struct DirectStore {
 
 struct NoColumn {
   static constexpr bool kPresent = false;
-  void touch_all(int, int, int) const {}
   template <int N>
   using Packed = NoColumns;
   template <int N>
@@ -168,12 +167,6 @@ struct Column {
   static constexpr bool kPresent = true;
   const T* pointer;
 
-  // Brings all lines on their way to the level-1 cache: this thread's of so many.
-  void touch_all(int thread, int threads, int cols) const {
-    constexpr int kLine = 128 / int(sizeof(T));
-    for (int i = thread * kLine; i < cols; i += threads * kLine) touch(pointer + i);
-  }
-
   template <int N>
   using Packed = Pack<T, N>;
   template <int N>
@@ -196,7 +189,6 @@ struct Column {
 template <typename T, int kAxes>
 struct StridedColumn {
   static constexpr bool kPresent = true;
-  void touch_all(int, int, int) const {}
   const T* pointer;
   Strided<kAxes> cols;
 
@@ -320,10 +312,6 @@ struct ColumnsOf {
   template <int N>
   using ColumnsApart = typename Affines::template ColumnsApart<N>;
 
-  void touch_columns(int thread, int threads, int cols) const {
-    own().gamma.touch_all(thread, threads, cols);
-    own().beta.touch_all(thread, threads, cols);
-  }
   const Affines& own() const { return static_cast<const Store*>(this)->affine; }
   template <int N, typename Index>
   Columns<N> columns(Index col) const {

@@ -289,12 +289,6 @@ inline void store_quad(void* to, unsigned a, unsigned b, unsigned c, unsigned d)
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Brings a line into the level-1 cache; nobody waits for it.
-inline void touch(const void* line) {
-  unsigned word;
-  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(word) : "l"(__cvta_generic_to_global(line)));
-}
-
 // One number to global memory, where the compiler may have lost that it is there.
 template <typename T>
 inline void store_number(T* to, T value) {
@@ -486,7 +480,6 @@ inline unsigned largest_of_warp(unsigned x) {
 inline void store_pair(void* to, unsigned a, unsigned b) { *static_cast<uint2*>(to) = uint2{a, b}; }
 inline void store_quad(void* to, unsigned a, unsigned b, unsigned c, unsigned d) { *static_cast<uint4*>(to) = uint4{a, b, c, d}; }
 
-inline void touch(const void*) {}
 template <typename T>
 inline void store_number(T* to, T value) {
   *to = value;
