@@ -87,8 +87,18 @@ LARGE_CLUSTERS = {"90", "100", "103"}  # compute capabilities that take more tha
 FEW_ROW_BYTES = 32 << 10
 FEW_CLUSTER_BYTES = 1 << 20
 FEW_BLOCK = 256
+CROWDED_PACKS, CROWDED_BLOCKS = (
+    8,
+    (128, 512),
+)  # of a thread, threads of a block, where blocks would wait for a multiprocessor
 # Of split, on a multiprocessor: while one waits for others, the other moves. 0.45 against 0.37 at 64 rows of 2^20 columns.
 SPLIT_BLOCKS = 2
+# Of rows in the registers of the whole grid: threads of a block, the first that has room; what a thread wants beside its values.
+SPREAD_BLOCKS, SPREAD_REGISTERS = (512, 1024), 56
+# Of rows that are read twice, side by side: so many at least, and at a time; packs of a thread, threads of a block.
+TOGETHER_LEAST_ROWS, TOGETHER_ROWS, TOGETHER_PACKS, TOGETHER_BLOCK = 4, 8, 4, 512
+LETTERS_BYTES = 32  # of what a block tells another
+LINE_BYTES = 128  # parts of rows begin at multiples of that
 # Of a part, what does not fit into shared memory is read again, and L2 still has it: so much more than fits saves a round.
 SPLIT_OVERFLOW = 1.25
 
@@ -191,18 +201,26 @@ class Plan:
         """The kernel of kernels/cupynorm that holds a row so."""
         if self.variant == "cached":
             return "row_cached"
+        if self.variant == "split" and self.group:
+            return "row_spread"
+        if self.variant == "split" and self.rows_per_group > 1:
+            return "row_together"
         return "row_registers" if self.group else "row_staged"
 
     @property
     def shape(self) -> str:
         """The kernel's struct of numbers: how a row lies in threads."""
-        return {"row_registers": "Registers", "row_staged": "Staged", "row_cached": "Cached"}[self.kernel]
+        return self.kernel.removeprefix("row_").capitalize()
 
     @property
     def template(self) -> tuple[int | bool, ...]:
         """The numbers among the kernel's template arguments, in order."""
         if self.variant == "cached":
             return (self.pack, self.packs, self.block, self.least_blocks)
+        if self.kernel == "row_spread":
+            return (self.pack, self.packs, self.hoist, self.block, self.least_blocks)
+        if self.kernel == "row_together":
+            return (self.pack, self.packs, self.rows_per_group, self.block, self.least_blocks)
         if not self.group:
             parts = 0 if self.variant == "split" else self.parts  # a grid's are known at the launch only
             return (self.pack, self.packs, self.peel, parts, self.kept_bytes, self.block, self.least_blocks)
@@ -258,7 +276,8 @@ def _in_turn(problem: Problem, limits: Limits) -> tuple[Candidate, ...]:
         narrow = _group(problem, _thread_bytes(problem, _held(problem))) <= WARP
         return (*(_warp,) * narrow, *(_one_shot,) * few, _block, _one_shot, _uncached)
     if few:
-        first = (_few_rows, _split) if problem.row_bytes <= FEW_CLUSTER_BYTES else (_split, _shared_out)
+        longest = FEW_CLUSTER_BYTES // (2 if problem.rows == 1 else 1)
+        first = (_few_rows, _split) if problem.row_bytes <= longest else (_split, _few_rows, _shared_out)
         return (*first, _best_cached, _block, _shared, _uncached)
     # a warp holds more than what is best for it: from there on a block is better
     ragged = _ragged(problem.peeled)
@@ -292,7 +311,9 @@ def _as_wanted(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: P
         and _is_sound(peeled, limits, wanted)
     )
     chosen = None
-    if fits and wanted.group:
+    if fits and wanted.variant == "split" and wanted.kernel != "row_staged":
+        chosen = (_spread_plan if wanted.group else _together_plan)(peeled, limits, occupancy, wanted)
+    elif fits and wanted.group:
         plan = _registers_plan(peeled, wanted)
         fits = (
             wanted.block % wanted.group == 0
@@ -319,10 +340,10 @@ def _is_sound(problem: Problem, limits: Limits, plan: Plan) -> bool:
     if plan.variant == "cluster":
         shares = 1 < plan.parts <= MOST_PARTS and plan.parts & (plan.parts - 1) == 0
         shares = shares and plan.rows_per_group == 1 and plan.group in (0, plan.block)
+    elif plan.variant == "split":
+        shares = plan.group in (0, plan.block) and plan.rows_per_group <= TOGETHER_ROWS
     else:
-        shares = (plan.parts == 1 or plan.variant == "split") and (
-            (plan.group > 0) == (plan.variant in ("warp", "block"))
-        )
+        shares = plan.parts == 1 and (plan.group > 0) == (plan.variant in ("warp", "block"))
     keeps = plan.kept_bytes % ACCESS_BYTES == 0 and plan.kept_bytes <= limits.shared_bytes_per_block
     in_packs = plan.group == 0 and plan.variant not in ("cached", "uncached") and plan.peel < 2  # noqa: PLR2004
     keeps = keeps and (plan.kept_bytes == 0 or in_packs)
@@ -708,24 +729,48 @@ def _most_parts(limits: Limits) -> int:
 
 def _few_rows(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
     """As many multiprocessors as can be work on a row, in registers, and each row goes through a cluster of its own."""
-    parts = _most_parts(limits)
-    if parts == 1 or problem.compute_bytes == 8:  # noqa: PLR2004
+    parts = most = _most_parts(limits)
+    if most == 1 or problem.compute_bytes == 8:  # noqa: PLR2004
         return None
-    if problem.rows * parts > 2 * limits.sm_count:
-        # parameters are read again for each row: 0.64 against 0.56 at 64 rows of 65536 columns
-        parts = 2 if problem.kind == (2, 2) else min(parts, 8)
-    share = math.ceil(problem.cols // problem.pack / parts)
+    crowded = problem.rows * most > 2 * limits.sm_count
+    if crowded:  # parameters are read again for each row
+        parts = 2 if problem.columns else min(most, 8)
+    while parts <= most:
+        plan = (_crowded_cluster(problem, limits, parts) if crowded else None) or _few_cluster(problem, parts)
+        if plan is not None:
+            return _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
+        parts *= 2
+    return None
+
+
+def _few_cluster(problem: Problem, parts: int) -> Plan | None:
     most = MOST_ELEMENTS[problem.compute_bytes] // problem.pack
-    block = max(FEW_BLOCK, _power_of_two_from(math.ceil(share / most)))
+    block = max(FEW_BLOCK, _power_of_two_from(math.ceil(problem.cols // problem.pack / parts / most)))
     if block > MAX_BLOCK:
         return None
     plan = dataclasses.replace(
         PLAIN, variant="cluster", pack=problem.pack, peel=problem.peel, parts=parts, block=block, group=block
     )
     plan = _registers_plan(problem, plan)
-    if _can_hoist(problem, plan.packs * plan.pack):
-        plan = dataclasses.replace(plan, hoist=1)
-    return _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
+    return dataclasses.replace(plan, hoist=int(_can_hoist(problem, plan.packs * plan.pack)))
+
+
+def _crowded_cluster(problem: Problem, limits: Limits, parts: int) -> Plan | None:
+    """Twice the bytes a thread of rows in 16 bits, where they have room: softmax of 64 x 65536 0.75 against 0.68."""
+    block = problem.cols // problem.pack // parts // CROWDED_PACKS
+    plan = dataclasses.replace(
+        PLAIN, variant="cluster", pack=problem.pack, parts=parts, block=block, group=block
+    )
+    measured = problem.held_bytes == 2 and _in_whole_packs(problem) and _alike(problem)  # noqa: PLR2004
+    if (
+        not measured
+        or int(limits.compute_capability) != HOPPER
+        or block % WARP
+        or not CROWDED_BLOCKS[0] <= block <= CROWDED_BLOCKS[1]
+    ):
+        return None
+    plan = _registers_plan(problem, plan)
+    return plan if plan.full and plan.packs == CROWDED_PACKS else None
 
 
 def _held_by_cluster(
@@ -812,15 +857,105 @@ def _split(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | Non
     """As many blocks as the device holds at once share the rows; all of them run, for they wait for one another."""
     if problem.fused:
         return None
-    resident = SPLIT_BLOCKS if int(limits.compute_capability) >= AMPERE else 1
+    return (
+        _spread(problem, limits, occupancy)
+        or _together(problem, limits, occupancy)
+        or _kept_by_grid(problem, limits, occupancy)
+    )
+
+
+def _in_whole_packs(problem: Problem) -> bool:
+    """Say whether rows begin at packs of 16 bytes, of numbers that take no more registers than floats."""
+    whole = problem.pack * problem.load_bytes == ACCESS_BYTES
+    return whole and not problem.peel and problem.compute_bytes == 4  # noqa: PLR2004
+
+
+def _largest_part(problem: Problem, parts: int) -> int:
+    """Return the packs of the largest of so many parts of a row that begin at whole lines."""
+    lines, packs_of_one = problem.cols * problem.load_bytes // LINE_BYTES, LINE_BYTES // ACCESS_BYTES
+    first, last = math.ceil(lines / parts), lines // parts  # the last has what is left, too
+    return max(first * packs_of_one, last * packs_of_one + (problem.cols // problem.pack) % packs_of_one)
+
+
+def _spread(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
+    """A row in the registers of blocks of the whole grid."""
+    parts = limits.sm_count // problem.rows
+    if problem.cols // problem.pack <= parts * SPREAD_BLOCKS[0]:  # a pack a thread: few blocks meet sooner
+        parts //= 2
+    for block in SPREAD_BLOCKS if parts else ():
+        plan = dataclasses.replace(
+            PLAIN, variant="split", pack=problem.pack, parts=parts, block=block, group=block
+        )
+        chosen = _spread_plan(problem, limits, occupancy, plan)
+        if chosen is not None:
+            return chosen
+    return None
+
+
+def _spread_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Plan) -> Plan | None:
+    packs = math.ceil(_largest_part(problem, plan.parts) / plan.block)
+    elements = packs * problem.pack
+    if not _in_whole_packs(problem) or elements > MOST_ELEMENTS[problem.compute_bytes]:
+        return None
+    if plan.block > SPREAD_BLOCKS[0] and packs > MANY_PACKS:
+        return None
+    words = _words(problem, elements, hoist=True)
+    hoist = bool(problem.columns) and (SPREAD_REGISTERS + words) * plan.block <= limits.registers_per_sm
+    plan = dataclasses.replace(plan, packs=packs, hoist=int(hoist))
+    return _all_at_once(problem, limits, occupancy, plan, problem.rows * plan.parts)
+
+
+def _together(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
+    """Rows side by side, read twice: parameters, once for all of them, where the chip cannot hold a row."""
+    held_bytes = limits.sm_count * limits.shared_bytes_per_sm
+    if not problem.columns or problem.rows < TOGETHER_LEAST_ROWS or problem.row_bytes < held_bytes:
+        return None
+    plan = dataclasses.replace(
+        PLAIN,
+        variant="split",
+        pack=problem.pack,
+        packs=TOGETHER_PACKS,
+        rows_per_group=TOGETHER_ROWS,
+        parts=limits.sm_count,
+        block=TOGETHER_BLOCK,
+    )
+    return _together_plan(problem, limits, occupancy, plan)
+
+
+def _together_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Plan) -> Plan | None:
+    if not _in_whole_packs(problem):
+        return None
+    return _all_at_once(problem, limits, occupancy, plan, plan.parts)
+
+
+def _all_at_once(
+    problem: Problem, limits: Limits, occupancy: Occupancy, plan: Plan, grid: int
+) -> Plan | None:
+    """Return a plan whose blocks all run at once, for they wait for one another, with room for letters among their results."""
+    room = (problem.cols // plan.parts) * min(problem.load_bytes, 2) - LINE_BYTES
+    resident = occupancy(plan)
+    if room < plan.parts * LETTERS_BYTES + ACCESS_BYTES or grid > limits.sm_count * resident:
+        return None
+    return dataclasses.replace(
+        plan, grid=grid, resident_blocks=resident, waves=grid / (limits.sm_count * resident)
+    )
+
+
+def _kept_by_grid(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
+    """Parts of rows in shared memory, as far as they fit."""
+    # with 4 bytes an element one block of all threads: 0.76 against 0.73 at 64 rows of 2^20 columns
+    whole = problem.held_bytes == 4 and _in_whole_packs(problem)  # noqa: PLR2004
+    whole = whole and _alike(problem) and int(limits.compute_capability) == HOPPER
+    resident = SPLIT_BLOCKS if int(limits.compute_capability) >= AMPERE and not whole else 1
     block = min(
-        WHOLE_BLOCK[problem.compute_bytes] // (4 if problem.peel else 2), limits.threads_per_sm // resident
+        WHOLE_BLOCK[problem.compute_bytes] // (4 if problem.peel else 1 if whole else 2),
+        limits.threads_per_sm // resident,
     )
     room = limits.shared_bytes_per_sm // resident - limits.reserved_shared_bytes - STATIC_SHARED_BYTES
     kept_bytes = min(room, limits.shared_bytes_per_block) // ACCESS_BYTES * ACCESS_BYTES
     if problem.peel == 2:  # noqa: PLR2004
         kept_bytes = 0
-    packs = 1 if problem.peel or (problem.held_bytes > 2 and problem.columns) else 2  # noqa: PLR2004  with more it would spill
+    packs = 2 if whole else 1 if problem.peel or (problem.held_bytes > 2 and problem.columns) else 2  # noqa: PLR2004  with more it would spill
     plan = _staged(problem, "split", block, kept_bytes, packs=packs)
     plan = dataclasses.replace(plan, least_blocks=resident)
     # where a block's part is short, few threads do
@@ -857,16 +992,15 @@ def _parts_of_split(problem: Problem, limits: Limits, plan: Plan) -> int:
 def _split_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Plan) -> Plan | None:
     # a block has a pack for each thread, and room for every block's letters among its results, of 2 bytes an element at least
     letters_bytes = 8 * problem.compute_bytes
-    most = min(problem.cols // problem.pack // plan.block, math.isqrt(2 * problem.cols // letters_bytes) - 1)
+    most = min(problem.cols // problem.pack // plan.block, math.isqrt(2 * problem.cols // letters_bytes) - 3)
     if most < 1:
         return None
     at_once, parts = _rows_of_split(problem, limits, plan), min(most, _parts_of_split(problem, limits, plan))
     # in place they lie where x was, which must not be read again
-    if problem.peel < 2 and plan.kept_bytes < parts * letters_bytes + 8:  # noqa: PLR2004
+    if problem.peel < 2 and plan.kept_bytes < parts * letters_bytes + 16:  # noqa: PLR2004
         return None
-    plan = dataclasses.replace(
-        plan, parts=parts, shared_bytes=min(plan.kept_bytes, _part_bytes(problem, parts))
-    )
+    part_bytes = _part_bytes(problem, parts) + 2 * LINE_BYTES
+    plan = dataclasses.replace(plan, parts=parts, shared_bytes=min(plan.kept_bytes, part_bytes))
     resident = occupancy(plan)
     if resident < plan.least_blocks:  # all must run at once
         return None

@@ -122,24 +122,41 @@ inline void reduce_warps(typename Op::State (&s)[kRows], const typename Op::Comp
   }
 }
 
-// A slot as it crosses between blocks through global memory: each word is a letter that says itself that it has come. The letters
-// must have been cleared, and all blocks have met since.
+// How the packs of a row are shared out among blocks: in units, `each` to every one, and one more to the first `more`; what is left to the last.
+// Parts that do not begin at a line of 128 bytes cost a tenth (16 rows of 2^24 columns).
+template <int kUnit>
+struct Shares {
+  int64 packs, each;
+  int more, parts;
+  static Shares of(int64 packs, int parts) {  // a division of 64 bits takes four times as long
+    const int64 units = packs / kUnit, each = units >> 31 ? units / parts : unsigned(units) / unsigned(parts);
+    return {packs, each, int(units - each * parts), parts};
+  }
+  int64 begin(int part) const { return part == parts ? packs : (part * each + (part < more ? part : more)) * kUnit; }
+  int64 held(int part) const { return begin(part + 1) - begin(part); }
+  int64 most() const { return (each + 2) * kUnit; }  // that a part can hold
+};
+
+// A slot as it crosses between blocks through global memory, in pairs of letters; an op that counts from nothing sends no origin. The letters must
+// have been cleared, and all blocks have met since.
 template <class Op>
 struct Letters {
-  static constexpr int kWords = int(sizeof(Slot<Op>) / 4);
+  static constexpr int kBytes = int(Op::kHasOrigin ? sizeof(Slot<Op>) : sizeof(typename Op::State)), kWords = (kBytes + 7) / 8 * 2;
+  union {
+    unsigned word[kWords];
+    Slot<Op> slot;
+  };
 };
 template <class Op>
 inline void send_letters(Letter* to, const Slot<Op>& slot) {
-  const unsigned* word = reinterpret_cast<const unsigned*>(&slot);
+  Letters<Op> own = {};
+  own.slot = slot;
 #pragma unroll
-  for (int i = 0; i < Letters<Op>::kWords; ++i) send_letter(to + i, word[i]);
+  for (int i = 0; i < Letters<Op>::kWords; i += 2) send_letters(to + i, own.word[i], own.word[i + 1]);
 }
 template <class Op>
 inline Slot<Op> await_letters(const Letter* from) {
-  union {
-    unsigned word[Letters<Op>::kWords];
-    Slot<Op> slot;
-  } own = {};
+  Letters<Op> own = {};
   await_letters(from, own.word);
   return own.slot;
 }
