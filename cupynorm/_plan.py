@@ -87,18 +87,23 @@ LARGE_CLUSTERS = {"90", "100", "103"}  # compute capabilities that take more tha
 FEW_ROW_BYTES = 32 << 10
 FEW_CLUSTER_BYTES = 1 << 20
 FEW_BLOCK = 256
+CROWDED_COLS, CROWDED_ROW_BYTES = 65536, 256 << 10  # as measured: from, to
 CROWDED_PACKS, CROWDED_BLOCKS = (
     8,
     (128, 512),
 )  # of a thread, threads of a block, where blocks would wait for a multiprocessor
 # Of split, on a multiprocessor: while one waits for others, the other moves. 0.45 against 0.37 at 64 rows of 2^20 columns.
 SPLIT_BLOCKS = 2
-# Of rows in the registers of the whole grid: threads of a block, the first that has room; what a thread wants beside its values.
-SPREAD_BLOCKS, SPREAD_REGISTERS = (512, 1024), 56
+# Of a row in the registers of the whole grid: its bytes, threads of a block, what a thread wants beside its values.
+SPREAD_ROW_BYTES, SPREAD_BLOCK, SPREAD_REGISTERS = (1 << 20, 4 << 20), 512, 56
 # Of rows that are read twice, side by side: so many at least, and at a time; packs of a thread, threads of a block.
 TOGETHER_LEAST_ROWS, TOGETHER_ROWS, TOGETHER_PACKS, TOGETHER_BLOCK = 4, 8, 4, 512
 LETTERS_BYTES = 32  # of what a block tells another
 LINE_BYTES = 128  # parts of rows begin at multiples of that
+# So many rows at once, if there are as many, that have a parameter and do not fit: each of its reads then serves all of them.
+LONG_ROWS = 16
+# From so many bytes in all on, with 4 bytes an element, one block of all threads: 0.76 against 0.73 at 64 rows of 2^20 columns.
+WHOLE_BLOCK_BYTES = 256 << 20
 # Of a part, what does not fit into shared memory is read again, and L2 still has it: so much more than fits saves a round.
 SPLIT_OVERFLOW = 1.25
 
@@ -733,14 +738,16 @@ def _few_rows(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | 
     if most == 1 or problem.compute_bytes == 8:  # noqa: PLR2004
         return None
     crowded = problem.rows * most > 2 * limits.sm_count
+    measured = crowded and problem.cols >= CROWDED_COLS and problem.row_bytes <= CROWDED_ROW_BYTES
     if crowded:  # parameters are read again for each row
-        parts = 2 if problem.columns else min(most, 8)
-    while parts <= most:
-        plan = (_crowded_cluster(problem, limits, parts) if crowded else None) or _few_cluster(problem, parts)
-        if plan is not None:
-            return _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
-        parts *= 2
-    return None
+        parts = 2 if len(problem.columns) > (0 if measured else 1) else min(most, 8)
+    plan = None
+    while plan is None and parts <= most:
+        plan = (_crowded_cluster(problem, limits, parts) if measured else None) or _few_cluster(
+            problem, parts
+        )
+        parts = 2 * parts if measured else most + 1
+    return plan and _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
 
 
 def _few_cluster(problem: Problem, parts: int) -> Plan | None:
@@ -870,34 +877,26 @@ def _in_whole_packs(problem: Problem) -> bool:
     return whole and not problem.peel and problem.compute_bytes == 4  # noqa: PLR2004
 
 
-def _largest_part(problem: Problem, parts: int) -> int:
-    """Return the packs of the largest of so many parts of a row that begin at whole lines."""
-    lines, packs_of_one = problem.cols * problem.load_bytes // LINE_BYTES, LINE_BYTES // ACCESS_BYTES
-    first, last = math.ceil(lines / parts), lines // parts  # the last has what is left, too
-    return max(first * packs_of_one, last * packs_of_one + (problem.cols // problem.pack) % packs_of_one)
-
-
 def _spread(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
-    """A row in the registers of blocks of the whole grid."""
-    parts = limits.sm_count // problem.rows
-    if problem.cols // problem.pack <= parts * SPREAD_BLOCKS[0]:  # a pack a thread: few blocks meet sooner
+    """The only row, in the registers of blocks of the whole grid."""
+    least, most = SPREAD_ROW_BYTES
+    if problem.rows > 1 or not least <= problem.row_bytes <= most:
+        return None
+    parts = limits.sm_count
+    if problem.cols // problem.pack <= parts * SPREAD_BLOCK:  # a pack a thread: few blocks meet sooner
         parts //= 2
-    for block in SPREAD_BLOCKS if parts else ():
-        plan = dataclasses.replace(
-            PLAIN, variant="split", pack=problem.pack, parts=parts, block=block, group=block
-        )
-        chosen = _spread_plan(problem, limits, occupancy, plan)
-        if chosen is not None:
-            return chosen
-    return None
+    plan = dataclasses.replace(
+        PLAIN, variant="split", pack=problem.pack, parts=parts, block=SPREAD_BLOCK, group=SPREAD_BLOCK
+    )
+    return _spread_plan(problem, limits, occupancy, plan)
 
 
 def _spread_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Plan) -> Plan | None:
-    packs = math.ceil(_largest_part(problem, plan.parts) / plan.block)
+    packs = math.ceil(problem.cols // problem.pack / plan.parts / plan.block)
     elements = packs * problem.pack
     if not _in_whole_packs(problem) or elements > MOST_ELEMENTS[problem.compute_bytes]:
         return None
-    if plan.block > SPREAD_BLOCKS[0] and packs > MANY_PACKS:
+    if plan.block > SPREAD_BLOCK and packs > MANY_PACKS:
         return None
     words = _words(problem, elements, hoist=True)
     hoist = bool(problem.columns) and (SPREAD_REGISTERS + words) * plan.block <= limits.registers_per_sm
@@ -905,10 +904,14 @@ def _spread_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: P
     return _all_at_once(problem, limits, occupancy, plan, problem.rows * plan.parts)
 
 
+def _fits(problem: Problem, limits: Limits) -> bool:
+    """Say whether the shared memory of all multiprocessors holds a row."""
+    return problem.row_bytes <= limits.sm_count * limits.shared_bytes_per_sm
+
+
 def _together(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
-    """Rows side by side, read twice: parameters, once for all of them, where the chip cannot hold a row."""
-    held_bytes = limits.sm_count * limits.shared_bytes_per_sm
-    if not problem.columns or problem.rows < TOGETHER_LEAST_ROWS or problem.row_bytes < held_bytes:
+    """Rows side by side, read twice: gamma and beta, once for all of them, where the chip cannot hold a row."""
+    if len(problem.columns) < 2 or problem.rows < TOGETHER_LEAST_ROWS or _fits(problem, limits):  # noqa: PLR2004
         return None
     plan = dataclasses.replace(
         PLAIN,
@@ -943,8 +946,8 @@ def _all_at_once(
 
 def _kept_by_grid(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
     """Parts of rows in shared memory, as far as they fit."""
-    # with 4 bytes an element one block of all threads: 0.76 against 0.73 at 64 rows of 2^20 columns
-    whole = problem.held_bytes == 4 and _in_whole_packs(problem)  # noqa: PLR2004
+    whole = problem.held_bytes == 4 and problem.rows * problem.row_bytes >= WHOLE_BLOCK_BYTES  # noqa: PLR2004
+    whole = whole and _in_whole_packs(problem)
     whole = whole and _alike(problem) and int(limits.compute_capability) == HOPPER
     resident = SPLIT_BLOCKS if int(limits.compute_capability) >= AMPERE and not whole else 1
     block = min(
@@ -977,6 +980,9 @@ def _rows_of_split(problem: Problem, limits: Limits, plan: Plan) -> int:
         else blocks
     )
     rows = min(problem.rows, max(1, blocks // least))
+    long = problem.rows >= LONG_ROWS and not _fits(problem, limits)
+    if problem.columns and long and _in_whole_packs(problem):
+        rows = LONG_ROWS
     return math.ceil(problem.rows / math.ceil(problem.rows / rows))  # all rounds alike
 
 
@@ -992,15 +998,16 @@ def _parts_of_split(problem: Problem, limits: Limits, plan: Plan) -> int:
 def _split_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Plan) -> Plan | None:
     # a block has a pack for each thread, and room for every block's letters among its results, of 2 bytes an element at least
     letters_bytes = 8 * problem.compute_bytes
-    most = min(problem.cols // problem.pack // plan.block, math.isqrt(2 * problem.cols // letters_bytes) - 3)
+    most = min(problem.cols // problem.pack // plan.block, math.isqrt(2 * problem.cols // letters_bytes) - 1)
     if most < 1:
         return None
     at_once, parts = _rows_of_split(problem, limits, plan), min(most, _parts_of_split(problem, limits, plan))
     # in place they lie where x was, which must not be read again
     if problem.peel < 2 and plan.kept_bytes < parts * letters_bytes + 16:  # noqa: PLR2004
         return None
-    part_bytes = _part_bytes(problem, parts) + 2 * LINE_BYTES
-    plan = dataclasses.replace(plan, parts=parts, shared_bytes=min(plan.kept_bytes, part_bytes))
+    plan = dataclasses.replace(
+        plan, parts=parts, shared_bytes=min(plan.kept_bytes, _part_bytes(problem, parts))
+    )
     resident = occupancy(plan)
     if resident < plan.least_blocks:  # all must run at once
         return None

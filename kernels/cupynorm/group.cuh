@@ -122,19 +122,16 @@ inline void reduce_warps(typename Op::State (&s)[kRows], const typename Op::Comp
   }
 }
 
-// How the packs of a row are shared out among blocks: in units, `each` to every one, and one more to the first `more`; what is left to the last.
-// Parts that do not begin at a line of 128 bytes cost a tenth (16 rows of 2^24 columns).
-template <int kUnit>
+// How the packs of a row are shared out among blocks: `each` to every one, and one more to the first `more`.
 struct Shares {
-  int64 packs, each;
-  int more, parts;
+  int64 each;
+  int more;
   static Shares of(int64 packs, int parts) {  // a division of 64 bits takes four times as long
-    const int64 units = packs / kUnit, each = units >> 31 ? units / parts : unsigned(units) / unsigned(parts);
-    return {packs, each, int(units - each * parts), parts};
+    const int64 each = packs >> 31 ? packs / parts : unsigned(packs) / unsigned(parts);
+    return {each, int(packs - each * parts)};
   }
-  int64 begin(int part) const { return part == parts ? packs : (part * each + (part < more ? part : more)) * kUnit; }
-  int64 held(int part) const { return begin(part + 1) - begin(part); }
-  int64 most() const { return (each + 2) * kUnit; }  // that a part can hold
+  int64 begin(int part) const { return part * each + (part < more ? part : more); }
+  int64 held(int part) const { return each + (part < more); }
 };
 
 // A slot as it crosses between blocks through global memory, in pairs of letters; an op that counts from nothing sends no origin. The letters must

@@ -37,7 +37,6 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
   constexpr bool kPeeled = Shape::kPeel > 0, kGrid = Shape::kParts == 0, kCluster = Shape::kParts > 1;
   constexpr int kUnroll = sizeof(Compute) == 8 ? 1 : kPeeled || kGrid ? 2 : 4;  // of packs on their way to y: more would spill
   constexpr int kMails = kCluster ? Shape::kParts : 1;
-  constexpr int kUnit = kGrid ? 128 / kPackBytes : 1;  // packs that a part is a multiple of
   __shared__ Slot<Op> warps[2][1][1][kWarps];
   __shared__ Mail<Op, kMails> mails[kCluster ? 2 : 1];
   static_assert(Load::kDirect || (Shape::kPeel == 0 && Shape::kKept == 0), "what is computed from several arrays is read twice");
@@ -61,17 +60,17 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
   // `packs` from column `head` on.
   struct Part {
     int64 row, head, base, held;
-    Shares<kUnit> shares;
+    Shares shares;
     int kept;
   };
   auto part_of = [&](int64 row) {
-    Part p = {0, 0, 0, 0, {0, 0, 0, 0}, 0};
+    Part p = {0, 0, 0, 0, {0, 0}, 0};
     if (row >= a.rows) return p;
     p.row = row;
     const int64 aligned = kPeeled ? a.store.at(row).template head<kPack>() : 0;
     p.head = aligned < a.cols ? aligned : a.cols;
     const int64 packs = (a.cols - p.head) / kPack;
-    p.shares = Shares<kUnit>::of(packs, parts);
+    p.shares = Shares::of(packs, parts);
     p.base = p.head + p.shares.begin(part) * kPack;
     p.held = p.shares.held(part);
     p.kept = p.held < kRoom ? int(p.held) : kRoom;
@@ -79,8 +78,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
   };
   // the same for every row, so that a batch of the next row takes the place of this row's; in whole turns of the block
   constexpr int kTurn = kBlock * kPacks;
-  const int64 largest_part = Shares<kUnit>::of(a.cols / kPack, parts).most();
-  const int most = largest_part < kRoom ? int(largest_part) : kRoom;
+  const int64 each = Shares::of(a.cols / kPack, parts).each;
+  const int most = each < kRoom ? int(each) + 1 : kRoom;
   const int batch = ((most + kTurn - 1) / kTurn + 3) / 4 * kTurn;
   auto send = [&](const Part& p, int b) {
     if constexpr (kRoom > 0) {
