@@ -96,8 +96,23 @@ LARGE_CLUSTERS = {"90", "100", "103"}  # compute capabilities that take more tha
 FEW_ROW_BYTES = 32 << 10
 FEW_CLUSTER_BYTES = 1 << 20
 FEW_BLOCK = 256
+CROWDED_COLS, CROWDED_ROW_BYTES = 65536, 256 << 10  # as measured: from, to
+CROWDED_PACKS, CROWDED_BLOCKS = (
+    8,
+    (128, 512),
+)  # of a thread, threads of a block, where blocks would wait for a multiprocessor
 # Of split, on a multiprocessor: while one waits for others, the other moves. 0.45 against 0.37 at 64 rows of 2^20 columns.
 SPLIT_BLOCKS = 2
+# Of a row in the registers of the whole grid: its bytes, threads of a block, what a thread wants beside its values.
+SPREAD_ROW_BYTES, SPREAD_BLOCK, SPREAD_REGISTERS = (1 << 20, 4 << 20), 512, 56
+# Of rows that are read twice, side by side: so many at least, and at a time; packs of a thread, threads of a block.
+TOGETHER_LEAST_ROWS, TOGETHER_ROWS, TOGETHER_PACKS, TOGETHER_BLOCK = 4, 8, 4, 512
+LETTERS_BYTES = 32  # of what a block tells another
+LINE_BYTES = 128  # parts of rows begin at multiples of that
+# So many rows at once, if there are as many, that have a parameter and do not fit: each of its reads then serves all of them.
+LONG_ROWS = 16
+# From so many bytes in all on, with 4 bytes an element, one block of all threads: 0.76 against 0.73 at 64 rows of 2^20 columns.
+WHOLE_BLOCK_BYTES = 256 << 20
 # Of a part, what does not fit into shared memory is read again, and L2 still has it: so much more than fits saves a round.
 SPLIT_OVERFLOW = 1.25
 
@@ -200,18 +215,26 @@ class Plan:
         """The kernel of kernels/cupynorm that holds a row so."""
         if self.variant == "cached":
             return "row_cached"
+        if self.variant == "split" and self.group:
+            return "row_spread"
+        if self.variant == "split" and self.rows_per_group > 1:
+            return "row_together"
         return "row_registers" if self.group else "row_staged"
 
     @property
     def shape(self) -> str:
         """The kernel's struct of numbers: how a row lies in threads."""
-        return {"row_registers": "Registers", "row_staged": "Staged", "row_cached": "Cached"}[self.kernel]
+        return self.kernel.removeprefix("row_").capitalize()
 
     @property
     def template(self) -> tuple[int | bool, ...]:
         """The numbers among the kernel's template arguments, in order."""
         if self.variant == "cached":
             return (self.pack, self.packs, self.block, self.least_blocks)
+        if self.kernel == "row_spread":
+            return (self.pack, self.packs, self.hoist, self.block, self.least_blocks)
+        if self.kernel == "row_together":
+            return (self.pack, self.packs, self.rows_per_group, self.block, self.least_blocks)
         if not self.group:
             parts = 0 if self.variant == "split" else self.parts  # a grid's are known at the launch only
             return (self.pack, self.packs, self.peel, parts, self.kept_bytes, self.block, self.least_blocks)
@@ -292,7 +315,8 @@ def _in_turn(problem: Problem, limits: Limits) -> tuple[Candidate, ...]:
         narrow = _group(peeled, _thread_bytes(peeled, _held(peeled))) <= WARP
         return (*(_warp,) * narrow, *(_one_shot,) * few, _block, _one_shot, _uncached)
     if few:
-        first = (_few_rows, _split) if problem.row_bytes <= FEW_CLUSTER_BYTES else (_split, _shared_out)
+        longest = FEW_CLUSTER_BYTES // (2 if problem.rows == 1 else 1)
+        first = (_few_rows, _split) if problem.row_bytes <= longest else (_split, _few_rows, _shared_out)
         return (*first, _best_cached, _block, _shared, _uncached)
     # a warp holds more than what is best for it: from there on a block is better
     ragged = _ragged(problem.peeled)
@@ -326,7 +350,9 @@ def _as_wanted(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: P
         and _is_sound(peeled, limits, wanted)
     )
     chosen = None
-    if fits and wanted.group:
+    if fits and wanted.variant == "split" and wanted.kernel != "row_staged":
+        chosen = (_spread_plan if wanted.group else _together_plan)(peeled, limits, occupancy, wanted)
+    elif fits and wanted.group:
         plan = _registers_plan(peeled, wanted)
         fits = (
             wanted.block % wanted.group == 0
@@ -353,10 +379,10 @@ def _is_sound(problem: Problem, limits: Limits, plan: Plan) -> bool:
     if plan.variant == "cluster":
         shares = 1 < plan.parts <= MOST_PARTS and plan.parts & (plan.parts - 1) == 0
         shares = shares and plan.rows_per_group == 1 and plan.group in (0, plan.block)
+    elif plan.variant == "split":
+        shares = plan.group in (0, plan.block) and plan.rows_per_group <= TOGETHER_ROWS
     else:
-        shares = (plan.parts == 1 or plan.variant == "split") and (
-            (plan.group > 0) == (plan.variant in ("warp", "block"))
-        )
+        shares = plan.parts == 1 and (plan.group > 0) == (plan.variant in ("warp", "block"))
     # warps meet in slots, of which there may be more; lanes only in powers of two
     shares = shares and (plan.group % WARP == 0 or WARP % plan.group == 0)
     keeps = plan.kept_bytes % ACCESS_BYTES == 0 and plan.kept_bytes <= limits.shared_bytes_per_block
@@ -786,24 +812,50 @@ def _most_parts(limits: Limits) -> int:
 
 def _few_rows(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
     """As many multiprocessors as can be work on a row, in registers, and each row goes through a cluster of its own."""
-    parts = _most_parts(limits)
-    if parts == 1 or problem.compute_bytes == 8:  # noqa: PLR2004
+    parts = most = _most_parts(limits)
+    if most == 1 or problem.compute_bytes == 8:  # noqa: PLR2004
         return None
-    if problem.rows * parts > 2 * limits.sm_count:
-        # parameters are read again for each row: 0.64 against 0.56 at 64 rows of 65536 columns
-        parts = 2 if problem.kind == (2, 2) else min(parts, 8)
-    share = math.ceil(problem.cols // problem.pack / parts)
+    crowded = problem.rows * most > 2 * limits.sm_count
+    measured = crowded and problem.cols >= CROWDED_COLS and problem.row_bytes <= CROWDED_ROW_BYTES
+    if crowded:  # parameters are read again for each row
+        parts = 2 if len(problem.columns) > (0 if measured else 1) else min(most, 8)
+    plan = None
+    while plan is None and parts <= most:
+        plan = (_crowded_cluster(problem, limits, parts) if measured else None) or _few_cluster(
+            problem, parts
+        )
+        parts = 2 * parts if measured else most + 1
+    return plan and _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
+
+
+def _few_cluster(problem: Problem, parts: int) -> Plan | None:
     most = MOST_ELEMENTS[problem.compute_bytes] // problem.pack
-    block = max(FEW_BLOCK, _power_of_two_from(math.ceil(share / most)))
+    block = max(FEW_BLOCK, _power_of_two_from(math.ceil(problem.cols // problem.pack / parts / most)))
     if block > MAX_BLOCK:
         return None
     plan = dataclasses.replace(
         PLAIN, variant="cluster", pack=problem.pack, peel=problem.peel, parts=parts, block=block, group=block
     )
     plan = _registers_plan(problem, plan)
-    if _can_hoist(problem, plan.packs * plan.pack):
-        plan = dataclasses.replace(plan, hoist=1)
-    return _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
+    return dataclasses.replace(plan, hoist=int(_can_hoist(problem, plan.packs * plan.pack)))
+
+
+def _crowded_cluster(problem: Problem, limits: Limits, parts: int) -> Plan | None:
+    """Twice the bytes a thread of rows in 16 bits, where they have room: softmax of 64 x 65536 0.75 against 0.68."""
+    block = problem.cols // problem.pack // parts // CROWDED_PACKS
+    plan = dataclasses.replace(
+        PLAIN, variant="cluster", pack=problem.pack, parts=parts, block=block, group=block
+    )
+    measured = problem.held_bytes == 2 and _in_whole_packs(problem) and _alike(problem)  # noqa: PLR2004
+    if (
+        not measured
+        or int(limits.compute_capability) != HOPPER
+        or block % WARP
+        or not CROWDED_BLOCKS[0] <= block <= CROWDED_BLOCKS[1]
+    ):
+        return None
+    plan = _registers_plan(problem, plan)
+    return plan if plan.full and plan.packs == CROWDED_PACKS else None
 
 
 def _held_by_cluster(
@@ -890,15 +942,101 @@ def _split(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | Non
     """As many blocks as the device holds at once share the rows; all of them run, for they wait for one another."""
     if problem.fused:
         return None
-    resident = SPLIT_BLOCKS if int(limits.compute_capability) >= AMPERE else 1
+    return (
+        _spread(problem, limits, occupancy)
+        or _together(problem, limits, occupancy)
+        or _kept_by_grid(problem, limits, occupancy)
+    )
+
+
+def _in_whole_packs(problem: Problem) -> bool:
+    """Say whether rows begin at packs of 16 bytes, of numbers that take no more registers than floats."""
+    whole = problem.pack * problem.load_bytes == ACCESS_BYTES
+    return whole and not problem.peel and problem.compute_bytes == 4  # noqa: PLR2004
+
+
+def _spread(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
+    """The only row, in the registers of blocks of the whole grid."""
+    least, most = SPREAD_ROW_BYTES
+    if problem.rows > 1 or not least <= problem.row_bytes <= most:
+        return None
+    parts = limits.sm_count
+    if problem.cols // problem.pack <= parts * SPREAD_BLOCK:  # a pack a thread: few blocks meet sooner
+        parts //= 2
+    plan = dataclasses.replace(
+        PLAIN, variant="split", pack=problem.pack, parts=parts, block=SPREAD_BLOCK, group=SPREAD_BLOCK
+    )
+    return _spread_plan(problem, limits, occupancy, plan)
+
+
+def _spread_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Plan) -> Plan | None:
+    packs = math.ceil(problem.cols // problem.pack / plan.parts / plan.block)
+    elements = packs * problem.pack
+    if not _in_whole_packs(problem) or elements > MOST_ELEMENTS[problem.compute_bytes]:
+        return None
+    if plan.block > SPREAD_BLOCK and packs > MANY_PACKS:
+        return None
+    words = _words(problem, elements, hoist=True)
+    hoist = bool(problem.columns) and (SPREAD_REGISTERS + words) * plan.block <= limits.registers_per_sm
+    plan = dataclasses.replace(plan, packs=packs, hoist=int(hoist))
+    return _all_at_once(problem, limits, occupancy, plan, problem.rows * plan.parts)
+
+
+def _fits(problem: Problem, limits: Limits) -> bool:
+    """Say whether the shared memory of all multiprocessors holds a row."""
+    return problem.row_bytes <= limits.sm_count * limits.shared_bytes_per_sm
+
+
+def _together(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
+    """Rows side by side, read twice: gamma and beta, once for all of them, where the chip cannot hold a row."""
+    if len(problem.columns) < 2 or problem.rows < TOGETHER_LEAST_ROWS or _fits(problem, limits):  # noqa: PLR2004
+        return None
+    plan = dataclasses.replace(
+        PLAIN,
+        variant="split",
+        pack=problem.pack,
+        packs=TOGETHER_PACKS,
+        rows_per_group=TOGETHER_ROWS,
+        parts=limits.sm_count,
+        block=TOGETHER_BLOCK,
+    )
+    return _together_plan(problem, limits, occupancy, plan)
+
+
+def _together_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Plan) -> Plan | None:
+    if not _in_whole_packs(problem):
+        return None
+    return _all_at_once(problem, limits, occupancy, plan, plan.parts)
+
+
+def _all_at_once(
+    problem: Problem, limits: Limits, occupancy: Occupancy, plan: Plan, grid: int
+) -> Plan | None:
+    """Return a plan whose blocks all run at once, for they wait for one another, with room for letters among their results."""
+    room = (problem.cols // plan.parts) * min(problem.load_bytes, 2) - LINE_BYTES
+    resident = occupancy(plan)
+    if room < plan.parts * LETTERS_BYTES + ACCESS_BYTES or grid > limits.sm_count * resident:
+        return None
+    return dataclasses.replace(
+        plan, grid=grid, resident_blocks=resident, waves=grid / (limits.sm_count * resident)
+    )
+
+
+def _kept_by_grid(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
+    """Parts of rows in shared memory, as far as they fit."""
+    whole = problem.held_bytes == 4 and problem.rows * problem.row_bytes >= WHOLE_BLOCK_BYTES  # noqa: PLR2004
+    whole = whole and _in_whole_packs(problem)
+    whole = whole and _alike(problem) and int(limits.compute_capability) == HOPPER
+    resident = SPLIT_BLOCKS if int(limits.compute_capability) >= AMPERE and not whole else 1
     block = min(
-        WHOLE_BLOCK[problem.compute_bytes] // (4 if problem.peel else 2), limits.threads_per_sm // resident
+        WHOLE_BLOCK[problem.compute_bytes] // (4 if problem.peel else 1 if whole else 2),
+        limits.threads_per_sm // resident,
     )
     room = limits.shared_bytes_per_sm // resident - limits.reserved_shared_bytes - STATIC_SHARED_BYTES
     kept_bytes = min(room, limits.shared_bytes_per_block) // ACCESS_BYTES * ACCESS_BYTES
     if problem.peel == 2:  # noqa: PLR2004
         kept_bytes = 0
-    packs = 1 if problem.peel or (problem.held_bytes > 2 and problem.columns) else 2  # noqa: PLR2004  with more it would spill
+    packs = 2 if whole else 1 if problem.peel or (problem.held_bytes > 2 and problem.columns) else 2  # noqa: PLR2004  with more it would spill
     plan = _staged(problem, "split", block, kept_bytes, packs=packs)
     plan = dataclasses.replace(plan, least_blocks=resident)
     # where a block's part is short, few threads do
@@ -920,6 +1058,9 @@ def _rows_of_split(problem: Problem, limits: Limits, plan: Plan) -> int:
         else blocks
     )
     rows = min(problem.rows, max(1, blocks // least))
+    long = problem.rows >= LONG_ROWS and not _fits(problem, limits)
+    if problem.columns and long and _in_whole_packs(problem):
+        rows = LONG_ROWS
     return math.ceil(problem.rows / math.ceil(problem.rows / rows))  # all rounds alike
 
 
@@ -940,7 +1081,7 @@ def _split_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Pl
         return None
     at_once, parts = _rows_of_split(problem, limits, plan), min(most, _parts_of_split(problem, limits, plan))
     # in place they lie where x was, which must not be read again
-    if problem.peel < 2 and plan.kept_bytes < parts * letters_bytes + 8:  # noqa: PLR2004
+    if problem.peel < 2 and plan.kept_bytes < parts * letters_bytes + 16:  # noqa: PLR2004
         return None
     plan = dataclasses.replace(
         plan, parts=parts, shared_bytes=min(plan.kept_bytes, _part_bytes(problem, parts))

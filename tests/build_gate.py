@@ -115,7 +115,11 @@ def plans(problem: Problem, arch: str) -> tuple[Plan, ...]:
     """Every plan that `choose` can give for such a problem of any rows and columns, one for each kernel."""
     limits = dataclasses.replace(RECORDED[DEVICES.get(arch, "a100")], compute_capability=arch)
     found: dict[tuple[object, ...], Plan] = {}
-    for variant, rows, packs in itertools.product(VARIANTS, (1, 1 << 24), edges()):
+    cases = itertools.chain(
+        itertools.product(VARIANTS, (1, 1 << 24), edges()),
+        itertools.product(("split",), (1, 2, 4, 8), (1 << p for p in range(16, 23))),  # the whole grid's
+    )
+    for variant, rows, packs in cases:
         with contextlib.suppress(DoesNotFitError):
             plan = choose(
                 dataclasses.replace(problem, rows=rows, cols=packs * problem.pack),
@@ -159,9 +163,9 @@ def extremes(candidates: Iterable[Plan]) -> list[Plan]:
 
 def tightest(candidates: Iterable[Plan]) -> list[Plan]:
     """Of each variant, with full rows, ragged ones and those that begin anywhere, the plan that strains the registers most."""
-    found: dict[tuple[str, bool, int], Plan] = {}
+    found: dict[tuple[str, str, bool, int], Plan] = {}
     for plan in candidates:
-        kind = plan.variant, plan.full, plan.peel
+        kind = plan.variant, plan.kernel, plan.full, plan.peel
         found[kind] = max(found.get(kind, plan), plan, key=tightness)
     return list(found.values())
 
@@ -367,9 +371,9 @@ def narrow_accesses(op: RowOp, instance: Instance, code: Code) -> list[str]:
         columns |= {16}
     if plan.variant == "split":  # letters: cleared, sent and awaited
         origins = Counter(origins)
-        origins[8] += 2 * compute.itemsize * copies
+        origins[16] += compute.itemsize * copies
         origins[4] += 2 * copies  # the grid's barrier
-        statistics[8] += 2 * compute.itemsize * copies
+        statistics[16] += compute.itemsize * copies
     directions = (
         ("loads", {"LDG", "LDGSTS"}, instance.load_bytes, columns, origins),
         ("stores", {"STG"}, instance.store_bytes, set(), statistics),

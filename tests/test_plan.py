@@ -73,8 +73,9 @@ def test_without_clusters_shared_memory_is_next(cols: int, variant: str) -> None
         (1, 16376, "cached"),
         (1, 16384, "cluster"),
         (16, 65536, "cluster"),
-        (1, 2**19, "cluster"),
-        (1, 2**20, "split"),
+        (1, 2**18, "cluster"),
+        (1, 2**19, "split"),
+        (2, 2**19, "cluster"),
         (131, 2**20, "split"),
         (132, 2**20, "cluster"),
     ],
@@ -84,6 +85,25 @@ def test_fewer_rows_than_multiprocessors_are_shared_out(rows: int, cols: int, va
 
     assert plan.variant == variant
     assert plan.grid <= H200.sm_count * 16
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "columns", "kernel"),
+    [
+        (1, 2**20, (2, 2), "row_spread"),
+        (8, 2**20, (2, 2), "row_staged"),  # more than registers hold
+        (4, 2**24, (2, 2), "row_together"),
+        (3, 2**24, (2, 2), "row_staged"),
+        (64, 2**24, (), "row_staged"),  # nothing is read for several rows
+        (64, 2**23, (2, 2), "row_staged"),  # the chip holds a row
+    ],
+)
+def test_where_a_row_waits_that_the_grid_shares(
+    rows: int, cols: int, columns: tuple[int, ...], kernel: str
+) -> None:
+    plan = choose(dataclasses.replace(problem(rows, cols), columns=columns), H200, resident)
+
+    assert (plan.variant, plan.kernel) == ("split", kernel)
 
 
 def test_blocks_that_wait_for_one_another_are_no_more_than_the_device_runs() -> None:
@@ -106,7 +126,7 @@ def test_blocks_that_share_a_row_keep_what_their_letters_replace(compute_bytes: 
             taken.append(choose(wide, H200, resident, dataclasses.replace(chosen, kept_bytes=kept_bytes)))
 
     assert taken
-    assert all(plan.kept_bytes >= plan.parts * 8 * compute_bytes + 8 for plan in taken)
+    assert all(plan.kept_bytes >= plan.parts * 8 * compute_bytes + 16 for plan in taken)
     elsewhere = dataclasses.replace(wide, pack=1, widest=8, peel=2, period=8)  # x is not where y is
     assert choose(elsewhere, H200, resident, "split").kept_bytes == 0
 

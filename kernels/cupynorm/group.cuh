@@ -133,24 +133,38 @@ inline void reduce_warps(typename Op::State (&s)[kRows], const typename Op::Comp
   }
 }
 
-// A slot as it crosses between blocks through global memory: each word is a letter that says itself that it has come. The letters
-// must have been cleared, and all blocks have met since.
+// How the packs of a row are shared out among blocks: `each` to every one, and one more to the first `more`.
+struct Shares {
+  int64 each;
+  int more;
+  static Shares of(int64 packs, int parts) {  // a division of 64 bits takes four times as long
+    const int64 each = packs >> 31 ? packs / parts : unsigned(packs) / unsigned(parts);
+    return {each, int(packs - each * parts)};
+  }
+  int64 begin(int part) const { return part * each + (part < more ? part : more); }
+  int64 held(int part) const { return each + (part < more); }
+};
+
+// A slot as it crosses between blocks through global memory, in pairs of letters; an op that counts from nothing sends no origin. The letters must
+// have been cleared, and all blocks have met since.
 template <class Op>
 struct Letters {
-  static constexpr int kWords = int(sizeof(Slot<Op>) / 4);
+  static constexpr int kBytes = int(Op::kHasOrigin ? sizeof(Slot<Op>) : sizeof(typename Op::State)), kWords = (kBytes + 7) / 8 * 2;
+  union {
+    unsigned word[kWords];
+    Slot<Op> slot;
+  };
 };
 template <class Op>
 inline void send_letters(Letter* to, const Slot<Op>& slot) {
-  const unsigned* word = reinterpret_cast<const unsigned*>(&slot);
+  Letters<Op> own = {};
+  own.slot = slot;
 #pragma unroll
-  for (int i = 0; i < Letters<Op>::kWords; ++i) send_letter(to + i, word[i]);
+  for (int i = 0; i < Letters<Op>::kWords; i += 2) send_letters(to + i, own.word[i], own.word[i + 1]);
 }
 template <class Op>
 inline Slot<Op> await_letters(const Letter* from) {
-  union {
-    unsigned word[Letters<Op>::kWords];
-    Slot<Op> slot;
-  } own = {};
+  Letters<Op> own = {};
   await_letters(from, own.word);
   return own.slot;
 }

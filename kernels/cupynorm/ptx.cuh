@@ -256,15 +256,17 @@ inline void grid_wait(unsigned before) {
   __syncthreads();
 }
 
-// A word sent through global memory to whoever waits for it there: it and the sign that it has come are one access, 8-byte aligned.
+// A word sent through global memory to whoever waits for it there: it and the sign that it has come are one access. Letters go in pairs, 16-byte
+// aligned: fewer accesses, while each still says for itself that it has come.
 struct Letter {
   unsigned long long bits;
 };
-inline void clear_letter(Letter* letter) {
-  asm volatile("st.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(letter)), "l"(0ull) : "memory");
+inline void clear_letters(Letter* pair) {
+  asm volatile("st.global.v2.u64 [%0], {%1, %1};" ::"l"(__cvta_generic_to_global(pair)), "l"(0ull) : "memory");
 }
-inline void send_letter(Letter* to, unsigned word) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "l"(1ull << 32 | word) : "memory");
+inline void send_letters(Letter* pair, unsigned a, unsigned b) {
+  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(pair)), "l"(1ull << 32 | a), "l"(1ull << 32 | b)
+               : "memory");
 }
 // All at once: one after the other each would take a trip to L2.
 template <int kCount>
@@ -273,8 +275,11 @@ inline void await_letters(const Letter* from, unsigned (&word)[kCount]) {
   do {
     unsigned long long bits[kCount];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i)
-      asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(bits[i]) : "l"(__cvta_generic_to_global(from + i)) : "memory");
+    for (int i = 0; i < kCount; i += 2)
+      asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                   : "=l"(bits[i]), "=l"(bits[i + 1])
+                   : "l"(__cvta_generic_to_global(from + i))
+                   : "memory");
     here = true;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) here = here && bits[i] >> 32, word[i] = unsigned(bits[i]);
@@ -447,8 +452,8 @@ inline void grid_wait(unsigned, SIMULATOR_HERE) { simulator::grid_wait({"grid_wa
 struct Letter {
   unsigned long long bits;
 };
-inline void clear_letter(Letter* letter) { letter->bits = 0; }
-inline void send_letter(Letter* to, unsigned word) { to->bits = 1ull << 32 | word; }
+inline void clear_letters(Letter* pair) { pair[0].bits = pair[1].bits = 0; }
+inline void send_letters(Letter* pair, unsigned a, unsigned b) { pair[0].bits = 1ull << 32 | a, pair[1].bits = 1ull << 32 | b; }
 template <int kCount>
 inline void await_letters(const Letter* from, unsigned (&word)[kCount], SIMULATOR_HERE) {
   for (int i = 0; i < kCount; ++i) simulator::await_high_word(&from[i].bits, {"await_letters", file, line}), word[i] = unsigned(from[i].bits);

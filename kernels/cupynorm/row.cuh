@@ -4,3 +4,4 @@
 #include <cupynorm/cached.cuh>
 #include <cupynorm/registers.cuh>
 #include <cupynorm/staged.cuh>
+#include <cupynorm/together.cuh>

@@ -59,27 +59,28 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
   // This block's part of a row: `held` packs from column `base` on, of which the first `kept` wait in shared memory. Of all parts:
   // `packs` from column `head` on.
   struct Part {
-    int64 row, head, each, base, held;  // of all parts, the first `more` hold `each` + 1 packs
-    int more, kept;
+    int64 row, head, base, held;
+    Shares shares;
+    int kept;
   };
-  auto begin_of = [](const Part& p, int part) { return part * p.each + (part < p.more ? part : p.more); };
   auto part_of = [&](int64 row) {
-    Part p = {0, 0, 0, 0, 0, 0, 0};
+    Part p = {0, 0, 0, 0, {0, 0}, 0};
     if (row >= a.rows) return p;
     p.row = row;
     const int64 aligned = kPeeled ? a.store.at(row).template head<kPack>() : 0;
     p.head = aligned < a.cols ? aligned : a.cols;
     const int64 packs = (a.cols - p.head) / kPack;
-    p.each = packs / parts;
-    p.more = int(packs - p.each * parts);
-    p.base = p.head + begin_of(p, part) * kPack;
-    p.held = p.each + (part < p.more);
+    p.shares = Shares::of(packs, parts);
+    p.base = p.head + p.shares.begin(part) * kPack;
+    p.held = p.shares.held(part);
     p.kept = p.held < kRoom ? int(p.held) : kRoom;
     return p;
   };
-  // the same for every row, so that a batch of the next row takes the place of this row's
-  const int64 most = (a.cols / kPack + parts - 1) / parts;
-  const int batch = ((int(most < kRoom ? most : kRoom) + kBlock - 1) / kBlock + 3) / 4 * kBlock;
+  // the same for every row, so that a batch of the next row takes the place of this row's; in whole turns of the block
+  constexpr int kTurn = kBlock * kPacks;
+  const int64 each = Shares::of(a.cols / kPack, parts).each;
+  const int most = each < kRoom ? int(each) + 1 : kRoom;
+  const int batch = ((most + kTurn - 1) / kTurn + 3) / 4 * kTurn;
   auto send = [&](const Part& p, int b) {
     if constexpr (kRoom > 0) {
       const auto from = a.load.at(p.row);
@@ -100,12 +101,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
   // first, and all blocks of the grid meet for each row; else they meet once.
   constexpr int kWords = Letters<Op>::kWords;
   auto letters = [&](const Part& p, int part) {
-    const auto address = reinterpret_cast<unsigned long long>(a.store.at(p.row).address() + p.head + begin_of(p, part) * kPack);
-    return reinterpret_cast<Letter*>((address + sizeof(Letter) - 1) / sizeof(Letter) * sizeof(Letter));
+    const auto address = reinterpret_cast<unsigned long long>(a.store.at(p.row).address() + p.head + p.shares.begin(part) * kPack);
+    return reinterpret_cast<Letter*>((address + 15) / 16 * 16);
   };
   auto clear = [&](const Part& p) {
 #pragma unroll 1
-    for (int i = threadIdx.x; i < parts * kWords; i += kBlock) clear_letter(letters(p, part) + i);
+    for (int i = threadIdx.x; i < parts * kWords / 2; i += kBlock) clear_letters(letters(p, part) + 2 * i);
   };
   const bool in_place = kGrid && static_cast<const void*>(a.store.at(0).address()) == a.load.at(0).address(0);
   unsigned met = 0;
@@ -154,7 +155,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
       else if constexpr (!Store::kScales) to.template store<kPack, true>(y, a.store.template columns<kPack>(col), col);
     };
     // the elements around the packs: one for each of the first threads
-    const int64 tail = now.head + begin_of(now, parts) * kPack;
+    const int64 tail = now.head + now.shares.begin(parts) * kPack;
     const int heads = kPeeled && here && part == 0 ? int(now.head) : 0;
     const int tails = kPeeled && here && part == parts - 1 ? int(a.cols - tail) : 0;
     const bool alone = int(threadIdx.x) < heads + tails;

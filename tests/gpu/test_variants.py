@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm._plan import PLAIN
+from cupynorm._plan import PLAIN, Plan
 from cupynorm.catalog import OPS, Op
-from cupynorm.testing import TOLERANCES, Case, error, inputs
+from cupynorm.testing import TOLERANCES, Case, assert_close, error, inputs
 from tests.gpu.agree import DTYPES, VARIANTS, bits, check, run
 
 every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
@@ -83,6 +83,42 @@ def test_a_group_goes_through_rows_that_begin_alike(
     )
 
     check(xp, op, case, plan=plan)
+
+
+SPREAD = dataclasses.replace(PLAIN, variant="split", parts=5, group=64, block=64)
+TOGETHER = dataclasses.replace(PLAIN, variant="split", packs=2, parts=5, rows_per_group=4, block=64)
+
+
+@every_op
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("plan", "rows", "cols"),
+    [
+        pytest.param(SPREAD, 1, 1000, marks=pytest.mark.small),
+        pytest.param(SPREAD, 3, 4104, marks=pytest.mark.small),
+        (SPREAD, 2, 5120),
+        pytest.param(TOGETHER, 6, 1000, marks=pytest.mark.small),
+        pytest.param(TOGETHER, 35, 1016, marks=pytest.mark.small),  # more than between two meetings
+        (TOGETHER, 67, 20000),
+    ],
+)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_blocks_of_the_grid_share_a_row_without_shared_memory(
+    xp: Any, op: Op, dtype: str, plan: Plan, rows: int, cols: int, in_place: bool
+) -> None:
+    case = inputs(op, rows, cols, dtype)
+    pack = 16 // case.x.itemsize
+    if pack == 2:
+        pytest.skip("doubles wait in shared memory")
+
+    x = xp.asarray(case.x.copy())
+    parameters = {name: xp.asarray(array) for name, array in case.parameters.items()}
+    out = x if in_place else xp.empty(case.x.shape, x.dtype)
+
+    y = op.function(x, **parameters, out=out, plan=dataclasses.replace(plan, pack=pack))
+
+    assert y is out
+    assert_close(xp.asnumpy(y), op.reference(case.x, **case.parameters)[0])
 
 
 @every_op

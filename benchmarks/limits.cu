@@ -1,0 +1,159 @@
+// Kernels that read a row, let the threads that share it meet, and write it: no arithmetic but the meeting's. limits.py times them.
+#pragma once
+#include <cupynorm/group.cuh>
+
+namespace cupynorm {
+
+// How the threads that share a row meet between its loads and its stores.
+// kAlone: not at all: a copy in this grid. kStates: each gets a word of every other. kBarrier: only a grid's: it waits for the others, and
+// gets nothing from them. kRead: a grid's states, read from where they lie after a barrier.
+enum Meeting { kAlone, kStates, kBarrier, kRead };
+
+// kGroup threads hold a row, kPacks packs of 16 bytes each; or the kParts blocks of a cluster, or, 0, the gridDim.y blocks of a
+// cooperative launch. kColumns: rows of parameters that are read as well, the same for every row.
+template <int Group, int Packs, int Parts, Meeting kind, int Columns, int Block, int Resident>
+struct Skeleton {
+  static constexpr int kGroup = Group, kPacks = Packs, kParts = Parts, kColumns = Columns, kBlock = Block, kResident = Resident;
+  static constexpr Meeting kMeeting = kind;
+};
+
+// `word` of all threads that share a row, summed. Every step waits for the one before, as an op's states would.
+template <class Shape>
+inline unsigned meet(unsigned word, uint4* mail, Signal* signal) {
+  constexpr int kGroup = Shape::kGroup, kLanes = kGroup < kWarp ? kGroup : kWarp, kWarps = kGroup / kWarp;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  word = Lanes<kLanes>::sum(word);
+  if constexpr (Shape::kParts > 1) {  // each warp tells every block's warps, at once
+    cluster_wait();
+    if (threadIdx.x == 0) expect_bytes(signal, Shape::kParts * kWarps * 16);
+    if (lane < Shape::kParts) send_words(mail + block_of_cluster() * kWarps + warp, signal, lane, uint4{word, 0, 0, 0});
+    await_words(signal, 0);
+    word = 0;
+#pragma unroll
+    for (int i = 0; i < Shape::kParts * kWarps; i += kWarp) word += i + lane < Shape::kParts * kWarps ? mail[i + lane].x : 0;
+    return Lanes<kWarp>::sum(word);
+  }
+  if constexpr (kWarps > 1) {
+    constexpr int kGroups = Shape::kBlock / kGroup;
+    __shared__ unsigned words[kGroups][kWarps];
+    if (lane == 0) words[warp / kWarps][warp % kWarps] = word;
+    __syncthreads();
+    word = Lanes<kWarps>::sum(words[warp / kWarps][lane % kWarps]);
+  }
+  return word;
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
+    skeleton(const uint4* x, uint4* y, const uint4* gamma, const uint4* beta, int rows, int row_packs, unsigned zero) {
+  constexpr int kGroup = Shape::kGroup, kPacks = Shape::kPacks, kParts = Shape::kParts, kGroups = Shape::kBlock / kGroup;
+  constexpr bool kGrid = kParts == 0;
+  constexpr Meeting kMeeting = Shape::kMeeting;
+  constexpr int kMails = kParts > 1 ? kParts * (kGroup / kWarp) : 1;
+  __shared__ __align__(16) uint4 mail[kMails];
+  __shared__ Signal signal;
+  const int parts = kGrid ? gridDim.y : kParts, part = kGrid ? blockIdx.y : kParts > 1 ? block_of_cluster() : 0;
+  const int row = kGrid ? blockIdx.x : blockIdx.x / parts * kGroups + threadIdx.x / kGroup;
+  const int each = (row_packs + parts - 1) / parts, lane = threadIdx.x % kGroup;
+  const int held = row_packs - part * each < each ? row_packs - part * each : each;
+  const long long base = (long long)row * row_packs + part * each;
+  if constexpr (kParts > 1 && kMeeting == kStates) {
+    if (threadIdx.x == 0) make_signal(&signal);
+    cluster_arrive();
+  }
+  // a grid's letters lie where their reader's first results will be, its states for kRead in the same places: as many words as LayerNorm's or softmax's
+  constexpr int kWords = Shape::kColumns > 1 ? 4 : 2;
+  auto box = [&](int reader, int writer) {
+    return reinterpret_cast<Letter*>(y + (long long)row * row_packs + reader * each) + writer * kWords;
+  };
+  unsigned met = 0;
+  if constexpr (kGrid && kMeeting == kStates) {
+    for (int i = threadIdx.x; i < parts * kWords / 2; i += Shape::kBlock) clear_letters(box(part, 0) + 2 * i);
+    met = grid_arrive();
+  }
+  uint4 loaded[kPacks], own[Shape::kColumns > 0 ? Shape::kColumns : 1][kPacks];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p)
+    if (row < rows && lane + p * kGroup < held) loaded[p] = x[base + lane + p * kGroup];
+#pragma unroll
+  for (int c = 0; c < Shape::kColumns; ++c) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p)
+      if (lane + p * kGroup < held) own[c][p] = (c == 0 ? gamma : beta)[part * each + lane + p * kGroup];
+  }
+  unsigned word = 0;
+  if constexpr (kMeeting != kAlone) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) word += lane + p * kGroup < held ? loaded[p].x : 0;
+    word = meet<Shape>(word, mail, &signal);
+  }
+  if constexpr (kGrid && kMeeting != kAlone) {
+    if constexpr (kMeeting == kStates) grid_wait(met);
+    if constexpr (kMeeting != kBarrier) {
+      for (int i = threadIdx.x; i < parts; i += Shape::kBlock) {
+#pragma unroll
+        for (int w = 0; w < kWords; w += 2) send_letters(box(i, part) + w, word, word);
+      }
+    }
+    if constexpr (kMeeting != kStates) grid_wait(grid_arrive());
+    if constexpr (kMeeting != kBarrier) {
+      word = 0;
+      for (int i = threadIdx.x; i < parts; i += Shape::kBlock) {
+        unsigned words[kWords];
+        await_letters(box(part, i), words);
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) word += words[w];
+      }
+      __syncthreads();  // of the block's own words
+      word = meet<Shape>(word, mail, &signal);
+    }
+  }
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    uint4 stored = loaded[p];
+    if constexpr (kMeeting != kAlone) stored.x ^= word & zero;
+#pragma unroll
+    for (int c = 0; c < Shape::kColumns; ++c)
+      stored.x ^= own[c][p].x & zero, stored.y ^= own[c][p].y & zero, stored.z ^= own[c][p].z & zero, stored.w ^= own[c][p].w & zero;
+    if (row < rows && lane + p * kGroup < held) y[base + lane + p * kGroup] = stored;
+  }
+}
+
+// An op that asks nothing of its elements: a thread's state is its first. For the package's own kernels, where rows wait in shared memory.
+template <typename T>
+struct Meet {
+  using Compute = T;
+  struct State {
+    T one;
+  };
+  struct Row {
+    T one;
+  };
+  T eps;  // 0, which the compiler does not know
+
+  static constexpr bool kHasOrigin = false, kTwoPass = false;
+  static T padding() { return 0; }
+  static State identity() { return {0}; }
+  template <int N, class Valid>
+  static State summarize(T (&x)[N], Valid, T) {
+    return {x[0]};
+  }
+  template <bool kEqual>
+  static State merge(State a, State b) {
+    return {a.one + b.one};
+  }
+  template <class Lanes>
+  static State gather(State s, Lanes lanes) {
+    return {lanes.sum(s.one)};
+  }
+  static State rebase(State s, T, T) { return s; }
+  template <typename Cols>
+  Row finish(State, State row, Cols, T) const {
+    return {row.one * eps};
+  }
+  static T map(T x, Row row) { return x + row.one; }
+  static T map_raw(T x, Row row) { return x + row.one; }
+  void save(int64, Row) const {}
+};
+
+}  // namespace cupynorm

@@ -1,0 +1,322 @@
+"""Time what no row kernel can beat: kernels that read rows, let the threads that share one meet, and write them, no arithmetic.
+
+    python benchmarks/limits.py --json limits.json [--only few wide]
+
+Beside a copy of the same bytes and our own call, in one run. Needs a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cupynorm import _compile, _device, _nvrtc, _row, bench, forms
+from cupynorm._dtypes import dtype_of
+from cupynorm.functors import View
+from cupynorm.results import COPY, OURS, Point
+
+PACK = 16  # bytes of an access
+WARP = 32
+MEETINGS = ("kAlone", "kStates", "kBarrier", "kRead")
+LETTERS = 32  # bytes of what a block sends to each other
+SMS = 132  # of an H200
+LEAST_BLOCK, MOST_BLOCK = 128, 1024  # threads
+ROOM, STATIC, LEAST_KEPT = 227 << 10, 3 << 10, 16 << 10  # bytes of shared memory
+STAGED_ROW_BYTES = 128 << 10
+MOST_FEW = 64  # rows
+RESIDENT_THREADS = (2048, 1536, 1024, 512)  # of a multiprocessor
+MEET = _row.RowOp("meet", "limits.cu", "Meet", lambda *_: None, has_eps=True)
+MEET_COLUMNS = {n: dataclasses.replace(MEET, columns=("gamma", "beta")[:n]) for n in range(3)}
+OPS = ("softmax", "rms_norm", "layer_norm")
+CLASSES = {
+    "small": [Point(op, "float16", 49152, cols) for cols in (32, 64, 128, 1024) for op in OPS],
+    "wide": [
+        *(Point(op, "float16", 4096, cols) for cols in (65536, 131072, 262144) for op in OPS),
+        *(Point(op, "float32", 4096, 65536) for op in OPS),
+    ],
+    "few": [
+        *(Point(op, "float16", rows, 1 << 16) for rows in (1, 16, 64) for op in OPS),
+        *(Point(op, "float16", rows, 1 << 20) for rows in (1, 16, 64) for op in OPS),
+        *(Point(op, "float16", rows, 1 << 24) for rows in (1, 16) for op in OPS),
+        *(Point(op, "float32", 16, 1 << 24) for op in OPS),
+        *(Point(op, "float32", 64, 1 << 20) for op in OPS),
+    ],
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """One way to move rows: a kernel, its launch, and what its threads do between loads and stores."""
+
+    meeting: str
+    text: str
+    expression: str
+    grid: tuple[int, int]
+    block: int
+    shared_bytes: int = 0
+    cluster: int = 1
+    cooperative: bool = False
+    packed: bool = False  # takes one struct, as the package's kernels do
+
+
+def skeletons(rows: int, row_bytes: int, columns: int) -> Iterator[Kernel]:
+    """Rows in registers: of threads of a block, of the blocks of a cluster, or, of one row, of the whole grid's."""
+    packs = row_bytes // PACK
+    for each, block in itertools.product((1, 2, 4, 8), (64, 128, 256, 512, 1024)):
+        registers = each * 4 * (1 + columns) + 24
+        threads = next(t for t in RESIDENT_THREADS if t * registers <= 1 << 16)
+        resident = min(32, max(1, threads // block))
+        group = packs // each
+        if group * each == packs and 0 < group <= block:
+            grid = (math.ceil(rows * group / block), 1)
+            for meeting in MEETINGS[:2]:
+                yield _skeleton(meeting, group, each, 1, columns, block, resident, grid)
+        for parts in (2, 4, 8, 16):
+            if block * each * parts == packs:
+                for meeting in MEETINGS[:2]:
+                    yield _skeleton(meeting, block, each, parts, columns, block, resident, (rows * parts, 1))
+    yield from _odd_clusters(rows, packs, columns)
+    if rows == 1:
+        yield from _of_the_grid(packs, columns)
+
+
+def _odd_clusters(rows: int, packs: int, columns: int) -> Iterator[Kernel]:
+    """Clusters of 3 and 6 blocks, of which a group of 16 or 18 multiprocessors takes more than of 4 or 8."""
+    for each, parts in itertools.product((1, 2, 4, 8), (3, 6)):
+        block = math.ceil(packs / parts / each / WARP) * WARP
+        if LEAST_BLOCK <= block <= MOST_BLOCK:
+            for meeting in MEETINGS[:2]:
+                resident = max(1, MOST_BLOCK // block)
+                yield _skeleton(meeting, block, each, parts, columns, block, resident, (rows * parts, 1))
+
+
+def _of_the_grid(packs: int, columns: int) -> Iterator[Kernel]:
+    for each, block, parts in itertools.product((1, 2, 4, 8), (256, 512, 1024), (SMS // 2, SMS, 2 * SMS)):
+        held = math.ceil(packs / parts)
+        if math.ceil(held / block) == each and parts * LETTERS <= held * PACK:
+            for meeting in MEETINGS:
+                yield _skeleton(meeting, block, each, 0, columns, block, max(1, parts // SMS), (1, parts))
+
+
+def _skeleton(
+    meeting: str,
+    group: int,
+    packs: int,
+    parts: int,
+    columns: int,
+    block: int,
+    resident: int,
+    grid: tuple[int, int],
+) -> Kernel:
+    shape = f"{group}, {packs}, {parts}, cupynorm::{meeting}, {columns}, {block}, {resident}"
+    expression = f"cupynorm::skeleton<cupynorm::Skeleton<{shape}>>"
+    return Kernel(meeting, "", expression, grid, block, cluster=max(1, parts), cooperative=parts == 0)
+
+
+def staged(what: _row.Spelled, rows: int, row_bytes: int) -> Iterator[Kernel]:
+    """Rows in shared memory, by the package's own kernels with an op that asks nothing: of clusters, or of the whole grid."""
+    for block, resident, parts in itertools.product((128, 256, 512), (1, 2, 3, 4, 5, 6), (2, 4, 8, 16)):
+        kept = row_bytes // parts
+        fills = ROOM // 2 <= (kept + STATIC) * resident <= ROOM and block * resident >= MOST_BLOCK // 2
+        if kept >= LEAST_KEPT and fills:
+            yield _staged(what, (4, 2, 0, parts, kept, block, resident), (rows * parts, 1), parts)
+    if rows > MOST_FEW:
+        return
+    forms_of_a_grid = ((256, 1), (256, 2), (512, 1), (512, 2), (1024, 1))
+    for (block, resident), at_once in itertools.product(forms_of_a_grid, (1, 2, 4, 8, 16)):
+        parts = SMS * resident // at_once
+        most = (ROOM - STATIC * resident) // resident // PACK * PACK
+        kept = min(most, math.ceil(row_bytes / parts / PACK) * PACK)
+        if at_once <= rows and 2 * block * PACK <= kept and parts * LETTERS <= kept:
+            yield _staged(what, (4, 2, 0, 0, kept, block, resident), (at_once, parts), 0)
+
+
+def _staged(what: _row.Spelled, shape: tuple[int, ...], grid: tuple[int, int], parts: int) -> Kernel:
+    numbers = ", ".join(map(str, shape))
+    expression = (
+        f"cupynorm::row_staged<{what.op.cpp}, {what.load.cpp}, {what.store.cpp}, cupynorm::Staged<{numbers}>>"
+    )
+    kept, block = shape[4], shape[5]
+    return Kernel("kStates", what.text, expression, grid, block, kept, max(1, parts), parts == 0, packed=True)
+
+
+def spelled(
+    rows: int, row_bytes: int, columns: int, x: int = 0, y: int = 0, parameters: tuple[int, ...] = (0, 0)
+) -> Any:
+    """Return the op that asks nothing, on rows of floats of as many bytes."""
+    single, cols = dtype_of("float32"), row_bytes // 4
+    ends = (View(at, (rows, cols), (row_bytes, 4), single) for at in (x, y))
+    op = MEET_COLUMNS[columns]
+    views = {name: View(at, (cols,), (4,), single) for name, at in zip(op.columns, parameters, strict=False)}
+    found = _row.spelled(op, *ends, 1, views, (), 0.0)
+    source = Path(__file__).with_suffix(".cu").read_text("utf-8")
+    return found._replace(text=found.text.replace("#include <limits.cu>", source.replace("#pragma once", "")))
+
+
+def columns_of(point: Point) -> int:
+    """Return how many parameters of the columns an op has."""
+    return OPS.index(point.op)
+
+
+def kernels_at(point: Point) -> list[Kernel]:
+    """Return every way to move the rows of a point that is tried."""
+    row_bytes, columns = point.cols * dtype_of(point.dtype).itemsize, columns_of(point)
+    what = spelled(point.rows, row_bytes, columns)
+    bare = "// limits\n#include <cupynorm/row.cuh>\n" + Path(__file__).with_suffix(".cu").read_text("utf-8")
+    found = [dataclasses.replace(each, text=bare) for each in skeletons(point.rows, row_bytes, columns)]
+    if row_bytes >= STAGED_ROW_BYTES:
+        found += staged(what, point.rows, row_bytes)
+    return list(dict.fromkeys(found))
+
+
+def build(job: tuple[str, str]) -> tuple[bytes, str] | str:
+    """Compile a kernel: its image and name, or what the compiler says."""
+    try:
+        made = _nvrtc.compile(*job, _compile.options(), "90")
+    except _nvrtc.CompileError as error:
+        return str(error)
+    return (made.image, made.lowered_name) if made.spill_store_bytes == 0 else "spills"
+
+
+def build_all(kernels: list[Kernel]) -> dict[tuple[str, str], tuple[bytes, str] | str]:
+    """Compile what is needed, on all cores."""
+    jobs = list(dict.fromkeys((each.text, each.expression) for each in kernels))
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(jobs, pool.map(build, jobs, chunksize=2), strict=True))
+
+
+@functools.cache
+def loaded(image: bytes, name: str, shared_bytes: int, cluster: int) -> Any:
+    """Load a kernel, and allow what its launch asks for."""
+    module = _device.cupy().cuda.function.Module()
+    module.load(image)
+    function, driver = module.get_function(name), _device.driver()
+    if shared_bytes:
+        driver.funcSetAttribute(function.ptr, _compile.MAX_DYNAMIC_SHARED, shared_bytes)
+        driver.funcSetAttribute(function.ptr, _compile.SHARED_CARVEOUT, 100)
+    if cluster > _compile.PORTABLE_CLUSTER:
+        driver.funcSetAttribute(function.ptr, _compile.LARGE_CLUSTERS_ALLOWED, 1)
+    if cluster > 1:
+        for attribute, extent in zip(_compile.CLUSTER_SHAPE, (cluster, 1, 1), strict=True):
+            driver.funcSetAttribute(function.ptr, attribute, extent)
+    return module, function
+
+
+def runs_of(kernel: Kernel, image: bytes, name: str, point: Point, arrays: list[Any]) -> Any:
+    """Return what launches a kernel on set i."""
+    function = loaded(image, name, kernel.shared_bytes, kernel.cluster)[1].ptr
+    row_bytes, columns = point.cols * dtype_of(point.dtype).itemsize, columns_of(point)
+    kept, addresses = [], []
+    for each in arrays:
+        at = [each[n].data.ptr if n in each else 0 for n in ("x", "y", "gamma", "beta")]
+        values: tuple[Any, ...]
+        if kernel.packed:
+            whole = spelled(point.rows, row_bytes, columns, at[0], at[1], tuple(at[2:])).arguments
+            block = np.array([whole.values], whole.dtype)
+            values = ((ctypes.c_char * block.nbytes).from_buffer(block),)
+        else:
+            numbers = (point.rows, row_bytes // PACK, 0)
+            values = (*map(ctypes.c_uint64, at), *map(ctypes.c_int, numbers))
+        pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        kept.append((values, pointers))
+        addresses.append(ctypes.addressof(pointers))
+    driver, (x, y) = _device.driver(), kernel.grid
+
+    def run(i: int) -> Any:
+        stream = _device.cupy().cuda.get_current_stream().ptr
+        shape = (x, y, 1, kernel.block, 1, 1, kernel.shared_bytes, stream)
+        if kernel.cooperative:
+            driver.launchCooperativeKernel(function, *shape, addresses[i])
+        else:
+            driver.launchKernel(function, *shape, addresses[i], 0)
+        return kept and arrays[i]["y"]
+
+    return run
+
+
+def measure(point: Point, kernels: list[Kernel], built: Any, replays: int) -> dict[str, Any]:
+    """Time copies, our call and each kernel in turns; the best of each meeting."""
+    what, dtype = forms.form(point.op), dtype_of(point.dtype)
+    moved = what.bytes_moved(point.rows, point.cols, dtype)
+    sets = bench._sets(point, moved)  # noqa: SLF001  the arrays that `cupynorm bench` takes
+    arrays, notes = [each.arrays for each in sets], {}
+    runs = {OURS: bench._ours(what, arrays, None), **bench.copy_runs([each.copy for each in sets])}  # noqa: SLF001
+    for number, kernel in enumerate(kernels):
+        made = built[kernel.text, kernel.expression]
+        if isinstance(made, str):
+            notes[str(number)] = made[:400]
+            continue
+        runs[str(number)] = runs_of(kernel, *made, point, arrays)
+    calls = bench._calls_for(moved, len(sets))  # noqa: SLF001
+    every = bench.time_interleaved(runs, len(sets), replays=replays, calls=calls, seconds=0.02, notes=notes)
+    copy = min(timing.median for name, timing in every.items() if name.startswith(COPY))
+    found: dict[str, Any] = {
+        **dataclasses.asdict(point),
+        "copy_us": copy * 1e6,
+        "bytes": moved,
+        "notes": notes,
+    }
+    found["share"] = copy / every[OURS].median
+    forms_of: dict[str, list[dict[str, Any]]] = {}
+    for number, kernel in enumerate(kernels):
+        if str(number) in every:
+            as_dict = {k: v for k, v in dataclasses.asdict(kernel).items() if k not in {"text", "meeting"}}
+            as_dict["share"] = copy / every[str(number)].median
+            forms_of.setdefault(kernel.meeting, []).append(as_dict)
+    found["kernels"] = {k: sorted(v, key=lambda each: -each["share"])[:1] for k, v in forms_of.items()}
+    return found
+
+
+def line(found: dict[str, Any]) -> str:
+    """Say a point's shares in a line."""
+    best = " ".join(
+        f"{meeting[1:].lower()} {each[0]['share']:.3f}" for meeting, each in found["kernels"].items()
+    )
+    return (
+        f"{found['op']} {found['dtype']} {found['rows']} x {found['cols']}: copy {found['copy_us']:.2f} us, "
+        f"ours {found['share']:.3f}, {best}"
+    )
+
+
+def main() -> None:
+    """Measure, print a line a point, and write the file after each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", nargs="*", choices=tuple(CLASSES), default=tuple(CLASSES))
+    parser.add_argument("--ops", nargs="*", choices=OPS, default=OPS)
+    parser.add_argument("--replays", type=int, default=9)
+    parser.add_argument("--compile-only", action="store_true")
+    asked = parser.parse_args()
+    points = [point for name in asked.only for point in CLASSES[name] if point.op in asked.ops]
+    kernels = {point: kernels_at(point) for point in points}
+    begin = time.time()
+    built = build_all([each for found in kernels.values() for each in found])
+    print(f"{len(built)} kernels compiled in {time.time() - begin:.0f} s", flush=True)
+    if asked.compile_only:
+        for (_, expression), made in built.items():
+            if isinstance(made, str):
+                print(expression, made[:300])
+        return
+    results = []
+    for point in points:
+        results.append(measure(point, kernels[point], built, asked.replays))
+        print(line(results[-1]), flush=True)
+        if asked.json:
+            asked.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
