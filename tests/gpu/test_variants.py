@@ -86,6 +86,33 @@ def test_a_group_goes_through_rows_that_begin_alike(
 
 
 @every_op
+@pytest.mark.parametrize(
+    ("dtype", "cols", "hoist"),
+    [pytest.param("float16", 303, 0, marks=pytest.mark.small), ("bfloat16", 1021, 1), ("float32", 4099, 0)],
+)
+def test_two_rows_that_begin_alike_share_their_parameters(
+    xp: Any, op: Op, dtype: str, cols: int, hoist: int
+) -> None:
+    """The second of a pair is a period further; 67 rows leave some without."""
+    case = inputs(op, 67, cols, dtype)
+    pack = 16 // case.x.itemsize
+    plan = dataclasses.replace(
+        PLAIN,
+        variant="block",
+        pack=pack,
+        packs=-(-(cols // pack) // 64),
+        group=64,
+        rows_per_group=2,
+        hoist=hoist if op.parameters else 0,
+        peel=1,
+        period=pack,
+        block=128,
+    )
+
+    check(xp, op, case, plan=plan)
+
+
+@every_op
 @pytest.mark.parametrize("cols", [pytest.param(33, marks=pytest.mark.small), 1024, 5000, 20000])
 @every_variant
 def test_bits_are_the_same_from_run_to_run(xp: Any, op: Op, cols: int, variant: str) -> None:
