@@ -80,6 +80,7 @@ WARP_THREAD_BYTES = 32
 # Of a multiprocessor, where parameters are wider than x, or for another architecture: the compiler wants more registers then.
 ROOMY_THREADS = 1024
 MOST_CACHED_COLS = 2**31 - 1  # the kernel counts them in 32 bits
+MOST_CACHED_PACKS = 4  # of a thread at a time
 MOST_PARTS = 16
 LARGE_CLUSTERS = {"90", "100", "103"}  # compute capabilities that take more than 8 blocks in one
 # Where rows are fewer than multiprocessors, as many blocks as can be share one from so many bytes on: those of a cluster, each
@@ -663,7 +664,7 @@ def _cached(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | No
 
 def _cached_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Plan) -> Plan | None:
     in_packs = plan.pack * problem.load_bytes == ACCESS_BYTES and not problem.peel
-    if problem.fused or not in_packs or problem.cols > MOST_CACHED_COLS:
+    if problem.fused or not in_packs or plan.packs > MOST_CACHED_PACKS or problem.cols > MOST_CACHED_COLS:
         return None
     waves = plan.waves or ONE_BLOCK_PER_ROW
     return _with_grid(problem, plan, problem.rows, limits, occupancy(plan), waves)

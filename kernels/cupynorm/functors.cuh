@@ -106,8 +106,8 @@ struct DirectStore {
   template <int N>
   using ColumnsApart = NoColumns;
   NoColumns columns_from(int64) const { return {}; }
-  template <int N>
-  NoColumns columns_apart(NoColumns, int) const {
+  template <int N, typename Index>
+  NoColumns columns_apart(NoColumns, Index) const {
     return {};
   }
   template <int N>
@@ -151,8 +151,8 @@ struct NoColumn {
   using Apart = NoColumns;
   using From = NoColumns;
   NoColumns from(int64) const { return {}; }
-  template <int N>
-  NoColumns load_apart(NoColumns, int) const {
+  template <int N, typename Index>
+  NoColumns load_apart(NoColumns, Index) const {
     return {};
   }
   template <int N, typename Index>
@@ -178,8 +178,8 @@ struct Column {
   using Apart = cupynorm::Apart<T, N, 8>;
   using From = Anywhere<8>;
   From from(int64 col) const { return anywhere<8>(pointer + col); }
-  template <int N>
-  Apart<N> load_apart(const From& first, int further) const {
+  template <int N, typename Index>
+  Apart<N> load_apart(const From& first, Index further) const {
     return cupynorm::load_apart<T, N, true>(first, further);
   }
   template <int N, typename Index>
@@ -217,8 +217,8 @@ struct StridedColumn {
     void hide() {}
   };
   From from(int64 col) const { return {col}; }
-  template <int N>
-  Apart<N> load_apart(From first, int further) const {
+  template <int N, typename Index>
+  Apart<N> load_apart(From first, Index further) const {
     return {load<N>(first.col + further)};
   }
   template <int N, typename Index>
@@ -281,8 +281,8 @@ struct AffineColumns {
     if constexpr (Beta::kPresent) first.beta = beta.from(col);
     return first;
   }
-  template <int N>
-  ColumnsApart<N> columns_apart(const ColumnsFrom& first, int further) const {
+  template <int N, typename Index>
+  ColumnsApart<N> columns_apart(const ColumnsFrom& first, Index further) const {
     ColumnsApart<N> apart;
     if constexpr (Gamma::kPresent) apart.gamma = gamma.template load_apart<N>(first.gamma, further);
     if constexpr (Beta::kPresent) apart.beta = beta.template load_apart<N>(first.beta, further);
@@ -344,8 +344,8 @@ struct AffineStore {
   using ColumnsApart = typename Affines::template ColumnsApart<N>;
   using ColumnsFrom = typename Affines::ColumnsFrom;
   ColumnsFrom columns_from(int64 col) const { return affine.columns_from(col); }
-  template <int N>
-  ColumnsApart<N> columns_apart(const ColumnsFrom& first, int further) const {
+  template <int N, typename Index>
+  ColumnsApart<N> columns_apart(const ColumnsFrom& first, Index further) const {
     return affine.template columns_apart<N>(first, further);
   }
   template <int N>

@@ -111,11 +111,11 @@ struct Apart {
 };
 
 // At `further` elements behind the first, a multiple of kAccess bytes: packs that differ in nothing else lie alike, which is then found once.
-template <typename T, int N, bool kConstant = false, int kAccess>
-inline Apart<T, N, kAccess> load_apart(const Anywhere<kAccess>& first, int further = 0) {
+template <typename T, int N, bool kConstant = false, int kAccess, typename Index = int>
+inline Apart<T, N, kAccess> load_apart(const Anywhere<kAccess>& first, Index further = 0) {
   Apart<T, N, kAccess> apart;
   apart.off = first.off;
-  const unsigned char* base = first.access + further * int(sizeof(T));
+  const unsigned char* base = first.access + further * Index(sizeof(T));
 #pragma unroll
   for (int i = 0; i < apart.kPieces; ++i) {
     if (i < apart.kPieces - 1 || i * kAccess < int(apart.off) + Pack<T, N>::kBytes)
