@@ -66,7 +66,7 @@ FUSED_BLOCK = 256
 AMPERE, HOPPER = 80, 90  # before the first the compiler wants 16 registers more; the second brought clusters
 # That the values and parameters of a thread take: with more, too few threads keep memory busy.
 MOST_HOISTED_WORDS = 32
-MOST_NARROW_WORDS = 48  # in narrow accesses, of which there are more
+MOST_NARROW_WORDS = 52  # in narrow accesses, of which there are more
 # Of the level-1 cache. Where rows begin within one, the last to read it finds it dropped.
 LINE_BYTES = 128
 # That a thread of shared, split and uncached reads at a time, by bytes of an element.
@@ -260,7 +260,7 @@ def _in_turn(problem: Problem, limits: Limits) -> tuple[Candidate, ...]:
         return (*first, _best_cached, _block, _shared, _uncached)
     # a warp holds more than what is best for it: from there on a block is better
     ragged = _ragged(problem.peeled, limits)
-    group = ragged[1] if ragged is not None else _group(problem.peeled, WARP_THREAD_BYTES)
+    group = ragged[1] if ragged is not None else _group(problem.peeled, _warp_thread_bytes(problem.peeled))
     held = (_warp, _block) if group <= WARP else (_best_cached, _block)
     if problem.peeled.peel and not problem.columns:
         return (*held, _shared, _shared_out, _split, _uncached)
@@ -485,7 +485,7 @@ def _can_stage(problem: Problem, limits: Limits) -> bool:
 
 
 def _most_elements(problem: Problem) -> int:
-    if problem.peel:
+    if problem.peel or _is_narrow(problem):
         return MOST_PEELED_ELEMENTS[problem.held_bytes]
     return MOST_ELEMENTS[problem.compute_bytes]
 
@@ -590,7 +590,7 @@ def _warp(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None
     if ragged is not None and ragged[1] <= WARP:
         return _in_registers(problem, limits, occupancy, "warp", ragged[1], ragged[0])
     held = _held(problem)
-    group = min(WARP, _group(problem, _thread_bytes(problem, held) if problem.fused else WARP_THREAD_BYTES))
+    group = min(WARP, _group(problem, _warp_thread_bytes(problem)))
     held = held or HELD[problem.kind][0]
     return _in_registers(problem, limits, occupancy, "warp", group, held)
 
@@ -617,6 +617,12 @@ def _thread_bytes(problem: Problem, held: Held | None) -> int:
         return WARP_THREAD_BYTES
     beside = sum((*problem.beside, *problem.ahead))
     return held.thread_bytes * problem.load_bytes // (problem.load_bytes + beside)
+
+
+def _warp_thread_bytes(problem: Problem) -> int:
+    """The same, of rows that a warp can hold."""
+    own = problem.fused or _is_narrow(problem)
+    return _thread_bytes(problem, _held(problem)) if own else WARP_THREAD_BYTES
 
 
 def _loaded_with(problem: Problem) -> int:

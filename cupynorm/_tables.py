@@ -113,10 +113,15 @@ FUSED_HELD = {
 NARROW_HELD = {
     (0, 2): (Held(256, 16, 128, 1280), Held(32 << 10, 48, 128, 1024)),
     (1, 2): (Held(256, 16, 128, 1280, 1), Held(32 << 10, 48, 128, 1024)),
-    (2, 2): (Held(130, 16, 128, 1280), Held(256, 16, 128, 1152, 1), Held(32 << 10, 48, 64, 768, 1)),
+    (2, 2): (
+        Held(130, 16, 128, 1280),
+        Held(256, 16, 128, 1152, 1),
+        Held(4 << 10, 48, 64, 768, 1),
+        Held(32 << 10, 80, 128, 896),
+    ),
     (0, 4): (Held(8 << 10, 32, 128, 1280), Held(64 << 10, 48, 128, 1280)),
     (1, 4): (Held(512, 32, 128, 1280, 1), Held(64 << 10, 48, 128, 1280, 1)),
-    (2, 4): (Held(512, 32, 128, 1280, 1), Held(64 << 10, 48, 128, 1280, 1)),
+    (2, 4): (Held(512, 32, 128, 1280, 1), Held(64 << 10, 68, 128, 896, 1)),
 }
 # Where rows begin anywhere, packs with single elements around them are better than narrow accesses: from so many bytes of a row
 # on, by the same and by bytes of an access. A warp's accesses of 4 or 8 bytes fill whole lines, too, and parameters then need
@@ -128,7 +133,7 @@ PEELED_LEAST_BYTES: dict[tuple[int, int], dict[int, int]] = {
     (2, 2): {2: 256, 4: 4 << 10, 8: 32 << 10},
     (0, 4): {4: 1 << 10, 8: 1 << 10},
     (1, 4): {},
-    (2, 4): {4: 5 << 10},
+    (2, 4): {4: 9 << 10},
 }
 # Of such rows, where PEELED has no entry: how many bytes a thread holds, and threads resident.
 PEELED_HELD = {
@@ -226,8 +231,8 @@ class Ragged(NamedTuple):
     many: bool = False
 
 
-# Rows that begin at packs: the entry that leaves the fewest places of threads empty, where it leaves no more than HELD does; of as
-# many, the first. H200, 49152 rows: 3 packs for 600 columns in 16 bits, 96 places instead of 128: LayerNorm 0.64 to 0.93,
+# Rows that begin at packs: the entry that leaves the fewest places of threads empty, where it leaves no more than HELD does; of
+# as many, the first. H200, 49152 rows: 3 packs for 600 columns in 16 bits, 96 places instead of 128: LayerNorm 0.64 to 0.93,
 # softmax 0.80 to 0.98; 5 for 5000, 640 instead of 768: LayerNorm 0.82 to 0.98. Ahead of CACHED, where rows begin within a
 # line of the cache: softmax in 16 bits of 2200, 5000, 7000 columns 0.77 to 0.99, 0.74 to 0.97, 0.67 to 0.99.
 RAGGED = {
@@ -239,8 +244,9 @@ RAGGED = {
         Ragged(6, 24 << 10, 128, 768, above=2 << 10),
     ),
     (1, 2): (
-        Ragged(3, 2 << 10, 128, 768, 1),
-        Ragged(6, 24 << 10, 128, 640, above=8 << 10),
+        Ragged(1, 160, 128, 1280, rows=2),
+        Ragged(3, 2 << 10, 128, 768, 1, above=160),
+        Ragged(6, 24 << 10, 128, 768, above=8 << 10),
         Ragged(3, 32 << 10, 128, 1024, above=2 << 10),
         Ragged(4, 32 << 10, 128, 1024, above=2 << 10),
         Ragged(5, 32 << 10, 128, 768, above=2 << 10),
@@ -248,15 +254,17 @@ RAGGED = {
     ),
     (2, 2): (
         Ragged(4, 2 << 10, 64, 512, 1),
-        Ragged(3, 2 << 10, 128, 1280),
+        Ragged(2, 160, 128, 1024, rows=2),
+        Ragged(3, 2 << 10, 128, 1280, above=160),
         Ragged(4, 32 << 10, 128, 1024, above=2 << 10),
         Ragged(6, 8 << 10, 64, 640, above=2 << 10),
         Ragged(6, 24 << 10, 128, 768, above=8 << 10),
-        Ragged(5, 24 << 10, 64, 896, above=768),
+        Ragged(5, 24 << 10, 64, 896, above=1300),
         Ragged(3, 24 << 10, 128, 1152, above=2 << 10),
     ),
     (0, 4): (
-        Ragged(3, 8 << 10, 128, 1280),
+        Ragged(2, 192, 128, 1280, rows=2),
+        Ragged(3, 8 << 10, 128, 1280, above=192),
         Ragged(6, 128 << 10, 128, 1024, above=2 << 10),
         Ragged(5, 128 << 10, 128, 1024, above=2 << 10),
         Ragged(8, 64 << 10, 128, 1024, above=4 << 10),
@@ -273,7 +281,8 @@ RAGGED = {
     ),
     (2, 4): (
         Ragged(4, 4 << 10, 64, 640, 1),
-        Ragged(3, 2 << 10, 128, 768, 1),
+        Ragged(2, 112, 64, 1024, rows=2),
+        Ragged(3, 2 << 10, 128, 768, 1, above=112),
         Ragged(5, 80 << 10, 64, 1024, above=1536),
         Ragged(3, 8 << 10, 128, 1280, above=2 << 10),
         Ragged(4, 64 << 10, 128, 1024, above=4 << 10),
@@ -307,7 +316,7 @@ PEELED = {
     ),
     (1, 2): (
         Ragged(1, 288, 128, 1024, rows=2),
-        Ragged(2, 5 << 10, 128, 896, rows=2),
+        Ragged(2, 5 << 10, 128, 1024, rows=2),
         Ragged(3, 32 << 10, 128, 1024),
         Ragged(4, 32 << 10, 128, 1024),
         Ragged(5, 32 << 10, 128, 768),
@@ -318,11 +327,11 @@ PEELED = {
         Ragged(2, 1100, 64, 640, 1, rows=2, above=640),
         Ragged(4, 10 << 10, 64, 896, above=2000, many=True),
         Ragged(6, 10 << 10, 64, 640, above=2000, many=True),
-        Ragged(5, 10 << 10, 64, 768, above=2000, many=True),
+        Ragged(5, 10 << 10, 64, 640, many=True, above=1100),
         Ragged(3, 2000, 128, 1024),
         Ragged(4, 2000, 64, 896),
-        Ragged(5, 2000, 64, 768),
-        Ragged(2, 4 << 10, 64, 1024, 3, above=2000),
+        Ragged(5, 2000, 128, 512, 1),
+        Ragged(2, 4 << 10, 128, 1152, 2, above=2000),
         Ragged(2, 32 << 10, 256, 1024, 2, above=4 << 10),
         Ragged(3, 32 << 10, 128, 1024, 2, above=2000),
     ),
@@ -408,6 +417,8 @@ CLUSTERS: dict[tuple[int, int], tuple[Shared | Kept, ...]] = {
         *_KEPT_HALVES[3:],
     ),
     (1, 2): (
+        Kept(row_bytes=44 << 10, block=256, packs=2, share_bytes=44 << 10, resident=5),
+        Kept(row_bytes=72 << 10, block=512, packs=2, share_bytes=72 << 10, resident=3),
         Kept(row_bytes=64 << 10, block=256, packs=4, share_bytes=64 << 10, resident=2),
         Shared(row_bytes=MOST_ROW, block=512, packs=8, stages=2, hoist=2),
         *_KEPT_HALVES[2:],
