@@ -66,6 +66,7 @@ FUSED_BLOCK = 256
 AMPERE, HOPPER = 80, 90  # before the first the compiler wants 16 registers more; the second brought clusters
 # That the values and parameters of a thread take: with more, too few threads keep memory busy.
 MOST_HOISTED_WORDS = 32
+LEAST_NARROW_PACKS = 4  # of a thread
 MOST_NARROW_WORDS = 52  # in narrow accesses, of which there are more
 # Of the level-1 cache. Where rows begin within one, the last to read it finds it dropped.
 LINE_BYTES = 128
@@ -615,6 +616,8 @@ def _thread_bytes(problem: Problem, held: Held | None) -> int:
     """Return how many bytes of a row a thread holds."""
     if held is None:
         return WARP_THREAD_BYTES
+    if _is_narrow(problem):
+        return max(held.thread_bytes, LEAST_NARROW_PACKS * problem.pack * problem.held_bytes)
     beside = sum((*problem.beside, *problem.ahead))
     return held.thread_bytes * problem.load_bytes // (problem.load_bytes + beside)
 

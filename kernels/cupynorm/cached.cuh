@@ -87,24 +87,18 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_cached(co
       add(i, loaded);
     }
     // what is left of a thread is on its way at once, too: one after the other, 4608 columns of half took a quarter longer
-    const int left = i < packs ? (packs - 1 - i) / kBlock + 1 : 0;
-    if constexpr (kPacks > 3) {
-      if (left == 3) {
-        Pack<typename Load::Type, kPack> loaded[3];
-        add(i, loaded);
-      }
+    const int left = kPacks < 3 ? i < packs : i < packs ? (packs - 1 - i) / kBlock + 1 : 0;
+    if (kPacks > 3 && left == 3) {
+      Pack<typename Load::Type, kPack> loaded[3];
+      add(i, loaded);
     }
-    if constexpr (kPacks > 2) {
-      if (left == 2) {
-        Pack<typename Load::Type, kPack> loaded[2];
-        add(i, loaded);
-      }
+    if (kPacks > 2 && left == 2) {
+      Pack<typename Load::Type, kPack> loaded[2];
+      add(i, loaded);
     }
-    if constexpr (kPacks > 1) {
-      if (left == 1) {
-        Pack<typename Load::Type, kPack> loaded[1];
-        add(i, loaded);
-      }
+    if (kPacks > 1 && left == 1) {
+      Pack<typename Load::Type, kPack> loaded[1];
+      add(i, loaded);
     }
     Compute origin[1];
     typename Op::State total[1] = {running.state(origin[0])};
