@@ -359,7 +359,7 @@ def narrow_accesses(op: RowOp, instance: Instance, code: Code) -> list[str]:
         columns |= {
             8
         }  # put together from accesses of so many; of the last, where it brings one float, the compiler takes that half
-        floats = sum(dtype_of(each).itemsize == 4 for each in types[2:] if each is not None)  # noqa: PLR2004
+        floats = sum(dtype_of(each).itemsize == 4 for each in types[2:] if each is not None)
         origins[4] += copies * plan.packs * floats
     if plan.variant == "split":  # letters: cleared, sent and awaited
         origins = Counter(origins)
