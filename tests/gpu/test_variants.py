@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,16 @@ def test_a_group_goes_through_rows_that_begin_alike(
     )
 
     check(xp, op, case, plan=plan)
+
+
+@every_op
+@pytest.mark.parametrize("packs", [2, 3, 4])
+@pytest.mark.parametrize("cols", [pytest.param(1272, marks=pytest.mark.small), 1528, 1800, 2040])
+def test_what_a_block_s_last_turn_leaves_a_thread_is_taken(xp: Any, op: Op, cols: int, packs: int) -> None:
+    """159 to 255 packs of half by 64 threads: one to three are left, of some threads one less."""
+    plan = dataclasses.replace(PLAIN, variant="cached", pack=8, packs=packs, block=64, waves=math.inf)
+
+    check(xp, op, inputs(op, 5, cols, "float16"), plan=plan)
 
 
 @every_op
