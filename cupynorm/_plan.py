@@ -22,8 +22,14 @@ from cupynorm._tables import (
     DOUBLES_SHARED,
     FUSED_HELD,
     HELD,
+    MANY_ROWS,
+    NARROW_HELD,
+    PEELED,
     PEELED_HELD,
+    PEELED_LEAST_BYTES,
+    PEELED_ROW_BYTES,
     RAGGED,
+    RAGGED_ROW_BYTES,
     Held,
     Kept,
     Ragged,
@@ -69,18 +75,12 @@ CROWDED_ELEMENTS = 24  # of a thread; of more, quantised, the compiler wants 8 r
 AMPERE, HOPPER = 80, 90  # before the first the compiler wants 16 registers more; the second brought clusters
 # That the values and parameters of a thread take: with more, too few threads keep memory busy.
 MOST_HOISTED_WORDS = 32
+LEAST_NARROW_PACKS = 4  # of a thread
+MOST_NARROW_WORDS = 52  # in narrow accesses, of which there are more
+# Of the level-1 cache. Where rows begin within one, two warps read it again, and it may be gone for the second: 0.67 to 0.9.
+LINE_BYTES = 128
 # That a thread of shared, split and uncached reads at a time, by bytes of an element.
 CHUNK_ELEMENTS = {2: 16, 4: 16, 8: 2}
-# Where rows begin anywhere, packs with single elements around them are better than narrow accesses: than those of 2 bytes from so
-# many packs on; than those of 4 and 8 in long rows only: a warp's accesses of 4 bytes fill whole lines (fp32, LayerNorm: 0.90
-# against 0.85 at 1023 columns, 0.68 against 0.93 at 5001).
-LEAST_PEELED_PACKS = 8
-NARROW_BYTES = 2
-PEELED_ACCESS_BYTES = 8
-PEELED_ROW_BYTES = 16 << 10
-# Rows that begin alike and are in work at once, where no parameters take registers, too. With 4 bytes an element 0.97 against
-# 0.92 at 1023 columns.
-PEELED_ROWS = {2: 1, 4: 2, 8: 1}
 PEELED_HOIST_ELEMENTS = {2: 16, 4: 8, 8: 4}
 
 
@@ -89,6 +89,7 @@ WARP_THREAD_BYTES = 32
 # Of a multiprocessor, where parameters are wider than x, or for another architecture: the compiler wants more registers then.
 ROOMY_THREADS = 1024
 MOST_CACHED_COLS = 2**31 - 1  # the kernel counts them in 32 bits
+MOST_CACHED_PACKS = 4  # of a thread at a time
 MOST_PARTS = 16
 LARGE_CLUSTERS = {"90", "100", "103"}  # compute capabilities that take more than 8 blocks in one
 # Where rows are fewer than multiprocessors, as many blocks as can be share one from so many bytes on: those of a cluster, each
@@ -152,10 +153,8 @@ class Problem:
     @property
     def peeled(self) -> Problem:
         """The problem as it is worked on: with the widest packs, if the elements around them are worth it."""
-        access = self.pack * self.load_bytes
-        long = access <= PEELED_ACCESS_BYTES and self.cols * self.load_bytes >= PEELED_ROW_BYTES
-        narrow = access <= NARROW_BYTES and self.cols >= LEAST_PEELED_PACKS * self.widest
-        if self.peel and (narrow or long):
+        least = PEELED_LEAST_BYTES.get(self.kind, {}).get(self.pack * self.load_bytes, PEELED_ROW_BYTES)
+        if self.peel and self.cols * self.load_bytes >= least:
             return dataclasses.replace(self, pack=self.widest)
         return dataclasses.replace(self, peel=0)
 
@@ -319,8 +318,8 @@ def _in_turn(problem: Problem, limits: Limits) -> tuple[Candidate, ...]:
         first = (_few_rows, _split) if problem.row_bytes <= longest else (_split, _few_rows, _shared_out)
         return (*first, _best_cached, _block, _shared, _uncached)
     # a warp holds more than what is best for it: from there on a block is better
-    ragged = _ragged(problem.peeled)
-    group = ragged[1] if ragged is not None else _group(problem.peeled, WARP_THREAD_BYTES)
+    ragged = _ragged(problem.peeled, limits)
+    group = ragged[1] if ragged is not None else _group(problem.peeled, _warp_thread_bytes(problem.peeled))
     held = (_warp, _block) if group <= WARP else (_best_cached, _block)
     if problem.peeled.peel and not problem.columns:
         return (*held, _shared, _shared_out, _split, _uncached)
@@ -423,8 +422,15 @@ def _power_of_two_to(value: int) -> int:
     return 1 << max(1, value).bit_length() - 1
 
 
+def _is_narrow(problem: Problem) -> bool:
+    """Say whether rows are moved in accesses of fewer than 16 bytes."""
+    return problem.pack * problem.load_bytes < ACCESS_BYTES and not (problem.peel or problem.fused)
+
+
 def _held(problem: Problem) -> Held | None:
     table = (PEELED_HELD if problem.peel else HELD)[problem.kind]
+    if _is_narrow(problem):
+        table = NARROW_HELD.get(problem.kind, table)
     if problem.fused and problem.held_bytes < 8:  # noqa: PLR2004
         table = FUSED_HELD[_what(problem), problem.held_bytes]
     return next((held for held in table if problem.row_bytes <= held.row_bytes), None)
@@ -492,11 +498,9 @@ def _in_registers(
     measured = isinstance(held, Ragged)
     if elements > _most_elements(problem) and not measured:
         return None
-    alike = problem.peel and problem.period and not problem.columns and not problem.fused
-    rows = PEELED_ROWS[problem.held_bytes] if alike else held.rows if isinstance(held, Held) else 1
     most = MOST_ELEMENTS[problem.compute_bytes] // (1 if problem.fused else 2)
-    if rows * elements > most or problem.compute_bytes == 8:  # noqa: PLR2004
-        rows = 1
+    fits = (measured or held.rows * elements <= most) and problem.compute_bytes < 8  # noqa: PLR2004
+    rows = held.rows if fits and (problem.period or not problem.peel) else 1
     block = max(1, held.block // group) * group
     plan = dataclasses.replace(
         PLAIN,
@@ -538,7 +542,8 @@ def _alike(problem: Problem) -> bool:
 
 def _can_hoist(problem: Problem, elements: int) -> bool:
     """Say whether a thread that holds so many elements has room for their columns' parameters in registers."""
-    return bool(problem.columns) and _words(problem, elements, hoist=True) <= MOST_HOISTED_WORDS
+    most = MOST_NARROW_WORDS if _is_narrow(problem) else MOST_HOISTED_WORDS
+    return bool(problem.columns) and _words(problem, elements, hoist=True) <= most
 
 
 def _can_stage(problem: Problem, limits: Limits) -> bool:
@@ -624,8 +629,7 @@ def _group(problem: Problem, thread_bytes: int) -> int:
         group = half  # those hold the row without a gap: 0.95 against 0.67 at 768 columns
     if problem.fused and packs % group:
         group = _fullest(problem, group, packs)
-    # those around the packs are one for each of the first threads; a thread's packs of parameters are whole accesses apart
-    return max(group, _power_of_two_from(2 * problem.pack - 2), 8 // problem.pack) if problem.peel else group
+    return max(group, _least_group(problem))
 
 
 def _fullest(problem: Problem, group: int, packs: int) -> int:
@@ -645,38 +649,53 @@ def _fullest(problem: Problem, group: int, packs: int) -> int:
     return group
 
 
-def _ragged(problem: Problem) -> tuple[Ragged, int] | None:
-    """Return how a row is spread that fills no power of two of threads, and over how many, where RAGGED is better than HELD."""
-    held, packs = _held(problem), problem.cols // problem.pack
-    whole = problem.pack * problem.load_bytes == ACCESS_BYTES
-    if held is None or problem.peel or problem.fused or not whole:
+def _ragged(problem: Problem, limits: Limits) -> tuple[Ragged, int] | None:
+    """Return how a row is spread, and over how many threads: one that begins anywhere, or that fills no power of two of threads.
+
+    None where HELD is better.
+    """
+    if problem.fused or _is_narrow(problem):
         return None
-    usual = _group(problem, held.thread_bytes)
-    best, least = None, usual * math.ceil(packs / usual)
-    if least == packs:
-        return None
-    for ragged in RAGGED.get(problem.kind, ()):
-        group = _power_of_two_from(math.ceil(packs / ragged.packs))
+    packs, least = problem.cols // problem.pack, math.inf
+    if not problem.peel:
+        held = _held(problem)
+        if held is not None:
+            usual = _group(problem, held.thread_bytes)
+            least = usual * math.ceil(packs / usual)
+        if least == packs:
+            return None
+    best = None
+    many = problem.rows >= MANY_ROWS * limits.sm_count
+    for ragged in (PEELED if problem.peel else RAGGED).get(problem.kind, ()):
+        if not ragged.above < problem.row_bytes <= ragged.row_bytes or ragged.many > many:
+            continue
+        group = max(_power_of_two_from(math.ceil(packs / ragged.packs)), _least_group(problem))
         places = group * ragged.packs
-        fits = problem.row_bytes <= ragged.row_bytes and math.ceil(packs / group) == ragged.packs
-        # in a warp 5 packs take more registers than the places are worth
-        if fits and places <= least and group <= MAX_BLOCK and (ragged.packs <= MANY_PACKS or group > WARP):
+        if group <= MAX_BLOCK and math.ceil(packs / group) == ragged.packs and places <= least:
             best, least = (ragged, group), places - 1
     return best
 
 
+def _least_group(problem: Problem) -> int:
+    """Return how many threads a row that begins anywhere takes at least.
+
+    Those around the packs are one for each of the first threads; a thread's packs of parameters are whole accesses apart.
+    """
+    return max(_power_of_two_from(2 * problem.pack - 2), 8 // problem.pack) if problem.peel else 1
+
+
 def _warp(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
-    ragged = _ragged(problem)
+    ragged = _ragged(problem, limits)
     if ragged is not None and ragged[1] <= WARP:
         return _in_registers(problem, limits, occupancy, "warp", ragged[1], ragged[0])
     held = _held(problem)
-    group = min(WARP, _group(problem, _thread_bytes(problem, held) if problem.fused else WARP_THREAD_BYTES))
+    group = min(WARP, _group(problem, _warp_thread_bytes(problem)))
     held = held or HELD[problem.kind][0]
     return _in_registers(problem, limits, occupancy, "warp", group, held)
 
 
 def _block(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
-    ragged = _ragged(problem)
+    ragged = _ragged(problem, limits)
     if ragged is not None and ragged[1] > WARP:
         return _in_registers(problem, limits, occupancy, "block", ragged[1], ragged[0])
     held = _held(problem)
@@ -695,6 +714,8 @@ def _thread_bytes(problem: Problem, held: Held | None) -> int:
     """Return how many bytes of a row a thread holds."""
     if held is None:
         return WARP_THREAD_BYTES
+    if _is_narrow(problem):
+        return max(held.thread_bytes, LEAST_NARROW_PACKS * problem.pack * problem.held_bytes)
     if not problem.fused:
         return held.thread_bytes
     # what is wider than x are parameters as a rule, which come from a cache
@@ -703,6 +724,12 @@ def _thread_bytes(problem: Problem, held: Held | None) -> int:
     most = MOST_ELEMENTS[problem.compute_bytes] * problem.load_bytes
     least = LEAST_THREAD_BYTES if held.thread_bytes > LEAST_THREAD_BYTES else 0
     return min(most, max(each, least))
+
+
+def _warp_thread_bytes(problem: Problem) -> int:
+    """The same, of rows that a warp can hold."""
+    own = problem.fused or _is_narrow(problem)
+    return _thread_bytes(problem, _held(problem)) if own else WARP_THREAD_BYTES
 
 
 def _loaded_with(problem: Problem) -> int:
@@ -737,7 +764,12 @@ def _best_cached(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan
     table = CACHED.get(problem.kind)
     if table is None or int(limits.compute_capability) < AMPERE:
         return None
-    if not CACHED_LEAST_BYTES[problem.kind] <= problem.row_bytes <= table[-1].row_bytes:
+    least = (
+        CACHED_LEAST_BYTES[problem.kind]
+        if problem.row_bytes % LINE_BYTES == 0
+        else 1 + RAGGED_ROW_BYTES[problem.kind]
+    )
+    if not least <= problem.row_bytes <= table[-1].row_bytes:
         return None
     plan = _cached(problem, limits, occupancy)
     room = limits.shared_bytes_per_sm  # which is cut from the same memory
@@ -767,7 +799,7 @@ def _cached(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | No
 
 def _cached_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Plan) -> Plan | None:
     in_packs = plan.pack * problem.load_bytes == ACCESS_BYTES and not problem.peel
-    if problem.fused or not in_packs or problem.cols > MOST_CACHED_COLS:
+    if problem.fused or not in_packs or plan.packs > MOST_CACHED_PACKS or problem.cols > MOST_CACHED_COLS:
         return None
     waves = plan.waves or ONE_BLOCK_PER_ROW
     return _with_grid(problem, plan, problem.rows, limits, occupancy(plan), waves)

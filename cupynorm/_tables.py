@@ -112,15 +112,41 @@ FUSED_HELD = {
         Held(128 << 10, 128, 64, 1024),
     ),
 }
-# Of rows that begin anywhere: how many bytes a thread holds, and threads resident.
+# Of rows in accesses of fewer than 16 bytes that begin at one. H200: more elements a thread than above, and few of rows of up to
+# 256 bytes: 33 columns of half 0.76 to 0.79, 601 of float 0.79 to 0.90, 1500 of half 0.84 to 0.92.
+NARROW_HELD = {
+    (0, 2): (Held(256, 16, 128, 1280), Held(32 << 10, 48, 128, 1024)),
+    (1, 2): (Held(256, 16, 128, 1280, 1), Held(32 << 10, 48, 128, 1024)),
+    (2, 2): (
+        Held(130, 16, 128, 1280),
+        Held(256, 16, 128, 1152, 1),
+        Held(4 << 10, 48, 64, 768, 1),
+        Held(32 << 10, 64, 256, 1024),
+    ),
+    (0, 4): (Held(8 << 10, 32, 128, 1280), Held(64 << 10, 48, 128, 1280)),
+    (1, 4): (Held(512, 32, 128, 1280, 1), Held(64 << 10, 48, 128, 1280, 1)),
+    (2, 4): (Held(512, 32, 128, 1280, 1), Held(9 << 10, 68, 128, 896, 1), Held(64 << 10, 48, 128, 1280)),
+}
+# Where rows begin anywhere, packs with single elements around them are better than narrow accesses: from so many bytes of a row
+# on, by the same and by bytes of an access. A warp's accesses of 4 or 8 bytes fill whole lines, too, and parameters then need
+# not be put together.
+PEELED_ROW_BYTES = 16 << 10
+PEELED_LEAST_BYTES: dict[tuple[int, int], dict[int, int]] = {
+    (0, 2): {2: 192, 4: 512, 8: 3 << 10},
+    (1, 2): {2: 192, 4: 2 << 10, 8: 4 << 10},
+    (2, 2): {2: 256, 4: 4 << 10, 8: 32 << 10},
+    (0, 4): {4: 1 << 10, 8: 1 << 10},
+    (1, 4): {},
+    (2, 4): {4: 9 << 10},
+}
+# Of such rows, where PEELED has no entry: how many bytes a thread holds, and threads resident.
 PEELED_HELD = {
-    (0, 2): (Held(2 << 10, 32, 64, 1280), Held(32 << 10, 80, 128, 768)),
-    (1, 2): (Held(2 << 10, 32, 128, 1280, 1), Held(32 << 10, 80, 128, 768)),
-    # gamma and beta lie otherwise than x: to put them together costs 30 instructions a pack, so it is done once for all rows
-    (2, 2): (Held(512, 32, 256, 1280, 1), Held(4 << 10, 32, 64, 1024, 3), Held(32 << 10, 48, 256, 1024, 2)),
-    (0, 4): (Held(8 << 10, 32, 128, 1280), Held(128 << 10, 80, 256, 1024)),
-    (1, 4): (Held(8 << 10, 32, 128, 1280, 1), Held(128 << 10, 80, 256, 768)),
-    (2, 4): (Held(8 << 10, 64, 128, 1024), Held(128 << 10, 80, 256, 1024)),
+    (0, 2): (Held(32 << 10, 80, 128, 768),),
+    (1, 2): (Held(32 << 10, 80, 128, 768),),
+    (2, 2): (Held(32 << 10, 48, 256, 1024, 2),),
+    (0, 4): (Held(128 << 10, 80, 256, 1024),),
+    (1, 4): (Held(128 << 10, 80, 256, 768),),
+    (2, 4): (Held(128 << 10, 80, 256, 1024),),
     (0, 8): _DOUBLES,
     (1, 8): _DOUBLES,
     (2, 8): _DOUBLES,
@@ -194,36 +220,153 @@ DOUBLES_CACHED = (Waiting(32 << 10, 1, 256, 256),)
 
 
 class Ragged(NamedTuple):
-    """How rows of up to `row_bytes` are spread that fill no power of two of threads: `packs` to a thread, the rest as in Held."""
+    """How rows of more than `above` and up to `row_bytes` are spread that fill no power of two of threads.
+
+    packs: of a thread. many: only where a multiprocessor has many rows to go through. The rest as in Held.
+    """
 
     packs: int
     row_bytes: int
     block: int
     resident_threads: int
     hoist: int = 0
+    rows: int = 1
+    above: int = 0
+    many: bool = False
 
 
-# Rows that begin at packs: the entry that leaves the fewest places of threads empty, where it leaves no more than HELD does.
-# H200: 3 packs for 600 columns in 16 bits, 96 places instead of 128: LayerNorm 0.64 to 0.93, softmax 0.80 to 0.98; 5 for 5000,
-# 640 instead of 768: LayerNorm 0.82 to 0.98. Of as many places LayerNorm is better with fewer threads: 1000 columns 0.88 to
-# 0.93, in 4 bytes 0.89 to 0.96.
+# Rows that begin at packs: the entry that leaves the fewest places of threads empty, where it leaves no more than HELD does; of
+# as many, the first. H200, 49152 rows: 3 packs for 600 columns in 16 bits, 96 places instead of 128: LayerNorm 0.64 to 0.93,
+# softmax 0.80 to 0.98; 5 for 5000, 640 instead of 768: LayerNorm 0.82 to 0.98. Ahead of CACHED, where rows begin within a
+# line of the cache: softmax in 16 bits of 2200, 5000, 7000 columns 0.77 to 0.99, 0.74 to 0.97, 0.67 to 0.99.
 RAGGED = {
-    (0, 2): (Ragged(3, MOST_ROW, 128, 1280),),
-    (1, 2): (Ragged(3, MOST_ROW, 128, 768, 1), Ragged(5, MOST_ROW, 256, 768)),
+    (0, 2): (
+        Ragged(6, 24 << 10, 128, 768, above=16 << 10),
+        Ragged(3, 32 << 10, 128, 1152),
+        Ragged(4, 32 << 10, 128, 1024, above=2 << 10),
+        Ragged(5, 40 << 10, 128, 1024, above=2 << 10),
+        Ragged(6, 24 << 10, 128, 768, above=2 << 10),
+    ),
+    (1, 2): (
+        Ragged(1, 160, 128, 1280, rows=2),
+        Ragged(3, 2 << 10, 128, 768, 1, above=160),
+        Ragged(6, 24 << 10, 128, 768, above=8 << 10),
+        Ragged(3, 32 << 10, 128, 1024, above=2 << 10),
+        Ragged(4, 32 << 10, 128, 1024, above=2 << 10),
+        Ragged(5, 32 << 10, 128, 768, above=2 << 10),
+        Ragged(6, 24 << 10, 128, 640, above=2 << 10),
+    ),
     (2, 2): (
         Ragged(4, 2 << 10, 64, 512, 1),
-        Ragged(3, 2 << 10, 128, 1280),
-        Ragged(6, MOST_ROW, 64, 640),
-        Ragged(5, MOST_ROW, 128, 768),
+        Ragged(2, 160, 128, 1024, rows=2),
+        Ragged(3, 2 << 10, 128, 1280, above=160),
+        Ragged(4, 32 << 10, 128, 1024, above=2 << 10),
+        Ragged(6, 8 << 10, 64, 640, above=2 << 10),
+        Ragged(6, 24 << 10, 128, 768, above=8 << 10),
+        Ragged(5, 24 << 10, 64, 896, above=1300),
+        Ragged(3, 24 << 10, 128, 1152, above=2 << 10),
     ),
-    (0, 4): (Ragged(3, MOST_ROW, 128, 1280),),
-    (1, 4): (Ragged(3, MOST_ROW, 128, 768, 1),),
+    (0, 4): (
+        Ragged(2, 192, 128, 1280, rows=2),
+        Ragged(3, 8 << 10, 128, 1280, above=192),
+        Ragged(6, 128 << 10, 128, 1024, above=2 << 10),
+        Ragged(5, 128 << 10, 128, 1024, above=2 << 10),
+        Ragged(8, 64 << 10, 128, 1024, above=4 << 10),
+        Ragged(7, 128 << 10, 128, 1024, above=2 << 10),
+        Ragged(4, 64 << 10, 128, 1280, above=4 << 10),
+    ),
+    (1, 4): (
+        Ragged(3, 6 << 10, 128, 768, 1),
+        Ragged(5, 80 << 10, 128, 1024, above=6 << 10),
+        Ragged(6, 64 << 10, 128, 1024, above=6 << 10),
+        Ragged(7, 64 << 10, 128, 1024, above=6 << 10),
+        Ragged(8, 64 << 10, 128, 1024, above=32 << 10),
+        Ragged(4, 64 << 10, 128, 1024, above=6 << 10),
+    ),
     (2, 4): (
         Ragged(4, 4 << 10, 64, 640, 1),
-        Ragged(3, 8 << 10, 128, 768, 1),
-        Ragged(3, MOST_ROW, 256, 1280),
+        Ragged(2, 112, 64, 1024, rows=2),
+        Ragged(3, 2 << 10, 128, 768, 1, above=112),
+        Ragged(5, 80 << 10, 64, 1024, above=1536),
+        Ragged(3, 8 << 10, 128, 1280, above=2 << 10),
+        Ragged(4, 64 << 10, 128, 1024, above=4 << 10),
+        Ragged(6, 64 << 10, 128, 1024, above=2 << 10),
+        Ragged(7, 64 << 10, 128, 1024, above=2 << 10),
     ),
 }
+# Bytes of a row up to which one that begins within a line of the cache is better in registers.
+RAGGED_ROW_BYTES = {
+    (0, 2): 40 << 10,
+    (1, 2): 32 << 10,
+    (2, 2): 32 << 10,
+    (0, 4): 16 << 10,
+    (1, 4): 80 << 10,
+    (2, 4): 80 << 10,
+}
+# Rows that begin anywhere: the same; what is not here is in PEELED_HELD. gamma and beta of 16 bits lie otherwise than x, and to
+# put them together costs 11 instructions a pack. While rows are few (8192 of 1023 columns), what is left of the last turn counts:
+# then it is done once for all rows of a block, which are on their way while others are in work. Else more packs a thread win:
+# LayerNorm, 49152 rows of 601 / 1023 / 3001 columns 0.55 / 0.85 / 0.86 to 0.86 / 0.915 / 0.93. H200, 8192 rows: softmax of 601
+# columns 0.71 to 0.97, RMSNorm of 3001 0.85 to 0.93 and of 7001 0.83 to 0.935; LayerNorm in float of 7001 0.83 to 0.94.
+PEELED = {
+    (0, 2): (
+        Ragged(1, 288, 128, 1280, rows=2),
+        Ragged(2, 2100, 128, 896, rows=2),
+        Ragged(4, 32 << 10, 128, 896),
+        Ragged(3, 32 << 10, 128, 1024),
+        Ragged(5, 32 << 10, 128, 768),
+        Ragged(6, 24 << 10, 64, 640, above=2 << 10),
+        Ragged(2, 32 << 10, 128, 1024, above=2100),
+    ),
+    (1, 2): (
+        Ragged(1, 288, 128, 1024, rows=2),
+        Ragged(2, 1100, 128, 1024, rows=2),
+        Ragged(2, 2100, 128, 896, 1, rows=2, above=1100),
+        Ragged(2, 5 << 10, 128, 896, rows=2, above=2100),
+        Ragged(3, 32 << 10, 128, 1024),
+        Ragged(4, 32 << 10, 128, 1024),
+        Ragged(5, 32 << 10, 128, 768),
+    ),
+    (2, 2): (
+        Ragged(1, 288, 64, 1024, rows=2),
+        Ragged(2, 640, 64, 768, rows=2),
+        Ragged(2, 1100, 64, 640, 1, rows=2, above=640),
+        Ragged(4, 6200, 64, 896, above=2000, many=True),
+        Ragged(6, 6200, 64, 640, above=2000, many=True),
+        Ragged(5, 6200, 64, 640, above=1100, many=True),
+        Ragged(3, 2000, 128, 1024),
+        Ragged(4, 2000, 64, 896),
+        Ragged(5, 2000, 128, 512, 1),
+        Ragged(2, 4 << 10, 128, 1152, 2, above=2000),
+        Ragged(2, 32 << 10, 256, 1024, 2, above=4 << 10),
+        Ragged(3, 32 << 10, 128, 1024, 2, above=2000),
+    ),
+    (0, 4): (
+        Ragged(2, 2 << 10, 128, 1280, rows=2),
+        Ragged(8, 32 << 10, 128, 768),
+        Ragged(4, 64 << 10, 128, 1024),
+        Ragged(6, 32 << 10, 128, 768),
+        Ragged(7, 32 << 10, 128, 768),
+        Ragged(5, 80 << 10, 128, 1024),
+        Ragged(3, 64 << 10, 128, 1152),
+    ),
+    (1, 4): (
+        Ragged(5, 80 << 10, 128, 1024),
+        Ragged(7, 32 << 10, 128, 768),
+        Ragged(6, 32 << 10, 128, 768),
+        Ragged(4, 64 << 10, 128, 1024),
+        Ragged(8, 32 << 10, 128, 768),
+        Ragged(3, 64 << 10, 128, 1024, above=32 << 10),
+    ),
+    (2, 4): (
+        Ragged(4, 64 << 10, 128, 1024),
+        Ragged(5, 80 << 10, 128, 1024),
+        Ragged(6, 32 << 10, 128, 768),
+        Ragged(7, 32 << 10, 128, 768),
+        Ragged(3, 64 << 10, 128, 1152),
+    ),
+}
+MANY_ROWS = 192  # of a multiprocessor
 
 
 class Shared(NamedTuple):
@@ -281,6 +424,8 @@ CLUSTERS: dict[tuple[int, int], tuple[Shared | Kept, ...]] = {
         *_KEPT_HALVES[3:],
     ),
     (1, 2): (
+        Kept(row_bytes=44 << 10, block=256, packs=2, share_bytes=44 << 10, resident=5),
+        Kept(row_bytes=72 << 10, block=512, packs=2, share_bytes=72 << 10, resident=3),
         Kept(row_bytes=64 << 10, block=256, packs=4, share_bytes=64 << 10, resident=2),
         Shared(row_bytes=MOST_ROW, block=512, packs=8, stages=2, hoist=2),
         *_KEPT_HALVES[2:],

@@ -365,10 +365,12 @@ def narrow_accesses(op: RowOp, instance: Instance, code: Code) -> list[str]:
         origins = Counter(origins)
         for each in types:
             origins[dtype_of(each or types.x).itemsize] += copies
-        # two accesses bring a pack of parameters: of the second, where it brings one double, the compiler takes that half
-        origins[8] += packs * sum(dtype_of(each).itemsize == 8 for each in types[2:] if each is not None)
         statistics[dtype_of(types.y).itemsize] += copies
-        columns |= {16}
+        columns |= {
+            8
+        }  # put together from accesses of so many; of the last, where it brings one float, the compiler takes that half
+        floats = sum(dtype_of(each).itemsize == 4 for each in types[2:] if each is not None)
+        origins[4] += copies * plan.packs * floats
     if plan.variant == "split":  # letters: cleared, sent and awaited
         origins = Counter(origins)
         origins[16] += compute.itemsize * copies

@@ -70,7 +70,7 @@ def test_without_clusters_shared_memory_is_next(cols: int, variant: str) -> None
     ("rows", "cols", "variant"),
     [
         (1, 2040, "block"),
-        (1, 16376, "cached"),
+        (1, 16320, "cached"),
         (1, 16384, "cluster"),
         (16, 65536, "cluster"),
         (1, 2**18, "cluster"),
@@ -131,14 +131,14 @@ def test_blocks_that_share_a_row_keep_what_their_letters_replace(compute_bytes: 
     assert choose(elsewhere, H200, resident, "split").kept_bytes == 0
 
 
-@pytest.mark.parametrize("cols", [63, 65, 1023, 1025, 5001, 16383])
+@pytest.mark.parametrize("cols", [95, 97, 1023, 1025, 5001, 16383])
 @pytest.mark.parametrize("peel", [1, 2])
 def test_rows_that_begin_anywhere_have_the_widest_packs(cols: int, peel: int) -> None:
     odd = dataclasses.replace(problem(cols=cols, pack=1), widest=8, peel=peel, period=8)
     plan = choose(odd, H200, resident)
 
-    assert plan.pack == (8 if cols >= 64 else 1)
-    assert plan.peel == (peel if cols >= 64 else 0)
+    assert plan.pack == (8 if cols >= 96 else 1)
+    assert plan.peel == (peel if cols >= 96 else 0)
     if plan.peel:
         assert plan.group >= 14  # one for each element around the packs
         assert plan.group * plan.packs >= cols // 8
@@ -167,11 +167,34 @@ def test_ragged_rows_leave_few_threads_without_a_pack(
     assert (plan.packs, plan.group) == (packs, group)
 
 
-@pytest.mark.parametrize(("cols", "pack"), [(40, 1), (1023, 1), (4095, 1), (4097, 4), (50257, 4)])
-def test_accesses_of_4_bytes_are_kept_but_for_long_rows(cols: int, pack: int) -> None:
+@pytest.mark.parametrize(
+    ("cols", "columns", "pack"),
+    [
+        (255, (), 1),
+        (257, (), 4),
+        (4095, (4,), 1),
+        (4097, (4,), 4),
+        (2303, (4, 4), 1),
+        (2305, (4, 4), 4),
+        (50257, (4, 4), 4),
+    ],
+)
+def test_accesses_of_4_bytes_are_kept_but_for_long_rows(
+    cols: int, columns: tuple[int, ...], pack: int
+) -> None:
     odd = dataclasses.replace(problem(cols=cols, pack=1, load_bytes=4), widest=4, peel=1, period=4)
 
-    assert choose(odd, H200, resident).pack == pack
+    assert choose(dataclasses.replace(odd, columns=columns), H200, resident).pack == pack
+
+
+@pytest.mark.parametrize(
+    ("cols", "variant"), [(2944, "cached"), (3000, "block"), (3008, "cached"), (30000, "cached")]
+)
+@pytest.mark.parametrize("columns", [(), (2,)])
+def test_rows_that_begin_within_a_line_of_the_cache_wait_in_registers(
+    cols: int, variant: str, columns: tuple[int, ...]
+) -> None:
+    assert choose(dataclasses.replace(problem(cols=cols), columns=columns), H200, resident).variant == variant
 
 
 def test_parameters_stay_on_chip_where_clusters_go_through_rows() -> None:
@@ -202,9 +225,11 @@ def test_every_width_is_covered_exactly_once(pack: int, compute_bytes: int) -> N
         assert plan.packs * plan.pack <= (32 if compute_bytes == 4 else 16), cols
 
 
-@pytest.mark.parametrize(("cols", "period"), [(1023, 8), (5001, 8), (1025, 8), (1026, 4), (50257, 8)])
+@pytest.mark.parametrize(("cols", "period"), [(1023, 8), (5001, 8), (1025, 8), (3002, 4), (50257, 8)])
 def test_rows_that_a_group_goes_through_begin_alike(cols: int, period: int) -> None:
-    odd = dataclasses.replace(problem(cols=cols, pack=1), widest=8, peel=1, period=period, columns=(2, 2))
+    odd = dataclasses.replace(
+        problem(rows=8192, cols=cols, pack=16 // 2 // period), widest=8, peel=1, period=period, columns=(2, 2)
+    )
     plan = choose(odd, H200, resident)
 
     assert plan.persistent
@@ -214,6 +239,16 @@ def test_rows_that_a_group_goes_through_begin_alike(cols: int, period: int) -> N
     assert not unknown.persistent
     with pytest.raises(DoesNotFitError):
         choose(dataclasses.replace(odd, period=0), H200, resident, plan)
+
+
+def test_where_rows_are_many_a_block_holds_few_of_those_that_begin_anywhere() -> None:
+    odd = dataclasses.replace(problem(cols=1023, pack=1), widest=8, peel=1, period=8, columns=(2, 2))
+
+    persistent = {
+        rows: choose(dataclasses.replace(odd, rows=rows), H200, resident).persistent for rows in (8192, 49152)
+    }
+
+    assert persistent == {8192: True, 49152: False}
 
 
 def test_shared_takes_threads_that_fill_the_multiprocessor_beside_its_rows() -> None:
@@ -281,7 +316,7 @@ def test_a_forced_plan_for_another_width_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("variant", "cols"),
-    [("warp", 1032), ("block", 32776), ("cluster", 2**24), ("split", 8), ("shared", 2**20)],
+    [("warp", 1544), ("block", 32776), ("cluster", 2**24), ("split", 8), ("shared", 2**20)],
 )
 def test_a_forced_variant_that_cannot_hold_the_row_says_so(variant: str, cols: int) -> None:
     with pytest.raises(DoesNotFitError, match=f"'{variant}' cannot hold a row of {cols} columns"):

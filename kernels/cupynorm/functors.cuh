@@ -8,9 +8,9 @@
 // drops elements, kSpans: all but an interval of columns; kKeeps: it writes. kDirect: there is x and nothing else: Loaded<N> is Pack<Type, N>, absent elements become
 // padding themselves, and Line has load_anywhere<N>(col), at any column, and address(col), for copies that go ahead, too.
 // A Store has `Type`, `kBytes` (of its widest result's element), columns<N>(col) -> Columns<N>, the parameters of N columns, the same for every row (columns_anywhere<N> where
-// col may be any; or in two steps, all accesses before the first is waited for: columns_apart<N>(col, further), at col + further as in load_apart, and
+// col may be any; or in steps: columns_from(col), which many packs share; columns_apart<N>(those, further), at col + further as in load_apart;
 // put_together<N>()), and at(row), which gives a Line: store<N>(values, columns, col); head<N>(), how many elements lie before the
-// first that is aligned to N; address(). Columns may wait in registers: hide() keeps them packed there. All are asked only for
+// first that is aligned to N; from(col), the same line from there on; address(). Columns may wait in registers: hide() keeps them packed there. All are asked only for
 // columns below cols.
 #pragma once
 #include <cupynorm/math.cuh>
@@ -105,8 +105,9 @@ struct DirectStore {
   using Columns = NoColumns;
   template <int N>
   using ColumnsApart = NoColumns;
-  template <int N>
-  NoColumns columns_apart(int64, int) const {
+  NoColumns columns_from(int64) const { return {}; }
+  template <int N, typename Index>
+  NoColumns columns_apart(NoColumns, Index) const {
     return {};
   }
   template <int N>
@@ -126,6 +127,7 @@ struct DirectStore {
     T* pointer;
     void hide() { cupynorm::hide(pointer); }
     T* address() const { return pointer; }
+    Line from(int col) const { return {pointer + col}; }
     // how many elements lie before the first that is aligned to N elements
     template <int N>
     int head() const {
@@ -147,8 +149,10 @@ struct NoColumn {
   using Packed = NoColumns;
   template <int N>
   using Apart = NoColumns;
-  template <int N>
-  NoColumns load_apart(int64, int) const {
+  using From = NoColumns;
+  NoColumns from(int64) const { return {}; }
+  template <int N, typename Index>
+  NoColumns load_apart(NoColumns, Index) const {
     return {};
   }
   template <int N, typename Index>
@@ -169,11 +173,14 @@ struct Column {
 
   template <int N>
   using Packed = Pack<T, N>;
+  // in accesses of 8 bytes: of 16, one more instruction a word would choose among them
   template <int N>
-  using Apart = cupynorm::Apart<T, N>;
-  template <int N>
-  Apart<N> load_apart(int64 col, int further) const {
-    return cupynorm::load_apart<T, N, true>(pointer + col, further);
+  using Apart = cupynorm::Apart<T, N, 8>;
+  using From = Anywhere<8>;
+  From from(int64 col) const { return anywhere<8>(pointer + col); }
+  template <int N, typename Index>
+  Apart<N> load_apart(const From& first, Index further) const {
+    return cupynorm::load_apart<T, N, true>(first, further);
   }
   template <int N, typename Index>
   Pack<T, N> load(Index col) const {
@@ -205,9 +212,14 @@ struct StridedColumn {
     Packed<N> values;
     friend Packed<N> together(const Apart& apart) { return apart.values; }
   };
-  template <int N>
-  Apart<N> load_apart(int64 col, int further) const {
-    return {load<N>(col + further)};
+  struct From {
+    int64 col;
+    void hide() {}
+  };
+  From from(int64 col) const { return {col}; }
+  template <int N, typename Index>
+  Apart<N> load_apart(From first, Index further) const {
+    return {load<N>(first.col + further)};
   }
   template <int N, typename Index>
   Packed<N> load(Index col) const {
@@ -262,11 +274,18 @@ struct AffineColumns {
       Affine<typename Gamma::template Packed<N>, typename Beta::template Packed<N>, Gamma::kPresent, Beta::kPresent>;
   template <int N>
   using ColumnsApart = Affine<typename Gamma::template Apart<N>, typename Beta::template Apart<N>, Gamma::kPresent, Beta::kPresent>;
-  template <int N>
-  ColumnsApart<N> columns_apart(int64 col, int further) const {
+  using ColumnsFrom = Affine<typename Gamma::From, typename Beta::From, Gamma::kPresent, Beta::kPresent>;
+  ColumnsFrom columns_from(int64 col) const {
+    ColumnsFrom first;
+    if constexpr (Gamma::kPresent) first.gamma = gamma.from(col);
+    if constexpr (Beta::kPresent) first.beta = beta.from(col);
+    return first;
+  }
+  template <int N, typename Index>
+  ColumnsApart<N> columns_apart(const ColumnsFrom& first, Index further) const {
     ColumnsApart<N> apart;
-    if constexpr (Gamma::kPresent) apart.gamma = gamma.template load_apart<N>(col, further);
-    if constexpr (Beta::kPresent) apart.beta = beta.template load_apart<N>(col, further);
+    if constexpr (Gamma::kPresent) apart.gamma = gamma.template load_apart<N>(first.gamma, further);
+    if constexpr (Beta::kPresent) apart.beta = beta.template load_apart<N>(first.beta, further);
     return apart;
   }
   template <int N>
@@ -285,7 +304,7 @@ struct AffineColumns {
   }
   template <int N>
   Columns<N> columns_anywhere(int64 col) const {
-    return put_together<N>(columns_apart<N>(col, 0));
+    return put_together<N>(columns_apart<N>(columns_from(col), 0));
   }
 
   template <int N, typename Compute>
@@ -311,15 +330,17 @@ struct ColumnsOf {
   using Columns = typename Affines::template Columns<N>;
   template <int N>
   using ColumnsApart = typename Affines::template ColumnsApart<N>;
+  using ColumnsFrom = typename Affines::ColumnsFrom;
 
   const Affines& own() const { return static_cast<const Store*>(this)->affine; }
   template <int N, typename Index>
   Columns<N> columns(Index col) const {
     return own().template columns<N>(col);
   }
-  template <int N>
-  ColumnsApart<N> columns_apart(int64 col, int further) const {
-    return own().template columns_apart<N>(col, further);
+  ColumnsFrom columns_from(int64 col) const { return own().columns_from(col); }
+  template <int N, typename Index>
+  ColumnsApart<N> columns_apart(const ColumnsFrom& first, Index further) const {
+    return own().template columns_apart<N>(first, further);
   }
   template <int N>
   static Columns<N> put_together(const ColumnsApart<N>& apart) {
@@ -348,6 +369,7 @@ struct AffineStore : ColumnsOf<AffineStore<T, kAxes, Gamma, Beta>, Gamma, Beta> 
     typename DirectStore<T, kAxes>::Line to;
     void hide() { to.hide(); }
     T* address() const { return to.address(); }
+    Line from(int col) const { return {to.from(col)}; }
     template <int N>
     int head() const {
       return to.template head<N>();

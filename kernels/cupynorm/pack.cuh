@@ -86,41 +86,60 @@ inline Pack<T, N> load_pack(const T* p) {
   return pack;
 }
 
-// N elements that need be aligned to one element only, as accesses of 16 bytes bring them: not put together yet. Of each access the whole is
-// read, though it may hold but one of the elements: no page ends inside.
-template <typename T, int N>
-struct Apart {
-  static constexpr int kPieces = (Pack<T, N>::kBytes + 15) / 16 + 1;
-  unsigned word[kPieces * 4];
+// Where elements lie that need be aligned to one element only: in accesses of kAccess bytes from the first that holds any.
+template <int kAccess>
+struct Anywhere {
+  const unsigned char* access;
   unsigned off;  // bytes before the first element
+
+  void hide() { cupynorm::hide(access), cupynorm::hide(off); }
 };
 
-// At `further` elements behind p, a multiple of 16 bytes: packs that differ in nothing else lie alike, which is then found once.
-template <typename T, int N, bool kConstant = false>
-inline Apart<T, N> load_apart(const T* p, int further = 0) {
-  Apart<T, N> apart;
-  apart.off = unsigned(reinterpret_cast<unsigned long long>(p) % 16);
-  const unsigned char* base = reinterpret_cast<const unsigned char*>(p) - apart.off + further * int(sizeof(T));
+template <int kAccess, typename T>
+inline Anywhere<kAccess> anywhere(const T* p) {
+  const unsigned off = unsigned(reinterpret_cast<unsigned long long>(p) % kAccess);
+  return {reinterpret_cast<const unsigned char*>(p) - off, off};
+}
+
+// N of them as the accesses bring them: not put together yet. Of each access the whole is read, though it may hold but one of the elements:
+// no page ends inside.
+template <typename T, int N, int kAccess>
+struct Apart {
+  static constexpr int kPieces = (Pack<T, N>::kBytes + kAccess - 1) / kAccess + 1;
+  unsigned word[kPieces * (kAccess / 4)];
+  unsigned off;
+};
+
+// At `further` elements behind the first, a multiple of kAccess bytes: packs that differ in nothing else lie alike, which is then found once.
+template <typename T, int N, bool kConstant = false, int kAccess, typename Index = int>
+inline Apart<T, N, kAccess> load_apart(const Anywhere<kAccess>& first, Index further = 0) {
+  Apart<T, N, kAccess> apart;
+  apart.off = first.off;
+  const unsigned char* base = first.access + further * Index(sizeof(T));
 #pragma unroll
   for (int i = 0; i < apart.kPieces; ++i) {
-    if (i < apart.kPieces - 1 || i * 16 < int(apart.off) + Pack<T, N>::kBytes) load_words<16, kConstant>(base + i * 16, apart.word + i * 4);
+    if (i < apart.kPieces - 1 || i * kAccess < int(apart.off) + Pack<T, N>::kBytes)
+      load_words<kAccess, kConstant>(base + i * kAccess, apart.word + i * (kAccess / 4));
   }
   return apart;
 }
 
-template <typename T, int N>
-inline Pack<T, N> together(Apart<T, N> apart) {
+template <typename T, int N, int kAccess>
+inline Pack<T, N> together(Apart<T, N, kAccess> apart) {
   constexpr int kWords = Pack<T, N>::kWords;
-  unsigned(&word)[Apart<T, N>::kPieces * 4] = apart.word;
+  auto& word = apart.word;
+  if constexpr (kAccess > 8) {
 #pragma unroll
-  for (int i = 0; i < kWords + 2; ++i) word[i] = apart.off & 8 ? word[i + 2] : word[i];
+    for (int i = 0; i < kWords + 2; ++i) word[i] = apart.off & 8 ? word[i + 2] : word[i];
+  }
   if constexpr (sizeof(T) < 8) {
 #pragma unroll
     for (int i = 0; i < kWords + 1; ++i) word[i] = apart.off & 4 ? word[i + 1] : word[i];
   }
   if constexpr (sizeof(T) < 4) {
+    const unsigned selector = apart.off & 2 ? 0x5432 : 0x3210;
 #pragma unroll
-    for (int i = 0; i < kWords + (sizeof(T) == 1); ++i) word[i] = apart.off & 2 ? word[i] >> 16 | word[i + 1] << 16 : word[i];
+    for (int i = 0; i < kWords + (sizeof(T) == 1); ++i) word[i] = choose_bytes(word[i], word[i + 1], selector);
   }
   if constexpr (sizeof(T) == 1) {
 #pragma unroll
@@ -134,7 +153,7 @@ inline Pack<T, N> together(Apart<T, N> apart) {
 
 template <typename T, int N, bool kConstant = false>
 inline Pack<T, N> load_pack_anywhere(const T* p) {
-  return together(load_apart<T, N, kConstant>(p));
+  return together(load_apart<T, N, kConstant>(anywhere<16>(p)));
 }
 
 // p must be aligned to the whole pack, or to 16 bytes if the pack is larger.

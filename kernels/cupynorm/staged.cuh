@@ -93,6 +93,15 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
       commit_copies();
     }
   };
+  auto columns_from = [&](int64 col) {
+    if constexpr (kPeeled) {
+      auto columns = a.store.columns_from(col);
+      columns.hide();
+      return columns;
+    } else {
+      return NoColumns();
+    }
+  };
   Part now = part_of(first);
 #pragma unroll 1
   for (int b = 0; b < kBatches; ++b) send(now, b);
@@ -122,6 +131,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
     const bool here = !kGrid || row < a.rows;
     const auto from = a.load.at(now.row);
     const auto to = a.store.at(now.row);
+    const auto columns = columns_from(now.base);
     auto load = [&](int64 number) {
       if constexpr (Shape::kPeel == 2) return from.template load_anywhere<kPack>(now.base + number * kPack);
       else return from.template load<kPack>(now.base + number * kPack);
@@ -151,7 +161,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
       }
       map_loaded(number, loaded, whole, y);
       if constexpr (Store::kAhead) to.template store<kPack, true>(y, a.store.template columns<kPack>(col), ahead, col);
-      else if constexpr (kPeeled) to.template store<kPack, true>(y, a.store.template columns_anywhere<kPack>(col), col);
+      else if constexpr (kPeeled) to.template store<kPack, true>(y, Store::template put_together<kPack>(a.store.template columns_apart<kPack>(columns, number * kPack)), col);
       else if constexpr (!Store::kScales) to.template store<kPack, true>(y, a.store.template columns<kPack>(col), col);
     };
     // the elements around the packs: one for each of the first threads

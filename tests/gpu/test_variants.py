@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,43 @@ def test_blocks_of_the_grid_share_a_row_without_shared_memory(
 
     assert y is out
     assert_close(xp.asnumpy(y), op.reference(case.x, **case.parameters)[0])
+
+
+@every_op
+@pytest.mark.parametrize("packs", [2, 3, 4])
+@pytest.mark.parametrize("cols", [pytest.param(1272, marks=pytest.mark.small), 1528, 1800, 2040])
+def test_what_a_block_s_last_turn_leaves_a_thread_is_taken(xp: Any, op: Op, cols: int, packs: int) -> None:
+    """159 to 255 packs of half by 64 threads: one to three are left, of some threads one less."""
+    plan = dataclasses.replace(PLAIN, variant="cached", pack=8, packs=packs, block=64, waves=math.inf)
+
+    check(xp, op, inputs(op, 5, cols, "float16"), plan=plan)
+
+
+@every_op
+@pytest.mark.parametrize(
+    ("dtype", "cols", "hoist"),
+    [pytest.param("float16", 303, 0, marks=pytest.mark.small), ("bfloat16", 1021, 1), ("float32", 4099, 0)],
+)
+def test_two_rows_that_begin_alike_share_their_parameters(
+    xp: Any, op: Op, dtype: str, cols: int, hoist: int
+) -> None:
+    """The second of a pair is a period further; 67 rows leave some without."""
+    case = inputs(op, 67, cols, dtype)
+    pack = 16 // case.x.itemsize
+    plan = dataclasses.replace(
+        PLAIN,
+        variant="block",
+        pack=pack,
+        packs=-(-(cols // pack) // 64),
+        group=64,
+        rows_per_group=2,
+        hoist=hoist if op.parameters else 0,
+        peel=1,
+        period=pack,
+        block=128,
+    )
+
+    check(xp, op, case, plan=plan)
 
 
 @every_op
