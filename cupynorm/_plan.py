@@ -21,6 +21,7 @@ from cupynorm._tables import (
     DOUBLES_CACHED,
     DOUBLES_SHARED,
     FUSED_HELD,
+    FUSED_PEELED_LEAST_BYTES,
     HELD,
     MANY_ROWS,
     NARROW_HELD,
@@ -153,7 +154,8 @@ class Problem:
     @property
     def peeled(self) -> Problem:
         """The problem as it is worked on: with the widest packs, if the elements around them are worth it."""
-        least = PEELED_LEAST_BYTES.get(self.kind, {}).get(self.pack * self.load_bytes, PEELED_ROW_BYTES)
+        table = FUSED_PEELED_LEAST_BYTES if self.fused else PEELED_LEAST_BYTES.get(self.kind, {})
+        least = table.get(self.pack * self.load_bytes, PEELED_ROW_BYTES)
         if self.peel and self.cols * self.load_bytes >= least:
             return dataclasses.replace(self, pack=self.widest)
         return dataclasses.replace(self, peel=0)

@@ -139,6 +139,8 @@ PEELED_LEAST_BYTES: dict[tuple[int, int], dict[int, int]] = {
     (1, 4): {},
     (2, 4): {4: 9 << 10},
 }
+# The same where something is computed on the way: for all.
+FUSED_PEELED_LEAST_BYTES = {2: 128}
 # Of such rows, where PEELED has no entry: how many bytes a thread holds, and threads resident.
 PEELED_HELD = {
     (0, 2): (Held(32 << 10, 80, 128, 768),),
