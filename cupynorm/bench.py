@@ -667,6 +667,7 @@ def _time_host(calls: Mapping[tuple[str, str], Callable[[], Any]]) -> dict[tuple
 def _first_call(what: str, cache: str) -> float:
     """Return how long a new process takes from CuPy's import and a context to its first launch."""
     environment = {**os.environ, "CUPY_CACHE_DIR": cache, "CUPYNORM_CACHE_DIR": cache}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
     path = os.pathsep.join([str(Path(cupynorm.__file__).parents[1]), environment.get("PYTHONPATH", "")])
     done = subprocess.run(  # noqa: S603  this interpreter, a program of ours
         [sys.executable, "-c", FIRST_CALL.replace("CALL", FIRST_CALLS[what])],
