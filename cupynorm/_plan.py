@@ -20,6 +20,7 @@ from cupynorm._tables import (
     CLUSTERS,
     DOUBLES_CACHED,
     DOUBLES_SHARED,
+    FULL,
     FUSED_HELD,
     FUSED_PEELED_LEAST_BYTES,
     HELD,
@@ -654,21 +655,22 @@ def _fullest(problem: Problem, group: int, packs: int) -> int:
 def _ragged(problem: Problem, limits: Limits) -> tuple[Ragged, int] | None:
     """Return how a row is spread, and over how many threads: one that begins anywhere, or that fills no power of two of threads.
 
-    None where HELD is better.
+    Or one that does, in FULL. None where HELD is better.
     """
     if problem.fused or _is_narrow(problem):
         return None
     packs, least = problem.cols // problem.pack, math.inf
+    table = PEELED if problem.peel else RAGGED
     if not problem.peel:
         held = _held(problem)
         if held is not None:
             usual = _group(problem, held.thread_bytes)
             least = usual * math.ceil(packs / usual)
         if least == packs:
-            return None
+            table = FULL if _alike(problem) else {}
     best = None
     many = problem.rows >= MANY_ROWS * limits.sm_count
-    for ragged in (PEELED if problem.peel else RAGGED).get(problem.kind, ()):
+    for ragged in table.get(problem.kind, ()):
         if not ragged.above < problem.row_bytes <= ragged.row_bytes or ragged.many > many:
             continue
         group = max(_power_of_two_from(math.ceil(packs / ragged.packs)), _least_group(problem))

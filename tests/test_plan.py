@@ -168,6 +168,25 @@ def test_ragged_rows_leave_few_threads_without_a_pack(
 
 
 @pytest.mark.parametrize(
+    ("cols", "rows", "columns", "expected"),
+    [
+        (768, 8192, (2, 2), (3, 32, 1, 1)),
+        (768, 8192, (4, 4), (3, 32, 1, 0)),
+        (1024, 49152, (2, 2), (2, 64, 2, 0)),
+        (1024, 49152, (4, 4), (2, 64, 1, 0)),
+        (1024, 1000, (2, 2), (2, 64, 1, 1)),
+        (1024, 49152, (2,), (2, 64, 1, 1)),
+    ],
+)
+def test_full_rows_with_parameters_of_their_type(
+    cols: int, rows: int, columns: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    plan = choose(dataclasses.replace(problem(cols=cols), rows=rows, columns=columns), H200, resident)
+
+    assert (plan.packs, plan.group, plan.rows_per_group, plan.hoist) == expected
+
+
+@pytest.mark.parametrize(
     ("cols", "columns", "pack"),
     [
         (255, (), 1),

@@ -159,6 +159,29 @@ def test_two_rows_that_begin_alike_share_their_parameters(
     check(xp, op, case, plan=plan)
 
 
+@pytest.mark.small
+@every_op
+@pytest.mark.parametrize(("cols", "group", "rows", "hoist"), [(768, 32, 1, 1), (1024, 64, 2, 0)])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rows_that_fill_every_place(
+    xp: Any, op: Op, dtype: str, cols: int, group: int, rows: int, hoist: int
+) -> None:
+    """Five rows leave the last pair without its second."""
+    plan = dataclasses.replace(
+        PLAIN,
+        variant="warp" if group == 32 else "block",
+        pack=8,
+        packs=cols // 8 // group,
+        group=group,
+        rows_per_group=rows,
+        full=True,
+        hoist=hoist if op.parameters else 0,
+        block=64,
+    )
+
+    check(xp, op, inputs(op, 5, cols, dtype), plan=plan)
+
+
 @every_op
 @pytest.mark.parametrize("cols", [pytest.param(33, marks=pytest.mark.small), 1024, 5000, 20000])
 @every_variant
