@@ -927,7 +927,14 @@ def _kept_by_cluster(
     plan = _staged(
         problem, "cluster" if parts > 1 else "shared", kept.block, kept.share_bytes, packs=kept.packs
     )
-    plan = dataclasses.replace(plan, parts=parts, least_blocks=kept.resident)
+    resident = kept.resident
+    if (
+        parts > 1 and problem.columns and kept.block * resident > ROOMY_THREADS
+    ):  # blocks that meet want more registers
+        return None
+    if int(limits.compute_capability) != HOPPER:
+        resident = max(1, resident - 1)
+    plan = dataclasses.replace(plan, parts=parts, least_blocks=resident)
     return _staged_plan(problem, limits, occupancy, plan)
 
 
@@ -1064,15 +1071,18 @@ def _kept_by_grid(problem: Problem, limits: Limits, occupancy: Occupancy) -> Pla
     whole = whole and _in_whole_packs(problem)
     whole = whole and _alike(problem) and int(limits.compute_capability) == HOPPER
     resident = SPLIT_BLOCKS if int(limits.compute_capability) >= AMPERE and not whole else 1
+    wide = any(size > problem.load_bytes for size in problem.columns)
+    crowded = problem.peel or wide or (problem.columns and int(limits.compute_capability) > HOPPER)
     block = min(
-        WHOLE_BLOCK[problem.compute_bytes] // (4 if problem.peel else 1 if whole else 2),
+        WHOLE_BLOCK[problem.compute_bytes] // (4 if crowded else 1 if whole else 2),
         limits.threads_per_sm // resident,
     )
     room = limits.shared_bytes_per_sm // resident - limits.reserved_shared_bytes - STATIC_SHARED_BYTES
     kept_bytes = min(room, limits.shared_bytes_per_block) // ACCESS_BYTES * ACCESS_BYTES
     if problem.peel == 2:  # noqa: PLR2004
         kept_bytes = 0
-    packs = 2 if whole else 1 if problem.peel or (problem.held_bytes > 2 and problem.columns) else 2  # noqa: PLR2004  with more it would spill
+    one = problem.peel or (problem.held_bytes > 2 and problem.columns)  # noqa: PLR2004  with more it would spill
+    packs = 1 if one and not whole else 2
     plan = _staged(problem, "split", block, kept_bytes, packs=packs)
     plan = dataclasses.replace(plan, least_blocks=resident)
     # where a block's part is short, few threads do

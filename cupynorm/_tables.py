@@ -283,7 +283,6 @@ RAGGED: dict[tuple[int, int], tuple[Ragged, ...]] = {
         Ragged(5, 80 << 10, 128, 1024, above=6 << 10),
         Ragged(6, 64 << 10, 128, 1024, above=6 << 10),
         Ragged(7, 64 << 10, 128, 1024, above=6 << 10),
-        Ragged(8, 64 << 10, 128, 1024, above=32 << 10),
         Ragged(4, 64 << 10, 128, 1024, above=6 << 10),
     ),
     (2, 4): (

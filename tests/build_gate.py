@@ -538,7 +538,7 @@ def narrow_loads(instance: Instance, code: Code) -> list[str]:
     """Say if x is not loaded in packs of 16 bytes, or anything goes through local memory."""
     plan = instance.plan
     packs = plan.packs * plan.rows_per_group if plan.group else 1
-    wide = code.accesses["LDG", 16]
+    wide = code.accesses["LDGSTS" if plan.stages else "LDG", 16]
     found = [f"{wide} loads of 16 bytes for {packs} packs"] if wide < packs else []
     return found + [
         f"{count} {kind} of {width} bytes"

@@ -120,7 +120,7 @@ def test_every_kind_of_plan_and_every_pack_width_neither_spills_nor_splits_packs
     assert_good(built)
 
 
-@pytest.mark.parametrize("op", OPS, ids=named)
+@pytest.mark.parametrize("op", OPS if SLOW else [each for each in OPS if each is not LOG_SOFTMAX], ids=named)
 def test_mixed_types_and_absent_parameters_neither_spill_nor_split_packs(op: RowOp) -> None:
     built = build(op, widest_instances(op, mixed_types(op), "90"), "90", newest_major())
 

@@ -246,7 +246,7 @@ def test_the_self_test_of_a_device_tries_every_variant(monkeypatch: pytest.Monke
     from tests import simulator
 
     simulator.install(monkeypatch)
-    monkeypatch.setattr(testing, "QUICK", {3: "few", 1056: "more than a warp holds"})
+    monkeypatch.setattr(testing, "QUICK", {3: "few", 2056: "more than a warp holds"})
     monkeypatch.setattr(testing._dtypes, "DTYPES", {"float16": None}, raising=False)
 
     results = list(selftest())
@@ -254,6 +254,6 @@ def test_the_self_test_of_a_device_tries_every_variant(monkeypatch: pytest.Monke
     assert [each for each in results if not each.ok] == []
     ran = {each.variant for each in results if each.shape[1] == 3}
     assert ran == {"warp", "block", "cluster", "shared", "uncached"}
-    wide = {each.variant for each in results if each.shape[1] == 1056}
+    wide = {each.variant for each in results if each.shape[1] == 2056}
     assert wide == {"block", "cached", "cluster", "split", "shared", "uncached"}
     assert {each.variant for each in results if "->" in each.dtype} == {"chosen"}

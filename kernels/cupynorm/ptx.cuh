@@ -294,10 +294,12 @@ inline void store_quad(void* to, unsigned a, unsigned b, unsigned c, unsigned d)
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// One number to global memory, where the compiler may have lost that it is there.
+// One number to global memory, where the compiler may have lost that it is there: that of sm_120 does, and for others to be told so costs registers.
 template <typename T>
 inline void store_number(T* to, T value) {
+#if __CUDA_ARCH__ >= 1200
   __builtin_assume(__isGlobal(to));
+#endif
   *to = value;
 }
 
