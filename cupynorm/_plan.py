@@ -1072,7 +1072,7 @@ def _kept_by_grid(problem: Problem, limits: Limits, occupancy: Occupancy) -> Pla
     whole = whole and _alike(problem) and int(limits.compute_capability) == HOPPER
     resident = SPLIT_BLOCKS if int(limits.compute_capability) >= AMPERE and not whole else 1
     wide = any(size > problem.load_bytes for size in problem.columns)
-    crowded = problem.peel or wide or (problem.columns and int(limits.compute_capability) > HOPPER)
+    crowded = problem.peel or wide or (problem.columns and int(limits.compute_capability) != HOPPER)
     block = min(
         WHOLE_BLOCK[problem.compute_bytes] // (4 if crowded else 1 if whole else 2),
         limits.threads_per_sm // resident,
