@@ -192,9 +192,8 @@ BOX_COLS = 64  # elements of 2 bytes: the width that its swizzle is made for
 
 def box_map(pointer: int, rows: int, cols: int, dtype: str, box_rows: int) -> np.ndarray[Any, Any]:
     """Return the words of a kernel's BoxMap: of a contiguous matrix in 16 bits, boxes of so many rows and 64 columns."""
-    words = np.zeros(
-        2 * BOX_MAP_WORDS, np.uint64
-    )  # of which some begin at a multiple of 64 bytes, as the driver wants it
+    words = np.zeros(2 * BOX_MAP_WORDS, np.uint64)
+    # the driver wants them at a multiple of 64 bytes
     words = words[-words.ctypes.data % 64 // 8 :][:BOX_MAP_WORDS]
     status = _driver_library().cuTensorMapEncodeTiled(
         ctypes.c_void_p(words.ctypes.data),

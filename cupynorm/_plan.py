@@ -80,6 +80,7 @@ MOST_HOISTED_WORDS = 32
 LEAST_NARROW_PACKS = 4  # of a thread
 MOST_NARROW_WORDS = 52  # in narrow accesses, of which there are more
 # Of the level-1 cache. Where rows begin within one, two warps read it again, and it may be gone for the second: 0.67 to 0.9.
+# Parts of rows begin at lines, too.
 LINE_BYTES = 128
 # That a thread of shared, split and uncached reads at a time, by bytes of an element.
 CHUNK_ELEMENTS = {2: 16, 4: 16, 8: 2}
@@ -100,10 +101,8 @@ FEW_ROW_BYTES = 32 << 10
 FEW_CLUSTER_BYTES = 1 << 20
 FEW_BLOCK = 256
 CROWDED_COLS, CROWDED_ROW_BYTES = 65536, 256 << 10  # as measured: from, to
-CROWDED_PACKS, CROWDED_BLOCKS = (
-    8,
-    (128, 512),
-)  # of a thread, threads of a block, where blocks would wait for a multiprocessor
+# Of a thread, and threads of a block, from, to: where blocks would wait for a multiprocessor.
+CROWDED_PACKS, CROWDED_BLOCKS = 8, (128, 512)
 # Of split, on a multiprocessor: while one waits for others, the other moves. 0.45 against 0.37 at 64 rows of 2^20 columns.
 SPLIT_BLOCKS = 2
 # Of a row in the registers of the whole grid: its bytes, threads of a block, what a thread wants beside its values.
@@ -111,7 +110,6 @@ SPREAD_ROW_BYTES, SPREAD_BLOCK, SPREAD_REGISTERS = (1 << 20, 4 << 20), 512, 56
 # Of rows that are read twice, side by side: so many at least, and at a time; packs of a thread, threads of a block.
 TOGETHER_LEAST_ROWS, TOGETHER_ROWS, TOGETHER_PACKS, TOGETHER_BLOCK = 4, 8, 4, 512
 LETTERS_BYTES = 32  # of what a block tells another
-LINE_BYTES = 128  # parts of rows begin at multiples of that
 # So many rows at once, if there are as many, that have a parameter and do not fit: each of its reads then serves all of them.
 LONG_ROWS = 16
 # From so many bytes in all on, with 4 bytes an element, one block of all threads: 0.76 against 0.73 at 64 rows of 2^20 columns.
@@ -768,11 +766,8 @@ def _best_cached(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan
     table = CACHED.get(problem.kind)
     if table is None or int(limits.compute_capability) < AMPERE:
         return None
-    least = (
-        CACHED_LEAST_BYTES[problem.kind]
-        if problem.row_bytes % LINE_BYTES == 0
-        else 1 + RAGGED_ROW_BYTES[problem.kind]
-    )
+    in_lines = problem.row_bytes % LINE_BYTES == 0
+    least = CACHED_LEAST_BYTES[problem.kind] if in_lines else 1 + RAGGED_ROW_BYTES[problem.kind]
     if not least <= problem.row_bytes <= table[-1].row_bytes:
         return None
     plan = _cached(problem, limits, occupancy)
@@ -787,8 +782,7 @@ def _cached(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | No
     turns = math.ceil(packs / waiting.packs / waiting.block)
     block = math.ceil(packs / waiting.packs / turns / WARP) * WARP
     threads = min(waiting.resident_threads, limits.threads_per_sm)
-    wide = any(size > problem.load_bytes for size in problem.columns)
-    if wide or int(limits.compute_capability) != HOPPER:
+    if _has_wide_columns(problem) or int(limits.compute_capability) != HOPPER:
         threads = min(threads, ROOMY_THREADS)
     plan = dataclasses.replace(
         PLAIN,
@@ -897,8 +891,7 @@ def _crowded_cluster(problem: Problem, limits: Limits, parts: int) -> Plan | Non
 def _held_by_cluster(
     problem: Problem, limits: Limits, occupancy: Occupancy, shared: Shared, parts: int
 ) -> Plan | None:
-    wide = any(size > problem.load_bytes for size in problem.columns)  # they take more registers than x
-    if not _can_stage(problem, limits) if shared.stages else wide:
+    if not _can_stage(problem, limits) if shared.stages else _has_wide_columns(problem):
         return None
     plan = dataclasses.replace(
         PLAIN,
@@ -928,9 +921,8 @@ def _kept_by_cluster(
         problem, "cluster" if parts > 1 else "shared", kept.block, kept.share_bytes, packs=kept.packs
     )
     resident = kept.resident
-    if (
-        parts > 1 and problem.columns and kept.block * resident > ROOMY_THREADS
-    ):  # blocks that meet want more registers
+    meets = parts > 1 and problem.columns
+    if meets and kept.block * resident > ROOMY_THREADS:  # it wants more registers
         return None
     if int(limits.compute_capability) != HOPPER:
         resident = max(1, resident - 1)
@@ -990,6 +982,11 @@ def _split(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | Non
         or _together(problem, limits, occupancy)
         or _kept_by_grid(problem, limits, occupancy)
     )
+
+
+def _has_wide_columns(problem: Problem) -> bool:
+    """Say whether a parameter's element takes more registers than one of x."""
+    return any(size > problem.load_bytes for size in problem.columns)
 
 
 def _in_whole_packs(problem: Problem) -> bool:
@@ -1071,8 +1068,11 @@ def _kept_by_grid(problem: Problem, limits: Limits, occupancy: Occupancy) -> Pla
     whole = whole and _in_whole_packs(problem)
     whole = whole and _alike(problem) and int(limits.compute_capability) == HOPPER
     resident = SPLIT_BLOCKS if int(limits.compute_capability) >= AMPERE and not whole else 1
-    wide = any(size > problem.load_bytes for size in problem.columns)
-    crowded = problem.peel or wide or (problem.columns and int(limits.compute_capability) != HOPPER)
+    crowded = (
+        problem.peel
+        or _has_wide_columns(problem)
+        or (problem.columns and int(limits.compute_capability) != HOPPER)
+    )
     block = min(
         WHOLE_BLOCK[problem.compute_bytes] // (4 if crowded else 1 if whole else 2),
         limits.threads_per_sm // resident,

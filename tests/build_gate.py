@@ -366,9 +366,8 @@ def narrow_accesses(op: RowOp, instance: Instance, code: Code) -> list[str]:
         for each in types:
             origins[dtype_of(each or types.x).itemsize] += copies
         statistics[dtype_of(types.y).itemsize] += copies
-        columns |= {
-            8
-        }  # put together from accesses of so many; of the last, where it brings one float, the compiler takes that half
+        # put together from accesses of so many; of the last, where it brings one float, the compiler takes that half
+        columns |= {8}
         floats = sum(dtype_of(each).itemsize == 4 for each in types[2:] if each is not None)
         origins[4] += copies * plan.packs * floats
     if plan.variant == "split":  # letters: cleared, sent and awaited

@@ -133,6 +133,20 @@ inline void reduce_warps(typename Op::State (&s)[kRows], const typename Op::Comp
   }
 }
 
+// What each warp counts from, if the op does: its first lane's origin.
+template <class Op, class Digits, int kCount>
+inline typename Op::Compute origin_of_warp(const typename Op::Compute (&x)[kCount]) {
+  static_assert(kCount >= 4);
+  if constexpr (Op::kHasOrigin) {
+    typename Op::Compute first[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) first[i] = x[i];
+    return __shfl_sync(kAllLanes, Op::origin_of(first, Digits()), 0);
+  } else {
+    return 0;
+  }
+}
+
 // How the packs of a row are shared out among blocks: `each` to every one, and one more to the first `more`.
 struct Shares {
   int64 each;
@@ -155,6 +169,10 @@ struct Letters {
     Slot<Op> slot;
   };
 };
+// Where letters lie among a block's results, the first of which is at `place`: at a whole 16 bytes.
+inline Letter* letters_at(const void* place) {
+  return reinterpret_cast<Letter*>((reinterpret_cast<unsigned long long>(place) + 15) / 16 * 16);
+}
 template <class Op>
 inline void send_letters(Letter* to, const Slot<Op>& slot) {
   Letters<Op> own = {};

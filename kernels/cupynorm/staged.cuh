@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
     const int64 aligned = kPeeled ? a.store.at(row).template head<kPack>() : 0;
     p.head = aligned < a.cols ? aligned : a.cols;
     const int64 packs = (a.cols - p.head) / kPack;
-    if constexpr (kGrid) {
+    if constexpr (kGrid) {  // not for all: it costs registers
       const Shares shares = Shares::of(packs, parts);
       p.each = shares.each, p.more = shares.more;
     } else {
@@ -116,8 +116,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
   // first, and all blocks of the grid meet for each row; else they meet once.
   constexpr int kWords = Letters<Op>::kWords;
   auto letters = [&](const Part& p, int part) {
-    const auto address = reinterpret_cast<unsigned long long>(a.store.at(p.row).address() + p.head + begin_of(p, part) * kPack);
-    return reinterpret_cast<Letter*>((address + 15) / 16 * 16);
+    return letters_at(a.store.at(p.row).address() + p.head + begin_of(p, part) * kPack);
   };
   auto clear = [&](const Part& p) {
 #pragma unroll 1
@@ -212,7 +211,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
     auto find_origin = [&](auto load_one) {
       if constexpr (Op::kHasOrigin) {
         constexpr int kLeading = kPack < 4 ? 4 / kPack : 1;
-        Compute leading[kLeading * kPack] = {}, first[4];
+        Compute leading[kLeading * kPack] = {};
         const int own = threadIdx.x;
         if (own < (kEnough ? now.kept : now.held)) {
 #pragma unroll
@@ -221,9 +220,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
             from.template unpack<kPack>(load_one(number), leading + i * kPack, col_of(number), Op::padding());
           }
         }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) first[i] = leading[i];
-        origin[0] = __shfl_sync(kAllLanes, Op::origin_of(first, Digits()), 0);
+        origin[0] = origin_of_warp<Op, Digits>(leading);
       }
     };
     if constexpr (!kEnough) find_origin(load);

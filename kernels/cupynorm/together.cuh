@@ -33,8 +33,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_together(
   const int64 begin = units.begin(part) * kUnit, held = (part + 1 == parts ? packs : units.begin(part + 1) * kUnit) - begin;
   const bool in_place = static_cast<const void*>(a.store.at(0).address()) == a.load.at(0).address(0);
   auto letters = [&](int64 row, int part) {
-    const auto address = reinterpret_cast<unsigned long long>(a.store.at(row).address() + units.begin(part) * (kUnit * kPack));
-    return reinterpret_cast<Letter*>((address + 15) / 16 * 16);
+    return letters_at(a.store.at(row).address() + units.begin(part) * (kUnit * kPack));
   };
 
 #pragma unroll 1
@@ -59,14 +58,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_together(
         }
 #pragma unroll
         for (int p = 0; p < kPacks; ++p) from.template unpack<kPack>(loaded[p], x + p * kPack, int64(0), Op::padding());
-        if constexpr (Op::kHasOrigin) {  // each warp takes that of its first lane
-          if (turn == 0) {
-            Compute leading[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) leading[i] = x[i];
-            origin = __shfl_sync(kAllLanes, Op::origin_of(leading, typename Load::Digits()), 0);
-          }
-        }
+        if (turn == 0) origin = origin_of_warp<Op, typename Load::Digits>(x);
         total = Op::template merge<false>(total, Op::summarize(x, Valid<0>{there * kPack, false}, origin));
       }
       total = reduce_lanes<Op, false, kWarp>(total);
@@ -153,10 +145,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_spread(co
   const bool in_place = static_cast<const void*>(to.address()) == from.address(0);
   const Shares shares = Shares::of(a.cols / kPack, parts);
   const int begin = int(shares.begin(part)), held = int(shares.held(part));
-  auto letters = [&](int part) {
-    const auto address = reinterpret_cast<unsigned long long>(to.address() + shares.begin(part) * kPack);
-    return reinterpret_cast<Letter*>((address + 15) / 16 * 16);
-  };
+  auto letters = [&](int part) { return letters_at(to.address() + shares.begin(part) * kPack); };
   auto has = [&](int p) { return p * kBlock + int(threadIdx.x) < held; };
   auto col = [&](int p) { return int64(begin + p * kBlock + threadIdx.x) * kPack; };
 
@@ -176,12 +165,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_spread(co
   Compute x[kPacks * kPack], origin[1] = {0};
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) from.template unpack<kPack>(loaded[p], x + p * kPack, 0, Op::padding());
-  if constexpr (Op::kHasOrigin) {  // each warp takes that of its first lane
-    Compute leading[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) leading[i] = x[i];
-    origin[0] = __shfl_sync(kAllLanes, Op::origin_of(leading, typename Load::Digits()), 0);
-  }
+  origin[0] = origin_of_warp<Op, typename Load::Digits>(x);
   const State mine = Op::summarize(x, Valid<0>{there * kPack, false}, origin[0]);
   State total[1] = {reduce_lanes<Op, false, kWarp>(mine)};
   reduce_warps<Op, false, kWarps>(total, origin, slots[0], 0, warp);
