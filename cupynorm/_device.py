@@ -12,6 +12,7 @@ import numpy as np
 from cupynorm._limits import RECORDED, STATIC_SHARED_BYTES, Limits, active_blocks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
 
@@ -155,7 +156,8 @@ class _LaunchConfig(ctypes.Structure):
 
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 BEGIN_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-EARLY_SINCE = 90  # compute capability
+EARLY_SINCE, EARLY_CUDA = 90, 12030  # compute capability; CUDA of the driver, for graphs
+MOST_STREAMS = 64  # whose configurations a launch keeps
 
 
 @functools.cache
@@ -164,25 +166,59 @@ def _driver_library() -> ctypes.CDLL:
     return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
 
 
+def launch_of(
+    function: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int
+) -> Callable[[int, int, int], None]:
+    """Return the launch of a kernel of the current device: it takes the stream, the address of void*[] for its parameters, and 0.
+
+    From sm_90 on the kernel may begin before the one before it has ended, in a graph, too; it waits itself (await_kernel_before).
+    """
+    if int(present_limits().compute_capability) >= EARLY_SINCE and _driver_cuda() >= EARLY_CUDA:
+        return _early(function, grid, block, shared_bytes)
+    return functools.partial(driver().launchKernel, function, *grid, *block, shared_bytes)
+
+
+def _early(
+    function: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int
+) -> Callable[[int, int, int], None]:
+    """Return a launch that may begin early. Each stream has a configuration, which is not changed: several threads may launch."""
+    call = _launch_kernel_ex()
+    attribute = _LaunchAttribute(BEGIN_EARLY, 0, (1,))
+    known: dict[int, tuple[int, _LaunchConfig]] = {}
+
+    def launch(stream: int, parameters: int, _: int) -> None:
+        found = known.get(stream)
+        if found is None:
+            config = _LaunchConfig(grid, block, shared_bytes, stream, ctypes.pointer(attribute), 1)
+            found = ctypes.addressof(config), config
+            if len(known) >= MOST_STREAMS:
+                known.clear()
+            known[stream] = found
+        status = call(found[0], function, parameters, None)
+        if status:
+            raise driver().CUDADriverError(status)
+
+    return launch
+
+
+@functools.cache
+def _launch_kernel_ex() -> Callable[..., int]:
+    call = _driver_library().cuLaunchKernelEx
+    call.argtypes = [ctypes.c_void_p] * 4
+    return call
+
+
+@functools.cache
+def _driver_cuda() -> int:
+    return int(cupy().cuda.runtime.driverGetVersion())
+
+
 def launch_early(
     function: int, grid: tuple[int, int, int], block: int, shared_bytes: int, parameters: int
 ) -> None:
-    """Launch on the current device and stream; the kernel may begin before the one before it has ended, and waits itself.
-
-    In a graph, too, where that shortens a chain of short kernels: each is there, with what does not depend on others in shared
-    memory, when the one before ends. parameters: the address of void*[]. Devices before sm_90 know no such launch.
-    """
-    stream = cupy().cuda.get_current_stream().ptr
-    if int(present_limits().compute_capability) < EARLY_SINCE:
-        driver().launchKernel(function, *grid, block, 1, 1, shared_bytes, stream, parameters, 0)
-        return
-    attribute = _LaunchAttribute(BEGIN_EARLY, 0, (1,))
-    config = _LaunchConfig(grid, (block, 1, 1), shared_bytes, stream, ctypes.pointer(attribute), 1)
-    status = _driver_library().cuLaunchKernelEx(
-        ctypes.byref(config), ctypes.c_void_p(function), ctypes.c_void_p(parameters), None
-    )
-    if status:
-        raise RuntimeError(f"cuLaunchKernelEx gave status {status}: its header, cuda.h, names it")
+    """Launch a kernel on the current device and stream, once. parameters: the address of void*[]."""
+    launch = launch_of(function, grid, (block, 1, 1), shared_bytes)
+    launch(cupy().cuda.get_current_stream().ptr, parameters, 0)
 
 
 BOX_TYPES = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType

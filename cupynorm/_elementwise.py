@@ -312,9 +312,7 @@ def launch(call: Call, each: Each, out: Any, dtype: Any) -> None:
         calls.prepare(call.device)
         chosen = what.tiles(_device.limits_of(call.device))
         kernel = _compile.kernel(call.device, what.text, what.expression(chosen), 0)
-        launches = functools.partial(
-            _device.driver().launchKernel, kernel.pointer, *chosen.grid, *chosen.block, 1, 0
-        )
+        launches = _device.launch_of(kernel.pointer, chosen.grid, (*chosen.block, 1), 0)
         struct = what.arguments.dtype
         known = Known(
             launches,

@@ -273,8 +273,7 @@ def _launch(expression: str, arguments: Struct, grid: int) -> None:
     pointer = _compile.kernel(device, text, expression, 0).pointer
     held = np.array([arguments.values], dtype=arguments.dtype)
     parameters = np.array([held.ctypes.data], np.uintp)
-    stream = _device.cupy().cuda.get_current_stream().ptr
-    _device.driver().launchKernel(pointer, grid, 1, 1, BLOCK, 1, 1, 0, stream, parameters.ctypes.data, 0)
+    _device.launch_early(pointer, (grid, 1, 1), BLOCK, 0, parameters.ctypes.data)
 
 
 class Captured(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -277,9 +276,7 @@ def launch(
         words = array.array("Q", np.array([move.arguments.values], dtype=move.arguments.dtype).tobytes())
         parameters = array.array("Q", [words.buffer_info()[0]])
         call = Again(
-            functools.partial(
-                _device.driver().launchKernel, kernel.pointer, move.grid(tokens), 1, 1, BLOCK, 1, 1, 0
-            ),
+            _device.launch_of(kernel.pointer, (move.grid(tokens), 1, 1), (BLOCK, 1, 1), 0),
             kernel,
             words,
             parameters,

@@ -19,6 +19,7 @@ template <int kPack, typename T, typename Compute>
 __global__ void __launch_bounds__(kEncoderBlock) look_up(const __grid_constant__ LookUp<T, Compute> a) {
   const int64 thread = int64(blockIdx.x) * kEncoderBlock + threadIdx.x, i = thread / a.packs, col = (thread - i * a.packs) * kPack;
   if (i >= a.tokens) return;
+  take_turn(gridDim.x - blockIdx.x);
   const int64 cols = a.packs * kPack;
   const auto word = load_pack<T, kPack, kPack, true>(a.words + a.token[i] * cols + col);
   const auto place = load_pack<T, kPack, kPack, true>(a.places + a.place[i] * cols + col);
@@ -45,6 +46,7 @@ struct Pool {
 template <int kPack, bool kNormalize, typename T, typename Compute>
 __global__ void __launch_bounds__(kEncoderBlock) pool(const __grid_constant__ Pool<T, Compute> a) {
   __shared__ Compute sums[kPack][kEncoderBlock];
+  take_turn(gridDim.x - blockIdx.x);
   const int packs = int(a.packs), lanes = packs < kEncoderBlock ? packs : kEncoderBlock, groups = kEncoderBlock / lanes;
   const int group = threadIdx.x / lanes, lane = threadIdx.x - group * lanes, count = a.count[blockIdx.x];
   const int64 cols = a.packs * kPack;

@@ -17,6 +17,8 @@ from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture
 
+early_launch = _device._early  # which the simulator replaces
+
 
 def rows(shape: tuple[int, ...] = (6, 40), dtype: Any = np.float32) -> Any:
     return np.random.default_rng(0).standard_normal(shape).astype(dtype)
@@ -230,3 +232,61 @@ def test_a_devices_name_is_the_drivers_or_else_cupys(
     monkeypatch.setattr(_device, "_driver_library", library)
 
     assert _device.name_of(1) == name
+
+
+class Launches:
+    """Twin of cuLaunchKernelEx: it notes what its configuration says."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status = status
+        self.seen: list[tuple[Any, ...]] = []
+
+    def __call__(self, config: int, function: int, parameters: int, extra: None) -> int:
+        assert extra is None
+        told = _device._LaunchConfig.from_address(config)
+        attributes = [(each.id, each.value[0]) for each in told.attributes[: told.attribute_count]]
+        sizes = tuple(told.grid), tuple(told.block), told.shared_bytes
+        self.seen.append((function, parameters, told.stream or 0, *sizes, attributes))
+        return self.status
+
+
+def test_a_kernel_may_begin_before_the_one_before_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = Launches()
+    monkeypatch.setattr(_device, "_launch_kernel_ex", lambda: launches)
+    launch = _device._early(11, (5, 6, 7), (32, 2, 1), 1024)
+
+    for stream in (3, 4, 3, 0):
+        launch(stream, 99, 0)
+
+    early = [(_device.BEGIN_EARLY, 1)]
+    assert launches.seen == [(11, 99, stream, (5, 6, 7), (32, 2, 1), 1024, early) for stream in (3, 4, 3, 0)]
+
+
+def test_a_launch_may_meet_any_number_of_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = Launches()
+    monkeypatch.setattr(_device, "_launch_kernel_ex", lambda: launches)
+    launch = _device._early(11, (1, 1, 1), (32, 1, 1), 0)
+
+    for stream in range(3 * _device.MOST_STREAMS):
+        launch(stream, 99, 0)
+
+    assert [seen[2] for seen in launches.seen] == list(range(3 * _device.MOST_STREAMS))
+
+
+def test_a_launch_that_fails_gives_the_drivers_error(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_device, "_launch_kernel_ex", lambda: Launches(status=719))
+    launch = early_launch(11, (1, 1, 1), (32, 1, 1), 0)
+
+    with pytest.raises(_device.driver().CUDADriverError, match="719"):
+        launch(0, 99, 0)
+
+
+@pytest.mark.parametrize(("device", "cuda"), [("h200", 12020), ("a100", 13000)])
+def test_an_older_driver_or_device_launches_as_ever(
+    monkeypatch: pytest.MonkeyPatch, device: str, cuda: int
+) -> None:
+    simulator.install(monkeypatch, device)
+    monkeypatch.setattr(_device, "_driver_cuda", lambda: cuda)
+    monkeypatch.setattr(_device, "_early", None)
+
+    assert _device.launch_of(1, (1, 1, 1), (32, 1, 1), 0).func is _device.driver().launchKernel

@@ -180,6 +180,16 @@ inline void begin_next_kernel() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+// Each signal takes the device 1.2 ns: of 24576 blocks 5 us, of which a copy of as much takes 26. The last blocks alone give one; those
+// before them have ended by then. `left`: the blocks of the grid from this one on.
+inline void begin_next_of(unsigned left) {
+  constexpr unsigned kLast = 2048;
+  if (left <= kLast) begin_next_kernel();
+}
+inline void take_turn(unsigned left) {
+  await_kernel_before();
+  begin_next_of(left);
+}
 
 // A gate in shared memory opens when so many threads have arrived and all bytes have come that were expected; then it counts anew.
 // Whoever waits names the parity: 0 for its first opening, then 1, 0 and so on; with 1 it is open before the first. One thread makes
@@ -413,6 +423,8 @@ inline void await_words(Signal*, unsigned) { cluster_arrive(), cluster_wait(); }
 
 inline void await_kernel_before() {}
 inline void begin_next_kernel() {}
+inline void begin_next_of(unsigned) {}
+inline void take_turn(unsigned) {}
 
 struct Gate {
   unsigned long long open[2];  // by parity, in the high half

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+import cupynorm
 from cupynorm import _row
 from cupynorm.catalog import OPS, Op
 from cupynorm.testing import assert_close, inputs
 from tests.gpu.agree import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 
@@ -80,6 +84,58 @@ def test_can_be_captured_into_a_graph(cuda: Any, op: Op, cols: int) -> None:
     stream.synchronize()
 
     assert_close(cuda.asnumpy(out), op.reference(case.x, **case.parameters)[0])
+
+
+# Each of its own way to hold a row, so of its own place that waits for the kernel before.
+CHAINS = {
+    "registers": ((4096, 64), "float16", None),
+    "cluster": ((3, 16384), "float32", "cluster"),
+    "cached": ((300, 16384), "float32", "cached"),
+    "shared": ((300, 8200), "float32", "shared"),
+    "uncached": ((300, 8200), "float32", "uncached"),
+    "split": ((3, 16384), "float32", "split"),
+}
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["called", "captured"])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_each_kernel_waits_for_the_one_before(cuda: Any, chain: str, captured: bool) -> None:
+    shape, dtype, plan = CHAINS[chain]
+    x = cuda.asarray(np.random.default_rng(0).standard_normal(shape).astype(dtype))
+    heads = x.reshape(shape[0], 8, shape[1] // 8) if chain == "registers" else None
+    left, right = cuda.empty_like(x), cuda.empty_like(x)
+    bias = cuda.full(shape[1], 0.125, np.float32)
+
+    def run_chain(wait: Callable[[], Any]) -> None:
+        source, target = x, left
+        for step in range(12):
+            if heads is not None and step % 3 == 1:
+                cupynorm.bias_gelu(source, bias, out=target)
+            elif heads is not None and step % 3 == 2:
+                cupynorm.split_heads(source[None], heads=8, out=target.reshape(1, 8, shape[0], -1))
+            else:
+                cupynorm.layer_norm(source, bias, bias, out=target, plan=plan)
+            wait()
+            source, target = target, right if target is left else left
+
+    stream = cuda.cuda.Stream(non_blocking=True)
+    with stream:
+        run_chain(stream.synchronize)
+        wanted = left.copy(), right.copy()
+        if captured:
+            stream.begin_capture()
+            run_chain(lambda: None)
+            graph = stream.end_capture()
+        for _ in range(20):
+            left[...] = right[...] = 0
+            if captured:
+                graph.launch(stream)
+            else:
+                run_chain(lambda: None)
+            stream.synchronize()
+
+            assert bool((left == wanted[0]).all())
+            assert bool((right == wanted[1]).all())
 
 
 @pytest.mark.small
