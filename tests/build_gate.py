@@ -22,6 +22,7 @@ import numpy as np
 
 from cupynorm import _around, _compile, _nvrtc, functions
 from cupynorm._around import Around, spelled_around
+from cupynorm._device import EARLY_SINCE
 from cupynorm._dtypes import DTYPES, compute_dtype, dtype_of, quantized_dtype
 from cupynorm._expression import trace
 from cupynorm._limits import RECORDED
@@ -260,6 +261,20 @@ def spills(kernel: Cubin) -> list[str]:
         "spill loads": kernel.spill_load_bytes,
     }
     return [f"{count} bytes of {what}" for what, count in counts.items() if count]
+
+
+_GLOBAL = re.compile(r"LDG|STG|RED|ATOM|LD\b|ST\b|UBLKCP|UTMA")
+
+
+def begins_too_soon(code: Code, arch: str) -> list[str]:
+    """Say if a kernel that _device.launch_of launches touches memory before it has waited for the one before it."""
+    if int(arch.rstrip("af")) < EARLY_SINCE:
+        return []
+    waits = next(
+        (i for i, each in enumerate(code.instructions) if each.startswith("ACQBULK")), len(code.instructions)
+    )
+    early = [each for each in code.instructions[:waits] if _GLOBAL.match(each)]
+    return [f"{early[0]} before the kernel before has ended"] if early else []
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from cupynorm._nvrtc import Cubin
 from cupynorm._philox import Dropout
 from cupynorm.functors import View
 from tests import SLOW
-from tests.build_gate import NOT_GLOBAL, code_of, nvdisasm, spills
+from tests.build_gate import NOT_GLOBAL, begins_too_soon, code_of, nvdisasm, spills
 
 ARCHS = ("70", "75", "80", "86", "89", "90", "100", "120") if SLOW else ("70", "90")
 PER_MODULE = 12
@@ -95,8 +95,8 @@ def build(cases: list[Case], arch: str) -> list[tuple[Case, Cubin, int]]:
 
 def faults(case: Case, cubin: Cubin, pack: int, arch: str) -> list[str]:
     """Say what is wrong with a kernel: what it keeps in local memory, and accesses that are no whole packs."""
-    found = spills(cubin)
     code = code_of(cubin, arch)
+    found = spills(cubin) + begins_too_soon(code, arch)
     found += [
         f"{count} {kind} of {width}" for (kind, width), count in code.accesses.items() if kind in NOT_GLOBAL
     ]

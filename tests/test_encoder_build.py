@@ -12,7 +12,7 @@ from cupynorm._dtypes import DTYPES, compute_dtype, cpp, dtype_of
 from cupynorm._limits import RECORDED
 from cupynorm.functors import View
 from tests import SLOW
-from tests.build_gate import code_of, spills
+from tests.build_gate import begins_too_soon, code_of, spills
 
 BATCH, SEQ, HEADS, SIZE = 4, 6, 3, 64
 HALF, SINGLE = dtype_of("float16"), dtype_of("float32")
@@ -63,9 +63,11 @@ def test_packs_are_moved_whole_and_nothing_spills(arch):
 
     for (types, each, tokens), name, kernel in zip(wanted, expressions, kernels, strict=True):
         loaded, stored = (min(16, each.pack * dtype_of(name).itemsize) for name in types[:2])
-        accesses = code_of(kernel, arch).accesses
+        code = code_of(kernel, arch)
+        accesses = code.accesses
 
         assert not spills(kernel), name
+        assert not begins_too_soon(code, arch), name
         assert accesses["LDG", loaded] >= tokens, (name, accesses)
         assert accesses["STG", stored] == tokens, (name, accesses)
         assert not {"LD", "ST", "LDL", "STL"} & {kind for kind, _ in accesses}, name
@@ -150,6 +152,7 @@ def test_the_encoders_small_kernels_keep_nothing_in_local_memory(arch):
                 names, _nvrtc.compile_all(text, names, _compile.options(), arch), strict=True
             ):
                 assert not spills(kernel), name
+                assert not begins_too_soon(code_of(kernel, arch), arch), name
 
 
 @pytest.mark.parametrize(("size", "pack"), [(64, 8), (36, 4), (10, 2), (33, 1)])

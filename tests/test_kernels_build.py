@@ -23,6 +23,7 @@ from tests.build_gate import (
     OPS,
     Instance,
     all_instances,
+    begins_too_soon,
     code_of,
     compile_instances,
     extremes,
@@ -69,6 +70,8 @@ def build(op: RowOp, instances: Sequence[Instance], arch: str, major: int) -> li
     for instance, kernel in compile_instances(instances, arch, major):
         code = code_of(kernel, arch)
         faults = spills(kernel) + narrow_accesses(op, instance, code)
+        if instance.plan.variant != "split":
+            faults += begins_too_soon(code, arch)
         built.append(Built(instance, tuple(faults), len(code.instructions)))
     return built
 
@@ -151,7 +154,7 @@ def build_fused(kind: str, arch: str, choice: Callable[[Iterable[Plan]], Iterabl
             fused_instances(kind, name, arch, choice), arch, newest_major()
         ):
             code = code_of(kernel, arch)
-            faults = tuple(spills(kernel) + narrow_loads(instance, code))
+            faults = tuple(spills(kernel) + narrow_loads(instance, code) + begins_too_soon(code, arch))
             built.append(Built(instance, faults, len(code.instructions)))
     return built
 
