@@ -9,7 +9,7 @@ import ctypes
 import functools
 import math
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 from cupynorm import _device
 from cupynorm._dtypes import compute_dtype, dtype_name
@@ -22,6 +22,7 @@ SUMS_IN_FULL = (
     16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: partial sums would else meet in half precision
 )
 WORKSPACE_BYTES = 32 << 20  # what NVIDIA advises for sm_90
+ALIGNED = 256  # bytes: the most that cuBLAS looks at
 
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
 _SHAPE = (_POINTER, _INT, _INT, _INT, _INT, _INT, _POINTER)
@@ -33,6 +34,32 @@ _MANY = (
 )
 
 
+class Product(NamedTuple):
+    """x weight^T: [tokens, deep] and [wide, deep] give [tokens, wide], of one dtype, all at multiples of `aligned` bytes."""
+
+    tokens: int
+    deep: int
+    wide: int
+    dtype: str
+    aligned: int
+
+    @classmethod
+    def of(cls, x: Any, weight: Any, out: Any) -> Product:
+        """Return what linear() is asked for."""
+        at = x.data.ptr | weight.data.ptr | out.data.ptr | ALIGNED
+        tokens, deep = x.shape
+        return cls(tokens, deep, weight.shape[0], dtype_name(x.dtype), at & -at)
+
+    @property
+    def operations(self) -> int:
+        """Return its multiplications and additions."""
+        return 2 * self.tokens * self.deep * self.wide
+
+
+# (device, product): what does it as linear(blas, x, weight, out) faster than cuBLAS, to the same bits; None where nothing does
+faster: dict[tuple[int, Product], Any] = {}
+
+
 class Blas:
     """Products on one device, in the stream that begin() was told last. Not for several threads at a time.
 
@@ -42,30 +69,46 @@ class Blas:
 
     def __init__(self) -> None:
         self._binding = _device.cublas()
-        self._library = _library()
+        self._library = library("cublas")
+        self.lt = library("cublasLt") if self._library else None
+        self.device = _device.present_device()
+        self.stream = 0
+        self.asked: set[Product] = set()  # of linear() since begin(), and done by cuBLAS's own choice
         if self._library is None:
-            self._handle = int(_device.cupy().cuda.device.get_cublas_handle())
+            self.handle = int(_device.cupy().cuda.device.get_cublas_handle())
         else:
-            self._handle = int(self._binding.create())
-            self._binding.setMathMode(self._handle, SUMS_IN_FULL)
-            self._workspace = _device.cupy().empty(WORKSPACE_BYTES, "u1")
+            self.handle = int(self._binding.create())
+            self._binding.setMathMode(self.handle, SUMS_IN_FULL)
+            self.workspace = _device.cupy().empty(WORKSPACE_BYTES, "u1")
 
     def begin(self, stream: int) -> None:
         """Do what follows in a stream; it is the current one."""
+        self.stream = stream
+        self.asked.clear()
         if self._library is not None:
-            self._binding.setStream(self._handle, stream)
-            workspace = _POINTER(self._workspace.data.ptr)
+            self._binding.setStream(self.handle, stream)
+            workspace = _POINTER(self.workspace.data.ptr)
             _check(
                 self._library.cublasSetWorkspace_v2(
-                    _POINTER(self._handle), workspace, ctypes.c_size_t(WORKSPACE_BYTES)
+                    _POINTER(self.handle), workspace, ctypes.c_size_t(WORKSPACE_BYTES)
                 )
             )
 
     def linear(self, x: Any, weight: Any, out: Any) -> None:
-        """Write x weight^T to out: [tokens, in] and [out, in] give [tokens, out]."""
+        """Write x weight^T to out, in the fastest way known: [tokens, in] and [out, in] give [tokens, out], of one dtype."""
+        product = Product.of(x, weight, out)
+        known = faster.get((self.device, product))
+        if known is None:
+            self.asked.add(product)
+            self.linear_by_cublas(x, weight, out)
+        else:
+            known.linear(self, x, weight, out)
+
+    def linear_by_cublas(self, x: Any, weight: Any, out: Any) -> None:
+        """Do the same by cuBLAS's own choice."""
         tokens, wide = out.shape
         deep = x.shape[-1]
-        one, zero, compute, _ = _scalars(x.dtype, 1.0)
+        one, zero, compute, _ = scalars(x.dtype, 1.0)
         kind, of_out = TYPES[dtype_name(x.dtype)], TYPES[dtype_name(out.dtype)]
         self._call(
             "cublasGemmEx",
@@ -80,7 +123,7 @@ class Blas:
         """Write alpha a b to out, for stacks of matrices; transposed: alpha a b^T."""
         rows, cols = out.shape[-2:]
         deep = a.shape[-1]
-        one, zero, compute, _ = _scalars(a.dtype, alpha)
+        one, zero, compute, _ = scalars(a.dtype, alpha)
         kind, of_out = TYPES[dtype_name(a.dtype)], TYPES[dtype_name(out.dtype)]
         self._call(
             "cublasGemmStridedBatchedEx",
@@ -95,15 +138,15 @@ class Blas:
     def _call(self, symbol: str, name: str, types: tuple[Any, ...], *arguments: tuple[Any, ...]) -> None:
         flat = [each for group in arguments for each in group]
         if self._library is None:
-            getattr(self._binding, name)(self._handle, *flat)
+            getattr(self._binding, name)(self.handle, *flat)
         else:
             function = getattr(self._library, symbol)
             function.argtypes = types
-            _check(function(self._handle, *flat))
+            _check(function(self.handle, *flat))
 
 
 @functools.cache
-def _scalars(dtype: Any, alpha: float) -> tuple[int, int, int, Any]:
+def scalars(dtype: Any, alpha: float) -> tuple[int, int, int, Any]:
     """Return the addresses of alpha and of 0, as cuBLAS reads them, the type of the sums, and what lies there."""
     compute = dtype_name(compute_dtype(dtype))
     kind = ctypes.c_double if compute == "float64" else ctypes.c_float
@@ -113,13 +156,13 @@ def _scalars(dtype: Any, alpha: float) -> tuple[int, int, int, Any]:
 
 
 @functools.cache
-def _library() -> Any:
-    """Return the cuBLAS that CuPy has loaded; None where it goes by another name than we know."""
+def library(name: str) -> Any:
+    """Return the cuBLAS (cublasLt) that CuPy has loaded; None where it goes by another name than we know."""
     if os.name == "nt":
         return None
     major = int(_device.driver().get_build_version()) // 1000
     try:
-        return ctypes.CDLL(f"libcublas.so.{major}")
+        return ctypes.CDLL(f"lib{name}.so.{major}")
     except OSError:
         return None
 

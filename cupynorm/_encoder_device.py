@@ -2,7 +2,8 @@
 
 A graph is kept for each bucket: so many sequences, so long, so many packed tokens. What comes in is copied to a bucket's own
 arrays. What lies between is allocated from a pool while the graph is captured, and what is freed then is taken again: all
-graphs share that memory, because they never run at the same time.
+graphs share that memory, because they never run at the same time. A graph that is used often is captured again, with large
+products as cublasLt does them fastest (_blaslt.py).
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import itertools
 import math
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cupynorm import _attention, _compile, _device, _few, _heads
-from cupynorm._blas import Blas
+from cupynorm import _attention, _blaslt, _compile, _device, _few, _heads
+from cupynorm._blas import Blas, Product, faster
 from cupynorm._dtypes import Dtype, compute_dtype, cpp
 from cupynorm.add_norm import add_layer_norm
 from cupynorm.elementwise import bias_gelu
@@ -27,10 +29,12 @@ from cupynorm.norm import layer_norm
 from cupynorm.softmax import softmax
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 BLOCK = 256  # kEncoderBlock
+MOST_BLOCKS = 2048  # of a grid whose threads take turns
 GRAPHS = 64  # that an encoder keeps, the least recently used of which goes
+MEASURED_AT = 5  # of a bucket's calls: measuring takes as long as some of them, for what a batch that comes once gains nothing
 SCORE_BYTES = (
     32 << 20
 )  # of attention's scores at a time: they stay in an H200's L2 cache until they were read
@@ -262,6 +266,16 @@ def embeddings(
     return layer_norm(total, *norm, eps=eps, dtype=tables[0].dtype)
 
 
+def differ(x: Any, y: Any) -> bool:
+    """Say whether arrays of the same size differ in a bit, and wait. Bytes behind the last pack of 16 are not looked at."""
+    found = uploaded(np.zeros(1, np.int32))
+    dtype = np.dtype([*((name, POINTER) for name in ("x", "y", "found")), ("packs", np.int64)], align=True)
+    packs = x.nbytes // 16
+    whole = Struct("cupynorm::Differ", dtype, (x.data.ptr, y.data.ptr, found.data.ptr, packs))
+    _launch("cupynorm::differ<4>", whole, min(-(-packs // BLOCK), MOST_BLOCKS))
+    return bool(_device.cupy().asnumpy(found)[0])
+
+
 def _widest(dtype: Dtype) -> int:
     return 16 // dtype.itemsize
 
@@ -285,6 +299,8 @@ class Captured(NamedTuple):
     where: Any
     hidden: Any  # what comes in, where there are no tokens to look up
     result: Any
+    calls: Iterator[int]  # counts them, from 0
+    products: frozenset[Product] = frozenset()  # that cuBLAS does by its own choice
 
 
 class Runner:
@@ -344,6 +360,9 @@ class Runner:
                 _upload(made.where, np.ascontiguousarray(where))
             if put_in is not None:
                 put_in(made.hidden)
+            if next(made.calls) == MEASURED_AT - 1 and self._measure(made.products, stream):
+                del self._graphs[key, bucket], found
+                made, found = made._replace(launch=_nothing, result=None), None
             if found is None:
                 made = self._capture(made, bucket, compute, stream)
                 while len(self._graphs) >= GRAPHS:
@@ -366,7 +385,19 @@ class Runner:
             where=_device.empty(square, np.dtype(np.bool_)) if bucket.looks else None,
             hidden=_device.empty((bucket.tokens, self.hidden), self.dtype) if hidden else None,
             result=None,
+            calls=itertools.count(),
         )
+
+    def _measure(self, products: Iterable[Product], stream: Any) -> bool:
+        """Find out how large products are done fastest; say whether cuBLAS's own choice is not, for any of these."""
+        wanted = _blaslt.unmeasured(self.blas, products)
+        if wanted:
+            stream.synchronize()  # nothing else shall be on the device, as far as that is ours
+            with self._stream as own:
+                self.blas.begin(own.ptr)
+                for each in wanted:
+                    _blaslt.measure(self.blas, each, differ)
+        return any(faster.get((self.device, each)) for each in products)
 
     def _capture(
         self, made: Captured, bucket: Bucket, compute: Callable[[Steps, Any], Any], stream: Any
@@ -390,14 +421,15 @@ class Runner:
                 graph = own.end_capture()
             ready.record(own)
         stream.wait_event(ready)
-        return made._replace(launch=functools.partial(_replay, graph), result=result)
+        products = frozenset(self.blas.asked)
+        return made._replace(launch=functools.partial(_replay, graph), result=result, products=products)
 
     def _allocate(self, size: int) -> Any:
         """Give the pool memory; where there is none, it gives back all that is free, and tries again."""
         cuda = _device.cupy().cuda
         try:
             return cuda.MemoryPointer(cuda.Memory(size), 0)
-        except cuda.memory.OutOfMemoryError:
+        except cuda.runtime.CUDARuntimeError:  # CuPy's OutOfMemoryError comes from its pools
             self._short_of_memory = True
             raise
 

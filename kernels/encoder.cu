@@ -1,4 +1,4 @@
-// look_up and pool: tokens to the sum of their embeddings, and sequences of hidden states to one row each.
+// look_up and pool: tokens to the sum of their embeddings, and sequences of hidden states to one row each. differ: of bits.
 #pragma once
 #include <cupynorm/functors.cuh>
 
@@ -100,6 +100,25 @@ __global__ void __launch_bounds__(kEncoderBlock) pool(const __grid_constant__ Po
       store_pack<true>(y + pack * kPack, pack_from<Compute, kPack>(value));
     }
   }
+}
+
+// *found becomes 1 where two arrays of `packs` times 16 bytes differ in a bit, and is left alone where they do not.
+struct Differ {
+  const unsigned *x, *y;
+  int* found;
+  int64 packs;
+};
+
+template <int kPack>
+__global__ void __launch_bounds__(kEncoderBlock) differ(const __grid_constant__ Differ a) {
+  const int64 step = int64(gridDim.x) * kEncoderBlock;
+  unsigned apart = 0;
+  for (int64 i = int64(blockIdx.x) * kEncoderBlock + threadIdx.x; i < a.packs; i += step) {
+    const auto x = load_pack<unsigned, kPack>(a.x + i * kPack), y = load_pack<unsigned, kPack>(a.y + i * kPack);
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) apart |= x.word[j] ^ y.word[j];
+  }
+  if (apart != 0) *a.found = 1;
 }
 
 }  // namespace cupynorm

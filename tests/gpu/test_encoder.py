@@ -5,12 +5,16 @@ The simulator has no graphs: there, each call computes anew; and steps without a
 
 from __future__ import annotations
 
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cupynorm import _encoder_device, _few, add_layer_norm, bias_gelu, softmax
+from cupynorm import _blas, _blaslt, _device, _encoder_device, _few, add_layer_norm, bias_gelu, softmax
 from cupynorm._blas import Blas
 from cupynorm._dtypes import dtype_of
 from cupynorm.encoder import BertEncoder, EncoderConfig
@@ -298,3 +302,96 @@ def test_nothing_is_allocated_by_a_graph_that_is_there(cuda: Any) -> None:
         there.forward(x)
 
     assert (cuda.get_default_memory_pool().total_bytes(), there._runner._pool.total_bytes()) == total
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("count", [1, 100, 4099])
+def test_arrays_that_differ_in_a_bit_are_told_apart(device: Any, count: int) -> None:
+    x = np.random.default_rng(0).integers(0, 1 << 32, 4 * count, np.uint32)
+
+    assert not _encoder_device.differ(device.asarray(x), device.asarray(x.copy()))
+    for at in {0, 2 * count, 4 * count - 1}:
+        y = x.copy()
+        y[at] ^= 1 << at % 32
+        assert _encoder_device.differ(device.asarray(x), device.asarray(y))
+
+
+WIDE = {"hidden": 768, "heads": 12, "layers": 1, "ffn": 3072, "vocabulary": 1, "positions": 1}
+SHAPE = (32, 128)
+
+
+@pytest.fixture
+def unknown() -> Any:
+    """Give the ways in which products are faster: none is known yet."""
+    before = dict(_blas.faster)
+    _blas.faster.clear()
+    yield _blas.faster
+    _blas.faster.clear()
+    _blas.faster.update(before)
+
+
+def of_calls(dtype: str) -> list[str]:
+    """Return a digest of each of so many calls that products are measured between two of them."""
+    module = _device.cupy()
+    encoder = BertEncoder(config := EncoderConfig(**WIDE, dtype=dtype), weights(config), device="gpu")
+    hidden = np.random.default_rng(7).normal(size=(*SHAPE, 768)).astype(dtype_of(dtype))
+    x = module.asarray(hidden)
+    return [
+        hashlib.sha256(module.asnumpy(encoder.forward(x)).tobytes()).hexdigest()
+        for _ in range(_encoder_device.MEASURED_AT + 2)
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_measured_products_leave_every_bit(cuda: Any, unknown: Any, monkeypatch: Any, dtype: str) -> None:
+    monkeypatch.setattr(_blaslt, "WORTH", 10.0)  # any algorithm is better than cuBLAS's choice
+    monkeypatch.setattr(_blaslt, "LEAST_OPERATIONS", 1)
+
+    digests = of_calls(dtype)
+
+    assert len(set(digests)) == 1
+    assert len(unknown) == 4  # qkv, attention's, ffn's two
+    assert any(unknown.values())
+
+
+def test_another_process_gives_the_same_bits(cuda: Any) -> None:
+    code = "from tests.gpu.test_encoder import of_calls; print(*of_calls('float16'))"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+
+    assert set(done.stdout.split()) == set(of_calls("float16"))
+
+
+def test_measuring_keeps_no_memory(cuda: Any, unknown: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(_blaslt, "LEAST_OPERATIONS", 1)
+    monkeypatch.setattr(_blaslt, "WORTH", 10.0)
+    config = EncoderConfig(**WIDE, dtype="float16")
+    encoder = BertEncoder(config, weights(config), device="gpu")
+    x = cuda.ones((8, 104, 768), np.float16)
+    pools, found = (cuda.get_default_memory_pool(), encoder._runner._pool), []
+
+    for _ in range(_encoder_device.MEASURED_AT + 2):
+        encoder.forward(x)
+        found.append([pool.total_bytes() for pool in pools])
+
+    assert any(unknown.values())
+    assert found[-1] == found[1]
+
+
+def test_no_memory_to_measure_in_leaves_the_product_to_cublas(cuda: Any, unknown: Any) -> None:
+    blas = Blas()
+    blas.begin(cuda.cuda.get_current_stream().ptr)
+    product = _blas.Product(1 << 28, 1 << 12, 1 << 12, "float16", _blas.ALIGNED)  # 2 TB
+
+    _blaslt.measure(blas, product, _encoder_device.differ)
+
+    assert unknown == {(blas.device, product): None}
+
+
+def test_a_pool_that_is_short_of_memory_is_noticed(cuda: Any) -> None:
+    _, there = both()
+
+    with pytest.raises(cuda.cuda.memory.OutOfMemoryError):
+        there._runner._pool.malloc(1 << 46)
+
+    assert there._runner._short_of_memory

@@ -85,7 +85,7 @@ def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200
     monkeypatch.setattr(_device, "cupy", lambda: cupy)
     monkeypatch.setattr(_device, "driver", lambda: driver)
     monkeypatch.setattr(_device, "cublas", lambda: cublas)
-    monkeypatch.setattr(_blas, "_library", lambda: None)
+    monkeypatch.setattr(_blas, "library", lambda name: None)
     monkeypatch.setattr(_device, "active_clusters", driver.active_clusters)
     monkeypatch.setattr(_device, "name_of", lambda device: machine.limits(device).name)
     monkeypatch.setattr(_device, "_early", driver.early)
