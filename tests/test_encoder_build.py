@@ -147,6 +147,7 @@ def test_the_encoders_small_kernels_keep_nothing_in_local_memory(arch):
         for pack in (1, 16 // dtype_of(dtype).itemsize):
             names = [f"cupynorm::look_up<{pack}, {kinds}>"]
             names += [f"cupynorm::pool<{pack}, {each}, {kinds}>" for each in ("true", "false")]
+            names += ["cupynorm::differ<4>"]
             text = "#include <cupynorm/row.cuh>\n#include <encoder.cu>\n"
             for name, kernel in zip(
                 names, _nvrtc.compile_all(text, names, _compile.options(), arch), strict=True
