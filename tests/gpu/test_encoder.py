@@ -305,6 +305,36 @@ def test_nothing_is_allocated_by_a_graph_that_is_there(cuda: Any) -> None:
 
 
 @pytest.mark.small
+@pytest.mark.parametrize("faster", [True, False])
+def test_a_graph_that_is_used_often_is_captured_again_if_that_is_faster(
+    device: Any, monkeypatch: Any, faster: bool
+) -> None:
+    host, there = both()
+    hidden = np.random.default_rng(0).normal(size=(8, 16, 32)).astype(np.float32)
+    events: list[str] = []
+    capture = _encoder_device.Runner._capture
+
+    def measure(*_: Any) -> bool:
+        events.append("measured")
+        return faster
+
+    def count(*arguments: Any) -> Any:
+        events.append("captured")
+        return capture(*arguments)
+
+    monkeypatch.setattr(_encoder_device.Runner, "_measure", measure)
+    monkeypatch.setattr(_encoder_device.Runner, "_capture", count)
+    for _ in range(2 * _encoder_device.MEASURED_AT):
+        events.append("called")
+        assert_near(device.asnumpy(there.forward(device.asarray(hidden))), host.forward(hidden), "float32")
+
+    before = ["called", "captured", *["called"] * (_encoder_device.MEASURED_AT - 1)]
+    after = [*["captured"] * faster, *["called"] * _encoder_device.MEASURED_AT]
+    assert events == [*before, "measured", *after]
+    assert len(there._runner._graphs) == 1
+
+
+@pytest.mark.small
 @pytest.mark.parametrize("count", [1, 100, 4099])
 def test_arrays_that_differ_in_a_bit_are_told_apart(device: Any, count: int) -> None:
     x = np.random.default_rng(0).integers(0, 1 << 32, 4 * count, np.uint32)

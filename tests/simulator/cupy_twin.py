@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import types
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 
@@ -21,6 +21,29 @@ __version__ = "14.2.0"
 MEMORY = 1 << 34  # what each device says it has
 
 
+class MemoryPointer(NamedTuple):
+    """Where an array begins."""
+
+    ptr: int
+    device: Any
+    device_id: int
+
+    def __add__(self, offset: int) -> MemoryPointer:  # type: ignore[override]
+        return self._replace(ptr=self.ptr + offset)
+
+    def copy_from_host_async(self, source: int, size: int) -> None:
+        """Copy at once."""
+        ctypes.memmove(self.ptr, source, size)
+
+    def copy_from_device_async(self, source: MemoryPointer, size: int) -> None:
+        """Copy at once."""
+        ctypes.memmove(self.ptr, source.ptr, size)
+
+    def memset_async(self, value: int, size: int) -> None:
+        """Set bytes at once."""
+        ctypes.memset(self.ptr, value, size)
+
+
 class ndarray(np.ndarray):  # noqa: N801
     """A device array. Made by empty, zeros, asarray and place; views of it are device arrays too."""
 
@@ -32,13 +55,7 @@ class ndarray(np.ndarray):  # noqa: N801
     @property
     def data(self) -> Any:  # type: ignore[override]
         """Its pointer, as .data.ptr."""
-        ptr = self.__array_interface__["data"][0]
-        return types.SimpleNamespace(
-            ptr=ptr,
-            device=self.device,
-            device_id=self._device,
-            copy_from_host_async=lambda source, size: ctypes.memmove(ptr, source, size) and None,
-        )
+        return MemoryPointer(self.__array_interface__["data"][0], self.device, self._device)
 
     def __new__(cls, shape: int | Sequence[int], dtype: Any = float) -> Self:
         """Allocate on the current device: poison until somebody writes."""
