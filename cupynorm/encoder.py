@@ -198,6 +198,12 @@ class BertEncoder:
     bfloat16, attention is one kernel from sm_80 on if head size is a multiple of 16, 128 at most; otherwise scores are in
     memory, 32 MiB at a time, and sequences are padded there. Calls of several threads or streams come one after the other.
     NoDeviceError if there is no such device.
+
+    On a GPU, at the fifth batch of one shape, its large products are timed in the ways that cublasLt knows, once in a process:
+    that call waits for the device, takes memory for one product more, and gives it back. Only ways that leave the bits of
+    cuBLAS's own choice are taken; where cublasLt cannot be loaded, or memory is short, that choice stays. So the same call gives
+    the same bits in every process with the same GPU and libraries. A text's last bits may follow how many tokens are computed
+    with it, since products then add up in another order, on a CPU too; what the other texts say has no part in them.
     """
 
     def __init__(

@@ -17,7 +17,13 @@ from tests.simulator import cublas, simulated
 __all__ = ["simulated"]
 
 CUBLAS = -1
-SAME, OTHER, REFUSED, BROKEN = "the bits of cuBLAS", "other bits", "not supported", "broken"
+SAME, OTHER, NOTHING, REFUSED, BROKEN = (
+    "the bits of cuBLAS",
+    "other bits",
+    "nothing",
+    "not supported",
+    "broken",
+)
 
 
 class Lt:
@@ -59,6 +65,8 @@ class Lt:
         kind = self.kinds[self.last]
         if kind in {REFUSED, BROKEN}:
             return {REFUSED: _blaslt.NOT_SUPPORTED, BROKEN: 14}[kind]
+        if kind == NOTHING:
+            return 0
         (compute, _), transposed = self.made[operation.value]
         left, right, out = (self.made[each.value][0] for each in (of_a, of_b, of_d))
         assert left[1] == left[3] == right[1]
@@ -105,9 +113,9 @@ PRODUCT = Product(6, 16, 9, "float16", _blas.ALIGNED)
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_the_fastest_with_the_bits_of_cublas_is_kept(simulated, faster, monkeypatch, dtype):
-    lt = Lt(SAME, OTHER, REFUSED, SAME, SAME)
+    lt = Lt(SAME, OTHER, REFUSED, SAME, NOTHING, SAME)
     blas, product = blas_with(simulated, lt), PRODUCT._replace(dtype=dtype)
-    take(monkeypatch, lt, {CUBLAS: 10, 0: 9, 3: 5, 4: 6})
+    take(monkeypatch, lt, {CUBLAS: 10, 0: 9, 1: 1, 3: 5, 4: 1, 5: 6})
 
     _blaslt.measure(blas, product, _encoder_device.differ)
 

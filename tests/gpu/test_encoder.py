@@ -209,6 +209,20 @@ def test_embeddings_are_those_of_the_host(device: Any, pooling: Any, normalize: 
 
 
 @pytest.mark.small
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_what_the_other_texts_say_changes_no_bit_of_a_row(device: Any, dtype: str) -> None:
+    random = np.random.default_rng(5)
+    texts, others = ([random.integers(0, 50, length).tolist() for length in LENGTHS] for _ in range(2))
+
+    for encoder in both(dtype=dtype, hidden=64):
+        first = encoder.embed(texts)
+        second = encoder.embed([*others[:3], texts[3], *others[4:]])
+
+        assert device.asnumpy(first[3]).tobytes() == device.asnumpy(second[3]).tobytes()
+        assert device.asnumpy(first[4]).tobytes() != device.asnumpy(second[4]).tobytes()
+
+
+@pytest.mark.small
 def test_embeddings_of_tokens_are_looked_up(device: Any) -> None:
     host, there = both()
     tokens = np.random.default_rng(5).integers(0, 50, (3, 7))
