@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 import statistics
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,9 +33,10 @@ if TYPE_CHECKING:
 
 LEAST_OPERATIONS = 10**10  # of a product that is measured: below, what can be won is lost in noise
 ALGORITHMS = 8  # that are tried, the first of the heuristic's
-SAMPLES, SAMPLE_MS = 5, 0.3  # of each, in turns
+SAMPLES = 5  # of each, in turns
+SAMPLE_OPERATIONS = 15 * 10**10  # of a sample: some 0.2 ms in 16 bits on an H200
 WORTH = 0.98  # of cuBLAS's time, or less: else cuBLAS it stays
-PATTERN = 1_000_003  # elements after which scratch data repeats itself; a prime, so that no two rows are alike for long
+PATTERN = 131_071  # elements after which scratch data repeats itself; a prime, so that rows do so late
 
 TRANSPOSE_A = 3  # cublasLtMatmulDescAttributes_t
 MOST_WORKSPACE = 1  # cublasLtMatmulPreferenceAttributes_t
@@ -169,7 +169,8 @@ def measure(blas: Blas, product: Product, differ: Callable[[Any, Any], bool]) ->
         if each.runs(blas, x, weight, out) and not differ(wanted, out):
             same.append(each)
     ways = [Blas.linear_by_cublas, *(each.linear for each in same)]
-    best = fastest(in_turns([functools.partial(way, blas, x, weight, out) for way in ways]))
+    count = max(2, SAMPLE_OPERATIONS // product.operations)
+    best = fastest(in_turns([functools.partial(way, blas, x, weight, out) for way in ways], count))
     faster[blas.device, product] = same[best - 1] if best else None
 
 
@@ -179,25 +180,33 @@ def fastest(times: Sequence[float]) -> int:
     return best if times[best] < WORTH * times[0] else 0
 
 
-def in_turns(calls: Sequence[Callable[[], None]]) -> list[float]:
-    """Return the milliseconds of each, the median of samples that are taken in turns: clocks and neighbours treat all alike."""
-    counts = [max(1, math.ceil(SAMPLE_MS / max(1e-3, _milliseconds(call, 1)))) for call in calls]
-    samples = [
-        [_milliseconds(call, count) for call, count in zip(calls, counts, strict=True)]
-        for _ in range(SAMPLES)
-    ]
-    return [statistics.median(each) for each in zip(*samples, strict=True)]
+def in_turns(calls: Sequence[Callable[[], None]], count: int) -> list[float]:
+    """Return milliseconds of so many calls of each, the median of samples in turns: clocks and neighbours treat all alike."""
+    replays = [_captured(call, count) for call in calls]
+    samples = [[_milliseconds(each) for each in replays] for _ in range(SAMPLES + 1)]
+    return [statistics.median(each) for each in zip(*samples[1:], strict=True)]
 
 
-def _milliseconds(call: Callable[[], None], count: int) -> float:
+def _captured(call: Callable[[], None], count: int) -> Callable[[], None]:
+    """Return a graph of so many calls: one by one, the host would be what is measured."""
+    stream = _device.cupy().cuda.get_current_stream()
+    stream.begin_capture()
+    try:
+        for _ in range(count):
+            call()
+    finally:
+        graph = stream.end_capture()
+    return functools.partial(graph.launch, stream)
+
+
+def _milliseconds(call: Callable[[], None]) -> float:
     cuda = _device.cupy().cuda
     begin, end = cuda.Event(), cuda.Event()
     begin.record()
-    for _ in range(count):
-        call()
+    call()
     end.record()
     end.synchronize()
-    return float(cuda.get_elapsed_time(begin, end)) / count
+    return float(cuda.get_elapsed_time(begin, end))
 
 
 def _allocate(size: int) -> Any:
