@@ -176,13 +176,10 @@ def test_no_memory_leaves_a_product_to_cublas_and_other_errors_are_told(simulate
 def test_only_large_products_that_are_not_known_yet_are_measured(simulated, faster):
     tokens = math.ceil(_blaslt.LEAST_OPERATIONS / (2 * 768 * 768))
     large = Product(tokens, 768, 768, "float16", _blas.ALIGNED)
-    known, askew, small = (
-        large._replace(tokens=2 * tokens),
-        large._replace(aligned=16),
-        large._replace(tokens=tokens - 1),
-    )
+    known, small = large._replace(tokens=2 * tokens), large._replace(tokens=tokens - 1)
+    askew, single = large._replace(aligned=16), large._replace(dtype="float32")
     faster[0, known] = None
-    asked = [large, known, askew, small]
+    asked = [large, known, small, askew, single]
 
     assert _blaslt.unmeasured(blas_with(simulated, Lt()), asked) == [large]
     assert _blaslt.unmeasured(blas_with(simulated, None), asked) == []  # where cublasLt cannot be loaded
@@ -207,7 +204,8 @@ def test_a_runner_measures_what_is_not_known_and_says_whether_anything_is_faster
 
 
 def test_scratch_data_is_of_many_sizes_and_the_same_in_every_process(simulated, monkeypatch):
-    monkeypatch.setattr(_blaslt, "PATTERN", 7)
+    pattern = _blaslt._pattern("float16")[:7]
+    monkeypatch.setattr(_blaslt, "_pattern", lambda dtype: pattern)
 
     x, weight, wanted, out = map(simulated.cupy.asnumpy, _blaslt._scratch(PRODUCT))
 
@@ -231,6 +229,7 @@ def test_samples_are_taken_in_turns_and_the_median_counts(monkeypatch):
         calls.append(call)
         return next(samples[call])
 
+    monkeypatch.setattr(_blaslt, "SAMPLES", 5)
     monkeypatch.setattr(_blaslt, "_captured", lambda call, count: call)
     monkeypatch.setattr(_blaslt, "_milliseconds", milliseconds)
 
