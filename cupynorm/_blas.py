@@ -88,10 +88,11 @@ class Blas:
         if self._library is not None:
             self._binding.setStream(self.handle, stream)
             workspace = _POINTER(self.workspace.data.ptr)
-            _check(
+            check(
+                "cublasSetWorkspace",
                 self._library.cublasSetWorkspace_v2(
                     _POINTER(self.handle), workspace, ctypes.c_size_t(WORKSPACE_BYTES)
-                )
+                ),
             )
 
     def linear(self, x: Any, weight: Any, out: Any) -> None:
@@ -142,7 +143,7 @@ class Blas:
         else:
             function = getattr(self._library, symbol)
             function.argtypes = types
-            _check(function(self.handle, *flat))
+            check(symbol, function(self.handle, *flat))
 
 
 @functools.cache
@@ -167,6 +168,7 @@ def library(name: str) -> Any:
         return None
 
 
-def _check(status: int) -> None:
+def check(name: str, status: int) -> None:
+    """Raise RuntimeError where a function of that name gave a status."""
     if status:
-        raise RuntimeError(f"cuBLAS gave status {status}: its header, cublas_api.h, names it")
+        raise RuntimeError(f"{name} gave status {status}: cuBLAS's header, cublas_api.h, names it")

@@ -23,6 +23,7 @@ from cupynorm._blas import (
     WORKSPACE_BYTES,
     Blas,
     Product,
+    check,
     faster,
     scalars,
 )
@@ -64,7 +65,7 @@ class Described:
     """A product in cublasLt's words, kept as long as the process. Column-major, as in _blas.py: weight x^T gives out^T."""
 
     def __init__(self, lt: Any, product: Product) -> None:
-        self._lt, self.product = lt, product
+        self._lt = lt
         summed = dtype_name(compute_dtype(dtype_of(product.dtype)))
         self._operation = self._made(
             "MatmulDesc", ctypes.c_int(SUMMED_IN[summed]), ctypes.c_int(TYPES[summed])
@@ -95,7 +96,7 @@ class Described:
         )
         self._checked("cublasLtMatmulPreferenceDestroy", preference)
         if status != NOT_SUPPORTED:  # then it knows none
-            _check("cublasLtMatmulAlgoGetHeuristic", status)
+            check("cublasLtMatmulAlgoGetHeuristic", status)
         return [Algorithm(self, each.algorithm) for each in found[: count.value] if not each.status]
 
     def multiply(self, blas: Blas, algorithm: Any, x: Any, weight: Any, out: Any) -> int:
@@ -120,7 +121,7 @@ class Described:
         self._checked(f"cublasLt{kind}SetAttribute", of, attribute, ctypes.byref(value), size)
 
     def _checked(self, name: str, *arguments: Any) -> None:
-        _check(name, getattr(self._lt, name)(*arguments))
+        check(name, getattr(self._lt, name)(*arguments))
 
 
 class Algorithm(NamedTuple):
@@ -133,12 +134,12 @@ class Algorithm(NamedTuple):
         """Write x weight^T to out; say whether the device can."""
         status = self.of.multiply(blas, self.words, x, weight, out)
         if status != NOT_SUPPORTED:
-            _check("cublasLtMatmul", status)
+            check("cublasLtMatmul", status)
         return not status
 
     def linear(self, blas: Blas, x: Any, weight: Any, out: Any) -> None:
         """Write x weight^T to out."""
-        _check("cublasLtMatmul", self.of.multiply(blas, self.words, x, weight, out))
+        check("cublasLtMatmul", self.of.multiply(blas, self.words, x, weight, out))
 
 
 def unmeasured(blas: Blas, products: Iterable[Product]) -> list[Product]:
@@ -253,8 +254,3 @@ def _fill(array: Any, pattern: np.ndarray[Any, Any]) -> None:
 
 def _clear(array: Any) -> None:
     array.data.memset_async(0xFF, array.nbytes)
-
-
-def _check(name: str, status: int) -> None:
-    if status:
-        raise RuntimeError(f"{name} gave status {status}: cuBLAS's header, cublas_api.h, names it")

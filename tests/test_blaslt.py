@@ -203,6 +203,19 @@ def test_a_runner_measures_what_is_not_known_and_says_whether_anything_is_faster
     assert faster[0, other] is not None
 
 
+def test_a_pool_is_told_of_every_allocation_that_failed(simulated, monkeypatch):
+    def fail(size: int) -> Any:
+        raise simulated.cupy.runtime.CUDARuntimeError(f"cudaErrorMemoryAllocation: {size} bytes")
+
+    runner = _encoder_device.Runner(dtype_of("float16"), 16)
+    monkeypatch.setattr(simulated.cupy.cuda, "Memory", fail, raising=False)
+
+    with pytest.raises(simulated.cupy.runtime.CUDARuntimeError):
+        runner._allocate(512)
+
+    assert runner._short_of_memory  # so graphs, whose memory it gives back then, are dropped
+
+
 def test_scratch_data_is_of_many_sizes_and_the_same_in_every_process(simulated, monkeypatch):
     pattern = _blaslt._pattern("float16")[:7]
     monkeypatch.setattr(_blaslt, "_pattern", lambda dtype: pattern)
