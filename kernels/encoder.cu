@@ -111,6 +111,7 @@ struct Differ {
 
 template <int kPack>
 __global__ void __launch_bounds__(kEncoderBlock) differ(const __grid_constant__ Differ a) {
+  take_turn(gridDim.x - blockIdx.x);
   const int64 step = int64(gridDim.x) * kEncoderBlock;
   unsigned apart = 0;
   for (int64 i = int64(blockIdx.x) * kEncoderBlock + threadIdx.x; i < a.packs; i += step) {

@@ -208,7 +208,8 @@ def test_a_pool_is_told_of_every_allocation_that_failed(simulated, monkeypatch):
         raise simulated.cupy.runtime.CUDARuntimeError(f"cudaErrorMemoryAllocation: {size} bytes")
 
     runner = _encoder_device.Runner(dtype_of("float16"), 16)
-    monkeypatch.setattr(simulated.cupy.cuda, "Memory", fail, raising=False)
+    for name in ("Memory", "MemoryPointer"):
+        monkeypatch.setattr(simulated.cupy.cuda, name, fail, raising=False)
 
     with pytest.raises(simulated.cupy.runtime.CUDARuntimeError):
         runner._allocate(512)
