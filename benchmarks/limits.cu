@@ -119,6 +119,60 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   }
 }
 
+// The same, of rows that begin anywhere, x and y alike: packs from y's first address aligned to one, and the elements of kElement bytes around
+// them by the first threads. Parameters lie otherwise: three accesses of 8 bytes bring what a pack needs of one.
+template <class Shape, int kElement>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
+    skeleton_anywhere(const unsigned char* x, unsigned char* y, const unsigned char* gamma, const unsigned char* beta, int rows, int row_bytes,
+                      unsigned zero) {
+  constexpr int kGroup = Shape::kGroup, kPacks = Shape::kPacks, kGroups = Shape::kBlock / kGroup, kColumns = Shape::kColumns;
+  const int lane = threadIdx.x % kGroup, row = blockIdx.x * kGroups + threadIdx.x / kGroup;
+  const long long base = (long long)row * row_bytes;
+  const int head = int(-reinterpret_cast<unsigned long long>(y + base) % 16), packs = row < rows ? (row_bytes - head) / 16 : 0;
+  const int heads = head / kElement, tails = (row_bytes - head - packs * 16) / kElement;
+  const bool alone = row < rows && lane < heads + tails;
+  const int lone = (lane < heads ? lane : lane - heads + (head + packs * 16) / kElement) * kElement;
+  uint4 loaded[kPacks];
+  uint2 own[kColumns > 0 ? kColumns : 1][kPacks][3];
+  unsigned single = 0;
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p)
+    if (lane + p * kGroup < packs) loaded[p] = reinterpret_cast<const uint4*>(x + base + head)[lane + p * kGroup];
+  if (alone) load_words<kElement, false>(x + base + lone, &single);
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (lane + p * kGroup < packs) {
+        const auto first = anywhere<8>((c == 0 ? gamma : beta) + head + (lane + p * kGroup) * 16);
+#pragma unroll
+        for (int i = 0; i < 3; ++i)
+          if (i < 2 || first.off) own[c][p][i] = __ldg(reinterpret_cast<const uint2*>(first.access) + i);
+      }
+    }
+  }
+  unsigned word = single;
+  if constexpr (Shape::kMeeting != kAlone) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) word += lane + p * kGroup < packs ? loaded[p].x : 0;
+    word = meet<Shape>(word, nullptr, nullptr);
+  }
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    if (lane + p * kGroup >= packs) continue;
+    uint4 stored = loaded[p];
+    if constexpr (Shape::kMeeting != kAlone) stored.x ^= word & zero;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+#pragma unroll
+      for (int i = 0; i < 3; ++i) stored.y ^= own[c][p][i].x & zero, stored.z ^= own[c][p][i].y & zero;
+    }
+    store_words<16, true>(y + base + head + (lane + p * kGroup) * 16, &stored.x);
+  }
+  single ^= word & zero;
+  if (alone) store_words<kElement, false>(y + base + lone, &single);
+}
+
 // An op that asks nothing of its elements: a thread's state is its first. For the package's own kernels, where rows wait in shared memory.
 template <typename T>
 struct Meet {
@@ -153,6 +207,7 @@ struct Meet {
   }
   static T map(T x, Row row) { return x + row.one; }
   static T map_raw(T x, Row row) { return x + row.one; }
+  static bool saves() { return false; }
   void save(int64, Row) const {}
 };
 

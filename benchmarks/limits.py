@@ -1,6 +1,6 @@
 """Time what no row kernel can beat: kernels that read rows, let the threads that share one meet, and write them, no arithmetic.
 
-    python benchmarks/limits.py --json limits.json [--only few wide]
+    python benchmarks/limits.py --json limits.json [--only few wide odd]
 
 Beside a copy of the same bytes and our own call, in one run. Needs a GPU.
 """
@@ -41,8 +41,18 @@ RESIDENT_THREADS = (2048, 1536, 1024, 512)  # of a multiprocessor
 MEET = _row.RowOp("meet", "limits.cu", "Meet", lambda *_: None, has_eps=True)
 MEET_COLUMNS = {n: dataclasses.replace(MEET, columns=("gamma", "beta")[:n]) for n in range(3)}
 OPS = ("softmax", "rms_norm", "layer_norm")
+MIDDLE_FLOATS = ((49152, 32), (49152, 768), (49152, 16384), (24576, 32768))
 CLASSES = {
     "small": [Point(op, "float16", 49152, cols) for cols in (32, 64, 128, 1024) for op in OPS],
+    "middle": [
+        *(Point(op, "float16", 49152, cols) for cols in (512, 768, 2048) for op in OPS),
+        *(Point("layer_norm", "float32", rows, cols) for rows, cols in MIDDLE_FLOATS),
+    ],
+    "odd": [
+        *(Point(op, "float16", 8192, cols) for cols in (33, 127, 1000, 1023, 5001) for op in OPS),
+        *(Point(op, "float32", 8192, cols) for cols in (33, 127, 1023) for op in OPS),
+        *(Point(op, "float16", 8192, 1024, 1) for op in OPS),
+    ],
     "wide": [
         *(Point(op, "float16", 4096, cols) for cols in (65536, 131072, 262144) for op in OPS),
         *(Point(op, "float32", 4096, 65536) for op in OPS),
@@ -70,17 +80,16 @@ class Kernel:
     cluster: int = 1
     cooperative: bool = False
     packed: bool = False  # takes one struct, as the package's kernels do
+    anywhere: bool = False  # takes a row's bytes, not its packs
 
 
 def skeletons(rows: int, row_bytes: int, columns: int) -> Iterator[Kernel]:
     """Rows in registers: of threads of a block, of the blocks of a cluster, or, of one row, of the whole grid's."""
     packs = row_bytes // PACK
-    for each, block in itertools.product((1, 2, 4, 8), (64, 128, 256, 512, 1024)):
-        registers = each * 4 * (1 + columns) + 24
-        threads = next(t for t in RESIDENT_THREADS if t * registers <= 1 << 16)
-        resident = min(32, max(1, threads // block))
+    for each, block in itertools.product((1, 2, 3, 4, 8), (64, 128, 256, 512, 1024)):
+        resident = _resident(each * 4 * (1 + columns) + 24, block)
         group = packs // each
-        if group * each == packs and 0 < group <= block:
+        if group * each == packs and 0 < group <= block and group & (group - 1) == 0:
             grid = (math.ceil(rows * group / block), 1)
             for meeting in MEETINGS[:2]:
                 yield _skeleton(meeting, group, each, 1, columns, block, resident, grid)
@@ -91,6 +100,26 @@ def skeletons(rows: int, row_bytes: int, columns: int) -> Iterator[Kernel]:
     yield from _odd_clusters(rows, packs, columns)
     if rows == 1:
         yield from _of_the_grid(packs, columns)
+
+
+def _resident(registers: int, block: int) -> int:
+    threads = next(t for t in RESIDENT_THREADS if t * registers <= 1 << 16)
+    return min(32, max(1, threads // block))
+
+
+def anywhere(point: Point, columns: int) -> Iterator[Kernel]:
+    """Rows that begin at no pack, in the registers of a block's threads."""
+    element = dtype_of(point.dtype).itemsize
+    packs = point.cols * element // PACK
+    for each, block in itertools.product((1, 2, 3, 4, 5), (64, 128, 256)):
+        group = max(2 * (PACK // element - 1), math.ceil(packs / each))
+        group = 1 << (group - 1).bit_length()
+        if group > block or (each > 1 and group * (each - 1) >= packs):
+            continue
+        resident = _resident(each * (4 + 6 * columns) + 28, block)
+        grid = (math.ceil(point.rows * group / block), 1)
+        for meeting in MEETINGS[:2]:
+            yield _skeleton(meeting, group, each, 1, columns, block, resident, grid, element)
 
 
 def _odd_clusters(rows: int, packs: int, columns: int) -> Iterator[Kernel]:
@@ -120,10 +149,14 @@ def _skeleton(
     block: int,
     resident: int,
     grid: tuple[int, int],
+    element: int = 0,
 ) -> Kernel:
     shape = f"{group}, {packs}, {parts}, cupynorm::{meeting}, {columns}, {block}, {resident}"
     expression = f"cupynorm::skeleton<cupynorm::Skeleton<{shape}>>"
-    return Kernel(meeting, "", expression, grid, block, cluster=max(1, parts), cooperative=parts == 0)
+    if element:
+        expression = f"cupynorm::skeleton_anywhere<cupynorm::Skeleton<{shape}>, {element}>"
+    made = Kernel(meeting, "", expression, grid, block, cluster=max(1, parts), cooperative=parts == 0)
+    return dataclasses.replace(made, anywhere=element > 0)
 
 
 def staged(what: _row.Spelled, rows: int, row_bytes: int) -> Iterator[Kernel]:
@@ -176,7 +209,11 @@ def kernels_at(point: Point) -> list[Kernel]:
     row_bytes, columns = point.cols * dtype_of(point.dtype).itemsize, columns_of(point)
     what = spelled(point.rows, row_bytes, columns)
     bare = "// limits\n#include <cupynorm/row.cuh>\n" + Path(__file__).with_suffix(".cu").read_text("utf-8")
-    found = [dataclasses.replace(each, text=bare) for each in skeletons(point.rows, row_bytes, columns)]
+    odd = row_bytes % PACK or point.offset
+    made = [] if odd else list(skeletons(point.rows, row_bytes, columns))
+    found = [dataclasses.replace(each, text=bare) for each in made or anywhere(point, columns)]
+    if odd:
+        return list(dict.fromkeys(found))
     if row_bytes >= STAGED_ROW_BYTES:
         found += staged(what, point.rows, row_bytes)
     return list(dict.fromkeys(found))
@@ -228,7 +265,7 @@ def runs_of(kernel: Kernel, image: bytes, name: str, point: Point, arrays: list[
             block = np.array([whole.values], whole.dtype)
             values = ((ctypes.c_char * block.nbytes).from_buffer(block),)
         else:
-            numbers = (point.rows, row_bytes // PACK, 0)
+            numbers = (point.rows, row_bytes if kernel.anywhere else row_bytes // PACK, 0)
             values = (*map(ctypes.c_uint64, at), *map(ctypes.c_int, numbers))
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         kept.append((values, pointers))

@@ -12,7 +12,7 @@ from cupynorm import _compile, _device, _row
 from cupynorm._arguments import view
 from cupynorm._dtypes import Dtype, compute_dtype, cpp
 from cupynorm._remembered import ALIGNMENT, _extent, add, code_of, elsewhere, word_of
-from cupynorm.functors import POINTER, Struct, View, column, division, strided
+from cupynorm.functors import POINTER, Struct, View, column, division
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +76,7 @@ class Places(NamedTuple):
     def struct(self, index: Index) -> Struct:
         """Twin of Places."""
         item = self.array.dtype.itemsize
-        extents, strides, *_ = strided(self.tokens).values
+        extents, strides = self.tokens.collapsed()
         fields = [
             *((name, index.offset) for name in ("part", "head", "col")),
             ("stride", index.offset, (len(strides),)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cupynorm._values import dataclass
 
+PLAIN_SHARED_BYTES = 48 << 10  # of a block, static and dynamic, that no kernel has to ask for
 STATIC_SHARED_BYTES = 2048  # kept back of every opt-in limit for the kernels' own static shared memory
 
 

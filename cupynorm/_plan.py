@@ -30,6 +30,7 @@ from cupynorm._tables import (
     PEELED_HELD,
     PEELED_LEAST_BYTES,
     PEELED_ROW_BYTES,
+    PEELED_SHORT_BYTES,
     RAGGED,
     RAGGED_ROW_BYTES,
     Held,
@@ -59,6 +60,8 @@ OTHER_REGISTERS = {(4, 0): 32, (4, 1): 24, (8, 0): 48, (8, 1): 48}
 # ... and more, where its last pack may be missing and parameters are hoisted, and where rows begin anywhere.
 RAGGED_REGISTERS = {4: 16, 8: 24}
 PEELED_REGISTERS = {4: 0, 8: 56}
+LENT = 4  # hoist: parameters as numbers in shared memory
+OF_LENT = 16  # registers for where they are
 MANY_PACKS = 4  # of a thread
 APART_PACKS = 3  # of a thread that has all accesses to the parameters of odd rows on their way
 FEW_VALUES = 16  # of a thread, without parameters: 8 registers less will do
@@ -89,6 +92,9 @@ PEELED_HOIST_ELEMENTS = {2: 16, 4: 8, 8: 4}
 
 # A warp takes rows of as many threads as it has lanes, at so many bytes each.
 WARP_THREAD_BYTES = 32
+SHARED_THREADS = (
+    1280  # of a multiprocessor, where rows wait in shared memory: 20001 columns of half 0.905 to 0.923
+)
 # Of a multiprocessor, where parameters are wider than x, or for another architecture: the compiler wants more registers then.
 ROOMY_THREADS = 1024
 MOST_CACHED_COLS = 2**31 - 1  # the kernel counts them in 32 bits
@@ -155,7 +161,9 @@ class Problem:
         """The problem as it is worked on: with the widest packs, if the elements around them are worth it."""
         table = FUSED_PEELED_LEAST_BYTES if self.fused else PEELED_LEAST_BYTES.get(self.kind, {})
         least = table.get(self.pack * self.load_bytes, PEELED_ROW_BYTES)
-        if self.peel and self.cols * self.load_bytes >= least:
+        shortest, longest = (math.inf, 0) if self.fused else PEELED_SHORT_BYTES.get(self.kind, (math.inf, 0))
+        short = shortest <= self.cols * self.load_bytes <= longest and self.period > 0
+        if self.peel and (short or self.cols * self.load_bytes >= least):
             return dataclasses.replace(self, pack=self.widest)
         return dataclasses.replace(self, peel=0)
 
@@ -182,7 +190,8 @@ class Plan:
     variant: where a row waits: one of VARIANTS. pack: elements moved by one instruction.
     packs: packs that a thread holds (of one row; a chunk in shared, split and uncached). group: threads of a block that share a
     row; 0 is the whole block. rows_per_group: rows that a group holds at once. full: the packs of all threads are exactly the
-    row. hoist: the columns' parameters wait in registers (1) or, for all rows of a block, in shared memory (2) or registers (3).
+    row. hoist: the columns' parameters wait in registers (1) or, for all rows of a block, in shared memory (2), in registers (3)
+    or, as numbers, in shared memory (4).
     peel: rows begin anywhere; the elements around their packs go one by one (1; 2: x lies in other packs than y).
     period: rows so far apart begin alike. parts: blocks that share a row. stages: 0, or how many rows (of a group) are on
     their way through shared memory. grid, block: blocks, and threads a block. kept_bytes: shared memory that a block
@@ -244,7 +253,7 @@ class Plan:
     @property
     def persistent(self) -> bool:
         """Whether blocks go through many rows, since something is kept for the next ones or on its way."""
-        return self.stages > 0 or self.hoist > 1
+        return self.stages > 0 or self.hoist in (2, 3)
 
     @property
     def cluster(self) -> int:
@@ -391,7 +400,9 @@ def _is_sound(problem: Problem, limits: Limits, plan: Plan) -> bool:
     if problem.fused:
         keeps = keeps and plan.variant in FUSED_VARIANTS and plan.kept_bytes == 0
         keeps = keeps and (problem.direct or not plan.persistent)
-    hoists = plan.hoist in (0, 1, 2, 3) and (plan.hoist == 0 or (bool(problem.columns) and plan.group > 0))
+    hoists = plan.hoist in range(LENT + 1) and (plan.hoist == 0 or (bool(problem.columns) and plan.group > 0))
+    alone = plan.parts == 1 and plan.stages == 0 and not problem.fused
+    hoists = hoists and (plan.hoist != LENT or alone)
     return shares and keeps and hoists and (not plan.persistent or _may_persist(problem, plan))
 
 
@@ -481,7 +492,16 @@ def _registers_plan(problem: Problem, plan: Plan) -> Plan:
     if plan.hoist == 2:  # noqa: PLR2004
         struct_bytes = sum(max(4, size * plan.pack) for size in problem.columns)  # of whole words
         columns = packs * plan.block * (-(-struct_bytes // ACCESS_BYTES) * ACCESS_BYTES)
+    elif plan.hoist == LENT:
+        columns = _lent_bytes(problem, plan.pack)
     return dataclasses.replace(plan, packs=packs, full=full, shared_bytes=rows + columns)
+
+
+def _lent_bytes(problem: Problem, pack: int) -> int:
+    """Return the shared memory of all columns' parameters as numbers, with the room behind each pack: twin of Lent."""
+    number = problem.compute_bytes * len(problem.columns)
+    room = 1 if problem.peel else ACCESS_BYTES // number if pack * number > ACCESS_BYTES else 0
+    return -(-(problem.cols + problem.cols // pack * room) * number // ACCESS_BYTES) * ACCESS_BYTES
 
 
 def _blocks(problem: Problem, plan: Plan) -> int:
@@ -513,7 +533,7 @@ def _in_registers(
         period=_period(problem, rows),
         block=block,
     )
-    if held.hoist > 1:  # for all rows of a block, which are on their way while others are in work
+    if held.hoist in (2, 3):  # for all rows of a block, which are on their way while others are in work
         # in registers only where there is room for them
         hoist = held.hoist if _can_hoist(problem, elements) else 2
         plan = dataclasses.replace(plan, hoist=hoist, stages=int(_can_stage(problem, limits)))
@@ -522,11 +542,14 @@ def _in_registers(
         if not _may_persist(problem, plan) or (problem.peel and elements > apart * problem.pack):
             plan = dataclasses.replace(plan, hoist=0, stages=0)
     crowded = problem.peel and (problem.fused or elements > PEELED_HOIST_ELEMENTS[problem.held_bytes])
+    if held.hoist == LENT and _lent_bytes(problem, problem.pack) <= limits.shared_bytes_per_block:
+        plan = dataclasses.replace(plan, hoist=LENT)
     if held.hoist == 1 and (measured or (_can_hoist(problem, elements) and not crowded)):
         plan = dataclasses.replace(plan, hoist=1)
     plan = _registers_plan(problem, plan)
     registers = _registers(problem, limits, elements, full=plan.full, hoist=plan.hoist % 2 == 1)
     registers += (rows - 1) * (elements // 2 if problem.fused else elements + 1)
+    registers += OF_LENT * (plan.hoist == LENT)
     if measured and int(limits.compute_capability) == HOPPER and _alike(problem):
         registers = min(registers, limits.registers_per_sm // held.resident_threads)
     if registers * block > limits.registers_per_sm:
@@ -820,6 +843,8 @@ def _shared_out(problem: Problem, limits: Limits, occupancy: Occupancy, least: i
             problem.peel and isinstance(shared, Shared) and not shared.peels
         ):  # 50257 columns: 0.86 against 0.62
             continue
+        if isinstance(shared, Kept) and not (shared.aligned or problem.peel):
+            continue
         parts = _power_of_two_from(math.ceil(problem.row_bytes / shared.share_bytes))
         parts = max(parts, least)
         if parts > _most_parts(limits):
@@ -956,7 +981,7 @@ def _shared(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | No
         return None
     # as many threads as fill the multiprocessor beside the rows that its shared memory holds
     at_once = max(1, limits.shared_bytes_per_sm // (shared_bytes + limits.reserved_shared_bytes))
-    block = _power_of_two_to(min(1024, limits.threads_per_sm) // at_once)
+    block = _power_of_two_to(min(SHARED_THREADS, limits.threads_per_sm) // at_once)
     if problem.rows <= limits.sm_count:
         block = MAX_BLOCK
     most = WHOLE_BLOCK[problem.compute_bytes] // (2 if problem.columns and problem.compute_bytes == 4 else 1)  # noqa: PLR2004

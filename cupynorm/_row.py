@@ -12,8 +12,8 @@ import numpy as np
 from cupynorm import _ask, _compile, _device, _tuned
 from cupynorm._arguments import Call, check, check_eps, view
 from cupynorm._dtypes import Dtype, compute_dtype, cpp
-from cupynorm._limits import Limits
-from cupynorm._plan import Occupancy, Plan, Problem, choose
+from cupynorm._limits import PLAIN_SHARED_BYTES, STATIC_SHARED_BYTES, Limits
+from cupynorm._plan import LENT, Occupancy, Plan, Problem, choose
 from cupynorm._remembered import (
     ALIGNMENT,
     Calls,
@@ -305,7 +305,9 @@ def calls_of_thread() -> Calls:
 def kernel_of(device: int, what: Spelled, plan: Plan) -> _compile.Kernel:
     """Compile and load a plan's kernel, ready to be launched with its shared memory and in its clusters."""
     shared = plan.shared_bytes or plan.kept_bytes
-    shared_limit = _device.limits_of(device).shared_bytes_per_block if shared else 0
+    little = plan.hoist == LENT and shared <= PLAIN_SHARED_BYTES - STATIC_SHARED_BYTES
+    # more of L1 for shared memory costs those that want little of it 0.02 to 0.09 of the copy rate
+    shared_limit = _device.limits_of(device).shared_bytes_per_block if shared and not little else 0
     return _compile.kernel(device, what.text, what.expression(plan), shared_limit, plan.cluster)
 
 

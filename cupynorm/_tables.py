@@ -116,17 +116,22 @@ FUSED_HELD = {
 # Of rows in accesses of fewer than 16 bytes that begin at one. H200: more elements a thread than above, and few of rows of up to
 # 256 bytes: 33 columns of half 0.76 to 0.79, 601 of float 0.79 to 0.90, 1500 of half 0.84 to 0.92.
 NARROW_HELD = {
-    (0, 2): (Held(256, 16, 128, 1280), Held(32 << 10, 48, 128, 1024)),
+    (0, 2): (Held(256, 16, 256, 1536), Held(32 << 10, 48, 128, 1024)),
     (1, 2): (Held(256, 16, 128, 1280, 1), Held(32 << 10, 48, 128, 1024)),
     (2, 2): (
-        Held(130, 16, 128, 1280),
+        Held(130, 16, 256, 1536),
         Held(256, 16, 128, 1152, 1),
         Held(4 << 10, 48, 64, 768, 1),
         Held(32 << 10, 64, 256, 1024),
     ),
     (0, 4): (Held(8 << 10, 32, 128, 1280), Held(64 << 10, 48, 128, 1280)),
     (1, 4): (Held(512, 32, 128, 1280, 1), Held(64 << 10, 48, 128, 1280, 1)),
-    (2, 4): (Held(512, 32, 128, 1280, 1), Held(9 << 10, 68, 128, 896, 1), Held(64 << 10, 48, 128, 1280)),
+    (2, 4): (
+        Held(512, 32, 128, 1280, 1),
+        Held(4100, 68, 64, 512, 1),
+        Held(9 << 10, 68, 128, 896, 1),
+        Held(64 << 10, 48, 128, 1280),
+    ),
 }
 # Where rows begin anywhere, packs with single elements around them are better than narrow accesses: from so many bytes of a row
 # on, by the same and by bytes of an access. A warp's accesses of 4 or 8 bytes fill whole lines, too, and parameters then need
@@ -135,11 +140,13 @@ PEELED_ROW_BYTES = 16 << 10
 PEELED_LEAST_BYTES: dict[tuple[int, int], dict[int, int]] = {
     (0, 2): {2: 192, 4: 512, 8: 3 << 10},
     (1, 2): {2: 192, 4: 2 << 10, 8: 4 << 10},
-    (2, 2): {2: 256, 4: 4 << 10, 8: 32 << 10},
+    (2, 2): {2: 192, 4: 4 << 10, 8: 32 << 10},
     (0, 4): {4: 1 << 10, 8: 1 << 10},
     (1, 4): {},
     (2, 4): {4: 9 << 10},
 }
+# And shorter ones, from, to, whose parameters wait as numbers: LayerNorm in float of 127 columns 0.896 to 0.924.
+PEELED_SHORT_BYTES = {(2, 4): (256, 1100)}
 # The same where something is computed on the way: for all.
 FUSED_PEELED_LEAST_BYTES = {2: 128}
 # Of such rows, where PEELED has no entry: how many bytes a thread holds, and threads resident.
@@ -149,7 +156,7 @@ PEELED_HELD = {
     (2, 2): (Held(32 << 10, 48, 256, 1024, 2),),
     (0, 4): (Held(128 << 10, 80, 256, 1024),),
     (1, 4): (Held(128 << 10, 80, 256, 768),),
-    (2, 4): (Held(128 << 10, 80, 256, 1024),),
+    (2, 4): (Held(64 << 10, 80, 256, 1024),),
     (0, 8): _DOUBLES,
     (1, 8): _DOUBLES,
     (2, 8): _DOUBLES,
@@ -186,6 +193,9 @@ CACHED: dict[tuple[int, int], tuple[Waiting, ...]] = {
         Waiting(8 << 10, 4, 128, 1280),
         Waiting(16 << 10, 4, 256, 1024),
         Waiting(32 << 10, 2, 512, 1536),
+        Waiting(40 << 10, 2, 1024, 1024),
+        Waiting(48 << 10, 3, 512, 1024),
+        Waiting(60 << 10, 2, 640, 1024),
         Waiting(64 << 10, 2, 1024, 1024),
     ),
     (1, 2): (
@@ -276,6 +286,7 @@ RAGGED: dict[tuple[int, int], tuple[Ragged, ...]] = {
         Ragged(5, 128 << 10, 128, 1024, above=2 << 10),
         Ragged(8, 64 << 10, 128, 1024, above=4 << 10),
         Ragged(7, 128 << 10, 128, 1024, above=2 << 10),
+        Ragged(8, 128 << 10, 128, 1024, above=96 << 10),
         Ragged(4, 64 << 10, 128, 1280, above=4 << 10),
     ),
     (1, 4): (
@@ -284,6 +295,7 @@ RAGGED: dict[tuple[int, int], tuple[Ragged, ...]] = {
         Ragged(6, 64 << 10, 128, 1024, above=6 << 10),
         Ragged(7, 64 << 10, 128, 1024, above=6 << 10),
         Ragged(4, 64 << 10, 128, 1024, above=6 << 10),
+        Ragged(6, 96 << 10, 128, 1024, above=80 << 10),
     ),
     (2, 4): (
         Ragged(4, 4 << 10, 64, 640, 1),
@@ -294,14 +306,30 @@ RAGGED: dict[tuple[int, int], tuple[Ragged, ...]] = {
         Ragged(4, 64 << 10, 128, 1024, above=4 << 10),
         Ragged(6, 64 << 10, 128, 1024, above=2 << 10),
         Ragged(7, 64 << 10, 128, 1024, above=2 << 10),
+        Ragged(6, 96 << 10, 128, 1024, above=80 << 10),
     ),
 }
-# Rows that fill every place of their threads, and parameters of x's type, where that is better than HELD: LayerNorm in 16 bits
-# of 768 columns 0.957 to 0.985 with parameters in registers; of 1024 0.960 to 0.978 and 0.984, in two runs, by two rows.
+# Rows that fill every place of their threads, and parameters of x's type, where that is better than HELD. H200, 49152 rows, before /
+# as built in: LayerNorm in 16 bits of 32 / 64 / 128 / 512 / 1024 columns 0.89 to 0.95, 0.90 to 0.975, 0.95 to 0.968, 0.976 to 0.989,
+# 0.96 to 0.98, in float of 32 / 64 / 768 0.93 to 0.996, 0.958 to 0.989, 0.964 to 0.99; RMSNorm in 16 bits of 64 / 768 0.93 to 0.96,
+# 0.97 to 0.99; softmax of 32 0.925 to 0.963. What shares a thread among rows only where those are many.
 FULL: dict[tuple[int, int], tuple[Ragged, ...]] = {
+    (0, 2): (Ragged(2, 128, 256, 2048),),
+    (1, 2): (
+        Ragged(2, 64, 128, 1280, 4),
+        Ragged(1, 256, 64, 768, 4, rows=4, above=64, many=True),
+        Ragged(3, 1536, 512, 1024, 1, above=1535),
+    ),
     (2, 2): (
+        Ragged(2, 64, 128, 896, rows=2, many=True),
+        Ragged(1, 128, 64, 768, 4, rows=4, above=64, many=True),
+        Ragged(2, 1 << 10, 64, 640, 1, rows=2, above=128, many=True),
         Ragged(3, 1536, 64, 1024, 1, above=1535),
-        Ragged(2, 2 << 10, 64, 1024, rows=2, above=2047, many=True),
+        Ragged(2, 2 << 10, 128, 640, 1, rows=2, above=2047, many=True),
+    ),
+    (2, 4): (
+        Ragged(2, 256, 64, 768, 4, rows=4, many=True),
+        Ragged(3, 3 << 10, 256, 768, 1, above=3071),
     ),
 }
 # Bytes of a row up to which one that begins within a line of the cache is better in registers.
@@ -320,7 +348,7 @@ RAGGED_ROW_BYTES = {
 # columns 0.71 to 0.97, RMSNorm of 3001 0.85 to 0.93 and of 7001 0.83 to 0.935; LayerNorm in float of 7001 0.83 to 0.94.
 PEELED: dict[tuple[int, int], tuple[Ragged, ...]] = {
     (0, 2): (
-        Ragged(1, 288, 128, 1280, rows=2),
+        Ragged(1, 288, 256, 1536),
         Ragged(2, 2100, 128, 896, rows=2),
         Ragged(4, 32 << 10, 128, 896),
         Ragged(3, 32 << 10, 128, 1024),
@@ -329,24 +357,31 @@ PEELED: dict[tuple[int, int], tuple[Ragged, ...]] = {
         Ragged(2, 32 << 10, 128, 1024, above=2100),
     ),
     (1, 2): (
-        Ragged(1, 288, 128, 1024, rows=2),
-        Ragged(2, 1100, 128, 1024, rows=2),
+        Ragged(1, 288, 256, 1280),
+        Ragged(2, 640, 128, 1152, 4, above=288),
+        Ragged(2, 1100, 128, 1024, rows=2, above=640),
+        Ragged(5, 1282, 128, 768, 4, above=1100),
+        Ragged(4, 2052, 128, 896, 4, above=2000),
         Ragged(2, 2100, 128, 896, 1, rows=2, above=1100),
+        Ragged(3, 3074, 256, 1024, 4, above=2100),
         Ragged(2, 5 << 10, 128, 896, rows=2, above=2100),
         Ragged(3, 32 << 10, 128, 1024),
         Ragged(4, 32 << 10, 128, 1024),
         Ragged(5, 32 << 10, 128, 768),
     ),
     (2, 2): (
-        Ragged(1, 288, 64, 1024, rows=2),
-        Ragged(2, 640, 64, 768, rows=2),
+        Ragged(1, 288, 128, 1152, 4),
+        Ragged(2, 640, 128, 768, 4, rows=2, above=288, many=True),
+        Ragged(2, 640, 128, 1024, 4, above=288),
         Ragged(2, 1100, 64, 640, 1, rows=2, above=640),
+        Ragged(5, 1282, 256, 768, 4, above=1100),
         Ragged(4, 6200, 64, 896, above=2000, many=True),
         Ragged(6, 6200, 64, 640, above=2000, many=True),
         Ragged(5, 6200, 64, 640, above=1100, many=True),
         Ragged(3, 2000, 128, 1024),
         Ragged(4, 2000, 64, 896),
         Ragged(5, 2000, 128, 512, 1),
+        Ragged(4, 2052, 256, 768, 4, above=2000),
         Ragged(2, 4 << 10, 128, 1152, 2, above=2000),
         Ragged(2, 32 << 10, 256, 1024, 2, above=4 << 10),
         Ragged(3, 32 << 10, 128, 1024, 2, above=2000),
@@ -359,6 +394,7 @@ PEELED: dict[tuple[int, int], tuple[Ragged, ...]] = {
         Ragged(7, 32 << 10, 128, 768),
         Ragged(5, 80 << 10, 128, 1024),
         Ragged(3, 64 << 10, 128, 1152),
+        Ragged(8, 128 << 10, 128, 1024, above=80 << 10),
     ),
     (1, 4): (
         Ragged(5, 80 << 10, 128, 1024),
@@ -367,13 +403,16 @@ PEELED: dict[tuple[int, int], tuple[Ragged, ...]] = {
         Ragged(4, 64 << 10, 128, 1024),
         Ragged(8, 32 << 10, 128, 768),
         Ragged(3, 64 << 10, 128, 1024, above=32 << 10),
+        Ragged(8, 128 << 10, 128, 1024, above=80 << 10),
     ),
     (2, 4): (
-        Ragged(4, 64 << 10, 128, 1024),
-        Ragged(5, 80 << 10, 128, 1024),
-        Ragged(6, 32 << 10, 128, 768),
-        Ragged(7, 32 << 10, 128, 768),
-        Ragged(3, 64 << 10, 128, 1152),
+        Ragged(2, 576, 128, 1152, 4),
+        Ragged(4, 1100, 128, 1152, 4, above=576),
+        Ragged(4, 64 << 10, 128, 1024, above=1100),
+        Ragged(5, 64 << 10, 128, 1024, above=1100),
+        Ragged(6, 32 << 10, 128, 768, above=1100),
+        Ragged(7, 32 << 10, 128, 768, above=1100),
+        Ragged(3, 64 << 10, 128, 1152, above=1100),
     ),
 }
 MANY_ROWS = 192  # of a multiprocessor
@@ -401,13 +440,17 @@ class Shared(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """The same, where a block keeps its share in shared memory: share_bytes at most, `resident` blocks of a multiprocessor."""
+    """The same, where a block keeps its share in shared memory: share_bytes at most, `resident` blocks of a multiprocessor.
+
+    aligned: whether rows that begin at packs are held so, too.
+    """
 
     row_bytes: int
     block: int
     packs: int
     share_bytes: int
     resident: int
+    aligned: bool = True
 
 
 # How clusters share rows, by (how many parameters, bytes of an element): the first that can hold a row. H200, 65536 to 262144
@@ -437,6 +480,7 @@ CLUSTERS: dict[tuple[int, int], tuple[Shared | Kept, ...]] = {
         Kept(row_bytes=44 << 10, block=256, packs=2, share_bytes=44 << 10, resident=5),
         Kept(row_bytes=72 << 10, block=512, packs=2, share_bytes=72 << 10, resident=3),
         Kept(row_bytes=64 << 10, block=256, packs=4, share_bytes=64 << 10, resident=2),
+        Kept(row_bytes=110 << 10, block=512, packs=2, share_bytes=110 << 10, resident=2, aligned=False),
         Shared(row_bytes=MOST_ROW, block=512, packs=8, stages=2, hoist=2),
         *_KEPT_HALVES[2:],
     ),
@@ -455,6 +499,7 @@ CLUSTERS: dict[tuple[int, int], tuple[Shared | Kept, ...]] = {
     ),
     (2, 4): (
         Shared(row_bytes=256 << 10, block=512, packs=4, stages=2, hoist=2, peels=False),
+        Shared(row_bytes=128 << 10, block=256, packs=5, stages=1, hoist=2),
         Shared(row_bytes=MOST_ROW, block=512, packs=8, stages=1, hoist=2),
         *_KEPT_FLOATS,
     ),

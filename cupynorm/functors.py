@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cupynorm._philox import Dropout
 
 POINTER = np.dtype(np.uint64)
+ONE_STRIDE = np.dtype([("stride", np.int64, (1,))], align=True)
 EMPTY = np.dtype([("none", np.uint8)])  # C++ gives an empty struct one byte
 ACCESS_BYTES = 16  # the widest access
 
@@ -89,6 +90,8 @@ def strided(view: View) -> Struct:
     """Twin of Strided: where index i of the view's axes, flattened, lies."""
     extents, strides = view.collapsed()
     axes = len(extents)
+    if axes == 1:
+        return Struct("1", ONE_STRIDE, (strides,))
     fields = [("extent", np.int64), ("stride", np.int64), ("multiplier", np.uint32), ("shift", np.uint32)]
     dtype = np.dtype([(name, kind, (axes,)) for name, kind in fields], align=True)
     return Struct(str(axes), dtype, (extents, strides, *zip(*map(division, extents), strict=True)))
@@ -329,11 +332,11 @@ def arguments(op: Struct, load: Struct, store: Struct, rows: int, cols: int) -> 
         [
             ("load", load.dtype),
             ("store", store.dtype),
-            ("op", op.dtype),
             ("rows", np.int64),
             ("cols", np.int64),
+            ("op", op.dtype),
         ],
         align=True,
     )
     spelling = f"cupynorm::Arguments<{op.cpp}, {load.cpp}, {store.cpp}>"
-    return Struct(spelling, dtype, (load.values, store.values, op.values, rows, cols))
+    return Struct(spelling, dtype, (load.values, store.values, rows, cols, op.values))

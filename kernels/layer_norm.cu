@@ -130,13 +130,14 @@ struct LayerNorm {
 
   template <typename Cols>
   Row finish(State, State row, Cols cols, T origin) const {
-    T rstd = reciprocal_root(row.m2 * reciprocal(T(cols)) + eps);
+    T rstd = reciprocal_root(row.m2 * one_of<T>(cols) + eps);
     return {origin, row.mean, rstd, -row.mean * rstd};
   }
 
   static T map(T x, Row row) { return multiply_add(x, row.rstd, row.offset); }                  // of what summarize left
   static T map_raw(T x, Row row) { return multiply_add(x - row.origin, row.rstd, row.offset); }  // of what was loaded
 
+  bool saves() const { return mean || rstd; }
   void save(int64 index, Row row) const {
     if (mean) mean[index] = row.origin + row.mean;
     if (rstd) rstd[index] = row.rstd;

@@ -44,12 +44,13 @@ struct RmsNorm {
 
   template <typename Cols>
   Row finish(State, State row, Cols cols, T) const {
-    return {reciprocal_root(row.sum * reciprocal(T(cols)) + eps)};
+    return {reciprocal_root(row.sum * one_of<T>(cols) + eps)};
   }
 
   static T map(T x, Row row) { return x * row.rstd; }
   static T map_raw(T x, Row row) { return x * row.rstd; }
 
+  bool saves() const { return rstd; }
   void save(int64 index, Row row) const {
     if (rstd) store_number(rstd + index, row.rstd);
   }

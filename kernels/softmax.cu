@@ -55,6 +55,7 @@ struct OfExponentials {
 
   static State rebase(State s, T, T) { return s; }
 
+  static bool saves() { return false; }
   template <class Row>
   void save(int64, Row) const {}
 };

@@ -29,7 +29,7 @@ from cupynorm._limits import RECORDED
 from cupynorm._mask import Mask
 from cupynorm._nvrtc import Cubin
 from cupynorm._philox import Dropout
-from cupynorm._plan import VARIANTS, DoesNotFitError, Plan, Problem, choose
+from cupynorm._plan import LENT, VARIANTS, DoesNotFitError, Plan, Problem, choose
 from cupynorm._row import RowOp, Spelled, spelled
 from cupynorm.functors import View
 from cupynorm.norm import LAYER_NORM, RMS_NORM
@@ -385,6 +385,8 @@ def narrow_accesses(op: RowOp, instance: Instance, code: Code) -> list[str]:
         columns |= {8}
         floats = sum(dtype_of(each).itemsize == 4 for each in types[2:] if each is not None)
         origins[4] += copies * plan.packs * floats
+    if plan.hoist == LENT:  # one by one, to be numbers
+        columns |= {dtype_of(each).itemsize for each in types[2:] if each is not None}
     if plan.variant == "split":  # letters: cleared, sent and awaited
         origins = Counter(origins)
         origins[16] += compute.itemsize * copies

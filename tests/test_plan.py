@@ -172,7 +172,11 @@ def test_ragged_rows_leave_few_threads_without_a_pack(
     [
         (768, 8192, (2, 2), (3, 32, 1, 1)),
         (768, 8192, (4, 4), (3, 32, 1, 0)),
-        (1024, 49152, (2, 2), (2, 64, 2, 0)),
+        (32, 49152, (2, 2), (2, 2, 2, 0)),
+        (64, 49152, (2, 2), (1, 8, 4, 4)),
+        (64, 1000, (2, 2), (2, 4, 1, 1)),
+        (256, 49152, (2, 2), (2, 16, 2, 1)),
+        (1024, 49152, (2, 2), (2, 64, 2, 1)),
         (1024, 49152, (4, 4), (2, 64, 1, 0)),
         (1024, 1000, (2, 2), (2, 64, 1, 1)),
         (1024, 49152, (2,), (2, 64, 1, 1)),
@@ -244,7 +248,7 @@ def test_every_width_is_covered_exactly_once(pack: int, compute_bytes: int) -> N
         assert plan.packs * plan.pack <= (32 if compute_bytes == 4 else 16), cols
 
 
-@pytest.mark.parametrize(("cols", "period"), [(1023, 8), (5001, 8), (1025, 8), (3002, 4), (50257, 8)])
+@pytest.mark.parametrize(("cols", "period"), [(1501, 8), (5001, 8), (1027, 8), (3002, 4), (50257, 8)])
 def test_rows_that_a_group_goes_through_begin_alike(cols: int, period: int) -> None:
     odd = dataclasses.replace(
         problem(rows=8192, cols=cols, pack=16 // 2 // period), widest=8, peel=1, period=period, columns=(2, 2)
@@ -261,13 +265,45 @@ def test_rows_that_a_group_goes_through_begin_alike(cols: int, period: int) -> N
 
 
 def test_where_rows_are_many_a_block_holds_few_of_those_that_begin_anywhere() -> None:
-    odd = dataclasses.replace(problem(cols=1023, pack=1), widest=8, peel=1, period=8, columns=(2, 2))
+    odd = dataclasses.replace(problem(cols=1501, pack=1), widest=8, peel=1, period=8, columns=(2, 2))
 
     persistent = {
         rows: choose(dataclasses.replace(odd, rows=rows), H200, resident).persistent for rows in (8192, 49152)
     }
 
     assert persistent == {8192: True, 49152: False}
+
+
+@pytest.mark.parametrize(("cols", "columns", "wide"), [(1023, (2, 2), False), (203, (4, 4), True)])
+def test_parameters_as_numbers_take_room_behind_each_pack(
+    cols: int, columns: tuple[int, ...], wide: bool
+) -> None:
+    """A number of each parameter for every column, of 8 bytes in all, and as much behind each pack."""
+    pack = 4 if wide else 8
+    odd = dataclasses.replace(
+        problem(rows=8192, cols=cols, pack=1),
+        load_bytes=max(columns),
+        widest=pack,
+        peel=1,
+        period=pack,
+        columns=columns,
+    )
+    plan = choose(odd, H200, resident)
+
+    assert (plan.hoist, plan.persistent) == (4, False)
+    assert plan.shared_bytes == math.ceil((cols + cols // pack) * 8 / 16) * 16
+    beside = dataclasses.replace(odd, fused=True, direct=False, beside=(max(columns),))
+    assert choose(beside, H200, resident).hoist != 4
+    with pytest.raises(DoesNotFitError):
+        choose(beside, H200, resident, plan)
+
+
+@pytest.mark.parametrize(("rows", "cols", "aligned"), [(4172, 50257, False), (4172, 49152, True)])
+def test_one_block_keeps_what_begins_anywhere_of_one_parameter(rows: int, cols: int, aligned: bool) -> None:
+    found = problem(rows=rows, cols=cols, pack=8 if aligned else 1)
+    found = dataclasses.replace(found, widest=8, peel=0 if aligned else 1, period=8, columns=(2,))
+
+    assert choose(found, H200, resident).variant == ("cluster" if aligned else "shared")
 
 
 def test_shared_takes_threads_that_fill_the_multiprocessor_beside_its_rows() -> None:

@@ -44,6 +44,13 @@ struct Strided {
   }
 };
 
+// One axis: a kernel's arguments come in lines of 64 bytes, and fewer then do.
+template <>
+struct Strided<1> {
+  int64 stride[1];
+  int64 offset(int64 index) const { return index * stride[0]; }
+};
+
 template <typename T, int kAxes>
 struct DirectLoad {
   using Type = T;
@@ -263,6 +270,31 @@ struct Affine<Gamma, Beta, false, false> {
   void hide() {}
 };
 
+// A column's parameters as numbers: z = scaling(y).
+template <typename T, bool kGamma, bool kBeta>
+struct Scaling {
+  T operator()(T y) const { return y; }
+};
+template <typename T>
+struct __align__(2 * sizeof(T)) Scaling<T, true, true> {
+  T scale, shift;
+  T operator()(T y) const { return multiply_add(y, scale, shift); }
+};
+template <typename T>
+struct Scaling<T, true, false> {
+  T scale;
+  T operator()(T y) const { return y * scale; }
+};
+template <typename T>
+struct Scaling<T, false, true> {
+  T shift;
+  T operator()(T y) const { return y + shift; }
+};
+template <class Number, int N>
+struct Scalings {
+  Number column[N];
+};
+
 // gamma and beta of all columns: z = y * gamma + beta.
 template <class Gamma, class Beta>
 struct AffineColumns {
@@ -307,6 +339,21 @@ struct AffineColumns {
     return put_together<N>(columns_apart<N>(columns_from(col), 0));
   }
 
+  template <typename Compute>
+  using Number = Scaling<Compute, Gamma::kPresent, Beta::kPresent>;
+  template <typename Compute>
+  static Number<Compute> number_of(const Columns<1>& columns) {
+    Number<Compute> number;
+    if constexpr (Gamma::kPresent) unpack<1>(columns.gamma, &number.scale);
+    if constexpr (Beta::kPresent) unpack<1>(columns.beta, &number.shift);
+    return number;
+  }
+  template <int N, typename Compute>
+  static void apply(const Compute (&y)[N], const Scalings<Number<Compute>, N>& numbers, Compute (&z)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) z[i] = numbers.column[i](y[i]);
+  }
+
   template <int N, typename Compute>
   static void apply(const Compute (&y)[N], const Columns<N>& columns, Compute (&z)[N]) {
     Compute scale[N], shift[N];
@@ -322,12 +369,36 @@ struct AffineColumns {
   }
 };
 
+// What a column's parameters become, for Stores whose columns wait as numbers.
+template <class Store, typename Compute, bool kAsked>
+struct NumberOf {
+  using Type = NoColumns;
+  template <class Columns>
+  static Type of(const Columns&) {
+    return {};
+  }
+};
+template <class Store, typename Compute>
+struct NumberOf<Store, Compute, true> {
+  using Type = typename Store::template Number<Compute>;
+  template <class Columns>
+  static Type of(const Columns& columns) {
+    return Store::template number_of<Compute>(columns);
+  }
+};
+
 // What a Store says of its parameters, where it has them in `affine`.
 template <class Store, class Gamma, class Beta>
 struct ColumnsOf {
   using Affines = AffineColumns<Gamma, Beta>;
   template <int N>
   using Columns = typename Affines::template Columns<N>;
+  template <typename Compute>
+  using Number = typename Affines::template Number<Compute>;
+  template <typename Compute>
+  static Number<Compute> number_of(const Columns<1>& columns) {
+    return Affines::template number_of<Compute>(columns);
+  }
   template <int N>
   using ColumnsApart = typename Affines::template ColumnsApart<N>;
   using ColumnsFrom = typename Affines::ColumnsFrom;
@@ -375,8 +446,9 @@ struct AffineStore : ColumnsOf<AffineStore<T, kAxes, Gamma, Beta>, Gamma, Beta> 
       return to.template head<N>();
     }
 
-    template <int N, bool kWhole = false, typename Compute, typename Index>
-    void store(const Compute (&y)[N], const typename Affines::template Columns<N>& columns, Index col) const {
+    // columns: as they were loaded, or numbers
+    template <int N, bool kWhole = false, typename Compute, class Columns, typename Index>
+    void store(const Compute (&y)[N], const Columns& columns, Index col) const {
       Compute z[N];
       Affines::template apply<N>(y, columns, z);
       to.template store<N, kWhole>(z, NoColumns{}, col);
@@ -390,9 +462,9 @@ template <class Op, class Load, class Store>
 struct Arguments {
   Load load;
   Store store;
-  Op op;
   int64 rows;
   int64 cols;
+  Op op;  // last: softmax's is empty, and all that is asked for before the first load lies in one line
 };
 
 }  // namespace cupynorm

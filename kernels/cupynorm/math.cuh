@@ -39,6 +39,20 @@ inline float reciprocal(float x) {
 }
 inline double reciprocal(double x) { return 1.0 / x; }
 
+// A count that the compiler knows, and one part of so many: no division where it does.
+template <int kCount>
+struct Known {
+  constexpr operator int() const { return kCount; }
+};
+template <typename T, typename Count>
+inline T one_of(Count count) {
+  return reciprocal(T(count));
+}
+template <typename T, int kCount>
+inline T one_of(Known<kCount>) {
+  return T(1) / kCount;
+}
+
 inline float reciprocal_root(float x) { return rsqrtf(x); }
 inline double reciprocal_root(double x) { return 1.0 / sqrt(x); }
 

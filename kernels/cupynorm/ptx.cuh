@@ -331,6 +331,8 @@ inline void load_quad_evicted_last(const void* from, unsigned* word) { CUPYNORM_
 inline void load_quad_evicted_first(const void* from, unsigned* word) { CUPYNORM_LOAD_QUAD("evict_first"); }
 #undef CUPYNORM_LOAD_QUAD
 
+// What the compiler may take for granted.
+inline void assume(bool fact) { __builtin_assume(fact); }
 // Hides where a word comes from: what is computed from it stays where it stands, inside a loop for example.
 inline void hide(unsigned& word) { asm volatile("" : "+r"(word)); }
 // Of an address in global memory: what is computed from it does not go back further.
@@ -509,6 +511,7 @@ inline void load_quad_evicted_last(const void* from, unsigned* word) {
 }
 inline void load_quad_evicted_first(const void* from, unsigned* word) { load_quad_evicted_last(from, word); }
 
+inline void assume(bool) {}
 inline void hide(unsigned&) {}
 template <typename T>
 inline void hide(T*&) {}

@@ -14,7 +14,8 @@ namespace cupynorm {
 // kFull: the row is exactly kParts * kGroup * kPacks * kPack columns; otherwise some of a thread's packs may be missing.
 // kHoist: where the columns' parameters wait: 0: nowhere, they are fetched when they are used; 1: in registers, fetched together
 // with the row; 2: in shared memory, where each thread puts its own once, for all rows that the block goes through; 3: in
-// registers, for all of them.
+// registers, for all of them; 4: in shared memory, as numbers, where every thread finds those of any column: the rows of a block
+// may begin anywhere, each elsewhere, and nothing is put together or converted again.
 // kPeel: 0: every row begins at a pack of x and of y. Otherwise rows begin anywhere: packs are counted from the first address of y
 // that is aligned to one, and the elements before and behind the packs are held one by one, by the first threads. 1: x lies in its
 // packs as y does. 2: x lies anywhere too, and its packs are put together from two accesses.
@@ -33,8 +34,18 @@ struct Registers {
   static_assert(Peel == 0 || (Group >= 2 * Pack_ - 2 && !Full), "the first threads hold what is around the packs");
   static_assert(Peel == 0 || Group * Pack_ % 8 == 0, "a thread's packs of parameters are multiples of 16 bytes apart");
   static_assert(Peel < 2 || Stages == 0, "what lies in other packs than y is not copied in packs");
-  static_assert(Peel == 0 || Rows == 1 || (Stages == 0 && Hoist < 2), "a group's next rows begin as these do");
+  static_assert(Peel == 0 || Rows == 1 || (Stages == 0 && Hoist % 4 < 2), "a group's next rows begin as these do");
   static_assert(Parts == 1 || (Group == Block && Block > kWarp), "the blocks of a cluster share a row");
+  static_assert(Hoist < 4 || (Stages == 0 && Parts == 1), "all columns are a block's");
+};
+
+// Where a column's number lies in shared memory: behind each pack there is room, so that neighbouring threads, whose elements are a
+// pack apart, meet no bank twice. A pack that begins at its first element is read in accesses of 16 bytes. _plan.py knows kRoom, too.
+template <class Number, int kPack, bool kAnywhere>
+struct Lent {
+  static constexpr int kBytes = sizeof(Number), kRoom = kAnywhere ? 1 : kPack * kBytes > 16 ? 16 / kBytes : 0;
+  static constexpr int kApart = kPack + kRoom;  // of neighbouring packs
+  static int place(unsigned col) { return col + col / kPack * kRoom; }
 };
 
 // Which part of a row a block holds: packs `before` .. `before + packs`, the first of which is at column `head`, and, of what is
@@ -88,7 +99,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   constexpr bool kShort = sizeof(Digits) == 2 && Store::kBytes <= 2 && kParts * kGroup * kPacked <= kFew;
   // packs of a thread that are never missing; cutting a row into parts may leave one of them with less
   constexpr int kSure = kFull ? kPacks : kParts > 1 ? 0 : kPacks - 1;
-  const int lane = threadIdx.x % kGroup, group = threadIdx.x / kGroup, cols = int(a.cols);
+  const int lane = threadIdx.x % kGroup, group = threadIdx.x / kGroup;
+  const auto cols = [&] {
+    if constexpr (kFull) return Known<kParts * kGroup * kPacked>();
+    else return int(a.cols);
+  }();
   const int part = kParts > 1 ? block_of_cluster() : 0;
   __shared__ Slot<Op> slots[kWarps > 1 ? 2 : 1][kRows][kGroups][kSlots];
   __shared__ Mail<Op, kParts> mails[kParts > 1 ? 2 : 1];
@@ -120,9 +135,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   // A warp that keeps nothing need not wait for the others: causal, 4096 and 8192 columns in 16 bits 0.90 to 0.92 and 0.87 to 0.91 of
   // the copy rate, but 1024 in 32 bits 0.97 to 0.92.
   constexpr bool kEarly = kParts * kGroup * kPacked * sizeof(Type) >= 8192;
-  // Where something is computed on the way, instructions are scarce: past the last row the first is loaded, and not stored. With
-  // more elements the compiler then moves too much ahead, and wants registers for it.
-  constexpr bool kAnyway = kFull && kRows * kPacked <= 16 && (!Load::kDirect || Store::kAhead || Store::kScales);
+  // Instructions are scarce: past the last row the first is loaded, and not stored. Where something is computed on the way and elements
+  // are more, the compiler then moves too much ahead, and wants registers for it.
+  constexpr bool kPlain = Load::kDirect && !Store::kAhead && !Store::kScales;
+  constexpr bool kAnyway = kFull && (kPlain ? Shape::kStages == 0 : kRows * kPacked <= 16);
   // Each load instruction of a warp covers neighbouring rows.
   auto row_of = [group](int64 base, int r) {
     if constexpr (Shape::kPeel == 0 || kRows == 1) return base + r * kGroups + group;
@@ -183,6 +199,58 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   };
 
   // In pieces of 16 bytes, neighbouring threads' next to each other: no bank is asked twice.
+  constexpr bool kLends = Shape::kHoist == 4;
+  using Numbers = NumberOf<Store, Compute, kLends>;
+  using Number = typename Numbers::Type;
+  using Room = Lent<Number, kPack, (kLone > 0)>;
+  constexpr int kLongest = kGroup * kPacked + (kLone > 0 ? 2 * kPack - 2 : 0), kShares = (kLongest + Shape::kBlock - 1) / Shape::kBlock;
+  Number* const numbers = reinterpret_cast<Number*>(shared_memory);
+  Column fetched[kLends ? kShares : 1];  // on their way with the row
+  auto fetch_numbers = [&] {
+#pragma unroll
+    for (int i = 0; i < kShares; ++i) {
+      const int c = i * Shape::kBlock + threadIdx.x;
+      if (c < cols) fetched[i] = a.store.template columns<1>(c);
+    }
+  };
+  auto lend_numbers = [&] {
+#pragma unroll
+    for (int i = 0; i < kShares; ++i) {
+      const int c = i * Shape::kBlock + threadIdx.x;
+      if (c < cols) numbers[Room::place(c)] = Numbers::of(fetched[i]);
+    }
+    if constexpr (kWarps <= 1) __syncthreads();  // else warps meet before the first is read
+  };
+  constexpr bool kWhole = kLone == 0 && kPack * Room::kBytes % 16 == 0;  // a pack's numbers are whole accesses
+  unsigned borrowed[kLends && !kWhole ? kPack : 1];  // where element i of a thread's first pack lies, in bytes
+  auto find_numbers = [&] {
+    if constexpr (kLends && !kWhole) {
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) {
+        borrowed[i] = (Room::place(share.head + i) + lane * Room::kApart) * Room::kBytes;
+        hide(borrowed[i]);
+      }
+    }
+  };
+  auto borrow_numbers = [&](int p) {
+    Scalings<Number, kPack> own;
+    if constexpr (!kWhole) {
+      const unsigned char* const from = shared_memory + p * (kGroup * Room::kApart * Room::kBytes);
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) own.column[i] = *reinterpret_cast<const Number*>(from + borrowed[i]);
+    } else {
+      constexpr int kAccesses = (kPack * Room::kBytes + 15) / 16;
+      union {
+        uint4 access[kAccesses];
+        Scalings<Number, kPack> numbers;
+      } read = {};
+#pragma unroll
+      for (int i = 0; i < kAccesses; ++i) read.access[i] = reinterpret_cast<const uint4*>(numbers + (p * kGroup + lane) * Room::kApart)[i];
+      own = read.numbers;
+    }
+    return own;
+  };
+
   union Kept {
     Columns columns;
     uint4 piece[(sizeof(Columns) + 15) / 16];
@@ -208,7 +276,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   Columns columns[kPacks];
   Column column;
   if constexpr (Shape::kHoist == 3) fetch_columns([&](int p, Columns own) { columns[p] = own; });
-  if constexpr (kLone > 0 && Shape::kHoist > 1) {
+  if constexpr (kLone > 0 && Shape::kHoist > 1 && !kLends) {
     if (alone()) column = a.store.template columns<1>(lone());
   }
 
@@ -245,7 +313,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     for (int s = 0; s < Shape::kStages; ++s) send(first + s * step, s);
     if constexpr (kLone > 0) send_around(first);
   }
-  for (int64 base = first; base < limit; base += step) {
+  assume(first < limit);  // a grid has no more blocks than there are rows for
+  auto next = [&](int64 base) {
+    if constexpr (kLends) __syncthreads();  // the numbers have been read
+    return base + step;
+  };
+  for (int64 base = first; base < limit; base = next(base)) {
     if constexpr (Shape::kStages > 0) wait_for_copies<(Shape::kStages > 0 ? Shape::kStages - 1 : 0)>();
     Loaded loaded[kRows][kPacks];
     typename Load::Line lines[kRows];
@@ -259,9 +332,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     Compute origin[kRows], x[kRows][kElements];
     State mine[kRows], total[kRows];
     if constexpr (kLone > 0 && Shape::kStages == 0) {
-      if constexpr (Shape::kHoist < 2) share = share_at(row_of(base, 0));
+      if constexpr (Shape::kHoist % 4 < 2) share = share_at(row_of(base, 0));
       send_around(base);
     }
+    if constexpr (kLends) fetch_numbers();
     auto load_row = [&](int r, bool here) {
       const auto line = lines[r];
       if constexpr (kSpans) {
@@ -324,6 +398,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       }
     }
     if constexpr (kLone > 0) begin_next_of(gridDim.x - blockIdx.x);
+    if constexpr (kLends) lend_numbers();
     // how many elements of a row this thread holds, and how many its warp, or its group if that is less
     int held = 0, count = 0;
 #pragma unroll
@@ -440,7 +515,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) columns[p].hide();
     }
-    if constexpr (kLone > 0 && Shape::kHoist > 0) column.hide();
+    if constexpr (kLone > 0 && Shape::kHoist > 0 && !kLends) column.hide();
     if constexpr (Store::kAhead) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -449,6 +524,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         if constexpr (kLone > 0) ahead_alone[r].hide();
       }
     }
+    // Before the stores: later it would take registers. Few ask for it, which all threads know at once: an instruction or two less, but ragged
+    // rows of many packs have no register for it.
+    auto save = [&](int64 row, const typename Op::Row& whole) {
+      if ((!kFull || a.op.saves()) && lane == 0 && part == 0) a.op.save(row, whole);
+    };
     auto map = [&](int r, int p, const typename Op::Row& whole, Compute (&y)[kPack]) {
 #pragma unroll
       for (int i = 0; i < kPack; ++i) y[i] = Op::map(x[r][p * kPack + i], whole);
@@ -466,7 +546,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       }
     };
     auto column_alone = [&] {
-      if constexpr (Shape::kHoist > 0) return column;
+      if constexpr (kLends) return Scalings<Number, 1>{{numbers[Room::place(lone())]}};
+      else if constexpr (Shape::kHoist > 0) return column;
       else return a.store.template columns<1>(lone());
     };
     if constexpr (Store::kScales) {
@@ -475,8 +556,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         whole[r] = a.op.finish(mine[r], total[r], cols, origin[r]);
-        const int64 row = row_of(base, r);
-        if (row < a.rows && lane == 0 && part == 0) a.op.save(row, whole[r]);
+        if (row_of(base, r) < a.rows) save(row_of(base, r), whole[r]);
         largest[r] = Largest::identity();
       }
 #pragma unroll
@@ -539,9 +619,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         }
       }
     } else {
+      find_numbers();
       const auto begin = columns_from();
       auto own_columns = [&](int p) {
-        if constexpr (kLone > 0 && Shape::kHoist == 0) return parameters_from(begin, p);
+        if constexpr (kLends) return borrow_numbers(p);
+        else if constexpr (kLone > 0 && Shape::kHoist == 0) return parameters_from(begin, p);
         else return columns_of(p);
       };
       auto target_of = [&](int64 row, int r) {
@@ -555,7 +637,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
           return target;
         }
       };
-      auto put = [&](const auto& target, int r, int p, const typename Op::Row& whole, const Columns& own) {
+      auto put = [&](const auto& target, int r, int p, const typename Op::Row& whole, const auto& own) {
         Compute y[kPack];
         map(r, p, whole, y);
         if constexpr (Store::kAhead) target.template store<kPack, (kLone > 0)>(y, own, ahead[r][p], col(p));
@@ -577,13 +659,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
 #pragma unroll
           for (int r = 0; r < kRows; ++r) {
             whole[r] = a.op.finish(mine[r], total[r], cols, origin[r]);
-            if (lane == 0 && part == 0) a.op.save(row_of(base, r), whole[r]);
+            save(row_of(base, r), whole[r]);
             targets[r] = target_of(row_of(base, r), r);
           }
 #pragma unroll
           for (int p = 0; p < kPacks; ++p) {
             if (!has(p)) continue;
-            const Columns own = own_columns(p);
+            const auto own = own_columns(p);
 #pragma unroll
             for (int r = 0; r < kRows; ++r) put(targets[r], r, p, whole[r], own);
           }
@@ -597,7 +679,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         const int64 row = row_of(base, r);
         if (row >= a.rows) continue;
         const typename Op::Row whole = a.op.finish(mine[r], total[r], cols, origin[r]);
-        if (lane == 0 && part == 0) a.op.save(row, whole);
+        save(row, whole);
         if (kSkips && outside) {
           if constexpr (!kEarly) drop_all(r);
           continue;

@@ -159,6 +159,46 @@ def test_two_rows_that_begin_alike_share_their_parameters(
     check(xp, op, case, plan=plan)
 
 
+@every_op
+@pytest.mark.parametrize(
+    ("dtype", "cols", "peel", "pack", "group", "rows"),
+    [
+        pytest.param("float16", 64, 0, 8, 4, 2, marks=pytest.mark.small),
+        pytest.param("float16", 303, 1, 8, 16, 2, marks=pytest.mark.small),
+        pytest.param("bfloat16", 303, 1, 8, 64, 1, marks=pytest.mark.small),
+        pytest.param("float32", 4101, 1, 4, 256, 1, marks=pytest.mark.small),
+        pytest.param("float32", 54, 0, 2, 16, 1, marks=pytest.mark.small),
+        pytest.param("float64", 66, 0, 2, 32, 1, marks=pytest.mark.small),
+        ("float16", 1000, 0, 8, 32, 1),
+        ("bfloat16", 1023, 1, 8, 32, 1),
+        ("float64", 2051, 1, 2, 256, 1),
+    ],
+)
+@pytest.mark.parametrize("waves", [0.01, math.inf])
+def test_every_row_of_a_block_finds_its_parameters_as_numbers(
+    xp: Any, op: Op, dtype: str, cols: int, peel: int, pack: int, group: int, rows: int, waves: float
+) -> None:
+    """Rows that begin anywhere each begin at other columns of them; a small grid brings them for row after row."""
+    if not op.parameters:
+        pytest.skip("there are none")
+    case = inputs(op, 67, cols, dtype)
+    plan = dataclasses.replace(
+        PLAIN,
+        variant="warp" if group <= 32 else "block",
+        pack=pack,
+        packs=-(-(cols // pack) // group),
+        group=group,
+        rows_per_group=rows,
+        hoist=4,
+        peel=peel,
+        period=pack if peel and rows > 1 else 1,
+        block=max(128, group),
+        waves=waves,
+    )
+
+    check(xp, op, case, plan=plan)
+
+
 @pytest.mark.small
 @every_op
 @pytest.mark.parametrize(("cols", "group", "rows", "hoist"), [(768, 32, 1, 1), (1024, 64, 2, 0)])
