@@ -13,12 +13,12 @@ namespace cupynorm {
 // Elements next to each other along a row, rows anywhere or all at one place, read in accesses of kWidth elements; 0: packs begin
 // anywhere, and are put together from two accesses.
 // kConstant: nothing writes there while the kernel runs.
-template <typename T, int kAxes, int kWidth, bool kConstant>
+template <typename T, class Rows, int kWidth, bool kConstant>
 struct AlongRows {
   static constexpr int kBytes = sizeof(T);
   static constexpr bool kPerRow = false;
   const T* pointer;
-  Strided<kAxes> rows;
+  Rows rows;
 
   template <int N>
   using Packed = Pack<T, N>;
@@ -34,13 +34,18 @@ struct AlongRows {
       cupynorm::unpack<N>(packed, x);
     }
   };
-  Line at(int64 row) const { return {pointer + rows.offset(row)}; }
+  Line at(int64 row) const {
+    Line line = {pointer + rows.offset(row)};
+    cupynorm::hide(line.pointer);
+    return line;
+  }
 };
 
-// The same for every row: loaded once for all that a thread holds at a time.
+// The same for every row: loaded for all that a thread holds at a time. Its place seems to go by the row: loaded before their loop, as the
+// compiler would, it would be made numbers of there, and so be waited for before x is asked for.
 template <typename T, int kWidth, bool kConstant>
 struct AlongColumns {
-  using Rows = AlongRows<T, 1, kWidth, kConstant>;
+  using Rows = AlongRows<T, Strided<1>, kWidth, kConstant>;
   static constexpr int kBytes = sizeof(T);
   static constexpr bool kPerRow = false;
   const T* pointer;
@@ -48,16 +53,16 @@ struct AlongColumns {
   template <int N>
   using Packed = Pack<T, N>;
   using Line = typename Rows::Line;
-  Line at(int64) const { return {pointer}; }
+  Line at(int64 row) const { return {pointer + (row >> 62)}; }
 };
 
 // One element a row.
-template <typename T, int kAxes>
+template <typename T, class Rows>
 struct PerRow {
   static constexpr int kBytes = sizeof(T);
   static constexpr bool kPerRow = true;
   const T* pointer;
-  Strided<kAxes> rows;
+  Rows rows;
 
   template <int N>
   using Packed = NoColumns;
@@ -261,8 +266,8 @@ inline Index length_at(NoLengths, int64, Index cols) {
   return cols;
 }
 // Whatever number the caller has: none is read beyond the row.
-template <typename T, int kAxes, typename Index>
-inline Index length_at(const PerRow<T, kAxes>& lengths, int64 row, Index cols) {
+template <typename T, class Rows, typename Index>
+inline Index length_at(const PerRow<T, Rows>& lengths, int64 row, Index cols) {
   using Wide = typename Either<sizeof(T) <= 4 && sizeof(Index) == 4, unsigned, unsigned long long>::Type;
   const T length = lengths.pointer[lengths.rows.offset(row)];
   return length < T(1) ? 0 : Wide(length) > Wide(cols) ? cols : Index(length);
@@ -493,7 +498,11 @@ struct FusedLoad {
       return pointer + col;
     }
   };
-  Line at(int64 row) const { return {pointer + rows.offset(row), mask.at(row), keeping.at(row), operands.at(row)}; }
+  Line at(int64 row) const {
+    Line line = {pointer + rows.offset(row), mask.at(row), keeping.at(row), operands.at(row)};
+    cupynorm::hide(line.pointer);
+    return line;
+  }
 };
 
 // Where results go, one behind another.
