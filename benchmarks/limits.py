@@ -61,7 +61,8 @@ CLASSES = {
         *(Point("layer_norm/int8", "float16", 49152, cols) for cols in (128, 768, 1536, 3072, 8192)),
     ],
 }
-WEIGHTS = {Point("add_layer_norm", "float16", 4096, 768): "float32"}  # the dtype of parameters, where it is not x's
+# the dtype of parameters, where it is not x's
+WEIGHTS = {Point("add_layer_norm", "float16", 4096, 768): "float32"}
 
 
 class Traffic(NamedTuple):
@@ -173,12 +174,15 @@ def fused_skeletons(point: Point) -> Iterator[Kernel]:
             continue
         for waits, meets in itertools.product({traffic.waits, False}, {traffic.meets, 0}):
             if meets or not waits:
-                shape = (group, each, access, traffic.beside, len(traffic.columns), access * ratio, access // (1 + traffic.bytes_each))
-                flags = (traffic.sums, meets, waits)
-                numbers = ", ".join(str(n).lower() for n in (*shape, *flags, block, max(1, min(32, threads // block))))
+                stored, resident = access // (1 + traffic.bytes_each), max(1, min(32, threads // block))
+                moved = (access, traffic.beside, len(traffic.columns), access * ratio, stored, traffic.sums)
+                numbers = ", ".join(
+                    str(n).lower() for n in (group, each, *moved, meets, waits, block, resident)
+                )
                 meeting = ("kStates" if meets else "kAlone") + " of lengths" * waits
                 expression = f"cupynorm::fused_skeleton<cupynorm::FusedSkeleton<{numbers}>>"
-                yield Kernel(meeting, "", expression, (math.ceil(point.rows * group / block), 1), block, access=access)
+                grid = (math.ceil(point.rows * group / block), 1)
+                yield Kernel(meeting, "", expression, grid, block, access=access)
 
 
 def staged(what: _row.Spelled, rows: int, row_bytes: int) -> Iterator[Kernel]:
@@ -280,7 +284,8 @@ def fused_arrays(point: Point, row_packs: int, arrays: Any) -> Any:
     fields = [(f"array{i}", np.uint64) for i in range(len(names))]
     fields += [(name, np.int32) for name in ("rows", "row_packs", "queries", "pack", "zero")]
     at = [arrays[name].data.ptr if name in arrays else 0 for name in names]
-    return np.array([(*at, point.rows, row_packs, point.cols.bit_length() - 1, point.cols // row_packs, 0)], np.dtype(fields, align=True))
+    numbers = (point.rows, row_packs, point.cols.bit_length() - 1, point.cols // row_packs, 0)
+    return np.array([(*at, *numbers)], np.dtype(fields, align=True))
 
 
 def runs_of(kernel: Kernel, image: bytes, name: str, point: Point, arrays: list[Any]) -> Any:
@@ -379,7 +384,9 @@ def main() -> None:
     parser.add_argument("--replays", type=int, default=9)
     parser.add_argument("--compile-only", action="store_true")
     asked = parser.parse_args()
-    points = [point for name in asked.only for point in CLASSES[name] if name == "fused" or point.op in asked.ops]
+    points = [
+        point for name in asked.only for point in CLASSES[name] if name == "fused" or point.op in asked.ops
+    ]
     kernels = {point: kernels_at(point) for point in points}
     begin = time.time()
     built = build_all([each for found in kernels.values() for each in found])

@@ -24,6 +24,7 @@ struct AlongRows {
   using Packed = Pack<T, N>;
   struct Line {
     const T* pointer;
+    void hide() { cupynorm::hide(pointer); }
     template <int N, typename Index>
     Pack<T, N> load(Index col) const {
       if constexpr (kWidth == 0 && N > 1) return load_pack_anywhere<T, N, kConstant>(pointer + col);
@@ -34,11 +35,7 @@ struct AlongRows {
       cupynorm::unpack<N>(packed, x);
     }
   };
-  Line at(int64 row) const {
-    Line line = {pointer + rows.offset(row)};
-    cupynorm::hide(line.pointer);
-    return line;
-  }
+  Line at(int64 row) const { return {pointer + rows.offset(row)}; }
 };
 
 // The same for every row: loaded for all that a thread holds at a time. Its place seems to go by the row: loaded before their loop, as the
@@ -68,6 +65,7 @@ struct PerRow {
   using Packed = NoColumns;
   struct Line {
     Pack<T, 1> element;
+    static void hide() {}
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
@@ -103,6 +101,7 @@ struct Scattered {
   struct Line {
     const T* pointer;
     Strided<kColumnAxes> cols;
+    static void hide() {}
     template <int N, typename Index>
     Packed<N> load(Index col) const {
       Packed<N> packed;
@@ -129,6 +128,7 @@ struct Value {
   using Packed = NoColumns;
   struct Line {
     T value;
+    static void hide() {}
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
@@ -158,6 +158,7 @@ struct Kept {
   struct Line {
     Dropped dropped;
     int64 first;  // the row's first element
+    static void hide() {}
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
@@ -193,6 +194,7 @@ struct Operands {
   template <int N>
   using Packed = NoColumns;
   struct Line {
+    static void hide() {}
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
@@ -218,6 +220,7 @@ struct Operands<First, Rest...> {
   struct Line {
     typename First::Line first;
     typename Others::Line rest;
+    void hide() { first.hide(), rest.hide(); }
     template <int N, typename Index>
     Packed<N> load(Index col) const {
       return {first.template load<N>(col), rest.template load<N>(col)};
@@ -437,6 +440,8 @@ struct FusedLoad {
     typename Keep::Line keeping;
     typename Operands_::Line operands;
 
+    void hide() { cupynorm::hide(pointer), operands.hide(); }
+
     // Whether anything of a pack is kept: what the mask's structure drops is not read.
     template <int N, typename Index>
     bool reads(Index col) const {
@@ -498,11 +503,7 @@ struct FusedLoad {
       return pointer + col;
     }
   };
-  Line at(int64 row) const {
-    Line line = {pointer + rows.offset(row), mask.at(row), keeping.at(row), operands.at(row)};
-    cupynorm::hide(line.pointer);
-    return line;
-  }
+  Line at(int64 row) const { return {pointer + rows.offset(row), mask.at(row), keeping.at(row), operands.at(row)}; }
 };
 
 // Where results go, one behind another.
