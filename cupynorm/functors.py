@@ -96,10 +96,13 @@ def strided(view: View) -> Struct:
 
 
 def strided32(view: View) -> Struct:
-    """Twin of Strided32, or of Strided where places or how many there are do not fit in 32 bits."""
+    """Twin of Strided32; of Strided where places or how many there are do not fit in 32 bits, and for doubles.
+
+    With doubles the compiler then orders otherwise, and spills (bias and a band, sm_90).
+    """
     extents, strides = view.collapsed()
     reach = sum(max(1, extent - 1) * abs(stride) for extent, stride in zip(extents, strides, strict=True))
-    if max(math.prod(extents), reach) > LARGEST_PLACE:
+    if max(math.prod(extents), reach) > LARGEST_PLACE or view.dtype == np.float64:
         index = strided(view)
         return index._replace(cpp=f"cupynorm::Strided<{index.cpp}>")
     axes = len(extents)
