@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   // A thread's packs are then at constants behind one address of each array, not each at its own: add_layer_norm, 768 columns, 535
   // instructions to 469, int8 0.87 to 0.92 of the copy rate at 3072. Where packs may be missing the last is then asked for too late
   // (add_layer_norm, 1000 columns, 0.98 to 0.91), and doubles have no registers for it.
-  constexpr bool kOneAddress = (kFull || Shape::kStages > 0) && sizeof(Type) < 8 && (!Load::kDirect || Store::kBytes == 1);
+  constexpr bool kOneAddress = (kFull || Shape::kStages > 0) && sizeof(Type) < 8 && (!Load::kDirect || Store::kScales);
   // Each load instruction of a warp covers neighbouring rows.
   auto row_of = [group](int64 base, int r) {
     if constexpr (Shape::kPeel == 0 || kRows == 1) return base + r * kGroups + group;
