@@ -173,6 +173,79 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   if (alone) store_words<kElement, false>(y + base + lone, &single);
 }
 
+// What is fused around an op: rows of other arrays are read with x (kBeside), kColumns parameters of kColumnBytes for an access of kAccess bytes of
+// x, results take kStored bytes, and the sum is stored, too (kSums). kMeets: how often threads meet. kWaits: x is asked for when its row's
+// length has come, one for `queries` rows, and only so far.
+template <int Group, int Packs, int Access, int Beside, int Columns, int ColumnBytes, int Stored, bool Sums, int Meets, bool Waits, int Block,
+          int Resident>
+struct FusedSkeleton {
+  static constexpr int kGroup = Group, kPacks = Packs, kParts = 1, kAccess = Access, kBeside = Beside, kColumns = Columns;
+  static constexpr int kColumnBytes = ColumnBytes, kStored = Stored, kMeets = Meets, kBlock = Block, kResident = Resident;
+  static constexpr bool kSums = Sums, kWaits = Waits;
+};
+template <class Shape>
+struct Again : Shape {};  // slots of its own
+
+struct FusedArrays {
+  const unsigned char *x, *beside, *columns[3];
+  const int* lengths;
+  unsigned char *y, *sum;
+  int rows, row_packs, queries, pack;  // queries: the logarithm of how many rows share a length; pack: elements of an access
+  unsigned zero;
+};
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) fused_skeleton(const __grid_constant__ FusedArrays a) {
+  constexpr int kGroup = Shape::kGroup, kPacks = Shape::kPacks, kAccess = Shape::kAccess, kWords = kAccess / 4;
+  constexpr int kOwn = Shape::kColumns > 0 ? Shape::kColumns : 1;
+  const int row = blockIdx.x * (Shape::kBlock / kGroup) + threadIdx.x / kGroup, lane = threadIdx.x % kGroup;
+  const long long base = (long long)row * a.row_packs + lane;
+  int end = a.row_packs;
+  if constexpr (Shape::kWaits) end = row < a.rows ? a.lengths[unsigned(row) >> a.queries] / a.pack : 0;
+  unsigned x[kPacks][kWords] = {}, beside[kPacks][kWords] = {}, own[kOwn][kPacks][Shape::kColumnBytes / 4] = {};
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const long long at = (base + p * kGroup) * kAccess;
+    if (row < a.rows && lane + p * kGroup < end) {
+      load_words<kAccess, false>(a.x + at, x[p]);
+      if constexpr (Shape::kBeside > 0) load_words<kAccess, true>(a.beside + at, beside[p]);
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < Shape::kColumns; ++c) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p)
+      if (lane + p * kGroup < a.row_packs)
+        load_words<Shape::kColumnBytes, true>(a.columns[c] + (lane + p * kGroup) * Shape::kColumnBytes, own[c][p]);
+  }
+  unsigned word = 0;
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) x[p][i] ^= beside[p][i];
+    word += x[p][0];
+    if constexpr (Shape::kSums) {
+      if (row < a.rows && lane + p * kGroup < a.row_packs) store_words<kAccess, false>(a.sum + (base + p * kGroup) * kAccess, x[p]);
+    }
+  }
+  if constexpr (Shape::kMeets > 0) word = meet<Shape>(word, nullptr, nullptr);
+  if constexpr (Shape::kMeets > 1) word = meet<Again<Shape>>(word ^ x[0][0], nullptr, nullptr);
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    x[p][0] ^= word & a.zero;
+#pragma unroll
+    for (int c = 0; c < Shape::kColumns; ++c) {
+#pragma unroll
+      for (int i = 0; i < Shape::kColumnBytes / 4; ++i) x[p][i % kWords] ^= own[c][p][i] & a.zero;
+    }
+    if constexpr (Shape::kStored < kAccess) {
+#pragma unroll
+      for (int i = 0; i < kWords / 2; ++i) x[p][i] ^= x[p][i + kWords / 2];
+    }
+    if (row < a.rows && lane + p * kGroup < a.row_packs) store_words<Shape::kStored, false>(a.y + (base + p * kGroup) * Shape::kStored, x[p]);
+  }
+}
+
 // An op that asks nothing of its elements: a thread's state is its first. For the package's own kernels, where rows wait in shared memory.
 template <typename T>
 struct Meet {

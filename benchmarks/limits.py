@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,6 +64,36 @@ CLASSES = {
         *(Point(op, "float32", 16, 1 << 24) for op in OPS),
         *(Point(op, "float32", 64, 1 << 20) for op in OPS),
     ],
+    "fused": [
+        *(Point("softmax/lengths", dtype, 49152, 128) for dtype in ("float16", "float32")),
+        *(Point("add_layer_norm", "float16", *shape) for shape in ((49152, 128), (49152, 3072), (4096, 768))),
+        *(Point("add_layer_norm/sum", "float16", 49152, cols) for cols in (128, 768, 1536, 4096, 8192)),
+        *(Point("layer_norm/int8", "float16", 49152, cols) for cols in (128, 768, 1536, 3072, 8192)),
+    ],
+}
+# the dtype of parameters, where it is not x's
+WEIGHTS = {Point("add_layer_norm", "float16", 4096, 768): "float32"}
+
+
+class Traffic(NamedTuple):
+    """What a form moves beside x: arrays of its shape and parameters that are read, and how often threads meet.
+
+    sums: the sum is stored; bytes_each: results take one byte an element; waits: x is asked for when a length has come.
+    """
+
+    beside: int = 0
+    columns: tuple[str, ...] = ()
+    sums: bool = False
+    bytes_each: bool = False
+    meets: int = 1
+    waits: bool = False
+
+
+FUSED = {
+    "softmax/lengths": Traffic(meets=2, waits=True),
+    "add_layer_norm": Traffic(1, ("bias", "gamma", "beta")),
+    "add_layer_norm/sum": Traffic(1, ("bias", "gamma", "beta"), sums=True),
+    "layer_norm/int8": Traffic(0, ("gamma", "beta"), bytes_each=True, meets=2),
 }
 
 
@@ -81,6 +111,7 @@ class Kernel:
     cooperative: bool = False
     packed: bool = False  # takes one struct, as the package's kernels do
     anywhere: bool = False  # takes a row's bytes, not its packs
+    access: int = 0  # of what is fused: bytes of x that a thread reads at once
 
 
 def skeletons(rows: int, row_bytes: int, columns: int) -> Iterator[Kernel]:
@@ -159,6 +190,34 @@ def _skeleton(
     return dataclasses.replace(made, anywhere=element > 0)
 
 
+def fused_skeletons(point: Point) -> Iterator[Kernel]:
+    """Rows in registers with what a form reads and stores beside x; parameters in accesses of 16 bytes at most."""
+    traffic, size = FUSED[point.op], dtype_of(point.dtype).itemsize
+    ratio = dtype_of(WEIGHTS.get(point, point.dtype)).itemsize // size
+    access = PACK // ratio
+    packs = point.cols * size // access
+    for each, block in itertools.product((1, 2, 3, 4, 6), (64, 128, 192, 256, 512, 1024)):
+        group = packs // each
+        whole = group % WARP == 0 or WARP % group == 0
+        if group * each != packs or block % group or not whole or group // WARP & (group // WARP - 1):
+            continue
+        registers = each * (access // 4) * (1 + traffic.beside + len(traffic.columns) * ratio) + 24
+        threads = min(1 << 11, (1 << 16) // registers)
+        if block > max(threads, 2 * group):
+            continue
+        for waits, meets in itertools.product({traffic.waits, False}, {traffic.meets, 0}):
+            if meets or not waits:
+                stored, resident = access // (1 + traffic.bytes_each), max(1, min(32, threads // block))
+                moved = (access, traffic.beside, len(traffic.columns), access * ratio, stored, traffic.sums)
+                numbers = ", ".join(
+                    str(n).lower() for n in (group, each, *moved, meets, waits, block, resident)
+                )
+                meeting = ("kStates" if meets else "kAlone") + " of lengths" * waits
+                expression = f"cupynorm::fused_skeleton<cupynorm::FusedSkeleton<{numbers}>>"
+                grid = (math.ceil(point.rows * group / block), 1)
+                yield Kernel(meeting, "", expression, grid, block, access=access)
+
+
 def staged(what: _row.Spelled, rows: int, row_bytes: int) -> Iterator[Kernel]:
     """Rows in shared memory, by the package's own kernels with an op that asks nothing: of clusters, or of the whole grid."""
     for block, resident, parts in itertools.product((128, 256, 512), (1, 2, 3, 4, 5, 6), (2, 4, 8, 16)):
@@ -206,9 +265,12 @@ def columns_of(point: Point) -> int:
 
 def kernels_at(point: Point) -> list[Kernel]:
     """Return every way to move the rows of a point that is tried."""
+    bare = "// limits\n#include <cupynorm/row.cuh>\n" + Path(__file__).with_suffix(".cu").read_text("utf-8")
+    if point.op in FUSED:
+        fused = [dataclasses.replace(each, text=bare) for each in fused_skeletons(point)]
+        return list(dict.fromkeys(fused))
     row_bytes, columns = point.cols * dtype_of(point.dtype).itemsize, columns_of(point)
     what = spelled(point.rows, row_bytes, columns)
-    bare = "// limits\n#include <cupynorm/row.cuh>\n" + Path(__file__).with_suffix(".cu").read_text("utf-8")
     odd = row_bytes % PACK or point.offset
     made = [] if odd else list(skeletons(point.rows, row_bytes, columns))
     found = [dataclasses.replace(each, text=bare) for each in made or anywhere(point, columns)]
@@ -252,12 +314,33 @@ def loaded(image: bytes, name: str, shared_bytes: int, cluster: int) -> Any:
     return module, function
 
 
+def fused_arrays(point: Point, row_packs: int, arrays: Any) -> Any:
+    """Return the argument of fused_skeleton."""
+    names = ("x", "residual", *FUSED[point.op].columns)
+    names = (*names, *("",) * (5 - len(names)), "lengths", "y", "sum")
+    fields = [(f"array{i}", np.uint64) for i in range(len(names))]
+    fields += [(name, np.int32) for name in ("rows", "row_packs", "queries", "pack", "zero")]
+    at = [arrays[name].data.ptr if name in arrays else 0 for name in names]
+    numbers = (point.rows, row_packs, point.cols.bit_length() - 1, point.cols // row_packs, 0)
+    return np.array([(*at, *numbers)], np.dtype(fields, align=True))
+
+
 def runs_of(kernel: Kernel, image: bytes, name: str, point: Point, arrays: list[Any]) -> Any:
     """Return what launches a kernel on set i."""
     function = loaded(image, name, kernel.shared_bytes, kernel.cluster)[1].ptr
-    row_bytes, columns = point.cols * dtype_of(point.dtype).itemsize, columns_of(point)
+    row_bytes = point.cols * dtype_of(point.dtype).itemsize
     kept, addresses = [], []
     for each in arrays:
+        if kernel.access:
+            if FUSED[point.op].sums and "sum" not in each:
+                each["sum"] = _device.cupy().empty_like(each["y"])
+            block = fused_arrays(point, row_bytes // kernel.access, each)
+            values = ((ctypes.c_char * block.nbytes).from_buffer(block),)
+            pointers = (ctypes.c_void_p * 1)(ctypes.addressof(values[0]))
+            kept.append((values, pointers, block))
+            addresses.append(ctypes.addressof(pointers))
+            continue
+        columns = columns_of(point)
         at = [each[n].data.ptr if n in each else 0 for n in ("x", "y", "gamma", "beta")]
         values: tuple[Any, ...]
         if kernel.packed:
@@ -288,7 +371,8 @@ def measure(point: Point, kernels: list[Kernel], built: Any, replays: int) -> di
     """Time copies, our call and each kernel in turns; the best of each meeting."""
     what, dtype = forms.form(point.op), dtype_of(point.dtype)
     moved = what.bytes_moved(point.rows, point.cols, dtype)
-    sets = bench._sets(point, moved)  # noqa: SLF001  the arrays that `cupynorm bench` takes
+    given = dtype_of(WEIGHTS[point]) if point in WEIGHTS else None
+    sets = bench._sets(point, moved, given)  # noqa: SLF001  the arrays that `cupynorm bench` takes
     arrays, notes = [each.arrays for each in sets], {}
     runs = {OURS: bench._ours(what, arrays, None), **bench.copy_runs([each.copy for each in sets])}  # noqa: SLF001
     for number, kernel in enumerate(kernels):
@@ -337,7 +421,9 @@ def main() -> None:
     parser.add_argument("--replays", type=int, default=9)
     parser.add_argument("--compile-only", action="store_true")
     asked = parser.parse_args()
-    points = [point for name in asked.only for point in CLASSES[name] if point.op in asked.ops]
+    points = [
+        point for name in asked.only for point in CLASSES[name] if name == "fused" or point.op in asked.ops
+    ]
     kernels = {point: kernels_at(point) for point in points}
     begin = time.time()
     built = build_all([each for found in kernels.values() for each in found])

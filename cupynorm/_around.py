@@ -384,7 +384,7 @@ OF_DROPOUT = 8
 OF_SCALES = 8
 OF_RESULT = 16
 OF_KEPT = 8
-OF_SPANS = {4: 16, 8: 40}
+OF_SPANS = {4: 16, 8: 56}
 
 
 def _registers_of(function: Function) -> int:

@@ -76,6 +76,7 @@ LEAST_THREAD_BYTES = 32  # of a row that a thread holds, if FUSED_HELD has more
 # Registers for the arithmetic, with which sm_90 does with 8 less, and with which it still does without those of addresses.
 LEAST_OTHERS, FEW_OTHERS = 16, 24
 OF_ALONE = 8  # registers for what is computed of the element that is in no pack, and for each array beside x
+FEW_REGISTERS, MOST_LOADED = 64, 48  # of a thread, and words on their way to it with which so few will do
 CROWDED_ELEMENTS = 24  # of a thread; of more, quantised, the compiler wants 8 registers more
 AMPERE, HOPPER = 80, 90  # before the first the compiler wants 16 registers more; the second brought clusters
 # That the values and parameters of a thread take: with more, too few threads keep memory busy.
@@ -638,7 +639,12 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
         others += 16
     elif full and not (problem.columns or problem.beside) and problem.compute_bytes == 4:  # noqa: PLR2004
         others -= 8 * (values <= FEW_VALUES or (problem.fused and not many))
-    return -(-(values + others) // 8) * 8
+    registers = -(-(values + others) // 8) * 8
+    sums = problem.fused and _what(problem) == "scaled" and not (full or hoist or problem.peel)
+    sums = sums and problem.held_bytes == 2 and values <= CROWDED_ELEMENTS and problem.others <= FEW_OTHERS  # noqa: PLR2004
+    sums = sums and elements // problem.pack <= MANY_PACKS and _words_loaded(problem, elements) <= MOST_LOADED
+    # 1024 threads: add_layer_norm of 3000 columns 0.92 to 0.94, with the sum 0.91 to 0.957
+    return min(registers, FEW_REGISTERS) if sums and int(limits.compute_capability) == HOPPER else registers
 
 
 def _group(problem: Problem, thread_bytes: int) -> int:
@@ -651,7 +657,9 @@ def _group(problem: Problem, thread_bytes: int) -> int:
     whole = packs % group != 0 and fits and packs % half == 0
     if whole and packs_per_thread <= MANY_PACKS and not problem.peel:
         group = half  # those hold the row without a gap: 0.95 against 0.67 at 768 columns
-    if problem.fused and packs % group:
+    # to bytes a thread's own work counts most: 3072 columns in 96 threads instead of 128, 0.90 to 0.946
+    few = problem.fused and _what(problem) == "quantized" and packs < group * packs_per_thread
+    if problem.fused and (packs % group or few):
         group = _fullest(problem, group, packs)
     return max(group, _least_group(problem))
 
@@ -660,15 +668,18 @@ def _fullest(problem: Problem, group: int, packs: int) -> int:
     """Return how many threads leave the fewest places empty, of those the fewest: what each does once counts less then.
 
     H200, 16 bits: 5120 columns in 160 threads instead of 256, add_layer_norm 0.75 to 1.0, softmax with a byte mask 0.69 to 1.0;
-    1000 columns in 32 threads instead of 64: 0.80 to 0.97, 0.92 to 0.98.
+    1000 columns in 32 threads instead of 64: 0.80 to 0.97, 0.92 to 0.98. But add_layer_norm of 3000 in 128 threads of 3 packs,
+    not in 96 of 4: 0.94, not 0.88.
     """
     most = FULLEST_ELEMENTS[problem.held_bytes, problem.peel > 0 and bool(problem.columns)]
     least = max(1, 2 * problem.pack - 2 if problem.peel else 1)
+    # a thread's own work counts little already
+    spread = _what(problem) == "scaled" and math.ceil(packs / group) >= MANY_PACKS - 1
     for each in (*(1 << p for p in range(WARP.bit_length() - 1)), *range(WARP, MAX_BLOCK + 1, WARP)):
         held = math.ceil(packs / each)
         places, fewest = each * held, group * math.ceil(packs / group)
         too_many = held * problem.pack > most or each < least
-        if not too_many and (places < fewest or (places == fewest and each < group)):
+        if not too_many and (places < fewest or (places == fewest and each < group and not spread)):
             group = each
     return group
 

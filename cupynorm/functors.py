@@ -19,6 +19,7 @@ POINTER = np.dtype(np.uint64)
 ONE_STRIDE = np.dtype([("stride", np.int64, (1,))], align=True)
 EMPTY = np.dtype([("none", np.uint8)])  # C++ gives an empty struct one byte
 ACCESS_BYTES = 16  # the widest access
+LARGEST_PLACE = 2**31 - 1  # that 32 bits count
 
 
 class View(NamedTuple):
@@ -97,6 +98,24 @@ def strided(view: View) -> Struct:
     return Struct(str(axes), dtype, (extents, strides, *zip(*map(division, extents), strict=True)))
 
 
+def strided32(view: View) -> Struct:
+    """Twin of Strided32; of Strided where places or how many there are do not fit in 32 bits, and for doubles.
+
+    With doubles the compiler then orders otherwise, and spills (bias and a band, sm_90).
+    """
+    extents, strides = view.collapsed()
+    reach = sum(max(1, extent - 1) * abs(stride) for extent, stride in zip(extents, strides, strict=True))
+    if max(math.prod(extents), reach) > LARGEST_PLACE or view.dtype == np.float64:
+        index = strided(view)
+        return index._replace(cpp=f"cupynorm::Strided<{index.cpp}>")
+    axes = len(extents)
+    fields = [("extent", np.uint32), ("stride", np.int32), ("multiplier", np.uint32), ("shift", np.uint32)]
+    dtype = np.dtype([(name, kind, (axes,)) for name, kind in fields], align=True)
+    repeats = "true" if axes > 1 and strides[-1] == 0 else "false"
+    values = (extents, strides, *zip(*map(division, extents), strict=True))
+    return Struct(f"cupynorm::Strided32<{axes}, {repeats}>", dtype, values)
+
+
 def division(divisor: int) -> tuple[int, int]:
     """Return multiplier and shift, so that n // divisor is (n * multiplier // 2**32 + n) >> shift; both are below 2**31."""
     if divisor >= 1 << 31:
@@ -157,6 +176,7 @@ def operand(stretched: View, axes: int, packs: Packs, *, constant: bool) -> Stru
         if not any(stride for stride, extent in zip(rows.strides, rows.shape, strict=True) if extent > 1):
             spelling = f"cupynorm::AlongColumns<{element}, {width}, {'true' if constant else 'false'}>"
             return Struct(spelling, np.dtype([("pointer", POINTER)], align=True), (stretched.pointer,))
+        index = strided32(rows)
         dtype = np.dtype([("pointer", POINTER), ("rows", index.dtype)], align=True)
         spelling = f"cupynorm::AlongRows<{element}, {index.cpp}, {width}, {'true' if constant else 'false'}>"
         return Struct(spelling, dtype, (stretched.pointer, index.values))
@@ -191,7 +211,7 @@ def value(number: float, compute: Dtype) -> Struct:
 
 def per_row(stretched: View) -> Struct:
     """Twin of PerRow: one element a row."""
-    index = strided(stretched)
+    index = strided32(stretched)
     dtype = np.dtype([("pointer", POINTER), ("rows", index.dtype)], align=True)
     spelling = f"cupynorm::PerRow<{cpp_of_element(stretched.dtype)}, {index.cpp}>"
     return Struct(spelling, dtype, (stretched.pointer, index.values))

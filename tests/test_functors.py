@@ -86,6 +86,54 @@ struct Tested {
     np.testing.assert_array_equal(found[0].astype(np.int64), indices // by)
 
 
+BATCHES = np.zeros((32, 1, 1), np.int32)
+CUBE = np.zeros((6, 10, 7, 3), np.float32)
+
+
+@pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
+@pytest.mark.parametrize(
+    ("array", "shape", "spelling"),
+    [
+        (BATCHES, (32, 12, 128), "<2, true>"),  # a length for all queries of all heads
+        (BATCHES[::-1], (32, 12, 128), "<2, true>"),
+        (np.zeros((5, 1, 9), np.int8), (5, 4, 9), "<3, false>"),
+        (CUBE[::2, ::-3, :, 0], (3, 4, 7), "<3, false>"),
+        (np.zeros((), np.int64), (4, 3), "<1, false>"),
+    ],
+)
+def test_places_in_32_bits_are_those_of_numpy(array: Any, shape: tuple[int, ...], spelling: str) -> None:
+    stretched = np.broadcast_to(array, shape)
+    places = np.array(stretched.strides) @ np.indices(shape).reshape(len(shape), -1)
+    twin = functors.strided32(view(array).broadcast_to(shape))
+    values = ", ".join("{" + ", ".join(map(str, each)) + "}" for each in twin.values)
+    text = f"""
+struct Tested {{
+  static void apply(const double* in, double* out) {{
+    constexpr {twin.cpp} places = {{{values}}};
+    static_assert(sizeof(places) == {twin.dtype.itemsize}, "host and device layouts differ");
+    out[0] = double(places.offset(cupynorm::int64(in[0])));
+  }}
+  static void apply(const float*, float*) {{}}
+}};
+"""
+    rows = np.arange(len(places), dtype=np.float64)
+
+    found = structs.run(
+        f"namespace cupynorm {{{text}}}", "Tested", 1, 1, [rows], "#include <cupynorm/functors.cuh>\n"
+    )
+
+    assert twin.cpp == f"cupynorm::Strided32{spelling}"
+    np.testing.assert_array_equal(found[0] * array.itemsize, places)
+
+
+@pytest.mark.parametrize(("rows", "stride"), [(2**31, 1), (2, 2**31), (2**16, 2**16)])
+def test_places_that_32_bits_do_not_count_are_found_in_64(rows: int, stride: int) -> None:
+    rows_of_halves = View(0, (rows,), (2 * stride,), F2)
+
+    assert functors.strided32(rows_of_halves).cpp == "cupynorm::Strided<1>"
+    assert functors.strided32(View(0, (2,), (2 * (stride - 1),), F2)).cpp == "cupynorm::Strided32<1, false>"
+
+
 @pytest.mark.parametrize(
     ("dtype", "cols", "row_stride", "offset", "pack"),
     [

@@ -435,9 +435,10 @@ def test_what_is_loaded_with_a_row_leaves_a_thread_less_of_it() -> None:
         (SUM, 768, (8, 3, 32, True)),  # half the threads hold the row without a gap
         (SUM, 5120, (8, 4, 160, True)),  # nor do 5 warps leave one
         (SUM, 1000, (8, 4, 32, False)),  # of as many places those of the fewest threads
-        (SUM, 3000, (8, 4, 96, False)),
+        (SUM, 3000, (8, 3, 128, False)),  # nor those, where a thread has three packs already
         (MASKED, 1000, (8, 4, 32, False)),
         (TO_BYTES, 5120, (8, 4, 160, True)),
+        (TO_BYTES, 3072, (8, 4, 96, True)),  # nor do three, of more packs a thread
         # of parameters in 32 bits no access is left half to the next thread, but where they wait for all rows
         (dataclasses.replace(SUM, columns=(4, 4), beside=(2, 4)), 768, (4, 6, 32, True)),
         (dataclasses.replace(TO_BYTES, columns=(4, 4)), 768, (8, 3, 32, True)),

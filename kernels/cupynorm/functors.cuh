@@ -51,6 +51,27 @@ struct Strided<1> {
   int64 offset(int64 index) const { return index * stride[0]; }
 };
 
+// The same of operands, in 32 bits: fewer than 2^31 indices, and places within 2^31 of the first. kRepeats: all of the innermost axis
+// lie at one place, as one length does for all of a batch's queries.
+template <int kAxes, bool kRepeats>
+struct Strided32 {
+  unsigned extent[kAxes];
+  int stride[kAxes];
+  unsigned multiplier[kAxes], shift[kAxes];
+
+  int64 offset(int64 row) const {
+    unsigned index = unsigned(row);
+    int sum = 0;
+#pragma unroll
+    for (int axis = kAxes - 1; axis > 0; --axis) {
+      const unsigned outer = (multiply_high(index, multiplier[axis]) + index) >> shift[axis];
+      if (!kRepeats || axis < kAxes - 1) sum += int(index - outer * extent[axis]) * stride[axis];
+      index = outer;
+    }
+    return sum + int(index) * stride[0];
+  }
+};
+
 template <typename T, int kAxes>
 struct DirectLoad {
   using Type = T;

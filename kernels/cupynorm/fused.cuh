@@ -13,17 +13,18 @@ namespace cupynorm {
 // Elements next to each other along a row, rows anywhere or all at one place, read in accesses of kWidth elements; 0: packs begin
 // anywhere, and are put together from two accesses.
 // kConstant: nothing writes there while the kernel runs.
-template <typename T, int kAxes, int kWidth, bool kConstant>
+template <typename T, class Rows, int kWidth, bool kConstant>
 struct AlongRows {
   static constexpr int kBytes = sizeof(T);
   static constexpr bool kPerRow = false;
   const T* pointer;
-  Strided<kAxes> rows;
+  Rows rows;
 
   template <int N>
   using Packed = Pack<T, N>;
   struct Line {
     const T* pointer;
+    void hide() { cupynorm::hide(pointer); }
     template <int N, typename Index>
     Pack<T, N> load(Index col) const {
       if constexpr (kWidth == 0 && N > 1) return load_pack_anywhere<T, N, kConstant>(pointer + col);
@@ -37,10 +38,11 @@ struct AlongRows {
   Line at(int64 row) const { return {pointer + rows.offset(row)}; }
 };
 
-// The same for every row: loaded once for all that a thread holds at a time.
+// The same for every row: loaded for all that a thread holds at a time. Its place seems to go by the row: loaded before their loop, as the
+// compiler would, it would be made numbers of there, and so be waited for before x is asked for.
 template <typename T, int kWidth, bool kConstant>
 struct AlongColumns {
-  using Rows = AlongRows<T, 1, kWidth, kConstant>;
+  using Rows = AlongRows<T, Strided<1>, kWidth, kConstant>;
   static constexpr int kBytes = sizeof(T);
   static constexpr bool kPerRow = false;
   const T* pointer;
@@ -48,21 +50,22 @@ struct AlongColumns {
   template <int N>
   using Packed = Pack<T, N>;
   using Line = typename Rows::Line;
-  Line at(int64) const { return {pointer}; }
+  Line at(int64 row) const { return {pointer + (row >> 62)}; }
 };
 
 // One element a row.
-template <typename T, int kAxes>
+template <typename T, class Rows>
 struct PerRow {
   static constexpr int kBytes = sizeof(T);
   static constexpr bool kPerRow = true;
   const T* pointer;
-  Strided<kAxes> rows;
+  Rows rows;
 
   template <int N>
   using Packed = NoColumns;
   struct Line {
     Pack<T, 1> element;
+    static void hide() {}
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
@@ -98,6 +101,7 @@ struct Scattered {
   struct Line {
     const T* pointer;
     Strided<kColumnAxes> cols;
+    static void hide() {}
     template <int N, typename Index>
     Packed<N> load(Index col) const {
       Packed<N> packed;
@@ -124,6 +128,7 @@ struct Value {
   using Packed = NoColumns;
   struct Line {
     T value;
+    static void hide() {}
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
@@ -153,6 +158,7 @@ struct Kept {
   struct Line {
     Dropped dropped;
     int64 first;  // the row's first element
+    static void hide() {}
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
@@ -188,6 +194,7 @@ struct Operands {
   template <int N>
   using Packed = NoColumns;
   struct Line {
+    static void hide() {}
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
@@ -213,6 +220,7 @@ struct Operands<First, Rest...> {
   struct Line {
     typename First::Line first;
     typename Others::Line rest;
+    void hide() { first.hide(), rest.hide(); }
     template <int N, typename Index>
     Packed<N> load(Index col) const {
       return {first.template load<N>(col), rest.template load<N>(col)};
@@ -261,8 +269,8 @@ inline Index length_at(NoLengths, int64, Index cols) {
   return cols;
 }
 // Whatever number the caller has: none is read beyond the row.
-template <typename T, int kAxes, typename Index>
-inline Index length_at(const PerRow<T, kAxes>& lengths, int64 row, Index cols) {
+template <typename T, class Rows, typename Index>
+inline Index length_at(const PerRow<T, Rows>& lengths, int64 row, Index cols) {
   using Wide = typename Either<sizeof(T) <= 4 && sizeof(Index) == 4, unsigned, unsigned long long>::Type;
   const T length = lengths.pointer[lengths.rows.offset(row)];
   return length < T(1) ? 0 : Wide(length) > Wide(cols) ? cols : Index(length);
@@ -431,6 +439,8 @@ struct FusedLoad {
     typename Mask_::Line mask;
     typename Keep::Line keeping;
     typename Operands_::Line operands;
+
+    void hide() { cupynorm::hide(pointer), operands.hide(); }
 
     // Whether anything of a pack is kept: what the mask's structure drops is not read.
     template <int N, typename Index>
