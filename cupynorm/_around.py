@@ -280,7 +280,8 @@ def spelled_around(
     x, what = x.reordered(order), what.reordered(order)
     written = what.outs if what.loaded is None else (*what.outs, what.loaded)
     problem = _problem(x, written, axes, compute, columns, what)
-    packs = Packs(problem.peeled.pack, written[0] if problem.peeled.peel else None)
+    anywhere = bool(problem.peeled.peel)
+    packs = Packs(problem.peeled.pack, written[0] if anywhere else None, short=bool(columns) or not anywhere)
     functions: list[Function] = []
 
     def operand_of(given: Operand) -> Struct:
