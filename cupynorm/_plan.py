@@ -617,7 +617,7 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
         if problem.peel:
             others += OF_ALONE * (1 + len(problem.beside) + len(problem.ahead))
         if _what(problem) == "quantized" and elements > CROWDED_ELEMENTS:
-            others += 8
+            others += 8 if problem.held_bytes == 2 else 16  # noqa: PLR2004
         if int(limits.compute_capability) != HOPPER:
             others += 8 if elements // problem.pack <= MANY_PACKS else 16
         others += problem.others + elements * sum(problem.ahead) // 4
