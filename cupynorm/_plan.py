@@ -61,7 +61,7 @@ OTHER_REGISTERS = {(4, 0): 32, (4, 1): 24, (8, 0): 48, (8, 1): 48}
 RAGGED_REGISTERS = {4: 16, 8: 24}
 PEELED_REGISTERS = {4: 0, 8: 56}
 LENT = 4  # hoist: parameters as numbers in shared memory
-OF_LENT = 16  # registers for where they are
+OF_LENT = 8  # registers for where they are, of each row of a group
 MANY_PACKS = 4  # of a thread
 APART_PACKS = 3  # of a thread that has all accesses to the parameters of odd rows on their way
 FEW_VALUES = 16  # of a thread, without parameters: 8 registers less will do
@@ -550,7 +550,7 @@ def _in_registers(
     plan = _registers_plan(problem, plan)
     registers = _registers(problem, limits, elements, full=plan.full, hoist=plan.hoist % 2 == 1)
     registers += (rows - 1) * (elements // 2 if problem.fused else elements + 1)
-    registers += OF_LENT * (plan.hoist == LENT)
+    registers += OF_LENT * rows * (plan.hoist == LENT)
     if measured and int(limits.compute_capability) == HOPPER and _alike(problem):
         registers = min(registers, limits.registers_per_sm // held.resident_threads)
     if registers * block > limits.registers_per_sm:
@@ -613,6 +613,7 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
     if problem.peel:
         others += PEELED_REGISTERS[problem.compute_bytes]
     if problem.fused:
+        others += 8 * (problem.compute_bytes == 8)  # noqa: PLR2004
         # what is on its way need not wait for the arithmetic, nor that for it
         if problem.peel:
             others += OF_ALONE * (1 + len(problem.beside) + len(problem.ahead))
