@@ -77,7 +77,10 @@ LEAST_THREAD_BYTES = 32  # of a row that a thread holds, if FUSED_HELD has more
 LEAST_OTHERS, FEW_OTHERS = 16, 24
 OF_ALONE = 8  # registers for what is computed of the element that is in no pack, and for each array beside x
 FEW_REGISTERS, MOST_LOADED = 64, 48  # of a thread, and words on their way to it with which so few will do
-CROWDED_ELEMENTS = 24  # of a thread; of more, quantised, the compiler wants 8 registers more
+CROWDED_ELEMENTS, CROWDED_FLOATS = (
+    24,
+    20,
+)  # of a thread; of more, quantised, the compiler wants 8 registers more, for each
 AMPERE, HOPPER = 80, 90  # before the first the compiler wants 16 registers more; the second brought clusters
 # That the values and parameters of a thread take: with more, too few threads keep memory busy.
 MOST_HOISTED_WORDS = 32
@@ -617,8 +620,11 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
         # what is on its way need not wait for the arithmetic, nor that for it
         if problem.peel:
             others += OF_ALONE * (1 + len(problem.beside) + len(problem.ahead))
-        if _what(problem) == "quantized" and elements > CROWDED_ELEMENTS:
-            others += 8 if problem.held_bytes == 2 else 16  # noqa: PLR2004
+        if _what(problem) == "quantized":
+            floats = problem.held_bytes == 4  # noqa: PLR2004
+            others += 8 * (1 + floats) * (elements > CROWDED_ELEMENTS) + 8 * (
+                floats and elements > CROWDED_FLOATS
+            )
         if int(limits.compute_capability) != HOPPER:
             others += 8 if elements // problem.pack <= MANY_PACKS else 16
         others += problem.others + elements * sum(problem.ahead) // 4
@@ -888,17 +894,19 @@ def _few_rows(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | 
         parts = 2 if len(problem.columns) > (0 if measured else 1) else min(most, 8)
     plan = None
     while plan is None and parts <= most:
-        plan = (_crowded_cluster(problem, limits, parts) if measured else None) or _few_cluster(
-            problem, parts
-        )
+        plan = _crowded_cluster(problem, limits, parts) if measured else None
+        plan = plan or _few_cluster(problem, limits, parts)
         parts = 2 * parts if measured else most + 1
     return plan and _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
 
 
-def _few_cluster(problem: Problem, parts: int) -> Plan | None:
+def _few_cluster(problem: Problem, limits: Limits, parts: int) -> Plan | None:
     most = MOST_ELEMENTS[problem.compute_bytes] // problem.pack
     block = max(FEW_BLOCK, _power_of_two_from(math.ceil(problem.cols // problem.pack / parts / most)))
-    if block > MAX_BLOCK:
+    roomy = (
+        int(limits.compute_capability) == HOPPER and not problem.peel
+    )  # elsewhere 64 registers are too few
+    if block > (MAX_BLOCK if roomy else MAX_BLOCK // 2):
         return None
     plan = dataclasses.replace(
         PLAIN, variant="cluster", pack=problem.pack, peel=problem.peel, parts=parts, block=block, group=block

@@ -119,6 +119,9 @@ def plans(problem: Problem, arch: str) -> tuple[Plan, ...]:
     cases = itertools.chain(
         itertools.product(VARIANTS, (1, 1 << 24), edges()),
         itertools.product(("split",), (1, 2, 4, 8), (1 << p for p in range(16, 23))),  # the whole grid's
+        itertools.product(
+            ("cluster",), (16, 64), (1 << p for p in range(10, 18))
+        ),  # fewer rows than multiprocessors
     )
     for variant, rows, packs in cases:
         with contextlib.suppress(DoesNotFitError):

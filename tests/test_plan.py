@@ -172,7 +172,7 @@ def test_ragged_rows_leave_few_threads_without_a_pack(
     [
         (768, 8192, (2, 2), (3, 32, 1, 1)),
         (768, 8192, (4, 4), (3, 32, 1, 0)),
-        (32, 49152, (2, 2), (2, 2, 2, 0)),
+        (32, 49152, (2, 2), (2, 2, 1, 1)),
         (64, 49152, (2, 2), (1, 8, 4, 4)),
         (64, 1000, (2, 2), (2, 4, 1, 1)),
         (256, 49152, (2, 2), (2, 16, 2, 1)),
@@ -274,7 +274,7 @@ def test_where_rows_are_many_a_block_holds_few_of_those_that_begin_anywhere() ->
     assert persistent == {8192: True, 49152: False}
 
 
-@pytest.mark.parametrize(("cols", "columns", "wide"), [(1023, (2, 2), False), (203, (4, 4), True)])
+@pytest.mark.parametrize(("cols", "columns", "wide"), [(601, (2, 2), False), (203, (4, 4), True)])
 def test_parameters_as_numbers_take_room_behind_each_pack(
     cols: int, columns: tuple[int, ...], wide: bool
 ) -> None:

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   constexpr int kSure = kFull ? kPacks : kParts > 1 ? 0 : kPacks - 1;
   const int lane = threadIdx.x % kGroup, group = threadIdx.x / kGroup;
   const auto cols = [&] {
-    if constexpr (kFull) return Known<kParts * kGroup * kPacked>();
+    if constexpr (kFull && kParts == 1) return Known<kParts * kGroup * kPacked>();
     else return int(a.cols);
   }();
   const int part = kParts > 1 ? block_of_cluster() : 0;
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   // are more, the compiler then moves too much ahead, and wants registers for it; with packs of 8 bytes it still has them.
   constexpr bool kPlain = Load::kDirect && !Store::kAhead && !Store::kScales;
   constexpr int kMostAnyway = kPack * sizeof(Type) == 8 ? 24 : 16;
-  constexpr bool kAnyway = kFull && (kPlain ? Shape::kStages == 0 : kRows * kPacked <= kMostAnyway);
+  constexpr bool kAnyway = kFull && (kPlain ? Shape::kStages == 0 && kParts == 1 : kRows * kPacked <= kMostAnyway);
   // A thread's packs are then at constants behind one address of each array, not each at its own: add_layer_norm, 768 columns, 535
   // instructions to 469, int8 0.87 to 0.92 of the copy rate at 3072. Where packs may be missing the last is then asked for too late
   // (add_layer_norm, 1000 columns, 0.98 to 0.91), and doubles have no registers for it.
@@ -319,7 +319,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     for (int s = 0; s < Shape::kStages; ++s) send(first + s * step, s);
     if constexpr (kLone > 0) send_around(first);
   }
-  assume(first < limit);  // a grid has no more blocks than there are rows for
+  if constexpr (kParts == 1) assume(first < limit);  // a grid has no more blocks than there are rows for
   auto next = [&](int64 base) {
     if constexpr (kLends) __syncthreads();  // the numbers have been read
     return base + step;
@@ -537,7 +537,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     // Before the stores: later it would take registers. Few ask for it, which all threads know at once: an instruction or two less, but ragged
     // rows of many packs have no register for it.
     auto save = [&](int64 row, const typename Op::Row& whole) {
-      if ((!kFull || a.op.saves()) && lane == 0 && part == 0) a.op.save(row, whole);
+      if ((!kFull || kParts > 1 || a.op.saves()) && lane == 0 && part == 0) a.op.save(row, whole);
     };
     auto map = [&](int r, int p, const typename Op::Row& whole, Compute (&y)[kPack]) {
 #pragma unroll
