@@ -45,6 +45,7 @@ QUICK = ((1, 32), (8, 128), (32, 128), (32, 512))
 # Modes of torch.compile. Without its layers' fast path it sees their operations, and fuses what it can; with it, none.
 COMPILED = (("default", True), ("reduce-overhead", True), ("reduce-overhead", False))
 SAMPLE_SECONDS, SAMPLES = 0.02, 11  # of one sample at least; each contender has so many
+WARM_CALLS = 8  # the encoder measures its products at a shape's fifth call
 COMPILE_SECONDS = 300.0  # for all shapes at the same time
 
 
@@ -167,7 +168,7 @@ def time_in_turns(calls: dict[str, Callable[[], Any]]) -> dict[str, dict[str, fl
     """Time all, sample by sample in turns, so that clocks and neighbours treat all alike. In milliseconds a call."""
     counts = {}
     for name, call in calls.items():
-        elapsed(call, 3)
+        elapsed(call, WARM_CALLS)
         counts[name] = max(2, int(SAMPLE_SECONDS * 1e3 / max(1e-3, elapsed(call, 3))))
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(SAMPLES):
