@@ -77,10 +77,8 @@ LEAST_THREAD_BYTES = 32  # of a row that a thread holds, if FUSED_HELD has more
 LEAST_OTHERS, FEW_OTHERS = 16, 24
 OF_ALONE = 8  # registers for what is computed of the element that is in no pack, and for each array beside x
 FEW_REGISTERS, MOST_LOADED = 64, 48  # of a thread, and words on their way to it with which so few will do
-CROWDED_ELEMENTS, CROWDED_FLOATS = (
-    24,
-    20,
-)  # of a thread; of more, quantised, the compiler wants 8 registers more, for each
+# Of a thread; of more, quantised, the compiler wants 8 registers more, and floats as many again for each of the two.
+CROWDED_ELEMENTS, CROWDED_FLOATS = 24, 20
 AMPERE, HOPPER = 80, 90  # before the first the compiler wants 16 registers more; the second brought clusters
 # That the values and parameters of a thread take: with more, too few threads keep memory busy.
 MOST_HOISTED_WORDS = 32
@@ -96,9 +94,8 @@ PEELED_HOIST_ELEMENTS = {2: 16, 4: 8, 8: 4}
 
 # A warp takes rows of as many threads as it has lanes, at so many bytes each.
 WARP_THREAD_BYTES = 32
-SHARED_THREADS = (
-    1280  # of a multiprocessor, where rows wait in shared memory: 20001 columns of half 0.905 to 0.923
-)
+# Of a multiprocessor, where rows wait in shared memory: 20001 columns of half 0.905 to 0.923 of the copy rate.
+SHARED_THREADS = 1280
 # Of a multiprocessor, where parameters are wider than x, or for another architecture: the compiler wants more registers then.
 ROOMY_THREADS = 1024
 MOST_CACHED_COLS = 2**31 - 1  # the kernel counts them in 32 bits
@@ -622,9 +619,8 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
             others += OF_ALONE * (1 + len(problem.beside) + len(problem.ahead))
         if _what(problem) == "quantized":
             floats = problem.held_bytes == 4  # noqa: PLR2004
-            others += 8 * (1 + floats) * (elements > CROWDED_ELEMENTS) + 8 * (
-                floats and elements > CROWDED_FLOATS
-            )
+            others += 8 * (1 + floats) * (elements > CROWDED_ELEMENTS)
+            others += 8 * (floats and elements > CROWDED_FLOATS)
         if int(limits.compute_capability) != HOPPER:
             others += 8 if elements // problem.pack <= MANY_PACKS else 16
         others += problem.others + elements * sum(problem.ahead) // 4
@@ -857,9 +853,7 @@ def _shared_out(problem: Problem, limits: Limits, occupancy: Occupancy, least: i
     for shared in CLUSTERS.get(problem.kind, DOUBLES_SHARED):
         if problem.row_bytes > shared.row_bytes:
             continue
-        if (
-            problem.peel and isinstance(shared, Shared) and not shared.peels
-        ):  # 50257 columns: 0.86 against 0.62
+        if isinstance(shared, Shared) and problem.peel and not shared.peels:  # 50257 columns: 0.86, not 0.62
             continue
         if isinstance(shared, Kept) and not (shared.aligned or problem.peel):
             continue
@@ -903,9 +897,8 @@ def _few_rows(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | 
 def _few_cluster(problem: Problem, limits: Limits, parts: int) -> Plan | None:
     most = MOST_ELEMENTS[problem.compute_bytes] // problem.pack
     block = max(FEW_BLOCK, _power_of_two_from(math.ceil(problem.cols // problem.pack / parts / most)))
-    roomy = (
-        int(limits.compute_capability) == HOPPER and not problem.peel
-    )  # elsewhere 64 registers are too few
+    # elsewhere 64 registers are too few
+    roomy = int(limits.compute_capability) == HOPPER and not problem.peel
     if block > (MAX_BLOCK if roomy else MAX_BLOCK // 2):
         return None
     plan = dataclasses.replace(
