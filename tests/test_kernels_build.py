@@ -46,6 +46,9 @@ TARGETS = (
     *((12, arch) for arch in ("70", *(("80", "90") if SLOW else ()))),
 )
 
+# Of what is fused bfloat16 differs from float16 in its conversions.
+FUSED_DTYPES = [each for each in DTYPES if each != "bfloat16"]
+
 pytestmark = pytest.mark.slow
 
 
@@ -125,7 +128,9 @@ def test_every_kind_of_plan_and_every_pack_width_neither_spills_nor_splits_packs
 
 @pytest.mark.parametrize("op", OPS if SLOW else [each for each in OPS if each is not LOG_SOFTMAX], ids=named)
 def test_mixed_types_and_absent_parameters_neither_spill_nor_split_packs(op: RowOp) -> None:
-    built = build(op, widest_instances(op, mixed_types(op), "90"), "90", newest_major())
+    # every second pair of types, all that leave a parameter out
+    calls = [each for i, each in enumerate(mixed_types(op)) if SLOW or each.x == each.y or i % 2 == 0]
+    built = build(op, widest_instances(op, calls, "90"), "90", newest_major())
 
     assert_good(built)
 
@@ -157,7 +162,7 @@ def test_16_bit_rows_leave_the_copy_rate_in_reach(op: RowOp, lent: bool, most: i
 
 def build_fused(kind: str, arch: str, choice: Callable[[Iterable[Plan]], Iterable[Plan]]) -> list[Built]:
     built = []
-    for name in DTYPES:  # each a module: their functions have the same names
+    for name in DTYPES if SLOW else FUSED_DTYPES:  # each a module: their functions have the same names
         for instance, kernel in compile_instances(
             fused_instances(kind, name, arch, choice), arch, newest_major()
         ):

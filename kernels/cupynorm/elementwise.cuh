@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(kMostThreads) each_element(const __grid_consta
   const Index col = (Index(blockIdx.x) * blockDim.x + threadIdx.x) * kPack;
   const Index first = (Index(blockIdx.z) * gridDim.y + blockIdx.y) * (blockDim.y * kRows) + threadIdx.y;
   if (first >= rows) return;
-  take_turn(((gridDim.z - 1 - blockIdx.z) * gridDim.y + gridDim.y - 1 - blockIdx.y) * gridDim.x + gridDim.x - blockIdx.x);
+  take_turn((gridDim.y - blockIdx.y) * gridDim.x);  // of each layer
   if constexpr (kPeel == 0) {
     if (col >= cols) return;
     const auto columns = a.op.template columns<kPack>(col, cols);

@@ -138,6 +138,24 @@ def _compile(text: str, flags: list[str], key: str, suffix: Iterable[str] = ()) 
     return library
 
 
+@functools.cache
+def _header(*flags: str) -> Path:
+    """Return a folder where g++ finds simulator.h compiled ahead, a third of what a kernel takes; other compilers nothing."""
+    text = (HERE / "simulator.h").read_text()
+    folder = cache() / f"header-{_key(text, str(_version(compiler())), *flags)}"
+    compiled = folder / "simulator.h.gch"
+    if not compiled.exists():
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache()) as scratch:
+            result = Path(scratch) / compiled.name
+            done = _run(
+                [compiler(), *flags, "-x", "c++-header", str(HERE / "simulator.h"), "-o", str(result)]
+            )
+            if not done.returncode:
+                result.replace(compiled)
+    return folder
+
+
 def _key(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
@@ -208,7 +226,7 @@ def library(code: str, name: str, options: Iterable[str] = ()) -> Path:
     key = _key(text, linked.name, *flags, *passed, *(part for pair in headers for part in pair))
     # $ORIGIN: the folder may be moved as a whole
     link = [f"-L{linked.parent}", f"-l:{linked.name}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-undefined"]
-    return _compile(text, [*flags, f"-I{HERE}", *passed], key, link)
+    return _compile(text, [*flags, f"-I{_header(*flags)}", f"-I{HERE}", *passed], key, link)
 
 
 def prebuild(kernels: Iterable[tuple[str, str]], options: Iterable[str] = (), processes: int = 2) -> None:
