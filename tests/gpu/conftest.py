@@ -2,7 +2,7 @@
 
 Without a usable device each is skipped by name, with the reason. CUPYNORM_SLOW=1 runs the exhaustive ones.
 `-m small` picks the shapes that compute-sanitizer and the simulator can afford. Of files with many kernels, each of which g++
-compiles for seconds, the simulator takes every eighth, third or second case of a test, from the first on; CUPYNORM_SLOW=1 all.
+compiles for seconds, the simulator takes every twelfth or fourth case of a test, from the first on; CUPYNORM_SLOW=1 all.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tests import SLOW
 HERE = Path(__file__).parent
 SIMULATED = os.environ.get("CUPYNORM_TEST_DEVICE") == "simulator"
 SAMPLED = {
-    f"test_{name}.py": 8
+    f"test_{name}.py": 12
     for name in ("attention", "elementwise", "encoder", "forms", "fusion", "heads", "masks", "quantized")
-} | {"test_special_values.py": 3, "test_ops.py": 2, "test_variants.py": 2}
+} | {f"test_{name}.py": 4 for name in ("layout", "ops", "special_values", "variants")}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
