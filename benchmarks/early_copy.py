@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm import _device, bench
+from cupynorm import _device, bench, results
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +67,7 @@ def main() -> None:
         runs = bench.copy_runs(buffers)
         runs |= {f"early {block}": functools.partial(early, kernel, block, buffers) for block in BLOCKS}
         times = bench.time_interleaved(runs, sets, calls=max(sets, 2 * sets * -(-20 // sets)), notes={})
-        best = min(time.median for name, time in times.items() if name.startswith("copy"))
+        best = min(time.median for name, time in times.items() if name.startswith(results.COPY))
         ratios = {name: round(best / time.median, 3) for name, time in times.items()}
         found.append({"rows": rows, "cols": cols, "microseconds": best * 1e6, "ratios": ratios})
         print(json.dumps(found[-1]), flush=True)

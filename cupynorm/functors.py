@@ -98,6 +98,12 @@ def strided(view: View) -> Struct:
     return Struct(str(axes), dtype, (extents, strides, *zip(*map(division, extents), strict=True)))
 
 
+def strided64(view: View) -> Struct:
+    """The same, spelled as a whole type."""
+    index = strided(view)
+    return index._replace(cpp=f"cupynorm::Strided<{index.cpp}>")
+
+
 def strided32(view: View) -> Struct:
     """Twin of Strided32; of Strided where places or how many there are do not fit in 32 bits, and for doubles.
 
@@ -106,8 +112,7 @@ def strided32(view: View) -> Struct:
     extents, strides = view.collapsed()
     reach = sum(max(1, extent - 1) * abs(stride) for extent, stride in zip(extents, strides, strict=True))
     if max(math.prod(extents), reach) > LARGEST_PLACE or view.dtype == np.float64:
-        index = strided(view)
-        return index._replace(cpp=f"cupynorm::Strided<{index.cpp}>")
+        return strided64(view)
     axes = len(extents)
     fields = [("extent", np.uint32), ("stride", np.int32), ("multiplier", np.uint32), ("shift", np.uint32)]
     dtype = np.dtype([(name, kind, (axes,)) for name, kind in fields], align=True)
@@ -168,7 +173,7 @@ def affine_columns(gamma: Struct, beta: Struct) -> Struct:
 def operand(stretched: View, axes: int, packs: Packs, *, constant: bool) -> Struct:
     """Twin of AlongRows, AlongColumns, PerRow and Scattered: an array stretched to x's shape. constant: no result goes there."""
     rows, cols = stretched.split(axes)
-    index, element = strided(rows), cpp_of_element(stretched.dtype)
+    element = cpp_of_element(stretched.dtype)
     if not any(stride for stride, extent in zip(cols.strides, cols.shape, strict=True) if extent > 1):
         return per_row(rows)
     if cols.is_contiguous():
@@ -176,11 +181,11 @@ def operand(stretched: View, axes: int, packs: Packs, *, constant: bool) -> Stru
         if not any(stride for stride, extent in zip(rows.strides, rows.shape, strict=True) if extent > 1):
             spelling = f"cupynorm::AlongColumns<{element}, {width}, {'true' if constant else 'false'}>"
             return Struct(spelling, np.dtype([("pointer", POINTER)], align=True), (stretched.pointer,))
-        index = strided32(rows) if packs.short else index._replace(cpp=f"cupynorm::Strided<{index.cpp}>")
+        index = strided32(rows) if packs.short else strided64(rows)
         dtype = np.dtype([("pointer", POINTER), ("rows", index.dtype)], align=True)
         spelling = f"cupynorm::AlongRows<{element}, {index.cpp}, {width}, {'true' if constant else 'false'}>"
         return Struct(spelling, dtype, (stretched.pointer, index.values))
-    columns = strided(cols)
+    index, columns = strided(rows), strided(cols)
     dtype = np.dtype(
         [("pointer", POINTER), ("rows", index.dtype), ("cols", columns.dtype)],
         align=True,

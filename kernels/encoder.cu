@@ -19,7 +19,7 @@ template <int kPack, typename T, typename Compute>
 __global__ void __launch_bounds__(kEncoderBlock) look_up(const __grid_constant__ LookUp<T, Compute> a) {
   const int64 thread = int64(blockIdx.x) * kEncoderBlock + threadIdx.x, i = thread / a.packs, col = (thread - i * a.packs) * kPack;
   if (i >= a.tokens) return;
-  take_turn(gridDim.x - blockIdx.x);
+  take_turn();
   const int64 cols = a.packs * kPack;
   const auto word = load_pack<T, kPack, kPack, true>(a.words + a.token[i] * cols + col);
   const auto place = load_pack<T, kPack, kPack, true>(a.places + a.place[i] * cols + col);
@@ -46,7 +46,7 @@ struct Pool {
 template <int kPack, bool kNormalize, typename T, typename Compute>
 __global__ void __launch_bounds__(kEncoderBlock) pool(const __grid_constant__ Pool<T, Compute> a) {
   __shared__ Compute sums[kPack][kEncoderBlock];
-  take_turn(gridDim.x - blockIdx.x);
+  take_turn();
   const int packs = int(a.packs), lanes = packs < kEncoderBlock ? packs : kEncoderBlock, groups = kEncoderBlock / lanes;
   const int group = threadIdx.x / lanes, lane = threadIdx.x - group * lanes, count = a.count[blockIdx.x];
   const int64 cols = a.packs * kPack;
@@ -111,7 +111,7 @@ struct Differ {
 
 template <int kPack>
 __global__ void __launch_bounds__(kEncoderBlock) differ(const __grid_constant__ Differ a) {
-  take_turn(gridDim.x - blockIdx.x);
+  take_turn();
   const int64 step = int64(gridDim.x) * kEncoderBlock;
   unsigned apart = 0;
   for (int64 i = int64(blockIdx.x) * kEncoderBlock + threadIdx.x; i < a.packs; i += step) {

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kHeadsBlock) move_heads(const __grid_constant_
   using Offset = typename SignedOf<Index>::Type;
   const Index thread = Index(blockIdx.x) * kHeadsBlock + Index(threadIdx.x), group = a.packs.of(thread), first = group * kTokens;
   if (first >= a.tokens) return;
-  take_turn(gridDim.x - blockIdx.x);
+  take_turn();
   const Index pack = thread - group * a.packs.value;
   const Index each = a.head_packs.of(pack), part = a.heads.of(each), head = each - part * a.heads.value;
   const Offset col = Offset(pack - each * a.head_packs.value) * kPack;

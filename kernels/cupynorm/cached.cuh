@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_cached(co
   if (kSlots > kWarps && threadIdx.x < 2 * (kSlots - kWarps)) slots[threadIdx.x % 2][0][0][kWarps + threadIdx.x / 2] = {Op::identity(), 0};
   const int packs = int(a.cols / kPack);
   int turn = 0;
-  take_turn(gridDim.x - blockIdx.x);
+  take_turn();
 #pragma unroll 1
   for (int64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
     auto from = a.load.at(row);

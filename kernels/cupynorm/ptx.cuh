@@ -181,12 +181,12 @@ inline void begin_next_kernel() {
 #endif
 }
 // Each signal takes the device 1.2 ns: of 24576 blocks 5 us, of which a copy of as much takes 26. The last blocks alone give one; those
-// before them have ended by then. `left`: the blocks of the grid from this one on.
-inline void begin_next_of(unsigned left) {
+// before them have ended by then. `left`: the blocks of the grid from this one on; of a grid along x as it stands.
+inline void begin_next_of(unsigned left = gridDim.x - blockIdx.x) {
   constexpr unsigned kLast = 2048;
   if (left <= kLast) begin_next_kernel();
 }
-inline void take_turn(unsigned left) {
+inline void take_turn(unsigned left = gridDim.x - blockIdx.x) {
   await_kernel_before();
   begin_next_of(left);
 }
@@ -425,8 +425,8 @@ inline void await_words(Signal*, unsigned) { cluster_arrive(), cluster_wait(); }
 
 inline void await_kernel_before() {}
 inline void begin_next_kernel() {}
-inline void begin_next_of(unsigned) {}
-inline void take_turn(unsigned) {}
+inline void begin_next_of(unsigned = 0) {}
+inline void take_turn(unsigned = 0) {}
 
 struct Gate {
   unsigned long long open[2];  // by parity, in the high half

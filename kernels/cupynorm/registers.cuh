@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   // Rows that begin anywhere let the next kernel begin when their loads are on their way: softmax of 8192 x 127 halves 1.08 of the
   // copy rate, before them 0.93; others the earlier the better (LayerNorm of 8192 x 1000 0.98 and 0.92).
   await_kernel_before();
-  if constexpr (kLone == 0) begin_next_of(gridDim.x - blockIdx.x);
+  if constexpr (kLone == 0) begin_next_of();
 
   // Where a mask is one interval of columns, most warps are within it or without, if each has neighbouring packs.
   constexpr bool kSpans = Load::kSpans && kLone == 0 && (kFull || (kGroup > kWarp && kParts == 1));
@@ -404,7 +404,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         if (alone()) column = a.store.template columns<1>(lone());
       }
     }
-    if constexpr (kLone > 0) begin_next_of(gridDim.x - blockIdx.x);
+    if constexpr (kLone > 0) begin_next_of();
     if constexpr (kLends) lend_numbers();
     // how many elements of a row this thread holds, and how many its warp, or its group if that is less
     int held = 0, count = 0;
