@@ -103,6 +103,8 @@ def start(folder, *arguments, before="", stderr=subprocess.PIPE):
     """Run the command in a process of its own, after `before`."""
     program = (
         "import os, signal, sys; from cupynorm import cli, embedding\n"
+        # a job in a shell's background ignores it, and so would what it starts
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"embedding.WINDOW, embedding.BATCH_TOKENS = 5, 20\n{before}\n"
         f"sys.argv = ['cupynorm', *{[str(each) for each in arguments]!r}]\ncli.main()"
     )

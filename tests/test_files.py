@@ -501,7 +501,9 @@ def test_whatever_goes_wrong_half_way_leaves_nothing(folder, error):
 def test_a_signal_half_way_leaves_nothing(folder, number, status):
     np.save(folder / "in.npy", numbers(100, 33))
     command = (
-        "import os, sys; from cupynorm import cli, files; files.BLOCK_BYTES = 1000\n"
+        "import os, signal, sys; from cupynorm import cli, files; files.BLOCK_BYTES = 1000\n"
+        # a job in a shell's background ignores it, and so would what it starts
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"files.Target.write = lambda *_: os.kill(os.getpid(), {int(number)})\n"
         "sys.argv = ['cupynorm', 'run', 'softmax', 'in.npy', '-o', 'out.npy', '--device', 'cpu']\n"
         "cli.main()"
