@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from cupynorm._limits import STATIC_SHARED_BYTES, Limits
+from cupynorm._limits import STATIC_SHARED_BYTES, Limits, active_blocks
 from cupynorm._tables import (
     ACCESS_BYTES,
     CACHED,
@@ -33,10 +33,11 @@ from cupynorm._tables import (
     PEELED_SHORT_BYTES,
     RAGGED,
     RAGGED_ROW_BYTES,
+    SHARED_OUT_BYTES,
     Held,
     Kept,
     Ragged,
-    Shared,
+    Spread,
 )
 from cupynorm._values import dataclass
 
@@ -98,9 +99,15 @@ WARP_THREAD_BYTES = 32
 SHARED_THREADS = 1280
 # Of a multiprocessor, where parameters are wider than x, or for another architecture: the compiler wants more registers then.
 ROOMY_THREADS = 1024
+FEW_THREADS = 512  # either, of blocks that meet
 MOST_CACHED_COLS = 2**31 - 1  # the kernel counts them in 32 bits
 MOST_CACHED_PACKS = 4  # of a thread at a time
 MOST_PARTS = 16
+# Of clusters that hold rows in registers: what a thread wants beside its values, up to how many values it wants 4 more, and
+# threads of a block at most. Of those that hold them in shared memory: blocks on a multiprocessor and threads of a block at most.
+SPREAD_OUT_REGISTERS, FEW_SPREAD_OUT, SPREAD_OUT_BLOCK = 40, 40, 896
+KEPT_BLOCKS, KEPT_BLOCK = 8, 512
+LEAST_WAVES = 0.75  # of the clusters that there is room for
 LARGE_CLUSTERS = {"90", "100", "103"}  # compute capabilities that take more than 8 blocks in one
 # Where rows are fewer than multiprocessors, as many blocks as can be share one from so many bytes on: those of a cluster, each
 # thread with few registers, or for more bytes those of the grid.
@@ -332,9 +339,19 @@ def _in_turn(problem: Problem, limits: Limits) -> tuple[Candidate, ...]:
     ragged = _ragged(problem.peeled, limits)
     group = ragged[1] if ragged is not None else _group(problem.peeled, _warp_thread_bytes(problem.peeled))
     held = (_warp, _block) if group <= WARP else (_best_cached, _block)
-    if problem.peeled.peel and not problem.columns:
+    if problem.peeled.peel and not problem.columns and 2 * problem.row_bytes <= limits.shared_bytes_per_sm:
         return (*held, _shared, _shared_out, _split, _uncached)
+    if _gains_by_sharing(problem.peeled):
+        return (_shared_out, *held, _shared, _split, _uncached)
     return (*held, _shared_out, _shared, _split, _uncached)
+
+
+def _gains_by_sharing(problem: Problem) -> bool:
+    """Say whether blocks of a cluster are better for a row that one block could hold, too."""
+    least = SHARED_OUT_BYTES.get(problem.kind, math.inf)
+    if len(problem.columns) > 1 and problem.held_bytes == 4:  # noqa: PLR2004
+        return problem.row_bytes > least and problem.row_bytes != MAX_BLOCK * 4 * ACCESS_BYTES
+    return problem.row_bytes > least and problem.row_bytes % (WARP * ACCESS_BYTES) != 0
 
 
 def _has_few_rows(problem: Problem, limits: Limits) -> bool:
@@ -709,6 +726,8 @@ def _ragged(problem: Problem, limits: Limits) -> tuple[Ragged, int] | None:
         if not ragged.above < problem.row_bytes <= ragged.row_bytes or ragged.many > many:
             continue
         group = max(_power_of_two_from(math.ceil(packs / ragged.packs)), _least_group(problem))
+        if ragged.warps:
+            group = max(math.ceil(packs / ragged.packs / WARP) * WARP, _least_group(problem))
         places = group * ragged.packs
         if group <= MAX_BLOCK and math.ceil(packs / group) == ragged.packs and places <= least:
             best, least = (ragged, group), places - 1
@@ -803,8 +822,8 @@ def _best_cached(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan
     table = CACHED.get(problem.kind)
     if table is None or int(limits.compute_capability) < AMPERE:
         return None
-    in_lines = problem.row_bytes % LINE_BYTES == 0
-    least = CACHED_LEAST_BYTES[problem.kind] if in_lines else 1 + RAGGED_ROW_BYTES[problem.kind]
+    in_warps = problem.row_bytes % (WARP * ACCESS_BYTES) == 0
+    least = CACHED_LEAST_BYTES[problem.kind] if in_warps else 1 + RAGGED_ROW_BYTES[problem.kind]
     if not least <= problem.row_bytes <= table[-1].row_bytes:
         return None
     plan = _cached(problem, limits, occupancy)
@@ -849,22 +868,14 @@ def _cluster(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | N
 
 
 def _shared_out(problem: Problem, limits: Limits, occupancy: Occupancy, least: int = 1) -> Plan | None:
-    """Return the plan of the first entry of CLUSTERS that can hold a row, be it by one block alone if `least` is 1."""
+    """Return the plan of the first entry of CLUSTERS that can hold a row, by `least` blocks or more."""
     for shared in CLUSTERS.get(problem.kind, DOUBLES_SHARED):
         if problem.row_bytes > shared.row_bytes:
             continue
-        if isinstance(shared, Shared) and problem.peel and not shared.peels:  # 50257 columns: 0.86, not 0.62
-            continue
-        if isinstance(shared, Kept) and not (shared.aligned or problem.peel):
-            continue
-        parts = _power_of_two_from(math.ceil(problem.row_bytes / shared.share_bytes))
-        parts = max(parts, least)
-        if parts > _most_parts(limits):
-            continue
         if isinstance(shared, Kept):
-            plan = _kept_by_cluster(problem, limits, occupancy, shared, parts)
+            plan = _kept_by_cluster(problem, limits, occupancy, shared, least)
         else:
-            plan = _held_by_cluster(problem, limits, occupancy, shared, parts)
+            plan = _held_by_cluster(problem, limits, occupancy, shared, least)
         if plan is not None:
             return plan
     return None
@@ -927,45 +938,98 @@ def _crowded_cluster(problem: Problem, limits: Limits, parts: int) -> Plan | Non
 
 
 def _held_by_cluster(
-    problem: Problem, limits: Limits, occupancy: Occupancy, shared: Shared, parts: int
+    problem: Problem, limits: Limits, occupancy: Occupancy, spread: Spread, least: int
 ) -> Plan | None:
-    if not _can_stage(problem, limits) if shared.stages else _has_wide_columns(problem):
+    if not least <= spread.parts <= _most_parts(limits) or problem.row_bytes <= spread.above:
         return None
-    plan = dataclasses.replace(
-        PLAIN,
-        variant="cluster" if parts > 1 else "block",
-        pack=problem.pack,
-        peel=problem.peel,
-        parts=parts,
-        block=shared.block,
-        group=shared.block,
-        stages=shared.stages,
-        hoist=shared.hoist if problem.columns else 0,
-        least_blocks=shared.resident,
+    if spread.peels not in {None, problem.peel > 0}:
+        return None
+    if not _can_stage(problem, limits) if spread.stages else _has_wide_columns(problem):
+        return None
+    plan = _spread_out(problem, limits, spread)
+    if plan is None or not (plan.stages == 0 or _may_persist(problem, plan)):
+        return None
+    plan = _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
+    # rows that begin alike may leave clusters without any
+    return (
+        plan
+        if plan is not None and (plan.waves > LEAST_WAVES or plan.grid == _blocks(problem, plan))
+        else None
     )
-    plan = _registers_plan(problem, plan)
-    fits = plan.packs <= shared.packs and plan.shared_bytes <= limits.shared_bytes_per_block
-    if not fits or not (plan.stages == 0 or _may_persist(problem, plan)):
-        return None
-    return _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
+
+
+def _spread_out(problem: Problem, limits: Limits, spread: Spread) -> Plan | None:
+    """Return the plan that leaves the fewest places of threads empty; of as many, that of the fewest threads."""
+    share = math.ceil(problem.cols // problem.pack / spread.parts)
+    best, fewest = None, math.inf
+    for packs in range(spread.packs, max(0, spread.packs - 3), -1):
+        warps = math.ceil(share / packs / WARP)
+        block = max(2, warps) * WARP
+        plan = dataclasses.replace(
+            PLAIN,
+            variant="cluster" if spread.parts > 1 else "block",
+            pack=problem.pack,
+            peel=problem.peel,
+            parts=spread.parts,
+            block=block,
+            group=block,
+            stages=spread.stages,
+            hoist=2 if problem.columns and spread.stages else 0,
+        )
+        plan = _registers_plan(problem, plan)
+        resident = _resident(problem, limits, plan)
+        if resident and plan.packs <= spread.packs and plan.packs * block < fewest:
+            best, fewest = dataclasses.replace(plan, least_blocks=resident), plan.packs * block
+    return best
+
+
+def _resident(problem: Problem, limits: Limits, plan: Plan) -> int:
+    """Return how many blocks of a cluster in registers a multiprocessor holds; 0 if a thread would have too few of them."""
+    values = plan.packs * plan.pack * problem.compute_bytes // 4
+    needed = SPREAD_OUT_REGISTERS + values + 8 * (problem.peel > 0) + 4 * (values <= FEW_SPREAD_OUT)
+    needed += 32 * (not _alike(problem))
+    if int(limits.compute_capability) != HOPPER or problem.compute_bytes == 8:  # noqa: PLR2004
+        needed += CLUSTER_REGISTERS
+    if plan.block > SPREAD_OUT_BLOCK or plan.shared_bytes > limits.shared_bytes_per_block:
+        return 0
+    resident = active_blocks(limits, plan.block, 1, plan.shared_bytes + STATIC_SHARED_BYTES)
+    while resident:
+        # four schedulers share the registers, and give them out in units of 8
+        warps = -(-resident * plan.block // WARP // 4) * 4
+        if limits.registers_per_sm // (warps * WARP) // 8 * 8 >= needed:
+            break
+        resident -= 1
+    return resident
 
 
 def _kept_by_cluster(
-    problem: Problem, limits: Limits, occupancy: Occupancy, kept: Kept, parts: int
+    problem: Problem, limits: Limits, occupancy: Occupancy, kept: Kept, least: int
 ) -> Plan | None:
-    if _most_parts(limits) == 1 or problem.peel == 2:  # noqa: PLR2004
+    if not (kept.aligned or problem.peel) or _most_parts(limits) == 1 or problem.peel == 2:  # noqa: PLR2004
         return None
-    plan = _staged(
-        problem, "cluster" if parts > 1 else "shared", kept.block, kept.share_bytes, packs=kept.packs
-    )
-    resident = kept.resident
-    meets = parts > 1 and problem.columns
-    if meets and kept.block * resident > ROOMY_THREADS:  # it wants more registers
+    parts = max(least, _power_of_two_from(math.ceil(problem.row_bytes / kept.share_bytes)))
+    if parts > _most_parts(limits):
         return None
+    beside = limits.reserved_shared_bytes + STATIC_SHARED_BYTES
+    resident = min(limits.shared_bytes_per_sm // (_part_bytes(problem, parts) + beside), KEPT_BLOCKS)
+    if not resident:
+        return None
+    # as many as there is room for: one kernel for many widths
+    kept_bytes = min(limits.shared_bytes_per_sm // resident - beside, limits.shared_bytes_per_block)
+    kept_bytes = kept_bytes // ACCESS_BYTES * ACCESS_BYTES
+    threads = min(kept.threads, limits.threads_per_sm)
+    if parts > 1 and problem.columns:
+        few = _has_wide_columns(problem) or int(limits.compute_capability) != HOPPER
+        threads = min(threads, FEW_THREADS if few else ROOMY_THREADS)
+    block = max(2, threads // resident // WARP) * WARP
     if int(limits.compute_capability) != HOPPER:
         resident = max(1, resident - 1)
-    plan = dataclasses.replace(plan, parts=parts, least_blocks=resident)
-    return _staged_plan(problem, limits, occupancy, plan)
+    plan = _staged(
+        problem, "cluster" if parts > 1 else "shared", min(block, KEPT_BLOCK), kept_bytes, packs=kept.packs
+    )
+    return _staged_plan(
+        problem, limits, occupancy, dataclasses.replace(plan, parts=parts, least_blocks=resident)
+    )
 
 
 def _staged(problem: Problem, variant: str, block: int, kept_bytes: int, *, packs: int = 0) -> Plan:

@@ -70,7 +70,7 @@ def test_without_clusters_shared_memory_is_next(cols: int, variant: str) -> None
     ("rows", "cols", "variant"),
     [
         (1, 2040, "block"),
-        (1, 16320, "cached"),
+        (1, 16320, "block"),
         (1, 16384, "cluster"),
         (16, 65536, "cluster"),
         (1, 2**18, "cluster"),
@@ -211,19 +211,50 @@ def test_accesses_of_4_bytes_are_kept_but_for_long_rows(
 
 
 @pytest.mark.parametrize(
-    ("cols", "variant"), [(2944, "cached"), (3000, "block"), (3008, "cached"), (30000, "cached")]
+    ("cols", "variant"),
+    [(2816, "cached"), (2944, "block"), (3000, "block"), (28672, "cached"), (30000, "shared")],
 )
 @pytest.mark.parametrize("columns", [(), (2,)])
-def test_rows_that_begin_within_a_line_of_the_cache_wait_in_registers(
+def test_rows_that_fill_no_whole_warps_are_not_read_again(
     cols: int, variant: str, columns: tuple[int, ...]
 ) -> None:
     assert choose(dataclasses.replace(problem(cols=cols), columns=columns), H200, resident).variant == variant
 
 
+@pytest.mark.parametrize("load_bytes", [2, 4])
+@pytest.mark.parametrize("parameters", [0, 1, 2])
+@pytest.mark.parametrize("peel", [0, 1])
+def test_of_what_a_cluster_holds_in_registers_the_last_pack_alone_is_missing(
+    load_bytes: int, parameters: int, peel: int
+) -> None:
+    pack, seen = 16 // load_bytes, set()
+    for cols in range(13000, 300000, 987):
+        each = problem(cols=cols // pack * pack + peel, pack=1 if peel else pack, load_bytes=load_bytes)
+        each = dataclasses.replace(each, columns=(load_bytes,) * parameters, peel=peel, widest=pack, period=1)
+        plan = choose(each, H200, resident)
+        if plan.variant != "cluster" or not plan.group:
+            continue
+        seen.add(plan.parts)
+        packs, own = (cols // pack * pack + peel) // pack, plan.group * plan.packs
+        assert plan.parts * own >= packs, cols
+        assert (packs - peel) // plan.parts >= own - plan.group, cols
+        assert plan.full == (plan.parts * own == packs and not peel), cols
+    assert seen or not parameters
+
+
+def test_clusters_fill_the_registers_and_the_shared_memory_of_a_multiprocessor() -> None:
+    for cols, parameters in ((36864, 2), (50304, 2), (80000, 2), (128256, 2), (151936, 1), (200000, 1)):
+        each = dataclasses.replace(problem(cols=cols), columns=(2,) * parameters)
+        plan = choose(each, H200, resident)
+        assert plan.variant == "cluster", cols
+        more = plan.shared_bytes * (plan.least_blocks + 1) > 0.9 * H200.shared_bytes_per_sm
+        assert more or (plan.least_blocks + 1) * plan.block * 96 > H200.registers_per_sm, cols
+
+
 def test_parameters_stay_on_chip_where_clusters_go_through_rows() -> None:
     plan = choose(dataclasses.replace(problem(cols=65536), columns=(2, 2)), H200, resident)
 
-    assert (plan.variant, plan.hoist, plan.stages) == ("cluster", 2, 1)
+    assert (plan.variant, plan.hoist, plan.stages) == ("cluster", 2, 2)
     assert plan.shared_bytes <= H200.shared_bytes_per_block
     assert plan.waves <= 1
 

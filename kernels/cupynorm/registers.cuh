@@ -66,8 +66,9 @@ inline Share share_of(int cols, int head, int part) {
     share.tails = part == kParts - 1 ? cols - share.tail : 0;
   }
   if constexpr (Shape::kFull && kParts > 1) {
-    share.packs = Shape::kGroup * Shape::kPacks;
-    share.before = part * share.packs;
+    const int each = (share.packs + kParts - 1) / kParts;
+    share.before = part * each < share.packs ? part * each : share.packs;
+    share.packs = share.packs - share.before < each ? share.packs - share.before : each;
   } else if constexpr (kParts > 1) {
     // Parts differ by a pack at most, so that of a thread's packs the last alone may be missing (LayerNorm, half of 128000 columns: 0.62
     // of the copy rate when any might be). Or by a line of 16-byte packs, where that leaves no more of them missing: parts then

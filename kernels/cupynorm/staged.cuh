@@ -38,12 +38,17 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
   constexpr bool kTight = kBlock * Shape::kResident > 1280 && sizeof(Op) > 1;  // 40 registers, and the op has numbers of its own
   constexpr int kUnroll = sizeof(Compute) == 8 ? 1 : kPeeled || kGrid || kTight ? 2 : 4;  // of packs on their way to y: more would spill
   constexpr int kMails = kCluster ? Shape::kParts : 1;
-  __shared__ Slot<Op> warps[2][1][1][kWarps];
+  constexpr int kSlots = slots_for(kWarps);
+  __shared__ Slot<Op> warps[2][1][1][kSlots];
   __shared__ Mail<Op, kMails> mails[kCluster ? 2 : 1];
   static_assert(Load::kDirect || (Shape::kPeel == 0 && Shape::kKept == 0), "what is computed from several arrays is read twice");
   static_assert(!Store::kScales || (Shape::kParts == 1 && Shape::kKept == 0), "one block finds the largest of a row's results");
   using Largest = Magnitude<Compute>;
-  __shared__ Slot<Largest> largest_slots[1][1][kWarps];
+  __shared__ Slot<Largest> largest_slots[1][1][kSlots];
+  if constexpr (kSlots > kWarps) {
+    clear_slots<kWarps>(warps[0]), clear_slots<kWarps>(warps[1]);
+    if constexpr (Store::kScales) clear_slots<kWarps>(largest_slots);
+  }
   const int part = kGrid ? blockIdx.y : kCluster ? block_of_cluster() : 0, parts = kGrid ? gridDim.y : Shape::kParts;
   const int warp = threadIdx.x / kWarp;
   const int64 first = kCluster ? blockIdx.x / kMails : blockIdx.x, step = kCluster ? gridDim.x / kMails : gridDim.x;
@@ -244,7 +249,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
       }
     }
     total[0] = reduce_lanes<Op, false, kWarp>(total[0]);
-    if constexpr (kWarps > 1) reduce_warps<Op, false, kWarps>(total, origin, warps[kGrid ? 0 : turn], 0, warp);
+    if constexpr (kWarps > 1) reduce_warps<Op, false, kSlots>(total, origin, warps[kGrid ? 0 : turn], 0, warp);
     if constexpr (kCluster) {
       if (row == first) cluster_wait();
       reduce_blocks<Op, false>(total[0], origin[0], mails[turn], part, parity);
@@ -270,7 +275,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
         }
       }
       total[0] = reduce_lanes<Op, false, kWarp>(total[0]);
-      reduce_warps<Op, false, kWarps>(total, origin, warps[1], 0, warp);  // all letters are read: results may take their place
+      reduce_warps<Op, false, kSlots>(total, origin, warps[1], 0, warp);  // all letters are read: results may take their place
     }
 
     const typename Op::Row whole = a.op.finish(total[0], total[0], a.cols, origin[0]);
@@ -289,7 +294,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
         largest[0] = Largest::template merge<false>(largest[0], Largest::of(z));
       }
       largest[0] = reduce_lanes<Largest, false, kWarp>(largest[0]);
-      if constexpr (kWarps > 1) reduce_warps<Largest, false, kWarps>(largest, origin, largest_slots, 0, warp);
+      if constexpr (kWarps > 1) reduce_warps<Largest, false, kSlots>(largest, origin, largest_slots, 0, warp);
       const auto scale = a.store.scale_of(largest[0].max);
       if (threadIdx.x == 0) a.store.save(row, scale);
 #pragma unroll 2
