@@ -284,8 +284,8 @@ RAGGED: dict[tuple[int, int], tuple[Ragged, ...]] = {
         Ragged(6, 24 << 10, 128, 640, above=2 << 10),
     ),
     (2, 2): (
-        Ragged(4, 512, 64, 512, 1),
-        Ragged(4, 2 << 10, 64, 768, 1, above=512),
+        Ragged(4, 2 << 10, 64, 768, 1, above=512, many=True),
+        Ragged(4, 2 << 10, 64, 512, 1),
         Ragged(3, 200, 64, 768, 1, above=80),
         Ragged(2, 160, 128, 1024, rows=2),
         Ragged(3, 2 << 10, 128, 1280, above=160),
@@ -448,7 +448,7 @@ MANY_ROWS = 192  # of a multiprocessor
 class Spread(NamedTuple):
     """How rows of up to `row_bytes` lie in the registers of `parts` blocks: of a cluster, or one alone.
 
-    packs: of a thread, or one or two fewer if that leaves fewer places of threads empty. stages: as in Plan. Each block has so
+    packs: of a thread, or up to `fewer` less if that leaves fewer places of threads empty. stages: as in Plan. Each block has so
     many warps as that takes, and a multiprocessor so many blocks as it has registers and shared memory for. peels: whether for
     rows that begin anywhere (True), that do not (False), or for both (None). above: for rows of more than so many bytes.
     """
@@ -459,6 +459,7 @@ class Spread(NamedTuple):
     stages: int
     peels: bool | None = None
     above: int = 0
+    fewer: int = 2
 
 
 class Kept(NamedTuple):
@@ -529,7 +530,8 @@ CLUSTERS: dict[tuple[int, int], tuple[Spread | Kept, ...]] = {
         Spread(row_bytes=256 << 10, parts=8, packs=8, stages=2, peels=False, above=(256 << 10) - 1),
         Spread(row_bytes=61 << 10, parts=4, packs=6, stages=1, peels=True),
         Spread(row_bytes=72 << 10, parts=8, packs=4, stages=1, peels=True),
-        Spread(row_bytes=112 << 10, parts=2, packs=7, stages=1, peels=True),
+        Spread(row_bytes=90 << 10, parts=2, packs=5, stages=1, peels=True, fewer=0),
+        Spread(row_bytes=112 << 10, parts=4, packs=8, stages=1, peels=True, fewer=0),
         Spread(row_bytes=288 << 10, parts=8, packs=8, stages=1),
         Spread(row_bytes=320 << 10, parts=16, packs=8, stages=1),
         Spread(row_bytes=450 << 10, parts=8, packs=8, stages=2),

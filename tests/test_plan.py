@@ -393,6 +393,16 @@ def test_a_plan_that_its_kernel_would_do_wrong_is_refused(change: dict[str, obje
         choose(problem(), H200, resident, wanted)
 
 
+def test_blocks_of_the_grid_that_share_a_row_have_a_power_of_two_of_warps() -> None:
+    only = problem(rows=1, cols=2**20)
+    plan = choose(only, H200, resident)
+
+    assert plan.kernel == "row_spread"
+    assert choose(only, H200, resident, dataclasses.replace(plan, block=256, group=256)).block == 256
+    with pytest.raises(DoesNotFitError, match="cannot hold a row"):
+        choose(only, H200, resident, dataclasses.replace(plan, block=384, group=384))
+
+
 def test_a_forced_plan_for_another_width_is_refused() -> None:
     wanted = choose(problem(cols=1024), H200, resident)
 

@@ -222,6 +222,22 @@ def test_rows_that_fill_every_place(
     check(xp, op, inputs(op, 5, cols, dtype), plan=plan)
 
 
+@pytest.mark.small
+@every_op
+@pytest.mark.parametrize("block", [96, 160, 352])
+@pytest.mark.parametrize(
+    ("variant", "parts", "kept_bytes"), [("shared", 1, 16 << 10), ("cluster", 2, 8 << 10), ("uncached", 1, 0)]
+)
+def test_a_row_in_shared_memory_is_read_by_any_number_of_warps(
+    xp: Any, op: Op, block: int, variant: str, parts: int, kept_bytes: int
+) -> None:
+    plan = dataclasses.replace(
+        PLAIN, variant=variant, pack=8, packs=2, parts=parts, block=block, kept_bytes=kept_bytes
+    )
+
+    check(xp, op, inputs(op, 5, 8000, "float16"), plan=plan)
+
+
 @every_op
 @pytest.mark.parametrize("cols", [pytest.param(33, marks=pytest.mark.small), 1024, 5000, 20000])
 @every_variant
