@@ -1021,12 +1021,13 @@ def _kept_by_cluster(
     # as many as there is room for: one kernel for many widths
     kept_bytes = min(limits.shared_bytes_per_sm // resident - beside, limits.shared_bytes_per_block)
     kept_bytes = kept_bytes // ACCESS_BYTES * ACCESS_BYTES
+    elsewhere, meets = int(limits.compute_capability) != HOPPER, parts > 1 and problem.columns
     threads = min(kept.threads, limits.threads_per_sm)
-    if parts > 1 and problem.columns:
-        few = _has_wide_columns(problem) or int(limits.compute_capability) != HOPPER
+    if elsewhere or meets:
+        few = meets and (elsewhere or _has_wide_columns(problem))
         threads = min(threads, FEW_THREADS if few else ROOMY_THREADS)
     block = max(2, threads // resident // WARP) * WARP
-    if int(limits.compute_capability) != HOPPER:
+    if elsewhere:
         resident = max(1, resident - 1)
     plan = _staged(
         problem, "cluster" if parts > 1 else "shared", min(block, KEPT_BLOCK), kept_bytes, packs=kept.packs
