@@ -85,9 +85,7 @@ AMPERE, HOPPER = 80, 90  # before the first the compiler wants 16 registers more
 MOST_HOISTED_WORDS = 32
 LEAST_NARROW_PACKS = 4  # of a thread
 MOST_NARROW_WORDS = 52  # in narrow accesses, of which there are more
-# Of the level-1 cache. Where rows begin within one, two warps read it again, and it may be gone for the second: 0.67 to 0.9.
-# Parts of rows begin at lines, too.
-LINE_BYTES = 128
+LINE_BYTES = 128  # of the level-1 cache: parts of rows may begin at one
 # That a thread of shared, split and uncached reads at a time, by bytes of an element.
 CHUNK_ELEMENTS = {2: 16, 4: 16, 8: 2}
 PEELED_HOIST_ELEMENTS = {2: 16, 4: 8, 8: 4}
@@ -410,11 +408,11 @@ def _as_wanted(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: P
 def _is_sound(problem: Problem, limits: Limits, plan: Plan) -> bool:
     """Say whether a plan that somebody made asks for nothing that its kernel would do wrong."""
     if plan.variant == "cluster":
-        shares = 1 < plan.parts <= MOST_PARTS and plan.parts & (plan.parts - 1) == 0
+        shares = 1 < plan.parts <= MOST_PARTS and _is_power_of_two(plan.parts)
         shares = shares and plan.rows_per_group == 1 and plan.group in (0, plan.block)
     elif plan.variant == "split":
         shares = plan.group in (0, plan.block) and plan.rows_per_group <= TOGETHER_ROWS
-        shares = shares and (plan.kernel == "row_staged" or plan.block & (plan.block - 1) == 0)
+        shares = shares and (plan.kernel == "row_staged" or _is_power_of_two(plan.block))
     else:
         shares = plan.parts == 1 and (plan.group > 0) == (plan.variant in ("warp", "block"))
     # warps meet in slots, of which there may be more; lanes only in powers of two
@@ -449,6 +447,10 @@ def _part_bytes(problem: Problem, parts: int) -> int:
     """Return the shared memory that the largest of so many parts of a row takes, in whole 16-byte accesses."""
     packs = math.ceil(problem.cols // problem.pack / parts)
     return -(-packs * problem.pack * problem.load_bytes // ACCESS_BYTES) * ACCESS_BYTES
+
+
+def _is_power_of_two(value: int) -> bool:
+    return value & (value - 1) == 0
 
 
 def _power_of_two_from(value: int) -> int:
@@ -732,9 +734,9 @@ def _ragged(problem: Problem, limits: Limits) -> tuple[Ragged, int] | None:
     for ragged in table.get(problem.kind, ()):
         if not ragged.above < problem.row_bytes <= ragged.row_bytes or ragged.many > many:
             continue
-        group = max(_power_of_two_from(math.ceil(packs / ragged.packs)), _least_group(problem))
-        if ragged.warps:
-            group = max(math.ceil(packs / ragged.packs / WARP) * WARP, _least_group(problem))
+        least_threads = math.ceil(packs / ragged.packs)
+        group = math.ceil(least_threads / WARP) * WARP if ragged.warps else _power_of_two_from(least_threads)
+        group = max(group, _least_group(problem))
         places = group * ragged.packs
         if group <= MAX_BLOCK and math.ceil(packs / group) == ragged.packs and places <= least:
             best, least = (ragged, group), places - 1
@@ -996,14 +998,7 @@ def _resident(problem: Problem, limits: Limits, plan: Plan) -> int:
         needed += CLUSTER_REGISTERS
     if plan.block > SPREAD_OUT_BLOCK or plan.shared_bytes > limits.shared_bytes_per_block:
         return 0
-    resident = active_blocks(limits, plan.block, 1, plan.shared_bytes + STATIC_SHARED_BYTES)
-    while resident:
-        # four schedulers share the registers, and give them out in units of 8
-        warps = -(-resident * plan.block // WARP // 4) * 4
-        if limits.registers_per_sm // (warps * WARP) // 8 * 8 >= needed:
-            break
-        resident -= 1
-    return resident
+    return active_blocks(limits, plan.block, needed, plan.shared_bytes + STATIC_SHARED_BYTES)
 
 
 def _kept_by_cluster(

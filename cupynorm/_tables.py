@@ -480,23 +480,20 @@ class Kept(NamedTuple):
 # row is in blocks of its own, several on a multiprocessor, so that one loads while another stores; very long ones are in
 # registers, the next on its way. Parameters stay in shared memory for all rows of a block, since read again from L2 for each row
 # they alone take it to 0.6 to 0.78 of the copy rate; so most of it is theirs and that of rows on their way, and what fills it is
-# best.
-# H200, 400 MB to 1 GB, widths between powers of two, searched (benchmarks/NOTES.md, "Widths between"): 0.89 to 0.95.
-_KEPT_HALVES = (
-    Kept(row_bytes=100 << 10, threads=1024, packs=2, share_bytes=50 << 10),
-    Kept(row_bytes=130 << 10, threads=1024, packs=2, share_bytes=33 << 10),
-    Kept(row_bytes=260 << 10, threads=1024, packs=2, share_bytes=33 << 10),
-    Kept(row_bytes=MOST_ROW, threads=1024, packs=4, share_bytes=64 << 10),
+# best. H200, 400 MB to 1 GB, widths between powers of two, searched (benchmarks/NOTES.md, "Widths between"): 0.89 to 0.95.
+_KEPT_LONG = (
     Kept(row_bytes=MOST_ROW, threads=1024, packs=4, share_bytes=100 << 10),
     Kept(row_bytes=MOST_ROW, threads=512, packs=4, share_bytes=220 << 10),
 )
-_KEPT_FLOATS = (Kept(row_bytes=MOST_ROW, threads=1536, packs=2, share_bytes=64 << 10), *_KEPT_HALVES[4:])
+_KEPT_HALVES = (Kept(row_bytes=MOST_ROW, threads=1024, packs=4, share_bytes=64 << 10), *_KEPT_LONG)
+_KEPT_FLOATS = (Kept(row_bytes=MOST_ROW, threads=1536, packs=2, share_bytes=64 << 10), *_KEPT_LONG)
 CLUSTERS: dict[tuple[int, int], tuple[Spread | Kept, ...]] = {
     (0, 2): (
         Kept(row_bytes=64 << 10, threads=1024, packs=2, share_bytes=64 << 10),
-        *_KEPT_HALVES[:3],
+        Kept(row_bytes=100 << 10, threads=1024, packs=2, share_bytes=50 << 10),
+        Kept(row_bytes=260 << 10, threads=1024, packs=2, share_bytes=33 << 10),
         Spread(row_bytes=640 << 10, parts=8, packs=8, stages=2, peels=False),
-        *_KEPT_HALVES[3:],
+        *_KEPT_HALVES,
     ),
     (0, 4): (
         Kept(row_bytes=256 << 10, threads=1536, packs=2, share_bytes=64 << 10),
@@ -512,7 +509,7 @@ CLUSTERS: dict[tuple[int, int], tuple[Spread | Kept, ...]] = {
         Spread(row_bytes=128 << 10, parts=4, packs=5, stages=2),
         Spread(row_bytes=600 << 10, parts=8, packs=8, stages=1),
         Spread(row_bytes=MOST_ROW, parts=16, packs=8, stages=1),
-        *_KEPT_HALVES[3:],
+        *_KEPT_HALVES,
     ),
     (1, 4): (
         Spread(row_bytes=132 << 10, parts=4, packs=4, stages=4, peels=False),
@@ -538,7 +535,7 @@ CLUSTERS: dict[tuple[int, int], tuple[Spread | Kept, ...]] = {
         Spread(row_bytes=560 << 10, parts=8, packs=8, stages=1),
         Spread(row_bytes=MOST_ROW, parts=16, packs=8, stages=1),
         Spread(row_bytes=64 << 10, parts=1, packs=8, stages=1),
-        *_KEPT_HALVES[3:],
+        *_KEPT_HALVES,
     ),
     (2, 4): (
         Spread(row_bytes=100 << 10, parts=4, packs=5, stages=1, peels=True),
