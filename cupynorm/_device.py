@@ -154,6 +154,7 @@ class _LaunchConfig(ctypes.Structure):
     )
 
 
+COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 BEGIN_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 EARLY_SINCE, EARLY_CUDA = 90, 12030  # compute capability; CUDA of the driver, for graphs
@@ -167,29 +168,44 @@ def _driver_library() -> ctypes.CDLL:
 
 
 def launch_of(
-    function: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int
+    function: int,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared_bytes: int,
+    *,
+    cooperative: bool = False,
 ) -> Callable[[int, int, int], None]:
     """Return the launch of a kernel of the current device: it takes the stream, the address of void*[] for its parameters, and 0.
 
-    From sm_90 on the kernel may begin before the one before it has ended, in a graph, too; it waits itself (await_kernel_before).
+    cooperative: all of its blocks run at the same time, or none. From sm_90 on the kernel may begin before the one before it has
+    ended, in a graph, too; it waits itself (await_kernel_before).
     """
     if int(present_limits().compute_capability) >= EARLY_SINCE and _driver_cuda() >= EARLY_CUDA:
-        return _early(function, grid, block, shared_bytes)
+        return _early(function, grid, block, shared_bytes, cooperative=cooperative)
+    if cooperative:
+        launch = functools.partial(driver().launchCooperativeKernel, function, *grid, *block, shared_bytes)
+        return lambda stream, parameters, _: launch(stream, parameters)
     return functools.partial(driver().launchKernel, function, *grid, *block, shared_bytes)
 
 
 def _early(
-    function: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int
+    function: int,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared_bytes: int,
+    *,
+    cooperative: bool = False,
 ) -> Callable[[int, int, int], None]:
     """Return a launch that may begin early. Each stream has a configuration, which is not changed: several threads may launch."""
     call = _launch_kernel_ex()
-    attribute = _LaunchAttribute(BEGIN_EARLY, 0, (1,))
+    wanted = (BEGIN_EARLY, COOPERATIVE) if cooperative else (BEGIN_EARLY,)
+    attributes = (_LaunchAttribute * len(wanted))(*(_LaunchAttribute(each, 0, (1,)) for each in wanted))
     known: dict[int, tuple[int, _LaunchConfig]] = {}
 
     def launch(stream: int, parameters: int, _: int) -> None:
         found = known.get(stream)
         if found is None:
-            config = _LaunchConfig(grid, block, shared_bytes, stream, ctypes.pointer(attribute), 1)
+            config = _LaunchConfig(grid, block, shared_bytes, stream, attributes, len(attributes))
             found = ctypes.addressof(config), config
             if len(known) >= MOST_STREAMS:
                 known.clear()

@@ -31,6 +31,7 @@ from cupynorm._tables import (
     PEELED_LEAST_BYTES,
     PEELED_ROW_BYTES,
     PEELED_SHORT_BYTES,
+    QUANTIZED_HELD,
     RAGGED,
     RAGGED_ROW_BYTES,
     SHARED_OUT_BYTES,
@@ -83,6 +84,7 @@ CROWDED_ELEMENTS, CROWDED_FLOATS = 24, 20
 AMPERE, HOPPER = 80, 90  # before the first the compiler wants 16 registers more; the second brought clusters
 # That the values and parameters of a thread take: with more, too few threads keep memory busy.
 MOST_HOISTED_WORDS = 32
+MOST_FEW_WORDS = 64  # where rows are so few that threads have all the registers they want
 LEAST_NARROW_PACKS = 4  # of a thread
 MOST_NARROW_WORDS = 52  # in narrow accesses, of which there are more
 LINE_BYTES = 128  # of the level-1 cache: parts of rows may begin at one
@@ -124,8 +126,9 @@ TOGETHER_LEAST_ROWS, TOGETHER_ROWS, TOGETHER_PACKS, TOGETHER_BLOCK = 4, 8, 4, 51
 LETTERS_BYTES = 32  # of what a block tells another
 # So many rows at once, if there are as many, that have a parameter and do not fit: each of its reads then serves all of them.
 LONG_ROWS = 16
-# From so many bytes in all on, with 4 bytes an element, one block of all threads: 0.76 against 0.73 at 64 rows of 2^20 columns.
-WHOLE_BLOCK_BYTES = 256 << 20
+# From so many bytes of rows on, with 4 bytes an element or one parameter, one block of all threads: RMSNorm of 16 x 2^20 columns
+# 0.70 to 0.74 in 4 bytes, 0.72 to 0.74 in 2, LayerNorm in 4 0.61 to 0.64. One row alone is better in two.
+WHOLE_BLOCK_BYTES = 32 << 20
 # Of a part, what does not fit into shared memory is read again, and L2 still has it: so much more than fits saves a round.
 SPLIT_OVERFLOW = 1.25
 
@@ -140,7 +143,8 @@ class Problem:
 
     Where something is computed on the way (cupynorm/fused.cuh), nothing goes through shared memory, and rows begin at packs:
     `fused`. `beside`: bytes of an element of each array that is loaded with x; `ahead`: of each that the results need, loaded
-    with it; `stored`: of the results; `direct`: nothing is loaded but x, as it is; `others`: registers for the arithmetic.
+    with it; `stored`: of the results, of which there are `results`; `direct`: nothing is loaded but x, as it is;
+    `others`: registers for the arithmetic.
 
     Where rows begin at no pack of 16 bytes, `widest` is what such a pack would have; `peel`: 1 if x lies in packs as y does, else
     2; `period`: so many rows further a row begins as this one does, 0 if that cannot be said.
@@ -159,6 +163,7 @@ class Problem:
     beside: tuple[int, ...] = ()
     ahead: tuple[int, ...] = ()
     stored: int = 0
+    results: int = 1
     direct: bool = True
     others: int = 0
 
@@ -471,12 +476,19 @@ def _held(problem: Problem) -> Held | None:
     if _is_narrow(problem):
         table = NARROW_HELD.get(problem.kind, table)
     if problem.fused and problem.held_bytes < 8:  # noqa: PLR2004
-        table = FUSED_HELD[_what(problem), problem.held_bytes]
+        table = _fused_held(problem)
     return next((held for held in table if problem.row_bytes <= held.row_bytes), None)
 
 
+def _fused_held(problem: Problem) -> tuple[Held, ...]:
+    what = _what(problem)
+    if what == "quantized" or (problem.stored == 1 and problem.direct):
+        return QUANTIZED_HELD[problem.kind]
+    return FUSED_HELD["summed" if what == "scaled" and problem.results > 1 else what, problem.held_bytes]
+
+
 def _what(problem: Problem) -> str:
-    """Return the key of FUSED_HELD."""
+    """Return what is computed on the way: nothing with parameters, something with them, or that to a byte an element."""
     return "masked" if not problem.columns else "quantized" if problem.stored == 1 else "scaled"
 
 
@@ -546,6 +558,7 @@ def _in_registers(
     measured = isinstance(held, Ragged)
     if elements > _most_elements(problem) and not measured:
         return None
+    seen = isinstance(held, Held) and _was_compiled(problem, limits, held, group)
     most = MOST_ELEMENTS[problem.compute_bytes] // (1 if problem.fused else 2)
     fits = (measured or held.rows * elements <= most) and problem.compute_bytes < 8  # noqa: PLR2004
     rows = held.rows if fits and (problem.period or not problem.peel) else 1
@@ -562,7 +575,7 @@ def _in_registers(
     )
     if held.hoist in (2, 3):  # for all rows of a block, which are on their way while others are in work
         # in registers only where there is room for them
-        hoist = held.hoist if _can_hoist(problem, elements) else 2
+        hoist = held.hoist if seen or _can_hoist(problem, elements) else 2
         plan = dataclasses.replace(plan, hoist=hoist, stages=int(_can_stage(problem, limits)))
         # where columns lie anywhere, the accesses to all of them are on their way at once
         apart = APART_PACKS + problem.fused
@@ -571,19 +584,29 @@ def _in_registers(
     crowded = problem.peel and (problem.fused or elements > PEELED_HOIST_ELEMENTS[problem.held_bytes])
     if held.hoist == LENT and _lent_bytes(problem, problem.pack) <= limits.shared_bytes_per_block:
         plan = dataclasses.replace(plan, hoist=LENT)
-    if held.hoist == 1 and (measured or (_can_hoist(problem, elements) and not crowded)):
+    if held.hoist == 1 and (measured or seen or (_can_hoist(problem, elements) and not crowded)):
         plan = dataclasses.replace(plan, hoist=1)
     plan = _registers_plan(problem, plan)
     registers = _registers(problem, limits, elements, full=plan.full, hoist=plan.hoist % 2 == 1)
     registers += (rows - 1) * (elements // 2 if problem.fused else elements + 1)
     registers += OF_LENT * rows * (plan.hoist == LENT)
-    if measured and int(limits.compute_capability) == HOPPER and _alike(problem):
+    if seen or (measured and int(limits.compute_capability) == HOPPER and _alike(problem)):
         registers = min(registers, limits.registers_per_sm // held.resident_threads)
     if registers * block > limits.registers_per_sm:
         return None
     threads = min(held.resident_threads, limits.threads_per_sm, limits.registers_per_sm // registers)
     plan = dataclasses.replace(plan, least_blocks=max(1, threads // block))
     return _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
+
+
+def _was_compiled(problem: Problem, limits: Limits, held: Held, group: int) -> bool:
+    """Say whether so many threads are those that `held` was seen to give enough registers."""
+    packs = problem.cols // problem.pack
+    full = not problem.peel and packs % group == 0 and _is_power_of_two(packs)
+    few = packs // group * problem.pack * problem.held_bytes <= _thread_bytes(problem, held)
+    wide = problem.pack * problem.load_bytes == ACCESS_BYTES and _alike(problem)
+    little = 0 < held.others >= problem.others
+    return full and few and wide and little and int(limits.compute_capability) == HOPPER
 
 
 def _alike(problem: Problem) -> bool:
@@ -732,7 +755,7 @@ def _ragged(problem: Problem, limits: Limits) -> tuple[Ragged, int] | None:
     best = None
     many = problem.rows >= MANY_ROWS * limits.sm_count
     for ragged in table.get(problem.kind, ()):
-        if not ragged.above < problem.row_bytes <= ragged.row_bytes or ragged.many > many:
+        if not ragged.above < problem.row_bytes <= ragged.row_bytes or ragged.many not in {None, many}:
             continue
         least_threads = math.ceil(packs / ragged.packs)
         group = math.ceil(least_threads / WARP) * WARP if ragged.warps else _power_of_two_from(least_threads)
@@ -906,6 +929,8 @@ def _few_rows(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | 
     measured = crowded and problem.cols >= CROWDED_COLS and problem.row_bytes <= CROWDED_ROW_BYTES
     if crowded:  # parameters are read again for each row
         parts = 2 if len(problem.columns) > (0 if measured else 1) else min(most, 8)
+    elif problem.kind == (1, 2) and problem.rows * most > limits.sm_count:
+        parts = min(most, 8)  # a block on each multiprocessor: RMSNorm of 16 x 65536 0.80 to 0.88
     plan = None
     while plan is None and parts <= most:
         plan = _crowded_cluster(problem, limits, parts) if measured else None
@@ -925,7 +950,13 @@ def _few_cluster(problem: Problem, limits: Limits, parts: int) -> Plan | None:
         PLAIN, variant="cluster", pack=problem.pack, peel=problem.peel, parts=parts, block=block, group=block
     )
     plan = _registers_plan(problem, plan)
-    return dataclasses.replace(plan, hoist=int(_can_hoist(problem, plan.packs * plan.pack)))
+    elements = plan.packs * plan.pack
+    # fetched with the row, the parameters cost nobody a place: LayerNorm in float of 1 x 65536 0.65 to 0.81
+    room = bool(problem.columns) and not problem.peel and block <= MAX_BLOCK // 2
+    hoist = _can_hoist(problem, elements) or (
+        room and _words(problem, elements, hoist=True) <= MOST_FEW_WORDS
+    )
+    return dataclasses.replace(plan, hoist=int(hoist))
 
 
 def _crowded_cluster(problem: Problem, limits: Limits, parts: int) -> Plan | None:
@@ -942,7 +973,7 @@ def _crowded_cluster(problem: Problem, limits: Limits, parts: int) -> Plan | Non
         or not CROWDED_BLOCKS[0] <= block <= CROWDED_BLOCKS[1]
     ):
         return None
-    plan = _registers_plan(problem, plan)
+    plan = _registers_plan(problem, dataclasses.replace(plan, hoist=int(len(problem.columns) == 1)))
     return plan if plan.full and plan.packs == CROWDED_PACKS else None
 
 
@@ -1105,8 +1136,17 @@ def _spread(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | No
     parts = limits.sm_count
     if problem.cols // problem.pack <= parts * SPREAD_BLOCK:  # a pack a thread: few blocks meet sooner
         parts //= 2
+    elements = math.ceil(problem.cols // problem.pack / parts / SPREAD_BLOCK) * problem.pack
+    # the next kernel's blocks find room beside these, and are there when they end: LayerNorm in 16 bits 0.58 to 0.615
+    beside = _can_hoist(problem, elements) and int(limits.compute_capability) == HOPPER
     plan = dataclasses.replace(
-        PLAIN, variant="split", pack=problem.pack, parts=parts, block=SPREAD_BLOCK, group=SPREAD_BLOCK
+        PLAIN,
+        variant="split",
+        pack=problem.pack,
+        parts=parts,
+        block=SPREAD_BLOCK,
+        group=SPREAD_BLOCK,
+        least_blocks=2 if beside else 1,
     )
     return _spread_plan(problem, limits, occupancy, plan)
 
@@ -1131,7 +1171,7 @@ def _fits(problem: Problem, limits: Limits) -> bool:
 
 def _together(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
     """Rows side by side, read twice: gamma and beta, once for all of them, where the chip cannot hold a row."""
-    if len(problem.columns) < 2 or problem.rows < TOGETHER_LEAST_ROWS or _fits(problem, limits):  # noqa: PLR2004
+    if not problem.columns or problem.rows < TOGETHER_LEAST_ROWS or _fits(problem, limits):
         return None
     plan = dataclasses.replace(
         PLAIN,
@@ -1166,9 +1206,9 @@ def _all_at_once(
 
 def _kept_by_grid(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
     """Parts of rows in shared memory, as far as they fit."""
-    whole = problem.held_bytes == 4 and problem.rows * problem.row_bytes >= WHOLE_BLOCK_BYTES  # noqa: PLR2004
-    whole = whole and _in_whole_packs(problem)
-    whole = whole and _alike(problem) and int(limits.compute_capability) == HOPPER
+    plain = _in_whole_packs(problem) and _alike(problem) and int(limits.compute_capability) == HOPPER
+    much = problem.rows > 1 and problem.rows * problem.row_bytes >= WHOLE_BLOCK_BYTES
+    whole = plain and much and (problem.held_bytes == 4 or len(problem.columns) == 1)  # noqa: PLR2004
     resident = SPLIT_BLOCKS if int(limits.compute_capability) >= AMPERE and not whole else 1
     crowded = (
         problem.peel
@@ -1184,7 +1224,7 @@ def _kept_by_grid(problem: Problem, limits: Limits, occupancy: Occupancy) -> Pla
     if problem.peel == 2:  # noqa: PLR2004
         kept_bytes = 0
     one = problem.peel or (problem.held_bytes > 2 and problem.columns)  # noqa: PLR2004  with more it would spill
-    packs = 1 if one and not whole else 2
+    packs = 1 if one and not plain else 2
     plan = _staged(problem, "split", block, kept_bytes, packs=packs)
     plan = dataclasses.replace(plan, least_blocks=resident)
     # where a block's part is short, few threads do

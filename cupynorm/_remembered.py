@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import dataclasses
-import functools
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -28,18 +27,10 @@ ALIGNMENT = 15  # the bits of a pointer that checks and pack widths look at: no 
 
 
 def launcher(function: int, plan: Plan) -> Launch:
-    """Return the launch of a kernel. It takes the stream, the address of void*[] with one for each parameter, and 0.
-
-    A kernel whose blocks wait for one another begins when those before it have ended.
-    """
-    driver = _device.driver()
-    if plan.variant == "split":  # its blocks wait for one another: all run at the same time, or none
-        grid = (plan.grid // plan.parts, plan.parts, 1)
-        launch = functools.partial(
-            driver.launchCooperativeKernel, function, *grid, plan.block, 1, 1, plan.shared_bytes
-        )
-        return lambda stream, address, _: launch(stream, address)
-    return _device.launch_of(function, (plan.grid, 1, 1), (plan.block, 1, 1), plan.shared_bytes)
+    """Return the launch of a kernel. It takes the stream, the address of void*[] with one for each parameter, and 0."""
+    split = plan.variant == "split"  # its blocks wait for one another: all run at the same time, or none
+    grid = (plan.grid // plan.parts, plan.parts, 1) if split else (plan.grid, 1, 1)
+    return _device.launch_of(function, grid, (plan.block, 1, 1), plan.shared_bytes, cooperative=split)
 
 
 class Given(NamedTuple):

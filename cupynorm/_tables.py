@@ -16,7 +16,8 @@ class Held(NamedTuple):
     """How rows of up to `row_bytes` are spread over threads.
 
     thread_bytes: of a row. block: threads of a block at least. resident_threads: of a multiprocessor. hoist: as in Plan, as
-    far as registers allow. rows: that a group holds at once.
+    far as registers allow. rows: that a group holds at once. others: with arithmetic that takes so many registers, no more, all
+    of this was compiled for sm_90, of a power of two of packs, and did not spill; 0: registers are estimated.
     """
 
     row_bytes: int
@@ -25,6 +26,7 @@ class Held(NamedTuple):
     resident_threads: int
     hoist: int = 0
     rows: int = 1
+    others: int = 0
 
 
 # By (how many parameters of the columns the op has, bytes of an element), the first that can hold a row; what is behind the last
@@ -69,13 +71,12 @@ HELD = {
     (2, 8): _DOUBLES,
 }
 # The same where something is computed on the way, by (what, bytes of an element): without parameters, with them, and with
-# them to a byte an element. thread_bytes: of a row and of all that is loaded with it. H200, benchmarks/NOTES.md: more elements a
-# thread than above, so that what each thread does once counts less; where few bytes are moved for each element, instructions
-# limit, and a block that goes through many rows saves more of them than it loses.
+# them and more than one result. thread_bytes: of a row and of all that is loaded with it. H200, benchmarks/NOTES.md: more
+# elements a thread than above, so that what each thread does once counts less.
 FUSED_HELD = {
     ("masked", 2): (
         Held(128, 32, 256, 1536),
-        Held(256, 48, 128, 1024),
+        Held(256, 48, 128, 1536, others=24),
         Held(512, 32, 256, 1536),
         Held(1 << 10, 64, 64, 1536),
         Held(4 << 10, 64, 64, 1024),
@@ -84,44 +85,99 @@ FUSED_HELD = {
     ),
     ("masked", 4): (
         Held(512, 32, 128, 1536),
-        Held(4 << 10, 40, 128, 1536),
+        Held(4 << 10, 40, 128, 2048, others=16),
         Held(8 << 10, 80, 128, 1152),
-        Held(16 << 10, 80, 256, 1280),
+        Held(16 << 10, 80, 256, 768),
         Held(32 << 10, 160, 256, 1280),
         Held(128 << 10, 160, 256, 1024),
     ),
     ("scaled", 2): (
         Held(255, 96, 64, 1024, 1),
-        Held(256, 96, 256, 1024, 1),
-        Held(1 << 10, 96, 64, 1024, 1),
+        Held(256, 96, 128, 1024, 1, others=13),
+        Held(1 << 10, 96, 128, 768, 1),
+        Held(2 << 10, 96, 128, 1024, 1, others=13),
         Held(4 << 10, 96, 64, 1024, 1),
-        Held(8 << 10, 192, 128, 1024),
-        Held(32 << 10, 192, 256, 1024),
+        Held(8 << 10, 192, 128, 896, others=13),
+        Held(32 << 10, 192, 256, 768),
     ),
     ("scaled", 4): (
-        Held(1 << 10, 96, 256, 1024, 1),
-        Held(8 << 10, 96, 128, 1280),
-        Held(16 << 10, 192, 256, 1024),
+        Held(1 << 10, 96, 128, 896, 1),
+        Held(4 << 10, 96, 128, 1024, 1, others=13),
+        Held(8 << 10, 96, 256, 1024, others=29),
+        Held(16 << 10, 192, 256, 768),
+        Held(128 << 10, 192, 256, 1024, others=29),
+    ),
+    ("summed", 2): (
+        Held(255, 96, 64, 1024, 1),
+        Held(256, 96, 128, 1024, 1, others=21),
+        Held(1 << 10, 96, 64, 1024, 1),
+        Held(2 << 10, 96, 128, 1024, 1, others=21),
+        Held(4 << 10, 96, 64, 1024, 1),
+        Held(8 << 10, 192, 256, 512),
+        Held(32 << 10, 192, 256, 1024),
+    ),
+    ("summed", 4): (
+        Held(1 << 10, 96, 128, 896, 1),
+        Held(4 << 10, 96, 128, 1024, 1, others=21),
+        Held(8 << 10, 96, 512, 1024, 1, others=21),
+        Held(16 << 10, 192, 512, 512),
         Held(128 << 10, 192, 256, 1024),
     ),
-    ("quantized", 2): (
-        Held(512, 32, 128, 1024, 3),
+}
+# To a byte an element, by (how many parameters, bytes of an element). Few bytes are moved for each element, so that instructions
+# limit, and in 16 bits with two parameters a block that goes through many rows saves more of them than it loses.
+QUANTIZED_HELD = {
+    (0, 2): (
+        Held(256, 32, 128, 896, rows=2),
+        Held(4 << 10, 64, 64, 640),
+        Held(8 << 10, 64, 128, 640),
+        Held(32 << 10, 64, 256, 768),
+    ),
+    (0, 4): (
+        Held(512, 32, 128, 896),
+        Held(8 << 10, 64, 128, 1280),
+        Held(16 << 10, 64, 256, 768),
+        Held(128 << 10, 128, 256, 1024),
+    ),
+    (1, 2): (
+        Held(256, 32, 128, 1024),
+        Held(2 << 10, 64, 128, 768),
+        Held(4 << 10, 64, 128, 768, 1, others=8),
         Held(6 << 10, 64, 128, 768, 2),
+        Held(8 << 10, 64, 256, 768, 3, others=8),
         Held(32 << 10, 64, 256, 768, 2),
     ),
-    ("quantized", 4): (
-        Held(1 << 10, 32, 256, 768, 1, rows=2),
-        Held(2 << 10, 64, 64, 768, 1),
+    (1, 4): (
+        Held(512, 32, 128, 768),
+        Held(2 << 10, 64, 64, 1024, others=8),
+        Held(4 << 10, 64, 64, 640),
+        Held(16 << 10, 128, 128, 640),
+        Held(128 << 10, 128, 256, 768, others=8),
+    ),
+    (2, 2): (
+        Held(512, 32, 256, 1024, 3),
+        Held(4 << 10, 64, 128, 640, 3, others=8),
+        Held(6 << 10, 64, 128, 768, 2),
+        Held(8 << 10, 64, 128, 640, 3, others=8),
+        Held(12 << 10, 64, 256, 768, 2),
+        Held(32 << 10, 64, 512, 1024, 2, others=8),
+    ),
+    (2, 4): (
+        Held(512, 32, 128, 768, 1, rows=2),
+        Held(2 << 10, 64, 64, 1024, others=8),
+        Held(4 << 10, 128, 128, 640),
+        Held(16 << 10, 128, 128, 640, 1, others=8),
+        Held(32 << 10, 128, 512, 512, 2),
         Held(128 << 10, 128, 64, 1024),
     ),
 }
 # Of rows in accesses of fewer than 16 bytes that begin at one. H200: more elements a thread than above, and few of rows of up to
 # 256 bytes: 33 columns of half 0.76 to 0.79, 601 of float 0.79 to 0.90, 1500 of half 0.84 to 0.92.
 NARROW_HELD = {
-    (0, 2): (Held(256, 16, 256, 1536), Held(32 << 10, 48, 128, 1024)),
+    (0, 2): (Held(256, 16, 128, 1280), Held(32 << 10, 48, 128, 1024)),
     (1, 2): (Held(256, 16, 128, 1280, 1), Held(32 << 10, 48, 128, 1024)),
     (2, 2): (
-        Held(66, 16, 256, 1536),
+        Held(66, 16, 64, 1280),
         Held(130, 16, 256, 1536, 1),
         Held(256, 16, 128, 1152, 1),
         Held(4 << 10, 48, 64, 768, 1),
@@ -130,6 +186,7 @@ NARROW_HELD = {
     (0, 4): (Held(8 << 10, 32, 128, 1280), Held(64 << 10, 48, 128, 1280)),
     (1, 4): (Held(512, 32, 128, 1280, 1), Held(64 << 10, 48, 128, 1280, 1)),
     (2, 4): (
+        Held(132, 32, 64, 1024, 1),
         Held(512, 32, 128, 1280, 1),
         Held(1900, 68, 64, 512, 1),
         Held(2100, 68, 64, 768),
@@ -183,7 +240,7 @@ class Waiting(NamedTuple):
 
 # Rows of fewer bytes are as fast or faster in registers, by (how many parameters of the columns the op has, bytes of an element).
 CACHED_LEAST_BYTES = {
-    (0, 2): 4 << 10,
+    (0, 2): (4 << 10) + 1,
     (1, 2): 4 << 10,
     (2, 2): 6 << 10,
     (0, 4): 4 << 10,
@@ -246,8 +303,8 @@ DOUBLES_CACHED = (Waiting(32 << 10, 1, 256, 256),)
 class Ragged(NamedTuple):
     """How rows of more than `above` and up to `row_bytes` are spread that fill no power of two of threads.
 
-    packs: of a thread. many: only where a multiprocessor has many rows to go through. warps: by any number of warps, not a power
-    of two of threads. The rest as in Held.
+    packs: of a thread. many: only where a multiprocessor has many rows to go through (True), or few (False). warps: by any number
+    of warps, not a power of two of threads. The rest as in Held.
     """
 
     packs: int
@@ -257,7 +314,7 @@ class Ragged(NamedTuple):
     hoist: int = 0
     rows: int = 1
     above: int = 0
-    many: bool = False
+    many: bool | None = None
     warps: bool = False
 
 
@@ -276,6 +333,7 @@ RAGGED: dict[tuple[int, int], tuple[Ragged, ...]] = {
     ),
     (1, 2): (
         Ragged(1, 160, 128, 1280, rows=2),
+        Ragged(2, 2 << 10, 128, 896, 1, rows=2, above=1536, many=False),
         Ragged(3, 2 << 10, 128, 768, 1, above=160),
         Ragged(6, 24 << 10, 128, 768, above=8 << 10),
         Ragged(3, 32 << 10, 128, 1024, above=2 << 10),
@@ -336,21 +394,36 @@ RAGGED: dict[tuple[int, int], tuple[Ragged, ...]] = {
 # softmax of 32 0.925 to 0.963. What shares a thread among rows only where those are many. Since kernels begin early, LayerNorm
 # of 32 columns is better by HELD: in 16 bits 1.04 against 0.98 by two rows, in float 1.056 against 0.925 by four.
 FULL: dict[tuple[int, int], tuple[Ragged, ...]] = {
-    (0, 2): (Ragged(2, 128, 256, 2048),),
+    (0, 2): (
+        Ragged(2, 64, 64, 2048),
+        Ragged(2, 128, 128, 2048, above=64),
+        Ragged(2, 512, 64, 1280, rows=2, above=128, many=True),
+        Ragged(4, 1 << 10, 64, 1280, above=512, many=True),
+    ),
     (1, 2): (
-        Ragged(2, 64, 128, 1280, 4),
-        Ragged(1, 256, 64, 768, 4, rows=4, above=64, many=True),
+        Ragged(2, 256, 128, 768, 1),
         Ragged(3, 1536, 512, 1024, 1, above=1535),
     ),
     (2, 2): (
         Ragged(1, 128, 64, 768, 4, rows=4, above=64, many=True),
         Ragged(2, 1 << 10, 64, 640, 1, rows=2, above=128, many=True),
-        Ragged(3, 1536, 64, 1024, 1, above=1535),
-        Ragged(2, 2 << 10, 128, 640, 1, rows=2, above=2047, many=True),
+        Ragged(3, 1536, 64, 896, 1, above=1535),
+        Ragged(4, 2 << 10, 128, 768, 1, above=2047, many=True),
+        Ragged(4, 4 << 10, 64, 768, 1, above=4095),
+    ),
+    (0, 4): (
+        Ragged(2, 512, 64, 1024, rows=2, above=128, many=True),
+        Ragged(2, 1 << 10, 64, 1536, rows=2, above=512, many=True),
+        Ragged(4, 2 << 10, 64, 1280, above=1 << 10, many=True),
+    ),
+    (1, 4): (
+        Ragged(2, 128, 128, 1280),
+        Ragged(2, 512, 128, 1536, 1, rows=2, above=128, many=True),
+        Ragged(4, 1 << 10, 64, 1280, 1, above=512, many=True),
     ),
     (2, 4): (
         Ragged(2, 256, 64, 768, 4, rows=4, above=128, many=True),
-        Ragged(3, 3 << 10, 256, 768, 1, above=3071),
+        Ragged(3, 3 << 10, 128, 768, 1, above=3071),
     ),
 }
 # Bytes of a row up to which one that fills no whole warps is better in registers: LayerNorm of 3200 columns in 16 bits 0.77 to
@@ -371,7 +444,7 @@ RAGGED_ROW_BYTES = {
 PEELED: dict[tuple[int, int], tuple[Ragged, ...]] = {
     (0, 2): (
         Ragged(1, 288, 256, 1536),
-        Ragged(2, 2100, 128, 896, rows=2),
+        Ragged(2, 2100, 128, 1024, rows=2),
         Ragged(8, 32 << 10, 64, 512, above=24 << 10, warps=True),
         Ragged(4, 32 << 10, 128, 896),
         Ragged(5, 41 << 10, 128, 1024, above=32 << 10),
@@ -381,11 +454,12 @@ PEELED: dict[tuple[int, int], tuple[Ragged, ...]] = {
         Ragged(2, 32 << 10, 128, 1024, above=2100),
     ),
     (1, 2): (
+        Ragged(1, 288, 128, 896, 1, rows=2, many=True),
         Ragged(1, 288, 256, 1280),
         Ragged(2, 640, 128, 1152, 4, above=288),
         Ragged(2, 1100, 128, 1024, rows=2, above=640),
         Ragged(5, 1282, 128, 768, 4, above=1100),
-        Ragged(4, 2052, 128, 896, 4, above=2000),
+        Ragged(4, 2052, 128, 768, 4, above=2000),
         Ragged(2, 2100, 128, 896, 1, rows=2, above=1100),
         Ragged(3, 3074, 256, 1024, 4, above=2100),
         Ragged(2, 5 << 10, 128, 896, rows=2, above=2100),
@@ -394,8 +468,9 @@ PEELED: dict[tuple[int, int], tuple[Ragged, ...]] = {
         Ragged(5, 32 << 10, 128, 768),
     ),
     (2, 2): (
-        Ragged(1, 288, 128, 1152, 4),
-        Ragged(2, 640, 128, 768, 4, rows=2, above=288, many=True),
+        Ragged(1, 288, 128, 896, 1, rows=2, many=True),
+        Ragged(1, 288, 256, 1024, 1, many=False),
+        Ragged(2, 640, 128, 896, 4, rows=2, above=288, many=True),
         Ragged(2, 640, 128, 1024, 4, above=288),
         Ragged(2, 1100, 64, 768, 1, rows=2, above=640),
         Ragged(5, 1282, 256, 768, 4, above=1100),
@@ -405,7 +480,7 @@ PEELED: dict[tuple[int, int], tuple[Ragged, ...]] = {
         Ragged(3, 2000, 128, 1024),
         Ragged(4, 2000, 64, 896),
         Ragged(5, 2000, 128, 512, 1),
-        Ragged(2, 4 << 10, 128, 1152, 2, above=2000),
+        Ragged(2, 4 << 10, 128, 1024, 3, above=2000),
         Ragged(2, 32 << 10, 256, 1024, 2, above=4 << 10),
         Ragged(3, 32 << 10, 128, 1024, 2, above=2000),
     ),
@@ -421,6 +496,7 @@ PEELED: dict[tuple[int, int], tuple[Ragged, ...]] = {
         Ragged(8, 128 << 10, 128, 1024, above=80 << 10),
     ),
     (1, 4): (
+        Ragged(5, 24 << 10, 128, 768, 1, above=16 << 10, many=False),
         Ragged(5, 80 << 10, 128, 1024),
         Ragged(7, 32 << 10, 128, 768),
         Ragged(6, 32 << 10, 128, 768),
@@ -541,6 +617,7 @@ CLUSTERS: dict[tuple[int, int], tuple[Spread | Kept, ...]] = {
         Spread(row_bytes=100 << 10, parts=4, packs=5, stages=1, peels=True),
         Spread(row_bytes=100 << 10, parts=4, packs=4, stages=1),
         Spread(row_bytes=170 << 10, parts=8, packs=4, stages=1, peels=True),
+        Spread(row_bytes=128 << 10, parts=2, packs=8, stages=1, above=120 << 10),
         Spread(row_bytes=132 << 10, parts=4, packs=6, stages=2),
         Spread(row_bytes=240 << 10, parts=4, packs=7, stages=1, peels=True),
         Spread(row_bytes=205 << 10, parts=8, packs=8, stages=1),

@@ -258,8 +258,20 @@ def test_a_kernel_may_begin_before_the_one_before_it_has_ended(monkeypatch: pyte
     for stream in (3, 4, 3, 0):
         launch(stream, 99, 0)
 
-    early = [(_device.BEGIN_EARLY, 1)]
+    early = [(6, 1)]  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     assert launches.seen == [(11, 99, stream, (5, 6, 7), (32, 2, 1), 1024, early) for stream in (3, 4, 3, 0)]
+
+
+def test_a_kernel_whose_blocks_wait_for_one_another_may_begin_early_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launches = Launches()
+    monkeypatch.setattr(_device, "_launch_kernel_ex", lambda: launches)
+
+    _device._early(11, (1, 132, 1), (512, 1, 1), 64, cooperative=True)(3, 99, 0)
+
+    attributes = [(6, 1), (2, 1)]  # the other is CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    assert launches.seen == [(11, 99, 3, (1, 132, 1), (512, 1, 1), 64, attributes)]
 
 
 def test_a_launch_may_meet_any_number_of_streams(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,3 +302,7 @@ def test_an_older_driver_or_device_launches_as_ever(
     monkeypatch.setattr(_device, "_early", None)
 
     assert _device.launch_of(1, (1, 1, 1), (32, 1, 1), 0).func is _device.driver().launchKernel
+    seen: list[tuple[int, ...]] = []
+    monkeypatch.setattr(_device.driver(), "launchCooperativeKernel", lambda *given: seen.append(given))
+    _device.launch_of(1, (1, 132, 1), (32, 1, 1), 64, cooperative=True)(5, 99, 0)
+    assert seen == [(1, 1, 132, 1, 32, 1, 1, 64, 5, 99)]

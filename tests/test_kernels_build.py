@@ -72,9 +72,7 @@ def build(op: RowOp, instances: Sequence[Instance], arch: str, major: int) -> li
     built = []
     for instance, kernel in compile_instances(instances, arch, major):
         code = code_of(kernel, arch)
-        faults = spills(kernel) + narrow_accesses(op, instance, code)
-        if instance.plan.variant != "split":
-            faults += begins_too_soon(code, arch)
+        faults = spills(kernel) + narrow_accesses(op, instance, code) + begins_too_soon(code, arch)
         built.append(Built(instance, tuple(faults), len(code.instructions)))
     return built
 

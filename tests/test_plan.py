@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,8 @@ def problem(
         (768, "warp"),
         (776, "block"),
         (2040, "block"),
-        (2048, "cached"),
+        (2048, "block"),
+        (2304, "cached"),
         (32768, "cached"),
         (32776, "cluster"),
         (1802240, "cluster"),
@@ -106,6 +108,33 @@ def test_where_a_row_waits_that_the_grid_shares(
     assert (plan.variant, plan.kernel) == ("split", kernel)
 
 
+@pytest.mark.parametrize(
+    ("rows", "cols", "sizes", "columns", "expected"),
+    [
+        # parts, block, least_blocks, hoist
+        (1, 1 << 16, {"load_bytes": 4, "pack": 4}, (4, 4), (16, 256, 1, 1)),
+        (16, 1 << 16, {}, (2,), (8, 256, 1, 1)),
+        (16, 1 << 16, {}, (2, 2), (16, 256, 1, 1)),
+        (64, 1 << 16, {}, (2,), (2, 512, 1, 1)),
+        (64, 1 << 16, {}, (2, 2), (2, 512, 1, 0)),
+        (1, 1 << 20, {}, (2, 2), (132, 512, 2, 1)),  # the next kernel's blocks have room beside these
+        (1, 1 << 20, {"load_bytes": 4, "pack": 4}, (4, 4), (132, 512, 1, 1)),
+        (16, 1 << 20, {}, (2,), (8, 1024, 1, 0)),
+        (16, 1 << 20, {}, (2, 2), (16, 512, 2, 0)),
+        (16, 1 << 20, {"load_bytes": 4, "pack": 4}, (4, 4), (16, 1024, 1, 0)),
+        (1, 1 << 24, {"load_bytes": 4, "pack": 4}, (4, 4), (264, 512, 2, 0)),
+        (16, 1 << 24, {}, (2,), (132, 512, 1, 0)),
+    ],
+)
+def test_few_rows_have_the_blocks_and_parameters_that_were_measured(
+    rows: int, cols: int, sizes: dict[str, int], columns: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    kind = dataclasses.replace(problem(rows, cols, **sizes), columns=columns)
+    plan = choose(kind, H200, lambda plan: H200.sm_count if plan.cluster > 1 else plan.least_blocks)
+
+    assert (plan.parts, plan.block, plan.least_blocks, plan.hoist) == expected
+
+
 def test_blocks_that_wait_for_one_another_are_no_more_than_the_device_runs() -> None:
     for rows in (1, 7, 64, 131):
         plan = choose(problem(rows=rows, cols=2**22), H200, resident, "split")
@@ -155,7 +184,7 @@ def test_rows_that_begin_anywhere_have_the_widest_packs(cols: int, peel: int) ->
         (1000, (2, 2), 4, 32),
         (1000, (4, 4), 4, 32),
         (3000, (2, 2), 6, 64),
-        (1024, (2, 2), 2, 64),
+        (1024, (2, 2), 4, 32),
         (768, (2, 2), 3, 32),
     ],
 )
@@ -176,7 +205,7 @@ def test_ragged_rows_leave_few_threads_without_a_pack(
         (64, 49152, (2, 2), (1, 8, 4, 4)),
         (64, 1000, (2, 2), (2, 4, 1, 1)),
         (256, 49152, (2, 2), (2, 16, 2, 1)),
-        (1024, 49152, (2, 2), (2, 64, 2, 1)),
+        (1024, 49152, (2, 2), (4, 32, 1, 1)),
         (1024, 49152, (4, 4), (2, 64, 1, 0)),
         (1024, 1000, (2, 2), (2, 64, 1, 1)),
         (1024, 49152, (2,), (2, 64, 1, 1)),
@@ -493,11 +522,36 @@ def test_a_fused_row_leaves_few_places_empty(
     assert (plan.pack, plan.packs, plan.group, plan.full) == expected
 
 
+@pytest.mark.parametrize(
+    ("change", "device", "threads"),
+    [
+        ({}, "h200", 1024),
+        ({"others": 14}, "h200", 896),  # registers are then estimated
+        ({"cols": 1008}, "h200", 640),
+        ({}, "a100", 768),
+    ],
+)
+def test_registers_follow_what_was_compiled_only_where_it_was(
+    change: dict[str, Any], device: str, threads: int
+) -> None:
+    kind = dataclasses.replace(SUM, **{"cols": 1024, "rows": 49152, "others": 13, **change})
+    plan = choose(kind, RECORDED[device], resident)
+
+    assert plan.least_blocks * plan.block == threads
+
+
+def test_a_sum_that_is_kept_is_held_otherwise() -> None:
+    alone = choose(dataclasses.replace(SUM, cols=4096, rows=49152), H200, resident)
+    kept = choose(dataclasses.replace(SUM, cols=4096, rows=49152, results=2), H200, resident)
+
+    assert (alone.block, kept.block) == (128, 256)
+
+
 def test_rows_to_bytes_go_through_blocks_unless_something_is_computed_on_the_way() -> None:
     plan = choose(TO_BYTES, H200, resident)
     added = dataclasses.replace(TO_BYTES, beside=(2,), direct=False)
 
-    assert (plan.hoist, plan.stages, plan.grid) == (2, 1, plan.resident_blocks * H200.sm_count)
+    assert (plan.hoist, plan.stages, plan.grid) == (3, 1, plan.resident_blocks * H200.sm_count)
     assert not choose(added, H200, resident).persistent
     with pytest.raises(DoesNotFitError):
         choose(added, H200, resident, plan)

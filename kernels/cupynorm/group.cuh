@@ -5,17 +5,20 @@
 namespace cupynorm {
 
 // Sums and maxima over kLanes neighbouring lanes (a power of two). All 32 lanes of the warp must call; all of a group get the same
-// bits, because each step is symmetric.
-template <int kLanes>
+// bits, because each step is symmetric. kAlike: every group of the warp holds the same numbers. Maxima over a warp are one instruction on
+// their bits (sm_80), where exchanges are five, each waiting for the one before.
+template <int kLanes, bool kAlike = false>
 struct Lanes {
+  static constexpr bool kWhole = kLanes == kWarp || kAlike;
   template <typename T>
   static T sum(T value) {
 #pragma unroll
     for (int distance = 1; distance < kLanes; distance *= 2) value += __shfl_xor_sync(kAllLanes, value, distance);
     return value;
   }
-  static unsigned max(unsigned value) {
-    return kLanes == kWarp ? largest_of_warp(value) : max<unsigned>(value);
+  static unsigned max(unsigned value) { return kWhole ? largest_of_warp(value) : max<unsigned>(value); }
+  static float max(float value) {
+    return kWhole && kLanes > 1 ? from_ordered_bits(largest_of_warp(ordered_bits(value))) : max<float>(value);
   }
   template <typename T>
   static T max(T value) {
@@ -26,11 +29,11 @@ struct Lanes {
 };
 
 // The State of what kLanes neighbouring lanes hold, for each of them. kEqual: every lane holds the same number of elements; ops of
-// two passes then merge, symmetrically.
-template <class Op, bool kEqual, int kLanes>
+// two passes then merge, symmetrically. kAlike: as in Lanes.
+template <class Op, bool kEqual, int kLanes, bool kAlike = false>
 inline typename Op::State reduce_lanes(typename Op::State s) {
   if constexpr (kLanes > 1 && !(kEqual && Op::kTwoPass)) {
-    s = Op::gather(s, Lanes<kLanes>());
+    s = Op::gather(s, Lanes<kLanes, kAlike>());
   } else {
 #pragma unroll
     for (int distance = 1; distance < kLanes; distance *= 2) {
@@ -129,7 +132,7 @@ inline void reduce_warps(typename Op::State (&s)[kRows], const typename Op::Comp
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const Slot<Op> slot = slots[r][group][lane % kWarps];
-    s[r] = reduce_lanes<Op, kEqual, kWarps>(Op::rebase(slot.state, slot.origin, origin[r]));
+    s[r] = reduce_lanes<Op, kEqual, kWarps, true>(Op::rebase(slot.state, slot.origin, origin[r]));
   }
 }
 
@@ -214,7 +217,7 @@ inline void reduce_blocks(typename Op::State& s, typename Op::Compute origin, Ma
   await_words(&mail.signal, parity);
 #pragma unroll
   for (int i = 0; i < kWords; ++i) other.words[i] = mail.words[threadIdx.x % kParts][i];
-  s = reduce_lanes<Op, kEqual, kParts>(Op::rebase(other.slot.state, other.slot.origin, origin));
+  s = reduce_lanes<Op, kEqual, kParts, true>(Op::rebase(other.slot.state, other.slot.origin, origin));
 }
 
 }  // namespace cupynorm

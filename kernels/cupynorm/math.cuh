@@ -74,6 +74,13 @@ inline unsigned long long magnitude_bits(double x) {
 inline float from_bits(unsigned bits) { return as_float(bits); }
 inline double from_bits(unsigned long long bits) { return as_double(unsigned(bits), unsigned(bits >> 32)); }
 
+// Bits in the order of the numbers, -inf's first, nan's behind inf's (or, with a sign, before -inf's); and back.
+inline unsigned ordered_bits(float x) {
+  const unsigned bits = as_bits(x);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+inline float from_ordered_bits(unsigned bits) { return as_float(bits & 0x80000000u ? bits & 0x7fffffffu : ~bits); }
+
 inline float smaller(float a, float b) { return fminf(a, b); }
 inline double smaller(double a, double b) { return fmin(a, b); }
 

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
     if (threadIdx.x < 2) make_signal(&mails[threadIdx.x].signal);
     cluster_arrive();  // this block has begun: others may write into it
   }
-  if constexpr (!kGrid) take_turn();
+  take_turn();
 
   // This block's part of a row: `held` packs from column `base` on, of which the first `kept` wait in shared memory. Of all parts:
   // `packs` from column `head` on.

@@ -36,6 +36,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_together(
     return letters_at(a.store.at(row).address() + units.begin(part) * (kUnit * kPack));
   };
 
+  take_turn();
 #pragma unroll 1
   for (int64 base = 0; base < a.rows; base += kMost) {
     const int count = a.rows - base < kMost ? int(a.rows - base) : kMost;
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_together(
     for (int r = warp; r < count; r += kWarps) {
       const Slot<Op> own = slots[r][lane % kWarps];
       const Compute origin = slots[r][0].origin;
-      const State sum = reduce_lanes<Op, false, kWarps>(Op::rebase(own.state, own.origin, origin));
+      const State sum = reduce_lanes<Op, false, kWarps, true>(Op::rebase(own.state, own.origin, origin));
       if (lane == 0) {
         if (in_place) {
 #pragma unroll
@@ -149,6 +150,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_spread(co
   auto has = [&](int p) { return p * kBlock + int(threadIdx.x) < held; };
   auto col = [&](int p) { return int64(begin + p * kBlock + threadIdx.x) * kPack; };
 
+  take_turn();
   Loaded loaded[kPacks];
   Columns columns[kPacks];
   int there = 0;

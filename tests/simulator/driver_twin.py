@@ -154,9 +154,17 @@ def launchKernel(  # noqa: N802
 
 
 def early(
-    function: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int
+    function: int,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared_bytes: int,
+    *,
+    cooperative: bool = False,
 ) -> Callable[[int, int, int], None]:
     """Return a launch that runs a kernel to its end, after those before it: twin of _device's function."""
+    if cooperative:
+        launch = functools.partial(launchCooperativeKernel, function, *grid, *block, shared_bytes)
+        return lambda stream, parameters, _: launch(stream, parameters)
     return functools.partial(launchKernel, function, *grid, *block, shared_bytes)
 
 
