@@ -66,6 +66,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   auto box = [&](int reader, int writer) {
     return reinterpret_cast<Letter*>(y + (long long)row * row_packs + reader * each) + writer * kWords;
   };
+  take_turn();
   unsigned met = 0;
   if constexpr (kGrid && kMeeting == kStates) {
     for (int i = threadIdx.x; i < parts * kWords / 2; i += Shape::kBlock) clear_letters(box(part, 0) + 2 * i);
@@ -132,6 +133,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   const int heads = head / kElement, tails = (row_bytes - head - packs * 16) / kElement;
   const bool alone = row < rows && lane < heads + tails;
   const int lone = (lane < heads ? lane : lane - heads + (head + packs * 16) / kElement) * kElement;
+  take_turn();
   uint4 loaded[kPacks];
   uint2 own[kColumns > 0 ? kColumns : 1][kPacks][3];
   unsigned single = 0;
@@ -201,6 +203,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) fused_skeleto
   const int row = blockIdx.x * (Shape::kBlock / kGroup) + threadIdx.x / kGroup, lane = threadIdx.x % kGroup;
   const long long base = (long long)row * a.row_packs + lane;
   int end = a.row_packs;
+  take_turn();
   if constexpr (Shape::kWaits) end = row < a.rows ? a.lengths[unsigned(row) >> a.queries] / a.pack : 0;
   unsigned x[kPacks][kWords] = {}, beside[kPacks][kWords] = {}, own[kOwn][kPacks][Shape::kColumnBytes / 4] = {};
 #pragma unroll

@@ -47,22 +47,26 @@ CLASSES = {
     "middle": [
         *(Point(op, "float16", 49152, cols) for cols in (512, 768, 2048) for op in OPS),
         *(Point("layer_norm", "float32", rows, cols) for rows, cols in MIDDLE_FLOATS),
+        Point("layer_norm", "bfloat16", 49152, 32768),
     ],
     "odd": [
         *(Point(op, "float16", 8192, cols) for cols in (33, 127, 1000, 1023, 5001) for op in OPS),
         *(Point(op, "float32", 8192, cols) for cols in (33, 127, 1023) for op in OPS),
         *(Point(op, "float16", 8192, 1024, 1) for op in OPS),
+        Point("softmax", "float16", 8192, 50257),
     ],
     "wide": [
         *(Point(op, "float16", 4096, cols) for cols in (65536, 131072, 262144) for op in OPS),
-        *(Point(op, "float32", 4096, 65536) for op in OPS),
+        *(Point(op, "float32", 4096, cols) for cols in (65536, 131072) for op in OPS),
+        *(Point(op, "float32", 2048, 262144) for op in OPS),
     ],
     "few": [
         *(Point(op, "float16", rows, 1 << 16) for rows in (1, 16, 64) for op in OPS),
         *(Point(op, "float16", rows, 1 << 20) for rows in (1, 16, 64) for op in OPS),
         *(Point(op, "float16", rows, 1 << 24) for rows in (1, 16) for op in OPS),
-        *(Point(op, "float32", 16, 1 << 24) for op in OPS),
-        *(Point(op, "float32", 64, 1 << 20) for op in OPS),
+        *(Point(op, "float32", rows, 1 << 16) for rows in (1, 16, 64) for op in OPS),
+        *(Point(op, "float32", rows, 1 << 20) for rows in (1, 16, 64) for op in OPS),
+        *(Point(op, "float32", rows, 1 << 24) for rows in (1, 16) for op in OPS),
     ],
     "fused": [
         *(Point("softmax/lengths", dtype, 49152, 128) for dtype in ("float16", "float32")),
@@ -134,7 +138,7 @@ def skeletons(rows: int, row_bytes: int, columns: int) -> Iterator[Kernel]:
 
 
 def _resident(registers: int, block: int) -> int:
-    threads = next(t for t in RESIDENT_THREADS if t * registers <= 1 << 16)
+    threads = next((t for t in RESIDENT_THREADS if t * registers <= 1 << 16), block)
     return min(32, max(1, threads // block))
 
 
@@ -142,12 +146,13 @@ def anywhere(point: Point, columns: int) -> Iterator[Kernel]:
     """Rows that begin at no pack, in the registers of a block's threads."""
     element = dtype_of(point.dtype).itemsize
     packs = point.cols * element // PACK
-    for each, block in itertools.product((1, 2, 3, 4, 5), (64, 128, 256)):
+    for each, block in itertools.product((1, 2, 3, 4, 5, 7), (64, 128, 256, 512, 1024)):
         group = max(2 * (PACK // element - 1), math.ceil(packs / each))
         group = 1 << (group - 1).bit_length()
-        if group > block or (each > 1 and group * (each - 1) >= packs):
+        registers = each * (4 + 6 * columns) + 28
+        if group > block or (each > 1 and group * (each - 1) >= packs) or registers * block > 1 << 16:
             continue
-        resident = _resident(each * (4 + 6 * columns) + 28, block)
+        resident = _resident(registers, block)
         grid = (math.ceil(point.rows * group / block), 1)
         for meeting in MEETINGS[:2]:
             yield _skeleton(meeting, group, each, 1, columns, block, resident, grid, element)
@@ -353,15 +358,13 @@ def runs_of(kernel: Kernel, image: bytes, name: str, point: Point, arrays: list[
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         kept.append((values, pointers))
         addresses.append(ctypes.addressof(pointers))
-    driver, (x, y) = _device.driver(), kernel.grid
+    # as the package's kernels are: they begin before the one before them has ended
+    launch = _device.launch_of(
+        function, (*kernel.grid, 1), (kernel.block, 1, 1), kernel.shared_bytes, cooperative=kernel.cooperative
+    )
 
     def run(i: int) -> Any:
-        stream = _device.cupy().cuda.get_current_stream().ptr
-        shape = (x, y, 1, kernel.block, 1, 1, kernel.shared_bytes, stream)
-        if kernel.cooperative:
-            driver.launchCooperativeKernel(function, *shape, addresses[i])
-        else:
-            driver.launchKernel(function, *shape, addresses[i], 0)
+        launch(_device.cupy().cuda.get_current_stream().ptr, addresses[i], 0)
         return kept and arrays[i]["y"]
 
     return run
