@@ -58,10 +58,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_cached(co
   using Compute = typename Op::Compute;
   constexpr int kPack = Shape::kPack, kPacks = Shape::kPacks, kBlock = Shape::kBlock, kWarps = kBlock / kWarp;
   static_assert(Load::kDirect && !Store::kAhead && !Store::kScales, "what else is loaded would want room in the cache, too");
-  // a power of two; where there are fewer warps, the others have seen nothing
-  constexpr int kSlots = kWarps > 16 ? 32 : kWarps > 8 ? 16 : kWarps > 4 ? 8 : kWarps > 2 ? 4 : kWarps;
+  constexpr int kSlots = slots_for(kWarps);
   __shared__ Slot<Op> slots[2][1][1][kSlots];
-  if (kSlots > kWarps && threadIdx.x < 2 * (kSlots - kWarps)) slots[threadIdx.x % 2][0][0][kWarps + threadIdx.x / 2] = {Op::identity(), 0};
+  if constexpr (kSlots > kWarps) {
+    for (auto& each : slots) clear_slots<kWarps>(each);
+  }
   const int packs = int(a.cols / kPack);
   int turn = 0;
   take_turn();

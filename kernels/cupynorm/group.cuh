@@ -5,20 +5,20 @@
 namespace cupynorm {
 
 // Sums and maxima over kLanes neighbouring lanes (a power of two). All 32 lanes of the warp must call; all of a group get the same
-// bits, because each step is symmetric. kAlike: every group of the warp holds the same numbers. Maxima over a warp are one instruction on
-// their bits (sm_80), where exchanges are five, each waiting for the one before.
+// bits, because each step is symmetric. kAlike: every group of the warp holds the same numbers, and has nothing else to do meanwhile. A
+// maximum is then one instruction on bits (sm_80) instead of exchanges that wait for one another: softmax of 1 x 2^20 halves 0.53 to 0.60 of
+// the copy rate. Where lanes bring their own, exponentials fill that wait: rows of one warp 0.01 slower so, 16384 halves in `cached` 0.02.
 template <int kLanes, bool kAlike = false>
 struct Lanes {
-  static constexpr bool kWhole = kLanes == kWarp || kAlike;
   template <typename T>
   static T sum(T value) {
 #pragma unroll
     for (int distance = 1; distance < kLanes; distance *= 2) value += __shfl_xor_sync(kAllLanes, value, distance);
     return value;
   }
-  static unsigned max(unsigned value) { return kWhole ? largest_of_warp(value) : max<unsigned>(value); }
+  static unsigned max(unsigned value) { return kLanes == kWarp || kAlike ? largest_of_warp(value) : max<unsigned>(value); }
   static float max(float value) {
-    return kWhole && kLanes > 1 ? from_ordered_bits(largest_of_warp(ordered_bits(value))) : max<float>(value);
+    return kAlike && kLanes > 2 ? from_ordered_bits(largest_of_warp(ordered_bits(value))) : max<float>(value);
   }
   template <typename T>
   static T max(T value) {

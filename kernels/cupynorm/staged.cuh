@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
           total[0] = Op::template merge<false>(total[0], Op::rebase(theirs.state, theirs.origin, origin[0]));
         }
       }
-      total[0] = reduce_lanes<Op, false, kWarp>(total[0]);
+      total[0] = reduce_lanes<Op, false, kWarp, true>(total[0]);
       reduce_warps<Op, false, kSlots>(total, origin, warps[1], 0, warp);  // all letters are read: results may take their place
     }
 

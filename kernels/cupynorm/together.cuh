@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_together(
         const Slot<Op> theirs = await_letters<Op>(letters(base + r, other));
         sum = Op::template merge<false>(sum, Op::rebase(theirs.state, theirs.origin, origin));
       }
-      sum = reduce_lanes<Op, false, kWarp>(sum);
+      sum = reduce_lanes<Op, false, kWarp, true>(sum);
       const typename Op::Row whole = a.op.finish(sum, sum, a.cols, origin);
       if (lane == 0) wholes[r] = whole;
       if (lane == 0 && part == 0) a.op.save(base + r, whole);
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_spread(co
     const Slot<Op> theirs = await_letters<Op>(letters(part) + other * Letters<Op>::kWords);
     total[0] = Op::template merge<false>(total[0], Op::rebase(theirs.state, theirs.origin, origin[0]));
   }
-  total[0] = reduce_lanes<Op, false, kWarp>(total[0]);
+  total[0] = reduce_lanes<Op, false, kWarp, true>(total[0]);
   reduce_warps<Op, false, kWarps>(total, origin, slots[1], 0, warp);  // all are read: results may take their place
   const typename Op::Row whole = a.op.finish(mine, total[0], a.cols, origin[0]);
   if (part == 0 && threadIdx.x == 0) a.op.save(row, whole);
