@@ -84,7 +84,8 @@ CROWDED_ELEMENTS, CROWDED_FLOATS = 24, 20
 AMPERE, HOPPER = 80, 90  # before the first the compiler wants 16 registers more; the second brought clusters
 # That the values and parameters of a thread take: with more, too few threads keep memory busy.
 MOST_HOISTED_WORDS = 32
-MOST_FEW_WORDS = 64  # where rows are so few that threads have all the registers they want
+# The same where rows are so few that threads have all the registers they want, and up to where 80 will do.
+MOST_FEW_WORDS, FEW_WORDS_BESIDE = 64, 48
 LEAST_NARROW_PACKS = 4  # of a thread
 MOST_NARROW_WORDS = 52  # in narrow accesses, of which there are more
 LINE_BYTES = 128  # of the level-1 cache: parts of rows may begin at one
@@ -953,10 +954,11 @@ def _few_cluster(problem: Problem, limits: Limits, parts: int) -> Plan | None:
     elements = plan.packs * plan.pack
     # fetched with the row, the parameters cost nobody a place: LayerNorm in float of 1 x 65536 0.65 to 0.81
     room = bool(problem.columns) and not problem.peel and block <= MAX_BLOCK // 2
-    hoist = _can_hoist(problem, elements) or (
-        room and _words(problem, elements, hoist=True) <= MOST_FEW_WORDS
-    )
-    return dataclasses.replace(plan, hoist=int(hoist))
+    words = _words(problem, elements, hoist=True)
+    hoist = _can_hoist(problem, elements) or (room and words <= MOST_FEW_WORDS)
+    # so that the next kernel's blocks find room beside these
+    beside = roomy and hoist and MOST_HOISTED_WORDS < words <= FEW_WORDS_BESIDE and block <= FEW_BLOCK
+    return dataclasses.replace(plan, hoist=int(hoist), least_blocks=3 if beside else 1)
 
 
 def _crowded_cluster(problem: Problem, limits: Limits, parts: int) -> Plan | None:
