@@ -335,7 +335,7 @@ def _problem(
         beside=beside,
         ahead=_bytes_of(what.store_operands, axes),
         stored=max(each.dtype.itemsize for each in what.outs),
-        results=len(what.outs) + (what.loaded is not None),
+        results=len(what.outs) + (what.loaded is not None) + bool(what.scales),
         direct=what.load is None and what.mask is None and what.loaded is None,
         others=OF_DROPOUT * drops
         + OF_SCALES * bool(what.scales)

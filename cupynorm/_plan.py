@@ -26,6 +26,7 @@ from cupynorm._tables import (
     HELD,
     MANY_ROWS,
     NARROW_HELD,
+    ONE_SCALE_HELD,
     PEELED,
     PEELED_HELD,
     PEELED_LEAST_BYTES,
@@ -144,7 +145,7 @@ class Problem:
 
     Where something is computed on the way (cupynorm/fused.cuh), nothing goes through shared memory, and rows begin at packs:
     `fused`. `beside`: bytes of an element of each array that is loaded with x; `ahead`: of each that the results need, loaded
-    with it; `stored`: of the results, of which there are `results`; `direct`: nothing is loaded but x, as it is;
+    with it; `stored`: of the results; `results`: how many arrays are written; `direct`: nothing is loaded but x, as it is;
     `others`: registers for the arithmetic.
 
     Where rows begin at no pack of 16 bytes, `widest` is what such a pack would have; `peel`: 1 if x lies in packs as y does, else
@@ -484,7 +485,8 @@ def _held(problem: Problem) -> Held | None:
 def _fused_held(problem: Problem) -> tuple[Held, ...]:
     what = _what(problem)
     if what == "quantized" or (problem.stored == 1 and problem.direct):
-        return QUANTIZED_HELD[problem.kind]
+        alone = ONE_SCALE_HELD if problem.results == 1 else {}
+        return alone.get(problem.kind, QUANTIZED_HELD[problem.kind])
     return FUSED_HELD["summed" if what == "scaled" and problem.results > 1 else what, problem.held_bytes]
 
 

@@ -86,6 +86,30 @@ struct Tested {
     np.testing.assert_array_equal(found[0].astype(np.int64), indices // by)
 
 
+@pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
+def test_ordered_bits_are_in_the_order_of_the_numbers_and_lead_back() -> None:
+    finite = np.float32([1e-45, 1.2e-38, 0.5, 1.0, 1.0000001, 65504.0, 3.4e38])
+    numbers = np.concatenate([[-np.inf], -finite[::-1], [-0.0, 0.0], finite, [np.inf, np.nan]]).astype(
+        np.float32
+    )
+    text = """
+struct Tested {
+  static void apply(const float* in, float* out) {
+    const unsigned bits = cupynorm::ordered_bits(in[0]);
+    out[0] = cupynorm::from_ordered_bits(bits);
+    out[1] = cupynorm::as_float(bits);
+  }
+  static void apply(const double*, double*) {}
+};
+"""
+    back, bits = structs.run(
+        f"namespace cupynorm {{{text}}}", "Tested", 1, 2, [numbers], "#include <cupynorm/math.cuh>\n"
+    )
+
+    np.testing.assert_array_equal(back.view(np.uint32), numbers.view(np.uint32))
+    assert (np.diff(bits.view(np.uint32).astype(np.int64)) > 0).all()
+
+
 BATCHES = np.zeros((32, 1, 1), np.int32)
 CUBE = np.zeros((6, 10, 7, 3), np.float32)
 

@@ -547,6 +547,13 @@ def test_a_sum_that_is_kept_is_held_otherwise() -> None:
     assert (alone.block, kept.block) == (128, 256)
 
 
+@pytest.mark.parametrize(("results", "block"), [(1, 256), (2, 512)])
+def test_a_scale_of_each_row_wants_more_threads(results: int, block: int) -> None:
+    plan = choose(dataclasses.replace(TO_BYTES, cols=8192, rows=49152, results=results), H200, resident)
+
+    assert (plan.block, plan.hoist, plan.stages) == (block, 2, 1)
+
+
 def test_rows_to_bytes_go_through_blocks_unless_something_is_computed_on_the_way() -> None:
     plan = choose(TO_BYTES, H200, resident)
     added = dataclasses.replace(TO_BYTES, beside=(2,), direct=False)

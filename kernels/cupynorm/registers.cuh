@@ -66,7 +66,7 @@ inline Share share_of(int cols, int head, int part) {
     share.tails = part == kParts - 1 ? cols - share.tail : 0;
   }
   if constexpr (Shape::kFull && kParts > 1) {
-    // known before the kernel runs, but by the row's length all the same: with constants a cluster's 1024 threads spilled
+    // every row is cut alike, so these could be constants of Shape: a cluster of 1024 threads spilled with them
     const int each = (share.packs + kParts - 1) / kParts;
     share.before = part * each < share.packs ? part * each : share.packs;
     share.packs = share.packs - share.before < each ? share.packs - share.before : each;
