@@ -662,6 +662,8 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
             others += ragged // 2 if problem.peel or problem.held_bytes == 2 else ragged  # noqa: PLR2004
         else:
             others += 8 if problem.peel else max(8, values // 2 - 8)
+    elsewhere = int(limits.compute_capability) != HOPPER
+    others += 8 * (elsewhere and hoist and elements > CROWDED_ELEMENTS)
     if problem.peel:
         others += PEELED_REGISTERS[problem.compute_bytes]
     if problem.fused:

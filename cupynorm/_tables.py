@@ -422,7 +422,7 @@ FULL: dict[tuple[int, int], tuple[Ragged, ...]] = {
     ),
     (1, 4): (
         Ragged(2, 128, 128, 1280),
-        Ragged(2, 512, 128, 1536, 1, rows=2, above=128, many=True),
+        Ragged(2, 512, 128, 1280, 1, rows=2, above=128, many=True),
         Ragged(4, 1 << 10, 64, 1280, 1, above=512, many=True),
     ),
     (2, 4): (

@@ -141,8 +141,8 @@ def test_16_bit_rows_leave_the_copy_rate_in_reach(op: RowOp, lent: bool, most: i
     halves = [types for types in same_types(op) if types.x in {"float16", "bfloat16"}]
     if nvdisasm() is None:
         pytest.skip("nvdisasm is not installed")
-    if lent and not op.columns:
-        pytest.skip("has no parameters")
+    if lent and len(op.columns) < 2:
+        pytest.skip("holds no full rows so")
 
     def full_rows(found: Iterable[Plan]) -> list[Plan]:
         return tightest(
