@@ -180,8 +180,19 @@ def launch_of(
     cooperative: all of its blocks run at the same time, or none. From sm_90 on the kernel may begin before the one before it has
     ended, in a graph, too; it waits itself (await_kernel_before).
     """
-    if int(present_limits().compute_capability) >= EARLY_SINCE and _driver_cuda() >= EARLY_CUDA:
-        return _early(function, grid, block, shared_bytes, cooperative=cooperative)
+    early = int(present_limits().compute_capability) >= EARLY_SINCE and _driver_cuda() >= EARLY_CUDA
+    return (_early if early else _in_turn)(function, grid, block, shared_bytes, cooperative=cooperative)
+
+
+def _in_turn(
+    function: int,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared_bytes: int,
+    *,
+    cooperative: bool = False,
+) -> Callable[[int, int, int], None]:
+    """Return a launch that begins when the kernel before has ended."""
     if cooperative:
         launch = functools.partial(driver().launchCooperativeKernel, function, *grid, *block, shared_bytes)
         return lambda stream, parameters, _: launch(stream, parameters)

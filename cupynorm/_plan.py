@@ -654,7 +654,7 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
     Those of the values and of what else the compiler was seen to want; the build gate compiles the extremes of every type
     and architecture to hold this.
     """
-    values = _words(problem, elements, hoist=hoist)
+    values, hopper = _words(problem, elements, hoist=hoist), int(limits.compute_capability) == HOPPER
     others = OTHER_REGISTERS[problem.compute_bytes, int(hoist)]
     if not full:
         ragged = RAGGED_REGISTERS[problem.compute_bytes]
@@ -662,8 +662,7 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
             others += ragged // 2 if problem.peel or problem.held_bytes == 2 else ragged  # noqa: PLR2004
         else:
             others += 8 if problem.peel else max(8, values // 2 - 8)
-    elsewhere = int(limits.compute_capability) != HOPPER
-    others += 8 * (elsewhere and hoist and elements > CROWDED_ELEMENTS)
+    others += 8 * (hoist and elements > CROWDED_ELEMENTS and not hopper)
     if problem.peel:
         others += PEELED_REGISTERS[problem.compute_bytes]
     if problem.fused:
@@ -675,7 +674,7 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
             floats = problem.held_bytes == 4  # noqa: PLR2004
             others += 8 * (1 + floats) * (elements > CROWDED_ELEMENTS)
             others += 8 * (floats and elements > CROWDED_FLOATS)
-        if int(limits.compute_capability) != HOPPER:
+        if not hopper:
             others += 8 if elements // problem.pack <= MANY_PACKS else 16
         others += problem.others + elements * sum(problem.ahead) // 4
         others = max(others, _words_loaded(problem, elements) - elements * problem.compute_bytes // 4)
@@ -686,10 +685,10 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
     many = many and problem.pack * problem.load_bytes > 4  # noqa: PLR2004
     four = problem.held_bytes == 4 or (problem.fused and problem.pack == 4)  # noqa: PLR2004
     plain = problem.others <= FEW_OTHERS
-    if many and not (full and four and plain and int(limits.compute_capability) == HOPPER):
+    if many and not (full and four and plain and hopper):
         others += 24 if plain else 32
     simple = problem.fused and bool(problem.columns) and problem.others <= LEAST_OTHERS
-    if int(limits.compute_capability) == HOPPER and simple and full and not hoist:
+    if hopper and simple and full and not hoist:
         # 64 registers, and so 1024 threads: 4096 rows of 768 columns are then all in work at once, 0.76 to 0.90 of the copy rate
         others -= 8 * (problem.held_bytes == 2 and values <= CROWDED_ELEMENTS)  # noqa: PLR2004
     if int(limits.compute_capability) < AMPERE:
@@ -701,7 +700,7 @@ def _registers(problem: Problem, limits: Limits, elements: int, *, full: bool, h
     sums = sums and problem.held_bytes == 2 and values <= CROWDED_ELEMENTS and problem.others <= FEW_OTHERS  # noqa: PLR2004
     sums = sums and elements // problem.pack <= MANY_PACKS and _words_loaded(problem, elements) <= MOST_LOADED
     # 1024 threads: add_layer_norm of 3000 columns 0.92 to 0.94, with the sum 0.91 to 0.957
-    return min(registers, FEW_REGISTERS) if sums and int(limits.compute_capability) == HOPPER else registers
+    return min(registers, FEW_REGISTERS) if sums and hopper else registers
 
 
 def _group(problem: Problem, thread_bytes: int) -> int:
@@ -957,9 +956,9 @@ def _few_cluster(problem: Problem, limits: Limits, parts: int) -> Plan | None:
     plan = _registers_plan(problem, plan)
     elements = plan.packs * plan.pack
     # fetched with the row, the parameters cost nobody a place: LayerNorm in float of 1 x 65536 0.65 to 0.81
-    room = bool(problem.columns) and not problem.peel and block <= MAX_BLOCK // 2
     words = _words(problem, elements, hoist=True)
-    hoist = _can_hoist(problem, elements) or (room and words <= MOST_FEW_WORDS)
+    fits = words <= MOST_FEW_WORDS and block <= MAX_BLOCK // 2 and not problem.peel
+    hoist = _can_hoist(problem, elements) or (bool(problem.columns) and fits)
     # so that the next kernel's blocks find room beside these
     beside = roomy and hoist and MOST_HOISTED_WORDS < words <= FEW_WORDS_BESIDE and block <= FEW_BLOCK
     return dataclasses.replace(plan, hoist=int(hoist), least_blocks=3 if beside else 1)

@@ -88,7 +88,7 @@ def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200
     monkeypatch.setattr(_blas, "library", lambda name: None)
     monkeypatch.setattr(_device, "active_clusters", driver.active_clusters)
     monkeypatch.setattr(_device, "name_of", lambda device: machine.limits(device).name)
-    monkeypatch.setattr(_device, "_early", driver.early)
+    monkeypatch.setattr(_device, "_early", _device._in_turn)
     monkeypatch.setattr(_device, "box_map", driver.box_map)
     # what is remembered of devices, plans and kernels is the simulator's own while it is installed
     monkeypatch.setattr(_device, "limits_of", _device.functools.cache(_device.limits_of.__wrapped__))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
 import math
 from typing import TYPE_CHECKING
@@ -17,7 +16,6 @@ from .build import Library
 from .machine import MAX_BLOCK, MAX_GRID, REGISTERS, STATIC_LIMIT, machine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 MAX_THREADS_PER_BLOCK, SHARED_SIZE_BYTES, LOCAL_SIZE_BYTES, NUM_REGS = 0, 1, 3, 4
@@ -151,21 +149,6 @@ def launchKernel(  # noqa: N802
     if extra:
         raise _invalid("`extra` is not supported")
     _launch(_function(f), (gx, gy, gz), (bx, by, bz), shared_bytes, stream, parameters)
-
-
-def early(
-    function: int,
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
-    shared_bytes: int,
-    *,
-    cooperative: bool = False,
-) -> Callable[[int, int, int], None]:
-    """Return a launch that runs a kernel to its end, after those before it: twin of _device's function."""
-    if cooperative:
-        launch = functools.partial(launchCooperativeKernel, function, *grid, *block, shared_bytes)
-        return lambda stream, parameters, _: launch(stream, parameters)
-    return functools.partial(launchKernel, function, *grid, *block, shared_bytes)
 
 
 def box_map(pointer: int, rows: int, cols: int, dtype: str, box_rows: int) -> np.ndarray[Any, Any]:
