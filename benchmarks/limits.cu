@@ -24,7 +24,6 @@ inline unsigned meet(unsigned word, uint4* mail, Signal* signal) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   word = Lanes<kLanes>::sum(word);
   if constexpr (Shape::kParts > 1) {  // each warp tells every block's warps, at once
-    cluster_wait();
     if (threadIdx.x == 0) expect_bytes(signal, Shape::kParts * kWarps * 16);
     if (lane < Shape::kParts) send_words(mail + block_of_cluster() * kWarps + warp, signal, lane, uint4{word, 0, 0, 0});
     await_words(signal, 0);
@@ -59,7 +58,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   const long long base = (long long)row * row_packs + part * each;
   if constexpr (kParts > 1 && kMeeting == kStates) {
     if (threadIdx.x == 0) make_signal(&signal);
-    cluster_arrive();
+    cluster_meet();
   }
   // a grid's letters lie where their reader's first results will be, its states for kRead in the same places: as many words as LayerNorm's or softmax's
   constexpr int kWords = Shape::kColumns > 1 ? 4 : 2;
@@ -176,14 +175,16 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
 }
 
 // What is fused around an op: rows of other arrays are read with x (kBeside), kColumns parameters of kColumnBytes for an access of kAccess bytes of
-// x, results take kStored bytes, and the sum is stored, too (kSums). kMeets: how often threads meet. kWaits: x is asked for when its row's
-// length has come, one for `queries` rows, and only so far.
-template <int Group, int Packs, int Access, int Beside, int Columns, int ColumnBytes, int Stored, bool Sums, int Meets, bool Waits, int Block,
+// x, results take kStored bytes, and the sum is stored, too (kSums). kMeets: how often threads meet. kEnd: how far x is asked for: as
+// far as its row goes, as its length says when it has come, one for `queries` rows, or up to the diagonal of `queries` rows.
+enum End { kWhole, kLength, kDiagonal };
+template <int Group, int Packs, int Access, int Beside, int Columns, int ColumnBytes, int Stored, bool Sums, int Meets, End end, int Block,
           int Resident>
 struct FusedSkeleton {
   static constexpr int kGroup = Group, kPacks = Packs, kParts = 1, kAccess = Access, kBeside = Beside, kColumns = Columns;
   static constexpr int kColumnBytes = ColumnBytes, kStored = Stored, kMeets = Meets, kBlock = Block, kResident = Resident;
-  static constexpr bool kSums = Sums, kWaits = Waits;
+  static constexpr bool kSums = Sums;
+  static constexpr End kEnd = end;
 };
 template <class Shape>
 struct Again : Shape {};  // slots of its own
@@ -204,7 +205,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) fused_skeleto
   const long long base = (long long)row * a.row_packs + lane;
   int end = a.row_packs;
   take_turn();
-  if constexpr (Shape::kWaits) end = row < a.rows ? a.lengths[unsigned(row) >> a.queries] / a.pack : 0;
+  if constexpr (Shape::kEnd == kLength) end = row < a.rows ? (a.lengths[unsigned(row) >> a.queries] + a.pack - 1) / a.pack : 0;
+  if constexpr (Shape::kEnd == kDiagonal) end = ((row & ((1 << a.queries) - 1)) + a.pack) / a.pack;
   unsigned x[kPacks][kWords] = {}, beside[kPacks][kWords] = {}, own[kOwn][kPacks][Shape::kColumnBytes / 4] = {};
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {

@@ -71,7 +71,14 @@ CLASSES = {
     "fused": [
         *(Point("softmax/lengths", dtype, 49152, 128) for dtype in ("float16", "float32")),
         *(Point("add_layer_norm", "float16", *shape) for shape in ((49152, 128), (49152, 3072), (4096, 768))),
+        *(
+            Point(f"softmax/{mask}", dtype, 49152, cols)
+            for mask in ("ragged", "causal")
+            for dtype in ("float16", "float32")
+            for cols in (128, 512, 1024, 2048, 4096, 8192)
+        ),
         *(Point("add_layer_norm/sum", "float16", 49152, cols) for cols in (128, 768, 1536, 4096, 8192)),
+        *(Point("add_layer_norm/sum", "float32", 49152, cols) for cols in (2048, 4096, 8192)),
         *(Point("layer_norm/int8", "float16", 49152, cols) for cols in (128, 768, 1536, 3072, 8192)),
     ],
 }
@@ -82,7 +89,8 @@ WEIGHTS = {Point("add_layer_norm", "float16", 4096, 768): "float32"}
 class Traffic(NamedTuple):
     """What a form moves beside x: arrays of its shape and parameters that are read, and how often threads meet.
 
-    sums: the sum is stored; bytes_each: results take one byte an element; waits: x is asked for when a length has come.
+    sums: the sum is stored; bytes_each: results take one byte an element; ends: where x ends that is asked for, kWhole (nowhere
+    before its row does), kLength (when a length has come) or kDiagonal.
     """
 
     beside: int = 0
@@ -90,11 +98,13 @@ class Traffic(NamedTuple):
     sums: bool = False
     bytes_each: bool = False
     meets: int = 1
-    waits: bool = False
+    ends: str = "kWhole"
 
 
 FUSED = {
-    "softmax/lengths": Traffic(meets=2, waits=True),
+    "softmax/lengths": Traffic(meets=2, ends="kLength"),
+    "softmax/ragged": Traffic(meets=2, ends="kLength"),
+    "softmax/causal": Traffic(meets=2, ends="kDiagonal"),
     "add_layer_norm": Traffic(1, ("bias", "gamma", "beta")),
     "add_layer_norm/sum": Traffic(1, ("bias", "gamma", "beta"), sums=True),
     "layer_norm/int8": Traffic(0, ("gamma", "beta"), bytes_each=True, meets=2),
@@ -210,14 +220,21 @@ def fused_skeletons(point: Point) -> Iterator[Kernel]:
         threads = min(1 << 11, (1 << 16) // registers)
         if block > max(threads, 2 * group):
             continue
-        for waits, meets in itertools.product({traffic.waits, False}, {traffic.meets, 0}):
-            if meets or not waits:
+        for ends, meets in itertools.product(sorted({traffic.ends, "kWhole"}), (traffic.meets, 0)):
+            if meets or ends == traffic.ends:
                 stored, resident = access // (1 + traffic.bytes_each), max(1, min(32, threads // block))
                 moved = (access, traffic.beside, len(traffic.columns), access * ratio, stored, traffic.sums)
-                numbers = ", ".join(
-                    str(n).lower() for n in (group, each, *moved, meets, waits, block, resident)
+                shape = (
+                    group,
+                    each,
+                    *(str(n).lower() for n in moved),
+                    meets,
+                    f"cupynorm::{ends}",
+                    block,
+                    resident,
                 )
-                meeting = ("kStates" if meets else "kAlone") + " of lengths" * waits
+                numbers = ", ".join(map(str, shape))
+                meeting = ("kStates" if meets else "kAlone") + " up to an end" * (ends != "kWhole")
                 expression = f"cupynorm::fused_skeleton<cupynorm::FusedSkeleton<{numbers}>>"
                 grid = (math.ceil(point.rows * group / block), 1)
                 yield Kernel(meeting, "", expression, grid, block, access=access)

@@ -51,6 +51,7 @@ WARP = 32
 # No loop over rows, but where something is kept for a block's next ones, or on its way: a loop measured 2 to 8 % slower.
 ONE_BLOCK_PER_ROW = math.inf
 MAX_GRID = 2**31 - 1
+MOST_CLAIMED = 2**30  # rows: claims are counted in 31 bits, and blocks ask for a few more than there are
 MAX_BLOCK = 1024
 # The most threads of shared, split and uncached, by bytes of the compute type.
 WHOLE_BLOCK = {4: 1024, 8: 256}
@@ -85,8 +86,7 @@ CROWDED_ELEMENTS, CROWDED_FLOATS = 24, 20
 AMPERE, HOPPER = 80, 90  # before the first the compiler wants 16 registers more; the second brought clusters
 # That the values and parameters of a thread take: with more, too few threads keep memory busy.
 MOST_HOISTED_WORDS = 32
-# The same where rows are so few that threads have all the registers they want, and up to where 80 will do.
-MOST_FEW_WORDS, FEW_WORDS_BESIDE = 64, 48
+MOST_FEW_WORDS = 64  # the same where rows are so few that threads have all the registers they want
 LEAST_NARROW_PACKS = 4  # of a thread
 MOST_NARROW_WORDS = 52  # in narrow accesses, of which there are more
 LINE_BYTES = 128  # of the level-1 cache: parts of rows may begin at one
@@ -105,9 +105,10 @@ FEW_THREADS = 512  # either, of blocks that meet
 MOST_CACHED_COLS = 2**31 - 1  # the kernel counts them in 32 bits
 MOST_CACHED_PACKS = 4  # of a thread at a time
 MOST_PARTS = 16
-# Of clusters that hold rows in registers: what a thread wants beside its values, up to how many values it wants 4 more, and
-# threads of a block at most. Of those that hold them in shared memory: blocks on a multiprocessor and threads of a block at most.
-SPREAD_OUT_REGISTERS, FEW_SPREAD_OUT, SPREAD_OUT_BLOCK = 40, 40, 896
+# Of clusters that hold rows in registers: what a thread wants beside its values, up to how many values it wants 4 more, from how
+# many on, where rows are claimed, 8 more, and threads of a block at most. Of those that hold them in shared memory: blocks on a
+# multiprocessor and threads of a block at most.
+SPREAD_OUT_REGISTERS, FEW_SPREAD_OUT, MANY_SPREAD_OUT, SPREAD_OUT_BLOCK = 40, 40, 48, 896
 KEPT_BLOCKS, KEPT_BLOCK = 8, 512
 LEAST_WAVES = 0.75  # of the clusters that there is room for
 LARGE_CLUSTERS = {"90", "100", "103"}  # compute capabilities that take more than 8 blocks in one
@@ -115,10 +116,11 @@ LARGE_CLUSTERS = {"90", "100", "103"}  # compute capabilities that take more tha
 # thread with few registers, or for more bytes those of the grid.
 FEW_ROW_BYTES = 32 << 10
 FEW_CLUSTER_BYTES = 1 << 20
-FEW_BLOCK = 256
-CROWDED_COLS, CROWDED_ROW_BYTES = 65536, 256 << 10  # as measured: from, to
-# Of a thread, and threads of a block, from, to: where blocks would wait for a multiprocessor.
-CROWDED_PACKS, CROWDED_BLOCKS = 8, (128, 512)
+# Of rows that begin at packs, threads of a block where they hold so many elements at most; else of more threads.
+FEWEST_BLOCK, FEW_ELEMENTS, FEW_BLOCK = 128, 16, 256
+FEW_OTHER_REGISTERS = 36  # that such a thread wants beside its values and parameters
+# Where there are more rows than clusters fit: packs of a thread, and, of half as many packs, blocks on a multiprocessor.
+CROWDED_PACKS, CROWDED_BLOCKS = 8, 5
 # Of split, on a multiprocessor: while one waits for others, the other moves. 0.45 against 0.37 at 64 rows of 2^20 columns.
 SPLIT_BLOCKS = 2
 # Of a row in the registers of the whole grid: its bytes, threads of a block, what a thread wants beside its values.
@@ -269,6 +271,11 @@ class Plan:
         return self.stages > 0 or self.hoist in (2, 3)
 
     @property
+    def claims(self) -> bool:
+        """Whether clusters claim their next rows as they come to them; all of them then run at once."""
+        return self.persistent and self.parts > 1 and not self.peel
+
+    @property
     def cluster(self) -> int:
         """Blocks of a cluster."""
         return self.parts if self.variant == "cluster" else 1
@@ -344,14 +351,6 @@ def _in_turn(problem: Problem, limits: Limits) -> tuple[Candidate, ...]:
     ragged = _ragged(problem.peeled, limits)
     group = ragged[1] if ragged is not None else _group(problem.peeled, _warp_thread_bytes(problem.peeled))
     held = (_warp, _block) if group <= WARP else (_best_cached, _block)
-    # in 4 bytes one row on a multiprocessor will do: 50257 columns 0.93, by clusters 0.91; in 2 two: 65537 columns 0.75 and 0.85
-    alone = 1 if problem.held_bytes > 2 else 2  # noqa: PLR2004
-    if (
-        problem.peeled.peel
-        and not problem.columns
-        and alone * problem.row_bytes <= limits.shared_bytes_per_sm
-    ):
-        return (*held, _shared, _shared_out, _split, _uncached)
     if _gains_by_sharing(problem.peeled):
         return (_shared_out, *held, _shared, _split, _uncached)
     return (*held, _shared_out, _shared, _split, _uncached)
@@ -361,7 +360,7 @@ def _gains_by_sharing(problem: Problem) -> bool:
     """Say whether blocks of a cluster are better for a row that one block could hold, too."""
     least = SHARED_OUT_BYTES.get(problem.kind, math.inf)
     if len(problem.columns) > 1 and problem.held_bytes == 4:  # noqa: PLR2004
-        return problem.row_bytes > least and problem.row_bytes != MAX_BLOCK * 4 * ACCESS_BYTES
+        return problem.row_bytes > least
     return problem.row_bytes > least and problem.row_bytes % (WARP * ACCESS_BYTES) != 0
 
 
@@ -926,60 +925,80 @@ def _most_parts(limits: Limits) -> int:
 
 def _few_rows(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
     """As many multiprocessors as can be work on a row, in registers, and each row goes through a cluster of its own."""
-    parts = most = _most_parts(limits)
+    most = _most_parts(limits)
     if most == 1 or problem.compute_bytes == 8:  # noqa: PLR2004
         return None
     crowded = problem.rows * most > 2 * limits.sm_count
-    measured = crowded and problem.cols >= CROWDED_COLS and problem.row_bytes <= CROWDED_ROW_BYTES
-    if crowded:  # parameters are read again for each row
-        parts = 2 if len(problem.columns) > (0 if measured else 1) else min(most, 8)
-    elif problem.kind == (1, 2) and problem.rows * most > limits.sm_count:
-        parts = min(most, 8)  # a block on each multiprocessor: RMSNorm of 16 x 65536 0.80 to 0.88
-    plan = None
-    while plan is None and parts <= most:
-        plan = _crowded_cluster(problem, limits, parts) if measured else None
-        plan = plan or _few_cluster(problem, limits, parts)
-        parts = 2 * parts if measured else most + 1
+    if problem.peel and crowded:  # parameters are read again for each row
+        plan = _few_cluster(problem, limits, 2 if len(problem.columns) > 1 else min(most, 8))
+    else:
+        plan = _crowded_cluster(problem, limits) if crowded else _few_cluster(problem, limits, most)
+        together = plan.least_blocks * limits.sm_count * 5 // 6 // plan.parts if plan else 0
+        if plan and not (problem.peel or crowded) and together < problem.rows:
+            plan = _crowded_cluster(problem, limits) or plan
     return plan and _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
 
 
 def _few_cluster(problem: Problem, limits: Limits, parts: int) -> Plan | None:
+    """Few bytes a thread: 16 elements of 128 threads, or 256 threads or more."""
+    share = math.ceil(problem.cols // problem.pack / parts)
     most = MOST_ELEMENTS[problem.compute_bytes] // problem.pack
-    block = max(FEW_BLOCK, _power_of_two_from(math.ceil(problem.cols // problem.pack / parts / most)))
-    # elsewhere 64 registers are too few
-    roomy = int(limits.compute_capability) == HOPPER and not problem.peel
-    if block > (MAX_BLOCK if roomy else MAX_BLOCK // 2):
-        return None
+    block = max(FEW_BLOCK, _power_of_two_from(math.ceil(share / most)))
+    # several blocks on a multiprocessor share its issue slots: RMSNorm in 16 bits of 16 x 65536 0.83 to 0.89
+    several = problem.held_bytes == 2 and problem.columns and problem.rows * parts > limits.sm_count  # noqa: PLR2004
+    few = math.ceil(share / FEWEST_BLOCK) * problem.pack <= (2 if several else 1) * FEW_ELEMENTS
+    if few and not problem.peel:
+        block = FEWEST_BLOCK
+    # fetched with the row, parameters cost nobody a place: LayerNorm in float of 1 x 131072 0.53 to 0.61 by twice the threads
+    elif not _fetches(problem, share, block) and _fetches(problem, share, 2 * block):
+        block *= 2
+    most = MAX_BLOCK // 2  # for all threads of a block 64 registers are too few
+    fits = block <= most or (share <= most * CROWDED_PACKS and not problem.peel)
+    return _of_few(problem, limits, parts, min(block, most)) if fits else None
+
+
+def _crowded_cluster(problem: Problem, limits: Limits) -> Plan | None:
+    """More bytes a thread, so that rows are in work together: softmax of 64 x 65536 0.81 to 0.84, of floats 0.95 to 0.99."""
+    packs, most = problem.cols // problem.pack, _most_parts(limits)
+    parts = min(most, max(2, _power_of_two_from(math.ceil(packs / (FEWEST_BLOCK * CROWDED_PACKS)))))
+    at_once = CROWDED_BLOCKS * limits.sm_count
+    while (
+        2 * parts <= most
+        and 2 * parts * problem.rows <= at_once
+        and packs >= parts * FEWEST_BLOCK * CROWDED_PACKS
+    ):
+        parts *= 2
+    block = max(FEWEST_BLOCK, _power_of_two_from(math.ceil(packs / parts / CROWDED_PACKS)))
+    return _of_few(problem, limits, parts, block, crowded=True) if block <= MAX_BLOCK // 2 else None
+
+
+def _fetches(problem: Problem, share: int, block: int) -> bool:
+    """Say whether a thread has registers for the parameters of its share of a row."""
+    words = _words(problem, math.ceil(share / block) * problem.pack, hoist=True)
+    return bool(problem.columns) and words <= MOST_FEW_WORDS and block <= MAX_BLOCK // 2 and not problem.peel
+
+
+def _of_few(problem: Problem, limits: Limits, parts: int, block: int, *, crowded: bool = False) -> Plan:
+    """Return the plan of clusters of so many blocks, as many of them on a multiprocessor as have registers."""
     plan = dataclasses.replace(
         PLAIN, variant="cluster", pack=problem.pack, peel=problem.peel, parts=parts, block=block, group=block
     )
     plan = _registers_plan(problem, plan)
     elements = plan.packs * plan.pack
-    # fetched with the row, the parameters cost nobody a place: LayerNorm in float of 1 x 65536 0.65 to 0.81
-    words = _words(problem, elements, hoist=True)
-    fits = words <= MOST_FEW_WORDS and block <= MAX_BLOCK // 2 and not problem.peel
-    hoist = _can_hoist(problem, elements) or (bool(problem.columns) and fits)
-    # so that the next kernel's blocks find room beside these
-    beside = roomy and hoist and MOST_HOISTED_WORDS < words <= FEW_WORDS_BESIDE and block <= FEW_BLOCK
-    return dataclasses.replace(plan, hoist=int(hoist), least_blocks=3 if beside else 1)
+    share = math.ceil(problem.cols // problem.pack / parts)
+    hoist = _can_hoist(problem, elements) or _fetches(problem, share, block)
+    if problem.peel:
+        return dataclasses.replace(plan, hoist=int(hoist))
 
+    def resident(*, hoist: bool) -> int:
+        needed = FEW_OTHER_REGISTERS + _words(problem, elements, hoist=hoist)
+        needed += 0 if plan.full else RAGGED_REGISTERS[problem.compute_bytes]
+        needed += 0 if int(limits.compute_capability) == HOPPER else CLUSTER_REGISTERS
+        return min(limits.registers_per_sm // (needed * block), limits.threads_per_sm // block, KEPT_BLOCKS)
 
-def _crowded_cluster(problem: Problem, limits: Limits, parts: int) -> Plan | None:
-    """Twice the bytes a thread of rows in 16 bits, where they have room: softmax of 64 x 65536 0.75 against 0.68."""
-    block = problem.cols // problem.pack // parts // CROWDED_PACKS
-    plan = dataclasses.replace(
-        PLAIN, variant="cluster", pack=problem.pack, parts=parts, block=block, group=block
-    )
-    measured = problem.held_bytes == 2 and _in_whole_packs(problem) and _alike(problem)  # noqa: PLR2004
-    if (
-        not measured
-        or int(limits.compute_capability) != HOPPER
-        or block % WARP
-        or not CROWDED_BLOCKS[0] <= block <= CROWDED_BLOCKS[1]
-    ):
-        return None
-    plan = _registers_plan(problem, dataclasses.replace(plan, hoist=int(len(problem.columns) == 1)))
-    return plan if plan.full and plan.packs == CROWDED_PACKS else None
+    # but not if too few threads are left: RMSNorm in float of 64 x 131072 0.76 against 0.845
+    hoist = hoist and (not crowded or resident(hoist=True) * block > FEW_THREADS)
+    return dataclasses.replace(plan, hoist=int(hoist), least_blocks=max(1, resident(hoist=hoist)))
 
 
 def _held_by_cluster(
@@ -1028,10 +1047,10 @@ def _spread_out(problem: Problem, limits: Limits, spread: Spread) -> Plan | None
 def _resident(problem: Problem, limits: Limits, plan: Plan) -> int:
     """Return how many blocks of a cluster in registers a multiprocessor holds; 0 if a thread would have too few of them."""
     values = plan.packs * plan.pack * problem.compute_bytes // 4
-    needed = SPREAD_OUT_REGISTERS + values + 8 * (problem.peel > 0) + 4 * (values <= FEW_SPREAD_OUT)
-    needed += 32 * (not _alike(problem))
+    needed = SPREAD_OUT_REGISTERS + values + 8 * (problem.peel > 0) + 32 * (not _alike(problem))
+    needed += 4 if values <= FEW_SPREAD_OUT else 8 * (plan.claims and values > MANY_SPREAD_OUT)
     if int(limits.compute_capability) != HOPPER or problem.compute_bytes == 8:  # noqa: PLR2004
-        needed += CLUSTER_REGISTERS
+        needed += CLUSTER_REGISTERS + 8 * (problem.compute_bytes == 8)  # noqa: PLR2004
     if plan.block > SPREAD_OUT_BLOCK or plan.shared_bytes > limits.shared_bytes_per_block:
         return 0
     return active_blocks(limits, plan.block, needed, plan.shared_bytes + STATIC_SHARED_BYTES)
@@ -1296,7 +1315,7 @@ def _with_grid(
     resident: int,
     waves: float = ONE_BLOCK_PER_ROW,
 ) -> Plan | None:
-    if resident == 0:
+    if resident == 0 or (plan.claims and problem.rows > MOST_CLAIMED):
         return None
     at_once = resident * plan.parts if plan.cluster > 1 else limits.sm_count * resident
     waves = min(1.0, waves) if plan.persistent else waves

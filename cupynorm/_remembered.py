@@ -28,9 +28,10 @@ ALIGNMENT = 15  # the bits of a pointer that checks and pack widths look at: no 
 
 def launcher(function: int, plan: Plan) -> Launch:
     """Return the launch of a kernel. It takes the stream, the address of void*[] with one for each parameter, and 0."""
-    split = plan.variant == "split"  # its blocks wait for one another: all run at the same time, or none
+    split = plan.variant == "split"
     grid = (plan.grid // plan.parts, plan.parts, 1) if split else (plan.grid, 1, 1)
-    return _device.launch_of(function, grid, (plan.block, 1, 1), plan.shared_bytes, cooperative=split)
+    together = split or plan.claims  # blocks wait for one another, or share a counter
+    return _device.launch_of(function, grid, (plan.block, 1, 1), plan.shared_bytes, cooperative=together)
 
 
 class Given(NamedTuple):

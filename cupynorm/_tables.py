@@ -119,7 +119,7 @@ FUSED_HELD = {
     ("summed", 4): (
         Held(1 << 10, 96, 128, 896, 1),
         Held(4 << 10, 96, 128, 1024, 1, others=21),
-        Held(8 << 10, 96, 512, 1024, 1, others=21),
+        Held(8 << 10, 192, 128, 768, 1, others=21),
         Held(16 << 10, 192, 512, 512),
         Held(128 << 10, 192, 256, 1024),
     ),
@@ -278,7 +278,7 @@ CACHED: dict[tuple[int, int], tuple[Waiting, ...]] = {
         Waiting(24 << 10, 4, 512, 1536),
         Waiting(28 << 10, 4, 512, 1792),
         Waiting(32 << 10, 4, 512, 1536),
-        Waiting(64 << 10, 4, 1024, 2048),
+        Waiting(41 << 10, 4, 1024, 2048),
     ),
     (0, 4): (
         Waiting(4 << 10, 2, 128, 1024),
@@ -556,59 +556,80 @@ class Kept(NamedTuple):
     aligned: bool = True
 
 
-# How clusters share rows, by (how many parameters, bytes of an element): the first that can hold a row. Without parameters each
-# row is in blocks of its own, several on a multiprocessor, so that one loads while another stores; very long ones are in
-# registers, the next on its way. Parameters stay in shared memory for all rows of a block, since read again from L2 for each row
-# they alone take it to 0.6 to 0.78 of the copy rate; so most of it is theirs and that of rows on their way, and what fills it is
-# best. H200, 400 MB to 1 GB, widths between powers of two, searched (benchmarks/NOTES.md, "Widths between"): 0.89 to 0.95.
+# How clusters share rows, by (how many parameters, bytes of an element): the first that can hold a row. In registers the next row
+# is on its way, and parameters stay in shared memory for all rows of a block, since read again from L2 for each they alone take
+# it to 0.6 to 0.9 of the copy rate; blocks claim their rows as they come to them. Without parameters rows in blocks of their own,
+# several on a multiprocessor, are as fast, and better where they fill 16 or 32 KB of each. H200, 200 MB to 1 GB, 30 widths
+# (benchmarks/NOTES.md, "Clusters that do not wait"): 0.95 to 0.99 at powers of two, 0.85 to 0.98 between.
 _KEPT_LONG = (
     Kept(row_bytes=MOST_ROW, threads=1024, packs=4, share_bytes=100 << 10),
     Kept(row_bytes=MOST_ROW, threads=512, packs=4, share_bytes=220 << 10),
 )
 _KEPT_HALVES = (Kept(row_bytes=MOST_ROW, threads=1024, packs=4, share_bytes=64 << 10), *_KEPT_LONG)
-_KEPT_FLOATS = (Kept(row_bytes=MOST_ROW, threads=1536, packs=2, share_bytes=64 << 10), *_KEPT_LONG)
+_KEPT_FLOATS = (Kept(row_bytes=MOST_ROW, threads=800, packs=4, share_bytes=66 << 10), *_KEPT_LONG)
 CLUSTERS: dict[tuple[int, int], tuple[Spread | Kept, ...]] = {
     (0, 2): (
         Kept(row_bytes=64 << 10, threads=1024, packs=2, share_bytes=64 << 10),
-        Kept(row_bytes=100 << 10, threads=1024, packs=2, share_bytes=50 << 10),
-        Kept(row_bytes=260 << 10, threads=1024, packs=2, share_bytes=33 << 10),
-        Spread(row_bytes=640 << 10, parts=8, packs=8, stages=2, peels=False),
+        Spread(row_bytes=104 << 10, parts=8, packs=5, stages=1, peels=False),
+        Kept(row_bytes=104 << 10, threads=1280, packs=2, share_bytes=50 << 10, aligned=False),
+        Kept(row_bytes=132 << 10, threads=1024, packs=2, share_bytes=33 << 10),
+        Spread(row_bytes=210 << 10, parts=8, packs=5, stages=1, peels=False, fewer=0),
+        Kept(row_bytes=310 << 10, threads=1024, packs=2, share_bytes=38 << 10),
+        Spread(row_bytes=420 << 10, parts=8, packs=7, stages=2, peels=False, fewer=0),
+        Kept(row_bytes=530 << 10, threads=800, packs=2, share_bytes=33 << 10),
         *_KEPT_HALVES,
     ),
     (0, 4): (
-        Kept(row_bytes=256 << 10, threads=1536, packs=2, share_bytes=64 << 10),
-        Kept(row_bytes=400 << 10, threads=1536, packs=2, share_bytes=50 << 10, aligned=False),
-        Spread(row_bytes=520 << 10, parts=8, packs=5, stages=2),
-        Spread(row_bytes=640 << 10, parts=8, packs=10, stages=1, peels=False),
-        Spread(row_bytes=820 << 10, parts=8, packs=8, stages=1, peels=False),
+        Kept(row_bytes=264 << 10, threads=1280, packs=4, share_bytes=33 << 10),
+        Spread(row_bytes=400 << 10, parts=8, packs=5, stages=2, peels=False),
+        Kept(row_bytes=530 << 10, threads=1280, packs=4, share_bytes=33 << 10),
+        Spread(row_bytes=820 << 10, parts=8, packs=7, stages=1, peels=False, fewer=0),
+        Kept(row_bytes=1 << 20, threads=1280, packs=4, share_bytes=64 << 10, aligned=False),
         *_KEPT_FLOATS,
     ),
     (1, 2): (
-        Kept(row_bytes=72 << 10, threads=1280, packs=2, share_bytes=72 << 10),
         Kept(row_bytes=110 << 10, threads=1024, packs=2, share_bytes=110 << 10, aligned=False),
-        Spread(row_bytes=128 << 10, parts=4, packs=5, stages=2),
-        Spread(row_bytes=600 << 10, parts=8, packs=8, stages=1),
+        Spread(row_bytes=104 << 10, parts=8, packs=6, stages=1, fewer=1),
+        Spread(row_bytes=132 << 10, parts=8, packs=7, stages=1, peels=False, fewer=0),
+        Spread(row_bytes=132 << 10, parts=16, packs=4, stages=1, peels=True, fewer=0),
+        Spread(row_bytes=210 << 10, parts=8, packs=5, stages=1, fewer=0),
+        Spread(row_bytes=264 << 10, parts=4, packs=8, stages=1, above=(256 << 10) - 1, peels=False, fewer=0),
+        Spread(row_bytes=264 << 10, parts=8, packs=8, stages=1, fewer=0),
+        Spread(row_bytes=310 << 10, parts=16, packs=8, stages=1, fewer=0),
+        Spread(row_bytes=410 << 10, parts=16, packs=5, stages=2, fewer=0),
+        Spread(row_bytes=530 << 10, parts=8, packs=8, stages=1, fewer=0),
+        Spread(row_bytes=820 << 10, parts=16, packs=5, stages=2, fewer=0),
         Spread(row_bytes=MOST_ROW, parts=16, packs=8, stages=1),
         *_KEPT_HALVES,
     ),
     (1, 4): (
-        Spread(row_bytes=132 << 10, parts=4, packs=4, stages=4, peels=False),
-        Spread(row_bytes=240 << 10, parts=8, packs=3, stages=4, peels=False),
-        Spread(row_bytes=256 << 10, parts=8, packs=4, stages=4, peels=False),
-        Spread(row_bytes=560 << 10, parts=8, packs=5, stages=2),
+        Kept(row_bytes=264 << 10, threads=1024, packs=4, share_bytes=33 << 10, aligned=False),
+        Spread(row_bytes=132 << 10, parts=4, packs=4, stages=1, peels=False, fewer=0),
+        Spread(row_bytes=150 << 10, parts=8, packs=4, stages=1, peels=False, fewer=0),
+        Spread(row_bytes=210 << 10, parts=8, packs=5, stages=2, peels=False, fewer=0),
+        Spread(row_bytes=264 << 10, parts=8, packs=4, stages=1, peels=False, fewer=0),
+        Spread(row_bytes=450 << 10, parts=16, packs=5, stages=1, peels=True, fewer=0),
+        Spread(row_bytes=820 << 10, parts=16, packs=7, stages=1, peels=True, fewer=0),
+        Spread(row_bytes=410 << 10, parts=8, packs=5, stages=2, peels=False, fewer=0),
+        Spread(row_bytes=530 << 10, parts=8, packs=8, stages=1, peels=False, fewer=1),
+        Spread(row_bytes=820 << 10, parts=8, packs=7, stages=1, peels=False, fewer=0),
         Spread(row_bytes=MOST_ROW, parts=16, packs=5, stages=2),
         *_KEPT_FLOATS,
     ),
     (2, 2): (
-        Spread(row_bytes=50 << 10, parts=1, packs=8, stages=1, peels=False),
-        Spread(row_bytes=64 << 10, parts=2, packs=8, stages=2, peels=False),
-        Spread(row_bytes=112 << 10, parts=4, packs=7, stages=1, peels=False),
-        Spread(row_bytes=224 << 10, parts=4, packs=8, stages=2, peels=False),
-        Spread(row_bytes=256 << 10, parts=8, packs=8, stages=2, peels=False, above=(256 << 10) - 1),
+        Spread(row_bytes=50 << 10, parts=8, packs=4, stages=1, peels=False, fewer=0),
+        Spread(row_bytes=104 << 10, parts=4, packs=6, stages=1, peels=False),
+        Spread(row_bytes=210 << 10, parts=8, packs=6, stages=1, peels=False),
+        Spread(row_bytes=264 << 10, parts=8, packs=8, stages=1, peels=False, fewer=0),
+        Spread(row_bytes=310 << 10, parts=16, packs=8, stages=1, peels=False, fewer=3),
+        Spread(row_bytes=410 << 10, parts=8, packs=5, stages=1, peels=False, fewer=0),
+        Spread(row_bytes=530 << 10, parts=8, packs=8, stages=1, peels=False, fewer=0),
+        Spread(row_bytes=820 << 10, parts=16, packs=5, stages=1, peels=False, fewer=0),
         Spread(row_bytes=61 << 10, parts=4, packs=6, stages=1, peels=True),
         Spread(row_bytes=72 << 10, parts=8, packs=4, stages=1, peels=True),
         Spread(row_bytes=90 << 10, parts=2, packs=5, stages=1, peels=True, fewer=0),
-        Spread(row_bytes=112 << 10, parts=4, packs=8, stages=1, peels=True, fewer=0),
+        Spread(row_bytes=132 << 10, parts=16, packs=8, stages=1, peels=True, fewer=1),
+        Spread(row_bytes=260 << 10, parts=4, packs=8, stages=1, peels=True, above=210 << 10, fewer=0),
         Spread(row_bytes=288 << 10, parts=8, packs=8, stages=1),
         Spread(row_bytes=320 << 10, parts=16, packs=8, stages=1),
         Spread(row_bytes=450 << 10, parts=8, packs=8, stages=2),
@@ -618,16 +639,20 @@ CLUSTERS: dict[tuple[int, int], tuple[Spread | Kept, ...]] = {
         *_KEPT_HALVES,
     ),
     (2, 4): (
+        Spread(row_bytes=66 << 10, parts=4, packs=3, stages=1, peels=False, fewer=0),
+        Spread(row_bytes=100 << 10, parts=4, packs=4, stages=1, peels=False, fewer=0),
+        Spread(row_bytes=150 << 10, parts=8, packs=3, stages=1, peels=False, fewer=0),
+        Spread(row_bytes=210 << 10, parts=8, packs=5, stages=1, peels=False, fewer=0),
+        Spread(row_bytes=264 << 10, parts=8, packs=4, stages=1, peels=False, fewer=0),
+        Spread(row_bytes=410 << 10, parts=8, packs=5, stages=2, peels=False, fewer=0),
+        Spread(row_bytes=530 << 10, parts=8, packs=8, stages=1, peels=False, fewer=1),
         Spread(row_bytes=100 << 10, parts=4, packs=5, stages=1, peels=True),
-        Spread(row_bytes=100 << 10, parts=4, packs=4, stages=1),
         Spread(row_bytes=170 << 10, parts=8, packs=4, stages=1, peels=True),
-        Spread(row_bytes=128 << 10, parts=2, packs=8, stages=1, above=120 << 10),
-        Spread(row_bytes=132 << 10, parts=4, packs=6, stages=2),
         Spread(row_bytes=240 << 10, parts=4, packs=7, stages=1, peels=True),
-        Spread(row_bytes=205 << 10, parts=8, packs=8, stages=1),
+        Spread(row_bytes=264 << 10, parts=8, packs=8, stages=1, peels=True, fewer=0),
         Spread(row_bytes=450 << 10, parts=16, packs=7, stages=2, peels=True),
-        Spread(row_bytes=450 << 10, parts=8, packs=4, stages=2),
         Spread(row_bytes=600 << 10, parts=8, packs=8, stages=1),
+        Spread(row_bytes=820 << 10, parts=16, packs=5, stages=2, peels=False, fewer=0),
         Spread(row_bytes=900 << 10, parts=16, packs=8, stages=2),
         Spread(row_bytes=MOST_ROW, parts=16, packs=8, stages=1),
         *_KEPT_FLOATS,
@@ -635,6 +660,6 @@ CLUSTERS: dict[tuple[int, int], tuple[Spread | Kept, ...]] = {
 }
 DOUBLES_SHARED = tuple(Spread(parts * (32 << 10), parts, 8, 0) for parts in (1, 2, 4, 8, 16))
 # Of a row, by the same: from there on blocks of a cluster are better than one, if the row fills no whole warps, or, of floats
-# with two parameters, but for the one width that fills a block's registers. LayerNorm in 16 bits of 24000 columns 0.85 to 0.92,
-# in float of 16000 0.82 to 0.92, softmax in 16 bits of 30000 0.91 to 0.95.
-SHARED_OUT_BYTES = {(0, 2): 44 << 10, (1, 2): 44 << 10, (2, 2): 44 << 10, (2, 4): 56 << 10}
+# with two parameters, always. LayerNorm in 16 bits of 24000 columns 0.85 to 0.92, in float of 12288 0.977 to 0.985, of 16384 0.97
+# to 0.99, softmax in 16 bits of 30000 0.91 to 0.95.
+SHARED_OUT_BYTES = {(0, 2): 44 << 10, (1, 2): 44 << 10, (2, 2): 44 << 10, (2, 4): 47 << 10}

@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kFewBlock, 2) multiply_few(const __grid_consta
   commit_copies();
   if constexpr (kParts > 1) {
     if (threadIdx.x == 0) make_signal(&signal);
-    cluster_arrive();
+    cluster_meet();
   }
   await_kernel_before();
   if constexpr (kNorm) {
@@ -206,7 +206,6 @@ __global__ void __launch_bounds__(kFewBlock, 2) multiply_few(const __grid_consta
   }
   __syncthreads();
   if constexpr (kParts > 1) {
-    cluster_wait();
     if (threadIdx.x == 0) expect_bytes(&signal, sizeof mail);
   }
   for (int i = threadIdx.x; i < kRows * kQuads; i += kFewBlock) {

@@ -280,6 +280,19 @@ def begins_too_soon(code: Code, arch: str) -> list[str]:
     return [f"{early[0]} before the kernel before has ended"] if early else []
 
 
+def stalls_a_cluster(code: Code, arch: str) -> list[str]:
+    """Say if blocks of a cluster wait for all memory as they meet, or empty L1 when they have loaded something."""
+    meets = next((i for i, each in enumerate(code.instructions) if each.startswith("UCGABAR_WAIT")), None)
+    if meets is None or int(arch.rstrip("af")) < EARLY_SINCE:
+        return []
+    loads = next(
+        (i for i, each in enumerate(code.instructions) if _GLOBAL.match(each)), len(code.instructions)
+    )
+    faults = [each for each in code.instructions if each.startswith("MEMBAR")]
+    faults += [each for each in code.instructions[loads:] if each.startswith("CCTL.IVALL")]
+    return [f"{each}, which all of a multiprocessor waits for" for each in faults[:1]]
+
+
 @functools.cache
 def nvdisasm() -> str | None:
     """Find the disassembler: in NVIDIA's wheel, else on the path."""

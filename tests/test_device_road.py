@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import types
 from typing import Any
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _compile, _device, _row, explain
+from cupynorm import _compile, _device, _remembered, _row, explain
+from cupynorm._plan import PLAIN
 from cupynorm.norm import LAYER_NORM
 from tests import simulator
 from tests.simulator import simulated
@@ -272,6 +274,29 @@ def test_a_kernel_whose_blocks_wait_for_one_another_may_begin_early_too(
 
     attributes = [(6, 1), (2, 1)]  # the other is CU_LAUNCH_ATTRIBUTE_COOPERATIVE
     assert launches.seen == [(11, 99, 3, (1, 132, 1), (512, 1, 1), 64, attributes)]
+
+
+@pytest.mark.parametrize(
+    ("how", "claims"),
+    [
+        ({"stages": 1}, True),
+        ({"hoist": 2}, True),
+        ({"hoist": 1}, False),
+        ({"stages": 1, "peel": 1}, False),
+        ({"stages": 1, "parts": 1}, False),
+    ],
+)
+def test_clusters_that_claim_their_rows_are_launched_together(
+    monkeypatch: pytest.MonkeyPatch, how: dict[str, int], claims: bool
+) -> None:
+    seen: dict[str, bool] = {}
+    monkeypatch.setattr(_device, "launch_of", lambda *_, **given: seen.update(given))
+
+    plan = dataclasses.replace(PLAIN, variant="cluster", group=128, block=128, parts=2, grid=6)
+
+    _remembered.launcher(11, dataclasses.replace(plan, **how))
+
+    assert seen == {"cooperative": claims}
 
 
 def test_a_launch_may_meet_any_number_of_streams(monkeypatch: pytest.MonkeyPatch) -> None:

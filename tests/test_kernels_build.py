@@ -34,6 +34,7 @@ from tests.build_gate import (
     nvdisasm,
     same_types,
     spills,
+    stalls_a_cluster,
     tightest,
     widest_instances,
 )
@@ -72,7 +73,8 @@ def build(op: RowOp, instances: Sequence[Instance], arch: str, major: int) -> li
     built = []
     for instance, kernel in compile_instances(instances, arch, major):
         code = code_of(kernel, arch)
-        faults = spills(kernel) + narrow_accesses(op, instance, code) + begins_too_soon(code, arch)
+        faults = spills(kernel) + narrow_accesses(op, instance, code)
+        faults += begins_too_soon(code, arch) + stalls_a_cluster(code, arch)
         built.append(Built(instance, tuple(faults), len(code.instructions)))
     return built
 
@@ -165,8 +167,9 @@ def build_fused(kind: str, arch: str, choice: Callable[[Iterable[Plan]], Iterabl
             fused_instances(kind, name, arch, choice), arch, newest_major()
         ):
             code = code_of(kernel, arch)
-            faults = tuple(spills(kernel) + narrow_loads(instance, code) + begins_too_soon(code, arch))
-            built.append(Built(instance, faults, len(code.instructions)))
+            faults = spills(kernel) + narrow_loads(instance, code)
+            faults += begins_too_soon(code, arch) + stalls_a_cluster(code, arch)
+            built.append(Built(instance, tuple(faults), len(code.instructions)))
     return built
 
 

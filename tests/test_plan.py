@@ -113,10 +113,21 @@ def test_where_a_row_waits_that_the_grid_shares(
     [
         # parts, block, least_blocks, hoist
         (1, 1 << 16, {"load_bytes": 4, "pack": 4}, (4, 4), (16, 256, 3, 1)),
-        (16, 1 << 16, {}, (2,), (8, 256, 3, 1)),
-        (16, 1 << 16, {}, (2, 2), (16, 256, 1, 1)),
-        (64, 1 << 16, {}, (2,), (2, 512, 1, 1)),
-        (64, 1 << 16, {}, (2, 2), (2, 512, 1, 0)),
+        (1, 1 << 16, {}, (2,), (16, 256, 4, 1)),
+        (16, 1 << 16, {}, (2,), (16, 128, 6, 1)),
+        (16, 1 << 16, {}, (), (16, 256, 4, 0)),
+        (16, 1 << 17, {}, (2, 2), (16, 128, 5, 0)),  # with more threads not all rows would be in work at once
+        (32, 1 << 15, {}, (2, 2), (8, 128, 5, 1)),
+        (64, 1 << 16, {}, (2,), (8, 128, 5, 0)),
+        (64, 1 << 16, {}, (2, 2), (8, 128, 5, 0)),
+        (1, 1 << 17, {"load_bytes": 4, "pack": 4}, (4, 4), (16, 512, 1, 1)),
+        (
+            64,
+            1 << 17,
+            {"load_bytes": 4, "pack": 4},
+            (4,),
+            (16, 256, 3, 0),
+        ),  # parameters would take a third of the threads
         (1, 1 << 20, {}, (2, 2), (132, 512, 2, 1)),  # the next kernel's blocks have room beside these
         (1, 1 << 20, {"load_bytes": 4, "pack": 4}, (4, 4), (132, 512, 1, 1)),
         (16, 1 << 20, {}, (2,), (8, 1024, 1, 0)),
@@ -241,7 +252,7 @@ def test_accesses_of_4_bytes_are_kept_but_for_long_rows(
 
 @pytest.mark.parametrize(
     ("cols", "variant"),
-    [(2816, "cached"), (2944, "block"), (3000, "block"), (28672, "cached"), (30000, "shared")],
+    [(2816, "cached"), (2944, "block"), (3000, "block"), (28672, "cached")],
 )
 @pytest.mark.parametrize("columns", [(), (2,)])
 def test_rows_that_fill_no_whole_warps_are_not_read_again(
@@ -272,7 +283,7 @@ def test_of_what_a_cluster_holds_in_registers_the_last_pack_alone_is_missing(
 
 
 def test_clusters_fill_the_registers_and_the_shared_memory_of_a_multiprocessor() -> None:
-    for cols, parameters in ((36864, 2), (50304, 2), (80000, 2), (128256, 2), (151936, 1), (200000, 1)):
+    for cols, parameters in ((36864, 2), (50304, 2), (80000, 2), (128256, 2), (200000, 1)):
         each = dataclasses.replace(problem(cols=cols), columns=(2,) * parameters)
         plan = choose(each, H200, resident)
         assert plan.variant == "cluster", cols
@@ -283,7 +294,7 @@ def test_clusters_fill_the_registers_and_the_shared_memory_of_a_multiprocessor()
 def test_parameters_stay_on_chip_where_clusters_go_through_rows() -> None:
     plan = choose(dataclasses.replace(problem(cols=65536), columns=(2, 2)), H200, resident)
 
-    assert (plan.variant, plan.hoist, plan.stages) == ("cluster", 2, 2)
+    assert (plan.variant, plan.hoist, plan.stages, plan.claims) == ("cluster", 2, 1, True)
     assert plan.shared_bytes <= H200.shared_bytes_per_block
     assert plan.waves <= 1
 
@@ -585,3 +596,10 @@ def test_the_cache_takes_no_more_columns_than_its_kernel_counts() -> None:
     assert choose(problem(cols=2**31 - 8), H200, resident, "cached").variant == "cached"
     with pytest.raises(DoesNotFitError, match="cannot hold a row of 2147483648 columns"):
         choose(problem(cols=2**31), H200, resident, "cached")
+
+
+def test_more_rows_than_can_be_counted_are_not_claimed() -> None:
+    each = dataclasses.replace(problem(cols=65536), columns=(2, 2))
+
+    assert choose(each, H200, resident).claims
+    assert not choose(dataclasses.replace(each, rows=2**30 + 1), H200, resident).claims

@@ -190,29 +190,32 @@ inline Slot<Op> await_letters(const Letter* from) {
   return own.slot;
 }
 
-// What the blocks of a cluster tell one another: a slot from each, and the signal that all have come.
-template <class Op, int kParts>
+// What the blocks of a cluster tell one another: a slot from each, with kNotes a note from the first block, and the signal that all have come.
+template <class Op, int kParts, bool kNotes = false>
 struct alignas(16) Mail {
-  static constexpr int kWords = int((sizeof(Slot<Op>) + 15) / 16);
-  uint4 words[kParts][kWords];
+  static constexpr int kWords = int((sizeof(Slot<Op>) + 15) / 16), kBytes = 16 * (kParts * kWords + kNotes);
+  uint4 words[kParts][kWords], note;
   Signal signal;
 };
 
-// Over the blocks of a cluster, after each block has reduced its threads: every thread gets the row's state. `part` is this
-// block's number. All blocks must have begun, their signals made. A caller in a loop takes two Mails in turn, and meets its own
-// block (reduce_warps) between two calls; `parity` changes each time that a Mail is used.
-template <class Op, bool kEqual, int kParts>
-inline void reduce_blocks(typename Op::State& s, typename Op::Compute origin, Mail<Op, kParts>& mail, int part, unsigned parity) {
+// Over the blocks of a cluster, after each block has reduced its threads: every thread gets the row's state, and the Mail, with kNotes, what the
+// first thread of the first block notes. `part` is this block's number. All blocks must have met, their signals made. A caller in a loop takes
+// two Mails in turn, and meets its own block (reduce_warps) between two calls; `parity` changes each time that a Mail is used.
+template <class Op, bool kEqual, int kParts, bool kNotes>
+inline void reduce_blocks(typename Op::State& s, typename Op::Compute origin, Mail<Op, kParts, kNotes>& mail, int part, unsigned parity,
+                              unsigned note = 0) {
   constexpr int kWords = Mail<Op, kParts>::kWords;
   union {
     uint4 words[kWords];
     Slot<Op> slot;
   } own = {}, other;
   own.slot = {s, origin};
-  if (threadIdx.x == 0) expect_bytes(&mail.signal, sizeof mail.words);
+  if (threadIdx.x == 0) expect_bytes(&mail.signal, mail.kBytes);
+  if constexpr (kNotes) note = __shfl_sync(kAllLanes, note, 0);
   if (int(threadIdx.x) < kParts) {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) send_words(&mail.words[part][i], &mail.signal, threadIdx.x, own.words[i]);
+    if (kNotes && part == 0) send_words(&mail.note, &mail.signal, threadIdx.x, uint4{note, 0, 0, 0});
   }
   await_words(&mail.signal, parity);
 #pragma unroll

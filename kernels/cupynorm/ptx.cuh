@@ -106,8 +106,10 @@ inline void wait_for_copies() {
 #endif
 }
 
-// The blocks of a cluster (sm_90) run at the same time, and may write into one another's shared memory. What was written before
-// a thread's arrival is seen by whoever has waited; a block must not write into another before both have met once.
+// The blocks of a cluster (sm_90) run at the same time, and may write into one another's shared memory. A block must not write into another
+// before both have met once, their signals made. That meeting orders nothing else: with release an arrival waits for the block's accesses to
+// all memory, and softmax of 65536 halves had 0.935 of the copy rate for 0.97. The wait empties the level-1 cache (CCTL.IVALL), since it cannot
+// do without acquire: it belongs before a block's first loads.
 inline int block_of_cluster() {
   unsigned rank = 0;
 #if __CUDA_ARCH__ >= 900
@@ -115,13 +117,9 @@ inline int block_of_cluster() {
 #endif
   return int(rank);
 }
-inline void cluster_arrive() {
+inline void cluster_meet() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-inline void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
@@ -154,13 +152,14 @@ inline void send_words(void* shared, Signal* signal, int block, uint4 words) {
                : "memory");
 #endif
 }
-// Waits for the bytes expected: for the first time with parity 0, then 1, 0 and so on. By all threads.
+// Waits for the bytes expected: for the first time with parity 0, then 1, 0 and so on. By all threads. Of the own block's scope, as CUDA's
+// libraries wait for what comes from a cluster: acquire of a wider one empties the level-1 cache each time.
 inline void await_words(Signal* signal, unsigned parity) {
 #if __CUDA_ARCH__ >= 900
   unsigned done;
   do {
     asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
         : "=r"(done)
         : "r"(unsigned(__cvta_generic_to_shared(signal))), "r"(parity)
         : "memory");
@@ -264,6 +263,18 @@ inline void grid_wait(unsigned before) {
     } while (((now ^ before) & 0x80000000u) == 0);
   }
   __syncthreads();
+}
+
+// Of a cooperative launch whose blocks do not meet: that counter says what has been claimed. Each claim is the next number, from 0 on; `before`
+// and `step` are for the simulator, where a claimer's own last claim is so far behind. Who sees the last of all claims forgets them, for the
+// next launch that gets the counter.
+inline unsigned claim_next(unsigned, unsigned) {
+  unsigned before;
+  asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(grid_counter()) : "memory");
+  return before & 0x7fffffffu;
+}
+inline void forget_claims(unsigned all) {
+  asm volatile("red.add.relaxed.gpu.global.u32 [%0], %1;" ::"l"(grid_counter()), "r"(0u - all) : "memory");
 }
 
 // A word sent through global memory to whoever waits for it there: it and the sign that it has come are one access. Letters go in pairs, 16-byte
@@ -413,15 +424,17 @@ inline unsigned low_word(double x) { return unsigned(same_bits<unsigned long lon
 inline unsigned high_word(double x) { return unsigned(same_bits<unsigned long long>(x) >> 32); }
 
 inline int block_of_cluster() { return simulator::block_of_cluster(); }
-inline void cluster_arrive(SIMULATOR_HERE) { simulator::cluster_arrive({"cluster_arrive", file, line}); }
-inline void cluster_wait(SIMULATOR_HERE) { simulator::cluster_wait({"cluster_wait", file, line}); }
+inline void cluster_meet(SIMULATOR_HERE) {
+  simulator::cluster_arrive({"cluster_meet", file, line});
+  simulator::cluster_wait({"cluster_meet", file, line});
+}
 struct Signal {};
 inline void make_signal(Signal*) {}
 inline void expect_bytes(Signal*, unsigned) {}
 inline void send_words(void* shared, Signal*, int block, uint4 words, SIMULATOR_HERE) {
   *static_cast<uint4*>(simulator::of_block(shared, block, {"send_words", file, line})) = words;
 }
-inline void await_words(Signal*, unsigned) { cluster_arrive(), cluster_wait(); }
+inline void await_words(Signal*, unsigned, SIMULATOR_HERE) { cluster_meet(file, line); }
 
 inline void await_kernel_before() {}
 inline void begin_next_kernel() {}
@@ -464,6 +477,8 @@ inline void copy_box(void* shared, const BoxMap* map, int col, int row, Gate* ga
 
 inline unsigned grid_arrive(SIMULATOR_HERE) { return simulator::grid_arrive({"grid_arrive", file, line}), 0; }
 inline void grid_wait(unsigned, SIMULATOR_HERE) { simulator::grid_wait({"grid_wait", file, line}); }
+inline unsigned claim_next(unsigned before, unsigned step) { return before + step; }
+inline void forget_claims(unsigned) {}
 
 struct Letter {
   unsigned long long bits;

@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
   unsigned parity = 0;
   if constexpr (kCluster) {
     if (threadIdx.x < 2) make_signal(&mails[threadIdx.x].signal);
-    cluster_arrive();  // this block has begun: others may write into it
+    cluster_meet();  // all blocks have begun: they may write into one another
   }
   take_turn();
 
@@ -251,7 +251,6 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
     total[0] = reduce_lanes<Op, false, kWarp>(total[0]);
     if constexpr (kWarps > 1) reduce_warps<Op, false, kSlots>(total, origin, warps[kGrid ? 0 : turn], 0, warp);
     if constexpr (kCluster) {
-      if (row == first) cluster_wait();
       reduce_blocks<Op, false>(total[0], origin[0], mails[turn], part, parity);
       parity ^= turn;
     }

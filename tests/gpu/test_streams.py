@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import cupynorm
 from cupynorm import _row
+from cupynorm._plan import PLAIN
 from cupynorm.catalog import OPS, Op
 from cupynorm.testing import assert_close, inputs
 from tests.gpu.agree import run
@@ -86,6 +88,9 @@ def test_can_be_captured_into_a_graph(cuda: Any, op: Op, cols: int) -> None:
     assert_close(cuda.asnumpy(out), op.reference(case.x, **case.parameters)[0])
 
 
+CLAIMS = dataclasses.replace(
+    PLAIN, variant="cluster", pack=4, packs=8, group=128, hoist=2, parts=4, stages=1, block=128
+)
 # Each of its own way to hold a row, so of its own place that waits for the kernel before.
 CHAINS = {
     "registers": ((4096, 64), "float16", None),
@@ -94,6 +99,7 @@ CHAINS = {
     "shared": ((300, 8200), "float32", "shared"),
     "uncached": ((300, 8200), "float32", "uncached"),
     "split": ((3, 16384), "float32", "split"),
+    "claims": ((1000, 16384), "float32", CLAIMS),
 }
 
 
@@ -136,6 +142,40 @@ def test_each_kernel_waits_for_the_one_before(cuda: Any, chain: str, captured: b
 
             assert bool((left == wanted[0]).all())
             assert bool((right == wanted[1]).all())
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["called", "captured"])
+def test_launches_side_by_side_claim_their_own_rows(cuda: Any, captured: bool) -> None:
+    """Each has a counter of its own, in several streams at once and in graphs that are launched while others run."""
+    x = cuda.asarray(np.random.default_rng(0).standard_normal((1000, 16384)).astype(np.float32))
+    gamma = cuda.full(16384, 0.5, np.float32)
+    wanted = cupynorm.layer_norm(x, gamma, gamma, plan="uncached")
+    streams = [cuda.cuda.Stream(non_blocking=True) for _ in range(4)]
+    outs = [cuda.empty_like(x) for _ in streams]
+    graphs = []
+    for stream, out in zip(streams, outs, strict=True):
+        with stream:
+            cupynorm.layer_norm(x, gamma, gamma, out=out, plan=CLAIMS)
+            stream.synchronize()
+            if captured:
+                stream.begin_capture()
+                cupynorm.layer_norm(x, gamma, gamma, out=out, plan=CLAIMS)
+                graphs.append(stream.end_capture())
+
+    for _ in range(20):
+        for out in outs:
+            out[...] = 0
+        cuda.cuda.Device().synchronize()
+        for number, (stream, out) in enumerate(zip(streams, outs, strict=True)):
+            with stream:
+                if captured and number % 2:
+                    graphs[number].launch(stream)
+                else:
+                    cupynorm.layer_norm(x, gamma, gamma, out=out, plan=CLAIMS)
+        cuda.cuda.Device().synchronize()
+
+        for out in outs:
+            assert float(cuda.abs(out - wanted).max()) < 1e-5
 
 
 @pytest.mark.small

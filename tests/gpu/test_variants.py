@@ -86,6 +86,51 @@ def test_a_group_goes_through_rows_that_begin_alike(
     check(xp, op, case, plan=plan)
 
 
+@every_op
+@pytest.mark.parametrize(
+    ("parts", "stages", "hoist", "rows_per_group", "rows"),
+    [
+        pytest.param(1, 0, 2, 1, 7, marks=pytest.mark.small),
+        pytest.param(1, 1, 3, 1, 7, marks=pytest.mark.small),
+        pytest.param(1, 2, 0, 2, 7, marks=pytest.mark.small),
+        pytest.param(2, 1, 2, 1, 29, marks=pytest.mark.small),
+        pytest.param(8, 3, 2, 1, 7, marks=pytest.mark.small),
+        *(
+            (parts, stages, 2, 1, rows)
+            for parts, stages in ((2, 0), (2, 1), (8, 3))
+            for rows in (1, 67, 5003)
+        ),
+        (1, 1, 2, 1, 5003),
+        (4, 4, 0, 1, 5003),
+    ],
+)
+def test_blocks_and_clusters_that_go_through_rows_take_each_once(
+    xp: Any, op: Op, parts: int, stages: int, hoist: int, rows_per_group: int, rows: int
+) -> None:
+    """A grid so small that each has many; clusters claim them, and the next launch finds no claim of the one before."""
+    hoist = hoist if op.parameters else 0
+    if not (hoist or stages):
+        pytest.skip("nothing is kept for a block's next rows")
+    case = inputs(op, rows, 1024 * parts, "float16")
+    plan = dataclasses.replace(
+        PLAIN,
+        variant="cluster" if parts > 1 else "block",
+        pack=8,
+        packs=2,
+        group=64,
+        rows_per_group=rows_per_group,
+        hoist=hoist,
+        parts=parts,
+        stages=stages,
+        block=64 if parts > 1 else 128,
+        waves=0.02 * parts,
+    )
+    assert plan.claims == (parts > 1)
+
+    for _ in range(3):
+        check(xp, op, case, plan=plan)
+
+
 SPREAD = dataclasses.replace(PLAIN, variant="split", parts=5, group=64, block=64)
 TOGETHER = dataclasses.replace(PLAIN, variant="split", packs=2, parts=5, rows_per_group=4, block=64)
 
