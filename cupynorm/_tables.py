@@ -619,7 +619,9 @@ CLUSTERS: dict[tuple[int, int], tuple[Spread | Kept, ...]] = {
     (2, 2): (
         Spread(row_bytes=50 << 10, parts=8, packs=4, stages=1, peels=False, fewer=0),
         Spread(row_bytes=104 << 10, parts=4, packs=6, stages=1, peels=False),
+        Spread(row_bytes=128 << 10, parts=2, packs=8, stages=1, above=(128 << 10) - 1, peels=False, fewer=0),
         Spread(row_bytes=210 << 10, parts=8, packs=6, stages=1, peels=False),
+        Spread(row_bytes=256 << 10, parts=4, packs=8, stages=1, above=(256 << 10) - 1, peels=False, fewer=0),
         Spread(row_bytes=264 << 10, parts=8, packs=8, stages=1, peels=False, fewer=0),
         Spread(row_bytes=310 << 10, parts=16, packs=8, stages=1, peels=False, fewer=3),
         Spread(row_bytes=410 << 10, parts=8, packs=5, stages=1, peels=False, fewer=0),
