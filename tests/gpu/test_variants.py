@@ -94,7 +94,7 @@ def test_a_group_goes_through_rows_that_begin_alike(
         pytest.param(1, 1, 3, 1, 7, marks=pytest.mark.small),
         pytest.param(1, 2, 0, 2, 7, marks=pytest.mark.small),
         pytest.param(2, 1, 2, 1, 29, marks=pytest.mark.small),
-        pytest.param(8, 3, 2, 1, 7, marks=pytest.mark.small),
+        pytest.param(8, 3, 2, 1, 29, marks=pytest.mark.small),
         *(
             (parts, stages, 2, 1, rows)
             for parts, stages in ((2, 0), (2, 1), (8, 3))
@@ -123,7 +123,7 @@ def test_blocks_and_clusters_that_go_through_rows_take_each_once(
         parts=parts,
         stages=stages,
         block=64 if parts > 1 else 128,
-        waves=0.02 * parts,
+        waves=0.0015 * parts,
     )
     assert plan.claims == (parts > 1)
 
