@@ -85,7 +85,19 @@ def test_rows_too_long_for_registers_are_tried_in_shared_memory_and_without() ->
     found = tune.candidates(Problem(4096, 65536, 8, 2, 4), RECORDED["h200"], 64)
 
     assert {plan.variant for plan in found} == {"cached", "cluster", "split", "shared", "uncached"}
-    assert {plan.block for plan in found} == {128, 160, 256, 512, 1024}
+    assert {plan.block for plan in found} > {128, 256, 512, 1024}
+
+
+def test_clusters_are_tried_that_fill_a_multiprocessor() -> None:
+    """In registers, which they claim their rows for, and in shared memory."""
+    found = tune.candidates(Problem(4096, 65536, 8, 2, 4, (2, 2)), RECORDED["h200"], 64)
+
+    claims = {(plan.parts, plan.packs, plan.block, plan.least_blocks) for plan in found if plan.claims}
+    kept = {
+        (plan.parts, plan.block, plan.least_blocks) for plan in found if plan.cluster > 1 and plan.kept_bytes
+    }
+    assert claims > {(2, 8, 512, 1), (8, 4, 256, 3), (16, 8, 64, 8), (8, 5, 224, 2)}
+    assert kept == {(4, 160, 6), (2, 320, 3)}
 
 
 # ---- the search
