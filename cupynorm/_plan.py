@@ -908,7 +908,7 @@ def _shared_out(problem: Problem, limits: Limits, occupancy: Occupancy, least: i
         if problem.row_bytes > shared.row_bytes:
             continue
         if isinstance(shared, Kept):
-            plan = _kept_by_cluster(problem, limits, occupancy, shared, least)
+            plan = kept_by_cluster(problem, limits, occupancy, shared, least)
         else:
             plan = _held_by_cluster(problem, limits, occupancy, shared, least)
         if plan is not None:
@@ -929,12 +929,12 @@ def _few_rows(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | 
     if most == 1 or problem.compute_bytes == 8:  # noqa: PLR2004
         return None
     crowded = problem.rows * most > 2 * limits.sm_count
-    if problem.peel and crowded:  # parameters are read again for each row
-        plan = _few_cluster(problem, limits, 2 if len(problem.columns) > 1 else min(most, 8))
+    if problem.peel:
+        few = 2 if len(problem.columns) > 1 else min(most, 8)  # since parameters are read again for each row
+        plan = _few_cluster(problem, limits, few if crowded else most)
     else:
-        plan = _crowded_cluster(problem, limits) if crowded else _few_cluster(problem, limits, most)
-        together = plan.least_blocks * limits.sm_count * 5 // 6 // plan.parts if plan else 0
-        if plan and not (problem.peel or crowded) and together < problem.rows:
+        plan = None if crowded else _few_cluster(problem, limits, most)
+        if plan is None or plan.least_blocks * limits.sm_count * 5 // 6 // plan.parts < problem.rows:
             plan = _crowded_cluster(problem, limits) or plan
     return plan and _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
 
@@ -942,8 +942,8 @@ def _few_rows(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | 
 def _few_cluster(problem: Problem, limits: Limits, parts: int) -> Plan | None:
     """Few bytes a thread: 16 elements of 128 threads, or 256 threads or more."""
     share = math.ceil(problem.cols // problem.pack / parts)
-    most = MOST_ELEMENTS[problem.compute_bytes] // problem.pack
-    block = max(FEW_BLOCK, _power_of_two_from(math.ceil(share / most)))
+    packs = MOST_ELEMENTS[problem.compute_bytes] // problem.pack
+    block = max(FEW_BLOCK, _power_of_two_from(math.ceil(share / packs)))
     # several blocks on a multiprocessor share its issue slots: RMSNorm in 16 bits of 16 x 65536 0.83 to 0.89
     several = problem.held_bytes == 2 and problem.columns and problem.rows * parts > limits.sm_count  # noqa: PLR2004
     few = math.ceil(share / FEWEST_BLOCK) * problem.pack <= (2 if several else 1) * FEW_ELEMENTS
@@ -985,10 +985,8 @@ def _of_few(problem: Problem, limits: Limits, parts: int, block: int, *, crowded
     )
     plan = _registers_plan(problem, plan)
     elements = plan.packs * plan.pack
-    share = math.ceil(problem.cols // problem.pack / parts)
-    hoist = _can_hoist(problem, elements) or _fetches(problem, share, block)
     if problem.peel:
-        return dataclasses.replace(plan, hoist=int(hoist))
+        return dataclasses.replace(plan, hoist=int(_can_hoist(problem, elements)))
 
     def resident(*, hoist: bool) -> int:
         needed = FEW_OTHER_REGISTERS + _words(problem, elements, hoist=hoist)
@@ -996,7 +994,8 @@ def _of_few(problem: Problem, limits: Limits, parts: int, block: int, *, crowded
         needed += 0 if int(limits.compute_capability) == HOPPER else CLUSTER_REGISTERS
         return min(limits.registers_per_sm // (needed * block), limits.threads_per_sm // block, KEPT_BLOCKS)
 
-    # but not if too few threads are left: RMSNorm in float of 64 x 131072 0.76 against 0.845
+    # not if too few threads are left: RMSNorm in float of 64 x 131072 0.76 against 0.845
+    hoist = _fetches(problem, math.ceil(problem.cols // problem.pack / parts), block)
     hoist = hoist and (not crowded or resident(hoist=True) * block > FEW_THREADS)
     return dataclasses.replace(plan, hoist=int(hoist), least_blocks=max(1, resident(hoist=hoist)))
 
@@ -1010,7 +1009,7 @@ def _held_by_cluster(
         return None
     if not _can_stage(problem, limits) if spread.stages else _has_wide_columns(problem):
         return None
-    plan = _spread_out(problem, limits, spread)
+    plan = spread_out(problem, limits, spread)
     if plan is None or not (plan.stages == 0 or _may_persist(problem, plan)):
         return None
     plan = _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
@@ -1019,7 +1018,7 @@ def _held_by_cluster(
     return None  # rows that begin alike leave too many clusters without any
 
 
-def _spread_out(problem: Problem, limits: Limits, spread: Spread) -> Plan | None:
+def spread_out(problem: Problem, limits: Limits, spread: Spread) -> Plan | None:
     """Return the plan that leaves the fewest places of threads empty; of as many, that of the fewest threads."""
     share = math.ceil(problem.cols // problem.pack / spread.parts)
     best, fewest = None, math.inf
@@ -1056,7 +1055,7 @@ def _resident(problem: Problem, limits: Limits, plan: Plan) -> int:
     return active_blocks(limits, plan.block, needed, plan.shared_bytes + STATIC_SHARED_BYTES)
 
 
-def _kept_by_cluster(
+def kept_by_cluster(
     problem: Problem, limits: Limits, occupancy: Occupancy, kept: Kept, least: int
 ) -> Plan | None:
     if not (kept.aligned or problem.peel) or _most_parts(limits) == 1 or problem.peel == 2:  # noqa: PLR2004

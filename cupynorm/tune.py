@@ -16,13 +16,14 @@ from typing import Any
 
 from cupynorm import _device, _row, _tuned, bench, catalog, forms, peers, testing
 from cupynorm._dtypes import Dtype, dtype_of
-from cupynorm._limits import STATIC_SHARED_BYTES, Limits, active_blocks
+from cupynorm._limits import Limits, active_blocks
 from cupynorm._plan import (
     HOPPER,
     MAX_BLOCK,
     MOST_ELEMENTS,
     ONE_BLOCK_PER_ROW,
     PLAIN,
+    ROOMY_THREADS,
     VARIANTS,
     WARP,
     WHOLE_BLOCK,
@@ -30,8 +31,10 @@ from cupynorm._plan import (
     Plan,
     Problem,
     choose,
+    kept_by_cluster,
+    spread_out,
 )
-from cupynorm._tables import ACCESS_BYTES
+from cupynorm._tables import MOST_ROW, Kept, Spread
 from cupynorm.results import COPY, NOISE, Point, Timing
 
 COLS = (*(each for each in bench.COLS if each <= bench.WIDE), *bench.ODD_COLS)
@@ -48,10 +51,8 @@ MOST_REGISTERS = 255
 # Rows below that many bytes gain nothing from the level-1 cache, from shared memory, nor from being read twice.
 CACHED_ROW_BYTES = 2 << 10
 SHARED_ROW_BYTES = 16 << 10
-# Of clusters: blocks of one; registers of a thread beside its values; of those that keep rows in shared memory, bytes of a row by
-# a block, blocks and threads on a multiprocessor at most.
-PARTS, SPREAD_OUT = (8, 4, 16, 2), 44
-KEPT_BYTES, MOST_KEPT, KEPT_THREADS = (16 << 10, 112 << 10), 8, 1024
+PARTS = (8, 4, 16, 2)  # blocks of a cluster
+KEPT_BYTES = (16 << 10, 112 << 10)  # of a row, by a block of a cluster
 WHOLE_BLOCK_REGISTERS = {4: 64, 8: 128}  # a guess, by bytes of the compute type
 # Replays of all candidates, and how many go on; then more replays of those.
 FIRST, GOING_ON = 3, 16
@@ -172,56 +173,28 @@ def _clusters(problem: Problem, limits: Limits) -> Iterator[Plan]:
     """Rows in registers of a cluster, the next on its way; in its shared memory; then two rows on their way, and none."""
     if int(limits.compute_capability) < HOPPER:
         return
-    yield from _spread_out(problem, limits, 1)
-    yield from _kept_by_cluster(problem, limits)
+    yield from _spread(problem, limits, 1)
+    yield from _kept(problem, limits)
     for stages in (2, 0):
-        yield from _spread_out(problem, limits, stages)
+        yield from _spread(problem, limits, stages)
 
 
-def _spread_out(problem: Problem, limits: Limits, stages: int) -> Iterator[Plan]:
-    whole = math.ceil(problem.cols / problem.pack)
+def _spread(problem: Problem, limits: Limits, stages: int) -> Iterator[Plan]:
     for packs, parts in itertools.product((8, 5, 4, 6, 3), PARTS):
-        block = max(2, math.ceil(math.ceil(whole / parts) / packs / WARP)) * WARP
-        if block > MAX_BLOCK or packs * problem.pack > TRIED_ELEMENTS[problem.compute_bytes]:
-            continue
-        keeps = bool(problem.columns) and stages > 0
-        beside = packs * sum(size * problem.pack for size in problem.columns) if keeps else 0
-        shared_bytes = (stages * packs * ACCESS_BYTES + beside) * block + STATIC_SHARED_BYTES
-        registers = SPREAD_OUT + packs * problem.pack * problem.compute_bytes // 4
-        yield dataclasses.replace(
-            EMPTY_PLAN,
-            variant="cluster",
-            pack=problem.pack,
-            packs=packs,
-            group=block,
-            hoist=2 if keeps else 0,
-            peel=problem.peel,
-            parts=parts,
-            stages=stages,
-            block=block,
-            least_blocks=max(1, active_blocks(limits, block, registers, shared_bytes)),
-        )
+        plan = spread_out(problem, limits, Spread(MOST_ROW, parts, packs, stages, fewer=0))
+        if plan is not None:
+            yield plan
 
 
-def _kept_by_cluster(problem: Problem, limits: Limits) -> Iterator[Plan]:
-    row_bytes = problem.cols * problem.load_bytes
+def _kept(problem: Problem, limits: Limits) -> Iterator[Plan]:
+    occupancy = functools.partial(_guess, problem, limits)
     for packs, parts in itertools.product((4, 2), PARTS):
-        share = -(-row_bytes // parts // ACCESS_BYTES + 1) * ACCESS_BYTES
-        if not KEPT_BYTES[0] <= share <= KEPT_BYTES[1]:
-            continue
-        beside = limits.reserved_shared_bytes + STATIC_SHARED_BYTES
-        resident = max(1, min(limits.shared_bytes_per_sm // (share + beside), MOST_KEPT))
-        yield dataclasses.replace(
-            EMPTY_PLAN,
-            variant="cluster",
-            pack=problem.pack,
-            packs=packs,
-            peel=problem.peel,
-            parts=parts,
-            block=max(2, KEPT_THREADS // resident // WARP) * WARP,
-            kept_bytes=share,
-            least_blocks=resident,
-        )
+        share = math.ceil(problem.row_bytes / parts)
+        if KEPT_BYTES[0] <= share <= KEPT_BYTES[1]:
+            kept = Kept(MOST_ROW, ROOMY_THREADS, packs, share)
+            plan = kept_by_cluster(problem, limits, occupancy, kept, parts)
+            if plan is not None:
+                yield dataclasses.replace(plan, waves=ONE_BLOCK_PER_ROW)
 
 
 def _cached(problem: Problem, limits: Limits) -> Iterator[Plan]:
