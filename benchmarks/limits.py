@@ -25,10 +25,13 @@ import numpy as np
 
 from cupynorm import _compile, _device, _nvrtc, _row, bench, forms
 from cupynorm._dtypes import dtype_of
+from cupynorm._plan import Plan
+from cupynorm._remembered import launcher
 from cupynorm.functors import View
 from cupynorm.results import COPY, OURS, Point
 
 PACK = 16  # bytes of an access
+BARE = "bare"  # our kernel and plan, with an op that asks nothing
 WARP = 32
 MEETINGS = ("kAlone", "kStates", "kBarrier", "kRead")
 LETTERS = 32  # bytes of what a block sends to each other
@@ -387,6 +390,31 @@ def runs_of(kernel: Kernel, image: bytes, name: str, point: Point, arrays: list[
     return run
 
 
+def house(point: Point, arrays: list[Any]) -> Any:
+    """Return what launches our own kernel, as it is planned at a point, with the op that asks nothing, on set i; or None."""
+    row_bytes, columns = point.cols * dtype_of(point.dtype).itemsize, columns_of(point)
+    if row_bytes % PACK or point.offset:
+        return None
+    plan = Plan(**bench.planned(point))
+    wanted = dataclasses.replace(plan, pack=max(1, plan.pack * dtype_of(point.dtype).itemsize // 4))
+    kept, addresses, device = [], [], _device.present_device()
+    for each in arrays:
+        at = [each[n].data.ptr if n in each else 0 for n in ("x", "y", "gamma", "beta")]
+        what = spelled(point.rows, row_bytes, columns, at[0], at[1], tuple(at[2:]))
+        found = _row.prepared(device, what, wanted)
+        block = np.array([what.arguments.values], what.arguments.dtype)
+        pointer = np.array([block.ctypes.data], np.uint64)
+        kept.append((block, pointer))
+        addresses.append(pointer.ctypes.data)
+    launch = launcher(found.kernel.pointer, found.plan)
+
+    def run(i: int) -> Any:
+        launch(_device.cupy().cuda.get_current_stream().ptr, addresses[i], 0)
+        return kept and arrays[i]["y"]
+
+    return run
+
+
 def measure(point: Point, kernels: list[Kernel], built: Any, replays: int) -> dict[str, Any]:
     """Time copies, our call and each kernel in turns; the best of each meeting."""
     what, dtype = forms.form(point.op), dtype_of(point.dtype)
@@ -395,6 +423,9 @@ def measure(point: Point, kernels: list[Kernel], built: Any, replays: int) -> di
     sets = bench._sets(point, moved, given)  # noqa: SLF001  the arrays that `cupynorm bench` takes
     arrays, notes = [each.arrays for each in sets], {}
     runs = {OURS: bench._ours(what, arrays, None), **bench.copy_runs([each.copy for each in sets])}  # noqa: SLF001
+    ours_bare = None if point.op in FUSED else house(point, arrays)
+    if ours_bare is not None:
+        runs[BARE] = ours_bare
     for number, kernel in enumerate(kernels):
         made = built[kernel.text, kernel.expression]
         if isinstance(made, str):
@@ -411,6 +442,8 @@ def measure(point: Point, kernels: list[Kernel], built: Any, replays: int) -> di
         "notes": notes,
     }
     found["share"] = copy / every[OURS].median
+    if BARE in every:
+        found["bare"] = copy / every[BARE].median
     forms_of: dict[str, list[dict[str, Any]]] = {}
     for number, kernel in enumerate(kernels):
         if str(number) in every:
@@ -426,9 +459,10 @@ def line(found: dict[str, Any]) -> str:
     best = " ".join(
         f"{meeting[1:].lower()} {each[0]['share']:.3f}" for meeting, each in found["kernels"].items()
     )
+    bare = f"its kernel without arithmetic {found['bare']:.3f}, " if "bare" in found else ""
     return (
         f"{found['op']} {found['dtype']} {found['rows']} x {found['cols']}: copy {found['copy_us']:.2f} us, "
-        f"ours {found['share']:.3f}, {best}"
+        f"ours {found['share']:.3f}, {bare}{best}"
     )
 
 

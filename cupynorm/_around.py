@@ -342,6 +342,7 @@ def _problem(
         + OF_RESULT * (len(what.outs) - 1)
         + OF_KEPT * (what.loaded is not None)
         + OF_SPANS[compute.itemsize] * (spans and (bool(beside) or compute.itemsize == 8)),  # noqa: PLR2004
+        bounded=spans,
     )
 
 

@@ -148,7 +148,7 @@ class Problem:
     Where something is computed on the way (cupynorm/fused.cuh), nothing goes through shared memory, and rows begin at packs:
     `fused`. `beside`: bytes of an element of each array that is loaded with x; `ahead`: of each that the results need, loaded
     with it; `stored`: of the results; `results`: how many arrays are written; `direct`: nothing is loaded but x, as it is;
-    `others`: registers for the arithmetic.
+    `others`: registers for the arithmetic; `bounded`: a mask keeps an interval of each row's columns.
 
     Where rows begin at no pack of 16 bytes, `widest` is what such a pack would have; `peel`: 1 if x lies in packs as y does, else
     2; `period`: so many rows further a row begins as this one does, 0 if that cannot be said.
@@ -170,6 +170,7 @@ class Problem:
     results: int = 1
     direct: bool = True
     others: int = 0
+    bounded: bool = False
 
     @property
     def peeled(self) -> Problem:
@@ -491,7 +492,9 @@ def _fused_held(problem: Problem) -> tuple[Held, ...]:
 
 def _what(problem: Problem) -> str:
     """Return what is computed on the way: nothing with parameters, something with them, or that to a byte an element."""
-    return "masked" if not problem.columns else "quantized" if problem.stored == 1 else "scaled"
+    if not problem.columns:
+        return "bounded" if problem.bounded else "masked"
+    return "quantized" if problem.stored == 1 else "scaled"
 
 
 def _period(problem: Problem, rows_per_group: int) -> int:

@@ -70,25 +70,36 @@ HELD = {
     (1, 8): _DOUBLES,
     (2, 8): _DOUBLES,
 }
-# The same where something is computed on the way, by (what, bytes of an element): without parameters, with them, and with
-# them and more than one result. thread_bytes: of a row and of all that is loaded with it. H200, benchmarks/NOTES.md: more
-# elements a thread than above, so that what each thread does once counts less.
+# The same where something is computed on the way, by (what, bytes of an element): without parameters, with a mask that keeps an
+# interval of each row, with parameters, and with them and more than one result. thread_bytes: of a row and of all that is loaded
+# with it. H200, benchmarks/NOTES.md: more elements a thread than above, so that what each thread does once counts less.
+_MASKED_HALVES = (
+    Held(128, 32, 256, 1536),
+    Held(256, 48, 256, 1536, others=24),
+    Held(512, 32, 256, 1536),
+    Held(1 << 10, 64, 64, 1536),
+    Held(4 << 10, 64, 64, 1024),
+    Held(8 << 10, 128, 128, 1024),
+    Held(32 << 10, 128, 256, 1024),
+)
 FUSED_HELD = {
-    ("masked", 2): (
-        Held(128, 32, 256, 1536),
-        Held(256, 48, 256, 1536, others=24),
-        Held(512, 32, 256, 1536),
-        Held(1 << 10, 64, 64, 1536),
-        Held(4 << 10, 64, 64, 1024),
-        Held(8 << 10, 128, 128, 1024),
-        Held(32 << 10, 128, 256, 1024),
-    ),
+    ("masked", 2): _MASKED_HALVES,
     ("masked", 4): (
         Held(512, 32, 128, 1536),
         Held(4 << 10, 40, 128, 2048, others=16),
         Held(8 << 10, 80, 128, 1152),
         Held(16 << 10, 80, 256, 768),
-        Held(32 << 10, 160, 256, 1280),
+        Held(32 << 10, 128, 512, 1024),
+        Held(128 << 10, 160, 256, 1024),
+    ),
+    ("bounded", 2): _MASKED_HALVES,
+    ("bounded", 4): (
+        Held(512, 32, 128, 1536),
+        Held(2 << 10, 40, 128, 2048, others=16),
+        Held(4 << 10, 80, 64, 1024),
+        Held(8 << 10, 80, 128, 1152),
+        Held(16 << 10, 80, 256, 768),
+        Held(32 << 10, 80, 512, 1024),
         Held(128 << 10, 160, 256, 1024),
     ),
     ("scaled", 2): (

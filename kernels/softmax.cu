@@ -35,7 +35,7 @@ inline T maximum(const T (&x)[N]) {
 }
 
 // What both ops are made of. A row of only -inf: -inf - -inf is nan, and so is all that comes of it.
-template <typename T>
+template <class Op, typename T>
 struct OfExponentials {
   using Compute = T;
   using State = Exponentials<T>;
@@ -55,13 +55,51 @@ struct OfExponentials {
 
   static State rebase(State s, T, T) { return s; }
 
+  template <int N, class Valid>
+  static State summarize(T (&x)[N], Valid, T) {
+    T max = maximum(x), origin = max == -infinity<T>() ? T(0) : max, sum = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += Op::exponent(x[i], origin);
+    return {max, sum};
+  }
+
+  // The same of those packs of kPack elements of which there are `some`, each of which `fill` puts into x first, and of what is behind all
+  // packs.
+  template <int kPack, int N, int kPacks, class Fill>
+  static State summarize_some(T (&x)[N], const bool (&some)[kPacks], Fill fill) {
+    T max = -infinity<T>(), sum = 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (some[p]) {
+        fill(p);
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) max = larger(max, x[p * kPack + i]);
+      } else {  // or its registers are taken from the begin on
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) x[p * kPack + i] = 0;
+      }
+    }
+#pragma unroll
+    for (int i = kPack * kPacks; i < N; ++i) max = larger(max, x[i]);
+    const T origin = max == -infinity<T>() ? T(0) : max;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (!some[p]) continue;
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) sum += Op::exponent(x[p * kPack + i], origin);
+    }
+#pragma unroll
+    for (int i = kPack * kPacks; i < N; ++i) sum += Op::exponent(x[i], origin);
+    return {max, sum};
+  }
+
   static bool saves() { return false; }
   template <class Row>
   void save(int64, Row) const {}
 };
 
 template <typename T>
-struct Softmax : OfExponentials<T> {
+struct Softmax : OfExponentials<Softmax<T>, T> {
   using State = Exponentials<T>;
   struct Row {
     T max, scale, factor;
@@ -71,14 +109,8 @@ struct Softmax : OfExponentials<T> {
   // Whether map makes that of the padding by itself, as summarize left it: where something is kept, all of it numbers.
   static bool drops_padding(Row row) { return row.factor < infinity<T>(); }
 
-  // Leaves exp(x - own maximum) in x: finish folds the rescale to the row's maximum into one factor.
-  template <int N, class Valid>
-  static State summarize(T (&x)[N], Valid, T) {
-    T max = maximum(x), origin = max == -infinity<T>() ? T(0) : max, sum = 0;
-#pragma unroll
-    for (int i = 0; i < N; ++i) sum += x[i] = exponential(x[i] - origin);
-    return {max, sum};
-  }
+  // It stays in x: finish folds the rescale to the row's maximum into one factor.
+  static T exponent(T& x, T origin) { return x = exponential(x - origin); }
 
   template <typename Cols>
   Row finish(State mine, State row, Cols, T) const {
@@ -91,7 +123,7 @@ struct Softmax : OfExponentials<T> {
 };
 
 template <typename T>
-struct LogSoftmax : OfExponentials<T> {
+struct LogSoftmax : OfExponentials<LogSoftmax<T>, T> {
   using State = Exponentials<T>;
   struct Row {
     T max, log_sum;
@@ -101,13 +133,7 @@ struct LogSoftmax : OfExponentials<T> {
   // Whether map makes that of the padding by itself, as summarize left it: where something is kept, all of it numbers.
   static bool drops_padding(Row row) { return magnitude(row.max + row.log_sum) < infinity<T>(); }
 
-  template <int N, class Valid>
-  static State summarize(T (&x)[N], Valid, T) {
-    T max = maximum(x), origin = max == -infinity<T>() ? T(0) : max, sum = 0;
-#pragma unroll
-    for (int i = 0; i < N; ++i) sum += exponential(x[i] - origin);
-    return {max, sum};
-  }
+  static T exponent(T x, T origin) { return exponential(x - origin); }
 
   template <typename Cols>
   Row finish(State, State row, Cols, T) const {

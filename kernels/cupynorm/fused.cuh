@@ -354,7 +354,7 @@ struct NoMask {
 template <class Structure, class Where_>
 struct Mask {
   static constexpr bool kDrops = true, kWhole = Structure::kWhole && !Where_::kPerRow;
-  static constexpr bool kBytes = Where_::kPresent && !Where_::kPerRow, kSpans = !kWhole && !kBytes;
+  static constexpr bool kBytes = Where_::kPresent && !Where_::kPerRow, kSpans = !kWhole;
   Structure structure;
   Where_ where;
   int64 cols;
@@ -373,6 +373,11 @@ struct Mask {
     Packed<N> load(Index col) const {
       if constexpr (kBytes) return where.template load<N>(col);
       else return {};
+    }
+    // Columns are then counted from this one.
+    template <typename Index>
+    void count_from(Index col) {
+      span.begin -= col, span.end -= col;
     }
     template <int N, typename Index>
     unsigned bits(const Packed<N>& packed, Index col) const {
@@ -442,6 +447,15 @@ struct FusedLoad {
 
     void hide() { cupynorm::hide(pointer), operands.hide(); }
 
+    template <typename Index>
+    bool keeps_all(Index first, Index end) const {
+      return Index(mask.span.begin) <= first && end <= Index(mask.span.end);
+    }
+    // What a mask keeps is then asked for by columns counted from this one.
+    template <typename Index>
+    void count_kept_from(Index col) {
+      mask.count_from(col);
+    }
     // Whether anything of a pack is kept: what the mask's structure drops is not read.
     template <int N, typename Index>
     bool reads(Index col) const {
@@ -468,15 +482,7 @@ struct FusedLoad {
       }
     }
 
-    // The same with no look at the structure, and of elements that are kept: where it keeps all of [first, end).
-    template <typename Index>
-    bool keeps_all(Index first, Index end) const {
-      return Index(mask.span.begin) <= first && end <= Index(mask.span.end);
-    }
-    template <typename Index>
-    bool drops_all(Index first, Index end) const {
-      return end <= Index(mask.span.begin) || Index(mask.span.end) <= first;
-    }
+    // The same with no look at the structure, and which elements are kept.
     template <int N, typename Index>
     Loaded<N> load_kept(Index col) const {
       if constexpr (kDrops) return {load_pack<T, N>(pointer + col), operands.template load<N>(col), mask.template load<N>(col)};
@@ -490,6 +496,10 @@ struct FusedLoad {
       apply_to_each<Function>(in, out);
 #pragma unroll
       for (int i = 0; i < N; ++i) x[i] = out[0][i];
+    }
+    template <int N, typename Index>
+    unsigned bits(const Loaded<N>& loaded, Index col) const {
+      return mask.template bits<N>(loaded.mask, col);
     }
     template <int N, bool kWhole = false, typename Compute, typename Index>
     void keep(const Compute* x, Index col) const {
@@ -511,6 +521,7 @@ template <class... Stores>
 struct Outputs {
   static constexpr int kCount = 0, kBytes = 1;
   struct Line {
+    void hide() {}
     template <int N, bool kWhole, typename Compute, typename Index>
     static void store(const Compute (*)[N], Index) {}
   };
@@ -527,6 +538,7 @@ struct Outputs<First, Rest...> {
   struct Line {
     typename First::Line first;
     typename Others::Line rest;
+    void hide() { first.hide(), rest.hide(); }
     template <int N, bool kWhole, typename Compute, typename Index>
     void store(const Compute (*y)[N], Index col) const {
       first.template store<N, kWhole>(y[0], NoColumns{}, col);
@@ -554,6 +566,7 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
     typename Outputs_::Line to;
     typename Operands_::Line operands;
     Type* address() const { return to.first.address(); }
+    void hide() { to.hide(), operands.hide(); }
     template <int N>
     int head() const {
       return to.first.template head<N>();

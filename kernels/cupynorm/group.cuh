@@ -28,6 +28,10 @@ struct Lanes {
   }
 };
 
+// Whether it is so in any lane of the warp, all of which must call: they take the same branch.
+inline bool any_lane(bool so) { return __any_sync(kAllLanes, so) != 0; }
+inline bool all_lanes(bool so) { return __all_sync(kAllLanes, so) != 0; }
+
 // The State of what kLanes neighbouring lanes hold, for each of them. kEqual: every lane holds the same number of elements; ops of
 // two passes then merge, symmetrically. kAlike: as in Lanes.
 template <class Op, bool kEqual, int kLanes, bool kAlike = false>

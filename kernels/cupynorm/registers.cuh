@@ -156,12 +156,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   await_kernel_before();
   if constexpr (kLone == 0) begin_next_of();
 
-  // Where a mask is one interval of columns, most warps are within it or without, if each has neighbouring packs.
-  constexpr bool kSpans = Load::kSpans && kLone == 0 && (kFull || (kGroup > kWarp && kParts == 1));
-  constexpr bool kByWarps = kSpans && kGroup > kWarp, kSkips = kByWarps && kRows == 1 && !Store::kScales;
-  // A warp that keeps nothing need not wait for the others: causal, 4096 and 8192 columns in 16 bits 0.90 to 0.92 and 0.87 to 0.91 of
-  // the copy rate, but 1024 in 32 bits 0.97 to 0.92.
-  constexpr bool kEarly = kParts * kGroup * kPacked * sizeof(Type) >= 8192;
+  // Where a mask's structure keeps an interval of columns, a pack of which no lane of the warp keeps anything costs a warp its stores and
+  // nothing more: instructions limit such rows (lengths, half of 2048 columns: 0.89 to 0.95 of the copy rate).
+  constexpr bool kSpans = Load::kSpans;
+  // What is dropped is then stored before the row is waited for: 4096 and 8192 columns in 16 bits 0.941 to 0.946 and 0.911 to 0.932, but
+  // 2048 in 32 bits 0.94 to 0.933.
+  constexpr bool kEarly = kSpans && Store::kAhead && kParts * kGroup * kPacked * sizeof(Type) >= 8192 && sizeof(Type) == 2;
   // Instructions are scarce: past the last row the first is loaded, and not stored. Where something is computed on the way and elements
   // are more, the compiler then moves too much ahead, and wants registers for it; with packs of 8 bytes it still has them.
   constexpr bool kPlain = Load::kDirect && !Store::kAhead && !Store::kScales;
@@ -182,12 +182,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   const int64 first = int64(blockIdx.x / kParts) * (kGroups * kRows), step = int64(gridDim.x / kParts) * (kGroups * kRows);
   auto share_at = [&](int64 row) { return share_of<Shape>(cols, a.store.at(row < a.rows ? row : 0).template head<kPack>(), part); };
   Share share = kLone > 0 ? share_at(row_of(first, 0)) : share_of<Shape>(cols, 0, part);
-  auto number = [lane](int p) {
-    if constexpr (kByWarps) return (lane / kWarp * kPacks + p) * kWarp + lane % kWarp;
-    else return p * kGroup + lane;
-  };
-  auto has = [&](int p) { return p < (kByWarps && !kFull ? 0 : kSure) || number(p) < share.packs; };
-  auto col = [&](int p) { return share.head + (share.before + number(p)) * kPack; };
+  auto has = [&](int p) { return p < kSure || p * kGroup + lane < share.packs; };
+  auto col = [&](int p) { return share.head + (share.before + p * kGroup + lane) * kPack; };
+  // kSpans: from where the columns that a mask keeps are counted: from a thread's first on other packs are at constants
+  auto further = [&](int p) { return kLone > 0 ? col(p) : p * (kGroup * kPack); };
   auto lone = [&] { return lane < share.heads ? lane : lane - share.heads + share.tail; };
   auto alone = [&] { return kLone > 0 && lane < share.heads + share.tails; };
   // Of rows that begin anywhere, a thread's packs lie alike: where the first begins is found once for all, and is hidden, so that what
@@ -375,9 +373,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     typename Store::template Ahead<kPack> ahead[kRows][kPacks];
     typename Store::template Ahead<1> ahead_alone[kRows];
     bool keeps_alone[kRows];
-    unsigned keeps[kRows];  // a bit for each element: it is not dropped
-    bool inside[kRows];     // kSpans: nothing of what this thread holds is, or, kByWarps, of what its warp holds
-    bool outside = false;   // kSkips: all of that is
+    unsigned keeps[kRows];     // a bit for each element: it is not dropped
+    bool some[kRows][kPacks];  // kSpans: a lane of this warp keeps something of that pack
+    bool there[kRows];         // the row is not past the last
     Compute origin[kRows], x[kRows][kElements];
     State mine[kRows], total[kRows];
     if constexpr (kLone > 0 && Shape::kStages == 0) {
@@ -387,25 +385,23 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     if constexpr (kLends) fetch_numbers();
     auto load_row = [&](int r, bool here) {
       const auto line = lines[r];
-      if constexpr (kSpans) {
-        if (inside[r]) {
-#pragma unroll
-          for (int p = 0; p < kPacks; ++p) loaded[r][p] = line.template load_kept<kPack>(col(p));
-          return;
-        }
-      }
       if constexpr (kLone > 0 && !Load::kDirect)
         around[r] = here && alone() ? line.template load<1>(lone()) : Load::template absent<1>(Op::padding());
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
-        if (kAnyway || (here && has(p))) {
+        if constexpr (kSpans) {
+          const bool reads = (kFull || (here && has(p))) && line.template reads<kPack>(further(p));
+          some[r][p] = any_lane(reads);
+          if (reads) loaded[r][p] = line.template load_kept<kPack>(col(p));
+          else loaded[r][p] = {};  // or its registers are taken from the begin on
+        } else if (kAnyway || (here && has(p))) {
           if constexpr (Shape::kStages > 0) loaded[r][p] = load_pack<Type, kPack>(reinterpret_cast<const Type*>(waiting(stage, r, p)));
           else if constexpr (Shape::kPeel == 2) loaded[r][p] = line.template load_anywhere<kPack>(col(p));
           else loaded[r][p] = line.template load<kPack>(col(p));
         } else {
           loaded[r][p] = Load::template absent<kPack>(Op::padding());
         }
-        if constexpr (Store::kAhead && !kSpans) {
+        if constexpr (Store::kAhead) {
           if (kAnyway || (here && has(p))) ahead[r][p] = targets[r].template ahead<kPack>(col(p));
         }
       }
@@ -416,20 +412,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       const bool here = row < a.rows;
       lines[r] = a.load.at(here ? row : 0);
       if constexpr (kOneAddress && !Load::kDirect) lines[r].hide();
+      if constexpr (kSpans && kLone == 0) lines[r].count_kept_from(col(0));
       if constexpr (Store::kAhead) targets[r] = a.store.at(here ? row : 0);
-      if constexpr (kSpans) {
-        const int begin = kByWarps ? col(0) - lane % kWarp * kPack : col(0);
-        const int end = kByWarps ? begin + kPacks * kWarp * kPack : col(kPacks - 1) + kPack;
-        inside[r] = lines[r].keeps_all(begin, end);
-        if constexpr (kSkips) outside = lines[r].drops_all(begin, end);
-        if constexpr (Store::kAhead) {
-#pragma unroll
-          for (int p = 0; p < kPacks; ++p) {
-            if (here && has(p)) ahead[r][p] = targets[r].template ahead<kPack>(col(p));
-          }
-        }
-      }
-      if constexpr (!kSkips) load_row(r, here);
+      if constexpr (Store::kAhead && kSpans) targets[r].hide();
+      there[r] = here;
+      load_row(r, here);
       if constexpr (kLone > 0 && Store::kAhead) {
         if (here && alone()) ahead_alone[r] = targets[r].template ahead<1>(lone());
       }
@@ -460,29 +447,40 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     count = count * kPack + (lane < kLanes ? share.heads + share.tails : 0);
     const Valid<kSure * kPack, kLone> valid = {held * kPack, alone()};
     auto unpack_all = [&](int r) {
-      if constexpr (kSpans) {
-        if (inside[r]) {
-          keeps[r] = ~0u;
-#pragma unroll
-          for (int p = 0; p < kPacks; ++p) lines[r].template unpack_kept<kPack>(loaded[r][p], x[r] + p * kPack, col(p));
-          return;
-        }
-      }
+      if constexpr (Load::kDrops) keeps[r] = 0;
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         Compute* const values = x[r] + p * kPack;
-        bool read = true;
-        if constexpr (!Load::kDirect) read = has(p) && lines[r].template reads<kPack>(col(p));
-        if (read) {
+        if (Load::kDirect || has(p)) {
           const unsigned bits = lines[r].template unpack<kPack>(loaded[r][p], values, col(p), Op::padding());
-          if constexpr (Load::kDrops) keeps[r] = p == 0 ? bits : keeps[r] | bits << (p * kPack);
+          if constexpr (Load::kDrops) keeps[r] |= bits << (p * kPack);
           if constexpr (Load::kKeeps) {
             if (row_of(base, r) < a.rows) lines[r].template keep<kPack, (kLone > 0)>(values, col(p));
           }
         } else {
-          if (Load::kDrops && p == 0) keeps[r] = 0;
 #pragma unroll
           for (int i = 0; i < kPack; ++i) values[i] = Op::padding();
+        }
+      }
+    };
+    // kSpans: all packs of which the mask keeps all, or one of which it keeps something
+    auto unpack_inside = [&](int r) {
+      if constexpr (kSpans) {
+        keeps[r] = ~0u;
+#pragma unroll
+        for (int p = 0; p < kPacks; ++p) lines[r].template unpack_kept<kPack>(loaded[r][p], x[r] + p * kPack, col(p));
+      }
+    };
+    auto unpack_some = [&](int r, int p) {
+      if constexpr (kSpans) {
+        Compute* const values = x[r] + p * kPack;
+        lines[r].template unpack_kept<kPack>(loaded[r][p], values, col(p));
+        const bool packed = kLone == 0 || has(p);  // else its columns are those behind all packs
+        const unsigned bits = packed ? lines[r].template bits<kPack>(loaded[r][p], further(p)) : 0;
+        keeps[r] |= bits << (p * kPack);
+        if (any_lane(bits != ~0u >> (32 - kPack))) {  // most packs are within what is kept
+#pragma unroll
+          for (int i = 0; i < kPack; ++i) values[i] = bits >> i & 1 ? values[i] : Op::padding();
         }
       }
     };
@@ -491,19 +489,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       else if constexpr (Shape::kHoist == 2) return kept_columns(p);
       else return parameters(p);
     };
-    auto drop_all = [&](int r) {
-      if constexpr (kSkips) {
-        if (row_of(base, r) >= a.rows) return;
-        const auto line = a.store.at(row_of(base, r));
+    auto drop = [&](int r, int p) {
+      if constexpr (kSpans && Store::kAhead) {
+        if (!there[r] || !has(p)) return;
+        Compute y[kPack];
 #pragma unroll
-        for (int p = 0; p < kPacks; ++p) {
-          if (!has(p)) continue;
-          Compute y[kPack];
-#pragma unroll
-          for (int i = 0; i < kPack; ++i) y[i] = Op::dropped();
-          if constexpr (Store::kAhead) line.template store<kPack>(y, columns_of(p), ahead[r][p], col(p));
-          else line.template store<kPack>(y, columns_of(p), col(p));
-        }
+        for (int i = 0; i < kPack; ++i) y[i] = Op::dropped();
+        targets[r].template store<kPack, (kLone > 0)>(y, columns_of(p), ahead[r][p], col(p));
       }
     };
     auto unpack_alone = [&](int r) {
@@ -523,14 +515,20 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     };
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if constexpr (kSkips) {
-        mine[r] = Op::identity();
-        if (!outside) {  // loaded only here: to carry what was loaded from branch to branch takes 30 registers more
-          load_row(r, row_of(base, r) < a.rows);
-          unpack_all(r);
+      if constexpr (kEarly) {
+#pragma unroll
+        for (int p = 0; p < kPacks; ++p) {
+          if (!some[r][p]) drop(r, p);
+        }
+      }
+      if constexpr (kSpans) {
+        if constexpr (kLone > 0) unpack_alone(r);
+        if (all_lanes(has(kPacks - 1) && lines[r].keeps_all(further(0), further(kPacks - 1) + kPack))) {
+          unpack_inside(r);
           mine[r] = Op::summarize(x[r], valid, Compute(0));
-        } else if (kEarly) {
-          drop_all(r);
+        } else {
+          keeps[r] = 0;
+          mine[r] = Op::template summarize_some<kPack>(x[r], some[r], [&](int p) { unpack_some(r, p); });
         }
         origin[r] = 0;
         total[r] = reduce_lanes<Op, false, kLanes>(mine[r]);
@@ -591,6 +589,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       if ((!kFull || kParts > 1 || a.op.saves()) && lane == 0 && part == 0) a.op.save(row, whole);
     };
     auto map = [&](int r, int p, const typename Op::Row& whole, Compute (&y)[kPack]) {
+      if constexpr (kSpans && Store::kScales) {
+        if (!some[r][p]) {
+#pragma unroll
+          for (int i = 0; i < kPack; ++i) y[i] = Op::dropped();
+          return;
+        }
+      }
 #pragma unroll
       for (int i = 0; i < kPack; ++i) y[i] = Op::map(x[r][p * kPack + i], whole);
       if constexpr (Load::kDrops) {
@@ -699,6 +704,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         }
       };
       auto put = [&](const auto& target, int r, int p, const typename Op::Row& whole, const auto& own) {
+        if constexpr (kSpans) {
+          if (!some[r][p]) {
+            if constexpr (!kEarly) drop(r, p);
+            return;
+          }
+        }
         Compute y[kPack];
         map(r, p, whole, y);
         if constexpr (Store::kAhead) target.template store<kPack, (kLone > 0)>(y, own, ahead[r][p], col(p));
@@ -738,13 +749,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const int64 row = row_of(base, r);
-        if (row >= a.rows) continue;
+        if (kSpans ? !there[r] : row >= a.rows) continue;
         const typename Op::Row whole = a.op.finish(mine[r], total[r], cols, origin[r]);
         save(row, whole);
-        if (kSkips && outside) {
-          if constexpr (!kEarly) drop_all(r);
-          continue;
-        }
         const auto target = target_of(row, r);
 #pragma unroll
         for (int p = 0; p < kPacks; ++p) {
