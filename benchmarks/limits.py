@@ -56,7 +56,7 @@ CLASSES = {
         *(Point(op, "float16", 8192, cols) for cols in (33, 127, 1000, 1023, 5001) for op in OPS),
         *(Point(op, "float32", 8192, cols) for cols in (33, 127, 1023) for op in OPS),
         *(Point(op, "float16", 8192, 1024, 1) for op in OPS),
-        Point("softmax", "float16", 8192, 50257),
+        *(Point(op, dtype, 8192, 50257) for dtype in ("float16", "float32") for op in OPS),
     ],
     "wide": [
         *(Point(op, "float16", 4096, cols) for cols in (65536, 131072, 262144) for op in OPS),
@@ -393,7 +393,7 @@ def runs_of(kernel: Kernel, image: bytes, name: str, point: Point, arrays: list[
 def house(point: Point, arrays: list[Any]) -> Any:
     """Return what launches our own kernel, as it is planned at a point, with the op that asks nothing, on set i; or None."""
     row_bytes, columns = point.cols * dtype_of(point.dtype).itemsize, columns_of(point)
-    if row_bytes % PACK or point.offset:
+    if row_bytes % 4 or point.offset:
         return None
     plan = Plan(**bench.planned(point))
     wanted = dataclasses.replace(plan, pack=max(1, plan.pack * dtype_of(point.dtype).itemsize // 4))

@@ -55,13 +55,13 @@ struct LayerNorm {
 
   template <int N, class Valid>
   static T first_pass(T (&x)[N], Valid valid, T origin) {
-    T sum = 0;
+    T sum[Valid::kChains] = {};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       x[i] -= origin;
-      if (valid.template has<N>(i)) sum += x[i];
+      if (valid.template has<N>(i)) sum[i % Valid::kChains] += x[i];
     }
-    return sum;
+    return sum_of(sum);
   }
 
   // Both sums at once, around the origin. What m2 loses grows with (mean / deviation)^2, at most the number of elements, where the origin
@@ -88,13 +88,13 @@ struct LayerNorm {
 
   template <int N, class Valid>
   static T second_pass(const T (&x)[N], Valid valid, T mean) {
-    T m2 = 0;
+    T m2[Valid::kChains] = {};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       T d = x[i] - mean;
-      if (valid.template has<N>(i)) m2 = multiply_add(d, d, m2);
+      if (valid.template has<N>(i)) m2[i % Valid::kChains] = multiply_add(d, d, m2[i % Valid::kChains]);
     }
-    return m2;
+    return sum_of(m2);
   }
 
   // Chan et al. 1979. kEqual: both sides hold the same number of elements. Symmetric in a and b to the last bit, so that
@@ -116,13 +116,15 @@ struct LayerNorm {
     return {across(s.mean), across(s.m2), s.count};
   }
 
-  // The State of all that several threads hold. Where counts are not equal, sums of one number each take half the time of merges
-  // step by step, which pass on three numbers and divide.
+  // The State of all that several lanes hold, by sums around the mean of the first of them, which holds as much as any: all sums are on
+  // their way at once, where merges step by step pass on three numbers and divide. That mean is off by no more than the deviation times
+  // the root of how many lanes there are, so that squares lose no more than as many units of their last place.
   template <class Lanes>
   static State gather(State s, Lanes lanes) {
-    const T count = lanes.sum(s.count), mean = lanes.sum(s.count * s.mean) * reciprocal(larger(count, T(1)));
-    const T d = s.mean - mean;
-    return {mean, lanes.sum(multiply_add(s.count * d, d, s.m2)), count};
+    const T first = lanes.first(s.mean), d = s.mean - first;
+    const T count = lanes.sum(s.count), sum = lanes.sum(s.count * d), squares = lanes.sum(multiply_add(s.count * d, d, s.m2));
+    const T lean = sum * reciprocal(larger(count, T(1))), m2 = multiply_add(-sum, lean, squares);
+    return {first + lean, m2 < 0 ? T(0) : m2, count};
   }
 
   // The same state, counted from another element.

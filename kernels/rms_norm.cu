@@ -24,10 +24,10 @@ struct RmsNorm {
 
   template <int N, class Valid>
   static State summarize(T (&x)[N], Valid, T) {
-    T sum = 0;
+    T sum[Valid::kChains] = {};
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum = multiply_add(x[i], x[i], sum);
-    return {sum};
+    for (int i = 0; i < N; ++i) sum[i % Valid::kChains] = multiply_add(x[i], x[i], sum[i % Valid::kChains]);
+    return {sum_of(sum)};
   }
 
   template <bool kEqual>

@@ -57,10 +57,10 @@ struct OfExponentials {
 
   template <int N, class Valid>
   static State summarize(T (&x)[N], Valid, T) {
-    T max = maximum(x), origin = max == -infinity<T>() ? T(0) : max, sum = 0;
+    T max = maximum(x), origin = max == -infinity<T>() ? T(0) : max, sum[Valid::kChains] = {};
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum += Op::exponent(x[i], origin);
-    return {max, sum};
+    for (int i = 0; i < N; ++i) sum[i % Valid::kChains] += Op::exponent(x[i], origin);
+    return {max, sum_of(sum)};
   }
 
   // The same of those packs of kPack elements of which there are `some`, each of which `fill` puts into x first, and of what is behind all

@@ -445,7 +445,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       count += p < kSure || left > kLanes ? kLanes : left < 0 ? 0 : left;
     }
     count = count * kPack + (lane < kLanes ? share.heads + share.tails : 0);
-    const Valid<kSure * kPack, kLone> valid = {held * kPack, alone()};
+    const Valid<kSure * kPack, kLone, (kParts > 1 ? 2 : 1)> valid = {held * kPack, alone()};
     auto unpack_all = [&](int r) {
       if constexpr (Load::kDrops) keeps[r] = 0;
 #pragma unroll
@@ -544,7 +544,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         for (int i = 0; i < (kLeading < 4 ? kLeading : 4); ++i) leading[i] = x[r][i];
         origin[r] = __shfl_sync(kAllLanes, Op::origin_of(leading, Digits()), 0, kLanes);
       }
-      total[r] = summarize_lanes<Op, kFull, kShort, kLanes>(x[r], valid, count, origin[r], mine[r]);
+      total[r] = summarize_lanes<Op, kFull, kShort, (kParts > 1), kLanes>(x[r], valid, count, origin[r], mine[r]);
     }
     // the row is in registers, and has been used: its place is free
     if constexpr (Shape::kStages > 0) {
