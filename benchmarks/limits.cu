@@ -66,11 +66,6 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     return reinterpret_cast<Letter*>(y + (long long)row * row_packs + reader * each) + writer * kWords;
   };
   take_turn();
-  unsigned met = 0;
-  if constexpr (kGrid && kMeeting == kStates) {
-    for (int i = threadIdx.x; i < parts * kWords / 2; i += Shape::kBlock) clear_letters(box(part, 0) + 2 * i);
-    met = grid_arrive();
-  }
   uint4 loaded[kPacks], own[Shape::kColumns > 0 ? Shape::kColumns : 1][kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p)
@@ -88,14 +83,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     word = meet<Shape>(word, mail, &signal);
   }
   if constexpr (kGrid && kMeeting != kAlone) {
-    if constexpr (kMeeting == kStates) grid_wait(met);
     if constexpr (kMeeting != kBarrier) {
       for (int i = threadIdx.x; i < parts; i += Shape::kBlock) {
 #pragma unroll
         for (int w = 0; w < kWords; w += 2) send_letters(box(i, part) + w, word, word);
       }
     }
-    if constexpr (kMeeting != kStates) grid_wait(grid_arrive());
+    grid_wait<kMeeting != kStates>(grid_arrive<kMeeting != kStates>());
     if constexpr (kMeeting != kBarrier) {
       word = 0;
       for (int i = threadIdx.x; i < parts; i += Shape::kBlock) {

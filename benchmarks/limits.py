@@ -25,13 +25,16 @@ import numpy as np
 
 from cupynorm import _compile, _device, _nvrtc, _row, bench, forms
 from cupynorm._dtypes import dtype_of
-from cupynorm._plan import Plan
+from cupynorm._plan import DoesNotFitError, Plan
 from cupynorm._remembered import launcher
 from cupynorm.functors import View
 from cupynorm.results import COPY, OURS, Point
 
 PACK = 16  # bytes of an access
-BARE = "bare"  # our kernel and plan, with an op that asks nothing
+BARE = (
+    "bare",
+    "bare, no parameters",
+)  # our kernel and plan, with an op that asks nothing; and takes no parameters of the columns
 WARP = 32
 MEETINGS = ("kAlone", "kStates", "kBarrier", "kRead")
 LETTERS = 32  # bytes of what a block sends to each other
@@ -390,18 +393,23 @@ def runs_of(kernel: Kernel, image: bytes, name: str, point: Point, arrays: list[
     return run
 
 
-def house(point: Point, arrays: list[Any]) -> Any:
+def house(point: Point, arrays: list[Any], columns: int) -> Any:
     """Return what launches our own kernel, as it is planned at a point, with the op that asks nothing, on set i; or None."""
-    row_bytes, columns = point.cols * dtype_of(point.dtype).itemsize, columns_of(point)
+    row_bytes = point.cols * dtype_of(point.dtype).itemsize
     if row_bytes % 4 or point.offset:
         return None
     plan = Plan(**bench.planned(point))
     wanted = dataclasses.replace(plan, pack=max(1, plan.pack * dtype_of(point.dtype).itemsize // 4))
+    if columns == 0:
+        wanted = dataclasses.replace(wanted, hoist=0)
     kept, addresses, device = [], [], _device.present_device()
     for each in arrays:
         at = [each[n].data.ptr if n in each else 0 for n in ("x", "y", "gamma", "beta")]
         what = spelled(point.rows, row_bytes, columns, at[0], at[1], tuple(at[2:]))
-        found = _row.prepared(device, what, wanted)
+        try:
+            found = _row.prepared(device, what, wanted)
+        except DoesNotFitError:
+            return None
         block = np.array([what.arguments.values], what.arguments.dtype)
         pointer = np.array([block.ctypes.data], np.uint64)
         kept.append((block, pointer))
@@ -423,9 +431,10 @@ def measure(point: Point, kernels: list[Kernel], built: Any, replays: int) -> di
     sets = bench._sets(point, moved, given)  # noqa: SLF001  the arrays that `cupynorm bench` takes
     arrays, notes = [each.arrays for each in sets], {}
     runs = {OURS: bench._ours(what, arrays, None), **bench.copy_runs([each.copy for each in sets])}  # noqa: SLF001
-    ours_bare = None if point.op in FUSED else house(point, arrays)
-    if ours_bare is not None:
-        runs[BARE] = ours_bare
+    if point.op not in FUSED:
+        counts = (columns_of(point), *((0,) if columns_of(point) and point.rows > MOST_FEW else ()))
+        bare = {name: house(point, arrays, count) for name, count in zip(BARE, counts, strict=False)}
+        runs.update({name: run for name, run in bare.items() if run is not None})
     for number, kernel in enumerate(kernels):
         made = built[kernel.text, kernel.expression]
         if isinstance(made, str):
@@ -442,8 +451,7 @@ def measure(point: Point, kernels: list[Kernel], built: Any, replays: int) -> di
         "notes": notes,
     }
     found["share"] = copy / every[OURS].median
-    if BARE in every:
-        found["bare"] = copy / every[BARE].median
+    found["house"] = {name: copy / every[name].median for name in BARE if name in every}
     forms_of: dict[str, list[dict[str, Any]]] = {}
     for number, kernel in enumerate(kernels):
         if str(number) in every:
@@ -459,7 +467,7 @@ def line(found: dict[str, Any]) -> str:
     best = " ".join(
         f"{meeting[1:].lower()} {each[0]['share']:.3f}" for meeting, each in found["kernels"].items()
     )
-    bare = f"its kernel without arithmetic {found['bare']:.3f}, " if "bare" in found else ""
+    bare = "".join(f"its kernel {name} {share:.3f}, " for name, share in found.get("house", {}).items())
     return (
         f"{found['op']} {found['dtype']} {found['rows']} x {found['cols']}: copy {found['copy_us']:.2f} us, "
         f"ours {found['share']:.3f}, {bare}{best}"

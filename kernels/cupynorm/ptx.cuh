@@ -25,6 +25,20 @@ struct float8_e5m2 {
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
+// A word sent through global memory to whoever waits for it there. Letters go in pairs, 16-byte aligned, whose other 64 bits are made of both
+// words: a pair says by itself that both have come, so that its place need not be cleared before. (Whatever else lies there is such a
+// pair once in 2^64 times, zeros never; letters do not stay: their places are those of results.)
+struct Letter {
+  unsigned long long bits;
+};
+inline Letter letter_of(unsigned word, unsigned other, bool second) {
+  const unsigned sign = second ? 0xffa7ffd9u + word * 0x27d4eb2fu + other * 0x9e3779b1u : 0xffb3ffe5u + word * 0x85ebca6bu + other * 0xc2b2ae35u;
+  return {static_cast<unsigned long long>(sign) << 32 | word};
+}
+inline bool have_come(Letter a, Letter b) {
+  return a.bits == letter_of(unsigned(a.bits), unsigned(b.bits), false).bits && b.bits == letter_of(unsigned(b.bits), unsigned(a.bits), true).bits;
+}
+
 #ifdef __CUDACC_RTC__
 
 inline unsigned as_bits(float x) { return __float_as_uint(x); }
@@ -239,27 +253,32 @@ inline void copy_box(void* shared, const BoxMap* map, int col, int row, Gate* ga
 
 // The barrier of a cooperative launch, whose blocks all run at the same time: arrive, then wait for all. By every thread of every
 // block; what was written before an arrival is seen after the wait. The driver gives each such launch a counter of its own; its
-// address is in the two registers that CUDA's own cooperative_groups take it from. The top bit turns over when all have come.
+// address is in the two registers that CUDA's own cooperative_groups take it from. The top bit turns over when all have come. kOrders:
+// else all have come, but what they have written may not.
 inline unsigned long long grid_counter() {
   unsigned high = 0, low = 0;
   asm("mov.u32 %0, %%envreg1;" : "=r"(high));
   asm("mov.u32 %0, %%envreg2;" : "=r"(low));
   return (static_cast<unsigned long long>(high) << 32 | low) + 4;
 }
+template <bool kOrders = true>
 inline unsigned grid_arrive() {
   unsigned before = 0;
   __syncthreads();
   if (threadIdx.x == 0) {
     const unsigned others = gridDim.x * gridDim.y - 1, step = blockIdx.x + blockIdx.y == 0 ? 0x80000000u - others : 1;
-    asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(grid_counter()), "r"(step) : "memory");
+    if constexpr (kOrders) asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(grid_counter()), "r"(step) : "memory");
+    else asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(grid_counter()), "r"(step) : "memory");
   }
   return before;
 }
+template <bool kOrders = true>
 inline void grid_wait(unsigned before) {
   if (threadIdx.x == 0) {
     unsigned now;
     do {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(grid_counter()) : "memory");
+      if constexpr (kOrders) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(grid_counter()) : "memory");
+      else asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(grid_counter()) : "memory");
     } while (((now ^ before) & 0x80000000u) == 0);
   }
   __syncthreads();
@@ -277,16 +296,14 @@ inline void forget_claims(unsigned all) {
   asm volatile("red.add.relaxed.gpu.global.u32 [%0], %1;" ::"l"(grid_counter()), "r"(0u - all) : "memory");
 }
 
-// A word sent through global memory to whoever waits for it there: it and the sign that it has come are one access. Letters go in pairs, 16-byte
-// aligned: fewer accesses, while each still says for itself that it has come.
-struct Letter {
-  unsigned long long bits;
-};
+// A line of 16 letters' places, so that who looks for them finds it in L2: from memory it would come too late.
+inline void expect_letters(const Letter* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(line))); }
 inline void clear_letters(Letter* pair) {
   asm volatile("st.global.v2.u64 [%0], {%1, %1};" ::"l"(__cvta_generic_to_global(pair)), "l"(0ull) : "memory");
 }
 inline void send_letters(Letter* pair, unsigned a, unsigned b) {
-  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(pair)), "l"(1ull << 32 | a), "l"(1ull << 32 | b)
+  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(pair)), "l"(letter_of(a, b, false).bits),
+               "l"(letter_of(b, a, true).bits)
                : "memory");
 }
 // All at once: one after the other each would take a trip to L2.
@@ -303,7 +320,7 @@ inline void await_letters(const Letter* from, unsigned (&word)[kCount]) {
                    : "memory");
     here = true;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) here = here && bits[i] >> 32, word[i] = unsigned(bits[i]);
+    for (int i = 0; i < kCount; i += 2) here = here && have_come({bits[i]}, {bits[i + 1]}), word[i] = unsigned(bits[i]), word[i + 1] = unsigned(bits[i + 1]);
   } while (!here);
 }
 
@@ -456,7 +473,8 @@ inline void make_gate(Gate* gate, unsigned arrivals) { *gate = {{0, 1ull << 32},
 inline void show_gates() {}
 inline void expect_bytes(Gate* gate, unsigned bytes) { change_gate(gate, 1, bytes); }
 inline void await_gate(Gate* gate, unsigned parity, SIMULATOR_HERE) {
-  simulator::await_high_word(&gate->open[parity], {"await_gate", file, line});
+  auto open = [](const void* at) { return *static_cast<const unsigned long long*>(at) >> 32 != 0; };
+  simulator::await_written(&gate->open[parity], open, {"await_gate", file, line});
 }
 struct BoxMap {
   const unsigned char* data;
@@ -475,19 +493,30 @@ inline void copy_box(void* shared, const BoxMap* map, int col, int row, Gate* ga
   change_gate(gate, 0, -int64(map->box_rows) * 128);
 }
 
-inline unsigned grid_arrive(SIMULATOR_HERE) { return simulator::grid_arrive({"grid_arrive", file, line}), 0; }
-inline void grid_wait(unsigned, SIMULATOR_HERE) { simulator::grid_wait({"grid_wait", file, line}); }
+// One that orders nothing is nothing here, so that whoever relies on it is found out.
+template <bool kOrders = true>
+inline unsigned grid_arrive(SIMULATOR_HERE) {
+  if constexpr (kOrders) simulator::grid_arrive({"grid_arrive", file, line});
+  return 0;
+}
+template <bool kOrders = true>
+inline void grid_wait(unsigned, SIMULATOR_HERE) {
+  if constexpr (kOrders) simulator::grid_wait({"grid_wait", file, line});
+}
 inline unsigned claim_next(unsigned before, unsigned step) { return before + step; }
 inline void forget_claims(unsigned) {}
 
-struct Letter {
-  unsigned long long bits;
-};
+inline void expect_letters(const Letter*) {}
 inline void clear_letters(Letter* pair) { pair[0].bits = pair[1].bits = 0; }
-inline void send_letters(Letter* pair, unsigned a, unsigned b) { pair[0].bits = 1ull << 32 | a, pair[1].bits = 1ull << 32 | b; }
+inline void send_letters(Letter* pair, unsigned a, unsigned b) { pair[0] = letter_of(a, b, false), pair[1] = letter_of(b, a, true); }
 template <int kCount>
 inline void await_letters(const Letter* from, unsigned (&word)[kCount], SIMULATOR_HERE) {
-  for (int i = 0; i < kCount; ++i) simulator::await_high_word(&from[i].bits, {"await_letters", file, line}), word[i] = unsigned(from[i].bits);
+  auto come = [](const void* at) {
+    const Letter* pair = static_cast<const Letter*>(at);
+    return have_come(pair[0], pair[1]);
+  };
+  for (int i = 0; i < kCount; i += 2) simulator::await_written(from + i, come, {"await_letters", file, line});
+  for (int i = 0; i < kCount; ++i) word[i] = unsigned(from[i].bits);
 }
 
 inline int float_to_int(float x) {

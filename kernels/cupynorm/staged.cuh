@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
   for (int b = 0; b < kBatches; ++b) send(now, b);
 
   // Where the other blocks leave their letters for this one: where its first results will be. Where y is x itself that is read
-  // first, and all blocks of the grid meet for each row; else they meet once.
+  // first, and all blocks of the grid meet for each row; else they never do.
   constexpr int kWords = Letters<Op>::kWords;
   auto letters = [&](const Part& p, int part) {
     return letters_at(a.store.at(p.row).address() + p.head + begin_of(p, part) * kPack);
@@ -129,11 +129,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
     for (int i = threadIdx.x; i < parts * kWords / 2; i += kBlock) clear_letters(letters(p, part) + 2 * i);
   };
   const bool in_place = kGrid && static_cast<const void*>(a.store.at(0).address()) == a.load.at(0).address(0);
-  unsigned met = 0;
   if constexpr (kGrid) {
-    if (!in_place) {
-      for (int64 row = first; row < a.rows; row += step) clear(part_of(row));
-      met = grid_arrive();
+#pragma unroll 1
+    for (int64 row = first; row < a.rows; row += step) {
+#pragma unroll 1
+      for (int i = threadIdx.x * 16; i < parts * kWords; i += kBlock * 16) expect_letters(letters(part_of(row), part) + i);
     }
   }
 
@@ -256,11 +256,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
     }
     turn ^= 1;
     if constexpr (kGrid) {
-      if (in_place) {
+      if (in_place) {  // x might look like letters
         if (here) clear(now);
         grid_wait(grid_arrive());
-      } else if (row == first) {
-        grid_wait(met);
       }
       if (here) {
 #pragma unroll 1

@@ -152,6 +152,7 @@ TOGETHER = dataclasses.replace(PLAIN, variant="split", packs=2, parts=5, rows_pe
 def test_blocks_of_the_grid_share_a_row_without_shared_memory(
     xp: Any, op: Op, dtype: str, plan: Plan, rows: int, cols: int, in_place: bool
 ) -> None:
+    """What lies where results go is no letter, though its every second word says what a letter once said."""
     case = inputs(op, rows, cols, dtype)
     pack = 16 // case.x.itemsize
     if pack == 2:
@@ -159,12 +160,43 @@ def test_blocks_of_the_grid_share_a_row_without_shared_memory(
 
     x = xp.asarray(case.x.copy())
     parameters = {name: xp.asarray(array) for name, array in case.parameters.items()}
-    out = x if in_place else xp.empty(case.x.shape, x.dtype)
+    out = (
+        x
+        if in_place
+        else xp.asarray(np.full(case.x.nbytes // 4, 1, np.uint32).view(case.x.dtype).reshape(case.x.shape))
+    )
 
     y = op.function(x, **parameters, out=out, plan=dataclasses.replace(plan, pack=pack))
 
     assert y is out
     assert_close(xp.asnumpy(y), op.reference(case.x, **case.parameters)[0])
+
+
+def letters(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return moderate floats that are pairs of letters, as kernels/cupynorm/ptx.cuh defines them."""
+    rng, found = np.random.default_rng(0), np.empty((0, 4), np.float32)
+    while len(found) < count:
+        a, b = rng.standard_normal((2, 1 << 16)).astype(np.float32).view(np.uint32)
+        first = 0xFFB3FFE5 + a * np.uint32(0x85EBCA6B) + b * np.uint32(0xC2B2AE35)
+        second = 0xFFA7FFD9 + b * np.uint32(0x27D4EB2F) + a * np.uint32(0x9E3779B1)
+        four = np.stack([a, first.astype(np.uint32), b, second.astype(np.uint32)], 1).view(np.float32)
+        moderate = np.isfinite(four) & (np.abs(four) > 1e-3) & (np.abs(four) < 1e3)
+        found = np.concatenate([found, four[moderate.all(1)]])
+    return found[:count].reshape(-1)
+
+
+@pytest.mark.small
+@every_op
+@pytest.mark.parametrize("plan", [dataclasses.replace(SPREAD, pack=4), "split"])
+def test_x_in_place_is_not_taken_for_letters(xp: Any, op: Op, plan: Any) -> None:
+    case = inputs(op, 1, 4096, "float32")
+    host = letters(1024).reshape(1, 4096)
+    x = xp.asarray(host)
+    parameters = {name: xp.asarray(array) for name, array in case.parameters.items()}
+
+    y = op.function(x, **parameters, out=x, plan=plan)
+
+    assert_close(xp.asnumpy(y), op.reference(host, **case.parameters)[0])
 
 
 @every_op

@@ -132,7 +132,8 @@ struct Fiber {
   Site site;
   unsigned groups;  // of asynchronous copies, committed so far
   Arrival arrivals[2];  // by Scope
-  const unsigned long long* word;
+  const void* at;  // what another thread is to write, and whether it has
+  bool (*written)(const void*);
 };
 
 struct Copy {
@@ -312,9 +313,10 @@ class Block {
   void wait_at(Scope scope, Site site);
   int of_cluster() const { return rank_ % int(launch_.cluster); }
   void* of_block(void* shared, int block, Site site);
-  void await_high_word(const unsigned long long* word, Site site) {
-    fibers_[current_].site = site, fibers_[current_].word = word;
-    if (!(*word >> 32)) wait(State::kAtWord);
+  void await_written(const void* at, bool (*written)(const void*), Site site) {
+    Fiber& fiber = fibers_[current_];
+    fiber.site = site, fiber.at = at, fiber.written = written;
+    if (!written(at)) wait(State::kAtWord);
   }
   void copy_later(const Copy& copy, Site site);
   void commit_copies() { ++fibers_[current_].groups; }
@@ -526,7 +528,7 @@ bool Block::release() {
     auto opened = [&](State state, Scope scope) {
       return fiber.state == state && gang_.barrier(scope, rank_).opened >= fiber.arrivals[scope].opening;
     };
-    const bool written = fiber.state == State::kAtWord && *fiber.word >> 32;
+    const bool written = fiber.state == State::kAtWord && fiber.written(fiber.at);
     if (written || fiber.state == State::kHeld || opened(State::kAtCluster, kCluster) || opened(State::kAtGrid, kGrid))
       fiber.state = State::kReady, released_ = true;
   }
@@ -885,7 +887,7 @@ void cluster_wait(Site site) { running->wait_at(kCluster, site); }
 void* of_block(void* shared, int block, Site site) { return running->of_block(shared, block, site); }
 void grid_arrive(Site site) { running->arrive(kGrid, site); }
 void grid_wait(Site site) { running->wait_at(kGrid, site); }
-void await_high_word(const unsigned long long* word, Site site) { running->await_high_word(word, site); }
+void await_written(const void* at, bool (*written)(const void*), Site site) { running->await_written(at, written, site); }
 
 void copy_later(void* to, const void* from, unsigned bytes, Site site) { running->copy_later({to, from, bytes, 0}, site); }
 void commit_copies() { running->commit_copies(); }

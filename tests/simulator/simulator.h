@@ -65,8 +65,8 @@ SIMULATOR_ENGINE void* of_block(void* shared, int block, Site site);
 SIMULATOR_ENGINE void grid_arrive(Site site);
 SIMULATOR_ENGINE void grid_wait(Site site);
 
-// Waits until the high half of a word is not 0: another thread of the grid writes it.
-SIMULATOR_ENGINE void await_high_word(const unsigned long long* word, Site site);
+// Waits until what lies at an address is `written`: by another thread of the grid.
+SIMULATOR_ENGINE void await_written(const void* at, bool (*written)(const void*), Site site);
 
 // For the C++ twins of asynchronous copies (cp.async): a thread's copies are made some time between the call and the wait that
 // covers them; at once under the schedule "forward", only in the wait under "reverse", either under a seed. So what is read
