@@ -449,7 +449,7 @@ struct FusedLoad {
 
     template <typename Index>
     bool keeps_all(Index first, Index end) const {
-      return Index(mask.span.begin) <= first && end <= Index(mask.span.end);
+      return !Mask_::kBytes && Index(mask.span.begin) <= first && end <= Index(mask.span.end);
     }
     // What a mask keeps is then asked for by columns counted from this one.
     template <typename Index>

@@ -366,8 +366,15 @@ inline void hide(unsigned& word) { asm volatile("" : "+r"(word)); }
 // Of an address in global memory: what is computed from it does not go back further.
 template <typename T>
 inline void hide(T*& pointer) {
-  asm volatile("" : "+l"(pointer));
-  __builtin_assume(__isGlobal(pointer));
+  if constexpr (sizeof(T) == 1) {  // NVRTC 13.0 breaks on such a pointer
+    unsigned long long bits = reinterpret_cast<unsigned long long>(pointer);
+    asm volatile("" : "+l"(bits));
+    __builtin_assume(__isGlobal(reinterpret_cast<const void*>(bits)));
+    pointer = reinterpret_cast<T*>(bits);
+  } else {
+    asm volatile("" : "+l"(pointer));
+    __builtin_assume(__isGlobal(pointer));
+  }
 }
 
 // Two values in one word, the first in the low half: one instruction from sm_80 on.

@@ -475,8 +475,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       if constexpr (kSpans) {
         Compute* const values = x[r] + p * kPack;
         lines[r].template unpack_kept<kPack>(loaded[r][p], values, col(p));
-        const bool packed = kLone == 0 || has(p);  // else its columns are those behind all packs
-        const unsigned bits = packed ? lines[r].template bits<kPack>(loaded[r][p], further(p)) : 0;
+        // what is behind this block's packs is another's, or around all packs
+        const unsigned bits = has(p) ? lines[r].template bits<kPack>(loaded[r][p], further(p)) : 0;
         keeps[r] |= bits << (p * kPack);
         if (any_lane(bits != ~0u >> (32 - kPack))) {  // most packs are within what is kept
 #pragma unroll

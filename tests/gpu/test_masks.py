@@ -122,6 +122,22 @@ def test_every_variant(xp: Any, variant: str, cols: int) -> None:
 
 
 @small
+def test_rows_of_which_nearly_all_is_kept(xp: Any) -> None:
+    """Whole warps are within what the structure keeps; the bytes still drop, and other blocks hold other columns."""
+    for variant, cols in (
+        ("warp", 64),
+        ("warp", 1001),
+        ("block", 1000),
+        ("cluster", 1000),
+        ("cluster", 1001),
+    ):
+        x = normal(3, 7, cols)
+        for where, left in itertools.product(({}, {"where": RANDOM.random((3, 1, cols)) < 0.7}), (0, 5)):
+            masks = {"lengths": np.full((3, 1), cols - left), "causal": cols, **where}
+            check(xp, poisoned(x, kept_by(x.shape, masks)), masks, plan=variant)
+
+
+@small
 @pytest.mark.parametrize("variant", ["split", "shared"])
 def test_variants_that_hold_no_mask_say_so(cuda_or_twin: Any, variant: str) -> None:
     x = cuda_or_twin.asarray(normal(4, 64))

@@ -111,6 +111,7 @@ def test_each_kernel_waits_for_the_one_before(cuda: Any, chain: str, captured: b
     heads = x.reshape(shape[0], 8, shape[1] // 8) if chain == "registers" else None
     left, right = cuda.empty_like(x), cuda.empty_like(x)
     bias = cuda.full(shape[1], 0.125, np.float32)
+    cuda.cuda.Device().synchronize()  # the stream below waits for no other
 
     def run_chain(wait: Callable[[], Any]) -> None:
         source, target = x, left
