@@ -366,7 +366,7 @@ inline void hide(unsigned& word) { asm volatile("" : "+r"(word)); }
 // Of an address in global memory: what is computed from it does not go back further.
 template <typename T>
 inline void hide(T*& pointer) {
-  if constexpr (sizeof(T) == 1) {  // NVRTC 13.0 breaks on such a pointer
+  if constexpr (sizeof(T) == 1 && __is_class(T)) {  // NVRTC 13.0 breaks on such a pointer
     unsigned long long bits = reinterpret_cast<unsigned long long>(pointer);
     asm volatile("" : "+l"(bits));
     __builtin_assume(__isGlobal(reinterpret_cast<const void*>(bits)));
