@@ -31,10 +31,8 @@ from cupynorm.functors import View
 from cupynorm.results import COPY, OURS, Point
 
 PACK = 16  # bytes of an access
-BARE = (
-    "bare",
-    "bare, no parameters",
-)  # our kernel and plan, with an op that asks nothing; and takes no parameters of the columns
+# our kernel and plan, with an op that asks nothing, and with one that takes no parameters of the columns either
+BARE = ("bare", "bare, no parameters")
 WARP = 32
 MEETINGS = ("kAlone", "kStates", "kBarrier", "kRead")
 LETTERS = 32  # bytes of what a block sends to each other

@@ -491,7 +491,7 @@ def _fused_held(problem: Problem) -> tuple[Held, ...]:
 
 
 def _what(problem: Problem) -> str:
-    """Return what is computed on the way: nothing with parameters, something with them, or that to a byte an element."""
+    """Return what is computed on the way, as FUSED_HELD names it, or "quantized": with parameters, to a byte an element."""
     if not problem.columns:
         return "bounded" if problem.bounded else "masked"
     return "quantized" if problem.stored == 1 else "scaled"
@@ -942,12 +942,8 @@ def _few_rows(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | 
         plan = _few_cluster(problem, limits, few if crowded else most)
     else:
         plan = None if crowded else _few_cluster(problem, limits, most)
-        held = (
-            0
-            if plan is None
-            else plan.least_blocks * limits.sm_count * (6 if roomy else 5) // 6 // plan.parts
-        )
-        if held < problem.rows:
+        blocks = plan.least_blocks * limits.sm_count if plan else 0
+        if plan is None or blocks * (6 if roomy else 5) // 6 // plan.parts < problem.rows:
             plan = _crowded_cluster(problem, limits) or plan
     return plan and _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
 
