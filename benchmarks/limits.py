@@ -284,6 +284,19 @@ def spelled(
     return found._replace(text=found.text.replace("#include <limits.cu>", source.replace("#pragma once", "")))
 
 
+def addresses_of(each: Any) -> list[int]:
+    """Return where x, y, gamma and beta of a set lie, 0 for what is not there."""
+    return [each[name].data.ptr if name in each else 0 for name in ("x", "y", "gamma", "beta")]
+
+
+def spelled_at(point: Point, each: Any, columns: int) -> Any:
+    """Return the same on a set's arrays, and its argument."""
+    at = addresses_of(each)
+    row_bytes = point.cols * dtype_of(point.dtype).itemsize
+    what = spelled(point.rows, row_bytes, columns, at[0], at[1], tuple(at[2:]))
+    return what, np.array([what.arguments.values], what.arguments.dtype)
+
+
 def columns_of(point: Point) -> int:
     """Return how many parameters of the columns an op has."""
     return OPS.index(point.op)
@@ -366,16 +379,13 @@ def runs_of(kernel: Kernel, image: bytes, name: str, point: Point, arrays: list[
             kept.append((values, pointers, block))
             addresses.append(ctypes.addressof(pointers))
             continue
-        columns = columns_of(point)
-        at = [each[n].data.ptr if n in each else 0 for n in ("x", "y", "gamma", "beta")]
         values: tuple[Any, ...]
         if kernel.packed:
-            whole = spelled(point.rows, row_bytes, columns, at[0], at[1], tuple(at[2:])).arguments
-            block = np.array([whole.values], whole.dtype)
+            _, block = spelled_at(point, each, columns_of(point))
             values = ((ctypes.c_char * block.nbytes).from_buffer(block),)
         else:
             numbers = (point.rows, row_bytes if kernel.anywhere else row_bytes // PACK, 0)
-            values = (*map(ctypes.c_uint64, at), *map(ctypes.c_int, numbers))
+            values = (*map(ctypes.c_uint64, addresses_of(each)), *map(ctypes.c_int, numbers))
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         kept.append((values, pointers))
         addresses.append(ctypes.addressof(pointers))
@@ -402,13 +412,11 @@ def house(point: Point, arrays: list[Any], columns: int) -> Any:
         wanted = dataclasses.replace(wanted, hoist=0)
     kept, addresses, device = [], [], _device.present_device()
     for each in arrays:
-        at = [each[n].data.ptr if n in each else 0 for n in ("x", "y", "gamma", "beta")]
-        what = spelled(point.rows, row_bytes, columns, at[0], at[1], tuple(at[2:]))
+        what, block = spelled_at(point, each, columns)
         try:
             found = _row.prepared(device, what, wanted)
         except DoesNotFitError:
             return None
-        block = np.array([what.arguments.values], what.arguments.dtype)
         pointer = np.array([block.ctypes.data], np.uint64)
         kept.append((block, pointer))
         addresses.append(pointer.ctypes.data)

@@ -1068,6 +1068,7 @@ def _resident(problem: Problem, limits: Limits, plan: Plan) -> int:
 def kept_by_cluster(
     problem: Problem, limits: Limits, occupancy: Occupancy, kept: Kept, least: int
 ) -> Plan | None:
+    """Return the plan of `least` blocks at least whose shares of a row fill a multiprocessor's shared memory."""
     if not (kept.aligned or problem.peel) or _most_parts(limits) == 1 or problem.peel == 2:  # noqa: PLR2004
         return None
     parts = max(least, _power_of_two_from(math.ceil(problem.row_bytes / kept.share_bytes)))

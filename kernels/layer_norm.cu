@@ -123,8 +123,8 @@ struct LayerNorm {
   static State gather(State s, Lanes lanes) {
     const T first = lanes.first(s.mean), d = s.mean - first;
     const T count = lanes.sum(s.count), sum = lanes.sum(s.count * d), squares = lanes.sum(multiply_add(s.count * d, d, s.m2));
-    const T lean = sum * reciprocal(larger(count, T(1))), m2 = multiply_add(-sum, lean, squares);
-    return {first + lean, m2 < 0 ? T(0) : m2, count};
+    const State around = state_of({sum, squares}, count);
+    return {first + around.mean, around.m2, count};
   }
 
   // The same state, counted from another element.

@@ -121,13 +121,8 @@ def test_where_a_row_waits_that_the_grid_shares(
         (64, 1 << 16, {}, (2,), (8, 128, 5, 0)),
         (64, 1 << 16, {}, (2, 2), (8, 128, 5, 0)),
         (1, 1 << 17, {"load_bytes": 4, "pack": 4}, (4, 4), (16, 512, 1, 1)),
-        (
-            64,
-            1 << 17,
-            {"load_bytes": 4, "pack": 4},
-            (4,),
-            (16, 256, 3, 0),
-        ),  # parameters would take a third of the threads
+        # parameters would take a third of the threads
+        (64, 1 << 17, {"load_bytes": 4, "pack": 4}, (4,), (16, 256, 3, 0)),
         (1, 1 << 20, {}, (2, 2), (132, 512, 2, 1)),  # the next kernel's blocks have room beside these
         (1, 1 << 20, {"load_bytes": 4, "pack": 4}, (4, 4), (132, 512, 1, 1)),
         (16, 1 << 20, {}, (2,), (8, 1024, 1, 0)),

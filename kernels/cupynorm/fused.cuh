@@ -459,7 +459,7 @@ struct FusedLoad {
     // Whether anything of a pack is kept: what the mask's structure drops is not read.
     template <int N, typename Index>
     bool reads(Index col) const {
-      if constexpr (kDrops && !Mask_::kWhole) return mask.template reads<N>(col);
+      if constexpr (kSpans) return mask.template reads<N>(col);
       return true;
     }
     template <int N, typename Index>
