@@ -566,6 +566,25 @@ def fused_instances(
     return found
 
 
+def crowded_instances(arch: str) -> list[Instance]:
+    """Spell calls in float of which a thread's values take all registers that 1024 threads of a multiprocessor have."""
+    limits = dataclasses.replace(RECORDED[DEVICES[arch]], compute_capability=arch)
+    found = []
+    for cols in (8192, 16384):
+        x = _rows_of("float32", cols)
+        column = View(0, (cols,), x.strides[1:], x.dtype)
+        calls = [spelled(LAYER_NORM, x, x, 1, dict.fromkeys(LAYER_NORM.columns, column))]
+        for drop in (False, True):
+            around = _adds("float32", cols, bias=True, drop=drop, keep=False)
+            calls.append(Fused(LAYER_NORM, lambda *_, around=around: around, 2).spelled("float32", cols))
+        for what in calls:
+            problem = dataclasses.replace(what.problem, rows=1 << 24)
+            plan = choose(problem, limits, lambda plan: plan.least_blocks, "block")
+            types = Types("float32", "float32")
+            found.append(Instance(what.text, what.expression(plan), types, plan, 16, 16))
+    return found
+
+
 def narrow_loads(instance: Instance, code: Code) -> list[str]:
     """Say if x is not loaded in packs of 16 bytes, or anything goes through local memory."""
     plan = instance.plan

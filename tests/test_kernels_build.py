@@ -26,6 +26,7 @@ from tests.build_gate import (
     begins_too_soon,
     code_of,
     compile_instances,
+    crowded_instances,
     extremes,
     fused_instances,
     mixed_types,
@@ -158,6 +159,22 @@ def test_16_bit_rows_leave_the_copy_rate_in_reach(op: RowOp, lent: bool, most: i
     assert {each.instance.types.x for each in built} == {types.x for types in halves}
     per_element = {each.instance.types.x: each.instructions / elements(each.instance) for each in built}
     assert max(per_element.values()) <= most, per_element
+
+
+@pytest.mark.parametrize("major", _nvrtc.MAJORS)
+def test_where_registers_are_fewest_no_nvrtc_spills(major: int) -> None:
+    # what one version of the compiler just finds a register for, another does not
+    if major not in _nvrtc.majors():
+        pytest.skip(f"NVRTC {major} is not installed")
+    crowded = crowded_instances("90")
+    assert {each.plan.block * each.plan.least_blocks for each in crowded} == {1024}
+
+    built = [
+        Built(instance, tuple(spills(kernel)), 0)
+        for instance, kernel in compile_instances(crowded, "90", major)
+    ]
+
+    assert_good(built)
 
 
 def build_fused(kind: str, arch: str, choice: Callable[[Iterable[Plan]], Iterable[Plan]]) -> list[Built]:

@@ -120,12 +120,18 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     else return int(a.cols);
   }();
   const int part = kParts > 1 ? block_of_cluster() : 0;
-  __shared__ Slot<Op> slots[kWarps > 1 ? 2 : 1][kRows][kGroups][kSlots];
+  constexpr bool kPersistent = Shape::kStages > 0 || Shape::kHoist == 2 || Shape::kHoist == 3;
+  // Two sets of slots in turn spare a barrier, but which is free takes a register. Of 64 for 128 bytes of a row, or for 64 and other arrays,
+  // NVRTC 12.9 and 13.0 have none left: 8 bytes of LayerNorm in float of 32 elements a thread spilled, and of add_layer_norm from 8192
+  // columns on. One set then, and a barrier before a block's next row, of which it mostly has none.
+  constexpr bool kCrowded = Shape::kBlock * Shape::kResident >= 1024 && kRows * kPacked * int(sizeof(Type)) >= (Load::kDirect ? 128 : 64);
+  constexpr bool kOneSet = kCrowded && kWarps > 1 && kParts == 1 && !kPersistent && Op::kHasOrigin;
+  __shared__ Slot<Op> slots[kWarps > 1 && !kOneSet ? 2 : 1][kRows][kGroups][kSlots];
   // Clusters that go through many rows claim the next ones as they come to them, so that the rows in work are neighbours: LayerNorm of 65536
   // halves 0.91 to 0.96 of the copy rate. (A copy by resident blocks has 0.99 of what one has whose blocks end; 0.94 if each takes every nth
   // piece. Blocks alone, of shorter rows, lose: LayerNorm to bytes, 2048 to 8192 halves, 0.94 to 0.8.) Not where rows begin anywhere, since
   // a block keeps parameters for those that begin alike.
-  constexpr bool kClaims = (Shape::kStages > 0 || Shape::kHoist == 2 || Shape::kHoist == 3) && Shape::kPeel == 0 && kParts > 1;
+  constexpr bool kClaims = kPersistent && Shape::kPeel == 0 && kParts > 1;
   __shared__ Mail<Op, kParts, kClaims> mails[kParts > 1 ? 2 : 1];
   // the row in work and those to come, by their turns: registers are scarce
   constexpr int kTurns = 8;
@@ -136,7 +142,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   __shared__ Slot<Largest> largest_slots[kRows][kGroups][kSlots];
   __shared__ Mail<Largest, kParts> largest_mail;
   if constexpr (kSlots > kWarps && kWarps > 1) {
-    clear_slots<kWarps>(slots[0]), clear_slots<kWarps>(slots[1]);
+    clear_slots<kWarps>(slots[0]);
+    if constexpr (!kOneSet) clear_slots<kWarps>(slots[1]);
     if constexpr (Store::kScales) clear_slots<kWarps>(largest_slots);
   }
   int turn = 0;  // of two sets of slots and mails; in clusters more: a signal's parity changes every other time
@@ -363,6 +370,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   auto next = [&](int64 base) {
     if constexpr (kLends) __syncthreads();  // the numbers have been read
     if constexpr (kClaims) return int64(kAhead > 0 ? coming[turn] : mails[(turn ^ 1) % 2].note.x);
+    if constexpr (kOneSet && !kLends) {
+      if (base + step < limit) __syncthreads();  // the slots have been read
+    }
     return base + step;
   };
   for (int64 base = first; base < limit; base = next(base)) {
@@ -552,7 +562,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       send(rows_ahead(base), stage);
       stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
     }
-    if constexpr (kWarps > 1) reduce_warps<Op, kEvenly, kSlots>(total, origin, slots[kParts > 1 ? turn % 2 : turn], group, lane / kWarp);
+    if constexpr (kWarps > 1) reduce_warps<Op, kEvenly, kSlots>(total, origin, slots[kParts > 1 ? turn % 2 : kOneSet ? 0 : turn], group, lane / kWarp);
     if constexpr (kParts > 1) {
       // what a branch decides here the compiler would carry through the reduction, twice
       reduce_blocks<Op, kFull>(total[0], origin[0], mails[turn % 2], part, turn / 2 % 2, given + claimed);

@@ -131,6 +131,25 @@ def test_blocks_and_clusters_that_go_through_rows_take_each_once(
         check(xp, op, case, plan=plan)
 
 
+@pytest.mark.small
+@every_op
+def test_a_crowded_block_goes_through_rows(xp: Any, op: Op) -> None:
+    """Threads without a register to spare meet in one set of slots, which must have been read before the next row."""
+    plan = dataclasses.replace(
+        PLAIN,
+        variant="block",
+        pack=4,
+        packs=8,
+        group=64,
+        full=True,
+        block=64,
+        least_blocks=16,
+        waves=0.0015,
+    )
+
+    check(xp, op, inputs(op, 29, 2048, "float32"), plan=plan)
+
+
 SPREAD = dataclasses.replace(PLAIN, variant="split", parts=5, group=64, block=64)
 TOGETHER = dataclasses.replace(PLAIN, variant="split", packs=2, parts=5, rows_per_group=4, block=64)
 
