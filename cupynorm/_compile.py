@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["CompileError", "Kernel", "digest", "kernel", "kernels_dir", "options", "spell", "text"]
+__all__ = ["CompileError", "Kernel", "digest", "kernel", "kernels_dir", "options", "sparing", "spell", "text"]
 
 LOCAL_BYTES = 3  # CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
 REGISTERS = 4  # CU_FUNC_ATTRIBUTE_NUM_REGS
@@ -30,6 +30,11 @@ CUPY_SWITCHES = (
     "CUPY_COMPILE_WITH_PTX",
     "CUPY_CUDA_COMPILE_WITH_DEBUG",
     "CUPY_NVRTC_USE_PCH",
+)
+# What spares NVRTC work and changes no instruction, and from which version on it is known.
+SPARING = (
+    # neither textures nor the runtime's functions, which no kernel of ours has: 4 to 5 ms of 90 to 120 of an op's first kernel
+    ((12, 4), "--minimal"),
 )
 NVRTC_WHEELS = {12: "nvidia-cuda-nvrtc-cu12", 13: "nvidia-cuda-nvrtc"}
 
@@ -59,6 +64,11 @@ def digest() -> str:
 def options() -> tuple[str, ...]:
     """Return the compiler's options, the same for every module. CuPy adds -ftz=true and -default-device to them."""
     return (f"-I{kernels_dir()}", "--std=c++17")
+
+
+def sparing(version: tuple[int, int]) -> tuple[str, ...]:
+    """Return further options, those of SPARING that this version of NVRTC knows: another is an error to it."""
+    return tuple(option for since, option in SPARING if version >= since)
 
 
 def spell(value: object) -> str:
@@ -190,23 +200,25 @@ def compile_cubin(code: str, expression: str, *, accelerated: bool = False) -> _
     By CuPy's NVRTC, not by _nvrtc: that takes the newest one installed, whose cubins the driver need not know.
     """
     cuda = _device.cupy().cuda
-    version = "NVRTC " + ".".join(map(str, cuda.nvrtc.getVersion()))
+    numbers = cuda.nvrtc.getVersion()
+    version = "NVRTC " + ".".join(map(str, numbers))
+    asked = (*options(), "-ftz=true", *sparing(numbers))
     if accelerated:
-        return _cubins.Cubin(*_compile_accelerated(code, expression), version)
+        return _cubins.Cubin(*_compile_accelerated(code, expression, asked), version)
     image, names = cuda.compiler.compile_using_nvrtc(
-        code, (*options(), "-ftz=true"), name_expressions=(expression,), cache_in_memory=True
+        code, asked, name_expressions=(expression,), cache_in_memory=True
     )
     return _cubins.Cubin(image, names[expression], version)
 
 
-def _compile_accelerated(code: str, expression: str) -> tuple[bytes, str]:
+def _compile_accelerated(code: str, expression: str, asked: tuple[str, ...]) -> tuple[bytes, str]:
     """Return an image and the kernel's name in it. CuPy's compiler names the architecture itself, and never this one."""
     nvrtc = _device.cupy().cuda.nvrtc
     arch = f"-arch=sm_{_device.present_limits().compute_capability}a"
     program = nvrtc.createProgram(code, "cupynorm.cu", (), ())
     try:
         nvrtc.addNameExpression(program, expression)
-        nvrtc.compileProgram(program, (*options(), "-ftz=true", "-default-device", arch))
+        nvrtc.compileProgram(program, (*asked, "-default-device", arch))
         return nvrtc.getCUBIN(program), nvrtc.getLoweredName(program, expression)
     except nvrtc.NVRTCError as error:
         raise CompileError(f"{expression}\n{nvrtc.getProgramLog(program)}") from error

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from cupynorm._device import CompileError
+from cupynorm._compile import CompileError, sparing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,9 +45,7 @@ def available(major: int | None = None) -> tuple[int, int] | None:
     for each in MAJORS if major is None else (major,):
         library = _library(each)
         if library is not None:
-            numbers = ctypes.c_int(), ctypes.c_int()
-            _check(library, library.nvrtcVersion(*map(ctypes.byref, numbers)))
-            return numbers[0].value, numbers[1].value
+            return _version(library)
     return None
 
 
@@ -95,7 +93,7 @@ def compile_all(
 ) -> tuple[Cubin, ...]:
     """Compile several kernels of `text` into one module; one Cubin for each, in order, all with the module's image."""
     library = _need(major if major is not None else _major_for(arch))
-    asked = (f"-arch=sm_{arch}", *AS_CUPY, *options, "--ptxas-options=-v")
+    asked = (f"-arch=sm_{arch}", *AS_CUPY, *options, *sparing(_version(library)), "--ptxas-options=-v")
     program = ctypes.c_void_p()
     _check(
         library,
@@ -190,6 +188,12 @@ def _library(major: int) -> ctypes.CDLL | None:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(candidate)
     return None
+
+
+def _version(library: ctypes.CDLL) -> tuple[int, int]:
+    numbers = ctypes.c_int(), ctypes.c_int()
+    _check(library, library.nvrtcVersion(*map(ctypes.byref, numbers)))
+    return numbers[0].value, numbers[1].value
 
 
 def _need(major: int | None) -> ctypes.CDLL:

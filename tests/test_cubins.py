@@ -302,7 +302,7 @@ class Machine:
     def compile(
         self, source: str, options: tuple[str, ...], *, name_expressions: tuple[str], cache_in_memory: bool
     ) -> tuple[bytes, dict[str, str]]:
-        assert options == (*OPTIONS, "-ftz=true")
+        assert options == (*OPTIONS, "-ftz=true", *_compile.sparing(self.version))
         assert cache_in_memory
         self.asked.append("compile")
         if "nonsense" in source:
@@ -458,6 +458,19 @@ def test_a_cupy_that_we_do_not_know_compiles_by_itself(
     assert machine.asked == ["RawModule"]
 
 
+@pytest.mark.parametrize(
+    ("version", "asked"), [((12, 0), ()), ((12, 3), ()), ((12, 4), ("--minimal",)), ((13, 0), ("--minimal",))]
+)
+def test_the_compiler_is_asked_for_no_option_that_it_does_not_know(
+    machine: Machine, version: tuple[int, int], asked: tuple[str, ...]
+) -> None:
+    machine.version = version
+
+    assert _compile.sparing(version) == asked
+    kernel_of_a_new_process("text")
+    assert machine.asked[0] == "compile"  # which looks at the options
+
+
 def test_a_compiler_error_is_told_once_with_its_log(machine: Machine) -> None:
     with pytest.raises(_compile.CompileError, match=r"(?s)f<float>.*row\.cuh\(3\): error: nonsense"):
         kernel_of_a_new_process("nonsense")
@@ -513,7 +526,8 @@ def test_a_real_cubin_comes_back_with_the_name_that_it_holds(
 
     def compile_by_nvrtc(source: str, options: Any, *, name_expressions: Any, **_: Any) -> Any:
         (expression,) = name_expressions
-        cubin = _nvrtc.compile(source, expression, [each for each in options if each != "-ftz=true"])
+        added = ("-ftz=true", *_compile.sparing(machine.version))  # which _nvrtc adds itself
+        cubin = _nvrtc.compile(source, expression, [each for each in options if each not in added])
         return cubin.image, {expression: cubin.lowered_name}
 
     monkeypatch.setattr(_compile, "options", lambda: ("--std=c++17",))
