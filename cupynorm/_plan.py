@@ -36,6 +36,7 @@ from cupynorm._tables import (
     RAGGED,
     RAGGED_ROW_BYTES,
     SHARED_OUT_BYTES,
+    SHARED_OUT_PEELED_BYTES,
     Held,
     Kept,
     Ragged,
@@ -106,11 +107,12 @@ MOST_CACHED_COLS = 2**31 - 1  # the kernel counts them in 32 bits
 MOST_CACHED_PACKS = 4  # of a thread at a time
 MOST_PARTS = 16
 # Of clusters that hold rows in registers: what a thread wants beside its values, up to how many values it wants 4 more, from how
-# many on, where rows are claimed, 8 more, and threads of a block at most. Of those that hold them in shared memory: blocks on a
-# multiprocessor and threads of a block at most.
+# many on, where rows are claimed, 8 more, and threads of a block at most; in 16 bits, where LayerNorm takes both sums in one pass
+# or parameters lie as numbers in shared memory, the compiler does with less. Of those that hold them in shared memory: blocks on
+# a multiprocessor and threads of a block at most.
 SPREAD_OUT_REGISTERS, FEW_SPREAD_OUT, MANY_SPREAD_OUT, SPREAD_OUT_BLOCK = 40, 40, 48, 896
+SPREAD_LEAST_REGISTERS = 32
 KEPT_BLOCKS, KEPT_BLOCK = 8, 512
-LEAST_WAVES = 0.75  # of the clusters that there is room for
 LARGE_CLUSTERS = {"90", "100", "103"}  # compute capabilities that take more than 8 blocks in one
 # Where rows are fewer than multiprocessors, as many blocks as can be share one from so many bytes on: those of a cluster, each
 # thread with few registers, or for more bytes those of the grid.
@@ -274,7 +276,7 @@ class Plan:
     @property
     def claims(self) -> bool:
         """Whether clusters claim their next rows as they come to them; all of them then run at once."""
-        return self.persistent and self.parts > 1 and not self.peel
+        return self.persistent and self.parts > 1 and (not self.peel or self.hoist == LENT)
 
     @property
     def cluster(self) -> int:
@@ -359,6 +361,8 @@ def _in_turn(problem: Problem, limits: Limits) -> tuple[Candidate, ...]:
 
 def _gains_by_sharing(problem: Problem) -> bool:
     """Say whether blocks of a cluster are better for a row that one block could hold, too."""
+    if problem.peel == 1 and problem.columns:
+        return problem.row_bytes > SHARED_OUT_PEELED_BYTES.get(problem.kind, math.inf)
     least = SHARED_OUT_BYTES.get(problem.kind, math.inf)
     if len(problem.columns) > 1 and problem.held_bytes == 4:  # noqa: PLR2004
         return problem.row_bytes > least
@@ -430,9 +434,12 @@ def _is_sound(problem: Problem, limits: Limits, plan: Plan) -> bool:
     if problem.fused:
         keeps = keeps and plan.variant in FUSED_VARIANTS and plan.kept_bytes == 0
         keeps = keeps and (problem.direct or not plan.persistent)
+    staged = plan.group == 0 and plan.variant in ("shared", "cluster", "uncached")
+    keeps = keeps and (not staged or plan.block == _held_around(problem, plan.parts, plan.block))
     hoists = plan.hoist in range(LENT + 1) and (plan.hoist == 0 or (bool(problem.columns) and plan.group > 0))
-    alone = plan.parts == 1 and plan.stages == 0 and not problem.fused
-    hoists = hoists and (plan.hoist != LENT or alone)
+    alone = plan.parts == 1 and plan.stages == 0
+    claims = plan.parts > 1 and plan.stages > 0 and plan.peel == 1
+    hoists = hoists and (plan.hoist != LENT or ((alone or claims) and not problem.fused))
     return shares and keeps and hoists and (not plan.persistent or _may_persist(problem, plan))
 
 
@@ -442,7 +449,29 @@ def _may_persist(problem: Problem, plan: Plan) -> bool:
         return False
     if not plan.peel:
         return True  # else they must begin alike
+    if plan.claims:
+        # threads hold what is before a row's first line, of warps with a pack at least; a thread's last pack alone may be missing
+        line = LINE_BYTES // problem.load_bytes
+        least = (problem.cols - line + 1) // line // plan.parts * (line // problem.pack)
+        holds = plan.group >= line - 1 and least > (line - 2) // WARP * WARP
+        return plan.peel == 1 and holds and plan.group * (plan.packs - 1) <= least
     return problem.period > 0 and plan.rows_per_group == 1 and not (plan.stages and plan.peel > 1)
+
+
+def _held_around(problem: Problem, parts: int, block: int) -> int:
+    """Return how many threads a block of shared, cluster or uncached may have, of `block` at most.
+
+    From 9 packs' elements on they hold what is before a row's first line, and packs are counted from there (kUnit in staged.cuh).
+    Each of their warps counts from an element of its first pack (LayerNorm), so they must all have one; else there are fewer.
+    """
+    threads = 9 * problem.pack
+    if not problem.peel or problem.cols // problem.pack // parts >= threads + LINE_BYTES // ACCESS_BYTES:
+        return block
+    if (
+        parts > 1 and threads <= 2 * WARP
+    ):  # of a cluster, what is behind all packs is another block's: one warp holds the rest
+        return block
+    return min(block, max(1, (threads - 1) // WARP) * WARP)
 
 
 def shared_bytes_of(problem: Problem) -> int:
@@ -451,8 +480,14 @@ def shared_bytes_of(problem: Problem) -> int:
 
 
 def _part_bytes(problem: Problem, parts: int) -> int:
-    """Return the shared memory that the largest of so many parts of a row takes, in whole 16-byte accesses."""
+    """Return the shared memory that the largest of so many parts of a row takes, in whole 16-byte accesses.
+
+    Parts of rows that begin anywhere are cut in lines, of which the last has what is left over: twin of part_of in staged.cuh.
+    """
     packs = math.ceil(problem.cols // problem.pack / parts)
+    if problem.peel:
+        line = LINE_BYTES // (problem.pack * problem.load_bytes)
+        packs = (problem.cols // problem.pack // line // parts + 1) * line
     return -(-packs * problem.pack * problem.load_bytes // ACCESS_BYTES) * ACCESS_BYTES
 
 
@@ -528,7 +563,7 @@ PLAIN = Plan(
 def _registers_plan(problem: Problem, plan: Plan) -> Plan:
     """Return a plan in registers with all that follows from the problem and from how many threads and blocks share a row."""
     whole = problem.cols // problem.pack if problem.peel else problem.cols // plan.pack
-    share = math.ceil(whole / plan.parts)
+    share = _lent_packs(problem, plan.parts) if plan.claims and plan.peel else math.ceil(whole / plan.parts)
     packs = max(1, math.ceil(share / plan.group))
     full = not problem.peel and plan.parts * plan.group * packs == whole
     rows = plan.stages * plan.rows_per_group * packs * plan.block * ACCESS_BYTES
@@ -537,15 +572,28 @@ def _registers_plan(problem: Problem, plan: Plan) -> Plan:
         struct_bytes = sum(max(4, size * plan.pack) for size in problem.columns)  # of whole words
         columns = packs * plan.block * (-(-struct_bytes // ACCESS_BYTES) * ACCESS_BYTES)
     elif plan.hoist == LENT:
-        columns = _lent_bytes(problem, plan.pack)
+        columns = _lent_bytes(problem, plan.pack, plan.parts)
     return dataclasses.replace(plan, packs=packs, full=full, shared_bytes=rows + columns)
 
 
-def _lent_bytes(problem: Problem, pack: int) -> int:
-    """Return the shared memory of all columns' parameters as numbers, with the room behind each pack: twin of Lent."""
+def _lent_packs(problem: Problem, parts: int) -> int:
+    """Return the packs of the largest part of a row that is cut in lines, where lent numbers are a block's: twin of share_of."""
+    line = LINE_BYTES // problem.load_bytes
+    each, longer = divmod((problem.cols - line + 1) // line, parts)
+    shares = line // problem.pack * (each + (longer > 0))
+    return max(shares, problem.cols // problem.pack - line // problem.pack * (each * (parts - 1) + longer))
+
+
+def _lent_bytes(problem: Problem, pack: int, parts: int = 1) -> int:
+    """Return the shared memory of a block's columns' parameters as numbers, with the room behind each pack: twin of Lent."""
     number = problem.compute_bytes * len(problem.columns)
+    if parts > 1 and problem.columns == (2, 2):
+        number = sum(problem.columns)  # as they are
     room = 1 if problem.peel else ACCESS_BYTES // number if pack * number > ACCESS_BYTES else 0
-    return -(-(problem.cols + problem.cols // pack * room) * number // ACCESS_BYTES) * ACCESS_BYTES
+    cols = problem.cols
+    if parts > 1:  # what is around the packs of its part is a block's as well, wherever the row begins
+        cols = _lent_packs(problem, parts) * pack + LINE_BYTES // problem.load_bytes
+    return -(-(cols + cols // pack * room) * number // ACCESS_BYTES) * ACCESS_BYTES
 
 
 def _blocks(problem: Problem, plan: Plan) -> int:
@@ -1015,24 +1063,23 @@ def _held_by_cluster(
 ) -> Plan | None:
     if not least <= spread.parts <= _most_parts(limits) or problem.row_bytes <= spread.above:
         return None
-    if spread.peels not in {None, problem.peel > 0}:
+    if spread.peels != (problem.peel > 0):
         return None
     if not _can_stage(problem, limits) if spread.stages else _has_wide_columns(problem):
         return None
     plan = spread_out(problem, limits, spread)
-    if plan is None or not (plan.stages == 0 or _may_persist(problem, plan)):
-        return None
-    plan = _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
-    if plan is None or plan.waves > LEAST_WAVES or plan.grid == _blocks(problem, plan):
-        return plan
-    return None  # rows that begin alike leave too many clusters without any
+    return plan and _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
 
 
 def spread_out(problem: Problem, limits: Limits, spread: Spread) -> Plan | None:
     """Return the plan that leaves the fewest places of threads empty; of as many, that of the fewest threads."""
     share = math.ceil(problem.cols // problem.pack / spread.parts)
     best, fewest = None, math.inf
-    for packs in range(spread.packs, max(0, spread.packs - spread.fewer - 1), -1):
+    least = spread.packs - spread.fewer
+    # one less than `fewer` says, if of a thread's packs more than the last would be missing else
+    for packs in range(spread.packs, max(0, least - 1 - spread.peels), -1):
+        if packs < least and best is not None:
+            break
         warps = math.ceil(share / packs / WARP)
         block = max(2, warps) * WARP
         plan = dataclasses.replace(
@@ -1044,10 +1091,10 @@ def spread_out(problem: Problem, limits: Limits, spread: Spread) -> Plan | None:
             block=block,
             group=block,
             stages=spread.stages,
-            hoist=2 if problem.columns and spread.stages else 0,
+            hoist=(LENT if problem.peel else 2) if problem.columns and spread.stages else 0,
         )
         plan = _registers_plan(problem, plan)
-        resident = _resident(problem, limits, plan)
+        resident = _resident(problem, limits, plan) if not spread.stages or _may_persist(problem, plan) else 0
         if resident and plan.packs <= spread.packs and plan.packs * block < fewest:
             best, fewest = dataclasses.replace(plan, least_blocks=resident), plan.packs * block
     return best
@@ -1056,8 +1103,11 @@ def spread_out(problem: Problem, limits: Limits, spread: Spread) -> Plan | None:
 def _resident(problem: Problem, limits: Limits, plan: Plan) -> int:
     """Return how many blocks of a cluster in registers a multiprocessor holds; 0 if a thread would have too few of them."""
     values = plan.packs * plan.pack * problem.compute_bytes // 4
-    needed = SPREAD_OUT_REGISTERS + values + 8 * (problem.peel > 0) + 32 * (not _alike(problem))
-    needed += 4 if values <= FEW_SPREAD_OUT else 8 * (plan.claims and values > MANY_SPREAD_OUT)
+    few = problem.held_bytes == 2 and (len(problem.columns) > 1 or plan.hoist == LENT)  # noqa: PLR2004
+    needed = values + (SPREAD_LEAST_REGISTERS if few else SPREAD_OUT_REGISTERS)
+    needed += 32 * (not _alike(problem))
+    needed += 8 * (plan.claims and values > MANY_SPREAD_OUT)
+    needed += 4 * (values <= FEW_SPREAD_OUT and not few and plan.hoist != LENT)
     if int(limits.compute_capability) != HOPPER or problem.compute_bytes == 8:  # noqa: PLR2004
         needed += CLUSTER_REGISTERS + 8 * (problem.compute_bytes == 8)  # noqa: PLR2004
     if plan.block > SPREAD_OUT_BLOCK or plan.shared_bytes > limits.shared_bytes_per_block:
@@ -1086,7 +1136,7 @@ def kept_by_cluster(
     if elsewhere or meets:
         few = meets and (elsewhere or _has_wide_columns(problem))
         threads = min(threads, FEW_THREADS if few else ROOMY_THREADS)
-    block = max(2, threads // resident // WARP) * WARP
+    block = _held_around(problem, parts, max(2, threads // resident // WARP) * WARP)
     if elsewhere:
         resident = max(1, resident - 1)
     plan = _staged(
@@ -1127,13 +1177,13 @@ def _shared(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | No
     if problem.rows <= limits.sm_count:
         block = MAX_BLOCK
     most = WHOLE_BLOCK[problem.compute_bytes] // (2 if problem.columns and problem.compute_bytes == 4 else 1)  # noqa: PLR2004
-    block = min(max(block, 128), most)
+    block = _held_around(problem, 1, min(max(block, 128), most))
     return _staged_plan(problem, limits, occupancy, _staged(problem, "shared", block, kept_bytes))
 
 
 def _uncached(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
     block = FUSED_BLOCK if problem.fused else WHOLE_BLOCK[problem.compute_bytes]
-    plan = _staged(problem, "uncached", block, 0)
+    plan = _staged(problem, "uncached", _held_around(problem, 1, block), 0)
     if problem.fused:
         registers = _registers(problem, limits, plan.packs * plan.pack, full=False, hoist=False)
         plan = dataclasses.replace(plan, least_blocks=max(1, limits.registers_per_sm // (registers * block)))
@@ -1331,7 +1381,8 @@ def _with_grid(
     waves = min(1.0, waves) if plan.persistent else waves
     grid = int(max(1, min(blocks, at_once * waves, MAX_GRID)))
     unit = plan.parts
-    if plan.persistent and plan.peel and grid < blocks:  # a group's next rows begin as its first
+    # a group's next rows begin as its first
+    if plan.persistent and plan.peel and not plan.claims and grid < blocks:
         rows = 1 if plan.parts > 1 else plan.block // plan.group
         unit *= problem.period // math.gcd(problem.period, rows)
     grid = grid // unit * unit

@@ -65,19 +65,20 @@ struct LayerNorm {
   }
 
   // Both sums at once, around the origin. What m2 loses grows with (mean / deviation)^2, at most the number of elements, where the origin
-  // is an outlier: harmless where a row is short and x has 16 bits.
+  // is an outlier: harmless where those are few and x has 16 bits.
   struct Sums {
     T sum, squares;
   };
   template <int N, class Valid>
   static Sums one_pass(T (&x)[N], Valid valid, T origin) {
-    Sums sums = {0, 0};
+    T sum[Valid::kChains] = {}, squares[Valid::kChains] = {};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
+      const int chain = i % Valid::kChains;
       x[i] -= origin;
-      if (valid.template has<N>(i)) sums.sum += x[i], sums.squares = multiply_add(x[i], x[i], sums.squares);
+      if (valid.template has<N>(i)) sum[chain] += x[i], squares[chain] = multiply_add(x[i], x[i], squares[chain]);
     }
-    return sums;
+    return {sum_of(sum), sum_of(squares)};
   }
 
   static State state_of(Sums sums, T count) {

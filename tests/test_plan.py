@@ -314,7 +314,7 @@ def test_every_width_is_covered_exactly_once(pack: int, compute_bytes: int) -> N
         assert plan.packs * plan.pack <= (32 if compute_bytes == 4 else 16), cols
 
 
-@pytest.mark.parametrize(("cols", "period"), [(1501, 8), (5001, 8), (1027, 8), (3002, 4), (50257, 8)])
+@pytest.mark.parametrize(("cols", "period"), [(1501, 8), (3001, 8), (3002, 4)])
 def test_rows_that_a_group_goes_through_begin_alike(cols: int, period: int) -> None:
     odd = dataclasses.replace(
         problem(rows=8192, cols=cols, pack=16 // 2 // period), widest=8, peel=1, period=period, columns=(2, 2)
@@ -362,14 +362,6 @@ def test_parameters_as_numbers_take_room_behind_each_pack(
     assert choose(beside, H200, resident).hoist != 4
     with pytest.raises(DoesNotFitError):
         choose(beside, H200, resident, plan)
-
-
-@pytest.mark.parametrize(("rows", "cols", "aligned"), [(4172, 50257, False), (4172, 49152, True)])
-def test_one_block_keeps_what_begins_anywhere_of_one_parameter(rows: int, cols: int, aligned: bool) -> None:
-    found = problem(rows=rows, cols=cols, pack=8 if aligned else 1)
-    found = dataclasses.replace(found, widest=8, peel=0 if aligned else 1, period=8, columns=(2,))
-
-    assert choose(found, H200, resident).variant == ("cluster" if aligned else "shared")
 
 
 def test_shared_takes_threads_that_fill_the_multiprocessor_beside_its_rows() -> None:
@@ -591,6 +583,23 @@ def test_the_cache_takes_no_more_columns_than_its_kernel_counts() -> None:
     assert choose(problem(cols=2**31 - 8), H200, resident, "cached").variant == "cached"
     with pytest.raises(DoesNotFitError, match="cannot hold a row of 2147483648 columns"):
         choose(problem(cols=2**31), H200, resident, "cached")
+
+
+@pytest.mark.parametrize("period", [8, 0])
+@pytest.mark.parametrize("columns", [(2,), (2, 2), (4, 4)])
+@pytest.mark.parametrize("cols", [20001, 50257, 100003])
+def test_wide_rows_that_begin_anywhere_are_claimed(cols: int, columns: tuple[int, ...], period: int) -> None:
+    """A block has numbers of its part's columns, wherever a row begins; where x begins elsewhere than y nothing is on its way."""
+    odd = dataclasses.replace(
+        problem(rows=8192, cols=cols, pack=1), widest=8, peel=1, period=period, columns=columns
+    )
+    plan = choose(odd, H200, resident)
+
+    assert (plan.variant, plan.hoist, plan.claims) == ("cluster", 4, True)
+    line, least = 64, (cols - 63) // 64 // plan.parts * 8  # elements; packs of the smallest part
+    assert plan.group >= line - 1
+    assert plan.group * (plan.packs - 1) <= least
+    assert not choose(dataclasses.replace(odd, peel=2), H200, resident).claims
 
 
 def test_more_rows_than_can_be_counted_are_not_claimed() -> None:

@@ -173,6 +173,7 @@ struct DirectStore {
 
 struct NoColumn {
   static constexpr bool kPresent = false;
+  static constexpr int kBytes = 0;
   template <int N>
   using Packed = NoColumns;
   template <int N>
@@ -197,10 +198,17 @@ struct NoColumn {
 template <typename T, int kWidth>
 struct Column {
   static constexpr bool kPresent = true;
+  static constexpr int kBytes = sizeof(T);
   const T* pointer;
 
   template <int N>
   using Packed = Pack<T, N>;
+  // of two bytes: element i, and the one of which a word has the bits
+  template <int N>
+  static unsigned bits_of(const Packed<N>& values, int i) {
+    return values.word[i / 2] >> 16 * (i % 2) & 0xffffu;
+  }
+  static Packed<1> one_of(unsigned bits) { return {{bits}}; }
   // in accesses of 8 bytes: of 16, one more instruction a word would choose among them
   template <int N>
   using Apart = cupynorm::Apart<T, N, 8>;
@@ -224,6 +232,7 @@ struct Column {
 template <typename T, int kAxes>
 struct StridedColumn {
   static constexpr bool kPresent = true;
+  static constexpr int kBytes = sizeof(T);
   const T* pointer;
   Strided<kAxes> cols;
 
@@ -235,6 +244,11 @@ struct StridedColumn {
       for (int i = 0; i < N; ++i) element[i].hide();
     }
   };
+  template <int N>
+  static unsigned bits_of(const Packed<N>& values, int i) {
+    return values.element[i].word[0] & 0xffffu;
+  }
+  static Packed<1> one_of(unsigned bits) { return {{{{bits}}}}; }
   template <int N>
   struct Apart {
     Packed<N> values;
@@ -315,6 +329,18 @@ template <class Number, int N>
 struct Scalings {
   Number column[N];
 };
+// The same of two of two bytes, as they were loaded: one word, and an instruction more for each.
+template <class Gamma, class Beta>
+struct PairedScaling {
+  unsigned word;
+  template <typename T>
+  T operator()(T y) const {
+    T scale, shift;
+    unpack<1>(Gamma::one_of(word), &scale);
+    unpack<1>(Beta::one_of(word >> 16), &shift);
+    return multiply_add(y, scale, shift);
+  }
+};
 
 // gamma and beta of all columns: z = y * gamma + beta.
 template <class Gamma, class Beta>
@@ -362,15 +388,26 @@ struct AffineColumns {
 
   template <typename Compute>
   using Number = Scaling<Compute, Gamma::kPresent, Beta::kPresent>;
-  template <typename Compute>
-  static Number<Compute> number_of(const Columns<1>& columns) {
-    Number<Compute> number;
-    if constexpr (Gamma::kPresent) unpack<1>(columns.gamma, &number.scale);
-    if constexpr (Beta::kPresent) unpack<1>(columns.beta, &number.shift);
-    return number;
-  }
   template <int N, typename Compute>
-  static void apply(const Compute (&y)[N], const Scalings<Number<Compute>, N>& numbers, Compute (&z)[N]) {
+  static void convert(const Columns<N>& columns, Number<Compute> (&numbers)[N]) {
+    Compute scale[N], shift[N];
+    if constexpr (Gamma::kPresent) unpack<N>(columns.gamma, scale);
+    if constexpr (Beta::kPresent) unpack<N>(columns.beta, shift);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if constexpr (Gamma::kPresent) numbers[i].scale = scale[i];
+      if constexpr (Beta::kPresent) numbers[i].shift = shift[i];
+    }
+  }
+  static constexpr bool kPairs = Gamma::kBytes == 2 && Beta::kBytes == 2;
+  using Pair = PairedScaling<Gamma, Beta>;
+  template <int N>
+  static void convert(const Columns<N>& columns, Pair (&pairs)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) pairs[i] = {Gamma::bits_of(columns.gamma, i) | Beta::bits_of(columns.beta, i) << 16};
+  }
+  template <int N, typename Compute, class Number>
+  static void apply(const Compute (&y)[N], const Scalings<Number, N>& numbers, Compute (&z)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) z[i] = numbers.column[i](y[i]);
   }
@@ -390,23 +427,25 @@ struct AffineColumns {
   }
 };
 
-// What a column's parameters become, for Stores whose columns wait as numbers.
-template <class Store, typename Compute, bool kAsked>
+// What a column's parameters become, for Stores whose columns wait as numbers, or as pairs where there are two of two bytes.
+enum Lending { kNothing, kNumbers, kPairs };
+template <class Store, typename Compute, Lending kLending>
 struct NumberOf {
   using Type = NoColumns;
-  template <class Columns>
-  static Type of(const Columns&) {
-    return {};
-  }
 };
 template <class Store, typename Compute>
-struct NumberOf<Store, Compute, true> {
-  using Type = typename Store::template Number<Compute>;
-  template <class Columns>
-  static Type of(const Columns& columns) {
-    return Store::template number_of<Compute>(columns);
-  }
+struct NumberOf<Store, Compute, kNumbers> {
+  using Type = typename Store::Affines::template Number<Compute>;
 };
+template <class Store, typename Compute>
+struct NumberOf<Store, Compute, kPairs> {
+  using Type = typename Store::Affines::Pair;
+};
+template <class Store, bool kPaired>
+inline constexpr Lending lending_of() {
+  if constexpr (kPaired) return Store::Affines::kPairs ? kPairs : kNumbers;
+  else return kNumbers;
+}
 
 // What a Store says of its parameters, where it has them in `affine`.
 template <class Store, class Gamma, class Beta>
@@ -414,12 +453,6 @@ struct ColumnsOf {
   using Affines = AffineColumns<Gamma, Beta>;
   template <int N>
   using Columns = typename Affines::template Columns<N>;
-  template <typename Compute>
-  using Number = typename Affines::template Number<Compute>;
-  template <typename Compute>
-  static Number<Compute> number_of(const Columns<1>& columns) {
-    return Affines::template number_of<Compute>(columns);
-  }
   template <int N>
   using ColumnsApart = typename Affines::template ColumnsApart<N>;
   using ColumnsFrom = typename Affines::ColumnsFrom;

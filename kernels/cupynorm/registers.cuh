@@ -15,7 +15,7 @@ namespace cupynorm {
 // kHoist: where the columns' parameters wait: 0: nowhere, they are fetched when they are used; 1: in registers, fetched together
 // with the row; 2: in shared memory, where each thread puts its own once, for all rows that the block goes through; 3: in
 // registers, for all of them; 4: in shared memory, as numbers, where every thread finds those of any column: the rows of a block
-// may begin anywhere, each elsewhere, and nothing is put together or converted again.
+// may begin anywhere, each elsewhere, and nothing is put together or converted again. Blocks of a cluster hold them for all rows.
 // kPeel: 0: every row begins at a pack of x and of y. Otherwise rows begin anywhere: packs are counted from the first address of y
 // that is aligned to one, and the elements before and behind the packs are held one by one, by the first threads. 1: x lies in its
 // packs as y does. 2: x lies anywhere too, and its packs are put together from two accesses.
@@ -31,12 +31,16 @@ struct Registers {
   static constexpr int kPack = Pack_, kPacks = Packs, kGroup = Group, kRows = Rows, kPeel = Peel, kParts = Parts;
   static constexpr int kPeriod = Period, kBlock = Block, kResident = Resident, kStages = Stages, kHoist = Hoist;
   static constexpr bool kFull = Full;
-  static_assert(Peel == 0 || (Group >= 2 * Pack_ - 2 && !Full), "the first threads hold what is around the packs");
+  // Whose columns are a block's parameters does not depend on where its rows begin. Its packs are then counted from the first line of
+  // 128 bytes, and begin at one.
+  static constexpr bool kFixed = Hoist == 4 && Parts > 1;
+  static constexpr int kLine = 8, kAligned = kFixed ? kLine * Pack_ : Pack_;  // packs of a line; elements that packs are counted from
+  static_assert(Peel == 0 || (Group >= 2 * Pack_ - 2 && Group >= kAligned - 1 && !Full), "the first threads hold what is around the packs");
   static_assert(Peel == 0 || Group * Pack_ % 8 == 0, "a thread's packs of parameters are multiples of 16 bytes apart");
   static_assert(Peel < 2 || Stages == 0, "what lies in other packs than y is not copied in packs");
   static_assert(Peel == 0 || Rows == 1 || (Stages == 0 && Hoist % 4 < 2), "a group's next rows begin as these do");
   static_assert(Parts == 1 || (Group == Block && Block > kWarp), "the blocks of a cluster share a row");
-  static_assert(Hoist < 4 || (Stages == 0 && Parts == 1), "all columns are a block's");
+  static_assert(Hoist < 4 || (Stages == 0 && Parts == 1) || (Stages > 0 && Parts > 1 && Peel > 0), "all columns are a block's, or its part");
 };
 
 // Where a column's number lies in shared memory: behind each pack there is room, so that neighbouring threads, whose elements are a
@@ -60,6 +64,18 @@ template <class Shape>
 inline Share share_of(int cols, int head, int part) {
   constexpr int kPack = Shape::kPack, kParts = Shape::kParts;
   Share share = {0, cols / kPack, 0, 0, cols, 0};
+  if constexpr (Shape::kFixed) {  // the lines that every row has are cut; what only some have is the last part's
+    constexpr int kLine = Shape::kLine;
+    const int sure = (cols - (kLine * kPack - 1)) / (kLine * kPack), each = sure / kParts, longer = sure % kParts;
+    const bool last = part == kParts - 1;
+    share.head = head;
+    share.before = (part * each + (part < longer ? part : longer)) * kLine;
+    share.packs = last ? int(unsigned(cols - head) / kPack) - share.before : (each + (part < longer)) * kLine;
+    share.tail = head + (share.before + share.packs) * kPack;
+    share.heads = part == 0 ? head : 0;
+    share.tails = last ? cols - share.tail : 0;
+    return share;
+  }
   if constexpr (Shape::kPeel > 0) {
     share.head = head < cols ? head : cols;
     share.packs = (cols - share.head) / kPack;
@@ -112,9 +128,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   static_assert(!Load::kDrops || (kPacked <= 32 && !Load::kKeeps), "a bit for each element, and nothing of what is dropped is kept");
   // one pass over a thread's elements will do: 0.01 to 0.02 faster; to bytes instructions are scarcer, and digits fewer
   constexpr int kFew = Store::kBytes == 1 ? 8192 : 2048;
-  constexpr bool kShort = sizeof(Digits) == 2 && Store::kBytes <= 2 && kParts * kGroup * kPacked <= kFew;
+  // Of clusters all: each warp counts from an element of its own, so what is lost grows with a warp's elements.
+  constexpr bool kShort = sizeof(Digits) == 2 && Store::kBytes <= 2 && (kParts > 1 || kGroup * kPacked <= kFew);
   constexpr int kSure = kFull ? kPacks : kPacks - 1;  // packs of a thread that are never missing
-  const int lane = threadIdx.x % kGroup, group = threadIdx.x / kGroup;
+  // Of clusters that go through rows, said so that the compiler knows it: none of their threads is past the last row.
+  constexpr bool kAll = kParts > 1 && Shape::kStages > 0;
+  const int lane = kAll ? threadIdx.x : threadIdx.x % kGroup, group = kAll ? 0 : threadIdx.x / kGroup;
   const auto cols = [&] {
     if constexpr (kFull && kParts == 1) return Known<kParts * kGroup * kPacked>();
     else return int(a.cols);
@@ -124,14 +143,15 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   // Two sets of slots in turn spare a barrier, but which is free takes a register. Of 64 for 128 bytes of a row, or for 64 and other arrays,
   // NVRTC 12.9 and 13.0 have none left: 8 bytes of LayerNorm in float of 32 elements a thread spilled, and of add_layer_norm from 8192
   // columns on. One set then, and a barrier before a block's next row, of which it mostly has none.
-  constexpr bool kCrowded = Shape::kBlock * Shape::kResident >= 1024 && kRows * kPacked * int(sizeof(Type)) >= (Load::kDirect ? 128 : 64);
+  constexpr int kThreads = Shape::kBlock * Shape::kResident;
+  constexpr bool kCrowded = (kThreads >= 1024 && kRows * kPacked * int(sizeof(Type)) >= (Load::kDirect ? 128 : 64)) || (kThreads >= 768 && kRows * kPacked >= 48);
   constexpr bool kOneSet = kCrowded && kWarps > 1 && kParts == 1 && !kPersistent && Op::kHasOrigin;
   __shared__ Slot<Op> slots[kWarps > 1 && !kOneSet ? 2 : 1][kRows][kGroups][kSlots];
   // Clusters that go through many rows claim the next ones as they come to them, so that the rows in work are neighbours: LayerNorm of 65536
   // halves 0.91 to 0.96 of the copy rate. (A copy by resident blocks has 0.99 of what one has whose blocks end; 0.94 if each takes every nth
-  // piece. Blocks alone, of shorter rows, lose: LayerNorm to bytes, 2048 to 8192 halves, 0.94 to 0.8.) Not where rows begin anywhere, since
-  // a block keeps parameters for those that begin alike.
-  constexpr bool kClaims = kPersistent && Shape::kPeel == 0 && kParts > 1;
+  // piece. Blocks alone, of shorter rows, lose: LayerNorm to bytes, 2048 to 8192 halves, 0.94 to 0.8.) Where rows begin anywhere only if
+  // a block's parameters are not those of rows that begin alike.
+  constexpr bool kClaims = kPersistent && kParts > 1 && (Shape::kPeel == 0 || Shape::kFixed);
   __shared__ Mail<Op, kParts, kClaims> mails[kParts > 1 ? 2 : 1];
   // the row in work and those to come, by their turns: registers are scarce
   constexpr int kTurns = 8;
@@ -146,7 +166,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     if constexpr (!kOneSet) clear_slots<kWarps>(slots[1]);
     if constexpr (Store::kScales) clear_slots<kWarps>(largest_slots);
   }
-  int turn = 0;  // of two sets of slots and mails; in clusters more: a signal's parity changes every other time
+  unsigned turn = 0;  // of two sets of slots and mails; in clusters more: a signal's parity changes every other time
   unsigned largest_parity = 0;
   if constexpr (kParts > 1) {
     if (threadIdx.x < 2) make_signal(&mails[threadIdx.x].signal);
@@ -187,7 +207,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   constexpr int64 kApart = Shape::kPeel > 0 ? kRows * Shape::kPeriod : 1;
   const int64 limit = (a.rows + kApart - 1) / kApart * kApart;
   const int64 first = int64(blockIdx.x / kParts) * (kGroups * kRows), step = int64(gridDim.x / kParts) * (kGroups * kRows);
-  auto share_at = [&](int64 row) { return share_of<Shape>(cols, a.store.at(row < a.rows ? row : 0).template head<kPack>(), part); };
+  auto share_at = [&](int64 row) { return share_of<Shape>(cols, a.store.at(row < a.rows ? row : 0).template head<Shape::kAligned>(), part); };
   Share share = kLone > 0 ? share_at(row_of(first, 0)) : share_of<Shape>(cols, 0, part);
   auto has = [&](int p) { return p < kSure || p * kGroup + lane < share.packs; };
   auto col = [&](int p) { return share.head + (share.before + p * kGroup + lane) * kPack; };
@@ -235,27 +255,48 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     }
   };
 
-  // In pieces of 16 bytes, neighbouring threads' next to each other: no bank is asked twice.
+  // Numbers of all columns that rows of this block may have: of a whole row, or of its part's packs and what may be around them. All are on
+  // their way at once, in packs: one by one, 64 threads of 20 columns each took five trips to L2 (LayerNorm, half of 10001 columns,
+  // 0.89 to 0.935 of the copy rate). But one by one for a few rows, where a pack's numbers take 64 bytes: LayerNorm, half of 1023
+  // columns, 0.885, in packs 0.795; RMSNorm of 601 0.985, in packs 1.005; LayerNorm in float of 250 0.985 and 1.015.
   constexpr bool kLends = Shape::kHoist == 4;
-  using Numbers = NumberOf<Store, Compute, kLends>;
-  using Number = typename Numbers::Type;
+  // Pairs leave room for more blocks: LayerNorm, half of 50257 columns, 0.80 to 0.90.
+  constexpr Lending kLending = kLends ? lending_of<Store, Shape::kFixed>() : kNothing;
+  using Number = typename NumberOf<Store, Compute, kLending>::Type;
   using Room = Lent<Number, kPack, (kLone > 0)>;
-  constexpr int kLongest = kGroup * kPacked + (kLone > 0 ? 2 * kPack - 2 : 0), kShares = (kLongest + Shape::kBlock - 1) / Shape::kBlock;
-  Number* const numbers = reinterpret_cast<Number*>(shared_memory);
-  Column fetched[kLends ? kShares : 1];  // on their way with the row
+  constexpr int kMostLent = kGroup * kPacks + (kLone > 0 ? Shape::kAligned / kPack : 0);  // packs
+  constexpr int kWide = Shape::kFixed || kPack * Room::kBytes <= 32 ? kPack : 1;  // columns of an access
+  constexpr int kFetches = kLends ? (kMostLent * (kPack / kWide) + Shape::kBlock - 1) / Shape::kBlock : 1;
+  constexpr int kRowsAhead = Shape::kStages * kRows * kPacks * (Shape::kBlock * 16);  // bytes of shared memory that they wait in
+  Number* const numbers = reinterpret_cast<Number*>(shared_memory + kRowsAhead);
+  const int lent_from = Shape::kFixed ? share.before * kPack : 0;
+  const int lent_to = Shape::kFixed && part < kParts - 1 ? lent_from + share.packs * kPack + Shape::kAligned : int(cols);
+  const int lent_alone = lent_from + (lent_to - lent_from) / kWide * kWide + threadIdx.x;  // of what is less than an access
+  typename Store::template Columns<kWide> fetched[kFetches];
+  Column fetched_alone;
+  auto lent = [](int i) { return (i * Shape::kBlock + int(threadIdx.x)) * kWide; };
   auto fetch_numbers = [&] {
 #pragma unroll
-    for (int i = 0; i < kShares; ++i) {
-      const int c = i * Shape::kBlock + threadIdx.x;
-      if (c < cols) fetched[i] = a.store.template columns<1>(c);
+    for (int i = 0; i < kFetches; ++i) {
+      if (lent_from + lent(i) + kWide <= lent_to) fetched[i] = a.store.template columns<kWide>(lent_from + lent(i));
+    }
+    if (kWide > 1 && lent_alone < lent_to) fetched_alone = a.store.template columns<1>(lent_alone);
+  };
+  auto lend = [&](const auto& columns, int from, auto count) {
+    if constexpr (kLends) {
+      constexpr int N = decltype(count)();
+      Number own[N];
+      Store::Affines::template convert<N>(columns, own);
+#pragma unroll
+      for (int i = 0; i < N; ++i) numbers[Room::place(from) + i] = own[i];
     }
   };
   auto lend_numbers = [&] {
 #pragma unroll
-    for (int i = 0; i < kShares; ++i) {
-      const int c = i * Shape::kBlock + threadIdx.x;
-      if (c < cols) numbers[Room::place(c)] = Numbers::of(fetched[i]);
+    for (int i = 0; i < kFetches; ++i) {
+      if (lent_from + lent(i) + kWide <= lent_to) lend(fetched[i], lent(i), Known<kWide>());
     }
+    if (kWide > 1 && lent_alone < lent_to) lend(fetched_alone, lent_alone - lent_from, Known<1>());
     if constexpr (kWarps <= 1) __syncthreads();  // else warps meet before the first is read
   };
   constexpr bool kWhole = kLone == 0 && kPack * Room::kBytes % 16 == 0;  // a pack's numbers are whole accesses
@@ -264,7 +305,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     if constexpr (kLends && !kWhole) {
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {
-        borrowed[i] = (Room::place(share.head + i) + lane * Room::kApart) * Room::kBytes;
+        borrowed[i] = kRowsAhead + (Room::place(share.head + i) + lane * Room::kApart) * Room::kBytes;
         hide(borrowed[i]);
       }
     }
@@ -294,7 +335,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     Kept() {}
   };
   constexpr int kPieces = int(sizeof(Kept) / 16);
-  uint4* const kept = reinterpret_cast<uint4*>(shared_memory + Shape::kStages * kRows * kPacks * (Shape::kBlock * 16)) + threadIdx.x;
+  uint4* const kept = reinterpret_cast<uint4*>(shared_memory + kRowsAhead) + threadIdx.x;
   auto kept_columns = [kept](int p) {
     Kept own;
 #pragma unroll
@@ -338,13 +379,23 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       if (row < a.rows) {
         auto line = a.load.at(row);
         if constexpr (kOneAddress) line.hide();
+        const char* const from = static_cast<const char*>(line.address(col(0)));
 #pragma unroll
         for (int p = 0; p < kPacks; ++p) {
-          if (has(p)) copy_ahead<16>(waiting(stage, r, p), line.address(col(p)));
+          if (!has(p)) continue;
+          if constexpr (kParts > 1) copy_ahead<16>(waiting(stage, r, p), from + p * (kGroup * kPack * int(sizeof(Type))));
+          else copy_ahead<16>(waiting(stage, r, p), line.address(col(p)));
         }
       }
     }
     commit_copies();  // an empty group too: wait counts groups
+  };
+  // What is sent of another row is that row's share.
+  auto as_of = [&](int64 base, auto send_it) {
+    const Share own = share;
+    if constexpr (Shape::kFixed) share = share_at(base);
+    send_it();
+    if constexpr (Shape::kFixed) share = own;
   };
   // The first few rows of a cluster are given, the others claimed one turn ahead by the first block's first thread, which notes them for the
   // others as they meet.
@@ -363,12 +414,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   };
   if constexpr (Shape::kStages > 0) {
 #pragma unroll
-    for (int s = 0; s < Shape::kStages; ++s) send(first + s * step, s);
+    for (int s = 0; s < Shape::kStages; ++s) as_of(first + s * step, [&] { send(first + s * step, s); });
     if constexpr (kLone > 0) send_around(first);
   }
+  if constexpr (Shape::kFixed) fetch_numbers(), lend_numbers();
   if constexpr (kParts == 1) assume(first < limit);  // a grid has no more blocks than there are rows for
   auto next = [&](int64 base) {
-    if constexpr (kLends) __syncthreads();  // the numbers have been read
+    if constexpr (kLends && !Shape::kFixed) __syncthreads();  // the numbers have been read
     if constexpr (kClaims) return int64(kAhead > 0 ? coming[turn] : mails[(turn ^ 1) % 2].note.x);
     if constexpr (kOneSet && !kLends) {
       if (base + step < limit) __syncthreads();  // the slots have been read
@@ -377,6 +429,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   };
   for (int64 base = first; base < limit; base = next(base)) {
     if constexpr (Shape::kStages > 0) wait_for_copies<(Shape::kStages > 0 ? Shape::kStages - 1 : 0)>();
+    if constexpr (kAll) assume(base < a.rows);
     Loaded loaded[kRows][kPacks];
     typename Load::Line lines[kRows];
     typename Store::Line targets[kRows];
@@ -388,11 +441,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     bool there[kRows];         // the row is not past the last
     Compute origin[kRows], x[kRows][kElements];
     State mine[kRows], total[kRows];
-    if constexpr (kLone > 0 && Shape::kStages == 0) {
+    if constexpr (kLone > 0 && (Shape::kStages == 0 || Shape::kFixed)) {
       if constexpr (Shape::kHoist % 4 < 2) share = share_at(row_of(base, 0));
-      send_around(base);
+      if constexpr (Shape::kStages == 0) send_around(base);
     }
-    if constexpr (kLends) fetch_numbers();
+    if constexpr (kLends && !Shape::kFixed) fetch_numbers();
     auto load_row = [&](int r, bool here) {
       const auto line = lines[r];
       if constexpr (kLone > 0 && !Load::kDirect)
@@ -445,7 +498,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       }
     }
     if constexpr (kLone > 0) begin_next_of();
-    if constexpr (kLends) lend_numbers();
+    if constexpr (kLends && !Shape::kFixed) lend_numbers();
     // how many elements of a row this thread holds, and how many its warp, or its group if that is less
     int held = 0, count = 0;
 #pragma unroll
@@ -454,7 +507,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       const int left = share.packs - p * kGroup - lane / kLanes * kLanes;
       count += p < kSure || left > kLanes ? kLanes : left < 0 ? 0 : left;
     }
-    count = count * kPack + (lane < kLanes ? share.heads + share.tails : 0);
+    if constexpr (Shape::kFixed) {
+      const int left = share.heads + share.tails - lane / kLanes * kLanes;
+      count = count * kPack + (left > kLanes ? kLanes : left < 0 ? 0 : left);
+    } else {
+      count = count * kPack + (lane < kLanes ? share.heads + share.tails : 0);
+    }
     const Valid<kSure * kPack, kLone, (kParts > 1 ? 2 : 1)> valid = {held * kPack, alone()};
     auto unpack_all = [&](int r) {
       if constexpr (Load::kDrops) keeps[r] = 0;
@@ -558,8 +616,14 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     }
     // the row is in registers, and has been used: its place is free
     if constexpr (Shape::kStages > 0) {
-      if constexpr (kLone > 0) send_around(base + step);
-      send(rows_ahead(base), stage);
+      const int64 last = rows_ahead(base);
+      if constexpr (Shape::kFixed) {
+        const int64 next = kAhead == 1 ? last : int64(coming[(turn + 1) % kTurns]);
+        as_of(next, [&] { send_around(next); });
+      } else if constexpr (kLone > 0) {
+        send_around(base + step);
+      }
+      as_of(last, [&] { send(last, stage); });
       stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
     }
     if constexpr (kWarps > 1) reduce_warps<Op, kEvenly, kSlots>(total, origin, slots[kParts > 1 ? turn % 2 : kOneSet ? 0 : turn], group, lane / kWarp);
@@ -622,7 +686,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       }
     };
     auto column_alone = [&] {
-      if constexpr (kLends) return Scalings<Number, 1>{{numbers[Room::place(lone())]}};
+      if constexpr (kLends) return Scalings<Number, 1>{{numbers[Room::place(lone() - lent_from)]}};
       else if constexpr (Shape::kHoist > 0) return column;
       else return a.store.template columns<1>(lone());
     };

@@ -35,6 +35,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
   constexpr int kPackBytes = kPack * int(sizeof(Type)), kRoom = Shape::kKept / kPackBytes;
   constexpr int kBatches = kRoom > 0 ? 4 : 0;  // that arrive one after the other: the first is reduced while others are on their way
   constexpr bool kPeeled = Shape::kPeel > 0, kGrid = Shape::kParts == 0, kCluster = Shape::kParts > 1;
+  // Packs are counted from a row's first line of 128 bytes, and parts begin at lines, where there are threads for what is before: accesses
+  // of a warp then meet four lines, not five (softmax of 50257 columns 0.938 to 0.965 of the copy rate, of 250007 halves 0.895 to 0.96).
+  constexpr int kUnit = kPeeled && !kGrid && kBlock >= 9 * kPack ? 8 : 1;  // packs
   constexpr bool kTight = kBlock * Shape::kResident > 1280 && sizeof(Op) > 1;  // 40 registers, and the op has numbers of its own
   constexpr int kUnroll = sizeof(Compute) == 8 ? 1 : kPeeled || kGrid || kTight ? 2 : 4;  // of packs on their way to y: more would spill
   constexpr int kMails = kCluster ? Shape::kParts : 1;
@@ -66,32 +69,34 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
   // This block's part of a row: `held` packs from column `base` on, of which the first `kept` wait in shared memory. Of all parts:
   // `packs` from column `head` on.
   struct Part {
-    int64 row, head, each, base, held;  // of all parts, the first `more` hold `each` + 1 packs
+    int64 row, head, each, base, held;  // of all parts, the first `more` hold `each` + 1 times kUnit packs, the last what is left
     int more, kept;
   };
-  auto begin_of = [](const Part& p, int part) { return part * p.each + (part < p.more ? part : p.more); };
+  auto begin_of = [](const Part& p, int part) { return (part * p.each + (part < p.more ? part : p.more)) * kUnit; };
   auto part_of = [&](int64 row) {
     Part p = {0, 0, 0, 0, 0, 0, 0};
     if (row >= a.rows) return p;
     p.row = row;
-    const int64 aligned = kPeeled ? a.store.at(row).template head<kPack>() : 0;
+    const int64 aligned = kPeeled ? a.store.at(row).template head<kUnit * kPack>() : 0;
     p.head = aligned < a.cols ? aligned : a.cols;
     const int64 packs = (a.cols - p.head) / kPack;
     if constexpr (kGrid) {  // not for all: it costs registers
       const Shares shares = Shares::of(packs, parts);
       p.each = shares.each, p.more = shares.more;
     } else {
-      p.each = packs / parts;
-      p.more = int(packs - p.each * parts);
+      p.each = packs / kUnit / parts;
+      p.more = int(packs / kUnit - p.each * parts);
     }
     p.base = p.head + begin_of(p, part) * kPack;
-    p.held = p.each + (part < p.more);
+    p.held = kUnit > 1 && part == parts - 1 ? packs - begin_of(p, part) : (p.each + (part < p.more)) * kUnit;
     p.kept = p.held < kRoom ? int(p.held) : kRoom;
     return p;
   };
   // the same for every row, so that a batch of the next row takes the place of this row's; of a grid in whole turns of the block
   constexpr int kTurn = kGrid ? kBlock * kPacks : kBlock;
-  const int64 most = kGrid ? Shares::of(a.cols / kPack, parts).each + 1 : (a.cols / kPack + parts - 1) / parts;
+  const int64 most = kGrid ? Shares::of(a.cols / kPack, parts).each + 1
+                     : kUnit > 1 ? (a.cols / kPack / kUnit / parts + 1) * kUnit
+                                 : (a.cols / kPack + parts - 1) / parts;
   const int batch = ((int(most < kRoom ? most : kRoom) + kTurn - 1) / kTurn + 3) / 4 * kTurn;
   auto send = [&](const Part& p, int b) {
     if constexpr (kRoom > 0) {
@@ -176,7 +181,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
       else if constexpr (!Store::kScales) to.template store<kPack, true>(y, a.store.template columns<kPack>(col), col);
     };
     // the elements around the packs: one for each of the first threads
-    const int64 tail = now.head + begin_of(now, parts) * kPack;
+    const int64 tail = now.head + (kUnit > 1 ? (a.cols - now.head) / kPack : begin_of(now, parts)) * kPack;
     const int heads = kPeeled && here && part == 0 ? int(now.head) : 0;
     const int tails = kPeeled && here && part == parts - 1 ? int(a.cols - tail) : 0;
     const bool alone = int(threadIdx.x) < heads + tails;

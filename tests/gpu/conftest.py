@@ -24,7 +24,7 @@ SIMULATED = os.environ.get("CUPYNORM_TEST_DEVICE") == "simulator"
 SAMPLED = {
     f"test_{name}.py": 12
     for name in ("attention", "elementwise", "encoder", "forms", "fusion", "heads", "masks", "quantized")
-} | {f"test_{name}.py": 4 for name in ("layout", "ops", "special_values", "variants")}
+} | {f"test_{name}.py": 4 for name in ("layout", "ops", "variants")}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

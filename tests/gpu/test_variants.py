@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm._plan import PLAIN, Plan
+from cupynorm._plan import LENT, PLAIN, Plan
 from cupynorm.catalog import OPS, Op
 from cupynorm.testing import TOLERANCES, Case, assert_close, error, inputs
 from tests.gpu.agree import DTYPES, VARIANTS, bits, check, run
@@ -131,6 +131,55 @@ def test_blocks_and_clusters_that_go_through_rows_take_each_once(
         check(xp, op, case, plan=plan)
 
 
+@pytest.mark.parametrize("op", [op for op in OPS if op.parameters], ids=lambda op: op.name)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("parts", "packs", "stages", "rows", "cols"),
+    [
+        # a pack for each thread of the last block, only where a row begins early; and one more than threads' sure ones
+        pytest.param(2, 1, 1, 9, 4103, marks=pytest.mark.small),
+        pytest.param(2, 2, 2, 19, 4096 + 31, marks=pytest.mark.small),
+        pytest.param(4, 2, 1, 9, 4397, marks=pytest.mark.small),
+        (2, 1, 1, 5003, 4103),
+        (2, 2, 3, 67, 5001),
+        (8, 3, 2, 67, 12287),
+        (16, 2, 1, 67, 16385),
+        (8, 2, 1, 67, 50257),
+    ],
+)
+@pytest.mark.parametrize("apart", [0, 13], ids=["contiguous", "strided"])
+def test_clusters_claim_rows_that_begin_anywhere(
+    xp: Any, op: Op, dtype: str, parts: int, packs: int, stages: int, rows: int, cols: int, apart: int
+) -> None:
+    """A block has numbers of all columns that its packs, or what is around them, may hold."""
+    case = inputs(op, rows, cols, dtype)
+    pack = 16 // case.x.itemsize
+    block = max(2, math.ceil(cols // pack / parts / packs / 32)) * 32
+    plan = dataclasses.replace(
+        PLAIN,
+        variant="cluster",
+        pack=pack,
+        packs=math.ceil(cols // pack / parts / block),
+        group=block,
+        hoist=LENT,
+        peel=1,
+        parts=parts,
+        stages=stages,
+        block=block,
+        waves=0.2,
+    )
+    assert plan.claims
+    places = xp.asarray(np.zeros((rows, cols + apart), case.x.dtype))
+    x, out = places[:, :cols], xp.asarray(np.zeros((rows, cols + apart), case.x.dtype))[:, :cols]
+    x[...] = xp.asarray(case.x)
+    parameters = {name: xp.asarray(array) for name, array in case.parameters.items()}
+
+    for _ in range(2):
+        op.function(x, **parameters, out=out, plan=plan)
+
+        assert_close(xp.asnumpy(out), op.reference(case.x, **case.parameters)[0])
+
+
 @pytest.mark.small
 @every_op
 def test_a_crowded_block_goes_through_rows(xp: Any, op: Op) -> None:
@@ -148,6 +197,47 @@ def test_a_crowded_block_goes_through_rows(xp: Any, op: Op) -> None:
     )
 
     check(xp, op, inputs(op, 29, 2048, "float32"), plan=plan)
+
+
+@every_op
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(
+    ("parts", "kept_packs", "block", "cols"),
+    [
+        pytest.param(1, 2000, 128, 4397, marks=pytest.mark.small),
+        pytest.param(4, 2000, 96, 4397, marks=pytest.mark.small),
+        pytest.param(2, 100, 128, 4111, marks=pytest.mark.small),  # what does not fit is read twice
+        pytest.param(
+            2, 2000, 64, 4103, marks=pytest.mark.small
+        ),  # too few threads for what is before a row's first line
+        (16, 2000, 128, 50257),
+        (1, 3100, 256, 12001),
+    ],
+)
+@pytest.mark.parametrize("apart", [0, 13], ids=["contiguous", "strided"])
+def test_rows_that_begin_anywhere_wait_in_shared_memory(
+    xp: Any, op: Op, dtype: str, parts: int, kept_packs: int, block: int, cols: int, apart: int
+) -> None:
+    rows = 9
+    case = inputs(op, rows, cols, dtype)
+    plan = dataclasses.replace(
+        PLAIN,
+        variant="shared" if parts == 1 else "cluster",
+        pack=16 // case.x.itemsize,
+        packs=1,
+        peel=1,
+        parts=parts,
+        block=block,
+        kept_bytes=kept_packs * 16,
+    )
+    places = xp.asarray(np.zeros((rows, cols + apart), case.x.dtype))
+    x, out = places[:, :cols], xp.asarray(np.zeros((rows, cols + apart), case.x.dtype))[:, :cols]
+    x[...] = xp.asarray(case.x)
+    parameters = {name: xp.asarray(array) for name, array in case.parameters.items()}
+
+    op.function(x, **parameters, out=out, plan=plan)
+
+    assert_close(xp.asnumpy(out), op.reference(case.x, **case.parameters)[0])
 
 
 SPREAD = dataclasses.replace(PLAIN, variant="split", parts=5, group=64, block=64)
