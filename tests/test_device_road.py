@@ -283,6 +283,7 @@ def test_a_kernel_whose_blocks_wait_for_one_another_may_begin_early_too(
         ({"hoist": 2}, True),
         ({"hoist": 1}, False),
         ({"stages": 1, "peel": 1}, False),
+        ({"stages": 1, "peel": 1, "hoist": 4}, True),
         ({"stages": 1, "parts": 1}, False),
     ],
 )

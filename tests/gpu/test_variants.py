@@ -131,6 +131,14 @@ def test_blocks_and_clusters_that_go_through_rows_take_each_once(
         check(xp, op, case, plan=plan)
 
 
+def rows_apart(xp: Any, case: Case, apart: int) -> tuple[Any, Any]:
+    """Return x and a place for results, with so many elements between two rows."""
+    rows, cols = case.x.shape
+    x, out = (xp.asarray(np.zeros((rows, cols + apart), case.x.dtype))[:, :cols] for _ in range(2))
+    x[...] = xp.asarray(case.x)
+    return x, out
+
+
 @pytest.mark.parametrize("op", [op for op in OPS if op.parameters], ids=lambda op: op.name)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize(
@@ -169,9 +177,7 @@ def test_clusters_claim_rows_that_begin_anywhere(
         waves=0.2,
     )
     assert plan.claims
-    places = xp.asarray(np.zeros((rows, cols + apart), case.x.dtype))
-    x, out = places[:, :cols], xp.asarray(np.zeros((rows, cols + apart), case.x.dtype))[:, :cols]
-    x[...] = xp.asarray(case.x)
+    x, out = rows_apart(xp, case, apart)
     parameters = {name: xp.asarray(array) for name, array in case.parameters.items()}
 
     for _ in range(2):
@@ -230,9 +236,7 @@ def test_rows_that_begin_anywhere_wait_in_shared_memory(
         block=block,
         kept_bytes=kept_packs * 16,
     )
-    places = xp.asarray(np.zeros((rows, cols + apart), case.x.dtype))
-    x, out = places[:, :cols], xp.asarray(np.zeros((rows, cols + apart), case.x.dtype))[:, :cols]
-    x[...] = xp.asarray(case.x)
+    x, out = rows_apart(xp, case, apart)
     parameters = {name: xp.asarray(array) for name, array in case.parameters.items()}
 
     op.function(x, **parameters, out=out, plan=plan)
