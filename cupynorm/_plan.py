@@ -1063,7 +1063,7 @@ def _held_by_cluster(
 ) -> Plan | None:
     if not least <= spread.parts <= _most_parts(limits) or problem.row_bytes <= spread.above:
         return None
-    if spread.peels != (problem.peel > 0):
+    if spread.stages and spread.peels != (problem.peel > 0):
         return None
     if not _can_stage(problem, limits) if spread.stages else _has_wide_columns(problem):
         return None
@@ -1107,7 +1107,8 @@ def _resident(problem: Problem, limits: Limits, plan: Plan) -> int:
     needed = values + (SPREAD_LEAST_REGISTERS if few else SPREAD_OUT_REGISTERS)
     needed += 32 * (not _alike(problem))
     needed += 8 * (plan.claims and values > MANY_SPREAD_OUT)
-    needed += 4 * (values <= FEW_SPREAD_OUT and not few and plan.hoist != LENT)
+    if plan.hoist != LENT:
+        needed += 8 * (problem.peel > 0) + 4 * (values <= FEW_SPREAD_OUT and not few)
     if int(limits.compute_capability) != HOPPER or problem.compute_bytes == 8:  # noqa: PLR2004
         needed += CLUSTER_REGISTERS + 8 * (problem.compute_bytes == 8)  # noqa: PLR2004
     if plan.block > SPREAD_OUT_BLOCK or plan.shared_bytes > limits.shared_bytes_per_block:

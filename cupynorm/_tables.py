@@ -542,7 +542,8 @@ class Spread(NamedTuple):
 
     packs: of a thread, or up to `fewer` less if that leaves fewer places of threads empty. stages: as in Plan. Each block has so
     many warps as that takes, and a multiprocessor so many blocks as it has registers and shared memory for. peels: for rows that
-    begin anywhere, as y's do, else for those that begin at packs. above: for rows of more than so many bytes.
+    begin anywhere, as y's do, else for those that begin at packs; without stages for both. above: for rows of more than so many
+    bytes.
     """
 
     row_bytes: int

@@ -602,6 +602,16 @@ def test_wide_rows_that_begin_anywhere_are_claimed(cols: int, columns: tuple[int
     assert not choose(dataclasses.replace(odd, peel=2), H200, resident).claims
 
 
+@pytest.mark.parametrize("peel", [0, 1, 2])
+def test_wide_rows_of_doubles_wait_in_registers_of_a_cluster_wherever_they_begin(peel: int) -> None:
+    doubles = problem(rows=8192, cols=20001 if peel else 20000, pack=1 if peel else 2, load_bytes=8)
+    doubles = dataclasses.replace(doubles, compute_bytes=8, widest=2, peel=peel)
+
+    plan = choose(doubles, H200, resident)
+
+    assert (plan.variant, plan.stages, plan.group) == ("cluster", 0, plan.block)
+
+
 def test_more_rows_than_can_be_counted_are_not_claimed() -> None:
     each = dataclasses.replace(problem(cols=65536), columns=(2, 2))
 
