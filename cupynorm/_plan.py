@@ -1103,13 +1103,14 @@ def spread_out(problem: Problem, limits: Limits, spread: Spread) -> Plan | None:
 def _resident(problem: Problem, limits: Limits, plan: Plan) -> int:
     """Return how many blocks of a cluster in registers a multiprocessor holds; 0 if a thread would have too few of them."""
     values = plan.packs * plan.pack * problem.compute_bytes // 4
-    few = problem.held_bytes == 2 and (len(problem.columns) > 1 or plan.hoist == LENT)  # noqa: PLR2004
+    measured = int(limits.compute_capability) == HOPPER
+    few = measured and problem.held_bytes == 2 and (len(problem.columns) > 1 or plan.hoist == LENT)  # noqa: PLR2004
     needed = values + (SPREAD_LEAST_REGISTERS if few else SPREAD_OUT_REGISTERS)
     needed += 32 * (not _alike(problem))
     needed += 8 * (plan.claims and values > MANY_SPREAD_OUT)
-    if plan.hoist != LENT:
+    if plan.hoist != LENT or not measured:
         needed += 8 * (problem.peel > 0) + 4 * (values <= FEW_SPREAD_OUT and not few)
-    if int(limits.compute_capability) != HOPPER or problem.compute_bytes == 8:  # noqa: PLR2004
+    if not measured or problem.compute_bytes == 8:  # noqa: PLR2004
         needed += CLUSTER_REGISTERS + 8 * (problem.compute_bytes == 8)  # noqa: PLR2004
     if plan.block > SPREAD_OUT_BLOCK or plan.shared_bytes > limits.shared_bytes_per_block:
         return 0
