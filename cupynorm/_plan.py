@@ -32,6 +32,7 @@ from cupynorm._tables import (
     PEELED_LEAST_BYTES,
     PEELED_ROW_BYTES,
     PEELED_SHORT_BYTES,
+    PEELED_SHORT_ROWS,
     QUANTIZED_HELD,
     RAGGED,
     RAGGED_ROW_BYTES,
@@ -113,6 +114,7 @@ MOST_PARTS = 16
 SPREAD_OUT_REGISTERS, FEW_SPREAD_OUT, MANY_SPREAD_OUT, SPREAD_OUT_BLOCK = 40, 40, 48, 896
 SPREAD_LEAST_REGISTERS = 32
 KEPT_BLOCKS, KEPT_BLOCK = 8, 512
+LEAST_WAVES = 0.75  # of the blocks that there is room for, where rows that begin alike are a block's
 LARGE_CLUSTERS = {"90", "100", "103"}  # compute capabilities that take more than 8 blocks in one
 # Where rows are fewer than multiprocessors, as many blocks as can be share one from so many bytes on: those of a cluster, each
 # thread with few registers, or for more bytes those of the grid.
@@ -181,6 +183,7 @@ class Problem:
         least = table.get(self.pack * self.load_bytes, PEELED_ROW_BYTES)
         shortest, longest = (math.inf, 0) if self.fused else PEELED_SHORT_BYTES.get(self.kind, (math.inf, 0))
         short = shortest <= self.cols * self.load_bytes <= longest and self.period > 0
+        short = short and self.rows >= PEELED_SHORT_ROWS.get(self.kind, 0)
         if self.peel and (short or self.cols * self.load_bytes >= least):
             return dataclasses.replace(self, pack=self.widest)
         return dataclasses.replace(self, peel=0)
@@ -354,14 +357,14 @@ def _in_turn(problem: Problem, limits: Limits) -> tuple[Candidate, ...]:
     ragged = _ragged(problem.peeled, limits)
     group = ragged[1] if ragged is not None else _group(problem.peeled, _warp_thread_bytes(problem.peeled))
     held = (_warp, _block) if group <= WARP else (_best_cached, _block)
-    if _gains_by_sharing(problem.peeled):
+    if _gains_by_sharing(problem.peeled, limits):
         return (_shared_out, *held, _shared, _split, _uncached)
     return (*held, _shared_out, _shared, _split, _uncached)
 
 
-def _gains_by_sharing(problem: Problem) -> bool:
+def _gains_by_sharing(problem: Problem, limits: Limits) -> bool:
     """Say whether blocks of a cluster are better for a row that one block could hold, too."""
-    if problem.peel == 1 and problem.columns:
+    if problem.peel == 1 and problem.columns and _most_parts(limits) > 1:
         return problem.row_bytes > SHARED_OUT_PEELED_BYTES.get(problem.kind, math.inf)
     least = SHARED_OUT_BYTES.get(problem.kind, math.inf)
     if len(problem.columns) > 1 and problem.held_bytes == 4:  # noqa: PLR2004
@@ -438,7 +441,7 @@ def _is_sound(problem: Problem, limits: Limits, plan: Plan) -> bool:
     keeps = keeps and (not staged or plan.block == _held_around(problem, plan.parts, plan.block))
     hoists = plan.hoist in range(LENT + 1) and (plan.hoist == 0 or (bool(problem.columns) and plan.group > 0))
     alone = plan.parts == 1 and plan.stages == 0
-    claims = plan.parts > 1 and plan.stages > 0 and plan.peel == 1
+    claims = plan.claims and plan.peel == 1
     hoists = hoists and (plan.hoist != LENT or ((alone or claims) and not problem.fused))
     return shares and keeps and hoists and (not plan.persistent or _may_persist(problem, plan))
 
@@ -451,8 +454,7 @@ def _may_persist(problem: Problem, plan: Plan) -> bool:
         return True  # else they must begin alike
     if plan.claims:
         # threads hold what is before a row's first line, of warps with a pack at least; a thread's last pack alone may be missing
-        line = LINE_BYTES // problem.load_bytes
-        least = (problem.cols - line + 1) // line // plan.parts * (line // problem.pack)
+        line, (least, _) = LINE_BYTES // problem.load_bytes, _lent_packs(problem, plan.parts)
         holds = plan.group >= line - 1 and least > (line - 2) // WARP * WARP
         return plan.peel == 1 and holds and plan.group * (plan.packs - 1) <= least
     return problem.period > 0 and plan.rows_per_group == 1 and not (plan.stages and plan.peel > 1)
@@ -467,9 +469,8 @@ def _held_around(problem: Problem, parts: int, block: int) -> int:
     threads = 9 * problem.pack
     if not problem.peel or problem.cols // problem.pack // parts >= threads + LINE_BYTES // ACCESS_BYTES:
         return block
-    if (
-        parts > 1 and threads <= 2 * WARP
-    ):  # of a cluster, what is behind all packs is another block's: one warp holds the rest
+    # of a cluster, what is behind all packs is another block's: one warp holds the rest
+    if parts > 1 and threads <= 2 * WARP:
         return block
     return min(block, max(1, (threads - 1) // WARP) * WARP)
 
@@ -563,7 +564,9 @@ PLAIN = Plan(
 def _registers_plan(problem: Problem, plan: Plan) -> Plan:
     """Return a plan in registers with all that follows from the problem and from how many threads and blocks share a row."""
     whole = problem.cols // problem.pack if problem.peel else problem.cols // plan.pack
-    share = _lent_packs(problem, plan.parts) if plan.claims and plan.peel else math.ceil(whole / plan.parts)
+    share = (
+        _lent_packs(problem, plan.parts)[1] if plan.claims and plan.peel else math.ceil(whole / plan.parts)
+    )
     packs = max(1, math.ceil(share / plan.group))
     full = not problem.peel and plan.parts * plan.group * packs == whole
     rows = plan.stages * plan.rows_per_group * packs * plan.block * ACCESS_BYTES
@@ -576,12 +579,13 @@ def _registers_plan(problem: Problem, plan: Plan) -> Plan:
     return dataclasses.replace(plan, packs=packs, full=full, shared_bytes=rows + columns)
 
 
-def _lent_packs(problem: Problem, parts: int) -> int:
-    """Return the packs of the largest part of a row that is cut in lines, where lent numbers are a block's: twin of share_of."""
+def _lent_packs(problem: Problem, parts: int) -> tuple[int, int]:
+    """Return the fewest and most packs of a part where rows are cut in lines and lent numbers are a block's: twin of share_of."""
     line = LINE_BYTES // problem.load_bytes
     each, longer = divmod((problem.cols - line + 1) // line, parts)
-    shares = line // problem.pack * (each + (longer > 0))
-    return max(shares, problem.cols // problem.pack - line // problem.pack * (each * (parts - 1) + longer))
+    packs = line // problem.pack  # of a line
+    last = problem.cols // problem.pack - packs * (each * (parts - 1) + longer)
+    return packs * each, max(packs * (each + (longer > 0)), last)
 
 
 def _lent_bytes(problem: Problem, pack: int, parts: int = 1) -> int:
@@ -592,7 +596,7 @@ def _lent_bytes(problem: Problem, pack: int, parts: int = 1) -> int:
     room = 1 if problem.peel else ACCESS_BYTES // number if pack * number > ACCESS_BYTES else 0
     cols = problem.cols
     if parts > 1:  # what is around the packs of its part is a block's as well, wherever the row begins
-        cols = _lent_packs(problem, parts) * pack + LINE_BYTES // problem.load_bytes
+        cols = _lent_packs(problem, parts)[1] * pack + LINE_BYTES // problem.load_bytes
     return -(-(cols + cols // pack * room) * number // ACCESS_BYTES) * ACCESS_BYTES
 
 
@@ -810,6 +814,8 @@ def _ragged(problem: Problem, limits: Limits) -> tuple[Ragged, int] | None:
     many = problem.rows >= MANY_ROWS * limits.sm_count
     for ragged in table.get(problem.kind, ()):
         if not ragged.above < problem.row_bytes <= ragged.row_bytes or ragged.many not in {None, many}:
+            continue
+        if problem.rows < ragged.least_rows * limits.sm_count:
             continue
         least_threads = math.ceil(packs / ragged.packs)
         group = math.ceil(least_threads / WARP) * WARP if ragged.warps else _power_of_two_from(least_threads)
@@ -1063,12 +1069,15 @@ def _held_by_cluster(
 ) -> Plan | None:
     if not least <= spread.parts <= _most_parts(limits) or problem.row_bytes <= spread.above:
         return None
-    if spread.stages and spread.peels != (problem.peel > 0):
+    if spread.peels not in {None, problem.peel > 0}:
         return None
     if not _can_stage(problem, limits) if spread.stages else _has_wide_columns(problem):
         return None
     plan = spread_out(problem, limits, spread)
-    return plan and _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
+    plan = plan and _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
+    if plan is None or plan.claims or plan.waves > LEAST_WAVES or plan.grid == _blocks(problem, plan):
+        return plan
+    return None  # rows that begin alike leave too many blocks without any
 
 
 def spread_out(problem: Problem, limits: Limits, spread: Spread) -> Plan | None:
@@ -1077,7 +1086,7 @@ def spread_out(problem: Problem, limits: Limits, spread: Spread) -> Plan | None:
     best, fewest = None, math.inf
     least = spread.packs - spread.fewer
     # one less than `fewer` says, if of a thread's packs more than the last would be missing else
-    for packs in range(spread.packs, max(0, least - 1 - spread.peels), -1):
+    for packs in range(spread.packs, max(0, least - 1 - bool(spread.peels)), -1):
         if packs < least and best is not None:
             break
         warps = math.ceil(share / packs / WARP)
@@ -1091,7 +1100,9 @@ def spread_out(problem: Problem, limits: Limits, spread: Spread) -> Plan | None:
             block=block,
             group=block,
             stages=spread.stages,
-            hoist=(LENT if problem.peel else 2) if problem.columns and spread.stages else 0,
+            hoist=(LENT if problem.peel and spread.parts > 1 else 2)
+            if problem.columns and spread.stages
+            else 0,
         )
         plan = _registers_plan(problem, plan)
         resident = _resident(problem, limits, plan) if not spread.stages or _may_persist(problem, plan) else 0

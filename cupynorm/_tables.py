@@ -223,6 +223,8 @@ PEELED_LEAST_BYTES: dict[tuple[int, int], dict[int, int]] = {
 }
 # And shorter ones, from, to, whose parameters wait as numbers: LayerNorm in float of 127 columns 0.896 to 0.924.
 PEELED_SHORT_BYTES = {(2, 4): (256, 1100), (2, 2): (1551, 2062)}
+# From so many rows on: 2048 rows of 900 columns have 1.02 in accesses of 8 bytes.
+PEELED_SHORT_ROWS = {(2, 2): 4096}
 # The same where something is computed on the way: for all.
 FUSED_PEELED_LEAST_BYTES = {2: 128}
 # Of such rows, where PEELED has no entry: how many bytes a thread holds, and threads resident.
@@ -318,8 +320,8 @@ DOUBLES_CACHED = (Waiting(32 << 10, 1, 256, 256),)
 class Ragged(NamedTuple):
     """How rows of more than `above` and up to `row_bytes` are spread that fill no power of two of threads.
 
-    packs: of a thread. many: only where a multiprocessor has many rows to go through (True), or few (False). warps: by any number
-    of warps, not a power of two of threads. The rest as in Held.
+    packs: of a thread. many: only where a multiprocessor has many rows to go through (True), or few (False); least_rows: only
+    where it has so many. warps: by any number of warps, not a power of two of threads. The rest as in Held.
     """
 
     packs: int
@@ -331,6 +333,7 @@ class Ragged(NamedTuple):
     above: int = 0
     many: bool | None = None
     warps: bool = False
+    least_rows: int = 0
 
 
 # Rows that begin at packs: the entry that leaves the fewest places of threads empty, where it leaves no more than HELD does; of
@@ -489,7 +492,7 @@ PEELED: dict[tuple[int, int], tuple[Ragged, ...]] = {
         Ragged(2, 640, 128, 1024, 4, above=288),
         Ragged(2, 1100, 64, 768, 1, rows=2, above=640),
         Ragged(5, 1282, 96, 768, 4, above=1100),
-        Ragged(4, 2062, 512, 1024, 4, above=1550, many=False),
+        Ragged(4, 2062, 512, 1024, 4, above=1550, many=False, least_rows=16),
         Ragged(4, 6200, 64, 896, above=2000, many=True),
         Ragged(6, 6200, 64, 640, above=2000, many=True),
         Ragged(5, 6200, 64, 640, above=1100, many=True),
@@ -542,15 +545,14 @@ class Spread(NamedTuple):
 
     packs: of a thread, or up to `fewer` less if that leaves fewer places of threads empty. stages: as in Plan. Each block has so
     many warps as that takes, and a multiprocessor so many blocks as it has registers and shared memory for. peels: for rows that
-    begin anywhere, as y's do, else for those that begin at packs; without stages for both. above: for rows of more than so many
-    bytes.
+    begin anywhere, as y's do (True), that begin at packs (False), or both (None). above: for rows of more than so many bytes.
     """
 
     row_bytes: int
     parts: int
     packs: int
     stages: int
-    peels: bool = False
+    peels: bool | None = False
     above: int = 0
     fewer: int = 2
 
@@ -685,7 +687,7 @@ CLUSTERS: dict[tuple[int, int], tuple[Spread | Kept, ...]] = {
         Spread(row_bytes=450 << 10, parts=8, packs=8, stages=2),
         Spread(row_bytes=560 << 10, parts=8, packs=8, stages=1),
         Spread(row_bytes=MOST_ROW, parts=16, packs=8, stages=1),
-        Spread(row_bytes=64 << 10, parts=1, packs=8, stages=1),
+        Spread(row_bytes=64 << 10, parts=1, packs=8, stages=1, peels=None),
         *_KEPT_HALVES,
     ),
     (2, 4): (
@@ -717,7 +719,7 @@ CLUSTERS: dict[tuple[int, int], tuple[Spread | Kept, ...]] = {
         *_KEPT_FLOATS,
     ),
 }
-DOUBLES_SHARED = tuple(Spread(parts * (32 << 10), parts, 8, 0) for parts in (1, 2, 4, 8, 16))
+DOUBLES_SHARED = tuple(Spread(parts * (32 << 10), parts, 8, 0, peels=None) for parts in (1, 2, 4, 8, 16))
 # Of a row, by the same: from there on blocks of a cluster are better than one, if the row fills no whole warps, or, of floats
 # with two parameters, always. LayerNorm in 16 bits of 24000 columns 0.85 to 0.92, in float of 12288 0.977 to 0.985, of 16384 0.97
 # to 0.99, softmax in 16 bits of 30000 0.91 to 0.95.

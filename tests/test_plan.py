@@ -602,6 +602,24 @@ def test_wide_rows_that_begin_anywhere_are_claimed(cols: int, columns: tuple[int
     assert not choose(dataclasses.replace(odd, peel=2), H200, resident).claims
 
 
+def test_where_there_are_no_clusters_a_block_goes_through_wide_rows_that_begin_alike() -> None:
+    odd = problem(rows=49152, cols=20375, pack=1)
+    odd = dataclasses.replace(odd, widest=8, peel=1, period=8, columns=(2, 2))
+
+    plan = choose(odd, RECORDED["a100"], resident)
+
+    assert (plan.variant, plan.hoist, plan.stages, plan.claims) == ("block", 2, 1, False)
+
+
+@pytest.mark.parametrize(("rows", "block"), [(2111, 128), (2112, 512)])
+def test_blocks_of_many_rows_are_for_rows_that_fill_the_device(rows: int, block: int) -> None:
+    odd = dataclasses.replace(
+        problem(rows=rows, cols=1023, pack=1), widest=8, peel=1, period=8, columns=(2, 2)
+    )
+
+    assert choose(odd, H200, resident).block == block
+
+
 @pytest.mark.parametrize("peel", [0, 1, 2])
 def test_wide_rows_of_doubles_wait_in_registers_of_a_cluster_wherever_they_begin(peel: int) -> None:
     doubles = problem(rows=8192, cols=20001 if peel else 20000, pack=1 if peel else 2, load_bytes=8)
