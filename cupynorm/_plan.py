@@ -311,10 +311,16 @@ def choose(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: str |
         return _as_wanted(problem, limits, occupancy, wanted)
     if wanted is not None and wanted not in VARIANTS:
         raise DoesNotFitError(f"plan {wanted!r} is not a variant: use {', '.join(VARIANTS)}")
-    for candidate in _in_turn(problem, limits) if wanted is None else (_CANDIDATE[wanted],):
-        plan = candidate(
-            _narrowed(_worked_on(problem, candidate in (_one_shot, _uncached))), limits, occupancy
+    if wanted is not None and problem.fused and wanted not in FUSED_VARIANTS:
+        *others, last = FUSED_VARIANTS
+        raise DoesNotFitError(
+            f"variant {wanted!r} runs an op alone: with a mask, a sum, quantised results or functions around it "
+            f"use {', '.join(others)} or {last}"
         )
+    for candidate in _in_turn(problem, limits) if wanted is None else (_CANDIDATE[wanted],):
+        # _cluster is _one_shot where something is fused: both hold rows that begin at packs, and no others
+        in_packs = candidate in (_one_shot, _cluster, _uncached)
+        plan = candidate(_narrowed(_worked_on(problem, in_packs)), limits, occupancy)
         if plan is not None:
             return plan
     raise DoesNotFitError(_does_not_fit(problem, limits, f"variant {wanted!r}"))

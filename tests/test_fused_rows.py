@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import cupynorm
 from cupynorm import _around, _ask, explain, forms
 from cupynorm._limits import RECORDED
-from cupynorm._plan import DoesNotFitError, Plan, _registers_plan, choose
+from cupynorm._plan import FUSED_VARIANTS, DoesNotFitError, Plan, _registers_plan, choose
 from cupynorm.forms import FORMS
 from cupynorm.testing import assert_close, assert_form_close
 from tests.simulator import simulated
@@ -170,6 +171,43 @@ def test_what_is_dropped_is_exact_in_rows_that_are_not_numbers(cols: int, peel: 
 def test_dropouts_draw_for_whole_packs(simulated: Any) -> None:
     assert planned("add_layer_norm/dropout", 9, 197, "float16").peel == 0
     check(simulated, "add_layer_norm/dropout", 9, 197, "float16")
+
+
+AROUND = [name for name, each in FORMS.items() if ("softmax" in name or "norm" in name) and not each.alone]
+EDGES = (1, 7, 63, 64, 65, 127, 257, 513, 1001, 1002, 1004, 2611, 4097, 5121, 8191, 20001, 50257, 65538)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("device", "variant"), [("h200", each) for each in (None, *FUSED_VARIANTS)] + [("a100", None)]
+)
+def test_packs_are_no_wider_than_rows_allow(device: str, variant: str | None, dtype: str) -> None:
+    """Where no element is held apart from the packs, each row begins at one and is nothing but packs, in all that is chosen."""
+    for name, cols in itertools.product(AROUND, EDGES):
+        what = FORMS[name]
+        if what.missing:
+            continue
+        problem = explain.spelled_form(what, 3, cols, dtype).problem
+        for rows in (1, 3, 100, 131, 1 << 20):
+            try:
+                plan = choose(
+                    dataclasses.replace(problem, rows=rows),
+                    RECORDED[device],
+                    lambda plan: plan.least_blocks,
+                    variant,
+                )
+            except DoesNotFitError:
+                # of a cluster the registers run out last
+                assert variant in {"warp", "block"} or (variant == "cluster" and cols > 1 << 15), (name, cols)
+                continue
+            if plan.peel:
+                assert plan.pack == problem.widest, (name, cols, rows)
+                assert plan.variant in {"warp", "block"}, (name, cols, rows)
+            else:
+                assert problem.pack % plan.pack == 0, (name, cols, rows)
+                places = plan.parts * plan.group * plan.packs * plan.pack
+                assert places >= cols or not plan.group, (name, cols, rows)
+            assert plan.kept_bytes == plan.shared_bytes == 0 or plan.persistent, (name, cols, rows)
 
 
 # ---- the order of rows
