@@ -566,6 +566,25 @@ def fused_instances(
     return found
 
 
+def narrow_clusters(
+    kind: str, dtype: str, arch: str, choice: Callable[[Iterable[Plan]], Iterable[Plan]]
+) -> list[Instance]:
+    """Spell a choice of the clusters that hold rows which fill no packs, with something fused around the op."""
+    limits = dataclasses.replace(RECORDED[DEVICES[arch]], compute_capability=arch)
+    what = FUSED[kind].spelled(dtype, ODD_COLS)
+    found = {}
+    for cols, rows in itertools.product((1001, 2611, 5121, 20001, 50257), (3, 1 << 20)):
+        with contextlib.suppress(DoesNotFitError):
+            problem = dataclasses.replace(what.problem, rows=rows, cols=cols)
+            plan = choose(problem, limits, lambda plan: plan.least_blocks, "cluster")
+            found.setdefault(plan.template, plan)
+    size = dtype_of(dtype).itemsize
+    return [
+        Instance(what.text, what.expression(plan), Types(dtype, dtype), plan, size, size)
+        for plan in choice(found.values())
+    ]
+
+
 def crowded_instances(arch: str) -> list[Instance]:
     """Spell calls in float of which a thread's values take all registers that 1024 threads of a multiprocessor have."""
     limits = dataclasses.replace(RECORDED[DEVICES[arch]], compute_capability=arch)

@@ -210,6 +210,18 @@ def test_packs_are_no_wider_than_rows_allow(device: str, variant: str | None, dt
             assert plan.kept_bytes == plan.shared_bytes == 0 or plan.persistent, (name, cols, rows)
 
 
+def test_a_plan_of_packs_that_rows_do_not_begin_at_is_refused() -> None:
+    """Of as many packs a thread: the width alone is what the plan was not made for."""
+    aligned, ragged = (
+        explain.spelled_form(FORMS["softmax/where"], 3, cols, "float16").problem for cols in (1000, 1001)
+    )
+    plan = choose(aligned, RECORDED["h200"], lambda plan: plan.least_blocks, "cluster")
+    assert (plan.pack, plan.peel, plan.packs) == (8, 0, 1)
+
+    with pytest.raises(DoesNotFitError, match="cannot hold a row of 1001 columns"):
+        choose(ragged, RECORDED["h200"], lambda plan: plan.least_blocks, plan)
+
+
 # ---- the order of rows
 
 

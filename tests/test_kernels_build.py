@@ -31,6 +31,7 @@ from tests.build_gate import (
     fused_instances,
     mixed_types,
     narrow_accesses,
+    narrow_clusters,
     narrow_loads,
     nvdisasm,
     same_types,
@@ -195,6 +196,20 @@ def test_what_is_fused_neither_spills_nor_splits_packs(kind: str) -> None:
     built = build_fused(kind, "90", extremes if SLOW else tightest)
 
     assert {each.instance.plan.variant for each in built} <= set(FUSED_VARIANTS)
+    assert_good(built)
+
+
+@pytest.mark.parametrize("kind", FUSED)
+def test_fused_clusters_of_rows_that_fill_no_packs_do_not_spill(kind: str) -> None:
+    built = []
+    for name in FUSED_DTYPES:
+        clusters = narrow_clusters(kind, name, "90", tightest)
+        assert {(each.plan.variant, each.plan.pack) for each in clusters} == {("cluster", 1)}
+        built += [
+            Built(instance, tuple(spills(kernel)), 0)
+            for instance, kernel in compile_instances(clusters, "90", newest_major())
+        ]
+
     assert_good(built)
 
 

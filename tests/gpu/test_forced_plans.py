@@ -403,15 +403,18 @@ def check(
             assert_nearest(q.view(quantized_dtype(each.name)), y / scales, each.name)
             continue
         got = next(written) if each.got is None else xp.asnumpy(each.got)
-        # what is dropped is exactly that; where summands cancel, their size rules
-        dropped = (each.wanted == 0) | np.isneginf(each.wanted)
+        # what is dropped is exactly that
+        dropped = np.isneginf(each.wanted)
+        dropped = dropped if dropped.any() else each.wanted == 0
         assert np.array_equal(got[dropped].astype(np.float64), each.wanted[dropped])
+        # where summands cancel, their size rules
         added = call is fused_norm or each.got is not None
         assert_close(got, each.wanted, scale=np.asarray(2.0) if added else None)
 
 
-# Columns that a variant must hold whatever is computed around an op, by bytes of an element: more than the others they
-# leave packs that are not whole, and where rows begin anywhere their wide packs pay (_tables.FUSED_PEELED_LEAST_BYTES).
+# Columns that a variant must hold whatever is computed around an op, by bytes of an element. They are odd, so that no two
+# elements are moved together where rows must begin at packs; and where a variant holds as many, they are so many that rows may
+# begin anywhere (FUSED_PEELED_LEAST_BYTES in _tables.py).
 HELD = {
     "warp": {2: 257, 4: 333, 8: 101},
     "block": {2: 1001, 4: 5121, 8: 1001},
@@ -424,14 +427,14 @@ def widths(variant: str, dtype: str) -> int:
     return HELD[variant][np.dtype(DTYPES[dtype]).itemsize]
 
 
-# The simulator takes all calls of float16, all of clusters, and every fourth of the others.
+# The simulator takes all calls of float16, all of clusters, and every seventh of the others.
 CASES = [
     pytest.param(
         FUSED[name],
         dtype,
         variant,
         id=f"{variant}-{name}-{dtype}",
-        marks=small if dtype == "float16" or variant == "cluster" or number % 4 == 0 else (),
+        marks=small if dtype == "float16" or variant == "cluster" or number % 7 == 0 else (),
     )
     for number, (name, dtype, variant) in enumerate(itertools.product(FUSED, TYPES, FUSED_VARIANTS))
 ]
@@ -453,7 +456,10 @@ SOME = (masked_by_bytes, sum_kept, to_int8)
     ("call", "plan"),
     [
         pytest.param(
-            call, variant, id=f"{variant}-{call.__name__}", marks=small if variant == "cluster" else ()
+            call,
+            variant,
+            id=f"{variant}-{call.__name__}",
+            marks=small if variant == "cluster" and call is not to_int8 else (),
         )
         for call, variant in itertools.product(SOME, FUSED_VARIANTS)
     ],
@@ -467,8 +473,8 @@ def test_arrays_of_a_forced_plan_lie_anywhere(xp: Any, call: Any, plan: str, lay
 @pytest.mark.parametrize(
     ("layout", "dtype"),
     [
-        pytest.param(layout, dtype, marks=small if (layout, dtype) == ("out apart", "float16") else ())
-        for layout, dtype in itertools.product(("odd address", "rows apart", "out apart"), TYPES)
+        pytest.param(layout, dtype, marks=small if (layout, dtype) == ("rows apart", "float16") else ())
+        for layout, dtype in itertools.product(("rows apart", "out apart"), TYPES)
     ],
 )
 @every_plain_call
@@ -492,7 +498,7 @@ def test_a_variant_that_computes_nothing_on_the_way_says_so(xp: Any, dtype: str,
 
 # Drawn at random, for devices: each draw is a call, a dtype, a layout and a shape, of which every variant is right, and the
 # dispatcher's own plan; warp and block may say that a row is too long for them.
-DRAWS = 8
+DRAWS = 4
 
 
 @pytest.mark.parametrize(
