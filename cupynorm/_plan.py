@@ -443,6 +443,9 @@ def _is_sound(problem: Problem, limits: Limits, plan: Plan) -> bool:
     if problem.fused:
         keeps = keeps and plan.variant in FUSED_VARIANTS and plan.kept_bytes == 0
         keeps = keeps and (problem.direct or not plan.persistent)
+        # a scale of each row is stored beside its bytes: blocks that read a row twice do not tell one another its largest
+        scales = problem.stored == 1 and problem.results > 1
+        keeps = keeps and not (scales and plan.variant == "cluster" and plan.group == 0)
     staged = plan.group == 0 and plan.variant in ("shared", "cluster", "uncached")
     keeps = keeps and (not staged or plan.block == _held_around(problem, plan.parts, plan.block))
     hoists = plan.hoist in range(LENT + 1) and (plan.hoist == 0 or (bool(problem.columns) and plan.group > 0))

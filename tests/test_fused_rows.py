@@ -12,7 +12,7 @@ import pytest
 import cupynorm
 from cupynorm import _around, _ask, explain, forms
 from cupynorm._limits import RECORDED
-from cupynorm._plan import FUSED_VARIANTS, DoesNotFitError, Plan, _registers_plan, choose
+from cupynorm._plan import FUSED_VARIANTS, PLAIN, DoesNotFitError, Plan, _registers_plan, choose
 from cupynorm.forms import FORMS
 from cupynorm.testing import assert_close, assert_form_close
 from tests.simulator import simulated
@@ -220,6 +220,18 @@ def test_a_plan_of_packs_that_rows_do_not_begin_at_is_refused() -> None:
 
     with pytest.raises(DoesNotFitError, match="cannot hold a row of 1001 columns"):
         choose(ragged, RECORDED["h200"], lambda plan: plan.least_blocks, plan)
+
+
+def test_a_cluster_that_reads_rows_twice_finds_no_scale_of_each(simulated: Any) -> None:
+    """The largest of a row's results is known to one block only; a cluster that holds rows in registers does tell."""
+    twice = dataclasses.replace(PLAIN, variant="cluster", packs=2, parts=2, block=64)
+    held = dataclasses.replace(twice, group=64, packs=8)
+
+    with pytest.raises(DoesNotFitError, match="cannot hold a row of 1001 columns"):
+        check(simulated, "layer_norm/int8", 3, 1001, "float16", plan=twice)
+    check(simulated, "layer_norm/int8", 3, 1001, "float16", plan=held)
+    check(simulated, "layer_norm/int8/scale", 3, 1001, "float16", plan=twice)
+    check(simulated, "softmax/where", 3, 1001, "float16", plan=twice)
 
 
 # ---- the order of rows
