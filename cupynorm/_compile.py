@@ -12,10 +12,21 @@ from cupynorm._device import CompileError
 from cupynorm._values import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["CompileError", "Kernel", "digest", "kernel", "kernels_dir", "options", "sparing", "spell", "text"]
+__all__ = [
+    "CompileError",
+    "Kernel",
+    "Kernels",
+    "digest",
+    "kernel",
+    "kernels_dir",
+    "options",
+    "sparing",
+    "spell",
+    "text",
+]
 
 LOCAL_BYTES = 3  # CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
 REGISTERS = 4  # CU_FUNC_ATTRIBUTE_NUM_REGS
@@ -36,6 +47,8 @@ SPARING = (
     # neither textures nor the runtime's functions, which no kernel of ours has: 4 to 5 ms of 90 to 120 of an op's first kernel
     ((12, 4), "--minimal"),
 )
+# What CuPy adds to our options, and so we do where we compile ourselves.
+FLUSH_TO_ZERO, DEFAULT_DEVICE = CUPY_OPTIONS = ("-ftz=true", "-default-device")
 NVRTC_WHEELS = {12: "nvidia-cuda-nvrtc-cu12", 13: "nvidia-cuda-nvrtc"}
 
 
@@ -64,6 +77,11 @@ def digest() -> str:
 def options() -> tuple[str, ...]:
     """Return the compiler's options, the same for every module. CuPy adds -ftz=true and -default-device to them."""
     return (f"-I{kernels_dir()}", "--std=c++17")
+
+
+def _options_told() -> tuple[str, ...]:
+    """Return all that decides which options the compiler is given, but for its version: that is known once it is loaded."""
+    return (*options(), *CUPY_OPTIONS, *map(str, SPARING))
 
 
 def sparing(version: tuple[int, int]) -> tuple[str, ...]:
@@ -107,10 +125,71 @@ class Kernel(NamedTuple):
     module: Any  # keeps the function loaded
 
 
-_lock = threading.Lock()
-_kernels: dict[tuple[int, str, str], Kernel] = {}
-# one for each kernel: different ones compile at once
-_loading: dict[tuple[int, str, str], threading.Lock] = {}
+class Wanted(NamedTuple):
+    """What a kernel is compiled from and prepared for: two that differ in any of it are two loaded functions.
+
+    shared_limit: the dynamic shared memory that a launch may ask for; 0 is the driver's own limit. accelerated: with
+    instructions that no later architecture has (sm_90a).
+    """
+
+    device: int
+    code: str
+    expression: str
+    shared_limit: int = 0
+    cluster: int = 1
+    accelerated: bool = False
+
+
+class Kernels:
+    """Loaded kernels, which are unloaded with this object. Entered, it takes what this thread loads.
+
+    Whoever loads, launches and unloads kernels of his own (`tune`) enters one, in each of his threads. Other threads do not see
+    what it holds, so that no CUDA graph but those of its owner can use it.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[Wanted, Kernel] = {}
+        # one for each kernel: different ones compile at once
+        self._loading: dict[Wanted, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        _thread.entered.append(self)
+
+    def __exit__(self, *_: object) -> None:
+        _thread.entered.pop()
+
+    def get(self, wanted: Wanted) -> Kernel | None:
+        """Return a kernel if it is here."""
+        return self._found.get(wanted)
+
+    def __iter__(self) -> Iterator[Kernel]:
+        return iter(tuple(self._found.values()))
+
+    def load(self, wanted: Wanted) -> Kernel:
+        """Return a kernel, loaded once however many threads ask for it."""
+        with self._lock:
+            loading = self._loading.setdefault(wanted, threading.Lock())
+        with loading:
+            found = self._found.get(wanted)
+            if found is None:
+                found = self._found[wanted] = _load(wanted)
+        return found
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.entered: list[Kernels] = []
+
+
+_thread = _Thread()
+# Never emptied: a CUDA graph may hold any kernel that was launched, and nobody can tell which.
+_kernels = Kernels()
+
+
+def owner() -> Kernels | None:
+    """Return the Kernels that this thread has entered; None if what it loads stays loaded."""
+    return _thread.entered[-1] if _thread.entered else None
 
 
 def kernel(
@@ -118,38 +197,37 @@ def kernel(
 ) -> Kernel:
     """Load from disk, or compile and load; remembered per device, safe to call from several threads.
 
-    accelerated: with instructions that no later architecture has (sm_90a). `device` must be current. Raises CompileError
-    with the compiler's log, which names the kernel's file and line.
+    The arguments are those of Wanted. `device` must be current. Raises CompileError with the compiler's log, which names the
+    kernel's file and line.
     """
-    key = (device, code, expression)
-    found = _kernels.get(key)
+    wanted = Wanted(device, code, expression, shared_limit, cluster, accelerated)
+    found = _kernels.get(wanted)
     if found is not None:
         return found
-    with _lock:
-        loading = _loading.setdefault(key, threading.Lock())
-    with loading:
-        found = _kernels.get(key)
-        if found is None:
-            found = _load(code, expression, shared_limit, cluster, accelerated=accelerated)
-            _kernels[key] = found
-    return found
+    where = owner() or _kernels
+    return where.get(wanted) or where.load(wanted)
 
 
-def _load(code: str, expression: str, shared_limit: int, cluster: int, *, accelerated: bool) -> Kernel:
+def _load(wanted: Wanted) -> Kernel:
+    preparation = ""
+    if wanted.shared_limit or wanted.cluster > 1:
+        preparation = f"// for {wanted.shared_limit} bytes of shared memory, clusters of {wanted.cluster}\n"
     try:
-        pointer, module = load_function(code, expression, accelerated=accelerated)
+        pointer, module = load_function(
+            wanted.code, wanted.expression, accelerated=wanted.accelerated, preparation=preparation
+        )
     except Exception as error:
         if type(error).__name__ != "CompileException":  # CuPy's; it cannot be named without CuPy
             raise
-        raise CompileError(f"{expression}\n{error}") from error
+        raise CompileError(f"{wanted.expression}\n{error}") from error
     driver = _device.driver()
-    if shared_limit:  # per function and device, once; a launch that asks for less keeps its own figure
-        driver.funcSetAttribute(pointer, MAX_DYNAMIC_SHARED, shared_limit)
+    if wanted.shared_limit:  # a launch that asks for less keeps its own figure
+        driver.funcSetAttribute(pointer, MAX_DYNAMIC_SHARED, wanted.shared_limit)
         driver.funcSetAttribute(pointer, SHARED_CARVEOUT, 100)
-    if cluster > PORTABLE_CLUSTER:
+    if wanted.cluster > PORTABLE_CLUSTER:
         driver.funcSetAttribute(pointer, LARGE_CLUSTERS_ALLOWED, 1)
-    if cluster > 1:  # each launch is in clusters then
-        for attribute, extent in zip(CLUSTER_SHAPE, (cluster, 1, 1), strict=True):
+    if wanted.cluster > 1:  # each launch is in clusters then
+        for attribute, extent in zip(CLUSTER_SHAPE, (wanted.cluster, 1, 1), strict=True):
             driver.funcSetAttribute(pointer, attribute, extent)
     registers, local_bytes = (driver.funcGetAttribute(each, pointer) for each in (REGISTERS, LOCAL_BYTES))
     return Kernel(pointer, registers, local_bytes, module)
@@ -160,16 +238,21 @@ def compiles_itself() -> bool:
     return all(os.environ.get(switch, "0") in {"", "0"} for switch in CUPY_SWITCHES)
 
 
-def load_function(code: str, expression: str, *, accelerated: bool = False) -> tuple[int, Any]:
+def load_function(
+    code: str, expression: str, *, accelerated: bool = False, preparation: str = ""
+) -> tuple[int, Any]:
     """Return a function's handle and what keeps it loaded, through our cache of cubins.
+
+    Each call loads a module of its own, since a function's attributes are set for all who share it. preparation: a line
+    of C++ that says for what.
 
     CuPy's RawModule has a cache as well, but loads NVRTC and compiles an empty file before it looks there: 14 ms on an
     H200's host. It stays the way out where CuPy is another than we know, or told to compile otherwise.
     """
     if not compiles_itself():
-        return load_function_by_cupy(code, expression)
+        return load_function_by_cupy(code, expression, preparation=preparation)
     try:
-        key = _cubins.key(code, expression, *options(), *_compiled_for(), "a" if accelerated else "")
+        key = _cubins.key(code, expression, *_options_told(), *_compiled_for(), "a" if accelerated else "")
         cubin = _cubins.load(key)
         if cubin is not None:
             try:
@@ -181,16 +264,23 @@ def load_function(code: str, expression: str, *, accelerated: bool = False) -> t
     except Exception as error:
         if accelerated or type(error).__name__ == "CompileException":
             raise
-        return load_function_by_cupy(code, expression)  # which says what is wrong, if anything is
+        return load_function_by_cupy(
+            code, expression, preparation=preparation
+        )  # which says what is wrong, if anything is
     if cubin.image.startswith(b"\x7fELF"):  # the driver has a cache for what it makes of PTX
         _cubins.store(key, cubin)
     return found
 
 
-def load_function_by_cupy(code: str, expression: str, *, accelerated: bool = False) -> tuple[int, Any]:
+def load_function_by_cupy(
+    code: str, expression: str, *, accelerated: bool = False, preparation: str = ""
+) -> tuple[int, Any]:
     """Return the same through CuPy's RawModule, which has its own cache on disk."""
     del accelerated
-    module = _device.cupy().RawModule(code=code, options=options(), name_expressions=(expression,))
+    # CuPy gives everyone with the same text the same module
+    module = _device.cupy().RawModule(
+        code=code + preparation, options=options(), name_expressions=(expression,)
+    )
     return module.get_function(expression).kernel.ptr, module
 
 
@@ -202,7 +292,7 @@ def compile_cubin(code: str, expression: str, *, accelerated: bool = False) -> _
     cuda = _device.cupy().cuda
     numbers = cuda.nvrtc.getVersion()
     version = "NVRTC " + ".".join(map(str, numbers))
-    asked = (*options(), "-ftz=true", *sparing(numbers))
+    asked = (*options(), FLUSH_TO_ZERO, *sparing(numbers))
     if accelerated:
         return _cubins.Cubin(*_compile_accelerated(code, expression, asked), version)
     image, names = cuda.compiler.compile_using_nvrtc(
@@ -218,7 +308,7 @@ def _compile_accelerated(code: str, expression: str, asked: tuple[str, ...]) -> 
     program = nvrtc.createProgram(code, "cupynorm.cu", (), ())
     try:
         nvrtc.addNameExpression(program, expression)
-        nvrtc.compileProgram(program, (*asked, "-default-device", arch))
+        nvrtc.compileProgram(program, (*asked, DEFAULT_DEVICE, arch))
         return nvrtc.getCUBIN(program), nvrtc.getLoweredName(program, expression)
     except nvrtc.NVRTCError as error:
         raise CompileError(f"{expression}\n{nvrtc.getProgramLog(program)}") from error
@@ -260,10 +350,3 @@ def _nvrtc_wheel(major: int) -> str:
     # .version would parse all of it, with the email package: a millisecond
     lines = (found.read_text("METADATA") or "").splitlines()
     return next((line for line in lines if line.startswith("Version:")), "")
-
-
-def forget() -> None:
-    """Drop every remembered kernel."""
-    with _lock:
-        _kernels.clear()
-        _loading.clear()

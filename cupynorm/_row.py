@@ -133,7 +133,7 @@ class _Launch(NamedTuple):
 
 
 _lock = threading.Lock()
-_launches: dict[tuple[int, Problem, str, str, str | Plan | None], _Launch] = {}
+_launches: dict[tuple[Any, ...], _Launch] = {}
 _thread = OfThread()
 
 
@@ -312,8 +312,8 @@ def kernel_of(device: int, what: Spelled, plan: Plan) -> _compile.Kernel:
 
 
 def prepared(device: int, what: Spelled, wanted: str | Plan | None) -> _Launch:
-    """Return what _prepare() gives, made once for each problem, spelling and wish."""
-    key = (device, what.problem, what.op.cpp, what.arguments.cpp, wanted)
+    """Return what _prepare() gives, made once for each problem, spelling and wish, and for each owner of kernels."""
+    key = (device, what.problem, what.op.cpp, what.arguments.cpp, wanted, _compile.owner())
     found = _launches.get(key)
     if found is None:
         found = _prepare(device, what, wanted)
@@ -362,10 +362,12 @@ def _choose(
 
 
 def forget() -> None:
-    """Drop every remembered call, plan, table of tuned plans and kernel, of all threads."""
+    """Drop every remembered call, plan and table of tuned plans, of all threads.
+
+    Kernels stay loaded, since a CUDA graph may hold them: a call that is made again finds them.
+    """
     global _thread  # noqa: PLW0603
     with _lock:
         _thread = OfThread()
         _launches.clear()
-    _compile.forget()
     _tuned.forget()

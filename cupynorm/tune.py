@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from cupynorm import _device, _row, _tuned, bench, catalog, forms, peers, testing
+from cupynorm import _compile, _device, _row, _tuned, bench, catalog, forms, peers, testing
 from cupynorm._dtypes import Dtype, dtype_of
 from cupynorm._limits import Limits, active_blocks
 from cupynorm._plan import (
@@ -261,9 +261,10 @@ def _usable(
     device: int, what: _row.Spelled, plans: Sequence[Plan], refused: dict[str, int], workers: int
 ) -> list[Plan]:
     """Compile plans at the same time, and return those that compile and do not spill."""
+    kernels = _compile.owner() or contextlib.nullcontext()
 
     def fault(plan: Plan) -> str:
-        with _device.cupy().cuda.Device(device):
+        with kernels, _device.cupy().cuda.Device(device):
             try:
                 kernel = _row.kernel_of(device, what, plan)
             except Exception as error:  # noqa: BLE001  a candidate's faults are its own
@@ -302,8 +303,17 @@ def measure(point: Point, weights: Any = None, *, workers: int | None = None) ->
     """Find the fastest plan at a point; also return the key that it is kept under. weights: the parameters' dtype.
 
     All candidates are replayed a few times, the best of them again and more often, in turns with copies of the same bytes
-    and always beside the plan of _plan.py. A plan whose result is off does not get that far.
+    and always beside the plan of _plan.py. A plan whose result is off does not get that far. All kernels that are loaded for
+    this are unloaded afterwards; those that others have loaded stay.
     """
+    try:
+        with _compile.Kernels():
+            return _measure(point, weights, workers)
+    finally:
+        _row.forget()  # what was remembered of kernels that are unloaded
+
+
+def _measure(point: Point, weights: Any, workers: int | None) -> tuple[Result, str]:
     op, dtype = catalog.op(point.op), dtype_of(weights or point.dtype)
     device = _device.present_device()
     limits = _device.limits_of(device)
@@ -448,8 +458,6 @@ def _measure_what_fits(point: Point, weights: Any) -> tuple[Result, str]:
             if not fewer.rows or kind(fewer) != kind(point):
                 raise
             point = fewer
-        finally:
-            _row.forget()  # hundreds of kernels
 
 
 # ---- tables

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import os
 import stat
 import subprocess
@@ -9,13 +11,18 @@ import sys
 import threading
 import time
 import types
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import cupynorm
-from cupynorm import _cache, _compile, _cubins, _device, _nvrtc, environment
+from cupynorm import _cache, _compile, _cubins, _device, _nvrtc, _row, environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 CUBIN = _cubins.Cubin(b"\x7fELF" + bytes(range(256)), "_Z1fIfEvPT_", "NVRTC 13.0")
 KEY = _cubins.key("text", "f<float>")
@@ -289,7 +296,9 @@ class Machine:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.refuses: set[bytes] = set()
-        self.attributes: dict[int, int] = {}
+        self.attributes: dict[int, dict[int, int]] = {}  # of each function
+        self.texts: list[str] = []
+        self.pointers: Iterator[int] = itertools.repeat(5)
         self.image = CUBIN.image
         self.version = (13, 0)
         self.build = 13000
@@ -309,8 +318,9 @@ class Machine:
             raise CompileException("row.cuh(3): error: nonsense")
         return self.image, {each: f"_Z{each}" for each in name_expressions}
 
-    def RawModule(self, **_: Any) -> Any:  # noqa: N802
+    def RawModule(self, *, code: str, **_: Any) -> Any:  # noqa: N802
         self.asked.append("RawModule")
+        self.texts.append(code)
         return types.SimpleNamespace(
             get_function=lambda _: types.SimpleNamespace(kernel=types.SimpleNamespace(ptr=77))
         )
@@ -318,11 +328,18 @@ class Machine:
     def get_build_version(self) -> int:
         return self.build
 
-    def funcSetAttribute(self, _: int, attribute: int, value: int) -> None:  # noqa: N802
-        self.attributes[attribute] = value
+    def funcSetAttribute(self, function: int, attribute: int, value: int) -> None:  # noqa: N802
+        self.attributes.setdefault(function, {})[attribute] = value
 
     def funcGetAttribute(self, attribute: int, _: int) -> int:  # noqa: N802
         return {3: 16, 4: 40}[attribute]
+
+
+class Function:
+    """As cupy.cuda.function.Function."""
+
+    def __init__(self, ptr: int, module: Module) -> None:
+        self.ptr, self.module = ptr, module
 
 
 class Module:
@@ -338,7 +355,7 @@ class Module:
 
     def get_function(self, name: str) -> Any:
         self.machine.asked.append(name)
-        return types.SimpleNamespace(ptr=5, module=self)
+        return Function(next(self.machine.pointers), self)
 
 
 @pytest.fixture
@@ -349,15 +366,16 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(_device, "driver", lambda: found)
     monkeypatch.setattr(_device, "present_limits", lambda: _device.RECORDED["h200"])
     monkeypatch.setattr(_compile, "options", lambda: OPTIONS)
-    monkeypatch.setattr(_compile, "_kernels", {})
-    monkeypatch.setattr(_compile, "_loading", {})
+    monkeypatch.setattr(_compile, "_kernels", _compile.Kernels())
     return found
 
 
-def kernel_of_a_new_process(code: str = "text", shared_limit: int = 0) -> _compile.Kernel:
+def kernel_of_a_new_process(
+    code: str = "text", shared_limit: int = 0, expression: str = "f<float>"
+) -> _compile.Kernel:
     """Load a kernel as a process does that remembers nothing."""
-    _compile.forget()
-    return _compile.kernel(0, code, "f<float>", shared_limit)
+    with _compile.Kernels():
+        return _compile.kernel(0, code, expression, shared_limit)
 
 
 def test_a_miss_compiles_and_a_hit_does_not(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,7 +390,7 @@ def test_a_miss_compiles_and_a_hit_does_not(machine: Machine, monkeypatch: pytes
     assert machine.asked == ["load", "_Zf<float>"]
     assert first[:3] == second[:3] == (5, 40, 16)
     assert second.module.module is not None
-    assert machine.attributes == {8: 1000, 9: 100}
+    assert machine.attributes == {5: {8: 1000, 9: 100}}
 
 
 def test_the_file_says_who_compiled_it(machine: Machine, folder: Path) -> None:
@@ -534,8 +552,7 @@ def test_a_real_cubin_comes_back_with_the_name_that_it_holds(
     monkeypatch.setattr(machine.cuda.compiler, "compile_using_nvrtc", compile_by_nvrtc)
     monkeypatch.setattr(Module, "load", lambda _, image: loaded.append(image))
     for _ in range(2):
-        _compile.forget()
-        _compile.kernel(0, code, "n::f<float>", 0)
+        kernel_of_a_new_process(code, expression="n::f<float>")
 
     name = "_ZN1n1fIfEEvPT_"
     assert machine.asked == [name, name]
@@ -579,3 +596,80 @@ def test_doctor_warns_of_a_folder_that_cannot_be_made(folder: Path, monkeypatch:
 
     assert finding.status == "warning"
     assert f"{folder.parents[1]} cannot be written" in finding.message
+
+
+# ---- what a kernel is prepared with
+
+
+LIMIT, CLUSTER_WIDTH = 8, 11  # CU_FUNC_ATTRIBUTE_*
+
+
+def test_a_kernel_that_wants_other_shared_memory_or_clusters_is_another_function(machine: Machine) -> None:
+    machine.pointers = itertools.count(5)
+
+    little, much, clustered = (
+        _compile.kernel(0, "text", "f<float>", limit, cluster)
+        for limit, cluster in ((0, 1), (60000, 1), (60000, 4))
+    )
+
+    assert len({little.pointer, much.pointer, clustered.pointer}) == 3
+    assert LIMIT not in machine.attributes.get(little.pointer, {})
+    assert machine.attributes[much.pointer][LIMIT] == 60000
+    assert CLUSTER_WIDTH not in machine.attributes[much.pointer]
+    assert machine.attributes[clustered.pointer][CLUSTER_WIDTH] == 4
+    assert machine.asked.count("compile") == 1  # the code is the same
+
+
+def test_kernels_that_cupy_compiles_do_not_share_a_module_either(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUPY_COMPILE_WITH_PTX", "1")
+
+    for limit, cluster in ((0, 1), (60000, 1), (60000, 4)):
+        _compile.kernel(0, "text", "f<float>", limit, cluster)
+
+    assert len(set(machine.texts)) == 3  # CuPy knows modules by their texts
+
+
+def test_an_option_of_the_compiler_is_part_of_the_key_on_disk(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel_of_a_new_process()
+    monkeypatch.setattr(_compile, "SPARING", ())
+
+    kernel_of_a_new_process()
+
+    assert machine.asked.count("compile") == 2
+
+
+# ---- what stays loaded
+
+
+def test_forgetting_leaves_kernels_loaded_for_the_graphs_that_hold_them(machine: Machine) -> None:
+    kernel = _compile.kernel(0, "text", "f<float>", 0)
+    unloaded = weakref.ref(kernel.module)
+    del kernel
+
+    _row.forget()
+    gc.collect()
+
+    assert unloaded() is not None
+    assert _compile.kernel(0, "text", "f<float>", 0).module is unloaded()
+
+
+def test_what_an_owner_of_kernels_loads_is_his_alone_and_goes_with_him(machine: Machine) -> None:
+    everyones = _compile.kernel(0, "text", "f<float>", 0)
+    own = _compile.Kernels()
+    with own:
+        assert _compile.kernel(0, "text", "f<float>", 0) is everyones
+        his = _compile.kernel(0, "text", "g<float>", 0)
+        assert _compile.kernel(0, "text", "g<float>", 0) is his
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(_compile.kernel, 0, "text", "g<float>", 0).result() is not his
+    unloaded = weakref.ref(his.module)
+
+    del own, his
+    gc.collect()
+
+    assert unloaded() is None
+    assert _compile.kernel(0, "text", "f<float>", 0) is everyones

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _row
+from cupynorm import _compile, _row
 from cupynorm._plan import PLAIN
 from cupynorm.catalog import OPS, Op
 from cupynorm.testing import assert_close, inputs
@@ -215,7 +215,7 @@ def test_runs_on_the_arrays_device_and_leaves_the_current_one(cuda: Any, op: Op)
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["the same shape", "different shapes"])
-def test_eight_threads_may_start_at_once(cuda: Any, same: bool) -> None:
+def test_eight_threads_may_start_at_once(cuda: Any, monkeypatch: pytest.MonkeyPatch, same: bool) -> None:
     cols = [100] * 8 if same else [33, 64, 100, 1025, 2048, 5000, 20000, 70000]
     work = [(op, inputs(op, 7, n, "float16")) for n, op in zip(cols, OPS * 2, strict=True)]
     if same:
@@ -234,6 +234,7 @@ def test_eight_threads_may_start_at_once(cuda: Any, same: bool) -> None:
         except BaseException as fault:  # noqa: BLE001  a thread's exception would be lost
             faults.append(fault)
 
+    monkeypatch.setattr(_compile, "_kernels", _compile.Kernels())  # as in a new process
     _row.forget()
     threads = [threading.Thread(target=start, args=each) for each in work]
     for thread in threads:

@@ -94,8 +94,7 @@ def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200
     monkeypatch.setattr(_device, "limits_of", _device.functools.cache(_device.limits_of.__wrapped__))
     monkeypatch.setattr(_row, "_launches", {})
     monkeypatch.setattr(_row, "_thread", _row.OfThread())
-    monkeypatch.setattr(_compile, "_kernels", {})
-    monkeypatch.setattr(_compile, "_loading", {})
+    monkeypatch.setattr(_compile, "_kernels", _compile.Kernels())
     # the twin compiles with g++, and what it makes is no cubin: nothing is to be looked up or kept
     monkeypatch.setattr(_compile, "load_function", _compile.load_function_by_cupy)
     return sys.modules[__name__]
