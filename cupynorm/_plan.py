@@ -390,12 +390,70 @@ def _does_not_fit(problem: Problem, limits: Limits, what: str) -> str:
     )
 
 
+# The least and the most that a Plan's numbers may be, whatever the problem; what a kernel asks for beyond that is in _is_sound.
+BOUNDS: dict[str, tuple[int, int]] = {
+    "pack": (1, 16),
+    "packs": (1, 128),
+    "group": (0, MAX_BLOCK),
+    "rows_per_group": (1, 8),
+    "hoist": (0, LENT),
+    "peel": (0, 2),
+    "period": (0, 16),
+    "parts": (1, 1 << 16),
+    "stages": (0, 6),
+    "grid": (0, MAX_GRID),
+    "block": (WARP, MAX_BLOCK),
+    "kept_bytes": (0, 1 << 20),
+    "shared_bytes": (0, 1 << 20),
+    "least_blocks": (1, 32),
+    "resident_blocks": (0, MAX_GRID),
+}
+# Bytes of values that a thread may hold, of the compute type. Half of its registers: twice as many and the compiler, which then
+# spills, takes up to 4 seconds; so it takes 1.6 at most.
+MOST_THREAD_BYTES = 512
+
+
+def _check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
+    """Raise TypeError or DoesNotFitError, naming the field, for a plan that no problem of these types can have."""
+    for name, (least, most) in BOUNDS.items():
+        value = getattr(plan, name)
+        if type(value) is not int:
+            raise TypeError(f"plan: {name} is {value!r}, an int is expected")
+        if not least <= value <= most:
+            raise DoesNotFitError(f"plan: {name} is {value}, {least} to {most} is allowed")
+    if plan.variant not in VARIANTS:
+        raise DoesNotFitError(f"plan: variant is {plan.variant!r}: use {', '.join(VARIANTS)}")
+    if type(plan.full) is not bool:
+        raise TypeError(f"plan: full is {plan.full!r}, a bool is expected")
+    if type(plan.waves) not in {int, float}:
+        raise TypeError(f"plan: waves is {plan.waves!r}, a float is expected")
+    if not plan.waves >= 0:
+        raise DoesNotFitError(f"plan: waves is {plan.waves}, 0 or more is allowed")
+    for name in ("pack", "block"):
+        value, unit = getattr(plan, name), WARP if name == "block" else 1
+        if value % unit or (unit == 1 and not _is_power_of_two(value)):
+            raise DoesNotFitError(
+                f"plan: {name} is {value}, {'a multiple of 32' if unit > 1 else 'a power of two'} is allowed"
+            )
+    held = plan.pack * plan.packs * plan.rows_per_group * problem.compute_bytes
+    if held > MOST_THREAD_BYTES:
+        raise DoesNotFitError(
+            f"plan: pack x packs x rows_per_group is {plan.pack} x {plan.packs} x {plan.rows_per_group}, "
+            f"{MOST_THREAD_BYTES // problem.compute_bytes} elements of a thread are allowed"
+        )
+    if plan.block * plan.least_blocks > limits.threads_per_sm:
+        raise DoesNotFitError(
+            f"plan: block x least_blocks is {plan.block} x {plan.least_blocks}, "
+            f"{limits.threads_per_sm} threads of a multiprocessor are allowed on {limits.name}"
+        )
+
+
 def _as_wanted(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: Plan) -> Plan:
+    _check_numbers(problem, limits, wanted)
+    wanted = dataclasses.replace(wanted, shared_bytes=0)  # follows from the rest
     peeled = _worked_on(problem, wanted.variant in ("cluster", "uncached"))
     fits = (
-        wanted.variant in VARIANTS
-        and wanted.block % WARP == 0
-        and peeled.pack % wanted.pack == 0
+        peeled.pack % wanted.pack == 0
         and (wanted.pack == peeled.pack or not peeled.peel)
         and (wanted.peel, wanted.period) == (peeled.peel, _period(peeled, wanted.rows_per_group))
         and _is_sound(peeled, limits, wanted)
@@ -449,6 +507,8 @@ def _is_sound(problem: Problem, limits: Limits, plan: Plan) -> bool:
     staged = plan.group == 0 and plan.variant in ("shared", "cluster", "uncached")
     keeps = keeps and (not staged or plan.block == _held_around(problem, plan.parts, plan.block))
     hoists = plan.hoist in range(LENT + 1) and (plan.hoist == 0 or (bool(problem.columns) and plan.group > 0))
+    # only what is in registers has rows on their way
+    hoists = hoists and (plan.stages == 0 or plan.kernel == "row_registers")
     alone = plan.parts == 1 and plan.stages == 0
     claims = plan.claims and plan.peel == 1
     hoists = hoists and (plan.hoist != LENT or ((alone or claims) and not problem.fused))

@@ -1,0 +1,107 @@
+"""Plans that somebody made: refused with the field's name, or launched as asked for. Integers only."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cupynorm._limits import RECORDED
+from cupynorm._plan import BOUNDS, VARIANTS, DoesNotFitError, Plan, Problem, choose
+
+H200 = RECORDED["h200"]
+PROBLEM = Problem(4096, 1000, 8, 2, 4, (2, 2))
+PROBLEMS = (
+    PROBLEM,
+    Problem(3, 1001, 1, 2, 4, (2,), 8, 1, 8),
+    Problem(3, 1001, 1, 4, 4, (), 4, 2, 0),
+    Problem(64, 65536, 2, 8, 8, (8, 8)),
+    Problem(7, 1 << 20, 8, 2, 4, (4, 4)),
+    Problem(512, 777, 1, 2, 4, (2, 2), 8, 1, 8, fused=True, beside=(2,), stored=2, direct=False, others=13),
+)
+
+
+def occupancy(plan: Plan) -> int:
+    return plan.least_blocks * (H200.sm_count if plan.cluster > 1 else 1)
+
+
+GOOD = choose(PROBLEM, H200, occupancy)
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("value", [-1, 1 << 40, "8", None, 1.5, True, b"1", [8]], ids=repr)
+def test_a_number_out_of_bounds_or_of_another_type_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises((TypeError, DoesNotFitError), match=rf"plan: {name} is .*(allowed|expected)"):
+        choose(PROBLEM, H200, occupancy, dataclasses.replace(GOOD, **{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"variant": "warp", "packs": 1024, "group": 1}, "packs is 1024, 1 to 128 is allowed"),
+        ({"pack": 0}, "pack is 0, 1 to 16 is allowed"),
+        ({"packs": 0}, "packs is 0, 1 to 128 is allowed"),
+        ({"block": 0}, "block is 0, 32 to 1024 is allowed"),
+        ({"block": 100}, "block is 100, a multiple of 32 is allowed"),
+        ({"pack": 3}, "pack is 3, a power of two is allowed"),
+        ({"packs": 125, "group": 1}, "8 x 125 x 1, 128 elements of a thread are allowed"),
+        ({"packs": 8, "rows_per_group": 4}, "8 x 8 x 4, 128 elements of a thread are allowed"),
+        ({"block": 1024, "least_blocks": 3}, "1024 x 3, 2048 threads of a multiprocessor are allowed on h200"),
+        ({"variant": "fast"}, "variant is 'fast': use warp, block"),
+        ({"variant": 3}, "variant is 3: use warp, block"),
+        ({"full": 1}, "full is 1, a bool is expected"),
+        ({"waves": "1"}, "waves is '1', a float is expected"),
+        ({"waves": -0.5}, "waves is -0.5, 0 or more is allowed"),
+        ({"waves": float("nan")}, "waves is nan, 0 or more is allowed"),
+    ],
+    ids=str,
+)
+def test_what_no_kernel_could_do_is_refused_with_what_is_allowed(changes: Any, message: str) -> None:
+    with pytest.raises((TypeError, DoesNotFitError), match=message):
+        choose(PROBLEM, H200, occupancy, dataclasses.replace(GOOD, **changes))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda each: f"{each.rows} x {each.cols}")
+def test_what_was_chosen_may_be_asked_for(problem: Problem) -> None:
+    plan = choose(problem, H200, occupancy)
+
+    again = choose(problem, H200, occupancy, plan)
+
+    assert again.template == plan.template
+
+
+NUMBERS = st.one_of(
+    st.sampled_from([0, 1, 2, 3, 4, 5, 8, 16, 32, 64, 96, 128, 256, 512, 1000, 1024, 4096, 65536, 1 << 33]),
+    st.integers(-2, 1 << 20),
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    st.sampled_from(PROBLEMS),
+    st.sampled_from([None, *VARIANTS]),
+    st.dictionaries(st.sampled_from([*BOUNDS]), NUMBERS, min_size=1, max_size=4),
+    st.sampled_from([None, *VARIANTS]),
+)
+def test_any_plan_is_refused_as_not_fitting_or_asks_for_a_bounded_kernel(
+    problem: Problem, origin: str | None, changes: dict[str, int], variant: str | None
+) -> None:
+    try:
+        plan = choose(problem, H200, occupancy, origin)
+    except DoesNotFitError:
+        return
+    plan = dataclasses.replace(plan, **changes, **({"variant": variant} if variant else {}))
+    begin = time.perf_counter()
+    try:
+        found = choose(problem, H200, occupancy, plan)
+    except DoesNotFitError:
+        found = None
+    assert time.perf_counter() - begin < 1
+    if found is not None:
+        assert found.pack * found.packs * found.rows_per_group * problem.compute_bytes <= 512
+        assert 1 <= found.grid <= 2**31 - 1
+        assert found.shared_bytes <= H200.shared_bytes_per_block
