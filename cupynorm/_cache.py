@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,3 +24,43 @@ def folder() -> Path:
     if not os.path.isabs(base):  # noqa: PTH117  XDG: a relative one is to be ignored
         base = os.path.expanduser("~/.cache")  # noqa: PTH111
     return Path(base, "cupynorm")
+
+
+def distrust(path: Path) -> str:
+    """Say why a folder is not used; empty where it can be, also if it is not there yet.
+
+    What is kept there decides which code runs, so nobody else may have written it. Root could anyway, and may fill a folder for
+    everyone.
+    """
+    if not path.is_absolute():
+        return f"{path} is not absolute: this user has no home"
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{path} is not a folder"
+    return _foreign(path, status)
+
+
+def read(path: Path) -> tuple[bytes, float]:
+    """Return what is in a file, and when it was written. Raises OSError, also where somebody else could have written it."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        reason = "" if stat.S_ISREG(status.st_mode) else f"{path} is not a regular file"
+        reason = reason or _foreign(path, status)
+        if reason:
+            raise PermissionError(reason)
+        return file.read(), status.st_mtime
+
+
+def _foreign(path: Path, status: os.stat_result) -> str:
+    """Say why somebody else could have written a file or a folder; empty if nobody could."""
+    if os.name != "posix":
+        return ""
+    if status.st_uid not in {0, os.geteuid()}:
+        return f"{path} belongs to user {status.st_uid}"
+    return f"{path} can be written by others" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import time
 from typing import TYPE_CHECKING
 
@@ -55,20 +54,7 @@ def distrust() -> str:
 
     A cubin is code that runs: nobody else may have written it. Root could anyway, and may fill a folder for everyone.
     """
-    path = folder()
-    if not path.is_absolute():
-        return f"{path} is not absolute: this user has no home"
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        return f"{path} cannot be read: {error.strerror}"
-    if not stat.S_ISDIR(status.st_mode):
-        return f"{path} is not a folder"
-    if not _owned(status):
-        return f"{path} belongs to user {status.st_uid}"
-    return f"{path} can be written by others" if _writable_by_others(status) else ""
+    return _cache.distrust(folder())
 
 
 def load(key: str) -> Cubin | None:
@@ -77,15 +63,11 @@ def load(key: str) -> Cubin | None:
         return None
     path = folder() / (key + SUFFIX)
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or not _owned(status) or _writable_by_others(status):
-                return None
-            found = _decode(key, file.read())
+        data, used = _cache.read(path)
     except OSError:
         return None
-    if found is not None and time.time() - status.st_mtime > DAY:
+    found = _decode(key, data)
+    if found is not None and time.time() - used > DAY:
         with contextlib.suppress(OSError):  # read-only, or pruned by somebody else
             os.utime(path)
     return found
@@ -116,14 +98,6 @@ def usage() -> tuple[int, int]:
     """Return how many files there are, and their bytes."""
     sizes = [status.st_size for _, status in _files()]
     return len(sizes), sum(sizes)
-
-
-def _owned(status: os.stat_result) -> bool:
-    return os.name != "posix" or status.st_uid in {0, os.geteuid()}
-
-
-def _writable_by_others(status: os.stat_result) -> bool:
-    return os.name == "posix" and bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def _checksum(key: str, body: bytes) -> bytes:

@@ -65,6 +65,11 @@ def folder() -> Path:
     return _cache.folder() / "tuned"
 
 
+def distrust() -> str:
+    """Say why the folder is not used: somebody else could have written it. Empty where it can be."""
+    return _cache.distrust(folder())
+
+
 def switched_on() -> bool:
     """Say whether tables are read: unless CUPYNORM_TUNED is 0."""
     return os.environ.get("CUPYNORM_TUNED") != "0"
@@ -157,8 +162,12 @@ def read(where: Place) -> dict[str, Entry]:
 
 
 def _read(file: Path, where: Place) -> dict[str, Entry]:
+    reason = distrust()
+    if reason:
+        _warn(file, reason, "make it yours alone, or set CUPYNORM_CACHE_DIR")
+        return {}
     try:
-        text = file.read_text("utf-8")
+        text = _cache.read(file)[0].decode("utf-8")
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
@@ -191,10 +200,10 @@ def _entry_from(kept: Any) -> Entry | None:
         return None
 
 
-def _warn(file: Path, why: str) -> None:
-    warnings.warn(
-        f"{file} is not used: {why}; `cupynorm tune` writes it anew, and --clear removes it", stacklevel=2
-    )
+def _warn(
+    file: Path, why: str, remedy: str = "`cupynorm tune` writes it anew, and --clear removes it"
+) -> None:
+    warnings.warn(f"{file} is not used: {why}; {remedy}", stacklevel=2)
 
 
 def store(where: Place, entries: Mapping[str, Entry | None]) -> Path:
@@ -210,7 +219,10 @@ def store(where: Place, entries: Mapping[str, Entry | None]) -> Path:
         raise FileNotFoundError(
             "there is no home folder: set CUPYNORM_CACHE_DIR to a folder that you can write"
         )
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    reason = distrust()
+    if reason:
+        raise PermissionError(f"{reason}: make it yours alone, or set CUPYNORM_CACHE_DIR")
     with _alone(file.parent):
         merged = {**read(where), **entries}
         kept = {

@@ -120,7 +120,7 @@ def info() -> dict[str, Any]:
         "cubins": {"folder": str(_cubins.folder()), "files": cubins, "bytes": cubin_bytes},
         "tuned": {
             "folder": str(_tuned.folder()),
-            "used": _tuned.switched_on(),
+            "used": _tuned.switched_on() and not _tuned.distrust(),
             "tables": _tuned.tables(),
         },
         "kernels": {"folder": str(_compile.kernels_dir()), "digest": _compile.digest()},
@@ -138,6 +138,7 @@ def findings() -> Iterator[Finding]:
     yield from _check_cupy(installed, cuda)
     if installed:
         yield _check_cubins()
+        yield from _check_tuned()
         yield from _check_cache(cache_folder())
         yield from _check_import(installed, cuda)
     yield _check_bfloat16()
@@ -279,6 +280,13 @@ def _check_cubins() -> Finding:
         return Finding("cubins", "warning", intruder[0], intruder[1] or elsewhere)
     files, size = _cubins.usage()
     return Finding("cubins", "ok", f"{files} compiled kernel{'s' * (files != 1)}, {size} bytes, in {folder}")
+
+
+def _check_tuned() -> Iterator[Finding]:
+    reason = _tuned.distrust()
+    if reason and _tuned.folder().is_absolute():
+        fix = f"chmod go-w {_tuned.folder()}, if it is yours"
+        yield Finding("tuned", "warning", f"{reason}: the plans that were tuned are not used", fix)
 
 
 def _check_import(installed: dict[str, str], cuda: int | None) -> Iterator[Finding]:

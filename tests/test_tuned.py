@@ -222,6 +222,25 @@ def test_a_file_that_may_not_be_read_is_a_warning(place):
         assert find(place) is None
 
 
+@pytest.mark.skipif(os.name != "posix", reason="Windows has other permissions")
+@pytest.mark.parametrize("which", ["folder", "file", "link"])
+def test_what_others_could_have_written_is_not_used_and_not_written_to(place, which, tmp_path):
+    file = keep(place, plan_for())
+    if which == "link":
+        file.rename(tmp_path / "elsewhere")
+        file.symlink_to(tmp_path / "elsewhere")
+    else:
+        (file if which == "file" else file.parent).chmod(0o777)
+
+    with pytest.warns(UserWarning, match="is not used"):
+        assert find(place) is None
+
+    if which == "folder":
+        assert _tuned.distrust() == f"{file.parent} can be written by others"
+        with pytest.raises(PermissionError, match="can be written by others: make it yours alone"):
+            keep(place, plan_for())
+
+
 def test_another_device_driver_or_text_has_another_table(place, monkeypatch):
     keep(place, plan_for())
     before = {each.file for each in (place,)}
