@@ -411,6 +411,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
 # Bytes of values that a thread may hold, of the compute type. Half of its registers: twice as many and the compiler, which then
 # spills, takes up to 4 seconds; so it takes 1.6 at most.
 MOST_THREAD_BYTES = 512
+MOST_FUSED_ELEMENTS = 32  # of a row, that a thread may hold where something is fused: a mask has a bit for each
 
 
 def _check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
@@ -440,6 +441,12 @@ def _check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
         raise DoesNotFitError(
             f"plan: pack x packs x rows_per_group is {plan.pack} x {plan.packs} x {plan.rows_per_group}, "
             f"{MOST_THREAD_BYTES // problem.compute_bytes} elements of a thread are allowed"
+        )
+    elements = plan.pack * plan.packs
+    if problem.fused and plan.group and elements > MOST_FUSED_ELEMENTS:
+        raise DoesNotFitError(
+            f"plan: pack x packs is {plan.pack} x {plan.packs}, {MOST_FUSED_ELEMENTS} elements of a thread are allowed "
+            "where something is fused"
         )
     if plan.block * plan.least_blocks > limits.threads_per_sm:
         raise DoesNotFitError(
