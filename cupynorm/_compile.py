@@ -107,10 +107,11 @@ class Kernel(NamedTuple):
     module: Any  # keeps the function loaded
 
 
-_lock = threading.Lock()
+# these may be taken again by their own thread: by a call that a signal handler makes while a kernel is compiled
+_lock = threading.RLock()
 _kernels: dict[tuple[int, str, str], Kernel] = {}
 # one for each kernel: different ones compile at once
-_loading: dict[tuple[int, str, str], threading.Lock] = {}
+_loading: dict[tuple[int, str, str], Any] = {}
 
 
 def kernel(
@@ -126,12 +127,13 @@ def kernel(
     if found is not None:
         return found
     with _lock:
-        loading = _loading.setdefault(key, threading.Lock())
+        loading = _loading.setdefault(key, threading.RLock())
     with loading:
         found = _kernels.get(key)
         if found is None:
             found = _load(code, expression, shared_limit, cluster, accelerated=accelerated)
-            _kernels[key] = found
+            # where a signal handler came between, its kernel stays: it may be in use
+            found = _kernels.setdefault(key, found)
     return found
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cupynorm import _limits
+from cupynorm import _device, _limits
 
 from . import engine
 from .build import Library
@@ -179,6 +179,22 @@ def launchCooperativeKernel(  # noqa: N802
             f"the device holds {room} at once"
         )
     _launch(_function(f), (gx, gy, gz), (bx, by, bz), shared_bytes, stream, parameters, cooperative=True)
+
+
+def launch_kernel_ex(config: int, function: int, parameters: int, extra: None) -> int:
+    """Twin of cuLaunchKernelEx, which the package calls without CuPy. What a device would refuse raises as above."""
+    if extra is not None:
+        raise _invalid("`extra` is not supported")
+    told = _device._LaunchConfig.from_address(config)
+    attributes = {each.id: each.value[0] for each in told.attributes[: told.attribute_count]}
+    shape = (*told.grid, *told.block, told.shared_bytes, told.stream or 0, parameters)
+    if attributes.pop(_device.BEGIN_EARLY, 0) != 1 or set(attributes) - {_device.COOPERATIVE}:
+        raise _invalid(f"launch attributes {attributes}")
+    if attributes.get(_device.COOPERATIVE):
+        launchCooperativeKernel(function, *shape)
+    else:
+        launchKernel(function, *shape, 0)
+    return 0
 
 
 def _launch(
