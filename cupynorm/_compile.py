@@ -109,6 +109,9 @@ class Kernel(NamedTuple):
 
 # these may be taken again by their own thread: by a call that a signal handler makes while a kernel is compiled
 _lock = threading.RLock()
+PATIENCE = (
+    60.0  # seconds to wait for another thread that compiles the same kernel, which is then compiled here, too
+)
 _kernels: dict[tuple[int, str, str], Kernel] = {}
 # one for each kernel: different ones compile at once
 _loading: dict[tuple[int, str, str], Any] = {}
@@ -128,12 +131,17 @@ def kernel(
         return found
     with _lock:
         loading = _loading.setdefault(key, threading.RLock())
-    with loading:
+    # who holds it may have been interrupted by a signal handler that waits for this thread
+    mine = loading.acquire(timeout=PATIENCE)
+    try:
         found = _kernels.get(key)
         if found is None:
             found = _load(code, expression, shared_limit, cluster, accelerated=accelerated)
-            # where a signal handler came between, its kernel stays: it may be in use
+            # where another came between, its kernel stays: it may be in use
             found = _kernels.setdefault(key, found)
+    finally:
+        if mine:
+            loading.release()
     return found
 
 

@@ -46,12 +46,15 @@ def _within_twins(frame: FrameType | None) -> bool:
 
 
 @contextlib.contextmanager
-def interrupted(handler: Callable[[], None]) -> Iterator[None]:
-    """Call `handler` wherever a signal handler could run in the package's code. It is not interrupted itself."""
+def interrupted(handler: Callable[[], None], where: str = PACKAGE) -> Iterator[None]:
+    """Call `handler` wherever a signal handler could run in the package's code. It is not interrupted itself.
+
+    where: the file or folder of that code.
+    """
     last: dict[int, int] = {}
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(PACKAGE) or _within_twins(frame):
+        if not frame.f_code.co_filename.startswith(where) or _within_twins(frame):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         before = last.get(id(frame), -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import math
 from typing import TYPE_CHECKING
@@ -229,7 +230,14 @@ def _launch(
     cluster = _cluster(function, grid)
     pointers = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))
     values = [ctypes.string_at(pointers[i], size) for i, size in enumerate(library.parameter_bytes)]
-    engine.launch(library, grid, block, shared_bytes, values, cluster=cluster, cooperative=cooperative)
+    launch = functools.partial(
+        engine.launch, library, grid, block, shared_bytes, values, cluster=cluster, cooperative=cooperative
+    )
+    if machine.captured is not None:
+        machine.captured.launches.append(launch)
+    else:
+        machine.order.note(stream, "launch")
+        launch()
 
 
 def _cluster(function: Function, grid: tuple[int, int, int]) -> int:
