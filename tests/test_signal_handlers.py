@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -118,3 +119,26 @@ def test_a_handler_may_call_the_op_whose_kernel_is_being_compiled(
     assert {
         launched.kernel.pointer for launched in _row._launches.values()
     } == kernels  # the other one is gone
+
+
+def test_a_thread_that_an_interrupted_one_waits_for_compiles_its_kernel_itself(
+    simulated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_compile, "PATIENCE", 0.05)
+    columns = simulated.cupy.asarray(host(COLS))
+    call = Call(simulated.cupy, "softmax", 1, columns)
+    locks = list(_compile._loading.values())
+    _compile._kernels.clear()
+    _row._launches.clear()
+    found: list[list[bytes]] = []
+    thread = threading.Thread(target=lambda: found.append(call()))  # another thread remembers no call
+
+    for lock in locks:
+        lock.acquire()
+    thread.start()
+    thread.join(60)
+    for lock in locks:
+        lock.release()
+
+    assert locks
+    assert found == [call.expected]

@@ -15,6 +15,9 @@ Thread block clusters and a barrier of the grid run where a C++ twin calls simul
 (simulator.h): the host sets a function's cluster width, or asks for a cooperative launch, as on a device. Another block's
 shared memory, asked for before that block has surely begun or after it has exited, is a fault.
 
+CUDA graphs hold launches (not cuBLAS's products), and know when a pool has given back memory that was allocated while they were
+captured. machine.order, set to an Order, notes what streams do and what each has waited for. machine.room bounds pools.
+
 Not modelled:
 - asm, TMA, cooperative groups, atomics; streams that overlap: a launch ends before it returns;
 - clusters in more than one direction, and how many of them a device holds at once;
