@@ -409,7 +409,7 @@ def _bytes_of(operands: Sequence[Operand], axes: int) -> tuple[int, ...]:
 
 
 def launch_around(device: int, spelling: Spelled, plan: str | Plan | None) -> tuple[Binding, Struct]:
-    """Launch an op with what is computed around it, on rows that there are; return the kernel's binding and its parameter."""
+    """Launch an op with what is computed around it, on rows that there are; return its binding and parameter."""
     module = _device.cupy()
     with module.cuda.Device(device):
         _row.calls_of_thread().prepare(device)

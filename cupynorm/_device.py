@@ -183,15 +183,16 @@ def launch_of(
     cooperative: all of its blocks run at the same time, or none. From sm_90 on the kernel may begin before the one before it has
     ended, in a graph, too; it waits itself (await_kernel_before).
 
-    What the binding gives, a launch, takes no arguments and returns the driver's status, or None where CuPy has looked at it:
-    ``if launch(): raise launch_error(status)``.
+    What the binding gives, a launch, takes no arguments and returns the driver's status, or None where CuPy has
+    looked at it: ``status = launch()``, and then `launch_error(status)` is raised unless it is 0 or None.
 
-    Signal handlers. A thread's remembered calls write their pointers into parameters that the next call of the same kind
-    writes, too. CPython runs signal handlers, which may make such a call, when a Python function is entered, after a call has
-    returned, and at jumps (3.10: at those that go forwards as well). So between the first word that is written and the launch
-    there is no call, no loop and no branch, and the launch is one call of a C function: no Python function, lambda or method.
-    Everything else comes before: allocations, the stream's launch, and filling a copy of the words where that takes a loop,
-    which is then assigned at once (``words[:] = copy``). tests/test_signal_handlers.py interrupts calls at all of these places.
+    Signal handlers. A thread's remembered calls write their pointers into parameters that the next call of the same
+    kind writes, too. CPython runs signal handlers, which may make such a call, when a Python function is entered,
+    after a call has returned, and at jumps (3.10: at those that go forwards as well). So between the first word that
+    is written and the launch there is no call, no loop and no branch, and the launch is one call of a C function: no
+    Python function, lambda or method. Everything else comes before: allocations, the stream's launch, and filling a
+    copy of the words where that takes a loop, which is then assigned at once (``words[:] = copy``).
+    tests/test_signal_handlers.py interrupts calls at all of these places.
     """
     early = int(present_limits().compute_capability) >= EARLY_SINCE and _driver_cuda() >= EARLY_CUDA
     return (_early if early else _in_turn)(function, grid, block, shared_bytes, cooperative=cooperative)

@@ -309,12 +309,13 @@ class Captured(NamedTuple):
 class Runner:
     """What an encoder has on a device: its products, its graphs, and their memory. Calls of several threads wait for one another.
 
-    Calls on several streams do, too, on the device: each waits for the end of the one before, also where that one has raised.
+    Calls on several streams do, too, on the device: each waits for the end of the one before, also where that one has
+    raised.
 
-    A signal handler may call the encoder whose call it interrupts. What the interrupted call has uploaded is then still to be
-    read, so the handler's call is made by another runner, with a workspace, graphs and memory of its own, which is kept for the
-    next one. Steps are captured, and products measured, where no handler runs (`undisturbed`): it would find the capturing
-    stream to be the current one, and whatever it launches would become part of the graph.
+    A signal handler may call the encoder whose call it interrupts. What the interrupted call has uploaded is then
+    still to be read, so the handler's call is made by another runner, with a workspace, graphs and memory of its own,
+    which is kept for the next one. Steps are captured, and products measured, where no handler runs (`undisturbed`):
+    it would find the capturing stream to be the current one, and whatever it launches would become part of the graph.
     """
 
     def __init__(self, dtype: Dtype, hidden: int) -> None:
@@ -334,7 +335,7 @@ class Runner:
         self._for_handlers: Runner | None = None
 
     def release(self) -> None:
-        """Drop all graphs and their memory, once the device has done with them; a handler's wish waits for the call's end."""
+        """Drop all graphs and their memory, once the device has done with them; in a handler, when the call has ended."""
         with self._lock:
             if self._running:
                 self._to_release = True
@@ -498,7 +499,7 @@ class Runner:
     def _captured(
         self, made: Captured, bucket: Bucket, compute: Callable[[Steps, Any], Any], ready: Any
     ) -> Captured:
-        """Do what _capture does, on the runner's own stream; ready: what it waits for, and then what has been done there."""
+        """Do what _capture does, on the runner's own stream; `ready` is what it waits for, and then its own end."""
         module = _device.cupy()
         steps = Steps(self, bucket, made.numbers, made.where)
         with self._on_own_stream() as own, module.cuda.using_allocator(self._pool.malloc):
@@ -576,8 +577,8 @@ def undisturbed(function: Callable[..., Any], *arguments: Any) -> Any:
 class _Undisturbed:
     """A call in a thread of its own.
 
-    Made of plain locks: a handler that raises inside threading's Event or Thread.start, which are Python functions, may leave
-    them locked for ever.
+    Made of plain locks: a handler that raises inside threading's Event or Thread.start, which are Python functions,
+    may leave them locked for ever.
     """
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -76,10 +76,10 @@ def layout(given: Any) -> tuple[int, ...] | bool:
 class Remembered:
     """A call that was checked and planned: it may be launched again with another x, and another `out` of y's layout.
 
-    `words` are the kernel's one parameter, `parameters` the list with its address, which `launches` are bound to; how words
-    are written and launched is said at _device.launch_of. *_at: which word a pointer is, -1 for none; first and last are
-    those of the op's one or two statistics. columns_near: addresses strictly between which an `out` may share memory with
-    gamma or beta.
+    `words` are the kernel's one parameter, `parameters` the list with its address, which `launches` are bound to; how
+    words are written and launched is said at _device.launch_of. *_at: which word a pointer is, -1 for none; first and
+    last are those of the op's one or two statistics. columns_near: addresses strictly between which an `out` may
+    share memory with gamma or beta.
     """
 
     axis: int | tuple[int, ...]

@@ -1,7 +1,7 @@
 """Calls by each road to a launch, and a handler that interrupts them wherever CPython may run one.
 
-CPython runs signal handlers when a Python function is entered, after a call has returned, and at jumps. A trace function stands
-at each of these places inside the package, and does there what a handler would do.
+CPython runs signal handlers when a Python function is entered, after a call has returned, and at jumps. A trace
+function stands at each of these places inside the package, and does there what a handler would do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS, COLS = 6, 40
 
 @functools.cache
 def _may_be_interrupted_after(code: CodeType) -> frozenset[int]:
-    """Return the offsets of the instructions behind which CPython may run a handler: calls, and jumps in either direction."""
+    """Return the offsets of the instructions after which CPython may run a handler: calls and jumps."""
     return frozenset(
         each.offset
         for each in dis.get_instructions(code)

@@ -1,4 +1,4 @@
-"""An encoder's graphs: whatever raises or comes between, no freed memory is used, and no call overtakes the one before."""
+"""An encoder's graphs: whatever raises or interrupts, no freed memory is used, and no call overtakes another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A signal handler may call the op that it interrupts: both calls launch with their own arrays, and nothing is left half done."""
+"""A signal handler may call the op that it interrupts: each call launches with its own arrays."""
 
 from __future__ import annotations
 
