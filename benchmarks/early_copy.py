@@ -44,8 +44,8 @@ def early(kernel: Any, block: int, buffers: Sequence[tuple[Any, Any]], i: int) -
     x, y = buffers[i]
     words = np.array([x.data.ptr, y.data.ptr, x.nbytes // 16], np.int64)
     parameters = np.array([words.ctypes.data + 8 * each for each in range(3)], np.uint64)
-    launch = _device.launch_of(kernel.kernel.ptr, (-(-x.nbytes // 16 // block), 1, 1), (block, 1, 1), 0)
-    launch(_device.cupy().cuda.get_current_stream().ptr, parameters.ctypes.data, 0)
+    bind = _device.launch_of(kernel.kernel.ptr, (-(-x.nbytes // 16 // block), 1, 1), (block, 1, 1), 0)
+    _device.launch_once(bind, parameters.ctypes.data)
     return y
 
 

@@ -390,12 +390,12 @@ def runs_of(kernel: Kernel, image: bytes, name: str, point: Point, arrays: list[
         kept.append((values, pointers))
         addresses.append(ctypes.addressof(pointers))
     # as the package's kernels are: they begin before the one before them has ended
-    launch = _device.launch_of(
+    bind = _device.launch_of(
         function, (*kernel.grid, 1), (kernel.block, 1, 1), kernel.shared_bytes, cooperative=kernel.cooperative
     )
 
     def run(i: int) -> Any:
-        launch(_device.cupy().cuda.get_current_stream().ptr, addresses[i], 0)
+        _device.launch_once(bind, addresses[i])
         return kept and arrays[i]["y"]
 
     return run

@@ -41,7 +41,7 @@ from cupynorm.reference import LARGEST
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cupynorm._remembered import Launch
+    from cupynorm._device import Binding
 
 Function = Expression | DeviceFunction
 Operand = View | float | Dropout
@@ -131,7 +131,7 @@ def run_masked(
 
 def remember(
     key: Any,
-    launched: tuple[Launch, Struct],
+    launched: tuple[Binding, Struct],
     given: Sequence[Any],
     made: Sequence[Any],
     place: tuple[int, int] | None,
@@ -408,14 +408,14 @@ def _bytes_of(operands: Sequence[Operand], axes: int) -> tuple[int, ...]:
     )
 
 
-def launch_around(device: int, spelling: Spelled, plan: str | Plan | None) -> tuple[Launch, Struct]:
-    """Launch an op with what is computed around it, on rows that there are; return the launch and its parameter."""
+def launch_around(device: int, spelling: Spelled, plan: str | Plan | None) -> tuple[Binding, Struct]:
+    """Launch an op with what is computed around it, on rows that there are; return its binding and parameter."""
     module = _device.cupy()
     with module.cuda.Device(device):
         _row.calls_of_thread().prepare(device)
         found = _row.prepared(device, spelling, plan)
         arguments = np.array([spelling.arguments.values], dtype=spelling.arguments.dtype)
         pointer = np.array([arguments.ctypes.data], np.uint64)
-        launch = launcher(found.kernel.pointer, found.plan)
-        launch(module.cuda.get_current_stream().ptr, pointer.ctypes.data, 0)
-    return launch, spelling.arguments
+        bind = launcher(found.kernel.pointer, found.plan)
+        _device.launch_once(bind, pointer.ctypes.data)
+    return bind, spelling.arguments

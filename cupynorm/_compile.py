@@ -125,6 +125,11 @@ class Kernel(NamedTuple):
     module: Any  # keeps the function loaded
 
 
+PATIENCE = (
+    60.0  # seconds to wait for another thread that compiles the same kernel, which is then compiled here, too
+)
+
+
 class Wanted(NamedTuple):
     """What a kernel is compiled from and prepared for: two that differ in any of it are two loaded functions.
 
@@ -150,8 +155,9 @@ class Kernels:
     def __init__(self) -> None:
         self._found: dict[Wanted, Kernel] = {}
         # one for each kernel: different ones compile at once
-        self._loading: dict[Wanted, threading.Lock] = {}
-        self._lock = threading.Lock()
+        self._loading: dict[Wanted, Any] = {}
+        # both may be taken again by their own thread: by a call that a signal handler makes while a kernel is compiled
+        self._lock = threading.RLock()
 
     def __enter__(self) -> None:
         _thread.entered.append(self)
@@ -169,11 +175,17 @@ class Kernels:
     def load(self, wanted: Wanted) -> Kernel:
         """Return a kernel, loaded once however many threads ask for it."""
         with self._lock:
-            loading = self._loading.setdefault(wanted, threading.Lock())
-        with loading:
+            loading = self._loading.setdefault(wanted, threading.RLock())
+        # who holds it may have been interrupted by a signal handler that waits for this thread
+        mine = loading.acquire(timeout=PATIENCE)
+        try:
             found = self._found.get(wanted)
             if found is None:
-                found = self._found[wanted] = _load(wanted)
+                # where another came between, its kernel stays: it may be in use
+                found = self._found.setdefault(wanted, _load(wanted))
+        finally:
+            if mine:
+                loading.release()
         return found
 
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+    Launch = Callable[[], int | None]
+    Binding = Callable[[int, int], Launch]
+
 
 __all__ = ["RECORDED", "CompileError", "Limits", "NoDeviceError", "active_blocks"]
 
@@ -158,7 +161,7 @@ COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 BEGIN_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 EARLY_SINCE, EARLY_CUDA = 90, 12030  # compute capability; CUDA of the driver, for graphs
-MOST_STREAMS = 64  # whose configurations a launch keeps
+MOST_STREAMS = 64  # whose launches a remembered call keeps
 
 
 @functools.cache
@@ -174,11 +177,22 @@ def launch_of(
     shared_bytes: int,
     *,
     cooperative: bool = False,
-) -> Callable[[int, int, int], None]:
-    """Return the launch of a kernel of the current device: it takes the stream, the address of void*[] for its parameters, and 0.
+) -> Binding:
+    """Return what binds a kernel of the current device to a stream and to the address of void*[], its parameters.
 
     cooperative: all of its blocks run at the same time, or none. From sm_90 on the kernel may begin before the one before it has
     ended, in a graph, too; it waits itself (await_kernel_before).
+
+    What the binding gives, a launch, takes no arguments and returns the driver's status, or None where CuPy has
+    looked at it: ``status = launch()``, and then `launch_error(status)` is raised unless it is 0 or None.
+
+    Signal handlers. A thread's remembered calls write their pointers into parameters that the next call of the same
+    kind writes, too. CPython runs signal handlers, which may make such a call, when a Python function is entered,
+    after a call has returned, and at jumps (3.10: at those that go forwards as well). So between the first word that
+    is written and the launch there is no call, no loop and no branch, and the launch is one call of a C function: no
+    Python function, lambda or method. Everything else comes before: allocations, the stream's launch, and filling a
+    copy of the words where that takes a loop, which is then assigned at once (``words[:] = copy``).
+    tests/test_signal_handlers.py interrupts calls at all of these places.
     """
     early = int(present_limits().compute_capability) >= EARLY_SINCE and _driver_cuda() >= EARLY_CUDA
     return (_early if early else _in_turn)(function, grid, block, shared_bytes, cooperative=cooperative)
@@ -191,12 +205,14 @@ def _in_turn(
     shared_bytes: int,
     *,
     cooperative: bool = False,
-) -> Callable[[int, int, int], None]:
-    """Return a launch that begins when the kernel before has ended."""
-    if cooperative:
-        launch = functools.partial(driver().launchCooperativeKernel, function, *grid, *block, shared_bytes)
-        return lambda stream, parameters, _: launch(stream, parameters)
-    return functools.partial(driver().launchKernel, function, *grid, *block, shared_bytes)
+) -> Binding:
+    """Return the binding of a kernel that begins when the kernel before has ended."""
+    call, extra = (driver().launchCooperativeKernel, ()) if cooperative else (driver().launchKernel, (0,))
+
+    def bind(stream: int, parameters: int) -> Launch:
+        return functools.partial(call, function, *grid, *block, shared_bytes, stream, parameters, *extra)
+
+    return bind
 
 
 def _early(
@@ -206,26 +222,39 @@ def _early(
     shared_bytes: int,
     *,
     cooperative: bool = False,
-) -> Callable[[int, int, int], None]:
-    """Return a launch that may begin early. Each stream has a configuration, which is not changed: several threads may launch."""
+) -> Binding:
+    """Return the binding of a kernel that may begin early."""
     call = _launch_kernel_ex()
     wanted = (BEGIN_EARLY, COOPERATIVE) if cooperative else (BEGIN_EARLY,)
     attributes = (_LaunchAttribute * len(wanted))(*(_LaunchAttribute(each, 0, (1,)) for each in wanted))
-    known: dict[int, tuple[int, _LaunchConfig]] = {}
 
-    def launch(stream: int, parameters: int, _: int) -> None:
-        found = known.get(stream)
-        if found is None:
-            config = _LaunchConfig(grid, block, shared_bytes, stream, attributes, len(attributes))
-            found = ctypes.addressof(config), config
-            if len(known) >= MOST_STREAMS:
-                known.clear()
-            known[stream] = found
-        status = call(found[0], function, parameters, None)
-        if status:
-            raise driver().CUDADriverError(status)
+    def bind(stream: int, parameters: int) -> Launch:
+        config = _LaunchConfig(grid, block, shared_bytes, stream, attributes, len(attributes))
+        launch = functools.partial(call, ctypes.addressof(config), function, parameters, None)
+        launch.config = config  # type: ignore[attr-defined]  # keeps it alive
+        return launch
 
-    return launch
+    return bind
+
+
+def launch_error(status: int) -> Exception:
+    """Return the error of a launch that gave a status."""
+    return driver().CUDADriverError(status)  # type: ignore[no-any-return]
+
+
+class Launches(dict[int, "Launch"]):
+    """Launches of one kernel with one list of parameters, by stream. A stream's is made when it is first asked for."""
+
+    __slots__ = ("_address", "_bind")
+
+    def __init__(self, bind: Binding, address: int) -> None:
+        self._bind, self._address = bind, address
+
+    def __missing__(self, stream: int) -> Launch:
+        if len(self) >= MOST_STREAMS:
+            self.clear()
+        made = self[stream] = self._bind(stream, self._address)
+        return made
 
 
 @functools.cache
@@ -244,8 +273,14 @@ def launch_early(
     function: int, grid: tuple[int, int, int], block: int, shared_bytes: int, parameters: int
 ) -> None:
     """Launch a kernel on the current device and stream, once. parameters: the address of void*[]."""
-    launch = launch_of(function, grid, (block, 1, 1), shared_bytes)
-    launch(cupy().cuda.get_current_stream().ptr, parameters, 0)
+    launch_once(launch_of(function, grid, (block, 1, 1), shared_bytes), parameters)
+
+
+def launch_once(bind: Binding, parameters: int) -> None:
+    """Launch a kernel on the current stream, with parameters that are this launch's own."""
+    status = bind(cupy().cuda.get_current_stream().ptr, parameters)()
+    if status:
+        raise launch_error(status)
 
 
 BOX_TYPES = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType

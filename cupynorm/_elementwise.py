@@ -31,7 +31,7 @@ from cupynorm.functors import Struct, View, arguments, column, direct
 
 if TYPE_CHECKING:
     from cupynorm._limits import Limits
-    from cupynorm._remembered import Calls, Launch
+    from cupynorm._remembered import Calls
 
 KERNEL = "cupynorm/elementwise.cuh"
 PACK_BYTES = 16  # of the wider of two types
@@ -217,10 +217,9 @@ class Known:
     `words` are the kernel's one parameter, the rest of it as in _remembered.Remembered. drop_at: where Drop begins, -1 for none.
     """
 
-    launch: Launch
     words: array[int]
     parameters: array[int]
-    address: int
+    launches: _device.Launches
     x_at: int
     y_at: int
     bias_at: int
@@ -262,21 +261,22 @@ def again(each: Each, x: Any, out: Any, dtype: Any) -> Any:
         fits = fits and not low < target - shift < high
     if not fits:
         return None
-    words = found.words
-    stream = calls.stream(key[0]).ptr
-    if drop is not None:
-        keys, last = _round_keys(drop.seed), _threshold_and_factor(drop.p, found.compute)
-    # no other call stands between the words and their launch: a signal handler that runs there might set them too
-    words[found.x_at] = source
-    words[found.y_at] = target
+    words, launch = found.words, found.launches[calls.stream(key[0]).ptr]
+    filled = words[:]
+    filled[found.x_at] = source
+    filled[found.y_at] = target
     if bias is not None:
-        words[found.bias_at] = shift
+        filled[found.bias_at] = shift
     if drop is not None:
         at = found.drop_at
-        words[at] = drop.offset
-        words[at + 1 : at + 11] = keys
-        words[at + 11 : at + 13] = last
-    found.launch(stream, found.address, 0)
+        filled[at] = drop.offset
+        filled[at + 1 : at + 11] = _round_keys(drop.seed)
+        filled[at + 11 : at + 13] = _threshold_and_factor(drop.p, found.compute)
+    # from here to the launch: no call, loop or branch (_device.launch_of)
+    words[:] = filled
+    status = launch()
+    if status:
+        raise _device.launch_error(status)
     return y
 
 
@@ -312,11 +312,10 @@ def launch(call: Call, each: Each, out: Any, dtype: Any) -> None:
         calls.prepare(call.device)
         chosen = what.tiles(_device.limits_of(call.device))
         kernel = _compile.kernel(call.device, what.text, what.expression(chosen), 0)
-        launches = _device.launch_of(kernel.pointer, chosen.grid, (*chosen.block, 1), 0)
+        bind = _device.launch_of(kernel.pointer, chosen.grid, (*chosen.block, 1), 0)
         struct = what.arguments.dtype
         known = Known(
-            launches,
-            **parameters_of(array("Q", np.array([what.arguments.values], dtype=struct).tobytes())),
+            **parameters_of(array("Q", np.array([what.arguments.values], dtype=struct).tobytes()), bind),
             x_at=word_of(struct, "load", "pointer"),
             y_at=word_of(struct, "store", "pointer"),
             bias_at=-1 if bias is None else word_of(struct, "op", "bias", "pointer"),
@@ -329,7 +328,9 @@ def launch(call: Call, each: Each, out: Any, dtype: Any) -> None:
             distance=y.pointer - x.pointer,
             bias_near=(0, 0) if bias is None else near_of(y, bias.shape, bias.strides, bias.dtype),
         )
-        known.launch(module.cuda.get_current_stream().ptr, known.address, 0)
+        status = known.launches[module.cuda.get_current_stream().ptr]()
+        if status:
+            raise _device.launch_error(status)
     key = _key(calls, each, call.x, out, dtype)
     if key is not None:
         try:

@@ -8,6 +8,7 @@ products as cublasLt does them fastest (_blaslt.py).
 
 from __future__ import annotations
 
+import _thread
 import collections
 import contextlib
 import functools
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 BLOCK = 256  # kEncoderBlock
 MOST_BLOCKS = 2048  # of a grid whose threads take turns
 GRAPHS = 64  # that an encoder keeps, the least recently used of which goes
+HANDLERS_WAIT = 0.05  # seconds, at most, for a signal that came just before the main thread began to wait
+CAPTURES = 3  # of one graph, if memory runs short in each
 MEASURED_AT = 5  # of a bucket's calls: measuring takes as long as some of them, for what a batch that comes once gains nothing
 SCORE_BYTES = (
     32 << 20
@@ -306,7 +309,13 @@ class Captured(NamedTuple):
 class Runner:
     """What an encoder has on a device: its products, its graphs, and their memory. Calls of several threads wait for one another.
 
-    Calls on several streams do, too, on the device: each waits for the end of the one before.
+    Calls on several streams do, too, on the device: each waits for the end of the one before, also where that one has
+    raised.
+
+    A signal handler may call the encoder whose call it interrupts. What the interrupted call has uploaded is then
+    still to be read, so the handler's call is made by another runner, with a workspace, graphs and memory of its own,
+    which is kept for the next one. Steps are captured, and products measured, where no handler runs (`undisturbed`):
+    it would find the capturing stream to be the current one, and whatever it launches would become part of the graph.
     """
 
     def __init__(self, dtype: Dtype, hidden: int) -> None:
@@ -317,16 +326,30 @@ class Runner:
         self._graphs: collections.OrderedDict[Any, Captured] = collections.OrderedDict()
         self._lock = threading.RLock()
         self._pool = module.cuda.MemoryPool(self._allocate)
-        self._short_of_memory = False
+        self._short_of_memory = False  # since then the pool may have given back what graphs use
         self._stream = module.cuda.Stream(non_blocking=True)
-        self._done = module.cuda.Event(disable_timing=True)
+        self._done = module.cuda.Event(disable_timing=True)  # the end of the last call
+        self._unmarked = False  # a call has begun whose end is not marked by _done
+        self._running = False
+        self._to_release = False  # when the call that runs has ended
+        self._for_handlers: Runner | None = None
 
     def release(self) -> None:
-        """Drop all graphs and their memory, once the device has done with them."""
-        with self._lock, self.on_device():
-            self._done.synchronize()
-            self._graphs.clear()
-            self._pool.free_all_blocks()
+        """Drop all graphs and their memory, once the device has done with them; in a handler, when the call has ended."""
+        with self._lock:
+            if self._running:
+                self._to_release = True
+                return
+            self._running = True  # a handler's call makes its graphs elsewhere
+            try:
+                with self.on_device() as stream:
+                    self._await_the_last(stream)
+                    self._drop_graphs()
+                    self._pool.free_all_blocks()
+            finally:
+                self._running = self._to_release = False
+            if self._for_handlers is not None:
+                self._for_handlers.release()
 
     @contextlib.contextmanager
     def on_device(self) -> Iterator[Any]:
@@ -350,29 +373,76 @@ class Runner:
         numbers may be None where compute reads none. put_in writes a call's hidden states to where they are read; take_out
         copies what compute gave: other calls write there.
         """
-        with self._lock, self.on_device() as stream:
-            stream.wait_event(self._done)
-            found = self._graphs.get((key, bucket))
-            made = found or self._prepare(bucket, hidden=put_in is not None)
-            if numbers is not None:
-                _upload(made.whole, np.concatenate(numbers))
-            if where is not None:
-                _upload(made.where, np.ascontiguousarray(where))
-            if put_in is not None:
-                put_in(made.hidden)
-            if next(made.calls) == MEASURED_AT - 1 and self._measure(made.products, stream):
-                del self._graphs[key, bucket], found
-                made, found = made._replace(launch=_nothing, result=None), None
-            if found is None:
-                made = self._capture(made, bucket, compute, stream)
-                while len(self._graphs) >= GRAPHS:
-                    self._graphs.popitem(last=False)
-                self._graphs[key, bucket] = made
-            self._graphs.move_to_end((key, bucket))
-            made.launch()
-            taken = take_out(made.result)
-            self._done.record(stream)
-            return taken
+        with self._lock:
+            if self._running:  # in this very thread, which a signal handler has interrupted
+                return self._another().run(key, bucket, compute, numbers, where, put_in, take_out)
+            self._running = True
+            try:
+                with self.on_device() as stream:
+                    self._await_the_last(stream)
+                    self._unmarked = True
+                    try:
+                        return self._run(key, bucket, compute, numbers, where, put_in, take_out, stream)
+                    finally:
+                        self._done.record(stream)
+                        self._unmarked = False
+            finally:
+                self._running = False
+                if self._to_release:
+                    self.release()
+
+    def _another(self) -> Runner:
+        """Return the runner of signal handlers that interrupt this one's calls."""
+        if self._for_handlers is None:
+            with self.on_device():
+                self._for_handlers = Runner(self.dtype, self.hidden)
+        return self._for_handlers
+
+    def _await_the_last(self, stream: Any) -> None:
+        """Let a stream wait for the end of the last call."""
+        if self._unmarked:  # a second handler raised while the first one's exception was on its way
+            _device.cupy().cuda.runtime.deviceSynchronize()
+        stream.wait_event(self._done)
+
+    def _run(
+        self,
+        key: Any,
+        bucket: Bucket,
+        compute: Callable[[Steps, Any], Any],
+        numbers: Numbers | None,
+        where: np.ndarray[Any, Any] | None,
+        put_in: Callable[[Any], None] | None,
+        take_out: Callable[[Any], Any],
+        stream: Any,
+    ) -> Any:
+        if self._short_of_memory:
+            self._drop_graphs()
+        found = self._graphs.get((key, bucket))
+        made = found or self._prepare(bucket, hidden=put_in is not None)
+        if numbers is not None:
+            _upload(made.whole, np.concatenate(numbers))
+        if where is not None:
+            _upload(made.where, np.ascontiguousarray(where))
+        if put_in is not None:
+            put_in(made.hidden)
+        if next(made.calls) == MEASURED_AT - 1 and self._measure(made.products, stream):
+            del self._graphs[key, bucket], found
+            made, found = made._replace(launch=_nothing, result=None), None
+        if found is None:
+            made = self._capture(made, bucket, compute, stream)
+            while len(self._graphs) >= GRAPHS:
+                self._done.synchronize()  # as _drop_graphs does
+                self._graphs.popitem(last=False)
+            self._graphs[key, bucket] = made
+        self._graphs.move_to_end((key, bucket))
+        made.launch()
+        return take_out(made.result)
+
+    def _drop_graphs(self) -> None:
+        """Drop all graphs, once the device has done with them: what they read goes back to the callers' allocators."""
+        self._done.synchronize()
+        self._graphs.clear()
+        self._short_of_memory = False
 
     def _prepare(self, bucket: Bucket, *, hidden: bool) -> Captured:
         numbers = Numbers.of(bucket)
@@ -388,39 +458,66 @@ class Runner:
             calls=itertools.count(),
         )
 
+    @contextlib.contextmanager
+    def _on_own_stream(self) -> Iterator[Any]:
+        """Make the runner's stream current, for products, too, in a thread that may be new."""
+        cuda = _device.cupy().cuda
+        with cuda.Device(self.device), self._stream as own:
+            cuda.runtime.memGetInfo()  # gives the thread the device's context: the driver launches nothing without one
+            self.blas.begin(own.ptr)
+            yield own
+
     def _measure(self, products: Iterable[Product], stream: Any) -> bool:
         """Find out how large products are done fastest; say whether cuBLAS's own choice is not, for any of these."""
         wanted = _blaslt.unmeasured(self.blas, products)
         if wanted:
             stream.synchronize()  # nothing else shall be on the device, as far as that is ours
-            with self._stream as own:
-                self.blas.begin(own.ptr)
-                for each in wanted:
-                    _blaslt.measure(self.blas, each, differ)
+            undisturbed(self._measure_each, wanted)
         return any(faster.get((self.device, each)) for each in products)
+
+    def _measure_each(self, products: Iterable[Product]) -> None:
+        with self._on_own_stream():
+            for each in products:
+                _blaslt.measure(self.blas, each, differ)
 
     def _capture(
         self, made: Captured, bucket: Bucket, compute: Callable[[Steps, Any], Any], stream: Any
     ) -> Captured:
         """Run once, which compiles and allocates, then capture the same."""
+        ready = _device.cupy().cuda.Event(disable_timing=True)
+        ready.record(stream)
+        try:
+            made = undisturbed(self._captured, made, bucket, compute, ready)
+            stream.wait_event(ready)
+        except BaseException:
+            self._stream.synchronize()  # it reads arrays that are given up now
+            if self._short_of_memory:
+                self._drop_graphs()
+            raise
+        return made
+
+    def _captured(
+        self, made: Captured, bucket: Bucket, compute: Callable[[Steps, Any], Any], ready: Any
+    ) -> Captured:
+        """Do what _capture does, on the runner's own stream; `ready` is what it waits for, and then its own end."""
         module = _device.cupy()
         steps = Steps(self, bucket, made.numbers, made.where)
-        ready = module.cuda.Event(disable_timing=True)
-        ready.record(stream)
-        with self._stream as own, module.cuda.using_allocator(self._pool.malloc):
+        with self._on_own_stream() as own, module.cuda.using_allocator(self._pool.malloc):
             own.wait_event(ready)
-            self.blas.begin(own.ptr)
             compute(steps, made.hidden)
-            if self._short_of_memory:  # then the pool has given back what graphs use
-                self._short_of_memory = False
-                self._graphs.clear()
-            own.begin_capture()
-            try:
-                result = compute(steps, made.hidden)
-            finally:
-                graph = own.end_capture()
+            for _ in range(CAPTURES):
+                # a pool that ran short gave back what graphs use; in a capture, perhaps what its own graph does
+                if self._short_of_memory:
+                    self._drop_graphs()
+                graph, result = _captured_from(own, functools.partial(compute, steps, made.hidden))
+                if not self._short_of_memory:
+                    break
+            else:
+                raise MemoryError(
+                    f"device memory ran short each of {CAPTURES} times while a graph was captured for {bucket}: "
+                    "give back what others hold, or give smaller batches"
+                )
             ready.record(own)
-        stream.wait_event(ready)
         products = frozenset(self.blas.asked)
         return made._replace(launch=functools.partial(_replay, graph), result=result, products=products)
 
@@ -432,6 +529,84 @@ class Runner:
         except cuda.runtime.CUDARuntimeError:  # CuPy's OutOfMemoryError comes from its pools
             self._short_of_memory = True
             raise
+
+
+def _captured_from(stream: Any, compute: Callable[[], Any]) -> tuple[Any, Any]:
+    """Return the graph of what is computed on a stream, and the arrays that it writes."""
+    stream.begin_capture()
+    try:
+        result = compute()
+    except BaseException:
+        with contextlib.suppress(Exception):  # what was raised says more
+            stream.end_capture()
+        raise
+    return stream.end_capture(), result
+
+
+def undisturbed(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return function(*arguments), called where no signal handler runs: in a thread that is not the main one.
+
+    Handlers run in the main thread meanwhile, which waits. What they raise is raised when the function has ended.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return function(*arguments)
+    call = _Undisturbed(function, arguments)
+    raised: BaseException | None = None
+    try:
+        call.begin()
+    except BaseException as error:
+        if not call.begun:
+            raise
+        raised = error
+    while True:
+        try:
+            while not call.over:
+                call.ended.acquire(timeout=HANDLERS_WAIT)
+            break
+        except BaseException as error:  # noqa: BLE001  what the function uses is not given up before its end
+            raised = error
+    failed, call.error = raised or call.error, None
+    try:
+        if failed is not None:
+            raise failed
+        return call.result
+    finally:
+        del call, raised, failed  # its traceback holds this frame, and would hold arrays in a cycle
+
+
+class _Undisturbed:
+    """A call in a thread of its own.
+
+    Made of plain locks: a handler that raises inside threading's Event or Thread.start, which are Python functions,
+    may leave them locked for ever.
+    """
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self._function, self._arguments = function, arguments
+        self._gate, self.ended = threading.Lock(), threading.Lock()
+        self._gate.acquire()
+        self.ended.acquire()
+        self.begun = self.over = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def begin(self) -> None:
+        """Start the thread. If a handler raises here, `begun` says whether the function is called all the same."""
+        try:
+            _thread.start_new_thread(self._run, ())
+            self.begun = True
+        finally:
+            self._gate.release()
+
+    def _run(self) -> None:
+        self._gate.acquire()
+        try:
+            if self.begun:
+                self.result = self._function(*self._arguments)
+        except BaseException as error:  # noqa: BLE001  it is raised where the caller waits
+            self.error = error
+        self.over = True
+        self.ended.release()
 
 
 def _replay(graph: Any) -> None:

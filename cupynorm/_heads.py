@@ -11,12 +11,10 @@ import numpy as np
 from cupynorm import _compile, _device, _row
 from cupynorm._arguments import view
 from cupynorm._dtypes import Dtype, compute_dtype, cpp
-from cupynorm._remembered import ALIGNMENT, _extent, add, code_of, elsewhere, word_of
+from cupynorm._remembered import ALIGNMENT, _extent, add, code_of, elsewhere, parameters_of, word_of
 from cupynorm.functors import POINTER, Struct, View, column, division
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from cupynorm._compile import Kernel
 
 BLOCK = 256  # kHeadsBlock
@@ -178,11 +176,10 @@ def tokens_of_a_thread(move: Move, threads_of_device: int) -> int:
 class Again(NamedTuple):
     """A call that was checked and launched: it may be made again with other pointers."""
 
-    launch: Callable[[int, int, int], None]
     kernel: Kernel  # stays loaded
     words: array.array[int]
     parameters: array.array[int]
-    address: int
+    launches: _device.Launches
     bias_at: int
     shape: tuple[int, ...]
     code: Any
@@ -248,16 +245,22 @@ def again(key: tuple[Any, ...], x: Any, bias: Any, out: Any, rows: Any = None) -
         for pointer, (low, high) in zip((source, shift), call.reach, strict=False):
             if pointer + low < target + call.bytes and target < pointer + high:
                 return None
-    stream = calls.stream(x.data.device_id).ptr
     numbers = 0 if rows is None else rows.data.ptr
-    words = call.words
-    # no other call stands between the words and their launch: a signal handler that runs there might set them too
-    words[0] = source
-    words[1] = target
-    words[2] = numbers
-    if shift:
+    words, launch = call.words, call.launches[calls.stream(x.data.device_id).ptr]
+    # from the first word to the launch: no call, loop or branch (_device.launch_of)
+    if bias is None:
+        words[0] = source
+        words[1] = target
+        words[2] = numbers
+        status = launch()
+    else:
+        words[0] = source
+        words[1] = target
+        words[2] = numbers
         words[call.bias_at] = shift
-    call.launch(stream, call.address, 0)
+        status = launch()
+    if status:
+        raise _device.launch_error(status)
     return y
 
 
@@ -274,20 +277,21 @@ def launch(
         tokens = tokens_of_a_thread(move, limits.sm_count * limits.threads_per_sm)
         kernel = _compile.kernel(device, move.text, move.expression(tokens), 0)
         words = array.array("Q", np.array([move.arguments.values], dtype=move.arguments.dtype).tobytes())
-        parameters = array.array("Q", [words.buffer_info()[0]])
+        bind = _device.launch_of(kernel.pointer, (move.grid(tokens), 1, 1), (BLOCK, 1, 1), 0)
         call = Again(
-            _device.launch_of(kernel.pointer, (move.grid(tokens), 1, 1), (BLOCK, 1, 1), 0),
-            kernel,
-            words,
-            parameters,
-            parameters.buffer_info()[0],
-            word_of(move.arguments.dtype, "bias", "pointer"),
-            target.array.shape,
-            code_of(target.array.dtype),
-            math.prod(target.array.shape) * target.array.dtype.itemsize,
-            tuple(_extent(each.shape, each.strides, each.dtype) for each in (source.array, bias) if each),
+            kernel=kernel,
+            **parameters_of(words, bind),
+            bias_at=word_of(move.arguments.dtype, "bias", "pointer"),
+            shape=target.array.shape,
+            code=code_of(target.array.dtype),
+            bytes=math.prod(target.array.shape) * target.array.dtype.itemsize,
+            reach=tuple(
+                _extent(each.shape, each.strides, each.dtype) for each in (source.array, bias) if each
+            ),
         )
-        call.launch(module.cuda.get_current_stream().ptr, call.address, 0)
+        status = call.launches[module.cuda.get_current_stream().ptr]()
+        if status:
+            raise _device.launch_error(status)
     if key is not None:
         try:
             hash(key)

@@ -411,7 +411,9 @@ BOUNDS: dict[str, tuple[int, int]] = {
 # Bytes of values that a thread may hold, of the compute type. Half of its registers: twice as many and the compiler, which then
 # spills, takes up to 4 seconds; so it takes 1.6 at most.
 MOST_THREAD_BYTES = 512
-MOST_FUSED_ELEMENTS = 32  # of a row, that a thread may hold where something is fused: a mask has a bit for each
+MOST_FUSED_ELEMENTS = (
+    32  # of a row, that a thread may hold where something is fused: a mask has a bit for each
+)
 
 
 def _check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:

@@ -17,17 +17,16 @@ from cupynorm._values import NamedTuple, dataclass
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from cupynorm._device import Binding
     from cupynorm._plan import Plan
     from cupynorm.functors import Struct, View
-
-    Launch = Callable[[int, int, int], None]
 
 MOST = 1024  # that a thread remembers, about 4 KB each; the oldest is dropped
 ALIGNMENT = 15  # the bits of a pointer that checks and pack widths look at: no access is wider than 16 bytes
 
 
-def launcher(function: int, plan: Plan) -> Launch:
-    """Return the launch of a kernel. It takes the stream, the address of void*[] with one for each parameter, and 0."""
+def launcher(function: int, plan: Plan) -> Binding:
+    """Return a kernel's binding, as _device.launch_of does."""
     split = plan.variant == "split"
     grid = (plan.grid // plan.parts, plan.parts, 1) if split else (plan.grid, 1, 1)
     together = split or plan.claims  # blocks wait for one another, or share a counter
@@ -77,9 +76,10 @@ def layout(given: Any) -> tuple[int, ...] | bool:
 class Remembered:
     """A call that was checked and planned: it may be launched again with another x, and another `out` of y's layout.
 
-    `words` are the kernel's one parameter, `parameters` the list with its address, at `address`. *_at: which word a pointer
-    is, -1 for none; first and last are those of the op's one or two statistics. columns_near: addresses strictly between
-    which an `out` may share memory with gamma or beta.
+    `words` are the kernel's one parameter, `parameters` the list with its address, which `launches` are bound to; how
+    words are written and launched is said at _device.launch_of. *_at: which word a pointer is, -1 for none; first and
+    last are those of the op's one or two statistics. columns_near: addresses strictly between which an `out` may
+    share memory with gamma or beta.
     """
 
     axis: int | tuple[int, ...]
@@ -87,10 +87,10 @@ class Remembered:
     dtype: Any
     return_stats: bool
     plan: str | Plan | None
-    launches: tuple[Launch, ...]
+    bind: Binding
     words: array.array[int]
     parameters: array.array[int]
-    address: int
+    launches: _device.Launches
     x_at: int
     y_at: int
     gamma_at: int
@@ -123,7 +123,7 @@ class Remembered:
             words[self.beta_at] = given.beta.data.ptr
         return dataclasses.replace(
             self,
-            **parameters_of(words),
+            **parameters_of(words, self.bind),
             **_columns(given, self.y),
             axis=given.axis,
             eps=given.eps,
@@ -135,7 +135,7 @@ class Remembered:
 
 def remembered(
     given: Given,
-    launches: Sequence[Launch],
+    bind: Binding,
     arguments: Struct,
     x: View,
     y: View,
@@ -153,8 +153,8 @@ def remembered(
         dtype=given.dtype,
         return_stats=given.return_stats,
         plan=given.plan,
-        launches=tuple(launches),
-        **parameters_of(array.array("Q", np.array([arguments.values], dtype=struct).tobytes())),
+        bind=bind,
+        **parameters_of(array.array("Q", np.array([arguments.values], dtype=struct).tobytes()), bind),
         x_at=word_of(struct, "load", "pointer"),
         y_at=word_of(struct, "store", *to, "pointer"),
         gamma_at=word_of(struct, "store", "affine", "gamma", "pointer"),
@@ -174,10 +174,11 @@ def remembered(
     )
 
 
-def parameters_of(words: array.array[int]) -> dict[str, Any]:
-    """Return the words of a kernel's one parameter, and the list that a launch is given the address of."""
+def parameters_of(words: array.array[int], bind: Binding) -> dict[str, Any]:
+    """Return the words of a kernel's one parameter, the list with their address, and the launches that read both."""
     parameters = array.array("Q", [words.buffer_info()[0]])
-    return {"words": words, "parameters": parameters, "address": parameters.buffer_info()[0]}
+    launches = _device.Launches(bind, parameters.buffer_info()[0])
+    return {"words": words, "parameters": parameters, "launches": launches}
 
 
 def word_of(dtype: Dtype, *path: str) -> int:
@@ -233,10 +234,9 @@ class Again(NamedTuple):
     of what goes there: those of the arrays that were given, of those that are made, then seed and offset.
     """
 
-    launch: Launch
     words: array.array[int]
     parameters: array.array[int]
-    address: int
+    launches: _device.Launches
     made: tuple[tuple[tuple[int, ...], Any], ...]
     slots: tuple[tuple[int, int], ...]
     holds: Any  # what the key names by its id
@@ -248,14 +248,20 @@ class Again(NamedTuple):
         if any(each & ALIGNMENT for each in pointers[len(pointers) - len(made) :]):
             return None
         pointers += place
+        words, launch = self.words, self.launches[stream]
+        filled = words[:]
         for at, source in self.slots:
-            self.words[at] = pointers[source]
-        self.launch(stream, self.address, 0)
+            filled[at] = pointers[source]
+        # from here to the launch: no call, loop or branch (_device.launch_of)
+        words[:] = filled
+        status = launch()
+        if status:
+            raise _device.launch_error(status)
         return made
 
 
 def again(
-    launch: Launch,
+    bind: Binding,
     arguments: Struct,
     given: Sequence[Any],
     made: Sequence[Any],
@@ -276,7 +282,7 @@ def again(
     if place is None:
         slots = [slot for slot in slots if slot[1] < len(pointers)]
     allocated = tuple((each.shape, code_of(each.dtype)) for each in made)
-    return Again(launch=launch, **parameters_of(words), made=allocated, slots=tuple(slots), holds=holds)
+    return Again(**parameters_of(words, bind), made=allocated, slots=tuple(slots), holds=holds)
 
 
 _PLACE = ("seed", "offset")
@@ -314,9 +320,9 @@ class Calls:
     def begin(self) -> Any:
         """Learn what CuPy has, once a device array came; return the type of device arrays."""
         module = _device.cupy()
-        self.kind = module.ndarray
-        self.stream = module.cuda.get_current_stream
         self.several = module.cuda.runtime.getDeviceCount() > 1
+        self.stream = module.cuda.get_current_stream
+        self.kind = module.ndarray  # the last: where it is known, a call looks at the others
         return self.kind
 
     def prepare(self, device: int) -> None:
@@ -382,9 +388,11 @@ class OfThread(threading.local):
 
 
 def add(known: dict[Any, Any], key: Any, value: Any) -> None:
-    """Remember a value; the oldest makes room for it."""
-    while len(known) >= MOST:
-        del known[next(iter(known))]
+    """Remember a value; the oldest makes room for it. A signal handler may add another in between."""
+    excess = len(known) - MOST + 1
+    if excess > 0:
+        for oldest in [*known][:excess]:  # a list: an iterator would notice what a handler adds
+            known.pop(oldest, None)
     known[key] = value
 
 

@@ -132,7 +132,7 @@ class _Launch(NamedTuple):
     plan: Plan
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may run where it is held
 _launches: dict[tuple[Any, ...], _Launch] = {}
 _thread = OfThread()
 
@@ -224,16 +224,20 @@ def run(
     stats = [kind(call.stats_shape, call.stats_code) for _ in op.stats] if return_stats else None
     if stats:
         first, last = stats[0].data.ptr, stats[-1].data.ptr
-    stream = calls.stream(device).ptr
-    words = call.words
-    # no other call stands between the words and their launch: a signal handler that runs there might set them too
-    for launch in call.launches:
+    words, launch = call.words, call.launches[calls.stream(device).ptr]
+    # from the first word to the launch: no call, loop or branch (_device.launch_of)
+    if stats:
         words[call.x_at] = source
         words[call.y_at] = target
-        if stats:
-            words[call.first_at] = first
-            words[call.last_at] = last
-        launch(stream, call.address, 0)
+        words[call.first_at] = first
+        words[call.last_at] = last
+        status = launch()
+    else:
+        words[call.x_at] = source
+        words[call.y_at] = target
+        status = launch()
+    if status:
+        raise _device.launch_error(status)
     return (y, *stats) if stats else y
 
 
@@ -282,7 +286,7 @@ def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Give
         found = prepared(call.device, what, given.plan)
         known = remembered(
             given,
-            [launcher(found.kernel.pointer, found.plan)],
+            launcher(found.kernel.pointer, found.plan),
             what.arguments,
             x,
             y,
@@ -291,9 +295,9 @@ def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Give
             x.shape[: len(x.shape) - call.axes],
             call.compute,
         )
-        stream = module.cuda.get_current_stream().ptr
-        for launch in known.launches:
-            launch(stream, known.address, 0)
+        status = known.launches[module.cuda.get_current_stream().ptr]()
+        if status:
+            raise _device.launch_error(status)
     return known
 
 

@@ -56,7 +56,7 @@ class Entry:
     date: str
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may run where it is held
 _tables: dict[Path, dict[str, Entry]] = {}
 
 

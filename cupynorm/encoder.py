@@ -191,13 +191,15 @@ class BertEncoder:
     Only tokens that a mask or lengths keep are computed: the products take them packed, as [tokens, hidden], and attention takes
     the sequences of each length together. On a CPU, a float16 or bfloat16 encoder is slower than a float32 one.
 
-    device: "cpu"; "gpu", the current CUDA device, to which weights are copied once; or "auto", "gpu" where one can be used. An
-    encoder on a GPU takes hidden states and gives results as CuPy arrays, on the caller's stream, and waits for nothing. Tokens,
-    types, masks and lengths are NumPy arrays all the same: they say what is to be computed. There it rounds numbers of
-    tokens up, by 6 % at most, and keeps a CUDA graph for each such shape of a batch, the 64 used last. In float16 and
-    bfloat16, attention is one kernel from sm_80 on if head size is a multiple of 16, 128 at most; otherwise scores are in
-    memory, 32 MiB at a time, and sequences are padded there. Calls of several threads or streams come one after the other.
-    NoDeviceError if there is no such device.
+    device: "cpu"; "gpu", the current CUDA device, to which weights are copied once; or "auto", "gpu" where one can be
+    used. An encoder on a GPU takes hidden states and gives results as CuPy arrays, on the caller's stream, and waits
+    for nothing. Tokens, types, masks and lengths are NumPy arrays all the same: they say what is to be computed.
+    There it rounds numbers of tokens up, by 6 % at most, and keeps a CUDA graph for each such shape of a batch, the
+    64 used last (to drop one, it waits for the call before). In float16 and bfloat16, attention is one kernel from
+    sm_80 on if head size is a multiple of 16, 128 at most; otherwise scores are in memory, 32 MiB at a time, and
+    sequences are padded there. Calls of several threads or streams come one after the other. A signal handler may
+    call the encoder that it interrupts: such calls have a workspace of 32 MiB and graphs of their own. While a graph
+    is made, what a handler raises (Ctrl-C) is raised when that is done. NoDeviceError if there is no such device.
 
     On a GPU, at the fifth batch of one shape, its large products are timed in the ways that cublasLt knows, once in a process:
     that call waits for the device, takes memory for one product more, and gives it back. Only ways that leave the bits of
@@ -340,7 +342,10 @@ class BertEncoder:
         return "cpu" if self._runner is None else "gpu"
 
     def release(self) -> None:
-        """Give back the memory of all graphs; later calls make new ones. On a CPU, nothing is held."""
+        """Give back the memory of all graphs; later calls make new ones. On a CPU, nothing is held.
+
+        In a signal handler that has interrupted a call of the encoder, this is done when that call ends.
+        """
         if self._runner is not None:
             self._runner.release()
 

@@ -19,8 +19,6 @@ from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture
 
-early_launch = _device._early  # which the simulator replaces
-
 
 def rows(shape: tuple[int, ...] = (6, 40), dtype: Any = np.float32) -> Any:
     return np.random.default_rng(0).standard_normal(shape).astype(dtype)
@@ -255,10 +253,10 @@ class Launches:
 def test_a_kernel_may_begin_before_the_one_before_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     launches = Launches()
     monkeypatch.setattr(_device, "_launch_kernel_ex", lambda: launches)
-    launch = _device._early(11, (5, 6, 7), (32, 2, 1), 1024)
+    launch = _device.Launches(_device._early(11, (5, 6, 7), (32, 2, 1), 1024), 99)
 
     for stream in (3, 4, 3, 0):
-        launch(stream, 99, 0)
+        launch[stream]()
 
     early = [(6, 1)]  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     assert launches.seen == [(11, 99, stream, (5, 6, 7), (32, 2, 1), 1024, early) for stream in (3, 4, 3, 0)]
@@ -270,7 +268,7 @@ def test_a_kernel_whose_blocks_wait_for_one_another_may_begin_early_too(
     launches = Launches()
     monkeypatch.setattr(_device, "_launch_kernel_ex", lambda: launches)
 
-    _device._early(11, (1, 132, 1), (512, 1, 1), 64, cooperative=True)(3, 99, 0)
+    _device._early(11, (1, 132, 1), (512, 1, 1), 64, cooperative=True)(3, 99)()
 
     attributes = [(6, 1), (2, 1)]  # the other is CU_LAUNCH_ATTRIBUTE_COOPERATIVE
     assert launches.seen == [(11, 99, 3, (1, 132, 1), (512, 1, 1), 64, attributes)]
@@ -303,20 +301,47 @@ def test_clusters_that_claim_their_rows_are_launched_together(
 def test_a_launch_may_meet_any_number_of_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     launches = Launches()
     monkeypatch.setattr(_device, "_launch_kernel_ex", lambda: launches)
-    launch = _device._early(11, (1, 1, 1), (32, 1, 1), 0)
+    launch = _device.Launches(_device._early(11, (1, 1, 1), (32, 1, 1), 0), 99)
 
     for stream in range(3 * _device.MOST_STREAMS):
-        launch(stream, 99, 0)
+        launch[stream]()
+        assert len(launch) <= _device.MOST_STREAMS
 
     assert [seen[2] for seen in launches.seen] == list(range(3 * _device.MOST_STREAMS))
 
 
 def test_a_launch_that_fails_gives_the_drivers_error(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_device, "_launch_kernel_ex", lambda: Launches(status=719))
-    launch = early_launch(11, (1, 1, 1), (32, 1, 1), 0)
+    x = simulated.cupy.asarray(rows())
+
+    for _ in range(2):
+        with pytest.raises(_device.driver().CUDADriverError, match="719"):
+            cupynorm.softmax(x)
+
+
+REMEMBERED: dict[str, Any] = {
+    "row": cupynorm.softmax,
+    "row with statistics": lambda x: cupynorm.layer_norm(x, return_stats=True),
+    "fused": lambda x: cupynorm.softmax(x, scale=2.0),
+    "elementwise": lambda x: cupynorm.dropout(x, 0.5, seed=1),
+    "heads": lambda x: cupynorm.split_heads(x, heads=2),
+}
+
+
+@pytest.mark.parametrize("name", REMEMBERED)
+def test_a_launch_that_fails_the_second_time_gives_the_drivers_error_too(
+    simulated: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    launches = Launches()
+    monkeypatch.setattr(_device, "_launch_kernel_ex", lambda: launches)
+    x = simulated.cupy.asarray(rows())
+    REMEMBERED[name](x)
+    launches.status = 719
 
     with pytest.raises(_device.driver().CUDADriverError, match="719"):
-        launch(0, 99, 0)
+        REMEMBERED[name](x)
+
+    assert len(launches.seen) == 2
 
 
 @pytest.mark.parametrize(("device", "cuda"), [("h200", 12020), ("a100", 13000)])
@@ -327,8 +352,9 @@ def test_an_older_driver_or_device_launches_as_ever(
     monkeypatch.setattr(_device, "_driver_cuda", lambda: cuda)
     monkeypatch.setattr(_device, "_early", None)
 
-    assert _device.launch_of(1, (1, 1, 1), (32, 1, 1), 0).func is _device.driver().launchKernel
     seen: list[tuple[int, ...]] = []
     monkeypatch.setattr(_device.driver(), "launchCooperativeKernel", lambda *given: seen.append(given))
-    _device.launch_of(1, (1, 132, 1), (32, 1, 1), 64, cooperative=True)(5, 99, 0)
-    assert seen == [(1, 1, 132, 1, 32, 1, 1, 64, 5, 99)]
+    monkeypatch.setattr(_device.driver(), "launchKernel", lambda *given: seen.append(given))
+    for cooperative in (True, False):
+        _device.launch_of(1, (1, 132, 1), (32, 1, 1), 64, cooperative=cooperative)(5, 99)()
+    assert seen == [(1, 1, 132, 1, 32, 1, 1, 64, 5, 99), (1, 1, 132, 1, 32, 1, 1, 64, 5, 99, 0)]

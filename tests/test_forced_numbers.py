@@ -71,7 +71,9 @@ def test_what_no_kernel_could_do_is_refused_with_what_is_allowed(changes: Any, m
 def test_a_mask_has_a_bit_for_each_element_of_a_thread() -> None:
     plan = dataclasses.replace(GOOD, variant="warp", packs=5, group=32)
 
-    with pytest.raises(DoesNotFitError, match="8 x 5, 32 elements of a thread are allowed where something is fused"):
+    with pytest.raises(
+        DoesNotFitError, match="8 x 5, 32 elements of a thread are allowed where something is fused"
+    ):
         choose(dataclasses.replace(PROBLEM, cols=1280, fused=True), H200, occupancy, plan)
 
 

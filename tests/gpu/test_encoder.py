@@ -6,8 +6,10 @@ The simulator has no graphs: there, each call computes anew; and steps without a
 from __future__ import annotations
 
 import hashlib
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -440,3 +442,98 @@ def test_a_pool_that_is_short_of_memory_is_noticed(cuda: Any) -> None:
         there._runner._pool.malloc(1 << 46)
 
     assert there._runner._short_of_memory
+
+
+def test_no_graph_is_replayed_on_memory_that_was_given_back(cuda: Any, monkeypatch: Any) -> None:
+    config = EncoderConfig(**{**SIZES, "hidden": 256, "ffn": 1024}, dtype="float16")
+    encoder = BertEncoder(config, weights(config), device="gpu")
+    small = cuda.asarray(np.random.default_rng(0).normal(size=(8, 128, 256)).astype(np.float16))
+    large = cuda.zeros((64, 512, 256), np.float16)
+    wanted = [cuda.asnumpy(encoder.forward(small)) for _ in range(3)][-1]
+    graphs, pool = dict(encoder._runner._graphs), encoder._runner._pool
+    before, memory = pool.total_bytes(), cuda.cuda.Memory
+
+    def little(size: int) -> Any:
+        if size > 4 << 20:
+            raise cuda.cuda.runtime.CUDARuntimeError(2)  # cudaErrorMemoryAllocation
+        return memory(size)
+
+    monkeypatch.setattr(cuda.cuda, "Memory", little)
+    with pytest.raises(cuda.cuda.memory.OutOfMemoryError):
+        encoder.forward(large)
+    monkeypatch.undo()
+    assert pool.total_bytes() < before  # else nothing is shown
+    guards = [memory(1 << 19) for _ in range(64)]
+    views = [cuda.ndarray((1 << 19,), np.uint8, cuda.cuda.MemoryPointer(each, 0)) for each in guards]
+    for each in views:
+        each.fill(0xAB)
+    cuda.cuda.Device().synchronize()
+
+    found = cuda.asnumpy(encoder.forward(small))
+
+    np.testing.assert_array_equal(found.view(np.uint16), wanted.view(np.uint16))
+    assert all(bool((each == 0xAB).all()) for each in views)
+    assert not any(encoder._runner._graphs.get(key) is each for key, each in graphs.items())
+    assert cuda.asnumpy(encoder.forward(large)).shape == large.shape
+
+
+def test_a_call_that_failed_leaves_the_next_one_right_on_another_stream(cuda: Any, monkeypatch: Any) -> None:
+    host, there = both()
+    hidden = np.random.default_rng(1).normal(size=(8, 16, 32)).astype(np.float32)
+    x = cuda.asarray(hidden)
+    there.forward(x)
+    cuda.cuda.Device().synchronize()
+    copied = _encoder_device.copied
+
+    def fail_at_the_end(given: Any, out: Any, rows: Any) -> Any:
+        if given is not x:
+            raise InterruptedError
+        return copied(given, out, rows)
+
+    streams = [cuda.cuda.Stream(non_blocking=True) for _ in range(2)]
+    for _ in range(20):
+        monkeypatch.setattr(_encoder_device, "copied", fail_at_the_end)
+        with streams[0], pytest.raises(InterruptedError):
+            there.forward(x)
+        monkeypatch.undo()
+        with streams[1]:
+            y = there.forward(x)
+            streams[1].synchronize()
+        assert_near(cuda.asnumpy(y), host.forward(hidden), "float32")
+
+
+def test_a_signal_handler_may_call_the_encoder_that_it_interrupts(cuda: Any, monkeypatch: Any) -> None:
+    config = EncoderConfig(**{**SIZES, "hidden": 64}, dtype="float16")
+    encoder = BertEncoder(config, weights(config), device="gpu")
+    random = np.random.default_rng(1)
+    x, other = (cuda.asarray(random.normal(size=(8, 16, 64)).astype(np.float16)) for _ in range(2))
+    wanted, its = (cuda.asnumpy(encoder.forward(each)).tobytes() for each in (x, other))
+    wrong, count, busy = [], 0, False
+
+    def handler(*_: Any) -> None:
+        nonlocal count, busy
+        if not busy:
+            busy = True
+            try:
+                count += 1
+                if cuda.asnumpy(encoder.forward(other)).tobytes() != its:
+                    wrong.append("the handler's")
+            finally:
+                busy = False
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
+        end, calls = time.monotonic() + 3, 0
+        while time.monotonic() < end:
+            calls += 1
+            if calls % 50 == 0:
+                encoder.release()
+            if cuda.asnumpy(encoder.forward(x)).tobytes() != wanted:
+                wrong.append("the interrupted one's")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+    assert count > 20
+    assert not wrong, f"{len(wrong)} of {calls} calls and {count} signals: {set(wrong)}"

@@ -11,9 +11,13 @@ Every launch runs under each of `settings.schedules`, from the same memory, and 
 where: a race (schedules leave different bits), a divergent barrier, a deadlock, lanes that never meet, a misaligned access, an
 illegal address, a write outside an array or outside the shared memory asked for. Arrays and shared memory hold nan until written.
 
-Thread block clusters and a barrier of the grid run where a C++ twin calls simulator::cluster_arrive, of_block or grid_arrive
-(simulator.h): the host sets a function's cluster width, or calls launchCooperativeKernel, as on a device. Another block's
-shared memory, asked for before that block has surely begun or after it has exited, is a fault.
+Thread block clusters and a barrier of the grid run where a C++ twin calls simulator::cluster_arrive, of_block or
+grid_arrive (simulator.h): the host sets a function's cluster width, or asks for a cooperative launch, as on a device.
+Another block's shared memory, asked for before that block has surely begun or after it has exited, is a fault.
+
+CUDA graphs hold launches (not cuBLAS's products), and know when a pool has given back memory that was allocated while
+they were captured. machine.order, set to an Order, notes what streams do and what each has waited for. machine.room
+bounds pools.
 
 Not modelled:
 - asm, TMA, cooperative groups, atomics; streams that overlap: a launch ends before it returns;
@@ -88,7 +92,8 @@ def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200
     monkeypatch.setattr(_blas, "library", lambda name: None)
     monkeypatch.setattr(_device, "active_clusters", driver.active_clusters)
     monkeypatch.setattr(_device, "name_of", lambda device: machine.limits(device).name)
-    monkeypatch.setattr(_device, "_early", _device._in_turn)
+    monkeypatch.setattr(_device, "_launch_kernel_ex", lambda: driver.launch_kernel_ex)
+    monkeypatch.setattr(_device, "_driver_cuda", cupy.runtime.driverGetVersion)
     monkeypatch.setattr(_device, "box_map", driver.box_map)
     # what is remembered of devices, plans and kernels is the simulator's own while it is installed
     monkeypatch.setattr(_device, "limits_of", _device.functools.cache(_device.limits_of.__wrapped__))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 import types
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
@@ -14,7 +15,7 @@ from .build import CompileError, Library
 from .machine import MAX_BLOCK, MAX_GRID, STATIC_LIMIT, machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Self
 
 __version__ = "14.2.0"
@@ -33,6 +34,7 @@ class MemoryPointer(NamedTuple):
 
     def copy_from_host_async(self, source: int, size: int) -> None:
         """Copy at once."""
+        machine.order.note(machine.stream, "copy")
         ctypes.memmove(self.ptr, source, size)
 
     def copy_from_device_async(self, source: MemoryPointer, size: int) -> None:
@@ -96,7 +98,9 @@ def _new(shape: int | Sequence[int], dtype: Any, misalign: int = 0) -> ndarray:
     dtype = np.dtype(dtype)
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-    made = engine.allocate(nbytes, misalign).view(dtype).reshape(shape).view(ndarray)
+    allocator = getattr(_own, "allocator", None)
+    memory = engine.allocate(nbytes, misalign) if allocator is None else allocator(nbytes)
+    made = np.asarray(memory).view(dtype).reshape(shape).view(ndarray)
     made._device = machine.current
     return made
 
@@ -219,6 +223,13 @@ class Stream:
         self.ptr = 0 if null else next(Stream._numbers)
         self._before: list[int] = []
 
+    @classmethod
+    def of(cls, ptr: int) -> Stream:
+        """Return the stream of a handle."""
+        found = cls(null=True)
+        found.ptr = ptr
+        return found
+
     def __enter__(self) -> Self:
         self._before.append(machine.stream)
         machine.stream = self.ptr
@@ -228,10 +239,43 @@ class Stream:
         machine.stream = self._before.pop()
 
     def synchronize(self) -> None:
-        """Wait for nothing: launches here end before they return."""
+        """Wait for nothing: launches here end before they return. The order of what was noted is that of a device."""
+        machine.order.host |= machine.order.of(self.ptr)
 
     def wait_event(self, event: Event) -> None:
-        """Wait for nothing: launches here end before they return."""
+        """Wait for nothing, likewise."""
+        machine.order.streams[self.ptr] = machine.order.of(self.ptr) | event.marked
+
+    def begin_capture(self) -> None:
+        """Note launches instead of running them."""
+        if machine.stream != self.ptr:
+            raise CUDARuntimeError("the simulator captures the current stream only")
+        machine.captured = Graph()
+
+    def end_capture(self) -> Graph:
+        """Return the launches that were noted."""
+        graph, machine.captured = machine.captured, None
+        if graph is None:
+            raise CUDARuntimeError("cudaErrorIllegalState: the stream is not capturing")
+        return graph
+
+
+class Graph:
+    """Launches that were captured, and the pools' memory that was allocated while they were."""
+
+    def __init__(self) -> None:
+        self.launches: list[Any] = []
+        self.memory: list[Memory] = []
+
+    def launch(self, stream: Any) -> None:
+        """Run them. Memory that went back to the device meanwhile is a fault."""
+        machine.order.note(stream.ptr, "graph")
+        if any(each.freed for each in self.memory):
+            raise engine.SimulatorError(
+                "illegal memory access: a graph's memory was given back to the device"
+            )
+        for each in self.launches:
+            each()
 
 
 class Event:
@@ -239,30 +283,113 @@ class Event:
 
     def __init__(self, *, disable_timing: bool = False) -> None:
         del disable_timing
+        self.marked: frozenset[int] = frozenset()
 
     def record(self, stream: Any) -> None:
-        """Mark nothing: launches here end before they return."""
+        """Mark what the stream did so far."""
+        self.marked = machine.order.of(stream.ptr)
 
     def synchronize(self) -> None:
-        """Wait for nothing: launches here end before they return."""
+        """Wait for nothing: launches here end before they return. The order of what was noted is that of a device."""
+        machine.order.host |= self.marked
+
+
+class Memory:
+    """Memory of no pool; machine.room bounds it."""
+
+    def __init__(self, size: int) -> None:
+        if size > machine.room:
+            raise CUDARuntimeError("cudaErrorMemoryAllocation: out of memory", OUT_OF_MEMORY)
+        machine.room -= size
+        self.bytes, self.freed = engine.allocate(size), False
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """Where it is: an array of it keeps it."""
+        return self.bytes.__array_interface__
+
+    def free(self) -> None:
+        """Give it back. It stays readable here: who uses it is told by other means."""
+        machine.room += 0 if self.freed else self.bytes.nbytes
+        self.freed = True
+
+    def __del__(self) -> None:
+        if hasattr(self, "bytes"):
+            self.free()
+
+
+class _Lent:
+    """Memory that a pool gave to an array, which keeps this; it goes back when that is dropped."""
+
+    def __init__(self, free: list[Memory], memory: Memory) -> None:
+        self._free, self._memory = free, memory
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return self._memory.bytes.__array_interface__
+
+    def __del__(self) -> None:
+        self._free.append(self._memory)
 
 
 class MemoryPool:
-    """A pool that holds nothing: arrays of the simulator are Python's."""
+    """A pool as CuPy's: short of memory, it gives back all that is free, and tries again."""
 
-    def __init__(self, allocator: Any = None) -> None:
-        del allocator
+    def __init__(self, allocator: Any = Memory) -> None:
+        self._allocator, self._free = allocator, list[Memory]()
 
-    def malloc(self, size: int) -> NoReturn:
-        """Refuse: using_allocator does not look at what it is given."""
-        raise NotImplementedError(f"{size} bytes are allocated by cupy.empty")
+    def malloc(self, size: int) -> _Lent:
+        """Give memory that was freed or, where there is none of this size, new."""
+        found = next((each for each in self._free if each.bytes.nbytes == size), None)
+        if found is not None:
+            self._free.remove(found)
+        else:
+            found = self._new(size)
+        if machine.captured is not None:
+            machine.captured.memory.append(found)
+        return _Lent(self._free, found)
+
+    def _new(self, size: int) -> Memory:
+        try:
+            return self._allocator(size)
+        except CUDARuntimeError:
+            self.free_all_blocks()
+        try:
+            return self._allocator(size)
+        except CUDARuntimeError as error:
+            raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes") from error
 
     def free_all_blocks(self) -> None:
-        """Free nothing."""
+        """Give the device what no array has."""
+        while self._free:
+            self._free.pop().free()
 
 
 class CUDARuntimeError(RuntimeError):
     """An error of the runtime, by CUDA's name."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class OutOfMemoryError(MemoryError):
+    """A pool's."""
+
+
+OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+_own = threading.local()
+
+
+@contextlib.contextmanager
+def _using_allocator(allocator: Any) -> Iterator[None]:
+    """Allocate what this thread makes from there."""
+    before = getattr(_own, "allocator", None)
+    _own.allocator = allocator
+    try:
+        yield
+    finally:
+        _own.allocator = before
 
 
 class CompileException(Exception):  # noqa: N818
@@ -315,7 +442,7 @@ _ATTRIBUTES = {
 
 
 def _current_stream(device_id: int = -1) -> Any:
-    return types.SimpleNamespace(ptr=machine.stream, synchronize=lambda: None, wait_event=lambda event: None)
+    return Stream.of(machine.stream)
 
 
 class RawModule:
@@ -429,15 +556,18 @@ runtime = types.SimpleNamespace(
     memGetInfo=lambda: (1 << 33, MEMORY),
     runtimeGetVersion=lambda: 12090,
     driverGetVersion=lambda: 13000,
-    deviceSynchronize=lambda: None,
+    deviceSynchronize=lambda: machine.order.synchronize(),  # noqa: PLW0108  which order it is may change
     is_hip=False,
 )
 cuda = types.SimpleNamespace(
     Device=Device,
     Event=Event,
+    Memory=Memory,
+    MemoryPointer=lambda memory, offset: memory,
     MemoryPool=MemoryPool,
+    memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
     Stream=Stream,
-    using_allocator=lambda allocator: contextlib.nullcontext(),
+    using_allocator=_using_allocator,
     compiler=types.SimpleNamespace(CompileException=CompileException),
     device=types.SimpleNamespace(get_cublas_handle=lambda: 1),
     nvrtc=types.SimpleNamespace(getVersion=lambda: (12, 9)),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cupynorm import _limits
+from cupynorm import _device, _limits
 
 from . import engine
 from .build import Library
@@ -181,6 +182,22 @@ def launchCooperativeKernel(  # noqa: N802
     _launch(_function(f), (gx, gy, gz), (bx, by, bz), shared_bytes, stream, parameters, cooperative=True)
 
 
+def launch_kernel_ex(config: int, function: int, parameters: int, extra: None) -> int:
+    """Twin of cuLaunchKernelEx, which the package calls without CuPy. What a device would refuse raises as above."""
+    if extra is not None:
+        raise _invalid("`extra` is not supported")
+    told = _device._LaunchConfig.from_address(config)
+    attributes = {each.id: each.value[0] for each in told.attributes[: told.attribute_count]}
+    shape = (*told.grid, *told.block, told.shared_bytes, told.stream or 0, parameters)
+    if attributes.pop(_device.BEGIN_EARLY, 0) != 1 or set(attributes) - {_device.COOPERATIVE}:
+        raise _invalid(f"launch attributes {attributes}")
+    if attributes.get(_device.COOPERATIVE):
+        launchCooperativeKernel(function, *shape)
+    else:
+        launchKernel(function, *shape, 0)
+    return 0
+
+
 def _launch(
     function: Function,
     grid: tuple[int, int, int],
@@ -213,7 +230,14 @@ def _launch(
     cluster = _cluster(function, grid)
     pointers = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))
     values = [ctypes.string_at(pointers[i], size) for i, size in enumerate(library.parameter_bytes)]
-    engine.launch(library, grid, block, shared_bytes, values, cluster=cluster, cooperative=cooperative)
+    launch = functools.partial(
+        engine.launch, library, grid, block, shared_bytes, values, cluster=cluster, cooperative=cooperative
+    )
+    if machine.captured is not None:
+        machine.captured.launches.append(launch)
+    else:
+        machine.order.note(stream, "launch")
+        launch()
 
 
 def _cluster(function: Function, grid: tuple[int, int, int]) -> int:

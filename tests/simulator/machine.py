@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cupynorm import _limits
 
@@ -16,11 +17,46 @@ MAX_GRID = (2**31 - 1, 65535, 65535)
 REGISTERS = 64  # of every kernel, or as many as its launch bounds leave: nothing here allocates registers
 
 
+class Order:
+    """What streams and the host have waited for: each does its own things in turn, and knows which others came before.
+
+    done: what was noted, as (stream, what, the numbers of what surely came before).
+    """
+
+    def __init__(self) -> None:
+        self.done: list[tuple[int, str, frozenset[int]]] = []
+        self.streams: dict[int, frozenset[int]] = {}
+        self.host: frozenset[int] = frozenset()
+
+    def of(self, stream: int) -> frozenset[int]:
+        """Return the numbers of what surely comes before anything new in a stream."""
+        return self.streams.get(stream, frozenset()) | self.host
+
+    def note(self, stream: int, what: str) -> None:
+        """Note that a stream does something."""
+        before = self.of(stream)
+        self.streams[stream] = before | {len(self.done)}
+        self.done.append((stream, what, before))
+
+    def synchronize(self) -> None:
+        """Wait for all streams."""
+        self.host = frozenset(range(len(self.done)))
+
+
+class NoOrder(Order):
+    """Notes nothing, which most tests do not look at."""
+
+    def note(self, stream: int, what: str) -> None:
+        """Note nothing."""
+
+
 class Machine:
     """Devices by name of cupynorm._limits.RECORDED; the current device and stream are each Python thread's own."""
 
     def __init__(self) -> None:
         self.devices: tuple[str, ...] = ("h200",)
+        self.room = sys.maxsize  # bytes that cuda.Memory may take
+        self.order: Order = NoOrder()
         self._own = threading.local()
 
     @property
@@ -41,6 +77,15 @@ class Machine:
     def stream(self, handle: int) -> None:
         self._own.stream = handle
 
+    @property
+    def captured(self) -> Any:
+        """The graph that this thread captures, or None."""
+        return getattr(self._own, "captured", None)
+
+    @captured.setter
+    def captured(self, graph: Any) -> None:
+        self._own.captured = graph
+
     def limits(self, device: int | None = None) -> _limits.Limits:
         """Return the recorded limits of a device, the current one unless told."""
         return _limits.RECORDED[self.devices[self.current if device is None else device]]
@@ -56,6 +101,7 @@ class Machine:
             if name not in _limits.RECORDED:
                 raise ValueError(f"no limits are recorded for {name!r}: use {', '.join(_limits.RECORDED)}")
         self.devices, self.current, self.stream = chosen, 0, 0
+        self.room, self.order, self.captured = sys.maxsize, NoOrder(), None
 
 
 machine = Machine()
