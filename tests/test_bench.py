@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from cupynorm import _device, bench, catalog, cli, forms, peers, plots, results, saved
 from cupynorm.results import Measured, Point, Report, Timing
+from tests import command_runner
 from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture
@@ -950,7 +950,7 @@ def test_csv_has_a_line_for_each_contender(tmp_path):
 
 
 def invoke(*arguments: object) -> Any:
-    return CliRunner().invoke(cli.cli, ["bench", *map(str, arguments)])
+    return command_runner().invoke(cli.cli, ["bench", *map(str, arguments)])
 
 
 @pytest.fixture

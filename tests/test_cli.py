@@ -12,16 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import cupynorm
 from cupynorm import _device, _nvrtc, _plan, catalog, cli, environment, files, forms, testing
 from cupynorm.environment import Finding
 from cupynorm.testing import Result
+from tests import command_runner
 
 
 def invoke(*arguments, **options):
-    return CliRunner().invoke(cli.cli, [str(each) for each in arguments], **options)
+    return command_runner().invoke(cli.cli, [str(each) for each in arguments], **options)
 
 
 def start(*arguments, program=("-m", "cupynorm"), stderr=subprocess.PIPE, cwd=None, env=None):
@@ -469,7 +469,7 @@ def test_quiet_leaves_results_and_errors_only(source, no_device, before):
     again = quiet("run", "softmax", source, "-o", source.with_name("out.npy"))
     tested = quiet("selftest", "--quick")
 
-    assert (done.exit_code, done.output) == (0, "")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
     assert again.exit_code == 4
     assert "exists already" in again.stderr
     assert (tested.exit_code, tested.stderr) == (0, "")
@@ -510,10 +510,10 @@ def test_a_note_about_a_missing_gpu_comes_once_and_only_where_one_is_missed(sour
         ("selftest", "--quick"),
     )
     for command in commands:
-        assert invoke(*command).output.count("there is none") == 1
+        assert invoke(*command).stderr.count("there is none") == 1
     monkeypatch.setattr(environment, "is_gpu_wanted", lambda: False)
     for command in commands:
-        assert "there is none" not in invoke(*command).output
+        assert "there is none" not in invoke(*command).stderr
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from cupynorm import _tuned, cli, embedding, tune
 from cupynorm._limits import RECORDED, active_blocks
 from cupynorm._plan import Problem, choose
+from tests import command_runner
 
 CHECKOUT = Path(__file__).parents[1]
 PAGE = (CHECKOUT / "docs" / "json.md").read_text("utf-8")
@@ -101,7 +101,7 @@ def test_the_check_finds_what_differs() -> None:
 
 def document(*arguments: object) -> Any:
     """Return what a command prints with --json: one document, and nothing else on standard output."""
-    done = CliRunner().invoke(cli.cli, [*map(str, arguments), "--json"])
+    done = command_runner().invoke(cli.cli, [*map(str, arguments), "--json"])
     assert done.exit_code in (0, 1), done.output
     found = json.loads(done.stdout)
     assert isinstance(found, dict)
