@@ -164,8 +164,9 @@ def _draw(file: Path, points: Sequence[Measured], kinds: Sequence[str], title: s
     known = [style.label for style in STYLES.values()]
     labels = sorted(legend, key=lambda label: known.index(label) if label in known else len(known))
     figure.legend([legend[label] for label in labels], labels, loc="outside right upper")
-    # without a date in the file: the same results give the same file
-    figure.savefig(file, dpi=120, metadata={"Date": None} if file.suffix == ".svg" else None)
+    # without a date and random names in the file: the same results give the same file
+    with importlib.import_module("matplotlib").rc_context({"svg.hashsalt": OURS}):
+        figure.savefig(file, dpi=120, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
 def _draw_panel(panel: Any, kind: str, own: Sequence[Measured]) -> None:

@@ -85,6 +85,15 @@ def test_forms_have_a_file_of_their_own(tmp_path: Path, figures: list[Any]) -> N
     assert titles == {"softmax/causal\n49152 rows", "split_heads\n4096 rows"}
 
 
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_the_same_results_give_the_same_file(tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("matplotlib", reason=MATPLOTLIB)
+
+    first, second = (plots.plot(tmp_path / f"{name}{suffix}", OPS, ABOUT)[0] for name in "ab")
+
+    assert first.read_bytes() == second.read_bytes()
+
+
 def test_nothing_to_draw_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(plots.PlotError, match="nothing to draw"):
         plots.plot(tmp_path / "a.svg", [], {})
