@@ -32,18 +32,23 @@ class CompileError(RuntimeError):
 
 @functools.cache
 def cupy() -> ModuleType:
-    """Import CuPy when it is first needed. Raises NoDeviceError if it is not installed or does not load."""
+    """Import CuPy when it is first needed. Raises NoDeviceError if it is not installed, does not load, or is not for CUDA."""
     try:
         import cupy  # noqa: PLC0415  a quarter of a second, and not everyone has it
     except ImportError as error:
         raise NoDeviceError(
             f"CuPy is needed for device arrays and does not import ({error}): "
-            "pip install 'cupynorm[cuda12]' or 'cupynorm[cuda13]'; `cupynorm doctor` says which"
+            "`cupynorm doctor` says what to install"
         ) from error
     except OSError as error:  # CuPy makes its cache folder when it is imported
         raise NoDeviceError(
             f"CuPy does not import ({error}): set CUPY_CACHE_DIR to a folder that you can write"
         ) from error
+    if cupy.cuda.runtime.is_hip:
+        raise NoDeviceError(
+            f"CuPy {cupy.__version__} is built for ROCm, AMD's GPUs; cupynorm's kernels are CUDA, for NVIDIA's: "
+            "`cupynorm doctor` says what to install"
+        )
     return cupy  # type: ignore[no-any-return]
 
 

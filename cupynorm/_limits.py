@@ -27,6 +27,7 @@ class Limits:
 # Read off such devices with deviceQuery's calls, or from the CUDA programming guide's table of technical specifications.
 RECORDED: dict[str, Limits] = {
     "h200": Limits("h200", "90", 132, 2048, 32, 65536, 233472, 232448 - STATIC_SHARED_BYTES, 1024, 60 << 20),
+    "h100": Limits("h100", "90", 132, 2048, 32, 65536, 233472, 232448 - STATIC_SHARED_BYTES, 1024, 50 << 20),
     "a100": Limits("a100", "80", 108, 2048, 32, 65536, 167936, 166912 - STATIC_SHARED_BYTES, 1024, 40 << 20),
     "t4": Limits("t4", "75", 40, 1024, 16, 65536, 65536, 65536 - STATIC_SHARED_BYTES, 0, 4 << 20),
     "rtx4090": Limits(

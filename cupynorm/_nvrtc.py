@@ -163,7 +163,28 @@ def _resources(log: str) -> dict[str, _Resources]:
     return found
 
 
+def _found_by_pathfinder() -> str | None:
+    """Return the NVRTC that NVIDIA's cuda.pathfinder finds, as CuPy does, whose wheels bring it; None without it.
+
+    It knows wheels, conda, toolkits and Windows, but returns one library, of whichever major: the others are searched for here.
+    """
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib  # noqa: PLC0415  optional: it comes with CuPy
+
+        return str(load_nvidia_dynamic_lib("nvrtc").abs_path)
+    except Exception:  # noqa: BLE001  not installed, or nothing found: it has an error type of its own
+        return None
+
+
+def _is_of_major(path: str, major: int) -> bool:
+    """Say whether a library's name is that of a major: libnvrtc.so.12, libnvrtc.so.12.9.86, nvrtc64_120_0.dll."""
+    return re.match(rf"libnvrtc\.so\.{major}(\.|$)|nvrtc64_{major}\d_", Path(path).name) is not None
+
+
 def _candidates(major: int) -> Iterator[str]:
+    found_by_pathfinder = _found_by_pathfinder()
+    if found_by_pathfinder is not None and _is_of_major(found_by_pathfinder, major):
+        yield found_by_pathfinder
     name = f"libnvrtc.so.{major}"
     folders: list[Path] = []
     # NVIDIA's wheels share the package "nvidia", which has no __init__: it may lie in several folders

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from cupynorm.results import Measured, Report
+    from cupynorm.saved import Tables
     from cupynorm.testing import Result
 
 CHECK_FAILED, USAGE, NO_DEVICE, BAD_FILE, INTERRUPTED = 1, 2, 3, 4, 130
+QUIET = "cupynorm.quiet"  # where a context keeps whether --quiet was given
 COLORS = {"ok": "green", "warning": "yellow", "fault": "red"}
 COMPLETION = {
     "bash": ("~/.bashrc", 'eval "$(_CUPYNORM_COMPLETE=bash_source cupynorm)"'),
@@ -40,8 +42,72 @@ class Failure(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]
 
 
+def _quiet_option() -> click.Option:
+    """Return --quiet, which every command has, and which may stand before the command's name as well."""
+
+    def keep(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001
+        if value:
+            ctx.find_root().meta[QUIET] = True
+
+    return click.Option(
+        ["-q", "--quiet"],
+        is_flag=True,
+        expose_value=False,
+        callback=keep,
+        help="Print results and errors only: no notes, no progress.",
+    )
+
+
+def _is_quiet() -> bool:
+    ctx = click.get_current_context(silent=True)
+    return ctx is not None and bool(ctx.find_root().meta.get(QUIET))
+
+
+def _note(text: str) -> None:
+    """Print something beside the result on standard error, unless --quiet asks for nothing of the kind."""
+    if not _is_quiet():
+        click.echo(text, err=True)
+
+
+class Command(click.Command):
+    """A command with --quiet, whose help ends with the names that its options and arguments take."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.params.append(_quiet_option())
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, then the names."""
+        super().format_options(ctx, formatter)
+        names = {
+            each.type.name.partition(",")[0]: ", ".join(each.type.names())
+            for each in self.params
+            if isinstance(each.type, Name)
+        }
+        if names:
+            with formatter.section("Names"):
+                formatter.write_dl(list(names.items()))
+
+
+class BenchCommand(Command):
+    """`cupynorm bench`, which says what became of an option that once took a file."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse `--json FILE`."""
+        for option, following in zip(args, [*args[1:], "-"], strict=False):
+            name, _, file = option.partition("=")
+            file = file or ("" if following.startswith("-") else following)
+            if name == "--json" and file:
+                raise click.UsageError(
+                    f"--json prints on standard output and takes no file: --save {file} writes one", ctx
+                )
+        return super().parse_args(ctx, args)
+
+
 class Commands(click.Group):
     """Commands whose expected errors become messages with an exit status; others keep their traceback."""
+
+    command_class = Command
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
@@ -80,9 +146,13 @@ class Name(click.ParamType):  # type: ignore[type-arg]
         self.name = name
         self._names = names
 
+    def names(self) -> list[str]:
+        """Return all names."""
+        return list(self._names())
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the name if the library knows it."""
-        names = list(self._names())
+        names = self.names()
         if value not in names:
             self.fail(f"{value!r} is not one of {', '.join(names)}", param, ctx)
         return str(value)
@@ -219,6 +289,9 @@ def cli(ctx: click.Context) -> None:
         ctx.color = False
 
 
+cli.params.append(_quiet_option())
+
+
 @cli.command()
 @_json_option
 def info(*, as_json: bool) -> None:
@@ -285,31 +358,28 @@ def doctor(ctx: click.Context, *, as_json: bool) -> None:
 @click.option(
     "--gpu/--cpu", "gpu", default=None, help="Demand a GPU, or use the CPU. Default: a GPU if there is one."
 )
+@click.option("--quick", is_flag=True, help="A few shapes and dtypes, in the variants that calls choose.")
 @_json_option
 @click.pass_context
-def selftest(ctx: click.Context, *, gpu: bool | None, as_json: bool) -> None:
+def selftest(ctx: click.Context, *, gpu: bool | None, quick: bool, as_json: bool) -> None:
     """Compare every op with float64.
 
-    Over dtypes, variants and shapes. Exit status 1 if an error is larger than the dtype's tolerance.
+    Over dtypes, variants and shapes; first all kernels are compiled, several at once. Exit status 1 if an error is larger
+    than the dtype's tolerance.
     """
     from cupynorm import testing  # noqa: PLC0415
     from cupynorm.files import choose_device  # noqa: PLC0415
 
     device, note = choose_device("auto" if gpu is None else "gpu" if gpu else "cpu")
     if note:
-        click.echo(f"no usable GPU, so this tests the CPU: {note}", err=True)
-    cases = testing.selftest(cpu=device == "cpu")
-    if sys.stderr.isatty():
-        with click.progressbar(cases, label="selftest", file=sys.stderr, item_show_func=_case) as bar:
-            results = list(bar)
-    else:
-        results = list(cases)
+        _note(f"no usable GPU, so this tests the CPU: {note}")
+    with _stages() as progress:
+        results = list(testing.selftest(cpu=device == "cpu", quick=quick, progress=progress))
     faults = [each for each in results if not each.ok]
     if as_json:
         every = [dataclasses.asdict(each) for each in results]
-        _print_json(
-            {"schema": 1, "device": device, "cases": len(results), "faults": len(faults), "results": every}
-        )
+        counts = {"cases": len(results), "faults": len(faults)}
+        _print_json({"schema": 1, "device": device, "quick": quick, **counts, "results": every})
     else:
         _print_results(results)
         for each in faults:
@@ -414,12 +484,12 @@ def run(
         _print_json({"schema": 1, **report.as_dict()})
         return
     if report.note:
-        click.echo(f"no usable GPU, so this ran on the CPU: {report.note}", err=True)
+        _note(f"no usable GPU, so this ran on the CPU: {report.note}")
     where = f"{report.device}, variant {report.plan['variant']}" if report.plan else report.device
     dtypes = f"{report.input_dtype} -> {report.dtype}"
     rate = f"{report.seconds:.3f} s, {report.bytes_per_second / 1e9:.3g} GB/s of files"
-    click.echo(f"{op}: {report.rows} x {report.cols}, {dtypes}, on {where}: {rate}", err=True)
-    click.echo(f"wrote {', '.join(report.outputs)}", err=True)
+    _note(f"{op}: {report.rows} x {report.cols}, {dtypes}, on {where}: {rate}")
+    _note(f"wrote {', '.join(report.outputs)}")
 
 
 @cli.command()
@@ -481,14 +551,11 @@ def embed(*, source: Path, output: Path, model: Path, as_json: bool, **options: 
     done = f"{report.texts} texts" + (f", {report.resumed} of an earlier run" if report.resumed else "")
     cut = f", {report.truncated} truncated" if report.truncated else ""
     rate = f"{report.seconds:.3f} s, {report.texts_per_second:.3g} texts/s"
-    click.echo(
-        f"{done}{cut}, {report.tokens} tokens -> {report.columns} columns on {report.device}: {rate}",
-        err=True,
-    )
-    click.echo(f"wrote {report.output}", err=True)
+    _note(f"{done}{cut}, {report.tokens} tokens -> {report.columns} columns on {report.device}: {rate}")
+    _note(f"wrote {report.output}")
 
 
-@cli.command()
+@cli.command(cls=BenchCommand)
 @click.option("--ops", type=Forms("op,...", _forms), help="Default: all. OP/ is each of its forms.")
 @click.option(
     "--dtypes",
@@ -519,7 +586,7 @@ def embed(*, source: Path, output: Path, model: Path, as_json: bool, **options: 
 @click.option("--host-only", is_flag=True, help="That table only.")
 @click.option("--targets", is_flag=True, help="Print the table of targets.")
 @click.option("--recorded", type=FILE, help="JSON list of peers' rates from elsewhere, to be compared with.")
-@click.option("--json", "json_file", type=FILE, help="Write all results, after each point anew.")
+@click.option("--save", type=FILE, help="Write what --json prints to a file, after each point anew.")
 @click.option("--csv", "csv_file", type=FILE, help="Write one line for each point and contender.")
 @click.option(
     "--plot",
@@ -527,40 +594,47 @@ def embed(*, source: Path, output: Path, model: Path, as_json: bool, **options: 
     type=FILE,
     multiple=True,
     metavar="FILE.png|svg",
-    help="Draw bandwidth and time against columns; needs matplotlib. Repeatable.",
+    help="Draw bandwidth, share and time against columns; needs matplotlib. Repeatable.",
 )
-@click.option("--from", "source", type=FILE, help="Measure nothing: show the results of a --json file.")
+@click.option("--from", "source", type=FILE, help="Measure nothing: show the results of a --save file.")
 @click.option("--seconds", type=click.FloatRange(1), default=math.inf, help="Start no point after so long.")
-def bench(*, source: Path | None, **options: Any) -> None:
+@_json_option
+def bench(*, source: Path | None, as_json: bool, **options: Any) -> None:
     """Time the ops beside their peers and a copy of the same bytes.
 
     Device time of one call, from CUDA graphs over buffers larger than the L2 cache, in turns with each installed
     peer and with copies. The share is that of the best copy's rate. A line for each point, then the worst of them.
 
-    Example: cupynorm bench --ops softmax --dtypes float16 --cols 1024,4096 --json results.json
+    Example: cupynorm bench --ops softmax --dtypes float16 --cols 1024,4096 --save results.json
     """
-    from cupynorm import results  # noqa: PLC0415
+    from cupynorm import plots, results, saved  # noqa: PLC0415
 
     try:
         if options["plots"]:
-            results.check_plots(options["plots"])
-        with _user_input(), _user_files():
-            recorded = results.read_recorded(options["recorded"]) if options["recorded"] else None
-            report = results.read(source) if source else None
+            plots.check_plots(options["plots"])
+        with _user_files():
+            recorded = _read(results.read_recorded, options["recorded"])
+            report = _read(saved.read, source)
+        if source and isinstance(report, saved.Tables):
+            _show_tables(source, report, as_json=as_json, **options)
+            return
+        show_point = (lambda _: None) if as_json else _point_printer(recorded)
         if report:
             report = _chosen(report, **options)
             _save(report, **options)
-            show_point = _point_printer(recorded)
             for measured in report.points:
                 show_point(measured)
         else:
-            report = _measured(recorded, **options)
+            report = _measured(show_point, **options)
         with _user_files():
             for path in options["plots"]:
-                for file in results.plot(path, report.points, report.about):
-                    click.echo(f"wrote {file}", err=True)
-    except results.PlotError as error:
+                for file in plots.plot(path, report.points, report.about):
+                    _note(f"wrote {file}")
+    except plots.PlotError as error:
         raise Failure(error, USAGE) from error
+    if as_json:
+        click.echo(results.json_of(report), nl=False)
+        return
     if report.host:
         click.echo("\n" + "\n".join(results.host_table(report.host)))
     if options["targets"]:
@@ -571,9 +645,49 @@ def bench(*, source: Path | None, **options: Any) -> None:
         click.echo("\n" + "\n".join(results.last_lines(report.points, recorded)))
 
 
-def _chosen(report: Report, *, ops: Any, dtypes: Any, cols: Any, rows: Any, **_: Any) -> Report:
-    """Return of a report what options name."""
-    wanted = {"op": ops, "dtype": dtypes, "cols": cols, "rows": rows}
+def _read(reader: Callable[[Path], Any], path: Path | None) -> Any:
+    """Return what a file holds; None without one. What is not understood is an unusable file."""
+    if path is None:
+        return None
+    try:
+        return reader(path)
+    except ValueError as error:
+        raise Failure(error, BAD_FILE) from error
+
+
+NEED_POINTS = {  # options that make something of points, by their parameters' names
+    "--save": "save",
+    "--csv": "csv_file",
+    "--plot": "plots",
+    "--targets": "targets",
+    "--recorded": "recorded",
+}
+
+
+def _show_tables(source: Path, tables: Tables, *, as_json: bool, **options: Any) -> None:
+    """Print a file of other measurements than the sweep's. They have no contenders, so that nothing else can be made of them."""
+    for option, name in NEED_POINTS.items():
+        if options[name]:
+            raise Failure(f"{source} holds no points of cupynorm bench: there is nothing for {option}", USAGE)
+    tables = tables.chosen(_wanted(**options))
+    if as_json:
+        _print_json({"schema": 1, **tables.about, "lists": tables.lists})
+        return
+    _note(f"{source} holds no points of cupynorm bench; its entries as they are")
+    about = {name: value for name, value in tables.about.items() if isinstance(value, str)}
+    if about:
+        _print_fields("measured", about)
+    click.echo("\n".join(tables.lines()))
+
+
+def _wanted(*, ops: Any, dtypes: Any, cols: Any, rows: Any, **_: Any) -> dict[str, Any]:
+    """Return what options want of points, by the points' fields."""
+    return {"op": ops, "dtype": dtypes, "cols": cols, "rows": rows}
+
+
+def _chosen(report: Report, **options: Any) -> Report:
+    """Return a report without the points that options leave out."""
+    wanted = _wanted(**options)
     points = [
         each
         for each in report.points
@@ -582,18 +696,18 @@ def _chosen(report: Report, *, ops: Any, dtypes: Any, cols: Any, rows: Any, **_:
     return dataclasses.replace(report, points=points)
 
 
-def _save(report: Report, *, json_file: Path | None, csv_file: Path | None, **_: Any) -> None:
+def _save(report: Report, *, save: Path | None, csv_file: Path | None, **_: Any) -> None:
     from cupynorm import results  # noqa: PLC0415
 
     with _user_files():
-        if json_file:
-            results.write_json(json_file, report)
+        if save:
+            results.write_json(save, report)
         if csv_file:
             results.write_csv(csv_file, report.points)
 
 
-def _measured(peers_elsewhere: Any, **options: Any) -> Report:
-    """Measure, print a line for each point, and keep the files up to date, whatever ends it."""
+def _measured(show_point: Callable[[Measured], None], **options: Any) -> Report:
+    """Measure, show each point, and keep the files up to date, whatever ends it."""
     from cupynorm import bench as measuring  # noqa: PLC0415
 
     quick, asked = options["quick"], options["peers"]
@@ -610,21 +724,20 @@ def _measured(peers_elsewhere: Any, **options: Any) -> Report:
     peers = _peers_asked(("none",) if options["only_ours"] else asked)
     everywhere = "all" in asked or "compile" in asked
     about = f"{len(points)} points, {report.about['device']['name']}, {_spelled(report.about['versions'])}"
-    click.echo(about, err=True)
+    _note(about)
     if "compile" in peers and not everywhere:
-        click.echo("torch.compile at some shapes only, for it compiles long: --peers all for all", err=True)
+        _note("torch.compile at some shapes only, for it compiles long: --peers all for all")
     report.left_out = 0 if options["host_only"] else len(points)
 
     save = functools.partial(_save, report, **options)
     save()  # a folder that is not there is better known now
-    show_point = _point_printer(peers_elsewhere)
     on_terminal = sys.stderr.isatty()  # where a bar stands in the way of lines, they come at the end
     try:
         if options["host"] or options["host_only"]:
             notes: dict[str, str] = {}
             report.host.extend(measuring.host_times(peers, notes))
             for name, note in notes.items():
-                click.echo(f"  {name}: {note}", err=True)
+                _note(f"  {name}: {note}")
         if not options["host_only"]:
             measuring.compile_ahead(points)
             found = measuring.sweep(
@@ -663,7 +776,7 @@ def _peers_asked(asked: tuple[str, ...]) -> list[str]:
             raise Failure(f"{name} cannot be measured: {absent[name]}", USAGE)
     wanted = peers.PEERS if {"default", "all"} & set(asked) else asked
     for name in set(wanted) & set(absent):
-        click.echo(f"without {name}: {absent[name]}", err=True)
+        _note(f"without {name}: {absent[name]}")
     return [name for name in peers.PEERS if name in wanted and name not in absent]
 
 
@@ -684,7 +797,7 @@ def _point_printer(recorded: Any) -> Callable[[Measured], None]:
         click.echo(results.line(measured, recorded))
         for name, note in measured.notes.items():
             if f"{name}: {note}" not in printed:
-                click.echo(f"  from here on, {name}: {note}", err=True)
+                _note(f"  from here on, {name}: {note}")
             printed.add(f"{name}: {note}")
 
     return show
@@ -766,7 +879,7 @@ def _tune(
             click.echo(f"{point}: {count} candidates")
         click.echo(f"{len(points)} points; what is found would be kept in {place.file}")
         return
-    click.echo(f"{len(points)} points, {place.device}", err=True)
+    _note(f"{len(points)} points, {place.device}")
     found: list[Any] = []
     on_terminal = sys.stderr.isatty()  # where a bar stands in the way of lines, they come at the end
     ended = False
@@ -812,12 +925,12 @@ def _print_json(value: dict[str, Any]) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """Spell nan and infinities, which JSON has not, as strings."""
+    """Put null for nan and infinities, which JSON has not."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _print_fields(title: str, fields: dict[str, Any]) -> None:
@@ -825,10 +938,6 @@ def _print_fields(title: str, fields: dict[str, Any]) -> None:
     width = max(map(len, fields), default=0)
     for name, value in fields.items():
         click.echo(f"  {name:<{width}}  {value}")
-
-
-def _case(result: Result | None) -> str | None:
-    return f"{result.op} {result.variant} {result.dtype}" if result else None
 
 
 def _print_results(results: list[Result]) -> None:
@@ -850,17 +959,25 @@ def _print_results(results: list[Result]) -> None:
 @contextlib.contextmanager
 def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
     """Give a function to call with what is done and what there is, which moves a bar; on a terminal only."""
+    with _stages() as show:
+        yield lambda done, total: show(label, done, total)
+
+
+@contextlib.contextmanager
+def _stages() -> Iterator[Callable[[str, int, int], None]]:
+    """Give a function to call with a stage's name, what is done and what there is: a bar for each stage, one after the other."""
     with contextlib.ExitStack() as stack:
-        bars: list[Any] = []
+        bars: dict[str, Any] = {}
 
-        def show(done: int, total: int) -> None:
-            if not bars:
-                bars.append(
-                    stack.enter_context(click.progressbar(length=total, label=label, file=sys.stderr))
-                )
-            bars[0].update(done - bars[0].pos)
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in bars:
+                stack.close()  # the bar of the stage before ends its line
+                bar = click.progressbar(length=total, label=stage, file=sys.stderr)
+                bars[stage] = stack.enter_context(bar)
+            bars[stage].update(done - bars[stage].pos)
 
-        yield show if sys.stderr.isatty() else lambda done, total: None  # noqa: ARG005
+        shown = sys.stderr.isatty() and not _is_quiet()
+        yield show if shown else lambda stage, done, total: None  # noqa: ARG005
 
 
 def main() -> None:

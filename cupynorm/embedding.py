@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from cupynorm import _device
+from cupynorm import _device, _install
 from cupynorm._dtypes import compute_dtype, dtype_of
 from cupynorm.encoder import BertEncoder, DeviceName, Pooling, read_json
 from cupynorm.files import FileError, Target, _allocate, _check_target, _naming
@@ -226,7 +226,7 @@ def _tokenizer(path: Path) -> Any:
         import tokenizers  # noqa: PLC0415  optional: only texts need it
     except ImportError as error:
         raise ImportError(
-            "texts are taken apart by the package tokenizers: pip install 'cupynorm[text]'"
+            f"texts are taken apart by the package tokenizers: {_install.pip_install('text')}"
         ) from error
     if not path.is_file():
         raise FileError(f"{path}: there is none")

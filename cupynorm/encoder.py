@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from cupynorm import _device, _encoder_device
+from cupynorm import _device, _encoder_device, _install
 from cupynorm import _encoder_host as steps
 from cupynorm._dtypes import compute_dtype, dtype_name, dtype_of
 from cupynorm.files import FileError
@@ -823,7 +823,7 @@ def _read_weights(path: Path) -> dict[str, Array]:
         import safetensors  # noqa: PLC0415  optional: only weights in files need it
     except ImportError as error:
         raise ImportError(
-            "weights are read by the package safetensors: pip install 'cupynorm[text]'"
+            f"weights are read by the package safetensors: {_install.pip_install('text')}"
         ) from error
     if not path.is_file():
         raise FileError(f"{path}: there is none{_instead(path.parent)}")

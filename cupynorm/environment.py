@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import cupynorm
-from cupynorm import _compile, _cubins, _device, _nvrtc, _tuned
+from cupynorm import _compile, _cubins, _device, _install, _nvrtc, _tuned
 from cupynorm._limits import RECORDED
 
 if TYPE_CHECKING:
@@ -29,9 +29,10 @@ CUPY_OLDEST = (
 )  # older ones compile every kernel anew in every process: name expressions missed their cache
 CUPY_UNTRIED = (15,)
 CAPABILITY_OLDEST = 70
-NVRTC_WHEELS = {12: "nvidia-cuda-nvrtc-cu12", 13: "'nvidia-cuda-nvrtc==13.*'"}
-HEADER_WHEELS = {12: "nvidia-cuda-runtime-cu12", 13: "'nvidia-cuda-runtime==13.*'"}
+NVRTC_WHEELS = {12: "nvidia-cuda-nvrtc-cu12", 13: "nvidia-cuda-nvrtc==13.*"}
+HEADER_WHEELS = {12: "nvidia-cuda-runtime-cu12", 13: "nvidia-cuda-runtime==13.*"}
 OPTIONAL = ("ml_dtypes", "safetensors", "tokenizers")  # packages that cupynorm uses where they are
+FOR_CUDA = "cupynorm's kernels are CUDA, for NVIDIA's"
 VARIABLES = re.compile(r"(CUPY|CUDA|CUPYNORM|NVIDIA_VISIBLE|NVCC)(_\w+)?|NO_COLOR")
 
 
@@ -86,6 +87,11 @@ def cupy_distributions() -> dict[str, str]:
         if re.fullmatch(r"cupy(-cuda\d+x?|-rocm[-\d]+)?", name):
             found[name] = each.version
     return found
+
+
+def is_gpu_wanted() -> bool:
+    """Say whether somebody expects a GPU here: a CuPy is installed, or the driver shows a device that CuPy is missing for."""
+    return bool(cupy_distributions()) or driver_devices() > 0
 
 
 def cache_folder() -> Path:
@@ -153,7 +159,7 @@ def _check_package() -> Finding:
         "package",
         "fault",
         f"{where}: {folder} holds no CUDA sources",
-        "pip install --force-reinstall cupynorm",
+        "install cupynorm again from its source or its wheel: pip install --force-reinstall --no-deps PATH",
     )
 
 
@@ -187,7 +193,7 @@ def _check_driver(cuda: int | None, devices: int, *, wanted: bool) -> Finding:
 def _check_cupy(installed: dict[str, str], cuda: int | None) -> Iterator[Finding]:
     extra = extra_for(cuda)
     named = ", ".join(f"{name} {version}" for name, version in installed.items())
-    install = f"pip install 'cupynorm[{extra or 'cuda12'}]'"
+    install = _install.pip_install(extra or "cuda12")
     if not installed:
         if extra:
             yield Finding("cupy", "fault", "CuPy is not installed: the GPU cannot be used", install)
@@ -205,6 +211,9 @@ def _check_cupy(installed: dict[str, str], cuda: int | None) -> Iterator[Finding
         return
     (name, version), *_ = installed.items()
     remedy = f"pip uninstall -y {name} && {install}"
+    if "rocm" in name:
+        yield Finding("cupy", "fault", f"{named} is built for ROCm, AMD's GPUs: {FOR_CUDA}", remedy)
+        return
     if _numbers(version) < CUPY_OLDEST:
         yield Finding(
             "cupy", "fault", f"{named} is too old: 14.2 is the first that caches our kernels", install
@@ -296,7 +305,9 @@ def _check_import(installed: dict[str, str], cuda: int | None) -> Iterator[Findi
             warnings.simplefilter("ignore")  # that there are two is a finding already
             module = _device.cupy()
     except _device.NoDeviceError as error:
-        if isinstance(error.__cause__, OSError):
+        if "ROCm" in str(error):
+            fix = f"pip uninstall -y {name} && {_install.pip_install(extra_for(cuda) or 'cuda12')}"
+        elif isinstance(error.__cause__, OSError):
             fix = "export CUPY_CACHE_DIR=/a/folder/of/your/own"
         else:
             fix = f"pip install --force-reinstall --no-deps {name}"
@@ -325,7 +336,7 @@ def _check_compiler(module: ModuleType, major: int | None, cuda: int | None) -> 
             "nvrtc",
             "fault",
             f"NVRTC, which compiles the kernels, does not load: {why}",
-            f"pip install {wheel}",
+            _install.pip_install(wheel),
         )
     named = f"NVRTC {'.'.join(map(str, version))}"
     if major and version[0] != major:
@@ -335,7 +346,7 @@ def _check_compiler(module: ModuleType, major: int | None, cuda: int | None) -> 
             "fault" if newer else "warning",
             f"CuPy is made for CUDA {major} and finds {named}"
             + (f"; the driver, of CUDA {_dotted(cuda)}, cannot load what that compiles" if newer else ""),
-            f"pip install --force-reinstall {wheel}, and uninstall the other nvidia-cuda-nvrtc",
+            f"{_install.pip_install('--force-reinstall', wheel)}, and uninstall the other nvidia-cuda-nvrtc",
         )
     return Finding("nvrtc", "ok", named)
 
@@ -353,7 +364,7 @@ def _check_headers(major: int | None) -> Finding:
         "headers",
         "warning",
         "CUDA's headers are not found: cupynorm's kernels do without, CuPy's own arithmetic does not",
-        f"pip install {HEADER_WHEELS.get(major or 12, HEADER_WHEELS[13])}",
+        _install.pip_install(HEADER_WHEELS.get(major or 12, HEADER_WHEELS[13])),
     )
 
 
@@ -361,7 +372,12 @@ def _check_bfloat16() -> Finding:
     version = _version("ml_dtypes")
     if version:
         return Finding("bfloat16", "ok", f"ml_dtypes {version}")
-    return Finding("bfloat16", "warning", "ml_dtypes is not installed: no bfloat16", "pip install ml_dtypes")
+    return Finding(
+        "bfloat16",
+        "warning",
+        "ml_dtypes is not installed: no bfloat16",
+        _install.pip_install("ml_dtypes>=0.5"),
+    )
 
 
 def _devices() -> tuple[list[dict[str, Any]], str | None]:
@@ -373,7 +389,9 @@ def _devices() -> tuple[list[dict[str, Any]], str | None]:
             {"number": each, **dataclasses.asdict(_device.limits_of(each))} for each in range(count)
         ], None
     except _device.NoDeviceError as error:
-        return [], str(error)
+        return [], str(
+            error
+        ) if is_gpu_wanted() else "no GPU, no CuPy: NumPy arrays work, computed on the CPU"
 
 
 def _extras() -> dict[str, bool]:

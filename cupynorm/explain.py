@@ -69,16 +69,23 @@ def explain(
     Raises ValueError for an unknown device or a variant that cannot hold the row, NoDeviceError if there is no device to ask.
     """
     limits = _limits(device)
-    x = _imagined(shape, dtype_of(dtype))
-    y = _imagined(shape, dtype_of(out_dtype) if out_dtype is not None else x.dtype)
+    x_dtype = dtype_of(dtype)
+    y_dtype = dtype_of(out_dtype) if out_dtype is not None else x_dtype
     axes = trailing_axes(axis, shape)
     _check_shape(shape)
-    weight = dtype_of(gamma_dtype) if gamma_dtype is not None else x.dtype
-    columns = {name: _imagined(shape[len(shape) - axes :], weight) for name in op.columns}
-    parameters = sum(math.prod(each.shape) * each.dtype.itemsize for each in columns.values())
-    moved = math.prod(shape) * (x.dtype.itemsize + y.dtype.itemsize) + parameters
-    what = _row.spelled(op, x, y, axes, columns)
+    weight = dtype_of(gamma_dtype) if gamma_dtype is not None else x_dtype
+    parameters = len(op.columns) * math.prod(shape[len(shape) - axes :]) * weight.itemsize
+    moved = math.prod(shape) * (x_dtype.itemsize + y_dtype.itemsize) + parameters
+    what = spelled_op(op, shape, x_dtype, y_dtype, weight, axes)
     return _planned(op.name, what, limits, plan, moved, tuned=device is None)
+
+
+def spelled_op(
+    op: RowOp, shape: tuple[int, ...], x_dtype: Dtype, y_dtype: Dtype, weight: Dtype, axes: int = 1
+) -> Spelled:
+    """Return what a call of an op alone spells out for contiguous, aligned arrays. weight: the dtype of its parameters."""
+    columns = {name: _imagined(shape[len(shape) - axes :], weight) for name in op.columns}
+    return _row.spelled(op, _imagined(shape, x_dtype), _imagined(shape, y_dtype), axes, columns)
 
 
 def explain_form(

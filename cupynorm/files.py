@@ -396,7 +396,7 @@ def _check_target(path: Path, sources: list[Path], *, force: bool) -> None:
 
 
 def choose_device(asked: Literal["auto", "gpu", "cpu"]) -> tuple[str, str]:
-    """Return "cpu" or the present device's name, and why it is not a device if nobody asked for the CPU."""
+    """Return "cpu" or the present device's name, and why it is not a device, if one was to be expected here."""
     if asked == "cpu":
         return "cpu", ""
     try:
@@ -404,4 +404,6 @@ def choose_device(asked: Literal["auto", "gpu", "cpu"]) -> tuple[str, str]:
     except _device.NoDeviceError as error:
         if asked == "gpu":
             raise
-        return "cpu", str(error)
+        from cupynorm.environment import is_gpu_wanted  # noqa: PLC0415  20 ms, needed only here
+
+        return "cpu", str(error) if is_gpu_wanted() else ""

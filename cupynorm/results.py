@@ -1,10 +1,9 @@
-"""What a benchmark found: points and their shares of the copy rate, targets, tables, files and plots. Needs no device."""
+"""What a benchmark found: points and their shares of the copy rate, targets, tables and files. Needs no device."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
-import importlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -363,14 +362,6 @@ class Report:
         )
 
 
-def read(path: Path) -> Report:
-    """Return the report of a JSON file. ValueError if it holds none."""
-    try:
-        return Report.from_dict(json.loads(path.read_text("utf-8")))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path} is no report of cupynorm bench: {error}") from error
-
-
 def read_recorded(path: Path) -> dict[Point, dict[str, float]]:
     """Return peers' shares from a JSON list of {op, dtype, rows, cols, copy, <peer>: ...}, rates in one unit."""
     fields = ("op", "dtype", "rows", "cols")
@@ -388,10 +379,15 @@ def read_recorded(path: Path) -> dict[Point, dict[str, float]]:
     return found
 
 
+def json_of(report: Report) -> str:
+    """Return a report as a JSON document, with null for what is not a number."""
+    return json.dumps(_finite(report.as_dict()), indent=1) + "\n"
+
+
 def write_json(path: Path, report: Report) -> None:
     """Write a report; whoever reads meanwhile sees the old file or the new one."""
     unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.write_text(json.dumps(_finite(report.as_dict()), indent=1) + "\n", "utf-8")
+    unfinished.write_text(json_of(report), "utf-8")
     unfinished.replace(path)
 
 
@@ -420,113 +416,3 @@ def write_csv(path: Path, points: Iterable[Measured]) -> None:
                 rate = f"{timing.rate(each.bytes_moved) / 1e12:.4f}"
                 point = dataclasses.astuple(each.point)
                 writer.writerow([*point, each.bytes_moved, name, *times, rate, f"{each.share(name):.4f}"])
-
-
-class PlotError(RuntimeError):
-    """Plots were asked for and cannot be drawn."""
-
-
-def figure_class() -> Any:
-    """Return matplotlib's Figure. Raises PlotError where matplotlib is not installed."""
-    try:
-        return importlib.import_module("matplotlib.figure").Figure
-    except ImportError as error:
-        raise PlotError(f"plots need matplotlib ({error}): pip install matplotlib") from error
-
-
-def check_plots(paths: Iterable[Path]) -> None:
-    """Raise PlotError for what could not be drawn, before hours have passed."""
-    figure_class()
-    for path in paths:
-        if path.suffix not in {".png", ".svg"}:
-            raise PlotError(f"{path} is neither .png nor .svg")
-
-
-STYLES = {  # of contenders: what the legend calls them, colour and marker
-    OURS: (OURS, "#d62728", "o"),
-    "cupy": ("CuPy", "#2ca02c", "s"),
-    "torch": ("PyTorch", "#ff7f0e", "^"),
-    "compile": ("torch.compile", "#9467bd", "v"),
-    "triton": ("Triton", "#1f77b4", "D"),
-}
-COPY_LINE = "copy"
-PANELS = 4  # ops beside one another
-
-
-def plot(path: Path, points: Sequence[Measured], about: Mapping[str, Any]) -> list[Path]:
-    """Draw effective bandwidth and time against columns, an op beside the other; a file for each dtype.
-
-    With more than one dtype, its name goes in front of the suffix. Returns the files. Rows that are odd, misaligned or few are
-    not drawn: they are no function of columns alone.
-    """
-    even = [each for each in points if each.point.kind == "even" and OURS in each.timings]
-    if not even:
-        raise PlotError("there is nothing to draw: no point with aligned rows was measured")
-    dtypes = list(dict.fromkeys(each.point.dtype for each in even))
-    device = about.get("device", {}).get("name", "?")
-    files = []
-    for dtype in dtypes:
-        file = path if len(dtypes) == 1 else path.with_name(f"{path.stem}-{dtype}{path.suffix}")
-        _draw(file, [each for each in even if each.point.dtype == dtype], f"{dtype} on {device}")
-        files.append(file)
-    return files
-
-
-def _draw(file: Path, points: Sequence[Measured], title: str) -> None:
-    ops = list(dict.fromkeys(each.point.op for each in points))
-    across, down = min(len(ops), PANELS), -(-len(ops) // PANELS)
-    figure = figure_class()(figsize=(4.2 * across, 7 * down), layout="constrained")
-    figure.suptitle(title)
-    panels = figure.subplots(2 * down, across, squeeze=False, sharex=True, sharey="row")
-    for number, op in enumerate(ops):
-        row, column = 2 * (number // across), number % across
-        _draw_op(op, points, panels[row][column], panels[row + 1][column])
-    for unused in range(len(ops), across * down):
-        for row in (0, 1):
-            panels[2 * (unused // across) + row][unused % across].remove()
-    panels[0][0].set_ylabel("effective bandwidth, TB/s")
-    panels[1][0].set_ylabel("time, us")
-    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center")
-    # without a date: the same results give the same file
-    figure.savefig(file, dpi=120, metadata={"Date": None} if file.suffix == ".svg" else None)
-
-
-def _draw_op(op: str, points: Sequence[Measured], bandwidth: Any, time: Any) -> None:
-    """Draw an op's curves into two panels."""
-    own = sorted((each for each in points if each.point.op == op), key=lambda each: each.point.cols)
-    for name, curve in curves(own).items():
-        label, color, marker = STYLES.get(name, (name, "#7f7f7f", "x"))
-        look = {
-            "color": color,
-            "marker": marker,
-            "markersize": 3,
-            "label": label,
-            "zorder": 3 if name == OURS else 2,
-        }
-        if name == COPY_LINE:
-            look = {"color": "black", "linestyle": "--", "linewidth": 1, "label": name}
-        rates = [each.bytes_moved / s / 1e12 for each, s in curve]
-        bandwidth.plot([each.point.cols for each, _ in curve], rates, **look)
-        for rows in dict.fromkeys(
-            each.point.rows for each, _ in curve
-        ):  # times of other rows are another line
-            part = [(each.point.cols, s * 1e6) for each, s in curve if each.point.rows == rows]
-            time.plot(*zip(*part, strict=True), **look)
-    bandwidth.set_title(op)
-    time.set_xlabel("columns")
-    time.set_yscale("log")
-    for panel in (bandwidth, time):
-        panel.set_xscale("log", base=2)
-        panel.grid(visible=True, alpha=0.3)
-    bandwidth.set_ylim(bottom=0)
-
-
-def curves(points: Sequence[Measured]) -> dict[str, list[tuple[Measured, float]]]:
-    """Return each contender's points with its seconds, ours first and the best copy last."""
-    found: dict[str, list[tuple[Measured, float]]] = {OURS: []}
-    for each in points:
-        times = {name: timing.median for name, timing in each.timings.items() if not name.startswith(COPY)}
-        for name, seconds in (times | {COPY_LINE: each.copy}).items():
-            found.setdefault(name, []).append((each, seconds))
-    found[COPY_LINE] = found.pop(COPY_LINE)
-    return found

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm import _device, _dtypes, forms
+from cupynorm import _device, _dtypes, _row, explain, forms
 from cupynorm._dtypes import dtype_name, dtype_of, quantized_dtype
 from cupynorm._plan import VARIANTS, DoesNotFitError
 from cupynorm.catalog import OPS, Op
 from cupynorm.reference import LARGEST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from cupynorm.forms import Arrays, Form
 
@@ -230,7 +232,11 @@ FORM_ROWS, FORM_COLS = 29, (33, 1024)  # of what is not an op alone
 def cases(op: Op, dtype: Any, *, quick: bool = False) -> Iterator[Case]:
     """Yield deterministic inputs at the widths where kernels change; about 14, or 5 if quick."""
     for cols, reason in (QUICK if quick else QUICK | MORE).items():
-        yield inputs(op, 29 if cols < MANY else 7, cols, dtype, reason=reason)
+        yield inputs(op, _rows_for(cols), cols, dtype, reason=reason)
+
+
+def _rows_for(cols: int) -> int:
+    return 29 if cols < MANY else 7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,30 +253,149 @@ class Result:
     note: str
 
 
-def selftest(cpu: bool = False, *, quick: bool = True) -> Iterator[Result]:  # noqa: FBT001, FBT002
+QUICK_DTYPES = ("float16", "float32")  # of a quick self-test; forms in the first of them only
+QUICK_COLS = (33, 1024, 20000)  # of QUICK
+
+
+@dataclasses.dataclass(frozen=True)
+class _OpCheck:
+    """A call of an op alone that the self-test compares. variant: as in Result."""
+
+    op: Op
+    rows: int
+    cols: int
+    dtype: str
+    variant: str
+    reason: str
+    y_dtype: str | None = None
+    parameter_dtype: str | None = None
+
+    def prepare(self, device: int) -> None:
+        """Compile and load what run() will launch."""
+        wanted = self.variant if self.variant in VARIANTS else None
+        _row.prepared(
+            device, explain.spelled_op(self.op.row, (self.rows, self.cols), *self._dtypes()), wanted
+        )
+
+    def run(self) -> Result | None:
+        """Run the call; None if the variant cannot hold the row."""
+        case = inputs(
+            self.op,
+            self.rows,
+            self.cols,
+            self.dtype,
+            parameter_dtype=self.parameter_dtype,
+            reason=self.reason,
+        )
+        return _compare(self.op, case, self.variant, self.y_dtype)
+
+    def _dtypes(self) -> tuple[Any, Any, Any]:
+        """Return the dtypes of x, y and the parameters."""
+        names = self.dtype, self.y_dtype or self.dtype, self.parameter_dtype or self.dtype
+        x, y, parameters = map(dtype_of, names)
+        return x, y, parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class _FormCheck:
+    """A form's call that the self-test compares."""
+
+    what: Form
+    cols: int
+    dtype: str
+    on_device: bool
+
+    def prepare(self, device: int) -> None:
+        """Compile and load what run() will launch."""
+        spelled = explain.spelled_form(self.what, FORM_ROWS, self.cols, self.dtype)
+        if isinstance(spelled, _row.Spelled):
+            _row.prepared(device, spelled, None)
+        else:
+            explain.load(spelled, device)
+
+    def run(self) -> Result:
+        """Run the call."""
+        return _compare_form(self.what, self.cols, self.dtype, on_device=self.on_device)
+
+
+def selftest(
+    cpu: bool = False,  # noqa: FBT001, FBT002
+    *,
+    quick: bool = False,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
+) -> Iterator[Result]:
     """Compare every op, dtype and variant that can hold the row with float64, then every other form.
 
-    cpu: on the NumPy road. Yields as it goes. A call that raises is a Result with ok=False, but NoDeviceError is raised.
+    cpu: by NumPy. quick: ops in float16 and float32 as calls choose their plans, and forms in float16.
+    progress(stage, done, total) is called as it goes: on a device all kernels are compiled first, several at once (stage
+    "compile"), then the calls are compared (stage "compare"). Yields as it goes. A call that raises is a Result with
+    ok=False, but NoDeviceError is raised.
     """
-    if not cpu:
-        _device.present_device()
+    device = None if cpu else _device.present_device()
+    checks = list(_checks(cpu=cpu, quick=quick))
+    if device is not None:
+        _prepare_all(checks, device, progress)
+    for done, check in enumerate(checks, 1):
+        result = check.run()
+        progress("compare", done, len(checks))
+        if result is not None:
+            yield result
+
+
+def _checks(*, cpu: bool, quick: bool) -> Iterator[_OpCheck | _FormCheck]:
+    dtypes = [each for each in _dtypes.DTYPES if not quick or each in QUICK_DTYPES]
+    variants = ("numpy",) if cpu else ("chosen",) if quick else VARIANTS
+    widths = {cols: reason for cols, reason in QUICK.items() if not quick or cols in QUICK_COLS}
     for op in OPS:
-        for dtype in _dtypes.DTYPES:
-            for case in cases(op, dtype, quick=quick):
-                for variant in ("numpy",) if cpu else VARIANTS:
-                    yield from _compare(op, case, variant)
+        for dtype in dtypes:
+            for cols, reason in widths.items():
+                for variant in variants:
+                    yield _OpCheck(op, _rows_for(cols), cols, dtype, variant, reason)
         # half in and out, with float weights: what mixed-precision training has; and narrow in, wide out
         for dtype, y_dtype in (("float16", "float32"), ("float32", "float16")):
-            case = inputs(op, 29, 768, dtype, parameter_dtype="float32", reason="mixed dtypes")
-            yield from _compare(op, case, "numpy" if cpu else "chosen", y_dtype)
+            variant = "numpy" if cpu else "chosen"
+            yield _OpCheck(op, FORM_ROWS, 768, dtype, variant, "mixed dtypes", y_dtype, "float32")
     for what in forms.FORMS.values():
-        for dtype in () if what.alone or what.missing else _dtypes.DTYPES:
+        for dtype in () if what.alone or what.missing else dtypes[: 1 if quick else None]:
             for cols in FORM_COLS:
-                yield _compare_form(what, cols, dtype, on_device=not cpu)
+                yield _FormCheck(what, cols, dtype, not cpu)
 
 
-def _compare(op: Op, case: Case, variant: str, y_dtype: str | None = None) -> Iterator[Result]:
-    """Run one case and yield its Result; none if the variant cannot hold the row."""
+def _prepare_all(
+    checks: Sequence[_OpCheck | _FormCheck], device: int, progress: Callable[[str, int, int], None]
+) -> None:
+    """Compile the checks' kernels, as many at once as this process has processors.
+
+    Threads are enough: NVRTC is called without Python's lock, and compiles in parallel from version 12.3 on. What cannot be
+    prepared is left alone here: the check will meet the same error, and report it.
+    """
+    pool = ThreadPoolExecutor(_processors(), initializer=_begin_thread, initargs=(device,))
+    try:
+        pending = [pool.submit(check.prepare, device) for check in checks]
+        for done, _ in enumerate(as_completed(pending), 1):
+            progress("compile", done, len(pending))
+    finally:
+        pool.shutdown(
+            wait=True, cancel_futures=True
+        )  # after an interruption what has begun is awaited, no more
+
+
+def _processors() -> int:
+    """Return how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _begin_thread(device: int) -> None:
+    """Make a device, and its context, those of a new thread: occupancy is asked for without a launch before it."""
+    cuda = _device.cupy().cuda
+    cuda.Device(device).use()
+    cuda.runtime.memGetInfo()  # the call by which CuPy itself creates a thread's context
+
+
+def _compare(op: Op, case: Case, variant: str, y_dtype: str | None = None) -> Result | None:
+    """Run one case; None if the variant cannot hold the row."""
     x_dtype = dtype_name(case.x.dtype)
     options: dict[str, Any] = {"dtype": y_dtype} if y_dtype else {}
     if op.stats:
@@ -286,14 +411,14 @@ def _compare(op: Op, case: Case, variant: str, y_dtype: str | None = None) -> It
         assert_close(results[0], expected[0])
         assert_statistics_close(op, results[1:], expected[1:])
     except DoesNotFitError:
-        return
+        return None
     except _device.NoDeviceError:
         raise
     except Exception as exception:  # noqa: BLE001  a self-test reports what fails and goes on
         fault = _told(exception)
     dtypes = f"{x_dtype} -> {y_dtype}" if y_dtype else x_dtype
     note = fault or case.reason
-    yield Result(op.name, variant, dtypes, case.x.shape, worst, tolerance, not fault, note)
+    return Result(op.name, variant, dtypes, case.x.shape, worst, tolerance, not fault, note)
 
 
 def _compare_form(what: Form, cols: int, dtype: str, *, on_device: bool) -> Result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import sys
 import types
 from pathlib import Path
@@ -12,16 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from cupynorm import _device, bench, catalog, cli, forms, peers, results
+from cupynorm import _device, bench, catalog, cli, forms, peers, plots, results, saved
 from cupynorm.results import Measured, Point, Report, Timing
+from tests import command_runner
 from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture
 
 OPS = [op.name for op in catalog.OPS]
 DTYPES = ("float16", "bfloat16", "float32")
+H200 = Path(__file__).parents[1] / "benchmarks" / "h200"
 
 
 class Clock:
@@ -910,7 +912,7 @@ def test_a_report_comes_back_from_json(tmp_path):
     path = tmp_path / "bench.json"
     results.write_json(path, report())
 
-    assert results.read(path) == report()
+    assert saved.read(path) == report()
     told = json.loads(path.read_text())
     assert told["schema"] == 1
     assert told["points"][0]["times"]["torch"]["share"] == 0.5
@@ -922,7 +924,7 @@ def test_json_has_no_nan(tmp_path):
     results.write_json(path, Report({}, [Measured(Point("softmax", "float16", 1, 1), 4, {})]))
 
     assert "NaN" not in path.read_text()
-    assert math.isnan(results.read(path).points[0].share())
+    assert math.isnan(saved.read(path).points[0].share())
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"schema": 2}', '{"schema": 1}'])
@@ -930,7 +932,7 @@ def test_what_is_no_report_is_refused(tmp_path, text):
     (tmp_path / "bench.json").write_text(text)
 
     with pytest.raises(ValueError, match="is no report of cupynorm bench"):
-        results.read(tmp_path / "bench.json")
+        saved.read(tmp_path / "bench.json")
 
 
 def test_csv_has_a_line_for_each_contender(tmp_path):
@@ -944,55 +946,11 @@ def test_csv_has_a_line_for_each_contender(tmp_path):
     assert lines[1] == expected
 
 
-def test_curves_have_ours_first_and_one_copy_last():
-    points = report().points[:3]
-
-    found = results.curves(points)
-
-    assert list(found) == ["cupynorm", "torch", "copy"]
-    assert found["copy"] == [(each, 1e-3) for each in points]
-
-
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_a_plot_for_each_dtype(tmp_path, suffix):
-    pytest.importorskip("matplotlib", reason="matplotlib, which draws plots, is not installed")
-
-    files = results.plot(tmp_path / f"h200{suffix}", report().points, report().about)
-
-    assert [each.name for each in files] == [f"h200-float16{suffix}", f"h200-float32{suffix}"]
-    assert all(each.stat().st_size > 10_000 for each in files)
-
-
-class Panel:
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: ()
-
-
-class Figure(Panel):
-    def __init__(self, **_: Any) -> None: ...
-
-    def subplots(self, rows: int, columns: int, **_: Any) -> list[list[Panel]]:
-        return [[Panel() for _ in range(columns)] for _ in range(rows)]
-
-    def savefig(self, file: Path, **_: Any) -> None:
-        file.write_text("drawn")
-
-
-def test_one_dtype_is_drawn_under_the_name_that_was_given(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "figure_class", lambda: Figure)
-
-    (file,) = results.plot(tmp_path / "a.svg", report().points[:3], {})
-
-    assert (file.name, file.read_text()) == ("a.svg", "drawn")
-    with pytest.raises(results.PlotError, match="nothing to draw"):
-        results.plot(tmp_path / "a.svg", [], {})
-
-
 # ---- the command
 
 
 def invoke(*arguments: object) -> Any:
-    return CliRunner().invoke(cli.cli, ["bench", *map(str, arguments)])
+    return command_runner().invoke(cli.cli, ["bench", *map(str, arguments)])
 
 
 @pytest.fixture
@@ -1028,7 +986,7 @@ def test_lines_files_and_what_was_left_out(machine, tmp_path):
     result = invoke(
         *("--ops", "softmax", "--dtypes", "float16", "--cols", "64,128,256"),
         *(
-            "--json",
+            "--save",
             tmp_path / "b.json",
             "--csv",
             tmp_path / "b.csv",
@@ -1050,7 +1008,7 @@ def test_lines_files_and_what_was_left_out(machine, tmp_path):
     assert machine["names"] == ["cupy", "torch", "compile"]
     assert machine["variants"] == ("warp", "block")
     assert machine["everywhere"] is False
-    assert len(results.read(tmp_path / "b.json").points) == 2
+    assert len(saved.read(tmp_path / "b.json").points) == 2
     assert len((tmp_path / "b.csv").read_text().splitlines()) == 1 + 2 * 4
 
 
@@ -1077,8 +1035,8 @@ def test_peers_are_chosen(machine, options, names, everywhere):
         (("--peers", "jax"), "'jax' is not one of default, all, none, cupy"),
         (("--ops", "softmax,gelu"), "'gelu' is not one of layer_norm"),
         (("--cols", "0"), "below 1"),
-        (("--recorded", __file__), "no record of peers"),
-        (("--from", __file__), "is no report of cupynorm bench"),
+        (("--json", "b.json"), "takes no file: --save b.json writes one"),
+        (("--json=b.json", "--quick"), "takes no file: --save b.json writes one"),
     ],
 )
 def test_wrong_usage(machine, options, message):
@@ -1088,18 +1046,33 @@ def test_wrong_usage(machine, options, message):
     assert message in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--recorded", __file__), "no record of peers"),
+        (("--from", __file__), "is no report of cupynorm bench"),
+    ],
+)
+def test_a_file_that_is_not_understood_is_an_unusable_one(machine, options, message):
+    result = invoke(*options)
+
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert message in result.stderr
+
+
 def test_plots_without_matplotlib_are_refused_at_once(machine, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
     result = invoke("--plot", tmp_path / "a.png")
 
     assert result.exit_code == 2
-    assert "pip install matplotlib" in result.stderr
+    assert "pip install 'matplotlib>=3.9'" in result.stderr
     assert not machine
 
 
 def test_plots_are_written_and_their_suffix_is_checked(machine, monkeypatch, tmp_path):
-    monkeypatch.setattr(results, "figure_class", lambda: Figure)
+    monkeypatch.setattr(plots, "figure_class", object)
+    monkeypatch.setattr(plots, "plot", lambda path, *_: [path] if path.write_text("drawn") else [])
 
     result = invoke("--quick", "--plot", tmp_path / "a.png", "--plot", tmp_path / "b.svg")
 
@@ -1110,7 +1083,7 @@ def test_plots_are_written_and_their_suffix_is_checked(machine, monkeypatch, tmp
 
 
 def test_a_folder_that_is_not_there_is_known_before_anything_is_measured(machine, tmp_path):
-    result = invoke("--json", tmp_path / "none" / "b.json")
+    result = invoke("--save", tmp_path / "none" / "b.json")
 
     assert result.exit_code == 4
     assert not machine
@@ -1124,27 +1097,66 @@ def test_what_ends_it_loses_nothing(machine, monkeypatch, tmp_path):
 
     monkeypatch.setattr(bench, "sweep", sweep)
 
-    result = invoke("--json", tmp_path / "b.json")
+    result = invoke("--save", tmp_path / "b.json")
 
     assert result.exit_code == 130
-    assert len(results.read(tmp_path / "b.json").points) == 1
+    assert len(saved.read(tmp_path / "b.json").points) == 1
 
 
 def test_results_are_shown_again_without_a_device(tmp_path):
     results.write_json(tmp_path / "b.json", report())
 
-    again = ("--csv", tmp_path / "again.csv", "--json", tmp_path / "again.json")
+    again = ("--csv", tmp_path / "again.csv", "--save", tmp_path / "again.json")
     result = invoke(
         "--from", tmp_path / "b.json", "--ops", "softmax", "--cols", "64,1024", "--targets", *again
     )
 
     assert result.exit_code == 0, result.output
-    assert {each.point.op for each in results.read(tmp_path / "again.json").points} == {"softmax"}
+    assert {each.point.op for each in saved.read(tmp_path / "again.json").points} == {"softmax"}
     assert "softmax" in (tmp_path / "again.csv").read_text()
     assert result.stdout.count(f"{'softmax':<{results.WIDTH}} float") == 4
     assert "layer_norm" not in result.stdout
     assert "softmax(x)" in result.stdout
     assert "left out: 3 points" in result.stdout
+
+
+def test_json_is_one_document_on_standard_output_and_what_save_writes(machine, tmp_path):
+    told = invoke("--quick", "--json", "--save", tmp_path / "b.json", "--targets")
+
+    assert told.exit_code == 0, told.output
+    document = json.loads(told.stdout)
+    assert document == json.loads((tmp_path / "b.json").read_text())
+    assert document["schema"] == 1
+    assert len(document["points"]) == 2
+    again = invoke("--from", tmp_path / "b.json", "--json")
+    assert json.loads(again.stdout) == document
+
+
+@pytest.mark.parametrize("path", sorted(H200.glob("*.json")), ids=lambda path: path.name)
+def test_every_file_of_results_is_shown_by_the_command(path):
+    text, told = invoke("--from", path), invoke("--from", path, "--json")
+
+    assert (text.exit_code, told.exit_code) == (0, 0), text.output
+    assert len(text.stdout.splitlines()) > 10
+    assert json.loads(told.stdout)["schema"] == 1
+
+
+def test_files_without_points_are_filtered_as_others_and_cannot_be_drawn(tmp_path):
+    source = H200 / "2026-11-22-plans.json"
+
+    some = invoke("--from", source, "--ops", "softmax", "--dtypes", "float16", "--cols", "1024")
+
+    assert some.exit_code == 0
+    assert "holds no points of cupynorm bench" in some.stderr
+    title, _, *rest = some.stdout.splitlines()
+    assert title == f"entries: {len(rest)}"
+    assert all(re.match(r"softmax +float16 +\d+ +1024 ", each) for each in rest)
+    for option in ("--save", "--csv", "--recorded"):
+        extra = [option, H200 / "2026-11-22.csv"] if option == "--recorded" else [option, tmp_path / "a"]
+        assert invoke("--from", source, *extra).exit_code in (2, 4)
+    refused = invoke("--from", source, "--targets")
+    assert refused.exit_code == 2
+    assert "there is nothing for --targets" in refused.stderr
 
 
 def test_the_host_table_alone_or_with_the_sweep(machine, monkeypatch):

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import cupynorm
 from cupynorm import _device, _nvrtc, _plan, catalog, cli, environment, files, forms, testing
 from cupynorm.environment import Finding
 from cupynorm.testing import Result
+from tests import command_runner
 
 
 def invoke(*arguments, **options):
-    return CliRunner().invoke(cli.cli, [str(each) for each in arguments], **options)
+    return command_runner().invoke(cli.cli, [str(each) for each in arguments], **options)
 
 
 def start(*arguments, program=("-m", "cupynorm"), stderr=subprocess.PIPE, cwd=None, env=None):
@@ -45,6 +45,7 @@ def no_device(monkeypatch):
 
     for name in ("cupy", "present_device", "present_limits"):
         monkeypatch.setattr(_device, name, none)
+    monkeypatch.setattr(environment, "is_gpu_wanted", lambda: True)
 
 
 @pytest.fixture
@@ -97,7 +98,10 @@ def test_a_cpu_machine_without_cupy_runs_files_and_selftest(source):
     done = start("run", "softmax", source, "-o", source.with_name("out.npy"), program=("-c", without))
 
     assert done.returncode == 0
-    assert "no usable GPU, so this ran on the CPU: CuPy is needed" in done.stderr
+    if environment.is_gpu_wanted():
+        assert done.stderr.count("no usable GPU, so this ran on the CPU: CuPy is needed") == 1
+    else:
+        assert "GPU" not in done.stderr
     np.testing.assert_allclose(np.load(source.with_name("out.npy")).sum(1), 1, rtol=1e-6)
 
 
@@ -110,7 +114,7 @@ def test_info_prints_sections_or_json(monkeypatch):
     text = invoke("info").stdout
     assert "device 0\n  name  a device\n" in text
     assert f"cupynorm     {cupynorm.__version__}" in text
-    assert "h200, a100, t4, rtx4090" in text
+    assert "h200, h100, a100, t4, rtx4090" in text
 
 
 def test_info_says_why_there_is_no_device(no_device):
@@ -166,11 +170,14 @@ RESULTS = (
 
 def test_selftest_prints_a_line_for_each_group_and_fails_on_a_fault(monkeypatch, no_device):
     asked = []
-    monkeypatch.setattr(testing, "selftest", lambda *, cpu: asked.append(cpu) or iter(RESULTS))
+    monkeypatch.setattr(
+        testing, "selftest", lambda *, cpu, quick, progress: asked.append((cpu, quick)) or iter(RESULTS)
+    )
 
     text = invoke("selftest")
+    invoke("selftest", "--quick")
 
-    assert asked == [True]
+    assert asked == [(True, False), (True, True)]
     assert text.exit_code == 1
     assert "no usable GPU, so this tests the CPU: there is none" in text.stderr
     _, softmax, rms_norm, fault, total = text.stdout.splitlines()
@@ -181,12 +188,12 @@ def test_selftest_prints_a_line_for_each_group_and_fails_on_a_fault(monkeypatch,
 
     told = json.loads(invoke("selftest", "--json").stdout)
     assert (told["schema"], told["device"], told["cases"], told["faults"]) == (1, "cpu", 3, 1)
-    assert told["results"][2]["error"] == "inf"  # JSON has no infinity
+    assert told["results"][2]["error"] is None  # JSON has no infinity
     assert told["results"][0]["shape"] == [29, 33]
 
 
 def test_selftest_says_nothing_of_a_gpu_if_the_cpu_is_asked_for(monkeypatch):
-    monkeypatch.setattr(testing, "selftest", lambda *, cpu: iter(RESULTS[:2]))
+    monkeypatch.setattr(testing, "selftest", lambda **_: iter(RESULTS[:2]))
 
     result = invoke("selftest", "--cpu")
 
@@ -194,7 +201,7 @@ def test_selftest_says_nothing_of_a_gpu_if_the_cpu_is_asked_for(monkeypatch):
 
 
 def test_selftest_of_nothing_is_no_success(monkeypatch):
-    monkeypatch.setattr(testing, "selftest", lambda *, cpu: iter(()))
+    monkeypatch.setattr(testing, "selftest", lambda **_: iter(()))
 
     assert invoke("selftest", "--cpu").exit_code == 1
 
@@ -417,7 +424,7 @@ def test_what_nobody_expects_keeps_its_traceback(source, monkeypatch):
 
 BARS = {
     "softmax": "sys.argv = 'cupynorm run softmax in.npy -o out.npy --device cpu --force'.split()",
-    "selftest": "testing.selftest = lambda *, cpu: iter([]); sys.argv = 'cupynorm selftest --cpu'.split()",
+    "compare": "sys.argv = 'cupynorm selftest --cpu --quick'.split()",
 }
 
 
@@ -432,11 +439,81 @@ def test_a_bar_moves_on_a_terminal_only(source, label):
         os.close(ours)
         os.close(theirs)
     plain = start(program=program, cwd=source.parent).stderr
+    ours, theirs = pty.openpty()
+    try:
+        start(
+            "-q",
+            program=(program[0], program[1].replace("'cupynorm ", "'cupynorm -q ")),
+            cwd=source.parent,
+            stderr=theirs,
+        )
+        os.set_blocking(ours, False)
+        with pytest.raises(BlockingIOError):
+            os.read(ours, 1)
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
     assert f"{label}  [" in shown
     assert "\r" in shown.replace("\r\n", "")
     assert "[" not in plain
     assert "\r" not in plain
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_quiet_leaves_results_and_errors_only(source, no_device, before):
+    def quiet(name, *rest):
+        return invoke(*(("-q", name) if before else (name,)), *rest, *(() if before else ("--quiet",)))
+
+    done = quiet("run", "softmax", source, "-o", source.with_name("out.npy"))
+    again = quiet("run", "softmax", source, "-o", source.with_name("out.npy"))
+    tested = quiet("selftest", "--quick")
+
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
+    assert again.exit_code == 4
+    assert "exists already" in again.stderr
+    assert (tested.exit_code, tested.stderr) == (0, "")
+    assert tested.stdout.endswith("0 faults\n")
+
+
+@pytest.mark.parametrize("name", [name for name in cli.cli.commands if name != "completion"])
+def test_every_command_that_tells_something_has_quiet_and_json(name):
+    text = invoke(name, "--help").stdout
+
+    assert "-q, --quiet" in text
+    assert "  --json " in text
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "names"),
+    [
+        ("run", "op", [op.name for op in catalog.OPS]),
+        ("explain", "op", list(forms.FORMS)),
+        ("explain", "device", list(_device.RECORDED)),
+        ("explain", "variant", _plan.VARIANTS),
+        ("tune", "op", [op.name for op in catalog.OPS]),
+        ("bench", "op", list(forms.FORMS)),
+        ("bench", "peer", ["cupy", "torch", "compile", "triton"]),
+    ],
+)
+def test_help_names_ops_devices_variants_and_peers(name, label, names):
+    section = invoke(name, "--help").stdout.partition("\nNames:\n")[2]
+
+    words = " ".join(section.split())
+    assert ", ".join(names) in words
+    assert f"  {label} " in section
+
+
+def test_a_note_about_a_missing_gpu_comes_once_and_only_where_one_is_missed(source, no_device, monkeypatch):
+    commands = (
+        ("run", "softmax", source, "-o", source.with_name("out.npy"), "--force"),
+        ("selftest", "--quick"),
+    )
+    for command in commands:
+        assert invoke(*command).stderr.count("there is none") == 1
+    monkeypatch.setattr(environment, "is_gpu_wanted", lambda: False)
+    for command in commands:
+        assert "there is none" not in invoke(*command).stderr
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -451,7 +528,7 @@ def test_completion_says_what_to_put_where(shell):
     ("words", "expected"),
     [
         ("cupynorm run lay", ["layer_norm"]),
-        ("cupynorm explain softmax --device h", ["h200"]),
+        ("cupynorm explain softmax --device h", ["h200", "h100"]),
         ("cupynorm sel", ["selftest"]),
     ],
 )

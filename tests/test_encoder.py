@@ -607,5 +607,5 @@ def test_without_safetensors_the_extra_is_named(tmp_path, monkeypatch):
     folder = save(tmp_path / "model", weights_of(BASE))
     monkeypatch.setitem(sys.modules, "safetensors", None)
 
-    with pytest.raises(ImportError, match=r"cupynorm\[text\]"):
+    with pytest.raises(ImportError, match=r"pip install 'tokenizers>=0\.20' 'safetensors>=0\.4\.3'"):
         BertEncoder.from_safetensors(folder)

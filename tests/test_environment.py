@@ -14,10 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from cupynorm import _compile, _device, _nvrtc, environment
+from cupynorm import _compile, _device, _nvrtc, environment, softmax
 from cupynorm.environment import Finding
 
 distributions = importlib.metadata.distributions
+CUDA12 = (
+    "pip install 'cupy-cuda12x>=14.2,<15' nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12 'ml_dtypes>=0.5'"
+)
+CUDA13 = "pip install 'cupy-cuda13x>=14.2,<15' 'nvidia-cuda-nvrtc==13.*' 'nvidia-cuda-runtime==13.*' 'ml_dtypes>=0.5'"
 
 
 def found(check, findings):
@@ -143,8 +147,8 @@ def test_a_machine_that_is_well_has_only_good_findings(machine, cuda, cupy):
 @pytest.mark.parametrize(
     ("options", "check", "status", "words", "fix"),
     [
-        ({"cuda": 13000}, "cupy", "fault", "not installed", "pip install 'cupynorm[cuda13]'"),
-        ({"cuda": 12020}, "cupy", "fault", "not installed", "pip install 'cupynorm[cuda12]'"),
+        ({"cuda": 13000}, "cupy", "fault", "not installed", CUDA13),
+        ({"cuda": 12020}, "cupy", "fault", "not installed", CUDA12),
         ({"cuda": 11040}, "driver", "fault", "11.4, which is too old", "525 or newer"),
         ({"cupy": {"cupy-cuda12x": "14.2.0"}}, "driver", "fault", "no NVIDIA driver", "driver"),
         ({"cuda": 13000, "devices": 0}, "driver", "warning", "shows no device", "nvidia-smi"),
@@ -160,23 +164,41 @@ def test_a_machine_that_is_well_has_only_good_findings(machine, cuda, cupy):
             "cuda",
             "fault",
             "made for CUDA 13, the driver speaks up to 12.4",
-            "pip uninstall -y cupy-cuda13x && pip install 'cupynorm[cuda12]'",
+            f"pip uninstall -y cupy-cuda13x && {CUDA12}",
         ),
         (
             {"cuda": 13000, "cupy": {"cupy-cuda12x": "14.2.0", "cupy-cuda13x": "14.2.0"}},
             "cupy",
             "fault",
             "several CuPys",
-            "pip uninstall -y cupy-cuda12x cupy-cuda13x && pip install 'cupynorm[cuda13]'",
+            f"pip uninstall -y cupy-cuda12x cupy-cuda13x && {CUDA13}",
         ),
         (
             {"cuda": 13000, "cupy": {"cupy-cuda13x": "14.1.1"}, "nvrtc": (13, 0)},
             "cupy",
             "fault",
             "too old",
-            "pip install 'cupynorm[cuda13]'",
+            CUDA13,
         ),
         ({"cuda": 13000, "cupy": {"cupy": "13.6.0"}}, "cupy", "fault", "too old", "pip install"),
+        (
+            {"cuda": 13000, "cupy": {"cupy-rocm-7-0": "14.2.0"}},
+            "cupy",
+            "fault",
+            "cupy-rocm-7-0 14.2.0 is built for ROCm, AMD's GPUs",
+            f"pip uninstall -y cupy-rocm-7-0 && {CUDA13}",
+        ),
+        (
+            {
+                "cuda": 12040,
+                "cupy": {"cupy": "14.2.0"},
+                "broken": _device.NoDeviceError("CuPy 14.2.0 is built for ROCm"),
+            },
+            "import",
+            "fault",
+            "built for ROCm",
+            f"pip uninstall -y cupy && {CUDA12}",
+        ),
         ({"cuda": 13000, "cupy": {"cupy-cuda13x": "15.0.0b1"}}, "cupy", "warning", "newer", "pip uninstall"),
         (
             {"cuda": 12040, "cupy": {"cupy-cuda12x": "14.2.0"}, "nvrtc": None},
@@ -346,7 +368,7 @@ def test_missing_sources_are_a_fault(monkeypatch, tmp_path):
 def test_without_ml_dtypes_there_is_no_bfloat16(monkeypatch):
     monkeypatch.setattr(environment, "_version", lambda name: None)
 
-    assert environment._check_bfloat16().fix == "pip install ml_dtypes"
+    assert environment._check_bfloat16().fix == "pip install 'ml_dtypes>=0.5'"
 
 
 def test_every_finding_that_is_not_well_says_what_to_do(machine):
@@ -387,7 +409,8 @@ def test_info_without_anything(machine, monkeypatch):
 
     info = environment.info()
 
-    assert (info["devices"], info["no_device"]) == ([], "no device")
+    assert info["devices"] == []
+    assert info["no_device"] == "no GPU, no CuPy: NumPy arrays work, computed on the CPU"
     assert info["versions"]["cupy"] is info["versions"]["driver"] is info["versions"]["nvrtc"] is None
     assert info["cache"]["files"] == 0
 
@@ -414,3 +437,35 @@ def test_a_bare_checkout_declares_no_extras(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "metadata", missing)
 
     assert environment._extras() == {}
+
+
+def rocm(monkeypatch):
+    """Put a CuPy for AMD's GPUs in CuPy's place; return its array type."""
+    module = types.ModuleType("cupy")
+    module.__version__ = "14.2.0"
+    module.cuda = types.SimpleNamespace(runtime=types.SimpleNamespace(is_hip=True))
+    module.ndarray = type("ndarray", (), {"__module__": "cupy"})
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    return module.ndarray
+
+
+def test_a_cupy_for_amds_gpus_is_refused_by_name_at_the_first_call(monkeypatch):
+    array = rocm(monkeypatch)()
+    _device.cupy.cache_clear()
+    try:
+        for call in (lambda: softmax(array), _device.present_device, _device.present_limits):
+            with pytest.raises(_device.NoDeviceError, match=r"CuPy 14\.2\.0 is built for ROCm, AMD's GPUs"):
+                call()
+    finally:
+        _device.cupy.cache_clear()
+
+
+def test_nobody_expects_a_gpu_without_cupy_and_without_a_device(machine):
+    machine()
+    assert not environment.is_gpu_wanted()
+    machine(13000, devices=0)
+    assert not environment.is_gpu_wanted()
+    machine(13000)
+    assert environment.is_gpu_wanted()
+    machine(cupy={"cupy-cuda12x": "14.2.0"})
+    assert environment.is_gpu_wanted()

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cupynorm import _device, catalog, files
+from cupynorm import _device, catalog, environment, files
 from cupynorm.files import FileError
 from tests.simulator import simulated  # noqa: F401  a fixture
 
@@ -563,7 +563,10 @@ def test_no_device_is_an_error_only_where_one_is_demanded(folder, monkeypatch):
 
     monkeypatch.setattr(_device, "present_limits", none)
 
+    monkeypatch.setattr(environment, "is_gpu_wanted", lambda: True)
     assert files.choose_device("auto") == ("cpu", "there is none")
+    monkeypatch.setattr(environment, "is_gpu_wanted", lambda: False)  # nobody misses a GPU: nothing is said
+    assert files.choose_device("auto") == ("cpu", "")
     assert files.choose_device("cpu") == ("cpu", "")
     for options in ({"device": "gpu"}, {"device": "auto", "plan": "warp"}):
         with pytest.raises(_device.NoDeviceError, match="there is none"):

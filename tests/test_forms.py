@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import cupynorm
 from cupynorm import _ask, _device, _nvrtc, bench, catalog, cli, explain, forms, testing
@@ -18,6 +17,7 @@ from cupynorm._plan import VARIANTS, Plan
 from cupynorm.forms import FORMS, Form
 from cupynorm.results import Point
 from cupynorm.testing import assert_close, assert_form_close, form_error
+from tests import command_runner
 from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture
@@ -190,7 +190,7 @@ def test_explain_shows_what_a_form_would_launch(what: Form, monkeypatch: pytest.
         "--json",
     ]
 
-    told = json.loads(CliRunner().invoke(cli.cli, arguments).stdout)
+    told = json.loads(command_runner().invoke(cli.cli, arguments).stdout)
 
     assert told["op"] == what.name
     assert told["bytes_moved"] == what.bytes_moved(4096, 1024, "float16")
@@ -211,7 +211,7 @@ def test_explain_shows_what_a_form_would_launch(what: Form, monkeypatch: pytest.
 def test_options_that_a_form_has_not(arguments: list[str], message: str) -> None:
     shape = ["--shape", "8,64", "--dtype", "float32", "--device", "h200"]
 
-    result = CliRunner().invoke(cli.cli, ["explain", *arguments, *shape])
+    result = command_runner().invoke(cli.cli, ["explain", *arguments, *shape])
 
     assert result.exit_code == 2
     assert message in result.stderr

@@ -14,7 +14,7 @@ MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
 
 # A module imports from layers above its own in this table, or from its own layer what stands before it there.
 LAYERS = [
-    ["_values", "_dtypes", "_limits", "_tables", "_plan", "_philox", "_special", "reference"],
+    ["_install", "_values", "_dtypes", "_limits", "_tables", "_plan", "_philox", "_special", "reference"],
     ["_ask", "_cache", "_cubins", "_device", "_compile", "_nvrtc", "_blas", "_blaslt"],
     ["_expression", "functions"],
     ["functors", "_arguments", "_mask", "_extras", "_remembered", "_tuned"],
@@ -42,6 +42,8 @@ LAYERS = [
         "environment",
         "files",
         "results",
+        "plots",
+        "saved",
         "peers",
         "bench",
         "tune",
@@ -56,7 +58,7 @@ ORDER = [module for layer in LAYERS for module in layer]
 # The only module that imports each of these, at whatever depth; the standard library and NumPy are free.
 DOORS = {
     "click": ["cli"],
-    "cuda": ["environment"],
+    "cuda": ["_nvrtc", "environment"],
     "cupy": ["_device"],
     "cupy_backends": ["_device"],
     "ml_dtypes": ["_dtypes"],

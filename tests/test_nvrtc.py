@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import types
 from collections import Counter
 
 import pytest
@@ -260,3 +262,45 @@ def test_scalar_accesses_are_caught(accesses: dict[tuple[str, int], int], fault:
 )
 def test_width_of_an_opcode(opcode: str, width: int) -> None:
     assert width_of(opcode) == width
+
+
+@pytest.mark.parametrize(
+    ("name", "major", "fits"),
+    [
+        ("/a/libnvrtc.so.12", 12, True),
+        ("/a/libnvrtc.so.12.9.86", 12, True),
+        ("/a/libnvrtc.so.13", 12, False),
+        ("/a/libnvrtc.so.120", 12, False),
+        ("/a/nvrtc64_120_0.dll", 12, True),
+        ("/a/nvrtc64_130_0.dll", 12, False),
+    ],
+)
+def test_the_name_of_a_library_has_its_major(name: str, major: int, fits: bool) -> None:
+    assert _nvrtc._is_of_major(name, major) is fits
+
+
+def test_what_pathfinder_finds_is_tried_first_and_only_for_its_major(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    def load(name: str) -> types.SimpleNamespace:
+        return types.SimpleNamespace(abs_path=f"/somewhere/lib{name}.so.12")
+
+    pathfinder = types.ModuleType("cuda.pathfinder")
+    pathfinder.load_nvidia_dynamic_lib = load  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cuda", types.ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", pathfinder)
+
+    assert next(_nvrtc._candidates(12)) == "/somewhere/libnvrtc.so.12"
+    assert "/somewhere/libnvrtc.so.12" not in list(_nvrtc._candidates(13))
+    assert "libnvrtc.so.12" in list(_nvrtc._candidates(12))  # and then as without it
+
+
+def test_without_pathfinder_or_where_it_finds_nothing_the_search_goes_on(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
+    without = list(_nvrtc._candidates(12))
+    pathfinder = types.ModuleType("cuda.pathfinder")
+    monkeypatch.setitem(sys.modules, "cuda", types.ModuleType("cuda"))
+    monkeypatch.setitem(
+        sys.modules, "cuda.pathfinder", pathfinder
+    )  # without the function, or with one that raises
+
+    assert list(_nvrtc._candidates(12)) == without
+    assert "libnvrtc.so.12" in without

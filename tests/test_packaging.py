@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import cupynorm
-from cupynorm import _compile, catalog
+from cupynorm import _compile, _install, catalog
 
 CHECKOUT = Path(__file__).parents[1]
 EXTRAS = ["cuda12", "cuda13"]
@@ -35,7 +36,8 @@ def metadata(wheel: Path) -> dict[str, list[str]]:
     with zipfile.ZipFile(wheel) as archive:
         text = archive.read(f"cupynorm-{cupynorm.__version__}.dist-info/METADATA").decode()
     message = Parser().parsestr(text)
-    return {name: [str(value) for value in message.get_all(name) or ()] for name in message.keys()}  # noqa: SIM118
+    found = {name: [str(value) for value in message.get_all(name) or ()] for name in message.keys()}  # noqa: SIM118
+    return {**found, "Description": [str(message.get_payload())]}
 
 
 def under(folder: Path, pattern: str) -> set[str]:
@@ -97,7 +99,7 @@ def test_plain_install_needs_numpy_and_click_only(metadata: dict[str, list[str]]
 def test_an_extra_brings_one_cupy_and_its_compiler(metadata: dict[str, list[str]], extra: str) -> None:
     needs = [need for need in metadata["Requires-Dist"] if f"extra == '{extra}'" in need]
 
-    assert metadata["Provides-Extra"] == [*EXTRAS, "text"]
+    assert metadata["Provides-Extra"] == [*EXTRAS, "plot", "text"]
     assert [name_of(need) for need in needs if need.startswith("cupy")] == [f"cupy-{extra}x"]
     assert sum("nvrtc" in need for need in needs) == 1
     assert all("sys_platform != 'darwin'" in need for need in needs)
@@ -107,6 +109,56 @@ def test_what_texts_need_is_an_extra_that_brings_no_framework(metadata: dict[str
     needs = [need for need in metadata["Requires-Dist"] if "extra == 'text'" in need]
 
     assert sorted(map(name_of, needs)) == ["safetensors", "tokenizers"]
+
+
+@pytest.mark.parametrize("extra", [*EXTRAS, "plot", "text"])
+def test_messages_name_what_an_extra_consists_of(metadata: dict[str, list[str]], extra: str) -> None:
+    needs = [need.partition(";")[0] for need in metadata["Requires-Dist"] if f"extra == '{extra}'" in need]
+
+    def parts(requirement: str) -> tuple[str, frozenset[str]]:
+        name = name_of(requirement)
+        return name.replace("_", "-"), frozenset(requirement[len(name) :].strip().split(",")) - {""}
+
+    assert {*map(parts, needs)} == {*map(parts, _install.EXTRAS[extra])}
+    command = shlex.split(_install.pip_install(extra))
+    assert command == ["pip", "install", *_install.EXTRAS[extra]]
+
+
+def test_no_message_installs_what_no_index_has() -> None:
+    for path in (CHECKOUT / "cupynorm").glob("*.py"):
+        assert "cupynorm[" not in path.read_text("utf-8"), path.name
+
+
+def test_plots_and_bfloat16_have_their_packages_where_scripts_run(metadata: dict[str, list[str]]) -> None:
+    text = (CHECKOUT / "pyproject.toml").read_text("utf-8")
+
+    demo = re.search(r"^demo = \[(.*)\]", text, re.MULTILINE)
+    assert demo
+    assert {'"matplotlib>=3.9"', '"ml_dtypes>=0.5"'} <= set(demo[1].split(", "))
+    assert '{ include-group = "demo" }' in text
+    assert all(">=0.5" in need for need in metadata["Requires-Dist"] if re.match("ml.dtypes", need))
+
+
+def test_the_description_of_the_package_stands_alone(metadata: dict[str, list[str]]) -> None:
+    description = metadata["Description"][0]
+
+    assert metadata["Description-Content-Type"] == ["text/markdown"]
+    targets = re.findall(r"\]\(([^)\s]*)\)", description)
+    assert [each for each in targets if not each.startswith(("https://", "http://"))] == []
+    assert "# cupynorm\n" in description
+    assert "docs/masks.md maps other libraries' conventions onto these" in description
+    assert "![" not in description or "](https://" in description
+
+
+def test_classifiers_name_the_versions_of_python_and_the_types(metadata: dict[str, list[str]]) -> None:
+    versions = [
+        each.rpartition(" ")[2]
+        for each in metadata["Classifier"]
+        if each.startswith("Programming Language :: Python :: 3.")
+    ]
+
+    assert versions == ["3.10", "3.11", "3.12", "3.13"]
+    assert "Typing :: Typed" in metadata["Classifier"]
 
 
 def test_editable_install_reads_the_checkout() -> None:

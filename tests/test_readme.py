@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,27 @@ def test_command_runs(line: str, tmp_path: Path) -> None:
     allowed = {FAULTS_ARE_ITS_ANSWER: (0, 1), NEEDS_A_DEVICE: (0, 3)}.get(arguments[0], (0,))
     assert done.returncode in allowed, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, id=f"line {at}") for at, line in COMMANDS if " --from " in line]
+)
+def test_results_of_before_are_drawn(line: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib, which draws plots, is not installed")
+    shutil.copy(README.parent / "benchmarks" / "h200" / "2026-11-22.json", tmp_path / "h200.json")
+
+    program, *arguments = shlex.split(line)
+    done = subprocess.run(
+        [sys.executable, "-m", "cupynorm", Path(program).name, *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(README.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / arguments[arguments.index("--plot") + 1]).stat().st_size > 10_000
 
 
 def test_every_other_command_is_a_script_of_ours() -> None:

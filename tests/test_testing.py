@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
+import time
+import types
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cupynorm import _device, testing
+from cupynorm import _compile, _device, testing
 from cupynorm._dtypes import DTYPES
 from cupynorm._plan import DoesNotFitError
 from cupynorm.catalog import OPS, Op
@@ -257,3 +260,92 @@ def test_the_self_test_of_a_device_tries_every_variant(monkeypatch: pytest.Monke
     wide = {each.variant for each in results if each.shape[1] == 2056}
     assert wide == {"block", "cached", "cluster", "split", "shared", "uncached"}
     assert {each.variant for each in results if "->" in each.dtype} == {"chosen"}
+
+
+class FakeKernels:
+    """In place of the compiler: notes what is compiled and what is launched, in order, and computes nothing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from tests import simulator
+
+        simulator.install(monkeypatch)
+        self.events: list[tuple[str, str]] = []
+        self.at_once = self.most_at_once = 0
+        self._lock, self._driver = threading.Lock(), simulator.driver
+        monkeypatch.setattr(_compile, "load_function", self._load)
+        for name in ("launchKernel", "launchCooperativeKernel"):
+            monkeypatch.setattr(simulator.driver, name, lambda *_: self.events.append(("launch", "")))
+
+    def _load(self, code: str, expression: str, *, accelerated: bool = False) -> tuple[int, Any]:
+        with self._lock:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            self.events.append(("compile", f"{accelerated} {expression} {hash(code)}"))
+        time.sleep(0.002)
+        with self._lock:
+            self.at_once -= 1
+            library = types.SimpleNamespace(max_threads=1024, static_shared_bytes=0, parameter_bytes=())
+            return self._driver.load(library), library
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_the_self_test_of_a_device_compiles_everything_first_and_once_and_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch, quick: bool
+) -> None:
+    kernels = FakeKernels(monkeypatch)
+    monkeypatch.setattr(testing, "_processors", lambda: 4)
+    stages: list[tuple[str, int, int]] = []
+
+    results = list(selftest(quick=quick, progress=lambda *stage: stages.append(stage)))
+
+    kinds = [kind for kind, _ in kernels.events]
+    assert kinds == sorted(kinds), "a kernel was compiled after the first launch"
+    compiled = [name for kind, name in kernels.events if kind == "compile"]
+    assert len(compiled) == len(set(compiled))
+    assert len(compiled) < 130 if quick else len(compiled) > 500
+    assert kernels.most_at_once == 4
+    assert {each.op for each in results} == set(FORMS)
+    assert list(dict.fromkeys(stage for stage, _, _ in stages)) == ["compile", "compare"]
+    for stage in ("compile", "compare"):
+        counted = [(done, total) for name, done, total in stages if name == stage]
+        assert counted == [(done, len(counted)) for done in range(1, len(counted) + 1)]
+
+
+def test_an_interrupted_self_test_compiles_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = FakeKernels(monkeypatch)
+    monkeypatch.setattr(testing, "_processors", lambda: 2)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(selftest(progress=interrupt))
+
+    assert len(kernels.events) < 20
+
+
+def test_a_kernel_that_does_not_compile_fails_its_own_checks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeKernels(monkeypatch)
+    works = _compile.load_function
+
+    def fails(code: str, expression: str, *, accelerated: bool = False) -> tuple[int, Any]:
+        if "RmsNorm" in expression:
+            raise RuntimeError("the compiler is broken")
+        return works(code, expression, accelerated=accelerated)
+
+    monkeypatch.setattr(_compile, "load_function", fails)
+
+    results = list(selftest(quick=True))
+
+    assert {each.op for each in results} == set(FORMS)
+    broken_ones = {each.op for each in results if "the compiler is broken" in each.note}
+    assert "rms_norm" in broken_ones
+    assert "softmax" not in broken_ones
+
+
+def test_a_quick_self_test_covers_every_op_and_form_and_is_small() -> None:
+    few, every = list(selftest(cpu=True, quick=True)), list(selftest(cpu=True))
+
+    assert {each.op for each in few} == set(FORMS)
+    assert len(few) < len(every) / 2
+    assert all(each.ok for each in few)

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import cupynorm
 from cupynorm import _compile, _device, _row, _tuned, bench, catalog, cli, peers, testing, tune
 from cupynorm._limits import RECORDED
 from cupynorm._plan import Plan, Problem, choose
 from cupynorm.results import Point, Timing
+from tests import command_runner
 from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture
@@ -327,7 +327,7 @@ def test_points_are_combinations_or_the_default():
 
 
 def invoke(*arguments: object) -> Any:
-    return CliRunner().invoke(cli.cli, ["tune", *map(str, arguments)])
+    return command_runner().invoke(cli.cli, ["tune", *map(str, arguments)])
 
 
 ONE = ("softmax", "--dtypes", "float32", "--cols", 40, "--rows", 6)
@@ -414,14 +414,14 @@ def test_info_says_where_the_tables_are_and_how_much_they_hold(timer, monkeypatc
     timer.seconds = faster_than(table_plan(), FASTER)
     invoke(*ONE)
 
-    text = CliRunner().invoke(cli.cli, ["info"]).stdout
-    told = json.loads(CliRunner().invoke(cli.cli, ["info", "--json"]).stdout)["tuned"]
+    text = command_runner().invoke(cli.cli, ["info"]).stdout
+    told = json.loads(command_runner().invoke(cli.cli, ["info", "--json"]).stdout)["tuned"]
 
     assert f"{tune.here().file.name}  1 plans" in text
     assert (told["folder"], told["used"]) == (str(_tuned.folder()), True)
     assert [each["entries"] for each in told["tables"]] == [1]
     monkeypatch.setenv("CUPYNORM_TUNED", "0")
-    assert "no: CUPYNORM_TUNED is 0" in CliRunner().invoke(cli.cli, ["info"]).stdout
+    assert "no: CUPYNORM_TUNED is 0" in command_runner().invoke(cli.cli, ["info"]).stdout
 
 
 def test_without_a_device_the_exit_status_is_3(monkeypatch):
@@ -455,7 +455,7 @@ def test_explain_shows_the_source(timer):
     timer.seconds = faster_than(table_plan(), FASTER)
     invoke(*ONE)
 
-    told = CliRunner().invoke(
+    told = command_runner().invoke(
         cli.cli, ["explain", "softmax", "--shape", "6,40", "--dtype", "float32", "--json"]
     )
 

@@ -1,0 +1,32 @@
+"""What to type to get a package: cupynorm is on no package index, so messages name what its extras consist of."""
+
+from __future__ import annotations
+
+# As pyproject.toml has them: a test compares.
+EXTRAS = {
+    "cuda12": (
+        "cupy-cuda12x>=14.2,<15",
+        "nvidia-cuda-nvrtc-cu12",
+        "nvidia-cuda-runtime-cu12",
+        "ml_dtypes>=0.5",
+    ),
+    "cuda13": (
+        "cupy-cuda13x>=14.2,<15",
+        "nvidia-cuda-nvrtc==13.*",
+        "nvidia-cuda-runtime==13.*",
+        "ml_dtypes>=0.5",
+    ),
+    "text": ("tokenizers>=0.20", "safetensors>=0.4.3"),
+    "plot": ("matplotlib>=3.9",),
+}
+
+
+def pip_install(*wanted: str) -> str:
+    """Return the command that installs requirements, or what an extra of cupynorm consists of."""
+    needs = [need for each in wanted for need in EXTRAS.get(each, (each,))]
+    return " ".join(["pip install", *(_quoted(need) for need in needs)])
+
+
+def _quoted(requirement: str) -> str:
+    """Quote what a shell would read otherwise."""
+    return f"'{requirement}'" if set(requirement) & set("<>*=[; ") else requirement
