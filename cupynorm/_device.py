@@ -162,6 +162,10 @@ class _LaunchConfig(ctypes.Structure):
     )
 
 
+PTX_VERSION, BINARY_VERSION = 5, 6  # CU_FUNC_ATTRIBUTE_*, as 10 * major + minor
+# CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE and CUDA_ERROR_NOT_SUPPORTED: what a share of a device says to blocks that must all run
+# at once, since the limits that are asked for are those of the whole device
+REFUSES_COOPERATION = {720, 801}
 COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 BEGIN_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -186,7 +190,7 @@ def launch_of(
     """Return what binds a kernel of the current device to a stream and to the address of void*[], its parameters.
 
     cooperative: all of its blocks run at the same time, or none. From sm_90 on the kernel may begin before the one before it has
-    ended, in a graph, too; it waits itself (await_kernel_before).
+    ended, in a graph, too (early_launches); it waits itself (await_kernel_before).
 
     What the binding gives, a launch, takes no arguments and returns the driver's status, or None where CuPy has
     looked at it: ``status = launch()``, and then `launch_error(status)` is raised unless it is 0 or None.
@@ -199,8 +203,20 @@ def launch_of(
     copy of the words where that takes a loop, which is then assigned at once (``words[:] = copy``).
     tests/test_signal_handlers.py interrupts calls at all of these places.
     """
-    early = int(present_limits().compute_capability) >= EARLY_SINCE and _driver_cuda() >= EARLY_CUDA
+    early = early_launches() and _compiled_for(function) >= EARLY_SINCE
     return (_early if early else _in_turn)(function, grid, block, shared_bytes, cooperative=cooperative)
+
+
+def early_launches() -> bool:
+    """Say whether kernels may begin before the one before them has ended: not if CUPYNORM_EARLY is 0, nor on older devices."""
+    if os.environ.get("CUPYNORM_EARLY") == "0":
+        return False
+    return int(present_limits().compute_capability) >= EARLY_SINCE and _driver_cuda() >= EARLY_CUDA
+
+
+def _compiled_for(function: int) -> int:
+    """Return the architecture that a loaded kernel was compiled for: PTX of an older one has no wait in it."""
+    return min(int(driver().funcGetAttribute(each, function)) for each in (PTX_VERSION, BINARY_VERSION))
 
 
 def _in_turn(
@@ -240,6 +256,11 @@ def _early(
         return launch
 
     return bind
+
+
+def refuses_cooperation(error: Exception) -> bool:
+    """Say whether an error of a launch means that its blocks cannot all run at once here."""
+    return getattr(error, "status", None) in REFUSES_COOPERATION
 
 
 def launch_error(status: int) -> Exception:

@@ -88,6 +88,9 @@ def multiply(
 ) -> Any:
     """Write finish(LayerNorm(x) weight^T) to out; nothing is checked.
 
+    weight and norm are read before the kernel before has ended: it must not write them. What this call is given besides may
+    be what that kernel writes.
+
     norm: gamma and beta, in float32; without, x is multiplied as it is. normed: where LayerNorm(x) is kept. With a bias, in
     float32, finish is GELU of the sum and the bias ("none" or "tanh"), or adds both the bias and the residual.
     """

@@ -282,6 +282,11 @@ class Plan:
         return self.persistent and self.parts > 1 and (not self.peel or self.hoist == LENT)
 
     @property
+    def cooperative(self) -> bool:
+        """Whether all blocks must run at once: they wait for one another, or share a counter."""
+        return self.variant == "split" or self.claims
+
+    @property
     def cluster(self) -> int:
         """Blocks of a cluster."""
         return self.parts if self.variant == "cluster" else 1

@@ -29,8 +29,9 @@ def launcher(function: int, plan: Plan) -> Binding:
     """Return a kernel's binding, as _device.launch_of does."""
     split = plan.variant == "split"
     grid = (plan.grid // plan.parts, plan.parts, 1) if split else (plan.grid, 1, 1)
-    together = split or plan.claims  # blocks wait for one another, or share a counter
-    return _device.launch_of(function, grid, (plan.block, 1, 1), plan.shared_bytes, cooperative=together)
+    return _device.launch_of(
+        function, grid, (plan.block, 1, 1), plan.shared_bytes, cooperative=plan.cooperative
+    )
 
 
 class Given(NamedTuple):

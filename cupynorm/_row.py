@@ -13,7 +13,7 @@ from cupynorm import _ask, _compile, _device, _tuned
 from cupynorm._arguments import Call, check, check_eps, view
 from cupynorm._dtypes import Dtype, compute_dtype, cpp
 from cupynorm._limits import PLAIN_SHARED_BYTES, STATIC_SHARED_BYTES, Limits
-from cupynorm._plan import LENT, Occupancy, Plan, Problem, choose
+from cupynorm._plan import LENT, DoesNotFitError, Occupancy, Plan, Problem, choose
 from cupynorm._remembered import (
     ALIGNMENT,
     Calls,
@@ -237,7 +237,10 @@ def run(
         words[call.y_at] = target
         status = launch()
     if status:
-        raise _device.launch_error(status)
+        error = _device.launch_error(status)
+        if not _device.refuses_cooperation(error):
+            raise error
+        return _run_checked(op, x, gamma, beta, axis, eps, y, dtype, return_stats, plan, key)
     return (y, *stats) if stats else y
 
 
@@ -284,21 +287,48 @@ def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Give
     with module.cuda.Device(call.device):
         _thread.calls.prepare(call.device)
         found = prepared(call.device, what, given.plan)
-        known = remembered(
-            given,
-            launcher(found.kernel.pointer, found.plan),
-            what.arguments,
-            x,
-            y,
-            layout(call.out),
-            op.stats if stats else (),
-            x.shape[: len(x.shape) - call.axes],
-            call.compute,
-        )
-        status = known.launches[module.cuda.get_current_stream().ptr]()
-        if status:
-            raise _device.launch_error(status)
-    return known
+
+        def launched(found: _Launch) -> Remembered:
+            known = remembered(
+                given,
+                launcher(found.kernel.pointer, found.plan),
+                what.arguments,
+                x,
+                y,
+                layout(call.out),
+                op.stats if stats else (),
+                x.shape[: len(x.shape) - call.axes],
+                call.compute,
+            )
+            status = known.launches[module.cuda.get_current_stream().ptr]()
+            if status:
+                raise _device.launch_error(status)
+            return known
+
+        try:
+            return launched(found)
+        except Exception as error:
+            if not (found.plan.cooperative and _device.refuses_cooperation(error)):
+                raise
+            return launched(_without_cooperation(call.device, what, given.plan, found.plan, error))
+
+
+def _without_cooperation(
+    device: int, what: Spelled, wanted: str | Plan | None, refused: Plan, error: Exception
+) -> _Launch:
+    """Return a launch whose blocks need not all run at once, where the device or our share of it does not let them.
+
+    Raises the driver's error where the plan that was refused is the one that was asked for.
+    """
+    why = (
+        f"the device does not run {refused.grid} blocks at once ({error}), as in a green context or with MPS"
+    )
+    try:
+        found = prepared(device, what, wanted, cooperative=False)
+    except DoesNotFitError:
+        raise RuntimeError(f"{why}: the plan that was asked for needs that") from error
+    warnings.warn(f"{why}: variant {found.plan.variant} is used instead of {refused.variant}", stacklevel=5)
+    return found
 
 
 def calls_of_thread() -> Calls:
@@ -315,24 +345,29 @@ def kernel_of(device: int, what: Spelled, plan: Plan) -> _compile.Kernel:
     return _compile.kernel(device, what.text, what.expression(plan), shared_limit, plan.cluster)
 
 
-def prepared(device: int, what: Spelled, wanted: str | Plan | None) -> _Launch:
+def prepared(device: int, what: Spelled, wanted: str | Plan | None, *, cooperative: bool = True) -> _Launch:
     """Return what _prepare() gives, made once for each problem, spelling and wish, and for each owner of kernels."""
-    key = (device, what.problem, what.op.cpp, what.arguments.cpp, wanted, _compile.owner())
+    key = (device, what.problem, what.op.cpp, what.arguments.cpp, wanted, cooperative, _compile.owner())
     found = _launches.get(key)
     if found is None:
-        found = _prepare(device, what, wanted)
+        found = _prepare(device, what, wanted, cooperative=cooperative)
         with _lock:
             add(_launches, key, found)
     return found
 
 
-def _prepare(device: int, what: Spelled, wanted: str | Plan | None, *, tuned: bool = True) -> _Launch:
+def _prepare(
+    device: int, what: Spelled, wanted: str | Plan | None, *, tuned: bool = True, cooperative: bool = True
+) -> _Launch:
+    """Compile and load the kernel of the plan for a problem. cooperative: whether its blocks may have to run all at once."""
     limits = _device.limits_of(device)
 
     def load(plan: Plan) -> _compile.Kernel:
         return kernel_of(device, what, plan)
 
     def occupancy(plan: Plan) -> int:
+        if plan.cooperative and not cooperative:
+            return 0
         if plan.cluster > 1:
             return _device.active_clusters(load(plan).pointer, plan.cluster, plan.block, plan.shared_bytes)
         return int(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _compile, _device, _remembered, _row, explain
+from cupynorm import _compile, _device, _plan, _remembered, _row, explain
 from cupynorm._plan import PLAIN
 from cupynorm.norm import LAYER_NORM
 from tests import simulator
@@ -358,3 +358,127 @@ def test_an_older_driver_or_device_launches_as_ever(
     for cooperative in (True, False):
         _device.launch_of(1, (1, 132, 1), (32, 1, 1), 64, cooperative=cooperative)(5, 99)()
     assert seen == [(1, 1, 132, 1, 32, 1, 1, 64, 5, 99), (1, 1, 132, 1, 32, 1, 1, 64, 5, 99, 0)]
+
+
+# ---- early launches
+
+
+@pytest.mark.parametrize(
+    ("setting", "ptx", "binary", "early"),
+    [
+        (None, 90, 90, True),
+        ("1", 90, 90, True),
+        ("0", 90, 90, False),
+        (None, 80, 90, False),  # the driver made it of PTX, in which there is no wait
+        (None, 80, 80, False),
+        (None, 100, 100, True),
+    ],
+)
+def test_a_kernel_begins_early_where_it_was_compiled_to_wait_and_nobody_forbids_it(
+    simulated: Any, monkeypatch: pytest.MonkeyPatch, setting: str | None, ptx: int, binary: int, early: bool
+) -> None:
+    monkeypatch.delenv("CUPYNORM_EARLY", raising=False)
+    if setting is not None:
+        monkeypatch.setenv("CUPYNORM_EARLY", setting)
+    get = simulated.driver.funcGetAttribute
+    versions = {5: ptx, 6: binary}
+    monkeypatch.setattr(
+        simulated.driver, "funcGetAttribute", lambda number, f: versions.get(number) or get(number, f)
+    )
+    taken: list[bool] = []
+    for name, value in (("_early", True), ("_in_turn", False)):
+        real = getattr(_device, name)
+        monkeypatch.setattr(
+            _device, name, lambda *a, real=real, value=value, **k: (taken.append(value), real(*a, **k))[1]
+        )
+
+    cupynorm.softmax(simulated.cupy.asarray(rows()))
+
+    assert taken == [early]
+
+
+# ---- devices that do not run all blocks at once
+
+
+class Refusing:
+    """In place of cuLaunchKernelEx: refuses cooperative launches while `refuses` is set."""
+
+    def __init__(self, call: Any) -> None:
+        self.call, self.refuses, self.asked = call, True, 0
+
+    def __call__(self, config: int, *rest: Any) -> int:
+        told = _device._LaunchConfig.from_address(config)
+        if any(each.id == _device.COOPERATIVE for each in told.attributes[: told.attribute_count]):
+            self.asked += 1
+            if self.refuses:
+                return 720
+        return int(self.call(config, *rest))
+
+
+@pytest.fixture
+def refusing(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Refusing:
+    made = Refusing(simulated.driver.launch_kernel_ex)
+    monkeypatch.setattr(_device, "_launch_kernel_ex", lambda: made)
+    return made
+
+
+WIDE = (3, 16384)  # few rows that the whole grid shares where that is asked for
+
+
+def wide(simulated: Any) -> Any:
+    return simulated.cupy.asarray(np.random.default_rng(0).normal(size=WIDE).astype(np.float32))
+
+
+@pytest.fixture
+def grid_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every op's rows be shared by the whole grid where they can be."""
+    turns = _plan._in_turn
+    monkeypatch.setattr(_plan, "_in_turn", lambda *given: (_plan._split, *turns(*given)))
+
+
+def test_a_refused_cooperative_launch_is_made_by_another_plan_with_one_warning(
+    simulated: Any, refusing: Refusing, grid_first: None
+) -> None:
+    x = wide(simulated)
+
+    with pytest.warns(
+        UserWarning, match="does not run .* blocks at once .*: variant .* is used instead of split"
+    ):
+        first = cupynorm.softmax(x)
+    again = cupynorm.softmax(x)  # without a warning, which would be an error here
+
+    assert refusing.asked == 1  # the second call goes to the other plan at once
+    expected = cupynorm.softmax(simulated.cupy.asnumpy(x))
+    for y in (first, again):
+        np.testing.assert_allclose(simulated.cupy.asnumpy(y), expected, rtol=1e-5)
+
+
+def test_a_call_whose_plan_is_refused_later_falls_back_then(
+    simulated: Any, refusing: Refusing, grid_first: None
+) -> None:
+    x, out = wide(simulated), simulated.cupy.empty(WIDE, np.float32)
+    refusing.refuses = False
+    cupynorm.softmax(x, out=out)
+    cupynorm.softmax(x, out=out)
+    assert refusing.asked == 2
+    refusing.refuses = True
+    out.fill(0)
+
+    with pytest.warns(UserWarning, match="is used instead of split"):
+        cupynorm.softmax(x, out=out)
+    asked = refusing.asked
+    cupynorm.softmax(x, out=out)
+
+    assert refusing.asked == asked
+    np.testing.assert_allclose(
+        simulated.cupy.asnumpy(out), cupynorm.softmax(simulated.cupy.asnumpy(x)), rtol=1e-5
+    )
+
+
+def test_a_refused_plan_that_was_asked_for_is_an_error_that_says_why(
+    simulated: Any, refusing: Refusing
+) -> None:
+    with pytest.raises(
+        RuntimeError, match="green context or with MPS: the plan that was asked for needs that"
+    ):
+        cupynorm.softmax(wide(simulated), plan="split")

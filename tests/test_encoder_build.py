@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -134,6 +135,51 @@ def test_products_of_few_tokens_keep_everything_in_registers_and_multiply_on_ten
             assert any(each.startswith("HMMA") for each in code.instructions), name
             assert code.accesses["LDGSTS", 16], name
             assert kernel.shared_bytes <= _few.MAIL_BYTES + 1024, name
+
+
+# Bytes of Few's pointers from its begin: what may be read before the kernel before has ended, and what may not.
+EARLY_POINTERS, LATE_POINTERS = {8: "weight", 24: "gamma", 32: "beta"}, (0, 16, 40, 48, 56)
+
+
+def pointers_read_before_the_wait(ptx):
+    """Return the offsets of the parameter's members that addresses are made of in a kernel's accesses before its wait."""
+    before, wait, _ = ptx.partition("griddepcontrol.wait")
+    assert wait
+    inside, made_of, found = (
+        {},
+        {},
+        set(),
+    )  # registers that point into the parameter, and what others are made of
+    for line in before.splitlines():
+        words = re.findall(r"%\w+", line)
+        loaded = re.search(r"ld\.param\S*?(\d+)\s.*, \[([%\w]+)\+?(-?\d*)\]", line)
+        moved = re.search(r"(?:mov|add|cvta)\S*\s+(%\w+), (%\w+|\w+_param_0)(?:, (-?\d+))?;", line)
+        if loaded:
+            first = inside.get(loaded[2], 0) + int(loaded[3] or 0)
+            targets = [word for word in words if word != loaded[2]]
+            made_of |= {word: {first + at * int(loaded[1]) // 8} for at, word in enumerate(targets)}
+        elif moved and (moved[2] in inside or moved[2].endswith("_param_0")):
+            inside[moved[1]] = inside.get(moved[2], 0) + int(moved[3] or 0)
+        elif re.search(r"\b(ld|cp\.async\.c[ag]\.shared)\.global|\b(st|red|atom)\S*\.global", line):
+            found |= set().union(*(made_of.get(word, set()) for word in words))
+        elif words and not line.strip().startswith("@"):
+            made_of[words[0]] = set().union(*(made_of.get(word, set()) for word in words[1:]))
+    return found
+
+
+@pytest.mark.parametrize("norm", ["false", "true"])
+def test_a_product_of_few_tokens_reads_but_weights_before_the_kernel_before_has_ended(norm):
+    if not _nvrtc.majors():
+        pytest.skip("no NVRTC")
+    text = _compile.text("few.cu", "cupynorm::Few<cupynorm::half>", 80)
+    finish = _few.ADD_RESIDUAL if norm == "false" else _few.FINISHES["none"]
+    name = f"cupynorm::multiply_few<cupynorm::half, 16, 24, 1, 3, {norm}, {finish}>"
+    (kernel,) = _nvrtc.compile_all(text, [name], _compile.options(), "90")
+
+    read = pointers_read_before_the_wait(kernel.ptx)
+
+    assert read & set(EARLY_POINTERS)
+    assert not read & set(LATE_POINTERS)
 
 
 @pytest.mark.slow

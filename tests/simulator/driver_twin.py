@@ -23,12 +23,18 @@ MAX_THREADS_PER_BLOCK, SHARED_SIZE_BYTES, LOCAL_SIZE_BYTES, NUM_REGS = 0, 1, 3, 
 MAX_DYNAMIC_SHARED_SIZE_BYTES, PREFERRED_SHARED_MEMORY_CARVEOUT = 8, 9
 REQUIRED_CLUSTER_WIDTH, REQUIRED_CLUSTER_HEIGHT, REQUIRED_CLUSTER_DEPTH = CLUSTER_SHAPE = 11, 12, 13
 NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
+PTX_VERSION, BINARY_VERSION = 5, 6
+NUMBERS = {"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE": 720}
 CLUSTER_CAPABILITY = 90  # the first that has clusters
 PORTABLE_CLUSTER, LARGEST_CLUSTER = 8, 16
 
 
 class CUDADriverError(RuntimeError):
-    """An error of a driver call, by CUDA's name, and what was wrong in words."""
+    """An error of a driver call, by CUDA's name, and what was wrong in words; or by its number, as the driver gives it."""
+
+    def __init__(self, what: str | int) -> None:
+        super().__init__(what)
+        self.status = what if isinstance(what, int) else NUMBERS.get(what.partition(":")[0], 1)
 
 
 class Function:
@@ -111,6 +117,7 @@ def funcGetAttribute(attribute: int, f: int) -> int:  # noqa: N802
         LOCAL_SIZE_BYTES: 0,
         NUM_REGS: function.registers,
         PREFERRED_SHARED_MEMORY_CARVEOUT: -1,
+        **dict.fromkeys((PTX_VERSION, BINARY_VERSION), int(machine.limits().compute_capability)),
     }
     return {**known, **function.attributes}[attribute]
 
