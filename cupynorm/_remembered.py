@@ -6,6 +6,7 @@ import array
 import dataclasses
 import threading
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -302,10 +303,11 @@ class Calls:
 
     kind: the type of device arrays, None before the first came. stream: gives a device's current stream. several: there is
     more than one device. same: by the key of _row.run; holds for one gamma and beta. alike: by Given.alike. each, heads: those of
-    _elementwise and _heads, by their own keys. fused: calls with something fused, by key().
+    _elementwise and _heads, by their own keys. fused: calls with something fused, by key(). plans: the newest plans of row ops
+    that were launched for the first time.
     """
 
-    __slots__ = ("_ready", "alike", "each", "fused", "heads", "kind", "same", "several", "stream")
+    __slots__ = ("_ready", "alike", "each", "fused", "heads", "kind", "plans", "same", "several", "stream")
 
     def __init__(self) -> None:
         self.kind: Any = None
@@ -316,6 +318,7 @@ class Calls:
         self.each: dict[Any, Any] = {}
         self.heads: dict[Any, Any] = {}
         self.fused: dict[Any, Again] = {}
+        self.plans: deque[Plan] = deque(maxlen=MOST)
         self._ready: set[int] = set()
 
     def begin(self) -> Any:

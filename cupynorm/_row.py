@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import warnings
@@ -41,7 +42,7 @@ from cupynorm.functors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -303,6 +304,7 @@ def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Give
             status = known.launches[module.cuda.get_current_stream().ptr]()
             if status:
                 raise _device.launch_error(status)
+            _thread.calls.plans.append(found.plan)
             return known
 
         try:
@@ -329,6 +331,16 @@ def _without_cooperation(
         raise RuntimeError(f"{why}: the plan that was asked for needs that") from error
     warnings.warn(f"{why}: variant {found.plan.variant} is used instead of {refused.variant}", stacklevel=5)
     return found
+
+
+@contextlib.contextmanager
+def observed() -> Iterator[Sequence[Plan]]:
+    """Give a list that gets the plan of each row op that this thread launches meanwhile; a call that is made again adds none."""
+    before, _thread.calls = _thread.calls, Calls()
+    try:
+        yield _thread.calls.plans
+    finally:
+        _thread.calls = before
 
 
 def calls_of_thread() -> Calls:

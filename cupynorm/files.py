@@ -326,10 +326,12 @@ def run(
         step = max(1, BLOCK_BYTES // (cols * max(x.dtype.itemsize, y_dtype.itemsize)))
         for start in range(0, rows, step):
             stop = min(start + step, rows)
-            for each, result in zip(targets, compute(x.read(start, stop, axes)), strict=True):
+            with _row.observed() as plans:
+                results = compute(x.read(start, stop, axes))
+            if start == 0 and plans:  # the last block, of fewer rows, may have another
+                launched = plans[-1].as_dict()
+            for each, result in zip(targets, results, strict=True):
                 each.write(result)
-            if start == 0:  # the last block, of fewer rows, may have another
-                launched = _newest_plan() if where != "cpu" else None
             progress(stop, rows)
         for each in targets:
             each.sync()
@@ -376,11 +378,6 @@ def _check_options(op: Op, given: dict[str, Path], *, eps: float | None, stats: 
         raise ValueError(f"{op.name} takes no eps")
     if stats and not op.stats:
         raise ValueError(f"{op.name} has no statistics to save")
-
-
-def _newest_plan() -> dict[str, Any] | None:
-    launches = list(_row._launches.values())  # noqa: SLF001
-    return launches[-1].plan.as_dict() if launches else None
 
 
 def _check_target(path: Path, sources: list[Path], *, force: bool) -> None:

@@ -557,6 +557,24 @@ def test_the_whole_road_of_a_device(folder, simulated):
         np.testing.assert_allclose(np.load(folder / f"{name}.npy"), want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("plan", [None, "uncached"])
+def test_the_report_has_the_plan_of_this_run_whatever_ran_before(folder, simulated, plan):
+    np.save(folder / "in.npy", numbers(100, 32))
+
+    def report():
+        return files.run(
+            catalog.op("softmax"), folder / "in.npy", folder / "out.npy", plan=plan, force=True
+        ).plan
+
+    alone = report()
+    for other in ("shared", "warp"):  # newer in every cache than what the next run finds there
+        catalog.op("softmax").function(simulated.cupy.asarray(numbers(7, 300)), plan=other)
+
+    assert report() == alone
+    assert alone["variant"] == (plan or "warp")
+    assert alone["grid"] <= 32  # of this file's blocks
+
+
 def test_no_device_is_an_error_only_where_one_is_demanded(folder, monkeypatch):
     def none():
         raise _device.NoDeviceError("there is none")
