@@ -522,11 +522,21 @@ def _is_sound(problem: Problem, limits: Limits, plan: Plan) -> bool:
     keeps = keeps and (not staged or plan.block == _held_around(problem, plan.parts, plan.block))
     hoists = plan.hoist in range(LENT + 1) and (plan.hoist == 0 or (bool(problem.columns) and plan.group > 0))
     # only what is in registers has rows on their way
-    hoists = hoists and (plan.stages == 0 or plan.kernel == "row_registers")
+    hoists = hoists and (plan.stages == 0 or plan.kernel == "row_registers") and _holds_around(plan)
     alone = plan.parts == 1 and plan.stages == 0
     claims = plan.claims and plan.peel == 1
     hoists = hoists and (plan.hoist != LENT or ((alone or claims) and not problem.fused))
     return shares and keeps and hoists and (not plan.persistent or _may_persist(problem, plan))
+
+
+def _holds_around(plan: Plan) -> bool:
+    """Say whether the first threads of a row in registers hold what is around its packs: twin of Registers' assertions."""
+    if plan.kernel != "row_registers" or not plan.peel:
+        return plan.parts == 1 or plan.kernel != "row_registers" or plan.block > WARP
+    first = LINE_BYTES // ACCESS_BYTES * plan.pack if plan.hoist == LENT and plan.parts > 1 else plan.pack
+    holds = plan.group >= max(2 * plan.pack - 2, first - 1) and plan.group * plan.pack % 8 == 0
+    alike = plan.rows_per_group == 1 or (plan.stages == 0 and plan.hoist % LENT < 2)  # noqa: PLR2004
+    return holds and alike and (plan.peel == 1 or plan.stages == 0)
 
 
 def _may_persist(problem: Problem, plan: Plan) -> bool:

@@ -62,6 +62,7 @@ class Instance(NamedTuple):
     plan: Plan
     load_bytes: int  # of one pack, at most 16
     store_bytes: int
+    shape: tuple[int, int]  # rows and columns for which the plan was chosen
 
 
 def same_types(op: RowOp) -> list[Types]:
@@ -112,10 +113,10 @@ def edges() -> tuple[int, ...]:
 
 
 @functools.cache
-def plans(problem: Problem, arch: str) -> tuple[Plan, ...]:
-    """Every plan that `choose` can give for such a problem of any rows and columns, one for each kernel."""
+def shapes(problem: Problem, arch: str) -> dict[Plan, tuple[int, int]]:
+    """Every plan that `choose` can give for such a problem of any rows and columns, one for each kernel, and for which."""
     limits = dataclasses.replace(RECORDED[DEVICES.get(arch, "a100")], compute_capability=arch)
-    found: dict[tuple[object, ...], Plan] = {}
+    found: dict[tuple[object, ...], tuple[Plan, tuple[int, int]]] = {}
     cases = itertools.chain(
         itertools.product(VARIANTS, (1, 1 << 24), edges()),
         itertools.product(("split",), (1, 2, 4, 8), (1 << p for p in range(16, 23))),  # the whole grid's
@@ -124,15 +125,21 @@ def plans(problem: Problem, arch: str) -> tuple[Plan, ...]:
         ),  # fewer rows than multiprocessors
     )
     for variant, rows, packs in cases:
+        cols = packs * problem.pack
         with contextlib.suppress(DoesNotFitError):
             plan = choose(
-                dataclasses.replace(problem, rows=rows, cols=packs * problem.pack),
+                dataclasses.replace(problem, rows=rows, cols=cols),
                 limits,
                 lambda plan: plan.least_blocks,
                 variant,
             )
-            found.setdefault((variant, *plan.template), plan)
-    return tuple(found.values())
+            found.setdefault((variant, *plan.template), (plan, (rows, cols)))
+    return dict(found.values())
+
+
+def plans(problem: Problem, arch: str) -> tuple[Plan, ...]:
+    """Every plan that `choose` can give for such a problem of any rows and columns, one for each kernel."""
+    return tuple(shapes(problem, arch))
 
 
 REGISTERS = 65536  # of a multiprocessor, on every architecture
@@ -202,6 +209,7 @@ def instances(
             plan,
             load_bytes=min(16, plan.pack * x.itemsize),
             store_bytes=min(16, plan.pack * y.itemsize),
+            shape=shapes(what.problem, arch)[plan],
         )
 
 
@@ -559,7 +567,15 @@ def fused_instances(
         what = FUSED[kind].spelled(dtype, cols)
         chosen = choice(plans(what.problem, arch))
         found += [
-            Instance(what.text, what.expression(plan), Types(dtype, dtype), plan, 16, 16)
+            Instance(
+                what.text,
+                what.expression(plan),
+                Types(dtype, dtype),
+                plan,
+                load_bytes=16,
+                store_bytes=16,
+                shape=shapes(what.problem, arch)[plan],
+            )
             for plan in chosen
             if cols == WHOLE_COLS or plan.peel
         ]
@@ -600,7 +616,9 @@ def crowded_instances(arch: str) -> list[Instance]:
             problem = dataclasses.replace(what.problem, rows=1 << 24)
             plan = choose(problem, limits, lambda plan: plan.least_blocks, "block")
             types = Types("float32", "float32")
-            found.append(Instance(what.text, what.expression(plan), types, plan, 16, 16))
+            found.append(
+                Instance(what.text, what.expression(plan), types, plan, 16, 16, (problem.rows, cols))
+            )
     return found
 
 
