@@ -117,3 +117,23 @@ def test_any_plan_is_refused_as_not_fitting_or_asks_for_a_bounded_kernel(
         assert found.pack * found.packs * found.rows_per_group * problem.compute_bytes <= 512
         assert 1 <= found.grid <= 2**31 - 1
         assert found.shared_bytes <= H200.shared_bytes_per_block
+        if found.kernel == "row_registers" and found.peel:  # Registers' assertions in registers.cuh
+            assert found.group >= 2 * found.pack - 2
+            assert found.group * found.pack % 8 == 0
+            assert not found.full
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"group": 8, "packs": 16, "block": 64},  # 7 elements before the first pack, and 7 behind the last
+    ],
+    ids=str,
+)
+def test_the_first_threads_of_an_unaligned_row_hold_what_is_around_its_packs(changes: dict[str, int]) -> None:
+    problem = PROBLEMS[1]
+    plan = choose(problem, H200, occupancy, "block")
+    plan = dataclasses.replace(plan, variant="warp", rows_per_group=1, period=1, hoist=0, stages=0, **changes)
+
+    with pytest.raises(DoesNotFitError, match="cannot hold a row of 1001 columns"):
+        choose(problem, H200, occupancy, plan)
