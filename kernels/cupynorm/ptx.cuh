@@ -39,6 +39,11 @@ inline bool have_come(Letter a, Letter b) {
   return a.bits == letter_of(unsigned(a.bits), unsigned(b.bits), false).bits && b.bits == letter_of(unsigned(b.bits), unsigned(a.bits), true).bits;
 }
 
+// How often a block looks for a message before it gives up. A look takes 0.2 to 1 us, so this is about a second, or a few; messages
+// come within microseconds, or, of the longest rows, milliseconds. Looks are counted rather than the clock read: a context that is switched
+// out does not look, but its clock goes on.
+constexpr int kLooks = 1 << 22;
+
 #ifdef __CUDACC_RTC__
 
 inline unsigned as_bits(float x) { return __float_as_uint(x); }
@@ -306,10 +311,12 @@ inline void send_letters(Letter* pair, unsigned a, unsigned b) {
                "l"(letter_of(b, a, true).bits)
                : "memory");
 }
-// All at once: one after the other each would take a trip to L2.
-template <int kCount>
-inline void await_letters(const Letter* from, unsigned (&word)[kCount]) {
+// Gives false if they have not come after so many looks: somebody else has written there, and they never will. All words at once: one
+// after the other each would take a trip to L2.
+template <int kLooks, int kCount>
+inline bool await_letters(const Letter* from, unsigned (&word)[kCount]) {
   bool here;
+  int left = kLooks;
   do {
     unsigned long long bits[kCount];
 #pragma unroll
@@ -321,8 +328,12 @@ inline void await_letters(const Letter* from, unsigned (&word)[kCount]) {
     here = true;
 #pragma unroll
     for (int i = 0; i < kCount; i += 2) here = here && have_come({bits[i]}, {bits[i + 1]}), word[i] = unsigned(bits[i]), word[i + 1] = unsigned(bits[i + 1]);
-  } while (!here);
+  } while (!here && --left > 0);
+  return here;
 }
+// Ends the launch and the context's work, like assert: the driver prints what should have held to standard error, and every later call of the
+// context gives CUDA_ERROR_ASSERT.
+[[noreturn]] inline void stop(const char* should_hold) { __assertfail(should_hold, "cupynorm", __LINE__, "kernel", 1); }
 
 // One store of 8 or 16 bytes to global memory.
 inline void store_pair(void* to, unsigned a, unsigned b) {
@@ -516,15 +527,19 @@ inline void forget_claims(unsigned) {}
 inline void expect_letters(const Letter*) {}
 inline void clear_letters(Letter* pair) { pair[0].bits = pair[1].bits = 0; }
 inline void send_letters(Letter* pair, unsigned a, unsigned b) { pair[0] = letter_of(a, b, false), pair[1] = letter_of(b, a, true); }
-template <int kCount>
-inline void await_letters(const Letter* from, unsigned (&word)[kCount], SIMULATOR_HERE) {
+template <int kLooks, int kCount>
+inline bool await_letters(const Letter* from, unsigned (&word)[kCount], SIMULATOR_HERE) {
   auto come = [](const void* at) {
     const Letter* pair = static_cast<const Letter*>(at);
     return have_come(pair[0], pair[1]);
   };
-  for (int i = 0; i < kCount; i += 2) simulator::await_written(from + i, come, {"await_letters", file, line});
+  for (int i = 0; i < kCount; i += 2) {
+    if (!simulator::await_written(from + i, come, {"await_letters", file, line})) return false;
+  }
   for (int i = 0; i < kCount; ++i) word[i] = unsigned(from[i].bits);
+  return true;
 }
+[[noreturn]] inline void stop(const char* should_hold, SIMULATOR_HERE) { simulator::fail(should_hold, {"should hold: stop", file, line}); }
 
 inline int float_to_int(float x) {
   return x != x ? 0 : x >= 2147483648.0f ? 2147483647 : x < -2147483648.0f ? -2147483647 - 1 : int(std::nearbyint(x));

@@ -15,8 +15,11 @@ Thread block clusters and a barrier of the grid run where a C++ twin calls simul
 (simulator.h): the host sets a function's cluster width, or calls launchCooperativeKernel, as on a device. Another block's
 shared memory, asked for before that block has surely begun or after it has exited, is a fault.
 
+`settings.beside` is a write of another stream, made again and again while a cooperative launch runs: what waits for a word in
+device memory then gives up where a device would after its bound.
+
 Not modelled:
-- asm, TMA, cooperative groups, atomics; streams that overlap: a launch ends before it returns;
+- asm, TMA, cooperative groups, atomics; other streams that overlap: a launch ends before it returns;
 - clusters in more than one direction, and how many of them a device holds at once;
 - that memory is late: what a block wrote is seen by blocks that run after it, with or without a fence;
 - cp.async, unless its C++ twin calls simulator::copy_later (simulator.h): then a missing wait is a race;
