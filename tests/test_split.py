@@ -32,7 +32,9 @@ every_schedule = pytest.mark.parametrize("schedule", ["forward", "reverse", 0, 1
 class Call:
     """A call of `split`, beside which another stream writes the right results to `out`, as a second launch of it would."""
 
-    def __init__(self, monkeypatch: Any, op: Any, rows: int, cols: int, schedule: str | int, *, in_place: bool):
+    def __init__(
+        self, monkeypatch: Any, op: Any, rows: int, cols: int, schedule: str | int, *, in_place: bool
+    ):
         module = simulator.cupy
         self.case = inputs(op, rows, cols, "float32")
         self.expected = op.reference(self.case.x, **self.case.parameters)[0]
@@ -82,7 +84,9 @@ def test_a_second_writer_where_x_itself_is_out_stops_the_call_and_is_named(
 ) -> None:
     call = Call(monkeypatch, op, rows, cols, schedule, in_place=True)
 
-    with pytest.raises(simulator.SimulatorError, match="nobody else writes to `out` until the call has finished should hold"):
+    with pytest.raises(
+        simulator.SimulatorError, match="nobody else writes to `out` until the call has finished should hold"
+    ):
         call.run(plan)
 
 

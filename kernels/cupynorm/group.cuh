@@ -200,10 +200,12 @@ inline bool await_letters(const Letter* from, Slot<Op>& slot) {
   slot = own.slot;
   return here;
 }
-// The State of `count` elements of a row from column `begin` on, by one thread: what another block has sent and somebody else has overwritten.
-// As other plans do, such a call then ends, and with the right results where both write the same. Not where `out` is x itself: results may
-// have taken the place of what would be read. kFew elements at a time; kMany, or 0: so many are added up apart, since what is added to a
-// long sum is rounded at that sum's size.
+// Returns the State of `count` elements of a row from column `begin` on, read by one thread. It replaces
+// another block's message that something else has overwritten, so that a writer beside `out` delays the
+// call but does not stop the device, and the results are right if it wrote the same ones. Where `out` is x
+// itself, x may be overwritten too: then it stops. kFew elements are summarised at a time. kMany elements
+// (0: all) are merged into a sum of their own first, because what is added to a long sum is rounded at the
+// size of that sum.
 template <class Op, int kFew, int kMany, class Line, typename Count>
 inline typename Op::State read_again(Line from, int64 begin, Count count, typename Op::Compute origin, bool in_place) {
   using State = typename Op::State;

@@ -39,9 +39,10 @@ inline bool have_come(Letter a, Letter b) {
   return a.bits == letter_of(unsigned(a.bits), unsigned(b.bits), false).bits && b.bits == letter_of(unsigned(b.bits), unsigned(a.bits), true).bits;
 }
 
-// How often a block looks for a message before it gives up. A look takes 0.2 to 1 us, so this is about a second, or a few; messages
-// come within microseconds, or, of the longest rows, milliseconds. Looks are counted rather than the clock read: a context that is switched
-// out does not look, but its clock goes on.
+// How often a thread looks for a message in device memory before it gives up. One look takes 0.2 to 1 us,
+// so all of them take a second or a few, where a message comes within microseconds (milliseconds if rows
+// are gigabytes). Looks are counted rather than the clock read, because the clock also runs while the
+// context is switched out, and nobody looks then.
 constexpr int kLooks = 1 << 22;
 
 #ifdef __CUDACC_RTC__
@@ -311,13 +312,12 @@ inline void send_letters(Letter* pair, unsigned a, unsigned b) {
                "l"(letter_of(b, a, true).bits)
                : "memory");
 }
-// Gives false if they have not come after so many looks: somebody else has written there, and they never will. All words at once: one
-// after the other each would take a trip to L2.
+// Returns false if they have not come after that many looks: then something else has overwritten them, and
+// they never will. All words are loaded at once: one after the other, each would take a trip to L2.
 template <int kLooks, int kCount>
 inline bool await_letters(const Letter* from, unsigned (&word)[kCount]) {
-  bool here;
-  int left = kLooks;
-  do {
+#pragma unroll 1
+  for (int looks = kLooks; looks > 0; --looks) {
     unsigned long long bits[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; i += 2)
@@ -325,15 +325,19 @@ inline bool await_letters(const Letter* from, unsigned (&word)[kCount]) {
                    : "=l"(bits[i]), "=l"(bits[i + 1])
                    : "l"(__cvta_generic_to_global(from + i))
                    : "memory");
-    here = true;
+    bool here = true;
 #pragma unroll
     for (int i = 0; i < kCount; i += 2) here = here && have_come({bits[i]}, {bits[i + 1]}), word[i] = unsigned(bits[i]), word[i + 1] = unsigned(bits[i + 1]);
-  } while (!here && --left > 0);
-  return here;
+    if (here) return true;
+  }
+  return false;
 }
-// Ends the launch and the context's work, like assert: the driver prints what should have held to standard error, and every later call of the
-// context gives CUDA_ERROR_ASSERT.
-[[noreturn]] inline void stop(const char* should_hold) { __assertfail(should_hold, "cupynorm", __LINE__, "kernel", 1); }
+// Stops the kernel as a failed assert() does: the driver prints the condition to standard error, and every
+// later call in this context returns CUDA_ERROR_ASSERT. NVRTC declares __assertfail itself. A plain trap
+// could not say what was wrong.
+[[noreturn]] inline void stop(const char* should_hold) {
+  __assertfail(should_hold, "cupynorm/ptx.cuh", __LINE__, "stop", 1);
+}
 
 // One store of 8 or 16 bytes to global memory.
 inline void store_pair(void* to, unsigned a, unsigned b) {
@@ -539,7 +543,9 @@ inline bool await_letters(const Letter* from, unsigned (&word)[kCount], SIMULATO
   for (int i = 0; i < kCount; ++i) word[i] = unsigned(from[i].bits);
   return true;
 }
-[[noreturn]] inline void stop(const char* should_hold, SIMULATOR_HERE) { simulator::fail(should_hold, {"should hold: stop", file, line}); }
+[[noreturn]] inline void stop(const char* should_hold, SIMULATOR_HERE) {
+  simulator::fail(should_hold, {"should hold: stop", file, line});
+}
 
 inline int float_to_int(float x) {
   return x != x ? 0 : x >= 2147483648.0f ? 2147483647 : x < -2147483648.0f ? -2147483647 - 1 : int(std::nearbyint(x));

@@ -88,8 +88,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_together(
 #pragma unroll 1
       for (int other = lane; other < parts; other += kWarp) {
         Slot<Op> theirs;
-        if (!await_letters<Op, 1>(letters(base + r, other), theirs))  // they had come when the blocks had met
-          theirs = {read_again<Op, 4, 128>(a.load.at(base + r), begin_of(other) * kPack, (begin_of(other + 1) - begin_of(other)) * kPack, origin, in_place), origin};
+        // the barrier has made all of them visible: one look is enough
+        if (!await_letters<Op, 1>(letters(base + r, other), theirs)) {
+          const int64 col = begin_of(other) * kPack, count = begin_of(other + 1) * kPack - col;
+          theirs = {read_again<Op, 4, 128>(a.load.at(base + r), col, count, origin, in_place), origin};
+        }
         sum = Op::template merge<false>(sum, Op::rebase(theirs.state, theirs.origin, origin));
       }
       sum = reduce_lanes<Op, false, kWarp, true>(sum);
@@ -189,8 +192,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_spread(co
 #pragma unroll 1
   for (int other = threadIdx.x; other < parts; other += kBlock) {
     Slot<Op> theirs;
-    if (!await_letters<Op, kLooks>(letters(part) + other * Letters<Op>::kWords, theirs))
-      theirs = {read_again<Op, 4, 0>(from, shares.begin(other) * kPack, int(shares.held(other)) * kPack, origin[0], in_place), origin[0]};
+    if (!await_letters<Op, kLooks>(letters(part) + other * Letters<Op>::kWords, theirs)) {
+      const int count = int(shares.held(other)) * kPack;
+      theirs = {read_again<Op, 4, 0>(from, shares.begin(other) * kPack, count, origin[0], in_place), origin[0]};
+    }
     total[0] = Op::template merge<false>(total[0], Op::rebase(theirs.state, theirs.origin, origin[0]));
   }
   total[0] = reduce_lanes<Op, false, kWarp, true>(total[0]);
