@@ -1,4 +1,4 @@
-"""Blocks of `split` tell one another what they found, by messages that lie in `out`: what if somebody else writes there meanwhile?"""
+"""Blocks of `split` exchange messages that lie in `out`: what happens if another stream writes there meanwhile?"""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Call:
 @every_op
 @pytest.mark.parametrize(("plan", "rows", "cols"), CASES)
 def test_a_second_writer_of_the_same_results_does_no_harm(
-    simulated: Any,  # noqa: F811
+    simulated: Any,
     monkeypatch: Any,
     op: Any,
     plan: Any,
@@ -74,7 +74,7 @@ def test_a_second_writer_of_the_same_results_does_no_harm(
 @every_op
 @pytest.mark.parametrize(("plan", "rows", "cols"), CASES[:3])
 def test_a_second_writer_where_x_itself_is_out_stops_the_call_and_is_named(
-    simulated: Any,  # noqa: F811
+    simulated: Any,
     monkeypatch: Any,
     op: Any,
     plan: Any,
@@ -91,7 +91,7 @@ def test_a_second_writer_where_x_itself_is_out_stops_the_call_and_is_named(
 
 
 def test_a_message_that_nobody_sends_is_still_a_fault_of_the_kernel(
-    simulated: Any,  # noqa: F811
+    simulated: Any,
     monkeypatch: Any,
     tmp_path: Any,
 ) -> None:
