@@ -26,6 +26,7 @@ WIDEST = 128  # head size
 MOST = 65535  # blocks along y and z
 # byte of dynamic shared memory, if no more: a multiprocessor that divides its memory alike for all kernels overlaps them
 CARVED = 1
+MOST_PLACES = 2**32  # elements of one sequence in qkv, which the kernels of a warpgroup count in 32 bits
 ROWS = 64  # queries of a block: for each tile of a warp, or of a warpgroup, as are its keys of a turn
 
 
@@ -68,10 +69,14 @@ def by_group(dtype: Any, size: int, *, boxed: bool = False) -> Plan:
 def choose(
     dtype: Any, size: int, sequences: int, heads: int, length: int, limits: Limits, *, accelerated: bool
 ) -> Plan:
-    """Return the kernel to launch: by a warpgroup where that is there, but for short calls, which its start would make longer."""
+    """Return the kernel to launch: by a warpgroup where that is there, but for short calls, which its start would make longer.
+
+    A sequence of more than MOST_PLACES elements goes to the kernel whose warps multiply: it counts them in 64 bits.
+    """
     busy = sequences * heads * -(-length // ROWS) >= 2 * limits.sm_count
     long = length > (ROWS if busy else 2 * ROWS)
-    if accelerated and limits.compute_capability == "90" and size in GROUPED and long:
+    counts = 3 * heads * size * length <= MOST_PLACES
+    if accelerated and limits.compute_capability == "90" and size in GROUPED and long and counts:
         return by_group(dtype, size, boxed=size == _device.BOX_COLS and length >= BOXED_FROM)
     # two tiles where that leaves two blocks for each multiprocessor: keys are then read half as often
     blocks = sequences * heads * -(-length // (2 * ROWS))

@@ -43,6 +43,8 @@ def add_layer_norm(
 
     Axes, eps, dtypes, `out`, `quantize`, `plan` and errors are as in layer_norm. The results, of which those stand that are
     asked for: (y, scales, s, mean, rstd).
+
+    Until the call has finished on its stream, nobody else may write to `out` or read from it.
     """
     extras = _adding(residual, bias, alpha, dropout, seed, offset, return_sum, quantize)
     return _around.run_fused(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, extras)
@@ -70,6 +72,8 @@ def add_rms_norm(
     """Return rms_norm(s, gamma) and the sum s = dropout(x + bias) + alpha * residual that it is taken of.
 
     All is as in add_layer_norm. The results: (y, scales, s, rstd), of which those stand that are asked for.
+
+    Until the call has finished on its stream, nobody else may write to `out` or read from it.
     """
     extras = _adding(residual, bias, alpha, dropout, seed, offset, return_sum, quantize)
     return _around.run_fused(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan, extras)

@@ -22,6 +22,8 @@ def bias_gelu(x: Any, bias: Any, *, approximate: str = "none", out: Any = None, 
     that x may have; None is no bias. What comes back is of x's kind and shape, and of the dtype of `out`, else `dtype`, else x's;
     arithmetic is as in layer_norm, with one rounding. `out` may be x itself. g(-inf) is nan, as in PyTorch.
 
+    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+
     Raises TypeError for arrays of another kind or dtype; ValueError for a bias or `out` that does not fit, or an `approximate`
     of another name.
     """
@@ -32,6 +34,8 @@ def bias_silu(x: Any, bias: Any, *, out: Any = None, dtype: Any = None) -> Any:
     """Return s(x + bias), where s(z) = z / (1 + exp(-z)) (Elfwing, Uchibe and Doya 2017; also called swish).
 
     Arrays, dtypes, `out` and errors are as in bias_gelu. s(-inf) is nan, as in PyTorch.
+
+    Until the call has finished on its stream, nobody else may write to `out` or read from it.
     """
     return _with_bias(x, bias, "silu", out, dtype)
 
@@ -55,6 +59,8 @@ def geglu(
 
     Arrays, dtypes, approximate and errors are as in bias_gelu; `out` shares no memory with x, and an odd last axis or another
     `gate` is a ValueError.
+
+    Until the call has finished on its stream, nobody else may write to `out` or read from it.
     """
     return _gated(x, bias, _gelu(approximate), gate, out, dtype)
 
@@ -63,6 +69,8 @@ def swiglu(x: Any, bias: Any = None, *, gate: str = "first", out: Any = None, dt
     """Return silu(a) * b, where a is the gate and b the other half of x + bias (Shazeer 2020).
 
     All is as in geglu. gate="first" is the order of Llama's fused weights in vLLM (silu_and_mul), Megatron and xFormers.
+
+    Until the call has finished on its stream, nobody else may write to `out` or read from it.
     """
     return _gated(x, bias, "silu", gate, out, dtype)
 
@@ -79,6 +87,8 @@ def dropout(x: Any, p: float, *, seed: int, offset: int = 0, out: Any = None, dt
 
     p is 0 to 1; at 1 all is dropped. seed and offset are 0 to 2^64 - 1. x is an array of any shape; dtypes, `out` and errors
     are as in bias_gelu.
+
+    Until the call has finished on its stream, nobody else may write to `out` or read from it.
     """
     each = Each(None, None, None, checked_dropout(p if type(p) is float else finite("p", p), seed, offset))
     y = _elementwise.again(each, x, out, dtype)

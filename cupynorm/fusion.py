@@ -232,6 +232,8 @@ def fuse(
     likewise, None where an array is to be allocated. An output may be x or an operand itself, and share memory with
     nothing else that the call is given.
 
+    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+
     load and store can be a DeviceFunction: a CUDA struct with a host twin.
 
     Raises TraceError (a TypeError), which names the line of the function, for branches on traced values, unknown functions,

@@ -33,6 +33,8 @@ def add_qkv_bias(qkv: Any, bias: Any = None, *, heads: int, out: Any = None, dty
     float32, or float64 where an array has it). The step is the one that FasterTransformer 1.0 names add_QKV_bias, without
     its limits on hidden and head size. On a device it is one launch, on the current stream; nothing is synchronised.
 
+    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+
     Raises TypeError for arrays of another kind or dtype, or of both kinds in one call; ValueError for shapes, heads or an
     `out` that do not fit, an `out` that shares memory with an input, or arrays of several devices.
     """
@@ -45,6 +47,8 @@ def split_heads(x: Any, bias: Any = None, *, heads: int, out: Any = None, dtype:
         y[..., h, s, d] = x[..., s, h * head size + d] + bias[h * head size + d]
 
     Arrays, dtypes, `out` and errors are as in add_qkv_bias, of which this is the form for one array.
+
+    Until the call has finished on its stream, nobody else may write to `out` or read from it.
     """
     return _split(x, bias, heads, 1, "x", out, dtype)
 
@@ -55,6 +59,8 @@ def merge_heads(x: Any, *, out: Any = None, dtype: Any = None) -> Any:
         y[..., s, h * head size + d] = x[..., h, s, d]
 
     It undoes split_heads. Arrays, dtypes, `out` and errors are as in add_qkv_bias.
+
+    Until the call has finished on its stream, nobody else may write to `out` or read from it.
     """
     key = _heads.key_of("merge", x, None, 0, out, dtype)
     y = None if key is None else _heads.again(key, x, None, out)

@@ -75,6 +75,8 @@ def layer_norm(
     With quantize=, the dtype of the result is "int8", "float8_e4m3fn" or "float8_e5m2". Given as that name, each row has its
     own scale, and (q, scales) comes back, before statistics; given as cupynorm.Quantize(name, scale), which see, q alone.
 
+    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+
     Raises TypeError for arrays of another kind or dtype, or of both kinds in one call; ValueError for shapes, axes, eps,
     devices or an `out` that do not fit; CompileError with the compiler's log; NoDeviceError.
     """
@@ -104,6 +106,8 @@ def rms_norm(
 
     Arrays, dtypes, axes, `out`, `quantize`, `plan` and errors are as in layer_norm. With return_stats: (y, rstd), where
     rstd = 1 / sqrt(mean(x^2) + eps).
+
+    Until the call has finished on its stream, nobody else may write to `out` or read from it.
     """
     if quantize is not None:
         from cupynorm import _around  # noqa: PLC0415

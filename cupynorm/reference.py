@@ -326,6 +326,8 @@ class _Rows:
 def _blocks(x: Array, axes: int) -> Iterator[_Rows]:
     """Yield the rows of x: as many as fit into a block, or one row in several pieces."""
     leading, trailing = x.shape[: x.ndim - axes], x.shape[x.ndim - axes :]
+    if not math.prod(leading):
+        return  # or the pieces of rows that are not there would be counted out
     pieces = list(_tiles(trailing, BLOCK))
     for rows in _tiles(leading, max(1, BLOCK // math.prod(trailing))):
         yield _Rows(x, rows, pieces, axes)

@@ -66,6 +66,8 @@ def softmax(
     scale (a finite number) and bias (an array that broadcasts to x's shape, of a dtype that x may have) need no mask.
     lengths, causal and window need one normalised axis, the last. docs/masks.md has the conventions of other libraries.
 
+    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+
     TypeError for a mask or option of another dtype or kind; ValueError for one that does not broadcast, or is out of range.
     """
     if not options:
@@ -88,6 +90,8 @@ def log_softmax(
     """Return z - max - log(sum(exp(z - max))) over the kept elements: the logarithm of softmax, without its underflow.
 
     Arrays, dtypes, axes, masks, `out`, `plan`, errors and special values are as in softmax; what is dropped is exactly -inf.
+
+    Until the call has finished on its stream, nobody else may write to `out` or read from it.
     """
     if not options:
         return _row.run(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003

@@ -211,7 +211,7 @@ inline void attend_together(const Attention<T>& a, const BoxMap* boxes) {
   const int first = int(blockIdx.x) * kGroupRows;
   if (first >= length) return;
   const unsigned columns = unsigned(a.columns), row_stride = 3 * columns, head = blockIdx.y * kSize;
-  const T* const base = a.qkv + start * row_stride + head;  // of one sequence, places fit 32 bits
+  const T* const base = a.qkv + start * row_stride + head;  // places of one sequence fit 32 bits: MOST_PLACES in _attention.py
   const int turns = (length + kGroupKeys - 1) / kGroupKeys, query = first + int(threadIdx.x) / kWarp * 16;  // the warp's first
   const int row = int(threadIdx.x) / kChunks, chunk = int(threadIdx.x) % kChunks;  // what this thread copies of the first kStep rows
   const int place = swizzled<kBytes>(row, chunk);

@@ -301,6 +301,35 @@ def stalls_a_cluster(code: Code, arch: str) -> list[str]:
     return [f"{each}, which all of a multiprocessor waits for" for each in faults[:1]]
 
 
+_LABEL = re.compile(r"^\s*(\$L\w+):", re.MULTILINE)
+_BRANCH = re.compile(r"\bbra(?:\.uni)?\s+(\$L\w+);")
+_POLL = re.compile(r"\bld\.(?:relaxed|acquire|volatile)\b[^\n]*\bglobal\.(\S+)")
+_STEP = re.compile(r"\badd\.s32\s+(%r\d+), (%r\d+), -?\d+;")
+GRID_COUNTER = "u32"  # how the barrier of the grid is read: it is the driver's, and nobody else writes there
+
+
+def endless_waits(kernel: Cubin) -> list[str]:
+    """Say which loops of a kernel wait for something in device memory without counting how often they looked."""
+    body = kernel.ptx.split(f".entry {kernel.lowered_name}", 1)[1]
+    places = {found[1]: found.start() for found in _LABEL.finditer(body)}
+    loops = [
+        (places[found[1]], found.end())
+        for found in _BRANCH.finditer(body)
+        if places[found[1]] < found.start()
+    ]
+    faults = []
+    for poll in _POLL.finditer(body):
+        around = [(end - begin, begin, end) for begin, end in loops if begin < poll.start() < end]
+        if not around or poll[1] == GRID_COUNTER:
+            continue
+        _, begin, end = min(around)
+        loop = body[begin:end]
+        counters = {name for step in _STEP.finditer(loop) for name in step.groups()}
+        if not any(re.search(rf"\bsetp\.\w+\.[su]32\s[^\n]*{name}\b", loop) for name in counters):
+            faults.append(f"{poll[0].strip()} in a loop without a bound")
+    return faults
+
+
 @functools.cache
 def nvdisasm() -> str | None:
     """Find the disassembler: in NVIDIA's wheel, else on the path."""
@@ -415,6 +444,7 @@ def narrow_accesses(op: RowOp, instance: Instance, code: Code) -> list[str]:
         origins = Counter(origins)
         origins[16] += compute.itemsize * copies
         origins[4] += 2 * copies  # the grid's barrier
+        origins[dtype_of(types.x).itemsize] += 4 * copies  # x again, where a message was overwritten
         statistics[16] += compute.itemsize * copies
     directions = (
         ("loads", {"LDG", "LDGSTS"}, instance.load_bytes, columns, origins),

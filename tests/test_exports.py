@@ -72,6 +72,19 @@ def test_what_is_public_is_documented(name: str) -> None:
     assert inspect.getdoc(getattr(cupynorm, name))
 
 
+def test_whatever_takes_an_out_says_whose_it_is_meanwhile() -> None:
+    functions = [getattr(cupynorm, name) for name in cupynorm.__all__]
+    takers = [
+        each for each in functions if inspect.isfunction(each) and "out" in inspect.signature(each).parameters
+    ]
+    said = "Until the call has finished on its stream, nobody else may write to `out` or read from it."
+
+    assert len(takers) > 10
+    assert not [
+        each.__name__ for each in (*takers, cupynorm.fuse) if said not in (inspect.getdoc(each) or "")
+    ]
+
+
 def test_every_op_is_public() -> None:
     for op in catalog.OPS:
         assert getattr(cupynorm, op.name) is op.function

@@ -27,6 +27,7 @@ from tests.build_gate import (
     code_of,
     compile_instances,
     crowded_instances,
+    endless_waits,
     extremes,
     fused_instances,
     mixed_types,
@@ -189,6 +190,24 @@ def build_fused(kind: str, arch: str, choice: Callable[[Iterable[Plan]], Iterabl
             faults += begins_too_soon(code, arch) + stalls_a_cluster(code, arch)
             built.append(Built(instance, tuple(faults), len(code.instructions)))
     return built
+
+
+@pytest.mark.parametrize("op", OPS if SLOW else [each for each in OPS if each is not LOG_SOFTMAX], ids=named)
+@pytest.mark.parametrize("arch", ["80", "90"])
+def test_whatever_waits_for_a_message_in_device_memory_gives_up_some_time(op: RowOp, arch: str) -> None:
+    """Messages lie in `out`: who writes there meanwhile must not stop the device."""
+    major = newest_major()
+
+    def waiting(plans: Iterable[Plan]) -> list[Plan]:
+        return tightest(each for each in plans if each.variant == "split")
+
+    wanted = [each for each in same_types(op) for each in widest_instances(op, [each], arch, waiting)]
+    built = list(compile_instances(wanted, arch, major))
+    kernels = {instance.plan.kernel for instance, _ in built}
+    faults = {instance.expression: endless_waits(kernel) for instance, kernel in built}
+
+    assert {"row_spread", "row_staged"} <= kernels
+    assert not {name: found for name, found in faults.items() if found}
 
 
 @pytest.mark.parametrize("kind", FUSED)

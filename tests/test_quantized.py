@@ -184,6 +184,32 @@ def test_a_row_of_zeros_has_scale_zero(name: str) -> None:
     assert (values_of(masked).tolist(), none.tolist()) == ([[0] * 4] * 2, [0, 0])
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("size", [1e-300, 1e-305, 2e-307, 1e-310, 1e-318])
+@every_dtype
+def test_rows_of_tiny_doubles_keep_their_digits(
+    simulated: Any, name: str, size: float, on_device: bool
+) -> None:
+    """Below 5.6e-309 a scale has no inverse among doubles."""
+    x = np.random.default_rng(9).standard_normal((3, 400))
+    gamma = np.full(400, size)
+    expected = rms_norm(x, gamma)
+    if on_device:
+        module = simulated.cupy
+        q, scales = (each.get() for each in rms_norm(*map(module.asarray, (x, gamma)), quantize=name))
+        q = q.view(quantized_dtype(name))
+    else:
+        q, scales = rms_norm(x, gamma, quantize=name)
+
+    largest = np.abs(expected).max(1)
+    np.testing.assert_allclose(scales, largest / LARGEST[name], rtol=1e-12, atol=5e-324)
+    # in steps: where a scale has few digits left, it may be off by half of the last one
+    wanted = nearest(expected / scales[:, None], name)
+    off = np.abs(values_of(q) - wanted) / np.maximum(1, np.abs(wanted))
+    assert off.max() <= (0 if size > 1e-310 else 0.26)
+    assert np.abs(values_of(q)).max() > 0.6 * LARGEST[name]
+
+
 @every_dtype
 def test_a_row_that_is_no_number_says_so_in_its_scale(name: str) -> None:
     x = np.ones((3, 4))

@@ -88,6 +88,7 @@ struct DirectLoad {
   }
 
   struct Line {
+    using Type = T;
     const T* pointer;
     void hide() { cupynorm::hide(pointer); }  // where it comes from, which a loop would compute again for each access
     template <int N, typename Index>

@@ -613,16 +613,20 @@ struct ScaledStore : ColumnsOf<ScaledStore<Compute, T, kAxes, Gamma, Beta>, Gamm
     Affines::template apply<N>(y, columns, z);
   }
 
+  // lift: 1, or for a scale of a double that is too small to have an inverse a power of two, which elements are multiplied by first.
   struct Scale {
-    Compute scale, inverse;
+    Compute scale, inverse, lift;
     unsigned what;  // bytes_of: 0 for an int8 of a row that has nan or inf
   };
+  static constexpr bool kLifts = sizeof(Compute) == 8;  // in float a scale without an inverse is subnormal, and flushed to zero
   Scale scale_of(Compute largest) const {
     const Compute scale = largest * reciprocal(limit);
     const bool zero = scale == 0 || scale == infinity<Compute>();
-    // of a scale that is too small to have an inverse, the largest number
-    const Compute inverse = zero ? Compute(0) : reciprocal(scale);
-    return {scale, inverse == infinity<Compute>() ? Compute(3.0e38f) : inverse, scale < infinity<Compute>() ? kLowBytes : kTopSigns};
+    Compute lift = 1;
+    if constexpr (kLifts) lift = scale < 0x1p-1000 ? 0x1p+100 : 1.0;
+    const Compute inverse = zero ? Compute(0) : reciprocal(scale * lift);
+    const Compute finite = kLifts || inverse < infinity<Compute>() ? inverse : Compute(3.0e38f);
+    return {scale, finite, lift, scale < infinity<Compute>() ? kLowBytes : kTopSigns};
   }
   void save(int64 row, Scale scale) const { scales[row] = scale.scale; }
 
@@ -646,7 +650,7 @@ struct ScaledStore : ColumnsOf<ScaledStore<Compute, T, kAxes, Gamma, Beta>, Gamm
         store_pack<kWhole>(to.pointer + col, pack);
       } else {
 #pragma unroll
-        for (int i = 0; i < N; ++i) q[i] = z[i] * scale.inverse;
+        for (int i = 0; i < N; ++i) q[i] = (kLifts ? z[i] * scale.lift : z[i]) * scale.inverse;
         to.template store<N, kWhole>(q, NoColumns{}, col);
       }
     }

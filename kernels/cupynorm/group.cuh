@@ -1,6 +1,7 @@
 // All-reduces of an op's State over the threads that share a row. The only file with shuffles and barriers.
 #pragma once
 #include <cupynorm/math.cuh>
+#include <cupynorm/pack.cuh>
 
 namespace cupynorm {
 
@@ -192,11 +193,47 @@ inline void send_letters(Letter* to, const Slot<Op>& slot) {
 #pragma unroll
   for (int i = 0; i < Letters<Op>::kWords; i += 2) send_letters(to + i, own.word[i], own.word[i + 1]);
 }
-template <class Op>
-inline Slot<Op> await_letters(const Letter* from) {
+template <class Op, int kLooks>
+inline bool await_letters(const Letter* from, Slot<Op>& slot) {
   Letters<Op> own = {};
-  await_letters(from, own.word);
-  return own.slot;
+  const bool here = await_letters<kLooks>(from, own.word);
+  slot = own.slot;
+  return here;
+}
+// Returns the State of `count` elements of a row from column `begin` on, read by one thread. It replaces
+// another block's message that something else has overwritten, so that a writer beside `out` delays the
+// call but does not stop the device, and the results are right if it wrote the same ones. Where `out` is x
+// itself, x may be overwritten too: then it stops. kFew elements are summarised at a time. kMany elements
+// (0: all) are merged into a sum of their own first, because what is added to a long sum is rounded at the
+// size of that sum.
+template <class Op, int kFew, int kMany, class Line, typename Count>
+inline typename Op::State read_again(Line from, int64 begin, Count count, typename Op::Compute origin, bool in_place) {
+  using State = typename Op::State;
+  if (in_place) stop("nobody else writes to `out` until the call has finished");
+  const auto* x = static_cast<const typename Line::Type*>(from.address(begin));
+  auto few = [&](Count left) {
+    typename Op::Compute own[kFew];
+#pragma unroll
+    for (int i = 0; i < kFew; ++i) {
+      own[i] = Op::padding();
+      if (i < left) unpack<1>(load_pack<typename Line::Type, 1>(x + i), own + i);
+    }
+    x += kFew;
+    return Op::summarize(own, Valid<0>{left < kFew ? int(left) : kFew, false}, origin);
+  };
+  State all = Op::identity();
+#pragma unroll 1
+  while (count > 0) {
+    if constexpr (kMany > 0) {
+      State some = Op::identity();
+#pragma unroll 1
+      for (int i = 0; i < kMany && count > 0; i += kFew, count -= kFew) some = Op::template merge<false>(some, few(count));
+      all = Op::template merge<false>(all, some);
+    } else {
+      all = Op::template merge<false>(all, few(count)), count -= kFew;
+    }
+  }
+  return all;
 }
 
 // What the blocks of a cluster tell one another: a slot from each, with kNotes a note from the first block, and the signal that all have come.

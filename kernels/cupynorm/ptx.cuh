@@ -39,6 +39,12 @@ inline bool have_come(Letter a, Letter b) {
   return a.bits == letter_of(unsigned(a.bits), unsigned(b.bits), false).bits && b.bits == letter_of(unsigned(b.bits), unsigned(a.bits), true).bits;
 }
 
+// How often a thread looks for a message in device memory before it gives up. One look takes 0.2 to 1 us,
+// so all of them take a second or a few, where a message comes within microseconds (milliseconds if rows
+// are gigabytes). Looks are counted rather than the clock read, because the clock also runs while the
+// context is switched out, and nobody looks then.
+constexpr int kLooks = 1 << 22;
+
 #ifdef __CUDACC_RTC__
 
 inline unsigned as_bits(float x) { return __float_as_uint(x); }
@@ -306,11 +312,12 @@ inline void send_letters(Letter* pair, unsigned a, unsigned b) {
                "l"(letter_of(b, a, true).bits)
                : "memory");
 }
-// All at once: one after the other each would take a trip to L2.
-template <int kCount>
-inline void await_letters(const Letter* from, unsigned (&word)[kCount]) {
-  bool here;
-  do {
+// Returns false if they have not come after that many looks: then something else has overwritten them, and
+// they never will. All words are loaded at once: one after the other, each would take a trip to L2.
+template <int kLooks, int kCount>
+inline bool await_letters(const Letter* from, unsigned (&word)[kCount]) {
+#pragma unroll 1
+  for (int looks = kLooks; looks > 0; --looks) {
     unsigned long long bits[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; i += 2)
@@ -318,10 +325,18 @@ inline void await_letters(const Letter* from, unsigned (&word)[kCount]) {
                    : "=l"(bits[i]), "=l"(bits[i + 1])
                    : "l"(__cvta_generic_to_global(from + i))
                    : "memory");
-    here = true;
+    bool here = true;
 #pragma unroll
     for (int i = 0; i < kCount; i += 2) here = here && have_come({bits[i]}, {bits[i + 1]}), word[i] = unsigned(bits[i]), word[i + 1] = unsigned(bits[i + 1]);
-  } while (!here);
+    if (here) return true;
+  }
+  return false;
+}
+// Stops the kernel as a failed assert() does: the driver prints the condition to standard error, and every
+// later call in this context returns CUDA_ERROR_ASSERT. NVRTC declares __assertfail itself. A plain trap
+// could not say what was wrong.
+[[noreturn]] inline void stop(const char* should_hold) {
+  __assertfail(should_hold, "cupynorm/ptx.cuh", __LINE__, "stop", 1);
 }
 
 // One store of 8 or 16 bytes to global memory.
@@ -516,14 +531,20 @@ inline void forget_claims(unsigned) {}
 inline void expect_letters(const Letter*) {}
 inline void clear_letters(Letter* pair) { pair[0].bits = pair[1].bits = 0; }
 inline void send_letters(Letter* pair, unsigned a, unsigned b) { pair[0] = letter_of(a, b, false), pair[1] = letter_of(b, a, true); }
-template <int kCount>
-inline void await_letters(const Letter* from, unsigned (&word)[kCount], SIMULATOR_HERE) {
+template <int kLooks, int kCount>
+inline bool await_letters(const Letter* from, unsigned (&word)[kCount], SIMULATOR_HERE) {
   auto come = [](const void* at) {
     const Letter* pair = static_cast<const Letter*>(at);
     return have_come(pair[0], pair[1]);
   };
-  for (int i = 0; i < kCount; i += 2) simulator::await_written(from + i, come, {"await_letters", file, line});
+  for (int i = 0; i < kCount; i += 2) {
+    if (!simulator::await_written(from + i, come, {"await_letters", file, line})) return false;
+  }
   for (int i = 0; i < kCount; ++i) word[i] = unsigned(from[i].bits);
+  return true;
+}
+[[noreturn]] inline void stop(const char* should_hold, SIMULATOR_HERE) {
+  simulator::fail(should_hold, {"should hold: stop", file, line});
 }
 
 inline int float_to_int(float x) {

@@ -30,7 +30,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_together(
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, part = blockIdx.y, parts = gridDim.y;
   const int64 packs = a.cols / kPack;
   const Shares units = Shares::of(packs / kUnit, parts);
-  const int64 begin = units.begin(part) * kUnit, held = (part + 1 == parts ? packs : units.begin(part + 1) * kUnit) - begin;
+  auto begin_of = [&](int part) { return part == parts ? packs : units.begin(part) * kUnit; };
+  const int64 begin = begin_of(part), held = begin_of(part + 1) - begin;
   const bool in_place = static_cast<const void*>(a.store.at(0).address()) == a.load.at(0).address(0);
   auto letters = [&](int64 row, int part) {
     return letters_at(a.store.at(row).address() + units.begin(part) * (kUnit * kPack));
@@ -86,7 +87,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_together(
       State sum = Op::identity();
 #pragma unroll 1
       for (int other = lane; other < parts; other += kWarp) {
-        const Slot<Op> theirs = await_letters<Op>(letters(base + r, other));
+        Slot<Op> theirs;
+        // the barrier has made all of them visible: one look is enough
+        if (!await_letters<Op, 1>(letters(base + r, other), theirs)) {
+          const int64 col = begin_of(other) * kPack, count = begin_of(other + 1) * kPack - col;
+          theirs = {read_again<Op, 4, 128>(a.load.at(base + r), col, count, origin, in_place), origin};
+        }
         sum = Op::template merge<false>(sum, Op::rebase(theirs.state, theirs.origin, origin));
       }
       sum = reduce_lanes<Op, false, kWarp, true>(sum);
@@ -185,7 +191,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_spread(co
   total[0] = Op::identity();
 #pragma unroll 1
   for (int other = threadIdx.x; other < parts; other += kBlock) {
-    const Slot<Op> theirs = await_letters<Op>(letters(part) + other * Letters<Op>::kWords);
+    Slot<Op> theirs;
+    if (!await_letters<Op, kLooks>(letters(part) + other * Letters<Op>::kWords, theirs)) {
+      const int count = int(shares.held(other)) * kPack;
+      theirs = {read_again<Op, 4, 0>(from, shares.begin(other) * kPack, count, origin[0], in_place), origin[0]};
+    }
     total[0] = Op::template merge<false>(total[0], Op::rebase(theirs.state, theirs.origin, origin[0]));
   }
   total[0] = reduce_lanes<Op, false, kWarp, true>(total[0]);

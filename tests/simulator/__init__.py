@@ -19,8 +19,11 @@ CUDA graphs hold launches (not cuBLAS's products), and know when a pool has give
 they were captured. machine.order, set to an Order, notes what streams do and what each has waited for. machine.room
 bounds pools.
 
+`settings.beside` is a write of another stream, made again and again while a cooperative launch runs: what waits for a word in
+device memory then gives up where a device would after its bound.
+
 Not modelled:
-- asm, TMA, cooperative groups, atomics; streams that overlap: a launch ends before it returns;
+- asm, TMA, cooperative groups, atomics; other streams that overlap: a launch ends before it returns;
 - clusters in more than one direction, and how many of them a device holds at once;
 - that memory is late: what a block wrote is seen by blocks that run after it, with or without a fence;
 - cp.async, unless its C++ twin calls simulator::copy_later (simulator.h): then a missing wait is a race;

@@ -134,6 +134,7 @@ struct Fiber {
   Arrival arrivals[2];  // by Scope
   const void* at;  // what another thread is to write, and whether it has
   bool (*written)(const void*);
+  bool gave_up;  // waiting for it
 };
 
 struct Copy {
@@ -188,6 +189,9 @@ struct Launch {
   unsigned os_threads;      // that run at the same time
   unsigned cluster;         // blocks along x of one cluster
   unsigned cooperative;     // 1: a grid whose blocks may meet
+  unsigned char* beside_to;          // what another stream writes while the launch runs, where, and how much of it; 0 bytes: nobody does
+  const unsigned char* beside_from;
+  uint64_t beside_bytes;
 
   unsigned threads() const { return block[0] * block[1] * block[2]; }
   uint64_t blocks() const { return uint64_t(grid[0]) * grid[1] * grid[2]; }
@@ -265,6 +269,8 @@ class Gang {
   void begin();
   int choose();
   bool release();
+  bool give_up();
+  void write_beside();
   void report_stuck();
   void shuffle_order();
 
@@ -300,6 +306,7 @@ class Block {
     return std::any_of(fibers_.begin(), fibers_.end(), [=](const Fiber& f) { return f.state == state; });
   }
   bool release();
+  bool give_up();
   void check_arrivals(Scope scope);
   void check_untouched();
   void count_places(Places& places, int& exited) const;
@@ -313,10 +320,11 @@ class Block {
   void wait_at(Scope scope, Site site);
   int of_cluster() const { return rank_ % int(launch_.cluster); }
   void* of_block(void* shared, int block, Site site);
-  void await_written(const void* at, bool (*written)(const void*), Site site) {
+  bool await_written(const void* at, bool (*written)(const void*), Site site) {
     Fiber& fiber = fibers_[current_];
-    fiber.site = site, fiber.at = at, fiber.written = written;
+    fiber.site = site, fiber.at = at, fiber.written = written, fiber.gave_up = false;
     if (!written(at)) wait(State::kAtWord);
+    return !fiber.gave_up;
   }
   void copy_later(const Copy& copy, Site site);
   void commit_copies() { ++fibers_[current_].groups; }
@@ -535,6 +543,14 @@ bool Block::release() {
   return released_;
 }
 
+// Lets those go on that wait for a word, which nobody will write now. Gives false if there are none.
+bool Block::give_up() {
+  for (Fiber& fiber : fibers_) {
+    if (fiber.state == State::kAtWord) fiber.state = State::kReady, fiber.gave_up = released_ = true;
+  }
+  return released_;
+}
+
 // The threads of this block that have arrived at a barrier which is about to open came from one place.
 void Block::check_arrivals(Scope scope) {
   const unsigned opened = gang_.barrier(scope, rank_).opened;
@@ -639,7 +655,7 @@ void Block::begin(uint64_t number) {
   for (int i = 0; i < total_; ++i) {
     const unsigned x = launch_.block[0], y = launch_.block[1], t = unsigned(i);
     std::memcpy(stacks_[i], &kStackEnd, sizeof kStackEnd);
-    fibers_[i] = Fiber{first_context(stacks_[i], kStack, run_thread), State::kReady, {t % x, t / x % y, t / (x * y)}, {}, 0, 0, 0, {}, 0, {}, nullptr};
+    fibers_[i] = Fiber{first_context(stacks_[i], kStack, run_thread), State::kReady, {t % x, t / x % y, t / (x * y)}, {}, 0, 0, 0, {}, 0, {}, nullptr, nullptr, false};
     copies_[i].clear();
   }
   for (size_t w = 0; w < warps_.size(); ++w) {
@@ -713,7 +729,8 @@ int Gang::choose() {
         for (Block* block : blocks_) block->check_untouched();
       return failed() ? kDismissed : kNobody;
     }
-    if (release()) shuffle_order();
+    write_beside();
+    if (release() || give_up()) shuffle_order();
     else if (!failed()) report_stuck();
   }
   return kDismissed;
@@ -731,6 +748,20 @@ bool Gang::release() {
   open(kGrid, 0, blocks_.size());
   bool any = false;
   for (Block* block : blocks_) any = block->release() || any;
+  return any;
+}
+
+// Whoever writes beside the launch does it when that hurts most: all blocks have done what they could, and wait for one another.
+void Gang::write_beside() {
+  if (launch_.beside_bytes) std::memcpy(launch_.beside_to, launch_.beside_from, launch_.beside_bytes);
+}
+
+// Time passes without end where somebody writes beside the launch, and a wait with a bound gives up. Else a word that is missing is a
+// fault of the kernel, and is reported as one.
+bool Gang::give_up() {
+  bool any = false;
+  if (launch_.beside_bytes)
+    for (Block* block : blocks_) any = block->give_up() || any;
   return any;
 }
 
@@ -887,7 +918,7 @@ void cluster_wait(Site site) { running->wait_at(kCluster, site); }
 void* of_block(void* shared, int block, Site site) { return running->of_block(shared, block, site); }
 void grid_arrive(Site site) { running->arrive(kGrid, site); }
 void grid_wait(Site site) { running->wait_at(kGrid, site); }
-void await_written(const void* at, bool (*written)(const void*), Site site) { running->await_written(at, written, site); }
+bool await_written(const void* at, bool (*written)(const void*), Site site) { return running->await_written(at, written, site); }
 
 void copy_later(void* to, const void* from, unsigned bytes, Site site) { running->copy_later({to, from, bytes, 0}, site); }
 void commit_copies() { running->commit_copies(); }

@@ -49,6 +49,8 @@ class Settings:
     os_threads: int = (
         2  # that run at the same time: there are more, one for each block of a cluster, which take turns
     )
+    # what another stream writes to an array while a cooperative launch runs: whenever all of its blocks wait for one another
+    beside: tuple[Bytes, bytes] | None = None
 
 
 settings = Settings()
@@ -124,6 +126,9 @@ class _Launch(ctypes.Structure):
         ("os_threads", ctypes.c_uint),
         ("cluster", ctypes.c_uint),
         ("cooperative", ctypes.c_uint),
+        ("beside_to", ctypes.c_void_p),
+        ("beside_from", ctypes.c_char_p),
+        ("beside_bytes", ctypes.c_uint64),
     )
 
 
@@ -162,6 +167,7 @@ def launch(
         settings.os_threads,
         cluster,
         cooperative,
+        *_beside(),
     )
     with _one_at_a_time:  # what one launch restores, another may be writing
         before = _snapshot() if len(settings.schedules) > 1 else []
@@ -175,6 +181,15 @@ def launch(
                 _compare(expected, settings.schedules[0], schedule)
             elif before:
                 expected = _snapshot()
+
+
+def _beside() -> tuple[int | None, bytes | None, int]:
+    """Return what settings.beside says, in the words of _Launch."""
+    if settings.beside is None:
+        return None, None, 0
+    place, content = settings.beside
+    assert place.nbytes == len(content)
+    return place.__array_interface__["data"][0], content, len(content)
 
 
 def _aligned(buffer: ctypes.Array[ctypes.c_char]) -> int:

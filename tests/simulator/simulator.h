@@ -65,8 +65,9 @@ SIMULATOR_ENGINE void* of_block(void* shared, int block, Site site);
 SIMULATOR_ENGINE void grid_arrive(Site site);
 SIMULATOR_ENGINE void grid_wait(Site site);
 
-// Waits until what lies at an address is `written`: by another thread of the grid.
-SIMULATOR_ENGINE void await_written(const void* at, bool (*written)(const void*), Site site);
+// Waits until what lies at an address is `written`: by another thread of the grid. Gives false if the wait ends without it, as one with a bound
+// does: only where something writes beside the launch (settings.beside); else a word that nobody writes is a deadlock, and reported.
+SIMULATOR_ENGINE bool await_written(const void* at, bool (*written)(const void*), Site site);
 
 // For the C++ twins of asynchronous copies (cp.async): a thread's copies are made some time between the call and the wait that
 // covers them; at once under the schedule "forward", only in the wait under "reverse", either under a seed. So what is read

@@ -1,0 +1,108 @@
+"""Blocks of `split` exchange messages that lie in `out`: what happens if another stream writes there meanwhile?"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupynorm
+from cupynorm import _compile
+from cupynorm._plan import PLAIN, Plan
+from cupynorm.catalog import OPS
+from cupynorm.testing import assert_close, inputs
+from tests import simulator
+from tests.simulator import simulated  # noqa: F401  a fixture
+
+SPREAD = dataclasses.replace(PLAIN, variant="split", pack=4, parts=5, group=64, block=64)
+TOGETHER = dataclasses.replace(PLAIN, variant="split", pack=4, packs=2, parts=5, rows_per_group=4, block=64)
+CASES = [
+    pytest.param(SPREAD, 2, 4104, id="row_spread"),
+    pytest.param(TOGETHER, 6, 1000, id="row_together"),
+    pytest.param("split", 3, 4096, id="row_staged"),
+    pytest.param("split", 3, 4099, id="row_staged, rows that begin anywhere"),
+]
+
+every_op = pytest.mark.parametrize("op", OPS, ids=[op.name for op in OPS])
+every_schedule = pytest.mark.parametrize("schedule", ["forward", "reverse", 0, 1])
+
+
+class Call:
+    """A call of `split`, beside which another stream writes the right results to `out`, as a second launch of it would."""
+
+    def __init__(
+        self, monkeypatch: Any, op: Any, rows: int, cols: int, schedule: str | int, *, in_place: bool
+    ):
+        module = simulator.cupy
+        self.case = inputs(op, rows, cols, "float32")
+        self.expected = op.reference(self.case.x, **self.case.parameters)[0]
+        self.x = module.asarray(self.case.x)
+        self.out = self.x if in_place else module.asarray(np.zeros_like(self.case.x))
+        self.parameters = {name: module.asarray(array) for name, array in self.case.parameters.items()}
+        self.op = op
+        beside = self.out.reshape(-1).view(np.uint8), self.expected.astype(np.float32).tobytes()
+        monkeypatch.setattr(simulator.settings, "beside", beside)
+        monkeypatch.setattr(simulator.settings, "schedules", (schedule,))  # they may differ in the last place
+
+    def run(self, plan: str | Plan) -> Any:
+        self.op.function(self.x, **self.parameters, out=self.out, plan=plan)
+        return self.out.get()
+
+
+@every_schedule
+@every_op
+@pytest.mark.parametrize(("plan", "rows", "cols"), CASES)
+def test_a_second_writer_of_the_same_results_does_no_harm(
+    simulated: Any,
+    monkeypatch: Any,
+    op: Any,
+    plan: Any,
+    rows: int,
+    cols: int,
+    schedule: Any,
+) -> None:
+    call = Call(monkeypatch, op, rows, cols, schedule, in_place=False)
+
+    y = call.run(plan)
+
+    assert_close(y, call.expected)
+
+
+@every_schedule
+@every_op
+@pytest.mark.parametrize(("plan", "rows", "cols"), CASES[:3])
+def test_a_second_writer_where_x_itself_is_out_stops_the_call_and_is_named(
+    simulated: Any,
+    monkeypatch: Any,
+    op: Any,
+    plan: Any,
+    rows: int,
+    cols: int,
+    schedule: Any,
+) -> None:
+    call = Call(monkeypatch, op, rows, cols, schedule, in_place=True)
+
+    with pytest.raises(
+        simulator.SimulatorError, match="nobody else writes to `out` until the call has finished should hold"
+    ):
+        call.run(plan)
+
+
+def test_a_message_that_nobody_sends_is_still_a_fault_of_the_kernel(
+    simulated: Any,
+    monkeypatch: Any,
+    tmp_path: Any,
+) -> None:
+    folder = _compile.kernels_dir()
+    sent = "{ pair[0] = letter_of(a, b, false), pair[1] = letter_of(b, a, true); }"
+    assert (folder / "cupynorm" / "ptx.cuh").read_text().count(sent) == 1
+    for path in folder.rglob("*.cu*"):
+        copy = tmp_path / path.relative_to(folder)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_text(path.read_text().replace(sent, "{}"))
+    monkeypatch.setattr(_compile, "kernels_dir", lambda: tmp_path)
+
+    with pytest.raises(simulator.SimulatorError, match="deadlock: .* wait in await_letters"):
+        cupynorm.softmax(simulator.cupy.asarray(np.ones((3, 4096), np.float32)), plan="split")
