@@ -40,10 +40,10 @@ inline bool have_come(Letter a, Letter b) {
 }
 
 // How often a thread looks for a message in device memory before it gives up. One look takes 0.2 to 1 us,
-// so all of them take a second or a few, where a message comes within microseconds (milliseconds if rows
+// so all of them take half a second to two, where a message comes within microseconds (milliseconds if rows
 // are gigabytes). Looks are counted rather than the clock read, because the clock also runs while the
 // context is switched out, and nobody looks then.
-constexpr int kLooks = 1 << 22;
+constexpr int kLooks = 1 << 21;
 
 #ifdef __CUDACC_RTC__
 
