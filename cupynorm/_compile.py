@@ -250,6 +250,11 @@ def compiles_itself() -> bool:
     return all(os.environ.get(switch, "0") in {"", "0"} for switch in CUPY_SWITCHES)
 
 
+def keeps_on_disk() -> bool:
+    """Say whether what is compiled is kept in our cache of cubins, where another process finds it."""
+    return compiles_itself() and not _cubins.distrust()
+
+
 def load_function(
     code: str, expression: str, *, accelerated: bool = False, preparation: str = ""
 ) -> tuple[int, Any]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import math
 import os
+import selectors
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from cupynorm import _device, _dtypes, _row, explain, forms
+from cupynorm import _compile, _device, _dtypes, _row, explain, forms
 from cupynorm._dtypes import dtype_name, dtype_of, quantized_dtype
 from cupynorm._plan import VARIANTS, DoesNotFitError
 from cupynorm.catalog import OPS, Op
@@ -270,6 +276,11 @@ class _OpCheck:
     y_dtype: str | None = None
     parameter_dtype: str | None = None
 
+    @property
+    def group(self) -> tuple[str, ...]:
+        """What calls have in common that may have kernels in common."""
+        return self.op.name, self.dtype, self.variant
+
     def prepare(self, device: int) -> None:
         """Compile and load what run() will launch."""
         wanted = self.variant if self.variant in VARIANTS else None
@@ -305,6 +316,11 @@ class _FormCheck:
     dtype: str
     on_device: bool
 
+    @property
+    def group(self) -> tuple[str, ...]:
+        """What calls have in common that may have kernels in common."""
+        return self.what.name, self.dtype
+
     def prepare(self, device: int) -> None:
         """Compile and load what run() will launch."""
         spelled = explain.spelled_form(self.what, FORM_ROWS, self.cols, self.dtype)
@@ -334,7 +350,7 @@ def selftest(
     device = None if cpu else _device.present_device()
     checks = list(_checks(cpu=cpu, quick=quick))
     if device is not None:
-        _prepare_all(checks, device, progress)
+        _prepare_all(checks, device, progress, quick=quick)
     for done, check in enumerate(checks, 1):
         result = check.run()
         progress("compare", done, len(checks))
@@ -361,15 +377,25 @@ def _checks(*, cpu: bool, quick: bool) -> Iterator[_OpCheck | _FormCheck]:
                 yield _FormCheck(what, cols, dtype, not cpu)
 
 
-def _prepare_all(
-    checks: Sequence[_OpCheck | _FormCheck], device: int, progress: Callable[[str, int, int], None]
-) -> None:
-    """Compile the checks' kernels, as many at once as this process has processors.
+LEAST_PROCESSORS = 4  # with fewer, other processes would take as long to begin as they save
 
-    Threads are enough: NVRTC is called without Python's lock, and compiles in parallel from version 12.3 on. What cannot be
-    prepared is left alone here: the check will meet the same error, and report it.
+
+def _prepare_all(
+    checks: Sequence[_OpCheck | _FormCheck],
+    device: int,
+    progress: Callable[[str, int, int], None],
+    *,
+    quick: bool,
+) -> None:
+    """Compile the checks' kernels, as many at once as this process has processors, and load them.
+
+    NVRTC works for three threads of a process at once and no more, so that other processes compile into the cache on disk where
+    there is one. What cannot be prepared is left alone here: the check will meet the same error, and report it.
     """
-    pool = ThreadPoolExecutor(_processors(), initializer=_begin_thread, initargs=(device,))
+    processors = _processors()
+    if processors >= LEAST_PROCESSORS and _compile.keeps_on_disk():
+        _compile_in_processes(len(checks), device, progress, quick=quick, count=processors)
+    pool = ThreadPoolExecutor(processors, initializer=_begin_thread, initargs=(device,))
     try:
         pending = [pool.submit(check.prepare, device) for check in checks]
         for done, _ in enumerate(as_completed(pending), 1):
@@ -378,6 +404,56 @@ def _prepare_all(
         pool.shutdown(
             wait=True, cancel_futures=True
         )  # after an interruption what has begun is awaited, no more
+
+
+def _compile_in_processes(
+    total: int, device: int, progress: Callable[[str, int, int], None], *, quick: bool, count: int
+) -> None:
+    """Let `count` processes fill the cache on disk. One that fails leaves its share to this process."""
+    code = "import sys; from cupynorm import testing; testing.prepare_share(*map(int, sys.argv[1:]))"
+    folder = str(Path(__file__).resolve().parents[1])
+    paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
+    shares = [
+        subprocess.Popen(  # noqa: S603  our own code
+            [sys.executable, "-c", code, *map(str, (device, quick, share, count))],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        for share in range(count if sys.executable else 0)
+    ]
+    done = 0
+    try:
+        with selectors.DefaultSelector() as waiting:
+            for each in shares:
+                waiting.register(cast("IO[bytes]", each.stdout), selectors.EVENT_READ)
+            while waiting.get_map():
+                for ready, _ in waiting.select():
+                    finished = os.read(ready.fd, 4096)
+                    if not finished:
+                        waiting.unregister(ready.fileobj)
+                    done += len(finished)
+                    progress("compile", min(done, total - 1), total)  # they are still to be loaded
+    finally:
+        for each in shares:
+            each.kill()
+            each.communicate()
+
+
+def prepare_share(device: int, quick: int, share: int, shares: int) -> None:
+    """Compile one of several equal shares of a self-test's kernels, and print a dot for each call that is prepared.
+
+    It is what other processes run. Calls of one op, dtype and variant are in one share, since they have kernels in common.
+    """
+    groups: dict[tuple[str, ...], list[_OpCheck | _FormCheck]] = {}
+    for check in _checks(cpu=False, quick=bool(quick)):
+        groups.setdefault(check.group, []).append(check)
+    _begin_thread(device)
+    for check in itertools.chain(*itertools.islice(groups.values(), share, None, shares)):
+        with contextlib.suppress(Exception):  # the check itself will report it
+            check.prepare(device)
+        os.write(1, b".")
 
 
 def _processors() -> int:

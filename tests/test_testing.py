@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import sys
 import threading
 import time
 import types
@@ -276,11 +278,13 @@ class FakeKernels:
         for name in ("launchKernel", "launchCooperativeKernel"):
             monkeypatch.setattr(simulator.driver, name, lambda *_: self.events.append(("launch", "")))
 
-    def _load(self, code: str, expression: str, *, accelerated: bool = False) -> tuple[int, Any]:
+    def _load(
+        self, code: str, expression: str, *, accelerated: bool = False, preparation: str = ""
+    ) -> tuple[int, Any]:
         with self._lock:
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
-            self.events.append(("compile", f"{accelerated} {expression} {hash(code)}"))
+            self.events.append(("compile", f"{accelerated} {preparation} {expression} {hash(code)}"))
         time.sleep(0.002)
         with self._lock:
             self.at_once -= 1
@@ -294,6 +298,7 @@ def test_the_self_test_of_a_device_compiles_everything_first_and_once_and_at_the
 ) -> None:
     kernels = FakeKernels(monkeypatch)
     monkeypatch.setattr(testing, "_processors", lambda: 4)
+    monkeypatch.setattr(_compile, "keeps_on_disk", lambda: False)
     stages: list[tuple[str, int, int]] = []
 
     results = list(selftest(quick=quick, progress=lambda *stage: stages.append(stage)))
@@ -309,6 +314,46 @@ def test_the_self_test_of_a_device_compiles_everything_first_and_once_and_at_the
     for stage in ("compile", "compare"):
         counted = [(done, total) for name, done, total in stages if name == stage]
         assert counted == [(done, len(counted)) for done in range(1, len(counted) + 1)]
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_shares_of_other_processes_are_all_calls_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], quick: bool
+) -> None:
+    prepared: list[Any] = []
+
+    def prepare(check: Any, device: int) -> None:
+        prepared.append((device, check))
+        if len(prepared) % 7 == 0:
+            raise RuntimeError("left for the check to report")
+
+    monkeypatch.setattr(testing, "_begin_thread", lambda device: None)
+    for kind in (testing._OpCheck, testing._FormCheck):
+        monkeypatch.setattr(kind, "prepare", prepare)
+
+    for share in range(5):
+        testing.prepare_share(3, int(quick), share, 5)
+
+    every = list(testing._checks(cpu=False, quick=quick))
+    assert sorted(map(repr, prepared)) == sorted(repr((3, check)) for check in every)
+    assert capfd.readouterr().out == "." * len(every)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="starts a shell")
+@pytest.mark.parametrize("each", ["printf ....", "printf ..; exit 1", "exit 3"])
+def test_processes_that_compile_are_counted_and_may_fail(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, each: str
+) -> None:
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\n{each}\n")
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+    stages: list[tuple[str, int, int]] = []
+
+    testing._compile_in_processes(40, 0, lambda *stage: stages.append(stage), quick=False, count=3)
+
+    assert max((done for _, done, _ in stages), default=0) == 3 * each.count(".")
+    assert {(name, total) for name, _, total in stages} <= {("compile", 40)}
 
 
 def test_an_interrupted_self_test_compiles_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,10 +373,10 @@ def test_a_kernel_that_does_not_compile_fails_its_own_checks_only(monkeypatch: p
     FakeKernels(monkeypatch)
     works = _compile.load_function
 
-    def fails(code: str, expression: str, *, accelerated: bool = False) -> tuple[int, Any]:
+    def fails(code: str, expression: str, **more: Any) -> tuple[int, Any]:
         if "RmsNorm" in expression:
             raise RuntimeError("the compiler is broken")
-        return works(code, expression, accelerated=accelerated)
+        return works(code, expression, **more)
 
     monkeypatch.setattr(_compile, "load_function", fails)
 

@@ -625,7 +625,7 @@ struct ScaledStore : ColumnsOf<ScaledStore<Compute, T, kAxes, Gamma, Beta>, Gamm
     Compute lift = 1;
     if constexpr (kLifts) lift = scale < 0x1p-1000 ? 0x1p+100 : 1.0;
     const Compute inverse = zero ? Compute(0) : reciprocal(scale * lift);
-    const Compute finite = kLifts || inverse < infinity<Compute>() ? inverse : Compute(3.0e38f);
+    const Compute finite = !kLifts && inverse == infinity<Compute>() ? Compute(3.0e38f) : inverse;  // nan stays
     return {scale, finite, lift, scale < infinity<Compute>() ? kLowBytes : kTopSigns};
   }
   void save(int64 row, Scale scale) const { scales[row] = scale.scale; }

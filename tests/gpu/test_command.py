@@ -58,5 +58,6 @@ def test_cupys_own_functions_are_a_peer(cuda: Any, op: str, dtype: str) -> None:
 
     found = bench.measure(Point(op, dtype, 4096, 1024), ["cupy"], replays=5)
 
-    assert found.notes == {}
+    # CuPy's log_softmax looks at numbers on the host, which no graph can hold
+    assert [*found.notes] == (["cupy"] if op == "log_softmax" else [])
     assert 0 < found.share("cupy") < found.share()
