@@ -166,6 +166,12 @@ PTX_VERSION, BINARY_VERSION = 5, 6  # CU_FUNC_ATTRIBUTE_*, as 10 * major + minor
 # CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE and CUDA_ERROR_NOT_SUPPORTED: what a share of a device says to blocks that must all run
 # at once, since the limits that are asked for are those of the whole device
 REFUSES_COOPERATION = {720, 801}
+# CUDA_ERROR_ILLEGAL_INSTRUCTION and CUDA_ERROR_LAUNCH_FAILED: what every call gives after a kernel has stopped itself
+STOPPED = {715, 719}
+WHY_STOPPED = (
+    "an earlier kernel stopped the device. One of cupynorm does so where out is x and something else wrote to it before the call "
+    "had finished on its stream"
+)
 COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 BEGIN_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -265,7 +271,10 @@ def refuses_cooperation(error: Exception) -> bool:
 
 def launch_error(status: int) -> Exception:
     """Return the error of a launch that gave a status."""
-    return driver().CUDADriverError(status)  # type: ignore[no-any-return]
+    error: Exception = driver().CUDADriverError(status)
+    if status in STOPPED:
+        error.args = (f"{error}: {WHY_STOPPED}",)
+    return error
 
 
 class Launches(dict[int, "Launch"]):

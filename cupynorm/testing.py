@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 import os
 import selectors
@@ -409,24 +408,31 @@ def _prepare_all(
 def _compile_in_processes(
     total: int, device: int, progress: Callable[[str, int, int], None], *, quick: bool, count: int
 ) -> None:
-    """Let `count` processes fill the cache on disk. One that fails leaves its share to this process."""
-    code = "import sys; from cupynorm import testing; testing.prepare_share(*map(int, sys.argv[1:]))"
+    """Let `count` processes fill the cache on disk. What one leaves undone when it fails is left to this process.
+
+    They take the numbers of groups of calls from one pipe, two bytes each, whoever comes first.
+    """
+    code = "import sys; from cupynorm import testing; testing.prepare_groups(*map(int, sys.argv[1:]))"
     folder = str(Path(__file__).resolve().parents[1])
     paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
-    shares = [
+    taken, given = os.pipe()
+    os.write(given, b"".join(at.to_bytes(2, "little") for at in range(len(_groups(quick=quick)))))
+    os.close(given)
+    processes = [
         subprocess.Popen(  # noqa: S603  our own code
-            [sys.executable, "-c", code, *map(str, (device, quick, share, count))],
+            [sys.executable, "-c", code, str(device), str(int(quick))],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            stdin=subprocess.DEVNULL,
+            stdin=taken,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        for share in range(count if sys.executable else 0)
+        for _ in range(count if sys.executable else 0)
     ]
+    os.close(taken)
     done = 0
     try:
         with selectors.DefaultSelector() as waiting:
-            for each in shares:
+            for each in processes:
                 waiting.register(cast("IO[bytes]", each.stdout), selectors.EVENT_READ)
             while waiting.get_map():
                 for ready, _ in waiting.select():
@@ -436,24 +442,31 @@ def _compile_in_processes(
                     done += len(finished)
                     progress("compile", min(done, total - 1), total)  # they are still to be loaded
     finally:
-        for each in shares:
+        for each in processes:
             each.kill()
             each.communicate()
 
 
-def prepare_share(device: int, quick: int, share: int, shares: int) -> None:
-    """Compile one of several equal shares of a self-test's kernels, and print a dot for each call that is prepared.
-
-    It is what other processes run. Calls of one op, dtype and variant are in one share, since they have kernels in common.
-    """
+def _groups(*, quick: bool) -> list[list[_OpCheck | _FormCheck]]:
+    """Return a device's checks by op, dtype and variant, which have kernels in common; those of most checks first."""
     groups: dict[tuple[str, ...], list[_OpCheck | _FormCheck]] = {}
-    for check in _checks(cpu=False, quick=bool(quick)):
+    for check in _checks(cpu=False, quick=quick):
         groups.setdefault(check.group, []).append(check)
+    return sorted(groups.values(), key=len, reverse=True)
+
+
+def prepare_groups(device: int, quick: int) -> None:
+    """Compile the groups of a self-test's calls whose numbers come on standard input; print a dot for each call that is prepared.
+
+    It is what other processes run.
+    """
+    groups = _groups(quick=bool(quick))
     _begin_thread(device)
-    for check in itertools.chain(*itertools.islice(groups.values(), share, None, shares)):
-        with contextlib.suppress(Exception):  # the check itself will report it
-            check.prepare(device)
-        os.write(1, b".")
+    while number := os.read(0, 2):
+        for check in groups[int.from_bytes(number, "little")]:
+            with contextlib.suppress(Exception):  # the check itself will report it
+                check.prepare(device)
+            os.write(1, b".")
 
 
 def _processors() -> int:

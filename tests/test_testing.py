@@ -317,7 +317,7 @@ def test_the_self_test_of_a_device_compiles_everything_first_and_once_and_at_the
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_shares_of_other_processes_are_all_calls_once(
+def test_other_processes_prepare_all_calls_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], quick: bool
 ) -> None:
     prepared: list[Any] = []
@@ -330,17 +330,21 @@ def test_shares_of_other_processes_are_all_calls_once(
     monkeypatch.setattr(testing, "_begin_thread", lambda device: None)
     for kind in (testing._OpCheck, testing._FormCheck):
         monkeypatch.setattr(kind, "prepare", prepare)
+    numbers = [at.to_bytes(2, "little") for at in range(len(testing._groups(quick=quick)))]
+    pipes = [iter([*numbers[start::3], b""]) for start in range(3)]
 
-    for share in range(5):
-        testing.prepare_share(3, int(quick), share, 5)
+    for pipe in pipes:
+        monkeypatch.setattr(os, "read", lambda _fd, _count, pipe=pipe: next(pipe))
+        testing.prepare_groups(3, int(quick))
 
     every = list(testing._checks(cpu=False, quick=quick))
     assert sorted(map(repr, prepared)) == sorted(repr((3, check)) for check in every)
+    monkeypatch.undo()
     assert capfd.readouterr().out == "." * len(every)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="starts a shell")
-@pytest.mark.parametrize("each", ["printf ....", "printf ..; exit 1", "exit 3"])
+@pytest.mark.parametrize("each", ["cat >/dev/null; printf ....", "printf ..; exit 1", "exit 3"])
 def test_processes_that_compile_are_counted_and_may_fail(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, each: str
 ) -> None:
