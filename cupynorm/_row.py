@@ -14,7 +14,7 @@ from cupynorm import _ask, _compile, _device, _tuned
 from cupynorm._arguments import Call, check, check_eps, view
 from cupynorm._dtypes import Dtype, compute_dtype, cpp
 from cupynorm._limits import PLAIN_SHARED_BYTES, STATIC_SHARED_BYTES, Limits
-from cupynorm._plan import LENT, DoesNotFitError, Occupancy, Plan, Problem, choose
+from cupynorm._plan import LENT, DoesNotFitError, Occupancy, Plan, Problem, check_kind, choose
 from cupynorm._remembered import (
     ALIGNMENT,
     Calls,
@@ -360,6 +360,7 @@ def kernel_of(device: int, what: Spelled, plan: Plan) -> _compile.Kernel:
 
 def prepared(device: int, what: Spelled, wanted: str | Plan | None, *, cooperative: bool = True) -> _Launch:
     """Return what _prepare() gives, made once for each problem, spelling and wish, and for each owner of kernels."""
+    check_kind(wanted)  # a key hashes
     key = (device, what.problem, what.op.cpp, what.arguments.cpp, wanted, cooperative, _compile.owner())
     found = _launches.get(key)
     if found is None:
