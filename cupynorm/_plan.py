@@ -306,15 +306,26 @@ class DoesNotFitError(ValueError):
     """A variant that was asked for cannot hold the row."""
 
 
-def choose(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: str | Plan | None = None) -> Plan:
+def choose(
+    problem: Problem,
+    limits: Limits,
+    occupancy: Occupancy,
+    wanted: str | Plan | None = None,
+    *,
+    cooperative: bool = True,
+) -> Plan:
     """Return the plan for `problem`: the first of VARIANTS that can hold a row, or what is `wanted`.
 
     `wanted` names a variant, or is a Plan, of which the template arguments and the block are kept, and the waves as a bound.
-    Raises DoesNotFitError, a ValueError, if it is unknown or cannot hold the row, TypeError if it is no plan.
+    cooperative: whether its blocks may have to run all at once. Raises DoesNotFitError, a ValueError, if `wanted` is
+    unknown or cannot hold the row so, TypeError if it is no plan.
     """
     check_kind(wanted)
     if isinstance(wanted, Plan):
-        return _as_wanted(problem, limits, occupancy, wanted)
+        as_wanted = _as_wanted(problem, limits, occupancy, wanted)
+        if as_wanted.cooperative and not cooperative:
+            raise DoesNotFitError(f"the blocks of {wanted} must all run at once")
+        return as_wanted
     if wanted is not None and wanted not in VARIANTS:
         raise DoesNotFitError(f"plan {wanted!r} is not a variant: use {', '.join(VARIANTS)}")
     if wanted is not None and problem.fused and wanted not in FUSED_VARIANTS:
@@ -326,10 +337,21 @@ def choose(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: str |
     for candidate in _in_turn(problem, limits) if wanted is None else (_CANDIDATE[wanted],):
         # _cluster is _one_shot where something is fused: both hold rows that begin at packs, and no others
         in_packs = candidate in (_one_shot, _cluster, _uncached)
-        plan = candidate(_narrowed(_worked_on(problem, in_packs)), limits, occupancy)
+        worked = _narrowed(_worked_on(problem, in_packs))
+        plan = candidate(worked, limits, occupancy)
+        if plan is not None and plan.cooperative and not cooperative:
+            plan = _without_claims(worked, limits, occupancy, plan)
         if plan is not None:
             return plan
     raise DoesNotFitError(_does_not_fit(problem, limits, f"variant {wanted!r}"))
+
+
+def _without_claims(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Plan) -> Plan | None:
+    """Return a plan with as many clusters as rows: nothing is kept for other rows, and none is claimed."""
+    if plan.variant != "cluster":
+        return None
+    plan = _registers_plan(problem, dataclasses.replace(plan, hoist=0, stages=0))
+    return _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
 
 
 def _worked_on(problem: Problem, in_packs: bool) -> Problem:  # noqa: FBT001
