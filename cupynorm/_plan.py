@@ -439,8 +439,8 @@ BOUNDS: dict[str, tuple[int, int]] = {
 # Bytes of values that a thread may hold, of the compute type. Half of its registers: twice as many and the compiler, which then
 # spills, takes up to 4 seconds; so it takes 1.6 at most.
 MOST_THREAD_BYTES = 512
-# The same where something is fused, of which each element has instructions of its own: a user's function on doubles took 4
-# seconds with 512.
+# The same where something is fused, of which each element has instructions of its own: with 512, a user's function on
+# doubles took 4 seconds.
 MOST_FUSED_THREAD_BYTES = 256
 MOST_FUSED_ELEMENTS = (
     32  # of a row, that a thread may hold where something is fused: a mask has a bit for each
