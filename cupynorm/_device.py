@@ -213,9 +213,14 @@ def launch_of(
     return (_early if early else _in_turn)(function, grid, block, shared_bytes, cooperative=cooperative)
 
 
+def early_switched_on() -> bool:
+    """Say whether early launches are allowed: unless CUPYNORM_EARLY is 0."""
+    return os.environ.get("CUPYNORM_EARLY") != "0"
+
+
 def early_launches() -> bool:
     """Say whether kernels may begin before the one before them has ended: not if CUPYNORM_EARLY is 0, nor on older devices."""
-    if os.environ.get("CUPYNORM_EARLY") == "0":
+    if not early_switched_on():
         return False
     return int(present_limits().compute_capability) >= EARLY_SINCE and _driver_cuda() >= EARLY_CUDA
 

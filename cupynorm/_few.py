@@ -21,6 +21,17 @@ PARTS = (1, 2, 4, 8)
 DEEPEST = 1024  # columns of a part: weights and tokens of a block lie in shared memory
 FINISHES = {None: "cupynorm::kAsItIs", "none": "cupynorm::kGelu", "tanh": "cupynorm::kGeluTanh"}
 ADD_RESIDUAL = "cupynorm::kAddResidual"
+# Few of few.cu
+POINTERS = ("x", "weight", "bias", "gamma", "beta", "residual", "normed", "y")
+FEW = np.dtype(
+    [
+        *((name, POINTER) for name in POINTERS),
+        *((name, np.int32) for name in ("rows", "in", "out")),
+        ("eps", np.float32),
+    ],
+    align=True,
+)
+CONSTANTS = {"weight", "gamma", "beta"}  # which are read before the kernel before has ended
 PAD = 8  # elements between rows in shared memory
 MAIL_BYTES = ROWS[-1] * 32 * 4  # of static shared memory: the sums of other parts
 
@@ -88,8 +99,8 @@ def multiply(
 ) -> Any:
     """Write finish(LayerNorm(x) weight^T) to out; nothing is checked.
 
-    weight and norm are read before the kernel before has ended: it must not write them. What this call is given besides may
-    be what that kernel writes.
+    weight and norm are constants: they are read before the kernels before this one in the stream have ended, so none of
+    these may write them; copies may. What this call is given besides may be what those kernels write.
 
     norm: gamma and beta, in float32; without, x is multiplied as it is. normed: where LayerNorm(x) is kept. With a bias, in
     float32, finish is GELU of the sum and the bias ("none" or "tanh"), or adds both the bias and the residual.
@@ -99,14 +110,11 @@ def multiply(
     tokens, deep = x.shape
     plan = plan or choose(tokens, deep, out.shape[1], limits, norm=norm is not None)
     assert plan is not None  # noqa: S101  fits() said so
-    names = ("x", "weight", "bias", "gamma", "beta", "residual", "normed", "y")
-    counts = [(name, np.int32) for name in ("rows", "in", "out")]
-    dtype = np.dtype([*((name, POINTER) for name in names), *counts, ("eps", np.float32)], align=True)
     gamma, beta = norm or (None, None)
     arrays = (x, weight, bias, gamma, beta, residual, normed, out)
     pointers = tuple(0 if each is None else each.data.ptr for each in arrays)
     kind = cpp(x.dtype)
-    whole = Struct(f"cupynorm::Few<{kind}>", dtype, (*pointers, tokens, deep, out.shape[1], eps))
+    whole = Struct(f"cupynorm::Few<{kind}>", FEW, (*pointers, tokens, deep, out.shape[1], eps))
     finish = ADD_RESIDUAL if residual is not None else FINISHES[gelu]
     packs = -(-deep // plan.parts // (8 * 32))
     numbers = f"{plan.rows}, {plan.cols}, {plan.parts}, {packs}, {_compile.spell(norm is not None)}, {finish}"

@@ -306,14 +306,26 @@ class DoesNotFitError(ValueError):
     """A variant that was asked for cannot hold the row."""
 
 
-def choose(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: str | Plan | None = None) -> Plan:
+def choose(
+    problem: Problem,
+    limits: Limits,
+    occupancy: Occupancy,
+    wanted: str | Plan | None = None,
+    *,
+    cooperative: bool = True,
+) -> Plan:
     """Return the plan for `problem`: the first of VARIANTS that can hold a row, or what is `wanted`.
 
     `wanted` names a variant, or is a Plan, of which the template arguments and the block are kept, and the waves as a bound.
-    Raises DoesNotFitError, a ValueError, if it is unknown or cannot hold the row.
+    cooperative: whether its blocks may have to run all at once. Raises DoesNotFitError, a ValueError, if `wanted` is
+    unknown or cannot hold the row so, TypeError if it is no plan.
     """
+    check_kind(wanted)
     if isinstance(wanted, Plan):
-        return _as_wanted(problem, limits, occupancy, wanted)
+        as_wanted = _as_wanted(problem, limits, occupancy, wanted)
+        if as_wanted.cooperative and not cooperative:
+            raise DoesNotFitError(f"the blocks of {wanted} must all run at once")
+        return as_wanted
     if wanted is not None and wanted not in VARIANTS:
         raise DoesNotFitError(f"plan {wanted!r} is not a variant: use {', '.join(VARIANTS)}")
     if wanted is not None and problem.fused and wanted not in FUSED_VARIANTS:
@@ -325,10 +337,21 @@ def choose(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: str |
     for candidate in _in_turn(problem, limits) if wanted is None else (_CANDIDATE[wanted],):
         # _cluster is _one_shot where something is fused: both hold rows that begin at packs, and no others
         in_packs = candidate in (_one_shot, _cluster, _uncached)
-        plan = candidate(_narrowed(_worked_on(problem, in_packs)), limits, occupancy)
+        worked = _narrowed(_worked_on(problem, in_packs))
+        plan = candidate(worked, limits, occupancy)
+        if plan is not None and plan.cooperative and not cooperative:
+            plan = _without_claims(worked, limits, occupancy, plan)
         if plan is not None:
             return plan
     raise DoesNotFitError(_does_not_fit(problem, limits, f"variant {wanted!r}"))
+
+
+def _without_claims(problem: Problem, limits: Limits, occupancy: Occupancy, plan: Plan) -> Plan | None:
+    """Return a plan with as many clusters as rows: nothing is kept for other rows, and none is claimed."""
+    if plan.variant != "cluster":
+        return None
+    plan = _registers_plan(problem, dataclasses.replace(plan, hoist=0, stages=0))
+    return _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
 
 
 def _worked_on(problem: Problem, in_packs: bool) -> Problem:  # noqa: FBT001
@@ -416,25 +439,41 @@ BOUNDS: dict[str, tuple[int, int]] = {
 # Bytes of values that a thread may hold, of the compute type. Half of its registers: twice as many and the compiler, which then
 # spills, takes up to 4 seconds; so it takes 1.6 at most.
 MOST_THREAD_BYTES = 512
+# The same where something is fused, of which each element has instructions of its own: with 512, a user's function on
+# doubles took 4 seconds.
+MOST_FUSED_THREAD_BYTES = 256
 MOST_FUSED_ELEMENTS = (
     32  # of a row, that a thread may hold where something is fused: a mask has a bit for each
 )
 
 
+# Types of a Plan's fields: a bool is no int here, since it is spelled otherwise in C++.
+KINDS: dict[str, type] = {"variant": str, **dict.fromkeys(BOUNDS, int), "full": bool, "waves": float}
+ARTICLES = {str: "a", int: "an", bool: "a", float: "a"}
+
+
+def check_kind(wanted: object) -> None:
+    """Raise TypeError, naming the field, for what is neither None, a name nor a Plan of such values as a plan has."""
+    if not isinstance(wanted, Plan):
+        if wanted is not None and not isinstance(wanted, str):
+            raise TypeError(f"plan is {wanted!r}: the name of a variant or a Plan is expected")
+        return
+    for name, expected in KINDS.items():
+        value = getattr(wanted, name)
+        if type(value) is not expected and not (expected is float and type(value) is int):
+            raise TypeError(
+                f"plan: {name} is {value!r}, {ARTICLES[expected]} {expected.__name__} is expected"
+            )
+
+
 def _check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
-    """Raise TypeError or DoesNotFitError, naming the field, for a plan that no problem of these types can have."""
+    """Raise DoesNotFitError, naming the field, for a plan that no problem of these types can have."""
     for name, (least, most) in BOUNDS.items():
         value = getattr(plan, name)
-        if type(value) is not int:
-            raise TypeError(f"plan: {name} is {value!r}, an int is expected")
         if not least <= value <= most:
             raise DoesNotFitError(f"plan: {name} is {value}, {least} to {most} is allowed")
     if plan.variant not in VARIANTS:
         raise DoesNotFitError(f"plan: variant is {plan.variant!r}: use {', '.join(VARIANTS)}")
-    if type(plan.full) is not bool:
-        raise TypeError(f"plan: full is {plan.full!r}, a bool is expected")
-    if type(plan.waves) not in {int, float}:
-        raise TypeError(f"plan: waves is {plan.waves!r}, a float is expected")
     if not plan.waves >= 0:
         raise DoesNotFitError(f"plan: waves is {plan.waves}, 0 or more is allowed")
     for name in ("pack", "block"):
@@ -443,11 +482,12 @@ def _check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
             raise DoesNotFitError(
                 f"plan: {name} is {value}, {'a multiple of 32' if unit > 1 else 'a power of two'} is allowed"
             )
-    held = plan.pack * plan.packs * plan.rows_per_group * problem.compute_bytes
-    if held > MOST_THREAD_BYTES:
+    most = (MOST_FUSED_THREAD_BYTES if problem.fused else MOST_THREAD_BYTES) // problem.compute_bytes
+    if plan.pack * plan.packs * plan.rows_per_group > most:
+        where = " where something is fused" if problem.fused else ""
         raise DoesNotFitError(
             f"plan: pack x packs x rows_per_group is {plan.pack} x {plan.packs} x {plan.rows_per_group}, "
-            f"{MOST_THREAD_BYTES // problem.compute_bytes} elements of a thread are allowed"
+            f"{most} elements of a thread are allowed{where}"
         )
     elements = plan.pack * plan.packs
     if problem.fused and plan.group and elements > MOST_FUSED_ELEMENTS:
@@ -509,6 +549,8 @@ def _is_sound(problem: Problem, limits: Limits, plan: Plan) -> bool:
         shares = plan.parts == 1 and (plan.group > 0) == (plan.variant in ("warp", "block"))
     # warps meet in slots, of which there may be more; lanes only in powers of two
     shares = shares and (plan.group % WARP == 0 or WARP % plan.group == 0)
+    # blocks that share a row meet among their warps in between
+    shares = shares and (plan.block > WARP or plan.variant not in {"cluster", "split"})
     keeps = plan.kept_bytes % ACCESS_BYTES == 0 and plan.kept_bytes <= limits.shared_bytes_per_block
     in_packs = plan.group == 0 and plan.variant not in ("cached", "uncached") and plan.peel < 2  # noqa: PLR2004
     keeps = keeps and (plan.kept_bytes == 0 or in_packs)

@@ -14,7 +14,7 @@ from cupynorm import _ask, _compile, _device, _tuned
 from cupynorm._arguments import Call, check, check_eps, view
 from cupynorm._dtypes import Dtype, compute_dtype, cpp
 from cupynorm._limits import PLAIN_SHARED_BYTES, STATIC_SHARED_BYTES, Limits
-from cupynorm._plan import LENT, DoesNotFitError, Occupancy, Plan, Problem, choose
+from cupynorm._plan import LENT, DoesNotFitError, Occupancy, Plan, Problem, check_kind, choose
 from cupynorm._remembered import (
     ALIGNMENT,
     Calls,
@@ -321,17 +321,28 @@ def _without_cooperation(
 ) -> _Launch:
     """Return a launch whose blocks need not all run at once, where the device or our share of it does not let them.
 
-    Raises the driver's error where the plan that was refused is the one that was asked for.
+    It is the problem's from then on. Raises RuntimeError where what was asked for needs that.
     """
     why = (
         f"the device does not run {refused.grid} blocks at once ({error}), as in a green context or with MPS"
     )
     try:
-        found = prepared(device, what, wanted, cooperative=False)
+        found = _prepare(device, what, wanted, cooperative=False)
     except DoesNotFitError:
         raise RuntimeError(f"{why}: the plan that was asked for needs that") from error
-    warnings.warn(f"{why}: variant {found.plan.variant} is used instead of {refused.variant}", stacklevel=5)
+    with _lock:
+        add(_launches, _key_of(device, what, wanted), found)
+    if not _refusal_told.is_set():
+        _refusal_told.set()
+        warnings.warn(
+            f"{why}: variant {found.plan.variant} is used instead of {refused.variant}, without blocks that wait for "
+            "one another. Such calls may be slower, and round otherwise; this is said once",
+            stacklevel=5,
+        )
     return found
+
+
+_refusal_told = threading.Event()
 
 
 @contextlib.contextmanager
@@ -358,12 +369,17 @@ def kernel_of(device: int, what: Spelled, plan: Plan) -> _compile.Kernel:
     return _compile.kernel(device, what.text, what.expression(plan), shared_limit, plan.cluster)
 
 
-def prepared(device: int, what: Spelled, wanted: str | Plan | None, *, cooperative: bool = True) -> _Launch:
+def _key_of(device: int, what: Spelled, wanted: str | Plan | None) -> tuple[Any, ...]:
+    return (device, what.problem, what.op.cpp, what.arguments.cpp, wanted, _compile.owner())
+
+
+def prepared(device: int, what: Spelled, wanted: str | Plan | None) -> _Launch:
     """Return what _prepare() gives, made once for each problem, spelling and wish, and for each owner of kernels."""
-    key = (device, what.problem, what.op.cpp, what.arguments.cpp, wanted, cooperative, _compile.owner())
+    check_kind(wanted)  # a key hashes
+    key = _key_of(device, what, wanted)
     found = _launches.get(key)
     if found is None:
-        found = _prepare(device, what, wanted, cooperative=cooperative)
+        found = _prepare(device, what, wanted)
         with _lock:
             add(_launches, key, found)
     return found
@@ -379,8 +395,6 @@ def _prepare(
         return kernel_of(device, what, plan)
 
     def occupancy(plan: Plan) -> int:
-        if plan.cooperative and not cooperative:
-            return 0
         if plan.cluster > 1:
             return _device.active_clusters(load(plan).pointer, plan.cluster, plan.block, plan.shared_bytes)
         return int(
@@ -389,7 +403,10 @@ def _prepare(
             )
         )
 
-    plan, _ = _choose(what, limits, occupancy, wanted, tuned=tuned)
+    if cooperative:
+        plan, _ = _choose(what, limits, occupancy, wanted, tuned=tuned)
+    else:
+        plan = choose(what.problem, limits, occupancy, wanted, cooperative=False)
     return _Launch(load(plan), plan)
 
 

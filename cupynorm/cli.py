@@ -318,13 +318,20 @@ def info(*, as_json: bool) -> None:
         size = f"{cache['bytes']} bytes in {cache['files']} files"
         _print_fields(title, {"folder": cache["folder"], "size": size})
     _print_fields("tuned plans", _tuned_fields(found["tuned"]))
+    early = found["early_launches"]["used"]
+    _print_fields(
+        "early launches", {"used": "from compute capability 9.0 on" if early else "no: CUPYNORM_EARLY is 0"}
+    )
     _print_fields("kernels", found["kernels"])
     _print_fields("extras", {name: "installed" if there else "-" for name, there in found["extras"].items()})
     _print_fields("environment", found["environment"])
 
 
 def _tuned_fields(tuned: dict[str, Any]) -> dict[str, Any]:
-    fields = {"folder": tuned["folder"], "used": "yes" if tuned["used"] else "no: CUPYNORM_TUNED is 0"}
+    from cupynorm import _tuned  # noqa: PLC0415
+
+    why_not = _tuned.distrust() or "CUPYNORM_TUNED is 0"
+    fields = {"folder": tuned["folder"], "used": "yes" if tuned["used"] else f"no: {why_not}"}
     for table in tuned["tables"]:
         fields[Path(table["file"]).name] = f"{table['entries']} plans"
     return fields

@@ -129,6 +129,7 @@ def info() -> dict[str, Any]:
             "used": _tuned.switched_on() and not _tuned.distrust(),
             "tables": _tuned.tables(),
         },
+        "early_launches": {"used": _device.early_switched_on()},
         "kernels": {"folder": str(_compile.kernels_dir()), "digest": _compile.digest()},
         "extras": _extras(),
         "environment": {name: os.environ[name] for name in sorted(os.environ) if VARIABLES.fullmatch(name)},

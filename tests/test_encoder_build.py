@@ -13,7 +13,7 @@ from cupynorm._dtypes import DTYPES, compute_dtype, cpp, dtype_of
 from cupynorm._limits import RECORDED
 from cupynorm.functors import View
 from tests import SLOW
-from tests.build_gate import begins_too_soon, code_of, spills
+from tests.build_gate import begins_too_soon, code_of, nvdisasm, spills
 
 BATCH, SEQ, HEADS, SIZE = 4, 6, 3, 64
 HALF, SINGLE = dtype_of("float16"), dtype_of("float32")
@@ -137,49 +137,57 @@ def test_products_of_few_tokens_keep_everything_in_registers_and_multiply_on_ten
             assert kernel.shared_bytes <= _few.MAIL_BYTES + 1024, name
 
 
-# Bytes of Few's pointers from its begin: what may be read before the kernel before has ended, and what may not.
-EARLY_POINTERS, LATE_POINTERS = {8: "weight", 24: "gamma", 32: "beta"}, (0, 16, 40, 48, 56)
+FEW_PLANS = [
+    *((32, 8, 1, 4, "false", finish) for finish in (_few.ADD_RESIDUAL, *_few.FINISHES.values())),
+    *((rows, 32, 8, 4, "false", _few.ADD_RESIDUAL) for rows in _few.ROWS),
+    *((rows, 24, 1, 4, "true", _few.FINISHES["none"]) for rows in _few.ROWS),
+]
+PARAMETERS_AT = 0x210  # in the constant bank, for sm_90
 
 
-def pointers_read_before_the_wait(ptx):
-    """Return the offsets of the parameter's members that addresses are made of in a kernel's accesses before its wait."""
-    before, wait, _ = ptx.partition("griddepcontrol.wait")
-    assert wait
-    inside, made_of, found = (
-        {},
-        {},
-        set(),
-    )  # registers that point into the parameter, and what others are made of
-    for line in before.splitlines():
-        words = re.findall(r"%\w+", line)
-        loaded = re.search(r"ld\.param\S*?(\d+)\s.*, \[([%\w]+)\+?(-?\d*)\]", line)
-        moved = re.search(r"(?:mov|add|cvta)\S*\s+(%\w+), (%\w+|\w+_param_0)(?:, (-?\d+))?;", line)
-        if loaded:
-            first = inside.get(loaded[2], 0) + int(loaded[3] or 0)
-            targets = [word for word in words if word != loaded[2]]
-            made_of |= {word: {first + at * int(loaded[1]) // 8} for at, word in enumerate(targets)}
-        elif moved and (moved[2] in inside or moved[2].endswith("_param_0")):
-            inside[moved[1]] = inside.get(moved[2], 0) + int(moved[3] or 0)
-        elif re.search(r"\b(ld|cp\.async\.c[ag]\.shared)\.global|\b(st|red|atom)\S*\.global", line):
-            found |= set().union(*(made_of.get(word, set()) for word in words))
-        elif words and not line.strip().startswith("@"):
-            made_of[words[0]] = set().union(*(made_of.get(word, set()) for word in words[1:]))
+def pointers_of(code):
+    """Return the names of the pointers of a Few that instructions fetch."""
+    found = set()
+    for each in code:
+        for at in re.findall(r"c\[0x0\]\[(0x[0-9a-f]+)\]", each):
+            offset = int(at, 16) - PARAMETERS_AT
+            bytes_ = 16 if ".128" in each else 8 if ".64" in each else 4
+            for name in _few.POINTERS:
+                begin = _few.FEW.fields[name][1]
+                if offset < begin + 8 and begin < offset + bytes_:
+                    found.add(name)
     return found
 
 
-@pytest.mark.parametrize("norm", ["false", "true"])
-def test_a_product_of_few_tokens_reads_but_weights_before_the_kernel_before_has_ended(norm):
-    if not _nvrtc.majors():
-        pytest.skip("no NVRTC")
-    text = _compile.text("few.cu", "cupynorm::Few<cupynorm::half>", 80)
-    finish = _few.ADD_RESIDUAL if norm == "false" else _few.FINISHES["none"]
-    name = f"cupynorm::multiply_few<cupynorm::half, 16, 24, 1, 3, {norm}, {finish}>"
-    (kernel,) = _nvrtc.compile_all(text, [name], _compile.options(), "90")
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", FEW_PLANS, ids=str)
+def test_products_of_few_tokens_read_constants_alone_before_they_wait(plan):
+    """A kernel that ends where it would wait has what comes before: all that it fetches an address of is a constant."""
+    if not _nvrtc.majors() or "90" not in _nvrtc.supported_archs(_nvrtc.majors()[0]):
+        pytest.skip("no NVRTC that knows the architecture")
+    if nvdisasm() is None:
+        pytest.skip("no nvdisasm")
+    name = f"cupynorm::multiply_few<cupynorm::half, {', '.join(map(str, plan))}>"
+    headers = "".join(f"#include <cupynorm/{each}.cuh>\n" for each in ("row", "elementwise", "tensor"))
 
-    read = pointers_read_before_the_wait(kernel.ptx)
+    def code(ending):
+        text = f"{headers}{ending}#include <few.cu>\n"
+        return code_of(_nvrtc.compile(text, name, _compile.options()), "90").instructions
 
-    assert read & set(EARLY_POINTERS)
-    assert not read & set(LATE_POINTERS)
+    whole, before = code(""), code("#define await_kernel_before() return\n")
+
+    waits = next(i for i, each in enumerate(whole) if each.startswith("ACQBULK"))
+    copies = [each for each in before if each.startswith("LDGSTS")]
+    assert pointers_of(whole) >= {"x", "weight", "y"}  # they are found where they are
+    assert {"weight"} <= pointers_of(before) <= _few.CONSTANTS
+    assert ("gamma" in pointers_of(before)) == (plan[4] == "true")
+    # the whole kernel has these copies before it waits, and touches nothing else
+    touched = [
+        each for each in whole[:waits] if re.match(r"LDG(?!DEPBAR)|STG|RED|ATOM|UBLKCP|UTMA|LD\b|ST\b", each)
+    ]
+    assert copies
+    assert all(each.startswith("LDGSTS") for each in touched)
+    assert len(touched) == len(copies)
 
 
 @pytest.mark.slow

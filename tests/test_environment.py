@@ -13,8 +13,9 @@ import types
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from cupynorm import _compile, _device, _nvrtc, environment, softmax
+from cupynorm import _compile, _device, _nvrtc, cli, environment, softmax
 from cupynorm.environment import Finding
 
 distributions = importlib.metadata.distributions
@@ -469,3 +470,26 @@ def test_nobody_expects_a_gpu_without_cupy_and_without_a_device(machine):
     assert environment.is_gpu_wanted()
     machine(cupy={"cupy-cuda12x": "14.2.0"})
     assert environment.is_gpu_wanted()
+
+
+@pytest.mark.parametrize(("value", "used"), [(None, True), ("1", True), ("0", False)])
+def test_info_says_whether_kernels_may_begin_early(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, used: bool
+) -> None:
+    monkeypatch.delenv("CUPYNORM_EARLY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("CUPYNORM_EARLY", value)
+
+    assert environment.info()["early_launches"] == {"used": used}
+    told = CliRunner().invoke(cli.cli, ["info"]).output
+    assert ("no: CUPYNORM_EARLY is 0" in told) == (not used)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has other permissions")
+def test_info_says_why_tuned_plans_are_not_used(tuned_cache: Path) -> None:
+    (tuned_cache / "tuned").mkdir(mode=0o700, parents=True, exist_ok=True)
+    (tuned_cache / "tuned").chmod(0o777)
+
+    told = CliRunner().invoke(cli.cli, ["info"]).output
+
+    assert f"no: {tuned_cache / 'tuned'} can be written by others" in told

@@ -6,12 +6,17 @@ import dataclasses
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import cupynorm
 from cupynorm._limits import RECORDED
-from cupynorm._plan import BOUNDS, VARIANTS, DoesNotFitError, Plan, Problem, choose
+from cupynorm._plan import BOUNDS, PLAIN, VARIANTS, DoesNotFitError, Plan, Problem, choose
+from tests.simulator import simulated
+
+__all__ = ["simulated"]  # a fixture
 
 H200 = RECORDED["h200"]
 PROBLEM = Problem(4096, 1000, 8, 2, 4, (2, 2))
@@ -55,7 +60,7 @@ def test_a_number_out_of_bounds_or_of_another_type_is_refused_by_name(name: str,
             "1024 x 3, 2048 threads of a multiprocessor are allowed on h200",
         ),
         ({"variant": "fast"}, "variant is 'fast': use warp, block"),
-        ({"variant": 3}, "variant is 3: use warp, block"),
+        ({"variant": 3}, "variant is 3, a str is expected"),
         ({"full": 1}, "full is 1, a bool is expected"),
         ({"waves": "1"}, "waves is '1', a float is expected"),
         ({"waves": -0.5}, "waves is -0.5, 0 or more is allowed"),
@@ -84,6 +89,67 @@ def test_what_was_chosen_may_be_asked_for(problem: Problem) -> None:
     again = choose(problem, H200, occupancy, plan)
 
     assert again.template == plan.template
+
+
+def test_a_thread_holds_less_where_each_element_has_a_users_instructions() -> None:
+    doubles = Problem(4096, 4096, 2, 8, 8, fused=True, stored=8, direct=False, others=32)
+    plan = dataclasses.replace(PLAIN, variant="block", pack=2, packs=4, group=512, block=512)
+    choose(doubles, H200, occupancy, dataclasses.replace(plan, rows_per_group=4))
+
+    with pytest.raises(
+        DoesNotFitError, match="2 x 4 x 8, 32 elements of a thread are allowed where something"
+    ):
+        choose(doubles, H200, occupancy, dataclasses.replace(plan, rows_per_group=8))
+
+
+HALVES = Problem(29, 4097, 1, 2, 4, (2,), 8, 1, 8)  # rows of halves that begin anywhere
+
+
+@pytest.mark.parametrize(
+    ("cols", "changes"),
+    [
+        # the first threads of a group hold what is around the packs: 7 elements before and 7 behind
+        (127, {"variant": "warp", "packs": 2, "group": 8, "block": 128}),
+        (96, {"variant": "warp", "packs": 3, "group": 4, "block": 128}),
+        # blocks that share a row meet among their warps in between
+        (4097, {"variant": "split", "block": 32, "kept_bytes": 113664, "parts": 2}),
+        (4097, {"variant": "cluster", "packs": 8, "group": 32, "block": 32, "parts": 2}),
+        (4097, {"variant": "cluster", "block": 32, "kept_bytes": 16384, "parts": 2}),
+    ],
+)
+def test_a_plan_that_the_kernel_asserts_against_is_refused_before_it_is_compiled(
+    cols: int, changes: dict[str, Any]
+) -> None:
+    wanted = dataclasses.replace(PLAIN, pack=8, peel=1, **changes)
+
+    with pytest.raises(DoesNotFitError):
+        choose(dataclasses.replace(HALVES, cols=cols), H200, occupancy, wanted)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["alone", "after the right one"])
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"pack": [8]}, r"plan: pack is \[8\], an int is expected"),
+        ({"variant": ["warp"]}, r"plan: variant is \['warp'\], a str is expected"),
+        ({"full": {}}, "plan: full is {}, a bool is expected"),
+        (["warp"], r"plan is \['warp'\]: the name of a variant or a Plan is expected"),
+        (3, "plan is 3: the name of a variant or a Plan is expected"),
+    ],
+    ids=str,
+)
+def test_a_plan_of_another_kind_is_named_in_a_call(
+    simulated: Any, wanted: Any, message: str, known: bool
+) -> None:
+    x = simulated.cupy.asarray(np.ones((7, 40), np.float32))
+    plan = choose(Problem(7, 40, 4, 4, 4), H200, occupancy)
+    if known:
+        cupynorm.softmax(x, plan=plan)
+    wanted = dataclasses.replace(plan, **wanted) if isinstance(wanted, dict) else wanted
+
+    for function in (cupynorm.softmax, lambda x, plan: cupynorm.softmax(x, scale=2.0, plan=plan)):
+        with pytest.raises(TypeError, match=message):
+            function(x, plan=wanted)
 
 
 NUMBERS = st.one_of(

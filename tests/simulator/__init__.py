@@ -39,6 +39,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,7 @@ def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200
     # what is remembered of devices, plans and kernels is the simulator's own while it is installed
     monkeypatch.setattr(_device, "limits_of", _device.functools.cache(_device.limits_of.__wrapped__))
     monkeypatch.setattr(_row, "_launches", {})
+    monkeypatch.setattr(_row, "_refusal_told", threading.Event())
     monkeypatch.setattr(_row, "_thread", _row.OfThread())
     monkeypatch.setattr(_compile, "_kernels", _compile.Kernels())
     # the twin compiles with g++, and what it makes is no cubin: nothing is to be looked up or kept

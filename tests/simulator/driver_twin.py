@@ -24,7 +24,7 @@ MAX_DYNAMIC_SHARED_SIZE_BYTES, PREFERRED_SHARED_MEMORY_CARVEOUT = 8, 9
 REQUIRED_CLUSTER_WIDTH, REQUIRED_CLUSTER_HEIGHT, REQUIRED_CLUSTER_DEPTH = CLUSTER_SHAPE = 11, 12, 13
 NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 PTX_VERSION, BINARY_VERSION = 5, 6
-NUMBERS = {"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE": 720}
+NUMBERS = {"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE": 720, "CUDA_ERROR_NOT_SUPPORTED": 801}
 CLUSTER_CAPABILITY = 90  # the first that has clusters
 PORTABLE_CLUSTER, LARGEST_CLUSTER = 8, 16
 
@@ -186,11 +186,18 @@ def launchCooperativeKernel(  # noqa: N802
             f"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE: too many blocks in cooperative launch: {gx * gy * gz}, "
             f"the device holds {room} at once"
         )
+    if machine.share_refusal:
+        raise CUDADriverError(
+            f"{machine.share_refusal}: a share of the device does not run all blocks at once"
+        )
     _launch(_function(f), (gx, gy, gz), (bx, by, bz), shared_bytes, stream, parameters, cooperative=True)
 
 
 def launch_kernel_ex(config: int, function: int, parameters: int, extra: None) -> int:
-    """Twin of cuLaunchKernelEx, which the package calls without CuPy. What a device would refuse raises as above."""
+    """Twin of cuLaunchKernelEx, which the package calls without CuPy. What a device would refuse raises as above.
+
+    Errors whose number the package looks at are returned, as by a device.
+    """
     if extra is not None:
         raise _invalid("`extra` is not supported")
     told = _device._LaunchConfig.from_address(config)
@@ -199,7 +206,12 @@ def launch_kernel_ex(config: int, function: int, parameters: int, extra: None) -
     if attributes.pop(_device.BEGIN_EARLY, 0) != 1 or set(attributes) - {_device.COOPERATIVE}:
         raise _invalid(f"launch attributes {attributes}")
     if attributes.get(_device.COOPERATIVE):
-        launchCooperativeKernel(function, *shape)
+        try:
+            launchCooperativeKernel(function, *shape)
+        except CUDADriverError as error:
+            if error.status not in NUMBERS.values():
+                raise
+            return error.status
     else:
         launchKernel(function, *shape, 0)
     return 0

@@ -57,6 +57,9 @@ class Machine:
         self.devices: tuple[str, ...] = ("h200",)
         self.room = sys.maxsize  # bytes that cuda.Memory may take
         self.order: Order = NoOrder()
+        self.share_refusal = (
+            ""  # the error by which cooperative launches are refused, as in a share of a device
+        )
         self._own = threading.local()
 
     @property
@@ -101,7 +104,7 @@ class Machine:
             if name not in _limits.RECORDED:
                 raise ValueError(f"no limits are recorded for {name!r}: use {', '.join(_limits.RECORDED)}")
         self.devices, self.current, self.stream = chosen, 0, 0
-        self.room, self.order, self.captured = sys.maxsize, NoOrder(), None
+        self.room, self.order, self.captured, self.share_refusal = sys.maxsize, NoOrder(), None, ""
 
 
 machine = Machine()

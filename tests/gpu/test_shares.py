@@ -1,0 +1,119 @@
+"""A green context has a share of the multiprocessors: rows that blocks share over the grid are right there, too."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import cupynorm
+from cupynorm import _device, _row
+from cupynorm.testing import assert_close
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+OF_MULTIPROCESSORS, DEFAULT_STREAM, NON_BLOCKING = (
+    1,
+    1,
+    1,
+)  # CU_DEV_RESOURCE_TYPE_SM, CU_GREEN_CTX_*, CU_STREAM_*
+RESOURCE_BYTES = 1024  # more than a CUdevResource has
+MULTIPROCESSORS = 16
+
+
+def ask(name: str, *arguments: Any) -> None:
+    """Call a function of the driver; skip the test where it does not know it, or refuses."""
+    try:
+        function = getattr(_device._driver_library(), name)
+    except AttributeError:
+        pytest.skip(f"the driver has no {name}")
+    status = function(*arguments)
+    if status:
+        pytest.skip(f"{name} gave status {status}")
+
+
+@pytest.fixture
+def share(cuda: Any) -> Iterator[Any]:
+    """Give a stream of a green context with a few of the multiprocessors."""
+    cuda.cuda.runtime.memGetInfo()  # the device has its context
+    device, whole, part, rest = (
+        ctypes.c_int(),
+        *(ctypes.create_string_buffer(RESOURCE_BYTES) for _ in range(3)),
+    )
+    groups, description = ctypes.c_uint(1), ctypes.c_void_p()
+    context, stream = ctypes.c_void_p(), ctypes.c_void_p()
+    ask("cuDeviceGet", ctypes.byref(device), cuda.cuda.runtime.getDevice())
+    ask("cuDeviceGetDevResource", device, whole, OF_MULTIPROCESSORS)
+    ask(
+        "cuDevSmResourceSplitByCount",
+        part,
+        ctypes.byref(groups),
+        whole,
+        rest,
+        ctypes.c_uint(0),
+        ctypes.c_uint(MULTIPROCESSORS),
+    )
+    ask("cuDevResourceGenerateDesc", ctypes.byref(description), part, ctypes.c_uint(1))
+    ask("cuGreenCtxCreate", ctypes.byref(context), description, device, ctypes.c_uint(DEFAULT_STREAM))
+    ask("cuGreenCtxStreamCreate", ctypes.byref(stream), context, ctypes.c_uint(NON_BLOCKING), ctypes.c_int(0))
+    yield cuda.cuda.ExternalStream(stream.value)
+    cuda.cuda.Device().synchronize()
+    _row.forget()  # plans for the share
+    library = _device._driver_library()
+    library.cuStreamDestroy_v2(stream)
+    library.cuGreenCtxDestroy(context)
+
+
+def layer_norm(x: Any, parameters: Any) -> Any:
+    return cupynorm.layer_norm(x, *parameters)
+
+
+def softmax(x: Any, parameters: Any) -> Any:
+    del parameters
+    return cupynorm.softmax(x)
+
+
+CALLS: dict[str, tuple[Callable[..., Any], tuple[int, int], str]] = {
+    "clusters that claim rows of any address": (layer_norm, (700, 8193), "float16"),
+    "clusters that claim rows": (layer_norm, (700, 16384), "float32"),
+    "the whole grid": (softmax, (1, 1 << 19), "float32"),
+    "parts in shared memory": (layer_norm, (2, 1 << 22), "float32"),
+}
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["at first", "after the whole device"])
+@pytest.mark.parametrize("name", CALLS)
+def test_rows_that_blocks_share_are_right_in_a_share_of_the_device(
+    share: Any, cuda: Any, monkeypatch: pytest.MonkeyPatch, name: str, known: bool
+) -> None:
+    monkeypatch.setattr(_row, "_refusal_told", threading.Event())
+    function, shape, dtype = CALLS[name]
+    generator = np.random.default_rng(0)
+    host = [generator.standard_normal(each).astype(dtype) for each in (shape, shape[1], shape[1])]
+    x, *parameters = map(cuda.asarray, host)
+    cuda.cuda.Device().synchronize()
+    _row.forget()
+    if known:
+        function(x, parameters)
+        (found,) = _row._launches.values()
+        assert found.plan.cooperative  # or this test says nothing
+        cuda.cuda.Device().synchronize()
+
+    with warnings.catch_warnings(record=True) as told, share:
+        warnings.simplefilter("always")
+        first = function(x, parameters)
+        again = function(x, parameters)
+        share.synchronize()
+
+    expected = function(host[0].astype(np.float64), [each.astype(np.float64) for each in host[1:]])
+    for y in (first, again):
+        assert_close(cuda.asnumpy(y), expected)
+    refused = [str(each.message) for each in told if "at once" in str(each.message)]
+    (found,) = _row._launches.values()
+    print(f"\n{name}: {found.plan.variant}, refused: {refused}")
+    assert len(refused) == (not found.plan.cooperative)
