@@ -35,7 +35,19 @@ GROUP = 1024  # texts that are tokenised at a time: what the tokenizer returns i
 WINDOW = 2048  # texts that are sorted by length together, and written together
 BATCH_TOKENS = 4096  # of a batch, unless one text has more: on a CPU, less is slower and more no faster
 DEVICE_BATCH_TOKENS = 32768  # the same on a GPU: enough to fill one
-SCHEMA = 1  # of the note beside an unfinished file, and of what its digest covers
+# What would be taken for plain lines, and what to do about it.
+UNREAD = {
+    ".json": "write one object a line, as .jsonl has them",
+    ".tsv": "write it with commas, as .csv",
+    ".parquet": "write its column of texts as .csv or .jsonl",
+    ".arrow": "write its column of texts as .csv or .jsonl",
+    ".xlsx": "save the sheet as .csv",
+    ".gz": "unpack it",
+    ".zip": "unpack it",
+    ".npy": "write its texts as lines",
+}
+MOST_CELL = 1 << 30  # characters of a .csv's cell; the csv module allows 131072 unless it is told
+SCHEMA = 2  # of the note beside an unfinished file, and of what its digest covers
 
 
 class Tokens(NamedTuple):
@@ -274,12 +286,15 @@ def _pooling(path: Path) -> Pooling:
 def read_texts(path: Path, field: str | None = None) -> Iterator[tuple[str, str]]:
     """Yield the texts of a file, each with its place, such as "line 7".
 
-    .jsonl: the `field` of each line's object; .csv: the column `field`, which the first line names; anything else: the
-    lines. `field` is "text" if None. An empty line is a text, but no object and no row. UTF-8 only.
+    .jsonl and .ndjson: the `field` of each line's object; .csv: the column `field`, which the first line names; .json, .tsv,
+    .parquet and other formats of tables or archives are refused; anything else: the lines. `field` is "text" if None. An
+    empty line is a text, but no object and no row. UTF-8 only.
     Raises FileError, and at once ValueError for a `field` where there are only lines.
     """
     kind = path.suffix.lower()
-    if kind == ".jsonl":
+    if kind in UNREAD:
+        raise FileError(f"{path}: {UNREAD[kind]}; .jsonl, .ndjson, .csv and files of lines are read")
+    if kind in {".jsonl", ".ndjson"}:
         return _objects(path, field or "text")
     if kind == ".csv":
         return _cells(path, field or "text")
@@ -317,6 +332,7 @@ def _objects(path: Path, field: str) -> Iterator[tuple[str, str]]:
 
 def _cells(path: Path, field: str) -> Iterator[tuple[str, str]]:
     rows = csv.reader((line for _, line in _lines(path)), strict=True)
+    before = csv.field_size_limit(MOST_CELL)  # of the whole process: it is put back at the end
     try:
         names = next(rows, [])
         if field not in names:
@@ -332,6 +348,8 @@ def _cells(path: Path, field: str) -> Iterator[tuple[str, str]]:
             yield f"line {rows.line_num}", row[column]
     except csv.Error as error:
         raise FileError(f"{path}: line {rows.line_num} is no CSV ({error})") from error
+    finally:
+        csv.field_size_limit(before)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -481,6 +499,7 @@ class _Part(Target):
         self._force = force
         self._note, self._temporary = _beside(path)
         self._told: dict[str, Any] = {"schema": SCHEMA, "digest": digest, "texts": shape[0]}
+        self._written = hashlib.sha256()  # over the rows that are done
         self._row_bytes = shape[1] * dtype.itemsize
         self.bytes = math.prod(shape) * dtype.itemsize
         head = io.BytesIO()
@@ -491,7 +510,7 @@ class _Part(Target):
             self._file = os.fdopen(os.open(self._temporary, flags, 0o666), "wb")
         try:
             size = self._take()
-            self.done = self._ready(size, len(head.getvalue()) + self.bytes)
+            self.done = self._ready(size, len(head.getvalue()), len(head.getvalue()) + self.bytes)
         except BaseException:  # what is there may be another's
             self._file.close()
             raise
@@ -512,6 +531,7 @@ class _Part(Target):
     def append(self, rows: Array) -> None:
         """Write rows, and count them."""
         self.write(rows)
+        self._written.update(np.ascontiguousarray(rows).data.cast("B"))
         with _naming(self._temporary):
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -538,7 +558,7 @@ class _Part(Target):
             _lock(self._file, self._temporary)
             return os.fstat(self._file.fileno()).st_size
 
-    def _ready(self, size: int, whole: int) -> int:
+    def _ready(self, size: int, head: int, whole: int) -> int:
         """Return how many rows there are already. What an earlier run has left is another's unless its note says otherwise."""
         if not size:
             return 0
@@ -552,11 +572,25 @@ class _Part(Target):
             problem = "has a note that is damaged"
         elif told["done"] and size < whole:
             problem = "became shorter"
+        elif told["done"] and told.get("written") != self._read_back(head, told["done"]):
+            problem = "holds other rows than its note says were written"
         if problem is None and told is not None:
             return int(told["done"])
         if not self._force:
             raise FileError(f"{self._temporary}: {problem}: --force begins anew")
+        self._written = hashlib.sha256()
         return 0
+
+    def _read_back(self, head: int, rows: int) -> str:
+        """Return the checksum of so many rows as they lie in the file, and go on counting from there."""
+        self._written = hashlib.sha256()
+        left = rows * self._row_bytes
+        with _naming(self._temporary), self._temporary.open("rb") as file:
+            file.seek(head)
+            while left and (piece := file.read(min(left, 1 << 22))):
+                self._written.update(piece)
+                left -= len(piece)
+        return self._written.hexdigest()
 
     def _begin(self, head: bytes) -> None:
         """Make room for all rows, and go where the next one will be."""
@@ -582,7 +616,7 @@ class _Part(Target):
         with _naming(self._note):
             try:
                 with new.open("w", encoding="utf-8") as file:
-                    json.dump({**self._told, "done": done}, file)
+                    json.dump({**self._told, "done": done, "written": self._written.hexdigest()}, file)
                     file.flush()
                     os.fsync(file.fileno())
                 new.replace(self._note)
