@@ -23,7 +23,16 @@ import numpy as np
 from cupynorm import _device, _install
 from cupynorm._dtypes import compute_dtype, dtype_of
 from cupynorm.encoder import BertEncoder, DeviceName, Pooling, read_json
-from cupynorm.files import FileError, Target, _allocate, _check_target, _naming
+from cupynorm.files import (
+    STANDARD,
+    FileError,
+    Pipe,
+    Target,
+    _allocate,
+    _check_target,
+    _naming,
+    check_standard_output,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -288,7 +297,7 @@ def read_texts(path: Path, field: str | None = None) -> Iterator[tuple[str, str]
 
     .jsonl and .ndjson: the `field` of each line's object; .csv: the column `field`, which the first line names; .json, .tsv,
     .parquet and other formats of tables or archives are refused; anything else: the lines. `field` is "text" if None. An
-    empty line is a text, but no object and no row. UTF-8 only.
+    empty line is a text, but no object and no row. `-` is standard input, of lines. UTF-8 only.
     Raises FileError, and at once ValueError for a `field` where there are only lines.
     """
     kind = path.suffix.lower()
@@ -306,9 +315,9 @@ def read_texts(path: Path, field: str | None = None) -> Iterator[tuple[str, str]
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield a file's lines with their ends, numbered from 1."""
     with _naming(path):
-        if not stat.S_ISREG(path.stat().st_mode):
+        if path != STANDARD and not stat.S_ISREG(path.stat().st_mode):
             raise FileError(f"{path}: is not a regular file")
-        with path.open("rb") as file:
+        with open(0, "rb", closefd=False) if path == STANDARD else path.open("rb") as file:
             for number, raw in enumerate(file, 1):
                 try:
                     line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -400,16 +409,21 @@ def embed_file(
     Everything is read and checked first; the tokens of all texts are held, 4 bytes each. Rows are written window by window to
     target.part, with a note of what they are in target.part.json; at the end that file gets its name, and the note goes. A run
     that ends before leaves both if a window was done, and the next one with the same texts, model and options goes on from
-    there: what it writes has the bits of a run that was not ended. `device`: as TextEncoder.load
-    has it. Only one process writes a target at a time (on Windows nobody
-    looks). `force` replaces a target, and a part that is not this run's. `progress` is told texts done and texts in all.
+    there: what it writes has the bits of a run that was not ended. Rows that are there are trusted only with the checksum that
+    the note has of them. `-` as source or target is standard input, of lines, or standard output, which cannot be resumed.
+    `device`: as TextEncoder.load has it. Only one process writes a target at a time (on Windows nobody looks). `force`
+    replaces a target, and a part that is not this run's. `progress` is told texts done and texts in all.
 
     Raises FileError for files that are no good, a text in them that embed() refuses, an existing target, or a part of another
     run; ValueError and ImportError as TextEncoder.load and embed do.
     """
-    with _naming(source):
-        source.stat()
-    _check_target(target, [source], force=force)
+    if source != STANDARD:
+        with _naming(source):
+            source.stat()
+    if target == STANDARD:
+        check_standard_output()
+    else:
+        _check_target(target, [source], force=force)
     model = TextEncoder.load(folder, dtype=dtype, pooling=pooling, normalize=normalize, device=device)
     texts = read_texts(source, field)
     options: dict[str, Any] = {"truncate": truncate, "max_tokens": max_tokens, "empty": empty}
@@ -420,7 +434,11 @@ def embed_file(
         raise FileError(f"{source}: {error}") from error
     told = _digest(model, folder, tokens)
     with contextlib.ExitStack() as stack:
-        part = _Part(target, (len(tokens), model.encoder.config.hidden), model.dtype, told, force=force)
+        shape = len(tokens), model.encoder.config.hidden
+        piped = target == STANDARD
+        part = (
+            _PipedPart(shape, model.dtype) if piped else _Part(target, shape, model.dtype, told, force=force)
+        )
         stack.callback(part.leave)
         resumed = part.done
         if resumed:
@@ -624,6 +642,19 @@ class _Part(Target):
                 new.unlink(missing_ok=True)
                 raise
         self.done = done
+
+
+class _PipedPart(Pipe):
+    """Standard output in a part's place: what is out cannot be resumed."""
+
+    done = 0
+
+    def append(self, rows: Array) -> None:
+        """Write rows."""
+        self.write(rows)
+
+    def leave(self) -> None:
+        """Do nothing: what is out is out."""
 
 
 def _lock(file: Any, path: Path) -> None:

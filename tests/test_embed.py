@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import io
 import json
 import os
 import pty
@@ -757,3 +758,22 @@ def test_a_half_precision_model_is_near(model, folder):
         y = run(model, folder, dtype=dtype, force=True)
         assert y.dtype == (np.float64 if dtype == "float64" else np.float32)
         assert (y * exact).sum(axis=1).min() > 0.999
+
+
+def test_lines_come_from_a_pipe_and_rows_go_into_one(model, folder):
+    root = str(Path(cupynorm.__file__).parents[1])
+    line = f"{sys.executable} -m cupynorm embed - -o - --model {model} --device cpu"
+    done = subprocess.run(
+        line.split(),
+        input=CONTENT.encode(),
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": root},
+    )
+
+    assert done.returncode == 0, done.stderr
+    expected = TextEncoder.load(model).embed(TEXTS)
+    np.testing.assert_allclose(
+        np.load(io.BytesIO(done.stdout)), expected, atol=1e-6
+    )  # windows are others here
+    assert names(folder) == []
