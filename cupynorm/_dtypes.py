@@ -50,11 +50,15 @@ def dtype_name(dtype: Dtype) -> str:
     raise TypeError(f"dtype {what} is not supported: use {', '.join(sorted(_types()))}")
 
 
+class MissingPackageError(TypeError):
+    """A dtype needs a package that is not installed."""
+
+
 def dtype_of(what: Any) -> Dtype:
     """Return the supported dtype that `what` means: a dtype, a scalar type, or a name, "bfloat16" included."""
     if what == "bfloat16":
         if "bfloat16" not in _types():
-            raise TypeError("dtype bfloat16 needs the package ml_dtypes")
+            raise MissingPackageError("dtype bfloat16 needs the package ml_dtypes: pip install ml_dtypes")
         return _types()["bfloat16"].dtype
     dtype: Dtype = np.dtype(what)
     dtype_name(dtype)
@@ -79,7 +83,9 @@ def quantized_dtype(what: Any) -> Dtype:
         try:
             import ml_dtypes  # noqa: PLC0415  optional: NumPy has no float8
         except ImportError:
-            raise TypeError(f"dtype {what} needs the package ml_dtypes") from None
+            raise MissingPackageError(
+                f"dtype {what} needs the package ml_dtypes: pip install ml_dtypes"
+            ) from None
         what = getattr(ml_dtypes, what)
     try:
         dtype: Dtype = np.dtype(what)

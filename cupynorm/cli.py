@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import json
 import math
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 CHECK_FAILED, USAGE, NO_DEVICE, BAD_FILE, INTERRUPTED = 1, 2, 3, 4, 130
 QUIET = "cupynorm.quiet"  # where a context keeps whether --quiet was given
+OUTPUT_FAULTS = {errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG}
 COLORS = {"ok": "green", "warning": "yellow", "fault": "red"}
 COMPLETION = {
     "bash": ("~/.bashrc", 'eval "$(_CUPYNORM_COMPLETE=bash_source cupynorm)"'),
@@ -133,10 +136,29 @@ class Commands(click.Group):
 @contextlib.contextmanager
 def _user_input() -> Iterator[None]:
     """Make usage errors of ValueError and TypeError: what the library refuses here came from the user."""
+    from cupynorm._dtypes import MissingPackageError  # noqa: PLC0415
+
     try:
         yield
-    except (ValueError, TypeError) as error:
-        raise Failure(error, USAGE) from error
+    except MissingPackageError as error:
+        raise Failure(error, CHECK_FAILED) from error
+    except (ValueError, TypeError, OverflowError) as error:
+        raise Failure(_with_option(str(error)), USAGE) from error
+
+
+# How messages of the library begin that are about an option of another name.
+ABOUT = {"variant": "plan", "rows": "shape", "truncated": "truncate"}
+
+
+def _with_option(message: str) -> str:
+    """Return a message that begins with the name of an option of the command, so that its reader knows what to mend."""
+    word = re.split(r"[^\w]", message, maxsplit=1)[0]
+    ctx = click.get_current_context(silent=True)
+    for each in ctx.command.params if ctx else ():
+        if each.name == ABOUT.get(word, word):
+            name = max(each.opts, key=len) if isinstance(each, click.Option) else each.make_metavar(ctx)  # type: ignore[arg-type]
+            return f"{name}: {message}"
+    return message
 
 
 class Name(click.ParamType):  # type: ignore[type-arg]
@@ -248,7 +270,9 @@ def _recorded() -> Iterable[str]:
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 DTYPE = click.Choice(DTYPES)
-FILE = click.Path(path_type=Path)
+FILE = click.Path(
+    path_type=Path, readable=False
+)  # one that cannot be read is an unusable file, not wrong usage
 VARIANT = Name("variant", _variants)
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
@@ -472,13 +496,15 @@ def run(
     """Put a .npy file through OP.
 
     Its rows are read, computed and written block by block, so that it may be larger than memory. It may be
-    big-endian or in Fortran order. The output appears under its name only when it is complete.
+    big-endian or in Fortran order. The output appears under its name only when it is complete. - is standard
+    input or output.
 
     Example: cupynorm run layer_norm in.npy -o out.npy --gamma gamma.npy --dtype float32
     """
     from cupynorm import catalog, files  # noqa: PLC0415
 
     with _user_input(), _progress(op) as show:
+        _check_json(output, as_json=as_json)
         report = files.run(
             catalog.op(op),
             source,
@@ -532,8 +558,9 @@ def embed(*, source: Path, output: Path, model: Path, as_json: bool, **options: 
     """Turn texts into a .npy file of embeddings.
 
     One row a text, in their order, by a BERT sentence encoder, on a GPU where there is one. TEXTS is a file of lines,
-    .jsonl or .csv, in UTF-8. All texts are checked first. A run that is ended leaves what is done in OUTPUT.part, and the
-    same command goes on from there; the output appears under its name only when it is complete.
+    .jsonl, .ndjson or .csv, in UTF-8, or - for lines of standard input. All texts are checked first. A run that is ended
+    leaves what is done in OUTPUT.part, and the same command goes on from there; the output appears under its name only when
+    it is complete.
 
     Example: cupynorm embed texts.txt -o embeddings.npy --model all-MiniLM-L6-v2
     """
@@ -541,6 +568,7 @@ def embed(*, source: Path, output: Path, model: Path, as_json: bool, **options: 
 
     try:
         with _user_input(), _progress("embed") as show:
+            _check_json(output, as_json=as_json)
             report = embedding.embed_file(model, source, output, progress=show, **options)
     except ImportError as error:
         raise Failure(error, CHECK_FAILED) from error
@@ -927,6 +955,15 @@ def completion(shell: str) -> None:
     click.echo(f"# put this line into {file}, then start a new shell\n{line}")
 
 
+def _check_json(output: Path, *, as_json: bool) -> None:
+    from cupynorm.files import STANDARD  # noqa: PLC0415
+
+    if as_json and output == STANDARD:
+        raise ValueError(
+            "output: - and --json both want standard output: give the output a name, or leave --json out"
+        )
+
+
 def _print_json(value: dict[str, Any]) -> None:
     click.echo(json.dumps(_finite(value), indent=2))
 
@@ -993,4 +1030,12 @@ def main() -> None:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores one of them
             signal.signal(number, lambda number, _: sys.exit(128 + number))
-    cli(prog_name="cupynorm")
+    try:
+        cli(prog_name="cupynorm")
+    except OSError as error:
+        if error.filename is not None or error.errno not in OUTPUT_FAULTS:
+            raise
+        with contextlib.suppress(OSError):
+            click.echo(f"Error: standard output: {error.strerror}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what Python still holds is not to fail again
+        sys.exit(BAD_FILE)

@@ -23,7 +23,16 @@ import numpy as np
 from cupynorm import _device, _install
 from cupynorm._dtypes import compute_dtype, dtype_of
 from cupynorm.encoder import BertEncoder, DeviceName, Pooling, read_json
-from cupynorm.files import FileError, Target, _allocate, _check_target, _naming
+from cupynorm.files import (
+    STANDARD,
+    FileError,
+    Pipe,
+    Target,
+    _allocate,
+    _check_target,
+    _naming,
+    check_standard_output,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,7 +44,19 @@ GROUP = 1024  # texts that are tokenised at a time: what the tokenizer returns i
 WINDOW = 2048  # texts that are sorted by length together, and written together
 BATCH_TOKENS = 4096  # of a batch, unless one text has more: on a CPU, less is slower and more no faster
 DEVICE_BATCH_TOKENS = 32768  # the same on a GPU: enough to fill one
-SCHEMA = 1  # of the note beside an unfinished file, and of what its digest covers
+# What would be taken for plain lines, and what to do about it.
+UNREAD = {
+    ".json": "write one object a line, as .jsonl has them",
+    ".tsv": "write it with commas, as .csv",
+    ".parquet": "write its column of texts as .csv or .jsonl",
+    ".arrow": "write its column of texts as .csv or .jsonl",
+    ".xlsx": "save the sheet as .csv",
+    ".gz": "unpack it",
+    ".zip": "unpack it",
+    ".npy": "write its texts as lines",
+}
+MOST_CELL = 1 << 30  # characters of a .csv's cell; the csv module allows 131072 unless it is told
+SCHEMA = 2  # of the note beside an unfinished file, and of what its digest covers
 
 
 class Tokens(NamedTuple):
@@ -274,12 +295,15 @@ def _pooling(path: Path) -> Pooling:
 def read_texts(path: Path, field: str | None = None) -> Iterator[tuple[str, str]]:
     """Yield the texts of a file, each with its place, such as "line 7".
 
-    .jsonl: the `field` of each line's object; .csv: the column `field`, which the first line names; anything else: the
-    lines. `field` is "text" if None. An empty line is a text, but no object and no row. UTF-8 only.
+    .jsonl and .ndjson: the `field` of each line's object; .csv: the column `field`, which the first line names; .json, .tsv,
+    .parquet and other formats of tables or archives are refused; anything else: the lines. `field` is "text" if None. An
+    empty line is a text, but no object and no row. `-` is standard input, of lines. UTF-8 only.
     Raises FileError, and at once ValueError for a `field` where there are only lines.
     """
     kind = path.suffix.lower()
-    if kind == ".jsonl":
+    if kind in UNREAD:
+        raise FileError(f"{path}: {UNREAD[kind]}; .jsonl, .ndjson, .csv and files of lines are read")
+    if kind in {".jsonl", ".ndjson"}:
         return _objects(path, field or "text")
     if kind == ".csv":
         return _cells(path, field or "text")
@@ -291,9 +315,9 @@ def read_texts(path: Path, field: str | None = None) -> Iterator[tuple[str, str]
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield a file's lines with their ends, numbered from 1."""
     with _naming(path):
-        if not stat.S_ISREG(path.stat().st_mode):
+        if path != STANDARD and not stat.S_ISREG(path.stat().st_mode):
             raise FileError(f"{path}: is not a regular file")
-        with path.open("rb") as file:
+        with open(0, "rb", closefd=False) if path == STANDARD else path.open("rb") as file:
             for number, raw in enumerate(file, 1):
                 try:
                     line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -317,6 +341,7 @@ def _objects(path: Path, field: str) -> Iterator[tuple[str, str]]:
 
 def _cells(path: Path, field: str) -> Iterator[tuple[str, str]]:
     rows = csv.reader((line for _, line in _lines(path)), strict=True)
+    before = csv.field_size_limit(MOST_CELL)  # of the whole process: it is put back at the end
     try:
         names = next(rows, [])
         if field not in names:
@@ -332,6 +357,8 @@ def _cells(path: Path, field: str) -> Iterator[tuple[str, str]]:
             yield f"line {rows.line_num}", row[column]
     except csv.Error as error:
         raise FileError(f"{path}: line {rows.line_num} is no CSV ({error})") from error
+    finally:
+        csv.field_size_limit(before)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -382,16 +409,21 @@ def embed_file(
     Everything is read and checked first; the tokens of all texts are held, 4 bytes each. Rows are written window by window to
     target.part, with a note of what they are in target.part.json; at the end that file gets its name, and the note goes. A run
     that ends before leaves both if a window was done, and the next one with the same texts, model and options goes on from
-    there: what it writes has the bits of a run that was not ended. `device`: as TextEncoder.load
-    has it. Only one process writes a target at a time (on Windows nobody
-    looks). `force` replaces a target, and a part that is not this run's. `progress` is told texts done and texts in all.
+    there: what it writes has the bits of a run that was not ended. Rows that are there are trusted only with the checksum that
+    the note has of them. `-` as source or target is standard input, of lines, or standard output, which cannot be resumed.
+    `device`: as TextEncoder.load has it. Only one process writes a target at a time (on Windows nobody looks). `force`
+    replaces a target, and a part that is not this run's. `progress` is told texts done and texts in all.
 
     Raises FileError for files that are no good, a text in them that embed() refuses, an existing target, or a part of another
     run; ValueError and ImportError as TextEncoder.load and embed do.
     """
-    with _naming(source):
-        source.stat()
-    _check_target(target, [source], force=force)
+    if source != STANDARD:
+        with _naming(source):
+            source.stat()
+    if target == STANDARD:
+        check_standard_output()
+    else:
+        _check_target(target, [source], force=force)
     model = TextEncoder.load(folder, dtype=dtype, pooling=pooling, normalize=normalize, device=device)
     texts = read_texts(source, field)
     options: dict[str, Any] = {"truncate": truncate, "max_tokens": max_tokens, "empty": empty}
@@ -402,7 +434,11 @@ def embed_file(
         raise FileError(f"{source}: {error}") from error
     told = _digest(model, folder, tokens)
     with contextlib.ExitStack() as stack:
-        part = _Part(target, (len(tokens), model.encoder.config.hidden), model.dtype, told, force=force)
+        shape = len(tokens), model.encoder.config.hidden
+        piped = target == STANDARD
+        part = (
+            _PipedPart(shape, model.dtype) if piped else _Part(target, shape, model.dtype, told, force=force)
+        )
         stack.callback(part.leave)
         resumed = part.done
         if resumed:
@@ -481,6 +517,7 @@ class _Part(Target):
         self._force = force
         self._note, self._temporary = _beside(path)
         self._told: dict[str, Any] = {"schema": SCHEMA, "digest": digest, "texts": shape[0]}
+        self._written = hashlib.sha256()  # over the rows that are done
         self._row_bytes = shape[1] * dtype.itemsize
         self.bytes = math.prod(shape) * dtype.itemsize
         head = io.BytesIO()
@@ -491,7 +528,7 @@ class _Part(Target):
             self._file = os.fdopen(os.open(self._temporary, flags, 0o666), "wb")
         try:
             size = self._take()
-            self.done = self._ready(size, len(head.getvalue()) + self.bytes)
+            self.done = self._ready(size, len(head.getvalue()), len(head.getvalue()) + self.bytes)
         except BaseException:  # what is there may be another's
             self._file.close()
             raise
@@ -512,6 +549,7 @@ class _Part(Target):
     def append(self, rows: Array) -> None:
         """Write rows, and count them."""
         self.write(rows)
+        self._written.update(np.ascontiguousarray(rows).data.cast("B"))
         with _naming(self._temporary):
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -538,7 +576,7 @@ class _Part(Target):
             _lock(self._file, self._temporary)
             return os.fstat(self._file.fileno()).st_size
 
-    def _ready(self, size: int, whole: int) -> int:
+    def _ready(self, size: int, head: int, whole: int) -> int:
         """Return how many rows there are already. What an earlier run has left is another's unless its note says otherwise."""
         if not size:
             return 0
@@ -552,11 +590,25 @@ class _Part(Target):
             problem = "has a note that is damaged"
         elif told["done"] and size < whole:
             problem = "became shorter"
+        elif told["done"] and told.get("written") != self._read_back(head, told["done"]):
+            problem = "holds other rows than its note says were written"
         if problem is None and told is not None:
             return int(told["done"])
         if not self._force:
             raise FileError(f"{self._temporary}: {problem}: --force begins anew")
+        self._written = hashlib.sha256()
         return 0
+
+    def _read_back(self, head: int, rows: int) -> str:
+        """Return the checksum of so many rows as they lie in the file, and go on counting from there."""
+        self._written = hashlib.sha256()
+        left = rows * self._row_bytes
+        with _naming(self._temporary), self._temporary.open("rb") as file:
+            file.seek(head)
+            while left and (piece := file.read(min(left, 1 << 22))):
+                self._written.update(piece)
+                left -= len(piece)
+        return self._written.hexdigest()
 
     def _begin(self, head: bytes) -> None:
         """Make room for all rows, and go where the next one will be."""
@@ -582,7 +634,7 @@ class _Part(Target):
         with _naming(self._note):
             try:
                 with new.open("w", encoding="utf-8") as file:
-                    json.dump({**self._told, "done": done}, file)
+                    json.dump({**self._told, "done": done, "written": self._written.hexdigest()}, file)
                     file.flush()
                     os.fsync(file.fileno())
                 new.replace(self._note)
@@ -590,6 +642,19 @@ class _Part(Target):
                 new.unlink(missing_ok=True)
                 raise
         self.done = done
+
+
+class _PipedPart(Pipe):
+    """Standard output in a part's place: what is out cannot be resumed."""
+
+    done = 0
+
+    def append(self, rows: Array) -> None:
+        """Write rows."""
+        self.write(rows)
+
+    def leave(self) -> None:
+        """Do nothing: what is out is out."""
 
 
 def _lock(file: Any, path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -17,13 +18,14 @@ from cupynorm.files import FileError
 from cupynorm.heads import add_qkv_bias, merge_heads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cupynorm._dtypes import Dtype
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 Pooling = Literal["mean", "cls"]
+LARGEST = float(np.finfo(np.float64).max)
 DeviceName = Literal["auto", "cpu", "gpu"]
 
 SCORE_BYTES = 32 << 20  # of the scores of attention that exist at the same time, unless one sequence has more
@@ -67,7 +69,11 @@ class EncoderConfig:
         for name, known in {"norm": ("post", "pre"), "approximate": ("none", "tanh")}.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: use {' or '.join(known)}")
-        if isinstance(self.eps, bool) or not isinstance(self.eps, (int, float)) or not 0 <= self.eps < np.inf:
+        if (
+            isinstance(self.eps, bool)
+            or not isinstance(self.eps, (int, float))
+            or not 0 <= self.eps <= LARGEST
+        ):
             raise ValueError(f"eps is {self.eps!r}: it must be 0 or a positive finite number")
         dtype_of(self.dtype)
 
@@ -265,13 +271,11 @@ class BertEncoder:
         one than BERT's encoder, or weights are missing or have another shape (all of them are listed); ImportError without
         safetensors.
         """
+        _on_device(device)  # what is wrong with it is no file's fault
         folder = Path(folder)
         config = _read_config(folder, dtype)
         path = folder / "model.safetensors"
-        weights = _read_weights(path)
-        beyond = f"encoder.layer.{config.layers}."
-        if any(name.startswith(beyond) for name in weights):
-            raise FileError(f"{path}: has a tensor {beyond}*, and config.json says {config.layers} layers")
+        weights = _read_weights(path, config)
         try:
             return cls(config, weights, device=device)
         except ValueError as error:
@@ -766,13 +770,9 @@ def _read_config(folder: Path, dtype: str) -> EncoderConfig:
     if not folder.is_dir():
         raise FileError(f"{folder}: is no folder: give the one that holds config.json and model.safetensors")
     found = read_json(path)
-    kind, built = found.get("model_type"), found.get("architectures") or []
-    others = [
-        each for each in (built if isinstance(built, list) else [built]) if not str(each).startswith("Bert")
-    ]
-    if kind != "bert" or others:
-        named = f" ({', '.join(map(str, others))})" if others else ""
-        raise FileError(f"{path}: is a model of type {kind!r}{named}: only BERT's encoder is known")
+    kind = found.get("model_type")
+    if kind != "bert":  # a class of another name may hold one: its tensors are looked at
+        raise FileError(f"{path}: is a model of type {kind!r}: only BERT's encoder, 'bert', is known")
     told: dict[str, tuple[Any, list[Any]]] = {
         "hidden_act": (found.get("hidden_act"), list(ACTIVATIONS)),
         "position_embedding_type": (found.get("position_embedding_type") or "absolute", ["absolute"]),
@@ -817,8 +817,16 @@ def read_json(path: Path, kind: type = dict) -> Any:
     return found
 
 
-def _read_weights(path: Path) -> dict[str, Array]:
-    """Return a file's tensors by BERT's names, without a prefix."""
+FLOATS = {
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+}  # as safetensors names them
+
+
+def _read_weights(path: Path, config: EncoderConfig) -> dict[str, Array]:
+    """Return a file's tensors by BERT's names, without a prefix. Nothing is read before the file's header fits the config."""
     try:
         import safetensors  # noqa: PLC0415  optional: only weights in files need it
     except ImportError as error:
@@ -827,20 +835,62 @@ def _read_weights(path: Path) -> dict[str, Array]:
         ) from error
     if not path.is_file():
         raise FileError(f"{path}: there is none{_instead(path.parent)}")
-    weights: dict[str, Array] = {}
     try:
         with safetensors.safe_open(path, "numpy") as file:
             names = [*file.keys()]
             prefix = "bert." if any(name.startswith("bert.") for name in names) else ""
-            for name in names:
-                bare = name.removeprefix(prefix)
-                if name.startswith(prefix) and bare.startswith(("embeddings.", "encoder.")):
-                    weights[_renamed(bare)] = file.get_tensor(name)
+            bare = {name: name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+            ours = {
+                name: _renamed(each)
+                for name, each in bare.items()
+                if each.startswith(("embeddings.", "encoder."))
+            }
+            _check_layers(path, config, ours.values())
+            known = config.shapes()  # what else there is, such as numbered positions, is no weight
+            ours = {name: each for name, each in ours.items() if each in known}
+            _check_dtypes(path, {name: file.get_slice(name).get_dtype() for name in ours})
+            weights = {each: file.get_tensor(name) for name, each in ours.items()}
     except OSError as error:
         raise FileError(f"{path}: {error.strerror or error}") from error
     except safetensors.SafetensorError as error:
         raise FileError(f"{path}: is no safetensors file, or is damaged ({error})") from error
+    _warn_of_what_is_not_finite(path, weights)
     return weights
+
+
+def _check_layers(path: Path, config: EncoderConfig, names: Iterable[str]) -> None:
+    """Raise FileError unless the file has tensors of as many layers as config.json says."""
+    numbered = (name.removeprefix("encoder.layer.") for name in names if name.startswith("encoder.layer."))
+    layers = len({each.partition(".")[0] for each in numbered})
+    if layers != config.layers:
+        raise FileError(f"{path}: has tensors of {layers} layers, and config.json says {config.layers}")
+
+
+def _check_dtypes(path: Path, dtypes: Mapping[str, str]) -> None:
+    """Raise FileError for tensors that are no floats of 16, 32 or 64 bits, such as float8."""
+    others = [f"{name} ({dtype})" for name, dtype in dtypes.items() if dtype not in FLOATS]
+    if others:
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""  # noqa: PLR2004
+        raise FileError(
+            f"{path}: {', '.join(others[:3])}{more}: weights may be {', '.join(FLOATS.values())}; "
+            "convert them with the library that quantised them"
+        )
+    if "BF16" in dtypes.values():
+        dtype_of("bfloat16")  # raises ImportError, or TypeError, where ml_dtypes is missing
+
+
+def _warn_of_what_is_not_finite(path: Path, weights: Mapping[str, Array]) -> None:
+    """Warn once, naming the tensors, of NaN or infinite weights: every embedding would be NaN."""
+    # a sum is one pass without a temporary; where it overflows, each element is looked at
+    bad = [name for name, each in weights.items() if not np.isfinite(each.sum(dtype=np.float64))]
+    bad = [name for name in bad if not np.isfinite(weights[name].astype(np.float64)).all()]
+    if bad:
+        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""  # noqa: PLR2004
+        warnings.warn(
+            f"{path}: {', '.join(bad[:3])}{more} hold NaN or infinity: what is computed with them is no number",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def _renamed(name: str) -> str:

@@ -7,12 +7,15 @@ import dataclasses
 import errno
 import math
 import os
+import re
 import secrets
 import shutil
 import stat
+import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 BLOCK_BYTES = 64 << 20  # of the wider of input and output; the op may need several times as much
+STANDARD = Path("-")  # standard input as a source, standard output as a target
+MOST_BYTES = 2**63  # that an array can have
+MOST_AXES = 64  # of an array of NumPy's
 RAW_TYPES = ("|V2", "<u2", ">u2")  # what holds bfloat16 in a .npy file: NumPy saves the first
 
 
@@ -46,20 +52,27 @@ def _naming(path: Path) -> Iterator[None]:
 class Source:
     """A .npy file, read by blocks of rows. Header, dtype and size are checked first; nothing is unpickled.
 
-    dtype is what read() returns: big-endian files are swapped, and raw two-byte elements become bfloat16
-    if `bfloat16` says so. Raises FileError.
+    `-` is standard input, which may be a pipe: its blocks are read in their order, and its size shows at the end. dtype is what
+    read() returns: big-endian files are swapped, and raw two-byte elements become bfloat16 if `bfloat16` says so.
+    Raises FileError.
     """
 
     def __init__(self, path: Path, *, bfloat16: bool = False) -> None:
         self.path = path
+        self._is_pipe = path == STANDARD
         with _naming(path):
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise FileError(f"{path}: is not a regular file")
-            self._file = path.open("rb")
+            if self._is_pipe:
+                self._file: Any = open(0, "rb", closefd=False)  # noqa: SIM115  it is closed by close()
+            else:
+                if not stat.S_ISREG(path.stat().st_mode):
+                    raise FileError(f"{path}: is not a regular file")
+                self._file = path.open("rb")
         try:
             self.shape, self._fortran, self._stored = self._header()
             self.is_raw = self._stored.str in RAW_TYPES
             self.dtype = self._native_dtype(bfloat16=bfloat16)
+            if self._is_pipe and self._fortran:
+                self._spool()
             self._check_size()
         except BaseException:
             self.close()
@@ -76,7 +89,7 @@ class Source:
         with _naming(self.path):
             if self._fortran:
                 try:
-                    mapped = np.memmap(self.path, self._stored, "r", self._offset, self.shape, "F")
+                    mapped = np.memmap(self._file, self._stored, "r", self._offset, self.shape, "F")
                 except ValueError as error:
                     raise FileError(f"{self.path}: became shorter while it was read") from error
                 block = mapped.reshape(leading + trailing, order="F")[
@@ -85,9 +98,11 @@ class Source:
             else:  # read, not mapped: a file that shrinks meanwhile is an error here, and a crash when mapped
                 row_bytes = math.prod(trailing) * self._stored.itemsize
                 raw = np.empty((stop - start) * row_bytes, np.uint8)
-                self._file.seek(self._offset + start * row_bytes)
+                if not self._is_pipe:
+                    self._file.seek(self._offset + start * row_bytes)
                 if self._file.readinto(raw.data) != raw.size:
-                    raise FileError(f"{self.path}: became shorter while it was read")
+                    how = "ends too soon" if self._is_pipe else "became shorter while it was read"
+                    raise FileError(f"{self.path}: {how}")
                 block = raw.view(self._stored).reshape(stop - start, *trailing)
         native = self._stored.newbyteorder("=")
         rows: Array = np.ascontiguousarray(block.astype(native, copy=False)).view(self.dtype)
@@ -99,9 +114,7 @@ class Source:
         return rows
 
     def _header(self) -> tuple[tuple[int, ...], bool, Dtype]:
-        start = self._file.read(4)
-        self._file.seek(0)
-        if start == b"PK\x03\x04":
+        if self._file.peek(4)[:4] == b"PK\x03\x04":
             raise FileError(f"{self.path}: is a zip archive, such as .npz: save its array as .npy first")
         try:
             version = np.lib.format.read_magic(self._file)
@@ -117,7 +130,11 @@ class Source:
             raise
         except Exception as error:  # a header may hold anything: whatever it breaks, it is the file's fault
             raise FileError(f"{self.path}: is not a .npy file, or is damaged ({error})") from error
-        self._offset = self._file.tell()
+        self._offset = 0 if self._is_pipe else self._file.tell()
+        if len(shape) > MOST_AXES:
+            raise FileError(f"{self.path}: has {len(shape)} axes, {MOST_AXES} at most are possible")
+        if any(type(extent) is not int for extent in shape):
+            raise FileError(f"{self.path}: is damaged: its header says shape {shape} of {dtype}")
         if not shape:
             raise FileError(
                 f"{self.path}: holds a single number (a 0-d array): there is no axis to normalise"
@@ -143,8 +160,19 @@ class Source:
             raise FileError(f"{self.path}: {error}") from None
         return native
 
+    def _spool(self) -> None:
+        """Keep what a pipe brings in a file without a name: rows in Fortran's order are not read one after the other."""
+        with _naming(self.path):
+            file = tempfile.TemporaryFile()  # noqa: SIM115  it is closed by close()
+            shutil.copyfileobj(self._file, file)
+            file.seek(0)
+        self._file, self._is_pipe = file, False
+
     def _check_size(self) -> None:
         self.bytes = math.prod(self.shape) * self._stored.itemsize
+        if self._is_pipe:
+            self._check_bytes()
+            return
         needed = self._offset + self.bytes
         with _naming(self.path):
             there = os.fstat(self._file.fileno()).st_size
@@ -153,12 +181,18 @@ class Source:
                 f"{self.path}: is truncated: shape {self.shape} of {self._stored} needs {needed} bytes, "
                 f"it has {there}"
             )
+        self._check_bytes()
+
+    def _check_bytes(self) -> None:
+        if math.prod(max(1, extent) for extent in self.shape) * self._stored.itemsize >= MOST_BYTES:
+            raise FileError(f"{self.path}: is damaged: its header says shape {self.shape} of {self._stored}")
 
 
 class Target:
     """A .npy file, written in C order under a temporary name in the same folder until publish() renames it.
 
-    Its space is taken up front. bfloat16 is stored as NumPy stores it, as raw two-byte elements (V2).
+    Its space is taken up front. What a killed process has left in that folder is removed: its lock is free. With force, what is
+    replaced gives its permissions. bfloat16 is stored as NumPy stores it, as raw two-byte elements (V2).
     Raises FileError.
     """
 
@@ -166,11 +200,13 @@ class Target:
         self.path = path
         self._force = force
         self._temporary = path.parent / f".cupynorm-{secrets.token_hex(8)}.tmp"
+        _remove_abandoned(path.parent)
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
         size = self.bytes = math.prod(shape) * dtype.itemsize
         with _naming(path):
             self._file = self._temporary.open("xb")
         try:
+            _try_lock(self._file)
             with _naming(path):
                 free = shutil.disk_usage(path.parent).free
                 if free < size:
@@ -198,6 +234,10 @@ class Target:
         """Give the file its name. Without force, a file that has got that name meanwhile is left alone."""
         with _naming(self.path):
             if self._force:
+                with contextlib.suppress(OSError):  # nothing is there, or it is another user's
+                    found = self.path.lstat()
+                    if stat.S_ISREG(found.st_mode):
+                        self._temporary.chmod(stat.S_IMODE(found.st_mode))
                 self._temporary.replace(self.path)
             else:
                 self._publish_new()
@@ -225,6 +265,68 @@ class Target:
             self._file.close()
         with contextlib.suppress(OSError):
             self._temporary.unlink()
+
+
+class Pipe:
+    """Standard output in a Target's place: what is written is out at once, and cannot be taken back."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Dtype) -> None:
+        self.bytes = math.prod(shape) * dtype.itemsize
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        with _naming(STANDARD):
+            self._file = open(1, "wb", closefd=False)  # noqa: SIM115  it is flushed by sync()
+            np.lib.format.write_array_header_1_0(self._file, header)
+
+    def write(self, block: Array) -> None:
+        """Append a block of rows."""
+        with _naming(STANDARD):
+            self._file.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
+
+    def sync(self) -> None:
+        """Write what is left."""
+        with _naming(STANDARD):
+            self._file.flush()
+
+    def publish(self) -> None:
+        """Do nothing: everything is out."""
+
+    def discard(self) -> None:
+        """Do nothing: what is out is out."""
+
+
+TEMPORARY = re.compile(r"\.cupynorm-[0-9a-f]{16}\.tmp")
+YOUNG_SECONDS = 10.0  # between a file's beginning and its lock there is a moment
+
+
+def _try_lock(file: IO[bytes]) -> bool:
+    """Lock a file until it is closed, however its process ends; say whether that could be done."""
+    if sys.platform == "win32":
+        return False
+    import fcntl  # noqa: PLC0415
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # somebody has it, or the file system has no locks
+        return False
+    return True
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove temporary files of ours whose processes were killed: nobody holds their locks."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not TEMPORARY.fullmatch(entry.name):
+                continue
+            with contextlib.suppress(OSError):
+                found = entry.stat(follow_symlinks=False)
+                mine = os.name != "posix" or found.st_uid == os.geteuid()
+                if not (
+                    stat.S_ISREG(found.st_mode) and mine and time.time() - found.st_mtime > YOUNG_SECONDS
+                ):
+                    continue
+                with open(entry.path, "rb") as file:  # noqa: PTH123
+                    if _try_lock(file):
+                        os.unlink(entry.path)  # noqa: PTH108
 
 
 def _allocate(descriptor: int, size: int) -> None:
@@ -283,6 +385,7 @@ def run(
 ) -> Report:
     """Put `source` through `op` into `target`, and with `stats` its statistics into files beside that.
 
+    `-` as source or target is standard input or output, which may be pipes.
     `bfloat16`: raw two-byte elements of the files are bfloat16. `progress` is told rows done and rows in all.
     A forced plan demands a device. Nothing is at `target` unless everything went well. Raises FileError,
     NoDeviceError, ValueError for options that the op does not take, and what the op raises.
@@ -291,6 +394,14 @@ def run(
         name: path for name, path in {"x": source, "gamma": gamma, "beta": beta}.items() if path is not None
     }
     _check_options(op, given, eps=eps, stats=stats)
+    if list(given.values()).count(STANDARD) > 1:
+        raise ValueError("- is standard input, and is one array only")
+    if target == STANDARD and stats:
+        raise ValueError(
+            "stats: standard output (-) has no name for the files of the statistics: give an output with one"
+        )
+    if target == STANDARD:
+        check_standard_output()
     statistics = op.stats if stats else ()
     paths = [target, *(target.with_name(f"{target.stem}.{name}.npy") for name in statistics)]
     with contextlib.ExitStack() as stack:
@@ -299,7 +410,8 @@ def run(
             for name, path in given.items()
         }
         for path in paths:
-            _check_target(path, list(given.values()), force=force)
+            if path != STANDARD:
+                _check_target(path, list(given.values()), force=force)
         if bfloat16 and not any(each.is_raw for each in sources.values()):
             raise ValueError(f"{source} holds no raw two-byte elements, which could be read as bfloat16")
 
@@ -307,6 +419,10 @@ def run(
         axes = trailing_axes(axis, x.shape)
         leading, trailing = x.shape[: len(x.shape) - axes], x.shape[len(x.shape) - axes :]
         rows, cols = math.prod(leading), math.prod(trailing)
+        if not cols:
+            raise FileError(
+                f"{source}: has shape {x.shape}: its rows are empty, and have nothing to normalise"
+            )
         y_dtype = dtype_of(dtype) if dtype else x.dtype
         where, note = choose_device("gpu" if plan and device == "auto" else device)
         keywords: dict[str, Any] = {"axis": tuple(range(-axes, 0)), "dtype": y_dtype, "plan": plan}
@@ -316,10 +432,11 @@ def run(
         compute = _on(where, op.function, parameters, keywords)
         compute(np.empty((0, *trailing), x.dtype))  # every check, and nothing computed
 
-        targets: list[Target] = []
+        targets: list[Target | Pipe] = []
         kinds = [(x.shape, y_dtype), *[(leading, compute_dtype(x.dtype, y_dtype))] * len(statistics)]
         for path, (shape, kind) in zip(paths, kinds, strict=True):
-            targets.append(Target(path, shape, kind, force=force))
+            made = Pipe(shape, kind) if path == STANDARD else Target(path, shape, kind, force=force)
+            targets.append(made)
             stack.callback(targets[-1].discard)
         started = time.perf_counter()
         launched = None
@@ -380,11 +497,17 @@ def _check_options(op: Op, given: dict[str, Path], *, eps: float | None, stats: 
         raise ValueError(f"{op.name} has no statistics to save")
 
 
+def check_standard_output() -> None:
+    """Raise ValueError where standard output would show a .npy file to a person."""
+    if os.isatty(1):
+        raise ValueError("output: standard output is a terminal, which .npy files do not suit: redirect it")
+
+
 def _check_target(path: Path, sources: list[Path], *, force: bool) -> None:
     if not os.path.lexists(path):  # a link to nowhere is there, too
         return
     for source in sources:
-        if path.exists() and path.samefile(source):
+        if source != STANDARD and path.exists() and path.samefile(source):
             raise FileError(f"{path}: is the input as well: give the output another name")
     if not force:
         raise FileError(f"{path}: exists already: --force replaces it")

@@ -557,3 +557,107 @@ def test_main_leaves_signals_alone_that_somebody_handles(monkeypatch):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
     assert handled == [signal.SIG_IGN]
+
+
+# ---- how it ends
+
+
+def shell(line, folder, **env):
+    root = str(Path(cupynorm.__file__).parents[1])
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {line.replace('cupynorm', f'{sys.executable} -m cupynorm')}"],
+        env={**os.environ, "PYTHONPATH": root, **env},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cupynorm info --json > /dev/full",
+        "cupynorm --version > /dev/full",
+        "cupynorm run --help > /dev/full",
+        "cupynorm run softmax in.npy -o out.npy --device cpu --json > /dev/full",
+        "cupynorm run softmax in.npy -o - --device cpu > /dev/full",
+    ],
+)
+def test_a_full_standard_output_is_status_4_and_one_line(source, line):
+    done = shell(line, source.parent)
+
+    assert done.returncode == 4
+    assert done.stderr.splitlines()[-1].startswith("Error: ")
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "line", ["cupynorm info | head -1", "cupynorm run softmax in.npy -o - --device cpu | head -c 10"]
+)
+def test_a_pipe_that_is_closed_ends_without_a_traceback(source, line):
+    done = shell(line, source.parent)
+
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
+def test_a_file_that_may_not_be_read_or_written_is_status_4(source):
+    source.chmod(0)
+    assert shell("cupynorm run softmax in.npy -o out.npy", source.parent).returncode == 4
+    source.chmod(0o600)
+    source.parent.chmod(0o500)
+    done = shell("cupynorm run softmax in.npy -o out.npy --device cpu", source.parent)
+    source.parent.chmod(0o700)
+    assert done.returncode == 4
+    assert "Usage" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "words"),
+    [
+        ("cupynorm run softmax missing.npy -o out.npy", 4, "missing.npy: No such file"),
+        ("cupynorm run softmax in.npy -o nowhere/out.npy --device cpu", 4, "nowhere/out.npy: No such file"),
+        ("cupynorm run softmax in.npy -o . --force --device cpu", 4, "is not a regular file"),
+        (
+            "cupynorm run softmax empty.npy -o out.npy --device cpu",
+            4,
+            "empty.npy: has shape (5, 0): its rows are empty",
+        ),
+        ("cupynorm bench --from in.npy", 4, "in.npy"),
+        ("cupynorm run layer_norm in.npy -o out.npy --device cpu --eps -1", 2, "--eps: eps"),
+        (f"cupynorm run layer_norm in.npy -o out.npy --device cpu --eps 1{'0' * 400}", 2, "--eps: eps"),
+        ("cupynorm run layer_norm in.npy -o out.npy --device cpu --axis 5", 2, "--axis: axis"),
+        (
+            "cupynorm run layer_norm in.npy -o out.npy --device cpu --gamma in.npy",
+            2,
+            "--gamma: gamma has shape",
+        ),
+        (
+            "cupynorm explain softmax --shape 64,1000000 --dtype float16 --device h200 --plan warp",
+            2,
+            "--plan: variant",
+        ),
+        (
+            "cupynorm run softmax in.npy -o out.npy --device cpu --dtype bfloat16",
+            1,
+            "needs the package ml_dtypes",
+        ),
+    ],
+    ids=lambda each: str(each)[:60],
+)
+def test_each_end_has_its_status_and_names_file_or_option(source, line, status, words):
+    np.save(source.parent / "empty.npy", np.empty((5, 0), "f4"))
+    (source.parent / "ml_dtypes.py").write_text("raise ImportError('it is not installed')")
+
+    done = shell(line, source.parent)
+
+    assert done.returncode == status, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (source.parent / "out.npy").exists()

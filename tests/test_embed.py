@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import json
 import os
 import pty
@@ -174,6 +176,32 @@ def test_a_cell_may_have_lines_and_a_text_any_character(folder):
         ("line 2", ""),
         ("line 3", " the sea "),
     ]
+
+
+@pytest.mark.parametrize("kind", sorted(embedding.UNREAD))
+def test_a_file_that_would_be_taken_for_lines_is_refused_by_its_name(folder, kind):
+    with pytest.raises(FileError, match=rf"in{kind}: .*; .jsonl, .ndjson, .csv and files of lines are read"):
+        read_texts(write(folder, CONTENT, f"in{kind}"))
+
+
+def test_ndjson_is_jsonl(folder):
+    path = write(folder, '{"text": "a whale"}\n\n{"text": "sea"}\n', "in.ndjson")
+
+    assert list(read_texts(path)) == [("line 1", "a whale"), ("line 3", "sea")]
+
+
+def test_a_cell_may_be_long_and_the_csv_modules_limit_stays(folder):
+    limit = csv.field_size_limit()
+    text = "whale " * 50_000
+
+    assert [each for _, each in read_texts(write(folder, f"text\n{text}\n", "in.csv"))] == [text]
+    assert csv.field_size_limit() == limit
+
+
+@pytest.mark.parametrize("device", ["cuda", None, 0])
+def test_a_device_that_is_none_is_named_and_not_the_model(model, device):
+    with pytest.raises(ValueError, match=rf"^device is {device!r}: use auto, cpu or gpu"):
+        TextEncoder.load(model, device=device)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
@@ -595,6 +623,12 @@ def test_force_goes_on_where_the_part_is_its_own(model, folder):
     assert report.resumed == 5
 
 
+def flip_a_bit(path, at):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
@@ -610,6 +644,18 @@ def test_force_goes_on_where_the_part_is_its_own(model, folder):
             "a note that is damaged",
         ),
         (lambda part, note: os.truncate(part, 400), "became shorter"),
+        # more rows than were written: they are zeros
+        (
+            lambda part, note: note.write_text(json.dumps({**json.loads(note.read_text()), "done": 7})),
+            "holds other rows than its note says were written",
+        ),
+        (lambda part, note: flip_a_bit(part, 140), "holds other rows than its note says were written"),
+        (
+            lambda part, note: note.write_text(
+                json.dumps({k: v for k, v in json.loads(note.read_text()).items() if k != "written"})
+            ),
+            "holds other rows than its note says were written",
+        ),
     ],
 )
 def test_a_part_that_was_harmed_is_not_trusted(model, folder, harm, words):
@@ -712,3 +758,22 @@ def test_a_half_precision_model_is_near(model, folder):
         y = run(model, folder, dtype=dtype, force=True)
         assert y.dtype == (np.float64 if dtype == "float64" else np.float32)
         assert (y * exact).sum(axis=1).min() > 0.999
+
+
+def test_lines_come_from_a_pipe_and_rows_go_into_one(model, folder):
+    root = str(Path(cupynorm.__file__).parents[1])
+    line = f"{sys.executable} -m cupynorm embed - -o - --model {model} --device cpu"
+    done = subprocess.run(
+        line.split(),
+        input=CONTENT.encode(),
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": root},
+    )
+
+    assert done.returncode == 0, done.stderr
+    expected = TextEncoder.load(model).embed(TEXTS)
+    np.testing.assert_allclose(
+        np.load(io.BytesIO(done.stdout)), expected, atol=1e-6
+    )  # windows are others here
+    assert names(folder) == []

@@ -531,11 +531,9 @@ def test_the_activation_is_read(tmp_path, activation, approximate):
     [
         (
             {"model_type": "roberta"},
-            "config.json: is a model of type 'roberta': only BERT's encoder is known",
+            "config.json: is a model of type 'roberta': only BERT's encoder, 'bert', is known",
         ),
         ({"model_type": None}, "of type None"),
-        ({"architectures": ["NomicBertModel"]}, "(NomicBertModel)"),
-        ({"architectures": "Other"}, "(Other)"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu': only gelu, gelu_new"),
         ({"hidden_act": ["gelu"]}, "hidden_act is ['gelu']"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
@@ -546,9 +544,20 @@ def test_the_activation_is_read(tmp_path, activation, approximate):
         ({"layer_norm_eps": None}, "config.json: eps is None"),
         (
             {"num_hidden_layers": 1},
-            "model.safetensors: has a tensor encoder.layer.1.*, and config.json says 1 layers",
+            "model.safetensors: has tensors of 2 layers, and config.json says 1",
         ),
-        ({"num_hidden_layers": 3}, "encoder.layer.2.attention.self.query.weight is missing; "),
+        ({"num_hidden_layers": 3}, "model.safetensors: has tensors of 2 layers, and config.json says 3"),
+        ({"num_hidden_layers": 10**9}, "has tensors of 2 layers, and config.json says 1000000000"),
+        ({"num_hidden_layers": 2.5}, "config.json: layers is 2.5"),
+        ({"num_hidden_layers": 0}, "config.json: layers is 0"),
+        ({"num_hidden_layers": -1}, "config.json: layers is -1"),
+        ({"num_hidden_layers": True}, "config.json: layers is True"),
+        ({"hidden_size": 10**12, "num_attention_heads": 1}, "has shape (50, 24), not (50, 1000000000000)"),
+        ({"vocab_size": 10**12}, "has shape (50, 24), not (1000000000000, 24)"),
+        ({"max_position_embeddings": 10**15}, "has shape (16, 24), not (1000000000000000, 24)"),
+        ({"layer_norm_eps": 10**400}, "config.json: eps is 1"),
+        ({"layer_norm_eps": -1}, "config.json: eps is -1"),
+        ({"layer_norm_eps": "1e-6"}, "config.json: eps is '1e-6'"),
         ({"vocab_size": 51}, "embeddings.word_embeddings.weight has shape (50, 24), not (51, 24)"),
     ],
 )
@@ -560,6 +569,58 @@ def test_another_architecture_is_refused(tmp_path, change, words):
 
     assert str(raised.value).startswith(str(folder))
     assert words in str(raised.value)
+
+
+@safetensors_only
+@pytest.mark.parametrize("built", [["BertForMaskedLM"], ["NomicBertModel"], "Other", None, []], ids=str)
+def test_a_class_of_any_name_is_taken_where_its_tensors_fit(tmp_path, built):
+    weights = weights_of(BASE)
+    prefixed = {f"bert.{name}": each for name, each in weights.items()}
+
+    loaded = BertEncoder.from_safetensors(
+        save(tmp_path / "model", prefixed, {**BERT_JSON, "architectures": built})
+    )
+
+    assert loaded.config == BertEncoder(BASE, weights).config
+
+
+@safetensors_only
+def test_float8_weights_are_refused_by_name(tmp_path):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    folder = save(tmp_path / "model", weights_of(BASE))
+    data = (folder / "model.safetensors").read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    name = "encoder.layer.0.attention.self.query.weight"
+    first, last = header[name]["data_offsets"]
+    assert ml_dtypes.float8_e4m3fn(1).nbytes == 1
+    header[name] |= {"dtype": "F8_E4M3", "shape": [(last - first)]}
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+
+    with pytest.raises(
+        FileError, match=rf"{name} \(F8_E4M3\): weights may be float16, bfloat16, float32, float64"
+    ):
+        BertEncoder.from_safetensors(folder)
+
+
+@safetensors_only
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_weights_that_are_no_numbers_are_a_warning_that_names_them(tmp_path, value, dtype):
+    weights = {name: each.astype(dtype) for name, each in weights_of(BASE).items()}
+    weights["encoder.layer.1.output.dense.bias"][3] = value
+
+    with pytest.warns(RuntimeWarning, match=r"encoder.layer.1.output.dense.bias hold NaN or infinity"):
+        BertEncoder.from_safetensors(save(tmp_path / "model", weights))
+
+
+@safetensors_only
+def test_large_weights_are_no_warning(tmp_path):
+    weights = weights_of(BASE)
+    weights["encoder.layer.1.output.dense.bias"][:] = 3e38
+
+    BertEncoder.from_safetensors(save(tmp_path / "model", weights))
 
 
 @safetensors_only

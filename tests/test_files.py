@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import resource
 import shutil
 import signal
+import stat
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -393,8 +396,136 @@ def test_options_that_do_not_fit_are_refused_before_anything_is_written(folder, 
 
 
 def test_rows_without_elements_are_refused(folder):
-    with pytest.raises(ValueError, match="empty"):
+    with pytest.raises(FileError, match=r"in.npy: has shape \(4, 0\): its rows are empty"):
         run("softmax", folder, np.empty((4, 0), "f4"))
+
+
+def test_a_file_of_long_rows_without_any_takes_no_time(folder):
+    header = {"descr": "<f4", "fortran_order": False, "shape": (0, 2**40)}
+    with (folder / "in.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+    begin = time.perf_counter()
+
+    files.run(catalog.op("layer_norm"), folder / "in.npy", folder / "out.npy", device="cpu", stats=True)
+
+    assert time.perf_counter() - begin < 2
+    assert np.load(folder / "out.npy").shape == (0, 2**40)
+    assert np.load(folder / "out.mean.npy").shape == (0,)
+
+
+def written_header(folder, shape):
+    """Write a file whose header says anything."""
+    text = repr({"descr": "<f4", "fortran_order": False, "shape": shape}).ljust(1000) + "\n"
+    (folder / "in.npy").write_bytes(
+        b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + bytes(64)
+    )
+    return folder / "in.npy"
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((1,) * 70, "has 70 axes, 64 at most"),
+        ((True, 4), "damaged"),
+        ((4, False), "damaged"),
+        ((-1, 4), "damaged"),
+        ((2.0, 4), "damaged"),
+        ((0, 2**70), "damaged"),
+        ((2**40, 2**40), "truncated"),
+        ((10**400, 0), "damaged"),
+    ],
+    ids=lambda each: str(each)[:20],
+)
+def test_a_shape_that_no_array_can_have_is_refused(folder, shape, words):
+    source = written_header(folder, shape)
+
+    with pytest.raises(FileError, match=words):
+        files.run(catalog.op("softmax"), source, folder / "out.npy", device="cpu")
+
+
+def piped(folder, *arguments, data, module="cupynorm"):
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(files.__file__).parents[1])},
+        input=data,
+        capture_output=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_pipe_in_and_a_pipe_out_give_the_bits_of_files(folder, order):
+    x = np.asarray(numbers(300, 70), order=order)
+    data = io.BytesIO()
+    np.save(data, x)
+
+    done = piped(folder, "run", "layer_norm", "-", "-o", "-", "--device", "cpu", data=data.getvalue())
+
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(io.BytesIO(done.stdout)), catalog.op("layer_norm").function(x))
+    assert b"wrote" in done.stderr
+    assert names(folder) == []
+
+
+def test_a_pipe_that_ends_too_soon_is_an_error_and_leaves_nothing(folder):
+    data = io.BytesIO()
+    np.save(data, numbers(300, 70))
+
+    done = piped(folder, "run", "softmax", "-", "-o", "out.npy", "--device", "cpu", data=data.getvalue()[:-9])
+
+    assert done.returncode == 4
+    assert b"-: ends too soon" in done.stderr
+    assert names(folder) == []
+
+
+def test_standard_output_takes_no_statistics_and_no_json_beside_it(folder):
+    np.save(folder / "in.npy", numbers(3, 4))
+    for option, words in (
+        ("--stats", b"no name for the files of the statistics"),
+        ("--json", b"standard output"),
+    ):
+        done = piped(folder, "run", "layer_norm", "in.npy", "-o", "-", "--device", "cpu", option, data=b"")
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert words in done.stderr
+
+
+def test_what_a_killed_run_has_left_is_removed_by_the_next_and_nothing_else(folder):
+    old = folder / ".cupynorm-0123456789abcdef.tmp"
+    alive, young, foreign = (folder / f".cupynorm-{word}.tmp" for word in ("f" * 16, "a" * 16, "notes"))
+    for path in (old, alive, young, foreign):
+        path.write_bytes(b"x")
+        if path is not young:
+            os.utime(path, (1, 1))
+    fcntl = pytest.importorskip("fcntl")
+    with alive.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        run("softmax", folder, numbers(3, 4))
+
+    assert names(folder) == sorted([alive.name, young.name, foreign.name, "in.npy", "out.npy"])
+
+
+def test_a_running_runs_file_is_not_taken_for_abandoned(folder, monkeypatch):
+    monkeypatch.setattr(files, "YOUNG_SECONDS", -1.0)
+    seen = []
+
+    def progress(done, rows):
+        files._remove_abandoned(folder)
+        seen.append([name for name in names(folder) if name.endswith(".tmp")])
+
+    run("softmax", folder, numbers(100, 32), progress=progress)
+
+    assert all(len(each) == 1 for each in seen)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o755])
+def test_force_keeps_the_outputs_mode(folder, mode):
+    (folder / "out.npy").write_bytes(b"")
+    (folder / "out.npy").chmod(mode)
+
+    run("softmax", folder, numbers(3, 4), force=True)
+
+    assert stat.S_IMODE((folder / "out.npy").stat().st_mode) == mode
 
 
 def refuse(number):
