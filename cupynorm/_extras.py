@@ -107,7 +107,8 @@ class Extras(NamedTuple):
     def options(self) -> tuple[Any, ...]:
         """Return what else it says, but for the seed and the offset of a dropout: calls alike in it run alike."""
         masked, adds, quantize = self.masked or Asked(), self.add, self.quantize
-        band = (masked.causal, type(masked.causal), masked.window, type(masked.window))
+        given = (masked.causal, masked.causal_offset, masked.window)
+        band = (*given, *map(type, given))
         mask = (masked.scale, type(masked.scale), masked.left_padded, *band)
         add = None if adds is None else (adds.alpha, adds.dropout and adds.dropout.p, adds.wants_sum)
         scale = None if quantize is None or not isinstance(quantize.scale, numbers.Real) else quantize.scale

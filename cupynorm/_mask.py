@@ -33,7 +33,8 @@ class MaskOptions(TypedDict, total=False):
     where: Any
     lengths: Any
     left_padded: bool
-    causal: bool | int
+    causal: bool
+    causal_offset: int | None
     window: int | tuple[int | None, int | None] | None
     bias: Any
 
@@ -46,13 +47,14 @@ class Asked(NamedTuple):
     lengths: Any = None
     left_padded: Any = False
     causal: Any = False
+    causal_offset: Any = None
     window: Any = None
     bias: Any = None
 
     @property
     def says_nothing(self) -> bool:
         """Whether every keyword has the value that it has when it is not given."""
-        return all(each is None or each is False for each in self)
+        return all(each is self._field_defaults[name] for name, each in zip(self._fields, self, strict=True))
 
     def arrays(self) -> dict[str, Any]:
         """Return the arrays among them by name: of x's kind and device, and never written."""
@@ -167,10 +169,10 @@ def mask_of(asked: Asked, shape: tuple[int, ...], axes: int) -> Mask:
         except TypeError as error:
             raise TypeError(f"bias: {error}") from None
         _check_broadcast("bias", asked.bias, shape, "x")
-    offset, band = _offset(asked.causal), _window(asked.window)
+    offset, band = _offset(asked.causal, asked.causal_offset), _window(asked.window)
     structural = {
         "lengths": asked.lengths is not None,
-        "causal": offset is not None,
+        "causal" if asked.causal_offset is None else "causal_offset": offset is not None,
         "window": band is not None,
     }
     for name in (name for name, given in structural.items() if given):
@@ -286,15 +288,23 @@ def _check_lengths(lengths: Any, shape: tuple[int, ...]) -> None:
         )
 
 
-def _offset(causal: Any) -> int | None:
-    """Return the diagonal's offset, None without one. False is none, and the integer 0 is the diagonal 0."""
-    if causal is None or causal is False or (isinstance(causal, np.bool_) and not causal):
-        return None
-    if isinstance(causal, (bool, np.bool_)):
-        return 0
-    if not isinstance(causal, (int, np.integer)):
-        raise TypeError(f"causal is {causal!r}: use True, False, or the diagonal's offset as an integer")
-    return int(causal)
+def _offset(causal: Any, offset: Any) -> int | None:
+    """Return the diagonal's offset, None without a diagonal.
+
+    causal takes no numbers: as an offset, the 1 of a flag that is 0 or 1 would keep one key too many.
+    """
+    if not isinstance(causal, (bool, np.bool_)):
+        advice = "use True or False"
+        if isinstance(causal, (int, np.integer)):
+            advice += f"; the diagonal's offset has a name of its own, causal_offset={int(causal)}"
+        raise TypeError(f"causal is {causal!r}: {advice}")
+    if offset is None:
+        return 0 if causal else None
+    if isinstance(offset, (bool, np.bool_)) or not isinstance(offset, (int, np.integer)):
+        raise TypeError(
+            f"causal_offset is {offset!r}: use an integer; causal=True is the diagonal of offset 0"
+        )
+    return int(offset)
 
 
 def _window(window: Any) -> tuple[int | None, int | None] | None:

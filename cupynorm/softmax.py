@@ -50,21 +50,23 @@ def softmax(
     whatever x and bias hold there, in a row with nothing kept too. A row of which only -inf is kept gives nan, as in
     NumPy; so does a row that keeps +inf or nan, and no other row.
 
-    Options are scale, where, lengths, left_padded, causal, window, bias and quantize; each is None or False by default.
-    An element is kept if all that is given keeps it:
+    Options are scale, where, lengths, left_padded, causal, causal_offset, window, bias and quantize; each is None or
+    False by default. An element is kept if all that is given keeps it:
 
     - where: bool or uint8 array that broadcasts to x's shape; True or non-zero keeps.
     - lengths: array of any integer dtype that broadcasts to x's shape without its last axis (lengths[:, None, None] for one
       a batch of (batch, head, query, key)): a row keeps its first `lengths` elements, with left_padded=True its last ones.
       A length below 0 or above the row's is a ValueError on the host, and is taken as 0 or all on a device.
-    - causal: on the last two axes, query i keeps the keys j <= i + offset. True is offset 0, the diagonal from the top left,
-      as in PyTorch and JAX; an integer is the offset (0 is one, too), and keys - queries is the diagonal into the bottom
-      right, as in FlashAttention.
-    - window: (left, right): query i keeps i + offset - left <= j <= i + offset + right, with causal's offset, else 0. None is no
-      bound on that side; one number stands for both sides.
+    - causal: True: on the last two axes, query i keeps the keys j <= i, the diagonal from the top left, as in PyTorch
+      and JAX. Numbers are refused: a flag of 0 or 1 is no offset.
+    - causal_offset: an integer: query i keeps the keys j <= i + causal_offset, without causal=True, too. keys - queries is
+      the diagonal into the bottom right, as in FlashAttention.
+    - window: (left, right): query i keeps i + offset - left <= j <= i + offset + right, where offset is causal_offset, else 0.
+      None is no bound on that side; one number stands for both sides.
 
     scale (a finite number) and bias (an array that broadcasts to x's shape, of a dtype that x may have) need no mask.
-    lengths, causal and window need one normalised axis, the last. docs/masks.md has the conventions of other libraries.
+    lengths, causal, causal_offset and window need one normalised axis, the last. docs/masks.md has the conventions of
+    other libraries.
 
     TypeError for a mask or option of another dtype or kind; ValueError for one that does not broadcast, or is out of range.
     """

@@ -177,7 +177,7 @@ def test_a_row_of_zeros_has_scale_zero(name: str) -> None:
     x[1] = [1, 2, 3, 4]
 
     q, scales = layer_norm(x, quantize=name)
-    masked, none = softmax(x, causal=-2, quantize=name)
+    masked, none = softmax(x, causal_offset=-2, quantize=name)
 
     assert (values_of(q)[0].tolist(), scales[0]) == ([0] * 4, 0)
     assert scales[1] > 0
