@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupynorm import _device
-from cupynorm._dtypes import Dtype, compute_dtype, device_dtype, dtype_name, dtype_of
+from cupynorm._dtypes import Dtype, compute_dtype, conversion, device_dtype, dtype_name, dtype_of
+from cupynorm._options import plainly, shown
+from cupynorm._plan import VARIANTS, Plan
 from cupynorm._values import NamedTuple
 from cupynorm.functors import View
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from cupynorm._plan import Plan
 
 
 class Call(NamedTuple):
@@ -49,7 +47,7 @@ def check(
     axis: int | tuple[int, ...],
     out: Any,
     dtype: Any,
-    plan: str | Plan | None,
+    plan: Any,
     columns: Mapping[str, Any] | None = None,
     others: Mapping[str, Any] | None = None,
     quantized: Dtype | None = None,
@@ -62,6 +60,9 @@ def check(
     others = others or {}
     columns = {name: array for name, array in (columns or {}).items() if array is not None}
     on_device = _check_kinds(x, {"out": out, **columns, **others})
+    if plan is not None and not isinstance(plan, (str, Plan)):
+        variants = ", ".join(map(repr, VARIANTS))
+        raise TypeError(f"plan is {shown(plan)}: give the name of a variant ({variants}) or a cupynorm.Plan")
     if plan is not None and not on_device:
         raise ValueError(f"plan={plan!r} chooses a kernel: x is a NumPy array, computed on the CPU")
     check_dtype("x", x)
@@ -162,16 +163,10 @@ def _result_dtype(dtype: Any, quantized: Dtype | None) -> Dtype | None:
     if dtype is None:
         return quantized
     if quantized is not None:
-        raise ValueError(f"dtype={dtype!r} and quantize name two dtypes of the result: give one of them")
+        raise ValueError(
+            f"dtype={plainly(dtype)} and quantize name two dtypes of the result: give one of them"
+        )
     return dtype_of(dtype)
-
-
-def check_eps(eps: float) -> float:
-    """Return eps as a float; ValueError if it is negative or not a number."""
-    value = float(eps)
-    if not value >= 0 or math.isinf(value):
-        raise ValueError(f"eps is {eps}: it must be 0 or a positive finite number")
-    return value
 
 
 def view(array: Any) -> View:
@@ -205,20 +200,27 @@ def check_dtype(name: str, array: Any) -> None:
     try:
         dtype_name(array.dtype)
     except TypeError as error:
-        raise TypeError(f"{name}: {error}") from None
+        raise TypeError(f"{name}: {error}{conversion(name, array.dtype)}") from None
 
 
 def trailing_axes(axis: int | tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """Return how many trailing axes `axis` names; ValueError if they are not the trailing ones."""
+    """Return how many trailing axes `axis` names.
+
+    TypeError unless it is an integer or a tuple of integers; ValueError if they are not the trailing ones.
+    """
     ndim = len(shape)
     if type(axis) is int and ndim and axis in (-1, ndim - 1):
         return 1
     given = axis if isinstance(axis, tuple) else (axis,)
     wanted = []
     for each in given:
-        number = operator.index(each)
+        if isinstance(each, bool) or not isinstance(each, (int, np.integer)):
+            raise TypeError(
+                f"axis is {shown(axis)}: give an integer, or a tuple of integers such as (-2, -1)"
+            )
+        number = int(each)
         if not -ndim <= number < ndim:
-            raise ValueError(f"axis {number} is out of range: x has {ndim} axes, shape {shape}")
+            raise ValueError(f"axis {plainly(number)} is out of range: x has {ndim} axes, shape {shape}")
         wanted.append(number % ndim)
     if not wanted:
         raise ValueError("axis is empty: name at least one axis")

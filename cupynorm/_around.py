@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cupynorm import _ask, _compile, _device, _row
-from cupynorm._arguments import Call, check, check_eps, view
+from cupynorm._arguments import Call, check, view
 from cupynorm._dtypes import Dtype
 from cupynorm._expression import DeviceFunction, Expression, traced
 from cupynorm._extras import CheckedExtras, Extras, Quantize, quantize_of
 from cupynorm._mask import Mask, MaskOptions, asked_of
 from cupynorm._mask import twin as mask_twin
+from cupynorm._options import boolean, eps_of
 from cupynorm._philox import Dropout
 from cupynorm._plan import Plan, Problem
 from cupynorm._remembered import add, again, launcher
@@ -63,7 +64,9 @@ def run_fused(
 ) -> Any:
     """Run one call with something fused around it. Results: y, scales of rows, the sum, statistics; those that are asked for."""
     given = [x, gamma, beta, out, *extras.given()]
-    options = (op.name, axis, type(axis), eps, type(eps), dtype, return_stats, plan, extras.options())
+    of_axis = tuple(map(type, axis if isinstance(axis, tuple) else (axis,)))
+    switch = (return_stats, type(return_stats))
+    options = (op.name, axis, of_axis, eps, type(eps), dtype, switch, plan, extras.options())
     drop = None if extras.add is None else extras.add.dropout
     place = None if drop is None else (drop.seed, drop.offset)
     calls = _row.calls_of_thread()
@@ -78,7 +81,8 @@ def run_fused(
         if made is not None:
             results = (*made,) if out is None else (out, *made)
             return results if len(results) > 1 else results[0]
-    exact = check_eps(eps) if op.has_eps else 0.0
+    exact = eps_of(eps) if op.has_eps else 0.0
+    return_stats = boolean("return_stats", return_stats)
     columns = {"gamma": gamma, "beta": beta} if op.columns else {}
     if extras.add is not None:
         columns["bias"] = extras.add.bias

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ from cupynorm import _device, reference
 from cupynorm._arguments import Call, check_dtype
 from cupynorm._dtypes import Dtype, quantized_dtype
 from cupynorm._mask import Asked, Mask, mask_of
+from cupynorm._options import finite
 from cupynorm._philox import Dropout
 
 
@@ -43,11 +43,8 @@ class Quantize:
                 raise ValueError(
                     f"scale has shape {self.scale.shape}: one for the whole result, or none for one for each row"
                 )
-        elif not isinstance(self.scale, numbers.Real):
-            raise TypeError(
-                f"scale is a {type(self.scale).__module__}.{type(self.scale).__qualname__}: "
-                "give a number or an array of one element"
-            )
+        else:
+            finite("scale", self.scale, "it must be positive and finite")
         if not _device.is_device_array(self.scale) and not 0 < self.host_scale < np.inf:
             raise ValueError(f"scale is {self.scale}: it must be positive and finite")
 
@@ -65,7 +62,14 @@ class Quantize:
 
 def quantize_of(given: Any) -> Quantize | None:
     """Return what quantize= means: a Quantize, or the dtype of one with a scale for each row."""
-    return given if given is None or isinstance(given, Quantize) else Quantize(given)
+    if given is None or isinstance(given, Quantize):
+        return given
+    return Quantize(quantized_dtype(given, "quantize"))
+
+
+def _is_number(scale: Any) -> bool:
+    """Say whether a scale is given as a number, not as an array or not at all."""
+    return scale is not None and not isinstance(scale, np.ndarray) and not _device.is_device_array(scale)
 
 
 class Add(NamedTuple):
@@ -96,11 +100,7 @@ class Extras(NamedTuple):
     def given(self) -> tuple[Any, ...]:
         """Return everything that may be an array, in a fixed order; None where there is none."""
         masked, adds = self.masked or Asked(), self.add
-        scale = (
-            None
-            if self.quantize is None or isinstance(self.quantize.scale, numbers.Real)
-            else self.quantize.scale
-        )
+        scale = None if self.quantize is None or _is_number(self.quantize.scale) else self.quantize.scale
         added = (None, None) if adds is None else (adds.residual, adds.bias)
         return (masked.where, masked.bias, masked.lengths, *added, scale)
 
@@ -111,7 +111,7 @@ class Extras(NamedTuple):
         band = (*given, *map(type, given))
         mask = (masked.scale, type(masked.scale), masked.left_padded, *band)
         add = None if adds is None else (adds.alpha, adds.dropout and adds.dropout.p, adds.wants_sum)
-        scale = None if quantize is None or not isinstance(quantize.scale, numbers.Real) else quantize.scale
+        scale = None if quantize is None or not _is_number(quantize.scale) else quantize.scale
         return (mask, add, None if quantize is None else (quantize.dtype, quantize.scale is None, scale))
 
     def arrays(self) -> dict[str, Any]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
-import operator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 
 from cupynorm import _device, reference
-from cupynorm._arguments import view
-from cupynorm._dtypes import cpp_of_element, dtype_name
+from cupynorm._arguments import check_dtype, view
+from cupynorm._dtypes import cpp_of_element
+from cupynorm._options import boolean, finite, integer, plainly, shown
 from cupynorm.functors import EMPTY, Packs, Struct, View, division, operand, per_row
 
 if TYPE_CHECKING:
@@ -164,11 +163,9 @@ def mask_of(asked: Asked, shape: tuple[int, ...], axes: int) -> Mask:
         _check_where(asked.where)
         _check_broadcast("where", asked.where, shape, "x")
     if asked.bias is not None:
-        try:
-            dtype_name(asked.bias.dtype)
-        except TypeError as error:
-            raise TypeError(f"bias: {error}") from None
+        check_dtype("bias", asked.bias)
         _check_broadcast("bias", asked.bias, shape, "x")
+    left_padded = boolean("left_padded", asked.left_padded)
     offset, band = _offset(asked.causal, asked.causal_offset), _window(asked.window)
     structural = {
         "lengths": asked.lengths is not None,
@@ -184,7 +181,7 @@ def mask_of(asked: Asked, shape: tuple[int, ...], axes: int) -> Mask:
             )
     if asked.lengths is not None:
         _check_lengths(asked.lengths, shape)
-    elif asked.left_padded:
+    elif left_padded:
         raise ValueError("left_padded says at which end of a row lengths count: give lengths, too")
     low, high = (None, None) if band is None else band
     diagonal = offset or 0
@@ -205,7 +202,7 @@ def mask_of(asked: Asked, shape: tuple[int, ...], axes: int) -> Mask:
         asked.where,
         asked.bias,
         asked.lengths,
-        bool(asked.left_padded),
+        left_padded,
         low,
         high,
     )
@@ -244,15 +241,6 @@ def _structure(mask: Mask, lengths: View | None) -> Struct:
     values = (of.values, mask.cols, mask.queries, low, high, *division(mask.queries))
     spelling = f"cupynorm::Interval<{of.cpp}, {flags}, {cpp_of_element(index)}>"
     return Struct(spelling, dtype, values)
-
-
-def finite(name: str, value: Any) -> float:
-    """Return a number as a float; TypeError for what is none, an array included, ValueError if it is not finite."""
-    if not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} is a {type(value).__module__}.{type(value).__qualname__}: give a number")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} is {value}: it must be finite")
-    return float(value)
 
 
 def _check_where(where: Any) -> None:
@@ -296,15 +284,11 @@ def _offset(causal: Any, offset: Any) -> int | None:
     if not isinstance(causal, (bool, np.bool_)):
         advice = "use True or False"
         if isinstance(causal, (int, np.integer)):
-            advice += f"; the diagonal's offset has a name of its own, causal_offset={int(causal)}"
-        raise TypeError(f"causal is {causal!r}: {advice}")
+            advice += f"; the diagonal's offset has a name of its own, causal_offset={plainly(int(causal))}"
+        raise TypeError(f"causal is {plainly(causal)}: {advice}")
     if offset is None:
         return 0 if causal else None
-    if isinstance(offset, (bool, np.bool_)) or not isinstance(offset, (int, np.integer)):
-        raise TypeError(
-            f"causal_offset is {offset!r}: use an integer; causal=True is the diagonal of offset 0"
-        )
-    return int(offset)
+    return integer("causal_offset", offset, "use an integer; causal=True is the diagonal of offset 0")
 
 
 def _window(window: Any) -> tuple[int | None, int | None] | None:
@@ -313,12 +297,16 @@ def _window(window: Any) -> tuple[int | None, int | None] | None:
         return None
     pair = window if isinstance(window, (tuple, list)) else (window, window)
     if len(pair) != 2:  # noqa: PLR2004
-        raise ValueError(f"window is {window}: use one number, or (left, right)")
+        raise ValueError(f"window is {shown(window)}: use one number, or (left, right)")
     found: list[int | None] = []
     for each in pair:
         if isinstance(each, (bool, np.bool_)) or not (each is None or isinstance(each, (int, np.integer))):
-            raise TypeError(f"window is {window!r}: use an integer, or (left, right) of integers and None")
-        found.append(None if each is None else operator.index(each))
+            raise TypeError(
+                f"window is {plainly(window)}: use an integer, or (left, right) of integers and None"
+            )
+        found.append(None if each is None else int(each))
     if any(each is not None and each < 0 for each in found):
-        raise ValueError(f"window is {window}: sizes are 0 or more, and None keeps all keys of that side")
+        raise ValueError(
+            f"window is {plainly(window)}: sizes are 0 or more, and None keeps all keys of that side"
+        )
     return found[0], found[1]

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm import _ask, _compile, _device, _tuned
-from cupynorm._arguments import Call, check, check_eps, view
+from cupynorm._arguments import Call, check, view
 from cupynorm._dtypes import Dtype, compute_dtype, cpp
 from cupynorm._limits import PLAIN_SHARED_BYTES, STATIC_SHARED_BYTES, Limits
+from cupynorm._options import boolean, eps_of
 from cupynorm._plan import LENT, Occupancy, Plan, Problem, choose
 from cupynorm._remembered import (
     ALIGNMENT,
@@ -251,7 +252,8 @@ def _run_checked(
     key: Any,
 ) -> Any:
     """Run one call with all checks; remember it where `key` says under what run() will look for it."""
-    exact = check_eps(eps) if op.has_eps else 0.0
+    exact = eps_of(eps) if op.has_eps else 0.0
+    return_stats = boolean("return_stats", return_stats)
     columns = {"gamma": gamma, "beta": beta} if op.columns else None
     call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, columns=columns)
     stats = [call.empty_statistic() for _ in op.stats] if return_stats else []

@@ -6,7 +6,8 @@ from typing import Any
 
 from cupynorm import _around
 from cupynorm._extras import Add, Extras, Quantize, quantize_of
-from cupynorm._mask import finite
+from cupynorm._options import boolean, finite
+from cupynorm._philox import PROBABILITY
 from cupynorm._philox import dropout as checked_dropout
 from cupynorm._plan import Plan
 from cupynorm.norm import LAYER_NORM, RMS_NORM
@@ -89,11 +90,11 @@ def _adding(
     if residual is None:
         raise TypeError("residual is None: give the array that is added, or use layer_norm or rms_norm")
     drop = None
-    if finite("dropout", p) != 0:
-        if seed is None:
+    if finite("dropout", p, PROBABILITY) != 0:
+        if seed is None and 0 < p <= 1:
             raise ValueError(f"dropout={p} needs a seed: what is dropped follows from seed and offset alone")
-        drop = checked_dropout(p, seed, offset, "dropout")
+        drop = checked_dropout(p, 0 if seed is None else seed, offset, "dropout")
     return Extras(
-        add=Add(residual, bias, finite("alpha", alpha), drop, bool(return_sum)),
+        add=Add(residual, bias, finite("alpha", alpha), drop, boolean("return_sum", return_sum)),
         quantize=quantize_of(quantize),
     )

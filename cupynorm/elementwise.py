@@ -9,7 +9,8 @@ import numpy as np
 from cupynorm import _ask, _elementwise, reference
 from cupynorm._arguments import Call, check_each, view
 from cupynorm._elementwise import Each
-from cupynorm._mask import finite
+from cupynorm._options import choice, finite
+from cupynorm._philox import PROBABILITY
 from cupynorm._philox import dropout as checked_dropout
 
 
@@ -80,7 +81,12 @@ def dropout(x: Any, p: float, *, seed: int, offset: int = 0, out: Any = None, dt
     p is 0 to 1; at 1 all is dropped. seed and offset are 0 to 2^64 - 1. x is an array of any shape; dtypes, `out` and errors
     are as in bias_gelu.
     """
-    each = Each(None, None, None, checked_dropout(p if type(p) is float else finite("p", p), seed, offset))
+    each = Each(
+        None,
+        None,
+        None,
+        checked_dropout(p if type(p) is float else finite("p", p, PROBABILITY), seed, offset),
+    )
     y = _elementwise.again(each, x, out, dtype)
     if y is None:
         y = _run(check_each(x, out=out, dtype=dtype), each, out, dtype)
@@ -89,10 +95,8 @@ def dropout(x: Any, p: float, *, seed: int, offset: int = 0, out: Any = None, dt
 
 def _gelu(approximate: str) -> str:
     """Return which of reference.ACTIVATIONS is meant."""
-    found = {"none": "gelu", "tanh": "gelu_tanh"}.get(approximate)
-    if found is None:
-        raise ValueError(f"approximate is {approximate!r}: use 'none' or 'tanh'")
-    return found
+    kinds = {"none": "gelu", "tanh": "gelu_tanh"}
+    return kinds[choice("approximate", approximate, tuple(kinds), "use 'none' or 'tanh'")]
 
 
 def _with_bias(x: Any, bias: Any, activation: str, out: Any, dtype: Any) -> Any:
@@ -105,10 +109,12 @@ def _with_bias(x: Any, bias: Any, activation: str, out: Any, dtype: Any) -> Any:
 
 
 def _gated(x: Any, bias: Any, activation: str, gate: str, out: Any, dtype: Any) -> Any:
-    if gate not in {"first", "second"}:
-        raise ValueError(
-            f"gate is {gate!r}: use 'first' or 'second', the half that goes through the activation"
-        )
+    choice(
+        "gate",
+        gate,
+        ("first", "second"),
+        "use 'first' or 'second', the half that goes through the activation",
+    )
     each = Each(activation, bias, gate)
     y = _elementwise.again(each, x, out, dtype)
     if y is None:

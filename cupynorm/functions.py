@@ -15,6 +15,7 @@ import numpy as np
 from cupynorm import _device, _expression
 from cupynorm._dtypes import dtype_name, dtype_of
 from cupynorm._expression import OPERATIONS, Traced
+from cupynorm._options import choice
 from cupynorm.reference import _round
 
 __all__ = [
@@ -86,8 +87,7 @@ def gelu(x: Any, *, approximate: str = "none") -> Any:
     With approximate="tanh" x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2, the form of the same paper that
     differs by up to 5e-4. On a device the relative error in float32 is 1e-6 down to x = -2 and 1e-5 at -13.
     """
-    if approximate not in {"none", "tanh"}:
-        raise ValueError(f"approximate is {approximate!r}: use 'none' or 'tanh'")
+    choice("approximate", approximate, ("none", "tanh"), "use 'none' or 'tanh'")
     return _computed("gelu" if approximate == "none" else "gelu_tanh", x)
 
 

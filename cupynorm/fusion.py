@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm import _around, _fuse, _row
-from cupynorm._arguments import _kind, _overlap, _place, check, check_eps, view
+from cupynorm._arguments import _kind, _overlap, _place, check, view
 from cupynorm._around import Function
 from cupynorm._dtypes import compute_dtype, dtype_name
 from cupynorm._expression import DeviceFunction, TraceError, trace
 from cupynorm._fuse import FusedCall, Operand
+from cupynorm._options import boolean, eps_of
 from cupynorm._row import RowOp
 from cupynorm.norm import LAYER_NORM, RMS_NORM, layer_norm, rms_norm
 from cupynorm.softmax import LOG_SOFTMAX, SOFTMAX, log_softmax, softmax
@@ -150,7 +151,8 @@ class Fusion:
         return_stats: bool = False,
         plan: Any = None,
     ) -> FusedCall:
-        exact = check_eps(self.eps if eps is None else eps) if self.op.has_eps else 0.0
+        return_stats = boolean("return_stats", return_stats)
+        exact = eps_of(self.eps if eps is None else eps) if self.op.has_eps else 0.0
         columns = {"gamma": gamma, "beta": beta}
         outs = self._split(out)
         first = check(x, axis=axis, out=outs[0], dtype=dtype, plan=plan, columns=columns)
@@ -240,6 +242,7 @@ def fuse(
     if not callable(op) or inspect.isclass(op) or op not in OPS:
         allowed = ", ".join(f"cupynorm.{each.name}" for each in OPS.values())
         raise TypeError(f"op is {op!r}: use {allowed}")
+    keep_loaded = boolean("keep_loaded", keep_loaded)
     if load is None and store is None:
         raise TypeError(f"there is nothing to fuse with {op.__name__}: give load, store or both")
     if keep_loaded and load is None:
@@ -248,9 +251,7 @@ def fuse(
     store_function, store_names = _function(store, "store")
     row_op = OPS[op]
     default = inspect.signature(op).parameters["eps"].default if row_op.has_eps else 0.0
-    fusion = Fusion(
-        row_op, load_function, store_function, load_names, store_names, bool(keep_loaded), default
-    )
+    fusion = Fusion(row_op, load_function, store_function, load_names, store_names, keep_loaded, default)
     for role, names in (("load", load_names), ("store", store_names)):
         for name in names:
             if name in fusion.arguments:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
 
 from cupynorm import _arguments, _ask, _device, _heads
 from cupynorm._dtypes import dtype_of
+from cupynorm._options import integer, plainly
 from cupynorm.reference import _round
 
 # What split_heads does to one row of x, heads = 3, head size = 2, and what merge_heads undoes:
@@ -85,11 +85,13 @@ def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype
     on_device = _check(name, x, bias, out)
     if x.ndim < 2:  # noqa: PLR2004  seq, hidden
         raise ValueError(f"{name} has shape {x.shape}: its last two axes must be seq and hidden elements")
-    count = operator.index(heads)
+    count = integer("heads", heads)
     *leading, seq, columns = x.shape
     if count < 1 or columns % (parts * count):
-        each = f"{parts} * {count}" if parts > 1 else f"{count}"
-        raise ValueError(f"heads is {count}: the {columns} columns of {name} are no multiple of {each}")
+        each = f"{parts} * {plainly(count)}" if parts > 1 else plainly(count)
+        raise ValueError(
+            f"heads is {plainly(count)}: the {columns} columns of {name} are no multiple of {each}"
+        )
     size = columns // (parts * count)
     if bias is not None and bias.shape not in ((columns,), (1,), ()):
         raise ValueError(f"bias has shape {bias.shape}, the last axis of {name} has {columns} elements")

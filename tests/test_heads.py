@@ -155,7 +155,7 @@ MEMORY = numbers(240)
         (lambda: split_heads(X, heads=5), ValueError, "heads is 5: the 12 columns of x are no multiple of 5"),
         (lambda: split_heads(X, heads=0), ValueError, "heads is 0"),
         (lambda: split_heads(X, heads=-3), ValueError, "heads is -3"),
-        (lambda: split_heads(X, heads=2.0), TypeError, "float"),
+        (lambda: split_heads(X, heads=2.0), TypeError, "heads is 2.0: give an integer"),
         (lambda: add_qkv_bias(X, heads=3), ValueError, r"12 columns of qkv are no multiple of 3 \* 3"),
         (lambda: split_heads(X[0, 0], heads=1), ValueError, r"x has shape \(12,\)"),
         (lambda: merge_heads(X[0]), ValueError, r"x has shape \(5, 12\): its last three axes"),
