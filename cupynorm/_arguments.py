@@ -10,6 +10,7 @@ from cupynorm import _device
 from cupynorm._dtypes import Dtype, compute_dtype, conversion, device_dtype, dtype_name, dtype_of
 from cupynorm._options import plainly, shown
 from cupynorm._plan import VARIANTS, Plan
+from cupynorm._subclasses import check_subclass
 from cupynorm._values import NamedTuple
 from cupynorm.functors import View
 
@@ -124,9 +125,9 @@ def check_each(
 
 def _check_kinds(x: Any, arrays: Mapping[str, Any]) -> bool:
     """Return whether x and all of the arrays are on a device; TypeError if some are and some are not."""
-    on_device = _kind("x", x)
+    on_device = check_kind("x", x)
     for name, array in arrays.items():
-        if array is not None and _kind(name, array) is not on_device:
+        if array is not None and check_kind(name, array) is not on_device:
             raise TypeError(
                 f"x is {_place(on_device)} and {name} is {_place(not on_device)}: "
                 "move one with cupy.asarray or cupy.asnumpy, nothing is copied behind your back"
@@ -145,18 +146,28 @@ def _check_columns(columns: Mapping[str, Any], shape: tuple[int, ...], whose: st
             ) from None
 
 
-def _check_places(x: Any, arrays: Mapping[str, Any]) -> int:
-    """Return x's device; ValueError if another array is on another one, or one begins inside of an element."""
+def _check_places(x: Any, arrays: Mapping[str, Any], name_of_x: str = "x") -> int:
+    """Return x's device; ValueError if another array is on another one, or elements lie where no kernel can read them."""
     device = int(x.device.id)
     for name, array in arrays.items():
         if array is not None and array.device.id != device:
-            raise ValueError(f"x is on device {device} and {name} on device {array.device.id}")
-    for name, array in {"x": x, **arrays}.items():
-        if array is not None and array.data.ptr % array.dtype.itemsize:
-            raise ValueError(
-                f"{name} starts at an address that is no multiple of its {array.dtype.itemsize} bytes"
-            )
+            raise ValueError(f"{name_of_x} is on device {device} and {name} on device {array.device.id}")
+    for name, array in {name_of_x: x, **arrays}.items():
+        if array is not None:
+            check_elements(name, array)
     return device
+
+
+def check_elements(name: str, array: Any) -> None:
+    """ValueError if an element of a device array begins at no multiple of its size, where no kernel can read it."""
+    size = array.dtype.itemsize
+    if array.data.ptr % size:
+        raise ValueError(f"{name} starts at an address that is no multiple of its {size} bytes")
+    if any(step % size for step, extent in zip(array.strides, array.shape, strict=True) if extent > 1):
+        raise ValueError(
+            f"{name} has strides {array.strides}, no multiple of its elements' {size} bytes, as fields of packed records "
+            "have: copy it where it is made, before it comes to the device (numpy.ascontiguousarray)"
+        )
 
 
 def _result_dtype(dtype: Any, quantized: Dtype | None) -> Dtype | None:
@@ -175,16 +186,15 @@ def view(array: Any) -> View:
     return View(pointer, array.shape, array.strides, array.dtype)
 
 
-def _kind(name: str, array: object) -> bool:
-    """Return True for a CuPy array and False for a NumPy array; TypeError for anything else."""
-    if _device.is_device_array(array):
-        return True
-    if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(
-            f"{name} is a masked array: masks are not looked at, so give {name}.filled(...) or {name}.data"
-        )
-    if isinstance(array, np.ndarray):
-        return False
+def check_kind(name: str, array: object) -> bool:
+    """Return True for a CuPy array and False for a NumPy array; TypeError for anything else.
+
+    Subclasses of both are taken where check_subclass takes them.
+    """
+    on_device = _device.is_device_array(array)
+    if on_device or isinstance(array, np.ndarray):
+        check_subclass(name, array, on_device=on_device)
+        return on_device
     raise TypeError(
         f"{name} is a {type(array).__module__}.{type(array).__qualname__}: give a NumPy or a CuPy array "
         "(numpy.asarray, cupy.asarray, or cupy.from_dlpack make one)"
@@ -276,9 +286,8 @@ def _check_out(
     here = view(out)
     if on_device and not here.split(axes)[1].is_contiguous():
         raise ValueError(_not_contiguous("out", out, axes))
-    extents, strides = here.collapsed()
-    reach = 1
-    for stride, extent in sorted((abs(s), e) for s, e in zip(strides, extents, strict=True) if e > 1):
+    reach = out.dtype.itemsize  # in bytes: on the host, strides need be no multiple of an element
+    for stride, extent in sorted((abs(s), e) for s, e in zip(out.strides, out.shape, strict=True) if e > 1):
         if stride < reach:
             raise ValueError(
                 f"out has shape {out.shape} and strides {out.strides}: its elements overlap one another"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupynorm import _device, reference
-from cupynorm._arguments import Call, check_dtype
+from cupynorm._arguments import Call, check_dtype, check_kind
 from cupynorm._dtypes import Dtype, quantized_dtype
 from cupynorm._mask import Asked, Mask, mask_of
 from cupynorm._options import finite
@@ -38,6 +38,7 @@ class Quantize:
         if self.scale is None:
             return
         if isinstance(self.scale, np.ndarray) or _device.is_device_array(self.scale):
+            check_kind("scale", self.scale)
             check_dtype("scale", self.scale)
             if self.scale.size != 1:
                 raise ValueError(

@@ -12,9 +12,10 @@ import numpy as np
 
 from cupynorm import _device, _encoder_device
 from cupynorm import _encoder_host as steps
-from cupynorm._arguments import check_dtype
+from cupynorm._arguments import check_dtype, check_elements
 from cupynorm._dtypes import compute_dtype, dtype_name, dtype_of
 from cupynorm._options import boolean, choice, eps_of, plainly, shown
+from cupynorm._subclasses import check_subclass
 from cupynorm.files import FileError
 from cupynorm.heads import add_qkv_bias, merge_heads
 
@@ -599,6 +600,9 @@ class BertEncoder:
             )
         elif hidden.device.id != self._runner.device:  # type: ignore[attr-defined]  # a CuPy array
             raise ValueError(f"hidden is not on device {self._runner.device}, where the encoder is")
+        else:
+            check_subclass("hidden", hidden, on_device=True)
+            check_elements("hidden", hidden)
 
 
 class _HostSteps:
@@ -660,6 +664,10 @@ def _problem(name: str, array: Any, shape: Shape) -> str | None:
         return f"{name} is missing"
     if not isinstance(array, np.ndarray):
         return f"{name} is no NumPy array"
+    try:
+        check_subclass(name, array, on_device=False)
+    except TypeError as error:
+        return str(error)
     if array.shape != shape:
         return f"{name} has shape {array.shape}, not {shape}"
     try:
@@ -677,6 +685,7 @@ def _on_host(name: str, array: object) -> None:
         raise TypeError(
             f"{name} is a {type(array).__module__}.{type(array).__qualname__}: give a NumPy array"
         )
+    check_subclass(name, array, on_device=False)
 
 
 def _integers(name: str, array: object) -> Array:

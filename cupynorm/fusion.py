@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm import _around, _fuse, _row
-from cupynorm._arguments import _kind, _overlap, _place, check, view
+from cupynorm._arguments import _overlap, _place, check, check_elements, check_kind, view
 from cupynorm._around import Function
 from cupynorm._dtypes import compute_dtype, dtype_name
 from cupynorm._expression import DeviceFunction, TraceError, trace
@@ -293,7 +293,7 @@ def _operand(name: str, value: Any, call: Call) -> Operand:
         except OverflowError:
             raise ValueError(f"{name} is beyond what float64 holds: give a number below 1e308") from None
     try:
-        on_device = _kind(name, value)
+        on_device = check_kind(name, value)
     except TypeError as error:
         raise TypeError(f"{error}; or a Python number") from None
     if on_device is not call.on_device:
@@ -316,10 +316,7 @@ def _operand(name: str, value: Any, call: Call) -> Operand:
     if on_device:
         if value.device.id != call.device:
             raise ValueError(f"x is on device {call.device} and {name} on device {value.device.id}")
-        if value.data.ptr % value.dtype.itemsize:
-            raise ValueError(
-                f"{name} starts at an address that is no multiple of its {value.dtype.itemsize} bytes"
-            )
+        check_elements(name, value)
     at = len(shape) - call.axes
     own = (1,) * (len(shape) - value.ndim) + value.shape
     between, within = any(extent != 1 for extent in own[:at]), any(extent != 1 for extent in own[at:])

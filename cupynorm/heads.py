@@ -121,16 +121,16 @@ def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype
 def _check(name: str, x: Any, bias: Any, out: Any) -> bool:
     """Return whether the arrays are on a device; raise for other kinds, dtypes and places than can be computed."""
     arrays = {"bias": bias, "out": out}
-    on_device = _arguments._kind(name, x)  # noqa: SLF001
+    on_device = _arguments.check_kind(name, x)
     for other, array in arrays.items():
-        if array is not None and _arguments._kind(other, array) is not on_device:  # noqa: SLF001
+        if array is not None and _arguments.check_kind(other, array) is not on_device:
             here, there = _arguments._place(on_device), _arguments._place(not on_device)  # noqa: SLF001
             raise TypeError(f"{name} is {here} and {other} is {there}: nothing is copied behind your back")
     for other, array in {name: x, **arrays}.items():
         if array is not None:
             _arguments.check_dtype(other, array)
     if on_device:
-        _arguments._check_places(x, arrays)  # noqa: SLF001
+        _arguments._check_places(x, arrays, name)  # noqa: SLF001
     return on_device
 
 
