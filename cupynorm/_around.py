@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cupynorm import _ask, _compile, _device, _row
-from cupynorm._arguments import Call, check, view
+from cupynorm._arguments import Call, check, is_number, view
 from cupynorm._dtypes import Dtype
 from cupynorm._expression import DeviceFunction, Expression, traced
 from cupynorm._extras import CheckedExtras, Extras, Quantize, quantize_of
-from cupynorm._mask import Mask, MaskOptions, asked_of
+from cupynorm._mask import Mask, MaskOptions, asked_of, with_lengths
 from cupynorm._mask import twin as mask_twin
 from cupynorm._options import boolean, eps_of
 from cupynorm._philox import Dropout
@@ -96,12 +96,16 @@ def run_fused(
         others=extras.arrays(),
         quantized=extras.dtype,
     )
-    fused = extras.checked(call)
+    scale, shift = call.columns.get("gamma"), call.columns.get("beta")
+    if call.on_device and any(map(is_number, columns.values())):
+        extras = extras.with_bias(call.columns.get("bias"))
+        return run_fused(op, x, scale, shift, axis, eps, call.out, dtype, return_stats, plan, extras)
+    fused = extras.with_bias(call.columns.get("bias")).checked(call)
     stats = [call.empty_statistic() for _ in op.stats] if return_stats else []
     results = (call.out, *fused.results, *stats)
     if not call.on_device:
         _ask.answer(lambda: _spelled_fused(op, call, (), exact, fused))
-        op.reference(x, gamma, beta, call.axes, exact, call.out, *stats, extras=fused.on_host())
+        op.reference(x, scale, shift, call.axes, exact, call.out, *stats, extras=fused.on_host())
     elif x.size:
         spelling = _spelled_fused(op, call, [array.data.ptr for array in stats], exact, fused)
         launched = launch_around(call.device, spelling, plan)
@@ -129,7 +133,7 @@ def run_masked(
     asked, how = asked_of(op.name, options), quantize_of(quantize)
     if asked is None and how is None:
         return _row.run(op, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    extras = Extras(masked=asked, quantize=how)
+    extras = Extras(masked=None if asked is None else with_lengths(asked, x), quantize=how)
     return run_fused(op, x, None, None, axis, 0.0, out, dtype, False, plan, extras)  # noqa: FBT003
 
 

@@ -125,6 +125,10 @@ class Extras(NamedTuple):
             found["quantize.scale"] = scale
         return found
 
+    def with_bias(self, bias: Any) -> Extras:
+        """Return the same with the bias of a sum as it was checked."""
+        return self if self.add is None else self._replace(add=self.add._replace(bias=bias))
+
     def checked(self, call: Call) -> CheckedExtras:
         """Check what depends on x, and allocate the further results of a call that is checked otherwise."""
         x = call.x

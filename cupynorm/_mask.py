@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from cupynorm import _device, reference
-from cupynorm._arguments import check_dtype, view
+from cupynorm import _device, _uploads, reference
+from cupynorm._arguments import check_dtype, check_kind, view
 from cupynorm._dtypes import cpp_of_element
 from cupynorm._options import boolean, finite, integer, plainly, shown
 from cupynorm.functors import EMPTY, Packs, Struct, View, division, operand, per_row
@@ -68,6 +68,28 @@ def asked_of(function: str, options: Mapping[str, Any]) -> Asked | None:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
     asked = Asked(**options)
     return None if asked.says_nothing else asked
+
+
+def with_lengths(asked: Asked, x: Any) -> Asked:
+    """Return the keywords with an array for a list of lengths, where x is.
+
+    A list is host data: its numbers are looked at, and a call on a device copies them there, on the current stream.
+    """
+    given = asked.lengths
+    if not isinstance(given, (list, tuple)):
+        return asked
+    on_device = check_kind("x", x)
+    try:
+        host = np.asarray(given)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"lengths is {shown(given)}: its parts differ in length; give integers") from None
+    if host.dtype == np.float64 and host.size == 0:
+        host = host.astype(np.int64)
+    if x.ndim:
+        _check_lengths(host, x.shape)
+    if on_device:
+        host = _uploads.uploaded(host, int(x.device.id), "lengths", "list")
+    return asked._replace(lengths=host)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -72,7 +72,7 @@ def _overridden(kind: type) -> str | None:
     plain: type = np.ndarray
     if kind is not plain and _device.is_device_type(kind):
         plain = _device.cupy().ndarray
-    for base in kind.__mro__:
+    for base in kind.__mro__ if issubclass(kind, plain) else ():
         if base is plain:
             break
         if base in KNOWN:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cupynorm import _ask, _elementwise, reference
-from cupynorm._arguments import Call, check_each, view
+from cupynorm._arguments import Call, check_each, is_number, view
 from cupynorm._elementwise import Each
 from cupynorm._options import choice, finite
 from cupynorm._philox import PROBABILITY
@@ -104,6 +104,8 @@ def _with_bias(x: Any, bias: Any, activation: str, out: Any, dtype: Any) -> Any:
     y = _elementwise.again(each, x, out, dtype)
     if y is None:
         call = check_each(x, out=out, dtype=dtype, columns={"bias": bias}, least_axes=1)
+        if call.on_device and is_number(bias):
+            return _with_bias(x, call.columns["bias"], activation, call.out, dtype)
         y = _run(call, each, out, dtype)
     return y
 
@@ -119,6 +121,8 @@ def _gated(x: Any, bias: Any, activation: str, gate: str, out: Any, dtype: Any) 
     y = _elementwise.again(each, x, out, dtype)
     if y is None:
         call = check_each(x, out=out, dtype=dtype, columns={"bias": bias}, least_axes=1, halves=True)
+        if call.on_device and is_number(bias):
+            return _gated(x, call.columns["bias"], activation, gate, call.out, dtype)
         y = _run(call, each, out, dtype)
     return y
 
@@ -137,15 +141,16 @@ def _run(call: Call, each: Each, out: Any, dtype: Any) -> Any:
 def _compute(call: Call, each: Each) -> None:
     """Compute a checked call on NumPy arrays."""
     x, out = call.x, call.out
-    bias = None if each.bias is None else view(each.bias)
+    given = call.columns.get("bias")
+    bias = None if given is None else view(given)
     _ask.answer(lambda: _elementwise.spelled(each, view(x), view(out), bias))
     if each.dropout is not None:
         reference.dropout(x, each.dropout, out)
     elif each.gate is None:
-        reference.bias_activation(x, each.bias, str(each.activation), out)
+        reference.bias_activation(x, given, str(each.activation), out)
     else:
         cols = out.shape[-1]
-        shift = None if each.bias is None else np.broadcast_to(each.bias, (2 * cols,))
+        shift = None if given is None else np.broadcast_to(given, (2 * cols,))
         halves = [
             (x[..., half], None if shift is None else shift[half]) for half in (np.s_[:cols], np.s_[cols:])
         ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm import _around, _fuse, _row
-from cupynorm._arguments import _overlap, _place, check, check_elements, check_kind, view
+from cupynorm._arguments import _overlap, _place, check, check_elements, check_kind, is_number, view
 from cupynorm._around import Function
 from cupynorm._dtypes import compute_dtype, dtype_name
 from cupynorm._expression import DeviceFunction, TraceError, trace
@@ -73,6 +73,8 @@ class Fusion:
                 new = iter(made)
                 return _alone((*(next(new) if each is None else each for each in outs), *new))
         call = self._check(x, given, **own)
+        if call.on_device and (is_number(own.get("gamma")) or is_number(own.get("beta"))):
+            return self(x, *given, **(own | dict(call.columns)))
         kept = (call.loaded,) if self.keep_loaded else ()
         results = (*call.outs, *kept, *call.stats)
         if call.x.size and call.on_device:

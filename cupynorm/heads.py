@@ -93,8 +93,11 @@ def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype
             f"heads is {plainly(count)}: the {columns} columns of {name} are no multiple of {each}"
         )
     size = columns // (parts * count)
-    if bias is not None and bias.shape not in ((columns,), (1,), ()):
-        raise ValueError(f"bias has shape {bias.shape}, the last axis of {name} has {columns} elements")
+    if bias is not None:
+        asked = _dtype_of_result(out, dtype)
+        given, bias = bias, _arguments.column(bias, x, asked, f"the last axis of {name} has")
+        if on_device and _arguments.is_number(given):
+            return _split(x, bias, heads, parts, name, out, dtype)
     parted = (parts,) if parts > 1 else ()
     y = _output(name, x, bias, (*parted, *leading, count, seq, size), out, dtype)
     places = (
@@ -120,7 +123,7 @@ def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype
 
 def _check(name: str, x: Any, bias: Any, out: Any) -> bool:
     """Return whether the arrays are on a device; raise for other kinds, dtypes and places than can be computed."""
-    arrays = {"bias": bias, "out": out}
+    arrays = {"bias": None if _arguments.is_number(bias) else bias, "out": out}
     on_device = _arguments.check_kind(name, x)
     for other, array in arrays.items():
         if array is not None and _arguments.check_kind(other, array) is not on_device:
@@ -132,6 +135,13 @@ def _check(name: str, x: Any, bias: Any, out: Any) -> bool:
     if on_device:
         _arguments._check_places(x, arrays, name)  # noqa: SLF001
     return on_device
+
+
+def _dtype_of_result(out: Any, dtype: Any) -> Any:
+    """Return what `out` or `dtype` say of the result's dtype; None for x's."""
+    if out is not None:
+        return out.dtype
+    return None if dtype is None else dtype_of(dtype)
 
 
 def _output(name: str, x: Any, bias: Any, shape: tuple[int, ...], out: Any, dtype: Any) -> Any:

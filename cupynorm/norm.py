@@ -63,8 +63,10 @@ def layer_norm(
     """Return (x - mean) / sqrt(var + eps) * gamma + beta over the normalised axes (Ba, Kiros and Hinton 2016).
 
     x is a CuPy or NumPy array of float16, bfloat16, float32 or float64 and of any shape; `axis` names one or several trailing
-    axes. var is the biased variance. gamma and beta have the shape of the normalised axes or broadcast to it, and
-    any of those dtypes. What comes back is of x's kind, has x's shape, and the dtype of `out`, else `dtype`, else x's.
+    axes. var is the biased variance. gamma and beta have the shape of the normalised axes or broadcast to it, leading axes
+    of one element, as in (1, D), aside, and any of those dtypes; or they are numbers, each of which is copied to a device
+    once and kept there as an array. What comes back is of x's kind, has x's shape, and the dtype of `out`, else `dtype`,
+    else x's.
     Arithmetic is in float32 (float64 if x or the result is float64), and each element is rounded once.
 
     With return_stats: (y, mean, rstd), where rstd = 1 / sqrt(var + eps); both have x's shape without the normalised axes, in

@@ -37,8 +37,8 @@ LOG_SOFTMAX = _row.RowOp("log_softmax", "softmax.cu", "LogSoftmax", _log_on_host
 
 def softmax(
     x: Any,
-    *,
     axis: int | tuple[int, ...] = -1,
+    *,
     out: Any = None,
     dtype: Any = None,
     plan: str | Plan | None = None,
@@ -56,7 +56,9 @@ def softmax(
     - where: bool or uint8 array that broadcasts to x's shape; True or non-zero keeps.
     - lengths: array of any integer dtype that broadcasts to x's shape without its last axis (lengths[:, None, None] for one
       a batch of (batch, head, query, key)): a row keeps its first `lengths` elements, with left_padded=True its last ones.
-      A length below 0 or above the row's is a ValueError on the host, and is taken as 0 or all on a device.
+      A length below 0 or above the row's is a ValueError on the host, and is taken as 0 or all on a device. A list of
+      integers is host data: it is checked as such, and each call on a device copies it there on the current stream, waiting
+      for nothing; while a graph is captured that is a ValueError.
     - causal: True: on the last two axes, query i keeps the keys j <= i, the diagonal from the top left, as in PyTorch
       and JAX. Numbers are refused: a flag of 0 or 1 is no offset.
     - causal_offset: an integer: query i keeps the keys j <= i + causal_offset, without causal=True, too. keys - queries is
@@ -80,8 +82,8 @@ def softmax(
 
 def log_softmax(
     x: Any,
-    *,
     axis: int | tuple[int, ...] = -1,
+    *,
     out: Any = None,
     dtype: Any = None,
     plan: str | Plan | None = None,

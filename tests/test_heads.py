@@ -164,7 +164,7 @@ MEMORY = numbers(240)
             ValueError,
             r"bias has shape \(5,\), the last axis of x",
         ),
-        (lambda: add_qkv_bias(ALL, X[0, 0], heads=3), ValueError, "last axis of qkv has 36"),
+        (lambda: add_qkv_bias(ALL, X[0, 0], heads=3), ValueError, r"last axis of qkv has \(36,\)"),
         (lambda: split_heads(X, X[0], heads=3), ValueError, "bias has shape"),
         (lambda: split_heads(X.astype(int), heads=3), TypeError, "x: dtype int64 is not supported"),
         (lambda: split_heads(X, np.ones(12, int), heads=3), TypeError, "bias: dtype int64"),

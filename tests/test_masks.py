@@ -402,6 +402,8 @@ class TestBadMasks:
     @pytest.mark.parametrize("name", ["where", "lengths", "bias"])
     @pytest.mark.parametrize("what", [[True] * 4, 3, "mask"])
     def test_what_is_no_array(self, function: Any, name: str, what: Any) -> None:
+        if name == "lengths" and isinstance(what, list):
+            pytest.skip("a list of lengths is an array: test_natural_arguments")
         with pytest.raises(TypeError, match=f"{name} is a builtins.*: give a NumPy or a CuPy array"):
             function(X, **{name: what})
 

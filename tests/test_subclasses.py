@@ -262,7 +262,7 @@ def test_subclasses_of_device_arrays_follow_the_same_rule(
 
 
 def test_a_matrix_is_never_multiplied_as_one() -> None:
-    matrix = np.asmatrix(np.eye(4, dtype=np.float32))
+    matrix = np.eye(4, dtype=np.float32).view(np.matrix)
     for call in (cupynorm.bias_gelu, cupynorm.geglu):
         with pytest.raises(TypeError, match="x is a numpy.matrix"):
             call(matrix, None)

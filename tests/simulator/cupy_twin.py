@@ -315,7 +315,12 @@ _ATTRIBUTES = {
 
 
 def _current_stream(device_id: int = -1) -> Any:
-    return types.SimpleNamespace(ptr=machine.stream, synchronize=lambda: None, wait_event=lambda event: None)
+    return types.SimpleNamespace(
+        ptr=machine.stream,
+        synchronize=lambda: None,
+        wait_event=lambda event: None,
+        is_capturing=lambda: machine.capturing,
+    )
 
 
 class RawModule:

@@ -21,6 +21,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.devices: tuple[str, ...] = ("h200",)
+        self.capturing = False  # what streams say of graphs; nothing is captured here
         self._own = threading.local()
 
     @property
