@@ -64,7 +64,7 @@ def run_fused(
 ) -> Any:
     """Run one call with something fused around it. Results: y, scales of rows, the sum, statistics; those that are asked for."""
     given = [x, gamma, beta, out, *extras.given()]
-    of_axis = tuple(map(type, axis if isinstance(axis, tuple) else (axis,)))
+    of_axis = tuple(map(type, axis)) if type(axis) is tuple else type(axis)
     switch = (return_stats, type(return_stats))
     options = (op.name, axis, of_axis, eps, type(eps), dtype, switch, plan, extras.options())
     drop = None if extras.add is None else extras.add.dropout

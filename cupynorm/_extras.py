@@ -70,7 +70,9 @@ def quantize_of(given: Any) -> Quantize | None:
 
 def _is_number(scale: Any) -> bool:
     """Say whether a scale is given as a number, not as an array or not at all."""
-    return scale is not None and not isinstance(scale, np.ndarray) and not _device.is_device_array(scale)
+    if type(scale) is float or scale is None:
+        return scale is not None
+    return not isinstance(scale, np.ndarray) and not _device.is_device_array(scale)
 
 
 class Add(NamedTuple):

@@ -53,7 +53,16 @@ class Asked(NamedTuple):
     @property
     def says_nothing(self) -> bool:
         """Whether every keyword has the value that it has when it is not given."""
-        return all(each is self._field_defaults[name] for name, each in zip(self._fields, self, strict=True))
+        return (
+            self.where is None
+            and self.lengths is None
+            and self.scale is None
+            and self.causal is False
+            and self.causal_offset is None
+            and self.window is None
+            and self.bias is None
+            and self.left_padded is False
+        )
 
     def arrays(self) -> dict[str, Any]:
         """Return the arrays among them by name: of x's kind and device, and never written."""

@@ -49,6 +49,8 @@ def finite(name: str, value: Any, advice: str = "it must be finite") -> float:
 
     TypeError for what is none, booleans and arrays included; ValueError if it is not finite, or beyond every float.
     """
+    if type(value) is float and -math.inf < value < math.inf:  # as a rule, and half a microsecond sooner
+        return value
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {shown(value)}: give a number")
     try:

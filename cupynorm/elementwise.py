@@ -14,6 +14,10 @@ from cupynorm._philox import PROBABILITY
 from cupynorm._philox import dropout as checked_dropout
 
 
+GELUS = {"none": "gelu", "tanh": "gelu_tanh"}  # which of reference.ACTIVATIONS is meant
+GATES = ("first", "second")
+
+
 def bias_gelu(x: Any, bias: Any, *, approximate: str = "none", out: Any = None, dtype: Any = None) -> Any:
     """Return g(x + bias), where g(z) = z * Phi(z) with the normal distribution Phi (Hendrycks and Gimpel 2016).
 
@@ -95,8 +99,9 @@ def dropout(x: Any, p: float, *, seed: int, offset: int = 0, out: Any = None, dt
 
 def _gelu(approximate: str) -> str:
     """Return which of reference.ACTIVATIONS is meant."""
-    kinds = {"none": "gelu", "tanh": "gelu_tanh"}
-    return kinds[choice("approximate", approximate, tuple(kinds), "use 'none' or 'tanh'")]
+    if type(approximate) is str and approximate in GELUS:
+        return GELUS[approximate]
+    return GELUS[choice("approximate", approximate, tuple(GELUS), "use 'none' or 'tanh'")]
 
 
 def _with_bias(x: Any, bias: Any, activation: str, out: Any, dtype: Any) -> Any:
@@ -111,12 +116,8 @@ def _with_bias(x: Any, bias: Any, activation: str, out: Any, dtype: Any) -> Any:
 
 
 def _gated(x: Any, bias: Any, activation: str, gate: str, out: Any, dtype: Any) -> Any:
-    choice(
-        "gate",
-        gate,
-        ("first", "second"),
-        "use 'first' or 'second', the half that goes through the activation",
-    )
+    if type(gate) is not str or gate not in GATES:
+        choice("gate", gate, GATES, "use 'first' or 'second', the half that goes through the activation")
     each = Each(activation, bias, gate)
     y = _elementwise.again(each, x, out, dtype)
     if y is None:
