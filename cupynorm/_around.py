@@ -13,12 +13,13 @@ from cupynorm import _ask, _compile, _device, _row
 from cupynorm._arguments import Call, check, is_number, view
 from cupynorm._dtypes import Dtype
 from cupynorm._expression import DeviceFunction, Expression, traced
-from cupynorm._extras import CheckedExtras, Extras, Quantize, quantize_of
-from cupynorm._mask import Mask, MaskOptions, asked_of, with_lengths
+from cupynorm._extras import CheckedExtras, Extras, quantize_of
+from cupynorm._mask import Mask, asked_of, with_lengths
 from cupynorm._mask import twin as mask_twin
 from cupynorm._options import boolean, eps_of
 from cupynorm._philox import Dropout
 from cupynorm._plan import Plan, Problem
+from cupynorm._quantize import Quantize
 from cupynorm._remembered import add, again, launcher
 from cupynorm._row import RowOp, Spelled
 from cupynorm.functors import (
@@ -126,7 +127,7 @@ def run_masked(
     out: Any,
     dtype: Any,
     plan: str | Plan | None,
-    options: MaskOptions,
+    options: Mapping[str, Any],
     quantize: str | Quantize | None,
 ) -> Any:
     """Run a call of softmax or log_softmax with options; they may say nothing, such as where=None."""

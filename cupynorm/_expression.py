@@ -7,7 +7,8 @@ import functools
 import inspect
 import os
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -16,10 +17,7 @@ from cupynorm._dtypes import dtype_of
 from cupynorm._options import plainly, shown
 from cupynorm.reference import ACTIVATIONS, _round
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any]
 
 LARGEST_POWER = 16
 MOST_STEPS = 4096  # a loop of the function is unrolled: one that does not end must

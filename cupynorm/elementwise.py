@@ -13,7 +13,6 @@ from cupynorm._options import choice, finite
 from cupynorm._philox import PROBABILITY
 from cupynorm._philox import dropout as checked_dropout
 
-
 GELUS = {"none": "gelu", "tanh": "gelu_tanh"}  # which of reference.ACTIVATIONS is meant
 GATES = ("first", "second")
 

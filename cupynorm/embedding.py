@@ -15,8 +15,9 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,9 +26,6 @@ from cupynorm._dtypes import compute_dtype, dtype_of
 from cupynorm._options import boolean, choice, integer, plainly, shown
 from cupynorm.encoder import POOLINGS, BertEncoder, DeviceName, Pooling, read_json
 from cupynorm.files import FileError, Target, _allocate, _check_target, _naming
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 Array = np.ndarray[Any, Any]
 Empty = Literal["error", "zeros"]

@@ -5,24 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from cupynorm import _device, _encoder_device
 from cupynorm import _encoder_host as steps
 from cupynorm._arguments import check_dtype, check_elements
-from cupynorm._dtypes import compute_dtype, dtype_name, dtype_of
+from cupynorm._dtypes import Dtype, compute_dtype, dtype_name, dtype_of
 from cupynorm._options import boolean, choice, eps_of, plainly, shown
 from cupynorm._subclasses import check_subclass
 from cupynorm.files import FileError
 from cupynorm.heads import add_qkv_bias, merge_heads
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from cupynorm._dtypes import Dtype
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from cupynorm import _around, _fuse, _row
-from cupynorm._arguments import _overlap, _place, check, check_elements, check_kind, is_number, view
+from cupynorm._arguments import Call, _overlap, _place, check, check_elements, check_kind, is_number, view
 from cupynorm._around import Function
 from cupynorm._dtypes import compute_dtype, dtype_name
 from cupynorm._expression import DeviceFunction, TraceError, trace
@@ -18,11 +19,6 @@ from cupynorm._options import boolean, eps_of
 from cupynorm._row import RowOp
 from cupynorm.norm import LAYER_NORM, RMS_NORM, layer_norm, rms_norm
 from cupynorm.softmax import LOG_SOFTMAX, SOFTMAX, log_softmax, softmax
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from cupynorm._arguments import Call
 
 OPS: dict[Any, RowOp] = {
     layer_norm: LAYER_NORM,

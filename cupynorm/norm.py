@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from cupynorm import _row
+from cupynorm._plan import Plan
+from cupynorm._quantize import Quantize
 
 if TYPE_CHECKING:
-    from cupynorm._extras import Quantize
-    from cupynorm._plan import Plan
+    from typing_extensions import Unpack
 
 
 def _on_host(
@@ -45,6 +46,76 @@ RMS_NORM = _row.RowOp(
     stats=("rstd",),
     has_eps=True,
 )
+
+
+class NormOptions(TypedDict, total=False):
+    """The keywords of a norm on which the number of its results does not depend."""
+
+    axis: int | tuple[int, ...]
+    eps: float
+    out: Any
+    dtype: Any
+    plan: str | Plan | None
+
+
+@overload
+def layer_norm(
+    x: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    return_stats: Literal[False] = False,
+    quantize: None = None,
+    **others: Unpack[NormOptions],
+) -> Any: ...
+
+
+@overload
+def layer_norm(
+    x: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    return_stats: Literal[False] = False,
+    quantize: str,
+    **others: Unpack[NormOptions],
+) -> tuple[Any, Any]: ...
+
+
+@overload
+def layer_norm(
+    x: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    return_stats: Literal[True],
+    quantize: None = None,
+    **others: Unpack[NormOptions],
+) -> tuple[Any, Any, Any]: ...
+
+
+@overload
+def layer_norm(
+    x: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    return_stats: Literal[True],
+    quantize: str,
+    **others: Unpack[NormOptions],
+) -> tuple[Any, Any, Any, Any]: ...
+
+
+@overload
+def layer_norm(
+    x: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    return_stats: bool = False,
+    quantize: str | Quantize | None = None,
+    **others: Unpack[NormOptions],
+) -> Any: ...
 
 
 def layer_norm(
@@ -88,6 +159,61 @@ def layer_norm(
             LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, extras
         )
     return _row.run(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
+
+
+@overload
+def rms_norm(
+    x: Any,
+    gamma: Any = None,
+    *,
+    return_stats: Literal[False] = False,
+    quantize: None = None,
+    **others: Unpack[NormOptions],
+) -> Any: ...
+
+
+@overload
+def rms_norm(
+    x: Any,
+    gamma: Any = None,
+    *,
+    return_stats: Literal[False] = False,
+    quantize: str,
+    **others: Unpack[NormOptions],
+) -> tuple[Any, Any]: ...
+
+
+@overload
+def rms_norm(
+    x: Any,
+    gamma: Any = None,
+    *,
+    return_stats: Literal[True],
+    quantize: None = None,
+    **others: Unpack[NormOptions],
+) -> tuple[Any, Any]: ...
+
+
+@overload
+def rms_norm(
+    x: Any,
+    gamma: Any = None,
+    *,
+    return_stats: Literal[True],
+    quantize: str,
+    **others: Unpack[NormOptions],
+) -> tuple[Any, Any, Any]: ...
+
+
+@overload
+def rms_norm(
+    x: Any,
+    gamma: Any = None,
+    *,
+    return_stats: bool = False,
+    quantize: str | Quantize | None = None,
+    **others: Unpack[NormOptions],
+) -> Any: ...
 
 
 def rms_norm(

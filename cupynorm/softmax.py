@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from cupynorm import _row
+from cupynorm._plan import Plan
+from cupynorm._quantize import Quantize
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import ParamSpec, Unpack
 
-    from cupynorm._extras import Quantize
     from cupynorm._mask import MaskOptions
-    from cupynorm._plan import Plan
 
-    class SoftmaxOptions(MaskOptions, total=False):
-        """The keywords of softmax that few calls give: a keyword with a default of its own costs every call 15 ns."""
-
-        quantize: str | Quantize | None
+    P = ParamSpec("P")
+    R = TypeVar("R")
 
 
 def _on_host(x: Any, _gamma: Any, _beta: Any, axes: int, _eps: float, out: Any, **extras: Any) -> None:
@@ -35,6 +35,60 @@ SOFTMAX = _row.RowOp("softmax", "softmax.cu", "Softmax", _on_host)
 LOG_SOFTMAX = _row.RowOp("log_softmax", "softmax.cu", "LogSoftmax", _log_on_host)
 
 
+def _spelled_out(spelled: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Give a function that takes its rare keywords as **options the signature of one that spells them out.
+
+    help() and type checkers see all keywords so, and calls that give none do not pay 15 ns for the default of each.
+    """
+
+    def made(function: Callable[..., R]) -> Callable[P, R]:
+        function.__signature__ = inspect.signature(spelled)  # type: ignore[attr-defined]
+        function.__annotations__ = spelled.__annotations__
+        return function
+
+    return made
+
+
+def _log_softmax(
+    x: Any,
+    axis: int | tuple[int, ...] = -1,
+    *,
+    scale: float | None = None,
+    where: Any = None,
+    lengths: Any = None,
+    left_padded: bool = False,
+    causal: bool = False,
+    causal_offset: int | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    bias: Any = None,
+    out: Any = None,
+    dtype: Any = None,
+    plan: str | Plan | None = None,
+) -> Any:
+    """Spell the signature of log_softmax."""
+
+
+def _softmax(
+    x: Any,
+    axis: int | tuple[int, ...] = -1,
+    *,
+    scale: float | None = None,
+    where: Any = None,
+    lengths: Any = None,
+    left_padded: bool = False,
+    causal: bool = False,
+    causal_offset: int | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    bias: Any = None,
+    quantize: str | Quantize | None = None,
+    out: Any = None,
+    dtype: Any = None,
+    plan: str | Plan | None = None,
+) -> Any:
+    """Spell the signature of softmax."""
+
+
+@overload
 def softmax(
     x: Any,
     axis: int | tuple[int, ...] = -1,
@@ -42,7 +96,46 @@ def softmax(
     out: Any = None,
     dtype: Any = None,
     plan: str | Plan | None = None,
-    **options: Unpack[SoftmaxOptions],
+    quantize: None = None,
+    **mask: Unpack[MaskOptions],
+) -> Any: ...
+
+
+@overload
+def softmax(
+    x: Any,
+    axis: int | tuple[int, ...] = -1,
+    *,
+    out: Any = None,
+    dtype: Any = None,
+    plan: str | Plan | None = None,
+    quantize: str,
+    **mask: Unpack[MaskOptions],
+) -> tuple[Any, Any]: ...
+
+
+@overload
+def softmax(
+    x: Any,
+    axis: int | tuple[int, ...] = -1,
+    *,
+    out: Any = None,
+    dtype: Any = None,
+    plan: str | Plan | None = None,
+    quantize: str | Quantize | None = None,
+    **mask: Unpack[MaskOptions],
+) -> Any: ...
+
+
+@_spelled_out(_softmax)
+def softmax(
+    x: Any,
+    axis: int | tuple[int, ...] = -1,
+    *,
+    out: Any = None,
+    dtype: Any = None,
+    plan: str | Plan | None = None,
+    **options: Any,
 ) -> Any:
     """Return exp(z - max) / sum(exp(z - max)) of z = x * scale + bias over the kept elements of the normalised axes.
 
@@ -80,6 +173,7 @@ def softmax(
     return _around.run_masked(SOFTMAX, x, axis, out, dtype, plan, options, quantize)
 
 
+@_spelled_out(_log_softmax)
 def log_softmax(
     x: Any,
     axis: int | tuple[int, ...] = -1,
@@ -87,7 +181,7 @@ def log_softmax(
     out: Any = None,
     dtype: Any = None,
     plan: str | Plan | None = None,
-    **options: Unpack[MaskOptions],
+    **options: Any,
 ) -> Any:
     """Return z - max - log(sum(exp(z - max))) over the kept elements: the logarithm of softmax, without its underflow.
 

@@ -28,7 +28,7 @@ LAYERS = [
         "_blaslt",
     ],
     ["_expression", "functions"],
-    ["functors", "_arguments", "_mask", "_extras", "_remembered", "_tuned"],
+    ["functors", "_arguments", "_quantize", "_mask", "_extras", "_remembered", "_tuned"],
     ["_row", "_around"],
     [
         "_elementwise",
