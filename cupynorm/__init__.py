@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 from cupynorm._device import CompileError, NoDeviceError
 from cupynorm._plan import Plan
+from cupynorm._quantize import Quantize
 from cupynorm.norm import layer_norm, rms_norm
 from cupynorm.softmax import log_softmax, softmax
 
 if TYPE_CHECKING:
     from cupynorm import functions as functions
     from cupynorm._expression import DeviceFunction, TraceError
-    from cupynorm._extras import Quantize
     from cupynorm.add_norm import add_layer_norm, add_rms_norm
     from cupynorm.elementwise import bias_gelu, bias_silu, dropout, geglu, swiglu
     from cupynorm.fusion import Fusion, fuse
@@ -46,7 +46,6 @@ __version__ = "0.1.0"
 # Modules that are imported when one of their names is first asked for: a call of a row op waits for none of them.
 _LATER = {
     "_expression": ("DeviceFunction", "TraceError"),
-    "_extras": ("Quantize",),
     "add_norm": ("add_layer_norm", "add_rms_norm"),
     "elementwise": ("bias_gelu", "bias_silu", "dropout", "geglu", "swiglu"),
     "functions": (),

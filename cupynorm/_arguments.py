@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-import operator
+import numbers
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm import _device
-from cupynorm._dtypes import Dtype, compute_dtype, device_dtype, dtype_name, dtype_of
+from cupynorm import _device, _uploads
+from cupynorm._dtypes import Dtype, compute_dtype, conversion, device_dtype, dtype_name, dtype_of
+from cupynorm._options import plainly, shown
+from cupynorm._plan import VARIANTS, Plan
+from cupynorm._subclasses import check_subclass
 from cupynorm._values import NamedTuple
 from cupynorm.functors import View
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from cupynorm._plan import Plan
 
 
 class Call(NamedTuple):
@@ -27,7 +28,7 @@ class Call(NamedTuple):
     x: Any
     out: Any
     axes: int  # trailing axes that are normalised
-    columns: Mapping[str, Any]
+    columns: Mapping[str, Any]  # arrays, of no more axes than the normalised ones
 
     @property
     def compute(self) -> Dtype:
@@ -49,7 +50,7 @@ def check(
     axis: int | tuple[int, ...],
     out: Any,
     dtype: Any,
-    plan: str | Plan | None,
+    plan: Any,
     columns: Mapping[str, Any] | None = None,
     others: Mapping[str, Any] | None = None,
     quantized: Dtype | None = None,
@@ -61,7 +62,10 @@ def check(
     """
     others = others or {}
     columns = {name: array for name, array in (columns or {}).items() if array is not None}
-    on_device = _check_kinds(x, {"out": out, **columns, **others})
+    on_device = _check_kinds(x, {"out": out, **columns, **others}, columns)
+    if plan is not None and not isinstance(plan, (str, Plan)):
+        variants = ", ".join(map(repr, VARIANTS))
+        raise TypeError(f"plan is {shown(plan)}: give the name of a variant ({variants}) or a cupynorm.Plan")
     if plan is not None and not on_device:
         raise ValueError(f"plan={plan!r} chooses a kernel: x is a NumPy array, computed on the CPU")
     check_dtype("x", x)
@@ -69,11 +73,12 @@ def check(
     shape = x.shape[x.ndim - axes :]
     if 0 in shape:
         raise ValueError(f"x has shape {x.shape}: the normalised axes are empty")
-    _check_columns(columns, shape, "the normalised axes of x have")
+    columns = _check_columns(columns, shape, "the normalised axes of x have")
     asked = _result_dtype(dtype, quantized)
     if on_device and asked is not None and quantized is not None:
         asked = device_dtype(asked)
     device = _check_places(x, {"out": out, **columns, **others}) if on_device else -1
+    columns = _with_arrays(columns, x, shape, out.dtype if out is not None else asked, device)
     if on_device and x.size and not view(x).split(axes)[1].is_contiguous():
         raise ValueError(_not_contiguous("x", x, axes))
     if out is None:
@@ -99,7 +104,7 @@ def check_each(
     and `out` shares no memory with x.
     """
     columns = {name: array for name, array in (columns or {}).items() if array is not None}
-    on_device = _check_kinds(x, {"out": out, **columns})
+    on_device = _check_kinds(x, {"out": out, **columns}, columns)
     check_dtype("x", x)
     if x.ndim < least_axes:
         raise ValueError("x has 0 axes: give one of at least 1")
@@ -108,9 +113,10 @@ def check_each(
         if shape[-1] % 2:
             raise ValueError(f"x has shape {shape}: its last axis holds two halves, so it must be even")
         shape = (*shape[:-1], shape[-1] // 2)
-    _check_columns(columns, x.shape[-1:], "the last axis of x has")
+    columns = _check_columns(columns, x.shape[-1:], "the last axis of x has")
     asked = _result_dtype(dtype, None)
     device = _check_places(x, {"out": out, **columns}) if on_device else -1
+    columns = _with_arrays(columns, x, x.shape[-1:], out.dtype if out is not None else asked, device)
     axes = min(1, x.ndim)
     if on_device and x.size and not view(x).split(axes)[1].is_contiguous():
         raise ValueError(_not_contiguous("x", x, axes))
@@ -121,11 +127,23 @@ def check_each(
     return Call(on_device, device, x, out, axes, columns)
 
 
-def _check_kinds(x: Any, arrays: Mapping[str, Any]) -> bool:
-    """Return whether x and all of the arrays are on a device; TypeError if some are and some are not."""
-    on_device = _kind("x", x)
+def is_number(given: object) -> bool:
+    """Say whether a parameter of columns is given as one number: Python's, NumPy's, or a NumPy array of no axes."""
+    if isinstance(given, np.ndarray):
+        return type(given) is np.ndarray and given.ndim == 0 and given.dtype.kind in "iuf"
+    return isinstance(given, numbers.Real) and not isinstance(given, bool)
+
+
+def _check_kinds(x: Any, arrays: Mapping[str, Any], may_be_numbers: Mapping[str, Any]) -> bool:
+    """Return whether x and all of the arrays are on a device; TypeError if some are and some are not.
+
+    may_be_numbers: those that need not be arrays.
+    """
+    on_device = check_kind("x", x)
     for name, array in arrays.items():
-        if array is not None and _kind(name, array) is not on_device:
+        if array is None or (name in may_be_numbers and is_number(array)):
+            continue
+        if check_kind(name, array) is not on_device:
             raise TypeError(
                 f"x is {_place(on_device)} and {name} is {_place(not on_device)}: "
                 "move one with cupy.asarray or cupy.asnumpy, nothing is copied behind your back"
@@ -133,45 +151,101 @@ def _check_kinds(x: Any, arrays: Mapping[str, Any]) -> bool:
     return on_device
 
 
-def _check_columns(columns: Mapping[str, Any], shape: tuple[int, ...], whose: str) -> None:
-    for name, array in columns.items():
-        check_dtype(name, array)
+def _check_columns(columns: Mapping[str, Any], shape: tuple[int, ...], whose: str) -> dict[str, Any]:
+    """Return parameters of columns, without leading axes of one element that the columns do not have; numbers as they are."""
+    found = {}
+    for name, given in columns.items():
+        if is_number(given):
+            found[name] = given
+            continue
+        check_dtype(name, given)
+        extra = _extra(given.shape, len(shape))
+        array = given[(0,) * extra] if extra else given
         try:
             view(array).broadcast_to(shape)
         except ValueError:
             raise ValueError(
-                f"{name} has shape {array.shape}, {whose} {shape}: it must have that shape or broadcast to it"
+                f"{name} has shape {given.shape}, {whose} {shape}: it must have that shape or broadcast to it"
             ) from None
+        found[name] = array
+    return found
 
 
-def _check_places(x: Any, arrays: Mapping[str, Any]) -> int:
-    """Return x's device; ValueError if another array is on another one, or one begins inside of an element."""
+def column(given: Any, x: Any, result: Dtype | None, whose: str) -> Any:
+    """Return a bias of x's last axis as an array of at most one axis. result: the result's dtype, None for x's."""
+    device = int(x.device.id) if _device.is_device_array(x) else -1
+    found = _check_columns({"bias": given}, x.shape[-1:], whose)
+    return _with_arrays(found, x, x.shape[-1:], result, device)["bias"]
+
+
+def _extra(shape: tuple[int, ...], axes: int) -> int:
+    """Return how many leading axes of one element an array has beyond so many axes."""
+    extra = max(0, len(shape) - axes)
+    return extra if all(extent == 1 for extent in shape[:extra]) else 0
+
+
+def _with_arrays(
+    columns: Mapping[str, Any], x: Any, shape: tuple[int, ...], result: Dtype | None, device: int
+) -> dict[str, Any]:
+    """Return parameters of columns with arrays for numbers: on a device of `shape`, on the host of no axes.
+
+    Such an array has x's dtype if that holds the number exactly, else the dtype of arithmetic; float64 if not even that
+    holds it.
+    """
+    found = dict(columns)
+    for name, given in columns.items():
+        if not is_number(given):
+            continue
+        try:
+            value = float(given)
+        except OverflowError:
+            raise ValueError(f"{name} is {plainly(given)}: it is beyond what float64 holds") from None
+        if device < 0:
+            found[name] = np.array(value)
+            continue
+        with np.errstate(over="ignore"):
+            for dtype in (x.dtype, compute_dtype(x.dtype, result or x.dtype)):
+                held = float(dtype.type(value))
+                if held == value or math.isnan(value):
+                    break
+        if math.isinf(held) and not math.isinf(value):
+            dtype = np.dtype(np.float64)
+        found[name] = _uploads.filled(value, shape, dtype, device, name)
+    return found
+
+
+def _check_places(x: Any, arrays: Mapping[str, Any], name_of_x: str = "x") -> int:
+    """Return x's device; ValueError if another array is on another one, or elements lie where no kernel can read them."""
     device = int(x.device.id)
     for name, array in arrays.items():
-        if array is not None and array.device.id != device:
-            raise ValueError(f"x is on device {device} and {name} on device {array.device.id}")
-    for name, array in {"x": x, **arrays}.items():
-        if array is not None and array.data.ptr % array.dtype.itemsize:
-            raise ValueError(
-                f"{name} starts at an address that is no multiple of its {array.dtype.itemsize} bytes"
-            )
+        if array is not None and not is_number(array) and array.device.id != device:
+            raise ValueError(f"{name_of_x} is on device {device} and {name} on device {array.device.id}")
+    for name, array in {name_of_x: x, **arrays}.items():
+        if array is not None and not is_number(array):
+            check_elements(name, array)
     return device
+
+
+def check_elements(name: str, array: Any) -> None:
+    """ValueError if an element of a device array begins at no multiple of its size, where no kernel can read it."""
+    size = array.dtype.itemsize
+    if array.data.ptr % size:
+        raise ValueError(f"{name} starts at an address that is no multiple of its {size} bytes")
+    if any(step % size for step, extent in zip(array.strides, array.shape, strict=True) if extent > 1):
+        raise ValueError(
+            f"{name} has strides {array.strides}, no multiple of its elements' {size} bytes, as fields of packed records "
+            "have: copy it where it is made, before it comes to the device (numpy.ascontiguousarray)"
+        )
 
 
 def _result_dtype(dtype: Any, quantized: Dtype | None) -> Dtype | None:
     if dtype is None:
         return quantized
     if quantized is not None:
-        raise ValueError(f"dtype={dtype!r} and quantize name two dtypes of the result: give one of them")
+        raise ValueError(
+            f"dtype={plainly(dtype)} and quantize name two dtypes of the result: give one of them"
+        )
     return dtype_of(dtype)
-
-
-def check_eps(eps: float) -> float:
-    """Return eps as a float; ValueError if it is negative or not a number."""
-    value = float(eps)
-    if not value >= 0 or math.isinf(value):
-        raise ValueError(f"eps is {eps}: it must be 0 or a positive finite number")
-    return value
 
 
 def view(array: Any) -> View:
@@ -180,16 +254,15 @@ def view(array: Any) -> View:
     return View(pointer, array.shape, array.strides, array.dtype)
 
 
-def _kind(name: str, array: object) -> bool:
-    """Return True for a CuPy array and False for a NumPy array; TypeError for anything else."""
-    if _device.is_device_array(array):
-        return True
-    if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(
-            f"{name} is a masked array: masks are not looked at, so give {name}.filled(...) or {name}.data"
-        )
-    if isinstance(array, np.ndarray):
-        return False
+def check_kind(name: str, array: object) -> bool:
+    """Return True for a CuPy array and False for a NumPy array; TypeError for anything else.
+
+    Subclasses of both are taken where check_subclass takes them.
+    """
+    on_device = _device.is_device_array(array)
+    if on_device or isinstance(array, np.ndarray):
+        check_subclass(name, array, on_device=on_device)
+        return on_device
     raise TypeError(
         f"{name} is a {type(array).__module__}.{type(array).__qualname__}: give a NumPy or a CuPy array "
         "(numpy.asarray, cupy.asarray, or cupy.from_dlpack make one)"
@@ -205,20 +278,27 @@ def check_dtype(name: str, array: Any) -> None:
     try:
         dtype_name(array.dtype)
     except TypeError as error:
-        raise TypeError(f"{name}: {error}") from None
+        raise TypeError(f"{name}: {error}{conversion(name, array.dtype)}") from None
 
 
 def trailing_axes(axis: int | tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """Return how many trailing axes `axis` names; ValueError if they are not the trailing ones."""
+    """Return how many trailing axes `axis` names.
+
+    TypeError unless it is an integer or a tuple of integers; ValueError if they are not the trailing ones.
+    """
     ndim = len(shape)
     if type(axis) is int and ndim and axis in (-1, ndim - 1):
         return 1
     given = axis if isinstance(axis, tuple) else (axis,)
     wanted = []
     for each in given:
-        number = operator.index(each)
+        if isinstance(each, bool) or not isinstance(each, (int, np.integer)):
+            raise TypeError(
+                f"axis is {shown(axis)}: give an integer, or a tuple of integers such as (-2, -1)"
+            )
+        number = int(each)
         if not -ndim <= number < ndim:
-            raise ValueError(f"axis {number} is out of range: x has {ndim} axes, shape {shape}")
+            raise ValueError(f"axis {plainly(number)} is out of range: x has {ndim} axes, shape {shape}")
         wanted.append(number % ndim)
     if not wanted:
         raise ValueError("axis is empty: name at least one axis")
@@ -274,9 +354,8 @@ def _check_out(
     here = view(out)
     if on_device and not here.split(axes)[1].is_contiguous():
         raise ValueError(_not_contiguous("out", out, axes))
-    extents, strides = here.collapsed()
-    reach = 1
-    for stride, extent in sorted((abs(s), e) for s, e in zip(strides, extents, strict=True) if e > 1):
+    reach = out.dtype.itemsize  # in bytes: on the host, strides need be no multiple of an element
+    for stride, extent in sorted((abs(s), e) for s, e in zip(out.strides, out.shape, strict=True) if e > 1):
         if stride < reach:
             raise ValueError(
                 f"out has shape {out.shape} and strides {out.strides}: its elements overlap one another"

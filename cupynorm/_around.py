@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cupynorm import _ask, _compile, _device, _row
-from cupynorm._arguments import Call, check, check_eps, view
+from cupynorm._arguments import Call, check, is_number, view
 from cupynorm._dtypes import Dtype
 from cupynorm._expression import DeviceFunction, Expression, traced
-from cupynorm._extras import CheckedExtras, Extras, Quantize, quantize_of
-from cupynorm._mask import Mask, MaskOptions, asked_of
+from cupynorm._extras import CheckedExtras, Extras, quantize_of
+from cupynorm._mask import Mask, asked_of, with_lengths
 from cupynorm._mask import twin as mask_twin
+from cupynorm._options import boolean, eps_of
 from cupynorm._philox import Dropout
 from cupynorm._plan import Plan, Problem
+from cupynorm._quantize import Quantize
 from cupynorm._remembered import add, again, launcher
 from cupynorm._row import RowOp, Spelled
 from cupynorm.functors import (
@@ -63,7 +65,9 @@ def run_fused(
 ) -> Any:
     """Run one call with something fused around it. Results: y, scales of rows, the sum, statistics; those that are asked for."""
     given = [x, gamma, beta, out, *extras.given()]
-    options = (op.name, axis, type(axis), eps, type(eps), dtype, return_stats, plan, extras.options())
+    of_axis = tuple(map(type, axis)) if type(axis) is tuple else type(axis)
+    switch = (return_stats, type(return_stats))
+    options = (op.name, axis, of_axis, eps, type(eps), dtype, switch, plan, extras.options())
     drop = None if extras.add is None else extras.add.dropout
     place = None if drop is None else (drop.seed, drop.offset)
     calls = _row.calls_of_thread()
@@ -78,7 +82,8 @@ def run_fused(
         if made is not None:
             results = (*made,) if out is None else (out, *made)
             return results if len(results) > 1 else results[0]
-    exact = check_eps(eps) if op.has_eps else 0.0
+    exact = eps_of(eps) if op.has_eps else 0.0
+    return_stats = boolean("return_stats", return_stats)
     columns = {"gamma": gamma, "beta": beta} if op.columns else {}
     if extras.add is not None:
         columns["bias"] = extras.add.bias
@@ -92,13 +97,17 @@ def run_fused(
         others=extras.arrays(),
         quantized=extras.dtype,
     )
-    fused = extras.checked(call)
+    scale, shift = call.columns.get("gamma"), call.columns.get("beta")
+    if call.on_device and any(map(is_number, columns.values())):
+        extras = extras.with_bias(call.columns.get("bias"))
+        return run_fused(op, x, scale, shift, axis, eps, call.out, dtype, return_stats, plan, extras)
+    fused = extras.with_bias(call.columns.get("bias")).checked(call)
     stats = [call.empty_statistic() for _ in op.stats] if return_stats else []
     results = (call.out, *fused.results, *stats)
     if not call.on_device:
         _ask.answer(lambda: _spelled_fused(op, call, (), exact, fused))
         if x.size:
-            op.reference(x, gamma, beta, call.axes, exact, call.out, *stats, extras=fused.on_host())
+            op.reference(x, scale, shift, call.axes, exact, call.out, *stats, extras=fused.on_host())
     elif x.size:
         spelling = _spelled_fused(op, call, [array.data.ptr for array in stats], exact, fused)
         launched = launch_around(call.device, spelling, plan)
@@ -119,14 +128,14 @@ def run_masked(
     out: Any,
     dtype: Any,
     plan: str | Plan | None,
-    options: MaskOptions,
+    options: Mapping[str, Any],
     quantize: str | Quantize | None,
 ) -> Any:
     """Run a call of softmax or log_softmax with options; they may say nothing, such as where=None."""
     asked, how = asked_of(op.name, options), quantize_of(quantize)
     if asked is None and how is None:
         return _row.run(op, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    extras = Extras(masked=asked, quantize=how)
+    extras = Extras(masked=None if asked is None else with_lengths(asked, x), quantize=how)
     return run_fused(op, x, None, None, axis, 0.0, out, dtype, False, plan, extras)  # noqa: FBT003
 
 

@@ -71,7 +71,8 @@ def cublas() -> ModuleType:
 
 
 @functools.lru_cache(maxsize=64)
-def _is_device_type(kind: type) -> bool:
+def is_device_type(kind: type) -> bool:
+    """Say whether a type is that of CuPy arrays, or a subclass of it."""
     if not any(base.__module__.partition(".")[0] == "cupy" for base in kind.__mro__):
         return False
     return issubclass(kind, cupy().ndarray)
@@ -79,7 +80,7 @@ def _is_device_type(kind: type) -> bool:
 
 def is_device_array(x: object) -> bool:
     """Say whether x is a CuPy array, without importing CuPy for what cannot be one."""
-    return _is_device_type(type(x))  # type: ignore[arg-type]  # every type hashes
+    return is_device_type(type(x))  # type: ignore[arg-type]  # every type hashes
 
 
 def present_device() -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cupynorm._options import shown
 from cupynorm._values import NamedTuple
 
 Dtype = np.dtype[Any]
@@ -54,15 +55,38 @@ class MissingPackageError(TypeError):
     """A dtype needs a package that is not installed."""
 
 
-def dtype_of(what: Any) -> Dtype:
-    """Return the supported dtype that `what` means: a dtype, a scalar type, or a name, "bfloat16" included."""
-    if what == "bfloat16":
+def conversion(name: str, dtype: Dtype) -> str:
+    """Return the advice of an error about an array of another dtype: the call that converts it, where one fits."""
+    if not dtype.isnative and dtype.newbyteorder("=") in (each.dtype for each in _types().values()):
+        return f'; {name}.astype("={dtype.str[1:]}") is a copy in the native byte order'
+    wanted = {"b": "float32", "i": "float32", "u": "float32", "f": "float64"}.get(dtype.kind)
+    return f'; {name}.astype("{wanted}") is a copy that is' if wanted else ""
+
+
+def dtype_of(what: Any, name: str = "dtype") -> Dtype:
+    """Return the supported dtype that `what` means: a dtype, a scalar type, or a name, "bfloat16" included.
+
+    TypeError, which says which there are, for anything else. name: what the option is called.
+    """
+    if isinstance(what, str) and what == "bfloat16":
         if "bfloat16" not in _types():
-            raise MissingPackageError("dtype bfloat16 needs the package ml_dtypes: pip install ml_dtypes")
+            raise MissingPackageError(f"{name} bfloat16 needs the package ml_dtypes: pip install ml_dtypes")
         return _types()["bfloat16"].dtype
-    dtype: Dtype = np.dtype(what)
+    dtype = _understood(what)
+    if dtype is None:
+        raise TypeError(f"{name} is {shown(what)}, which is no dtype: use {', '.join(sorted(_types()))}")
     dtype_name(dtype)
     return dtype
+
+
+def _understood(what: Any) -> Dtype | None:
+    """Return NumPy's dtype of a name, a type or a dtype; None for anything else, also what NumPy would guess at."""
+    if not isinstance(what, (str, type, np.dtype)):
+        return None
+    try:
+        return np.dtype(what)
+    except Exception:  # noqa: BLE001  NumPy parses names: TypeError, SyntaxError, ValueError
+        return None
 
 
 QUANTIZED = (
@@ -77,22 +101,24 @@ def device_dtype(quantized: Dtype) -> Dtype:
     return np.dtype(np.uint8) if quantized.name.startswith("float8_") else quantized
 
 
-def quantized_dtype(what: Any) -> Dtype:
-    """Return the quantised dtype that `what` means: a dtype, a scalar type, or one of the names in QUANTIZED."""
+def quantized_dtype(what: Any, name: str = "dtype") -> Dtype:
+    """Return the quantised dtype that `what` means: a dtype, a scalar type, or one of the names in QUANTIZED.
+
+    TypeError for anything else. name: what the option is called.
+    """
     if isinstance(what, str) and what.startswith("float8_") and what in QUANTIZED:
         try:
             import ml_dtypes  # noqa: PLC0415  optional: NumPy has no float8
         except ImportError:
             raise MissingPackageError(
-                f"dtype {what} needs the package ml_dtypes: pip install ml_dtypes"
+                f"{name} {what} needs the package ml_dtypes: pip install ml_dtypes"
             ) from None
         what = getattr(ml_dtypes, what)
-    try:
-        dtype: Dtype = np.dtype(what)
-    except TypeError:
-        raise TypeError(f"quantize={what!r} is no dtype: use {', '.join(QUANTIZED)}") from None
+    dtype = _understood(what)
+    if dtype is None:
+        raise TypeError(f"{name} is {shown(what)}, which is no dtype: use {', '.join(QUANTIZED)}")
     if dtype.name not in QUANTIZED:
-        raise TypeError(f"dtype {dtype} is not supported for quantised results: use {', '.join(QUANTIZED)}")
+        raise TypeError(f"{name} is {dtype}, which no quantised result can have: use {', '.join(QUANTIZED)}")
     return dtype
 
 

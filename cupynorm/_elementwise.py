@@ -306,7 +306,7 @@ def launch(call: Call, each: Each, out: Any, dtype: Any) -> None:
     module = _device.cupy()
     calls = _row._thread.calls  # noqa: SLF001
     x, y = view(call.x), view(call.out)
-    bias = None if each.bias is None else view(each.bias)
+    bias = None if each.bias is None else view(call.columns["bias"])
     what = spelled(each, x, y, bias)
     with module.cuda.Device(call.device):
         calls.prepare(call.device)

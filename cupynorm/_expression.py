@@ -7,18 +7,17 @@ import functools
 import inspect
 import os
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from cupynorm import _device, _special
 from cupynorm._dtypes import dtype_of
+from cupynorm._options import plainly, shown
 from cupynorm.reference import ACTIVATIONS, _round
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any]
 
 LARGEST_POWER = 16
 MOST_STEPS = 4096  # a loop of the function is unrolled: one that does not end must
@@ -216,7 +215,9 @@ def spell_constant(value: float) -> str:
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError if `name` is no identifier of C++."""
+    """Raise ValueError if `name` is no identifier of C++, TypeError if it is no str."""
+    if not isinstance(name, str):
+        raise TypeError(f"name is {shown(name)}: give a C++ identifier")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
         raise ValueError(f"name {name!r} is no C++ identifier: use letters, digits and _, a letter first")
 
@@ -616,16 +617,16 @@ class DeviceFunction:
 
     def __post_init__(self) -> None:
         check_name(self.name)
+        if not isinstance(self.text, str):
+            raise TypeError(f"text is {shown(self.text)}: give C++, the text of a struct")
         if not re.search(rf"\bstruct\s+{self.name}\b", self.text):
             raise ValueError(f"text does not define struct {self.name}")
         if not callable(self.host):
-            raise TypeError(
-                f"host is of type {type(self.host).__qualname__}: give a function of NumPy arrays"
-            )
+            raise TypeError(f"host is {shown(self.host)}: give a function of NumPy arrays")
         for what in ("inputs", "outputs"):
             count = getattr(self, what)
             if type(count) is not int or count < 1:
-                raise ValueError(f"{what} is {count!r}: it must be an integer of 1 or more")
+                raise ValueError(f"{what} is {plainly(count)}: it must be an integer of 1 or more")
 
     @property
     def key(self) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import numbers
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,59 +11,21 @@ from cupynorm._arguments import Call, check_dtype
 from cupynorm._dtypes import Dtype, quantized_dtype
 from cupynorm._mask import Asked, Mask, mask_of
 from cupynorm._philox import Dropout
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Quantize:
-    """How a result is quantised: q = y / scale, rounded to nearest even and saturated, of `dtype`.
-
-    dtype: "int8" (-128 to 127), "float8_e4m3fn" (up to 448) or "float8_e5m2" (up to 57344), or NumPy's or ml_dtypes' dtype of
-    that name; Micikevicius et al. 2022, "FP8 formats for deep learning". y is not rounded before it is divided.
-
-    scale: one positive number for the whole result, or an array of one element and of x's kind, float16 to float64; then the
-    call returns q. None: each row has its own, max |y| / largest with largest 127, 448 or 57344, found in the same pass; then
-    the call returns (q, scales), with one scale a row, in float32 (float64 where arithmetic is), and y is about q * scale.
-    A row of zeros has scale 0; one with nan or inf has that as its scale.
-
-    nan stays nan in a float8, and is 0 in int8. CuPy has no float8: on a device their bits come as uint8, and `out` is uint8.
-    """
-
-    dtype: Any
-    scale: Any = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", quantized_dtype(self.dtype))
-        if self.scale is None:
-            return
-        if isinstance(self.scale, np.ndarray) or _device.is_device_array(self.scale):
-            check_dtype("scale", self.scale)
-            if self.scale.size != 1:
-                raise ValueError(
-                    f"scale has shape {self.scale.shape}: one for the whole result, or none for one for each row"
-                )
-        elif not isinstance(self.scale, numbers.Real):
-            raise TypeError(
-                f"scale is a {type(self.scale).__module__}.{type(self.scale).__qualname__}: "
-                "give a number or an array of one element"
-            )
-        if not _device.is_device_array(self.scale) and not 0 < self.host_scale < np.inf:
-            raise ValueError(f"scale is {self.scale}: it must be positive and finite")
-
-    @property
-    def per_row(self) -> bool:
-        """Whether each row has a scale of its own, which is returned."""
-        return self.scale is None
-
-    @property
-    def host_scale(self) -> float:
-        """The scale that was given, as a number; of a device array it would have to be waited for."""
-        given = self.scale
-        return float(given.reshape(())[()] if isinstance(given, np.ndarray) else given)
+from cupynorm._quantize import Quantize
 
 
 def quantize_of(given: Any) -> Quantize | None:
     """Return what quantize= means: a Quantize, or the dtype of one with a scale for each row."""
-    return given if given is None or isinstance(given, Quantize) else Quantize(given)
+    if given is None or isinstance(given, Quantize):
+        return given
+    return Quantize(quantized_dtype(given, "quantize"))
+
+
+def _is_number(scale: Any) -> bool:
+    """Say whether a scale is given as a number, not as an array or not at all."""
+    if type(scale) is float or scale is None:
+        return scale is not None
+    return not isinstance(scale, np.ndarray) and not _device.is_device_array(scale)
 
 
 class Add(NamedTuple):
@@ -96,21 +56,18 @@ class Extras(NamedTuple):
     def given(self) -> tuple[Any, ...]:
         """Return everything that may be an array, in a fixed order; None where there is none."""
         masked, adds = self.masked or Asked(), self.add
-        scale = (
-            None
-            if self.quantize is None or isinstance(self.quantize.scale, numbers.Real)
-            else self.quantize.scale
-        )
+        scale = None if self.quantize is None or _is_number(self.quantize.scale) else self.quantize.scale
         added = (None, None) if adds is None else (adds.residual, adds.bias)
         return (masked.where, masked.bias, masked.lengths, *added, scale)
 
     def options(self) -> tuple[Any, ...]:
         """Return what else it says, but for the seed and the offset of a dropout: calls alike in it run alike."""
         masked, adds, quantize = self.masked or Asked(), self.add, self.quantize
-        band = (masked.causal, type(masked.causal), masked.window, type(masked.window))
+        given = (masked.causal, masked.causal_offset, masked.window)
+        band = (*given, *map(type, given))
         mask = (masked.scale, type(masked.scale), masked.left_padded, *band)
         add = None if adds is None else (adds.alpha, adds.dropout and adds.dropout.p, adds.wants_sum)
-        scale = None if quantize is None or not isinstance(quantize.scale, numbers.Real) else quantize.scale
+        scale = None if quantize is None or not _is_number(quantize.scale) else quantize.scale
         return (mask, add, None if quantize is None else (quantize.dtype, quantize.scale is None, scale))
 
     def arrays(self) -> dict[str, Any]:
@@ -122,6 +79,10 @@ class Extras(NamedTuple):
         if isinstance(scale, np.ndarray) or _device.is_device_array(scale):
             found["quantize.scale"] = scale
         return found
+
+    def with_bias(self, bias: Any) -> Extras:
+        """Return the same with the bias of a sum as it was checked."""
+        return self if self.add is None else self._replace(add=self.add._replace(bias=bias))
 
     def checked(self, call: Call) -> CheckedExtras:
         """Check what depends on x, and allocate the further results of a call that is checked otherwise."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
-import operator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from cupynorm import _device, reference
-from cupynorm._arguments import view
-from cupynorm._dtypes import cpp_of_element, dtype_name
+from cupynorm import _device, _uploads, reference
+from cupynorm._arguments import check_dtype, check_kind, view
+from cupynorm._dtypes import cpp_of_element
+from cupynorm._options import boolean, finite, integer, plainly, shown
 from cupynorm.functors import EMPTY, Packs, Struct, View, division, operand, per_row
 
 if TYPE_CHECKING:
@@ -33,7 +32,8 @@ class MaskOptions(TypedDict, total=False):
     where: Any
     lengths: Any
     left_padded: bool
-    causal: bool | int
+    causal: bool
+    causal_offset: int | None
     window: int | tuple[int | None, int | None] | None
     bias: Any
 
@@ -46,13 +46,23 @@ class Asked(NamedTuple):
     lengths: Any = None
     left_padded: Any = False
     causal: Any = False
+    causal_offset: Any = None
     window: Any = None
     bias: Any = None
 
     @property
     def says_nothing(self) -> bool:
         """Whether every keyword has the value that it has when it is not given."""
-        return all(each is None or each is False for each in self)
+        return (
+            self.where is None
+            and self.lengths is None
+            and self.scale is None
+            and self.causal is False
+            and self.causal_offset is None
+            and self.window is None
+            and self.bias is None
+            and self.left_padded is False
+        )
 
     def arrays(self) -> dict[str, Any]:
         """Return the arrays among them by name: of x's kind and device, and never written."""
@@ -67,6 +77,28 @@ def asked_of(function: str, options: Mapping[str, Any]) -> Asked | None:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
     asked = Asked(**options)
     return None if asked.says_nothing else asked
+
+
+def with_lengths(asked: Asked, x: Any) -> Asked:
+    """Return the keywords with an array for a list of lengths, where x is.
+
+    A list is host data: its numbers are looked at, and a call on a device copies them there, on the current stream.
+    """
+    given = asked.lengths
+    if not isinstance(given, (list, tuple)):
+        return asked
+    on_device = check_kind("x", x)
+    try:
+        host = np.asarray(given)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"lengths is {shown(given)}: its parts differ in length; give integers") from None
+    if host.dtype == np.float64 and host.size == 0:
+        host = host.astype(np.int64)
+    if x.ndim:
+        _check_lengths(host, x.shape)
+    if on_device:
+        host = _uploads.uploaded(host, int(x.device.id), "lengths", "list")
+    return asked._replace(lengths=host)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -162,15 +194,13 @@ def mask_of(asked: Asked, shape: tuple[int, ...], axes: int) -> Mask:
         _check_where(asked.where)
         _check_broadcast("where", asked.where, shape, "x")
     if asked.bias is not None:
-        try:
-            dtype_name(asked.bias.dtype)
-        except TypeError as error:
-            raise TypeError(f"bias: {error}") from None
+        check_dtype("bias", asked.bias)
         _check_broadcast("bias", asked.bias, shape, "x")
-    offset, band = _offset(asked.causal), _window(asked.window)
+    left_padded = boolean("left_padded", asked.left_padded)
+    offset, band = _offset(asked.causal, asked.causal_offset), _window(asked.window)
     structural = {
         "lengths": asked.lengths is not None,
-        "causal": offset is not None,
+        "causal" if asked.causal_offset is None else "causal_offset": offset is not None,
         "window": band is not None,
     }
     for name in (name for name, given in structural.items() if given):
@@ -182,7 +212,7 @@ def mask_of(asked: Asked, shape: tuple[int, ...], axes: int) -> Mask:
             )
     if asked.lengths is not None:
         _check_lengths(asked.lengths, shape)
-    elif asked.left_padded:
+    elif left_padded:
         raise ValueError("left_padded says at which end of a row lengths count: give lengths, too")
     low, high = (None, None) if band is None else band
     diagonal = offset or 0
@@ -203,7 +233,7 @@ def mask_of(asked: Asked, shape: tuple[int, ...], axes: int) -> Mask:
         asked.where,
         asked.bias,
         asked.lengths,
-        bool(asked.left_padded),
+        left_padded,
         low,
         high,
     )
@@ -244,15 +274,6 @@ def _structure(mask: Mask, lengths: View | None) -> Struct:
     return Struct(spelling, dtype, values)
 
 
-def finite(name: str, value: Any) -> float:
-    """Return a number as a float; TypeError for what is none, an array included, ValueError if it is not finite."""
-    if not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} is a {type(value).__module__}.{type(value).__qualname__}: give a number")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} is {value}: it must be finite")
-    return float(value)
-
-
 def _check_where(where: Any) -> None:
     if where.dtype not in (np.bool_, np.uint8):
         raise TypeError(
@@ -286,15 +307,19 @@ def _check_lengths(lengths: Any, shape: tuple[int, ...]) -> None:
         )
 
 
-def _offset(causal: Any) -> int | None:
-    """Return the diagonal's offset, None without one. False is none, and the integer 0 is the diagonal 0."""
-    if causal is None or causal is False or (isinstance(causal, np.bool_) and not causal):
-        return None
-    if isinstance(causal, (bool, np.bool_)):
-        return 0
-    if not isinstance(causal, (int, np.integer)):
-        raise TypeError(f"causal is {causal!r}: use True, False, or the diagonal's offset as an integer")
-    return int(causal)
+def _offset(causal: Any, offset: Any) -> int | None:
+    """Return the diagonal's offset, None without a diagonal.
+
+    causal takes no numbers: as an offset, the 1 of a flag that is 0 or 1 would keep one key too many.
+    """
+    if not isinstance(causal, (bool, np.bool_)):
+        advice = "use True or False"
+        if isinstance(causal, (int, np.integer)):
+            advice += f"; the diagonal's offset has a name of its own, causal_offset={plainly(int(causal))}"
+        raise TypeError(f"causal is {plainly(causal)}: {advice}")
+    if offset is None:
+        return 0 if causal else None
+    return integer("causal_offset", offset, "use an integer; causal=True is the diagonal of offset 0")
 
 
 def _window(window: Any) -> tuple[int | None, int | None] | None:
@@ -303,12 +328,16 @@ def _window(window: Any) -> tuple[int | None, int | None] | None:
         return None
     pair = window if isinstance(window, (tuple, list)) else (window, window)
     if len(pair) != 2:  # noqa: PLR2004
-        raise ValueError(f"window is {window}: use one number, or (left, right)")
+        raise ValueError(f"window is {shown(window)}: use one number, or (left, right)")
     found: list[int | None] = []
     for each in pair:
         if isinstance(each, (bool, np.bool_)) or not (each is None or isinstance(each, (int, np.integer))):
-            raise TypeError(f"window is {window!r}: use an integer, or (left, right) of integers and None")
-        found.append(None if each is None else operator.index(each))
+            raise TypeError(
+                f"window is {plainly(window)}: use an integer, or (left, right) of integers and None"
+            )
+        found.append(None if each is None else int(each))
     if any(each is not None and each < 0 for each in found):
-        raise ValueError(f"window is {window}: sizes are 0 or more, and None keeps all keys of that side")
+        raise ValueError(
+            f"window is {plainly(window)}: sizes are 0 or more, and None keeps all keys of that side"
+        )
     return found[0], found[1]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from cupynorm._options import integer, plainly
 
 Array = np.ndarray[Any, Any]
 
@@ -15,6 +16,7 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # of the words 0 and 2
 WEYL = (0x9E3779B9, 0xBB67AE85)  # what is added to the key after a round: golden ratio, and sqrt(3) - 1
 WORD = 0xFFFFFFFF
 BITS = 32
+PROBABILITY = "the probability of being dropped is 0 to 1"
 
 
 def philox(counter: Array, key: tuple[int, int]) -> Array:
@@ -86,14 +88,11 @@ def dropout(p: float, seed: int, offset: int, name: str = "p") -> Dropout:
     ):  # what is given as a rule, two microseconds sooner
         return Dropout(p, seed, offset)
     if not 0 <= p <= 1:
-        raise ValueError(f"{name} is {p}: the probability of being dropped is 0 to 1")
+        raise ValueError(f"{name} is {p}: {PROBABILITY}")
     numbers = {}
     for which, given in (("seed", seed), ("offset", offset)):
-        try:
-            number = operator.index(given)
-        except TypeError:
-            raise TypeError(f"{which} is {given!r}: give an integer") from None
+        number = integer(which, given)
         if not 0 <= number < 1 << 64:
-            raise ValueError(f"{which} is {given}: it must be 0 to 2^64 - 1")
+            raise ValueError(f"{which} is {plainly(number)}: it must be 0 to 2^64 - 1")
         numbers[which] = number
     return Dropout(float(p), **numbers)

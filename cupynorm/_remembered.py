@@ -58,7 +58,8 @@ class Given(NamedTuple):
         Types are in it because -1.0 and (-1.0,) name no axis, although they equal -1 and (-1,).
         """
         types = map(type, self.axis if isinstance(self.axis, tuple) else (self.axis,))
-        options = (self.axis, *types, self.eps, type(self.eps), self.dtype, self.return_stats, self.plan)
+        switch = (self.return_stats, type(self.return_stats))
+        options = (self.axis, *types, self.eps, type(self.eps), self.dtype, *switch, self.plan)
         return (
             op,
             self.x.data.device_id,

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm import _ask, _compile, _device, _tuned
-from cupynorm._arguments import Call, check, check_eps, view
+from cupynorm._arguments import Call, check, is_number, view
 from cupynorm._dtypes import Dtype, compute_dtype, cpp
 from cupynorm._limits import PLAIN_SHARED_BYTES, STATIC_SHARED_BYTES, Limits
+from cupynorm._options import boolean, eps_of
 from cupynorm._plan import LENT, DoesNotFitError, Occupancy, Plan, Problem, check_kind, choose
 from cupynorm._remembered import (
     ALIGNMENT,
@@ -259,14 +260,18 @@ def _run_checked(
     key: Any,
 ) -> Any:
     """Run one call with all checks; remember it where `key` says under what run() will look for it."""
-    exact = check_eps(eps) if op.has_eps else 0.0
+    exact = eps_of(eps) if op.has_eps else 0.0
+    return_stats = boolean("return_stats", return_stats)
     columns = {"gamma": gamma, "beta": beta} if op.columns else None
     call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, columns=columns)
+    scale, shift = call.columns.get("gamma"), call.columns.get("beta")
+    if call.on_device and (is_number(gamma) or is_number(beta)):
+        return run(op, x, scale, shift, axis, eps, call.out, dtype, return_stats, plan)
     stats = [call.empty_statistic() for _ in op.stats] if return_stats else []
     if not call.on_device:
         _ask.answer(lambda: _spelled_call(op, call, (), exact))
         if x.size:  # without rows there is nothing to do, however long they would be
-            op.reference(x, gamma, beta, call.axes, exact, call.out, *stats)
+            op.reference(x, scale, shift, call.axes, exact, call.out, *stats)
     elif x.size:
         given = Given(x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
         launched = _launch(op, call, stats, exact, given)

@@ -2,14 +2,155 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cupynorm import _around
-from cupynorm._extras import Add, Extras, Quantize, quantize_of
-from cupynorm._mask import finite
+from cupynorm._extras import Add, Extras, quantize_of
+from cupynorm._options import boolean, finite
+from cupynorm._philox import PROBABILITY
 from cupynorm._philox import dropout as checked_dropout
 from cupynorm._plan import Plan
-from cupynorm.norm import LAYER_NORM, RMS_NORM
+from cupynorm._quantize import Quantize
+from cupynorm.norm import LAYER_NORM, RMS_NORM, NormOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class AddOptions(NormOptions, total=False):
+    """The keywords of a norm of a sum on which the number of its results does not depend."""
+
+    bias: Any
+    alpha: float
+    dropout: float
+    seed: int | None
+    offset: int
+
+
+@overload
+def add_layer_norm(
+    x: Any,
+    residual: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    return_sum: Literal[True] = True,
+    return_stats: Literal[False] = False,
+    quantize: None = None,
+    **others: Unpack[AddOptions],
+) -> tuple[Any, Any]: ...
+
+
+@overload
+def add_layer_norm(
+    x: Any,
+    residual: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    return_sum: Literal[False],
+    return_stats: Literal[False] = False,
+    quantize: None = None,
+    **others: Unpack[AddOptions],
+) -> Any: ...
+
+
+@overload
+def add_layer_norm(
+    x: Any,
+    residual: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    return_sum: Literal[True] = True,
+    return_stats: Literal[False] = False,
+    quantize: str,
+    **others: Unpack[AddOptions],
+) -> tuple[Any, Any, Any]: ...
+
+
+@overload
+def add_layer_norm(
+    x: Any,
+    residual: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    return_sum: Literal[False],
+    return_stats: Literal[False] = False,
+    quantize: str,
+    **others: Unpack[AddOptions],
+) -> tuple[Any, Any]: ...
+
+
+@overload
+def add_layer_norm(
+    x: Any,
+    residual: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    return_sum: Literal[True] = True,
+    return_stats: Literal[True],
+    quantize: None = None,
+    **others: Unpack[AddOptions],
+) -> tuple[Any, Any, Any, Any]: ...
+
+
+@overload
+def add_layer_norm(
+    x: Any,
+    residual: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    return_sum: Literal[False],
+    return_stats: Literal[True],
+    quantize: None = None,
+    **others: Unpack[AddOptions],
+) -> tuple[Any, Any, Any]: ...
+
+
+@overload
+def add_layer_norm(
+    x: Any,
+    residual: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    return_sum: Literal[True] = True,
+    return_stats: Literal[True],
+    quantize: str,
+    **others: Unpack[AddOptions],
+) -> tuple[Any, Any, Any, Any, Any]: ...
+
+
+@overload
+def add_layer_norm(
+    x: Any,
+    residual: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    return_sum: Literal[False],
+    return_stats: Literal[True],
+    quantize: str,
+    **others: Unpack[AddOptions],
+) -> tuple[Any, Any, Any, Any]: ...
+
+
+@overload
+def add_layer_norm(
+    x: Any,
+    residual: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    return_sum: bool = True,
+    return_stats: bool = False,
+    quantize: str | Quantize | None = None,
+    **others: Unpack[AddOptions],
+) -> Any: ...
 
 
 def add_layer_norm(
@@ -48,6 +189,123 @@ def add_layer_norm(
     """
     extras = _adding(residual, bias, alpha, dropout, seed, offset, return_sum, quantize)
     return _around.run_fused(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, extras)
+
+
+@overload
+def add_rms_norm(
+    x: Any,
+    residual: Any,
+    gamma: Any = None,
+    *,
+    return_sum: Literal[True] = True,
+    return_stats: Literal[False] = False,
+    quantize: None = None,
+    **others: Unpack[AddOptions],
+) -> tuple[Any, Any]: ...
+
+
+@overload
+def add_rms_norm(
+    x: Any,
+    residual: Any,
+    gamma: Any = None,
+    *,
+    return_sum: Literal[False],
+    return_stats: Literal[False] = False,
+    quantize: None = None,
+    **others: Unpack[AddOptions],
+) -> Any: ...
+
+
+@overload
+def add_rms_norm(
+    x: Any,
+    residual: Any,
+    gamma: Any = None,
+    *,
+    return_sum: Literal[True] = True,
+    return_stats: Literal[False] = False,
+    quantize: str,
+    **others: Unpack[AddOptions],
+) -> tuple[Any, Any, Any]: ...
+
+
+@overload
+def add_rms_norm(
+    x: Any,
+    residual: Any,
+    gamma: Any = None,
+    *,
+    return_sum: Literal[False],
+    return_stats: Literal[False] = False,
+    quantize: str,
+    **others: Unpack[AddOptions],
+) -> tuple[Any, Any]: ...
+
+
+@overload
+def add_rms_norm(
+    x: Any,
+    residual: Any,
+    gamma: Any = None,
+    *,
+    return_sum: Literal[True] = True,
+    return_stats: Literal[True],
+    quantize: None = None,
+    **others: Unpack[AddOptions],
+) -> tuple[Any, Any, Any]: ...
+
+
+@overload
+def add_rms_norm(
+    x: Any,
+    residual: Any,
+    gamma: Any = None,
+    *,
+    return_sum: Literal[False],
+    return_stats: Literal[True],
+    quantize: None = None,
+    **others: Unpack[AddOptions],
+) -> tuple[Any, Any]: ...
+
+
+@overload
+def add_rms_norm(
+    x: Any,
+    residual: Any,
+    gamma: Any = None,
+    *,
+    return_sum: Literal[True] = True,
+    return_stats: Literal[True],
+    quantize: str,
+    **others: Unpack[AddOptions],
+) -> tuple[Any, Any, Any, Any]: ...
+
+
+@overload
+def add_rms_norm(
+    x: Any,
+    residual: Any,
+    gamma: Any = None,
+    *,
+    return_sum: Literal[False],
+    return_stats: Literal[True],
+    quantize: str,
+    **others: Unpack[AddOptions],
+) -> tuple[Any, Any, Any]: ...
+
+
+@overload
+def add_rms_norm(
+    x: Any,
+    residual: Any,
+    gamma: Any = None,
+    *,
+    return_sum: bool = True,
+    return_stats: bool = False,
+    quantize: str | Quantize | None = None,
+    **others: Unpack[AddOptions],
+) -> Any: ...
 
 
 def add_rms_norm(
@@ -93,11 +351,11 @@ def _adding(
     if residual is None:
         raise TypeError("residual is None: give the array that is added, or use layer_norm or rms_norm")
     drop = None
-    if finite("dropout", p) != 0:
-        if seed is None:
+    if finite("dropout", p, PROBABILITY) != 0:
+        if seed is None and 0 < p <= 1:
             raise ValueError(f"dropout={p} needs a seed: what is dropped follows from seed and offset alone")
-        drop = checked_dropout(p, seed, offset, "dropout")
+        drop = checked_dropout(p, 0 if seed is None else seed, offset, "dropout")
     return Extras(
-        add=Add(residual, bias, finite("alpha", alpha), drop, bool(return_sum)),
+        add=Add(residual, bias, finite("alpha", alpha), drop, boolean("return_sum", return_sum)),
         quantize=quantize_of(quantize),
     )

@@ -7,10 +7,14 @@ from typing import Any
 import numpy as np
 
 from cupynorm import _ask, _elementwise, reference
-from cupynorm._arguments import Call, check_each, view
+from cupynorm._arguments import Call, check_each, is_number, view
 from cupynorm._elementwise import Each
-from cupynorm._mask import finite
+from cupynorm._options import choice, finite
+from cupynorm._philox import PROBABILITY
 from cupynorm._philox import dropout as checked_dropout
+
+GELUS = {"none": "gelu", "tanh": "gelu_tanh"}  # which of reference.ACTIVATIONS is meant
+GATES = ("first", "second")
 
 
 def bias_gelu(x: Any, bias: Any, *, approximate: str = "none", out: Any = None, dtype: Any = None) -> Any:
@@ -90,7 +94,12 @@ def dropout(x: Any, p: float, *, seed: int, offset: int = 0, out: Any = None, dt
 
     Until the call has finished on its stream, nobody else may write to `out` or read from it.
     """
-    each = Each(None, None, None, checked_dropout(p if type(p) is float else finite("p", p), seed, offset))
+    each = Each(
+        None,
+        None,
+        None,
+        checked_dropout(p if type(p) is float else finite("p", p, PROBABILITY), seed, offset),
+    )
     y = _elementwise.again(each, x, out, dtype)
     if y is None:
         y = _run(check_each(x, out=out, dtype=dtype), each, out, dtype)
@@ -99,10 +108,9 @@ def dropout(x: Any, p: float, *, seed: int, offset: int = 0, out: Any = None, dt
 
 def _gelu(approximate: str) -> str:
     """Return which of reference.ACTIVATIONS is meant."""
-    found = {"none": "gelu", "tanh": "gelu_tanh"}.get(approximate)
-    if found is None:
-        raise ValueError(f"approximate is {approximate!r}: use 'none' or 'tanh'")
-    return found
+    if type(approximate) is str and approximate in GELUS:
+        return GELUS[approximate]
+    return GELUS[choice("approximate", approximate, tuple(GELUS), "use 'none' or 'tanh'")]
 
 
 def _with_bias(x: Any, bias: Any, activation: str, out: Any, dtype: Any) -> Any:
@@ -110,19 +118,21 @@ def _with_bias(x: Any, bias: Any, activation: str, out: Any, dtype: Any) -> Any:
     y = _elementwise.again(each, x, out, dtype)
     if y is None:
         call = check_each(x, out=out, dtype=dtype, columns={"bias": bias}, least_axes=1)
+        if call.on_device and is_number(bias):
+            return _with_bias(x, call.columns["bias"], activation, call.out, dtype)
         y = _run(call, each, out, dtype)
     return y
 
 
 def _gated(x: Any, bias: Any, activation: str, gate: str, out: Any, dtype: Any) -> Any:
-    if gate not in {"first", "second"}:
-        raise ValueError(
-            f"gate is {gate!r}: use 'first' or 'second', the half that goes through the activation"
-        )
+    if type(gate) is not str or gate not in GATES:
+        choice("gate", gate, GATES, "use 'first' or 'second', the half that goes through the activation")
     each = Each(activation, bias, gate)
     y = _elementwise.again(each, x, out, dtype)
     if y is None:
         call = check_each(x, out=out, dtype=dtype, columns={"bias": bias}, least_axes=1, halves=True)
+        if call.on_device and is_number(bias):
+            return _gated(x, call.columns["bias"], activation, gate, call.out, dtype)
         y = _run(call, each, out, dtype)
     return y
 
@@ -141,15 +151,16 @@ def _run(call: Call, each: Each, out: Any, dtype: Any) -> Any:
 def _compute(call: Call, each: Each) -> None:
     """Compute a checked call on NumPy arrays."""
     x, out = call.x, call.out
-    bias = None if each.bias is None else view(each.bias)
+    given = call.columns.get("bias")
+    bias = None if given is None else view(given)
     _ask.answer(lambda: _elementwise.spelled(each, view(x), view(out), bias))
     if each.dropout is not None:
         reference.dropout(x, each.dropout, out)
     elif each.gate is None:
-        reference.bias_activation(x, each.bias, str(each.activation), out)
+        reference.bias_activation(x, given, str(each.activation), out)
     else:
         cols = out.shape[-1]
-        shift = None if each.bias is None else np.broadcast_to(each.bias, (2 * cols,))
+        shift = None if given is None else np.broadcast_to(given, (2 * cols,))
         halves = [
             (x[..., half], None if shift is None else shift[half]) for half in (np.s_[:cols], np.s_[cols:])
         ]

@@ -15,14 +15,16 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from cupynorm import _device, _install
 from cupynorm._dtypes import compute_dtype, dtype_of
-from cupynorm.encoder import BertEncoder, DeviceName, Pooling, read_json
+from cupynorm._options import boolean, choice, integer, plainly, shown
+from cupynorm.encoder import POOLINGS, BertEncoder, DeviceName, Pooling, read_json
 from cupynorm.files import (
     STANDARD,
     FileError,
@@ -33,9 +35,6 @@ from cupynorm.files import (
     _naming,
     check_standard_output,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 Array = np.ndarray[Any, Any]
 Empty = Literal["error", "zeros"]
@@ -87,8 +86,9 @@ class TextEncoder:
 
     def __init__(self, encoder: BertEncoder, tokenizer: Any, *, pooling: Pooling, normalize: bool) -> None:
         self.encoder = encoder
+        choice("pooling", pooling, POOLINGS, "use mean or cls")
         self.pooling = pooling
-        self.normalize = normalize
+        self.normalize = boolean("normalize", normalize)
         self._tokenizer = tokenizer
 
     @classmethod
@@ -137,8 +137,10 @@ class TextEncoder:
         Raises ValueError for such texts, which it names, and TypeError for what are no texts. All are checked before any
         is computed.
         """
-        if isinstance(texts, str):
+        if isinstance(texts, (str, bytes)):
             raise TypeError("texts is one string: give a list of them")
+        if not hasattr(texts, "__iter__"):
+            raise TypeError(f"texts is {shown(texts)}: give a list of strings")
         named = ((f"text {at}", text) for at, text in enumerate(texts))
         tokens = self.tokenize(named, truncate=truncate, max_tokens=max_tokens, empty=empty)
         rows = np.empty((len(tokens), self.encoder.config.hidden), self.dtype)
@@ -157,14 +159,14 @@ class TextEncoder:
         self, texts: Iterable[tuple[str, str]], *, truncate: bool, max_tokens: int | None, empty: Empty
     ) -> Tokens:
         """Return the tokens of texts, each of which comes with what an error calls it. Raises ValueError, as embed does."""
-        if empty not in {"error", "zeros"}:
-            raise ValueError(f"empty is {empty!r}: use error or zeros")
+        choice("empty", empty, ("error", "zeros"), "use error or zeros")
+        truncate = boolean("truncate", truncate)
         positions, vocabulary = self.encoder.config.positions, self.encoder.config.vocabulary
-        most = positions if max_tokens is None else max_tokens
+        most = positions if max_tokens is None else integer("max_tokens", max_tokens)
         special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         if not special < most <= positions:
             raise ValueError(
-                f"max_tokens is {most}: it must be {special + 1} to {positions}, the encoder's positions"
+                f"max_tokens is {plainly(most)}: it must be {special + 1} to {positions}, the encoder's positions"
             )
         self._tokenizer.no_padding()
         if truncate:

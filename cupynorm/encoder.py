@@ -6,27 +6,26 @@ import dataclasses
 import json
 import os
 import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from cupynorm import _device, _encoder_device, _install
 from cupynorm import _encoder_host as steps
-from cupynorm._dtypes import compute_dtype, dtype_name, dtype_of
+from cupynorm._arguments import check_dtype, check_elements
+from cupynorm._dtypes import Dtype, compute_dtype, dtype_name, dtype_of
+from cupynorm._options import boolean, choice, eps_of, plainly, shown
+from cupynorm._subclasses import check_subclass
 from cupynorm.files import FileError
 from cupynorm.heads import add_qkv_bias, merge_heads
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from cupynorm._dtypes import Dtype
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 Pooling = Literal["mean", "cls"]
-LARGEST = float(np.finfo(np.float64).max)
 DeviceName = Literal["auto", "cpu", "gpu"]
+POOLINGS = ("mean", "cls")
 
 SCORE_BYTES = 32 << 20  # of the scores of attention that exist at the same time, unless one sequence has more
 LEAST_NORM = 1e-12  # what a pooled row is divided by if its own norm is less
@@ -44,7 +43,7 @@ class EncoderConfig:
     the steps; sums, scores, statistics, biases, gamma and beta are in float32 (float64 for float64).
 
     Raises ValueError for sizes below 1, a hidden that is no multiple of heads, an eps that is negative or not finite, and
-    unknown names; TypeError for a dtype that is not supported.
+    unknown names; TypeError for a dtype that is not supported, an eps that is no number and names that are no str.
     """
 
     hidden: int
@@ -63,18 +62,12 @@ class EncoderConfig:
         for name in ("hidden", "heads", "layers", "ffn", "vocabulary", "positions", "types"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} is {value!r}: it must be an integer, at least 1")
+                raise ValueError(f"{name} is {plainly(value)}: it must be an integer, at least 1")
         if self.hidden % self.heads:
             raise ValueError(f"hidden is {self.hidden}: no multiple of {self.heads} heads")
         for name, known in {"norm": ("post", "pre"), "approximate": ("none", "tanh")}.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}: use {' or '.join(known)}")
-        if (
-            isinstance(self.eps, bool)
-            or not isinstance(self.eps, (int, float))
-            or not 0 <= self.eps <= LARGEST
-        ):
-            raise ValueError(f"eps is {self.eps!r}: it must be 0 or a positive finite number")
+            choice(name, getattr(self, name), known, f"use {' or '.join(known)}")
+        eps_of(self.eps)
         dtype_of(self.dtype)
 
     @property
@@ -299,7 +292,7 @@ class BertEncoder:
         shapes and values that do not fit and for both mask and lengths.
         """
         self._check_kind(hidden)
-        dtype_name(hidden.dtype)
+        check_dtype("hidden", hidden)
         if hidden.ndim != 3 or hidden.shape[2] != self.config.hidden:  # noqa: PLR2004  batch, seq, hidden
             raise ValueError(
                 f"hidden has shape {hidden.shape}: it must be (batch, seq, {self.config.hidden})"
@@ -373,8 +366,8 @@ class BertEncoder:
         Raises ValueError for tokens or types out of range, which it names, sequences longer than the encoder has positions, an
         unknown pooling, and where forward() does; TypeError for what are no integers in NumPy arrays or lists.
         """
-        if pooling not in {"mean", "cls"}:
-            raise ValueError(f"pooling is {pooling!r}: use mean or cls")
+        choice("pooling", pooling, POOLINGS, "use mean or cls")
+        normalize = boolean("normalize", normalize)
         if isinstance(tokens, (list, tuple)):
             if mask is not None or lengths is not None:
                 raise ValueError("a list of sequences says how long each is: give neither mask nor lengths")
@@ -607,6 +600,9 @@ class BertEncoder:
             )
         elif hidden.device.id != self._runner.device:  # type: ignore[attr-defined]  # a CuPy array
             raise ValueError(f"hidden is not on device {self._runner.device}, where the encoder is")
+        else:
+            check_subclass("hidden", hidden, on_device=True)
+            check_elements("hidden", hidden)
 
 
 class _HostSteps:
@@ -650,8 +646,7 @@ class _HostSteps:
 
 def _on_device(device: str) -> bool:
     """Say whether the GPU is meant. NoDeviceError if it is, by name, and there is none."""
-    if device not in {"auto", "cpu", "gpu"}:
-        raise ValueError(f"device is {device!r}: use auto, cpu or gpu")
+    choice("device", device, ("auto", "cpu", "gpu"), "use auto, cpu or gpu")
     if device == "cpu":
         return False
     try:
@@ -669,6 +664,10 @@ def _problem(name: str, array: Any, shape: Shape) -> str | None:
         return f"{name} is missing"
     if not isinstance(array, np.ndarray):
         return f"{name} is no NumPy array"
+    try:
+        check_subclass(name, array, on_device=False)
+    except TypeError as error:
+        return str(error)
     if array.shape != shape:
         return f"{name} has shape {array.shape}, not {shape}"
     try:
@@ -686,6 +685,7 @@ def _on_host(name: str, array: object) -> None:
         raise TypeError(
             f"{name} is a {type(array).__module__}.{type(array).__qualname__}: give a NumPy array"
         )
+    check_subclass(name, array, on_device=False)
 
 
 def _integers(name: str, array: object) -> Array:
@@ -696,9 +696,20 @@ def _integers(name: str, array: object) -> Array:
     return found
 
 
+def _array_of(name: str, given: Any) -> Any:
+    """Return an array of a list's or tuple's numbers, else what was given; TypeError for lists that make no array."""
+    if not isinstance(given, (list, tuple)):
+        return given
+    try:
+        made = np.asarray(given)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"{name} is {shown(given)}: its parts differ in length; give integers") from None
+    return made if made.size or made.ndim != 1 else made.astype(np.int64)
+
+
 def _side_by_side(name: str, sequences: Sequence[Any]) -> tuple[Array, Array]:
     """Return sequences as [batch, longest], padded with 0, and their lengths."""
-    arrays = [np.asarray(each) for each in sequences]
+    arrays = [_array_of(f"{name}[{at}]", each) for at, each in enumerate(sequences)]
     for at, each in enumerate(arrays):
         if each.ndim != 1:
             raise ValueError(f"{name}[{at}] has shape {each.shape}: a list holds sequences of integers")
@@ -732,7 +743,7 @@ def _pack(shape: Shape, mask: Any, lengths: Any) -> _Packed:
 
 
 def _check_lengths(lengths: Any, batch: int, seq: int) -> Array:
-    found = _integers("lengths", np.asarray(lengths) if isinstance(lengths, (list, tuple)) else lengths)
+    found = _integers("lengths", _array_of("lengths", lengths))
     if found.shape != (batch,):
         raise ValueError(f"lengths has shape {found.shape}, the batch has {batch} sequences")
     if found.size and not 0 <= found.min() <= found.max() <= seq:
@@ -800,7 +811,7 @@ def _read_config(folder: Path, dtype: str) -> EncoderConfig:
     dtype_of(dtype)  # what is wrong with it is no file's fault
     try:
         return EncoderConfig(**values, dtype=dtype)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise FileError(f"{path}: {error}") from None
 
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from cupynorm import _dtypes, add_norm, catalog, elementwise, heads
 from cupynorm._dtypes import compute_dtype, device_dtype, dtype_of, quantized_dtype
-from cupynorm._extras import Quantize
 from cupynorm._philox import Dropout
+from cupynorm._quantize import Quantize
 from cupynorm.fusion import fuse
 from cupynorm.norm import layer_norm
 from cupynorm.softmax import log_softmax, softmax

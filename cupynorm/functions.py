@@ -15,6 +15,8 @@ import numpy as np
 from cupynorm import _device, _expression
 from cupynorm._dtypes import dtype_name, dtype_of
 from cupynorm._expression import OPERATIONS, Traced
+from cupynorm._options import choice
+from cupynorm._subclasses import check_subclass
 from cupynorm.reference import _round
 
 __all__ = [
@@ -86,8 +88,7 @@ def gelu(x: Any, *, approximate: str = "none") -> Any:
     With approximate="tanh" x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2, the form of the same paper that
     differs by up to 5e-4. On a device the relative error in float32 is 1e-6 down to x = -2 and 1e-5 at -13.
     """
-    if approximate not in {"none", "tanh"}:
-        raise ValueError(f"approximate is {approximate!r}: use 'none' or 'tanh'")
+    choice("approximate", approximate, ("none", "tanh"), "use 'none' or 'tanh'")
     return _computed("gelu" if approximate == "none" else "gelu_tanh", x)
 
 
@@ -153,17 +154,24 @@ def _chosen(name: str, *values: Any) -> Any:
     """Apply a function whose results are among its arguments."""
     if any(isinstance(value, Traced) for value in values):
         return _expression.apply(name, *values)
-    for value in values:
-        _array(name, value)
+    for argument, value in zip(
+        _ARGUMENTS.get(name, ("a", "b") if len(values) > 1 else ("x",)), values, strict=True
+    ):
+        _array(name, value, argument)
     with np.errstate(all="ignore"):
         return OPERATIONS[name].compute(*values)
 
 
-def _array(name: str, x: Any) -> np.ndarray[Any, Any]:
+_ARGUMENTS = {"where": ("condition", "a", "b")}
+
+
+def _array(name: str, x: Any, argument: str = "x") -> np.ndarray[Any, Any]:
     if _device.is_device_array(x):
         raise TypeError(
             f"{name} was given a CuPy array: on a device it runs inside a function that cupynorm.fuse traces"
         )
+    if isinstance(x, np.ndarray):
+        check_subclass(argument, x, on_device=False)
     array = np.asarray(x)
     if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
         raise TypeError(

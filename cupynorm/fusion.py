@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from cupynorm import _around, _fuse, _row
-from cupynorm._arguments import _kind, _overlap, _place, check, check_eps, view
+from cupynorm._arguments import Call, _overlap, _place, check, check_elements, check_kind, is_number, view
 from cupynorm._around import Function
 from cupynorm._dtypes import compute_dtype, dtype_name
 from cupynorm._expression import DeviceFunction, TraceError, trace
 from cupynorm._fuse import FusedCall, Operand
+from cupynorm._options import boolean, eps_of
 from cupynorm._row import RowOp
 from cupynorm.norm import LAYER_NORM, RMS_NORM, layer_norm, rms_norm
 from cupynorm.softmax import LOG_SOFTMAX, SOFTMAX, log_softmax, softmax
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from cupynorm._arguments import Call
 
 OPS: dict[Any, RowOp] = {
     layer_norm: LAYER_NORM,
@@ -72,6 +69,8 @@ class Fusion:
                 new = iter(made)
                 return _alone((*(next(new) if each is None else each for each in outs), *new))
         call = self._check(x, given, **own)
+        if call.on_device and (is_number(own.get("gamma")) or is_number(own.get("beta"))):
+            return self(x, *given, **(own | dict(call.columns)))
         kept = (call.loaded,) if self.keep_loaded else ()
         results = (*call.outs, *kept, *call.stats)
         if call.x.size and call.on_device:
@@ -150,7 +149,8 @@ class Fusion:
         return_stats: bool = False,
         plan: Any = None,
     ) -> FusedCall:
-        exact = check_eps(self.eps if eps is None else eps) if self.op.has_eps else 0.0
+        return_stats = boolean("return_stats", return_stats)
+        exact = eps_of(self.eps if eps is None else eps) if self.op.has_eps else 0.0
         columns = {"gamma": gamma, "beta": beta}
         outs = self._split(out)
         first = check(x, axis=axis, out=outs[0], dtype=dtype, plan=plan, columns=columns)
@@ -242,6 +242,7 @@ def fuse(
     if not callable(op) or inspect.isclass(op) or op not in OPS:
         allowed = ", ".join(f"cupynorm.{each.name}" for each in OPS.values())
         raise TypeError(f"op is {op!r}: use {allowed}")
+    keep_loaded = boolean("keep_loaded", keep_loaded)
     if load is None and store is None:
         raise TypeError(f"there is nothing to fuse with {op.__name__}: give load, store or both")
     if keep_loaded and load is None:
@@ -250,9 +251,7 @@ def fuse(
     store_function, store_names = _function(store, "store")
     row_op = OPS[op]
     default = inspect.signature(op).parameters["eps"].default if row_op.has_eps else 0.0
-    fusion = Fusion(
-        row_op, load_function, store_function, load_names, store_names, bool(keep_loaded), default
-    )
+    fusion = Fusion(row_op, load_function, store_function, load_names, store_names, keep_loaded, default)
     for role, names in (("load", load_names), ("store", store_names)):
         for name in names:
             if name in fusion.arguments:
@@ -294,7 +293,7 @@ def _operand(name: str, value: Any, call: Call) -> Operand:
         except OverflowError:
             raise ValueError(f"{name} is beyond what float64 holds: give a number below 1e308") from None
     try:
-        on_device = _kind(name, value)
+        on_device = check_kind(name, value)
     except TypeError as error:
         raise TypeError(f"{error}; or a Python number") from None
     if on_device is not call.on_device:
@@ -317,10 +316,7 @@ def _operand(name: str, value: Any, call: Call) -> Operand:
     if on_device:
         if value.device.id != call.device:
             raise ValueError(f"x is on device {call.device} and {name} on device {value.device.id}")
-        if value.data.ptr % value.dtype.itemsize:
-            raise ValueError(
-                f"{name} starts at an address that is no multiple of its {value.dtype.itemsize} bytes"
-            )
+        check_elements(name, value)
     at = len(shape) - call.axes
     own = (1,) * (len(shape) - value.ndim) + value.shape
     between, within = any(extent != 1 for extent in own[:at]), any(extent != 1 for extent in own[at:])

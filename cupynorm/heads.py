@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
 
 from cupynorm import _arguments, _ask, _device, _heads
 from cupynorm._dtypes import dtype_of
+from cupynorm._options import integer, plainly
 from cupynorm.reference import _round
 
 # What split_heads does to one row of x, heads = 3, head size = 2, and what merge_heads undoes:
@@ -91,14 +91,19 @@ def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype
     on_device = _check(name, x, bias, out)
     if x.ndim < 2:  # noqa: PLR2004  seq, hidden
         raise ValueError(f"{name} has shape {x.shape}: its last two axes must be seq and hidden elements")
-    count = operator.index(heads)
+    count = integer("heads", heads)
     *leading, seq, columns = x.shape
     if count < 1 or columns % (parts * count):
-        each = f"{parts} * {count}" if parts > 1 else f"{count}"
-        raise ValueError(f"heads is {count}: the {columns} columns of {name} are no multiple of {each}")
+        each = f"{parts} * {plainly(count)}" if parts > 1 else plainly(count)
+        raise ValueError(
+            f"heads is {plainly(count)}: the {columns} columns of {name} are no multiple of {each}"
+        )
     size = columns // (parts * count)
-    if bias is not None and bias.shape not in ((columns,), (1,), ()):
-        raise ValueError(f"bias has shape {bias.shape}, the last axis of {name} has {columns} elements")
+    if bias is not None:
+        asked = _dtype_of_result(out, dtype)
+        given, bias = bias, _arguments.column(bias, x, asked, f"the last axis of {name} has")
+        if on_device and _arguments.is_number(given):
+            return _split(x, bias, heads, parts, name, out, dtype)
     parted = (parts,) if parts > 1 else ()
     y = _output(name, x, bias, (*parted, *leading, count, seq, size), out, dtype)
     places = (
@@ -124,18 +129,25 @@ def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype
 
 def _check(name: str, x: Any, bias: Any, out: Any) -> bool:
     """Return whether the arrays are on a device; raise for other kinds, dtypes and places than can be computed."""
-    arrays = {"bias": bias, "out": out}
-    on_device = _arguments._kind(name, x)  # noqa: SLF001
+    arrays = {"bias": None if _arguments.is_number(bias) else bias, "out": out}
+    on_device = _arguments.check_kind(name, x)
     for other, array in arrays.items():
-        if array is not None and _arguments._kind(other, array) is not on_device:  # noqa: SLF001
+        if array is not None and _arguments.check_kind(other, array) is not on_device:
             here, there = _arguments._place(on_device), _arguments._place(not on_device)  # noqa: SLF001
             raise TypeError(f"{name} is {here} and {other} is {there}: nothing is copied behind your back")
     for other, array in {name: x, **arrays}.items():
         if array is not None:
             _arguments.check_dtype(other, array)
     if on_device:
-        _arguments._check_places(x, arrays)  # noqa: SLF001
+        _arguments._check_places(x, arrays, name)  # noqa: SLF001
     return on_device
+
+
+def _dtype_of_result(out: Any, dtype: Any) -> Any:
+    """Return what `out` or `dtype` say of the result's dtype; None for x's."""
+    if out is not None:
+        return out.dtype
+    return None if dtype is None else dtype_of(dtype)
 
 
 def _output(name: str, x: Any, bias: Any, shape: tuple[int, ...], out: Any, dtype: Any) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from cupynorm import _row
+from cupynorm._plan import Plan
+from cupynorm._quantize import Quantize
 
 if TYPE_CHECKING:
-    from cupynorm._extras import Quantize
-    from cupynorm._plan import Plan
+    from typing_extensions import Unpack
 
 
 def _on_host(
@@ -47,6 +48,76 @@ RMS_NORM = _row.RowOp(
 )
 
 
+class NormOptions(TypedDict, total=False):
+    """The keywords of a norm on which the number of its results does not depend."""
+
+    axis: int | tuple[int, ...]
+    eps: float
+    out: Any
+    dtype: Any
+    plan: str | Plan | None
+
+
+@overload
+def layer_norm(
+    x: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    return_stats: Literal[False] = False,
+    quantize: None = None,
+    **others: Unpack[NormOptions],
+) -> Any: ...
+
+
+@overload
+def layer_norm(
+    x: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    return_stats: Literal[False] = False,
+    quantize: str,
+    **others: Unpack[NormOptions],
+) -> tuple[Any, Any]: ...
+
+
+@overload
+def layer_norm(
+    x: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    return_stats: Literal[True],
+    quantize: None = None,
+    **others: Unpack[NormOptions],
+) -> tuple[Any, Any, Any]: ...
+
+
+@overload
+def layer_norm(
+    x: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    return_stats: Literal[True],
+    quantize: str,
+    **others: Unpack[NormOptions],
+) -> tuple[Any, Any, Any, Any]: ...
+
+
+@overload
+def layer_norm(
+    x: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    return_stats: bool = False,
+    quantize: str | Quantize | None = None,
+    **others: Unpack[NormOptions],
+) -> Any: ...
+
+
 def layer_norm(
     x: Any,
     gamma: Any = None,
@@ -63,8 +134,10 @@ def layer_norm(
     """Return (x - mean) / sqrt(var + eps) * gamma + beta over the normalised axes (Ba, Kiros and Hinton 2016).
 
     x is a CuPy or NumPy array of float16, bfloat16, float32 or float64 and of any shape; `axis` names one or several trailing
-    axes. var is the biased variance. gamma and beta have the shape of the normalised axes or broadcast to it, and
-    any of those dtypes. What comes back is of x's kind, has x's shape, and the dtype of `out`, else `dtype`, else x's.
+    axes. var is the biased variance. gamma and beta have the shape of the normalised axes or broadcast to it, leading axes
+    of one element, as in (1, D), aside, and any of those dtypes; or they are numbers, each of which is copied to a device
+    once and kept there as an array. What comes back is of x's kind, has x's shape, and the dtype of `out`, else `dtype`,
+    else x's.
     Arithmetic is in float32 (float64 if x or the result is float64), and each element is rounded once.
 
     With return_stats: (y, mean, rstd), where rstd = 1 / sqrt(var + eps); both have x's shape without the normalised axes, in
@@ -88,6 +161,61 @@ def layer_norm(
             LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, extras
         )
     return _row.run(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
+
+
+@overload
+def rms_norm(
+    x: Any,
+    gamma: Any = None,
+    *,
+    return_stats: Literal[False] = False,
+    quantize: None = None,
+    **others: Unpack[NormOptions],
+) -> Any: ...
+
+
+@overload
+def rms_norm(
+    x: Any,
+    gamma: Any = None,
+    *,
+    return_stats: Literal[False] = False,
+    quantize: str,
+    **others: Unpack[NormOptions],
+) -> tuple[Any, Any]: ...
+
+
+@overload
+def rms_norm(
+    x: Any,
+    gamma: Any = None,
+    *,
+    return_stats: Literal[True],
+    quantize: None = None,
+    **others: Unpack[NormOptions],
+) -> tuple[Any, Any]: ...
+
+
+@overload
+def rms_norm(
+    x: Any,
+    gamma: Any = None,
+    *,
+    return_stats: Literal[True],
+    quantize: str,
+    **others: Unpack[NormOptions],
+) -> tuple[Any, Any, Any]: ...
+
+
+@overload
+def rms_norm(
+    x: Any,
+    gamma: Any = None,
+    *,
+    return_stats: bool = False,
+    quantize: str | Quantize | None = None,
+    **others: Unpack[NormOptions],
+) -> Any: ...
 
 
 def rms_norm(

@@ -300,7 +300,7 @@ class TestBadSums:
             add(x, x, bias=np.ones(2))
         with pytest.raises(ValueError, match="alpha is inf: it must be finite"):
             add(x, x, alpha=np.inf)
-        with pytest.raises(TypeError, match="alpha is a builtins.str: give a number"):
+        with pytest.raises(TypeError, match="alpha is '1' .a str.: give a number"):
             add(x, x, alpha="1")
 
     def test_dropout(self, add: Any) -> None:

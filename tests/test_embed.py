@@ -318,13 +318,37 @@ def test_unknown_words_are_words(model):
 
 
 @pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"dtype": "bf16"}, TypeError, "dtype is 'bf16' .*: use .*float32"),
+        ({"dtype": None}, TypeError, "dtype is None.*: use .*float32"),
+        ({"pooling": "max"}, ValueError, "pooling is 'max': use mean or cls"),
+        ({"pooling": 1}, TypeError, "pooling is 1 .*: use mean or cls"),
+        ({"normalize": "no"}, TypeError, "normalize is 'no': use True or False"),
+        ({"device": None}, TypeError, "device is None: use auto, cpu or gpu"),
+    ],
+)
+def test_bad_options_of_load(model, options, error, words):
+    with pytest.raises(error, match=words):
+        TextEncoder.load(model, **options)
+
+
+@pytest.mark.parametrize(
     ("texts", "options", "error", "words"),
     [
         ("whale", {}, TypeError, "texts is one string"),
         (["a", 3], {}, TypeError, "text 1 is a int"),
         (["a", None], {}, TypeError, "text 1 is a NoneType"),
         (["\ud83d"], {}, ValueError, "text 0 is no text: it holds a lone surrogate"),
+        (b"whale", {}, TypeError, "texts is one string"),
+        (3, {}, TypeError, r"texts is 3 \(a int\): give a list"),
         (["a"], {"max_tokens": 17}, ValueError, "max_tokens is 17: it must be 3 to 16"),
+        (["a"], {"max_tokens": 4.5}, TypeError, "max_tokens is 4.5: give an integer"),
+        (["a"], {"max_tokens": True}, TypeError, "max_tokens is True: give an integer"),
+        (["a"], {"max_tokens": "5"}, TypeError, "max_tokens is '5': give an integer"),
+        (["a"], {"truncate": 1}, TypeError, "truncate is 1: use True or False"),
+        (["a"], {"empty": None}, TypeError, "empty is None: use error or zeros"),
+        (["a"], {"empty": []}, TypeError, r"empty is \[\] \(a list\): use error or zeros"),
         (["a"], {"max_tokens": 2, "truncate": True}, ValueError, "max_tokens is 2"),
         (["a"], {"empty": "skip"}, ValueError, "empty is 'skip'"),
     ],

@@ -384,7 +384,7 @@ def test_an_encoder_on_a_device_that_is_not_there_is_refused(monkeypatch):
         ({"approximate": "relu"}, ValueError, "approximate is 'relu': use none or tanh"),
         ({"eps": -1.0}, ValueError, "eps is -1.0"),
         ({"eps": math.nan}, ValueError, "eps is nan"),
-        ({"eps": "1"}, ValueError, "eps is '1'"),
+        ({"eps": "1"}, TypeError, "eps is '1' .a str.: give a number"),
         ({"dtype": "int8"}, TypeError, "int8 is not supported"),
     ],
 )

@@ -656,7 +656,7 @@ def test_a_device_functions_key_is_its_text() -> None:
     [
         ({"name": "Soft sign"}, ValueError, "name 'Soft sign' is no C.. identifier"),
         ({"name": "Soft"}, ValueError, "text does not define struct Soft"),
-        ({"host": None}, TypeError, "host is of type NoneType"),
+        ({"host": None}, TypeError, "host is None: give a function"),
         ({"inputs": 0}, ValueError, "inputs is 0: it must be an integer of 1 or more"),
         ({"outputs": True}, ValueError, "outputs is True"),
     ],

@@ -14,10 +14,32 @@ MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
 
 # A module imports from layers above its own in this table, or from its own layer what stands before it there.
 LAYERS = [
-    ["_install", "_values", "_dtypes", "_limits", "_tables", "_plan", "_philox", "_special", "reference"],
-    ["_ask", "_cache", "_cubins", "_device", "_compile", "_nvrtc", "_blas", "_blaslt"],
+    [
+        "_install",
+        "_values",
+        "_options",
+        "_dtypes",
+        "_limits",
+        "_tables",
+        "_plan",
+        "_philox",
+        "_special",
+        "reference",
+    ],
+    [
+        "_ask",
+        "_cache",
+        "_cubins",
+        "_device",
+        "_subclasses",
+        "_uploads",
+        "_compile",
+        "_nvrtc",
+        "_blas",
+        "_blaslt",
+    ],
     ["_expression", "functions"],
-    ["functors", "_arguments", "_mask", "_extras", "_remembered", "_tuned"],
+    ["functors", "_arguments", "_quantize", "_mask", "_extras", "_remembered", "_tuned"],
     ["_row", "_around"],
     [
         "_elementwise",

@@ -72,6 +72,13 @@ def defined(x: Array, kept: Array, scale: float = 1.0, bias: Any = None) -> tupl
 
 SHAPES = [(2, 3, 5, 7), (3, 4), (4, 1), (1, 1), (0, 4, 3), (2, 0, 3), (6, 9)]
 CAUSAL = [False, True, 2, -1]
+
+
+def banded(causal: bool | int) -> dict[str, Any]:
+    """Return the keyword for one of CAUSAL."""
+    return {"causal" if isinstance(causal, bool) else "causal_offset": causal}
+
+
 WINDOW = [None, 1, (2, 0), (None, 1), (0, None)]
 
 
@@ -106,7 +113,7 @@ def test_every_combination_is_the_formula_and_what_is_dropped_never_leaks(
             bias[~kept] = np.nan
         masks: dict[str, Any] = {
             "where": where,
-            "causal": causal,
+            **banded(causal),
             "window": window,
             "bias": bias,
             "scale": scale,
@@ -134,7 +141,7 @@ def test_every_cut_into_blocks_gives_the_same(
         "scale": -0.5,
     }
     if len(shape) > 1:
-        options |= {"causal": shape[-1] // 2, "window": (9, None)}
+        options |= {"causal_offset": shape[-1] // 2, "window": (9, None)}
     whole = function(x, **options)
     monkeypatch.setattr(reference, "BLOCK", 16)
 
@@ -195,7 +202,7 @@ def test_lengths_broadcast_over_heads_and_queries() -> None:
 
 
 @pytest.mark.parametrize(
-    "nothing", [{"where": np.zeros((), bool)}, {"lengths": np.zeros((), int)}, {"causal": -9}]
+    "nothing", [{"where": np.zeros((), bool)}, {"lengths": np.zeros((), int)}, {"causal_offset": -9}]
 )
 def test_a_row_with_nothing_kept_is_zero_and_minus_infinity(nothing: dict[str, Any]) -> None:
     x = np.full((3, 4), np.nan, np.float32)
@@ -238,7 +245,7 @@ def test_a_row_that_keeps_only_minus_infinity_is_nan_where_it_is_kept() -> None:
     [
         {"where": np.ones((), bool)},
         {"lengths": np.array([7])},
-        {"causal": 6},
+        {"causal_offset": 6},
         {"window": 10**30},
         {"window": (None, None)},
         {"scale": 1},
@@ -253,13 +260,26 @@ def test_a_mask_that_keeps_all_changes_no_bit(function: Any, all_kept: Any) -> N
     assert function(x, **all_kept).tobytes() == function(x).tobytes()
 
 
-def test_an_offset_of_zero_is_an_offset_and_false_is_none() -> None:
+def test_causal_is_true_or_false_and_its_offset_has_a_name_of_its_own() -> None:
     x = np.zeros((2, 2))
 
-    assert softmax(x, causal=0).tolist() == [[1, 0], [0.5, 0.5]]
+    assert softmax(x, causal=True).tolist() == [[1, 0], [0.5, 0.5]]
     assert softmax(x, causal=np.True_).tolist() == [[1, 0], [0.5, 0.5]]
-    assert softmax(x, causal=np.int8(-1)).tolist() == [[0, 0], [1, 0]]
     assert softmax(x, causal=False).tolist() == softmax(x, causal=np.False_).tolist() == [[0.5, 0.5]] * 2
+    assert softmax(x, causal_offset=0).tolist() == [[1, 0], [0.5, 0.5]]
+    assert softmax(x, causal_offset=np.int8(-1)).tolist() == [[0, 0], [1, 0]]
+    assert softmax(x, causal=True, causal_offset=-1).tolist() == [[0, 0], [1, 0]]
+    assert softmax(x, causal_offset=1).tolist() == softmax(x, causal_offset=None).tolist() == [[0.5, 0.5]] * 2
+
+
+@pytest.mark.parametrize("function", [softmax, log_softmax])
+@pytest.mark.parametrize("causal", [0, 1, 3, -2, np.int64(1), np.uint8(0)])
+def test_a_number_as_causal_is_refused_and_the_error_has_the_new_spelling(function: Any, causal: Any) -> None:
+    message = (
+        f"causal is {re.escape(repr(causal))}: use True or False; .*offset .* causal_offset={int(causal)}"
+    )
+    with pytest.raises(TypeError, match=message):
+        function(X, causal=causal)
 
 
 def test_no_mask_is_stretched() -> None:
@@ -289,7 +309,7 @@ class TestMask:
         self, causal: Any, window: Any, left_padded: bool
     ) -> None:
         lengths = np.array([0])
-        mask = self.of((9, 6), lengths=lengths, left_padded=left_padded, causal=causal, window=window)
+        mask = self.of((9, 6), lengths=lengths, left_padded=left_padded, window=window, **banded(causal))
 
         for query, length in itertools.product(range(9), range(7)):
             begin, end = mask.interval(query, length)
@@ -317,7 +337,7 @@ class TestMask:
         assert self.of((1, 6), lengths=lengths, left_padded=True).interval(0, length) == (6 - taken, 6)
 
     def test_any_offset_fits_into_small_integers(self) -> None:
-        mask = self.of((5, 6), causal=-(10**40), window=10**40)
+        mask = self.of((5, 6), causal_offset=-(10**40), window=10**40)
 
         assert (mask.low, mask.high) == (-5, -5)
 
@@ -382,26 +402,33 @@ class TestBadMasks:
     @pytest.mark.parametrize("name", ["where", "lengths", "bias"])
     @pytest.mark.parametrize("what", [[True] * 4, 3, "mask"])
     def test_what_is_no_array(self, function: Any, name: str, what: Any) -> None:
+        if name == "lengths" and isinstance(what, list):
+            pytest.skip("a list of lengths is an array: test_natural_arguments")
         with pytest.raises(TypeError, match=f"{name} is a builtins.*: give a NumPy or a CuPy array"):
             function(X, **{name: what})
 
-    @pytest.mark.parametrize("name", ["lengths", "causal", "window"])
+    @pytest.mark.parametrize("name", ["lengths", "causal", "causal_offset", "window"])
     def test_structure_is_along_one_axis(self, function: Any, name: str) -> None:
-        value = {"lengths": np.ones(3, int), "causal": True, "window": 1}[name]
+        value = {"lengths": np.ones(3, int), "causal": True, "causal_offset": 0, "window": 1}[name]
         with pytest.raises(
             ValueError, match=f"{name} goes along one axis, the last: axis names the 2 last axes"
         ):
             function(X, axis=(-2, -1), **{name: value})
 
-    @pytest.mark.parametrize("name", ["causal", "window"])
+    @pytest.mark.parametrize("name", ["causal", "causal_offset", "window"])
     def test_a_band_needs_queries(self, function: Any, name: str) -> None:
         with pytest.raises(ValueError, match=f"{name} is over the last two axes, .*: x has 1 axis"):
-            function(X[0, 0], **{name: 1})
+            function(X[0, 0], **{name: True if name == "causal" else 1})
 
-    @pytest.mark.parametrize("causal", [1.0, "yes", np.ones(2)])
-    def test_causal_that_is_no_integer(self, function: Any, causal: Any) -> None:
-        with pytest.raises(TypeError, match="causal is .*: use True, False, or the diagonal's offset"):
+    @pytest.mark.parametrize("causal", [1.0, "yes", None, np.ones(2)])
+    def test_causal_that_is_no_boolean(self, function: Any, causal: Any) -> None:
+        with pytest.raises(TypeError, match="causal is .*: use True or False"):
             function(X, causal=causal)
+
+    @pytest.mark.parametrize("offset", [True, np.False_, 1.0, "2", np.ones(2)])
+    def test_causal_offset_that_is_no_integer(self, function: Any, offset: Any) -> None:
+        with pytest.raises(TypeError, match="causal_offset is .*: use an integer"):
+            function(X, causal_offset=offset)
 
     @pytest.mark.parametrize(
         ("window", "error", "message"),
@@ -531,7 +558,7 @@ class TestConventions:
         x = scores(3, 8)
         i, j = np.indices((3, 8))
 
-        np.testing.assert_array_equal(softmax(x, causal=8 - 3), softmax(x, where=j - 8 <= i - 3))
+        np.testing.assert_array_equal(softmax(x, causal_offset=8 - 3), softmax(x, where=j - 8 <= i - 3))
 
     @pytest.mark.parametrize("mask", ["bool", "added", "causal"])
     def test_pytorch_scaled_dot_product_attention(self, mask: str) -> None:

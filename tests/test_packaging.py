@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tarfile
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -60,15 +61,26 @@ def test_wheel_holds_the_package_its_kernels_and_the_licence_only(wheel: Path) -
 
     python = {f"cupynorm/{name}" for name in under(CHECKOUT / "cupynorm", "*.py")}
     kernels = {f"cupynorm/kernels/{name}" for name in under(CHECKOUT / "kernels", "*.cu*")}
+    typed = {"cupynorm/py.typed"}
     information = {name for name in names if ".dist-info/" in name}
     assert kernels
-    assert names == python | kernels | information
+    assert names == python | kernels | typed | information
     assert any(name.endswith("/LICENSE") for name in information)
+
+
+def test_the_source_distribution_says_that_it_is_typed_too(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling", reason="hatchling, which builds it, is not installed")
+    build = f"from hatchling.build import build_sdist; build_sdist({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=CHECKOUT, check=True)
+    (path,) = tmp_path.glob("*.tar.gz")
+
+    with tarfile.open(path) as archive:
+        assert f"cupynorm-{cupynorm.__version__}/cupynorm/py.typed" in archive.getnames()
 
 
 def test_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path)
+        archive.extractall(tmp_path)  # noqa: S202  a zip file that was just built
     code = """if True:
         import numpy, cupynorm
         from cupynorm import _compile

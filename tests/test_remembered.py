@@ -173,7 +173,7 @@ def test_what_is_remembered_keeps_no_array_alive(roads: Roads) -> None:
     assert [each() for each in kept] == [None] * 4
 
 
-@pytest.mark.parametrize("shape", [(2, COLS // 2), (1, COLS), (COLS // 2, 2)])
+@pytest.mark.parametrize("shape", [(2, COLS // 2), (1, 2, COLS // 2), (COLS // 2, 2)])
 def test_a_gamma_reshaped_in_place_is_checked_again(roads: Roads, shape: tuple[int, ...]) -> None:
     cupy = simulator.cupy
     x, gamma = cupy.asarray(host()), cupy.asarray(host(COLS))
@@ -181,6 +181,18 @@ def test_a_gamma_reshaped_in_place_is_checked_again(roads: Roads, shape: tuple[i
     gamma.shape = shape
     with pytest.raises(ValueError, match="gamma has shape"):
         cupynorm.rms_norm(x, gamma)
+
+
+def test_a_gamma_that_got_a_leading_axis_in_place_is_the_same_gamma(roads: Roads) -> None:
+    cupy = simulator.cupy
+    x, gamma = cupy.asarray(host()), cupy.asarray(host(COLS))
+    expected = bits(cupynorm.rms_norm(x, gamma))
+    gamma.shape = (1, COLS)
+
+    assert bits(cupynorm.rms_norm(x, gamma)) == expected
+    roads.taken()
+    assert bits(cupynorm.rms_norm(x, gamma)) == expected
+    assert roads.taken() == AGAIN
 
 
 def test_a_gamma_of_several_axes_reshaped_in_place_is_checked_again(roads: Roads) -> None:

@@ -61,12 +61,12 @@ def kept_by(shape: tuple[int, ...], masks: dict[str, Any]) -> np.ndarray:
 STRUCTURES: dict[str, Any] = {
     "none": {},
     "causal": {"causal": True},
-    "offset": {"causal": -2},
+    "offset": {"causal_offset": -2},
     "window": {"window": (3, 1)},
-    "left window": {"window": (None, 0), "causal": 2},
+    "left window": {"window": (None, 0), "causal_offset": 2},
     "right": {"lengths": "right"},
     "left": {"lengths": "left"},
-    "all": {"lengths": "left", "causal": 9, "window": (20, 4)},
+    "all": {"lengths": "left", "causal_offset": 9, "window": (20, 4)},
 }
 
 
@@ -105,7 +105,7 @@ def test_every_combination_on_odd_shapes(xp: Any, structure: str, cols: int) -> 
 @pytest.mark.parametrize("cols", [33, 64])
 def test_every_dtype(xp: Any, dtype: str, cols: int) -> None:
     x = normal(3, 5, cols, dtype=dtype)
-    masks: dict[str, Any] = {"where": RANDOM.random((3, 1, cols)) < 0.5, "causal": 20, "scale": 0.5}
+    masks: dict[str, Any] = {"where": RANDOM.random((3, 1, cols)) < 0.5, "causal_offset": 20, "scale": 0.5}
 
     check(xp, poisoned(x, kept_by(x.shape, masks)), masks)
 
@@ -115,7 +115,7 @@ def test_every_dtype(xp: Any, dtype: str, cols: int) -> None:
 @pytest.mark.parametrize("cols", [48, 257, 1000])
 def test_every_variant(xp: Any, variant: str, cols: int) -> None:
     x = normal(2, 6, cols)
-    masks = made(x.shape, {"lengths": "left", "causal": cols - 3}, "full", biased=True)
+    masks = made(x.shape, {"lengths": "left", "causal_offset": cols - 3}, "full", biased=True)
     masks["bias"] = masks["bias"].astype(np.float32)
 
     check(xp, poisoned(x, kept_by(x.shape, masks)), masks, plan=variant)
@@ -133,7 +133,7 @@ def test_rows_of_which_nearly_all_is_kept(xp: Any) -> None:
     ):
         x = normal(3, 7, cols)
         for where, left in itertools.product(({}, {"where": RANDOM.random((3, 1, cols)) < 0.7}), (0, 5)):
-            masks = {"lengths": np.full((3, 1), cols - left), "causal": cols, **where}
+            masks = {"lengths": np.full((3, 1), cols - left), "causal_offset": cols, **where}
             check(xp, poisoned(x, kept_by(x.shape, masks)), masks, plan=variant)
 
 
@@ -222,10 +222,10 @@ def test_the_result_may_replace_the_input(xp: Any, variant: str) -> None:
     x = normal(5, 6, 300, dtype="float16")
     device = xp.asarray(x)
 
-    y = softmax(device, causal=100, out=device, plan=variant)
+    y = softmax(device, causal_offset=100, out=device, plan=variant)
 
     assert y is device
-    assert_close(xp.asnumpy(y), softmax(x.astype(np.float64), causal=100))
+    assert_close(xp.asnumpy(y), softmax(x.astype(np.float64), causal_offset=100))
 
 
 @small

@@ -46,7 +46,7 @@ CALLS: dict[str, Any] = {
     ),
     "rms_norm": lambda _, x, **options: rms_norm(x, **options),
     "softmax": lambda _, x, **options: softmax(x, **options),
-    "masked softmax": lambda _, x, **options: softmax(x, causal=3, **options),
+    "masked softmax": lambda _, x, **options: softmax(x, causal_offset=3, **options),
     "add_layer_norm": lambda _, x, **options: add_layer_norm(x, x, alpha=-0.5, return_sum=False, **options),
 }
 every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)

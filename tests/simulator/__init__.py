@@ -83,7 +83,7 @@ def skip_if_missing() -> None:
 
 def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200") -> Any:
     """Put the twins in CuPy's place until the test ends; several devices by a sequence of names. Returns this module."""
-    from cupynorm import _blas, _compile, _device, _row
+    from cupynorm import _blas, _compile, _device, _row, _uploads
 
     skip_if_missing()
     monkeypatch.setattr(machine, "devices", machine.devices)  # what is set here is put back
@@ -101,6 +101,8 @@ def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200
     monkeypatch.setattr(_device, "box_map", driver.box_map)
     # what is remembered of devices, plans and kernels is the simulator's own while it is installed
     monkeypatch.setattr(_device, "limits_of", _device.functools.cache(_device.limits_of.__wrapped__))
+    monkeypatch.setattr(_uploads, "_kept", {})
+    monkeypatch.setattr(_uploads, "_kept_bytes", 0)
     monkeypatch.setattr(_row, "_launches", {})
     monkeypatch.setattr(_row, "_refusal_told", threading.Event())
     monkeypatch.setattr(_row, "_thread", _row.OfThread())

@@ -246,6 +246,10 @@ class Stream:
         """Wait for nothing, likewise."""
         machine.order.streams[self.ptr] = machine.order.of(self.ptr) | event.marked
 
+    def is_capturing(self) -> bool:
+        """Say whether launches are noted, or a test says so."""
+        return machine.capturing or machine.captured is not None
+
     def begin_capture(self) -> None:
         """Note launches instead of running them."""
         if machine.stream != self.ptr:

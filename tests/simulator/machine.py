@@ -60,6 +60,7 @@ class Machine:
         self.share_refusal = (
             ""  # the error by which cooperative launches are refused, as in a share of a device
         )
+        self.capturing = False  # what streams say of graphs; nothing is captured here
         self._own = threading.local()
 
     @property
