@@ -50,15 +50,15 @@ def check_subclass(name: str, array: Any, *, on_device: bool) -> None:
     if overridden is None:
         return
     kind = f"{type(array).__module__}.{type(array).__qualname__}"
+    masks = "; softmax takes where=~x.mask" if name == "x" else ""
     if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(
-            f"{name} is a masked array: masks are not looked at, so give {name}.filled(...) or {name}.data; "
-            f"softmax takes where=~{name}.mask"
-        )
+        # a filled copy would get the result of `out`, and the caller's array nothing
+        remedy = "out.data" if name == "out" else f"{name}.filled(...) or {name}.data"
+        raise TypeError(f"{name} is a masked array: masks are not looked at, so give {remedy}{masks}")
     if on_device:
         remedy = f"{name}.view(cupy.ndarray) is a plain array of the same memory, if it has memory of its own"
     elif hasattr(type(array), "unmasked"):
-        remedy = f"give {name}.unmasked; softmax takes where=~{name}.mask"
+        remedy = f"give {name}.unmasked{masks}"
     else:
         remedy = f"numpy.asarray({name}) is a plain array of the same memory"
     raise TypeError(

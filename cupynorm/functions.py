@@ -114,6 +114,10 @@ def maximum(a: Any, b: Any) -> Any:
 
 def clip(x: Any, low: Any, high: Any) -> Any:
     """Return minimum(maximum(x, low), high); a bound that is None is none. nan of nan."""
+    given = {name: each for name, each in (("x", x), ("low", low), ("high", high)) if each is not None}
+    if not any(isinstance(each, Traced) for each in given.values()):
+        for name, each in given.items():
+            _array("clip", each, name)
     if low is not None:
         x = maximum(x, low)
     return x if high is None else minimum(x, high)
@@ -158,8 +162,10 @@ def _chosen(name: str, *values: Any) -> Any:
         _ARGUMENTS.get(name, ("a", "b") if len(values) > 1 else ("x",)), values, strict=True
     ):
         _array(name, value, argument)
+    # NumPy would return a subclass for one; numbers stay as they are, because their types are weaker than arrays'
+    plain = [np.asarray(value) if isinstance(value, np.ndarray) else value for value in values]
     with np.errstate(all="ignore"):
-        return OPERATIONS[name].compute(*values)
+        return OPERATIONS[name].compute(*plain)
 
 
 _ARGUMENTS = {"where": ("condition", "a", "b")}

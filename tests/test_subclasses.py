@@ -79,7 +79,7 @@ def masked_array(array: Any) -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "masked array": (masked_array, r"{0} is a masked array: .*{0}\.filled\(.*where=~{0}\.mask"),
+    "masked array": (masked_array, r"{0} is a masked array: .*{0}\.data"),
     "Masked": (lambda array: array.view(Masked), r"{0} is a tests\.test_subclasses\.Masked.*{0}\.unmasked"),
     "matrix": (lambda array: array.view(np.matrix), r"{0} is a numpy\.matrix.*numpy\.asarray\({0}\)"),
     "Quantity": (
@@ -169,6 +169,9 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
 ON_HOST_ONLY: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
     "functions.exp": (functions.exp, {"x": X}, {}),
     "functions.where": (functions.where, {"condition": WHERE, "a": X, "b": X}, {}),
+    "functions.clip": (functions.clip, {"x": X, "low": COLUMN, "high": COLUMN}, {}),
+    "functions.abs": (functions.abs, {"x": X}, {}),
+    "functions.maximum": (functions.maximum, {"a": X, "b": COLUMN}, {}),
     "functions.cast": (functions.cast, {"x": X}, {"dtype": "float16"}),
     "BertEncoder": (
         lambda **weights: BertEncoder(CONFIG, weights_of(CONFIG, 0) | weights),
@@ -325,3 +328,18 @@ def test_an_output_whose_elements_overlap_by_bytes_is_refused_on_the_host() -> N
             np.testing.assert_array_equal(
                 cupynorm.softmax(numbers(2, 8), out=into), cupynorm.softmax(numbers(2, 8))
             )
+
+
+@pytest.mark.parametrize("make", [masked_array, REFUSED["Masked"][0]])
+@pytest.mark.parametrize("argument", ["x", "where", "out"])
+def test_the_cure_for_a_mask_fits_the_argument(argument: str, make: Callable[[Any], Any]) -> None:
+    """where= says what of x is kept; a filled copy of `out` would be written instead of the caller's array."""
+    _, arrays, _ = CALLS["softmax"]
+
+    with pytest.raises(TypeError, match=rf"^{argument} is a") as caught:
+        cupynorm.softmax(**{**arrays, argument: make(arrays[argument])})
+
+    said = str(caught.value)
+    assert ("where=~" in said) is (argument == "x")
+    assert ("filled" in said) is (make is masked_array and argument != "out")
+    assert re.search(rf"{argument}\.(data|unmasked)\b", said), said
