@@ -12,7 +12,7 @@ from cupynorm import _device
 
 MOST_BYTES = 64 << 20  # of arrays of one number that are kept
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may run where it is held
 _kept: dict[Any, Any] = {}
 _kept_bytes = 0
 
@@ -42,9 +42,11 @@ def filled(value: float, shape: tuple[int, ...], dtype: np.dtype[Any], device: i
                     made = _device.empty(shape, dtype)
                     made.data.copy_from_host_async(host.ctypes.data, host.nbytes)
                 stream.synchronize()
-            _kept_bytes += host.nbytes
-            _kept[key] = made
-            return made
+            # a signal handler may have kept one meanwhile, and a graph may hold that one
+            kept = _kept.setdefault(key, made)
+            if kept is made:
+                _kept_bytes += host.nbytes
+            return kept
     return uploaded(host, device, name, "number")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _row, _uploads
+from cupynorm import _device, _row, _uploads
 from tests import simulator
 from tests.simulator import simulated
 
@@ -234,3 +234,30 @@ def test_axis_may_stand_behind_x(simulated: Any, function: Any) -> None:
         function(X, -1, None)
     with pytest.raises(TypeError, match="axis is 'c'"):
         function(X, "c")
+
+
+def test_a_signal_handler_may_make_the_call_whose_upload_it_interrupts(
+    simulated: Any, monkeypatch: Any
+) -> None:
+    """It runs in the same thread, which holds the lock of what is kept; and both calls have to have the same array."""
+    monkeypatch.setattr(_uploads, "_kept", {})
+    monkeypatch.setattr(_uploads, "_kept_bytes", 0)
+    x = simulated.cupy.asarray(X)
+    empty, arrays = _device.empty, []
+
+    def interrupted(*given: Any) -> Any:
+        monkeypatch.setattr(_device, "empty", empty)
+        arrays.append(_uploads.filled(2.5, (COLS,), X.dtype, 0))
+        return empty(*given)
+
+    monkeypatch.setattr(_device, "empty", interrupted)
+    thread = threading.Thread(
+        target=lambda: arrays.append(_uploads.filled(2.5, (COLS,), X.dtype, 0)), daemon=True
+    )
+    thread.start()
+    thread.join(20)
+
+    assert not thread.is_alive()
+    assert arrays[0] is arrays[1]
+    assert _uploads._kept_bytes == arrays[0].nbytes
+    same(cupynorm.rms_norm(x, 2.5), cupynorm.rms_norm(x, simulated.cupy.asarray(np.full(COLS, 2.5, "f4"))))
