@@ -65,7 +65,11 @@ class Extras(NamedTuple):
         masked, adds, quantize = self.masked or Asked(), self.add, self.quantize
         given = (masked.causal, masked.causal_offset, masked.window)
         band = (*given, *map(type, given))
-        mask = (masked.scale, type(masked.scale), masked.left_padded, *band)
+        if isinstance(masked.window, tuple):
+            band = (*band, *map(type, masked.window))
+        # types, because 1 and 1.0 equal True and hash alike, but are not all allowed
+        padded = (masked.left_padded, type(masked.left_padded))
+        mask = (masked.scale, type(masked.scale), *padded, *band)
         add = None if adds is None else (adds.alpha, adds.dropout and adds.dropout.p, adds.wants_sum)
         scale = None if quantize is None or not _is_number(quantize.scale) else quantize.scale
         return (mask, add, None if quantize is None else (quantize.dtype, quantize.scale is None, scale))

@@ -90,7 +90,12 @@ class Fusion:
         self, arrays: Sequence[Any], given: Sequence[Any], own: Mapping[str, Any]
     ) -> tuple[Any, list[int]] | None:
         """Return what says that calls are alike (_remembered.Calls.key); None where options do not hash."""
-        options = tuple((name, each, type(each)) for name, each in own.items() if name not in _ARRAYS)
+        options: tuple[Any, ...] = tuple(
+            (name, each, type(each)) for name, each in own.items() if name not in _ARRAYS
+        )
+        axis = own.get("axis")
+        if isinstance(axis, tuple):  # (True, 2) and (1.0, 2) equal (1, 2), but name no axes
+            options += tuple(map(type, axis))
         # repr tells 0.0 and -0.0 apart
         values = tuple(None if _array(each) is not None else (repr(each), type(each)) for each in given)
         try:

@@ -307,3 +307,38 @@ def test_device_arrays_have_the_same_errors(simulated: Any) -> None:
             layer_norm(x, plan=plan)
     with pytest.raises(ValueError, match="plan 'warps' is not a variant: use warp"):
         layer_norm(x, plan="warps")
+
+
+ALIKE: dict[str, tuple[Callable[..., Any], str, Any, list[Any]]] = {
+    "left_padded": (softmax, "left_padded", True, [1, 1.0]),
+    "window": (softmax, "window", (1, 1), [(1.0, 1.0), (True, 1), (1, np.True_)]),
+    "window, one number": (softmax, "window", 1, [1.0, True]),
+    "causal": (softmax, "causal", True, [1, 1.0]),
+    "causal_offset": (softmax, "causal_offset", 1, [1.0, True]),
+    "axis of a fusion": (lambda x, axis: FUSION(x, 1.0, axis=axis), "axis", (1, 2), [(True, 2), (1.0, 2)]),
+    "axis, quantised": (
+        lambda x, axis: layer_norm(x, axis=axis, quantize="int8"),
+        "axis",
+        (1, 2),
+        [(True, 2), (1.0, 2)],
+    ),
+    "axis": (layer_norm, "axis", (1, 2), [(True, 2), (1.0, 2)]),
+    "return_sum": (lambda x, **how: add_layer_norm(x, x, **how), "return_sum", True, [1, 1.0]),
+    "seed": (lambda x, **how: dropout(x, 0.5, **how), "seed", 1, [1.0, True]),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_what_equals_an_allowed_value_is_refused_behind_a_call_with_that_value(
+    simulated: Any, name: str
+) -> None:
+    """1 == 1.0 == True, and they hash alike: a call that is remembered must not answer for them."""
+    call, option, allowed, values = ALIKE[name]
+    x = simulated.cupy.asarray(X)
+    others = {"lengths": simulated.cupy.asarray(np.array([4, 2, 1]))} if option == "left_padded" else {}
+
+    for value in values:
+        for _ in range(2):
+            call(x, **{option: allowed}, **others)
+        with pytest.raises(TypeError, match=rf"{option} is "):
+            call(x, **{option: value}, **others)
