@@ -555,7 +555,7 @@ def test_the_activation_is_read(tmp_path, activation, approximate):
         ({"hidden_size": 10**12, "num_attention_heads": 1}, "has shape (50, 24), not (50, 1000000000000)"),
         ({"vocab_size": 10**12}, "has shape (50, 24), not (1000000000000, 24)"),
         ({"max_position_embeddings": 10**15}, "has shape (16, 24), not (1000000000000000, 24)"),
-        ({"layer_norm_eps": 10**400}, "config.json: eps is 1"),
+        ({"layer_norm_eps": 10**400}, "config.json: eps is "),
         ({"layer_norm_eps": -1}, "config.json: eps is -1"),
         ({"layer_norm_eps": "1e-6"}, "config.json: eps is '1e-6'"),
         ({"vocab_size": 51}, "embeddings.word_embeddings.weight has shape (50, 24), not (51, 24)"),
