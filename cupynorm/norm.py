@@ -148,7 +148,8 @@ def layer_norm(
     With quantize=, the dtype of the result is "int8", "float8_e4m3fn" or "float8_e5m2". Given as that name, each row has its
     own scale, and (q, scales) comes back, before statistics; given as cupynorm.Quantize(name, scale), which see, q alone.
 
-    Raises TypeError for arrays of another kind or dtype, or of both kinds in one call; ValueError for shapes, axes, eps,
+    Raises TypeError for arrays of another kind or dtype, of both kinds in one call, or of a subclass that overrides what arrays
+    do (numpy.ma.MaskedArray, numpy.matrix, units; numpy.memmap is taken); ValueError for shapes, strides, axes, eps,
     devices or an `out` that do not fit; CompileError with the compiler's log; NoDeviceError.
     """
     if quantize is not None:
