@@ -44,7 +44,7 @@ def check_subclass(name: str, array: Any, *, on_device: bool) -> None:
     attributes, methods, __array_ufunc__, __array_function__, __array_wrap__), beyond how it is made, copied,
     printed and stored. A class that does keeps something beside the numbers, such as a mask or a unit, or gives
     operations another meaning, as numpy.matrix does; that would be lost without a word. One that does not is taken,
-    and so are numpy.memmap and numpy.recarray. Results are plain arrays in any case.
+    and so are numpy.memmap and numpy.recarray. Results are plain arrays; an `out` comes back as it was given.
     """
     overridden = _overridden(type(array))  # type: ignore[arg-type]  # every type hashes
     if overridden is None:
