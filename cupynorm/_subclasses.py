@@ -9,7 +9,7 @@ import numpy as np
 
 from cupynorm import _device
 
-# What a subclass may define itself: how it is made, copied, printed, compared by hash and stored, and its order among others.
+# What a subclass may define itself: how it is made, copied, printed, hashed and stored.
 HARMLESS = {
     *(
         "__new__",
@@ -39,12 +39,12 @@ KNOWN = (np.memmap, np.recarray)  # which override how an array is indexed and w
 def check_subclass(name: str, array: Any, *, on_device: bool) -> None:
     """TypeError, which names the remedy, for an array of a subclass that computes otherwise than a plain array.
 
-    One property decides, for every array argument of every public function: whether the subclass, or a base of it that comes
-    before the plain array, overrides anything that the plain array defines (operators, indexing, attributes, methods,
-    __array_ufunc__, __array_function__, __array_wrap__), beyond how it is made, copied, printed and stored. A class that
-    does keeps something beside the numbers, such as a mask or a unit, or gives operations another meaning, as numpy.matrix
-    does; that would be lost without a word. One that does not is taken, and so are numpy.memmap and numpy.recarray. Results
-    are plain arrays in any case.
+    One property decides, for every array argument of every public function: whether the subclass, or a base of it
+    that comes before the plain array, overrides anything that the plain array defines (operators, indexing,
+    attributes, methods, __array_ufunc__, __array_function__, __array_wrap__), beyond how it is made, copied,
+    printed and stored. A class that does keeps something beside the numbers, such as a mask or a unit, or gives
+    operations another meaning, as numpy.matrix does; that would be lost without a word. One that does not is taken,
+    and so are numpy.memmap and numpy.recarray. Results are plain arrays; an `out` comes back as it was given.
     """
     overridden = _overridden(type(array))  # type: ignore[arg-type]  # every type hashes
     if overridden is None:

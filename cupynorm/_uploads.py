@@ -20,9 +20,9 @@ _kept_bytes = 0
 def filled(value: float, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, name: str = "") -> Any:
     """Return a device array that holds one number everywhere. The same array comes back for the same number.
 
-    It is written on a stream of its own, which alone is waited for, and once: so any stream may read it, and nothing waits
-    for what the caller's streams do. It is never freed, since a graph that the caller captured may read it; once MOST_BYTES
-    are kept, arrays of further numbers are made for one call.
+    It is written on a stream of its own, which alone is waited for, and once: so any stream may read it, and
+    nothing waits for what the caller's streams do. It is never freed, since a graph that the caller captured may
+    read it; once MOST_BYTES are kept, arrays of further numbers are made for one call.
     """
     global _kept_bytes  # noqa: PLW0603
     key = (repr(value), shape, dtype, device)  # repr tells 0.0 and -0.0 apart

@@ -22,9 +22,10 @@ def bias_gelu(x: Any, bias: Any, *, approximate: str = "none", out: Any = None, 
 
     approximate="tanh": g(z) = z / 2 * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 z^3))), as in BERT's and GPT-2's code.
 
-    x is an array as in layer_norm, of at least one axis; bias has the shape of x's last axis or broadcasts to it, and any dtype
-    that x may have; None is no bias. What comes back is of x's kind and shape, and of the dtype of `out`, else `dtype`, else x's;
-    arithmetic is as in layer_norm, with one rounding. `out` may be x itself. g(-inf) is nan, as in PyTorch.
+    x is an array as in layer_norm, of at least one axis; bias has the shape of x's last axis or broadcasts to it, and
+    any dtype that x may have, or is a number, both as gamma in layer_norm; None is no bias. What comes back is of x's
+    kind and shape, and of the dtype of `out`, else `dtype`, else x's; arithmetic is as in layer_norm, with one
+    rounding. `out` may be x itself. g(-inf) is nan, as in PyTorch.
 
     Until the call has finished on its stream, nobody else may write to `out` or read from it.
 

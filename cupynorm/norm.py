@@ -150,7 +150,8 @@ def layer_norm(
 
     Until the call has finished on its stream, nobody else may write to `out` or read from it.
 
-    Raises TypeError for arrays of another kind or dtype, or of both kinds in one call; ValueError for shapes, axes, eps,
+    Raises TypeError for arrays of another kind or dtype, of both kinds in one call, or of a subclass that overrides what arrays
+    do (numpy.ma.MaskedArray, numpy.matrix, units; numpy.memmap is taken); ValueError for shapes, strides, axes, eps,
     devices or an `out` that do not fit; CompileError with the compiler's log; NoDeviceError.
     """
     if quantize is not None:

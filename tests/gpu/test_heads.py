@@ -125,7 +125,7 @@ def test_what_differs_from_a_call_made_before_is_checked(xp: Any) -> None:
 
     for call, error, words in [
         (lambda: split_heads(x, bias, heads=5), ValueError, "heads is 5"),
-        (lambda: split_heads(x, bias, heads=3.0), TypeError, "float"),
+        (lambda: split_heads(x, bias, heads=3.0), TypeError, "heads is 3.0: give an integer"),
         (lambda: split_heads(x, bias[:5], heads=3), ValueError, "bias has shape"),
         (lambda: split_heads(x, numbers(12), heads=3), TypeError, "bias is a NumPy array"),
         (lambda: split_heads(numbers(2, 5, 12), bias, heads=3), TypeError, "bias is a CuPy array"),

@@ -37,6 +37,16 @@ def ask(name: str, *arguments: Any) -> None:
         pytest.skip(f"{name} gave status {status}")
 
 
+class Handle:
+    """A stream's handle, by the protocol that CuPy takes one from."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.value
+
+
 @pytest.fixture
 def share(cuda: Any) -> Iterator[Any]:
     """Give a stream of a green context with a few of the multiprocessors."""
@@ -61,7 +71,7 @@ def share(cuda: Any) -> Iterator[Any]:
     ask("cuDevResourceGenerateDesc", ctypes.byref(description), part, ctypes.c_uint(1))
     ask("cuGreenCtxCreate", ctypes.byref(context), description, device, ctypes.c_uint(DEFAULT_STREAM))
     ask("cuGreenCtxStreamCreate", ctypes.byref(stream), context, ctypes.c_uint(NON_BLOCKING), ctypes.c_int(0))
-    yield cuda.cuda.ExternalStream(stream.value)
+    yield cuda.cuda.Stream.from_external(Handle(stream.value))
     cuda.cuda.Device().synchronize()
     _row.forget()  # plans for the share
     library = _device._driver_library()
