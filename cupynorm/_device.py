@@ -167,6 +167,9 @@ PTX_VERSION, BINARY_VERSION = 5, 6  # CU_FUNC_ATTRIBUTE_*, as 10 * major + minor
 # CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE and CUDA_ERROR_NOT_SUPPORTED: what a share of a device says to blocks that must all run
 # at once, since the limits that are asked for are those of the whole device
 REFUSES_COOPERATION = {720, 801}
+REFUSES_CLUSTERS = {
+    912
+}  # CUDA_ERROR_INVALID_CLUSTER_SIZE: a share may have no group of multiprocessors that holds a cluster
 # CUDA_ERROR_ILLEGAL_INSTRUCTION and CUDA_ERROR_LAUNCH_FAILED: what every call gives after a kernel has stopped itself
 STOPPED = {715, 719}
 WHY_STOPPED = (
@@ -268,6 +271,11 @@ def _early(
         return launch
 
     return bind
+
+
+def refuses_clusters(error: Exception) -> bool:
+    """Say whether an error of a launch means that a cluster of its blocks does not fit here."""
+    return getattr(error, "status", None) in REFUSES_CLUSTERS
 
 
 def refuses_cooperation(error: Exception) -> bool:

@@ -240,7 +240,7 @@ def run(
         status = launch()
     if status:
         error = _device.launch_error(status)
-        if not _device.refuses_cooperation(error):
+        if not (_device.refuses_cooperation(error) or _device.refuses_clusters(error)):
             raise error
         return _run_checked(op, x, gamma, beta, axis, eps, y, dtype, return_stats, plan, key)
     return (y, *stats) if stats else y
@@ -313,26 +313,27 @@ def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Give
             _thread.calls.plans.append(found.plan)
             return known
 
-        try:
-            return launched(found)
-        except Exception as error:
-            if not (found.plan.cooperative and _device.refuses_cooperation(error)):
-                raise
-            return launched(_without_cooperation(call.device, what, given.plan, found.plan, error))
+        while True:
+            try:
+                return launched(found)
+            except Exception as error:  # noqa: BLE001  what is no refusal is raised again
+                found = _less_shared(call.device, what, given.plan, found.plan, error)
 
 
-def _without_cooperation(
+def _less_shared(
     device: int, what: Spelled, wanted: str | Plan | None, refused: Plan, error: Exception
 ) -> _Launch:
-    """Return a launch whose blocks need not all run at once, where the device or our share of it does not let them.
+    """Return a launch whose blocks need not all run at once, or are in no clusters, where our share of the device refuses that.
 
-    It is the problem's from then on. Raises RuntimeError where what was asked for needs that.
+    It is the problem's from then on. Raises RuntimeError where what was asked for needs that, and any other error again.
     """
-    why = (
-        f"the device does not run {refused.grid} blocks at once ({error}), as in a green context or with MPS"
-    )
+    at_once = refused.cooperative and _device.refuses_cooperation(error)
+    if not at_once and not (refused.cluster > 1 and _device.refuses_clusters(error)):
+        raise error
+    blocks = refused.grid if at_once else refused.cluster
+    why = f"the device does not run {blocks} blocks at once ({error}), as in a green context or with MPS"
     try:
-        found = _prepare(device, what, wanted, cooperative=False)
+        found = _prepare(device, what, wanted, cooperative=False, clusters=at_once)
     except DoesNotFitError:
         raise RuntimeError(f"{why}: the plan that was asked for needs that") from error
     with _lock:
@@ -391,9 +392,18 @@ def prepared(device: int, what: Spelled, wanted: str | Plan | None) -> _Launch:
 
 
 def _prepare(
-    device: int, what: Spelled, wanted: str | Plan | None, *, tuned: bool = True, cooperative: bool = True
+    device: int,
+    what: Spelled,
+    wanted: str | Plan | None,
+    *,
+    tuned: bool = True,
+    cooperative: bool = True,
+    clusters: bool = True,
 ) -> _Launch:
-    """Compile and load the kernel of the plan for a problem. cooperative: whether its blocks may have to run all at once."""
+    """Compile and load the kernel of the plan for a problem.
+
+    cooperative, clusters: whether its blocks may have to run all at once, and may be in clusters.
+    """
     limits = _device.limits_of(device)
 
     def load(plan: Plan) -> _compile.Kernel:
@@ -401,6 +411,8 @@ def _prepare(
 
     def occupancy(plan: Plan) -> int:
         if plan.cluster > 1:
+            if not clusters:
+                return 0
             return _device.active_clusters(load(plan).pointer, plan.cluster, plan.block, plan.shared_bytes)
         return int(
             _device.driver().occupancyMaxActiveBlocksPerMultiprocessor(

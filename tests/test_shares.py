@@ -145,3 +145,33 @@ def test_every_row_has_a_plan_whose_blocks_do_not_wait_for_one_another(device: s
         # it is one that might have been asked for
         again = choose(problem, limits, occupancy, dataclasses.replace(plan, waves=0.0))
         assert again.template == plan.template, (problem, plan)
+
+
+@pytest.mark.parametrize("cooperation", ["", TOO_LARGE])
+def test_clusters_that_no_group_of_multiprocessors_holds_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, cooperation: str
+) -> None:
+    simulated = simulator.install(monkeypatch, "h200")
+    x = simulated.cupy.asarray(rows(CLAIMS))
+    usual = normed(x)
+    _row.forget()
+    machine.share_refusal = cooperation
+    cluster = simulated.driver._cluster
+
+    def refuse(function: Any, grid: Any) -> int:
+        width: int = cluster(function, grid)
+        if width > 1:
+            raise simulated.driver.CUDADriverError(
+                "CUDA_ERROR_INVALID_CLUSTER_SIZE: cluster misconfiguration"
+            )
+        return width
+
+    monkeypatch.setattr(simulated.driver, "_cluster", refuse)
+
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        y = normed(x)
+
+    asnumpy = simulated.cupy.asnumpy
+    np.testing.assert_allclose(asnumpy(y), asnumpy(usual), rtol=2e-3, atol=1e-3)
+    assert [(plan.cooperative, plan.cluster) for plan in planned()] == [(False, 1)]
