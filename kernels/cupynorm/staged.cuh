@@ -270,22 +270,16 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) row_staged(co
         for (int other = threadIdx.x; other < parts; other += kBlock)
           send_letters<Op>(letters(now, other) + part * kWords, Slot<Op>{total[0], origin[0]});
         total[0] = Op::identity();
-        bool lost = false;
 #pragma unroll 1
         for (int other = threadIdx.x; other < parts; other += kBlock) {
           Slot<Op> theirs;
-          lost |= !await_letters<Op, kLooks>(letters(now, part) + other * kWords, theirs);
-          total[0] = Op::template merge<false>(total[0], Op::rebase(theirs.state, theirs.origin, origin[0]));
-        }
-        if (lost) {
-          total[0] = Op::identity();
-#pragma unroll 1
-          for (int other = threadIdx.x; other < parts; other += kBlock) {
+          if (!await_letters<Op, kLooks>(letters(now, part) + other * kWords, theirs)) {
             constexpr int kFew = sizeof(Compute) == 8 ? 2 : 4;
             const int64 begin = other == 0 ? 0 : now.head + begin_of(now, other) * kPack;
             const int64 end = other == parts - 1 ? a.cols : now.head + begin_of(now, other + 1) * kPack;
-            total[0] = Op::template merge<false>(total[0], read_again<Op, kFew, 128>(from, begin, end - begin, origin[0], in_place));
+            theirs = {read_again<Op, kFew, 128>(from, begin, end - begin, origin[0], in_place), origin[0]};
           }
+          total[0] = Op::template merge<false>(total[0], Op::rebase(theirs.state, theirs.origin, origin[0]));
         }
       }
       total[0] = reduce_lanes<Op, false, kWarp, true>(total[0]);

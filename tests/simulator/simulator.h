@@ -20,7 +20,6 @@ using dim3 = uint3;
 #define __host__
 #define __forceinline__ inline
 #define __grid_constant__
-#define __noinline__
 #define __launch_bounds__(...)  // build.py reads them, and a launch is held to them
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __shared__ thread_local             // a block runs on one OS thread: also makes `extern __shared__ ... []` legal
