@@ -626,7 +626,15 @@ def narrow_clusters(
             found.setdefault(plan.template, plan)
     size = dtype_of(dtype).itemsize
     return [
-        Instance(what.text, what.expression(plan), Types(dtype, dtype), plan, size, size)
+        Instance(
+            what.text,
+            what.expression(plan),
+            Types(dtype, dtype),
+            plan,
+            size,
+            size,
+            (what.problem.rows, what.problem.cols),
+        )
         for plan in choice(found.values())
     ]
 

@@ -133,8 +133,8 @@ def test_a_plan_that_the_kernel_asserts_against_is_refused_before_it_is_compiled
         ({"pack": [8]}, r"plan: pack is \[8\], an int is expected"),
         ({"variant": ["warp"]}, r"plan: variant is \['warp'\], a str is expected"),
         ({"full": {}}, "plan: full is {}, a bool is expected"),
-        (["warp"], r"plan is \['warp'\]: the name of a variant or a Plan is expected"),
-        (3, "plan is 3: the name of a variant or a Plan is expected"),
+        (["warp"], r"plan is \['warp'\] \(a list\): give the name of a variant"),
+        (3, r"plan is 3 \(a int\): give the name of a variant"),
     ],
     ids=str,
 )
