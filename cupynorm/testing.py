@@ -389,11 +389,12 @@ def _prepare_all(
     """Compile the checks' kernels, as many at once as this process has processors, and load them.
 
     NVRTC works for three threads of a process at once and no more, so that other processes compile into the cache on disk where
-    there is one. What cannot be prepared is left alone here: the check will meet the same error, and report it.
+    there is one; for the kernels of a quick self-test they would take longer to begin than they save. What cannot be prepared is
+    left alone here: the check will meet the same error, and report it.
     """
     processors = _processors()
-    if processors >= LEAST_PROCESSORS and _compile.keeps_on_disk():
-        _compile_in_processes(len(checks), device, progress, quick=quick, count=processors)
+    if not quick and processors >= LEAST_PROCESSORS and _compile.keeps_on_disk():
+        _compile_in_processes(len(checks), device, progress, count=processors)
     pool = ThreadPoolExecutor(processors, initializer=_begin_thread, initargs=(device,))
     try:
         pending = [pool.submit(check.prepare, device) for check in checks]
@@ -406,21 +407,21 @@ def _prepare_all(
 
 
 def _compile_in_processes(
-    total: int, device: int, progress: Callable[[str, int, int], None], *, quick: bool, count: int
+    total: int, device: int, progress: Callable[[str, int, int], None], *, count: int
 ) -> None:
     """Let `count` processes fill the cache on disk. What one leaves undone when it fails is left to this process.
 
     They take the numbers of groups of calls from one pipe, two bytes each, whoever comes first.
     """
-    code = "import sys; from cupynorm import testing; testing.prepare_groups(*map(int, sys.argv[1:]))"
+    code = "import sys; from cupynorm import testing; testing.prepare_groups(int(sys.argv[1]))"
     folder = str(Path(__file__).resolve().parents[1])
     paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
     taken, given = os.pipe()
-    os.write(given, b"".join(at.to_bytes(2, "little") for at in range(len(_groups(quick=quick)))))
+    os.write(given, b"".join(at.to_bytes(2, "little") for at in range(len(_groups()))))
     os.close(given)
     processes = [
         subprocess.Popen(  # noqa: S603  our own code
-            [sys.executable, "-c", code, str(device), str(int(quick))],
+            [sys.executable, "-c", code, str(device)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             stdin=taken,
             stdout=subprocess.PIPE,
@@ -447,20 +448,20 @@ def _compile_in_processes(
             each.communicate()
 
 
-def _groups(*, quick: bool) -> list[list[_OpCheck | _FormCheck]]:
+def _groups() -> list[list[_OpCheck | _FormCheck]]:
     """Return a device's checks by op, dtype and variant, which have kernels in common; those of most checks first."""
     groups: dict[tuple[str, ...], list[_OpCheck | _FormCheck]] = {}
-    for check in _checks(cpu=False, quick=quick):
+    for check in _checks(cpu=False, quick=False):
         groups.setdefault(check.group, []).append(check)
     return sorted(groups.values(), key=len, reverse=True)
 
 
-def prepare_groups(device: int, quick: int) -> None:
+def prepare_groups(device: int) -> None:
     """Compile the groups of a self-test's calls whose numbers come on standard input; print a dot for each call that is prepared.
 
     It is what other processes run.
     """
-    groups = _groups(quick=bool(quick))
+    groups = _groups()
     _begin_thread(device)
     while number := os.read(0, 2):
         for check in groups[int.from_bytes(number, "little")]:

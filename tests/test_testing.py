@@ -316,9 +316,8 @@ def test_the_self_test_of_a_device_compiles_everything_first_and_once_and_at_the
         assert counted == [(done, len(counted)) for done in range(1, len(counted) + 1)]
 
 
-@pytest.mark.parametrize("quick", [False, True])
 def test_other_processes_prepare_all_calls_once(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], quick: bool
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     prepared: list[Any] = []
 
@@ -330,14 +329,14 @@ def test_other_processes_prepare_all_calls_once(
     monkeypatch.setattr(testing, "_begin_thread", lambda device: None)
     for kind in (testing._OpCheck, testing._FormCheck):
         monkeypatch.setattr(kind, "prepare", prepare)
-    numbers = [at.to_bytes(2, "little") for at in range(len(testing._groups(quick=quick)))]
+    numbers = [at.to_bytes(2, "little") for at in range(len(testing._groups()))]
     pipes = [iter([*numbers[start::3], b""]) for start in range(3)]
 
     for pipe in pipes:
         monkeypatch.setattr(os, "read", lambda _fd, _count, pipe=pipe: next(pipe))
-        testing.prepare_groups(3, int(quick))
+        testing.prepare_groups(3)
 
-    every = list(testing._checks(cpu=False, quick=quick))
+    every = list(testing._checks(cpu=False, quick=False))
     assert sorted(map(repr, prepared)) == sorted(repr((3, check)) for check in every)
     monkeypatch.undo()
     assert capfd.readouterr().out == "." * len(every)
@@ -354,7 +353,7 @@ def test_processes_that_compile_are_counted_and_may_fail(
     monkeypatch.setattr(sys, "executable", str(script))
     stages: list[tuple[str, int, int]] = []
 
-    testing._compile_in_processes(40, 0, lambda *stage: stages.append(stage), quick=False, count=3)
+    testing._compile_in_processes(40, 0, lambda *stage: stages.append(stage), count=3)
 
     assert max((done for _, done, _ in stages), default=0) == 3 * each.count(".")
     assert {(name, total) for name, _, total in stages} <= {("compile", 40)}
