@@ -25,6 +25,8 @@ def shown(value: object) -> str:
             text = ""
         if 0 < len(text) <= LONGEST:
             return f"{text} (a {type(value).__qualname__})"
+    if isinstance(value, int):
+        return f"an int of {value.bit_length()} bits"
     return f"a {type(value).__module__}.{type(value).__qualname__}"
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 CHECK_FAILED, USAGE, NO_DEVICE, BAD_FILE, INTERRUPTED = 1, 2, 3, 4, 130
 QUIET = "cupynorm.quiet"  # where a context keeps whether --quiet was given
-OUTPUT_FAULTS = {errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG}
+OUTPUT_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.EFBIG}
 COLORS = {"ok": "green", "warning": "yellow", "fault": "red"}
 COMPLETION = {
     "bash": ("~/.bashrc", 'eval "$(_CUPYNORM_COMPLETE=bash_source cupynorm)"'),
@@ -147,17 +147,18 @@ def _user_input() -> Iterator[None]:
 
 
 # How messages of the library begin that are about an option of another name.
-ABOUT = {"variant": "plan", "rows": "shape", "truncated": "truncate"}
+ABOUT = {"variant": "plan", "rows": "shape", "truncated": "truncate", "bfloat16": "input_dtype"}
 
 
 def _with_option(message: str) -> str:
     """Return a message that begins with the name of an option of the command, so that its reader knows what to mend."""
     word = re.split(r"[^\w]", message, maxsplit=1)[0]
+    said = message.removeprefix(f"{word}: ")
     ctx = click.get_current_context(silent=True)
     for each in ctx.command.params if ctx else ():
         if each.name == ABOUT.get(word, word):
             name = max(each.opts, key=len) if isinstance(each, click.Option) else each.make_metavar(ctx)  # type: ignore[arg-type]
-            return f"{name}: {message}"
+            return f"{name}: {said}"
     return message
 
 
@@ -472,7 +473,9 @@ def _of_a_form(name: str, *, plan: Any, device: Any, **others: Any) -> dict[str,
 @cli.command()
 @_op_argument
 @click.argument("source", type=FILE, metavar="IN.NPY")
-@click.option("-o", "--output", type=FILE, required=True, help="The .npy file to write.")
+@click.option(
+    "-o", "--output", type=FILE, required=True, help="The .npy file to write; - is standard output."
+)
 @_axis_option
 @click.option(
     "--dtype", type=DTYPE, help="Of the output; default: that of the input. bfloat16 is stored as raw V2."
@@ -527,7 +530,9 @@ def run(
 
 @cli.command()
 @click.argument("source", type=FILE, metavar="TEXTS")
-@click.option("-o", "--output", type=FILE, required=True, help="The .npy file to write.")
+@click.option(
+    "-o", "--output", type=FILE, required=True, help="The .npy file to write; - is standard output."
+)
 @click.option(
     "--model",
     type=FILE,
@@ -844,7 +849,8 @@ def _user_files() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Failure(error, BAD_FILE) from error
+        message = f"{error.filename}: {error.strerror}" if error.filename else error
+        raise Failure(message, BAD_FILE) from error
 
 
 @cli.command()

@@ -310,7 +310,9 @@ def read_texts(path: Path, field: str | None = None) -> Iterator[tuple[str, str]
     if kind == ".csv":
         return _cells(path, field or "text")
     if field is not None:
-        raise ValueError(f"{path} is read by lines, which have no field {field!r}: .jsonl and .csv have")
+        raise ValueError(
+            f"field: {path} is read by lines, which have no field {field!r}: .jsonl and .csv have"
+        )
     return ((f"line {number}", line.removesuffix("\n").removesuffix("\r")) for number, line in _lines(path))
 
 

@@ -12,6 +12,7 @@ from cupynorm import _ask, _compile, _device, _elementwise, _heads, _row
 from cupynorm._arguments import trailing_axes
 from cupynorm._dtypes import Dtype, dtype_of
 from cupynorm._limits import RECORDED, Limits, active_blocks
+from cupynorm._options import LONGEST
 from cupynorm._plan import Plan, Problem
 from cupynorm.functors import View
 
@@ -49,6 +50,7 @@ class Explanation:
 
 
 CLUSTER_GROUP = 16  # multiprocessors that a cluster stays within
+MOST_BYTES = 2**63  # an array has fewer
 REGISTER_BOUND = 64  # what a block of 1024 threads can have at most: the guess where nobody can be asked
 
 
@@ -72,7 +74,7 @@ def explain(
     x_dtype = dtype_of(dtype)
     y_dtype = dtype_of(out_dtype) if out_dtype is not None else x_dtype
     axes = trailing_axes(axis, shape)
-    _check_shape(shape)
+    _check_shape(shape, x_dtype)
     weight = dtype_of(gamma_dtype) if gamma_dtype is not None else x_dtype
     parameters = len(op.columns) * math.prod(shape[len(shape) - axes :]) * weight.itemsize
     moved = math.prod(shape) * (x_dtype.itemsize + y_dtype.itemsize) + parameters
@@ -98,7 +100,7 @@ def explain_form(
 ) -> Explanation:
     """Say what a form's call would launch for contiguous, aligned arrays of so many rows (all axes but the last) and columns."""
     limits = _limits(device)
-    _check_shape(shape)
+    _check_shape(shape, dtype_of(dtype))
     rows, cols = math.prod(shape[:-1]), shape[-1]
     spelled, moved = spelled_form(what, rows, cols, dtype), what.bytes_moved(rows, cols, dtype)
     if isinstance(spelled, _row.Spelled):
@@ -195,9 +197,13 @@ def _limits(device: str | None) -> Limits:
     return _device.present_limits() if device is None else RECORDED[device]
 
 
-def _check_shape(shape: tuple[int, ...]) -> None:
+def _check_shape(shape: tuple[int, ...], dtype: Dtype) -> None:
     if 0 in shape:
         raise ValueError(f"shape {shape} is empty: nothing would be launched")
+    if math.prod(shape) * dtype.itemsize >= MOST_BYTES:
+        text = str(shape)
+        text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+        raise ValueError(f"shape {text} of {dtype} has 2**63 bytes or more, which no array can have")
 
 
 def _resident_blocks(plan: Plan, limits: Limits) -> float:

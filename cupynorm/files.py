@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import io
 import math
 import os
 import re
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 64 << 20  # of the wider of input and output; the op may need several times as much
 STANDARD = Path("-")  # standard input as a source, standard output as a target
-MOST_BYTES = 2**63  # that an array can have
+SPOOLED_BYTES = 1 << 20  # that are copied at a time
+MOST_BYTES = 2**63  # an array has fewer
 MOST_AXES = 64  # of an array of NumPy's
 RAW_TYPES = ("|V2", "<u2", ">u2")  # what holds bfloat16 in a .npy file: NumPy saves the first
 
@@ -71,6 +73,9 @@ class Source:
             self.shape, self._fortran, self._stored = self._header()
             self.is_raw = self._stored.str in RAW_TYPES
             self.dtype = self._native_dtype(bfloat16=bfloat16)
+            self.bytes = math.prod(self.shape) * self._stored.itemsize
+            if self._is_pipe:
+                self._check_bytes()
             if self._is_pipe and self._fortran:
                 self._spool()
             self._check_size()
@@ -161,17 +166,22 @@ class Source:
         return native
 
     def _spool(self) -> None:
-        """Keep what a pipe brings in a file without a name: rows in Fortran's order are not read one after the other."""
-        with _naming(self.path):
-            file = tempfile.TemporaryFile()  # noqa: SIM115  it is closed by close()
-            shutil.copyfileobj(self._file, file)
+        """Copy the array from a pipe into a file without a name: rows in Fortran order do not come one after the other.
+
+        Nothing behind the array is waited for.
+        """
+        with _naming(self.path), contextlib.ExitStack() as unfinished:
+            file = unfinished.enter_context(tempfile.TemporaryFile())
+            left = self.bytes
+            while left and (piece := self._file.read(min(left, SPOOLED_BYTES))):
+                file.write(piece)
+                left -= len(piece)
             file.seek(0)
+            unfinished.pop_all()  # close() closes it from here on
         self._file, self._is_pipe = file, False
 
     def _check_size(self) -> None:
-        self.bytes = math.prod(self.shape) * self._stored.itemsize
         if self._is_pipe:
-            self._check_bytes()
             return
         needed = self._offset + self.bytes
         with _naming(self.path):
@@ -224,11 +234,15 @@ class Target:
             self._file.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
 
     def sync(self) -> None:
-        """Wait until everything is on the disk. Nothing can be written any more."""
+        """Wait until everything is on the disk. Nothing can be written any more.
+
+        The file stays open until it has its name: without its lock another process would take it for abandoned.
+        """
         with _naming(self.path):
             self._file.flush()
             os.fsync(self._file.fileno())
-            self._file.close()
+            if sys.platform == "win32":  # which has no such locks, and renames no open file
+                self._file.close()
 
     def publish(self) -> None:
         """Give the file its name. Without force, a file that has got that name meanwhile is left alone."""
@@ -241,6 +255,7 @@ class Target:
                 self._temporary.replace(self.path)
             else:
                 self._publish_new()
+            self._file.close()
             with contextlib.suppress(OSError):  # some file systems cannot
                 folder = os.open(self.path.parent, os.O_RDONLY)
                 try:
@@ -273,19 +288,22 @@ class Pipe:
     def __init__(self, shape: tuple[int, ...], dtype: Dtype) -> None:
         self.bytes = math.prod(shape) * dtype.itemsize
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-        with _naming(STANDARD):
-            self._file = open(1, "wb", closefd=False)  # noqa: SIM115  it is flushed by sync()
-            np.lib.format.write_array_header_1_0(self._file, header)
+        head = io.BytesIO()
+        np.lib.format.write_array_header_1_0(head, header)
+        self._write(memoryview(head.getvalue()))
 
     def write(self, block: Array) -> None:
         """Append a block of rows."""
+        self._write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
+
+    def _write(self, data: memoryview) -> None:
+        """Write without a buffer: one that cannot be emptied would be tried, and fail, again at the end."""
         with _naming(STANDARD):
-            self._file.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
+            while data:
+                data = data[os.write(1, data) :]
 
     def sync(self) -> None:
-        """Write what is left."""
-        with _naming(STANDARD):
-            self._file.flush()
+        """Do nothing: everything is out."""
 
     def publish(self) -> None:
         """Do nothing: everything is out."""
@@ -413,7 +431,9 @@ def run(
             if path != STANDARD:
                 _check_target(path, list(given.values()), force=force)
         if bfloat16 and not any(each.is_raw for each in sources.values()):
-            raise ValueError(f"{source} holds no raw two-byte elements, which could be read as bfloat16")
+            raise ValueError(
+                f"bfloat16: {source} holds no raw two-byte elements, which could be read as bfloat16"
+            )
 
         x = sources.pop("x")
         axes = trailing_axes(axis, x.shape)
@@ -490,11 +510,11 @@ def _on(
 def _check_options(op: Op, given: dict[str, Path], *, eps: float | None, stats: bool) -> None:
     for name in given:
         if name != "x" and name not in op.parameters:
-            raise ValueError(f"{op.name} takes no {name}")
+            raise ValueError(f"{name}: {op.name} takes no {name}")
     if eps is not None and not op.row.has_eps:
-        raise ValueError(f"{op.name} takes no eps")
+        raise ValueError(f"eps: {op.name} takes no eps")
     if stats and not op.stats:
-        raise ValueError(f"{op.name} has no statistics to save")
+        raise ValueError(f"stats: {op.name} has no statistics to save")
 
 
 def check_standard_output() -> None:

@@ -439,8 +439,8 @@ def test_a_text_that_is_no_good_is_named_and_nothing_is_left(model, folder, name
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [
-        (("--field", "text"), 2, "in.txt is read by lines, which have no field 'text'"),
-        (("--max-tokens", "17"), 2, "max_tokens is 17"),
+        (("--field", "text"), 2, "Error: --field: in.txt is read by lines, which have no field 'text'"),
+        (("--max-tokens", "17"), 2, "Error: --max-tokens: max_tokens is 17"),
         (("--max-tokens", "0"), 2, "--max-tokens"),
         (("--pooling", "max"), 2, "--pooling"),
         (("--dtype", "int8"), 2, "--dtype"),

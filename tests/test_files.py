@@ -518,6 +518,68 @@ def test_a_running_runs_file_is_not_taken_for_abandoned(folder, monkeypatch):
     assert all(len(each) == 1 for each in seen)
 
 
+def test_a_finished_file_is_not_taken_for_abandoned_before_it_has_its_name(folder, monkeypatch):
+    monkeypatch.setattr(files, "YOUNG_SECONDS", -1.0)
+    target = files.Target(folder / "out.npy", (4,), np.dtype("f4"), force=False)
+    target.write(numbers(4))
+    target.sync()
+
+    files._remove_abandoned(folder)
+    target.publish()
+    target.discard()
+
+    np.testing.assert_array_equal(np.load(folder / "out.npy"), numbers(4))
+    assert names(folder) == ["out.npy"]
+
+
+def test_the_file_of_a_run_that_was_really_killed_is_removed(folder):
+    np.save(folder / "in.npy", numbers(100, 33))
+    command = (
+        "import os, signal, sys; from cupynorm import cli, files\n"
+        "files.Target.sync = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "sys.argv = ['cupynorm', 'run', 'softmax', 'in.npy', '-o', 'out.npy', '--device', 'cpu']\n"
+        "cli.main()"
+    )
+    assert python(command, folder).returncode == -signal.SIGKILL
+    (left,) = folder.glob(".cupynorm-*.tmp")
+    os.utime(left, (1, 1))
+
+    run("softmax", folder, numbers(3, 4))
+
+    assert names(folder) == ["in.npy", "out.npy"]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_no_more_of_a_pipe_is_awaited_than_the_array(folder, order):
+    data = io.BytesIO()
+    np.save(data, np.asarray(numbers(30, 70), order=order))
+
+    with subprocess.Popen(
+        [sys.executable, "-m", "cupynorm", "run", "softmax", "-", "-o", "out.npy", "--device", "cpu"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(files.__file__).parents[1])},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as done:
+        done.stdin.write(data.getvalue())
+        done.stdin.flush()  # and it stays open
+        try:
+            assert done.wait(30) == 0
+        finally:
+            done.kill()
+
+    assert names(folder) == ["out.npy"]
+
+
+def test_a_header_from_a_pipe_that_no_array_can_have_is_refused_before_its_data(folder):
+    said = npy(header(f"({2**40}, {2**40})", fortran="True"), bytes(64))
+
+    done = piped(folder, "run", "softmax", "-", "-o", "out.npy", "--device", "cpu", data=said)
+
+    assert done.returncode == 4
+    assert b"-: is damaged: its header says shape" in done.stderr
+
+
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o755])
 def test_force_keeps_the_outputs_mode(folder, mode):
     (folder / "out.npy").write_bytes(b"")
