@@ -34,6 +34,8 @@ from cupynorm.files import (
     _check_target,
     _naming,
     check_standard_output,
+    mode_of,
+    open_like,
 )
 
 Array = np.ndarray[Any, Any]
@@ -529,7 +531,8 @@ class _Part(Target):
         np.lib.format.write_array_header_1_0(head, header)
         with _naming(self._temporary):
             flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
-            self._file = os.fdopen(os.open(self._temporary, flags, 0o666), "wb")
+            mode = mode_of(path) if force else None
+            self._file = os.fdopen(open_like(self._temporary, flags, mode), "wb")
         try:
             size = self._take()
             self.done = self._ready(size, len(head.getvalue()), len(head.getvalue()) + self.bytes)

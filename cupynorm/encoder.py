@@ -213,6 +213,10 @@ class BertEncoder:
         self.config = config
         self._runner: _encoder_device.Runner | None = None
         on_device = _on_device(device)
+        if config.layers > max(1, len(weights)):  # each has 16: so many names are not even written down
+            raise ValueError(
+                f"weights do not fit: there are {len(weights)}, too few for {config.layers} layers"
+            )
         problems = [
             problem
             for name, shape in config.shapes().items()

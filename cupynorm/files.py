@@ -214,7 +214,9 @@ class Target:
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
         size = self.bytes = math.prod(shape) * dtype.itemsize
         with _naming(path):
-            self._file = self._temporary.open("xb")
+            mode = mode_of(path) if force else None
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+            self._file = os.fdopen(open_like(self._temporary, flags, mode), "wb")
         try:
             _try_lock(self._file)
             with _naming(path):
@@ -248,10 +250,10 @@ class Target:
         """Give the file its name. Without force, a file that has got that name meanwhile is left alone."""
         with _naming(self.path):
             if self._force:
-                with contextlib.suppress(OSError):  # nothing is there, or it is another user's
-                    found = self.path.lstat()
-                    if stat.S_ISREG(found.st_mode):
-                        self._temporary.chmod(stat.S_IMODE(found.st_mode))
+                mode = mode_of(self.path)
+                if mode is not None:
+                    with contextlib.suppress(OSError):  # some file systems have no permissions
+                        self._temporary.chmod(mode)
                 self._temporary.replace(self.path)
             else:
                 self._publish_new()
@@ -270,7 +272,11 @@ class Target:
             raise FileError(f"{self.path}: was made by someone else meanwhile: --force replaces it") from None
         except OSError:  # a file system without links: take the name first, then replace our own empty file
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-            self._temporary.replace(self.path)
+            try:
+                self._temporary.replace(self.path)
+            except OSError:
+                self.path.unlink()
+                raise
         else:
             self._temporary.unlink()
 
@@ -314,6 +320,26 @@ class Pipe:
 
 TEMPORARY = re.compile(r"\.cupynorm-[0-9a-f]{16}\.tmp")
 YOUNG_SECONDS = 10.0  # between a file's beginning and its lock there is a moment
+
+
+def mode_of(path: Path) -> int | None:
+    """Return the permission bits of a regular file that will be replaced. A link has none that matter."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_mode & 0o777 if stat.S_ISREG(found.st_mode) else None
+
+
+def open_like(path: Path, flags: int, mode: int | None) -> int:
+    """Open or create a file that will replace one of that mode: who may not read that one may not read it either."""
+    if mode is None:
+        return os.open(path, flags, 0o666)
+    descriptor = os.open(path, flags, mode | 0o600)  # its owner writes it
+    if hasattr(os, "fchmod"):
+        with contextlib.suppress(OSError):  # a file system without permissions, or another user's file
+            os.fchmod(descriptor, mode | 0o600)
+    return descriptor
 
 
 def _try_lock(file: IO[bytes]) -> bool:
@@ -531,7 +557,8 @@ def _check_target(path: Path, sources: list[Path], *, force: bool) -> None:
             raise FileError(f"{path}: is the input as well: give the output another name")
     if not force:
         raise FileError(f"{path}: exists already: --force replaces it")
-    if not (path.is_symlink() or path.is_file()):  # a link itself is replaced, never what it leads to
+    # a link is replaced, never the file that it leads to; one such as /dev/stdout stays
+    if path.exists() and not path.is_file():
         raise FileError(f"{path}: is not a regular file")
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -744,6 +745,23 @@ def test_a_disk_that_fills_up_keeps_what_is_done_only(model, folder, monkeypatch
     monkeypatch.undo()
     assert embedding.unfinished(folder / "out.npy") == ((5, 12) if done else None)
     assert names(folder) == (["in.txt", "out.npy.part", "out.npy.part.json"] if done else ["in.txt"])
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640])
+def test_what_replaces_a_private_file_is_private_while_it_is_written(model, folder, mode):
+    write(folder, "old", "out.npy").chmod(mode)
+    seen, before = [], os.umask(0)
+
+    def look(done, texts):
+        seen.append(stat.S_IMODE((folder / "out.npy.part").stat().st_mode))
+
+    try:
+        embed_file(model, write(folder), folder / "out.npy", force=True, progress=look)
+    finally:
+        os.umask(before)
+
+    assert set(seen) == {mode}
+    assert stat.S_IMODE((folder / "out.npy").stat().st_mode) == mode
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no /proc tells which file is synchronised")

@@ -423,6 +423,15 @@ def test_every_weight_that_does_not_fit_is_listed():
     assert told.count(";") == 4
 
 
+def test_a_layer_count_beyond_all_weights_is_refused_at_once():
+    with pytest.raises(
+        ValueError, match="weights do not fit: there are 37, too few for 1000000000 layers"
+    ) as raised:
+        BertEncoder(dataclasses.replace(BASE, layers=10**9), weights_of(BASE))
+
+    assert len(str(raised.value)) < 200
+
+
 def test_a_pre_norm_encoder_has_one_more_norm():
     with pytest.raises(
         ValueError, match=r"encoder.LayerNorm.weight is missing; encoder.LayerNorm.bias is missing"

@@ -580,6 +580,45 @@ def test_a_header_from_a_pipe_that_no_array_can_have_is_refused_before_its_data(
     assert b"-: is damaged: its header says shape" in done.stderr
 
 
+def test_a_temporary_file_that_is_gone_leaves_no_empty_output(folder):
+    with pytest.raises(FileError, match=r"out.npy: No such file"):
+        run(
+            "softmax",
+            folder,
+            numbers(4, 4),
+            progress=lambda *_: [path.unlink() for path in folder.glob(".cupynorm-*.tmp")],
+        )
+
+    assert names(folder) == ["in.npy"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o400])
+def test_what_replaces_a_private_file_is_private_while_it_is_written(folder, mode):
+    (folder / "out.npy").write_bytes(b"")
+    (folder / "out.npy").chmod(mode)
+    seen, before = [], os.umask(0)
+
+    def look(done, rows):
+        seen.extend(stat.S_IMODE(path.stat().st_mode) for path in folder.glob(".cupynorm-*.tmp"))
+
+    try:
+        run("softmax", folder, numbers(100, 32), force=True, progress=look)
+    finally:
+        os.umask(before)
+
+    assert set(seen) == {mode | 0o600}  # its owner may always write it
+    assert stat.S_IMODE((folder / "out.npy").stat().st_mode) == mode
+
+
+def test_a_link_to_what_is_no_file_is_not_replaced(folder):
+    (folder / "out.npy").symlink_to(os.devnull)
+
+    with pytest.raises(FileError, match="out.npy: is not a regular file"):
+        run("softmax", folder, numbers(4, 4), force=True)
+
+    assert (folder / "out.npy").is_symlink()
+
+
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o755])
 def test_force_keeps_the_outputs_mode(folder, mode):
     (folder / "out.npy").write_bytes(b"")
