@@ -207,7 +207,7 @@ inline bool await_letters(const Letter* from, Slot<Op>& slot) {
 // (0: all) are merged into a sum of their own first, because what is added to a long sum is rounded at the
 // size of that sum.
 // It costs the usual path registers: LayerNorm in float of 16 x 2^20 0.61 for 0.655 of the copy rate, others 0.02 at most.
-// (As a function that is not inlined, behind the wait, it cost nothing, but NVRTC 13.0 then gave wrong results for unaligned rows.)
+// (As a function that is not inlined, behind the wait, it cost less; unaligned rows then came out wrong with NVRTC 13.0, why is not known.)
 template <class Op, int kFew, int kMany, class Line, typename Count>
 inline typename Op::State read_again(Line from, int64 begin, Count count, typename Op::Compute origin, bool in_place) {
   using State = typename Op::State;
