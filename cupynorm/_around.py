@@ -423,9 +423,13 @@ def launch_around(device: int, spelling: Spelled, plan: str | Plan | None) -> tu
     module = _device.cupy()
     with module.cuda.Device(device):
         _row.calls_of_thread().prepare(device)
-        found = _row.prepared(device, spelling, plan)
         arguments = np.array([spelling.arguments.values], dtype=spelling.arguments.dtype)
         pointer = np.array([arguments.ctypes.data], np.uint64)
-        bind = launcher(found.kernel.pointer, found.plan)
-        _device.launch_once(bind, pointer.ctypes.data)
+
+        def launched(found: _row.Prepared) -> Binding:
+            bind = launcher(found.kernel.pointer, found.plan)
+            _device.launch_once(bind, pointer.ctypes.data)
+            return bind
+
+        bind = _row.launch_what_fits(device, spelling, plan, launched)
     return bind, spelling.arguments

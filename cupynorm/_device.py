@@ -283,6 +283,11 @@ def refuses_cooperation(error: Exception) -> bool:
     return getattr(error, "status", None) in REFUSES_COOPERATION
 
 
+def refuses_plan(error: Exception) -> bool:
+    """Say whether an error of a launch means that another plan may run here."""
+    return refuses_clusters(error) or refuses_cooperation(error)
+
+
 def launch_error(status: int) -> Exception:
     """Return the error of a launch that gave a status."""
     error: Exception = driver().CUDADriverError(status)
@@ -304,6 +309,12 @@ class Launches(dict[int, "Launch"]):
             self.clear()
         made = self[stream] = self._bind(stream, self._address)
         return made
+
+    def once(self) -> None:
+        """Launch on the current stream, from no remembered call. Raises the driver's error."""
+        status = self[cupy().cuda.get_current_stream().ptr]()
+        if status:
+            raise launch_error(status)
 
 
 @functools.cache
@@ -327,9 +338,7 @@ def launch_early(
 
 def launch_once(bind: Binding, parameters: int) -> None:
     """Launch a kernel on the current stream, with parameters that are this launch's own."""
-    status = bind(cupy().cuda.get_current_stream().ptr, parameters)()
-    if status:
-        raise launch_error(status)
+    Launches(bind, parameters).once()
 
 
 BOX_TYPES = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType

@@ -289,9 +289,7 @@ def launch(
                 _extent(each.shape, each.strides, each.dtype) for each in (source.array, bias) if each
             ),
         )
-        status = call.launches[module.cuda.get_current_stream().ptr]()
-        if status:
-            raise _device.launch_error(status)
+        call.launches.once()
     if key is not None:
         try:
             hash(key)

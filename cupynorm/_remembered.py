@@ -245,7 +245,10 @@ class Again(NamedTuple):
     holds: Any  # what the key names by its id
 
     def run(self, kind: Any, stream: int, pointers: list[int], place: tuple[int, int]) -> list[Any] | None:
-        """Launch it with other pointers; return what was made, None if that lies otherwise than the first call's."""
+        """Launch it with other pointers; return what was made.
+
+        None if that lies otherwise than the first call's, or this share of the device refuses the call's plan.
+        """
         made = [kind(shape, code) for shape, code in self.made]
         pointers += [each.data.ptr for each in made]
         if any(each & ALIGNMENT for each in pointers[len(pointers) - len(made) :]):
@@ -259,7 +262,10 @@ class Again(NamedTuple):
         words[:] = filled
         status = launch()
         if status:
-            raise _device.launch_error(status)
+            error = _device.launch_error(status)
+            if _device.refuses_plan(error):
+                return None
+            raise error
         return made
 
 

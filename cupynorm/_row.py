@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -129,13 +129,13 @@ def spelled(
     )
 
 
-class _Launch(NamedTuple):
+class Prepared(NamedTuple):
     kernel: _compile.Kernel
     plan: Plan
 
 
 _lock = threading.RLock()  # a signal handler may run where it is held
-_launches: dict[tuple[Any, ...], _Launch] = {}
+_launches: dict[tuple[Any, ...], Prepared] = {}
 _thread = OfThread()
 
 
@@ -240,7 +240,7 @@ def run(
         status = launch()
     if status:
         error = _device.launch_error(status)
-        if not (_device.refuses_cooperation(error) or _device.refuses_clusters(error)):
+        if not _device.refuses_plan(error):
             raise error
         return _run_checked(op, x, gamma, beta, axis, eps, y, dtype, return_stats, plan, key)
     return (y, *stats) if stats else y
@@ -293,9 +293,8 @@ def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Give
     what = _spelled_call(op, call, [array.data.ptr for array in stats], eps)
     with module.cuda.Device(call.device):
         _thread.calls.prepare(call.device)
-        found = prepared(call.device, what, given.plan)
 
-        def launched(found: _Launch) -> Remembered:
+        def launched(found: Prepared) -> Remembered:
             known = remembered(
                 given,
                 launcher(found.kernel.pointer, found.plan),
@@ -307,22 +306,34 @@ def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Give
                 x.shape[: len(x.shape) - call.axes],
                 call.compute,
             )
-            status = known.launches[module.cuda.get_current_stream().ptr]()
-            if status:
-                raise _device.launch_error(status)
+            known.launches.once()
             _thread.calls.plans.append(found.plan)
             return known
 
-        while True:
-            try:
-                return launched(found)
-            except Exception as error:  # noqa: BLE001  what is no refusal is raised again
-                found = _less_shared(call.device, what, given.plan, found.plan, error)
+        return launch_what_fits(call.device, what, given.plan, launched)
+
+
+Launched = TypeVar("Launched")
+
+
+def launch_what_fits(
+    device: int, what: Spelled, wanted: str | Plan | None, launch: Callable[[Prepared], Launched]
+) -> Launched:
+    """Return launch(found) of what is prepared for a problem; of another plan where our share of the device refuses that.
+
+    `device` must be current.
+    """
+    found = prepared(device, what, wanted)
+    while True:
+        try:
+            return launch(found)
+        except Exception as error:  # noqa: BLE001  what is no refusal is raised again
+            found = _less_shared(device, what, wanted, found.plan, error)
 
 
 def _less_shared(
     device: int, what: Spelled, wanted: str | Plan | None, refused: Plan, error: Exception
-) -> _Launch:
+) -> Prepared:
     """Return a launch whose blocks need not all run at once, or are in no clusters, where our share of the device refuses that.
 
     It is the problem's from then on. Raises RuntimeError where what was asked for needs that, and any other error again.
@@ -343,7 +354,7 @@ def _less_shared(
         warnings.warn(
             f"{why}: variant {found.plan.variant} is used instead of {refused.variant}, without blocks that wait for "
             "one another. Such calls may be slower, and round otherwise; this is said once",
-            stacklevel=5,
+            stacklevel=6,
         )
     return found
 
@@ -379,7 +390,7 @@ def _key_of(device: int, what: Spelled, wanted: str | Plan | None) -> tuple[Any,
     return (device, what.problem, what.op.cpp, what.arguments.cpp, wanted, _compile.owner())
 
 
-def prepared(device: int, what: Spelled, wanted: str | Plan | None) -> _Launch:
+def prepared(device: int, what: Spelled, wanted: str | Plan | None) -> Prepared:
     """Return what _prepare() gives, made once for each problem, spelling and wish, and for each owner of kernels."""
     check_kind(wanted)  # a key hashes
     key = _key_of(device, what, wanted)
@@ -399,7 +410,7 @@ def _prepare(
     tuned: bool = True,
     cooperative: bool = True,
     clusters: bool = True,
-) -> _Launch:
+) -> Prepared:
     """Compile and load the kernel of the plan for a problem.
 
     cooperative, clusters: whether its blocks may have to run all at once, and may be in clusters.
@@ -424,7 +435,7 @@ def _prepare(
         plan, _ = _choose(what, limits, occupancy, wanted, tuned=tuned)
     else:
         plan = choose(what.problem, limits, occupancy, wanted, cooperative=False)
-    return _Launch(load(plan), plan)
+    return Prepared(load(plan), plan)
 
 
 def _choose(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import warnings
 from typing import Any
 
@@ -37,6 +38,21 @@ def normed(x: Any, **given: Any) -> Any:
 
 def planned() -> list[Plan]:
     return [found.plan for found in _row._launches.values()]
+
+
+def refuse_clusters(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the driver refuse every launch in clusters."""
+    cluster = simulated.driver._cluster
+
+    def refuse(function: Any, grid: Any) -> int:
+        width: int = cluster(function, grid)
+        if width > 1:
+            raise simulated.driver.CUDADriverError(
+                "CUDA_ERROR_INVALID_CLUSTER_SIZE: cluster misconfiguration"
+            )
+        return width
+
+    monkeypatch.setattr(simulated.driver, "_cluster", refuse)
 
 
 @pytest.mark.parametrize("status", [TOO_LARGE, NOT_SUPPORTED])
@@ -156,17 +172,7 @@ def test_clusters_that_no_group_of_multiprocessors_holds_are_left_out(
     usual = normed(x)
     _row.forget()
     machine.share_refusal = cooperation
-    cluster = simulated.driver._cluster
-
-    def refuse(function: Any, grid: Any) -> int:
-        width: int = cluster(function, grid)
-        if width > 1:
-            raise simulated.driver.CUDADriverError(
-                "CUDA_ERROR_INVALID_CLUSTER_SIZE: cluster misconfiguration"
-            )
-        return width
-
-    monkeypatch.setattr(simulated.driver, "_cluster", refuse)
+    refuse_clusters(simulated, monkeypatch)
 
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
@@ -175,3 +181,35 @@ def test_clusters_that_no_group_of_multiprocessors_holds_are_left_out(
     asnumpy = simulated.cupy.asnumpy
     np.testing.assert_allclose(asnumpy(y), asnumpy(usual), rtol=2e-3, atol=1e-3)
     assert [(plan.cooperative, plan.cluster) for plan in planned()] == [(False, 1)]
+
+
+FUSED = {
+    "sum": lambda x: cupynorm.add_layer_norm(x, x, return_sum=False),
+    "int8": lambda x: cupynorm.layer_norm(x, quantize="int8")[0],
+    "mask": lambda x: cupynorm.softmax(x, lengths=[3, 9, x.shape[1]]),
+    "fuse": cupynorm.fuse(cupynorm.rms_norm, load=lambda x: 2 * x),
+}
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["at first", "after the whole device"])
+@pytest.mark.parametrize("name", FUSED)
+def test_clusters_of_fused_calls_are_left_out_as_well(
+    monkeypatch: pytest.MonkeyPatch, name: str, known: bool
+) -> None:
+    simulated = simulator.install(monkeypatch, "h200")
+    monkeypatch.setattr(_row, "_refusal_told", threading.Event())
+    x = simulated.cupy.asarray(rows((3, 65536)))
+    usual = FUSED[name](x)
+    assert [plan.cluster > 1 for plan in planned()] == [True]
+    if not known:
+        _row.forget()
+    refuse_clusters(simulated, monkeypatch)
+
+    with pytest.warns(UserWarning, match="blocks at once"):
+        first = FUSED[name](x)
+    again = FUSED[name](x)
+
+    asnumpy = simulated.cupy.asnumpy
+    assert [plan.cluster for plan in planned()] == [1]
+    for y in (first, again):
+        np.testing.assert_allclose(asnumpy(y), asnumpy(usual), rtol=2e-3, atol=1)

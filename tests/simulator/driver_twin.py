@@ -209,15 +209,15 @@ def launch_kernel_ex(config: int, function: int, parameters: int, extra: None) -
     shape = (*told.grid, *told.block, told.shared_bytes, told.stream or 0, parameters)
     if attributes.pop(_device.BEGIN_EARLY, 0) != 1 or set(attributes) - {_device.COOPERATIVE}:
         raise _invalid(f"launch attributes {attributes}")
-    if attributes.get(_device.COOPERATIVE):
-        try:
+    try:
+        if attributes.get(_device.COOPERATIVE):
             launchCooperativeKernel(function, *shape)
-        except CUDADriverError as error:
-            if error.status not in NUMBERS.values():
-                raise
-            return error.status
-    else:
-        launchKernel(function, *shape, 0)
+        else:
+            launchKernel(function, *shape, 0)
+    except CUDADriverError as error:
+        if error.status not in NUMBERS.values():
+            raise
+        return error.status
     return 0
 
 
