@@ -11,7 +11,7 @@ import numpy as np
 from cupynorm import _device, _uploads
 from cupynorm._dtypes import Dtype, compute_dtype, conversion, device_dtype, dtype_name, dtype_of
 from cupynorm._options import plainly, shown
-from cupynorm._plan import VARIANTS, Plan
+from cupynorm._plan import check_plan
 from cupynorm._subclasses import check_subclass
 from cupynorm._values import NamedTuple
 from cupynorm.functors import View
@@ -63,9 +63,7 @@ def check(
     others = others or {}
     columns = {name: array for name, array in (columns or {}).items() if array is not None}
     on_device = _check_kinds(x, {"out": out, **columns, **others}, columns)
-    if plan is not None and not isinstance(plan, (str, Plan)):
-        variants = ", ".join(map(repr, VARIANTS))
-        raise TypeError(f"plan is {shown(plan)}: give the name of a variant ({variants}) or a cupynorm.Plan")
+    check_plan(plan)
     if plan is not None and not on_device:
         raise ValueError(f"plan={plan!r} chooses a kernel: x is a NumPy array, computed on the CPU")
     check_dtype("x", x)
@@ -279,6 +277,15 @@ def check_dtype(name: str, array: Any) -> None:
         dtype_name(array.dtype)
     except TypeError as error:
         raise TypeError(f"{name}: {error}{conversion(name, array.dtype)}") from None
+
+
+def array_of_list(name: str, given: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, Any]:
+    """Return an array of a list of integers, of int64 if there are none; TypeError for lists that make no array."""
+    try:
+        made = np.asarray(given)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"{name} is {shown(given)}: its parts differ in length; give integers") from None
+    return made if made.size or made.dtype != np.float64 else made.astype(np.int64)
 
 
 def trailing_axes(axis: int | tuple[int, ...], shape: tuple[int, ...]) -> int:

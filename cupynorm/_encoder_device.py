@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cupynorm import _attention, _blaslt, _compile, _device, _few, _heads
+from cupynorm import _attention, _blaslt, _compile, _device, _few, _heads, _row
 from cupynorm._blas import Blas, Product, faster
 from cupynorm._dtypes import Dtype, compute_dtype, cpp
 from cupynorm.add_norm import add_layer_norm
@@ -463,7 +463,7 @@ class Runner:
         """Make the runner's stream current, for products, too, in a thread that may be new."""
         cuda = _device.cupy().cuda
         with cuda.Device(self.device), self._stream as own:
-            cuda.runtime.memGetInfo()  # gives the thread the device's context: the driver launches nothing without one
+            _row.calls_of_thread().prepare(self.device)
             self.blas.begin(own.ptr)
             yield own
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+# By CUDA's major.
+NVRTC = {12: "nvidia-cuda-nvrtc-cu12", 13: "nvidia-cuda-nvrtc==13.*"}
+HEADERS = {12: "nvidia-cuda-runtime-cu12", 13: "nvidia-cuda-runtime==13.*"}
+ML_DTYPES = "ml_dtypes>=0.5"
 # As pyproject.toml has them: a test compares.
 EXTRAS = {
-    "cuda12": (
-        "cupy-cuda12x>=14.2,<15",
-        "nvidia-cuda-nvrtc-cu12",
-        "nvidia-cuda-runtime-cu12",
-        "ml_dtypes>=0.5",
-    ),
-    "cuda13": (
-        "cupy-cuda13x>=14.2,<15",
-        "nvidia-cuda-nvrtc==13.*",
-        "nvidia-cuda-runtime==13.*",
-        "ml_dtypes>=0.5",
-    ),
+    "cuda12": ("cupy-cuda12x>=14.2,<15", NVRTC[12], HEADERS[12], ML_DTYPES),
+    "cuda13": ("cupy-cuda13x>=14.2,<15", NVRTC[13], HEADERS[13], ML_DTYPES),
     "text": ("tokenizers>=0.20", "safetensors>=0.4.3"),
     "plot": ("matplotlib>=3.9",),
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 import numpy as np
 
 from cupynorm import _device, _uploads, reference
-from cupynorm._arguments import check_dtype, check_kind, view
+from cupynorm._arguments import array_of_list, check_dtype, check_kind, view
 from cupynorm._dtypes import cpp_of_element
 from cupynorm._options import boolean, finite, integer, plainly, shown
 from cupynorm.functors import EMPTY, Packs, Struct, View, division, operand, per_row
@@ -88,12 +88,7 @@ def with_lengths(asked: Asked, x: Any) -> Asked:
     if not isinstance(given, (list, tuple)):
         return asked
     on_device = check_kind("x", x)
-    try:
-        host = np.asarray(given)
-    except (TypeError, ValueError, OverflowError):
-        raise TypeError(f"lengths is {shown(given)}: its parts differ in length; give integers") from None
-    if host.dtype == np.float64 and host.size == 0:
-        host = host.astype(np.int64)
+    host = array_of_list("lengths", given)
     if x.ndim:
         _check_lengths(host, x.shape)
     if on_device:

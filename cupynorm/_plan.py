@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cupynorm._limits import STATIC_SHARED_BYTES, Limits, active_blocks
+from cupynorm._options import shown
 from cupynorm._tables import (
     ACCESS_BYTES,
     CACHED,
@@ -320,7 +321,7 @@ def choose(
     cooperative: whether its blocks may have to run all at once. Raises DoesNotFitError, a ValueError, if `wanted` is
     unknown or cannot hold the row so, TypeError if it is no plan.
     """
-    check_kind(wanted)
+    check_plan(wanted)
     if isinstance(wanted, Plan):
         as_wanted = _as_wanted(problem, limits, occupancy, wanted)
         if as_wanted.cooperative and not cooperative:
@@ -452,11 +453,14 @@ KINDS: dict[str, type] = {"variant": str, **dict.fromkeys(BOUNDS, int), "full": 
 ARTICLES = {str: "a", int: "an", bool: "a", float: "a"}
 
 
-def check_kind(wanted: object) -> None:
+def check_plan(wanted: object) -> None:
     """Raise TypeError, naming the field, for what is neither None, a name nor a Plan of such values as a plan has."""
     if not isinstance(wanted, Plan):
         if wanted is not None and not isinstance(wanted, str):
-            raise TypeError(f"plan is {wanted!r}: the name of a variant or a Plan is expected")
+            variants = ", ".join(map(repr, VARIANTS))
+            raise TypeError(
+                f"plan is {shown(wanted)}: give the name of a variant ({variants}) or a cupynorm.Plan"
+            )
         return
     for name, expected in KINDS.items():
         value = getattr(wanted, name)

@@ -15,7 +15,7 @@ from cupynorm._arguments import Call, check, is_number, view
 from cupynorm._dtypes import Dtype, compute_dtype, cpp
 from cupynorm._limits import PLAIN_SHARED_BYTES, STATIC_SHARED_BYTES, Limits
 from cupynorm._options import boolean, eps_of
-from cupynorm._plan import LENT, DoesNotFitError, Occupancy, Plan, Problem, check_kind, choose
+from cupynorm._plan import LENT, DoesNotFitError, Occupancy, Plan, Problem, check_plan, choose
 from cupynorm._remembered import (
     ALIGNMENT,
     Calls,
@@ -392,7 +392,7 @@ def _key_of(device: int, what: Spelled, wanted: str | Plan | None) -> tuple[Any,
 
 def prepared(device: int, what: Spelled, wanted: str | Plan | None) -> Prepared:
     """Return what _prepare() gives, made once for each problem, spelling and wish, and for each owner of kernels."""
-    check_kind(wanted)  # a key hashes
+    check_plan(wanted)  # a key hashes
     key = _key_of(device, what, wanted)
     found = _launches.get(key)
     if found is None:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import errno
 import functools
-import json
 import math
 import os
 import re
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from cupynorm import _json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -971,16 +972,7 @@ def _check_json(output: Path, *, as_json: bool) -> None:
 
 
 def _print_json(value: dict[str, Any]) -> None:
-    click.echo(json.dumps(_finite(value), indent=2))
-
-
-def _finite(value: Any) -> Any:
-    """Put null for nan and infinities, which JSON has not."""
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    click.echo(_json.text(value, indent=2))
 
 
 def _print_fields(title: str, fields: dict[str, Any]) -> None:

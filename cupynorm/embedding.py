@@ -7,7 +7,6 @@ import contextlib
 import csv
 import dataclasses
 import hashlib
-import io
 import itertools
 import json
 import math
@@ -35,6 +34,7 @@ from cupynorm.files import (
     _naming,
     check_standard_output,
     mode_of,
+    npy_header,
     open_like,
 )
 
@@ -526,21 +526,19 @@ class _Part(Target):
         self._written = hashlib.sha256()  # over the rows that are done
         self._row_bytes = shape[1] * dtype.itemsize
         self.bytes = math.prod(shape) * dtype.itemsize
-        head = io.BytesIO()
-        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(head, header)
+        head = npy_header(shape, dtype)
         with _naming(self._temporary):
             flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
             mode = mode_of(path) if force else None
             self._file = os.fdopen(open_like(self._temporary, flags, mode), "wb")
         try:
             size = self._take()
-            self.done = self._ready(size, len(head.getvalue()), len(head.getvalue()) + self.bytes)
+            self.done = self._ready(size, len(head), len(head) + self.bytes)
         except BaseException:  # what is there may be another's
             self._file.close()
             raise
         try:
-            self._begin(head.getvalue())
+            self._begin(head)
         except BaseException:
             self.leave()
             raise

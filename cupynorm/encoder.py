@@ -14,9 +14,9 @@ import numpy as np
 
 from cupynorm import _device, _encoder_device, _install
 from cupynorm import _encoder_host as steps
-from cupynorm._arguments import check_dtype, check_elements
+from cupynorm._arguments import array_of_list, check_dtype, check_elements
 from cupynorm._dtypes import Dtype, compute_dtype, dtype_name, dtype_of
-from cupynorm._options import boolean, choice, eps_of, plainly, shown
+from cupynorm._options import boolean, choice, eps_of, plainly
 from cupynorm._subclasses import check_subclass
 from cupynorm.files import FileError
 from cupynorm.heads import add_qkv_bias, merge_heads
@@ -701,14 +701,8 @@ def _integers(name: str, array: object) -> Array:
 
 
 def _array_of(name: str, given: Any) -> Any:
-    """Return an array of a list's or tuple's numbers, else what was given; TypeError for lists that make no array."""
-    if not isinstance(given, (list, tuple)):
-        return given
-    try:
-        made = np.asarray(given)
-    except (TypeError, ValueError, OverflowError):
-        raise TypeError(f"{name} is {shown(given)}: its parts differ in length; give integers") from None
-    return made if made.size or made.ndim != 1 else made.astype(np.int64)
+    """Return an array of a list's or tuple's integers, else what was given."""
+    return array_of_list(name, given) if isinstance(given, (list, tuple)) else given
 
 
 def _side_by_side(name: str, sequences: Sequence[Any]) -> tuple[Array, Array]:
@@ -885,9 +879,8 @@ def _check_dtypes(path: Path, dtypes: Mapping[str, str]) -> None:
     """Raise FileError for tensors that are no floats of 16, 32 or 64 bits, such as float8."""
     others = [f"{name} ({dtype})" for name, dtype in dtypes.items() if dtype not in FLOATS]
     if others:
-        more = f" and {len(others) - 3} more" if len(others) > 3 else ""  # noqa: PLR2004
         raise FileError(
-            f"{path}: {', '.join(others[:3])}{more}: weights may be {', '.join(FLOATS.values())}; "
+            f"{path}: {_some(others)}: weights may be {', '.join(FLOATS.values())}; "
             "convert them with the library that quantised them"
         )
     if "BF16" in dtypes.values():
@@ -900,12 +893,17 @@ def _warn_of_what_is_not_finite(path: Path, weights: Mapping[str, Array]) -> Non
     bad = [name for name, each in weights.items() if not np.isfinite(each.sum(dtype=np.float64))]
     bad = [name for name in bad if not np.isfinite(weights[name].astype(np.float64)).all()]
     if bad:
-        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""  # noqa: PLR2004
         warnings.warn(
-            f"{path}: {', '.join(bad[:3])}{more} hold NaN or infinity: what is computed with them is no number",
+            f"{path}: {_some(bad)} hold NaN or infinity: what is computed with them is no number",
             RuntimeWarning,
             stacklevel=4,
         )
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names for a message, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _renamed(name: str) -> str:

@@ -29,8 +29,6 @@ CUPY_OLDEST = (
 )  # older ones compile every kernel anew in every process: name expressions missed their cache
 CUPY_UNTRIED = (15,)
 CAPABILITY_OLDEST = 70
-NVRTC_WHEELS = {12: "nvidia-cuda-nvrtc-cu12", 13: "nvidia-cuda-nvrtc==13.*"}
-HEADER_WHEELS = {12: "nvidia-cuda-runtime-cu12", 13: "nvidia-cuda-runtime==13.*"}
 OPTIONAL = ("ml_dtypes", "safetensors", "tokenizers")  # packages that cupynorm uses where they are
 FOR_CUDA = "cupynorm's kernels are CUDA, for NVIDIA's"
 VARIABLES = re.compile(r"(CUPY|CUDA|CUPYNORM|NVIDIA_VISIBLE|NVCC)(_\w+)?|NO_COLOR")
@@ -328,7 +326,7 @@ def _check_import(installed: dict[str, str], cuda: int | None) -> Iterator[Findi
 
 
 def _check_compiler(module: ModuleType, major: int | None, cuda: int | None) -> Finding:
-    wheel = NVRTC_WHEELS.get(major or 12, NVRTC_WHEELS[13])
+    wheel = _install.NVRTC.get(major or 12, _install.NVRTC[13])
     try:
         version = module.cuda.nvrtc.getVersion()
     except Exception as error:  # noqa: BLE001  CuPy's loader has an error type of its own
@@ -365,7 +363,7 @@ def _check_headers(major: int | None) -> Finding:
         "headers",
         "warning",
         "CUDA's headers are not found: cupynorm's kernels do without, CuPy's own arithmetic does not",
-        _install.pip_install(HEADER_WHEELS.get(major or 12, HEADER_WHEELS[13])),
+        _install.pip_install(_install.HEADERS.get(major or 12, _install.HEADERS[13])),
     )
 
 
@@ -377,7 +375,7 @@ def _check_bfloat16() -> Finding:
         "bfloat16",
         "warning",
         "ml_dtypes is not installed: no bfloat16",
-        _install.pip_install("ml_dtypes>=0.5"),
+        _install.pip_install(_install.ML_DTYPES),
     )
 
 

@@ -198,6 +198,14 @@ class Source:
             raise FileError(f"{self.path}: is damaged: its header says shape {self.shape} of {self._stored}")
 
 
+def npy_header(shape: tuple[int, ...], dtype: Dtype) -> bytes:
+    """Return what a .npy file of an array in C order begins with."""
+    head = io.BytesIO()
+    told = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(head, told)
+    return head.getvalue()
+
+
 class Target:
     """A .npy file, written in C order under a temporary name in the same folder until publish() renames it.
 
@@ -211,7 +219,6 @@ class Target:
         self._force = force
         self._temporary = path.parent / f".cupynorm-{secrets.token_hex(8)}.tmp"
         _remove_abandoned(path.parent)
-        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
         size = self.bytes = math.prod(shape) * dtype.itemsize
         with _naming(path):
             mode = mode_of(path) if force else None
@@ -223,7 +230,7 @@ class Target:
                 free = shutil.disk_usage(path.parent).free
                 if free < size:
                     raise FileError(f"{path}: needs {size} bytes, its disk has {free} left")
-                np.lib.format.write_array_header_1_0(self._file, header)
+                self._file.write(npy_header(shape, dtype))
                 self._file.flush()
                 _allocate(self._file.fileno(), self._file.tell() + size)
         except BaseException:
@@ -293,10 +300,7 @@ class Pipe:
 
     def __init__(self, shape: tuple[int, ...], dtype: Dtype) -> None:
         self.bytes = math.prod(shape) * dtype.itemsize
-        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-        head = io.BytesIO()
-        np.lib.format.write_array_header_1_0(head, header)
-        self._write(memoryview(head.getvalue()))
+        self._write(memoryview(npy_header(shape, dtype)))
 
     def write(self, block: Array) -> None:
         """Append a block of rows."""

@@ -70,7 +70,10 @@ STYLES = {
     COPY: Style(COPY, BLACK, (0, (3, 2)), ""),
 }
 # of anything else, such as forced variants, in turns
-FURTHER = ((SKY, "x"), (GREY, "+"), (SKY, "*"), (GREY, "<"), (SKY, ">"), (GREY, "P"), (SKY, "X"))
+FURTHER = (
+    *((SKY, "-", "x"), (GREY, "-", "+"), (SKY, "-", "*"), (GREY, "-", "<")),
+    *((SKY, "-", ">"), (GREY, "-", "P"), (SKY, "-", "X")),
+)
 PANELS = 4  # ops beside one another
 PANEL_WIDTH, PANEL_HEIGHT = 3.6, 2.7  # inches
 PLOTTED = ("bandwidth", "share", "time")
@@ -176,7 +179,7 @@ def _draw_panel(panel: Any, kind: str, own: Sequence[Measured]) -> None:
     drawn: list[float] = []
     ambiguous = len({each.point.cols for each in own}) < len(own)
     for name, curve in curves(own).items():
-        style = STYLES.get(name) or Style(name, *_look(next(further)))
+        style = STYLES.get(name) or Style(name, *next(further))
         look = style.as_dict() | {"zorder": 3 if name == OURS else 2}
         # times jump where the number of rows changes, rates do not
         apart = ambiguous or kind == "time"
@@ -195,11 +198,6 @@ def _draw_panel(panel: Any, kind: str, own: Sequence[Measured]) -> None:
         panel.set_yscale("log")
     else:
         panel.set_ylim(0, 1.08 * max(drawn, default=1))
-
-
-def _look(further: tuple[str, str]) -> tuple[str, str, str]:
-    color, marker = further
-    return color, "-", marker
 
 
 def _value(kind: str, measured: Measured, seconds: float) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cupynorm import _json
 from cupynorm.forms import FORMS
 
 if TYPE_CHECKING:
@@ -381,7 +382,7 @@ def read_recorded(path: Path) -> dict[Point, dict[str, float]]:
 
 def json_of(report: Report) -> str:
     """Return a report as a JSON document, with null for what is not a number."""
-    return json.dumps(_finite(report.as_dict()), indent=1) + "\n"
+    return _json.text(report.as_dict(), indent=1) + "\n"
 
 
 def write_json(path: Path, report: Report) -> None:
@@ -389,14 +390,6 @@ def write_json(path: Path, report: Report) -> None:
     unfinished = path.with_name(f"{path.name}.unfinished")
     unfinished.write_text(json_of(report), "utf-8")
     unfinished.replace(path)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 CSV_FIELDS = (

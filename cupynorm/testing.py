@@ -479,9 +479,8 @@ def _processors() -> int:
 
 def _begin_thread(device: int) -> None:
     """Make a device, and its context, those of a new thread: occupancy is asked for without a launch before it."""
-    cuda = _device.cupy().cuda
-    cuda.Device(device).use()
-    cuda.runtime.memGetInfo()  # the call by which CuPy itself creates a thread's context
+    _device.cupy().cuda.Device(device).use()
+    _row.calls_of_thread().prepare(device)
 
 
 def _compare(op: Op, case: Case, variant: str, y_dtype: str | None = None) -> Result | None:
