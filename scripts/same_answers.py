@@ -152,11 +152,6 @@ class Store:
         self._file.execute("INSERT OR REPLACE INTO kernels VALUES (?, ?, ?, ?)", row)
         self._file.commit()
 
-    def code(self, key: str) -> bytes:
-        """Return the instructions of a kernel that is there."""
-        ((code,),) = self._file.execute("SELECT code FROM kernels WHERE key = ?", (key,))
-        return zlib.decompress(code)
-
     def close(self, used: Iterable[str]) -> None:
         """Note which kernels were used, and drop those that were not for a month."""
         now = time.time()

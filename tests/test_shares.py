@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import warnings
 from typing import Any
 
@@ -197,7 +196,6 @@ def test_clusters_of_fused_calls_are_left_out_as_well(
     monkeypatch: pytest.MonkeyPatch, name: str, known: bool
 ) -> None:
     simulated = simulator.install(monkeypatch, "h200")
-    monkeypatch.setattr(_row, "_refusal_told", threading.Event())
     x = simulated.cupy.asarray(rows((3, 65536)))
     usual = FUSED[name](x)
     assert [plan.cluster > 1 for plan in planned()] == [True]
