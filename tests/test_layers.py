@@ -16,6 +16,7 @@ MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
 LAYERS = [
     [
         "_install",
+        "_json",
         "_values",
         "_options",
         "_dtypes",
