@@ -17,11 +17,9 @@ from cupynorm.testing import assert_close
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-OF_MULTIPROCESSORS, DEFAULT_STREAM, NON_BLOCKING = (
-    1,
-    1,
-    1,
-)  # CU_DEV_RESOURCE_TYPE_SM, CU_GREEN_CTX_*, CU_STREAM_*
+OF_MULTIPROCESSORS = 1  # CU_DEV_RESOURCE_TYPE_SM
+DEFAULT_STREAM = 1  # CU_GREEN_CTX_DEFAULT_STREAM
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 RESOURCE_BYTES = 1024  # more than a CUdevResource has
 MULTIPROCESSORS = 16
 
@@ -127,3 +125,33 @@ def test_rows_that_blocks_share_are_right_in_a_share_of_the_device(
     (found,) = _row._launches.values()
     print(f"\n{name}: {found.plan.variant}, refused: {refused}")
     assert len(refused) == (not found.plan.cooperative)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["at first", "after the whole device"])
+@pytest.mark.parametrize("cols", [32768, 65536, 262144], ids=lambda cols: f"{cols} columns")
+def test_fused_rows_in_clusters_are_right_in_a_share_of_the_device(
+    share: Any, cuda: Any, monkeypatch: pytest.MonkeyPatch, cols: int, known: bool
+) -> None:
+    monkeypatch.setattr(_row, "_refusal_told", threading.Event())
+    generator = np.random.default_rng(1)
+    host = generator.standard_normal((20, cols)).astype("float16")
+    keep = generator.random(host.shape) < 0.5
+    x, where = cuda.asarray(host), cuda.asarray(keep)
+    cuda.cuda.Device().synchronize()
+    _row.forget()
+    if known:
+        cupynorm.softmax(x, where=where)
+        (found,) = _row._launches.values()
+        assert found.plan.cluster > 1  # or this test says nothing
+        cuda.cuda.Device().synchronize()
+
+    with warnings.catch_warnings(), share:
+        warnings.simplefilter("ignore")
+        results = [cupynorm.softmax(x, where=where) for _ in range(2)]
+        share.synchronize()
+
+    expected = cupynorm.softmax(host.astype(np.float64), where=keep)
+    for y in results:
+        assert_close(cuda.asnumpy(y), expected)
+    (found,) = _row._launches.values()
+    print(f"\nsoftmax with a mask, {cols} columns: {found.plan.variant}, clusters of {found.plan.cluster}")
