@@ -9,7 +9,8 @@ import os
 import selectors
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -22,7 +23,7 @@ from cupynorm.catalog import OPS, Op
 from cupynorm.reference import LARGEST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from cupynorm.forms import Arrays, Form
 
@@ -348,13 +349,28 @@ def selftest(
     """
     device = None if cpu else _device.present_device()
     checks = list(_checks(cpu=cpu, quick=quick))
-    if device is not None:
-        _prepare_all(checks, device, progress, quick=quick)
-    for done, check in enumerate(checks, 1):
-        result = check.run()
-        progress("compare", done, len(checks))
-        if result is not None:
-            yield result
+    begin: Callable[..., None] = (lambda: None) if device is None else partial(_begin_thread, device)
+    with _threads(_processors(), begin) as pool:
+        if device is not None:
+            _prepare_all(pool, checks, device, progress, quick=quick)
+        for done, result in enumerate(pool.map(_run, checks), 1):
+            progress("compare", done, len(checks))
+            if result is not None:
+                yield result
+
+
+def _run(check: _OpCheck | _FormCheck) -> Result | None:
+    return check.run()
+
+
+@contextlib.contextmanager
+def _threads(count: int, begin: Callable[[], None]) -> Iterator[ThreadPoolExecutor]:
+    """Give a pool of threads. After an interruption, what they have begun is awaited, and no more."""
+    pool = ThreadPoolExecutor(count, initializer=begin)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _checks(*, cpu: bool, quick: bool) -> Iterator[_OpCheck | _FormCheck]:
@@ -377,97 +393,121 @@ def _checks(*, cpu: bool, quick: bool) -> Iterator[_OpCheck | _FormCheck]:
 
 
 LEAST_PROCESSORS = 4  # with fewer, other processes would take as long to begin as they save
+NVRTC_THREADS = 3  # of one process, for which NVRTC works at once; more wait
 
 
 def _prepare_all(
+    pool: ThreadPoolExecutor,
     checks: Sequence[_OpCheck | _FormCheck],
     device: int,
     progress: Callable[[str, int, int], None],
     *,
     quick: bool,
 ) -> None:
-    """Compile the checks' kernels, as many at once as this process has processors, and load them.
+    """Compile the checks' kernels, as many at once as there are processors, and load them.
 
-    NVRTC works for three threads of a process at once and no more, so that other processes compile into the cache on disk where
-    there is one; for the kernels of a quick self-test they would take longer to begin than they save. What cannot be prepared is
-    left alone here: the check will meet the same error, and report it.
+    NVRTC works for a few threads of a process at once, so that further processes compile into the cache on disk where there is
+    one. What cannot be prepared is left alone here: the check will meet the same error, and report it.
     """
     processors = _processors()
-    if not quick and processors >= LEAST_PROCESSORS and _compile.keeps_on_disk():
-        _compile_in_processes(len(checks), device, progress, count=processors)
-    pool = ThreadPoolExecutor(processors, initializer=_begin_thread, initargs=(device,))
-    try:
-        pending = [pool.submit(check.prepare, device) for check in checks]
-        for done, _ in enumerate(as_completed(pending), 1):
-            progress("compile", done, len(pending))
-    finally:
-        pool.shutdown(
-            wait=True, cancel_futures=True
-        )  # after an interruption what has begun is awaited, no more
+    if processors >= LEAST_PROCESSORS and _compile.keeps_on_disk():
+        _compile_with_processes(pool, checks, device, progress, quick=quick, count=processors - NVRTC_THREADS)
+    pending = [pool.submit(check.prepare, device) for check in checks]
+    for done, _ in enumerate(as_completed(pending), 1):
+        progress("compile", done, len(pending))
 
 
-def _compile_in_processes(
-    total: int, device: int, progress: Callable[[str, int, int], None], *, count: int
+def _compile_with_processes(
+    pool: ThreadPoolExecutor,
+    checks: Sequence[_OpCheck | _FormCheck],
+    device: int,
+    progress: Callable[[str, int, int], None],
+    *,
+    quick: bool,
+    count: int,
 ) -> None:
-    """Let `count` processes fill the cache on disk. What one leaves undone when it fails is left to this process.
+    """Let a few threads and `count` processes fill the cache on disk. What fails in one of them is left to the caller.
 
-    They take the numbers of groups of calls from one pipe, two bytes each, whoever comes first.
+    All take the numbers of groups of calls from one pipe, two bytes each, whoever comes first, and write a byte for each call.
     """
-    code = "import sys; from cupynorm import testing; testing.prepare_groups(int(sys.argv[1]))"
-    folder = str(Path(__file__).resolve().parents[1])
-    paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
+    groups = _groups(checks)
     taken, given = os.pipe()
-    os.write(given, b"".join(at.to_bytes(2, "little") for at in range(len(_groups()))))
+    os.write(given, b"".join(at.to_bytes(2, "little") for at in range(len(groups))))
     os.close(given)
-    processes = [
-        subprocess.Popen(  # noqa: S603  our own code
-            [sys.executable, "-c", code, str(device)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            stdin=taken,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        for _ in range(count if sys.executable else 0)
-    ]
-    os.close(taken)
+    processes = [_begin_process(device, taken, quick=quick) for _ in range(count if sys.executable else 0)]
     done = 0
     try:
-        with selectors.DefaultSelector() as waiting:
+        with selectors.DefaultSelector() as working, contextlib.ExitStack() as open_pipes:
             for each in processes:
-                waiting.register(cast("IO[bytes]", each.stdout), selectors.EVENT_READ)
-            while waiting.get_map():
-                for ready, _ in waiting.select():
+                working.register(cast("IO[bytes]", each.stdout), selectors.EVENT_READ)
+            for _ in range(NVRTC_THREADS):
+                dots, write = os.pipe()
+                pipe = open_pipes.enter_context(os.fdopen(dots, "rb", buffering=0))
+                working.register(pipe, selectors.EVENT_READ)
+                thread = pool.submit(_prepare_groups, groups, device, taken, write)
+                thread.add_done_callback(partial(_close, write))
+            while working.get_map():
+                for ready, _ in working.select():
                     finished = os.read(ready.fd, 4096)
                     if not finished:
-                        waiting.unregister(ready.fileobj)
+                        working.unregister(ready.fileobj)
                     done += len(finished)
-                    progress("compile", min(done, total - 1), total)  # they are still to be loaded
+                    progress(
+                        "compile", min(done, len(checks) - 1), len(checks)
+                    )  # they are still to be loaded
     finally:
+        while os.read(taken, 4096):  # after an interruption there is no more to take
+            pass
+        os.close(taken)
         for each in processes:
             each.kill()
             each.communicate()
 
 
-def _groups() -> list[list[_OpCheck | _FormCheck]]:
-    """Return a device's checks by op, dtype and variant, which have kernels in common; those of most checks first."""
+def _begin_process(device: int, taken: int, *, quick: bool) -> subprocess.Popen[bytes]:
+    code = "import sys; from cupynorm import testing; testing.prepare_groups(int(sys.argv[1]), quick=sys.argv[2] == 'quick')"
+    folder = str(Path(__file__).resolve().parents[1])
+    paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(  # noqa: S603  our own code
+        [sys.executable, "-c", code, str(device), "quick" if quick else "whole"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stdin=taken,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _close(pipe: int, _thread: Future[None]) -> None:
+    """Say to the other end of a pipe that its thread has ended, however it did."""
+    os.close(pipe)
+
+
+def _prepare_groups(
+    groups: Sequence[Sequence[_OpCheck | _FormCheck]], device: int, numbers: int, dots: int
+) -> None:
+    """Compile groups whose numbers come from a file descriptor; write a dot to another for each call that is prepared."""
+    while number := os.read(numbers, 2):
+        for check in groups[int.from_bytes(number, "little")]:
+            with contextlib.suppress(Exception):  # the check itself will report it
+                check.prepare(device)
+            os.write(dots, b".")
+
+
+def _groups(checks: Iterable[_OpCheck | _FormCheck]) -> list[list[_OpCheck | _FormCheck]]:
+    """Return checks by op, dtype and variant, which have kernels in common; those of most checks first."""
     groups: dict[tuple[str, ...], list[_OpCheck | _FormCheck]] = {}
-    for check in _checks(cpu=False, quick=False):
+    for check in checks:
         groups.setdefault(check.group, []).append(check)
     return sorted(groups.values(), key=len, reverse=True)
 
 
-def prepare_groups(device: int) -> None:
+def prepare_groups(device: int, *, quick: bool) -> None:
     """Compile the groups of a self-test's calls whose numbers come on standard input; print a dot for each call that is prepared.
 
     It is what other processes run.
     """
-    groups = _groups()
     _begin_thread(device)
-    while number := os.read(0, 2):
-        for check in groups[int.from_bytes(number, "little")]:
-            with contextlib.suppress(Exception):  # the check itself will report it
-                check.prepare(device)
-            os.write(1, b".")
+    _prepare_groups(_groups(_checks(cpu=False, quick=quick)), device, 0, 1)
 
 
 def _processors() -> int:

@@ -316,8 +316,9 @@ def test_the_self_test_of_a_device_compiles_everything_first_and_once_and_at_the
         assert counted == [(done, len(counted)) for done in range(1, len(counted) + 1)]
 
 
+@pytest.mark.parametrize("quick", [False, True])
 def test_other_processes_prepare_all_calls_once(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], quick: bool
 ) -> None:
     prepared: list[Any] = []
 
@@ -329,14 +330,14 @@ def test_other_processes_prepare_all_calls_once(
     monkeypatch.setattr(testing, "_begin_thread", lambda device: None)
     for kind in (testing._OpCheck, testing._FormCheck):
         monkeypatch.setattr(kind, "prepare", prepare)
-    numbers = [at.to_bytes(2, "little") for at in range(len(testing._groups()))]
+    every = list(testing._checks(cpu=False, quick=quick))
+    numbers = [at.to_bytes(2, "little") for at in range(len(testing._groups(every)))]
     pipes = [iter([*numbers[start::3], b""]) for start in range(3)]
 
     for pipe in pipes:
         monkeypatch.setattr(os, "read", lambda _fd, _count, pipe=pipe: next(pipe))
-        testing.prepare_groups(3)
+        testing.prepare_groups(3, quick=quick)
 
-    every = list(testing._checks(cpu=False, quick=False))
     assert sorted(map(repr, prepared)) == sorted(repr((3, check)) for check in every)
     monkeypatch.undo()
     assert capfd.readouterr().out == "." * len(every)
@@ -344,8 +345,9 @@ def test_other_processes_prepare_all_calls_once(
 
 @pytest.mark.skipif(os.name != "posix", reason="starts a shell")
 @pytest.mark.parametrize("each", ["cat >/dev/null; printf ....", "printf ..; exit 1", "exit 3"])
+@pytest.mark.parametrize("device", [0, None], ids=["threads work", "threads fail"])
 def test_processes_that_compile_are_counted_and_may_fail(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, each: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, each: str, device: int | None
 ) -> None:
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\n{each}\n")
@@ -353,10 +355,27 @@ def test_processes_that_compile_are_counted_and_may_fail(
     monkeypatch.setattr(sys, "executable", str(script))
     stages: list[tuple[str, int, int]] = []
 
-    testing._compile_in_processes(40, 0, lambda *stage: stages.append(stage), count=3)
+    done = []
 
-    assert max((done for _, done, _ in stages), default=0) == 3 * each.count(".")
-    assert {(name, total) for name, _, total in stages} <= {("compile", 40)}
+    def prepare(check: Any, device: int | None) -> None:
+        if device is None:
+            raise MemoryError
+        done.append(check)
+
+    for kind in (testing._OpCheck, testing._FormCheck):
+        monkeypatch.setattr(kind, "prepare", prepare)
+    checks = list(testing._checks(cpu=False, quick=True))
+    with testing._threads(3, lambda: None) as pool:
+        testing._compile_with_processes(
+            pool, checks, device, lambda *stage: stages.append(stage), quick=True, count=3
+        )
+
+    assert {(name, total) for name, _, total in stages} == {("compile", len(checks))}
+    counted = [done for _, done, _ in stages]
+    assert counted == sorted(counted)
+    if not each.startswith("cat"):  # which takes groups away, and says nothing of them
+        assert counted[-1] == len(checks) - 1
+        assert sorted(map(repr, done)) == sorted(map(repr, checks if device is not None else []))
 
 
 def test_an_interrupted_self_test_compiles_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
