@@ -342,7 +342,7 @@ def selftest(
 ) -> Iterator[Result]:
     """Compare every op, dtype and variant that can hold the row with float64, then every other form.
 
-    cpu: by NumPy. quick: ops in float16 and float32 as calls choose their plans, and forms in float16.
+    cpu: by NumPy. quick: ops in float16 and float32 as calls choose their plans, and forms in float16 at one odd width.
     progress(stage, done, total) is called as it goes: on a device all kernels are compiled first, several at once (stage
     "compile"), then the calls are compared (stage "compare"). Yields as it goes. A call that raises is a Result with
     ok=False, but NoDeviceError is raised.
@@ -388,7 +388,7 @@ def _checks(*, cpu: bool, quick: bool) -> Iterator[_OpCheck | _FormCheck]:
             yield _OpCheck(op, FORM_ROWS, 768, dtype, variant, "mixed dtypes", y_dtype, "float32")
     for what in forms.FORMS.values():
         for dtype in () if what.alone or what.missing else dtypes[: 1 if quick else None]:
-            for cols in FORM_COLS:
+            for cols in FORM_COLS[:1] if quick else FORM_COLS:
                 yield _FormCheck(what, cols, dtype, not cpu)
 
 
