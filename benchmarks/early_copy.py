@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm import _device, bench, results
+from cupynorm.runtime import devices
+from cupynorm.tools import bench, results
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,8 +45,8 @@ def early(kernel: Any, block: int, buffers: Sequence[tuple[Any, Any]], i: int) -
     x, y = buffers[i]
     words = np.array([x.data.ptr, y.data.ptr, x.nbytes // 16], np.int64)
     parameters = np.array([words.ctypes.data + 8 * each for each in range(3)], np.uint64)
-    bind = _device.launch_of(kernel.kernel.ptr, (-(-x.nbytes // 16 // block), 1, 1), (block, 1, 1), 0)
-    _device.launch_once(bind, parameters.ctypes.data)
+    bind = devices.launch_of(kernel.kernel.ptr, (-(-x.nbytes // 16 // block), 1, 1), (block, 1, 1), 0)
+    devices.launch_once(bind, parameters.ctypes.data)
     return y
 
 
@@ -56,7 +57,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
-    module = _device.cupy()
+    module = devices.cupy()
     kernel = module.RawKernel(EARLY, "early")
     kernel.compile()
     found = []

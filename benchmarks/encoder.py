@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import cupynorm
-from cupynorm import _device, bench
 from cupynorm.encoder import BertEncoder, EncoderConfig
+from cupynorm.runtime import devices
+from cupynorm.tools import bench
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -154,7 +155,7 @@ def torch_compiled(encoder: Any, x: Any, mode: str, *, fast: bool) -> Callable[[
 
 def elapsed(call: Callable[[], Any], count: int) -> float:
     """Return milliseconds of one of so many calls, by events of the current stream."""
-    cuda = _device.cupy().cuda
+    cuda = devices.cupy().cuda
     begin, end = cuda.Event(), cuda.Event()
     begin.record()
     for _ in range(count):
@@ -185,7 +186,7 @@ def _spread(samples: list[float]) -> dict[str, float]:
 
 def host_microseconds(call: Callable[[], Any], count: int = 20) -> float:
     """Return the host's time of one call, the queue empty before."""
-    device = _device.cupy().cuda.Device()
+    device = devices.cupy().cuda.Device()
     found = []
     for _ in range(5):
         device.synchronize()
@@ -205,7 +206,7 @@ def pair() -> Iterator[tuple[BertEncoder, Any]]:
     weights = random_weights(config)
     both = BertEncoder(config, weights, device="gpu"), torch_encoder(config, weights)
     stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream), _device.cupy().cuda.ExternalStream(stream.cuda_stream):
+    with torch.cuda.stream(stream), devices.cupy().cuda.ExternalStream(stream.cuda_stream):
         yield both
 
 
@@ -230,13 +231,13 @@ def prepare(ours: BertEncoder, theirs: Any, batch: int, length: int, *, compiled
 
     random = np.random.default_rng(batch * 1000 + length)
     host = random.standard_normal((batch, length, ours.config.hidden), np.float32).astype(np.float16)
-    x, tensor = _device.cupy().asarray(host), torch.from_numpy(host).cuda()
+    x, tensor = devices.cupy().asarray(host), torch.from_numpy(host).cuda()
     notes: dict[str, str] = {}
     own = functools.partial(ours.forward, x)
     calls = {bench.OURS: own, **torch_calls(theirs, tensor, notes, compiled=compiled)}
     with torch.inference_mode():
         wanted = theirs(tensor).float().cpu().numpy()
-    apart = np.abs(_device.cupy().asnumpy(own()).astype(np.float32) - wanted)
+    apart = np.abs(devices.cupy().asnumpy(own()).astype(np.float32) - wanted)
     most, mean = float(apart.max()), float(apart.mean())
     found = {"batch": batch, "length": length, "most_apart": most, "mean_apart": mean, "notes": notes}
     return Ready(calls, found)
@@ -287,7 +288,7 @@ def measure_ragged(ours: BertEncoder, batch: int, longest: int) -> dict[str, Any
     """Time lengths from 1/4 of the longest to all of it beside the same batch without padding."""
     random = np.random.default_rng(1)
     host = random.standard_normal((batch, longest, ours.config.hidden), np.float32).astype(np.float16)
-    x, lengths = _device.cupy().asarray(host), np.linspace(longest / 4, longest, batch).astype(int)
+    x, lengths = devices.cupy().asarray(host), np.linspace(longest / 4, longest, batch).astype(int)
     calls = {
         "packed": functools.partial(ours.forward, x, lengths=lengths),
         "all of it": functools.partial(ours.forward, x),
@@ -303,7 +304,7 @@ def measure_ragged(ours: BertEncoder, batch: int, longest: int) -> dict[str, Any
 
 def kernels(batch: int = 32, length: int = 128, heads: int = 12, size: int = 64) -> dict[str, Any]:
     """Time the six kernels beside copies of the bytes that each must move."""
-    module = _device.cupy()
+    module = devices.cupy()
     tokens, hidden, half = batch * length, heads * size, np.dtype(np.float16)
     random = np.random.default_rng(0)
 

@@ -23,12 +23,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupynorm import _compile, _device, _nvrtc, _row, bench, forms
 from cupynorm._dtypes import dtype_of
-from cupynorm._plan import DoesNotFitError, Plan
-from cupynorm._remembered import launcher
-from cupynorm.functors import View
-from cupynorm.results import COPY, OURS, Point
+from cupynorm.catalog import forms
+from cupynorm.invoke import row_ops
+from cupynorm.invoke.bound_calls import launcher
+from cupynorm.lower.mirrors import View
+from cupynorm.plan.planner import DoesNotFitError, Plan
+from cupynorm.runtime import compiler, devices, nvrtc
+from cupynorm.tools import bench
+from cupynorm.tools.results import COPY, OURS, Point
 
 PACK = 16  # bytes of an access
 # our kernel and plan, with an op that asks nothing, and with one that takes no parameters of the columns either
@@ -42,7 +45,7 @@ ROOM, STATIC, LEAST_KEPT = 227 << 10, 3 << 10, 16 << 10  # bytes of shared memor
 STAGED_ROW_BYTES = 128 << 10
 MOST_FEW = 64  # rows
 RESIDENT_THREADS = (2048, 1536, 1024, 512)  # of a multiprocessor
-MEET = _row.RowOp("meet", "limits.cu", "Meet", lambda *_: None, has_eps=True)
+MEET = row_ops.RowOp("meet", "limits.cu", "Meet", lambda *_: None, has_eps=True)
 MEET_COLUMNS = {n: dataclasses.replace(MEET, columns=("gamma", "beta")[:n]) for n in range(3)}
 OPS = ("softmax", "rms_norm", "layer_norm")
 MIDDLE_FLOATS = ((49152, 32), (49152, 768), (49152, 16384), (24576, 32768))
@@ -244,7 +247,7 @@ def fused_skeletons(point: Point) -> Iterator[Kernel]:
                 yield Kernel(meeting, "", expression, grid, block, access=access)
 
 
-def staged(what: _row.Spelled, rows: int, row_bytes: int) -> Iterator[Kernel]:
+def staged(what: row_ops.Spelled, rows: int, row_bytes: int) -> Iterator[Kernel]:
     """Rows in shared memory, by the package's own kernels with an op that asks nothing: of clusters, or of the whole grid."""
     for block, resident, parts in itertools.product((128, 256, 512), (1, 2, 3, 4, 5, 6), (2, 4, 8, 16)):
         kept = row_bytes // parts
@@ -262,7 +265,7 @@ def staged(what: _row.Spelled, rows: int, row_bytes: int) -> Iterator[Kernel]:
             yield _staged(what, (4, 2, 0, 0, kept, block, resident), (at_once, parts), 0)
 
 
-def _staged(what: _row.Spelled, shape: tuple[int, ...], grid: tuple[int, int], parts: int) -> Kernel:
+def _staged(what: row_ops.Spelled, shape: tuple[int, ...], grid: tuple[int, int], parts: int) -> Kernel:
     numbers = ", ".join(map(str, shape))
     expression = (
         f"cupynorm::row_staged<{what.op.cpp}, {what.load.cpp}, {what.store.cpp}, cupynorm::Staged<{numbers}>>"
@@ -279,7 +282,7 @@ def spelled(
     ends = (View(at, (rows, cols), (row_bytes, 4), single) for at in (x, y))
     op = MEET_COLUMNS[columns]
     views = {name: View(at, (cols,), (4,), single) for name, at in zip(op.columns, parameters, strict=False)}
-    found = _row.spelled(op, *ends, 1, views, (), 0.0)
+    found = row_ops.spelled(op, *ends, 1, views, (), 0.0)
     source = Path(__file__).with_suffix(".cu").read_text("utf-8")
     return found._replace(text=found.text.replace("#include <limits.cu>", source.replace("#pragma once", "")))
 
@@ -323,8 +326,8 @@ def kernels_at(point: Point) -> list[Kernel]:
 def build(job: tuple[str, str]) -> tuple[bytes, str] | str:
     """Compile a kernel: its image and name, or what the compiler says."""
     try:
-        made = _nvrtc.compile(*job, _compile.options(), "90")
-    except _nvrtc.CompileError as error:
+        made = nvrtc.compile(*job, compiler.options(), "90")
+    except nvrtc.CompileError as error:
         return str(error)
     return (made.image, made.lowered_name) if made.spill_store_bytes == 0 else "spills"
 
@@ -339,16 +342,16 @@ def build_all(kernels: list[Kernel]) -> dict[tuple[str, str], tuple[bytes, str] 
 @functools.cache
 def loaded(image: bytes, name: str, shared_bytes: int, cluster: int) -> Any:
     """Load a kernel, and allow what its launch asks for."""
-    module = _device.cupy().cuda.function.Module()
+    module = devices.cupy().cuda.function.Module()
     module.load(image)
-    function, driver = module.get_function(name), _device.driver()
+    function, driver = module.get_function(name), devices.driver()
     if shared_bytes:
-        driver.funcSetAttribute(function.ptr, _compile.MAX_DYNAMIC_SHARED, shared_bytes)
-        driver.funcSetAttribute(function.ptr, _compile.SHARED_CARVEOUT, 100)
-    if cluster > _compile.PORTABLE_CLUSTER:
-        driver.funcSetAttribute(function.ptr, _compile.LARGE_CLUSTERS_ALLOWED, 1)
+        driver.funcSetAttribute(function.ptr, compiler.MAX_DYNAMIC_SHARED, shared_bytes)
+        driver.funcSetAttribute(function.ptr, compiler.SHARED_CARVEOUT, 100)
+    if cluster > compiler.PORTABLE_CLUSTER:
+        driver.funcSetAttribute(function.ptr, compiler.LARGE_CLUSTERS_ALLOWED, 1)
     if cluster > 1:
-        for attribute, extent in zip(_compile.CLUSTER_SHAPE, (cluster, 1, 1), strict=True):
+        for attribute, extent in zip(compiler.CLUSTER_SHAPE, (cluster, 1, 1), strict=True):
             driver.funcSetAttribute(function.ptr, attribute, extent)
     return module, function
 
@@ -372,7 +375,7 @@ def runs_of(kernel: Kernel, image: bytes, name: str, point: Point, arrays: list[
     for each in arrays:
         if kernel.access:
             if FUSED[point.op].sums and "sum" not in each:
-                each["sum"] = _device.cupy().empty_like(each["y"])
+                each["sum"] = devices.cupy().empty_like(each["y"])
             block = fused_arrays(point, row_bytes // kernel.access, each)
             values = ((ctypes.c_char * block.nbytes).from_buffer(block),)
             pointers = (ctypes.c_void_p * 1)(ctypes.addressof(values[0]))
@@ -390,12 +393,12 @@ def runs_of(kernel: Kernel, image: bytes, name: str, point: Point, arrays: list[
         kept.append((values, pointers))
         addresses.append(ctypes.addressof(pointers))
     # as the package's kernels are: they begin before the one before them has ended
-    bind = _device.launch_of(
+    bind = devices.launch_of(
         function, (*kernel.grid, 1), (kernel.block, 1, 1), kernel.shared_bytes, cooperative=kernel.cooperative
     )
 
     def run(i: int) -> Any:
-        _device.launch_once(bind, addresses[i])
+        devices.launch_once(bind, addresses[i])
         return kept and arrays[i]["y"]
 
     return run
@@ -410,11 +413,11 @@ def house(point: Point, arrays: list[Any], columns: int) -> Any:
     wanted = dataclasses.replace(plan, pack=max(1, plan.pack * dtype_of(point.dtype).itemsize // 4))
     if columns == 0:
         wanted = dataclasses.replace(wanted, hoist=0)
-    kept, addresses, device = [], [], _device.present_device()
+    kept, addresses, device = [], [], devices.present_device()
     for each in arrays:
         what, block = spelled_at(point, each, columns)
         try:
-            found = _row.prepared(device, what, wanted)
+            found = row_ops.prepared(device, what, wanted)
         except DoesNotFitError:
             return None
         pointer = np.array([block.ctypes.data], np.uint64)
@@ -423,7 +426,7 @@ def house(point: Point, arrays: list[Any], columns: int) -> Any:
     launch = launcher(found.kernel.pointer, found.plan)
 
     def run(i: int) -> Any:
-        launch(_device.cupy().cuda.get_current_stream().ptr, addresses[i], 0)
+        launch(devices.cupy().cuda.get_current_stream().ptr, addresses[i], 0)
         return kept and arrays[i]["y"]
 
     return run

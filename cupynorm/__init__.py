@@ -2,19 +2,19 @@
 
 from typing import TYPE_CHECKING
 
-from cupynorm._device import CompileError, NoDeviceError
-from cupynorm._plan import Plan
-from cupynorm._quantize import Quantize
-from cupynorm.norm import layer_norm, rms_norm
-from cupynorm.softmax import log_softmax, softmax
+from cupynorm.call.quantize import Quantize
+from cupynorm.ops.norm import layer_norm, rms_norm
+from cupynorm.ops.softmax import log_softmax, softmax
+from cupynorm.plan.planner import Plan
+from cupynorm.runtime.devices import CompileError, NoDeviceError
 
 if TYPE_CHECKING:
     from cupynorm import functions as functions
-    from cupynorm._expression import DeviceFunction, TraceError
-    from cupynorm.add_norm import add_layer_norm, add_rms_norm
-    from cupynorm.elementwise import bias_gelu, bias_silu, dropout, geglu, swiglu
-    from cupynorm.fusion import Fusion, fuse
-    from cupynorm.heads import add_qkv_bias, merge_heads, split_heads
+    from cupynorm.lower.tracing import DeviceFunction, TraceError
+    from cupynorm.ops.add_norm import add_layer_norm, add_rms_norm
+    from cupynorm.ops.elementwise import bias_gelu, bias_silu, dropout, geglu, swiglu
+    from cupynorm.ops.fusion import Fusion, fuse
+    from cupynorm.ops.heads import add_qkv_bias, merge_heads, split_heads
 
 __all__ = [
     "CompileError",
@@ -45,12 +45,12 @@ __version__ = "0.1.0"
 
 # Modules that are imported when one of their names is first asked for: a call of a row op waits for none of them.
 _LATER = {
-    "_expression": ("DeviceFunction", "TraceError"),
-    "add_norm": ("add_layer_norm", "add_rms_norm"),
-    "elementwise": ("bias_gelu", "bias_silu", "dropout", "geglu", "swiglu"),
     "functions": (),
-    "fusion": ("Fusion", "fuse"),
-    "heads": ("add_qkv_bias", "merge_heads", "split_heads"),
+    "lower.tracing": ("DeviceFunction", "TraceError"),
+    "ops.add_norm": ("add_layer_norm", "add_rms_norm"),
+    "ops.elementwise": ("bias_gelu", "bias_silu", "dropout", "geglu", "swiglu"),
+    "ops.fusion": ("Fusion", "fuse"),
+    "ops.heads": ("add_qkv_bias", "merge_heads", "split_heads"),
 }
 
 
@@ -67,4 +67,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_LATER})
+    return sorted({*globals(), *__all__, "functions"})

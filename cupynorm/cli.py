@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cupynorm import _json
+from cupynorm.tools import documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from click.shell_completion import CompletionItem
 
-    from cupynorm.results import Measured, Report
-    from cupynorm.saved import Tables
-    from cupynorm.testing import Result
+    from cupynorm.tools.results import Measured, Report
+    from cupynorm.tools.saved import Tables
+    from cupynorm.tools.testing import Result
 
 CHECK_FAILED, USAGE, NO_DEVICE, BAD_FILE, INTERRUPTED = 1, 2, 3, 4, 130
 QUIET = "cupynorm.quiet"  # where a context keeps whether --quiet was given
@@ -116,7 +116,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
         from cupynorm import CompileError, NoDeviceError  # noqa: PLC0415
-        from cupynorm.files import FileError  # noqa: PLC0415
+        from cupynorm.tools.files import FileError  # noqa: PLC0415
 
         try:
             return super().invoke(ctx)
@@ -241,31 +241,31 @@ class Forms(Names):
 
 
 def _ops() -> list[str]:
-    from cupynorm.catalog import OPS  # noqa: PLC0415
+    from cupynorm.catalog.op_table import OPS  # noqa: PLC0415
 
     return [op.name for op in OPS]
 
 
 def _forms() -> Iterable[str]:
-    from cupynorm.forms import FORMS  # noqa: PLC0415
+    from cupynorm.catalog.forms import FORMS  # noqa: PLC0415
 
     return FORMS
 
 
 def _variants() -> tuple[str, ...]:
-    from cupynorm._plan import VARIANTS  # noqa: PLC0415
+    from cupynorm.plan.planner import VARIANTS  # noqa: PLC0415
 
     return VARIANTS
 
 
 def _peers() -> tuple[str, ...]:
-    from cupynorm.peers import PEERS  # noqa: PLC0415
+    from cupynorm.tools.peers import PEERS  # noqa: PLC0415
 
     return ("default", "all", "none", *PEERS)
 
 
 def _recorded() -> Iterable[str]:
-    from cupynorm._limits import RECORDED  # noqa: PLC0415
+    from cupynorm.plan.limits import RECORDED  # noqa: PLC0415
 
     return RECORDED
 
@@ -327,7 +327,7 @@ def info(*, as_json: bool) -> None:
 
     Example: cupynorm info --json
     """
-    from cupynorm import environment  # noqa: PLC0415
+    from cupynorm.tools import environment  # noqa: PLC0415
 
     found = environment.info()
     if as_json:
@@ -354,9 +354,9 @@ def info(*, as_json: bool) -> None:
 
 
 def _tuned_fields(tuned: dict[str, Any]) -> dict[str, Any]:
-    from cupynorm import _tuned  # noqa: PLC0415
+    from cupynorm.runtime import tuned_plans  # noqa: PLC0415
 
-    why_not = _tuned.distrust() or "CUPYNORM_TUNED is 0"
+    why_not = tuned_plans.distrust() or "CUPYNORM_TUNED is 0"
     fields = {"folder": tuned["folder"], "used": "yes" if tuned["used"] else f"no: {why_not}"}
     for table in tuned["tables"]:
         fields[Path(table["file"]).name] = f"{table['entries']} plans"
@@ -371,7 +371,7 @@ def doctor(ctx: click.Context, *, as_json: bool) -> None:
 
     Exit status 1 if there is a fault. A machine without a GPU and without CuPy is none: NumPy arrays work.
     """
-    from cupynorm import environment  # noqa: PLC0415
+    from cupynorm.tools import environment  # noqa: PLC0415
 
     found = list(environment.findings())
     faults = sum(each.status == "fault" for each in found)
@@ -400,8 +400,8 @@ def selftest(ctx: click.Context, *, gpu: bool | None, quick: bool, as_json: bool
     Over dtypes, variants and shapes; first all kernels are compiled, several at once. Exit status 1 if an error is larger
     than the dtype's tolerance.
     """
-    from cupynorm import testing  # noqa: PLC0415
-    from cupynorm.files import choose_device  # noqa: PLC0415
+    from cupynorm.tools import testing  # noqa: PLC0415
+    from cupynorm.tools.files import choose_device  # noqa: PLC0415
 
     device, note = choose_device("auto" if gpu is None else "gpu" if gpu else "cpu")
     if note:
@@ -442,8 +442,8 @@ def explain(*, op: str, as_json: bool, **options: Any) -> None:
 
     Example: cupynorm explain layer_norm --shape 49152,1024 --dtype float16 --device h200
     """
-    from cupynorm import explain as explaining  # noqa: PLC0415
-    from cupynorm.forms import form  # noqa: PLC0415
+    from cupynorm.catalog.forms import form  # noqa: PLC0415
+    from cupynorm.tools import explain as explaining  # noqa: PLC0415
 
     what, shape, dtype = form(op), options.pop("shape"), options.pop("dtype")
     with _user_input():
@@ -505,12 +505,13 @@ def run(
 
     Example: cupynorm run layer_norm in.npy -o out.npy --gamma gamma.npy --dtype float32
     """
-    from cupynorm import catalog, files  # noqa: PLC0415
+    from cupynorm.catalog import op_table  # noqa: PLC0415
+    from cupynorm.tools import files  # noqa: PLC0415
 
     with _user_input(), _progress(op) as show:
         _check_json(output, as_json=as_json)
         report = files.run(
-            catalog.op(op),
+            op_table.op(op),
             source,
             output,
             bfloat16=input_dtype == "bfloat16",
@@ -648,7 +649,7 @@ def bench(*, source: Path | None, as_json: bool, **options: Any) -> None:
 
     Example: cupynorm bench --ops softmax --dtypes float16 --cols 1024,4096 --save results.json
     """
-    from cupynorm import plots, results, saved  # noqa: PLC0415
+    from cupynorm.tools import plots, results, saved  # noqa: PLC0415
 
     try:
         if options["plots"]:
@@ -738,7 +739,7 @@ def _chosen(report: Report, **options: Any) -> Report:
 
 
 def _save(report: Report, *, save: Path | None, csv_file: Path | None, **_: Any) -> None:
-    from cupynorm import results  # noqa: PLC0415
+    from cupynorm.tools import results  # noqa: PLC0415
 
     with _user_files():
         if save:
@@ -749,7 +750,7 @@ def _save(report: Report, *, save: Path | None, csv_file: Path | None, **_: Any)
 
 def _measured(show_point: Callable[[Measured], None], **options: Any) -> Report:
     """Measure, show each point, and keep the files up to date, whatever ends it."""
-    from cupynorm import bench as measuring  # noqa: PLC0415
+    from cupynorm.tools import bench as measuring  # noqa: PLC0415
 
     quick, asked = options["quick"], options["peers"]
     report = measuring.new_report()
@@ -807,7 +808,7 @@ def _measured(show_point: Callable[[Measured], None], **options: Any) -> Report:
 
 def _peers_asked(asked: tuple[str, ...]) -> list[str]:
     """Return the peers to measure. One that was asked for by name must be installed."""
-    from cupynorm import peers  # noqa: PLC0415
+    from cupynorm.tools import peers  # noqa: PLC0415
 
     if asked == ("none",):
         return []
@@ -827,7 +828,7 @@ def _spelled(versions: dict[str, str]) -> str:
 
 def _point_printer(recorded: Any) -> Callable[[Measured], None]:
     """Return a function that prints a point: the first under a header, and a note only where it is new."""
-    from cupynorm import results  # noqa: PLC0415
+    from cupynorm.tools import results  # noqa: PLC0415
 
     printed: set[str] = set()
 
@@ -876,16 +877,16 @@ def tune(*, clear: bool, as_json: bool, **options: Any) -> None:
 
     Example: cupynorm tune layer_norm softmax --dtypes float16 --cols 768,50257
     """
-    from cupynorm import _tuned  # noqa: PLC0415
+    from cupynorm.runtime import tuned_plans  # noqa: PLC0415
 
     if clear:
         with _user_files():
-            removed = _tuned.clear()
+            removed = tuned_plans.clear()
         entries = sum(each["entries"] for each in removed)
         if as_json:
             _print_json({"schema": 1, "removed": removed})
         else:
-            click.echo(f"removed {len(removed)} tables with {entries} plans from {_tuned.folder()}")
+            click.echo(f"removed {len(removed)} tables with {entries} plans from {tuned_plans.folder()}")
         return
     _tune(as_json=as_json, **options)
 
@@ -902,7 +903,7 @@ def _tune(
     as_json: bool,
 ) -> None:
     """Tune, and print what was found, whatever ends it."""
-    from cupynorm import tune as tuning  # noqa: PLC0415
+    from cupynorm.tools import tune as tuning  # noqa: PLC0415
 
     place = tuning.here()
     with _user_input():
@@ -946,7 +947,7 @@ def _tune(
 
 
 def _print_tuned(file: Path, changed: int, measured: int, left_out: int) -> None:
-    from cupynorm import tune as tuning  # noqa: PLC0415
+    from cupynorm.tools import tune as tuning  # noqa: PLC0415
 
     click.echo(tuning.LEGEND)
     if left_out:
@@ -963,7 +964,7 @@ def completion(shell: str) -> None:
 
 
 def _check_json(output: Path, *, as_json: bool) -> None:
-    from cupynorm.files import STANDARD  # noqa: PLC0415
+    from cupynorm.tools.files import STANDARD  # noqa: PLC0415
 
     if as_json and output == STANDARD:
         raise ValueError(
@@ -972,7 +973,7 @@ def _check_json(output: Path, *, as_json: bool) -> None:
 
 
 def _print_json(value: dict[str, Any]) -> None:
-    click.echo(_json.text(value, indent=2))
+    click.echo(documents.text(value, indent=2))
 
 
 def _print_fields(title: str, fields: dict[str, Any]) -> None:

@@ -20,11 +20,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from cupynorm import _device, _install
+from cupynorm import _install
 from cupynorm._dtypes import compute_dtype, dtype_of
 from cupynorm._options import boolean, choice, integer, plainly, shown
 from cupynorm.encoder import POOLINGS, BertEncoder, DeviceName, Pooling, read_json
-from cupynorm.files import (
+from cupynorm.runtime import devices
+from cupynorm.tools.files import (
     STANDARD,
     FileError,
     Pipe,
@@ -217,7 +218,7 @@ class TextEncoder:
             else:  # the next batch is packed while a device computes this one
                 pending.append((places + start, embedded))
         for places, embedded in pending:
-            yield places, _device.cupy().asnumpy(embedded)
+            yield places, devices.cupy().asnumpy(embedded)
 
     @property
     def batch_tokens(self) -> int:

@@ -12,14 +12,16 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from cupynorm import _device, _encoder_device, _install
-from cupynorm import _encoder_host as steps
-from cupynorm._arguments import array_of_list, check_dtype, check_elements
+from cupynorm import _install
 from cupynorm._dtypes import Dtype, compute_dtype, dtype_name, dtype_of
 from cupynorm._options import boolean, choice, eps_of, plainly
-from cupynorm._subclasses import check_subclass
-from cupynorm.files import FileError
-from cupynorm.heads import add_qkv_bias, merge_heads
+from cupynorm.bert import device_steps
+from cupynorm.bert import host_steps as steps
+from cupynorm.call.arguments import array_of_list, check_dtype, check_elements
+from cupynorm.call.subclasses import check_subclass
+from cupynorm.ops.heads import add_qkv_bias, merge_heads
+from cupynorm.runtime import devices
+from cupynorm.tools.files import FileError
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
@@ -167,9 +169,9 @@ class _Packed(NamedTuple):
                 start = found[-1].stop
         return found
 
-    def numbers(self, bucket: _encoder_device.Bucket) -> _encoder_device.Numbers:
+    def numbers(self, bucket: device_steps.Bucket) -> device_steps.Numbers:
         """Return what a device's graph reads of the places of tokens."""
-        made = _encoder_device.Numbers.of(bucket)
+        made = device_steps.Numbers.of(bucket)
         made.lengths[: self.lengths.size], made.begin[: self.lengths.size] = self.lengths, self.starts
         made.start[self.order], made.count[self.order] = self.starts, self.lengths
         if not bucket.whole:
@@ -211,7 +213,7 @@ class BertEncoder:
         self, config: EncoderConfig, weights: Mapping[str, Any], *, device: DeviceName = "cpu"
     ) -> None:
         self.config = config
-        self._runner: _encoder_device.Runner | None = None
+        self._runner: device_steps.Runner | None = None
         on_device = _on_device(device)
         if config.layers > max(1, len(weights)):  # each has 16: so many names are not even written down
             raise ValueError(
@@ -227,7 +229,7 @@ class BertEncoder:
             raise ValueError("weights do not fit: " + "; ".join(problems))
         self._dtype: Dtype = dtype_of(config.dtype)
         if on_device:
-            self._runner = _encoder_device.Runner(self._dtype, config.hidden)
+            self._runner = device_steps.Runner(self._dtype, config.hidden)
         self._words, self._positions, self._types = (
             self._matrix(weights, f"embeddings.{name}_embeddings.weight")
             for name in ("word", "position", "token_type")
@@ -327,11 +329,9 @@ class BertEncoder:
         if self._runner is not None:
             with self._runner.on_device():
                 if not tokens.size:
-                    return _device.empty(shape, self._dtype)
+                    return devices.empty(shape, self._dtype)
                 numbers = words, packed.columns, kinds
-                norm = _encoder_device.embeddings(
-                    self._tables, numbers, self._embedding_norm, self.config.eps
-                )
+                norm = device_steps.embeddings(self._tables, numbers, self._embedding_norm, self.config.eps)
                 return norm.reshape(shape)
         y = np.empty(shape, self._dtype)
         y[packed.rows, packed.columns] = self._embeddings(words, kinds, packed)
@@ -422,23 +422,23 @@ class BertEncoder:
     def _tables(self) -> tuple[Any, Any, Any]:
         return self._words, self._positions, self._types
 
-    def _forward_on_device(self, runner: _encoder_device.Runner, hidden: Any, mask: Any, lengths: Any) -> Any:
+    def _forward_on_device(self, runner: device_steps.Runner, hidden: Any, mask: Any, lengths: Any) -> Any:
         batch, seq, _ = hidden.shape
         bucket, packed, there, back = None, None, None, None
         if (
             mask is None and lengths is None and hidden.size
         ):  # nothing to look at: the usual case of short calls
-            bucket = _encoder_device.whole_bucket(batch, seq)
+            bucket = device_steps.whole_bucket(batch, seq)
         if bucket is None:
             packed = _pack((batch, seq), mask, lengths)
         with runner.on_device():
-            y = _device.empty(hidden.shape, self._dtype)
+            y = devices.empty(hidden.shape, self._dtype)
         if packed is not None:
             if not packed.rows.size:
                 if y.size:
                     y.fill(0)
                 return y
-            bucket = _encoder_device.bucket_of(packed.lengths, packed.where is not None)
+            bucket = device_steps.bucket_of(packed.lengths, packed.where is not None)
             if not bucket.whole or packed.rows.size != batch * seq:
                 flat = packed.rows * seq + packed.columns
                 there, back = np.full(bucket.tokens, -1, np.int32), np.full(batch * seq, -1, np.int32)
@@ -451,13 +451,13 @@ class BertEncoder:
             lambda of, x: self._run(x, of),
             None if packed is None else packed.numbers(bucket),
             None if packed is None else packed.where,
-            lambda to: _encoder_device.copied(hidden, to, there),
-            lambda x: _encoder_device.copied(x, y, back),
+            lambda to: device_steps.copied(hidden, to, there),
+            lambda x: device_steps.copied(x, y, back),
         )
 
     def _embed_on_device(
         self,
-        runner: _encoder_device.Runner,
+        runner: device_steps.Runner,
         words: Array,
         kinds: Array,
         packed: _Packed,
@@ -467,12 +467,12 @@ class BertEncoder:
     ) -> Any:
         compute, least = compute_dtype(self._dtype), LEAST_NORM if normalize else None
         with runner.on_device():
-            y = _device.empty((packed.shape[0], self.config.hidden), compute)
+            y = devices.empty((packed.shape[0], self.config.hidden), compute)
         if not packed.rows.size:
             if y.size:
                 y.fill(0)
             return y
-        bucket = _encoder_device.bucket_of(packed.lengths, packed.where is not None)
+        bucket = device_steps.bucket_of(packed.lengths, packed.where is not None)
         numbers = packed.numbers(bucket)
         for to, given in zip(numbers[-3:], (words, packed.columns, kinds), strict=True):
             to[: given.size] = given
@@ -490,13 +490,13 @@ class BertEncoder:
             numbers,
             packed.where,
             None,
-            lambda x: _encoder_device.copied(x[: packed.shape[0]], y, None),
+            lambda x: device_steps.copied(x[: packed.shape[0]], y, None),
         )
 
-    def _run(self, x: Any, of: _HostSteps | _encoder_device.Steps) -> Any:
+    def _run(self, x: Any, of: _HostSteps | device_steps.Steps) -> Any:
         """Put packed tokens, [tokens, hidden], through all layers, by the steps of a device or of the host."""
         config = self.config
-        if isinstance(of, _encoder_device.Steps) and of.takes_few(config.hidden, config.ffn, config.heads):
+        if isinstance(of, device_steps.Steps) and of.takes_few(config.hidden, config.ffn, config.heads):
             return self._run_few(x, of)
         total: Any = x
         if self._first_norm is not None:
@@ -511,7 +511,7 @@ class BertEncoder:
             x, total = self._add(of, branch, x, total, layer.ffn.bias, layer.after_ffn)
         return x
 
-    def _run_few(self, total: Any, of: _encoder_device.Steps) -> Any:
+    def _run_few(self, total: Any, of: device_steps.Steps) -> Any:
         """The same in 5 launches a layer: a sum's norm is computed by the product it goes into, which keeps it as a residual."""
         config = self.config
         post, norm = config.norm == "post", self._first_norm
@@ -538,7 +538,7 @@ class BertEncoder:
 
     def _add(
         self,
-        of: _HostSteps | _encoder_device.Steps,
+        of: _HostSteps | device_steps.Steps,
         branch: Any,
         x: Any,
         total: Any,
@@ -585,7 +585,7 @@ class BertEncoder:
 
     def _placed(self, array: Array) -> Any:
         """Return weights where the encoder is."""
-        return array if self._runner is None else _device.cupy().asarray(array)
+        return array if self._runner is None else devices.cupy().asarray(array)
 
     def _vector(self, weights: Mapping[str, Any], name: str) -> Any:
         """Return a bias, a gamma or a beta, in float32 (float64).
@@ -598,7 +598,7 @@ class BertEncoder:
         """Refuse hidden states that do not lie where the encoder is."""
         if self._runner is None:
             _on_host("hidden", hidden)
-        elif not _device.is_device_array(hidden):
+        elif not devices.is_device_array(hidden):
             raise TypeError(
                 "hidden is no CuPy array, and the encoder is on a GPU: cupy.asarray(hidden) copies it"
             )
@@ -654,8 +654,8 @@ def _on_device(device: str) -> bool:
     if device == "cpu":
         return False
     try:
-        _device.present_device()
-    except _device.NoDeviceError:
+        devices.present_device()
+    except devices.NoDeviceError:
         if device == "gpu":
             raise
         return False
@@ -683,7 +683,7 @@ def _problem(name: str, array: Any, shape: Shape) -> str | None:
 
 def _on_host(name: str, array: object) -> None:
     """Refuse what is no NumPy array."""
-    if _device.is_device_array(array):
+    if devices.is_device_array(array):
         raise TypeError(f"{name} is a CuPy array, on a device: give a NumPy array (cupy.asnumpy makes one)")
     if not isinstance(array, np.ndarray):
         raise TypeError(

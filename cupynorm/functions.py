@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from cupynorm import _device, _expression
 from cupynorm._dtypes import dtype_name, dtype_of
-from cupynorm._expression import OPERATIONS, Traced
 from cupynorm._options import choice
-from cupynorm._subclasses import check_subclass
-from cupynorm.reference import _round
+from cupynorm.call.subclasses import check_subclass
+from cupynorm.host.reference import _round
+from cupynorm.lower import tracing
+from cupynorm.lower.tracing import OPERATIONS, Traced
+from cupynorm.runtime import devices
 
 __all__ = [
     "abs",
@@ -137,7 +138,7 @@ def cast(x: Any, dtype: Any) -> Any:
     target = dtype_of(dtype)
     if isinstance(x, Traced):
         name = dtype_name(target)
-        return x if name == "float64" else _expression.apply(f"cast_{name}", x)
+        return x if name == "float64" else tracing.apply(f"cast_{name}", x)
     array = _array("cast", x)
     with np.errstate(all="ignore"):
         return _round(_wide(array), target).astype(target)[()]
@@ -146,7 +147,7 @@ def cast(x: Any, dtype: Any) -> Any:
 def _computed(name: str, x: Any) -> Any:
     """Compute one function of one argument."""
     if isinstance(x, Traced):
-        return _expression.apply(name, x)
+        return tracing.apply(name, x)
     array = _array(name, x)
     wide = _wide(array)
     dtype = np.dtype(np.float64) if array.dtype.kind in "biu" else array.dtype
@@ -157,7 +158,7 @@ def _computed(name: str, x: Any) -> Any:
 def _chosen(name: str, *values: Any) -> Any:
     """Apply a function whose results are among its arguments."""
     if any(isinstance(value, Traced) for value in values):
-        return _expression.apply(name, *values)
+        return tracing.apply(name, *values)
     for argument, value in zip(
         _ARGUMENTS.get(name, ("a", "b") if len(values) > 1 else ("x",)), values, strict=True
     ):
@@ -172,7 +173,7 @@ _ARGUMENTS = {"where": ("condition", "a", "b")}
 
 
 def _array(name: str, x: Any, argument: str = "x") -> np.ndarray[Any, Any]:
-    if _device.is_device_array(x):
+    if devices.is_device_array(x):
         raise TypeError(
             f"{name} was given a CuPy array: on a device it runs inside a function that cupynorm.fuse traces"
         )

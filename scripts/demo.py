@@ -14,10 +14,10 @@ import numpy as np
 import pywt.data
 
 import cupynorm
-from cupynorm import _device
-from cupynorm.bench import sets_for, time_interleaved
-from cupynorm.catalog import OPS, Op
-from cupynorm.testing import error
+from cupynorm.catalog.op_table import OPS, Op
+from cupynorm.runtime import devices
+from cupynorm.tools.bench import sets_for, time_interleaved
+from cupynorm.tools.testing import error
 
 PATCH, STEP = 32, 8  # patches overlap: 32 x 32 pixels, one every 8
 
@@ -53,7 +53,7 @@ def from_python(op: Op, host: np.ndarray[Any, Any], *, device: bool) -> str:
     (expected,) = op.reference(host)[:1]
     bytes_moved = op.bytes_moved(*host.shape, host.dtype)
     if device:
-        xp = _device.cupy()
+        xp = devices.cupy()
         off = error(xp.asnumpy(op.function(xp.asarray(host))), expected)
         # so many arrays in turn that none is in the L2 cache when it is read
         arrays = [(x, xp.empty_like(x)) for x in (xp.asarray(host) for _ in range(sets_for(bytes_moved)))]
@@ -70,9 +70,9 @@ def from_python(op: Op, host: np.ndarray[Any, Any], *, device: bool) -> str:
 def main() -> None:
     """Say what is here, then show both ways in."""
     try:
-        name = f"on {_device.present_limits().name} with CuPy {_device.cupy().__version__}"
+        name = f"on {devices.present_limits().name} with CuPy {devices.cupy().__version__}"
         device = True
-    except _device.NoDeviceError:  # `cupynorm run` will say why
+    except devices.NoDeviceError:  # `cupynorm run` will say why
         name = "on the CPU: no GPU can be used"
         device = False
     print(

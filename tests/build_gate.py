@@ -20,20 +20,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cupynorm import _around, _compile, _nvrtc, functions
-from cupynorm._around import Around, spelled_around
-from cupynorm._device import EARLY_SINCE
+from cupynorm import functions
 from cupynorm._dtypes import DTYPES, compute_dtype, dtype_of, quantized_dtype
-from cupynorm._expression import trace
-from cupynorm._limits import RECORDED
-from cupynorm._mask import Mask
-from cupynorm._nvrtc import Cubin
-from cupynorm._philox import Dropout
-from cupynorm._plan import LENT, VARIANTS, DoesNotFitError, Plan, Problem, choose
-from cupynorm._row import RowOp, Spelled, spelled
-from cupynorm.functors import View
-from cupynorm.norm import LAYER_NORM, RMS_NORM
-from cupynorm.softmax import LOG_SOFTMAX, SOFTMAX
+from cupynorm.call.masks import Mask
+from cupynorm.host.philox import Dropout
+from cupynorm.invoke import fused_calls
+from cupynorm.invoke.fused_calls import Around, spelled_around
+from cupynorm.invoke.row_ops import RowOp, Spelled, spelled
+from cupynorm.lower.mirrors import View
+from cupynorm.lower.tracing import trace
+from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
+from cupynorm.ops.softmax import LOG_SOFTMAX, SOFTMAX
+from cupynorm.plan.limits import RECORDED
+from cupynorm.plan.planner import LENT, VARIANTS, DoesNotFitError, Plan, Problem, choose
+from cupynorm.runtime import compiler, nvrtc
+from cupynorm.runtime.devices import EARLY_SINCE
+from cupynorm.runtime.nvrtc import Cubin
 
 OPS = (LAYER_NORM, RMS_NORM, SOFTMAX, LOG_SOFTMAX)
 
@@ -252,8 +254,8 @@ def compile_instances(
 
     def build(batch: Sequence[Instance]) -> tuple[Cubin, ...]:
         text = "".join(dict.fromkeys(each.text for each in batch))
-        return _nvrtc.compile_all(
-            text, [each.expression for each in batch], _compile.options(), arch, major=major
+        return nvrtc.compile_all(
+            text, [each.expression for each in batch], compiler.options(), arch, major=major
         )
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -523,7 +525,7 @@ def _adds(dtype: str, cols: int, *, bias: bool, drop: bool, keep: bool, scales: 
     out = View(0, x.shape, (cols, 1), np.dtype(np.int8)) if scales else x
     return Around(
         (out,),
-        _around._adding(bias=bias, dropout=drop),
+        fused_calls._adding(bias=bias, dropout=drop),
         operands,
         loaded=x if keep else None,
         scales=int(scales),
@@ -532,7 +534,7 @@ def _adds(dtype: str, cols: int, *, bias: bool, drop: bool, keep: bool, scales: 
 
 def _stores(dtype: str, cols: int, name: str) -> Around:
     out = View(0, (8, cols), (cols, 1), quantized_dtype(name))
-    return Around((out,), store=_around._dividing(), store_operands=(0.5,))
+    return Around((out,), store=fused_calls._dividing(), store_operands=(0.5,))
 
 
 def _users(dtype: str, cols: int) -> Around:
@@ -554,14 +556,14 @@ FUSED = {
     "softmax, where, scale": Fused(
         SOFTMAX,
         lambda d, n: Around(
-            (_rows_of(d, n),), _around._scaling(scale=True, bias=False), (0.5,), _full_where(n)
+            (_rows_of(d, n),), fused_calls._scaling(scale=True, bias=False), (0.5,), _full_where(n)
         ),
     ),
     "log_softmax, causal, bias": Fused(
         LOG_SOFTMAX,
         lambda d, n: Around(
             (_rows_of(d, n),),
-            _around._scaling(scale=False, bias=True),
+            fused_calls._scaling(scale=False, bias=True),
             (_rows_of(d, n)._replace(pointer=1 << 20),),
             _mask(n, high=1),
         ),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cupynorm import _device, _tuned
+from cupynorm.runtime import devices, tuned_plans
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -28,24 +28,24 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def device() -> Any:
     """CuPy, where there is a device; else the test is skipped."""
     try:
-        _device.present_device()
-    except _device.NoDeviceError as error:
+        devices.present_device()
+    except devices.NoDeviceError as error:
         pytest.skip(f"no usable CUDA device: {error}")
-    return _device.cupy()
+    return devices.cupy()
 
 
 @pytest.fixture
 def tuned_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
     """Give a folder for tables of tuned plans, which nobody has written to."""
     monkeypatch.setenv("CUPYNORM_CACHE_DIR", str(tmp_path))
-    _tuned.forget()
+    tuned_plans.forget()
     yield tmp_path
-    _tuned.forget()
+    tuned_plans.forget()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_tuned_plans(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Tests see the plans of _plan.py, whatever was tuned on this machine; what they start sees them, too."""
+    """Tests see the plans of plan/planner.py, whatever was tuned on this machine; what they start sees them, too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUPYNORM_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.delenv("CUPYNORM_TUNED", raising=False)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import cupynorm
-from cupynorm import _heads
+from cupynorm.invoke import head_calls
 from tests import simulator
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ ROADS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "dropout": lambda x, other, columns, out: cupynorm.dropout(x, 0.25, seed=x.data.ptr, out=out),
     "heads with a bias": lambda x, other, columns, out: cupynorm.split_heads(x, columns, heads=2),
     "heads without one": lambda x, other, columns, out: cupynorm.split_heads(x, heads=2),
-    "rows of an encoder": lambda x, other, columns, out: _heads.gather(x, None, out),
+    "rows of an encoder": lambda x, other, columns, out: head_calls.gather(x, None, out),
 }
 
 

@@ -13,22 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupynorm import (
-    _ask,
-    _attention,
-    _compile,
-    _elementwise,
-    _encoder_device,
-    _few,
-    _nvrtc,
-    _row,
-    bench,
-    explain,
-    forms,
-)
 from cupynorm._dtypes import DTYPES, compute_dtype, cpp, dtype_of
-from cupynorm._limits import RECORDED, Limits, active_blocks
-from cupynorm._plan import LENT, DoesNotFitError, Plan, choose
+from cupynorm.bert import device_steps, few_tokens, packed_attention
+from cupynorm.call import asking
+from cupynorm.catalog import forms
+from cupynorm.invoke import elementwise_calls, row_ops
+from cupynorm.plan.limits import RECORDED, Limits, active_blocks
+from cupynorm.plan.planner import LENT, DoesNotFitError, Plan, choose
+from cupynorm.runtime import compiler as kernel_compiler
+from cupynorm.runtime import nvrtc
+from cupynorm.tools import bench, explain
 from tests import build_gate, test_elementwise_build
 from tests.build_gate import Instance
 
@@ -87,20 +81,22 @@ class Compiled(NamedTuple):
 
 def sources() -> Path:
     """Return the folder that holds all CUDA sources and nothing else."""
-    return _compile.kernels_dir()
+    return kernel_compiler.kernels_dir()
 
 
 def compiler() -> str:
     """Return what a kernel's machine code depends on beside its text and the sources: the compiler and its options."""
     folder = str(sources())
-    options = [each.replace(folder, "KERNELS") for each in _compile.options()]
-    version = _nvrtc.available()
-    return " ".join(map(str, (version, *_nvrtc.AS_CUPY, *options, *_compile.sparing(version or (0, 0)))))
+    options = [each.replace(folder, "KERNELS") for each in kernel_compiler.options()]
+    version = nvrtc.available()
+    return " ".join(
+        map(str, (version, *nvrtc.AS_CUPY, *options, *kernel_compiler.sparing(version or (0, 0))))
+    )
 
 
 def compile_together(text: str, expressions: Sequence[str], arch: str) -> list[Compiled]:
     """Compile kernels into one module. CompileError, a RuntimeError, if one of them does not compile."""
-    made = _nvrtc.compile_all(text, expressions, _compile.options(), arch)
+    made = nvrtc.compile_all(text, expressions, kernel_compiler.options(), arch)
     return [
         Compiled(
             each.image,
@@ -172,7 +168,7 @@ def plans(call: Call) -> dict[str, dict[str, Any]]:
 def _planned(lowered: Any, device: str) -> tuple[Plan | None, dict[str, Any]]:
     """Return what is launched, as a Plan where it is a row op's."""
     limits = RECORDED[device]
-    if not isinstance(lowered, _row.Spelled):
+    if not isinstance(lowered, row_ops.Spelled):
         kernel = explain._kernel_of(lowered, limits)
         return None, {**kernel.problem, **kernel.numbers, "threads": kernel.block}
     try:
@@ -226,7 +222,7 @@ def _lowered(call: Call) -> Any:
         else:
             arrays[name] = _array(number, shape, kind)
     out = arrays.pop("y")
-    return _ask.spelled_by(lambda: form.call(arrays, out=out))
+    return asking.spelled_by(lambda: form.call(arrays, out=out))
 
 
 def _quantized(form: forms.Form, kind: Any) -> Any:
@@ -258,7 +254,7 @@ def kernels(part: str) -> Iterator[Kernel]:
         yield from _of_gate(next(op for op in build_gate.OPS if op.name == name))
 
 
-def _of_gate(op: _row.RowOp) -> Iterator[Kernel]:
+def _of_gate(op: row_ops.RowOp) -> Iterator[Kernel]:
     same = build_gate.same_types(op)
     halves = [types for types in same if types.x in {"float16", "bfloat16"}]
     mixed = [types for i, types in enumerate(build_gate.mixed_types(op)) if types.x == types.y or i % 2 == 0]
@@ -312,33 +308,35 @@ def _of_elementwise_gate() -> Iterator[Kernel]:
         text, expression, pack = test_elementwise_build.kernel(case)
         call = {"what": "elementwise", **case._asdict()}
         label = f"gate: elementwise: {_named(case._asdict())}"
-        yield Kernel(label, text, expression, _elementwise.THREADS, 0, {"vector": pack}, call)
+        yield Kernel(label, text, expression, elementwise_calls.THREADS, 0, {"vector": pack}, call)
 
 
 def _of_encoder() -> Iterator[Kernel]:
     """List the encoder's kernels, as tests/test_encoder_build.py compiles them."""
     for dtype in sorted({"float16", "bfloat16"} & set(DTYPES)):
         kind = cpp(dtype_of(dtype))
-        text = _compile.text("attention.cu", f"cupynorm::Attention<{kind}>", 56)
-        attention = [_attention.by_warps(dtype_of(dtype), size, 1) for size in range(16, 129, 16)]
-        attention += [_attention.by_warps(dtype_of(dtype), size, 2) for size in (16, 32, 48, 64)]
-        attention += [_attention.by_group(dtype_of(dtype), size) for size in _attention.GROUPED]
-        attention.append(_attention.by_group(dtype_of(dtype), 64, boxed=True))
+        text = kernel_compiler.text("attention.cu", f"cupynorm::Attention<{kind}>", 56)
+        attention = [packed_attention.by_warps(dtype_of(dtype), size, 1) for size in range(16, 129, 16)]
+        attention += [packed_attention.by_warps(dtype_of(dtype), size, 2) for size in (16, 32, 48, 64)]
+        attention += [packed_attention.by_group(dtype_of(dtype), size) for size in packed_attention.GROUPED]
+        attention.append(packed_attention.by_group(dtype_of(dtype), 64, boxed=True))
         for plan in attention:
             arch = ARCH + "a" * plan.accelerated
             label = f"encoder: {_without_namespaces(plan.expression)}"
             call = {"what": "attention", "dtype": dtype}
             yield Kernel(label, text, plan.expression, plan.block, plan.shared_bytes, {}, call, arch)
-        text = _compile.text("few.cu", f"cupynorm::Few<{kind}>", 80)
-        few = [(rows, 24, 1, 3, "true", end) for rows in _few.ROWS for end in _few.FINISHES.values()]
-        few += [(rows, 24, 1, 3, "false", _few.ADD_RESIDUAL) for rows in _few.ROWS]
-        few += [(rows, 32, 4, 3, "false", _few.ADD_RESIDUAL) for rows in _few.ROWS]
+        text = kernel_compiler.text("few.cu", f"cupynorm::Few<{kind}>", 80)
+        few = [
+            (rows, 24, 1, 3, "true", end) for rows in few_tokens.ROWS for end in few_tokens.FINISHES.values()
+        ]
+        few += [(rows, 24, 1, 3, "false", few_tokens.ADD_RESIDUAL) for rows in few_tokens.ROWS]
+        few += [(rows, 32, 4, 3, "false", few_tokens.ADD_RESIDUAL) for rows in few_tokens.ROWS]
         for numbers in few:
             expression = f"cupynorm::multiply_few<{kind}, {', '.join(map(str, numbers))}>"
-            shared = _few.Plan(*numbers[:3]).shared_bytes(768 * numbers[2], norm=numbers[4] == "true")
+            shared = few_tokens.Plan(*numbers[:3]).shared_bytes(768 * numbers[2], norm=numbers[4] == "true")
             label = f"encoder: {_without_namespaces(expression)}"
             yield Kernel(
-                label, text, expression, _few.BLOCK, shared, {}, {"what": "few tokens", "dtype": dtype}
+                label, text, expression, few_tokens.BLOCK, shared, {}, {"what": "few tokens", "dtype": dtype}
             )
     text = "#include <cupynorm/row.cuh>\n#include <encoder.cu>\n"
     names = ["differ<4>"]
@@ -351,7 +349,7 @@ def _of_encoder() -> Iterator[Kernel]:
             ]
     for name in names:
         label, call = f"encoder: {_without_namespaces(name)}", {"what": "encoder"}
-        yield Kernel(label, text, f"cupynorm::{name}", _encoder_device.BLOCK, 0, {}, call)
+        yield Kernel(label, text, f"cupynorm::{name}", device_steps.BLOCK, 0, {}, call)
 
 
 def _without_namespaces(expression: str) -> str:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm import _compile
+from cupynorm.runtime import compiler
 from tests.simulator import build
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cupynorm._expression import Expression
+    from cupynorm.lower.tracing import Expression
 
     Array = np.ndarray[Any, Any]
 
@@ -81,4 +81,4 @@ def kernel_text(expression: Expression) -> str:
 
 
 def _include() -> list[str]:
-    return [f"-I{_compile.kernels_dir()}"]
+    return [f"-I{compiler.kernels_dir()}"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cupynorm import _attention
-from cupynorm._limits import RECORDED
+from cupynorm.bert import packed_attention
+from cupynorm.plan.limits import RECORDED
 
 
 @pytest.mark.parametrize("size", [32, 64])
@@ -17,7 +17,7 @@ def test_a_sequence_with_more_places_than_32_bits_count_goes_to_the_kernel_that_
     last = 2**32 // (3 * heads * size)  # tokens of one sequence whose places in qkv all fit 32 bits
 
     def chosen(length: int) -> str:
-        plan = _attention.choose(
+        plan = packed_attention.choose(
             np.dtype(np.float16), size, 1, heads, length, RECORDED["h200"], accelerated=True
         )
         return plan.expression.partition("<")[0]

@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import _device, bench, catalog, cli, forms, peers, plots, results, saved
-from cupynorm.results import Measured, Point, Report, Timing
+from cupynorm import cli
+from cupynorm.catalog import forms, op_table
+from cupynorm.runtime import devices
+from cupynorm.tools import bench, peers, plots, results, saved
+from cupynorm.tools.results import Measured, Point, Report, Timing
 from tests import command_runner
 from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture
 
-OPS = [op.name for op in catalog.OPS]
+OPS = [op.name for op in op_table.OPS]
 DTYPES = ("float16", "bfloat16", "float32")
 H200 = Path(__file__).parents[1] / "benchmarks" / "h200"
 
@@ -127,7 +130,7 @@ def clock(monkeypatch):
         RawKernel=lambda code, name, options=(): lambda *_: clock.spend(1e-4 if name == "hold" else 2e-6),
         get_default_memory_pool=lambda: types.SimpleNamespace(free_all_blocks=lambda: None),
     )
-    monkeypatch.setattr(_device, "cupy", lambda: module)
+    monkeypatch.setattr(devices, "cupy", lambda: module)
     bench._kernel.cache_clear()
     yield clock
     bench._kernel.cache_clear()
@@ -419,7 +422,7 @@ def test_a_graph_that_is_empty_or_wrong_has_no_time(clock, monkeypatch, theirs, 
     monkeypatch.setattr(
         Stream, "begin_capture", lambda self: (pending.clear(), setattr(clock, "captured", 0.0))
     )
-    monkeypatch.setattr(_device.cupy(), "asnumpy", np.asarray, raising=False)
+    monkeypatch.setattr(devices.cupy(), "asnumpy", np.asarray, raising=False)
     notes: dict[str, str] = {}
 
     found = bench.time_interleaved(
@@ -436,7 +439,7 @@ def test_a_graph_that_is_empty_or_wrong_has_no_time(clock, monkeypatch, theirs, 
 def test_what_draws_other_numbers_is_not_compared():
     agreement = bench._Agreement(forms.form("dropout"), np.dtype(np.float32))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_device, "cupy", lambda: types.SimpleNamespace(asnumpy=np.asarray))
+        patch.setattr(devices, "cupy", lambda: types.SimpleNamespace(asnumpy=np.asarray))
 
         found = [
             agreement(name, np.full(8, value, np.uint8)) for name, value in (("a", 1), ("b", 2), ("c", 255))
@@ -520,12 +523,13 @@ def test_a_sweep_names_the_point_that_lost_the_device(monkeypatch):
 
 
 def test_the_plan_is_known_without_an_array_and_is_that_of_a_call(simulated):
-    from cupynorm import _row, softmax
+    from cupynorm import softmax
+    from cupynorm.invoke import row_ops
 
     plan = bench.planned(Point("softmax", "float32", 6, 40))
     softmax(simulated.cupy.asarray(np.zeros((6, 40), np.float32)))
 
-    assert [each.plan.as_dict() for each in _row._launches.values()] == [plan]
+    assert [each.plan.as_dict() for each in row_ops._launches.values()] == [plan]
     assert bench.planned(Point("softmax", "float32", 6, 40, 1))["pack"] == 1
 
 
@@ -575,9 +579,9 @@ def test_missing_peers_say_what_they_need(monkeypatch):
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_the_composition_for_cupy_is_the_op(monkeypatch, op, dtype):
-    monkeypatch.setattr(_device, "cupy", lambda: np)
+    monkeypatch.setattr(devices, "cupy", lambda: np)
     rng = np.random.default_rng(0)
-    entry = catalog.op(op)
+    entry = op_table.op(op)
     x = rng.standard_normal((4, 40)).astype(dtype)
     columns = {name: rng.standard_normal(40).astype(dtype) for name in entry.parameters}
 
@@ -632,13 +636,13 @@ def torch(monkeypatch, clock):
     )
     module.from_dlpack = Tensor
     monkeypatch.setitem(sys.modules, "torch", module)
-    monkeypatch.setattr(_device, "present_device", lambda: 0)
+    monkeypatch.setattr(devices, "present_device", lambda: 0)
     return module
 
 
 def arrays_of(op: str) -> dict[str, np.ndarray]:
     x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
-    return {"x": x, **dict(zip(catalog.op(op).parameters, x, strict=False)), "y": np.zeros_like(x)}
+    return {"x": x, **dict(zip(op_table.op(op).parameters, x, strict=False)), "y": np.zeros_like(x)}
 
 
 def test_torch_writes_to_y_on_the_current_stream_where_it_can(torch):
@@ -972,9 +976,9 @@ def machine(monkeypatch):
 
 def test_without_a_device_the_exit_status_is_3(monkeypatch):
     def none():
-        raise _device.NoDeviceError("there is none")
+        raise devices.NoDeviceError("there is none")
 
-    monkeypatch.setattr(_device, "present_limits", none)
+    monkeypatch.setattr(devices, "present_limits", none)
 
     result = invoke()
 
@@ -1175,9 +1179,9 @@ def test_the_host_table_alone_or_with_the_sweep(machine, monkeypatch):
 
 
 def test_a_report_says_what_it_ran_on(clock, monkeypatch):
-    from cupynorm._limits import RECORDED
+    from cupynorm.plan.limits import RECORDED
 
-    monkeypatch.setattr(_device, "present_limits", lambda: RECORDED["h200"])
+    monkeypatch.setattr(devices, "present_limits", lambda: RECORDED["h200"])
 
     about = bench.new_report().about
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import _blas, _blaslt, _encoder_device
-from cupynorm._blas import Blas, Product
 from cupynorm._dtypes import dtype_of
+from cupynorm.bert import device_steps, gemm, gemm_search
+from cupynorm.bert.gemm import Blas, Product
 from tests.simulator import cublas, simulated
 
 __all__ = ["simulated"]
@@ -53,7 +53,7 @@ class Lt:
 
     def cublasLtMatmulAlgoGetHeuristic(self, *arguments: Any) -> int:  # noqa: N802
         preference, most, found, count = arguments[-4:]
-        assert self.made[preference.value][1] == {_blaslt.MOST_WORKSPACE: _blas.WORKSPACE_BYTES}
+        assert self.made[preference.value][1] == {gemm_search.MOST_WORKSPACE: gemm.WORKSPACE_BYTES}
         for number in range(min(most, len(self.kinds))):
             found[number].algorithm[0] = number
         count._obj.value = min(most, len(self.kinds))
@@ -64,7 +64,7 @@ class Lt:
         self.last = algorithm[0]
         kind = self.kinds[self.last]
         if kind in {REFUSED, BROKEN}:
-            return {REFUSED: _blaslt.NOT_SUPPORTED, BROKEN: 14}[kind]
+            return {REFUSED: gemm_search.NOT_SUPPORTED, BROKEN: 14}[kind]
         if kind == NOTHING:
             return 0
         (compute, _), transposed = self.made[operation.value]
@@ -72,7 +72,7 @@ class Lt:
         assert left[1] == left[3] == right[1]
         assert (c.value, of_c.value) == (d.value, of_d.value)
         cublas.gemmEx(
-            *(0, transposed[_blaslt.TRANSPOSE_A], 0, out[1], out[2], left[1], alpha.value),
+            *(0, transposed[gemm_search.TRANSPOSE_A], 0, out[1], out[2], left[1], alpha.value),
             *(a.value, left[0], left[3], b.value, right[0], right[3], beta.value),
             *(d.value, out[0], out[3], compute, 0),
         )
@@ -85,7 +85,7 @@ class Lt:
 def faster(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Give the ways in which products are faster: none is known yet."""
     known: dict[Any, Any] = {}
-    for module in (_blas, _blaslt, _encoder_device):
+    for module in (gemm, gemm_search, device_steps):
         monkeypatch.setattr(module, "faster", known)
     return known
 
@@ -104,11 +104,11 @@ def take(monkeypatch: pytest.MonkeyPatch, lt: Lt, times: dict[int, float]) -> No
         call()
         return times[lt.last]
 
-    monkeypatch.setattr(_blaslt, "_captured", lambda call, count: call)
-    monkeypatch.setattr(_blaslt, "_milliseconds", milliseconds)
+    monkeypatch.setattr(gemm_search, "_captured", lambda call, count: call)
+    monkeypatch.setattr(gemm_search, "_milliseconds", milliseconds)
 
 
-PRODUCT = Product(6, 16, 9, "float16", _blas.ALIGNED)
+PRODUCT = Product(6, 16, 9, "float16", gemm.ALIGNED)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -117,7 +117,7 @@ def test_the_fastest_with_the_bits_of_cublas_is_kept(simulated, faster, monkeypa
     blas, product = blas_with(simulated, lt), PRODUCT._replace(dtype=dtype)
     take(monkeypatch, lt, {CUBLAS: 10, 0: 9, 1: 1, 3: 5, 4: 1, 5: 6})
 
-    _blaslt.measure(blas, product, _encoder_device.differ)
+    gemm_search.measure(blas, product, device_steps.differ)
 
     x, weight = (
         simulated.cupy.asarray(np.random.default_rng(0).normal(size=shape).astype(dtype_of(dtype)))
@@ -145,16 +145,16 @@ def test_where_nothing_is_faster_it_stays_with_cublas(simulated, faster, monkeyp
     lt = Lt(*kinds)
     take(monkeypatch, lt, times)
 
-    _blaslt.measure(blas_with(simulated, lt), PRODUCT, _encoder_device.differ)
+    gemm_search.measure(blas_with(simulated, lt), PRODUCT, device_steps.differ)
 
     assert faster == {(0, PRODUCT): None}
 
 
 def test_a_status_is_told(simulated, faster):
     with pytest.raises(RuntimeError, match="cublasLtMatmulAlgoGetHeuristic gave status 7"):
-        _blaslt.measure(blas_with(simulated, Lt(SAME, status=7)), PRODUCT, _encoder_device.differ)
+        gemm_search.measure(blas_with(simulated, Lt(SAME, status=7)), PRODUCT, device_steps.differ)
     with pytest.raises(RuntimeError, match="cublasLtMatmul gave status 14"):
-        _blaslt.measure(blas_with(simulated, Lt(SAME, BROKEN)), PRODUCT, _encoder_device.differ)
+        gemm_search.measure(blas_with(simulated, Lt(SAME, BROKEN)), PRODUCT, device_steps.differ)
 
 
 def test_no_memory_leaves_a_product_to_cublas_and_other_errors_are_told(simulated, faster, monkeypatch):
@@ -164,32 +164,32 @@ def test_no_memory_leaves_a_product_to_cublas_and_other_errors_are_told(simulate
         raise error
 
     blas = blas_with(simulated, Lt(SAME))
-    monkeypatch.setattr(_blaslt, "_scratch", lambda product: fail(_blaslt.OUT_OF_MEMORY))
-    _blaslt.measure(blas, PRODUCT, _encoder_device.differ)
+    monkeypatch.setattr(gemm_search, "_scratch", lambda product: fail(gemm_search.OUT_OF_MEMORY))
+    gemm_search.measure(blas, PRODUCT, device_steps.differ)
     assert faster == {(0, PRODUCT): None}
 
-    monkeypatch.setattr(_blaslt, "_scratch", lambda product: fail(700))
+    monkeypatch.setattr(gemm_search, "_scratch", lambda product: fail(700))
     with pytest.raises(simulated.cupy.runtime.CUDARuntimeError):
-        _blaslt.measure(blas, PRODUCT, _encoder_device.differ)
+        gemm_search.measure(blas, PRODUCT, device_steps.differ)
 
 
 def test_only_large_products_that_are_not_known_yet_are_measured(simulated, faster):
-    tokens = math.ceil(_blaslt.LEAST_OPERATIONS / (2 * 768 * 768))
-    large = Product(tokens, 768, 768, "float16", _blas.ALIGNED)
+    tokens = math.ceil(gemm_search.LEAST_OPERATIONS / (2 * 768 * 768))
+    large = Product(tokens, 768, 768, "float16", gemm.ALIGNED)
     known, small = large._replace(tokens=2 * tokens), large._replace(tokens=tokens - 1)
     askew, single = large._replace(aligned=16), large._replace(dtype="float32")
     faster[0, known] = None
     asked = [large, known, small, askew, single]
 
-    assert _blaslt.unmeasured(blas_with(simulated, Lt()), asked) == [large]
-    assert _blaslt.unmeasured(blas_with(simulated, None), asked) == []  # where cublasLt cannot be loaded
+    assert gemm_search.unmeasured(blas_with(simulated, Lt()), asked) == [large]
+    assert gemm_search.unmeasured(blas_with(simulated, None), asked) == []  # where cublasLt cannot be loaded
 
 
 def test_a_runner_measures_what_is_not_known_and_says_whether_anything_is_faster(
     simulated, faster, monkeypatch
 ):
-    monkeypatch.setattr(_blaslt, "LEAST_OPERATIONS", 1)
-    runner = _encoder_device.Runner(dtype_of("float16"), 16)
+    monkeypatch.setattr(gemm_search, "LEAST_OPERATIONS", 1)
+    runner = device_steps.Runner(dtype_of("float16"), 16)
     runner.blas = blas_with(simulated, Lt(SAME))
     stream, other = simulated.cupy.cuda.get_current_stream(), PRODUCT._replace(tokens=7)
     take(monkeypatch, runner.blas.lt, {CUBLAS: 10, 0: 10})
@@ -207,7 +207,7 @@ def test_a_pool_is_told_of_every_allocation_that_failed(simulated, monkeypatch):
     def fail(size: int) -> Any:
         raise simulated.cupy.runtime.CUDARuntimeError(f"cudaErrorMemoryAllocation: {size} bytes")
 
-    runner = _encoder_device.Runner(dtype_of("float16"), 16)
+    runner = device_steps.Runner(dtype_of("float16"), 16)
     for name in ("Memory", "MemoryPointer"):
         monkeypatch.setattr(simulated.cupy.cuda, name, fail, raising=False)
 
@@ -218,10 +218,10 @@ def test_a_pool_is_told_of_every_allocation_that_failed(simulated, monkeypatch):
 
 
 def test_scratch_data_is_of_many_sizes_and_the_same_in_every_process(simulated, monkeypatch):
-    pattern = _blaslt._pattern("float16")[:7]
-    monkeypatch.setattr(_blaslt, "_pattern", lambda dtype: pattern)
+    pattern = gemm_search._pattern("float16")[:7]
+    monkeypatch.setattr(gemm_search, "_pattern", lambda dtype: pattern)
 
-    x, weight, wanted, out = map(simulated.cupy.asnumpy, _blaslt._scratch(PRODUCT))
+    x, weight, wanted, out = map(simulated.cupy.asnumpy, gemm_search._scratch(PRODUCT))
 
     assert (x.shape, weight.shape, wanted.shape, out.shape) == ((6, 16), (9, 16), (6, 9), (6, 9))
     flat = x.ravel()
@@ -232,7 +232,7 @@ def test_scratch_data_is_of_many_sizes_and_the_same_in_every_process(simulated, 
 
 @pytest.mark.parametrize(("times", "best"), [([10, 9, 8], 2), ([10, 9.9], 0), ([10], 0), ([10, 12], 0)])
 def test_cublas_stays_unless_it_is_surely_slower(times, best):
-    assert _blaslt.fastest(times) == best
+    assert gemm_search.fastest(times) == best
 
 
 def test_samples_are_taken_in_turns_and_the_median_counts(monkeypatch):
@@ -243,9 +243,9 @@ def test_samples_are_taken_in_turns_and_the_median_counts(monkeypatch):
         calls.append(call)
         return next(samples[call])
 
-    monkeypatch.setattr(_blaslt, "SAMPLES", 5)
-    monkeypatch.setattr(_blaslt, "_captured", lambda call, count: call)
-    monkeypatch.setattr(_blaslt, "_milliseconds", milliseconds)
+    monkeypatch.setattr(gemm_search, "SAMPLES", 5)
+    monkeypatch.setattr(gemm_search, "_captured", lambda call, count: call)
+    monkeypatch.setattr(gemm_search, "_milliseconds", milliseconds)
 
-    assert _blaslt.in_turns(["a", "b"], 3) == [1, 2]
-    assert calls == ["a", "b"] * (1 + _blaslt.SAMPLES)
+    assert gemm_search.in_turns(["a", "b"], 3) == [1, 2]
+    assert calls == ["a", "b"] * (1 + gemm_search.SAMPLES)

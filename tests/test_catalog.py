@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _compile
-from cupynorm.catalog import OPS, Op, op
+from cupynorm.catalog.op_table import OPS, Op, op
+from cupynorm.runtime import compiler
 
 every_op = pytest.mark.parametrize("each", OPS, ids=lambda op: op.name)
 
@@ -48,7 +48,7 @@ def test_the_reference_has_the_functions_eps(each: Op) -> None:
 
 @every_op
 def test_the_source_holds_the_struct(each: Op) -> None:
-    text = (_compile.kernels_dir() / each.source).read_text()
+    text = (compiler.kernels_dir() / each.source).read_text()
 
     assert re.search(rf"\bstruct {each.struct} [:{{]", text)
 

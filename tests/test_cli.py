@@ -15,9 +15,13 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _device, _nvrtc, _plan, catalog, cli, environment, files, forms, testing
-from cupynorm.environment import Finding
-from cupynorm.testing import Result
+from cupynorm import cli
+from cupynorm.catalog import forms, op_table
+from cupynorm.plan import planner
+from cupynorm.runtime import devices, nvrtc
+from cupynorm.tools import environment, files, testing
+from cupynorm.tools.environment import Finding
+from cupynorm.tools.testing import Result
 from tests import command_runner
 
 
@@ -42,10 +46,10 @@ def start(*arguments, program=("-m", "cupynorm"), stderr=subprocess.PIPE, cwd=No
 @pytest.fixture
 def no_device(monkeypatch):
     def none(*_):
-        raise _device.NoDeviceError("there is none")
+        raise devices.NoDeviceError("there is none")
 
     for name in ("cupy", "present_device", "present_limits"):
-        monkeypatch.setattr(_device, name, none)
+        monkeypatch.setattr(devices, name, none)
     monkeypatch.setattr(environment, "is_gpu_wanted", lambda: True)
 
 
@@ -230,11 +234,11 @@ def test_a_gpu_that_is_demanded_and_missing_is_status_3(no_device, source):
 @pytest.fixture
 def no_compiler(monkeypatch):
     """Recorded limits and bounds are enough for a plan, and a test of the command needs no compiler."""
-    monkeypatch.setattr(_nvrtc, "available", lambda: None)
+    monkeypatch.setattr(nvrtc, "available", lambda: None)
 
 
-@pytest.mark.parametrize("device", list(_device.RECORDED))
-@pytest.mark.parametrize("op", [op.name for op in catalog.OPS])
+@pytest.mark.parametrize("device", list(devices.RECORDED))
+@pytest.mark.parametrize("op", [op.name for op in op_table.OPS])
 def test_explain_shows_the_plan_for_a_recorded_device(no_compiler, op, device):
     arguments = ("explain", op, "--shape", "49152,1024", "--dtype", "float16", "--device", device)
 
@@ -242,7 +246,7 @@ def test_explain_shows_the_plan_for_a_recorded_device(no_compiler, op, device):
     assert told["schema"] == 1
     assert (told["op"], told["device"]) == (op, device)
     assert (told["problem"]["rows"], told["problem"]["cols"]) == (49152, 1024)
-    assert told["plan"]["variant"] in _plan.VARIANTS
+    assert told["plan"]["variant"] in planner.VARIANTS
     assert told["bytes_moved"] >= 2 * 49152 * 1024 * 2
 
     text = invoke(*arguments).stdout
@@ -431,7 +435,10 @@ BARS = {
 
 @pytest.mark.parametrize("label", BARS)
 def test_a_bar_moves_on_a_terminal_only(source, label):
-    program = ("-c", f"import sys; from cupynorm import cli, testing; {BARS[label]}; cli.main()")
+    program = (
+        "-c",
+        f"import sys; from cupynorm import cli; from cupynorm.tools import testing; {BARS[label]}; cli.main()",
+    )
     ours, theirs = pty.openpty()
     try:
         start(program=program, cwd=source.parent, stderr=theirs)
@@ -488,11 +495,11 @@ def test_every_command_that_tells_something_has_quiet_and_json(name):
 @pytest.mark.parametrize(
     ("name", "label", "names"),
     [
-        ("run", "op", [op.name for op in catalog.OPS]),
+        ("run", "op", [op.name for op in op_table.OPS]),
         ("explain", "op", list(forms.FORMS)),
-        ("explain", "device", list(_device.RECORDED)),
-        ("explain", "variant", _plan.VARIANTS),
-        ("tune", "op", [op.name for op in catalog.OPS]),
+        ("explain", "device", list(devices.RECORDED)),
+        ("explain", "variant", planner.VARIANTS),
+        ("tune", "op", [op.name for op in op_table.OPS]),
         ("bench", "op", list(forms.FORMS)),
         ("bench", "peer", ["cupy", "torch", "compile", "triton"]),
     ],

@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import cupynorm
-from cupynorm import _cache, _compile, _cubins, _device, _nvrtc, _row, environment
+from cupynorm.invoke import row_ops
+from cupynorm.runtime import cache_folder, compiler, cubins, devices, nvrtc
+from cupynorm.tools import environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CUBIN = _cubins.Cubin(b"\x7fELF" + bytes(range(256)), "_Z1fIfEvPT_", "NVRTC 13.0")
-KEY = _cubins.key("text", "f<float>")
+CUBIN = cubins.Cubin(b"\x7fELF" + bytes(range(256)), "_Z1fIfEvPT_", "NVRTC 13.0")
+KEY = cubins.key("text", "f<float>")
 OPTIONS = "-Ihere", "--std=c++17"
 
 
@@ -33,14 +35,14 @@ OPTIONS = "-Ihere", "--std=c++17"
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Give each test a cache of its own."""
     monkeypatch.setenv("CUPYNORM_CACHE_DIR", str(tmp_path / "cache"))
-    for switch in _compile.CUPY_SWITCHES:
+    for switch in compiler.CUPY_SWITCHES:
         monkeypatch.delenv(switch, raising=False)
     return tmp_path / "cache" / "cubins"
 
 
 def stored(folder: Path) -> Path:
     """Store the cubin and return its file."""
-    assert _cubins.store(KEY, CUBIN)
+    assert cubins.store(KEY, CUBIN)
     return folder / f"{KEY}.cubin"
 
 
@@ -51,13 +53,13 @@ def test_the_folder_is_the_chosen_one_else_the_users(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HOME", "/home/somebody")
     monkeypatch.setenv("CUPYNORM_CACHE_DIR", "~/chosen")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert _cache.folder() == Path("/home/somebody/chosen")
+    assert cache_folder.folder() == Path("/home/somebody/chosen")
 
     monkeypatch.setenv("CUPYNORM_CACHE_DIR", "")
-    assert _cache.folder() == Path("/xdg/cupynorm")
+    assert cache_folder.folder() == Path("/xdg/cupynorm")
 
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert _cache.folder() == Path("/home/somebody/.cache/cupynorm")
+    assert cache_folder.folder() == Path("/home/somebody/.cache/cupynorm")
 
 
 def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -66,30 +68,30 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
 
-    assert not _cubins.store(KEY, CUBIN)
-    assert _cubins.load(KEY) is None
+    assert not cubins.store(KEY, CUBIN)
+    assert cubins.load(KEY) is None
     assert list(tmp_path.iterdir()) == []
-    assert "this user has no home" in _cubins.distrust()
+    assert "this user has no home" in cubins.distrust()
 
 
 # ---- files
 
 
 def test_what_was_stored_is_loaded() -> None:
-    assert _cubins.load(KEY) is None
-    assert _cubins.usage() == (0, 0)
+    assert cubins.load(KEY) is None
+    assert cubins.usage() == (0, 0)
 
-    assert _cubins.store(KEY, CUBIN)
+    assert cubins.store(KEY, CUBIN)
 
-    assert _cubins.load(KEY) == CUBIN
-    assert _cubins.load(_cubins.key("text", "f<double>")) is None
-    files, size = _cubins.usage()
+    assert cubins.load(KEY) == CUBIN
+    assert cubins.load(cubins.key("text", "f<double>")) is None
+    files, size = cubins.usage()
     assert files == 1
     assert size > len(CUBIN.image)
 
 
 def test_a_key_knows_where_its_parts_end() -> None:
-    assert len({_cubins.key("ab", "c"), _cubins.key("a", "bc"), _cubins.key("abc")}) == 3
+    assert len({cubins.key("ab", "c"), cubins.key("a", "bc"), cubins.key("abc")}) == 3
 
 
 def test_torn_files_of_every_length_are_misses(folder: Path) -> None:
@@ -98,7 +100,7 @@ def test_torn_files_of_every_length_are_misses(folder: Path) -> None:
 
     for length in range(len(whole)):
         file.write_bytes(whole[:length])
-        assert _cubins.load(KEY) is None, length
+        assert cubins.load(KEY) is None, length
 
 
 def test_a_flipped_bit_anywhere_is_a_miss(folder: Path) -> None:
@@ -107,31 +109,31 @@ def test_a_flipped_bit_anywhere_is_a_miss(folder: Path) -> None:
 
     for place in range(len(whole)):
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        assert _cubins.load(KEY) is None, place
+        assert cubins.load(KEY) is None, place
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF" * 100, b"\x93CUPYNE\x00" + bytes(100), b"\n" * 10000])
 def test_foreign_files_are_misses_and_are_replaced(folder: Path, data: bytes) -> None:
     stored(folder).write_bytes(data)
 
-    assert _cubins.load(KEY) is None
-    assert _cubins.store(KEY, CUBIN)
-    assert _cubins.load(KEY) == CUBIN
+    assert cubins.load(KEY) is None
+    assert cubins.store(KEY, CUBIN)
+    assert cubins.load(KEY) == CUBIN
 
 
 def test_a_file_under_the_name_of_another_is_a_miss(folder: Path) -> None:
-    other = _cubins.key("other")
+    other = cubins.key("other")
     stored(folder).rename(folder / f"{other}.cubin")
 
-    assert _cubins.load(other) is None
+    assert cubins.load(other) is None
 
 
 def test_a_folder_in_the_place_of_a_file_is_a_miss(folder: Path) -> None:
     (folder / f"{KEY}.cubin").mkdir(parents=True)
     folder.chmod(0o700)
 
-    assert _cubins.load(KEY) is None
-    assert not _cubins.store(KEY, CUBIN)
+    assert cubins.load(KEY) is None
+    assert not cubins.store(KEY, CUBIN)
     assert [each.name for each in folder.iterdir()] == [f"{KEY}.cubin"]
 
 
@@ -140,7 +142,7 @@ def test_a_use_is_noted_once_a_day(folder: Path) -> None:
     for age, noted in ((3600, False), (2 * 86400, True)):
         before = int(time.time()) - age
         os.utime(file, (before, before))
-        assert _cubins.load(KEY) == CUBIN
+        assert cubins.load(KEY) == CUBIN
         assert (file.stat().st_mtime > before) == noted
 
 
@@ -164,48 +166,48 @@ def test_a_folder_that_others_can_write_is_not_used(folder: Path, mode: int) -> 
     stored(folder)
     folder.chmod(mode)
 
-    assert _cubins.load(KEY) is None
-    assert not _cubins.store(KEY, CUBIN)
-    assert _cubins.distrust() == f"{folder} can be written by others"
+    assert cubins.load(KEY) is None
+    assert not cubins.store(KEY, CUBIN)
+    assert cubins.distrust() == f"{folder} can be written by others"
 
 
 def test_a_file_that_others_can_write_is_a_miss(folder: Path) -> None:
     stored(folder).chmod(0o620)
 
-    assert _cubins.load(KEY) is None
+    assert cubins.load(KEY) is None
 
 
 def test_links_are_not_followed(folder: Path, tmp_path: Path) -> None:
     file = stored(folder)
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
-    assert _cubins.load(KEY) is None
+    assert cubins.load(KEY) is None
 
     folder.rename(tmp_path / "folder")
     folder.symlink_to(tmp_path / "folder")
-    assert _cubins.distrust() == f"{folder} is not a folder"
+    assert cubins.distrust() == f"{folder} is not a folder"
 
 
 def test_what_belongs_to_somebody_else_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = stored(folder)
     if os.geteuid() == 0:
         os.chown(file, 12345, -1)
-        assert _cubins.load(KEY) is None
+        assert cubins.load(KEY) is None
         os.chown(folder, 12345, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 54321)
 
-    assert _cubins.load(KEY) is None
-    assert not _cubins.store(KEY, CUBIN)
-    assert _cubins.distrust() == f"{folder} belongs to user {folder.stat().st_uid}"
+    assert cubins.load(KEY) is None
+    assert not cubins.store(KEY, CUBIN)
+    assert cubins.distrust() == f"{folder} belongs to user {folder.stat().st_uid}"
 
 
 def test_a_folder_that_cannot_be_made_keeps_nothing(folder: Path) -> None:
     folder.parent.write_text("a file")
 
-    assert not _cubins.store(KEY, CUBIN)
-    assert _cubins.load(KEY) is None
-    assert "cannot be read" in _cubins.distrust()
+    assert not cubins.store(KEY, CUBIN)
+    assert cubins.load(KEY) is None
+    assert "cannot be read" in cubins.distrust()
 
 
 def test_a_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +218,7 @@ def test_a_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Path, "replace", full)
 
-    assert not _cubins.store(KEY, CUBIN)
+    assert not cubins.store(KEY, CUBIN)
     assert list(folder.iterdir()) == []
 
 
@@ -239,27 +241,27 @@ def test_what_is_long_unused_goes_when_something_is_stored(folder: Path) -> None
 
 def test_the_longest_unused_go_until_the_rest_fits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = stored(folder).stat().st_size
-    keys = [_cubins.key(str(each)) for each in range(5)]
+    keys = [cubins.key(str(each)) for each in range(5)]
     for age, key in enumerate(keys, 1):
-        _cubins.store(key, CUBIN)
+        cubins.store(key, CUBIN)
         at = time.time() - 1000 * age
         os.utime(folder / f"{key}.cubin", (at, at))
-    monkeypatch.setattr(_cubins, "MOST_BYTES", 3 * size)
+    monkeypatch.setattr(cubins, "MOST_BYTES", 3 * size)
 
     stored(folder)
 
-    assert [_cubins.load(key) is not None for key in keys] == [True, True, False, False, False]
-    assert _cubins.usage()[1] <= 3 * size
+    assert [cubins.load(key) is not None for key in keys] == [True, True, False, False, False]
+    assert cubins.usage()[1] <= 3 * size
 
 
 # ---- several at once
 
 WRITE_AND_READ = """
-from cupynorm import _cubins
-key, seen = _cubins.key("shared"), 0
+from cupynorm.runtime import cubins
+key, seen = cubins.key("shared"), 0
 for turn in range(200):
-    _cubins.store(key, _cubins.Cubin(b"\\x7fELF" + bytes([turn]) * 20000, "name", "NVRTC"))
-    found = _cubins.load(key)
+    cubins.store(key, cubins.Cubin(b"\\x7fELF" + bytes([turn]) * 20000, "name", "NVRTC"))
+    found = cubins.load(key)
     assert found is None or len(set(found.image[4:])) == 1 and len(found.image) == 20004
     seen += found is not None
 print(seen)
@@ -311,7 +313,7 @@ class Machine:
     def compile(
         self, source: str, options: tuple[str, ...], *, name_expressions: tuple[str], cache_in_memory: bool
     ) -> tuple[bytes, dict[str, str]]:
-        assert options == (*OPTIONS, "-ftz=true", *_compile.sparing(self.version))
+        assert options == (*OPTIONS, "-ftz=true", *compiler.sparing(self.version))
         assert cache_in_memory
         self.asked.append("compile")
         if "nonsense" in source:
@@ -362,20 +364,20 @@ class Module:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Put a fake CuPy and driver in place."""
     found = Machine()
-    monkeypatch.setattr(_device, "cupy", lambda: found)
-    monkeypatch.setattr(_device, "driver", lambda: found)
-    monkeypatch.setattr(_device, "present_limits", lambda: _device.RECORDED["h200"])
-    monkeypatch.setattr(_compile, "options", lambda: OPTIONS)
-    monkeypatch.setattr(_compile, "_kernels", _compile.Kernels())
+    monkeypatch.setattr(devices, "cupy", lambda: found)
+    monkeypatch.setattr(devices, "driver", lambda: found)
+    monkeypatch.setattr(devices, "present_limits", lambda: devices.RECORDED["h200"])
+    monkeypatch.setattr(compiler, "options", lambda: OPTIONS)
+    monkeypatch.setattr(compiler, "_kernels", compiler.Kernels())
     return found
 
 
 def kernel_of_a_new_process(
     code: str = "text", shared_limit: int = 0, expression: str = "f<float>"
-) -> _compile.Kernel:
+) -> compiler.Kernel:
     """Load a kernel as a process does that remembers nothing."""
-    with _compile.Kernels():
-        return _compile.kernel(0, code, expression, shared_limit)
+    with compiler.Kernels():
+        return compiler.kernel(0, code, expression, shared_limit)
 
 
 def test_a_miss_compiles_and_a_hit_does_not(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,16 +411,16 @@ def test_whatever_changes_the_code_is_compiled_anew(
     machine.asked.clear()
 
     if change == "options":
-        monkeypatch.setattr(_compile, "options", lambda: ("-Ithere",))
+        monkeypatch.setattr(compiler, "options", lambda: ("-Ithere",))
         monkeypatch.setattr(sys.modules[__name__], "OPTIONS", ("-Ithere",))
     elif change == "device":
-        monkeypatch.setattr(_device, "present_limits", lambda: _device.RECORDED["a100"])
+        monkeypatch.setattr(devices, "present_limits", lambda: devices.RECORDED["a100"])
     elif change == "cupy":
         monkeypatch.setattr(Machine, "__version__", "14.3.0")
     elif change == "build":
         machine.build = 12090
     elif change == "wheel":
-        monkeypatch.setattr(_compile, "_nvrtc_wheel", lambda major: "Version: 1")
+        monkeypatch.setattr(compiler, "_nvrtc_wheel", lambda major: "Version: 1")
     elif change == "toolkit":
         monkeypatch.setenv("CUDA_PATH", "/another")
     kernel_of_a_new_process("other" if change == "text" else "text")
@@ -446,7 +448,7 @@ def test_ptx_is_loaded_and_not_kept(machine: Machine) -> None:
     kernel_of_a_new_process()
 
     assert machine.asked == ["compile", "load", "_Zf<float>"]
-    assert _cubins.usage() == (0, 0)
+    assert cubins.usage() == (0, 0)
 
 
 def test_a_cache_that_cannot_be_written_changes_nothing_else(machine: Machine, folder: Path) -> None:
@@ -456,7 +458,7 @@ def test_a_cache_that_cannot_be_written_changes_nothing_else(machine: Machine, f
     assert machine.asked == ["compile", "load", "_Zf<float>"] * 2
 
 
-@pytest.mark.parametrize("switch", _compile.CUPY_SWITCHES)
+@pytest.mark.parametrize("switch", compiler.CUPY_SWITCHES)
 def test_what_cupy_is_told_to_do_otherwise_is_left_to_it(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, switch: str
 ) -> None:
@@ -464,7 +466,7 @@ def test_what_cupy_is_told_to_do_otherwise_is_left_to_it(
 
     assert kernel_of_a_new_process().pointer == 77
     assert machine.asked == ["RawModule"]
-    assert _cubins.usage() == (0, 0)
+    assert cubins.usage() == (0, 0)
 
 
 def test_a_cupy_that_we_do_not_know_compiles_by_itself(
@@ -484,17 +486,17 @@ def test_the_compiler_is_asked_for_no_option_that_it_does_not_know(
 ) -> None:
     machine.version = version
 
-    assert _compile.sparing(version) == asked
+    assert compiler.sparing(version) == asked
     kernel_of_a_new_process("text")
     assert machine.asked[0] == "compile"  # which looks at the options
 
 
 def test_a_compiler_error_is_told_once_with_its_log(machine: Machine) -> None:
-    with pytest.raises(_compile.CompileError, match=r"(?s)f<float>.*row\.cuh\(3\): error: nonsense"):
+    with pytest.raises(compiler.CompileError, match=r"(?s)f<float>.*row\.cuh\(3\): error: nonsense"):
         kernel_of_a_new_process("nonsense")
 
     assert machine.asked == ["compile"]
-    assert _cubins.usage() == (0, 0)
+    assert cubins.usage() == (0, 0)
 
 
 def test_different_kernels_compile_at_once_and_each_only_once(
@@ -510,7 +512,7 @@ def test_different_kernels_compile_at_once_and_each_only_once(
     monkeypatch.setattr(machine.cuda.compiler, "compile_using_nvrtc", compile_together)
     found = []
     threads = [
-        threading.Thread(target=lambda code=code: found.append(_compile.kernel(0, code, "f<float>", 0)))
+        threading.Thread(target=lambda code=code: found.append(compiler.kernel(0, code, "f<float>", 0)))
         for code in ("one", "two") * 4
     ]
     for thread in threads:
@@ -530,11 +532,11 @@ def test_the_wheel_of_nvrtc_is_read_without_parsing_its_metadata(tmp_path: Path,
     )
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
 
-    assert [_compile._nvrtc_wheel.__wrapped__(major) for major in (12, 13, 14)] == ["", "Version: 13.1.2", ""]
+    assert [compiler._nvrtc_wheel.__wrapped__(major) for major in (12, 13, 14)] == ["", "Version: 13.1.2", ""]
 
 
 @pytest.mark.skipif(
-    "90" not in _nvrtc.supported_archs(), reason="NVRTC, which compiles for sm_90, is not installed"
+    "90" not in nvrtc.supported_archs(), reason="NVRTC, which compiles for sm_90, is not installed"
 )
 def test_a_real_cubin_comes_back_with_the_name_that_it_holds(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
@@ -544,11 +546,11 @@ def test_a_real_cubin_comes_back_with_the_name_that_it_holds(
 
     def compile_by_nvrtc(source: str, options: Any, *, name_expressions: Any, **_: Any) -> Any:
         (expression,) = name_expressions
-        added = ("-ftz=true", *_compile.sparing(machine.version))  # which _nvrtc adds itself
-        cubin = _nvrtc.compile(source, expression, [each for each in options if each not in added])
+        added = ("-ftz=true", *compiler.sparing(machine.version))  # which _nvrtc adds itself
+        cubin = nvrtc.compile(source, expression, [each for each in options if each not in added])
         return cubin.image, {expression: cubin.lowered_name}
 
-    monkeypatch.setattr(_compile, "options", lambda: ("--std=c++17",))
+    monkeypatch.setattr(compiler, "options", lambda: ("--std=c++17",))
     monkeypatch.setattr(machine.cuda.compiler, "compile_using_nvrtc", compile_by_nvrtc)
     monkeypatch.setattr(Module, "load", lambda _, image: loaded.append(image))
     for _ in range(2):
@@ -608,7 +610,7 @@ def test_a_kernel_that_wants_other_shared_memory_or_clusters_is_another_function
     machine.pointers = itertools.count(5)
 
     little, much, clustered = (
-        _compile.kernel(0, "text", "f<float>", limit, cluster)
+        compiler.kernel(0, "text", "f<float>", limit, cluster)
         for limit, cluster in ((0, 1), (60000, 1), (60000, 4))
     )
 
@@ -626,7 +628,7 @@ def test_kernels_that_cupy_compiles_do_not_share_a_module_either(
     monkeypatch.setenv("CUPY_COMPILE_WITH_PTX", "1")
 
     for limit, cluster in ((0, 1), (60000, 1), (60000, 4)):
-        _compile.kernel(0, "text", "f<float>", limit, cluster)
+        compiler.kernel(0, "text", "f<float>", limit, cluster)
 
     assert len(set(machine.texts)) == 3  # CuPy knows modules by their texts
 
@@ -635,7 +637,7 @@ def test_an_option_of_the_compiler_is_part_of_the_key_on_disk(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel_of_a_new_process()
-    monkeypatch.setattr(_compile, "SPARING", ())
+    monkeypatch.setattr(compiler, "SPARING", ())
 
     kernel_of_a_new_process()
 
@@ -646,30 +648,30 @@ def test_an_option_of_the_compiler_is_part_of_the_key_on_disk(
 
 
 def test_forgetting_leaves_kernels_loaded_for_the_graphs_that_hold_them(machine: Machine) -> None:
-    kernel = _compile.kernel(0, "text", "f<float>", 0)
+    kernel = compiler.kernel(0, "text", "f<float>", 0)
     unloaded = weakref.ref(kernel.module)
     del kernel
 
-    _row.forget()
+    row_ops.forget()
     gc.collect()
 
     assert unloaded() is not None
-    assert _compile.kernel(0, "text", "f<float>", 0).module is unloaded()
+    assert compiler.kernel(0, "text", "f<float>", 0).module is unloaded()
 
 
 def test_what_an_owner_of_kernels_loads_is_his_alone_and_goes_with_him(machine: Machine) -> None:
-    everyones = _compile.kernel(0, "text", "f<float>", 0)
-    own = _compile.Kernels()
+    everyones = compiler.kernel(0, "text", "f<float>", 0)
+    own = compiler.Kernels()
     with own:
-        assert _compile.kernel(0, "text", "f<float>", 0) is everyones
-        his = _compile.kernel(0, "text", "g<float>", 0)
-        assert _compile.kernel(0, "text", "g<float>", 0) is his
+        assert compiler.kernel(0, "text", "f<float>", 0) is everyones
+        his = compiler.kernel(0, "text", "g<float>", 0)
+        assert compiler.kernel(0, "text", "g<float>", 0) is his
         with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(_compile.kernel, 0, "text", "g<float>", 0).result() is not his
+            assert pool.submit(compiler.kernel, 0, "text", "g<float>", 0).result() is not his
     unloaded = weakref.ref(his.module)
 
     del own, his
     gc.collect()
 
     assert unloaded() is None
-    assert _compile.kernel(0, "text", "f<float>", 0) is everyones
+    assert compiler.kernel(0, "text", "f<float>", 0) is everyones

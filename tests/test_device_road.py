@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _compile, _device, _plan, _remembered, _row, explain
-from cupynorm._plan import PLAIN
-from cupynorm.norm import LAYER_NORM
+from cupynorm.invoke import bound_calls, row_ops
+from cupynorm.ops.norm import LAYER_NORM
+from cupynorm.plan import planner
+from cupynorm.plan.planner import PLAIN
+from cupynorm.runtime import compiler, devices
+from cupynorm.tools import explain
 from tests import simulator
 from tests.simulator import simulated
 
@@ -78,7 +81,7 @@ def test_rows_may_lie_anywhere_and_are_not_copied(simulated: Any) -> None:
 
 
 def test_an_empty_batch_launches_nothing(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_device, "driver", lambda: pytest.fail("the driver was asked"))
+    monkeypatch.setattr(devices, "driver", lambda: pytest.fail("the driver was asked"))
 
     y, mean, _ = cupynorm.layer_norm(simulated.cupy.empty((0, 7), np.float32), return_stats=True)
 
@@ -88,16 +91,16 @@ def test_an_empty_batch_launches_nothing(simulated: Any, monkeypatch: pytest.Mon
 def test_a_plan_is_made_once_for_a_problem(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x = simulated.cupy.asarray(rows())
     cupynorm.softmax(x)
-    monkeypatch.setattr(_row, "choose", lambda *_: pytest.fail("asked again"))
+    monkeypatch.setattr(row_ops, "choose", lambda *_: pytest.fail("asked again"))
 
     cupynorm.softmax(x)
 
 
 def test_threads_that_start_cold_compile_once(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     loads = []
-    original = _compile._load
+    original = compiler._load
     monkeypatch.setattr(
-        _compile, "_load", lambda *given, **more: loads.append(given) or original(*given, **more)
+        compiler, "_load", lambda *given, **more: loads.append(given) or original(*given, **more)
     )
     x = simulated.cupy.asarray(rows())
     expected = cupynorm.softmax(rows())
@@ -116,13 +119,13 @@ def test_threads_that_start_cold_compile_once(simulated: Any, monkeypatch: pytes
 
 def test_different_kernels_compile_at_the_same_time(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     both = threading.Barrier(2, timeout=60)
-    original = _compile._load
+    original = compiler._load
 
     def load(*given: Any, **more: Any) -> Any:
         both.wait()  # a BrokenBarrierError if one waits for the other
         return original(*given, **more)
 
-    monkeypatch.setattr(_compile, "_load", load)
+    monkeypatch.setattr(compiler, "_load", load)
     x = simulated.cupy.asarray(rows())
     results: list[Any] = []
 
@@ -152,7 +155,7 @@ def test_a_compiler_error_shows_the_log_and_the_kernels_file_and_line(
     simulated: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        _compile, "text", lambda *_: '#include <cupynorm/row.cuh>\n#line 7 "layer_norm.cu"\nint x = y;\n'
+        compiler, "text", lambda *_: '#include <cupynorm/row.cuh>\n#line 7 "layer_norm.cu"\nint x = y;\n'
     )
     with pytest.raises(cupynorm.CompileError, match=r"layer_norm\.cu.?.?7"):
         cupynorm.layer_norm(simulated.cupy.asarray(rows()))
@@ -161,26 +164,26 @@ def test_a_compiler_error_shows_the_log_and_the_kernels_file_and_line(
 def test_the_layout_guard_stops_a_struct_that_differs(
     simulated: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = _compile.text
-    monkeypatch.setattr(_compile, "text", lambda source, whole, size: original(source, whole, size + 8))
+    original = compiler.text
+    monkeypatch.setattr(compiler, "text", lambda source, whole, size: original(source, whole, size + 8))
     with pytest.raises(cupynorm.CompileError, match="host and device layouts differ"):
         cupynorm.layer_norm(simulated.cupy.asarray(rows()))
 
 
 def test_the_digest_notices_a_header(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    before = _compile.digest.__wrapped__()
+    before = compiler.digest.__wrapped__()
     (tmp_path / "cupynorm").mkdir()
-    for path in _compile.kernels_dir().rglob("*.cu*"):
-        target = tmp_path / path.relative_to(_compile.kernels_dir())
+    for path in compiler.kernels_dir().rglob("*.cu*"):
+        target = tmp_path / path.relative_to(compiler.kernels_dir())
         target.write_text(path.read_text() + ("// edited\n" if path.name == "pack.cuh" else ""))
-    monkeypatch.setattr(_compile, "kernels_dir", lambda: tmp_path)
+    monkeypatch.setattr(compiler, "kernels_dir", lambda: tmp_path)
 
-    assert _compile.digest.__wrapped__() != before
+    assert compiler.digest.__wrapped__() != before
 
 
 @pytest.mark.parametrize(("value", "spelling"), [(True, "true"), (False, "false"), (1, "1"), (32, "32")])
 def test_template_arguments_are_spelled_in_cpp(value: Any, spelling: str) -> None:
-    assert _compile.spell(value) == spelling
+    assert compiler.spell(value) == spelling
 
 
 def test_explain_needs_no_device() -> None:
@@ -228,10 +231,10 @@ def test_a_devices_name_is_the_drivers_or_else_cupys(
 ) -> None:
     runtime = types.SimpleNamespace(getDeviceProperties=lambda device: {"name": b"CuPy's"})
     module = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime))
-    monkeypatch.setattr(_device, "cupy", lambda: module)
-    monkeypatch.setattr(_device, "_driver_library", library)
+    monkeypatch.setattr(devices, "cupy", lambda: module)
+    monkeypatch.setattr(devices, "_driver_library", library)
 
-    assert _device.name_of(1) == name
+    assert devices.name_of(1) == name
 
 
 class Launches:
@@ -243,7 +246,7 @@ class Launches:
 
     def __call__(self, config: int, function: int, parameters: int, extra: None) -> int:
         assert extra is None
-        told = _device._LaunchConfig.from_address(config)
+        told = devices._LaunchConfig.from_address(config)
         attributes = [(each.id, each.value[0]) for each in told.attributes[: told.attribute_count]]
         sizes = tuple(told.grid), tuple(told.block), told.shared_bytes
         self.seen.append((function, parameters, told.stream or 0, *sizes, attributes))
@@ -252,8 +255,8 @@ class Launches:
 
 def test_a_kernel_may_begin_before_the_one_before_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     launches = Launches()
-    monkeypatch.setattr(_device, "_launch_kernel_ex", lambda: launches)
-    launch = _device.Launches(_device._early(11, (5, 6, 7), (32, 2, 1), 1024), 99)
+    monkeypatch.setattr(devices, "_launch_kernel_ex", lambda: launches)
+    launch = devices.Launches(devices._early(11, (5, 6, 7), (32, 2, 1), 1024), 99)
 
     for stream in (3, 4, 3, 0):
         launch[stream]()
@@ -266,9 +269,9 @@ def test_a_kernel_whose_blocks_wait_for_one_another_may_begin_early_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     launches = Launches()
-    monkeypatch.setattr(_device, "_launch_kernel_ex", lambda: launches)
+    monkeypatch.setattr(devices, "_launch_kernel_ex", lambda: launches)
 
-    _device._early(11, (1, 132, 1), (512, 1, 1), 64, cooperative=True)(3, 99)()
+    devices._early(11, (1, 132, 1), (512, 1, 1), 64, cooperative=True)(3, 99)()
 
     attributes = [(6, 1), (2, 1)]  # the other is CU_LAUNCH_ATTRIBUTE_COOPERATIVE
     assert launches.seen == [(11, 99, 3, (1, 132, 1), (512, 1, 1), 64, attributes)]
@@ -289,33 +292,33 @@ def test_clusters_that_claim_their_rows_are_launched_together(
     monkeypatch: pytest.MonkeyPatch, how: dict[str, int], claims: bool
 ) -> None:
     seen: dict[str, bool] = {}
-    monkeypatch.setattr(_device, "launch_of", lambda *_, **given: seen.update(given))
+    monkeypatch.setattr(devices, "launch_of", lambda *_, **given: seen.update(given))
 
     plan = dataclasses.replace(PLAIN, variant="cluster", group=128, block=128, parts=2, grid=6)
 
-    _remembered.launcher(11, dataclasses.replace(plan, **how))
+    bound_calls.launcher(11, dataclasses.replace(plan, **how))
 
     assert seen == {"cooperative": claims}
 
 
 def test_a_launch_may_meet_any_number_of_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     launches = Launches()
-    monkeypatch.setattr(_device, "_launch_kernel_ex", lambda: launches)
-    launch = _device.Launches(_device._early(11, (1, 1, 1), (32, 1, 1), 0), 99)
+    monkeypatch.setattr(devices, "_launch_kernel_ex", lambda: launches)
+    launch = devices.Launches(devices._early(11, (1, 1, 1), (32, 1, 1), 0), 99)
 
-    for stream in range(3 * _device.MOST_STREAMS):
+    for stream in range(3 * devices.MOST_STREAMS):
         launch[stream]()
-        assert len(launch) <= _device.MOST_STREAMS
+        assert len(launch) <= devices.MOST_STREAMS
 
-    assert [seen[2] for seen in launches.seen] == list(range(3 * _device.MOST_STREAMS))
+    assert [seen[2] for seen in launches.seen] == list(range(3 * devices.MOST_STREAMS))
 
 
 def test_a_launch_that_fails_gives_the_drivers_error(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_device, "_launch_kernel_ex", lambda: Launches(status=719))
+    monkeypatch.setattr(devices, "_launch_kernel_ex", lambda: Launches(status=719))
     x = simulated.cupy.asarray(rows())
 
     for _ in range(2):
-        with pytest.raises(_device.driver().CUDADriverError, match="719"):
+        with pytest.raises(devices.driver().CUDADriverError, match="719"):
             cupynorm.softmax(x)
 
 
@@ -333,12 +336,12 @@ def test_a_launch_that_fails_the_second_time_gives_the_drivers_error_too(
     simulated: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     launches = Launches()
-    monkeypatch.setattr(_device, "_launch_kernel_ex", lambda: launches)
+    monkeypatch.setattr(devices, "_launch_kernel_ex", lambda: launches)
     x = simulated.cupy.asarray(rows())
     REMEMBERED[name](x)
     launches.status = 719
 
-    with pytest.raises(_device.driver().CUDADriverError, match="719"):
+    with pytest.raises(devices.driver().CUDADriverError, match="719"):
         REMEMBERED[name](x)
 
     assert len(launches.seen) == 2
@@ -349,14 +352,14 @@ def test_an_older_driver_or_device_launches_as_ever(
     monkeypatch: pytest.MonkeyPatch, device: str, cuda: int
 ) -> None:
     simulator.install(monkeypatch, device)
-    monkeypatch.setattr(_device, "_driver_cuda", lambda: cuda)
-    monkeypatch.setattr(_device, "_early", None)
+    monkeypatch.setattr(devices, "_driver_cuda", lambda: cuda)
+    monkeypatch.setattr(devices, "_early", None)
 
     seen: list[tuple[int, ...]] = []
-    monkeypatch.setattr(_device.driver(), "launchCooperativeKernel", lambda *given: seen.append(given))
-    monkeypatch.setattr(_device.driver(), "launchKernel", lambda *given: seen.append(given))
+    monkeypatch.setattr(devices.driver(), "launchCooperativeKernel", lambda *given: seen.append(given))
+    monkeypatch.setattr(devices.driver(), "launchKernel", lambda *given: seen.append(given))
     for cooperative in (True, False):
-        _device.launch_of(1, (1, 132, 1), (32, 1, 1), 64, cooperative=cooperative)(5, 99)()
+        devices.launch_of(1, (1, 132, 1), (32, 1, 1), 64, cooperative=cooperative)(5, 99)()
     assert seen == [(1, 1, 132, 1, 32, 1, 1, 64, 5, 99), (1, 1, 132, 1, 32, 1, 1, 64, 5, 99, 0)]
 
 
@@ -387,9 +390,9 @@ def test_a_kernel_begins_early_where_it_was_compiled_to_wait_and_nobody_forbids_
     )
     taken: list[bool] = []
     for name, value in (("_early", True), ("_in_turn", False)):
-        real = getattr(_device, name)
+        real = getattr(devices, name)
         monkeypatch.setattr(
-            _device, name, lambda *a, real=real, value=value, **k: (taken.append(value), real(*a, **k))[1]
+            devices, name, lambda *a, real=real, value=value, **k: (taken.append(value), real(*a, **k))[1]
         )
 
     cupynorm.softmax(simulated.cupy.asarray(rows()))
@@ -407,8 +410,8 @@ class Refusing:
         self.call, self.refuses, self.asked = call, True, 0
 
     def __call__(self, config: int, *rest: Any) -> int:
-        told = _device._LaunchConfig.from_address(config)
-        if any(each.id == _device.COOPERATIVE for each in told.attributes[: told.attribute_count]):
+        told = devices._LaunchConfig.from_address(config)
+        if any(each.id == devices.COOPERATIVE for each in told.attributes[: told.attribute_count]):
             self.asked += 1
             if self.refuses:
                 return 720
@@ -418,7 +421,7 @@ class Refusing:
 @pytest.fixture
 def refusing(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Refusing:
     made = Refusing(simulated.driver.launch_kernel_ex)
-    monkeypatch.setattr(_device, "_launch_kernel_ex", lambda: made)
+    monkeypatch.setattr(devices, "_launch_kernel_ex", lambda: made)
     return made
 
 
@@ -432,8 +435,8 @@ def wide(simulated: Any) -> Any:
 @pytest.fixture
 def grid_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every op's rows be shared by the whole grid where they can be."""
-    turns = _plan._in_turn
-    monkeypatch.setattr(_plan, "_in_turn", lambda *given: (_plan._split, *turns(*given)))
+    turns = planner._in_turn
+    monkeypatch.setattr(planner, "_in_turn", lambda *given: (planner._split, *turns(*given)))
 
 
 def test_a_refused_cooperative_launch_is_made_by_another_plan_with_one_warning(

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import _elementwise, _philox, elementwise, reference
-from cupynorm._elementwise import THREADS, tiles
+from cupynorm.host import philox, reference
+from cupynorm.invoke import elementwise_calls
+from cupynorm.invoke.elementwise_calls import THREADS, tiles
+from cupynorm.ops import elementwise
 from tests import simulator, structs
 from tests.simulator import build, simulated
 from tests.test_functions import HALVES, WORST
@@ -172,15 +174,15 @@ def test_philox_gives_the_published_answers_and_its_twins(keys: str) -> None:
 
     found = np.stack(words, axis=1).astype(np.uint64)
     expected = [answer for _, answer in published]
-    expected += [_philox.philox(row[:4].astype(np.uint64), (int(row[4]), int(row[5]))) for row in random]
+    expected += [philox.philox(row[:4].astype(np.uint64), (int(row[4]), int(row[5]))) for row in random]
     assert np.array_equal(found, np.array(expected, np.uint64))
 
 
 def test_round_keys_are_the_kernels() -> None:
-    keys = _elementwise._round_keys(2**64 - 1)
+    keys = elementwise_calls._round_keys(2**64 - 1)
 
     assert list(keys) == [
-        (2**32 - 1 + i * _philox.WEYL[0]) % 2**32 | (2**32 - 1 + i * _philox.WEYL[1]) % 2**32 << 32
+        (2**32 - 1 + i * philox.WEYL[0]) % 2**32 | (2**32 - 1 + i * philox.WEYL[1]) % 2**32 << 32
         for i in range(10)
     ]
 
@@ -311,13 +313,13 @@ class TestAgain:
         assert len(checked) == 2
 
     def test_a_bounded_number_is_remembered(self, xp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        from cupynorm import _remembered, _row
+        from cupynorm.invoke import bound_calls, row_ops
 
-        monkeypatch.setattr(_remembered, "MOST", 2)
+        monkeypatch.setattr(bound_calls, "MOST", 2)
         for cols in (8, 16, 24, 32):
             elementwise.bias_silu(xp.zeros((2, cols), np.float32), None)
 
-        assert len(_row._thread.calls.each) == 2
+        assert len(row_ops._thread.calls.each) == 2
 
     def test_each_device_has_its_own(self, monkeypatch: pytest.MonkeyPatch, checked: list[int]) -> None:
         xp = simulator.install(monkeypatch, ["h200", "h200"]).cupy

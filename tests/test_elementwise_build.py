@@ -7,19 +7,20 @@ from typing import NamedTuple
 
 import pytest
 
-from cupynorm import _compile, _elementwise, _nvrtc
 from cupynorm._dtypes import DTYPES, dtype_of
-from cupynorm._elementwise import Each, tiles
-from cupynorm._nvrtc import Cubin
-from cupynorm._philox import Dropout
-from cupynorm.functors import View
+from cupynorm.host.philox import Dropout
+from cupynorm.invoke import elementwise_calls
+from cupynorm.invoke.elementwise_calls import Each, tiles
+from cupynorm.lower.mirrors import View
+from cupynorm.runtime import compiler, nvrtc
+from cupynorm.runtime.nvrtc import Cubin
 from tests import SLOW
 from tests.build_gate import NOT_GLOBAL, begins_too_soon, code_of, nvdisasm, spills
 
 ARCHS = ("70", "75", "80", "86", "89", "90", "100", "120") if SLOW else ("70", "90")
 PER_MODULE = 12
 
-pytestmark = pytest.mark.skipif(_nvrtc.available() is None, reason="NVRTC is not installed")
+pytestmark = pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
 
 
 class Case(NamedTuple):
@@ -55,9 +56,9 @@ def kernel(case: Case) -> tuple[str, str, int]:
         bias = View(0, (case.inputs * cols,), (size,), dtype_of(case.bias))
     drop = None if case.activation else Dropout(0.1, 1, 2)
     each = Each(case.activation, None, case.gate, drop)
-    what = _elementwise.spelled(each, x, y, bias)
+    what = elementwise_calls.spelled(each, x, y, bias)
     assert what.peel == case.peel
-    most = 1 if bias is None or what.peel else _elementwise.ROWS
+    most = 1 if bias is None or what.peel else elementwise_calls.ROWS
     chosen = tiles(what.rows, what.cols, what.pack, what.peel, most, 1)
     return what.text, what.expression(chosen), what.pack
 
@@ -81,14 +82,14 @@ OTHERS = [
 
 
 def build(cases: list[Case], arch: str) -> list[tuple[Case, Cubin, int]]:
-    if arch not in _nvrtc.supported_archs():
+    if arch not in nvrtc.supported_archs():
         pytest.skip(f"no NVRTC for sm_{arch}")
     found = []
     for at in range(0, len(cases), PER_MODULE):
         some = [(case, *kernel(case)) for case in cases[at : at + PER_MODULE]]
         text = "".join(dict.fromkeys(text for _, text, _, _ in some))
         names = [expression for _, _, expression, _ in some]
-        made = _nvrtc.compile_all(text, names, _compile.options(), arch)
+        made = nvrtc.compile_all(text, names, compiler.options(), arch)
         found += [(case, cubin, pack) for (case, _, _, pack), cubin in zip(some, made, strict=True)]
     return found
 
@@ -100,7 +101,7 @@ def faults(case: Case, cubin: Cubin, pack: int, arch: str) -> list[str]:
     found += [
         f"{count} {kind} of {width}" for (kind, width), count in code.accesses.items() if kind in NOT_GLOBAL
     ]
-    rows = _elementwise.ROWS if case.bias and not case.peel else 1
+    rows = elementwise_calls.ROWS if case.bias and not case.peel else 1
     wanted = {"LDG": case.inputs * rows, "STG": rows}
     for kind, dtype in (("LDG", case.x), ("STG", case.y)):
         width = min(16, pack * dtype_of(dtype).itemsize)
@@ -145,7 +146,7 @@ BUDGETS = {
 @pytest.mark.skipif(nvdisasm() is None, reason="nvdisasm is not installed")
 def test_instructions_leave_the_bandwidth() -> None:
     for case, cubin, pack in build(list(BUDGETS), "90"):
-        rows = _elementwise.ROWS if case.bias else 1
+        rows = elementwise_calls.ROWS if case.bias else 1
         count = (len(code_of(cubin, "90").instructions) - OF_LAUNCH) / (pack * rows)
         assert count <= BUDGETS[case], case
         assert (

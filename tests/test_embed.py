@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _device, embedding
+from cupynorm import embedding
 from cupynorm.embedding import TextEncoder, embed_file, read_texts
 from cupynorm.encoder import EncoderConfig
-from cupynorm.files import FileError
+from cupynorm.runtime import devices
+from cupynorm.tools.files import FileError
 from tests.test_encoder import BERT_JSON, Reference, save, weights_of
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
@@ -58,9 +59,9 @@ def _no_device(monkeypatch):
     """What is not asked for a device runs on the CPU, also where there is a GPU; commands that are started, too."""
 
     def refuse():
-        raise _device.NoDeviceError("none for these tests")
+        raise devices.NoDeviceError("none for these tests")
 
-    monkeypatch.setattr(_device, "present_device", refuse)
+    monkeypatch.setattr(devices, "present_device", refuse)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 

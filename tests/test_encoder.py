@@ -12,9 +12,11 @@ import types
 import numpy as np
 import pytest
 
-from cupynorm import _device, _encoder_host, encoder
+from cupynorm import encoder
+from cupynorm.bert import host_steps
 from cupynorm.encoder import BertEncoder, EncoderConfig
-from cupynorm.files import FileError
+from cupynorm.runtime import devices
+from cupynorm.tools.files import FileError
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -360,11 +362,11 @@ def test_device_arrays_are_refused_in_words():
 
 def test_an_encoder_on_a_device_that_is_not_there_is_refused(monkeypatch):
     def refuse():
-        raise _device.NoDeviceError("no CUDA device")
+        raise devices.NoDeviceError("no CUDA device")
 
-    monkeypatch.setattr(_device, "present_device", refuse)
+    monkeypatch.setattr(devices, "present_device", refuse)
 
-    with pytest.raises(_device.NoDeviceError, match="no CUDA device"):
+    with pytest.raises(devices.NoDeviceError, match="no CUDA device"):
         BertEncoder(ENCODER.config, {}, device="gpu")
     with pytest.raises(ValueError, match="device is 'tpu': use auto, cpu or gpu"):
         BertEncoder(ENCODER.config, {}, device="tpu")
@@ -450,12 +452,10 @@ def test_gelu_is_that_of_its_definition(approximate, tolerance):
         ],
     }
 
-    y = _encoder_host.bias_gelu(x[np.newaxis], np.zeros(1), approximate=approximate)[0]
+    y = host_steps.bias_gelu(x[np.newaxis], np.zeros(1), approximate=approximate)[0]
 
     np.testing.assert_allclose(y, exact[approximate], rtol=1e-9, atol=tolerance)
-    assert np.isnan(
-        _encoder_host.bias_gelu(np.full((1, 1), np.nan), np.zeros(1), approximate=approximate)
-    ).all()
+    assert np.isnan(host_steps.bias_gelu(np.full((1, 1), np.nan), np.zeros(1), approximate=approximate)).all()
 
 
 safetensors_only = pytest.mark.skipif(

@@ -8,10 +8,12 @@ import re
 import numpy as np
 import pytest
 
-from cupynorm import _attention, _compile, _device, _few, _heads, _nvrtc
 from cupynorm._dtypes import DTYPES, compute_dtype, cpp, dtype_of
-from cupynorm._limits import RECORDED
-from cupynorm.functors import View
+from cupynorm.bert import few_tokens, packed_attention
+from cupynorm.invoke import head_calls
+from cupynorm.lower.mirrors import View
+from cupynorm.plan.limits import RECORDED
+from cupynorm.runtime import compiler, devices, nvrtc
 from tests import SLOW
 from tests.build_gate import begins_too_soon, code_of, nvdisasm, spills
 
@@ -30,13 +32,16 @@ def move(x, y, of_bias, merged=False, rows=0, size=SIZE):
     split, row = (3, BATCH, HEADS, SEQ, size), (BATCH, SEQ, 3 * HEADS * size)
     if merged:
         places = (
-            _heads.by_heads(contiguous(split[1:], x), 1),
-            _heads.by_rows(contiguous((BATCH, SEQ, HEADS * size), y), 1, HEADS),
+            head_calls.by_heads(contiguous(split[1:], x), 1),
+            head_calls.by_rows(contiguous((BATCH, SEQ, HEADS * size), y), 1, HEADS),
         )
     else:
-        places = _heads.by_rows(contiguous(row, x), 3, HEADS), _heads.by_heads(contiguous(split, y), 3)
+        places = (
+            head_calls.by_rows(contiguous(row, x), 3, HEADS),
+            head_calls.by_heads(contiguous(split, y), 3),
+        )
     bias = contiguous((3 * HEADS * size,), of_bias) if of_bias else None
-    return _heads.spelled(*places, bias, rows)
+    return head_calls.spelled(*places, bias, rows)
 
 
 def moves():
@@ -55,12 +60,12 @@ def moves():
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["75", "80", "90", "120"] if SLOW else ["75", "90"])
 def test_packs_are_moved_whole_and_nothing_spills(arch):
-    if not _nvrtc.majors() or arch not in _nvrtc.supported_archs(_nvrtc.majors()[0]):
+    if not nvrtc.majors() or arch not in nvrtc.supported_archs(nvrtc.majors()[0]):
         pytest.skip("no NVRTC that knows the architecture")
-    wanted = [(types, each, tokens) for types, each in moves() for tokens in _heads.TOKENS]
+    wanted = [(types, each, tokens) for types, each in moves() for tokens in head_calls.TOKENS]
     text = "".join(dict.fromkeys(each.text for _, each, _ in wanted))
     expressions = [each.expression(tokens) for _, each, tokens in wanted]
-    kernels = _nvrtc.compile_all(text, expressions, _compile.options(), arch)
+    kernels = nvrtc.compile_all(text, expressions, compiler.options(), arch)
 
     for (types, each, tokens), name, kernel in zip(wanted, expressions, kernels, strict=True):
         loaded, stored = (min(16, each.pack * dtype_of(name).itemsize) for name in types[:2])
@@ -77,15 +82,13 @@ def test_packs_are_moved_whole_and_nothing_spills(arch):
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["80", "90", "120"] if SLOW else ["90"])
 def test_attention_keeps_everything_in_registers_and_multiplies_on_tensor_cores(arch):
-    if not _nvrtc.majors() or arch not in _nvrtc.supported_archs(_nvrtc.majors()[0]):
+    if not nvrtc.majors() or arch not in nvrtc.supported_archs(nvrtc.majors()[0]):
         pytest.skip("no NVRTC that knows the architecture")
     for dtype in {"float16", "bfloat16"} & set(DTYPES):
-        text = _compile.text("attention.cu", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
+        text = compiler.text("attention.cu", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
         kinds = [(size, 1) for size in range(16, 129, 16)] + [(size, 2) for size in (16, 32, 48, 64)]
-        names = [_attention.by_warps(dtype_of(dtype), size, tiles).expression for size, tiles in kinds]
-        for name, kernel in zip(
-            names, _nvrtc.compile_all(text, names, _compile.options(), arch), strict=True
-        ):
+        names = [packed_attention.by_warps(dtype_of(dtype), size, tiles).expression for size, tiles in kinds]
+        for name, kernel in zip(names, nvrtc.compile_all(text, names, compiler.options(), arch), strict=True):
             code = code_of(kernel, arch)
 
             assert not spills(kernel), name
@@ -96,15 +99,15 @@ def test_attention_keeps_everything_in_registers_and_multiplies_on_tensor_cores(
 
 @pytest.mark.slow
 def test_attention_by_a_group_waits_for_products_only_where_it_says():
-    if not _nvrtc.majors() or "90" not in _nvrtc.supported_archs(_nvrtc.majors()[0]):
+    if not nvrtc.majors() or "90" not in nvrtc.supported_archs(nvrtc.majors()[0]):
         pytest.skip("no NVRTC that knows the architecture")
     for dtype in {"float16", "bfloat16"} & set(DTYPES):
-        text = _compile.text("attention.cu", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
-        plans = [_attention.by_group(dtype_of(dtype), size) for size in _attention.GROUPED]
-        plans.append(_attention.by_group(dtype_of(dtype), _device.BOX_COLS, boxed=True))
+        text = compiler.text("attention.cu", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
+        plans = [packed_attention.by_group(dtype_of(dtype), size) for size in packed_attention.GROUPED]
+        plans.append(packed_attention.by_group(dtype_of(dtype), devices.BOX_COLS, boxed=True))
         names = [plan.expression for plan in plans]
         for name, kernel in zip(
-            names, _nvrtc.compile_all(text, names, _compile.options(), "90a"), strict=True
+            names, nvrtc.compile_all(text, names, compiler.options(), "90a"), strict=True
         ):
             assert not spills(kernel), name
             assert any(each.startswith("HGMMA") for each in code_of(kernel, "90a").instructions), name
@@ -115,32 +118,34 @@ def test_attention_by_a_group_waits_for_products_only_where_it_says():
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["90", "120"] if SLOW else ["90"])
 def test_products_of_few_tokens_keep_everything_in_registers_and_multiply_on_tensor_cores(arch):
-    if not _nvrtc.majors() or arch not in _nvrtc.supported_archs(_nvrtc.majors()[0]):
+    if not nvrtc.majors() or arch not in nvrtc.supported_archs(nvrtc.majors()[0]):
         pytest.skip("no NVRTC that knows the architecture")
     for dtype in {"float16", "bfloat16"} & set(DTYPES):
         kind = cpp(dtype_of(dtype))
-        text = _compile.text("few.cu", f"cupynorm::Few<{kind}>", 80)
+        text = compiler.text("few.cu", f"cupynorm::Few<{kind}>", 80)
         plans = [
-            *((rows, 8, 1, 4, "false", _few.ADD_RESIDUAL) for rows in _few.ROWS),
-            *((rows, 32, 8, 4, "false", _few.ADD_RESIDUAL) for rows in _few.ROWS),
-            *((rows, 24, 1, 4, "true", finish) for rows in _few.ROWS for finish in _few.FINISHES.values()),
+            *((rows, 8, 1, 4, "false", few_tokens.ADD_RESIDUAL) for rows in few_tokens.ROWS),
+            *((rows, 32, 8, 4, "false", few_tokens.ADD_RESIDUAL) for rows in few_tokens.ROWS),
+            *(
+                (rows, 24, 1, 4, "true", finish)
+                for rows in few_tokens.ROWS
+                for finish in few_tokens.FINISHES.values()
+            ),
         ]
         names = [f"cupynorm::multiply_few<{kind}, {', '.join(map(str, plan))}>" for plan in plans]
-        for name, kernel in zip(
-            names, _nvrtc.compile_all(text, names, _compile.options(), arch), strict=True
-        ):
+        for name, kernel in zip(names, nvrtc.compile_all(text, names, compiler.options(), arch), strict=True):
             code = code_of(kernel, arch)
 
             assert not spills(kernel), name
             assert any(each.startswith("HMMA") for each in code.instructions), name
             assert code.accesses["LDGSTS", 16], name
-            assert kernel.shared_bytes <= _few.MAIL_BYTES + 1024, name
+            assert kernel.shared_bytes <= few_tokens.MAIL_BYTES + 1024, name
 
 
 FEW_PLANS = [
-    *((32, 8, 1, 4, "false", finish) for finish in (_few.ADD_RESIDUAL, *_few.FINISHES.values())),
-    *((rows, 32, 8, 4, "false", _few.ADD_RESIDUAL) for rows in _few.ROWS),
-    *((rows, 24, 1, 4, "true", _few.FINISHES["none"]) for rows in _few.ROWS),
+    *((32, 8, 1, 4, "false", finish) for finish in (few_tokens.ADD_RESIDUAL, *few_tokens.FINISHES.values())),
+    *((rows, 32, 8, 4, "false", few_tokens.ADD_RESIDUAL) for rows in few_tokens.ROWS),
+    *((rows, 24, 1, 4, "true", few_tokens.FINISHES["none"]) for rows in few_tokens.ROWS),
 ]
 PARAMETERS_AT = 0x210  # in the constant bank, for sm_90
 
@@ -152,8 +157,8 @@ def pointers_of(code):
         for at in re.findall(r"c\[0x0\]\[(0x[0-9a-f]+)\]", each):
             offset = int(at, 16) - PARAMETERS_AT
             bytes_ = 16 if ".128" in each else 8 if ".64" in each else 4
-            for name in _few.POINTERS:
-                begin = _few.FEW.fields[name][1]
+            for name in few_tokens.POINTERS:
+                begin = few_tokens.FEW.fields[name][1]
                 if offset < begin + 8 and begin < offset + bytes_:
                     found.add(name)
     return found
@@ -163,7 +168,7 @@ def pointers_of(code):
 @pytest.mark.parametrize("plan", FEW_PLANS, ids=str)
 def test_products_of_few_tokens_read_constants_alone_before_they_wait(plan):
     """A kernel that ends where it would wait has what comes before: all that it fetches an address of is a constant."""
-    if not _nvrtc.majors() or "90" not in _nvrtc.supported_archs(_nvrtc.majors()[0]):
+    if not nvrtc.majors() or "90" not in nvrtc.supported_archs(nvrtc.majors()[0]):
         pytest.skip("no NVRTC that knows the architecture")
     if nvdisasm() is None:
         pytest.skip("no nvdisasm")
@@ -172,14 +177,14 @@ def test_products_of_few_tokens_read_constants_alone_before_they_wait(plan):
 
     def code(ending):
         text = f"{headers}{ending}#include <few.cu>\n"
-        return code_of(_nvrtc.compile(text, name, _compile.options()), "90").instructions
+        return code_of(nvrtc.compile(text, name, compiler.options()), "90").instructions
 
     whole, before = code(""), code("#define await_kernel_before() return\n")
 
     waits = next(i for i, each in enumerate(whole) if each.startswith("ACQBULK"))
     copies = [each for each in before if each.startswith("LDGSTS")]
     assert pointers_of(whole) >= {"x", "weight", "y"}  # they are found where they are
-    assert {"weight"} <= pointers_of(before) <= _few.CONSTANTS
+    assert {"weight"} <= pointers_of(before) <= few_tokens.CONSTANTS
     assert ("gamma" in pointers_of(before)) == (plan[4] == "true")
     # the whole kernel has these copies before it waits, and touches nothing else
     touched = [
@@ -193,7 +198,7 @@ def test_products_of_few_tokens_read_constants_alone_before_they_wait(plan):
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["80", "90"] if SLOW else ["90"])
 def test_the_encoders_small_kernels_keep_nothing_in_local_memory(arch):
-    if not _nvrtc.majors():
+    if not nvrtc.majors():
         pytest.skip("no NVRTC")
     for dtype in DTYPES:
         compute = cpp(compute_dtype(dtype_of(dtype)))
@@ -204,7 +209,7 @@ def test_the_encoders_small_kernels_keep_nothing_in_local_memory(arch):
             names += ["cupynorm::differ<4>"]
             text = "#include <cupynorm/row.cuh>\n#include <encoder.cu>\n"
             for name, kernel in zip(
-                names, _nvrtc.compile_all(text, names, _compile.options(), arch), strict=True
+                names, nvrtc.compile_all(text, names, compiler.options(), arch), strict=True
             ):
                 assert not spills(kernel), name
                 assert not begins_too_soon(code_of(kernel, arch), arch), name
@@ -217,7 +222,7 @@ def test_the_head_size_says_how_wide_packs_are(size, pack):
 
 def rows(tokens, stride):
     view = View(0, (tokens, SIZE), (stride, 2), dtype_of("float16"))
-    return _heads.by_rows(view, 1, 1)
+    return head_calls.by_rows(view, 1, 1)
 
 
 def test_what_is_large_is_counted_in_64_bits():
@@ -227,12 +232,12 @@ def test_what_is_large_is_counted_in_64_bits():
         (1 << 20, 128, 1 << 13),
         (1 << 20, 128, -(1 << 13)),
     ):
-        wide = _heads.spelled(rows(tokens, source), rows(tokens, target), None)
-        assert wide.counted is _heads.MANY
+        wide = head_calls.spelled(rows(tokens, source), rows(tokens, target), None)
+        assert wide.counted is head_calls.MANY
         assert "Moved<unsigned long long, " in wide.arguments.cpp
 
-    fits = _heads.spelled(rows(1 << 20, 1 << 11), rows(1 << 20, 1 << 11), None)
-    assert fits.counted is _heads.FEW
+    fits = head_calls.spelled(rows(1 << 20, 1 << 11), rows(1 << 20, 1 << 11), None)
+    assert fits.counted is head_calls.FEW
     assert fits.expression(1).count("unsigned, ") == 1
 
 
@@ -240,9 +245,9 @@ def test_a_thread_takes_two_tokens_where_that_leaves_half_of_what_a_device_holds
     h200 = 132 * 2048
     real = move("float16", "float16", None)._replace(threads=4096 * 96, tokens=4096)
 
-    assert _heads.tokens_of_a_thread(real, h200) == 2
-    assert _heads.tokens_of_a_thread(real._replace(threads=32 * 96), h200) == 1
-    assert real.grid(2) * _heads.BLOCK == 2048 * 96
+    assert head_calls.tokens_of_a_thread(real, h200) == 2
+    assert head_calls.tokens_of_a_thread(real._replace(threads=32 * 96), h200) == 1
+    assert real.grid(2) * head_calls.BLOCK == 2048 * 96
 
 
 @pytest.mark.parametrize(
@@ -263,25 +268,25 @@ def test_a_thread_takes_two_tokens_where_that_leaves_half_of_what_a_device_holds
     ],
 )
 def test_products_of_few_tokens_are_cut_as_was_measured(tokens, deep, out, norm, plan):
-    found = _few.choose(tokens, deep, out, RECORDED["h200"], norm=norm)
+    found = few_tokens.choose(tokens, deep, out, RECORDED["h200"], norm=norm)
 
-    assert found == (plan and _few.Plan(*plan))
+    assert found == (plan and few_tokens.Plan(*plan))
 
 
 def test_few_tokens_need_clusters_and_16_bits():
-    assert _few.fits(HALF, 64, 768, 3072, RECORDED["h200"])
-    assert not _few.fits(HALF, 64, 768, 3072, RECORDED["a100"])
-    assert not _few.fits(SINGLE, 64, 768, 3072, RECORDED["h200"])
-    assert not _few.fits(HALF, 64, 768, 3073, RECORDED["h200"])
+    assert few_tokens.fits(HALF, 64, 768, 3072, RECORDED["h200"])
+    assert not few_tokens.fits(HALF, 64, 768, 3072, RECORDED["a100"])
+    assert not few_tokens.fits(SINGLE, 64, 768, 3072, RECORDED["h200"])
+    assert not few_tokens.fits(HALF, 64, 768, 3073, RECORDED["h200"])
 
 
 def test_attention_in_one_launch_has_a_block_for_each_sequence_and_head():
     h200 = RECORDED["h200"]
 
-    assert _attention.fits(HALF, 64, 12, 65535, h200)
-    assert not _attention.fits(HALF, 64, 12, 65536, h200)
-    assert not _attention.fits(HALF, 60, 12, 8, h200)
-    assert not _attention.fits(SINGLE, 64, 12, 8, h200)
+    assert packed_attention.fits(HALF, 64, 12, 65535, h200)
+    assert not packed_attention.fits(HALF, 64, 12, 65536, h200)
+    assert not packed_attention.fits(HALF, 60, 12, 8, h200)
+    assert not packed_attention.fits(SINGLE, 64, 12, 8, h200)
 
 
 @pytest.mark.parametrize(
@@ -301,8 +306,12 @@ def test_attention_in_one_launch_has_a_block_for_each_sequence_and_head():
 def test_a_warpgroup_attends_where_it_is_faster(device, size, sequences, length, accelerated, by_group):
     limits = RECORDED[device]
 
-    plan = _attention.choose(HALF, size, sequences, 12, length, limits, accelerated=accelerated)
+    plan = packed_attention.choose(HALF, size, sequences, 12, length, limits, accelerated=accelerated)
 
     assert plan.accelerated == by_group
-    boxed = size == 64 and length >= _attention.BOXED_FROM
-    assert plan == _attention.by_group(HALF, size, boxed=boxed) if by_group else "attend<" in plan.expression
+    boxed = size == 64 and length >= packed_attention.BOXED_FROM
+    assert (
+        plan == packed_attention.by_group(HALF, size, boxed=boxed)
+        if by_group
+        else "attend<" in plan.expression
+    )

@@ -1,4 +1,4 @@
-"""cupynorm.environment: what doctor finds on machines that are not this one, and what info says of any."""
+"""cupynorm.tools.environment: what doctor finds on machines that are not this one, and what info says of any."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cupynorm import _compile, _device, _nvrtc, cli, environment, softmax
-from cupynorm.environment import Finding
+from cupynorm import cli, softmax
+from cupynorm.runtime import compiler
+from cupynorm.runtime import devices as runtime_devices
+from cupynorm.runtime import nvrtc as kernel_nvrtc
+from cupynorm.tools import environment
+from cupynorm.tools.environment import Finding
 
 distributions = importlib.metadata.distributions
 CUDA12 = (
@@ -68,7 +72,7 @@ def machine(monkeypatch, tmp_path):
                 raise RuntimeError("libnvrtc.so.12 cannot be opened\nand more")
             return nvrtc
 
-        limits = dataclasses.replace(_device.RECORDED["h200"], compute_capability=capability)
+        limits = dataclasses.replace(runtime_devices.RECORDED["h200"], compute_capability=capability)
         module = types.SimpleNamespace(
             cuda=types.SimpleNamespace(
                 nvrtc=types.SimpleNamespace(getVersion=version_of_nvrtc),
@@ -83,12 +87,12 @@ def machine(monkeypatch, tmp_path):
 
         def present():
             if not (cuda and devices):
-                raise _device.NoDeviceError("no device")
+                raise runtime_devices.NoDeviceError("no device")
             return 0
 
-        monkeypatch.setattr(_device, "cupy", imported)
-        monkeypatch.setattr(_device, "present_device", present)
-        monkeypatch.setattr(_device, "limits_of", lambda _: limits)
+        monkeypatch.setattr(runtime_devices, "cupy", imported)
+        monkeypatch.setattr(runtime_devices, "present_device", present)
+        monkeypatch.setattr(runtime_devices, "limits_of", lambda _: limits)
         monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         return list(environment.findings())
@@ -193,7 +197,7 @@ def test_a_machine_that_is_well_has_only_good_findings(machine, cuda, cupy):
             {
                 "cuda": 12040,
                 "cupy": {"cupy": "14.2.0"},
-                "broken": _device.NoDeviceError("CuPy 14.2.0 is built for ROCm"),
+                "broken": runtime_devices.NoDeviceError("CuPy 14.2.0 is built for ROCm"),
             },
             "import",
             "fault",
@@ -237,7 +241,11 @@ def test_a_machine_that_is_well_has_only_good_findings(machine, cuda, cupy):
             "CPU",
         ),
         (
-            {"cuda": 12040, "cupy": {"cupy-cuda12x": "14.2.0"}, "broken": _device.NoDeviceError("no module")},
+            {
+                "cuda": 12040,
+                "cupy": {"cupy-cuda12x": "14.2.0"},
+                "broken": runtime_devices.NoDeviceError("no module"),
+            },
             "import",
             "fault",
             "no module",
@@ -262,7 +270,7 @@ def test_hidden_devices_are_named_as_the_cause(monkeypatch):
 
 
 def test_a_home_that_cannot_be_written_is_named_as_the_cause(machine):
-    error = _device.NoDeviceError("CuPy does not import (Permission denied): set CUPY_CACHE_DIR")
+    error = runtime_devices.NoDeviceError("CuPy does not import (Permission denied): set CUPY_CACHE_DIR")
     error.__cause__ = PermissionError("Permission denied")
 
     finding = found("import", machine(13000, cupy={"cupy-cuda13x": "14.2.0"}, broken=error))
@@ -361,7 +369,7 @@ def test_missing_headers_are_a_warning(monkeypatch):
 
 
 def test_missing_sources_are_a_fault(monkeypatch, tmp_path):
-    monkeypatch.setattr(_compile, "kernels_dir", lambda: tmp_path)
+    monkeypatch.setattr(compiler, "kernels_dir", lambda: tmp_path)
 
     assert environment._check_package().status == "fault"
 
@@ -385,7 +393,7 @@ def test_info_is_complete_and_fit_for_json(machine, monkeypatch):
     (cache / "kernel.cubin").write_bytes(bytes(100))
     monkeypatch.setenv("CUPY_TF32", "1")
     monkeypatch.setenv("PASSWORD", "secret")
-    monkeypatch.setattr(_nvrtc, "available", lambda: (13, 2))
+    monkeypatch.setattr(kernel_nvrtc, "available", lambda: (13, 2))
 
     info = json.loads(json.dumps(environment.info()))
 
@@ -397,16 +405,16 @@ def test_info_is_complete_and_fit_for_json(machine, monkeypatch):
     assert info["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
     assert [device["number"] for device in info["devices"]] == [0, 1]
     assert info["no_device"] is None
-    assert set(info["recorded"]) == set(_device.RECORDED)
+    assert set(info["recorded"]) == set(runtime_devices.RECORDED)
     assert info["cache"] == {"folder": str(cache), "files": 1, "bytes": 100}
-    assert info["kernels"]["digest"] == _compile.digest()
+    assert info["kernels"]["digest"] == compiler.digest()
     assert info["environment"]["CUPY_TF32"] == "1"
     assert "PASSWORD" not in info["environment"]
 
 
 def test_info_without_anything(machine, monkeypatch):
     machine()
-    monkeypatch.setattr(_nvrtc, "available", lambda: None)
+    monkeypatch.setattr(kernel_nvrtc, "available", lambda: None)
 
     info = environment.info()
 
@@ -452,13 +460,15 @@ def rocm(monkeypatch):
 
 def test_a_cupy_for_amds_gpus_is_refused_by_name_at_the_first_call(monkeypatch):
     array = rocm(monkeypatch)()
-    _device.cupy.cache_clear()
+    runtime_devices.cupy.cache_clear()
     try:
-        for call in (lambda: softmax(array), _device.present_device, _device.present_limits):
-            with pytest.raises(_device.NoDeviceError, match=r"CuPy 14\.2\.0 is built for ROCm, AMD's GPUs"):
+        for call in (lambda: softmax(array), runtime_devices.present_device, runtime_devices.present_limits):
+            with pytest.raises(
+                runtime_devices.NoDeviceError, match=r"CuPy 14\.2\.0 is built for ROCm, AMD's GPUs"
+            ):
                 call()
     finally:
-        _device.cupy.cache_clear()
+        runtime_devices.cupy.cache_clear()
 
 
 def test_nobody_expects_a_gpu_without_cupy_and_without_a_device(machine):

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import _compile, _nvrtc
 from cupynorm import functions as f
-from cupynorm._expression import (
+from cupynorm.lower.tracing import (
     LARGEST_POWER,
     MOST_STEPS,
     OPERATIONS,
@@ -27,12 +26,13 @@ from cupynorm._expression import (
     spell_constant,
     trace,
 )
+from cupynorm.runtime import compiler, nvrtc
 from tests import structs
 from tests.build_gate import spills
 from tests.simulator import build
 
 needs_compiler = pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
-needs_nvrtc = pytest.mark.skipif(_nvrtc.available() is None, reason="NVRTC is not installed")
+needs_nvrtc = pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
 
 X = np.linspace(-3, 3, 61)
 ARRAY = np.arange(3.0)
@@ -114,7 +114,7 @@ def test_every_struct_compiles_for_the_device() -> None:
         text += structs.KERNEL.format(inputs=2, outputs=1, name=f"S{index}").replace("apply_all", f"k{index}")
     kernels = [f"k{index}<{kind}>" for index in range(len(SAME)) for kind in ("float", "double")]
 
-    compiled = _nvrtc.compile_all(text, kernels, _compile.options(), "90")
+    compiled = nvrtc.compile_all(text, kernels, compiler.options(), "90")
 
     assert [spills(each) for each in compiled] == [[]] * len(kernels)
 
@@ -362,7 +362,7 @@ def test_constants_arrive_exactly(dtype: str) -> None:
 def test_constants_cost_no_conversion_on_the_device() -> None:
     text = structs.kernel_text(traced(lambda x: (x * 0.1 + math.pi, f.where(x > 1e30, -math.inf, math.nan))))
 
-    ptx = _nvrtc.compile(text, "apply_all<float>", _compile.options(), "90").ptx
+    ptx = nvrtc.compile(text, "apply_all<float>", compiler.options(), "90").ptx
 
     assert "0f3DCCCCCD" in ptx  # 0.1 as a float
     assert ".f64" not in ptx

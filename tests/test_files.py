@@ -1,4 +1,4 @@
-"""cupynorm.files: what comes out is what the op gives, and a file that is no good says so and leaves nothing behind."""
+"""cupynorm.tools.files: what comes out is what the op gives, and a file that is no good says so and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cupynorm import _device, catalog, environment, files
-from cupynorm.files import FileError
+from cupynorm.catalog import op_table
+from cupynorm.runtime import devices
+from cupynorm.tools import environment, files
+from cupynorm.tools.files import FileError
 from tests.simulator import simulated  # noqa: F401  a fixture
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-OPS = [op.name for op in catalog.OPS]
+OPS = [op.name for op in op_table.OPS]
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def numbers(*shape, dtype="float32", seed=0):
 def run(op, folder, x, target="out.npy", **options):
     """Save x, run it on the CPU, and return what np.load finds."""
     np.save(folder / "in.npy", x)
-    files.run(catalog.op(op), folder / "in.npy", folder / target, **{"device": "cpu", **options})
+    files.run(op_table.op(op), folder / "in.npy", folder / target, **{"device": "cpu", **options})
     return np.load(folder / target)
 
 
@@ -68,7 +70,7 @@ def test_a_file_gets_the_bits_of_the_function(folder, op, dtype):
     y = run(op, folder, x)
 
     assert y.dtype == x.dtype
-    np.testing.assert_array_equal(y, catalog.op(op).function(x))
+    np.testing.assert_array_equal(y, op_table.op(op).function(x))
     assert names(folder) == ["in.npy", "out.npy"]
 
 
@@ -79,7 +81,7 @@ def test_the_output_has_the_dtype_asked_for(folder, dtype):
     y = run("softmax", folder, x, dtype=dtype)
 
     assert y.dtype == dtype
-    np.testing.assert_array_equal(y, catalog.op("softmax").function(x, dtype=dtype))
+    np.testing.assert_array_equal(y, op_table.op("softmax").function(x, dtype=dtype))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_axes_and_orders(folder, shape, axis, order):
 
     y = run("layer_norm", folder, np.asarray(x, order=order), axis=axis)
 
-    np.testing.assert_array_equal(y, catalog.op("layer_norm").function(x, axis=axis))
+    np.testing.assert_array_equal(y, op_table.op("layer_norm").function(x, axis=axis))
 
 
 @pytest.mark.parametrize("dtype", [">f2", ">f4", ">f8"])
@@ -109,7 +111,7 @@ def test_a_big_endian_file_is_swapped(folder, dtype):
     y = run("softmax", folder, x)
 
     assert y.dtype.isnative
-    np.testing.assert_array_equal(y, catalog.op("softmax").function(x.astype(dtype[1:])))
+    np.testing.assert_array_equal(y, op_table.op("softmax").function(x.astype(dtype[1:])))
 
 
 def test_bfloat16_is_read_from_raw_elements_and_written_as_numpy_does(folder):
@@ -117,7 +119,7 @@ def test_bfloat16_is_read_from_raw_elements_and_written_as_numpy_does(folder):
 
     y = run("rms_norm", folder, x, bfloat16=True)
 
-    expected = catalog.op("rms_norm").function(x)
+    expected = op_table.op("rms_norm").function(x)
     assert y.dtype.str == "|V2"
     np.testing.assert_array_equal(y.view(np.uint16), expected.view(np.uint16))
     np.save(folder / "numpy.npy", expected)
@@ -130,7 +132,7 @@ def test_bfloat16_may_be_kept_as_uint16(folder, dtype):
 
     y = run("softmax", folder, x.view(np.uint16).astype(dtype), bfloat16=True, dtype="float32")
 
-    np.testing.assert_array_equal(y, catalog.op("softmax").function(x, dtype="float32"))
+    np.testing.assert_array_equal(y, op_table.op("softmax").function(x, dtype="float32"))
 
 
 def test_gamma_beta_eps_and_statistics(folder):
@@ -149,7 +151,7 @@ def test_gamma_beta_eps_and_statistics(folder):
         stats=True,
     )
 
-    expected = catalog.op("layer_norm").function(x, gamma.astype("f8"), beta, eps=0.5, return_stats=True)
+    expected = op_table.op("layer_norm").function(x, gamma.astype("f8"), beta, eps=0.5, return_stats=True)
     saved = (y, np.load(folder / "out.mean.npy"), np.load(folder / "out.rstd.npy"))
     for got, want in zip(saved, expected, strict=True):
         np.testing.assert_array_equal(got, want)
@@ -172,7 +174,7 @@ def test_the_report_says_what_was_done(folder):
     seen = []
 
     report = files.run(
-        catalog.op("softmax"),
+        op_table.op("softmax"),
         folder / "in.npy",
         folder / "out.npy",
         device="cpu",
@@ -233,7 +235,7 @@ def test_a_bad_file_is_named_and_nothing_is_left(folder, case, role):
     source, gamma = (bad, None) if role == "x" else (folder / "good.npy", bad)
 
     with pytest.raises(FileError) as raised:
-        files.run(catalog.op("layer_norm"), source, folder / "out.npy", gamma=gamma, device="cpu")
+        files.run(op_table.op("layer_norm"), source, folder / "out.npy", gamma=gamma, device="cpu")
 
     assert str(raised.value).startswith(f"{bad}: ")
     assert words in str(raised.value)
@@ -248,7 +250,7 @@ def test_a_missing_file_a_folder_and_a_pipe_are_named(folder):
         "pipe": "not a regular file",
     }.items():
         with pytest.raises(FileError, match=words) as raised:
-            files.run(catalog.op("softmax"), folder / name, folder / "out.npy")
+            files.run(op_table.op("softmax"), folder / name, folder / "out.npy")
         assert str(folder / name) in str(raised.value)
 
 
@@ -258,7 +260,7 @@ def test_an_unreadable_file_is_named(folder):
     (folder / "in.npy").chmod(0)
 
     with pytest.raises(FileError, match=r"in.npy: Permission denied"):
-        files.run(catalog.op("softmax"), folder / "in.npy", folder / "out.npy")
+        files.run(op_table.op("softmax"), folder / "in.npy", folder / "out.npy")
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -269,7 +271,9 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(folder, order):
         os.truncate(folder / "in.npy", 5000)
 
     with pytest.raises(FileError, match=r"in.npy: became shorter"):
-        files.run(catalog.op("softmax"), folder / "in.npy", folder / "out.npy", device="cpu", progress=shrink)
+        files.run(
+            op_table.op("softmax"), folder / "in.npy", folder / "out.npy", device="cpu", progress=shrink
+        )
 
     assert names(folder) == ["in.npy"]
 
@@ -325,7 +329,7 @@ def test_the_output_may_not_be_an_input(folder, force):
 
     for target in ("in.npy", "link.npy", "twin.npy", "../" + folder.name + "/in.npy"):
         with pytest.raises(FileError, match="is the input as well"):
-            files.run(catalog.op("softmax"), folder / "in.npy", folder / target, force=force, device="cpu")
+            files.run(op_table.op("softmax"), folder / "in.npy", folder / target, force=force, device="cpu")
     np.testing.assert_array_equal(np.load(folder / "in.npy"), numbers(4, 4))
 
 
@@ -347,7 +351,7 @@ def test_force_does_not_replace_what_is_no_file(folder):
     with pytest.raises(FileError, match="not a regular file"):
         run("softmax", folder, numbers(4, 4), force=True)
     with pytest.raises(FileError, match="not a regular file"):
-        files.run(catalog.op("softmax"), folder / "in.npy", Path(os.devnull), force=True, device="cpu")
+        files.run(op_table.op("softmax"), folder / "in.npy", Path(os.devnull), force=True, device="cpu")
 
 
 def test_a_folder_that_is_not_there_is_named(folder):
@@ -406,7 +410,7 @@ def test_a_file_of_long_rows_without_any_takes_no_time(folder):
         np.lib.format.write_array_header_1_0(file, header)
     begin = time.perf_counter()
 
-    files.run(catalog.op("layer_norm"), folder / "in.npy", folder / "out.npy", device="cpu", stats=True)
+    files.run(op_table.op("layer_norm"), folder / "in.npy", folder / "out.npy", device="cpu", stats=True)
 
     assert time.perf_counter() - begin < 2
     assert np.load(folder / "out.npy").shape == (0, 2**40)
@@ -440,7 +444,7 @@ def test_a_shape_that_no_array_can_have_is_refused(folder, shape, words):
     source = written_header(folder, shape)
 
     with pytest.raises(FileError, match=words):
-        files.run(catalog.op("softmax"), source, folder / "out.npy", device="cpu")
+        files.run(op_table.op("softmax"), source, folder / "out.npy", device="cpu")
 
 
 def piped(folder, *arguments, data, module="cupynorm"):
@@ -463,7 +467,7 @@ def test_a_pipe_in_and_a_pipe_out_give_the_bits_of_files(folder, order):
     done = piped(folder, "run", "layer_norm", "-", "-o", "-", "--device", "cpu", data=data.getvalue())
 
     assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(np.load(io.BytesIO(done.stdout)), catalog.op("layer_norm").function(x))
+    np.testing.assert_array_equal(np.load(io.BytesIO(done.stdout)), op_table.op("layer_norm").function(x))
     assert b"wrote" in done.stderr
     assert names(folder) == []
 
@@ -711,7 +715,7 @@ def test_a_really_full_disk_is_named_and_left_empty(folder, small_disk, monkeypa
     np.save(folder / "in.npy", numbers(1000, 33))
 
     with pytest.raises(FileError, match=r"disk/out.npy: (needs|No space left)"):
-        files.run(catalog.op("softmax"), folder / "in.npy", small_disk / "out.npy", device="cpu")
+        files.run(op_table.op("softmax"), folder / "in.npy", small_disk / "out.npy", device="cpu")
 
     assert names(small_disk) == []
 
@@ -757,8 +761,8 @@ def device(monkeypatch):
         moved.append(array.shape)
         return array
 
-    monkeypatch.setattr(_device, "cupy", lambda: types.SimpleNamespace(asarray=asarray, asnumpy=np.asarray))
-    monkeypatch.setattr(_device, "present_limits", lambda: _device.RECORDED["h200"])
+    monkeypatch.setattr(devices, "cupy", lambda: types.SimpleNamespace(asarray=asarray, asnumpy=np.asarray))
+    monkeypatch.setattr(devices, "present_limits", lambda: devices.RECORDED["h200"])
     return moved
 
 
@@ -769,7 +773,7 @@ def test_a_device_gets_blocks_and_weights_once(folder, device, asked):
 
     y = run("rms_norm", folder, x, gamma=folder / "gamma.npy", device=asked)
 
-    np.testing.assert_array_equal(y, catalog.op("rms_norm").function(x, numbers(32, seed=1)))
+    np.testing.assert_array_equal(y, op_table.op("rms_norm").function(x, numbers(32, seed=1)))
     assert device.count((32,)) == 1
     assert max(shape[0] for shape in device if len(shape) == 2) == 1024 // (32 * 4)
 
@@ -779,12 +783,12 @@ def test_the_whole_road_of_a_device(folder, simulated):
     np.save(folder / "in.npy", x)
 
     report = files.run(
-        catalog.op("layer_norm"), folder / "in.npy", folder / "out.npy", stats=True, plan="shared"
+        op_table.op("layer_norm"), folder / "in.npy", folder / "out.npy", stats=True, plan="shared"
     )
 
     assert report.plan["variant"] == "shared"
     for name, want in zip(
-        ("out", "out.mean", "out.rstd"), catalog.op("layer_norm").function(x, return_stats=True), strict=True
+        ("out", "out.mean", "out.rstd"), op_table.op("layer_norm").function(x, return_stats=True), strict=True
     ):
         np.testing.assert_allclose(np.load(folder / f"{name}.npy"), want, rtol=1e-5, atol=1e-6)
 
@@ -795,12 +799,12 @@ def test_the_report_has_the_plan_of_this_run_whatever_ran_before(folder, simulat
 
     def report():
         return files.run(
-            catalog.op("softmax"), folder / "in.npy", folder / "out.npy", plan=plan, force=True
+            op_table.op("softmax"), folder / "in.npy", folder / "out.npy", plan=plan, force=True
         ).plan
 
     alone = report()
     for other in ("shared", "warp"):  # newer in every cache than what the next run finds there
-        catalog.op("softmax").function(simulated.cupy.asarray(numbers(7, 300)), plan=other)
+        op_table.op("softmax").function(simulated.cupy.asarray(numbers(7, 300)), plan=other)
 
     assert report() == alone
     assert alone["variant"] == (plan or "warp")
@@ -809,9 +813,9 @@ def test_the_report_has_the_plan_of_this_run_whatever_ran_before(folder, simulat
 
 def test_no_device_is_an_error_only_where_one_is_demanded(folder, monkeypatch):
     def none():
-        raise _device.NoDeviceError("there is none")
+        raise devices.NoDeviceError("there is none")
 
-    monkeypatch.setattr(_device, "present_limits", none)
+    monkeypatch.setattr(devices, "present_limits", none)
 
     monkeypatch.setattr(environment, "is_gpu_wanted", lambda: True)
     assert files.choose_device("auto") == ("cpu", "there is none")
@@ -819,6 +823,6 @@ def test_no_device_is_an_error_only_where_one_is_demanded(folder, monkeypatch):
     assert files.choose_device("auto") == ("cpu", "")
     assert files.choose_device("cpu") == ("cpu", "")
     for options in ({"device": "gpu"}, {"device": "auto", "plan": "warp"}):
-        with pytest.raises(_device.NoDeviceError, match="there is none"):
+        with pytest.raises(devices.NoDeviceError, match="there is none"):
             run("softmax", folder, numbers(4, 4), **options)
     assert names(folder) == ["in.npy"]

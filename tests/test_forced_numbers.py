@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cupynorm
-from cupynorm._limits import RECORDED
-from cupynorm._plan import BOUNDS, PLAIN, VARIANTS, DoesNotFitError, Plan, Problem, choose
+from cupynorm.plan.limits import RECORDED
+from cupynorm.plan.planner import BOUNDS, PLAIN, VARIANTS, DoesNotFitError, Plan, Problem, choose
 from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture

@@ -11,12 +11,16 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _ask, _device, _nvrtc, bench, catalog, cli, explain, forms, testing
+from cupynorm import cli
 from cupynorm._dtypes import DTYPES, quantized_dtype
-from cupynorm._plan import VARIANTS, Plan
-from cupynorm.forms import FORMS, Form
-from cupynorm.results import Point
-from cupynorm.testing import assert_close, assert_form_close, form_error
+from cupynorm.call import asking
+from cupynorm.catalog import forms, op_table
+from cupynorm.catalog.forms import FORMS, Form
+from cupynorm.plan.planner import VARIANTS, Plan
+from cupynorm.runtime import devices, nvrtc
+from cupynorm.tools import bench, explain, testing
+from cupynorm.tools.results import Point
+from cupynorm.tools.testing import assert_close, assert_form_close, form_error
 from tests import command_runner
 from tests.simulator import simulated
 
@@ -169,7 +173,7 @@ def test_what_a_mask_by_structure_drops_is_not_read() -> None:
 def test_bytes_of_an_op_alone_are_those_of_the_catalog(what: Form) -> None:
     if not what.alone:
         return
-    op = catalog.op(what.name)
+    op = op_table.op(what.name)
     weights = "float16" if op.parameters else None
 
     assert what.bytes_moved(7, 33, "float16") == op.bytes_moved(7, 33, "float16", parameter_dtype=weights)
@@ -177,7 +181,7 @@ def test_bytes_of_an_op_alone_are_those_of_the_catalog(what: Form) -> None:
 
 @fused
 def test_explain_shows_what_a_form_would_launch(what: Form, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_nvrtc, "available", lambda: None)
+    monkeypatch.setattr(nvrtc, "available", lambda: None)
     arguments = [
         "explain",
         what.name,
@@ -219,10 +223,10 @@ def test_options_that_a_form_has_not(arguments: list[str], message: str) -> None
 
 @fused
 def test_the_plan_is_that_of_a_call(what: Form, simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cupynorm import _compile
+    from cupynorm.runtime import compiler
 
     loaded: list[str] = []
-    monkeypatch.setattr(_compile, "kernel", lambda *given: loaded.append(given[2]) or 1 / 0)
+    monkeypatch.setattr(compiler, "kernel", lambda *given: loaded.append(given[2]) or 1 / 0)
     given = forms.inputs(what, 24, 24, "float16")
 
     for call in (
@@ -237,7 +241,7 @@ def test_the_plan_is_that_of_a_call(what: Form, simulated: Any, monkeypatch: pyt
 
 def test_nothing_is_asked_of_a_call_that_launches_nothing() -> None:
     with pytest.raises(RuntimeError, match="the call launches nothing"):
-        _ask.spelled_by(lambda: None)
+        asking.spelled_by(lambda: None)
     assert cupynorm.softmax(np.zeros((1, 2))).tolist() == [[0.5, 0.5]]
 
 
@@ -258,11 +262,11 @@ def test_the_self_test_reports_a_form_that_is_wrong(monkeypatch: pytest.MonkeyPa
 
 def test_without_a_device_the_self_test_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing() -> None:
-        raise _device.NoDeviceError("no device")
+        raise devices.NoDeviceError("no device")
 
-    monkeypatch.setattr(_device, "cupy", nothing)
+    monkeypatch.setattr(devices, "cupy", nothing)
 
-    with pytest.raises(_device.NoDeviceError):
+    with pytest.raises(devices.NoDeviceError):
         testing._compare_form(FORMS["dropout"], 8, "float32", on_device=True)
 
 

@@ -10,15 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import _compile, _expression, _nvrtc, _special, functions
+from cupynorm import functions
 from cupynorm._dtypes import DTYPES, dtype_of
-from cupynorm._expression import trace
+from cupynorm.host import special as host_special
+from cupynorm.lower import tracing
+from cupynorm.lower.tracing import trace
+from cupynorm.runtime import compiler, nvrtc
 from tests import structs
 from tests.build_gate import disassemble, nvdisasm, spills
 from tests.simulator import build
 
 needs_compiler = pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
-needs_nvrtc = pytest.mark.skipif(_nvrtc.available() is None, reason="NVRTC is not installed")
+needs_nvrtc = pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
 
 HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16)  # all of them
 SPREAD = np.concatenate(
@@ -56,7 +59,7 @@ def test_erf_and_erfc_agree_with_the_c_library() -> None:
         [np.linspace(-7, 7, 20001), np.geomspace(1e-300, 26, 2001), [0.46875, -0.46875, 4, -4, 0.0, -0.0]]
     )
 
-    for ours, theirs in ((_special.erf, math.erf), (_special.erfc, math.erfc)):
+    for ours, theirs in ((host_special.erf, math.erf), (host_special.erfc, math.erfc)):
         expected = np.array([theirs(value) for value in x])
         assert np.abs(ours(x) - expected).max() <= 5e-16
         assert (np.abs(ours(x) - expected) <= 1e-15 * np.abs(expected)).all()  # in the tail too
@@ -65,9 +68,9 @@ def test_erf_and_erfc_agree_with_the_c_library() -> None:
 def test_erf_and_erfc_of_what_is_no_number() -> None:
     x = np.array([np.inf, -np.inf, np.nan, 30.0, -0.0])
 
-    assert np.array_equal(_special.erf(x), [1, -1, np.nan, 1, 0], equal_nan=True)
-    assert np.array_equal(_special.erfc(x), [0, 2, np.nan, 0, 1], equal_nan=True)
-    assert np.signbit(_special.erf(x)[-1])
+    assert np.array_equal(host_special.erf(x), [1, -1, np.nan, 1, 0], equal_nan=True)
+    assert np.array_equal(host_special.erfc(x), [0, 2, np.nan, 0, 1], equal_nan=True)
+    assert np.signbit(host_special.erf(x)[-1])
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -117,8 +120,8 @@ def test_an_array_keeps_its_dtype_and_is_rounded_once(name: str, dtype: str) -> 
 
 def test_a_bfloat16_is_not_rounded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    halfway = _expression.OPERATIONS["exp"]._replace(compute=lambda x: x + 2.0**-8 + 2.0**-40)
-    monkeypatch.setitem(_expression.OPERATIONS, "exp", halfway)
+    halfway = tracing.OPERATIONS["exp"]._replace(compute=lambda x: x + 2.0**-8 + 2.0**-40)
+    monkeypatch.setitem(tracing.OPERATIONS, "exp", halfway)
 
     assert functions.exp(np.ones(1, ml_dtypes.bfloat16)).tolist() == [1 + 2.0**-7]
 
@@ -199,7 +202,7 @@ def test_all_is_sorted_and_the_errors_table_is_complete() -> None:
     ]
 
     assert functions.__all__ == sorted(written)
-    assert f"cupynorm.functions has {', '.join(functions.__all__)}" == _expression.THE_TABLE
+    assert f"cupynorm.functions has {', '.join(functions.__all__)}" == tracing.THE_TABLE
 
 
 def test_nothing_warns() -> None:
@@ -355,7 +358,7 @@ def test_a_kernels_cast_rounds_as_numpys(name: str, dtype: str) -> None:
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["70", "75", "90", "120"])
 def test_every_function_compiles_for_the_device_and_keeps_to_registers(arch: str) -> None:
-    if arch not in _nvrtc.supported_archs():
+    if arch not in nvrtc.supported_archs():
         pytest.skip(f"no NVRTC for sm_{arch}")
     names = [*KERNEL_ERRORS, "cast"]
     text = structs.HEADERS
@@ -367,7 +370,7 @@ def test_every_function_compiles_for_the_device_and_keeps_to_registers(arch: str
         ).replace("apply_all", f"apply_{name}")
     kernels = [f"apply_{name}<{kind}>" for name in names for kind in ("float", "double")]
 
-    compiled = _nvrtc.compile_all(text, kernels, _compile.options(), arch)
+    compiled = nvrtc.compile_all(text, kernels, compiler.options(), arch)
 
     found = {kernel: spills(each) for kernel, each in zip(kernels, compiled, strict=True)}
     assert {kernel: each for kernel, each in found.items() if each} == {}
@@ -384,7 +387,7 @@ def test_what_16_bit_kernels_use_leaves_them_their_bandwidth(name: str) -> None:
     def instructions(store: Any) -> int:
         function = trace(store, "store")[0]
         text = structs.kernel_text(function)
-        kernel = _nvrtc.compile(text, "apply_all<float>", _compile.options(), "90")
+        kernel = nvrtc.compile(text, "apply_all<float>", compiler.options(), "90")
         return len(disassemble(kernel.image)[kernel.lowered_name].instructions)
 
     assert instructions(lambda x: function_of(name)(x)) - instructions(lambda x: x) <= COSTS[name]

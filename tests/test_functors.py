@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import functors
-from cupynorm._arguments import view
-from cupynorm.functors import View
+from cupynorm.call.arguments import view
+from cupynorm.lower import mirrors
+from cupynorm.lower.mirrors import View
 from tests import structs
 from tests.simulator import build
 
@@ -68,7 +68,7 @@ def test_divisions_are_exact() -> None:
         near = [multiple * divisor + more for multiple in multiples for more in (-1, 0, 1, divisor - 1)]
         numbers += [(n, divisor) for n in (*near, 2**31 - 1, 2**31, 2**45 + 12345) if n >= 0]
     indices, by = np.array(numbers, np.int64).T
-    multiplier, shift = np.array([functors.division(int(each)) for each in by]).T
+    multiplier, shift = np.array([mirrors.division(int(each)) for each in by]).T
     text = """
 struct Tested {
   static void apply(const double* in, double* out) {
@@ -80,7 +80,7 @@ struct Tested {
     given = [each.astype(np.float64) for each in (indices, by, multiplier, shift)]
 
     found = structs.run(
-        f"namespace cupynorm {{{text}}}", "Tested", 4, 1, given, "#include <cupynorm/functors.cuh>\n"
+        f"namespace cupynorm {{{text}}}", "Tested", 4, 1, given, "#include <cupynorm/mirrors.cuh>\n"
     )
 
     np.testing.assert_array_equal(found[0].astype(np.int64), indices // by)
@@ -128,7 +128,7 @@ CUBE = np.zeros((6, 10, 7, 3), np.float32)
 def test_places_in_32_bits_are_those_of_numpy(array: Any, shape: tuple[int, ...], spelling: str) -> None:
     stretched = np.broadcast_to(array, shape)
     places = np.array(stretched.strides) @ np.indices(shape).reshape(len(shape), -1)
-    twin = functors.strided32(view(array).broadcast_to(shape))
+    twin = mirrors.strided32(view(array).broadcast_to(shape))
     values = ", ".join("{" + ", ".join(map(str, each)) + "}" for each in twin.values)
     text = f"""
 struct Tested {{
@@ -143,7 +143,7 @@ struct Tested {{
     rows = np.arange(len(places), dtype=np.float64)
 
     found = structs.run(
-        f"namespace cupynorm {{{text}}}", "Tested", 1, 1, [rows], "#include <cupynorm/functors.cuh>\n"
+        f"namespace cupynorm {{{text}}}", "Tested", 1, 1, [rows], "#include <cupynorm/mirrors.cuh>\n"
     )
 
     assert twin.cpp == f"cupynorm::Strided32{spelling}"
@@ -154,8 +154,8 @@ struct Tested {{
 def test_places_that_32_bits_do_not_count_are_found_in_64(rows: int, stride: int) -> None:
     rows_of_halves = View(0, (rows,), (2 * stride,), F2)
 
-    assert functors.strided32(rows_of_halves).cpp == "cupynorm::Strided<1>"
-    assert functors.strided32(View(0, (2,), (2 * (stride - 1),), F2)).cpp == "cupynorm::Strided32<1, false>"
+    assert mirrors.strided32(rows_of_halves).cpp == "cupynorm::Strided<1>"
+    assert mirrors.strided32(View(0, (2,), (2 * (stride - 1),), F2)).cpp == "cupynorm::Strided32<1, false>"
 
 
 @pytest.mark.parametrize(
@@ -179,15 +179,15 @@ def test_pack_follows_columns_strides_and_alignment(
     x = View(1 << 20 | offset, (8, cols), (row_stride * dtype.itemsize, dtype.itemsize), dtype)
     y = View(1 << 21, (8, cols), (cols * dtype.itemsize, dtype.itemsize), dtype)
 
-    assert functors.pack_width(x, y, 1) == pack
-    assert functors.pack_width(y, x, 1) == pack
+    assert mirrors.pack_width(x, y, 1) == pack
+    assert mirrors.pack_width(y, x, 1) == pack
 
 
 def test_the_wider_type_bounds_the_pack() -> None:
     x = View(1 << 20, (8, 64), (128, 2), F2)
     y = View(1 << 21, (8, 64), (256, 4), F4)
 
-    assert functors.pack_width(x, y, 1) == 4
+    assert mirrors.pack_width(x, y, 1) == 4
 
 
 def test_rows_lie_alike_only_if_they_do_axis_by_axis() -> None:
@@ -197,8 +197,8 @@ def test_rows_lie_alike_only_if_they_do_axis_by_axis() -> None:
     y = View(1 << 21, shape, (30 * line, 5 * line, line, 4), F4)
 
     assert [len(each.split(1)[0].collapsed()[0]) for each in (x, y)] == [2, 2]
-    assert functors.lie(x, y, 1).peel == 2
-    assert functors.lie(x, x, 1).peel == 1
+    assert mirrors.lie(x, y, 1).peel == 2
+    assert mirrors.lie(x, x, 1).peel == 1
 
 
 @pytest.mark.parametrize(
@@ -218,16 +218,16 @@ def test_a_column_is_contiguous_or_strided(
     strides = tuple(int(np.prod(shape[i + 1 :])) * 4 for i in range(len(shape)))
     parameter = View(1 << 20, shape, strides, F4)
 
-    assert functors.column(parameter, normalised).cpp == spelling
+    assert mirrors.column(parameter, normalised).cpp == spelling
 
 
 def test_a_misaligned_column_is_read_in_narrower_accesses() -> None:
-    assert functors.column(View(1 << 20 | 8, (6,), (4,), F4), (6,)).cpp == "cupynorm::Column<float, 2>"
+    assert mirrors.column(View(1 << 20 | 8, (6,), (4,), F4), (6,)).cpp == "cupynorm::Column<float, 2>"
     assert (
-        functors.column(View(1 << 20 | 2, (6,), (2,), F2), (6,)).cpp == "cupynorm::Column<cupynorm::half, 1>"
+        mirrors.column(View(1 << 20 | 2, (6,), (2,), F2), (6,)).cpp == "cupynorm::Column<cupynorm::half, 1>"
     )
 
 
 def test_a_column_that_does_not_broadcast_is_refused() -> None:
     with pytest.raises(ValueError, match=r"shape \(5,\) does not broadcast to \(6,\)"):
-        functors.column(View(0, (5,), (4,), F4), (6,))
+        mirrors.column(View(0, (5,), (4,), F4), (6,))

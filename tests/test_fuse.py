@@ -11,27 +11,20 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import (
-    _around,
-    _fuse,
-    catalog,
-    fuse,
-    layer_norm,
-    log_softmax,
-    reference,
-    rms_norm,
-    softmax,
-)
 from cupynorm import functions as f
+from cupynorm import fuse, layer_norm, log_softmax, rms_norm, softmax
 from cupynorm._dtypes import DTYPES, dtype_of
-from cupynorm._expression import DeviceFunction, TraceError
-from cupynorm.catalog import Op
-from cupynorm.testing import assert_close
+from cupynorm.catalog import op_table
+from cupynorm.catalog.op_table import Op
+from cupynorm.host import reference
+from cupynorm.invoke import fused_calls, fusion_calls
+from cupynorm.lower.tracing import DeviceFunction, TraceError
+from cupynorm.tools.testing import assert_close
 from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture
 
-every_op = pytest.mark.parametrize("op", catalog.OPS, ids=lambda op: op.name)
+every_op = pytest.mark.parametrize("op", op_table.OPS, ids=lambda op: op.name)
 RANDOM = np.random.default_rng(21)
 
 
@@ -90,7 +83,7 @@ def test_what_was_loaded_is_kept_rounded_and_the_norm_uses_the_unrounded() -> No
     exact = np.float64(x) + r
     assert (h.dtype, y.dtype) == (np.float16, np.float64)
     assert np.array_equal(h, exact.astype(np.float16))
-    assert_close(y, catalog.op("layer_norm").reference(exact)[0])
+    assert_close(y, op_table.op("layer_norm").reference(exact)[0])
     assert np.abs(y - layer_norm(h, dtype="float64")).max() > 1e-6  # or the test could not tell
 
 
@@ -136,7 +129,7 @@ def test_operands_broadcast_as_numpys(form: str, role: str) -> None:
     y = fusion(x, operand)
 
     x64, o64 = wide(x, operand)
-    reference_of = catalog.op("softmax").reference
+    reference_of = op_table.op("softmax").reference
     expected = reference_of(x64 * 2 + o64)[0] if role == "load" else reference_of(x64)[0] * 2 + o64
     assert_close(y, expected)
 
@@ -187,7 +180,7 @@ def test_operands_of_other_dtypes_are_numbers(dtype: str) -> None:
     y = fusion(x, mask)
 
     assert np.array_equal(y != 0, mask.astype(bool))
-    assert_close(y, catalog.op("softmax").reference(np.where(mask.astype(bool), np.float64(x), -np.inf))[0])
+    assert_close(y, op_table.op("softmax").reference(np.where(mask.astype(bool), np.float64(x), -np.inf))[0])
 
 
 def test_operands_by_name_in_any_mixture() -> None:
@@ -204,7 +197,7 @@ def test_a_parameter_of_both_is_two_operands() -> None:
     x, b = normal(4, 6), normal(6)
     fusion = fuse(rms_norm, load=lambda x, b: x + b, store=lambda y, b: y * b)
 
-    assert_close(fusion(x, b, 3.0), 3 * catalog.op("rms_norm").reference(np.float64(x) + b)[0])
+    assert_close(fusion(x, b, 3.0), 3 * op_table.op("rms_norm").reference(np.float64(x) + b)[0])
     with pytest.raises(TypeError, match="b= is a parameter of both load and store: give it by position"):
         fusion(x, b, b=3.0)
 
@@ -234,7 +227,7 @@ def test_any_number_of_axes_and_rows(shape: tuple[int, ...]) -> None:
 
     y, squared, h, mean, rstd = fusion(x, np.arange(9.0), return_stats=True)
 
-    assert_close(y, catalog.op("layer_norm").reference(np.float64(x) * np.arange(9))[0])
+    assert_close(y, op_table.op("layer_norm").reference(np.float64(x) * np.arange(9))[0])
     assert (squared.shape, h.shape, mean.shape, rstd.shape) == (shape, shape, shape[:-1], shape[:-1])
     assert np.array_equal(h, x * x)
 
@@ -307,7 +300,7 @@ def test_outputs_are_filled_and_returned() -> None:
     assert y is first
     assert h is kept
     assert rest.dtype == np.float32
-    assert_close(y, catalog.op("softmax").reference(np.float64(x) * 2)[0])
+    assert_close(y, op_table.op("softmax").reference(np.float64(x) * 2)[0])
     assert np.array_equal(kept, (2 * np.float64(x)).astype(np.float16))
 
 
@@ -492,7 +485,7 @@ def test_a_device_functions_twin_runs_on_the_host() -> None:
 
     soft, y = fusion(x, g)
 
-    normed = catalog.op("layer_norm").reference(np.float64(x) * 2)[0]
+    normed = op_table.op("layer_norm").reference(np.float64(x) * 2)[0]
     assert_close(soft, np.log1p(np.exp(normed)) * g, scale=np.broadcast_to(np.abs(g), x.shape))
     assert_close(y, normed)
     assert np.array_equal(fusion(x, store1=g)[0], soft)
@@ -503,9 +496,9 @@ def test_a_device_functions_twin_runs_on_the_host() -> None:
 
 
 def test_device_arrays_reach_the_seam_checked(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[_fuse.FusedCall] = []
-    monkeypatch.setattr(_fuse, "run", calls.append)
-    monkeypatch.setattr(_around, "remember", lambda *_: None)
+    calls: list[fusion_calls.FusedCall] = []
+    monkeypatch.setattr(fusion_calls, "run", calls.append)
+    monkeypatch.setattr(fused_calls, "remember", lambda *_: None)
     x, r, b, g = (simulated.cupy.asarray(each) for each in (X, R, B, G))
     fusion = fuse(
         layer_norm, load=lambda x, r, b, s: x + r * s + b, store=lambda y, g: (y, y * g), keep_loaded=True

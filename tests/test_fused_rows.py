@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _around, _ask, explain, forms
-from cupynorm._limits import RECORDED
-from cupynorm._plan import FUSED_VARIANTS, PLAIN, DoesNotFitError, Plan, _registers_plan, choose
-from cupynorm.forms import FORMS
-from cupynorm.testing import assert_close, assert_form_close
+from cupynorm.call import asking
+from cupynorm.catalog import forms
+from cupynorm.catalog.forms import FORMS
+from cupynorm.invoke import fused_calls
+from cupynorm.plan.limits import RECORDED
+from cupynorm.plan.planner import FUSED_VARIANTS, PLAIN, DoesNotFitError, Plan, _registers_plan, choose
+from cupynorm.tools import explain
+from cupynorm.tools.testing import assert_close, assert_form_close
 from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture
@@ -241,13 +244,13 @@ def order_of(shape: tuple[int, ...], function: Any = cupynorm.softmax, **options
     """Return the axes of a call's rows, outermost first, by x's strides."""
     found = {}
 
-    def spy(x: Any, *given: Any, _order: Any = _around._order) -> Any:
+    def spy(x: Any, *given: Any, _order: Any = fused_calls._order) -> Any:
         found["order"] = _order(x, *given)
         return found["order"]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_around, "_order", spy)
-        _ask.spelled_by(lambda: function(of(*shape), **options))
+        patch.setattr(fused_calls, "_order", spy)
+        asking.spelled_by(lambda: function(of(*shape), **options))
     return found["order"]
 
 
@@ -273,7 +276,7 @@ def test_rows_whose_number_counts_keep_their_places() -> None:
 def test_another_order_of_rows_gives_the_same(
     strided: bool, simulated: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_around, "FORGOTTEN_BYTES", 0)
+    monkeypatch.setattr(fused_calls, "FORGOTTEN_BYTES", 0)
     xp, random = simulated.cupy, np.random.default_rng(2)
     x = random.standard_normal((3, 2, 5, 64)).astype(np.float32)
     bias = random.standard_normal((2, 5, 64)).astype(np.float32)

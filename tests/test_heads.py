@@ -8,7 +8,8 @@ import types
 import numpy as np
 import pytest
 
-from cupynorm import _device, add_qkv_bias, merge_heads, split_heads
+from cupynorm import add_qkv_bias, merge_heads, split_heads
+from cupynorm.runtime import devices
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -212,7 +213,7 @@ def test_an_out_that_nobody_may_write_is_refused():
 
 def test_arrays_of_both_kinds_are_refused_in_words(monkeypatch):
     on_device = types.SimpleNamespace(shape=(12,))
-    monkeypatch.setattr(_device, "is_device_array", lambda array: array is on_device)
+    monkeypatch.setattr(devices, "is_device_array", lambda array: array is on_device)
 
     with pytest.raises(TypeError, match="x is a NumPy array .* and bias is a CuPy array"):
         split_heads(X, on_device, heads=3)

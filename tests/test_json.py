@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import _tuned, cli, embedding, tune
-from cupynorm._limits import RECORDED, active_blocks
-from cupynorm._plan import Problem, choose
+from cupynorm import cli, embedding
+from cupynorm.plan.limits import RECORDED, active_blocks
+from cupynorm.plan.planner import Problem, choose
+from cupynorm.runtime import tuned_plans
+from cupynorm.tools import tune
 from tests import command_runner
 
 CHECKOUT = Path(__file__).parents[1]
@@ -175,7 +177,7 @@ def test_bench(tmp_path: Path) -> None:
 
 
 def test_tune(tuned_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = _tuned.Place("a device", "90", 132, "580", "abc")
+    place = tuned_plans.Place("a device", "90", 132, "580", "abc")
     plan = choose(
         Problem(64, 1024, 8, 2, 4),
         RECORDED["h200"],

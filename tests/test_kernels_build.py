@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import pytest
 
-from cupynorm import _nvrtc
 from cupynorm._dtypes import DTYPES
-from cupynorm._plan import FUSED_VARIANTS, HOPPER, LENT, VARIANTS, Plan
-from cupynorm._row import RowOp
-from cupynorm.softmax import LOG_SOFTMAX
+from cupynorm.invoke.row_ops import RowOp
+from cupynorm.ops.softmax import LOG_SOFTMAX
+from cupynorm.plan.planner import FUSED_VARIANTS, HOPPER, LENT, VARIANTS, Plan
+from cupynorm.runtime import nvrtc
 from tests import SLOW
 from tests.build_gate import (
     FUSED,
@@ -69,9 +69,9 @@ class Built(NamedTuple):
 
 
 def build(op: RowOp, instances: Sequence[Instance], arch: str, major: int) -> list[Built]:
-    if major not in _nvrtc.majors():
+    if major not in nvrtc.majors():
         pytest.skip(f"NVRTC {major} is not installed")
-    if arch not in _nvrtc.supported_archs(major):
+    if arch not in nvrtc.supported_archs(major):
         pytest.skip(f"NVRTC {major} does not know sm_{arch}")
     built = []
     for instance, kernel in compile_instances(instances, arch, major):
@@ -92,9 +92,9 @@ def named(op: RowOp) -> str:
 
 
 def newest_major() -> int:
-    if not _nvrtc.majors():
+    if not nvrtc.majors():
         pytest.skip("NVRTC is not installed")
-    return _nvrtc.majors()[0]
+    return nvrtc.majors()[0]
 
 
 def elements(instance: Instance) -> int:
@@ -163,10 +163,10 @@ def test_16_bit_rows_leave_the_copy_rate_in_reach(op: RowOp, lent: bool, most: i
     assert max(per_element.values()) <= most, per_element
 
 
-@pytest.mark.parametrize("major", _nvrtc.MAJORS)
+@pytest.mark.parametrize("major", nvrtc.MAJORS)
 def test_where_registers_are_fewest_no_nvrtc_spills(major: int) -> None:
     # what one version of the compiler just finds a register for, another does not
-    if major not in _nvrtc.majors():
+    if major not in nvrtc.majors():
         pytest.skip(f"NVRTC {major} is not installed")
     crowded = crowded_instances("90")
     assert {each.plan.block * each.plan.least_blocks for each in crowded} == {1024}

@@ -10,80 +10,42 @@ import pytest
 import cupynorm
 
 PACKAGE = Path(cupynorm.__file__).parent
-MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
+MODULES = sorted(
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    for path in PACKAGE.rglob("*.py")
+    if path.name != "__init__.py" or path.parent == PACKAGE
+)
 
-# A module imports from layers above its own in this table, or from its own layer what stands before it there.
-LAYERS = [
-    [
-        "_install",
-        "_json",
-        "_values",
-        "_options",
-        "_dtypes",
-        "_limits",
-        "_tables",
-        "_plan",
-        "_philox",
-        "_special",
-        "reference",
-    ],
-    [
-        "_ask",
-        "_cache",
-        "_cubins",
-        "_device",
-        "_subclasses",
-        "_uploads",
-        "_compile",
-        "_nvrtc",
-        "_blas",
-        "_blaslt",
-    ],
-    ["_expression", "functions"],
-    ["functors", "_arguments", "_quantize", "_mask", "_extras", "_remembered", "_tuned"],
-    ["_row", "_around"],
-    [
-        "_elementwise",
-        "norm",
-        "softmax",
-        "add_norm",
-        "elementwise",
-        "_heads",
-        "heads",
-        "_attention",
-        "_few",
-        "_encoder_host",
-        "_encoder_device",
-    ],
-    ["_fuse", "fusion"],
-    ["__init__"],
-    [
-        "catalog",
-        "forms",
-        "explain",
-        "testing",
-        "environment",
-        "files",
-        "results",
-        "plots",
-        "saved",
-        "peers",
-        "bench",
-        "tune",
-        "encoder",
-        "embedding",
-    ],
-    ["cli"],
-    ["__main__"],
+# What a package, or a module that is in none, may import: itself, and what stands before it.
+ORDER = [
+    "_install",
+    "_options",
+    "_values",
+    "_dtypes",
+    "plan",
+    "host",
+    "runtime",
+    "lower",
+    "call",
+    "invoke",
+    "functions",
+    "ops",
+    "__init__",
+    "catalog",
+    "bert",
+    "tools",
+    "encoder",
+    "embedding",
+    "cli",
+    "__main__",
 ]
-ORDER = [module for layer in LAYERS for module in layer]
 
 # The only module that imports each of these, at whatever depth; the standard library and NumPy are free.
 DOORS = {
     "click": ["cli"],
-    "cuda": ["_nvrtc", "environment"],
-    "cupy": ["_device"],
-    "cupy_backends": ["_device"],
+    "cuda": ["runtime.nvrtc", "tools.environment"],
+    "cupy": ["runtime.devices"],
+    "cupy_backends": ["runtime.devices"],
     "ml_dtypes": ["_dtypes"],
     "safetensors": ["encoder"],
     "tokenizers": ["embedding"],
@@ -91,31 +53,51 @@ DOORS = {
 
 
 def imported(module: str) -> set[str]:
-    """Return what a module imports anywhere in its text: the package's modules by their stems, others by their top names."""
+    """Return what a module imports anywhere in its text: the package's modules by their paths, others by their top names."""
     found = set()
-    for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text("utf-8"))):
+    path = PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}.py: a relative import"
+            assert node.level == 0, f"{path}: a relative import"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         for name in names:
             top, _, rest = name.partition(".")
-            stem = rest.partition(".")[0]
-            found.add(top if top != "cupynorm" else stem if stem in MODULES else "__init__")
+            found.add(top if top != "cupynorm" else module_of(rest))
     return found
 
 
-def test_every_module_has_its_place() -> None:
-    assert sorted(ORDER) == MODULES
+def module_of(name: str) -> str:
+    """Return the module that an imported name is, or is in."""
+    while name and name not in MODULES:
+        name = name.rpartition(".")[0]
+    return name or "__init__"
+
+
+def place(module: str) -> int:
+    """Return where a module's package stands in the order."""
+    return ORDER.index(module.partition(".")[0])
+
+
+def test_every_package_has_its_place() -> None:
+    assert sorted(ORDER) == sorted({module.partition(".")[0] for module in MODULES})
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_go_downwards(module: str) -> None:
-    own = imported(module) & set(ORDER)
+    own = imported(module) & set(MODULES)
 
-    assert own <= set(ORDER[: ORDER.index(module)])
+    assert all(place(each) <= place(module) for each in own), own
+
+
+def test_modules_of_a_package_do_not_import_in_circles() -> None:
+    found = {module: imported(module) & set(MODULES) for module in MODULES}
+    while found:
+        free = {module for module, needs in found.items() if not needs - {module}}
+        assert free, f"in a circle: {sorted(found)}"
+        found = {module: needs - free for module, needs in found.items() if module not in free}
 
 
 @pytest.mark.parametrize("package", DOORS)

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import log_softmax, reference, softmax
+from cupynorm import log_softmax, softmax
 from cupynorm._dtypes import DTYPES
-from cupynorm._mask import Asked, Mask, MaskOptions, mask_of
-from cupynorm.testing import assert_close
+from cupynorm.call.masks import Asked, Mask, MaskOptions, mask_of
+from cupynorm.host import reference
+from cupynorm.tools.testing import assert_close
 from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture
@@ -631,9 +632,9 @@ def test_a_keyword_that_does_not_exist_is_named(function: Any) -> None:
 
 
 def test_no_keyword_is_the_remembered_road(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cupynorm import _around
+    from cupynorm.invoke import fused_calls
 
-    monkeypatch.setattr(_around, "run_fused", lambda *_: pytest.fail("the long road"))
+    monkeypatch.setattr(fused_calls, "run_fused", lambda *_: pytest.fail("the long road"))
 
     assert cupynorm.softmax(X).sum() == pytest.approx(6)
     assert cupynorm.softmax(X, where=None, causal=False, quantize=None).sum() == pytest.approx(6)

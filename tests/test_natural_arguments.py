@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _device, _row, _uploads
+from cupynorm.call import uploads
+from cupynorm.invoke import row_ops
+from cupynorm.runtime import devices
 from tests import simulator
 from tests.simulator import simulated
 
@@ -106,7 +108,7 @@ def test_a_number_as_gamma_launches_a_known_call_again(
 ) -> None:
     x = simulator.cupy.asarray(X)
     cupynorm.layer_norm(x, 0.5, 0.25)
-    monkeypatch.setattr(_row, "_launch", None)  # a first call would need it
+    monkeypatch.setattr(row_ops, "_launch", None)  # a first call would need it
 
     y = cupynorm.layer_norm(x, 0.5, 0.25)
 
@@ -119,7 +121,7 @@ def test_a_number_of_a_device_call_is_uploaded_once_for_all_threads(simulated: A
 
     def call() -> None:
         cupynorm.rms_norm(x, 0.37)
-        made.append(_uploads.filled(0.37, (COLS,), np.dtype(np.float32), 0))
+        made.append(uploads.filled(0.37, (COLS,), np.dtype(np.float32), 0))
 
     threads = [threading.Thread(target=call) for _ in range(3)]
     for each in threads:
@@ -148,7 +150,7 @@ def test_numbers_that_are_exact_in_xs_dtype_have_it_and_others_the_dtype_of_arit
 def test_beyond_what_is_kept_numbers_are_uploaded_for_each_call(
     simulated: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_uploads, "MOST_BYTES", 0)
+    monkeypatch.setattr(uploads, "MOST_BYTES", 0)
     x = simulator.cupy.asarray(X)
 
     for _ in range(2):
@@ -240,24 +242,24 @@ def test_a_signal_handler_may_make_the_call_whose_upload_it_interrupts(
     simulated: Any, monkeypatch: Any
 ) -> None:
     """It runs in the same thread, which holds the lock of what is kept; and both calls have to have the same array."""
-    monkeypatch.setattr(_uploads, "_kept", {})
-    monkeypatch.setattr(_uploads, "_kept_bytes", 0)
+    monkeypatch.setattr(uploads, "_kept", {})
+    monkeypatch.setattr(uploads, "_kept_bytes", 0)
     x = simulated.cupy.asarray(X)
-    empty, arrays = _device.empty, []
+    empty, arrays = devices.empty, []
 
     def interrupted(*given: Any) -> Any:
-        monkeypatch.setattr(_device, "empty", empty)
-        arrays.append(_uploads.filled(2.5, (COLS,), X.dtype, 0))
+        monkeypatch.setattr(devices, "empty", empty)
+        arrays.append(uploads.filled(2.5, (COLS,), X.dtype, 0))
         return empty(*given)
 
-    monkeypatch.setattr(_device, "empty", interrupted)
+    monkeypatch.setattr(devices, "empty", interrupted)
     thread = threading.Thread(
-        target=lambda: arrays.append(_uploads.filled(2.5, (COLS,), X.dtype, 0)), daemon=True
+        target=lambda: arrays.append(uploads.filled(2.5, (COLS,), X.dtype, 0)), daemon=True
     )
     thread.start()
     thread.join(20)
 
     assert not thread.is_alive()
     assert arrays[0] is arrays[1]
-    assert _uploads._kept_bytes == arrays[0].nbytes
+    assert uploads._kept_bytes == arrays[0].nbytes
     same(cupynorm.rms_norm(x, 2.5), cupynorm.rms_norm(x, simulated.cupy.asarray(np.full(COLS, 2.5, "f4"))))

@@ -9,9 +9,9 @@ from collections import Counter
 
 import pytest
 
-from cupynorm import _nvrtc
-from cupynorm._plan import LENT
-from cupynorm.norm import LAYER_NORM
+from cupynorm.ops.norm import LAYER_NORM
+from cupynorm.plan.planner import LENT
+from cupynorm.runtime import nvrtc
 from tests.build_gate import (
     Code,
     disassemble,
@@ -24,7 +24,7 @@ from tests.build_gate import (
     width_of,
 )
 
-pytestmark = pytest.mark.skipif(_nvrtc.available() is None, reason="NVRTC is not installed")
+pytestmark = pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
 needs_nvdisasm = pytest.mark.skipif(
     nvdisasm() is None, reason="nvdisasm is not installed (pip install nvidia-cuda-nvdisasm)"
 )
@@ -57,16 +57,16 @@ __global__ void indexed(float* x, int n) {
 
 
 def test_version_and_architectures_are_numbers_of_the_installed_majors() -> None:
-    major, minor = _nvrtc.available() or (0, 0)
+    major, minor = nvrtc.available() or (0, 0)
 
-    assert major == _nvrtc.majors()[0]
+    assert major == nvrtc.majors()[0]
     assert minor >= 0
-    assert {"75", "90"} <= set(_nvrtc.supported_archs())
-    assert all(each.isdigit() for each in _nvrtc.supported_archs(major))
+    assert {"75", "90"} <= set(nvrtc.supported_archs())
+    assert all(each.isdigit() for each in nvrtc.supported_archs(major))
 
 
 def test_a_cubin_is_a_whole_elf_file() -> None:
-    image = _nvrtc.compile(COPY, "copy<float>").image
+    image = nvrtc.compile(COPY, "copy<float>").image
 
     assert image[:4] == b"\x7fELF"
     header_offset = int.from_bytes(
@@ -85,7 +85,7 @@ def test_each_kernel_of_a_module_has_its_own_report() -> None:
         + "__global__ void shares(float* x) { __shared__ float s[96]; s[threadIdx.x] = *x; __syncthreads(); *x = s[0]; }"
     )
 
-    copied, shares, doubles = _nvrtc.compile_all(text, ["copy<float>", "shares", "copy<double>"], arch="80")
+    copied, shares, doubles = nvrtc.compile_all(text, ["copy<float>", "shares", "copy<double>"], arch="80")
 
     assert (copied.lowered_name, shares.lowered_name) == ("_Z4copyIfEvPKT_PS0_", "_Z6sharesPf")
     assert (copied.shared_bytes, shares.shared_bytes) == (0, 384)
@@ -95,9 +95,9 @@ def test_each_kernel_of_a_module_has_its_own_report() -> None:
 
 
 def test_a_kernel_is_a_value() -> None:
-    kernel = _nvrtc.compile(COPY, "copy<float>")
+    kernel = nvrtc.compile(COPY, "copy<float>")
 
-    assert kernel == _nvrtc.compile(COPY, "copy<float>")
+    assert kernel == nvrtc.compile(COPY, "copy<float>")
     assert len(repr(kernel)) < 300
     with pytest.raises(dataclasses.FrozenInstanceError):
         kernel.registers = 1  # type: ignore[misc]
@@ -107,50 +107,48 @@ def test_an_error_names_file_and_line(tmp_path) -> None:  # type: ignore[no-unty
     (tmp_path / "broken.cuh").write_text("\n\ninline int broken() { return nothing; }\n")
 
     with pytest.raises(
-        _nvrtc.CompileError, match=r'broken\.cuh\(3\): error: identifier "nothing" is undefined'
+        nvrtc.CompileError, match=r'broken\.cuh\(3\): error: identifier "nothing" is undefined'
     ):
-        _nvrtc.compile("#include <broken.cuh>\n" + COPY, "copy<float>", [f"-I{tmp_path}"])
+        nvrtc.compile("#include <broken.cuh>\n" + COPY, "copy<float>", [f"-I{tmp_path}"])
 
 
 def test_an_error_in_the_text_itself_has_its_line() -> None:
     text = COPY + 'static_assert(sizeof(int) == 3, "host and device layouts differ");\n'
 
-    with pytest.raises(_nvrtc.CompileError, match=r"\(4\): error: .*host and device layouts differ"):
-        _nvrtc.compile(text, "copy<float>")
+    with pytest.raises(nvrtc.CompileError, match=r"\(4\): error: .*host and device layouts differ"):
+        nvrtc.compile(text, "copy<float>")
 
 
 def test_an_unknown_name_or_architecture_is_an_error_with_the_log() -> None:
-    with pytest.raises(_nvrtc.CompileError, match='identifier "cope" is undefined'):
-        _nvrtc.compile(COPY, "cope<float>")
-    with pytest.raises(_nvrtc.CompileError, match="gpu-architecture"):
-        _nvrtc.compile(COPY, "copy<float>", arch="30")
+    with pytest.raises(nvrtc.CompileError, match='identifier "cope" is undefined'):
+        nvrtc.compile(COPY, "cope<float>")
+    with pytest.raises(nvrtc.CompileError, match="gpu-architecture"):
+        nvrtc.compile(COPY, "copy<float>", arch="30")
 
 
 def test_a_major_that_is_not_there_says_what_to_install() -> None:
-    with pytest.raises(
-        _nvrtc.CompileError, match=r"NVRTC 11 is not installed: pip install nvidia-cuda-nvrtc"
-    ):
-        _nvrtc.compile(COPY, "copy<float>", major=11)
-    assert _nvrtc.available(11) is None
+    with pytest.raises(nvrtc.CompileError, match=r"NVRTC 11 is not installed: pip install nvidia-cuda-nvrtc"):
+        nvrtc.compile(COPY, "copy<float>", major=11)
+    assert nvrtc.available(11) is None
 
 
 def test_without_any_library_there_is_no_version(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(_nvrtc, "_library", lambda _: None)
+    monkeypatch.setattr(nvrtc, "_library", lambda _: None)
 
-    assert _nvrtc.available() is None
-    assert _nvrtc.majors() == ()
-    with pytest.raises(_nvrtc.CompileError, match="is not installed"):
-        _nvrtc.compile(COPY, "copy<float>")
+    assert nvrtc.available() is None
+    assert nvrtc.majors() == ()
+    with pytest.raises(nvrtc.CompileError, match="is not installed"):
+        nvrtc.compile(COPY, "copy<float>")
 
 
 def test_both_majors_can_be_used_in_one_process() -> None:
-    if len(_nvrtc.majors()) < 2:
+    if len(nvrtc.majors()) < 2:
         pytest.skip("only one major of NVRTC is installed")
 
-    names = {_nvrtc.compile(COPY, "copy<float>", arch="80", major=major).lowered_name for major in (12, 13)}
+    names = {nvrtc.compile(COPY, "copy<float>", arch="80", major=major).lowered_name for major in (12, 13)}
 
     assert names == {"_Z4copyIfEvPKT_PS0_"}
-    assert _nvrtc.compile(COPY, "copy<float>", arch="70").registers > 0  # only the older one knows it
+    assert nvrtc.compile(COPY, "copy<float>", arch="70").registers > 0  # only the older one knows it
 
 
 def test_functions_that_are_called_count_with_their_kernel() -> None:
@@ -167,31 +165,29 @@ ptxas info    : Function properties for g
 ptxas info    : Used 10 registers
 """
 
-    assert _nvrtc._resources(log) == {"f": (32, 48, 4, 12, 256), "g": (10, 0, 0, 0, 0)}
+    assert nvrtc._resources(log) == {"f": (32, 48, 4, 12, 256), "g": (10, 0, 0, 0, 0)}
 
 
 def test_a_report_that_is_not_understood_is_no_clean_bill() -> None:
     with pytest.raises(RuntimeError, match="report on f is not understood"):
-        _nvrtc._resources(
-            "ptxas info : Compiling entry function 'f' for 'sm_999'\nptxas info : all is well\n"
-        )
+        nvrtc._resources("ptxas info : Compiling entry function 'f' for 'sm_999'\nptxas info : all is well\n")
 
 
 @pytest.mark.parametrize("arch", ["75", "80", "90", "120"])
 def test_a_planted_spill_is_seen(arch: str) -> None:
-    kernel = _nvrtc.compile(SPILLING, "spilling", arch=arch)
+    kernel = nvrtc.compile(SPILLING, "spilling", arch=arch)
 
     assert kernel.spill_store_bytes > 0
     assert any("spill stores" in each for each in spills(kernel))
 
 
 def test_a_planted_stack_frame_is_seen() -> None:
-    assert spills(_nvrtc.compile(INDEXED, "indexed")) == ["256 bytes of a stack frame"]
+    assert spills(nvrtc.compile(INDEXED, "indexed")) == ["256 bytes of a stack frame"]
 
 
 @needs_nvdisasm
 def test_local_memory_is_seen_in_the_code() -> None:
-    kernel = _nvrtc.compile(SPILLING, "spilling")
+    kernel = nvrtc.compile(SPILLING, "spilling")
 
     accesses = disassemble(kernel.image)["_Z8spillingPfi"].accesses
 
@@ -204,7 +200,7 @@ def test_local_memory_is_seen_in_the_code() -> None:
 )
 @pytest.mark.parametrize("arch", ["75", "90", "120"])
 def test_the_width_of_an_access_is_read_from_the_code(cpp: str, width: int, arch: str) -> None:
-    kernel = _nvrtc.compile(COPY, f"copy<{cpp}>", arch=arch)
+    kernel = nvrtc.compile(COPY, f"copy<{cpp}>", arch=arch)
 
     accesses = disassemble(kernel.image)[kernel.lowered_name].accesses
 
@@ -215,7 +211,7 @@ def test_the_width_of_an_access_is_read_from_the_code(cpp: str, width: int, arch
     ("cpp", "width"), [("short", 2), ("float", 4), ("uint2", 8), ("uint4", 16), ("double", 8)]
 )
 def test_the_width_of_an_access_is_read_from_ptx(cpp: str, width: int) -> None:
-    kernel = _nvrtc.compile(COPY, f"copy<{cpp}>", arch="75")
+    kernel = nvrtc.compile(COPY, f"copy<{cpp}>", arch="75")
 
     accesses = read_ptx(kernel.ptx)[kernel.lowered_name].accesses
 
@@ -276,7 +272,7 @@ def test_width_of_an_opcode(opcode: str, width: int) -> None:
     ],
 )
 def test_the_name_of_a_library_has_its_major(name: str, major: int, fits: bool) -> None:
-    assert _nvrtc._is_of_major(name, major) is fits
+    assert nvrtc._is_of_major(name, major) is fits
 
 
 def test_what_pathfinder_finds_is_tried_first_and_only_for_its_major(monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -288,19 +284,19 @@ def test_what_pathfinder_finds_is_tried_first_and_only_for_its_major(monkeypatch
     monkeypatch.setitem(sys.modules, "cuda", types.ModuleType("cuda"))
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", pathfinder)
 
-    assert next(_nvrtc._candidates(12)) == "/somewhere/libnvrtc.so.12"
-    assert "/somewhere/libnvrtc.so.12" not in list(_nvrtc._candidates(13))
-    assert "libnvrtc.so.12" in list(_nvrtc._candidates(12))  # and then as without it
+    assert next(nvrtc._candidates(12)) == "/somewhere/libnvrtc.so.12"
+    assert "/somewhere/libnvrtc.so.12" not in list(nvrtc._candidates(13))
+    assert "libnvrtc.so.12" in list(nvrtc._candidates(12))  # and then as without it
 
 
 def test_without_pathfinder_or_where_it_finds_nothing_the_search_goes_on(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
-    without = list(_nvrtc._candidates(12))
+    without = list(nvrtc._candidates(12))
     pathfinder = types.ModuleType("cuda.pathfinder")
     monkeypatch.setitem(sys.modules, "cuda", types.ModuleType("cuda"))
     monkeypatch.setitem(
         sys.modules, "cuda.pathfinder", pathfinder
     )  # without the function, or with one that raises
 
-    assert list(_nvrtc._candidates(12)) == without
+    assert list(nvrtc._candidates(12)) == without
     assert "libnvrtc.so.12" in without

@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 import cupynorm
-from cupynorm import _compile, _install, catalog
+from cupynorm import _install
+from cupynorm.catalog import op_table
+from cupynorm.runtime import compiler
 
 CHECKOUT = Path(__file__).parents[1]
 EXTRAS = ["cuda12", "cuda13"]
@@ -51,8 +53,8 @@ def name_of(requirement: str) -> str:
 
 
 def test_catalog_names_sources_that_are_there() -> None:
-    for op in catalog.OPS:
-        assert (_compile.kernels_dir() / op.source).is_file()
+    for op in op_table.OPS:
+        assert (compiler.kernels_dir() / op.source).is_file()
 
 
 def test_wheel_holds_the_package_its_kernels_and_the_licence_only(wheel: Path) -> None:
@@ -83,8 +85,8 @@ def test_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None
         archive.extractall(tmp_path)  # noqa: S202  a zip file that was just built
     code = """if True:
         import numpy, cupynorm
-        from cupynorm import _compile
-        print(_compile.kernels_dir(), _compile.digest(), cupynorm.softmax(numpy.zeros((1, 2)))[0, 0])
+        from cupynorm.runtime import compiler
+        print(compiler.kernels_dir(), compiler.digest(), cupynorm.softmax(numpy.zeros((1, 2)))[0, 0])
     """
 
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -97,7 +99,7 @@ def test_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None
         check=True,
     )
 
-    assert done.stdout.split() == [str(tmp_path / "cupynorm" / "kernels"), _compile.digest(), "0.5"]
+    assert done.stdout.split() == [str(tmp_path / "cupynorm" / "kernels"), compiler.digest(), "0.5"]
 
 
 def test_plain_install_needs_numpy_and_click_only(metadata: dict[str, list[str]]) -> None:
@@ -180,4 +182,4 @@ def test_editable_install_reads_the_checkout() -> None:
         pytest.skip("cupynorm is not installed: the bare checkout is what is tested")
 
     assert not any(str(path).endswith((".cu", ".cuh")) for path in files)
-    assert _compile.kernels_dir() == CHECKOUT / "kernels"
+    assert compiler.kernels_dir() == CHECKOUT / "kernels"

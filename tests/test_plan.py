@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cupynorm._limits import RECORDED, active_blocks
-from cupynorm._plan import VARIANTS, DoesNotFitError, Plan, Problem, choose
+from cupynorm.plan.limits import RECORDED, active_blocks
+from cupynorm.plan.planner import VARIANTS, DoesNotFitError, Plan, Problem, choose
 
 H200 = RECORDED["h200"]
 

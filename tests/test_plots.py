@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from cupynorm import forms, plots, saved
-from cupynorm.results import Measured, Point, Timing
+from cupynorm.catalog import forms
+from cupynorm.tools import plots, saved
+from cupynorm.tools.results import Measured, Point, Timing
 
 H200 = Path(__file__).parents[1] / "benchmarks" / "h200"
 ABOUT = {"date": "2026-01-02T03:04:05+00:00", "device": {"name": "a device"}}

@@ -7,17 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import (
-    Quantize,
-    add_layer_norm,
-    add_rms_norm,
-    layer_norm,
-    log_softmax,
-    reference,
-    rms_norm,
-    softmax,
-)
+from cupynorm import Quantize, add_layer_norm, add_rms_norm, layer_norm, log_softmax, rms_norm, softmax
 from cupynorm._dtypes import DTYPES, QUANTIZED, quantized_dtype
+from cupynorm.host import reference
 from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from cupynorm import catalog
-from cupynorm._plan import VARIANTS
+from cupynorm.catalog import op_table
 from cupynorm.cli import cli
+from cupynorm.plan.planner import VARIANTS
 
 README = Path(__file__).parents[1] / "README.md"
 TEXT = README.read_text("utf-8")
@@ -125,7 +125,7 @@ def test_every_other_command_is_a_script_of_ours() -> None:
 
 
 def test_every_op_has_an_example_for_each_kind_of_array() -> None:
-    for op in catalog.OPS:
+    for op in op_table.OPS:
         using = [block for block in PYTHON if f"import {op.name}\n" in block.text]
         assert any(block in ON_DEVICE for block in using), op.name
         assert any(block not in ON_DEVICE for block in using), op.name

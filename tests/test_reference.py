@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import layer_norm, log_softmax, reference, rms_norm, softmax
+from cupynorm import layer_norm, log_softmax, rms_norm, softmax
 from cupynorm._dtypes import DTYPES, dtype_of
-from cupynorm.catalog import OPS, Op
-from cupynorm.testing import TOLERANCES, assert_close, inputs
+from cupynorm.catalog.op_table import OPS, Op
+from cupynorm.host import reference
+from cupynorm.tools.testing import TOLERANCES, assert_close, inputs
 from tests.shapes import COLUMNS, ROWS
 
 every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)

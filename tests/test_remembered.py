@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _remembered, _row
+from cupynorm.invoke import bound_calls, row_ops
 from tests import simulator
 from tests.simulator import simulated
 
@@ -28,7 +28,7 @@ class Roads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.checked = self.alike = 0
-        check, with_columns = _row.check, _remembered.Remembered.with_columns
+        check, with_columns = row_ops.check, bound_calls.Remembered.with_columns
 
         def counted_check(x: Any, **named: Any) -> Any:
             self.checked += isinstance(x, simulator.cupy.ndarray)  # not for the reference
@@ -38,8 +38,8 @@ class Roads:
             self.alike += 1
             return with_columns(*given)
 
-        monkeypatch.setattr(_row, "check", counted_check)
-        monkeypatch.setattr(_remembered.Remembered, "with_columns", counted_columns)
+        monkeypatch.setattr(row_ops, "check", counted_check)
+        monkeypatch.setattr(bound_calls.Remembered, "with_columns", counted_columns)
 
     def taken(self) -> tuple[int, int]:
         """Return both counts since the last time."""
@@ -84,7 +84,7 @@ def test_the_second_call_is_not_checked_and_has_the_firsts_bits(roads: Roads, na
     outs = [cupy.empty((ROWS, COLS), np.float32) if given else None for _ in range(4)]
     fresh = []
     for x, out in zip(data, outs[:2], strict=True):
-        _row.forget()
+        row_ops.forget()
         fresh.append(bits(CALLS[name](cupy.asarray(x), g, b, out)))
     roads.taken()
 
@@ -377,7 +377,7 @@ def test_x_itself_may_be_out_before_and_after_another(roads: Roads) -> None:
     cupy = simulator.cupy
     other = cupy.empty((ROWS, COLS), np.float32)
     for order in ([True, False], [False, True]):
-        _row.forget()
+        row_ops.forget()
         for in_place in order * 2:
             x = cupy.asarray(host())
             y = cupynorm.softmax(x, out=x if in_place else other)
@@ -471,12 +471,12 @@ def test_threads_do_not_share_parameters(roads: Roads) -> None:
 
 
 def test_a_bounded_number_of_calls_is_remembered(roads: Roads, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_remembered, "MOST", 3)
+    monkeypatch.setattr(bound_calls, "MOST", 3)
     cupy = simulator.cupy
-    calls = _row._thread.calls
+    calls = row_ops._thread.calls
     for rows in range(1, 8):
         cupynorm.softmax(cupy.asarray(host(rows, COLS)))
-        assert max(len(calls.same), len(calls.alike), len(_row._launches)) <= 3
+        assert max(len(calls.same), len(calls.alike), len(row_ops._launches)) <= 3
     roads.taken()
 
     cupynorm.softmax(cupy.asarray(host(7, COLS)))
@@ -488,7 +488,7 @@ def test_a_bounded_number_of_calls_is_remembered(roads: Roads, monkeypatch: pyte
 def test_forget_forgets_calls(roads: Roads) -> None:
     x = simulator.cupy.asarray(host())
     cupynorm.softmax(x)
-    _row.forget()
+    row_ops.forget()
     roads.taken()
 
     cupynorm.softmax(x)
@@ -507,11 +507,11 @@ def test_forget_forgets_calls_of_every_kind(roads: Roads) -> None:
         call(x)
 
     def known() -> list[bool]:
-        calls = _row.calls_of_thread()
+        calls = row_ops.calls_of_thread()
         return [bool(each) for each in (calls.same, calls.alike, calls.fused, calls.each, calls.heads)]
 
     assert known() == [True] * 5
-    _row.forget()
+    row_ops.forget()
     assert known() == [False] * 5
 
 
@@ -537,7 +537,7 @@ def test_the_launch_of_a_call_gets_the_pointers(roads: Roads) -> None:
     cupy = simulator.cupy
     x = cupy.asarray(host())
     cupynorm.softmax(x)
-    known = _row._thread.calls.same
+    known = row_ops._thread.calls.same
     seen: list[tuple[int, int]] = []
     for key, call in known.items():
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _encoder_device
 from cupynorm._dtypes import dtype_of
-from cupynorm._encoder_device import Bucket, Numbers, Runner
+from cupynorm.bert import device_steps
+from cupynorm.bert.device_steps import Bucket, Numbers, Runner
 from tests.interrupted import host, interrupted
 from tests.simulator import simulated
 from tests.simulator.machine import Order, machine
@@ -27,7 +27,7 @@ __all__ = ["simulated"]  # a fixture
 
 HIDDEN = 32
 SMALL, LARGE = Bucket(1, 8, 8, whole=True), Bucket(4, 8, 32, whole=True)
-MODULE = _encoder_device.__file__
+MODULE = device_steps.__file__
 
 
 class BoomError(Exception):
@@ -61,12 +61,12 @@ class Calls:
         y = self.xp.empty(x.shape, np.float32)
 
         def put_in(to: Any) -> None:
-            self.given = _encoder_device.copied(x, to, None)
+            self.given = device_steps.copied(x, to, None)
             self._at("put in")
 
         def take_out(made: Any) -> Any:
             self._at("take out")
-            return _encoder_device.copied(made, y, None)
+            return device_steps.copied(made, y, None)
 
         self.computed = 0
         numbers = Numbers.of(bucket)

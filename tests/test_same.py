@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cupynorm import _nvrtc
+from cupynorm.runtime import nvrtc
 from scripts import same, same_answers
 from tests import same_adapter
 
@@ -21,7 +21,7 @@ KERNELS = ("--kernels", "--part=sweep", "--only=sweep: rms_norm float16 49152 x 
 PLANS = ("--plans", "--only=^rms_norm float(16|32) 8192 x (512|1024) ")
 CALLS = 2 * 3  # for each width in halves, also with parameters in float, and in floats
 
-needs_compiler = pytest.mark.skipif(_nvrtc.available() is None, reason="NVRTC is not installed")
+needs_compiler = pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def choose(problem, limits, occupancy, wanted=None):
 
 
 def test_another_plan_is_seen_and_allowed_only_when_asked_for(copy, compare):
-    with (copy / "cupynorm" / "_plan.py").open("a") as file:
+    with (copy / "cupynorm" / "plan/planner.py").open("a") as file:
         file.write(PLANTED)
 
     status, told = compare(*PLANS)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _device, _row
-from cupynorm._limits import RECORDED
-from cupynorm._plan import Plan, Problem, choose
+from cupynorm.invoke import row_ops
+from cupynorm.plan.limits import RECORDED
+from cupynorm.plan.planner import Plan, Problem, choose
+from cupynorm.runtime import devices
 from tests import simulator
 from tests.simulator import simulated
 from tests.simulator.machine import machine
@@ -36,7 +37,7 @@ def normed(x: Any, **given: Any) -> Any:
 
 
 def planned() -> list[Plan]:
-    return [found.plan for found in _row._launches.values()]
+    return [found.plan for found in row_ops._launches.values()]
 
 
 def refuse_clusters(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +64,7 @@ def test_rows_that_blocks_share_are_computed_without_waiting(
     x = simulated.cupy.asarray(rows(shape))
     usual = normed(x)
     assert [plan.cooperative for plan in planned()] == [True]
-    _row.forget()
+    row_ops.forget()
     machine.share_refusal = status
 
     with pytest.warns(UserWarning, match="at once .*green context or with MPS") as told:
@@ -130,9 +131,9 @@ def test_a_plan_that_was_asked_for_is_not_replaced(simulated: Any) -> None:
 def test_other_errors_of_a_launch_are_not_taken_for_a_refusal(
     simulated: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_device, "_launch_kernel_ex", lambda: lambda *_: 719)
+    monkeypatch.setattr(devices, "_launch_kernel_ex", lambda: lambda *_: 719)
 
-    with pytest.raises(_device.driver().CUDADriverError, match="719"):
+    with pytest.raises(devices.driver().CUDADriverError, match="719"):
         normed(simulated.cupy.asarray(rows(CLAIMS)))
 
 
@@ -169,7 +170,7 @@ def test_clusters_that_no_group_of_multiprocessors_holds_are_left_out(
     simulated = simulator.install(monkeypatch, "h200")
     x = simulated.cupy.asarray(rows(CLAIMS))
     usual = normed(x)
-    _row.forget()
+    row_ops.forget()
     machine.share_refusal = cooperation
     refuse_clusters(simulated, monkeypatch)
 
@@ -200,7 +201,7 @@ def test_clusters_of_fused_calls_are_left_out_as_well(
     usual = FUSED[name](x)
     assert [plan.cluster > 1 for plan in planned()] == [True]
     if not known:
-        _row.forget()
+        row_ops.forget()
     refuse_clusters(simulated, monkeypatch)
 
     with pytest.warns(UserWarning, match="blocks at once"):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cupynorm import _compile, _remembered, _row, _tuned
+from cupynorm.invoke import bound_calls, row_ops
+from cupynorm.runtime import compiler, tuned_plans
 from tests import simulator
 from tests.interrupted import COLS, ROADS, Call, host, interrupted
 from tests.simulator import simulated
@@ -75,19 +76,21 @@ def test_a_handler_that_raises_leaves_nothing_behind(calls: tuple[Call, Call]) -
 def test_a_handler_may_add_to_what_is_remembered_while_room_is_made_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_remembered, "MOST", 2)
+    monkeypatch.setattr(bound_calls, "MOST", 2)
     known: dict[Any, Any] = {}
 
     for key in range(5):
-        with interrupted(lambda: _remembered.add(known, object(), None)):
-            _remembered.add(known, key, "value")
+        with interrupted(lambda: bound_calls.add(known, object(), None)):
+            bound_calls.add(known, key, "value")
         assert known[key] == "value"
 
-    _remembered.add(known, "last", None)
+    bound_calls.add(known, "last", None)
     assert len(known) == 2
 
 
-@pytest.mark.parametrize("where", [_compile._kernels, _row, _tuned], ids=["_compile", "_row", "_tuned"])
+@pytest.mark.parametrize(
+    "where", [compiler._kernels, row_ops, tuned_plans], ids=["_compile", "_row", "_tuned"]
+)
 def test_no_lock_stops_its_own_thread(where: Any) -> None:
     with where._lock:
         assert where._lock.acquire(blocking=False)
@@ -99,38 +102,38 @@ def test_a_handler_may_call_the_op_whose_kernel_is_being_compiled(
 ) -> None:
     columns = simulated.cupy.asarray(host(COLS))
     mine, its = (Call(simulated.cupy, "softmax", seed, columns) for seed in (1, 3))
-    monkeypatch.setattr(_compile, "_kernels", _compile.Kernels())
-    _row.forget()
-    load, found = _compile._load, []
+    monkeypatch.setattr(compiler, "_kernels", compiler.Kernels())
+    row_ops.forget()
+    load, found = compiler._load, []
 
     def compile_interrupted(*given: Any, **more: Any) -> Any:
         assert all(
-            lock.acquire(blocking=False) for lock in _compile._kernels._loading.values()
+            lock.acquire(blocking=False) for lock in compiler._kernels._loading.values()
         )  # else it would wait for ever
         if not found:
             found.append(None)
             found[0] = its()
         return load(*given, **more)
 
-    monkeypatch.setattr(_compile, "_load", compile_interrupted)
+    monkeypatch.setattr(compiler, "_load", compile_interrupted)
 
     assert mine() == mine.expected
     assert found == [its.expected]
-    kernels = {each.pointer for each in _compile._kernels}
+    kernels = {each.pointer for each in compiler._kernels}
     assert {
-        launched.kernel.pointer for launched in _row._launches.values()
+        launched.kernel.pointer for launched in row_ops._launches.values()
     } == kernels  # the other one is gone
 
 
 def test_a_thread_that_an_interrupted_one_waits_for_compiles_its_kernel_itself(
     simulated: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_compile, "PATIENCE", 0.05)
+    monkeypatch.setattr(compiler, "PATIENCE", 0.05)
     columns = simulated.cupy.asarray(host(COLS))
     call = Call(simulated.cupy, "softmax", 1, columns)
-    locks = list(_compile._kernels._loading.values())
-    _compile._kernels._found.clear()
-    _row._launches.clear()
+    locks = list(compiler._kernels._loading.values())
+    compiler._kernels._found.clear()
+    row_ops._launches.clear()
     found: list[list[bytes]] = []
     thread = threading.Thread(target=lambda: found.append(call()))  # another thread remembers no call
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _compile, _device
+from cupynorm.runtime import compiler, devices
 from tests import simulator
 from tests.simulator import build, cupy, simulated  # noqa: F401  a fixture
 
@@ -774,7 +774,7 @@ def test_occupancy_is_that_of_the_chosen_device(monkeypatch):
     t4 = simulator.driver.occupancyMaxActiveBlocksPerMultiprocessor(kernel("").kernel.ptr, 256, 0)
 
     assert (h200, t4) == (4, 4)  # both by 64 registers a thread
-    assert _device.present_limits() == _device.RECORDED["t4"]
+    assert devices.present_limits() == devices.RECORDED["t4"]
 
 
 def test_several_devices_keep_their_arrays_and_kernels_apart(monkeypatch):
@@ -843,7 +843,7 @@ def test_device_arrays_are_not_host_arrays():
     host[0, 0] = 9
 
     assert not isinstance(host, cupy.ndarray)
-    assert _device.is_device_array(x)
+    assert devices.is_device_array(x)
     assert x.get()[0, 0] == 0
     assert type(cupy.asnumpy(x[:, ::2])) is np.ndarray
     assert isinstance(x[:, 1:], cupy.ndarray)
@@ -871,11 +871,11 @@ def test_the_product_runs_unchanged():
 
 
 def test_a_barrier_taken_out_of_the_shipped_kernels_is_found(tmp_path, monkeypatch):
-    for path in _compile.kernels_dir().rglob("*.cu*"):
-        copy = tmp_path / path.relative_to(_compile.kernels_dir())
+    for path in compiler.kernels_dir().rglob("*.cu*"):
+        copy = tmp_path / path.relative_to(compiler.kernels_dir())
         copy.parent.mkdir(exist_ok=True)
         copy.write_text(path.read_text().replace("__syncthreads();", ";"))
-    monkeypatch.setattr(_compile, "kernels_dir", lambda: tmp_path)
+    monkeypatch.setattr(compiler, "kernels_dir", lambda: tmp_path)
 
     with pytest.raises(RuntimeError, match="race"):
         cupynorm.softmax(cupy.asarray(np.ones((2, 8192), np.float32)), plan="shared")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _compile
-from cupynorm._plan import PLAIN, Plan
-from cupynorm.catalog import OPS
-from cupynorm.testing import assert_close, inputs
+from cupynorm.catalog.op_table import OPS
+from cupynorm.plan.planner import PLAIN, Plan
+from cupynorm.runtime import compiler
+from cupynorm.tools.testing import assert_close, inputs
 from tests import simulator
 from tests.simulator import simulated  # noqa: F401  a fixture
 
@@ -95,14 +95,14 @@ def test_a_message_that_nobody_sends_is_still_a_fault_of_the_kernel(
     monkeypatch: Any,
     tmp_path: Any,
 ) -> None:
-    folder = _compile.kernels_dir()
+    folder = compiler.kernels_dir()
     sent = "{ pair[0] = letter_of(a, b, false), pair[1] = letter_of(b, a, true); }"
     assert (folder / "cupynorm" / "ptx.cuh").read_text().count(sent) == 1
     for path in folder.rglob("*.cu*"):
         copy = tmp_path / path.relative_to(folder)
         copy.parent.mkdir(exist_ok=True)
         copy.write_text(path.read_text().replace(sent, "{}"))
-    monkeypatch.setattr(_compile, "kernels_dir", lambda: tmp_path)
+    monkeypatch.setattr(compiler, "kernels_dir", lambda: tmp_path)
 
     with pytest.raises(simulator.SimulatorError, match="deadlock: .* wait in await_letters"):
         cupynorm.softmax(simulator.cupy.asarray(np.ones((3, 4096), np.float32)), plan="split")

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import _compile, _device, testing
 from cupynorm._dtypes import DTYPES
-from cupynorm._plan import DoesNotFitError
-from cupynorm.catalog import OPS, Op
-from cupynorm.forms import FORMS
-from cupynorm.testing import (
+from cupynorm.catalog.forms import FORMS
+from cupynorm.catalog.op_table import OPS, Op
+from cupynorm.plan.planner import DoesNotFitError
+from cupynorm.runtime import compiler, devices
+from cupynorm.tools import testing
+from cupynorm.tools.testing import (
     TOLERANCES,
     Result,
     assert_close,
@@ -239,11 +240,11 @@ def test_the_self_test_leaves_out_a_variant_that_cannot_hold_the_row(monkeypatch
 
 def test_the_self_test_says_that_there_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing() -> None:
-        raise _device.NoDeviceError("no device")
+        raise devices.NoDeviceError("no device")
 
-    monkeypatch.setattr(_device, "cupy", nothing)
+    monkeypatch.setattr(devices, "cupy", nothing)
 
-    with pytest.raises(_device.NoDeviceError):
+    with pytest.raises(devices.NoDeviceError):
         next(iter(selftest()))
 
 
@@ -251,6 +252,8 @@ def test_the_self_test_of_a_device_tries_every_variant(monkeypatch: pytest.Monke
     from tests import simulator
 
     simulator.install(monkeypatch)
+    # the simulator runs a launch in several orders, and compares all memory: other threads must not write meanwhile
+    monkeypatch.setattr(testing, "_processors", lambda: 1)
     monkeypatch.setattr(testing, "QUICK", {3: "few", 2056: "more than a warp holds"})
     monkeypatch.setattr(testing._dtypes, "DTYPES", {"float16": None}, raising=False)
 
@@ -274,7 +277,7 @@ class FakeKernels:
         self.events: list[tuple[str, str]] = []
         self.at_once = self.most_at_once = 0
         self._lock, self._driver = threading.Lock(), simulator.driver
-        monkeypatch.setattr(_compile, "load_function", self._load)
+        monkeypatch.setattr(compiler, "load_function", self._load)
         for name in ("launchKernel", "launchCooperativeKernel"):
             monkeypatch.setattr(simulator.driver, name, lambda *_: self.events.append(("launch", "")))
 
@@ -298,7 +301,7 @@ def test_the_self_test_of_a_device_compiles_everything_first_and_once_and_at_the
 ) -> None:
     kernels = FakeKernels(monkeypatch)
     monkeypatch.setattr(testing, "_processors", lambda: 4)
-    monkeypatch.setattr(_compile, "keeps_on_disk", lambda: False)
+    monkeypatch.setattr(compiler, "keeps_on_disk", lambda: False)
     stages: list[tuple[str, int, int]] = []
 
     results = list(selftest(quick=quick, progress=lambda *stage: stages.append(stage)))
@@ -393,14 +396,14 @@ def test_an_interrupted_self_test_compiles_nothing_more(monkeypatch: pytest.Monk
 
 def test_a_kernel_that_does_not_compile_fails_its_own_checks_only(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeKernels(monkeypatch)
-    works = _compile.load_function
+    works = compiler.load_function
 
     def fails(code: str, expression: str, **more: Any) -> tuple[int, Any]:
         if "RmsNorm" in expression:
             raise RuntimeError("the compiler is broken")
         return works(code, expression, **more)
 
-    monkeypatch.setattr(_compile, "load_function", fails)
+    monkeypatch.setattr(compiler, "load_function", fails)
 
     results = list(selftest(quick=True))
 

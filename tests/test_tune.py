@@ -13,10 +13,14 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _compile, _device, _row, _tuned, bench, catalog, cli, peers, testing, tune
-from cupynorm._limits import RECORDED
-from cupynorm._plan import Plan, Problem, choose
-from cupynorm.results import Point, Timing
+from cupynorm import cli
+from cupynorm.catalog import op_table
+from cupynorm.invoke import row_ops
+from cupynorm.plan.limits import RECORDED
+from cupynorm.plan.planner import Plan, Problem, choose
+from cupynorm.runtime import compiler, devices, tuned_plans
+from cupynorm.tools import bench, peers, testing, tune
+from cupynorm.tools.results import Point, Timing
 from tests import command_runner
 from tests.simulator import simulated
 
@@ -51,7 +55,7 @@ def test_every_candidate_can_be_chosen(problem: Problem, device: str) -> None:
     assert len(found) == len(set(found))
     for plan in found:
         chosen = choose(problem, limits, lambda each: each.least_blocks, plan)
-        assert _tuned.portable(chosen) == plan
+        assert tuned_plans.portable(chosen) == plan
         if plan.group:
             assert plan.least_blocks * plan.block <= max(limits.threads_per_sm, plan.block)
             assert plan.least_blocks <= limits.blocks_per_sm
@@ -64,7 +68,7 @@ def test_what_the_table_takes_is_the_first_candidate(problem: Problem) -> None:
     first, *_ = tune.candidates(problem, limits, tune.MOST_CANDIDATES)
 
     table = choose(problem, limits, functools.partial(tune._guess, problem, limits))
-    assert first == _tuned.portable(table)
+    assert first == tuned_plans.portable(table)
 
 
 def test_candidates_differ_in_all_that_may_matter() -> None:
@@ -147,11 +151,11 @@ def timer(simulated, monkeypatch):
 
 def table_plan(point: Point = POINT) -> Plan:
     what = bench._spelled(point)
-    return _tuned.portable(_row._prepare(0, what, None, tuned=False).plan)
+    return tuned_plans.portable(row_ops._prepare(0, what, None, tuned=False).plan)
 
 
 def every_candidate() -> list[Plan]:
-    return tune.candidates(bench._spelled(POINT).problem, _device.present_limits(), tune.MOST_CANDIDATES)
+    return tune.candidates(bench._spelled(POINT).problem, devices.present_limits(), tune.MOST_CANDIDATES)
 
 
 def faster_than(before: Plan, seconds: float, variant: str = "block") -> Any:
@@ -165,11 +169,11 @@ def test_the_fastest_plan_is_kept_and_the_dispatcher_prefers_it(timer, simulated
     (result,) = tune.tune([POINT])
 
     assert result.changed
-    assert (_tuned.portable(result.before), result.after.variant) == (before, "block")
+    assert (tuned_plans.portable(result.before), result.after.variant) == (before, "block")
     assert (result.before_share, result.share) == pytest.approx((0.5, 1.0))
     host = np.random.default_rng(0).standard_normal((6, 40)).astype(np.float32)
     y = cupynorm.softmax(simulated.cupy.asarray(host))
-    assert [each.plan.variant for each in _row._launches.values()] == ["block"]
+    assert [each.plan.variant for each in row_ops._launches.values()] == ["block"]
     np.testing.assert_allclose(simulated.cupy.asnumpy(y), cupynorm.softmax(host), rtol=1e-6)
 
 
@@ -199,7 +203,7 @@ def test_a_plan_that_is_faster_by_noise_only_is_not_taken(timer, seconds, change
     (result,) = tune.tune([POINT])
 
     assert result.changed is changed
-    assert len(_tuned.read(tune.here())) == changed
+    assert len(tuned_plans.read(tune.here())) == changed
 
 
 def test_what_was_better_once_and_is_no_longer_is_taken_out(timer):
@@ -209,20 +213,20 @@ def test_what_was_better_once_and_is_no_longer_is_taken_out(timer):
 
     assert [each.changed for each in tune.tune([POINT])] == [False]
 
-    assert _tuned.read(tune.here()) == {}
+    assert tuned_plans.read(tune.here()) == {}
 
 
 def test_what_was_found_earlier_is_tried_again(timer):
     before = table_plan()
     odd = dataclasses.replace(before, block=1024, least_blocks=1)
-    what, limits = bench._spelled(POINT), _device.present_limits()
-    key = _tuned.key_of(what.kind, what.problem, limits)
-    _tuned.store(tune.here(), {key: _tuned.Entry(odd, 0.5, "2026-01-01")})
+    what, limits = bench._spelled(POINT), devices.present_limits()
+    key = tuned_plans.key_of(what.kind, what.problem, limits)
+    tuned_plans.store(tune.here(), {key: tuned_plans.Entry(odd, 0.5, "2026-01-01")})
     timer.seconds = lambda plan: FASTER if plan == odd else BEFORE
 
     (result,) = tune.tune([POINT])
 
-    assert _tuned.portable(result.after) == odd
+    assert tuned_plans.portable(result.after) == odd
 
 
 def test_a_plan_whose_result_is_off_does_not_win(timer, monkeypatch):
@@ -230,7 +234,7 @@ def test_a_plan_whose_result_is_off_does_not_win(timer, monkeypatch):
     original = testing.assert_close
 
     def off(y, expected):
-        if [each.plan.variant for each in _row._launches.values()][-1] == "block":
+        if [each.plan.variant for each in row_ops._launches.values()][-1] == "block":
             raise AssertionError("off")
         original(y, expected)
 
@@ -245,17 +249,17 @@ def test_a_plan_whose_result_is_off_does_not_win(timer, monkeypatch):
 def test_plans_that_spill_do_not_compile_or_do_not_run_are_refused(timer, monkeypatch):
     before = table_plan()
     timer.seconds = lambda plan: BEFORE if plan == before else FASTER
-    original = _compile.kernel
+    original = compiler.kernel
 
     def kernel(device, code, expression, limit, cluster):
         kept = "row_staged" in expression and "0, 1, 0, " not in expression  # shared and split
         if kept or "row_cached" in expression:
-            raise _device.CompileError("no")
+            raise devices.CompileError("no")
         found = original(device, code, expression, limit, cluster)
         return found._replace(local_bytes=8) if "row_registers" in expression else found
 
     timer.failing = {plan for plan in every_candidate() if plan.variant == "uncached"}
-    monkeypatch.setattr(_compile, "kernel", kernel)
+    monkeypatch.setattr(compiler, "kernel", kernel)
 
     (result,) = tune.tune([POINT])
 
@@ -308,7 +312,7 @@ def test_parameters_of_another_dtype_are_another_entry(timer):
     list(tune.tune([point], weights="float32"))
     list(tune.tune([point]))
 
-    keys = list(_tuned.read(tune.here()))
+    keys = list(tuned_plans.read(tune.here()))
     assert len(keys) == 2
     assert sum("Column<float" in key for key in keys) == 1
 
@@ -319,7 +323,7 @@ def test_points_are_combinations_or_the_default():
         Point("softmax", "float16", 3, 128),
     ]
     default = tune.points()
-    assert {each.op for each in default} == {op.name for op in catalog.OPS}
+    assert {each.op for each in default} == {op.name for op in op_table.OPS}
     assert {each.cols for each in default} == set(tune.COLS)
 
 
@@ -391,7 +395,7 @@ def test_an_interruption_keeps_what_was_found(timer, monkeypatch):
     assert result.exit_code == 130
     assert "left out: 1 points" in result.stdout
     assert "interrupted" in result.stderr
-    assert len(_tuned.read(tune.here())) == 1
+    assert len(tuned_plans.read(tune.here())) == 1
 
 
 def test_clear_removes_every_table_and_needs_no_device(timer, monkeypatch, tuned_cache):
@@ -399,13 +403,13 @@ def test_clear_removes_every_table_and_needs_no_device(timer, monkeypatch, tuned
     invoke(*ONE)
 
     def none(*_):
-        raise _device.NoDeviceError("there is none")
+        raise devices.NoDeviceError("there is none")
 
-    monkeypatch.setattr(_device, "present_limits", none)
+    monkeypatch.setattr(devices, "present_limits", none)
     result = invoke("--clear")
 
     assert result.exit_code == 0
-    assert result.stdout == f"removed 1 tables with 1 plans from {_tuned.folder()}\n"
+    assert result.stdout == f"removed 1 tables with 1 plans from {tuned_plans.folder()}\n"
     assert json.loads(invoke("--clear", "--json").stdout) == {"schema": 1, "removed": []}
     assert not list(tuned_cache.glob("tuned/*.json"))
 
@@ -418,7 +422,7 @@ def test_info_says_where_the_tables_are_and_how_much_they_hold(timer, monkeypatc
     told = json.loads(command_runner().invoke(cli.cli, ["info", "--json"]).stdout)["tuned"]
 
     assert f"{tune.here().file.name}  1 plans" in text
-    assert (told["folder"], told["used"]) == (str(_tuned.folder()), True)
+    assert (told["folder"], told["used"]) == (str(tuned_plans.folder()), True)
     assert [each["entries"] for each in told["tables"]] == [1]
     monkeypatch.setenv("CUPYNORM_TUNED", "0")
     assert "no: CUPYNORM_TUNED is 0" in command_runner().invoke(cli.cli, ["info"]).stdout
@@ -426,9 +430,9 @@ def test_info_says_where_the_tables_are_and_how_much_they_hold(timer, monkeypatc
 
 def test_without_a_device_the_exit_status_is_3(monkeypatch):
     def none():
-        raise _device.NoDeviceError("there is none")
+        raise devices.NoDeviceError("there is none")
 
-    monkeypatch.setattr(_device, "present_limits", none)
+    monkeypatch.setattr(devices, "present_limits", none)
     result = invoke(*ONE)
 
     assert (result.exit_code, result.stderr) == (3, "Error: there is none\n")

@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _compile, _device, _row, _tuned, explain
-from cupynorm._limits import RECORDED
-from cupynorm._plan import VARIANTS, Plan, Problem, choose
-from cupynorm.norm import LAYER_NORM
-from cupynorm.softmax import SOFTMAX
+from cupynorm.invoke import row_ops
+from cupynorm.ops.norm import LAYER_NORM
+from cupynorm.ops.softmax import SOFTMAX
+from cupynorm.plan.limits import RECORDED
+from cupynorm.plan.planner import VARIANTS, Plan, Problem, choose
+from cupynorm.runtime import compiler, devices, tuned_plans
+from cupynorm.tools import explain
 from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture
@@ -38,19 +40,19 @@ def plan_for(problem: Problem = PROBLEM, variant: str | None = None) -> Plan:
 
 @pytest.fixture
 def place():
-    return _tuned.place(H200, "580.159.04")
+    return tuned_plans.place(H200, "580.159.04")
 
 
-def entry(plan: Plan) -> _tuned.Entry:
-    return _tuned.Entry(_tuned.portable(plan), 0.97, "2026-01-01T00:00:00+00:00")
+def entry(plan: Plan) -> tuned_plans.Entry:
+    return tuned_plans.Entry(tuned_plans.portable(plan), 0.97, "2026-01-01T00:00:00+00:00")
 
 
-def keep(place: _tuned.Place, plan: Plan, problem: Problem = PROBLEM, kind: str = KIND) -> Path:
-    return _tuned.store(place, {_tuned.key_of(kind, problem, H200): entry(plan)})
+def keep(place: tuned_plans.Place, plan: Plan, problem: Problem = PROBLEM, kind: str = KIND) -> Path:
+    return tuned_plans.store(place, {tuned_plans.key_of(kind, problem, H200): entry(plan)})
 
 
-def find(place: _tuned.Place, problem: Problem = PROBLEM, kind: str = KIND) -> Plan | None:
-    return _tuned.find(place, H200, kind, problem)
+def find(place: tuned_plans.Place, problem: Problem = PROBLEM, kind: str = KIND) -> Plan | None:
+    return tuned_plans.find(place, H200, kind, problem)
 
 
 # ---- the file
@@ -107,7 +109,7 @@ def test_another_problem_has_no_plan(place, other):
     ],
 )
 def test_rows_are_of_a_class(rows, cols, expected):
-    assert _tuned.rows_class(dataclasses.replace(PROBLEM, rows=rows, cols=cols), H200) == expected
+    assert tuned_plans.rows_class(dataclasses.replace(PROBLEM, rows=rows, cols=cols), H200) == expected
 
 
 def test_entries_are_merged_replaced_and_taken_out(place):
@@ -118,7 +120,7 @@ def test_entries_are_merged_replaced_and_taken_out(place):
     assert find(place, wide) is not None
 
     keep(place, plan_for(variant="shared"))
-    _tuned.store(place, {_tuned.key_of(KIND, wide, H200): None})
+    tuned_plans.store(place, {tuned_plans.key_of(KIND, wide, H200): None})
 
     assert find(place).variant == "shared"
     assert find(place, wide) is None
@@ -126,9 +128,9 @@ def test_entries_are_merged_replaced_and_taken_out(place):
 
 WRITER = """
 import dataclasses, sys
-from cupynorm import _tuned
+from cupynorm.runtime import tuned_plans
 from tests.test_tuned import H200, PROBLEM, keep, plan_for
-place = _tuned.place(H200, "580.159.04")
+place = tuned_plans.place(H200, "580.159.04")
 for cols in map(int, sys.argv[1:]):
     problem = dataclasses.replace(PROBLEM, cols=cols)
     keep(place, plan_for(problem), problem)
@@ -165,7 +167,7 @@ def test_an_interrupted_write_leaves_the_table_as_it_was(place, monkeypatch, tun
         with pytest.raises(KeyboardInterrupt):
             keep(place, plan_for(variant="shared"))
 
-    assert find(place) == _tuned.portable(plan_for())
+    assert find(place) == tuned_plans.portable(plan_for())
     assert not list(tuned_cache.glob("tuned/*.tmp"))
 
 
@@ -236,7 +238,7 @@ def test_what_others_could_have_written_is_not_used_and_not_written_to(place, wh
         assert find(place) is None
 
     if which == "folder":
-        assert _tuned.distrust() == f"{file.parent} can be written by others"
+        assert tuned_plans.distrust() == f"{file.parent} can be written by others"
         with pytest.raises(PermissionError, match="can be written by others: make it yours alone"):
             keep(place, plan_for())
 
@@ -244,13 +246,13 @@ def test_what_others_could_have_written_is_not_used_and_not_written_to(place, wh
 def test_another_device_driver_or_text_has_another_table(place, monkeypatch):
     keep(place, plan_for())
     before = {each.file for each in (place,)}
-    monkeypatch.setattr(_compile, "digest", lambda: "another")
+    monkeypatch.setattr(compiler, "digest", lambda: "another")
 
     others = [
-        _tuned.place(H200, "580.159.04"),
-        _tuned.place(H200, "580.1"),
-        _tuned.place(dataclasses.replace(H200, name="h200 MIG 1g.18gb"), "580.159.04"),
-        _tuned.place(dataclasses.replace(H200, sm_count=16), "580.159.04"),
+        tuned_plans.place(H200, "580.159.04"),
+        tuned_plans.place(H200, "580.1"),
+        tuned_plans.place(dataclasses.replace(H200, name="h200 MIG 1g.18gb"), "580.159.04"),
+        tuned_plans.place(dataclasses.replace(H200, sm_count=16), "580.159.04"),
     ]
 
     assert len(before | {each.file for each in others}) == 5
@@ -263,7 +265,7 @@ def test_a_table_is_read_once(place, monkeypatch):
     file.unlink()
 
     assert find(place) is not None
-    _row.forget()
+    row_ops.forget()
     assert find(place) is None
 
 
@@ -291,7 +293,7 @@ def test_the_folder_is_the_users_cache(monkeypatch, variables, expected):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
 
-    assert str(_tuned.folder()) == expected
+    assert str(tuned_plans.folder()) == expected
 
 
 def test_without_a_home_there_are_no_plans_and_none_can_be_kept(place, monkeypatch):
@@ -300,7 +302,7 @@ def test_without_a_home_there_are_no_plans_and_none_can_be_kept(place, monkeypat
     monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as where nobody has a home
 
     assert find(place) is None
-    assert _tuned.tables() == []
+    assert tuned_plans.tables() == []
     with pytest.raises(OSError, match="set CUPYNORM_CACHE_DIR"):
         keep(place, plan_for())
 
@@ -309,44 +311,44 @@ def test_tables_are_listed_and_cleared(place, tuned_cache):
     file = keep(place, plan_for())
     (tuned_cache / "tuned" / "torn.json").write_text("{")
 
-    assert [(each["file"], each["entries"]) for each in _tuned.tables()] == [
+    assert [(each["file"], each["entries"]) for each in tuned_plans.tables()] == [
         (str(file), 1),
         (str(tuned_cache / "tuned" / "torn.json"), 0),
     ]
-    assert len(_tuned.clear()) == 2
-    assert _tuned.tables() == []
+    assert len(tuned_plans.clear()) == 2
+    assert tuned_plans.tables() == []
     assert find(place) is None
-    assert _tuned.clear() == []
+    assert tuned_plans.clear() == []
 
 
 def test_fields_of_a_launch_are_fields_of_a_plan():
-    assert set(_tuned.OF_A_LAUNCH) <= {field.name for field in dataclasses.fields(Plan)}
-    assert _tuned.portable(plan_for()).waves == math.inf
+    assert set(tuned_plans.OF_A_LAUNCH) <= {field.name for field in dataclasses.fields(Plan)}
+    assert tuned_plans.portable(plan_for()).waves == math.inf
     with pytest.raises(ValueError, match="cannot be kept"):
-        _tuned.portable(dataclasses.replace(plan_for(), packs="2"))
+        tuned_plans.portable(dataclasses.replace(plan_for(), packs="2"))
 
 
 # ---- the dispatcher
 
 
-def what_of(simulated: Any, rows: int, cols: int) -> tuple[_row.Spelled, Any]:
-    from cupynorm import bench
-    from cupynorm.results import Point
+def what_of(simulated: Any, rows: int, cols: int) -> tuple[row_ops.Spelled, Any]:
+    from cupynorm.tools import bench
+    from cupynorm.tools.results import Point
 
-    return bench._spelled(Point("softmax", "float32", rows, cols)), _device.present_limits()
+    return bench._spelled(Point("softmax", "float32", rows, cols)), devices.present_limits()
 
 
 def tuned_for(simulated: Any, rows: int, cols: int, variant: str) -> Plan:
     """Keep a plan of another variant for softmax, as if it had been the fastest."""
     what, limits = what_of(simulated, rows, cols)
     plan = choose(what.problem, limits, lambda plan: 1, variant)
-    place = _tuned.place(limits, _device.driver_version())
-    _tuned.store(place, {_tuned.key_of(what.kind, what.problem, limits): entry(plan)})
+    place = tuned_plans.place(limits, devices.driver_version())
+    tuned_plans.store(place, {tuned_plans.key_of(what.kind, what.problem, limits): entry(plan)})
     return plan
 
 
 def launched() -> list[Plan]:
-    return [each.plan for each in _row._launches.values()]
+    return [each.plan for each in row_ops._launches.values()]
 
 
 @pytest.mark.parametrize("rows", [6, 8])
@@ -362,7 +364,7 @@ def test_the_dispatcher_prefers_what_was_found(simulated, rows):
 
 def test_a_plan_that_is_asked_for_reads_no_table(simulated, monkeypatch):
     tuned_for(simulated, 6, 40, "block")
-    monkeypatch.setattr(_tuned, "find", lambda *_: pytest.fail("the table was asked"))
+    monkeypatch.setattr(tuned_plans, "find", lambda *_: pytest.fail("the table was asked"))
 
     cupynorm.softmax(simulated.cupy.asarray(np.ones((6, 40), np.float32)), plan="warp")
 
@@ -372,8 +374,8 @@ def test_a_plan_that_is_asked_for_reads_no_table(simulated, monkeypatch):
 def test_a_call_that_is_remembered_asks_no_table(simulated, monkeypatch):
     x = simulated.cupy.asarray(np.ones((6, 40), np.float32))
     cupynorm.softmax(x)
-    monkeypatch.setattr(_tuned, "find", lambda *_: pytest.fail("the table was asked"))
-    monkeypatch.setattr(_tuned, "place", lambda *_: pytest.fail("the table was asked"))
+    monkeypatch.setattr(tuned_plans, "find", lambda *_: pytest.fail("the table was asked"))
+    monkeypatch.setattr(tuned_plans, "place", lambda *_: pytest.fail("the table was asked"))
 
     cupynorm.softmax(x)
 
@@ -381,7 +383,7 @@ def test_a_call_that_is_remembered_asks_no_table(simulated, monkeypatch):
 def test_switched_off_the_table_of_the_package_chooses(simulated, monkeypatch):
     tuned_for(simulated, 6, 40, "block")
     monkeypatch.setenv("CUPYNORM_TUNED", "0")
-    monkeypatch.setattr(_tuned, "_read", lambda *_: pytest.fail("a file was read"))
+    monkeypatch.setattr(tuned_plans, "_read", lambda *_: pytest.fail("a file was read"))
 
     cupynorm.softmax(simulated.cupy.asarray(np.ones((6, 40), np.float32)))
 
@@ -392,8 +394,8 @@ def test_switched_off_the_table_of_the_package_chooses(simulated, monkeypatch):
 def test_a_plan_that_does_not_fit_is_a_warning_and_the_call_runs(simulated, change):
     what, limits = what_of(simulated, 6, 40)
     plan = dataclasses.replace(choose(what.problem, limits, lambda plan: 1, "block"), **change)
-    place = _tuned.place(limits, _device.driver_version())
-    _tuned.store(place, {_tuned.key_of(what.kind, what.problem, limits): entry(plan)})
+    place = tuned_plans.place(limits, devices.driver_version())
+    tuned_plans.store(place, {tuned_plans.key_of(what.kind, what.problem, limits): entry(plan)})
     x = simulated.cupy.asarray(np.ones((6, 40), np.float32))
 
     with pytest.warns(UserWarning, match="a tuned plan is not used") as told:
@@ -407,7 +409,7 @@ def test_a_plan_that_does_not_fit_is_a_warning_and_the_call_runs(simulated, chan
 
 def test_a_torn_file_does_not_stop_a_call(simulated):
     tuned_for(simulated, 6, 40, "block")
-    _tuned.place(_device.present_limits(), _device.driver_version()).file.write_text("{")
+    tuned_plans.place(devices.present_limits(), devices.driver_version()).file.write_text("{")
 
     with pytest.warns(UserWarning, match="is not used"):
         cupynorm.softmax(simulated.cupy.asarray(np.ones((6, 40), np.float32)))
@@ -434,10 +436,10 @@ def test_the_drivers_version_is_asked_of_linux_or_of_cuda(simulated, monkeypatch
     monkeypatch.setattr(
         Path, "read_text", lambda *_: "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1.2  x"
     )
-    assert _device.driver_version.__wrapped__() == "580.1.2"
+    assert devices.driver_version.__wrapped__() == "580.1.2"
 
     def none(*_):
         raise FileNotFoundError
 
     monkeypatch.setattr(Path, "read_text", none)
-    assert _device.driver_version.__wrapped__() == "CUDA 13.0"
+    assert devices.driver_version.__wrapped__() == "CUDA 13.0"

@@ -58,7 +58,11 @@ def test_hints_can_be_resolved(name: str) -> None:
 
 def test_hints_can_be_resolved_by_who_imports_one_module_alone() -> None:
     code = "from cupynorm.{0} import {1}; import typing; typing.get_type_hints({1})"
-    for module, name in [("norm", "layer_norm"), ("softmax", "softmax"), ("add_norm", "add_rms_norm")]:
+    for module, name in [
+        ("ops.norm", "layer_norm"),
+        ("ops.softmax", "softmax"),
+        ("ops.add_norm", "add_rms_norm"),
+    ]:
         subprocess.run([sys.executable, "-c", code.format(module, name)], cwd=CHECKOUT, check=True)
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm._plan import VARIANTS
-from cupynorm.testing import assert_close
+from cupynorm.plan.planner import VARIANTS
+from cupynorm.tools.testing import assert_close
 
 if TYPE_CHECKING:
-    from cupynorm.catalog import Op
-    from cupynorm.testing import Case
+    from cupynorm.catalog.op_table import Op
+    from cupynorm.tools.testing import Case
 
 __all__ = ["DTYPES", "VARIANTS", "as_strided", "bits", "check", "need_bytes", "run", "tiled"]
 

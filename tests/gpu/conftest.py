@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from cupynorm import _device
-from cupynorm._plan import DoesNotFitError
+from cupynorm.plan.planner import DoesNotFitError
+from cupynorm.runtime import devices
 from tests import SLOW
 
 HERE = Path(__file__).parent
@@ -74,8 +74,8 @@ def _why_no_device() -> str:
 
         return str(simulator.why_not() or "")
     try:
-        _device.present_device()
-    except _device.NoDeviceError as error:
+        devices.present_device()
+    except devices.NoDeviceError as error:
         return f"no usable CUDA device: {error}"
     return ""
 
@@ -84,7 +84,7 @@ def _why_no_device() -> str:
 def xp(monkeypatch: pytest.MonkeyPatch) -> Any:
     """CuPy, or its twin."""
     if not SIMULATED:
-        return _device.cupy()
+        return devices.cupy()
     from tests import simulator
 
     return simulator.install(monkeypatch).cupy

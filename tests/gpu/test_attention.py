@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import _attention
 from cupynorm._dtypes import dtype_of
+from cupynorm.bert import packed_attention
 
 PLANS = {
-    "one tile": lambda dtype, size: _attention.by_warps(dtype, size, 1),
-    "two tiles": lambda dtype, size: _attention.by_warps(dtype, size, 2),
-    "a group": _attention.by_group,
-    "boxes": lambda dtype, size: _attention.by_group(dtype, size, boxed=size == 64),
+    "one tile": lambda dtype, size: packed_attention.by_warps(dtype, size, 1),
+    "two tiles": lambda dtype, size: packed_attention.by_warps(dtype, size, 2),
+    "a group": packed_attention.by_group,
+    "boxes": lambda dtype, size: packed_attention.by_group(dtype, size, boxed=size == 64),
 }
 
 
@@ -54,7 +54,7 @@ def test_packed_sequences_of_any_length_are_attended(xp: Any, size: int, dtype: 
     out = xp.zeros((122, heads * size), qkv.dtype)
     begin, lengths = (xp.asarray(np.array(each, np.int32)) for each in zip(*spans, strict=True))
 
-    _attention.attend(xp.asarray(qkv), xp.asarray(bias), heads, len(spans), 70, out, (begin, lengths))
+    packed_attention.attend(xp.asarray(qkv), xp.asarray(bias), heads, len(spans), 70, out, (begin, lengths))
 
     y = xp.asnumpy(out)
     assert_near(y, by_formula(qkv, bias, heads, spans), dtype)
@@ -64,11 +64,11 @@ def test_packed_sequences_of_any_length_are_attended(xp: Any, size: int, dtype: 
 @pytest.mark.small
 @pytest.mark.parametrize("plan", PLANS)
 def test_sequences_side_by_side_need_no_spans(xp: Any, monkeypatch: Any, plan: str) -> None:
-    monkeypatch.setattr(_attention, "choose", lambda dtype, size, *_, **__: PLANS[plan](dtype, size))
+    monkeypatch.setattr(packed_attention, "choose", lambda dtype, size, *_, **__: PLANS[plan](dtype, size))
     qkv, bias = inputs(2 * 200, 2, 32, "float16")
     out = xp.empty((2 * 200, 64), np.float16)
 
-    _attention.attend(xp.asarray(qkv), xp.asarray(bias), 2, 2, 200, out)
+    packed_attention.attend(xp.asarray(qkv), xp.asarray(bias), 2, 2, 200, out)
 
     assert_near(xp.asnumpy(out), by_formula(qkv, bias, 2, [(0, 200), (200, 200)]), "float16")
 
@@ -77,14 +77,14 @@ def test_sequences_side_by_side_need_no_spans(xp: Any, monkeypatch: Any, plan: s
 @pytest.mark.parametrize("size", [32, 64])
 @pytest.mark.parametrize("plan", PLANS)
 def test_sequences_do_not_see_one_another(xp: Any, monkeypatch: Any, plan: str, size: int) -> None:
-    monkeypatch.setattr(_attention, "choose", lambda dtype, size, *_, **__: PLANS[plan](dtype, size))
+    monkeypatch.setattr(packed_attention, "choose", lambda dtype, size, *_, **__: PLANS[plan](dtype, size))
     spans = [(0, 150), (150, 64), (214, 1), (215, 90)]
     qkv, bias = inputs(310, 2, size, "float16")
     qkv[150:214] = qkv[305:] = np.nan
     out = xp.zeros((310, 2 * size), qkv.dtype)
     begin, lengths = (xp.asarray(np.array(each, np.int32)) for each in zip(*spans, strict=True))
 
-    _attention.attend(xp.asarray(qkv), xp.asarray(bias), 2, len(spans), 150, out, (begin, lengths))
+    packed_attention.attend(xp.asarray(qkv), xp.asarray(bias), 2, len(spans), 150, out, (begin, lengths))
 
     y, wanted = xp.asnumpy(out), by_formula(qkv, bias, 2, spans)
     assert np.isnan(y[150:214]).all()
@@ -99,7 +99,7 @@ def test_large_scores_do_not_overflow(xp: Any) -> None:
     qkv[:, :32] *= 30
     out = xp.empty((40, 16), np.float16)
 
-    _attention.attend(xp.asarray(qkv), xp.asarray(0 * bias), 1, 1, 40, out)
+    packed_attention.attend(xp.asarray(qkv), xp.asarray(0 * bias), 1, 1, 40, out)
 
     assert_near(xp.asnumpy(out), by_formula(qkv, 0 * bias, 1, [(0, 40)]), "float16")
 
@@ -112,7 +112,7 @@ def test_real_sizes(cuda: Any, length: int, size: int, dtype: str) -> None:
     qkv, bias = inputs(sequences * length, heads, size, dtype)
     out = cuda.empty((sequences * length, heads * size), qkv.dtype)
 
-    _attention.attend(cuda.asarray(qkv), cuda.asarray(bias), heads, sequences, length, out)
+    packed_attention.attend(cuda.asarray(qkv), cuda.asarray(bias), heads, sequences, length, out)
 
     few = [(0, length), ((sequences - 1) * length, length)]
     wanted = by_formula(qkv, bias, heads, few)

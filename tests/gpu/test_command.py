@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import cupynorm
-from cupynorm import bench, forms
-from cupynorm.results import Point
+from cupynorm.catalog import forms
+from cupynorm.tools import bench
+from cupynorm.tools.results import Point
 
 ENOUGH_PROCESSORS = 12  # for the times that the self-test is to keep
 

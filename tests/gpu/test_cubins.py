@@ -16,11 +16,12 @@ PROCESS = """
 import pathlib, cupy, numpy
 x = cupy.asarray(numpy.random.default_rng(0).random((64, 1024)))  # copied: a kernel of CuPy would load NVRTC
 import cupynorm
-from cupynorm import _compile, _cubins
+from cupynorm.runtime import compiler
+from cupynorm.runtime import cubins
 y = cupynorm.softmax(x).get()
-held = list(_compile._kernels)
+held = list(compiler._kernels)
 print("libnvrtc" in pathlib.Path("/proc/self/maps").read_text())
-print(hash(y.sum()), y[0, :4], [each[1:3] for each in held], _cubins.usage()[0] == len(held))
+print(hash(y.sum()), y[0, :4], [each[1:3] for each in held], cubins.usage()[0] == len(held))
 """
 
 

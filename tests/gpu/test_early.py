@@ -8,30 +8,31 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _compile, _device, _row
-from cupynorm.testing import assert_close
+from cupynorm.invoke import row_ops
+from cupynorm.runtime import compiler, devices
+from cupynorm.tools.testing import assert_close
 
 
 @pytest.fixture
 def own(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Give CuPy, with no kernels and no calls remembered."""
-    monkeypatch.setattr(_compile, "_kernels", _compile.Kernels())
-    _row.forget()
+    monkeypatch.setattr(compiler, "_kernels", compiler.Kernels())
+    row_ops.forget()
     yield cuda
     cuda.cuda.Device().synchronize()
-    _row.forget()
+    row_ops.forget()
 
 
 def is_early() -> bool:
-    (kernel,) = _compile._kernels
-    bind = _device.launch_of(kernel.pointer, (1, 1, 1), (32, 1, 1), 0)
+    (kernel,) = compiler._kernels
+    bind = devices.launch_of(kernel.pointer, (1, 1, 1), (32, 1, 1), 0)
     return "_early" in bind.__qualname__  # type: ignore[attr-defined]
 
 
 def can_be_early() -> bool:
     return (
-        int(_device.present_limits().compute_capability) >= _device.EARLY_SINCE
-        and _device._driver_cuda() >= _device.EARLY_CUDA
+        int(devices.present_limits().compute_capability) >= devices.EARLY_SINCE
+        and devices._driver_cuda() >= devices.EARLY_CUDA
     )
 
 
@@ -50,10 +51,10 @@ def test_kernels_compiled_for_this_device_begin_early_unless_that_is_switched_of
     for _ in range(20):  # each reads what the one before it writes
         y = cupynorm.softmax(y)
 
-    (kernel,) = _compile._kernels
-    ask = _device.driver().funcGetAttribute
-    versions = [ask(each, kernel.pointer) for each in (_device.PTX_VERSION, _device.BINARY_VERSION)]
-    capability = int(_device.present_limits().compute_capability)
+    (kernel,) = compiler._kernels
+    ask = devices.driver().funcGetAttribute
+    versions = [ask(each, kernel.pointer) for each in (devices.PTX_VERSION, devices.BINARY_VERSION)]
+    capability = int(devices.present_limits().compute_capability)
     assert versions == [capability, capability]
     assert is_early() == (can_be_early() and not off)
     expected = host.astype(np.float64)
@@ -70,21 +71,21 @@ def test_a_kernel_for_an_older_architecture_begins_in_turn(own: Any, monkeypatch
         program = nvrtc.createProgram(code, "older.cu", (), ())
         nvrtc.addNameExpression(program, expression)
         nvrtc.compileProgram(
-            program, (*_compile.options(), *_compile.CUPY_OPTIONS, "--gpu-architecture=compute_80")
+            program, (*compiler.options(), *compiler.CUPY_OPTIONS, "--gpu-architecture=compute_80")
         )
         module = own.cuda.function.Module()
         module.load(nvrtc.getPTX(program))
         function = module.get_function(nvrtc.getLoweredName(program, expression))
         return function.ptr, function
 
-    if int(_device.present_limits().compute_capability) <= 80:
+    if int(devices.present_limits().compute_capability) <= 80:
         pytest.skip("the device is no newer")
-    monkeypatch.setattr(_compile, "load_function", load_function)
+    monkeypatch.setattr(compiler, "load_function", load_function)
     host = np.random.default_rng(0).standard_normal((300, 1000)).astype(np.float32)
 
     y = cupynorm.softmax(own.asarray(host))
 
-    (kernel,) = _compile._kernels
-    assert _device.driver().funcGetAttribute(_device.PTX_VERSION, kernel.pointer) == 80
+    (kernel,) = compiler._kernels
+    assert devices.driver().funcGetAttribute(devices.PTX_VERSION, kernel.pointer) == 80
     assert not is_early()
     assert_close(own.asnumpy(y), cupynorm.softmax(host.astype(np.float64)))

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import _elementwise, _row, bias_gelu, bias_silu, dropout, geglu, reference, swiglu
+from cupynorm import bias_gelu, bias_silu, dropout, geglu, swiglu
 from cupynorm._dtypes import DTYPES as INSTALLED
 from cupynorm._dtypes import dtype_of
-from cupynorm.testing import assert_close
+from cupynorm.host import reference
+from cupynorm.invoke import elementwise_calls, row_ops
+from cupynorm.tools.testing import assert_close
 from tests.gpu.agree import DTYPES, as_strided, bits, need_bytes, tiled
 
 Function = Callable[..., Any]
@@ -260,14 +262,14 @@ def test_gelu_of_sums_is_within_two_units(cuda: Any) -> None:
 def test_launches_that_only_large_arrays_need(
     xp: Any, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int], op: str, cols: int
 ) -> None:
-    _row.forget()  # a launch that was chosen before
+    row_ops.forget()  # a launch that was chosen before
     for name, value in limits.items():
-        monkeypatch.setattr(_elementwise, name, value)
+        monkeypatch.setattr(elementwise_calls, name, value)
     for x in (normal(11, wide(op, cols), dtype="float16"), normal(3, 7, wide(op, cols), dtype="float16")):
         given = xp.asarray(x)
         check(xp, op, given[..., ::2, :], xp.asarray(normal(x.shape[-1], dtype="float16")))
     check_dropout(xp, xp.asarray(np.ones((5, 3, cols + 1), np.float16))[:, ::2, 1:], 0.5, 3, 2**64 - 7)
-    _row.forget()
+    row_ops.forget()
 
 
 # --- dropout ---------------------------------------------------------------------------------------------------------

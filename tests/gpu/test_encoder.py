@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import _blas, _blaslt, _device, _encoder_device, _few, add_layer_norm, bias_gelu, softmax
-from cupynorm._blas import Blas
+from cupynorm import add_layer_norm, bias_gelu, softmax
 from cupynorm._dtypes import dtype_of
+from cupynorm.bert import device_steps, few_tokens, gemm, gemm_search
+from cupynorm.bert.gemm import Blas
 from cupynorm.encoder import BertEncoder, EncoderConfig
+from cupynorm.runtime import devices
 from tests.gpu.conftest import SIMULATED
 
 SIZES = {"hidden": 32, "heads": 4, "layers": 2, "ffn": 48, "vocabulary": 50, "positions": 40}
@@ -52,7 +54,7 @@ def on_host(xp: Any, function: Any) -> Any:
 
 
 def without_graph(runner: Any, made: Any, bucket: Any, compute: Any, stream: Any) -> Any:
-    steps = _encoder_device.Steps(runner, bucket, made.numbers, made.where)
+    steps = device_steps.Steps(runner, bucket, made.numbers, made.where)
     result = compute(steps, made.hidden)
 
     def launch() -> None:
@@ -65,13 +67,13 @@ def without_graph(runner: Any, made: Any, bucket: Any, compute: Any, stream: Any
 def device(xp: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """CuPy, with all that an encoder needs."""
     if SIMULATED:
-        monkeypatch.setattr(_encoder_device.Runner, "_capture", without_graph)
+        monkeypatch.setattr(device_steps.Runner, "_capture", without_graph)
         for name, function in {
             "softmax": softmax,
             "add_layer_norm": add_layer_norm,
             "bias_gelu": bias_gelu,
         }.items():
-            monkeypatch.setattr(_encoder_device, name, on_host(xp, function))
+            monkeypatch.setattr(device_steps, name, on_host(xp, function))
     return xp
 
 
@@ -106,13 +108,13 @@ def test_hidden_states_are_those_of_the_host(device: Any, norm: Any, dtype: str)
 
 
 @pytest.mark.small
-@pytest.mark.parametrize("most", [0, _few.MOST])
+@pytest.mark.parametrize("most", [0, few_tokens.MOST])
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_attention_in_one_launch_gives_the_same(
     device: Any, monkeypatch: Any, dtype: str, norm: Any, most: int
 ) -> None:
-    monkeypatch.setattr(_few, "MOST", most)  # of tokens that have products of their own
+    monkeypatch.setattr(few_tokens, "MOST", most)  # of tokens that have products of their own
     host, there = both(hidden=64, dtype=dtype, norm=norm)
     hidden = np.random.default_rng(1).normal(size=(len(LENGTHS), 9, 64)).astype(dtype_of(dtype))
     texts = [list(range(length)) for length in LENGTHS]
@@ -183,7 +185,7 @@ def test_products_are_row_major(device: Any, dtype: str) -> None:
 @pytest.mark.small
 @pytest.mark.parametrize("size", [1, 4 * 9 * 9 * 4, 9 * 9 * 4 * 2])
 def test_scores_may_be_cut_into_pieces(device: Any, monkeypatch: Any, size: int) -> None:
-    monkeypatch.setattr(_encoder_device, "SCORE_BYTES", size)
+    monkeypatch.setattr(device_steps, "SCORE_BYTES", size)
     host, there = both()
     hidden = np.random.default_rng(1).normal(size=(3, 9, 32)).astype(np.float32)
 
@@ -257,7 +259,7 @@ def test_arrays_of_the_wrong_place_are_refused(device: Any) -> None:
 
 @pytest.mark.small
 def test_graphs_are_bounded_and_can_be_released(device: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(_encoder_device, "GRAPHS", 2)
+    monkeypatch.setattr(device_steps, "GRAPHS", 2)
     host, there = both()
     texts = {count: [[1, 2, 3]] * count for count in (1, 2, 3)}
 
@@ -276,11 +278,11 @@ def test_graphs_are_bounded_and_can_be_released(device: Any, monkeypatch: Any) -
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_any_width_is_pooled(device: Any, dtype: str, hidden: int) -> None:
     x = np.random.default_rng(1).normal(size=(12, hidden)).astype(dtype)
-    bucket = _encoder_device.Bucket(4, 8, 12, whole=False)
-    numbers = _encoder_device.Numbers.of(bucket)
+    bucket = device_steps.Bucket(4, 8, 12, whole=False)
+    numbers = device_steps.Numbers.of(bucket)
     numbers.start[:3], numbers.count[:3] = [0, 7, 7], [7, 0, 5]
-    numbers = _encoder_device.Numbers(*map(_encoder_device.uploaded, numbers))
-    steps = _encoder_device.Steps(None, bucket, numbers, None)
+    numbers = device_steps.Numbers(*map(device_steps.uploaded, numbers))
+    steps = device_steps.Steps(None, bucket, numbers, None)
 
     y = device.asnumpy(steps.pool(device.asarray(x), 1e-12))
 
@@ -328,7 +330,7 @@ def test_a_graph_that_is_used_often_is_captured_again_if_that_is_faster(
     host, there = both()
     hidden = np.random.default_rng(0).normal(size=(8, 16, 32)).astype(np.float32)
     events: list[str] = []
-    capture = _encoder_device.Runner._capture
+    capture = device_steps.Runner._capture
 
     def measure(*_: Any) -> bool:
         events.append("measured")
@@ -338,14 +340,14 @@ def test_a_graph_that_is_used_often_is_captured_again_if_that_is_faster(
         events.append("captured")
         return capture(*arguments)
 
-    monkeypatch.setattr(_encoder_device.Runner, "_measure", measure)
-    monkeypatch.setattr(_encoder_device.Runner, "_capture", count)
-    for _ in range(2 * _encoder_device.MEASURED_AT):
+    monkeypatch.setattr(device_steps.Runner, "_measure", measure)
+    monkeypatch.setattr(device_steps.Runner, "_capture", count)
+    for _ in range(2 * device_steps.MEASURED_AT):
         events.append("called")
         assert_near(device.asnumpy(there.forward(device.asarray(hidden))), host.forward(hidden), "float32")
 
-    before = ["called", "captured", *["called"] * (_encoder_device.MEASURED_AT - 1)]
-    after = [*["captured"] * faster, *["called"] * _encoder_device.MEASURED_AT]
+    before = ["called", "captured", *["called"] * (device_steps.MEASURED_AT - 1)]
+    after = [*["captured"] * faster, *["called"] * device_steps.MEASURED_AT]
     assert events == [*before, "measured", *after]
     assert len(there._runner._graphs) == 1
 
@@ -355,11 +357,11 @@ def test_a_graph_that_is_used_often_is_captured_again_if_that_is_faster(
 def test_arrays_that_differ_in_a_bit_are_told_apart(device: Any, count: int) -> None:
     x = np.random.default_rng(0).integers(0, 1 << 32, 4 * count, np.uint32)
 
-    assert not _encoder_device.differ(device.asarray(x), device.asarray(x.copy()))
+    assert not device_steps.differ(device.asarray(x), device.asarray(x.copy()))
     for at in {0, 2 * count, 4 * count - 1}:
         y = x.copy()
         y[at] ^= 1 << at % 32
-        assert _encoder_device.differ(device.asarray(x), device.asarray(y))
+        assert device_steps.differ(device.asarray(x), device.asarray(y))
 
 
 WIDE = {"hidden": 768, "heads": 12, "layers": 1, "ffn": 3072, "vocabulary": 1, "positions": 1}
@@ -369,30 +371,30 @@ SHAPE = (32, 128)
 @pytest.fixture
 def unknown() -> Any:
     """Give the ways in which products are faster: none is known yet."""
-    before = dict(_blas.faster)
-    _blas.faster.clear()
-    yield _blas.faster
-    _blas.faster.clear()
-    _blas.faster.update(before)
+    before = dict(gemm.faster)
+    gemm.faster.clear()
+    yield gemm.faster
+    gemm.faster.clear()
+    gemm.faster.update(before)
 
 
 def of_calls(dtype: str) -> list[str]:
     """Return a digest of each of so many calls that products are measured between two of them."""
-    module = _device.cupy()
+    module = devices.cupy()
     encoder = BertEncoder(config := EncoderConfig(**WIDE, dtype=dtype), weights(config), device="gpu")
     hidden = np.random.default_rng(7).normal(size=(*SHAPE, 768)).astype(dtype_of(dtype))
     x = module.asarray(hidden)
     return [
         hashlib.sha256(module.asnumpy(encoder.forward(x)).tobytes()).hexdigest()
-        for _ in range(_encoder_device.MEASURED_AT + 2)
+        for _ in range(device_steps.MEASURED_AT + 2)
     ]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_measured_products_leave_every_bit(cuda: Any, unknown: Any, monkeypatch: Any, dtype: str) -> None:
-    monkeypatch.setattr(_blaslt, "WORTH", 10.0)  # any algorithm is better than cuBLAS's choice
-    monkeypatch.setattr(_blaslt, "LEAST_OPERATIONS", 1)
-    monkeypatch.setattr(_blaslt, "DTYPES", [dtype])
+    monkeypatch.setattr(gemm_search, "WORTH", 10.0)  # any algorithm is better than cuBLAS's choice
+    monkeypatch.setattr(gemm_search, "LEAST_OPERATIONS", 1)
+    monkeypatch.setattr(gemm_search, "DTYPES", [dtype])
 
     digests = of_calls(dtype)
 
@@ -410,14 +412,14 @@ def test_another_process_gives_the_same_bits(cuda: Any) -> None:
 
 
 def test_measuring_keeps_no_memory(cuda: Any, unknown: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(_blaslt, "LEAST_OPERATIONS", 1)
-    monkeypatch.setattr(_blaslt, "WORTH", 10.0)
+    monkeypatch.setattr(gemm_search, "LEAST_OPERATIONS", 1)
+    monkeypatch.setattr(gemm_search, "WORTH", 10.0)
     config = EncoderConfig(**WIDE, dtype="float16")
     encoder = BertEncoder(config, weights(config), device="gpu")
     x = cuda.ones((8, 104, 768), np.float16)
     pools, found = (cuda.get_default_memory_pool(), encoder._runner._pool), []
 
-    for _ in range(_encoder_device.MEASURED_AT + 2):
+    for _ in range(device_steps.MEASURED_AT + 2):
         encoder.forward(x)
         found.append([pool.total_bytes() for pool in pools])
 
@@ -428,9 +430,9 @@ def test_measuring_keeps_no_memory(cuda: Any, unknown: Any, monkeypatch: Any) ->
 def test_no_memory_to_measure_in_leaves_the_product_to_cublas(cuda: Any, unknown: Any) -> None:
     blas = Blas()
     blas.begin(cuda.cuda.get_current_stream().ptr)
-    product = _blas.Product(1 << 28, 1 << 12, 1 << 12, "float16", _blas.ALIGNED)  # 2 TB
+    product = gemm.Product(1 << 28, 1 << 12, 1 << 12, "float16", gemm.ALIGNED)  # 2 TB
 
-    _blaslt.measure(blas, product, _encoder_device.differ)
+    gemm_search.measure(blas, product, device_steps.differ)
 
     assert unknown == {(blas.device, product): None}
 
@@ -483,7 +485,7 @@ def test_a_call_that_failed_leaves_the_next_one_right_on_another_stream(cuda: An
     x = cuda.asarray(hidden)
     there.forward(x)
     cuda.cuda.Device().synchronize()
-    copied = _encoder_device.copied
+    copied = device_steps.copied
 
     def fail_at_the_end(given: Any, out: Any, rows: Any) -> Any:
         if given is not x:
@@ -492,7 +494,7 @@ def test_a_call_that_failed_leaves_the_next_one_right_on_another_stream(cuda: An
 
     streams = [cuda.cuda.Stream(non_blocking=True) for _ in range(2)]
     for _ in range(20):
-        monkeypatch.setattr(_encoder_device, "copied", fail_at_the_end)
+        monkeypatch.setattr(device_steps, "copied", fail_at_the_end)
         with streams[0], pytest.raises(InterruptedError):
             there.forward(x)
         monkeypatch.undo()

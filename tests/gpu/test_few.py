@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import _few
 from cupynorm._dtypes import dtype_of
+from cupynorm.bert import few_tokens
 
 
 def normalized(x: Any, gamma: Any, beta: Any) -> Any:
@@ -59,16 +59,16 @@ def test_a_product_takes_its_norm_and_what_follows_along(
     normed = xp.empty((tokens, deep), dtype_of(dtype))
     norm = there["gamma"], there["beta"]
 
-    _few.multiply(there["x"], there["weight"], y, norm=norm, eps=1e-5, normed=normed)
+    few_tokens.multiply(there["x"], there["weight"], y, norm=norm, eps=1e-5, normed=normed)
     kept = normalized(case.x.astype(np.float64), case.gamma, case.beta)
     assert_near(xp.asnumpy(normed), kept, dtype)
     assert_near(xp.asnumpy(y), case.product(kept), dtype)
 
     for how in ("none", "tanh"):
-        _few.multiply(there["x"], there["weight"], y, bias=there["bias"], gelu=how)
+        few_tokens.multiply(there["x"], there["weight"], y, bias=there["bias"], gelu=how)
         assert_near(xp.asnumpy(y), gelu(case.product(case.x) + case.bias, how), dtype)
 
-    _few.multiply(there["x"], there["weight"], y, bias=there["bias"], residual=there["residual"])
+    few_tokens.multiply(there["x"], there["weight"], y, bias=there["bias"], residual=there["residual"])
     wanted = case.product(case.x) + case.bias + case.residual.astype(np.float64)
     assert_near(xp.asnumpy(y), wanted, dtype)
 
@@ -80,11 +80,11 @@ def test_blocks_of_a_cluster_share_a_sum(xp: Any, rows: int, parts: int) -> None
     case = Case(xp, rows + 3, 128, 48, "float16")
     there, y = case.there, xp.empty((rows + 3, 48), np.float16)
 
-    _few.multiply(
+    few_tokens.multiply(
         *(there["x"], there["weight"], y),
         bias=there["bias"],
         residual=there["residual"],
-        plan=_few.Plan(rows, 24, parts),
+        plan=few_tokens.Plan(rows, 24, parts),
     )
 
     assert_near(xp.asnumpy(y), case.product(case.x) + case.bias + case.residual.astype(float), "float16")
@@ -98,8 +98,8 @@ def test_a_tokens_result_does_not_depend_on_the_others(xp: Any) -> None:
 
     for first in (0, 29):
         part = there["x"][first : first + 1]
-        _few.multiply(part, there["weight"], alone, norm=(there["gamma"], there["beta"]), eps=1e-5)
-        _few.multiply(
+        few_tokens.multiply(part, there["weight"], alone, norm=(there["gamma"], there["beta"]), eps=1e-5)
+        few_tokens.multiply(
             there["x"], there["weight"], all_of_them, norm=(there["gamma"], there["beta"]), eps=1e-5
         )
 
@@ -114,7 +114,7 @@ def test_real_sizes(cuda: Any, hidden: int, tokens: int) -> None:
         there, y = case.there, cuda.empty((tokens, out), np.float16)
         given = (there["gamma"], there["beta"]) if norm else None
 
-        _few.multiply(there["x"], there["weight"], y, norm=given, eps=1e-5)
+        few_tokens.multiply(there["x"], there["weight"], y, norm=given, eps=1e-5)
 
         x = case.x.astype(np.float64)
         wanted = case.product(normalized(x, case.gamma, case.beta) if norm else x)

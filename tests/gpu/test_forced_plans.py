@@ -12,21 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 
-from cupynorm import (
-    Quantize,
-    add_layer_norm,
-    add_rms_norm,
-    fuse,
-    layer_norm,
-    log_softmax,
-    rms_norm,
-    softmax,
-)
+from cupynorm import Quantize, add_layer_norm, add_rms_norm, fuse, layer_norm, log_softmax, rms_norm, softmax
 from cupynorm import functions as f
 from cupynorm._dtypes import DTYPES, device_dtype, quantized_dtype
-from cupynorm._philox import words
-from cupynorm._plan import FUSED_VARIANTS, VARIANTS, DoesNotFitError
-from cupynorm.testing import assert_close
+from cupynorm.host.philox import words
+from cupynorm.plan.planner import FUSED_VARIANTS, VARIANTS, DoesNotFitError
+from cupynorm.tools.testing import assert_close
 from tests.test_quantized import LARGEST, nearest
 
 if TYPE_CHECKING:
@@ -414,7 +405,7 @@ def check(
 
 # Columns that a variant must hold whatever is computed around an op, by bytes of an element. They are odd, so that no two
 # elements are moved together where rows must begin at packs; and where a variant holds as many, they are so many that rows may
-# begin anywhere (FUSED_PEELED_LEAST_BYTES in _tables.py).
+# begin anywhere (FUSED_PEELED_LEAST_BYTES in plan/tables.py).
 HELD = {
     "warp": {2: 257, 4: 333, 8: 101},
     "block": {2: 1001, 4: 5121, 8: 1001},

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import bench, forms
 from cupynorm._dtypes import DTYPES
-from cupynorm.forms import FORMS, Form
-from cupynorm.results import Point
-from cupynorm.testing import assert_form_close
+from cupynorm.catalog import forms
+from cupynorm.catalog.forms import FORMS, Form
+from cupynorm.tools import bench
+from cupynorm.tools.results import Point
+from cupynorm.tools.testing import assert_form_close
 from tests.gpu.agree import DTYPES as NAMES
 
 AROUND = {name: each for name, each in FORMS.items() if not each.alone}

@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import add_layer_norm, add_rms_norm, catalog, fuse, layer_norm, rms_norm, softmax
+from cupynorm import add_layer_norm, add_rms_norm, fuse, layer_norm, rms_norm, softmax
 from cupynorm import functions as f
 from cupynorm._dtypes import DTYPES
-from cupynorm._expression import DeviceFunction
-from cupynorm.testing import assert_close
+from cupynorm.catalog import op_table
+from cupynorm.lower.tracing import DeviceFunction
+from cupynorm.tools.testing import assert_close
 from tests.gpu.agree import DTYPES as NAMES
 from tests.gpu.agree import as_strided
 
 small = pytest.mark.small
 RANDOM = np.random.default_rng(8)
-every_op = pytest.mark.parametrize("op", catalog.OPS, ids=lambda op: op.name)
+every_op = pytest.mark.parametrize("op", op_table.OPS, ids=lambda op: op.name)
 FUSED_VARIANTS = ("warp", "block", "cluster", "uncached")
 
 

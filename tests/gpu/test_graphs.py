@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 import cupynorm
-from cupynorm import _row, tune
-from cupynorm.results import Point
+from cupynorm.invoke import row_ops
+from cupynorm.tools import tune
+from cupynorm.tools.results import Point
 
 
 def captured(cuda: Any, x: Any, out: Any) -> tuple[Any, Any]:
@@ -47,7 +48,7 @@ def test_a_graph_is_right_after_all_that_was_remembered_is_forgotten(cuda: Any) 
     expected = cupynorm.softmax(x).get()
     graph, stream = captured(cuda, x, out)
 
-    _row.forget()
+    row_ops.forget()
     gc.collect()
     overwrite_code(cuda)
 

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import _heads, _row, add_qkv_bias, merge_heads, split_heads
+from cupynorm import add_qkv_bias, merge_heads, split_heads
 from cupynorm._dtypes import dtype_of
-from cupynorm.testing import assert_close
+from cupynorm.invoke import head_calls, row_ops
+from cupynorm.tools.testing import assert_close
 from tests.gpu.agree import DTYPES, as_strided, bits
 
 # leading axes, heads, seq, head size: the real one, packs of every width, odd, one of each, several leading axes, none
@@ -115,7 +116,7 @@ def test_a_call_made_again_sees_its_own_arrays(xp: Any) -> None:
         assert given is out
         for y in (mine, given):
             np.testing.assert_array_equal(xp.asnumpy(y), add_qkv_bias(x, bias, heads=3))
-    assert len(_row.calls_of_thread().heads) >= 1
+    assert len(row_ops.calls_of_thread().heads) >= 1
 
 
 @pytest.mark.small
@@ -155,8 +156,8 @@ def test_packed_tokens_are_spread_and_gathered(xp: Any, dtype: str) -> None:
     packed, bias = numbers(7, 48, dtype=dtype), numbers(48, seed=1)
     out, back = xp.empty((3, 3, heads, longest, 8), dtype), xp.empty((8, 16), dtype)
 
-    _heads.split_packed(xp.asarray(packed), xp.asarray(bias), xp.asarray(rows.reshape(-1)), heads, out)
-    _heads.merge_packed(out[2], xp.asarray(places), back)
+    head_calls.split_packed(xp.asarray(packed), xp.asarray(bias), xp.asarray(rows.reshape(-1)), heads, out)
+    head_calls.merge_packed(out[2], xp.asarray(places), back)
 
     spread = np.where(rows[..., np.newaxis] >= 0, packed[rows] + bias, 0).astype(dtype)
     np.testing.assert_array_equal(xp.asnumpy(out), add_qkv_bias(spread, heads=heads))
@@ -169,7 +170,7 @@ def test_rows_are_gathered_by_their_numbers(xp: Any) -> None:
     x, rows = numbers(5, 12), np.array([4, -1, 0, 0], np.int32)
 
     for _ in range(2):
-        out = _heads.gather(xp.asarray(x), xp.asarray(rows), xp.empty((4, 12), np.float16))
+        out = head_calls.gather(xp.asarray(x), xp.asarray(rows), xp.empty((4, 12), np.float16))
 
         expected = np.where(rows[:, np.newaxis] >= 0, x[rows], 0).astype(np.float16)
         np.testing.assert_array_equal(xp.asnumpy(out), expected)
@@ -178,7 +179,7 @@ def test_rows_are_gathered_by_their_numbers(xp: Any) -> None:
 @pytest.mark.small
 @pytest.mark.parametrize("seq", [1, 2, 7])
 def test_a_thread_may_take_several_tokens(xp: Any, monkeypatch: Any, seq: int) -> None:
-    monkeypatch.setattr(_heads, "tokens_of_a_thread", lambda *_: 2)
+    monkeypatch.setattr(head_calls, "tokens_of_a_thread", lambda *_: 2)
     qkv, bias = numbers(3, seq, 72), numbers(72, seed=1)
 
     y = add_qkv_bias(xp.asarray(qkv), xp.asarray(bias), heads=3)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from cupynorm import layer_norm
-from cupynorm._plan import PLAIN
-from cupynorm.catalog import OPS, Op
-from cupynorm.testing import assert_close, inputs
+from cupynorm.catalog.op_table import OPS, Op
+from cupynorm.plan.planner import PLAIN
+from cupynorm.tools.testing import assert_close, inputs
 from tests.gpu.agree import VARIANTS, as_strided
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 
 from cupynorm import log_softmax, softmax
 from cupynorm._dtypes import DTYPES
-from cupynorm._plan import DoesNotFitError
-from cupynorm.testing import assert_close
+from cupynorm.plan.planner import DoesNotFitError
+from cupynorm.tools.testing import assert_close
 from tests.gpu.agree import DTYPES as NAMES
 
 small = pytest.mark.small

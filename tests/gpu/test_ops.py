@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from cupynorm._dtypes import dtype_of
-from cupynorm._plan import VARIANTS, DoesNotFitError
-from cupynorm.catalog import OPS, Op
-from cupynorm.testing import Case, assert_close, assert_statistics_close, inputs
+from cupynorm.catalog.op_table import OPS, Op
+from cupynorm.plan.planner import VARIANTS, DoesNotFitError
+from cupynorm.tools.testing import Case, assert_close, assert_statistics_close, inputs
 from tests.gpu.agree import DTYPES, check, run
 from tests.shapes import COLUMNS, ROWS, SMALL
 

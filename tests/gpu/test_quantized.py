@@ -10,7 +10,7 @@ import pytest
 
 from cupynorm import Quantize, add_layer_norm, layer_norm, rms_norm, softmax
 from cupynorm._dtypes import DTYPES, QUANTIZED, device_dtype, quantized_dtype
-from cupynorm._plan import PLAIN
+from cupynorm.plan.planner import PLAIN
 from tests.gpu.agree import DTYPES as NAMES
 from tests.test_quantized import LARGEST, ladder, nearest, values_of
 

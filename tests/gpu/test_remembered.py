@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm.catalog import OPS, Op
-from cupynorm.testing import assert_close, inputs
+from cupynorm.catalog.op_table import OPS, Op
+from cupynorm.tools.testing import assert_close, inputs
 from tests.gpu.agree import run
 
 every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _device, _row
-from cupynorm.testing import assert_close
+from cupynorm.invoke import row_ops
+from cupynorm.runtime import devices
+from cupynorm.tools.testing import assert_close
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ MULTIPROCESSORS = 16
 def ask(name: str, *arguments: Any) -> None:
     """Call a function of the driver; skip the test where it does not know it, or refuses."""
     try:
-        function = getattr(_device._driver_library(), name)
+        function = getattr(devices._driver_library(), name)
     except AttributeError:
         pytest.skip(f"the driver has no {name}")
     status = function(*arguments)
@@ -71,8 +72,8 @@ def share(cuda: Any) -> Iterator[Any]:
     ask("cuGreenCtxStreamCreate", ctypes.byref(stream), context, ctypes.c_uint(NON_BLOCKING), ctypes.c_int(0))
     yield cuda.cuda.Stream.from_external(Handle(stream.value))
     cuda.cuda.Device().synchronize()
-    _row.forget()  # plans for the share
-    library = _device._driver_library()
+    row_ops.forget()  # plans for the share
+    library = devices._driver_library()
     library.cuStreamDestroy_v2(stream)
     library.cuGreenCtxDestroy(context)
 
@@ -99,16 +100,16 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[int, int], str]] = {
 def test_rows_that_blocks_share_are_right_in_a_share_of_the_device(
     share: Any, cuda: Any, monkeypatch: pytest.MonkeyPatch, name: str, known: bool
 ) -> None:
-    monkeypatch.setattr(_row, "_refusal_told", threading.Event())
+    monkeypatch.setattr(row_ops, "_refusal_told", threading.Event())
     function, shape, dtype = CALLS[name]
     generator = np.random.default_rng(0)
     host = [generator.standard_normal(each).astype(dtype) for each in (shape, shape[1], shape[1])]
     x, *parameters = map(cuda.asarray, host)
     cuda.cuda.Device().synchronize()
-    _row.forget()
+    row_ops.forget()
     if known:
         function(x, parameters)
-        (found,) = _row._launches.values()
+        (found,) = row_ops._launches.values()
         assert found.plan.cooperative  # or this test says nothing
         cuda.cuda.Device().synchronize()
 
@@ -122,7 +123,7 @@ def test_rows_that_blocks_share_are_right_in_a_share_of_the_device(
     for y in (first, again):
         assert_close(cuda.asnumpy(y), expected)
     refused = [str(each.message) for each in told if "at once" in str(each.message)]
-    (found,) = _row._launches.values()
+    (found,) = row_ops._launches.values()
     print(f"\n{name}: {found.plan.variant}, refused: {refused}")
     assert len(refused) == (not found.plan.cooperative)
 
@@ -132,16 +133,16 @@ def test_rows_that_blocks_share_are_right_in_a_share_of_the_device(
 def test_fused_rows_in_clusters_are_right_in_a_share_of_the_device(
     share: Any, cuda: Any, monkeypatch: pytest.MonkeyPatch, cols: int, known: bool
 ) -> None:
-    monkeypatch.setattr(_row, "_refusal_told", threading.Event())
+    monkeypatch.setattr(row_ops, "_refusal_told", threading.Event())
     generator = np.random.default_rng(1)
     host = generator.standard_normal((20, cols)).astype("float16")
     keep = generator.random(host.shape) < 0.5
     x, where = cuda.asarray(host), cuda.asarray(keep)
     cuda.cuda.Device().synchronize()
-    _row.forget()
+    row_ops.forget()
     if known:
         cupynorm.softmax(x, where=where)
-        (found,) = _row._launches.values()
+        (found,) = row_ops._launches.values()
         assert found.plan.cluster > 1  # or this test says nothing
         cuda.cuda.Device().synchronize()
 
@@ -153,5 +154,5 @@ def test_fused_rows_in_clusters_are_right_in_a_share_of_the_device(
     expected = cupynorm.softmax(host.astype(np.float64), where=keep)
     for y in results:
         assert_close(cuda.asnumpy(y), expected)
-    (found,) = _row._launches.values()
+    (found,) = row_ops._launches.values()
     print(f"\nsoftmax with a mask, {cols} columns: {found.plan.variant}, clusters of {found.plan.cluster}")

@@ -9,8 +9,8 @@ import pytest
 
 from cupynorm import layer_norm
 from cupynorm._dtypes import dtype_of
-from cupynorm.catalog import OPS, Op
-from cupynorm.testing import Case, assert_close, inputs
+from cupynorm.catalog.op_table import OPS, Op
+from cupynorm.tools.testing import Case, assert_close, inputs
 from tests.gpu.agree import VARIANTS, run
 
 every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import _compile, _row
-from cupynorm._plan import PLAIN
-from cupynorm.catalog import OPS, Op
-from cupynorm.testing import assert_close, inputs
+from cupynorm.catalog.op_table import OPS, Op
+from cupynorm.invoke import row_ops
+from cupynorm.plan.planner import PLAIN
+from cupynorm.runtime import compiler
+from cupynorm.tools.testing import assert_close, inputs
 from tests.gpu.agree import run
 
 if TYPE_CHECKING:
@@ -234,8 +235,8 @@ def test_eight_threads_may_start_at_once(cuda: Any, monkeypatch: pytest.MonkeyPa
         except BaseException as fault:  # noqa: BLE001  a thread's exception would be lost
             faults.append(fault)
 
-    monkeypatch.setattr(_compile, "_kernels", _compile.Kernels())  # as in a new process
-    _row.forget()
+    monkeypatch.setattr(compiler, "_kernels", compiler.Kernels())  # as in a new process
+    row_ops.forget()
     threads = [threading.Thread(target=start, args=each) for each in work]
     for thread in threads:
         thread.start()

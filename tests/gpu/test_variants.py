@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm._plan import LENT, PLAIN, Plan
-from cupynorm.catalog import OPS, Op
-from cupynorm.testing import TOLERANCES, Case, assert_close, error, inputs
+from cupynorm.catalog.op_table import OPS, Op
+from cupynorm.plan.planner import LENT, PLAIN, Plan
+from cupynorm.tools.testing import TOLERANCES, Case, assert_close, error, inputs
 from tests.gpu.agree import DTYPES, VARIANTS, bits, check, run
 
 every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)

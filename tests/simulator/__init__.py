@@ -83,32 +83,36 @@ def skip_if_missing() -> None:
 
 def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200") -> Any:
     """Put the twins in CuPy's place until the test ends; several devices by a sequence of names. Returns this module."""
-    from cupynorm import _blas, _compile, _device, _row, _uploads
+    from cupynorm.bert import gemm
+    from cupynorm.call import uploads
+    from cupynorm.invoke import row_ops
+    from cupynorm.runtime import compiler as kernel_compiler
+    from cupynorm.runtime import devices
 
     skip_if_missing()
     monkeypatch.setattr(machine, "devices", machine.devices)  # what is set here is put back
     monkeypatch.setattr(machine, "current", 0)
     monkeypatch.setattr(machine, "stream", 0)
     machine.start(device)
-    monkeypatch.setattr(_device, "cupy", lambda: cupy)
-    monkeypatch.setattr(_device, "driver", lambda: driver)
-    monkeypatch.setattr(_device, "cublas", lambda: cublas)
-    monkeypatch.setattr(_blas, "library", lambda name: None)
-    monkeypatch.setattr(_device, "active_clusters", driver.active_clusters)
-    monkeypatch.setattr(_device, "name_of", lambda device: machine.limits(device).name)
-    monkeypatch.setattr(_device, "_launch_kernel_ex", lambda: driver.launch_kernel_ex)
-    monkeypatch.setattr(_device, "_driver_cuda", cupy.runtime.driverGetVersion)
-    monkeypatch.setattr(_device, "box_map", driver.box_map)
+    monkeypatch.setattr(devices, "cupy", lambda: cupy)
+    monkeypatch.setattr(devices, "driver", lambda: driver)
+    monkeypatch.setattr(devices, "cublas", lambda: cublas)
+    monkeypatch.setattr(gemm, "library", lambda name: None)
+    monkeypatch.setattr(devices, "active_clusters", driver.active_clusters)
+    monkeypatch.setattr(devices, "name_of", lambda device: machine.limits(device).name)
+    monkeypatch.setattr(devices, "_launch_kernel_ex", lambda: driver.launch_kernel_ex)
+    monkeypatch.setattr(devices, "_driver_cuda", cupy.runtime.driverGetVersion)
+    monkeypatch.setattr(devices, "box_map", driver.box_map)
     # what is remembered of devices, plans and kernels is the simulator's own while it is installed
-    monkeypatch.setattr(_device, "limits_of", _device.functools.cache(_device.limits_of.__wrapped__))
-    monkeypatch.setattr(_uploads, "_kept", {})
-    monkeypatch.setattr(_uploads, "_kept_bytes", 0)
-    monkeypatch.setattr(_row, "_launches", {})
-    monkeypatch.setattr(_row, "_refusal_told", threading.Event())
-    monkeypatch.setattr(_row, "_thread", _row.OfThread())
-    monkeypatch.setattr(_compile, "_kernels", _compile.Kernels())
+    monkeypatch.setattr(devices, "limits_of", devices.functools.cache(devices.limits_of.__wrapped__))
+    monkeypatch.setattr(uploads, "_kept", {})
+    monkeypatch.setattr(uploads, "_kept_bytes", 0)
+    monkeypatch.setattr(row_ops, "_launches", {})
+    monkeypatch.setattr(row_ops, "_refusal_told", threading.Event())
+    monkeypatch.setattr(row_ops, "_thread", row_ops.OfThread())
+    monkeypatch.setattr(kernel_compiler, "_kernels", kernel_compiler.Kernels())
     # the twin compiles with g++, and what it makes is no cubin: nothing is to be looked up or kept
-    monkeypatch.setattr(_compile, "load_function", _compile.load_function_by_cupy)
+    monkeypatch.setattr(kernel_compiler, "load_function", kernel_compiler.load_function_by_cupy)
     return sys.modules[__name__]
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cupynorm import _device, _limits
+from cupynorm.plan import limits
+from cupynorm.runtime import devices
 
 from . import engine
 from .build import Library
@@ -135,7 +136,7 @@ def occupancyMaxActiveBlocksPerMultiprocessor(f: int, block: int, shared_bytes: 
     ):
         return 0
     shared = shared_bytes + function.static_shared_bytes
-    return _limits.active_blocks(machine.limits(), block, function.registers, shared)
+    return limits.active_blocks(machine.limits(), block, function.registers, shared)
 
 
 def active_clusters(function: int, cluster: int, block: int, shared_bytes: int) -> int:
@@ -204,13 +205,13 @@ def launch_kernel_ex(config: int, function: int, parameters: int, extra: None) -
     """
     if extra is not None:
         raise _invalid("`extra` is not supported")
-    told = _device._LaunchConfig.from_address(config)
+    told = devices._LaunchConfig.from_address(config)
     attributes = {each.id: each.value[0] for each in told.attributes[: told.attribute_count]}
     shape = (*told.grid, *told.block, told.shared_bytes, told.stream or 0, parameters)
-    if attributes.pop(_device.BEGIN_EARLY, 0) != 1 or set(attributes) - {_device.COOPERATIVE}:
+    if attributes.pop(devices.BEGIN_EARLY, 0) != 1 or set(attributes) - {devices.COOPERATIVE}:
         raise _invalid(f"launch attributes {attributes}")
     try:
-        if attributes.get(_device.COOPERATIVE):
+        if attributes.get(devices.COOPERATIVE):
             launchCooperativeKernel(function, *shape)
         else:
             launchKernel(function, *shape, 0)

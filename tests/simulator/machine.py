@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from cupynorm import _limits
+from cupynorm.plan import limits as known_limits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ class NoOrder(Order):
 
 
 class Machine:
-    """Devices by name of cupynorm._limits.RECORDED; the current device and stream are each Python thread's own."""
+    """Devices by name of cupynorm.plan.limits.RECORDED; the current device and stream are each Python thread's own."""
 
     def __init__(self) -> None:
         self.devices: tuple[str, ...] = ("h200",)
@@ -90,20 +90,22 @@ class Machine:
     def captured(self, graph: Any) -> None:
         self._own.captured = graph
 
-    def limits(self, device: int | None = None) -> _limits.Limits:
+    def limits(self, device: int | None = None) -> known_limits.Limits:
         """Return the recorded limits of a device, the current one unless told."""
-        return _limits.RECORDED[self.devices[self.current if device is None else device]]
+        return known_limits.RECORDED[self.devices[self.current if device is None else device]]
 
     def opt_in_bytes(self, device: int | None = None) -> int:
         """Return the shared bytes that a block may use with opt-in, static and dynamic together."""
-        return self.limits(device).shared_bytes_per_block + _limits.STATIC_SHARED_BYTES
+        return self.limits(device).shared_bytes_per_block + known_limits.STATIC_SHARED_BYTES
 
     def start(self, devices: str | Sequence[str]) -> None:
         """Begin anew with these devices."""
         chosen = (devices,) if isinstance(devices, str) else tuple(devices)
         for name in chosen:
-            if name not in _limits.RECORDED:
-                raise ValueError(f"no limits are recorded for {name!r}: use {', '.join(_limits.RECORDED)}")
+            if name not in known_limits.RECORDED:
+                raise ValueError(
+                    f"no limits are recorded for {name!r}: use {', '.join(known_limits.RECORDED)}"
+                )
         self.devices, self.current, self.stream = chosen, 0, 0
         self.room, self.order, self.captured, self.share_refusal = sys.maxsize, NoOrder(), None, ""
 

@@ -1,0 +1,1 @@
+"""From a user's arrays and options to a checked call. Nothing here knows CUDA."""

@@ -1,0 +1,407 @@
+"""What every public function checks before anything runs, for device and host arrays alike."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cupynorm._dtypes import Dtype, compute_dtype, conversion, device_dtype, dtype_name, dtype_of
+from cupynorm._options import plainly, shown
+from cupynorm._values import NamedTuple
+from cupynorm.call import uploads
+from cupynorm.call.subclasses import check_subclass
+from cupynorm.lower.mirrors import View
+from cupynorm.plan.planner import check_plan
+from cupynorm.runtime import devices
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Call(NamedTuple):
+    """A checked call: nothing in it can fail any more, and nothing has been written yet."""
+
+    on_device: bool
+    device: int  # the device's number; -1 on the host
+    x: Any
+    out: Any
+    axes: int  # trailing axes that are normalised
+    columns: Mapping[str, Any]  # arrays, of no more axes than the normalised ones
+
+    @property
+    def compute(self) -> Dtype:
+        """The type of arithmetic and of statistics."""
+        return compute_dtype(self.x.dtype, self.out.dtype)
+
+    def empty_statistic(self) -> Any:
+        """Allocate one statistic: x's shape without the normalised axes."""
+        return self.empty(self.x.shape[: self.x.ndim - self.axes], self.compute)
+
+    def empty(self, shape: tuple[int, ...], dtype: Dtype) -> Any:
+        """Allocate an array where x is."""
+        return _allocate(self.on_device, self.device, shape, dtype)
+
+
+def check(
+    x: Any,
+    *,
+    axis: int | tuple[int, ...],
+    out: Any,
+    dtype: Any,
+    plan: Any,
+    columns: Mapping[str, Any] | None = None,
+    others: Mapping[str, Any] | None = None,
+    quantized: Dtype | None = None,
+) -> Call:
+    """Check one call of a row op, and allocate the output if it was not given.
+
+    others: arrays of which everything but the dtype and shape is checked here. `out` may be the one named residual.
+    quantized: the result's dtype, if it is one of _dtypes.QUANTIZED.
+    """
+    others = others or {}
+    columns = {name: array for name, array in (columns or {}).items() if array is not None}
+    on_device = _check_kinds(x, {"out": out, **columns, **others}, columns)
+    check_plan(plan)
+    if plan is not None and not on_device:
+        raise ValueError(f"plan={plan!r} chooses a kernel: x is a NumPy array, computed on the CPU")
+    check_dtype("x", x)
+    axes = trailing_axes(axis, x.shape)
+    shape = x.shape[x.ndim - axes :]
+    if 0 in shape:
+        raise ValueError(f"x has shape {x.shape}: the normalised axes are empty")
+    columns = _check_columns(columns, shape, "the normalised axes of x have")
+    asked = _result_dtype(dtype, quantized)
+    if on_device and asked is not None and quantized is not None:
+        asked = device_dtype(asked)
+    device = _check_places(x, {"out": out, **columns, **others}) if on_device else -1
+    columns = _with_arrays(columns, x, shape, out.dtype if out is not None else asked, device)
+    if on_device and x.size and not view(x).split(axes)[1].is_contiguous():
+        raise ValueError(_not_contiguous("x", x, axes))
+    if out is None:
+        out = _allocate(on_device, device, x.shape, asked or x.dtype)
+    else:
+        read = {"x": x, **columns, **others}
+        _check_out(out, x.shape, axes, asked, read, on_device, quantized=quantized is not None)
+    return Call(on_device, device, x, out, axes, columns)
+
+
+def check_each(
+    x: Any,
+    *,
+    out: Any,
+    dtype: Any,
+    columns: Mapping[str, Any] | None = None,
+    least_axes: int = 0,
+    halves: bool = False,
+) -> Call:
+    """Check one call of an op on each element, and allocate the output if it was not given.
+
+    columns: parameters of x's last axis. least_axes: that x must have. halves: the result has half of x's last axis,
+    and `out` shares no memory with x.
+    """
+    columns = {name: array for name, array in (columns or {}).items() if array is not None}
+    on_device = _check_kinds(x, {"out": out, **columns}, columns)
+    check_dtype("x", x)
+    if x.ndim < least_axes:
+        raise ValueError("x has 0 axes: give one of at least 1")
+    shape = x.shape
+    if halves:
+        if shape[-1] % 2:
+            raise ValueError(f"x has shape {shape}: its last axis holds two halves, so it must be even")
+        shape = (*shape[:-1], shape[-1] // 2)
+    columns = _check_columns(columns, x.shape[-1:], "the last axis of x has")
+    asked = _result_dtype(dtype, None)
+    device = _check_places(x, {"out": out, **columns}) if on_device else -1
+    columns = _with_arrays(columns, x, x.shape[-1:], out.dtype if out is not None else asked, device)
+    axes = min(1, x.ndim)
+    if on_device and x.size and not view(x).split(axes)[1].is_contiguous():
+        raise ValueError(_not_contiguous("x", x, axes))
+    if out is None:
+        out = _allocate(on_device, device, shape, asked or x.dtype)
+    else:
+        _check_out(out, shape, axes, asked, {"x": x, **columns}, on_device)
+    return Call(on_device, device, x, out, axes, columns)
+
+
+def is_number(given: object) -> bool:
+    """Say whether a parameter of columns is given as one number: Python's, NumPy's, or a NumPy array of no axes."""
+    if isinstance(given, np.ndarray):
+        return type(given) is np.ndarray and given.ndim == 0 and given.dtype.kind in "iuf"
+    return isinstance(given, numbers.Real) and not isinstance(given, bool)
+
+
+def _check_kinds(x: Any, arrays: Mapping[str, Any], may_be_numbers: Mapping[str, Any]) -> bool:
+    """Return whether x and all of the arrays are on a device; TypeError if some are and some are not.
+
+    may_be_numbers: those that need not be arrays.
+    """
+    on_device = check_kind("x", x)
+    for name, array in arrays.items():
+        if array is None or (name in may_be_numbers and is_number(array)):
+            continue
+        if check_kind(name, array) is not on_device:
+            raise TypeError(
+                f"x is {_place(on_device)} and {name} is {_place(not on_device)}: "
+                "move one with cupy.asarray or cupy.asnumpy, nothing is copied behind your back"
+            )
+    return on_device
+
+
+def _check_columns(columns: Mapping[str, Any], shape: tuple[int, ...], whose: str) -> dict[str, Any]:
+    """Return parameters of columns, without leading axes of one element that the columns do not have; numbers as they are."""
+    found = {}
+    for name, given in columns.items():
+        if is_number(given):
+            found[name] = given
+            continue
+        check_dtype(name, given)
+        extra = _extra(given.shape, len(shape))
+        array = given[(0,) * extra] if extra else given
+        try:
+            view(array).broadcast_to(shape)
+        except ValueError:
+            raise ValueError(
+                f"{name} has shape {given.shape}, {whose} {shape}: it must have that shape or broadcast to it"
+            ) from None
+        found[name] = array
+    return found
+
+
+def column(given: Any, x: Any, result: Dtype | None, whose: str) -> Any:
+    """Return a bias of x's last axis as an array of at most one axis. result: the result's dtype, None for x's."""
+    device = int(x.device.id) if devices.is_device_array(x) else -1
+    found = _check_columns({"bias": given}, x.shape[-1:], whose)
+    return _with_arrays(found, x, x.shape[-1:], result, device)["bias"]
+
+
+def _extra(shape: tuple[int, ...], axes: int) -> int:
+    """Return how many leading axes of one element an array has beyond so many axes."""
+    extra = max(0, len(shape) - axes)
+    return extra if all(extent == 1 for extent in shape[:extra]) else 0
+
+
+def _with_arrays(
+    columns: Mapping[str, Any], x: Any, shape: tuple[int, ...], result: Dtype | None, device: int
+) -> dict[str, Any]:
+    """Return parameters of columns with arrays for numbers: on a device of `shape`, on the host of no axes.
+
+    Such an array has x's dtype if that holds the number exactly, else the dtype of arithmetic; float64 if not even that
+    holds it.
+    """
+    found = dict(columns)
+    for name, given in columns.items():
+        if not is_number(given):
+            continue
+        try:
+            value = float(given)
+        except OverflowError:
+            raise ValueError(f"{name} is {plainly(given)}: it is beyond what float64 holds") from None
+        if device < 0:
+            found[name] = np.array(value)
+            continue
+        with np.errstate(over="ignore"):
+            for dtype in (x.dtype, compute_dtype(x.dtype, result or x.dtype)):
+                held = float(dtype.type(value))
+                if held == value or math.isnan(value):
+                    break
+        if math.isinf(held) and not math.isinf(value):
+            dtype = np.dtype(np.float64)
+        found[name] = uploads.filled(value, shape, dtype, device, name)
+    return found
+
+
+def _check_places(x: Any, arrays: Mapping[str, Any], name_of_x: str = "x") -> int:
+    """Return x's device; ValueError if another array is on another one, or elements lie where no kernel can read them."""
+    device = int(x.device.id)
+    for name, array in arrays.items():
+        if array is not None and not is_number(array) and array.device.id != device:
+            raise ValueError(f"{name_of_x} is on device {device} and {name} on device {array.device.id}")
+    for name, array in {name_of_x: x, **arrays}.items():
+        if array is not None and not is_number(array):
+            check_elements(name, array)
+    return device
+
+
+def check_elements(name: str, array: Any) -> None:
+    """ValueError if an element of a device array begins at no multiple of its size, where no kernel can read it."""
+    size = array.dtype.itemsize
+    if array.data.ptr % size:
+        raise ValueError(f"{name} starts at an address that is no multiple of its {size} bytes")
+    if any(step % size for step, extent in zip(array.strides, array.shape, strict=True) if extent > 1):
+        raise ValueError(
+            f"{name} has strides {array.strides}, no multiple of its elements' {size} bytes, as fields of packed records "
+            "have: copy it where it is made, before it comes to the device (numpy.ascontiguousarray)"
+        )
+
+
+def _result_dtype(dtype: Any, quantized: Dtype | None) -> Dtype | None:
+    if dtype is None:
+        return quantized
+    if quantized is not None:
+        raise ValueError(
+            f"dtype={plainly(dtype)} and quantize name two dtypes of the result: give one of them"
+        )
+    return dtype_of(dtype)
+
+
+def view(array: Any) -> View:
+    """Describe a device or host array."""
+    pointer = array.data.ptr if devices.is_device_array(array) else array.__array_interface__["data"][0]
+    return View(pointer, array.shape, array.strides, array.dtype)
+
+
+def check_kind(name: str, array: object) -> bool:
+    """Return True for a CuPy array and False for a NumPy array; TypeError for anything else.
+
+    Subclasses of both are taken where check_subclass takes them.
+    """
+    on_device = devices.is_device_array(array)
+    if on_device or isinstance(array, np.ndarray):
+        check_subclass(name, array, on_device=on_device)
+        return on_device
+    raise TypeError(
+        f"{name} is a {type(array).__module__}.{type(array).__qualname__}: give a NumPy or a CuPy array "
+        "(numpy.asarray, cupy.asarray, or cupy.from_dlpack make one)"
+    )
+
+
+def _place(on_device: bool) -> str:  # noqa: FBT001
+    return "a CuPy array (on a device)" if on_device else "a NumPy array (on the host)"
+
+
+def check_dtype(name: str, array: Any) -> None:
+    """TypeError that names the array if its dtype is not supported."""
+    try:
+        dtype_name(array.dtype)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}{conversion(name, array.dtype)}") from None
+
+
+def array_of_list(name: str, given: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, Any]:
+    """Return an array of a list of integers, of int64 if there are none; TypeError for lists that make no array."""
+    try:
+        made = np.asarray(given)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"{name} is {shown(given)}: its parts differ in length; give integers") from None
+    return made if made.size or made.dtype != np.float64 else made.astype(np.int64)
+
+
+def trailing_axes(axis: int | tuple[int, ...], shape: tuple[int, ...]) -> int:
+    """Return how many trailing axes `axis` names.
+
+    TypeError unless it is an integer or a tuple of integers; ValueError if they are not the trailing ones.
+    """
+    ndim = len(shape)
+    if type(axis) is int and ndim and axis in (-1, ndim - 1):
+        return 1
+    given = axis if isinstance(axis, tuple) else (axis,)
+    wanted = []
+    for each in given:
+        if isinstance(each, bool) or not isinstance(each, (int, np.integer)):
+            raise TypeError(
+                f"axis is {shown(axis)}: give an integer, or a tuple of integers such as (-2, -1)"
+            )
+        number = int(each)
+        if not -ndim <= number < ndim:
+            raise ValueError(f"axis {plainly(number)} is out of range: x has {ndim} axes, shape {shape}")
+        wanted.append(number % ndim)
+    if not wanted:
+        raise ValueError("axis is empty: name at least one axis")
+    if len(set(wanted)) != len(wanted):
+        raise ValueError(f"axis {axis} names an axis of x twice; x has {ndim} axes")
+    if sorted(wanted) != list(range(ndim - len(wanted), ndim)):
+        raise ValueError(
+            f"axis {axis} of an x of {ndim} axes: only trailing axes, such as -1 or (-2, -1), can be normalised; "
+            "move the axes to the end (moveaxis) and copy"
+        )
+    return len(wanted)
+
+
+def _not_contiguous(name: str, array: Any, axes: int) -> str:
+    return (
+        f"{name} has shape {array.shape} and strides {array.strides}: the last {axes} axes must be contiguous "
+        f"(rows may lie anywhere); cupy.ascontiguousarray({name}) makes a copy that is"
+    )
+
+
+def _allocate(on_device: bool, device: int, shape: tuple[int, ...], dtype: Dtype) -> Any:  # noqa: FBT001
+    if not on_device:
+        return np.empty(shape, dtype)
+    with devices.cupy().cuda.Device(device):
+        return devices.empty(shape, dtype)
+
+
+def _check_out(
+    out: Any,
+    shape: tuple[int, ...],
+    axes: int,
+    asked: Dtype | None,
+    read: Mapping[str, Any],
+    on_device: bool,  # noqa: FBT001
+    *,
+    quantized: bool = False,
+) -> None:
+    """Check an `out` against the result's shape and dtype, and against the arrays that are read, x the first of them."""
+    if not quantized:
+        check_dtype("out", out)
+    if out.shape != shape:
+        raise ValueError(
+            f"out has shape {out.shape}, {'x' if read['x'].shape == shape else 'the result'} has {shape}"
+        )
+    if asked is not None and out.dtype != asked:
+        raise ValueError(
+            f"out has dtype {out.dtype}, {'quantize' if quantized else 'dtype'} asks for {asked}"
+        )
+    if not on_device and not out.flags.writeable:
+        raise ValueError("out is read-only")
+    if out.size == 0:
+        return
+    here = view(out)
+    if on_device and not here.split(axes)[1].is_contiguous():
+        raise ValueError(_not_contiguous("out", out, axes))
+    reach = out.dtype.itemsize  # in bytes: on the host, strides need be no multiple of an element
+    for stride, extent in sorted((abs(s), e) for s, e in zip(out.strides, out.shape, strict=True) if e > 1):
+        if stride < reach:
+            raise ValueError(
+                f"out has shape {out.shape} and strides {out.strides}: its elements overlap one another"
+            )
+        reach = stride * (extent - 1) + reach
+    for name, array in read.items():
+        itself = (
+            name in {"x", "residual"} and array.shape == shape
+        )  # of which an element is read just before its result is written
+        there = view(array)
+        if itself and here == there:
+            continue
+        if _overlap(here, there):
+            raise ValueError(
+                f"out and {name} share memory" + (f" in part: give {name} itself, or other memory" * itself)
+            )
+
+
+def _overlap(a: View, b: View) -> bool:
+    """Say whether two views share a byte. NumPy solves it exactly; it never looks at the memory itself."""
+    try:
+        return bool(np.shares_memory(_shadow(a), _shadow(b), max_work=100_000))  # type: ignore[arg-type]  # numpy's stub knows two values of it
+    except np.exceptions.TooHardError:
+        return True
+
+
+class _Shadow:
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__array_interface__ = interface
+
+
+def _shadow(what: View) -> np.ndarray[Any, Any]:
+    """Return a NumPy array with the view's addresses, which must not be read."""
+    interface = {
+        "data": (what.pointer, True),
+        "shape": what.shape,
+        "strides": what.strides,
+        "typestr": f"|V{what.dtype.itemsize}",
+        "version": 3,
+    }
+    return np.asarray(_Shadow(interface))

@@ -1,0 +1,131 @@
+"""What a call wants beside a row op: a mask or a sum on the way in, quantisation on the way out."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cupynorm._dtypes import Dtype, quantized_dtype
+from cupynorm.call.arguments import Call, check_dtype
+from cupynorm.call.masks import Asked, Mask, mask_of
+from cupynorm.call.quantize import Quantize
+from cupynorm.host import reference
+from cupynorm.host.philox import Dropout
+from cupynorm.runtime import devices
+
+
+def quantize_of(given: Any) -> Quantize | None:
+    """Return what quantize= means: a Quantize, or the dtype of one with a scale for each row."""
+    if given is None or isinstance(given, Quantize):
+        return given
+    return Quantize(quantized_dtype(given, "quantize"))
+
+
+def _is_number(scale: Any) -> bool:
+    """Say whether a scale is given as a number, not as an array or not at all."""
+    if type(scale) is float or scale is None:
+        return scale is not None
+    return not isinstance(scale, np.ndarray) and not devices.is_device_array(scale)
+
+
+class Add(NamedTuple):
+    """What a norm is taken of: dropout(x + bias) + alpha * residual.
+
+    residual has x's shape, bias is a column like gamma. wants_sum: return that, too, in x's dtype.
+    """
+
+    residual: Any
+    bias: Any
+    alpha: float
+    dropout: Dropout | None
+    wants_sum: bool
+
+
+class Extras(NamedTuple):
+    """What a call of a row op has fused around it: at most one of a mask and an add, and what becomes of the result."""
+
+    masked: Asked | None = None
+    add: Add | None = None
+    quantize: Quantize | None = None
+
+    @property
+    def dtype(self) -> Dtype | None:
+        """The result's dtype, where this says it."""
+        return None if self.quantize is None else self.quantize.dtype
+
+    def given(self) -> tuple[Any, ...]:
+        """Return everything that may be an array, in a fixed order; None where there is none."""
+        masked, adds = self.masked or Asked(), self.add
+        scale = None if self.quantize is None or _is_number(self.quantize.scale) else self.quantize.scale
+        added = (None, None) if adds is None else (adds.residual, adds.bias)
+        return (masked.where, masked.bias, masked.lengths, *added, scale)
+
+    def options(self) -> tuple[Any, ...]:
+        """Return what else it says, but for the seed and the offset of a dropout: calls alike in it run alike."""
+        masked, adds, quantize = self.masked or Asked(), self.add, self.quantize
+        given = (masked.causal, masked.causal_offset, masked.window)
+        band = (*given, *map(type, given))
+        if isinstance(masked.window, tuple):
+            band = (*band, *map(type, masked.window))
+        # types, because 1 and 1.0 equal True and hash alike, but are not all allowed
+        padded = (masked.left_padded, type(masked.left_padded))
+        mask = (masked.scale, type(masked.scale), *padded, *band)
+        add = None if adds is None else (adds.alpha, adds.dropout and adds.dropout.p, adds.wants_sum)
+        scale = None if quantize is None or not _is_number(quantize.scale) else quantize.scale
+        return (mask, add, None if quantize is None else (quantize.dtype, quantize.scale is None, scale))
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the arrays by name that are no columns."""
+        found = {} if self.masked is None else self.masked.arrays()
+        if self.add is not None:
+            found["residual"] = self.add.residual
+        scale = None if self.quantize is None else self.quantize.scale
+        if isinstance(scale, np.ndarray) or devices.is_device_array(scale):
+            found["quantize.scale"] = scale
+        return found
+
+    def with_bias(self, bias: Any) -> Extras:
+        """Return the same with the bias of a sum as it was checked."""
+        return self if self.add is None else self._replace(add=self.add._replace(bias=bias))
+
+    def checked(self, call: Call) -> CheckedExtras:
+        """Check what depends on x, and allocate the further results of a call that is checked otherwise."""
+        x = call.x
+        mask = None if self.masked is None else mask_of(self.masked, x.shape, call.axes)
+        total = scales = None
+        if self.add is not None:
+            check_dtype("residual", self.add.residual)
+            if self.add.residual.shape != x.shape:
+                raise ValueError(f"residual has shape {self.add.residual.shape}, x has {x.shape}")
+            if self.add.wants_sum:
+                total = call.empty(x.shape, x.dtype)
+        if self.quantize is not None and self.quantize.per_row:
+            scales = call.empty_statistic()
+        return CheckedExtras(mask, self.add, self.quantize, scales, total)
+
+
+class CheckedExtras(NamedTuple):
+    """Checked extras, with the results that it adds to the op's, in their order."""
+
+    mask: Mask | None
+    add: Add | None
+    quantize: Quantize | None
+    scales: Any
+    total: Any
+
+    @property
+    def results(self) -> tuple[Any, ...]:
+        """The results that it adds: scales, then the sum."""
+        return tuple(each for each in (self.scales, self.total) if each is not None)
+
+    def on_host(self) -> reference.Extras:
+        """Return it for NumPy arrays."""
+        add = quantize = None
+        if self.add is not None:
+            residual, bias, alpha, dropout, _ = self.add
+            add = reference.Adding(residual, bias, alpha, dropout, self.total)
+        if self.quantize is not None:
+            scale = None if self.quantize.per_row else self.quantize.host_scale
+            quantize = reference.Quantizing(scale, self.scales)
+        return reference.Extras(None if self.mask is None else self.mask.on_host(), add, quantize)

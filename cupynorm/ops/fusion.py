@@ -1,0 +1,351 @@
+"""fuse: an op with a user's functions around it, in one kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cupynorm._dtypes import compute_dtype, dtype_name
+from cupynorm._options import boolean, eps_of
+from cupynorm.call.arguments import Call, _overlap, _place, check, check_elements, check_kind, is_number, view
+from cupynorm.invoke import fused_calls, fusion_calls, row_ops
+from cupynorm.invoke.fused_calls import Function
+from cupynorm.invoke.fusion_calls import FusedCall, Operand
+from cupynorm.invoke.row_ops import RowOp
+from cupynorm.lower.tracing import DeviceFunction, TraceError, trace
+from cupynorm.ops.norm import LAYER_NORM, RMS_NORM, layer_norm, rms_norm
+from cupynorm.ops.softmax import LOG_SOFTMAX, SOFTMAX, log_softmax, softmax
+
+OPS: dict[Any, RowOp] = {
+    layer_norm: LAYER_NORM,
+    rms_norm: RMS_NORM,
+    softmax: SOFTMAX,
+    log_softmax: LOG_SOFTMAX,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Fusion:
+    """An op with a load before it and a store behind it; fuse makes it. Equal ones run the same kernels.
+
+    Call it as f(x, *load_operands, *store_operands, **arguments), see fuse.
+    """
+
+    op: RowOp
+    load: Function | None
+    store: Function | None
+    load_operands: tuple[str, ...]
+    store_operands: tuple[str, ...]
+    keep_loaded: bool
+    eps: float  # the op's default
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The op's own arguments, all by keyword."""
+        eps, stats = ("eps",) * self.op.has_eps, ("return_stats",) * bool(self.op.stats)
+        return (*self.op.columns, "axis", *eps, "out", "dtype", *stats, "plan")
+
+    @property
+    def results(self) -> int:
+        """How many arrays come back, statistics not counted."""
+        return (self.store.outputs if self.store is not None else 1) + self.keep_loaded
+
+    def __call__(self, x: Any, /, *operands: Any, **arguments: Any) -> Any:
+        """Run the fusion; arguments, results and errors are in fuse."""
+        own = {name: arguments.pop(name) for name in self.arguments if name in arguments}
+        given = self._bind(operands, arguments)
+        arrays = (x, own.get("gamma"), own.get("beta"), *map(_array, given))
+        outs = self._split(own.get("out"))
+        known = self._key((*arrays, *outs), given, own)
+        calls = row_ops.calls_of_thread()
+        found = None if known is None else calls.fused.get(known[0])
+        if known is not None and found is not None:
+            made = found.run(calls.kind, calls.stream(x.data.device_id).ptr, known[1], (0, 0))
+            if made is not None:
+                new = iter(made)
+                return _alone((*(next(new) if each is None else each for each in outs), *new))
+        call = self._check(x, given, **own)
+        if call.on_device and (is_number(own.get("gamma")) or is_number(own.get("beta"))):
+            return self(x, *given, **(own | dict(call.columns)))
+        kept = (call.loaded,) if self.keep_loaded else ()
+        results = (*call.outs, *kept, *call.stats)
+        if call.x.size and call.on_device:
+            launched = fusion_calls.run(call)
+            if known is not None:
+                made = [
+                    each
+                    for each, asked in zip(results, (*outs, *(None,) * len(call.stats)), strict=True)
+                    if asked is None
+                ]
+                fused_calls.remember(known[0], launched, (*arrays, *outs), made, None, self)
+        elif call.x.size:
+            fusion_calls.run_on_host(call)
+        return _alone(results)
+
+    def _key(
+        self, arrays: Sequence[Any], given: Sequence[Any], own: Mapping[str, Any]
+    ) -> tuple[Any, list[int]] | None:
+        """Return what says that calls are alike (_remembered.Calls.key); None where options do not hash."""
+        options: tuple[Any, ...] = tuple(
+            (name, each, type(each)) for name, each in own.items() if name not in _ARRAYS
+        )
+        axis = own.get("axis")
+        if isinstance(axis, tuple):  # (True, 2) and (1.0, 2) equal (1, 2), but name no axes
+            options += tuple(map(type, axis))
+        # repr tells 0.0 and -0.0 apart
+        values = tuple(None if _array(each) is not None else (repr(each), type(each)) for each in given)
+        try:
+            known = row_ops.calls_of_thread().key(
+                arrays, own.get("out") is not None, (id(self), options, values)
+            )
+            hash(known and known[0])
+        except TypeError:
+            return None
+        return known
+
+    def _bind(self, operands: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        """Return one operand for each parameter of load, then of store."""
+        names = (*self.load_operands, *self.store_operands)
+        if len(operands) > len(names):
+            raise TypeError(f"{len(operands)} operands were given: {self._wanted()}")
+        values = dict(enumerate(operands))
+        for name, value in named.items():
+            if names.count(name) > 1:
+                raise TypeError(f"{name}= is a parameter of both load and store: give it by position")
+            if name not in names:
+                raise TypeError(
+                    f"unexpected argument {name}=: {self._wanted()}, {self.op.name}'s own arguments are "
+                    f"{', '.join(self.arguments)}"
+                )
+            if names.index(name) in values:
+                raise TypeError(f"{name} was given twice, by position and by name")
+            values[names.index(name)] = value
+        missing = [name for index, name in enumerate(names) if index not in values]
+        if missing:
+            raise TypeError(f"no operand was given for {', '.join(missing)}: {self._wanted()}")
+        return [values[index] for index in range(len(names))]
+
+    def _wanted(self) -> str:
+        parts = (
+            f"{role} takes {', '.join(names) or 'none'}"
+            for role, names, function in (
+                ("load", self.load_operands, self.load),
+                ("store", self.store_operands, self.store),
+            )
+            if function is not None
+        )
+        return f"after x, {' and '.join(parts)}"
+
+    def _check(
+        self,
+        x: Any,
+        given: Sequence[Any],
+        *,
+        gamma: Any = None,
+        beta: Any = None,
+        axis: int | tuple[int, ...] = -1,
+        eps: float | None = None,
+        out: Any = None,
+        dtype: Any = None,
+        return_stats: bool = False,
+        plan: Any = None,
+    ) -> FusedCall:
+        return_stats = boolean("return_stats", return_stats)
+        exact = eps_of(self.eps if eps is None else eps) if self.op.has_eps else 0.0
+        columns = {"gamma": gamma, "beta": beta}
+        outs = self._split(out)
+        first = check(x, axis=axis, out=outs[0], dtype=dtype, plan=plan, columns=columns)
+        names = (*self.load_operands, *self.store_operands)
+        operands = [_operand(name, value, first) for name, value in zip(names, given, strict=True)]
+        written = [first.out]
+        for index, each in enumerate(outs[1:], 1):
+            is_loaded = self.keep_loaded and index == len(outs) - 1
+            asked = None if is_loaded else dtype
+            written.append(check(x, axis=axis, out=each, dtype=asked, plan=plan, columns=columns).out)
+        given_outs = [each for each, wanted in zip(written, outs, strict=True) if wanted is not None]
+        _check_memory(given_outs, operands)
+        compute = compute_dtype(first.x.dtype, *(each.dtype for each in written))
+        wide = next((each for each in written if each.dtype == compute), first.out)
+        stats = [first._replace(out=wide).empty_statistic() for _ in self.op.stats] if return_stats else []
+        at = len(self.load_operands)
+        return FusedCall(
+            op=self.op,
+            load=self.load,
+            store=self.store,
+            on_device=first.on_device,
+            device=first.device,
+            x=first.x,
+            axes=first.axes,
+            columns=first.columns,
+            eps=exact,
+            load_operands=tuple(operands[:at]),
+            store_operands=tuple(operands[at:]),
+            outs=tuple(written[:-1] if self.keep_loaded else written),
+            loaded=written[-1] if self.keep_loaded else None,
+            stats=tuple(stats),
+            compute=compute,
+            plan=plan,
+        )
+
+    def _split(self, out: Any) -> tuple[Any, ...]:
+        """Return one given output, or None, for each result."""
+        if out is None:
+            return (None,) * self.results
+        outs = out if isinstance(out, tuple) else (out,)
+        if len(outs) != self.results:
+            order = "store's results in order" + (", then the loaded values" if self.keep_loaded else "")
+            raise ValueError(
+                f"out has {len(outs)} arrays, the fusion {self.results} results: give a tuple of {self.results} "
+                f"({order}), None where one is to be allocated"
+            )
+        return outs
+
+
+def fuse(
+    op: Callable[..., Any],
+    load: Callable[..., Any] | DeviceFunction | None = None,
+    store: Callable[..., Any] | DeviceFunction | None = None,
+    keep_loaded: bool = False,  # noqa: FBT001, FBT002  a switch, written by name
+) -> Fusion:
+    """Return store(op(load(x))) as one function, which runs as one kernel on CuPy arrays and with NumPy on NumPy arrays.
+
+    op is cupynorm.layer_norm, rms_norm, softmax or log_softmax. load is a function of an element of x and of operands;
+    store is one of an element of the op's result (gamma and beta included) and of operands, and may return a tuple:
+    several results. Both run once, here, on stand-ins for numbers; what they do with them becomes C++ and NumPy.
+
+        skip_norm = fuse(layer_norm, load=lambda x, r, b: x + r + b, keep_loaded=True)
+        y, h = skip_norm(x, residual, bias, gamma=gamma, beta=beta)
+
+    They may use + - * /, ** (to integers from -16 to 16, 0.5 and -0.5), abs, comparisons, & | ~ between conditions,
+    Python's and NumPy's numbers, the functions of cupynorm.functions, and those of NumPy with the same names. A condition
+    counts as 1 or 0. Numbers that they capture are part of the kernel: what changes from call to call should be an operand.
+
+    The result is called as f(x, *operands of load, *operands of store, **the op's own arguments): gamma, beta, eps, axis,
+    dtype, out, return_stats and plan, as far as the op has them. An operand can be given by its parameter's name unless
+    both functions have it. An operand is an array of x's kind, on x's device, that broadcasts to x's shape (full, per
+    column, per row, or one element), of float16, bfloat16, float32, float64, bool or integers; or a Python number.
+    It is converted to the type of arithmetic: float32, or float64 if x or a result is float64 (on NumPy arrays always
+    float64).
+
+    What comes back has x's shape: store's results, in the dtype of `out`, else `dtype`, else x's, each rounded once; with
+    keep_loaded then what load returned, rounded once to x's dtype (the op goes on with the unrounded value); with
+    return_stats then the op's statistics, of what was loaded. One array comes alone, several as a tuple; `out` is given
+    likewise, None where an array is to be allocated. An output may be x or an operand itself, and share memory with
+    nothing else that the call is given.
+
+    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+
+    load and store can be a DeviceFunction: a CUDA struct with a host twin.
+
+    Raises TraceError (a TypeError), which names the line of the function, for branches on traced values, unknown functions,
+    captured arrays, defaults and the like; when called, TypeError and ValueError as the op does, for operands too.
+    """
+    if not callable(op) or inspect.isclass(op) or op not in OPS:
+        allowed = ", ".join(f"cupynorm.{each.name}" for each in OPS.values())
+        raise TypeError(f"op is {op!r}: use {allowed}")
+    keep_loaded = boolean("keep_loaded", keep_loaded)
+    if load is None and store is None:
+        raise TypeError(f"there is nothing to fuse with {op.__name__}: give load, store or both")
+    if keep_loaded and load is None:
+        raise TypeError("keep_loaded=True without load: what is loaded is x itself")
+    load_function, load_names = _function(load, "load")
+    store_function, store_names = _function(store, "store")
+    row_op = OPS[op]
+    default = inspect.signature(op).parameters["eps"].default if row_op.has_eps else 0.0
+    fusion = Fusion(row_op, load_function, store_function, load_names, store_names, keep_loaded, default)
+    for role, names in (("load", load_names), ("store", store_names)):
+        for name in names:
+            if name in fusion.arguments:
+                raise TraceError(
+                    f"{name}, a parameter of {role}, is an argument of {row_op.name}: call it otherwise"
+                )
+    if load_function is not None and load_function.outputs != 1:
+        raise TraceError(f"load returns {load_function.outputs} values: what the op takes is one")
+    return fusion
+
+
+def _function(what: Any, role: str) -> tuple[Function | None, tuple[str, ...]]:
+    """Return a load or store as a value, and the names of its operands."""
+    if what is None:
+        return None, ()
+    if isinstance(what, DeviceFunction):
+        return what, tuple(f"{role}{index}" for index in range(1, what.inputs))
+    expression, names = trace(what, role)
+    return expression, names[1:]
+
+
+_ARRAYS = {"gamma", "beta", "out"}
+
+
+def _alone(results: tuple[Any, ...]) -> Any:
+    return results if len(results) > 1 else results[0]
+
+
+def _array(value: Any) -> Any:
+    """Return an operand if it is no number, else None."""
+    return None if isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)) else value
+
+
+def _operand(name: str, value: Any, call: Call) -> Operand:
+    """Check one operand, and say along which axes it varies."""
+    if isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
+        try:
+            return Operand(name, "value", None, float(value))
+        except OverflowError:
+            raise ValueError(f"{name} is beyond what float64 holds: give a number below 1e308") from None
+    try:
+        on_device = check_kind(name, value)
+    except TypeError as error:
+        raise TypeError(f"{error}; or a Python number") from None
+    if on_device is not call.on_device:
+        raise TypeError(
+            f"x is {_place(call.on_device)} and {name} is {_place(on_device)}: "
+            "move one with cupy.asarray or cupy.asnumpy, nothing is copied behind your back"
+        )
+    if value.dtype.kind not in "biu" or not value.dtype.isnative:
+        try:
+            dtype_name(value.dtype)
+        except TypeError as error:
+            raise TypeError(f"{name}: {error}, bool, or integers") from None
+    shape = call.x.shape
+    try:
+        view(value).broadcast_to(shape)
+    except ValueError:
+        raise ValueError(
+            f"{name} has shape {value.shape}, x has {shape}: it must have that shape or broadcast to it"
+        ) from None
+    if on_device:
+        if value.device.id != call.device:
+            raise ValueError(f"x is on device {call.device} and {name} on device {value.device.id}")
+        check_elements(name, value)
+    at = len(shape) - call.axes
+    own = (1,) * (len(shape) - value.ndim) + value.shape
+    between, within = any(extent != 1 for extent in own[:at]), any(extent != 1 for extent in own[at:])
+    if value.shape == shape:
+        kind = "full"  # also where x has one row: it lies as x does
+    else:
+        kind = {(True, True): "full", (False, True): "column", (True, False): "row"}.get(
+            (between, within), "scalar"
+        )
+    return Operand(name, kind, value)
+
+
+def _check_memory(outs: Sequence[Any], operands: Sequence[Operand]) -> None:
+    """Refuse outputs that share memory, unless one is the very view that an operand is."""
+    views = [view(each) for each in outs if each.size]
+    for index, each in enumerate(views):
+        if any(_overlap(each, other) for other in views[:index]):
+            raise ValueError("two outputs share memory")
+        for operand in operands:
+            if operand.array is None or not operand.array.size:
+                continue
+            other = view(operand.array)
+            if each != other and _overlap(each, other):
+                raise ValueError(
+                    f"an output and {operand.name} share memory: give {operand.name} itself if it has x's shape and dtype, "
+                    "or other memory"
+                )

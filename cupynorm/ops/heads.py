@@ -1,0 +1,191 @@
+"""add_qkv_bias, split_heads and merge_heads: between rows of hidden elements and attention's heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cupynorm._dtypes import dtype_of
+from cupynorm._options import integer, plainly
+from cupynorm.call import arguments, asking
+from cupynorm.host.reference import _round
+from cupynorm.invoke import head_calls
+from cupynorm.runtime import devices
+
+# What split_heads does to one row of x, heads = 3, head size = 2, and what merge_heads undoes:
+#
+#   x[b, s]        a a b b c c
+#   y[b, 0, s]     a a            head 0 of all tokens lies together, so that attention's products
+#   y[b, 1, s]         b b        read [seq, head size] matrices
+#   y[b, 2, s]             c c
+
+
+def add_qkv_bias(qkv: Any, bias: Any = None, *, heads: int, out: Any = None, dtype: Any = None) -> Any:
+    """Return queries, keys and values by heads: qkv + bias, transposed, as one array of shape [3, ..., heads, seq, head size].
+
+    qkv is what one product with the three weights beside one another gives, [..., seq, 3 * hidden]: the queries' hidden
+    elements, the keys', the values'; hidden = heads * head size, any of both. bias has 3 * hidden elements in that order, or
+    broadcasts to them. `q, k, v = add_qkv_bias(...)` takes the result apart.
+
+        y[p, ..., h, s, d] = qkv[..., s, (p * heads + h) * head size + d] + bias[(p * heads + h) * head size + d]
+
+    Arrays are CuPy's or NumPy's, of float16, bfloat16, float32 or float64, with any strides. What comes back is of qkv's
+    kind, and has the dtype of `out`, else `dtype`, else qkv's; each element is rounded once (on a device from a sum in
+    float32, or float64 where an array has it). The step is the one that FasterTransformer 1.0 names add_QKV_bias, without
+    its limits on hidden and head size. On a device it is one launch, on the current stream; nothing is synchronised.
+
+    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+
+    Raises TypeError for arrays of another kind or dtype, or of both kinds in one call; ValueError for shapes, heads or an
+    `out` that do not fit, an `out` that shares memory with an input, or arrays of several devices.
+    """
+    return _split(qkv, bias, heads, 3, "qkv", out, dtype)
+
+
+def split_heads(x: Any, bias: Any = None, *, heads: int, out: Any = None, dtype: Any = None) -> Any:
+    """Return x + bias by heads: [..., seq, heads * head size] becomes [..., heads, seq, head size].
+
+        y[..., h, s, d] = x[..., s, h * head size + d] + bias[h * head size + d]
+
+    Arrays, dtypes, `out` and errors are as in add_qkv_bias, of which this is the form for one array.
+
+    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+    """
+    return _split(x, bias, heads, 1, "x", out, dtype)
+
+
+def merge_heads(x: Any, *, out: Any = None, dtype: Any = None) -> Any:
+    """Return heads side by side again: [..., heads, seq, head size] becomes [..., seq, heads * head size].
+
+        y[..., s, h * head size + d] = x[..., h, s, d]
+
+    It undoes split_heads. Arrays, dtypes, `out` and errors are as in add_qkv_bias.
+
+    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+    """
+    key = head_calls.key_of("merge", x, None, 0, out, dtype)
+    y = None if key is None else head_calls.again(key, x, None, out)
+    if y is not None:
+        return y
+    on_device = _check("x", x, None, out)
+    if x.ndim < 3:  # noqa: PLR2004  heads, seq, head size
+        raise ValueError(f"x has shape {x.shape}: its last three axes must be heads, seq and head size")
+    *leading, heads, seq, size = x.shape
+    y = _output("x", x, None, (*leading, seq, heads * size), out, dtype)
+
+    def places() -> tuple[head_calls.Places, head_calls.Places, None]:
+        return (
+            head_calls.by_heads(arguments.view(x), 1),
+            head_calls.by_rows(arguments.view(y), 1, heads),
+            None,
+        )
+
+    if not on_device:
+        asking.answer(lambda: head_calls.spelled(*places()))
+        _write(x.swapaxes(-3, -2), None, y.reshape(*leading, seq, heads, size))
+    elif x.size:
+        head_calls.launch(*places(), y, key)
+    return y
+
+
+def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype: Any) -> Any:
+    key = head_calls.key_of(parts, x, bias, heads, out, dtype)
+    y = None if key is None else head_calls.again(key, x, bias, out)
+    if y is not None:
+        return y
+    on_device = _check(name, x, bias, out)
+    if x.ndim < 2:  # noqa: PLR2004  seq, hidden
+        raise ValueError(f"{name} has shape {x.shape}: its last two axes must be seq and hidden elements")
+    count = integer("heads", heads)
+    *leading, seq, columns = x.shape
+    if count < 1 or columns % (parts * count):
+        each = f"{parts} * {plainly(count)}" if parts > 1 else plainly(count)
+        raise ValueError(
+            f"heads is {plainly(count)}: the {columns} columns of {name} are no multiple of {each}"
+        )
+    size = columns // (parts * count)
+    if bias is not None:
+        asked = _dtype_of_result(out, dtype)
+        given, bias = bias, arguments.column(bias, x, asked, f"the last axis of {name} has")
+        if on_device and arguments.is_number(given):
+            return _split(x, bias, heads, parts, name, out, dtype)
+    parted = (parts,) if parts > 1 else ()
+    y = _output(name, x, bias, (*parted, *leading, count, seq, size), out, dtype)
+    places = (
+        head_calls.by_rows(arguments.view(x), parts, count),
+        head_calls.by_heads(arguments.view(y), parts),
+        None if bias is None else arguments.view(bias),
+    )
+    if on_device:
+        if x.size:
+            head_calls.launch(*places, y, key)
+        return y
+    asking.answer(lambda: head_calls.spelled(*places))
+    target = y if parted else y[np.newaxis]
+    for part in range(parts):
+        columns_of_part = slice(part * count * size, (part + 1) * count * size)
+        source = x[..., columns_of_part].reshape(*leading, seq, count, size).swapaxes(-3, -2)
+        shift = bias
+        if bias is not None and bias.shape == (columns,):
+            shift = bias[columns_of_part].reshape(count, 1, size)
+        _write(source, shift, target[part])
+    return y
+
+
+def _check(name: str, x: Any, bias: Any, out: Any) -> bool:
+    """Return whether the arrays are on a device; raise for other kinds, dtypes and places than can be computed."""
+    arrays = {"bias": None if arguments.is_number(bias) else bias, "out": out}
+    on_device = arguments.check_kind(name, x)
+    for other, array in arrays.items():
+        if array is not None and arguments.check_kind(other, array) is not on_device:
+            here, there = arguments._place(on_device), arguments._place(not on_device)  # noqa: SLF001
+            raise TypeError(f"{name} is {here} and {other} is {there}: nothing is copied behind your back")
+    for other, array in {name: x, **arrays}.items():
+        if array is not None:
+            arguments.check_dtype(other, array)
+    if on_device:
+        arguments._check_places(x, arrays, name)  # noqa: SLF001
+    return on_device
+
+
+def _dtype_of_result(out: Any, dtype: Any) -> Any:
+    """Return what `out` or `dtype` say of the result's dtype; None for x's."""
+    if out is not None:
+        return out.dtype
+    return None if dtype is None else dtype_of(dtype)
+
+
+def _output(name: str, x: Any, bias: Any, shape: tuple[int, ...], out: Any, dtype: Any) -> Any:
+    """Return `out` if it fits, else a new array."""
+    asked = None if dtype is None else dtype_of(dtype)
+    if out is None:
+        on_device = devices.is_device_array(x)
+        place = int(x.device.id) if on_device else -1
+        return arguments._allocate(on_device, place, shape, asked or x.dtype)  # noqa: SLF001
+    if out.shape != shape:
+        raise ValueError(f"out has shape {out.shape}, the result has {shape}")
+    if asked is not None and out.dtype != asked:
+        raise ValueError(f"out has dtype {out.dtype}, dtype asks for {asked}")
+    if not out.flags.c_contiguous:
+        raise ValueError(f"out has shape {out.shape} and strides {out.strides}: it must be contiguous")
+    if not devices.is_device_array(out) and not out.flags.writeable:
+        raise ValueError("out is read-only")
+    for other, array in {name: x, "bias": bias}.items():
+        if array is not None and arguments._overlap(arguments.view(out), arguments.view(array)):  # noqa: SLF001
+            raise ValueError(f"out and {other} share memory: elements move, so give other memory")
+    return out
+
+
+def _write(source: Any, shift: Any, target: Any) -> None:
+    """Write source + shift to target, rounded once; the shapes are the target's, and the shift broadcasts."""
+    if shift is None and source.dtype == target.dtype:
+        target[...] = source
+        return
+    # one float32 sum is rounded once; others are made in float64, and what counts is the rounding to the target's dtype
+    plain = target.dtype == source.dtype == np.float32 and (shift is None or shift.dtype == np.float32)
+    compute = np.dtype(np.float32 if plain else np.float64)
+    total = source.astype(compute, copy=False)
+    if shift is not None:
+        total = total + shift.astype(compute, copy=False)
+    target[...] = _round(total, target.dtype)

@@ -1,0 +1,1 @@
+"""The device, the compiler, caches on disk, and launches."""

@@ -1,0 +1,145 @@
+"""Compiled kernels on disk, so that a new process neither loads the compiler nor waits for it.
+
+A cache is a matter of speed only: whatever is wrong with the folder or a file in it is a miss, never an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING
+
+from cupynorm._values import NamedTuple
+from cupynorm.runtime import cache_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["Cubin", "distrust", "folder", "key", "load", "store", "usage"]
+
+FORMAT = "1"  # of the files, and of what goes into a key
+MAGIC = b"\x93cupynorm cubin 1\n"  # starts with no letter: neither an ELF nor a PTX does that
+CHECKSUM_BYTES = 32
+MOST_BYTES = 256 << 20
+DAY = 86400
+UNUSED_SECONDS = 90 * DAY
+ABANDONED_SECONDS = 3600  # no writer takes that long: it has died
+SUFFIX, UNFINISHED = ".cubin", ".new"
+
+
+class Cubin(NamedTuple):
+    """A compiled module with one kernel."""
+
+    image: bytes
+    lowered_name: str  # the kernel's, as the driver knows it
+    compiler: str  # who made it, for those who look into the file
+
+
+def folder() -> Path:
+    """Return the folder that holds the files."""
+    return cache_folder.folder() / "cubins"
+
+
+def key(*parts: str) -> str:
+    """Return the name of what was compiled from these parts."""
+    import hashlib  # noqa: PLC0415  4 ms, which `import cupynorm` need not wait for
+
+    return hashlib.sha256("\0".join((FORMAT, *parts)).encode()).hexdigest()
+
+
+def distrust() -> str:
+    """Say why the folder is not used; empty where it can be, also if it is not there yet.
+
+    A cubin is code that runs: nobody else may have written it. Root could anyway, and may fill a folder for everyone.
+    """
+    return cache_folder.distrust(folder())
+
+
+def load(key: str) -> Cubin | None:
+    """Return what was stored under this key; None if there is nothing whole that can be trusted."""
+    if distrust():
+        return None
+    path = folder() / (key + SUFFIX)
+    try:
+        data, used = cache_folder.read(path)
+    except OSError:
+        return None
+    found = _decode(key, data)
+    if found is not None and time.time() - used > DAY:
+        with contextlib.suppress(OSError):  # read-only, or pruned by somebody else
+            os.utime(path)
+    return found
+
+
+def store(key: str, cubin: Cubin) -> bool:
+    """Keep a cubin, in one step that no reader sees half done; say whether it was kept."""
+    if distrust():
+        return False
+    home = folder()
+    unfinished = home / (key + "." + os.urandom(8).hex() + UNFINISHED)
+    try:
+        home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        home.mkdir(mode=0o700, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        with os.fdopen(os.open(unfinished, flags, 0o600), "wb") as file:
+            file.write(_encode(key, cubin))
+        unfinished.replace(home / (key + SUFFIX))
+    except OSError:  # unwritable, full, or on Windows open in another process
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        return False
+    _prune()
+    return True
+
+
+def usage() -> tuple[int, int]:
+    """Return how many files there are, and their bytes."""
+    sizes = [status.st_size for _, status in _files()]
+    return len(sizes), sum(sizes)
+
+
+def _checksum(key: str, body: bytes) -> bytes:
+    import hashlib  # noqa: PLC0415
+
+    return hashlib.sha256(key.encode() + body).digest()  # with the key: a file under another name is foreign
+
+
+def _encode(key: str, cubin: Cubin) -> bytes:
+    """Lay out a file: magic, checksum of the rest, two lengths of 4 bytes, name, compiler, image."""
+    texts = [each.encode() for each in (cubin.lowered_name, cubin.compiler)]
+    body = b"".join([*(len(each).to_bytes(4, "little") for each in texts), *texts, cubin.image])
+    return MAGIC + _checksum(key, body) + body
+
+
+def _decode(key: str, data: bytes) -> Cubin | None:
+    start = len(MAGIC) + CHECKSUM_BYTES
+    body = data[start:]
+    if data[: len(MAGIC)] != MAGIC or data[len(MAGIC) : start] != _checksum(key, body):
+        return None
+    name = 8 + int.from_bytes(body[:4], "little")
+    compiler = name + int.from_bytes(body[4:8], "little")
+    return Cubin(body[compiler:], body[8:name].decode(), body[name:compiler].decode())
+
+
+def _files() -> Iterator[tuple[str, os.stat_result]]:
+    """Give path and status of every file of ours; those that vanish meanwhile are left out."""
+    with contextlib.suppress(OSError), os.scandir(folder()) as entries:
+        for entry in entries:
+            if entry.name.endswith((SUFFIX, UNFINISHED)):
+                with contextlib.suppress(OSError):
+                    yield entry.path, entry.stat(follow_symlinks=False)
+
+
+def _prune() -> None:
+    """Remove what nobody has used for long, then the longest unused until the rest fits."""
+    now = time.time()
+    total = 0
+    for path, status in sorted(_files(), key=lambda each: -each[1].st_mtime):
+        total += status.st_size
+        longest = ABANDONED_SECONDS if path.endswith(UNFINISHED) else UNUSED_SECONDS
+        if total > MOST_BYTES or now - status.st_mtime > longest:
+            total -= status.st_size
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108

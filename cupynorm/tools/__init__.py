@@ -1,0 +1,1 @@
+"""What the command does: explain, measure, tune, test, and process files."""

@@ -1,0 +1,256 @@
+"""What a call would launch, and why: nothing is launched, and no device is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from cupynorm._dtypes import Dtype, dtype_of
+from cupynorm._options import LONGEST
+from cupynorm.call import asking
+from cupynorm.call.arguments import trailing_axes
+from cupynorm.invoke import elementwise_calls, head_calls, row_ops
+from cupynorm.lower.mirrors import View
+from cupynorm.plan.limits import RECORDED, Limits, active_blocks
+from cupynorm.plan.planner import Plan, Problem
+from cupynorm.runtime import compiler, devices
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cupynorm.catalog.forms import Arrays, Form
+    from cupynorm.invoke.row_ops import RowOp, Spelled
+    from cupynorm.runtime.nvrtc import Cubin
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What a call would launch, and why.
+
+    problem, plan: those of plan/planner.py, or of an op that is no row op the numbers of its one kernel.
+    source: where the plan comes from: "table" (of plan/planner.py), "tuned" (`cupynorm tune` found it) or "wanted" (by plan=).
+    registers: None where no compiler was there to ask.
+    """
+
+    op: str
+    device: str
+    problem: Problem | Mapping[str, Any]
+    plan: Plan | Mapping[str, Any]
+    source: str
+    registers: int | None
+    occupancy: float  # threads resident / threads that an SM can hold
+    bytes_moved: int
+    kernel: str
+    note: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields, for JSON."""
+        return dataclasses.asdict(self)
+
+
+CLUSTER_GROUP = 16  # multiprocessors that a cluster stays within
+MOST_BYTES = 2**63  # an array has fewer
+REGISTER_BOUND = 64  # what a block of 1024 threads can have at most: the guess where nobody can be asked
+
+
+def explain(
+    op: RowOp,
+    shape: tuple[int, ...],
+    dtype: Any,
+    *,
+    axis: int | tuple[int, ...] = -1,
+    out_dtype: Any = None,
+    gamma_dtype: Any = None,
+    plan: str | Plan | None = None,
+    device: str | None = None,
+) -> Explanation:
+    """Say what op(x) would launch for a contiguous, aligned x, on a device of RECORDED or the present one.
+
+    Registers come from the compiler (NVRTC needs no device); without NVRTC the kernel's upper bound stands for them.
+    Raises ValueError for an unknown device or a variant that cannot hold the row, NoDeviceError if there is no device to ask.
+    """
+    limits = _limits(device)
+    x_dtype = dtype_of(dtype)
+    y_dtype = dtype_of(out_dtype) if out_dtype is not None else x_dtype
+    axes = trailing_axes(axis, shape)
+    _check_shape(shape, x_dtype)
+    weight = dtype_of(gamma_dtype) if gamma_dtype is not None else x_dtype
+    parameters = len(op.columns) * math.prod(shape[len(shape) - axes :]) * weight.itemsize
+    moved = math.prod(shape) * (x_dtype.itemsize + y_dtype.itemsize) + parameters
+    what = spelled_op(op, shape, x_dtype, y_dtype, weight, axes)
+    return _planned(op.name, what, limits, plan, moved, tuned=device is None)
+
+
+def spelled_op(
+    op: RowOp, shape: tuple[int, ...], x_dtype: Dtype, y_dtype: Dtype, weight: Dtype, axes: int = 1
+) -> Spelled:
+    """Return what a call of an op alone spells out for contiguous, aligned arrays. weight: the dtype of its parameters."""
+    columns = {name: _imagined(shape[len(shape) - axes :], weight) for name in op.columns}
+    return row_ops.spelled(op, _imagined(shape, x_dtype), _imagined(shape, y_dtype), axes, columns)
+
+
+def explain_form(
+    what: Form,
+    shape: tuple[int, ...],
+    dtype: Any,
+    *,
+    plan: str | Plan | None = None,
+    device: str | None = None,
+) -> Explanation:
+    """Say what a form's call would launch for contiguous, aligned arrays of so many rows (all axes but the last) and columns."""
+    limits = _limits(device)
+    _check_shape(shape, dtype_of(dtype))
+    rows, cols = math.prod(shape[:-1]), shape[-1]
+    spelled, moved = spelled_form(what, rows, cols, dtype), what.bytes_moved(rows, cols, dtype)
+    if isinstance(spelled, row_ops.Spelled):
+        return _planned(what.name, spelled, limits, plan, moved, tuned=device is None)
+    if plan is not None:
+        raise ValueError(f"{what.name} has one kernel and no variants: plan={plan!r} chooses nothing")
+    kernel = _kernel_of(spelled, limits)
+    ask = _Compiled(spelled.text, limits)
+    resident = ask.resident_blocks(kernel.expression, kernel.block, 0)
+    return Explanation(
+        op=what.name,
+        device=limits.name,
+        problem=kernel.problem,
+        plan=kernel.numbers,
+        source="table",
+        registers=ask.registers(kernel.expression),
+        occupancy=resident * kernel.block / limits.threads_per_sm,
+        bytes_moved=moved,
+        kernel=kernel.expression,
+        note=ask.note,
+    )
+
+
+def spelled_form(what: Form, rows: int, cols: int, dtype: Any, offset: int = 0) -> Any:
+    """Return what a form's call spells out: a Spelled of _row or of _elementwise, or a Move of _heads."""
+    given: Arrays = {}
+    for name, (each, kind, holds) in what.given(rows, cols, dtype_of(dtype)).items():
+        if holds == "result":
+            continue
+        if holds in {"lengths", "ragged"}:  # which are looked at
+            given[name] = np.full(each, cols, kind)
+        else:  # memory that nobody touches is not there
+            given[name] = np.empty(math.prod(each) + offset, kind)[offset:].reshape(each)
+    return asking.spelled_by(lambda: what.call(given))
+
+
+class _Kernel(NamedTuple):
+    """The one kernel of an op that is no row op. block: its threads."""
+
+    expression: str
+    block: int
+    problem: Mapping[str, Any]
+    numbers: Mapping[str, Any]
+
+
+def _kernel_of(what: Any, limits: Limits) -> _Kernel:
+    if isinstance(what, elementwise_calls.Spelled):
+        tiles = what.tiles(limits)
+        problem = {"rows": what.rows, "cols": what.cols, "pack": what.pack}
+        return _Kernel(what.expression(tiles), math.prod(tiles.block), problem, tiles._asdict())
+    tokens = head_calls.tokens_of_a_thread(what, limits.sm_count * limits.threads_per_sm)
+    numbers = {"tokens": tokens, "pack": what.pack, "grid": what.grid(tokens), "block": head_calls.BLOCK}
+    return _Kernel(
+        what.expression(tokens), head_calls.BLOCK, {"tokens": what.tokens, "pack": what.pack}, numbers
+    )
+
+
+def load(what: Any, device: int) -> dict[str, Any]:
+    """Compile and load the one kernel of an op that is no row op; return its numbers."""
+    kernel = _kernel_of(what, devices.limits_of(device))
+    compiler.kernel(device, what.text, kernel.expression, 0)
+    return dict(kernel.numbers)
+
+
+def _planned(
+    name: str, what: Spelled, limits: Limits, plan: str | Plan | None, moved: int, *, tuned: bool
+) -> Explanation:
+    ask = _Compiled(what.text, limits)
+
+    def occupancy(plan: Plan) -> int:
+        resident = ask.resident_blocks(what.expression(plan), plan.block, plan.shared_bytes)
+        if plan.cluster == 1:
+            return resident
+        # a cluster stays within a group of multiprocessors
+        groups = limits.sm_count // CLUSTER_GROUP
+        return groups * (CLUSTER_GROUP * resident // plan.cluster)
+
+    chosen, source = row_ops._choose(what, limits, occupancy, plan, tuned=tuned)  # noqa: SLF001  run() without its launch
+    return Explanation(
+        op=name,
+        device=limits.name,
+        problem=what.problem,
+        plan=chosen,
+        source=source,
+        registers=ask.registers(what.expression(chosen)),
+        occupancy=_resident_blocks(chosen, limits) * chosen.block / limits.threads_per_sm,
+        bytes_moved=moved,
+        kernel=what.expression(chosen),
+        note=ask.note,
+    )
+
+
+def _limits(device: str | None) -> Limits:
+    if device is not None and device not in RECORDED:
+        raise ValueError(f"device {device!r} is not recorded: use {', '.join(RECORDED)}")
+    return devices.present_limits() if device is None else RECORDED[device]
+
+
+def _check_shape(shape: tuple[int, ...], dtype: Dtype) -> None:
+    if 0 in shape:
+        raise ValueError(f"shape {shape} is empty: nothing would be launched")
+    if math.prod(shape) * dtype.itemsize >= MOST_BYTES:
+        text = str(shape)
+        text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+        raise ValueError(f"shape {text} of {dtype} has 2**63 bytes or more, which no array can have")
+
+
+def _resident_blocks(plan: Plan, limits: Limits) -> float:
+    return plan.resident_blocks * (plan.cluster / limits.sm_count if plan.cluster > 1 else 1)
+
+
+def _imagined(shape: tuple[int, ...], dtype: Dtype) -> View:
+    strides = tuple(math.prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape)))
+    return View(0, shape, strides, dtype)
+
+
+class _Compiled:
+    """Occupancy without a device: registers by NVRTC, blocks by the occupancy calculator."""
+
+    def __init__(self, text: str, limits: Limits) -> None:
+        from cupynorm.runtime import nvrtc  # noqa: PLC0415  18 ms, which only a compiler's user needs
+
+        self._nvrtc = nvrtc
+        self._text = text
+        self._limits = limits
+        self._images: dict[str, Cubin] = {}
+        version = nvrtc.available()
+        self.note = (
+            ""
+            if version
+            else "NVRTC is not installed: registers are not known, and their bound is taken for occupancy"
+        )
+
+    def _image(self, expression: str) -> Cubin | None:
+        if self.note:
+            return None
+        if expression not in self._images:
+            self._images[expression] = self._nvrtc.compile(
+                self._text, expression, compiler.options(), arch=self._limits.compute_capability
+            )
+        return self._images[expression]
+
+    def registers(self, expression: str) -> int | None:
+        image = self._image(expression)
+        return None if image is None else image.registers
+
+    def resident_blocks(self, expression: str, block: int, shared_bytes: int) -> int:
+        """Return how many blocks a multiprocessor holds."""
+        image = self._image(expression)
+        registers, static = (image.registers, image.shared_bytes) if image else (REGISTER_BOUND, 0)
+        return active_blocks(self._limits, block, registers, shared_bytes + static)

@@ -1,0 +1,488 @@
+"""Which plan is the fastest on this device: candidates compiled, measured in turns, checked, and kept for the dispatcher."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime as dt
+import functools
+import itertools
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from cupynorm._dtypes import Dtype, dtype_of
+from cupynorm.catalog import forms, op_table
+from cupynorm.invoke import row_ops
+from cupynorm.plan.limits import Limits, active_blocks
+from cupynorm.plan.planner import (
+    HOPPER,
+    MAX_BLOCK,
+    MOST_ELEMENTS,
+    ONE_BLOCK_PER_ROW,
+    PLAIN,
+    ROOMY_THREADS,
+    VARIANTS,
+    WARP,
+    WHOLE_BLOCK,
+    DoesNotFitError,
+    Plan,
+    Problem,
+    choose,
+    kept_by_cluster,
+    spread_out,
+)
+from cupynorm.plan.tables import MOST_ROW, Kept, Spread
+from cupynorm.runtime import compiler, devices, tuned_plans
+from cupynorm.tools import bench, peers, testing
+from cupynorm.tools.results import COPY, NOISE, Point, Timing
+
+COLS = (*(each for each in bench.COLS if each <= bench.WIDE), *bench.ODD_COLS)
+MOST_CANDIDATES = 64  # of a point: each costs a tenth of a second to compile
+MOST_PACKS = 8  # of a thread, or as many as make MOST_ELEMENTS
+BLOCKS = (64, 128, 256, 512, 1024)
+RESIDENT_THREADS = (768, 1024, 1280, 1536, 2048)  # on a multiprocessor
+TRIED_ELEMENTS = {
+    4: 64,
+    8: 32,
+}  # that a thread holds, by bytes of the compute type: twice what the table takes
+SURELY = 12  # registers that a thread wants beside its values, at the very least
+MOST_REGISTERS = 255
+# Rows below that many bytes gain nothing from the level-1 cache, from shared memory, nor from being read twice.
+CACHED_ROW_BYTES = 2 << 10
+SHARED_ROW_BYTES = 16 << 10
+PARTS = (8, 4, 16, 2)  # blocks of a cluster
+KEPT_BYTES = (16 << 10, 112 << 10)  # of a row, by a block of a cluster
+WHOLE_BLOCK_REGISTERS = {4: 64, 8: 128}  # a guess, by bytes of the compute type
+# Replays of all candidates, and how many go on; then more replays of those.
+FIRST, GOING_ON = 3, 16
+SECOND, FINALISTS = 9, 6
+CHECKED_ROWS, CHECKED_ELEMENTS = 67, 1 << 22  # at most, when a result is compared with float64
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What was found at a point.
+
+    before: the built-in plan. after: the fastest, which is another only if it is faster by more than NOISE. Shares are of
+    the rate at which the same bytes are copied; nan where it was not timed. tried: plans that were timed. refused: why
+    others were not, and how many of them.
+    """
+
+    point: Point
+    before: Plan
+    before_share: float
+    after: Plan
+    share: float
+    tried: int
+    refused: Mapping[str, int]
+
+    @property
+    def changed(self) -> bool:
+        """Say whether a plan was found that is better than that of plan/planner.py."""
+        return tuned_plans.portable(self.before) != tuned_plans.portable(self.after)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields, for JSON."""
+        return {**dataclasses.asdict(self), "changed": self.changed}
+
+
+# ---- candidates
+
+
+def candidates(problem: Problem, limits: Limits, most: int) -> list[Plan]:
+    """Return plans that are worth measuring, the most promising first: all can be chosen, none surely spills.
+
+    First what the table would take for each variant, then what lies nearest to it: other groups, blocks, rows at a time,
+    numbers of resident threads, and hoisting where the op has parameters.
+    """
+    occupancy = functools.partial(_guess, problem, limits)
+    found: dict[Plan, None] = {}
+
+    def add(plans: Iterable[Plan | str | None], room: int) -> None:
+        for plan in plans:
+            if room <= 0:
+                return
+            with contextlib.suppress(DoesNotFitError):
+                usable = tuned_plans.portable(choose(problem, limits, occupancy, plan))
+                choose(problem, limits, occupancy, usable)
+                room -= usable not in found
+                found[usable] = None
+
+    add((None, *VARIANTS), most)
+    worked = problem.peeled
+    nearest = sorted(_in_registers(worked, limits), key=_distance(worked, limits, next(iter(found))))
+    wide = problem.cols * problem.held_bytes > SHARED_ROW_BYTES
+    rest = [*_clusters(worked, limits), *_whole_block(worked, limits)] if wide else []
+    if problem.cols * problem.held_bytes >= CACHED_ROW_BYTES:
+        rest = [*_cached(worked, limits), *rest]
+    add(nearest, most - len(found) - min(len(rest), most // 2))
+    add(rest, most - len(found))
+    add(nearest, most - len(found))
+    return list(found)[:most]
+
+
+def _guess(problem: Problem, limits: Limits, plan: Plan) -> int:
+    """Guess the occupancy; only whether it is 0 matters here."""
+    if plan.group:
+        registers = min(MOST_REGISTERS, limits.registers_per_sm // (plan.block * plan.least_blocks))
+    else:
+        registers = WHOLE_BLOCK_REGISTERS[problem.compute_bytes]
+    resident = active_blocks(limits, plan.block, registers, plan.shared_bytes)
+    return limits.sm_count * resident // plan.cluster if plan.cluster > 1 else resident
+
+
+def _in_registers(problem: Problem, limits: Limits) -> Iterator[Plan]:
+    for pack in {problem.pack, problem.pack if problem.peel else max(1, problem.pack // 2)}:
+        for group in (1 << power for power in range(MAX_BLOCK.bit_length())):
+            packs = math.ceil(problem.cols // pack / group)
+            most = max(MOST_PACKS, MOST_ELEMENTS[problem.compute_bytes] // pack)
+            if 1 <= packs <= most and packs * pack <= TRIED_ELEMENTS[problem.compute_bytes]:
+                yield from _launches(problem, limits, pack, packs, group)
+
+
+def _launches(problem: Problem, limits: Limits, pack: int, packs: int, group: int) -> Iterator[Plan]:
+    for rows in (1, 2):
+        if rows > 1 and problem.peel and not problem.period:
+            continue
+        for hoist in (0, 1) if problem.columns else (0,):
+            needed = SURELY + rows * packs * pack * problem.compute_bytes // 4
+            needed += packs * sum(max(1, size * pack // 4) for size in problem.columns) if hoist else 0
+            for block in (each for each in BLOCKS if each >= group):
+                bound = min(limits.threads_per_sm, limits.blocks_per_sm * block)
+                for least in sorted({max(1, min(threads, bound) // block) for threads in RESIDENT_THREADS}):
+                    given = limits.registers_per_sm // (least * block)
+                    if needed > min(given, MOST_REGISTERS):
+                        continue
+                    yield dataclasses.replace(
+                        EMPTY_PLAN,
+                        variant="warp" if group <= WARP else "block",
+                        pack=pack,
+                        packs=packs,
+                        group=group,
+                        rows_per_group=rows,
+                        hoist=hoist,
+                        peel=problem.peel,
+                        period=problem.period if problem.peel and rows > 1 else 1,
+                        block=block,
+                        least_blocks=least,
+                    )
+
+
+def _clusters(problem: Problem, limits: Limits) -> Iterator[Plan]:
+    """Rows in registers of a cluster, the next on its way; in its shared memory; then two rows on their way, and none."""
+    if int(limits.compute_capability) < HOPPER:
+        return
+    yield from _spread(problem, limits, 1)
+    yield from _kept(problem, limits)
+    for stages in (2, 0):
+        yield from _spread(problem, limits, stages)
+
+
+def _spread(problem: Problem, limits: Limits, stages: int) -> Iterator[Plan]:
+    for packs, parts in itertools.product((8, 5, 4, 6, 3), PARTS):
+        plan = spread_out(problem, limits, Spread(MOST_ROW, parts, packs, stages, fewer=0))
+        if plan is not None:
+            yield plan
+
+
+def _kept(problem: Problem, limits: Limits) -> Iterator[Plan]:
+    occupancy = functools.partial(_guess, problem, limits)
+    for packs, parts in itertools.product((4, 2), PARTS):
+        share = math.ceil(problem.row_bytes / parts)
+        if KEPT_BYTES[0] <= share <= KEPT_BYTES[1]:
+            kept = Kept(MOST_ROW, ROOMY_THREADS, packs, share)
+            plan = kept_by_cluster(problem, limits, occupancy, kept, parts)
+            if plan is not None:
+                yield dataclasses.replace(plan, waves=ONE_BLOCK_PER_ROW)
+
+
+def _cached(problem: Problem, limits: Limits) -> Iterator[Plan]:
+    for packs, threads in itertools.product((4, 2, 1), RESIDENT_THREADS[1:]):
+        whole = math.ceil(problem.cols / problem.pack / packs / WARP)
+        for block in {min(warps * WARP, MAX_BLOCK) for warps in (whole, math.ceil(whole / 2))}:
+            yield dataclasses.replace(
+                EMPTY_PLAN,
+                variant="cached",
+                pack=problem.pack,
+                packs=packs,
+                block=block,
+                least_blocks=max(1, min(threads // block, limits.blocks_per_sm)),
+            )
+
+
+def _whole_block(problem: Problem, limits: Limits) -> Iterator[Plan]:
+    for packs in (4, 2, 1, 8):
+        for variant in ("shared", "uncached"):
+            for block in (each for each in BLOCKS if 2 * WARP < each <= WHOLE_BLOCK[problem.compute_bytes]):
+                yield dataclasses.replace(
+                    EMPTY_PLAN,
+                    variant=variant,
+                    pack=problem.pack,
+                    packs=packs,
+                    peel=problem.peel,
+                    block=block,
+                    kept_bytes=limits.shared_bytes_per_block if variant == "shared" else 0,
+                )
+
+
+EMPTY_PLAN = dataclasses.replace(PLAIN, waves=ONE_BLOCK_PER_ROW)  # made whole by choose()
+
+
+def _distance(problem: Problem, limits: Limits, origin: Plan) -> Any:
+    """Return a function that says how far a plan in registers is from what the table takes."""
+    if not origin.group:
+        threads = min(1024, limits.threads_per_sm)
+        block = 512
+        elements = max(1, min(TRIED_ELEMENTS[problem.compute_bytes], problem.cols // MAX_BLOCK))
+    else:
+        threads, block = origin.least_blocks * origin.block, origin.block
+        elements = origin.packs * origin.pack
+
+    def distance(plan: Plan) -> float:
+        gap = plan.group * plan.packs * plan.pack - problem.cols
+        return (
+            abs(math.log2(plan.packs * plan.pack / elements))
+            + abs(math.log2(plan.block / block)) / 2
+            + abs(plan.least_blocks * plan.block - threads) / 512
+            + (plan.rows_per_group - 1)
+            + (plan.hoist != origin.hoist) / 2
+            + 2 * (plan.pack != problem.pack)
+            + 2 * gap / problem.cols
+        )
+
+    return distance
+
+
+# ---- one point
+
+
+def _usable(
+    device: int, what: row_ops.Spelled, plans: Sequence[Plan], refused: dict[str, int], workers: int
+) -> list[Plan]:
+    """Compile plans at the same time, and return those that compile and do not spill."""
+    kernels = compiler.owner() or contextlib.nullcontext()
+
+    def fault(plan: Plan) -> str:
+        with kernels, devices.cupy().cuda.Device(device):
+            try:
+                kernel = row_ops.kernel_of(device, what, plan)
+            except Exception as error:  # noqa: BLE001  a candidate's faults are its own
+                return f"not compiled ({type(error).__name__})"
+        return "spills" if kernel.local_bytes else ""
+
+    with ThreadPoolExecutor(workers) as pool:  # the compiler lets other threads run
+        faults = list(pool.map(fault, plans))
+    for each in filter(None, faults):
+        refused[each] = refused.get(each, 0) + 1
+    return [plan for plan, each in zip(plans, faults, strict=True) if not each]
+
+
+class _Check:
+    """Compares what a plan computes at a point with float64."""
+
+    def __init__(self, op: op_table.Op, point: Point, weights: Dtype) -> None:
+        rows = max(1, min(point.rows, CHECKED_ROWS, CHECKED_ELEMENTS // point.cols))
+        case = testing.inputs(op, rows, point.cols, point.dtype, parameter_dtype=weights)
+        asarray = devices.cupy().asarray
+        self._op = op
+        self._x = asarray(case.x)
+        self._parameters = {name: asarray(each) for name, each in case.parameters.items()}
+        self._expected = op.reference(case.x, **case.parameters)[0]
+
+    def passes(self, plan: Plan) -> bool:
+        y = self._op.function(self._x, **self._parameters, plan=plan)
+        try:
+            testing.assert_close(devices.cupy().asnumpy(y), self._expected)
+        except AssertionError:
+            return False
+        return True
+
+
+def measure(point: Point, weights: Any = None, *, workers: int | None = None) -> tuple[Result, str]:
+    """Find the fastest plan at a point; also return the key that it is kept under. weights: the parameters' dtype.
+
+    All candidates are replayed a few times, the best of them again and more often, in turns with copies of the same bytes
+    and always beside the built-in plan. A plan whose result is off does not get that far. All kernels that are loaded for
+    this are unloaded afterwards; those that others have loaded stay.
+    """
+    try:
+        with compiler.Kernels():
+            return _measure(point, weights, workers)
+    finally:
+        row_ops.forget()  # what was remembered of kernels that are unloaded
+
+
+def _measure(point: Point, weights: Any, workers: int | None) -> tuple[Result, str]:
+    op, dtype = op_table.op(point.op), dtype_of(weights or point.dtype)
+    device = devices.present_device()
+    limits = devices.limits_of(device)
+    what = bench._spelled(point, dtype)  # noqa: SLF001
+    chosen = row_ops._prepare(device, what, None, tuned=False)  # noqa: SLF001  run() without its launch
+    before = tuned_plans.portable(chosen.plan)
+    earlier = tuned_plans.find(
+        tuned_plans.place(limits, devices.driver_version()), limits, what.kind, what.problem
+    )
+    refused: dict[str, int] = {}
+    others = dict.fromkeys(
+        [*([earlier] if earlier else []), *candidates(what.problem, limits, MOST_CANDIDATES)]
+    )
+    others.pop(before, None)
+    plans = [before, *_usable(device, what, list(others), refused, workers or _workers())]
+    moved = op.bytes_moved(
+        point.rows, point.cols, point.dtype, parameter_dtype=dtype if op.parameters else None
+    )
+    try:
+        best, shares = _fastest(op, point, dtype, plans, moved, refused)
+    finally:
+        peers.forget()
+    after = best if shares[best] > shares.get(before, 0.0) * (1 + NOISE) else before
+    result = Result(
+        point,
+        chosen.plan,
+        shares.get(before, math.nan),
+        row_ops._prepare(device, what, after).plan,  # noqa: SLF001
+        shares.get(after, math.nan),
+        len(plans),
+        refused,
+    )
+    return result, tuned_plans.key_of(what.kind, what.problem, limits)
+
+
+def _workers() -> int:
+    return min(16, os.cpu_count() or 1)
+
+
+def _fastest(
+    op: op_table.Op, point: Point, weights: Dtype, plans: Sequence[Plan], moved: int, refused: dict[str, int]
+) -> tuple[Plan, dict[Plan, float]]:
+    """Return the fastest plan that computes what it should, and the finalists' shares. The first plan is always among them."""
+    before = plans[0]
+    sets = bench._sets(point, moved, weights)  # noqa: SLF001
+    arrays, what = [each.arrays for each in sets], forms.form(op.name)
+    calls = bench._calls_for(moved, len(sets))  # noqa: SLF001
+    check = _Check(op, point, weights)
+    notes: dict[str, str] = {}
+
+    def times(some: Sequence[Plan], replays: int, others: Mapping[str, Any] | None = None) -> Any:
+        runs = {str(number): bench._ours(what, arrays, plan) for number, plan in enumerate(some)}  # noqa: SLF001
+        timings: dict[str, Timing] = bench.time_interleaved(
+            {**runs, **(others or {})},
+            len(sets),
+            replays=replays,
+            calls=calls,
+            seconds=bench.REPLAY_SECONDS,
+            notes=notes,
+        )
+        found = {
+            plan: timings[str(number)].median for number, plan in enumerate(some) if str(number) in timings
+        }
+        copies = [timing.median for name, timing in timings.items() if name.startswith(COPY)]
+        return found, min(copies, default=math.nan)
+
+    def best_of(found: Mapping[Plan, float], count: int) -> list[Plan]:
+        ranked = sorted((plan for plan in found if plan != before), key=found.__getitem__)
+        return [before, *ranked[:count]]
+
+    first, _ = times(plans, FIRST)
+    going_on = [plan for plan in best_of(first, GOING_ON)[1:] if check.passes(plan)]
+    wrong = min(GOING_ON, len(first) - (before in first)) - len(going_on)
+    if wrong:
+        refused["wrong result"] = wrong
+    if len(first) < len(plans):
+        refused["not launched"] = len(plans) - len(first)
+    second, _ = times([before, *going_on], SECOND)
+    last, copy = times(
+        best_of(second, FINALISTS), bench.REPLAYS, bench.copy_runs([each.copy for each in sets])
+    )
+    if not last:
+        raise RuntimeError(f"nothing could be timed at {point}: {'; '.join(sorted(set(notes.values())))}")
+    return min(last, key=last.__getitem__), {plan: copy / seconds for plan, seconds in last.items()}
+
+
+# ---- the whole
+
+
+def points(
+    ops: Sequence[str] = (), dtypes: Sequence[str] = (), cols: Sequence[int] = (), rows: Sequence[int] = ()
+) -> list[Point]:
+    """Return what to tune: all combinations of what is given; what is not is what the benchmark takes."""
+    return bench.points(
+        ops or [op.name for op in op_table.OPS],
+        dtypes or ("float16", "bfloat16", "float32"),
+        rows,
+        cols or COLS,
+    )
+
+
+def most_candidates(point: Point, weights: Any = None) -> int:
+    """Return how many plans would be compiled at a point on the present device."""
+    what = bench._spelled(point, dtype_of(weights or point.dtype))  # noqa: SLF001
+    return len(candidates(what.problem, devices.present_limits(), MOST_CANDIDATES))
+
+
+def here() -> tuned_plans.Place:
+    """Return what the present device's table holds for. Raises NoDeviceError."""
+    return tuned_plans.place(devices.present_limits(), devices.driver_version())
+
+
+def tune(wanted: Sequence[Point], *, weights: Any = None, seconds: float = math.inf) -> Iterator[Result]:
+    """Tune points one after the other until `seconds` have passed, and store each result before it is yielded.
+
+    Raises OSError, before anything is measured, if the table cannot be written. weights: the dtype of gamma and beta, if it is
+    not x's.
+    """
+    end = time.monotonic() + seconds
+    place = here()
+    tuned_plans.store(place, {})
+    for point in wanted:
+        if time.monotonic() > end:
+            return
+        result, key = _measure_what_fits(point, weights)
+        date = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+        entry = tuned_plans.Entry(result.after, result.share, date) if result.changed else None
+        tuned_plans.store(place, {key: entry})
+        yield result
+
+
+def _measure_what_fits(point: Point, weights: Any) -> tuple[Result, str]:
+    """Measure a point, with fewer rows where memory runs out, as long as these are of the same class."""
+    limits = devices.present_limits()
+
+    def kind(point: Point) -> str:
+        return tuned_plans.rows_class(bench._spelled(point).problem, limits)  # noqa: SLF001
+
+    while True:
+        try:
+            return measure(point, weights)
+        except MemoryError:  # CuPy's, too
+            fewer = dataclasses.replace(point, rows=point.rows // 2)
+            if not fewer.rows or kind(fewer) != kind(point):
+                raise
+            point = fewer
+
+
+# ---- tables
+
+HEADER = f"{'op':<12} {'dtype':<9} {'rows x columns':<18} {'plan before':<34} {'share':>5}  {'plan after':<34} {'share':>5}"
+LEGEND = "plans: variant, elements x packs of a thread, group of threads (- is the block), threads of a block x least blocks"
+
+
+def line(result: Result) -> str:
+    """Return a result as a line under HEADER."""
+    point = result.point
+    after = spelled(result.after) if result.changed else "the same"
+    return (
+        f"{point.op:<12} {point.dtype:<9} {point.shape:<18} {spelled(result.before):<34} "
+        f"{result.before_share:>5.2f}  {after:<34} {result.share:>5.2f}"
+    )
+
+
+def spelled(plan: Plan) -> str:
+    """Return a plan in a few words."""
+    rows = f", {plan.rows_per_group} rows" if plan.rows_per_group > 1 else ""
+    hoist = ", hoist" if plan.hoist else ""
+    return f"{plan.variant} {plan.pack}x{plan.packs} {plan.group or '-'} {plan.block}x{plan.least_blocks}{rows}{hoist}"
