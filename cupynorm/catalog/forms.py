@@ -132,7 +132,7 @@ def _alone(op: op_table.Op) -> Form:
         _rows(columns=op.parameters),
         lambda a, **options: op.function(a["x"], *(a[name] for name in op.parameters), **options),
         lambda a: op.reference(a["x"], *(a[name] for name in op.parameters))[:1],
-        TORCH[op.name],
+        TORCH.get(op.name),
     )
 
 
