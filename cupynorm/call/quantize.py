@@ -15,17 +15,37 @@ from cupynorm.runtime import devices
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Quantize:
-    """How a result is quantised: q = y / scale, rounded to nearest even and saturated, of `dtype`.
+    """How a result is quantised: q = y / scale, rounded to nearest even and saturated.
 
-    dtype: "int8" (-128 to 127), "float8_e4m3fn" (up to 448) or "float8_e5m2" (up to 57344), or NumPy's or ml_dtypes' dtype of
-    that name; Micikevicius et al. 2022, "FP8 formats for deep learning". y is not rounded before it is divided.
+    Micikevicius et al. 2022, "FP8 formats for deep learning". y is not rounded before it is divided.
 
-    scale: one positive number for the whole result, or an array of one element and of x's kind, float16 to float64; then the
-    call returns q. None: each row has its own, max |y| / largest with largest 127, 448 or 57344, found in the same pass; then
-    the call returns (q, scales), with one scale a row, in float32 (float64 where arithmetic is), and y is about q * scale.
-    A row of zeros has scale 0; one with nan or inf has that as its scale.
+    Parameters
+    ----------
+    dtype : str or dtype
+        "int8" (-128 to 127), "float8_e4m3fn" (up to 448) or "float8_e5m2" (up to 57344), or NumPy's or ml_dtypes'
+        dtype of that name.
+    scale : float or array, optional
+        One positive number for the whole result, or an array of one element and of x's kind, float16 to float64; then
+        the call returns q. None: each row has its own, max |y| / largest with largest 127, 448 or 57344, found in the
+        same pass; then the call returns (q, scales), with one scale a row, in float32 (float64 where arithmetic is),
+        and y is about q * scale.
 
-    nan stays nan in a float8, and is 0 in int8. CuPy has no float8: on a device their bits come as uint8, and `out` is uint8.
+    Raises
+    ------
+    TypeError, ValueError
+        For a dtype or scale that is none of these.
+
+    Notes
+    -----
+    A row of zeros has scale 0; one with nan or inf has that as its scale. nan stays nan in a float8, and is 0 in int8.
+    CuPy has no float8: on a device their bits come as uint8, and `out` is uint8.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import Quantize, rms_norm
+    >>> rms_norm(np.array([[3.0, 4.0]]), eps=0, quantize=Quantize("int8", 0.01)).tolist()
+    [[85, 113]]
     """
 
     dtype: Any

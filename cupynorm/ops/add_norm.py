@@ -173,19 +173,58 @@ def add_layer_norm(
     quantize: str | Quantize | None = None,
     plan: str | Plan | None = None,
 ) -> Any:
-    """Return layer_norm(s, gamma, beta) and the sum s = dropout(x + bias) + alpha * residual that it is taken of.
+    """Add a residual and normalise the sum, in one pass: (layer_norm(s, gamma, beta), s).
 
-    What a transformer's layer does between two products: pre-norm networks go on with (y, s), post-norm ones with y, and leave s
-    unwritten by return_sum=False. s is not rounded before it is normalised, and is returned in x's dtype, rounded once.
+    s = dropout(x + bias) + alpha * residual. This is what stands between two products of a transformer: pre-norm
+    networks go on with (y, s), post-norm ones with y, and leave s unwritten by return_sum=False.
 
-    residual has x's shape and any dtype that x may have; bias has the shape of the normalised axes or broadcasts to it, as
-    gamma and beta do; alpha is a finite number. Dropout is that of cupynorm.dropout with p=dropout, seed and offset;
-    the default drops nothing, and any other needs a seed. `out` may be x or residual itself.
+    Parameters
+    ----------
+    x : array
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+    residual : array
+        Of x's shape, in any dtype that x may have.
+    gamma, beta : array or float, optional
+        As in layer_norm.
+    bias : array or float, optional
+        Of the shape of the normalised axes, or broadcasting to it, as gamma and beta do.
+    alpha : float, default 1.0
+        Factor of the residual; finite.
+    axis : int or tuple of int, default -1
+        As in layer_norm.
+    eps : float, default 1e-5
+        As in layer_norm.
+    return_sum : bool, default True
+        Return s, too, in x's dtype, rounded once. s is not rounded before it is normalised.
+    dropout : float, default 0.0
+        p of cupynorm.dropout, 0 to 1; 0 drops nothing, and any other needs a seed.
+    seed, offset : int, optional
+        As in cupynorm.dropout.
+    out, dtype, return_stats, quantize, plan
+        As in layer_norm. `out` may be x or residual itself.
 
-    Axes, eps, dtypes, `out`, `quantize`, `plan` and errors are as in layer_norm. The results, of which those stand that are
-    asked for: (y, scales, s, mean, rstd).
+    Returns
+    -------
+    array or tuple of array
+        Those that are asked for of (y, scales, s, mean, rstd).
 
-    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+    Raises
+    ------
+    TypeError, ValueError, CompileError, NoDeviceError
+        As layer_norm does, for residual and bias too.
+
+    Notes
+    -----
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import add_layer_norm
+    >>> y, s = add_layer_norm(np.array([[1.0, 2.0, 3.0]]), np.array([[0.0, 0.0, 3.0]]), eps=0)
+    >>> s.tolist(), y.round(4).tolist()
+    ([[1.0, 2.0, 6.0]], [[-0.9258, -0.4629, 1.3887]])
     """
     extras = _adding(residual, bias, alpha, dropout, seed, offset, return_sum, quantize)
     return fused_calls.run_fused(
@@ -329,11 +368,42 @@ def add_rms_norm(
     quantize: str | Quantize | None = None,
     plan: str | Plan | None = None,
 ) -> Any:
-    """Return rms_norm(s, gamma) and the sum s = dropout(x + bias) + alpha * residual that it is taken of.
+    """Add a residual and normalise the sum, in one pass: (rms_norm(s, gamma), s).
 
-    All is as in add_layer_norm. The results: (y, scales, s, rstd), of which those stand that are asked for.
+    s = dropout(x + bias) + alpha * residual.
 
-    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+    Parameters
+    ----------
+    x, residual, gamma, bias, alpha, return_sum, dropout, seed, offset
+        As in add_layer_norm.
+    axis : int or tuple of int, default -1
+        As in layer_norm.
+    eps : float, default 1e-6
+        As in rms_norm.
+    out, dtype, return_stats, quantize, plan
+        As in layer_norm. `out` may be x or residual itself.
+
+    Returns
+    -------
+    array or tuple of array
+        Those that are asked for of (y, scales, s, rstd).
+
+    Raises
+    ------
+    TypeError, ValueError, CompileError, NoDeviceError
+        As layer_norm does, for residual and bias too.
+
+    Notes
+    -----
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import add_rms_norm
+    >>> add_rms_norm(np.array([[1.0, 2.0]]), np.array([[2.0, 2.0]]), return_sum=False).round(4).tolist()
+    [[0.8485, 1.1314]]
     """
     extras = _adding(residual, bias, alpha, dropout, seed, offset, return_sum, quantize)
     return fused_calls.run_fused(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan, extras)

@@ -20,19 +20,46 @@ GATES = ("first", "second")
 
 
 def bias_gelu(x: Any, bias: Any, *, approximate: str = "none", out: Any = None, dtype: Any = None) -> Any:
-    """Return g(x + bias), where g(z) = z * Phi(z) with the normal distribution Phi (Hendrycks and Gimpel 2016).
+    """Return g(x + bias), where g(z) = z * Phi(z) with the normal distribution's Phi (Hendrycks and Gimpel 2016).
 
-    approximate="tanh": g(z) = z / 2 * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 z^3))), as in BERT's and GPT-2's code.
+    Parameters
+    ----------
+    x : array
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape with at least one axis.
+    bias : array or float or None
+        Of the shape of x's last axis or broadcasting to it, in any dtype that x may have; None is no bias.
+    approximate : str, default "none"
+        "tanh": g(z) = z / 2 * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 z^3))), as in BERT's and GPT-2's code.
+    out : array, optional
+        Where the result is written, of the result's shape and x's kind; may be x itself.
+    dtype : dtype, optional
+        Of the result; default: that of `out`, else x's.
 
-    x is an array as in layer_norm, of at least one axis; bias has the shape of x's last axis or broadcasts to it, and
-    any dtype that x may have, or is a number, both as gamma in layer_norm; None is no bias. What comes back is of x's
-    kind and shape, and of the dtype of `out`, else `dtype`, else x's; arithmetic is as in layer_norm, with one
-    rounding. `out` may be x itself. g(-inf) is nan, as in PyTorch.
+    Returns
+    -------
+    array
+        Of x's kind and shape. Arithmetic is as in layer_norm, with one rounding.
 
-    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+    Raises
+    ------
+    TypeError
+        For arrays of another kind or dtype.
+    ValueError
+        For a bias or `out` that does not fit, or an `approximate` of another name.
 
-    Raises TypeError for arrays of another kind or dtype; ValueError for a bias or `out` that does not fit, or an `approximate`
-    of another name.
+    Notes
+    -----
+    g(-inf) is nan, as in PyTorch.
+
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import bias_gelu
+    >>> bias_gelu(np.array([[0.0, 1.0]]), np.array([1.0, 1.0])).round(4).tolist()
+    [[0.8413, 1.9545]]
     """
     return _with_bias(x, bias, _gelu(approximate), out, dtype)
 
@@ -40,9 +67,38 @@ def bias_gelu(x: Any, bias: Any, *, approximate: str = "none", out: Any = None, 
 def bias_silu(x: Any, bias: Any, *, out: Any = None, dtype: Any = None) -> Any:
     """Return s(x + bias), where s(z) = z / (1 + exp(-z)) (Elfwing, Uchibe and Doya 2017; also called swish).
 
-    Arrays, dtypes, `out` and errors are as in bias_gelu. s(-inf) is nan, as in PyTorch.
+    Parameters
+    ----------
+    x : array
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape with at least one axis.
+    bias : array or float or None
+        Of the shape of x's last axis or broadcasting to it, in any dtype that x may have; None is no bias.
+    out, dtype
+        As in bias_gelu.
 
-    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+    Returns
+    -------
+    array
+        Of x's kind and shape.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As bias_gelu does.
+
+    Notes
+    -----
+    s(-inf) is nan, as in PyTorch.
+
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import bias_silu
+    >>> bias_silu(np.array([0.0, 1.0]), None).round(4).tolist()
+    [0.0, 0.7311]
     """
     return _with_bias(x, bias, "silu", out, dtype)
 
@@ -60,14 +116,46 @@ def geglu(
 
     Shazeer 2020, "GLU Variants Improve Transformer".
 
-    The last axis of x has 2n elements, that of the result n. gate="first": a is the first half, as in Megatron, Transformer
-    Engine and vLLM (gelu_and_mul), whose weights are laid out so; gate="second": the second one, as in diffusers' GEGLU,
-    and where torch.nn.functional.glu has its sigmoid. bias has 2n elements, in x's order, or broadcasts to them.
+    Parameters
+    ----------
+    x : array
+        CuPy or NumPy array of float16, bfloat16, float32 or float64. Its last axis has 2n elements.
+    bias : array or float, optional
+        2n elements in x's order, or broadcasting to them.
+    approximate : str, default "none"
+        As in bias_gelu.
+    gate : str, default "first"
+        "first": a is the first half, as in Megatron, Transformer Engine and vLLM (gelu_and_mul), whose weights are
+        laid out so. "second": the second one, as in diffusers' GEGLU, and where torch.nn.functional.glu has its
+        sigmoid.
+    out : array, optional
+        Where the result is written; it shares no memory with x.
+    dtype : dtype, optional
+        Of the result; default: that of `out`, else x's.
 
-    Arrays, dtypes, approximate and errors are as in bias_gelu; `out` shares no memory with x, and an odd last axis or another
-    `gate` is a ValueError.
+    Returns
+    -------
+    array
+        Of x's kind, and of its shape with n elements in the last axis.
 
-    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+    Raises
+    ------
+    TypeError
+        As bias_gelu does.
+    ValueError
+        As bias_gelu does, and for an odd last axis or another `gate`.
+
+    Notes
+    -----
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import geglu
+    >>> geglu(np.array([[1.0, 10.0]])).round(4).tolist()
+    [[8.4134]]
     """
     return _gated(x, bias, _gelu(approximate), gate, out, dtype)
 
@@ -75,27 +163,82 @@ def geglu(
 def swiglu(x: Any, bias: Any = None, *, gate: str = "first", out: Any = None, dtype: Any = None) -> Any:
     """Return silu(a) * b, where a is the gate and b the other half of x + bias (Shazeer 2020).
 
-    All is as in geglu. gate="first" is the order of Llama's fused weights in vLLM (silu_and_mul), Megatron and xFormers.
+    Parameters
+    ----------
+    x, bias, out, dtype
+        As in geglu.
+    gate : str, default "first"
+        As in geglu. "first" is the order of Llama's fused weights in vLLM (silu_and_mul), Megatron and xFormers.
 
-    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+    Returns
+    -------
+    array
+        Of x's kind, and of its shape with n elements in the last axis.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As geglu does.
+
+    Notes
+    -----
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import swiglu
+    >>> swiglu(np.array([[1.0, 10.0]])).round(4).tolist()
+    [[7.3106]]
     """
     return _gated(x, bias, "silu", gate, out, dtype)
 
 
 def dropout(x: Any, p: float, *, seed: int, offset: int = 0, out: Any = None, dtype: Any = None) -> Any:
-    """Return x / (1 - p) where it is kept, and exactly 0 where it is dropped, whatever x holds there (Srivastava et al. 2014).
+    """Return x / (1 - p) where it is kept, and exactly 0 where it is dropped (Srivastava et al. 2014).
 
-    What is dropped is a function of seed, offset and an element's index i in C order alone: the same on every device,
-    for every shape of as many elements, layout and dtype. No mask is stored: the gradient is dropout(dy, p) of the same
-    seed and offset. Element i is dropped if its word < floor(p * 2^32). The word is number i % 4 of the four that Philox4x32-10
-    (Salmon et al. 2011) makes of the counter (c mod 2^32, c div 2^32, 0, 0) with c = (offset + i div 4) mod 2^64, and
-    of the key (seed mod 2^32, seed div 2^32). So a call uses the counters offset to offset + ceil(x.size / 4) - 1, and the
-    next one of the same seed begins behind them.
+    Parameters
+    ----------
+    x : array
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape. Whatever it holds where it is
+        dropped, nan too, the result is 0 there.
+    p : float
+        The share that is dropped, 0 to 1; at 1 all is dropped.
+    seed, offset : int
+        0 to 2^64 - 1. Together with an element's index in C order they alone decide what is dropped.
+    out, dtype
+        As in bias_gelu.
 
-    p is 0 to 1; at 1 all is dropped. seed and offset are 0 to 2^64 - 1. x is an array of any shape; dtypes, `out` and errors
-    are as in bias_gelu.
+    Returns
+    -------
+    array
+        Of x's kind and shape.
 
-    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+    Raises
+    ------
+    TypeError, ValueError
+        As bias_gelu does, and for p, seed or offset out of range.
+
+    Notes
+    -----
+    What is dropped is the same on every device, for every shape of as many elements, layout and dtype. No mask is
+    stored: the gradient is dropout(dy, p) of the same seed and offset. Element i is dropped if its word < floor(p *
+    2^32). The word is number i % 4 of the four that Philox4x32-10 (Salmon et al. 2011) makes of the counter (c mod
+    2^32, c div 2^32, 0, 0) with c = (offset + i div 4) mod 2^64, and of the key (seed mod 2^32, seed div 2^32). So a
+    call uses the counters offset to offset + ceil(x.size / 4) - 1, and the next one of the same seed begins behind
+    them.
+
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import dropout
+    >>> y = dropout(np.ones(1000), 0.5, seed=1)
+    >>> sorted(set(y.tolist())), bool(0.45 < (y == 0).mean() < 0.55)
+    ([0.0, 2.0], True)
     """
     each = Each(
         None,

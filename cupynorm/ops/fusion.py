@@ -211,38 +211,60 @@ def fuse(
     store: Callable[..., Any] | DeviceFunction | None = None,
     keep_loaded: bool = False,  # noqa: FBT001, FBT002  a switch, written by name
 ) -> Fusion:
-    """Return store(op(load(x))) as one function, which runs as one kernel on CuPy arrays and with NumPy on NumPy arrays.
+    """Return store(op(load(x))) as one function: one kernel on CuPy arrays, NumPy on NumPy arrays.
 
-    op is cupynorm.layer_norm, rms_norm, softmax or log_softmax. load is a function of an element of x and of operands;
-    store is one of an element of the op's result (gamma and beta included) and of operands, and may return a tuple:
-    several results. Both run once, here, on stand-ins for numbers; what they do with them becomes C++ and NumPy.
+    Parameters
+    ----------
+    op : callable
+        cupynorm.layer_norm, rms_norm, softmax or log_softmax.
+    load : callable or DeviceFunction, optional
+        A function of an element of x and of operands.
+    store : callable or DeviceFunction, optional
+        A function of an element of the op's result (gamma and beta included) and of operands; it may return a tuple:
+        several results.
+    keep_loaded : bool, default False
+        Return what load returned as well, rounded once to x's dtype. The op goes on with the unrounded value.
 
-        skip_norm = fuse(layer_norm, load=lambda x, r, b: x + r + b, keep_loaded=True)
-        y, h = skip_norm(x, residual, bias, gamma=gamma, beta=beta)
+    Returns
+    -------
+    Fusion
+        To be called as f(x, *operands of load, *operands of store, **the op's own arguments): gamma, beta, eps, axis,
+        dtype, out, return_stats and plan, as far as the op has them. An operand can be given by its parameter's name
+        unless both functions have it. It is an array of x's kind, on x's device, that broadcasts to x's shape (full,
+        per column, per row, or one element), of float16, bfloat16, float32, float64, bool or integers; or a Python
+        number.
 
-    They may use + - * /, ** (to integers from -16 to 16, 0.5 and -0.5), abs, comparisons, & | ~ between conditions,
-    Python's and NumPy's numbers, the functions of cupynorm.functions, and those of NumPy with the same names. A condition
-    counts as 1 or 0. Numbers that they capture are part of the kernel: what changes from call to call should be an operand.
+        What comes back has x's shape: store's results, in the dtype of `out`, else `dtype`, else x's, each rounded
+        once; with keep_loaded then what load returned; with return_stats then the op's statistics, of what was loaded.
+        One array comes alone, several as a tuple; `out` is given likewise, None where an array is to be allocated. An
+        output may be x or an operand itself, and share memory with nothing else that the call is given.
 
-    The result is called as f(x, *operands of load, *operands of store, **the op's own arguments): gamma, beta, eps, axis,
-    dtype, out, return_stats and plan, as far as the op has them. An operand can be given by its parameter's name unless
-    both functions have it. An operand is an array of x's kind, on x's device, that broadcasts to x's shape (full, per
-    column, per row, or one element), of float16, bfloat16, float32, float64, bool or integers; or a Python number.
-    It is converted to the type of arithmetic: float32, or float64 if x or a result is float64 (on NumPy arrays always
-    float64).
+    Raises
+    ------
+    TraceError
+        A TypeError, which names the line of the function, for branches on traced values, unknown functions, captured
+        arrays, defaults and the like. The fusion raises TypeError and ValueError as the op does, for operands too.
 
-    What comes back has x's shape: store's results, in the dtype of `out`, else `dtype`, else x's, each rounded once; with
-    keep_loaded then what load returned, rounded once to x's dtype (the op goes on with the unrounded value); with
-    return_stats then the op's statistics, of what was loaded. One array comes alone, several as a tuple; `out` is given
-    likewise, None where an array is to be allocated. An output may be x or an operand itself, and share memory with
-    nothing else that the call is given.
+    Notes
+    -----
+    load and store run once, here, on stand-ins for numbers; what they do with them becomes C++ and NumPy. They may use
+    + - * /, ** (to integers from -16 to 16, 0.5 and -0.5), abs, comparisons, & | ~ between conditions, Python's and
+    NumPy's numbers, the functions of cupynorm.functions, and those of NumPy with the same names. A condition counts as
+    1 or 0. Numbers that they capture are part of the kernel: what changes from call to call should be an operand.
+    Operands are converted to the type of arithmetic: float32, or float64 if x or a result is float64 (on NumPy arrays
+    always float64).
 
-    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
 
-    load and store can be a DeviceFunction: a CUDA struct with a host twin.
-
-    Raises TraceError (a TypeError), which names the line of the function, for branches on traced values, unknown functions,
-    captured arrays, defaults and the like; when called, TypeError and ValueError as the op does, for operands too.
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import fuse, layer_norm
+    >>> skip_norm = fuse(layer_norm, load=lambda x, residual: x + residual, keep_loaded=True)
+    >>> y, s = skip_norm(np.array([[1.0, 2.0, 3.0]]), np.array([[0.0, 0.0, 3.0]]), eps=0)
+    >>> s.tolist(), y.round(4).tolist()
+    ([[1.0, 2.0, 6.0]], [[-0.9258, -0.4629, 1.3887]])
     """
     if not callable(op) or inspect.isclass(op) or op not in OPS:
         allowed = ", ".join(f"cupynorm.{each.name}" for each in OPS.values())

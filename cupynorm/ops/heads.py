@@ -22,23 +22,55 @@ from cupynorm.runtime import devices
 
 
 def add_qkv_bias(qkv: Any, bias: Any = None, *, heads: int, out: Any = None, dtype: Any = None) -> Any:
-    """Return queries, keys and values by heads: qkv + bias, transposed, as one array of shape [3, ..., heads, seq, head size].
-
-    qkv is what one product with the three weights beside one another gives, [..., seq, 3 * hidden]: the queries' hidden
-    elements, the keys', the values'; hidden = heads * head size, any of both. bias has 3 * hidden elements in that order, or
-    broadcasts to them. `q, k, v = add_qkv_bias(...)` takes the result apart.
+    """Return queries, keys and values by heads: qkv + bias, transposed to [3, ..., heads, seq, head size].
 
         y[p, ..., h, s, d] = qkv[..., s, (p * heads + h) * head size + d] + bias[(p * heads + h) * head size + d]
 
-    Arrays are CuPy's or NumPy's, of float16, bfloat16, float32 or float64, with any strides. What comes back is of qkv's
-    kind, and has the dtype of `out`, else `dtype`, else qkv's; each element is rounded once (on a device from a sum in
-    float32, or float64 where an array has it). The step is the one that FasterTransformer 1.0 names add_QKV_bias, without
-    its limits on hidden and head size. On a device it is one launch, on the current stream; nothing is synchronised.
+    The step is the one that FasterTransformer 1.0 names add_QKV_bias, without its limits on hidden and head size.
 
-    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+    Parameters
+    ----------
+    qkv : array
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, with any strides: what one product with the three
+        weights beside one another gives, [..., seq, 3 * hidden]; the queries' hidden elements, the keys', the values';
+        hidden = heads * head size, any of both.
+    bias : array, optional
+        3 * hidden elements in that order, or broadcasting to them.
+    heads : int
+        How many heads there are.
+    out : array, optional
+        Where the result is written; it shares no memory with qkv.
+    dtype : dtype, optional
+        Of the result; default: that of `out`, else qkv's.
 
-    Raises TypeError for arrays of another kind or dtype, or of both kinds in one call; ValueError for shapes, heads or an
-    `out` that do not fit, an `out` that shares memory with an input, or arrays of several devices.
+    Returns
+    -------
+    array
+        Of qkv's kind; ``q, k, v = add_qkv_bias(...)`` takes it apart. Each element is rounded once, on a device from a
+        sum in float32, or float64 where an array has it.
+
+    Raises
+    ------
+    TypeError
+        For arrays of another kind or dtype, or of both kinds in one call.
+    ValueError
+        For shapes, heads or an `out` that do not fit, an `out` that shares memory with an input, or arrays of several
+        devices.
+
+    Notes
+    -----
+    On a device it is one launch.
+
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import add_qkv_bias
+    >>> q, k, v = add_qkv_bias(np.arange(12.0).reshape(1, 12), heads=2)
+    >>> q.shape, k.tolist()
+    ((2, 1, 2), [[[4.0, 5.0]], [[6.0, 7.0]]])
     """
     return _split(qkv, bias, heads, 3, "qkv", out, dtype)
 
@@ -48,9 +80,36 @@ def split_heads(x: Any, bias: Any = None, *, heads: int, out: Any = None, dtype:
 
         y[..., h, s, d] = x[..., s, h * head size + d] + bias[h * head size + d]
 
-    Arrays, dtypes, `out` and errors are as in add_qkv_bias, of which this is the form for one array.
+    Parameters
+    ----------
+    x : array
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, with any strides.
+    bias : array, optional
+        heads * head size elements, or broadcasting to them.
+    heads, out, dtype
+        As in add_qkv_bias, of which this is the form for one array.
 
-    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+    Returns
+    -------
+    array
+        Of x's kind.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As add_qkv_bias does.
+
+    Notes
+    -----
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import split_heads
+    >>> split_heads(np.arange(4.0).reshape(1, 4), heads=2).tolist()
+    [[[0.0, 1.0]], [[2.0, 3.0]]]
     """
     return _split(x, bias, heads, 1, "x", out, dtype)
 
@@ -60,9 +119,36 @@ def merge_heads(x: Any, *, out: Any = None, dtype: Any = None) -> Any:
 
         y[..., s, h * head size + d] = x[..., h, s, d]
 
-    It undoes split_heads. Arrays, dtypes, `out` and errors are as in add_qkv_bias.
+    It undoes split_heads.
 
-    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+    Parameters
+    ----------
+    x : array
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, with any strides.
+    out, dtype
+        As in add_qkv_bias.
+
+    Returns
+    -------
+    array
+        Of x's kind.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As add_qkv_bias does.
+
+    Notes
+    -----
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import merge_heads
+    >>> merge_heads(np.arange(4.0).reshape(2, 1, 2)).tolist()
+    [[0.0, 1.0, 2.0, 3.0]]
     """
     key = head_calls.key_of("merge", x, None, 0, out, dtype)
     y = None if key is None else head_calls.again(key, x, None, out)

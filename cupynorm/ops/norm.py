@@ -131,28 +131,70 @@ def layer_norm(
     quantize: str | Quantize | None = None,
     plan: str | Plan | None = None,
 ) -> Any:
-    """Return (x - mean) / sqrt(var + eps) * gamma + beta over the normalised axes (Ba, Kiros and Hinton 2016).
+    """Normalise rows to mean 0 and variance 1, then scale and shift: (x - mean) / sqrt(var + eps) * gamma + beta.
 
-    x is a CuPy or NumPy array of float16, bfloat16, float32 or float64 and of any shape; `axis` names one or several trailing
-    axes. var is the biased variance. gamma and beta have the shape of the normalised axes or broadcast to it, leading axes
-    of one element, as in (1, D), aside, and any of those dtypes; or they are numbers, each of which is copied to a device
-    once and kept there as an array. What comes back is of x's kind, has x's shape, and the dtype of `out`, else `dtype`,
-    else x's.
-    Arithmetic is in float32 (float64 if x or the result is float64), and each element is rounded once.
+    Ba, Kiros and Hinton 2016, "Layer Normalization". var is the biased variance.
 
-    With return_stats: (y, mean, rstd), where rstd = 1 / sqrt(var + eps); both have x's shape without the normalised axes, in
-    float32 (float64). `out` may be x itself. An x without rows gives an empty result. `plan` forces a variant
-    ("warp", "block", "cached", "cluster", "split", "shared", "uncached") on a device; of a call with anything fused into it
-    cached, shared and split hold no row.
+    Parameters
+    ----------
+    x : array
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+    gamma, beta : array or float, optional
+        Scale and shift, of the shape of the normalised axes or broadcasting to it, in any dtype that x may have.
+        Leading axes of one element, as in (1, D), are dropped. A number is copied to a device once and kept there.
+    axis : int or tuple of int, default -1
+        The normalised axes: the last one, or several trailing ones.
+    eps : float, default 1e-5
+        Added to the variance; not negative.
+    out : array, optional
+        Where the result is written, of x's shape and kind and of any dtype; may be x itself.
+    dtype : dtype, optional
+        Of the result; default: that of `out`, else x's.
+    return_stats : bool, default False
+        Return mean and rstd = 1 / sqrt(var + eps) as well.
+    quantize : str or Quantize, optional
+        "int8", "float8_e4m3fn" or "float8_e5m2": the result is quantised with a scale for each row, and the scales
+        come back too. With ``cupynorm.Quantize(name, scale)`` the scale is given, and the quantised result comes
+        alone.
+    plan : str or Plan, optional
+        Force a variant on a device: "warp", "block", "cached", "cluster", "split", "shared" or "uncached", or a whole
+        plan. By default the planner chooses.
 
-    With quantize=, the dtype of the result is "int8", "float8_e4m3fn" or "float8_e5m2". Given as that name, each row has its
-    own scale, and (q, scales) comes back, before statistics; given as cupynorm.Quantize(name, scale), which see, q alone.
+    Returns
+    -------
+    array or tuple of array
+        y, of x's shape; or the tuple of those that are asked for of (y, scales, mean, rstd). Statistics and scales
+        have x's shape without the normalised axes, in the type of arithmetic.
 
-    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+    Raises
+    ------
+    TypeError
+        For arrays of another kind or dtype, of both kinds in one call, or of a subclass that changes what arrays do
+        (numpy.ma.MaskedArray, numpy.matrix, arrays with units; numpy.memmap is taken).
+    ValueError
+        For shapes, strides, axes, eps, devices or an `out` that do not fit.
+    CompileError
+        If the compiler refuses the kernel; the message is its log.
+    NoDeviceError
+        If a device array is given and no device can be used.
 
-    Raises TypeError for arrays of another kind or dtype, of both kinds in one call, or of a subclass that overrides what arrays
-    do (numpy.ma.MaskedArray, numpy.matrix, units; numpy.memmap is taken); ValueError for shapes, strides, axes, eps,
-    devices or an `out` that do not fit; CompileError with the compiler's log; NoDeviceError.
+    Notes
+    -----
+    Arithmetic is in float32, in float64 if x or the result is float64; each element is rounded once. The variance is
+    never computed as E[x^2] - E[x]^2, so a large mean costs no digits. An x without rows gives an empty result.
+
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import layer_norm
+    >>> layer_norm(np.array([[1.0, 2.0, 3.0]]), eps=0).round(4).tolist()
+    [[-1.2247, 0.0, 1.2247]]
+    >>> y, mean, rstd = layer_norm(np.array([[1.0, 3.0]]), eps=0, return_stats=True)
+    >>> mean.tolist(), rstd.tolist()
+    ([2.0], [1.0])
     """
     if quantize is not None:
         from cupynorm.invoke import fused_calls  # noqa: PLC0415
@@ -231,12 +273,48 @@ def rms_norm(
     quantize: str | Quantize | None = None,
     plan: str | Plan | None = None,
 ) -> Any:
-    """Return x / sqrt(mean(x^2) + eps) * gamma over the normalised axes (Zhang and Sennrich 2019).
+    """Divide rows by their root mean square, then scale: x / sqrt(mean(x^2) + eps) * gamma.
 
-    Arrays, dtypes, axes, `out`, `quantize`, `plan` and errors are as in layer_norm. With return_stats: (y, rstd), where
-    rstd = 1 / sqrt(mean(x^2) + eps).
+    Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", with eps under the root.
 
-    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+    Parameters
+    ----------
+    x : array
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+    gamma : array or float, optional
+        Scale, as in layer_norm.
+    axis : int or tuple of int, default -1
+        The normalised axes: the last one, or several trailing ones.
+    eps : float, default 1e-6
+        Added to the mean of the squares; not negative.
+    out, dtype, quantize, plan
+        As in layer_norm.
+    return_stats : bool, default False
+        Return rstd = 1 / sqrt(mean(x^2) + eps) as well.
+
+    Returns
+    -------
+    array or tuple of array
+        y, of x's shape; or the tuple of those that are asked for of (y, scales, rstd).
+
+    Raises
+    ------
+    TypeError, ValueError, CompileError, NoDeviceError
+        As layer_norm does.
+
+    Notes
+    -----
+    Arithmetic is that of layer_norm.
+
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import rms_norm
+    >>> rms_norm(np.array([[3.0, 4.0]]), np.array([1.0, 2.0]), eps=0).round(4).tolist()
+    [[0.8485, 2.2627]]
     """
     if quantize is not None:
         from cupynorm.invoke import fused_calls  # noqa: PLC0415

@@ -137,35 +137,76 @@ def softmax(
     plan: str | Plan | None = None,
     **options: Any,
 ) -> Any:
-    """Return exp(z - max) / sum(exp(z - max)) of z = x * scale + bias over the kept elements of the normalised axes.
+    """Turn rows into probabilities: exp(z - max) / sum(exp(z - max)) over the kept elements of the normalised axes.
 
-    Arrays, dtypes, axes, `out`, `quantize`, `plan` and errors are as in layer_norm. An element that is dropped is exactly 0,
-    whatever x and bias hold there, in a row with nothing kept too. A row of which only -inf is kept gives nan, as in
-    NumPy; so does a row that keeps +inf or nan, and no other row.
+    z = x * scale + bias. An element is kept if every mask that is given keeps it.
 
-    Options are scale, where, lengths, left_padded, causal, causal_offset, window, bias and quantize; each is None or
-    False by default. An element is kept if all that is given keeps it:
+    Parameters
+    ----------
+    x : array
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+    axis : int or tuple of int, default -1
+        The normalised axes: the last one, or several trailing ones; the last one with lengths, causal, causal_offset
+        or window.
+    scale : float, optional
+        z = x * scale + bias; a finite number.
+    where : array of bool or uint8, optional
+        Broadcasts to x's shape; True or non-zero keeps.
+    lengths : array or list of int, optional
+        Broadcasts to x's shape without its last axis (lengths[:, None, None] for one a batch of (batch, head, query,
+        key)): a row keeps its first `lengths` elements. A length below 0 or above the row's is a ValueError on the
+        host, and is taken as 0 or all on a device. A list is host data: it is checked as such, and each call on a
+        device copies it there on the current stream, waiting for nothing; while a graph is captured that is a
+        ValueError.
+    left_padded : bool, default False
+        A row keeps its last `lengths` elements instead.
+    causal : bool, default False
+        On the last two axes, query i keeps the keys j <= i, the diagonal from the top left, as in PyTorch and JAX.
+        Numbers are refused: a flag of 0 or 1 is no offset.
+    causal_offset : int, optional
+        Query i keeps the keys j <= i + causal_offset, without causal=True, too. keys - queries is the diagonal into
+        the bottom right, as in FlashAttention.
+    window : int or tuple of int or None, optional
+        (left, right): query i keeps i + offset - left <= j <= i + offset + right, where offset is causal_offset, else
+        0. None is no bound on that side; one number stands for both sides.
+    bias : array, optional
+        Broadcasts to x's shape; of a dtype that x may have.
+    quantize : str or Quantize, optional
+        As in layer_norm.
+    out, dtype, plan
+        As in layer_norm.
 
-    - where: bool or uint8 array that broadcasts to x's shape; True or non-zero keeps.
-    - lengths: array of any integer dtype that broadcasts to x's shape without its last axis (lengths[:, None, None] for one
-      a batch of (batch, head, query, key)): a row keeps its first `lengths` elements, with left_padded=True its last ones.
-      A length below 0 or above the row's is a ValueError on the host, and is taken as 0 or all on a device. A list of
-      integers is host data: it is checked as such, and each call on a device copies it there on the current stream, waiting
-      for nothing; while a graph is captured that is a ValueError.
-    - causal: True: on the last two axes, query i keeps the keys j <= i, the diagonal from the top left, as in PyTorch
-      and JAX. Numbers are refused: a flag of 0 or 1 is no offset.
-    - causal_offset: an integer: query i keeps the keys j <= i + causal_offset, without causal=True, too. keys - queries is
-      the diagonal into the bottom right, as in FlashAttention.
-    - window: (left, right): query i keeps i + offset - left <= j <= i + offset + right, where offset is causal_offset, else 0.
-      None is no bound on that side; one number stands for both sides.
+    Returns
+    -------
+    array or tuple of array
+        y, of x's shape; with quantize="...": (q, scales).
 
-    scale (a finite number) and bias (an array that broadcasts to x's shape, of a dtype that x may have) need no mask.
-    lengths, causal, causal_offset and window need one normalised axis, the last. docs/masks.md has the conventions of
-    other libraries.
+    Raises
+    ------
+    TypeError
+        As layer_norm does, and for a mask or option of another dtype or kind.
+    ValueError
+        As layer_norm does, and for a mask that does not broadcast, or an option that is out of range.
+    CompileError, NoDeviceError
+        As layer_norm does.
 
-    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+    Notes
+    -----
+    A dropped element is exactly 0, whatever x and bias hold there, in a row with nothing kept too. A row of which only
+    -inf is kept gives nan, as in NumPy; so does a row that keeps +inf or nan, and no other row. docs/masks.md has the
+    conventions of other libraries.
 
-    TypeError for a mask or option of another dtype or kind; ValueError for one that does not broadcast, or is out of range.
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import softmax
+    >>> softmax(np.array([[0.0, 0.0, 5.0]]), where=np.array([True, True, False])).tolist()
+    [[0.5, 0.5, 0.0]]
+    >>> softmax(np.zeros((2, 2)), causal=True).tolist()
+    [[1.0, 0.0], [0.5, 0.5]]
     """
     if not options:
         return row_ops.run(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
@@ -185,11 +226,44 @@ def log_softmax(
     plan: str | Plan | None = None,
     **options: Any,
 ) -> Any:
-    """Return z - max - log(sum(exp(z - max))) over the kept elements: the logarithm of softmax, without its underflow.
+    """Return the logarithm of softmax without its underflow: z - max - log(sum(exp(z - max))) over the kept elements.
 
-    Arrays, dtypes, axes, masks, `out`, `plan`, errors and special values are as in softmax; what is dropped is exactly -inf.
+    z = x * scale + bias. An element is kept if every mask that is given keeps it.
 
-    Until the call has finished on its stream, nobody else may write to `out` or read from it.
+    Parameters
+    ----------
+    x : array
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+    axis : int or tuple of int, default -1
+        As in softmax.
+    scale, where, lengths, left_padded, causal, causal_offset, window, bias
+        As in softmax.
+    out, dtype, plan
+        As in layer_norm.
+
+    Returns
+    -------
+    array
+        y, of x's shape. A dropped element is exactly -inf.
+
+    Raises
+    ------
+    TypeError, ValueError, CompileError, NoDeviceError
+        As softmax does.
+
+    Notes
+    -----
+    Special values are those of softmax.
+
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import log_softmax
+    >>> log_softmax(np.array([[0.0, -1000.0]])).tolist()
+    [[0.0, -1000.0]]
     """
     if not options:
         return row_ops.run(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
