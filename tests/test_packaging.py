@@ -19,6 +19,7 @@ import cupynorm
 from cupynorm import _install
 from cupynorm.catalog import op_table
 from cupynorm.runtime import compiler
+from tests.pages import PAGES
 
 CHECKOUT = Path(__file__).parents[1]
 EXTRAS = ["cuda12", "cuda13"]
@@ -70,14 +71,17 @@ def test_wheel_holds_the_package_its_kernels_and_the_licence_only(wheel: Path) -
     assert any(name.endswith("/LICENSE") for name in information)
 
 
-def test_the_source_distribution_says_that_it_is_typed_too(tmp_path: Path) -> None:
+def test_the_source_distribution_is_typed_and_has_the_documents(tmp_path: Path) -> None:
     pytest.importorskip("hatchling", reason="hatchling, which builds it, is not installed")
     build = f"from hatchling.build import build_sdist; build_sdist({str(tmp_path)!r})"
     subprocess.run([sys.executable, "-c", build], cwd=CHECKOUT, check=True)
     (path,) = tmp_path.glob("*.tar.gz")
 
     with tarfile.open(path) as archive:
-        assert f"cupynorm-{cupynorm.__version__}/cupynorm/py.typed" in archive.getnames()
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert "cupynorm/py.typed" in names
+    assert {page.relative_to(CHECKOUT).as_posix() for page in PAGES} <= names  # with what they link to
+    assert "benchmarks/h200/bandwidth-float16.svg" in names
 
 
 def test_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
@@ -160,7 +164,7 @@ def test_the_description_of_the_package_stands_alone(metadata: dict[str, list[st
     targets = re.findall(r"\]\(([^)\s]*)\)", description)
     assert [each for each in targets if not each.startswith(("https://", "http://"))] == []
     assert "# cupynorm\n" in description
-    assert "docs/masks.md maps other libraries' conventions onto these" in description
+    assert "Masks, and what other libraries call them: docs/masks.md" in re.sub(r"\s+", " ", description)
     assert "![" not in description or "](https://" in description
 
 

@@ -1,6 +1,6 @@
 """Large products by cublasLt: the fastest of its algorithms whose results have the bits of cuBLAS's.
 
-cuBLAS takes the algorithm that cublasLt's heuristic names first; others of its list are up to 20 % faster (benchmarks/NOTES.md).
+cuBLAS takes the algorithm that cublasLt's heuristic names first; others of its list are up to 20 % faster (docs/notes/043).
 Which one is the fastest is measured, so it may be another in the next process; the results are the same, since algorithms
 that add up in another order are not eligible.
 """

@@ -1,6 +1,6 @@
 """How rows were measured to be best held: what planner.py chooses from.
 
-Measured on an H200 (benchmarks/NOTES.md). Other GPUs take them by the rules of planner.py, and `cupynorm tune` measures there.
+Measured on an H200 (docs/notes). Other GPUs take them by the rules of planner.py, and `cupynorm tune` measures there.
 The keys are (how many parameters of the columns the op has, bytes of an element).
 """
 
@@ -30,7 +30,7 @@ class Held(NamedTuple):
 
 
 # By (how many parameters of the columns the op has, bytes of an element), the first that can hold a row; what is behind the last
-# is better held by shared memory, or by several blocks. H200, benchmarks/NOTES.md: few bytes a thread and many threads,
+# is better held by shared memory, or by several blocks. H200, docs/notes/002: few bytes a thread and many threads,
 # parameters fetched with the row while that takes no threads away.
 _PLAIN_HALVES = (Held(8 << 10, 32, 128, 1536), Held(16 << 10, 64, 256, 1024), Held(32 << 10, 64, 512, 1024))
 _PLAIN_FLOATS = (
@@ -72,7 +72,7 @@ HELD = {
 }
 # The same where something is computed on the way, by (what, bytes of an element): without parameters, with a mask that keeps an
 # interval of each row, with parameters, and with them and more than one result. thread_bytes: of a row and of all that is loaded
-# with it. H200, benchmarks/NOTES.md: more elements a thread than above, so that what each thread does once counts less.
+# with it. H200, docs/notes/034: more elements a thread than above, so that what each thread does once counts less.
 _MASKED_HALVES = (
     Held(128, 32, 256, 1536),
     Held(256, 48, 256, 1536, others=24),
@@ -575,7 +575,7 @@ class Kept(NamedTuple):
 # is on its way, and parameters stay in shared memory for all rows of a block, since read again from L2 for each they alone take
 # it to 0.6 to 0.9 of the copy rate; blocks claim their rows as they come to them. Without parameters rows in blocks of their own,
 # several on a multiprocessor, are as fast, and better where they fill 16 or 32 KB of each. H200, 200 MB to 1 GB, 30 widths
-# (benchmarks/NOTES.md, "Clusters that do not wait"): 0.95 to 0.99 at powers of two, 0.85 to 0.98 between.
+# (docs/notes/013): 0.95 to 0.99 at powers of two, 0.85 to 0.98 between.
 _KEPT_LONG = (
     Kept(row_bytes=MOST_ROW, threads=1024, packs=4, share_bytes=100 << 10),
     Kept(row_bytes=MOST_ROW, threads=512, packs=4, share_bytes=220 << 10),
