@@ -126,10 +126,10 @@ inline void wait_for_copies() {
 #endif
 }
 
-// The blocks of a cluster (sm_90) run at the same time, and may write into one another's shared memory. A block must not write into another
-// before both have met once, their signals made. That meeting orders nothing else: with release an arrival waits for the block's accesses to
-// all memory, and softmax of 65536 halves had 0.935 of the copy rate for 0.97. The wait empties the level-1 cache (CCTL.IVALL), since it cannot
-// do without acquire: it belongs before a block's first loads.
+// The blocks of a cluster (sm_90) run at the same time, and may write into one another's shared memory. A block must not write
+// into another before both have met once, their signals made. That meeting orders nothing else, because an arrival with release
+// semantics waits for all of the block's memory accesses (docs/notes/kernel-comments). The wait has acquire semantics, which
+// cannot be left out, and so empties the level-1 cache (CCTL.IVALL): it belongs before a block's first loads.
 inline int block_of_cluster() {
   unsigned rank = 0;
 #if __CUDA_ARCH__ >= 900
@@ -199,8 +199,9 @@ inline void begin_next_kernel() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// Each signal takes the device 1.2 ns: of 24576 blocks 5 us, of which a copy of as much takes 26. The last blocks alone give one; those
-// before them have ended by then. `left`: the blocks of the grid from this one on; of a grid along x as it stands.
+// Only the last kLast blocks of the grid say so, because every block that does costs the device time
+// (docs/notes/kernel-comments); the blocks before them have ended by then. `left`: how many blocks of the grid there are from this
+// one on; the default is right for a grid along x.
 inline void begin_next_of(unsigned left = gridDim.x - blockIdx.x) {
   constexpr unsigned kLast = 2048;
   if (left <= kLast) begin_next_kernel();
@@ -333,8 +334,8 @@ inline bool await_letters(const Letter* from, unsigned (&word)[kCount]) {
   return false;
 }
 // Stops the kernel: every later call in this context returns CUDA_ERROR_LAUNCH_FAILED, for which _device.launch_error names this
-// cause. (A failed assert() would print the condition, but its call takes registers from the usual path: LayerNorm of one row of
-// 2^20 halves 0.54 for 0.74 of the copy rate.)
+// cause. A failed assert() would print the condition, but its call takes registers from the usual path
+// (docs/notes/kernel-comments).
 inline void stop(const char*) { asm volatile("trap;"); }
 
 // One store of 8 or 16 bytes to global memory.

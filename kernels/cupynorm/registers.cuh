@@ -89,8 +89,8 @@ inline Share share_of(int cols, int head, int part) {
     share.before = part * each < share.packs ? part * each : share.packs;
     share.packs = share.packs - share.before < each ? share.packs - share.before : each;
   } else if constexpr (kParts > 1) {
-    // Parts differ by a pack at most, so that of a thread's packs the last alone may be missing (LayerNorm, half of 128000 columns: 0.62
-    // of the copy rate when any might be). Or by a line of 16-byte packs, where that leaves no more of them missing: parts then
+    // Parts differ by one pack at most, so that only the last of a thread's packs may be missing: a test for every pack is slow
+    // (docs/notes/kernel-comments). Or they differ by a line of 128 bytes, where no more packs are missing so: parts then
     // begin at lines if the row does.
     constexpr int kLine = 8;
     constexpr int kMost = Shape::kGroup * Shape::kPacks, kLeast = kMost - Shape::kGroup;
@@ -126,12 +126,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   constexpr int kPacked = kPack * kPacks, kElements = kPacked + kLone;
   static_assert(Load::kDirect || (Shape::kStages == 0 && Shape::kPeel < 2), "what is computed from several arrays lies in packs as y does");
   static_assert(!Load::kDrops || (kPacked <= 32 && !Load::kKeeps), "a bit for each element, and nothing of what is dropped is kept");
-  // one pass over a thread's elements will do: 0.01 to 0.02 faster; to bytes instructions are scarcer, and digits fewer
+  // Short rows of 16 bits are summarised in one pass, which loses a few digits and is faster. Rows that are stored as bytes may be
+  // longer: there are fewer digits to lose, and instructions are what limits them (docs/notes/kernel-comments).
   constexpr int kFew = Store::kBytes == 1 ? 8192 : 2048;
-  // Of clusters all: each warp counts from an element of its own, so what is lost grows with a warp's elements.
+  // In clusters all rows are: each warp counts from an element of its own, so what is lost grows with a warp's elements only.
   constexpr bool kShort = sizeof(Digits) == 2 && Store::kBytes <= 2 && (kParts > 1 || kGroup * kPacked <= kFew);
   constexpr int kSure = kFull ? kPacks : kPacks - 1;  // packs of a thread that are never missing
-  // Of clusters that go through rows, said so that the compiler knows it: none of their threads is past the last row.
+  // In a cluster that loops over rows no thread is past the last row. The compiler is told so.
   constexpr bool kAll = kParts > 1 && Shape::kStages > 0;
   const int lane = kAll ? threadIdx.x : threadIdx.x % kGroup, group = kAll ? 0 : threadIdx.x / kGroup;
   const auto cols = [&] {
@@ -140,17 +141,15 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   }();
   const int part = kParts > 1 ? block_of_cluster() : 0;
   constexpr bool kPersistent = Shape::kStages > 0 || Shape::kHoist == 2 || Shape::kHoist == 3;
-  // Two sets of slots in turn spare a barrier, but which is free takes a register. Of 64 for 128 bytes of a row, or for 64 and other arrays,
-  // NVRTC 12.9 and 13.0 have none left: 8 bytes of LayerNorm in float of 32 elements a thread spilled, and of add_layer_norm from 8192
-  // columns on. One set then, and a barrier before a block's next row, of which it mostly has none.
+  // Two sets of slots, used alternately, save a barrier for each row, but cost a register. Where a thread has no register left and
+  // would spill (docs/notes/kernel-comments), there is one set and a barrier before a block's next row; most blocks have no next row.
   constexpr int kThreads = Shape::kBlock * Shape::kResident;
   constexpr bool kCrowded = (kThreads >= 1024 && kRows * kPacked * int(sizeof(Type)) >= (Load::kDirect ? 128 : 64)) || (kThreads >= 768 && kRows * kPacked >= 48);
   constexpr bool kOneSet = kCrowded && kWarps > 1 && kParts == 1 && !kPersistent && Op::kHasOrigin;
   __shared__ Slot<Op> slots[kWarps > 1 && !kOneSet ? 2 : 1][kRows][kGroups][kSlots];
-  // Clusters that go through many rows claim the next ones as they come to them, so that the rows in work are neighbours: LayerNorm of 65536
-  // halves 0.91 to 0.96 of the copy rate. (A copy by resident blocks has 0.99 of what one has whose blocks end; 0.94 if each takes every nth
-  // piece. Blocks alone, of shorter rows, lose: LayerNorm to bytes, 2048 to 8192 halves, 0.94 to 0.8.) Where rows begin anywhere only if
-  // a block's parameters are not those of rows that begin alike.
+  // Clusters that loop over rows take them from a dynamic scheduler, so that rows that are processed at the same time are neighbours
+  // in memory. Single blocks, which have shorter rows, lose by it (docs/notes/kernel-comments). Unaligned rows can only do so where
+  // the parameters that a block caches do not depend on how its rows are aligned.
   constexpr bool kClaims = kPersistent && kParts > 1 && (Shape::kPeel == 0 || Shape::kFixed);
   __shared__ Mail<Op, kParts, kClaims> mails[kParts > 1 ? 2 : 1];
   // the row in work and those to come, by their turns: registers are scarce
@@ -178,25 +177,24 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     if constexpr (kClaims) __syncthreads();  // of what this block has written itself the meeting says nothing
     cluster_meet();  // all blocks have begun: they may write into one another
   }
-  // Rows that begin anywhere let the next kernel begin when their loads are on their way: softmax of 8192 x 127 halves 1.08 of the
-  // copy rate, before them 0.93; others the earlier the better (LayerNorm of 8192 x 1000 0.98 and 0.92).
+  // The next kernel may begin at once, which is best for aligned rows. For unaligned rows it is better to let it begin only when
+  // this kernel's loads have been issued (docs/notes/kernel-comments).
   await_kernel_before();
   if constexpr (kLone == 0) begin_next_of();
 
-  // Where a mask's structure keeps an interval of columns, a pack of which no lane of the warp keeps anything costs a warp its stores and
-  // nothing more: instructions limit such rows (lengths, half of 2048 columns: 0.89 to 0.95 of the copy rate).
+  // Where a mask keeps an interval of columns, a warp skips each pack of which none of its lanes keeps anything, and only stores
+  // it: the number of instructions is what limits such rows (docs/notes/kernel-comments).
   constexpr bool kSpans = Load::kSpans;
-  // What is dropped is then stored before the row is waited for: 4096 and 8192 columns in 16 bits 0.941 to 0.946 and 0.911 to 0.932, but
-  // 2048 in 32 bits 0.94 to 0.933.
+  // What is dropped is stored before the row is waited for, where rows are long enough to gain by it (docs/notes/kernel-comments).
   constexpr bool kEarly = kSpans && Store::kAhead && kParts * kGroup * kPacked * sizeof(Type) >= 8192 && sizeof(Type) == 2;
-  // Instructions are scarce: past the last row the first is loaded, and not stored. Where something is computed on the way and elements
-  // are more, the compiler then moves too much ahead, and wants registers for it; with packs of 8 bytes it still has them.
+  // Kernels that are limited by instructions load row 0 in place of rows past the last, without a predicate, and do not store it.
+  // Not with many elements and a fused computation: the compiler then moves too many loads ahead, and has no registers for them.
   constexpr bool kPlain = Load::kDirect && !Store::kAhead && !Store::kScales;
   constexpr int kMostAnyway = kPack * sizeof(Type) == 8 ? 24 : 16;
   constexpr bool kAnyway = kFull && (kPlain ? Shape::kStages == 0 && kParts == 1 : kRows * kPacked <= kMostAnyway);
-  // A thread's packs are then at constants behind one address of each array, not each at its own: add_layer_norm, 768 columns, 535
-  // instructions to 469, int8 0.87 to 0.92 of the copy rate at 3072. Where packs may be missing the last is then asked for too late
-  // (add_layer_norm, 1000 columns, 0.98 to 0.91), and doubles have no registers for it.
+  // A thread's packs are found at constant offsets from one address of each array: fewer instructions than an address for each
+  // pack. Not where packs may be missing, because the load of the last is then issued too late, and not for doubles, which have no
+  // register for it (docs/notes/kernel-comments).
   constexpr bool kOneAddress = (kFull || Shape::kStages > 0) && sizeof(Type) < 8 && (!Load::kDirect || Store::kScales);
   // Each load instruction of a warp covers neighbouring rows.
   auto row_of = [group](int64 base, int r) {
@@ -215,9 +213,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   auto further = [&](int p) { return kLone > 0 ? col(p) : p * (kGroup * kPack); };
   auto lone = [&] { return lane < share.heads ? lane : lane - share.heads + share.tail; };
   auto alone = [&] { return kLone > 0 && lane < share.heads + share.tails; };
-  // Of rows that begin anywhere, a thread's packs lie alike: where the first begins is found once for all, and is hidden, so that what
-  // is computed from it are the constants of accesses, not addresses anew (LayerNorm, half of 1023 columns: 700 instructions a
-  // thread, 580 so).
+  // All packs of a thread are misaligned alike, also in unaligned rows. So the first one's place is computed once, and hidden from the
+  // compiler, which then addresses the others by constant offsets from it: fewer instructions (docs/notes/kernel-comments).
   auto columns_from = [&] {
     if constexpr (kLone > 0) {
       auto first = a.store.columns_from(col(0));
@@ -237,8 +234,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     else return a.store.template columns<kPack>(col(p));
   };
 
-  // Of all packs, once for all rows. Where columns lie anywhere all accesses are on their way before the first is waited for: one after
-  // the other each would take a trip to L2 (LayerNorm, half of 1023 columns: 0.78 of the copy rate, 0.81 so).
+  // Fetches the parameters of all packs, once for all rows. Unaligned ones are all loaded before the first is waited for; one after
+  // the other, each would pay the latency of L2 (docs/notes/kernel-comments).
   auto fetch_columns = [&](auto take) {
     if constexpr (kLone > 0) {
       typename Store::template ColumnsApart<kPack> apart[kPacks];
@@ -255,12 +252,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     }
   };
 
-  // Numbers of all columns that rows of this block may have: of a whole row, or of its part's packs and what may be around them. All are on
-  // their way at once, in packs: one by one, 64 threads of 20 columns each took five trips to L2 (LayerNorm, half of 10001 columns,
-  // 0.89 to 0.935 of the copy rate). But one by one for a few rows, where a pack's numbers take 64 bytes: LayerNorm, half of 1023
-  // columns, 0.885, in packs 0.795; RMSNorm of 601 0.985, in packs 1.005; LayerNorm in float of 250 0.985 and 1.015.
+  // Parameters of all columns that rows of this block may have (a whole row, or its part's packs and what may be around them), converted
+  // once, in shared memory. All loads are issued at once, in packs; one by one, each would pay the latency of L2. But one by one
+  // where a pack's converted parameters take 64 bytes (docs/notes/kernel-comments).
   constexpr bool kLends = Shape::kHoist == 4;
-  // Pairs leave room for more blocks: LayerNorm, half of 50257 columns, 0.80 to 0.90.
+  // Pairs of two bytes each, not converted, take less shared memory, and so allow more blocks (docs/notes/kernel-comments).
   constexpr Lending kLending = kLends ? lending_of<Store, Shape::kFixed>() : kNothing;
   using Number = typename NumberOf<Store, Compute, kLending>::Type;
   using Room = Lent<Number, kPack, (kLone > 0)>;
@@ -397,8 +393,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     send_it();
     if constexpr (Shape::kFixed) share = own;
   };
-  // The first few rows of a cluster are given, the others claimed one turn ahead by the first block's first thread, which notes them for the
-  // others as they meet.
+  // Dynamic scheduler: the first kAhead + 1 rows of a cluster are static. Thread 0 of block 0 then claims one row in each iteration, and
+  // broadcasts it with the reduction over the cluster.
   constexpr int kAhead = Shape::kStages;
   const unsigned teams = gridDim.x / kParts, given = (kAhead + 1) * teams;
   const bool claimer = kClaims && part == 0 && threadIdx.x == 0;
@@ -614,7 +610,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       }
       total[r] = summarize_lanes<Op, kFull, kShort, (kParts > 1), kLanes>(x[r], valid, count, origin[r], mine[r]);
     }
-    // the row is in registers, and has been used: its place is free
+    // the row has been read from shared memory: its place is free
     if constexpr (Shape::kStages > 0) {
       const int64 last = rows_ahead(base);
       if constexpr (Shape::kFixed) {
@@ -641,8 +637,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       }
     }
     turn = kWarps == 1 ? 0 : kParts > 1 ? (turn + 1) % kTurns : turn ^ 1;
-    // Those of all of a block's rows wait as numbers where a thread has few: int8, 128 columns, 0.86 to 0.89 of the copy rate. (In shared
-    // memory numbers take too much of it: 4096 columns 0.945 to 0.87.)
+    // Where a thread has few parameters for all rows of its block, they stay converted in registers. In shared memory converted ones
+    // would take too much room (docs/notes/kernel-comments).
     constexpr bool kNumbers = Shape::kHoist == 3 && Store::kScales && kPacked <= 16;
     if constexpr (Shape::kHoist % 2 == 1 && !kNumbers) {
 #pragma unroll
@@ -657,8 +653,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
         if constexpr (kLone > 0) ahead_alone[r].hide();
       }
     }
-    // Before the stores: later it would take registers. Few ask for it, which all threads know at once: an instruction or two less, but ragged
-    // rows of many packs have no register for it.
+    // Statistics are saved before the stores, while `whole` is in registers. Few callers ask for them, and a.op.saves(), which is the
+    // same for all threads, skips the branch for the others; partly filled tiles have no register for that test.
     auto save = [&](int64 row, const typename Op::Row& whole) {
       if ((!kFull || kParts > 1 || a.op.saves()) && lane == 0 && part == 0) a.op.save(row, whole);
     };
