@@ -13,13 +13,13 @@ struct Choices {
   static constexpr bool kFull = Shape::kFull;
 
   // Short rows of 16 bits are summarised in one pass, which loses a few digits and is faster. Rows that are stored as
-  // bytes may be
-  // longer: there are fewer digits to lose, and instructions are what limits them (docs/notes/kernel-comments).
-  static constexpr int kFew = Store::kBytes == 1 ? 8192 : 2048;
+  // bytes may be longer: there are fewer digits to lose, and instructions are what limits them
+  // (docs/notes/kernel-comments).
+  static constexpr int kFew = one_pass_elements<Store>();
   // In clusters all rows are: each warp counts from an element of its own, so what is lost grows with a warp's elements
   // only.
   static constexpr bool kShort =
-      sizeof(typename Load::Digits) == 2 && Store::kBytes <= 2 && (kParts > 1 || Shape::kGroup * kPacked <= kFew);
+      sizeof(typename Load::Digits) == 2 && kFew > 0 && (kParts > 1 || Shape::kGroup * kPacked <= kFew);
 
   // Two sets of slots, used alternately, save a barrier for each row, but cost a register. Where a thread has no
   // register left and would spill (docs/notes/kernel-comments), there is one set and a barrier before a block's next
@@ -32,8 +32,7 @@ struct Choices {
       kCrowded && Shape::kWarps > 1 && kParts == 1 && !Shape::kPersistent && Op::kHasOrigin;
 
   // Where a mask keeps an interval of columns, a warp skips each pack of which none of its lanes keeps anything, and
-  // only stores
-  // it: the number of instructions is what limits such rows (docs/notes/kernel-comments).
+  // only stores it: the number of instructions is what limits such rows (docs/notes/kernel-comments).
   static constexpr bool kSpans = Load::kSpans;
   // What is dropped is stored before the row is waited for, where rows are long enough to gain by it
   // (docs/notes/kernel-comments).
@@ -56,6 +55,7 @@ struct Choices {
 
   static_assert(Load::kDirect || (Shape::kStages == 0 && Shape::kPeel < 2),
                 "what is computed from several arrays lies in packs as y does");
+  static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
   static_assert(!Load::kDrops || (kPacked <= 32 && !Load::kKeeps),
                 "a bit for each element, and nothing of what is dropped is kept");
 };

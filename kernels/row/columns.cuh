@@ -1,10 +1,12 @@
 // Where the parameters of columns (gamma and beta) wait while rows are computed: one struct for each value of a plan's
-// kHoist.
-//  Each has: load_once(store, tile): before the first row. load_with_rows(store, tile): behind the loads of a thread's
-// rows.
-// hide(): what waits in registers is kept as it was loaded. first(store, tile) -> what is shared by all packs of a row,
-// and is found once; get(store, first, p, tile): the parameters of pack p, given that; get(store, p, tile): the same
-// without. edge(store, tile): those of the thread's element that is in no pack.
+// kHoist. Each of them has:
+//
+// load_once(store, tile): called before the first row. load_with_rows(store, tile): behind the loads of a thread's rows.
+// hide(): what waits in registers stays there as it was loaded.
+// first(store, tile): what is computed once for all packs of a row; get(store, first, p, tile): the parameters of pack
+// p, given that; get(store, p, tile): the same without. edge(store, tile): those of the element that is in no pack.
+//
+// ParametersConverted (kHoist 4) is filled by set_columns, fetch, convert_all and find instead.
 #pragma once
 #include <cupynorm/functors.cuh>
 #include <row/layout.cuh>

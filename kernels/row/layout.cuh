@@ -14,8 +14,8 @@ namespace cupynorm {
 // kHoist: where gamma and beta wait (row/columns.cuh).
 // kPeel: 0: every row begins at a pack of x and of y. Otherwise rows are unaligned: packs are counted from the first
 // address of y that is aligned to one, and the elements before and behind them (head and tail) are held one by one, by
-// the first threads.
-// 1: x is aligned as y is. 2: x is aligned in its own way, and each of its packs is made of two accesses.
+// the first threads. 1: x is aligned as y is. 2: x is aligned in its own way, and each of its packs is made of two
+// accesses.
 // kPeriod: with kPeel, the alignment period: row r + kPeriod is aligned as row r is. The kRows rows of a thread are
 // that far apart. What is cached or prefetched for later rows needs these to be aligned alike, so they must be a
 // multiple of the period further.

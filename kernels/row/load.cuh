@@ -8,11 +8,10 @@ namespace cupynorm {
 
 // What a thread has of kRows rows, and of what is computed from them. The arrays are the kernel's: in one struct the
 // compiler could put none of them into registers before it has unrolled the loops over all of them, and took more
-// registers.
-// ahead: operands of the results, loaded with the row. keeps: a bit for each element that no mask drops. some: whether
-// a lane of this warp keeps something of a pack (only where a mask keeps an interval). there: the row is not past the
-// last. origin: where statistics are counted from. mine, total: the State of this thread's elements, and of all that
-// have been reduced. ..._alone: the same of the element that is in no pack.
+// registers. ahead: operands of the results, loaded with the row. keeps: a bit for each element that no mask drops.
+// some: whether a lane of this warp keeps something of a pack (only where a mask keeps an interval). there: the row is
+// not past the last. origin: where statistics are counted from. mine, total: the State of this thread's elements, and
+// of all that have been reduced. ..._alone: the same of the element that is in no pack.
 template <class Op, class Load, class Store, class Shape>
 struct ThreadRows {
   static constexpr int kPack = Shape::kPack, kPacks = Shape::kPacks, kRows = Shape::kRows;
