@@ -1,6 +1,7 @@
 // Kernels that read a row, let the threads that share it meet, and write it: no arithmetic but the meeting's. limits.py times them.
 #pragma once
 #include <cupynorm/group.cuh>
+#include <ops/contract.cuh>
 
 namespace cupynorm {
 
@@ -247,7 +248,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident) fused_skeleto
 
 // An op that asks nothing of its elements: a thread's state is its first. For the package's own kernels, where rows wait in shared memory.
 template <typename T>
-struct Meet {
+struct Meet : RowOp {
   using Compute = T;
   struct State {
     T one;
@@ -257,7 +258,7 @@ struct Meet {
   };
   T eps;  // 0, which the compiler does not know
 
-  static constexpr bool kHasOrigin = false, kTwoPass = false;
+  static constexpr bool kHasArguments = true;
   static T padding() { return 0; }
   static State identity() { return {0}; }
   template <int N, class Valid>
@@ -272,15 +273,12 @@ struct Meet {
   static State gather(State s, Lanes lanes) {
     return {lanes.sum(s.one)};
   }
-  static State rebase(State s, T, T) { return s; }
   template <typename Cols>
   Row finish(State, State row, Cols, T) const {
     return {row.one * eps};
   }
   static T map(T x, Row row) { return x + row.one; }
   static T map_raw(T x, Row row) { return x + row.one; }
-  static bool saves() { return false; }
-  void save(int64, Row) const {}
 };
 
 }  // namespace cupynorm

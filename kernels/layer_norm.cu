@@ -1,11 +1,11 @@
 // LayerNorm: (x - mean) / sqrt(var + eps), biased variance.
 #pragma once
-#include <cupynorm/math.cuh>
+#include <ops/contract.cuh>
 
 namespace cupynorm {
 
 template <typename T>
-struct LayerNorm {
+struct LayerNorm : RowOp {
   using Compute = T;
   // Statistics of x - origin, where origin is one element of the row: float differences of near numbers are exact, so a
   // row whose mean is far larger than its deviation (1000 and 0.1, say) keeps all its digits.
@@ -20,12 +20,12 @@ struct LayerNorm {
   T* rstd;
   T eps;
 
-
+  static constexpr bool kHasArguments = true;
   static T padding() { return 0; }
   static constexpr bool kHasOrigin = true;
 
-  // Where to count from: of a few elements the one nearest to 0, since an outlier would cost digits. With a mean far from 0
-  // any element is near enough. 16 bits have fewer digits to lose: the middle one of three will do.
+  // Where to count from: of a few elements the one nearest to 0, since an outlier would cost digits. With a mean far
+  // from 0 any element is near enough. 16 bits have fewer digits to lose: the middle one of three will do.
   template <int N, typename Loaded>
   static T origin_of(const T (&x)[N], Loaded) {
     T nearest = x[0];
@@ -49,8 +49,8 @@ struct LayerNorm {
     return {mean, m2, T(valid.total())};
   }
 
-  // The same in two steps, for threads that can afford to meet twice: the sum of x - origin, then, given the mean of all that
-  // they hold, the sum of squares around it.
+  // The same in two steps, for threads that can afford to meet twice: the sum of x - origin, then, given the mean of
+  // all that they hold, the sum of squares around it.
   static constexpr bool kTwoPass = true;
 
   template <int N, class Valid>
@@ -64,8 +64,8 @@ struct LayerNorm {
     return sum_of(sum);
   }
 
-  // Both sums at once, around the origin. What m2 loses grows with (mean / deviation)^2, at most the number of elements, where the origin
-  // is an outlier: harmless where those are few and x has 16 bits.
+  // Both sums at once, around the origin. What m2 loses grows with (mean / deviation)^2, at most the number of
+  // elements, where the origin is an outlier: harmless where those are few and x has 16 bits.
   struct Sums {
     T sum, squares;
   };
@@ -98,8 +98,9 @@ struct LayerNorm {
     return sum_of(m2);
   }
 
-  // Chan et al. 1979. kEqual: both sides hold the same number of elements. Symmetric in a and b to the last bit, so that
-  // all lanes of a butterfly agree. Only the difference of the means is multiplied by what is rounded: it is small.
+  // Chan et al. 1979. kEqual: both sides hold the same number of elements. Symmetric in a and b to the last bit, so
+  // that all lanes of a butterfly agree. Only the difference of the means is multiplied by what is rounded: it is
+  // small.
   template <bool kEqual>
   static State merge(State a, State b) {
     T count = a.count + b.count, d = b.mean - a.mean, middle = T(0.5) * (a.mean + b.mean);
@@ -117,13 +118,15 @@ struct LayerNorm {
     return {across(s.mean), across(s.m2), s.count};
   }
 
-  // The State of all that several lanes hold, by sums around the mean of the first of them, which holds as much as any: all sums are on
-  // their way at once, where merges step by step pass on three numbers and divide. That mean is off by no more than the deviation times
-  // the root of how many lanes there are, so that squares lose no more than as many units of their last place.
+  // The State of all that several lanes hold, by sums around the mean of the first of them, which holds as much as any:
+  // all sums are on their way at once, where merges step by step pass on three numbers and divide. That mean is off by
+  // no more than the deviation times the root of how many lanes there are, so that squares lose no more than as many
+  // units of their last place.
   template <class Lanes>
   static State gather(State s, Lanes lanes) {
     const T first = lanes.first(s.mean), d = s.mean - first;
-    const T count = lanes.sum(s.count), sum = lanes.sum(s.count * d), squares = lanes.sum(multiply_add(s.count * d, d, s.m2));
+    const T count = lanes.sum(s.count), sum = lanes.sum(s.count * d), squares =
+        lanes.sum(multiply_add(s.count * d, d, s.m2));
     const State around = state_of({sum, squares}, count);
     return {first + around.mean, around.m2, count};
   }
@@ -137,7 +140,8 @@ struct LayerNorm {
     return {origin, row.mean, rstd, -row.mean * rstd};
   }
 
-  static T map(T x, Row row) { return multiply_add(x, row.rstd, row.offset); }                  // of what summarize left
+  // of what summarize left
+  static T map(T x, Row row) { return multiply_add(x, row.rstd, row.offset); }
   static T map_raw(T x, Row row) { return multiply_add(x - row.origin, row.rstd, row.offset); }  // of what was loaded
 
   bool saves() const { return mean || rstd; }

@@ -1,11 +1,11 @@
 // RMSNorm: x / sqrt(mean(x^2) + eps).
 #pragma once
-#include <cupynorm/math.cuh>
+#include <ops/contract.cuh>
 
 namespace cupynorm {
 
 template <typename T>
-struct RmsNorm {
+struct RmsNorm : RowOp {
   using Compute = T;
   struct State {
     T sum;  // of squares
@@ -17,8 +17,7 @@ struct RmsNorm {
   T* rstd;  // one per row, or null if nobody asked
   T eps;
 
-
-  static constexpr bool kHasOrigin = false, kTwoPass = false;
+  static constexpr bool kHasArguments = true;
   static T padding() { return 0; }
   static State identity() { return {0}; }
 
@@ -39,8 +38,6 @@ struct RmsNorm {
   static State gather(State s, Lanes lanes) {
     return {lanes.sum(s.sum)};
   }
-
-  static State rebase(State s, T, T) { return s; }
 
   template <typename Cols>
   Row finish(State, State row, Cols cols, T) const {

@@ -1,6 +1,6 @@
 // Softmax and LogSoftmax: exp(x - max) / sum(exp(x - max)), and its logarithm.
 #pragma once
-#include <cupynorm/math.cuh>
+#include <ops/contract.cuh>
 
 namespace cupynorm {
 
@@ -36,10 +36,10 @@ inline T maximum(const T (&x)[N]) {
 
 // What both ops are made of. A row of only -inf: -inf - -inf is nan, and so is all that comes of it.
 template <class Op, typename T>
-struct OfExponentials {
+struct OfExponentials : RowOp {
   using Compute = T;
   using State = Exponentials<T>;
-  static constexpr bool kHasOrigin = false, kTwoPass = false;
+  static constexpr bool kMaskable = true;
   static T padding() { return -infinity<T>(); }
   static State identity() { return State::identity(); }
 
@@ -53,8 +53,6 @@ struct OfExponentials {
     return State::gather(s, lanes);
   }
 
-  static State rebase(State s, T, T) { return s; }
-
   template <int N, class Valid>
   static State summarize(T (&x)[N], Valid, T) {
     T max = maximum(x), origin = max == -infinity<T>() ? T(0) : max, sum[Valid::kChains] = {};
@@ -63,8 +61,8 @@ struct OfExponentials {
     return {max, sum_of(sum)};
   }
 
-  // The same of those packs of kPack elements of which there are `some`, each of which `fill` puts into x first, and of what is behind all
-  // packs.
+  // The same of those packs of kPack elements of which there are `some`, each of which `fill` puts into x first, and of
+  // what is behind all packs.
   template <int kPack, int N, int kPacks, class Fill>
   static State summarize_some(T (&x)[N], const bool (&some)[kPacks], Fill fill) {
     T max = -infinity<T>(), sum = 0;
@@ -92,10 +90,6 @@ struct OfExponentials {
     for (int i = kPack * kPacks; i < N; ++i) sum += Op::exponent(x[i], origin);
     return {max, sum};
   }
-
-  static bool saves() { return false; }
-  template <class Row>
-  void save(int64, Row) const {}
 };
 
 template <typename T>

@@ -71,6 +71,14 @@ def test_wheel_holds_the_package_its_kernels_and_the_licence_only(wheel: Path) -
     assert any(name.endswith("/LICENSE") for name in information)
 
 
+def test_what_the_simulator_alone_needs_does_not_ship() -> None:
+    kernels = CHECKOUT / "kernels"
+
+    assert [
+        name for name in under(kernels, "*.cu*") if "simulator::" in (kernels / name).read_text("utf-8")
+    ] == []
+
+
 def test_the_source_distribution_is_typed_and_has_the_documents(tmp_path: Path) -> None:
     pytest.importorskip("hatchling", reason="hatchling, which builds it, is not installed")
     build = f"from hatchling.build import build_sdist; build_sdist({str(tmp_path)!r})"

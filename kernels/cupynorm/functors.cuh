@@ -1,20 +1,9 @@
-// Load and Store functors: the only code that knows types, strides and affine parameters. Each has its twin of the same
-// name in cupynorm/functors.py, with the same members in the same order.
-//
-// A Load has `Type` (that of x in memory), `Digits` (the type that can hold what it gives the op), Loaded<N> (N elements as they lie
-// in memory: packs of x and of all else they are computed from), absent<N>(padding) for elements that are not there, and
-// at(row), which gives a Line: load<N>(col) -> Loaded<N>, at multiples of the plan's packs; unpack<N>(loaded, x, col, padding), which
-// computes, and returns a bit for each element that is not dropped; keep<N>(x, col), which writes what was computed. kDrops: it
-// drops elements, kSpans: all but an interval of columns at least; kKeeps: it writes. kDirect: there is x and nothing else: Loaded<N> is Pack<Type, N>, absent elements become
-// padding themselves, and Line has load_anywhere<N>(col), at any column, and address(col), for copies that go ahead, too.
-// A Store has `Type`, `kBytes` (of its widest result's element), columns<N>(col) -> Columns<N>, the parameters of N columns, the same for every row (columns_anywhere<N> where
-// col may be any; or in steps: columns_from(col), which many packs share; columns_apart<N>(those, further), at col + further as in load_apart;
-// put_together<N>()), and at(row), which gives a Line: store<N>(values, columns, col); head<N>(), how many elements lie before the
-// first that is aligned to N; from(col), the same line from there on; address(). Columns may wait in registers: hide() keeps them packed there. All are asked only for
-// columns below cols.
+// Load and Store functors: the only code that knows types, strides and affine parameters (io/contract.cuh). Each has its
+// counterpart of the same name in cupynorm/functors.py, with the same members in the same order.
 #pragma once
 #include <cupynorm/math.cuh>
 #include <cupynorm/pack.cuh>
+#include <io/contract.cuh>
 
 namespace cupynorm {
 

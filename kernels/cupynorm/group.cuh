@@ -5,10 +5,10 @@
 
 namespace cupynorm {
 
-// Sums and maxima over kLanes neighbouring lanes (a power of two). All 32 lanes of the warp must call; all of a group get the same
-// bits, because each step is symmetric. kAlike: every group of the warp holds the same numbers, and has nothing else to do meanwhile. A
-// maximum is then one instruction on bits (sm_80) instead of exchanges that wait for one another: softmax of 1 x 2^20 halves 0.53 to 0.60 of
-// the copy rate. Where lanes bring their own, exponentials fill that wait: rows of one warp 0.01 slower so, 16384 halves in `cached` 0.02.
+// Sums and maxima over kLanes neighbouring lanes (a power of two). All 32 lanes of the warp must call; all lanes of a group get
+// the same bits, because each step is symmetric. kAlike: every group of the warp holds the same numbers, and has nothing else to
+// do meanwhile. The maximum is then one warp instruction (sm_80) instead of a chain of shuffles. Where each lane has numbers of
+// its own, exponentials fill the wait for the shuffles, and the shuffles are faster (docs/notes/048).
 template <int kLanes, bool kAlike = false>
 struct Lanes {
   template <typename T>
@@ -54,9 +54,9 @@ inline typename Op::State reduce_lanes(typename Op::State s) {
 }
 
 // The State of what kLanes neighbouring lanes hold, x[N] each, of which `valid` ones count; `count` is the sum of that over
-// the lanes. `mine` is this lane's own State, where the op has one. In lanes two exchanges of one number are cheaper than one of
-// a State (LayerNorm, half of 1000 columns on an H200: 0.88 of the copy rate before), so an op may take two passes. kOnce: but each lane
-// alone, and lanes meet once, which is sooner done where nothing else fills the wait (1 x 65536 halves 0.834 to 0.865).
+// the lanes. `mine` is this lane's own State, where the op has one. Two reductions of one number are cheaper than one reduction
+// of a State, so an op may take two passes over its elements. kOnce: each lane summarises what it has, and the lanes exchange
+// States once, which has the shorter latency where nothing else fills the wait (docs/notes/048).
 template <class Op, bool kEqual, bool kShort, bool kOnce, int kLanes, int N, class Valid>
 inline typename Op::State summarize_lanes(typename Op::Compute (&x)[N], Valid valid, int count, typename Op::Compute origin,
                                           typename Op::State& mine) {
@@ -206,8 +206,8 @@ inline bool await_letters(const Letter* from, Slot<Op>& slot) {
 // itself, x may be overwritten too: then it stops. kFew elements are summarised at a time. kMany elements
 // (0: all) are merged into a sum of their own first, because what is added to a long sum is rounded at the
 // size of that sum.
-// It costs the usual path registers: LayerNorm in float of 16 x 2^20 0.61 for 0.655 of the copy rate, others 0.02 at most.
-// (As a function that is not inlined, behind the wait, it cost less; unaligned rows then came out wrong with NVRTC 13.0, why is not known.)
+// It takes registers from the usual path. A function that is not inlined would take fewer, but gave wrong results for
+// unaligned rows with NVRTC 13.0 (docs/notes/048).
 template <class Op, int kFew, int kMany, class Line, typename Count>
 inline typename Op::State read_again(Line from, int64 begin, Count count, typename Op::Compute origin, bool in_place) {
   using State = typename Op::State;

@@ -4,9 +4,9 @@
 
 namespace cupynorm {
 
-// Which of a thread's elements count: the first `count`, kSure of them for certain; and, behind all packs, kLone more if `lone`. kChains:
-// in how many sums a thread adds up, by turns. An addition waits for the one before, and where a multiprocessor has few warps, none of
-// which has anything else to do, two sums are done sooner than one (few rows: 0.01 to 0.07 of the copy rate).
+// Which of a thread's elements count: the first `count`, kSure of them for certain; and, behind all packs, kLone more if `lone`.
+// kChains: how many independent accumulators a thread adds up in, in turn. An addition waits for the one before it. Where a
+// multiprocessor has few warps, and so nothing to fill the wait, two accumulators are faster than one (docs/notes/048).
 template <int kSure, int kLone = 0, int kChains_ = 1>
 struct Valid {
   static constexpr int kChains = kChains_;

@@ -41,9 +41,9 @@ inline void load_words(const void* p, unsigned* word) {
   }
 }
 
-// kWhole: to global memory, in one instruction for certain. A plain assignment the compiler takes apart, and puts together again
-// only where it sees the alignment: where rows begin anywhere it leaves 4 stores (LayerNorm, half of 1023 columns: 0.75 of the copy
-// rate). But it can order plain ones better, and then needs fewer registers.
+// kWhole: to global memory, in one instruction for certain. The compiler splits a plain assignment of 16 bytes into four stores
+// wherever it cannot see the alignment, as in unaligned rows (docs/notes/048). But it can reorder plain stores, and
+// then needs fewer registers.
 template <int kBytes, bool kWhole>
 inline void store_words(void* p, const unsigned* word) {
   if constexpr (kWhole && kBytes == 16) return store_quad(p, word[0], word[1], word[2], word[3]);
@@ -167,8 +167,9 @@ inline void store_pack(T* p, const Pack<T, N>& pack) {
 
 // From memory's type to the compute type: exact. From the compute type to memory's: the one rounding.
 
-// Element i of a pack's words; the first argument names its type. One unpack for each type would have the compiler make the packs of all of
-// them wherever it looks for one: 1 ms of 90 to 120 of an op's first kernel, and a fifth of the cubin.
+// Element i of a pack's words; the first argument names its type. With one overload of unpack for each type, the compiler would
+// instantiate the packs of all types wherever it resolves a call: a longer compilation and a larger cubin
+// (docs/notes/048).
 inline float number_at(half, const unsigned* word, int i) { return half_to_float(static_cast<unsigned short>(word[i / 2] >> 16 * (i % 2))); }
 inline float number_at(bfloat16, const unsigned* word, int i) { return as_float(i % 2 ? word[i / 2] & 0xffff0000u : word[i / 2] << 16); }
 inline float number_at(float, const unsigned* word, int i) { return as_float(word[i]); }

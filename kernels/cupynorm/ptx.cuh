@@ -1,4 +1,4 @@
-// Every instruction that C++ has no word for, each with the C++ that a CPU build (tests/simulator) runs in its place.
+// Every instruction that C++ has no word for. A build for the CPU (tests/simulator) brings its own functions of the same names.
 // No CUDA header is included anywhere: half and bfloat16 are bits here, and the compiler needs no include path but ours.
 #pragma once
 
@@ -126,10 +126,10 @@ inline void wait_for_copies() {
 #endif
 }
 
-// The blocks of a cluster (sm_90) run at the same time, and may write into one another's shared memory. A block must not write into another
-// before both have met once, their signals made. That meeting orders nothing else: with release an arrival waits for the block's accesses to
-// all memory, and softmax of 65536 halves had 0.935 of the copy rate for 0.97. The wait empties the level-1 cache (CCTL.IVALL), since it cannot
-// do without acquire: it belongs before a block's first loads.
+// The blocks of a cluster (sm_90) run at the same time, and may write into one another's shared memory. A block must not write
+// into another before both have met once, their signals made. That meeting orders nothing else, because an arrival with release
+// semantics waits for all of the block's memory accesses (docs/notes/048). The wait has acquire semantics, which
+// cannot be left out, and so empties the level-1 cache (CCTL.IVALL): it belongs before a block's first loads.
 inline int block_of_cluster() {
   unsigned rank = 0;
 #if __CUDA_ARCH__ >= 900
@@ -199,8 +199,9 @@ inline void begin_next_kernel() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// Each signal takes the device 1.2 ns: of 24576 blocks 5 us, of which a copy of as much takes 26. The last blocks alone give one; those
-// before them have ended by then. `left`: the blocks of the grid from this one on; of a grid along x as it stands.
+// Only the last kLast blocks of the grid say so, because every block that does costs the device time
+// (docs/notes/048); the blocks before them have ended by then. `left`: how many blocks of the grid there are from this
+// one on; the default is right for a grid along x.
 inline void begin_next_of(unsigned left = gridDim.x - blockIdx.x) {
   constexpr unsigned kLast = 2048;
   if (left <= kLast) begin_next_kernel();
@@ -333,8 +334,8 @@ inline bool await_letters(const Letter* from, unsigned (&word)[kCount]) {
   return false;
 }
 // Stops the kernel: every later call in this context returns CUDA_ERROR_LAUNCH_FAILED, for which _device.launch_error names this
-// cause. (A failed assert() would print the condition, but its call takes registers from the usual path: LayerNorm of one row of
-// 2^20 halves 0.54 for 0.74 of the copy rate.)
+// cause. A failed assert() would print the condition, but its call takes registers from the usual path
+// (docs/notes/048).
 inline void stop(const char*) { asm volatile("trap;"); }
 
 // One store of 8 or 16 bytes to global memory.
@@ -442,193 +443,10 @@ inline unsigned largest_of_warp(unsigned x) {
 #endif
 }
 
-#else  // the twins
-
-template <typename To, typename From>
-inline To same_bits(From from) {
-  static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the size");
-  To to;
-  __builtin_memcpy(&to, &from, sizeof to);
-  return to;
-}
-
-inline unsigned as_bits(float x) { return same_bits<unsigned>(x); }
-inline float as_float(unsigned bits) { return same_bits<float>(bits); }
-inline double as_double(unsigned low, unsigned high) {
-  return same_bits<double>(low | static_cast<unsigned long long>(high) << 32);
-}
-inline unsigned low_word(double x) { return unsigned(same_bits<unsigned long long>(x)); }
-inline unsigned high_word(double x) { return unsigned(same_bits<unsigned long long>(x) >> 32); }
-
-inline int block_of_cluster() { return simulator::block_of_cluster(); }
-inline void cluster_meet(SIMULATOR_HERE) {
-  simulator::cluster_arrive({"cluster_meet", file, line});
-  simulator::cluster_wait({"cluster_meet", file, line});
-}
-struct Signal {};
-inline void make_signal(Signal*) {}
-inline void expect_bytes(Signal*, unsigned) {}
-inline void send_words(void* shared, Signal*, int block, uint4 words, SIMULATOR_HERE) {
-  *static_cast<uint4*>(simulator::of_block(shared, block, {"send_words", file, line})) = words;
-}
-inline void await_words(Signal*, unsigned, SIMULATOR_HERE) { cluster_meet(file, line); }
-
-inline void await_kernel_before() {}
-inline void begin_next_kernel() {}
-inline void begin_next_of(unsigned = 0) {}
-inline void take_turn(unsigned = 0) {}
-
-struct Gate {
-  unsigned long long open[2];  // by parity, in the high half
-  int64 bytes;
-  unsigned arrivals, missing, parity;
-};
-inline void change_gate(Gate* gate, int arrived, int64 bytes) {
-  gate->missing -= unsigned(arrived), gate->bytes += bytes;
-  if (gate->missing || gate->bytes) return;
-  gate->open[gate->parity ^ 1] = 0, gate->open[gate->parity] = 1ull << 32;
-  gate->missing = gate->arrivals, gate->parity ^= 1;
-}
-inline void make_gate(Gate* gate, unsigned arrivals) { *gate = {{0, 1ull << 32}, 0, arrivals, arrivals, 0}; }
-inline void show_gates() {}
-inline void expect_bytes(Gate* gate, unsigned bytes) { change_gate(gate, 1, bytes); }
-inline void await_gate(Gate* gate, unsigned parity, SIMULATOR_HERE) {
-  auto open = [](const void* at) { return *static_cast<const unsigned long long*>(at) >> 32 != 0; };
-  simulator::await_written(&gate->open[parity], open, {"await_gate", file, line});
-}
-struct BoxMap {
-  const unsigned char* data;
-  unsigned long long cols, rows, box_rows, unused[12];  // elements of 2 bytes
-};
-inline void copy_box(void* shared, const BoxMap* map, int col, int row, Gate* gate) {
-  if (reinterpret_cast<unsigned long long>(shared) % 1024) simulator::fail("an address that is no multiple of 1024 in", {"copy_box", __FILE__, __LINE__});
-  for (int r = 0; r < int(map->box_rows); ++r) {
-    for (int c = 0; c < 64; ++c) {
-      const bool there = row + r < int(map->rows) && col + c < int(map->cols);
-      unsigned short element = 0;
-      if (there) __builtin_memcpy(&element, map->data + 2 * ((row + r) * map->cols + unsigned(col + c)), 2);
-      __builtin_memcpy(static_cast<unsigned char*>(shared) + r * 128 + ((c / 8) ^ (r % 8)) * 16 + c % 8 * 2, &element, 2);
-    }
-  }
-  change_gate(gate, 0, -int64(map->box_rows) * 128);
-}
-
-// One that orders nothing is nothing here, so that whoever relies on it is found out.
-template <bool kOrders = true>
-inline unsigned grid_arrive(SIMULATOR_HERE) {
-  if constexpr (kOrders) simulator::grid_arrive({"grid_arrive", file, line});
-  return 0;
-}
-template <bool kOrders = true>
-inline void grid_wait(unsigned, SIMULATOR_HERE) {
-  if constexpr (kOrders) simulator::grid_wait({"grid_wait", file, line});
-}
-inline unsigned claim_next(unsigned before, unsigned step) { return before + step; }
-inline void forget_claims(unsigned) {}
-
-inline void expect_letters(const Letter*) {}
-inline void clear_letters(Letter* pair) { pair[0].bits = pair[1].bits = 0; }
-inline void send_letters(Letter* pair, unsigned a, unsigned b) { pair[0] = letter_of(a, b, false), pair[1] = letter_of(b, a, true); }
-template <int kLooks, int kCount>
-inline bool await_letters(const Letter* from, unsigned (&word)[kCount], SIMULATOR_HERE) {
-  auto come = [](const void* at) {
-    const Letter* pair = static_cast<const Letter*>(at);
-    return have_come(pair[0], pair[1]);
-  };
-  for (int i = 0; i < kCount; i += 2) {
-    if (!simulator::await_written(from + i, come, {"await_letters", file, line})) return false;
-  }
-  for (int i = 0; i < kCount; ++i) word[i] = unsigned(from[i].bits);
-  return true;
-}
-inline void stop(const char* should_hold, SIMULATOR_HERE) {
-  simulator::fail(should_hold, {"should hold: stop", file, line});
-}
-
-inline int float_to_int(float x) {
-  return x != x ? 0 : x >= 2147483648.0f ? 2147483647 : x < -2147483648.0f ? -2147483647 - 1 : int(std::nearbyint(x));
-}
-inline unsigned multiply_high(unsigned a, unsigned b) { return unsigned(static_cast<unsigned long long>(a) * b >> 32); }
-inline unsigned choose_bytes(unsigned a, unsigned b, unsigned selector) {
-  const unsigned long long both = static_cast<unsigned long long>(b) << 32 | a;
-  unsigned chosen = 0;
-  for (int i = 0; i < 4; ++i) {
-    const unsigned digit = selector >> 4 * i & 15, byte = unsigned(both >> 8 * (digit & 7) & 0xff);
-    chosen |= (digit < 8 ? byte : byte & 0x80 ? 0xff : 0) << 8 * i;
-  }
-  return chosen;
-}
-inline unsigned bits_of_sum(float x) { return x != x ? 0x7fffffffu : as_bits(x); }
-inline float larger_or_nan(float a, float b) { return a > b || a != a ? a : b; }
-inline unsigned largest_of_warp(unsigned x) {
-  for (int distance = 1; distance < kWarp; distance *= 2) {
-    const unsigned other = __shfl_xor_sync(kAllLanes, x, distance);
-    x = x > other ? x : other;
-  }
-  return x;
-}
-
-inline void store_pair(void* to, unsigned a, unsigned b) { *static_cast<uint2*>(to) = uint2{a, b}; }
-inline void store_quad(void* to, unsigned a, unsigned b, unsigned c, unsigned d) { *static_cast<uint4*>(to) = uint4{a, b, c, d}; }
-
-template <typename T>
-inline void store_number(T* to, T value) {
-  *to = value;
-}
-
-inline void load_quad_evicted_last(const void* from, unsigned* word) {
-  for (int i = 0; i < 4; ++i) word[i] = static_cast<const unsigned*>(from)[i];
-}
-inline void load_quad_evicted_first(const void* from, unsigned* word) { load_quad_evicted_last(from, word); }
-
-inline void assume(bool) {}
-inline void hide(unsigned&) {}
-template <typename T>
-inline void hide(T*&) {}
-template <int kBytes>
-inline void copy_ahead(void* shared, const void* global) {
-  simulator::copy_later(shared, global, kBytes, {"copy_ahead", __FILE__, __LINE__});
-}
-inline void copy_ahead_or_zero(void* shared, const void* global, bool there) {
-  static const uint4 zeros = {0, 0, 0, 0};
-  simulator::copy_later(shared, there ? global : &zeros, 16, {"copy_ahead_or_zero", __FILE__, __LINE__});
-}
-inline void commit_copies() { simulator::commit_copies(); }
-template <int kNewest>
-inline void wait_for_copies() {
-  simulator::wait_for_copies(kNewest);
-}
-inline float exp2_approx(float x) { return std::exp2(x); }
-inline float log2_approx(float x) { return std::log2(x); }
-inline float reciprocal_approx(float x) { return 1.0f / x; }
-inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
-
-inline float half_to_float(unsigned short bits) {
-  unsigned sign = unsigned(bits & 0x8000) << 16, magnitude = bits & 0x7fff;
-  if (magnitude >= 0x7c00) return as_float(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);  // inf, nan
-  // 2^112 moves the exponent's bias from 15 to 127, and turns a subnormal half into a normal float
-  return as_float(sign | as_bits(as_float(magnitude << 13) * 0x1p112f));
-}
-
-inline unsigned short double_to_half(double x) {
-  unsigned short sign = std::signbit(x) ? 0x8000 : 0;
-  double magnitude = std::fabs(x);
-  if (magnitude != magnitude) return sign | 0x7fff;
-  if (magnitude >= 65520.0) return sign | 0x7c00;  // halfway to the number after the largest: ties to even, which is inf
-  int exponent = magnitude < 0x1p-14 ? -14 : std::ilogb(magnitude);
-  double scaled = std::nearbyint(std::ldexp(magnitude, 10 - exponent));  // ties to even; 1024..2048, or less if subnormal
-  return sign | static_cast<unsigned short>(int(scaled) + (exponent + 14) * 1024);
-}
-
-inline unsigned short float_to_half(float x) { return double_to_half(x); }
-
-inline float double_to_float_toward_zero(double x) {
-  float nearest = float(x);
-  return std::fabs(nearest) > std::fabs(x) ? std::nextafter(nearest, 0.0f) : nearest;
-}
-
-inline unsigned floats_to_halves(float low, float high) { return float_to_half(low) | unsigned(float_to_half(high)) << 16; }
-
+#else
+}  // namespace cupynorm
+#include SIMULATOR_TWIN(ptx)  // the same in C++, by tests/simulator, which defines the macro
+namespace cupynorm {
 #endif
 
 inline float bfloat16_to_float(unsigned short bits) { return as_float(unsigned(bits) << 16); }
@@ -640,7 +458,7 @@ inline unsigned short float_to_bfloat16(float x) {
 }
 
 inline unsigned floats_to_bfloat16s(float low, float high) {
-#if defined(__CUDACC_RTC__) && __CUDA_ARCH__ >= 800
+#if __CUDA_ARCH__ >= 800
   unsigned word;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
   return word;
@@ -662,7 +480,7 @@ inline unsigned float_to_int8(float x) {
 }
 
 inline unsigned floats_to_int8s(float a, float b, float c, float d) {
-#if defined(__CUDACC_RTC__) && __CUDA_ARCH__ >= 720
+#if __CUDA_ARCH__ >= 720
   unsigned word;
   asm("{\n.reg .b32 high;\ncvt.pack.sat.s8.s32.b32 high, %4, %3, 0;\ncvt.pack.sat.s8.s32.b32 %0, %2, %1, high;\n}"
       : "=r"(word)
@@ -699,7 +517,7 @@ inline unsigned float_to_float8(float x) {
 }
 
 inline unsigned floats_to_e4m3s(float low, float high) {
-#if defined(__CUDACC_RTC__) && __CUDA_ARCH__ >= 890
+#if __CUDA_ARCH__ >= 890
   unsigned short pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;
@@ -708,7 +526,7 @@ inline unsigned floats_to_e4m3s(float low, float high) {
 #endif
 }
 inline unsigned floats_to_e5m2s(float low, float high) {
-#if defined(__CUDACC_RTC__) && __CUDA_ARCH__ >= 890
+#if __CUDA_ARCH__ >= 890
   unsigned short pair;
   asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;

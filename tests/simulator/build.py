@@ -169,9 +169,9 @@ def engine(sanitize: str) -> Path:
 
 
 def _headers(options: Iterable[str]) -> list[tuple[str, str]]:
-    """Read every file below the -I folders: what the text may include."""
+    """Read every file below the -I folders and in this one: what the text may include."""
     files = []
-    for option in options:
+    for option in (*options, f"-I{HERE}"):
         if option.startswith("-I"):
             folder = Path(option[2:])
             files += [
