@@ -1,6 +1,6 @@
 // Kernels that read a row, let the threads that share it meet, and write it: no arithmetic but the meeting's. limits.py times them.
 #pragma once
-#include <cupynorm/group.cuh>
+#include <base/reduce.cuh>
 #include <ops/contract.cuh>
 
 namespace cupynorm {

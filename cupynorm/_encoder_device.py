@@ -284,9 +284,9 @@ def _widest(dtype: Dtype) -> int:
 
 
 def _launch(expression: str, arguments: Struct, grid: int) -> None:
-    """Launch a kernel of encoder.cu on the current device and stream."""
+    """Launch a kernel of bert/encoder.cuh on the current device and stream."""
     device = _device.present_device()
-    text = _compile.text("encoder.cu", arguments.cpp, arguments.dtype.itemsize)
+    text = _compile.text("bert/encoder.cuh", arguments.cpp, arguments.dtype.itemsize)
     pointer = _compile.kernel(device, text, expression, 0).pointer
     held = np.array([arguments.values], dtype=arguments.dtype)
     parameters = np.array([held.ctypes.data], np.uintp)

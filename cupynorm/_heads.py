@@ -1,4 +1,4 @@
-"""The device's side of heads: twin of kernels/heads.cu, its launch, and calls that a thread has made before."""
+"""The device's side of heads: twin of kernels/bert/heads.cuh, its launch, and calls that a thread has made before."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def spelled(source: Places, target: Places, bias: View | None, rows: int = 0) ->
     )
     kind = f"{index.cpp}, {cpp(x.dtype)}, {cpp(y.dtype)}, {shift.cpp}, {begin.cpp}, {end.cpp}"
     whole = Struct(f"cupynorm::Moved<{kind}>", np.dtype(fields, align=True), values)
-    text = _compile.text("heads.cu", whole.cpp, whole.dtype.itemsize)
+    text = _compile.text("bert/heads.cuh", whole.cpp, whole.dtype.itemsize)
     compute = compute_dtype(x.dtype, y.dtype, *([bias.dtype] if bias else []))
     return Move(whole, text, pack, threads, target.token_count, kind, compute, bool(rows), index)
 

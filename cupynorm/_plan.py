@@ -150,7 +150,7 @@ class Problem:
     allow it); shared memory would hold `load_bytes` an element; arithmetic is in `compute_bytes`. `columns`: bytes of
     an element of each of the columns' parameters, such as gamma.
 
-    Where something is computed on the way (cupynorm/fused.cuh), nothing goes through shared memory, and rows begin at packs:
+    Where something is computed on the way (io/fused.cuh), nothing goes through shared memory, and rows begin at packs:
     `fused`. `beside`: bytes of an element of each array that is loaded with x; `ahead`: of each that the results need, loaded
     with it; `stored`: of the results; `results`: how many arrays are written; `direct`: nothing is loaded but x, as it is;
     `others`: registers for the arithmetic; `bounded`: a mask keeps an interval of each row's columns.
@@ -243,7 +243,7 @@ class Plan:
 
     @property
     def kernel(self) -> str:
-        """The kernel of kernels/cupynorm that holds a row so."""
+        """The kernel of kernels/row that holds a row so."""
         if self.variant == "cached":
             return "row_cached"
         if self.variant == "split" and self.group:

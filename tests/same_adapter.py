@@ -319,7 +319,7 @@ def _of_encoder() -> Iterator[Kernel]:
     """List the encoder's kernels, as tests/test_encoder_build.py compiles them."""
     for dtype in sorted({"float16", "bfloat16"} & set(DTYPES)):
         kind = cpp(dtype_of(dtype))
-        text = _compile.text("attention.cu", f"cupynorm::Attention<{kind}>", 56)
+        text = _compile.text("bert/attention.cuh", f"cupynorm::Attention<{kind}>", 56)
         attention = [_attention.by_warps(dtype_of(dtype), size, 1) for size in range(16, 129, 16)]
         attention += [_attention.by_warps(dtype_of(dtype), size, 2) for size in (16, 32, 48, 64)]
         attention += [_attention.by_group(dtype_of(dtype), size) for size in _attention.GROUPED]
@@ -329,7 +329,7 @@ def _of_encoder() -> Iterator[Kernel]:
             label = f"encoder: {_without_namespaces(plan.expression)}"
             call = {"what": "attention", "dtype": dtype}
             yield Kernel(label, text, plan.expression, plan.block, plan.shared_bytes, {}, call, arch)
-        text = _compile.text("few.cu", f"cupynorm::Few<{kind}>", 80)
+        text = _compile.text("bert/few.cuh", f"cupynorm::Few<{kind}>", 80)
         few = [(rows, 24, 1, 3, "true", end) for rows in _few.ROWS for end in _few.FINISHES.values()]
         few += [(rows, 24, 1, 3, "false", _few.ADD_RESIDUAL) for rows in _few.ROWS]
         few += [(rows, 32, 4, 3, "false", _few.ADD_RESIDUAL) for rows in _few.ROWS]
@@ -340,7 +340,7 @@ def _of_encoder() -> Iterator[Kernel]:
             yield Kernel(
                 label, text, expression, _few.BLOCK, shared, {}, {"what": "few tokens", "dtype": dtype}
             )
-    text = "#include <cupynorm/row.cuh>\n#include <encoder.cu>\n"
+    text = "#include <row/variants.cuh>\n#include <bert/encoder.cuh>\n"
     names = ["differ<4>"]
     for dtype in DTYPES:
         kinds = f"{cpp(dtype_of(dtype))}, {cpp(compute_dtype(dtype_of(dtype)))}"

@@ -80,7 +80,7 @@ def test_attention_keeps_everything_in_registers_and_multiplies_on_tensor_cores(
     if not _nvrtc.majors() or arch not in _nvrtc.supported_archs(_nvrtc.majors()[0]):
         pytest.skip("no NVRTC that knows the architecture")
     for dtype in {"float16", "bfloat16"} & set(DTYPES):
-        text = _compile.text("attention.cu", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
+        text = _compile.text("bert/attention.cuh", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
         kinds = [(size, 1) for size in range(16, 129, 16)] + [(size, 2) for size in (16, 32, 48, 64)]
         names = [_attention.by_warps(dtype_of(dtype), size, tiles).expression for size, tiles in kinds]
         for name, kernel in zip(
@@ -99,7 +99,7 @@ def test_attention_by_a_group_waits_for_products_only_where_it_says():
     if not _nvrtc.majors() or "90" not in _nvrtc.supported_archs(_nvrtc.majors()[0]):
         pytest.skip("no NVRTC that knows the architecture")
     for dtype in {"float16", "bfloat16"} & set(DTYPES):
-        text = _compile.text("attention.cu", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
+        text = _compile.text("bert/attention.cuh", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
         plans = [_attention.by_group(dtype_of(dtype), size) for size in _attention.GROUPED]
         plans.append(_attention.by_group(dtype_of(dtype), _device.BOX_COLS, boxed=True))
         names = [plan.expression for plan in plans]
@@ -119,7 +119,7 @@ def test_products_of_few_tokens_keep_everything_in_registers_and_multiply_on_ten
         pytest.skip("no NVRTC that knows the architecture")
     for dtype in {"float16", "bfloat16"} & set(DTYPES):
         kind = cpp(dtype_of(dtype))
-        text = _compile.text("few.cu", f"cupynorm::Few<{kind}>", 80)
+        text = _compile.text("bert/few.cuh", f"cupynorm::Few<{kind}>", 80)
         plans = [
             *((rows, 8, 1, 4, "false", _few.ADD_RESIDUAL) for rows in _few.ROWS),
             *((rows, 32, 8, 4, "false", _few.ADD_RESIDUAL) for rows in _few.ROWS),
@@ -168,10 +168,12 @@ def test_products_of_few_tokens_read_constants_alone_before_they_wait(plan):
     if nvdisasm() is None:
         pytest.skip("no nvdisasm")
     name = f"cupynorm::multiply_few<cupynorm::half, {', '.join(map(str, plan))}>"
-    headers = "".join(f"#include <cupynorm/{each}.cuh>\n" for each in ("row", "elementwise", "tensor"))
+    headers = "".join(
+        f"#include <{each}.cuh>\n" for each in ("row/variants", "elementwise/elementwise", "bert/mma")
+    )
 
     def code(ending):
-        text = f"{headers}{ending}#include <few.cu>\n"
+        text = f"{headers}{ending}#include <bert/few.cuh>\n"
         return code_of(_nvrtc.compile(text, name, _compile.options()), "90").instructions
 
     whole, before = code(""), code("#define await_kernel_before() return\n")
@@ -202,7 +204,7 @@ def test_the_encoders_small_kernels_keep_nothing_in_local_memory(arch):
             names = [f"cupynorm::look_up<{pack}, {kinds}>"]
             names += [f"cupynorm::pool<{pack}, {each}, {kinds}>" for each in ("true", "false")]
             names += ["cupynorm::differ<4>"]
-            text = "#include <cupynorm/row.cuh>\n#include <encoder.cu>\n"
+            text = "#include <row/variants.cuh>\n#include <bert/encoder.cuh>\n"
             for name, kernel in zip(
                 names, _nvrtc.compile_all(text, names, _compile.options(), arch), strict=True
             ):

@@ -36,7 +36,7 @@
 // aligned to N elements. address()     Where y[0] lies. from(col): the same Line from column col on; neither with
 // kAhead. hide()        As for a Load.
 #pragma once
-#include <cupynorm/ptx.cuh>
+#include <base/ptx.cuh>
 
 namespace cupynorm {
 

@@ -39,7 +39,7 @@
 // as `summarize` left it. summarize_some<kPack>(x[N], some[kPacks], fill) As summarize, of the packs p for which
 // some[p], after fill(p) has put their elements into x, and of what is behind all packs in x.
 #pragma once
-#include <cupynorm/math.cuh>
+#include <base/math.cuh>
 
 namespace cupynorm {
 

@@ -1,7 +1,7 @@
 // What row_registers decides by the op, the functors and the plan's numbers: each choice was measured to be faster
 // where it is taken.
 #pragma once
-#include <cupynorm/functors.cuh>
+#include <io/affine.cuh>
 #include <row/layout.cuh>
 
 namespace cupynorm {

@@ -8,7 +8,7 @@
 //
 // ParametersConverted (kHoist 4) is filled by set_columns, fetch, convert_all and find instead.
 #pragma once
-#include <cupynorm/functors.cuh>
+#include <io/affine.cuh>
 #include <row/layout.cuh>
 
 extern __shared__ __align__(16) unsigned char shared_memory[];

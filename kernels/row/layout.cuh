@@ -1,6 +1,6 @@
 // How a row lies in the registers of the threads that share it, and which part of a row a block has.
 #pragma once
-#include <cupynorm/group.cuh>
+#include <base/reduce.cuh>
 
 namespace cupynorm {
 

@@ -1,7 +1,7 @@
 // Rows that are prefetched while others are computed: copied to shared memory asynchronously, each thread's packs by
 // itself.
 #pragma once
-#include <cupynorm/functors.cuh>
+#include <io/affine.cuh>
 #include <row/layout.cuh>
 
 extern __shared__ __align__(16) unsigned char shared_memory[];

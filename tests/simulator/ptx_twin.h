@@ -1,4 +1,4 @@
-// What kernels/cupynorm/ptx.cuh declares for a GPU, in C++ for the simulator. That file includes this one in its place.
+// What kernels/base/ptx.cuh declares for a GPU, in C++ for the simulator. That file includes this one in its place.
 #pragma once
 
 namespace cupynorm {

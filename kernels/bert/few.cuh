@@ -1,8 +1,8 @@
 // multiply_few: the product of a few tokens with a matrix, with the LayerNorm before it and what follows it, in one launch.
 #pragma once
-#include <cupynorm/elementwise.cuh>
-#include <cupynorm/group.cuh>
-#include <cupynorm/tensor.cuh>
+#include <elementwise/elementwise.cuh>
+#include <base/reduce.cuh>
+#include <bert/mma.cuh>
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 

@@ -1,6 +1,6 @@
 // The few functions that ops are made of, for both compute types: float (approximate where that is enough) and double.
 #pragma once
-#include <cupynorm/ptx.cuh>
+#include <base/ptx.cuh>
 
 namespace cupynorm {
 

@@ -1,6 +1,6 @@
 // Philox4x32-10: random words without a state. Its twin is cupynorm/_philox.py.
 #pragma once
-#include <cupynorm/ptx.cuh>
+#include <base/ptx.cuh>
 
 namespace cupynorm {
 

@@ -1,7 +1,7 @@
 // All-reduces of an op's State over the threads that share a row. The only file with shuffles and barriers.
 #pragma once
-#include <cupynorm/math.cuh>
-#include <cupynorm/pack.cuh>
+#include <base/math.cuh>
+#include <io/vector.cuh>
 
 namespace cupynorm {
 

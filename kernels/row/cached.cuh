@@ -1,8 +1,8 @@
 // cached: the row waits in the level-1 cache. It is read twice, one row a block: the first time a cache is asked to keep it, the
 // second time to drop it.
 #pragma once
-#include <cupynorm/functors.cuh>
-#include <cupynorm/group.cuh>
+#include <io/affine.cuh>
+#include <base/reduce.cuh>
 
 namespace cupynorm {
 

@@ -1,8 +1,8 @@
 // split, without shared memory. together: all blocks of the grid share each row; every row is reduced, the blocks meet once, and then rows are read again
 // and written side by side, so that the columns' parameters are read once for all of them. spread: a row is in registers, so short that it all fits.
 #pragma once
-#include <cupynorm/functors.cuh>
-#include <cupynorm/group.cuh>
+#include <io/affine.cuh>
+#include <base/reduce.cuh>
 
 namespace cupynorm {
 

@@ -1,7 +1,7 @@
 // The functions that a user's expression may call (cupynorm/functions.py), for float and double. Each is fn_ and its name there.
 // In float: a few units of the last place, in instructions that leave a 16-bit kernel its bandwidth; subnormals are flushed.
 #pragma once
-#include <cupynorm/math.cuh>
+#include <base/math.cuh>
 
 namespace cupynorm {
 

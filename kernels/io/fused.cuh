@@ -4,9 +4,9 @@
 // An operand has at(row), which gives a Line: load<N>(col) -> Packed<N>, as it lies in memory, so that all loads are on their way
 // before the first is waited for; unpack<N>(packed, x, col) makes numbers of it.
 #pragma once
-#include <cupynorm/functions.cuh>
-#include <cupynorm/functors.cuh>
-#include <cupynorm/philox.cuh>
+#include <base/functions.cuh>
+#include <io/affine.cuh>
+#include <base/philox.cuh>
 
 namespace cupynorm {
 

@@ -1,6 +1,6 @@
 // Products of small matrices by a warp: the tensor cores' instructions (sm_80 and newer).
 #pragma once
-#include <cupynorm/pack.cuh>
+#include <io/vector.cuh>
 
 namespace cupynorm {
 
@@ -124,5 +124,5 @@ inline void settle(float (&c)[kCount]) {
 }  // namespace cupynorm
 
 #ifndef __CUDACC_RTC__
-#include SIMULATOR_TWIN(tensor)  // the same in C++, by tests/simulator, which defines the macro
+#include SIMULATOR_TWIN(mma)  // the same in C++, by tests/simulator, which defines the macro
 #endif

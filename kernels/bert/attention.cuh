@@ -1,7 +1,7 @@
 // attend: softmax(q k^T / sqrt(head size)) v of packed tokens in one pass; scores are nowhere but in registers.
 #pragma once
-#include <cupynorm/functors.cuh>
-#include <cupynorm/tensor.cuh>
+#include <io/affine.cuh>
+#include <bert/mma.cuh>
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 

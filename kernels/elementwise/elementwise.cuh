@@ -1,9 +1,9 @@
 // Ops on each element: an activation after a bias, with a gate perhaps, and dropout. One kernel for all, which knows neither the op
 // nor types. The ops and the kernel's numbers have their twins in cupynorm/_elementwise.py.
 #pragma once
-#include <cupynorm/functions.cuh>
-#include <cupynorm/functors.cuh>
-#include <cupynorm/philox.cuh>
+#include <base/functions.cuh>
+#include <io/affine.cuh>
+#include <base/philox.cuh>
 
 namespace cupynorm {
 

@@ -244,7 +244,7 @@ inline void await_gate(Gate* gate, unsigned parity) {
 }
 
 // Copies a box of a matrix, by one thread, on its own way to shared memory: columns from col on, 128 bytes of them, and so many rows as the map says.
-// They lie there as tensor.cuh's `swizzled` has it, from an address aligned to 1024 bytes; what is outside of the matrix is 0. Their
+// They lie there as bert/mma.cuh's `swizzled` has it, from an address aligned to 1024 bytes; what is outside of the matrix is 0. Their
 // bytes come to the gate.
 struct __align__(64) BoxMap {  // cupynorm/_device.py, box_map
   unsigned long long word[16];

@@ -1,6 +1,6 @@
 // Pack<T, N>: neighbouring elements as they lie in memory. The only vector access to memory, and the only place that rounds.
 #pragma once
-#include <cupynorm/ptx.cuh>
+#include <base/ptx.cuh>
 
 namespace cupynorm {
 

@@ -1,8 +1,8 @@
 // shared, cluster, split, uncached: the row waits in the shared memory of one block, of the blocks of a cluster, of as many blocks
 // of the grid as it takes, or nowhere; what does not fit there is read twice.
 #pragma once
-#include <cupynorm/functors.cuh>
-#include <cupynorm/group.cuh>
+#include <io/affine.cuh>
+#include <base/reduce.cuh>
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 

@@ -1,6 +1,6 @@
 // move_heads: rows of hidden elements to attention's heads and back, with a bias; and rows by their numbers.
 #pragma once
-#include <cupynorm/functors.cuh>
+#include <io/affine.cuh>
 
 namespace cupynorm {
 

@@ -1,0 +1,118 @@
+// The plain Load and Store: x as it is, and y as the op gives it (io/contract.cuh). These and those of affine.cuh and
+// fused.cuh have counterparts of the same names in cupynorm/functors.py, with the same members in the same order.
+#pragma once
+#include <io/contract.cuh>
+#include <io/strided.cuh>
+#include <io/vector.cuh>
+
+namespace cupynorm {
+
+template <typename T, int kAxes>
+struct DirectLoad {
+  using Type = T;
+  using Digits = T;
+  static constexpr bool kDirect = true, kDrops = false, kSpans = false, kKeeps = false;
+  const T* pointer;  // first element of the first row
+  Strided<kAxes> rows;
+
+  template <int N>
+  using Loaded = Pack<T, N>;
+  template <int N, typename Compute>
+  static Pack<T, N> absent(Compute padding) {
+    return pack_filled<T, N>(padding);
+  }
+
+  struct Line {
+    using Type = T;
+    const T* pointer;
+    void hide() { cupynorm::hide(pointer); }  // where it comes from, which a loop would compute again for each access
+    template <int N, typename Index>
+    Pack<T, N> load(Index col) const {
+      return load_pack<T, N>(pointer + col);
+    }
+    template <int N, bool kAgain>
+    Pack<T, N> load_twice(int col) const {
+      return load_pack_twice<kAgain, T, N>(pointer + col);
+    }
+    template <int N>
+    Pack<T, N> load_anywhere(int64 col) const {
+      return load_pack_anywhere<T, N>(pointer + col);
+    }
+    template <int N, typename Compute, typename Index>
+    static unsigned unpack(const Pack<T, N>& loaded, Compute* x, Index, Compute) {
+      cupynorm::unpack<N>(loaded, x);
+      return ~0u;
+    }
+    template <typename Index>
+    const void* address(Index col) const {
+      return pointer + col;
+    }
+  };
+  Line at(int64 row) const { return {pointer + rows.offset(row)}; }
+};
+
+struct NoColumns {
+  void hide() {}
+};
+
+template <typename T, int kAxes>
+struct DirectStore {
+  using Type = T;
+  static constexpr int kBytes = sizeof(T);
+  static constexpr bool kAhead = false, kScales = false;
+  T* pointer;
+  Strided<kAxes> rows;
+
+  template <int N>
+  using Ahead = NoColumns;
+  template <int N>
+  using Columns = NoColumns;
+  template <int N>
+  using ColumnsApart = NoColumns;
+  NoColumns columns_from(int64) const { return {}; }
+  template <int N, typename Index>
+  NoColumns columns_apart(NoColumns, Index) const {
+    return {};
+  }
+  template <int N>
+  static NoColumns put_together(NoColumns) {
+    return {};
+  }
+  template <int N, typename Index>
+  NoColumns columns(Index) const {
+    return {};
+  }
+  template <int N>
+  NoColumns columns_anywhere(int64) const {
+    return {};
+  }
+
+  struct Line {
+    T* pointer;
+    void hide() { cupynorm::hide(pointer); }
+    T* address() const { return pointer; }
+    Line from(int col) const { return {pointer + col}; }
+    // how many elements lie before the first that is aligned to N elements
+    template <int N>
+    int head() const {
+      return int(-(reinterpret_cast<unsigned long long>(pointer) / sizeof(T)) % N);
+    }
+    template <int N, bool kWhole = false, typename Compute, typename Index>
+    void store(const Compute (&y)[N], NoColumns, Index col) const {
+      store_pack<kWhole>(pointer + col, pack_from<T, N>(y));
+    }
+  };
+  Line at(int64 row) const { return {pointer + rows.offset(row)}; }
+};
+
+// The one argument of every row kernel.
+template <class Op, class Load, class Store>
+struct Arguments {
+  Load load;
+  Store store;
+  int64 rows;
+  int64 cols;
+  Op op;  // last: softmax's is empty, and all that is asked for before the first load lies in one line
+};
+
+}  // namespace cupynorm
