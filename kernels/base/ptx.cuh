@@ -236,9 +236,8 @@ inline void expect_bytes(Gate* gate, unsigned bytes) {
 inline void await_gate(Gate* gate, unsigned parity) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
-      "{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%0], %1;\n@!p bra AGAIN;\n}" ::"r"(
-          unsigned(__cvta_generic_to_shared(gate))),
-      "r"(parity)
+      "{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%0], %1;\n@!p bra AGAIN;\n}"
+      ::"r"(unsigned(__cvta_generic_to_shared(gate))), "r"(parity)
       : "memory");
 #endif
 }
@@ -251,9 +250,8 @@ struct __align__(64) BoxMap {  // cupynorm/_device.py, box_map
 };
 inline void copy_box(void* shared, const BoxMap* map, int col, int row, Gate* gate) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-                   unsigned(__cvta_generic_to_shared(shared))),
-               "l"(map), "r"(col), "r"(row), "r"(unsigned(__cvta_generic_to_shared(gate)))
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+               ::"r"(unsigned(__cvta_generic_to_shared(shared))), "l"(map), "r"(col), "r"(row), "r"(unsigned(__cvta_generic_to_shared(gate)))
                : "memory");
 #endif
 }

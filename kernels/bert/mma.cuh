@@ -32,14 +32,16 @@ inline int swizzled(int row, int chunk) {
 
 inline void multiply_add_tile(half, float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
 #if __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #endif
 }
 inline void multiply_add_tile(bfloat16, float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
 #if __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #endif
@@ -89,23 +91,24 @@ inline void wait_for_products() {
 }
 
 #define CUPYNORM_PLACES_16 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
-#define CUPYNORM_PLACES_32                                                                                                             \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, " \
-  "%28, %29, %30, %31}"
-#define CUPYNORM_8(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
-#define CUPYNORM_ROWS(T, type, cols, count, a0, a1, a2, a3, b, more, across, ...)                                                      \
-  template <int kBytes, bool kAcross>                                                                                                  \
-  inline void multiply_add_rows(T, float (&c)[count], const unsigned (&a)[4], Tile tile, bool add) {                                   \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" more ", 0;\n"                                                                    \
-                 "wgmma.mma_async.sync.aligned.m64n" cols "k16.f32." type "." type " " CUPYNORM_PLACES_##count                         \
-                 ", {%" a0 ", %" a1 ", %" a2 ", %" a3 "}, %" b ", p, 1, 1, %" across ";\n}"                                            \
-                 : __VA_ARGS__                                                                                                         \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile), "r"(int(add)), "n"(int(kAcross)));                           \
+#define CUPYNORM_PLACES_32 \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+#define CUPYNORM_8(c, i) \
+  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
+#define CUPYNORM_ROWS(T, type, cols, count, a0, a1, a2, a3, b, more, across, ...) \
+  template <int kBytes, bool kAcross> \
+  inline void multiply_add_rows(T, float (&c)[count], const unsigned (&a)[4], Tile tile, bool add) { \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" more ", 0;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n" cols "k16.f32." type "." type " " CUPYNORM_PLACES_##count \
+                 ", {%" a0 ", %" a1 ", %" a2 ", %" a3 "}, %" b ", p, 1, 1, %" across ";\n}" \
+                 : __VA_ARGS__ \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile), "r"(int(add)), "n"(int(kAcross))); \
   }
 #define CUPYNORM_ROWS_32(T, type) \
   CUPYNORM_ROWS(T, type, "32", 16, "16", "17", "18", "19", "20", "21", "22", CUPYNORM_8(c, 0), CUPYNORM_8(c, 8))
-#define CUPYNORM_ROWS_64(T, type)                                                                                      \
-  CUPYNORM_ROWS(T, type, "64", 32, "32", "33", "34", "35", "36", "37", "38", CUPYNORM_8(c, 0), CUPYNORM_8(c, 8),         \
+#define CUPYNORM_ROWS_64(T, type) \
+  CUPYNORM_ROWS(T, type, "64", 32, "32", "33", "34", "35", "36", "37", "38", CUPYNORM_8(c, 0), CUPYNORM_8(c, 8), \
                 CUPYNORM_8(c, 16), CUPYNORM_8(c, 24))
 CUPYNORM_ROWS_32(half, "f16")
 CUPYNORM_ROWS_32(bfloat16, "bf16")
