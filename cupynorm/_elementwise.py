@@ -155,7 +155,7 @@ def _starts(each: View, unit: int) -> tuple[Any, ...]:
 
 
 def _peel(x: View, y: View, pack: int) -> int:
-    """Return the kernel's kPeel: 0 where rows are whole packs, 1 where x lies in its packs as y does, 2 otherwise."""
+    """Return the kernel's kUnaligned: 0 where rows are whole packs, 1 where x lies in its packs as y does, 2 otherwise."""
     width, cols = x.shape[-1], y.shape[-1]
     # a pack is moved in accesses of 16 bytes at most
     of_x, of_y = (min(pack, PACK_BYTES // each.dtype.itemsize) for each in (x, y))

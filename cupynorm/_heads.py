@@ -151,7 +151,7 @@ def spelled(source: Places, target: Places, bias: View | None, rows: int = 0) ->
     fields = [
         *((name, POINTER) for name in ("x", "y", "rows")),
         ("tokens", index.dtype),
-        *((name, index.divisor) for name in ("packs", "head_packs", "heads")),
+        *((name, index.divisor) for name in ("vectors", "head_vectors", "heads")),
         ("from", begin.dtype),
         ("to", end.dtype),
         ("bias", shift.dtype),

@@ -728,7 +728,7 @@ def _lent_packs(problem: Problem, parts: int) -> tuple[int, int]:
 
 
 def _lent_bytes(problem: Problem, pack: int, parts: int = 1) -> int:
-    """Return the shared memory of a block's columns' parameters as numbers, with the room behind each pack: twin of Lent."""
+    """Return the shared memory of a block's converted parameters, with the room behind each vector: twin of ConvertedLayout."""
     number = problem.compute_bytes * len(problem.columns)
     if parts > 1 and problem.columns == (2, 2):
         number = sum(problem.columns)  # as they are

@@ -176,7 +176,7 @@ def test_products_of_few_tokens_read_constants_alone_before_they_wait(plan):
         text = f"{headers}{ending}#include <bert/few.cuh>\n"
         return code_of(_nvrtc.compile(text, name, _compile.options()), "90").instructions
 
-    whole, before = code(""), code("#define await_kernel_before() return\n")
+    whole, before = code(""), code("#define pdl_wait() return\n")
 
     waits = next(i for i, each in enumerate(whole) if each.startswith("ACQBULK"))
     copies = [each for each in before if each.startswith("LDGSTS")]

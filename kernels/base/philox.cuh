@@ -6,7 +6,8 @@ namespace cupynorm {
 
 constexpr int kPhiloxRounds = 10;
 
-// The key of each round. Where the host has made them, a round's two exclusive-ors take them as they lie in a kernel's parameters.
+// The key of each round. Where the host has made them, a round's two exclusive-ors take them as they lie in a kernel's
+// parameters.
 struct PhiloxKeys {
   uint2 round[kPhiloxRounds];
 };

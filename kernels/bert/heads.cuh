@@ -6,8 +6,8 @@ namespace cupynorm {
 
 constexpr int kHeadsBlock = 256;
 
-// Places are counted in 32 bits where they fit (Index is unsigned): then the whole argument fits in two lines of the constant cache,
-// into which a launch of 5 us brings each from memory.
+// Places are counted in 32 bits where they fit (Index is unsigned): then the whole argument fits in two lines of the
+// constant cache, into which a launch of 5 us brings each from memory.
 template <typename Index>
 struct SignedOf {
   using Type = int64;
@@ -17,8 +17,8 @@ struct SignedOf<unsigned> {
   using Type = int;
 };
 
-// What places are divided by: a multiplication and a shift, for Granlund and Montgomery's (1994) multiplier (_heads.py), instead of
-// a loop of 20 instructions. In 64 bits, which only huge arrays need, it is a division.
+// What places are divided by: a multiplication and a shift, for Granlund and Montgomery's (1994) multiplier
+// (_heads.py), instead of a loop of 20 instructions. In 64 bits, which only huge arrays need, it is a division.
 template <typename Index>
 struct Divisor {
   Index value;
@@ -29,8 +29,8 @@ struct Divisor {
   }
 };
 
-// Where an element lies: its part (queries, keys or values), its head, its token, and its column of the head. In elements.
-// extents: of the tokens' axes but the first.
+// Where an element lies: its part (queries, keys or values), its head, its token, and its column of the head. In
+// elements. extents: of the tokens' axes but the first.
 template <typename Index, int kAxes>
 struct Places {
   using Offset = typename SignedOf<Index>::Type;
@@ -49,15 +49,16 @@ struct Places {
   }
 };
 
-// Bias has a column for each of a token's elements. rows: for each of y's tokens, which of x's it is; below 0 none, and y is 0
-// there. Without rows, each is itself. packs: of a token, of which head_packs are one head's; heads: of a part.
+// Bias has a column for each of a token's elements. rows: for each of y's tokens, which of x's it is; below 0 none, and
+// y is 0 there. Without rows, each is itself. vectors: of a token, of which head_vectors are one head's; heads: of a
+// part.
 template <typename Index, typename T, typename U, class Bias, int kFrom, int kTo>
 struct Moved {
   const T* x;
   U* y;
   const int* rows;
   Index tokens;
-  Divisor<Index> packs, head_packs, heads;
+  Divisor<Index> vectors, head_vectors, heads;
   Places<Index, kFrom> from;
   Places<Index, kTo> to;
   Bias bias;
@@ -68,21 +69,26 @@ constexpr bool kSameType = false;
 template <typename T>
 constexpr bool kSameType<T, T> = true;
 
-// A thread moves one pack of kTokens neighbouring tokens: their loads are on their way together, and the bias is read once.
-// Neighbouring threads move neighbouring packs of a token, so that each row of x, and each head's row of y, is whole.
-template <typename Compute, int kPack, int kTokens, bool kIndexed, typename Index, typename T, typename U, class Bias, int kFrom, int kTo>
-__global__ void __launch_bounds__(kHeadsBlock) move_heads(const __grid_constant__ Moved<Index, T, U, Bias, kFrom, kTo> a) {
+// A thread moves one vector of kTokens neighbouring tokens: their loads are on their way together, and the bias is read
+// once. Neighbouring threads move neighbouring vectors of a token, so that each row of x, and each head's row of y, is
+// whole.
+template <typename Compute, int kVector, int kTokens, bool kIndexed, typename Index, typename T, typename U,
+    class Bias, int kFrom, int kTo>
+__global__ void __launch_bounds__(kHeadsBlock)
+    move_heads(const __grid_constant__ Moved<Index, T, U, Bias, kFrom, kTo> a) {
   using Offset = typename SignedOf<Index>::Type;
-  const Index thread = Index(blockIdx.x) * kHeadsBlock + Index(threadIdx.x), group = a.packs.of(thread), first = group * kTokens;
+  const Index thread = Index(blockIdx.x) * kHeadsBlock + Index(threadIdx.x), group = a.vectors.of(thread),
+      first = group * kTokens;
   if (first >= a.tokens) return;
-  take_turn();
-  const Index pack = thread - group * a.packs.value;
-  const Index each = a.head_packs.of(pack), part = a.heads.of(each), head = each - part * a.heads.value;
-  const Offset col = Offset(pack - each * a.head_packs.value) * kPack;
-  const Offset source = Offset(part) * a.from.part + Offset(head) * a.from.head + (kPack > 1 ? col : col * a.from.col);
+  pdl_wait_and_trigger();
+  const Index vector = thread - group * a.vectors.value;
+  const Index each = a.head_vectors.of(vector), part = a.heads.of(each), head = each - part * a.heads.value;
+  const Offset col = Offset(vector - each * a.head_vectors.value) * kVector;
+  const Offset source =
+      Offset(part) * a.from.part + Offset(head) * a.from.head + (kVector > 1 ? col : col * a.from.col);
   const Offset target = Offset(part) * a.to.part + Offset(head) * a.to.head + col;
 
-  Pack<T, kPack> held[kTokens];
+  Vector<T, kVector> held[kTokens];
   bool there[kTokens];
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
@@ -93,27 +99,27 @@ __global__ void __launch_bounds__(kHeadsBlock) move_heads(const __grid_constant_
       there[i] = number >= 0;
       row = Index(number);
     }
-    if (there[i]) held[i] = load_pack<T, kPack>(a.x + (source + a.from.of_token(row)));
+    if (there[i]) held[i] = load_vector<T, kVector>(a.x + (source + a.from.of_token(row)));
   }
 
-  Compute shift[kPack];
-  if constexpr (Bias::kPresent) unpack<kPack>(a.bias.template load<kPack>(int64(pack) * kPack), shift);
+  Compute shift[kVector];
+  if constexpr (Bias::kPresent) unpack<kVector>(a.bias.template load<kVector>(int64(vector) * kVector), shift);
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
     if (first + i >= a.tokens) break;
     U* const to = a.y + (target + a.to.of_token(first + i));
     if constexpr (!Bias::kPresent && kSameType<T, U>) {
-      if (kIndexed && !there[i]) held[i] = Pack<T, kPack>{};
-      store_pack<true>(to, held[i]);
+      if (kIndexed && !there[i]) held[i] = Vector<T, kVector>{};
+      store_vector<true>(to, held[i]);
     } else {
-      Compute value[kPack];
-      if (!kIndexed || there[i]) unpack<kPack>(held[i], value);
+      Compute value[kVector];
+      if (!kIndexed || there[i]) unpack<kVector>(held[i], value);
 #pragma unroll
-      for (int j = 0; j < kPack; ++j) {
+      for (int j = 0; j < kVector; ++j) {
         if constexpr (Bias::kPresent) value[j] += shift[j];
         if (kIndexed && !there[i]) value[j] = 0;
       }
-      store_pack<true>(to, pack_from<U, kPack>(value));
+      store_vector<true>(to, vector_from<U, kVector>(value));
     }
   }
 }

@@ -4,29 +4,31 @@
 
 namespace cupynorm {
 
-// c += a b, for a of 16 x 16, b of 16 x 8 and c of 16 x 8 elements, which the lanes of a warp hold together. With g = lane / 4 and
-// t = lane % 4, a lane has, two elements a word: a[0]: row g, columns 2t and 2t + 1; a[1]: row g + 8; a[2], a[3]: those, 8
-// columns further. b[0]: column g, rows 2t and 2t + 1; b[1]: 8 rows further. c[0], c[1]: row g, columns 2t and 2t + 1; c[2], c[3]:
-// row g + 8. By all lanes of the warp.
+// c += a b, for a of 16 x 16, b of 16 x 8 and c of 16 x 8 elements, which the lanes of a warp hold together. With g =
+// lane / 4 and t = lane % 4, a lane has, two elements a word: a[0]: row g, columns 2t and 2t + 1; a[1]: row g + 8;
+// a[2], a[3]: those, 8 columns further. b[0]: column g, rows 2t and 2t + 1; b[1]: 8 rows further. c[0], c[1]: row g,
+// columns 2t and 2t + 1; c[2], c[3]: row g + 8. By all lanes of the warp.
 
-// Four matrices of 8 x 8 elements of 16 bits, transposed: lane i gives the address of row i % 8 of number i / 8, aligned to 16
-// bytes in shared memory; word m gets column g, rows 2t and 2t + 1 of number m. By all lanes of the warp. load_matrices: the same
-// as they lie; word m gets row g, columns 2t and 2t + 1.
+// Four matrices of 8 x 8 elements of 16 bits, transposed: lane i gives the address of row i % 8 of number i / 8,
+// aligned to 16 bytes in shared memory; word m gets column g, rows 2t and 2t + 1 of number m. By all lanes of the warp.
+// load_matrices: the same as they lie; word m gets row g, columns 2t and 2t + 1.
 
-// A warpgroup's products (sm_90a): its 4 warps multiply 64 rows of a together, 16 for each, by b in shared memory. Rows of b lie
-// there kBytes (64 or 128) wide, one after the other, but a row's chunks of 16 bytes change places, so that the tensor cores meet
-// no bank twice: `swizzled` says where a chunk is. The first row is aligned to 8 rows. A Tile is such rows' address.
+// A warpgroup's products (sm_90a): its 4 warps multiply 64 rows of a together, 16 for each, by b in shared memory. Rows
+// of b lie there kBytes (64 or 128) wide, one after the other, but a row's chunks of 16 bytes change places, so that
+// the tensor cores meet no bank twice: `swizzled` says where a chunk is. The first row is aligned to 8 rows. A Tile is
+// such rows' address.
 template <int kBytes>
 inline int swizzled(int row, int chunk) {
   return row * kBytes + (chunk ^ (kBytes == 128 ? row % 8 : row / 2 % 4)) * 16;
 }
 
-// begin_products, any multiply_add_rows, end_products, wait_for_products: until all such groups but the kNewest last are done; by all
-// threads of the warpgroup. Meanwhile nobody may touch their registers, which `settle` holds back until then. What threads wrote to shared memory is seen after show_to_products and a
-// barrier.
+// begin_products, any multiply_add_rows, end_products, wait_for_products: until all such groups but the kNewest last
+// are done; by all threads of the warpgroup. Meanwhile nobody may touch their registers, which `settle` holds back
+// until then. What threads wrote to shared memory is seen after show_to_products and a barrier.
 //
-// multiply_add_rows: c (+)= a b^T for a of 64 x 16 elements (each warp's as in multiply_add_tile), b of kCols rows, of which
-// `tile` is the first one's first column; kAcross: c (+)= a b, b of 16 rows of kCols. c[4 * i] .. c[4 * i + 3] are the ith 8 columns.
+// multiply_add_rows: c (+)= a b^T for a of 64 x 16 elements (each warp's as in multiply_add_tile), b of kCols rows, of
+// which `tile` is the first one's first column; kAcross: c (+)= a b, b of 16 rows of kCols. c[4 * i] .. c[4 * i + 3]
+// are the ith 8 columns.
 
 #ifdef __CUDACC_RTC__
 
@@ -67,7 +69,8 @@ inline void load_matrices(const void* shared, unsigned (&word)[4]) {
 #endif
 }
 
-using Tile = unsigned long long;  // the descriptor that the instruction takes: address and stride in units of 16 bytes, swizzle
+// the descriptor that the instruction takes: address and stride in units of 16 bytes, swizzle
+using Tile = unsigned long long;
 
 template <int kBytes>
 inline Tile tile_of(const void* shared) {
@@ -94,8 +97,8 @@ inline void wait_for_products() {
 #define CUPYNORM_PLACES_32 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define CUPYNORM_8(c, i) \
-  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
+#define CUPYNORM_4(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define CUPYNORM_8(c, i) CUPYNORM_4(c, i), CUPYNORM_4(c, i + 4)
 #define CUPYNORM_ROWS(T, type, cols, count, a0, a1, a2, a3, b, more, across, ...) \
   template <int kBytes, bool kAcross> \
   inline void multiply_add_rows(T, float (&c)[count], const unsigned (&a)[4], Tile tile, bool add) { \
@@ -117,7 +120,7 @@ CUPYNORM_ROWS_64(bfloat16, "bf16")
 #endif
 
 template <int kCount>
-inline void settle(float (&c)[kCount]) {
+inline void make_all_opaque(float (&c)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(c[i])::"memory");
 }

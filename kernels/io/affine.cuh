@@ -13,11 +13,11 @@ struct NoColumn {
   template <int N>
   using Packed = NoColumns;
   template <int N>
-  using Apart = NoColumns;
+  using SplitVector = NoColumns;
   using From = NoColumns;
   NoColumns from(int64) const { return {}; }
   template <int N, typename Index>
-  NoColumns load_apart(NoColumns, Index) const {
+  NoColumns load_split(NoColumns, Index) const {
     return {};
   }
   template <int N, typename Index>
@@ -25,12 +25,13 @@ struct NoColumn {
     return {};
   }
   template <int N>
-  NoColumns load_anywhere(int64) const {
+  NoColumns load_unaligned(int64) const {
     return {};
   }
 };
 
-// One value a column, next to each other, read in accesses of kWidth elements: as wide as the pointer's alignment allows.
+// One value a column, next to each other, read in accesses of kWidth elements: as wide as the pointer's alignment
+// allows.
 template <typename T, int kWidth>
 struct Column {
   static constexpr bool kPresent = true;
@@ -38,7 +39,7 @@ struct Column {
   const T* pointer;
 
   template <int N>
-  using Packed = Pack<T, N>;
+  using Packed = Vector<T, N>;
   // of two bytes: element i, and the one of which a word has the bits
   template <int N>
   static unsigned bits_of(const Packed<N>& values, int i) {
@@ -47,20 +48,20 @@ struct Column {
   static Packed<1> one_of(unsigned bits) { return {{bits}}; }
   // in accesses of 8 bytes: of 16, one more instruction a word would choose among them
   template <int N>
-  using Apart = cupynorm::Apart<T, N, 8>;
-  using From = Anywhere<8>;
-  From from(int64 col) const { return anywhere<8>(pointer + col); }
+  using SplitVector = cupynorm::SplitVector<T, N, 8>;
+  using From = Unaligned<8>;
+  From from(int64 col) const { return unaligned_at<8>(pointer + col); }
   template <int N, typename Index>
-  Apart<N> load_apart(const From& first, Index further) const {
-    return cupynorm::load_apart<T, N, true>(first, further);
+  SplitVector<N> load_split(const From& first, Index further) const {
+    return cupynorm::load_split<T, N, true>(first, further);
   }
   template <int N, typename Index>
-  Pack<T, N> load(Index col) const {
-    return load_pack<T, N, (kWidth < N ? kWidth : N), true>(pointer + col);
+  Vector<T, N> load(Index col) const {
+    return load_vector<T, N, (kWidth < N ? kWidth : N), true>(pointer + col);
   }
   template <int N>
-  Pack<T, N> load_anywhere(int64 col) const {
-    return load_pack_anywhere<T, N, true>(pointer + col);
+  Vector<T, N> load_unaligned(int64 col) const {
+    return load_vector_unaligned<T, N, true>(pointer + col);
   }
 };
 
@@ -74,10 +75,10 @@ struct StridedColumn {
 
   template <int N>
   struct Packed {
-    Pack<T, 1> element[N];
-    void hide() {
+    Vector<T, 1> element[N];
+    void make_opaque() {
 #pragma unroll
-      for (int i = 0; i < N; ++i) element[i].hide();
+      for (int i = 0; i < N; ++i) element[i].make_opaque();
     }
   };
   template <int N>
@@ -86,28 +87,28 @@ struct StridedColumn {
   }
   static Packed<1> one_of(unsigned bits) { return {{{{bits}}}}; }
   template <int N>
-  struct Apart {
+  struct SplitVector {
     Packed<N> values;
-    friend Packed<N> together(const Apart& apart) { return apart.values; }
+    friend Packed<N> realign(const SplitVector& split) { return split.values; }
   };
   struct From {
     int64 col;
-    void hide() {}
+    void make_opaque() {}
   };
   From from(int64 col) const { return {col}; }
   template <int N, typename Index>
-  Apart<N> load_apart(From first, Index further) const {
+  SplitVector<N> load_split(From first, Index further) const {
     return {load<N>(first.col + further)};
   }
   template <int N, typename Index>
   Packed<N> load(Index col) const {
     Packed<N> values;
 #pragma unroll
-    for (int i = 0; i < N; ++i) values.element[i] = load_pack<T, 1, 1, true>(pointer + cols.offset(col + i));
+    for (int i = 0; i < N; ++i) values.element[i] = load_vector<T, 1, 1, true>(pointer + cols.offset(col + i));
     return values;
   }
   template <int N>
-  Packed<N> load_anywhere(int64 col) const {
+  Packed<N> load_unaligned(int64 col) const {
     return load<N>(col);
   }
 };
@@ -123,22 +124,22 @@ template <class Gamma, class Beta, bool kGamma, bool kBeta>
 struct Affine {
   Gamma gamma;
   Beta beta;
-  void hide() { gamma.hide(), beta.hide(); }
+  void make_opaque() { gamma.make_opaque(), beta.make_opaque(); }
 };
 template <class Gamma, class Beta>
 struct Affine<Gamma, Beta, true, false> {
   Gamma gamma;
-  void hide() { gamma.hide(); }
+  void make_opaque() { gamma.make_opaque(); }
 };
 template <class Gamma, class Beta>
 struct Affine<Gamma, Beta, false, true> {
   Beta beta;
-  void hide() { beta.hide(); }
+  void make_opaque() { beta.make_opaque(); }
 };
 
 template <class Gamma, class Beta>
 struct Affine<Gamma, Beta, false, false> {
-  void hide() {}
+  void make_opaque() {}
 };
 
 // A column's parameters as numbers: z = scaling(y).
@@ -188,7 +189,9 @@ struct AffineColumns {
   using Columns =
       Affine<typename Gamma::template Packed<N>, typename Beta::template Packed<N>, Gamma::kPresent, Beta::kPresent>;
   template <int N>
-  using ColumnsApart = Affine<typename Gamma::template Apart<N>, typename Beta::template Apart<N>, Gamma::kPresent, Beta::kPresent>;
+  using ColumnsSplit =
+      Affine<typename Gamma::template SplitVector<N>, typename Beta::template SplitVector<N>, Gamma::kPresent,
+      Beta::kPresent>;
   using ColumnsFrom = Affine<typename Gamma::From, typename Beta::From, Gamma::kPresent, Beta::kPresent>;
   ColumnsFrom columns_from(int64 col) const {
     ColumnsFrom first;
@@ -197,17 +200,17 @@ struct AffineColumns {
     return first;
   }
   template <int N, typename Index>
-  ColumnsApart<N> columns_apart(const ColumnsFrom& first, Index further) const {
-    ColumnsApart<N> apart;
-    if constexpr (Gamma::kPresent) apart.gamma = gamma.template load_apart<N>(first.gamma, further);
-    if constexpr (Beta::kPresent) apart.beta = beta.template load_apart<N>(first.beta, further);
-    return apart;
+  ColumnsSplit<N> columns_split(const ColumnsFrom& first, Index further) const {
+    ColumnsSplit<N> split;
+    if constexpr (Gamma::kPresent) split.gamma = gamma.template load_split<N>(first.gamma, further);
+    if constexpr (Beta::kPresent) split.beta = beta.template load_split<N>(first.beta, further);
+    return split;
   }
   template <int N>
-  static Columns<N> put_together(const ColumnsApart<N>& apart) {
+  static Columns<N> realign_columns(const ColumnsSplit<N>& split) {
     Columns<N> columns;
-    if constexpr (Gamma::kPresent) columns.gamma = together(apart.gamma);
-    if constexpr (Beta::kPresent) columns.beta = together(apart.beta);
+    if constexpr (Gamma::kPresent) columns.gamma = realign(split.gamma);
+    if constexpr (Beta::kPresent) columns.beta = realign(split.beta);
     return columns;
   }
   template <int N, typename Index>
@@ -218,8 +221,8 @@ struct AffineColumns {
     return columns;
   }
   template <int N>
-  Columns<N> columns_anywhere(int64 col) const {
-    return put_together<N>(columns_apart<N>(columns_from(col), 0));
+  Columns<N> columns_unaligned(int64 col) const {
+    return realign_columns<N>(columns_split<N>(columns_from(col), 0));
   }
 
   template <typename Compute>
@@ -263,9 +266,10 @@ struct AffineColumns {
   }
 };
 
-// What a column's parameters become, for Stores whose columns wait as numbers, or as pairs where there are two of two bytes.
-enum Lending { kNothing, kNumbers, kPairs };
-template <class Store, typename Compute, Lending kLending>
+// What a column's parameters become, for Stores whose columns wait as numbers, or as pairs where there are two of two
+// bytes.
+enum Conversion { kNothing, kNumbers, kPairs };
+template <class Store, typename Compute, Conversion kConversion>
 struct NumberOf {
   using Type = NoColumns;
 };
@@ -278,7 +282,7 @@ struct NumberOf<Store, Compute, kPairs> {
   using Type = typename Store::Affines::Pair;
 };
 template <class Store, bool kPaired>
-inline constexpr Lending lending_of() {
+inline constexpr Conversion conversion_of() {
   if constexpr (kPaired) return Store::Affines::kPairs ? kPairs : kNumbers;
   else return kNumbers;
 }
@@ -290,7 +294,7 @@ struct ColumnsOf {
   template <int N>
   using Columns = typename Affines::template Columns<N>;
   template <int N>
-  using ColumnsApart = typename Affines::template ColumnsApart<N>;
+  using ColumnsSplit = typename Affines::template ColumnsSplit<N>;
   using ColumnsFrom = typename Affines::ColumnsFrom;
 
   const Affines& own() const { return static_cast<const Store*>(this)->affine; }
@@ -300,16 +304,16 @@ struct ColumnsOf {
   }
   ColumnsFrom columns_from(int64 col) const { return own().columns_from(col); }
   template <int N, typename Index>
-  ColumnsApart<N> columns_apart(const ColumnsFrom& first, Index further) const {
-    return own().template columns_apart<N>(first, further);
+  ColumnsSplit<N> columns_split(const ColumnsFrom& first, Index further) const {
+    return own().template columns_split<N>(first, further);
   }
   template <int N>
-  static Columns<N> put_together(const ColumnsApart<N>& apart) {
-    return Affines::template put_together<N>(apart);
+  static Columns<N> realign_columns(const ColumnsSplit<N>& split) {
+    return Affines::template realign_columns<N>(split);
   }
   template <int N>
-  Columns<N> columns_anywhere(int64 col) const {
-    return own().template columns_anywhere<N>(col);
+  Columns<N> columns_unaligned(int64 col) const {
+    return own().template columns_unaligned<N>(col);
   }
 };
 
@@ -319,16 +323,16 @@ struct AffineStore : ColumnsOf<AffineStore<T, kAxes, Gamma, Beta>, Gamma, Beta> 
   using Type = T;
   using Affines = AffineColumns<Gamma, Beta>;
   static constexpr int kBytes = sizeof(T);
-  static constexpr bool kAhead = false, kScales = false;
+  static constexpr bool kHasEpilogueOperands = false, kScales = false;
   DirectStore<T, kAxes> to;
   Affines affine;
 
   template <int N>
-  using Ahead = NoColumns;
+  using EpilogueOperands = NoColumns;
 
   struct Line {
     typename DirectStore<T, kAxes>::Line to;
-    void hide() { to.hide(); }
+    void make_opaque() { to.make_opaque(); }
     T* address() const { return to.address(); }
     Line from(int col) const { return {to.from(col)}; }
     template <int N>

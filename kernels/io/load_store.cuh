@@ -10,36 +10,37 @@ namespace cupynorm {
 template <typename T, int kAxes>
 struct DirectLoad {
   using Type = T;
-  using Digits = T;
-  static constexpr bool kDirect = true, kDrops = false, kSpans = false, kKeeps = false;
+  using Precision = T;
+  static constexpr bool kDirect = true, kDrops = false, kInterval = false, kKeeps = false;
   const T* pointer;  // first element of the first row
   Strided<kAxes> rows;
 
   template <int N>
-  using Loaded = Pack<T, N>;
+  using Loaded = Vector<T, N>;
   template <int N, typename Compute>
-  static Pack<T, N> absent(Compute padding) {
-    return pack_filled<T, N>(padding);
+  static Vector<T, N> absent(Compute padding) {
+    return vector_filled<T, N>(padding);
   }
 
   struct Line {
     using Type = T;
     const T* pointer;
-    void hide() { cupynorm::hide(pointer); }  // where it comes from, which a loop would compute again for each access
+    // where it comes from, which a loop would compute again for each access
+    void make_opaque() { cupynorm::make_opaque(pointer); }
     template <int N, typename Index>
-    Pack<T, N> load(Index col) const {
-      return load_pack<T, N>(pointer + col);
+    Vector<T, N> load(Index col) const {
+      return load_vector<T, N>(pointer + col);
     }
     template <int N, bool kAgain>
-    Pack<T, N> load_twice(int col) const {
-      return load_pack_twice<kAgain, T, N>(pointer + col);
+    Vector<T, N> load_twice(int col) const {
+      return load_vector_twice<kAgain, T, N>(pointer + col);
     }
     template <int N>
-    Pack<T, N> load_anywhere(int64 col) const {
-      return load_pack_anywhere<T, N>(pointer + col);
+    Vector<T, N> load_unaligned(int64 col) const {
+      return load_vector_unaligned<T, N>(pointer + col);
     }
     template <int N, typename Compute, typename Index>
-    static unsigned unpack(const Pack<T, N>& loaded, Compute* x, Index, Compute) {
+    static unsigned unpack(const Vector<T, N>& loaded, Compute* x, Index, Compute) {
       cupynorm::unpack<N>(loaded, x);
       return ~0u;
     }
@@ -52,30 +53,30 @@ struct DirectLoad {
 };
 
 struct NoColumns {
-  void hide() {}
+  void make_opaque() {}
 };
 
 template <typename T, int kAxes>
 struct DirectStore {
   using Type = T;
   static constexpr int kBytes = sizeof(T);
-  static constexpr bool kAhead = false, kScales = false;
+  static constexpr bool kHasEpilogueOperands = false, kScales = false;
   T* pointer;
   Strided<kAxes> rows;
 
   template <int N>
-  using Ahead = NoColumns;
+  using EpilogueOperands = NoColumns;
   template <int N>
   using Columns = NoColumns;
   template <int N>
-  using ColumnsApart = NoColumns;
+  using ColumnsSplit = NoColumns;
   NoColumns columns_from(int64) const { return {}; }
   template <int N, typename Index>
-  NoColumns columns_apart(NoColumns, Index) const {
+  NoColumns columns_split(NoColumns, Index) const {
     return {};
   }
   template <int N>
-  static NoColumns put_together(NoColumns) {
+  static NoColumns realign_columns(NoColumns) {
     return {};
   }
   template <int N, typename Index>
@@ -83,13 +84,13 @@ struct DirectStore {
     return {};
   }
   template <int N>
-  NoColumns columns_anywhere(int64) const {
+  NoColumns columns_unaligned(int64) const {
     return {};
   }
 
   struct Line {
     T* pointer;
-    void hide() { cupynorm::hide(pointer); }
+    void make_opaque() { cupynorm::make_opaque(pointer); }
     T* address() const { return pointer; }
     Line from(int col) const { return {pointer + col}; }
     // how many elements lie before the first that is aligned to N elements
@@ -99,7 +100,7 @@ struct DirectStore {
     }
     template <int N, bool kWhole = false, typename Compute, typename Index>
     void store(const Compute (&y)[N], NoColumns, Index col) const {
-      store_pack<kWhole>(pointer + col, pack_from<T, N>(y));
+      store_vector<kWhole>(pointer + col, vector_from<T, N>(y));
     }
   };
   Line at(int64 row) const { return {pointer + rows.offset(row)}; }

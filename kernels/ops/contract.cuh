@@ -8,43 +8,43 @@
 // From elements to a State; called by row/load.cuh, staged.cuh, cached.cuh, together.cuh and the collectives padding()
 // What stands in for elements that are not there. It must not change what `summarize` gives, apart from what the
 // predicate tells the op. identity()    The State of no elements: merge(identity(), s) is s. summarize(x[N], valid,
-// origin) The State of those x[i] for which valid.has<N>(i); the others are padding. May leave in x[i] what `map` takes
-// instead of the element. Adds up in Predicate::kChains independent accumulators. merge<kEqual>(a, b) The State of
-// both. kEqual: both are of equally many elements. Symmetric to the last bit, because lanes of a butterfly exchange
+// pivot) The State of those x[i] for which valid.has<N>(i); the others are padding. May leave in x[i] what `map` takes
+// instead of the element. Adds up in Predicate::kAccumulators independent accumulators. merge<kEqual>(a, b) The State
+// of both. kEqual: both are of equally many elements. Symmetric to the last bit, because lanes of a butterfly exchange
 // their States and must agree. gather(s, lanes) The State of all that several lanes hold, by reductions of single
 // numbers: lanes.sum, .max and .first. rebase(s, from, to) The State s, whose statistics are counted from `from`,
 // counted from `to`. Default: s as it is.
 //
-// From a State to results; called by every variant finish(mine, total, cols, origin) The Row of a row of `cols`
-// columns, given the thread's own State and that of the row. The variants that do not hold elements in registers pass
-// `total` twice, and use map_raw alone. map(x, row)   The result for an element as `summarize` left it. map_raw(x, row)
-// The result for an element as it was loaded. saves(), save(index, row) Whether the caller asked for statistics, and
-// how they are written. Default: nobody does.
+// From a State to results; called by every variant finish(mine, total, cols, pivot) The Row of a row of `cols` columns,
+// given the thread's own State and that of the row. The variants that do not hold elements in registers pass `total`
+// twice, and use map_raw alone. map(x, row)   The result for an element as `summarize` left it. map_raw(x, row) The
+// result for an element as it was loaded. saves(), save(index, row) Whether the caller asked for statistics, and how
+// they are written. Default: nobody does.
 //
 // Facts kHasArguments Whether the struct has members, which come with the launch: they take registers. Default: false.
 //
-// Optional: statistics that are counted from an element of the row (kHasOrigin, default false) origin_of(few[N],
+// Optional: statistics that are counted from an element of the row (kHasPivot, default false) pivot_of(few[N],
 // Digits()) That element, or one as good, out of a few of the row; Digits: the type that has x's precision. Otherwise
-// `origin` is 0 everywhere.
+// `pivot` is 0 everywhere.
 //
 // Optional: two passes over what a warp has, which for such a State are cheaper than one exchange of States (kTwoPass,
-// default false). Called by summarize_lanes and by row_cached. first_pass(x[N], valid, origin)  -> a number to be
-// summed over lanes; leaves x - origin in x second_pass(x[N], valid, mean)   -> a number to be summed over lanes, given
-// the mean of the first Sums, one_pass(x[N], valid, origin), state_of(sums, count) Both sums at once, {sum, squares},
-// for few elements of few digits; and the State that they come to. exchange(s, across) s with all that differs between
+// default false). Called by summarize_lanes and by row_cached. first_pass(x[N], valid, pivot)  -> a number to be summed
+// over lanes; leaves x - pivot in x second_pass(x[N], valid, mean)   -> a number to be summed over lanes, given the
+// mean of the first Sums, one_pass(x[N], valid, pivot), state_of(sums, count) Both sums at once, {sum, squares}, for
+// few elements of few digits; and the State that they come to. exchange(s, across) s with all that differs between
 // lanes of equal counts replaced by across(...).
 //
-// Optional: masks (kMaskable, default false). Called by row/load.cuh, row/epilogue.cuh and staged.cuh. dropped()
-// The result for an element that a mask drops. drops_padding(row) Whether `map` makes dropped() of padding by itself,
-// as `summarize` left it. summarize_some<kPack>(x[N], some[kPacks], fill) As summarize, of the packs p for which
-// some[p], after fill(p) has put their elements into x, and of what is behind all packs in x.
+// Optional: masks (kMaskable, default false). Called by row/load.cuh, row/epilogue.cuh and staged.cuh. dropped() The
+// result for an element that a mask drops. drops_padding(row) Whether `map` makes dropped() of padding by itself, as
+// `summarize` left it. summarize_some<kVector>(x[N], some[kVectors], fill) As summarize, of the vectors p for which
+// some[p], after fill(p) has put their elements into x, and of what is behind all vectors in x.
 #pragma once
 #include <base/math.cuh>
 
 namespace cupynorm {
 
 struct RowOp {
-  static constexpr bool kHasArguments = false, kHasOrigin = false, kTwoPass = false, kMaskable = false;
+  static constexpr bool kHasArguments = false, kHasPivot = false, kTwoPass = false, kMaskable = false;
 
   template <class State, typename T>
   static State rebase(State s, T, T) {
