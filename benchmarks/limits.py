@@ -307,7 +307,7 @@ def columns_of(point: Point) -> int:
 
 def kernels_at(point: Point) -> list[Kernel]:
     """Return every way to move the rows of a point that is tried."""
-    bare = "// limits\n#include <cupynorm/row.cuh>\n" + Path(__file__).with_suffix(".cu").read_text("utf-8")
+    bare = "// limits\n#include <row/variants.cuh>\n" + Path(__file__).with_suffix(".cu").read_text("utf-8")
     if point.op in FUSED:
         fused = [dataclasses.replace(each, text=bare) for each in fused_skeletons(point)]
         return list(dict.fromkeys(fused))

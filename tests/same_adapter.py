@@ -315,7 +315,7 @@ def _of_encoder() -> Iterator[Kernel]:
     """List the encoder's kernels, as tests/test_encoder_build.py compiles them."""
     for dtype in sorted({"float16", "bfloat16"} & set(DTYPES)):
         kind = cpp(dtype_of(dtype))
-        text = kernel_compiler.text("attention.cu", f"cupynorm::Attention<{kind}>", 56)
+        text = kernel_compiler.text("bert/attention.cuh", f"cupynorm::Attention<{kind}>", 56)
         attention = [packed_attention.by_warps(dtype_of(dtype), size, 1) for size in range(16, 129, 16)]
         attention += [packed_attention.by_warps(dtype_of(dtype), size, 2) for size in (16, 32, 48, 64)]
         attention += [packed_attention.by_group(dtype_of(dtype), size) for size in packed_attention.GROUPED]
@@ -325,7 +325,7 @@ def _of_encoder() -> Iterator[Kernel]:
             label = f"encoder: {_without_namespaces(plan.expression)}"
             call = {"what": "attention", "dtype": dtype}
             yield Kernel(label, text, plan.expression, plan.block, plan.shared_bytes, {}, call, arch)
-        text = kernel_compiler.text("few.cu", f"cupynorm::Few<{kind}>", 80)
+        text = kernel_compiler.text("bert/few.cuh", f"cupynorm::Few<{kind}>", 80)
         few = [
             (rows, 24, 1, 3, "true", end) for rows in few_tokens.ROWS for end in few_tokens.FINISHES.values()
         ]
@@ -338,7 +338,7 @@ def _of_encoder() -> Iterator[Kernel]:
             yield Kernel(
                 label, text, expression, few_tokens.BLOCK, shared, {}, {"what": "few tokens", "dtype": dtype}
             )
-    text = "#include <cupynorm/row.cuh>\n#include <encoder.cu>\n"
+    text = "#include <row/variants.cuh>\n#include <bert/encoder.cuh>\n"
     names = ["differ<4>"]
     for dtype in DTYPES:
         kinds = f"{cpp(dtype_of(dtype))}, {cpp(compute_dtype(dtype_of(dtype)))}"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-HEADERS = "#include <cupynorm/functions.cuh>\n"
+HEADERS = "#include <base/functions.cuh>\n"
 
 LOOP = """
 template <typename T>

@@ -155,7 +155,7 @@ def test_a_compiler_error_shows_the_log_and_the_kernels_file_and_line(
     simulated: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        compiler, "text", lambda *_: '#include <cupynorm/row.cuh>\n#line 7 "layer_norm.cu"\nint x = y;\n'
+        compiler, "text", lambda *_: '#include <row/variants.cuh>\n#line 7 "layer_norm.cu"\nint x = y;\n'
     )
     with pytest.raises(cupynorm.CompileError, match=r"layer_norm\.cu.?.?7"):
         cupynorm.layer_norm(simulated.cupy.asarray(rows()))
@@ -172,10 +172,10 @@ def test_the_layout_guard_stops_a_struct_that_differs(
 
 def test_the_digest_notices_a_header(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     before = compiler.digest.__wrapped__()
-    (tmp_path / "cupynorm").mkdir()
     for path in compiler.kernels_dir().rglob("*.cu*"):
         target = tmp_path / path.relative_to(compiler.kernels_dir())
-        target.write_text(path.read_text() + ("// edited\n" if path.name == "pack.cuh" else ""))
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(path.read_text() + ("// edited\n" if path.name == "vector.cuh" else ""))
     monkeypatch.setattr(compiler, "kernels_dir", lambda: tmp_path)
 
     assert compiler.digest.__wrapped__() != before

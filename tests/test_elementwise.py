@@ -22,7 +22,7 @@ __all__ = ["simulated"]  # a fixture
 needs_compiler = pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
 SIGNS = pytest.mark.parametrize("sign", [-1, 0, 1])  # of the errors of the device's 2^x and 1/x
 
-HEADERS = WORST + "#include <cupynorm/elementwise.cuh>\n"
+HEADERS = WORST + "#include <elementwise/elementwise.cuh>\n"
 TESTED = """
 namespace cupynorm {{
 struct Tested {{
@@ -170,7 +170,7 @@ def test_philox_gives_the_published_answers_and_its_twins(keys: str) -> None:
     )
     text = TESTED.replace("{body}", body).replace("{{", "{").replace("}}", "}")
 
-    words = structs.run(text, "Tested", 6, 4, list(inputs.T), "#include <cupynorm/philox.cuh>\n")
+    words = structs.run(text, "Tested", 6, 4, list(inputs.T), "#include <base/philox.cuh>\n")
 
     found = np.stack(words, axis=1).astype(np.uint64)
     expected = [answer for _, answer in published]

@@ -129,7 +129,7 @@ def test_every_architecture(arch: str) -> None:
     assert not [each for each in built if each[1]]
 
 
-OF_LAUNCH = 9  # instructions of take_turn, while a thread waits or its loads are not yet asked for
+OF_LAUNCH = 9  # instructions of pdl_wait_and_trigger, while a thread waits or its loads are not yet asked for
 # Instructions an element, the whole kernel but for that counted: an H200 issues 31 while memory moves the 4 bytes of one, 47
 # where it is 6 of a gated one.
 BUDGETS = {

@@ -85,7 +85,7 @@ def test_attention_keeps_everything_in_registers_and_multiplies_on_tensor_cores(
     if not nvrtc.majors() or arch not in nvrtc.supported_archs(nvrtc.majors()[0]):
         pytest.skip("no NVRTC that knows the architecture")
     for dtype in {"float16", "bfloat16"} & set(DTYPES):
-        text = compiler.text("attention.cu", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
+        text = compiler.text("bert/attention.cuh", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
         kinds = [(size, 1) for size in range(16, 129, 16)] + [(size, 2) for size in (16, 32, 48, 64)]
         names = [packed_attention.by_warps(dtype_of(dtype), size, tiles).expression for size, tiles in kinds]
         for name, kernel in zip(names, nvrtc.compile_all(text, names, compiler.options(), arch), strict=True):
@@ -102,7 +102,7 @@ def test_attention_by_a_group_waits_for_products_only_where_it_says():
     if not nvrtc.majors() or "90" not in nvrtc.supported_archs(nvrtc.majors()[0]):
         pytest.skip("no NVRTC that knows the architecture")
     for dtype in {"float16", "bfloat16"} & set(DTYPES):
-        text = compiler.text("attention.cu", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
+        text = compiler.text("bert/attention.cuh", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
         plans = [packed_attention.by_group(dtype_of(dtype), size) for size in packed_attention.GROUPED]
         plans.append(packed_attention.by_group(dtype_of(dtype), devices.BOX_COLS, boxed=True))
         names = [plan.expression for plan in plans]
@@ -122,7 +122,7 @@ def test_products_of_few_tokens_keep_everything_in_registers_and_multiply_on_ten
         pytest.skip("no NVRTC that knows the architecture")
     for dtype in {"float16", "bfloat16"} & set(DTYPES):
         kind = cpp(dtype_of(dtype))
-        text = compiler.text("few.cu", f"cupynorm::Few<{kind}>", 80)
+        text = compiler.text("bert/few.cuh", f"cupynorm::Few<{kind}>", 80)
         plans = [
             *((rows, 8, 1, 4, "false", few_tokens.ADD_RESIDUAL) for rows in few_tokens.ROWS),
             *((rows, 32, 8, 4, "false", few_tokens.ADD_RESIDUAL) for rows in few_tokens.ROWS),
@@ -173,13 +173,15 @@ def test_products_of_few_tokens_read_constants_alone_before_they_wait(plan):
     if nvdisasm() is None:
         pytest.skip("no nvdisasm")
     name = f"cupynorm::multiply_few<cupynorm::half, {', '.join(map(str, plan))}>"
-    headers = "".join(f"#include <cupynorm/{each}.cuh>\n" for each in ("row", "elementwise", "tensor"))
+    headers = "".join(
+        f"#include <{each}.cuh>\n" for each in ("row/variants", "elementwise/elementwise", "bert/mma")
+    )
 
     def code(ending):
-        text = f"{headers}{ending}#include <few.cu>\n"
+        text = f"{headers}{ending}#include <bert/few.cuh>\n"
         return code_of(nvrtc.compile(text, name, compiler.options()), "90").instructions
 
-    whole, before = code(""), code("#define await_kernel_before() return\n")
+    whole, before = code(""), code("#define pdl_wait() return\n")
 
     waits = next(i for i, each in enumerate(whole) if each.startswith("ACQBULK"))
     copies = [each for each in before if each.startswith("LDGSTS")]
@@ -207,7 +209,7 @@ def test_the_encoders_small_kernels_keep_nothing_in_local_memory(arch):
             names = [f"cupynorm::look_up<{pack}, {kinds}>"]
             names += [f"cupynorm::pool<{pack}, {each}, {kinds}>" for each in ("true", "false")]
             names += ["cupynorm::differ<4>"]
-            text = "#include <cupynorm/row.cuh>\n#include <encoder.cu>\n"
+            text = "#include <row/variants.cuh>\n#include <bert/encoder.cuh>\n"
             for name, kernel in zip(
                 names, nvrtc.compile_all(text, names, compiler.options(), arch), strict=True
             ):

@@ -183,7 +183,7 @@ def test_any_plan_is_refused_as_not_fitting_or_asks_for_a_bounded_kernel(
         assert found.pack * found.packs * found.rows_per_group * problem.compute_bytes <= 512
         assert 1 <= found.grid <= 2**31 - 1
         assert found.shared_bytes <= H200.shared_bytes_per_block
-        if found.kernel == "row_registers" and found.peel:  # Registers' assertions in registers.cuh
+        if found.kernel == "row_registers" and found.peel:  # Registers' assertions in row/layout.cuh
             assert found.group >= 2 * found.pack - 2
             assert found.group * found.pack % 8 == 0
             assert not found.full

@@ -79,9 +79,7 @@ struct Tested {
 """
     given = [each.astype(np.float64) for each in (indices, by, multiplier, shift)]
 
-    found = structs.run(
-        f"namespace cupynorm {{{text}}}", "Tested", 4, 1, given, "#include <cupynorm/mirrors.cuh>\n"
-    )
+    found = structs.run(f"namespace cupynorm {{{text}}}", "Tested", 4, 1, given, "#include <io/affine.cuh>\n")
 
     np.testing.assert_array_equal(found[0].astype(np.int64), indices // by)
 
@@ -103,7 +101,7 @@ struct Tested {
 };
 """
     back, bits = structs.run(
-        f"namespace cupynorm {{{text}}}", "Tested", 1, 2, [numbers], "#include <cupynorm/math.cuh>\n"
+        f"namespace cupynorm {{{text}}}", "Tested", 1, 2, [numbers], "#include <base/math.cuh>\n"
     )
 
     np.testing.assert_array_equal(back.view(np.uint32), numbers.view(np.uint32))
@@ -143,7 +141,7 @@ struct Tested {{
     rows = np.arange(len(places), dtype=np.float64)
 
     found = structs.run(
-        f"namespace cupynorm {{{text}}}", "Tested", 1, 1, [rows], "#include <cupynorm/mirrors.cuh>\n"
+        f"namespace cupynorm {{{text}}}", "Tested", 1, 1, [rows], "#include <io/affine.cuh>\n"
     )
 
     assert twin.cpp == f"cupynorm::Strided32{spelling}"

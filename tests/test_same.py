@@ -83,7 +83,7 @@ def test_identical_trees_pass_and_what_was_compiled_is_kept(compare, capfd):
 def test_a_comment_compiles_nothing_again(copy, compare, cache):
     compare(*KERNELS)
     known = count(cache)
-    plant(copy / "kernels" / "rms_norm.cu", IN_FINISH, "    // a comment\n" + IN_FINISH)
+    plant(copy / "kernels" / "ops" / "rms_norm.cuh", IN_FINISH, "    // a comment\n" + IN_FINISH)
 
     status, told = compare(*KERNELS)
 
@@ -93,7 +93,7 @@ def test_a_comment_compiles_nothing_again(copy, compare, cache):
 
 @needs_compiler
 def test_one_instruction_more_is_seen_allowed_and_listed(copy, compare, tmp_path):
-    plant(copy / "kernels" / "rms_norm.cu", IN_FINISH, ONE_INSTRUCTION + IN_FINISH)
+    plant(copy / "kernels" / "ops" / "rms_norm.cuh", IN_FINISH, ONE_INSTRUCTION + IN_FINISH)
 
     status, told = compare(*KERNELS, "--json", tmp_path / "changed.json")
 
@@ -111,7 +111,7 @@ def test_one_instruction_more_is_seen_allowed_and_listed(copy, compare, tmp_path
 
 @needs_compiler
 def test_local_memory_is_refused(copy, compare):
-    plant(copy / "kernels" / "rms_norm.cu", IN_FINISH, LOCAL_MEMORY + IN_FINISH)
+    plant(copy / "kernels" / "ops" / "rms_norm.cuh", IN_FINISH, LOCAL_MEMORY + IN_FINISH)
 
     status, told = compare(*KERNELS)
 
@@ -124,7 +124,7 @@ def test_local_memory_is_refused(copy, compare):
 @needs_compiler
 def test_what_does_not_compile_is_refused_and_the_others_are_not(copy, compare):
     plant(
-        copy / "kernels" / "rms_norm.cu",
+        copy / "kernels" / "ops" / "rms_norm.cuh",
         IN_FINISH,
         '    static_assert(sizeof(Cols) == 0, "no");\n' + IN_FINISH,
     )

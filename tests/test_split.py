@@ -96,13 +96,13 @@ def test_a_message_that_nobody_sends_is_still_a_fault_of_the_kernel(
     tmp_path: Any,
 ) -> None:
     folder = compiler.kernels_dir()
-    sent = "send_letters(to + i, own.word[i], own.word[i + 1]);"
-    assert (folder / "cupynorm" / "group.cuh").read_text().count(sent) == 1
+    sent = "send_mailbox(to + i, own.word[i], own.word[i + 1]);"
+    assert (folder / "base" / "reduce.cuh").read_text().count(sent) == 1
     for path in folder.rglob("*.cu*"):
         copy = tmp_path / path.relative_to(folder)
         copy.parent.mkdir(exist_ok=True)
         copy.write_text(path.read_text().replace(sent, ";"))
     monkeypatch.setattr(compiler, "kernels_dir", lambda: tmp_path)
 
-    with pytest.raises(simulator.SimulatorError, match="deadlock: .* wait in await_letters"):
+    with pytest.raises(simulator.SimulatorError, match="deadlock: .* wait in await_mailbox"):
         cupynorm.softmax(simulator.cupy.asarray(np.ones((3, 4096), np.float32)), plan="split")

@@ -286,9 +286,9 @@ def _widest(dtype: Dtype) -> int:
 
 
 def _launch(expression: str, arguments: Struct, grid: int) -> None:
-    """Launch a kernel of encoder.cu on the current device and stream."""
+    """Launch a kernel of bert/encoder.cuh on the current device and stream."""
     device = devices.present_device()
-    text = compiler.text("encoder.cu", arguments.cpp, arguments.dtype.itemsize)
+    text = compiler.text("bert/encoder.cuh", arguments.cpp, arguments.dtype.itemsize)
     pointer = compiler.kernel(device, text, expression, 0).pointer
     held = np.array([arguments.values], dtype=arguments.dtype)
     parameters = np.array([held.ctypes.data], np.uintp)

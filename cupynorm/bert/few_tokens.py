@@ -1,4 +1,4 @@
-"""The device's side of few.cu: products of so few tokens that launches and latency are their time, in one launch each."""
+"""The device's side of bert/few.cuh: products of so few tokens that launches and latency are their time, in one launch each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTS = (1, 2, 4, 8)
 DEEPEST = 1024  # columns of a part: weights and tokens of a block lie in shared memory
 FINISHES = {None: "cupynorm::kAsItIs", "none": "cupynorm::kGelu", "tanh": "cupynorm::kGeluTanh"}
 ADD_RESIDUAL = "cupynorm::kAddResidual"
-# Few of few.cu
+# Few of bert/few.cuh
 POINTERS = ("x", "weight", "bias", "gamma", "beta", "residual", "normed", "y")
 FEW = np.dtype(
     [
@@ -118,7 +118,7 @@ def multiply(
     finish = ADD_RESIDUAL if residual is not None else FINISHES[gelu]
     packs = -(-deep // plan.parts // (8 * 32))
     numbers = f"{plan.rows}, {plan.cols}, {plan.parts}, {packs}, {compiler.spell(norm is not None)}, {finish}"
-    text = compiler.text("few.cu", whole.cpp, whole.dtype.itemsize)
+    text = compiler.text("bert/few.cuh", whole.cpp, whole.dtype.itemsize)
     kernel = compiler.kernel(
         device,
         text,

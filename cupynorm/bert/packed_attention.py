@@ -1,4 +1,4 @@
-"""The device's side of attention.cu: attention over packed tokens in one launch, where the tensor cores' instructions fit."""
+"""The device's side of attention.cuh: attention over packed tokens in one launch, where the tensor cores' instructions fit."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def attend(
         dtype = np.dtype([("boxes", np.uint64, boxes.shape), ("a", dtype), ("unused", np.int32, (2,))])
         name = f"cupynorm::BoxedAttention<{cpp(qkv.dtype)}>"
         whole = Struct(name, dtype, (boxes, whole.values, (0, 0)))
-    text = compiler.text("attention.cu", whole.cpp, whole.dtype.itemsize)
+    text = compiler.text("bert/attention.cuh", whole.cpp, whole.dtype.itemsize)
     pointer = compiler.kernel(
         device, text, plan.expression, max(CARVED, plan.shared_bytes), accelerated=plan.accelerated
     ).pointer

@@ -1,6 +1,6 @@
 """Ops on each element of device arrays: from a checked call to a launch, and launching it again.
 
-Twin of kernels/cupynorm/elementwise.cuh: its structs are spelled and filled here, its kernel's numbers chosen.
+Twin of kernels/elementwise/elementwise.cuh: its structs are spelled and filled here, its kernel's numbers chosen.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cupynorm.invoke.bound_calls import Calls
     from cupynorm.plan.limits import Limits
 
-KERNEL = "cupynorm/elementwise.cuh"
+KERNEL = "elementwise/elementwise.cuh"
 PACK_BYTES = 16  # of the wider of two types
 THREADS = 256  # of a block, at most
 ROWS = 2  # of a thread where there is a bias: it is fetched and converted once for both
@@ -133,7 +133,7 @@ def spelled(each: Each, x: View, y: View, bias: View | None) -> Spelled:
         op = _activate(each, y.dtype, compute, column(bias, (width,)))
     load, store = direct("DirectLoad", x.split(axes)[0]), direct("DirectStore", y.split(axes)[0])
     whole = arguments(op, load, store, rows, cols)
-    text = compiler.text(KERNEL, whole.cpp, whole.dtype.itemsize, header="cupynorm/functors.cuh")
+    text = compiler.text(KERNEL, whole.cpp, whole.dtype.itemsize, header="io/affine.cuh")
     most_rows = 1 if bias is None or peel else ROWS
     return Spelled(whole, f"{op.cpp}, {load.cpp}, {store.cpp}", text, rows, cols, pack, peel, most_rows)
 
@@ -157,7 +157,7 @@ def _starts(each: View, unit: int) -> tuple[Any, ...]:
 
 
 def _peel(x: View, y: View, pack: int) -> int:
-    """Return the kernel's kPeel: 0 where rows are whole packs, 1 where x lies in its packs as y does, 2 otherwise."""
+    """Return the kernel's kUnaligned: 0 where rows are whole packs, 1 where x lies in its packs as y does, 2 otherwise."""
     width, cols = x.shape[-1], y.shape[-1]
     # a pack is moved in accesses of 16 bytes at most
     of_x, of_y = (min(pack, PACK_BYTES // each.dtype.itemsize) for each in (x, y))

@@ -1,4 +1,4 @@
-"""The device's side of heads: twin of kernels/heads.cu, its launch, and calls that a thread has made before."""
+"""The device's side of heads: twin of kernels/bert/heads.cuh, its launch, and calls that a thread has made before."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def spelled(source: Places, target: Places, bias: View | None, rows: int = 0) ->
     fields = [
         *((name, POINTER) for name in ("x", "y", "rows")),
         ("tokens", index.dtype),
-        *((name, index.divisor) for name in ("packs", "head_packs", "heads")),
+        *((name, index.divisor) for name in ("vectors", "head_vectors", "heads")),
         ("from", begin.dtype),
         ("to", end.dtype),
         ("bias", shift.dtype),
@@ -164,7 +164,7 @@ def spelled(source: Places, target: Places, bias: View | None, rows: int = 0) ->
     )
     kind = f"{index.cpp}, {cpp(x.dtype)}, {cpp(y.dtype)}, {shift.cpp}, {begin.cpp}, {end.cpp}"
     whole = Struct(f"cupynorm::Moved<{kind}>", np.dtype(fields, align=True), values)
-    text = compiler.text("heads.cu", whole.cpp, whole.dtype.itemsize)
+    text = compiler.text("bert/heads.cuh", whole.cpp, whole.dtype.itemsize)
     compute = compute_dtype(x.dtype, y.dtype, *([bias.dtype] if bias else []))
     return Move(whole, text, pack, threads, target.token_count, kind, compute, bool(rows), index)
 

@@ -1,4 +1,4 @@
-"""Host twins of kernels/cupynorm/functors.cuh and of the ops: how each struct is spelled, laid out and filled."""
+"""Host twins of kernels/io and of the ops: how each struct is spelled, laid out and filled."""
 
 from __future__ import annotations
 

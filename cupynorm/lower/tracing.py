@@ -173,7 +173,7 @@ class Expression:
     def struct_text(self, name: str) -> str:
         """Write `struct name { template <typename T> static void apply(const T (&in)[inputs], T (&out)[outputs]); };`.
 
-        In namespace cupynorm, for T float and double, after <cupynorm/functions.cuh>. It is made of the steps alone.
+        In namespace cupynorm, for T float and double, after <base/functions.cuh>. It is made of the steps alone.
         """
         used = {index for step in self.steps for index in step.operands} | set(self.results)
         lines = [f"const T v{index} = in[{index}];" for index in range(self.inputs) if index in used]
@@ -607,7 +607,7 @@ class DeviceFunction:
 
     text: C++ that defines, in namespace cupynorm, what Expression.struct_text writes: struct `name` with
     `template <typename T> static void apply(const T (&in)[inputs], T (&out)[outputs])`, for T float and double. It is compiled
-    as it is, after <cupynorm/functions.cuh>, without CUDA's headers. host: the same on NumPy arrays of float64 that
+    as it is, after <base/functions.cuh>, without CUDA's headers. host: the same on NumPy arrays of float64 that
     broadcast against each other; it returns an array, or a tuple of `outputs` arrays. inputs counts the first parameter
     (x or the op's result) too; in calls of the fusion the others are named load1, load2 ... or store1, store2 ...
 

@@ -30,7 +30,7 @@ def _rms_on_host(
 
 LAYER_NORM = row_ops.RowOp(
     "layer_norm",
-    "layer_norm.cu",
+    "ops/layer_norm.cuh",
     "LayerNorm",
     _on_host,
     columns=("gamma", "beta"),
@@ -39,7 +39,7 @@ LAYER_NORM = row_ops.RowOp(
 )
 RMS_NORM = row_ops.RowOp(
     "rms_norm",
-    "rms_norm.cu",
+    "ops/rms_norm.cuh",
     "RmsNorm",
     _rms_on_host,
     columns=("gamma",),

@@ -31,8 +31,8 @@ def _log_on_host(x: Any, _gamma: Any, _beta: Any, axes: int, _eps: float, out: A
     reference.log_softmax(x, axes, out, **extras)
 
 
-SOFTMAX = row_ops.RowOp("softmax", "softmax.cu", "Softmax", _on_host)
-LOG_SOFTMAX = row_ops.RowOp("log_softmax", "softmax.cu", "LogSoftmax", _log_on_host)
+SOFTMAX = row_ops.RowOp("softmax", "ops/softmax.cuh", "Softmax", _on_host)
+LOG_SOFTMAX = row_ops.RowOp("log_softmax", "ops/softmax.cuh", "LogSoftmax", _log_on_host)
 
 
 def _spelled_out(spelled: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R]]:

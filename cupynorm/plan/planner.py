@@ -150,7 +150,7 @@ class Problem:
     allow it); shared memory would hold `load_bytes` an element; arithmetic is in `compute_bytes`. `columns`: bytes of
     an element of each of the columns' parameters, such as gamma.
 
-    Where something is computed on the way (cupynorm/fused.cuh), nothing goes through shared memory, and rows begin at packs:
+    Where something is computed on the way (io/fused.cuh), nothing goes through shared memory, and rows begin at packs:
     `fused`. `beside`: bytes of an element of each array that is loaded with x; `ahead`: of each that the results need, loaded
     with it; `stored`: of the results; `results`: how many arrays are written; `direct`: nothing is loaded but x, as it is;
     `others`: registers for the arithmetic; `bounded`: a mask keeps an interval of each row's columns.
@@ -243,7 +243,7 @@ class Plan:
 
     @property
     def kernel(self) -> str:
-        """The kernel of kernels/cupynorm that holds a row so."""
+        """The kernel of kernels/row that holds a row so."""
         if self.variant == "cached":
             return "row_cached"
         if self.variant == "split" and self.group:
@@ -728,7 +728,7 @@ def _lent_packs(problem: Problem, parts: int) -> tuple[int, int]:
 
 
 def _lent_bytes(problem: Problem, pack: int, parts: int = 1) -> int:
-    """Return the shared memory of a block's columns' parameters as numbers, with the room behind each pack: twin of Lent."""
+    """Return the shared memory of a block's converted parameters, with the room behind each vector: twin of ConvertedLayout."""
     number = problem.compute_bytes * len(problem.columns)
     if parts > 1 and problem.columns == (2, 2):
         number = sum(problem.columns)  # as they are

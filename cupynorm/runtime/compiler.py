@@ -103,13 +103,13 @@ def text(
     size: int,
     fused: Sequence[str] | None = None,
     *,
-    header: str = "cupynorm/row.cuh",
+    header: str = "row/variants.cuh",
 ) -> str:
     """Return the text of a module: the headers, and a guard against host and device layouts that differ.
 
     fused: the structs that fused functors are made of, where there are such functors.
     """
-    more = "" if fused is None else "".join(("#include <cupynorm/fused.cuh>\n", *dict.fromkeys(fused)))
+    more = "" if fused is None else "".join(("#include <io/fused.cuh>\n", *dict.fromkeys(fused)))
     return (
         f"// cupynorm {digest()}\n"
         f"#include <{header}>\n#include <{source}>\n{more}"

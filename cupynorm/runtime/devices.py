@@ -200,7 +200,7 @@ def launch_of(
     """Return what binds a kernel of the current device to a stream and to the address of void*[], its parameters.
 
     cooperative: all of its blocks run at the same time, or none. From sm_90 on the kernel may begin before the one before it has
-    ended, in a graph, too (early_launches); it waits itself (await_kernel_before).
+    ended, in a graph, too (early_launches); it waits itself (pdl_wait).
 
     What the binding gives, a launch, takes no arguments and returns the driver's status, or None where CuPy has
     looked at it: ``status = launch()``, and then `launch_error(status)` is raised unless it is 0 or None.
@@ -347,7 +347,7 @@ BOX_COLS = 64  # elements of 2 bytes: the width that its swizzle is made for
 
 
 def box_map(pointer: int, rows: int, cols: int, dtype: str, box_rows: int) -> np.ndarray[Any, Any]:
-    """Return the words of a kernel's BoxMap: of a contiguous matrix in 16 bits, boxes of so many rows and 64 columns."""
+    """Return the words of a kernel's TensorMap: of a contiguous matrix in 16 bits, boxes of so many rows and 64 columns."""
     words = np.zeros(2 * BOX_MAP_WORDS, np.uint64)
     # the driver wants them at a multiple of 64 bytes
     words = words[-words.ctypes.data % 64 // 8 :][:BOX_MAP_WORDS]

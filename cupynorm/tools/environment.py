@@ -153,7 +153,7 @@ def findings() -> Iterator[Finding]:
 def _check_package() -> Finding:
     where = f"cupynorm {cupynorm.__version__}, Python {platform.python_version()}, NumPy {_version('numpy')}"
     folder = compiler.kernels_dir()
-    if any(folder.glob("*.cu")):
+    if any(folder.glob("ops/*.cuh")):
         return Finding("package", "ok", where)
     return Finding(
         "package",

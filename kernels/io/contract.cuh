@@ -1,42 +1,53 @@
 // The contracts of Load and Store, all of them: the only structs that know types, strides, masks and parameters of
-// columns. Each has its counterpart of the same name in cupynorm/functors.py, with the same members in the same order.
-// All are asked only for columns below cols. N: a number of neighbouring elements; Index: int or int64.
+// columns. Each has its host mirror of the same name in cupynorm/lower/mirrors.py, with the same members in the same
+// order. All are asked only for columns below cols. N: a number of neighbouring elements.
 //
-// A Load Type          That of x in memory. Digits: the type that has the precision of what the op is given. kDirect
-// x alone is loaded, as it is. Otherwise elements are computed from x and operands. kDrops        It drops elements (a
-// mask). kSpans: it keeps an interval of columns at most, which each Line knows. kKeeps        What it computes is
-// written as well. Loaded<N>     N elements as they lie in memory: packs of x and of all that they are computed from.
-// absent<N>(padding) A Loaded<N> in place of elements that are not there. With kDirect they become padding themselves.
-// at(row)       -> Line A Line of a Load load<N>(col)  -> Loaded<N>, at a multiple of the plan's packs.
-// unpack<N>(loaded, x, col, padding) Computes N elements, and gives a bit for each that is not dropped. hide()
-// Keeps its addresses from being computed again (optimisation barrier). address(col)  Where x[col] lies: for copies to
-// shared memory, and to find out whether y is x itself. load_anywhere<N>(col)          kDirect: at any column. Called
-// for rows that are aligned otherwise than y. load_twice<N, kAgain>(col)     kDirect: row_cached: the first and the
-// second time that a row is read. reads<N>(col), bits<N>(loaded, col) not kDirect: whether any of N columns is kept, as
-// far as is known without loading; a bit for each kept. keep<N>(x, col)                kKeeps: writes what was
-// computed. load_kept<N>, unpack_kept<N>, keeps_all(begin, end), count_kept_from(col)
-// kSpans: the same without looking at the interval; whether the interval holds all columns from begin to end; counts
-// columns from col on from here.
+// A Load
+//   Type, Precision     That of x in memory, and the type that has the precision of what the op is given.
+//   kDirect             x alone is loaded, as it is. Otherwise elements are computed from x and operands.
+//   kDrops, kInterval   It drops elements (a mask); it keeps an interval of columns at most, which each Line knows.
+//   kKeeps              What it computes is written as well.
+//   Loaded<N>           N elements as they lie in memory: vectors of x and of all that they are computed from.
+//   absent<N>(padding)  A Loaded<N> in place of elements that are not there. With kDirect they become padding.
+//   at(row)             The Line of a row.
+// A Line of a Load
+//   load<N>(col)        Loaded<N>, at a multiple of the plan's vectors.
+//   unpack<N>(loaded, x, col, padding)
+//                       Computes N elements, and gives a bit for each that is not dropped.
+//   make_opaque()       Keeps its addresses from being computed again (an optimisation barrier).
+//   address(col)        Where x[col] lies: for copies to shared memory, and to find out whether y is x itself.
+//   keep<N>(x, col)     kKeeps: writes what was computed.
+//   kDirect:            load_unaligned<N>(col), at any column, for rows that are aligned otherwise than y;
+//                       load_twice<N, kAgain>(col), the first and the second time that row_cached reads a row.
+//   otherwise:          reads<N>(col), whether any of N columns is kept, as far as is known without loading;
+//                       bits<N>(loaded, col), a bit for each that is kept.
+//   kInterval:          load_kept<N>, unpack_kept<N>, the same without looking at the interval; keeps_all(begin, end),
+//                       whether it holds all columns between; count_kept_from(col) counts columns from col on.
 //
-// A Store Type          That of y in memory. kBytes: of an element of the widest result. kAhead        Results are
-// computed from operands, which are loaded with the row. kScales       Results are divided by a scale of their row,
-// which the largest of them decides. Columns<N>    The parameters of N columns, as they were loaded. They may wait in
-// registers: hide() keeps them so. columns<N>(col)                -> Columns<N>, at a multiple of the plan's packs.
-// columns_anywhere<N>(col)       The same at any column. Or in steps: columns_from(col)              what many packs
-// share that are misaligned alike, ColumnsApart<N> columns_apart<N>(from, further) the accesses for N columns from col
-// + further on, all of which may be on their way, put_together<N>(apart)         -> Columns<N>.
-// Affines::convert<N>(columns, numbers) The parameters converted to the compute type (ParametersConverted; not with
-// kAhead or kScales). Ahead<N>      Operands of N results, as they were loaded. finish<N>(y, columns, z),
-// scale_of(largest), save(row, scale)
-// kScales: the results before they are scaled; the scale of a row; writes it. at(row)       -> Line A Line of a Store
-// store<N, kWhole>(y, columns, col), or with kAhead store<N, kWhole>(y, columns, ahead, col) Computes, rounds and
-// writes N results. kWhole: in single accesses of up to 16 bytes. ahead<N>(col) kAhead: -> Ahead<N>. store_scaled<N,
-// kWhole>(z, scale, col)
-// kScales: scales, rounds and writes what finish() gave. head<N>()     How many elements lie before the first that is
-// aligned to N elements. address()     Where y[0] lies. from(col): the same Line from column col on; neither with
-// kAhead. hide()        As for a Load.
+// A Store
+//   Type, kBytes        That of y in memory; bytes of an element of the widest result.
+//   kHasEpilogueOperands  Results are computed from operands, which are loaded with the row: EpilogueOperands<N>.
+//   kScales             Results are divided by a scale of their row, which the largest of them decides.
+//   Columns<N>          The parameters of N columns, as they were loaded. make_opaque() keeps them so in registers.
+//   columns<N>(col)     Columns<N>, at a multiple of the plan's vectors; columns_unaligned<N>(col) at any column, or in
+//                       steps: columns_from(col), what many vectors share that are misaligned alike;
+//                       columns_split<N>(from, further), the accesses for N columns from col + further on, all of which
+//                       may be in flight at once; realign_columns<N>(split), their Columns<N>.
+//   Affines::convert<N>(columns, numbers)
+//                       The parameters converted to the compute type; not with kHasEpilogueOperands.
+//   finish<N>(y, columns, z), scale_of(largest), save(row, scale)
+//                       kScales: the results before they are scaled; the scale of a row; writes it.
+//   at(row)             The Line of a row.
+// A Line of a Store
+//   store<N, kWhole>(y, columns, col), with kHasEpilogueOperands store<N, kWhole>(y, columns, operands, col)
+//                       Computes, rounds and writes N results. kWhole: in single accesses of up to 16 bytes.
+//   epilogue_operands<N>(col)   kHasEpilogueOperands: loads them.
+//   store_scaled<N, kWhole>(z, scale, col)   kScales: scales, rounds and writes what finish() gave.
+//   head<N>()           How many elements lie before the first that is aligned to N elements.
+//   address()           Where y[0] lies. from(col): the same Line from column col on. Neither with epilogue operands.
+//   make_opaque()       As for a Load.
 #pragma once
-#include <cupynorm/ptx.cuh>
+#include <base/ptx.cuh>
 
 namespace cupynorm {
 

@@ -1,50 +1,62 @@
 // The contract of a row op, all of it. An op is a struct that knows neither memory nor threads; a variant (row/) is a
 // loop over rows that knows no op. Every op inherits RowOp, which has the default of each optional member.
 //
-// Types Compute       What the op computes in: float or double. State         What is known of some elements of a row.
-// Trivially copyable; it crosses between lanes, warps, blocks. Row           What is known of a whole row, and all that
-// `map` needs besides an element.
+// Types
+//   Compute   What the op computes in: float or double.
+//   State     What is known of some elements of a row. Trivially copyable: it crosses lanes, warps and blocks.
+//   Row       What is known of a whole row, and all that `map` needs besides an element.
 //
-// From elements to a State; called by row/load.cuh, staged.cuh, cached.cuh, together.cuh and the collectives padding()
-// What stands in for elements that are not there. It must not change what `summarize` gives, apart from what the
-// predicate tells the op. identity()    The State of no elements: merge(identity(), s) is s. summarize(x[N], valid,
-// origin) The State of those x[i] for which valid.has<N>(i); the others are padding. May leave in x[i] what `map` takes
-// instead of the element. Adds up in Predicate::kChains independent accumulators. merge<kEqual>(a, b) The State of
-// both. kEqual: both are of equally many elements. Symmetric to the last bit, because lanes of a butterfly exchange
-// their States and must agree. gather(s, lanes) The State of all that several lanes hold, by reductions of single
-// numbers: lanes.sum, .max and .first. rebase(s, from, to) The State s, whose statistics are counted from `from`,
-// counted from `to`. Default: s as it is.
+// From elements to a State; called by row/load.cuh, staged.cuh, cached.cuh, together.cuh and the collectives
+//   padding()                    What stands in for elements that are not there. It must not change what `summarize`
+//                                gives, apart from what the predicate tells the op.
+//   identity()                   The State of no elements: merge(identity(), s) is s.
+//   summarize(x[N], valid, pivot)
+//                                The State of those x[i] for which valid.has<N>(i); the others are padding. May leave in
+//                                x[i] what `map` takes instead of the element. Adds up in Predicate::kAccumulators
+//                                independent accumulators.
+//   merge<kEqual>(a, b)          The State of both. kEqual: both are of equally many elements. Symmetric to the last bit,
+//                                because lanes of a butterfly exchange their States and must agree.
+//   gather(s, lanes)             The State of all that several lanes hold, by reductions of single numbers: lanes.sum,
+//                                .max and .first.
+//   rebase(s, from, to)          The State s, whose statistics are counted from `from`, counted from `to`. Default: s.
 //
-// From a State to results; called by every variant finish(mine, total, cols, origin) The Row of a row of `cols`
-// columns, given the thread's own State and that of the row. The variants that do not hold elements in registers pass
-// `total` twice, and use map_raw alone. map(x, row)   The result for an element as `summarize` left it. map_raw(x, row)
-// The result for an element as it was loaded. saves(), save(index, row) Whether the caller asked for statistics, and
-// how they are written. Default: nobody does.
+// From a State to results; called by every variant
+//   finish(mine, total, cols, pivot)
+//                                The Row of a row of `cols` columns, given the thread's own State and that of the row.
+//                                Variants that do not hold elements in registers pass `total` twice, and use map_raw.
+//   map(x, row)                  The result for an element as `summarize` left it.
+//   map_raw(x, row)              The result for an element as it was loaded.
+//   saves(), save(index, row)    Whether the caller asked for statistics, and how they are written. Default: nobody.
 //
-// Facts kHasArguments Whether the struct has members, which come with the launch: they take registers. Default: false.
+// Facts
+//   kHasArguments                Whether the struct has members, which come with the launch: they take registers.
 //
-// Optional: statistics that are counted from an element of the row (kHasOrigin, default false) origin_of(few[N],
-// Digits()) That element, or one as good, out of a few of the row; Digits: the type that has x's precision. Otherwise
-// `origin` is 0 everywhere.
+// Optional, kHasPivot: statistics that are counted from an element of the row
+//   pivot_of(few[N], Precision())
+//                                That element, or one as good, out of a few of the row; Precision: the type with x's
+//                                precision. Without it `pivot` is 0 everywhere.
 //
-// Optional: two passes over what a warp has, which for such a State are cheaper than one exchange of States (kTwoPass,
-// default false). Called by summarize_lanes and by row_cached. first_pass(x[N], valid, origin)  -> a number to be
-// summed over lanes; leaves x - origin in x second_pass(x[N], valid, mean)   -> a number to be summed over lanes, given
-// the mean of the first Sums, one_pass(x[N], valid, origin), state_of(sums, count) Both sums at once, {sum, squares},
-// for few elements of few digits; and the State that they come to. exchange(s, across) s with all that differs between
-// lanes of equal counts replaced by across(...).
+// Optional, kTwoPass: two passes over what a warp has, where they are cheaper than one exchange of States. Called by
+// summarize_lanes and row_cached
+//   first_pass(x[N], valid, pivot)   A number to be summed over lanes; leaves x - pivot in x.
+//   second_pass(x[N], valid, mean)   A number to be summed over lanes, given the mean of the first.
+//   Sums, one_pass(x[N], valid, pivot), state_of(sums, count)
+//                                Both sums at once, for few elements of few digits; and the State that they come to.
+//   exchange(s, across)          s with all that differs between lanes of equal counts replaced by across(...).
 //
-// Optional: masks (kMaskable, default false). Called by row/load.cuh, row/epilogue.cuh and staged.cuh. dropped()
-// The result for an element that a mask drops. drops_padding(row) Whether `map` makes dropped() of padding by itself,
-// as `summarize` left it. summarize_some<kPack>(x[N], some[kPacks], fill) As summarize, of the packs p for which
-// some[p], after fill(p) has put their elements into x, and of what is behind all packs in x.
+// Optional, kMaskable: masks. Called by row/load.cuh, row/epilogue.cuh and staged.cuh
+//   dropped()                    The result for an element that a mask drops.
+//   drops_padding(row)           Whether `map` makes dropped() of padding by itself, as `summarize` left it.
+//   summarize_some<kVector>(x[N], some[kVectors], fill)
+//                                As summarize, of the vectors p for which some[p], after fill(p) has put their elements
+//                                into x, and of what is behind all vectors in x.
 #pragma once
-#include <cupynorm/math.cuh>
+#include <base/math.cuh>
 
 namespace cupynorm {
 
 struct RowOp {
-  static constexpr bool kHasArguments = false, kHasOrigin = false, kTwoPass = false, kMaskable = false;
+  static constexpr bool kHasArguments = false, kHasPivot = false, kTwoPass = false, kMaskable = false;
 
   template <class State, typename T>
   static State rebase(State s, T, T) {

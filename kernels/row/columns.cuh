@@ -1,36 +1,38 @@
 // Where the parameters of columns (gamma and beta) wait while rows are computed: one struct for each value of a plan's
-// kHoist. Each of them has:
+// kParameterMode. Each of them has:
 //
-// load_once(store, tile): called before the first row. load_with_rows(store, tile): behind the loads of a thread's rows.
+// load_once(store, tile): called before the first row. load_with_rows(store, tile): behind the loads of a thread's
+// rows.
 // hide(): what waits in registers stays there as it was loaded.
-// first(store, tile): what is computed once for all packs of a row; get(store, first, p, tile): the parameters of pack
-// p, given that; get(store, p, tile): the same without. edge(store, tile): those of the element that is in no pack.
+// first(store, tile): what is computed once for all vectors of a row; get(store, first, p, tile): the parameters of
+// vector p, given that; get(store, p, tile): the same without. edge(store, tile): those of the element that is in no
+// vector.
 //
-// ParametersConverted (kHoist 4) is filled by set_columns, fetch, convert_all and find instead.
+// ParametersConverted (kParameterMode 4) is filled by set_columns, fetch, convert_all and find instead.
 #pragma once
-#include <cupynorm/functors.cuh>
+#include <io/affine.cuh>
 #include <row/layout.cuh>
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
 namespace cupynorm {
 
-// How a thread loads the parameters of its packs.
+// How a thread loads the parameters of its vectors.
 template <class Store, class Shape>
 struct ParameterLoads {
-  static constexpr int kPack = Shape::kPack, kPacks = Shape::kPacks;
-  static constexpr bool kAnywhere = Shape::kLone > 0;
-  using Columns = typename Store::template Columns<kPack>;
+  static constexpr int kVector = Shape::kVector, kVectors = Shape::kVectors;
+  static constexpr bool kAnyAlignment = Shape::kEdge > 0;
+  using Columns = typename Store::template Columns<kVector>;
   using Column = typename Store::template Columns<1>;
 
-  // All packs of a thread are misaligned alike, also in unaligned rows. So the first one's place is computed once, and
-  // hidden from the compiler, which then addresses the others by constant offsets from it: fewer instructions
+  // All vectors of a thread are misaligned alike, also in unaligned rows. So the first one's place is computed once,
+  // and hidden from the compiler, which then addresses the others by constant offsets from it: fewer instructions
   // (docs/notes/048).
   template <class Tile>
   static auto first(const Store& store, const Tile& tile) {
-    if constexpr (kAnywhere) {
+    if constexpr (kAnyAlignment) {
       auto first = store.columns_from(tile.col(0));
-      first.hide();
+      first.make_opaque();
       return first;
     } else {
       return NoColumns();
@@ -39,39 +41,40 @@ struct ParameterLoads {
   template <class First, class Tile>
   static Columns behind(const Store& store, const First& first, int p, const Tile& tile) {
     if (!tile.has(p)) return Columns();
-    return Store::template put_together<kPack>(store.template columns_apart<kPack>(first, p * (Shape::kGroup * kPack)));
+    return Store::template realign_columns<kVector>(store.template columns_split<kVector>(first,
+        p * (Shape::kGroup * kVector)));
   }
   template <class Tile>
   static Columns at(const Store& store, int p, const Tile& tile) {
     if (!tile.has(p)) return Columns();
-    if constexpr (kAnywhere) return store.template columns_anywhere<kPack>(tile.col(p));
-    else return store.template columns<kPack>(tile.col(p));
+    if constexpr (kAnyAlignment) return store.template columns_unaligned<kVector>(tile.col(p));
+    else return store.template columns<kVector>(tile.col(p));
   }
   template <class Tile>
   static Column edge(const Store& store, const Tile& tile) {
-    return store.template columns<1>(tile.lone());
+    return store.template columns<1>(tile.edge_col());
   }
-  // Gives all packs' parameters to take(p, parameters). Unaligned ones are all loaded before the first is waited for;
+  // Gives all vectors' parameters to take(p, parameters). Unaligned ones are all loaded before the first is waited for;
   // one after the other, each would pay the latency of L2 (docs/notes/048).
   template <class Tile, class Take>
   static void all(const Store& store, const Tile& tile, Take take) {
-    if constexpr (kAnywhere) {
-      typename Store::template ColumnsApart<kPack> apart[kPacks];
+    if constexpr (kAnyAlignment) {
+      typename Store::template ColumnsSplit<kVector> split[kVectors];
       const auto begin = first(store, tile);
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        if (tile.has(p)) apart[p] = store.template columns_apart<kPack>(begin, p * (Shape::kGroup * kPack));
+      for (int p = 0; p < kVectors; ++p) {
+        if (tile.has(p)) split[p] = store.template columns_split<kVector>(begin, p * (Shape::kGroup * kVector));
       }
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) take(p, Store::template put_together<kPack>(apart[p]));
+      for (int p = 0; p < kVectors; ++p) take(p, Store::template realign_columns<kVector>(split[p]));
     } else {
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) take(p, at(store, p, tile));
+      for (int p = 0; p < kVectors; ++p) take(p, at(store, p, tile));
     }
   }
 };
 
-// kHoist 0: nowhere. They are loaded when they are used.
+// kParameterMode 0: nowhere. They are loaded when they are used.
 template <class Store, class Shape>
 struct ParametersAtUse : ParameterLoads<Store, Shape> {
   using Loads = ParameterLoads<Store, Shape>;
@@ -79,32 +82,33 @@ struct ParametersAtUse : ParameterLoads<Store, Shape> {
   void load_once(const Store&, const Tile&) {}
   template <class Tile>
   void load_with_rows(const Store&, const Tile&) {}
-  void hide() {}
+  void make_opaque() {}
   template <class Tile>
   auto get(const Store& store, int p, const Tile& tile) const {
     return Loads::at(store, p, tile);
   }
   template <class First, class Tile>
   auto get(const Store& store, const First& first, int p, const Tile& tile) const {
-    if constexpr (Shape::kLone > 0) return Loads::behind(store, first, p, tile);
+    if constexpr (Shape::kEdge > 0) return Loads::behind(store, first, p, tile);
     else return Loads::at(store, p, tile);
   }
 };
 
-// kHoist 1: in registers, loaded together with the row. kHoist 3: in registers, loaded once for all rows of a block.
+// kParameterMode 1: in registers, loaded together with the row. kParameterMode 3: in registers, loaded once for all
+// rows of a block.
 template <class Store, class Shape>
 struct ParametersInRegisters {
   using Loads = ParameterLoads<Store, Shape>;
-  static constexpr bool kOnce = Shape::kHoist == 3;
-  typename Loads::Columns columns[Shape::kPacks];
+  static constexpr bool kOnce = Shape::kParameterMode == 3;
+  typename Loads::Columns columns[Shape::kVectors];
   typename Loads::Column column;
 
   template <class Tile>
   void load_once(const Store& store, const Tile& tile) {
     if constexpr (kOnce) {
       Loads::all(store, tile, [&](int p, typename Loads::Columns own) { columns[p] = own; });
-      if constexpr (Shape::kLone > 0) {
-        if (tile.alone()) column = Loads::edge(store, tile);
+      if constexpr (Shape::kEdge > 0) {
+        if (tile.has_edge()) column = Loads::edge(store, tile);
       }
     }
   }
@@ -113,24 +117,24 @@ struct ParametersInRegisters {
     if constexpr (!kOnce) {
       const auto first = Loads::first(store, tile);
 #pragma unroll
-      for (int p = 0; p < Shape::kPacks; ++p) {
-        if constexpr (Shape::kLone > 0) columns[p] = Loads::behind(store, first, p, tile);
+      for (int p = 0; p < Shape::kVectors; ++p) {
+        if constexpr (Shape::kEdge > 0) columns[p] = Loads::behind(store, first, p, tile);
         else columns[p] = Loads::at(store, p, tile);
       }
-      if constexpr (Shape::kLone > 0) {
-        if (tile.alone()) column = Loads::edge(store, tile);
+      if constexpr (Shape::kEdge > 0) {
+        if (tile.has_edge()) column = Loads::edge(store, tile);
       }
     }
   }
-  void hide() {
+  void make_opaque() {
     // Where a thread has few parameters for all rows of its block, they stay converted in registers. In shared memory
     // converted ones would take too much room (docs/notes/048).
-    constexpr bool kConverted = kOnce && Store::kScales && Shape::kPacked <= 16;
+    constexpr bool kConverted = kOnce && Store::kScales && Shape::kInVectors <= 16;
     if constexpr (!kConverted) {
 #pragma unroll
-      for (int p = 0; p < Shape::kPacks; ++p) columns[p].hide();
+      for (int p = 0; p < Shape::kVectors; ++p) columns[p].make_opaque();
     }
-    if constexpr (Shape::kLone > 0) column.hide();
+    if constexpr (Shape::kEdge > 0) column.make_opaque();
   }
   template <class Tile>
   NoColumns first(const Store&, const Tile&) const {
@@ -150,8 +154,8 @@ struct ParametersInRegisters {
   }
 };
 
-// kHoist 2: in shared memory, as they were loaded. Each thread keeps those of its own packs there, for all rows of the
-// block.
+// kParameterMode 2: in shared memory, as they were loaded. Each thread keeps those of its own vectors there, for all
+// rows of the block.
 template <class Store, class Shape>
 struct ParametersInShared {
   using Loads = ParameterLoads<Store, Shape>;
@@ -161,7 +165,7 @@ struct ParametersInShared {
     Kept() {}
   };
   static constexpr int kPieces = int(sizeof(Kept) / 16);
-  uint4* const kept = reinterpret_cast<uint4*>(shared_memory + Shape::kAheadBytes) + threadIdx.x;
+  uint4* const kept = reinterpret_cast<uint4*>(shared_memory + Shape::kPrefetchBytes) + threadIdx.x;
   typename Loads::Column column;
 
   template <class Tile>
@@ -172,14 +176,14 @@ struct ParametersInShared {
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) kept[(p * kPieces + i) * Shape::kBlock] = own.piece[i];
     });
-    if constexpr (Shape::kLone > 0) {
-      if (tile.alone()) column = Loads::edge(store, tile);
+    if constexpr (Shape::kEdge > 0) {
+      if (tile.has_edge()) column = Loads::edge(store, tile);
     }
   }
   template <class Tile>
   void load_with_rows(const Store&, const Tile&) {}
-  void hide() {
-    if constexpr (Shape::kLone > 0) column.hide();
+  void make_opaque() {
+    if constexpr (Shape::kEdge > 0) column.make_opaque();
   }
   template <class Tile>
   NoColumns first(const Store&, const Tile&) const {
@@ -202,48 +206,49 @@ struct ParametersInShared {
   }
 };
 
-// Where a column's parameters lie in shared memory once they are converted: behind each pack there is room, so that
-// neighbouring threads, whose elements are a pack apart, meet no bank twice. A pack that begins at its first element is
-// read in accesses of 16 bytes. _plan.py knows kRoom, too.
-template <class Number, int kPack, bool kAnywhere>
-struct Lent {
-  static constexpr int kBytes = sizeof(Number), kRoom = kAnywhere ? 1 : kPack * kBytes > 16 ? 16 / kBytes : 0;
-  static constexpr int kApart = kPack + kRoom;  // of neighbouring packs
-  static int place(unsigned col) { return col + col / kPack * kRoom; }
+// Where a column's parameters lie in shared memory once they are converted: behind each vector there is room, so that
+// neighbouring threads, whose elements are a vector apart, meet no bank twice. A vector that begins at its first
+// element is read in accesses of 16 bytes. _plan.py knows kRoom, too.
+template <class Number, int kVector, bool kAnyAlignment>
+struct ConvertedLayout {
+  static constexpr int kBytes = sizeof(Number), kRoom = kAnyAlignment ? 1 : kVector * kBytes > 16 ? 16 / kBytes : 0;
+  static constexpr int kApart = kVector + kRoom;  // of neighbouring vectors
+  static int place(unsigned col) { return col + col / kVector * kRoom; }
 };
 
-// kHoist 4: in shared memory, converted, where every thread finds those of any column: rows may be unaligned, each in
-// its own way, and nothing is put together or converted again. A block has those of the whole row, and loads them with
-// each row; a block of a cluster has those of its part, and of what may be around it, for all rows.
+// kParameterMode 4: in shared memory, converted, where every thread finds those of any column: rows may be unaligned,
+// each in its own way, and nothing is put together or converted again. A block has those of the whole row, and loads
+// them with each row; a block of a cluster has those of its part, and of what may be around it, for all rows.
 template <class Store, class Shape, typename Compute>
 struct ParametersConverted {
   // Pairs of two bytes each, not converted, take less shared memory, and so allow more blocks
   // (docs/notes/048).
-  static constexpr Lending kLending = lending_of<Store, Shape::kFixed>();
-  static constexpr int kPack = Shape::kPack, kBlock = Shape::kBlock;
-  using Number = typename NumberOf<Store, Compute, kLending>::Type;
-  using Room = Lent<Number, kPack, (Shape::kLone > 0)>;
-  // All loads are issued at once, in packs; one by one, each would pay the latency of L2. But one by one where a pack's
-  // converted parameters take 64 bytes (docs/notes/048).
-  static constexpr int kWide = Shape::kFixed || kPack * Room::kBytes <= 32 ? kPack : 1;  // columns of an access
-  // packs
-  static constexpr int kMostLent = Shape::kGroup * Shape::kPacks + (Shape::kLone > 0 ? Shape::kAligned / kPack : 0);
-  static constexpr int kFetches = (kMostLent * (kPack / kWide) + kBlock - 1) / kBlock;
-  // a pack's are read in whole accesses
-  static constexpr bool kWhole = Shape::kLone == 0 && kPack * Room::kBytes % 16 == 0;
+  static constexpr Conversion kConversion = conversion_of<Store, Shape::kFixed>();
+  static constexpr int kVector = Shape::kVector, kBlock = Shape::kBlock;
+  using Number = typename NumberOf<Store, Compute, kConversion>::Type;
+  using Room = ConvertedLayout<Number, kVector, (Shape::kEdge > 0)>;
+  // All loads are issued at once, in vectors; one by one, each would pay the latency of L2. But one by one where a
+  // vector's converted parameters take 64 bytes (docs/notes/048).
+  static constexpr int kWide = Shape::kFixed || kVector * Room::kBytes <= 32 ? kVector : 1;  // columns of an access
+  // vectors
+  static constexpr int kMostConverted =
+      Shape::kGroup * Shape::kVectors + (Shape::kEdge > 0 ? Shape::kAligned / kVector : 0);
+  static constexpr int kFetches = (kMostConverted * (kVector / kWide) + kBlock - 1) / kBlock;
+  // a vector's are read in whole accesses
+  static constexpr bool kWhole = Shape::kEdge == 0 && kVector * Room::kBytes % 16 == 0;
 
   int from, to;  // columns that the block has
   int last;      // the column that this thread loads of what is less than an access
   typename Store::template Columns<kWide> fetched[kFetches];
   typename Store::template Columns<1> fetched_last;
-  unsigned place[kWhole ? 1 : kPack];  // where element i of a thread's first pack lies, in bytes
+  unsigned place[kWhole ? 1 : kVector];  // where element i of a thread's first vector lies, in bytes
 
-  static Number* numbers() { return reinterpret_cast<Number*>(shared_memory + Shape::kAheadBytes); }
+  static Number* numbers() { return reinterpret_cast<Number*>(shared_memory + Shape::kPrefetchBytes); }
   static int nth(int i) { return (i * kBlock + int(threadIdx.x)) * kWide; }
 
   void set_columns(const Share& share, int part, int cols) {
-    from = Shape::kFixed ? share.before * kPack : 0;
-    to = Shape::kFixed && part < Shape::kParts - 1 ? from + share.packs * kPack + Shape::kAligned : cols;
+    from = Shape::kFixed ? share.before * kVector : 0;
+    to = Shape::kFixed && part < Shape::kCtasPerRow - 1 ? from + share.vectors * kVector + Shape::kAligned : cols;
     last = from + (to - from) / kWide * kWide + threadIdx.x;
   }
   void fetch(const Store& store) {
@@ -272,9 +277,9 @@ struct ParametersConverted {
   void find(const Share& share, int lane) {
     if constexpr (!kWhole) {
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) {
-        place[i] = Shape::kAheadBytes + (Room::place(share.head + i) + lane * Room::kApart) * Room::kBytes;
-        cupynorm::hide(place[i]);
+      for (int i = 0; i < kVector; ++i) {
+        place[i] = Shape::kPrefetchBytes + (Room::place(share.head + i) + lane * Room::kApart) * Room::kBytes;
+        cupynorm::make_opaque(place[i]);
       }
     }
   }
@@ -283,17 +288,17 @@ struct ParametersConverted {
     return {};
   }
   template <class Tile>
-  Scalings<Number, kPack> get(const Store&, NoColumns, int p, const Tile& tile) const {
-    Scalings<Number, kPack> own;
+  Scalings<Number, kVector> get(const Store&, NoColumns, int p, const Tile& tile) const {
+    Scalings<Number, kVector> own;
     if constexpr (!kWhole) {
       const unsigned char* const at = shared_memory + p * (Shape::kGroup * Room::kApart * Room::kBytes);
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) own.column[i] = *reinterpret_cast<const Number*>(at + place[i]);
+      for (int i = 0; i < kVector; ++i) own.column[i] = *reinterpret_cast<const Number*>(at + place[i]);
     } else {
-      constexpr int kAccesses = (kPack * Room::kBytes + 15) / 16;
+      constexpr int kAccesses = (kVector * Room::kBytes + 15) / 16;
       union {
         uint4 access[kAccesses];
-        Scalings<Number, kPack> numbers;
+        Scalings<Number, kVector> numbers;
       } read = {};
 #pragma unroll
       for (int i = 0; i < kAccesses; ++i)
@@ -304,11 +309,11 @@ struct ParametersConverted {
   }
   template <class Tile>
   Scalings<Number, 1> edge(const Store&, const Tile& tile) const {
-    return {{numbers()[Room::place(tile.lone() - from)]}};
+    return {{numbers()[Room::place(tile.edge_col() - from)]}};
   }
 };
 
-template <class Store, class Shape, typename Compute, int kHoist = Shape::kHoist>
+template <class Store, class Shape, typename Compute, int kParameterMode = Shape::kParameterMode>
 struct ParameterCacheOf {
   using Type = ParametersInRegisters<Store, Shape>;
 };

@@ -6,74 +6,74 @@
 
 namespace cupynorm {
 
-// The op's results for pack p of row r, before the parameters of columns are applied.
+// The op's results for vector p of row r, before the parameters of columns are applied.
 template <class Op, class Load, class Store, class Shape>
-inline void map_pack(const ThreadRows<Op, Load, Store, Shape>& rows, int r, int p, const typename Op::Row& whole,
-                     typename Op::Compute (&y)[Shape::kPack]) {
-  constexpr int kPack = Shape::kPack;
-  if constexpr (Load::kSpans && Store::kScales) {
+inline void map_vector(const ThreadRows<Op, Load, Store, Shape>& rows, int r, int p, const typename Op::Row& whole,
+                     typename Op::Compute (&y)[Shape::kVector]) {
+  constexpr int kVector = Shape::kVector;
+  if constexpr (Load::kInterval && Store::kScales) {
     if (!rows.some[r][p]) {
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) y[i] = Op::dropped();
+      for (int i = 0; i < kVector; ++i) y[i] = Op::dropped();
       return;
     }
   }
 #pragma unroll
-  for (int i = 0; i < kPack; ++i) y[i] = Op::map(rows.x[r][p * kPack + i], whole);
+  for (int i = 0; i < kVector; ++i) y[i] = Op::map(rows.x[r][p * kVector + i], whole);
   if constexpr (Load::kDrops) {
     if (!Op::drops_padding(whole)) {
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) y[i] = rows.keeps[r] >> (p * kPack + i) & 1 ? y[i] : Op::dropped();
+      for (int i = 0; i < kVector; ++i) y[i] = rows.keeps[r] >> (p * kVector + i) & 1 ? y[i] : Op::dropped();
     }
   }
 }
 
-// The same of the element that is in no pack.
+// The same of the element that is in no vector.
 template <class Op, class Load, class Store, class Shape>
 inline void map_edge(const ThreadRows<Op, Load, Store, Shape>& rows, int r, const typename Op::Row& whole,
                      typename Op::Compute (&y)[1]) {
-  y[0] = Op::map(rows.x[r][Shape::kPacked], whole);
+  y[0] = Op::map(rows.x[r][Shape::kInVectors], whole);
   if constexpr (Load::kDrops) {
-    if (!Op::drops_padding(whole)) y[0] = rows.keeps_alone[r] ? y[0] : Op::dropped();
+    if (!Op::drops_padding(whole)) y[0] = rows.keeps_edge[r] ? y[0] : Op::dropped();
   }
 }
 
-// Stores pack p of row r, of which a mask keeps nothing in this warp.
+// Stores vector p of row r, of which a mask keeps nothing in this warp.
 template <class Op, class Load, class Store, class Shape, class Parameters, class Tile>
 inline void store_dropped(const Arguments<Op, Load, Store>& a, const ThreadRows<Op, Load, Store, Shape>& rows, int r,
     int p,
                           const Parameters& parameters, const Tile& tile) {
-  constexpr int kPack = Shape::kPack;
-  if constexpr (Load::kSpans && Store::kAhead) {
+  constexpr int kVector = Shape::kVector;
+  if constexpr (Load::kInterval && Store::kHasEpilogueOperands) {
     if (!rows.there[r] || !tile.has(p)) return;
-    typename Op::Compute y[kPack];
+    typename Op::Compute y[kVector];
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) y[i] = Op::dropped();
-    rows.targets[r].template store<kPack,
-        (Shape::kLone > 0)>(y, parameters.get(a.store, p, tile), rows.ahead[r][p], tile.col(p));
+    for (int i = 0; i < kVector; ++i) y[i] = Op::dropped();
+    rows.targets[r].template store<kVector,
+        (Shape::kEdge > 0)>(y, parameters.get(a.store, p, tile), rows.epilogue_operands[r][p], tile.col(p));
   }
 }
 
-// The same of all packs of row r.
+// The same of all vectors of row r.
 template <class Op, class Load, class Store, class Shape, class Parameters, class Tile>
 inline void store_all_dropped(const Arguments<Op, Load, Store>& a, const ThreadRows<Op, Load, Store, Shape>& rows,
     int r,
                               const Parameters& parameters, const Tile& tile) {
 #pragma unroll
-  for (int p = 0; p < Shape::kPacks; ++p) {
+  for (int p = 0; p < Shape::kVectors; ++p) {
     if (!rows.some[r][p]) store_dropped(a, rows, r, p, parameters, tile);
   }
 }
 
 // What was loaded for the results stays as it was loaded until here.
 template <class Op, class Load, class Store, class Shape>
-inline void hide_ahead(ThreadRows<Op, Load, Store, Shape>& rows) {
-  if constexpr (Store::kAhead) {
+inline void make_operands_opaque(ThreadRows<Op, Load, Store, Shape>& rows) {
+  if constexpr (Store::kHasEpilogueOperands) {
 #pragma unroll
     for (int r = 0; r < Shape::kRows; ++r) {
 #pragma unroll
-      for (int p = 0; p < Shape::kPacks; ++p) rows.ahead[r][p].hide();
-      if constexpr (Shape::kLone > 0) rows.ahead_alone[r].hide();
+      for (int p = 0; p < Shape::kVectors; ++p) rows.epilogue_operands[r][p].make_opaque();
+      if constexpr (Shape::kEdge > 0) rows.epilogue_operands_edge[r].make_opaque();
     }
   }
 }
@@ -83,7 +83,7 @@ inline void hide_ahead(ThreadRows<Op, Load, Store, Shape>& rows) {
 // tiles have no register for that test. saves(): whether this thread saves them.
 template <class Shape, class Arguments, class Row, class Saves>
 inline void save_statistics(const Arguments& a, int64 row, const Row& whole, const Saves& saves) {
-  if ((!Shape::kFull || Shape::kParts > 1 || a.op.saves()) && saves()) a.op.save(row, whole);
+  if ((!Shape::kFull || Shape::kCtasPerRow > 1 || a.op.saves()) && saves()) a.op.save(row, whole);
 }
 
 // Where row r goes: what its stores have in common.
@@ -91,48 +91,50 @@ template <class Op, class Load, class Store, class Shape, class Tile>
 inline typename Store::Line target_of(const Arguments<Op, Load, Store>& a, const ThreadRows<Op, Load, Store,
     Shape>& rows,
                                       int r, int64 row, const Tile& tile) {
-  if constexpr (Store::kAhead) {
+  if constexpr (Store::kHasEpilogueOperands) {
     return rows.targets[r];
-  } else if constexpr (Shape::kLone == 0) {
+  } else if constexpr (Shape::kEdge == 0) {
     return a.store.at(row);
   } else {
     auto target = a.store.at(row).from(tile.col(0));
-    target.hide();
+    target.make_opaque();
     return target;
   }
 }
 
-// Stores pack p of row r. own: the pack's parameters.
+// Stores vector p of row r. own: the vector's parameters.
 template <class Op, class Load, class Store, class Shape, class Target, class Own, class Parameters, class Tile>
-inline void store_pack_of_row(const Arguments<Op, Load, Store>& a, const ThreadRows<Op, Load, Store, Shape>& rows,
+inline void store_vector_of_row(const Arguments<Op, Load, Store>& a, const ThreadRows<Op, Load, Store, Shape>& rows,
                               const Target& target, int r, int p, const typename Op::Row& whole, const Own& own,
                               const Parameters& parameters, const Tile& tile) {
-  constexpr int kPack = Shape::kPack;
-  if constexpr (Load::kSpans) {
+  constexpr int kVector = Shape::kVector;
+  if constexpr (Load::kInterval) {
     if (!rows.some[r][p]) {
       if constexpr (!Choices<Op, Load, Store, Shape>::kEarly) store_dropped(a, rows, r, p, parameters, tile);
       return;
     }
   }
-  typename Op::Compute y[kPack];
-  map_pack(rows, r, p, whole, y);
-  if constexpr (Store::kAhead) target.template store<kPack, (Shape::kLone > 0)>(y, own, rows.ahead[r][p], tile.col(p));
-  else if constexpr (Shape::kLone > 0) target.template store<kPack, true>(y, own, p * (Shape::kGroup * kPack));
-  else target.template store<kPack>(y, own, tile.col(p));
+  typename Op::Compute y[kVector];
+  map_vector(rows, r, p, whole, y);
+  if constexpr (Store::kHasEpilogueOperands)
+    target.template store<kVector, (Shape::kEdge > 0)>(y, own, rows.epilogue_operands[r][p], tile.col(p));
+  else if constexpr (Shape::kEdge > 0) target.template store<kVector, true>(y, own, p * (Shape::kGroup * kVector));
+  else target.template store<kVector>(y, own, tile.col(p));
 }
 
-// Stores the element of row r that is in no pack.
+// Stores the element of row r that is in no vector.
 template <class Op, class Load, class Store, class Shape, class Parameters, class Tile>
 inline void store_edge(const Arguments<Op, Load, Store>& a, const ThreadRows<Op, Load, Store, Shape>& rows, int64 row,
     int r,
                        const typename Op::Row& whole, const Parameters& parameters, const Tile& tile) {
-  if constexpr (Shape::kLone > 0) {
-    if (!tile.alone()) return;
+  if constexpr (Shape::kEdge > 0) {
+    if (!tile.has_edge()) return;
     typename Op::Compute y[1];
     map_edge(rows, r, whole, y);
-    if constexpr (Store::kAhead)
-      rows.targets[r].template store<1>(y, parameters.edge(a.store, tile), rows.ahead_alone[r], tile.lone());
-    else a.store.at(row).template store<1>(y, parameters.edge(a.store, tile), tile.lone());
+    if constexpr (Store::kHasEpilogueOperands)
+      rows.targets[r].template store<1>(y, parameters.edge(a.store, tile), rows.epilogue_operands_edge[r],
+          tile.edge_col());
+    else a.store.at(row).template store<1>(y, parameters.edge(a.store, tile), tile.edge_col());
   }
 }
 
@@ -141,23 +143,23 @@ template <class Op, class Load, class Store, class Shape, class Parameters, clas
     class Tile>
 inline void store_rows(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Load, Store, Shape>& rows,
                        const Parameters& parameters, const Row& row, Cols cols, const Saves& saves, const Tile& tile) {
-  constexpr int kPacks = Shape::kPacks, kRows = Shape::kRows;
+  constexpr int kVectors = Shape::kVectors, kRows = Shape::kRows;
   const auto first = parameters.first(a.store, tile);
   if constexpr (kRows > 1) {
-    if (row(kRows - 1) < a.rows) {  // a pack's parameters are converted once for all rows
+    if (row(kRows - 1) < a.rows) {  // a vector's parameters are converted once for all rows
       typename Op::Row whole[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        whole[r] = a.op.finish(rows.mine[r], rows.total[r], cols, rows.origin[r]);
+        whole[r] = a.op.finish(rows.mine[r], rows.total[r], cols, rows.pivot[r]);
         save_statistics<Shape>(a, row(r), whole[r], saves);
         rows.targets[r] = target_of(a, rows, r, row(r), tile);
       }
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
+      for (int p = 0; p < kVectors; ++p) {
         if (!tile.has(p)) continue;
         const auto own = parameters.get(a.store, first, p, tile);
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) store_pack_of_row(a, rows, rows.targets[r], r, p, whole[r], own, parameters,
+        for (int r = 0; r < kRows; ++r) store_vector_of_row(a, rows, rows.targets[r], r, p, whole[r], own, parameters,
             tile);
       }
 #pragma unroll
@@ -168,14 +170,14 @@ inline void store_rows(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Load,
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int64 number = row(r);
-    if (Load::kSpans ? !rows.there[r] : number >= a.rows) continue;
-    const typename Op::Row whole = a.op.finish(rows.mine[r], rows.total[r], cols, rows.origin[r]);
+    if (Load::kInterval ? !rows.there[r] : number >= a.rows) continue;
+    const typename Op::Row whole = a.op.finish(rows.mine[r], rows.total[r], cols, rows.pivot[r]);
     save_statistics<Shape>(a, number, whole, saves);
     const auto target = target_of(a, rows, r, number, tile);
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
+    for (int p = 0; p < kVectors; ++p) {
       if (tile.has(p))
-        store_pack_of_row(a, rows, target, r, p, whole, parameters.get(a.store, first, p, tile), parameters, tile);
+        store_vector_of_row(a, rows, target, r, p, whole, parameters.get(a.store, first, p, tile), parameters, tile);
     }
     store_edge(a, rows, number, r, whole, parameters, tile);
   }
@@ -191,45 +193,45 @@ inline void finish_scaled(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Lo
                           const Row& row, Cols cols, const Saves& saves, const Tile& tile) {
   using Compute = typename Op::Compute;
   using Largest = Magnitude<Compute>;
-  constexpr int kPack = Shape::kPack, kRows = Shape::kRows;
+  constexpr int kVector = Shape::kVector, kRows = Shape::kRows;
   typename Op::Row whole[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    whole[r] = a.op.finish(rows.mine[r], rows.total[r], cols, rows.origin[r]);
+    whole[r] = a.op.finish(rows.mine[r], rows.total[r], cols, rows.pivot[r]);
     if (row(r) < a.rows) save_statistics<Shape>(a, row(r), whole[r], saves);
     largest[r] = Largest::identity();
   }
 #pragma unroll
-  for (int p = 0; p < Shape::kPacks; ++p) {
+  for (int p = 0; p < Shape::kVectors; ++p) {
     if (!tile.has(p)) continue;
-    typename Store::template Columns<kPack> own;
+    typename Store::template Columns<kVector> own;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      Compute y[kPack], z[kPack];
-      map_pack(rows, r, p, whole[r], y);
+      Compute y[kVector], z[kVector];
+      map_vector(rows, r, p, whole[r], y);
       if (r == 0) own = parameters.get(a.store, p, tile);  // converted once for all rows
-      Store::template finish<kPack>(y, own, z);
+      Store::template finish<kVector>(y, own, z);
       largest[r] = Largest::template merge<false>(largest[r], Largest::of(z));
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) rows.x[r][p * kPack + i] = z[i];
+      for (int i = 0; i < kVector; ++i) rows.x[r][p * kVector + i] = z[i];
     }
   }
-  if constexpr (Shape::kLone > 0) {
-    if (tile.alone()) {
+  if constexpr (Shape::kEdge > 0) {
+    if (tile.has_edge()) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         Compute y[1], z[1];
         map_edge(rows, r, whole[r], y);
         Store::template finish<1>(y, parameters.edge(a.store, tile), z);
         largest[r] = Largest::template merge<false>(largest[r], Largest::of(z));
-        rows.x[r][Shape::kPacked] = z[0];
+        rows.x[r][Shape::kInVectors] = z[0];
       }
     }
   }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     largest[r] = reduce_lanes<Largest, false, Shape::kLanes>(largest[r]);
-    rows.origin[r] = 0;
+    rows.pivot[r] = 0;
   }
 }
 
@@ -239,7 +241,7 @@ inline void store_scaled(const Arguments<Op, Load, Store>& a, const ThreadRows<O
                          const typename Magnitude<typename Op::Compute>::State (&largest)[Shape::kRows], const Row& row,
                          const Saves& saves, const Tile& tile) {
   using Compute = typename Op::Compute;
-  constexpr int kPack = Shape::kPack;
+  constexpr int kVector = Shape::kVector;
 #pragma unroll
   for (int r = 0; r < Shape::kRows; ++r) {
     const int64 number = row(r);
@@ -248,17 +250,17 @@ inline void store_scaled(const Arguments<Op, Load, Store>& a, const ThreadRows<O
     if (saves()) a.store.save(number, scale);
     const auto line = a.store.at(number);
 #pragma unroll
-    for (int p = 0; p < Shape::kPacks; ++p) {
+    for (int p = 0; p < Shape::kVectors; ++p) {
       if (!tile.has(p)) continue;
-      Compute z[kPack];
+      Compute z[kVector];
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) z[i] = rows.x[r][p * kPack + i];
-      line.template store_scaled<kPack, (Shape::kLone > 0)>(z, scale, tile.col(p));
+      for (int i = 0; i < kVector; ++i) z[i] = rows.x[r][p * kVector + i];
+      line.template store_scaled<kVector, (Shape::kEdge > 0)>(z, scale, tile.col(p));
     }
-    if constexpr (Shape::kLone > 0) {
-      if (tile.alone()) {
-        const Compute z[1] = {rows.x[r][Shape::kPacked]};
-        line.template store_scaled<1>(z, scale, tile.lone());
+    if constexpr (Shape::kEdge > 0) {
+      if (tile.has_edge()) {
+        const Compute z[1] = {rows.x[r][Shape::kInVectors]};
+        line.template store_scaled<1>(z, scale, tile.edge_col());
       }
     }
   }

@@ -9,24 +9,24 @@ namespace cupynorm {
 // What a thread has of kRows rows, and of what is computed from them. The arrays are the kernel's: in one struct the
 // compiler could put none of them into registers before it has unrolled the loops over all of them, and took more
 // registers. ahead: operands of the results, loaded with the row. keeps: a bit for each element that no mask drops.
-// some: whether a lane of this warp keeps something of a pack (only where a mask keeps an interval). there: the row is
-// not past the last. origin: where statistics are counted from. mine, total: the State of this thread's elements, and
-// of all that have been reduced. ..._alone: the same of the element that is in no pack.
+// some: whether a lane of this warp keeps something of a vector (only where a mask keeps an interval). there: the row
+// is not past the last. pivot: where statistics are counted from. mine, total: the State of this thread's elements, and
+// of all that have been reduced. ..._alone: the same of the element that is in no vector.
 template <class Op, class Load, class Store, class Shape>
 struct ThreadRows {
-  static constexpr int kPack = Shape::kPack, kPacks = Shape::kPacks, kRows = Shape::kRows;
+  static constexpr int kVector = Shape::kVector, kVectors = Shape::kVectors, kRows = Shape::kRows;
   using Compute = typename Op::Compute;
 
-  typename Load::template Loaded<kPack> (&loaded)[kRows][kPacks];
+  typename Load::template Loaded<kVector> (&loaded)[kRows][kVectors];
   typename Load::Line (&lines)[kRows];
   typename Store::Line (&targets)[kRows];
-  typename Store::template Ahead<kPack> (&ahead)[kRows][kPacks];
-  typename Store::template Ahead<1> (&ahead_alone)[kRows];
-  bool (&keeps_alone)[kRows];
+  typename Store::template EpilogueOperands<kVector> (&epilogue_operands)[kRows][kVectors];
+  typename Store::template EpilogueOperands<1> (&epilogue_operands_edge)[kRows];
+  bool (&keeps_edge)[kRows];
   unsigned (&keeps)[kRows];
-  bool (&some)[kRows][kPacks];
+  bool (&some)[kRows][kVectors];
   bool (&there)[kRows];
-  Compute (&origin)[kRows], (&x)[kRows][Shape::kElements];
+  Compute (&pivot)[kRows], (&x)[kRows][Shape::kElements];
   typename Op::State (&mine)[kRows], (&total)[kRows];
 };
 
@@ -36,30 +36,31 @@ inline void load_row(ThreadRows<Op, Load, Store, Shape>& rows, Around (&around)[
     int stage,
                      const Tile& tile) {
   using Choice = Choices<Op, Load, Store, Shape>;
-  constexpr int kPack = Shape::kPack;
+  constexpr int kVector = Shape::kVector;
   const auto line = rows.lines[r];
-  if constexpr (Shape::kLone > 0 && !Load::kDirect)
-    around[r] = here && tile.alone() ? line.template load<1>(tile.lone()) : Load::template absent<1>(Op::padding());
+  if constexpr (Shape::kEdge > 0 && !Load::kDirect)
+    around[r] = here && tile.has_edge() ? line.template load<1>(tile.edge_col())
+        : Load::template absent<1>(Op::padding());
 #pragma unroll
-  for (int p = 0; p < Shape::kPacks; ++p) {
+  for (int p = 0; p < Shape::kVectors; ++p) {
     auto& loaded = rows.loaded[r][p];
-    if constexpr (Choice::kSpans) {
-      const bool reads = (Shape::kFull || (here && tile.has(p))) && line.template reads<kPack>(tile.masked_from(p));
+    if constexpr (Choice::kInterval) {
+      const bool reads = (Shape::kFull || (here && tile.has(p))) && line.template reads<kVector>(tile.masked_from(p));
       rows.some[r][p] = any_lane(reads);
-      if (reads) loaded = line.template load_kept<kPack>(tile.col(p));
+      if (reads) loaded = line.template load_kept<kVector>(tile.col(p));
       else loaded = {};  // or its registers are taken from the begin on
     } else if (Choice::kAnyway || (here && tile.has(p))) {
       if constexpr (Shape::kStages > 0)
-        loaded = load_pack<typename Load::Type,
-            kPack>(reinterpret_cast<const typename Load::Type*>(prefetched<Shape>(stage, r, p)));
-      else if constexpr (Shape::kPeel == 2) loaded = line.template load_anywhere<kPack>(tile.col(p));
-      else loaded = line.template load<kPack>(tile.col(p));
+        loaded = load_vector<typename Load::Type,
+            kVector>(reinterpret_cast<const typename Load::Type*>(prefetched<Shape>(stage, r, p)));
+      else if constexpr (Shape::kUnaligned == 2) loaded = line.template load_unaligned<kVector>(tile.col(p));
+      else loaded = line.template load<kVector>(tile.col(p));
     } else {
-      loaded = Load::template absent<kPack>(Op::padding());
+      loaded = Load::template absent<kVector>(Op::padding());
     }
-    if constexpr (Store::kAhead) {
-      if (Choice::kAnyway || (here && tile.has(p))) rows.ahead[r][p] =
-          rows.targets[r].template ahead<kPack>(tile.col(p));
+    if constexpr (Store::kHasEpilogueOperands) {
+      if (Choice::kAnyway || (here && tile.has(p))) rows.epilogue_operands[r][p] =
+          rows.targets[r].template epilogue_operands<kVector>(tile.col(p));
     }
   }
 }
@@ -74,19 +75,20 @@ inline void load_rows(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Load, 
     const int64 number = row(r);
     const bool here = number < a.rows;
     rows.lines[r] = a.load.at(here ? number : 0);
-    if constexpr (Choice::kOneAddress && !Load::kDirect) rows.lines[r].hide();
-    if constexpr (Choice::kSpans && Shape::kLone == 0) rows.lines[r].count_kept_from(tile.col(0));
-    if constexpr (Store::kAhead) rows.targets[r] = a.store.at(here ? number : 0);
-    if constexpr (Store::kAhead && Choice::kSpans) rows.targets[r].hide();
+    if constexpr (Choice::kOneAddress && !Load::kDirect) rows.lines[r].make_opaque();
+    if constexpr (Choice::kInterval && Shape::kEdge == 0) rows.lines[r].count_kept_from(tile.col(0));
+    if constexpr (Store::kHasEpilogueOperands) rows.targets[r] = a.store.at(here ? number : 0);
+    if constexpr (Store::kHasEpilogueOperands && Choice::kInterval) rows.targets[r].make_opaque();
     rows.there[r] = here;
     load_row(rows, around, r, here, stage, tile);
-    if constexpr (Shape::kLone > 0 && Store::kAhead) {
-      if (here && tile.alone()) rows.ahead_alone[r] = rows.targets[r].template ahead<1>(tile.lone());
+    if constexpr (Shape::kEdge > 0 && Store::kHasEpilogueOperands) {
+      if (here && tile.has_edge())
+        rows.epilogue_operands_edge[r] = rows.targets[r].template epilogue_operands<1>(tile.edge_col());
     }
   }
 }
 
-// How many elements of a row this thread holds in packs, and how many its warp holds, or its group if that is less.
+// How many elements of a row this thread holds in vectors, and how many its warp holds, or its group if that is less.
 struct Counts {
   int thread, warp;
 };
@@ -96,90 +98,92 @@ inline Counts count_elements(const Share& share, const Tile& tile) {
   const int before = tile.lane / kLanes * kLanes;  // lanes of the group that are in warps before this one
   int held = 0, count = 0;
 #pragma unroll
-  for (int p = 0; p < Shape::kPacks; ++p) {
+  for (int p = 0; p < Shape::kVectors; ++p) {
     held += tile.has(p);
-    const int left = share.packs - p * Shape::kGroup - before;
-    count += p < Shape::kSure || left > kLanes ? kLanes : left < 0 ? 0 : left;
+    const int left = share.vectors - p * Shape::kGroup - before;
+    count += p < Shape::kAlwaysValid || left > kLanes ? kLanes : left < 0 ? 0 : left;
   }
   if constexpr (Shape::kFixed) {
     const int left = share.heads + share.tails - before;
-    count = count * Shape::kPack + (left > kLanes ? kLanes : left < 0 ? 0 : left);
+    count = count * Shape::kVector + (left > kLanes ? kLanes : left < 0 ? 0 : left);
   } else {
-    count = count * Shape::kPack + (tile.lane < kLanes ? share.heads + share.tails : 0);
+    count = count * Shape::kVector + (tile.lane < kLanes ? share.heads + share.tails : 0);
   }
-  return {held * Shape::kPack, count};
+  return {held * Shape::kVector, count};
 }
 
 // Converts what was loaded of row r to the compute type; what is not there becomes padding. row: its number.
 template <class Op, class Load, class Store, class Shape, class Tile>
 inline void unpack_row(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Load, Store, Shape>& rows, int r, int64 row,
                        const Tile& tile) {
-  constexpr int kPack = Shape::kPack;
+  constexpr int kVector = Shape::kVector;
   if constexpr (Load::kDrops) rows.keeps[r] = 0;
 #pragma unroll
-  for (int p = 0; p < Shape::kPacks; ++p) {
-    typename Op::Compute* const values = rows.x[r] + p * kPack;
+  for (int p = 0; p < Shape::kVectors; ++p) {
+    typename Op::Compute* const values = rows.x[r] + p * kVector;
     if (Load::kDirect || tile.has(p)) {
-      const unsigned bits = rows.lines[r].template unpack<kPack>(rows.loaded[r][p], values, tile.col(p), Op::padding());
-      if constexpr (Load::kDrops) rows.keeps[r] |= bits << (p * kPack);
+      const unsigned bits =
+          rows.lines[r].template unpack<kVector>(rows.loaded[r][p], values, tile.col(p), Op::padding());
+      if constexpr (Load::kDrops) rows.keeps[r] |= bits << (p * kVector);
       if constexpr (Load::kKeeps) {
-        if (row < a.rows) rows.lines[r].template keep<kPack, (Shape::kLone > 0)>(values, tile.col(p));
+        if (row < a.rows) rows.lines[r].template keep<kVector, (Shape::kEdge > 0)>(values, tile.col(p));
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) values[i] = Op::padding();
+      for (int i = 0; i < kVector; ++i) values[i] = Op::padding();
     }
   }
 }
 
-// The same of the element that is in no pack.
+// The same of the element that is in no vector.
 template <class Op, class Load, class Store, class Shape, class Around, class Tile>
 inline void unpack_edge(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Load, Store, Shape>& rows,
     const Around& around,
                         int r, int64 row, const Tile& tile) {
-  typename Op::Compute* const value = rows.x[r] + Shape::kPacked;
+  typename Op::Compute* const value = rows.x[r] + Shape::kInVectors;
   if constexpr (Load::kDirect) {
     unpack<1>(around, value);
   } else {
     *value = Op::padding();
-    rows.keeps_alone[r] = false;
-    if (tile.alone() && rows.lines[r].template reads<1>(tile.lone())) {
-      rows.keeps_alone[r] = rows.lines[r].template unpack<1>(around, value, tile.lone(), Op::padding());
+    rows.keeps_edge[r] = false;
+    if (tile.has_edge() && rows.lines[r].template reads<1>(tile.edge_col())) {
+      rows.keeps_edge[r] = rows.lines[r].template unpack<1>(around, value, tile.edge_col(), Op::padding());
       if constexpr (Load::kKeeps) {
-        if (row < a.rows) rows.lines[r].template keep<1>(value, tile.lone());
+        if (row < a.rows) rows.lines[r].template keep<1>(value, tile.edge_col());
       }
     }
   }
 }
 
 // Unpacks and summarises a row of which a mask keeps all that the warp has.
-template <class Op, class Shape, class Line, class Loaded, class Valid, class Tile>
-inline typename Op::State summarize_kept(const Line& line, const Loaded (&loaded)[Shape::kPacks],
-                                         typename Op::Compute (&x)[Shape::kElements], Valid valid, const Tile& tile) {
-  constexpr int kPack = Shape::kPack;
+template <class Op, class Shape, class Line, class Loaded, class Predicate, class Tile>
+inline typename Op::State summarize_kept(const Line& line, const Loaded (&loaded)[Shape::kVectors],
+                                         typename Op::Compute (&x)[Shape::kElements], Predicate valid,
+                                             const Tile& tile) {
+  constexpr int kVector = Shape::kVector;
 #pragma unroll
-  for (int p = 0; p < Shape::kPacks; ++p) line.template unpack_kept<kPack>(loaded[p], x + p * kPack, tile.col(p));
+  for (int p = 0; p < Shape::kVectors; ++p) line.template unpack_kept<kVector>(loaded[p], x + p * kVector, tile.col(p));
   return Op::summarize(x, valid, typename Op::Compute(0));
 }
 
 // Unpacks and summarises a row of which a mask keeps an interval; what it drops becomes padding. some[p]: whether a
-// lane of the warp keeps something of pack p. Gives the thread's own State, and in `keeps` a bit for each element that
-// is kept.
-template <class Op, class Shape, class Line, class Loaded, class Valid, class Tile>
-inline typename Op::State summarize_interval(const Line& line, const Loaded (&loaded)[Shape::kPacks],
+// lane of the warp keeps something of vector p. Gives the thread's own State, and in `keeps` a bit for each element
+// that is kept.
+template <class Op, class Shape, class Line, class Loaded, class Predicate, class Tile>
+inline typename Op::State summarize_interval(const Line& line, const Loaded (&loaded)[Shape::kVectors],
                                              typename Op::Compute (&x)[Shape::kElements],
-                                                 const bool (&some)[Shape::kPacks],
-                                             unsigned& keeps, Valid valid, const Tile& tile) {
-  constexpr int kPack = Shape::kPack, kPacks = Shape::kPacks;
-  return Op::template summarize_some<kPack>(x, some, [&](int p) {
-    typename Op::Compute* const values = x + p * kPack;
-    line.template unpack_kept<kPack>(loaded[p], values, tile.col(p));
-    // what is behind this block's packs is another's, or around all packs
-    const unsigned bits = tile.has(p) ? line.template bits<kPack>(loaded[p], tile.masked_from(p)) : 0;
-    keeps |= bits << (p * kPack);
-    if (any_lane(bits != ~0u >> (32 - kPack))) {  // most packs are within what is kept
+                                                 const bool (&some)[Shape::kVectors],
+                                             unsigned& keeps, Predicate valid, const Tile& tile) {
+  constexpr int kVector = Shape::kVector, kVectors = Shape::kVectors;
+  return Op::template summarize_some<kVector>(x, some, [&](int p) {
+    typename Op::Compute* const values = x + p * kVector;
+    line.template unpack_kept<kVector>(loaded[p], values, tile.col(p));
+    // what is behind this block's vectors is another's, or around all vectors
+    const unsigned bits = tile.has(p) ? line.template bits<kVector>(loaded[p], tile.masked_from(p)) : 0;
+    keeps |= bits << (p * kVector);
+    if (any_lane(bits != ~0u >> (32 - kVector))) {  // most vectors are within what is kept
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) values[i] = bits >> i & 1 ? values[i] : Op::padding();
+      for (int i = 0; i < kVector; ++i) values[i] = bits >> i & 1 ? values[i] : Op::padding();
     }
   });
 }
@@ -187,31 +191,32 @@ inline typename Op::State summarize_interval(const Line& line, const Loaded (&lo
 // Where the statistics of row r are counted from, if the op asks for it: an element of each warp, since the row's would
 // be one more access to memory.
 template <class Op, class Load, class Store, class Shape>
-inline typename Op::Compute find_origin(const ThreadRows<Op, Load, Store, Shape>& rows, int r) {
-  if constexpr (!Op::kHasOrigin) {
+inline typename Op::Compute find_pivot(const ThreadRows<Op, Load, Store, Shape>& rows, int r) {
+  if constexpr (!Op::kHasPivot) {
     return 0;
   } else {
-    constexpr int kPack = Shape::kPack;
-    // a warp's first lane may miss its last pack
-    constexpr int kLeading = Shape::kPacks > 1 ? Shape::kPacked - kPack : kPack;
+    constexpr int kVector = Shape::kVector;
+    // a warp's first lane may miss its last vector
+    constexpr int kLeading = Shape::kVectors > 1 ? Shape::kInVectors - kVector : kVector;
     typename Op::Compute leading[kLeading < 4 ? kLeading : 4];
 #pragma unroll
     for (int i = 0; i < (kLeading < 4 ? kLeading : 4); ++i) leading[i] = rows.x[r][i];
-    return __shfl_sync(kAllLanes, Op::origin_of(leading, typename Load::Digits()), 0, Shape::kLanes);
+    return __shfl_sync(kAllLanes, Op::pivot_of(leading, typename Load::Precision()), 0, Shape::kLanes);
   }
 }
 
 // Unpacks row r, and summarises what this thread's warp, or its group if that is less, has of it.
-template <class Op, class Load, class Store, class Shape, class Around, class Valid, class Tile>
+template <class Op, class Load, class Store, class Shape, class Around, class Predicate, class Tile>
 inline void summarize_row(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Load, Store, Shape>& rows,
     const Around& around,
-                          int r, int64 row, Valid valid, int count, const Tile& tile) {
+                          int r, int64 row, Predicate valid, int count, const Tile& tile) {
   unpack_row(a, rows, r, row, tile);
-  if constexpr (Shape::kLone > 0) unpack_edge(a, rows, around, r, row, tile);
-  rows.origin[r] = find_origin(rows, r);
+  if constexpr (Shape::kEdge > 0) unpack_edge(a, rows, around, r, row, tile);
+  rows.pivot[r] = find_pivot(rows, r);
   rows.total[r] =
-      summarize_lanes<Op, Shape::kFull, Choices<Op, Load, Store, Shape>::kShort, (Shape::kParts > 1), Shape::kLanes>(
-          rows.x[r], valid, count, rows.origin[r], rows.mine[r]);
+      summarize_lanes<Op, Shape::kFull, Choices<Op, Load, Store, Shape>::kShort, (Shape::kCtasPerRow > 1),
+          Shape::kLanes>(
+          rows.x[r], valid, count, rows.pivot[r], rows.mine[r]);
 }
 
 }  // namespace cupynorm

@@ -16,10 +16,10 @@ struct DynamicRows {
   unsigned claimed;
 
   static DynamicRows of(int part) {
-    const unsigned clusters = gridDim.x / Shape::kParts, given = (Shape::kStages + 1) * clusters;
-    DynamicRows rows = {clusters, given, Shape::kClaims && part == 0 && threadIdx.x == 0,
-        blockIdx.x / Shape::kParts - clusters};
-    if (rows.claims) rows.claimed = claim_next(rows.claimed, clusters);
+    const unsigned clusters = gridDim.x / Shape::kCtasPerRow, given = (Shape::kStages + 1) * clusters;
+    DynamicRows rows = {clusters, given, Shape::kDynamic && part == 0 && threadIdx.x == 0,
+        blockIdx.x / Shape::kCtasPerRow - clusters};
+    if (rows.claims) rows.claimed = next_dynamic_row(rows.claimed, clusters);
     return rows;
   }
   unsigned next() const { return given + claimed; }
@@ -28,9 +28,9 @@ struct DynamicRows {
     // each claims until it finds none
     const unsigned rows = unsigned(all_rows), all = (rows > given ? rows - given : 0) + clusters;
     if (given + claimed < rows) {
-      claimed = claim_next(claimed, clusters);
+      claimed = next_dynamic_row(claimed, clusters);
     } else {
-      if (claimed + 1 == all) forget_claims(all);
+      if (claimed + 1 == all) reset_dynamic_rows(all);
       claimed = kNoRow;
     }
   }

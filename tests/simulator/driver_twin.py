@@ -165,7 +165,7 @@ def launchKernel(  # noqa: N802
 
 
 def box_map(pointer: int, rows: int, cols: int, dtype: str, box_rows: int) -> np.ndarray[Any, Any]:
-    """Return the words of the twin's BoxMap: twin of _device's function."""
+    """Return the words of the twin's TensorMap: twin of _device's function."""
     del dtype
     return np.array([pointer, cols, rows, box_rows, *[0] * 12], np.uint64)
 

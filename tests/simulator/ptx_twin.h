@@ -1,4 +1,4 @@
-// What kernels/cupynorm/ptx.cuh declares for a GPU, in C++ for the simulator. That file includes this one in its place.
+// What kernels/base/ptx.cuh declares for a GPU, in C++ for the simulator. That file includes this one in its place.
 #pragma once
 
 namespace cupynorm {
@@ -19,57 +19,61 @@ inline double as_double(unsigned low, unsigned high) {
 inline unsigned low_word(double x) { return unsigned(same_bits<unsigned long long>(x)); }
 inline unsigned high_word(double x) { return unsigned(same_bits<unsigned long long>(x) >> 32); }
 
-inline int block_of_cluster() { return simulator::block_of_cluster(); }
-inline void cluster_meet(SIMULATOR_HERE) {
-  simulator::cluster_arrive({"cluster_meet", file, line});
-  simulator::cluster_wait({"cluster_meet", file, line});
+inline int cluster_rank() { return simulator::block_of_cluster(); }
+inline void cluster_sync(SIMULATOR_HERE) {
+  simulator::cluster_arrive({"cluster_sync", file, line});
+  simulator::cluster_wait({"cluster_sync", file, line});
 }
-struct Signal {};
-inline void make_signal(Signal*) {}
-inline void expect_bytes(Signal*, unsigned) {}
-inline void send_words(void* shared, Signal*, int block, uint4 words, SIMULATOR_HERE) {
+struct Mbarrier {};
+inline void init_mbarrier(Mbarrier*) {}
+inline void expect_bytes(Mbarrier*, unsigned) {}
+inline void send_words(void* shared, Mbarrier*, int block, uint4 words, SIMULATOR_HERE) {
   *static_cast<uint4*>(simulator::of_block(shared, block, {"send_words", file, line})) = words;
 }
-inline void await_words(Signal*, unsigned, SIMULATOR_HERE) { cluster_meet(file, line); }
+inline void await_mbarrier(Mbarrier*, unsigned, SIMULATOR_HERE) { cluster_sync(file, line); }
 
-inline void await_kernel_before() {}
-inline void begin_next_kernel() {}
-inline void begin_next_of(unsigned = 0) {}
-inline void take_turn(unsigned = 0) {}
+inline void pdl_wait() {}
+inline void pdl_trigger() {}
+inline void pdl_trigger_late(unsigned = 0) {}
+inline void pdl_wait_and_trigger(unsigned = 0) {}
 
-struct Gate {
+struct CountingMbarrier {
   unsigned long long open[2];  // by parity, in the high half
   int64 bytes;
   unsigned arrivals, missing, parity;
 };
-inline void change_gate(Gate* gate, int arrived, int64 bytes) {
+inline void change_counting_mbarrier(CountingMbarrier* gate, int arrived, int64 bytes) {
   gate->missing -= unsigned(arrived), gate->bytes += bytes;
   if (gate->missing || gate->bytes) return;
   gate->open[gate->parity ^ 1] = 0, gate->open[gate->parity] = 1ull << 32;
   gate->missing = gate->arrivals, gate->parity ^= 1;
 }
-inline void make_gate(Gate* gate, unsigned arrivals) { *gate = {{0, 1ull << 32}, 0, arrivals, arrivals, 0}; }
-inline void show_gates() {}
-inline void expect_bytes(Gate* gate, unsigned bytes) { change_gate(gate, 1, bytes); }
-inline void await_gate(Gate* gate, unsigned parity, SIMULATOR_HERE) {
-  auto open = [](const void* at) { return *static_cast<const unsigned long long*>(at) >> 32 != 0; };
-  simulator::await_written(&gate->open[parity], open, {"await_gate", file, line});
+inline void init_counting_mbarrier(CountingMbarrier* gate, unsigned arrivals) {
+  *gate = {{0, 1ull << 32}, 0, arrivals, arrivals, 0};
 }
-struct BoxMap {
+inline void publish_mbarriers() {}
+inline void expect_bytes(CountingMbarrier* gate, unsigned bytes) { change_counting_mbarrier(gate, 1, bytes); }
+inline void await_counting_mbarrier(CountingMbarrier* gate, unsigned parity, SIMULATOR_HERE) {
+  auto open = [](const void* at) { return *static_cast<const unsigned long long*>(at) >> 32 != 0; };
+  simulator::await_written(&gate->open[parity], open, {"await_counting_mbarrier", file, line});
+}
+struct TensorMap {
   const unsigned char* data;
   unsigned long long cols, rows, box_rows, unused[12];  // elements of 2 bytes
 };
-inline void copy_box(void* shared, const BoxMap* map, int col, int row, Gate* gate) {
-  if (reinterpret_cast<unsigned long long>(shared) % 1024) simulator::fail("an address that is no multiple of 1024 in", {"copy_box", __FILE__, __LINE__});
+inline void load_tensor_box(void* shared, const TensorMap* map, int col, int row, CountingMbarrier* gate) {
+  if (reinterpret_cast<unsigned long long>(shared) % 1024)
+    simulator::fail("an address that is no multiple of 1024 in", {"load_tensor_box", __FILE__, __LINE__});
   for (int r = 0; r < int(map->box_rows); ++r) {
     for (int c = 0; c < 64; ++c) {
       const bool there = row + r < int(map->rows) && col + c < int(map->cols);
       unsigned short element = 0;
       if (there) __builtin_memcpy(&element, map->data + 2 * ((row + r) * map->cols + unsigned(col + c)), 2);
-      __builtin_memcpy(static_cast<unsigned char*>(shared) + r * 128 + ((c / 8) ^ (r % 8)) * 16 + c % 8 * 2, &element, 2);
+      __builtin_memcpy(static_cast<unsigned char*>(shared) + r * 128 + ((c / 8) ^ (r % 8)) * 16 + c % 8 * 2, &element,
+          2);
     }
   }
-  change_gate(gate, 0, -int64(map->box_rows) * 128);
+  change_counting_mbarrier(gate, 0, -int64(map->box_rows) * 128);
 }
 
 // One that orders nothing is nothing here, so that whoever relies on it is found out.
@@ -82,20 +86,22 @@ template <bool kOrders = true>
 inline void grid_wait(unsigned, SIMULATOR_HERE) {
   if constexpr (kOrders) simulator::grid_wait({"grid_wait", file, line});
 }
-inline unsigned claim_next(unsigned before, unsigned step) { return before + step; }
-inline void forget_claims(unsigned) {}
+inline unsigned next_dynamic_row(unsigned before, unsigned step) { return before + step; }
+inline void reset_dynamic_rows(unsigned) {}
 
-inline void expect_letters(const Letter*) {}
-inline void clear_letters(Letter* pair) { pair[0].bits = pair[1].bits = 0; }
-inline void send_letters(Letter* pair, unsigned a, unsigned b) { pair[0] = letter_of(a, b, false), pair[1] = letter_of(b, a, true); }
-template <int kLooks, int kCount>
-inline bool await_letters(const Letter* from, unsigned (&word)[kCount], SIMULATOR_HERE) {
+inline void prefetch_mailbox(const MailboxWord*) {}
+inline void clear_mailbox(MailboxWord* pair) { pair[0].bits = pair[1].bits = 0; }
+inline void send_mailbox(MailboxWord* pair, unsigned a, unsigned b) {
+  pair[0] = mailbox_word(a, b, false), pair[1] = mailbox_word(b, a, true);
+}
+template <int kMaxPolls, int kCount>
+inline bool await_mailbox(const MailboxWord* from, unsigned (&word)[kCount], SIMULATOR_HERE) {
   auto come = [](const void* at) {
-    const Letter* pair = static_cast<const Letter*>(at);
-    return have_come(pair[0], pair[1]);
+    const MailboxWord* pair = static_cast<const MailboxWord*>(at);
+    return both_valid(pair[0], pair[1]);
   };
   for (int i = 0; i < kCount; i += 2) {
-    if (!simulator::await_written(from + i, come, {"await_letters", file, line})) return false;
+    if (!simulator::await_written(from + i, come, {"await_mailbox", file, line})) return false;
   }
   for (int i = 0; i < kCount; ++i) word[i] = unsigned(from[i].bits);
   return true;
@@ -108,7 +114,7 @@ inline int float_to_int(float x) {
   return x != x ? 0 : x >= 2147483648.0f ? 2147483647 : x < -2147483648.0f ? -2147483647 - 1 : int(std::nearbyint(x));
 }
 inline unsigned multiply_high(unsigned a, unsigned b) { return unsigned(static_cast<unsigned long long>(a) * b >> 32); }
-inline unsigned choose_bytes(unsigned a, unsigned b, unsigned selector) {
+inline unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) {
   const unsigned long long both = static_cast<unsigned long long>(b) << 32 | a;
   unsigned chosen = 0;
   for (int i = 0; i < 4; ++i) {
@@ -128,7 +134,9 @@ inline unsigned largest_of_warp(unsigned x) {
 }
 
 inline void store_pair(void* to, unsigned a, unsigned b) { *static_cast<uint2*>(to) = uint2{a, b}; }
-inline void store_quad(void* to, unsigned a, unsigned b, unsigned c, unsigned d) { *static_cast<uint4*>(to) = uint4{a, b, c, d}; }
+inline void store_quad(void* to, unsigned a, unsigned b, unsigned c, unsigned d) {
+  *static_cast<uint4*>(to) = uint4{a, b, c, d};
+}
 
 template <typename T>
 inline void store_number(T* to, T value) {
@@ -141,16 +149,16 @@ inline void load_quad_evicted_last(const void* from, unsigned* word) {
 inline void load_quad_evicted_first(const void* from, unsigned* word) { load_quad_evicted_last(from, word); }
 
 inline void assume(bool) {}
-inline void hide(unsigned&) {}
+inline void make_opaque(unsigned&) {}
 template <typename T>
-inline void hide(T*&) {}
+inline void make_opaque(T*&) {}
 template <int kBytes>
-inline void copy_ahead(void* shared, const void* global) {
-  simulator::copy_later(shared, global, kBytes, {"copy_ahead", __FILE__, __LINE__});
+inline void copy_async(void* shared, const void* global) {
+  simulator::copy_later(shared, global, kBytes, {"copy_async", __FILE__, __LINE__});
 }
-inline void copy_ahead_or_zero(void* shared, const void* global, bool there) {
+inline void copy_async_or_zero(void* shared, const void* global, bool there) {
   static const uint4 zeros = {0, 0, 0, 0};
-  simulator::copy_later(shared, there ? global : &zeros, 16, {"copy_ahead_or_zero", __FILE__, __LINE__});
+  simulator::copy_later(shared, there ? global : &zeros, 16, {"copy_async_or_zero", __FILE__, __LINE__});
 }
 inline void commit_copies() { simulator::commit_copies(); }
 template <int kNewest>
@@ -173,9 +181,11 @@ inline unsigned short double_to_half(double x) {
   unsigned short sign = std::signbit(x) ? 0x8000 : 0;
   double magnitude = std::fabs(x);
   if (magnitude != magnitude) return sign | 0x7fff;
-  if (magnitude >= 65520.0) return sign | 0x7c00;  // halfway to the number after the largest: ties to even, which is inf
+  // halfway to the number after the largest: ties to even, which is inf
+  if (magnitude >= 65520.0) return sign | 0x7c00;
   int exponent = magnitude < 0x1p-14 ? -14 : std::ilogb(magnitude);
-  double scaled = std::nearbyint(std::ldexp(magnitude, 10 - exponent));  // ties to even; 1024..2048, or less if subnormal
+  // ties to even; 1024..2048, or less if subnormal
+  double scaled = std::nearbyint(std::ldexp(magnitude, 10 - exponent));
   return sign | static_cast<unsigned short>(int(scaled) + (exponent + 14) * 1024);
 }
 
@@ -186,6 +196,8 @@ inline float double_to_float_toward_zero(double x) {
   return std::fabs(nearest) > std::fabs(x) ? std::nextafter(nearest, 0.0f) : nearest;
 }
 
-inline unsigned floats_to_halves(float low, float high) { return float_to_half(low) | unsigned(float_to_half(high)) << 16; }
+inline unsigned floats_to_halves(float low, float high) {
+  return float_to_half(low) | unsigned(float_to_half(high)) << 16;
+}
 
 }  // namespace cupynorm

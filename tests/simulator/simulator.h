@@ -23,7 +23,7 @@ using dim3 = uint3;
 #define __launch_bounds__(...)  // build.py reads them, and a launch is held to them
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __shared__ thread_local             // a block runs on one OS thread: also makes `extern __shared__ ... []` legal
-// the file that holds C++ for what kernels/cupynorm/NAME.cuh has in PTX
+// the file that holds C++ for what NAME.cuh in kernels/ has in PTX
 #define SIMULATOR_TWIN(name) <name##_twin.h>
 #define __ldg(...) (*(__VA_ARGS__))  // not a function: a report of a misaligned read names the kernel's own line
 

@@ -1,27 +1,29 @@
 // The few functions that ops are made of, for both compute types: float (approximate where that is enough) and double.
 #pragma once
-#include <cupynorm/ptx.cuh>
+#include <base/ptx.cuh>
 
 namespace cupynorm {
 
-// Which of a thread's elements count: the first `count`, kSure of them for certain; and, behind all packs, kLone more if `lone`.
-// kChains: how many independent accumulators a thread adds up in, in turn. An addition waits for the one before it. Where a
-// multiprocessor has few warps, and so nothing to fill the wait, two accumulators are faster than one (docs/notes/048).
-template <int kSure, int kLone = 0, int kChains_ = 1>
-struct Valid {
-  static constexpr int kChains = kChains_;
+// Which of a thread's elements count: the first `count`, kAlwaysValid of them for certain; and, behind all vectors,
+// kEdge more if `lone`.
+// kAccumulators: how many independent accumulators a thread adds up in, in turn. An addition waits for the one before
+// it. Where a multiprocessor has few warps, and so nothing to fill the wait, two accumulators are faster than one
+// (docs/notes/048).
+template <int kAlwaysValid, int kEdge = 0, int kAccumulators_ = 1>
+struct Predicate {
+  static constexpr int kAccumulators = kAccumulators_;
   int count;
-  bool lone;
+  bool has_edge;
 
   template <int N>
   bool has(int i) const {
-    return i < kSure || (i < N - kLone ? i < count : lone);
+    return i < kAlwaysValid || (i < N - kEdge ? i < count : has_edge);
   }
   template <int N>
   bool all() const {
-    return kSure == N || (count == N - kLone && (kLone == 0 || lone));
+    return kAlwaysValid == N || (count == N - kEdge && (kEdge == 0 || has_edge));
   }
-  int total() const { return count + (kLone > 0 && lone ? kLone : 0); }
+  int total() const { return count + (kEdge > 0 && has_edge ? kEdge : 0); }
 };
 
 template <typename T, int N>
@@ -52,7 +54,7 @@ inline double reciprocal(double x) { return 1.0 / x; }
 
 // A count that the compiler knows, and one part of so many: no division where it does.
 template <int kCount>
-struct Known {
+struct Constant {
   constexpr operator int() const { return kCount; }
 };
 template <typename T, typename Count>
@@ -60,7 +62,7 @@ inline T one_of(Count count) {
   return reciprocal(T(count));
 }
 template <typename T, int kCount>
-inline T one_of(Known<kCount>) {
+inline T one_of(Constant<kCount>) {
   return T(1) / kCount;
 }
 

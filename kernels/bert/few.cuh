@@ -1,8 +1,9 @@
-// multiply_few: the product of a few tokens with a matrix, with the LayerNorm before it and what follows it, in one launch.
+// multiply_few: the product of a few tokens with a matrix, with the LayerNorm before it and what follows it, in one
+// launch.
 #pragma once
-#include <cupynorm/elementwise.cuh>
-#include <cupynorm/group.cuh>
-#include <cupynorm/tensor.cuh>
+#include <elementwise/elementwise.cuh>
+#include <base/reduce.cuh>
+#include <bert/mma.cuh>
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
@@ -29,7 +30,7 @@ inline void finish_few(const Few<T>& a, int row, int col, float (&value)[4]) {
   const int64 at = int64(row) * a.out + col;
   if constexpr (kFinish != kAsItIs) {
     float bias[4];
-    unpack<4>(load_pack<float, 4, 4, true>(a.bias + col), bias);
+    unpack<4>(load_vector<float, 4, 4, true>(a.bias + col), bias);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       value[i] += bias[i];
@@ -39,41 +40,43 @@ inline void finish_few(const Few<T>& a, int row, int col, float (&value)[4]) {
   }
   if constexpr (kFinish == kAddResidual) {
     float more[4];
-    unpack<4>(load_pack<T, 4>(a.residual + at), more);
+    unpack<4>(load_vector<T, 4>(a.residual + at), more);
 #pragma unroll
     for (int i = 0; i < 4; ++i) value[i] += more[i];
   }
-  store_pack<true>(a.y + at, pack_from<T, 4>(value));
+  store_vector<true>(a.y + at, vector_from<T, 4>(value));
 }
 
-// Writes LayerNorm of kRows rows to shared memory, `stride` elements apart, those behind the last one as 0. Each warp has every
-// kFewWarps-th row, and reads up to four at a time, since one after the other each would take a trip to L2. affine: gamma, then beta.
-template <int kRows, int kPacks, typename T>
+// Writes LayerNorm of kRows rows to shared memory, `stride` elements apart, those behind the last one as 0. Each warp
+// has every kFewWarps-th row, and reads up to four at a time, since one after the other each would take a trip to L2.
+// affine: gamma, then beta.
+template <int kRows, int kVectors, typename T>
 inline void normalize_few(const Few<T>& a, unsigned short* x, int stride, const float* affine, int rows, int first) {
-  constexpr int kOfWarp = kRows / kFewWarps, kMost = kPacks > 3 ? 2 : 4;  // longer rows would not fit the registers
+  constexpr int kOfWarp = kRows / kFewWarps, kMost = kVectors > 3 ? 2 : 4;  // longer rows would not fit the registers
   constexpr int kAhead = kOfWarp < kMost ? kOfWarp : kMost, kTogether = 2;
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, packs = a.in / 8;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, vectors = a.in / 8;
   const float share = 1.0f / float(a.in);
 #pragma unroll 1
   for (int begin = warp; begin < kRows; begin += kAhead * kFewWarps) {
-    Pack<T, 8> held[kAhead][kPacks];
+    Vector<T, 8> held[kAhead][kVectors];
 #pragma unroll
     for (int r = 0; r < kAhead; ++r) {
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const int row = begin + r * kFewWarps, pack = p * kWarp + lane;
-        held[r][p] = Pack<T, 8>{};
-        if (row < rows && pack < packs) held[r][p] = load_pack<T, 8>(a.x + (int64(first + row) * a.in + pack * 8));
+      for (int p = 0; p < kVectors; ++p) {
+        const int row = begin + r * kFewWarps, vector = p * kWarp + lane;
+        held[r][p] = Vector<T, 8>{};
+        if (row < rows && vector < vectors)
+          held[r][p] = load_vector<T, 8>(a.x + (int64(first + row) * a.in + vector * 8));
       }
     }
 #pragma unroll
     for (int pair = 0; pair < kAhead; pair += kTogether) {
-      float value[kTogether][kPacks][8], mean[kTogether], rstd[kTogether];
+      float value[kTogether][kVectors][8], mean[kTogether], rstd[kTogether];
 #pragma unroll
       for (int r = 0; r < kTogether; ++r) {
         float sum = 0;
 #pragma unroll
-        for (int p = 0; p < kPacks; ++p) {
+        for (int p = 0; p < kVectors; ++p) {
           unpack<8>(held[pair + r][p], value[r][p]);
 #pragma unroll
           for (int i = 0; i < 8; ++i) sum += value[r][p][i];
@@ -84,90 +87,94 @@ inline void normalize_few(const Few<T>& a, unsigned short* x, int stride, const 
       for (int r = 0; r < kTogether; ++r) {
         float squares = 0;
 #pragma unroll
-        for (int p = 0; p < kPacks; ++p) {
-          if (p * kWarp + lane >= packs) continue;
+        for (int p = 0; p < kVectors; ++p) {
+          if (p * kWarp + lane >= vectors) continue;
 #pragma unroll
-          for (int i = 0; i < 8; ++i) value[r][p][i] -= mean[r], squares = multiply_add(value[r][p][i], value[r][p][i], squares);
+          for (int i = 0; i < 8; ++i)
+            value[r][p][i] -= mean[r], squares = multiply_add(value[r][p][i], value[r][p][i], squares);
         }
         rstd[r] = reciprocal_root(Lanes<kWarp>::sum(squares) * share + a.eps);
       }
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const int pack = p * kWarp + lane;
-        if (pack >= packs) continue;
+      for (int p = 0; p < kVectors; ++p) {
+        const int vector = p * kWarp + lane;
+        if (vector >= vectors) continue;
         float gamma[8], beta[8];
-        unpack<8>(load_pack<float, 8>(affine + pack * 8), gamma);
-        unpack<8>(load_pack<float, 8>(affine + a.in + pack * 8), beta);
+        unpack<8>(load_vector<float, 8>(affine + vector * 8), gamma);
+        unpack<8>(load_vector<float, 8>(affine + a.in + vector * 8), beta);
 #pragma unroll
         for (int r = 0; r < kTogether; ++r) {
           const int row = begin + (pair + r) * kFewWarps;
 #pragma unroll
           for (int i = 0; i < 8; ++i) value[r][p][i] = multiply_add(value[r][p][i] * rstd[r], gamma[i], beta[i]);
-          const auto made = row < rows ? pack_from<T, 8>(value[r][p]) : Pack<T, 8>{};
-          store_pack(reinterpret_cast<T*>(x + row * stride + pack * 8), made);
+          const auto made = row < rows ? vector_from<T, 8>(value[r][p]) : Vector<T, 8>{};
+          store_vector(reinterpret_cast<T*>(x + row * stride + vector * 8), made);
           if (a.normed && row < rows && row % int(gridDim.x) == int(blockIdx.x))
-            store_pack<true>(a.normed + (int64(first + row) * a.in + pack * 8), made);
+            store_vector<true>(a.normed + (int64(first + row) * a.in + vector * 8), made);
         }
       }
     }
   }
 }
 
-// A block multiplies kRows tokens by kCols rows of the weight, or by a part of those: kParts neighbouring blocks, a
-// cluster, share the sums. weight, gamma and beta are read before the kernel before this one has ended (programmatic
-// dependent launch). No kernel that may still run then may write them: neither that one nor, where it lets others
-// begin before it waits itself, as this one and attend do, those before it. Copies may. x, bias and residual are read,
-// and normed and y written, after the wait (tests/test_encoder_build.py looks at the machine code). What is read lies
-// in shared memory at once: there is one wait for memory. A row, or its part, has kPacks * 256 elements at most. The
+// A block multiplies kRows tokens by kCols rows of the weight, or by a part of those: kCtasPerRow neighbouring blocks,
+// a cluster, share the sums. weight, gamma and beta are read before the kernel before this one has ended (programmatic
+// dependent launch). No kernel that may still run then may write them: neither that one nor, where it lets others begin
+// before it waits itself, as this one and attend do, those before it. Copies may. x, bias and residual are read, and
+// normed and y written, after the wait (tests/test_encoder_build.py looks at the machine code). What is read lies in
+// shared memory at once: there is one wait for memory. A row, or its part, has kVectors * 256 elements at most. The
 // warps share the sums, too, step by step. No sum's order depends on other rows.
-template <typename T, int kRows, int kCols, int kParts, int kPacks, bool kNorm, int kFinish>
+template <typename T, int kRows, int kCols, int kCtasPerRow, int kVectors, bool kNorm, int kFinish>
 __global__ void __launch_bounds__(kFewBlock, 2) multiply_few(const __grid_constant__ Few<T> a) {
-  constexpr int kTiles = kRows / 16, kGroups = kCols / 8, kQuads = kCols / 4, kOwn = kRows / kParts;
+  constexpr int kTiles = kRows / 16, kGroups = kCols / 8, kQuads = kCols / 4, kOwn = kRows / kCtasPerRow;
   unsigned short* const shared = reinterpret_cast<unsigned short*>(shared_memory);
-  __shared__ uint4 mail[kParts > 1 ? kParts : 1][kParts > 1 ? kOwn * kQuads : 1];
-  __shared__ Signal signal;
-  const int deep = a.in / kParts, stride = deep + 8, packs = deep / 8;  // neighbouring rows begin 4 banks apart
-  const int part = kParts > 1 ? block_of_cluster() : 0, col = int(blockIdx.x) / kParts * kCols, first = int(blockIdx.y) * kRows;
+  __shared__ uint4 cluster_mailbox[kCtasPerRow > 1 ? kCtasPerRow : 1][kCtasPerRow > 1 ? kOwn * kQuads : 1];
+  __shared__ Mbarrier mbarrier;
+  const int deep = a.in / kCtasPerRow, stride = deep + 8, vectors = deep / 8;  // neighbouring rows begin 4 banks apart
+  const int part = kCtasPerRow > 1 ? cluster_rank() : 0, col = int(blockIdx.x) / kCtasPerRow * kCols,
+      first = int(blockIdx.y) * kRows;
   const int rows = a.rows - first < kRows ? a.rows - first : kRows;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   unsigned short *const x = shared, *const weight = shared + kRows * stride;
   float* const affine = reinterpret_cast<float*>(weight + kCols * stride);
 
-  begin_next_kernel();
+  pdl_trigger();
   if constexpr (kNorm) {
     for (int i = threadIdx.x; i < a.in / 4; i += kFewBlock) {
-      copy_ahead<16>(affine + i * 4, a.gamma + i * 4);
-      copy_ahead<16>(affine + a.in + i * 4, a.beta + i * 4);
+      copy_async<16>(affine + i * 4, a.gamma + i * 4);
+      copy_async<16>(affine + a.in + i * 4, a.beta + i * 4);
     }
     commit_copies();
   }
 #pragma unroll
   for (int i = 0; i < kCols / kFewWarps; ++i) {
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const int row = i * kFewWarps + warp, pack = p * kWarp + lane;
-      if (pack < packs) copy_ahead<16>(weight + row * stride + pack * 8, a.weight + (int64(col + row) * a.in + part * deep + pack * 8));
+    for (int p = 0; p < kVectors; ++p) {
+      const int row = i * kFewWarps + warp, vector = p * kWarp + lane;
+      if (vector < vectors)
+        copy_async<16>(weight + row * stride + vector * 8,
+            a.weight + (int64(col + row) * a.in + part * deep + vector * 8));
     }
   }
   commit_copies();
-  if constexpr (kParts > 1) {
-    if (threadIdx.x == 0) make_signal(&signal);
-    cluster_meet();
+  if constexpr (kCtasPerRow > 1) {
+    if (threadIdx.x == 0) init_mbarrier(&mbarrier);
+    cluster_sync();
   }
-  await_kernel_before();
+  pdl_wait();
   if constexpr (kNorm) {
-    static_assert(kParts == 1, "a part of a row has no mean");
+    static_assert(kCtasPerRow == 1, "a part of a row has no mean");
     wait_for_copies<1>();
     __syncthreads();
-    normalize_few<kRows, kPacks>(a, x, stride, affine, rows, first);
+    normalize_few<kRows, kVectors>(a, x, stride, affine, rows, first);
   } else {
 #pragma unroll
     for (int i = 0; i < kRows / kFewWarps; ++i) {
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const int row = i * kFewWarps + warp, there = row < rows ? row : 0, pack = p * kWarp + lane;
-        const T* const from = a.x + (int64(first + there) * a.in + part * deep + pack * 8);
-        if (pack < packs) copy_ahead_or_zero(x + row * stride + pack * 8, from, row < rows);
+      for (int p = 0; p < kVectors; ++p) {
+        const int row = i * kFewWarps + warp, there = row < rows ? row : 0, vector = p * kWarp + lane;
+        const T* const from = a.x + (int64(first + there) * a.in + part * deep + vector * 8);
+        if (vector < vectors) copy_async_or_zero(x + row * stride + vector * 8, from, row < rows);
       }
     }
     commit_copies();
@@ -185,7 +192,8 @@ __global__ void __launch_bounds__(kFewBlock, 2) multiply_few(const __grid_consta
   for (int step = warp; step < deep / 16; step += kFewWarps) {
     unsigned left[kTiles][4];
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) load_matrices(x + (i * 16 + lane % 16) * stride + step * 16 + lane / 16 * 8, left[i]);
+    for (int i = 0; i < kTiles; ++i)
+      load_matrices(x + (i * 16 + lane % 16) * stride + step * 16 + lane / 16 * 8, left[i]);
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
       const unsigned short* const at = weight + (n * 8 + g) * stride + step * 16 + 2 * t;
@@ -209,8 +217,8 @@ __global__ void __launch_bounds__(kFewBlock, 2) multiply_few(const __grid_consta
     }
   }
   __syncthreads();
-  if constexpr (kParts > 1) {
-    if (threadIdx.x == 0) expect_bytes(&signal, sizeof mail);
+  if constexpr (kCtasPerRow > 1) {
+    if (threadIdx.x == 0) expect_bytes(&mbarrier, sizeof cluster_mailbox);
   }
   for (int i = threadIdx.x; i < kRows * kQuads; i += kFewBlock) {
     const int row = i / kQuads, quad = i % kQuads * 4;
@@ -218,26 +226,27 @@ __global__ void __launch_bounds__(kFewBlock, 2) multiply_few(const __grid_consta
 #pragma unroll
     for (int w = 0; w < kFewWarps; ++w) {
       float more[4];
-      unpack<4>(load_pack<float, 4>(&sums[w][row][quad]), more);
+      unpack<4>(load_vector<float, 4>(&sums[w][row][quad]), more);
 #pragma unroll
       for (int j = 0; j < 4; ++j) value[j] += more[j];
     }
-    if constexpr (kParts > 1) {
+    if constexpr (kCtasPerRow > 1) {
       const uint4 words = {as_bits(value[0]), as_bits(value[1]), as_bits(value[2]), as_bits(value[3])};
-      send_words(&mail[part][row % kOwn * kQuads + quad / 4], &signal, row / kOwn, words);
+      send_words(&cluster_mailbox[part][row % kOwn * kQuads + quad / 4], &mbarrier, row / kOwn, words);
     } else {
       if (row < rows) finish_few<kFinish>(a, first + row, col + quad, value);
     }
   }
-  if constexpr (kParts > 1) {
-    await_words(&signal, 0);
+  if constexpr (kCtasPerRow > 1) {
+    await_mbarrier(&mbarrier, 0);
     for (int i = threadIdx.x; i < kOwn * kQuads; i += kFewBlock) {
       const int row = part * kOwn + i / kQuads;
       float value[4] = {0, 0, 0, 0};
 #pragma unroll
-      for (int p = 0; p < kParts; ++p) {
-        const uint4 words = mail[p][i];
-        value[0] += as_float(words.x), value[1] += as_float(words.y), value[2] += as_float(words.z), value[3] += as_float(words.w);
+      for (int p = 0; p < kCtasPerRow; ++p) {
+        const uint4 words = cluster_mailbox[p][i];
+        value[0] += as_float(words.x), value[1] += as_float(words.y), value[2] += as_float(words.z),
+            value[3] += as_float(words.w);
       }
       if (row < rows) finish_few<kFinish>(a, first + row, col + i % kQuads * 4, value);
     }

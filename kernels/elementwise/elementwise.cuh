@@ -1,15 +1,16 @@
-// Ops on each element: an activation after a bias, with a gate perhaps, and dropout. One kernel for all, which knows neither the op
-// nor types. The ops and the kernel's numbers have their twins in cupynorm/_elementwise.py.
+// Ops on each element: an activation after a bias, with a gate perhaps, and dropout. One kernel for all, which knows
+// neither the op nor types. The ops and the kernel's numbers have their twins in cupynorm/_elementwise.py.
 #pragma once
-#include <cupynorm/functions.cuh>
-#include <cupynorm/functors.cuh>
-#include <cupynorm/philox.cuh>
+#include <base/functions.cuh>
+#include <io/affine.cuh>
+#include <base/philox.cuh>
 
 namespace cupynorm {
 
 // x Phi(x), as exact as the result's type asks for: Phi(x) = 1 / (1 + 2^(-x q(|x|))) with a polynomial q near
-// log2(Phi(a) / Phi(-a)) / a. Nothing cancels in either tail, and its coefficients (linear programming) make the largest error over all
-// x as small as it can be, in units of the result's last place. Beyond them the power grows to where the result is x, or 0.
+// log2(Phi(a) / Phi(-a)) / a. Nothing cancels in either tail, and its coefficients (linear programming) make the
+// largest error over all x as small as it can be, in units of the result's last place. Beyond them the power grows to
+// where the result is x, or 0.
 template <int kDegree>
 inline float gelu_by_power(float x, const float (&coefficient)[kDegree + 1]) {
   const float a = magnitude(x);
@@ -35,8 +36,9 @@ inline double gelu_to(T, double x) {
   return fn_gelu(x);
 }
 
-// The same where the result is multiplied before it is rounded: what is subnormal in float16 needs its digits, too.
-// A relative error of 2e-4 down to x = -7.4, behind which it moves no product by half of the least float16. 12 instructions.
+// The same where the result is multiplied before it is rounded: what is subnormal in float16 needs its digits, too. A
+// relative error of 2e-4 down to x = -7.4, behind which it moves no product by half of the least float16. 12
+// instructions.
 inline float gelu_factor_to(half, float x) {
   const float coefficient[] = {2.2984874f,    0.02242347f,   0.0636344f,     0.033505127f,
                                -0.013131806f, 0.0020677373f, -0.0001585414f, 4.865947e-06f};
@@ -69,60 +71,63 @@ struct Silu {
   }
 };
 
-// Which elements of a pack a row has: the others belong to its neighbours.
+// Which elements of a vector a row has: the others belong to its neighbours.
 template <int N>
-struct Span {
+struct VectorMask {
   unsigned has_bits;
   bool whole() const { return has_bits == (1u << N) - 1; }
   bool has(int i) const { return has_bits >> i & 1; }
 };
 
 template <int N>
-inline Span<N> span_between(int begin, int end) {
+inline VectorMask<N> vector_mask_between(int begin, int end) {
   return {((1u << end) - 1) & ~((1u << begin) - 1)};
 }
 
 // Those elements of N at p, one by one; the others are 0.
 template <typename T, int N, bool kConstant = false>
-inline Pack<T, N> load_span(const T* p, Span<N> span) {
-  Pack<T, N> pack;
-  hide(span.has_bits);  // else the compiler keeps a predicate for each bit from one use to the next, more than there are
+inline Vector<T, N> load_masked(const T* p, VectorMask<N> mask) {
+  Vector<T, N> vector;
+  // else the compiler keeps a predicate for each bit from one use to the next, more than there are
+  make_opaque(mask.has_bits);
 #pragma unroll
-  for (int i = 0; i < Pack<T, N>::kWords; ++i) pack.word[i] = 0;
+  for (int i = 0; i < Vector<T, N>::kWords; ++i) vector.word[i] = 0;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    if (!span.has(i)) continue;
-    const Pack<T, 1> one = load_pack<T, 1, 1, kConstant>(p + i);
-    if constexpr (sizeof(T) == 2) pack.word[i / 2] |= one.word[0] << 16 * (i % 2);
-    else if constexpr (sizeof(T) == 4) pack.word[i] = one.word[0];
-    else pack.word[2 * i] = one.word[0], pack.word[2 * i + 1] = one.word[1];
+    if (!mask.has(i)) continue;
+    const Vector<T, 1> one = load_vector<T, 1, 1, kConstant>(p + i);
+    if constexpr (sizeof(T) == 2) vector.word[i / 2] |= one.word[0] << 16 * (i % 2);
+    else if constexpr (sizeof(T) == 4) vector.word[i] = one.word[0];
+    else vector.word[2 * i] = one.word[0], vector.word[2 * i + 1] = one.word[1];
   }
-  return pack;
+  return vector;
 }
 
 // The same of columns' parameters; anywhere in them.
 template <int N>
-inline NoColumns columns_span(const NoColumn&, int64, Span<N>) {
+inline NoColumns columns_masked(const NoColumn&, int64, VectorMask<N>) {
   return {};
 }
 template <int N, typename T, int kWidth>
-inline Pack<T, N> columns_span(const Column<T, kWidth>& column, int64 begin, Span<N> span) {
-  return span.whole() ? column.template load_anywhere<N>(begin) : load_span<T, N, true>(column.pointer + begin, span);
+inline Vector<T, N> columns_masked(const Column<T, kWidth>& column, int64 begin, VectorMask<N> mask) {
+  return mask.whole() ? column.template load_unaligned<N>(begin)
+      : load_masked<T, N, true>(column.pointer + begin, mask);
 }
 template <int N, typename T, int kAxes>
-inline auto columns_span(const StridedColumn<T, kAxes>& column, int64 begin, Span<N> span) {
+inline auto columns_masked(const StridedColumn<T, kAxes>& column, int64 begin, VectorMask<N> mask) {
   typename StridedColumn<T, kAxes>::template Packed<N> values;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    values.element[i] = pack_filled<T, 1>(0.0f);
-    if (span.has(i)) values.element[i] = column.template load<1>(begin + i).element[0];
+    values.element[i] = vector_filled<T, 1>(0.0f);
+    if (mask.has(i)) values.element[i] = column.template load<1>(begin + i).element[0];
   }
   return values;
 }
 
-// An op has kInputs, how many elements of x it makes one of: they lie a row of results apart. columns<N>(col, cols) gives what is the
-// same for every row. columns_span<N>(begin, cols, span) gives the same of some columns only, for a begin that need not be a pack's.
-// apply(x, columns, index) leaves the results in x[0]; index: of the first one, in C order.
+// An op has kInputs, how many elements of x it makes one of: they lie a row of results apart. columns<N>(col, cols)
+// gives what is the same for every row. columns_masked<N>(begin, cols, span) gives the same of some columns only, for a
+// begin that need not be a vector's. apply(x, columns, index) leaves the results in x[0]; index: of the first one, in C
+// order.
 
 // kGate: 0: f(x + bias). Otherwise f(a) * b, where a is the first (1) or the second (2) half of x + bias.
 template <typename Compute_, class Function, class Bias, int kGate>
@@ -143,10 +148,10 @@ struct Activate {
     return columns;
   }
   template <int N>
-  Columns<N> columns_span(int64 begin, int64 cols, Span<N> span) const {
+  Columns<N> columns_masked(int64 begin, int64 cols, VectorMask<N> mask) const {
     Columns<N> columns;
 #pragma unroll
-    for (int k = 0; k < kInputs; ++k) columns.half[k] = cupynorm::columns_span<N>(bias, begin + k * cols, span);
+    for (int k = 0; k < kInputs; ++k) columns.half[k] = cupynorm::columns_masked<N>(bias, begin + k * cols, mask);
     return columns;
   }
 
@@ -170,8 +175,8 @@ struct Activate {
   }
 };
 
-// Element i is kept if its word is not below the threshold, and multiplied by the factor; else 0, whatever it is. Its word is number
-// i % 4 of what Philox makes of the counter offset + i / 4. kWhole: packs begin at multiples of 4.
+// Element i is kept if its word is not below the threshold, and multiplied by the factor; else 0, whatever it is. Its
+// word is number i % 4 of what Philox makes of the counter offset + i / 4. kWhole: vectors begin at multiples of 4.
 template <typename Compute_, bool kWhole>
 struct Drop {
   using Compute = Compute_;
@@ -188,7 +193,7 @@ struct Drop {
     return {};
   }
   template <int N>
-  NoColumns columns_span(int64, int64, Span<N>) const {
+  NoColumns columns_masked(int64, int64, VectorMask<N>) const {
     return {};
   }
 
@@ -203,7 +208,7 @@ struct Drop {
       const uint4 four = philox4x32_10(uint4{unsigned(counter), unsigned(counter >> 32), 0, 0}, keys);
       word[i * 4] = four.x, word[i * 4 + 1] = four.y, word[i * 4 + 2] = four.z, word[i * 4 + 3] = four.w;
     }
-    if constexpr (!kWhole) {  // the pack's first word comes first
+    if constexpr (!kWhole) {  // the vector's first word comes first
 #pragma unroll
       for (int i = 0; i < N + 1; ++i) word[i] = index & 2 ? word[i + 2] : word[i];
 #pragma unroll
@@ -255,70 +260,73 @@ struct IndexType<true> {
 
 constexpr int kMostThreads = 256;
 
-// A block is a rectangle of packs: blockDim.x across a row, blockDim.y * kRows rows; grid.x such rectangles lie side by side, grid.y *
-// grid.z below one another. A thread has the same pack of kRows rows: what is read of the columns serves them all.
+// A block is a rectangle of vectors: blockDim.x across a row, blockDim.y * kRows rows; grid.x such rectangles lie side
+// by side, grid.y * grid.z below one another. A thread has the same vector of kRows rows: what is read of the columns
+// serves them all.
 //
-// kPack: elements of a pack. kPeel: 0: every row begins at a pack of x and of y, and is made of whole ones. Otherwise rows begin
-// and end anywhere: packs are those of y's memory, and of the ones that a row shares its elements are moved one by one. 1: x lies in
-// its packs as y does. 2: x lies anywhere, and its packs are put together from two accesses.
+// kVector: elements of a vector. kUnaligned: 0: every row begins at a vector of x and of y, and is made of whole ones.
+// Otherwise rows begin and end anywhere: vectors are those of y's memory, and of the ones that a row shares its
+// elements are moved one by one. 1: x lies in its vectors as y does. 2: x lies anywhere, and its vectors are put
+// together from two accesses.
 // kLong: rows or columns are more than an int counts.
-template <class Op, class Load, class Store, int kPack, int kRows, int kPeel, bool kLong>
+template <class Op, class Load, class Store, int kVector, int kRows, int kUnaligned, bool kLong>
 __global__ void __launch_bounds__(kMostThreads) each_element(const __grid_constant__ Arguments<Op, Load, Store> a) {
   using Compute = typename Op::Compute;
   using Type = typename Load::Type;
   constexpr int kInputs = Op::kInputs;
-  static_assert(kPeel == 0 || kRows == 1, "other rows begin elsewhere");
+  static_assert(kUnaligned == 0 || kRows == 1, "other rows begin elsewhere");
   using Index = typename IndexType<kLong>::Type;
   const Index cols = Index(a.cols), rows = Index(a.rows);
-  const Index col = (Index(blockIdx.x) * blockDim.x + threadIdx.x) * kPack;
+  const Index col = (Index(blockIdx.x) * blockDim.x + threadIdx.x) * kVector;
   const Index first = (Index(blockIdx.z) * gridDim.y + blockIdx.y) * (blockDim.y * kRows) + threadIdx.y;
   if (first >= rows) return;
-  take_turn((gridDim.y - blockIdx.y) * gridDim.x);  // of each layer
-  if constexpr (kPeel == 0) {
+  pdl_wait_and_trigger((gridDim.y - blockIdx.y) * gridDim.x);  // of each layer
+  if constexpr (kUnaligned == 0) {
     if (col >= cols) return;
-    const auto columns = a.op.template columns<kPack>(col, cols);
-    Pack<Type, kPack> pack[kRows][kInputs];
+    const auto columns = a.op.template columns<kVector>(col, cols);
+    Vector<Type, kVector> vector[kRows][kInputs];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const Index row = first + r * blockDim.y;
       if (r > 0 && row >= rows) break;
       const Type* from = row_at(a.load.pointer, a.load.rows, row, col);
 #pragma unroll
-      for (int k = 0; k < kInputs; ++k) pack[r][k] = load_pack<Type, kPack>(from + k * cols);
+      for (int k = 0; k < kInputs; ++k) vector[r][k] = load_vector<Type, kVector>(from + k * cols);
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const Index row = first + r * blockDim.y;
       if (r > 0 && row >= rows) break;
-      Compute x[kInputs][kPack];
+      Compute x[kInputs][kVector];
 #pragma unroll
-      for (int k = 0; k < kInputs; ++k) unpack<kPack>(pack[r][k], x[k]);
-      a.op.template apply<kPack>(x, columns, int64(row) * a.cols + col);
-      store_pack(row_at(a.store.pointer, a.store.rows, row, col), pack_from<typename Store::Type, kPack>(x[0]));
+      for (int k = 0; k < kInputs; ++k) unpack<kVector>(vector[r][k], x[k]);
+      a.op.template apply<kVector>(x, columns, int64(row) * a.cols + col);
+      store_vector(row_at(a.store.pointer, a.store.rows, row, col), vector_from<typename Store::Type, kVector>(x[0]));
     }
   } else {
     const typename Load::Line source = {a.load.pointer + place(a.load.rows, first)};
     const typename Store::Line target = {a.store.pointer + place(a.store.rows, first)};
-    const int64 begin = int64(col) - (-target.template head<kPack>() & (kPack - 1)), behind = a.cols - begin;
+    const int64 begin = int64(col) - (-target.template head<kVector>() & (kVector - 1)), behind = a.cols - begin;
     if (behind <= 0) return;
-    Span<kPack> span = span_between<kPack>(begin < 0 ? int(-begin) : 0, behind < kPack ? int(behind) : kPack);
-    const auto columns = a.op.template columns_span<kPack>(begin, a.cols, span);
-    Compute x[kInputs][kPack];
+    VectorMask<kVector> mask =
+        vector_mask_between<kVector>(begin < 0 ? int(-begin) : 0, behind < kVector ? int(behind) : kVector);
+    const auto columns = a.op.template columns_masked<kVector>(begin, a.cols, mask);
+    Compute x[kInputs][kVector];
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) {
       const int64 at = begin + k * a.cols;
-      Pack<Type, kPack> pack;
-      if (!span.whole()) pack = load_span<Type, kPack>(source.pointer + at, span);
-      else if constexpr (kPeel == 1) pack = source.template load<kPack>(at);
-      else pack = source.template load_anywhere<kPack>(at);
-      unpack<kPack>(pack, x[k]);
+      Vector<Type, kVector> vector;
+      if (!mask.whole()) vector = load_masked<Type, kVector>(source.pointer + at, mask);
+      else if constexpr (kUnaligned == 1) vector = source.template load<kVector>(at);
+      else vector = source.template load_unaligned<kVector>(at);
+      unpack<kVector>(vector, x[k]);
     }
-    a.op.template apply<kPack>(x, columns, int64(first) * a.cols + begin);
-    hide(span.has_bits);
-    if (span.whole()) return target.template store<kPack, true>(x[0], NoColumns{}, begin);
+    a.op.template apply<kVector>(x, columns, int64(first) * a.cols + begin);
+    make_opaque(mask.has_bits);
+    if (mask.whole()) return target.template store<kVector, true>(x[0], NoColumns{}, begin);
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) {
-      if (!span.has(i)) continue;
+    for (int i = 0; i < kVector; ++i) {
+      if (!mask.has(i)) continue;
       const Compute one[1] = {x[0][i]};
       target.template store<1>(one, NoColumns{}, begin + i);
     }

@@ -1,12 +1,13 @@
 // Philox4x32-10: random words without a state. Its twin is cupynorm/_philox.py.
 #pragma once
-#include <cupynorm/ptx.cuh>
+#include <base/ptx.cuh>
 
 namespace cupynorm {
 
 constexpr int kPhiloxRounds = 10;
 
-// The key of each round. Where the host has made them, a round's two exclusive-ors take them as they lie in a kernel's parameters.
+// The key of each round. Where the host has made them, a round's two exclusive-ors take them as they lie in a kernel's
+// parameters.
 struct PhiloxKeys {
   uint2 round[kPhiloxRounds];
 };

@@ -1,17 +1,17 @@
 // Load and Store functors that are computed: of x or of the op's result, and of operands; and masks. Their twins are in
 // cupynorm/functors.py. What is computed is a struct of cupynorm/_expression.py, `Function`.
 //
-// An operand has at(row), which gives a Line: load<N>(col) -> Packed<N>, as it lies in memory, so that all loads are on their way
-// before the first is waited for; unpack<N>(packed, x, col) makes numbers of it.
+// An operand has at(row), which gives a Line: load<N>(col) -> Packed<N>, as it lies in memory, so that all loads are on
+// their way before the first is waited for; unpack<N>(packed, x, col) makes numbers of it.
 #pragma once
-#include <cupynorm/functions.cuh>
-#include <cupynorm/functors.cuh>
-#include <cupynorm/philox.cuh>
+#include <base/functions.cuh>
+#include <io/affine.cuh>
+#include <base/philox.cuh>
 
 namespace cupynorm {
 
-// Elements next to each other along a row, rows anywhere or all at one place, read in accesses of kWidth elements; 0: packs begin
-// anywhere, and are put together from two accesses.
+// Elements next to each other along a row, rows anywhere or all at one place, read in accesses of kWidth elements; 0:
+// vectors begin anywhere, and are put together from two accesses.
 // kConstant: nothing writes there while the kernel runs.
 template <typename T, class Rows, int kWidth, bool kConstant>
 struct AlongRows {
@@ -21,25 +21,25 @@ struct AlongRows {
   Rows rows;
 
   template <int N>
-  using Packed = Pack<T, N>;
+  using Packed = Vector<T, N>;
   struct Line {
     const T* pointer;
-    void hide() { cupynorm::hide(pointer); }
+    void make_opaque() { cupynorm::make_opaque(pointer); }
     template <int N, typename Index>
-    Pack<T, N> load(Index col) const {
-      if constexpr (kWidth == 0 && N > 1) return load_pack_anywhere<T, N, kConstant>(pointer + col);
-      else return load_pack<T, N, (kWidth > 0 && kWidth < N ? kWidth : N), kConstant>(pointer + col);
+    Vector<T, N> load(Index col) const {
+      if constexpr (kWidth == 0 && N > 1) return load_vector_unaligned<T, N, kConstant>(pointer + col);
+      else return load_vector<T, N, (kWidth > 0 && kWidth < N ? kWidth : N), kConstant>(pointer + col);
     }
     template <int N, typename Compute, typename Index>
-    static void unpack(const Pack<T, N>& packed, Compute* x, Index) {
+    static void unpack(const Vector<T, N>& packed, Compute* x, Index) {
       cupynorm::unpack<N>(packed, x);
     }
   };
   Line at(int64 row) const { return {pointer + rows.offset(row)}; }
 };
 
-// The same for every row: loaded for all that a thread holds at a time. Its place seems to go by the row: loaded before their loop, as the
-// compiler would, it would be made numbers of there, and so be waited for before x is asked for.
+// The same for every row: loaded for all that a thread holds at a time. Its place seems to go by the row: loaded before
+// their loop, as the compiler would, it would be made numbers of there, and so be waited for before x is asked for.
 template <typename T, int kWidth, bool kConstant>
 struct AlongColumns {
   using Rows = AlongRows<T, Strided<1>, kWidth, kConstant>;
@@ -48,7 +48,7 @@ struct AlongColumns {
   const T* pointer;
 
   template <int N>
-  using Packed = Pack<T, N>;
+  using Packed = Vector<T, N>;
   using Line = typename Rows::Line;
   Line at(int64 row) const { return {pointer + (row >> 62)}; }
 };
@@ -64,8 +64,8 @@ struct PerRow {
   template <int N>
   using Packed = NoColumns;
   struct Line {
-    Pack<T, 1> element;
-    static void hide() {}
+    Vector<T, 1> element;
+    static void make_opaque() {}
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
@@ -78,7 +78,7 @@ struct PerRow {
       for (int i = 0; i < N; ++i) x[i] = value[0];
     }
   };
-  Line at(int64 row) const { return {load_pack<T, 1>(pointer + rows.offset(row))}; }
+  Line at(int64 row) const { return {load_vector<T, 1>(pointer + rows.offset(row))}; }
 };
 
 // Elements anywhere: one at a time.
@@ -92,21 +92,21 @@ struct Scattered {
 
   template <int N>
   struct Packed {
-    Pack<T, 1> element[N];
-    void hide() {
+    Vector<T, 1> element[N];
+    void make_opaque() {
 #pragma unroll
-      for (int i = 0; i < N; ++i) element[i].hide();
+      for (int i = 0; i < N; ++i) element[i].make_opaque();
     }
   };
   struct Line {
     const T* pointer;
     Strided<kColumnAxes> cols;
-    static void hide() {}
+    static void make_opaque() {}
     template <int N, typename Index>
     Packed<N> load(Index col) const {
       Packed<N> packed;
 #pragma unroll
-      for (int i = 0; i < N; ++i) packed.element[i] = load_pack<T, 1>(pointer + cols.offset(col + i));
+      for (int i = 0; i < N; ++i) packed.element[i] = load_vector<T, 1>(pointer + cols.offset(col + i));
       return packed;
     }
     template <int N, typename Compute, typename Index>
@@ -128,7 +128,7 @@ struct Value {
   using Packed = NoColumns;
   struct Line {
     T value;
-    static void hide() {}
+    static void make_opaque() {}
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
@@ -142,8 +142,8 @@ struct Value {
   Line at(int64) const { return {value}; }
 };
 
-// 1 where a dropout keeps an element and 0 where it drops it: cupynorm/_philox.py says which. Packs lie at multiples of N, along
-// the row and in all of x, so four of their elements, or all if they are fewer, are of one block.
+// 1 where a dropout keeps an element and 0 where it drops it: cupynorm/_philox.py says which. Vectors lie at multiples
+// of N, along the row and in all of x, so four of their elements, or all if they are fewer, are of one block.
 struct Dropped {
   unsigned long long seed, offset, threshold;
 };
@@ -158,7 +158,7 @@ struct Kept {
   struct Line {
     Dropped dropped;
     int64 first;  // the row's first element
-    static void hide() {}
+    static void make_opaque() {}
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
@@ -194,7 +194,7 @@ struct Operands {
   template <int N>
   using Packed = NoColumns;
   struct Line {
-    static void hide() {}
+    static void make_opaque() {}
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
@@ -207,7 +207,8 @@ struct Operands {
 template <class First, class... Rest>
 struct Operands<First, Rest...> {
   using Others = Operands<Rest...>;
-  static constexpr int kCount = 1 + Others::kCount, kBytes = First::kBytes > Others::kBytes ? First::kBytes : Others::kBytes;
+  static constexpr int kCount = 1 + Others::kCount,
+      kBytes = First::kBytes > Others::kBytes ? First::kBytes : Others::kBytes;
   First first;
   Others rest;
 
@@ -215,12 +216,12 @@ struct Operands<First, Rest...> {
   struct Packed {
     typename First::template Packed<N> first;
     typename Others::template Packed<N> rest;
-    void hide() { first.hide(), rest.hide(); }
+    void make_opaque() { first.make_opaque(), rest.make_opaque(); }
   };
   struct Line {
     typename First::Line first;
     typename Others::Line rest;
-    void hide() { first.hide(), rest.hide(); }
+    void make_opaque() { first.make_opaque(), rest.make_opaque(); }
     template <int N, typename Index>
     Packed<N> load(Index col) const {
       return {first.template load<N>(col), rest.template load<N>(col)};
@@ -255,11 +256,11 @@ struct Bounds {
 };
 
 template <bool kNarrow, typename Narrow, typename Wide>
-struct Either {
+struct Conditional {
   using Type = Wide;
 };
 template <typename Narrow, typename Wide>
-struct Either<true, Narrow, Wide> {
+struct Conditional<true, Narrow, Wide> {
   using Type = Narrow;
 };
 
@@ -271,7 +272,7 @@ inline Index length_at(NoLengths, int64, Index cols) {
 // Whatever number the caller has: none is read beyond the row.
 template <typename T, class Rows, typename Index>
 inline Index length_at(const PerRow<T, Rows>& lengths, int64 row, Index cols) {
-  using Wide = typename Either<sizeof(T) <= 4 && sizeof(Index) == 4, unsigned, unsigned long long>::Type;
+  using Wide = typename Conditional<sizeof(T) <= 4 && sizeof(Index) == 4, unsigned, unsigned long long>::Type;
   const T length = lengths.pointer[lengths.rows.offset(row)];
   return length < T(1) ? 0 : Wide(length) > Wide(cols) ? cols : Index(length);
 }
@@ -281,7 +282,8 @@ struct AllColumns {
   using Index = int64;
 };
 
-// cupynorm/_mask.py, Mask.interval. Without a bound low and high are beyond every column. Index_: what cols + queries fit into.
+// cupynorm/_mask.py, Mask.interval. Without a bound low and high are beyond every column. Index_: what cols + queries
+// fit into.
 template <class Lengths, bool kLeftPadded, bool kBand, typename Index_>
 struct Interval {
   static constexpr bool kWhole = false;
@@ -292,14 +294,14 @@ struct Interval {
 
   Bounds<Index> at(int64 row) const {
     const Index length = length_at(lengths, row, cols);
-    Bounds<Index> span = {kLeftPadded ? cols - length : 0, kLeftPadded ? cols : length};
+    Bounds<Index> interval = {kLeftPadded ? cols - length : 0, kLeftPadded ? cols : length};
     if constexpr (kBand) {
       const Index query = Index(row) - Index(quotient(row, queries, multiplier, shift)) * queries;
-      if (query + low > span.begin) span.begin = query + low < cols ? query + low : cols;
-      if (query + high < span.end) span.end = query + high;
-      if (span.end < span.begin) span.end = span.begin;
+      if (query + low > interval.begin) interval.begin = query + low < cols ? query + low : cols;
+      if (query + high < interval.end) interval.end = query + high;
+      if (interval.end < interval.begin) interval.end = interval.begin;
     }
-    return span;
+    return interval;
   }
 };
 
@@ -324,11 +326,11 @@ struct Where {
 
 // A bit for each of N bytes: whether it is not 0.
 template <int N>
-inline unsigned bits_of(const Pack<unsigned char, N>& pack) {
+inline unsigned bits_of(const Vector<unsigned char, N>& vector) {
   unsigned bits = 0;
 #pragma unroll
   for (int i = 0; i < N; i += 4) {
-    const unsigned word = N < 4 ? pack.word[0] & ((1u << 8 * N % 32) - 1) : pack.word[i / 4];
+    const unsigned word = N < 4 ? vector.word[0] & ((1u << 8 * N % 32) - 1) : vector.word[i / 4];
     // the top bit of each byte that is not 0, brought together by a multiplication whose sums never meet
     const unsigned tops = (((word & 0x7f7f7f7fu) + 0x7f7f7f7fu) | word) & 0x80808080u;
     bits |= ((tops >> 7) * 0x10204080u >> 28) << i;
@@ -344,7 +346,7 @@ inline unsigned bits_of(const Packed& packed) {
 }
 
 struct NoMask {
-  static constexpr bool kDrops = false, kWhole = true, kSpans = false;
+  static constexpr bool kDrops = false, kWhole = true, kInterval = false;
   template <int N>
   using Packed = NoColumns;
   struct Line {};
@@ -354,7 +356,7 @@ struct NoMask {
 template <class Structure, class Where_>
 struct Mask {
   static constexpr bool kDrops = true, kWhole = Structure::kWhole && !Where_::kPerRow;
-  static constexpr bool kBytes = Where_::kPresent && !Where_::kPerRow, kSpans = !kWhole;
+  static constexpr bool kBytes = Where_::kPresent && !Where_::kPerRow, kInterval = !kWhole;
   Structure structure;
   Where_ where;
   int64 cols;
@@ -362,12 +364,12 @@ struct Mask {
   template <int N>
   using Packed = typename Where_::template Packed<N>;
   struct Line {
-    Bounds<typename Structure::Index> span;
+    Bounds<typename Structure::Index> interval;
     typename Where_::Line where;
 
     template <int N, typename Index>
     bool reads(Index col) const {
-      return kWhole || (col < Index(span.end) && col + N > Index(span.begin));
+      return kWhole || (col < Index(interval.end) && col + N > Index(interval.begin));
     }
     template <int N, typename Index>
     Packed<N> load(Index col) const {
@@ -377,14 +379,14 @@ struct Mask {
     // Columns are then counted from this one.
     template <typename Index>
     void count_from(Index col) {
-      span.begin -= col, span.end -= col;
+      interval.begin -= col, interval.end -= col;
     }
     template <int N, typename Index>
     unsigned bits(const Packed<N>& packed, Index col) const {
       unsigned bits = ~0u >> (32 - N);
       if constexpr (kBytes) bits = bits_of<N>(packed);
       if constexpr (!kWhole) {
-        const Index from = Index(span.begin) - col, to = Index(span.end) - col;
+        const Index from = Index(interval.begin) - col, to = Index(interval.end) - col;
         const int first = from < 0 ? 0 : from > N ? N : int(from), last = to < 0 ? 0 : to > N ? N : int(to);
         bits &= ((1u << last) - 1) & ~((1u << first) - 1);
       }
@@ -393,9 +395,9 @@ struct Mask {
   };
   Line at(int64 row) const {
     Line line = {{0, typename Structure::Index(cols)}, where.at(row)};
-    if constexpr (!Structure::kWhole) line.span = structure.at(row);
+    if constexpr (!Structure::kWhole) line.interval = structure.at(row);
     if constexpr (Where_::kPerRow) {
-      if ((line.where.element.word[0] & 0xff) == 0) line.span.end = line.span.begin;
+      if ((line.where.element.word[0] & 0xff) == 0) line.interval.end = line.interval.begin;
     }
     return line;
   }
@@ -419,8 +421,10 @@ struct KeptIn {
 template <typename T, int kAxes, class Function, class Mask_, class Keep, class Operands_>
 struct FusedLoad {
   using Type = T;
-  using Digits = typename Either<sizeof(T) == 2 && Operands_::kBytes <= 2, T, typename Either<sizeof(T) == 8, T, float>::Type>::Type;
-  static constexpr bool kDirect = false, kDrops = Mask_::kDrops, kSpans = Mask_::kSpans;
+  using Precision =
+      typename Conditional<sizeof(T) == 2 && Operands_::kBytes <= 2, T,
+      typename Conditional<sizeof(T) == 8, T, float>::Type>::Type;
+  static constexpr bool kDirect = false, kDrops = Mask_::kDrops, kInterval = Mask_::kInterval;
   static constexpr bool kKeeps = Keep::kKeeps;
   const T* pointer;
   Strided<kAxes> rows;
@@ -430,7 +434,7 @@ struct FusedLoad {
 
   template <int N>
   struct Loaded {
-    Pack<T, N> x;
+    Vector<T, N> x;
     typename Operands_::template Packed<N> operands;
     typename Mask_::template Packed<N> mask;
   };
@@ -445,21 +449,21 @@ struct FusedLoad {
     typename Keep::Line keeping;
     typename Operands_::Line operands;
 
-    void hide() { cupynorm::hide(pointer), operands.hide(); }
+    void make_opaque() { cupynorm::make_opaque(pointer), operands.make_opaque(); }
 
     template <typename Index>
     bool keeps_all(Index first, Index end) const {
-      return !Mask_::kBytes && Index(mask.span.begin) <= first && end <= Index(mask.span.end);
+      return !Mask_::kBytes && Index(mask.interval.begin) <= first && end <= Index(mask.interval.end);
     }
     // What a mask keeps is then asked for by columns counted from this one.
     template <typename Index>
     void count_kept_from(Index col) {
       mask.count_from(col);
     }
-    // Whether anything of a pack is kept: what the mask's structure drops is not read.
+    // Whether anything of a vector is kept: what the mask's structure drops is not read.
     template <int N, typename Index>
     bool reads(Index col) const {
-      if constexpr (kSpans) return mask.template reads<N>(col);
+      if constexpr (kInterval) return mask.template reads<N>(col);
       return true;
     }
     template <int N, typename Index>
@@ -472,7 +476,7 @@ struct FusedLoad {
       unpack_kept<N>(loaded, x, col);
       if constexpr (kDrops) {
         const unsigned bits = mask.template bits<N>(loaded.mask, col);
-        if (Mask_::kWhole || bits != ~0u >> (32 - N)) {  // most packs are within what a structure keeps
+        if (Mask_::kWhole || bits != ~0u >> (32 - N)) {  // most vectors are within what a structure keeps
 #pragma unroll
           for (int i = 0; i < N; ++i) x[i] = bits >> i & 1 ? x[i] : padding;
         }
@@ -485,8 +489,9 @@ struct FusedLoad {
     // The same with no look at the structure, and which elements are kept.
     template <int N, typename Index>
     Loaded<N> load_kept(Index col) const {
-      if constexpr (kDrops) return {load_pack<T, N>(pointer + col), operands.template load<N>(col), mask.template load<N>(col)};
-      else return {load_pack<T, N>(pointer + col), operands.template load<N>(col), {}};
+      if constexpr (kDrops)
+        return {load_vector<T, N>(pointer + col), operands.template load<N>(col), mask.template load<N>(col)};
+      else return {load_vector<T, N>(pointer + col), operands.template load<N>(col), {}};
     }
     template <int N, typename Compute, typename Index>
     void unpack_kept(const Loaded<N>& loaded, Compute* x, Index col) const {
@@ -521,7 +526,7 @@ template <class... Stores>
 struct Outputs {
   static constexpr int kCount = 0, kBytes = 1;
   struct Line {
-    void hide() {}
+    void make_opaque() {}
     template <int N, bool kWhole, typename Compute, typename Index>
     static void store(const Compute (*)[N], Index) {}
   };
@@ -531,14 +536,15 @@ template <class First, class... Rest>
 struct Outputs<First, Rest...> {
   using Others = Outputs<Rest...>;
   using Type = typename First::Type;
-  static constexpr int kCount = 1 + Others::kCount, kBytes = First::kBytes > Others::kBytes ? First::kBytes : Others::kBytes;
+  static constexpr int kCount = 1 + Others::kCount,
+      kBytes = First::kBytes > Others::kBytes ? First::kBytes : Others::kBytes;
   First first;
   Others rest;
 
   struct Line {
     typename First::Line first;
     typename Others::Line rest;
-    void hide() { first.hide(), rest.hide(); }
+    void make_opaque() { first.make_opaque(), rest.make_opaque(); }
     template <int N, bool kWhole, typename Compute, typename Index>
     void store(const Compute (*y)[N], Index col) const {
       first.template store<N, kWhole>(y[0], NoColumns{}, col);
@@ -554,32 +560,33 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
   using Type = typename Outputs_::Type;
   using Affines = AffineColumns<Gamma, Beta>;
   static constexpr int kBytes = Outputs_::kBytes;
-  static constexpr bool kAhead = true, kScales = false;
+  static constexpr bool kHasEpilogueOperands = true, kScales = false;
   Outputs_ to;
   Affines affine;
   Operands_ operands;
 
   template <int N>
-  using Ahead = typename Operands_::template Packed<N>;
+  using EpilogueOperands = typename Operands_::template Packed<N>;
 
   struct Line {
     typename Outputs_::Line to;
     typename Operands_::Line operands;
     Type* address() const { return to.first.address(); }
-    void hide() { to.hide(), operands.hide(); }
+    void make_opaque() { to.make_opaque(), operands.make_opaque(); }
     template <int N>
     int head() const {
       return to.first.template head<N>();
     }
     template <int N, typename Index>
-    Ahead<N> ahead(Index col) const {
+    EpilogueOperands<N> epilogue_operands(Index col) const {
       return operands.template load<N>(col);
     }
     template <int N, bool kWhole = false, typename Compute, typename Index>
-    void store(const Compute (&y)[N], const typename Affines::template Columns<N>& columns, const Ahead<N>& ahead, Index col) const {
+    void store(const Compute (&y)[N], const typename Affines::template Columns<N>& columns,
+        const EpilogueOperands<N>& epilogue_operands, Index col) const {
       Compute in[1 + Operands_::kCount][N], out[Outputs_::kCount][N];
       Affines::template apply<N>(y, columns, in[0]);
-      operands.template unpack<N>(ahead, in + 1, col);
+      operands.template unpack<N>(epilogue_operands, in + 1, col);
       apply_to_each<Function>(in, out);
       to.template store<N, kWhole>(out, col);
     }
@@ -592,13 +599,14 @@ constexpr bool kIsInt8 = false;
 template <>
 constexpr bool kIsInt8<signed char> = true;
 
-// (y * gamma + beta) / scale, where scale takes the largest of a row to the largest number that is stored, and is written.
+// (y * gamma + beta) / scale, where scale takes the largest of a row to the largest number that is stored, and is
+// written.
 template <typename Compute, typename T, int kAxes, class Gamma, class Beta>
 struct ScaledStore : ColumnsOf<ScaledStore<Compute, T, kAxes, Gamma, Beta>, Gamma, Beta> {
   using Type = T;
   using Affines = AffineColumns<Gamma, Beta>;
   static constexpr int kBytes = sizeof(T);
-  static constexpr bool kAhead = false, kScales = true;
+  static constexpr bool kHasEpilogueOperands = false, kScales = true;
   // int8 of a row's own scale: nothing is beyond the limit
   static constexpr bool kInRange = kIsInt8<T> && sizeof(Compute) == 4;
   DirectStore<T, kAxes> to;
@@ -607,18 +615,20 @@ struct ScaledStore : ColumnsOf<ScaledStore<Compute, T, kAxes, Gamma, Beta>, Gamm
   Compute limit;  // the largest number that is stored
 
   template <int N>
-  using Ahead = NoColumns;
+  using EpilogueOperands = NoColumns;
   template <int N>
   static void finish(const Compute (&y)[N], const typename Affines::template Columns<N>& columns, Compute (&z)[N]) {
     Affines::template apply<N>(y, columns, z);
   }
 
-  // lift: 1, or for a scale of a double that is too small to have an inverse a power of two, which elements are multiplied by first.
+  // lift: 1, or for a scale of a double that is too small to have an inverse a power of two, which elements are
+  // multiplied by first.
   struct Scale {
     Compute scale, inverse, lift;
     unsigned what;  // bytes_of: 0 for an int8 of a row that has nan or inf
   };
-  static constexpr bool kLifts = sizeof(Compute) == 8;  // in float a scale without an inverse is subnormal, and flushed to zero
+  // in float a scale without an inverse is subnormal, and flushed to zero
+  static constexpr bool kLifts = sizeof(Compute) == 8;
   Scale scale_of(Compute largest) const {
     const Compute scale = largest * reciprocal(limit);
     const bool zero = scale == 0 || scale == infinity<Compute>();
@@ -641,13 +651,14 @@ struct ScaledStore : ColumnsOf<ScaledStore<Compute, T, kAxes, Gamma, Beta>, Gamm
     void store_scaled(const Compute (&z)[N], Scale scale, Index col) const {
       Compute q[N];
       if constexpr (kInRange) {
-        Pack<T, N> pack;
+        Vector<T, N> vector;
         float sum[N < 4 ? 4 : N] = {};
 #pragma unroll
         for (int i = 0; i < N; ++i) sum[i] = multiply_add(z[i], scale.inverse, kLastPlaceIsOne);
 #pragma unroll
-        for (int i = 0; i < N; i += 4) pack.word[i / 4] = bytes_of(sum[i], sum[i + 1], sum[i + 2], sum[i + 3], scale.what);
-        store_pack<kWhole>(to.pointer + col, pack);
+        for (int i = 0; i < N; i += 4)
+          vector.word[i / 4] = bytes_of(sum[i], sum[i + 1], sum[i + 2], sum[i + 3], scale.what);
+        store_vector<kWhole>(to.pointer + col, vector);
       } else {
 #pragma unroll
         for (int i = 0; i < N; ++i) q[i] = (kLifts ? z[i] * scale.lift : z[i]) * scale.inverse;

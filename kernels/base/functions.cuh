@@ -1,11 +1,13 @@
-// The functions that a user's expression may call (cupynorm/functions.py), for float and double. Each is fn_ and its name there.
-// In float: a few units of the last place, in instructions that leave a 16-bit kernel its bandwidth; subnormals are flushed.
+// The functions that a user's expression may call (cupynorm/functions.py), for float and double. Each is fn_ and its
+// name there. In float: a few units of the last place, in instructions that leave a 16-bit kernel its bandwidth;
+// subnormals are flushed.
 #pragma once
-#include <cupynorm/math.cuh>
+#include <base/math.cuh>
 
 namespace cupynorm {
 
-// A constant by its bits, as float and as double (not as a double that is converted: the compiler would leave that to the device).
+// A constant by its bits, as float and as double (not as a double that is converted: the compiler would leave that to
+// the device).
 template <typename T>
 inline T fn_constant(unsigned single, unsigned low, unsigned high) {
   if constexpr (sizeof(T) == sizeof(float)) return as_float(single);
@@ -35,7 +37,8 @@ inline T fn_at_least(T x, T limit) {
   return x < limit ? limit : x;
 }
 
-// 2 units of the last place. The approximate reciprocal of what is above 2^126 is flushed to 0, so from 2^125 both are made smaller.
+// 2 units of the last place. The approximate reciprocal of what is above 2^126 is flushed to 0, so from 2^125 both are
+// made smaller.
 inline float fn_divide(float a, float b) {
   const float scale = magnitude(b) >= 4.2535296e37f ? 0.25f : 1.0f;
   return a * scale * reciprocal_approx(b * scale);
@@ -80,11 +83,11 @@ inline double fn_gelu_tanh(double x) {
   return x * fn_sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x));
 }
 
-// x Phi(x) = max(x, 0) - |x| Q(|x|), where Q(a) = exp(-a^2 / 2) g(a) is the normal distribution's upper tail: no 1 + erf cancels.
-// g(a) = erfc(a / sqrt(2)) exp(a^2 / 2) / 2 falls slowly; it is a polynomial in 1 / (1 + 0.34 a), whose relative error is
-// at most 9.1e-8 (1 + a^2 / 8) up to a = 13.3, where Q is subnormal (least squares, reweighted until the error is level). With
-// those of the reciprocal and of exp2 the result's relative error is 1e-6 down to x = -2, 2e-6 at -5.5 and 1e-5 at -13.
-// 17 instructions; with erff they are 30.
+// x Phi(x) = max(x, 0) - |x| Q(|x|), where Q(a) = exp(-a^2 / 2) g(a) is the normal distribution's upper tail: no 1 +
+// erf cancels. g(a) = erfc(a / sqrt(2)) exp(a^2 / 2) / 2 falls slowly; it is a polynomial in 1 / (1 + 0.34 a), whose
+// relative error is at most 9.1e-8 (1 + a^2 / 8) up to a = 13.3, where Q is subnormal (least squares, reweighted until
+// the error is level). With those of the reciprocal and of exp2 the result's relative error is 1e-6 down to x = -2,
+// 2e-6 at -5.5 and 1e-5 at -13. 17 instructions; with erff they are 30.
 inline float fn_gelu(float x) {
   const float a = magnitude(x), t = reciprocal_approx(multiply_add(a, 0.34f, 1.0f));
   float g = 0.048413966f;
@@ -96,7 +99,8 @@ inline float fn_gelu(float x) {
   g = multiply_add(g, t, 0.136969f);
   g = multiply_add(g, t, -6.474122e-05f);
   const float e = exp2_approx(x * -0.72134752f * x);
-  // 14: inf times 0 would be nan; nan is e's to pass on, fminf drops it. What is subtracted is all of x or nothing, and nan of -inf
+  // 14: inf times 0 would be nan; nan is e's to pass on, fminf drops it. What is subtracted is all of x or nothing, and
+  // nan of -inf
   return multiply_add(-fminf(a, 14.0f) * e, g, x - fminf(x, 0.0f));
 }
 inline double fn_gelu(double x) { return x * (0.5 * erfc(x * -0.70710678118654752)); }
@@ -105,7 +109,9 @@ inline float fn_cast_float16(float x) { return half_to_float(float_to_half(x)); 
 inline double fn_cast_float16(double x) { return double(half_to_float(double_to_half(x))); }
 
 inline float fn_cast_bfloat16(float x) { return bfloat16_to_float(float_to_bfloat16(x)); }
-inline double fn_cast_bfloat16(double x) { return double(bfloat16_to_float(float_to_bfloat16(double_to_float_to_odd(x)))); }
+inline double fn_cast_bfloat16(double x) {
+  return double(bfloat16_to_float(float_to_bfloat16(double_to_float_to_odd(x))));
+}
 
 inline float fn_cast_float32(float x) { return x; }
 inline double fn_cast_float32(double x) { return double(float(x)); }

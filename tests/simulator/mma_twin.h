@@ -1,4 +1,4 @@
-// What kernels/cupynorm/tensor.cuh declares for a GPU, in C++ for the simulator. That file includes this one in its place.
+// What kernels/bert/mma.cuh declares for a GPU, in C++ for the simulator. That file includes this one in its place.
 #pragma once
 
 namespace cupynorm {
@@ -10,8 +10,8 @@ inline void multiply_add_tile(T, float (&c)[4], const unsigned (&a)[4], unsigned
     const int part = k / 4, from = k % 4;  // rows and columns 2k and 2k + 1
     float left[2][2], right[2][2];
     for (int i = 0; i < 2; ++i) {
-      const Pack<T, 2> row = {{__shfl_sync(kAllLanes, a[part * 2 + i], g * 4 + from)}};
-      const Pack<T, 2> column = {{__shfl_sync(kAllLanes, part ? b1 : b0, (2 * t + i) * 4 + from)}};
+      const Vector<T, 2> row = {{__shfl_sync(kAllLanes, a[part * 2 + i], g * 4 + from)}};
+      const Vector<T, 2> column = {{__shfl_sync(kAllLanes, part ? b1 : b0, (2 * t + i) * 4 + from)}};
       unpack<2>(row, left[i]), unpack<2>(column, right[i]);
     }
     for (int i = 0; i < 4; ++i) c[i] += left[i / 2][0] * right[i % 2][0] + left[i / 2][1] * right[i % 2][1];
@@ -51,7 +51,7 @@ inline void end_products() {}
 template <int kNewest>
 inline void wait_for_products() {}
 template <int kCount>
-inline void settle(float (&)[kCount]) {}
+inline void make_all_opaque(float (&)[kCount]) {}
 
 template <int kBytes, bool kAcross, typename T, int kCount>
 inline void multiply_add_rows(T, float (&c)[kCount], const unsigned (&a)[4], Tile tile, bool add) {
@@ -60,15 +60,17 @@ inline void multiply_add_rows(T, float (&c)[kCount], const unsigned (&a)[4], Til
   for (int k = 0; k < 16; ++k) {
     float left[2], right;
     for (int i = 0; i < 2; ++i) {
-      const Pack<T, 2> row = {{__shfl_sync(kAllLanes, a[k / 8 * 2 + i], g * 4 + k % 8 / 2)}};
+      const Vector<T, 2> row = {{__shfl_sync(kAllLanes, a[k / 8 * 2 + i], g * 4 + k % 8 / 2)}};
       float both[2];
       unpack<2>(row, both);
       left[i] = both[k % 2];
     }
     for (int i = 0; i < kCount; ++i) {
       const int col = i / 4 * 8 + 2 * t + i % 2;
-      const Tile at = tile + (kAcross ? k * kBytes + 2 * col : col * kBytes + 2 * k);  // as if in order; bits 7.. move bits 4..
-      const Pack<T, 1> element = {{*reinterpret_cast<const unsigned short*>(at ^ (at >> 7 & (kBytes / 16 - 1)) << 4)}};
+      // as if in order; bits 7.. move bits 4..
+      const Tile at = tile + (kAcross ? k * kBytes + 2 * col : col * kBytes + 2 * k);
+      const Vector<T, 1> element =
+          {{*reinterpret_cast<const unsigned short*>(at ^ (at >> 7 & (kBytes / 16 - 1)) << 4)}};
       unpack<1>(element, &right);
       c[i] += left[i / 2 % 2] * right;
     }

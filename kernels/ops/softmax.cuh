@@ -13,19 +13,19 @@ struct Exponentials {
   static Exponentials identity() { return {-infinity<T>(), 0}; }
 
   static Exponentials merge(Exponentials a, Exponentials b) {
-    T max = larger(a.max, b.max), origin = max == -infinity<T>() ? T(0) : max;
-    return {max, a.sum * exponential(a.max - origin) + b.sum * exponential(b.max - origin)};
+    T max = larger(a.max, b.max), pivot = max == -infinity<T>() ? T(0) : max;
+    return {max, a.sum * exponential(a.max - pivot) + b.sum * exponential(b.max - pivot)};
   }
 
   // Of all that several threads hold: one exponential a thread, where merges step by step take two a step.
   template <class Lanes>
   static Exponentials gather(Exponentials s, Lanes lanes) {
-    const T max = lanes.max(s.max), origin = max == -infinity<T>() ? T(0) : max;
-    return {max, lanes.sum(s.sum * exponential(s.max - origin))};
+    const T max = lanes.max(s.max), pivot = max == -infinity<T>() ? T(0) : max;
+    return {max, lanes.sum(s.sum * exponential(s.max - pivot))};
   }
 };
 
-// The maximum of x and the origin that its exponentials are taken from: the maximum, or 0 where that is -inf.
+// The maximum of x and the pivot that its exponentials are taken from: the maximum, or 0 where that is -inf.
 template <int N, typename T>
 inline T maximum(const T (&x)[N]) {
   T max = x[0];
@@ -53,41 +53,41 @@ struct OfExponentials : RowOp {
     return State::gather(s, lanes);
   }
 
-  template <int N, class Valid>
-  static State summarize(T (&x)[N], Valid, T) {
-    T max = maximum(x), origin = max == -infinity<T>() ? T(0) : max, sum[Valid::kChains] = {};
+  template <int N, class Predicate>
+  static State summarize(T (&x)[N], Predicate, T) {
+    T max = maximum(x), pivot = max == -infinity<T>() ? T(0) : max, sum[Predicate::kAccumulators] = {};
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum[i % Valid::kChains] += Op::exponent(x[i], origin);
+    for (int i = 0; i < N; ++i) sum[i % Predicate::kAccumulators] += Op::exponent(x[i], pivot);
     return {max, sum_of(sum)};
   }
 
-  // The same of those packs of kPack elements of which there are `some`, each of which `fill` puts into x first, and of
-  // what is behind all packs.
-  template <int kPack, int N, int kPacks, class Fill>
-  static State summarize_some(T (&x)[N], const bool (&some)[kPacks], Fill fill) {
+  // The same of those vectors of kVector elements of which there are `some`, each of which `fill` puts into x first,
+  // and of what is behind all vectors.
+  template <int kVector, int N, int kVectors, class Fill>
+  static State summarize_some(T (&x)[N], const bool (&some)[kVectors], Fill fill) {
     T max = -infinity<T>(), sum = 0;
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
+    for (int p = 0; p < kVectors; ++p) {
       if (some[p]) {
         fill(p);
 #pragma unroll
-        for (int i = 0; i < kPack; ++i) max = larger(max, x[p * kPack + i]);
+        for (int i = 0; i < kVector; ++i) max = larger(max, x[p * kVector + i]);
       } else {  // or its registers are taken from the begin on
 #pragma unroll
-        for (int i = 0; i < kPack; ++i) x[p * kPack + i] = 0;
+        for (int i = 0; i < kVector; ++i) x[p * kVector + i] = 0;
       }
     }
 #pragma unroll
-    for (int i = kPack * kPacks; i < N; ++i) max = larger(max, x[i]);
-    const T origin = max == -infinity<T>() ? T(0) : max;
+    for (int i = kVector * kVectors; i < N; ++i) max = larger(max, x[i]);
+    const T pivot = max == -infinity<T>() ? T(0) : max;
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
+    for (int p = 0; p < kVectors; ++p) {
       if (!some[p]) continue;
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) sum += Op::exponent(x[p * kPack + i], origin);
+      for (int i = 0; i < kVector; ++i) sum += Op::exponent(x[p * kVector + i], pivot);
     }
 #pragma unroll
-    for (int i = kPack * kPacks; i < N; ++i) sum += Op::exponent(x[i], origin);
+    for (int i = kVector * kVectors; i < N; ++i) sum += Op::exponent(x[i], pivot);
     return {max, sum};
   }
 };
@@ -104,7 +104,7 @@ struct Softmax : OfExponentials<Softmax<T>, T> {
   static bool drops_padding(Row row) { return row.factor < infinity<T>(); }
 
   // It stays in x: finish folds the rescale to the row's maximum into one factor.
-  static T exponent(T& x, T origin) { return x = exponential(x - origin); }
+  static T exponent(T& x, T pivot) { return x = exponential(x - pivot); }
 
   template <typename Cols>
   Row finish(State mine, State row, Cols, T) const {
@@ -127,7 +127,7 @@ struct LogSoftmax : OfExponentials<LogSoftmax<T>, T> {
   // Whether map makes that of the padding by itself, as summarize left it: where something is kept, all of it numbers.
   static bool drops_padding(Row row) { return magnitude(row.max + row.log_sum) < infinity<T>(); }
 
-  static T exponent(T x, T origin) { return exponential(x - origin); }
+  static T exponent(T x, T pivot) { return exponential(x - pivot); }
 
   template <typename Cols>
   Row finish(State, State row, Cols, T) const {

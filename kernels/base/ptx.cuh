@@ -1,5 +1,6 @@
-// Every instruction that C++ has no word for. A build for the CPU (tests/simulator) brings its own functions of the same names.
-// No CUDA header is included anywhere: half and bfloat16 are bits here, and the compiler needs no include path but ours.
+// Every instruction that C++ has no word for. A build for the CPU (tests/simulator) brings its own functions of the
+// same names. No CUDA header is included anywhere: half and bfloat16 are bits here, and the compiler needs no include
+// path but ours.
 #pragma once
 
 namespace cupynorm {
@@ -25,25 +26,28 @@ struct float8_e5m2 {
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// A word sent through global memory to whoever waits for it there. Letters go in pairs, 16-byte aligned, whose other 64 bits are made of both
-// words: a pair says by itself that both have come, so that its place need not be cleared before. (Whatever else lies there is such a
-// pair once in 2^64 times, zeros never; letters do not stay: their places are those of results.)
-struct Letter {
+// A word sent through global memory to whoever waits for it there. Messages go in pairs, 16-byte aligned, whose other
+// 64 bits are made of both words: a pair says by itself that both have come, so that its place need not be cleared
+// before. (Whatever else lies there is such a pair once in 2^64 times, zeros never; messages do not stay: their places
+// are those of results.)
+struct MailboxWord {
   unsigned long long bits;
 };
-inline Letter letter_of(unsigned word, unsigned other, bool second) {
-  const unsigned sign = second ? 0xffa7ffd9u + word * 0x27d4eb2fu + other * 0x9e3779b1u : 0xffb3ffe5u + word * 0x85ebca6bu + other * 0xc2b2ae35u;
+inline MailboxWord mailbox_word(unsigned word, unsigned other, bool second) {
+  const unsigned sign = second ? 0xffa7ffd9u + word * 0x27d4eb2fu + other * 0x9e3779b1u
+      : 0xffb3ffe5u + word * 0x85ebca6bu + other * 0xc2b2ae35u;
   return {static_cast<unsigned long long>(sign) << 32 | word};
 }
-inline bool have_come(Letter a, Letter b) {
-  return a.bits == letter_of(unsigned(a.bits), unsigned(b.bits), false).bits && b.bits == letter_of(unsigned(b.bits), unsigned(a.bits), true).bits;
+inline bool both_valid(MailboxWord a, MailboxWord b) {
+  return a.bits == mailbox_word(unsigned(a.bits), unsigned(b.bits), false).bits &&
+      b.bits == mailbox_word(unsigned(b.bits), unsigned(a.bits), true).bits;
 }
 
 // How often a thread looks for a message in device memory before it gives up. One look takes 0.2 to 1 us,
 // so all of them take half a second to two, where a message comes within microseconds (milliseconds if rows
 // are gigabytes). Looks are counted rather than the clock read, because the clock also runs while the
 // context is switched out, and nobody looks then.
-constexpr int kLooks = 1 << 21;
+constexpr int kMaxPolls = 1 << 21;
 
 #ifdef __CUDACC_RTC__
 
@@ -93,13 +97,15 @@ inline unsigned short double_to_half(double x) {
 
 inline float double_to_float_toward_zero(double x) { return __double2float_rz(x); }
 
-// Copies 4, 8 or 16 bytes from global to shared memory on their own way, no register involved; both aligned to as many. commit()
-// closes a group of this thread's copies, wait<n>() waits until all but its n newest groups have arrived, for this thread to read.
+// Copies 4, 8 or 16 bytes from global to shared memory on their own way, no register involved; both aligned to as many.
+// commit() closes a group of this thread's copies, wait<n>() waits until all but its n newest groups have arrived, for
+// this thread to read.
 template <int kBytes>
-inline void copy_ahead(void* shared, const void* global) {
+inline void copy_async(void* shared, const void* global) {
 #if __CUDA_ARCH__ >= 800
   const unsigned to = unsigned(__cvta_generic_to_shared(shared));
-  if constexpr (kBytes == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+  if constexpr (kBytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
   else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(kBytes) : "memory");
 #else
   if constexpr (kBytes == 16) *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
@@ -108,7 +114,7 @@ inline void copy_ahead(void* shared, const void* global) {
 #endif
 }
 // 16 bytes, or as many zeros; the address must be a valid one all the same. sm_80.
-inline void copy_ahead_or_zero(void* shared, const void* global, bool there) {
+inline void copy_async_or_zero(void* shared, const void* global, bool there) {
 #if __CUDA_ARCH__ >= 800
   const unsigned to = unsigned(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(there ? 16 : 0) : "memory");
@@ -126,142 +132,148 @@ inline void wait_for_copies() {
 #endif
 }
 
-// The blocks of a cluster (sm_90) run at the same time, and may write into one another's shared memory. A block must not write
-// into another before both have met once, their signals made. That meeting orders nothing else, because an arrival with release
-// semantics waits for all of the block's memory accesses (docs/notes/048). The wait has acquire semantics, which
-// cannot be left out, and so empties the level-1 cache (CCTL.IVALL): it belongs before a block's first loads.
-inline int block_of_cluster() {
+// The blocks of a cluster (sm_90) run at the same time, and may write into one another's shared memory. A block must
+// not write into another before both have met once, their signals made. That meeting orders nothing else, because an
+// arrival with release semantics waits for all of the block's memory accesses (docs/notes/048). The wait
+// has acquire semantics, which cannot be left out, and so empties the level-1 cache (CCTL.IVALL): it belongs before a
+// block's first loads.
+inline int cluster_rank() {
   unsigned rank = 0;
 #if __CUDA_ARCH__ >= 900
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
 #endif
   return int(rank);
 }
-inline void cluster_meet() {
+inline void cluster_sync() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
-// Words sent to another block of the cluster, and the signal there that counts their bytes (an mbarrier). Nothing else waits for
-// them: a barrier of the cluster would wait for every store to memory before it, too.
-struct Signal {
+// Words sent to another block of the cluster, and the signal there that counts their bytes (an mbarrier). Nothing else
+// waits for them: a barrier of the cluster would wait for every store to memory before it, too.
+struct Mbarrier {
   unsigned long long word;
 };
 // Before the blocks of a cluster meet for the first time, by one thread.
-inline void make_signal(Signal* signal) {
+inline void init_mbarrier(Mbarrier* mbarrier) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(unsigned(__cvta_generic_to_shared(signal))) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(unsigned(__cvta_generic_to_shared(mbarrier))) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
 // By one thread, once for each wait: how many bytes will come.
-inline void expect_bytes(Signal* signal, unsigned bytes) {
+inline void expect_bytes(Mbarrier* mbarrier, unsigned bytes) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(unsigned(__cvta_generic_to_shared(signal))), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+      ::"r"(unsigned(__cvta_generic_to_shared(mbarrier))), "r"(bytes) : "memory");
 #endif
 }
 // Sends four words to where `shared` lies in another block, 16-byte aligned, and tells `signal` there.
-inline void send_words(void* shared, Signal* signal, int block, uint4 words) {
+inline void send_words(void* shared, Mbarrier* mbarrier, int block, uint4 words) {
 #if __CUDA_ARCH__ >= 900
   unsigned to, tell;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(unsigned(__cvta_generic_to_shared(shared))), "r"(block));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(tell) : "r"(unsigned(__cvta_generic_to_shared(signal))), "r"(block));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(tell) : "r"(unsigned(__cvta_generic_to_shared(mbarrier))),
+      "r"(block));
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
                "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w), "r"(tell)
                : "memory");
 #endif
 }
-// Waits for the bytes expected: for the first time with parity 0, then 1, 0 and so on. By all threads. Of the own block's scope, as CUDA's
-// libraries wait for what comes from a cluster: acquire of a wider one empties the level-1 cache each time.
-inline void await_words(Signal* signal, unsigned parity) {
+// Waits for the bytes expected: for the first time with parity 0, then 1, 0 and so on. By all threads. Of the own
+// block's scope, as CUDA's libraries wait for what comes from a cluster: acquire of a wider one empties the level-1
+// cache each time.
+inline void await_mbarrier(Mbarrier* mbarrier, unsigned parity) {
 #if __CUDA_ARCH__ >= 900
   unsigned done;
   do {
     asm volatile(
         "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
         : "=r"(done)
-        : "r"(unsigned(__cvta_generic_to_shared(signal))), "r"(parity)
+        : "r"(unsigned(__cvta_generic_to_shared(mbarrier))), "r"(parity)
         : "memory");
   } while (!done);
 #endif
 }
 
-// Of a kernel that is launched to begin before the one before it has ended (programmatic dependent launch, sm_90): it waits before
-// it touches what others write or read, and says, by every block, when the next one may begin so. Without such a launch, nothing.
-inline void await_kernel_before() {
+// Of a kernel that is launched to begin before the one before it has ended (programmatic dependent launch, sm_90): it
+// waits before it touches what others write or read, and says, by every block, when the next one may begin so. Without
+// such a launch, nothing.
+inline void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-inline void begin_next_kernel() {
+inline void pdl_trigger() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 // Only the last kLast blocks of the grid say so, because every block that does costs the device time
-// (docs/notes/048); the blocks before them have ended by then. `left`: how many blocks of the grid there are from this
-// one on; the default is right for a grid along x.
-inline void begin_next_of(unsigned left = gridDim.x - blockIdx.x) {
+// (docs/notes/048); the blocks before them have ended by then. `left`: how many blocks of the grid there
+// are from this one on; the default is right for a grid along x.
+inline void pdl_trigger_late(unsigned left = gridDim.x - blockIdx.x) {
   constexpr unsigned kLast = 2048;
-  if (left <= kLast) begin_next_kernel();
+  if (left <= kLast) pdl_trigger();
 }
-inline void take_turn(unsigned left = gridDim.x - blockIdx.x) {
-  await_kernel_before();
-  begin_next_of(left);
+inline void pdl_wait_and_trigger(unsigned left = gridDim.x - blockIdx.x) {
+  pdl_wait();
+  pdl_trigger_late(left);
 }
 
-// A gate in shared memory opens when so many threads have arrived and all bytes have come that were expected; then it counts anew.
-// Whoever waits names the parity: 0 for its first opening, then 1, 0 and so on; with 1 it is open before the first. One thread makes
-// all, then show_gates, and a barrier follows.
-struct __align__(8) Gate {
+// A gate in shared memory opens when so many threads have arrived and all bytes have come that were expected; then it
+// counts anew. Whoever waits names the parity: 0 for its first opening, then 1, 0 and so on; with 1 it is open before
+// the first. One thread makes all, then publish_mbarriers, and a barrier follows.
+struct __align__(8) CountingMbarrier {
   unsigned long long word;
 };
-inline void make_gate(Gate* gate, unsigned arrivals) {
+inline void init_counting_mbarrier(CountingMbarrier* gate, unsigned arrivals) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(unsigned(__cvta_generic_to_shared(gate))), "r"(arrivals) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(unsigned(__cvta_generic_to_shared(gate))),
+      "r"(arrivals) : "memory");
 #endif
 }
-inline void show_gates() {
+inline void publish_mbarriers() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
 // Arrives, and says how many bytes will come.
-inline void expect_bytes(Gate* gate, unsigned bytes) {
+inline void expect_bytes(CountingMbarrier* gate, unsigned bytes) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(unsigned(__cvta_generic_to_shared(gate))), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+      ::"r"(unsigned(__cvta_generic_to_shared(gate))), "r"(bytes) : "memory");
 #endif
 }
-inline void await_gate(Gate* gate, unsigned parity) {
+inline void await_counting_mbarrier(CountingMbarrier* gate, unsigned parity) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
-      "{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%0], %1;\n@!p bra AGAIN;\n}" ::"r"(
-          unsigned(__cvta_generic_to_shared(gate))),
-      "r"(parity)
+      "{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%0], %1;\n@!p bra AGAIN;\n}"
+      ::"r"(unsigned(__cvta_generic_to_shared(gate))), "r"(parity)
       : "memory");
 #endif
 }
 
-// Copies a box of a matrix, by one thread, on its own way to shared memory: columns from col on, 128 bytes of them, and so many rows as the map says.
-// They lie there as tensor.cuh's `swizzled` has it, from an address aligned to 1024 bytes; what is outside of the matrix is 0. Their
-// bytes come to the gate.
-struct __align__(64) BoxMap {  // cupynorm/_device.py, box_map
+// Copies a box of a matrix, by one thread, on its own way to shared memory: columns from col on, 128 bytes of them, and
+// so many rows as the map says. They lie there as bert/mma.cuh's `swizzled` has it, from an address aligned to 1024
+// bytes; what is outside of the matrix is 0. Their bytes come to the gate.
+struct __align__(64) TensorMap {  // cupynorm/_device.py, box_map
   unsigned long long word[16];
 };
-inline void copy_box(void* shared, const BoxMap* map, int col, int row, Gate* gate) {
+inline void load_tensor_box(void* shared, const TensorMap* map, int col, int row, CountingMbarrier* gate) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-                   unsigned(__cvta_generic_to_shared(shared))),
-               "l"(map), "r"(col), "r"(row), "r"(unsigned(__cvta_generic_to_shared(gate)))
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+               ::"r"(unsigned(__cvta_generic_to_shared(shared))), "l"(map), "r"(col), "r"(row),
+                   "r"(unsigned(__cvta_generic_to_shared(gate)))
                : "memory");
 #endif
 }
 
-// The barrier of a cooperative launch, whose blocks all run at the same time: arrive, then wait for all. By every thread of every
-// block; what was written before an arrival is seen after the wait. The driver gives each such launch a counter of its own; its
-// address is in the two registers that CUDA's own cooperative_groups take it from. The top bit turns over when all have come. kOrders:
-// else all have come, but what they have written may not.
+// The barrier of a cooperative launch, whose blocks all run at the same time: arrive, then wait for all. By every
+// thread of every block; what was written before an arrival is seen after the wait. The driver gives each such launch a
+// counter of its own; its address is in the two registers that CUDA's own cooperative_groups take it from. The top bit
+// turns over when all have come. kOrders: else all have come, but what they have written may not.
 inline unsigned long long grid_counter() {
   unsigned high = 0, low = 0;
   asm("mov.u32 %0, %%envreg1;" : "=r"(high));
@@ -274,8 +286,11 @@ inline unsigned grid_arrive() {
   __syncthreads();
   if (threadIdx.x == 0) {
     const unsigned others = gridDim.x * gridDim.y - 1, step = blockIdx.x + blockIdx.y == 0 ? 0x80000000u - others : 1;
-    if constexpr (kOrders) asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(grid_counter()), "r"(step) : "memory");
-    else asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(grid_counter()), "r"(step) : "memory");
+    if constexpr (kOrders)
+      asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(grid_counter()),
+          "r"(step) : "memory");
+    else asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(grid_counter()),
+        "r"(step) : "memory");
   }
   return before;
 }
@@ -284,41 +299,45 @@ inline void grid_wait(unsigned before) {
   if (threadIdx.x == 0) {
     unsigned now;
     do {
-      if constexpr (kOrders) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(grid_counter()) : "memory");
+      if constexpr (kOrders)
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(grid_counter()) : "memory");
       else asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(grid_counter()) : "memory");
     } while (((now ^ before) & 0x80000000u) == 0);
   }
   __syncthreads();
 }
 
-// Of a cooperative launch whose blocks do not meet: that counter says what has been claimed. Each claim is the next number, from 0 on; `before`
-// and `step` are for the simulator, where a claimer's own last claim is so far behind. Who sees the last of all claims forgets them, for the
-// next launch that gets the counter.
-inline unsigned claim_next(unsigned, unsigned) {
+// Of a cooperative launch whose blocks do not meet: that counter says what has been claimed. Each claim is the next
+// number, from 0 on; `before` and `step` are for the simulator, where a claimer's own last claim is so far behind. Who
+// sees the last of all claims forgets them, for the next launch that gets the counter.
+inline unsigned next_dynamic_row(unsigned, unsigned) {
   unsigned before;
   asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(grid_counter()) : "memory");
   return before & 0x7fffffffu;
 }
-inline void forget_claims(unsigned all) {
+inline void reset_dynamic_rows(unsigned all) {
   asm volatile("red.add.relaxed.gpu.global.u32 [%0], %1;" ::"l"(grid_counter()), "r"(0u - all) : "memory");
 }
 
-// A line of 16 letters' places, so that who looks for them finds it in L2: from memory it would come too late.
-inline void expect_letters(const Letter* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(line))); }
-inline void clear_letters(Letter* pair) {
+// A line of 16 messages' places, so that who looks for them finds it in L2: from memory it would come too late.
+inline void prefetch_mailbox(const MailboxWord* line) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(line)));
+}
+inline void clear_mailbox(MailboxWord* pair) {
   asm volatile("st.global.v2.u64 [%0], {%1, %1};" ::"l"(__cvta_generic_to_global(pair)), "l"(0ull) : "memory");
 }
-inline void send_letters(Letter* pair, unsigned a, unsigned b) {
-  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(pair)), "l"(letter_of(a, b, false).bits),
-               "l"(letter_of(b, a, true).bits)
+inline void send_mailbox(MailboxWord* pair, unsigned a, unsigned b) {
+  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(pair)),
+      "l"(mailbox_word(a, b, false).bits),
+               "l"(mailbox_word(b, a, true).bits)
                : "memory");
 }
 // Returns false if they have not come after that many looks: then something else has overwritten them, and
 // they never will. All words are loaded at once: one after the other, each would take a trip to L2.
-template <int kLooks, int kCount>
-inline bool await_letters(const Letter* from, unsigned (&word)[kCount]) {
+template <int kMaxPolls, int kCount>
+inline bool await_mailbox(const MailboxWord* from, unsigned (&word)[kCount]) {
 #pragma unroll 1
-  for (int looks = kLooks; looks > 0; --looks) {
+  for (int polls = kMaxPolls; polls > 0; --polls) {
     unsigned long long bits[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; i += 2)
@@ -328,13 +347,15 @@ inline bool await_letters(const Letter* from, unsigned (&word)[kCount]) {
                    : "memory");
     bool here = true;
 #pragma unroll
-    for (int i = 0; i < kCount; i += 2) here = here && have_come({bits[i]}, {bits[i + 1]}), word[i] = unsigned(bits[i]), word[i + 1] = unsigned(bits[i + 1]);
+    for (int i = 0; i < kCount; i += 2)
+      here = here && both_valid({bits[i]}, {bits[i + 1]}), word[i] = unsigned(bits[i]),
+          word[i + 1] = unsigned(bits[i + 1]);
     if (here) return true;
   }
   return false;
 }
-// Stops the kernel: every later call in this context returns CUDA_ERROR_LAUNCH_FAILED, for which _device.launch_error names this
-// cause. A failed assert() would print the condition, but its call takes registers from the usual path
+// Stops the kernel: every later call in this context returns CUDA_ERROR_LAUNCH_FAILED, for which _device.launch_error
+// names this cause. A failed assert() would print the condition, but its call takes registers from the usual path
 // (docs/notes/048).
 inline void stop(const char*) { asm volatile("trap;"); }
 
@@ -343,10 +364,12 @@ inline void store_pair(void* to, unsigned a, unsigned b) {
   asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(a), "r"(b) : "memory");
 }
 inline void store_quad(void* to, unsigned a, unsigned b, unsigned c, unsigned d) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(a), "r"(b), "r"(c),
+      "r"(d) : "memory");
 }
 
-// One number to global memory, where the compiler may have lost that it is there: that of sm_120 does, and for others to be told so costs registers.
+// One number to global memory, where the compiler may have lost that it is there: that of sm_120 does, and for others
+// to be told so costs registers.
 template <typename T>
 inline void store_number(T* to, T value) {
 #if __CUDA_ARCH__ >= 1200
@@ -376,10 +399,10 @@ inline void load_quad_evicted_first(const void* from, unsigned* word) { CUPYNORM
 // What the compiler may take for granted.
 inline void assume(bool fact) { __builtin_assume(fact); }
 // Hides where a word comes from: what is computed from it stays where it stands, inside a loop for example.
-inline void hide(unsigned& word) { asm volatile("" : "+r"(word)); }
+inline void make_opaque(unsigned& word) { asm volatile("" : "+r"(word)); }
 // Of an address in global memory: what is computed from it does not go back further.
 template <typename T>
-inline void hide(T*& pointer) {
+inline void make_opaque(T*& pointer) {
   if constexpr (sizeof(T) == 1 && __is_class(T)) {  // NVRTC 13.0 breaks on such a pointer
     unsigned long long bits = reinterpret_cast<unsigned long long>(pointer);
     asm volatile("" : "+l"(bits));
@@ -407,9 +430,9 @@ inline int float_to_int(float x) { return __float2int_rn(x); }
 // a * b, both halves
 inline unsigned multiply_high(unsigned a, unsigned b) { return __umulhi(a, b); }
 
-// Four bytes of a (0 to 3) and b (4 to 7), the lowest first: one for each digit of the selector; of a digit from 8 on, its top bit
-// eight times.
-inline unsigned choose_bytes(unsigned a, unsigned b, unsigned selector) {
+// Four bytes of a (0 to 3) and b (4 to 7), the lowest first: one for each digit of the selector; of a digit from 8 on,
+// its top bit eight times.
+inline unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) {
   unsigned chosen;  // __byte_perm leaves a digit's top bit out
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(chosen) : "r"(a), "r"(b), "r"(selector));
   return chosen;
@@ -495,11 +518,13 @@ inline unsigned floats_to_int8s(float a, float b, float c, float d) {
 constexpr float kLastPlaceIsOne = 12582912.0f;
 constexpr unsigned kLowBytes = 0x40, kTopSigns = 0xfb;  // what of two such sums: their low bytes, or 0 in place of them
 inline unsigned bytes_of(float a, float b, float c, float d, unsigned what) {
-  const unsigned low = choose_bytes(bits_of_sum(a), bits_of_sum(b), what), high = choose_bytes(bits_of_sum(c), bits_of_sum(d), what);
-  return choose_bytes(low, high, 0x5410);
+  const unsigned low = permute_bytes(bits_of_sum(a), bits_of_sum(b), what),
+      high = permute_bytes(bits_of_sum(c), bits_of_sum(d), what);
+  return permute_bytes(low, high, 0x5410);
 }
 
-// A number of 8 bits: sign, exponent, kFraction bits; kLargest is the largest finite one, which larger ones become, inf too. nan is 0x7f.
+// A number of 8 bits: sign, exponent, kFraction bits; kLargest is the largest finite one, which larger ones become, inf
+// too. nan is 0x7f.
 template <int kFraction, int kBias, unsigned kLargest>
 inline unsigned float_to_float8(float x) {
   constexpr int kDropped = 23 - kFraction;

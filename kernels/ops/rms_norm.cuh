@@ -21,11 +21,12 @@ struct RmsNorm : RowOp {
   static T padding() { return 0; }
   static State identity() { return {0}; }
 
-  template <int N, class Valid>
-  static State summarize(T (&x)[N], Valid, T) {
-    T sum[Valid::kChains] = {};
+  template <int N, class Predicate>
+  static State summarize(T (&x)[N], Predicate, T) {
+    T sum[Predicate::kAccumulators] = {};
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum[i % Valid::kChains] = multiply_add(x[i], x[i], sum[i % Valid::kChains]);
+    for (int i = 0; i < N; ++i)
+      sum[i % Predicate::kAccumulators] = multiply_add(x[i], x[i], sum[i % Predicate::kAccumulators]);
     return {sum_of(sum)};
   }
 

@@ -16,44 +16,48 @@ constexpr int kTurns = 8;  // rows of a cluster that the dynamic scheduler's que
 
 // Before rows are reduced over warps and blocks: empties slots that no warp has, makes the signals of a cluster, and
 // puts its first rows into the scheduler's queue. Ends with a barrier over the cluster.
-template <class Shape, bool kTwoSets, bool kScales, class Slots, class LargestSlots, class Mails, class LargestMail>
-inline void begin_exchange(Slots& slots, Mails& mails, unsigned* coming, LargestSlots& largest_slots,
-                           LargestMail& largest_mail) {
-  constexpr int kParts = Shape::kParts, kStages = Shape::kStages;
-  constexpr bool kClaims = Shape::kClaims;
+template <class Shape, bool kTwoSets, bool kScales, class Slots, class LargestSlots, class ClusterMailboxes,
+    class LargestMailbox>
+inline void begin_exchange(Slots& slots, ClusterMailboxes& cluster_mailboxes, unsigned* coming,
+    LargestSlots& largest_slots,
+                           LargestMailbox& largest_mailbox) {
+  constexpr int kCtasPerRow = Shape::kCtasPerRow, kStages = Shape::kStages;
+  constexpr bool kDynamic = Shape::kDynamic;
   if constexpr (slots_for(Shape::kWarps) > Shape::kWarps && Shape::kWarps > 1) {
     clear_slots<Shape::kWarps>(slots[0]);
     if constexpr (kTwoSets) clear_slots<Shape::kWarps>(slots[1]);
     if constexpr (kScales) clear_slots<Shape::kWarps>(largest_slots);
   }
-  if constexpr (kParts > 1) {
-    if (threadIdx.x < 2) make_signal(&mails[threadIdx.x].signal);
-    if (kClaims && int(threadIdx.x) <= kStages) coming[threadIdx.x] = (blockIdx.x + threadIdx.x * gridDim.x) / kParts;
+  if constexpr (kCtasPerRow > 1) {
+    if (threadIdx.x < 2) init_mbarrier(&cluster_mailboxes[threadIdx.x].mbarrier);
+    if (kDynamic && int(threadIdx.x) <= kStages)
+      coming[threadIdx.x] = (blockIdx.x + threadIdx.x * gridDim.x) / kCtasPerRow;
     // as if it had come before
-    if (kClaims && threadIdx.x == 0) mails[1].note.x = (blockIdx.x + kStages * gridDim.x) / kParts;
+    if (kDynamic && threadIdx.x == 0) cluster_mailboxes[1].note.x = (blockIdx.x + kStages * gridDim.x) / kCtasPerRow;
     if constexpr (kScales) {
-      if (threadIdx.x == 0) make_signal(&largest_mail.signal);
+      if (threadIdx.x == 0) init_mbarrier(&largest_mailbox.mbarrier);
     }
-    if constexpr (kClaims) __syncthreads();  // of what this block has written itself the meeting says nothing
-    cluster_meet();                          // all blocks have begun: they may write into one another
+    if constexpr (kDynamic) __syncthreads();  // of what this block has written itself the meeting says nothing
+    cluster_sync();                          // all blocks have begun: they may write into one another
   }
 }
 
-// The threads of a block stay together, past the last row too, because shuffles and barriers name all of them. The function is
-// longer than 150 lines because arrays and index closures that live elsewhere cost registers (docs/notes/048).
+// The threads of a block stay together, past the last row too, because shuffles and barriers name all of them. The
+// function is longer than 150 lines because arrays and index closures that live elsewhere cost registers
+// (docs/notes/048).
 template <class Op, class Load, class Store, class Shape>
-__global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     row_registers(const __grid_constant__ Arguments<Op, Load, Store> a) {
   using Compute = typename Op::Compute;
   using Choice = Choices<Op, Load, Store, Shape>;
-  constexpr int kGroup = Shape::kGroup, kRows = Shape::kRows, kParts = Shape::kParts, kWarps = Shape::kWarps;
-  constexpr int kStages = Shape::kStages, kLone = Shape::kLone;
-  constexpr bool kClaims = Shape::kClaims, kOneSet = Choice::kOneSet, kConverts = Shape::kHoist == 4;
+  constexpr int kGroup = Shape::kGroup, kRows = Shape::kRows, kCtasPerRow = Shape::kCtasPerRow, kWarps = Shape::kWarps;
+  constexpr int kStages = Shape::kStages, kEdge = Shape::kEdge;
+  constexpr bool kDynamic = Shape::kDynamic, kOneSet = Choice::kOneSet, kConverts = Shape::kParameterMode == 4;
   const int lane = Shape::kAll ? threadIdx.x : threadIdx.x % kGroup, group = Shape::kAll ? 0 : threadIdx.x / kGroup;
-  const int part = kParts > 1 ? block_of_cluster() : 0;
+  const int part = kCtasPerRow > 1 ? cluster_rank() : 0;
   auto saves = [&] { return lane == 0 && part == 0; };
   const auto cols = [&] {
-    if constexpr (Shape::kFull && kParts == 1) return Known<kGroup * Shape::kPacked>();
+    if constexpr (Shape::kFull && kCtasPerRow == 1) return Constant<kGroup * Shape::kInVectors>();
     else return int(a.cols);
   }();
 
@@ -61,50 +65,52 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   constexpr int kSlots = slots_for(kWarps);
   constexpr bool kEvenly = Shape::kFull && kSlots == kWarps;  // every slot is of as many elements
   __shared__ Slot<Op> slots[kWarps > 1 && !kOneSet ? 2 : 1][kRows][Shape::kGroups][kSlots];
-  __shared__ Mail<Op, kParts, kClaims> mails[kParts > 1 ? 2 : 1];
+  __shared__ ClusterMailbox<Op, kCtasPerRow, kDynamic> cluster_mailboxes[kCtasPerRow > 1 ? 2 : 1];
   // the row in work and those to come, by their turns: registers are scarce
-  __shared__ unsigned coming[kClaims ? kTurns : 1];
+  __shared__ unsigned coming[kDynamic ? kTurns : 1];
   static_assert(kStages + 2 <= kTurns, "a place is taken again when its row has been written");
-  // of the largest results: one of each will do, since the states' barrier and letters stand between two uses
+  // of the largest results: one of each will do, since the states' barrier and messages stand between two uses
   using Largest = Magnitude<Compute>;
   __shared__ Slot<Largest> largest_slots[kRows][Shape::kGroups][kSlots];
-  __shared__ Mail<Largest, kParts> largest_mail;
-  begin_exchange<Shape, !kOneSet, Store::kScales>(slots, mails, coming, largest_slots, largest_mail);
-  unsigned turn = 0;  // of two sets of slots and mails; in clusters more: a signal's parity changes every other time
+  __shared__ ClusterMailbox<Largest, kCtasPerRow> largest_mailbox;
+  begin_exchange<Shape, !kOneSet, Store::kScales>(slots, cluster_mailboxes, coming, largest_slots, largest_mailbox);
+  // of two sets of slots and mailboxes; in clusters more: a signal's parity changes every other time
+  unsigned turn = 0;
   unsigned largest_parity = 0;
   // The next kernel may begin at once, which is best for aligned rows. For unaligned rows it is better to let it begin
   // only when this kernel's loads have been issued (docs/notes/048).
-  await_kernel_before();
-  if constexpr (kLone == 0) begin_next_of();
+  pdl_wait();
+  if constexpr (kEdge == 0) pdl_trigger_late();
 
   // Which elements of which rows.
   constexpr int kAtOnce = Shape::kGroups * kRows;  // rows of a block
-  constexpr int64 kApart = Shape::kPeel > 0 ? kRows * Shape::kPeriod : 1;
+  constexpr int64 kApart = Shape::kUnaligned > 0 ? kRows * Shape::kAlignmentPeriod : 1;
   const int64 limit = (a.rows + kApart - 1) / kApart * kApart;
-  const int64 first = int64(blockIdx.x / kParts) * kAtOnce, step = int64(gridDim.x / kParts) * kAtOnce;
+  const int64 first = int64(blockIdx.x / kCtasPerRow) * kAtOnce, step = int64(gridDim.x / kCtasPerRow) * kAtOnce;
   auto row_of = [group](int64 base, int r) {  // each load instruction of a warp covers neighbouring rows
-    if constexpr (Shape::kPeel == 0 || kRows == 1) return base + r * Shape::kGroups + group;
+    if constexpr (Shape::kUnaligned == 0 || kRows == 1) return base + r * Shape::kGroups + group;
     const int64 number = base / kRows + group;
-    return number / Shape::kPeriod * (Shape::kPeriod * kRows) + r * Shape::kPeriod + number % Shape::kPeriod;
+    return number / Shape::kAlignmentPeriod * (Shape::kAlignmentPeriod * kRows) + r * Shape::kAlignmentPeriod
+        + number % Shape::kAlignmentPeriod;
   };
   auto share_at = [&](int64 row) {
     return share_of<Shape>(cols, a.store.at(row < a.rows ? row : 0).template head<Shape::kAligned>(), part);
   };
-  Share share = kLone > 0 ? share_at(row_of(first, 0)) : share_of<Shape>(cols, 0, part);
-  auto has = [&](int p) { return p < Shape::kSure || p * kGroup + lane < share.packs; };
-  auto col = [&](int p) { return share.head + (share.before + p * kGroup + lane) * Shape::kPack; };
-  // from a thread's first column on, where packs are whole: other packs are then at constants
-  auto masked_from = [&](int p) { return kLone > 0 ? col(p) : p * (kGroup * Shape::kPack); };
-  auto lone = [&] { return lane < share.heads ? lane : lane - share.heads + share.tail; };
-  auto alone = [&] { return kLone > 0 && lane < share.heads + share.tails; };
-  const ThreadTile tile = {has, col, lone, alone, masked_from, lane};
+  Share share = kEdge > 0 ? share_at(row_of(first, 0)) : share_of<Shape>(cols, 0, part);
+  auto has = [&](int p) { return p < Shape::kAlwaysValid || p * kGroup + lane < share.vectors; };
+  auto col = [&](int p) { return share.head + (share.before + p * kGroup + lane) * Shape::kVector; };
+  // from a thread's first column on, where vectors are whole: other vectors are then at constants
+  auto masked_from = [&](int p) { return kEdge > 0 ? col(p) : p * (kGroup * Shape::kVector); };
+  auto edge_col = [&] { return lane < share.heads ? lane : lane - share.heads + share.tail; };
+  auto has_edge = [&] { return kEdge > 0 && lane < share.heads + share.tails; };
+  const ThreadTile tile = {has, col, edge_col, has_edge, masked_from, lane};
 
   ParameterCache<Store, Shape, Compute> parameters;
   if constexpr (kConverts) parameters.set_columns(share, part, int(cols));
   else parameters.load_once(a.store, tile);
 
   // Rows to come: prefetched, and those of a dynamic scheduler. What is prefetched of a row is that row's share.
-  typename Load::template Loaded<1> around[kRows];  // elements of this thread that are in no pack
+  typename Load::template Loaded<1> around[kRows];  // elements of this thread that are in no vector
   auto load_edges_of = [&](int64 base) { load_edges<Op, Load,
       Shape>(a, around, [&](int r) { return row_of(base, r); }, tile); };
   auto prefetch = [&](int64 base, int stage) {
@@ -119,8 +125,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   int stage = 0;
   DynamicRows<Shape> dynamic = DynamicRows<Shape>::of(part);
   auto rows_ahead = [&](int64 base) {
-    if constexpr (kClaims) {
-      const unsigned row = mails[(turn ^ 1) % 2].note.x;
+    if constexpr (kDynamic) {
+      const unsigned row = cluster_mailboxes[(turn ^ 1) % 2].note.x;
       if (threadIdx.x == 0) coming[(turn + kStages) % kTurns] = row;
       return int64(row);
     }
@@ -128,7 +134,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   };
   auto next = [&](int64 base) {
     if constexpr (kConverts && !Shape::kFixed) __syncthreads();  // the parameters have been read
-    if constexpr (kClaims) return int64(kStages > 0 ? coming[turn] : mails[(turn ^ 1) % 2].note.x);
+    if constexpr (kDynamic) return int64(kStages > 0 ? coming[turn] : cluster_mailboxes[(turn ^ 1) % 2].note.x);
     if constexpr (kOneSet && !kConverts) {
       if (base + step < limit) __syncthreads();  // the slots have been read
     }
@@ -137,53 +143,55 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   if constexpr (kStages > 0) {
 #pragma unroll
     for (int s = 0; s < kStages; ++s) as_of(first + s * step, [&] { prefetch(first + s * step, s); });
-    if constexpr (kLone > 0) load_edges_of(first);
+    if constexpr (kEdge > 0) load_edges_of(first);
   }
   if constexpr (Shape::kFixed) parameters.fetch(a.store), parameters.convert_all();
-  if constexpr (kParts == 1) assume(first < limit);  // a grid has no more blocks than there are rows for
+  if constexpr (kCtasPerRow == 1) assume(first < limit);  // a grid has no more blocks than there are rows for
 
   for (int64 base = first; base < limit; base = next(base)) {
     auto row = [&](int r) { return row_of(base, r); };
-    typename Load::template Loaded<Shape::kPack> loaded[kRows][Shape::kPacks];
+    typename Load::template Loaded<Shape::kVector> loaded[kRows][Shape::kVectors];
     typename Load::Line lines[kRows];
     typename Store::Line targets[kRows];
-    typename Store::template Ahead<Shape::kPack> ahead[kRows][Shape::kPacks];
-    typename Store::template Ahead<1> ahead_alone[kRows];
-    bool keeps_alone[kRows];
+    typename Store::template EpilogueOperands<Shape::kVector> epilogue_operands[kRows][Shape::kVectors];
+    typename Store::template EpilogueOperands<1> epilogue_operands_edge[kRows];
+    bool keeps_edge[kRows];
     unsigned keeps[kRows];
-    bool some[kRows][Shape::kPacks], there[kRows];
-    Compute origin[kRows], x[kRows][Shape::kElements];
+    bool some[kRows][Shape::kVectors], there[kRows];
+    Compute pivot[kRows], x[kRows][Shape::kElements];
     typename Op::State mine[kRows], total[kRows];
-    ThreadRows<Op, Load, Store, Shape> rows = {loaded, lines, targets, ahead,  ahead_alone, keeps_alone, keeps,
-                                               some,   there, origin,  x,      mine,        total};
+    ThreadRows<Op, Load, Store, Shape> rows =
+        {loaded, lines, targets, epilogue_operands,  epilogue_operands_edge, keeps_edge, keeps,
+                                               some,   there, pivot,  x,      mine,        total};
     if constexpr (kStages > 0) wait_for_copies<(kStages > 0 ? kStages - 1 : 0)>();
     if constexpr (Shape::kAll) assume(base < a.rows);
-    if constexpr (kLone > 0 && (kStages == 0 || Shape::kFixed)) {
-      if constexpr (Shape::kHoist % 4 < 2) share = share_at(row_of(base, 0));
+    if constexpr (kEdge > 0 && (kStages == 0 || Shape::kFixed)) {
+      if constexpr (Shape::kParameterMode % 4 < 2) share = share_at(row_of(base, 0));
       if constexpr (kStages == 0) load_edges_of(base);
     }
     if constexpr (kConverts && !Shape::kFixed) parameters.fetch(a.store);
     load_rows(a, rows, around, stage, row, tile);
     if constexpr (!kConverts) parameters.load_with_rows(a.store, tile);
-    if constexpr (kLone > 0) begin_next_of();
+    if constexpr (kEdge > 0) pdl_trigger_late();
     if constexpr (kConverts && !Shape::kFixed) parameters.convert_all();
 
     const Counts counts = count_elements<Shape>(share, tile);
-    const Valid<Shape::kSure * Shape::kPack, kLone, (kParts > 1 ? 2 : 1)> valid = {counts.thread, tile.alone()};
+    const Predicate<Shape::kAlwaysValid * Shape::kVector, kEdge, (kCtasPerRow > 1 ? 2 : 1)> valid =
+        {counts.thread, tile.has_edge()};
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if constexpr (Choice::kEarly) store_all_dropped(a, rows, r, parameters, tile);
-      if constexpr (Choice::kSpans) {  // the branch stands here because in a function of its own it took registers
-        if constexpr (kLone > 0) unpack_edge(a, rows, around[r], r, row(r), tile);
-        const int last = Shape::kPacks - 1;
-        if (all_lanes(has(last) && lines[r].keeps_all(masked_from(0), masked_from(last) + Shape::kPack))) {
+      if constexpr (Choice::kInterval) {  // the branch stands here because in a function of its own it took registers
+        if constexpr (kEdge > 0) unpack_edge(a, rows, around[r], r, row(r), tile);
+        const int last = Shape::kVectors - 1;
+        if (all_lanes(has(last) && lines[r].keeps_all(masked_from(0), masked_from(last) + Shape::kVector))) {
           keeps[r] = ~0u;
           mine[r] = summarize_kept<Op, Shape>(lines[r], loaded[r], x[r], valid, tile);
         } else {
           keeps[r] = 0;
           mine[r] = summarize_interval<Op, Shape>(lines[r], loaded[r], x[r], some[r], keeps[r], valid, tile);
         }
-        origin[r] = 0;
+        pivot[r] = 0;
         total[r] = reduce_lanes<Op, false, Shape::kLanes>(mine[r]);
       } else {
         summarize_row(a, rows, around[r], r, row(r), valid, counts.warp, tile);
@@ -194,33 +202,33 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       if constexpr (Shape::kFixed) {
         const int64 next = kStages == 1 ? last : int64(coming[(turn + 1) % kTurns]);
         as_of(next, [&] { load_edges_of(next); });
-      } else if constexpr (kLone > 0) {
+      } else if constexpr (kEdge > 0) {
         load_edges_of(base + step);
       }
       as_of(last, [&] { prefetch(last, stage); });
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
     if constexpr (kWarps > 1) {
-      auto& own = slots[kParts > 1 ? turn % 2 : kOneSet ? 0 : turn];
-      reduce_warps<Op, kEvenly, kSlots>(rows.total, rows.origin, own, group, lane / kWarp);
+      auto& own = slots[kCtasPerRow > 1 ? turn % 2 : kOneSet ? 0 : turn];
+      reduce_warps<Op, kEvenly, kSlots>(rows.total, rows.pivot, own, group, lane / kWarp);
     }
-    if constexpr (kParts > 1) {
+    if constexpr (kCtasPerRow > 1) {
       // what a branch decides here the compiler would carry through the reduction, twice
-      reduce_blocks<Op, Shape::kFull>(rows.total[0], rows.origin[0], mails[turn % 2], part, turn / 2 % 2,
+      reduce_blocks<Op, Shape::kFull>(rows.total[0], rows.pivot[0], cluster_mailboxes[turn % 2], part, turn / 2 % 2,
           dynamic.next());
       dynamic.claim(a.rows);
     }
-    turn = kWarps == 1 ? 0 : kParts > 1 ? (turn + 1) % kTurns : turn ^ 1;
+    turn = kWarps == 1 ? 0 : kCtasPerRow > 1 ? (turn + 1) % kTurns : turn ^ 1;
 
-    if constexpr (!kConverts) parameters.hide();
-    hide_ahead(rows);
+    if constexpr (!kConverts) parameters.make_opaque();
+    make_operands_opaque(rows);
     if constexpr (Store::kScales) {
       typename Largest::State largest[kRows];
       finish_scaled(a, rows, largest, parameters, row, cols, saves, tile);
       if constexpr (kWarps > 1) reduce_warps<Largest, false,
-          kSlots>(largest, rows.origin, largest_slots, group, lane / kWarp);
-      if constexpr (kParts > 1) {
-        reduce_blocks<Largest, false>(largest[0], rows.origin[0], largest_mail, part, largest_parity);
+          kSlots>(largest, rows.pivot, largest_slots, group, lane / kWarp);
+      if constexpr (kCtasPerRow > 1) {
+        reduce_blocks<Largest, false>(largest[0], rows.pivot[0], largest_mailbox, part, largest_parity);
         largest_parity ^= 1;
       }
       store_scaled(a, rows, largest, row, saves, tile);

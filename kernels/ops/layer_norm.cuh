@@ -7,13 +7,13 @@ namespace cupynorm {
 template <typename T>
 struct LayerNorm : RowOp {
   using Compute = T;
-  // Statistics of x - origin, where origin is one element of the row: float differences of near numbers are exact, so a
+  // Statistics of x - pivot, where pivot is one element of the row: float differences of near numbers are exact, so a
   // row whose mean is far larger than its deviation (1000 and 0.1, say) keeps all its digits.
   struct State {
     T mean, m2, count;
   };
   struct Row {
-    T origin, mean, rstd, offset;
+    T pivot, mean, rstd, offset;
   };
 
   T* mean;  // one per row, or null if nobody asked
@@ -22,12 +22,12 @@ struct LayerNorm : RowOp {
 
   static constexpr bool kHasArguments = true;
   static T padding() { return 0; }
-  static constexpr bool kHasOrigin = true;
+  static constexpr bool kHasPivot = true;
 
   // Where to count from: of a few elements the one nearest to 0, since an outlier would cost digits. With a mean far
   // from 0 any element is near enough. 16 bits have fewer digits to lose: the middle one of three will do.
   template <int N, typename Loaded>
-  static T origin_of(const T (&x)[N], Loaded) {
+  static T pivot_of(const T (&x)[N], Loaded) {
     T nearest = x[0];
     if constexpr (sizeof(Loaded) > 2) {
 #pragma unroll
@@ -40,42 +40,42 @@ struct LayerNorm : RowOp {
 
   static State identity() { return {0, 0, 0}; }
 
-  // Exact two-pass over what one thread holds. Elements that are not valid are padding. Leaves x - origin in x.
-  template <int N, class Valid>
-  static State summarize(T (&x)[N], Valid valid, T origin) {
-    T sum = first_pass(x, valid, origin);
+  // Exact two-pass over what one thread holds. Elements that are not valid are padding. Leaves x - pivot in x.
+  template <int N, class Predicate>
+  static State summarize(T (&x)[N], Predicate valid, T pivot) {
+    T sum = first_pass(x, valid, pivot);
     T mean = valid.template all<N>() ? sum * (T(1) / N) : sum * reciprocal(larger(T(valid.total()), T(1)));
     T m2 = second_pass(x, valid, mean);
     return {mean, m2, T(valid.total())};
   }
 
-  // The same in two steps, for threads that can afford to meet twice: the sum of x - origin, then, given the mean of
+  // The same in two steps, for threads that can afford to meet twice: the sum of x - pivot, then, given the mean of
   // all that they hold, the sum of squares around it.
   static constexpr bool kTwoPass = true;
 
-  template <int N, class Valid>
-  static T first_pass(T (&x)[N], Valid valid, T origin) {
-    T sum[Valid::kChains] = {};
+  template <int N, class Predicate>
+  static T first_pass(T (&x)[N], Predicate valid, T pivot) {
+    T sum[Predicate::kAccumulators] = {};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      x[i] -= origin;
-      if (valid.template has<N>(i)) sum[i % Valid::kChains] += x[i];
+      x[i] -= pivot;
+      if (valid.template has<N>(i)) sum[i % Predicate::kAccumulators] += x[i];
     }
     return sum_of(sum);
   }
 
-  // Both sums at once, around the origin. What m2 loses grows with (mean / deviation)^2, at most the number of
-  // elements, where the origin is an outlier: harmless where those are few and x has 16 bits.
+  // Both sums at once, around the pivot. What m2 loses grows with (mean / deviation)^2, at most the number of
+  // elements, where the pivot is an outlier: harmless where those are few and x has 16 bits.
   struct Sums {
     T sum, squares;
   };
-  template <int N, class Valid>
-  static Sums one_pass(T (&x)[N], Valid valid, T origin) {
-    T sum[Valid::kChains] = {}, squares[Valid::kChains] = {};
+  template <int N, class Predicate>
+  static Sums one_pass(T (&x)[N], Predicate valid, T pivot) {
+    T sum[Predicate::kAccumulators] = {}, squares[Predicate::kAccumulators] = {};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const int chain = i % Valid::kChains;
-      x[i] -= origin;
+      const int chain = i % Predicate::kAccumulators;
+      x[i] -= pivot;
       if (valid.template has<N>(i)) sum[chain] += x[i], squares[chain] = multiply_add(x[i], x[i], squares[chain]);
     }
     return {sum_of(sum), sum_of(squares)};
@@ -87,13 +87,14 @@ struct LayerNorm : RowOp {
     return {mean, m2 < 0 ? T(0) : m2, count};
   }
 
-  template <int N, class Valid>
-  static T second_pass(const T (&x)[N], Valid valid, T mean) {
-    T m2[Valid::kChains] = {};
+  template <int N, class Predicate>
+  static T second_pass(const T (&x)[N], Predicate valid, T mean) {
+    T m2[Predicate::kAccumulators] = {};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       T d = x[i] - mean;
-      if (valid.template has<N>(i)) m2[i % Valid::kChains] = multiply_add(d, d, m2[i % Valid::kChains]);
+      if (valid.template has<N>(i))
+        m2[i % Predicate::kAccumulators] = multiply_add(d, d, m2[i % Predicate::kAccumulators]);
     }
     return sum_of(m2);
   }
@@ -135,18 +136,18 @@ struct LayerNorm : RowOp {
   static State rebase(State s, T from, T to) { return {s.mean + (from - to), s.m2, s.count}; }
 
   template <typename Cols>
-  Row finish(State, State row, Cols cols, T origin) const {
+  Row finish(State, State row, Cols cols, T pivot) const {
     T rstd = reciprocal_root(row.m2 * one_of<T>(cols) + eps);
-    return {origin, row.mean, rstd, -row.mean * rstd};
+    return {pivot, row.mean, rstd, -row.mean * rstd};
   }
 
   // of what summarize left
   static T map(T x, Row row) { return multiply_add(x, row.rstd, row.offset); }
-  static T map_raw(T x, Row row) { return multiply_add(x - row.origin, row.rstd, row.offset); }  // of what was loaded
+  static T map_raw(T x, Row row) { return multiply_add(x - row.pivot, row.rstd, row.offset); }  // of what was loaded
 
   bool saves() const { return mean || rstd; }
   void save(int64 index, Row row) const {
-    if (mean) mean[index] = row.origin + row.mean;
+    if (mean) mean[index] = row.pivot + row.mean;
     if (rstd) rstd[index] = row.rstd;
   }
 };

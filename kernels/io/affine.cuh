@@ -1,163 +1,9 @@
-// Load and Store functors: the only code that knows types, strides and affine parameters (io/contract.cuh). Each has its
-// counterpart of the same name in cupynorm/functors.py, with the same members in the same order.
+// Parameters of columns (gamma and beta): how they are loaded, converted and applied; and the Store that applies them.
 #pragma once
-#include <cupynorm/math.cuh>
-#include <cupynorm/pack.cuh>
-#include <io/contract.cuh>
+#include <base/math.cuh>
+#include <io/load_store.cuh>
 
 namespace cupynorm {
-
-// A division by what is known at the launch: of less than 2^31 two instructions instead of twenty (Granlund and Montgomery 1994).
-// multiplier and shift: cupynorm/functors.py, division.
-inline int64 quotient(int64 index, int64 divisor, unsigned multiplier, unsigned shift) {
-  if ((index | divisor) >> 31) return static_cast<unsigned long long>(index) / static_cast<unsigned long long>(divisor);
-  return (multiply_high(unsigned(index), multiplier) + unsigned(index)) >> shift;
-}
-
-// Where index i of some flattened axes lies: in elements, outermost axis first; neighbours that can be one axis are one.
-template <int kAxes>
-struct Strided {
-  int64 extent[kAxes];  // extent[0] is not used
-  int64 stride[kAxes];
-  unsigned multiplier[kAxes], shift[kAxes];
-
-  int64 offset(int64 index) const {
-    int64 sum = 0;
-#pragma unroll
-    for (int axis = kAxes - 1; axis > 0; --axis) {
-      const int64 outer = quotient(index, extent[axis], multiplier[axis], shift[axis]);
-      sum += (index - outer * extent[axis]) * stride[axis];
-      index = outer;
-    }
-    return sum + index * stride[0];
-  }
-};
-
-// One axis: a kernel's arguments come in lines of 64 bytes, and fewer then do.
-template <>
-struct Strided<1> {
-  int64 stride[1];
-  int64 offset(int64 index) const { return index * stride[0]; }
-};
-
-// The same of operands, in 32 bits: fewer than 2^31 indices, and places within 2^31 of the first. kRepeats: all of the innermost axis
-// lie at one place, as one length does for all of a batch's queries.
-template <int kAxes, bool kRepeats>
-struct Strided32 {
-  unsigned extent[kAxes];
-  int stride[kAxes];
-  unsigned multiplier[kAxes], shift[kAxes];
-
-  int64 offset(int64 row) const {
-    unsigned index = unsigned(row);
-    int sum = 0;
-#pragma unroll
-    for (int axis = kAxes - 1; axis > 0; --axis) {
-      const unsigned outer = (multiply_high(index, multiplier[axis]) + index) >> shift[axis];
-      if (!kRepeats || axis < kAxes - 1) sum += int(index - outer * extent[axis]) * stride[axis];
-      index = outer;
-    }
-    return sum + int(index) * stride[0];
-  }
-};
-
-template <typename T, int kAxes>
-struct DirectLoad {
-  using Type = T;
-  using Digits = T;
-  static constexpr bool kDirect = true, kDrops = false, kSpans = false, kKeeps = false;
-  const T* pointer;  // first element of the first row
-  Strided<kAxes> rows;
-
-  template <int N>
-  using Loaded = Pack<T, N>;
-  template <int N, typename Compute>
-  static Pack<T, N> absent(Compute padding) {
-    return pack_filled<T, N>(padding);
-  }
-
-  struct Line {
-    using Type = T;
-    const T* pointer;
-    void hide() { cupynorm::hide(pointer); }  // where it comes from, which a loop would compute again for each access
-    template <int N, typename Index>
-    Pack<T, N> load(Index col) const {
-      return load_pack<T, N>(pointer + col);
-    }
-    template <int N, bool kAgain>
-    Pack<T, N> load_twice(int col) const {
-      return load_pack_twice<kAgain, T, N>(pointer + col);
-    }
-    template <int N>
-    Pack<T, N> load_anywhere(int64 col) const {
-      return load_pack_anywhere<T, N>(pointer + col);
-    }
-    template <int N, typename Compute, typename Index>
-    static unsigned unpack(const Pack<T, N>& loaded, Compute* x, Index, Compute) {
-      cupynorm::unpack<N>(loaded, x);
-      return ~0u;
-    }
-    template <typename Index>
-    const void* address(Index col) const {
-      return pointer + col;
-    }
-  };
-  Line at(int64 row) const { return {pointer + rows.offset(row)}; }
-};
-
-struct NoColumns {
-  void hide() {}
-};
-
-template <typename T, int kAxes>
-struct DirectStore {
-  using Type = T;
-  static constexpr int kBytes = sizeof(T);
-  static constexpr bool kAhead = false, kScales = false;
-  T* pointer;
-  Strided<kAxes> rows;
-
-  template <int N>
-  using Ahead = NoColumns;
-  template <int N>
-  using Columns = NoColumns;
-  template <int N>
-  using ColumnsApart = NoColumns;
-  NoColumns columns_from(int64) const { return {}; }
-  template <int N, typename Index>
-  NoColumns columns_apart(NoColumns, Index) const {
-    return {};
-  }
-  template <int N>
-  static NoColumns put_together(NoColumns) {
-    return {};
-  }
-  template <int N, typename Index>
-  NoColumns columns(Index) const {
-    return {};
-  }
-  template <int N>
-  NoColumns columns_anywhere(int64) const {
-    return {};
-  }
-
-  struct Line {
-    T* pointer;
-    void hide() { cupynorm::hide(pointer); }
-    T* address() const { return pointer; }
-    Line from(int col) const { return {pointer + col}; }
-    // how many elements lie before the first that is aligned to N elements
-    template <int N>
-    int head() const {
-      return int(-(reinterpret_cast<unsigned long long>(pointer) / sizeof(T)) % N);
-    }
-    template <int N, bool kWhole = false, typename Compute, typename Index>
-    void store(const Compute (&y)[N], NoColumns, Index col) const {
-      store_pack<kWhole>(pointer + col, pack_from<T, N>(y));
-    }
-  };
-  Line at(int64 row) const { return {pointer + rows.offset(row)}; }
-};
 
 // Parameters of the columns, the same for every row. Nothing may write to them while the kernel runs.
 
@@ -167,11 +13,11 @@ struct NoColumn {
   template <int N>
   using Packed = NoColumns;
   template <int N>
-  using Apart = NoColumns;
+  using SplitVector = NoColumns;
   using From = NoColumns;
   NoColumns from(int64) const { return {}; }
   template <int N, typename Index>
-  NoColumns load_apart(NoColumns, Index) const {
+  NoColumns load_split(NoColumns, Index) const {
     return {};
   }
   template <int N, typename Index>
@@ -179,12 +25,13 @@ struct NoColumn {
     return {};
   }
   template <int N>
-  NoColumns load_anywhere(int64) const {
+  NoColumns load_unaligned(int64) const {
     return {};
   }
 };
 
-// One value a column, next to each other, read in accesses of kWidth elements: as wide as the pointer's alignment allows.
+// One value a column, next to each other, read in accesses of kWidth elements: as wide as the pointer's alignment
+// allows.
 template <typename T, int kWidth>
 struct Column {
   static constexpr bool kPresent = true;
@@ -192,7 +39,7 @@ struct Column {
   const T* pointer;
 
   template <int N>
-  using Packed = Pack<T, N>;
+  using Packed = Vector<T, N>;
   // of two bytes: element i, and the one of which a word has the bits
   template <int N>
   static unsigned bits_of(const Packed<N>& values, int i) {
@@ -201,20 +48,20 @@ struct Column {
   static Packed<1> one_of(unsigned bits) { return {{bits}}; }
   // in accesses of 8 bytes: of 16, one more instruction a word would choose among them
   template <int N>
-  using Apart = cupynorm::Apart<T, N, 8>;
-  using From = Anywhere<8>;
-  From from(int64 col) const { return anywhere<8>(pointer + col); }
+  using SplitVector = cupynorm::SplitVector<T, N, 8>;
+  using From = Unaligned<8>;
+  From from(int64 col) const { return unaligned_at<8>(pointer + col); }
   template <int N, typename Index>
-  Apart<N> load_apart(const From& first, Index further) const {
-    return cupynorm::load_apart<T, N, true>(first, further);
+  SplitVector<N> load_split(const From& first, Index further) const {
+    return cupynorm::load_split<T, N, true>(first, further);
   }
   template <int N, typename Index>
-  Pack<T, N> load(Index col) const {
-    return load_pack<T, N, (kWidth < N ? kWidth : N), true>(pointer + col);
+  Vector<T, N> load(Index col) const {
+    return load_vector<T, N, (kWidth < N ? kWidth : N), true>(pointer + col);
   }
   template <int N>
-  Pack<T, N> load_anywhere(int64 col) const {
-    return load_pack_anywhere<T, N, true>(pointer + col);
+  Vector<T, N> load_unaligned(int64 col) const {
+    return load_vector_unaligned<T, N, true>(pointer + col);
   }
 };
 
@@ -228,10 +75,10 @@ struct StridedColumn {
 
   template <int N>
   struct Packed {
-    Pack<T, 1> element[N];
-    void hide() {
+    Vector<T, 1> element[N];
+    void make_opaque() {
 #pragma unroll
-      for (int i = 0; i < N; ++i) element[i].hide();
+      for (int i = 0; i < N; ++i) element[i].make_opaque();
     }
   };
   template <int N>
@@ -240,28 +87,28 @@ struct StridedColumn {
   }
   static Packed<1> one_of(unsigned bits) { return {{{{bits}}}}; }
   template <int N>
-  struct Apart {
+  struct SplitVector {
     Packed<N> values;
-    friend Packed<N> together(const Apart& apart) { return apart.values; }
+    friend Packed<N> realign(const SplitVector& split) { return split.values; }
   };
   struct From {
     int64 col;
-    void hide() {}
+    void make_opaque() {}
   };
   From from(int64 col) const { return {col}; }
   template <int N, typename Index>
-  Apart<N> load_apart(From first, Index further) const {
+  SplitVector<N> load_split(From first, Index further) const {
     return {load<N>(first.col + further)};
   }
   template <int N, typename Index>
   Packed<N> load(Index col) const {
     Packed<N> values;
 #pragma unroll
-    for (int i = 0; i < N; ++i) values.element[i] = load_pack<T, 1, 1, true>(pointer + cols.offset(col + i));
+    for (int i = 0; i < N; ++i) values.element[i] = load_vector<T, 1, 1, true>(pointer + cols.offset(col + i));
     return values;
   }
   template <int N>
-  Packed<N> load_anywhere(int64 col) const {
+  Packed<N> load_unaligned(int64 col) const {
     return load<N>(col);
   }
 };
@@ -277,22 +124,22 @@ template <class Gamma, class Beta, bool kGamma, bool kBeta>
 struct Affine {
   Gamma gamma;
   Beta beta;
-  void hide() { gamma.hide(), beta.hide(); }
+  void make_opaque() { gamma.make_opaque(), beta.make_opaque(); }
 };
 template <class Gamma, class Beta>
 struct Affine<Gamma, Beta, true, false> {
   Gamma gamma;
-  void hide() { gamma.hide(); }
+  void make_opaque() { gamma.make_opaque(); }
 };
 template <class Gamma, class Beta>
 struct Affine<Gamma, Beta, false, true> {
   Beta beta;
-  void hide() { beta.hide(); }
+  void make_opaque() { beta.make_opaque(); }
 };
 
 template <class Gamma, class Beta>
 struct Affine<Gamma, Beta, false, false> {
-  void hide() {}
+  void make_opaque() {}
 };
 
 // A column's parameters as numbers: z = scaling(y).
@@ -342,7 +189,9 @@ struct AffineColumns {
   using Columns =
       Affine<typename Gamma::template Packed<N>, typename Beta::template Packed<N>, Gamma::kPresent, Beta::kPresent>;
   template <int N>
-  using ColumnsApart = Affine<typename Gamma::template Apart<N>, typename Beta::template Apart<N>, Gamma::kPresent, Beta::kPresent>;
+  using ColumnsSplit =
+      Affine<typename Gamma::template SplitVector<N>, typename Beta::template SplitVector<N>, Gamma::kPresent,
+      Beta::kPresent>;
   using ColumnsFrom = Affine<typename Gamma::From, typename Beta::From, Gamma::kPresent, Beta::kPresent>;
   ColumnsFrom columns_from(int64 col) const {
     ColumnsFrom first;
@@ -351,17 +200,17 @@ struct AffineColumns {
     return first;
   }
   template <int N, typename Index>
-  ColumnsApart<N> columns_apart(const ColumnsFrom& first, Index further) const {
-    ColumnsApart<N> apart;
-    if constexpr (Gamma::kPresent) apart.gamma = gamma.template load_apart<N>(first.gamma, further);
-    if constexpr (Beta::kPresent) apart.beta = beta.template load_apart<N>(first.beta, further);
-    return apart;
+  ColumnsSplit<N> columns_split(const ColumnsFrom& first, Index further) const {
+    ColumnsSplit<N> split;
+    if constexpr (Gamma::kPresent) split.gamma = gamma.template load_split<N>(first.gamma, further);
+    if constexpr (Beta::kPresent) split.beta = beta.template load_split<N>(first.beta, further);
+    return split;
   }
   template <int N>
-  static Columns<N> put_together(const ColumnsApart<N>& apart) {
+  static Columns<N> realign_columns(const ColumnsSplit<N>& split) {
     Columns<N> columns;
-    if constexpr (Gamma::kPresent) columns.gamma = together(apart.gamma);
-    if constexpr (Beta::kPresent) columns.beta = together(apart.beta);
+    if constexpr (Gamma::kPresent) columns.gamma = realign(split.gamma);
+    if constexpr (Beta::kPresent) columns.beta = realign(split.beta);
     return columns;
   }
   template <int N, typename Index>
@@ -372,8 +221,8 @@ struct AffineColumns {
     return columns;
   }
   template <int N>
-  Columns<N> columns_anywhere(int64 col) const {
-    return put_together<N>(columns_apart<N>(columns_from(col), 0));
+  Columns<N> columns_unaligned(int64 col) const {
+    return realign_columns<N>(columns_split<N>(columns_from(col), 0));
   }
 
   template <typename Compute>
@@ -417,9 +266,10 @@ struct AffineColumns {
   }
 };
 
-// What a column's parameters become, for Stores whose columns wait as numbers, or as pairs where there are two of two bytes.
-enum Lending { kNothing, kNumbers, kPairs };
-template <class Store, typename Compute, Lending kLending>
+// What a column's parameters become, for Stores whose columns wait as numbers, or as pairs where there are two of two
+// bytes.
+enum Conversion { kNothing, kNumbers, kPairs };
+template <class Store, typename Compute, Conversion kConversion>
 struct NumberOf {
   using Type = NoColumns;
 };
@@ -432,7 +282,7 @@ struct NumberOf<Store, Compute, kPairs> {
   using Type = typename Store::Affines::Pair;
 };
 template <class Store, bool kPaired>
-inline constexpr Lending lending_of() {
+inline constexpr Conversion conversion_of() {
   if constexpr (kPaired) return Store::Affines::kPairs ? kPairs : kNumbers;
   else return kNumbers;
 }
@@ -444,7 +294,7 @@ struct ColumnsOf {
   template <int N>
   using Columns = typename Affines::template Columns<N>;
   template <int N>
-  using ColumnsApart = typename Affines::template ColumnsApart<N>;
+  using ColumnsSplit = typename Affines::template ColumnsSplit<N>;
   using ColumnsFrom = typename Affines::ColumnsFrom;
 
   const Affines& own() const { return static_cast<const Store*>(this)->affine; }
@@ -454,16 +304,16 @@ struct ColumnsOf {
   }
   ColumnsFrom columns_from(int64 col) const { return own().columns_from(col); }
   template <int N, typename Index>
-  ColumnsApart<N> columns_apart(const ColumnsFrom& first, Index further) const {
-    return own().template columns_apart<N>(first, further);
+  ColumnsSplit<N> columns_split(const ColumnsFrom& first, Index further) const {
+    return own().template columns_split<N>(first, further);
   }
   template <int N>
-  static Columns<N> put_together(const ColumnsApart<N>& apart) {
-    return Affines::template put_together<N>(apart);
+  static Columns<N> realign_columns(const ColumnsSplit<N>& split) {
+    return Affines::template realign_columns<N>(split);
   }
   template <int N>
-  Columns<N> columns_anywhere(int64 col) const {
-    return own().template columns_anywhere<N>(col);
+  Columns<N> columns_unaligned(int64 col) const {
+    return own().template columns_unaligned<N>(col);
   }
 };
 
@@ -473,16 +323,16 @@ struct AffineStore : ColumnsOf<AffineStore<T, kAxes, Gamma, Beta>, Gamma, Beta> 
   using Type = T;
   using Affines = AffineColumns<Gamma, Beta>;
   static constexpr int kBytes = sizeof(T);
-  static constexpr bool kAhead = false, kScales = false;
+  static constexpr bool kHasEpilogueOperands = false, kScales = false;
   DirectStore<T, kAxes> to;
   Affines affine;
 
   template <int N>
-  using Ahead = NoColumns;
+  using EpilogueOperands = NoColumns;
 
   struct Line {
     typename DirectStore<T, kAxes>::Line to;
-    void hide() { to.hide(); }
+    void make_opaque() { to.make_opaque(); }
     T* address() const { return to.address(); }
     Line from(int col) const { return {to.from(col)}; }
     template <int N>
@@ -499,16 +349,6 @@ struct AffineStore : ColumnsOf<AffineStore<T, kAxes, Gamma, Beta>, Gamma, Beta> 
     }
   };
   Line at(int64 row) const { return {to.at(row)}; }
-};
-
-// The one argument of every row kernel.
-template <class Op, class Load, class Store>
-struct Arguments {
-  Load load;
-  Store store;
-  int64 rows;
-  int64 cols;
-  Op op;  // last: softmax's is empty, and all that is asked for before the first load lies in one line
 };
 
 }  // namespace cupynorm

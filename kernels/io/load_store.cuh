@@ -1,0 +1,119 @@
+// The plain Load and Store: x as it is, and y as the op gives it (io/contract.cuh). These and those of affine.cuh and
+// fused.cuh have counterparts of the same names in cupynorm/functors.py, with the same members in the same order.
+#pragma once
+#include <io/contract.cuh>
+#include <io/strided.cuh>
+#include <io/vector.cuh>
+
+namespace cupynorm {
+
+template <typename T, int kAxes>
+struct DirectLoad {
+  using Type = T;
+  using Precision = T;
+  static constexpr bool kDirect = true, kDrops = false, kInterval = false, kKeeps = false;
+  const T* pointer;  // first element of the first row
+  Strided<kAxes> rows;
+
+  template <int N>
+  using Loaded = Vector<T, N>;
+  template <int N, typename Compute>
+  static Vector<T, N> absent(Compute padding) {
+    return vector_filled<T, N>(padding);
+  }
+
+  struct Line {
+    using Type = T;
+    const T* pointer;
+    // where it comes from, which a loop would compute again for each access
+    void make_opaque() { cupynorm::make_opaque(pointer); }
+    template <int N, typename Index>
+    Vector<T, N> load(Index col) const {
+      return load_vector<T, N>(pointer + col);
+    }
+    template <int N, bool kAgain>
+    Vector<T, N> load_twice(int col) const {
+      return load_vector_twice<kAgain, T, N>(pointer + col);
+    }
+    template <int N>
+    Vector<T, N> load_unaligned(int64 col) const {
+      return load_vector_unaligned<T, N>(pointer + col);
+    }
+    template <int N, typename Compute, typename Index>
+    static unsigned unpack(const Vector<T, N>& loaded, Compute* x, Index, Compute) {
+      cupynorm::unpack<N>(loaded, x);
+      return ~0u;
+    }
+    template <typename Index>
+    const void* address(Index col) const {
+      return pointer + col;
+    }
+  };
+  Line at(int64 row) const { return {pointer + rows.offset(row)}; }
+};
+
+struct NoColumns {
+  void make_opaque() {}
+};
+
+template <typename T, int kAxes>
+struct DirectStore {
+  using Type = T;
+  static constexpr int kBytes = sizeof(T);
+  static constexpr bool kHasEpilogueOperands = false, kScales = false;
+  T* pointer;
+  Strided<kAxes> rows;
+
+  template <int N>
+  using EpilogueOperands = NoColumns;
+  template <int N>
+  using Columns = NoColumns;
+  template <int N>
+  using ColumnsSplit = NoColumns;
+  NoColumns columns_from(int64) const { return {}; }
+  template <int N, typename Index>
+  NoColumns columns_split(NoColumns, Index) const {
+    return {};
+  }
+  template <int N>
+  static NoColumns realign_columns(NoColumns) {
+    return {};
+  }
+  template <int N, typename Index>
+  NoColumns columns(Index) const {
+    return {};
+  }
+  template <int N>
+  NoColumns columns_unaligned(int64) const {
+    return {};
+  }
+
+  struct Line {
+    T* pointer;
+    void make_opaque() { cupynorm::make_opaque(pointer); }
+    T* address() const { return pointer; }
+    Line from(int col) const { return {pointer + col}; }
+    // how many elements lie before the first that is aligned to N elements
+    template <int N>
+    int head() const {
+      return int(-(reinterpret_cast<unsigned long long>(pointer) / sizeof(T)) % N);
+    }
+    template <int N, bool kWhole = false, typename Compute, typename Index>
+    void store(const Compute (&y)[N], NoColumns, Index col) const {
+      store_vector<kWhole>(pointer + col, vector_from<T, N>(y));
+    }
+  };
+  Line at(int64 row) const { return {pointer + rows.offset(row)}; }
+};
+
+// The one argument of every row kernel.
+template <class Op, class Load, class Store>
+struct Arguments {
+  Load load;
+  Store store;
+  int64 rows;
+  int64 cols;
+  Op op;  // last: softmax's is empty, and all that is asked for before the first load lies in one line
+};
+
+}  // namespace cupynorm

@@ -1,0 +1,62 @@
+// Where a row begins in an array of any strides.
+#pragma once
+#include <base/ptx.cuh>
+
+namespace cupynorm {
+
+// A division by what is known at the launch: of less than 2^31 two instructions instead of twenty (Granlund and
+// Montgomery 1994). multiplier and shift: cupynorm/functors.py, division.
+inline int64 quotient(int64 index, int64 divisor, unsigned multiplier, unsigned shift) {
+  if ((index | divisor) >> 31) return static_cast<unsigned long long>(index) / static_cast<unsigned long long>(divisor);
+  return (multiply_high(unsigned(index), multiplier) + unsigned(index)) >> shift;
+}
+
+// Where index i of some flattened axes lies: in elements, outermost axis first; neighbours that can be one axis are
+// one.
+template <int kAxes>
+struct Strided {
+  int64 extent[kAxes];  // extent[0] is not used
+  int64 stride[kAxes];
+  unsigned multiplier[kAxes], shift[kAxes];
+
+  int64 offset(int64 index) const {
+    int64 sum = 0;
+#pragma unroll
+    for (int axis = kAxes - 1; axis > 0; --axis) {
+      const int64 outer = quotient(index, extent[axis], multiplier[axis], shift[axis]);
+      sum += (index - outer * extent[axis]) * stride[axis];
+      index = outer;
+    }
+    return sum + index * stride[0];
+  }
+};
+
+// One axis: a kernel's arguments come in lines of 64 bytes, and fewer then do.
+template <>
+struct Strided<1> {
+  int64 stride[1];
+  int64 offset(int64 index) const { return index * stride[0]; }
+};
+
+// The same of operands, in 32 bits: fewer than 2^31 indices, and places within 2^31 of the first. kRepeats: all of the
+// innermost axis lie at one place, as one length does for all of a batch's queries.
+template <int kAxes, bool kRepeats>
+struct Strided32 {
+  unsigned extent[kAxes];
+  int stride[kAxes];
+  unsigned multiplier[kAxes], shift[kAxes];
+
+  int64 offset(int64 row) const {
+    unsigned index = unsigned(row);
+    int sum = 0;
+#pragma unroll
+    for (int axis = kAxes - 1; axis > 0; --axis) {
+      const unsigned outer = (multiply_high(index, multiplier[axis]) + index) >> shift[axis];
+      if (!kRepeats || axis < kAxes - 1) sum += int(index - outer * extent[axis]) * stride[axis];
+      index = outer;
+    }
+    return sum + int(index) * stride[0];
+  }
+};
+
+}  // namespace cupynorm
