@@ -153,7 +153,8 @@ class Problem:
     Where something is computed on the way (cupynorm/fused.cuh), nothing goes through shared memory, and rows begin at packs:
     `fused`. `beside`: bytes of an element of each array that is loaded with x; `ahead`: of each that the results need, loaded
     with it; `stored`: of the results; `results`: how many arrays are written; `direct`: nothing is loaded but x, as it is;
-    `others`: registers for the arithmetic; `bounded`: a mask keeps an interval of each row's columns.
+    `others`: registers for the arithmetic; `bounded`: a mask keeps an interval of each row's columns; `sent`: bytes of an element
+    beside x's that go through shared memory where rows are sent ahead, None where they cannot be.
 
     Where rows begin at no pack of 16 bytes, `widest` is what such a pack would have; `peel`: 1 if x lies in packs as y does, else
     2; `period`: so many rows further a row begins as this one does, 0 if that cannot be said.
@@ -176,6 +177,7 @@ class Problem:
     direct: bool = True
     others: int = 0
     bounded: bool = False
+    sent: int | None = 0
 
     @property
     def peeled(self) -> Problem:
@@ -509,7 +511,8 @@ def _check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
 def _as_wanted(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: Plan) -> Plan:
     _check_numbers(problem, limits, wanted)
     wanted = dataclasses.replace(wanted, shared_bytes=0)  # follows from the rest
-    peeled = _worked_on(problem, wanted.variant in ("cluster", "uncached"))
+    in_packs = wanted.variant == "uncached" or (wanted.variant == "cluster" and not wanted.peel)
+    peeled = _worked_on(problem, in_packs)
     fits = (
         peeled.pack % wanted.pack == 0
         and (wanted.pack == peeled.pack or not peeled.peel)
@@ -560,7 +563,6 @@ def _is_sound(problem: Problem, limits: Limits, plan: Plan) -> bool:
     keeps = keeps and (plan.kept_bytes == 0 or in_packs)
     if problem.fused:
         keeps = keeps and plan.variant in FUSED_VARIANTS and plan.kept_bytes == 0
-        keeps = keeps and (problem.direct or not plan.persistent)
         # a scale of each row is stored beside its bytes: blocks that read a row twice do not tell one another its largest
         scales = problem.stored == 1 and problem.results > 1
         keeps = keeps and not (scales and plan.variant == "cluster" and plan.group == 0)
@@ -571,7 +573,7 @@ def _is_sound(problem: Problem, limits: Limits, plan: Plan) -> bool:
     hoists = hoists and (plan.stages == 0 or plan.kernel == "row_registers") and _holds_around(plan)
     alone = plan.parts == 1 and plan.stages == 0
     claims = plan.claims and plan.peel == 1
-    hoists = hoists and (plan.hoist != LENT or ((alone or claims) and not problem.fused))
+    hoists = hoists and (plan.hoist != LENT or claims or (alone and not problem.fused))
     return shares and keeps and hoists and (not plan.persistent or _may_persist(problem, plan))
 
 
@@ -587,7 +589,7 @@ def _holds_around(plan: Plan) -> bool:
 
 def _may_persist(problem: Problem, plan: Plan) -> bool:
     """Say whether what is kept for a block's next rows, or on its way, is theirs."""
-    if problem.fused and not problem.direct:
+    if plan.stages and problem.sent is None:
         return False
     if not plan.peel:
         return True  # else they must begin alike
@@ -708,7 +710,8 @@ def _registers_plan(problem: Problem, plan: Plan) -> Plan:
     )
     packs = max(1, math.ceil(share / plan.group))
     full = not problem.peel and plan.parts * plan.group * packs == whole
-    rows = plan.stages * plan.rows_per_group * packs * plan.block * ACCESS_BYTES
+    sent_bytes = ACCESS_BYTES + plan.pack * (problem.sent or 0)
+    rows = plan.stages * plan.rows_per_group * packs * plan.block * sent_bytes
     columns = 0
     if plan.hoist == 2:  # noqa: PLR2004
         struct_bytes = sum(max(4, size * plan.pack) for size in problem.columns)  # of whole words
@@ -775,7 +778,8 @@ def _in_registers(
         plan = dataclasses.replace(plan, hoist=hoist, stages=int(_can_stage(problem, limits)))
         # where columns lie anywhere, the accesses to all of them are on their way at once
         apart = APART_PACKS + problem.fused
-        if not _may_persist(problem, plan) or (problem.peel and elements > apart * problem.pack):
+        computed = problem.fused and not problem.direct
+        if computed or not _may_persist(problem, plan) or (problem.peel and elements > apart * problem.pack):
             plan = dataclasses.replace(plan, hoist=0, stages=0)
     crowded = problem.peel and (problem.fused or elements > PEELED_HOIST_ELEMENTS[problem.held_bytes])
     if held.hoist == LENT and _lent_bytes(problem, problem.pack) <= limits.shared_bytes_per_block:

@@ -124,7 +124,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   constexpr bool kEvenly = kFull && kSlots == kWarps;  // every slot is of as many elements
   constexpr int kLone = Shape::kPeel > 0 ? 1 : 0;  // element of a thread that is in no pack: the last
   constexpr int kPacked = kPack * kPacks, kElements = kPacked + kLone;
-  static_assert(Load::kDirect || (Shape::kStages == 0 && Shape::kPeel < 2), "what is computed from several arrays lies in packs as y does");
+  static_assert(Load::kDirect || Shape::kPeel < 2, "what is computed from several arrays lies in packs as y does");
+  static_assert(!Load::kSpans || Shape::kStages == 0, "of what is sent ahead all is read");
   static_assert(!Load::kDrops || (kPacked <= 32 && !Load::kKeeps), "a bit for each element, and nothing of what is dropped is kept");
   // one pass over a thread's elements will do: 0.01 to 0.02 faster; to bytes instructions are scarcer, and digits fewer
   constexpr int kFew = Store::kBytes == 1 ? 8192 : 2048;
@@ -193,7 +194,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   // are more, the compiler then moves too much ahead, and wants registers for it; with packs of 8 bytes it still has them.
   constexpr bool kPlain = Load::kDirect && !Store::kAhead && !Store::kScales;
   constexpr int kMostAnyway = kPack * sizeof(Type) == 8 ? 24 : 16;
-  constexpr bool kAnyway = kFull && (kPlain ? Shape::kStages == 0 && kParts == 1 : kRows * kPacked <= kMostAnyway);
+  constexpr bool kMayRepeat = Load::kDirect || Shape::kStages == 0;  // of what is sent ahead nothing has come past the last row
+  constexpr bool kAnyway = kFull && (kPlain ? Shape::kStages == 0 && kParts == 1 : kRows * kPacked <= kMostAnyway && kMayRepeat);
   // A thread's packs are then at constants behind one address of each array, not each at its own: add_layer_norm, 768 columns, 535
   // instructions to 469, int8 0.87 to 0.92 of the copy rate at 3072. Where packs may be missing the last is then asked for too late
   // (add_layer_norm, 1000 columns, 0.98 to 0.91), and doubles have no registers for it.
@@ -267,7 +269,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   constexpr int kMostLent = kGroup * kPacks + (kLone > 0 ? Shape::kAligned / kPack : 0);  // packs
   constexpr int kWide = Shape::kFixed || kPack * Room::kBytes <= 32 ? kPack : 1;  // columns of an access
   constexpr int kFetches = kLends ? (kMostLent * (kPack / kWide) + Shape::kBlock - 1) / Shape::kBlock : 1;
-  constexpr int kRowsAhead = Shape::kStages * kRows * kPacks * (Shape::kBlock * 16);  // bytes of shared memory that they wait in
+  constexpr int kSent = Shape::kStages > 0 ? Load::template kSent<kPack> : 0;  // bytes of a pack, with all that is loaded with it
+  constexpr int kRowsAhead = Shape::kStages * kRows * kPacks * (Shape::kBlock * kSent);  // bytes of shared memory that they wait in
   Number* const numbers = reinterpret_cast<Number*>(shared_memory + kRowsAhead);
   const int lent_from = Shape::kFixed ? share.before * kPack : 0;
   const int lent_to = Shape::kFixed && part < kParts - 1 ? lent_from + share.packs * kPack + Shape::kAligned : int(cols);
@@ -364,13 +367,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const int64 row = row_of(base, r);
-      if constexpr (kLone > 0 && Load::kDirect)
-        around[r] = row < a.rows && alone() ? a.load.at(row).template load<1>(lone()) : pack_filled<Type, 1>(Op::padding());
+      if constexpr (kLone > 0 && (Load::kDirect || Shape::kStages > 0))
+        around[r] = row < a.rows && alone() ? a.load.at(row).template load<1>(lone()) : Load::template absent<1>(Op::padding());
     }
   };
   int stage = 0;
   auto waiting = [](int stage, int r, int p) {
-    return shared_memory + int64((stage * kRows + r) * kPacks + p) * (Shape::kBlock * 16) + threadIdx.x * 16;
+    return shared_memory + int64((stage * kRows + r) * kPacks + p) * (Shape::kBlock * kSent) + (Load::kDirect ? threadIdx.x * 16 : 0);
   };
   auto send = [&](int64 base, int stage) {
 #pragma unroll
@@ -383,7 +386,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
 #pragma unroll
         for (int p = 0; p < kPacks; ++p) {
           if (!has(p)) continue;
-          if constexpr (kParts > 1) copy_ahead<16>(waiting(stage, r, p), from + p * (kGroup * kPack * int(sizeof(Type))));
+          if constexpr (!Load::kDirect) line.template send<kPack, Shape::kBlock>(waiting(stage, r, p), threadIdx.x, col(p));
+          else if constexpr (kParts > 1) copy_ahead<16>(waiting(stage, r, p), from + p * (kGroup * kPack * int(sizeof(Type))));
           else copy_ahead<16>(waiting(stage, r, p), line.address(col(p)));
         }
       }
@@ -448,7 +452,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     if constexpr (kLends && !Shape::kFixed) fetch_numbers();
     auto load_row = [&](int r, bool here) {
       const auto line = lines[r];
-      if constexpr (kLone > 0 && !Load::kDirect)
+      if constexpr (kLone > 0 && !Load::kDirect && Shape::kStages == 0)
         around[r] = here && alone() ? line.template load<1>(lone()) : Load::template absent<1>(Op::padding());
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
@@ -458,7 +462,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
           if (reads) loaded[r][p] = line.template load_kept<kPack>(col(p));
           else loaded[r][p] = {};  // or its registers are taken from the begin on
         } else if (kAnyway || (here && has(p))) {
-          if constexpr (Shape::kStages > 0) loaded[r][p] = load_pack<Type, kPack>(reinterpret_cast<const Type*>(waiting(stage, r, p)));
+          if constexpr (Shape::kStages > 0 && !Load::kDirect) loaded[r][p] = line.template sent<kPack, Shape::kBlock>(waiting(stage, r, p), threadIdx.x, col(p));
+          else if constexpr (Shape::kStages > 0) loaded[r][p] = load_pack<Type, kPack>(reinterpret_cast<const Type*>(waiting(stage, r, p)));
           else if constexpr (Shape::kPeel == 2) loaded[r][p] = line.template load_anywhere<kPack>(col(p));
           else loaded[r][p] = line.template load<kPack>(col(p));
         } else {
@@ -691,6 +696,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       else return a.store.template columns<1>(lone());
     };
     if constexpr (Store::kScales) {
+      find_numbers();
+      auto own_columns = [&](int p) {
+        if constexpr (kLends) return borrow_numbers(p);
+        else return columns_of(p);
+      };
       typename Largest::State largest[kRows];
       typename Op::Row whole[kRows];
 #pragma unroll
@@ -702,12 +712,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         if (!has(p)) continue;
-        Columns own;
+        decltype(own_columns(p)) own;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
           Compute y[kPack], z[kPack];
           map(r, p, whole[r], y);
-          if (r == 0) own = columns_of(p);  // made numbers of once for all rows
+          if (r == 0) own = own_columns(p);  // made numbers of once for all rows
           Store::template finish<kPack>(y, own, z);
           largest[r] = Largest::template merge<false>(largest[r], Largest::of(z));
 #pragma unroll

@@ -1,0 +1,107 @@
+"""Long rows with something fused around an op: shared by the blocks of a cluster, with rows sent ahead through shared memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from cupynorm.catalog.forms import FORMS
+from cupynorm.plan.limits import RECORDED
+from cupynorm.plan.planner import LENT, PLAIN, DoesNotFitError, Plan, choose
+from cupynorm.tools import explain
+from tests.simulator import simulated
+from tests.test_fused_rows import check
+
+__all__ = ["simulated"]  # a fixture
+
+
+def held(name: str, rows: int, cols: int, dtype: str, **numbers: Any) -> Plan:
+    """Return a cluster's plan of these numbers, with as many packs of a thread as it then takes."""
+    problem = explain.spelled_form(FORMS[name], rows, cols, dtype).problem
+    if not numbers.get("peel"):
+        problem = dataclasses.replace(problem, peel=0)
+    pack = problem.peeled.pack
+    plan = dataclasses.replace(
+        PLAIN, variant="cluster", pack=pack, **{"parts": 2, "block": 64, "group": 64} | numbers
+    )
+    plan = dataclasses.replace(plan, group=plan.block)
+    for packs in range(1, 32 // pack + 1):
+        try:
+            return choose(
+                explain.spelled_form(FORMS[name], rows, cols, dtype).problem,
+                RECORDED["h200"],
+                lambda _: 64,  # clusters at once
+                dataclasses.replace(plan, packs=packs),
+            )
+        except DoesNotFitError as error:
+            refused = error
+    raise refused
+
+
+# (what a plan keeps for a block's next rows: parameters, rows on their way)
+AHEAD = [{"stages": 0, "hoist": 2}, {"stages": 1, "hoist": 2}, {"stages": 2, "hoist": 0}]
+
+
+@pytest.mark.parametrize("numbers", AHEAD, ids=str)
+@pytest.mark.parametrize(
+    ("name", "rows", "cols", "dtype"),
+    [
+        ("add_layer_norm", 11, 1024, "float16"),
+        ("add_layer_norm/sum", 11, 1000, "float16"),
+        ("add_layer_norm/sum", 7, 520, "float32"),
+        ("add_rms_norm/dropout", 7, 1032, "float16"),
+        ("layer_norm/fuse", 7, 1000, "float32"),
+        ("layer_norm/int8", 7, 1032, "float16"),
+    ],
+)
+def test_rows_that_begin_at_packs(
+    name: str, rows: int, cols: int, dtype: str, numbers: dict[str, int], simulated: Any
+) -> None:
+    plan = held(name, rows, cols, dtype, **numbers)
+
+    check(simulated, name, rows, cols, dtype, plan=plan)
+
+
+@pytest.mark.parametrize("stages", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("name", "rows", "cols", "dtype"),
+    [
+        ("softmax/where", 11, 1024, "float16"),
+        ("log_softmax/where", 7, 1000, "float32"),
+        ("softmax/where", 5, 1001, "float16"),
+        ("softmax/bias", 7, 1000, "float16"),
+        ("softmax/bias", 7, 4101, "float32"),
+        ("softmax/int8", 7, 1000, "float16"),
+    ],
+)
+def test_masks_go_with_their_rows(
+    name: str, rows: int, cols: int, dtype: str, stages: int, simulated: Any
+) -> None:
+    plan = held(name, rows, cols, dtype, stages=stages, peel=cols % 2, parts=4, block=128)
+
+    check(simulated, name, rows, cols, dtype, plan=plan)
+
+
+@pytest.mark.parametrize("numbers", [{"hoist": LENT, "stages": 1}, {"hoist": 2, "stages": 1}, {}], ids=str)
+@pytest.mark.parametrize(
+    ("name", "rows", "cols", "dtype"),
+    [
+        ("add_layer_norm", 19, 1001, "float16"),
+        ("add_layer_norm/sum", 35, 1517, "float16"),
+        ("add_layer_norm/sum", 11, 4805, "float32"),
+        ("add_rms_norm/sum", 19, 1015, "float16"),
+        ("layer_norm/fuse", 19, 1021, "float16"),
+        ("layer_norm/int8", 19, 1511, "float16"),
+        ("layer_norm/int8/scale", 11, 4803, "float32"),
+        ("rms_norm/int8", 19, 1503, "float16"),
+    ],
+)
+def test_rows_that_begin_anywhere(
+    name: str, rows: int, cols: int, dtype: str, numbers: dict[str, int], simulated: Any
+) -> None:
+    plan = held(name, rows, cols, dtype, peel=1, block=128 if dtype == "float16" else 256, **numbers)
+    assert plan.peel == 1
+
+    check(simulated, name, rows, cols, dtype, plan=plan)
