@@ -74,6 +74,11 @@ def test_rows_that_begin_at_packs(
         ("softmax/bias", 7, 1000, "float16"),
         ("softmax/bias", 7, 4101, "float32"),
         ("softmax/int8", 7, 1000, "float16"),
+        ("softmax/lengths", 7, 1000, "float16"),
+        ("softmax/causal", 512, 512, "float32"),
+        ("log_softmax/window", 520, 520, "float16"),
+        ("softmax/ragged", 1024, 512, "float16"),
+        ("softmax/ragged", 1023, 341, "float16"),
     ],
 )
 def test_masks_go_with_their_rows(
@@ -103,5 +108,28 @@ def test_rows_that_begin_anywhere(
 ) -> None:
     plan = held(name, rows, cols, dtype, peel=1, block=128 if dtype == "float16" else 256, **numbers)
     assert plan.peel == 1
+
+    check(simulated, name, rows, cols, dtype, plan=plan)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "rows", "cols", "dtype"),
+    [
+        ("softmax/where", 19, 1501, "float16"),
+        ("log_softmax/where", 11, 4801, "float32"),
+        ("softmax/bias", 19, 1003, "float16"),
+        ("softmax/lengths", 19, 1505, "float16"),
+        ("softmax/causal", 1501, 1501, "float16"),
+        ("softmax/int8", 19, 1503, "float16"),
+    ],
+)
+def test_clusters_claim_rows_that_have_no_parameters(
+    name: str, rows: int, cols: int, dtype: str, stages: int, simulated: Any
+) -> None:
+    """Rows are cut in lines as those are whose parameters a block keeps, though there is nothing to keep."""
+    block = 128 if dtype == "float16" else 256
+    plan = held(name, rows, cols, dtype, peel=1, block=block, hoist=LENT, stages=stages)
+    assert plan.claims
 
     check(simulated, name, rows, cols, dtype, plan=plan)

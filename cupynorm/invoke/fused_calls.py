@@ -363,16 +363,11 @@ def _problem(
     )
 
 
-def _sent(what: Around, axes: int, packs: Packs, order: Sequence[int]) -> int | None:
-    """Return the bytes of an element that go through shared memory with x's, or None where a row need not be read whole."""
+def _sent(what: Around, axes: int, packs: Packs, order: Sequence[int]) -> int:
+    """Return the bytes of an element that go through shared memory with x's where rows are sent ahead."""
     beside = [each for each in what.load_operands if isinstance(each, View)]
     if what.mask is not None and what.mask.where is not None:
-        where = what.mask.views()["where"].reordered(order)
-        if not any(where.split(axes)[1].strides):
-            return None  # one byte says of a whole row whether it is read
-        beside.append(where)
-    if what.mask is not None and what.mask.is_structural:
-        return None
+        beside.append(what.mask.views()["where"].reordered(order))
     return sum(sent_bytes(each, axes, packs) for each in beside)
 
 

@@ -154,7 +154,7 @@ class Problem:
     `fused`. `beside`: bytes of an element of each array that is loaded with x; `ahead`: of each that the results need, loaded
     with it; `stored`: of the results; `results`: how many arrays are written; `direct`: nothing is loaded but x, as it is;
     `others`: registers for the arithmetic; `bounded`: a mask keeps an interval of each row's columns; `sent`: bytes of an element
-    beside x's that go through shared memory where rows are sent ahead, None where they cannot be.
+    beside x's that go through shared memory where rows are sent ahead.
 
     Where rows begin at no pack of 16 bytes, `widest` is what such a pack would have; `peel`: 1 if x lies in packs as y does, else
     2; `period`: so many rows further a row begins as this one does, 0 if that cannot be said.
@@ -177,7 +177,7 @@ class Problem:
     direct: bool = True
     others: int = 0
     bounded: bool = False
-    sent: int | None = 0
+    sent: int = 0
 
     @property
     def peeled(self) -> Problem:
@@ -445,9 +445,8 @@ MOST_THREAD_BYTES = 512
 # The same where something is fused, of which each element has instructions of its own: with 512, a user's function on
 # doubles took 4 seconds.
 MOST_FUSED_THREAD_BYTES = 256
-MOST_FUSED_ELEMENTS = (
-    32  # of a row, that a thread may hold where something is fused: a mask has a bit for each
-)
+# Of a row, that a thread may hold where something is fused, with parameters of the columns or without: a mask has a bit for each.
+MOST_FUSED_ELEMENTS = {True: 40, False: 32}
 
 
 # Types of a Plan's fields: a bool is no int here, since it is spelled otherwise in C++.
@@ -496,9 +495,10 @@ def _check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
             f"{most} elements of a thread are allowed{where}"
         )
     elements = plan.pack * plan.packs
-    if problem.fused and plan.group and elements > MOST_FUSED_ELEMENTS:
+    most = MOST_FUSED_ELEMENTS[bool(problem.columns)]
+    if problem.fused and plan.group and elements > most:
         raise DoesNotFitError(
-            f"plan: pack x packs is {plan.pack} x {plan.packs}, {MOST_FUSED_ELEMENTS} elements of a thread are allowed "
+            f"plan: pack x packs is {plan.pack} x {plan.packs}, {most} elements of a thread are allowed "
             "where something is fused"
         )
     if plan.block * plan.least_blocks > limits.threads_per_sm:
@@ -568,7 +568,9 @@ def _is_sound(problem: Problem, limits: Limits, plan: Plan) -> bool:
         keeps = keeps and not (scales and plan.variant == "cluster" and plan.group == 0)
     staged = plan.group == 0 and plan.variant in ("shared", "cluster", "uncached")
     keeps = keeps and (not staged or plan.block == _held_around(problem, plan.parts, plan.block))
-    hoists = plan.hoist in range(LENT + 1) and (plan.hoist == 0 or (bool(problem.columns) and plan.group > 0))
+    # where rows of a cluster begin anywhere, each claims its next ones with LENT alone, also without parameters
+    has_columns = bool(problem.columns) or (problem.fused and plan.hoist == LENT)
+    hoists = plan.hoist in range(LENT + 1) and (plan.hoist == 0 or (has_columns and plan.group > 0))
     # only what is in registers has rows on their way
     hoists = hoists and (plan.stages == 0 or plan.kernel == "row_registers") and _holds_around(plan)
     alone = plan.parts == 1 and plan.stages == 0
@@ -589,8 +591,6 @@ def _holds_around(plan: Plan) -> bool:
 
 def _may_persist(problem: Problem, plan: Plan) -> bool:
     """Say whether what is kept for a block's next rows, or on its way, is theirs."""
-    if plan.stages and problem.sent is None:
-        return False
     if not plan.peel:
         return True  # else they must begin alike
     if plan.claims:
@@ -710,7 +710,7 @@ def _registers_plan(problem: Problem, plan: Plan) -> Plan:
     )
     packs = max(1, math.ceil(share / plan.group))
     full = not problem.peel and plan.parts * plan.group * packs == whole
-    sent_bytes = ACCESS_BYTES + plan.pack * (problem.sent or 0)
+    sent_bytes = ACCESS_BYTES + plan.pack * problem.sent
     rows = plan.stages * plan.rows_per_group * packs * plan.block * sent_bytes
     columns = 0
     if plan.hoist == 2:  # noqa: PLR2004
@@ -732,6 +732,8 @@ def _lent_packs(problem: Problem, parts: int) -> tuple[int, int]:
 
 def _lent_bytes(problem: Problem, pack: int, parts: int = 1) -> int:
     """Return the shared memory of a block's columns' parameters as numbers, with the room behind each pack: twin of Lent."""
+    if not problem.columns:
+        return 0
     number = problem.compute_bytes * len(problem.columns)
     if parts > 1 and problem.columns == (2, 2):
         number = sum(problem.columns)  # as they are

@@ -125,7 +125,6 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   constexpr int kLone = Shape::kPeel > 0 ? 1 : 0;  // element of a thread that is in no pack: the last
   constexpr int kPacked = kPack * kPacks, kElements = kPacked + kLone;
   static_assert(Load::kDirect || Shape::kPeel < 2, "what is computed from several arrays lies in packs as y does");
-  static_assert(!Load::kSpans || Shape::kStages == 0, "of what is sent ahead all is read");
   static_assert(!Load::kDrops || (kPacked <= 32 && !Load::kKeeps), "a bit for each element, and nothing of what is dropped is kept");
   // one pass over a thread's elements will do: 0.01 to 0.02 faster; to bytes instructions are scarcer, and digits fewer
   constexpr int kFew = Store::kBytes == 1 ? 8192 : 2048;
@@ -261,9 +260,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   // their way at once, in packs: one by one, 64 threads of 20 columns each took five trips to L2 (LayerNorm, half of 10001 columns,
   // 0.89 to 0.935 of the copy rate). But one by one for a few rows, where a pack's numbers take 64 bytes: LayerNorm, half of 1023
   // columns, 0.885, in packs 0.795; RMSNorm of 601 0.985, in packs 1.005; LayerNorm in float of 250 0.985 and 1.015.
-  constexpr bool kLends = Shape::kHoist == 4;
   // Pairs leave room for more blocks: LayerNorm, half of 50257 columns, 0.80 to 0.90.
-  constexpr Lending kLending = kLends ? lending_of<Store, Shape::kFixed>() : kNothing;
+  constexpr Lending kLending = Shape::kHoist == 4 ? lending_of<Store, Shape::kFixed>() : kNothing;
+  constexpr bool kLends = kLending != kNothing;
   using Number = typename NumberOf<Store, Compute, kLending>::Type;
   using Room = Lent<Number, kPack, (kLone > 0)>;
   constexpr int kMostLent = kGroup * kPacks + (kLone > 0 ? Shape::kAligned / kPack : 0);  // packs
@@ -382,10 +381,14 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       if (row < a.rows) {
         auto line = a.load.at(row);
         if constexpr (kOneAddress) line.hide();
+        if constexpr (kSpans && kLone == 0) line.count_kept_from(col(0));
         const char* const from = static_cast<const char*>(line.address(col(0)));
 #pragma unroll
         for (int p = 0; p < kPacks; ++p) {
           if (!has(p)) continue;
+          if constexpr (kSpans) {
+            if (!line.template reads<kPack>(further(p))) continue;
+          }
           if constexpr (!Load::kDirect) line.template send<kPack, Shape::kBlock>(waiting(stage, r, p), threadIdx.x, col(p));
           else if constexpr (kParts > 1) copy_ahead<16>(waiting(stage, r, p), from + p * (kGroup * kPack * int(sizeof(Type))));
           else copy_ahead<16>(waiting(stage, r, p), line.address(col(p)));
@@ -457,9 +460,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         if constexpr (kSpans) {
-          const bool reads = (kFull || (here && has(p))) && line.template reads<kPack>(further(p));
+          const bool reads = ((kFull && kMayRepeat) || (here && has(p))) && line.template reads<kPack>(further(p));
           some[r][p] = any_lane(reads);
-          if (reads) loaded[r][p] = line.template load_kept<kPack>(col(p));
+          if (reads && Shape::kStages > 0) loaded[r][p] = line.template sent<kPack, Shape::kBlock>(waiting(stage, r, p), threadIdx.x, col(p));
+          else if (reads) loaded[r][p] = line.template load_kept<kPack>(col(p));
           else loaded[r][p] = {};  // or its registers are taken from the begin on
         } else if (kAnyway || (here && has(p))) {
           if constexpr (Shape::kStages > 0 && !Load::kDirect) loaded[r][p] = line.template sent<kPack, Shape::kBlock>(waiting(stage, r, p), threadIdx.x, col(p));
