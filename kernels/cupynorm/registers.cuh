@@ -193,6 +193,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   // are more, the compiler then moves too much ahead, and wants registers for it; with packs of 8 bytes it still has them.
   constexpr bool kPlain = Load::kDirect && !Store::kAhead && !Store::kScales;
   constexpr int kMostAnyway = kPack * sizeof(Type) == 8 ? 24 : 16;
+  constexpr bool kSentLater = Shape::kStages > 0 && !Load::kDirect && !kSpans && kLone > 0;  // a pack is fetched where it is used: registers are scarce
   constexpr bool kMayRepeat = Load::kDirect || Shape::kStages == 0;  // of what is sent ahead nothing has come past the last row
   constexpr bool kAnyway = kFull && (kPlain ? Shape::kStages == 0 && kParts == 1 : kRows * kPacked <= kMostAnyway && kMayRepeat);
   // A thread's packs are then at constants behind one address of each array, not each at its own: add_layer_norm, 768 columns, 535
@@ -389,7 +390,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
           if constexpr (kSpans) {
             if (!line.template reads<kPack>(further(p))) continue;
           }
-          if constexpr (!Load::kDirect) line.template send<kPack, Shape::kBlock>(waiting(stage, r, p), threadIdx.x, col(p));
+          if constexpr (Shape::kStages == 0) continue;
+          else if constexpr (!Load::kDirect) line.template send<kPack, Shape::kBlock>(waiting(stage, r, p), threadIdx.x, col(p));
           else if constexpr (kParts > 1) copy_ahead<16>(waiting(stage, r, p), from + p * (kGroup * kPack * int(sizeof(Type))));
           else copy_ahead<16>(waiting(stage, r, p), line.address(col(p)));
         }
@@ -466,7 +468,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
           else if (reads) loaded[r][p] = line.template load_kept<kPack>(col(p));
           else loaded[r][p] = {};  // or its registers are taken from the begin on
         } else if (kAnyway || (here && has(p))) {
-          if constexpr (Shape::kStages > 0 && !Load::kDirect) loaded[r][p] = line.template sent<kPack, Shape::kBlock>(waiting(stage, r, p), threadIdx.x, col(p));
+          if constexpr (kSentLater) continue;
+          else if constexpr (Shape::kStages > 0 && !Load::kDirect) loaded[r][p] = line.template sent<kPack, Shape::kBlock>(waiting(stage, r, p), threadIdx.x, col(p));
           else if constexpr (Shape::kStages > 0) loaded[r][p] = load_pack<Type, kPack>(reinterpret_cast<const Type*>(waiting(stage, r, p)));
           else if constexpr (Shape::kPeel == 2) loaded[r][p] = line.template load_anywhere<kPack>(col(p));
           else loaded[r][p] = line.template load<kPack>(col(p));
@@ -529,6 +532,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       for (int p = 0; p < kPacks; ++p) {
         Compute* const values = x[r] + p * kPack;
         if (Load::kDirect || has(p)) {
+          if constexpr (kSentLater) loaded[r][p] = lines[r].template sent<kPack, Shape::kBlock>(waiting(stage, r, p), threadIdx.x, col(p));
           const unsigned bits = lines[r].template unpack<kPack>(loaded[r][p], values, col(p), Op::padding());
           if constexpr (Load::kDrops) keeps[r] |= bits << (p * kPack);
           if constexpr (Load::kKeeps) {
