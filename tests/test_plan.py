@@ -558,8 +558,7 @@ def test_rows_to_bytes_go_through_blocks_unless_something_is_computed_on_the_way
 
     assert (plan.hoist, plan.stages, plan.grid) == (3, 1, plan.resident_blocks * H200.sm_count)
     assert not choose(added, H200, resident).persistent
-    with pytest.raises(DoesNotFitError):
-        choose(added, H200, resident, plan)
+    assert choose(added, H200, resident, plan).stages == 1  # which whoever asks for it may have
 
 
 @pytest.mark.parametrize("kind", [MASKED, SUM, TO_BYTES], ids=["masked", "sum", "to bytes"])

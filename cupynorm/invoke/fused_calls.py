@@ -36,6 +36,7 @@ from cupynorm.lower.mirrors import (
     operand,
     pack_width,
     scaled_store,
+    sent_bytes,
     value,
 )
 from cupynorm.lower.tracing import DeviceFunction, Expression, traced
@@ -319,7 +320,11 @@ def spelled_around(
         operands = [operand_of(each) for each in what.store_operands]
         store = fused_store(what.outs, axes, name_of(what.store), gamma, beta, operands)
     whole = arguments(twin, load, store, rows, cols)
-    problem = dataclasses.replace(problem, others=problem.others + sum(map(_registers_of, functions)))
+    problem = dataclasses.replace(
+        problem,
+        others=problem.others + sum(map(_registers_of, functions)),
+        sent=_sent(what, axes, packs, order),
+    )
     texts = [each.struct_text(f"Function_{each.key}") for each in functions]
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts)
     return Spelled(problem, twin, load, store, whole, text)
@@ -356,6 +361,14 @@ def _problem(
         + OF_SPANS[compute.itemsize] * (spans and (bool(beside) or compute.itemsize == 8)),  # noqa: PLR2004
         bounded=spans,
     )
+
+
+def _sent(what: Around, axes: int, packs: Packs, order: Sequence[int]) -> int:
+    """Return the bytes of an element that go through shared memory with x's where rows are sent ahead."""
+    beside = [each for each in what.load_operands if isinstance(each, View)]
+    if what.mask is not None and what.mask.where is not None:
+        beside.append(what.mask.views()["where"].reordered(order))
+    return sum(sent_bytes(each, axes, packs) for each in beside)
 
 
 # Bytes that pass between two uses of an operand's row: of more, L2 is taken to keep none. H200, a bias for all batches: at 2048

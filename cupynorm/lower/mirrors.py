@@ -20,6 +20,7 @@ ONE_STRIDE = np.dtype([("stride", np.int64, (1,))], align=True)
 EMPTY = np.dtype([("none", np.uint8)])  # C++ gives an empty struct one byte
 ACCESS_BYTES = 16  # the widest access
 LARGEST_PLACE = 2**31 - 1  # that 32 bits count
+LEAST_COPIED_BYTES = 4  # of a copy from global to shared memory that takes no register
 
 
 class View(NamedTuple):
@@ -192,6 +193,16 @@ def operand(stretched: View, axes: int, packs: Packs, *, constant: bool) -> Stru
     )
     spelling = f"cupynorm::Scattered<{element}, {index.cpp}, {columns.cpp}>"
     return Struct(spelling, dtype, (stretched.pointer, index.values, columns.values))
+
+
+def sent_bytes(stretched: View, axes: int, packs: Packs) -> int:
+    """Return the bytes of an element of an operand that are copied ahead through shared memory: kSent of its struct."""
+    cols = stretched.split(axes)[1]
+    along = any(stride for stride, extent in zip(cols.strides, cols.shape, strict=True) if extent > 1)
+    size = stretched.dtype.itemsize
+    if not along or not cols.is_contiguous() or packs.access_of(stretched, axes) * size < LEAST_COPIED_BYTES:
+        return 0
+    return size
 
 
 class Packs(NamedTuple):

@@ -19,10 +19,12 @@ from cupynorm.plan.tables import (
     ACCESS_BYTES,
     CACHED,
     CACHED_LEAST_BYTES,
+    CLUSTER_SHARES,
     CLUSTERS,
     DOUBLES_CACHED,
     DOUBLES_SHARED,
     FULL,
+    FUSED_CLUSTER_BYTES,
     FUSED_HELD,
     FUSED_PEELED_LEAST_BYTES,
     HELD,
@@ -124,6 +126,10 @@ FEW_CLUSTER_BYTES = 1 << 20
 # Of rows that begin at packs, threads of a block where they hold so many elements at most; else of more threads.
 FEWEST_BLOCK, FEW_ELEMENTS, FEW_BLOCK = 128, 16, 256
 FEW_OTHER_REGISTERS = 36  # that such a thread wants beside its values and parameters
+# Of clusters with rows on their way around which something is computed: registers that a thread wants beside its values, with
+# arithmetic that takes so many, and threads of a block at least.
+SENT_REGISTERS, SENT_OTHERS, LEAST_SENT_BLOCK = 40, 21, 96
+ENOUGH_IN_WORK_BYTES = 120 << 10  # of rows on a multiprocessor, read and written: more keep memory no busier
 # Where there are more rows than clusters fit: packs of a thread, and, of half as many packs, blocks on a multiprocessor.
 CROWDED_PACKS, CROWDED_BLOCKS = 8, 5
 # Of split, on a multiprocessor: while one waits for others, the other moves. 0.45 against 0.37 at 64 rows of 2^20 columns.
@@ -153,7 +159,8 @@ class Problem:
     Where something is computed on the way (io/fused.cuh), nothing goes through shared memory, and rows begin at packs:
     `fused`. `beside`: bytes of an element of each array that is loaded with x; `ahead`: of each that the results need, loaded
     with it; `stored`: of the results; `results`: how many arrays are written; `direct`: nothing is loaded but x, as it is;
-    `others`: registers for the arithmetic; `bounded`: a mask keeps an interval of each row's columns.
+    `others`: registers for the arithmetic; `bounded`: a mask keeps an interval of each row's columns; `sent`: bytes of an element
+    beside x's that go through shared memory where rows are sent ahead.
 
     Where rows begin at no pack of 16 bytes, `widest` is what such a pack would have; `peel`: 1 if x lies in packs as y does, else
     2; `period`: so many rows further a row begins as this one does, 0 if that cannot be said.
@@ -176,6 +183,7 @@ class Problem:
     direct: bool = True
     others: int = 0
     bounded: bool = False
+    sent: int = 0
 
     @property
     def peeled(self) -> Problem:
@@ -336,9 +344,9 @@ def choose(
             f"use {', '.join(others)} or {last}"
         )
     for candidate in _in_turn(problem, limits) if wanted is None else (_CANDIDATE[wanted],):
-        # _cluster is _one_shot where something is fused: both hold rows that begin at packs, and no others
-        in_packs = candidate in (_one_shot, _cluster, _uncached)
-        worked = _narrowed(_worked_on(problem, in_packs))
+        # doubles in clusters have no registers for the elements around their packs
+        doubles = candidate in (_one_shot, _cluster) and problem.compute_bytes == 8  # noqa: PLR2004
+        worked = _narrowed(_worked_on(problem, candidate is _uncached or doubles), candidate)
         plan = candidate(worked, limits, occupancy)
         if plan is not None and plan.cooperative and not cooperative:
             plan = _without_claims(worked, limits, occupancy, plan)
@@ -351,6 +359,8 @@ def _without_claims(problem: Problem, limits: Limits, occupancy: Occupancy, plan
     """Return a plan with as many clusters as rows: nothing is kept for other rows, and none is claimed."""
     if plan.variant != "cluster":
         return None
+    if problem.fused:
+        return _one_shot(_narrowed(problem), limits, occupancy)
     plan = _registers_plan(problem, dataclasses.replace(plan, hoist=0, stages=0))
     return _with_grid(problem, plan, _blocks(problem, plan), limits, occupancy(plan))
 
@@ -360,7 +370,7 @@ def _worked_on(problem: Problem, in_packs: bool) -> Problem:  # noqa: FBT001
     return dataclasses.replace(problem, peel=0) if problem.fused and in_packs else problem.peeled
 
 
-def _narrowed(problem: Problem) -> Problem:
+def _narrowed(problem: Problem, candidate: Candidate | None = None) -> Problem:
     """Return the problem in packs of which each parameter of the columns takes one access.
 
     Two accesses of neighbouring threads would leave half of each line to the other (H200, 768 columns in 16 bits with parameters
@@ -369,6 +379,7 @@ def _narrowed(problem: Problem) -> Problem:
     widest = max(problem.columns, default=1)
     if (
         not problem.fused
+        or candidate is _sent_ahead
         or problem.peel
         or _what(problem) != "scaled"
         or widest * problem.pack <= ACCESS_BYTES
@@ -383,7 +394,12 @@ def _in_turn(problem: Problem, limits: Limits) -> tuple[Candidate, ...]:
     if problem.fused:
         peeled = _narrowed(problem.peeled)
         narrow = _group(peeled, _thread_bytes(peeled, _held(peeled))) <= WARP
-        return (*(_warp,) * narrow, *(_one_shot,) * few, _block, _one_shot, _uncached)
+        long = (
+            peeled.row_bytes
+            >= FUSED_CLUSTER_BYTES[problem.held_bytes][2 * (peeled.peel > 0) + bool(problem.columns)]
+        )
+        first = (_one_shot,) * few or (_sent_ahead,) * long
+        return (*(_warp,) * narrow, *first, _block, _sent_ahead, _one_shot, _uncached)
     if few:
         longest = FEW_CLUSTER_BYTES // (2 if problem.rows == 1 else 1)
         first = (_few_rows, _split) if problem.row_bytes <= longest else (_split, _few_rows, _shared_out)
@@ -443,9 +459,8 @@ MOST_THREAD_BYTES = 512
 # The same where something is fused, of which each element has instructions of its own: with 512, a user's function on
 # doubles took 4 seconds.
 MOST_FUSED_THREAD_BYTES = 256
-MOST_FUSED_ELEMENTS = (
-    32  # of a row, that a thread may hold where something is fused: a mask has a bit for each
-)
+# Of a row, that a thread may hold where something is fused, with parameters of the columns or without: a mask has a bit for each.
+MOST_FUSED_ELEMENTS = {True: 40, False: 32}
 
 
 # Types of a Plan's fields: a bool is no int here, since it is spelled otherwise in C++.
@@ -494,9 +509,10 @@ def _check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
             f"{most} elements of a thread are allowed{where}"
         )
     elements = plan.pack * plan.packs
-    if problem.fused and plan.group and elements > MOST_FUSED_ELEMENTS:
+    most = MOST_FUSED_ELEMENTS[bool(problem.columns)]
+    if problem.fused and plan.group and elements > most:
         raise DoesNotFitError(
-            f"plan: pack x packs is {plan.pack} x {plan.packs}, {MOST_FUSED_ELEMENTS} elements of a thread are allowed "
+            f"plan: pack x packs is {plan.pack} x {plan.packs}, {most} elements of a thread are allowed "
             "where something is fused"
         )
     if plan.block * plan.least_blocks > limits.threads_per_sm:
@@ -509,7 +525,8 @@ def _check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
 def _as_wanted(problem: Problem, limits: Limits, occupancy: Occupancy, wanted: Plan) -> Plan:
     _check_numbers(problem, limits, wanted)
     wanted = dataclasses.replace(wanted, shared_bytes=0)  # follows from the rest
-    peeled = _worked_on(problem, wanted.variant in ("cluster", "uncached"))
+    in_packs = wanted.variant == "uncached" or (wanted.variant == "cluster" and not wanted.peel)
+    peeled = _worked_on(problem, in_packs)
     fits = (
         peeled.pack % wanted.pack == 0
         and (wanted.pack == peeled.pack or not peeled.peel)
@@ -560,18 +577,19 @@ def _is_sound(problem: Problem, limits: Limits, plan: Plan) -> bool:
     keeps = keeps and (plan.kept_bytes == 0 or in_packs)
     if problem.fused:
         keeps = keeps and plan.variant in FUSED_VARIANTS and plan.kept_bytes == 0
-        keeps = keeps and (problem.direct or not plan.persistent)
         # a scale of each row is stored beside its bytes: blocks that read a row twice do not tell one another its largest
-        scales = problem.stored == 1 and problem.results > 1
-        keeps = keeps and not (scales and plan.variant == "cluster" and plan.group == 0)
+        keeps = keeps and not (_has_scales(problem) and plan.variant == "cluster" and plan.group == 0)
+        keeps = keeps and _has_static_room(problem, plan)
     staged = plan.group == 0 and plan.variant in ("shared", "cluster", "uncached")
     keeps = keeps and (not staged or plan.block == _held_around(problem, plan.parts, plan.block))
-    hoists = plan.hoist in range(LENT + 1) and (plan.hoist == 0 or (bool(problem.columns) and plan.group > 0))
+    # where rows of a cluster begin anywhere, each claims its next ones with LENT alone, also without parameters
+    has_columns = bool(problem.columns) or (problem.fused and plan.hoist == LENT)
+    hoists = plan.hoist in range(LENT + 1) and (plan.hoist == 0 or (has_columns and plan.group > 0))
     # only what is in registers has rows on their way
     hoists = hoists and (plan.stages == 0 or plan.kernel == "row_registers") and _holds_around(plan)
     alone = plan.parts == 1 and plan.stages == 0
     claims = plan.claims and plan.peel == 1
-    hoists = hoists and (plan.hoist != LENT or ((alone or claims) and not problem.fused))
+    hoists = hoists and (plan.hoist != LENT or claims or (alone and not problem.fused))
     return shares and keeps and hoists and (not plan.persistent or _may_persist(problem, plan))
 
 
@@ -587,8 +605,6 @@ def _holds_around(plan: Plan) -> bool:
 
 def _may_persist(problem: Problem, plan: Plan) -> bool:
     """Say whether what is kept for a block's next rows, or on its way, is theirs."""
-    if problem.fused and not problem.direct:
-        return False
     if not plan.peel:
         return True  # else they must begin alike
     if plan.claims:
@@ -708,7 +724,8 @@ def _registers_plan(problem: Problem, plan: Plan) -> Plan:
     )
     packs = max(1, math.ceil(share / plan.group))
     full = not problem.peel and plan.parts * plan.group * packs == whole
-    rows = plan.stages * plan.rows_per_group * packs * plan.block * ACCESS_BYTES
+    sent_bytes = ACCESS_BYTES + plan.pack * problem.sent
+    rows = plan.stages * plan.rows_per_group * packs * plan.block * sent_bytes
     columns = 0
     if plan.hoist == 2:  # noqa: PLR2004
         struct_bytes = sum(max(4, size * plan.pack) for size in problem.columns)  # of whole words
@@ -729,6 +746,8 @@ def _lent_packs(problem: Problem, parts: int) -> tuple[int, int]:
 
 def _lent_bytes(problem: Problem, pack: int, parts: int = 1) -> int:
     """Return the shared memory of a block's converted parameters, with the room behind each vector: twin of ConvertedLayout."""
+    if not problem.columns:
+        return 0
     number = problem.compute_bytes * len(problem.columns)
     if parts > 1 and problem.columns == (2, 2):
         number = sum(problem.columns)  # as they are
@@ -775,7 +794,8 @@ def _in_registers(
         plan = dataclasses.replace(plan, hoist=hoist, stages=int(_can_stage(problem, limits)))
         # where columns lie anywhere, the accesses to all of them are on their way at once
         apart = APART_PACKS + problem.fused
-        if not _may_persist(problem, plan) or (problem.peel and elements > apart * problem.pack):
+        computed = problem.fused and not problem.direct
+        if computed or not _may_persist(problem, plan) or (problem.peel and elements > apart * problem.pack):
             plan = dataclasses.replace(plan, hoist=0, stages=0)
     crowded = problem.peel and (problem.fused or elements > PEELED_HOIST_ELEMENTS[problem.held_bytes])
     if held.hoist == LENT and _lent_bytes(problem, problem.pack) <= limits.shared_bytes_per_block:
@@ -1021,6 +1041,97 @@ def _warp_thread_bytes(problem: Problem) -> int:
     return _thread_bytes(problem, _held(problem)) if own else WARP_THREAD_BYTES
 
 
+def _sent_ahead(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
+    """Clusters that claim their rows, of which the next one is on its way: of all tilings the best by _worth."""
+    if not _can_stage(problem, limits) or problem.compute_bytes == 8:  # noqa: PLR2004
+        return None
+    best, most = None, (0.0, 0)
+    keeps = LENT if problem.peel else 2 if problem.columns else 0
+    for hoist in dict.fromkeys((keeps, LENT if problem.peel else 0)):
+        for parts in CLUSTER_SHARES:
+            for packs in range(1, MOST_FUSED_ELEMENTS[bool(problem.columns)] // problem.pack + 1):
+                plan = parts <= _most_parts(limits) and _of_sent_ahead(problem, limits, parts, packs, hoist)
+                worth = _worth(problem, limits, plan) if plan else 0.0
+                if plan and (worth, plan.block) > most:
+                    best, most = plan, (worth, plan.block)
+        if best is not None:
+            break
+    return best and _with_grid(problem, best, _blocks(problem, best), limits, occupancy(best))
+
+
+def _worth(problem: Problem, limits: Limits, plan: Plan) -> float:
+    """Return how good a tiling is: the bytes of rows in work on a multiprocessor, up to what keeps memory busy.
+
+    Of those that have as much, one with few large blocks where a row's blocks meet once and do little, else with more of them:
+    while some wait, others compute. At 114 points of 9 forms, 8001 to 262144 columns, with 5 to 20 tilings each, this one was
+    0.012 of the copy rate below the best on average (H200).
+    """
+    share = CLUSTER_SHARES[plan.parts]
+    resident = min(plan.least_blocks, problem.rows * plan.parts / (limits.sm_count * share))
+    written = problem.stored * (1 if problem.stored == 1 else problem.results)
+    each = problem.load_bytes + sum((*problem.beside, *problem.ahead)) + written
+    worth = min(resident * share / plan.parts * problem.cols * each, ENOUGH_IN_WORK_BYTES)
+    if _has_scales(problem):
+        return float(worth * resident**0.1 * plan.packs**0.05)
+    return float(worth * resident ** (-0.05 if problem.columns else 0.1))
+
+
+def _has_scales(problem: Problem) -> bool:
+    """Say whether rows have a scale of each, which is found with a second reduction, and stored beside their bytes."""
+    return problem.stored == 1 and problem.results > 1
+
+
+def _of_sent_ahead(problem: Problem, limits: Limits, parts: int, packs: int, hoist: int) -> Plan | None:
+    """Return a plan of so many packs of a thread and blocks of a cluster, with as many of these on a multiprocessor as fit."""
+    whole = problem.cols // problem.pack
+    each = _lent_packs(problem, parts)[1] if problem.peel else math.ceil(whole / parts)
+    block = math.ceil(each / packs / WARP) * WARP
+    if not LEAST_SENT_BLOCK <= block <= SPREAD_OUT_BLOCK:
+        return None
+    plan = dataclasses.replace(
+        PLAIN,
+        variant="cluster",
+        pack=problem.pack,
+        peel=problem.peel,
+        parts=parts,
+        block=block,
+        group=block,
+        stages=1,
+        hoist=hoist,
+    )
+    plan = _registers_plan(problem, plan)
+    if plan.packs != packs or not _may_persist(problem, plan):
+        return None
+    registers = _registers_ahead(problem, limits, packs * problem.pack)
+    shared_bytes = plan.shared_bytes + STATIC_SHARED_BYTES
+    resident = active_blocks(limits, block, registers, shared_bytes)
+    if (
+        not resident
+        or plan.shared_bytes > limits.shared_bytes_per_block
+        or not _has_static_room(problem, plan)
+    ):
+        return None
+    return dataclasses.replace(plan, least_blocks=resident)
+
+
+def _has_static_room(problem: Problem, plan: Plan) -> bool:
+    """Say whether what a cluster's blocks tell one another fits into STATIC_SHARED_BYTES: not both reductions' of many warps."""
+    return not (_has_scales(problem) and plan.parts == MOST_PARTS and plan.block > SPREAD_BLOCK)
+
+
+def _registers_ahead(problem: Problem, limits: Limits, elements: int) -> int:
+    """Return how many registers keep a thread of so many elements, of rows that are sent ahead, from spilling."""
+    registers = elements + SENT_REGISTERS + 2 * max(0, problem.others - SENT_OTHERS)
+    registers += elements * sum(problem.ahead) // 4
+    registers += max(0, 2 * (sum(size * problem.pack // 4 for size in problem.columns) - 8))
+    if problem.bounded:
+        registers += OF_ALONE * problem.peel + 2 * OF_ALONE * bool(problem.beside)
+    if problem.columns and problem.held_bytes == 4:  # noqa: PLR2004
+        registers += 8 * (elements > CROWDED_FLOATS)
+        registers += 16 * (elements > CROWDED_ELEMENTS and (problem.peel > 0 or problem.others > SENT_OTHERS))
+    return registers + (0 if int(limits.compute_capability) == HOPPER else CLUSTER_REGISTERS)
+
+
 def _loaded_with(problem: Problem) -> int:
     """Return how many times x's bytes a thread loads, as a power of two."""
     return _power_of_two_to(1 + sum((*problem.beside, *problem.ahead)) // problem.load_bytes)
@@ -1033,7 +1144,13 @@ def _one_shot(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | 
     parts = min(8, _most_parts(limits)) if _has_few_rows(problem, limits) else 2
     while 1 < parts <= _most_parts(limits):
         plan = dataclasses.replace(
-            PLAIN, variant="cluster", pack=problem.pack, parts=parts, block=block, group=block
+            PLAIN,
+            variant="cluster",
+            pack=problem.pack,
+            peel=problem.peel,
+            parts=parts,
+            block=block,
+            group=block,
         )
         plan = _registers_plan(problem, plan)
         elements = plan.packs * plan.pack
@@ -1093,7 +1210,8 @@ def _cached_plan(problem: Problem, limits: Limits, occupancy: Occupancy, plan: P
 def _cluster(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan | None:
     """Blocks of a cluster share a row, however short it is."""
     if problem.fused:
-        return _one_shot(problem, limits, occupancy)
+        ahead = None if _has_few_rows(problem, limits) else _sent_ahead(problem, limits, occupancy)
+        return ahead or _one_shot(_narrowed(problem), limits, occupancy)
     plan = _few_rows(problem, limits, occupancy) if _has_few_rows(problem, limits) else None
     return plan or _shared_out(problem, limits, occupancy, 2)
 

@@ -238,6 +238,7 @@ struct AffineColumns {
       if constexpr (Beta::kPresent) numbers[i].shift = shift[i];
     }
   }
+  static constexpr bool kPresent = Gamma::kPresent || Beta::kPresent;
   static constexpr bool kPairs = Gamma::kBytes == 2 && Beta::kBytes == 2;
   using Pair = PairedScaling<Gamma, Beta>;
   template <int N>
@@ -267,7 +268,7 @@ struct AffineColumns {
 };
 
 // What a column's parameters become, for Stores whose columns wait as numbers, or as pairs where there are two of two
-// bytes.
+// bytes; nothing where there are none, as for what is fused around softmax.
 enum Conversion { kNothing, kNumbers, kPairs };
 template <class Store, typename Compute, Conversion kConversion>
 struct NumberOf {
@@ -283,7 +284,7 @@ struct NumberOf<Store, Compute, kPairs> {
 };
 template <class Store, bool kPaired>
 inline constexpr Conversion conversion_of() {
-  if constexpr (kPaired) return Store::Affines::kPairs ? kPairs : kNumbers;
+  if constexpr (kPaired) return Store::Affines::kPairs ? kPairs : Store::Affines::kPresent ? kNumbers : kNothing;
   else return kNumbers;
 }
 

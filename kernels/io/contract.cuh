@@ -9,6 +9,7 @@
 //   kKeeps              What it computes is written as well.
 //   Loaded<N>           N elements as they lie in memory: vectors of x and of all that they are computed from.
 //   absent<N>(padding)  A Loaded<N> in place of elements that are not there. With kDirect they become padding.
+//   kStagedBytes<N>     Bytes of N elements, and of all that is loaded with them, in shared memory, where rows are prefetched.
 //   at(row)             The Line of a row.
 // A Line of a Load
 //   load<N>(col)        Loaded<N>, at a multiple of the plan's vectors.
@@ -19,7 +20,9 @@
 //   keep<N>(x, col)     kKeeps: writes what was computed.
 //   kDirect:            load_unaligned<N>(col), at any column, for rows that are aligned otherwise than y;
 //                       load_twice<N, kAgain>(col), the first and the second time that row_cached reads a row.
-//   otherwise:          reads<N>(col), whether any of N columns is kept, as far as is known without loading;
+//   otherwise:          prefetch<N, kPlaces>(shared, place, col), begins to copy N elements and what is loaded with
+//                       them, to shared memory; prefetched<N, kPlaces>(shared, place, col), the Loaded<N> that came;
+//                       reads<N>(col), whether any of N columns is kept, as far as is known without loading;
 //                       bits<N>(loaded, col), a bit for each that is kept.
 //   kInterval:          load_kept<N>, unpack_kept<N>, the same without looking at the interval; keeps_all(begin, end),
 //                       whether it holds all columns between; count_kept_from(col) counts columns from col on.
@@ -34,7 +37,7 @@
 //                       columns_split<N>(from, further), the accesses for N columns from col + further on, all of which
 //                       may be in flight at once; realign_columns<N>(split), their Columns<N>.
 //   Affines::convert<N>(columns, numbers)
-//                       The parameters converted to the compute type; not with kHasEpilogueOperands.
+//                       The parameters converted to the compute type.
 //   finish<N>(y, columns, z), scale_of(largest), save(row, scale)
 //                       kScales: the results before they are scaled; the scale of a row; writes it.
 //   at(row)             The Line of a row.

@@ -1,8 +1,12 @@
 // Load and Store functors that are computed: of x or of the op's result, and of operands; and masks. Their twins are in
-// cupynorm/functors.py. What is computed is a struct of cupynorm/_expression.py, `Function`.
+// cupynorm/lower/mirrors.py. What is computed is a struct of cupynorm/lower/tracing.py, `Function`.
 //
 // An operand has at(row), which gives a Line: load<N>(col) -> Packed<N>, as it lies in memory, so that all loads are on
-// their way before the first is waited for; unpack<N>(packed, x, col) makes numbers of it.
+// their way before the first is waited for; unpack<N>(packed, x, col) makes numbers of it. Where vectors are sent ahead
+// through shared memory, kStagedBytes<N> bytes of each are: prefetch<N, kPlaces>(shared, place, col) begins their
+// copies, prefetched<N, kPlaces>(shared, place, col) is load<N>(col) of what has arrived. What cannot be copied
+// (kStagedBytes 0) prefetched() loads from
+// where it lies.
 #pragma once
 #include <base/functions.cuh>
 #include <io/affine.cuh>
@@ -22,6 +26,10 @@ struct AlongRows {
 
   template <int N>
   using Packed = Vector<T, N>;
+  template <int N>
+  static constexpr int kAccess = (kWidth < N ? kWidth : N) * kBytes;  // bytes
+  template <int N>
+  static constexpr int kStagedBytes = kAccess<N> >= 4 ? N * kBytes : 0;
   struct Line {
     const T* pointer;
     void make_opaque() { cupynorm::make_opaque(pointer); }
@@ -29,6 +37,15 @@ struct AlongRows {
     Vector<T, N> load(Index col) const {
       if constexpr (kWidth == 0 && N > 1) return load_vector_unaligned<T, N, kConstant>(pointer + col);
       else return load_vector<T, N, (kWidth > 0 && kWidth < N ? kWidth : N), kConstant>(pointer + col);
+    }
+    template <int N, int kPlaces, typename Index>
+    void prefetch(unsigned char* shared, int place, Index col) const {
+      if constexpr (kStagedBytes<N> > 0) prefetch_vector<kPlaces, kAccess<N>, N>(shared, place, pointer + col);
+    }
+    template <int N, int kPlaces, typename Index>
+    Vector<T, N> prefetched(const unsigned char* shared, int place, Index col) const {
+      if constexpr (kStagedBytes<N> > 0) return prefetched_vector<kPlaces, T, N>(shared, place);
+      else return load<N>(col);
     }
     template <int N, typename Compute, typename Index>
     static void unpack(const Vector<T, N>& packed, Compute* x, Index) {
@@ -49,6 +66,8 @@ struct AlongColumns {
 
   template <int N>
   using Packed = Vector<T, N>;
+  template <int N>
+  static constexpr int kStagedBytes = Rows::template kStagedBytes<N>;
   using Line = typename Rows::Line;
   Line at(int64 row) const { return {pointer + (row >> 62)}; }
 };
@@ -63,12 +82,20 @@ struct PerRow {
 
   template <int N>
   using Packed = NoColumns;
+  template <int N>
+  static constexpr int kStagedBytes = 0;
   struct Line {
     Vector<T, 1> element;
     static void make_opaque() {}
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
+    }
+    template <int N, int kPlaces, typename Index>
+    static void prefetch(unsigned char*, int, Index) {}
+    template <int N, int kPlaces, typename Index>
+    NoColumns prefetched(const unsigned char*, int, Index col) const {
+      return load<N>(col);
     }
     template <int N, typename Compute, typename Index>
     void unpack(NoColumns, Compute* x, Index) const {
@@ -98,6 +125,8 @@ struct Scattered {
       for (int i = 0; i < N; ++i) element[i].make_opaque();
     }
   };
+  template <int N>
+  static constexpr int kStagedBytes = 0;
   struct Line {
     const T* pointer;
     Strided<kColumnAxes> cols;
@@ -108,6 +137,12 @@ struct Scattered {
 #pragma unroll
       for (int i = 0; i < N; ++i) packed.element[i] = load_vector<T, 1>(pointer + cols.offset(col + i));
       return packed;
+    }
+    template <int N, int kPlaces, typename Index>
+    static void prefetch(unsigned char*, int, Index) {}
+    template <int N, int kPlaces, typename Index>
+    Packed<N> prefetched(const unsigned char*, int, Index col) const {
+      return load<N>(col);
     }
     template <int N, typename Compute, typename Index>
     static void unpack(const Packed<N>& packed, Compute* x, Index) {
@@ -126,12 +161,20 @@ struct Value {
 
   template <int N>
   using Packed = NoColumns;
+  template <int N>
+  static constexpr int kStagedBytes = 0;
   struct Line {
     T value;
     static void make_opaque() {}
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
+    }
+    template <int N, int kPlaces, typename Index>
+    static void prefetch(unsigned char*, int, Index) {}
+    template <int N, int kPlaces, typename Index>
+    NoColumns prefetched(const unsigned char*, int, Index col) const {
+      return load<N>(col);
     }
     template <int N, typename Compute, typename Index>
     void unpack(NoColumns, Compute* x, Index) const {
@@ -142,8 +185,8 @@ struct Value {
   Line at(int64) const { return {value}; }
 };
 
-// 1 where a dropout keeps an element and 0 where it drops it: cupynorm/_philox.py says which. Vectors lie at multiples
-// of N, along the row and in all of x, so four of their elements, or all if they are fewer, are of one block.
+// 1 where a dropout keeps an element and 0 where it drops it: cupynorm/host/philox.py says which. Vectors lie at
+// multiples of N, along the row and in all of x, so four of their elements, or all if they are fewer, are of one block.
 struct Dropped {
   unsigned long long seed, offset, threshold;
 };
@@ -155,6 +198,8 @@ struct Kept {
 
   template <int N>
   using Packed = NoColumns;
+  template <int N>
+  static constexpr int kStagedBytes = 0;
   struct Line {
     Dropped dropped;
     int64 first;  // the row's first element
@@ -162,6 +207,12 @@ struct Kept {
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
+    }
+    template <int N, int kPlaces, typename Index>
+    static void prefetch(unsigned char*, int, Index) {}
+    template <int N, int kPlaces, typename Index>
+    NoColumns prefetched(const unsigned char*, int, Index col) const {
+      return load<N>(col);
     }
     template <int N, typename Compute, typename Index>
     void unpack(NoColumns, Compute* x, Index col) const {
@@ -193,11 +244,19 @@ struct Operands {
   static constexpr int kCount = 0, kBytes = 2;
   template <int N>
   using Packed = NoColumns;
+  template <int N>
+  static constexpr int kStagedBytes = 0;
   struct Line {
     static void make_opaque() {}
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
+    }
+    template <int N, int kPlaces, typename Index>
+    static void prefetch(unsigned char*, int, Index) {}
+    template <int N, int kPlaces, typename Index>
+    NoColumns prefetched(const unsigned char*, int, Index col) const {
+      return load<N>(col);
     }
     template <int N, typename Compute, typename Index>
     static void unpack(NoColumns, Compute (*)[N], Index) {}
@@ -218,6 +277,8 @@ struct Operands<First, Rest...> {
     typename Others::template Packed<N> rest;
     void make_opaque() { first.make_opaque(), rest.make_opaque(); }
   };
+  template <int N>
+  static constexpr int kStagedBytes = First::template kStagedBytes<N> + Others::template kStagedBytes<N>;
   struct Line {
     typename First::Line first;
     typename Others::Line rest;
@@ -225,6 +286,16 @@ struct Operands<First, Rest...> {
     template <int N, typename Index>
     Packed<N> load(Index col) const {
       return {first.template load<N>(col), rest.template load<N>(col)};
+    }
+    template <int N, int kPlaces, typename Index>
+    void prefetch(unsigned char* shared, int place, Index col) const {
+      first.template prefetch<N, kPlaces>(shared, place, col);
+      rest.template prefetch<N, kPlaces>(shared + kPlaces * First::template kStagedBytes<N>, place, col);
+    }
+    template <int N, int kPlaces, typename Index>
+    Packed<N> prefetched(const unsigned char* shared, int place, Index col) const {
+      return {first.template prefetched<N, kPlaces>(shared, place, col),
+              rest.template prefetched<N, kPlaces>(shared + kPlaces * First::template kStagedBytes<N>, place, col)};
     }
     template <int N, typename Compute, typename Index>
     void unpack(const Packed<N>& packed, Compute (*x)[N], Index col) const {
@@ -282,8 +353,8 @@ struct AllColumns {
   using Index = int64;
 };
 
-// cupynorm/_mask.py, Mask.interval. Without a bound low and high are beyond every column. Index_: what cols + queries
-// fit into.
+// cupynorm/call/masks.py, Mask.interval. Without a bound low and high are beyond every column. Index_: what cols +
+// queries fit into.
 template <class Lengths, bool kLeftPadded, bool kBand, typename Index_>
 struct Interval {
   static constexpr bool kWhole = false;
@@ -309,6 +380,8 @@ struct NoWhere {
   static constexpr bool kPresent = false, kPerRow = false;
   template <int N>
   using Packed = NoColumns;
+  template <int N>
+  static constexpr int kStagedBytes = 0;
   struct Line {};
   Line at(int64) const { return {}; }
 };
@@ -320,6 +393,8 @@ struct Where {
   Bytes bytes;
   template <int N>
   using Packed = typename Bytes::template Packed<N>;
+  template <int N>
+  static constexpr int kStagedBytes = Bytes::template kStagedBytes<N>;
   using Line = typename Bytes::Line;
   Line at(int64 row) const { return bytes.at(row); }
 };
@@ -349,7 +424,16 @@ struct NoMask {
   static constexpr bool kDrops = false, kWhole = true, kInterval = false;
   template <int N>
   using Packed = NoColumns;
-  struct Line {};
+  template <int N>
+  static constexpr int kStagedBytes = 0;
+  struct Line {
+    template <int N, int kPlaces, typename Index>
+    static void prefetch(unsigned char*, int, Index) {}
+    template <int N, int kPlaces, typename Index>
+    static NoColumns prefetched(const unsigned char*, int, Index) {
+      return {};
+    }
+  };
   Line at(int64) const { return {}; }
 };
 
@@ -363,6 +447,8 @@ struct Mask {
 
   template <int N>
   using Packed = typename Where_::template Packed<N>;
+  template <int N>
+  static constexpr int kStagedBytes = Where_::template kStagedBytes<N>;
   struct Line {
     Bounds<typename Structure::Index> interval;
     typename Where_::Line where;
@@ -374,6 +460,15 @@ struct Mask {
     template <int N, typename Index>
     Packed<N> load(Index col) const {
       if constexpr (kBytes) return where.template load<N>(col);
+      else return {};
+    }
+    template <int N, int kPlaces, typename Index>
+    void prefetch(unsigned char* shared, int place, Index col) const {
+      if constexpr (kBytes) where.template prefetch<N, kPlaces>(shared, place, col);
+    }
+    template <int N, int kPlaces, typename Index>
+    Packed<N> prefetched(const unsigned char* shared, int place, Index col) const {
+      if constexpr (kBytes) return where.template prefetched<N, kPlaces>(shared, place, col);
       else return {};
     }
     // Columns are then counted from this one.
@@ -442,6 +537,9 @@ struct FusedLoad {
   static Loaded<N> absent(Compute) {
     return {};
   }
+  template <int N>
+  static constexpr int kStagedBytes =
+      N * int(sizeof(T)) + Operands_::template kStagedBytes<N> + Mask_::template kStagedBytes<N>;
 
   struct Line {
     const T* pointer;
@@ -470,6 +568,22 @@ struct FusedLoad {
     Loaded<N> load(Index col) const {
       if (!reads<N>(col)) return {};
       return load_kept<N>(col);
+    }
+    template <int N, int kPlaces, typename Index>
+    void prefetch(unsigned char* shared, int place, Index col) const {
+      constexpr int kOperands = kPlaces * N * int(sizeof(T)),
+          kMask = kOperands + kPlaces * Operands_::template kStagedBytes<N>;
+      prefetch_vector<kPlaces, 16, N>(shared, place, pointer + col);
+      operands.template prefetch<N, kPlaces>(shared + kOperands, place, col);
+      mask.template prefetch<N, kPlaces>(shared + kMask, place, col);
+    }
+    template <int N, int kPlaces, typename Index>
+    Loaded<N> prefetched(const unsigned char* shared, int place, Index col) const {
+      constexpr int kOperands = kPlaces * N * int(sizeof(T)),
+          kMask = kOperands + kPlaces * Operands_::template kStagedBytes<N>;
+      return {prefetched_vector<kPlaces, T, N>(shared, place),
+          operands.template prefetched<N, kPlaces>(shared + kOperands, place, col),
+              mask.template prefetched<N, kPlaces>(shared + kMask, place, col)};
     }
     template <int N, typename Compute, typename Index>
     unsigned unpack(const Loaded<N>& loaded, Compute* x, Index col, Compute padding) const {
@@ -581,9 +695,10 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
     EpilogueOperands<N> epilogue_operands(Index col) const {
       return operands.template load<N>(col);
     }
-    template <int N, bool kWhole = false, typename Compute, typename Index>
-    void store(const Compute (&y)[N], const typename Affines::template Columns<N>& columns,
-        const EpilogueOperands<N>& epilogue_operands, Index col) const {
+    // columns: as they were loaded, or numbers
+    template <int N, bool kWhole = false, typename Compute, class Columns, typename Index>
+    void store(const Compute (&y)[N], const Columns& columns, const EpilogueOperands<N>& epilogue_operands,
+        Index col) const {
       Compute in[1 + Operands_::kCount][N], out[Outputs_::kCount][N];
       Affines::template apply<N>(y, columns, in[0]);
       operands.template unpack<N>(epilogue_operands, in + 1, col);
@@ -616,8 +731,8 @@ struct ScaledStore : ColumnsOf<ScaledStore<Compute, T, kAxes, Gamma, Beta>, Gamm
 
   template <int N>
   using EpilogueOperands = NoColumns;
-  template <int N>
-  static void finish(const Compute (&y)[N], const typename Affines::template Columns<N>& columns, Compute (&z)[N]) {
+  template <int N, class Columns>
+  static void finish(const Compute (&y)[N], const Columns& columns, Compute (&z)[N]) {
     Affines::template apply<N>(y, columns, z);
   }
 

@@ -17,6 +17,8 @@ struct DirectLoad {
 
   template <int N>
   using Loaded = Vector<T, N>;
+  template <int N>
+  static constexpr int kStagedBytes = N * int(sizeof(T));
   template <int N, typename Compute>
   static Vector<T, N> absent(Compute padding) {
     return vector_filled<T, N>(padding);

@@ -91,6 +91,30 @@ inline Vector<T, N> load_vector(const T* p) {
   return vector;
 }
 
+// Begins to copy a vector from global to shared memory (copy_async): to number `place` of kPlaces, of which each access
+// of 16 bytes has a region of its own, so that neighbouring threads meet no bank twice. kAligned: bytes that `from` is
+// aligned to, 4 or more.
+template <int kPlaces, int kAligned, int N, typename T>
+inline void prefetch_vector(unsigned char* shared, int place, const T* from) {
+  constexpr int kBytes = Vector<T, N>::kBytes, kPiece = kBytes < 16 ? kBytes : 16;
+  constexpr int kAccess = kAligned < kPiece ? kAligned : kPiece;
+  static_assert(kAccess >= 4, "no copy is of fewer bytes");
+  const unsigned char* bytes = reinterpret_cast<const unsigned char*>(from);
+#pragma unroll
+  for (int i = 0; i < kBytes; i += kAccess)
+    copy_async<kAccess>(shared + i / kPiece * kPiece * kPlaces + place * kPiece + i % kPiece, bytes + i);
+}
+// The vector that was copied there.
+template <int kPlaces, typename T, int N>
+inline Vector<T, N> prefetched_vector(const unsigned char* shared, int place) {
+  constexpr int kBytes = Vector<T, N>::kBytes, kPiece = kBytes < 16 ? kBytes : 16;
+  Vector<T, N> vector;
+#pragma unroll
+  for (int i = 0; i < kBytes; i += kPiece)
+    load_words<kPiece, false>(shared + i * kPlaces + place * kPiece, vector.word + i / 4);
+  return vector;
+}
+
 // Where elements lie that need be aligned to one element only: in accesses of kAccess bytes from the first that holds
 // any.
 template <int kAccess>

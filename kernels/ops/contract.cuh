@@ -11,10 +11,10 @@
 //                                gives, apart from what the predicate tells the op.
 //   identity()                   The State of no elements: merge(identity(), s) is s.
 //   summarize(x[N], valid, pivot)
-//                                The State of those x[i] for which valid.has<N>(i); the others are padding. May leave in
+//                                The State of those x[i] with valid.has<N>(i); the others are padding. May leave in
 //                                x[i] what `map` takes instead of the element. Adds up in Predicate::kAccumulators
 //                                independent accumulators.
-//   merge<kEqual>(a, b)          The State of both. kEqual: both are of equally many elements. Symmetric to the last bit,
+//   merge<kEqual>(a, b)          The State of both. kEqual: both are of equally many elements. Symmetric to the bit,
 //                                because lanes of a butterfly exchange their States and must agree.
 //   gather(s, lanes)             The State of all that several lanes hold, by reductions of single numbers: lanes.sum,
 //                                .max and .first.

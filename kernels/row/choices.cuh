@@ -46,8 +46,13 @@ struct Choices {
   // registers for them.
   static constexpr bool kPlain = Load::kDirect && !Store::kHasEpilogueOperands && !Store::kScales;
   static constexpr int kMostAnyway = kVector * sizeof(Type) == 8 ? 24 : 16;
-  static constexpr bool kAnyway =
-      kFull && (kPlain ? Shape::kStages == 0 && kCtasPerRow == 1 : kRows * kInVectors <= kMostAnyway);
+  // Past the last row nothing has been prefetched of what is computed from several arrays.
+  static constexpr bool kMayRepeat = Load::kDirect || Shape::kStages == 0;
+  static constexpr bool kAnyway = kFull &&
+      (kPlain ? Shape::kStages == 0 && kCtasPerRow == 1 : kRows * kInVectors <= kMostAnyway && kMayRepeat);
+
+  // A prefetched vector is read from shared memory where it is used, not with the others: registers are scarce.
+  static constexpr bool kReadLate = Shape::kStages > 0 && !Load::kDirect && !kInterval && Shape::kEdge > 0;
 
   // A thread's vectors are found at constant offsets from one address of each array: fewer instructions than an address
   // for each vector. Not where vectors may be missing, because the load of the last is then issued too late, and not
@@ -55,7 +60,7 @@ struct Choices {
   static constexpr bool kOneAddress =
       (kFull || Shape::kStages > 0) && sizeof(Type) < 8 && (!Load::kDirect || Store::kScales);
 
-  static_assert(Load::kDirect || (Shape::kStages == 0 && Shape::kUnaligned < 2),
+  static_assert(Load::kDirect || Shape::kUnaligned < 2,
                 "what is computed from several arrays lies in vectors as y does");
   static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
   static_assert(!Load::kDrops || (kInVectors <= 32 && !Load::kKeeps),

@@ -156,7 +156,7 @@ struct ParametersInRegisters {
 
 // kParameterMode 2: in shared memory, as they were loaded. Each thread keeps those of its own vectors there, for all
 // rows of the block.
-template <class Store, class Shape>
+template <class Store, class Shape, int kPrefetchBytes>
 struct ParametersInShared {
   using Loads = ParameterLoads<Store, Shape>;
   union Kept {
@@ -165,7 +165,7 @@ struct ParametersInShared {
     Kept() {}
   };
   static constexpr int kPieces = int(sizeof(Kept) / 16);
-  uint4* const kept = reinterpret_cast<uint4*>(shared_memory + Shape::kPrefetchBytes) + threadIdx.x;
+  uint4* const kept = reinterpret_cast<uint4*>(shared_memory + kPrefetchBytes) + threadIdx.x;
   typename Loads::Column column;
 
   template <class Tile>
@@ -208,7 +208,7 @@ struct ParametersInShared {
 
 // Where a column's parameters lie in shared memory once they are converted: behind each vector there is room, so that
 // neighbouring threads, whose elements are a vector apart, meet no bank twice. A vector that begins at its first
-// element is read in accesses of 16 bytes. _plan.py knows kRoom, too.
+// element is read in accesses of 16 bytes. plan/ knows kRoom, too.
 template <class Number, int kVector, bool kAnyAlignment>
 struct ConvertedLayout {
   static constexpr int kBytes = sizeof(Number), kRoom = kAnyAlignment ? 1 : kVector * kBytes > 16 ? 16 / kBytes : 0;
@@ -219,7 +219,7 @@ struct ConvertedLayout {
 // kParameterMode 4: in shared memory, converted, where every thread finds those of any column: rows may be unaligned,
 // each in its own way, and nothing is put together or converted again. A block has those of the whole row, and loads
 // them with each row; a block of a cluster has those of its part, and of what may be around it, for all rows.
-template <class Store, class Shape, typename Compute>
+template <class Store, class Shape, typename Compute, int kPrefetchBytes>
 struct ParametersConverted {
   // Pairs of two bytes each, not converted, take less shared memory, and so allow more blocks
   // (docs/notes/048).
@@ -243,7 +243,7 @@ struct ParametersConverted {
   typename Store::template Columns<1> fetched_last;
   unsigned place[kWhole ? 1 : kVector];  // where element i of a thread's first vector lies, in bytes
 
-  static Number* numbers() { return reinterpret_cast<Number*>(shared_memory + Shape::kPrefetchBytes); }
+  static Number* numbers() { return reinterpret_cast<Number*>(shared_memory + kPrefetchBytes); }
   static int nth(int i) { return (i * kBlock + int(threadIdx.x)) * kWide; }
 
   void set_columns(const Share& share, int part, int cols) {
@@ -278,7 +278,7 @@ struct ParametersConverted {
     if constexpr (!kWhole) {
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        place[i] = Shape::kPrefetchBytes + (Room::place(share.head + i) + lane * Room::kApart) * Room::kBytes;
+        place[i] = kPrefetchBytes + (Room::place(share.head + i) + lane * Room::kApart) * Room::kBytes;
         cupynorm::make_opaque(place[i]);
       }
     }
@@ -286,6 +286,10 @@ struct ParametersConverted {
   template <class Tile>
   NoColumns first(const Store&, const Tile&) const {
     return {};
+  }
+  template <class Tile>
+  Scalings<Number, kVector> get(const Store& store, int p, const Tile& tile) const {
+    return get(store, NoColumns(), p, tile);
   }
   template <class Tile>
   Scalings<Number, kVector> get(const Store&, NoColumns, int p, const Tile& tile) const {
@@ -313,23 +317,31 @@ struct ParametersConverted {
   }
 };
 
-template <class Store, class Shape, typename Compute, int kParameterMode = Shape::kParameterMode>
+// Whether parameters are converted in shared memory: where there are any.
+template <class Store, class Shape>
+inline constexpr bool converts() {
+  return Shape::kParameterMode == 4 && conversion_of<Store, Shape::kFixed>() != kNothing;
+}
+
+template <class Store, class Shape, typename Compute, int kPrefetchBytes,
+    int kMode = Shape::kParameterMode == 4 && !converts<Store, Shape>() ? 0 : Shape::kParameterMode>
 struct ParameterCacheOf {
   using Type = ParametersInRegisters<Store, Shape>;
 };
-template <class Store, class Shape, typename Compute>
-struct ParameterCacheOf<Store, Shape, Compute, 0> {
+template <class Store, class Shape, typename Compute, int kPrefetchBytes>
+struct ParameterCacheOf<Store, Shape, Compute, kPrefetchBytes, 0> {
   using Type = ParametersAtUse<Store, Shape>;
 };
-template <class Store, class Shape, typename Compute>
-struct ParameterCacheOf<Store, Shape, Compute, 2> {
-  using Type = ParametersInShared<Store, Shape>;
+template <class Store, class Shape, typename Compute, int kPrefetchBytes>
+struct ParameterCacheOf<Store, Shape, Compute, kPrefetchBytes, 2> {
+  using Type = ParametersInShared<Store, Shape, kPrefetchBytes>;
 };
-template <class Store, class Shape, typename Compute>
-struct ParameterCacheOf<Store, Shape, Compute, 4> {
-  using Type = ParametersConverted<Store, Shape, Compute>;
+template <class Store, class Shape, typename Compute, int kPrefetchBytes>
+struct ParameterCacheOf<Store, Shape, Compute, kPrefetchBytes, 4> {
+  using Type = ParametersConverted<Store, Shape, Compute, kPrefetchBytes>;
 };
-template <class Store, class Shape, typename Compute>
-using ParameterCache = typename ParameterCacheOf<Store, Shape, Compute>::Type;
+// kPrefetchBytes: of shared memory, in front of the parameters.
+template <class Store, class Shape, typename Compute, int kPrefetchBytes>
+using ParameterCache = typename ParameterCacheOf<Store, Shape, Compute, kPrefetchBytes>::Type;
 
 }  // namespace cupynorm

@@ -204,7 +204,7 @@ inline void finish_scaled(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Lo
 #pragma unroll
   for (int p = 0; p < Shape::kVectors; ++p) {
     if (!tile.has(p)) continue;
-    typename Store::template Columns<kVector> own;
+    decltype(parameters.get(a.store, p, tile)) own;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       Compute y[kVector], z[kVector];

@@ -52,8 +52,8 @@ struct Registers {
   // are neighbours in memory. Single blocks, which have shorter rows, lose by it (docs/notes/048).
   // Unaligned rows can only do so where the parameters that a block caches do not depend on how its rows are aligned.
   static constexpr bool kDynamic = kPersistent && CtasPerRow > 1 && (UnalignedMode == 0 || kFixed);
-  // of shared memory, for prefetched rows
-  static constexpr int kPrefetchBytes = Stages * Rows * Vectors * (Block * 16);
+  // vectors of prefetched rows that wait in a block's shared memory
+  static constexpr int kPrefetchVectors = Stages * Rows * Vectors * Block;
 
   static_assert(UnalignedMode == 0 || (Group >= 2 * Vector_ - 2 && Group >= kAligned - 1 && !Full),
                 "the first threads hold what is around the vectors");
@@ -67,6 +67,17 @@ struct Registers {
       (Stages > 0 && CtasPerRow > 1 && UnalignedMode > 0),
                 "all columns are a block's, or its part");
 };
+
+// Bytes of shared memory that a vector of a prefetched row takes, with all that is loaded with it, and those of all.
+template <class Load, class Shape>
+inline constexpr int staged_bytes() {
+  if constexpr (Shape::kStages == 0) return 0;
+  else return Load::template kStagedBytes<Shape::kVector>;
+}
+template <class Load, class Shape>
+inline constexpr int prefetch_bytes() {
+  return Shape::kPrefetchVectors * staged_bytes<Load, Shape>();
+}
 
 // Which part of a row a block has: vectors `before` .. `before + vectors`, the first of which is at column `head`, and,
 // of the elements that are in no vector, `heads` from column 0 on and `tails` from column `tail` on.
@@ -123,9 +134,8 @@ inline Share share_of(int cols, int head, int part) {
 }
 
 // How a thread finds its elements, in closures of the kernel, which alone holds the share of the row that is in work.
-// has(p): whether vector p is there. col(p): its first column. alone(): whether the thread has an element that is in no
-// vector, and
-// lone(): its column. masked_from(p): the column from which an interval mask is asked for vector p.
+// has(p): whether vector p is there. col(p): its first column. has_edge(): whether the thread has an element that is in
+// no vector, and edge_col(): its column. masked_from(p): the column from which an interval mask is asked for vector p.
 template <class Has, class Col, class EdgeCol, class HasEdge, class MaskedFrom>
 struct ThreadTile {
   Has has;

@@ -38,21 +38,27 @@ inline void load_row(ThreadRows<Op, Load, Store, Shape>& rows, Around (&around)[
   using Choice = Choices<Op, Load, Store, Shape>;
   constexpr int kVector = Shape::kVector;
   const auto line = rows.lines[r];
-  if constexpr (Shape::kEdge > 0 && !Load::kDirect)
+  if constexpr (Shape::kEdge > 0 && !Load::kDirect && Shape::kStages == 0)
     around[r] = here && tile.has_edge() ? line.template load<1>(tile.edge_col())
         : Load::template absent<1>(Op::padding());
 #pragma unroll
   for (int p = 0; p < Shape::kVectors; ++p) {
     auto& loaded = rows.loaded[r][p];
     if constexpr (Choice::kInterval) {
-      const bool reads = (Shape::kFull || (here && tile.has(p))) && line.template reads<kVector>(tile.masked_from(p));
+      const bool reads = ((Shape::kFull && Choice::kMayRepeat) || (here && tile.has(p))) &&
+          line.template reads<kVector>(tile.masked_from(p));
       rows.some[r][p] = any_lane(reads);
-      if (reads) loaded = line.template load_kept<kVector>(tile.col(p));
+      if (reads && Shape::kStages > 0) loaded = prefetched_of<Load, Shape>(line, stage, r, p, tile);
+      else if (reads) loaded = line.template load_kept<kVector>(tile.col(p));
       else loaded = {};  // or its registers are taken from the begin on
     } else if (Choice::kAnyway || (here && tile.has(p))) {
-      if constexpr (Shape::kStages > 0)
+      if constexpr (Choice::kReadLate)
+        static_cast<void>(stage);
+      else if constexpr (Shape::kStages > 0 && !Load::kDirect)
+        loaded = prefetched_of<Load, Shape>(line, stage, r, p, tile);
+      else if constexpr (Shape::kStages > 0)
         loaded = load_vector<typename Load::Type,
-            kVector>(reinterpret_cast<const typename Load::Type*>(prefetched<Shape>(stage, r, p)));
+            kVector>(reinterpret_cast<const typename Load::Type*>(prefetched<Load, Shape>(stage, r, p)));
       else if constexpr (Shape::kUnaligned == 2) loaded = line.template load_unaligned<kVector>(tile.col(p));
       else loaded = line.template load<kVector>(tile.col(p));
     } else {
@@ -115,13 +121,15 @@ inline Counts count_elements(const Share& share, const Tile& tile) {
 // Converts what was loaded of row r to the compute type; what is not there becomes padding. row: its number.
 template <class Op, class Load, class Store, class Shape, class Tile>
 inline void unpack_row(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Load, Store, Shape>& rows, int r, int64 row,
-                       const Tile& tile) {
+                       int stage, const Tile& tile) {
   constexpr int kVector = Shape::kVector;
   if constexpr (Load::kDrops) rows.keeps[r] = 0;
 #pragma unroll
   for (int p = 0; p < Shape::kVectors; ++p) {
     typename Op::Compute* const values = rows.x[r] + p * kVector;
     if (Load::kDirect || tile.has(p)) {
+      if constexpr (Choices<Op, Load, Store, Shape>::kReadLate)
+        rows.loaded[r][p] = prefetched_of<Load, Shape>(rows.lines[r], stage, r, p, tile);
       const unsigned bits =
           rows.lines[r].template unpack<kVector>(rows.loaded[r][p], values, tile.col(p), Op::padding());
       if constexpr (Load::kDrops) rows.keeps[r] |= bits << (p * kVector);
@@ -209,8 +217,8 @@ inline typename Op::Compute find_pivot(const ThreadRows<Op, Load, Store, Shape>&
 template <class Op, class Load, class Store, class Shape, class Around, class Predicate, class Tile>
 inline void summarize_row(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Load, Store, Shape>& rows,
     const Around& around,
-                          int r, int64 row, Predicate valid, int count, const Tile& tile) {
-  unpack_row(a, rows, r, row, tile);
+                          int r, int64 row, int stage, Predicate valid, int count, const Tile& tile) {
+  unpack_row(a, rows, r, row, stage, tile);
   if constexpr (Shape::kEdge > 0) unpack_edge(a, rows, around, r, row, tile);
   rows.pivot[r] = find_pivot(rows, r);
   rows.total[r] =

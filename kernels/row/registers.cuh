@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   using Choice = Choices<Op, Load, Store, Shape>;
   constexpr int kGroup = Shape::kGroup, kRows = Shape::kRows, kCtasPerRow = Shape::kCtasPerRow, kWarps = Shape::kWarps;
   constexpr int kStages = Shape::kStages, kEdge = Shape::kEdge;
-  constexpr bool kDynamic = Shape::kDynamic, kOneSet = Choice::kOneSet, kConverts = Shape::kParameterMode == 4;
+  constexpr bool kDynamic = Shape::kDynamic, kOneSet = Choice::kOneSet, kConverts = converts<Store, Shape>();
   const int lane = Shape::kAll ? threadIdx.x : threadIdx.x % kGroup, group = Shape::kAll ? 0 : threadIdx.x / kGroup;
   const int part = kCtasPerRow > 1 ? cluster_rank() : 0;
   auto saves = [&] { return lane == 0 && part == 0; };
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   auto has_edge = [&] { return kEdge > 0 && lane < share.heads + share.tails; };
   const ThreadTile tile = {has, col, edge_col, has_edge, masked_from, lane};
 
-  ParameterCache<Store, Shape, Compute> parameters;
+  ParameterCache<Store, Shape, Compute, prefetch_bytes<Load, Shape>()> parameters;
   if constexpr (kConverts) parameters.set_columns(share, part, int(cols));
   else parameters.load_once(a.store, tile);
 
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   auto load_edges_of = [&](int64 base) { load_edges<Op, Load,
       Shape>(a, around, [&](int r) { return row_of(base, r); }, tile); };
   auto prefetch = [&](int64 base, int stage) {
-    prefetch_rows<Shape, Choice::kOneAddress>(a, stage, [&](int r) { return row_of(base, r); }, tile);
+    prefetch_rows<Load, Shape, Choice::kOneAddress>(a, stage, [&](int r) { return row_of(base, r); }, tile);
   };
   auto as_of = [&](int64 base, auto act) {
     const Share own = share;
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         pivot[r] = 0;
         total[r] = reduce_lanes<Op, false, Shape::kLanes>(mine[r]);
       } else {
-        summarize_row(a, rows, around[r], r, row(r), valid, counts.warp, tile);
+        summarize_row(a, rows, around[r], r, row(r), stage, valid, counts.warp, tile);
       }
     }
     if constexpr (kStages > 0) {  // the row has been read from shared memory: its place is free
@@ -223,6 +223,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     if constexpr (!kConverts) parameters.make_opaque();
     make_operands_opaque(rows);
     if constexpr (Store::kScales) {
+      if constexpr (kConverts) parameters.find(share, lane);
       typename Largest::State largest[kRows];
       finish_scaled(a, rows, largest, parameters, row, cols, saves, tile);
       if constexpr (kWarps > 1) reduce_warps<Largest, false,
