@@ -9,7 +9,7 @@
 //   kKeeps              What it computes is written as well.
 //   Loaded<N>           N elements as they lie in memory: vectors of x and of all that they are computed from.
 //   absent<N>(padding)  A Loaded<N> in place of elements that are not there. With kDirect they become padding.
-//   kStagedBytes<N>     Bytes of N elements, and of all that is loaded with them, in shared memory, where rows are prefetched.
+//   kStagedBytes<N>     Bytes of N elements, and of all that is loaded with them, in shared memory of rows in flight.
 //   at(row)             The Line of a row.
 // A Line of a Load
 //   load<N>(col)        Loaded<N>, at a multiple of the plan's vectors.
