@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cupynorm.call.arguments import view
+from cupynorm.call.view import View
 from cupynorm.lower import mirrors
-from cupynorm.lower.mirrors import View
 from tests import structs
 from tests.simulator import build
 
@@ -80,7 +80,7 @@ struct Tested {
     given = [each.astype(np.float64) for each in (indices, by, multiplier, shift)]
 
     found = structs.run(
-        f"namespace cupynorm {{{text}}}", "Tested", 4, 1, given, "#include <cupynorm/mirrors.cuh>\n"
+        f"namespace cupynorm {{{text}}}", "Tested", 4, 1, given, "#include <cupynorm/functors.cuh>\n"
     )
 
     np.testing.assert_array_equal(found[0].astype(np.int64), indices // by)
@@ -143,7 +143,7 @@ struct Tested {{
     rows = np.arange(len(places), dtype=np.float64)
 
     found = structs.run(
-        f"namespace cupynorm {{{text}}}", "Tested", 1, 1, [rows], "#include <cupynorm/mirrors.cuh>\n"
+        f"namespace cupynorm {{{text}}}", "Tested", 1, 1, [rows], "#include <cupynorm/functors.cuh>\n"
     )
 
     assert twin.cpp == f"cupynorm::Strided32{spelling}"

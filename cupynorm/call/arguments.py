@@ -13,7 +13,7 @@ from cupynorm._options import plainly, shown
 from cupynorm._values import NamedTuple
 from cupynorm.call import uploads
 from cupynorm.call.subclasses import check_subclass
-from cupynorm.lower.mirrors import View
+from cupynorm.call.view import View
 from cupynorm.plan.planner import check_plan
 from cupynorm.runtime import devices
 

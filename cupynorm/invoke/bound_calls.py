@@ -18,7 +18,8 @@ from cupynorm.runtime import devices
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cupynorm.lower.mirrors import Struct, View
+    from cupynorm.call.view import View
+    from cupynorm.lower.mirrors import Struct
     from cupynorm.plan.planner import Plan
     from cupynorm.runtime.devices import Binding
 

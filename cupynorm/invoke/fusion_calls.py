@@ -12,15 +12,16 @@ from cupynorm._dtypes import Dtype
 from cupynorm.call import asking
 from cupynorm.call.arguments import view
 from cupynorm.host import reference
-from cupynorm.invoke import fused_calls, row_ops
-from cupynorm.invoke.fused_calls import Function
-from cupynorm.invoke.row_ops import RowOp
+from cupynorm.invoke import fused_calls
+from cupynorm.lower.fused import Around, Function, fused_spec
+from cupynorm.lower.row import RowOp
+from cupynorm.lower.spec import KernelSpec
 from cupynorm.plan.planner import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from cupynorm.lower.mirrors import View
+    from cupynorm.call.view import View
 
     Array = np.ndarray[Any, Any]
 
@@ -72,17 +73,17 @@ class FusedCall:
 def run(call: FusedCall) -> tuple[Any, Any]:
     """Run a call on its device: fill outs, loaded and stats. Return what fused_calls.remember takes."""
     return fused_calls.launch_around(
-        call.device, _spelled(call, [array.data.ptr for array in call.stats]), call.plan
+        call.device, _lowered(call, [array.data.ptr for array in call.stats]), call.plan
     )
 
 
-def _spelled(call: FusedCall, stats: Sequence[int]) -> row_ops.Spelled:
+def _lowered(call: FusedCall, stats: Sequence[int]) -> KernelSpec:
     shape = call.x.shape
     load, store = (
         tuple(each.value if each.array is None else each.stretched(shape) for each in given)
         for given in (call.load_operands, call.store_operands)
     )
-    return fused_calls.spelled_around(
+    return fused_spec(
         call.op,
         view(call.x),
         call.axes,
@@ -90,7 +91,7 @@ def _spelled(call: FusedCall, stats: Sequence[int]) -> row_ops.Spelled:
         stats,
         call.eps,
         call.compute,
-        fused_calls.Around(
+        Around(
             tuple(map(view, call.outs)),
             call.load,
             load,
@@ -105,7 +106,7 @@ def _spelled(call: FusedCall, stats: Sequence[int]) -> row_ops.Spelled:
 @np.errstate(all="ignore")
 def run_on_host(call: FusedCall) -> None:
     """Run a call with NumPy: in float64, as many rows at a time as fit into a block of reference.py, each result rounded once."""
-    asking.answer(lambda: _spelled(call, ()))
+    asking.answer(lambda: _lowered(call, ()))
     shape = call.x.shape
     at = len(shape) - call.axes
     operands = [

@@ -1,4 +1,4 @@
-"""The device's side of heads: twin of kernels/heads.cu, its launch, and calls that a thread has made before."""
+"""Moves between rows and attention's heads on a device: their launch, and calls that a thread has made before."""
 
 from __future__ import annotations
 
@@ -8,170 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cupynorm._dtypes import Dtype, compute_dtype, cpp
 from cupynorm.call.arguments import view
+from cupynorm.call.view import View
 from cupynorm.invoke import row_ops
 from cupynorm.invoke.bound_calls import ALIGNMENT, _extent, add, code_of, elsewhere, parameters_of, word_of
-from cupynorm.lower.mirrors import POINTER, Struct, View, column, division
+from cupynorm.lower.heads import Places, by_heads, by_rows, move_spec
 from cupynorm.runtime import compiler, devices
 
 if TYPE_CHECKING:
     from cupynorm.runtime.compiler import Kernel
-
-BLOCK = 256  # kHeadsBlock
-# Of a thread: two, if that leaves as many threads as half of the device holds (benchmarks/NOTES.md).
-TOKENS = (2, 1)
-NARROW = 1 << 31  # threads, or elements between two places, from which on both are counted in 64 bits
-
-
-class Index(NamedTuple):
-    """How places are counted: twin of the template argument Index, and of its SignedOf."""
-
-    cpp: str
-    dtype: Dtype
-    offset: Dtype
-
-    @property
-    def divisor(self) -> Dtype:
-        """Layout of Divisor."""
-        return np.dtype([("value", self.dtype), ("multiplier", np.uint32), ("shift", np.uint32)], align=True)
-
-
-FEW = Index("unsigned", np.dtype(np.uint32), np.dtype(np.int32))
-MANY = Index("unsigned long long", np.dtype(np.uint64), np.dtype(np.int64))
-
-
-def divisor(value: int) -> tuple[int, int, int]:
-    """Return the values of Divisor; with indices of 64 bits the first is enough."""
-    return (value, *division(value))
-
-
-class Places(NamedTuple):
-    """Where elements lie: strides in bytes of parts, heads and columns, and the axes of tokens."""
-
-    array: View
-    parts: int
-    heads: int
-    size: int
-    part: int
-    head: int
-    col: int
-    tokens: View
-
-    @property
-    def token_count(self) -> int:
-        """Tokens that there are."""
-        return math.prod(self.tokens.shape)
-
-    def reach(self) -> int:
-        """Return how far apart, in elements, two of the places can be."""
-        whole = zip(
-            (self.parts, self.heads, self.size, *self.tokens.shape),
-            (self.part, self.head, self.col, *self.tokens.strides),
-            strict=True,
-        )
-        return sum((extent - 1) * abs(stride) for extent, stride in whole) // self.array.dtype.itemsize
-
-    def struct(self, index: Index) -> Struct:
-        """Twin of Places."""
-        item = self.array.dtype.itemsize
-        extents, strides = self.tokens.collapsed()
-        fields = [
-            *((name, index.offset) for name in ("part", "head", "col")),
-            ("stride", index.offset, (len(strides),)),
-            ("extents", index.divisor, (max(1, len(extents) - 1),)),
-        ]
-        divisors = [divisor(max(1, each)) for each in extents[1:]] or [(1, 1, 0)]
-        values = (self.part // item, self.head // item, self.col // item, strides, divisors)
-        return Struct(str(len(extents)), np.dtype(fields, align=True), values)
-
-    def steps(self) -> tuple[int, ...]:
-        """Return what a pack's width must divide, in elements."""
-        item = self.array.dtype.itemsize
-        strides = [
-            each for extent, each in zip(self.tokens.shape, self.tokens.strides, strict=True) if extent > 1
-        ]
-        strides += [self.part] * (self.parts > 1) + [self.head] * (self.heads > 1)
-        whole = self.array.pointer // item if self.array.pointer % item == 0 else 1
-        alone = 1 if self.col != item and self.size > 1 else 0  # columns apart are no pack
-        return (whole, self.size, *(each // item for each in strides), alone)
-
-
-def by_heads(x: View, parts: int) -> Places:
-    """Return the places of [parts, ..., heads, seq, head size]; without the first axis where there is one part."""
-    part = x.strides[0] if parts > 1 else 0
-    shape, strides = (x.shape[1:], x.strides[1:]) if parts > 1 else (x.shape, x.strides)
-    *leading, heads, seq, size = shape
-    *steps, head, token, col = strides
-    tokens = View(x.pointer, (*leading, seq), (*steps, token), x.dtype)
-    return Places(x, parts, heads, size, part, head, col, tokens)
-
-
-def by_rows(x: View, parts: int, heads: int) -> Places:
-    """Return the places of [..., seq, parts * heads * head size]."""
-    size, col = x.shape[-1] // (parts * heads), x.strides[-1]
-    tokens = View(x.pointer, x.shape[:-1], x.strides[:-1], x.dtype)
-    return Places(x, parts, heads, size, heads * size * col, size * col, col, tokens)
-
-
-class Move(NamedTuple):
-    """A move with the kernel that does it."""
-
-    arguments: Struct
-    text: str
-    pack: int
-    threads: int  # for one token a thread
-    tokens: int
-    kind: str  # template arguments of types
-    compute: Dtype
-    indexed: bool
-    counted: Index
-
-    def expression(self, tokens: int) -> str:
-        """Write the kernel's name for so many tokens a thread."""
-        numbers = f"{self.pack}, {tokens}, {compiler.spell(self.indexed)}"
-        return f"cupynorm::move_heads<{cpp(self.compute)}, {numbers}, {self.kind}>"
-
-    def grid(self, tokens: int) -> int:
-        """Return the blocks that it takes with so many tokens a thread."""
-        packs = self.threads // self.tokens
-        return -(-packs * -(-self.tokens // tokens) // BLOCK)
-
-
-def spelled(source: Places, target: Places, bias: View | None, rows: int = 0) -> Move:
-    """Turn places into the kernel's argument. rows: the pointer of row numbers, 0 for none."""
-    x, y = source.array, target.array
-    pack = math.gcd(16 // max(x.dtype.itemsize, y.dtype.itemsize), *source.steps(), *target.steps())
-    columns = source.parts * source.heads * source.size
-    shift = column(bias, (columns,))
-    packs = columns // pack
-    threads = packs * target.token_count
-    fits = max(threads + BLOCK, source.reach(), target.reach()) < NARROW
-    index = FEW if fits else MANY
-    begin, end = source.struct(index), target.struct(index)
-    fields = [
-        *((name, POINTER) for name in ("x", "y", "rows")),
-        ("tokens", index.dtype),
-        *((name, index.divisor) for name in ("packs", "head_packs", "heads")),
-        ("from", begin.dtype),
-        ("to", end.dtype),
-        ("bias", shift.dtype),
-    ]
-    values = (
-        *(x.pointer, y.pointer, rows),
-        *(target.token_count, *(divisor(each) for each in (packs, source.size // pack, source.heads))),
-        *(begin.values, end.values, shift.values),
-    )
-    kind = f"{index.cpp}, {cpp(x.dtype)}, {cpp(y.dtype)}, {shift.cpp}, {begin.cpp}, {end.cpp}"
-    whole = Struct(f"cupynorm::Moved<{kind}>", np.dtype(fields, align=True), values)
-    text = compiler.text("heads.cu", whole.cpp, whole.dtype.itemsize)
-    compute = compute_dtype(x.dtype, y.dtype, *([bias.dtype] if bias else []))
-    return Move(whole, text, pack, threads, target.token_count, kind, compute, bool(rows), index)
-
-
-def tokens_of_a_thread(move: Move, threads_of_device: int) -> int:
-    """Return how many tokens a thread takes: more are fewer reads of the bias, and too many leave multiprocessors idle."""
-    return next((n for n in TOKENS if 2 * (move.threads // n) >= threads_of_device), 1)
 
 
 class Again(NamedTuple):
@@ -270,19 +115,18 @@ def launch(
 ) -> None:
     """Launch a checked move that has elements, on y's device and that device's current stream; remember it under `key`."""
     module = devices.cupy()
-    move = spelled(source, target, bias, 0 if rows is None else rows.data.ptr)
+    spec = move_spec(source, target, bias, 0 if rows is None else rows.data.ptr)
     device, calls = int(y.device.id), row_ops.calls_of_thread()
     with module.cuda.Device(device):
         calls.prepare(device)
-        limits = devices.limits_of(device)
-        tokens = tokens_of_a_thread(move, limits.sm_count * limits.threads_per_sm)
-        kernel = compiler.kernel(device, move.text, move.expression(tokens), 0)
-        words = array.array("Q", np.array([move.arguments.values], dtype=move.arguments.dtype).tobytes())
-        bind = devices.launch_of(kernel.pointer, (move.grid(tokens), 1, 1), (BLOCK, 1, 1), 0)
+        plan = spec.problem.plan(devices.limits_of(device))
+        kernel = compiler.kernel(device, spec.text, spec.expression(plan), 0)
+        words = array.array("Q", np.array([spec.params.values], dtype=spec.params.dtype).tobytes())
+        bind = devices.launch_of(kernel.pointer, plan.grid, (*plan.block, 1), 0)
         call = Again(
             kernel=kernel,
             **parameters_of(words, bind),
-            bias_at=word_of(move.arguments.dtype, "bias", "pointer"),
+            bias_at=word_of(spec.params.dtype, "bias", "pointer"),
             shape=target.array.shape,
             code=code_of(target.array.dtype),
             bytes=math.prod(target.array.shape) * target.array.dtype.itemsize,

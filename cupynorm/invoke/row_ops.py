@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import warnings
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from cupynorm._dtypes import Dtype, compute_dtype, cpp
 from cupynorm._options import boolean, eps_of
-from cupynorm._values import NamedTuple, dataclass
+from cupynorm._values import NamedTuple
 from cupynorm.call import asking
 from cupynorm.call.arguments import Call, check, is_number, view
 from cupynorm.invoke.bound_calls import (
@@ -27,107 +23,14 @@ from cupynorm.invoke.bound_calls import (
     layout,
     remembered,
 )
-from cupynorm.lower.mirrors import (
-    EMPTY,
-    POINTER,
-    Struct,
-    View,
-    affine_store,
-    arguments,
-    column,
-    direct,
-    lie,
-    pack_width,
-)
+from cupynorm.lower.row import RowOp, row_spec
+from cupynorm.lower.spec import KernelSpec
 from cupynorm.plan.limits import PLAIN_SHARED_BYTES, STATIC_SHARED_BYTES, Limits
-from cupynorm.plan.planner import LENT, DoesNotFitError, Occupancy, Plan, Problem, check_plan, choose
+from cupynorm.plan.planner import LENT, DoesNotFitError, Occupancy, Plan, check_plan, choose
 from cupynorm.runtime import compiler, devices, tuned_plans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-
-@dataclass(frozen=True)
-class RowOp:
-    """An op as the kernels know it: kernels/<source> holds struct <struct>.
-
-    reference(x, gamma, beta, axes, eps, out, *stats) does the same on the host; extras= says what is fused around it.
-    columns: parameters of the normalised axes that it takes. stats: statistics that it can save. has_eps: whether it takes eps.
-    """
-
-    name: str
-    source: str
-    struct: str
-    reference: Callable[..., None]
-    columns: tuple[str, ...] = ()
-    stats: tuple[str, ...] = ()
-    has_eps: bool = False
-
-    def twin(self, compute: Dtype, stats: Sequence[int], eps: float) -> Struct:
-        """Twin of the op's struct: a pointer for each statistic (0: not wanted), then eps."""
-        fields: list[tuple[str, Any]] = [(name, POINTER) for name in self.stats]
-        values: list[Any] = list(stats) or [0] * len(self.stats)
-        if self.has_eps:
-            fields.append(("eps", compute))
-            values.append(eps)
-        spelling = f"cupynorm::{self.struct}<{cpp(compute)}>"
-        if not fields:
-            return Struct(spelling, EMPTY, (0,))
-        return Struct(spelling, np.dtype(fields, align=True), tuple(values))
-
-
-class Spelled(NamedTuple):
-    """A problem with the functors that fit it."""
-
-    problem: Problem
-    op: Struct
-    load: Struct
-    store: Struct
-    arguments: Struct
-    text: str
-
-    @property
-    def kind(self) -> str:
-        """What the kernel is made for, in C++: the op and its functors, without a plan's numbers."""
-        return f"{self.op.cpp}, {self.load.cpp}, {self.store.cpp}"
-
-    def expression(self, plan: Plan) -> str:
-        """Write the kernel's name with its template arguments, as NVRTC's demangler would."""
-        numbers = ", ".join(map(compiler.spell, plan.template))
-        return f"cupynorm::{plan.kernel}<{self.kind}, cupynorm::{plan.shape}<{numbers}>>"
-
-
-def spelled(
-    op: RowOp,
-    x: View,
-    y: View,
-    axes: int,
-    columns: Mapping[str, View],
-    stats: Sequence[int] = (),
-    eps: float = 0.0,
-) -> Spelled:
-    """Turn views into the problem and its structs."""
-    shape = x.shape[len(x.shape) - axes :]
-    rows, cols = math.prod(x.shape[: len(x.shape) - axes]), math.prod(shape)
-    compute = compute_dtype(x.dtype, y.dtype)
-    twin = op.twin(compute, stats, eps)
-    load = direct("DirectLoad", x.split(axes)[0])
-    gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
-    store = affine_store(y.split(axes)[0], gamma, beta)
-    whole = arguments(twin, load, store, rows, cols)
-    pack, lies = pack_width(x, y, axes), lie(x, y, axes)
-    problem = Problem(
-        rows,
-        cols,
-        pack,
-        x.dtype.itemsize,
-        compute.itemsize,
-        tuple(each.dtype.itemsize for each in columns.values()),
-        *(lies if pack < lies.widest else (pack, 0, 1)),
-    )
-    return Spelled(
-        problem, twin, load, store, whole, compiler.text(op.source, whole.cpp, whole.dtype.itemsize)
-    )
+    from collections.abc import Callable, Iterator, Sequence
 
 
 class Prepared(NamedTuple):
@@ -272,7 +175,7 @@ def _run_checked(
         return run(op, x, scale, shift, axis, eps, call.out, dtype, return_stats, plan)
     stats = [call.empty_statistic() for _ in op.stats] if return_stats else []
     if not call.on_device:
-        asking.answer(lambda: _spelled_call(op, call, (), exact))
+        asking.answer(lambda: _lowered(op, call, (), exact))
         if x.size:  # without rows there is nothing to do, however long they would be
             op.reference(x, scale, shift, call.axes, exact, call.out, *stats)
     elif x.size:
@@ -284,16 +187,16 @@ def _run_checked(
     return (call.out, *stats) if stats else call.out
 
 
-def _spelled_call(op: RowOp, call: Call, stats: Sequence[int], eps: float) -> Spelled:
+def _lowered(op: RowOp, call: Call, stats: Sequence[int], eps: float) -> KernelSpec:
     columns = {name: view(array) for name, array in call.columns.items()}
-    return spelled(op, view(call.x), view(call.out), call.axes, columns, stats, eps)
+    return row_spec(op, view(call.x), view(call.out), call.axes, columns, stats, eps)
 
 
 def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Given) -> Remembered:
     """Launch a checked call that has rows; return how to do it again."""
     module = devices.cupy()
     x, y = view(call.x), view(call.out)
-    what = _spelled_call(op, call, [array.data.ptr for array in stats], eps)
+    spec = _lowered(op, call, [array.data.ptr for array in stats], eps)
     with module.cuda.Device(call.device):
         _thread.calls.prepare(call.device)
 
@@ -301,7 +204,7 @@ def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Give
             known = remembered(
                 given,
                 launcher(found.kernel.pointer, found.plan),
-                what.arguments,
+                spec.params,
                 x,
                 y,
                 layout(call.out),
@@ -313,29 +216,29 @@ def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Give
             _thread.calls.plans.append(found.plan)
             return known
 
-        return launch_what_fits(call.device, what, given.plan, launched)
+        return launch_what_fits(call.device, spec, given.plan, launched)
 
 
 Launched = TypeVar("Launched")
 
 
 def launch_what_fits(
-    device: int, what: Spelled, wanted: str | Plan | None, launch: Callable[[Prepared], Launched]
+    device: int, spec: KernelSpec, wanted: str | Plan | None, launch: Callable[[Prepared], Launched]
 ) -> Launched:
     """Return launch(found) of what is prepared for a problem; of another plan where our share of the device refuses that.
 
     `device` must be current.
     """
-    found = prepared(device, what, wanted)
+    found = prepared(device, spec, wanted)
     while True:
         try:
             return launch(found)
         except Exception as error:  # noqa: BLE001  what is no refusal is raised again
-            found = _less_shared(device, what, wanted, found.plan, error)
+            found = _less_shared(device, spec, wanted, found.plan, error)
 
 
 def _less_shared(
-    device: int, what: Spelled, wanted: str | Plan | None, refused: Plan, error: Exception
+    device: int, spec: KernelSpec, wanted: str | Plan | None, refused: Plan, error: Exception
 ) -> Prepared:
     """Return a launch whose blocks need not all run at once, or are in no clusters, where our share of the device refuses that.
 
@@ -347,11 +250,11 @@ def _less_shared(
     blocks = refused.grid if at_once else refused.cluster
     why = f"the device does not run {blocks} blocks at once ({error}), as in a green context or with MPS"
     try:
-        found = _prepare(device, what, wanted, cooperative=False, clusters=at_once)
+        found = _prepare(device, spec, wanted, cooperative=False, clusters=at_once)
     except DoesNotFitError:
         raise RuntimeError(f"{why}: the plan that was asked for needs that") from error
     with _lock:
-        add(_launches, _key_of(device, what, wanted), found)
+        add(_launches, _key_of(device, spec, wanted), found)
     if not _refusal_told.is_set():
         _refusal_told.set()
         warnings.warn(
@@ -380,26 +283,26 @@ def calls_of_thread() -> Calls:
     return _thread.calls
 
 
-def kernel_of(device: int, what: Spelled, plan: Plan) -> compiler.Kernel:
+def kernel_of(device: int, spec: KernelSpec, plan: Plan) -> compiler.Kernel:
     """Compile and load a plan's kernel, ready to be launched with its shared memory and in its clusters."""
     shared = plan.shared_bytes or plan.kept_bytes
     little = plan.hoist == LENT and shared <= PLAIN_SHARED_BYTES - STATIC_SHARED_BYTES
     # more of L1 for shared memory costs those that want little of it 0.02 to 0.09 of the copy rate
     shared_limit = devices.limits_of(device).shared_bytes_per_block if shared and not little else 0
-    return compiler.kernel(device, what.text, what.expression(plan), shared_limit, plan.cluster)
+    return compiler.kernel(device, spec.text, spec.expression(plan), shared_limit, plan.cluster)
 
 
-def _key_of(device: int, what: Spelled, wanted: str | Plan | None) -> tuple[Any, ...]:
-    return (device, what.problem, what.op.cpp, what.arguments.cpp, wanted, compiler.owner())
+def _key_of(device: int, spec: KernelSpec, wanted: str | Plan | None) -> tuple[Any, ...]:
+    return (device, spec.problem, spec.params.cpp, wanted, compiler.owner())
 
 
-def prepared(device: int, what: Spelled, wanted: str | Plan | None) -> Prepared:
+def prepared(device: int, spec: KernelSpec, wanted: str | Plan | None) -> Prepared:
     """Return what _prepare() gives, made once for each problem, spelling and wish, and for each owner of kernels."""
     check_plan(wanted)  # a key hashes
-    key = _key_of(device, what, wanted)
+    key = _key_of(device, spec, wanted)
     found = _launches.get(key)
     if found is None:
-        found = _prepare(device, what, wanted)
+        found = _prepare(device, spec, wanted)
         with _lock:
             add(_launches, key, found)
     return found
@@ -407,7 +310,7 @@ def prepared(device: int, what: Spelled, wanted: str | Plan | None) -> Prepared:
 
 def _prepare(
     device: int,
-    what: Spelled,
+    spec: KernelSpec,
     wanted: str | Plan | None,
     *,
     tuned: bool = True,
@@ -421,7 +324,7 @@ def _prepare(
     limits = devices.limits_of(device)
 
     def load(plan: Plan) -> compiler.Kernel:
-        return kernel_of(device, what, plan)
+        return kernel_of(device, spec, plan)
 
     def occupancy(plan: Plan) -> int:
         if plan.cluster > 1:
@@ -435,30 +338,30 @@ def _prepare(
         )
 
     if cooperative:
-        plan, _ = _choose(what, limits, occupancy, wanted, tuned=tuned)
+        plan, _ = _choose(spec, limits, occupancy, wanted, tuned=tuned)
     else:
-        plan = choose(what.problem, limits, occupancy, wanted, cooperative=False)
+        plan = choose(spec.problem, limits, occupancy, wanted, cooperative=False)
     return Prepared(load(plan), plan)
 
 
 def _choose(
-    what: Spelled, limits: Limits, occupancy: Occupancy, wanted: str | Plan | None, *, tuned: bool = True
+    spec: KernelSpec, limits: Limits, occupancy: Occupancy, wanted: str | Plan | None, *, tuned: bool = True
 ) -> tuple[Plan, str]:
     """Return the plan and its source: "wanted", "tuned" (`cupynorm tune` found it) or "table" (that of plan/planner.py).
 
     tuned: whether what was found may be taken; the limits are then those of a device that is here.
     """
     if wanted is not None:
-        return choose(what.problem, limits, occupancy, wanted), "wanted"
+        return choose(spec.problem, limits, occupancy, wanted), "wanted"
     if tuned and tuned_plans.switched_on():
         place = tuned_plans.place(limits, devices.driver_version())
-        found = tuned_plans.find(place, limits, what.kind, what.problem)
+        found = tuned_plans.find(place, limits, spec.types, spec.problem)
         if found is not None:
             try:
-                return choose(what.problem, limits, occupancy, found), "tuned"
+                return choose(spec.problem, limits, occupancy, found), "tuned"
             except Exception as error:  # noqa: BLE001  whatever a file holds, it makes no call fail
                 warnings.warn(f"{place.file}: a tuned plan is not used: {error}", stacklevel=2)
-    return choose(what.problem, limits, occupancy), "table"
+    return choose(spec.problem, limits, occupancy), "table"
 
 
 def forget() -> None:

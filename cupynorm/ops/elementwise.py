@@ -13,7 +13,7 @@ from cupynorm.host import reference
 from cupynorm.host.philox import PROBABILITY
 from cupynorm.host.philox import dropout as checked_dropout
 from cupynorm.invoke import elementwise_calls
-from cupynorm.invoke.elementwise_calls import Each
+from cupynorm.lower.elementwise import Each, elementwise_spec
 
 GELUS = {"none": "gelu", "tanh": "gelu_tanh"}  # which of reference.ACTIVATIONS is meant
 GATES = ("first", "second")
@@ -156,7 +156,7 @@ def _compute(call: Call, each: Each) -> None:
     x, out = call.x, call.out
     given = call.columns.get("bias")
     bias = None if given is None else view(given)
-    asking.answer(lambda: elementwise_calls.spelled(each, view(x), view(out), bias))
+    asking.answer(lambda: elementwise_spec(each, view(x), view(out), bias))
     if each.dropout is not None:
         reference.dropout(x, each.dropout, out)
     elif each.gate is None:

@@ -13,9 +13,9 @@ from cupynorm._dtypes import compute_dtype, dtype_name
 from cupynorm._options import boolean, eps_of
 from cupynorm.call.arguments import Call, _overlap, _place, check, check_elements, check_kind, is_number, view
 from cupynorm.invoke import fused_calls, fusion_calls, row_ops
-from cupynorm.invoke.fused_calls import Function
 from cupynorm.invoke.fusion_calls import FusedCall, Operand
-from cupynorm.invoke.row_ops import RowOp
+from cupynorm.lower.fused import Function
+from cupynorm.lower.row import RowOp
 from cupynorm.lower.tracing import DeviceFunction, TraceError, trace
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM, layer_norm, rms_norm
 from cupynorm.ops.softmax import LOG_SOFTMAX, SOFTMAX, log_softmax, softmax

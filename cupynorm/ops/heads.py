@@ -11,6 +11,7 @@ from cupynorm._options import integer, plainly
 from cupynorm.call import arguments, asking
 from cupynorm.host.reference import _round
 from cupynorm.invoke import head_calls
+from cupynorm.lower import heads as lower_heads
 from cupynorm.runtime import devices
 
 # What split_heads does to one row of x, heads = 3, head size = 2, and what merge_heads undoes:
@@ -74,15 +75,15 @@ def merge_heads(x: Any, *, out: Any = None, dtype: Any = None) -> Any:
     *leading, heads, seq, size = x.shape
     y = _output("x", x, None, (*leading, seq, heads * size), out, dtype)
 
-    def places() -> tuple[head_calls.Places, head_calls.Places, None]:
+    def places() -> tuple[lower_heads.Places, lower_heads.Places, None]:
         return (
-            head_calls.by_heads(arguments.view(x), 1),
-            head_calls.by_rows(arguments.view(y), 1, heads),
+            lower_heads.by_heads(arguments.view(x), 1),
+            lower_heads.by_rows(arguments.view(y), 1, heads),
             None,
         )
 
     if not on_device:
-        asking.answer(lambda: head_calls.spelled(*places()))
+        asking.answer(lambda: lower_heads.move_spec(*places()))
         _write(x.swapaxes(-3, -2), None, y.reshape(*leading, seq, heads, size))
     elif x.size:
         head_calls.launch(*places(), y, key)
@@ -113,15 +114,15 @@ def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype
     parted = (parts,) if parts > 1 else ()
     y = _output(name, x, bias, (*parted, *leading, count, seq, size), out, dtype)
     places = (
-        head_calls.by_rows(arguments.view(x), parts, count),
-        head_calls.by_heads(arguments.view(y), parts),
+        lower_heads.by_rows(arguments.view(x), parts, count),
+        lower_heads.by_heads(arguments.view(y), parts),
         None if bias is None else arguments.view(bias),
     )
     if on_device:
         if x.size:
             head_calls.launch(*places, y, key)
         return y
-    asking.answer(lambda: head_calls.spelled(*places))
+    asking.answer(lambda: lower_heads.move_spec(*places))
     target = y if parted else y[np.newaxis]
     for part in range(parts):
         columns_of_part = slice(part * count * size, (part + 1) * count * size)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from cupynorm.call.quantize import Quantize
 from cupynorm.invoke import row_ops
+from cupynorm.lower.row import RowOp
 from cupynorm.plan.planner import Plan
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def _rms_on_host(
     reference.rms_norm(x, gamma, axes, eps, out, *stats, **extras)
 
 
-LAYER_NORM = row_ops.RowOp(
+LAYER_NORM = RowOp(
     "layer_norm",
     "layer_norm.cu",
     "LayerNorm",
@@ -37,7 +38,7 @@ LAYER_NORM = row_ops.RowOp(
     stats=("mean", "rstd"),
     has_eps=True,
 )
-RMS_NORM = row_ops.RowOp(
+RMS_NORM = RowOp(
     "rms_norm",
     "rms_norm.cu",
     "RmsNorm",

@@ -10,6 +10,7 @@ import pytest
 from cupynorm import add_qkv_bias, merge_heads, split_heads
 from cupynorm._dtypes import dtype_of
 from cupynorm.invoke import head_calls, row_ops
+from cupynorm.lower import heads as lower_heads
 from cupynorm.tools.testing import assert_close
 from tests.gpu.agree import DTYPES, as_strided, bits
 
@@ -179,7 +180,7 @@ def test_rows_are_gathered_by_their_numbers(xp: Any) -> None:
 @pytest.mark.small
 @pytest.mark.parametrize("seq", [1, 2, 7])
 def test_a_thread_may_take_several_tokens(xp: Any, monkeypatch: Any, seq: int) -> None:
-    monkeypatch.setattr(head_calls, "tokens_of_a_thread", lambda *_: 2)
+    monkeypatch.setattr(lower_heads, "tokens_of_a_thread", lambda *_: 2)
     qkv, bias = numbers(3, seq, 72), numbers(72, seed=1)
 
     y = add_qkv_bias(xp.asarray(qkv), xp.asarray(bias), heads=3)
