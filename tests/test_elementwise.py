@@ -319,7 +319,7 @@ class TestAgain:
         for cols in (8, 16, 24, 32):
             elementwise.bias_silu(xp.zeros((2, cols), np.float32), None)
 
-        assert len(row_ops._thread.calls.each) == 2
+        assert len(row_ops.calls_of_thread().bound) == 2
 
     def test_each_device_has_its_own(self, monkeypatch: pytest.MonkeyPatch, checked: list[int]) -> None:
         xp = simulator.install(monkeypatch, ["h200", "h200"]).cupy

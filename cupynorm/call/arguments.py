@@ -13,7 +13,7 @@ from cupynorm._options import plainly, shown
 from cupynorm._values import NamedTuple
 from cupynorm.call import uploads
 from cupynorm.call.subclasses import check_subclass
-from cupynorm.call.view import View
+from cupynorm.call.view import Argument, View
 from cupynorm.plan.planner import check_plan
 from cupynorm.runtime import devices
 
@@ -247,9 +247,11 @@ def _result_dtype(dtype: Any, quantized: Dtype | None) -> Dtype | None:
     return dtype_of(dtype)
 
 
-def view(array: Any) -> View:
-    """Describe a device or host array."""
+def view(array: Any, argument: str = "") -> View:
+    """Describe a device or host array. argument: what it is in the call."""
     pointer = array.data.ptr if devices.is_device_array(array) else array.__array_interface__["data"][0]
+    if argument:
+        pointer = Argument(pointer, argument)
     return View(pointer, array.shape, array.strides, array.dtype)
 
 

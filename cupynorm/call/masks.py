@@ -154,7 +154,7 @@ class Mask:
         """Return the arrays by name, stretched to what they broadcast to by strides of 0; nothing is copied."""
         targets = {"where": self.shape, "bias": self.shape, "lengths": self.shape[:-1]}
         return {
-            name: view(getattr(self, name)).broadcast_to(target)
+            name: view(getattr(self, name), name).broadcast_to(target)
             for name, target in targets.items()
             if getattr(self, name) is not None
         }

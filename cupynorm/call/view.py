@@ -10,6 +10,24 @@ from cupynorm._values import NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from typing_extensions import Self
+
+
+class Argument(int):
+    """An integer that is another one in the next call: an array's address, or a number such as a seed.
+
+    `argument` names what it is of in the call. It is kept wherever the integer is handed on unchanged, so that a bound call
+    knows in which words of a kernel's parameter to write what the next call gives.
+    """
+
+    argument: str
+
+    def __new__(cls, value: int, argument: str) -> Self:
+        """Name an integer."""
+        made = super().__new__(cls, value)
+        made.argument = argument
+        return made
+
 
 class View(NamedTuple):
     """An array as a kernel sees it: pointer in bytes, strides in bytes."""

@@ -1,4 +1,4 @@
-"""What is computed around an op, in its one kernel: masks, sums, quantising, a user's functions; from a call to its launch."""
+"""Row ops with something fused around them, in one kernel: masks, sums, quantisation; from a call to its launch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from cupynorm.call.arguments import Call, check, is_number, view
 from cupynorm.call.extras import CheckedExtras, Extras, quantize_of
 from cupynorm.call.masks import asked_of, with_lengths
 from cupynorm.call.quantize import Quantize
-from cupynorm.invoke import row_ops
-from cupynorm.invoke.bound_calls import add, again, launcher
+from cupynorm.invoke import bound_calls, row_ops
+from cupynorm.invoke.bound_calls import Arrays, axis_option
 from cupynorm.lower.fused import around, fused_spec
-from cupynorm.lower.mirrors import (
-    Struct,
-)
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.plan.planner import Plan
@@ -26,10 +23,61 @@ from cupynorm.runtime import devices
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cupynorm.runtime.devices import Binding
+MASK_ARRAYS = {"where", "bias", "lengths"}  # keywords of softmax
+SCALE = "quantize.scale"
 
 
-def run_fused(
+def quantize_option(quantize: Any) -> tuple[Any, Any]:
+    """Return what a signature has of quantize=, and the array that it holds, None if there is none."""
+    if not isinstance(quantize, Quantize):
+        return (quantize, type(quantize)), None
+    scale = quantize.scale
+    if type(scale) is not float and (isinstance(scale, np.ndarray) or devices.is_device_array(scale)):
+        return quantize.dtype, scale
+    return (quantize.dtype, scale), None
+
+
+def run_masked(
+    op: RowOp,
+    x: Any,
+    axis: int | tuple[int, ...],
+    out: Any,
+    dtype: Any,
+    plan: str | Plan | None,
+    options: Mapping[str, Any],
+    quantize: str | Quantize | None,
+) -> Any:
+    """Run a call of softmax or log_softmax with options; they may say nothing, such as where=None."""
+    arrays = {"x": x, "out": out}
+    said = [op.name, axis if type(axis) is int else axis_option(axis), dtype, plan]
+    for name, value in options.items():
+        kind = type(value)
+        said.append(name)
+        if name in MASK_ARRAYS:
+            arrays[name] = value
+        elif kind is tuple:
+            said += (value, *map(type, value))
+        else:  # 0.0 and -0.0 are equal, 1 and True as well
+            said += (repr(value) if kind is float and not value else value, kind)
+    if quantize is not None:
+        option, arrays[SCALE] = quantize_option(quantize)
+        said.append(option)
+    signature, made = bound_calls.thread.calls.again((*arrays.values(),), (*said,))
+    if made is not None:
+        results = (*made,) if out is None else (out, *made)
+        return results if len(results) > 1 else results[0]
+    asked, how = asked_of(op.name, options), quantize_of(quantize)
+    if asked is None and how is None:
+        return row_ops.run(op, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
+    if asked is not None and isinstance(asked.lengths, (list, tuple)):
+        # host data, which is looked at: then the call is one with an array
+        listed = with_lengths(asked, x).lengths
+        return run_masked(op, x, axis, out, dtype, plan, {**options, "lengths": listed}, quantize)
+    extras = Extras(masked=asked, quantize=how)
+    return run_checked(op, arrays, axis, 0.0, dtype, False, plan, extras, (*said,), signature)  # noqa: FBT003
+
+
+def run_quantized(
     op: RowOp,
     x: Any,
     gamma: Any,
@@ -40,27 +88,40 @@ def run_fused(
     dtype: Any,
     return_stats: bool,  # noqa: FBT001
     plan: str | Plan | None,
-    extras: Extras,
+    quantize: str | Quantize,
 ) -> Any:
-    """Run one call with something fused around it. Results: y, scales of rows, the sum, statistics; those that are asked for."""
-    given = [x, gamma, beta, out, *extras.given()]
-    of_axis = tuple(map(type, axis)) if type(axis) is tuple else type(axis)
-    switch = (return_stats, type(return_stats))
-    options = (op.name, axis, of_axis, eps, type(eps), dtype, switch, plan, extras.options())
-    drop = None if extras.add is None else extras.add.dropout
-    place = None if drop is None else (drop.seed, drop.offset)
-    calls = row_ops.calls_of_thread()
-    try:
-        known = calls.key(given, out is not None, options)
-        found = None if known is None else calls.fused.get(known[0])
-    except TypeError:  # an option that does not hash
-        known = found = None
-    if known is not None and found is not None:
-        stream = calls.stream(x.data.device_id).ptr
-        made = found.run(calls.kind, stream, known[1], place or (0, 0))
-        if made is not None:
-            results = (*made,) if out is None else (out, *made)
-            return results if len(results) > 1 else results[0]
+    """Run a call of a norm whose result is quantised."""
+    option, scale = quantize_option(quantize)
+    arrays = {"x": x, "gamma": gamma, "beta": beta, "out": out, SCALE: scale}
+    of_axis = axis if type(axis) is int else axis_option(axis)
+    said = (op.name, of_axis, eps, type(eps), dtype, return_stats, type(return_stats), plan, option)
+    signature, made = bound_calls.thread.calls.again((*arrays.values(),), said)
+    if made is not None:
+        results = (*made,) if out is None else (out, *made)
+        return results if len(results) > 1 else results[0]
+    extras = Extras(quantize=quantize_of(quantize))
+    return run_checked(op, arrays, axis, eps, dtype, return_stats, plan, extras, said, signature)
+
+
+def run_checked(
+    op: RowOp,
+    arrays: dict[str, Any],
+    axis: int | tuple[int, ...],
+    eps: float,
+    dtype: Any,
+    return_stats: bool,  # noqa: FBT001
+    plan: str | Plan | None,
+    extras: Extras,
+    said: tuple[Any, ...],
+    signature: Any,
+) -> Any:
+    """Run one call with something fused around it with all checks; keep it under `signature`.
+
+    Results: y, scales of rows, the sum, statistics; those that are asked for. arrays: as the signature has them. said: the
+    options, as the signature has them.
+    """
+    x: Any = arrays["x"]
+    gamma, beta, out = (arrays.get(name) for name in ("gamma", "beta", "out"))
     exact = eps_of(eps) if op.has_eps else 0.0
     return_stats = boolean("return_stats", return_stats)
     columns = {"gamma": gamma, "beta": beta} if op.columns else {}
@@ -76,80 +137,36 @@ def run_fused(
         others=extras.arrays(),
         quantized=extras.dtype,
     )
-    scale, shift = call.columns.get("gamma"), call.columns.get("beta")
+    extras = extras.with_bias(call.columns.get("bias"))
+    drop = None if extras.add is None else extras.add.dropout
+    calls = bound_calls.thread.calls
     if call.on_device and any(map(is_number, columns.values())):
-        extras = extras.with_bias(call.columns.get("bias"))
-        return run_fused(op, x, scale, shift, axis, eps, call.out, dtype, return_stats, plan, extras)
-    fused = extras.with_bias(call.columns.get("bias")).checked(call)
-    stats = [call.empty_statistic() for _ in op.stats] if return_stats else []
-    results = (call.out, *fused.results, *stats)
+        arrays = {**arrays, **call.columns, "out": call.out}
+        numbers = () if drop is None else (drop.seed, drop.offset)
+        signature, others = calls.again((*arrays.values(),), said, numbers)
+        if others is not None:
+            return (call.out, *others) if others else call.out
+        out = call.out
+    fused = extras.checked(call)
+    stats = {name: call.empty_statistic() for name in op.stats} if return_stats else {}
+    results = (call.out, *fused.results.values(), *stats.values())
     if not call.on_device:
         asking.answer(lambda: _lowered(op, call, (), exact, fused))
         if x.size:
-            op.reference(x, scale, shift, call.axes, exact, call.out, *stats, extras=fused.on_host())
+            scale, shift = call.columns.get("gamma"), call.columns.get("beta")
+            op.reference(x, scale, shift, call.axes, exact, call.out, *stats.values(), extras=fused.on_host())
     elif x.size:
-        spec = _lowered(op, call, [array.data.ptr for array in stats], exact, fused)
-        launched = launch_around(call.device, spec, plan)
-        if known is not None:
-            remember(known[0], launched, given, results if out is None else results[1:], place, None)
+        pointers = [view(each, name).pointer for name, each in stats.items()]
+        made = {**fused.results, **stats} if out is not None else {"out": call.out, **fused.results, **stats}
+        scalars = () if drop is None else ("seed", "offset")
+        roles = Arrays(arrays, ("out",), made, scalars=scalars)
+        bound = row_ops.launch(call.device, _lowered(op, call, pointers, exact, fused), plan, roles)
+        calls.add(signature, bound, made)
     return results if len(results) > 1 else call.out
-
-
-def quantising(quantize: str | Quantize) -> Extras:
-    """Return what quantize= says."""
-    return Extras(quantize=quantize_of(quantize))
-
-
-def run_masked(
-    op: RowOp,
-    x: Any,
-    axis: int | tuple[int, ...],
-    out: Any,
-    dtype: Any,
-    plan: str | Plan | None,
-    options: Mapping[str, Any],
-    quantize: str | Quantize | None,
-) -> Any:
-    """Run a call of softmax or log_softmax with options; they may say nothing, such as where=None."""
-    asked, how = asked_of(op.name, options), quantize_of(quantize)
-    if asked is None and how is None:
-        return row_ops.run(op, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    extras = Extras(masked=None if asked is None else with_lengths(asked, x), quantize=how)
-    return run_fused(op, x, None, None, axis, 0.0, out, dtype, False, plan, extras)  # noqa: FBT003
-
-
-def remember(
-    key: Any,
-    launched: tuple[Binding, Struct],
-    given: Sequence[Any],
-    made: Sequence[Any],
-    place: tuple[int, int] | None,
-    holds: Any,
-) -> None:
-    """Remember a call with something fused, for this thread, until another of the same key comes."""
-    call = again(*launched, given, made, place, holds)
-    if call is not None:
-        add(row_ops.calls_of_thread().fused, key, call)
 
 
 def _lowered(op: RowOp, call: Call, stats: Sequence[int], eps: float, fused: CheckedExtras) -> KernelSpec:
     """Lower a checked call with something fused around it."""
-    columns = {name: view(array) for name, array in call.columns.items() if name != "bias"}
-    return fused_spec(op, view(call.x), call.axes, columns, stats, eps, call.compute, around(call, fused))
-
-
-def launch_around(device: int, spec: KernelSpec, plan: str | Plan | None) -> tuple[Binding, Struct]:
-    """Launch an op with what is computed around it, on rows that there are; return its binding and parameter."""
-    module = devices.cupy()
-    with module.cuda.Device(device):
-        row_ops.calls_of_thread().prepare(device)
-        arguments = np.array([spec.params.values], dtype=spec.params.dtype)
-        pointer = np.array([arguments.ctypes.data], np.uint64)
-
-        def launched(found: row_ops.Prepared) -> Binding:
-            bind = launcher(found.kernel.pointer, found.plan)
-            devices.launch_once(bind, pointer.ctypes.data)
-            return bind
-
-        bind = row_ops.launch_what_fits(device, spec, plan, launched)
-    return bind, spec.params
+    columns = {name: view(array, name) for name, array in call.columns.items() if name != "bias"}
+    what = around(call, fused)
+    return fused_spec(op, view(call.x, "x"), call.axes, columns, stats, eps, call.compute, what)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cupynorm._dtypes import Dtype, compute_dtype, cpp
-from cupynorm.call.view import View
+from cupynorm.call.view import Argument, View
 from cupynorm.host import philox
 from cupynorm.host.philox import Dropout
 from cupynorm.lower.mirrors import Struct, arguments, column, direct
@@ -181,9 +181,39 @@ def _drop(drop: Dropout, compute: Dtype, *, whole: bool) -> Struct:
     """Twin of Drop."""
     members: list[Any] = [("offset", np.uint64), ("keys", np.uint64, (philox.ROUNDS,))]
     members += [("threshold", np.uint64), ("factor", compute)]
-    values = (drop.offset, tuple(round_keys(drop.seed)), drop.threshold, drop.factor)
+    keys = RoundKeys(round_keys(drop.seed))
+    keys.argument = "keys"
+    offset, threshold = Argument(drop.offset, "offset"), Argument(drop.threshold, "threshold")
+    factor = Factor(drop.factor)
+    factor.argument = f"factor {compute.name}"
+    values = (offset, keys, threshold, factor)
     spelling = f"cupynorm::Drop<{cpp(compute)}, {compiler.spell(whole)}>"
     return Struct(spelling, np.dtype(members, align=True), values)
+
+
+class Factor(float):
+    """What is kept is multiplied by it. argument: as that of Argument."""
+
+    argument: str
+
+
+class RoundKeys(tuple[int, ...]):  # noqa: SLOT001  which a tuple subclass cannot have
+    """The keys of all rounds. argument: as that of Argument."""
+
+    argument: str
+
+
+# What differs between dropouts: its offset, round_keys(), and threshold_and_factors(). A kernel has one of the two factors.
+DROPOUT_SCALARS = ("offset", "keys", "threshold", "factor float32", "factor float64")
+
+
+@functools.lru_cache(maxsize=256)
+def threshold_and_factors(p: float) -> tuple[int, ...]:
+    """Return a dropout's threshold, and its factor as a word that begins with a float32, and with a float64."""
+    drop = Dropout(p, 0, 0)
+    single = np.array([drop.factor, 0], np.float32).view(np.uint64)
+    double = np.array([drop.factor]).view(np.uint64)
+    return drop.threshold, int(single[0]), int(double[0])
 
 
 @functools.lru_cache(maxsize=256)

@@ -119,7 +119,7 @@ def _dividing() -> Function:
 
 def around(call: Call, fused: CheckedExtras) -> Around:
     """Say of checked extras what is computed."""
-    shape, out = call.x.shape, view(call.out)
+    shape, out = call.x.shape, view(call.out, "out")
     if fused.quantize is not None:
         out = out._replace(dtype=fused.quantize.dtype)  # the array itself may hold bits only
     what = Around((out,))
@@ -134,22 +134,22 @@ def around(call: Call, fused: CheckedExtras) -> Around:
         )
     if fused.add is not None:
         residual, shift, alpha, drop, _ = fused.add
-        operands = [view(residual), alpha]
-        operands += [] if shift is None else [view(shift).broadcast_to(shape)]
+        operands = [view(residual, "residual"), alpha]
+        operands += [] if shift is None else [view(shift, "bias").broadcast_to(shape)]
         operands += [] if drop is None else [drop, drop.factor]
         what = what._replace(
             load=_adding(bias=shift is not None, dropout=drop is not None),
             load_operands=tuple(operands),
-            loaded=None if fused.total is None else view(fused.total),
+            loaded=None if fused.total is None else view(fused.total, "sum"),
         )
     if fused.quantize is not None:
         scale = fused.quantize.scale
         if fused.quantize.per_row:
-            what = what._replace(scales=view(fused.scales).pointer)
+            what = what._replace(scales=view(fused.scales, "scales").pointer)
         else:
             given: Operand
             if devices.is_device_array(scale):
-                store, given = _dividing(), view(scale.reshape(())).broadcast_to(shape)
+                store, given = _dividing(), view(scale.reshape(()), "quantize.scale").broadcast_to(shape)
             elif LEAST_NORMAL < (inverse := 1 / fused.quantize.host_scale) < 1 / LEAST_NORMAL:
                 store, given = _scaling(scale=True, bias=False), inverse
             else:

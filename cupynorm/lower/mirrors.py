@@ -9,7 +9,7 @@ import numpy as np
 
 from cupynorm._dtypes import Dtype, cpp, cpp_of_element
 from cupynorm._values import NamedTuple
-from cupynorm.call.view import View
+from cupynorm.call.view import Argument, View
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -175,7 +175,8 @@ def kept(drop: Dropout, cols: int) -> Struct:
     """Twin of Kept."""
     names = ("seed", "offset", "threshold", "cols")
     dtype = np.dtype([(name, np.int64 if name == "cols" else np.uint64) for name in names], align=True)
-    return Struct("cupynorm::Kept", dtype, (drop.seed, drop.offset, drop.threshold, cols))
+    seed, offset = Argument(drop.seed, "seed"), Argument(drop.offset, "offset")
+    return Struct("cupynorm::Kept", dtype, (seed, offset, drop.threshold, cols))
 
 
 def in_turn(name: str, each: Sequence[Struct]) -> Struct:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,9 +10,16 @@ from cupynorm._dtypes import dtype_of
 from cupynorm._options import integer, plainly
 from cupynorm.call import arguments, asking
 from cupynorm.host.reference import _round
-from cupynorm.invoke import head_calls
+from cupynorm.invoke import bound_calls, one_kernel
+from cupynorm.invoke.bound_calls import Arrays
 from cupynorm.lower import heads as lower_heads
+from cupynorm.lower.spec import KernelSpec
 from cupynorm.runtime import devices
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cupynorm.invoke.bound_calls import Signature
 
 # What split_heads does to one row of x, heads = 3, head size = 2, and what merge_heads undoes:
 #
@@ -65,10 +72,9 @@ def merge_heads(x: Any, *, out: Any = None, dtype: Any = None) -> Any:
 
     Until the call has finished on its stream, nobody else may write to `out` or read from it.
     """
-    key = head_calls.key_of("merge", x, None, 0, out, dtype)
-    y = None if key is None else head_calls.again(key, x, None, out)
-    if y is not None:
-        return y
+    signature, made = bound_calls.thread.calls.again((x, out), ("merge_heads", dtype))
+    if made is not None:
+        return made[0] if out is None else out
     on_device = _check("x", x, None, out)
     if x.ndim < 3:  # noqa: PLR2004  heads, seq, head size
         raise ValueError(f"x has shape {x.shape}: its last three axes must be heads, seq and head size")
@@ -77,8 +83,8 @@ def merge_heads(x: Any, *, out: Any = None, dtype: Any = None) -> Any:
 
     def places() -> tuple[lower_heads.Places, lower_heads.Places, None]:
         return (
-            lower_heads.by_heads(arguments.view(x), 1),
-            lower_heads.by_rows(arguments.view(y), 1, heads),
+            lower_heads.by_heads(arguments.view(x, "x"), 1),
+            lower_heads.by_rows(arguments.view(y, "out"), 1, heads),
             None,
         )
 
@@ -86,16 +92,17 @@ def merge_heads(x: Any, *, out: Any = None, dtype: Any = None) -> Any:
         asking.answer(lambda: lower_heads.move_spec(*places()))
         _write(x.swapaxes(-3, -2), None, y.reshape(*leading, seq, heads, size))
     elif x.size:
-        head_calls.launch(*places(), y, key)
+        _launch(lower_heads.move_spec(*places()), {"x": x, "out": out}, y, signature)
     return y
 
 
 def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype: Any) -> Any:
-    key = head_calls.key_of(parts, x, bias, heads, out, dtype)
-    y = None if key is None else head_calls.again(key, x, bias, out)
-    if y is not None:
-        return y
+    options = ("split_heads", parts, heads, type(heads), dtype)
+    signature, made = bound_calls.thread.calls.again((x, bias, out), options)
+    if made is not None:
+        return made[0] if out is None else out
     on_device = _check(name, x, bias, out)
+    given = {"x": x, "bias": bias, "out": out}
     if x.ndim < 2:  # noqa: PLR2004  seq, hidden
         raise ValueError(f"{name} has shape {x.shape}: its last two axes must be seq and hidden elements")
     count = integer("heads", heads)
@@ -108,19 +115,19 @@ def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype
     size = columns // (parts * count)
     if bias is not None:
         asked = _dtype_of_result(out, dtype)
-        given, bias = bias, arguments.column(bias, x, asked, f"the last axis of {name} has")
-        if on_device and arguments.is_number(given):
+        bias = arguments.column(bias, x, asked, f"the last axis of {name} has")
+        if on_device and arguments.is_number(given["bias"]):
             return _split(x, bias, heads, parts, name, out, dtype)
     parted = (parts,) if parts > 1 else ()
     y = _output(name, x, bias, (*parted, *leading, count, seq, size), out, dtype)
     places = (
-        lower_heads.by_rows(arguments.view(x), parts, count),
-        lower_heads.by_heads(arguments.view(y), parts),
-        None if bias is None else arguments.view(bias),
+        lower_heads.by_rows(arguments.view(x, "x"), parts, count),
+        lower_heads.by_heads(arguments.view(y, "out"), parts),
+        None if bias is None else arguments.view(bias, "bias"),
     )
     if on_device:
         if x.size:
-            head_calls.launch(*places, y, key)
+            _launch(lower_heads.move_spec(*places), given, y, signature)
         return y
     asking.answer(lambda: lower_heads.move_spec(*places))
     target = y if parted else y[np.newaxis]
@@ -132,6 +139,12 @@ def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype
             shift = bias[columns_of_part].reshape(count, 1, size)
         _write(source, shift, target[part])
     return y
+
+
+def _launch(spec: KernelSpec, given: Mapping[str, Any], y: Any, signature: Signature | None) -> None:
+    """Launch a checked move that has elements. given: as the signature has it."""
+    made = {"out": y} if given["out"] is None else {}
+    one_kernel.launch(int(y.device.id), spec, Arrays(given, ("out",), made), signature)
 
 
 def _check(name: str, x: Any, bias: Any, out: Any) -> bool:

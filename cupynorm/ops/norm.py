@@ -158,9 +158,8 @@ def layer_norm(
     if quantize is not None:
         from cupynorm.invoke import fused_calls  # noqa: PLC0415
 
-        extras = fused_calls.quantising(quantize)
-        return fused_calls.run_fused(
-            LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, extras
+        return fused_calls.run_quantized(
+            LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, quantize
         )
     return row_ops.run(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
 
@@ -242,8 +241,7 @@ def rms_norm(
     if quantize is not None:
         from cupynorm.invoke import fused_calls  # noqa: PLC0415
 
-        extras = fused_calls.quantising(quantize)
-        return fused_calls.run_fused(
-            RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan, extras
+        return fused_calls.run_quantized(
+            RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan, quantize
         )
     return row_ops.run(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan)

@@ -117,7 +117,7 @@ def test_a_call_made_again_sees_its_own_arrays(xp: Any) -> None:
         assert given is out
         for y in (mine, given):
             np.testing.assert_array_equal(xp.asnumpy(y), add_qkv_bias(x, bias, heads=3))
-    assert len(row_ops.calls_of_thread().heads) >= 1
+    assert len(row_ops.calls_of_thread().bound) >= 1
 
 
 @pytest.mark.small
