@@ -11,7 +11,16 @@ import numpy as np
 
 from cupynorm._dtypes import compute_dtype, dtype_name
 from cupynorm._options import boolean, eps_of
-from cupynorm.call.arguments import Call, _overlap, _place, check, check_elements, check_kind, is_number, view
+from cupynorm.call.arguments import (
+    Call,
+    check,
+    check_kind,
+    check_kinds,
+    check_places,
+    is_number,
+    sharing,
+    view,
+)
 from cupynorm.invoke import bound_calls, fusion_calls
 from cupynorm.invoke.bound_calls import Arrays, axis_option
 from cupynorm.invoke.fusion_calls import FusedCall, Operand, operand, result
@@ -315,14 +324,10 @@ def _operand(name: str, value: Any, call: Call) -> Operand:
         except OverflowError:
             raise ValueError(f"{name} is beyond what float64 holds: give a number below 1e308") from None
     try:
-        on_device = check_kind(name, value)
+        check_kind(name, value)
     except TypeError as error:
         raise TypeError(f"{error}; or a Python number") from None
-    if on_device is not call.on_device:
-        raise TypeError(
-            f"x is {_place(call.on_device)} and {name} is {_place(on_device)}: "
-            "move one with cupy.asarray or cupy.asnumpy, nothing is copied behind your back"
-        )
+    on_device = check_kinds(call.x, {name: value})
     if value.dtype.kind not in "biu" or not value.dtype.isnative:
         try:
             dtype_name(value.dtype)
@@ -336,9 +341,7 @@ def _operand(name: str, value: Any, call: Call) -> Operand:
             f"{name} has shape {value.shape}, x has {shape}: it must have that shape or broadcast to it"
         ) from None
     if on_device:
-        if value.device.id != call.device:
-            raise ValueError(f"x is on device {call.device} and {name} on device {value.device.id}")
-        check_elements(name, value)
+        check_places(call.x, {name: value})
     at = len(shape) - call.axes
     own = (1,) * (len(shape) - value.ndim) + value.shape
     between, within = any(extent != 1 for extent in own[:at]), any(extent != 1 for extent in own[at:])
@@ -353,15 +356,14 @@ def _operand(name: str, value: Any, call: Call) -> Operand:
 
 def _check_memory(outs: Sequence[Any], operands: Sequence[Operand]) -> None:
     """Refuse outputs that share memory, unless one is the very view that an operand is."""
-    views = [view(each) for each in outs if each.size]
-    for index, each in enumerate(views):
-        if any(_overlap(each, other) for other in views[:index]):
+    written = [view(each) for each in outs if each.size]
+    for index, each in enumerate(written):
+        if sharing(each, {str(at): other for at, other in enumerate(written[:index])}) is not None:
             raise ValueError("two outputs share memory")
         for given in operands:
             if given.array is None or not given.array.size:
                 continue
-            other = view(given.array)
-            if each != other and _overlap(each, other):
+            if sharing(each, {given.name: view(given.array)}, {given.name}) is not None:
                 raise ValueError(
                     f"an output and {given.name} share memory: give {given.name} itself if it has x's shape and dtype, "
                     "or other memory"

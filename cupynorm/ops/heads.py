@@ -150,16 +150,12 @@ def _launch(spec: KernelSpec, given: Mapping[str, Any], y: Any, signature: Signa
 def _check(name: str, x: Any, bias: Any, out: Any) -> bool:
     """Return whether the arrays are on a device; raise for other kinds, dtypes and places than can be computed."""
     arrays = {"bias": None if arguments.is_number(bias) else bias, "out": out}
-    on_device = arguments.check_kind(name, x)
-    for other, array in arrays.items():
-        if array is not None and arguments.check_kind(other, array) is not on_device:
-            here, there = arguments._place(on_device), arguments._place(not on_device)  # noqa: SLF001
-            raise TypeError(f"{name} is {here} and {other} is {there}: nothing is copied behind your back")
+    on_device = arguments.check_kinds(x, arrays, name_of_x=name, advice="")
     for other, array in {name: x, **arrays}.items():
         if array is not None:
             arguments.check_dtype(other, array)
     if on_device:
-        arguments._check_places(x, arrays, name)  # noqa: SLF001
+        arguments.check_places(x, arrays, name)
     return on_device
 
 
@@ -173,21 +169,16 @@ def _dtype_of_result(out: Any, dtype: Any) -> Any:
 def _output(name: str, x: Any, bias: Any, shape: tuple[int, ...], out: Any, dtype: Any) -> Any:
     """Return `out` if it fits, else a new array."""
     asked = None if dtype is None else dtype_of(dtype)
+    on_device = devices.is_device_array(x)
     if out is None:
-        on_device = devices.is_device_array(x)
-        place = int(x.device.id) if on_device else -1
-        return arguments._allocate(on_device, place, shape, asked or x.dtype)  # noqa: SLF001
-    if out.shape != shape:
-        raise ValueError(f"out has shape {out.shape}, the result has {shape}")
-    if asked is not None and out.dtype != asked:
-        raise ValueError(f"out has dtype {out.dtype}, dtype asks for {asked}")
+        return arguments.allocate(on_device, int(x.device.id) if on_device else -1, shape, asked or x.dtype)
+    arguments.check_result(out, shape, asked, on_device)
     if not out.flags.c_contiguous:
         raise ValueError(f"out has shape {out.shape} and strides {out.strides}: it must be contiguous")
-    if not devices.is_device_array(out) and not out.flags.writeable:
-        raise ValueError("out is read-only")
-    for other, array in {name: x, "bias": bias}.items():
-        if array is not None and arguments._overlap(arguments.view(out), arguments.view(array)):  # noqa: SLF001
-            raise ValueError(f"out and {other} share memory: elements move, so give other memory")
+    read = {other: arguments.view(array) for other, array in ((name, x), ("bias", bias)) if array is not None}
+    shared = arguments.sharing(arguments.view(out), read)
+    if shared is not None:
+        raise ValueError(f"out and {shared} share memory: elements move, so give other memory")
     return out
 
 
