@@ -97,10 +97,9 @@ class Fusion:
         signature, made = bound_calls.thread.calls.again((*arrays.values(),), (len(outs), *said))
         if made is None:
             return self._run(x, operands, arguments, arrays, signature)
-        results = [*outs] or [None] * self.results
-        for index, each in enumerate(results):
-            if each is None:
-                results[index] = made.pop(0)
+        results = []
+        for each in outs:
+            results.append(made.pop(0) if each is None else each)  # noqa: PERF401  a comprehension is a call more
         results += made
         return (*results,) if len(results) > 1 else results[0]
 
