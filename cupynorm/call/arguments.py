@@ -391,7 +391,7 @@ def check_result(
     whose: str = "the result",
     asks: str = "dtype",
 ) -> None:
-    """ValueError for an `out` of another shape or dtype, or one that must not be written. whose: the array of that shape."""
+    """ValueError for an `out` of another shape or dtype, or a read-only one. whose: names the array of that shape."""
     if out.shape != shape:
         raise ValueError(f"out has shape {out.shape}, {whose} has {shape}")
     if asked is not None and out.dtype != asked:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class _Answer(Exception):  # noqa: N818  no error
-    """Carries what the call was lowered to."""
+    """Carries the KernelSpec of the call."""
 
 
 class _Thread(threading.local):
@@ -21,7 +21,7 @@ _thread = _Thread()
 
 
 def spec_of(call: Callable[[], Any]) -> Any:
-    """Return what a call of a public function on NumPy arrays is lowered to. It has elements, and nothing is written."""
+    """Return the KernelSpec of a call of a public function on NumPy arrays that have elements; nothing is written."""
     _thread.asks = True
     try:
         call()
@@ -33,6 +33,6 @@ def spec_of(call: Callable[[], Any]) -> Any:
 
 
 def answer(lower: Callable[[], Any]) -> None:
-    """Answer with what `lower` returns if somebody asks; else go on. To be called before anything is computed on the host."""
+    """Answer with what `lower` returns if somebody asks; else go on. Called before anything is computed on the host."""
     if _thread.asks:
         raise _Answer(lower())

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Argument(int):
     """An integer that is another one in the next call: an array's address, or a number such as a seed.
 
-    `argument` names what it is of in the call. It is kept wherever the integer is handed on unchanged, so that a bound call
-    knows in which words of a kernel's parameter to write what the next call gives.
+    `argument` names the argument of the call. It is kept wherever the integer is passed on unchanged. So a bound call
+    knows which words of a kernel's parameter to overwrite in the next call.
     """
 
     argument: str

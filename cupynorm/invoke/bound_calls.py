@@ -34,11 +34,14 @@ ALIGNMENT = (
 
 
 class Arrays(NamedTuple):
-    """The arrays of one call by their roles, which are the names that Argument has.
+    """The arrays of one call, each under the name of its argument (see Argument).
 
-    given: in the order of the call's signature, None where there is none. written: which of them are. made: what the call
-    allocates and returns, in that order. workspace: what it allocates for itself. scalars: numbers that change from call to
-    call. holds: an object that the signature names by its id.
+    given: the arrays that the caller passed, in the order of the signature; None where one was not passed.
+    written: which of these are outputs.
+    made: the results that the call allocates and returns, in this order.
+    workspace: what the call allocates for its own kernels and does not return.
+    scalars: names of the numbers that differ from call to call.
+    holds: an object that must stay alive because the signature names it by its id.
     """
 
     given: Mapping[str, Any]
@@ -52,9 +55,10 @@ class Arrays(NamedTuple):
 class KernelLaunch(NamedTuple):
     """One launch of a bound call.
 
-    words are the kernel's one parameter, `parameters` the list with its address, which `launches` are bound to by `bind`; how
-    words are written and launched is said at devices.launch_of. slots: a word, or a slice of words, and which of the call's
-    sources goes there. kernel: stays loaded.
+    words: the kernel's one parameter, as 8-byte words. parameters: the list with its address, which the driver reads.
+    bind, launches: bind the kernel to a stream and to `parameters`; devices.launch_of says how words may be written.
+    slots: pairs of a word (or a slice of words) and the source that goes there.
+    kernel: is held so that it stays loaded.
     """
 
     kernel: Kernel
@@ -96,13 +100,15 @@ def _arguments_of(dtype: Dtype, values: Any, base: int = 0) -> Iterator[tuple[An
 
 @dataclass(slots=True, eq=False, repr=False)
 class BoundCall:
-    """A call that was checked, lowered, planned and compiled: it is launched again with what another one like it gives.
+    """A call that was checked, lowered, planned and compiled. It can be launched again for arrays that lie alike.
 
-    Its sources are, in this order: the addresses of the arrays that were given (of none: any number below all addresses),
-    of those that it makes, of its workspace, then its scalars (of several words: an array of them). windows: (written array,
-    other array, low, high, apart): where the written one lies strictly between these distances from the other, and not at
-    the distance `apart`, the call is to be looked at again, since they may share memory; at any other distance than `apart`
-    if they were found to lie between one another, or to be the same.
+    What a launch writes into words comes from a list of sources: the addresses of the given arrays (a small number in
+    place of one that is not there), of the results that the call makes, and of its workspace, then its scalars.
+
+    windows: (written, other, low, high, apart) for each output that was given and each other given array, both as
+    indices of sources. If the output's distance from the other array is strictly between low and high, they may share
+    memory, and the call must be checked; except at the distance `apart`, which was checked. Where the two overlap or
+    interleave at that distance, low and high admit no other one.
     """
 
     kernels: tuple[KernelLaunch, ...]
@@ -199,9 +205,12 @@ def axis_option(axis: Any) -> Any:
 class Calls:
     """The bound calls of one thread.
 
-    kind: the type of device arrays, None before the first came. stream: gives a device's current stream. several: there is
-    more than one device. bound: by signature. shortcuts: those of row_ops.run, by its own keys. plans: the newest plans of
-    row ops that were launched for the first time.
+    kind: the type of device arrays; None until the first one comes.
+    stream: returns a device's current stream.
+    several: whether there is more than one device.
+    bound: the bound calls by signature.
+    shortcuts: those of row_ops.run, by its own keys.
+    plans: the newest plans of row ops that were launched for the first time.
     """
 
     __slots__ = ("_ready", "bound", "kind", "plans", "several", "shortcuts", "stream")
@@ -232,16 +241,19 @@ class Calls:
     def again(  # noqa: C901, PLR0911, PLR0912  one function, since each that is called takes as long as two arrays
         self, arrays: Sequence[Any], options: tuple[Any, ...], scalars: Sequence[Any] = ()
     ) -> tuple[Signature | None, list[Any] | None]:
-        """Launch the call of these arrays if one of its signature is bound. Return the signature, and what the call made.
+        """Launch a call if one with its signature is bound. Return the signature, and the results that the call made.
 
-        The signature is all that checks, lowering and planning look at: options, and of each array the shape, layout, dtype
-        and low address bits; the device; and, where what is written lies otherwise to what is read than in the call that is
-        bound under all that, which arrays are at the same address. It is None where there can be none: for other
-        than plain CuPy arrays, options that do not hash, and arrays elsewhere than on the current device. What was made is
-        None where nothing was launched, and the call is to be checked.
+        The signature holds all that checks, lowering and planning look at: the options; shape, layout, dtype and low
+        address bits of each array; the device. Where outputs lie otherwise to the inputs than in the call that is bound
+        under these, it also says which arrays have the same address. It is None for a call that cannot be bound: arrays
+        that are no plain CuPy arrays or are not on the current device, and options that do not hash.
 
-        arrays: in the order of the call's Arrays.given, x the first. options: name the op; 1 and 1.0 equal True and hash alike,
-        so types are among them where that matters. scalars: in the order of Arrays.scalars.
+        The results are None if nothing was launched; the caller then checks the call and binds it.
+
+        arrays: in the order of Arrays.given; x comes first.
+        options: these begin with the name of the op. They hold types where equal values differ in meaning: 1 and 1.0
+        equal True and have its hash.
+        scalars: in the order of Arrays.scalars.
         """
         kind = self.kind
         if kind is None:

@@ -117,8 +117,8 @@ def run_checked(
 ) -> Any:
     """Run one call with something fused around it with all checks; keep it under `signature`.
 
-    Results: y, scales of rows, the sum, statistics; those that are asked for. arrays: as the signature has them. said: the
-    options, as the signature has them.
+    Results: y, scales of rows, the sum, statistics; those that are asked for. arrays, said: the arrays and the options of
+    the signature.
     """
     x: Any = arrays["x"]
     gamma, beta, out = (arrays.get(name) for name in ("gamma", "beta", "out"))

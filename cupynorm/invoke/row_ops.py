@@ -53,11 +53,11 @@ _launches: dict[tuple[Any, ...], Prepared] = {}
 
 @dataclass(slots=True, eq=False, repr=False)
 class Shortcut:
-    """The bound call of a row op alone with the very options, gamma and beta that it is made with: run() compares identities.
+    """A bound call of a row op alone, with the very options, gamma and beta of its callers: run() compares identities.
 
-    words hold the addresses of this gamma and beta. *_at: which word an address is, -1 for none; first and last are those of
-    the op's one or two statistics. parameters_near: addresses strictly between which an `out` may share memory with gamma or
-    beta.
+    words: hold the addresses of this gamma and beta.
+    *_at: the word that an address goes to, -1 for none; first and last are those of the op's one or two statistics.
+    parameters_near: pairs of addresses; an `out` strictly between them may share memory with gamma or beta.
     """
 
     axis: int | tuple[int, ...]
@@ -170,11 +170,12 @@ def run(
 ) -> Any:
     """Run one call of a public function: arguments, result and errors are those of norm.layer_norm.
 
-    A launch is on the arrays' device and that device's current stream; nothing is synchronised. What this thread launched
-    before is launched again with other addresses and no checks: all that these and the choice of a kernel look at is in `key`,
-    or is compared with the shortcut. What has no shortcut is looked up by its signature, then checked like a first call.
+    A launch is on the arrays' device and that device's current stream; nothing is synchronised. A call that this thread
+    made before is launched again with other addresses and without checks: all that checks and the choice of a kernel
+    depend on is in `key`, or is compared with the shortcut. A call without a shortcut is looked up by its signature, and
+    checked if it is not found.
     """
-    # written out, and with few words for it: a function called here costs as much as the comparison of two shapes
+    # everything is written out here: to call a function costs as much as to compare two shapes
     calls = bound_calls.thread.calls
     kind = calls.kind
     if kind is None and devices.is_device_array(x):
@@ -302,7 +303,7 @@ def _run_checked(
     key: Any,
     signature: Any,
 ) -> Any:
-    """Run one call with all checks; keep it under `signature`, and the shortcut to it where `key` says that run() will look."""
+    """Run one call with all checks; keep it under its signature, and a shortcut to it under run()'s `key`."""
     exact = eps_of(eps) if op.has_eps else 0.0
     return_stats = boolean("return_stats", return_stats)
     columns = {"gamma": gamma, "beta": beta} if op.columns else None

@@ -1,4 +1,4 @@
-"""Ops on each element in the kernels' terms: host mirror of kernels/cupynorm/elementwise.cuh, and how its blocks are laid out."""
+"""Lowers ops on each element: host mirror of kernels/cupynorm/elementwise.cuh, and the layout of its blocks."""
 
 from __future__ import annotations
 
@@ -203,13 +203,13 @@ class RoundKeys(tuple[int, ...]):  # noqa: SLOT001  which a tuple subclass canno
     argument: str
 
 
-# What differs between dropouts: its offset, round_keys(), and threshold_and_factors(). A kernel has one of the two factors.
+# The scalars of a dropout: its offset, round_keys(), and threshold_and_factors(). A kernel uses one of the two factors.
 DROPOUT_SCALARS = ("offset", "keys", "threshold", "factor float32", "factor float64")
 
 
 @functools.lru_cache(maxsize=256)
 def threshold_and_factors(p: float) -> tuple[int, ...]:
-    """Return a dropout's threshold, and its factor as a word that begins with a float32, and with a float64."""
+    """Return the threshold, then the factor as float32 and as float64, each in a word of its own."""
     drop = Dropout(p, 0, 0)
     single = np.array([drop.factor, 0], np.float32).view(np.uint64)
     double = np.array([drop.factor]).view(np.uint64)

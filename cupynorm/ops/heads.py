@@ -12,7 +12,7 @@ from cupynorm.call import arguments, asking
 from cupynorm.host.reference import _round
 from cupynorm.invoke import bound_calls, one_kernel
 from cupynorm.invoke.bound_calls import Arrays
-from cupynorm.lower import heads as lower_heads
+from cupynorm.lower.heads import by_heads, by_rows, move_spec
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.runtime import devices
 
@@ -73,34 +73,50 @@ def merge_heads(x: Any, *, out: Any = None, dtype: Any = None) -> Any:
     Until the call has finished on its stream, nobody else may write to `out` or read from it.
     """
     signature, made = bound_calls.thread.calls.again((x, out), ("merge_heads", dtype))
-    if made is not None:
-        return made[0] if out is None else out
+    if made is None:
+        return _merge_checked(x, out, dtype, signature)
+    return made[0] if out is None else out
+
+
+def _merge_checked(x: Any, out: Any, dtype: Any, signature: Signature | None) -> Any:
+    """Run a call of merge_heads with all checks; keep it under its signature."""
     on_device = _check("x", x, None, out)
     if x.ndim < 3:  # noqa: PLR2004  heads, seq, head size
         raise ValueError(f"x has shape {x.shape}: its last three axes must be heads, seq and head size")
     *leading, heads, seq, size = x.shape
     y = _output("x", x, None, (*leading, seq, heads * size), out, dtype)
 
-    def places() -> tuple[lower_heads.Places, lower_heads.Places, None]:
-        return (
-            lower_heads.by_heads(arguments.view(x, "x"), 1),
-            lower_heads.by_rows(arguments.view(y, "out"), 1, heads),
-            None,
-        )
+    def spec() -> KernelSpec:
+        source, target = arguments.view(x, "x"), arguments.view(y, "out")
+        return move_spec(by_heads(source, 1), by_rows(target, 1, heads), None)
 
     if not on_device:
-        asking.answer(lambda: lower_heads.move_spec(*places()))
+        asking.answer(spec)
         _write(x.swapaxes(-3, -2), None, y.reshape(*leading, seq, heads, size))
     elif x.size:
-        _launch(lower_heads.move_spec(*places()), {"x": x, "out": out}, y, signature)
+        _launch(spec(), {"x": x, "out": out}, y, signature)
     return y
 
 
 def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype: Any) -> Any:
     options = ("split_heads", parts, heads, type(heads), dtype)
     signature, made = bound_calls.thread.calls.again((x, bias, out), options)
-    if made is not None:
-        return made[0] if out is None else out
+    if made is None:
+        return _split_checked(x, bias, heads, parts, name, out, dtype, signature)
+    return made[0] if out is None else out
+
+
+def _split_checked(
+    x: Any,
+    bias: Any,
+    heads: int,
+    parts: int,
+    name: str,
+    out: Any,
+    dtype: Any,
+    signature: Signature | None,
+) -> Any:
+    """Run a call of add_qkv_bias or split_heads with all checks; keep it under its signature."""
     on_device = _check(name, x, bias, out)
     given = {"x": x, "bias": bias, "out": out}
     if x.ndim < 2:  # noqa: PLR2004  seq, hidden
@@ -120,16 +136,17 @@ def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype
             return _split(x, bias, heads, parts, name, out, dtype)
     parted = (parts,) if parts > 1 else ()
     y = _output(name, x, bias, (*parted, *leading, count, seq, size), out, dtype)
-    places = (
-        lower_heads.by_rows(arguments.view(x, "x"), parts, count),
-        lower_heads.by_heads(arguments.view(y, "out"), parts),
-        None if bias is None else arguments.view(bias, "bias"),
-    )
+
+    def spec() -> KernelSpec:
+        source, target = arguments.view(x, "x"), arguments.view(y, "out")
+        shift = None if bias is None else arguments.view(bias, "bias")
+        return move_spec(by_rows(source, parts, count), by_heads(target, parts), shift)
+
     if on_device:
         if x.size:
-            _launch(lower_heads.move_spec(*places), given, y, signature)
+            _launch(spec(), given, y, signature)
         return y
-    asking.answer(lambda: lower_heads.move_spec(*places))
+    asking.answer(spec)
     target = y if parted else y[np.newaxis]
     for part in range(parts):
         columns_of_part = slice(part * count * size, (part + 1) * count * size)
