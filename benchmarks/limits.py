@@ -24,10 +24,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupynorm._dtypes import dtype_of
+from cupynorm.call.view import View
 from cupynorm.catalog import forms
 from cupynorm.invoke import row_ops
 from cupynorm.invoke.bound_calls import launcher
-from cupynorm.lower.mirrors import View
+from cupynorm.lower.row import RowOp, row_spec
+from cupynorm.lower.spec import KernelSpec
 from cupynorm.plan.planner import DoesNotFitError, Plan
 from cupynorm.runtime import compiler, devices, nvrtc
 from cupynorm.tools import bench
@@ -45,7 +47,7 @@ ROOM, STATIC, LEAST_KEPT = 227 << 10, 3 << 10, 16 << 10  # bytes of shared memor
 STAGED_ROW_BYTES = 128 << 10
 MOST_FEW = 64  # rows
 RESIDENT_THREADS = (2048, 1536, 1024, 512)  # of a multiprocessor
-MEET = row_ops.RowOp("meet", "limits.cu", "Meet", lambda *_: None, has_eps=True)
+MEET = RowOp("meet", "limits.cu", "Meet", lambda *_: None, has_eps=True)
 MEET_COLUMNS = {n: dataclasses.replace(MEET, columns=("gamma", "beta")[:n]) for n in range(3)}
 OPS = ("softmax", "rms_norm", "layer_norm")
 MIDDLE_FLOATS = ((49152, 32), (49152, 768), (49152, 16384), (24576, 32768))
@@ -247,7 +249,7 @@ def fused_skeletons(point: Point) -> Iterator[Kernel]:
                 yield Kernel(meeting, "", expression, grid, block, access=access)
 
 
-def staged(what: row_ops.Spelled, rows: int, row_bytes: int) -> Iterator[Kernel]:
+def staged(what: KernelSpec, rows: int, row_bytes: int) -> Iterator[Kernel]:
     """Rows in shared memory, by the package's own kernels with an op that asks nothing: of clusters, or of the whole grid."""
     for block, resident, parts in itertools.product((128, 256, 512), (1, 2, 3, 4, 5, 6), (2, 4, 8, 16)):
         kept = row_bytes // parts
@@ -265,11 +267,9 @@ def staged(what: row_ops.Spelled, rows: int, row_bytes: int) -> Iterator[Kernel]
             yield _staged(what, (4, 2, 0, 0, kept, block, resident), (at_once, parts), 0)
 
 
-def _staged(what: row_ops.Spelled, shape: tuple[int, ...], grid: tuple[int, int], parts: int) -> Kernel:
+def _staged(what: KernelSpec, shape: tuple[int, ...], grid: tuple[int, int], parts: int) -> Kernel:
     numbers = ", ".join(map(str, shape))
-    expression = (
-        f"cupynorm::row_staged<{what.op.cpp}, {what.load.cpp}, {what.store.cpp}, cupynorm::Staged<{numbers}>>"
-    )
+    expression = f"cupynorm::row_staged<{what.types}, cupynorm::Staged<{numbers}>>"
     kept, block = shape[4], shape[5]
     return Kernel("kStates", what.text, expression, grid, block, kept, max(1, parts), parts == 0, packed=True)
 
@@ -282,7 +282,7 @@ def spelled(
     ends = (View(at, (rows, cols), (row_bytes, 4), single) for at in (x, y))
     op = MEET_COLUMNS[columns]
     views = {name: View(at, (cols,), (4,), single) for name, at in zip(op.columns, parameters, strict=False)}
-    found = row_ops.spelled(op, *ends, 1, views, (), 0.0)
+    found = row_spec(op, *ends, 1, views, (), 0.0)
     source = Path(__file__).with_suffix(".cu").read_text("utf-8")
     return found._replace(text=found.text.replace("#include <limits.cu>", source.replace("#pragma once", "")))
 
@@ -297,7 +297,7 @@ def spelled_at(point: Point, each: Any, columns: int) -> Any:
     at = addresses_of(each)
     row_bytes = point.cols * dtype_of(point.dtype).itemsize
     what = spelled(point.rows, row_bytes, columns, at[0], at[1], tuple(at[2:]))
-    return what, np.array([what.arguments.values], what.arguments.dtype)
+    return what, np.array([what.params.values], what.params.dtype)
 
 
 def columns_of(point: Point) -> int:

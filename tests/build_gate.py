@@ -23,11 +23,12 @@ import numpy as np
 from cupynorm import functions
 from cupynorm._dtypes import DTYPES, compute_dtype, dtype_of, quantized_dtype
 from cupynorm.call.masks import Mask
+from cupynorm.call.view import View
 from cupynorm.host.philox import Dropout
-from cupynorm.invoke import fused_calls
-from cupynorm.invoke.fused_calls import Around, spelled_around
-from cupynorm.invoke.row_ops import RowOp, Spelled, spelled
-from cupynorm.lower.mirrors import View
+from cupynorm.lower import fused as lower_fused
+from cupynorm.lower.fused import Around, fused_spec
+from cupynorm.lower.row import RowOp, row_spec
+from cupynorm.lower.spec import KernelSpec
 from cupynorm.lower.tracing import trace
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
 from cupynorm.ops.softmax import LOG_SOFTMAX, SOFTMAX
@@ -201,7 +202,7 @@ def instances(
         for name, dtype in zip(op.columns, types[2:], strict=False)
         if dtype is not None
     }
-    what = spelled(op, *views, 1, columns)
+    what = row_spec(op, *views, 1, columns)
     assert what.problem.pack == pack
     for plan in choice(plans(what.problem, arch)):
         yield Instance(
@@ -495,13 +496,13 @@ class Fused(NamedTuple):
     around: Callable[[str, int], Around]
     columns: int = 0  # of gamma and beta, how many are given
 
-    def spelled(self, dtype: str, cols: int) -> Spelled:
+    def spec(self, dtype: str, cols: int) -> KernelSpec:
         """Spell it by the product's own functions."""
         x = _rows_of(dtype, cols)
         columns = {name: View(0, (cols,), x.strides[1:], x.dtype) for name in self.op.columns[: self.columns]}
         what = self.around(dtype, cols)
         compute = compute_dtype(x.dtype, *(each.dtype for each in what.outs))
-        return spelled_around(self.op, x, 1, columns, (), 0.0, compute, what)
+        return fused_spec(self.op, x, 1, columns, (), 0.0, compute, what)
 
 
 def _full_where(cols: int) -> Mask:
@@ -525,7 +526,7 @@ def _adds(dtype: str, cols: int, *, bias: bool, drop: bool, keep: bool, scales: 
     out = View(0, x.shape, (cols, 1), np.dtype(np.int8)) if scales else x
     return Around(
         (out,),
-        fused_calls._adding(bias=bias, dropout=drop),
+        lower_fused._adding(bias=bias, dropout=drop),
         operands,
         loaded=x if keep else None,
         scales=int(scales),
@@ -534,7 +535,7 @@ def _adds(dtype: str, cols: int, *, bias: bool, drop: bool, keep: bool, scales: 
 
 def _stores(dtype: str, cols: int, name: str) -> Around:
     out = View(0, (8, cols), (cols, 1), quantized_dtype(name))
-    return Around((out,), store=fused_calls._dividing(), store_operands=(0.5,))
+    return Around((out,), store=lower_fused._dividing(), store_operands=(0.5,))
 
 
 def _users(dtype: str, cols: int) -> Around:
@@ -556,14 +557,14 @@ FUSED = {
     "softmax, where, scale": Fused(
         SOFTMAX,
         lambda d, n: Around(
-            (_rows_of(d, n),), fused_calls._scaling(scale=True, bias=False), (0.5,), _full_where(n)
+            (_rows_of(d, n),), lower_fused._scaling(scale=True, bias=False), (0.5,), _full_where(n)
         ),
     ),
     "log_softmax, causal, bias": Fused(
         LOG_SOFTMAX,
         lambda d, n: Around(
             (_rows_of(d, n),),
-            fused_calls._scaling(scale=False, bias=True),
+            lower_fused._scaling(scale=False, bias=True),
             (_rows_of(d, n)._replace(pointer=1 << 20),),
             _mask(n, high=1),
         ),
@@ -596,7 +597,7 @@ def fused_instances(
     """Spell a choice of the plans of one fused call, at the widest pack; and, where it can, of rows that begin anywhere."""
     found = []
     for cols in (WHOLE_COLS, ODD_COLS):
-        what = FUSED[kind].spelled(dtype, cols)
+        what = FUSED[kind].spec(dtype, cols)
         chosen = choice(plans(what.problem, arch))
         found += [
             Instance(
@@ -619,7 +620,7 @@ def narrow_clusters(
 ) -> list[Instance]:
     """Spell a choice of the clusters that hold rows which fill no packs, with something fused around the op."""
     limits = dataclasses.replace(RECORDED[DEVICES[arch]], compute_capability=arch)
-    what = FUSED[kind].spelled(dtype, ODD_COLS)
+    what = FUSED[kind].spec(dtype, ODD_COLS)
     found = {}
     for cols, rows in itertools.product((1001, 2611, 5121, 20001, 50257), (3, 1 << 20)):
         with contextlib.suppress(DoesNotFitError):
@@ -648,10 +649,10 @@ def crowded_instances(arch: str) -> list[Instance]:
     for cols in (8192, 16384):
         x = _rows_of("float32", cols)
         column = View(0, (cols,), x.strides[1:], x.dtype)
-        calls = [spelled(LAYER_NORM, x, x, 1, dict.fromkeys(LAYER_NORM.columns, column))]
+        calls = [row_spec(LAYER_NORM, x, x, 1, dict.fromkeys(LAYER_NORM.columns, column))]
         for drop in (False, True):
             around = _adds("float32", cols, bias=True, drop=drop, keep=False)
-            calls.append(Fused(LAYER_NORM, lambda *_, around=around: around, 2).spelled("float32", cols))
+            calls.append(Fused(LAYER_NORM, lambda *_, around=around: around, 2).spec("float32", cols))
         for what in calls:
             problem = dataclasses.replace(what.problem, rows=1 << 24)
             plan = choose(problem, limits, lambda plan: plan.least_blocks, "block")

@@ -17,9 +17,10 @@ from cupynorm._dtypes import DTYPES, compute_dtype, cpp, dtype_of
 from cupynorm.bert import device_steps, few_tokens, packed_attention
 from cupynorm.call import asking
 from cupynorm.catalog import forms
-from cupynorm.invoke import elementwise_calls, row_ops
+from cupynorm.lower import elementwise
+from cupynorm.lower.row import RowOp
 from cupynorm.plan.limits import RECORDED, Limits, active_blocks
-from cupynorm.plan.planner import LENT, DoesNotFitError, Plan, choose
+from cupynorm.plan.planner import LENT, DoesNotFitError, Plan, Problem, choose
 from cupynorm.runtime import compiler as kernel_compiler
 from cupynorm.runtime import nvrtc
 from cupynorm.tools import bench, explain
@@ -168,7 +169,7 @@ def plans(call: Call) -> dict[str, dict[str, Any]]:
 def _planned(lowered: Any, device: str) -> tuple[Plan | None, dict[str, Any]]:
     """Return what is launched, as a Plan where it is a row op's."""
     limits = RECORDED[device]
-    if not isinstance(lowered, row_ops.Spelled):
+    if not isinstance(lowered.problem, Problem):
         kernel = explain._kernel_of(lowered, limits)
         return None, {**kernel.problem, **kernel.numbers, "threads": kernel.block}
     try:
@@ -222,7 +223,7 @@ def _lowered(call: Call) -> Any:
         else:
             arrays[name] = _array(number, shape, kind)
     out = arrays.pop("y")
-    return asking.spelled_by(lambda: form.call(arrays, out=out))
+    return asking.spec_of(lambda: form.call(arrays, out=out))
 
 
 def _quantized(form: forms.Form, kind: Any) -> Any:
@@ -254,7 +255,7 @@ def kernels(part: str) -> Iterator[Kernel]:
         yield from _of_gate(next(op for op in build_gate.OPS if op.name == name))
 
 
-def _of_gate(op: row_ops.RowOp) -> Iterator[Kernel]:
+def _of_gate(op: RowOp) -> Iterator[Kernel]:
     same = build_gate.same_types(op)
     halves = [types for types in same if types.x in {"float16", "bfloat16"}]
     mixed = [types for i, types in enumerate(build_gate.mixed_types(op)) if types.x == types.y or i % 2 == 0]
@@ -308,7 +309,7 @@ def _of_elementwise_gate() -> Iterator[Kernel]:
         text, expression, pack = test_elementwise_build.kernel(case)
         call = {"what": "elementwise", **case._asdict()}
         label = f"gate: elementwise: {_named(case._asdict())}"
-        yield Kernel(label, text, expression, elementwise_calls.THREADS, 0, {"vector": pack}, call)
+        yield Kernel(label, text, expression, elementwise.THREADS, 0, {"vector": pack}, call)
 
 
 def _of_encoder() -> Iterator[Kernel]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm.invoke import bound_calls, row_ops
+from cupynorm.invoke import row_ops
 from cupynorm.ops.norm import LAYER_NORM
 from cupynorm.plan import planner
 from cupynorm.plan.planner import PLAIN
@@ -296,7 +296,7 @@ def test_clusters_that_claim_their_rows_are_launched_together(
 
     plan = dataclasses.replace(PLAIN, variant="cluster", group=128, block=128, parts=2, grid=6)
 
-    bound_calls.launcher(11, dataclasses.replace(plan, **how))
+    row_ops.launcher(11, dataclasses.replace(plan, **how))
 
     assert seen == {"cooperative": claims}
 

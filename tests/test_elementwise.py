@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cupynorm.host import philox, reference
-from cupynorm.invoke import elementwise_calls
-from cupynorm.invoke.elementwise_calls import THREADS, tiles
+from cupynorm.lower import elementwise as lower_elementwise
+from cupynorm.lower.elementwise import THREADS, tiles
 from cupynorm.ops import elementwise
 from tests import simulator, structs
 from tests.simulator import build, simulated
@@ -179,7 +179,7 @@ def test_philox_gives_the_published_answers_and_its_twins(keys: str) -> None:
 
 
 def test_round_keys_are_the_kernels() -> None:
-    keys = elementwise_calls._round_keys(2**64 - 1)
+    keys = lower_elementwise.round_keys(2**64 - 1)
 
     assert list(keys) == [
         (2**32 - 1 + i * philox.WEYL[0]) % 2**32 | (2**32 - 1 + i * philox.WEYL[1]) % 2**32 << 32
@@ -319,7 +319,7 @@ class TestAgain:
         for cols in (8, 16, 24, 32):
             elementwise.bias_silu(xp.zeros((2, cols), np.float32), None)
 
-        assert len(row_ops._thread.calls.each) == 2
+        assert len(row_ops.calls_of_thread().bound) == 2
 
     def test_each_device_has_its_own(self, monkeypatch: pytest.MonkeyPatch, checked: list[int]) -> None:
         xp = simulator.install(monkeypatch, ["h200", "h200"]).cupy

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import pytest
 
 from cupynorm._dtypes import DTYPES, dtype_of
+from cupynorm.call.view import View
 from cupynorm.host.philox import Dropout
-from cupynorm.invoke import elementwise_calls
-from cupynorm.invoke.elementwise_calls import Each, tiles
-from cupynorm.lower.mirrors import View
+from cupynorm.lower import elementwise
+from cupynorm.lower.elementwise import Each, elementwise_spec, tiles
 from cupynorm.runtime import compiler, nvrtc
 from cupynorm.runtime.nvrtc import Cubin
 from tests import SLOW
@@ -56,11 +56,12 @@ def kernel(case: Case) -> tuple[str, str, int]:
         bias = View(0, (case.inputs * cols,), (size,), dtype_of(case.bias))
     drop = None if case.activation else Dropout(0.1, 1, 2)
     each = Each(case.activation, None, case.gate, drop)
-    what = elementwise_calls.spelled(each, x, y, bias)
-    assert what.peel == case.peel
-    most = 1 if bias is None or what.peel else elementwise_calls.ROWS
-    chosen = tiles(what.rows, what.cols, what.pack, what.peel, most, 1)
-    return what.text, what.expression(chosen), what.pack
+    what = elementwise_spec(each, x, y, bias)
+    problem = what.problem
+    assert problem.peel == case.peel
+    most = 1 if bias is None or problem.peel else elementwise.ROWS
+    chosen = tiles(problem.rows, problem.cols, problem.pack, problem.peel, most, 1)
+    return what.text, what.expression(chosen), problem.pack
 
 
 ACTIVATIONS = [("gelu", None), ("gelu_tanh", None), ("silu", None)]
@@ -101,7 +102,7 @@ def faults(case: Case, cubin: Cubin, pack: int, arch: str) -> list[str]:
     found += [
         f"{count} {kind} of {width}" for (kind, width), count in code.accesses.items() if kind in NOT_GLOBAL
     ]
-    rows = elementwise_calls.ROWS if case.bias and not case.peel else 1
+    rows = elementwise.ROWS if case.bias and not case.peel else 1
     wanted = {"LDG": case.inputs * rows, "STG": rows}
     for kind, dtype in (("LDG", case.x), ("STG", case.y)):
         width = min(16, pack * dtype_of(dtype).itemsize)
@@ -146,7 +147,7 @@ BUDGETS = {
 @pytest.mark.skipif(nvdisasm() is None, reason="nvdisasm is not installed")
 def test_instructions_leave_the_bandwidth() -> None:
     for case, cubin, pack in build(list(BUDGETS), "90"):
-        rows = elementwise_calls.ROWS if case.bias else 1
+        rows = elementwise.ROWS if case.bias else 1
         count = (len(code_of(cubin, "90").instructions) - OF_LAUNCH) / (pack * rows)
         assert count <= BUDGETS[case], case
         assert (

@@ -10,8 +10,8 @@ import pytest
 
 from cupynorm._dtypes import DTYPES, compute_dtype, cpp, dtype_of
 from cupynorm.bert import few_tokens, packed_attention
-from cupynorm.invoke import head_calls
-from cupynorm.lower.mirrors import View
+from cupynorm.call.view import View
+from cupynorm.lower import heads
 from cupynorm.plan.limits import RECORDED
 from cupynorm.runtime import compiler, devices, nvrtc
 from tests import SLOW
@@ -32,16 +32,16 @@ def move(x, y, of_bias, merged=False, rows=0, size=SIZE):
     split, row = (3, BATCH, HEADS, SEQ, size), (BATCH, SEQ, 3 * HEADS * size)
     if merged:
         places = (
-            head_calls.by_heads(contiguous(split[1:], x), 1),
-            head_calls.by_rows(contiguous((BATCH, SEQ, HEADS * size), y), 1, HEADS),
+            heads.by_heads(contiguous(split[1:], x), 1),
+            heads.by_rows(contiguous((BATCH, SEQ, HEADS * size), y), 1, HEADS),
         )
     else:
         places = (
-            head_calls.by_rows(contiguous(row, x), 3, HEADS),
-            head_calls.by_heads(contiguous(split, y), 3),
+            heads.by_rows(contiguous(row, x), 3, HEADS),
+            heads.by_heads(contiguous(split, y), 3),
         )
     bias = contiguous((3 * HEADS * size,), of_bias) if of_bias else None
-    return head_calls.spelled(*places, bias, rows)
+    return heads.move_spec(*places, bias, rows)
 
 
 def moves():
@@ -62,13 +62,13 @@ def moves():
 def test_packs_are_moved_whole_and_nothing_spills(arch):
     if not nvrtc.majors() or arch not in nvrtc.supported_archs(nvrtc.majors()[0]):
         pytest.skip("no NVRTC that knows the architecture")
-    wanted = [(types, each, tokens) for types, each in moves() for tokens in head_calls.TOKENS]
+    wanted = [(types, each, tokens) for types, each in moves() for tokens in heads.TOKENS]
     text = "".join(dict.fromkeys(each.text for _, each, _ in wanted))
-    expressions = [each.expression(tokens) for _, each, tokens in wanted]
+    expressions = [each.expression(each.problem.with_tokens(tokens)) for _, each, tokens in wanted]
     kernels = nvrtc.compile_all(text, expressions, compiler.options(), arch)
 
     for (types, each, tokens), name, kernel in zip(wanted, expressions, kernels, strict=True):
-        loaded, stored = (min(16, each.pack * dtype_of(name).itemsize) for name in types[:2])
+        loaded, stored = (min(16, each.problem.pack * dtype_of(name).itemsize) for name in types[:2])
         code = code_of(kernel, arch)
         accesses = code.accesses
 
@@ -219,12 +219,12 @@ def test_the_encoders_small_kernels_keep_nothing_in_local_memory(arch):
 
 @pytest.mark.parametrize(("size", "pack"), [(64, 8), (36, 4), (10, 2), (33, 1)])
 def test_the_head_size_says_how_wide_packs_are(size, pack):
-    assert move("float16", "float16", "float32", size=size).pack == pack
+    assert move("float16", "float16", "float32", size=size).problem.pack == pack
 
 
 def rows(tokens, stride):
     view = View(0, (tokens, SIZE), (stride, 2), dtype_of("float16"))
-    return head_calls.by_rows(view, 1, 1)
+    return heads.by_rows(view, 1, 1)
 
 
 def test_what_is_large_is_counted_in_64_bits():
@@ -234,22 +234,20 @@ def test_what_is_large_is_counted_in_64_bits():
         (1 << 20, 128, 1 << 13),
         (1 << 20, 128, -(1 << 13)),
     ):
-        wide = head_calls.spelled(rows(tokens, source), rows(tokens, target), None)
-        assert wide.counted is head_calls.MANY
-        assert "Moved<unsigned long long, " in wide.arguments.cpp
+        wide = heads.move_spec(rows(tokens, source), rows(tokens, target), None)
+        assert "Moved<unsigned long long, " in wide.params.cpp
 
-    fits = head_calls.spelled(rows(1 << 20, 1 << 11), rows(1 << 20, 1 << 11), None)
-    assert fits.counted is head_calls.FEW
-    assert fits.expression(1).count("unsigned, ") == 1
+    fits = heads.move_spec(rows(1 << 20, 1 << 11), rows(1 << 20, 1 << 11), None)
+    assert fits.expression(fits.problem.with_tokens(1)).count("unsigned, ") == 1
 
 
 def test_a_thread_takes_two_tokens_where_that_leaves_half_of_what_a_device_holds():
     h200 = 132 * 2048
-    real = move("float16", "float16", None)._replace(threads=4096 * 96, tokens=4096)
+    real = move("float16", "float16", None).problem._replace(threads=4096 * 96, tokens=4096)
 
-    assert head_calls.tokens_of_a_thread(real, h200) == 2
-    assert head_calls.tokens_of_a_thread(real._replace(threads=32 * 96), h200) == 1
-    assert real.grid(2) * head_calls.BLOCK == 2048 * 96
+    assert heads.tokens_of_a_thread(real.threads, h200) == 2
+    assert heads.tokens_of_a_thread(32 * 96, h200) == 1
+    assert real.with_tokens(2).grid[0] * heads.BLOCK == 2048 * 96
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ def test_the_plan_is_that_of_a_call(what: Form, simulated: Any, monkeypatch: pyt
 
 def test_nothing_is_asked_of_a_call_that_launches_nothing() -> None:
     with pytest.raises(RuntimeError, match="the call launches nothing"):
-        asking.spelled_by(lambda: None)
+        asking.spec_of(lambda: None)
     assert cupynorm.softmax(np.zeros((1, 2))).tolist() == [[0.5, 0.5]]
 
 

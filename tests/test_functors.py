@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cupynorm.call.arguments import view
+from cupynorm.call.view import View
 from cupynorm.lower import mirrors
-from cupynorm.lower.mirrors import View
 from tests import structs
 from tests.simulator import build
 

@@ -17,7 +17,7 @@ from cupynorm._dtypes import DTYPES, dtype_of
 from cupynorm.catalog import op_table
 from cupynorm.catalog.op_table import Op
 from cupynorm.host import reference
-from cupynorm.invoke import fused_calls, fusion_calls
+from cupynorm.invoke import bound_calls, fusion_calls
 from cupynorm.lower.tracing import DeviceFunction, TraceError
 from cupynorm.tools.testing import assert_close
 from tests.simulator import simulated
@@ -497,8 +497,8 @@ def test_a_device_functions_twin_runs_on_the_host() -> None:
 
 def test_device_arrays_reach_the_seam_checked(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[fusion_calls.FusedCall] = []
-    monkeypatch.setattr(fusion_calls, "run", calls.append)
-    monkeypatch.setattr(fused_calls, "remember", lambda *_: None)
+    monkeypatch.setattr(fusion_calls, "run", lambda call, _: calls.append(call))
+    monkeypatch.setattr(bound_calls.Calls, "add", lambda *_: None)
     x, r, b, g = (simulated.cupy.asarray(each) for each in (X, R, B, G))
     fusion = fuse(
         layer_norm, load=lambda x, r, b, s: x + r * s + b, store=lambda y, g: (y, y * g), keep_loaded=True
@@ -513,10 +513,12 @@ def test_device_arrays_reach_the_seam_checked(simulated: Any, monkeypatch: pytes
         ("r", "full", 0), ("b", "column", 0), ("s", "value", 0.5)
     ]  # fmt: skip
     assert [(each.name, each.kind) for each in call.store_operands] == [("g", "row")]
-    assert call.store_operands[0].stretched(x.shape).strides == (4, 0)
+    assert call.store_operands[0].stretched(x.shape, "store's").strides == (4, 0)
     assert call.load_operands[0].array is r
     assert call.columns == {"gamma": b}
-    assert [id(each) for each in results] == [id(each) for each in (*call.outs, call.loaded, *call.stats)]
+    assert [id(each) for each in results] == [
+        id(each) for each in (*call.outs, call.loaded, *call.stats.values())
+    ]
     assert [each.dtype for each in results] == ["float16", "float16", "float32", "float32", "float32"]
     assert all(type(each) is simulated.cupy.ndarray for each in results)
     assert call.compute == np.float32

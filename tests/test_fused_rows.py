@@ -13,7 +13,7 @@ import cupynorm
 from cupynorm.call import asking
 from cupynorm.catalog import forms
 from cupynorm.catalog.forms import FORMS
-from cupynorm.invoke import fused_calls
+from cupynorm.lower import fused as lower_fused
 from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.planner import FUSED_VARIANTS, PLAIN, DoesNotFitError, Plan, _registers_plan, choose
 from cupynorm.tools import explain
@@ -24,7 +24,7 @@ __all__ = ["simulated"]  # a fixture
 
 
 def planned(name: str, rows: int, cols: int, dtype: str) -> Plan:
-    problem = explain.spelled_form(FORMS[name], rows, cols, dtype).problem
+    problem = explain.form_spec(FORMS[name], rows, cols, dtype).problem
     return choose(problem, RECORDED["h200"], lambda plan: plan.least_blocks)
 
 
@@ -40,7 +40,7 @@ def check(device: Any, name: str, rows: int, cols: int, dtype: str, **options: A
 
 def spread(name: str, rows: int, cols: int, dtype: str, group: int, block: int) -> Plan:
     """Return a plan whose rows lie in `group` threads."""
-    problem = explain.spelled_form(FORMS[name], rows, cols, dtype).problem
+    problem = explain.form_spec(FORMS[name], rows, cols, dtype).problem
     plan = choose(problem, RECORDED["h200"], lambda plan: plan.least_blocks)
     return _registers_plan(
         problem, dataclasses.replace(plan, variant="block", group=group, block=block, least_blocks=1)
@@ -82,7 +82,7 @@ def test_rows_of_which_an_interval_is_kept(
 
 @pytest.mark.parametrize("group", [48, 24, 3])
 def test_threads_that_are_neither_whole_warps_nor_a_power_of_two_are_refused(group: int) -> None:
-    problem = explain.spelled_form(FORMS["add_layer_norm"], 7, 768, "float16").problem
+    problem = explain.form_spec(FORMS["add_layer_norm"], 7, 768, "float16").problem
     plan = spread("add_layer_norm", 7, 768, "float16", 96, 96)
 
     with pytest.raises(DoesNotFitError):
@@ -190,7 +190,7 @@ def test_packs_are_no_wider_than_rows_allow(device: str, variant: str | None, dt
         what = FORMS[name]
         if what.missing:
             continue
-        problem = explain.spelled_form(what, 3, cols, dtype).problem
+        problem = explain.form_spec(what, 3, cols, dtype).problem
         for rows in (1, 3, 100, 131, 1 << 20):
             try:
                 plan = choose(
@@ -216,7 +216,7 @@ def test_packs_are_no_wider_than_rows_allow(device: str, variant: str | None, dt
 def test_a_plan_of_packs_that_rows_do_not_begin_at_is_refused() -> None:
     """Of as many packs a thread: the width alone is what the plan was not made for."""
     aligned, ragged = (
-        explain.spelled_form(FORMS["softmax/where"], 3, cols, "float16").problem for cols in (1000, 1001)
+        explain.form_spec(FORMS["softmax/where"], 3, cols, "float16").problem for cols in (1000, 1001)
     )
     plan = choose(aligned, RECORDED["h200"], lambda plan: plan.least_blocks, "cluster")
     assert (plan.pack, plan.peel, plan.packs) == (8, 0, 1)
@@ -244,13 +244,13 @@ def order_of(shape: tuple[int, ...], function: Any = cupynorm.softmax, **options
     """Return the axes of a call's rows, outermost first, by x's strides."""
     found = {}
 
-    def spy(x: Any, *given: Any, _order: Any = fused_calls._order) -> Any:
+    def spy(x: Any, *given: Any, _order: Any = lower_fused._order) -> Any:
         found["order"] = _order(x, *given)
         return found["order"]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused_calls, "_order", spy)
-        asking.spelled_by(lambda: function(of(*shape), **options))
+        patch.setattr(lower_fused, "_order", spy)
+        asking.spec_of(lambda: function(of(*shape), **options))
     return found["order"]
 
 
@@ -276,7 +276,7 @@ def test_rows_whose_number_counts_keep_their_places() -> None:
 def test_another_order_of_rows_gives_the_same(
     strided: bool, simulated: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused_calls, "FORGOTTEN_BYTES", 0)
+    monkeypatch.setattr(lower_fused, "FORGOTTEN_BYTES", 0)
     xp, random = simulated.cupy, np.random.default_rng(2)
     x = random.standard_normal((3, 2, 5, 64)).astype(np.float32)
     bias = random.standard_normal((2, 5, 64)).astype(np.float32)

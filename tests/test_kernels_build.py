@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from cupynorm._dtypes import DTYPES
-from cupynorm.invoke.row_ops import RowOp
+from cupynorm.lower.row import RowOp
 from cupynorm.ops.softmax import LOG_SOFTMAX
 from cupynorm.plan.planner import FUSED_VARIANTS, HOPPER, LENT, VARIANTS, Plan
 from cupynorm.runtime import nvrtc

@@ -634,7 +634,7 @@ def test_a_keyword_that_does_not_exist_is_named(function: Any) -> None:
 def test_no_keyword_is_the_remembered_road(monkeypatch: pytest.MonkeyPatch) -> None:
     from cupynorm.invoke import fused_calls
 
-    monkeypatch.setattr(fused_calls, "run_fused", lambda *_: pytest.fail("the long road"))
+    monkeypatch.setattr(fused_calls, "run_checked", lambda *_: pytest.fail("the long road"))
 
     assert cupynorm.softmax(X).sum() == pytest.approx(6)
     assert cupynorm.softmax(X, where=None, causal=False, quantize=None).sum() == pytest.approx(6)

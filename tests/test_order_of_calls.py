@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupynorm.call.view import View
 from cupynorm.invoke import row_ops
-from cupynorm.lower.mirrors import View
+from cupynorm.lower.row import row_spec
+from cupynorm.lower.spec import KernelSpec
 from cupynorm.ops.norm import LAYER_NORM
 from cupynorm.runtime import compiler
 from tests.simulator import simulated
@@ -20,12 +22,12 @@ __all__ = ["simulated"]  # a fixture
 NARROW, WIDE = 13501, 15001
 
 
-def spelled(cols: int) -> row_ops.Spelled:
+def spec(cols: int) -> KernelSpec:
     half = np.dtype(np.float16)
     x = View(1 << 20, (8192, cols), (cols * 2, 2), half)
     gamma = View(1 << 30, (cols,), (2,), half)
     columns = {"gamma": gamma, "beta": gamma._replace(pointer=1 << 31)}
-    return row_ops.spelled(LAYER_NORM, x, x._replace(pointer=1 << 40), 1, columns)
+    return row_spec(LAYER_NORM, x, x._replace(pointer=1 << 40), 1, columns)
 
 
 @pytest.mark.parametrize("order", [(NARROW, WIDE), (WIDE, NARROW)], ids=str)
@@ -36,18 +38,18 @@ def test_widths_of_one_kernel_get_their_own_plans_in_any_order(
     for cols in order:
         monkeypatch.setattr(compiler, "_kernels", compiler.Kernels())
         row_ops.forget()
-        found = row_ops.prepared(0, spelled(cols), None)
+        found = row_ops.prepared(0, spec(cols), None)
         alone[cols] = found.plan, funcGetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES, found.kernel.pointer)
-    expressions = {spelled(cols).expression(plan) for cols, (plan, _) in alone.items()}
+    expressions = {spec(cols).expression(plan) for cols, (plan, _) in alone.items()}
     limits = {limit for _, limit in alone.values()}
     assert (len(expressions), len(limits)) == (1, 2)  # or this test says nothing
 
     monkeypatch.setattr(compiler, "_kernels", compiler.Kernels())
     row_ops.forget()
-    found = {cols: row_ops.prepared(0, spelled(cols), None) for cols in order}
+    found = {cols: row_ops.prepared(0, spec(cols), None) for cols in order}
 
     for cols, each in found.items():
         limit = funcGetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES, each.kernel.pointer)
         assert (each.plan, limit) == alone[cols]
         # and a plan may be asked for by name
-        assert row_ops.prepared(0, spelled(cols), each.plan).plan.template == each.plan.template
+        assert row_ops.prepared(0, spec(cols), each.plan).plan.template == each.plan.template

@@ -24,22 +24,23 @@ def host(*shape: int, dtype: Any = np.float32, seed: int = 0) -> Any:
 
 
 class Roads:
-    """Counts how often a call was checked, and how often it was found by its layouts alone."""
+    """Counts how often a call was checked, and how often it was found by its signature, not by a shortcut."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.checked = self.alike = 0
-        check, with_columns = row_ops.check, bound_calls.Remembered.with_columns
+        check, again = row_ops.check, bound_calls.Calls.again
 
         def counted_check(x: Any, **named: Any) -> Any:
             self.checked += isinstance(x, simulator.cupy.ndarray)  # not for the reference
             return check(x, **named)
 
-        def counted_columns(*given: Any) -> Any:
-            self.alike += 1
-            return with_columns(*given)
+        def counted_again(*given: Any) -> Any:
+            signature, made = again(*given)
+            self.alike += made is not None
+            return signature, made
 
         monkeypatch.setattr(row_ops, "check", counted_check)
-        monkeypatch.setattr(bound_calls.Remembered, "with_columns", counted_columns)
+        monkeypatch.setattr(bound_calls.Calls, "again", counted_again)
 
     def taken(self) -> tuple[int, int]:
         """Return both counts since the last time."""
@@ -473,10 +474,10 @@ def test_threads_do_not_share_parameters(roads: Roads) -> None:
 def test_a_bounded_number_of_calls_is_remembered(roads: Roads, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bound_calls, "MOST", 3)
     cupy = simulator.cupy
-    calls = row_ops._thread.calls
+    calls = row_ops.calls_of_thread()
     for rows in range(1, 8):
         cupynorm.softmax(cupy.asarray(host(rows, COLS)))
-        assert max(len(calls.same), len(calls.alike), len(row_ops._launches)) <= 3
+        assert max(len(calls.shortcuts), len(calls.bound), len(row_ops._launches)) <= 3
     roads.taken()
 
     cupynorm.softmax(cupy.asarray(host(7, COLS)))
@@ -506,13 +507,13 @@ def test_forget_forgets_calls_of_every_kind(roads: Roads) -> None:
     ):
         call(x)
 
-    def known() -> list[bool]:
+    def known() -> list[int]:
         calls = row_ops.calls_of_thread()
-        return [bool(each) for each in (calls.same, calls.alike, calls.fused, calls.each, calls.heads)]
+        return [len(each) for each in (calls.shortcuts, calls.bound)]
 
-    assert known() == [True] * 5
+    assert known() == [1, 4]
     row_ops.forget()
-    assert known() == [False] * 5
+    assert known() == [0, 0]
 
 
 def test_a_subclass_is_checked_each_time(roads: Roads) -> None:
@@ -537,7 +538,7 @@ def test_the_launch_of_a_call_gets_the_pointers(roads: Roads) -> None:
     cupy = simulator.cupy
     x = cupy.asarray(host())
     cupynorm.softmax(x)
-    known = row_ops._thread.calls.same
+    known = row_ops.calls_of_thread().shortcuts
     seen: list[tuple[int, int]] = []
     for key, call in known.items():
 

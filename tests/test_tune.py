@@ -150,12 +150,12 @@ def timer(simulated, monkeypatch):
 
 
 def table_plan(point: Point = POINT) -> Plan:
-    what = bench._spelled(point)
+    what = bench._spec(point)
     return tuned_plans.portable(row_ops._prepare(0, what, None, tuned=False).plan)
 
 
 def every_candidate() -> list[Plan]:
-    return tune.candidates(bench._spelled(POINT).problem, devices.present_limits(), tune.MOST_CANDIDATES)
+    return tune.candidates(bench._spec(POINT).problem, devices.present_limits(), tune.MOST_CANDIDATES)
 
 
 def faster_than(before: Plan, seconds: float, variant: str = "block") -> Any:
@@ -219,8 +219,8 @@ def test_what_was_better_once_and_is_no_longer_is_taken_out(timer):
 def test_what_was_found_earlier_is_tried_again(timer):
     before = table_plan()
     odd = dataclasses.replace(before, block=1024, least_blocks=1)
-    what, limits = bench._spelled(POINT), devices.present_limits()
-    key = tuned_plans.key_of(what.kind, what.problem, limits)
+    what, limits = bench._spec(POINT), devices.present_limits()
+    key = tuned_plans.key_of(what.types, what.problem, limits)
     tuned_plans.store(tune.here(), {key: tuned_plans.Entry(odd, 0.5, "2026-01-01")})
     timer.seconds = lambda plan: FASTER if plan == odd else BEFORE
 

@@ -17,6 +17,7 @@ import pytest
 
 import cupynorm
 from cupynorm.invoke import row_ops
+from cupynorm.lower.spec import KernelSpec
 from cupynorm.ops.norm import LAYER_NORM
 from cupynorm.ops.softmax import SOFTMAX
 from cupynorm.plan.limits import RECORDED
@@ -331,11 +332,11 @@ def test_fields_of_a_launch_are_fields_of_a_plan():
 # ---- the dispatcher
 
 
-def what_of(simulated: Any, rows: int, cols: int) -> tuple[row_ops.Spelled, Any]:
+def what_of(simulated: Any, rows: int, cols: int) -> tuple[KernelSpec, Any]:
     from cupynorm.tools import bench
     from cupynorm.tools.results import Point
 
-    return bench._spelled(Point("softmax", "float32", rows, cols)), devices.present_limits()
+    return bench._spec(Point("softmax", "float32", rows, cols)), devices.present_limits()
 
 
 def tuned_for(simulated: Any, rows: int, cols: int, variant: str) -> Plan:
@@ -343,7 +344,7 @@ def tuned_for(simulated: Any, rows: int, cols: int, variant: str) -> Plan:
     what, limits = what_of(simulated, rows, cols)
     plan = choose(what.problem, limits, lambda plan: 1, variant)
     place = tuned_plans.place(limits, devices.driver_version())
-    tuned_plans.store(place, {tuned_plans.key_of(what.kind, what.problem, limits): entry(plan)})
+    tuned_plans.store(place, {tuned_plans.key_of(what.types, what.problem, limits): entry(plan)})
     return plan
 
 
@@ -395,7 +396,7 @@ def test_a_plan_that_does_not_fit_is_a_warning_and_the_call_runs(simulated, chan
     what, limits = what_of(simulated, 6, 40)
     plan = dataclasses.replace(choose(what.problem, limits, lambda plan: 1, "block"), **change)
     place = tuned_plans.place(limits, devices.driver_version())
-    tuned_plans.store(place, {tuned_plans.key_of(what.kind, what.problem, limits): entry(plan)})
+    tuned_plans.store(place, {tuned_plans.key_of(what.types, what.problem, limits): entry(plan)})
     x = simulated.cupy.asarray(np.ones((6, 40), np.float32))
 
     with pytest.warns(UserWarning, match="a tuned plan is not used") as told:

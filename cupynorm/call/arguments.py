@@ -13,12 +13,12 @@ from cupynorm._options import plainly, shown
 from cupynorm._values import NamedTuple
 from cupynorm.call import uploads
 from cupynorm.call.subclasses import check_subclass
-from cupynorm.lower.mirrors import View
+from cupynorm.call.view import Argument, View
 from cupynorm.plan.planner import check_plan
 from cupynorm.runtime import devices
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 
 class Call(NamedTuple):
@@ -42,7 +42,7 @@ class Call(NamedTuple):
 
     def empty(self, shape: tuple[int, ...], dtype: Dtype) -> Any:
         """Allocate an array where x is."""
-        return _allocate(self.on_device, self.device, shape, dtype)
+        return allocate(self.on_device, self.device, shape, dtype)
 
 
 def check(
@@ -63,7 +63,7 @@ def check(
     """
     others = others or {}
     columns = {name: array for name, array in (columns or {}).items() if array is not None}
-    on_device = _check_kinds(x, {"out": out, **columns, **others}, columns)
+    on_device = check_kinds(x, {"out": out, **columns, **others}, columns)
     check_plan(plan)
     if plan is not None and not on_device:
         raise ValueError(f"plan={plan!r} chooses a kernel: x is a NumPy array, computed on the CPU")
@@ -76,12 +76,12 @@ def check(
     asked = _result_dtype(dtype, quantized)
     if on_device and asked is not None and quantized is not None:
         asked = device_dtype(asked)
-    device = _check_places(x, {"out": out, **columns, **others}) if on_device else -1
+    device = check_places(x, {"out": out, **columns, **others}) if on_device else -1
     columns = _with_arrays(columns, x, shape, out.dtype if out is not None else asked, device)
     if on_device and x.size and not view(x).split(axes)[1].is_contiguous():
         raise ValueError(_not_contiguous("x", x, axes))
     if out is None:
-        out = _allocate(on_device, device, x.shape, asked or x.dtype)
+        out = allocate(on_device, device, x.shape, asked or x.dtype)
     else:
         read = {"x": x, **columns, **others}
         _check_out(out, x.shape, axes, asked, read, on_device, quantized=quantized is not None)
@@ -103,7 +103,7 @@ def check_each(
     and `out` shares no memory with x.
     """
     columns = {name: array for name, array in (columns or {}).items() if array is not None}
-    on_device = _check_kinds(x, {"out": out, **columns}, columns)
+    on_device = check_kinds(x, {"out": out, **columns}, columns)
     check_dtype("x", x)
     if x.ndim < least_axes:
         raise ValueError("x has 0 axes: give one of at least 1")
@@ -114,13 +114,13 @@ def check_each(
         shape = (*shape[:-1], shape[-1] // 2)
     columns = _check_columns(columns, x.shape[-1:], "the last axis of x has")
     asked = _result_dtype(dtype, None)
-    device = _check_places(x, {"out": out, **columns}) if on_device else -1
+    device = check_places(x, {"out": out, **columns}) if on_device else -1
     columns = _with_arrays(columns, x, x.shape[-1:], out.dtype if out is not None else asked, device)
     axes = min(1, x.ndim)
     if on_device and x.size and not view(x).split(axes)[1].is_contiguous():
         raise ValueError(_not_contiguous("x", x, axes))
     if out is None:
-        out = _allocate(on_device, device, shape, asked or x.dtype)
+        out = allocate(on_device, device, shape, asked or x.dtype)
     else:
         _check_out(out, shape, axes, asked, {"x": x, **columns}, on_device)
     return Call(on_device, device, x, out, axes, columns)
@@ -133,19 +133,29 @@ def is_number(given: object) -> bool:
     return isinstance(given, numbers.Real) and not isinstance(given, bool)
 
 
-def _check_kinds(x: Any, arrays: Mapping[str, Any], may_be_numbers: Mapping[str, Any]) -> bool:
+ADVICE = "move one with cupy.asarray or cupy.asnumpy, "
+
+
+def check_kinds(
+    x: Any,
+    arrays: Mapping[str, Any],
+    may_be_numbers: Collection[str] = (),
+    *,
+    name_of_x: str = "x",
+    advice: str = ADVICE,
+) -> bool:
     """Return whether x and all of the arrays are on a device; TypeError if some are and some are not.
 
     may_be_numbers: those that need not be arrays.
     """
-    on_device = check_kind("x", x)
+    on_device = check_kind(name_of_x, x)
     for name, array in arrays.items():
         if array is None or (name in may_be_numbers and is_number(array)):
             continue
         if check_kind(name, array) is not on_device:
             raise TypeError(
-                f"x is {_place(on_device)} and {name} is {_place(not on_device)}: "
-                "move one with cupy.asarray or cupy.asnumpy, nothing is copied behind your back"
+                f"{name_of_x} is {_place(on_device)} and {name} is {_place(not on_device)}: "
+                f"{advice}nothing is copied behind your back"
             )
     return on_device
 
@@ -213,7 +223,7 @@ def _with_arrays(
     return found
 
 
-def _check_places(x: Any, arrays: Mapping[str, Any], name_of_x: str = "x") -> int:
+def check_places(x: Any, arrays: Mapping[str, Any], name_of_x: str = "x") -> int:
     """Return x's device; ValueError if another array is on another one, or elements lie where no kernel can read them."""
     device = int(x.device.id)
     for name, array in arrays.items():
@@ -247,9 +257,11 @@ def _result_dtype(dtype: Any, quantized: Dtype | None) -> Dtype | None:
     return dtype_of(dtype)
 
 
-def view(array: Any) -> View:
-    """Describe a device or host array."""
+def view(array: Any, argument: str = "") -> View:
+    """Describe a device or host array. argument: what it is in the call."""
     pointer = array.data.ptr if devices.is_device_array(array) else array.__array_interface__["data"][0]
+    if argument:
+        pointer = Argument(pointer, argument)
     return View(pointer, array.shape, array.strides, array.dtype)
 
 
@@ -327,7 +339,8 @@ def _not_contiguous(name: str, array: Any, axes: int) -> str:
     )
 
 
-def _allocate(on_device: bool, device: int, shape: tuple[int, ...], dtype: Dtype) -> Any:  # noqa: FBT001
+def allocate(on_device: bool, device: int, shape: tuple[int, ...], dtype: Dtype) -> Any:  # noqa: FBT001
+    """Allocate an array on a device, or on the host."""
     if not on_device:
         return np.empty(shape, dtype)
     with devices.cupy().cuda.Device(device):
@@ -347,16 +360,8 @@ def _check_out(
     """Check an `out` against the result's shape and dtype, and against the arrays that are read, x the first of them."""
     if not quantized:
         check_dtype("out", out)
-    if out.shape != shape:
-        raise ValueError(
-            f"out has shape {out.shape}, {'x' if read['x'].shape == shape else 'the result'} has {shape}"
-        )
-    if asked is not None and out.dtype != asked:
-        raise ValueError(
-            f"out has dtype {out.dtype}, {'quantize' if quantized else 'dtype'} asks for {asked}"
-        )
-    if not on_device and not out.flags.writeable:
-        raise ValueError("out is read-only")
+    whose = "x" if read["x"].shape == shape else "the result"
+    check_result(out, shape, asked, on_device, whose=whose, asks="quantize" if quantized else "dtype")
     if out.size == 0:
         return
     here = view(out)
@@ -369,17 +374,41 @@ def _check_out(
                 f"out has shape {out.shape} and strides {out.strides}: its elements overlap one another"
             )
         reach = stride * (extent - 1) + reach
-    for name, array in read.items():
-        itself = (
-            name in {"x", "residual"} and array.shape == shape
-        )  # of which an element is read just before its result is written
-        there = view(array)
-        if itself and here == there:
-            continue
-        if _overlap(here, there):
-            raise ValueError(
-                f"out and {name} share memory" + (f" in part: give {name} itself, or other memory" * itself)
-            )
+    # elements of these are read just before their results are written
+    itself = {name for name in ("x", "residual") if name in read and read[name].shape == shape}
+    shared = sharing(here, {name: view(array) for name, array in read.items()}, itself)
+    if shared is not None:
+        advice = f" in part: give {shared} itself, or other memory" if shared in itself else ""
+        raise ValueError(f"out and {shared} share memory{advice}")
+
+
+def check_result(
+    out: Any,
+    shape: tuple[int, ...],
+    asked: Dtype | None,
+    on_device: bool,  # noqa: FBT001
+    *,
+    whose: str = "the result",
+    asks: str = "dtype",
+) -> None:
+    """ValueError for an `out` of another shape or dtype, or a read-only one. whose: names the array of that shape."""
+    if out.shape != shape:
+        raise ValueError(f"out has shape {out.shape}, {whose} has {shape}")
+    if asked is not None and out.dtype != asked:
+        raise ValueError(f"out has dtype {out.dtype}, {asks} asks for {asked}")
+    if not on_device and not out.flags.writeable:
+        raise ValueError("out is read-only")
+
+
+def sharing(written: View, others: Mapping[str, View], itself: Collection[str] = ()) -> str | None:
+    """Return the first of the others that shares memory with what is written; None if none does.
+
+    itself: those that may be the very same view.
+    """
+    for name, other in others.items():
+        if not (name in itself and written == other) and _overlap(written, other):
+            return name
+    return None
 
 
 def _overlap(a: View, b: View) -> bool:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class _Answer(Exception):  # noqa: N818  no error
-    """Carries what was spelled out of the call."""
+    """Carries the KernelSpec of the call."""
 
 
 class _Thread(threading.local):
@@ -20,8 +20,8 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def spelled_by(call: Callable[[], Any]) -> Any:
-    """Return what answer() is given by a call of a public function on NumPy arrays. It has elements, and nothing is written."""
+def spec_of(call: Callable[[], Any]) -> Any:
+    """Return the KernelSpec of a call of a public function on NumPy arrays that have elements; nothing is written."""
     _thread.asks = True
     try:
         call()
@@ -32,7 +32,7 @@ def spelled_by(call: Callable[[], Any]) -> Any:
     raise RuntimeError("the call launches nothing")
 
 
-def answer(spell: Callable[[], Any]) -> None:
-    """Answer with what `spell` returns if somebody asks; else go on. To be called before anything is computed on the host."""
+def answer(lower: Callable[[], Any]) -> None:
+    """Answer with what `lower` returns if somebody asks; else go on. Called before anything is computed on the host."""
     if _thread.asks:
-        raise _Answer(spell())
+        raise _Answer(lower())

@@ -22,13 +22,6 @@ def quantize_of(given: Any) -> Quantize | None:
     return Quantize(quantized_dtype(given, "quantize"))
 
 
-def _is_number(scale: Any) -> bool:
-    """Say whether a scale is given as a number, not as an array or not at all."""
-    if type(scale) is float or scale is None:
-        return scale is not None
-    return not isinstance(scale, np.ndarray) and not devices.is_device_array(scale)
-
-
 class Add(NamedTuple):
     """What a norm is taken of: dropout(x + bias) + alpha * residual.
 
@@ -53,27 +46,6 @@ class Extras(NamedTuple):
     def dtype(self) -> Dtype | None:
         """The result's dtype, where this says it."""
         return None if self.quantize is None else self.quantize.dtype
-
-    def given(self) -> tuple[Any, ...]:
-        """Return everything that may be an array, in a fixed order; None where there is none."""
-        masked, adds = self.masked or Asked(), self.add
-        scale = None if self.quantize is None or _is_number(self.quantize.scale) else self.quantize.scale
-        added = (None, None) if adds is None else (adds.residual, adds.bias)
-        return (masked.where, masked.bias, masked.lengths, *added, scale)
-
-    def options(self) -> tuple[Any, ...]:
-        """Return what else it says, but for the seed and the offset of a dropout: calls alike in it run alike."""
-        masked, adds, quantize = self.masked or Asked(), self.add, self.quantize
-        given = (masked.causal, masked.causal_offset, masked.window)
-        band = (*given, *map(type, given))
-        if isinstance(masked.window, tuple):
-            band = (*band, *map(type, masked.window))
-        # types, because 1 and 1.0 equal True and hash alike, but are not all allowed
-        padded = (masked.left_padded, type(masked.left_padded))
-        mask = (masked.scale, type(masked.scale), *padded, *band)
-        add = None if adds is None else (adds.alpha, adds.dropout and adds.dropout.p, adds.wants_sum)
-        scale = None if quantize is None or not _is_number(quantize.scale) else quantize.scale
-        return (mask, add, None if quantize is None else (quantize.dtype, quantize.scale is None, scale))
 
     def arrays(self) -> dict[str, Any]:
         """Return the arrays by name that are no columns."""
@@ -115,9 +87,10 @@ class CheckedExtras(NamedTuple):
     total: Any
 
     @property
-    def results(self) -> tuple[Any, ...]:
-        """The results that it adds: scales, then the sum."""
-        return tuple(each for each in (self.scales, self.total) if each is not None)
+    def results(self) -> dict[str, Any]:
+        """The results that it adds, by name: scales, then the sum."""
+        named = {"scales": self.scales, "sum": self.total}
+        return {name: each for name, each in named.items() if each is not None}
 
     def on_host(self) -> reference.Extras:
         """Return it for NumPy arrays."""

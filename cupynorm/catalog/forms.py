@@ -24,7 +24,7 @@ from cupynorm.ops.softmax import log_softmax, softmax
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cupynorm.invoke.row_ops import RowOp
+    from cupynorm.lower.row import RowOp
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]

@@ -1,11 +1,9 @@
-"""Calls that a thread has made before: what launching one again takes, and what makes it the same call."""
+"""Bound calls: calls that a thread has made before, launched again with other addresses and without checks."""
 
 from __future__ import annotations
 
 import array
-import dataclasses
 import threading
-import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -13,186 +11,163 @@ import numpy as np
 
 from cupynorm._dtypes import Dtype
 from cupynorm._values import NamedTuple, dataclass
+from cupynorm.call.arguments import view
 from cupynorm.runtime import devices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from cupynorm.lower.mirrors import Struct, View
+    from cupynorm.call.view import View
+    from cupynorm.lower.mirrors import Struct
     from cupynorm.plan.planner import Plan
+    from cupynorm.runtime.compiler import Kernel
     from cupynorm.runtime.devices import Binding
 
-MOST = 1024  # that a thread remembers, about 4 KB each; the oldest is dropped
-ALIGNMENT = 15  # the bits of a pointer that checks and pack widths look at: no access is wider than 16 bytes
+    Signature = tuple[Any, ...]
+
+ANYWHERE = 1 << 64  # beyond every distance between two addresses
+NO_ARRAY = (None,)
+MOST = 1024  # bound calls that a thread keeps, about 4 KB each; the oldest is dropped
+ALIGNMENT = (
+    15  # the bits of an address that checks and vector widths look at: no access is wider than 16 bytes
+)
 
 
-def launcher(function: int, plan: Plan) -> Binding:
-    """Return a kernel's binding, as devices.launch_of does."""
-    split = plan.variant == "split"
-    grid = (plan.grid // plan.parts, plan.parts, 1) if split else (plan.grid, 1, 1)
-    return devices.launch_of(
-        function, grid, (plan.block, 1, 1), plan.shared_bytes, cooperative=plan.cooperative
-    )
+class Arrays(NamedTuple):
+    """The arrays of one call, each under the name of its argument (see Argument).
 
-
-class Given(NamedTuple):
-    """The arguments of one call, as the caller gave them."""
-
-    x: Any
-    gamma: Any
-    beta: Any
-    axis: int | tuple[int, ...]
-    eps: float
-    out: Any
-    dtype: Any
-    return_stats: bool
-    plan: str | Plan | None
-
-    def arrays(self) -> list[Any]:
-        """Return the arrays among them."""
-        return [each for each in (self.x, self.gamma, self.beta, self.out) if each is not None]
-
-    def alike(self, op: str) -> tuple[Any, ...]:
-        """Return what calls have in common whose checks come out the same and that run the same kernel.
-
-        Types are in it because -1.0 and (-1.0,) name no axis, although they equal -1 and (-1,).
-        """
-        types = map(type, self.axis if isinstance(self.axis, tuple) else (self.axis,))
-        switch = (self.return_stats, type(self.return_stats))
-        options = (self.axis, *types, self.eps, type(self.eps), self.dtype, *switch, self.plan)
-        return (
-            op,
-            self.x.data.device_id,
-            options,
-            self.gamma is None,
-            self.beta is None,
-            *((each.shape, each.strides, each.dtype, each.data.ptr & ALIGNMENT) for each in self.arrays()),
-        )
-
-
-def layout(given: Any) -> tuple[int, ...] | bool:
-    """Return an array's strides, or True where they follow from its shape."""
-    return given._c_contiguous or given.strides  # type: ignore[no-any-return]  # noqa: SLF001
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Remembered:
-    """A call that was checked and planned: it may be launched again with another x, and another `out` of y's layout.
-
-    `words` are the kernel's one parameter, `parameters` the list with its address, which `launches` are bound to; how
-    words are written and launched is said at devices.launch_of. *_at: which word a pointer is, -1 for none; first and
-    last are those of the op's one or two statistics. columns_near: addresses strictly between which an `out` may
-    share memory with gamma or beta.
+    given: the arrays that the caller passed, in the order of the signature; None where one was not passed.
+    written: which of these are outputs.
+    made: the results that the call allocates and returns, in this order.
+    workspace: what the call allocates for its own kernels and does not return.
+    scalars: names of the numbers that differ from call to call.
+    holds: an object that must stay alive because the signature names it by its id.
     """
 
-    axis: int | tuple[int, ...]
-    eps: float
-    dtype: Any
-    return_stats: bool
-    plan: str | Plan | None
+    given: Mapping[str, Any]
+    written: tuple[str, ...] = ()
+    made: Mapping[str, Any] = {}
+    workspace: Mapping[str, Any] = {}
+    scalars: Sequence[str] = ()
+    holds: Any = None
+
+
+class KernelLaunch(NamedTuple):
+    """One launch of a bound call.
+
+    words: the kernel's one parameter, as 8-byte words. parameters: the list with its address, which the driver reads.
+    bind, launches: bind the kernel to a stream and to `parameters`; devices.launch_of says how words may be written.
+    slots: pairs of a word (or a slice of words) and the source that goes there.
+    kernel: is held so that it stays loaded.
+    """
+
+    kernel: Kernel
     bind: Binding
     words: array.array[int]
     parameters: array.array[int]
     launches: devices.Launches
-    x_at: int
-    y_at: int
-    gamma_at: int
-    beta_at: int
-    first_at: int
-    last_at: int
-    gamma: Callable[[], Any]
-    gamma_ndim: int  # 1 or, for several axes, -1
-    gamma_shape: tuple[int, ...]
-    beta: Callable[[], Any]
-    beta_ndim: int
-    beta_shape: tuple[int, ...]
-    columns_near: tuple[tuple[int, int], ...]
-    y: View  # its pointer is that of the first call
-    y_dtype: Dtype
-    y_strides: tuple[int, ...] | bool  # True: contiguous
-    y_bits: int  # of its pointer
-    y_code: Any  # its dtype
-    stats_shape: tuple[int, ...]
-    stats_code: Any
-    near: tuple[int, int]  # strictly between these distances from x, an `out` may share memory with it ...
-    distance: int  # ... and here it was found that it may: it is x, or lies between x's rows
-
-    def with_columns(self, given: Given) -> Remembered:
-        """Return the call for another gamma and beta, and options that are equal."""
-        words = self.words[:]
-        if given.gamma is not None:
-            words[self.gamma_at] = given.gamma.data.ptr
-        if given.beta is not None:
-            words[self.beta_at] = given.beta.data.ptr
-        return dataclasses.replace(
-            self,
-            **parameters_of(words, self.bind),
-            **_columns(given, self.y),
-            axis=given.axis,
-            eps=given.eps,
-            dtype=given.dtype,
-            return_stats=given.return_stats,
-            plan=given.plan,
-        )
+    slots: tuple[tuple[Any, int], ...]
 
 
-def remembered(
-    given: Given,
-    bind: Binding,
-    arguments: Struct,
-    x: View,
-    y: View,
-    y_strides: tuple[int, ...] | bool,  # noqa: FBT001
-    stats: Sequence[str],
-    stats_shape: tuple[int, ...],
-    stats_dtype: Dtype,
-) -> Remembered:
-    """Return a checked and planned call. stats: names of the statistics that are written."""
-    struct = arguments.dtype
-    to = ("to",) if word_of(struct, "store", "to") >= 0 else ()
-    return Remembered(
-        axis=given.axis,
-        eps=given.eps,
-        dtype=given.dtype,
-        return_stats=given.return_stats,
-        plan=given.plan,
-        bind=bind,
-        **parameters_of(array.array("Q", np.array([arguments.values], dtype=struct).tobytes()), bind),
-        x_at=word_of(struct, "load", "pointer"),
-        y_at=word_of(struct, "store", *to, "pointer"),
-        gamma_at=word_of(struct, "store", "affine", "gamma", "pointer"),
-        beta_at=word_of(struct, "store", "affine", "beta", "pointer"),
-        first_at=word_of(struct, "op", stats[0]) if stats else -1,
-        last_at=word_of(struct, "op", stats[-1]) if stats else -1,
-        **_columns(given, y),
-        y=y,
-        y_dtype=y.dtype,
-        y_strides=y_strides,
-        y_bits=y.pointer & ALIGNMENT,
-        y_code=code_of(y.dtype),
-        stats_shape=stats_shape,
-        stats_code=code_of(stats_dtype),
-        near=near_of(y, x.shape, x.strides, x.dtype),
-        distance=y.pointer - x.pointer,
-    )
+def kernel_launch(
+    kernel: Kernel, bind: Binding, params: Struct, sources: Sequence[str | None]
+) -> KernelLaunch:
+    """Return a launch whose words are those of `params`. sources: the names of what may be put there."""
+    words = array.array("Q", np.array([params.values], dtype=params.dtype).tobytes())
+    slots = tuple((at, sources.index(name)) for at, name in _arguments_of(params.dtype, params.values))
+    return KernelLaunch(kernel, bind, *launches_of(words, bind), slots)
 
 
-def parameters_of(words: array.array[int], bind: Binding) -> dict[str, Any]:
+def launches_of(
+    words: array.array[int], bind: Binding
+) -> tuple[array.array[int], array.array[int], devices.Launches]:
     """Return the words of a kernel's one parameter, the list with their address, and the launches that read both."""
     parameters = array.array("Q", [words.buffer_info()[0]])
-    launches = devices.Launches(bind, parameters.buffer_info()[0])
-    return {"words": words, "parameters": parameters, "launches": launches}
+    return words, parameters, devices.Launches(bind, parameters.buffer_info()[0])
 
 
-def word_of(dtype: Dtype, *path: str) -> int:
-    """Return which 8-byte word of a struct a member is; -1 where the struct has none of that name."""
-    offset = 0
-    for name in path:
-        if dtype.fields is None or name not in dtype.fields:
-            return -1
-        dtype, at = dtype.fields[name][:2]
-        offset += at
-    return offset // 8
+def _arguments_of(dtype: Dtype, values: Any, base: int = 0) -> Iterator[tuple[Any, str]]:
+    """Yield the word, or the slice of words, and the name of each argument among the values of a struct."""
+    name = getattr(values, "argument", None)
+    if name is not None:
+        at = base // 8
+        yield at if dtype.itemsize <= 8 else slice(at, at + dtype.itemsize // 8), name  # noqa: PLR2004  bytes of a word
+    elif dtype.fields is not None:
+        for each, value in zip(dtype.names or (), values, strict=True):
+            of, offset = dtype.fields[each][:2]
+            yield from _arguments_of(of, value, base + offset)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class BoundCall:
+    """A call that was checked, lowered, planned and compiled. It can be launched again for arrays that lie alike.
+
+    What a launch writes into words comes from a list of sources: the addresses of the given arrays (a small number in
+    place of one that is not there), of the results that the call makes, and of its workspace, then its scalars.
+
+    windows: (written, other, low, high, apart) for each output that was given and each other given array, both as
+    indices of sources. If the output's distance from the other array is strictly between low and high, they may share
+    memory, and the call must be checked; except at the distance `apart`, which was checked. Where the two overlap or
+    interleave at that distance, low and high admit no other one.
+    """
+
+    kernels: tuple[KernelLaunch, ...]
+    launches: tuple[
+        tuple[array.array[int], devices.Launches, tuple[tuple[Any, int], ...]], ...
+    ]  # of the kernels
+    device: int
+    allocated: tuple[
+        tuple[tuple[int, ...], Any], ...
+    ]  # shapes and dtypes of what it makes, then of its workspace
+    workspaces: int  # how many of them are
+    windows: tuple[tuple[int, int, int, int, int], ...]
+    holds: Any
+
+    def once(self) -> None:
+        """Launch what it was bound to, before anything else is. Raises the driver's error."""
+        for each in self.kernels:
+            each.launches.once()
+
+    def fits(self, sources: Sequence[int]) -> bool:
+        """Say whether arrays at these addresses share no memory but where the bound ones do."""
+        return not any(
+            low < sources[written] - sources[other] < high and sources[written] - sources[other] != apart
+            for written, other, low, high, apart in self.windows
+        )
+
+    def word_of(self, source: int) -> int:
+        """Return which word of its first kernel a source goes to; -1 for none."""
+        return next((at for at, index in self.kernels[0].slots if index == source), -1)
+
+
+def bound_call(device: int, arrays: Arrays, launches: Sequence[tuple[Kernel, Binding, Struct]]) -> BoundCall:
+    """Bind a checked call to kernels and their parameters."""
+    given = (None if each is None else name for name, each in arrays.given.items())
+    sources = [*given, *arrays.made, *arrays.workspace, *arrays.scalars]
+    views = [None if each is None else view(each) for each in arrays.given.values()]
+    windows = []
+    for at, name in enumerate(arrays.given):
+        y = views[at]
+        if y is None or name not in arrays.written:
+            continue
+        for other, x in enumerate(views):
+            if x is not None and other != at:
+                low, high = alias_window(y, x)
+                apart = y.pointer - x.pointer
+                if low < apart < high:
+                    low, high = -ANYWHERE, ANYWHERE
+                windows.append((at, other, low, high, apart))
+    kernels = tuple(kernel_launch(*each, sources) for each in launches)
+    allocated = (*arrays.made.values(), *arrays.workspace.values())
+    return BoundCall(
+        kernels=kernels,
+        launches=tuple((each.words, each.launches, each.slots) for each in kernels),
+        device=device,
+        allocated=tuple((each.shape, code_of(each.dtype)) for each in allocated),
+        workspaces=len(arrays.workspace),
+        windows=tuple(windows),
+        holds=arrays.holds,
+    )
 
 
 def code_of(dtype: Dtype) -> Any:
@@ -200,131 +175,52 @@ def code_of(dtype: Dtype) -> Any:
     return dtype.char if dtype.isbuiltin == 1 else dtype
 
 
-def _columns(given: Given, y: View) -> dict[str, Any]:
-    """Return what is to be known of gamma and beta. Weak references: no array is kept alive, nor taken for a later one."""
-    known: dict[str, Any] = {"columns_near": ()}
-    for name, each in (("gamma", given.gamma), ("beta", given.beta)):
-        known |= {name: _nothing, f"{name}_ndim": -1, f"{name}_shape": ()}
-        if each is not None:
-            low, high = near_of(y, each.shape, each.strides, each.dtype)
-            ndim = 1 if each.ndim == 1 else -1
-            known |= {name: weakref.ref(each), f"{name}_ndim": ndim, f"{name}_shape": each.shape}
-            known["columns_near"] += ((each.data.ptr + low, each.data.ptr + high),)
-    return known
-
-
-def _nothing() -> None:
-    """Stand for a reference to no array."""
-
-
-def near_of(y: View, shape: Sequence[int], strides: Sequence[int], dtype: Dtype) -> tuple[int, int]:
-    """Return two distances in bytes: y shares no memory with such an array if it is not strictly between them from there."""
-    low, high = _extent(shape, strides, dtype)
-    y_low, y_high = _extent(y.shape, y.strides, y.dtype)
+def alias_window(y: View, x: View) -> tuple[int, int]:
+    """Return two distances in bytes: y shares no memory with x if it does not lie strictly between them from there."""
+    low, high = _extent(x)
+    y_low, y_high = _extent(y)
     return low - y_high, high - y_low
 
 
-def _extent(shape: Sequence[int], strides: Sequence[int], dtype: Dtype) -> tuple[int, int]:
+def _extent(each: View) -> tuple[int, int]:
     """Return the lowest byte of an array and the one behind its highest, counted from its pointer."""
-    steps = [stride * (extent - 1) for extent, stride in zip(shape, strides, strict=True)]
-    return sum(step for step in steps if step < 0), sum(step for step in steps if step > 0) + dtype.itemsize
+    steps = [stride * (extent - 1) for extent, stride in zip(each.shape, each.strides, strict=True)]
+    return sum(step for step in steps if step < 0), sum(
+        step for step in steps if step > 0
+    ) + each.dtype.itemsize
 
 
-class Again(NamedTuple):
-    """A call with something fused that was launched: another of the same key differs in pointers and in a dropout's place only.
-
-    made: shapes and dtypes of what the call allocates. slots: words of the kernel's parameter, and the number among the pointers
-    of what goes there: those of the arrays that were given, of those that are made, then seed and offset.
-    """
-
-    words: array.array[int]
-    parameters: array.array[int]
-    launches: devices.Launches
-    made: tuple[tuple[tuple[int, ...], Any], ...]
-    slots: tuple[tuple[int, int], ...]
-    holds: Any  # what the key names by its id
-
-    def run(self, kind: Any, stream: int, pointers: list[int], place: tuple[int, int]) -> list[Any] | None:
-        """Launch it with other pointers; return what was made.
-
-        None if that lies otherwise than the first call's, or this share of the device refuses the call's plan.
-        """
-        made = [kind(shape, code) for shape, code in self.made]
-        pointers += [each.data.ptr for each in made]
-        if any(each & ALIGNMENT for each in pointers[len(pointers) - len(made) :]):
-            return None
-        pointers += place
-        words, launch = self.words, self.launches[stream]
-        filled = words[:]
-        for at, source in self.slots:
-            filled[at] = pointers[source]
-        # from here to the launch: no call, loop or branch (devices.launch_of)
-        words[:] = filled
-        status = launch()
-        if status:
-            error = devices.launch_error(status)
-            if devices.refuses_plan(error):
-                return None
-            raise error
-        return made
+def layout(given: Any) -> tuple[int, ...] | bool:
+    """Return an array's strides, or True where they follow from its shape."""
+    return given._c_contiguous or given.strides  # type: ignore[no-any-return]  # noqa: SLF001
 
 
-def again(
-    bind: Binding,
-    arguments: Struct,
-    given: Sequence[Any],
-    made: Sequence[Any],
-    place: tuple[int, int] | None,
-    holds: Any,
-) -> Again | None:
-    """Return a launched call; None if what it made is not aligned. given: arrays of the call, None where there is none."""
-    pointers = [0 if each is None else each.data.ptr for each in (*given, *made)]
-    if any(each.data.ptr & ALIGNMENT for each in made):
-        return None
-    words = array.array("Q", np.array([arguments.values], dtype=arguments.dtype).tobytes())
-    slots = []
-    for offset, name in _words_of(arguments.dtype):
-        if name in _PLACE:
-            slots.append((offset // 8, len(pointers) + _PLACE.index(name)))
-        elif words[offset // 8] and words[offset // 8] in pointers:
-            slots.append((offset // 8, pointers.index(words[offset // 8])))
-    if place is None:
-        slots = [slot for slot in slots if slot[1] < len(pointers)]
-    allocated = tuple((each.shape, code_of(each.dtype)) for each in made)
-    return Again(**parameters_of(words, bind), made=allocated, slots=tuple(slots), holds=holds)
-
-
-_PLACE = ("seed", "offset")
-
-
-def _words_of(dtype: Dtype, base: int = 0, name: str = "") -> list[tuple[int, str]]:
-    """Return the offsets and names of all unsigned words of a struct: its pointers, and a dropout's numbers."""
-    if dtype.fields is None:
-        return [(base, name)] if dtype == np.uint64 else []
-    fields = ((each, *dtype.fields[each][:2]) for each in dtype.names or ())
-    return [found for each, of, offset in fields for found in _words_of(of, base + offset, each)]
+def axis_option(axis: Any) -> Any:
+    """Return an axis as a signature has it: -1.0 and (-1.0,) name no axis, although they equal -1 and (-1,)."""
+    if type(axis) is int:
+        return axis
+    return (axis, type(axis), *(map(type, axis) if isinstance(axis, tuple) else ()))
 
 
 class Calls:
-    """What one thread remembers.
+    """The bound calls of one thread.
 
-    kind: the type of device arrays, None before the first came. stream: gives a device's current stream. several: there is
-    more than one device. same: by the key of _row.run; holds for one gamma and beta. alike: by Given.alike. each, heads: those of
-    _elementwise and _heads, by their own keys. fused: calls with something fused, by key(). plans: the newest plans of row ops
-    that were launched for the first time.
+    kind: the type of device arrays; None until the first one comes.
+    stream: returns a device's current stream.
+    several: whether there is more than one device.
+    bound: the bound calls by signature.
+    shortcuts: those of row_ops.run, by its own keys.
+    plans: the newest plans of row ops that were launched for the first time.
     """
 
-    __slots__ = ("_ready", "alike", "each", "fused", "heads", "kind", "plans", "same", "several", "stream")
+    __slots__ = ("_ready", "bound", "kind", "plans", "several", "shortcuts", "stream")
 
     def __init__(self) -> None:
         self.kind: Any = None
         self.stream: Any = None
         self.several = True
-        self.same: dict[Any, Remembered] = {}
-        self.alike: dict[Any, Remembered] = {}
-        self.each: dict[Any, Any] = {}
-        self.heads: dict[Any, Any] = {}
-        self.fused: dict[Any, Again] = {}
+        self.bound: dict[Signature, BoundCall] = {}
+        self.shortcuts: dict[Any, Any] = {}
         self.plans: deque[Plan] = deque(maxlen=MOST)
         self._ready: set[int] = set()
 
@@ -342,64 +238,112 @@ class Calls:
             devices.cupy().cuda.runtime.memGetInfo()  # any call of the runtime does it, and CuPy makes this one
             self._ready.add(device)
 
-    def key(self, given: Sequence[Any], written: bool, options: Any) -> tuple[Any, list[int]] | None:  # noqa: FBT001
-        """Return what says that calls with something fused are alike, and the arrays' pointers; None if it cannot be said.
+    def again(  # noqa: C901, PLR0911, PLR0912  one function, since each that is called takes as long as two arrays
+        self, arrays: Sequence[Any], options: tuple[Any, ...], scalars: Sequence[Any] = ()
+    ) -> tuple[Signature | None, list[Any] | None]:
+        """Launch a call if one with its signature is bound. Return the signature, and the results that the call made.
 
-        given: arrays, None where there is none, the first one x. written: one of them is, so how far they are apart counts.
+        The signature holds all that checks, lowering and planning look at: the options; shape, layout, dtype and low
+        address bits of each array; the device. Where outputs lie otherwise to the inputs than in the call that is bound
+        under these, it also says which arrays have the same address. It is None for a call that cannot be bound: arrays
+        that are no plain CuPy arrays or are not on the current device, and options that do not hash.
+
+        The results are None if nothing was launched; the caller then checks the call and binds it.
+
+        arrays: in the order of Arrays.given; x comes first.
+        options: these begin with the name of the op. They hold types where equal values differ in meaning: 1 and 1.0
+        equal True and have its hash.
+        scalars: in the order of Arrays.scalars.
         """
-        kind = self.kind or (self.begin() if devices.is_device_array(given[0]) else None)
-        pointers: list[int] = []
-        layouts: list[Any] = []
-        for each in given:
+        kind = self.kind
+        if kind is None:
+            if not devices.is_device_array(arrays[0]):
+                return None, None
+            kind = self.begin()
+        key: tuple[Any, ...] = (options,)
+        sources: list[Any] = []
+        for each in arrays:
             if each is None:
-                pointers.append(0)
-                layouts.append(None)
+                key += NO_ARRAY
+                sources.append(len(sources))  # no array's address
             elif type(each) is kind:
-                pointers.append(each.data.ptr)
-                layouts.append((each.shape, layout(each), each.dtype, pointers[-1] & ALIGNMENT))
+                pointer = each.data.ptr
+                sources.append(pointer)
+                # _c_contiguous, where true, says all that strides say, for a third of the time
+                key += (each.shape, each._c_contiguous or each.strides, each.dtype, pointer & ALIGNMENT)  # noqa: SLF001
             else:
-                return None
-        if kind is None or (self.several and elsewhere(given[0].data.device_id, *given)):
-            return None
-        apart = [each - pointers[0] for each in pointers] if written else map(pointers.index, pointers)
-        return (options, given[0].data.device_id, *layouts, *apart), pointers
-
-    def find(self, op: str, given: Given, key: Any) -> Remembered | None:
-        """Return a call of the same layouts, with gamma and beta put in, and remember that under `key`."""
-        if any(type(each) is not self.kind for each in given.arrays()):
-            return None
-        if self.several and elsewhere(given.x.data.device_id, given.gamma, given.beta, given.out):
-            return None
+                return None, None
+        if self.several:
+            device = arrays[0].data.device_id
+            if elsewhere(device, *arrays):
+                return None, None
+            key += (device,)
         try:
-            found = self.alike.get(given.alike(op))
-        except TypeError:  # an option that does not hash
-            return None
-        if found is None:
-            return None
-        found = found.with_columns(given)
-        add(self.same, key, found)
-        return found
-
-    def add(self, op: str, given: Given, key: Any, call: Remembered) -> None:
-        """Remember a call that was launched."""
-        if any(type(each) is not self.kind for each in given.arrays()):
-            return
-        try:
-            add(self.alike, given.alike(op), call)
+            call = self.bound.get(key)
         except TypeError:
-            return
-        add(self.same, key, call)
+            return None, None
+        if call is None:
+            return key, None
+        for written, other, low, high, apart in call.windows:
+            if low < sources[written] - sources[other] < high and sources[written] - sources[other] != apart:
+                key = (*key, (*map(sources.index, sources),))
+                call = self.bound.get(key)
+                if call is None or not call.fits(sources):
+                    return key, None
+                break
+        made = []
+        for shape, code in call.allocated:
+            each = kind(shape, code)
+            pointer = each.data.ptr
+            if pointer & ALIGNMENT:  # the allocator is not CuPy's
+                return key, None
+            made.append(each)
+            sources.append(pointer)
+        if scalars:
+            sources += scalars
+        stream = self.stream(call.device).ptr
+        for words, launches, slots in call.launches:
+            launch = launches[stream]
+            filled = words[:]
+            for at, source in slots:
+                filled[at] = sources[source]
+            # from here to the launch: no call, loop or branch (devices.launch_of)
+            words[:] = filled
+            status = launch()
+            if status:
+                error = devices.launch_error(status)
+                if devices.refuses_plan(error):  # this share of the device
+                    return key, None
+                raise error
+        return key, made[: -call.workspaces] if call.workspaces else made
+
+    def add(self, signature: Signature | None, call: BoundCall, made: Mapping[str, Any]) -> bool:
+        """Keep a call that was launched, if that can be; say whether. made: what it has allocated."""
+        # the next one's are aligned, unless the allocator is not CuPy's
+        if signature is None or any(each.data.ptr & ALIGNMENT for each in made.values()):
+            return False
+        add(self.bound, signature, call)
+        return True
 
 
-class OfThread(threading.local):
+class PerThread(threading.local):
     """Each thread's own Calls: parameters are set in place, so no two threads may share them."""
 
     def __init__(self) -> None:
         self.calls = Calls()
 
 
+thread = PerThread()
+
+
+def forget() -> None:
+    """Drop the bound calls of all threads."""
+    global thread  # noqa: PLW0603
+    thread = PerThread()
+
+
 def add(known: dict[Any, Any], key: Any, value: Any) -> None:
-    """Remember a value; the oldest makes room for it. A signal handler may add another in between."""
+    """Keep a value; the oldest makes room for it. A signal handler may add another in between."""
     excess = len(known) - MOST + 1
     if excess > 0:
         for oldest in [*known][:excess]:  # a list: an iterator would notice what a handler adds

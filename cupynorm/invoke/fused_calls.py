@@ -1,59 +1,83 @@
-"""What is computed around an op, in its one kernel: masks, sums, quantising, a user's functions; from a call to its launch."""
+"""Row ops with something fused around them, in one kernel: masks, sums, quantisation; from a call to its launch."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm._dtypes import Dtype
 from cupynorm._options import boolean, eps_of
 from cupynorm.call import asking
 from cupynorm.call.arguments import Call, check, is_number, view
 from cupynorm.call.extras import CheckedExtras, Extras, quantize_of
-from cupynorm.call.masks import Mask, asked_of, with_lengths
-from cupynorm.call.masks import twin as mask_twin
+from cupynorm.call.masks import asked_of, with_lengths
 from cupynorm.call.quantize import Quantize
-from cupynorm.host.philox import Dropout
-from cupynorm.host.reference import LARGEST
-from cupynorm.invoke import row_ops
-from cupynorm.invoke.bound_calls import add, again, launcher
-from cupynorm.invoke.row_ops import RowOp, Spelled
-from cupynorm.lower.mirrors import (
-    Packs,
-    Struct,
-    View,
-    arguments,
-    column,
-    direct,
-    fused_load,
-    fused_store,
-    kept,
-    lie_together,
-    operand,
-    pack_width,
-    scaled_store,
-    sent_bytes,
-    value,
-)
-from cupynorm.lower.tracing import DeviceFunction, Expression, traced
-from cupynorm.plan.planner import Plan, Problem
-from cupynorm.runtime import compiler, devices
+from cupynorm.invoke import bound_calls, row_ops
+from cupynorm.invoke.bound_calls import Arrays, axis_option
+from cupynorm.lower.fused import around, fused_spec
+from cupynorm.lower.row import RowOp
+from cupynorm.lower.spec import KernelSpec
+from cupynorm.plan.planner import Plan
+from cupynorm.runtime import devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cupynorm.runtime.devices import Binding
-
-Function = Expression | DeviceFunction
-Operand = View | float | Dropout
-IDENTITY = Expression(1, (), (0,))
+MASK_ARRAYS = {"where", "bias", "lengths"}  # keywords of softmax
+SCALE = "quantize.scale"
 
 
-def run_fused(
+def quantize_option(quantize: Any) -> tuple[Any, Any]:
+    """Return what a signature has of quantize=, and the array that it holds, None if there is none."""
+    if not isinstance(quantize, Quantize):
+        return (quantize, type(quantize)), None
+    scale = quantize.scale
+    if type(scale) is not float and (isinstance(scale, np.ndarray) or devices.is_device_array(scale)):
+        return quantize.dtype, scale
+    return (quantize.dtype, scale), None
+
+
+def run_masked(
+    op: RowOp,
+    x: Any,
+    axis: int | tuple[int, ...],
+    out: Any,
+    dtype: Any,
+    plan: str | Plan | None,
+    options: Mapping[str, Any],
+    quantize: str | Quantize | None,
+) -> Any:
+    """Run a call of softmax or log_softmax with options; they may say nothing, such as where=None."""
+    arrays = {"x": x, "out": out}
+    said = [op.name, axis if type(axis) is int else axis_option(axis), dtype, plan]
+    for name, value in options.items():
+        kind = type(value)
+        said.append(name)
+        if name in MASK_ARRAYS:
+            arrays[name] = value
+        elif kind is tuple:
+            said += (value, *map(type, value))
+        else:  # 0.0 and -0.0 are equal, 1 and True as well
+            said += (repr(value) if kind is float and not value else value, kind)
+    if quantize is not None:
+        option, arrays[SCALE] = quantize_option(quantize)
+        said.append(option)
+    signature, made = bound_calls.thread.calls.again((*arrays.values(),), (*said,))
+    if made is not None:
+        results = (*made,) if out is None else (out, *made)
+        return results if len(results) > 1 else results[0]
+    asked, how = asked_of(op.name, options), quantize_of(quantize)
+    if asked is None and how is None:
+        return row_ops.run(op, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
+    if asked is not None and isinstance(asked.lengths, (list, tuple)):
+        # host data, which is looked at: then the call is one with an array
+        listed = with_lengths(asked, x).lengths
+        return run_masked(op, x, axis, out, dtype, plan, {**options, "lengths": listed}, quantize)
+    extras = Extras(masked=asked, quantize=how)
+    return run_checked(op, arrays, axis, 0.0, dtype, False, plan, extras, (*said,), signature)  # noqa: FBT003
+
+
+def run_quantized(
     op: RowOp,
     x: Any,
     gamma: Any,
@@ -64,27 +88,40 @@ def run_fused(
     dtype: Any,
     return_stats: bool,  # noqa: FBT001
     plan: str | Plan | None,
-    extras: Extras,
+    quantize: str | Quantize,
 ) -> Any:
-    """Run one call with something fused around it. Results: y, scales of rows, the sum, statistics; those that are asked for."""
-    given = [x, gamma, beta, out, *extras.given()]
-    of_axis = tuple(map(type, axis)) if type(axis) is tuple else type(axis)
-    switch = (return_stats, type(return_stats))
-    options = (op.name, axis, of_axis, eps, type(eps), dtype, switch, plan, extras.options())
-    drop = None if extras.add is None else extras.add.dropout
-    place = None if drop is None else (drop.seed, drop.offset)
-    calls = row_ops.calls_of_thread()
-    try:
-        known = calls.key(given, out is not None, options)
-        found = None if known is None else calls.fused.get(known[0])
-    except TypeError:  # an option that does not hash
-        known = found = None
-    if known is not None and found is not None:
-        stream = calls.stream(x.data.device_id).ptr
-        made = found.run(calls.kind, stream, known[1], place or (0, 0))
-        if made is not None:
-            results = (*made,) if out is None else (out, *made)
-            return results if len(results) > 1 else results[0]
+    """Run a call of a norm whose result is quantised."""
+    option, scale = quantize_option(quantize)
+    arrays = {"x": x, "gamma": gamma, "beta": beta, "out": out, SCALE: scale}
+    of_axis = axis if type(axis) is int else axis_option(axis)
+    said = (op.name, of_axis, eps, type(eps), dtype, return_stats, type(return_stats), plan, option)
+    signature, made = bound_calls.thread.calls.again((*arrays.values(),), said)
+    if made is not None:
+        results = (*made,) if out is None else (out, *made)
+        return results if len(results) > 1 else results[0]
+    extras = Extras(quantize=quantize_of(quantize))
+    return run_checked(op, arrays, axis, eps, dtype, return_stats, plan, extras, said, signature)
+
+
+def run_checked(
+    op: RowOp,
+    arrays: dict[str, Any],
+    axis: int | tuple[int, ...],
+    eps: float,
+    dtype: Any,
+    return_stats: bool,  # noqa: FBT001
+    plan: str | Plan | None,
+    extras: Extras,
+    said: tuple[Any, ...],
+    signature: Any,
+) -> Any:
+    """Run one call with something fused around it with all checks; keep it under `signature`.
+
+    Results: y, scales of rows, the sum, statistics; those that are asked for. arrays, said: the arrays and the options of
+    the signature.
+    """
+    x: Any = arrays["x"]
+    gamma, beta, out = (arrays.get(name) for name in ("gamma", "beta", "out"))
     exact = eps_of(eps) if op.has_eps else 0.0
     return_stats = boolean("return_stats", return_stats)
     columns = {"gamma": gamma, "beta": beta} if op.columns else {}
@@ -100,351 +137,36 @@ def run_fused(
         others=extras.arrays(),
         quantized=extras.dtype,
     )
-    scale, shift = call.columns.get("gamma"), call.columns.get("beta")
+    extras = extras.with_bias(call.columns.get("bias"))
+    drop = None if extras.add is None else extras.add.dropout
+    calls = bound_calls.thread.calls
     if call.on_device and any(map(is_number, columns.values())):
-        extras = extras.with_bias(call.columns.get("bias"))
-        return run_fused(op, x, scale, shift, axis, eps, call.out, dtype, return_stats, plan, extras)
-    fused = extras.with_bias(call.columns.get("bias")).checked(call)
-    stats = [call.empty_statistic() for _ in op.stats] if return_stats else []
-    results = (call.out, *fused.results, *stats)
+        arrays = {**arrays, **call.columns, "out": call.out}
+        numbers = () if drop is None else (drop.seed, drop.offset)
+        signature, others = calls.again((*arrays.values(),), said, numbers)
+        if others is not None:
+            return (call.out, *others) if others else call.out
+        out = call.out
+    fused = extras.checked(call)
+    stats = {name: call.empty_statistic() for name in op.stats} if return_stats else {}
+    results = (call.out, *fused.results.values(), *stats.values())
     if not call.on_device:
-        asking.answer(lambda: _spelled_fused(op, call, (), exact, fused))
+        asking.answer(lambda: _lowered(op, call, (), exact, fused))
         if x.size:
-            op.reference(x, scale, shift, call.axes, exact, call.out, *stats, extras=fused.on_host())
+            scale, shift = call.columns.get("gamma"), call.columns.get("beta")
+            op.reference(x, scale, shift, call.axes, exact, call.out, *stats.values(), extras=fused.on_host())
     elif x.size:
-        spelling = _spelled_fused(op, call, [array.data.ptr for array in stats], exact, fused)
-        launched = launch_around(call.device, spelling, plan)
-        if known is not None:
-            remember(known[0], launched, given, results if out is None else results[1:], place, None)
+        pointers = [view(each, name).pointer for name, each in stats.items()]
+        made = {**fused.results, **stats} if out is not None else {"out": call.out, **fused.results, **stats}
+        scalars = () if drop is None else ("seed", "offset")
+        roles = Arrays(arrays, ("out",), made, scalars=scalars)
+        bound = row_ops.launch(call.device, _lowered(op, call, pointers, exact, fused), plan, roles)
+        calls.add(signature, bound, made)
     return results if len(results) > 1 else call.out
 
 
-def quantising(quantize: str | Quantize) -> Extras:
-    """Return what quantize= says."""
-    return Extras(quantize=quantize_of(quantize))
-
-
-def run_masked(
-    op: RowOp,
-    x: Any,
-    axis: int | tuple[int, ...],
-    out: Any,
-    dtype: Any,
-    plan: str | Plan | None,
-    options: Mapping[str, Any],
-    quantize: str | Quantize | None,
-) -> Any:
-    """Run a call of softmax or log_softmax with options; they may say nothing, such as where=None."""
-    asked, how = asked_of(op.name, options), quantize_of(quantize)
-    if asked is None and how is None:
-        return row_ops.run(op, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    extras = Extras(masked=None if asked is None else with_lengths(asked, x), quantize=how)
-    return run_fused(op, x, None, None, axis, 0.0, out, dtype, False, plan, extras)  # noqa: FBT003
-
-
-def remember(
-    key: Any,
-    launched: tuple[Binding, Struct],
-    given: Sequence[Any],
-    made: Sequence[Any],
-    place: tuple[int, int] | None,
-    holds: Any,
-) -> None:
-    """Remember a call with something fused, for this thread, until another of the same key comes."""
-    call = again(*launched, given, made, place, holds)
-    if call is not None:
-        add(row_ops.calls_of_thread().fused, key, call)
-
-
-def _spelled_fused(op: RowOp, call: Call, stats: Sequence[int], eps: float, fused: CheckedExtras) -> Spelled:
-    """Turn a checked call with something fused around it into the problem and its structs."""
-    columns = {name: view(array) for name, array in call.columns.items() if name != "bias"}
-    return spelled_around(op, view(call.x), call.axes, columns, stats, eps, call.compute, around(call, fused))
-
-
-class Around(NamedTuple):
-    """What is computed around an op, in terms of views: results go to outs, what was loaded to `loaded`.
-
-    An operand is an array stretched to x's shape, a number, or a dropout, which is 1 where it keeps and 0 where it drops.
-    scales: where those of rows are written, which their results are divided by; 0: nowhere.
-    """
-
-    outs: tuple[View, ...]
-    load: Function | None = None
-    load_operands: tuple[Operand, ...] = ()
-    mask: Mask | None = None
-    loaded: View | None = None
-    store: Function | None = None
-    store_operands: tuple[Operand, ...] = ()
-    scales: int = 0
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        """All of them."""
-        return (*self.load_operands, *self.store_operands)
-
-    def reordered(self, order: Sequence[int]) -> Around:
-        """Return the same with x's leading axes in this order, but for the mask."""
-
-        def of(operands: Sequence[Operand]) -> tuple[Operand, ...]:
-            return tuple(each.reordered(order) if isinstance(each, View) else each for each in operands)
-
-        return self._replace(
-            outs=tuple(each.reordered(order) for each in self.outs),
-            loaded=None if self.loaded is None else self.loaded.reordered(order),
-            load_operands=of(self.load_operands),
-            store_operands=of(self.store_operands),
-        )
-
-
-@functools.cache
-def _adding(*, bias: bool, dropout: bool) -> Function:
-    """Return dropout(x + bias) + alpha * residual, of x, residual, alpha; then of bias; of what is kept and its factor."""
-
-    def add(x: Any, residual: Any, alpha: Any, *others: Any) -> Any:
-        shift, kept, factor = (*others[:bias], *(None,) * (not bias), *others[bias:], *(None, None))[:3]
-        total = x if shift is None else x + shift
-        if kept is not None:
-            total = np.where(kept != 0, total * factor, 0.0)
-        return total + alpha * residual
-
-    count = 3 + bias + 2 * dropout
-    return traced(add, count)
-
-
-@functools.cache
-def _scaling(*, scale: bool, bias: bool) -> Function:
-    """Return x * scale + bias, of x and of those of both that there are."""
-
-    def of(x: Any, *others: Any) -> Any:
-        if scale:
-            x = x * others[0]
-        return x + others[scale] if bias else x
-
-    return traced(of, 1 + scale + bias)
-
-
-LEAST_NORMAL = 2.0**-126  # of float32; what is less becomes 0
-
-
-@functools.cache
-def _dividing() -> Function:
-    """Return y / scale."""
-    return traced(lambda y, scale: y / scale, 2)
-
-
-def around(call: Call, fused: CheckedExtras) -> Around:
-    """Say of checked extras what is computed."""
-    shape, out = call.x.shape, view(call.out)
-    if fused.quantize is not None:
-        out = out._replace(dtype=fused.quantize.dtype)  # the array itself may hold bits only
-    what = Around((out,))
-    if fused.mask is not None:
-        mask = fused.mask
-        bias = mask.views().get("bias")
-        scaled = mask.scale != 1
-        operands: list[Operand] = [mask.scale] * scaled
-        operands += [] if bias is None else [bias]
-        what = what._replace(
-            mask=mask, load=_scaling(scale=scaled, bias=bias is not None), load_operands=tuple(operands)
-        )
-    if fused.add is not None:
-        residual, shift, alpha, drop, _ = fused.add
-        operands = [view(residual), alpha]
-        operands += [] if shift is None else [view(shift).broadcast_to(shape)]
-        operands += [] if drop is None else [drop, drop.factor]
-        what = what._replace(
-            load=_adding(bias=shift is not None, dropout=drop is not None),
-            load_operands=tuple(operands),
-            loaded=None if fused.total is None else view(fused.total),
-        )
-    if fused.quantize is not None:
-        scale = fused.quantize.scale
-        if fused.quantize.per_row:
-            what = what._replace(scales=view(fused.scales).pointer)
-        else:
-            given: Operand
-            if devices.is_device_array(scale):
-                store, given = _dividing(), view(scale.reshape(())).broadcast_to(shape)
-            elif LEAST_NORMAL < (inverse := 1 / fused.quantize.host_scale) < 1 / LEAST_NORMAL:
-                store, given = _scaling(scale=True, bias=False), inverse
-            else:
-                store, given = _dividing(), fused.quantize.host_scale
-            what = what._replace(store=store, store_operands=(given,))
-    return what
-
-
-def spelled_around(
-    op: RowOp,
-    x: View,
-    axes: int,
-    columns: Mapping[str, View],
-    stats: Sequence[int],
-    eps: float,
-    compute: Dtype,
-    what: Around,
-) -> Spelled:
-    """Turn views and what is computed around the op into the problem and its structs."""
-    shape = x.shape[len(x.shape) - axes :]
-    rows, cols = math.prod(x.shape[: len(x.shape) - axes]), math.prod(shape)
-    twin = op.twin(compute, stats, eps)
-    gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
-    order = tuple(range(len(x.shape) - axes)) if stats else _order(x, axes, what)
-    x, what = x.reordered(order), what.reordered(order)
-    written = what.outs if what.loaded is None else (*what.outs, what.loaded)
-    problem = _problem(x, written, axes, compute, columns, what)
-    anywhere = bool(problem.peeled.peel)
-    packs = Packs(problem.peeled.pack, written[0] if anywhere else None, short=bool(columns) or not anywhere)
-    functions: list[Function] = []
-
-    def operand_of(given: Operand) -> Struct:
-        if isinstance(given, Dropout):
-            return kept(given, cols)
-        if not isinstance(given, View):
-            return value(given, compute)
-        return operand(given, axes, packs, constant=given not in written)
-
-    def name_of(function: Function | None) -> str:
-        functions.append(function or IDENTITY)
-        return f"Function_{functions[-1].key}"
-
-    masked = mask_twin(what.mask, packs, order)
-    load = direct("DirectLoad", x.split(axes)[0])
-    if what.load is not None or what.mask is not None or what.loaded is not None:
-        operands = [operand_of(each) for each in what.load_operands]
-        load = fused_load(x, axes, name_of(what.load), masked, what.loaded, operands)
-    if what.scales:
-        limit = LARGEST[what.outs[0].dtype.name]
-        store = scaled_store(what.outs[0], axes, gamma, beta, what.scales, limit, compute)
-    else:
-        operands = [operand_of(each) for each in what.store_operands]
-        store = fused_store(what.outs, axes, name_of(what.store), gamma, beta, operands)
-    whole = arguments(twin, load, store, rows, cols)
-    problem = dataclasses.replace(
-        problem,
-        others=problem.others + sum(map(_registers_of, functions)),
-        sent=_sent(what, axes, packs, order),
-    )
-    texts = [each.struct_text(f"Function_{each.key}") for each in functions]
-    text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts)
-    return Spelled(problem, twin, load, store, whole, text)
-
-
-def _problem(
-    x: View, written: Sequence[View], axes: int, compute: Dtype, columns: Mapping[str, View], what: Around
-) -> Problem:
-    """Return the problem, without the registers of the functions."""
-    pack = pack_width(x, written[0], axes, *written[1:])
-    drops = any(isinstance(each, Dropout) for each in what.operands)
-    lies = None if drops else lie_together(x, written, axes)  # a dropout's words are those of whole packs
-    where = () if what.mask is None or what.mask.where is None else (what.mask.views()["where"],)
-    beside = _bytes_of((*what.load_operands, *where), axes)
-    spans = what.mask is not None and what.mask.is_structural
-    return Problem(
-        math.prod(x.shape[: len(x.shape) - axes]),
-        math.prod(x.shape[len(x.shape) - axes :]),
-        pack,
-        x.dtype.itemsize,
-        compute.itemsize,
-        tuple(each.dtype.itemsize for each in columns.values()),
-        *(lies if lies is not None and pack < lies.widest else (pack, 0, 1)),
-        fused=True,
-        beside=beside,
-        ahead=_bytes_of(what.store_operands, axes),
-        stored=max(each.dtype.itemsize for each in what.outs),
-        results=len(what.outs) + (what.loaded is not None) + bool(what.scales),
-        direct=what.load is None and what.mask is None and what.loaded is None,
-        others=OF_DROPOUT * drops
-        + OF_SCALES * bool(what.scales)
-        + OF_RESULT * (len(what.outs) - 1)
-        + OF_KEPT * (what.loaded is not None)
-        + OF_SPANS[compute.itemsize] * (spans and (bool(beside) or compute.itemsize == 8)),  # noqa: PLR2004
-        bounded=spans,
-    )
-
-
-def _sent(what: Around, axes: int, packs: Packs, order: Sequence[int]) -> int:
-    """Return the bytes of an element that go through shared memory with x's where rows are sent ahead."""
-    beside = [each for each in what.load_operands if isinstance(each, View)]
-    if what.mask is not None and what.mask.where is not None:
-        beside.append(what.mask.views()["where"].reordered(order))
-    return sum(sent_bytes(each, axes, packs) for each in beside)
-
-
-# Bytes that pass between two uses of an operand's row: of more, L2 is taken to keep none. H200, a bias for all batches: at 2048
-# columns in 16 bits (25 MB pass) 0.92 of the copy rate against 0.88 in another order, at 4096 (100 MB) 0.72 against 0.95.
-FORGOTTEN_BYTES = 40 << 20
-
-
-def _order(x: View, axes: int, what: Around) -> tuple[int, ...]:
-    """Return in which order to go through x's leading axes: rows that share one of an operand follow one another.
-
-    In C order a bias of every query for all batches comes from memory again for each of them, where L2 does not hold it. Rows
-    keep their places where their number says something: a dropout's words, scales, the query of a band.
-    """
-    leading = len(x.shape) - axes
-    order = tuple(range(leading))
-    mask = what.mask
-    numbered = bool(what.scales) or any(isinstance(each, Dropout) for each in what.operands)
-    if numbered or (mask is not None and mask.has_band):
-        return order
-    views = [each for each in what.operands if isinstance(each, View)]
-    views += [] if mask is None or mask.where is None else [mask.views()["where"]]
-    most = 0
-    for each in views:
-        if not any(each.strides[leading:]):
-            continue
-        shared = [axis for axis in range(leading) if x.shape[axis] > 1 and each.strides[axis] == 0]
-        if not shared:
-            continue
-        inner = [axis for axis in range(shared[0], leading) if axis not in shared]
-        count = math.prod(x.shape[axis] for axis in inner) * math.prod(x.shape[leading:])
-        between = count * sum(one.dtype.itemsize for one in (x, each, *what.outs))
-        if between > FORGOTTEN_BYTES and count * each.dtype.itemsize > most:
-            most = count * each.dtype.itemsize
-            order = (*(axis for axis in range(leading) if axis not in shared), *shared)
-    return order
-
-
-# Registers that a dropout's random words take while they are made, what finds a row's largest result, each further result, what
-# is kept of what was loaded, and, by bytes of the compute type, which columns a row keeps.
-OF_DROPOUT = 8
-OF_SCALES = 8
-OF_RESULT = 16
-OF_KEPT = 8
-OF_SPANS = {4: 16, 8: 56}
-
-
-def _registers_of(function: Function) -> int:
-    """Guess how many registers the arithmetic on one pack takes."""
-    steps = len(function.steps) if isinstance(function, Expression) else 2 * MOST_OF_FUNCTION
-    return min(MOST_OF_FUNCTION, 2 * function.inputs + steps)
-
-
-MOST_OF_FUNCTION = 32
-
-
-def _bytes_of(operands: Sequence[Operand], axes: int) -> tuple[int, ...]:
-    """Return the bytes of an element of each array that is loaded along the rows."""
-    return tuple(
-        max(each.dtype.itemsize, 4 if not each.split(axes)[1].is_contiguous() else 0)
-        for each in operands
-        if isinstance(each, View) and any(each.split(axes)[1].strides)
-    )
-
-
-def launch_around(device: int, spelling: Spelled, plan: str | Plan | None) -> tuple[Binding, Struct]:
-    """Launch an op with what is computed around it, on rows that there are; return its binding and parameter."""
-    module = devices.cupy()
-    with module.cuda.Device(device):
-        row_ops.calls_of_thread().prepare(device)
-        arguments = np.array([spelling.arguments.values], dtype=spelling.arguments.dtype)
-        pointer = np.array([arguments.ctypes.data], np.uint64)
-
-        def launched(found: row_ops.Prepared) -> Binding:
-            bind = launcher(found.kernel.pointer, found.plan)
-            devices.launch_once(bind, pointer.ctypes.data)
-            return bind
-
-        bind = row_ops.launch_what_fits(device, spelling, plan, launched)
-    return bind, spelling.arguments
+def _lowered(op: RowOp, call: Call, stats: Sequence[int], eps: float, fused: CheckedExtras) -> KernelSpec:
+    """Lower a checked call with something fused around it."""
+    columns = {name: view(array, name) for name, array in call.columns.items() if name != "bias"}
+    what = around(call, fused)
+    return fused_spec(op, view(call.x, "x"), call.axes, columns, stats, eps, call.compute, what)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,15 +13,17 @@ from cupynorm._dtypes import Dtype
 from cupynorm.call import asking
 from cupynorm.call.arguments import view
 from cupynorm.host import reference
-from cupynorm.invoke import fused_calls, row_ops
-from cupynorm.invoke.fused_calls import Function
-from cupynorm.invoke.row_ops import RowOp
+from cupynorm.invoke import row_ops
+from cupynorm.invoke.bound_calls import Arrays, BoundCall
+from cupynorm.lower.fused import Around, Function, fused_spec
+from cupynorm.lower.row import RowOp
+from cupynorm.lower.spec import KernelSpec
 from cupynorm.plan.planner import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from cupynorm.lower.mirrors import View
+    from cupynorm.call.view import View
 
     Array = np.ndarray[Any, Any]
 
@@ -37,9 +40,9 @@ class Operand(NamedTuple):
     array: Any  # as it was given; None for a value
     value: float = 0.0
 
-    def stretched(self, shape: tuple[int, ...]) -> View:
+    def stretched(self, shape: tuple[int, ...], role: str) -> View:
         """Describe the array broadcast to x's shape: stride 0 along the axes on which it does not vary."""
-        return view(self.array).broadcast_to(shape)
+        return view(self.array, role).broadcast_to(shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,48 +67,54 @@ class FusedCall:
     store_operands: tuple[Operand, ...]
     outs: tuple[Any, ...]
     loaded: Any  # where the load's value goes, rounded once; None if nobody asked
-    stats: tuple[Any, ...]  # op.stats, or none
+    stats: Mapping[str, Any]  # op.stats, or none
     compute: Dtype  # the type of arithmetic and of stats
     plan: str | Plan | None
 
 
-def run(call: FusedCall) -> tuple[Any, Any]:
-    """Run a call on its device: fill outs, loaded and stats. Return what fused_calls.remember takes."""
-    return fused_calls.launch_around(
-        call.device, _spelled(call, [array.data.ptr for array in call.stats]), call.plan
-    )
+def operand(index: int) -> str:
+    """Return the role of an operand: those of load come first."""
+    return f"operand {index}"
 
 
-def _spelled(call: FusedCall, stats: Sequence[int]) -> row_ops.Spelled:
-    shape = call.x.shape
+def result(index: int) -> str:
+    """Return the role of a result: what was loaded comes last."""
+    return f"result {index}"
+
+
+def run(call: FusedCall, arrays: Arrays) -> BoundCall:
+    """Run a call that has elements on its device: fill outs, loaded and stats. Return it as it is bound."""
+    pointers = [view(each, name).pointer for name, each in call.stats.items()]
+    return row_ops.launch(call.device, _lowered(call, pointers), call.plan, arrays)
+
+
+def _lowered(call: FusedCall, stats: Sequence[int]) -> KernelSpec:
+    shape, role = call.x.shape, map(operand, itertools.count())
     load, store = (
-        tuple(each.value if each.array is None else each.stretched(shape) for each in given)
+        tuple(
+            each.value if each.array is None else each.stretched(shape, name)
+            for each, name in zip(given, role, strict=False)
+        )
         for given in (call.load_operands, call.store_operands)
     )
-    return fused_calls.spelled_around(
+    outs = tuple(view(each, result(index)) for index, each in enumerate(call.outs))
+    loaded = None if call.loaded is None else view(call.loaded, result(len(outs)))
+    return fused_spec(
         call.op,
-        view(call.x),
+        view(call.x, "x"),
         call.axes,
-        {name: view(array) for name, array in call.columns.items()},
+        {name: view(array, name) for name, array in call.columns.items()},
         stats,
         call.eps,
         call.compute,
-        fused_calls.Around(
-            tuple(map(view, call.outs)),
-            call.load,
-            load,
-            None,
-            None if call.loaded is None else view(call.loaded),
-            call.store,
-            store,
-        ),
+        Around(outs, call.load, load, None, loaded, call.store, store),
     )
 
 
 @np.errstate(all="ignore")
 def run_on_host(call: FusedCall) -> None:
     """Run a call with NumPy: in float64, as many rows at a time as fit into a block of reference.py, each result rounded once."""
-    asking.answer(lambda: _spelled(call, ()))
+    asking.answer(lambda: _lowered(call, ()))
     shape = call.x.shape
     at = len(shape) - call.axes
     operands = [
@@ -120,7 +129,7 @@ def run_on_host(call: FusedCall) -> None:
         if call.load is not None:
             loaded = np.broadcast_to(call.load.evaluate((loaded, *for_load))[0], loaded.shape)
         normed = np.empty(loaded.shape)
-        stats = (each[block] for each in call.stats)
+        stats = (each[block] for each in call.stats.values())
         call.op.reference(loaded, gamma, beta, call.axes, call.eps, normed, *stats)
         results: tuple[Array, ...] = (normed,)
         if call.store is not None:

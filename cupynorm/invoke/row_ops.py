@@ -1,133 +1,43 @@
-"""The one road from arrays to a launch: run() and what it remembers; explain() stops before the launch."""
+"""Row ops from arrays to a launch: shortcuts to bound calls, and plans with their kernels."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import warnings
+import weakref
+from array import array
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from cupynorm._dtypes import Dtype, compute_dtype, cpp
+from cupynorm._dtypes import Dtype
 from cupynorm._options import boolean, eps_of
 from cupynorm._values import NamedTuple, dataclass
 from cupynorm.call import asking
 from cupynorm.call.arguments import Call, check, is_number, view
+from cupynorm.invoke import bound_calls
 from cupynorm.invoke.bound_calls import (
     ALIGNMENT,
+    Arrays,
+    BoundCall,
     Calls,
-    Given,
-    OfThread,
-    Remembered,
     add,
+    alias_window,
+    axis_option,
+    bound_call,
     elsewhere,
-    launcher,
+    launches_of,
     layout,
-    remembered,
 )
-from cupynorm.lower.mirrors import (
-    EMPTY,
-    POINTER,
-    Struct,
-    View,
-    affine_store,
-    arguments,
-    column,
-    direct,
-    lie,
-    pack_width,
-)
+from cupynorm.lower.row import RowOp, row_spec
+from cupynorm.lower.spec import KernelSpec
 from cupynorm.plan.limits import PLAIN_SHARED_BYTES, STATIC_SHARED_BYTES, Limits
-from cupynorm.plan.planner import LENT, DoesNotFitError, Occupancy, Plan, Problem, check_plan, choose
+from cupynorm.plan.planner import LENT, DoesNotFitError, Occupancy, Plan, check_plan, choose
 from cupynorm.runtime import compiler, devices, tuned_plans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-
-@dataclass(frozen=True)
-class RowOp:
-    """An op as the kernels know it: kernels/<source> holds struct <struct>.
-
-    reference(x, gamma, beta, axes, eps, out, *stats) does the same on the host; extras= says what is fused around it.
-    columns: parameters of the normalised axes that it takes. stats: statistics that it can save. has_eps: whether it takes eps.
-    """
-
-    name: str
-    source: str
-    struct: str
-    reference: Callable[..., None]
-    columns: tuple[str, ...] = ()
-    stats: tuple[str, ...] = ()
-    has_eps: bool = False
-
-    def twin(self, compute: Dtype, stats: Sequence[int], eps: float) -> Struct:
-        """Twin of the op's struct: a pointer for each statistic (0: not wanted), then eps."""
-        fields: list[tuple[str, Any]] = [(name, POINTER) for name in self.stats]
-        values: list[Any] = list(stats) or [0] * len(self.stats)
-        if self.has_eps:
-            fields.append(("eps", compute))
-            values.append(eps)
-        spelling = f"cupynorm::{self.struct}<{cpp(compute)}>"
-        if not fields:
-            return Struct(spelling, EMPTY, (0,))
-        return Struct(spelling, np.dtype(fields, align=True), tuple(values))
-
-
-class Spelled(NamedTuple):
-    """A problem with the functors that fit it."""
-
-    problem: Problem
-    op: Struct
-    load: Struct
-    store: Struct
-    arguments: Struct
-    text: str
-
-    @property
-    def kind(self) -> str:
-        """What the kernel is made for, in C++: the op and its functors, without a plan's numbers."""
-        return f"{self.op.cpp}, {self.load.cpp}, {self.store.cpp}"
-
-    def expression(self, plan: Plan) -> str:
-        """Write the kernel's name with its template arguments, as NVRTC's demangler would."""
-        numbers = ", ".join(map(compiler.spell, plan.template))
-        return f"cupynorm::{plan.kernel}<{self.kind}, cupynorm::{plan.shape}<{numbers}>>"
-
-
-def spelled(
-    op: RowOp,
-    x: View,
-    y: View,
-    axes: int,
-    columns: Mapping[str, View],
-    stats: Sequence[int] = (),
-    eps: float = 0.0,
-) -> Spelled:
-    """Turn views into the problem and its structs."""
-    shape = x.shape[len(x.shape) - axes :]
-    rows, cols = math.prod(x.shape[: len(x.shape) - axes]), math.prod(shape)
-    compute = compute_dtype(x.dtype, y.dtype)
-    twin = op.twin(compute, stats, eps)
-    load = direct("DirectLoad", x.split(axes)[0])
-    gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
-    store = affine_store(y.split(axes)[0], gamma, beta)
-    whole = arguments(twin, load, store, rows, cols)
-    pack, lies = pack_width(x, y, axes), lie(x, y, axes)
-    problem = Problem(
-        rows,
-        cols,
-        pack,
-        x.dtype.itemsize,
-        compute.itemsize,
-        tuple(each.dtype.itemsize for each in columns.values()),
-        *(lies if pack < lies.widest else (pack, 0, 1)),
-    )
-    return Spelled(
-        problem, twin, load, store, whole, compiler.text(op.source, whole.cpp, whole.dtype.itemsize)
-    )
+    from cupynorm.runtime.devices import Binding
 
 
 class Prepared(NamedTuple):
@@ -139,7 +49,111 @@ class Prepared(NamedTuple):
 
 _lock = threading.RLock()  # a signal handler may run where it is held
 _launches: dict[tuple[Any, ...], Prepared] = {}
-_thread = OfThread()
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Shortcut:
+    """A bound call of a row op alone, with the very options, gamma and beta of its callers: run() compares identities.
+
+    words: hold the addresses of this gamma and beta.
+    *_at: the word that an address goes to, -1 for none; first and last are those of the op's one or two statistics.
+    parameters_near: pairs of addresses; an `out` strictly between them may share memory with gamma or beta.
+    """
+
+    axis: int | tuple[int, ...]
+    eps: float
+    dtype: Any
+    return_stats: bool
+    plan: str | Plan | None
+    words: array[int]
+    parameters: array[int]
+    launches: devices.Launches
+    kernel: compiler.Kernel
+    x_at: int
+    y_at: int
+    first_at: int
+    last_at: int
+    gamma: Callable[[], Any]
+    gamma_ndim: int  # 1 or, for several axes, -1
+    gamma_shape: tuple[int, ...]
+    beta: Callable[[], Any]
+    beta_ndim: int
+    beta_shape: tuple[int, ...]
+    parameters_near: tuple[tuple[int, int], ...]
+    y_dtype: Dtype | None  # of an `out`, as all of y_
+    y_strides: tuple[int, ...] | bool  # True: contiguous
+    y_bits: int  # of its address
+    y_code: Any  # the dtype of a result of our own
+    stats_shape: tuple[int, ...]
+    stats_code: Any
+    near: tuple[int, int]  # strictly between these distances from x, an `out` may share memory with it ...
+    distance: int  # ... and here it was found that it may: it is x, or lies between x's rows
+
+
+X, GAMMA, BETA, OUT, MADE = range(5)  # the sources of a row op's call
+
+
+def shortcut_to(
+    call: BoundCall,
+    x: Any,
+    gamma: Any,
+    beta: Any,
+    axis: int | tuple[int, ...],
+    eps: float,
+    out: Any,
+    dtype: Any,
+    return_stats: bool,  # noqa: FBT001
+    plan: str | Plan | None,
+) -> Shortcut:
+    """Return the shortcut to a bound call. Weak references: no array is kept alive, nor taken for a later one."""
+    kernel = call.kernels[0]
+    words, parameters, launches = launches_of(kernel.words[:], kernel.bind)
+    known: dict[str, Any] = {}
+    for source, (name, each) in enumerate((("gamma", gamma), ("beta", beta)), GAMMA):
+        known |= {name: _nothing, f"{name}_ndim": -1, f"{name}_shape": ()}
+        if each is not None:
+            ndim = 1 if each.ndim == 1 else -1
+            known |= {name: weakref.ref(each), f"{name}_ndim": ndim, f"{name}_shape": each.shape}
+            words[call.word_of(source)] = each.data.ptr
+    near, distance, parameters_near = (0, 0), 0, []
+    if out is not None:
+        y = view(out)
+        near, distance = alias_window(y, view(x)), y.pointer - x.data.ptr
+        for each in (gamma, beta):
+            if each is not None:
+                low, high = alias_window(y, view(each))
+                parameters_near.append((each.data.ptr + low, each.data.ptr + high))
+    first_stat = MADE if out is not None else MADE + 1
+    stats = call.allocated[first_stat - MADE :]
+    return Shortcut(
+        axis=axis,
+        eps=eps,
+        dtype=dtype,
+        return_stats=return_stats,
+        plan=plan,
+        words=words,
+        parameters=parameters,
+        launches=launches,
+        kernel=kernel.kernel,
+        x_at=call.word_of(X),
+        y_at=call.word_of(MADE if out is None else OUT),
+        first_at=call.word_of(first_stat),
+        last_at=call.word_of(first_stat + len(stats) - 1),
+        **known,
+        parameters_near=tuple(parameters_near),
+        y_dtype=None if out is None else out.dtype,
+        y_strides=True if out is None else layout(out),
+        y_bits=0 if out is None else out.data.ptr & ALIGNMENT,
+        y_code=call.allocated[0][1] if out is None else None,
+        stats_shape=stats[0][0] if stats else (),
+        stats_code=stats[0][1] if stats else None,
+        near=near,
+        distance=distance,
+    )
+
+
+def _nothing() -> None:
+    """Stand for a reference to no array."""
 
 
 def run(
@@ -156,17 +170,18 @@ def run(
 ) -> Any:
     """Run one call of a public function: arguments, result and errors are those of norm.layer_norm.
 
-    A launch is on the arrays' device and that device's current stream; nothing is synchronised. What this thread launched
-    before is launched again with other pointers and no checks: all that these and the choice of a kernel look at is in `key`,
-    or is compared with what was remembered. Whatever differs is looked up by its layouts, then checked like a first call.
+    A launch is on the arrays' device and that device's current stream; nothing is synchronised. A call that this thread
+    made before is launched again with other addresses and without checks: all that checks and the choice of a kernel
+    depend on is in `key`, or is compared with the shortcut. A call without a shortcut is looked up by its signature, and
+    checked if it is not found.
     """
-    # written out, and with few words for it: a function called here costs as much as the comparison of two shapes
-    calls = _thread.calls
+    # everything is written out here: to call a function costs as much as to compare two shapes
+    calls = bound_calls.thread.calls
     kind = calls.kind
     if kind is None and devices.is_device_array(x):
         kind = calls.begin()
     if type(x) is not kind:
-        return _run_checked(op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, None)
+        return _run_checked(op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, None, None)
     shape = x.shape
     source = x.data.ptr
     # _c_contiguous, where true, says all that strides say, for a third of the time
@@ -178,7 +193,7 @@ def run(
     if calls.several:
         device = x.data.device_id
         key += (device,)
-    call = calls.same.get(key)
+    call = calls.shortcuts.get(key)
     if (
         call is None
         or call.axis is not axis
@@ -209,9 +224,7 @@ def run(
         )
         or (calls.several and elsewhere(device, gamma, beta, out))
     ):
-        call = calls.find(op.name, Given(x, gamma, beta, axis, eps, out, dtype, return_stats, plan), key)
-        if call is None:
-            return _run_checked(op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, key)
+        return _run_by_signature(op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, key)
     if out is None:
         y = kind(shape, call.y_code)
         target = y.data.ptr
@@ -222,10 +235,10 @@ def run(
         low, high = call.near
         distance = target - source
         fits = target & ALIGNMENT == call.y_bits and (not low < distance < high or distance == call.distance)
-        for low, high in call.columns_near:
+        for low, high in call.parameters_near:
             fits = fits and not low < target < high
     if not fits:
-        return _run_checked(op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, key)
+        return _run_by_signature(op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, key)
     stats = [kind(call.stats_shape, call.stats_code) for _ in op.stats] if return_stats else None
     if stats:
         first, last = stats[0].data.ptr, stats[-1].data.ptr
@@ -245,8 +258,35 @@ def run(
         error = devices.launch_error(status)
         if not devices.refuses_plan(error):
             raise error
-        return _run_checked(op, x, gamma, beta, axis, eps, y, dtype, return_stats, plan, key)
+        return _run_by_signature(op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, key)
     return (y, *stats) if stats else y
+
+
+def _run_by_signature(
+    op: RowOp,
+    x: Any,
+    gamma: Any,
+    beta: Any,
+    axis: int | tuple[int, ...],
+    eps: float,
+    out: Any,
+    dtype: Any,
+    return_stats: bool,  # noqa: FBT001
+    plan: str | Plan | None,
+    key: Any,
+) -> Any:
+    """Run one call of device arrays that no shortcut is for, and make one: run() will look for it under `key`."""
+    calls = bound_calls.thread.calls
+    options = (op.name, axis_option(axis), eps, type(eps), dtype, return_stats, type(return_stats), plan)
+    signature, made = calls.again((x, gamma, beta, out), options)
+    if made is None:
+        return _run_checked(op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, key, signature)
+    bound = calls.bound.get(signature)  # type: ignore[arg-type]  # what was made has a signature
+    if bound is not None:  # unless a signal handler dropped it meanwhile
+        found = shortcut_to(bound, x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
+        add(calls.shortcuts, key, found)
+    results = (*made,) if out is None else (out, *made)
+    return results if len(results) > 1 else results[0]
 
 
 def _run_checked(
@@ -261,8 +301,9 @@ def _run_checked(
     return_stats: bool,  # noqa: FBT001
     plan: str | Plan | None,
     key: Any,
+    signature: Any,
 ) -> Any:
-    """Run one call with all checks; remember it where `key` says under what run() will look for it."""
+    """Run one call with all checks; keep it under its signature, and a shortcut to it under run()'s `key`."""
     exact = eps_of(eps) if op.has_eps else 0.0
     return_stats = boolean("return_stats", return_stats)
     columns = {"gamma": gamma, "beta": beta} if op.columns else None
@@ -270,72 +311,73 @@ def _run_checked(
     scale, shift = call.columns.get("gamma"), call.columns.get("beta")
     if call.on_device and (is_number(gamma) or is_number(beta)):
         return run(op, x, scale, shift, axis, eps, call.out, dtype, return_stats, plan)
-    stats = [call.empty_statistic() for _ in op.stats] if return_stats else []
+    stats = {name: call.empty_statistic() for name in op.stats} if return_stats else {}
     if not call.on_device:
-        asking.answer(lambda: _spelled_call(op, call, (), exact))
+        asking.answer(lambda: _lowered(op, call, {}, exact))
         if x.size:  # without rows there is nothing to do, however long they would be
-            op.reference(x, scale, shift, call.axes, exact, call.out, *stats)
+            op.reference(x, scale, shift, call.axes, exact, call.out, *stats.values())
     elif x.size:
-        given = Given(x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
-        launched = _launch(op, call, stats, exact, given)
-        # an output of our own is aligned, unless the allocator is not CuPy's
-        if key is not None and (out is not None or not launched.y_bits):
-            _thread.calls.add(op.name, given, key, launched)
-    return (call.out, *stats) if stats else call.out
+        made = stats if out is not None else {"out": call.out, **stats}
+        given = {"x": x, "gamma": gamma, "beta": beta, "out": out}
+        bound = launch(call.device, _lowered(op, call, stats, exact), plan, Arrays(given, ("out",), made))
+        calls = bound_calls.thread.calls
+        if calls.add(signature, bound, made):
+            found = shortcut_to(bound, x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
+            add(calls.shortcuts, key, found)
+    return (call.out, *stats.values()) if stats else call.out
 
 
-def _spelled_call(op: RowOp, call: Call, stats: Sequence[int], eps: float) -> Spelled:
-    columns = {name: view(array) for name, array in call.columns.items()}
-    return spelled(op, view(call.x), view(call.out), call.axes, columns, stats, eps)
+def _lowered(op: RowOp, call: Call, stats: Mapping[str, Any], eps: float) -> KernelSpec:
+    columns = {name: view(each, name) for name, each in call.columns.items()}
+    pointers = [view(each, name).pointer for name, each in stats.items()]
+    return row_spec(op, view(call.x, "x"), view(call.out, "out"), call.axes, columns, pointers, eps)
 
 
-def _launch(op: RowOp, call: Call, stats: Sequence[Any], eps: float, given: Given) -> Remembered:
-    """Launch a checked call that has rows; return how to do it again."""
-    module = devices.cupy()
-    x, y = view(call.x), view(call.out)
-    what = _spelled_call(op, call, [array.data.ptr for array in stats], eps)
-    with module.cuda.Device(call.device):
-        _thread.calls.prepare(call.device)
+def launch(device: int, spec: KernelSpec, wanted: str | Plan | None, arrays: Arrays) -> BoundCall:
+    """Launch a checked call of a row op on rows that there are; return it as it is bound."""
+    calls = bound_calls.thread.calls
+    with devices.cupy().cuda.Device(device):
+        calls.prepare(device)
 
-        def launched(found: Prepared) -> Remembered:
-            known = remembered(
-                given,
-                launcher(found.kernel.pointer, found.plan),
-                what.arguments,
-                x,
-                y,
-                layout(call.out),
-                op.stats if stats else (),
-                x.shape[: len(x.shape) - call.axes],
-                call.compute,
-            )
-            known.launches.once()
-            _thread.calls.plans.append(found.plan)
-            return known
+        def launched(found: Prepared) -> BoundCall:
+            binding = launcher(found.kernel.pointer, found.plan)
+            bound = bound_call(device, arrays, [(found.kernel, binding, spec.params)])
+            bound.once()
+            calls.plans.append(found.plan)
+            return bound
 
-        return launch_what_fits(call.device, what, given.plan, launched)
+        return launch_what_fits(device, spec, wanted, launched)
+
+
+def launcher(function: int, plan: Plan) -> Binding:
+    """Return a kernel's binding, as devices.launch_of does."""
+    split = plan.variant == "split"
+    grid = (plan.grid // plan.parts, plan.parts, 1) if split else (plan.grid, 1, 1)
+    return devices.launch_of(
+        function, grid, (plan.block, 1, 1), plan.shared_bytes, cooperative=plan.cooperative
+    )
 
 
 Launched = TypeVar("Launched")
 
 
 def launch_what_fits(
-    device: int, what: Spelled, wanted: str | Plan | None, launch: Callable[[Prepared], Launched]
+    device: int, spec: KernelSpec, wanted: str | Plan | None, launch: Callable[[Prepared], Launched]
 ) -> Launched:
     """Return launch(found) of what is prepared for a problem; of another plan where our share of the device refuses that.
 
     `device` must be current.
     """
-    found = prepared(device, what, wanted)
+    found = prepared(device, spec, wanted)
     while True:
         try:
             return launch(found)
         except Exception as error:  # noqa: BLE001  what is no refusal is raised again
-            found = _less_shared(device, what, wanted, found.plan, error)
+            found = _less_shared(device, spec, wanted, found.plan, error)
 
 
 def _less_shared(
-    device: int, what: Spelled, wanted: str | Plan | None, refused: Plan, error: Exception
+    device: int, spec: KernelSpec, wanted: str | Plan | None, refused: Plan, error: Exception
 ) -> Prepared:
     """Return a launch whose blocks need not all run at once, or are in no clusters, where our share of the device refuses that.
 
@@ -347,11 +389,11 @@ def _less_shared(
     blocks = refused.grid if at_once else refused.cluster
     why = f"the device does not run {blocks} blocks at once ({error}), as in a green context or with MPS"
     try:
-        found = _prepare(device, what, wanted, cooperative=False, clusters=at_once)
+        found = _prepare(device, spec, wanted, cooperative=False, clusters=at_once)
     except DoesNotFitError:
         raise RuntimeError(f"{why}: the plan that was asked for needs that") from error
     with _lock:
-        add(_launches, _key_of(device, what, wanted), found)
+        add(_launches, _key_of(device, spec, wanted), found)
     if not _refusal_told.is_set():
         _refusal_told.set()
         warnings.warn(
@@ -368,38 +410,39 @@ _refusal_told = threading.Event()
 @contextlib.contextmanager
 def observed() -> Iterator[Sequence[Plan]]:
     """Give a list that gets the plan of each row op that this thread launches meanwhile; a call that is made again adds none."""
-    before, _thread.calls = _thread.calls, Calls()
+    thread = bound_calls.thread
+    before, thread.calls = thread.calls, Calls()
     try:
-        yield _thread.calls.plans
+        yield thread.calls.plans
     finally:
-        _thread.calls = before
+        thread.calls = before
 
 
 def calls_of_thread() -> Calls:
-    """Return what this thread remembers."""
-    return _thread.calls
+    """Return the bound calls of this thread."""
+    return bound_calls.thread.calls
 
 
-def kernel_of(device: int, what: Spelled, plan: Plan) -> compiler.Kernel:
+def kernel_of(device: int, spec: KernelSpec, plan: Plan) -> compiler.Kernel:
     """Compile and load a plan's kernel, ready to be launched with its shared memory and in its clusters."""
     shared = plan.shared_bytes or plan.kept_bytes
     little = plan.hoist == LENT and shared <= PLAIN_SHARED_BYTES - STATIC_SHARED_BYTES
     # more of L1 for shared memory costs those that want little of it 0.02 to 0.09 of the copy rate
     shared_limit = devices.limits_of(device).shared_bytes_per_block if shared and not little else 0
-    return compiler.kernel(device, what.text, what.expression(plan), shared_limit, plan.cluster)
+    return compiler.kernel(device, spec.text, spec.expression(plan), shared_limit, plan.cluster)
 
 
-def _key_of(device: int, what: Spelled, wanted: str | Plan | None) -> tuple[Any, ...]:
-    return (device, what.problem, what.op.cpp, what.arguments.cpp, wanted, compiler.owner())
+def _key_of(device: int, spec: KernelSpec, wanted: str | Plan | None) -> tuple[Any, ...]:
+    return (device, spec.problem, spec.params.cpp, wanted, compiler.owner())
 
 
-def prepared(device: int, what: Spelled, wanted: str | Plan | None) -> Prepared:
+def prepared(device: int, spec: KernelSpec, wanted: str | Plan | None) -> Prepared:
     """Return what _prepare() gives, made once for each problem, spelling and wish, and for each owner of kernels."""
     check_plan(wanted)  # a key hashes
-    key = _key_of(device, what, wanted)
+    key = _key_of(device, spec, wanted)
     found = _launches.get(key)
     if found is None:
-        found = _prepare(device, what, wanted)
+        found = _prepare(device, spec, wanted)
         with _lock:
             add(_launches, key, found)
     return found
@@ -407,7 +450,7 @@ def prepared(device: int, what: Spelled, wanted: str | Plan | None) -> Prepared:
 
 def _prepare(
     device: int,
-    what: Spelled,
+    spec: KernelSpec,
     wanted: str | Plan | None,
     *,
     tuned: bool = True,
@@ -421,7 +464,7 @@ def _prepare(
     limits = devices.limits_of(device)
 
     def load(plan: Plan) -> compiler.Kernel:
-        return kernel_of(device, what, plan)
+        return kernel_of(device, spec, plan)
 
     def occupancy(plan: Plan) -> int:
         if plan.cluster > 1:
@@ -435,39 +478,38 @@ def _prepare(
         )
 
     if cooperative:
-        plan, _ = _choose(what, limits, occupancy, wanted, tuned=tuned)
+        plan, _ = _choose(spec, limits, occupancy, wanted, tuned=tuned)
     else:
-        plan = choose(what.problem, limits, occupancy, wanted, cooperative=False)
+        plan = choose(spec.problem, limits, occupancy, wanted, cooperative=False)
     return Prepared(load(plan), plan)
 
 
 def _choose(
-    what: Spelled, limits: Limits, occupancy: Occupancy, wanted: str | Plan | None, *, tuned: bool = True
+    spec: KernelSpec, limits: Limits, occupancy: Occupancy, wanted: str | Plan | None, *, tuned: bool = True
 ) -> tuple[Plan, str]:
     """Return the plan and its source: "wanted", "tuned" (`cupynorm tune` found it) or "table" (that of plan/planner.py).
 
     tuned: whether what was found may be taken; the limits are then those of a device that is here.
     """
     if wanted is not None:
-        return choose(what.problem, limits, occupancy, wanted), "wanted"
+        return choose(spec.problem, limits, occupancy, wanted), "wanted"
     if tuned and tuned_plans.switched_on():
         place = tuned_plans.place(limits, devices.driver_version())
-        found = tuned_plans.find(place, limits, what.kind, what.problem)
+        found = tuned_plans.find(place, limits, spec.types, spec.problem)
         if found is not None:
             try:
-                return choose(what.problem, limits, occupancy, found), "tuned"
+                return choose(spec.problem, limits, occupancy, found), "tuned"
             except Exception as error:  # noqa: BLE001  whatever a file holds, it makes no call fail
                 warnings.warn(f"{place.file}: a tuned plan is not used: {error}", stacklevel=2)
-    return choose(what.problem, limits, occupancy), "table"
+    return choose(spec.problem, limits, occupancy), "table"
 
 
 def forget() -> None:
-    """Drop every remembered call, plan and table of tuned plans, of all threads.
+    """Drop every bound call, plan and table of tuned plans, of all threads.
 
     Kernels stay loaded, since a CUDA graph may hold them: a call that is made again finds them.
     """
-    global _thread  # noqa: PLW0603
     with _lock:
-        _thread = OfThread()
+        bound_calls.forget()
         _launches.clear()
     tuned_plans.forget()

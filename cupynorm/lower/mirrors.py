@@ -9,6 +9,7 @@ import numpy as np
 
 from cupynorm._dtypes import Dtype, cpp, cpp_of_element
 from cupynorm._values import NamedTuple
+from cupynorm.call.view import Argument, View
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,63 +22,6 @@ EMPTY = np.dtype([("none", np.uint8)])  # C++ gives an empty struct one byte
 ACCESS_BYTES = 16  # the widest access
 LARGEST_PLACE = 2**31 - 1  # that 32 bits count
 LEAST_COPIED_BYTES = 4  # of a copy from global to shared memory that takes no register
-
-
-class View(NamedTuple):
-    """An array as a kernel sees it: pointer in bytes, strides in bytes."""
-
-    pointer: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: Dtype
-
-    def split(self, axes: int) -> tuple[View, View]:
-        """Return the leading axes and the `axes` trailing ones, as two views of the same first element."""
-        at = len(self.shape) - axes
-        leading = View(self.pointer, self.shape[:at], self.strides[:at], self.dtype)
-        return leading, View(self.pointer, self.shape[at:], self.strides[at:], self.dtype)
-
-    def reordered(self, order: Sequence[int]) -> View:
-        """Return the view with its leading axes in this order."""
-        rest = range(len(order), len(self.shape))
-        shape, strides = (
-            tuple(each[axis] for axis in (*order, *rest)) for each in (self.shape, self.strides)
-        )
-        return View(self.pointer, shape, strides, self.dtype)
-
-    def collapsed(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return extents and strides, in elements, with neighbouring axes that can be one made one; never none."""
-        extents: list[int] = []
-        strides: list[int] = []
-        for extent, stride_bytes in zip(self.shape, self.strides, strict=True):
-            if extent == 1:
-                continue
-            stride = stride_bytes // self.dtype.itemsize
-            if extents and strides[-1] == stride * extent:
-                extents[-1] *= extent
-                strides[-1] = stride
-            else:
-                extents.append(extent)
-                strides.append(stride)
-        return (tuple(extents), tuple(strides)) if extents else ((1,), (0,))
-
-    def is_contiguous(self) -> bool:
-        """Say whether the elements lie next to each other in C order."""
-        extents, strides = self.collapsed()
-        return len(extents) == 1 and (extents[0] == 1 or strides[0] == 1)
-
-    def broadcast_to(self, shape: tuple[int, ...]) -> View:
-        """Return the view stretched to `shape`, as NumPy broadcasts; ValueError if it cannot be."""
-        missing = len(shape) - len(self.shape)
-        if missing < 0 or any(
-            have not in (1, want) for have, want in zip(self.shape, shape[missing:], strict=True)
-        ):
-            raise ValueError(f"shape {self.shape} does not broadcast to {shape}")
-        strides = tuple(
-            0 if have != want else stride
-            for have, want, stride in zip(self.shape, shape[missing:], self.strides, strict=True)
-        )
-        return View(self.pointer, shape, (0,) * missing + strides, self.dtype)
 
 
 class Struct(NamedTuple):
@@ -242,7 +186,8 @@ def kept(drop: Dropout, cols: int) -> Struct:
     """Twin of Kept."""
     names = ("seed", "offset", "threshold", "cols")
     dtype = np.dtype([(name, np.int64 if name == "cols" else np.uint64) for name in names], align=True)
-    return Struct("cupynorm::Kept", dtype, (drop.seed, drop.offset, drop.threshold, cols))
+    seed, offset = Argument(drop.seed, "seed"), Argument(drop.offset, "offset")
+    return Struct("cupynorm::Kept", dtype, (seed, offset, drop.threshold, cols))
 
 
 def in_turn(name: str, each: Sequence[Struct]) -> Struct:

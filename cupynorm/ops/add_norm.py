@@ -9,12 +9,17 @@ from cupynorm.call.extras import Add, Extras, quantize_of
 from cupynorm.call.quantize import Quantize
 from cupynorm.host.philox import PROBABILITY
 from cupynorm.host.philox import dropout as checked_dropout
-from cupynorm.invoke import fused_calls
+from cupynorm.invoke import bound_calls, fused_calls
+from cupynorm.invoke.bound_calls import axis_option
+from cupynorm.lower.row import RowOp
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM, NormOptions
 from cupynorm.plan.planner import Plan
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+WORDS = 1 << 64  # seeds and offsets that there are
 
 
 class AddOptions(NormOptions, total=False):
@@ -226,9 +231,9 @@ def add_layer_norm(
     >>> s.tolist(), y.round(4).tolist()
     ([[1.0, 2.0, 6.0]], [[-0.9258, -0.4629, 1.3887]])
     """
-    extras = _adding(residual, bias, alpha, dropout, seed, offset, return_sum, quantize)
-    return fused_calls.run_fused(
-        LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, extras
+    return _run(
+        *(LAYER_NORM, x, residual, gamma, beta, bias, alpha, eps, return_sum, dropout, seed, offset),
+        *(axis, out, dtype, return_stats, quantize, plan),
     )
 
 
@@ -405,8 +410,62 @@ def add_rms_norm(
     >>> add_rms_norm(np.array([[1.0, 2.0]]), np.array([[2.0, 2.0]]), return_sum=False).round(4).tolist()
     [[0.8485, 1.1314]]
     """
-    extras = _adding(residual, bias, alpha, dropout, seed, offset, return_sum, quantize)
-    return fused_calls.run_fused(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan, extras)
+    return _run(
+        *(RMS_NORM, x, residual, gamma, None, bias, alpha, eps, return_sum, dropout, seed, offset),
+        *(axis, out, dtype, return_stats, quantize, plan),
+    )
+
+
+def _run(
+    op: RowOp,
+    x: Any,
+    residual: Any,
+    gamma: Any,
+    beta: Any,
+    bias: Any,
+    alpha: float,
+    eps: float,
+    return_sum: bool,  # noqa: FBT001
+    p: float,
+    seed: int | None,
+    offset: int,
+    axis: int | tuple[int, ...],
+    out: Any,
+    dtype: Any,
+    return_stats: bool,  # noqa: FBT001
+    quantize: str | Quantize | None,
+    plan: str | Plan | None,
+) -> Any:
+    """Run a call of add_layer_norm or add_rms_norm."""
+    option = scale = None
+    if quantize is not None:
+        option, scale = fused_calls.quantize_option(quantize)
+    arrays = {"x": x, "gamma": gamma, "beta": beta, "out": out, "residual": residual, "bias": bias}
+    if scale is not None:
+        arrays[fused_calls.SCALE] = scale
+    of_axis = axis if type(axis) is int else axis_option(axis)
+    # 0.0 and -0.0 are equal
+    of_alpha = repr(alpha) if type(alpha) is float and not alpha else alpha
+    said = (
+        *(op.name, of_axis, eps, type(eps), dtype, return_stats, type(return_stats), plan),
+        *(option, of_alpha, type(alpha), p, type(p), return_sum, type(return_sum)),
+    )
+    extras = None
+    scalars: tuple[int, ...] = ()
+    if not (type(p) in {float, int} and p == 0):  # a dropout: its seed and offset are others in each call
+        if type(seed) is type(offset) is int and 0 <= seed < WORDS and 0 <= offset < WORDS:
+            scalars = (seed, offset)
+        else:
+            extras = _adding(residual, bias, alpha, p, seed, offset, return_sum, quantize)
+            drop = extras.add.dropout  # type: ignore[union-attr]  # which was just put in
+            scalars = () if drop is None else (drop.seed, drop.offset)
+    signature, made = bound_calls.thread.calls.again((*arrays.values(),), said, scalars)
+    if made is not None:
+        results = (*made,) if out is None else (out, *made)
+        return results if len(results) > 1 else results[0]
+    if extras is None:
+        extras = _adding(residual, bias, alpha, p, seed, offset, return_sum, quantize)
+    return fused_calls.run_checked(op, arrays, axis, eps, dtype, return_stats, plan, extras, said, signature)
 
 
 def _adding(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,8 +12,21 @@ from cupynorm.call.arguments import Call, check_each, is_number, view
 from cupynorm.host import reference
 from cupynorm.host.philox import PROBABILITY
 from cupynorm.host.philox import dropout as checked_dropout
-from cupynorm.invoke import elementwise_calls
-from cupynorm.invoke.elementwise_calls import Each
+from cupynorm.invoke import bound_calls, one_kernel
+from cupynorm.invoke.bound_calls import Arrays
+from cupynorm.lower.elementwise import (
+    DROPOUT_SCALARS,
+    Each,
+    elementwise_spec,
+    round_keys,
+    threshold_and_factors,
+)
+from cupynorm.lower.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cupynorm.invoke.bound_calls import Signature
 
 GELUS = {"none": "gelu", "tanh": "gelu_tanh"}  # which of reference.ACTIVATIONS is meant
 GATES = ("first", "second")
@@ -240,16 +253,13 @@ def dropout(x: Any, p: float, *, seed: int, offset: int = 0, out: Any = None, dt
     >>> sorted(set(y.tolist())), bool(0.45 < (y == 0).mean() < 0.55)
     ([0.0, 2.0], True)
     """
-    each = Each(
-        None,
-        None,
-        None,
-        checked_dropout(p if type(p) is float else finite("p", p, PROBABILITY), seed, offset),
-    )
-    y = elementwise_calls.again(each, x, out, dtype)
-    if y is None:
-        y = _run(check_each(x, out=out, dtype=dtype), each, out, dtype)
-    return y
+    drop = checked_dropout(p if type(p) is float else finite("p", p, PROBABILITY), seed, offset)
+    words = (drop.offset, round_keys(drop.seed), *threshold_and_factors(drop.p))
+    signature, made = bound_calls.thread.calls.again((x, out), ("dropout", dtype), words)
+    if made is not None:
+        return made[0] if out is None else out
+    call = check_each(x, out=out, dtype=dtype)
+    return _run(call, Each(dropout=drop), {"x": x, "out": out}, DROPOUT_SCALARS, signature)
 
 
 def _gelu(approximate: str) -> str:
@@ -260,46 +270,57 @@ def _gelu(approximate: str) -> str:
 
 
 def _with_bias(x: Any, bias: Any, activation: str, out: Any, dtype: Any) -> Any:
-    each = Each(activation, bias)
-    y = elementwise_calls.again(each, x, out, dtype)
-    if y is None:
-        call = check_each(x, out=out, dtype=dtype, columns={"bias": bias}, least_axes=1)
-        if call.on_device and is_number(bias):
-            return _with_bias(x, call.columns["bias"], activation, call.out, dtype)
-        y = _run(call, each, out, dtype)
-    return y
+    calls = bound_calls.thread.calls
+    signature, made = calls.again((x, bias, out), (activation, None, dtype))
+    if made is not None:
+        return made[0] if out is None else out
+    call = check_each(x, out=out, dtype=dtype, columns={"bias": bias}, least_axes=1)
+    if call.on_device and is_number(bias):
+        return _with_bias(x, call.columns["bias"], activation, call.out, dtype)
+    return _run(call, Each(activation, bias), {"x": x, "bias": bias, "out": out}, (), signature)
 
 
 def _gated(x: Any, bias: Any, activation: str, gate: str, out: Any, dtype: Any) -> Any:
     if type(gate) is not str or gate not in GATES:
         choice("gate", gate, GATES, "use 'first' or 'second', the half that goes through the activation")
-    each = Each(activation, bias, gate)
-    y = elementwise_calls.again(each, x, out, dtype)
-    if y is None:
-        call = check_each(x, out=out, dtype=dtype, columns={"bias": bias}, least_axes=1, halves=True)
-        if call.on_device and is_number(bias):
-            return _gated(x, call.columns["bias"], activation, gate, call.out, dtype)
-        y = _run(call, each, out, dtype)
-    return y
+    calls = bound_calls.thread.calls
+    signature, made = calls.again((x, bias, out), (activation, gate, dtype))
+    if made is not None:
+        return made[0] if out is None else out
+    call = check_each(x, out=out, dtype=dtype, columns={"bias": bias}, least_axes=1, halves=True)
+    if call.on_device and is_number(bias):
+        return _gated(x, call.columns["bias"], activation, gate, call.out, dtype)
+    return _run(call, Each(activation, bias, gate), {"x": x, "bias": bias, "out": out}, (), signature)
 
 
-def _run(call: Call, each: Each, out: Any, dtype: Any) -> Any:
-    """Run a checked call of an op on each element. out, dtype: as the caller gave them."""
+def _run(
+    call: Call, each: Each, given: Mapping[str, Any], scalars: Sequence[str], signature: Signature | None
+) -> Any:
+    """Run a checked call of an op on each element. given, scalars: as the signature has them."""
     if call.x.size == 0:
         return call.out
     if call.on_device:
-        elementwise_calls.launch(call, each, out, dtype)
+        made = {"out": call.out} if given["out"] is None else {}
+        one_kernel.launch(
+            call.device, _lowered(call, each), Arrays(given, ("out",), made, scalars=scalars), signature
+        )
     else:
         _compute(call, each)
     return call.out
+
+
+def _lowered(call: Call, each: Each) -> KernelSpec:
+    bias = call.columns.get("bias")
+    return elementwise_spec(
+        each, view(call.x, "x"), view(call.out, "out"), None if bias is None else view(bias, "bias")
+    )
 
 
 def _compute(call: Call, each: Each) -> None:
     """Compute a checked call on NumPy arrays."""
     x, out = call.x, call.out
     given = call.columns.get("bias")
-    bias = None if given is None else view(given)
-    asking.answer(lambda: elementwise_calls.spelled(each, view(x), view(out), bias))
+    asking.answer(lambda: _lowered(call, each))
     if each.dropout is not None:
         reference.dropout(x, each.dropout, out)
     elif each.gate is None:

@@ -5,20 +5,36 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupynorm._dtypes import compute_dtype, dtype_name
 from cupynorm._options import boolean, eps_of
-from cupynorm.call.arguments import Call, _overlap, _place, check, check_elements, check_kind, is_number, view
-from cupynorm.invoke import fused_calls, fusion_calls, row_ops
-from cupynorm.invoke.fused_calls import Function
-from cupynorm.invoke.fusion_calls import FusedCall, Operand
-from cupynorm.invoke.row_ops import RowOp
+from cupynorm.call.arguments import (
+    Call,
+    check,
+    check_kind,
+    check_kinds,
+    check_places,
+    is_number,
+    sharing,
+    view,
+)
+from cupynorm.invoke import bound_calls, fusion_calls
+from cupynorm.invoke.bound_calls import Arrays, axis_option
+from cupynorm.invoke.fusion_calls import FusedCall, Operand, operand, result
+from cupynorm.lower.fused import Function
+from cupynorm.lower.row import RowOp
 from cupynorm.lower.tracing import DeviceFunction, TraceError, trace
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM, layer_norm, rms_norm
 from cupynorm.ops.softmax import LOG_SOFTMAX, SOFTMAX, log_softmax, softmax
+
+if TYPE_CHECKING:
+    from cupynorm.invoke.bound_calls import Signature
+
+NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
+OPTIONS = {"axis", "eps", "dtype", "return_stats", "plan"}  # of an op
 
 OPS: dict[Any, RowOp] = {
     layer_norm: LAYER_NORM,
@@ -56,56 +72,76 @@ class Fusion:
 
     def __call__(self, x: Any, /, *operands: Any, **arguments: Any) -> Any:
         """Run the fusion; arguments, results and errors are in fuse."""
+        arrays: dict[Any, Any] = {"x": x}
+        said: list[Any] = [id(self)]
+        for index, each in enumerate(operands):
+            if isinstance(each, NUMBERS):
+                said += (index, repr(each), type(each))  # repr tells 0.0 and -0.0 apart
+            else:
+                arrays[index] = each
+        outs: Any = ()
+        for name, each in arguments.items():
+            if name == "out" and each is None:
+                continue
+            said.append(name)
+            if name == "out":
+                outs = each if isinstance(each, tuple) else (each,)
+                for index, one in enumerate(outs):
+                    arrays["out", index] = one
+            elif name in OPTIONS:
+                said.append(axis_option(each) if name == "axis" else (each, type(each)))
+            elif isinstance(each, NUMBERS):
+                said += (repr(each), type(each))
+            else:
+                arrays[name] = each
+        signature, made = bound_calls.thread.calls.again((*arrays.values(),), (len(outs), *said))
+        if made is None:
+            return self._run(x, operands, arguments, arrays, signature)
+        results = []
+        for each in outs:
+            results.append(made.pop(0) if each is None else each)  # noqa: PERF401  a comprehension is a call more
+        results += made
+        return (*results,) if len(results) > 1 else results[0]
+
+    def _run(
+        self,
+        x: Any,
+        operands: Sequence[Any],
+        arguments: dict[str, Any],
+        arrays: Mapping[Any, Any],
+        signature: Signature | None,
+    ) -> Any:
+        """Run a call with all checks; keep it under its signature. arrays: as that has them."""
         own = {name: arguments.pop(name) for name in self.arguments if name in arguments}
         given = self._bind(operands, arguments)
-        arrays = (x, own.get("gamma"), own.get("beta"), *map(_array, given))
         outs = self._split(own.get("out"))
-        known = self._key((*arrays, *outs), given, own)
-        calls = row_ops.calls_of_thread()
-        found = None if known is None else calls.fused.get(known[0])
-        if known is not None and found is not None:
-            made = found.run(calls.kind, calls.stream(x.data.device_id).ptr, known[1], (0, 0))
-            if made is not None:
-                new = iter(made)
-                return _alone((*(next(new) if each is None else each for each in outs), *new))
         call = self._check(x, given, **own)
         if call.on_device and (is_number(own.get("gamma")) or is_number(own.get("beta"))):
             return self(x, *given, **(own | dict(call.columns)))
-        kept = (call.loaded,) if self.keep_loaded else ()
-        results = (*call.outs, *kept, *call.stats)
+        written = (*call.outs, call.loaded) if self.keep_loaded else call.outs
         if call.x.size and call.on_device:
-            launched = fusion_calls.run(call)
-            if known is not None:
-                made = [
-                    each
-                    for each, asked in zip(results, (*outs, *(None,) * len(call.stats)), strict=True)
-                    if asked is None
-                ]
-                fused_calls.remember(known[0], launched, (*arrays, *outs), made, None, self)
+            asked = {result(index): each for index, each in enumerate(written) if outs[index] is None}
+            roles = Arrays(
+                given={self._role(key): each for key, each in arrays.items()},
+                written=tuple(map(result, range(len(written)))),
+                made={**asked, **call.stats},
+                holds=self,
+            )
+            bound = fusion_calls.run(call, roles)
+            bound_calls.thread.calls.add(signature, bound, roles.made)
         elif call.x.size:
             fusion_calls.run_on_host(call)
-        return _alone(results)
+        results = (*written, *call.stats.values())
+        return results if len(results) > 1 else results[0]
 
-    def _key(
-        self, arrays: Sequence[Any], given: Sequence[Any], own: Mapping[str, Any]
-    ) -> tuple[Any, list[int]] | None:
-        """Return what says that calls are alike (_remembered.Calls.key); None where options do not hash."""
-        options: tuple[Any, ...] = tuple(
-            (name, each, type(each)) for name, each in own.items() if name not in _ARRAYS
-        )
-        axis = own.get("axis")
-        if isinstance(axis, tuple):  # (True, 2) and (1.0, 2) equal (1, 2), but name no axes
-            options += tuple(map(type, axis))
-        # repr tells 0.0 and -0.0 apart
-        values = tuple(None if _array(each) is not None else (repr(each), type(each)) for each in given)
-        try:
-            known = row_ops.calls_of_thread().key(
-                arrays, own.get("out") is not None, (id(self), options, values)
-            )
-            hash(known and known[0])
-        except TypeError:
-            return None
-        return known
+    def _role(self, key: Any) -> str:
+        """Return the role of an array that was given by this position or name."""
+        if isinstance(key, tuple):
+            return result(key[1])
+        names = (*self.load_operands, *self.store_operands)
+        if key in names:
+            key = names.index(key)
+        return operand(key) if isinstance(key, int) else key
 
     def _bind(self, operands: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """Return one operand for each parameter of load, then of store."""
@@ -170,7 +206,8 @@ class Fusion:
         _check_memory(given_outs, operands)
         compute = compute_dtype(first.x.dtype, *(each.dtype for each in written))
         wide = next((each for each in written if each.dtype == compute), first.out)
-        stats = [first._replace(out=wide).empty_statistic() for _ in self.op.stats] if return_stats else []
+        shaped = first._replace(out=wide)
+        stats = {name: shaped.empty_statistic() for name in self.op.stats} if return_stats else {}
         at = len(self.load_operands)
         return FusedCall(
             op=self.op,
@@ -186,7 +223,7 @@ class Fusion:
             store_operands=tuple(operands[at:]),
             outs=tuple(written[:-1] if self.keep_loaded else written),
             loaded=written[-1] if self.keep_loaded else None,
-            stats=tuple(stats),
+            stats=stats,
             compute=compute,
             plan=plan,
         )
@@ -300,34 +337,18 @@ def _function(what: Any, role: str) -> tuple[Function | None, tuple[str, ...]]:
     return expression, names[1:]
 
 
-_ARRAYS = {"gamma", "beta", "out"}
-
-
-def _alone(results: tuple[Any, ...]) -> Any:
-    return results if len(results) > 1 else results[0]
-
-
-def _array(value: Any) -> Any:
-    """Return an operand if it is no number, else None."""
-    return None if isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)) else value
-
-
 def _operand(name: str, value: Any, call: Call) -> Operand:
     """Check one operand, and say along which axes it varies."""
-    if isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
+    if isinstance(value, NUMBERS):
         try:
             return Operand(name, "value", None, float(value))
         except OverflowError:
             raise ValueError(f"{name} is beyond what float64 holds: give a number below 1e308") from None
     try:
-        on_device = check_kind(name, value)
+        check_kind(name, value)
     except TypeError as error:
         raise TypeError(f"{error}; or a Python number") from None
-    if on_device is not call.on_device:
-        raise TypeError(
-            f"x is {_place(call.on_device)} and {name} is {_place(on_device)}: "
-            "move one with cupy.asarray or cupy.asnumpy, nothing is copied behind your back"
-        )
+    on_device = check_kinds(call.x, {name: value})
     if value.dtype.kind not in "biu" or not value.dtype.isnative:
         try:
             dtype_name(value.dtype)
@@ -341,9 +362,7 @@ def _operand(name: str, value: Any, call: Call) -> Operand:
             f"{name} has shape {value.shape}, x has {shape}: it must have that shape or broadcast to it"
         ) from None
     if on_device:
-        if value.device.id != call.device:
-            raise ValueError(f"x is on device {call.device} and {name} on device {value.device.id}")
-        check_elements(name, value)
+        check_places(call.x, {name: value})
     at = len(shape) - call.axes
     own = (1,) * (len(shape) - value.ndim) + value.shape
     between, within = any(extent != 1 for extent in own[:at]), any(extent != 1 for extent in own[at:])
@@ -358,16 +377,15 @@ def _operand(name: str, value: Any, call: Call) -> Operand:
 
 def _check_memory(outs: Sequence[Any], operands: Sequence[Operand]) -> None:
     """Refuse outputs that share memory, unless one is the very view that an operand is."""
-    views = [view(each) for each in outs if each.size]
-    for index, each in enumerate(views):
-        if any(_overlap(each, other) for other in views[:index]):
+    written = [view(each) for each in outs if each.size]
+    for index, each in enumerate(written):
+        if sharing(each, {str(at): other for at, other in enumerate(written[:index])}) is not None:
             raise ValueError("two outputs share memory")
-        for operand in operands:
-            if operand.array is None or not operand.array.size:
+        for given in operands:
+            if given.array is None or not given.array.size:
                 continue
-            other = view(operand.array)
-            if each != other and _overlap(each, other):
+            if sharing(each, {given.name: view(given.array)}, {given.name}) is not None:
                 raise ValueError(
-                    f"an output and {operand.name} share memory: give {operand.name} itself if it has x's shape and dtype, "
+                    f"an output and {given.name} share memory: give {given.name} itself if it has x's shape and dtype, "
                     "or other memory"
                 )

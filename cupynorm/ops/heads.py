@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,8 +10,16 @@ from cupynorm._dtypes import dtype_of
 from cupynorm._options import integer, plainly
 from cupynorm.call import arguments, asking
 from cupynorm.host.reference import _round
-from cupynorm.invoke import head_calls
+from cupynorm.invoke import bound_calls, one_kernel
+from cupynorm.invoke.bound_calls import Arrays
+from cupynorm.lower.heads import by_heads, by_rows, move_spec
+from cupynorm.lower.spec import KernelSpec
 from cupynorm.runtime import devices
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cupynorm.invoke.bound_calls import Signature
 
 # What split_heads does to one row of x, heads = 3, head size = 2, and what merge_heads undoes:
 #
@@ -150,37 +158,53 @@ def merge_heads(x: Any, *, out: Any = None, dtype: Any = None) -> Any:
     >>> merge_heads(np.arange(4.0).reshape(2, 1, 2)).tolist()
     [[0.0, 1.0, 2.0, 3.0]]
     """
-    key = head_calls.key_of("merge", x, None, 0, out, dtype)
-    y = None if key is None else head_calls.again(key, x, None, out)
-    if y is not None:
-        return y
+    signature, made = bound_calls.thread.calls.again((x, out), ("merge_heads", dtype))
+    if made is None:
+        return _merge_checked(x, out, dtype, signature)
+    return made[0] if out is None else out
+
+
+def _merge_checked(x: Any, out: Any, dtype: Any, signature: Signature | None) -> Any:
+    """Run a call of merge_heads with all checks; keep it under its signature."""
     on_device = _check("x", x, None, out)
     if x.ndim < 3:  # noqa: PLR2004  heads, seq, head size
         raise ValueError(f"x has shape {x.shape}: its last three axes must be heads, seq and head size")
     *leading, heads, seq, size = x.shape
     y = _output("x", x, None, (*leading, seq, heads * size), out, dtype)
 
-    def places() -> tuple[head_calls.Places, head_calls.Places, None]:
-        return (
-            head_calls.by_heads(arguments.view(x), 1),
-            head_calls.by_rows(arguments.view(y), 1, heads),
-            None,
-        )
+    def spec() -> KernelSpec:
+        source, target = arguments.view(x, "x"), arguments.view(y, "out")
+        return move_spec(by_heads(source, 1), by_rows(target, 1, heads), None)
 
     if not on_device:
-        asking.answer(lambda: head_calls.spelled(*places()))
+        asking.answer(spec)
         _write(x.swapaxes(-3, -2), None, y.reshape(*leading, seq, heads, size))
     elif x.size:
-        head_calls.launch(*places(), y, key)
+        _launch(spec(), {"x": x, "out": out}, y, signature)
     return y
 
 
 def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype: Any) -> Any:
-    key = head_calls.key_of(parts, x, bias, heads, out, dtype)
-    y = None if key is None else head_calls.again(key, x, bias, out)
-    if y is not None:
-        return y
+    options = ("split_heads", parts, heads, type(heads), dtype)
+    signature, made = bound_calls.thread.calls.again((x, bias, out), options)
+    if made is None:
+        return _split_checked(x, bias, heads, parts, name, out, dtype, signature)
+    return made[0] if out is None else out
+
+
+def _split_checked(
+    x: Any,
+    bias: Any,
+    heads: int,
+    parts: int,
+    name: str,
+    out: Any,
+    dtype: Any,
+    signature: Signature | None,
+) -> Any:
+    """Run a call of add_qkv_bias or split_heads with all checks; keep it under its signature."""
     on_device = _check(name, x, bias, out)
+    given = {"x": x, "bias": bias, "out": out}
     if x.ndim < 2:  # noqa: PLR2004  seq, hidden
         raise ValueError(f"{name} has shape {x.shape}: its last two axes must be seq and hidden elements")
     count = integer("heads", heads)
@@ -193,21 +217,22 @@ def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype
     size = columns // (parts * count)
     if bias is not None:
         asked = _dtype_of_result(out, dtype)
-        given, bias = bias, arguments.column(bias, x, asked, f"the last axis of {name} has")
-        if on_device and arguments.is_number(given):
+        bias = arguments.column(bias, x, asked, f"the last axis of {name} has")
+        if on_device and arguments.is_number(given["bias"]):
             return _split(x, bias, heads, parts, name, out, dtype)
     parted = (parts,) if parts > 1 else ()
     y = _output(name, x, bias, (*parted, *leading, count, seq, size), out, dtype)
-    places = (
-        head_calls.by_rows(arguments.view(x), parts, count),
-        head_calls.by_heads(arguments.view(y), parts),
-        None if bias is None else arguments.view(bias),
-    )
+
+    def spec() -> KernelSpec:
+        source, target = arguments.view(x, "x"), arguments.view(y, "out")
+        shift = None if bias is None else arguments.view(bias, "bias")
+        return move_spec(by_rows(source, parts, count), by_heads(target, parts), shift)
+
     if on_device:
         if x.size:
-            head_calls.launch(*places, y, key)
+            _launch(spec(), given, y, signature)
         return y
-    asking.answer(lambda: head_calls.spelled(*places))
+    asking.answer(spec)
     target = y if parted else y[np.newaxis]
     for part in range(parts):
         columns_of_part = slice(part * count * size, (part + 1) * count * size)
@@ -219,19 +244,21 @@ def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype
     return y
 
 
+def _launch(spec: KernelSpec, given: Mapping[str, Any], y: Any, signature: Signature | None) -> None:
+    """Launch a checked move that has elements. given: as the signature has it."""
+    made = {"out": y} if given["out"] is None else {}
+    one_kernel.launch(int(y.device.id), spec, Arrays(given, ("out",), made), signature)
+
+
 def _check(name: str, x: Any, bias: Any, out: Any) -> bool:
     """Return whether the arrays are on a device; raise for other kinds, dtypes and places than can be computed."""
     arrays = {"bias": None if arguments.is_number(bias) else bias, "out": out}
-    on_device = arguments.check_kind(name, x)
-    for other, array in arrays.items():
-        if array is not None and arguments.check_kind(other, array) is not on_device:
-            here, there = arguments._place(on_device), arguments._place(not on_device)  # noqa: SLF001
-            raise TypeError(f"{name} is {here} and {other} is {there}: nothing is copied behind your back")
+    on_device = arguments.check_kinds(x, arrays, name_of_x=name, advice="")
     for other, array in {name: x, **arrays}.items():
         if array is not None:
             arguments.check_dtype(other, array)
     if on_device:
-        arguments._check_places(x, arrays, name)  # noqa: SLF001
+        arguments.check_places(x, arrays, name)
     return on_device
 
 
@@ -245,21 +272,16 @@ def _dtype_of_result(out: Any, dtype: Any) -> Any:
 def _output(name: str, x: Any, bias: Any, shape: tuple[int, ...], out: Any, dtype: Any) -> Any:
     """Return `out` if it fits, else a new array."""
     asked = None if dtype is None else dtype_of(dtype)
+    on_device = devices.is_device_array(x)
     if out is None:
-        on_device = devices.is_device_array(x)
-        place = int(x.device.id) if on_device else -1
-        return arguments._allocate(on_device, place, shape, asked or x.dtype)  # noqa: SLF001
-    if out.shape != shape:
-        raise ValueError(f"out has shape {out.shape}, the result has {shape}")
-    if asked is not None and out.dtype != asked:
-        raise ValueError(f"out has dtype {out.dtype}, dtype asks for {asked}")
+        return arguments.allocate(on_device, int(x.device.id) if on_device else -1, shape, asked or x.dtype)
+    arguments.check_result(out, shape, asked, on_device)
     if not out.flags.c_contiguous:
         raise ValueError(f"out has shape {out.shape} and strides {out.strides}: it must be contiguous")
-    if not devices.is_device_array(out) and not out.flags.writeable:
-        raise ValueError("out is read-only")
-    for other, array in {name: x, "bias": bias}.items():
-        if array is not None and arguments._overlap(arguments.view(out), arguments.view(array)):  # noqa: SLF001
-            raise ValueError(f"out and {other} share memory: elements move, so give other memory")
+    read = {other: arguments.view(array) for other, array in ((name, x), ("bias", bias)) if array is not None}
+    shared = arguments.sharing(arguments.view(out), read)
+    if shared is not None:
+        raise ValueError(f"out and {shared} share memory: elements move, so give other memory")
     return out
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from cupynorm.call.quantize import Quantize
 from cupynorm.invoke import row_ops
+from cupynorm.lower.row import RowOp
 from cupynorm.plan.planner import Plan
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def _rms_on_host(
     reference.rms_norm(x, gamma, axes, eps, out, *stats, **extras)
 
 
-LAYER_NORM = row_ops.RowOp(
+LAYER_NORM = RowOp(
     "layer_norm",
     "ops/layer_norm.cuh",
     "LayerNorm",
@@ -37,7 +38,7 @@ LAYER_NORM = row_ops.RowOp(
     stats=("mean", "rstd"),
     has_eps=True,
 )
-RMS_NORM = row_ops.RowOp(
+RMS_NORM = RowOp(
     "rms_norm",
     "ops/rms_norm.cuh",
     "RmsNorm",
@@ -199,9 +200,8 @@ def layer_norm(
     if quantize is not None:
         from cupynorm.invoke import fused_calls  # noqa: PLC0415
 
-        extras = fused_calls.quantising(quantize)
-        return fused_calls.run_fused(
-            LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, extras
+        return fused_calls.run_quantized(
+            LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, quantize
         )
     return row_ops.run(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
 
@@ -319,8 +319,7 @@ def rms_norm(
     if quantize is not None:
         from cupynorm.invoke import fused_calls  # noqa: PLC0415
 
-        extras = fused_calls.quantising(quantize)
-        return fused_calls.run_fused(
-            RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan, extras
+        return fused_calls.run_quantized(
+            RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan, quantize
         )
     return row_ops.run(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from cupynorm.call.quantize import Quantize
 from cupynorm.invoke import row_ops
+from cupynorm.lower.row import RowOp
 from cupynorm.plan.planner import Plan
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ def _log_on_host(x: Any, _gamma: Any, _beta: Any, axes: int, _eps: float, out: A
     reference.log_softmax(x, axes, out, **extras)
 
 
-SOFTMAX = row_ops.RowOp("softmax", "ops/softmax.cuh", "Softmax", _on_host)
-LOG_SOFTMAX = row_ops.RowOp("log_softmax", "ops/softmax.cuh", "LogSoftmax", _log_on_host)
+SOFTMAX = RowOp("softmax", "ops/softmax.cuh", "Softmax", _on_host)
+LOG_SOFTMAX = RowOp("log_softmax", "ops/softmax.cuh", "LogSoftmax", _log_on_host)
 
 
 def _spelled_out(spelled: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R]]:

@@ -180,7 +180,7 @@ COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 BEGIN_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 EARLY_SINCE, EARLY_CUDA = 90, 12030  # compute capability; CUDA of the driver, for graphs
-MOST_STREAMS = 64  # whose launches a remembered call keeps
+MOST_STREAMS = 64  # whose launches a bound call keeps
 
 
 @functools.cache
@@ -205,7 +205,7 @@ def launch_of(
     What the binding gives, a launch, takes no arguments and returns the driver's status, or None where CuPy has
     looked at it: ``status = launch()``, and then `launch_error(status)` is raised unless it is 0 or None.
 
-    Signal handlers. A thread's remembered calls write their pointers into parameters that the next call of the same
+    Signal handlers. A thread's bound calls write their pointers into parameters that the next call of the same
     kind writes, too. CPython runs signal handlers, which may make such a call, when a Python function is entered,
     after a call has returned, and at jumps (3.10: at those that go forwards as well). So between the first word that
     is written and the launch there is no call, no loop and no branch, and the launch is one call of a C function: no
@@ -311,7 +311,7 @@ class Launches(dict[int, "Launch"]):
         return made
 
     def once(self) -> None:
-        """Launch on the current stream, from no remembered call. Raises the driver's error."""
+        """Launch on the current stream, outside a bound call that is made again. Raises the driver's error."""
         status = self[cupy().cuda.get_current_stream().ptr]()
         if status:
             raise launch_error(status)

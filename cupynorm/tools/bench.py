@@ -26,11 +26,12 @@ import numpy as np
 
 import cupynorm
 from cupynorm._dtypes import Dtype, dtype_of
+from cupynorm.call.view import View
 from cupynorm.catalog import forms, op_table
 from cupynorm.catalog.forms import Arrays, Form, Given
 from cupynorm.invoke import row_ops
-from cupynorm.lower.mirrors import View
-from cupynorm.plan.planner import Plan
+from cupynorm.lower.row import row_spec
+from cupynorm.plan.planner import Plan, Problem
 from cupynorm.runtime import devices
 from cupynorm.tools import explain, peers, results, testing
 from cupynorm.tools.peers import Run
@@ -508,22 +509,22 @@ def _ours(what: Form, sets: Sequence[Arrays], plan: str | Plan | None) -> Run:
 
 def planned(point: Point) -> dict[str, Any]:
     """Return the plan at a point, with its kernel compiled and loaded. No device array is needed."""
-    device, what = devices.present_device(), _spelled(point)
-    if isinstance(what, row_ops.Spelled):
+    device, what = devices.present_device(), _spec(point)
+    if isinstance(what.problem, Problem):
         return row_ops._prepare(device, what, None).plan.as_dict()  # noqa: SLF001  run() without its launch
     return explain.load(what, device)
 
 
-def _spelled(point: Point, weights: Dtype | None = None) -> Any:
+def _spec(point: Point, weights: Dtype | None = None) -> Any:
     """Return a point's problem and structs. weights: the parameters' dtype, if it is not x's; of an op alone."""
     dtype, what = dtype_of(point.dtype), forms.form(point.op)
     if not what.alone:
-        return explain.spelled_form(what, point.rows, point.cols, dtype, point.offset)
+        return explain.form_spec(what, point.rows, point.cols, dtype, point.offset)
     weights, op = weights or dtype, op_table.op(point.op)
     pointer = point.offset * dtype.itemsize
     x = View(pointer, (point.rows, point.cols), (point.cols * dtype.itemsize, dtype.itemsize), dtype)
     column = View(0, (point.cols,), (weights.itemsize,), weights)
-    return row_ops.spelled(op.row, x, x, 1, dict.fromkeys(op.parameters, column))
+    return row_spec(op.row, x, x, 1, dict.fromkeys(op.parameters, column))
 
 
 def _compile_one(point: Point) -> None:

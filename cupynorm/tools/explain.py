@@ -12,8 +12,9 @@ from cupynorm._dtypes import Dtype, dtype_of
 from cupynorm._options import LONGEST
 from cupynorm.call import asking
 from cupynorm.call.arguments import trailing_axes
-from cupynorm.invoke import elementwise_calls, head_calls, row_ops
-from cupynorm.lower.mirrors import View
+from cupynorm.call.view import View
+from cupynorm.invoke import row_ops
+from cupynorm.lower.row import row_spec
 from cupynorm.plan.limits import RECORDED, Limits, active_blocks
 from cupynorm.plan.planner import Plan, Problem
 from cupynorm.runtime import compiler, devices
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cupynorm.catalog.forms import Arrays, Form
-    from cupynorm.invoke.row_ops import RowOp, Spelled
+    from cupynorm.lower.row import RowOp
+    from cupynorm.lower.spec import KernelSpec
     from cupynorm.runtime.nvrtc import Cubin
 
 
@@ -80,16 +82,16 @@ def explain(
     weight = dtype_of(gamma_dtype) if gamma_dtype is not None else x_dtype
     parameters = len(op.columns) * math.prod(shape[len(shape) - axes :]) * weight.itemsize
     moved = math.prod(shape) * (x_dtype.itemsize + y_dtype.itemsize) + parameters
-    what = spelled_op(op, shape, x_dtype, y_dtype, weight, axes)
+    what = op_spec(op, shape, x_dtype, y_dtype, weight, axes)
     return _planned(op.name, what, limits, plan, moved, tuned=device is None)
 
 
-def spelled_op(
+def op_spec(
     op: RowOp, shape: tuple[int, ...], x_dtype: Dtype, y_dtype: Dtype, weight: Dtype, axes: int = 1
-) -> Spelled:
-    """Return what a call of an op alone spells out for contiguous, aligned arrays. weight: the dtype of its parameters."""
+) -> KernelSpec:
+    """Lower a call of an op alone on contiguous, aligned arrays. weight: the dtype of its parameters."""
     columns = {name: _imagined(shape[len(shape) - axes :], weight) for name in op.columns}
-    return row_ops.spelled(op, _imagined(shape, x_dtype), _imagined(shape, y_dtype), axes, columns)
+    return row_spec(op, _imagined(shape, x_dtype), _imagined(shape, y_dtype), axes, columns)
 
 
 def explain_form(
@@ -104,13 +106,13 @@ def explain_form(
     limits = _limits(device)
     _check_shape(shape, dtype_of(dtype))
     rows, cols = math.prod(shape[:-1]), shape[-1]
-    spelled, moved = spelled_form(what, rows, cols, dtype), what.bytes_moved(rows, cols, dtype)
-    if isinstance(spelled, row_ops.Spelled):
-        return _planned(what.name, spelled, limits, plan, moved, tuned=device is None)
+    spec, moved = form_spec(what, rows, cols, dtype), what.bytes_moved(rows, cols, dtype)
+    if isinstance(spec.problem, Problem):
+        return _planned(what.name, spec, limits, plan, moved, tuned=device is None)
     if plan is not None:
         raise ValueError(f"{what.name} has one kernel and no variants: plan={plan!r} chooses nothing")
-    kernel = _kernel_of(spelled, limits)
-    ask = _Compiled(spelled.text, limits)
+    kernel = _kernel_of(spec, limits)
+    ask = _Compiled(spec.text, limits)
     resident = ask.resident_blocks(kernel.expression, kernel.block, 0)
     return Explanation(
         op=what.name,
@@ -126,8 +128,8 @@ def explain_form(
     )
 
 
-def spelled_form(what: Form, rows: int, cols: int, dtype: Any, offset: int = 0) -> Any:
-    """Return what a form's call spells out: a Spelled of _row or of _elementwise, or a Move of _heads."""
+def form_spec(what: Form, rows: int, cols: int, dtype: Any, offset: int = 0) -> Any:
+    """Lower a form's call on contiguous, aligned arrays that begin `offset` elements behind an aligned address."""
     given: Arrays = {}
     for name, (each, kind, holds) in what.given(rows, cols, dtype_of(dtype)).items():
         if holds == "result":
@@ -136,7 +138,7 @@ def spelled_form(what: Form, rows: int, cols: int, dtype: Any, offset: int = 0) 
             given[name] = np.full(each, cols, kind)
         else:  # memory that nobody touches is not there
             given[name] = np.empty(math.prod(each) + offset, kind)[offset:].reshape(each)
-    return asking.spelled_by(lambda: what.call(given))
+    return asking.spec_of(lambda: what.call(given))
 
 
 class _Kernel(NamedTuple):
@@ -148,16 +150,9 @@ class _Kernel(NamedTuple):
     numbers: Mapping[str, Any]
 
 
-def _kernel_of(what: Any, limits: Limits) -> _Kernel:
-    if isinstance(what, elementwise_calls.Spelled):
-        tiles = what.tiles(limits)
-        problem = {"rows": what.rows, "cols": what.cols, "pack": what.pack}
-        return _Kernel(what.expression(tiles), math.prod(tiles.block), problem, tiles._asdict())
-    tokens = head_calls.tokens_of_a_thread(what, limits.sm_count * limits.threads_per_sm)
-    numbers = {"tokens": tokens, "pack": what.pack, "grid": what.grid(tokens), "block": head_calls.BLOCK}
-    return _Kernel(
-        what.expression(tokens), head_calls.BLOCK, {"tokens": what.tokens, "pack": what.pack}, numbers
-    )
+def _kernel_of(spec: KernelSpec, limits: Limits) -> _Kernel:
+    plan = spec.problem.plan(limits)
+    return _Kernel(spec.expression(plan), plan.threads, spec.problem.summary(), plan.summary())
 
 
 def load(what: Any, device: int) -> dict[str, Any]:
@@ -168,7 +163,7 @@ def load(what: Any, device: int) -> dict[str, Any]:
 
 
 def _planned(
-    name: str, what: Spelled, limits: Limits, plan: str | Plan | None, moved: int, *, tuned: bool
+    name: str, what: KernelSpec, limits: Limits, plan: str | Plan | None, moved: int, *, tuned: bool
 ) -> Explanation:
     ask = _Compiled(what.text, limits)
 

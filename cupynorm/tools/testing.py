@@ -22,7 +22,7 @@ from cupynorm.catalog import forms
 from cupynorm.catalog.op_table import OPS, Op
 from cupynorm.host.reference import LARGEST
 from cupynorm.invoke import row_ops
-from cupynorm.plan.planner import VARIANTS, DoesNotFitError
+from cupynorm.plan.planner import VARIANTS, DoesNotFitError, Problem
 from cupynorm.runtime import compiler, devices
 from cupynorm.tools import explain
 
@@ -289,7 +289,7 @@ class _OpCheck:
         """Compile and load what run() will launch."""
         wanted = self.variant if self.variant in VARIANTS else None
         row_ops.prepared(
-            device, explain.spelled_op(self.op.row, (self.rows, self.cols), *self._dtypes()), wanted
+            device, explain.op_spec(self.op.row, (self.rows, self.cols), *self._dtypes()), wanted
         )
 
     def run(self) -> Result | None:
@@ -327,11 +327,11 @@ class _FormCheck:
 
     def prepare(self, device: int) -> None:
         """Compile and load what run() will launch."""
-        spelled = explain.spelled_form(self.what, FORM_ROWS, self.cols, self.dtype)
-        if isinstance(spelled, row_ops.Spelled):
-            row_ops.prepared(device, spelled, None)
+        spec = explain.form_spec(self.what, FORM_ROWS, self.cols, self.dtype)
+        if isinstance(spec.problem, Problem):
+            row_ops.prepared(device, spec, None)
         else:
-            explain.load(spelled, device)
+            explain.load(spec, device)
 
     def run(self) -> Result:
         """Run the call."""

@@ -17,6 +17,7 @@ from typing import Any
 from cupynorm._dtypes import Dtype, dtype_of
 from cupynorm.catalog import forms, op_table
 from cupynorm.invoke import row_ops
+from cupynorm.lower.spec import KernelSpec
 from cupynorm.plan.limits import Limits, active_blocks
 from cupynorm.plan.planner import (
     HOPPER,
@@ -261,7 +262,7 @@ def _distance(problem: Problem, limits: Limits, origin: Plan) -> Any:
 
 
 def _usable(
-    device: int, what: row_ops.Spelled, plans: Sequence[Plan], refused: dict[str, int], workers: int
+    device: int, what: KernelSpec, plans: Sequence[Plan], refused: dict[str, int], workers: int
 ) -> list[Plan]:
     """Compile plans at the same time, and return those that compile and do not spill."""
     kernels = compiler.owner() or contextlib.nullcontext()
@@ -320,11 +321,11 @@ def _measure(point: Point, weights: Any, workers: int | None) -> tuple[Result, s
     op, dtype = op_table.op(point.op), dtype_of(weights or point.dtype)
     device = devices.present_device()
     limits = devices.limits_of(device)
-    what = bench._spelled(point, dtype)  # noqa: SLF001
+    what = bench._spec(point, dtype)  # noqa: SLF001
     chosen = row_ops._prepare(device, what, None, tuned=False)  # noqa: SLF001  run() without its launch
     before = tuned_plans.portable(chosen.plan)
     earlier = tuned_plans.find(
-        tuned_plans.place(limits, devices.driver_version()), limits, what.kind, what.problem
+        tuned_plans.place(limits, devices.driver_version()), limits, what.types, what.problem
     )
     refused: dict[str, int] = {}
     others = dict.fromkeys(
@@ -349,7 +350,7 @@ def _measure(point: Point, weights: Any, workers: int | None) -> tuple[Result, s
         len(plans),
         refused,
     )
-    return result, tuned_plans.key_of(what.kind, what.problem, limits)
+    return result, tuned_plans.key_of(what.types, what.problem, limits)
 
 
 def _workers() -> int:
@@ -420,7 +421,7 @@ def points(
 
 def most_candidates(point: Point, weights: Any = None) -> int:
     """Return how many plans would be compiled at a point on the present device."""
-    what = bench._spelled(point, dtype_of(weights or point.dtype))  # noqa: SLF001
+    what = bench._spec(point, dtype_of(weights or point.dtype))  # noqa: SLF001
     return len(candidates(what.problem, devices.present_limits(), MOST_CANDIDATES))
 
 
@@ -453,7 +454,7 @@ def _measure_what_fits(point: Point, weights: Any) -> tuple[Result, str]:
     limits = devices.present_limits()
 
     def kind(point: Point) -> str:
-        return tuned_plans.rows_class(bench._spelled(point).problem, limits)  # noqa: SLF001
+        return tuned_plans.rows_class(bench._spec(point).problem, limits)  # noqa: SLF001
 
     while True:
         try:

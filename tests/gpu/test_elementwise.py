@@ -14,7 +14,8 @@ from cupynorm import bias_gelu, bias_silu, dropout, geglu, swiglu
 from cupynorm._dtypes import DTYPES as INSTALLED
 from cupynorm._dtypes import dtype_of
 from cupynorm.host import reference
-from cupynorm.invoke import elementwise_calls, row_ops
+from cupynorm.invoke import row_ops
+from cupynorm.lower import elementwise
 from cupynorm.tools.testing import assert_close
 from tests.gpu.agree import DTYPES, as_strided, bits, need_bytes, tiled
 
@@ -264,7 +265,7 @@ def test_launches_that_only_large_arrays_need(
 ) -> None:
     row_ops.forget()  # a launch that was chosen before
     for name, value in limits.items():
-        monkeypatch.setattr(elementwise_calls, name, value)
+        monkeypatch.setattr(elementwise, name, value)
     for x in (normal(11, wide(op, cols), dtype="float16"), normal(3, 7, wide(op, cols), dtype="float16")):
         given = xp.asarray(x)
         check(xp, op, given[..., ::2, :], xp.asarray(normal(x.shape[-1], dtype="float16")))

@@ -10,6 +10,7 @@ import pytest
 from cupynorm import add_qkv_bias, merge_heads, split_heads
 from cupynorm._dtypes import dtype_of
 from cupynorm.invoke import head_calls, row_ops
+from cupynorm.lower import heads as lower_heads
 from cupynorm.tools.testing import assert_close
 from tests.gpu.agree import DTYPES, as_strided, bits
 
@@ -116,7 +117,7 @@ def test_a_call_made_again_sees_its_own_arrays(xp: Any) -> None:
         assert given is out
         for y in (mine, given):
             np.testing.assert_array_equal(xp.asnumpy(y), add_qkv_bias(x, bias, heads=3))
-    assert len(row_ops.calls_of_thread().heads) >= 1
+    assert len(row_ops.calls_of_thread().bound) >= 1
 
 
 @pytest.mark.small
@@ -179,7 +180,7 @@ def test_rows_are_gathered_by_their_numbers(xp: Any) -> None:
 @pytest.mark.small
 @pytest.mark.parametrize("seq", [1, 2, 7])
 def test_a_thread_may_take_several_tokens(xp: Any, monkeypatch: Any, seq: int) -> None:
-    monkeypatch.setattr(head_calls, "tokens_of_a_thread", lambda *_: 2)
+    monkeypatch.setattr(lower_heads, "tokens_of_a_thread", lambda *_: 2)
     qkv, bias = numbers(3, seq, 72), numbers(72, seed=1)
 
     y = add_qkv_bias(xp.asarray(qkv), xp.asarray(bias), heads=3)

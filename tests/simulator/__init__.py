@@ -85,7 +85,7 @@ def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200
     """Put the twins in CuPy's place until the test ends; several devices by a sequence of names. Returns this module."""
     from cupynorm.bert import gemm
     from cupynorm.call import uploads
-    from cupynorm.invoke import row_ops
+    from cupynorm.invoke import bound_calls, row_ops
     from cupynorm.runtime import compiler as kernel_compiler
     from cupynorm.runtime import devices
 
@@ -109,7 +109,7 @@ def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200
     monkeypatch.setattr(uploads, "_kept_bytes", 0)
     monkeypatch.setattr(row_ops, "_launches", {})
     monkeypatch.setattr(row_ops, "_refusal_told", threading.Event())
-    monkeypatch.setattr(row_ops, "_thread", row_ops.OfThread())
+    monkeypatch.setattr(bound_calls, "thread", bound_calls.PerThread())
     monkeypatch.setattr(kernel_compiler, "_kernels", kernel_compiler.Kernels())
     # the twin compiles with g++, and what it makes is no cubin: nothing is to be looked up or kept
     monkeypatch.setattr(kernel_compiler, "load_function", kernel_compiler.load_function_by_cupy)

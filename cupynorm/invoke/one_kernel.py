@@ -1,0 +1,25 @@
+"""Ops that have one kernel and no variants: from a lowered call to its first launch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cupynorm.invoke import bound_calls
+from cupynorm.invoke.bound_calls import Arrays, bound_call
+from cupynorm.runtime import compiler, devices
+
+if TYPE_CHECKING:
+    from cupynorm.lower.spec import KernelSpec
+
+
+def launch(device: int, spec: KernelSpec, arrays: Arrays, signature: Any = None) -> None:
+    """Launch a checked call that has elements, on the device's current stream; keep it under its signature."""
+    calls = bound_calls.thread.calls
+    with devices.cupy().cuda.Device(device):
+        calls.prepare(device)
+        plan = spec.problem.plan(devices.limits_of(device))
+        kernel = compiler.kernel(device, spec.text, spec.expression(plan), 0)
+        binding = devices.launch_of(kernel.pointer, plan.grid, (*plan.block, 1), 0)
+        bound = bound_call(device, arrays, [(kernel, binding, spec.params)])
+        bound.once()
+    calls.add(signature, bound, arrays.made)

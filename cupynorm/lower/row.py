@@ -1,0 +1,98 @@
+"""Row ops in the kernels' terms, with nothing fused around them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cupynorm._dtypes import Dtype, compute_dtype, cpp
+from cupynorm._values import dataclass
+from cupynorm.lower.mirrors import (
+    EMPTY,
+    POINTER,
+    Struct,
+    affine_store,
+    arguments,
+    column,
+    direct,
+    lie,
+    pack_width,
+)
+from cupynorm.lower.spec import KernelSpec
+from cupynorm.plan.planner import Problem
+from cupynorm.runtime import compiler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from cupynorm.call.view import View
+
+ROW_KERNEL = "cupynorm::{plan.kernel}<{types}, cupynorm::{plan.shape}<{numbers}>>"
+
+
+@dataclass(frozen=True)
+class RowOp:
+    """An op as the kernels know it: kernels/<source> holds struct <struct>.
+
+    reference(x, gamma, beta, axes, eps, out, *stats) does the same on the host; extras= says what is fused around it.
+    columns: parameters of the normalised axes that it takes. stats: statistics that it can save. has_eps: whether it takes eps.
+    """
+
+    name: str
+    source: str
+    struct: str
+    reference: Callable[..., None]
+    columns: tuple[str, ...] = ()
+    stats: tuple[str, ...] = ()
+    has_eps: bool = False
+
+    def twin(self, compute: Dtype, stats: Sequence[int], eps: float) -> Struct:
+        """Twin of the op's struct: a pointer for each statistic (0: not wanted), then eps."""
+        fields: list[tuple[str, Any]] = [(name, POINTER) for name in self.stats]
+        values: list[Any] = list(stats) or [0] * len(self.stats)
+        if self.has_eps:
+            fields.append(("eps", compute))
+            values.append(eps)
+        spelling = f"cupynorm::{self.struct}<{cpp(compute)}>"
+        if not fields:
+            return Struct(spelling, EMPTY, (0,))
+        return Struct(spelling, np.dtype(fields, align=True), tuple(values))
+
+
+def row_spec(
+    op: RowOp,
+    x: View,
+    y: View,
+    axes: int,
+    columns: Mapping[str, View],
+    stats: Sequence[int] = (),
+    eps: float = 0.0,
+) -> KernelSpec:
+    """Lower a row op with nothing fused around it."""
+    shape = x.shape[len(x.shape) - axes :]
+    rows, cols = math.prod(x.shape[: len(x.shape) - axes]), math.prod(shape)
+    compute = compute_dtype(x.dtype, y.dtype)
+    twin = op.twin(compute, stats, eps)
+    load = direct("DirectLoad", x.split(axes)[0])
+    gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
+    store = affine_store(y.split(axes)[0], gamma, beta)
+    whole = arguments(twin, load, store, rows, cols)
+    pack, lies = pack_width(x, y, axes), lie(x, y, axes)
+    problem = Problem(
+        rows,
+        cols,
+        pack,
+        x.dtype.itemsize,
+        compute.itemsize,
+        tuple(each.dtype.itemsize for each in columns.values()),
+        *(lies if pack < lies.widest else (pack, 0, 1)),
+    )
+    text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize)
+    return KernelSpec(text, ROW_KERNEL, types_of(twin, load, store), whole, problem)
+
+
+def types_of(op: Struct, load: Struct, store: Struct) -> str:
+    """Return what a row kernel is made for, in C++, without a plan's numbers."""
+    return f"{op.cpp}, {load.cpp}, {store.cpp}"

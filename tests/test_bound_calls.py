@@ -1,0 +1,297 @@
+"""A bound call is launched again for whatever lies alike: every form, what is written in place, several launches, few frames."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupynorm
+from cupynorm._dtypes import dtype_of
+from cupynorm.call.view import Argument
+from cupynorm.catalog import forms
+from cupynorm.invoke import bound_calls, row_ops
+from cupynorm.invoke.bound_calls import Arrays, bound_call
+from cupynorm.lower.mirrors import POINTER, Struct
+from tests import simulator
+from tests.interrupted import interrupted
+from tests.simulator import simulated
+
+__all__ = ["simulated"]  # a fixture
+
+ROWS, COLS = 6, 48
+PACKAGE = str(Path(cupynorm.__file__).parent)
+
+
+def host(*shape: int, dtype: Any = np.float32, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape or (ROWS, COLS)).astype(dtype)
+
+
+def bits(results: Any) -> list[bytes]:
+    every = results if isinstance(results, tuple) else (results,)
+    return [simulator.cupy.asnumpy(each).tobytes() for each in every]
+
+
+@pytest.fixture
+def launched(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Note of each call whether a bound one was launched."""
+    seen: list[bool] = []
+    again = bound_calls.Calls.again
+
+    def noted(*given: Any) -> Any:
+        signature, made = again(*given)
+        seen.append(made is not None)
+        return signature, made
+
+    monkeypatch.setattr(bound_calls.Calls, "again", noted)
+    return seen
+
+
+# ---- every form
+
+
+def arrays_of(form: Any, seed: int) -> dict[str, Any]:
+    """Return a form's arrays on the device, but for its results."""
+    random, made = np.random.default_rng(seed), {}
+    for name, (shape, kind, holds) in form.given(ROWS, COLS, dtype_of("float32")).items():
+        if holds == "result":
+            continue
+        if holds in {"lengths", "ragged"}:
+            made[name] = random.integers(1, COLS + 1, shape).astype(kind)
+        elif np.dtype(kind).kind in "biu":
+            made[name] = random.integers(0, 2, shape).astype(kind)
+        else:
+            made[name] = random.standard_normal(shape).astype(kind)
+    return {name: simulator.cupy.asarray(each) for name, each in made.items()}
+
+
+@pytest.mark.parametrize("name", sorted(forms.FORMS))
+def test_a_form_is_launched_again_with_the_next_calls_arrays(launched: list[bool], name: str) -> None:
+    form = forms.form(name)
+    if form.missing:
+        pytest.skip(str(form.missing))
+    first, second = (arrays_of(form, seed) for seed in (1, 2))
+    expected = bits(form.call(second))
+    row_ops.forget()
+    form.call(first)
+    launched.clear()
+
+    found = bits(form.call(second))
+
+    assert found == expected
+    assert launched in ([True], [])  # [] is a shortcut's
+
+
+# ---- what is written in place
+
+
+@pytest.mark.parametrize("order", [(True, False), (False, True)])
+def test_calls_in_place_and_elsewhere_are_both_kept(launched: list[bool], order: tuple[bool, bool]) -> None:
+    cupy = simulator.cupy
+    calls: dict[str, Any] = {
+        "softmax": lambda x, r, out: cupynorm.softmax(x, scale=2.0, out=out),
+        "add": lambda x, r, out: cupynorm.add_layer_norm(x, r, out=out, return_sum=False),
+        "gelu": lambda x, r, out: cupynorm.bias_gelu(x, None, out=out),
+    }
+    for name, call in calls.items():
+        expected = bits(call(cupy.asarray(host()), cupy.asarray(host(seed=1)), None))
+        for turn in range(3):
+            launched.clear()
+            for in_place in order:
+                x, r = cupy.asarray(host()), cupy.asarray(host(seed=1))
+                out = x if in_place else cupy.empty((ROWS, COLS), np.float32)
+                assert bits(call(x, r, out)) == expected, name
+            assert launched == [turn > 0] * 2, name
+
+
+def test_an_operand_that_is_the_output_has_a_call_of_its_own(launched: list[bool]) -> None:
+    cupy = simulator.cupy
+    r = host(seed=1)
+    expected = bits(cupynorm.add_layer_norm(cupy.asarray(host()), cupy.asarray(r), return_sum=False))
+    for turn in range(2):
+        for where in ("x", "residual", "neither"):
+            given = {"x": cupy.asarray(host()), "residual": cupy.asarray(r)}
+            out = given.get(where, cupy.empty((ROWS, COLS), np.float32))
+            launched.clear()
+            assert bits(cupynorm.add_layer_norm(**given, out=out, return_sum=False)) == expected
+            assert launched == [turn > 0], where
+
+
+def test_an_output_that_is_refused_is_refused_after_a_good_one(simulated: Any) -> None:
+    cupy = simulator.cupy
+    memory = cupy.asarray(host(8 * ROWS, COLS))
+    x, r = memory[:ROWS], memory[ROWS : 2 * ROWS]
+    for _ in range(2):
+        cupynorm.add_layer_norm(x, r, out=memory[2 * ROWS : 3 * ROWS], return_sum=False)
+        cupynorm.bias_gelu(x, None, out=memory[2 * ROWS : 3 * ROWS])
+        with pytest.raises(ValueError, match="out and residual share memory in part"):
+            cupynorm.add_layer_norm(x, r, out=memory[ROWS + 1 : 2 * ROWS + 1], return_sum=False)
+        with pytest.raises(ValueError, match="out and x share memory in part"):
+            cupynorm.bias_gelu(x, None, out=memory[1 : ROWS + 1])
+
+
+# ---- options
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({"causal": True}, {"causal": 1}),
+        ({"causal_offset": 1}, {"causal_offset": True}),
+        ({"window": (1, 1)}, {"window": (1.0, 1)}),
+        ({"scale": 1.0}, {"scale": True}),
+        ({"where": True}, {"lengths": True}),
+        ({"scale": 1.0}, {"scal": 1.0}),
+    ],
+)
+def test_an_option_that_is_refused_is_refused_after_its_equal_was_not(
+    simulated: Any, first: dict[str, Any], then: dict[str, Any]
+) -> None:
+    cupy = simulator.cupy
+    x = cupy.asarray(host(3, ROWS, COLS))
+    mask = cupy.asarray(np.ones((3, ROWS, COLS), np.uint8))
+    of = {name: mask if name in {"where", "lengths"} else each for name, each in first.items()}
+    refused = {name: mask if name in {"where", "lengths"} else each for name, each in then.items()}
+    cupynorm.softmax(x, **of)
+    for _ in range(2):
+        with pytest.raises((TypeError, ValueError)):
+            cupynorm.softmax(x, **refused)
+
+
+def test_the_zeros_of_both_signs_are_two_options(simulated: Any) -> None:
+    cupy = simulator.cupy
+    x, r = (
+        cupy.asarray(np.full((ROWS, COLS), -0.0, np.float32)),
+        cupy.asarray(np.ones((ROWS, COLS), np.float32)),
+    )
+    sums = [cupynorm.add_layer_norm(x, r, alpha=alpha)[1] for alpha in (0.0, -0.0, 0.0)]
+
+    assert [bool(np.signbit(cupy.asnumpy(each)).all()) for each in sums] == [False, True, False]
+
+
+@pytest.mark.parametrize("seed", [np.int64(7), np.uint64(7), 7])
+def test_a_dropout_of_numpys_integers_is_launched_again(launched: list[bool], seed: Any) -> None:
+    cupy = simulator.cupy
+    x, r = cupy.asarray(host()), cupy.asarray(host(seed=1))
+    expected = bits(cupynorm.add_layer_norm(x, r, dropout=0.5, seed=7))
+    launched.clear()
+
+    assert bits(cupynorm.add_layer_norm(x, r, dropout=0.5, seed=seed)) == expected
+    assert launched == [True]
+
+
+# ---- frames
+
+
+def frames(call: Any) -> int:
+    """Return how many Python functions of the package a warm call enters."""
+    call()
+    call()
+    count = 0
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_warm_call_enters_few_functions(simulated: Any) -> None:
+    cupy = simulator.cupy
+    x, r, g, out = (cupy.asarray(host(*shape)) for shape in ((), (), (COLS,), ()))
+    fusion = cupynorm.fuse(cupynorm.layer_norm, load=lambda x, r, c: x + r + c)
+    calls: dict[str, tuple[int, Any]] = {
+        "row op": (2, lambda: cupynorm.layer_norm(x, g, g, out=out)),
+        "mask": (3, lambda: cupynorm.softmax(x, causal=True, out=out)),
+        "sum": (3, lambda: cupynorm.add_layer_norm(x, r, g, g, dropout=0.1, seed=1)),
+        "quantised": (4, lambda: cupynorm.rms_norm(x, g, quantize="int8")),
+        "fusion": (2, lambda: fusion(x, r, g, gamma=g)),
+        "gelu": (4, lambda: cupynorm.bias_gelu(x, g)),
+        "heads": (3, lambda: cupynorm.split_heads(x, g, heads=4)),
+    }
+
+    found = {name: frames(call) for name, (_, call) in calls.items()}
+
+    assert all(found[name] <= most for name, (most, _) in calls.items()), found
+
+
+# ---- several launches, with a workspace between them
+
+
+class Launches:
+    """Two kernels that note the words that they are launched with."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, ...]] = []
+        self.kernels: list[Any] = []
+
+    def bind(self, number: int) -> Any:
+        def bind(stream: int, address: int) -> Any:
+            import ctypes
+
+            parameters = ctypes.c_uint64.from_address(address)
+
+            def launch() -> int:
+                words = (ctypes.c_uint64 * 3).from_address(parameters.value)
+                self.seen.append((number, *words))
+                return 0
+
+            return launch
+
+        return bind
+
+
+def test_a_call_may_have_several_launches_and_a_workspace(simulated: Any) -> None:
+    cupy = simulator.cupy
+    launches = Launches()
+    x, y, partial = (cupy.empty((ROWS, COLS), np.float32) for _ in range(3))
+
+    def params(*names: str) -> Struct:
+        arrays = {"x": x, "y": y, "partial": partial}
+        values = tuple(Argument(arrays[name].data.ptr, name) if name in arrays else 5 for name in names)
+        return Struct("", np.dtype([(f"word {at}", POINTER) for at in range(len(names))]), values)
+
+    calls = bound_calls.thread.calls
+    signature, made = calls.again((x,), ("backward",))
+    assert made is None
+    bound = bound_call(
+        0,
+        Arrays({"x": x}, made={"y": y}, workspace={"partial": partial}),
+        [
+            (None, launches.bind(1), params("x", "", "partial")),  # type: ignore[list-item]  # a kernel that nobody unloads
+            (None, launches.bind(2), params("partial", "y", "")),  # type: ignore[list-item]
+        ],
+    )
+    bound.once()
+    first = [(1, x.data.ptr, 5, partial.data.ptr), (2, partial.data.ptr, y.data.ptr, 5)]
+    assert launches.seen == first
+    assert calls.add(signature, bound, {"y": y})
+
+    other = cupy.empty((ROWS, COLS), np.float32)
+    launches.seen.clear()
+    _, results = calls.again((other,), ("backward",))
+
+    assert results is not None
+    (result,) = results
+    (_, given, five, between), (_, read, written, _) = launches.seen
+    assert (given, five, read, written) == (other.data.ptr, 5, between, result.data.ptr)
+    assert between not in {other.data.ptr, result.data.ptr, partial.data.ptr}
+
+    # a handler between the two launches makes the same call: each pair of launches has arrays of its own
+    mine, its = (cupy.empty((ROWS, COLS), np.float32) for _ in range(2))
+    launches.seen.clear()
+    with interrupted(lambda: calls.again((its,), ("backward",)), str(Path(bound_calls.__file__))):
+        _, results = calls.again((mine,), ("backward",))
+    assert results is not None
+    of_mine = [each for each in launches.seen if each[:2] == (1, mine.data.ptr)]
+    assert len(of_mine) == 1
+    assert (2, of_mine[0][3], results[0].data.ptr, 5) in launches.seen
+    assert all(each[1] in {mine.data.ptr, its.data.ptr} for each in launches.seen if each[0] == 1)
