@@ -539,7 +539,7 @@ def test_a_finished_file_is_not_taken_for_abandoned_before_it_has_its_name(folde
 def test_the_file_of_a_run_that_was_really_killed_is_removed(folder):
     np.save(folder / "in.npy", numbers(100, 33))
     command = (
-        "import os, signal, sys; from cupynorm import cli, files\n"
+        "import os, signal, sys; from cupynorm import cli; from cupynorm.tools import files\n"
         "files.Target.sync = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n"
         "sys.argv = ['cupynorm', 'run', 'softmax', 'in.npy', '-o', 'out.npy', '--device', 'cpu']\n"
         "cli.main()"
@@ -737,7 +737,7 @@ def test_whatever_goes_wrong_half_way_leaves_nothing(folder, error):
 def test_a_signal_half_way_leaves_nothing(folder, number, status):
     np.save(folder / "in.npy", numbers(100, 33))
     command = (
-        "import os, signal, sys; from cupynorm import cli, files; files.BLOCK_BYTES = 1000\n"
+        "import os, signal, sys; from cupynorm import cli; from cupynorm.tools import files; files.BLOCK_BYTES = 1000\n"
         # a job in a shell's background ignores it, and so would what it starts
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"files.Target.write = lambda *_: os.kill(os.getpid(), {int(number)})\n"

@@ -19,7 +19,7 @@ __all__ = ["simulated"]  # a fixture
 
 def held(name: str, rows: int, cols: int, dtype: str, **numbers: Any) -> Plan:
     """Return a cluster's plan of these numbers, with as many packs of a thread as it then takes."""
-    problem = explain.spelled_form(FORMS[name], rows, cols, dtype).problem
+    problem = explain.form_spec(FORMS[name], rows, cols, dtype).problem
     if not numbers.get("peel"):
         problem = dataclasses.replace(problem, peel=0)
     pack = problem.peeled.pack
@@ -30,7 +30,7 @@ def held(name: str, rows: int, cols: int, dtype: str, **numbers: Any) -> Plan:
     for packs in range(1, 32 // pack + 1):
         try:
             return choose(
-                explain.spelled_form(FORMS[name], rows, cols, dtype).problem,
+                explain.form_spec(FORMS[name], rows, cols, dtype).problem,
                 RECORDED["h200"],
                 lambda _: 64,  # clusters at once
                 dataclasses.replace(plan, packs=packs),

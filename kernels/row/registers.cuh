@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     for (int s = 0; s < kStages; ++s) as_of(first + s * step, [&] { prefetch(first + s * step, s); });
     if constexpr (kEdge > 0) load_edges_of(first);
   }
-  if constexpr (Shape::kFixed) parameters.fetch(a.store), parameters.convert_all();
+  if constexpr (kConverts && Shape::kFixed) parameters.fetch(a.store), parameters.convert_all();
   if constexpr (kCtasPerRow == 1) assume(first < limit);  // a grid has no more blocks than there are rows for
 
   for (int64 base = first; base < limit; base = next(base)) {
