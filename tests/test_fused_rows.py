@@ -171,9 +171,16 @@ def test_what_is_dropped_is_exact_in_rows_that_are_not_numbers(cols: int, peel: 
     assert np.isnan(simulated.cupy.asnumpy(y)[:2, : cols - 9]).any(axis=1).all()
 
 
-def test_dropouts_draw_for_whole_packs(simulated: Any) -> None:
-    assert planned("add_layer_norm/dropout", 9, 197, "float16").peel == 0
-    check(simulated, "add_layer_norm/dropout", 9, 197, "float16")
+@pytest.mark.parametrize(
+    ("cols", "dtype", "peel"),
+    [(197, "float16", 1), (200, "float16", 0), (4099, "float32", 1), (33, "float64", 0)],
+)
+def test_a_dropout_keeps_the_same_elements_wherever_packs_lie(
+    cols: int, dtype: str, peel: int, simulated: Any
+) -> None:
+    """Which are kept follows from an element's number alone: rows begin at each of the four words of a block."""
+    assert planned("add_layer_norm/dropout", 9, cols, dtype).peel == peel
+    check(simulated, "add_layer_norm/dropout", 9, cols, dtype)
 
 
 AROUND = [name for name, each in FORMS.items() if ("softmax" in name or "norm" in name) and not each.alone]
