@@ -183,6 +183,27 @@ def test_a_dropout_keeps_the_same_elements_wherever_packs_lie(
     check(simulated, "add_layer_norm/dropout", 9, cols, dtype)
 
 
+@pytest.mark.parametrize(("cols", "dtype"), [(200, "float16"), (197, "float16"), (4098, "float32")])
+@pytest.mark.parametrize("offset", [1, 2, 3])
+def test_a_dropout_keeps_the_same_elements_of_an_array_that_begins_anywhere(
+    cols: int, dtype: str, offset: int, simulated: Any
+) -> None:
+    """Packs are then at any word of a block of four: rows that begin at packs in memory are not at multiples of them in x."""
+    xp, random = simulated.cupy, np.random.default_rng(5)
+    x, r = (random.standard_normal((7, cols)).astype(dtype) for _ in range(2))
+
+    def moved(host: Any) -> Any:
+        array = xp.empty(host.size + offset, host.dtype)[offset:].reshape(host.shape)
+        array[...] = xp.asarray(host)
+        return array
+
+    options = {"dropout": 0.4, "seed": 11, "return_sum": False}
+    y = cupynorm.add_rms_norm(moved(x), moved(r), out=moved(x), **options)
+
+    wide = cupynorm.add_rms_norm(x.astype(np.float64), r.astype(np.float64), **options)
+    assert_close(xp.asnumpy(y), wide, dtype=dtype)
+
+
 AROUND = [name for name, each in FORMS.items() if ("softmax" in name or "norm" in name) and not each.alone]
 EDGES = (1, 7, 63, 64, 65, 127, 257, 513, 1001, 1002, 1004, 2611, 4097, 5121, 8191, 20001, 50257, 65538)
 
