@@ -117,6 +117,8 @@ def test_masks_go_with_their_rows(
         ("add_layer_norm/sum", 11, 4805, "float32"),
         ("add_rms_norm/sum", 19, 1015, "float16"),
         ("layer_norm/fuse", 19, 1021, "float16"),
+        ("add_layer_norm/dropout", 19, 1003, "float16"),
+        ("add_rms_norm/dropout", 11, 4807, "float32"),
         ("layer_norm/int8", 19, 1511, "float16"),
         ("layer_norm/int8/scale", 11, 4803, "float32"),
         ("rms_norm/int8", 19, 1503, "float16"),

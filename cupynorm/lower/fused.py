@@ -184,7 +184,7 @@ def fused_spec(
 
     def operand_of(given: Operand) -> Struct:
         if isinstance(given, Dropout):
-            return kept(given, cols)
+            return kept(given, cols, whole=not anywhere)
         if not isinstance(given, View):
             return value(given, compute)
         return operand(given, axes, packs, constant=given not in written)
@@ -221,7 +221,7 @@ def _problem(
     """Return the problem, without the registers of the functions."""
     pack = pack_width(x, written[0], axes, *written[1:])
     drops = any(isinstance(each, Dropout) for each in what.operands)
-    lies = None if drops else lie_together(x, written, axes)  # a dropout's words are those of whole packs
+    lies = lie_together(x, written, axes)
     where = () if what.mask is None or what.mask.where is None else (what.mask.views()["where"],)
     beside = _bytes_of((*what.load_operands, *where), axes)
     spans = what.mask is not None and what.mask.is_structural

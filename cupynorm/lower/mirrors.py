@@ -182,12 +182,14 @@ def per_row(stretched: View) -> Struct:
     return Struct(spelling, dtype, (stretched.pointer, index.values))
 
 
-def kept(drop: Dropout, cols: int) -> Struct:
-    """Twin of Kept."""
+def kept(drop: Dropout, cols: int, *, whole: bool) -> Struct:
+    """Twin of Kept. whole: packs lie at multiples of their elements in all of x."""
     names = ("seed", "offset", "threshold", "cols")
     dtype = np.dtype([(name, np.int64 if name == "cols" else np.uint64) for name in names], align=True)
     seed, offset = Argument(drop.seed, "seed"), Argument(drop.offset, "offset")
-    return Struct("cupynorm::Kept", dtype, (seed, offset, drop.threshold, cols))
+    return Struct(
+        f"cupynorm::Kept<{'true' if whole else 'false'}>", dtype, (seed, offset, drop.threshold, cols)
+    )
 
 
 def in_turn(name: str, each: Sequence[Struct]) -> Struct:

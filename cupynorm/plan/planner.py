@@ -1051,7 +1051,7 @@ def _sent_ahead(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan 
         for parts in CLUSTER_SHARES:
             for packs in range(1, MOST_FUSED_ELEMENTS[bool(problem.columns)] // problem.pack + 1):
                 plan = parts <= _most_parts(limits) and _of_sent_ahead(problem, limits, parts, packs, hoist)
-                worth = _worth(problem, limits, plan) if plan else 0.0
+                worth = _worth(problem, plan) if plan else 0.0
                 if plan and (worth, plan.block) > most:
                     best, most = plan, (worth, plan.block)
         if best is not None:
@@ -1059,7 +1059,7 @@ def _sent_ahead(problem: Problem, limits: Limits, occupancy: Occupancy) -> Plan 
     return best and _with_grid(problem, best, _blocks(problem, best), limits, occupancy(best))
 
 
-def _worth(problem: Problem, limits: Limits, plan: Plan) -> float:
+def _worth(problem: Problem, plan: Plan) -> float:
     """Return how good a tiling is: the bytes of rows in work on a multiprocessor, up to what keeps memory busy.
 
     Of those that have as much, one with few large blocks where a row's blocks meet once and do little, else with more of them:
@@ -1067,13 +1067,12 @@ def _worth(problem: Problem, limits: Limits, plan: Plan) -> float:
     0.012 of the copy rate below the best on average (H200).
     """
     share = CLUSTER_SHARES[plan.parts]
-    resident = min(plan.least_blocks, problem.rows * plan.parts / (limits.sm_count * share))
     written = problem.stored * (1 if problem.stored == 1 else problem.results)
     each = problem.load_bytes + sum((*problem.beside, *problem.ahead)) + written
-    worth = min(resident * share / plan.parts * problem.cols * each, ENOUGH_IN_WORK_BYTES)
+    worth = min(plan.least_blocks * share / plan.parts * problem.cols * each, ENOUGH_IN_WORK_BYTES)
     if _has_scales(problem):
-        return float(worth * resident**0.1 * plan.packs**0.05)
-    return float(worth * resident ** (-0.05 if problem.columns else 0.1))
+        return float(worth * plan.least_blocks**0.1 * plan.packs**0.05)
+    return float(worth * plan.least_blocks ** (-0.05 if problem.columns else 0.1))
 
 
 def _has_scales(problem: Problem) -> bool:

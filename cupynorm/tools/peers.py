@@ -191,9 +191,10 @@ def _triton_function(op: str, cols: int) -> Callable[[Arrays], Any]:
     """Return a launch of one program a row: the row is loaded once, in a block of the next power of two."""
     if cols > TRITON_COLS:
         raise ValueError(f"a program holds rows of up to {TRITON_COLS} columns")
-    kernel = _triton_kernels().get(op)
-    if kernel is None:
-        raise ValueError(f"there is no Triton kernel of {op} to compare with")
+    try:
+        kernel = _triton_kernels()[op]
+    except KeyError:
+        raise ValueError(f"there is no Triton kernel of {op} to compare with") from None
     block = 1 << (cols - 1).bit_length()
     # a program's threads, as Triton's tutorials and Liger choose them
     warps = next((warps for least, warps in ((32768, 32), (8192, 16), (2048, 8)) if block >= least), 4)

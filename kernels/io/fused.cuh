@@ -185,11 +185,13 @@ struct Value {
   Line at(int64) const { return {value}; }
 };
 
-// 1 where a dropout keeps an element and 0 where it drops it: cupynorm/host/philox.py says which. Vectors lie at
-// multiples of N, along the row and in all of x, so four of their elements, or all if they are fewer, are of one block.
+// 1 where a dropout keeps an element and 0 where it drops it: cupynorm/host/philox.py says which. kWhole: vectors lie
+// at multiples of N, along the row and in all of x, so four of their elements, or all if they are fewer, are of one
+// block; else they lie anywhere, and begin at any word of a block.
 struct Dropped {
   unsigned long long seed, offset, threshold;
 };
+template <bool kWhole>
 struct Kept {
   static constexpr int kBytes = 2;
   static constexpr bool kPerRow = false;
@@ -216,9 +218,25 @@ struct Kept {
     }
     template <int N, typename Compute, typename Index>
     void unpack(NoColumns, Compute* x, Index col) const {
-      constexpr int kEach = N < 4 ? N : 4;
       const int64 index = first + col;
       const uint2 key = {unsigned(dropped.seed), unsigned(dropped.seed >> 32)};
+      if constexpr (!kWhole && N > 1) {
+        constexpr int kBlocks = (N + 6) / 4;
+        unsigned word[4 * kBlocks];
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+          const unsigned long long block = dropped.offset + static_cast<unsigned long long>(index / 4 + b);
+          const uint4 random = philox4x32_10(uint4{unsigned(block), unsigned(block >> 32), 0, 0}, key);
+          word[4 * b] = random.x, word[4 * b + 1] = random.y, word[4 * b + 2] = random.z, word[4 * b + 3] = random.w;
+        }
+        const int at = int(index % 4);
+#pragma unroll
+        for (int i = 0; i < N + 2; ++i) word[i] = at & 1 ? word[i + 1] : word[i];
+#pragma unroll
+        for (int i = 0; i < N; ++i) x[i] = Compute((at & 2 ? word[i + 2] : word[i]) >= dropped.threshold);
+        return;
+      }
+      constexpr int kEach = N < 4 ? N : 4;
 #pragma unroll
       for (int b = 0; b < N / kEach; ++b) {
         const unsigned long long block = dropped.offset + static_cast<unsigned long long>(index / 4 + b);
