@@ -116,7 +116,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
         from cupynorm import CompileError, NoDeviceError  # noqa: PLC0415
-        from cupynorm.tools.files import FileError  # noqa: PLC0415
+        from cupynorm.npy.paths import FileError  # noqa: PLC0415
 
         try:
             return super().invoke(ctx)
@@ -964,7 +964,7 @@ def completion(shell: str) -> None:
 
 
 def _check_json(output: Path, *, as_json: bool) -> None:
-    from cupynorm.tools.files import STANDARD  # noqa: PLC0415
+    from cupynorm.npy.paths import STANDARD  # noqa: PLC0415
 
     if as_json and output == STANDARD:
         raise ValueError(

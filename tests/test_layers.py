@@ -22,6 +22,7 @@ ORDER = [
     "_options",
     "_values",
     "_dtypes",
+    "npy",
     "plan",
     "host",
     "runtime",
@@ -47,8 +48,8 @@ DOORS = {
     "cupy": ["runtime.devices"],
     "cupy_backends": ["runtime.devices"],
     "ml_dtypes": ["_dtypes"],
-    "safetensors": ["encoder"],
-    "tokenizers": ["embedding"],
+    "safetensors": ["bert.checkpoint"],
+    "tokenizers": ["bert.text"],
 }
 
 
