@@ -430,7 +430,7 @@ def written_header(folder, shape):
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
-        ((1,) * 70, "has 70 axes, the most possible is 64ost"),
+        ((1,) * 70, "has 70 axes, the most possible is 64"),
         ((True, 4), "damaged"),
         ((4, False), "damaged"),
         ((-1, 4), "damaged"),
