@@ -6,8 +6,8 @@ import pytest
 
 import cupynorm
 from cupynorm import cli
-from cupynorm.cli import app
 from cupynorm.catalog import forms, op_table
+from cupynorm.cli import app
 from cupynorm.plan import planner
 from cupynorm.runtime import devices
 from tests.cli import invoke, start
