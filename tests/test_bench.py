@@ -1173,7 +1173,7 @@ def test_files_without_points_are_filtered_as_others_and_cannot_be_drawn(tmp_pat
         assert invoke("--from", source, *extra).exit_code in (2, 4)
     refused = invoke("--from", source, "--targets")
     assert refused.exit_code == 2
-    assert "there is nothing for --targets" in refused.stderr
+    assert "--targets needs them" in refused.stderr
 
 
 def test_the_host_table_alone_or_with_the_sweep(machine, monkeypatch):

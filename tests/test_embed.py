@@ -19,10 +19,11 @@ import pytest
 
 import cupynorm
 from cupynorm import embedding
+from cupynorm.bert import text_files
 from cupynorm.embedding import TextEncoder, embed_file, read_texts
 from cupynorm.encoder import EncoderConfig
+from cupynorm.npy.paths import FileError
 from cupynorm.runtime import devices
-from cupynorm.tools.files import FileError
 from tests.test_encoder import BERT_JSON, Reference, save, weights_of
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
@@ -106,7 +107,7 @@ def names(folder):
 def start(folder, *arguments, before="", stderr=subprocess.PIPE):
     """Run the command in a process of its own, after `before`."""
     program = (
-        "import os, signal, sys; from cupynorm import cli, embedding\n"
+        "import os, signal, sys; from cupynorm import cli, embedding; from cupynorm.bert import resume\n"
         # a job in a shell's background ignores it, and so would what it starts
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"embedding.WINDOW, embedding.BATCH_TOKENS = 5, 20\n{before}\n"
@@ -180,7 +181,7 @@ def test_a_cell_may_have_lines_and_a_text_any_character(folder):
     ]
 
 
-@pytest.mark.parametrize("kind", sorted(embedding.UNREAD))
+@pytest.mark.parametrize("kind", sorted(text_files.UNREAD))
 def test_a_file_that_would_be_taken_for_lines_is_refused_by_its_name(folder, kind):
     with pytest.raises(FileError, match=rf"in{kind}: .*; .jsonl, .ndjson, .csv and files of lines are read"):
         read_texts(write(folder, CONTENT, f"in{kind}"))
@@ -285,7 +286,7 @@ def test_a_modules_file_that_is_none_is_named(tmp_path, content):
     folder = make_model(tmp_path / "model")
     (folder / "modules.json").write_text(content)
 
-    with pytest.raises(FileError, match=r"modules.json: (is|holds) no"):
+    with pytest.raises(FileError, match=r"modules.json: (is not valid JSON|does not hold a)"):
         TextEncoder.load(folder)
 
 
@@ -294,13 +295,13 @@ def test_long_texts_are_cut_only_when_that_is_asked_for(model):
     longest, long = " ".join(["whale"] * 14), " ".join(["whale"] * 15)
 
     np.testing.assert_allclose(loaded.embed([longest]), expected_of([longest]), atol=2e-5)
-    with pytest.raises(ValueError, match=r"text 1 has 17 tokens, at most 16 are possible"):
+    with pytest.raises(ValueError, match=r"text 1 has 17 tokens, the most possible is 16"):
         loaded.embed(["sea", long])
     np.testing.assert_array_equal(loaded.embed([long], truncate=True), loaded.embed([longest]))
     np.testing.assert_array_equal(
         loaded.embed([longest], truncate=True, max_tokens=5), loaded.embed(["whale whale whale"])
     )
-    with pytest.raises(ValueError, match="5 tokens, at most 4"):
+    with pytest.raises(ValueError, match="5 tokens, the most possible is 4"):
         loaded.embed(["a whale saw"], max_tokens=4)
 
 
@@ -341,7 +342,7 @@ def test_bad_options_of_load(model, options, error, words):
         ("whale", {}, TypeError, "texts is one string"),
         (["a", 3], {}, TypeError, "text 1 is a int"),
         (["a", None], {}, TypeError, "text 1 is a NoneType"),
-        (["\ud83d"], {}, ValueError, "text 0 is no text: it holds a lone surrogate"),
+        (["\ud83d"], {}, ValueError, "text 0 is not valid text: it holds a lone surrogate"),
         (b"whale", {}, TypeError, "texts is one string"),
         (3, {}, TypeError, r"texts is 3 \(a int\): give a list"),
         (["a"], {"max_tokens": 17}, ValueError, "max_tokens is 17: it must be 3 to 16"),
@@ -414,19 +415,19 @@ def test_the_command_reports_and_shows_a_bar_on_a_terminal_only(model, folder):
     ("name", "content", "words"),
     [
         ("in.txt", "a whale\n\nsea\n", "in.txt: line 2 is empty: it holds no words"),
-        ("in.txt", "sea\n" + "a " * 15 + "\n", "in.txt: line 2 has 17 tokens, at most 16"),
+        ("in.txt", "sea\n" + "a " * 15 + "\n", "in.txt: line 2 has 17 tokens, the most possible is 16"),
         ("in.txt", b"sea\nsky \xff\n", "in.txt: line 2 is not UTF-8"),
         ("in.txt", "sea\n".encode("utf-16"), "in.txt: line 1 is not UTF-8"),
-        ("in.jsonl", '{"text": "a"}\n{"text": \n', "in.jsonl: line 2 is no JSON"),
-        ("in.jsonl", "[" * 99_999, "in.jsonl: line 1 is no JSON"),
-        ("in.jsonl", '{"text": "a"}\n["a"]\n', "line 2 is no object with a text as 'text'"),
-        ("in.jsonl", '{"text": 3}\n', "line 1 is no object with a text"),
-        ("in.jsonl", '{"other": "a"}\n', "line 1 is no object with a text"),
-        ("in.jsonl", '{"text": "\\ud83d"}\n', "line 1 is no text: it holds a lone surrogate"),
+        ("in.jsonl", '{"text": "a"}\n{"text": \n', "in.jsonl: line 2 is not valid JSON"),
+        ("in.jsonl", "[" * 99_999, "in.jsonl: line 1 is not valid JSON"),
+        ("in.jsonl", '{"text": "a"}\n["a"]\n', "line 2 is not an object with a text as 'text'"),
+        ("in.jsonl", '{"text": 3}\n', "line 1 is not an object with a text"),
+        ("in.jsonl", '{"other": "a"}\n', "line 1 is not an object with a text"),
+        ("in.jsonl", '{"text": "\\ud83d"}\n', "line 1 is not valid text: it holds a lone surrogate"),
         ("in.csv", "", "in.csv: has no column 'text', it has none"),
         ("in.csv", "a,b\n1,2\n", "has no column 'text', it has a, b"),
         ("in.csv", "a,text\n1,sea\n2\n", "in.csv: line 3 has 1 columns, 'text' is number 2"),
-        ("in.csv", 'text\n"sea\n', "in.csv: line 2 is no CSV"),
+        ("in.csv", 'text\n"sea\n', "in.csv: line 2 is not valid CSV"),
         ("in.csv", 'text\n""\n', "in.csv: line 2 is empty"),
     ],
 )
@@ -441,14 +442,14 @@ def test_a_text_that_is_no_good_is_named_and_nothing_is_left(model, folder, name
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [
-        (("--field", "text"), 2, "Error: --field: in.txt is read by lines, which have no field 'text'"),
+        (("--field", "text"), 2, "Error: --field: in.txt is read as lines, which have no field 'text'"),
         (("--max-tokens", "17"), 2, "Error: --max-tokens: max_tokens is 17"),
         (("--max-tokens", "0"), 2, "--max-tokens"),
         (("--pooling", "max"), 2, "--pooling"),
         (("--dtype", "int8"), 2, "--dtype"),
-        (("--model", "nowhere"), 4, "nowhere: is no folder"),
+        (("--model", "nowhere"), 4, "nowhere: is not a folder"),
         (("--model", "empty"), 4, "empty/config.json: No such file"),
-        (("--model", "in.txt"), 4, "in.txt: is no folder"),
+        (("--model", "in.txt"), 4, "in.txt: is not a folder"),
         (("-o", "old.npy"), 4, "old.npy: exists already: --force"),
         (("-o", "in.txt", "--force"), 4, "in.txt: is the input as well"),
         (("-o", "nowhere/out.npy"), 4, "nowhere/out.npy.part: No such file"),
@@ -472,11 +473,11 @@ def test_wrong_usage_and_files_are_one_line_and_leave_nothing(model, folder, opt
     ("file", "content", "words"),
     [
         ("config.json", None, "config.json: No such file"),
-        ("config.json", "{", "config.json: is no JSON"),
-        ("model.safetensors", None, "model.safetensors: there is none"),
-        ("model.safetensors", "no", "model.safetensors: is no safetensors file"),
-        ("tokenizer.json", None, "tokenizer.json: there is none"),
-        ("tokenizer.json", "{}", "tokenizer.json: is no tokenizer"),
+        ("config.json", "{", "config.json: is not valid JSON"),
+        ("model.safetensors", None, "model.safetensors: does not exist"),
+        ("model.safetensors", "no", "model.safetensors: is not a safetensors file"),
+        ("tokenizer.json", None, "tokenizer.json: does not exist"),
+        ("tokenizer.json", "{}", "tokenizer.json: is not a tokenizer"),
     ],
 )
 def test_a_model_that_is_no_good_is_status_4(tmp_path, folder, file, content, words):
@@ -519,14 +520,14 @@ def test_without_a_package_its_extra_is_named(model, folder, package):
 
 # Where a run is killed, and how many texts are then done: before the first window there is nothing to go on from.
 POINTS = {
-    "the file is there": ("embedding._Part._ready", "before", 0),
-    "the note is there": ("embedding._Part._count", "after", 0),
-    "it has its room": ("embedding._Part._begin", "after", 0),
-    "the first rows are written": ("embedding._Part.write", "after", 0),
-    "the first rows are counted": ("embedding._Part.append", "after", 5),
-    "the second rows are written": ("embedding._Part.write", "after second", 5),
-    "the second rows are counted": ("embedding._Part.append", "after second", 10),
-    "all is written": ("embedding._Part.sync", "after", 12),
+    "the file is there": ("resume.Part._ready", "before", 0),
+    "the note is there": ("resume.Part._count", "after", 0),
+    "it has its room": ("resume.Part._begin", "after", 0),
+    "the first rows are written": ("resume.Part.write", "after", 0),
+    "the first rows are counted": ("resume.Part.append", "after", 5),
+    "the second rows are written": ("resume.Part.write", "after second", 5),
+    "the second rows are counted": ("resume.Part.append", "after second", 10),
+    "all is written": ("resume.Part.sync", "after", 12),
 }
 
 
@@ -564,7 +565,7 @@ def test_a_killed_run_is_continued_to_the_same_bits(model, folder, where):
 def test_a_run_killed_after_its_file_has_its_name_is_complete(model, folder):
     write(folder)
 
-    embed(folder, model, before=kill("embedding.Target.publish", "after"))
+    embed(folder, model, before=kill("resume.Target.publish", "after"))
     assert names(folder) == ["in.txt", "out.npy", "out.npy.part.json"]
     assert embedding.unfinished(folder / "out.npy") is None
 
@@ -578,7 +579,7 @@ def test_a_run_killed_after_its_file_has_its_name_is_complete(model, folder):
 def test_a_signal_keeps_what_is_done_and_says_so(model, folder, number, status):
     write(folder)
 
-    done = embed(folder, model, before=kill("embedding._Part.append", "after", number))
+    done = embed(folder, model, before=kill("resume.Part.append", "after", number))
 
     assert done.returncode == status
     assert "5 of 12 texts are kept in out.npy.part: the same command goes on from there" in done.stderr
@@ -592,7 +593,7 @@ def test_a_signal_keeps_what_is_done_and_says_so(model, folder, number, status):
 def test_a_signal_before_anything_is_done_leaves_nothing(model, folder, number, status):
     write(folder)
 
-    done = embed(folder, model, before=kill("embedding._Part.append", "before", number))
+    done = embed(folder, model, before=kill("resume.Part.append", "before", number))
 
     assert done.returncode == status
     assert "kept" not in done.stderr
@@ -626,7 +627,7 @@ def test_the_part_of_another_run_is_left_alone_without_force(model, folder, tmp_
         texts, options = ["", *texts[1:]], {"empty": "zeros"}
 
     with pytest.raises(
-        FileError, match=r"out.npy.part: is the unfinished run of other texts.*--force begins anew"
+        FileError, match=r"out.npy.part: belongs to an unfinished run with other texts.*--force starts again"
     ):
         run(model, folder, "\n".join(texts), **options)
     assert (folder / "out.npy.part").read_bytes() == before
@@ -658,9 +659,9 @@ def flip_a_bit(path, at):
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        (lambda part, note: note.unlink(), "is there, without a note"),
-        (lambda part, note: note.write_text("{"), "is there, without a note"),
-        (lambda part, note: note.write_text("[]"), "is there, without a note"),
+        (lambda part, note: note.unlink(), "exists, without a note"),
+        (lambda part, note: note.write_text("{"), "exists, without a note"),
+        (lambda part, note: note.write_text("[]"), "exists, without a note"),
         (
             lambda part, note: note.write_text(json.dumps({**json.loads(note.read_text()), "done": 13})),
             "a note that is damaged",
@@ -673,14 +674,14 @@ def flip_a_bit(path, at):
         # more rows than were written: they are zeros
         (
             lambda part, note: note.write_text(json.dumps({**json.loads(note.read_text()), "done": 7})),
-            "holds other rows than its note says were written",
+            "does not hold the rows that its note describes",
         ),
-        (lambda part, note: flip_a_bit(part, 140), "holds other rows than its note says were written"),
+        (lambda part, note: flip_a_bit(part, 140), "does not hold the rows that its note describes"),
         (
             lambda part, note: note.write_text(
                 json.dumps({k: v for k, v in json.loads(note.read_text()).items() if k != "written"})
             ),
-            "holds other rows than its note says were written",
+            "does not hold the rows that its note describes",
         ),
     ],
 )
@@ -700,7 +701,7 @@ def test_a_part_that_was_harmed_is_not_trusted(model, folder, harm, words):
 def test_a_file_that_is_nobodys_part_is_left_alone(model, folder):
     (folder / "out.npy.part").write_bytes(b"precious")
 
-    with pytest.raises(FileError, match="without a note of what it is"):
+    with pytest.raises(FileError, match="without a note that says what it is"):
         run(model, folder)
 
     assert (folder / "out.npy.part").read_bytes() == b"precious"
@@ -786,7 +787,7 @@ def test_an_output_made_meanwhile_is_left_alone(model, folder):
     def make(done, texts):
         (folder / "out.npy").write_bytes(b"precious")
 
-    with pytest.raises(FileError, match=r"out.npy: .*made by someone else meanwhile"):
+    with pytest.raises(FileError, match=r"out.npy: .*was created by another process in the meantime"):
         embed_file(model, write(folder), folder / "out.npy", progress=make)
 
     assert (folder / "out.npy").read_bytes() == b"precious"

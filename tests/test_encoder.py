@@ -12,11 +12,10 @@ import types
 import numpy as np
 import pytest
 
-from cupynorm import encoder
 from cupynorm.bert import host_steps
 from cupynorm.encoder import BertEncoder, EncoderConfig
+from cupynorm.npy.paths import FileError
 from cupynorm.runtime import devices
-from cupynorm.tools.files import FileError
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -219,7 +218,7 @@ def test_scores_may_be_cut_into_pieces(monkeypatch):
     whole = ours.forward(hidden, lengths=lengths), ours.forward(hidden, mask=looks)
 
     for size in (1, 3 * BASE.heads * 8 * 8 * 4):
-        monkeypatch.setattr(encoder, "SCORE_BYTES", size)
+        monkeypatch.setattr(host_steps, "SCORE_BYTES", size)
         assert_near(ours.forward(hidden, lengths=lengths), whole[0])
         assert_near(ours.forward(hidden, mask=looks), whole[1])
 
@@ -325,7 +324,7 @@ HIDDEN, TOKENS = numbers(2, 5, BASE.hidden), tokens_of(BASE, 2, 5)
             r"type 3 at \[0, 0\]: types are 3",
         ),
         (lambda: ENCODER.embed(TOKENS, types=np.zeros((2, 4), int)), ValueError, "types has shape"),
-        (lambda: ENCODER.embed([[1, 2]], types=[[0]]), ValueError, "types are not as many"),
+        (lambda: ENCODER.embed([[1, 2]], types=[[0]]), ValueError, "types and tokens differ in length"),
         (
             lambda: ENCODER.embed(np.zeros((1, 17), int)),
             ValueError,
@@ -377,7 +376,7 @@ def test_an_encoder_on_a_device_that_is_not_there_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"hidden": 25}, ValueError, "hidden is 25: no multiple of 4 heads"),
+        ({"hidden": 25}, ValueError, "hidden is 25: not a multiple of 4 heads"),
         ({"layers": 0}, ValueError, "layers is 0"),
         ({"heads": -4}, ValueError, "heads is -4"),
         ({"ffn": 4.0}, ValueError, "ffn is 4.0"),
@@ -419,7 +418,7 @@ def test_every_weight_that_does_not_fit_is_listed():
         "embeddings.LayerNorm.weight is missing",
         "encoder.layer.0.intermediate.dense.weight has shape (24, 40), not (40, 24)",
         "encoder.layer.0.output.dense.bias: dtype int8 is not supported",
-        "encoder.layer.0.output.LayerNorm.bias is no NumPy array",
+        "encoder.layer.0.output.LayerNorm.bias is not a NumPy array",
     ):
         assert words in told
     assert told.count(";") == 4
@@ -540,23 +539,23 @@ def test_the_activation_is_read(tmp_path, activation, approximate):
     [
         (
             {"model_type": "roberta"},
-            "config.json: is a model of type 'roberta': only BERT's encoder, 'bert', is known",
+            "config.json: is a model of type 'roberta': only BERT encoders ('bert') are supported",
         ),
         ({"model_type": None}, "of type None"),
-        ({"hidden_act": "relu"}, "hidden_act is 'relu': only gelu, gelu_new"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu', but only gelu, gelu_new"),
         ({"hidden_act": ["gelu"]}, "hidden_act is ['gelu']"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
         ({"is_decoder": True}, "is_decoder is True"),
         ({"add_cross_attention": True}, "add_cross_attention is True"),
         ({"hidden_size": "24"}, "config.json: hidden is '24'"),
-        ({"num_attention_heads": 5}, "config.json: hidden is 24: no multiple of 5 heads"),
+        ({"num_attention_heads": 5}, "config.json: hidden is 24: not a multiple of 5 heads"),
         ({"layer_norm_eps": None}, "config.json: eps is None"),
         (
             {"num_hidden_layers": 1},
-            "model.safetensors: has tensors of 2 layers, and config.json says 1",
+            "model.safetensors: has tensors of 2 layers, but config.json says 1",
         ),
-        ({"num_hidden_layers": 3}, "model.safetensors: has tensors of 2 layers, and config.json says 3"),
-        ({"num_hidden_layers": 10**9}, "has tensors of 2 layers, and config.json says 1000000000"),
+        ({"num_hidden_layers": 3}, "model.safetensors: has tensors of 2 layers, but config.json says 3"),
+        ({"num_hidden_layers": 10**9}, "has tensors of 2 layers, but config.json says 1000000000"),
         ({"num_hidden_layers": 2.5}, "config.json: layers is 2.5"),
         ({"num_hidden_layers": 0}, "config.json: layers is 0"),
         ({"num_hidden_layers": -1}, "config.json: layers is -1"),
@@ -645,19 +644,27 @@ def test_a_folder_that_is_none_or_holds_no_weights_is_named(tmp_path):
     folder = save(tmp_path / "model", weights_of(BASE))
     good = (folder / "model.safetensors").read_bytes()
 
-    with pytest.raises(FileError, match=r"nowhere: is no folder"):
+    with pytest.raises(FileError, match=r"nowhere: is not a folder"):
         BertEncoder.from_safetensors(tmp_path / "nowhere")
-    for content, words in ((b"", "is no safetensors file"), (b"x" * 99, "is no"), (good[:-1], "damaged")):
+    for content, words in (
+        (b"", "is not a safetensors file"),
+        (b"x" * 99, "is not a"),
+        (good[:-1], "damaged"),
+    ):
         (folder / "model.safetensors").write_bytes(content)
         with pytest.raises(FileError, match=words):
             BertEncoder.from_safetensors(folder)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(FileError, match=r"model.safetensors: there is none$"):
+    with pytest.raises(FileError, match=r"model.safetensors: does not exist$"):
         BertEncoder.from_safetensors(folder)
     (folder / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(FileError, match=r"but pytorch_model.bin: pickled weights are never loaded"):
         BertEncoder.from_safetensors(folder)
-    for content, words in (("{", "is no JSON"), ("[]", "holds no JSON object"), ("[" * 99_999, "is no JSON")):
+    for content, words in (
+        ("{", "is not valid JSON"),
+        ("[]", "does not hold a JSON object"),
+        ("[" * 99_999, "is not valid JSON"),
+    ):
         (folder / "config.json").write_text(content)
         with pytest.raises(FileError, match=words):
             BertEncoder.from_safetensors(folder)

@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 from cupynorm.catalog import op_table
+from cupynorm.npy import target as target_files
+from cupynorm.npy.paths import FileError
 from cupynorm.runtime import devices
 from cupynorm.tools import environment, files
-from cupynorm.tools.files import FileError
 from tests.simulator import simulated  # noqa: F401  a fixture
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -40,7 +41,7 @@ def python(command, folder):
     return subprocess.run(
         [sys.executable, "-c", command],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(files.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(files.__file__).parents[2])},
         capture_output=True,
         text=True,
         check=False,
@@ -302,7 +303,7 @@ def test_an_output_made_meanwhile_is_left_alone(folder, monkeypatch, link):
     if not link:
         monkeypatch.setattr(os, "link", refuse(errno.EPERM))
 
-    with pytest.raises(FileError, match=r"out.npy: .*(made by someone|File exists)"):
+    with pytest.raises(FileError, match=r"out.npy: .*(was created by another process|File exists)"):
         run(
             "softmax",
             folder,
@@ -429,7 +430,7 @@ def written_header(folder, shape):
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
-        ((1,) * 70, "has 70 axes, 64 at most"),
+        ((1,) * 70, "has 70 axes, the most possible is 64"),
         ((True, 4), "damaged"),
         ((4, False), "damaged"),
         ((-1, 4), "damaged"),
@@ -451,7 +452,7 @@ def piped(folder, *arguments, data, module="cupynorm"):
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(files.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(files.__file__).parents[2])},
         input=data,
         capture_output=True,
         check=False,
@@ -486,7 +487,7 @@ def test_a_pipe_that_ends_too_soon_is_an_error_and_leaves_nothing(folder):
 def test_standard_output_takes_no_statistics_and_no_json_beside_it(folder):
     np.save(folder / "in.npy", numbers(3, 4))
     for option, words in (
-        ("--stats", b"no name for the files of the statistics"),
+        ("--stats", b"no name to derive the names of the statistics' files"),
         ("--json", b"standard output"),
     ):
         done = piped(folder, "run", "layer_norm", "in.npy", "-o", "-", "--device", "cpu", option, data=b"")
@@ -510,11 +511,11 @@ def test_what_a_killed_run_has_left_is_removed_by_the_next_and_nothing_else(fold
 
 
 def test_a_running_runs_file_is_not_taken_for_abandoned(folder, monkeypatch):
-    monkeypatch.setattr(files, "YOUNG_SECONDS", -1.0)
+    monkeypatch.setattr(target_files, "YOUNG_SECONDS", -1.0)
     seen = []
 
     def progress(done, rows):
-        files._remove_abandoned(folder)
+        target_files._remove_abandoned(folder)
         seen.append([name for name in names(folder) if name.endswith(".tmp")])
 
     run("softmax", folder, numbers(100, 32), progress=progress)
@@ -523,12 +524,12 @@ def test_a_running_runs_file_is_not_taken_for_abandoned(folder, monkeypatch):
 
 
 def test_a_finished_file_is_not_taken_for_abandoned_before_it_has_its_name(folder, monkeypatch):
-    monkeypatch.setattr(files, "YOUNG_SECONDS", -1.0)
-    target = files.Target(folder / "out.npy", (4,), np.dtype("f4"), force=False)
+    monkeypatch.setattr(target_files, "YOUNG_SECONDS", -1.0)
+    target = target_files.Target(folder / "out.npy", (4,), np.dtype("f4"), force=False)
     target.write(numbers(4))
     target.sync()
 
-    files._remove_abandoned(folder)
+    target_files._remove_abandoned(folder)
     target.publish()
     target.discard()
 
@@ -561,7 +562,7 @@ def test_no_more_of_a_pipe_is_awaited_than_the_array(folder, order):
     with subprocess.Popen(
         [sys.executable, "-m", "cupynorm", "run", "softmax", "-", "-o", "out.npy", "--device", "cpu"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(files.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(files.__file__).parents[2])},
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as done:

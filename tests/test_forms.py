@@ -207,8 +207,8 @@ def test_explain_shows_what_a_form_would_launch(what: Form, monkeypatch: pytest.
     ("arguments", "message"),
     [
         (["bias_gelu", "--plan", "warp"], "bias_gelu has one kernel and no variants"),
-        (["softmax/causal", "--gamma-dtype", "float32"], "--gamma-dtype is of an op alone"),
-        (["softmax/causal", "--axis", "-2,-1"], "--axis is of an op alone"),
+        (["softmax/causal", "--gamma-dtype", "float32"], "--gamma-dtype is for plain ops"),
+        (["softmax/causal", "--axis", "-2,-1"], "--axis is for plain ops"),
         (["softmax/all"], "'softmax/all' is not one of layer_norm"),
     ],
 )

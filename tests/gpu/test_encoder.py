@@ -249,7 +249,7 @@ def test_nothing_gives_zeros_or_no_rows(device: Any) -> None:
 def test_arrays_of_the_wrong_place_are_refused(device: Any) -> None:
     host, there = both()
 
-    with pytest.raises(TypeError, match="hidden is no CuPy array, and the encoder is on a GPU"):
+    with pytest.raises(TypeError, match="hidden is not a CuPy array, and the encoder is on a GPU"):
         there.forward(np.zeros((1, 2, 32), np.float32))
     with pytest.raises(TypeError, match="hidden is a CuPy array"):
         host.forward(device.zeros((1, 2, 32), np.float32))
