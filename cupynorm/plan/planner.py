@@ -30,6 +30,7 @@ from cupynorm.plan.tables import (
     HELD,
     MANY_ROWS,
     NARROW_HELD,
+    NEVER,
     ONE_SCALE_HELD,
     PEELED,
     PEELED_HELD,
@@ -156,11 +157,11 @@ class Problem:
     allow it); shared memory would hold `load_bytes` an element; arithmetic is in `compute_bytes`. `columns`: bytes of
     an element of each of the columns' parameters, such as gamma.
 
-    Where something is computed on the way (io/fused.cuh), nothing goes through shared memory, and rows begin at packs:
-    `fused`. `beside`: bytes of an element of each array that is loaded with x; `ahead`: of each that the results need, loaded
-    with it; `stored`: of the results; `results`: how many arrays are written; `direct`: nothing is loaded but x, as it is;
-    `others`: registers for the arithmetic; `bounded`: a mask keeps an interval of each row's columns; `sent`: bytes of an element
-    beside x's that go through shared memory where rows are sent ahead.
+    Where something is computed on the way (io/fused.cuh), rows wait in registers, and go through shared memory on their
+    way to them at most: `fused`. `beside`: bytes of an element of each array that is loaded with x; `ahead`: of each that the
+    results need, loaded with it; `stored`: of the results; `results`: how many arrays are written; `direct`: nothing is loaded
+    but x, as it is; `others`: registers for the arithmetic; `bounded`: a mask keeps an interval of each row's columns; `sent`:
+    bytes of an element beside x's that go through shared memory where rows are sent ahead.
 
     Where rows begin at no pack of 16 bytes, `widest` is what such a pack would have; `peel`: 1 if x lies in packs as y does, else
     2; `period`: so many rows further a row begins as this one does, 0 if that cannot be said.
@@ -394,10 +395,8 @@ def _in_turn(problem: Problem, limits: Limits) -> tuple[Candidate, ...]:
     if problem.fused:
         peeled = _narrowed(problem.peeled)
         narrow = _group(peeled, _thread_bytes(peeled, _held(peeled))) <= WARP
-        long = (
-            peeled.row_bytes
-            >= FUSED_CLUSTER_BYTES[problem.held_bytes][2 * (peeled.peel > 0) + bool(problem.columns)]
-        )
+        least = FUSED_CLUSTER_BYTES.get((_around(problem), problem.held_bytes), NEVER)[peeled.peel > 0]
+        long = peeled.row_bytes >= least
         first = (_one_shot,) * few or (_sent_ahead,) * long
         return (*(_warp,) * narrow, *first, _block, _sent_ahead, _one_shot, _uncached)
     if few:
@@ -686,6 +685,13 @@ def _what(problem: Problem) -> str:
     if not problem.columns:
         return "bounded" if problem.bounded else "masked"
     return "quantized" if problem.stored == 1 else "scaled"
+
+
+def _around(problem: Problem) -> str:
+    """Return what is computed on the way, as FUSED_CLUSTER_BYTES names it."""
+    if problem.stored == 1:
+        return "quantized"
+    return "scaled" if problem.columns else _what(problem)
 
 
 def _period(problem: Problem, rows_per_group: int) -> int:
@@ -1072,7 +1078,8 @@ def _worth(problem: Problem, plan: Plan) -> float:
     worth = min(plan.least_blocks * share / plan.parts * problem.cols * each, ENOUGH_IN_WORK_BYTES)
     if _has_scales(problem):
         return float(worth * plan.least_blocks**0.1 * plan.packs**0.05)
-    return float(worth * plan.least_blocks ** (-0.05 if problem.columns else 0.1))
+    little = bool(problem.columns) and problem.others <= SENT_OTHERS
+    return float(worth * plan.least_blocks ** (-0.05 if little else 0.1))
 
 
 def _has_scales(problem: Problem) -> bool:

@@ -719,15 +719,22 @@ CLUSTERS: dict[tuple[int, int], tuple[Spread | Kept, ...]] = {
         *_KEPT_FLOATS,
     ),
 }
-# Where something is computed on the way, rows of so many bytes are better in clusters, by bytes of an element: of rows that
-# begin at packs without parameters of the columns and with them, and of those that begin anywhere. Softmax with a byte mask in
-# 16 bits of 12288 columns 0.943 to 0.98 of the copy rate, of 10240 0.995 to 0.978; add_layer_norm with the sum 0.848 to 0.913,
-# 0.959 to 0.90; in float of 10240 0.956 to 0.93; in 16 bits of 8001 0.83 to 0.90, of 12289 0.69 to 0.93.
+# Where something is computed on the way, rows of so many bytes are better in clusters, by (what, bytes of an element): of rows
+# that begin at packs, and of those that begin anywhere. Softmax with a byte mask in 16 bits of 12288 columns 0.943 to 0.98 of the
+# copy rate, of 10240 0.995 to 0.978, with lengths of 16384 0.949 to 0.925; add_layer_norm with the sum of 12288 0.848 to 0.913,
+# of 10240 0.959 to 0.90, in float of 10240 0.956 to 0.93, in 16 bits of 8001 0.83 to 0.90, of 12289 0.69 to 0.93; LayerNorm to
+# int8 in 16 bits of 16384 0.831 and 0.828.
 FUSED_CLUSTER_BYTES = {
-    2: (24 << 10, 24 << 10, 24 << 10, 15 << 10),
-    4: (40 << 10, 48 << 10, 31 << 10, 31 << 10),
-    8: (MOST_ROW,) * 4,
+    ("masked", 2): (24 << 10, 24 << 10),
+    ("masked", 4): (40 << 10, 31 << 10),
+    ("bounded", 2): ((32 << 10) + 1, 24 << 10),
+    ("bounded", 4): (40 << 10, 31 << 10),
+    ("scaled", 2): (24 << 10, 15 << 10),
+    ("scaled", 4): (48 << 10, 31 << 10),
+    ("quantized", 2): ((32 << 10) + 1, (32 << 10) + 1),
+    ("quantized", 4): (48 << 10, 48 << 10),
 }
+NEVER = (MOST_ROW, MOST_ROW)
 # The share of a device's multiprocessors that clusters of so many blocks reach: those of a GPC are not always a multiple.
 CLUSTER_SHARES = {2: 1.0, 4: 0.94, 8: 0.92, 16: 0.85}
 DOUBLES_SHARED = tuple(Spread(parts * (32 << 10), parts, 8, 0, peels=None) for parts in (1, 2, 4, 8, 16))
