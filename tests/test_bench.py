@@ -1021,7 +1021,7 @@ def test_lines_files_and_what_was_left_out(machine, tmp_path):
     assert "| 32, 64 | 0.93 | 0.970 | met at 1 |" in rest
     assert rest[-1].startswith("worst point: softmax float16 49152 x 64: 0.970")
     assert result.stderr.count("from here on, triton: a note") == 1
-    assert "torch.compile at some shapes only" in result.stderr
+    assert "torch.compile is measured at some shapes only" in result.stderr
     assert machine["names"] == ["cupy", "torch", "compile"]
     assert machine["variants"] == ("warp", "block")
     assert machine["everywhere"] is False
