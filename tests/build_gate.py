@@ -281,7 +281,7 @@ _GLOBAL = re.compile(r"LDG|STG|RED|ATOM|LD\b|ST\b|UBLKCP|UTMA")
 
 
 def begins_too_soon(code: Code, arch: str) -> list[str]:
-    """Say if a kernel that _device.launch_of launches touches memory before it has waited for the one before it."""
+    """Say if a kernel that devices.launch_of launches touches memory before it has waited for the one before it."""
     if int(arch.rstrip("af")) < EARLY_SINCE:
         return []
     waits = next(

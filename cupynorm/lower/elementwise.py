@@ -1,4 +1,4 @@
-"""Lowers ops on each element: host mirror of kernels/cupynorm/elementwise.cuh, and the layout of its blocks."""
+"""Lowers ops on each element: host mirror of kernels/elementwise/elementwise.cuh, and the layout of its blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Philox4x32-10: random words without a state. Its twin is cupynorm/_philox.py.
+// Philox4x32-10: random words without a state. Its host mirror is cupynorm/host/philox.py.
 #pragma once
 #include <base/ptx.cuh>
 

@@ -258,7 +258,7 @@ inline void await_counting_mbarrier(CountingMbarrier* gate, unsigned parity) {
 // Copies a box of a matrix, by one thread, on its own way to shared memory: columns from col on, 128 bytes of them, and
 // so many rows as the map says. They lie there as bert/mma.cuh's `swizzled` has it, from an address aligned to 1024
 // bytes; what is outside of the matrix is 0. Their bytes come to the gate.
-struct __align__(64) TensorMap {  // cupynorm/_device.py, box_map
+struct __align__(64) TensorMap {  // cupynorm/runtime/devices.py, box_map
   unsigned long long word[16];
 };
 inline void load_tensor_box(void* shared, const TensorMap* map, int col, int row, CountingMbarrier* gate) {
@@ -354,9 +354,9 @@ inline bool await_mailbox(const MailboxWord* from, unsigned (&word)[kCount]) {
   }
   return false;
 }
-// Stops the kernel: every later call in this context returns CUDA_ERROR_LAUNCH_FAILED, for which _device.launch_error
-// names this cause. A failed assert() would print the condition, but its call takes registers from the usual path
-// (docs/notes/048).
+// Stops the kernel: every later call in this context returns CUDA_ERROR_LAUNCH_FAILED, for which launch_error in
+// runtime/devices.py names this cause. A failed assert() would print the condition, but its call takes registers from
+// the usual path (docs/notes/048).
 inline void stop(const char*) { asm volatile("trap;"); }
 
 // One store of 8 or 16 bytes to global memory.

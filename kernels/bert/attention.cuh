@@ -218,7 +218,7 @@ inline void attend_together(const Attention<T>& a, const TensorMap* boxes) {
   const int first = int(blockIdx.x) * kGroupRows;
   if (first >= length) return;
   const unsigned columns = unsigned(a.columns), row_stride = 3 * columns, head = blockIdx.y * kSize;
-  // places of one sequence fit 32 bits: MOST_PLACES in _attention.py
+  // places of one sequence fit 32 bits: MOST_PLACES in bert/packed_attention.py
   const T* const base = a.qkv + start * row_stride + head;
   // the warp's first
   const int turns = (length + kGroupKeys - 1) / kGroupKeys, query = first + int(threadIdx.x) / kWarp * 16;

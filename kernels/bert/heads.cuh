@@ -18,7 +18,7 @@ struct SignedOf<unsigned> {
 };
 
 // What places are divided by: a multiplication and a shift, for Granlund and Montgomery's (1994) multiplier
-// (_heads.py), instead of a loop of 20 instructions. In 64 bits, which only huge arrays need, it is a division.
+// (lower/heads.py), instead of a loop of 20 instructions. In 64 bits, which only huge arrays need, it is a division.
 template <typename Index>
 struct Divisor {
   Index value;

@@ -1,5 +1,5 @@
 // Ops on each element: an activation after a bias, with a gate perhaps, and dropout. One kernel for all, which knows
-// neither the op nor types. The ops and the kernel's numbers have their twins in cupynorm/_elementwise.py.
+// neither the op nor types. The ops and the kernel's numbers have host mirrors in cupynorm/lower/elementwise.py.
 #pragma once
 #include <base/functions.cuh>
 #include <io/affine.cuh>

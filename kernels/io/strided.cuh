@@ -5,7 +5,7 @@
 namespace cupynorm {
 
 // A division by what is known at the launch: of less than 2^31 two instructions instead of twenty (Granlund and
-// Montgomery 1994). multiplier and shift: cupynorm/functors.py, division.
+// Montgomery 1994). multiplier and shift: cupynorm/lower/mirrors.py, division.
 inline int64 quotient(int64 index, int64 divisor, unsigned multiplier, unsigned shift) {
   if ((index | divisor) >> 31) return static_cast<unsigned long long>(index) / static_cast<unsigned long long>(divisor);
   return (multiply_high(unsigned(index), multiplier) + unsigned(index)) >> shift;
