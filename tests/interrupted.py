@@ -69,11 +69,12 @@ def interrupted(handler: Callable[[], None], where: str = PACKAGE) -> Iterator[N
             last.pop(id(frame), None)
         return trace
 
+    before = sys.gettrace()  # that of a coverage tool
     sys.settrace(trace)
     try:
         yield
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
 
 
 def host(*shape: int, seed: int = 0) -> Any:
