@@ -122,8 +122,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   }
 }
 
-// The same, of rows that begin anywhere, x and y alike: vectors from y's first address aligned to one, and the elements
-// of kElement bytes around them by the first threads. Parameters lie otherwise: three accesses of 8 bytes bring what a
+// The same for unaligned rows of which x and y are aligned alike: vectors from y's first aligned address, and
+// the elements of kElement bytes around them, which the first threads hold. Parameters lie otherwise: three accesses of 8 bytes bring what a
 // vector needs of one.
 template <class Shape, int kElement>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)

@@ -1,4 +1,4 @@
-"""The device's side of bert/few.cuh: products of so few tokens that launches and latency are their time, in one launch each."""
+"""Launches of bert/few.cuh: products of so few tokens that launches and latency take most of their time."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class _Heuristic(ctypes.Structure):
 
 
 class Described:
-    """A product in cublasLt's words, kept as long as the process. Column-major, as in bert/gemm.py: weight x^T gives out^T."""
+    """A product as cublasLt describes it, kept while the process lives. Column-major, as in gemm.py: weight x^T gives out^T."""
 
     def __init__(self, lt: Any, product: Product) -> None:
         self._lt = lt

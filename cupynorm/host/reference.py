@@ -163,7 +163,7 @@ def log_softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE) -> None
 class _Rows:
     """Some rows of x in float64: held if they fit into a block, else loaded by pieces in every pass.
 
-    Of rows in several pieces there is but one at a time, so that a piece is always a stretch of x in C order.
+    There is only one row at a time where rows have several pieces, so a piece is always a stretch of x in C order.
     """
 
     def __init__(self, x: Array, rows: Index, pieces: list[Index], axes: int) -> None:

@@ -192,7 +192,7 @@ def add_layer_norm(
     gamma, beta : array or float, optional
         As in layer_norm.
     bias : array or float, optional
-        Of the shape of the normalised axes, or broadcasting to it, as gamma and beta do.
+        Has the shape of the normalised axes, or broadcasts to it, as gamma and beta do.
     alpha : float, default 1.0
         Factor of the residual; finite.
     axis : int or tuple of int, default -1

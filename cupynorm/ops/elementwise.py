@@ -40,13 +40,13 @@ def bias_gelu(x: Any, bias: Any, *, approximate: str = "none", out: Any = None, 
     x : array
         CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape with at least one axis.
     bias : array or float or None
-        Of the shape of x's last axis or broadcasting to it, in any dtype that x may have; None is no bias.
+        Has the shape of x's last axis or broadcasts to it, in any dtype that x may have; None is no bias.
     approximate : str, default "none"
         "tanh": g(z) = z / 2 * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 z^3))), as in BERT's and GPT-2's code.
     out : array, optional
         Where the result is written, of the result's shape and x's kind; may be x itself.
     dtype : dtype, optional
-        Of the result; default: that of `out`, else x's.
+        The result's; default: that of `out`, else x's.
 
     Returns
     -------
@@ -85,7 +85,7 @@ def bias_silu(x: Any, bias: Any, *, out: Any = None, dtype: Any = None) -> Any:
     x : array
         CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape with at least one axis.
     bias : array or float or None
-        Of the shape of x's last axis or broadcasting to it, in any dtype that x may have; None is no bias.
+        Has the shape of x's last axis or broadcasts to it, in any dtype that x may have; None is no bias.
     out, dtype
         As in bias_gelu.
 
@@ -144,7 +144,7 @@ def geglu(
     out : array, optional
         Where the result is written; it shares no memory with x.
     dtype : dtype, optional
-        Of the result; default: that of `out`, else x's.
+        The result's; default: that of `out`, else x's.
 
     Returns
     -------

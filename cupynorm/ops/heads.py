@@ -49,7 +49,7 @@ def add_qkv_bias(qkv: Any, bias: Any = None, *, heads: int, out: Any = None, dty
     out : array, optional
         Where the result is written; it shares no memory with qkv.
     dtype : dtype, optional
-        Of the result; default: that of `out`, else qkv's.
+        The result's; default: that of `out`, else qkv's.
 
     Returns
     -------

@@ -150,7 +150,7 @@ def layer_norm(
     out : array, optional
         Where the result is written, of x's shape and kind and of any dtype; may be x itself.
     dtype : dtype, optional
-        Of the result; default: that of `out`, else x's.
+        The result's; default: that of `out`, else x's.
     return_stats : bool, default False
         Return mean and rstd = 1 / sqrt(var + eps) as well.
     quantize : str or Quantize, optional

@@ -181,9 +181,9 @@ inline void send_words(void* shared, Mbarrier* mbarrier, int block, uint4 words)
                : "memory");
 #endif
 }
-// Waits for the bytes expected: for the first time with parity 0, then 1, 0 and so on. By all threads. Of the own
-// block's scope, as CUDA's libraries wait for what comes from a cluster: acquire of a wider one empties the level-1
-// cache each time.
+// Waits for the bytes expected: for the first time with parity 0, then 1, 0 and so on. All threads call it. It acquires
+// at the block's scope, as CUDA's libraries do when they wait for data from a cluster: a wider acquire empties the
+// level-1 cache each time.
 inline void await_mbarrier(Mbarrier* mbarrier, unsigned parity) {
 #if __CUDA_ARCH__ >= 900
   unsigned done;
@@ -197,14 +197,14 @@ inline void await_mbarrier(Mbarrier* mbarrier, unsigned parity) {
 #endif
 }
 
-// Of a kernel that is launched to begin before the one before it has ended (programmatic dependent launch, sm_90): it
-// waits before it touches what others write or read, and says, by every block, when the next one may begin so. Without
-// such a launch, nothing.
+// Programmatic dependent launch (sm_90): a kernel may begin before the previous one has ended. It waits here before it
+// touches what others write or read. Without such a launch nothing happens.
 inline void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+// Says that the next kernel may begin so, once every block has said it.
 inline void pdl_trigger() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -307,9 +307,9 @@ inline void grid_wait(unsigned before) {
   __syncthreads();
 }
 
-// Of a cooperative launch whose blocks do not meet: that counter says what has been claimed. Each claim is the next
-// number, from 0 on; `before` and `step` are for the simulator, where a claimer's own last claim is so far behind. Who
-// sees the last of all claims forgets them, for the next launch that gets the counter.
+// The dynamic scheduler counts claims in the barrier counter of a cooperative launch whose blocks do not synchronise.
+// Each claim is the next number, from 0 on; the arguments are for the simulator, where a claimer's own last claim is so
+// far behind. Whoever sees the last claim resets the counter for the next launch.
 inline unsigned next_dynamic_row(unsigned, unsigned) {
   unsigned before;
   asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(grid_counter()) : "memory");
@@ -400,7 +400,7 @@ inline void load_quad_evicted_first(const void* from, unsigned* word) { CUPYNORM
 inline void assume(bool fact) { __builtin_assume(fact); }
 // Hides where a word comes from: what is computed from it stays where it stands, inside a loop for example.
 inline void make_opaque(unsigned& word) { asm volatile("" : "+r"(word)); }
-// Of an address in global memory: what is computed from it does not go back further.
+// The same for an address in global memory: what is computed from it is not computed from what it came from.
 template <typename T>
 inline void make_opaque(T*& pointer) {
   if constexpr (sizeof(T) == 1 && __is_class(T)) {  // NVRTC 13.0 breaks on such a pointer
@@ -438,7 +438,7 @@ inline unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) {
   return chosen;
 }
 
-// Of what arithmetic gave: nan has no sign then.
+// The bits of an arithmetic result: a nan has no sign then.
 inline unsigned bits_of_sum(float x) { return as_bits(x); }
 
 // The larger, nan if either is: unlike fmaxf, which costs the same.

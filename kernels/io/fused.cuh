@@ -2,17 +2,29 @@
 // cupynorm/lower/mirrors.py. What is computed is a struct of cupynorm/lower/tracing.py, `Function`.
 //
 // An operand has at(row), which gives a Line: load<N>(col) -> Packed<N>, as it lies in memory, so that all loads are on
-// their way before the first is waited for; unpack<N>(packed, x, col) makes numbers of it. Where vectors are sent ahead
-// through shared memory, kStagedBytes<N> bytes of each are: prefetch<N, kPlaces>(shared, place, col) begins their
-// copies, prefetched<N, kPlaces>(shared, place, col) is load<N>(col) of what has arrived. What cannot be copied
-// (kStagedBytes 0) prefetched() loads from
-// where it lies.
+// their way before the first is waited for; unpack<N>(packed, x, col) converts it to the compute type. Where rows are
+// prefetched into shared memory, an operand of which vectors can be copied has kStagedBytes<N> above 0, the bytes of
+// each: prefetch<N, kPlaces>(shared, place, col) begins the copy, prefetched<N, kPlaces>(shared, place, col) is the
+// Packed<N> that came. Others are loaded when they are used.
 #pragma once
 #include <base/functions.cuh>
 #include <io/affine.cuh>
 #include <base/philox.cuh>
 
 namespace cupynorm {
+
+// Begins to copy what can be copied of an operand or a mask.
+template <class Operand, int N, int kPlaces, typename Index>
+inline void prefetch_if_staged(const typename Operand::Line& line, unsigned char* shared, int place, Index col) {
+  if constexpr (Operand::template kStagedBytes<N> > 0) line.template prefetch<N, kPlaces>(shared, place, col);
+}
+// What came of it; what cannot be copied is loaded.
+template <class Operand, int N, int kPlaces, typename Index>
+inline typename Operand::template Packed<N> prefetched_or_loaded(const typename Operand::Line& line,
+    const unsigned char* shared, int place, Index col) {
+  if constexpr (Operand::template kStagedBytes<N> > 0) return line.template prefetched<N, kPlaces>(shared, place, col);
+  else return line.template load<N>(col);
+}
 
 // Elements next to each other along a row, rows anywhere or all at one place, read in accesses of kWidth elements; 0:
 // vectors begin anywhere, and are put together from two accesses.
@@ -40,12 +52,11 @@ struct AlongRows {
     }
     template <int N, int kPlaces, typename Index>
     void prefetch(unsigned char* shared, int place, Index col) const {
-      if constexpr (kStagedBytes<N> > 0) prefetch_vector<kPlaces, kAccess<N>, N>(shared, place, pointer + col);
+      prefetch_vector<kPlaces, kAccess<N>, N>(shared, place, pointer + col);
     }
     template <int N, int kPlaces, typename Index>
-    Vector<T, N> prefetched(const unsigned char* shared, int place, Index col) const {
-      if constexpr (kStagedBytes<N> > 0) return prefetched_vector<kPlaces, T, N>(shared, place);
-      else return load<N>(col);
+    static Vector<T, N> prefetched(const unsigned char* shared, int place, Index) {
+      return prefetched_vector<kPlaces, T, N>(shared, place);
     }
     template <int N, typename Compute, typename Index>
     static void unpack(const Vector<T, N>& packed, Compute* x, Index) {
@@ -91,12 +102,6 @@ struct PerRow {
     NoColumns load(Index) const {
       return {};
     }
-    template <int N, int kPlaces, typename Index>
-    static void prefetch(unsigned char*, int, Index) {}
-    template <int N, int kPlaces, typename Index>
-    NoColumns prefetched(const unsigned char*, int, Index col) const {
-      return load<N>(col);
-    }
     template <int N, typename Compute, typename Index>
     void unpack(NoColumns, Compute* x, Index) const {
       Compute value[1];
@@ -138,12 +143,6 @@ struct Scattered {
       for (int i = 0; i < N; ++i) packed.element[i] = load_vector<T, 1>(pointer + cols.offset(col + i));
       return packed;
     }
-    template <int N, int kPlaces, typename Index>
-    static void prefetch(unsigned char*, int, Index) {}
-    template <int N, int kPlaces, typename Index>
-    Packed<N> prefetched(const unsigned char*, int, Index col) const {
-      return load<N>(col);
-    }
     template <int N, typename Compute, typename Index>
     static void unpack(const Packed<N>& packed, Compute* x, Index) {
       cupynorm::unpack<N>(packed, x);
@@ -169,12 +168,6 @@ struct Value {
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
-    }
-    template <int N, int kPlaces, typename Index>
-    static void prefetch(unsigned char*, int, Index) {}
-    template <int N, int kPlaces, typename Index>
-    NoColumns prefetched(const unsigned char*, int, Index col) const {
-      return load<N>(col);
     }
     template <int N, typename Compute, typename Index>
     void unpack(NoColumns, Compute* x, Index) const {
@@ -209,12 +202,6 @@ struct Kept {
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
-    }
-    template <int N, int kPlaces, typename Index>
-    static void prefetch(unsigned char*, int, Index) {}
-    template <int N, int kPlaces, typename Index>
-    NoColumns prefetched(const unsigned char*, int, Index col) const {
-      return load<N>(col);
     }
     template <int N, typename Compute, typename Index>
     void unpack(NoColumns, Compute* x, Index col) const {
@@ -270,12 +257,6 @@ struct Operands {
     NoColumns load(Index) const {
       return {};
     }
-    template <int N, int kPlaces, typename Index>
-    static void prefetch(unsigned char*, int, Index) {}
-    template <int N, int kPlaces, typename Index>
-    NoColumns prefetched(const unsigned char*, int, Index col) const {
-      return load<N>(col);
-    }
     template <int N, typename Compute, typename Index>
     static void unpack(NoColumns, Compute (*)[N], Index) {}
   };
@@ -307,13 +288,14 @@ struct Operands<First, Rest...> {
     }
     template <int N, int kPlaces, typename Index>
     void prefetch(unsigned char* shared, int place, Index col) const {
-      first.template prefetch<N, kPlaces>(shared, place, col);
-      rest.template prefetch<N, kPlaces>(shared + kPlaces * First::template kStagedBytes<N>, place, col);
+      prefetch_if_staged<First, N, kPlaces>(first, shared, place, col);
+      prefetch_if_staged<Others, N, kPlaces>(rest, shared + kPlaces * First::template kStagedBytes<N>, place, col);
     }
     template <int N, int kPlaces, typename Index>
     Packed<N> prefetched(const unsigned char* shared, int place, Index col) const {
-      return {first.template prefetched<N, kPlaces>(shared, place, col),
-              rest.template prefetched<N, kPlaces>(shared + kPlaces * First::template kStagedBytes<N>, place, col)};
+      const unsigned char* const behind = shared + kPlaces * First::template kStagedBytes<N>;
+      return {prefetched_or_loaded<First, N, kPlaces>(first, shared, place, col),
+          prefetched_or_loaded<Others, N, kPlaces>(rest, behind, place, col)};
     }
     template <int N, typename Compute, typename Index>
     void unpack(const Packed<N>& packed, Compute (*x)[N], Index col) const {
@@ -445,10 +427,8 @@ struct NoMask {
   template <int N>
   static constexpr int kStagedBytes = 0;
   struct Line {
-    template <int N, int kPlaces, typename Index>
-    static void prefetch(unsigned char*, int, Index) {}
-    template <int N, int kPlaces, typename Index>
-    static NoColumns prefetched(const unsigned char*, int, Index) {
+    template <int N, typename Index>
+    static NoColumns load(Index) {
       return {};
     }
   };
@@ -482,12 +462,11 @@ struct Mask {
     }
     template <int N, int kPlaces, typename Index>
     void prefetch(unsigned char* shared, int place, Index col) const {
-      if constexpr (kBytes) where.template prefetch<N, kPlaces>(shared, place, col);
+      where.template prefetch<N, kPlaces>(shared, place, col);
     }
     template <int N, int kPlaces, typename Index>
     Packed<N> prefetched(const unsigned char* shared, int place, Index col) const {
-      if constexpr (kBytes) return where.template prefetched<N, kPlaces>(shared, place, col);
-      else return {};
+      return where.template prefetched<N, kPlaces>(shared, place, col);
     }
     // Columns are then counted from this one.
     template <typename Index>
@@ -592,16 +571,16 @@ struct FusedLoad {
       constexpr int kOperands = kPlaces * N * int(sizeof(T)),
           kMask = kOperands + kPlaces * Operands_::template kStagedBytes<N>;
       prefetch_vector<kPlaces, 16, N>(shared, place, pointer + col);
-      operands.template prefetch<N, kPlaces>(shared + kOperands, place, col);
-      mask.template prefetch<N, kPlaces>(shared + kMask, place, col);
+      prefetch_if_staged<Operands_, N, kPlaces>(operands, shared + kOperands, place, col);
+      prefetch_if_staged<Mask_, N, kPlaces>(mask, shared + kMask, place, col);
     }
     template <int N, int kPlaces, typename Index>
     Loaded<N> prefetched(const unsigned char* shared, int place, Index col) const {
       constexpr int kOperands = kPlaces * N * int(sizeof(T)),
           kMask = kOperands + kPlaces * Operands_::template kStagedBytes<N>;
       return {prefetched_vector<kPlaces, T, N>(shared, place),
-          operands.template prefetched<N, kPlaces>(shared + kOperands, place, col),
-              mask.template prefetched<N, kPlaces>(shared + kMask, place, col)};
+          prefetched_or_loaded<Operands_, N, kPlaces>(operands, shared + kOperands, place, col),
+          prefetched_or_loaded<Mask_, N, kPlaces>(mask, shared + kMask, place, col)};
     }
     template <int N, typename Compute, typename Index>
     unsigned unpack(const Loaded<N>& loaded, Compute* x, Index col, Compute padding) const {

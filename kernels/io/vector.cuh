@@ -131,8 +131,8 @@ inline Unaligned<kAccess> unaligned_at(const T* p) {
   return {reinterpret_cast<const unsigned char*>(p) - off, off};
 }
 
-// N of them as the accesses bring them: not put together yet. Of each access the whole is read, though it may hold but
-// one of the elements: no page ends inside.
+// N elements as the accesses bring them, not realigned yet. Each access is read whole, even if it holds only one of the
+// elements: no page ends inside.
 template <typename T, int N, int kAccess>
 struct SplitVector {
   static constexpr int kPieces = (Vector<T, N>::kBytes + kAccess - 1) / kAccess + 1;

@@ -17,7 +17,7 @@ struct Exponentials {
     return {max, a.sum * exponential(a.max - pivot) + b.sum * exponential(b.max - pivot)};
   }
 
-  // Of all that several threads hold: one exponential a thread, where merges step by step take two a step.
+  // Takes one exponential for each thread, where merging step by step takes two in each step.
   template <class Lanes>
   static Exponentials gather(Exponentials s, Lanes lanes) {
     const T max = lanes.max(s.max), pivot = max == -infinity<T>() ? T(0) : max;

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   pdl_wait_and_trigger();
 
   // This block's part of a row: `held` vectors from column `base` on, of which the first `kept` wait in shared memory.
-  // Of all parts: `vectors` from column `head` on.
+  // All parts together have `vectors` from column `head` on.
   struct Part {
     // of all parts, the first `more` hold `each` + 1 times kUnit vectors, the last what is left
     int64 row, head, each, base, held;
