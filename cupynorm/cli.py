@@ -253,7 +253,7 @@ def _forms() -> Iterable[str]:
 
 
 def _variants() -> tuple[str, ...]:
-    from cupynorm.plan.planner import VARIANTS  # noqa: PLC0415
+    from cupynorm.plan.config import VARIANTS  # noqa: PLC0415
 
     return VARIANTS
 
@@ -456,6 +456,7 @@ def explain(*, op: str, as_json: bool, **options: Any) -> None:
         _print_json({"schema": 1, **fields})
         return
     fields["occupancy"] = f"{fields['occupancy']:.0%}"
+    fields["plan"].pop("why", None)  # the launch tells it
     for name in ("problem", "plan"):
         _print_fields(name, fields.pop(name))
     _print_fields(

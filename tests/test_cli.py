@@ -17,7 +17,7 @@ import pytest
 import cupynorm
 from cupynorm import cli
 from cupynorm.catalog import forms, op_table
-from cupynorm.plan import planner
+from cupynorm.plan import config
 from cupynorm.runtime import devices, nvrtc
 from cupynorm.tools import environment, files, testing
 from cupynorm.tools.environment import Finding
@@ -246,7 +246,7 @@ def test_explain_shows_the_plan_for_a_recorded_device(no_compiler, op, device):
     assert told["schema"] == 1
     assert (told["op"], told["device"]) == (op, device)
     assert (told["problem"]["rows"], told["problem"]["cols"]) == (49152, 1024)
-    assert told["plan"]["variant"] in planner.VARIANTS
+    assert told["plan"]["variant"] in config.VARIANTS
     assert told["bytes_moved"] >= 2 * 49152 * 1024 * 2
 
     text = invoke(*arguments).stdout
@@ -498,7 +498,7 @@ def test_every_command_that_tells_something_has_quiet_and_json(name):
         ("run", "op", [op.name for op in op_table.OPS]),
         ("explain", "op", list(forms.FORMS)),
         ("explain", "device", list(devices.RECORDED)),
-        ("explain", "variant", planner.VARIANTS),
+        ("explain", "variant", config.VARIANTS),
         ("tune", "op", [op.name for op in op_table.OPS]),
         ("bench", "op", list(forms.FORMS)),
         ("bench", "peer", ["cupy", "torch", "compile", "triton"]),

@@ -16,7 +16,7 @@ import pytest
 
 from cupynorm.catalog import op_table
 from cupynorm.cli import cli
-from cupynorm.plan.planner import VARIANTS
+from cupynorm.plan.config import VARIANTS
 
 README = Path(__file__).parents[1] / "README.md"
 TEXT = README.read_text("utf-8")

@@ -167,14 +167,14 @@ PLANTED = """
 _as_before = choose
 
 
-def choose(problem, limits, occupancy, wanted=None):
-    plan = _as_before(problem, limits, occupancy, wanted)
+def choose(problem, limits, occupancy, forced=None):
+    plan = _as_before(problem, limits, occupancy, forced)
     return dataclasses.replace(plan, block=2 * plan.block) if problem.cols == 512 else plan
 """
 
 
 def test_another_plan_is_seen_and_allowed_only_when_asked_for(copy, compare):
-    with (copy / "cupynorm" / "plan/planner.py").open("a") as file:
+    with (copy / "cupynorm" / "plan" / "choose.py").open("a") as file:
         file.write(PLANTED)
 
     status, told = compare(*PLANS)

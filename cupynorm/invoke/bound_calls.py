@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cupynorm.lower.mirrors import Struct, View
-    from cupynorm.plan.planner import Plan
+    from cupynorm.plan.config import Plan
     from cupynorm.runtime.devices import Binding
 
 MOST = 1024  # that a thread remembers, about 4 KB each; the oldest is dropped
@@ -29,7 +29,7 @@ ALIGNMENT = 15  # the bits of a pointer that checks and pack widths look at: no 
 def launcher(function: int, plan: Plan) -> Binding:
     """Return a kernel's binding, as devices.launch_of does."""
     split = plan.variant == "split"
-    grid = (plan.grid // plan.parts, plan.parts, 1) if split else (plan.grid, 1, 1)
+    grid = (plan.grid // plan.ctas_per_row, plan.ctas_per_row, 1) if split else (plan.grid, 1, 1)
     return devices.launch_of(
         function, grid, (plan.block, 1, 1), plan.shared_bytes, cooperative=plan.cooperative
     )

@@ -15,7 +15,7 @@ from cupynorm.host import reference
 from cupynorm.invoke import fused_calls, row_ops
 from cupynorm.invoke.fused_calls import Function
 from cupynorm.invoke.row_ops import RowOp
-from cupynorm.plan.planner import Plan
+from cupynorm.plan.config import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

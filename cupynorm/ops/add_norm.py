@@ -11,7 +11,7 @@ from cupynorm.host.philox import PROBABILITY
 from cupynorm.host.philox import dropout as checked_dropout
 from cupynorm.invoke import fused_calls
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM, NormOptions
-from cupynorm.plan.planner import Plan
+from cupynorm.plan.config import Plan
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from cupynorm.call.quantize import Quantize
 from cupynorm.invoke import row_ops
-from cupynorm.plan.planner import Plan
+from cupynorm.plan.config import Plan
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, Unpack

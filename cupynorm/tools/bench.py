@@ -30,7 +30,7 @@ from cupynorm.catalog import forms, op_table
 from cupynorm.catalog.forms import Arrays, Form, Given
 from cupynorm.invoke import row_ops
 from cupynorm.lower.mirrors import View
-from cupynorm.plan.planner import Plan
+from cupynorm.plan.config import Plan
 from cupynorm.runtime import devices
 from cupynorm.tools import explain, peers, results, testing
 from cupynorm.tools.peers import Run

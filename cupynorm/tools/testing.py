@@ -22,7 +22,7 @@ from cupynorm.catalog import forms
 from cupynorm.catalog.op_table import OPS, Op
 from cupynorm.host.reference import LARGEST
 from cupynorm.invoke import row_ops
-from cupynorm.plan.planner import VARIANTS, DoesNotFitError
+from cupynorm.plan.config import VARIANTS, DoesNotFitError
 from cupynorm.runtime import compiler, devices
 from cupynorm.tools import explain
 

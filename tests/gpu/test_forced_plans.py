@@ -16,7 +16,7 @@ from cupynorm import Quantize, add_layer_norm, add_rms_norm, fuse, layer_norm, l
 from cupynorm import functions as f
 from cupynorm._dtypes import DTYPES, device_dtype, quantized_dtype
 from cupynorm.host.philox import words
-from cupynorm.plan.planner import FUSED_VARIANTS, VARIANTS, DoesNotFitError
+from cupynorm.plan.config import FUSED_VARIANTS, VARIANTS, DoesNotFitError
 from cupynorm.tools.testing import assert_close
 from tests.test_quantized import LARGEST, nearest
 
