@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm.invoke import bound_calls, row_ops
+from cupynorm.invoke import bound_calls
 from cupynorm.ops.norm import LAYER_NORM
 from cupynorm.plan import choose
 from cupynorm.plan.config import PLAIN

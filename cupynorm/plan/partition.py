@@ -72,7 +72,7 @@ def shared_bytes(problem: Problem, parts: int = 1) -> int:
 
 
 def line_vectors(problem: Problem, parts: int) -> tuple[int, int]:
-    """Return the fewest and most vectors of a part of an unaligned row, which is cut in lines (share_of in registers.cuh)."""
+    """Return the fewest and most vectors of a part of an unaligned row, cut in lines (share_of in registers.cuh)."""
     line = LINE_BYTES // problem.load_bytes
     each, longer = divmod((problem.cols - line + 1) // line, parts)
     vectors = line // problem.vector  # of a line
@@ -112,7 +112,7 @@ def threads_with_vectors(problem: Problem, parts: int, block: int) -> int:
 
 
 def in_registers(problem: Problem, plan: Plan) -> Plan:
-    """Return a plan in registers with what follows from the problem and from the threads and blocks that share a row."""
+    """Return a plan in registers with what follows from the problem and from the threads that share a row."""
     whole = problem.vectors if problem.unaligned else problem.cols // plan.vector
     parts = plan.ctas_per_row
     lines = plan.dynamic and plan.unaligned
