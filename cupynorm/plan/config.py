@@ -12,6 +12,9 @@ from cupynorm._values import dataclass
 VARIANTS = ("warp", "block", "cached", "cluster", "split", "shared", "uncached")
 FUSED_VARIANTS = ("warp", "block", "cluster", "uncached")
 
+# Bytes of an element.
+HALF_BYTES, FLOAT_BYTES, DOUBLE_BYTES = 2, 4, 8
+
 # Facts of CUDA devices.
 WARP = 32
 MAX_BLOCK = 1024  # threads of a block
@@ -214,6 +217,14 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "min_blocks": (1, 32),
     "resident_blocks": (0, MAX_GRID),
 }
+
+# Bytes of values that a thread may hold, of the compute type: half of its registers. With twice as many the compiler,
+# which then spills, takes up to 4 seconds, so 1.6 at most.
+MAX_THREAD_BYTES = 512
+# The same where something is fused, of which each element has instructions of its own.
+MAX_FUSED_THREAD_BYTES = 256
+# Elements of a row that a thread may hold where something is fused: a mask has a bit for each.
+MAX_FUSED_ELEMENTS = 32
 
 # Types of a Plan's fields: a bool is no int here, since it is spelled otherwise in C++.
 TYPES: dict[str, type] = {"variant": str, **dict.fromkeys(BOUNDS, int), "full": bool, "waves": float}

@@ -16,7 +16,10 @@ from cupynorm.plan.config import (
     FUSED_VARIANTS,
     LINE_BYTES,
     MAX_CTAS,
+    MAX_FUSED_ELEMENTS,
+    MAX_FUSED_THREAD_BYTES,
     MAX_ROWS_SIDE_BY_SIDE,
+    MAX_THREAD_BYTES,
     ONE_BLOCK_PER_ROW,
     PER_ROW,
     UNALIGNED,
@@ -42,15 +45,6 @@ if TYPE_CHECKING:
     from cupynorm.plan.problem import Problem
 
 FORCED = "asked for"
-
-# Bytes of values that a thread may hold, of the compute type: half of its registers. With twice as many the compiler,
-# which then spills, takes up to 4 seconds, so 1.6 at most.
-MAX_THREAD_BYTES = 512
-# The same where something is fused, of which each element has instructions of its own.
-MAX_FUSED_THREAD_BYTES = 256
-MAX_FUSED_ELEMENTS = (
-    32  # of a row, that a thread may hold where something is fused: a mask has a bit for each
-)
 
 
 def check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:

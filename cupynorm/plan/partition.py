@@ -11,12 +11,12 @@ from cupynorm.plan.config import (
     CONVERTED,
     CONVERTED_ELEMENTS,
     EDGE_VECTORS,
+    HALF_BYTES,
     LINE_BYTES,
     REGISTER_BYTES,
     SHARED,
     WARP,
 )
-from cupynorm.plan.problem import HALF_BYTES
 
 if TYPE_CHECKING:
     from cupynorm.plan.config import Plan

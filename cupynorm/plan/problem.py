@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from cupynorm._values import dataclass
-
-HALF_BYTES, FLOAT_BYTES, DOUBLE_BYTES = 2, 4, 8
+from cupynorm.plan.config import DOUBLE_BYTES
 
 
 @dataclass(frozen=True)

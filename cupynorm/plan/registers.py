@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cupynorm.plan.config import AMPERE, REGISTER_BYTES, REGISTER_UNIT
+from cupynorm.plan.config import AMPERE, FLOAT_BYTES, HALF_BYTES, REGISTER_BYTES, REGISTER_UNIT
 from cupynorm.plan.partition import words
-from cupynorm.plan.problem import FLOAT_BYTES, HALF_BYTES
 
 if TYPE_CHECKING:
     from cupynorm.plan.base import Question

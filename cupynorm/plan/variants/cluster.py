@@ -11,6 +11,7 @@ from cupynorm.plan.config import (
     ACCESS_BYTES,
     AT_USE,
     CONVERTED,
+    HALF_BYTES,
     PLAIN,
     SHARED,
     UNALIGNED,
@@ -27,7 +28,6 @@ from cupynorm.plan.partition import (
     threads_with_vectors,
     words,
 )
-from cupynorm.plan.problem import HALF_BYTES
 from cupynorm.plan.registers import registers
 from cupynorm.plan.rules import ClusterRule, SharedRule
 from cupynorm.plan.variants import staged

@@ -9,6 +9,7 @@ from cupynorm.plan.base import Question, all_at_once
 from cupynorm.plan.config import (
     ACCESS_BYTES,
     AMPERE,
+    HALF_BYTES,
     LINE_BYTES,
     MESSAGE_BYTES,
     MESSAGE_NUMBERS,
@@ -19,7 +20,6 @@ from cupynorm.plan.config import (
 )
 from cupynorm.plan.limits import STATIC_SHARED_BYTES
 from cupynorm.plan.partition import power_of_two_from, shared_bytes, words
-from cupynorm.plan.problem import HALF_BYTES
 from cupynorm.plan.variants import staged
 from cupynorm.plan.variants.registers import can_cache
 
