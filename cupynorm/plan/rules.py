@@ -492,7 +492,7 @@ def _rule(row: Mapping[str, Any]) -> Rule:
     kind = _RULES[row["rule"]]
     names = kind._fields
     if not row.keys() <= _OF_TABLES.union(names):
-        raise TypeError(f"{row['id']}: no rule has {sorted(row.keys() - _OF_TABLES.union(names))}")
+        raise TypeError(f"{row.get('id', 'a rule')}: no rule has {sorted(row.keys() - _OF_TABLES.union(names))}")
     defaults = kind._field_defaults
     rule: Rule = kind(*[row[name] if name in row else defaults[name] for name in names])
     return rule if rule.row_bytes is not None else rule._replace(row_bytes=math.inf)
