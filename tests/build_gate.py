@@ -619,7 +619,7 @@ def fused_instances(
 def narrow_clusters(
     kind: str, dtype: str, arch: str, choice: Callable[[Iterable[Plan]], Iterable[Plan]]
 ) -> list[Instance]:
-    """Spell a choice of the clusters that hold rows which fill no packs, with something fused around the op."""
+    """Spell a choice of the clusters that hold rows which begin anywhere, few and many, with something fused around the op."""
     limits = dataclasses.replace(RECORDED[DEVICES[arch]], compute_capability=arch)
     what = FUSED[kind].spelled(dtype, ODD_COLS)
     found = {}
@@ -640,6 +640,28 @@ def narrow_clusters(
             (what.problem.rows, what.problem.cols),
         )
         for plan in choice(found.values())
+    ]
+
+
+LONG_COLS = (10240, 12288, 16384, 17408, 20480, 24576, 32768, 49152, 65536, 98304, 131072, 196608, 262144)
+
+
+def ahead_instances(kind: str, dtype: str, arch: str) -> list[Instance]:
+    """Spell the clusters of one fused call whose rows are sent ahead: of each size of a thread's share the tightest."""
+    limits = dataclasses.replace(RECORDED[DEVICES[arch]], compute_capability=arch)
+    found: dict[tuple[int, int], tuple[Spelled, Plan, int]] = {}
+    for base, less in ((WHOLE_COLS, 0), (ODD_COLS, -1)):
+        what = FUSED[kind].spelled(dtype, base)
+        for cols in (each + less for each in LONG_COLS):
+            problem = dataclasses.replace(what.problem, rows=1 << 20, cols=cols)
+            plan = choose(problem, limits, lambda plan: plan.min_blocks)
+            held = plan.unaligned, plan.vectors
+            if plan.stages and (held not in found or tightness(plan) > tightness(found[held][1])):
+                found[held] = what, plan, cols
+    types = Types(dtype, dtype)
+    return [
+        Instance(what.text, what.expression(plan), types, plan, 16, 16, (1 << 20, cols))
+        for what, plan, cols in found.values()
     ]
 
 

@@ -260,15 +260,19 @@ def test_forms_have_points_of_their_own_and_come_with_what_they_are_to_be_as_fas
     heads = bench.points(["merge_heads"], [], quick=True)
 
     assert [(each.op, each.rows, each.cols) for each in fused] == [
-        (op, 49152, cols)
+        (op, rows, cols)
         for op in ("layer_norm", "layer_norm/fuse")
-        for cols in (128, 512, 1024, 2048, 4096, 8192)
+        for rows, columns in (
+            (49152, (128, 512, 1024, 2048, 4096, 8192)),
+            (4096, (16384, 20480, 32768, 50257, 131072)),
+        )
+        for cols in columns
     ]
     assert [(each.rows, each.cols) for each in heads] == [(4096, 768)] * 2
     assert [each.cols for each in bench.points(["softmax/bias"], ["float32"], quick=True)] == [1024]
     given = bench.points(["layer_norm/fuse", "layer_norm"], ["float16"], cols=(64,))
     assert [each.op for each in given] == ["layer_norm/fuse", "layer_norm"]
-    assert not any(map(bench.is_compiled_by_default, fused[6:]))
+    assert not any(map(bench.is_compiled_by_default, fused[11:]))
     by_default = bench.points(list(forms.FORMS), [])
     assert {each.dtype for each in by_default if each.op == "softmax"} == {"float16", "bfloat16", "float32"}
     assert {each.dtype for each in by_default if each.op == "dropout"} == {"float16", "float32"}
@@ -808,6 +812,15 @@ def test_the_copy_is_the_best_of_all():
     assert found.share() == 0.5
     assert found.share("torch") == 0.25
     assert math.isnan(found.share("cupy"))
+
+
+def test_long_rows_of_forms_have_targets_of_their_own():
+    def share(op, cols):
+        return results.target_of(Point(op, "float16", 4096, cols)).share
+
+    assert (share("softmax/where", 8192), share("softmax/where", 16384)) == (0.95, 0.93)
+    assert (share("add_layer_norm", 4096), share("add_layer_norm", 50257)) == (0.98, 0.9)
+    assert share("layer_norm/int8", 50257) == 0.9
 
 
 @pytest.mark.parametrize(

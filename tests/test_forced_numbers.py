@@ -90,13 +90,25 @@ def test_what_no_kernel_could_do_is_refused_with_what_is_allowed(changes: Any, m
         choose(PROBLEM, H200, occupancy, dataclasses.replace(GOOD, **changes))
 
 
-def test_a_mask_has_a_bit_for_each_element_of_a_thread() -> None:
-    plan = dataclasses.replace(GOOD, variant="warp", vectors=5, group=32)
+@pytest.mark.parametrize(("parameters", "vectors", "most"), [((), 5, 32), ((2, 2), 6, 40)])
+def test_a_mask_has_a_bit_for_each_element_of_a_thread(
+    parameters: tuple[int, ...], vectors: int, most: int
+) -> None:
+    """Ops with affine parameters are never masked."""
+    plan = dataclasses.replace(GOOD, variant="warp", vectors=vectors, group=32, parameter_cache=0)
+    problem = dataclasses.replace(PROBLEM, cols=256 * vectors, parameter_bytes=parameters, fused=True)
 
     with pytest.raises(
-        DoesNotFitError, match="8 x 5, 32 elements of a thread are allowed where something is fused"
+        DoesNotFitError,
+        match=f"8 x {vectors}, {most} elements of a thread are allowed where something is fused",
     ):
-        choose(dataclasses.replace(PROBLEM, cols=1280, fused=True), H200, occupancy, plan)
+        choose(problem, H200, occupancy, plan)
+    choose(
+        dataclasses.replace(problem, cols=8 * 32 * (vectors - 1)),
+        H200,
+        occupancy,
+        dataclasses.replace(plan, vectors=vectors - 1),
+    )
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda each: f"{each.rows} x {each.cols}")

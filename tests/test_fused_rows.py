@@ -173,9 +173,37 @@ def test_what_is_dropped_is_exact_in_rows_that_are_not_numbers(cols: int, peel: 
     assert np.isnan(simulated.cupy.asnumpy(y)[:2, : cols - 9]).any(axis=1).all()
 
 
-def test_dropouts_draw_for_whole_packs(simulated: Any) -> None:
-    assert planned("add_layer_norm/dropout", 9, 197, "float16").unaligned == 0
-    check(simulated, "add_layer_norm/dropout", 9, 197, "float16")
+@pytest.mark.parametrize(
+    ("cols", "dtype", "peel"),
+    [(197, "float16", 1), (200, "float16", 0), (4099, "float32", 1), (33, "float64", 0)],
+)
+def test_a_dropout_keeps_the_same_elements_wherever_packs_lie(
+    cols: int, dtype: str, peel: int, simulated: Any
+) -> None:
+    """Which are kept follows from an element's number alone: rows begin at each of the four words of a block."""
+    assert planned("add_layer_norm/dropout", 9, cols, dtype).unaligned == peel
+    check(simulated, "add_layer_norm/dropout", 9, cols, dtype)
+
+
+@pytest.mark.parametrize(("cols", "dtype"), [(200, "float16"), (197, "float16"), (4098, "float32")])
+@pytest.mark.parametrize("offset", [1, 2, 3])
+def test_a_dropout_keeps_the_same_elements_of_an_array_that_begins_anywhere(
+    cols: int, dtype: str, offset: int, simulated: Any
+) -> None:
+    """Packs are then at any word of a block of four: rows that begin at packs in memory are not at multiples of them in x."""
+    xp, random = simulated.cupy, np.random.default_rng(5)
+    x, r = (random.standard_normal((7, cols)).astype(dtype) for _ in range(2))
+
+    def moved(host: Any) -> Any:
+        array = xp.empty(host.size + offset, host.dtype)[offset:].reshape(host.shape)
+        array[...] = xp.asarray(host)
+        return array
+
+    options = {"dropout": 0.4, "seed": 11, "return_sum": False}
+    y = cupynorm.add_rms_norm(moved(x), moved(r), out=moved(x), **options)
+
+    wide = cupynorm.add_rms_norm(x.astype(np.float64), r.astype(np.float64), **options)
+    assert_close(xp.asnumpy(y), wide, dtype=dtype)
 
 
 AROUND = [name for name, each in FORMS.items() if ("softmax" in name or "norm" in name) and not each.alone]
@@ -207,7 +235,7 @@ def test_packs_are_no_wider_than_rows_allow(device: str, variant: str | None, dt
                 continue
             if plan.unaligned:
                 assert plan.vector == problem.widest_vector, (name, cols, rows)
-                assert plan.variant in {"warp", "block"}, (name, cols, rows)
+                assert plan.variant in {"warp", "block", "cluster"}, (name, cols, rows)
             else:
                 assert problem.vector % plan.vector == 0, (name, cols, rows)
                 places = plan.ctas_per_row * plan.group * plan.vectors * plan.vector

@@ -16,12 +16,14 @@ from cupynorm._dtypes import DTYPES
 from cupynorm.invoke.row_ops import RowOp
 from cupynorm.ops.softmax import LOG_SOFTMAX
 from cupynorm.plan.config import CONVERTED, FUSED_VARIANTS, HOPPER, VARIANTS, Plan
+from cupynorm.plan.limits import STATIC_SHARED_BYTES
 from cupynorm.runtime import nvrtc
 from tests import SLOW
 from tests.build_gate import (
     FUSED,
     OPS,
     Instance,
+    ahead_instances,
     all_instances,
     begins_too_soon,
     code_of,
@@ -225,11 +227,32 @@ def test_fused_clusters_of_rows_that_fill_no_packs_do_not_spill(kind: str) -> No
     built = []
     for name in FUSED_DTYPES:
         clusters = narrow_clusters(kind, name, "90", tightest)
-        assert {(each.plan.variant, each.plan.vector) for each in clusters} == {("cluster", 1)}
+        assert {each.plan.variant for each in clusters} == {"cluster"}
+        assert all(each.plan.unaligned or each.plan.vector == 1 for each in clusters)
         built += [
             Built(instance, tuple(spills(kernel)), 0)
             for instance, kernel in compile_instances(clusters, "90", newest_major())
         ]
+
+    assert_good(built)
+
+
+@pytest.mark.parametrize("arch", ["90", *(["100", "120"] if SLOW else [])])
+@pytest.mark.parametrize("kind", FUSED)
+def test_fused_rows_that_are_sent_ahead_neither_spill_nor_take_more_shared_memory_than_is_kept_for_it(
+    kind: str, arch: str
+) -> None:
+    built = []
+    for name in FUSED_DTYPES if SLOW else ("float16", "float32"):
+        instances = ahead_instances(kind, name, arch)
+        assert {each.plan.unaligned for each in instances} == {0, 1}
+        for instance, kernel in compile_instances(instances, arch, newest_major()):
+            faults = spills(kernel)
+            if kernel.shared_bytes > STATIC_SHARED_BYTES:
+                faults.append(f"{kernel.shared_bytes} bytes of static shared memory")
+            code = code_of(kernel, arch)
+            faults += begins_too_soon(code, arch) + stalls_a_cluster(code, arch)
+            built.append(Built(instance, tuple(faults), 0))
 
     assert_good(built)
 

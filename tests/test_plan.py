@@ -246,8 +246,7 @@ def test_rows_to_bytes_go_through_blocks_unless_something_is_computed_on_the_way
 
     assert (plan.parameter_cache, plan.stages, plan.grid) == (3, 1, plan.resident_blocks * H200.sm_count)
     assert not choose(added, H200, resident).persistent
-    with pytest.raises(DoesNotFitError):
-        choose(added, H200, resident, plan)
+    assert choose(added, H200, resident, plan).stages == 1  # which whoever asks for it may have
 
 
 def test_the_cache_takes_no_more_columns_than_its_kernel_counts() -> None:

@@ -31,6 +31,7 @@ Arrays = dict[str, Any]
 
 # rows x columns that are measured by default
 EVEN = tuple((49152, cols) for cols in (128, 512, 1024, 2048, 4096, 8192))
+LONG = tuple((4096, cols) for cols in (16384, 20480, 32768, 50257, 131072))  # rows that several blocks share
 TOKENS = ((4096, 768),)  # 32 texts of 128 tokens, BERT-base
 KEPT = 0.8  # of a mask of bytes
 P, SEED = 0.1, 7  # of a dropout
@@ -255,6 +256,7 @@ def _masked(op: Any, what: str) -> Form:
         torch,
         mask.target,
         unread=None if read is None else lambda shape: math.prod(shape) - read(shape),
+        shapes=EVEN + LONG,
     )
 
 
@@ -298,6 +300,7 @@ def _added(op: op_table.Op, how: str) -> Form:
         reference,
         torch,
         None if drop else 0.98,
+        shapes=EVEN + LONG,
         random=bool(drop),
     )
 
@@ -334,6 +337,7 @@ def _quantised(op: op_table.Op, dtype: str, *, per_row: bool) -> Form:
         reference,
         None,
         0.93,
+        shapes=EVEN + LONG,
         quantized=dtype,
     )
 
@@ -425,6 +429,7 @@ FUSED = Form(
     lambda t, a: TORCH["layer_norm"](t, {**a, "x": a["x"] * 0.5 + a["residual"]}),
     0.98,
     "layer_norm",
+    shapes=EVEN + LONG,
 )
 
 

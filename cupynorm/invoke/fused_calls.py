@@ -36,6 +36,7 @@ from cupynorm.lower.mirrors import (
     operand,
     pack_width,
     scaled_store,
+    sent_bytes,
     value,
 )
 from cupynorm.lower.tracing import DeviceFunction, Expression, traced
@@ -302,7 +303,7 @@ def spelled_around(
 
     def operand_of(given: Operand) -> Struct:
         if isinstance(given, Dropout):
-            return kept(given, cols)
+            return kept(given, cols, whole=not anywhere)
         if not isinstance(given, View):
             return value(given, compute)
         return operand(given, axes, packs, constant=given not in written)
@@ -323,8 +324,11 @@ def spelled_around(
         operands = [operand_of(each) for each in what.store_operands]
         store = fused_store(what.outs, axes, name_of(what.store), gamma, beta, operands)
     whole = arguments(twin, load, store, rows, cols)
-    extra_registers = problem.extra_registers + sum(map(_registers_of, functions))
-    problem = dataclasses.replace(problem, extra_registers=extra_registers)
+    problem = dataclasses.replace(
+        problem,
+        extra_registers=problem.extra_registers + sum(map(_registers_of, functions)),
+        staged_operand_bytes=_sent(what, axes, packs, order),
+    )
     texts = [each.struct_text(f"Function_{each.key}") for each in functions]
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts)
     return Spelled(problem, twin, load, store, whole, text)
@@ -336,7 +340,7 @@ def _problem(
     """Return the problem, without the registers of the functions."""
     pack = pack_width(x, written[0], axes, *written[1:])
     drops = any(isinstance(each, Dropout) for each in what.operands)
-    lies = None if drops else lie_together(x, written, axes)  # a dropout's words are those of whole packs
+    lies = lie_together(x, written, axes)
     where = () if what.mask is None or what.mask.where is None else (what.mask.views()["where"],)
     beside = _bytes_of((*what.load_operands, *where), axes)
     spans = what.mask is not None and what.mask.is_structural
@@ -361,6 +365,14 @@ def _problem(
         + OF_SPANS[compute.itemsize] * (spans and (bool(beside) or compute.itemsize == 8)),  # noqa: PLR2004
         interval_mask=spans,
     )
+
+
+def _sent(what: Around, axes: int, packs: Packs, order: Sequence[int]) -> int:
+    """Return the bytes of an element that go through shared memory with x's where rows are sent ahead."""
+    beside = [each for each in what.load_operands if isinstance(each, View)]
+    if what.mask is not None and what.mask.where is not None:
+        beside.append(what.mask.views()["where"].reordered(order))
+    return sum(sent_bytes(each, axes, packs) for each in beside)
 
 
 # Bytes that pass between two uses of an operand's row: of more, L2 is taken to keep none. H200, a bias for all batches: at 2048

@@ -20,6 +20,7 @@ ONE_STRIDE = np.dtype([("stride", np.int64, (1,))], align=True)
 EMPTY = np.dtype([("none", np.uint8)])  # C++ gives an empty struct one byte
 ACCESS_BYTES = 16  # the widest access
 LARGEST_PLACE = 2**31 - 1  # that 32 bits count
+LEAST_COPIED_BYTES = 4  # of a copy from global to shared memory that takes no register
 
 
 class View(NamedTuple):
@@ -194,6 +195,16 @@ def operand(stretched: View, axes: int, packs: Packs, *, constant: bool) -> Stru
     return Struct(spelling, dtype, (stretched.pointer, index.values, columns.values))
 
 
+def sent_bytes(stretched: View, axes: int, packs: Packs) -> int:
+    """Return the bytes of an element of an operand that are copied ahead through shared memory: kSent of its struct."""
+    cols = stretched.split(axes)[1]
+    along = any(stride for stride, extent in zip(cols.strides, cols.shape, strict=True) if extent > 1)
+    size = stretched.dtype.itemsize
+    if not along or not cols.is_contiguous() or packs.access_of(stretched, axes) * size < LEAST_COPIED_BYTES:
+        return 0
+    return size
+
+
 class Packs(NamedTuple):
     """Where the packs of a row lie: `pack` elements each, which begin at multiples of so many, or, in `like`, wherever its do.
 
@@ -227,11 +238,15 @@ def per_row(stretched: View) -> Struct:
     return Struct(spelling, dtype, (stretched.pointer, index.values))
 
 
-def kept(drop: Dropout, cols: int) -> Struct:
-    """Twin of Kept."""
+def kept(drop: Dropout, cols: int, *, whole: bool) -> Struct:
+    """Twin of Kept. whole: packs lie at multiples of their elements in all of x."""
     names = ("seed", "offset", "threshold", "cols")
     dtype = np.dtype([(name, np.int64 if name == "cols" else np.uint64) for name in names], align=True)
-    return Struct("cupynorm::Kept", dtype, (drop.seed, drop.offset, drop.threshold, cols))
+    return Struct(
+        f"cupynorm::Kept<{'true' if whole else 'false'}>",
+        dtype,
+        (drop.seed, drop.offset, drop.threshold, cols),
+    )
 
 
 def in_turn(name: str, each: Sequence[Struct]) -> Struct:

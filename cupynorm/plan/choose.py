@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from cupynorm.plan import forced as forced_plans
 from cupynorm.plan.base import Occupancy, Question, Variant
 from cupynorm.plan.config import (
-    ACCESS_BYTES,
     ALIGNED,
     FUSED_VARIANTS,
     VARIANTS,
@@ -23,7 +22,8 @@ from cupynorm.plan.config import (
     check_plan,
 )
 from cupynorm.plan.rules import MEASURED, rules_of
-from cupynorm.plan.variants import cached, cluster, grid, registers, staged
+from cupynorm.plan.variants import cached, cluster, fused_cluster, grid, registers, staged
+from cupynorm.plan.variants.fused_cluster import narrowed_question
 
 if TYPE_CHECKING:
     from cupynorm.plan.limits import Limits
@@ -38,8 +38,7 @@ CANDIDATES: dict[str, Variant] = {
     "shared": staged.shared,
     "uncached": staged.uncached,
 }
-# Where something is fused, these hold rows that begin at vectors, and no others. Clusters are then those of one_shot.
-ALIGNED_IF_FUSED = {cluster.one_shot, cluster.cluster, staged.uncached}
+CLUSTERS_IF_FUSED = {cluster.one_shot, cluster.cluster}
 
 
 def choose(
@@ -64,13 +63,25 @@ def choose(
             raise DoesNotFitError(f"the blocks of {forced} must all run at once")
         return plan
     for variant in in_turn(question) if forced is None else (_named(problem, forced),):
-        asked = effective_question(question, vectors_only=variant in ALIGNED_IF_FUSED)
+        # doubles in clusters have no registers for head and tail elements
+        doubles = problem.doubles and variant in CLUSTERS_IF_FUSED
+        asked = effective_question(
+            question,
+            vectors_only=doubles or variant is staged.uncached,
+            narrowed=variant is not fused_cluster.staged_ahead,
+        )
         found = variant(asked)
         if found is not None and found.cooperative and not cooperative:
-            found = cluster.without_scheduler(asked, found)
+            found = _without_scheduler(asked, found)
         if found is not None:
             return found
     raise DoesNotFitError(_does_not_fit(question, f"variant {forced!r}"))
+
+
+def _without_scheduler(question: Question, plan: Plan) -> Plan | None:
+    if question.problem.fused and plan.variant == "cluster":
+        return cluster.one_shot(narrowed_question(question))
+    return cluster.without_scheduler(question, plan)
 
 
 def _named(problem: Problem, name: str) -> Variant:
@@ -87,7 +98,8 @@ def _named(problem: Problem, name: str) -> Variant:
 
 def _forced(question: Question, forced: Plan) -> Plan:
     forced_plans.check_numbers(question.problem, question.limits, forced)
-    asked = _at_vectors(question, vectors_only=forced.variant in ("cluster", "uncached"))
+    at_vectors = forced.variant == "uncached" or (forced.variant == "cluster" and not forced.unaligned)
+    asked = _at_vectors(question, vectors_only=at_vectors)
     plan = forced_plans.finished(
         asked, dataclasses.replace(forced, shared_bytes=0)
     )  # which follows from the rest
@@ -135,19 +147,10 @@ def _at_vectors(question: Question, *, vectors_only: bool) -> Question:
     return question._replace(problem=effective(problem))
 
 
-def effective_question(question: Question, *, vectors_only: bool = False) -> Question:
-    """Return the question as a variant is asked: in vectors of which each affine parameter takes one access.
-
-    Two accesses of neighbouring threads would leave half of each line to the other. Where parameters wait for all of
-    a block's rows it does not matter.
-    """
+def effective_question(question: Question, *, vectors_only: bool = False, narrowed: bool = True) -> Question:
+    """Return the question as a variant is asked. narrowed: as by narrowed_question()."""
     asked = _at_vectors(question, vectors_only=vectors_only)
-    problem = asked.problem
-    widest = max(problem.parameter_bytes, default=1)
-    affine = problem.fused and not problem.unaligned and problem.fusion == "affine"
-    if not affine or widest * problem.vector <= ACCESS_BYTES:
-        return asked
-    return asked._replace(problem=dataclasses.replace(problem, vector=max(1, ACCESS_BYTES // widest)))
+    return narrowed_question(asked) if narrowed else asked
 
 
 # ---- the order of variants
@@ -159,8 +162,12 @@ def in_turn(question: Question) -> tuple[Variant, ...]:
     if problem.fused:
         bytes_a_thread = registers.thread_bytes(asked, registers.register_rule(asked))
         fits_warp = registers.group_of(asked, bytes_a_thread) <= WARP
-        first = (cluster.one_shot,) if question.small_batch else ()
-        return (*(registers.warp,) * fits_warp, *first, registers.block, cluster.one_shot, staged.uncached)
+        one_warp = (registers.warp,) if fits_warp else ()
+        clusters: tuple[Variant, ...] = (cluster.one_shot,) if question.small_batch else ()
+        if not question.small_batch and fused_cluster.prefers_clusters(asked):
+            clusters = (fused_cluster.staged_ahead,)
+        rest = (registers.block, fused_cluster.staged_ahead, cluster.one_shot, staged.uncached)
+        return (*one_warp, *clusters, *rest)
     if question.small_batch:
         return (
             *_for_small_batch(question),

@@ -40,6 +40,9 @@ CONVERTED_ELEMENTS = (
 )
 MESSAGE_NUMBERS = 8  # room of what a block of a grid tells another, in numbers of the compute type
 MESSAGE_BYTES = 32  # the same where the row waits in registers, or is read twice side by side
+MAX_TWO_REDUCTIONS_BLOCK = (
+    512  # threads of MAX_CTAS blocks for whose two reductions static shared memory has room
+)
 RESULT_BYTES = 2  # of an element of the results among which messages lie, at least
 
 # Where affine parameters wait between rows: nowhere; in registers, fetched with each row; in shared memory or in
@@ -223,8 +226,9 @@ BOUNDS: dict[str, tuple[int, int]] = {
 MAX_THREAD_BYTES = 512
 # The same where something is fused, of which each element has instructions of its own.
 MAX_FUSED_THREAD_BYTES = 256
-# Elements of a row that a thread may hold where something is fused: a mask has a bit for each.
-MAX_FUSED_ELEMENTS = 32
+# Elements of a row that a thread may hold where something is fused, with affine parameters or without: a mask has a bit
+# for each.
+MAX_FUSED_ELEMENTS = {True: 40, False: 32}
 
 # Types of a Plan's fields: a bool is no int here, since it is spelled otherwise in C++.
 TYPES: dict[str, type] = {"variant": str, **dict.fromkeys(BOUNDS, int), "full": bool, "waves": float}

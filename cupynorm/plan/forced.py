@@ -38,6 +38,7 @@ from cupynorm.plan.partition import (
     threads_with_vectors,
 )
 from cupynorm.plan.variants import cached, grid, staged
+from cupynorm.plan.variants.fused_cluster import has_static_room
 from cupynorm.plan.variants.registers import may_persist
 
 if TYPE_CHECKING:
@@ -68,10 +69,11 @@ def check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
             f"plan: vector x vectors x rows_per_group is {plan.vector} x {plan.vectors} x {plan.rows_per_group}, "
             f"{most} elements of a thread are allowed{where}"
         )
-    if problem.fused and plan.group and plan.vector * plan.vectors > MAX_FUSED_ELEMENTS:
+    most = MAX_FUSED_ELEMENTS[bool(problem.parameter_bytes)]
+    if problem.fused and plan.group and plan.vector * plan.vectors > most:
         raise DoesNotFitError(
-            f"plan: vector x vectors is {plan.vector} x {plan.vectors}, {MAX_FUSED_ELEMENTS} elements of a thread "
-            "are allowed where something is fused"
+            f"plan: vector x vectors is {plan.vector} x {plan.vectors}, {most} elements of a thread are allowed "
+            "where something is fused"
         )
     if plan.block * plan.min_blocks > limits.threads_per_sm:
         raise DoesNotFitError(
@@ -161,11 +163,10 @@ def _keeps_rows_soundly(problem: Problem, limits: Limits, plan: Plan) -> bool:
     fits = fits and (plan.row_shared_bytes == 0 or may)
     if problem.fused:
         fits = fits and plan.variant in FUSED_VARIANTS and plan.row_shared_bytes == 0
-        fits = fits and (problem.direct_load or not plan.persistent)
         # a scale of each row is stored beside its bytes: blocks that read a row twice do not tell one another its
         # largest
-        scales = problem.output_bytes == 1 and problem.outputs > 1
-        fits = fits and not (scales and plan.variant == "cluster" and plan.group == 0)
+        fits = fits and not (problem.has_scales and plan.variant == "cluster" and plan.group == 0)
+        fits = fits and has_static_room(problem, plan)
     staged_row = plan.group == 0 and plan.variant in ("shared", "cluster", "uncached")
     return fits and (
         not staged_row or plan.block == threads_with_vectors(problem, plan.ctas_per_row, plan.block)
@@ -174,11 +175,13 @@ def _keeps_rows_soundly(problem: Problem, limits: Limits, plan: Plan) -> bool:
 
 def _caches_parameters_soundly(problem: Problem, plan: Plan) -> bool:
     """Say whether the kernel has such a parameter cache and such stages for such rows."""
-    fits = plan.parameter_cache == AT_USE or (bool(problem.parameter_bytes) and plan.group > 0)
+    # clusters of unaligned rows have a dynamic scheduler with converted parameters alone, also where there are none
+    has_any = bool(problem.parameter_bytes) or (problem.fused and plan.parameter_cache == CONVERTED)
+    fits = plan.parameter_cache == AT_USE or (has_any and plan.group > 0)
     # only what is in registers has rows on their way
     fits = fits and (plan.stages == 0 or plan.kernel == "row_registers") and _holds_edges(plan)
     alone = plan.ctas_per_row == 1 and plan.stages == 0
-    may_convert = (alone or (plan.dynamic and plan.unaligned == UNALIGNED)) and not problem.fused
+    may_convert = (plan.dynamic and plan.unaligned == UNALIGNED) or (alone and not problem.fused)
     return fits and (plan.parameter_cache != CONVERTED or may_convert)
 
 

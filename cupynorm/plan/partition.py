@@ -85,6 +85,8 @@ def converted_bytes(problem: Problem, vector: int, parts: int = 1) -> int:
 
     That is with the room behind each vector, which keeps neighbouring threads out of one bank.
     """
+    if not problem.parameter_bytes:
+        return 0
     number = problem.compute_bytes * len(problem.parameter_bytes)
     if parts > 1 and problem.parameter_bytes == (HALF_BYTES, HALF_BYTES):
         number = sum(problem.parameter_bytes)  # as they are
@@ -119,7 +121,8 @@ def in_registers(problem: Problem, plan: Plan) -> Plan:
     share = line_vectors(problem, parts)[1] if lines else math.ceil(whole / parts)
     vectors = max(1, math.ceil(share / plan.group))
     full = not problem.unaligned and parts * plan.group * vectors == whole
-    rows = plan.stages * plan.rows_per_group * vectors * plan.block * ACCESS_BYTES
+    staged_bytes = ACCESS_BYTES + plan.vector * problem.staged_operand_bytes
+    rows = plan.stages * plan.rows_per_group * vectors * plan.block * staged_bytes
     parameters = 0
     if plan.parameter_cache == SHARED:
         struct_bytes = sum(

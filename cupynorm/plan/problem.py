@@ -24,7 +24,7 @@ class Problem:
         Where rows do not begin at 16-byte vectors: elements of such a vector; 1 if x is aligned as y is, else 2;
         after how many rows a row has the same alignment again, 0 if that cannot be said.
     fused
-        Something is computed on the way. Nothing then goes through shared memory.
+        Something is computed on the way. Rows then wait in registers, and at most go through shared memory on their way.
     load_operands, epilogue_operands
         Bytes of an element of each array that is loaded with x, and of each that the results need.
     output_bytes, outputs
@@ -35,6 +35,8 @@ class Problem:
         Registers that the fused arithmetic needs.
     interval_mask
         A mask keeps an interval of each row's columns.
+    staged_operand_bytes
+        Bytes of an element, beside x's, that go through shared memory where rows are on their way there.
     """
 
     rows: int
@@ -54,6 +56,7 @@ class Problem:
     direct_load: bool = True
     extra_registers: int = 0
     interval_mask: bool = False
+    staged_operand_bytes: int = 0
 
     @property
     def element_bytes(self) -> int:
@@ -76,6 +79,11 @@ class Problem:
         if not self.parameter_bytes:
             return "interval" if self.interval_mask else "masked"
         return "quantized" if self.output_bytes == 1 else "affine"
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether rows have a scale of each, found by a second reduction and stored beside their bytes."""
+        return self.output_bytes == 1 and self.outputs > 1
 
     @property
     def vectors(self) -> int:

@@ -131,6 +131,10 @@ CROSSOVERS = {
     "cluster": "blocks of a cluster are better than one",
     "cluster ragged": "the same for rows that are not whole warps' accesses",
     "cluster unaligned": "the same for unaligned rows",
+    "cluster, masked": "clusters whose next rows are on their way are better than one block, with a mask",
+    "cluster, interval": "the same with a mask of an interval",
+    "cluster, affine": "the same with affine parameters",
+    "cluster, quantized": "the same for results of one byte",
     "unaligned": "16-byte vectors with head and tail elements are better than narrow accesses",
     "unaligned short": "the same for short rows",
     "split by whole blocks": "all rows together: blocks of all threads are better where the whole grid shares rows",
@@ -230,6 +234,31 @@ class Clusters(NamedTuple):
     one_shot_ctas: int
     one_shot_small_batch_ctas: int
     one_shot_blocks: int
+
+
+class FusedClusters(NamedTuple):
+    """Clusters of fused calls whose next rows are on their way (variants/fused_cluster.py).
+
+    Attributes:
+    ----------
+    shares
+        By blocks of a cluster: the part of a device's multiprocessors that such clusters reach, since those of a
+        graphics processing cluster are not always a multiple.
+    min_block
+        Threads of a block at least.
+    busy_bytes
+        Of rows in work on a multiprocessor, read and written: more keep memory no busier.
+    by_blocks, by_blocks_of_little, by_vectors
+        Exponents of a tiling's worth: of blocks on a multiprocessor, as a rule and with parameters and little
+        arithmetic; of a thread's vectors, where each row has a scale.
+    """
+
+    shares: Mapping[int, float]
+    min_block: int
+    busy_bytes: int
+    by_blocks: float
+    by_blocks_of_little: float
+    by_vectors: float
 
 
 class SmallBatch(NamedTuple):
@@ -344,6 +373,8 @@ class RegisterModel(NamedTuple):
         More of a cluster, elsewhere than where the rules were measured.
     cluster_rows, cluster_rows_few, cluster_small, cluster_small_more, cluster_large
         Of clusters in registers; up to how many values they want so many more, and from how many on more.
+    staged, staged_arithmetic
+        Of fused rows on their way through shared memory, with arithmetic that takes so many.
     small_batch, one_row
         Of small batches, and of one row in the registers of the grid.
     """
@@ -375,6 +406,8 @@ class RegisterModel(NamedTuple):
     cluster_small: int
     cluster_small_more: int
     cluster_large: int
+    staged: int
+    staged_arithmetic: int
     small_batch: int
     one_row: int
 
@@ -383,6 +416,7 @@ SECTIONS: dict[str, Any] = {
     "tile": Tile,
     "staged": Staged,
     "clusters": Clusters,
+    "fused_clusters": FusedClusters,
     "small_batch": SmallBatch,
     "split": Split,
     "registers": RegisterModel,
@@ -397,17 +431,23 @@ class Rules(NamedTuple):
     tile: Tile
     staged: Staged
     clusters: Clusters
+    fused_clusters: FusedClusters
     small_batch: SmallBatch
     split: Split
     registers: RegisterModel
-    crossovers: Mapping[tuple[str, Kind | None], tuple[Crossover, ...]]
+    crossovers: Mapping[tuple[str, Kind | int | None], tuple[Crossover, ...]]
     register_rules: Mapping[tuple[str, Kind], Sequence[RegisterRule]]
     fixed_rules: Mapping[tuple[str, Kind], Sequence[FixedRule]]
     cached_rules: Mapping[Kind, Sequence[CachedRule]]
     cluster_rules: Mapping[Kind, Sequence[ClusterRule | SharedRule]]
 
-    def crossover(self, what: str, kind: Kind | None, access_bytes: int | None = None) -> Crossover | None:
-        """Return the first crossover of a kind (None: any), for accesses of so many bytes; None if there is none."""
+    def crossover(
+        self, what: str, kind: Kind | int | None, access_bytes: int | None = None
+    ) -> Crossover | None:
+        """Return the first crossover of a kind, for accesses of so many bytes; None if there is none.
+
+        kind: affine parameters and bytes of an element, the bytes alone, or None where it is the same for all.
+        """
         found = self.crossovers.get((what, kind), ())
         return next((each for each in found if each.access_bytes in {None, access_bytes}), None)
 
@@ -451,9 +491,10 @@ def parse(told: Mapping[str, Any], file: str) -> Rules:
         name: made(**{key: _by_bytes(value) for key, value in told[name].items()})
         for name, made in SECTIONS.items()
     }
-    crossovers: dict[tuple[str, Kind | None], tuple[Crossover, ...]] = {}
+    crossovers: dict[tuple[str, Kind | int | None], tuple[Crossover, ...]] = {}
     for row in told["crossovers"]:
-        where = (row["what"], (row["parameters"], row["bytes"]) if "bytes" in row else None)
+        kind = (row["parameters"], row["bytes"]) if "parameters" in row else row.get("bytes")
+        where = (row["what"], kind)
         crossovers[where] = (*crossovers.get(where, ()), _crossover(row))
     tables: dict[str, dict[Any, list[Any]]] = {
         "registers": {},
@@ -492,7 +533,9 @@ def _rule(row: Mapping[str, Any]) -> Rule:
     kind = _RULES[row["rule"]]
     names = kind._fields
     if not row.keys() <= _OF_TABLES.union(names):
-        raise TypeError(f"{row.get('id', 'a rule')}: no rule has {sorted(row.keys() - _OF_TABLES.union(names))}")
+        raise TypeError(
+            f"{row.get('id', 'a rule')}: no rule has {sorted(row.keys() - _OF_TABLES.union(names))}"
+        )
     defaults = kind._field_defaults
     rule: Rule = kind(*[row[name] if name in row else defaults[name] for name in names])
     return rule if rule.row_bytes is not None else rule._replace(row_bytes=math.inf)

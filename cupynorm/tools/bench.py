@@ -330,7 +330,7 @@ def points(
                     for each in rows or (0,)
                 ]
             elif not (what.alone and op in ops):
-                own = forms.EVEN if what.alone else what.shapes
+                own = forms.EVEN + forms.LONG if what.alone else what.shapes
                 shapes = [(_halved(rows, width, size), width, 0) for rows, width in own]
                 shapes = [each for each in shapes if len(shapes) == 1 or each[1] == QUICK_COLS or not quick]
             elif quick:

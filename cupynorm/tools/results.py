@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cupynorm.catalog.forms import FORMS
+from cupynorm.catalog.forms import FORMS, LONG
 from cupynorm.tools import documents
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ TARGETS = (  # of row ops alone; those of other forms stand in forms.py
     Target("odd or misaligned, < 1000", 0.90, "odd", 1, 999),
     Target("1 to 64 rows x 64K to 16M", 0.85, "few", 1),
 )
+LONG_TARGETS = {"even": 0.93, "odd": 0.90}  # of forms at forms.LONG's widths, by kind
 MEAN_TARGET = 0.98  # the geometric mean of all shares
 HOST_TARGETS = {  # seconds a call of ours, on an H200's host
     "layer_norm(x, gamma, beta)": 5.0e-6,
@@ -161,7 +162,9 @@ def target_of(point: Point) -> Target | None:
         return next(each for each in TARGETS if each.covers(point))
     if form.target is None or form.beside:
         return None
-    return Target(form.name, form.target, point.kind, 1)
+    long = point.cols >= LONG[0][1]
+    share = min(form.target, LONG_TARGETS.get(point.kind, 1.0)) if long else form.target
+    return Target(form.name, share, point.kind, 1)
 
 
 def _alone(points: Iterable[Measured]) -> list[Measured]:

@@ -5,7 +5,9 @@
 // in memory: packs of x and of all else they are computed from), absent<N>(padding) for elements that are not there, and
 // at(row), which gives a Line: load<N>(col) -> Loaded<N>, at multiples of the plan's packs; unpack<N>(loaded, x, col, padding), which
 // computes, and returns a bit for each element that is not dropped; keep<N>(x, col), which writes what was computed. kDrops: it
-// drops elements, kSpans: all but an interval of columns at least; kKeeps: it writes. kDirect: there is x and nothing else: Loaded<N> is Pack<Type, N>, absent elements become
+// drops elements, kSpans: all but an interval of columns at least; kKeeps: it writes. kSent<N>: bytes of N elements, and of all that is
+// loaded with them, that go through shared memory where rows are sent ahead: Line's send and sent (fused.cuh), or, of x alone,
+// address. kDirect: there is x and nothing else: Loaded<N> is Pack<Type, N>, absent elements become
 // padding themselves, and Line has load_anywhere<N>(col), at any column, and address(col), for copies that go ahead, too.
 // A Store has `Type`, `kBytes` (of its widest result's element), columns<N>(col) -> Columns<N>, the parameters of N columns, the same for every row (columns_anywhere<N> where
 // col may be any; or in steps: columns_from(col), which many packs share; columns_apart<N>(those, further), at col + further as in load_apart;
@@ -82,6 +84,8 @@ struct DirectLoad {
 
   template <int N>
   using Loaded = Pack<T, N>;
+  template <int N>
+  static constexpr int kSent = N * int(sizeof(T));
   template <int N, typename Compute>
   static Pack<T, N> absent(Compute padding) {
     return pack_filled<T, N>(padding);
@@ -400,6 +404,7 @@ struct AffineColumns {
       if constexpr (Beta::kPresent) numbers[i].shift = shift[i];
     }
   }
+  static constexpr bool kPresent = Gamma::kPresent || Beta::kPresent;
   static constexpr bool kPairs = Gamma::kBytes == 2 && Beta::kBytes == 2;
   using Pair = PairedScaling<Gamma, Beta>;
   template <int N>
@@ -428,7 +433,8 @@ struct AffineColumns {
   }
 };
 
-// What a column's parameters become, for Stores whose columns wait as numbers, or as pairs where there are two of two bytes.
+// What a column's parameters become, for Stores whose columns wait as numbers, or as pairs where there are two of two bytes; nothing where
+// there are none, as for what is fused around softmax.
 enum Lending { kNothing, kNumbers, kPairs };
 template <class Store, typename Compute, Lending kLending>
 struct NumberOf {
@@ -444,7 +450,7 @@ struct NumberOf<Store, Compute, kPairs> {
 };
 template <class Store, bool kPaired>
 inline constexpr Lending lending_of() {
-  if constexpr (kPaired) return Store::Affines::kPairs ? kPairs : kNumbers;
+  if constexpr (kPaired) return Store::Affines::kPairs ? kPairs : Store::Affines::kPresent ? kNumbers : kNothing;
   else return kNumbers;
 }
 

@@ -2,7 +2,9 @@
 // cupynorm/functors.py. What is computed is a struct of cupynorm/_expression.py, `Function`.
 //
 // An operand has at(row), which gives a Line: load<N>(col) -> Packed<N>, as it lies in memory, so that all loads are on their way
-// before the first is waited for; unpack<N>(packed, x, col) makes numbers of it.
+// before the first is waited for; unpack<N>(packed, x, col) makes numbers of it. Where packs are sent ahead through shared memory, kSent<N>
+// bytes of each are: send<N, kPlaces>(shared, place, col) begins their copies, sent<N, kPlaces>(shared, place, col) is load<N>(col) of what
+// has arrived. What cannot be copied (kSent 0) sent() loads from where it lies.
 #pragma once
 #include <cupynorm/functions.cuh>
 #include <cupynorm/functors.cuh>
@@ -22,6 +24,10 @@ struct AlongRows {
 
   template <int N>
   using Packed = Pack<T, N>;
+  template <int N>
+  static constexpr int kAccess = (kWidth < N ? kWidth : N) * kBytes;  // bytes
+  template <int N>
+  static constexpr int kSent = kAccess<N> >= 4 ? N * kBytes : 0;
   struct Line {
     const T* pointer;
     void hide() { cupynorm::hide(pointer); }
@@ -29,6 +35,15 @@ struct AlongRows {
     Pack<T, N> load(Index col) const {
       if constexpr (kWidth == 0 && N > 1) return load_pack_anywhere<T, N, kConstant>(pointer + col);
       else return load_pack<T, N, (kWidth > 0 && kWidth < N ? kWidth : N), kConstant>(pointer + col);
+    }
+    template <int N, int kPlaces, typename Index>
+    void send(unsigned char* shared, int place, Index col) const {
+      if constexpr (kSent<N> > 0) send_pack<kPlaces, kAccess<N>, N>(shared, place, pointer + col);
+    }
+    template <int N, int kPlaces, typename Index>
+    Pack<T, N> sent(const unsigned char* shared, int place, Index col) const {
+      if constexpr (kSent<N> > 0) return sent_pack<kPlaces, T, N>(shared, place);
+      else return load<N>(col);
     }
     template <int N, typename Compute, typename Index>
     static void unpack(const Pack<T, N>& packed, Compute* x, Index) {
@@ -49,6 +64,8 @@ struct AlongColumns {
 
   template <int N>
   using Packed = Pack<T, N>;
+  template <int N>
+  static constexpr int kSent = Rows::template kSent<N>;
   using Line = typename Rows::Line;
   Line at(int64 row) const { return {pointer + (row >> 62)}; }
 };
@@ -63,12 +80,20 @@ struct PerRow {
 
   template <int N>
   using Packed = NoColumns;
+  template <int N>
+  static constexpr int kSent = 0;
   struct Line {
     Pack<T, 1> element;
     static void hide() {}
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
+    }
+    template <int N, int kPlaces, typename Index>
+    static void send(unsigned char*, int, Index) {}
+    template <int N, int kPlaces, typename Index>
+    NoColumns sent(const unsigned char*, int, Index col) const {
+      return load<N>(col);
     }
     template <int N, typename Compute, typename Index>
     void unpack(NoColumns, Compute* x, Index) const {
@@ -98,6 +123,8 @@ struct Scattered {
       for (int i = 0; i < N; ++i) element[i].hide();
     }
   };
+  template <int N>
+  static constexpr int kSent = 0;
   struct Line {
     const T* pointer;
     Strided<kColumnAxes> cols;
@@ -108,6 +135,12 @@ struct Scattered {
 #pragma unroll
       for (int i = 0; i < N; ++i) packed.element[i] = load_pack<T, 1>(pointer + cols.offset(col + i));
       return packed;
+    }
+    template <int N, int kPlaces, typename Index>
+    static void send(unsigned char*, int, Index) {}
+    template <int N, int kPlaces, typename Index>
+    Packed<N> sent(const unsigned char*, int, Index col) const {
+      return load<N>(col);
     }
     template <int N, typename Compute, typename Index>
     static void unpack(const Packed<N>& packed, Compute* x, Index) {
@@ -126,12 +159,20 @@ struct Value {
 
   template <int N>
   using Packed = NoColumns;
+  template <int N>
+  static constexpr int kSent = 0;
   struct Line {
     T value;
     static void hide() {}
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
+    }
+    template <int N, int kPlaces, typename Index>
+    static void send(unsigned char*, int, Index) {}
+    template <int N, int kPlaces, typename Index>
+    NoColumns sent(const unsigned char*, int, Index col) const {
+      return load<N>(col);
     }
     template <int N, typename Compute, typename Index>
     void unpack(NoColumns, Compute* x, Index) const {
@@ -142,11 +183,13 @@ struct Value {
   Line at(int64) const { return {value}; }
 };
 
-// 1 where a dropout keeps an element and 0 where it drops it: cupynorm/_philox.py says which. Packs lie at multiples of N, along
-// the row and in all of x, so four of their elements, or all if they are fewer, are of one block.
+// 1 where a dropout keeps an element and 0 where it drops it: cupynorm/_philox.py says which. kWhole: packs lie at
+// multiples of N, along the row and in all of x, so four of their elements, or all if they are fewer, are of one block; else they lie
+// anywhere, and begin at any word of a block.
 struct Dropped {
   unsigned long long seed, offset, threshold;
 };
+template <bool kWhole>
 struct Kept {
   static constexpr int kBytes = 2;
   static constexpr bool kPerRow = false;
@@ -155,6 +198,8 @@ struct Kept {
 
   template <int N>
   using Packed = NoColumns;
+  template <int N>
+  static constexpr int kSent = 0;
   struct Line {
     Dropped dropped;
     int64 first;  // the row's first element
@@ -163,11 +208,33 @@ struct Kept {
     NoColumns load(Index) const {
       return {};
     }
+    template <int N, int kPlaces, typename Index>
+    static void send(unsigned char*, int, Index) {}
+    template <int N, int kPlaces, typename Index>
+    NoColumns sent(const unsigned char*, int, Index col) const {
+      return load<N>(col);
+    }
     template <int N, typename Compute, typename Index>
     void unpack(NoColumns, Compute* x, Index col) const {
-      constexpr int kEach = N < 4 ? N : 4;
       const int64 index = first + col;
       const uint2 key = {unsigned(dropped.seed), unsigned(dropped.seed >> 32)};
+      if constexpr (!kWhole && N > 1) {
+        constexpr int kBlocks = (N + 6) / 4;
+        unsigned word[4 * kBlocks];
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+          const unsigned long long block = dropped.offset + static_cast<unsigned long long>(index / 4 + b);
+          const uint4 random = philox4x32_10(uint4{unsigned(block), unsigned(block >> 32), 0, 0}, key);
+          word[4 * b] = random.x, word[4 * b + 1] = random.y, word[4 * b + 2] = random.z, word[4 * b + 3] = random.w;
+        }
+        const int at = int(index % 4);
+#pragma unroll
+        for (int i = 0; i < N + 2; ++i) word[i] = at & 1 ? word[i + 1] : word[i];
+#pragma unroll
+        for (int i = 0; i < N; ++i) x[i] = Compute((at & 2 ? word[i + 2] : word[i]) >= dropped.threshold);
+        return;
+      }
+      constexpr int kEach = N < 4 ? N : 4;
 #pragma unroll
       for (int b = 0; b < N / kEach; ++b) {
         const unsigned long long block = dropped.offset + static_cast<unsigned long long>(index / 4 + b);
@@ -193,11 +260,19 @@ struct Operands {
   static constexpr int kCount = 0, kBytes = 2;
   template <int N>
   using Packed = NoColumns;
+  template <int N>
+  static constexpr int kSent = 0;
   struct Line {
     static void hide() {}
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
+    }
+    template <int N, int kPlaces, typename Index>
+    static void send(unsigned char*, int, Index) {}
+    template <int N, int kPlaces, typename Index>
+    NoColumns sent(const unsigned char*, int, Index col) const {
+      return load<N>(col);
     }
     template <int N, typename Compute, typename Index>
     static void unpack(NoColumns, Compute (*)[N], Index) {}
@@ -217,6 +292,8 @@ struct Operands<First, Rest...> {
     typename Others::template Packed<N> rest;
     void hide() { first.hide(), rest.hide(); }
   };
+  template <int N>
+  static constexpr int kSent = First::template kSent<N> + Others::template kSent<N>;
   struct Line {
     typename First::Line first;
     typename Others::Line rest;
@@ -224,6 +301,16 @@ struct Operands<First, Rest...> {
     template <int N, typename Index>
     Packed<N> load(Index col) const {
       return {first.template load<N>(col), rest.template load<N>(col)};
+    }
+    template <int N, int kPlaces, typename Index>
+    void send(unsigned char* shared, int place, Index col) const {
+      first.template send<N, kPlaces>(shared, place, col);
+      rest.template send<N, kPlaces>(shared + kPlaces * First::template kSent<N>, place, col);
+    }
+    template <int N, int kPlaces, typename Index>
+    Packed<N> sent(const unsigned char* shared, int place, Index col) const {
+      return {first.template sent<N, kPlaces>(shared, place, col),
+              rest.template sent<N, kPlaces>(shared + kPlaces * First::template kSent<N>, place, col)};
     }
     template <int N, typename Compute, typename Index>
     void unpack(const Packed<N>& packed, Compute (*x)[N], Index col) const {
@@ -307,6 +394,8 @@ struct NoWhere {
   static constexpr bool kPresent = false, kPerRow = false;
   template <int N>
   using Packed = NoColumns;
+  template <int N>
+  static constexpr int kSent = 0;
   struct Line {};
   Line at(int64) const { return {}; }
 };
@@ -318,6 +407,8 @@ struct Where {
   Bytes bytes;
   template <int N>
   using Packed = typename Bytes::template Packed<N>;
+  template <int N>
+  static constexpr int kSent = Bytes::template kSent<N>;
   using Line = typename Bytes::Line;
   Line at(int64 row) const { return bytes.at(row); }
 };
@@ -347,7 +438,16 @@ struct NoMask {
   static constexpr bool kDrops = false, kWhole = true, kSpans = false;
   template <int N>
   using Packed = NoColumns;
-  struct Line {};
+  template <int N>
+  static constexpr int kSent = 0;
+  struct Line {
+    template <int N, int kPlaces, typename Index>
+    static void send(unsigned char*, int, Index) {}
+    template <int N, int kPlaces, typename Index>
+    static NoColumns sent(const unsigned char*, int, Index) {
+      return {};
+    }
+  };
   Line at(int64) const { return {}; }
 };
 
@@ -361,6 +461,8 @@ struct Mask {
 
   template <int N>
   using Packed = typename Where_::template Packed<N>;
+  template <int N>
+  static constexpr int kSent = Where_::template kSent<N>;
   struct Line {
     Bounds<typename Structure::Index> span;
     typename Where_::Line where;
@@ -372,6 +474,15 @@ struct Mask {
     template <int N, typename Index>
     Packed<N> load(Index col) const {
       if constexpr (kBytes) return where.template load<N>(col);
+      else return {};
+    }
+    template <int N, int kPlaces, typename Index>
+    void send(unsigned char* shared, int place, Index col) const {
+      if constexpr (kBytes) where.template send<N, kPlaces>(shared, place, col);
+    }
+    template <int N, int kPlaces, typename Index>
+    Packed<N> sent(const unsigned char* shared, int place, Index col) const {
+      if constexpr (kBytes) return where.template sent<N, kPlaces>(shared, place, col);
       else return {};
     }
     // Columns are then counted from this one.
@@ -438,6 +549,8 @@ struct FusedLoad {
   static Loaded<N> absent(Compute) {
     return {};
   }
+  template <int N>
+  static constexpr int kSent = N * int(sizeof(T)) + Operands_::template kSent<N> + Mask_::template kSent<N>;
 
   struct Line {
     const T* pointer;
@@ -466,6 +579,19 @@ struct FusedLoad {
     Loaded<N> load(Index col) const {
       if (!reads<N>(col)) return {};
       return load_kept<N>(col);
+    }
+    template <int N, int kPlaces, typename Index>
+    void send(unsigned char* shared, int place, Index col) const {
+      constexpr int kOperands = kPlaces * N * int(sizeof(T)), kMask = kOperands + kPlaces * Operands_::template kSent<N>;
+      send_pack<kPlaces, 16, N>(shared, place, pointer + col);
+      operands.template send<N, kPlaces>(shared + kOperands, place, col);
+      mask.template send<N, kPlaces>(shared + kMask, place, col);
+    }
+    template <int N, int kPlaces, typename Index>
+    Loaded<N> sent(const unsigned char* shared, int place, Index col) const {
+      constexpr int kOperands = kPlaces * N * int(sizeof(T)), kMask = kOperands + kPlaces * Operands_::template kSent<N>;
+      return {sent_pack<kPlaces, T, N>(shared, place), operands.template sent<N, kPlaces>(shared + kOperands, place, col),
+              mask.template sent<N, kPlaces>(shared + kMask, place, col)};
     }
     template <int N, typename Compute, typename Index>
     unsigned unpack(const Loaded<N>& loaded, Compute* x, Index col, Compute padding) const {
@@ -575,8 +701,9 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
     Ahead<N> ahead(Index col) const {
       return operands.template load<N>(col);
     }
-    template <int N, bool kWhole = false, typename Compute, typename Index>
-    void store(const Compute (&y)[N], const typename Affines::template Columns<N>& columns, const Ahead<N>& ahead, Index col) const {
+    // columns: as they were loaded, or numbers
+    template <int N, bool kWhole = false, typename Compute, class Columns, typename Index>
+    void store(const Compute (&y)[N], const Columns& columns, const Ahead<N>& ahead, Index col) const {
       Compute in[1 + Operands_::kCount][N], out[Outputs_::kCount][N];
       Affines::template apply<N>(y, columns, in[0]);
       operands.template unpack<N>(ahead, in + 1, col);
@@ -608,8 +735,8 @@ struct ScaledStore : ColumnsOf<ScaledStore<Compute, T, kAxes, Gamma, Beta>, Gamm
 
   template <int N>
   using Ahead = NoColumns;
-  template <int N>
-  static void finish(const Compute (&y)[N], const typename Affines::template Columns<N>& columns, Compute (&z)[N]) {
+  template <int N, class Columns>
+  static void finish(const Compute (&y)[N], const Columns& columns, Compute (&z)[N]) {
     Affines::template apply<N>(y, columns, z);
   }
 

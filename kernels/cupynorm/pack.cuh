@@ -86,6 +86,26 @@ inline Pack<T, N> load_pack(const T* p) {
   return pack;
 }
 
+// Copies a pack from global to shared memory ahead of its use (copy_ahead): to number `place` of kPlaces, of which each access of 16 bytes
+// has a region of its own, so that neighbouring threads meet no bank twice. kAsked: bytes that `from` is aligned to, 4 or more.
+template <int kPlaces, int kAsked, int N, typename T>
+inline void send_pack(unsigned char* shared, int place, const T* from) {
+  constexpr int kBytes = Pack<T, N>::kBytes, kPiece = kBytes < 16 ? kBytes : 16, kAccess = kAsked < kPiece ? kAsked : kPiece;
+  static_assert(kAccess >= 4, "no copy is of fewer bytes");
+  const unsigned char* bytes = reinterpret_cast<const unsigned char*>(from);
+#pragma unroll
+  for (int i = 0; i < kBytes; i += kAccess) copy_ahead<kAccess>(shared + i / kPiece * kPiece * kPlaces + place * kPiece + i % kPiece, bytes + i);
+}
+// The pack that was sent there.
+template <int kPlaces, typename T, int N>
+inline Pack<T, N> sent_pack(const unsigned char* shared, int place) {
+  constexpr int kBytes = Pack<T, N>::kBytes, kPiece = kBytes < 16 ? kBytes : 16;
+  Pack<T, N> pack;
+#pragma unroll
+  for (int i = 0; i < kBytes; i += kPiece) load_words<kPiece, false>(shared + i * kPlaces + place * kPiece, pack.word + i / 4);
+  return pack;
+}
+
 // Where elements lie that need be aligned to one element only: in accesses of kAccess bytes from the first that holds any.
 template <int kAccess>
 struct Anywhere {

@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   constexpr bool kEvenly = kFull && kSlots == kWarps;  // every slot is of as many elements
   constexpr int kLone = Shape::kPeel > 0 ? 1 : 0;  // element of a thread that is in no pack: the last
   constexpr int kPacked = kPack * kPacks, kElements = kPacked + kLone;
-  static_assert(Load::kDirect || (Shape::kStages == 0 && Shape::kPeel < 2), "what is computed from several arrays lies in packs as y does");
+  static_assert(Load::kDirect || Shape::kPeel < 2, "what is computed from several arrays lies in packs as y does");
   static_assert(!Load::kDrops || (kPacked <= 32 && !Load::kKeeps), "a bit for each element, and nothing of what is dropped is kept");
   // one pass over a thread's elements will do: 0.01 to 0.02 faster; to bytes instructions are scarcer, and digits fewer
   constexpr int kFew = Store::kBytes == 1 ? 8192 : 2048;
@@ -193,7 +193,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   // are more, the compiler then moves too much ahead, and wants registers for it; with packs of 8 bytes it still has them.
   constexpr bool kPlain = Load::kDirect && !Store::kAhead && !Store::kScales;
   constexpr int kMostAnyway = kPack * sizeof(Type) == 8 ? 24 : 16;
-  constexpr bool kAnyway = kFull && (kPlain ? Shape::kStages == 0 && kParts == 1 : kRows * kPacked <= kMostAnyway);
+  constexpr bool kSentLater = Shape::kStages > 0 && !Load::kDirect && !kSpans && kLone > 0;  // a pack is fetched where it is used: registers are scarce
+  constexpr bool kMayRepeat = Load::kDirect || Shape::kStages == 0;  // of what is sent ahead nothing has come past the last row
+  constexpr bool kAnyway = kFull && (kPlain ? Shape::kStages == 0 && kParts == 1 : kRows * kPacked <= kMostAnyway && kMayRepeat);
   // A thread's packs are then at constants behind one address of each array, not each at its own: add_layer_norm, 768 columns, 535
   // instructions to 469, int8 0.87 to 0.92 of the copy rate at 3072. Where packs may be missing the last is then asked for too late
   // (add_layer_norm, 1000 columns, 0.98 to 0.91), and doubles have no registers for it.
@@ -259,15 +261,16 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   // their way at once, in packs: one by one, 64 threads of 20 columns each took five trips to L2 (LayerNorm, half of 10001 columns,
   // 0.89 to 0.935 of the copy rate). But one by one for a few rows, where a pack's numbers take 64 bytes: LayerNorm, half of 1023
   // columns, 0.885, in packs 0.795; RMSNorm of 601 0.985, in packs 1.005; LayerNorm in float of 250 0.985 and 1.015.
-  constexpr bool kLends = Shape::kHoist == 4;
   // Pairs leave room for more blocks: LayerNorm, half of 50257 columns, 0.80 to 0.90.
-  constexpr Lending kLending = kLends ? lending_of<Store, Shape::kFixed>() : kNothing;
+  constexpr Lending kLending = Shape::kHoist == 4 ? lending_of<Store, Shape::kFixed>() : kNothing;
+  constexpr bool kLends = kLending != kNothing;
   using Number = typename NumberOf<Store, Compute, kLending>::Type;
   using Room = Lent<Number, kPack, (kLone > 0)>;
   constexpr int kMostLent = kGroup * kPacks + (kLone > 0 ? Shape::kAligned / kPack : 0);  // packs
   constexpr int kWide = Shape::kFixed || kPack * Room::kBytes <= 32 ? kPack : 1;  // columns of an access
   constexpr int kFetches = kLends ? (kMostLent * (kPack / kWide) + Shape::kBlock - 1) / Shape::kBlock : 1;
-  constexpr int kRowsAhead = Shape::kStages * kRows * kPacks * (Shape::kBlock * 16);  // bytes of shared memory that they wait in
+  constexpr int kSent = Shape::kStages > 0 ? Load::template kSent<kPack> : 0;  // bytes of a pack, with all that is loaded with it
+  constexpr int kRowsAhead = Shape::kStages * kRows * kPacks * (Shape::kBlock * kSent);  // bytes of shared memory that they wait in
   Number* const numbers = reinterpret_cast<Number*>(shared_memory + kRowsAhead);
   const int lent_from = Shape::kFixed ? share.before * kPack : 0;
   const int lent_to = Shape::kFixed && part < kParts - 1 ? lent_from + share.packs * kPack + Shape::kAligned : int(cols);
@@ -364,13 +367,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const int64 row = row_of(base, r);
-      if constexpr (kLone > 0 && Load::kDirect)
-        around[r] = row < a.rows && alone() ? a.load.at(row).template load<1>(lone()) : pack_filled<Type, 1>(Op::padding());
+      if constexpr (kLone > 0 && (Load::kDirect || Shape::kStages > 0))
+        around[r] = row < a.rows && alone() ? a.load.at(row).template load<1>(lone()) : Load::template absent<1>(Op::padding());
     }
   };
   int stage = 0;
   auto waiting = [](int stage, int r, int p) {
-    return shared_memory + int64((stage * kRows + r) * kPacks + p) * (Shape::kBlock * 16) + threadIdx.x * 16;
+    return shared_memory + int64((stage * kRows + r) * kPacks + p) * (Shape::kBlock * kSent) + (Load::kDirect ? threadIdx.x * 16 : 0);
   };
   auto send = [&](int64 base, int stage) {
 #pragma unroll
@@ -379,11 +382,17 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       if (row < a.rows) {
         auto line = a.load.at(row);
         if constexpr (kOneAddress) line.hide();
+        if constexpr (kSpans && kLone == 0) line.count_kept_from(col(0));
         const char* const from = static_cast<const char*>(line.address(col(0)));
 #pragma unroll
         for (int p = 0; p < kPacks; ++p) {
           if (!has(p)) continue;
-          if constexpr (kParts > 1) copy_ahead<16>(waiting(stage, r, p), from + p * (kGroup * kPack * int(sizeof(Type))));
+          if constexpr (kSpans) {
+            if (!line.template reads<kPack>(further(p))) continue;
+          }
+          if constexpr (Shape::kStages == 0) continue;
+          else if constexpr (!Load::kDirect) line.template send<kPack, Shape::kBlock>(waiting(stage, r, p), threadIdx.x, col(p));
+          else if constexpr (kParts > 1) copy_ahead<16>(waiting(stage, r, p), from + p * (kGroup * kPack * int(sizeof(Type))));
           else copy_ahead<16>(waiting(stage, r, p), line.address(col(p)));
         }
       }
@@ -448,17 +457,20 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     if constexpr (kLends && !Shape::kFixed) fetch_numbers();
     auto load_row = [&](int r, bool here) {
       const auto line = lines[r];
-      if constexpr (kLone > 0 && !Load::kDirect)
+      if constexpr (kLone > 0 && !Load::kDirect && Shape::kStages == 0)
         around[r] = here && alone() ? line.template load<1>(lone()) : Load::template absent<1>(Op::padding());
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         if constexpr (kSpans) {
-          const bool reads = (kFull || (here && has(p))) && line.template reads<kPack>(further(p));
+          const bool reads = ((kFull && kMayRepeat) || (here && has(p))) && line.template reads<kPack>(further(p));
           some[r][p] = any_lane(reads);
-          if (reads) loaded[r][p] = line.template load_kept<kPack>(col(p));
+          if (reads && Shape::kStages > 0) loaded[r][p] = line.template sent<kPack, Shape::kBlock>(waiting(stage, r, p), threadIdx.x, col(p));
+          else if (reads) loaded[r][p] = line.template load_kept<kPack>(col(p));
           else loaded[r][p] = {};  // or its registers are taken from the begin on
         } else if (kAnyway || (here && has(p))) {
-          if constexpr (Shape::kStages > 0) loaded[r][p] = load_pack<Type, kPack>(reinterpret_cast<const Type*>(waiting(stage, r, p)));
+          if constexpr (kSentLater) continue;
+          else if constexpr (Shape::kStages > 0 && !Load::kDirect) loaded[r][p] = line.template sent<kPack, Shape::kBlock>(waiting(stage, r, p), threadIdx.x, col(p));
+          else if constexpr (Shape::kStages > 0) loaded[r][p] = load_pack<Type, kPack>(reinterpret_cast<const Type*>(waiting(stage, r, p)));
           else if constexpr (Shape::kPeel == 2) loaded[r][p] = line.template load_anywhere<kPack>(col(p));
           else loaded[r][p] = line.template load<kPack>(col(p));
         } else {
@@ -520,6 +532,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       for (int p = 0; p < kPacks; ++p) {
         Compute* const values = x[r] + p * kPack;
         if (Load::kDirect || has(p)) {
+          if constexpr (kSentLater) loaded[r][p] = lines[r].template sent<kPack, Shape::kBlock>(waiting(stage, r, p), threadIdx.x, col(p));
           const unsigned bits = lines[r].template unpack<kPack>(loaded[r][p], values, col(p), Op::padding());
           if constexpr (Load::kDrops) keeps[r] |= bits << (p * kPack);
           if constexpr (Load::kKeeps) {
@@ -691,6 +704,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       else return a.store.template columns<1>(lone());
     };
     if constexpr (Store::kScales) {
+      find_numbers();
+      auto own_columns = [&](int p) {
+        if constexpr (kLends) return borrow_numbers(p);
+        else return columns_of(p);
+      };
       typename Largest::State largest[kRows];
       typename Op::Row whole[kRows];
 #pragma unroll
@@ -702,12 +720,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         if (!has(p)) continue;
-        Columns own;
+        decltype(own_columns(p)) own;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
           Compute y[kPack], z[kPack];
           map(r, p, whole[r], y);
-          if (r == 0) own = columns_of(p);  // made numbers of once for all rows
+          if (r == 0) own = own_columns(p);  // made numbers of once for all rows
           Store::template finish<kPack>(y, own, z);
           largest[r] = Largest::template merge<false>(largest[r], Largest::of(z));
 #pragma unroll

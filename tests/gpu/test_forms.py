@@ -23,6 +23,23 @@ every_dtype = pytest.mark.parametrize("dtype", NAMES)
 # block holds a row, rows of 3 and 5 times a power of two packs, and rows that are nearly so
 SMALL = [(1, 1), (5, 33), (48, 16), (9, 77)]
 SHAPES = [(29, 1024), (1024, 512), (7, 5001), (3, 8192), (768, 768), (29, 1000), (5, 5120), (197, 197)]
+# Forms of each kind whose long rows several blocks share, and more such rows than a device works on at a time: rows that fill
+# all threads and that do not, that begin at packs and anywhere.
+LONG_FORMS = (
+    "softmax/where",
+    "log_softmax/lengths",
+    "softmax/ragged",
+    "softmax/bias",
+    "softmax/int8",
+    "add_layer_norm",
+    "add_layer_norm/sum",
+    "add_rms_norm/sum",
+    "add_rms_norm/dropout",
+    "layer_norm/int8",
+    "layer_norm/int8/scale",
+    "layer_norm/fuse",
+)
+LONG = [(700, 12288), (500, 16384), (500, 16385), (300, 20001), (300, 20480), (200, 50257), (150, 131072)]
 
 
 def check(xp: Any, what: Form, rows: int, cols: int, dtype: str) -> None:
@@ -50,6 +67,13 @@ def test_small_arrays(xp: Any, what: Form, dtype: str, rows: int, cols: int) -> 
 @pytest.mark.parametrize(("rows", "cols"), SHAPES)
 def test_larger_arrays(cuda: Any, what: Form, dtype: str, rows: int, cols: int) -> None:
     check(cuda, what, rows, cols, dtype)
+
+
+@pytest.mark.parametrize("name", LONG_FORMS)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(("rows", "cols"), LONG)
+def test_long_rows(cuda: Any, name: str, dtype: str, rows: int, cols: int) -> None:
+    check(cuda, FORMS[name], rows, cols, dtype)
 
 
 @every_form

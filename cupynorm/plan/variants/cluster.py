@@ -31,6 +31,7 @@ from cupynorm.plan.partition import (
 from cupynorm.plan.registers import registers
 from cupynorm.plan.rules import ClusterRule, SharedRule
 from cupynorm.plan.variants import staged
+from cupynorm.plan.variants.fused_cluster import narrowed_question, staged_ahead
 from cupynorm.plan.variants.registers import can_cache, loaded_with, may_persist
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ SMALL_BATCH = "fewer rows than multiprocessors: a cluster of many blocks for eac
 def cluster(question: Question) -> Plan | None:
     """Return the plan of two blocks or more for each row, however short it is."""
     if question.problem.fused:
-        return one_shot(question)
+        plan = None if question.small_batch else staged_ahead(question)
+        return plan or one_shot(narrowed_question(question))
     plan = small_batch(question) if question.small_batch else None
     return plan or by_rule(question, 2)
 
@@ -144,7 +146,13 @@ def one_shot(question: Question) -> Plan | None:
         ctas = min(numbers.one_shot_small_batch_ctas, question.max_ctas)
     while 1 < ctas <= question.max_ctas:
         plan = dataclasses.replace(
-            PLAIN, variant="cluster", vector=problem.vector, ctas_per_row=ctas, block=block, group=block
+            PLAIN,
+            variant="cluster",
+            vector=problem.vector,
+            unaligned=problem.unaligned,
+            ctas_per_row=ctas,
+            block=block,
+            group=block,
         )
         plan = in_registers(problem, plan)
         elements = plan.vectors * plan.vector

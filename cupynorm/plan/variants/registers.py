@@ -255,7 +255,12 @@ def _with_parameter_cache(
         plan = dataclasses.replace(plan, parameter_cache=cache, stages=int(question.can_stage))
         # where parameters are not aligned, the accesses to all of them are on their way at once
         in_flight = tile.fused_vectors_in_flight if problem.fused else tile.vectors_in_flight
-        if not may_persist(problem, plan) or (problem.unaligned and elements > in_flight * problem.vector):
+        computed = problem.fused and not problem.direct_load
+        if (
+            computed
+            or not may_persist(problem, plan)
+            or (problem.unaligned and elements > in_flight * problem.vector)
+        ):
             plan = dataclasses.replace(plan, parameter_cache=AT_USE, stages=0)
     fits = converted_bytes(problem, problem.vector) <= limits.shared_bytes_per_block
     if rule.parameter_cache == CONVERTED and fits:
@@ -287,8 +292,6 @@ def can_cache(question: Question, elements: int) -> bool:
 
 def may_persist(problem: Problem, plan: Plan) -> bool:
     """Say whether what is kept for a block's next rows, or on its way, is theirs."""
-    if problem.fused and not problem.direct_load:
-        return False
     if not plan.unaligned:
         return True  # else they must have the same alignment
     if plan.dynamic:

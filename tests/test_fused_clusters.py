@@ -1,0 +1,169 @@
+"""Long rows with something fused around an op: shared by the blocks of a cluster, with rows sent ahead through shared memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from cupynorm.catalog.forms import FORMS
+from cupynorm.plan.choose import choose, effective
+from cupynorm.plan.config import CONVERTED, PLAIN, DoesNotFitError, Plan
+from cupynorm.plan.limits import RECORDED
+from cupynorm.tools import explain
+from tests.simulator import simulated
+from tests.test_fused_rows import check
+
+__all__ = ["simulated"]  # a fixture
+
+
+def held(name: str, rows: int, cols: int, dtype: str, **numbers: Any) -> Plan:
+    """Return a cluster's plan of these numbers, with as many vectors of a thread as it then takes."""
+    problem = explain.spelled_form(FORMS[name], rows, cols, dtype).problem
+    if not numbers.get("unaligned"):
+        problem = dataclasses.replace(problem, unaligned=0)
+    vector = effective(problem).vector
+    plan = dataclasses.replace(
+        PLAIN, **{"variant": "cluster", "vector": vector, "ctas_per_row": 2, "block": 64} | numbers
+    )
+    plan = dataclasses.replace(plan, group=plan.block)
+    for vectors in range(1, 32 // vector + 1):
+        try:
+            return choose(
+                explain.spelled_form(FORMS[name], rows, cols, dtype).problem,
+                RECORDED["h200"],
+                lambda _: 64,  # clusters at once
+                dataclasses.replace(plan, vectors=vectors),
+            )
+        except DoesNotFitError as error:
+            refused = error
+    raise refused
+
+
+# (what a plan keeps for a block's next rows: parameters, rows on their way)
+AHEAD = [
+    {"stages": 0, "parameter_cache": 2},
+    {"stages": 1, "parameter_cache": 2},
+    {"stages": 2, "parameter_cache": 0},
+]
+
+
+@pytest.mark.parametrize("numbers", AHEAD, ids=str)
+@pytest.mark.parametrize(
+    ("name", "rows", "cols", "dtype"),
+    [
+        ("add_layer_norm", 11, 1024, "float16"),
+        ("add_layer_norm/sum", 11, 1000, "float16"),
+        ("add_layer_norm/sum", 7, 520, "float32"),
+        ("add_rms_norm/dropout", 7, 1032, "float16"),
+        ("layer_norm/fuse", 7, 1000, "float32"),
+        ("layer_norm/int8", 7, 1032, "float16"),
+    ],
+)
+def test_rows_that_begin_at_packs(
+    name: str, rows: int, cols: int, dtype: str, numbers: dict[str, int], simulated: Any
+) -> None:
+    plan = held(name, rows, cols, dtype, **numbers)
+
+    check(simulated, name, rows, cols, dtype, plan=plan)
+
+
+@pytest.mark.parametrize(("hoist", "stages"), [(2, 1), (3, 2), (3, 0)])
+@pytest.mark.parametrize(
+    ("name", "rows", "cols", "dtype"),
+    [
+        ("add_layer_norm/sum", 37, 1000, "float16"),
+        ("layer_norm/fuse", 37, 520, "float32"),
+        ("add_rms_norm", 41, 1021, "float16"),
+    ],
+)
+def test_blocks_send_their_rows_ahead_too(
+    name: str, rows: int, cols: int, dtype: str, hoist: int, stages: int, simulated: Any
+) -> None:
+    """Two groups of a block, the second of which has no last row."""
+    numbers = {
+        "variant": "block",
+        "ctas_per_row": 1,
+        "parameter_cache": hoist,
+        "stages": stages,
+        "unaligned": cols % 2,
+    }
+    plan = dataclasses.replace(held(name, rows, cols, dtype, **numbers), block=128, waves=0.1)
+
+    check(simulated, name, rows, cols, dtype, plan=plan)
+
+
+@pytest.mark.parametrize("stages", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("name", "rows", "cols", "dtype"),
+    [
+        ("softmax/where", 11, 1024, "float16"),
+        ("log_softmax/where", 7, 1000, "float32"),
+        ("softmax/where", 5, 1001, "float16"),
+        ("softmax/bias", 7, 1000, "float16"),
+        ("softmax/bias", 7, 4101, "float32"),
+        ("softmax/int8", 7, 1000, "float16"),
+        ("softmax/lengths", 7, 1000, "float16"),
+        ("softmax/causal", 264, 264, "float32"),
+        ("log_softmax/window", 328, 328, "float16"),
+        ("softmax/ragged", 272, 136, "float16"),
+        ("softmax/ragged", 402, 201, "float16"),
+    ],
+)
+def test_masks_go_with_their_rows(
+    name: str, rows: int, cols: int, dtype: str, stages: int, simulated: Any
+) -> None:
+    plan = held(name, rows, cols, dtype, stages=stages, unaligned=cols % 2, ctas_per_row=4, block=128)
+
+    check(simulated, name, rows, cols, dtype, plan=plan)
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"parameter_cache": CONVERTED, "stages": 1}, {"parameter_cache": 2, "stages": 1}, {}], ids=str
+)
+@pytest.mark.parametrize(
+    ("name", "rows", "cols", "dtype"),
+    [
+        ("add_layer_norm", 19, 1001, "float16"),
+        ("add_layer_norm/sum", 35, 1517, "float16"),
+        ("add_layer_norm/sum", 11, 4805, "float32"),
+        ("add_rms_norm/sum", 19, 1015, "float16"),
+        ("layer_norm/fuse", 19, 1021, "float16"),
+        ("add_layer_norm/dropout", 19, 1003, "float16"),
+        ("add_rms_norm/dropout", 11, 4807, "float32"),
+        ("layer_norm/int8", 19, 1511, "float16"),
+        ("layer_norm/int8/scale", 11, 4803, "float32"),
+        ("rms_norm/int8", 19, 1503, "float16"),
+    ],
+)
+def test_rows_that_begin_anywhere(
+    name: str, rows: int, cols: int, dtype: str, numbers: dict[str, int], simulated: Any
+) -> None:
+    plan = held(name, rows, cols, dtype, unaligned=1, block=128 if dtype == "float16" else 256, **numbers)
+    assert plan.unaligned == 1
+
+    check(simulated, name, rows, cols, dtype, plan=plan)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "rows", "cols", "dtype"),
+    [
+        ("softmax/where", 19, 1501, "float16"),
+        ("log_softmax/where", 11, 4801, "float32"),
+        ("softmax/bias", 19, 1003, "float16"),
+        ("softmax/lengths", 19, 1505, "float16"),
+        ("softmax/causal", 25, 1505, "float16"),
+        ("softmax/int8", 19, 1503, "float16"),
+    ],
+)
+def test_clusters_claim_rows_that_have_no_parameters(
+    name: str, rows: int, cols: int, dtype: str, stages: int, simulated: Any
+) -> None:
+    """Rows are cut in lines as those are whose parameters a block keeps, though there is nothing to keep."""
+    block = 128 if dtype == "float16" else 256
+    plan = held(name, rows, cols, dtype, unaligned=1, block=block, parameter_cache=CONVERTED, stages=stages)
+    assert plan.dynamic
+
+    check(simulated, name, rows, cols, dtype, plan=plan)
