@@ -30,7 +30,7 @@ from cupynorm.invoke import row_ops
 from cupynorm.invoke.bound_calls import launcher
 from cupynorm.lower.row import RowOp, row_spec
 from cupynorm.lower.spec import KernelSpec
-from cupynorm.plan.planner import DoesNotFitError, Plan
+from cupynorm.plan.config import DoesNotFitError, Plan
 from cupynorm.runtime import compiler, devices, nvrtc
 from cupynorm.tools import bench
 from cupynorm.tools.results import COPY, OURS, Point
@@ -410,9 +410,9 @@ def house(point: Point, arrays: list[Any], columns: int) -> Any:
     if row_bytes % 4 or point.offset:
         return None
     plan = Plan(**bench.planned(point))
-    wanted = dataclasses.replace(plan, pack=max(1, plan.pack * dtype_of(point.dtype).itemsize // 4))
+    wanted = dataclasses.replace(plan, vector=max(1, plan.vector * dtype_of(point.dtype).itemsize // 4))
     if columns == 0:
-        wanted = dataclasses.replace(wanted, hoist=0)
+        wanted = dataclasses.replace(wanted, parameter_cache=0)
     kept, addresses, device = [], [], devices.present_device()
     for each in arrays:
         what, block = spelled_at(point, each, columns)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from cupynorm.call.quantize import Quantize
 from cupynorm.ops.norm import layer_norm, rms_norm
 from cupynorm.ops.softmax import log_softmax, softmax
-from cupynorm.plan.planner import Plan
+from cupynorm.plan.config import Plan
 from cupynorm.runtime.devices import CompileError, NoDeviceError
 
 if TYPE_CHECKING:

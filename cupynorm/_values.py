@@ -41,7 +41,7 @@ else:
             object.__setattr__(self, name, value)
 
     def _values(self):
-        return tuple([getattr(self, name) for name in self.__match_args__])
+        return tuple([getattr(self, name) for name in self._compared])
 
     def _eq(self, other):
         return _values(self) == _values(other) if type(other) is type(self) else NotImplemented
@@ -50,8 +50,8 @@ else:
         return hash(_values(self))
 
     def _repr(self):
-        fields = zip(self.__match_args__, _values(self), strict=True)
-        return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in fields)})"
+        fields = [f"{name}={getattr(self, name)!r}" for name in self._shown]
+        return f"{type(self).__qualname__}({', '.join(fields)})"
 
     def _setattr(self, name, _):
         raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
@@ -76,6 +76,8 @@ else:
             cls._defaults = {
                 each.name: each.default for each in fields if each.default is not dataclasses.MISSING
             }
+            cls._compared = tuple([each.name for each in fields if each.compare])
+            cls._shown = tuple([each.name for each in fields if each.repr])
             for name, method in {"__init__": _init, **(FROZEN if frozen else {})}.items():
                 setattr(cls, name, method)
             return cls
@@ -87,7 +89,12 @@ else:
             names = tuple(members.get("__annotations__", ()))
             defaults = {each: members.pop(each) for each in names if each in members}
             members |= {each: _tuplegetter(at, "") for at, each in enumerate(names)}
-            members |= {"_fields": names, "__match_args__": names, "_field_defaults": defaults}
+            members |= {
+                "_fields": names,
+                "__match_args__": names,
+                "_field_defaults": defaults,
+                "_shown": names,
+            }
             return super().__new__(cls, name, bases, {**members, "__slots__": ()})
 
     class NamedTuple(tuple, metaclass=_Named):  # noqa: SLOT001  the metaclass defines them

@@ -32,8 +32,10 @@ from cupynorm.lower.spec import KernelSpec
 from cupynorm.lower.tracing import trace
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
 from cupynorm.ops.softmax import LOG_SOFTMAX, SOFTMAX
+from cupynorm.plan.choose import choose
+from cupynorm.plan.config import CONVERTED, VARIANTS, DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
-from cupynorm.plan.planner import LENT, VARIANTS, DoesNotFitError, Plan, Problem, choose
+from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler, nvrtc
 from cupynorm.runtime.devices import EARLY_SINCE
 from cupynorm.runtime.nvrtc import Cubin
@@ -99,7 +101,7 @@ def mixed_types(op: RowOp) -> list[Types]:
     return [call for call in calls if {name for name in call if name} <= set(DTYPES)]
 
 
-# whose limits stand for an architecture: least_blocks follows from the threads that a multiprocessor holds
+# whose limits stand for an architecture: min_blocks follows from the threads that a multiprocessor holds
 DEVICES = {"75": "t4", "86": "rtx4090", "89": "rtx4090", "120": "rtx4090", "90": "h200", "100": "h200"}
 
 
@@ -128,12 +130,12 @@ def shapes(problem: Problem, arch: str) -> dict[Plan, tuple[int, int]]:
         ),  # fewer rows than multiprocessors
     )
     for variant, rows, packs in cases:
-        cols = packs * problem.pack
+        cols = packs * problem.vector
         with contextlib.suppress(DoesNotFitError):
             plan = choose(
                 dataclasses.replace(problem, rows=rows, cols=cols),
                 limits,
-                lambda plan: plan.least_blocks,
+                lambda plan: plan.min_blocks,
                 variant,
             )
             found.setdefault((variant, *plan.template), (plan, (rows, cols)))
@@ -150,8 +152,8 @@ REGISTERS = 65536  # of a multiprocessor, on every architecture
 
 def tightness(plan: Plan) -> tuple[float, int]:
     """How much a thread holds for each register that its launch bounds leave it."""
-    threads = plan.block * plan.least_blocks
-    held = plan.packs * plan.pack * plan.rows_per_group * (2 if plan.hoist else 1)
+    threads = plan.block * plan.min_blocks
+    held = plan.vectors * plan.vector * plan.rows_per_group * (2 if plan.parameter_cache else 1)
     return held * threads / REGISTERS, held
 
 
@@ -159,18 +161,18 @@ def extremes(candidates: Iterable[Plan]) -> list[Plan]:
     """Of plans that differ only in how much a thread holds, the one that holds most, under the tightest register bound."""
 
     def kind(plan: Plan) -> Plan:
-        held = {"packs": 0, "group": 0, "parts": 0}
+        held = {"vectors": 0, "group": 0, "ctas_per_row": 0}
         launch = {"grid": 0, "shared_bytes": 0, "resident_blocks": 0, "waves": 0.0}
-        whole = {} if plan.group else {"block": 0, "kept_bytes": 0}  # a block of any size does the same
+        whole = {} if plan.group else {"block": 0, "row_shared_bytes": 0}  # a block of any size does the same
         if plan.variant == "cached":  # whose blocks on a multiprocessor follow from their size
-            threads = plan.block * plan.least_blocks // 256
-            return dataclasses.replace(plan, **launch, **whole, least_blocks=threads)
+            threads = plan.block * plan.min_blocks // 256
+            return dataclasses.replace(plan, **launch, **whole, min_blocks=threads)
         return dataclasses.replace(plan, **held, **launch, **whole)
 
     found: dict[Plan, Plan] = {}
     for plan in candidates:
         found[kind(plan)] = max(
-            found.get(kind(plan), plan), plan, key=lambda each: (each.packs, each.block, each.group)
+            found.get(kind(plan), plan), plan, key=lambda each: (each.vectors, each.block, each.group)
         )
     return list(found.values())
 
@@ -179,7 +181,7 @@ def tightest(candidates: Iterable[Plan]) -> list[Plan]:
     """Of each variant, with full rows, ragged ones and those that begin anywhere, the plan that strains the registers most."""
     found: dict[tuple[str, str, bool, int], Plan] = {}
     for plan in candidates:
-        kind = plan.variant, plan.kernel, plan.full, plan.peel
+        kind = plan.variant, plan.kernel, plan.full, plan.unaligned
         found[kind] = max(found.get(kind, plan), plan, key=tightness)
     return list(found.values())
 
@@ -203,15 +205,15 @@ def instances(
         if dtype is not None
     }
     what = row_spec(op, *views, 1, columns)
-    assert what.problem.pack == pack
+    assert what.problem.vector == pack
     for plan in choice(plans(what.problem, arch)):
         yield Instance(
             what.text,
             what.expression(plan),
             types,
             plan,
-            load_bytes=min(16, plan.pack * x.itemsize),
-            store_bytes=min(16, plan.pack * y.itemsize),
+            load_bytes=min(16, plan.vector * x.itemsize),
+            store_bytes=min(16, plan.vector * y.itemsize),
             shape=shapes(what.problem, arch)[plan],
         )
 
@@ -427,12 +429,12 @@ def narrow_accesses(op: RowOp, instance: Instance, code: Code) -> list[str]:
     """
     types, plan = instance.types, instance.plan
     compute = compute_dtype(dtype_of(types.x), dtype_of(types.y))
-    columns = {min(16, plan.pack * dtype_of(each).itemsize) for each in types[2:] if each is not None}
-    packs = plan.packs * plan.rows_per_group if plan.group else 1
+    columns = {min(16, plan.vector * dtype_of(each).itemsize) for each in types[2:] if each is not None}
+    packs = plan.vectors * plan.rows_per_group if plan.group else 1
     copies = 2 * plan.rows_per_group  # the compiler may peel a turn off a loop
     origins = dict.fromkeys((2, 4, 8), copies) if "mean" in op.stats and not plan.group else {}
     statistics = Counter({compute.itemsize: copies * len(op.stats)})
-    if plan.peel:  # the elements around the packs, one by one, and their parameters
+    if plan.unaligned:  # the elements around the packs, one by one, and their parameters
         origins = Counter(origins)
         for each in types:
             origins[dtype_of(each or types.x).itemsize] += copies
@@ -440,8 +442,8 @@ def narrow_accesses(op: RowOp, instance: Instance, code: Code) -> list[str]:
         # put together from accesses of so many; of the last, where it brings one float, the compiler takes that half
         columns |= {8}
         floats = sum(dtype_of(each).itemsize == 4 for each in types[2:] if each is not None)
-        origins[4] += copies * plan.packs * floats
-    if plan.hoist == LENT:  # one by one, to be numbers
+        origins[4] += copies * plan.vectors * floats
+    if plan.parameter_cache == CONVERTED:  # one by one, to be numbers
         columns |= {dtype_of(each).itemsize for each in types[2:] if each is not None}
     if plan.variant == "split":  # letters: cleared, sent and awaited
         origins = Counter(origins)
@@ -610,7 +612,7 @@ def fused_instances(
                 shape=shapes(what.problem, arch)[plan],
             )
             for plan in chosen
-            if cols == WHOLE_COLS or plan.peel
+            if cols == WHOLE_COLS or plan.unaligned
         ]
     return found
 
@@ -625,7 +627,7 @@ def narrow_clusters(
     for cols, rows in itertools.product((1001, 2611, 5121, 20001, 50257), (3, 1 << 20)):
         with contextlib.suppress(DoesNotFitError):
             problem = dataclasses.replace(what.problem, rows=rows, cols=cols)
-            plan = choose(problem, limits, lambda plan: plan.least_blocks, "cluster")
+            plan = choose(problem, limits, lambda plan: plan.min_blocks, "cluster")
             found.setdefault(plan.template, plan)
     size = dtype_of(dtype).itemsize
     return [
@@ -653,8 +655,8 @@ def ahead_instances(kind: str, dtype: str, arch: str) -> list[Instance]:
         what = FUSED[kind].spec(dtype, base)
         for cols in (each + less for each in LONG_COLS):
             problem = dataclasses.replace(what.problem, rows=1 << 20, cols=cols)
-            plan = choose(problem, limits, lambda plan: plan.least_blocks)
-            held = plan.peel, plan.packs
+            plan = choose(problem, limits, lambda plan: plan.min_blocks)
+            held = plan.unaligned, plan.vectors
             if plan.stages and (held not in found or tightness(plan) > tightness(found[held][1])):
                 found[held] = what, plan, cols
     types = Types(dtype, dtype)
@@ -677,7 +679,7 @@ def crowded_instances(arch: str) -> list[Instance]:
             calls.append(Fused(LAYER_NORM, lambda *_, around=around: around, 2).spec("float32", cols))
         for what in calls:
             problem = dataclasses.replace(what.problem, rows=1 << 24)
-            plan = choose(problem, limits, lambda plan: plan.least_blocks, "block")
+            plan = choose(problem, limits, lambda plan: plan.min_blocks, "block")
             types = Types("float32", "float32")
             found.append(
                 Instance(what.text, what.expression(plan), types, plan, 16, 16, (problem.rows, cols))
@@ -688,7 +690,7 @@ def crowded_instances(arch: str) -> list[Instance]:
 def narrow_loads(instance: Instance, code: Code) -> list[str]:
     """Say if x is not loaded in packs of 16 bytes, or anything goes through local memory."""
     plan = instance.plan
-    packs = plan.packs * plan.rows_per_group if plan.group else 1
+    packs = plan.vectors * plan.rows_per_group if plan.group else 1
     wide = code.accesses["LDGSTS" if plan.stages else "LDG", 16]
     found = [f"{wide} loads of 16 bytes for {packs} packs"] if wide < packs else []
     return found + [

@@ -45,7 +45,7 @@ def tuned_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_tuned_plans(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Tests see the plans of plan/planner.py, whatever was tuned on this machine; what they start sees them, too."""
+    """Tests see the plans of plan/, whatever was tuned on this machine; what they start sees them, too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUPYNORM_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.delenv("CUPYNORM_TUNED", raising=False)

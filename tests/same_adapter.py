@@ -19,8 +19,10 @@ from cupynorm.call import asking
 from cupynorm.catalog import forms
 from cupynorm.lower import elementwise
 from cupynorm.lower.row import RowOp
+from cupynorm.plan.choose import choose
+from cupynorm.plan.config import CONVERTED, DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED, Limits, active_blocks
-from cupynorm.plan.planner import LENT, DoesNotFitError, Plan, Problem, choose
+from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler as kernel_compiler
 from cupynorm.runtime import nvrtc
 from cupynorm.tools import bench, explain
@@ -124,21 +126,21 @@ def normal(plan: Plan) -> dict[str, Any]:
     """Return a plan in terms that every commit uses, whatever its fields are called."""
     return {
         "variant": plan.variant,
-        "vector": plan.pack,
-        "vectors": plan.packs,
+        "vector": plan.vector,
+        "vectors": plan.vectors,
         "threads_per_row": plan.group,
         "rows_per_group": plan.rows_per_group,
         "full": plan.full,
-        "parameters": PARAMETERS[plan.hoist],
-        "unaligned": plan.peel,
-        "alignment_period": plan.period,
-        "blocks_per_row": plan.parts,
+        "parameters": PARAMETERS[plan.parameter_cache],
+        "unaligned": plan.unaligned,
+        "alignment_period": plan.alignment_period,
+        "blocks_per_row": plan.ctas_per_row,
         "stages": plan.stages,
         "grid": plan.grid,
         "block": plan.block,
-        "row_bytes_in_shared": plan.kept_bytes,
+        "row_bytes_in_shared": plan.row_shared_bytes,
         "shared_bytes": plan.shared_bytes,
-        "min_blocks": plan.least_blocks,
+        "min_blocks": plan.min_blocks,
         "resident_blocks": plan.resident_blocks,
         "waves": round(plan.waves, 6),
     }
@@ -150,7 +152,7 @@ CLUSTER_GROUP = 16  # multiprocessors that a cluster stays within
 
 def recorded_occupancy(limits: Limits, plan: Plan) -> int:
     """Stand in for the driver: 64 registers a thread, or fewer where the launch bounds leave fewer."""
-    registers = min(64, limits.registers_per_sm // (plan.block * max(1, plan.least_blocks)) // 8 * 8)
+    registers = min(64, limits.registers_per_sm // (plan.block * max(1, plan.min_blocks)) // 8 * 8)
     resident = active_blocks(limits, plan.block, registers, plan.shared_bytes)
     if plan.cluster == 1:
         return resident
@@ -270,7 +272,9 @@ def _of_gate(op: RowOp) -> Iterator[Kernel]:
             halves,
             ARCH,
             lambda each, lent=lent: build_gate.tightest(
-                plan for plan in each if plan.variant == "warp" and plan.full and (plan.hoist == LENT) == lent
+                plan
+                for plan in each
+                if plan.variant == "warp" and plan.full and (plan.parameter_cache == CONVERTED) == lent
             ),
         )
     yield from _of_instances(op.name, found)

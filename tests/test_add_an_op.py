@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cupynorm.plan.planner import VARIANTS
+from cupynorm.plan.config import VARIANTS
 from tests import simulator
 
 CHECKOUT = Path(__file__).parents[1]
@@ -26,7 +26,7 @@ STEP = re.compile(
 ON_THE_SIMULATOR = """
 import json
 import pytest
-from cupynorm.plan.planner import VARIANTS
+from cupynorm.plan.config import VARIANTS
 from tests import simulator
 with pytest.MonkeyPatch.context() as monkeypatch:
     simulator.install(monkeypatch)

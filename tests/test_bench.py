@@ -534,7 +534,7 @@ def test_the_plan_is_known_without_an_array_and_is_that_of_a_call(simulated):
     softmax(simulated.cupy.asarray(np.zeros((6, 40), np.float32)))
 
     assert [each.plan.as_dict() for each in row_ops._launches.values()] == [plan]
-    assert bench.planned(Point("softmax", "float32", 6, 40, 1))["pack"] == 1
+    assert bench.planned(Point("softmax", "float32", 6, 40, 1))["vector"] == 1
 
 
 def test_few_points_are_not_compiled_ahead(monkeypatch):

@@ -13,8 +13,9 @@ import pytest
 import cupynorm
 from cupynorm.invoke import row_ops
 from cupynorm.ops.norm import LAYER_NORM
-from cupynorm.plan import planner
-from cupynorm.plan.planner import PLAIN
+from cupynorm.plan import choose
+from cupynorm.plan.config import PLAIN
+from cupynorm.plan.variants import grid
 from cupynorm.runtime import compiler, devices
 from cupynorm.tools import explain
 from tests import simulator
@@ -91,7 +92,7 @@ def test_an_empty_batch_launches_nothing(simulated: Any, monkeypatch: pytest.Mon
 def test_a_plan_is_made_once_for_a_problem(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x = simulated.cupy.asarray(rows())
     cupynorm.softmax(x)
-    monkeypatch.setattr(row_ops, "choose", lambda *_: pytest.fail("asked again"))
+    monkeypatch.setattr(choose, "choose", lambda *_, **__: pytest.fail("asked again"))
 
     cupynorm.softmax(x)
 
@@ -278,27 +279,27 @@ def test_a_kernel_whose_blocks_wait_for_one_another_may_begin_early_too(
 
 
 @pytest.mark.parametrize(
-    ("how", "claims"),
+    ("how", "cooperative"),
     [
         ({"stages": 1}, True),
-        ({"hoist": 2}, True),
-        ({"hoist": 1}, False),
-        ({"stages": 1, "peel": 1}, False),
-        ({"stages": 1, "peel": 1, "hoist": 4}, True),
-        ({"stages": 1, "parts": 1}, False),
+        ({"parameter_cache": 2}, True),
+        ({"parameter_cache": 1}, False),
+        ({"stages": 1, "unaligned": 1}, False),
+        ({"stages": 1, "unaligned": 1, "parameter_cache": 4}, True),
+        ({"stages": 1, "ctas_per_row": 1}, False),
     ],
 )
-def test_clusters_that_claim_their_rows_are_launched_together(
-    monkeypatch: pytest.MonkeyPatch, how: dict[str, int], claims: bool
+def test_clusters_with_a_dynamic_scheduler_are_launched_together(
+    monkeypatch: pytest.MonkeyPatch, how: dict[str, int], cooperative: bool
 ) -> None:
     seen: dict[str, bool] = {}
     monkeypatch.setattr(devices, "launch_of", lambda *_, **given: seen.update(given))
 
-    plan = dataclasses.replace(PLAIN, variant="cluster", group=128, block=128, parts=2, grid=6)
+    plan = dataclasses.replace(PLAIN, variant="cluster", group=128, block=128, ctas_per_row=2, grid=6)
 
     row_ops.launcher(11, dataclasses.replace(plan, **how))
 
-    assert seen == {"cooperative": claims}
+    assert seen == {"cooperative": cooperative}
 
 
 def test_a_launch_may_meet_any_number_of_streams(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,8 +436,8 @@ def wide(simulated: Any) -> Any:
 @pytest.fixture
 def grid_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every op's rows be shared by the whole grid where they can be."""
-    turns = planner._in_turn
-    monkeypatch.setattr(planner, "_in_turn", lambda *given: (planner._split, *turns(*given)))
+    turns = choose.in_turn
+    monkeypatch.setattr(choose, "in_turn", lambda question: (grid.split, *turns(question)))
 
 
 def test_a_refused_cooperative_launch_is_made_by_another_plan_with_one_warning(

@@ -13,7 +13,7 @@ import pytest
 
 from cupynorm.catalog import op_table
 from cupynorm.cli import cli
-from cupynorm.plan.planner import VARIANTS
+from cupynorm.plan.config import VARIANTS
 from tests.pages import CHECKOUT, PAGES, Block, blocks, commands, run_in_a_shell
 
 DOCS = CHECKOUT / "docs"

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cupynorm
+from cupynorm.plan.choose import choose
+from cupynorm.plan.config import BOUNDS, PLAIN, VARIANTS, DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
-from cupynorm.plan.planner import BOUNDS, PLAIN, VARIANTS, DoesNotFitError, Plan, Problem, choose
+from cupynorm.plan.problem import Problem
 from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture
@@ -26,12 +28,27 @@ PROBLEMS = (
     Problem(3, 1001, 1, 4, 4, (), 4, 2, 0),
     Problem(64, 65536, 2, 8, 8, (8, 8)),
     Problem(7, 1 << 20, 8, 2, 4, (4, 4)),
-    Problem(512, 777, 1, 2, 4, (2, 2), 8, 1, 8, fused=True, beside=(2,), stored=2, direct=False, others=13),
+    Problem(
+        512,
+        777,
+        1,
+        2,
+        4,
+        (2, 2),
+        8,
+        1,
+        8,
+        fused=True,
+        load_operands=(2,),
+        output_bytes=2,
+        direct_load=False,
+        extra_registers=13,
+    ),
 )
 
 
 def occupancy(plan: Plan) -> int:
-    return plan.least_blocks * (H200.sm_count if plan.cluster > 1 else 1)
+    return plan.min_blocks * (H200.sm_count if plan.cluster > 1 else 1)
 
 
 GOOD = choose(PROBLEM, H200, occupancy)
@@ -47,16 +64,16 @@ def test_a_number_out_of_bounds_or_of_another_type_is_refused_by_name(name: str,
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"variant": "warp", "packs": 1024, "group": 1}, "packs is 1024, 1 to 128 is allowed"),
-        ({"pack": 0}, "pack is 0, 1 to 16 is allowed"),
-        ({"packs": 0}, "packs is 0, 1 to 128 is allowed"),
+        ({"variant": "warp", "vectors": 1024, "group": 1}, "vectors is 1024, 1 to 128 is allowed"),
+        ({"vector": 0}, "vector is 0, 1 to 16 is allowed"),
+        ({"vectors": 0}, "vectors is 0, 1 to 128 is allowed"),
         ({"block": 0}, "block is 0, 32 to 1024 is allowed"),
         ({"block": 100}, "block is 100, a multiple of 32 is allowed"),
-        ({"pack": 3}, "pack is 3, a power of two is allowed"),
-        ({"packs": 125, "group": 1}, "8 x 125 x 1, 128 elements of a thread are allowed"),
-        ({"packs": 8, "rows_per_group": 4}, "8 x 8 x 4, 128 elements of a thread are allowed"),
+        ({"vector": 3}, "vector is 3, a power of two is allowed"),
+        ({"vectors": 125, "group": 1}, "8 x 125 x 1, 128 elements of a thread are allowed"),
+        ({"vectors": 8, "rows_per_group": 4}, "8 x 8 x 4, 128 elements of a thread are allowed"),
         (
-            {"block": 1024, "least_blocks": 3},
+            {"block": 1024, "min_blocks": 3},
             "1024 x 3, 2048 threads of a multiprocessor are allowed on h200",
         ),
         ({"variant": "fast"}, "variant is 'fast': use warp, block"),
@@ -73,24 +90,24 @@ def test_what_no_kernel_could_do_is_refused_with_what_is_allowed(changes: Any, m
         choose(PROBLEM, H200, occupancy, dataclasses.replace(GOOD, **changes))
 
 
-@pytest.mark.parametrize(("columns", "packs", "most"), [((), 5, 32), ((2, 2), 6, 40)])
+@pytest.mark.parametrize(("parameters", "vectors", "most"), [((), 5, 32), ((2, 2), 6, 40)])
 def test_a_mask_has_a_bit_for_each_element_of_a_thread(
-    columns: tuple[int, ...], packs: int, most: int
+    parameters: tuple[int, ...], vectors: int, most: int
 ) -> None:
-    """Ops with parameters of the columns are never masked."""
-    plan = dataclasses.replace(GOOD, variant="warp", packs=packs, group=32, hoist=0)
-    problem = dataclasses.replace(PROBLEM, cols=256 * packs, columns=columns, fused=True)
+    """Ops with affine parameters are never masked."""
+    plan = dataclasses.replace(GOOD, variant="warp", vectors=vectors, group=32, parameter_cache=0)
+    problem = dataclasses.replace(PROBLEM, cols=256 * vectors, parameter_bytes=parameters, fused=True)
 
     with pytest.raises(
         DoesNotFitError,
-        match=f"8 x {packs}, {most} elements of a thread are allowed where something is fused",
+        match=f"8 x {vectors}, {most} elements of a thread are allowed where something is fused",
     ):
         choose(problem, H200, occupancy, plan)
     choose(
-        dataclasses.replace(problem, cols=8 * 32 * (packs - 1)),
+        dataclasses.replace(problem, cols=8 * 32 * (vectors - 1)),
         H200,
         occupancy,
-        dataclasses.replace(plan, packs=packs - 1),
+        dataclasses.replace(plan, vectors=vectors - 1),
     )
 
 
@@ -104,8 +121,8 @@ def test_what_was_chosen_may_be_asked_for(problem: Problem) -> None:
 
 
 def test_a_thread_holds_less_where_each_element_has_a_users_instructions() -> None:
-    doubles = Problem(4096, 4096, 2, 8, 8, fused=True, stored=8, direct=False, others=32)
-    plan = dataclasses.replace(PLAIN, variant="block", pack=2, packs=4, group=512, block=512)
+    doubles = Problem(4096, 4096, 2, 8, 8, fused=True, output_bytes=8, direct_load=False, extra_registers=32)
+    plan = dataclasses.replace(PLAIN, variant="block", vector=2, vectors=4, group=512, block=512)
     choose(doubles, H200, occupancy, dataclasses.replace(plan, rows_per_group=4))
 
     with pytest.raises(
@@ -121,18 +138,18 @@ HALVES = Problem(29, 4097, 1, 2, 4, (2,), 8, 1, 8)  # rows of halves that begin 
     ("cols", "changes"),
     [
         # the first threads of a group hold what is around the packs: 7 elements before and 7 behind
-        (127, {"variant": "warp", "packs": 2, "group": 8, "block": 128}),
-        (96, {"variant": "warp", "packs": 3, "group": 4, "block": 128}),
+        (127, {"variant": "warp", "vectors": 2, "group": 8, "block": 128}),
+        (96, {"variant": "warp", "vectors": 3, "group": 4, "block": 128}),
         # blocks that share a row meet among their warps in between
-        (4097, {"variant": "split", "block": 32, "kept_bytes": 113664, "parts": 2}),
-        (4097, {"variant": "cluster", "packs": 8, "group": 32, "block": 32, "parts": 2}),
-        (4097, {"variant": "cluster", "block": 32, "kept_bytes": 16384, "parts": 2}),
+        (4097, {"variant": "split", "block": 32, "row_shared_bytes": 113664, "ctas_per_row": 2}),
+        (4097, {"variant": "cluster", "vectors": 8, "group": 32, "block": 32, "ctas_per_row": 2}),
+        (4097, {"variant": "cluster", "block": 32, "row_shared_bytes": 16384, "ctas_per_row": 2}),
     ],
 )
 def test_a_plan_that_the_kernel_asserts_against_is_refused_before_it_is_compiled(
     cols: int, changes: dict[str, Any]
 ) -> None:
-    wanted = dataclasses.replace(PLAIN, pack=8, peel=1, **changes)
+    wanted = dataclasses.replace(PLAIN, vector=8, unaligned=1, **changes)
 
     with pytest.raises(DoesNotFitError):
         choose(dataclasses.replace(HALVES, cols=cols), H200, occupancy, wanted)
@@ -142,7 +159,7 @@ def test_a_plan_that_the_kernel_asserts_against_is_refused_before_it_is_compiled
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"pack": [8]}, r"plan: pack is \[8\], an int is expected"),
+        ({"vector": [8]}, r"plan: vector is \[8\], an int is expected"),
         ({"variant": ["warp"]}, r"plan: variant is \['warp'\], a str is expected"),
         ({"full": {}}, "plan: full is {}, a bool is expected"),
         (["warp"], r"plan is \['warp'\] \(a list\): give the name of a variant"),
@@ -192,26 +209,28 @@ def test_any_plan_is_refused_as_not_fitting_or_asks_for_a_bounded_kernel(
         found = None
     assert time.perf_counter() - begin < 1
     if found is not None:
-        assert found.pack * found.packs * found.rows_per_group * problem.compute_bytes <= 512
+        assert found.vector * found.vectors * found.rows_per_group * problem.compute_bytes <= 512
         assert 1 <= found.grid <= 2**31 - 1
         assert found.shared_bytes <= H200.shared_bytes_per_block
-        if found.kernel == "row_registers" and found.peel:  # Registers' assertions in row/layout.cuh
-            assert found.group >= 2 * found.pack - 2
-            assert found.group * found.pack % 8 == 0
+        if found.kernel == "row_registers" and found.unaligned:  # Registers' assertions in registers.cuh
+            assert found.group >= 2 * found.vector - 2
+            assert found.group * found.vector % 8 == 0
             assert not found.full
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"group": 8, "packs": 16, "block": 64},  # 7 elements before the first pack, and 7 behind the last
+        {"group": 8, "vectors": 16, "block": 64},  # 7 elements before the first pack, and 7 behind the last
     ],
     ids=str,
 )
 def test_the_first_threads_of_an_unaligned_row_hold_what_is_around_its_packs(changes: dict[str, int]) -> None:
     problem = PROBLEMS[1]
     plan = choose(problem, H200, occupancy, "block")
-    plan = dataclasses.replace(plan, variant="warp", rows_per_group=1, period=1, hoist=0, stages=0, **changes)
+    plan = dataclasses.replace(
+        plan, variant="warp", rows_per_group=1, alignment_period=1, parameter_cache=0, stages=0, **changes
+    )
 
     with pytest.raises(DoesNotFitError, match="cannot hold a row of 1001 columns"):
         choose(problem, H200, occupancy, plan)

@@ -16,7 +16,7 @@ from cupynorm._dtypes import DTYPES, quantized_dtype
 from cupynorm.call import asking
 from cupynorm.catalog import forms, op_table
 from cupynorm.catalog.forms import FORMS, Form
-from cupynorm.plan.planner import VARIANTS, Plan
+from cupynorm.plan.config import VARIANTS, Plan
 from cupynorm.runtime import devices, nvrtc
 from cupynorm.tools import bench, explain, testing
 from cupynorm.tools.results import Point
@@ -275,4 +275,4 @@ def test_explain_gives_values() -> None:
 
     assert isinstance(found.plan, Plan)
     assert found.plan.variant in VARIANTS
-    assert found.as_dict()["problem"]["beside"] == (1,)
+    assert found.as_dict()["problem"]["load_operands"] == (1,)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from cupynorm.catalog.forms import FORMS
+from cupynorm.plan.choose import choose, effective
+from cupynorm.plan.config import CONVERTED, PLAIN, DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
-from cupynorm.plan.planner import LENT, PLAIN, DoesNotFitError, Plan, choose
 from cupynorm.tools import explain
 from tests.simulator import simulated
 from tests.test_fused_rows import check
@@ -18,22 +19,22 @@ __all__ = ["simulated"]  # a fixture
 
 
 def held(name: str, rows: int, cols: int, dtype: str, **numbers: Any) -> Plan:
-    """Return a cluster's plan of these numbers, with as many packs of a thread as it then takes."""
+    """Return a cluster's plan of these numbers, with as many vectors of a thread as it then takes."""
     problem = explain.form_spec(FORMS[name], rows, cols, dtype).problem
-    if not numbers.get("peel"):
-        problem = dataclasses.replace(problem, peel=0)
-    pack = problem.peeled.pack
+    if not numbers.get("unaligned"):
+        problem = dataclasses.replace(problem, unaligned=0)
+    vector = effective(problem).vector
     plan = dataclasses.replace(
-        PLAIN, **{"variant": "cluster", "pack": pack, "parts": 2, "block": 64} | numbers
+        PLAIN, **{"variant": "cluster", "vector": vector, "ctas_per_row": 2, "block": 64} | numbers
     )
     plan = dataclasses.replace(plan, group=plan.block)
-    for packs in range(1, 32 // pack + 1):
+    for vectors in range(1, 32 // vector + 1):
         try:
             return choose(
                 explain.form_spec(FORMS[name], rows, cols, dtype).problem,
                 RECORDED["h200"],
                 lambda _: 64,  # clusters at once
-                dataclasses.replace(plan, packs=packs),
+                dataclasses.replace(plan, vectors=vectors),
             )
         except DoesNotFitError as error:
             refused = error
@@ -41,7 +42,11 @@ def held(name: str, rows: int, cols: int, dtype: str, **numbers: Any) -> Plan:
 
 
 # (what a plan keeps for a block's next rows: parameters, rows on their way)
-AHEAD = [{"stages": 0, "hoist": 2}, {"stages": 1, "hoist": 2}, {"stages": 2, "hoist": 0}]
+AHEAD = [
+    {"stages": 0, "parameter_cache": 2},
+    {"stages": 1, "parameter_cache": 2},
+    {"stages": 2, "parameter_cache": 0},
+]
 
 
 @pytest.mark.parametrize("numbers", AHEAD, ids=str)
@@ -77,7 +82,13 @@ def test_blocks_send_their_rows_ahead_too(
     name: str, rows: int, cols: int, dtype: str, hoist: int, stages: int, simulated: Any
 ) -> None:
     """Two groups of a block, the second of which has no last row."""
-    numbers = {"variant": "block", "parts": 1, "hoist": hoist, "stages": stages, "peel": cols % 2}
+    numbers = {
+        "variant": "block",
+        "ctas_per_row": 1,
+        "parameter_cache": hoist,
+        "stages": stages,
+        "unaligned": cols % 2,
+    }
     plan = dataclasses.replace(held(name, rows, cols, dtype, **numbers), block=128, waves=0.1)
 
     check(simulated, name, rows, cols, dtype, plan=plan)
@@ -103,12 +114,14 @@ def test_blocks_send_their_rows_ahead_too(
 def test_masks_go_with_their_rows(
     name: str, rows: int, cols: int, dtype: str, stages: int, simulated: Any
 ) -> None:
-    plan = held(name, rows, cols, dtype, stages=stages, peel=cols % 2, parts=4, block=128)
+    plan = held(name, rows, cols, dtype, stages=stages, unaligned=cols % 2, ctas_per_row=4, block=128)
 
     check(simulated, name, rows, cols, dtype, plan=plan)
 
 
-@pytest.mark.parametrize("numbers", [{"hoist": LENT, "stages": 1}, {"hoist": 2, "stages": 1}, {}], ids=str)
+@pytest.mark.parametrize(
+    "numbers", [{"parameter_cache": CONVERTED, "stages": 1}, {"parameter_cache": 2, "stages": 1}, {}], ids=str
+)
 @pytest.mark.parametrize(
     ("name", "rows", "cols", "dtype"),
     [
@@ -127,8 +140,8 @@ def test_masks_go_with_their_rows(
 def test_rows_that_begin_anywhere(
     name: str, rows: int, cols: int, dtype: str, numbers: dict[str, int], simulated: Any
 ) -> None:
-    plan = held(name, rows, cols, dtype, peel=1, block=128 if dtype == "float16" else 256, **numbers)
-    assert plan.peel == 1
+    plan = held(name, rows, cols, dtype, unaligned=1, block=128 if dtype == "float16" else 256, **numbers)
+    assert plan.unaligned == 1
 
     check(simulated, name, rows, cols, dtype, plan=plan)
 
@@ -150,7 +163,7 @@ def test_clusters_claim_rows_that_have_no_parameters(
 ) -> None:
     """Rows are cut in lines as those are whose parameters a block keeps, though there is nothing to keep."""
     block = 128 if dtype == "float16" else 256
-    plan = held(name, rows, cols, dtype, peel=1, block=block, hoist=LENT, stages=stages)
-    assert plan.claims
+    plan = held(name, rows, cols, dtype, unaligned=1, block=block, parameter_cache=CONVERTED, stages=stages)
+    assert plan.dynamic
 
     check(simulated, name, rows, cols, dtype, plan=plan)

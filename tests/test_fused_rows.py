@@ -14,8 +14,10 @@ from cupynorm.call import asking
 from cupynorm.catalog import forms
 from cupynorm.catalog.forms import FORMS
 from cupynorm.lower import fused as lower_fused
+from cupynorm.plan.choose import choose
+from cupynorm.plan.config import FUSED_VARIANTS, PLAIN, DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
-from cupynorm.plan.planner import FUSED_VARIANTS, PLAIN, DoesNotFitError, Plan, _registers_plan, choose
+from cupynorm.plan.partition import in_registers
 from cupynorm.tools import explain
 from cupynorm.tools.testing import assert_close, assert_form_close
 from tests.simulator import simulated
@@ -25,7 +27,7 @@ __all__ = ["simulated"]  # a fixture
 
 def planned(name: str, rows: int, cols: int, dtype: str) -> Plan:
     problem = explain.form_spec(FORMS[name], rows, cols, dtype).problem
-    return choose(problem, RECORDED["h200"], lambda plan: plan.least_blocks)
+    return choose(problem, RECORDED["h200"], lambda plan: plan.min_blocks)
 
 
 def check(device: Any, name: str, rows: int, cols: int, dtype: str, **options: Any) -> None:
@@ -41,9 +43,9 @@ def check(device: Any, name: str, rows: int, cols: int, dtype: str, **options: A
 def spread(name: str, rows: int, cols: int, dtype: str, group: int, block: int) -> Plan:
     """Return a plan whose rows lie in `group` threads."""
     problem = explain.form_spec(FORMS[name], rows, cols, dtype).problem
-    plan = choose(problem, RECORDED["h200"], lambda plan: plan.least_blocks)
-    return _registers_plan(
-        problem, dataclasses.replace(plan, variant="block", group=group, block=block, least_blocks=1)
+    plan = choose(problem, RECORDED["h200"], lambda plan: plan.min_blocks)
+    return in_registers(
+        problem, dataclasses.replace(plan, variant="block", group=group, block=block, min_blocks=1)
     )
 
 
@@ -89,8 +91,8 @@ def test_threads_that_are_neither_whole_warps_nor_a_power_of_two_are_refused(gro
         choose(
             problem,
             RECORDED["h200"],
-            lambda plan: plan.least_blocks,
-            _registers_plan(problem, dataclasses.replace(plan, group=group, block=96)),
+            lambda plan: plan.min_blocks,
+            in_registers(problem, dataclasses.replace(plan, group=group, block=96)),
         )
 
 
@@ -117,7 +119,7 @@ def test_rows_that_begin_anywhere_lie_in_wide_packs(
         pytest.importorskip("ml_dtypes")
     plan = planned(name, rows, cols, dtype)
 
-    assert (plan.peel, plan.pack) == (1, 16 // np.dtype(forms.dtype_of(dtype)).itemsize)
+    assert (plan.unaligned, plan.vector) == (1, 16 // np.dtype(forms.dtype_of(dtype)).itemsize)
     check(simulated, name, rows, cols, dtype)
 
 
@@ -155,7 +157,7 @@ def test_operands_lie_otherwise_than_rows(offset: int, masks: str, simulated: An
 
 @pytest.mark.parametrize(("cols", "peel"), [(197, 1), (768, 0)])
 def test_what_is_dropped_is_exact_in_rows_that_are_not_numbers(cols: int, peel: int, simulated: Any) -> None:
-    assert planned("softmax/ragged", 4, cols, "float16").peel == peel
+    assert planned("softmax/ragged", 4, cols, "float16").unaligned == peel
     x = np.random.default_rng(3).standard_normal((4, cols)).astype(np.float16)
     x[0, 1], x[1, 2] = np.nan, np.inf
     lengths = np.array([cols - 9, cols - 9, 0, 1], np.int32)
@@ -179,7 +181,7 @@ def test_a_dropout_keeps_the_same_elements_wherever_packs_lie(
     cols: int, dtype: str, peel: int, simulated: Any
 ) -> None:
     """Which are kept follows from an element's number alone: rows begin at each of the four words of a block."""
-    assert planned("add_layer_norm/dropout", 9, cols, dtype).peel == peel
+    assert planned("add_layer_norm/dropout", 9, cols, dtype).unaligned == peel
     check(simulated, "add_layer_norm/dropout", 9, cols, dtype)
 
 
@@ -224,21 +226,21 @@ def test_packs_are_no_wider_than_rows_allow(device: str, variant: str | None, dt
                 plan = choose(
                     dataclasses.replace(problem, rows=rows),
                     RECORDED[device],
-                    lambda plan: plan.least_blocks,
+                    lambda plan: plan.min_blocks,
                     variant,
                 )
             except DoesNotFitError:
                 # of a cluster the registers run out last
                 assert variant in {"warp", "block"} or (variant == "cluster" and cols > 1 << 15), (name, cols)
                 continue
-            if plan.peel:
-                assert plan.pack == problem.widest, (name, cols, rows)
+            if plan.unaligned:
+                assert plan.vector == problem.widest_vector, (name, cols, rows)
                 assert plan.variant in {"warp", "block", "cluster"}, (name, cols, rows)
             else:
-                assert problem.pack % plan.pack == 0, (name, cols, rows)
-                places = plan.parts * plan.group * plan.packs * plan.pack
+                assert problem.vector % plan.vector == 0, (name, cols, rows)
+                places = plan.ctas_per_row * plan.group * plan.vectors * plan.vector
                 assert places >= cols or not plan.group, (name, cols, rows)
-            assert plan.kept_bytes == plan.shared_bytes == 0 or plan.persistent, (name, cols, rows)
+            assert plan.row_shared_bytes == plan.shared_bytes == 0 or plan.persistent, (name, cols, rows)
 
 
 def test_a_plan_of_packs_that_rows_do_not_begin_at_is_refused() -> None:
@@ -246,17 +248,17 @@ def test_a_plan_of_packs_that_rows_do_not_begin_at_is_refused() -> None:
     aligned, ragged = (
         explain.form_spec(FORMS["softmax/where"], 3, cols, "float16").problem for cols in (1000, 1001)
     )
-    plan = choose(aligned, RECORDED["h200"], lambda plan: plan.least_blocks, "cluster")
-    assert (plan.pack, plan.peel, plan.packs) == (8, 0, 1)
+    plan = choose(aligned, RECORDED["h200"], lambda plan: plan.min_blocks, "cluster")
+    assert (plan.vector, plan.unaligned, plan.vectors) == (8, 0, 1)
 
     with pytest.raises(DoesNotFitError, match="cannot hold a row of 1001 columns"):
-        choose(ragged, RECORDED["h200"], lambda plan: plan.least_blocks, plan)
+        choose(ragged, RECORDED["h200"], lambda plan: plan.min_blocks, plan)
 
 
 def test_a_cluster_that_reads_rows_twice_finds_no_scale_of_each(simulated: Any) -> None:
     """The largest of a row's results is known to one block only; a cluster that holds rows in registers does tell."""
-    twice = dataclasses.replace(PLAIN, variant="cluster", packs=2, parts=2, block=64)
-    held = dataclasses.replace(twice, group=64, packs=8)
+    twice = dataclasses.replace(PLAIN, variant="cluster", vectors=2, ctas_per_row=2, block=64)
+    held = dataclasses.replace(twice, group=64, vectors=8)
 
     with pytest.raises(DoesNotFitError, match="cannot hold a row of 1001 columns"):
         check(simulated, "layer_norm/int8", 3, 1001, "float16", plan=twice)

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from cupynorm import cli, embedding
+from cupynorm.plan.choose import choose
 from cupynorm.plan.limits import RECORDED, active_blocks
-from cupynorm.plan.planner import Problem, choose
+from cupynorm.plan.problem import Problem
 from cupynorm.runtime import tuned_plans
 from cupynorm.tools import tune
 from tests import command_runner

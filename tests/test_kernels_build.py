@@ -15,8 +15,8 @@ import pytest
 from cupynorm._dtypes import DTYPES
 from cupynorm.lower.row import RowOp
 from cupynorm.ops.softmax import LOG_SOFTMAX
+from cupynorm.plan.config import CONVERTED, FUSED_VARIANTS, HOPPER, VARIANTS, Plan
 from cupynorm.plan.limits import STATIC_SHARED_BYTES
-from cupynorm.plan.planner import FUSED_VARIANTS, HOPPER, LENT, VARIANTS, Plan
 from cupynorm.runtime import nvrtc
 from tests import SLOW
 from tests.build_gate import (
@@ -101,7 +101,7 @@ def newest_major() -> int:
 
 def elements(instance: Instance) -> int:
     """What a thread works on in one turn."""
-    return instance.plan.pack * instance.plan.packs * instance.plan.rows_per_group
+    return instance.plan.vector * instance.plan.vectors * instance.plan.rows_per_group
 
 
 @pytest.mark.parametrize("op", OPS, ids=named)
@@ -124,7 +124,7 @@ def test_every_variant_and_dtype_neither_spills_nor_splits_packs(op: RowOp, majo
 def test_every_kind_of_plan_and_every_pack_width_neither_spills_nor_splits_packs(op: RowOp) -> None:
     widest = widest_instances(op, same_types(op), "90", extremes)
     others = [each for each in all_instances(op, same_types(op), "90", tightest) if each not in widest]
-    assert {each.plan.pack for each in others} >= {1, 2, 4}
+    assert {each.plan.vector for each in others} >= {1, 2, 4}
 
     built = build(op, [*widest, *others], "90", newest_major())
 
@@ -153,7 +153,9 @@ def test_16_bit_rows_leave_the_copy_rate_in_reach(op: RowOp, lent: bool, most: i
 
     def full_rows(found: Iterable[Plan]) -> list[Plan]:
         return tightest(
-            each for each in found if each.variant == "warp" and each.full and (each.hoist == LENT) == lent
+            each
+            for each in found
+            if each.variant == "warp" and each.full and (each.parameter_cache == CONVERTED) == lent
         )
 
     wide = widest_instances(op, halves, "90", full_rows)
@@ -171,7 +173,7 @@ def test_where_registers_are_fewest_no_nvrtc_spills(major: int) -> None:
     if major not in nvrtc.majors():
         pytest.skip(f"NVRTC {major} is not installed")
     crowded = crowded_instances("90")
-    assert {each.plan.block * each.plan.least_blocks for each in crowded} == {1024}
+    assert {each.plan.block * each.plan.min_blocks for each in crowded} == {1024}
 
     built = [
         Built(instance, tuple(spills(kernel)), 0)
@@ -226,7 +228,7 @@ def test_fused_clusters_of_rows_that_fill_no_packs_do_not_spill(kind: str) -> No
     for name in FUSED_DTYPES:
         clusters = narrow_clusters(kind, name, "90", tightest)
         assert {each.plan.variant for each in clusters} == {"cluster"}
-        assert all(each.plan.peel or each.plan.pack == 1 for each in clusters)
+        assert all(each.plan.unaligned or each.plan.vector == 1 for each in clusters)
         built += [
             Built(instance, tuple(spills(kernel)), 0)
             for instance, kernel in compile_instances(clusters, "90", newest_major())
@@ -244,7 +246,7 @@ def test_fused_rows_that_are_sent_ahead_neither_spill_nor_take_more_shared_memor
     sampled = ("float16", "float32")[list(FUSED).index(kind) % 2]
     for name in FUSED_DTYPES if SLOW else (sampled,):
         instances = ahead_instances(kind, name, arch)
-        assert {each.plan.peel for each in instances} == {0, 1}
+        assert {each.plan.unaligned for each in instances} == {0, 1}
         for instance, kernel in compile_instances(instances, arch, newest_major()):
             faults = spills(kernel)
             if kernel.shared_bytes > STATIC_SHARED_BYTES:

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from cupynorm.ops.norm import LAYER_NORM
-from cupynorm.plan.planner import LENT
+from cupynorm.plan.config import CONVERTED
 from cupynorm.runtime import nvrtc
 from tests.build_gate import (
     Code,
@@ -235,10 +235,10 @@ def test_scalar_accesses_are_caught(accesses: dict[tuple[str, int], int], fault:
     plans = (
         each
         for each in widest_instances(LAYER_NORM, same_types(LAYER_NORM)[:1], "90")
-        if each.plan.group and each.plan.hoist < LENT  # whose parameters come one by one
+        if each.plan.group and each.plan.parameter_cache < CONVERTED  # whose parameters come one by one
     )
     instance = next(plans)
-    instance = instance._replace(plan=dataclasses.replace(instance.plan, packs=4, rows_per_group=1))
+    instance = instance._replace(plan=dataclasses.replace(instance.plan, vectors=4, rows_per_group=1))
 
     found = narrow_accesses(LAYER_NORM, instance, Code((), Counter(accesses)))
 

@@ -64,10 +64,12 @@ def test_wheel_holds_the_package_its_kernels_and_the_licence_only(wheel: Path) -
 
     python = {f"cupynorm/{name}" for name in under(CHECKOUT / "cupynorm", "*.py")}
     kernels = {f"cupynorm/kernels/{name}" for name in under(CHECKOUT / "kernels", "*.cu*")}
+    data = {f"cupynorm/{name}" for name in under(CHECKOUT / "cupynorm", "*.json")}
     typed = {"cupynorm/py.typed"}
     information = {name for name in names if ".dist-info/" in name}
     assert kernels
-    assert names == python | kernels | typed | information
+    assert data == {"cupynorm/plan/data/sm_90.json"}
+    assert names == python | kernels | data | typed | information
     assert any(name.endswith("/LICENSE") for name in information)
 
 
@@ -97,8 +99,10 @@ def test_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None
         archive.extractall(tmp_path)  # noqa: S202  a zip file that was just built
     code = """if True:
         import numpy, cupynorm
+        from cupynorm.plan.rules import rules_of
         from cupynorm.runtime import compiler
         print(compiler.kernels_dir(), compiler.digest(), cupynorm.softmax(numpy.zeros((1, 2)))[0, 0])
+        print(rules_of("90").file)
     """
 
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -111,7 +115,12 @@ def test_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None
         check=True,
     )
 
-    assert done.stdout.split() == [str(tmp_path / "cupynorm" / "kernels"), compiler.digest(), "0.5"]
+    assert done.stdout.split() == [
+        str(tmp_path / "cupynorm" / "kernels"),
+        compiler.digest(),
+        "0.5",
+        "plan/data/sm_90.json",
+    ]
 
 
 def test_plain_install_needs_numpy_and_click_only(metadata: dict[str, list[str]]) -> None:

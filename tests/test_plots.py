@@ -232,7 +232,7 @@ def test_tables_have_a_column_for_each_number_and_the_best_of_several() -> None:
         "op": "softmax",
         "share": 0.25,
         "times": {"a": {"median": 1.5, "low": 1}, "b": {"median": 2.5}},
-        "plan": {"variant": "warp", "pack": 8},
+        "plan": {"variant": "warp", "vector": 8},
         "best": [["warp 8x2", 1.111], ["block", 1.0]],
         "tried": [{"share": 0.5, "variant": "split"}, {"share": 0.25, "variant": "warp"}],
         "notes": {"a": "nobody needs to read this here"},

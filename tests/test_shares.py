@@ -11,8 +11,10 @@ import pytest
 
 import cupynorm
 from cupynorm.invoke import row_ops
+from cupynorm.plan.choose import choose
+from cupynorm.plan.config import Plan
 from cupynorm.plan.limits import RECORDED
-from cupynorm.plan.planner import Plan, Problem, choose
+from cupynorm.plan.problem import Problem
 from cupynorm.runtime import devices
 from tests import simulator
 from tests.simulator import simulated
@@ -143,7 +145,7 @@ PROBLEMS = [
     for cols in (1000, 16384, 50257, 300_000, 1 << 22)
     for size in (2, 4, 8)
     for columns in ((), (size,), (size, size))
-    for pack, lies in ((16 // size, {}), (1, {"widest": 16 // size, "peel": 1, "period": 1}))
+    for pack, lies in ((16 // size, {}), (1, {"widest_vector": 16 // size, "unaligned": 1}))
 ]
 
 
@@ -152,7 +154,7 @@ def test_every_row_has_a_plan_whose_blocks_do_not_wait_for_one_another(device: s
     limits = RECORDED[device]
 
     def occupancy(plan: Plan) -> int:
-        return plan.least_blocks * (limits.sm_count // plan.cluster if plan.cluster > 1 else 1)
+        return plan.min_blocks * (limits.sm_count // plan.cluster if plan.cluster > 1 else 1)
 
     for problem in PROBLEMS:
         plan = choose(problem, limits, occupancy, cooperative=False)

@@ -10,14 +10,16 @@ import pytest
 
 import cupynorm
 from cupynorm.catalog.op_table import OPS
-from cupynorm.plan.planner import PLAIN, Plan
+from cupynorm.plan.config import PLAIN, Plan
 from cupynorm.runtime import compiler
 from cupynorm.tools.testing import assert_close, inputs
 from tests import simulator
 from tests.simulator import simulated  # noqa: F401  a fixture
 
-SPREAD = dataclasses.replace(PLAIN, variant="split", pack=4, parts=5, group=64, block=64)
-TOGETHER = dataclasses.replace(PLAIN, variant="split", pack=4, packs=2, parts=5, rows_per_group=4, block=64)
+SPREAD = dataclasses.replace(PLAIN, variant="split", vector=4, ctas_per_row=5, group=64, block=64)
+TOGETHER = dataclasses.replace(
+    PLAIN, variant="split", vector=4, vectors=2, ctas_per_row=5, rows_per_group=4, block=64
+)
 CASES = [
     pytest.param(SPREAD, 2, 4104, id="row_spread"),
     pytest.param(TOGETHER, 6, 1000, id="row_together"),

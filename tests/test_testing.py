@@ -17,7 +17,7 @@ import pytest
 from cupynorm._dtypes import DTYPES
 from cupynorm.catalog.forms import FORMS
 from cupynorm.catalog.op_table import OPS, Op
-from cupynorm.plan.planner import DoesNotFitError
+from cupynorm.plan.config import DoesNotFitError
 from cupynorm.runtime import compiler, devices
 from cupynorm.tools import testing
 from cupynorm.tools.testing import (

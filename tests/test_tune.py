@@ -16,8 +16,10 @@ import cupynorm
 from cupynorm import cli
 from cupynorm.catalog import op_table
 from cupynorm.invoke import row_ops
+from cupynorm.plan.choose import choose
+from cupynorm.plan.config import Plan
 from cupynorm.plan.limits import RECORDED
-from cupynorm.plan.planner import Plan, Problem, choose
+from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler, devices, tuned_plans
 from cupynorm.tools import bench, peers, testing, tune
 from cupynorm.tools.results import Point, Timing
@@ -54,11 +56,11 @@ def test_every_candidate_can_be_chosen(problem: Problem, device: str) -> None:
     assert 0 < len(found) <= tune.MOST_CANDIDATES
     assert len(found) == len(set(found))
     for plan in found:
-        chosen = choose(problem, limits, lambda each: each.least_blocks, plan)
+        chosen = choose(problem, limits, lambda each: each.min_blocks, plan)
         assert tuned_plans.portable(chosen) == plan
         if plan.group:
-            assert plan.least_blocks * plan.block <= max(limits.threads_per_sm, plan.block)
-            assert plan.least_blocks <= limits.blocks_per_sm
+            assert plan.min_blocks * plan.block <= max(limits.threads_per_sm, plan.block)
+            assert plan.min_blocks <= limits.blocks_per_sm
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
@@ -74,10 +76,10 @@ def test_what_the_table_takes_is_the_first_candidate(problem: Problem) -> None:
 def test_candidates_differ_in_all_that_may_matter() -> None:
     found = tune.candidates(Problem(49152, 1024, 8, 2, 4, (2, 2)), RECORDED["h200"], 64)
 
-    for field in ("variant", "packs", "group", "rows_per_group", "hoist", "block", "least_blocks"):
+    for field in ("variant", "vectors", "group", "rows_per_group", "parameter_cache", "block", "min_blocks"):
         assert len({getattr(plan, field) for plan in found}) > 1, field
     assert not any(
-        plan.hoist for plan in tune.candidates(Problem(49152, 1024, 8, 2, 4), RECORDED["h200"], 64)
+        plan.parameter_cache for plan in tune.candidates(Problem(49152, 1024, 8, 2, 4), RECORDED["h200"], 64)
     )
 
 
@@ -96,9 +98,13 @@ def test_clusters_are_tried_that_fill_a_multiprocessor() -> None:
     """In registers, which they claim their rows for, and in shared memory."""
     found = tune.candidates(Problem(4096, 65536, 8, 2, 4, (2, 2)), RECORDED["h200"], 64)
 
-    claims = {(plan.parts, plan.packs, plan.block, plan.least_blocks) for plan in found if plan.claims}
+    claims = {
+        (plan.ctas_per_row, plan.vectors, plan.block, plan.min_blocks) for plan in found if plan.dynamic
+    }
     kept = {
-        (plan.parts, plan.block, plan.least_blocks) for plan in found if plan.cluster > 1 and plan.kept_bytes
+        (plan.ctas_per_row, plan.block, plan.min_blocks)
+        for plan in found
+        if plan.cluster > 1 and plan.row_shared_bytes
     }
     assert claims > {(2, 8, 512, 1), (8, 4, 256, 3), (16, 8, 64, 8), (8, 5, 224, 3)}
     assert kept == {(8, 128, 8), (4, 160, 6), (2, 320, 3)}
@@ -218,7 +224,7 @@ def test_what_was_better_once_and_is_no_longer_is_taken_out(timer):
 
 def test_what_was_found_earlier_is_tried_again(timer):
     before = table_plan()
-    odd = dataclasses.replace(before, block=1024, least_blocks=1)
+    odd = dataclasses.replace(before, block=1024, min_blocks=1)
     what, limits = bench._spec(POINT), devices.present_limits()
     key = tuned_plans.key_of(what.types, what.problem, limits)
     tuned_plans.store(tune.here(), {key: tuned_plans.Entry(odd, 0.5, "2026-01-01")})

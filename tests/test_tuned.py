@@ -20,8 +20,10 @@ from cupynorm.invoke import row_ops
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.ops.norm import LAYER_NORM
 from cupynorm.ops.softmax import SOFTMAX
+from cupynorm.plan.choose import choose
+from cupynorm.plan.config import VARIANTS, Plan
 from cupynorm.plan.limits import RECORDED
-from cupynorm.plan.planner import VARIANTS, Plan, Problem, choose
+from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler, devices, tuned_plans
 from cupynorm.tools import explain
 from tests.simulator import simulated
@@ -78,10 +80,10 @@ def test_what_is_stored_comes_back_for_any_number_of_rows(place, variant):
     [
         {"rows": 1},
         {"cols": 1032},
-        {"pack": 4},
+        {"vector": 4},
         {"load_bytes": 4},
         {"compute_bytes": 8},
-        {"columns": (2,)},
+        {"parameter_bytes": (2,)},
     ],
 )
 def test_another_problem_has_no_plan(place, other):
@@ -180,15 +182,15 @@ def test_an_interrupted_write_leaves_the_table_as_it_was(place, monkeypatch, tun
         lambda text: "[]",
         lambda text: "7",
         lambda text: "[" * 100_000,
-        lambda text: text.replace('"schema": 1', '"schema": 2'),
+        lambda text: text.replace('"schema": 2', '"schema": 1'),
         lambda text: text.replace("580.159.04", "999.1"),
         lambda text: text.replace('"entries": {', '"entries": 7, "x": {'),
-        lambda text: text.replace('"pack": 8', '"pack": "8, evil()"'),
-        lambda text: text.replace('"pack": 8', '"pack": -8'),
-        lambda text: text.replace('"pack": 8', '"pack": true'),
+        lambda text: text.replace('"vector": 8', '"vector": "8, evil()"'),
+        lambda text: text.replace('"vector": 8', '"vector": -8'),
+        lambda text: text.replace('"vector": 8', '"vector": true'),
         lambda text: text.replace('"full": true', '"full": 1'),
-        lambda text: text.replace('"pack": 8', '"pack": 8, "cluster_of_old": 2'),
-        lambda text: text.replace('"pack": 8,', ""),
+        lambda text: text.replace('"vector": 8', '"vector": 8, "cluster_of_old": 2'),
+        lambda text: text.replace('"vector": 8,', ""),
         lambda text: text.replace('"share": 0.97', '"share": "much"'),
     ],
 )
@@ -326,7 +328,7 @@ def test_fields_of_a_launch_are_fields_of_a_plan():
     assert set(tuned_plans.OF_A_LAUNCH) <= {field.name for field in dataclasses.fields(Plan)}
     assert tuned_plans.portable(plan_for()).waves == math.inf
     with pytest.raises(ValueError, match="cannot be kept"):
-        tuned_plans.portable(dataclasses.replace(plan_for(), packs="2"))
+        tuned_plans.portable(dataclasses.replace(plan_for(), vectors="2"))
 
 
 # ---- the dispatcher
@@ -391,7 +393,7 @@ def test_switched_off_the_table_of_the_package_chooses(simulated, monkeypatch):
     assert [plan.variant for plan in launched()] == ["warp"]
 
 
-@pytest.mark.parametrize("change", [{"packs": 7}, {"pack": 0}, {"group": 96}, {"variant": "nowhere"}])
+@pytest.mark.parametrize("change", [{"vectors": 7}, {"vector": 0}, {"group": 96}, {"variant": "nowhere"}])
 def test_a_plan_that_does_not_fit_is_a_warning_and_the_call_runs(simulated, change):
     what, limits = what_of(simulated, 6, 40)
     plan = dataclasses.replace(choose(what.problem, limits, lambda plan: 1, "block"), **change)

@@ -14,7 +14,7 @@ from cupynorm._values import NamedTuple
 from cupynorm.call import uploads
 from cupynorm.call.subclasses import check_subclass
 from cupynorm.call.view import Argument, View
-from cupynorm.plan.planner import check_plan
+from cupynorm.plan.config import check_plan
 from cupynorm.runtime import devices
 
 if TYPE_CHECKING:

@@ -165,6 +165,7 @@ def explain(*, op: str, as_json: bool, **options: Any) -> None:
         print_json({"schema": 1, **fields})
         return
     fields["occupancy"] = f"{fields['occupancy']:.0%}"
+    fields["plan"].pop("why", None)  # the launch tells it
     for name in ("problem", "plan"):
         print_fields(name, fields.pop(name))
     print_fields(

@@ -107,7 +107,7 @@ def forms() -> Iterable[str]:
 
 
 def _variants() -> tuple[str, ...]:
-    from cupynorm.plan.planner import VARIANTS  # noqa: PLC0415
+    from cupynorm.plan.config import VARIANTS  # noqa: PLC0415
 
     return VARIANTS
 

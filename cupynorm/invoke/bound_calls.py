@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from cupynorm.call.view import View
     from cupynorm.lower.mirrors import Struct
-    from cupynorm.plan.planner import Plan
+    from cupynorm.plan.config import Plan
     from cupynorm.runtime.compiler import Kernel
     from cupynorm.runtime.devices import Binding
 

@@ -17,7 +17,7 @@ from cupynorm.invoke.bound_calls import Arrays, axis_option
 from cupynorm.lower.fused import around, fused_spec
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.spec import KernelSpec
-from cupynorm.plan.planner import Plan
+from cupynorm.plan.config import Plan
 from cupynorm.runtime import devices
 
 if TYPE_CHECKING:

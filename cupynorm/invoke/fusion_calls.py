@@ -18,7 +18,7 @@ from cupynorm.invoke.bound_calls import Arrays, BoundCall
 from cupynorm.lower.fused import Around, Function, fused_spec
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.spec import KernelSpec
-from cupynorm.plan.planner import Plan
+from cupynorm.plan.config import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import warnings
 import weakref
@@ -30,13 +31,14 @@ from cupynorm.invoke.bound_calls import (
 )
 from cupynorm.lower.row import RowOp, row_spec
 from cupynorm.lower.spec import KernelSpec
+from cupynorm.plan.config import CONVERTED, DoesNotFitError, Plan, check_plan
 from cupynorm.plan.limits import PLAIN_SHARED_BYTES, STATIC_SHARED_BYTES, Limits
-from cupynorm.plan.planner import LENT, DoesNotFitError, Occupancy, Plan, check_plan, choose
 from cupynorm.runtime import compiler, devices, tuned_plans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from cupynorm.plan.base import Occupancy
     from cupynorm.runtime.devices import Binding
 
 
@@ -352,7 +354,7 @@ def launch(device: int, spec: KernelSpec, wanted: str | Plan | None, arrays: Arr
 def launcher(function: int, plan: Plan) -> Binding:
     """Return a kernel's binding, as devices.launch_of does."""
     split = plan.variant == "split"
-    grid = (plan.grid // plan.parts, plan.parts, 1) if split else (plan.grid, 1, 1)
+    grid = (plan.grid // plan.ctas_per_row, plan.ctas_per_row, 1) if split else (plan.grid, 1, 1)
     return devices.launch_of(
         function, grid, (plan.block, 1, 1), plan.shared_bytes, cooperative=plan.cooperative
     )
@@ -425,8 +427,8 @@ def calls_of_thread() -> Calls:
 
 def kernel_of(device: int, spec: KernelSpec, plan: Plan) -> compiler.Kernel:
     """Compile and load a plan's kernel, ready to be launched with its shared memory and in its clusters."""
-    shared = plan.shared_bytes or plan.kept_bytes
-    little = plan.hoist == LENT and shared <= PLAIN_SHARED_BYTES - STATIC_SHARED_BYTES
+    shared = plan.shared_bytes or plan.row_shared_bytes
+    little = plan.parameter_cache == CONVERTED and shared <= PLAIN_SHARED_BYTES - STATIC_SHARED_BYTES
     # more of L1 for shared memory costs those that want little of it 0.02 to 0.09 of the copy rate
     shared_limit = devices.limits_of(device).shared_bytes_per_block if shared and not little else 0
     return compiler.kernel(device, spec.text, spec.expression(plan), shared_limit, plan.cluster)
@@ -461,6 +463,8 @@ def _prepare(
 
     cooperative, clusters: whether its blocks may have to run all at once, and may be in clusters.
     """
+    from cupynorm.plan.choose import choose  # noqa: PLC0415  the planner is loaded by the first call that needs it
+
     limits = devices.limits_of(device)
 
     def load(plan: Plan) -> compiler.Kernel:
@@ -487,10 +491,12 @@ def _prepare(
 def _choose(
     spec: KernelSpec, limits: Limits, occupancy: Occupancy, wanted: str | Plan | None, *, tuned: bool = True
 ) -> tuple[Plan, str]:
-    """Return the plan and its source: "wanted", "tuned" (`cupynorm tune` found it) or "table" (that of plan/planner.py).
+    """Return the plan and its source: "wanted", "tuned" (`cupynorm tune` found it) or "table" (by the rules of plan/data).
 
     tuned: whether what was found may be taken; the limits are then those of a device that is here.
     """
+    from cupynorm.plan.choose import choose  # noqa: PLC0415  as in _prepare()
+
     if wanted is not None:
         return choose(spec.problem, limits, occupancy, wanted), "wanted"
     if tuned and tuned_plans.switched_on():
@@ -498,7 +504,8 @@ def _choose(
         found = tuned_plans.find(place, limits, spec.types, spec.problem)
         if found is not None:
             try:
-                return choose(spec.problem, limits, occupancy, found), "tuned"
+                plan = choose(spec.problem, limits, occupancy, found)
+                return dataclasses.replace(plan, why="`cupynorm tune` found it on this device"), "tuned"
             except Exception as error:  # noqa: BLE001  whatever a file holds, it makes no call fail
                 warnings.warn(f"{place.file}: a tuned plan is not used: {error}", stacklevel=2)
     return choose(spec.problem, limits, occupancy), "table"

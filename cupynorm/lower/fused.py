@@ -36,7 +36,7 @@ from cupynorm.lower.mirrors import (
 from cupynorm.lower.row import ROW_KERNEL, RowOp, types_of
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.lower.tracing import DeviceFunction, Expression, traced
-from cupynorm.plan.planner import Problem
+from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler, devices
 
 if TYPE_CHECKING:
@@ -170,6 +170,8 @@ def fused_spec(
     what: Around,
 ) -> KernelSpec:
     """Lower a row op with what is computed around it."""
+    from cupynorm.plan.choose import effective  # noqa: PLC0415  the planner is loaded by the first call that needs it
+
     shape = x.shape[len(x.shape) - axes :]
     rows, cols = math.prod(x.shape[: len(x.shape) - axes]), math.prod(shape)
     twin = op.twin(compute, stats, eps)
@@ -178,8 +180,9 @@ def fused_spec(
     x, what = x.reordered(order), what.reordered(order)
     written = what.outs if what.loaded is None else (*what.outs, what.loaded)
     problem = _problem(x, written, axes, compute, columns, what)
-    anywhere = bool(problem.peeled.peel)
-    packs = Packs(problem.peeled.pack, written[0] if anywhere else None, short=bool(columns) or not anywhere)
+    worked = effective(problem)
+    anywhere = bool(worked.unaligned)
+    packs = Packs(worked.vector, written[0] if anywhere else None, short=bool(columns) or not anywhere)
     functions: list[Function] = []
 
     def operand_of(given: Operand) -> Struct:
@@ -207,8 +210,8 @@ def fused_spec(
     whole = arguments(twin, load, store, rows, cols)
     problem = dataclasses.replace(
         problem,
-        others=problem.others + sum(map(_registers_of, functions)),
-        sent=_sent(what, axes, packs, order),
+        extra_registers=problem.extra_registers + sum(map(_registers_of, functions)),
+        staged_operand_bytes=_sent(what, axes, packs, order),
     )
     texts = [each.struct_text(f"Function_{each.key}") for each in functions]
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts)
@@ -234,17 +237,17 @@ def _problem(
         tuple(each.dtype.itemsize for each in columns.values()),
         *(lies if lies is not None and pack < lies.widest else (pack, 0, 1)),
         fused=True,
-        beside=beside,
-        ahead=_bytes_of(what.store_operands, axes),
-        stored=max(each.dtype.itemsize for each in what.outs),
-        results=len(what.outs) + (what.loaded is not None) + bool(what.scales),
-        direct=what.load is None and what.mask is None and what.loaded is None,
-        others=OF_DROPOUT * drops
+        load_operands=beside,
+        epilogue_operands=_bytes_of(what.store_operands, axes),
+        output_bytes=max(each.dtype.itemsize for each in what.outs),
+        outputs=len(what.outs) + (what.loaded is not None) + bool(what.scales),
+        direct_load=what.load is None and what.mask is None and what.loaded is None,
+        extra_registers=OF_DROPOUT * drops
         + OF_SCALES * bool(what.scales)
         + OF_RESULT * (len(what.outs) - 1)
         + OF_KEPT * (what.loaded is not None)
         + OF_SPANS[compute.itemsize] * (spans and (bool(beside) or compute.itemsize == 8)),  # noqa: PLR2004
-        bounded=spans,
+        interval_mask=spans,
     )
 
 

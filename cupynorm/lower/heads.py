@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cupynorm.plan.limits import Limits
 
 BLOCK = 256  # kHeadsBlock
-# Of a thread: two, if that leaves as many threads as half of the device holds (benchmarks/NOTES.md).
+# Of a thread: two, if that leaves as many threads as half of the device holds (docs/notes/040).
 TOKENS = (2, 1)
 NARROW = 1 << 31  # threads, or elements between two places, from which on both are counted in 64 bits
 

@@ -21,7 +21,7 @@ from cupynorm.lower.mirrors import (
     pack_width,
 )
 from cupynorm.lower.spec import KernelSpec
-from cupynorm.plan.planner import Problem
+from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler
 
 if TYPE_CHECKING:

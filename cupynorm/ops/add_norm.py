@@ -13,7 +13,7 @@ from cupynorm.invoke import bound_calls, fused_calls
 from cupynorm.invoke.bound_calls import axis_option
 from cupynorm.lower.row import RowOp
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM, NormOptions
-from cupynorm.plan.planner import Plan
+from cupynorm.plan.config import Plan
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

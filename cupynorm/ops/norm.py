@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 from cupynorm.call.quantize import Quantize
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import RowOp
-from cupynorm.plan.planner import Plan
+from cupynorm.plan.config import Plan
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -24,7 +24,8 @@ class Limits:
     l2_bytes: int
 
 
-# Read off such devices with deviceQuery's calls, or from the CUDA programming guide's table of technical specifications.
+# Read off such devices with deviceQuery's calls, or from the CUDA programming guide's table of technical
+# specifications.
 RECORDED: dict[str, Limits] = {
     "h200": Limits("h200", "90", 132, 2048, 32, 65536, 233472, 232448 - STATIC_SHARED_BYTES, 1024, 60 << 20),
     "h100": Limits("h100", "90", 132, 2048, 32, 65536, 233472, 232448 - STATIC_SHARED_BYTES, 1024, 50 << 20),
@@ -40,7 +41,8 @@ def active_blocks(limits: Limits, block: int, registers: int, shared_bytes: int)
     """Return how many blocks one SM holds at once, as the driver's occupancy query would say.
 
     registers are per thread; shared_bytes are static and dynamic together. Registers are given out to warps in units
-    of 256, shared memory to blocks in units of 128 bytes (CUDA's occupancy calculator, compute capability 7.0 and newer).
+    of 256, shared memory to blocks in units of 128 bytes (CUDA's occupancy calculator, compute capability 7.0 and
+    newer).
     """
     warps = -(-block // 32)
     registers_per_warp = -(-max(registers, 1) * 32 // 256) * 256

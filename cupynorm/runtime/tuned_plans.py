@@ -13,7 +13,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from cupynorm._values import dataclass
-from cupynorm.plan.planner import ONE_BLOCK_PER_ROW, Plan, Problem
+from cupynorm.plan.config import ONE_BLOCK_PER_ROW, Plan
+from cupynorm.plan.problem import Problem
 from cupynorm.runtime import cache_folder, compiler
 
 if TYPE_CHECKING:
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
     from cupynorm.plan.limits import Limits
 
-SCHEMA = 1
-# Of a Plan, what follows from the number of rows and from the device: made anew by choose().
-OF_A_LAUNCH = ("grid", "resident_blocks", "waves")
+SCHEMA = 2  # 1: plans and problems had other names
+# Of a Plan, what follows from the number of rows and from the device, and why: made anew by choose().
+OF_A_LAUNCH = ("grid", "resident_blocks", "waves", "why")
 # Rows keep a device busy when every thread that it holds has one access of so many bytes.
 BYTES_A_THREAD = 16
 
@@ -88,8 +89,7 @@ def rows_class(problem: Problem, limits: Limits) -> str:
     """
     if problem.rows < limits.sm_count:
         return f"few {1 << (limits.sm_count // max(1, problem.rows)).bit_length() - 1}"
-    row_bytes = problem.cols * problem.held_bytes
-    full = problem.rows * row_bytes >= limits.sm_count * limits.threads_per_sm * BYTES_A_THREAD
+    full = problem.rows * problem.row_bytes >= limits.sm_count * limits.threads_per_sm * BYTES_A_THREAD
     return "full" if full else "part"
 
 

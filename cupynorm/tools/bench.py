@@ -31,7 +31,8 @@ from cupynorm.catalog import forms, op_table
 from cupynorm.catalog.forms import Arrays, Form, Given
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import row_spec
-from cupynorm.plan.planner import Plan, Problem
+from cupynorm.plan.config import Plan
+from cupynorm.plan.problem import Problem
 from cupynorm.runtime import devices
 from cupynorm.tools import explain, peers, results, testing
 from cupynorm.tools.peers import Run

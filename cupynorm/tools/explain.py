@@ -15,8 +15,9 @@ from cupynorm.call.arguments import trailing_axes
 from cupynorm.call.view import View
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import row_spec
+from cupynorm.plan.config import Plan
 from cupynorm.plan.limits import RECORDED, Limits, active_blocks
-from cupynorm.plan.planner import Plan, Problem
+from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler, devices
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 class Explanation:
     """What a call would launch, and why.
 
-    problem, plan: those of plan/planner.py, or of an op that is no row op the numbers of its one kernel.
-    source: where the plan comes from: "table" (of plan/planner.py), "tuned" (`cupynorm tune` found it) or "wanted" (by plan=).
+    problem, plan: those of plan/, or of an op that is no row op the numbers of its one kernel.
+    source: where the plan comes from: "table" (by the rules of plan/data), "tuned" (`cupynorm tune` found it) or "wanted" (by
+    plan=). why: which rule, with its file, or what else decided.
     registers: None where no compiler was there to ask.
     """
 
@@ -42,6 +44,7 @@ class Explanation:
     problem: Problem | Mapping[str, Any]
     plan: Plan | Mapping[str, Any]
     source: str
+    why: str
     registers: int | None
     occupancy: float  # threads resident / threads that an SM can hold
     bytes_moved: int
@@ -120,6 +123,7 @@ def explain_form(
         problem=kernel.problem,
         plan=kernel.numbers,
         source="table",
+        why="one kernel, which has no variants",
         registers=ask.registers(kernel.expression),
         occupancy=resident * kernel.block / limits.threads_per_sm,
         bytes_moved=moved,
@@ -182,6 +186,7 @@ def _planned(
         problem=what.problem,
         plan=chosen,
         source=source,
+        why=chosen.why,
         registers=ask.registers(what.expression(chosen)),
         occupancy=_resident_blocks(chosen, limits) * chosen.block / limits.threads_per_sm,
         bytes_moved=moved,

@@ -22,7 +22,8 @@ from cupynorm.catalog import forms
 from cupynorm.catalog.op_table import OPS, Op
 from cupynorm.host.reference import LARGEST
 from cupynorm.invoke import row_ops
-from cupynorm.plan.planner import VARIANTS, DoesNotFitError, Problem
+from cupynorm.plan.config import VARIANTS, DoesNotFitError
+from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler, devices
 from cupynorm.tools import explain
 

@@ -18,45 +18,44 @@ from cupynorm._dtypes import Dtype, dtype_of
 from cupynorm.catalog import forms, op_table
 from cupynorm.invoke import row_ops
 from cupynorm.lower.spec import KernelSpec
-from cupynorm.plan.limits import Limits, active_blocks
-from cupynorm.plan.planner import (
+from cupynorm.plan.base import Question
+from cupynorm.plan.choose import choose, effective
+from cupynorm.plan.config import (
+    AT_USE,
     HOPPER,
     MAX_BLOCK,
-    MOST_ELEMENTS,
     ONE_BLOCK_PER_ROW,
+    PER_ROW,
     PLAIN,
-    ROOMY_THREADS,
     VARIANTS,
     WARP,
-    WHOLE_BLOCK,
     DoesNotFitError,
     Plan,
-    Problem,
-    choose,
-    kept_by_cluster,
-    spread_out,
 )
-from cupynorm.plan.tables import MOST_ROW, Kept, Spread
+from cupynorm.plan.limits import Limits, active_blocks
+from cupynorm.plan.problem import Problem
+from cupynorm.plan.rules import ClusterRule, SharedRule, rules_of
+from cupynorm.plan.variants.cluster import in_cluster_registers, in_shared_memory
 from cupynorm.runtime import compiler, devices, tuned_plans
 from cupynorm.tools import bench, peers, testing
 from cupynorm.tools.results import COPY, NOISE, Point, Timing
 
 COLS = (*(each for each in bench.COLS if each <= bench.WIDE), *bench.ODD_COLS)
 MOST_CANDIDATES = 64  # of a point: each costs a tenth of a second to compile
-MOST_PACKS = 8  # of a thread, or as many as make MOST_ELEMENTS
+MOST_VECTORS = 8  # of a thread, or as many as make the most elements that a thread holds by the rules
 BLOCKS = (64, 128, 256, 512, 1024)
 RESIDENT_THREADS = (768, 1024, 1280, 1536, 2048)  # on a multiprocessor
 TRIED_ELEMENTS = {
     4: 64,
     8: 32,
-}  # that a thread holds, by bytes of the compute type: twice what the table takes
+}  # that a thread holds, by bytes of the compute type: twice what the rules take
 SURELY = 12  # registers that a thread wants beside its values, at the very least
 MOST_REGISTERS = 255
 # Rows below that many bytes gain nothing from the level-1 cache, from shared memory, nor from being read twice.
 CACHED_ROW_BYTES = 2 << 10
 SHARED_ROW_BYTES = 16 << 10
-PARTS = (8, 4, 16, 2)  # blocks of a cluster
-KEPT_BYTES = (16 << 10, 112 << 10)  # of a row, by a block of a cluster
+CTAS = (8, 4, 16, 2)  # blocks of a cluster
+SHARE_BYTES = (16 << 10, 112 << 10)  # of a row, by a block of a cluster
 WHOLE_BLOCK_REGISTERS = {4: 64, 8: 128}  # a guess, by bytes of the compute type
 # Replays of all candidates, and how many go on; then more replays of those.
 FIRST, GOING_ON = 3, 16
@@ -83,7 +82,7 @@ class Result:
 
     @property
     def changed(self) -> bool:
-        """Say whether a plan was found that is better than that of plan/planner.py."""
+        """Say whether a plan was found that is better than that of plan/."""
         return tuned_plans.portable(self.before) != tuned_plans.portable(self.after)
 
     def as_dict(self) -> dict[str, Any]:
@@ -97,8 +96,8 @@ class Result:
 def candidates(problem: Problem, limits: Limits, most: int) -> list[Plan]:
     """Return plans that are worth measuring, the most promising first: all can be chosen, none surely spills.
 
-    First what the table would take for each variant, then what lies nearest to it: other groups, blocks, rows at a time,
-    numbers of resident threads, and hoisting where the op has parameters.
+    First what the rules would take for each variant, then what lies nearest to it: other groups, blocks, rows at a time,
+    numbers of resident threads, and parameters in registers where the op has some.
     """
     occupancy = functools.partial(_guess, problem, limits)
     found: dict[Plan, None] = {}
@@ -114,11 +113,11 @@ def candidates(problem: Problem, limits: Limits, most: int) -> list[Plan]:
                 found[usable] = None
 
     add((None, *VARIANTS), most)
-    worked = problem.peeled
+    worked = effective(problem)
     nearest = sorted(_in_registers(worked, limits), key=_distance(worked, limits, next(iter(found))))
-    wide = problem.cols * problem.held_bytes > SHARED_ROW_BYTES
+    wide = problem.row_bytes > SHARED_ROW_BYTES
     rest = [*_clusters(worked, limits), *_whole_block(worked, limits)] if wide else []
-    if problem.cols * problem.held_bytes >= CACHED_ROW_BYTES:
+    if problem.row_bytes >= CACHED_ROW_BYTES:
         rest = [*_cached(worked, limits), *rest]
     add(nearest, most - len(found) - min(len(rest), most // 2))
     add(rest, most - len(found))
@@ -129,7 +128,7 @@ def candidates(problem: Problem, limits: Limits, most: int) -> list[Plan]:
 def _guess(problem: Problem, limits: Limits, plan: Plan) -> int:
     """Guess the occupancy; only whether it is 0 matters here."""
     if plan.group:
-        registers = min(MOST_REGISTERS, limits.registers_per_sm // (plan.block * plan.least_blocks))
+        registers = min(MOST_REGISTERS, limits.registers_per_sm // (plan.block * plan.min_blocks))
     else:
         registers = WHOLE_BLOCK_REGISTERS[problem.compute_bytes]
     resident = active_blocks(limits, plan.block, registers, plan.shared_bytes)
@@ -137,21 +136,23 @@ def _guess(problem: Problem, limits: Limits, plan: Plan) -> int:
 
 
 def _in_registers(problem: Problem, limits: Limits) -> Iterator[Plan]:
-    for pack in {problem.pack, problem.pack if problem.peel else max(1, problem.pack // 2)}:
+    most_elements = rules_of(limits.compute_capability).tile.max_elements[problem.compute_bytes]
+    for vector in {problem.vector, problem.vector if problem.unaligned else max(1, problem.vector // 2)}:
         for group in (1 << power for power in range(MAX_BLOCK.bit_length())):
-            packs = math.ceil(problem.cols // pack / group)
-            most = max(MOST_PACKS, MOST_ELEMENTS[problem.compute_bytes] // pack)
-            if 1 <= packs <= most and packs * pack <= TRIED_ELEMENTS[problem.compute_bytes]:
-                yield from _launches(problem, limits, pack, packs, group)
+            vectors = math.ceil(problem.cols // vector / group)
+            most = max(MOST_VECTORS, most_elements // vector)
+            if 1 <= vectors <= most and vectors * vector <= TRIED_ELEMENTS[problem.compute_bytes]:
+                yield from _launches(problem, limits, vector, vectors, group)
 
 
-def _launches(problem: Problem, limits: Limits, pack: int, packs: int, group: int) -> Iterator[Plan]:
+def _launches(problem: Problem, limits: Limits, vector: int, vectors: int, group: int) -> Iterator[Plan]:
     for rows in (1, 2):
-        if rows > 1 and problem.peel and not problem.period:
+        if rows > 1 and problem.unaligned and not problem.alignment_period:
             continue
-        for hoist in (0, 1) if problem.columns else (0,):
-            needed = SURELY + rows * packs * pack * problem.compute_bytes // 4
-            needed += packs * sum(max(1, size * pack // 4) for size in problem.columns) if hoist else 0
+        for cache in (AT_USE, PER_ROW) if problem.parameter_bytes else (AT_USE,):
+            needed = SURELY + rows * vectors * vector * problem.compute_bytes // 4
+            cached = sum(max(1, size * vector // 4) for size in problem.parameter_bytes)
+            needed += vectors * cached if cache else 0
             for block in (each for each in BLOCKS if each >= group):
                 bound = min(limits.threads_per_sm, limits.blocks_per_sm * block)
                 for least in sorted({max(1, min(threads, bound) // block) for threads in RESIDENT_THREADS}):
@@ -161,15 +162,15 @@ def _launches(problem: Problem, limits: Limits, pack: int, packs: int, group: in
                     yield dataclasses.replace(
                         EMPTY_PLAN,
                         variant="warp" if group <= WARP else "block",
-                        pack=pack,
-                        packs=packs,
+                        vector=vector,
+                        vectors=vectors,
                         group=group,
                         rows_per_group=rows,
-                        hoist=hoist,
-                        peel=problem.peel,
-                        period=problem.period if problem.peel and rows > 1 else 1,
+                        parameter_cache=cache,
+                        unaligned=problem.unaligned,
+                        alignment_period=problem.alignment_period if problem.unaligned and rows > 1 else 1,
                         block=block,
-                        least_blocks=least,
+                        min_blocks=least,
                     )
 
 
@@ -177,56 +178,60 @@ def _clusters(problem: Problem, limits: Limits) -> Iterator[Plan]:
     """Rows in registers of a cluster, the next on its way; in its shared memory; then two rows on their way, and none."""
     if int(limits.compute_capability) < HOPPER:
         return
-    yield from _spread(problem, limits, 1)
-    yield from _kept(problem, limits)
+    question = Question(
+        problem, limits, rules_of(limits.compute_capability), functools.partial(_guess, problem, limits)
+    )
+    yield from _in_cluster_registers(question, 1)
+    yield from _in_cluster_shared_memory(question)
     for stages in (2, 0):
-        yield from _spread(problem, limits, stages)
+        yield from _in_cluster_registers(question, stages)
 
 
-def _spread(problem: Problem, limits: Limits, stages: int) -> Iterator[Plan]:
-    for packs, parts in itertools.product((8, 5, 4, 6, 3), PARTS):
-        plan = spread_out(problem, limits, Spread(MOST_ROW, parts, packs, stages, fewer=0))
+def _in_cluster_registers(question: Question, stages: int) -> Iterator[Plan]:
+    for vectors, ctas in itertools.product((8, 5, 4, 6, 3), CTAS):
+        plan = in_cluster_registers(question, ClusterRule("tried", math.inf, ctas, vectors, stages, fewer=0))
         if plan is not None:
             yield plan
 
 
-def _kept(problem: Problem, limits: Limits) -> Iterator[Plan]:
-    occupancy = functools.partial(_guess, problem, limits)
-    for packs, parts in itertools.product((4, 2), PARTS):
-        share = math.ceil(problem.row_bytes / parts)
-        if KEPT_BYTES[0] <= share <= KEPT_BYTES[1]:
-            kept = Kept(MOST_ROW, ROOMY_THREADS, packs, share)
-            plan = kept_by_cluster(problem, limits, occupancy, kept, parts)
+def _in_cluster_shared_memory(question: Question) -> Iterator[Plan]:
+    threads = question.rules.staged.roomy_threads
+    for vectors, ctas in itertools.product((4, 2), CTAS):
+        share = math.ceil(question.problem.row_bytes / ctas)
+        if SHARE_BYTES[0] <= share <= SHARE_BYTES[1]:
+            rule = SharedRule("tried", math.inf, threads, vectors, share)
+            plan = in_shared_memory(question, rule, ctas)
             if plan is not None:
                 yield dataclasses.replace(plan, waves=ONE_BLOCK_PER_ROW)
 
 
 def _cached(problem: Problem, limits: Limits) -> Iterator[Plan]:
-    for packs, threads in itertools.product((4, 2, 1), RESIDENT_THREADS[1:]):
-        whole = math.ceil(problem.cols / problem.pack / packs / WARP)
+    for vectors, threads in itertools.product((4, 2, 1), RESIDENT_THREADS[1:]):
+        whole = math.ceil(problem.cols / problem.vector / vectors / WARP)
         for block in {min(warps * WARP, MAX_BLOCK) for warps in (whole, math.ceil(whole / 2))}:
             yield dataclasses.replace(
                 EMPTY_PLAN,
                 variant="cached",
-                pack=problem.pack,
-                packs=packs,
+                vector=problem.vector,
+                vectors=vectors,
                 block=block,
-                least_blocks=max(1, min(threads // block, limits.blocks_per_sm)),
+                min_blocks=max(1, min(threads // block, limits.blocks_per_sm)),
             )
 
 
 def _whole_block(problem: Problem, limits: Limits) -> Iterator[Plan]:
-    for packs in (4, 2, 1, 8):
+    most = rules_of(limits.compute_capability).staged.whole_block[problem.compute_bytes]
+    for vectors in (4, 2, 1, 8):
         for variant in ("shared", "uncached"):
-            for block in (each for each in BLOCKS if 2 * WARP < each <= WHOLE_BLOCK[problem.compute_bytes]):
+            for block in (each for each in BLOCKS if 2 * WARP < each <= most):
                 yield dataclasses.replace(
                     EMPTY_PLAN,
                     variant=variant,
-                    pack=problem.pack,
-                    packs=packs,
-                    peel=problem.peel,
+                    vector=problem.vector,
+                    vectors=vectors,
+                    unaligned=problem.unaligned,
                     block=block,
-                    kept_bytes=limits.shared_bytes_per_block if variant == "shared" else 0,
+                    row_shared_bytes=limits.shared_bytes_per_block if variant == "shared" else 0,
                 )
 
 
@@ -240,18 +245,18 @@ def _distance(problem: Problem, limits: Limits, origin: Plan) -> Any:
         block = 512
         elements = max(1, min(TRIED_ELEMENTS[problem.compute_bytes], problem.cols // MAX_BLOCK))
     else:
-        threads, block = origin.least_blocks * origin.block, origin.block
-        elements = origin.packs * origin.pack
+        threads, block = origin.min_blocks * origin.block, origin.block
+        elements = origin.vectors * origin.vector
 
     def distance(plan: Plan) -> float:
-        gap = plan.group * plan.packs * plan.pack - problem.cols
+        gap = plan.group * plan.vectors * plan.vector - problem.cols
         return (
-            abs(math.log2(plan.packs * plan.pack / elements))
+            abs(math.log2(plan.vectors * plan.vector / elements))
             + abs(math.log2(plan.block / block)) / 2
-            + abs(plan.least_blocks * plan.block - threads) / 512
+            + abs(plan.min_blocks * plan.block - threads) / 512
             + (plan.rows_per_group - 1)
-            + (plan.hoist != origin.hoist) / 2
-            + 2 * (plan.pack != problem.pack)
+            + (plan.parameter_cache != origin.parameter_cache) / 2
+            + 2 * (plan.vector != problem.vector)
             + 2 * gap / problem.cols
         )
 
@@ -341,11 +346,12 @@ def _measure(point: Point, weights: Any, workers: int | None) -> tuple[Result, s
     finally:
         peers.forget()
     after = best if shares[best] > shares.get(before, 0.0) * (1 + NOISE) else before
+    why = chosen.plan.why if after == before else "the fastest of the plans that were tried"
     result = Result(
         point,
         chosen.plan,
         shares.get(before, math.nan),
-        row_ops._prepare(device, what, after).plan,  # noqa: SLF001
+        dataclasses.replace(row_ops._prepare(device, what, after).plan, why=why),  # noqa: SLF001
         shares.get(after, math.nan),
         len(plans),
         refused,
@@ -469,7 +475,7 @@ def _measure_what_fits(point: Point, weights: Any) -> tuple[Result, str]:
 # ---- tables
 
 HEADER = f"{'op':<12} {'dtype':<9} {'rows x columns':<18} {'plan before':<34} {'share':>5}  {'plan after':<34} {'share':>5}"
-LEGEND = "plans: variant, elements x packs of a thread, group of threads (- is the block), threads of a block x least blocks"
+LEGEND = "plans: variant, elements x vectors of a thread, group of threads (- is the block), threads of a block x min_blocks"
 
 
 def line(result: Result) -> str:
@@ -485,5 +491,6 @@ def line(result: Result) -> str:
 def spelled(plan: Plan) -> str:
     """Return a plan in a few words."""
     rows = f", {plan.rows_per_group} rows" if plan.rows_per_group > 1 else ""
-    hoist = ", hoist" if plan.hoist else ""
-    return f"{plan.variant} {plan.pack}x{plan.packs} {plan.group or '-'} {plan.block}x{plan.least_blocks}{rows}{hoist}"
+    cache = ", parameters cached" if plan.parameter_cache else ""
+    tile = f"{plan.vector}x{plan.vectors} {plan.group or '-'}"
+    return f"{plan.variant} {tile} {plan.block}x{plan.min_blocks}{rows}{cache}"

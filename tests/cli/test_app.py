@@ -8,7 +8,7 @@ import cupynorm
 from cupynorm import cli
 from cupynorm.catalog import forms, op_table
 from cupynorm.cli import app
-from cupynorm.plan import planner
+from cupynorm.plan import config
 from cupynorm.runtime import devices
 from tests.cli import invoke, start
 
@@ -65,7 +65,7 @@ def test_every_command_that_tells_something_has_quiet_and_json(name):
         ("run", "op", [op.name for op in op_table.OPS]),
         ("explain", "op", list(forms.FORMS)),
         ("explain", "device", list(devices.RECORDED)),
-        ("explain", "variant", planner.VARIANTS),
+        ("explain", "variant", config.VARIANTS),
         ("tune", "op", [op.name for op in op_table.OPS]),
         ("bench", "op", list(forms.FORMS)),
         ("bench", "peer", ["cupy", "torch", "compile", "triton"]),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm.plan.planner import VARIANTS
+from cupynorm.plan.config import VARIANTS
 from cupynorm.tools.testing import assert_close
 
 if TYPE_CHECKING:

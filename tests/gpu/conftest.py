@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cupynorm.plan.planner import DoesNotFitError
+from cupynorm.plan.config import DoesNotFitError
 from cupynorm.runtime import devices
 from tests import SLOW
 

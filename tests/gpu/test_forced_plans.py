@@ -16,7 +16,7 @@ from cupynorm import Quantize, add_layer_norm, add_rms_norm, fuse, layer_norm, l
 from cupynorm import functions as f
 from cupynorm._dtypes import DTYPES, device_dtype, quantized_dtype
 from cupynorm.host.philox import words
-from cupynorm.plan.planner import FUSED_VARIANTS, VARIANTS, DoesNotFitError
+from cupynorm.plan.config import FUSED_VARIANTS, VARIANTS, DoesNotFitError
 from cupynorm.tools.testing import assert_close
 from tests.test_quantized import LARGEST, nearest
 
@@ -405,7 +405,7 @@ def check(
 
 # Columns that a variant must hold whatever is computed around an op, by bytes of an element. They are odd, so that no two
 # elements are moved together where rows must begin at packs; and where a variant holds as many, they are so many that rows may
-# begin anywhere (FUSED_PEELED_LEAST_BYTES in plan/tables.py).
+# begin anywhere ("unaligned" crossovers of fused calls in plan/data).
 HELD = {
     "warp": {2: 257, 4: 333, 8: 101},
     "block": {2: 1001, 4: 5121, 8: 1001},

@@ -10,7 +10,7 @@ import pytest
 
 from cupynorm import layer_norm
 from cupynorm.catalog.op_table import OPS, Op
-from cupynorm.plan.planner import PLAIN
+from cupynorm.plan.config import PLAIN
 from cupynorm.tools.testing import assert_close, inputs
 from tests.gpu.agree import VARIANTS, as_strided
 
@@ -147,13 +147,15 @@ def test_letters_may_take_all_that_is_kept_of_a_row_in_place(xp: Any, op: Op, ro
     case = inputs(op, rows, 20000, "float16")
     parameters = {name: xp.asarray(array) for name, array in case.parameters.items()}
     x = xp.asarray(case.x)
-    plan = dataclasses.replace(PLAIN, variant="split", pack=8, packs=2, block=64, kept_bytes=34 * 32 + 16)
+    plan = dataclasses.replace(
+        PLAIN, variant="split", vector=8, vectors=2, block=64, row_shared_bytes=34 * 32 + 16
+    )
 
     op.function(x, **parameters, out=x, plan=plan)
 
     assert_close(xp.asnumpy(x), op.reference(case.x, **case.parameters)[0])
     with pytest.raises(ValueError, match="cannot hold a row of 20000 columns"):
-        op.function(x, **parameters, out=x, plan=dataclasses.replace(plan, kept_bytes=512))
+        op.function(x, **parameters, out=x, plan=dataclasses.replace(plan, row_shared_bytes=512))
 
 
 @pytest.mark.small

@@ -10,7 +10,7 @@ import pytest
 
 from cupynorm import log_softmax, softmax
 from cupynorm._dtypes import DTYPES
-from cupynorm.plan.planner import DoesNotFitError
+from cupynorm.plan.config import DoesNotFitError
 from cupynorm.tools.testing import assert_close
 from tests.gpu.agree import DTYPES as NAMES
 

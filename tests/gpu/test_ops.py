@@ -9,7 +9,7 @@ import pytest
 
 from cupynorm._dtypes import dtype_of
 from cupynorm.catalog.op_table import OPS, Op
-from cupynorm.plan.planner import VARIANTS, DoesNotFitError
+from cupynorm.plan.config import VARIANTS, DoesNotFitError
 from cupynorm.tools.testing import Case, assert_close, assert_statistics_close, inputs
 from tests.gpu.agree import DTYPES, check, run
 from tests.shapes import COLUMNS, ROWS, SMALL

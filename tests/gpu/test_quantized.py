@@ -10,7 +10,7 @@ import pytest
 
 from cupynorm import Quantize, add_layer_norm, layer_norm, rms_norm, softmax
 from cupynorm._dtypes import DTYPES, QUANTIZED, device_dtype, quantized_dtype
-from cupynorm.plan.planner import PLAIN
+from cupynorm.plan.config import PLAIN
 from tests.gpu.agree import DTYPES as NAMES
 from tests.test_quantized import LARGEST, ladder, nearest, values_of
 
@@ -99,7 +99,13 @@ def test_groups_that_hold_several_rows_and_blocks_that_go_through_many(
     x = normal(67, 256, dtype="float16")
     y = CALLS["layer_norm"](np, x.astype(np.float64))
     plan = dataclasses.replace(
-        PLAIN, variant="warp", pack=8, packs=2, group=16, rows_per_group=rows_per_group, hoist=hoist
+        PLAIN,
+        variant="warp",
+        vector=8,
+        vectors=2,
+        group=16,
+        rows_per_group=rows_per_group,
+        parameter_cache=hoist,
     )
     plan = dataclasses.replace(plan, stages=stages, block=64, waves=0.002, full=True)
 

@@ -12,7 +12,7 @@ import pytest
 import cupynorm
 from cupynorm.catalog.op_table import OPS, Op
 from cupynorm.invoke import row_ops
-from cupynorm.plan.planner import PLAIN
+from cupynorm.plan.config import PLAIN
 from cupynorm.runtime import compiler
 from cupynorm.tools.testing import assert_close, inputs
 from tests.gpu.agree import run
@@ -90,7 +90,15 @@ def test_can_be_captured_into_a_graph(cuda: Any, op: Op, cols: int) -> None:
 
 
 CLAIMS = dataclasses.replace(
-    PLAIN, variant="cluster", pack=4, packs=8, group=128, hoist=2, parts=4, stages=1, block=128
+    PLAIN,
+    variant="cluster",
+    vector=4,
+    vectors=8,
+    group=128,
+    parameter_cache=2,
+    ctas_per_row=4,
+    stages=1,
+    block=128,
 )
 # Each of its own way to hold a row, so of its own place that waits for the kernel before.
 CHAINS = {

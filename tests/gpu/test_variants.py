@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cupynorm.catalog.op_table import OPS, Op
-from cupynorm.plan.planner import LENT, PLAIN, Plan
+from cupynorm.plan.config import CONVERTED, PLAIN, Plan
 from cupynorm.tools.testing import TOLERANCES, Case, assert_close, error, inputs
 from tests.gpu.agree import DTYPES, VARIANTS, bits, check, run
 
@@ -73,11 +73,11 @@ def test_a_group_goes_through_rows_that_begin_alike(
     plan = dataclasses.replace(
         PLAIN,
         variant="block",
-        pack=pack,
-        packs=packs,
+        vector=pack,
+        vectors=packs,
         group=64,
-        hoist=hoist if op.parameters else 0,
-        peel=1,
+        parameter_cache=hoist if op.parameters else 0,
+        unaligned=1,
         block=128,
         stages=stages,
         waves=0.03,
@@ -115,17 +115,17 @@ def test_blocks_and_clusters_that_go_through_rows_take_each_once(
     plan = dataclasses.replace(
         PLAIN,
         variant="cluster" if parts > 1 else "block",
-        pack=8,
-        packs=2,
+        vector=8,
+        vectors=2,
         group=64,
         rows_per_group=rows_per_group,
-        hoist=hoist,
-        parts=parts,
+        parameter_cache=hoist,
+        ctas_per_row=parts,
         stages=stages,
         block=64 if parts > 1 else 128,
         waves=0.0015 * parts,
     )
-    assert plan.claims == (parts > 1)
+    assert plan.dynamic == (parts > 1)
 
     for _ in range(3):
         check(xp, op, case, plan=plan)
@@ -166,17 +166,17 @@ def test_clusters_claim_rows_that_begin_anywhere(
     plan = dataclasses.replace(
         PLAIN,
         variant="cluster",
-        pack=pack,
-        packs=math.ceil(cols // pack / parts / block),
+        vector=pack,
+        vectors=math.ceil(cols // pack / parts / block),
         group=block,
-        hoist=LENT,
-        peel=1,
-        parts=parts,
+        parameter_cache=CONVERTED,
+        unaligned=1,
+        ctas_per_row=parts,
         stages=stages,
         block=block,
         waves=0.2,
     )
-    assert plan.claims
+    assert plan.dynamic
     x, out = rows_apart(xp, case, apart)
     parameters = {name: xp.asarray(array) for name, array in case.parameters.items()}
 
@@ -193,12 +193,12 @@ def test_a_crowded_block_goes_through_rows(xp: Any, op: Op) -> None:
     plan = dataclasses.replace(
         PLAIN,
         variant="block",
-        pack=4,
-        packs=8,
+        vector=4,
+        vectors=8,
         group=64,
         full=True,
         block=64,
-        least_blocks=16,
+        min_blocks=16,
         waves=0.0015,
     )
 
@@ -229,12 +229,12 @@ def test_rows_that_begin_anywhere_wait_in_shared_memory(
     plan = dataclasses.replace(
         PLAIN,
         variant="shared" if parts == 1 else "cluster",
-        pack=16 // case.x.itemsize,
-        packs=1,
-        peel=1,
-        parts=parts,
+        vector=16 // case.x.itemsize,
+        vectors=1,
+        unaligned=1,
+        ctas_per_row=parts,
         block=block,
-        kept_bytes=kept_packs * 16,
+        row_shared_bytes=kept_packs * 16,
     )
     x, out = rows_apart(xp, case, apart)
     parameters = {name: xp.asarray(array) for name, array in case.parameters.items()}
@@ -244,8 +244,8 @@ def test_rows_that_begin_anywhere_wait_in_shared_memory(
     assert_close(xp.asnumpy(out), op.reference(case.x, **case.parameters)[0])
 
 
-SPREAD = dataclasses.replace(PLAIN, variant="split", parts=5, group=64, block=64)
-TOGETHER = dataclasses.replace(PLAIN, variant="split", packs=2, parts=5, rows_per_group=4, block=64)
+SPREAD = dataclasses.replace(PLAIN, variant="split", ctas_per_row=5, group=64, block=64)
+TOGETHER = dataclasses.replace(PLAIN, variant="split", vectors=2, ctas_per_row=5, rows_per_group=4, block=64)
 
 
 @every_op
@@ -279,7 +279,7 @@ def test_blocks_of_the_grid_share_a_row_without_shared_memory(
         else xp.asarray(np.full(case.x.nbytes // 4, 1, np.uint32).view(case.x.dtype).reshape(case.x.shape))
     )
 
-    y = op.function(x, **parameters, out=out, plan=dataclasses.replace(plan, pack=pack))
+    y = op.function(x, **parameters, out=out, plan=dataclasses.replace(plan, vector=pack))
 
     assert y is out
     assert_close(xp.asnumpy(y), op.reference(case.x, **case.parameters)[0])
@@ -300,7 +300,7 @@ def letters(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 @pytest.mark.small
 @every_op
-@pytest.mark.parametrize("plan", [dataclasses.replace(SPREAD, pack=4), "split"])
+@pytest.mark.parametrize("plan", [dataclasses.replace(SPREAD, vector=4), "split"])
 def test_x_in_place_is_not_taken_for_letters(xp: Any, op: Op, plan: Any) -> None:
     case = inputs(op, 1, 4096, "float32")
     host = letters(1024).reshape(1, 4096)
@@ -317,7 +317,7 @@ def test_x_in_place_is_not_taken_for_letters(xp: Any, op: Op, plan: Any) -> None
 @pytest.mark.parametrize("cols", [pytest.param(1272, marks=pytest.mark.small), 1528, 1800, 2040])
 def test_what_a_block_s_last_turn_leaves_a_thread_is_taken(xp: Any, op: Op, cols: int, packs: int) -> None:
     """159 to 255 packs of half by 64 threads: one to three are left, of some threads one less."""
-    plan = dataclasses.replace(PLAIN, variant="cached", pack=8, packs=packs, block=64, waves=math.inf)
+    plan = dataclasses.replace(PLAIN, variant="cached", vector=8, vectors=packs, block=64, waves=math.inf)
 
     check(xp, op, inputs(op, 5, cols, "float16"), plan=plan)
 
@@ -336,13 +336,13 @@ def test_two_rows_that_begin_alike_share_their_parameters(
     plan = dataclasses.replace(
         PLAIN,
         variant="block",
-        pack=pack,
-        packs=-(-(cols // pack) // 64),
+        vector=pack,
+        vectors=-(-(cols // pack) // 64),
         group=64,
         rows_per_group=2,
-        hoist=hoist if op.parameters else 0,
-        peel=1,
-        period=pack,
+        parameter_cache=hoist if op.parameters else 0,
+        unaligned=1,
+        alignment_period=pack,
         block=128,
     )
 
@@ -375,13 +375,13 @@ def test_every_row_of_a_block_finds_its_parameters_as_numbers(
     plan = dataclasses.replace(
         PLAIN,
         variant="warp" if group <= 32 else "block",
-        pack=pack,
-        packs=-(-(cols // pack) // group),
+        vector=pack,
+        vectors=-(-(cols // pack) // group),
         group=group,
         rows_per_group=rows,
-        hoist=4,
-        peel=peel,
-        period=pack if peel and rows > 1 else 1,
+        parameter_cache=4,
+        unaligned=peel,
+        alignment_period=pack if peel and rows > 1 else 1,
         block=max(128, group),
         waves=waves,
     )
@@ -400,12 +400,12 @@ def test_rows_that_fill_every_place(
     plan = dataclasses.replace(
         PLAIN,
         variant="warp" if group == 32 else "block",
-        pack=8,
-        packs=cols // 8 // group,
+        vector=8,
+        vectors=cols // 8 // group,
         group=group,
         rows_per_group=rows,
         full=True,
-        hoist=hoist if op.parameters else 0,
+        parameter_cache=hoist if op.parameters else 0,
         block=64,
     )
 
@@ -422,7 +422,13 @@ def test_a_row_in_shared_memory_is_read_by_any_number_of_warps(
     xp: Any, op: Op, block: int, variant: str, parts: int, kept_bytes: int
 ) -> None:
     plan = dataclasses.replace(
-        PLAIN, variant=variant, pack=8, packs=2, parts=parts, block=block, kept_bytes=kept_bytes
+        PLAIN,
+        variant=variant,
+        vector=8,
+        vectors=2,
+        ctas_per_row=parts,
+        block=block,
+        row_shared_bytes=kept_bytes,
     )
 
     check(xp, op, inputs(op, 5, 8000, "float16"), plan=plan)

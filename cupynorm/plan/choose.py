@@ -1,0 +1,194 @@
+"""Problem -> Plan: the first variant in turn that can hold a row, or the plan that was forced. Numbers only.
+
+The order begins as that of OneFlow's articles on LayerNorm and softmax: a row waits in registers while it fits there,
+else in shared memory unless the occupancy query says that no block fits, else nowhere. Where rows are long, several
+blocks share one: those of a cluster, or of the whole grid.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from cupynorm.plan import forced as forced_plans
+from cupynorm.plan.base import Occupancy, Question, Variant
+from cupynorm.plan.config import (
+    ALIGNED,
+    FUSED_VARIANTS,
+    VARIANTS,
+    WARP,
+    DoesNotFitError,
+    Plan,
+    check_plan,
+)
+from cupynorm.plan.rules import MEASURED, rules_of
+from cupynorm.plan.variants import cached, cluster, fused_cluster, grid, registers, staged
+from cupynorm.plan.variants.fused_cluster import narrowed_question
+
+if TYPE_CHECKING:
+    from cupynorm.plan.limits import Limits
+    from cupynorm.plan.problem import Problem
+
+CANDIDATES: dict[str, Variant] = {
+    "warp": registers.warp,
+    "block": registers.block,
+    "cached": cached.cached,
+    "cluster": cluster.cluster,
+    "split": grid.split,
+    "shared": staged.shared,
+    "uncached": staged.uncached,
+}
+CLUSTERS_IF_FUSED = {cluster.one_shot, cluster.cluster}
+
+
+def choose(
+    problem: Problem,
+    limits: Limits,
+    occupancy: Occupancy,
+    forced: str | Plan | None = None,
+    *,
+    cooperative: bool = True,
+) -> Plan:
+    """Return the plan for `problem`: the first variant in turn that can hold a row, or what is `forced`.
+
+    `forced` names a variant, or is a Plan, of which the template arguments and the block are kept, and the waves as a
+    bound. cooperative: whether its blocks may have to run all at once. Raises DoesNotFitError, a ValueError, if
+    `forced` is unknown or cannot hold the row so, TypeError if it is no plan.
+    """
+    check_plan(forced)
+    question = Question(problem, limits, rules_of(limits.compute_capability), occupancy)
+    if isinstance(forced, Plan):
+        plan = _forced(question, forced)
+        if plan.cooperative and not cooperative:
+            raise DoesNotFitError(f"the blocks of {forced} must all run at once")
+        return plan
+    for variant in in_turn(question) if forced is None else (_named(problem, forced),):
+        # doubles in clusters have no registers for head and tail elements
+        doubles = problem.doubles and variant in CLUSTERS_IF_FUSED
+        asked = effective_question(
+            question,
+            vectors_only=doubles or variant is staged.uncached,
+            narrowed=variant is not fused_cluster.staged_ahead,
+        )
+        found = variant(asked)
+        if found is not None and found.cooperative and not cooperative:
+            found = _without_scheduler(asked, found)
+        if found is not None:
+            return found
+    raise DoesNotFitError(_does_not_fit(question, f"variant {forced!r}"))
+
+
+def _without_scheduler(question: Question, plan: Plan) -> Plan | None:
+    if question.problem.fused and plan.variant == "cluster":
+        return cluster.one_shot(narrowed_question(question))
+    return cluster.without_scheduler(question, plan)
+
+
+def _named(problem: Problem, name: str) -> Variant:
+    if name not in VARIANTS:
+        raise DoesNotFitError(f"plan {name!r} is not a variant: use {', '.join(VARIANTS)}")
+    if problem.fused and name not in FUSED_VARIANTS:
+        *others, last = FUSED_VARIANTS
+        raise DoesNotFitError(
+            f"variant {name!r} runs an op alone: with a mask, a sum, quantised results or functions around it "
+            f"use {', '.join(others)} or {last}"
+        )
+    return CANDIDATES[name]
+
+
+def _forced(question: Question, forced: Plan) -> Plan:
+    forced_plans.check_numbers(question.problem, question.limits, forced)
+    at_vectors = forced.variant == "uncached" or (forced.variant == "cluster" and not forced.unaligned)
+    asked = _at_vectors(question, vectors_only=at_vectors)
+    plan = forced_plans.finished(
+        asked, dataclasses.replace(forced, shared_bytes=0)
+    )  # which follows from the rest
+    if plan is None:
+        raise DoesNotFitError(_does_not_fit(question, f"{forced}"))
+    return plan
+
+
+def _does_not_fit(question: Question, what: str) -> str:
+    problem = question.problem
+    return (
+        f"{what} cannot hold a row of {problem.cols} columns, {problem.load_bytes} bytes each, "
+        f"in vectors of {problem.vector}, on {question.limits.name}"
+    )
+
+
+# ---- the problem as a variant works on it
+
+
+def effective(problem: Problem) -> Problem:
+    """Return the problem as it is worked on: unaligned rows in the widest vectors where head and tail are worth it.
+
+    How a call is written in C++ depends on this, before its device is known: the same rules hold for every device.
+    """
+    if not problem.unaligned:
+        return problem
+    rules = rules_of(MEASURED)
+    bytes_of_row = problem.cols * problem.load_bytes
+    what, kind = ("unaligned, fused", None) if problem.fused else ("unaligned", problem.kind)
+    found = rules.crossover(what, kind, problem.vector_bytes) or rules.crossover(what, None)
+    short = None if problem.fused else rules.crossover("unaligned short", problem.kind)
+    known = problem.alignment_period > 0
+    worth = short is not None and known and problem.rows >= short.min_rows
+    worth = worth and short is not None and short.least <= bytes_of_row <= short.most
+    if worth or (found is not None and bytes_of_row >= found.least):
+        return dataclasses.replace(problem, vector=problem.widest_vector)
+    return dataclasses.replace(problem, unaligned=ALIGNED)
+
+
+def _at_vectors(question: Question, *, vectors_only: bool) -> Question:
+    """Return the question about the effective problem. vectors_only: fused rows begin at vectors."""
+    problem = question.problem
+    if problem.fused and vectors_only:
+        return question._replace(problem=dataclasses.replace(problem, unaligned=ALIGNED))
+    return question._replace(problem=effective(problem))
+
+
+def effective_question(question: Question, *, vectors_only: bool = False, narrowed: bool = True) -> Question:
+    """Return the question as a variant is asked. narrowed: as by narrowed_question()."""
+    asked = _at_vectors(question, vectors_only=vectors_only)
+    return narrowed_question(asked) if narrowed else asked
+
+
+# ---- the order of variants
+
+
+def in_turn(question: Question) -> tuple[Variant, ...]:
+    """Return what to try, best first."""
+    asked, problem = effective_question(question), question.problem
+    if problem.fused:
+        bytes_a_thread = registers.thread_bytes(asked, registers.register_rule(asked))
+        fits_warp = registers.group_of(asked, bytes_a_thread) <= WARP
+        one_warp = (registers.warp,) if fits_warp else ()
+        clusters: tuple[Variant, ...] = (cluster.one_shot,) if question.small_batch else ()
+        if not question.small_batch and fused_cluster.prefers_clusters(asked):
+            clusters = (fused_cluster.staged_ahead,)
+        rest = (registers.block, fused_cluster.staged_ahead, cluster.one_shot, staged.uncached)
+        return (*one_warp, *clusters, *rest)
+    if question.small_batch:
+        return (
+            *_for_small_batch(question),
+            cached.best_cached,
+            registers.block,
+            staged.shared,
+            staged.uncached,
+        )
+    # a warp holds more than what is best for it: from there on a block is better
+    fixed = registers.fixed_rule(asked)
+    group = fixed[1] if fixed is not None else registers.group_of(asked, registers.warp_thread_bytes(asked))
+    one_block = (registers.warp if group <= WARP else cached.best_cached, registers.block)
+    if cluster.prefers_cluster(asked):
+        return (cluster.by_rule, *one_block, staged.shared, grid.split, staged.uncached)
+    return (*one_block, cluster.by_rule, staged.shared, grid.split, staged.uncached)
+
+
+def _for_small_batch(question: Question) -> tuple[Variant, ...]:
+    """Return how several blocks share a row where there are fewer rows than multiprocessors."""
+    problem, numbers = question.problem, question.rules.small_batch
+    longest = numbers.cluster_bytes_of_one_row if problem.rows == 1 else numbers.cluster_bytes
+    if problem.row_bytes <= longest:
+        return (cluster.small_batch, grid.split)
+    return (grid.split, cluster.small_batch, cluster.by_rule)

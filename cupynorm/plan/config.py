@@ -1,0 +1,252 @@
+"""Plan: what will be launched, as a kernel's template numbers and its launch. Facts of hardware and kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from cupynorm._options import shown
+from cupynorm._values import dataclass
+
+VARIANTS = ("warp", "block", "cached", "cluster", "split", "shared", "uncached")
+FUSED_VARIANTS = ("warp", "block", "cluster", "uncached")
+
+# Bytes of an element.
+HALF_BYTES, FLOAT_BYTES, DOUBLE_BYTES = 2, 4, 8
+
+# Facts of CUDA devices.
+WARP = 32
+MAX_BLOCK = 1024  # threads of a block
+MAX_GRID = 2**31 - 1  # blocks of a grid
+ACCESS_BYTES = 16  # the widest access
+LINE_BYTES = 128  # of the level-1 cache: a block's share of an unaligned row may begin at a line
+REGISTER_BYTES = 4
+REGISTER_UNIT = 8  # registers of a thread that are given out together: 256 for each warp
+AMPERE, HOPPER = 80, 90  # compute capabilities that brought asynchronous copies, and clusters
+MAX_CTAS, PORTABLE_CTAS = 16, 8  # blocks of a cluster: at most, and on every device that has clusters
+LARGE_CLUSTERS = {"90", "100", "103"}  # compute capabilities that take MAX_CTAS blocks in a cluster
+
+# Facts of the kernels.
+MAX_DYNAMIC_ROWS = 2**30  # the scheduler counts in 31 bits, and blocks ask for a few more rows than there are
+MAX_CACHED_COLS = 2**31 - 1  # row_cached counts columns in 32 bits
+MAX_CACHED_VECTORS = 4  # that a thread of row_cached loads at a time
+MAX_ROWS_SIDE_BY_SIDE = 8  # that one block of row_together reads
+EDGE_VECTORS = (
+    9  # as many vectors of threads hold what is before a row's first line themselves (kUnit in staged.cuh)
+)
+CONVERTED_ELEMENTS = (
+    8  # the vectors of a group whose parameters are converted have a multiple of so many elements
+)
+MESSAGE_NUMBERS = 8  # room of what a block of a grid tells another, in numbers of the compute type
+MESSAGE_BYTES = 32  # the same where the row waits in registers, or is read twice side by side
+MAX_TWO_REDUCTIONS_BLOCK = (
+    512  # threads of MAX_CTAS blocks for whose two reductions static shared memory has room
+)
+RESULT_BYTES = 2  # of an element of the results among which messages lie, at least
+
+# Where affine parameters wait between rows: nowhere; in registers, fetched with each row; in shared memory or in
+# registers, for all rows of a block; in shared memory, converted to the compute type, where every thread finds those
+# of any column.
+AT_USE, PER_ROW, SHARED, REGISTERS, CONVERTED = range(5)
+
+# Whether rows begin at vectors: all do; they do not, but x is aligned as y is; they do not, and x is aligned otherwise.
+ALIGNED, UNALIGNED, UNALIGNED_APART = range(3)
+
+ONE_BLOCK_PER_ROW = math.inf  # waves: as many as there are rows
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be launched.
+
+    Attributes
+    ----------
+    variant
+        Where a row waits between its statistics and its result: one of VARIANTS.
+    vector, vectors
+        Elements that one access moves, and accesses that a thread holds (of one row; a chunk in shared, split,
+        uncached).
+    group, rows_per_group
+        Threads of a block that share a row (0: the whole block), and rows that they hold at once.
+    full
+        The vectors of all threads are exactly the row.
+    parameter_cache
+        Where affine parameters wait: AT_USE, PER_ROW, SHARED, REGISTERS or CONVERTED.
+    unaligned, alignment_period
+        Rows do not begin at vectors: head and tail elements go one by one (1; 2: x is aligned otherwise than y), and
+        rows so far apart are aligned alike.
+    ctas_per_row
+        Blocks that share a row.
+    stages
+        0, or how many rows (of a group) are on their way through shared memory.
+    grid, block
+        Blocks, and threads a block.
+    row_shared_bytes, shared_bytes
+        Shared memory that a block may keep a row in, and all dynamic shared memory of a block.
+    min_blocks
+        The compiler keeps registers few enough for so many blocks on a multiprocessor.
+    resident_blocks, waves
+        Blocks that a multiprocessor holds at once (clusters: that the device does), and grid / what the device holds
+        at once.
+    why
+        The rule that the plan comes from, or what else decided. Plans that differ in nothing else are equal.
+    """
+
+    variant: str
+    vector: int
+    vectors: int
+    group: int
+    rows_per_group: int
+    full: bool
+    parameter_cache: int
+    unaligned: int
+    alignment_period: int
+    ctas_per_row: int
+    stages: int
+    grid: int
+    block: int
+    row_shared_bytes: int
+    shared_bytes: int
+    min_blocks: int
+    resident_blocks: int
+    waves: float
+    why: str = dataclasses.field(default="", compare=False, repr=False)
+
+    @property
+    def kernel(self) -> str:
+        """The kernel of kernels/cupynorm that runs such a plan."""
+        if self.variant == "cached":
+            return "row_cached"
+        if self.variant == "split" and self.group:
+            return "row_spread"
+        if self.variant == "split" and self.rows_per_group > 1:
+            return "row_together"
+        return "row_registers" if self.group else "row_staged"
+
+    @property
+    def shape(self) -> str:
+        """The kernel's struct of template numbers."""
+        return self.kernel.removeprefix("row_").capitalize()
+
+    @property
+    def template(self) -> tuple[int | bool, ...]:
+        """The numbers among the kernel's template arguments, in order."""
+        launch = (self.block, self.min_blocks)
+        tile = (self.vector, self.vectors)
+        if self.kernel == "row_cached":
+            return (*tile, *launch)
+        if self.kernel == "row_spread":
+            return (*tile, self.parameter_cache, *launch)
+        if self.kernel == "row_together":
+            return (*tile, self.rows_per_group, *launch)
+        if self.kernel == "row_staged":
+            ctas = (
+                0 if self.variant == "split" else self.ctas_per_row
+            )  # a grid's are known at the launch only
+            return (*tile, self.unaligned, ctas, self.row_shared_bytes, *launch)
+        rows = (self.group, self.rows_per_group, self.full, self.parameter_cache, self.unaligned)
+        return (*tile, *rows, self.alignment_period, self.ctas_per_row, *launch, self.stages)
+
+    @property
+    def persistent(self) -> bool:
+        """Whether blocks go through many rows, since something is kept for the next ones or on its way."""
+        return self.stages > 0 or self.parameter_cache in (SHARED, REGISTERS)
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether clusters take their next rows from a counter (a dynamic scheduler); all of them then run at once."""
+        scheduled = not self.unaligned or self.parameter_cache == CONVERTED
+        return self.persistent and self.ctas_per_row > 1 and scheduled
+
+    @property
+    def cooperative(self) -> bool:
+        """Whether all blocks must run at once: they wait for one another, or share a counter."""
+        return self.variant == "split" or self.dynamic
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.ctas_per_row if self.variant == "cluster" else 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields, for JSON."""
+        return dataclasses.asdict(self)
+
+
+# What a plan is where nothing else is said.
+PLAIN = Plan(
+    variant="",
+    vector=1,
+    vectors=1,
+    group=0,
+    rows_per_group=1,
+    full=False,
+    parameter_cache=AT_USE,
+    unaligned=ALIGNED,
+    alignment_period=1,
+    ctas_per_row=1,
+    stages=0,
+    grid=0,
+    block=0,
+    row_shared_bytes=0,
+    shared_bytes=0,
+    min_blocks=1,
+    resident_blocks=0,
+    waves=0.0,
+)
+
+
+class DoesNotFitError(ValueError):
+    """A plan or variant that was asked for cannot hold the row."""
+
+
+# The least and the most that a Plan's numbers may be, whatever the problem; forced.py has what a kernel asks for
+# beyond that.
+BOUNDS: dict[str, tuple[int, int]] = {
+    "vector": (1, 16),
+    "vectors": (1, 128),
+    "group": (0, MAX_BLOCK),
+    "rows_per_group": (1, 8),
+    "parameter_cache": (AT_USE, CONVERTED),
+    "unaligned": (ALIGNED, UNALIGNED_APART),
+    "alignment_period": (0, 16),
+    "ctas_per_row": (1, 1 << 16),
+    "stages": (0, 6),
+    "grid": (0, MAX_GRID),
+    "block": (WARP, MAX_BLOCK),
+    "row_shared_bytes": (0, 1 << 20),
+    "shared_bytes": (0, 1 << 20),
+    "min_blocks": (1, 32),
+    "resident_blocks": (0, MAX_GRID),
+}
+
+# Bytes of values that a thread may hold, of the compute type: half of its registers. With twice as many the compiler,
+# which then spills, takes up to 4 seconds, so 1.6 at most.
+MAX_THREAD_BYTES = 512
+# The same where something is fused, of which each element has instructions of its own.
+MAX_FUSED_THREAD_BYTES = 256
+# Elements of a row that a thread may hold where something is fused, with affine parameters or without: a mask has a bit
+# for each.
+MAX_FUSED_ELEMENTS = {True: 40, False: 32}
+
+# Types of a Plan's fields: a bool is no int here, since it is spelled otherwise in C++.
+TYPES: dict[str, type] = {"variant": str, **dict.fromkeys(BOUNDS, int), "full": bool, "waves": float}
+ARTICLES = {str: "a", int: "an", bool: "a", float: "a"}
+
+
+def check_plan(forced: object) -> None:
+    """Raise TypeError, naming the field, for what is neither None, a name nor a Plan of such values as a plan has."""
+    if not isinstance(forced, Plan):
+        if forced is not None and not isinstance(forced, str):
+            variants = ", ".join(map(repr, VARIANTS))
+            raise TypeError(
+                f"plan is {shown(forced)}: give the name of a variant ({variants}) or a cupynorm.Plan"
+            )
+        return
+    for name, expected in TYPES.items():
+        value = getattr(forced, name)
+        if type(value) is not expected and not (expected is float and type(value) is int):
+            raise TypeError(
+                f"plan: {name} is {value!r}, {ARTICLES[expected]} {expected.__name__} is expected"
+            )

@@ -1,0 +1,150 @@
+"""How a row is cut among threads and blocks: the same arithmetic as in the kernels, whose names stand beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+from cupynorm.plan.config import (
+    ACCESS_BYTES,
+    CONVERTED,
+    CONVERTED_ELEMENTS,
+    EDGE_VECTORS,
+    HALF_BYTES,
+    LINE_BYTES,
+    REGISTER_BYTES,
+    SHARED,
+    WARP,
+)
+
+if TYPE_CHECKING:
+    from cupynorm.plan.config import Plan
+    from cupynorm.plan.problem import Problem
+
+
+def is_power_of_two(value: int) -> bool:
+    """Say whether a positive number is a power of two."""
+    return value & (value - 1) == 0
+
+
+def power_of_two_from(value: int) -> int:
+    """Return the least power of two that is no less."""
+    return 1 << max(0, value - 1).bit_length()
+
+
+def power_of_two_to(value: int) -> int:
+    """Return the largest power of two that is no more."""
+    return 1 << max(1, value).bit_length() - 1
+
+
+def in_accesses(size: int) -> int:
+    """Round bytes up to whole 16-byte accesses."""
+    return -(-size // ACCESS_BYTES) * ACCESS_BYTES
+
+
+def alignment_period(problem: Problem, rows_per_group: int) -> int:
+    """Return the period that a kernel is built for: rows that are in work one at a time need none."""
+    return problem.alignment_period if problem.unaligned and rows_per_group > 1 else 1
+
+
+def least_group(problem: Problem) -> int:
+    """Return how many threads an unaligned row takes at least.
+
+    Head and tail elements are one for each of the first threads; a thread's vectors of parameters are whole accesses
+    apart.
+    """
+    if not problem.unaligned:
+        return 1
+    return max(power_of_two_from(2 * problem.vector - 2), CONVERTED_ELEMENTS // problem.vector)
+
+
+def shared_bytes(problem: Problem, parts: int = 1) -> int:
+    """Return the shared memory of the largest of so many parts of a row (part_of in staged.cuh).
+
+    Parts of unaligned rows are cut in lines, of which the last part has what is left over.
+    """
+    vectors = math.ceil(problem.vectors / parts)
+    if problem.unaligned:
+        line = LINE_BYTES // problem.vector_bytes
+        vectors = (problem.vectors // line // parts + 1) * line
+    return in_accesses(vectors * problem.vector_bytes)
+
+
+def line_vectors(problem: Problem, parts: int) -> tuple[int, int]:
+    """Return the fewest and most vectors of a part of an unaligned row, cut in lines (share_of in registers.cuh)."""
+    line = LINE_BYTES // problem.load_bytes
+    each, longer = divmod((problem.cols - line + 1) // line, parts)
+    vectors = line // problem.vector  # of a line
+    last = problem.vectors - vectors * (each * (parts - 1) + longer)
+    return vectors * each, max(vectors * (each + (longer > 0)), last)
+
+
+def converted_bytes(problem: Problem, vector: int, parts: int = 1) -> int:
+    """Return the shared memory of a block's converted parameters (Lent in registers.cuh).
+
+    That is with the room behind each vector, which keeps neighbouring threads out of one bank.
+    """
+    if not problem.parameter_bytes:
+        return 0
+    number = problem.compute_bytes * len(problem.parameter_bytes)
+    if parts > 1 and problem.parameter_bytes == (HALF_BYTES, HALF_BYTES):
+        number = sum(problem.parameter_bytes)  # as they are
+    room = 1 if problem.unaligned else ACCESS_BYTES // number if vector * number > ACCESS_BYTES else 0
+    cols = problem.cols
+    if parts > 1:  # head and tail of its part are a block's as well, however the row is aligned
+        cols = line_vectors(problem, parts)[1] * vector + LINE_BYTES // problem.load_bytes
+    return in_accesses((cols + cols // vector * room) * number)
+
+
+def threads_with_vectors(problem: Problem, parts: int, block: int) -> int:
+    """Return how many threads a block of shared, cluster or uncached may have, of `block` at most.
+
+    Each warp of LayerNorm takes its shift from an element of its first vector, so every warp must have one. Blocks of
+    fewer threads than EDGE_VECTORS vectors have elements count from the row's begin, others from its first line.
+    """
+    threads = EDGE_VECTORS * problem.vector
+    if not problem.unaligned or problem.vectors // parts >= threads + LINE_BYTES // ACCESS_BYTES:
+        return block
+    if (
+        parts > 1 and threads <= 2 * WARP
+    ):  # what is behind all vectors is another block's: one warp holds the rest
+        return block
+    return min(block, max(1, (threads - 1) // WARP) * WARP)
+
+
+def in_registers(problem: Problem, plan: Plan) -> Plan:
+    """Return a plan in registers with what follows from the problem and from the threads that share a row."""
+    whole = problem.vectors if problem.unaligned else problem.cols // plan.vector
+    parts = plan.ctas_per_row
+    lines = plan.dynamic and plan.unaligned
+    share = line_vectors(problem, parts)[1] if lines else math.ceil(whole / parts)
+    vectors = max(1, math.ceil(share / plan.group))
+    full = not problem.unaligned and parts * plan.group * vectors == whole
+    staged_bytes = ACCESS_BYTES + plan.vector * problem.staged_operand_bytes
+    rows = plan.stages * plan.rows_per_group * vectors * plan.block * staged_bytes
+    parameters = 0
+    if plan.parameter_cache == SHARED:
+        struct_bytes = sum(
+            max(REGISTER_BYTES, size * plan.vector) for size in problem.parameter_bytes
+        )  # of whole words
+        parameters = vectors * plan.block * in_accesses(struct_bytes)
+    elif plan.parameter_cache == CONVERTED:
+        parameters = converted_bytes(problem, plan.vector, parts)
+    return dataclasses.replace(plan, vectors=vectors, full=full, shared_bytes=rows + parameters)
+
+
+def blocks_of(problem: Problem, plan: Plan) -> int:
+    """Return how many blocks hold all rows of a plan in registers."""
+    unit = plan.alignment_period * plan.rows_per_group
+    rows = math.ceil(problem.rows / unit) * unit if plan.unaligned else problem.rows
+    return math.ceil(rows / (plan.block // plan.group * plan.rows_per_group)) * plan.ctas_per_row
+
+
+def words(problem: Problem, elements: int, *, cached: bool) -> int:
+    """Return the registers of a thread's values; if cached, with the parameters as they were loaded."""
+    values = elements * problem.compute_bytes // REGISTER_BYTES
+    if cached:
+        each = sum(max(1, size * problem.vector // REGISTER_BYTES) for size in problem.parameter_bytes)
+        values += elements // problem.vector * each
+    return values

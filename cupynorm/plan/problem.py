@@ -1,0 +1,111 @@
+"""Problem: what is to be launched, in numbers."""
+
+from __future__ import annotations
+
+from cupynorm._values import dataclass
+from cupynorm.plan.config import DOUBLE_BYTES
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be launched, in numbers: no array and no device.
+
+    Attributes
+    ----------
+    rows, cols
+        Rows, and elements a row.
+    vector
+        Neighbouring elements that one access can move: columns, strides and every pointer's alignment allow it.
+    load_bytes, compute_bytes
+        Bytes of an element of x, and of the type that the arithmetic is in.
+    parameter_bytes
+        Bytes of an element of each affine parameter, such as gamma.
+    widest_vector, unaligned, alignment_period
+        Where rows do not begin at 16-byte vectors: elements of such a vector; 1 if x is aligned as y is, else 2;
+        after how many rows a row has the same alignment again, 0 if that cannot be said.
+    fused
+        Something is fused around the op. Rows then wait in registers, and at most go through shared memory first.
+    load_operands, epilogue_operands
+        Bytes of an element of each array that is loaded with x, and of each that the results need.
+    output_bytes, outputs
+        Bytes of an element of the results, and how many arrays are written.
+    direct_load
+        Nothing is loaded but x, as it is.
+    extra_registers
+        Registers that the fused arithmetic needs.
+    interval_mask
+        A mask keeps an interval of each row's columns.
+    staged_operand_bytes
+        Bytes of an element, beside x's, that go through shared memory where rows are on their way there.
+    """
+
+    rows: int
+    cols: int
+    vector: int
+    load_bytes: int
+    compute_bytes: int
+    parameter_bytes: tuple[int, ...] = ()
+    widest_vector: int = 0
+    unaligned: int = 0
+    alignment_period: int = 1
+    fused: bool = False
+    load_operands: tuple[int, ...] = ()
+    epilogue_operands: tuple[int, ...] = ()
+    output_bytes: int = 0
+    outputs: int = 1
+    direct_load: bool = True
+    extra_registers: int = 0
+    interval_mask: bool = False
+    staged_operand_bytes: int = 0
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element as the rules count it: as loaded, or of a double if that is what it becomes."""
+        return max(self.load_bytes, self.compute_bytes if self.compute_bytes == DOUBLE_BYTES else 0)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row as the rules count them."""
+        return self.cols * self.element_bytes
+
+    @property
+    def kind(self) -> tuple[int, int]:
+        """What the rules are sorted by: affine parameters (0, 1, 2 or more) and bytes of an element."""
+        return min(2, len(self.parameter_bytes)), self.element_bytes
+
+    @property
+    def fusion(self) -> str:
+        """What is computed on the way, in the words of the rules: masked, interval, affine or quantized."""
+        if not self.parameter_bytes:
+            return "interval" if self.interval_mask else "masked"
+        return "quantized" if self.output_bytes == 1 else "affine"
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether rows have a scale of each, found by a second reduction and stored beside their bytes."""
+        return self.output_bytes == 1 and self.outputs > 1
+
+    @property
+    def vectors(self) -> int:
+        """Whole vectors of a row."""
+        return self.cols // self.vector
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes that one access to x moves."""
+        return self.vector * self.load_bytes
+
+    @property
+    def doubles(self) -> bool:
+        """Whether the arithmetic is in float64."""
+        return self.compute_bytes == DOUBLE_BYTES
+
+    @property
+    def same_types(self) -> bool:
+        """Whether the affine parameters have x's type, as they had when the rules were measured."""
+        return all(size == self.load_bytes for size in self.parameter_bytes)
+
+    @property
+    def wide_parameters(self) -> bool:
+        """Whether an affine parameter's element takes more registers than one of x."""
+        return any(size > self.load_bytes for size in self.parameter_bytes)

@@ -1,0 +1,553 @@
+"""Rules: what was measured to be best, read from data/sm_NN.json. Here is what its numbers mean, and none of them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+from cupynorm._values import NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cupynorm.plan.problem import Problem
+
+SCHEMA = 1
+DATA = os.path.join(os.path.dirname(__file__), "data")  # noqa: PTH118, PTH120  pathlib would have to be imported
+MEASURED = "90"  # whose data other architectures are planned by, until they have data of their own
+
+Kind = tuple[int, int]
+
+
+class RegisterRule(NamedTuple):
+    """How rows of up to `row_bytes` are held in registers.
+
+    thread_bytes: of a row and of what is loaded with it. block: threads of a block at least. resident_threads: of a
+    multiprocessor. parameter_cache: as in Plan, as far as registers allow. rows: that a group holds at once.
+    extra_registers: the rule was compiled for its architecture and did not spill with fused arithmetic that needs so
+    many registers, for a row of a power of two of vectors; 0: not checked, registers are estimated.
+    """
+
+    id: str
+    row_bytes: float
+    thread_bytes: int
+    block: int
+    resident_threads: int
+    parameter_cache: int = 0
+    rows: int = 1
+    extra_registers: int = 0
+
+
+class FixedRule(NamedTuple):
+    """How rows of more than `above` and up to `row_bytes` are held by threads of exactly `vectors` vectors each.
+
+    warps: by any number of warps, not only by a power of two of threads. many: only where a multiprocessor has many
+    rows to go through (true), or few (false). min_rows: only where a multiprocessor has so many. The rest as in
+    RegisterRule.
+    """
+
+    id: str
+    vectors: int
+    row_bytes: float
+    block: int
+    resident_threads: int
+    parameter_cache: int = 0
+    rows: int = 1
+    above: int = 0
+    many: bool | None = None
+    warps: bool = False
+    min_rows: int = 0
+
+
+class CachedRule(NamedTuple):
+    """How rows of up to `row_bytes` are read twice, the second time from the level-1 cache.
+
+    vectors: of a thread, at a time. block: threads of a block at most; no more than take the row in whole rounds.
+    resident_threads: of a multiprocessor, while it caches all their rows.
+    """
+
+    id: str
+    row_bytes: float
+    vectors: int
+    block: int
+    resident_threads: int
+
+
+class ClusterRule(NamedTuple):
+    """How rows of more than `above` and up to `row_bytes` lie in registers: of `ctas` blocks of a cluster, or of one.
+
+    vectors: of a thread, or up to `fewer` less if that leaves fewer places of threads empty. stages: as in Plan. Each
+    block has as many warps as that takes, and a multiprocessor as many blocks as it has registers and shared memory
+    for. unaligned: for rows that are unaligned as y's are (true), that are aligned (false), or both (null).
+    """
+
+    id: str
+    row_bytes: float
+    ctas: int
+    vectors: int
+    stages: int
+    unaligned: bool | None = False
+    above: int = 0
+    fewer: int = 2
+
+
+class SharedRule(NamedTuple):
+    """How rows of up to `row_bytes` lie in a cluster's shared memory: the fewest blocks, of `share_bytes` each at most.
+
+    A multiprocessor has as many blocks as its shared memory holds shares, of so many threads that these are `threads`
+    in all. aligned: whether aligned rows are held so, too.
+    """
+
+    id: str
+    row_bytes: float
+    threads: int
+    vectors: int
+    share_bytes: int
+    aligned: bool = True
+
+
+Rule = RegisterRule | FixedRule | CachedRule | ClusterRule | SharedRule
+
+
+class Crossover(NamedTuple):
+    """From how many bytes of a row on, and up to how many, something is better.
+
+    access_bytes: of an access without head and tail elements; None: of any. min_rows: from so many rows on.
+    """
+
+    least: int
+    most: float = math.inf
+    access_bytes: int | None = None
+    min_rows: int = 0
+
+
+# What crossovers say, by `what`.
+CROSSOVERS = {
+    "cached": "the level-1 cache is better than registers, for rows of whole warps' accesses",
+    "cached ragged": "the same for other rows",
+    "cluster": "blocks of a cluster are better than one",
+    "cluster ragged": "the same for rows that are not whole warps' accesses",
+    "cluster unaligned": "the same for unaligned rows",
+    "cluster, masked": "clusters whose next rows are on their way are better than one block, with a mask",
+    "cluster, interval": "the same with a mask of an interval",
+    "cluster, affine": "the same with affine parameters",
+    "cluster, quantized": "the same for results of one byte",
+    "unaligned": "16-byte vectors with head and tail elements are better than narrow accesses",
+    "unaligned short": "the same for short rows",
+    "split by whole blocks": "all rows together: blocks of all threads are better where the whole grid shares rows",
+}
+
+
+class Tile(NamedTuple):
+    """What a thread of warp and block holds.
+
+    Attributes
+    ----------
+    max_elements, max_unaligned_elements, max_fused_unaligned_elements, max_grouped_elements
+        Of a row at most; the last where a group holds several rows.
+    full_elements, full_unaligned_elements
+        The same where threads are counted to leave few places empty.
+    thread_bytes, min_thread_bytes
+        Bytes of a row where a warp holds it, and at least where operands are loaded with it.
+    many_vectors, affine_vectors, min_narrow_vectors
+        Vectors from which on their addresses count; from which on a thread's own work counts little, with affine
+        parameters; narrow accesses at least.
+    vectors_in_flight, fused_vectors_in_flight
+        Of unaligned rows whose parameters are all on their way.
+    parameter_words, narrow_parameter_words
+        Registers of values and cached parameters with which enough threads stay.
+    unaligned_cache_elements
+        Up to which parameters of unaligned rows are cached.
+    many_rows
+        That a multiprocessor goes through, where a rule asks for many or few.
+    """
+
+    max_elements: Mapping[int, int]
+    max_unaligned_elements: Mapping[int, int]
+    max_fused_unaligned_elements: Mapping[int, int]
+    max_grouped_elements: Mapping[int, int]
+    full_elements: Mapping[int, int]
+    full_unaligned_elements: Mapping[int, int]
+    thread_bytes: int
+    min_thread_bytes: int
+    many_vectors: int
+    affine_vectors: int
+    min_narrow_vectors: int
+    vectors_in_flight: int
+    fused_vectors_in_flight: int
+    parameter_words: int
+    narrow_parameter_words: int
+    unaligned_cache_elements: Mapping[int, int]
+    many_rows: int
+
+
+class Staged(NamedTuple):
+    """Rows that a whole block goes through: shared, uncached, and what split has of them.
+
+    Attributes
+    ----------
+    whole_block, fused_block
+        Threads of a block; fused_block where something is fused.
+    chunk_elements, chunk_vectors
+        That a thread reads at a time.
+    threads, block, affine_block, min_block
+        Of shared: threads of a multiprocessor; of a block at most, without and with parameters, and at least.
+    roomy_threads, few_threads
+        Of a multiprocessor, where the compiler wants more registers; few_threads of blocks that wait for one another
+        then.
+    """
+
+    whole_block: Mapping[int, int]
+    fused_block: int
+    chunk_elements: Mapping[int, int]
+    chunk_vectors: int
+    threads: int
+    block: Mapping[int, int]
+    affine_block: Mapping[int, int]
+    min_block: int
+    roomy_threads: int
+    few_threads: int
+
+
+class Clusters(NamedTuple):
+    """Rows of clusters.
+
+    Attributes
+    ----------
+    max_block, max_shared_block, max_shared_blocks
+        Threads of a block that holds a part of a row in registers, in shared memory; blocks of a multiprocessor then.
+    least_waves
+        Of the blocks that there is room for, where rows of one alignment are a block's.
+    one_shot_block, one_shot_ctas, one_shot_small_batch_ctas, one_shot_blocks
+        Fused calls: threads of a block, blocks of a cluster at least (where rows are few), and blocks of a
+        multiprocessor.
+    """
+
+    max_block: int
+    max_shared_block: int
+    max_shared_blocks: int
+    least_waves: float
+    one_shot_block: Mapping[int, int]
+    one_shot_ctas: int
+    one_shot_small_batch_ctas: int
+    one_shot_blocks: int
+
+
+class FusedClusters(NamedTuple):
+    """Clusters of fused calls whose next rows are on their way (variants/fused_cluster.py).
+
+    Attributes
+    ----------
+    shares
+        By blocks of a cluster: the part of a device's multiprocessors that such clusters reach, since those of a
+        graphics processing cluster are not always a multiple.
+    min_block
+        Threads of a block at least.
+    busy_bytes
+        Of rows in work on a multiprocessor, read and written: more keep memory no busier.
+    by_blocks, by_blocks_of_little, by_vectors
+        Exponents of a tiling's worth: of blocks on a multiprocessor, as a rule and with parameters and little
+        arithmetic; of a thread's vectors, where each row has a scale.
+    """
+
+    shares: Mapping[int, float]
+    min_block: int
+    busy_bytes: int
+    by_blocks: float
+    by_blocks_of_little: float
+    by_vectors: float
+
+
+class SmallBatch(NamedTuple):
+    """Fewer rows than multiprocessors.
+
+    Attributes
+    ----------
+    row_bytes
+        From which several blocks share a row.
+    cluster_bytes, cluster_bytes_of_one_row
+        Up to which they are those of a cluster.
+    min_block, block, max_block
+        Threads: the fewest, as a rule, and the most that have registers enough.
+    elements, elements_of_several
+        Of a thread, up to which blocks are min_block; where several blocks of a multiprocessor share its issue slots.
+    words
+        Registers of a thread's values and parameters.
+    crowded_rows, crowded_roomy_rows
+        Blocks for each multiprocessor from which on clusters are smaller; where rows have room.
+    filled, filled_roomy
+        Of the clusters that there is room for, as numerator and denominator: rows beyond that are crowded.
+    unaligned_ctas
+        Blocks of a crowded cluster of unaligned rows, by the number of parameters.
+    crowded_vectors, crowded_blocks
+        Vectors of a thread, and blocks for each multiprocessor, where clusters are crowded.
+    """
+
+    row_bytes: int
+    cluster_bytes: int
+    cluster_bytes_of_one_row: int
+    min_block: int
+    block: int
+    max_block: int
+    elements: int
+    elements_of_several: int
+    words: int
+    crowded_rows: int
+    crowded_roomy_rows: int
+    filled: tuple[int, int]
+    filled_roomy: tuple[int, int]
+    unaligned_ctas: Mapping[int, int]
+    crowded_vectors: int
+    crowded_blocks: int
+
+
+class Split(NamedTuple):
+    """Rows that the whole grid shares.
+
+    Attributes
+    ----------
+    blocks, block, crowded_block, min_block
+        Blocks of a multiprocessor, and their threads: as a rule, where the compiler wants more registers, and at least.
+    vectors, part_vectors
+        That a thread reads at a time, and that it has of a block's part where that is short.
+    overflow
+        Shared memory that rows take, of what there is: what does not fit is read again.
+    in_registers_bytes, in_registers_block, in_registers_blocks
+        One row in registers: its bytes from .. to, threads of a block, blocks of a multiprocessor.
+    two_pass_min_rows, two_pass_rows, two_pass_vectors, two_pass_block
+        Rows that are read twice, side by side: from so many on, so many at a time; vectors of a thread, threads of a
+        block.
+    long_rows
+        At once, of rows that do not fit.
+    """
+
+    blocks: int
+    block: Mapping[int, int]
+    crowded_block: Mapping[int, int]
+    min_block: int
+    vectors: int
+    part_vectors: int
+    overflow: float
+    in_registers_bytes: tuple[int, int]
+    in_registers_block: int
+    in_registers_blocks: int
+    two_pass_min_rows: int
+    two_pass_rows: int
+    two_pass_vectors: int
+    two_pass_block: int
+    long_rows: int
+
+
+class RegisterModel(NamedTuple):
+    """How many registers a thread wants beside its values, as the compiler was seen to want them (registers.py).
+
+    Attributes
+    ----------
+    at_use, cached
+        With parameters fetched at use, and cached in registers, by bytes of the compute type.
+    ragged, unaligned
+        More, where a thread's last vector may be missing, and for unaligned rows.
+    step
+        What one more thing to keep takes.
+    mixed_types, before_ampere, converted, edge
+        More: where parameters have another type than x; on older devices; for where converted parameters lie; for an
+        element that is in no vector, and for each operand.
+    addresses, many_addresses, addressed_vector
+        More where a thread has many vectors: as a rule, and with much arithmetic; not in vectors of so many elements.
+    passing_words
+        Of a vector of parameters: more pass through registers of their own.
+    loaded_bytes
+        Of x and its operands on their way, for each register; the rest of it has their addresses.
+    narrow, few
+        Extra registers up to which arithmetic is cheap.
+    crowded_elements, crowded_floats
+        Of a thread, from which on the compiler wants more.
+    few_values
+        Up to which it wants less.
+    full_block, loaded_words
+        Registers for a block of all threads, and registers on their way with which they do.
+    cluster
+        More of a cluster, elsewhere than where the rules were measured.
+    cluster_rows, cluster_rows_few, cluster_small, cluster_small_more, cluster_large
+        Of clusters in registers; up to how many values they want so many more, and from how many on more.
+    staged, staged_arithmetic
+        Of fused rows on their way through shared memory, with arithmetic that takes so many.
+    small_batch, one_row
+        Of small batches, and of one row in the registers of the grid.
+    """
+
+    at_use: Mapping[int, int]
+    cached: Mapping[int, int]
+    ragged: Mapping[int, int]
+    unaligned: Mapping[int, int]
+    step: int
+    mixed_types: int
+    before_ampere: int
+    converted: int
+    edge: int
+    addresses: int
+    many_addresses: int
+    addressed_vector: int
+    passing_words: int
+    loaded_bytes: int
+    narrow: int
+    few: int
+    crowded_elements: int
+    crowded_floats: int
+    few_values: int
+    full_block: int
+    loaded_words: int
+    cluster: int
+    cluster_rows: int
+    cluster_rows_few: int
+    cluster_small: int
+    cluster_small_more: int
+    cluster_large: int
+    staged: int
+    staged_arithmetic: int
+    small_batch: int
+    one_row: int
+
+
+SECTIONS: dict[str, Any] = {
+    "tile": Tile,
+    "staged": Staged,
+    "clusters": Clusters,
+    "fused_clusters": FusedClusters,
+    "small_batch": SmallBatch,
+    "split": Split,
+    "registers": RegisterModel,
+}
+
+
+class Rules(NamedTuple):
+    """All that was measured on one architecture. file: its file in the package."""
+
+    architecture: str
+    file: str
+    tile: Tile
+    staged: Staged
+    clusters: Clusters
+    fused_clusters: FusedClusters
+    small_batch: SmallBatch
+    split: Split
+    registers: RegisterModel
+    crossovers: Mapping[tuple[str, Kind | int | None], tuple[Crossover, ...]]
+    register_rules: Mapping[tuple[str, Kind], Sequence[RegisterRule]]
+    fixed_rules: Mapping[tuple[str, Kind], Sequence[FixedRule]]
+    cached_rules: Mapping[Kind, Sequence[CachedRule]]
+    cluster_rules: Mapping[Kind, Sequence[ClusterRule | SharedRule]]
+
+    def crossover(
+        self, what: str, kind: Kind | int | None, access_bytes: int | None = None
+    ) -> Crossover | None:
+        """Return the first crossover of a kind, for accesses of so many bytes; None if there is none.
+
+        kind: affine parameters and bytes of an element, the bytes alone, or None where it is the same for all.
+        """
+        found = self.crossovers.get((what, kind), ())
+        return next((each for each in found if each.access_bytes in {None, access_bytes}), None)
+
+    def is_better(self, what: str, problem: Problem) -> bool:
+        """Say whether a row is beyond the crossover of its kind."""
+        found = self.crossover(what, problem.kind)
+        return found is not None and found.least <= problem.row_bytes <= found.most
+
+    def register_rule(self, table: str, problem: Problem) -> RegisterRule | None:
+        """Return the first rule of a table that can hold a row; None if none can, or where there is no such table."""
+        rules = self.register_rules.get((table, problem.kind), ())
+        return next((rule for rule in rules if problem.row_bytes <= rule.row_bytes), None)
+
+    def has_register_rules(self, table: str, kind: Kind) -> bool:
+        """Say whether there is such a table."""
+        return (table, kind) in self.register_rules
+
+
+def rules_of(architecture: str) -> Rules:
+    """Return the rules of a compute capability such as "90"; those of the measured architecture where it has none."""
+    return _read(architecture if architecture in _present() else MEASURED)
+
+
+@functools.cache
+def _present() -> frozenset[str]:
+    return frozenset(each.removeprefix("sm_").removesuffix(".json") for each in os.listdir(DATA))  # noqa: PTH208
+
+
+@functools.cache
+def _read(architecture: str) -> Rules:
+    name = f"sm_{architecture}.json"
+    with open(os.path.join(DATA, name), encoding="utf-8") as file:  # noqa: PTH118, PTH123
+        return parse(json.load(file), f"plan/data/{name}")
+
+
+def parse(told: Mapping[str, Any], file: str) -> Rules:
+    """Turn a file's content into rules. Raises ValueError for another schema, TypeError for names that no rule has."""
+    if told["schema"] != SCHEMA:
+        raise ValueError(f"the rules have schema {told['schema']}, {SCHEMA} is expected")
+    sections = {
+        name: made(**{key: _by_bytes(value) for key, value in told[name].items()})
+        for name, made in SECTIONS.items()
+    }
+    crossovers: dict[tuple[str, Kind | int | None], tuple[Crossover, ...]] = {}
+    for row in told["crossovers"]:
+        kind = (row["parameters"], row["bytes"]) if "parameters" in row else row.get("bytes")
+        where = (row["what"], kind)
+        crossovers[where] = (*crossovers.get(where, ()), _crossover(row))
+    tables: dict[str, dict[Any, list[Any]]] = {
+        "registers": {},
+        "fixed": {},
+        "cached": {},
+        "cluster": {},
+    }
+    for row in told["rules"]:
+        table, kind = tables[row["rule"].partition(" ")[0]], (row["parameters"], row["bytes"])
+        key = (row["table"], kind) if "table" in row else kind
+        table.setdefault(key, []).append(_rule(row))
+    return Rules(
+        architecture=told["architecture"],
+        file=file,
+        **sections,
+        crossovers=crossovers,
+        register_rules=tables["registers"],
+        fixed_rules=tables["fixed"],
+        cached_rules=tables["cached"],
+        cluster_rules=tables["cluster"],
+    )
+
+
+_RULES: dict[str, Any] = {
+    "registers": RegisterRule,
+    "fixed": FixedRule,
+    "cached": CachedRule,
+    "cluster": ClusterRule,
+    "cluster shared": SharedRule,
+}
+_OF_TABLES = {"rule", "table", "parameters", "bytes", "source"}
+
+
+def _rule(row: Mapping[str, Any]) -> Rule:
+    """Make a rule of a row. Values are given in order, which takes a third of the time that names take."""
+    kind = _RULES[row["rule"]]
+    names = kind._fields
+    if not row.keys() <= _OF_TABLES.union(names):
+        raise TypeError(
+            f"{row.get('id', 'a rule')}: no rule has {sorted(row.keys() - _OF_TABLES.union(names))}"
+        )
+    defaults = kind._field_defaults
+    rule: Rule = kind(*[row[name] if name in row else defaults[name] for name in names])
+    return rule if rule.row_bytes is not None else rule._replace(row_bytes=math.inf)
+
+
+def _crossover(row: Mapping[str, Any]) -> Crossover:
+    least = row["from"] if "from" in row else row["above"] + 1
+    return Crossover(least, row.get("up_to", math.inf), row.get("access_bytes"), row.get("min_rows", 0))
+
+
+def _by_bytes(value: Any) -> Any:
+    """Return a JSON object with whole numbers for keys, and a list as a tuple."""
+    if isinstance(value, dict):
+        return {int(key): each for key, each in value.items()}
+    return tuple(value) if isinstance(value, list) else value

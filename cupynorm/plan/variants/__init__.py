@@ -1,0 +1,1 @@
+"""One file for each kernel: which rows it can hold, and its plan for them."""

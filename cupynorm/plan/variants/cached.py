@@ -1,0 +1,66 @@
+"""cached: a row is read twice, the second time from the level-1 cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+from cupynorm.plan.base import Question, with_grid
+from cupynorm.plan.config import (
+    ACCESS_BYTES,
+    AMPERE,
+    MAX_CACHED_COLS,
+    MAX_CACHED_VECTORS,
+    ONE_BLOCK_PER_ROW,
+    PLAIN,
+    WARP,
+    Plan,
+)
+
+if TYPE_CHECKING:
+    from cupynorm.plan.rules import Rule
+
+
+def best_cached(question: Question) -> Plan | None:
+    """Return the plan where rows were measured to be faster so, on devices with room for all that are in work."""
+    problem, rules = question.problem, question.rules
+    in_warps = problem.row_bytes % (WARP * ACCESS_BYTES) == 0
+    better = rules.is_better("cached" if in_warps else "cached ragged", problem)
+    if not better or problem.row_bytes > rules.cached_rules[problem.kind][-1].row_bytes:
+        return None
+    if question.architecture < AMPERE:
+        return None
+    plan = cached(question)
+    room = question.limits.shared_bytes_per_sm  # which is cut from the same memory
+    return plan if plan is not None and plan.min_blocks * problem.row_bytes <= room else None
+
+
+def cached(question: Question) -> Plan | None:
+    """Return the plan of the rule that is long enough, or of the last one."""
+    problem, limits = question.problem, question.limits
+    rules = question.rules.cached_rules[problem.kind]
+    rule = next((each for each in rules if problem.row_bytes <= each.row_bytes), rules[-1])
+    turns = math.ceil(problem.vectors / rule.vectors / rule.block)
+    block = math.ceil(problem.vectors / rule.vectors / turns / WARP) * WARP
+    threads = min(rule.resident_threads, limits.threads_per_sm)
+    if problem.wide_parameters or not question.measured:
+        threads = min(threads, question.rules.staged.roomy_threads)
+    plan = dataclasses.replace(
+        PLAIN,
+        variant="cached",
+        vector=problem.vector,
+        vectors=rule.vectors,
+        block=block,
+        min_blocks=max(1, min(threads // block, limits.blocks_per_sm)),
+    )
+    return finished(question, plan, rule)
+
+
+def finished(question: Question, plan: Plan, reason: Rule | str) -> Plan | None:
+    """Return a plan with its launch; None where the kernel cannot hold such rows."""
+    problem = question.problem
+    aligned = plan.vector * problem.load_bytes == ACCESS_BYTES and not problem.unaligned
+    if problem.fused or not aligned or plan.vectors > MAX_CACHED_VECTORS or problem.cols > MAX_CACHED_COLS:
+        return None
+    return with_grid(question, plan, problem.rows, reason, plan.waves or ONE_BLOCK_PER_ROW)

@@ -1,0 +1,152 @@
+"""cluster, where something is fused: a dynamic scheduler, whose next row is on its way through shared memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+from cupynorm.plan.base import Question, with_grid
+from cupynorm.plan.config import (
+    ACCESS_BYTES,
+    AT_USE,
+    CONVERTED,
+    FLOAT_BYTES,
+    MAX_CTAS,
+    MAX_FUSED_ELEMENTS,
+    MAX_TWO_REDUCTIONS_BLOCK,
+    PLAIN,
+    REGISTER_BYTES,
+    SHARED,
+    WARP,
+    Plan,
+)
+from cupynorm.plan.limits import STATIC_SHARED_BYTES, active_blocks
+from cupynorm.plan.partition import blocks_of, in_registers, line_vectors
+from cupynorm.plan.variants.registers import may_persist
+
+if TYPE_CHECKING:
+    from cupynorm.plan.problem import Problem
+
+STAGED_AHEAD = "of all tilings of a cluster the one with the most rows in work"
+
+
+def narrowed_question(question: Question) -> Question:
+    """Return the question in vectors of which each affine parameter takes one access.
+
+    Two accesses of neighbouring threads would leave half of each line to the other. Where parameters wait for all of a
+    block's rows it does not matter.
+    """
+    problem = question.problem
+    widest = max(problem.parameter_bytes, default=1)
+    affine = problem.fused and not problem.unaligned and problem.fusion == "affine"
+    if not affine or widest * problem.vector <= ACCESS_BYTES:
+        return question
+    return question._replace(problem=dataclasses.replace(problem, vector=max(1, ACCESS_BYTES // widest)))
+
+
+def prefers_clusters(question: Question) -> bool:
+    """Say whether clusters whose next rows are on their way are better than what one block could hold, too."""
+    problem = question.problem
+    around = "quantized" if problem.output_bytes == 1 else problem.fusion
+    what = f"cluster, {around}" + (", unaligned" if problem.unaligned else "")
+    found = question.rules.crossover(what, problem.element_bytes)
+    return found is not None and problem.row_bytes >= found.least
+
+
+def staged_ahead(question: Question) -> Plan | None:
+    """Return the best of all tilings, by their worth; parameters at use where none has room for them."""
+    problem = question.problem
+    if not question.can_stage or problem.doubles:
+        return None
+    dynamic = CONVERTED if problem.unaligned else AT_USE  # what a dynamic scheduler needs at least
+    cached = CONVERTED if problem.unaligned else SHARED if problem.parameter_bytes else AT_USE
+    for cache in dict.fromkeys((cached, dynamic)):
+        best, most = None, (0.0, 0)
+        for plan in _tilings(question, cache):
+            worth = _worth(question, plan), plan.block
+            if worth > most:
+                best, most = plan, worth
+        if best is not None:
+            return with_grid(question, best, blocks_of(problem, best), STAGED_AHEAD)
+    return None
+
+
+def _tilings(question: Question, cache: int) -> list[Plan]:
+    """Return a plan for each number of blocks of a cluster and of a thread's vectors that can hold a row."""
+    problem = question.problem
+    most = MAX_FUSED_ELEMENTS[bool(problem.parameter_bytes)] // problem.vector
+    tried = (
+        _tiling(question, ctas, vectors, cache)
+        for ctas in question.rules.fused_clusters.shares
+        if ctas <= question.max_ctas
+        for vectors in range(1, most + 1)
+    )
+    return [each for each in tried if each is not None]
+
+
+def _tiling(question: Question, ctas: int, vectors: int, cache: int) -> Plan | None:
+    """Return a plan of so many vectors of a thread, with as many blocks on a multiprocessor as fit."""
+    problem, limits, rules = question.problem, question.limits, question.rules
+    each = line_vectors(problem, ctas)[1] if problem.unaligned else math.ceil(problem.vectors / ctas)
+    block = math.ceil(each / vectors / WARP) * WARP
+    if not rules.fused_clusters.min_block <= block <= rules.clusters.max_block:
+        return None
+    plan = dataclasses.replace(
+        PLAIN,
+        variant="cluster",
+        vector=problem.vector,
+        unaligned=problem.unaligned,
+        ctas_per_row=ctas,
+        block=block,
+        group=block,
+        stages=1,
+        parameter_cache=cache,
+    )
+    plan = in_registers(problem, plan)
+    if plan.vectors != vectors or not may_persist(problem, plan):
+        return None
+    needed = _registers(question, vectors * problem.vector)
+    resident = active_blocks(limits, block, needed, plan.shared_bytes + STATIC_SHARED_BYTES)
+    fits = plan.shared_bytes <= limits.shared_bytes_per_block and has_static_room(problem, plan)
+    return dataclasses.replace(plan, min_blocks=resident) if resident and fits else None
+
+
+def _worth(question: Question, plan: Plan) -> float:
+    """Return how good a tiling is: the bytes of rows in work on a multiprocessor, up to what keeps memory busy.
+
+    Of those that have as much, one with few large blocks where a row's blocks meet once and do little, else with more
+    of them: while some wait, others compute.
+    """
+    problem, numbers = question.problem, question.rules.fused_clusters
+    written = problem.output_bytes * (1 if problem.output_bytes == 1 else problem.outputs)
+    each = problem.load_bytes + sum((*problem.load_operands, *problem.epilogue_operands)) + written
+    rows = plan.min_blocks * numbers.shares[plan.ctas_per_row] / plan.ctas_per_row
+    worth = min(rows * problem.cols * each, numbers.busy_bytes)
+    if problem.has_scales:
+        return float(worth * plan.min_blocks**numbers.by_blocks * plan.vectors**numbers.by_vectors)
+    little = problem.extra_registers <= question.rules.registers.staged_arithmetic
+    light = bool(problem.parameter_bytes) and little
+    return float(worth * plan.min_blocks ** (numbers.by_blocks_of_little if light else numbers.by_blocks))
+
+
+def has_static_room(problem: Problem, plan: Plan) -> bool:
+    """Say whether static shared memory holds what a cluster's blocks tell one another in all their reductions."""
+    large = plan.ctas_per_row == MAX_CTAS and plan.block > MAX_TWO_REDUCTIONS_BLOCK
+    return not (problem.has_scales and large)
+
+
+def _registers(question: Question, elements: int) -> int:
+    """Return how many registers keep a thread of so many elements from spilling."""
+    problem, model = question.problem, question.rules.registers
+    more = problem.extra_registers - model.staged_arithmetic
+    needed = elements + model.staged + 2 * max(0, more)
+    needed += elements * sum(problem.epilogue_operands) // REGISTER_BYTES
+    passing = sum(size * problem.vector // REGISTER_BYTES for size in problem.parameter_bytes)
+    needed += max(0, 2 * (passing - model.passing_words))
+    if problem.interval_mask:
+        needed += model.edge * problem.unaligned + 2 * model.edge * bool(problem.load_operands)
+    if problem.parameter_bytes and problem.element_bytes == FLOAT_BYTES:
+        needed += model.step * (elements > model.crowded_floats)
+        needed += 2 * model.step * (elements > model.crowded_elements and (problem.unaligned > 0 or more > 0))
+    return needed if question.measured else needed + model.cluster

@@ -1,0 +1,217 @@
+"""What holds for every plan, over random problems and devices: with rules of their own, and without."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cupynorm.plan.choose import choose, effective
+from cupynorm.plan.config import BOUNDS, FUSED_VARIANTS, VARIANTS, WARP, DoesNotFitError, Plan, check_plan
+from cupynorm.plan.limits import RECORDED, Limits, active_blocks
+from cupynorm.plan.problem import Problem
+
+# Recorded devices, and what the rules know nothing of: newer ones, and parts of one.
+DEVICES = {
+    **RECORDED,
+    "a later one": dataclasses.replace(RECORDED["h200"], name="b200", compute_capability="100", sm_count=148),
+    "small clusters": dataclasses.replace(RECORDED["rtx4090"], name="rtx5090", compute_capability="120"),
+    "a part": dataclasses.replace(RECORDED["h200"], name="part", sm_count=16),
+}
+FEWEST = 128  # threads of a row, at most, that it is given however short it is
+GROUP = 16  # multiprocessors that a cluster stays within
+
+
+def occupancy_on(limits: Limits) -> Any:
+    """Stand in for the driver: 64 registers a thread, or as few as the plan's blocks leave."""
+
+    def occupancy(plan: Plan) -> int:
+        registers = min(64, limits.registers_per_sm // (plan.block * plan.min_blocks) // 8 * 8)
+        resident = active_blocks(limits, plan.block, registers, plan.shared_bytes)
+        return (
+            resident if plan.cluster == 1 else limits.sm_count // GROUP * (GROUP * resident // plan.cluster)
+        )
+
+    return occupancy
+
+
+SIZES = st.sampled_from([1, 2, 4])
+ROWS = st.one_of(
+    st.integers(1, 300),
+    st.sampled_from([131, 132, 1024, 4096, 25344, 49152, 10**6, 2**31]),
+)
+COLS = st.one_of(
+    st.integers(1, 3000),
+    st.integers(1, 1 << 25),
+    st.builds(lambda power, more: (1 << power) + more, st.integers(0, 24), st.sampled_from([0, 1, 8])),
+    st.builds(lambda width, unit: width * unit, st.integers(1, 300), st.sampled_from([64, 256, 1024])),
+)
+
+
+@st.composite
+def problems(draw: Any, *, fused: bool | None = None) -> Problem:
+    """Draw a problem that a call can have."""
+    load_bytes = draw(st.sampled_from([2, 2, 4, 4, 8]))
+    compute_bytes = 8 if load_bytes == 8 else draw(st.sampled_from([4, 4, 4, 8]))
+    rows, cols, widest = draw(ROWS), draw(COLS), 16 // load_bytes
+    parameters = draw(st.sampled_from([0, 1, 2]))
+    parameter_bytes = (draw(st.sampled_from([load_bytes, load_bytes, 2, 4, 8])),) * parameters
+    vector = math.gcd(cols, widest, draw(st.sampled_from([widest, widest, widest, 1, 2, 4])))
+    lies: dict[str, int] = {"widest_vector": vector}
+    if vector < widest and draw(st.booleans()):
+        period = draw(st.sampled_from([0, 1, widest // vector]))
+        lies = {
+            "widest_vector": widest,
+            "unaligned": draw(st.sampled_from([1, 1, 2])),
+            "alignment_period": period,
+        }
+    around: dict[str, Any] = {}
+    if draw(st.booleans()) if fused is None else fused:
+        around = {
+            "fused": True,
+            "load_operands": tuple(draw(st.lists(SIZES, max_size=2))),
+            "epilogue_operands": tuple(draw(st.lists(SIZES, max_size=1))),
+            "output_bytes": draw(SIZES),
+            "outputs": draw(st.sampled_from([1, 1, 2])),
+            "direct_load": draw(st.booleans()),
+            "extra_registers": draw(st.sampled_from([0, 8, 13, 16, 24, 40])),
+            "interval_mask": draw(st.booleans()),
+        }
+        if around["load_operands"]:
+            around["direct_load"] = False
+    return Problem(rows, cols, vector, load_bytes, compute_bytes, parameter_bytes, **lies, **around)
+
+
+def assert_holds_rows(problem: Problem, plan: Plan) -> None:
+    """Every element has its place, and only a thread's last vector may be missing.
+
+    So no warp is idle where a thread holds several vectors. Where it holds one, no half of a block's threads is; clusters
+    of fused calls and of small batches have blocks of a fixed size.
+    """
+    vectors = problem.cols // plan.vector
+    if plan.kernel == "row_registers":
+        share = math.ceil(vectors / plan.ctas_per_row)
+        assert plan.group * plan.vectors >= share
+        assert plan.full == (plan.ctas_per_row * plan.group * plan.vectors == vectors and not plan.unaligned)
+        assert plan.block % plan.group == 0
+        if not plan.unaligned:
+            assert plan.group * (plan.vectors - 1) < share
+            assert plan.group <= FEWEST or plan.group // 2 < share or plan.variant == "cluster"
+    if plan.kernel == "row_spread":
+        assert plan.ctas_per_row * plan.group * plan.vectors >= vectors
+    if plan.variant == "shared":
+        assert plan.row_shared_bytes >= plan.shared_bytes >= problem.cols * problem.load_bytes
+
+
+def assert_device_takes(limits: Limits, problem: Problem, plan: Plan) -> None:
+    """The launch is one that the device allows."""
+    check_plan(plan)
+    for name, (least, most) in BOUNDS.items():
+        assert least <= getattr(plan, name) <= most, name
+    assert plan.block % WARP == 0
+    assert plan.block * plan.min_blocks <= limits.threads_per_sm
+    assert plan.shared_bytes <= limits.shared_bytes_per_block
+    assert plan.grid % plan.ctas_per_row == 0
+    assert plan.cluster == 1 or int(limits.compute_capability) >= 90
+    assert plan.cluster <= (16 if limits.compute_capability in {"90", "100"} else 8)
+    if plan.cooperative:
+        assert plan.waves <= 1
+    if not plan.persistent and plan.variant != "split":
+        groups = (
+            plan.block // plan.group * plan.rows_per_group if plan.group and plan.ctas_per_row == 1 else 1
+        )
+        assert plan.grid // plan.ctas_per_row * groups >= min(problem.rows, (2**31 - 1) // plan.ctas_per_row)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@settings(max_examples=250, deadline=None)
+@given(problem=problems())
+def test_every_problem_has_a_plan_that_its_kernel_and_device_can_run(device: str, problem: Problem) -> None:
+    limits = DEVICES[device]
+    occupancy = occupancy_on(limits)
+
+    plan = choose(problem, limits, occupancy)
+
+    assert_holds_rows(problem, plan)
+    assert_device_takes(limits, problem, plan)
+    assert plan == choose(problem, limits, occupancy)
+    assert plan.variant in (FUSED_VARIANTS if problem.fused else VARIANTS)
+    assert plan.unaligned in {0, effective(problem).unaligned}
+    assert plan.why
+
+
+@settings(max_examples=500, deadline=None)
+@given(problem=problems(), device=st.sampled_from([*DEVICES]), variant=st.sampled_from([None, *VARIANTS]))
+def test_a_plan_that_was_chosen_is_accepted_when_it_is_forced(
+    problem: Problem, device: str, variant: str | None
+) -> None:
+    limits = DEVICES[device]
+    occupancy = occupancy_on(limits)
+    try:
+        plan = choose(problem, limits, occupancy, variant)
+    except DoesNotFitError:
+        assert variant is not None
+        return
+
+    again = choose(problem, limits, occupancy, plan)
+
+    assert again.template == plan.template
+    assert again.why == "asked for"
+    assert_holds_rows(problem, plan)
+    assert_device_takes(limits, problem, plan)
+
+
+@settings(max_examples=300, deadline=None)
+@given(problem=problems(), device=st.sampled_from([*DEVICES]))
+def test_where_blocks_cannot_all_run_at_once_no_plan_needs_it(problem: Problem, device: str) -> None:
+    limits = DEVICES[device]
+
+    plan = choose(problem, limits, occupancy_on(limits), cooperative=False)
+
+    assert not plan.cooperative
+    assert_holds_rows(problem, plan)
+    assert_device_takes(limits, problem, plan)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    problem=problems(), device=st.sampled_from([*DEVICES]), refused=st.sets(st.sampled_from(VARIANTS[:-1]))
+)
+def test_a_variant_that_the_driver_refuses_gives_way_to_another(
+    problem: Problem, device: str, refused: set[str]
+) -> None:
+    limits = DEVICES[device]
+    occupancy = occupancy_on(limits)
+
+    plan = choose(problem, limits, lambda plan: 0 if plan.variant in refused else occupancy(plan))
+
+    assert plan.variant not in refused
+
+
+@settings(max_examples=200, deadline=None)
+@given(problem=problems(fused=False))
+def test_few_long_rows_are_shared_by_several_blocks(problem: Problem) -> None:
+    few = dataclasses.replace(problem, rows=7, cols=max(problem.cols, 1 << 17) // 8 * 8, vector=1)
+    few = dataclasses.replace(few, unaligned=0, alignment_period=1)
+    limits = RECORDED["h200"]
+
+    assert choose(few, limits, occupancy_on(limits)).ctas_per_row > 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(problem=problems(), device=st.sampled_from([*DEVICES]), more=st.integers(1, 1000))
+def test_where_rows_fill_the_device_more_rows_change_the_grid_alone(
+    problem: Problem, device: str, more: int
+) -> None:
+    limits = DEVICES[device]
+    many = dataclasses.replace(problem, rows=200 * limits.sm_count)
+
+    plan = choose(many, limits, occupancy_on(limits))
+    longer = choose(dataclasses.replace(many, rows=many.rows + 8 * more), limits, occupancy_on(limits))
+
+    if plan.variant != "split":  # whose blocks are shared out among the rows that are in work at once
+        assert longer.template == plan.template
