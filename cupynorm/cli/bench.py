@@ -203,11 +203,13 @@ def _save(report: Report, *, save: Path | None, csv_file: Path | None, **_: Any)
 def _measured(show_point: Callable[[Measured], None], **options: Any) -> Report:
     """Measure, show each point, and keep the files up to date even if the run is interrupted."""
     from cupynorm.tools import bench as measuring  # noqa: PLC0415
+    from cupynorm.tools import host_calls, timing  # noqa: PLC0415
+    from cupynorm.tools.bench_points import points as points_of  # noqa: PLC0415
 
     quick, asked = options["quick"], options["peers"]
     report = measuring.new_report()
     with user_input():
-        points = measuring.points(
+        points = points_of(
             options["ops"] or tuple(forms()),
             options["dtypes"] or (),
             options["rows"] or (),
@@ -233,7 +235,7 @@ def _measured(show_point: Callable[[Measured], None], **options: Any) -> Report:
     try:
         if options["host"] or options["host_only"]:
             notes: dict[str, str] = {}
-            report.host.extend(measuring.host_times(peers, notes))
+            report.host.extend(host_calls.host_times(peers, notes))
             for name, text in notes.items():
                 print_note(f"  {name}: {text}")
         if not options["host_only"]:
@@ -243,7 +245,7 @@ def _measured(show_point: Callable[[Measured], None], **options: Any) -> Report:
                 peers,
                 options["variants"] or (),
                 everywhere=everywhere,
-                replays=measuring.REPLAYS // 2 if quick else measuring.REPLAYS,
+                replays=timing.REPLAYS // 2 if quick else timing.REPLAYS,
                 seconds=options["seconds"],
             )
             with progress_bar("bench") as show_progress:
