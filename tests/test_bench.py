@@ -518,7 +518,7 @@ def test_a_sweep_names_the_point_that_lost_the_device(monkeypatch):
 
     monkeypatch.setattr(bench, "measure", measure)
 
-    with pytest.raises(RuntimeError, match="lost since softmax float16 8 x 64: RuntimeError: an illegal"):
+    with pytest.raises(RuntimeError, match="failed since softmax float16 8 x 64: RuntimeError: an illegal"):
         list(bench.sweep([Point("softmax", "float16", 8, 64)], []))
 
 

@@ -19,7 +19,7 @@ from cupynorm.invoke import row_ops
 from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.planner import Plan, Problem, choose
 from cupynorm.runtime import compiler, devices, tuned_plans
-from cupynorm.tools import bench, peers, testing, timing, tune
+from cupynorm.tools import bench, buffers, peers, testing, timing, tune
 from cupynorm.tools.results import Point, Timing
 from tests import command_runner
 from tests.simulator import simulated

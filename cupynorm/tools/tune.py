@@ -168,7 +168,10 @@ def _launches(problem: Problem, limits: Limits, pack: int, packs: int, group: in
 
 
 def _clusters(problem: Problem, limits: Limits) -> Iterator[Plan]:
-    """Yield clusters with rows in registers and one row prefetched, with rows in shared memory, then with two or no rows prefetched."""
+    """Yield clusters, the most promising first.
+
+    Rows are in registers with one row prefetched, in shared memory, then in registers with two rows or none prefetched.
+    """
     if int(limits.compute_capability) < HOPPER:
         return
     yield from _spread(problem, limits, 1)
