@@ -16,7 +16,7 @@ from cupynorm.cli.output import COLORS, print_fields, print_json, print_note, pr
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cupynorm.tools.testing import Result
+    from cupynorm.tools.selftest import Result
 
 
 def _recorded() -> Iterable[str]:
@@ -109,14 +109,14 @@ def selftest(ctx: click.Context, *, gpu: bool | None, quick: bool, as_json: bool
     All kernels are compiled first, several at once; then ops run over dtypes, variants and shapes. The exit status is 1 if an
     error is larger than the dtype's tolerance.
     """
-    from cupynorm.tools import testing  # noqa: PLC0415
+    from cupynorm.tools import selftest as testing  # noqa: PLC0415
     from cupynorm.tools.files import choose_device  # noqa: PLC0415
 
     device, reason = choose_device("auto" if gpu is None else "gpu" if gpu else "cpu")
     if reason:
         print_note(f"no usable GPU, so this tests the CPU: {reason}")
     with progress_bars() as progress:
-        results = list(testing.selftest(cpu=device == "cpu", quick=quick, progress=progress))
+        results = list(testing.run(cpu=device == "cpu", quick=quick, progress=progress))
     faults = [each for each in results if not each.ok]
     if as_json:
         every = [dataclasses.asdict(each) for each in results]
