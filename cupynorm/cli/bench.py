@@ -95,9 +95,9 @@ def _peers() -> tuple[str, ...]:
 def bench(*, source: Path | None, as_json: bool, **options: Any) -> None:
     """Time the ops beside their peers and a copy of the same bytes.
 
-    Prints the device time of one call, measured with CUDA graphs over buffers larger than the L2 cache, in turns with each
-    installed peer and with copies. The share is the fraction of the best copy's rate. There is a line for each point, and
-    the worst point at the end.
+    Prints the device time of one call, measured with CUDA graphs over buffers larger than the L2 cache, in turns with
+    each installed peer and with copies. The share is the fraction of the best copy's rate. There is a line for each
+    point, and the worst point at the end.
 
     Example: cupynorm bench --ops softmax --dtypes float16 --cols 1024,4096 --save results.json
     """
@@ -159,7 +159,7 @@ NEED_POINTS = {  # options that need points, and their parameters
 
 
 def _show_tables(source: Path, tables: Tables, *, as_json: bool, **options: Any) -> None:
-    """Print a file of other measurements than the sweep's. They have no contenders, so nothing else can be done with them."""
+    """Print a file of other measurements than the sweep's. They have no contenders to make files or plots of."""
     for option, name in NEED_POINTS.items():
         if options[name]:
             raise Failure(f"{source} holds no points of cupynorm bench: {option} needs them", USAGE)

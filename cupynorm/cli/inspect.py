@@ -106,8 +106,8 @@ def doctor(ctx: click.Context, *, as_json: bool) -> None:
 def selftest(ctx: click.Context, *, gpu: bool | None, quick: bool, as_json: bool) -> None:
     """Compare every op with float64.
 
-    All kernels are compiled first, several at once; then ops run over dtypes, variants and shapes. The exit status is 1 if an
-    error is larger than the dtype's tolerance.
+    All kernels are compiled first, several at once; then ops run over dtypes, variants and shapes. The exit status is 1
+    if an error is larger than the dtype's tolerance.
     """
     from cupynorm.tools import selftest as testing  # noqa: PLC0415
     from cupynorm.tools.files import choose_device  # noqa: PLC0415
@@ -146,8 +146,8 @@ def selftest(ctx: click.Context, *, gpu: bool | None, quick: bool, as_json: bool
 def explain(*, op: str, as_json: bool, **options: Any) -> None:
     """Show what a call would launch.
 
-    That is: the plan, the kernel, its registers, its occupancy, and the bytes that it moves. Nothing is launched.
-    OP is a plain op, or one of the forms that `cupynorm bench` times: softmax/causal, add_layer_norm/sum, layer_norm/int8.
+    That is: the plan, the kernel, its registers, its occupancy, and the bytes that it moves. Nothing is launched. OP is
+    a plain op, or one of the forms that `cupynorm bench` times: softmax/causal, add_layer_norm/sum, layer_norm/int8.
 
     Example: cupynorm explain layer_norm --shape 49152,1024 --dtype float16 --device h200
     """

@@ -61,9 +61,9 @@ def points(
 ) -> list[Point]:
     """Return the points to measure: every combination of rows and cols if either is given, else the default sweep.
 
-    The default number of rows is 49152, or 4096 from 65536 columns on, halved until x and y have 6 GiB at most. Forms of ops
-    have a few shapes of their own, and the baseline of a form is measured with it. The default dtypes of plain ops are
-    those of 2 and 4 bytes; those of forms, and of a quick sweep, are float16 and float32.
+    The default number of rows is 49152, or 4096 from 65536 columns on, halved until x and y have 6 GiB at most. Forms
+    of ops have a few shapes of their own, and the baseline of a form is measured with it. The default dtypes of plain
+    ops are those of 2 and 4 bytes; those of forms, and of a quick sweep, are float16 and float32.
     """
     found = []
     besides = [forms.form(op).beside for op in ops]

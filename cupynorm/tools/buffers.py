@@ -20,7 +20,8 @@ ROTATION_BYTES = 512 << 20  # all sets together: several times any L2 cache
 GRAPH_BYTES = 3 << 29  # a graph with large buffers moves at least this much: 0.4 ms on an H200
 MOST_SETS, MOST_CALLS = 512, 1024  # of a graph: capturing more takes longer than measuring them
 ALIGNMENT = 256  # of every buffer, in bytes
-ROTATED_SHARE = 0.01  # parameters rotate as x does if they are a larger share of the bytes; else they stay in L2, as in real use
+# Parameters that are a larger share of the bytes rotate as x does. Smaller ones stay in L2, as in real use.
+ROTATED_SHARE = 0.01
 PATTERN = 1 << 20  # different numbers in x
 
 
@@ -30,7 +31,7 @@ def sets_for(bytes_of_one: int) -> int:
 
 
 def calls_for(bytes_of_one: int, sets: int) -> int:
-    """Return how many calls a graph holds: whole rotations, enough that launching the graph takes no noticeable share."""
+    """Return how many calls a graph holds: whole rotations, so many that launching it takes negligible time."""
     turns = math.ceil(GRAPH_BYTES / max(1, bytes_of_one * sets))
     return sets * max(1, min(turns, MOST_CALLS // sets))
 
@@ -99,7 +100,7 @@ def _extent(given: Mapping[str, Given], shift: int) -> int:
 def _placed(
     given: Mapping[str, Given], memory: Any, at: int, shift: int, patterns: Mapping[str, Any]
 ) -> Arrays:
-    """Return arrays in the memory from `at` on, each `shift` bytes after an aligned address, filled with their patterns."""
+    """Return arrays filled with their patterns, in the memory from `at` on, `shift` bytes after aligned addresses."""
     found: Arrays = {}
     for name, each in given.items():
         array = devices.cupy().ndarray(each.shape, each.dtype, memptr=memory.data + at + shift)
@@ -111,7 +112,7 @@ def _placed(
 
 
 def _pattern(given: Given, cols: int) -> Any:
-    """Return the bytes to fill an array with, on the device. They are not zeros, which need less power than real data."""
+    """Return the bytes to fill an array with, on the device. Zeros would need less power than real data."""
     if given.holds == "lengths":
         numbers: Any = np.full(PATTERN, cols)
     elif given.holds == "ragged":

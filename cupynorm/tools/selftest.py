@@ -142,11 +142,12 @@ def run(
     quick: bool = False,
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Iterator[Result]:
-    """Compare every op, dtype and variant that can hold the row with float64, then every form. Yields each Result at once.
+    """Compare every op, dtype and variant that can hold the row with float64, then every form.
 
-    cpu: test NumPy arrays. quick: test ops in float16 and float32 with the plans that calls choose, and forms in float16 at one
-    odd width. On a device, all kernels are compiled first, several at once; progress(stage, done, total) has the stages
-    "compile" and "compare". A call that raises gives a Result with ok=False; only NoDeviceError is raised.
+    cpu: test NumPy arrays. quick: test ops in float16 and float32 with the plans that calls choose, and forms in
+    float16 at one odd width. On a device, all kernels are compiled first, several at once; progress(stage, done, total)
+    has the stages "compile" and "compare". A call that raises gives a Result with ok=False; only NoDeviceError is
+    raised.
     """
     device = None if cpu else devices.present_device()
     checks = list(_checks(cpu=cpu, quick=quick))
@@ -207,8 +208,8 @@ def _prepare_all(
 ) -> None:
     """Compile the checks' kernels, as many at once as there are processors, and load them.
 
-    NVRTC compiles for a few threads of a process only, so further processes compile into the cache on disk, if there is one.
-    Errors are ignored here: the check will meet the same error and report it.
+    NVRTC compiles for a few threads of a process only, so further processes compile into the cache on disk, if there is
+    one. Errors are ignored here: the check will meet the same error and report it.
     """
     processors = _processors()
     if processors >= LEAST_PROCESSORS and compiler.keeps_on_disk():
@@ -229,7 +230,8 @@ def _compile_with_processes(
 ) -> None:
     """Fill the cache on disk by a few threads and `count` processes. Their errors are ignored.
 
-    All of them read the numbers of groups of calls, two bytes each, from one pipe, and write a byte for each call to their own.
+    All of them read the numbers of groups of calls, two bytes each, from one pipe, and write a byte for each call to
+    their own.
     """
     groups = _groups(checks)
     taken, given = os.pipe()
@@ -306,7 +308,7 @@ def _groups(checks: Iterable[_OpCheck | _FormCheck]) -> list[list[_OpCheck | _Fo
 
 
 def prepare_groups(device: int, *, quick: bool) -> None:
-    """Compile the groups whose numbers standard input gives; print a dot for each call. The other processes run this."""
+    """Compile the groups whose numbers standard input gives, and print a dot for each call, in another process."""
     _begin_thread(device)
     _prepare_groups(_groups(_checks(cpu=False, quick=quick)), device, 0, 1)
 

@@ -31,10 +31,12 @@ LEAST_NORMAL = {"float8_e4m3fn": 2.0**-6 / 448, "float8_e5m2": 2.0**-14 / 57344}
 
 
 def error(actual: Array, expected: Array, axes: int = 1) -> float:
-    """Return the worst row's |actual - expected| / |expected|. Rows are the last `axes` axes, and |.| is the Euclidean norm.
+    """Return the worst row's |actual - expected| / |expected|.
 
-    The error is infinite if nan or inf are at other places than expected. Half of the smallest number of actual's dtype does
-    not count, because rounding cannot avoid it: 1 / 131072 is subnormal in float16.
+    Rows are the last `axes` axes, and |.| is the Euclidean norm.
+
+    The error is infinite if nan or inf are at other places than expected. Half of the smallest number of actual's dtype
+    does not count, because rounding cannot avoid it: 1 / 131072 is subnormal in float16.
     """
     a, e = _comparable(actual, expected, axes)
     return _row_error(a, e, actual.dtype)[1]
@@ -46,8 +48,8 @@ def assert_close(
     """Raise AssertionError, which names the worst element, unless every row and every element is within its tolerance.
 
     The tolerance is that of actual's dtype, or of `dtype`, which may be a quantised one. An element may be off by
-    tolerance * (|element| + scale). The default scale is the row's root mean square; pass another one if the error depends on the
-    size of the inputs.
+    tolerance * (|element| + scale). The default scale is the row's root mean square; pass another one if the error
+    depends on the size of the inputs.
     """
     tolerance = STEPS.get(dtype) or TOLERANCES[dtype_name(actual.dtype if dtype is None else dtype_of(dtype))]
     a, e = _comparable(actual, expected, axes)
@@ -113,8 +115,8 @@ def form_error(what: Form, results: Sequence[Array], expected: Sequence[Array]) 
 def _dequantised(what: Form, results: Sequence[Array], expected: Array) -> tuple[Array, Array]:
     """Return the values of quantised results, and the size below which their absolute error no longer shrinks.
 
-    Below that size the steps of the dtype are constant, or the error of float32, in which values are computed, is larger. CuPy
-    has no float8, so such results arrive as bytes.
+    Below that size the steps of the dtype are constant, or the error of float32, in which values are computed, is
+    larger. CuPy has no float8, so such results arrive as bytes.
     """
     name = what.quantized
     scale = np.float64(results[1][..., None] if len(results) > 1 else forms.SCALES[name])
@@ -174,7 +176,8 @@ class Case:
     parameters: Mapping[str, Array]
 
 
-# The kinds of rows of an input, in turn. -inf is for softmax only: it makes a norm's row nan, which hides all other errors.
+# The kinds of rows of an input, in turn. -inf is for softmax only: it makes a norm's row nan, which hides all other
+# errors.
 NORM_ROWS = ("normal", "offset", "constant", "range")
 SOFTMAX_ROWS = (*NORM_ROWS, "half -inf", "all but one -inf", "all -inf")
 

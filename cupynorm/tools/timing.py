@@ -1,4 +1,4 @@
-"""Device time of contenders that run in turns: CUDA graphs between events, and the copies that they are compared with."""
+"""Device time of contenders that run in turns, by CUDA graphs between events, and the copies to compare with."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def time_interleaved(
     """Time several contenders in turns, so that clock changes and other users of the machine affect all alike.
 
     Each is called once on every set, which compiles it and warms the memory pools. It is then captured into a graph of
-    `calls` launches, which is replayed between two events: a replay's time / calls is one sample. Contenders that would take
-    more than `seconds` for all replays get fewer, but at least LEAST_REPLAYS.
+    `calls` launches, which is replayed between two events: a replay's time / calls is one sample. Contenders that would
+    take more than `seconds` for all replays get fewer, but at least LEAST_REPLAYS.
 
-    With `notes`, a contender that raises gets an entry there, and no time; without, the exception is raised. `check` takes a
-    name and the memory that only its graph has written, and returns what is wrong with it, or "".
+    With `notes`, a contender that raises gets an entry there, and no time; without, the exception is raised. `check`
+    takes a name and the memory that only its graph has written, and returns what is wrong with it, or "".
     """
     module = devices.cupy()
     stream = module.cuda.Stream(non_blocking=True)
@@ -107,7 +107,7 @@ def _graph(
 
 
 def _check(stream: Any, name: str, graph: Any, written: Any, check: Callable[[str, Any], str]) -> None:
-    """Overwrite the result, replay the graph, and check the result. A graph is empty if the work went to another stream."""
+    """Overwrite the result, replay the graph, and check. A graph is empty if the work went to another stream."""
     memory = peers.memory_of(written)
     memory.data.memset_async(POISON, memory.nbytes, stream)
     graph.launch(stream)
@@ -120,7 +120,8 @@ def _check(stream: Any, name: str, graph: Any, written: Any, check: Callable[[st
 def _sample(stream: Any, graph: Any) -> tuple[Any, Any]:
     """Enqueue a replay between two events.
 
-    A kernel keeps the device busy meanwhile. Otherwise the first event would be recorded before the host has launched the graph.
+    A kernel keeps the device busy meanwhile. Otherwise the first event would be recorded before the host has launched
+    the graph.
     """
     begin, end = devices.cupy().cuda.Event(), devices.cupy().cuda.Event()
     kernel(HOLD, "hold")((1,), (1,), (np.int64(HOLD_CYCLES),))
@@ -164,8 +165,9 @@ extern "C" __global__ void copy(const uint4* x, uint4* y, long long packs) {
   for (int i = 0; i < PACKS; ++i) if (base + i * blockDim.x < packs) y[base + i * blockDim.x] = v[i];
 }
 """
-# (packs per thread, threads per block), without cache hints. These three were the fastest of 50 kernels on an H200, each at some
-# sizes: 4.26 TB/s at 1.6 GB. The driver's own copy is as fast up to that size, and has two thirds of the rate above it.
+# (packs per thread, threads per block), without cache hints. These three were the fastest of 50 kernels on an H200,
+# each at some sizes: 4.26 TB/s at 1.6 GB. The driver's own copy is as fast up to that size, and has two thirds of the
+# rate above it.
 COPIES = ((1, 128), (1, 256), (2, 128))
 
 

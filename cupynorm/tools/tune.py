@@ -55,7 +55,8 @@ SHARED_ROW_BYTES = 16 << 10
 PARTS = (8, 4, 16, 2)  # blocks per cluster
 KEPT_BYTES = (16 << 10, 112 << 10)  # of a row per block of a cluster: least and most
 WHOLE_BLOCK_REGISTERS = {4: 64, 8: 128}  # a guess, by bytes of the compute type
-# All candidates are replayed FIRST times; the best GOING_ON are replayed SECOND times; the best FINALISTS are then timed in full.
+# All candidates are replayed FIRST times; the best GOING_ON are replayed SECOND times; the best FINALISTS are then
+# timed in full.
 FIRST, GOING_ON = 3, 16
 SECOND, FINALISTS = 9, 6
 CHECKED_ROWS, CHECKED_ELEMENTS = 67, 1 << 22  # upper bounds for the comparison with float64
@@ -65,9 +66,9 @@ CHECKED_ROWS, CHECKED_ELEMENTS = 67, 1 << 22  # upper bounds for the comparison 
 class Result:
     """What was found at a point.
 
-    before: the built-in plan. after: the fastest plan, which differs only if it is faster by more than NOISE. Shares are
-    fractions of the rate at which the same bytes are copied, or nan if the plan was not timed. tried: the number of plans that
-    were timed. refused: the reasons why others were not, with their numbers.
+    before: the built-in plan. after: the fastest plan, which differs only if it is faster by more than NOISE. Shares
+    are fractions of the rate at which the same bytes are copied, or nan if the plan was not timed. tried: the number of
+    plans that were timed. refused: the reasons why others were not, with their numbers.
     """
 
     point: Point
@@ -91,8 +92,8 @@ class Result:
 def candidates(problem: Problem, limits: Limits, most: int) -> list[Plan]:
     """Return plans that are worth measuring, the most promising first. All are valid, and none is certain to spill.
 
-    The planner's choice for each variant comes first, then the plans nearest to it: other groups, blocks, rows at a time,
-    numbers of resident threads, and cached parameters if the op has any.
+    The planner's choice for each variant comes first, then the plans nearest to it: other groups, blocks, rows at a
+    time, numbers of resident threads, and cached parameters if the op has any.
     """
     occupancy = functools.partial(_guess, problem, limits)
     found: dict[Plan, None] = {}
@@ -300,9 +301,9 @@ class _Check:
 def measure(point: Point, weights: Any = None, *, workers: int | None = None) -> tuple[Result, str]:
     """Find the fastest plan at a point; also return the key to store it under. weights: the parameters' dtype.
 
-    All candidates are replayed a few times, the best of them again and more often, always in turns with the built-in plan, and
-    at the end with copies of the same bytes. Plans with a wrong result are dropped before that. Kernels that were loaded for
-    this are unloaded afterwards; those that were loaded before stay.
+    All candidates are replayed a few times, the best of them again and more often, always in turns with the built-in
+    plan, and at the end with copies of the same bytes. Plans with a wrong result are dropped before that. Kernels that
+    were loaded for this are unloaded afterwards; those that were loaded before stay.
     """
     try:
         with compiler.Kernels():
@@ -424,8 +425,8 @@ def here() -> tuned_plans.Place:
 def tune(wanted: Sequence[Point], *, weights: Any = None, seconds: float = math.inf) -> Iterator[Result]:
     """Tune points one after the other until `seconds` have passed, and store each result before it is yielded.
 
-    weights: the dtype of gamma and beta; default: x's. Raises OSError, before anything is measured, if the table cannot be
-    written.
+    weights: the dtype of gamma and beta; default: x's. Raises OSError, before anything is measured, if the table cannot
+    be written.
     """
     end = time.monotonic() + seconds
     place = here()
@@ -457,8 +458,14 @@ def _measure_what_fits(point: Point, weights: Any) -> tuple[Result, str]:
             point = fewer
 
 
-HEADER = f"{'op':<12} {'dtype':<9} {'rows x columns':<18} {'plan before':<34} {'share':>5}  {'plan after':<34} {'share':>5}"
-LEGEND = "plans: variant, elements per pack x packs per thread, threads per row (-: the block), threads per block x least blocks"
+HEADER = (
+    f"{'op':<12} {'dtype':<9} {'rows x columns':<18} {'plan before':<34} {'share':>5}"
+    f"  {'plan after':<34} {'share':>5}"
+)
+LEGEND = (
+    "plans: variant, elements per pack x packs per thread, threads per row (-: the block), "
+    "threads per block x least blocks"
+)
 
 
 def line(result: Result) -> str:
