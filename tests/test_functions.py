@@ -188,7 +188,7 @@ def test_bad_input_is_named(call: Any, error: Any, message: str) -> None:
 
 
 def test_device_arrays_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(functions._device, "is_device_array", lambda x: True)
+    monkeypatch.setattr(functions.devices, "is_device_array", lambda x: True)
 
     with pytest.raises(TypeError, match=r"exp was given a CuPy array: .* cupynorm\.fuse"):
         functions.exp(np.ones(2))

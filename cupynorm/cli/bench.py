@@ -1,4 +1,4 @@
-"""`cupynorm bench`."""
+"""`cupynorm bench`: times ops beside their peers, or shows the results of an earlier run."""
 
 from __future__ import annotations
 
@@ -229,9 +229,8 @@ def _measured(show_point: Callable[[Measured], None], **options: Any) -> Report:
 
     save = functools.partial(_save, report, **options)
     save()  # a missing folder should be noticed now
-    on_terminal = (
-        sys.stderr.isatty()
-    )  # a bar and lines would overwrite each other, so the lines come at the end
+    # a bar and lines would overwrite each other: on a terminal, the lines come at the end
+    on_terminal = sys.stderr.isatty()
     try:
         if options["host"] or options["host_only"]:
             notes: dict[str, str] = {}

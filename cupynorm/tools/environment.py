@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-CUPY_OLDEST = (
-    14,
-    2,
-)  # older versions do not cache kernels with name expressions: each process compiles again
+# Older versions do not cache kernels with name expressions: each process compiles them again.
+CUPY_OLDEST = (14, 2)
 CUPY_UNTRIED = (15,)
 CAPABILITY_OLDEST = 70
 OPTIONAL = ("ml_dtypes", "safetensors", "tokenizers")  # packages that cupynorm uses if they are installed

@@ -255,9 +255,8 @@ def _compile_with_processes(
                     if not finished:
                         working.unregister(ready.fileobj)
                     done += len(finished)
-                    progress(
-                        "compile", min(done, len(checks) - 1), len(checks)
-                    )  # the last step is loading them
+                    # one step is left for loading them
+                    progress("compile", min(done, len(checks) - 1), len(checks))
     finally:
         while os.read(taken, 4096):  # after an interruption, leave no numbers to the processes
             pass
