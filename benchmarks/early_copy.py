@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm.runtime import devices
-from cupynorm.tools import bench, results
+from cupynorm.tools import results, timing
+from cupynorm.tools.buffers import sets_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,11 +64,11 @@ def main() -> None:
     found = []
     for rows, cols in SHAPES:
         count = rows * cols * 2 // 16 * 16
-        sets = bench.sets_for(2 * count)
+        sets = sets_for(2 * count)
         buffers = [(module.zeros(count, np.uint8), module.empty(count, np.uint8)) for _ in range(sets)]
-        runs = bench.copy_runs(buffers)
+        runs = timing.copy_runs(buffers)
         runs |= {f"early {block}": functools.partial(early, kernel, block, buffers) for block in BLOCKS}
-        times = bench.time_interleaved(runs, sets, calls=max(sets, 2 * sets * -(-20 // sets)), notes={})
+        times = timing.time_interleaved(runs, sets, calls=max(sets, 2 * sets * -(-20 // sets)), notes={})
         best = min(time.median for name, time in times.items() if name.startswith(results.COPY))
         ratios = {name: round(best / time.median, 3) for name, time in times.items()}
         found.append({"rows": rows, "cols": cols, "microseconds": best * 1e6, "ratios": ratios})

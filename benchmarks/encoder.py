@@ -27,6 +27,9 @@ import cupynorm
 from cupynorm.encoder import BertEncoder, EncoderConfig
 from cupynorm.runtime import devices
 from cupynorm.tools import bench
+from cupynorm.tools.buffers import sets_for
+from cupynorm.tools.results import OURS
+from cupynorm.tools.timing import REPLAY_SECONDS, copy_runs, time_interleaved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -221,7 +224,7 @@ class Ready(NamedTuple):
         return {
             **self.found,
             "milliseconds": time_in_turns(self.calls),
-            "host_microseconds": host_microseconds(self.calls[bench.OURS]),
+            "host_microseconds": host_microseconds(self.calls[OURS]),
         }
 
 
@@ -234,7 +237,7 @@ def prepare(ours: BertEncoder, theirs: Any, batch: int, length: int, *, compiled
     x, tensor = devices.cupy().asarray(host), torch.from_numpy(host).cuda()
     notes: dict[str, str] = {}
     own = functools.partial(ours.forward, x)
-    calls = {bench.OURS: own, **torch_calls(theirs, tensor, notes, compiled=compiled)}
+    calls = {OURS: own, **torch_calls(theirs, tensor, notes, compiled=compiled)}
     with torch.inference_mode():
         wanted = theirs(tensor).float().cpu().numpy()
     apart = np.abs(devices.cupy().asnumpy(own()).astype(np.float32) - wanted)
@@ -349,7 +352,7 @@ def kernels(batch: int = 32, length: int = 128, heads: int = 12, size: int = 64)
     found = {}
     for name, (inputs, output, call) in cases.items():
         moved = sum(int(np.prod(shape)) for shape in [*inputs, output]) * half.itemsize
-        sets = bench.sets_for(moved)
+        sets = sets_for(moved)
         buffers = [([full(*shape) for shape in inputs], module.empty(output, half)) for _ in range(sets)]
         pairs = [
             (module.zeros(moved // 2, np.uint8), module.empty(moved // 2, np.uint8)) for _ in range(sets)
@@ -361,17 +364,17 @@ def kernels(batch: int = 32, length: int = 128, heads: int = 12, size: int = 64)
             call(*xs, y)
 
         calls = max(sets, 2 * sets * -(-20 // sets))
-        times = bench.time_interleaved(
-            {bench.OURS: run, **bench.copy_runs(pairs)},
+        times = time_interleaved(
+            {OURS: run, **copy_runs(pairs)},
             sets,
             calls=calls,
-            seconds=bench.REPLAY_SECONDS,
+            seconds=REPLAY_SECONDS,
             notes=notes,
         )
-        copy = min(each.median for each_name, each in times.items() if each_name != bench.OURS)
+        copy = min(each.median for each_name, each in times.items() if each_name != OURS)
         found[name] = {"bytes": moved, "copy_microseconds": copy * 1e6, "notes": notes}
-        if bench.OURS in times:
-            own = times[bench.OURS].median
+        if OURS in times:
+            own = times[OURS].median
             found[name] |= {"microseconds": own * 1e6, "share": copy / own, "host_microseconds": 0.0}
             found[name]["host_microseconds"] = host_microseconds(functools.partial(run, 0), 200)
         del buffers, pairs
@@ -395,7 +398,7 @@ def sentences(folder: Path, texts: Path | None) -> dict[str, Any]:
 
     for dtype in ("float32", "float16", "bfloat16"):
         model = TextEncoder.load(folder, dtype=dtype, device="gpu")
-        add(f"{bench.OURS} {dtype}", functools.partial(model.embed, lines, truncate=True, max_tokens=256))
+        add(f"{OURS} {dtype}", functools.partial(model.embed, lines, truncate=True, max_tokens=256))
     if importlib.util.find_spec("sentence_transformers"):
         import torch  # noqa: PLC0415  optional
         from sentence_transformers import SentenceTransformer  # noqa: PLC0415  optional

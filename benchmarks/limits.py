@@ -32,7 +32,8 @@ from cupynorm.lower.row import RowOp, row_spec
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.plan.config import DoesNotFitError, Plan
 from cupynorm.runtime import compiler, devices, nvrtc
-from cupynorm.tools import bench
+from cupynorm.tools import bench, buffers
+from cupynorm.tools import timing as timed
 from cupynorm.tools.results import COPY, OURS, Point
 
 PACK = 16  # bytes of an access
@@ -437,9 +438,9 @@ def measure(point: Point, kernels: list[Kernel], built: Any, replays: int) -> di
     what, dtype = forms.form(point.op), dtype_of(point.dtype)
     moved = what.bytes_moved(point.rows, point.cols, dtype)
     given = dtype_of(WEIGHTS[point]) if point in WEIGHTS else None
-    sets = bench._sets(point, moved, given)  # noqa: SLF001  the arrays that `cupynorm bench` takes
+    sets = buffers.allocate(point, moved, given)
     arrays, notes = [each.arrays for each in sets], {}
-    runs = {OURS: bench._ours(what, arrays, None), **bench.copy_runs([each.copy for each in sets])}  # noqa: SLF001
+    runs = {OURS: bench.ours(what, arrays, None), **timed.copy_runs([each.copy for each in sets])}
     if point.op not in FUSED:
         counts = (columns_of(point), *((0,) if columns_of(point) and point.rows > MOST_FEW else ()))
         bare = {name: house(point, arrays, count) for name, count in zip(BARE, counts, strict=False)}
@@ -450,8 +451,8 @@ def measure(point: Point, kernels: list[Kernel], built: Any, replays: int) -> di
             notes[str(number)] = made[:400]
             continue
         runs[str(number)] = runs_of(kernel, *made, point, arrays)
-    calls = bench._calls_for(moved, len(sets))  # noqa: SLF001
-    every = bench.time_interleaved(runs, len(sets), replays=replays, calls=calls, seconds=0.02, notes=notes)
+    calls = buffers.calls_for(moved, len(sets))
+    every = timed.time_interleaved(runs, len(sets), replays=replays, calls=calls, seconds=0.02, notes=notes)
     copy = min(timing.median for name, timing in every.items() if name.startswith(COPY))
     found: dict[str, Any] = {
         **dataclasses.asdict(point),

@@ -86,8 +86,8 @@ class TextEncoder:
         Parameters
         ----------
         folder : str or os.PathLike
-            The folder that holds config.json, model.safetensors and tokenizer.json. A modules.json that sentence-transformers
-            wrote says where they are.
+            The folder that holds config.json, model.safetensors and tokenizer.json. A modules.json that
+            sentence-transformers wrote says where they are.
         dtype : str, default "float32"
             As for `BertEncoder.from_safetensors`.
         pooling : {"mean", "cls"}, optional
@@ -320,18 +320,19 @@ def embed_file(
     Raises
     ------
     FileError
-        For files that cannot be read or written, a text that `TextEncoder.embed` refuses, an existing target, or an unfinished
-        file of another run.
+        For files that cannot be read or written, a text that `TextEncoder.embed` refuses, an existing target, or an
+        unfinished file of another run.
     ValueError, ImportError, NoDeviceError
         As `TextEncoder.load` and `TextEncoder.embed` do.
 
     Notes
     -----
-    The whole source is read and checked first; the tokens of all texts are held in memory, 4 bytes each. Rows are written in
-    windows to target.part, and target.part.json describes them. When all rows are written, target.part is renamed to target
-    and the description is removed. An interrupted run leaves both files if it has finished a window; the next run with the same
-    texts, model and options continues from there, and its output has the bits of an uninterrupted run. Finished rows are trusted
-    only if their checksum is the one in the description. Standard output cannot be continued.
+    The whole source is read and checked first; the tokens of all texts are held in memory, 4 bytes each.
+    Rows are written in windows to target.part, and target.part.json describes them. When all rows are written,
+    target.part is renamed to target and the description is removed. An interrupted run leaves both files if it has
+    finished a window; the next run with the same texts, model and options continues from there, and its output has the
+    bits of an uninterrupted run. Finished rows are trusted only if their checksum is the one in the description.
+    Standard output cannot be continued.
 
     Only one process can write a target at a time; on Windows this is not checked.
     """

@@ -35,18 +35,20 @@ class BertEncoder:
 
     With ``norm="post"``, a layer computes ``a = LayerNorm(x + attention(x))`` and ``y = LayerNorm(a + ffn(a))``; with
     ``norm="pre"``, ``a = x + attention(LayerNorm(x))`` and ``y = a + ffn(LayerNorm(a))``, and the last y passes another
-    LayerNorm. ``attention`` is ``softmax(q k^T / sqrt(head size)) v`` by heads, and ``ffn(x)`` is ``gelu(x W^T + b) V^T + c``.
+    LayerNorm. ``attention`` is ``softmax(q k^T / sqrt(head size)) v`` by heads, and ``ffn(x)`` is
+    ``gelu(x W^T + b) V^T + c``.
 
     Parameters
     ----------
     config : EncoderConfig
         Sizes, the place of the LayerNorms, GELU's formula, and the dtype of matrices.
     weights : mapping of str to numpy.ndarray
-        The arrays that ``config.shapes()`` names, in float16, bfloat16, float32 or float64; others are ignored. Matrices are
-        converted to ``config.dtype``, and are not copied if they have it already; vectors are converted to float32 (float64
-        for a float64 encoder).
+        The arrays that ``config.shapes()`` names, in float16, bfloat16, float32 or float64; others are ignored.
+        Matrices are converted to ``config.dtype``, and are not copied if they have it already; vectors are converted to
+        float32 (float64 for a float64 encoder).
     device : {"cpu", "gpu", "auto"}, default "cpu"
-        "gpu" is the current CUDA device, to which the weights are copied once; "auto" is "gpu" if one can be used, else "cpu".
+        "gpu" is the current CUDA device, to which the weights are copied once; "auto" is "gpu" if one can be used, else
+        "cpu".
 
     Raises
     ------
@@ -57,26 +59,28 @@ class BertEncoder:
 
     Notes
     -----
-    Only tokens that a mask or lengths keep are computed. Matrix products take them packed, as [tokens, hidden], and attention
-    takes the sequences of each length together.
+    Only tokens that a mask or lengths keep are computed. Matrix products take them packed, as [tokens,
+    hidden], and attention takes the sequences of each length together.
 
-    An encoder on a GPU takes hidden states and returns results as CuPy arrays, on the caller's stream, without synchronising.
-    Tokens, types, masks and lengths are NumPy arrays all the same. On a CPU, float16 and bfloat16 are slower than float32.
+    An encoder on a GPU takes hidden states and returns results as CuPy arrays, on the caller's stream, without
+    synchronising. Tokens, types, masks and lengths are NumPy arrays all the same. On a CPU, float16 and bfloat16 are
+    slower than float32.
 
-    **Graphs.** On a GPU, the number of tokens is rounded up by 6 % at most, and the encoder keeps a CUDA graph for each such
-    shape of a batch, the 64 used last. To drop one, it waits for the previous call. In float16 and bfloat16, from compute
-    capability 8.0 on, attention is one kernel if the head size is a multiple of 16 and at most 128. Otherwise scores are
-    stored, 32 MiB at a time, and sequences are padded for it.
+    **Graphs.** On a GPU, the number of tokens is rounded up by 6 % at most, and the encoder keeps a CUDA graph for each
+    such shape of a batch, the 64 used last. To drop one, it waits for the previous call. In float16 and bfloat16, from
+    compute capability 8.0 on, attention is one kernel if the head size is a multiple of 16 and at most 128. Otherwise
+    scores are stored, 32 MiB at a time, and sequences are padded for it.
 
-    **Threads and signals.** Calls of several threads or streams run one after the other. A signal handler may call the encoder
-    that it interrupts; such calls have a workspace of 32 MiB and graphs of their own. An exception that a handler raises while a
-    graph is captured, such as KeyboardInterrupt, is raised when the capture is complete.
+    **Threads and signals.** Calls of several threads or streams run one after the other. A signal handler may call the
+    encoder that it interrupts; such calls have a workspace of 32 MiB and graphs of their own. An exception that a
+    handler raises while a graph is captured, such as KeyboardInterrupt, is raised when the capture is complete.
 
-    **Reproducibility.** The same call gives the same bits in every process with the same GPU and libraries. At the fifth batch of
-    one shape, the large products are timed with each algorithm of cublasLt, once per process: that call waits for the device,
-    and needs memory for one more product meanwhile. Only algorithms that give the bits of cuBLAS's own choice are taken.
-    Without cublasLt or enough memory, cuBLAS's choice stays. The last bits of an embedding may depend on the number of tokens
-    in the batch, because products then add up in another order, on a CPU too, but never on the contents of the other texts.
+    **Reproducibility.** The same call gives the same bits in every process with the same GPU and libraries. At the
+    fifth batch of one shape, the large products are timed with each algorithm of cublasLt, once per process: that call
+    waits for the device, and needs memory for one more product meanwhile. Only algorithms that give the bits of
+    cuBLAS's own choice are taken. Without cublasLt or enough memory, cuBLAS's choice stays. The last bits of an
+    embedding may depend on the number of tokens in the batch, because products then add up in another order, on a CPU
+    too, but never on the contents of the other texts.
 
     References
     ----------
@@ -118,8 +122,8 @@ class BertEncoder:
         Parameters
         ----------
         folder : str or os.PathLike
-            The folder that holds config.json and model.safetensors. Tensors may have the prefix "bert."; those on top of the
-            encoder, such as a pooler or a classifier, are ignored.
+            The folder that holds config.json and model.safetensors. Tensors may have the prefix "bert."; those on top
+            of the encoder, such as a pooler or a classifier, are ignored.
         dtype : str, default "float32"
             The dtype of the encoder's matrices. Weights of any floating dtype are converted.
         device : {"cpu", "gpu", "auto"}, default "cpu"
@@ -133,8 +137,8 @@ class BertEncoder:
         Raises
         ------
         FileError
-            If a file is missing or damaged, the architecture is not that of BERT's encoder, or weights are missing or have
-            another shape. The message names the folder or file, and all of those weights.
+            If a file is missing or damaged, the architecture is not that of BERT's encoder, or weights are missing or
+            have another shape. The message names the folder or file, and all of those weights.
         ImportError
             If safetensors is not installed.
         NoDeviceError
@@ -160,7 +164,8 @@ class BertEncoder:
 
         Notes
         -----
-        If a signal handler calls this while it interrupts a call of the encoder, the memory is freed when that call ends.
+        If a signal handler calls this while it interrupts a call of the encoder, the memory is freed when
+        that call ends.
         """
         if self._runner is not None:
             self._runner.release()
@@ -171,19 +176,19 @@ class BertEncoder:
         Parameters
         ----------
         hidden : array of shape (batch, seq, hidden)
-            float16, bfloat16, float32 or float64; a CuPy array on the encoder's device if that is a GPU, else a NumPy array.
-            `look_up` returns such an array.
+            float16, bfloat16, float32 or float64; a CuPy array on the encoder's device if that is a GPU, else a NumPy
+            array. `look_up` returns such an array.
         mask : numpy.ndarray of shape (batch, seq) or (batch, seq, seq), optional
-            bool, or integers 0 and 1; True keeps. The first shape says which tokens exist. The second says which tokens (last
-            axis) each token (the axis before) attends to; all of them exist.
+            bool, or integers 0 and 1; True keeps. The first shape says which tokens exist. The second says which tokens
+            (last axis) each token (the axis before) attends to; all of them exist.
         lengths : array or sequence of (batch,) integers, optional
             The number of leading tokens that exist. Give either mask or lengths; without both, all tokens exist.
 
         Returns
         -------
         array of shape (batch, seq, hidden)
-            In the encoder's dtype, of the same kind as ``hidden``. Rows of tokens that do not exist are 0; they are not computed.
-            The attention of a token that attends to nothing is 0.
+            In the encoder's dtype, of the same kind as ``hidden``. Rows of tokens that do not exist are 0; they are not
+            computed. The attention of a token that attends to nothing is 0.
 
         Raises
         ------
@@ -222,7 +227,8 @@ class BertEncoder:
         TypeError
             For arrays that are not integers, or not NumPy arrays.
         ValueError
-            For tokens or types out of range, which the message names, and for more tokens than the encoder has positions.
+            For tokens or types out of range, which the message names, and for more tokens than the encoder has
+            positions.
         """
         tokens = _token_array(tokens)
         packed = pack(tokens.shape, None, None)
@@ -254,7 +260,8 @@ class BertEncoder:
         Parameters
         ----------
         tokens : numpy.ndarray of shape (batch, seq), or list of sequences of integers
-            An array takes mask or lengths where sequences are shorter than seq. Sequences in a list may have any lengths.
+            An array takes mask or lengths where sequences are shorter than seq. Sequences in a list may have any
+            lengths.
         types : like tokens, optional
             The type of each token; default 0.
         mask, lengths : optional
@@ -267,16 +274,16 @@ class BertEncoder:
         Returns
         -------
         array of shape (batch, hidden)
-            float32, or float64 for a float64 encoder: a CuPy array if the encoder is on a GPU, else a NumPy array. The embedding
-            of a sequence without tokens is 0.
+            float32, or float64 for a float64 encoder: a CuPy array if the encoder is on a GPU, else a NumPy array. The
+            embedding of a sequence without tokens is 0.
 
         Raises
         ------
         TypeError
             For tokens or types that are not integers in NumPy arrays or lists.
         ValueError
-            For tokens or types out of range, which the message names, for sequences longer than the encoder has positions, for
-            an unknown pooling, and where `forward` raises it.
+            For tokens or types out of range, which the message names, for sequences longer than the encoder has
+            positions, for an unknown pooling, and where `forward` raises it.
         """
         choice("pooling", pooling, POOLINGS, "use mean or cls")
         normalize = boolean("normalize", normalize)

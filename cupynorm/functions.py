@@ -1,9 +1,14 @@
-"""The functions that a fusion may use: on traced values, on NumPy arrays and on numbers.
+"""The functions that a fusion may use: on traced values, NumPy arrays and numbers.
 
-On arrays and numbers they are NumPy's: exp to gelu are computed in float64 (longdouble stays longdouble) and rounded once
-to the argument's dtype, float64 for integers; abs, minimum, maximum, clip, relu and where keep the dtype that NumPy
-gives them. Floating warnings are off. Each raises TypeError for arrays of another kind, CuPy's included: on a device
-they are for functions that cupynorm.fuse traces.
+In a function that `cupynorm.fuse` traces, they become part of the kernel. On NumPy arrays and numbers they compute at
+once:
+
+- exp, log, sqrt, rsqrt, tanh, erf, sigmoid, silu and gelu compute in float64 (longdouble stays longdouble) and round
+  once, to the argument's dtype, or to float64 for integers and bool;
+- abs, minimum, maximum, clip, relu and where return the dtype that NumPy gives them.
+
+Floating-point warnings are off. All of them raise TypeError for other arrays, CuPy's included, and for dtypes that are
+not real.
 """
 
 from __future__ import annotations
@@ -41,80 +46,329 @@ __all__ = [
 
 
 def exp(x: Any) -> Any:
-    """Return e to the power of x."""
+    """Return e to the power of x.
+
+    Parameters
+    ----------
+    x : traced value, numpy.ndarray or number
+        Real numbers.
+
+    Returns
+    -------
+    traced value, numpy.ndarray or number
+        In the dtype of x; float64 for integers and bool.
+
+    Examples
+    --------
+    >>> exp(np.array([0.0, 1.0]))
+    array([1.        , 2.71828183])
+    """
     return _computed("exp", x)
 
 
 def log(x: Any) -> Any:
-    """Return the natural logarithm of x: -inf for 0, nan below."""
+    """Return the natural logarithm of x.
+
+    Parameters
+    ----------
+    x : traced value, numpy.ndarray or number
+        Real numbers. 0 gives -inf, negative numbers give nan.
+
+    Returns
+    -------
+    traced value, numpy.ndarray or number
+        In the dtype of x; float64 for integers and bool.
+
+    Examples
+    --------
+    >>> log(np.array([1.0, 0.0]))
+    array([  0., -inf])
+    """
     return _computed("log", x)
 
 
 def sqrt(x: Any) -> Any:
-    """Return the square root of x: nan below 0."""
+    """Return the square root of x.
+
+    Parameters
+    ----------
+    x : traced value, numpy.ndarray or number
+        Real numbers. Negative numbers give nan.
+
+    Returns
+    -------
+    traced value, numpy.ndarray or number
+        In the dtype of x; float64 for integers and bool.
+
+    Examples
+    --------
+    >>> sqrt(np.array([9.0, 16.0]))
+    array([3., 4.])
+    """
     return _computed("sqrt", x)
 
 
 def rsqrt(x: Any) -> Any:
-    """Return 1 / sqrt(x): inf for 0, nan below."""
+    """Return the reciprocal square root of x: 1 / sqrt(x).
+
+    Parameters
+    ----------
+    x : traced value, numpy.ndarray or number
+        Real numbers. 0 gives inf, negative numbers give nan.
+
+    Returns
+    -------
+    traced value, numpy.ndarray or number
+        In the dtype of x; float64 for integers and bool.
+
+    Examples
+    --------
+    >>> rsqrt(np.array([4.0, 0.0]))
+    array([0.5, inf])
+    """
     return _computed("rsqrt", x)
 
 
 def tanh(x: Any) -> Any:
-    """Return the hyperbolic tangent of x."""
+    """Return the hyperbolic tangent of x.
+
+    Parameters
+    ----------
+    x : traced value, numpy.ndarray or number
+        Real numbers.
+
+    Returns
+    -------
+    traced value, numpy.ndarray or number
+        In the dtype of x; float64 for integers and bool.
+
+    Examples
+    --------
+    >>> tanh(np.array([0.0, 1.0]))
+    array([0.        , 0.76159416])
+    """
     return _computed("tanh", x)
 
 
 def erf(x: Any) -> Any:
     """Return the error function of x: 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x.
 
-    On arrays by Cody's rational approximations (1969, Mathematics of Computation 23), in float64 also for longdouble.
+    Parameters
+    ----------
+    x : traced value, numpy.ndarray or number
+        Real numbers.
+
+    Returns
+    -------
+    traced value, numpy.ndarray or number
+        In the dtype of x; float64 for integers and bool.
+
+    Notes
+    -----
+    Arrays are computed by rational approximations [1]_, in float64 also for longdouble.
+
+    References
+    ----------
+    .. [1] Cody, "Rational Chebyshev approximations for the error function", Mathematics of Computation 23, 1969.
+
+    Examples
+    --------
+    >>> erf(np.array([0.0, 1.0]))
+    array([0.        , 0.84270079])
     """
     return _computed("erf", x)
 
 
 def sigmoid(x: Any) -> Any:
-    """Return 1 / (1 + exp(-x))."""
+    """Return the logistic function of x: 1 / (1 + exp(-x)).
+
+    Parameters
+    ----------
+    x : traced value, numpy.ndarray or number
+        Real numbers.
+
+    Returns
+    -------
+    traced value, numpy.ndarray or number
+        In the dtype of x; float64 for integers and bool.
+
+    Examples
+    --------
+    >>> sigmoid(np.array([0.0, 2.0]))
+    array([0.5       , 0.88079708])
+    """
     return _computed("sigmoid", x)
 
 
 def silu(x: Any) -> Any:
-    """Return x * sigmoid(x) (Elfwing, Uchibe and Doya 2017); nan for -inf, as in PyTorch."""
+    """Return x * sigmoid(x) [1]_.
+
+    Parameters
+    ----------
+    x : traced value, numpy.ndarray or number
+        Real numbers. -inf gives nan, as in PyTorch.
+
+    Returns
+    -------
+    traced value, numpy.ndarray or number
+        In the dtype of x; float64 for integers and bool.
+
+    References
+    ----------
+    .. [1] Elfwing, Uchibe and Doya, "Sigmoid-Weighted Linear Units for Neural Network Function Approximation", 2017.
+
+    Examples
+    --------
+    >>> silu(np.array([0.0, 2.0]))
+    array([0.        , 1.76159416])
+    """
     return _computed("silu", x)
 
 
 def gelu(x: Any, *, approximate: str = "none") -> Any:
-    """Return x * (1 + erf(x / sqrt(2))) / 2 (Hendrycks and Gimpel 2016); nan for -inf, as in PyTorch.
+    """Return the Gaussian error linear unit of x [1]_.
 
-    With approximate="tanh" x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2, the form of the same paper that
-    differs by up to 5e-4. On a device the relative error in float32 is 1e-6 down to x = -2 and 1e-5 at -13.
+    That is x * (1 + erf(x / sqrt(2))) / 2, or with ``approximate="tanh"``
+    x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2, which differs by up to 5e-4.
+
+    Parameters
+    ----------
+    x : traced value, numpy.ndarray or number
+        Real numbers. -inf gives nan, as in PyTorch.
+    approximate : {"none", "tanh"}, default "none"
+        The formula.
+
+    Returns
+    -------
+    traced value, numpy.ndarray or number
+        In the dtype of x; float64 for integers and bool.
+
+    Raises
+    ------
+    ValueError
+        For an unknown formula.
+
+    Notes
+    -----
+    On a device, the relative error in float32 is 1e-6 down to x = -2 and 1e-5 at -13.
+
+    References
+    ----------
+    .. [1] Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
+
+    Examples
+    --------
+    >>> gelu(np.array([0.0, 2.0]))
+    array([0.        , 1.95449974])
     """
     choice("approximate", approximate, ("none", "tanh"), "use 'none' or 'tanh'")
     return _computed("gelu" if approximate == "none" else "gelu_tanh", x)
 
 
 def relu(x: Any) -> Any:
-    """Return x where it is positive, else 0; nan of nan."""
+    """Return x where it is positive, else 0.
+
+    Parameters
+    ----------
+    x : traced value, numpy.ndarray or number
+        Real numbers. nan gives nan.
+
+    Returns
+    -------
+    traced value, numpy.ndarray or number
+        In the dtype that NumPy gives it.
+
+    Examples
+    --------
+    >>> relu(np.array([-2.0, 3.0]))
+    array([0., 3.])
+    """
     return maximum(x, 0)
 
 
 def abs(x: Any) -> Any:  # noqa: A001  the name that Python and NumPy have for it
-    """Return x without its sign."""
+    """Return the absolute value of x.
+
+    Parameters
+    ----------
+    x : traced value, numpy.ndarray or number
+        Real numbers.
+
+    Returns
+    -------
+    traced value, numpy.ndarray or number
+        In the dtype that NumPy gives it.
+
+    Examples
+    --------
+    >>> abs(np.array([-2.0, 3.0]))
+    array([2., 3.])
+    """
     return _chosen("abs", x)
 
 
 def minimum(a: Any, b: Any) -> Any:
-    """Return the smaller of both; nan if either is nan."""
+    """Return the smaller of a and b.
+
+    Parameters
+    ----------
+    a, b : traced value, numpy.ndarray or number
+        Real numbers. If either is nan, the result is nan.
+
+    Returns
+    -------
+    traced value, numpy.ndarray or number
+        In the dtype that NumPy gives it.
+
+    Examples
+    --------
+    >>> minimum(np.array([1.0, 3.0]), 2.0)
+    array([1., 2.])
+    """
     return _chosen("minimum", a, b)
 
 
 def maximum(a: Any, b: Any) -> Any:
-    """Return the larger of both; nan if either is nan."""
+    """Return the larger of a and b.
+
+    Parameters
+    ----------
+    a, b : traced value, numpy.ndarray or number
+        Real numbers. If either is nan, the result is nan.
+
+    Returns
+    -------
+    traced value, numpy.ndarray or number
+        In the dtype that NumPy gives it.
+
+    Examples
+    --------
+    >>> maximum(np.array([1.0, 3.0]), 2.0)
+    array([2., 3.])
+    """
     return _chosen("maximum", a, b)
 
 
 def clip(x: Any, low: Any, high: Any) -> Any:
-    """Return minimum(maximum(x, low), high); a bound that is None is none. nan of nan."""
+    """Return x limited to the interval from low to high: minimum(maximum(x, low), high).
+
+    Parameters
+    ----------
+    x : traced value, numpy.ndarray or number
+        Real numbers. nan gives nan.
+    low, high : traced value, numpy.ndarray, number or None
+        The bounds; None is no bound.
+
+    Returns
+    -------
+    traced value, numpy.ndarray or number
+        In the dtype that NumPy gives it.
+
+    Examples
+    --------
+    >>> clip(np.array([-5.0, 0.5, 5.0]), 0, 1)
+    array([0. , 0.5, 1. ])
+    """
     given = {name: each for name, each in (("x", x), ("low", low), ("high", high)) if each is not None}
     if not any(isinstance(each, Traced) for each in given.values()):
         for name, each in given.items():
@@ -125,15 +379,53 @@ def clip(x: Any, low: Any, high: Any) -> Any:
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:
-    """Return a where the condition holds, else b. A number is a condition that holds where it is not 0."""
+    """Return a where the condition holds, else b.
+
+    Parameters
+    ----------
+    condition : traced value, numpy.ndarray or number
+        A number holds where it is not 0.
+    a, b : traced value, numpy.ndarray or number
+        Real numbers.
+
+    Returns
+    -------
+    traced value, numpy.ndarray or number
+        In the dtype that NumPy gives it.
+
+    Examples
+    --------
+    >>> where(np.array([True, False]), 1.0, 2.0)
+    array([1., 2.])
+    """
     return _chosen("where", condition, a, b)
 
 
 def cast(x: Any, dtype: Any) -> Any:
-    """Return x rounded to float16, bfloat16, float32 or float64, to nearest even.
+    """Return x rounded to a dtype, to nearest even.
 
-    On arrays the result has this dtype. In a fusion the value is rounded and goes on in the compute type, so that rounding
-    to what this is, or to more, does nothing. Raises TypeError for other dtypes.
+    Parameters
+    ----------
+    x : traced value, numpy.ndarray or number
+        Real numbers.
+    dtype : str or numpy.dtype
+        float16, bfloat16, float32 or float64.
+
+    Returns
+    -------
+    traced value, numpy.ndarray or number
+        On arrays and numbers, in that dtype. In a fusion, the rounded value continues in the compute type, so that
+        rounding to the compute type or a wider one does nothing.
+
+    Raises
+    ------
+    TypeError
+        For other dtypes.
+
+    Examples
+    --------
+    >>> cast(np.array([1 / 3]), "float16")
+    array([0.3333], dtype=float16)
     """
     target = dtype_of(dtype)
     if isinstance(x, Traced):
@@ -163,7 +455,7 @@ def _chosen(name: str, *values: Any) -> Any:
         _ARGUMENTS.get(name, ("a", "b") if len(values) > 1 else ("x",)), values, strict=True
     ):
         _array(name, value, argument)
-    # NumPy would return a subclass for one; numbers stay as they are, because their types are weaker than arrays'
+    # NumPy would return subclasses as such. Numbers stay Python numbers, whose types are weaker than arrays'.
     plain = [np.asarray(value) if isinstance(value, np.ndarray) else value for value in values]
     with np.errstate(all="ignore"):
         return OPERATIONS[name].compute(*plain)

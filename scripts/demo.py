@@ -16,8 +16,9 @@ import pywt.data
 import cupynorm
 from cupynorm.catalog.op_table import OPS, Op
 from cupynorm.runtime import devices
-from cupynorm.tools.bench import sets_for, time_interleaved
+from cupynorm.tools.buffers import sets_for
 from cupynorm.tools.testing import error
+from cupynorm.tools.timing import time_interleaved
 
 PATCH, STEP = 32, 8  # patches overlap: 32 x 32 pixels, one every 8
 

@@ -25,7 +25,7 @@ from cupynorm.plan.limits import RECORDED, Limits, active_blocks
 from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler as kernel_compiler
 from cupynorm.runtime import nvrtc
-from cupynorm.tools import bench, explain
+from cupynorm.tools import bench_points, explain
 from tests import build_gate, test_elementwise_build
 from tests.build_gate import Instance
 
@@ -363,7 +363,7 @@ def _without_namespaces(expression: str) -> str:
 
 def _of_sweep() -> Iterator[Kernel]:
     """List what the benchmark's default points launch on the recorded H200, forms included."""
-    for point in bench.points(tuple(forms.FORMS), ()):
+    for point in bench_points.points(tuple(forms.FORMS), ()):
         form = forms.form(point.op)
         if form.missing:
             continue

@@ -17,7 +17,7 @@ import pytest
 from cupynorm import cli
 from cupynorm.catalog import forms, op_table
 from cupynorm.runtime import devices
-from cupynorm.tools import bench, peers, plots, results, saved
+from cupynorm.tools import bench, bench_points, buffers, host_calls, peers, plots, results, saved, timing
 from cupynorm.tools.results import Measured, Point, Report, Timing
 from tests import command_runner
 from tests.simulator import simulated
@@ -131,9 +131,9 @@ def clock(monkeypatch):
         get_default_memory_pool=lambda: types.SimpleNamespace(free_all_blocks=lambda: None),
     )
     monkeypatch.setattr(devices, "cupy", lambda: module)
-    bench._kernel.cache_clear()
+    timing.kernel.cache_clear()
     yield clock
-    bench._kernel.cache_clear()
+    timing.kernel.cache_clear()
 
 
 def taking(clock: Clock, seconds: float):
@@ -144,7 +144,7 @@ def taking(clock: Clock, seconds: float):
 
 
 def test_a_time_is_that_of_one_call_without_what_holds_the_device_up(clock):
-    times = bench.time_interleaved({"one": taking(clock, 3e-6), "two": taking(clock, 5e-6)}, 4, calls=8)
+    times = timing.time_interleaved({"one": taking(clock, 3e-6), "two": taking(clock, 5e-6)}, 4, calls=8)
 
     assert times["one"].median == pytest.approx(3e-6)
     assert times["two"].median == pytest.approx(5e-6)
@@ -154,7 +154,7 @@ def test_a_time_is_that_of_one_call_without_what_holds_the_device_up(clock):
 def test_every_set_is_visited_before_and_inside_the_graph(clock):
     visited = []
 
-    bench.time_interleaved({"one": visited.append}, 3, calls=6)
+    timing.time_interleaved({"one": visited.append}, 3, calls=6)
 
     assert visited == [0, 1, 2] + [0, 1, 2] * 2
 
@@ -164,12 +164,12 @@ def test_a_contender_that_fails_leaves_the_others_alone(clock):
         raise ValueError("a reason\nand a long text")
 
     notes: dict[str, str] = {}
-    times = bench.time_interleaved({"bad": fail, "good": taking(clock, 1e-6)}, 2, notes=notes)
+    times = timing.time_interleaved({"bad": fail, "good": taking(clock, 1e-6)}, 2, notes=notes)
 
     assert list(times) == ["good"]
     assert notes == {"bad": "ValueError: a reason"}
     with pytest.raises(ValueError, match="a reason"):
-        bench.time_interleaved({"bad": fail}, 2)
+        timing.time_interleaved({"bad": fail}, 2)
 
 
 def test_a_contender_that_cannot_be_captured_is_timed_by_its_launches(clock):
@@ -179,7 +179,7 @@ def test_a_contender_that_cannot_be_captured_is_timed_by_its_launches(clock):
         clock.spend(4e-6)
 
     notes: dict[str, str] = {}
-    times = bench.time_interleaved({"one": run}, 2, notes=notes)
+    times = timing.time_interleaved({"one": run}, 2, notes=notes)
 
     assert times["one"].median == pytest.approx(4e-6)
     assert notes["one"] == "its launches are timed, not a graph: RuntimeError: not while capturing"
@@ -190,32 +190,32 @@ def test_what_is_slow_is_replayed_less_often(clock, monkeypatch, seconds, launch
     launched = []
     monkeypatch.setattr(Graph, "launch", lambda self, _: launched.append(clock.spend(self.seconds)))
 
-    bench.time_interleaved({"one": taking(clock, 1e-3)}, 2, replays=21, calls=2, seconds=seconds)
+    timing.time_interleaved({"one": taking(clock, 1e-3)}, 2, replays=21, calls=2, seconds=seconds)
 
     assert len(launched) == launches + 2  # one uploads, one says how long it takes
 
 
 def test_quartiles():
-    assert bench._timing([1, 2, 3, 4, 5, 6, 7]) == Timing(4, 2, 6)
-    assert bench._timing([3]) == Timing(3, 3, 3)
+    assert timing.timing_of([1, 2, 3, 4, 5, 6, 7]) == Timing(4, 2, 6)
+    assert timing.timing_of([3]) == Timing(3, 3, 3)
 
 
 @pytest.mark.parametrize("size", [1, 500_000, 6 << 20, 100 << 20, 1 << 28, 6 << 30])
 def test_a_graph_visits_all_sets_equally_often_and_is_neither_short_nor_long(size):
-    sets = bench.sets_for(size)
-    calls = bench._calls_for(size, sets)
+    sets = buffers.sets_for(size)
+    calls = buffers.calls_for(size, sets)
 
     assert calls % sets == 0
-    assert calls <= bench.MOST_CALLS
-    assert sets == bench.MOST_SETS or sets * size >= bench.ROTATION_BYTES
-    assert calls == bench.MOST_CALLS or calls * size >= bench.GRAPH_BYTES
+    assert calls <= buffers.MOST_CALLS
+    assert sets == buffers.MOST_SETS or sets * size >= buffers.ROTATION_BYTES
+    assert calls == buffers.MOST_CALLS or calls * size >= buffers.GRAPH_BYTES
 
 
 # ---- points
 
 
 def test_the_default_sweep_is_the_table():
-    found = bench.points(OPS, DTYPES)
+    found = bench_points.points(OPS, DTYPES)
 
     assert len(found) == len(set(found))
     assert {each.op for each in found} == set(OPS)
@@ -228,13 +228,13 @@ def test_the_default_sweep_is_the_table():
     assert {(1, 1 << 16), (64, 1 << 24)} <= few
     assert not any(each.kind == "few" for each in found if each.dtype == "bfloat16")
     assert all(
-        2 * each.rows * each.cols * (4 if each.dtype == "float32" else 2) <= bench.LARGEST_BYTES
+        2 * each.rows * each.cols * (4 if each.dtype == "float32" else 2) <= bench_points.LARGEST_BYTES
         for each in found
     )
 
 
 def test_torch_compile_is_not_everywhere_by_default():
-    found = [each for each in bench.points(OPS, DTYPES) if bench.is_compiled_by_default(each)]
+    found = [each for each in bench_points.points(OPS, DTYPES) if bench_points.is_compiled_by_default(each)]
 
     assert 80 < len(found) < 120
     assert {each.dtype for each in found} == {"float16", "float32"}
@@ -242,8 +242,8 @@ def test_torch_compile_is_not_everywhere_by_default():
 
 
 def test_rows_and_columns_that_are_given_are_combined():
-    found = bench.points(["softmax"], ["float16"], rows=(3, 5), cols=(64, 70000), offset=2)
-    default = bench.points(["softmax"], ["float16"], cols=(64, 70000))
+    found = bench_points.points(["softmax"], ["float16"], rows=(3, 5), cols=(64, 70000), offset=2)
+    default = bench_points.points(["softmax"], ["float16"], cols=(64, 70000))
 
     assert [(each.rows, each.cols, each.offset) for each in found] == [
         (3, 64, 2),
@@ -252,12 +252,12 @@ def test_rows_and_columns_that_are_given_are_combined():
         (5, 70000, 2),
     ]
     assert [each.rows for each in default] == [49152, 4096]
-    assert len(bench.points(["softmax"], ["float16"], quick=True)) == len(bench.QUICK)
+    assert len(bench_points.points(["softmax"], ["float16"], quick=True)) == len(bench_points.QUICK)
 
 
 def test_forms_have_points_of_their_own_and_come_with_what_they_are_to_be_as_fast_as():
-    fused = bench.points(["layer_norm/fuse"], ["float16"])
-    heads = bench.points(["merge_heads"], [], quick=True)
+    fused = bench_points.points(["layer_norm/fuse"], ["float16"])
+    heads = bench_points.points(["merge_heads"], [], quick=True)
 
     assert [(each.op, each.rows, each.cols) for each in fused] == [
         (op, rows, cols)
@@ -269,18 +269,18 @@ def test_forms_have_points_of_their_own_and_come_with_what_they_are_to_be_as_fas
         for cols in columns
     ]
     assert [(each.rows, each.cols) for each in heads] == [(4096, 768)] * 2
-    assert [each.cols for each in bench.points(["softmax/bias"], ["float32"], quick=True)] == [1024]
-    given = bench.points(["layer_norm/fuse", "layer_norm"], ["float16"], cols=(64,))
+    assert [each.cols for each in bench_points.points(["softmax/bias"], ["float32"], quick=True)] == [1024]
+    given = bench_points.points(["layer_norm/fuse", "layer_norm"], ["float16"], cols=(64,))
     assert [each.op for each in given] == ["layer_norm/fuse", "layer_norm"]
-    assert not any(map(bench.is_compiled_by_default, fused[11:]))
-    by_default = bench.points(list(forms.FORMS), [])
+    assert not any(map(bench_points.is_compiled_by_default, fused[11:]))
+    by_default = bench_points.points(list(forms.FORMS), [])
     assert {each.dtype for each in by_default if each.op == "softmax"} == {"float16", "bfloat16", "float32"}
     assert {each.dtype for each in by_default if each.op == "dropout"} == {"float16", "float32"}
     assert {each.op for each in by_default} == set(forms.FORMS)
 
 
 def test_every_point_has_one_target():
-    for each in bench.points(OPS, DTYPES):
+    for each in bench_points.points(OPS, DTYPES):
         assert sum(target.covers(each) for target in results.TARGETS) == 1, each
 
 
@@ -311,14 +311,14 @@ def test_target(shape, columns):
 def test_buffers_are_filled_apart_and_the_copy_spares_what_is_read(
     clock, monkeypatch, name, rows, cols, offset
 ):
-    monkeypatch.setattr(bench, "ROTATION_BYTES", 1 << 20)
-    monkeypatch.setattr(bench, "PATTERN", 1 << 10)
+    monkeypatch.setattr(buffers, "ROTATION_BYTES", 1 << 20)
+    monkeypatch.setattr(buffers, "PATTERN", 1 << 10)
     point = Point(name, "float16", rows, cols, offset)
     moved = forms.form(name).bytes_moved(rows, cols, "float16")
 
-    sets = bench._sets(point, moved)
+    sets = buffers.allocate(point, moved)
 
-    assert len(sets) == bench.sets_for(moved)
+    assert len(sets) == buffers.sets_for(moved)
     pattern = np.random.default_rng(0).standard_normal(1 << 10).astype(np.float16)
     memory = set()
     for each in sets:
@@ -326,8 +326,8 @@ def test_buffers_are_filled_apart_and_the_copy_spares_what_is_read(
         y = arrays.pop("y")
         source, target = each.copy
         assert source.data.ptr + source.nbytes <= target.data.ptr
-        assert moved <= source.nbytes + target.nbytes < moved + 4 * bench.ALIGNMENT
-        assert y.data.ptr % bench.ALIGNMENT == 2 * offset
+        assert moved <= source.nbytes + target.nbytes < moved + 4 * buffers.ALIGNMENT
+        assert y.data.ptr % buffers.ALIGNMENT == 2 * offset
         y.get()[...] = 0
         target.get()[...] = 0
         for which, array in arrays.items():
@@ -336,7 +336,7 @@ def test_buffers_are_filled_apart_and_the_copy_spares_what_is_read(
             else:
                 np.testing.assert_array_equal(array.get().ravel(), np.resize(pattern, array.get().size))
             if array.get().ndim > 1:
-                assert array.data.ptr % bench.ALIGNMENT == 2 * offset
+                assert array.data.ptr % buffers.ALIGNMENT == 2 * offset
                 memory.add(array.data.ptr)
     assert len(memory) == len(sets) * sum(array.get().ndim > 1 for array in arrays.values())
     gammas = {each.arrays["gamma"].data.ptr for each in sets if "gamma" in each.arrays}
@@ -344,12 +344,12 @@ def test_buffers_are_filled_apart_and_the_copy_spares_what_is_read(
 
 
 def test_every_form_has_its_arrays(clock, monkeypatch):
-    monkeypatch.setattr(bench, "ROTATION_BYTES", 1 << 10)
-    monkeypatch.setattr(bench, "PATTERN", 1 << 6)
+    monkeypatch.setattr(buffers, "ROTATION_BYTES", 1 << 10)
+    monkeypatch.setattr(buffers, "PATTERN", 1 << 6)
     for name, what in forms.FORMS.items():
         given = what.given(8, 64, np.dtype(np.float32))
 
-        (first, *_) = bench._sets(Point(name, "float32", 8, 64), what.bytes_moved(8, 64, "float32"))
+        (first, *_) = buffers.allocate(Point(name, "float32", 8, 64), what.bytes_moved(8, 64, "float32"))
 
         assert {name: (each.shape, each.dtype) for name, each in first.arrays.items()} == {
             name: (each.shape, each.dtype) for name, each in given.items() if name not in {"sum", "scales"}
@@ -361,10 +361,10 @@ def test_every_form_has_its_arrays(clock, monkeypatch):
 
 
 def test_parameters_may_have_a_dtype_of_their_own(clock, monkeypatch):
-    monkeypatch.setattr(bench, "ROTATION_BYTES", 1 << 16)
-    monkeypatch.setattr(bench, "PATTERN", 1 << 6)
+    monkeypatch.setattr(buffers, "ROTATION_BYTES", 1 << 16)
+    monkeypatch.setattr(buffers, "PATTERN", 1 << 6)
 
-    sets = bench._sets(Point("layer_norm", "float16", 70, 33), 70 * 33 * 4, np.dtype(np.float32))
+    sets = buffers.allocate(Point("layer_norm", "float16", 70, 33), 70 * 33 * 4, np.dtype(np.float32))
 
     pattern = np.random.default_rng(0).standard_normal(1 << 6).astype(np.float32)
     for each in sets:
@@ -429,7 +429,7 @@ def test_a_graph_that_is_empty_or_wrong_has_no_time(clock, monkeypatch, theirs, 
     monkeypatch.setattr(devices.cupy(), "asnumpy", np.asarray, raising=False)
     notes: dict[str, str] = {}
 
-    found = bench.time_interleaved(
+    found = timing.time_interleaved(
         {"cupynorm": contender([1.0, 2.0]), "torch": contender(theirs)},
         2,
         notes=notes,
@@ -453,9 +453,9 @@ def test_what_draws_other_numbers_is_not_compared():
 
 
 def test_a_point_is_measured_beside_copies_peers_and_variants(clock, monkeypatch):
-    monkeypatch.setattr(bench, "ROTATION_BYTES", 1 << 16)
+    monkeypatch.setattr(buffers, "ROTATION_BYTES", 1 << 16)
     monkeypatch.setattr(
-        bench, "_ours", lambda op, inputs, plan: taking(clock, 2.5e-6 if plan is None else 9e-6)
+        bench, "ours", lambda op, inputs, plan: taking(clock, 2.5e-6 if plan is None else 9e-6)
     )
     monkeypatch.setattr(bench, "planned", lambda point: {"variant": "warp"})
 
@@ -465,7 +465,7 @@ def test_a_point_is_measured_beside_copies_peers_and_variants(clock, monkeypatch
         return taking(clock, 5e-6)
 
     monkeypatch.setattr(peers, "contender", contender)
-    monkeypatch.setattr(bench, "_check", lambda *_: None)  # nothing here writes anything
+    monkeypatch.setattr(timing, "_check", lambda *_: None)  # nothing here writes anything
     found = bench.measure(Point("softmax", "float16", 64, 64), ["torch", "triton"], ["block"])
 
     assert list(found.timings) == ["cupynorm", "cupynorm block", "copy (driver)", *KERNEL_COPIES, "torch"]
@@ -481,7 +481,7 @@ def test_ours_writes_to_y_in_the_variant_that_is_forced(monkeypatch):
     called = []
     what = types.SimpleNamespace(call=lambda arrays, **options: called.append((arrays, options)))
 
-    bench._ours(what, [{"x": "x", "y": "y"}], "block")(0)
+    bench.ours(what, [{"x": "x", "y": "y"}], "block")(0)
 
     assert called == [({"x": "x", "y": "y"}, {"out": "y", "plan": "block"})]
 
@@ -490,7 +490,7 @@ def test_a_point_without_memory_or_plan_says_so(clock, monkeypatch):
     def none(*_):
         raise MemoryError("out of memory")
 
-    monkeypatch.setattr(bench, "_sets", none)
+    monkeypatch.setattr(buffers, "allocate", none)
 
     found = bench.measure(Point("softmax", "float16", 64, 64))
 
@@ -522,7 +522,7 @@ def test_a_sweep_names_the_point_that_lost_the_device(monkeypatch):
 
     monkeypatch.setattr(bench, "measure", measure)
 
-    with pytest.raises(RuntimeError, match="lost since softmax float16 8 x 64: RuntimeError: an illegal"):
+    with pytest.raises(RuntimeError, match="failed since softmax float16 8 x 64: RuntimeError: an illegal"):
         list(bench.sweep([Point("softmax", "float16", 8, 64)], []))
 
 
@@ -540,7 +540,7 @@ def test_the_plan_is_known_without_an_array_and_is_that_of_a_call(simulated):
 def test_few_points_are_not_compiled_ahead(monkeypatch):
     monkeypatch.setattr(bench, "ProcessPoolExecutor", None)
 
-    bench.compile_ahead(bench.points(["softmax"], ["float16"], cols=(64,)))
+    bench.compile_ahead(bench_points.points(["softmax"], ["float16"], cols=(64,)))
 
 
 def test_many_points_are_compiled_ahead_in_processes(monkeypatch):
@@ -558,7 +558,7 @@ def test_many_points_are_compiled_ahead_in_processes(monkeypatch):
 
     monkeypatch.setattr(bench, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(bench, "planned", compiled.append)
-    points = bench.points(["softmax"], ["float16"])
+    points = bench_points.points(["softmax"], ["float16"])
 
     bench.compile_ahead(points, 2)
 
@@ -734,14 +734,14 @@ def test_host_times_are_of_ours_the_peers_and_the_bare_launch(clock, monkeypatch
             raise RuntimeError("no")
         return {"": lambda: None}
 
-    monkeypatch.setattr(bench, "BATCH", 2)
-    monkeypatch.setattr(bench, "_host_arrays", lambda parameters: arrays_of("layer_norm"))
-    monkeypatch.setattr(bench, "_bare_launch", lambda: lambda: None)
-    monkeypatch.setattr(bench, "_first_call", lambda what, folder: 0.15)
+    monkeypatch.setattr(host_calls, "BATCH", 2)
+    monkeypatch.setattr(host_calls, "_host_arrays", lambda parameters: arrays_of("layer_norm"))
+    monkeypatch.setattr(host_calls, "_bare_launch", lambda: lambda: None)
+    monkeypatch.setattr(host_calls, "_first_call", lambda what, folder: 0.15)
     monkeypatch.setattr(peers, "calls", calls)
     notes: dict[str, str] = {}
 
-    found = list(bench.host_times(["torch"], notes))
+    found = list(host_calls.host_times(["torch"], notes))
 
     assert [(each.call, each.contender) for each in found] == [
         ("layer_norm(x, gamma, beta)", "cupynorm"),
@@ -763,22 +763,24 @@ def test_host_times_are_of_ours_the_peers_and_the_bare_launch(clock, monkeypatch
 
 
 def test_a_first_call_that_fails_has_no_time(monkeypatch, tmp_path):
-    monkeypatch.setattr(bench, "FIRST_CALL", "import sys; sys.exit(1)")
+    monkeypatch.setattr(host_calls, "FIRST_CALL", "import sys; sys.exit(1)")
 
-    assert math.isnan(bench._first_call("first call", str(tmp_path)))
+    assert math.isnan(host_calls._first_call("first call", str(tmp_path)))
 
 
 def test_a_first_call_is_a_new_process_with_that_cache(monkeypatch, tmp_path):
-    monkeypatch.setattr(bench, "FIRST_CALL", "import os, cupynorm; print(len(os.environ['CUPY_CACHE_DIR']))")
+    monkeypatch.setattr(
+        host_calls, "FIRST_CALL", "import os, cupynorm; print(len(os.environ['CUPY_CACHE_DIR']))"
+    )
 
-    assert bench._first_call("first call", str(tmp_path)) == len(str(tmp_path))
+    assert host_calls._first_call("first call", str(tmp_path)) == len(str(tmp_path))
 
 
-@pytest.mark.parametrize("what", bench.FIRST_CALLS)
+@pytest.mark.parametrize("what", host_calls.FIRST_CALLS)
 def test_a_first_call_is_a_call(what):
     import cupynorm
 
-    exec(bench.FIRST_CALLS[what], {"cupynorm": cupynorm, "x": np.ones((3, 4), np.float16)})  # noqa: S102
+    exec(host_calls.FIRST_CALLS[what], {"cupynorm": cupynorm, "x": np.ones((3, 4), np.float16)})  # noqa: S102
 
 
 # ---- results
@@ -862,7 +864,7 @@ def test_peers_of_another_run_count_by_their_share(tmp_path):
     assert measured(1.0).fastest_peer(recorded) == ("quack (recorded)", 1.25)
     assert results.missed(measured(1.0), recorded) == ["0.80 of quack (recorded)"]
     path.write_text("{}x")
-    with pytest.raises(ValueError, match="no record of peers"):
+    with pytest.raises(ValueError, match="not a record of peers"):
         results.read_recorded(path)
 
 
@@ -948,7 +950,7 @@ def test_json_has_no_nan(tmp_path):
 def test_what_is_no_report_is_refused(tmp_path, text):
     (tmp_path / "bench.json").write_text(text)
 
-    with pytest.raises(ValueError, match="is no report of cupynorm bench"):
+    with pytest.raises(ValueError, match="report of cupynorm bench"):
         saved.read(tmp_path / "bench.json")
 
 
@@ -1066,8 +1068,8 @@ def test_wrong_usage(machine, options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--recorded", __file__), "no record of peers"),
-        (("--from", __file__), "is no report of cupynorm bench"),
+        (("--recorded", __file__), "not a record of peers"),
+        (("--from", __file__), "report of cupynorm bench"),
     ],
 )
 def test_a_file_that_is_not_understood_is_an_unusable_one(machine, options, message):
@@ -1181,7 +1183,7 @@ def test_the_host_table_alone_or_with_the_sweep(machine, monkeypatch):
         notes["torch softmax"] = "a reason"
         return iter(report().host)
 
-    monkeypatch.setattr(bench, "host_times", host_times)
+    monkeypatch.setattr(host_calls, "host_times", host_times)
 
     alone, both = invoke("--host-only"), invoke("--host", "--quick")
 

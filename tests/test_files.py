@@ -487,7 +487,7 @@ def test_a_pipe_that_ends_too_soon_is_an_error_and_leaves_nothing(folder):
 def test_standard_output_takes_no_statistics_and_no_json_beside_it(folder):
     np.save(folder / "in.npy", numbers(3, 4))
     for option, words in (
-        ("--stats", b"no name to derive the names of the statistics' files"),
+        ("--stats", b"no name to derive the statistics' files"),
         ("--json", b"standard output"),
     ):
         done = piped(folder, "run", "layer_norm", "in.npy", "-o", "-", "--device", "cpu", option, data=b"")

@@ -18,7 +18,7 @@ from cupynorm.catalog import forms, op_table
 from cupynorm.catalog.forms import FORMS, Form
 from cupynorm.plan.config import VARIANTS, Plan
 from cupynorm.runtime import devices, nvrtc
-from cupynorm.tools import bench, explain, testing
+from cupynorm.tools import bench, explain, selftest
 from cupynorm.tools.results import Point
 from cupynorm.tools.testing import assert_close, assert_form_close, form_error
 from tests import command_runner
@@ -249,12 +249,12 @@ def test_the_self_test_reports_a_form_that_is_wrong(monkeypatch: pytest.MonkeyPa
     right = FORMS["geglu"]
     wrong = dataclasses.replace(right, call=lambda a, **_: right.call(a) * np.float32(1.01))
     raises = dataclasses.replace(right, name="raises", call=lambda a, **_: 1 / 0)
-    monkeypatch.setattr(testing, "OPS", ())
-    monkeypatch.setattr(testing.forms, "FORMS", {"geglu": wrong, "raises": raises})
+    monkeypatch.setattr(selftest, "OPS", ())
+    monkeypatch.setattr(selftest.forms, "FORMS", {"geglu": wrong, "raises": raises})
 
-    found = list(testing.selftest(cpu=True))
+    found = list(selftest.run(cpu=True))
 
-    assert len(found) == 2 * len(DTYPES) * len(testing.FORM_COLS)
+    assert len(found) == 2 * len(DTYPES) * len(selftest.FORM_COLS)
     assert not any(each.ok for each in found if each.dtype != "bfloat16")
     assert {each.note for each in found if each.op == "raises"} == {"ZeroDivisionError: division by zero"}
     assert all(math.isinf(each.error) for each in found if each.op == "raises")
@@ -267,7 +267,7 @@ def test_without_a_device_the_self_test_says_so(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(devices, "cupy", nothing)
 
     with pytest.raises(devices.NoDeviceError):
-        testing._compare_form(FORMS["dropout"], 8, "float32", on_device=True)
+        selftest._compare_form(FORMS["dropout"], 8, "float32", on_device=True)
 
 
 def test_explain_gives_values() -> None:

@@ -21,7 +21,7 @@ from cupynorm.plan.config import Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler, devices, tuned_plans
-from cupynorm.tools import bench, peers, testing, tune
+from cupynorm.tools import bench, buffers, peers, testing, timing, tune
 from cupynorm.tools.results import Point, Timing
 from tests import command_runner
 from tests.simulator import simulated
@@ -141,27 +141,27 @@ def timer(simulated, monkeypatch):
     """A simulated device that computes results; how long that takes is made up."""
     timer = Timer()
 
-    def buffers(*_):
-        return [bench.Set({"x": "x", "y": "y"}, ("source", "target"))]
+    def sets(*_):
+        return [buffers.Set({"x": "x", "y": "y"}, ("source", "target"))]
 
     def ours(op, inputs, plan):
         return types.SimpleNamespace(plan=plan)
 
-    monkeypatch.setattr(bench, "time_interleaved", timer)
-    monkeypatch.setattr(bench, "_sets", buffers)
-    monkeypatch.setattr(bench, "_ours", ours)
+    monkeypatch.setattr(timing, "time_interleaved", timer)
+    monkeypatch.setattr(buffers, "allocate", sets)
+    monkeypatch.setattr(bench, "ours", ours)
     monkeypatch.setattr(peers, "forget", lambda: None)
     monkeypatch.setattr(tune, "MOST_CANDIDATES", 8)
     return timer
 
 
 def table_plan(point: Point = POINT) -> Plan:
-    what = bench._spec(point)
+    what = bench.lowered(point)
     return tuned_plans.portable(row_ops._prepare(0, what, None, tuned=False).plan)
 
 
 def every_candidate() -> list[Plan]:
-    return tune.candidates(bench._spec(POINT).problem, devices.present_limits(), tune.MOST_CANDIDATES)
+    return tune.candidates(bench.lowered(POINT).problem, devices.present_limits(), tune.MOST_CANDIDATES)
 
 
 def faster_than(before: Plan, seconds: float, variant: str = "block") -> Any:
@@ -225,7 +225,7 @@ def test_what_was_better_once_and_is_no_longer_is_taken_out(timer):
 def test_what_was_found_earlier_is_tried_again(timer):
     before = table_plan()
     odd = dataclasses.replace(before, block=1024, min_blocks=1)
-    what, limits = bench._spec(POINT), devices.present_limits()
+    what, limits = bench.lowered(POINT), devices.present_limits()
     key = tuned_plans.key_of(what.types, what.problem, limits)
     tuned_plans.store(tune.here(), {key: tuned_plans.Entry(odd, 0.5, "2026-01-01")})
     timer.seconds = lambda plan: FASTER if plan == odd else BEFORE
@@ -294,19 +294,19 @@ def test_no_point_is_started_when_the_time_is_over(timer, monkeypatch):
 def test_rows_are_halved_until_they_fit_memory_within_their_class(timer, monkeypatch):
     asked = []
 
-    def buffers(point, *_):
+    def sets(point, *_):
         asked.append(point.rows)
         if point.rows > 60_000:
             raise MemoryError
-        return [bench.Set({"x": "x", "y": "y"}, ("source", "target"))]
+        return [buffers.Set({"x": "x", "y": "y"}, ("source", "target"))]
 
-    monkeypatch.setattr(bench, "_sets", buffers)
+    monkeypatch.setattr(buffers, "allocate", sets)
 
     (result,) = tune.tune([dataclasses.replace(POINT, rows=200_000)])
 
     assert asked == [200_000, 100_000, 50_000]
     assert result.point.rows == 50_000
-    monkeypatch.setattr(bench, "_sets", lambda *_: (_ for _ in ()).throw(MemoryError))
+    monkeypatch.setattr(buffers, "allocate", lambda *_: (_ for _ in ()).throw(MemoryError))
     with pytest.raises(MemoryError):
         list(tune.tune([POINT]))
 

@@ -338,7 +338,7 @@ def what_of(simulated: Any, rows: int, cols: int) -> tuple[KernelSpec, Any]:
     from cupynorm.tools import bench
     from cupynorm.tools.results import Point
 
-    return bench._spec(Point("softmax", "float32", rows, cols)), devices.present_limits()
+    return bench.lowered(Point("softmax", "float32", rows, cols)), devices.present_limits()
 
 
 def tuned_for(simulated: Any, rows: int, cols: int, variant: str) -> Plan:

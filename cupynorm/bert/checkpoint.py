@@ -80,7 +80,7 @@ def read_json(path: Path, kind: type = dict) -> Any:
 
 
 def read_weights(path: Path, config: EncoderConfig) -> dict[str, Array]:
-    """Return a file's tensors by BERT's names, without a prefix. No tensor is read unless the file's header fits the config."""
+    """Return a file's tensors by BERT's names, without a prefix. None is read if the header does not fit."""
     try:
         import safetensors  # noqa: PLC0415  optional
     except ImportError as error:
@@ -152,7 +152,7 @@ def _some(names: Sequence[str], most: int = 3) -> str:
 
 
 def _renamed(name: str) -> str:
-    """Return a tensor's current name. Weights from TensorFlow have LayerNorm.gamma and .beta instead of .weight and .bias."""
+    """Return a tensor's current name. Weights from TensorFlow have gamma and beta instead of weight and bias."""
     if "LayerNorm." in name:
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
     return name

@@ -32,19 +32,21 @@ class EncoderConfig:
     types : int, default 2
         Rows of the table of token type embeddings.
     norm : {"post", "pre"}, default "post"
-        "post" is LayerNorm(x + f(x)), as in BERT; "pre" is x + f(LayerNorm(x)), with a final LayerNorm after the last layer.
+        "post" is LayerNorm(x + f(x)), as in BERT; "pre" is x + f(LayerNorm(x)), with a final LayerNorm after the last
+        layer.
     approximate : {"none", "tanh"}, default "none"
         GELU by the normal distribution function, or by its tanh approximation.
     eps : float, default 1e-12
         Added to the variance in every LayerNorm.
     dtype : str, default "float32"
-        The dtype of matrices and of results between steps: float16, bfloat16, float32 or float64. Sums, scores, statistics,
-        biases, gamma and beta are float32 (float64 for float64).
+        The dtype of matrices and of results between steps: float16, bfloat16, float32 or float64. Sums, scores,
+        statistics, biases, gamma and beta are float32 (float64 for float64).
 
     Raises
     ------
     ValueError
-        For sizes below 1, a hidden that is not a multiple of heads, an eps that is negative or not finite, and unknown names.
+        For sizes below 1, a hidden that is not a multiple of heads, an eps that is negative or not finite, and unknown
+        names.
     TypeError
         For a dtype that is not supported, an eps that is not a number, and names that are not strings.
 

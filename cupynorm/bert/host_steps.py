@@ -67,7 +67,8 @@ def add_layer_norm(
 def bias_gelu(x: Array, bias: Array, *, approximate: str) -> Array:
     """Return GELU(x + bias), with the distribution function ("none") or its tanh form ("tanh").
 
-    Hendrycks and Gimpel 2016, "Gaussian Error Linear Units": x Phi(x), about x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+    Hendrycks and Gimpel 2016, "Gaussian Error Linear Units": x Phi(x), about x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715
+    x^3))).
     """
     gelu = _gelu_tanh if approximate == "tanh" else _gelu
     shift = bias.astype(compute_dtype(x.dtype), copy=False)
@@ -120,7 +121,7 @@ def _gelu_tanh(x: Array) -> Array:
 
 
 def masked_softmax(x: Array, scale: float, where: Array | None, dtype: Dtype) -> Array:
-    """Return softmax(scale * x) over the last axis, of what `where` keeps; the rest is 0, even if a row keeps nothing."""
+    """Return softmax(scale * x) over the last axis, of what `where` keeps. The rest is 0, even in an empty row."""
     y: Array = x * x.dtype.type(scale)
     if where is not None:
         np.copyto(y, -np.inf, where=~where)

@@ -48,7 +48,8 @@ def _add(
 def _run_few(config: EncoderConfig, weights: Weights, total: Any, steps: Steps) -> Any:
     """Compute the same in 5 launches a layer, for few tokens.
 
-    A sum's LayerNorm is computed by the product that takes it as its input. That product stores it, too, where it is a residual.
+    A sum's LayerNorm is computed by the product that takes it as its input. That product stores it, too, where it is a
+    residual.
     """
     post, norm = config.norm == "post", weights.first_norm
     for layer in weights.layers:

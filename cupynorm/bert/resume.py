@@ -1,7 +1,7 @@
 """A .npy file of rows whose writing can be continued by another process after an interruption.
 
-OUTPUT.part holds the finished rows, and OUTPUT.part.json, the note, says what they are and how many. The rows of a window
-are on the disk before the note counts them.
+OUTPUT.part holds the finished rows, and OUTPUT.part.json, the note, says what they are and how many. The rows of a
+window are on the disk before the note counts them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCHEMA = 2  # of the note, and of what its digest covers
 
 
 def unfinished(target: Path) -> tuple[int, int] | None:
-    """Return how many texts an interrupted run has finished, and how many there are; None if nothing can be continued."""
+    """Return how many texts an interrupted run has finished, and how many it has; None if there is no such run."""
     note, part = _beside(target)
     try:
         told = json.loads(note.read_text("utf-8"))

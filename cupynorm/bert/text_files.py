@@ -30,9 +30,9 @@ def read_texts(path: Path, field: str | None = None) -> Iterator[tuple[str, str]
     Parameters
     ----------
     path : pathlib.Path
-        .jsonl and .ndjson hold one object a line, .csv has the names of its columns in the first line, and any other file holds
-        one text a line. Formats of tables and archives, such as .json, .tsv and .parquet, are refused. `-` is standard input,
-        read as lines.
+        .jsonl and .ndjson hold one object a line, .csv has the names of its columns in the first line, and any other
+        file holds one text a line. Formats of tables and archives, such as .json, .tsv and .parquet, are refused. `-`
+        is standard input, read as lines.
     field : str, optional
         The field of each object, or the column; default "text".
 

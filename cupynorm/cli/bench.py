@@ -1,4 +1,4 @@
-"""`cupynorm bench`."""
+"""`cupynorm bench`: times ops beside their peers, or shows the results of an earlier run."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ def _peers() -> tuple[str, ...]:
 def bench(*, source: Path | None, as_json: bool, **options: Any) -> None:
     """Time the ops beside their peers and a copy of the same bytes.
 
-    Prints the device time of one call, measured with CUDA graphs over buffers larger than the L2 cache, in turns with each
-    installed peer and with copies. The share is the fraction of the best copy's rate. There is a line for each point, and
-    the worst point at the end.
+    Prints the device time of one call, measured with CUDA graphs over buffers larger than the L2 cache, in turns with
+    each installed peer and with copies. The share is the fraction of the best copy's rate. There is a line for each
+    point, and the worst point at the end.
 
     Example: cupynorm bench --ops softmax --dtypes float16 --cols 1024,4096 --save results.json
     """
@@ -159,7 +159,7 @@ NEED_POINTS = {  # options that need points, and their parameters
 
 
 def _show_tables(source: Path, tables: Tables, *, as_json: bool, **options: Any) -> None:
-    """Print a file of other measurements than the sweep's. They have no contenders, so nothing else can be done with them."""
+    """Print a file of other measurements than the sweep's. They have no contenders to make files or plots of."""
     for option, name in NEED_POINTS.items():
         if options[name]:
             raise Failure(f"{source} holds no points of cupynorm bench: {option} needs them", USAGE)
@@ -203,11 +203,13 @@ def _save(report: Report, *, save: Path | None, csv_file: Path | None, **_: Any)
 def _measured(show_point: Callable[[Measured], None], **options: Any) -> Report:
     """Measure, show each point, and keep the files up to date even if the run is interrupted."""
     from cupynorm.tools import bench as measuring  # noqa: PLC0415
+    from cupynorm.tools import host_calls, timing  # noqa: PLC0415
+    from cupynorm.tools.bench_points import points as points_of  # noqa: PLC0415
 
     quick, asked = options["quick"], options["peers"]
     report = measuring.new_report()
     with user_input():
-        points = measuring.points(
+        points = points_of(
             options["ops"] or tuple(forms()),
             options["dtypes"] or (),
             options["rows"] or (),
@@ -227,13 +229,12 @@ def _measured(show_point: Callable[[Measured], None], **options: Any) -> Report:
 
     save = functools.partial(_save, report, **options)
     save()  # a missing folder should be noticed now
-    on_terminal = (
-        sys.stderr.isatty()
-    )  # a bar and lines would overwrite each other, so the lines come at the end
+    # a bar and lines would overwrite each other: on a terminal, the lines come at the end
+    on_terminal = sys.stderr.isatty()
     try:
         if options["host"] or options["host_only"]:
             notes: dict[str, str] = {}
-            report.host.extend(measuring.host_times(peers, notes))
+            report.host.extend(host_calls.host_times(peers, notes))
             for name, text in notes.items():
                 print_note(f"  {name}: {text}")
         if not options["host_only"]:
@@ -243,7 +244,7 @@ def _measured(show_point: Callable[[Measured], None], **options: Any) -> Report:
                 peers,
                 options["variants"] or (),
                 everywhere=everywhere,
-                replays=measuring.REPLAYS // 2 if quick else measuring.REPLAYS,
+                replays=timing.REPLAYS // 2 if quick else timing.REPLAYS,
                 seconds=options["seconds"],
             )
             with progress_bar("bench") as show_progress:

@@ -1,4 +1,4 @@
-"""`cupynorm completion`."""
+"""`cupynorm completion`: how to switch on completion in a shell."""
 
 from __future__ import annotations
 

@@ -69,7 +69,8 @@ def _with_option(message: str) -> str:
     ctx = click.get_current_context(silent=True)
     for each in ctx.command.params if ctx else ():
         if each.name == OPTION_OF.get(word, word):
-            name = max(each.opts, key=len) if isinstance(each, click.Option) else each.make_metavar(ctx)  # type: ignore[arg-type]
+            is_option = isinstance(each, click.Option)
+            name = max(each.opts, key=len) if is_option else each.make_metavar(ctx)  # type: ignore[arg-type]
             return f"{name}: {rest}"
     return message
 

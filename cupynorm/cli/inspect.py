@@ -16,7 +16,7 @@ from cupynorm.cli.output import COLORS, print_fields, print_json, print_note, pr
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cupynorm.tools.testing import Result
+    from cupynorm.tools.selftest import Result
 
 
 def _recorded() -> Iterable[str]:
@@ -106,17 +106,17 @@ def doctor(ctx: click.Context, *, as_json: bool) -> None:
 def selftest(ctx: click.Context, *, gpu: bool | None, quick: bool, as_json: bool) -> None:
     """Compare every op with float64.
 
-    All kernels are compiled first, several at once; then ops run over dtypes, variants and shapes. The exit status is 1 if an
-    error is larger than the dtype's tolerance.
+    All kernels are compiled first, several at once; then ops run over dtypes, variants and shapes. The exit status is 1
+    if an error is larger than the dtype's tolerance.
     """
-    from cupynorm.tools import testing  # noqa: PLC0415
+    from cupynorm.tools import selftest as testing  # noqa: PLC0415
     from cupynorm.tools.files import choose_device  # noqa: PLC0415
 
     device, reason = choose_device("auto" if gpu is None else "gpu" if gpu else "cpu")
     if reason:
         print_note(f"no usable GPU, so this tests the CPU: {reason}")
     with progress_bars() as progress:
-        results = list(testing.selftest(cpu=device == "cpu", quick=quick, progress=progress))
+        results = list(testing.run(cpu=device == "cpu", quick=quick, progress=progress))
     faults = [each for each in results if not each.ok]
     if as_json:
         every = [dataclasses.asdict(each) for each in results]
@@ -146,8 +146,8 @@ def selftest(ctx: click.Context, *, gpu: bool | None, quick: bool, as_json: bool
 def explain(*, op: str, as_json: bool, **options: Any) -> None:
     """Show what a call would launch.
 
-    That is: the plan, the kernel, its registers, its occupancy, and the bytes that it moves. Nothing is launched.
-    OP is a plain op, or one of the forms that `cupynorm bench` times: softmax/causal, add_layer_norm/sum, layer_norm/int8.
+    That is: the plan, the kernel, its registers, its occupancy, and the bytes that it moves. Nothing is launched. OP is
+    a plain op, or one of the forms that `cupynorm bench` times: softmax/causal, add_layer_norm/sum, layer_norm/int8.
 
     Example: cupynorm explain layer_norm --shape 49152,1024 --dtype float16 --device h200
     """

@@ -51,7 +51,7 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextlib.contextmanager
 def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that takes a stage's name, what is done and the total: each stage has a bar, one after the other."""
+    """Yield a function that takes a stage's name, what is done and the total. Each stage has a bar."""
     with contextlib.ExitStack() as stack:
         bars: dict[str, Any] = {}
 

@@ -112,10 +112,10 @@ def run(
 def embed(*, source: Path, output: Path, model: Path, as_json: bool, **options: Any) -> None:
     """Turn texts into a .npy file of embeddings.
 
-    A BERT sentence encoder gives one row per text, in their order, on a GPU if there is one. TEXTS is a UTF-8 file of lines,
-    .jsonl, .ndjson or .csv, or - for lines of standard input. All texts are checked first. An interrupted run leaves its
-    finished rows in OUTPUT.part, and the same command continues from there; the output appears under its name only when it
-    is complete.
+    A BERT sentence encoder gives one row per text, in their order, on a GPU if there is one. TEXTS is a UTF-8 file of
+    lines, .jsonl, .ndjson or .csv, or - for lines of standard input. All texts are checked first. An interrupted run
+    leaves its finished rows in OUTPUT.part, and the same command continues from there; the output appears under its
+    name only when it is complete.
 
     Example: cupynorm embed texts.txt -o embeddings.npy --model all-MiniLM-L6-v2
     """

@@ -1,4 +1,4 @@
-"""`cupynorm tune`."""
+"""`cupynorm tune`: finds and stores the fastest plans on this GPU."""
 
 from __future__ import annotations
 
@@ -86,9 +86,8 @@ def _tune(
         return
     print_note(f"{len(points)} points, {place.device}")
     found: list[Any] = []
-    on_terminal = (
-        sys.stderr.isatty()
-    )  # a bar and lines would overwrite each other, so the lines come at the end
+    # a bar and lines would overwrite each other: on a terminal, the lines come at the end
+    on_terminal = sys.stderr.isatty()
     ended = False
     try:
         with user_files(), progress_bar("tune") as show_progress:

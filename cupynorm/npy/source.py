@@ -28,9 +28,9 @@ RAW_TYPES = ("|V2", "<u2", ">u2")  # how .npy files store bfloat16; NumPy itself
 class Source:
     """A .npy file that is read by blocks of rows. Its header, dtype and size are checked first; nothing is unpickled.
 
-    `-` is standard input, which may be a pipe: its blocks must be read in order, and a wrong size is noticed at the end only.
-    `dtype` is what read() returns: big-endian elements are swapped, and raw two-byte elements become bfloat16 with `bfloat16`.
-    Raises FileError.
+    `-` is standard input, which may be a pipe: its blocks must be read in order, and a wrong size is noticed at the end
+    only. `dtype` is what read() returns: big-endian elements are swapped, and raw two-byte elements become bfloat16
+    with `bfloat16`. Raises FileError.
     """
 
     def __init__(self, path: Path, *, bfloat16: bool = False) -> None:

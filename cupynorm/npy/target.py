@@ -42,9 +42,9 @@ def npy_header(shape: tuple[int, ...], dtype: Dtype) -> bytes:
 class Target:
     """A .npy file in C order, written under a temporary name in the same folder until publish() renames it.
 
-    Its disk space is allocated first. Temporary files that killed processes left in the folder, whose locks are free, are
-    removed. With `force`, the new file takes the permissions of the one it replaces. bfloat16 is stored as NumPy stores it,
-    as raw two-byte elements (V2). Raises FileError.
+    Its disk space is allocated first. Temporary files that killed processes left in the folder, whose locks are free,
+    are removed. With `force`, the new file takes the permissions of the one it replaces. bfloat16 is stored as NumPy
+    stores it, as raw two-byte elements (V2). Raises FileError.
     """
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: Dtype, *, force: bool) -> None:
@@ -167,7 +167,7 @@ def mode_of(path: Path) -> int | None:
 
 
 def open_like(path: Path, flags: int, mode: int | None) -> int:
-    """Open or create a file that will replace one of that mode, so that nobody can read it who could not read that one."""
+    """Open or create a file that will replace one of that mode: nobody else may read it."""
     if mode is None:
         return os.open(path, flags, 0o666)
     descriptor = os.open(path, flags, mode | 0o600)  # the owner must be able to write

@@ -1,4 +1,4 @@
-"""What this machine has for cupynorm, and what is wrong with it. Needs no GPU, no driver, no CuPy."""
+"""What this machine has for cupynorm, and what is wrong with it. Needs no GPU, driver or CuPy."""
 
 from __future__ import annotations
 
@@ -24,20 +24,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-CUPY_OLDEST = (
-    14,
-    2,
-)  # older ones compile every kernel anew in every process: name expressions missed their cache
+# Older versions do not cache kernels with name expressions: each process compiles them again.
+CUPY_OLDEST = (14, 2)
 CUPY_UNTRIED = (15,)
 CAPABILITY_OLDEST = 70
-OPTIONAL = ("ml_dtypes", "safetensors", "tokenizers")  # packages that cupynorm uses where they are
+OPTIONAL = ("ml_dtypes", "safetensors", "tokenizers")  # packages that cupynorm uses if they are installed
 FOR_CUDA = "cupynorm's kernels are CUDA, for NVIDIA's"
 VARIABLES = re.compile(r"(CUPY|CUDA|CUPYNORM|NVIDIA_VISIBLE|NVCC)(_\w+)?|NO_COLOR")
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that doctor looked at. fix: what to type or do next; empty where nothing needs doing."""
+    """One thing that doctor checked. fix: what to type or do next; empty if nothing needs doing."""
 
     check: str
     status: Literal["ok", "warning", "fault"]
@@ -46,10 +44,10 @@ class Finding:
 
 
 def driver_cuda() -> int | None:
-    """Return the newest CUDA that the driver speaks, 1000 x major + 10 x minor; None without a driver."""
+    """Return the newest CUDA version that the driver supports, 1000 x major + 10 x minor; None without a driver."""
     library = _driver_library()
     version = ctypes.c_int()
-    if library is None or library.cuDriverGetVersion(ctypes.byref(version)) != 0:  # a stub library answers 34
+    if library is None or library.cuDriverGetVersion(ctypes.byref(version)) != 0:  # a stub library returns 34
         return None
     return version.value
 
@@ -72,14 +70,14 @@ def _driver_library() -> ctypes.CDLL | None:
 
 
 def extra_for(cuda: int | None) -> str | None:
-    """Return the extra that fits a driver: "cuda13" from 580 on, "cuda12" from 525 on, else None."""
+    """Return the extra for a driver: "cuda13" from driver 580 on, "cuda12" from 525 on, else None."""
     if cuda is None or cuda < 12000:  # noqa: PLR2004
         return None
     return "cuda13" if cuda >= 13000 else "cuda12"  # noqa: PLR2004
 
 
 def cupy_distributions() -> dict[str, str]:
-    """Return name and version of every installed distribution that brings a package named cupy."""
+    """Return name and version of every installed distribution of CuPy."""
     found = {}
     for each in importlib.metadata.distributions():
         name = (each.metadata["Name"] or "").lower().replace("_", "-")
@@ -89,12 +87,12 @@ def cupy_distributions() -> dict[str, str]:
 
 
 def is_gpu_wanted() -> bool:
-    """Say whether somebody expects a GPU here: a CuPy is installed, or the driver shows a device that CuPy is missing for."""
+    """Return whether a GPU is expected here: CuPy is installed, or the driver shows a device."""
     return bool(cupy_distributions()) or driver_devices() > 0
 
 
 def cache_folder() -> Path:
-    """Return the folder that CuPy keeps compiled kernels in."""
+    """Return the folder in which CuPy stores compiled kernels."""
     return Path(os.environ.get("CUPY_CACHE_DIR", Path("~/.cupy/kernel_cache").expanduser()))
 
 
@@ -136,7 +134,7 @@ def info() -> dict[str, Any]:
 
 
 def findings() -> Iterator[Finding]:
-    """Look at everything that has to be right, the most basic first."""
+    """Check everything that has to be right, the most basic first."""
     yield _check_package()
     cuda = driver_cuda()
     installed = cupy_distributions()
@@ -201,7 +199,7 @@ def _check_cupy(installed: dict[str, str], cuda: int | None) -> Iterator[Finding
             yield Finding("cupy", "ok", "CuPy is not installed, and not needed for NumPy arrays")
         return
     if len(installed) > 1:
-        # they share one folder: taking one away takes files of the other along, so all of them go first
+        # they share one folder: uninstalling one removes files of the others, so all of them must be uninstalled first
         yield Finding(
             "cupy",
             "fault",
@@ -246,7 +244,7 @@ def _check_cache(folder: Path) -> Iterator[Finding]:
 
 
 def _existing(folder: Path) -> Path:
-    """Return a folder, or the nearest one above it that is there."""
+    """Return a folder, or its nearest parent that exists."""
     return next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(each))
 
 
@@ -255,7 +253,7 @@ def _is_writable(folder: Path) -> bool:
 
 
 def _intruder(folder: Path) -> tuple[str, str] | None:
-    """Say who else could replace what is in a folder, and what to type against it, if there is something; or None."""
+    """Return who else could replace files in a folder, and what to type against it, if anything; or None."""
     if os.name != "posix":
         return None
     mine = {0, os.geteuid()}
@@ -264,7 +262,7 @@ def _intruder(folder: Path) -> tuple[str, str] | None:
         status = each.stat()
         if status.st_uid not in mine:
             return f"{each} belongs to user {status.st_uid}, who could replace kernels in {folder}", ""
-        # in a folder with the sticky bit others can add, not replace; in the cache that is too much
+        # with the sticky bit, others can add files but not replace them; in the cache itself, adding is too much
         if status.st_mode & stat.S_IWOTH and (each == folder.resolve() or not status.st_mode & stat.S_ISVTX):
             return (
                 f"{each} can be written by anyone, who could then replace kernels in {folder}",
@@ -302,7 +300,7 @@ def _check_import(installed: dict[str, str], cuda: int | None) -> Iterator[Findi
     name = next(iter(installed))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there are two is a finding already
+            warnings.simplefilter("ignore")  # CuPy warns of two installations, which is a finding already
             module = devices.cupy()
     except devices.NoDeviceError as error:
         if "ROCm" in str(error):
@@ -330,7 +328,7 @@ def _check_compiler(module: ModuleType, major: int | None, cuda: int | None) -> 
     wheel = _install.NVRTC.get(major or 12, _install.NVRTC[13])
     try:
         version = module.cuda.nvrtc.getVersion()
-    except Exception as error:  # noqa: BLE001  CuPy's loader has an error type of its own
+    except Exception as error:  # noqa: BLE001  CuPy's loader has its own type of error
         why = str(error).partition("\n")[0]
         return Finding(
             "nvrtc",
@@ -353,7 +351,7 @@ def _check_compiler(module: ModuleType, major: int | None, cuda: int | None) -> 
 
 def _check_headers(major: int | None) -> Finding:
     try:
-        from cuda.pathfinder import find_nvidia_header_directory  # noqa: PLC0415  comes with CuPy
+        from cuda.pathfinder import find_nvidia_header_directory  # noqa: PLC0415  CuPy depends on it
 
         folder = find_nvidia_header_directory("cudart")
     except Exception:  # noqa: BLE001  it reads other packages' folders
@@ -381,7 +379,7 @@ def _check_bfloat16() -> Finding:
 
 
 def _devices() -> tuple[list[dict[str, Any]], str | None]:
-    """Return the devices with their limits, or why there are none."""
+    """Return the devices with their limits, or the reason why there are none."""
     try:
         devices.present_device()
         count = devices.cupy().cuda.runtime.getDeviceCount()
@@ -395,7 +393,7 @@ def _devices() -> tuple[list[dict[str, Any]], str | None]:
 
 
 def _extras() -> dict[str, bool]:
-    """Return the extras that cupynorm declares, and whether everything of each is installed."""
+    """Return the extras that cupynorm declares, and whether all packages of each are installed."""
     try:
         declared = importlib.metadata.metadata("cupynorm")
     except importlib.metadata.PackageNotFoundError:  # a bare checkout

@@ -76,9 +76,9 @@ def run(
 ) -> Report:
     """Apply `op` to the rows of `source` and write `target`; with `stats`, write the statistics to files beside it.
 
-    `-` as source or target is standard input or output, which may be pipes. `bfloat16`: the files' raw two-byte elements
-    are bfloat16. `progress` is called with the rows done and all rows. A forced plan needs a device. `target` appears only
-    when the run was successful.
+    `-` as source or target is standard input or output, which may be pipes. `bfloat16`: the files' raw two-byte
+    elements are bfloat16. `progress` is called with the rows done and all rows. A forced plan needs a device. `target`
+    appears only when the run was successful.
 
     Raises FileError, NoDeviceError, ValueError for options that the op does not take, and whatever the op raises.
     """
@@ -90,7 +90,7 @@ def run(
         raise ValueError("- is standard input, which holds one array only")
     if target == STANDARD and stats:
         raise ValueError(
-            "stats: standard output (-) has no name to derive the names of the statistics' files from: give an output file"
+            "stats: standard output (-) has no name to derive the statistics' files from: give an output file"
         )
     if target == STANDARD:
         check_standard_output()

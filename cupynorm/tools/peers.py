@@ -1,4 +1,4 @@
-"""What cupynorm is measured against: the same ops through CuPy, PyTorch, torch.compile and Triton, on the same memory."""
+"""The peers of a benchmark: the same ops in CuPy, PyTorch, torch.compile and Triton, on the same memory."""
 
 # ruff: noqa: ANN001, ANN202  (kernels in Triton's language)
 
@@ -26,11 +26,10 @@ NEEDS = {
     "triton": ("torch", "triton"),
 }
 EPS = {"layer_norm": 1e-5, "rms_norm": 1e-6}
-TRITON_COLS = 65536  # a program holds the whole row: beyond that it spills without end
+TRITON_COLS = 65536  # a program holds the whole row, and spills heavily if it is longer
 
-Run = Callable[
-    [int], Any
-]  # launches once, on buffer set i, on CuPy's current stream, and returns what it wrote
+# Launches once with buffer set i, on CuPy's current stream, and returns the array that it writes.
+Run = Callable[[int], Any]
 
 
 def missing() -> dict[str, str]:
@@ -44,10 +43,10 @@ def missing() -> dict[str, str]:
 
 
 def contender(name: str, what: Form, sets: Sequence[Arrays]) -> Run | None:
-    """Return a peer's launch of a form over sets of its arrays; None where the peer has no such thing.
+    """Return a peer's launch of a form over sets of arrays; None if the peer does not have the form.
 
-    Where a peer cannot write to y, it allocates, and its results are kept until their set's next turn: they then
-    rotate as y does. Whatever it raises is its own.
+    A peer that cannot write to y allocates its result, which is kept until its set's next turn, so that results rotate
+    as y does. Errors of the peer are raised as they are.
     """
     if name == "cupy":
         composed = _cupy_function(what.name)
@@ -68,7 +67,7 @@ def contender(name: str, what: Form, sets: Sequence[Arrays]) -> Run | None:
 
 
 def calls(name: str, what: Form, arrays: Arrays) -> dict[str, Callable[[], Any]]:
-    """Return what a user would call, as {what: call}, for host times; on the default stream of CuPy and PyTorch alike."""
+    """Return the calls that a user would make, by name, for host times, on the default stream of CuPy and PyTorch."""
     if name == "cupy":
         composed = _cupy_function(what.name)
         return {} if composed is None else {"": functools.partial(composed, arrays)}
@@ -85,7 +84,7 @@ def calls(name: str, what: Form, arrays: Arrays) -> dict[str, Callable[[], Any]]
 
 
 def _read(arrays: Arrays) -> Arrays:
-    """Return the arrays without y: what is computed gets memory of its own."""
+    """Return the arrays without y: results get memory of their own."""
     return {name: each for name, each in arrays.items() if name != "y"}
 
 
@@ -94,12 +93,14 @@ def _nothing(*_: Any) -> None:
 
 
 def forget() -> None:
-    """Give memory and compiled code back, so that one point does not weigh on the next."""
+    """Free memory and compiled code, so that one point does not affect the next."""
     module = devices.cupy()
     module.get_default_memory_pool().free_all_blocks()
     torch = sys.modules.get("torch")
     if "torch._dynamo" in sys.modules:
-        sys.modules["torch._dynamo"].reset()  # or compiled calls fall back to eager after a few shapes
+        sys.modules[
+            "torch._dynamo"
+        ].reset()  # otherwise compiled calls fall back to eager mode after a few shapes
     if torch is not None:
         torch.cuda.empty_cache()
 
@@ -109,7 +110,7 @@ def allocating(function: Callable[[Arrays], Any], sets: Sequence[Arrays]) -> Run
     kept: list[Any] = [None] * len(sets)
 
     def run(i: int) -> Any:
-        kept[i] = None  # its memory is what the next line gets
+        kept[i] = None  # the next line reuses its memory
         kept[i] = function(sets[i])
         return kept[i]
 
@@ -126,7 +127,7 @@ def memory_of(results: Any) -> Any:
 
 
 def _on_this_stream(run: Run) -> Run:
-    """Make CuPy's current stream PyTorch's, which Triton and compiled code ask for, too."""
+    """Make CuPy's current stream PyTorch's current one, which Triton and compiled code use, too."""
     torch = importlib.import_module("torch")
     module = devices.cupy()
 
@@ -141,14 +142,14 @@ def _on_this_stream(run: Run) -> Run:
 
 
 def _tensor(array: Any) -> Any:
-    """Return a tensor of the array's memory. As integers: not every DLPack of CuPy and PyTorch knows bfloat16."""
+    """Return a tensor of the array's memory. It crosses as integers: not every version's DLPack supports bfloat16."""
     torch = importlib.import_module("torch")
     integers = array.view(np.dtype(f"i{array.dtype.itemsize}"))
     return torch.from_dlpack(integers).view(getattr(torch, array.dtype.name))
 
 
 def _cupy_function(name: str) -> Callable[[Arrays], Any] | None:
-    """Return what a user of CuPy writes: cupyx's softmax, or the formula, in float32 where x is of half precision."""
+    """Return what a user of CuPy writes: cupyx's softmax, or the formula, in float32 if x has half precision."""
     module = devices.cupy()
 
     def special(a: Arrays) -> Any:
@@ -188,7 +189,7 @@ def _compiled(what: Form) -> Callable[[Arrays], Any]:
 
 
 def _triton_function(op: str, cols: int) -> Callable[[Arrays], Any]:
-    """Return a launch of one program a row: the row is loaded once, in a block of the next power of two."""
+    """Return a launch of one program per row, which loads the row once, in a block of the next power of two."""
     if cols > TRITON_COLS:
         raise ValueError(f"a program holds rows of up to {TRITON_COLS} columns")
     try:
@@ -196,7 +197,7 @@ def _triton_function(op: str, cols: int) -> Callable[[Arrays], Any]:
     except KeyError:
         raise ValueError(f"there is no Triton kernel of {op} to compare with") from None
     block = 1 << (cols - 1).bit_length()
-    # a program's threads, as Triton's tutorials and Liger choose them
+    # threads per program as in Triton's tutorials and Liger
     warps = next((warps for least, warps in ((32768, 32), (8192, 16), (2048, 8)) if block >= least), 4)
 
     def launch(a: Arrays) -> Any:
@@ -208,7 +209,7 @@ def _triton_function(op: str, cols: int) -> Callable[[Arrays], Any]:
 
 
 @functools.cache
-@no_type_check  # Triton reads this text: it allows no annotation but its own
+@no_type_check  # Triton parses this text and allows only its own annotations
 def _triton_kernels() -> dict[str, Any]:
     jit = importlib.import_module("triton").jit
     tl = importlib.import_module("triton.language")

@@ -1,4 +1,4 @@
-"""Plots of what a benchmark found: bandwidth, share of the copy rate, and time, against columns. Needs matplotlib."""
+"""Plots of a benchmark: bandwidth, share of the copy rate, and time, against columns. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PlotError(RuntimeError):
 
 
 def figure_class() -> Any:
-    """Return matplotlib's Figure. Raises PlotError where matplotlib is not installed."""
+    """Return matplotlib's Figure. Raises PlotError if matplotlib is not installed."""
     try:
         return importlib.import_module("matplotlib.figure").Figure
     except ImportError as error:
@@ -29,7 +29,7 @@ def figure_class() -> Any:
 
 
 def check_plots(paths: Iterable[Path]) -> None:
-    """Raise PlotError for what could not be drawn, before hours have passed."""
+    """Raise PlotError for plots that could not be drawn, before anything is measured."""
     figure_class()
     for path in paths:
         if path.suffix not in {".png", ".svg"}:
@@ -38,7 +38,7 @@ def check_plots(paths: Iterable[Path]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """How a contender's curve looks. No two differ in colour alone."""
+    """The look of a contender's curve. No two differ in colour only."""
 
     label: str
     color: str
@@ -46,7 +46,7 @@ class Style:
     marker: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what matplotlib's plot() takes."""
+        """Return keyword arguments of matplotlib's plot()."""
         return {
             "label": self.label,
             "color": self.color,
@@ -57,7 +57,7 @@ class Style:
         }
 
 
-# The colours of Okabe and Ito, which people with any kind of colour vision tell apart.
+# The colours of Okabe and Ito, which people with any kind of colour vision can distinguish.
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, GREY = (
     *("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#999999"),
 )
@@ -69,23 +69,23 @@ STYLES = {
     "triton": Style("Triton", ORANGE, (0, (6, 1, 1, 1, 1, 1)), "D"),
     COPY: Style(COPY, BLACK, (0, (3, 2)), ""),
 }
-# of anything else, such as forced variants, in turns
+# for other contenders, such as forced variants, in turn
 FURTHER = (
     *((SKY, "-", "x"), (GREY, "-", "+"), (SKY, "-", "*"), (GREY, "-", "<")),
     *((SKY, "-", ">"), (GREY, "-", "P"), (SKY, "-", "X")),
 )
-PANELS = 4  # ops beside one another
+PANELS = 4  # ops side by side
 PANEL_WIDTH, PANEL_HEIGHT = 3.6, 2.7  # inches
 PLOTTED = ("bandwidth", "share", "time")
 Y_LABELS = {"bandwidth": "effective bandwidth, TB/s", "share": "share of the copy rate", "time": "time, us"}
 
 
 def plot(path: Path, points: Sequence[Measured], about: Mapping[str, Any]) -> list[Path]:
-    """Draw what was measured against columns, a file for each dtype; returns the files.
+    """Draw results against columns, in one file per dtype, and return the files.
 
-    Ops alone have three panels each: bandwidth, share of the copy rate, and time. Forms have one, their share; where both were
-    measured, "-forms" goes in front of the suffix of the forms' file, and with more than one dtype its name before that.
-    Odd, misaligned and few rows are not drawn: their rates are no function of columns alone.
+    Plain ops have three panels each: bandwidth, share of the copy rate, and time. Forms have one, their share. If both were
+    measured, the forms' file ends with "-forms" before its suffix; if there are several dtypes, each file's name has its
+    dtype before that. Points with odd, misaligned or few rows are not drawn: their rates depend on more than columns.
     """
     even = [each for each in points if each.point.kind == "even" and OURS in each.timings]
     if not even:
@@ -110,11 +110,11 @@ def _place(about: Mapping[str, Any]) -> str:
 
 
 def rows_told(points: Sequence[Measured]) -> str:
-    """Say how many rows were measured: "49152 rows, 4096 from 65536 columns on"."""
+    """Return how many rows were measured, such as "49152 rows, 4096 from 65536 columns on"."""
     by_cols: dict[int, set[int]] = {}
     for each in points:
         by_cols.setdefault(each.point.cols, set()).add(each.point.rows)
-    runs: list[tuple[int, int]] = []  # rows, and the columns from which on there are so many
+    runs: list[tuple[int, int]] = []  # rows, and the columns from which on there are that many
     for cols, rows in sorted(by_cols.items()):
         if len(rows) > 1:
             return f"{', '.join(map(str, sorted({each.point.rows for each in points})))} rows"
@@ -126,7 +126,7 @@ def rows_told(points: Sequence[Measured]) -> str:
 
 
 def curves(points: Sequence[Measured]) -> dict[str, list[tuple[Measured, float]]]:
-    """Return the seconds of each contender at each point, nan where it was not timed; ours first and the best copy last."""
+    """Return each contender's seconds at each point, or nan if it was not timed; ours first, the best copy last."""
     timed = {name: None for each in points for name in each.timings if not name.startswith(COPY)}
     names = {OURS: None, **{name: None for name in STYLES if name in timed}, **timed}
     found = {
@@ -167,13 +167,13 @@ def _draw(file: Path, points: Sequence[Measured], kinds: Sequence[str], title: s
     known = [style.label for style in STYLES.values()]
     labels = sorted(legend, key=lambda label: known.index(label) if label in known else len(known))
     figure.legend([legend[label] for label in labels], labels, loc="outside right upper")
-    # without a date and random names in the file: the same results give the same file
+    # no date and no random names, so that the same results give the same file
     with importlib.import_module("matplotlib").rc_context({"svg.hashsalt": OURS}):
         figure.savefig(file, dpi=120, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
 def _draw_panel(panel: Any, kind: str, own: Sequence[Measured]) -> None:
-    """Draw an op's curves. What was not measured is a gap, and rows of another number are another curve."""
+    """Draw an op's curves. Points without a time are gaps, and each number of rows has a curve of its own."""
     own = sorted(own, key=lambda each: each.point.cols)
     further = iter(FURTHER * len(own))
     drawn: list[float] = []
@@ -181,7 +181,7 @@ def _draw_panel(panel: Any, kind: str, own: Sequence[Measured]) -> None:
     for name, curve in curves(own).items():
         style = STYLES.get(name) or Style(name, *next(further))
         look = style.as_dict() | {"zorder": 3 if name == OURS else 2}
-        # times jump where the number of rows changes, rates do not
+        # times jump where the number of rows changes; rates do not
         apart = ambiguous or kind == "time"
         groups = dict.fromkeys(each.point.rows for each, _ in curve) if apart else [None]
         for rows in groups:
@@ -189,7 +189,7 @@ def _draw_panel(panel: Any, kind: str, own: Sequence[Measured]) -> None:
             values = [_value(kind, each, seconds) for each, seconds in part]
             drawn += [value for value in values if not math.isnan(value)]
             panel.plot([each.point.cols for each, _ in part], values, **look)
-            look["label"] = "_"  # in the legend once
+            look["label"] = "_"  # only the first one is in the legend
     panel.set_xscale("log", base=2)
     panel.xaxis.set_major_formatter("{x:.0f}")
     panel.tick_params(axis="x", labelrotation=45, labelsize=8)

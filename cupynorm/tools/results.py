@@ -1,4 +1,4 @@
-"""What a benchmark found: points and their shares of the copy rate, targets, tables and files. Needs no device."""
+"""Results of a benchmark: points and their shares of the copy rate, targets, tables and files. Needs no device."""
 
 from __future__ import annotations
 
@@ -17,29 +17,32 @@ if TYPE_CHECKING:
     from cupynorm.catalog.forms import Form
 
 OURS = "cupynorm"  # and "cupynorm <variant>" where a variant was forced
-COPY = "copy"  # contenders of such names only copy as many bytes
+COPY = "copy"  # the names of contenders that only copy as many bytes begin with this
 NOISE = 0.01  # two rates this close are equal
-FEW_ROWS, FEW_COLS = 64, 65536  # no more rows and no fewer columns than that: rows cannot fill the device
-EVEN_COLS = 16  # columns that are no multiple make rows of other than whole sectors
+FEW_ROWS, FEW_COLS = (
+    64,
+    65536,
+)  # at most so many rows and at least so many columns: too few rows to fill the device
+EVEN_COLS = 16  # columns that are not a multiple make rows that are not whole sectors
 SCHEMA = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Seconds of one call: the median over samples, and the quartiles around it."""
+    """Seconds per call: the median over samples, and the quartiles around it."""
 
     median: float
     low: float
     high: float
 
     def rate(self, bytes_moved: int) -> float:
-        """Return bytes a second at the median."""
+        """Return bytes per second at the median."""
         return bytes_moved / self.median
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """What is timed. offset: elements by which x and y lie off an aligned address."""
+    """A shape of an op to time. offset: elements by which x and y are away from an aligned address."""
 
     op: str
     dtype: str
@@ -49,14 +52,14 @@ class Point:
 
     @property
     def kind(self) -> str:
-        """The kind of target that holds for it: "even", "odd" (or misaligned) or "few" (rows)."""
+        """The kind of its target: "even", "odd" (or misaligned) or "few" (rows)."""
         if self.rows <= FEW_ROWS and self.cols >= FEW_COLS:
             return "few"
         return "odd" if self.offset or self.cols % EVEN_COLS else "even"
 
     @property
     def shape(self) -> str:
-        """Its shape, for people."""
+        """The shape, to be printed."""
         return f"{self.rows} x {self.cols}" + (f" +{self.offset}" if self.offset else "")
 
     def __str__(self) -> str:
@@ -65,7 +68,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What was found at a point. notes, by contender: why it has no time, or what its time means."""
+    """The times at a point. notes: for some contenders, why there is no time, or what the time means."""
 
     point: Point
     bytes_moved: int
@@ -75,17 +78,17 @@ class Measured:
 
     @property
     def copy(self) -> float:
-        """Seconds that the best copy takes; nan if there was none."""
+        """Seconds of the fastest copy; nan if there was none."""
         return min(
             (each.median for name, each in self.timings.items() if name.startswith(COPY)), default=math.nan
         )
 
     def share(self, name: str = OURS) -> float:
-        """Return a contender's part of the copy rate; nan if it was not timed."""
+        """Return a contender's share of the copy rate; nan if it was not timed."""
         return self.copy / self.timings[name].median if name in self.timings else math.nan
 
     def fastest_peer(self, recorded: Mapping[Point, Mapping[str, float]] | None = None) -> tuple[str, float]:
-        """Return the fastest peer and its share, also among the `recorded` ones; ("", nan) if there is none."""
+        """Return the fastest peer and its share, including `recorded` ones; ("", nan) if there is none."""
         shares = {name: self.share(name) for name in self.timings if not name.startswith((OURS, COPY))}
         for name, share in (recorded or {}).get(self.point, {}).items():
             shares[f"{name} (recorded)"] = share
@@ -93,7 +96,7 @@ class Measured:
         return best, shares.get(best, math.nan)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what JSON holds. Times are in seconds."""
+        """Return the fields for JSON. Times are in seconds."""
         times = {
             name: {**dataclasses.asdict(each), "share": self.share(name)}
             for name, each in self.timings.items()
@@ -109,7 +112,7 @@ class Measured:
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Measured:
-        """Return what as_dict() told."""
+        """Return what as_dict() described."""
         timings = {
             name: Timing(each["median"], each["low"], each["high"]) for name, each in entry["times"].items()
         }
@@ -128,11 +131,11 @@ class Target:
     most: float = math.inf
 
     def covers(self, point: Point) -> bool:
-        """Say whether it holds for a point."""
+        """Return whether this is the target of a point."""
         return point.kind == self.kind and self.least <= point.cols <= self.most
 
 
-TARGETS = (  # of row ops alone; those of other forms stand in forms.py
+TARGETS = (  # of plain row ops; forms.py has those of other forms
     Target("32, 64", 0.93, "even", 1, 64),
     Target("128, 256", 0.96, "even", 65, 256),
     Target("512 to 16384", 0.98, "even", 257, 16384),
@@ -144,7 +147,7 @@ TARGETS = (  # of row ops alone; those of other forms stand in forms.py
 )
 LONG_TARGETS = {"even": 0.93, "odd": 0.90}  # of forms at forms.LONG's widths, by kind
 MEAN_TARGET = 0.98  # the geometric mean of all shares
-HOST_TARGETS = {  # seconds a call of ours, on an H200's host
+HOST_TARGETS = {  # seconds per call, on an H200's host
     "layer_norm(x, gamma, beta)": 5.0e-6,
     "layer_norm(x, gamma, beta, out=y)": 3.8e-6,
     "softmax(x)": 4.6e-6,
@@ -156,7 +159,7 @@ HOST_TARGETS = {  # seconds a call of ours, on an H200's host
 
 
 def target_of(point: Point) -> Target | None:
-    """Return the target that holds for a point; None where there is none, or it depends on another point."""
+    """Return the target of a point; None if there is none, or if it depends on another point."""
     form = FORMS.get(point.op)
     if form is None or form.alone:
         return next(each for each in TARGETS if each.covers(point))
@@ -168,28 +171,28 @@ def target_of(point: Point) -> Target | None:
 
 
 def _alone(points: Iterable[Measured]) -> list[Measured]:
-    """Return the points of ops with nothing around them: those that the table of targets is about."""
+    """Return the points of plain ops, which the table of targets is about."""
     return [each for each in points if each.point.op not in FORMS or FORMS[each.point.op].alone]
 
 
 @dataclasses.dataclass(frozen=True)
 class HostTime:
-    """Seconds of the host for one call."""
+    """Seconds of the host per call."""
 
     call: str
     contender: str
     timing: Timing
 
     def missed(self) -> bool:
-        """Say whether it is ours, and longer than its target."""
+        """Return whether this is our time and exceeds its target."""
         return self.contender == OURS and self.timing.median > HOST_TARGETS.get(self.call, math.inf)
 
 
-Recorded = Mapping[Point, Mapping[str, float]]  # peers' shares of the copy rate, from another run
+Recorded = Mapping[Point, Mapping[str, float]]  # peers' shares of the copy rate, measured elsewhere
 
 
 def missed(measured: Measured, recorded: Recorded | None = None) -> list[str]:
-    """Return which targets a point misses, and by how much."""
+    """Return the targets that a point misses, and by how much."""
     if OURS not in measured.timings:
         return [f"not timed: {measured.notes.get(OURS, 'no reason known')}"]
     found = []
@@ -203,12 +206,12 @@ def missed(measured: Measured, recorded: Recorded | None = None) -> list[str]:
 
 
 def mean_share(points: Iterable[Measured]) -> float:
-    """Return the geometric mean of our shares, of ops alone."""
+    """Return the geometric mean of our shares at points of plain ops."""
     shares = [each.share() for each in _alone(points) if OURS in each.timings]
     return math.exp(sum(map(math.log, shares)) / len(shares)) if shares else math.nan
 
 
-WIDTH = max(map(len, FORMS))  # of their names
+WIDTH = max(map(len, FORMS))  # of the first column
 HEADER = (
     f"{'op':<{WIDTH}} {'dtype':<9} {'rows x columns':<18} {'us':>9} {'+-':>5} {'TB/s':>6} {'copy':>6} {'share':>6}"
     f"  {'fastest peer':<22}  targets"
@@ -216,7 +219,7 @@ HEADER = (
 
 
 def line(measured: Measured, recorded: Recorded | None = None) -> str:
-    """Return a point as a line under HEADER. +-: half the distance of the quartiles, in percent."""
+    """Return a point as a line under HEADER. +-: half the distance between the quartiles, in percent."""
     point, bytes_moved = measured.point, measured.bytes_moved
     ours = measured.timings.get(OURS, Timing(math.nan, math.nan, math.nan))
     spread = (ours.high - ours.low) / 2 / ours.median
@@ -230,7 +233,7 @@ def line(measured: Measured, recorded: Recorded | None = None) -> str:
 
 
 def target_table(points: Sequence[Measured], recorded: Recorded | None = None) -> list[str]:
-    """Return the table of targets: the least share of each op over dtypes and shapes, and what is met; then that of forms."""
+    """Return a table of the smallest share of each op over dtypes and shapes, and one of forms, with their targets."""
     alone = _alone(points)
     tables = [_table_of_ops(alone, recorded)] if alone else []
     forms = [each for each in points if each not in alone]
@@ -239,7 +242,7 @@ def target_table(points: Sequence[Measured], recorded: Recorded | None = None) -
 
 
 def _table_of_forms(points: Sequence[Measured], alone: Sequence[Measured]) -> list[str]:
-    """Return a line for each form: the least share over dtypes, by columns."""
+    """Return a line for each form: the smallest share over dtypes, by columns."""
     cols = sorted({each.point.cols for each in points})
     lines = [
         f"| form | at least | {' | '.join(map(str, cols))} | |",
@@ -267,7 +270,7 @@ def _met_of_form(own: Sequence[Measured], form: Form, alone: Sequence[Measured])
         plain = shares.get(dataclasses.replace(each.point, op=form.beside), math.nan) if form.beside else 1.0
         if not math.isnan(plain):
             wanted.append((each.share(), form.target * plain))
-    return _met(sum(not share >= least for share, least in wanted), len(wanted))  # nan is below
+    return _met(sum(not share >= least for share, least in wanted), len(wanted))  # nan counts as below
 
 
 def _table_of_ops(points: Sequence[Measured], recorded: Recorded | None) -> list[str]:
@@ -279,7 +282,7 @@ def _table_of_ops(points: Sequence[Measured], recorded: Recorded | None) -> list
         for op in ops:
             worst = min((each.share() for each in covered if each.point.op == op), default=math.nan)
             cells.append("-" if math.isnan(worst) else f"{worst:.3f}")
-        below = sum(not each.share() >= target.share for each in covered)  # nan is below
+        below = sum(not each.share() >= target.share for each in covered)  # nan counts as below
         lines.append(
             f"| {target.columns} | {target.share} | {' | '.join(cells)} | {_met(below, len(covered))} |"
         )
@@ -302,7 +305,7 @@ def _met(below: int, count: int) -> str:
 
 
 def host_table(times: Sequence[HostTime]) -> list[str]:
-    """Return microseconds of the host a call, one line for each."""
+    """Return a table of the host's microseconds per call."""
     lines = [f"{'call':<36} {'contender':<12} {'us':>10} {'quartiles':>21}  target"]
     for each in times:
         timing, wanted = each.timing, HOST_TARGETS.get(each.call)
@@ -333,7 +336,7 @@ def last_lines(points: Sequence[Measured], recorded: Recorded | None = None) -> 
 
 @dataclasses.dataclass
 class Report:
-    """A whole run: what it ran on, and what it found so far."""
+    """A whole run: the machine, and the results so far."""
 
     about: dict[str, Any]
     points: list[Measured] = dataclasses.field(default_factory=list)
@@ -341,7 +344,7 @@ class Report:
     left_out: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what JSON holds."""
+        """Return the fields for JSON."""
         return {
             "schema": SCHEMA,
             **self.about,
@@ -353,7 +356,7 @@ class Report:
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> Report:
-        """Return what as_dict() told. ValueError if it is of another schema."""
+        """Return what as_dict() described. Raises ValueError if it has another schema."""
         if told.get("schema") != SCHEMA:
             raise ValueError(f"schema is {told.get('schema')!r}, this version reads {SCHEMA}")
         derived = ("schema", "left_out", "geometric_mean", "points", "host")
@@ -379,17 +382,17 @@ def read_recorded(path: Path) -> dict[Point, dict[str, float]]:
                 if name not in (*fields, "copy") and isinstance(rate, float)
             }
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path} is no record of peers: {error}") from error
+        raise ValueError(f"{path} is not a record of peers: {error}") from error
     return found
 
 
 def json_of(report: Report) -> str:
-    """Return a report as a JSON document, with null for what is not a number."""
+    """Return a report as a JSON document, with null for nan and infinities."""
     return documents.text(report.as_dict(), indent=1) + "\n"
 
 
 def write_json(path: Path, report: Report) -> None:
-    """Write a report; whoever reads meanwhile sees the old file or the new one."""
+    """Write a report atomically: readers see the old file or the new one."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     unfinished.write_text(json_of(report), "utf-8")
     unfinished.replace(path)

@@ -1,4 +1,4 @@
-"""JSON files of measurements: a report of `cupynorm bench`, or the lists that other measurements left, as tables."""
+"""JSON files of measurements: a report of `cupynorm bench`, or lists of other measurements, shown as tables."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Tables:
-    """What a file holds that is no report: lists of entries, by the name under which they stand ("" for the whole file)."""
+    """A file that is not a report: lists of entries, by their names in the file ("" for the whole file)."""
 
     about: dict[str, Any]
     lists: dict[str, list[dict[str, Any]]]
 
     def chosen(self, wanted: Mapping[str, Any]) -> Tables:
-        """Return the tables without the entries whose op, dtype, cols or rows are not among the wanted ones."""
+        """Return the tables with only the entries whose op, dtype, cols and rows are among the wanted ones."""
 
         def keeps(entry: Mapping[str, Any]) -> bool:
             return all(not names or entry.get(field) in names for field, names in wanted.items())
@@ -31,7 +31,7 @@ class Tables:
         )
 
     def lines(self) -> list[str]:
-        """Return the tables for people: a title each, the names of the columns, a line for each entry."""
+        """Return lines to print: for each table a title, the names of the columns, and a line for each entry."""
         found: list[str] = []
         for name, entries in self.lists.items():
             found += [f"{name or 'entries'}: {len(entries)}"]
@@ -41,21 +41,21 @@ class Tables:
 
 
 def read(path: Path) -> Report | Tables:
-    """Return what a JSON file of measurements holds. ValueError if it is neither a report nor lists of entries."""
+    """Return a JSON file of measurements. Raises ValueError if it holds neither a report nor lists of entries."""
     try:
         told = json.loads(path.read_text("utf-8"))
         if isinstance(told, dict) and {"points", "host"} <= set(told):
             return Report.from_dict(told)
         lists = _lists_of(told)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path} is no report of cupynorm bench: {error}") from error
+        raise ValueError(f"{path} is not a report of cupynorm bench: {error}") from error
     if not lists:
-        raise ValueError(f"{path} is no report of cupynorm bench, and no list of measurements either")
+        raise ValueError(f"{path} is neither a report of cupynorm bench nor a list of measurements")
     about = {} if isinstance(told, list) else {k: v for k, v in told.items() if k not in lists}
     return Tables({**about, **about.pop("about", {})}, lists)
 
 
-ABOUT = ("about", "device", "versions")  # what measurements ran on
+ABOUT = ("about", "device", "versions")  # entries that describe the machine
 
 
 def _lists_of(told: Any) -> dict[str, list[dict[str, Any]]]:
@@ -65,7 +65,7 @@ def _lists_of(told: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 def _entries(value: Any) -> list[dict[str, Any]]:
-    """Return a list of entries as it is, named entries with their names, one entry as a list; [] of anything else."""
+    """Return a list of entries as it is, named entries with their names, one entry as a list; [] for anything else."""
     if isinstance(value, list):
         return value if all(isinstance(each, dict) for each in value) else []
     if not isinstance(value, dict):
@@ -90,9 +90,10 @@ def _flat(entry: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _cell(value: Any) -> str:
-    """Return what a value says in few words; empty if that is several numbers, or nothing.
+    """Return a value in a few words; empty if it holds several numbers, or nothing.
 
-    Of a time its median, of a plan its variant, of a plan with its share both, of several plans the first, which is the best.
+    A time gives its median, a plan its variant, and its share if it has one. A list of plans gives the first, which is
+    the best.
     """
     if isinstance(value, float):
         return f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""Which plan is the fastest on this device: candidates compiled, measured in turns, checked, and kept for the dispatcher."""
+"""Finds the fastest plans on this device: compiles candidates, times them in turns, checks and stores them."""
 
 from __future__ import annotations
 
@@ -37,39 +37,38 @@ from cupynorm.plan.problem import Problem
 from cupynorm.plan.rules import ClusterRule, SharedRule, rules_of
 from cupynorm.plan.variants.cluster import in_cluster_registers, in_shared_memory
 from cupynorm.runtime import compiler, devices, tuned_plans
-from cupynorm.tools import bench, peers, testing
+from cupynorm.tools import bench, bench_points, buffers, peers, testing, timing
 from cupynorm.tools.results import COPY, NOISE, Point, Timing
 
-COLS = (*(each for each in bench.COLS if each <= bench.WIDE), *bench.ODD_COLS)
-MOST_CANDIDATES = 64  # of a point: each costs a tenth of a second to compile
-MOST_VECTORS = 8  # of a thread, or as many as make the most elements that a thread holds by the rules
+COLS = (*(each for each in bench_points.COLS if each <= bench_points.WIDE), *bench_points.ODD_COLS)
+MOST_CANDIDATES = 64  # per point; compiling one takes a tenth of a second
+MOST_VECTORS = 8  # per thread, or as many as make the most elements that the rules allow
 BLOCKS = (64, 128, 256, 512, 1024)
-RESIDENT_THREADS = (768, 1024, 1280, 1536, 2048)  # on a multiprocessor
-TRIED_ELEMENTS = {
-    4: 64,
-    8: 32,
-}  # that a thread holds, by bytes of the compute type: twice what the rules take
-SURELY = 12  # registers that a thread wants beside its values, at the very least
+RESIDENT_THREADS = (768, 1024, 1280, 1536, 2048)  # per multiprocessor
+# Most elements per thread, by bytes of the compute type: twice what the rules take.
+TRIED_ELEMENTS = {4: 64, 8: 32}
+LEAST_REGISTERS = 12  # that a thread needs besides its elements
 MOST_REGISTERS = 255
-# Rows below that many bytes gain nothing from the level-1 cache, from shared memory, nor from being read twice.
+# Rows with fewer bytes gain nothing from the L1 cache, and nothing from shared memory or from being read twice.
 CACHED_ROW_BYTES = 2 << 10
 SHARED_ROW_BYTES = 16 << 10
-CTAS = (8, 4, 16, 2)  # blocks of a cluster
-SHARE_BYTES = (16 << 10, 112 << 10)  # of a row, by a block of a cluster
+CTAS = (8, 4, 16, 2)  # blocks per cluster
+SHARE_BYTES = (16 << 10, 112 << 10)  # of a row per block of a cluster: least and most
 WHOLE_BLOCK_REGISTERS = {4: 64, 8: 128}  # a guess, by bytes of the compute type
-# Replays of all candidates, and how many go on; then more replays of those.
+# All candidates are replayed FIRST times; the best GOING_ON are replayed SECOND times; the best FINALISTS are then
+# timed in full.
 FIRST, GOING_ON = 3, 16
 SECOND, FINALISTS = 9, 6
-CHECKED_ROWS, CHECKED_ELEMENTS = 67, 1 << 22  # at most, when a result is compared with float64
+CHECKED_ROWS, CHECKED_ELEMENTS = 67, 1 << 22  # upper bounds for the comparison with float64
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
     """What was found at a point.
 
-    before: the built-in plan. after: the fastest, which is another only if it is faster by more than NOISE. Shares are of
-    the rate at which the same bytes are copied; nan where it was not timed. tried: plans that were timed. refused: why
-    others were not, and how many of them.
+    before: the built-in plan. after: the fastest plan, which differs only if it is faster by more than NOISE. Shares
+    are fractions of the rate at which the same bytes are copied, or nan if the plan was not timed. tried: the number of
+    plans that were timed. refused: the reasons why others were not, with their numbers.
     """
 
     point: Point
@@ -82,7 +81,7 @@ class Result:
 
     @property
     def changed(self) -> bool:
-        """Say whether a plan was found that is better than that of plan/."""
+        """Whether a better plan was found than the rules of plan/data give."""
         return tuned_plans.portable(self.before) != tuned_plans.portable(self.after)
 
     def as_dict(self) -> dict[str, Any]:
@@ -90,14 +89,11 @@ class Result:
         return {**dataclasses.asdict(self), "changed": self.changed}
 
 
-# ---- candidates
-
-
 def candidates(problem: Problem, limits: Limits, most: int) -> list[Plan]:
-    """Return plans that are worth measuring, the most promising first: all can be chosen, none surely spills.
+    """Return plans that are worth measuring, the most promising first. All are valid, and none is certain to spill.
 
-    First what the rules would take for each variant, then what lies nearest to it: other groups, blocks, rows at a time,
-    numbers of resident threads, and parameters in registers where the op has some.
+    The planner's choice for each variant comes first, then the plans nearest to it: other groups, blocks, rows at a
+    time, numbers of resident threads, and cached parameters if the op has any.
     """
     occupancy = functools.partial(_guess, problem, limits)
     found: dict[Plan, None] = {}
@@ -126,7 +122,7 @@ def candidates(problem: Problem, limits: Limits, most: int) -> list[Plan]:
 
 
 def _guess(problem: Problem, limits: Limits, plan: Plan) -> int:
-    """Guess the occupancy; only whether it is 0 matters here."""
+    """Estimate the occupancy. Only whether it is 0 matters here."""
     if plan.group:
         registers = min(MOST_REGISTERS, limits.registers_per_sm // (plan.block * plan.min_blocks))
     else:
@@ -150,7 +146,7 @@ def _launches(problem: Problem, limits: Limits, vector: int, vectors: int, group
         if rows > 1 and problem.unaligned and not problem.alignment_period:
             continue
         for cache in (AT_USE, PER_ROW) if problem.parameter_bytes else (AT_USE,):
-            needed = SURELY + rows * vectors * vector * problem.compute_bytes // 4
+            needed = LEAST_REGISTERS + rows * vectors * vector * problem.compute_bytes // 4
             cached = sum(max(1, size * vector // 4) for size in problem.parameter_bytes)
             needed += vectors * cached if cache else 0
             for block in (each for each in BLOCKS if each >= group):
@@ -175,7 +171,10 @@ def _launches(problem: Problem, limits: Limits, vector: int, vectors: int, group
 
 
 def _clusters(problem: Problem, limits: Limits) -> Iterator[Plan]:
-    """Rows in registers of a cluster, the next on its way; in its shared memory; then two rows on their way, and none."""
+    """Yield clusters, the most promising first.
+
+    Rows are in registers with one row prefetched, in shared memory, then in registers with two rows or none prefetched.
+    """
     if int(limits.compute_capability) < HOPPER:
         return
     question = Question(
@@ -235,11 +234,11 @@ def _whole_block(problem: Problem, limits: Limits) -> Iterator[Plan]:
                 )
 
 
-EMPTY_PLAN = dataclasses.replace(PLAIN, waves=ONE_BLOCK_PER_ROW)  # made whole by choose()
+EMPTY_PLAN = dataclasses.replace(PLAIN, waves=ONE_BLOCK_PER_ROW)  # choose() completes it
 
 
 def _distance(problem: Problem, limits: Limits, origin: Plan) -> Any:
-    """Return a function that says how far a plan in registers is from what the table takes."""
+    """Return a function that says how far a plan in registers is from the planner's choice."""
     if not origin.group:
         threads = min(1024, limits.threads_per_sm)
         block = 512
@@ -263,13 +262,10 @@ def _distance(problem: Problem, limits: Limits, origin: Plan) -> Any:
     return distance
 
 
-# ---- one point
-
-
 def _usable(
     device: int, what: KernelSpec, plans: Sequence[Plan], refused: dict[str, int], workers: int
 ) -> list[Plan]:
-    """Compile plans at the same time, and return those that compile and do not spill."""
+    """Compile plans concurrently, and return those that compile and do not spill."""
     kernels = compiler.owner() or contextlib.nullcontext()
 
     def fault(plan: Plan) -> str:
@@ -280,7 +276,7 @@ def _usable(
                 return f"not compiled ({type(error).__name__})"
         return "spills" if kernel.local_bytes else ""
 
-    with ThreadPoolExecutor(workers) as pool:  # the compiler lets other threads run
+    with ThreadPoolExecutor(workers) as pool:  # the compiler releases the interpreter lock
         faults = list(pool.map(fault, plans))
     for each in filter(None, faults):
         refused[each] = refused.get(each, 0) + 1
@@ -288,7 +284,7 @@ def _usable(
 
 
 class _Check:
-    """Compares what a plan computes at a point with float64."""
+    """Compares the result of a plan at a point with float64."""
 
     def __init__(self, op: op_table.Op, point: Point, weights: Dtype) -> None:
         rows = max(1, min(point.rows, CHECKED_ROWS, CHECKED_ELEMENTS // point.cols))
@@ -309,25 +305,25 @@ class _Check:
 
 
 def measure(point: Point, weights: Any = None, *, workers: int | None = None) -> tuple[Result, str]:
-    """Find the fastest plan at a point; also return the key that it is kept under. weights: the parameters' dtype.
+    """Find the fastest plan at a point; also return the key to store it under. weights: the parameters' dtype.
 
-    All candidates are replayed a few times, the best of them again and more often, in turns with copies of the same bytes
-    and always beside the built-in plan. A plan whose result is off does not get that far. All kernels that are loaded for
-    this are unloaded afterwards; those that others have loaded stay.
+    All candidates are replayed a few times, the best of them again and more often, always in turns with the built-in
+    plan, and at the end with copies of the same bytes. Plans with a wrong result are dropped before that. Kernels that
+    were loaded for this are unloaded afterwards; those that were loaded before stay.
     """
     try:
         with compiler.Kernels():
             return _measure(point, weights, workers)
     finally:
-        row_ops.forget()  # what was remembered of kernels that are unloaded
+        row_ops.forget()  # cached calls of kernels that are now unloaded
 
 
 def _measure(point: Point, weights: Any, workers: int | None) -> tuple[Result, str]:
     op, dtype = op_table.op(point.op), dtype_of(weights or point.dtype)
     device = devices.present_device()
     limits = devices.limits_of(device)
-    what = bench._spec(point, dtype)  # noqa: SLF001
-    chosen = row_ops._prepare(device, what, None, tuned=False)  # noqa: SLF001  run() without its launch
+    what = bench.lowered(point, dtype)
+    chosen = row_ops._prepare(device, what, None, tuned=False)  # noqa: SLF001  run() without the launch
     before = tuned_plans.portable(chosen.plan)
     earlier = tuned_plans.find(
         tuned_plans.place(limits, devices.driver_version()), limits, what.types, what.problem
@@ -366,28 +362,28 @@ def _workers() -> int:
 def _fastest(
     op: op_table.Op, point: Point, weights: Dtype, plans: Sequence[Plan], moved: int, refused: dict[str, int]
 ) -> tuple[Plan, dict[Plan, float]]:
-    """Return the fastest plan that computes what it should, and the finalists' shares. The first plan is always among them."""
+    """Return the fastest plan with a right result, and the finalists' shares. The first plan is always a finalist."""
     before = plans[0]
-    sets = bench._sets(point, moved, weights)  # noqa: SLF001
+    sets = buffers.allocate(point, moved, weights)
     arrays, what = [each.arrays for each in sets], forms.form(op.name)
-    calls = bench._calls_for(moved, len(sets))  # noqa: SLF001
+    calls = buffers.calls_for(moved, len(sets))
     check = _Check(op, point, weights)
     notes: dict[str, str] = {}
 
     def times(some: Sequence[Plan], replays: int, others: Mapping[str, Any] | None = None) -> Any:
-        runs = {str(number): bench._ours(what, arrays, plan) for number, plan in enumerate(some)}  # noqa: SLF001
-        timings: dict[str, Timing] = bench.time_interleaved(
+        runs = {str(number): bench.ours(what, arrays, plan) for number, plan in enumerate(some)}
+        timings: dict[str, Timing] = timing.time_interleaved(
             {**runs, **(others or {})},
             len(sets),
             replays=replays,
             calls=calls,
-            seconds=bench.REPLAY_SECONDS,
+            seconds=timing.REPLAY_SECONDS,
             notes=notes,
         )
         found = {
             plan: timings[str(number)].median for number, plan in enumerate(some) if str(number) in timings
         }
-        copies = [timing.median for name, timing in timings.items() if name.startswith(COPY)]
+        copies = [each.median for name, each in timings.items() if name.startswith(COPY)]
         return found, min(copies, default=math.nan)
 
     def best_of(found: Mapping[Plan, float], count: int) -> list[Plan]:
@@ -403,21 +399,18 @@ def _fastest(
         refused["not launched"] = len(plans) - len(first)
     second, _ = times([before, *going_on], SECOND)
     last, copy = times(
-        best_of(second, FINALISTS), bench.REPLAYS, bench.copy_runs([each.copy for each in sets])
+        best_of(second, FINALISTS), timing.REPLAYS, timing.copy_runs([each.copy for each in sets])
     )
     if not last:
         raise RuntimeError(f"nothing could be timed at {point}: {'; '.join(sorted(set(notes.values())))}")
     return min(last, key=last.__getitem__), {plan: copy / seconds for plan, seconds in last.items()}
 
 
-# ---- the whole
-
-
 def points(
     ops: Sequence[str] = (), dtypes: Sequence[str] = (), cols: Sequence[int] = (), rows: Sequence[int] = ()
 ) -> list[Point]:
-    """Return what to tune: all combinations of what is given; what is not is what the benchmark takes."""
-    return bench.points(
+    """Return the points to tune: all combinations of what is given. Defaults are those of the benchmark."""
+    return bench_points.points(
         ops or [op.name for op in op_table.OPS],
         dtypes or ("float16", "bfloat16", "float32"),
         rows,
@@ -426,21 +419,21 @@ def points(
 
 
 def most_candidates(point: Point, weights: Any = None) -> int:
-    """Return how many plans would be compiled at a point on the present device."""
-    what = bench._spec(point, dtype_of(weights or point.dtype))  # noqa: SLF001
+    """Return how many plans would be compiled at a point on the current device."""
+    what = bench.lowered(point, dtype_of(weights or point.dtype))
     return len(candidates(what.problem, devices.present_limits(), MOST_CANDIDATES))
 
 
 def here() -> tuned_plans.Place:
-    """Return what the present device's table holds for. Raises NoDeviceError."""
+    """Return the device and versions that the current table is valid for. Raises NoDeviceError."""
     return tuned_plans.place(devices.present_limits(), devices.driver_version())
 
 
 def tune(wanted: Sequence[Point], *, weights: Any = None, seconds: float = math.inf) -> Iterator[Result]:
     """Tune points one after the other until `seconds` have passed, and store each result before it is yielded.
 
-    Raises OSError, before anything is measured, if the table cannot be written. weights: the dtype of gamma and beta, if it is
-    not x's.
+    weights: the dtype of gamma and beta; default: x's. Raises OSError, before anything is measured, if the table cannot
+    be written.
     """
     end = time.monotonic() + seconds
     place = here()
@@ -456,11 +449,11 @@ def tune(wanted: Sequence[Point], *, weights: Any = None, seconds: float = math.
 
 
 def _measure_what_fits(point: Point, weights: Any) -> tuple[Result, str]:
-    """Measure a point, with fewer rows where memory runs out, as long as these are of the same class."""
+    """Measure a point; if memory runs out, measure it with fewer rows, as long as the stored plan is valid for both."""
     limits = devices.present_limits()
 
     def kind(point: Point) -> str:
-        return tuned_plans.rows_class(bench._spec(point).problem, limits)  # noqa: SLF001
+        return tuned_plans.rows_class(bench.lowered(point).problem, limits)
 
     while True:
         try:
@@ -472,23 +465,27 @@ def _measure_what_fits(point: Point, weights: Any) -> tuple[Result, str]:
             point = fewer
 
 
-# ---- tables
-
-HEADER = f"{'op':<12} {'dtype':<9} {'rows x columns':<18} {'plan before':<34} {'share':>5}  {'plan after':<34} {'share':>5}"
-LEGEND = "plans: variant, elements x vectors of a thread, group of threads (- is the block), threads of a block x min_blocks"
+HEADER = (
+    f"{'op':<12} {'dtype':<9} {'rows x columns':<18} {'plan before':<34} {'share':>5}"
+    f"  {'plan after':<34} {'share':>5}"
+)
+LEGEND = (
+    "plans: variant, elements per vector x vectors per thread, threads per row (-: the block), "
+    "threads per block x min_blocks"
+)
 
 
 def line(result: Result) -> str:
     """Return a result as a line under HEADER."""
     point = result.point
-    after = spelled(result.after) if result.changed else "the same"
+    after = brief(result.after) if result.changed else "the same"
     return (
-        f"{point.op:<12} {point.dtype:<9} {point.shape:<18} {spelled(result.before):<34} "
+        f"{point.op:<12} {point.dtype:<9} {point.shape:<18} {brief(result.before):<34} "
         f"{result.before_share:>5.2f}  {after:<34} {result.share:>5.2f}"
     )
 
 
-def spelled(plan: Plan) -> str:
+def brief(plan: Plan) -> str:
     """Return a plan in a few words."""
     rows = f", {plan.rows_per_group} rows" if plan.rows_per_group > 1 else ""
     cache = ", parameters cached" if plan.parameter_cache else ""

@@ -12,9 +12,9 @@ import cupynorm
 from cupynorm.catalog import forms, op_table
 from cupynorm.plan import config
 from cupynorm.runtime import devices
-from cupynorm.tools import environment, testing
+from cupynorm.tools import environment, selftest
 from cupynorm.tools.environment import Finding
-from cupynorm.tools.testing import Result
+from cupynorm.tools.selftest import Result
 from tests.cli import invoke, start
 
 
@@ -73,7 +73,7 @@ RESULTS = (
 def test_selftest_prints_a_line_for_each_group_and_fails_on_a_fault(monkeypatch, no_device):
     asked = []
     monkeypatch.setattr(
-        testing, "selftest", lambda *, cpu, quick, progress: asked.append((cpu, quick)) or iter(RESULTS)
+        selftest, "run", lambda *, cpu, quick, progress: asked.append((cpu, quick)) or iter(RESULTS)
     )
 
     text = invoke("selftest")
@@ -95,7 +95,7 @@ def test_selftest_prints_a_line_for_each_group_and_fails_on_a_fault(monkeypatch,
 
 
 def test_selftest_says_nothing_of_a_gpu_if_the_cpu_is_asked_for(monkeypatch):
-    monkeypatch.setattr(testing, "selftest", lambda **_: iter(RESULTS[:2]))
+    monkeypatch.setattr(selftest, "run", lambda **_: iter(RESULTS[:2]))
 
     result = invoke("selftest", "--cpu")
 
@@ -103,7 +103,7 @@ def test_selftest_says_nothing_of_a_gpu_if_the_cpu_is_asked_for(monkeypatch):
 
 
 def test_selftest_of_nothing_is_no_success(monkeypatch):
-    monkeypatch.setattr(testing, "selftest", lambda **_: iter(()))
+    monkeypatch.setattr(selftest, "run", lambda **_: iter(()))
 
     assert invoke("selftest", "--cpu").exit_code == 1
 

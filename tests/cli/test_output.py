@@ -33,7 +33,7 @@ BARS = {
 def test_a_bar_moves_on_a_terminal_only(source, label):
     program = (
         "-c",
-        f"import sys; from cupynorm import cli; from cupynorm.tools import testing; {BARS[label]}; cli.main()",
+        f"import sys; from cupynorm import cli; {BARS[label]}; cli.main()",
     )
     ours, theirs = pty.openpty()
     try:
