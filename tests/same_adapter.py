@@ -26,8 +26,9 @@ from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler as kernel_compiler
 from cupynorm.runtime import nvrtc
 from cupynorm.tools import bench_points, explain
-from tests import build_gate, test_elementwise_build
+from tests import build_gate
 from tests.build_gate import Instance
+from tests.kernels import test_elementwise_build
 
 ARCH = "90"
 DEVICE = "h200"
@@ -317,7 +318,7 @@ def _of_elementwise_gate() -> Iterator[Kernel]:
 
 
 def _of_encoder() -> Iterator[Kernel]:
-    """List the encoder's kernels, as tests/test_encoder_build.py compiles them."""
+    """List the encoder's kernels, as tests/kernels/test_encoder_build.py compiles them."""
     for dtype in sorted({"float16", "bfloat16"} & set(DTYPES)):
         kind = cpp(dtype_of(dtype))
         text = kernel_compiler.text("bert/attention.cuh", f"cupynorm::Attention<{kind}>", 56)

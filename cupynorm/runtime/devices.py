@@ -211,7 +211,7 @@ def launch_of(
     is written and the launch there is no call, no loop and no branch, and the launch is one call of a C function: no
     Python function, lambda or method. Everything else comes before: allocations, the stream's launch, and filling a
     copy of the words where that takes a loop, which is then assigned at once (``words[:] = copy``).
-    tests/test_signal_handlers.py interrupts calls at all of these places.
+    tests/invoke/test_signal_handlers.py interrupts calls at all of these places.
     """
     early = early_launches() and _compiled_for(function) >= EARLY_SINCE
     return (_early if early else _in_turn)(function, grid, block, shared_bytes, cooperative=cooperative)

@@ -197,6 +197,7 @@ def _checks(*, cpu: bool, quick: bool) -> Iterator[_OpCheck | _FormCheck]:
 
 LEAST_PROCESSORS = 4  # with fewer, starting other processes takes as long as it saves
 NVRTC_THREADS = 3  # threads of a process for which NVRTC compiles concurrently; further ones wait
+CALLS_PER_PROCESS = 14  # processes that start together wait for one another's CUDA contexts: docs/notes/046
 
 
 def _prepare_all(
@@ -214,7 +215,8 @@ def _prepare_all(
     """
     processors = _processors()
     if processors >= LEAST_PROCESSORS and compiler.keeps_on_disk():
-        _compile_with_processes(pool, checks, device, progress, quick=quick, count=processors - NVRTC_THREADS)
+        count = min(processors - NVRTC_THREADS, len(checks) // CALLS_PER_PROCESS)
+        _compile_with_processes(pool, checks, device, progress, quick=quick, count=count)
     pending = [pool.submit(check.prepare, device) for check in checks]
     for done, _ in enumerate(as_completed(pending), 1):
         progress("compile", done, len(pending))

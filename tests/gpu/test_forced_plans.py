@@ -18,7 +18,7 @@ from cupynorm._dtypes import DTYPES, device_dtype, quantized_dtype
 from cupynorm.host.philox import words
 from cupynorm.plan.config import FUSED_VARIANTS, VARIANTS, DoesNotFitError
 from cupynorm.tools.testing import assert_close
-from tests.test_quantized import LARGEST, nearest
+from tests.call.test_quantized import LARGEST, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,8 +20,8 @@ import cupynorm  # noqa: E402  after what it would be of no use without
 from cupynorm.embedding import TextEncoder, embed_file  # noqa: E402
 from tests import SLOW  # noqa: E402
 
-DATA = Path(__file__).parent / "data"
-PAGE = Path(__file__).parents[1] / "docs" / "embeddings.md"
+DATA = Path(__file__).parents[1] / "data"
+PAGE = Path(__file__).parents[2] / "docs" / "embeddings.md"
 TOLD = json.loads((DATA / "minilm.json").read_text())
 
 

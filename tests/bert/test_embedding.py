@@ -24,7 +24,7 @@ from cupynorm.embedding import TextEncoder, embed_file, read_texts
 from cupynorm.encoder import EncoderConfig
 from cupynorm.npy.paths import FileError
 from cupynorm.runtime import devices
-from tests.test_encoder import BERT_JSON, Reference, save, weights_of
+from tests.bert.test_encoder import BERT_JSON, Reference, save, weights_of
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")

@@ -16,8 +16,8 @@ import pytest
 import cupynorm
 from cupynorm import embedding, encoder, functions
 
-CHECKOUT = Path(__file__).parents[1]
-SAMPLE = Path(__file__).parent / "data" / "user_code.py"
+CHECKOUT = Path(__file__).parents[2]
+SAMPLE = Path(__file__).parents[1] / "data" / "user_code.py"
 
 
 def public() -> dict[str, Any]:

@@ -14,8 +14,8 @@ from cupynorm.lower import elementwise as lower_elementwise
 from cupynorm.lower.elementwise import THREADS, tiles
 from cupynorm.ops import elementwise
 from tests import simulator, structs
+from tests.kernels.test_functions import HALVES, WORST
 from tests.simulator import build, simulated
-from tests.test_functions import HALVES, WORST
 
 __all__ = ["simulated"]  # a fixture
 

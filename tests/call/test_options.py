@@ -35,8 +35,8 @@ from cupynorm import (
     swiglu,
 )
 from cupynorm.encoder import BertEncoder, EncoderConfig
+from tests.bert.test_encoder import weights_of
 from tests.simulator import simulated
-from tests.test_encoder import weights_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

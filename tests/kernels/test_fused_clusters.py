@@ -12,8 +12,8 @@ from cupynorm.plan.choose import choose, effective
 from cupynorm.plan.config import CONVERTED, PLAIN, DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.tools import explain
+from tests.invoke.test_fused_calls import check
 from tests.simulator import simulated
-from tests.test_fused_rows import check
 
 __all__ = ["simulated"]  # a fixture
 

@@ -21,7 +21,7 @@ from cupynorm.catalog import op_table
 from cupynorm.runtime import compiler
 from tests.pages import PAGES
 
-CHECKOUT = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[2]
 EXTRAS = ["cuda12", "cuda13"]
 
 

@@ -30,7 +30,7 @@ from cupynorm.plan.rules import CROSSOVERS, SECTIONS, parse, rules_of
 from cupynorm.runtime import nvrtc
 from tests import build_gate
 
-CHECKOUT = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[2]
 FILES = sorted(Path(planner_rules.DATA).glob("*.json"))
 SLOW = bool(os.environ.get("CUPYNORM_SLOW"))
 DEVICE_OF = {"90": "h200"}  # what stands for an architecture that has data

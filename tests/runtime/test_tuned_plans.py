@@ -132,7 +132,7 @@ def test_entries_are_merged_replaced_and_taken_out(place):
 WRITER = """
 import dataclasses, sys
 from cupynorm.runtime import tuned_plans
-from tests.test_tuned import H200, PROBLEM, keep, plan_for
+from tests.runtime.test_tuned_plans import H200, PROBLEM, keep, plan_for
 place = tuned_plans.place(H200, "580.159.04")
 for cols in map(int, sys.argv[1:]):
     problem = dataclasses.replace(PROBLEM, cols=cols)

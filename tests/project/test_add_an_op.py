@@ -16,7 +16,7 @@ import pytest
 from cupynorm.plan.config import VARIANTS
 from tests import simulator
 
-CHECKOUT = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[2]
 TEXT = (CHECKOUT / "docs" / "add-an-op.md").read_text("utf-8")
 STEP = re.compile(
     r"(Create|At\s+the\s+end\s+of|Below\s+the\s+line\s+`([^`]+)`\s+of)\s+`([^`]+)`(?:(?!\n\n).)*?:\n\n```\w+\n(.*?)^```$",
@@ -31,12 +31,12 @@ from tests import simulator
 with pytest.MonkeyPatch.context() as monkeypatch:
     simulator.install(monkeypatch)
     from cupynorm.catalog import op_table
-    from cupynorm.tools import testing
-    monkeypatch.setattr(testing, "OPS", (op_table.op("l2_norm"),))
-    monkeypatch.setattr(testing, "QUICK", {1: "one", 1001: "odd", 2056: "more than a warp holds"})
-    monkeypatch.setattr(testing.forms, "FORMS", {})
-    monkeypatch.setattr(testing, "_processors", lambda: 1)
-    results = list(testing.selftest())
+    from cupynorm.tools import selftest
+    monkeypatch.setattr(selftest, "OPS", (op_table.op("l2_norm"),))
+    monkeypatch.setattr(selftest, "QUICK", {1: "one", 1001: "odd", 2056: "more than a warp holds"})
+    monkeypatch.setattr(selftest.forms, "FORMS", {})
+    monkeypatch.setattr(selftest, "_processors", lambda: 1)
+    results = list(selftest.run())
 print(json.dumps([[each.variant, each.dtype, each.shape[-1], each.ok, each.note] for each in results]))
 """
 

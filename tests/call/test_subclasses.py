@@ -12,8 +12,8 @@ import cupynorm
 from cupynorm import functions
 from cupynorm.encoder import BertEncoder, EncoderConfig
 from tests import simulator
+from tests.bert.test_encoder import weights_of
 from tests.simulator import simulated
-from tests.test_encoder import weights_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +80,7 @@ def masked_array(array: Any) -> Any:
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "masked array": (masked_array, r"{0} is a masked array: .*{0}\.data"),
-    "Masked": (lambda array: array.view(Masked), r"{0} is a tests\.test_subclasses\.Masked.*{0}\.unmasked"),
+    "Masked": (lambda array: array.view(Masked), r"{0} is a tests\.call\.test_subclasses\.Masked.*{0}\.unmasked"),
     "matrix": (lambda array: array.view(np.matrix), r"{0} is a numpy\.matrix.*numpy\.asarray\({0}\)"),
     "Quantity": (
         lambda array: array.view(Quantity),

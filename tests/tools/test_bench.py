@@ -26,7 +26,7 @@ __all__ = ["simulated"]  # a fixture
 
 OPS = [op.name for op in op_table.OPS]
 DTYPES = ("float16", "bfloat16", "float32")
-H200 = Path(__file__).parents[1] / "benchmarks" / "h200"
+H200 = Path(__file__).parents[2] / "benchmarks" / "h200"
 
 
 class Clock:

@@ -23,7 +23,7 @@ from tests.simulator import simulated
 __all__ = ["simulated"]  # a fixture
 
 Array = np.ndarray[Any, Any]
-DOCS = Path(__file__).parents[1] / "docs" / "masks.md"
+DOCS = Path(__file__).parents[2] / "docs" / "masks.md"
 
 
 def keeps(

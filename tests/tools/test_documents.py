@@ -19,7 +19,7 @@ from cupynorm.runtime import tuned_plans
 from cupynorm.tools import tune
 from tests import command_runner
 
-CHECKOUT = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[2]
 PAGE = (CHECKOUT / "docs" / "json.md").read_text("utf-8")
 KINDS: dict[str, Any] = {
     "integer": int,

@@ -15,7 +15,7 @@ from cupynorm.catalog import forms
 from cupynorm.tools import plots, saved
 from cupynorm.tools.results import Measured, Point, Timing
 
-H200 = Path(__file__).parents[1] / "benchmarks" / "h200"
+H200 = Path(__file__).parents[2] / "benchmarks" / "h200"
 ABOUT = {"date": "2026-01-02T03:04:05+00:00", "device": {"name": "a device"}}
 MATPLOTLIB = "matplotlib, which draws plots, is not installed"
 

@@ -326,7 +326,8 @@ ADDRESS = """
 import sys
 sys.path.insert(0, {path!r})
 import numpy as np
-from tests import simulator, test_simulator
+from tests import simulator
+from tests.kernels import test_simulator
 x, y = simulator.cupy.asarray(test_simulator.COUNT), simulator.cupy.empty(64, np.float32)
 assert (test_simulator.run("a.y[i] = a.x[i];", x) == x.get()).all()
 prefix = "extern __shared__ __align__(16) unsigned char shared_memory[];\\n// body\\n"
@@ -349,7 +350,7 @@ def test_an_address_sanitizer_reports_reads_too():
     if not Path(environment["LD_PRELOAD"]).is_file():
         pytest.skip("libasan is not installed")
 
-    script = ADDRESS.format(path=str(Path(__file__).parents[1]))
+    script = ADDRESS.format(path=str(Path(__file__).parents[2]))
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
     )

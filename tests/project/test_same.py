@@ -16,7 +16,7 @@ from cupynorm.runtime import nvrtc
 from scripts import same, same_answers
 from tests import same_adapter
 
-CHECKOUT = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[2]
 KERNELS = ("--kernels", "--part=sweep", "--only=sweep: rms_norm float16 49152 x (4096|8192) ")
 PLANS = ("--plans", "--only=^rms_norm float(16|32) 8192 x (512|1024) ")
 CALLS = 2 * 3  # for each width in halves, also with parameters in float, and in floats
