@@ -158,12 +158,16 @@ def tightness(plan: Plan) -> tuple[float, int]:
 
 
 def extremes(candidates: Iterable[Plan]) -> list[Plan]:
-    """Of plans that differ only in how much a thread holds, the one that holds most, under the tightest register bound."""
+    """Of plans that differ only in how much a thread holds, the one that holds most, for each bound on registers."""
 
     def kind(plan: Plan) -> Plan:
         held = {"vectors": 0, "group": 0, "ctas_per_row": 0}
         launch = {"grid": 0, "shared_bytes": 0, "resident_blocks": 0, "waves": 0.0}
-        whole = {} if plan.group else {"block": 0, "row_shared_bytes": 0}  # a block of any size does the same
+        if plan.group:  # blocks of any size do the same with as many registers
+            return dataclasses.replace(
+                plan, **held, **launch, block=0, min_blocks=plan.block * plan.min_blocks
+            )
+        whole = {"block": 0, "row_shared_bytes": 0}
         if plan.variant == "cached":  # whose blocks on a multiprocessor follow from their size
             threads = plan.block * plan.min_blocks // 256
             return dataclasses.replace(plan, **launch, **whole, min_blocks=threads)

@@ -426,7 +426,7 @@ def test_a_call_that_cannot_be_is_refused(call: Any, error: Any, message: str) -
         (lambda: fuse(softmax, load=lambda x, axis: x), TraceError, "axis, a parameter of load, is an argument of softmax"),
         (lambda: fuse(rms_norm, store=lambda y, gamma: y), TraceError, "gamma, a parameter of store, is an argument of rms_norm"),
         (lambda: fuse(softmax, load=lambda x: x if x > 0 else -x), TraceError, r"test_fusion\.py:\d+, in <lambda>: a branch"),
-        (lambda: fuse(softmax, store=lambda y: y + X), TraceError, r"test_fusion\.py:\d+, in <lambda>: an array that .* captured"),
+        (lambda: fuse(softmax, store=lambda y: y + X), TraceError, r"_fusion\.py:\d+, in <lambda>: an array that .* captured"),
     ],
 )  # fmt: skip
 def test_a_fusion_that_cannot_be_is_refused_when_it_is_made(make: Any, error: Any, message: str) -> None:

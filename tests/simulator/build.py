@@ -104,8 +104,11 @@ def cache() -> Path:
     return _folder(os.environ.get("CUPYNORM_SIMULATOR_CACHE"))
 
 
+LIBRARY = ("-shared", "-Wl,--as-needed")  # with these g++ would link a header that it compiles ahead
+
+
 def _flags(sanitize: str) -> list[str]:
-    flags = ["-shared", "-Wl,--as-needed", "-fPIC", "-pthread", "-O1", "-w", "-fvisibility=hidden"]
+    flags = ["-fPIC", "-pthread", "-Og", "-w", "-fvisibility=hidden"]
     # what nvcc promises and g++ does not: no type-based aliasing; and no bits that depend on this CPU's fused multiply-add
     flags += ["-fno-strict-aliasing", "-ffp-contract=off"]
     if sanitize == "address":
@@ -131,7 +134,7 @@ def _compile(text: str, flags: list[str], key: str, suffix: Iterable[str] = ()) 
     with tempfile.TemporaryDirectory(dir=cache()) as scratch:
         source, result = Path(scratch) / "text.cpp", Path(scratch) / "result.so"
         source.write_text(text)
-        done = _run([compiler(), *flags, str(source), "-o", str(result), *suffix])
+        done = _run([compiler(), *LIBRARY, *flags, str(source), "-o", str(result), *suffix])
         if done.returncode:
             raise CompileError(done.stderr.replace(f"{scratch}/", ""))
         result.replace(library)
@@ -139,17 +142,30 @@ def _compile(text: str, flags: list[str], key: str, suffix: Iterable[str] = ()) 
 
 
 @functools.cache
-def _header(*flags: str) -> Path:
-    """Return a folder where g++ finds simulator.h compiled ahead, a third of what a kernel takes; other compilers nothing."""
-    text = (HERE / "simulator.h").read_text()
-    folder = cache() / f"header-{_key(text, str(_version(compiler())), *flags)}"
+def _header(text: str, options: tuple[str, ...], version: str, *flags: str) -> Path:
+    """Return a folder where g++ finds `text` compiled ahead as simulator.h, half of what a kernel takes; others nothing.
+
+    version: a digest of all that the text may include.
+    """
+    folder = cache() / f"header-{_key(text, version, str(_version(compiler())), *options, *flags)}"
     compiled = folder / "simulator.h.gch"
     if not compiled.exists():
         folder.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache()) as scratch:
-            result = Path(scratch) / compiled.name
+            source, result = Path(scratch) / "header.h", Path(scratch) / compiled.name
+            source.write_text(text)
             done = _run(
-                [compiler(), *flags, "-x", "c++-header", str(HERE / "simulator.h"), "-o", str(result)]
+                [
+                    compiler(),
+                    *flags,
+                    f"-I{HERE}",
+                    *options,
+                    "-x",
+                    "c++-header",
+                    str(source),
+                    "-o",
+                    str(result),
+                ]
             )
             if not done.returncode:
                 result.replace(compiled)
@@ -212,6 +228,9 @@ def _bounds(name: str, texts: Iterable[str]) -> tuple[str, str]:
     return "", "1024"
 
 
+COMMON = ("#include <row/variants.cuh>",)  # what many kernels include first
+
+
 def library(code: str, name: str, options: Iterable[str] = ()) -> Path:
     """Compile the kernel that `name` (a name expression) is in `code`. Raises CompileError with the log."""
     sanitize = sanitizer()
@@ -223,10 +242,13 @@ def library(code: str, name: str, options: Iterable[str] = ()) -> Path:
     text += ENTRY.format(extent=SHARED_EXTENT, name=name, bounds=bounds, bound=bound)
     flags = ["-std=c++17", *_flags(sanitize), *_kernel_flags(sanitize)]
     passed = [option for option in given if option.startswith(("-I", "-D", "-std="))]
-    key = _key(text, linked.name, *flags, *passed, *(part for pair in headers for part in pair))
+    version = _key(*(part for pair in headers for part in pair))
+    key = _key(text, linked.name, *flags, *passed, version)
+    ahead = [f'#include "{HERE / "simulator.h"}"', *(line for line in COMMON if line in code)]
+    folder = _header("\n".join(ahead), tuple(passed), version, *flags)
     # $ORIGIN: the folder may be moved as a whole
     link = [f"-L{linked.parent}", f"-l:{linked.name}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-undefined"]
-    return _compile(text, [*flags, f"-I{_header(*flags)}", f"-I{HERE}", *passed], key, link)
+    return _compile(text, [*flags, f"-I{folder}", f"-I{HERE}", *passed], key, link)
 
 
 def prebuild(kernels: Iterable[tuple[str, str]], options: Iterable[str] = (), processes: int = 2) -> None:
