@@ -43,7 +43,7 @@ from cupynorm.runtime.nvrtc import Cubin
 OPS = (LAYER_NORM, RMS_NORM, SOFTMAX, LOG_SOFTMAX)
 
 # A module costs 50 ms and nvdisasm 300 ms before the first kernel: so many kernels share one.
-KERNELS_PER_MODULE = 16
+KERNELS_PER_MODULE = 48
 
 
 # --- which kernels there are ---------------------------------------------------------------------------------------
