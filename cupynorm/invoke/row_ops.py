@@ -53,13 +53,13 @@ _launches: dict[tuple[Any, ...], Prepared] = {}
 
 @dataclass(slots=True, eq=False, repr=False)
 class Shortcut:
-    """A bound call of a row op with the very options, gamma and beta of its callers: run() compares identities.
+    """A bound call of one kernel with the very options, gamma and beta of its callers: run() compares identities.
 
     words: hold the addresses of this gamma and beta. x_at, y_at: the words of the addresses of x and of the first result.
     slots: pairs of a word (or a slice of words) and the source that goes there; none where x and y are all.
-    windows: as in BoundCall. columns_near: pairs of addresses; the output strictly between them may share memory with
-    gamma or beta.
-    y_code: the dtype of the first result, where the call allocates it. made: shapes and dtypes of the other results.
+    windows: as in BoundCall. columns_near: outputs, as sources, with two addresses each; an output strictly between
+    these may share memory with gamma or beta.
+    y_shape, y_code: shape and dtype of the first result, where the call allocates it. made: those of the others.
     """
 
     axis: int | tuple[int, ...]
@@ -81,18 +81,25 @@ class Shortcut:
     slots: tuple[tuple[Any, int], ...]
     windows: tuple[tuple[int, int, int, int, int], ...]
     columns_near: tuple[tuple[int, int, int], ...]
+    y_shape: tuple[int, ...]
     y_code: Any
     made: tuple[tuple[tuple[int, ...], Any], ...]
-    bound: BoundCall  # whose kernel stays loaded
+    holds: tuple[Any, ...]  # what must stay alive: the kernel, and what the bound call holds
 
 
 X, GAMMA, BETA, OUT, MADE = range(5)  # the sources of a row op's call; what it makes comes behind all arrays
 
 
+class Named(NamedTuple):
+    """An op that is no row op, as run() knows it."""
+
+    name: str
+
+
 class Given(NamedTuple):
     """The arguments of run(), and the key under which it looks for a shortcut; None where there can be none."""
 
-    op: RowOp
+    op: Any  # a RowOp, or Named
     x: Any
     gamma: Any
     beta: Any
@@ -112,8 +119,27 @@ class Given(NamedTuple):
     def keep(self, signature: Any, bound: BoundCall, made: Mapping[str, Any]) -> None:
         """Keep a call that was checked and launched: under its signature, and a shortcut to it under the key."""
         calls = bound_calls.thread.calls
-        if calls.add(signature, bound, made) and self.key is not None:
-            add(calls.shortcuts, self.key, shortcut_to(bound, self))
+        if calls.add(signature, bound, made):
+            self.keep_shortcut(bound)
+
+    def keep_shortcut(self, bound: BoundCall) -> None:
+        """Keep a shortcut to a bound call under the key, unless it is likely that no other call has this gamma and beta.
+
+        That is so where those of the last shortcut are gone, as views that are made for one call: then only every so
+        often, for what is made for many calls after all.
+        """
+        last = bound.shortcut
+        if self.key is None:
+            return
+        if last is not None and (
+            (self.gamma is not None and last.gamma() is None)
+            or (self.beta is not None and last.beta() is None)
+        ):
+            bound.gone += 1
+            if bound.gone & (bound.gone - 1):  # no power of two
+                return
+        bound.shortcut = shortcut_to(bound, self)
+        add(bound_calls.thread.calls.shortcuts, self.key, bound.shortcut)
 
 
 def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
@@ -151,9 +177,10 @@ def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
         columns_near=tuple(
             (each[0], address[each[1]] + each[2], address[each[1]] + each[3]) for each in near
         ),
+        y_shape=bound.allocated[0][0] if own else (),
         y_code=bound.allocated[0][1] if own else None,
         made=bound.allocated[own:],
-        bound=bound,
+        holds=(kernel.kernel, bound.holds),
     )
 
 
@@ -162,7 +189,7 @@ def _nothing() -> None:
 
 
 def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
-    op: RowOp,
+    op: RowOp | Named,
     x: Any,
     gamma: Any,
     beta: Any,
@@ -198,13 +225,12 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
     call = None
     sources: list[Any] = []
     if type(x) is kind:
-        shape = x.shape
         source = x.data.ptr
         # _c_contiguous, where true, says all that strides say, for a third of the time
         strides = x._c_contiguous or x.strides  # noqa: SLF001
         scale = None if gamma is None else id(gamma)
         shift = None if beta is None else id(beta)
-        key = (op.name, said, shape, strides, x.dtype, source & ALIGNMENT, scale, shift)
+        key = (op.name, said, x.shape, strides, x.dtype, source & ALIGNMENT, scale, shift)
         device = 0
         if calls.several:
             device = x.data.device_id
@@ -258,7 +284,7 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
                 if low < sources[written] < high:
                     fits = False
         if out is None:
-            y = kind(shape, call.y_code)
+            y = kind(call.y_shape, call.y_code)
             target = y.data.ptr
             fits = fits and not target & ALIGNMENT
         else:
@@ -304,9 +330,7 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
 
 def _run_by_signature(given: Given) -> Any:
     """Run one call that no shortcut is for, and make one: run() will look for it under given.key."""
-    op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, said, arrays, scalars, checked, _, key = (
-        given
-    )
+    op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, said, arrays, scalars, checked, *_ = given
     calls = bound_calls.thread.calls
     options = (
         op.name,
@@ -323,8 +347,8 @@ def _run_by_signature(given: Given) -> Any:
     if made is None:
         return (checked or _run_checked)(given, signature)
     bound = calls.bound.get(signature)  # type: ignore[arg-type]  # what was made has a signature
-    if bound is not None and key is not None:  # unless a signal handler dropped it meanwhile
-        add(calls.shortcuts, key, shortcut_to(bound, given))
+    if bound is not None:  # unless a signal handler dropped it meanwhile
+        given.keep_shortcut(bound)
     results = (*made,) if out is None else (out, *made)
     return results if len(results) > 1 else results[0]
 

@@ -511,7 +511,7 @@ def test_forget_forgets_calls_of_every_kind(roads: Roads) -> None:
         calls = row_ops.calls_of_thread()
         return [len(each) for each in (calls.shortcuts, calls.bound)]
 
-    assert known() == [2, 4]
+    assert known() == [4, 4]
     row_ops.forget()
     assert known() == [0, 0]
 
