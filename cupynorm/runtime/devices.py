@@ -319,6 +319,7 @@ class Launches(dict[int, "Launch"]):
 
 @functools.cache
 def _launch_kernel_ex() -> Callable[..., int]:
+    """Return the driver's call. It takes pointers as ctypes has them (byref): a number would be cut to 32 bits."""
     call = _driver_library().cuLaunchKernelEx
     call.restype = ctypes.c_int
     return call
