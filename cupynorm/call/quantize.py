@@ -77,3 +77,13 @@ class Quantize:
         """The scale that was given, as a number; of a device array it would have to be waited for."""
         given = self.scale
         return float(given.reshape(())[()] if isinstance(given, np.ndarray) else given)
+
+
+def quantize_option(quantize: Any) -> tuple[Any, Any]:
+    """Return what a signature has of quantize=, and the array that it holds, None if there is none."""
+    if not isinstance(quantize, Quantize):
+        return (quantize, type(quantize)), None
+    scale = quantize.scale
+    if type(scale) is not float and (isinstance(scale, np.ndarray) or devices.is_device_array(scale)):
+        return quantize.dtype, scale
+    return (quantize.dtype, scale), None

@@ -122,6 +122,8 @@ class BoundCall:
     workspaces: int  # how many of them are
     windows: tuple[tuple[int, int, int, int, int], ...]
     holds: Any
+    shortcut: Any = None  # the last that was made to it (row_ops.Shortcut)
+    gone: int = 0  # how often its gamma or beta was gone at the next call
 
     def once(self) -> None:
         """Launch what it was bound to, before anything else is. Raises the driver's error."""
@@ -343,9 +345,10 @@ def forget() -> None:
 
 
 def add(known: dict[Any, Any], key: Any, value: Any) -> None:
-    """Keep a value; the oldest makes room for it. A signal handler may add another in between."""
+    """Keep a value; the oldest make room for it. A signal handler may add another in between."""
     excess = len(known) - MOST + 1
     if excess > 0:
+        excess += MOST // 8  # some at once: to list them takes 5 us
         for oldest in [*known][:excess]:  # a list: an iterator would notice what a handler adds
             known.pop(oldest, None)
     known[key] = value

@@ -39,4 +39,5 @@ def merge_packed(x: Any, rows: Any, out: Any) -> Any:
 def _launch(source: Places, target: Places, given: dict[str, Any], signature: Any = None) -> None:
     bias, rows = (None if given.get(name) is None else view(given[name], name) for name in ("bias", "rows"))
     spec = move_spec(source, target, bias, 0 if rows is None else rows.pointer)
-    one_kernel.launch(int(given["out"].device.id), spec, Arrays(given, ("out",)), signature)
+    bound = one_kernel.launch(int(given["out"].device.id), spec, Arrays(given, ("out",)))
+    bound_calls.thread.calls.add(signature, bound, {})

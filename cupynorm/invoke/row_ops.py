@@ -10,7 +10,6 @@ import weakref
 from array import array
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cupynorm._dtypes import Dtype
 from cupynorm._options import boolean, eps_of
 from cupynorm._values import NamedTuple, dataclass
 from cupynorm.call import asking
@@ -18,16 +17,15 @@ from cupynorm.call.arguments import Call, check, is_number, view
 from cupynorm.invoke import bound_calls
 from cupynorm.invoke.bound_calls import (
     ALIGNMENT,
+    NO_ARRAY,
     Arrays,
     BoundCall,
     Calls,
     add,
-    alias_window,
     axis_option,
     bound_call,
     elsewhere,
     launches_of,
-    layout,
 )
 from cupynorm.lower.row import RowOp, row_spec
 from cupynorm.lower.spec import KernelSpec
@@ -55,102 +53,134 @@ _launches: dict[tuple[Any, ...], Prepared] = {}
 
 @dataclass(slots=True, eq=False, repr=False)
 class Shortcut:
-    """A bound call of a row op alone, with the very options, gamma and beta of its callers: run() compares identities.
+    """A bound call of one kernel with the very options, gamma and beta of its callers: run() compares identities.
 
-    words: hold the addresses of this gamma and beta.
-    *_at: the word that an address goes to, -1 for none; first and last are those of the op's one or two statistics.
-    parameters_near: pairs of addresses; an `out` strictly between them may share memory with gamma or beta.
+    words: hold the addresses of this gamma and beta. x_at, y_at: the words of the addresses of x and of the first result.
+    slots: pairs of a word (or a slice of words) and the source that goes there; none where x and y are all.
+    windows: as in BoundCall. columns_near: outputs, as sources, with two addresses each; an output strictly between
+    these may share memory with gamma or beta.
+    y_shape, y_code: shape and dtype of the first result, where the call allocates it. made: those of the others.
     """
 
     axis: int | tuple[int, ...]
-    eps: float
+    eps: float | None
     dtype: Any
     return_stats: bool
     plan: str | Plan | None
-    words: array[int]
-    parameters: array[int]
-    launches: devices.Launches
-    kernel: compiler.Kernel
-    x_at: int
-    y_at: int
-    first_at: int
-    last_at: int
     gamma: Callable[[], Any]
     gamma_ndim: int  # 1 or, for several axes, -1
     gamma_shape: tuple[int, ...]
     beta: Callable[[], Any]
     beta_ndim: int
     beta_shape: tuple[int, ...]
-    parameters_near: tuple[tuple[int, int], ...]
-    y_dtype: Dtype | None  # of an `out`, as all of y_
-    y_strides: tuple[int, ...] | bool  # True: contiguous
-    y_bits: int  # of its address
-    y_code: Any  # the dtype of a result of our own
-    stats_shape: tuple[int, ...]
-    stats_code: Any
-    near: tuple[int, int]  # strictly between these distances from x, an `out` may share memory with it ...
-    distance: int  # ... and here it was found that it may: it is x, or lies between x's rows
+    words: array[int]
+    parameters: array[int]
+    launches: devices.Launches
+    x_at: int
+    y_at: int
+    slots: tuple[tuple[Any, int], ...]
+    windows: tuple[tuple[int, int, int, int, int], ...]
+    columns_near: tuple[tuple[int, int, int], ...]
+    y_shape: tuple[int, ...]
+    y_code: Any
+    made: tuple[tuple[tuple[int, ...], Any], ...]
+    holds: tuple[Any, ...]  # what must stay alive: the kernel, and what the bound call holds
 
 
-X, GAMMA, BETA, OUT, MADE = range(5)  # the sources of a row op's call
+X, GAMMA, BETA, OUT, MADE = range(5)  # the sources of a row op's call; what it makes comes behind all arrays
 
 
-def shortcut_to(
-    call: BoundCall,
-    x: Any,
-    gamma: Any,
-    beta: Any,
-    axis: int | tuple[int, ...],
-    eps: float,
-    out: Any,
-    dtype: Any,
-    return_stats: bool,  # noqa: FBT001
-    plan: str | Plan | None,
-) -> Shortcut:
+class Named(NamedTuple):
+    """An op that is no row op, as run() knows it."""
+
+    name: str
+
+
+class Given(NamedTuple):
+    """The arguments of run(), and the key under which it looks for a shortcut; None where there can be none."""
+
+    op: Any  # a RowOp, or Named
+    x: Any
+    gamma: Any
+    beta: Any
+    axis: int | tuple[int, ...]
+    eps: float | None
+    out: Any
+    dtype: Any
+    return_stats: bool
+    plan: str | Plan | None
+    said: tuple[Any, ...]
+    arrays: Sequence[Any]
+    scalars: Sequence[Any]
+    checked: Callable[[Given, Any], Any] | None
+    raw: Any
+    key: Any
+
+    def keep(self, signature: Any, bound: BoundCall, made: Mapping[str, Any]) -> None:
+        """Keep a call that was checked and launched: under its signature, and a shortcut to it under the key."""
+        calls = bound_calls.thread.calls
+        if calls.add(signature, bound, made):
+            self.keep_shortcut(bound)
+
+    def keep_shortcut(self, bound: BoundCall) -> None:
+        """Keep a shortcut to a bound call under the key, unless it is likely that no other call has this gamma and beta.
+
+        That is so where those of the last shortcut are gone, as views that are made for one call: then only every so
+        often, for what is made for many calls after all.
+        """
+        last = bound.shortcut
+        if self.key is None:
+            return
+        if last is not None and (
+            (self.gamma is not None and last.gamma() is None)
+            or (self.beta is not None and last.beta() is None)
+        ):
+            bound.gone += 1
+            if bound.gone & (bound.gone - 1):  # no power of two
+                return
+        bound.shortcut = shortcut_to(bound, self)
+        add(bound_calls.thread.calls.shortcuts, self.key, bound.shortcut)
+
+
+def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
     """Return the shortcut to a bound call. Weak references: no array is kept alive, nor taken for a later one."""
-    kernel = call.kernels[0]
+    kernel, slots = bound.kernels[0], bound.kernels[0].slots
     words, parameters, launches = launches_of(kernel.words[:], kernel.bind)
     known: dict[str, Any] = {}
-    for source, (name, each) in enumerate((("gamma", gamma), ("beta", beta)), GAMMA):
+    address = {GAMMA: 0, BETA: 0}
+    for source, (name, each) in enumerate((("gamma", given.gamma), ("beta", given.beta)), GAMMA):
         known |= {name: _nothing, f"{name}_ndim": -1, f"{name}_shape": ()}
         if each is not None:
-            ndim = 1 if each.ndim == 1 else -1
+            ndim, address[source] = 1 if each.ndim == 1 else -1, each.data.ptr
             known |= {name: weakref.ref(each), f"{name}_ndim": ndim, f"{name}_shape": each.shape}
-            words[call.word_of(source)] = each.data.ptr
-    near, distance, parameters_near = (0, 0), 0, []
-    if out is not None:
-        y = view(out)
-        near, distance = alias_window(y, view(x)), y.pointer - x.data.ptr
-        for each in (gamma, beta):
-            if each is not None:
-                low, high = alias_window(y, view(each))
-                parameters_near.append((each.data.ptr + low, each.data.ptr + high))
-    first_stat = MADE if out is not None else MADE + 1
-    stats = call.allocated[first_stat - MADE :]
+    for at, source in slots:
+        if source in address:
+            words[at] = address[source]
+    near = [each for each in bound.windows if each[1] in address]
+    own = given.out is None
+    moving = tuple(slot for slot in slots if slot[1] not in address)
+    y = MADE + max(0, len(given.arrays) - 1) if own else OUT
     return Shortcut(
-        axis=axis,
-        eps=eps,
-        dtype=dtype,
-        return_stats=return_stats,
-        plan=plan,
+        axis=given.axis,
+        eps=given.eps,
+        dtype=given.dtype,
+        return_stats=given.return_stats,
+        plan=given.plan,
+        **known,
         words=words,
         parameters=parameters,
         launches=launches,
-        kernel=kernel.kernel,
-        x_at=call.word_of(X),
-        y_at=call.word_of(MADE if out is None else OUT),
-        first_at=call.word_of(first_stat),
-        last_at=call.word_of(first_stat + len(stats) - 1),
-        **known,
-        parameters_near=tuple(parameters_near),
-        y_dtype=None if out is None else out.dtype,
-        y_strides=True if out is None else layout(out),
-        y_bits=0 if out is None else out.data.ptr & ALIGNMENT,
-        y_code=call.allocated[0][1] if out is None else None,
-        stats_shape=stats[0][0] if stats else (),
-        stats_code=stats[0][1] if stats else None,
-        near=near,
-        distance=distance,
+        x_at=bound.word_of(X),
+        y_at=bound.word_of(y),
+        slots=moving if {source for _, source in moving} - {X, y} else (),
+        windows=tuple(each for each in bound.windows if each not in near),
+        columns_near=tuple(
+            (each[0], address[each[1]] + each[2], address[each[1]] + each[3]) for each in near
+        ),
+        y_shape=bound.allocated[0][0] if own else (),
+        y_code=bound.allocated[0][1] if own else None,
+        made=bound.allocated[own:],
+        holds=(kernel.kernel, bound.holds),
     )
 
 
@@ -158,17 +188,22 @@ def _nothing() -> None:
     """Stand for a reference to no array."""
 
 
-def run(
-    op: RowOp,
+def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
+    op: RowOp | Named,
     x: Any,
     gamma: Any,
     beta: Any,
     axis: int | tuple[int, ...],
-    eps: float,
+    eps: float | None,
     out: Any,
     dtype: Any,
     return_stats: bool,  # noqa: FBT001
     plan: str | Plan | None,
+    said: tuple[Any, ...] = (),
+    arrays: Sequence[Any] = (),
+    scalars: Sequence[Any] = (),
+    checked: Callable[[Given, Any], Any] | None = None,
+    raw: Any = None,
 ) -> Any:
     """Run one call of a public function: arguments, result and errors are those of norm.layer_norm.
 
@@ -176,136 +211,151 @@ def run(
     made before is launched again with other addresses and without checks: all that checks and the choice of a kernel
     depend on is in `key`, or is compared with the shortcut. A call without a shortcut is looked up by its signature, and
     checked if it is not found.
+
+    What is fused around the op: `said` are its options, as in Calls.again. `arrays` are `out` and then its arrays, in an
+    order that `said` tells. `scalars` are as in Arrays. checked(given, signature) runs such a call with all checks; it
+    finds there what else it needs, as `raw`.
     """
     # everything is written out here: to call a function costs as much as to compare two shapes
     calls = bound_calls.thread.calls
     kind = calls.kind
     if kind is None and devices.is_device_array(x):
         kind = calls.begin()
-    if type(x) is not kind:
-        return _run_checked(op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, None, None)
-    shape = x.shape
-    source = x.data.ptr
-    # _c_contiguous, where true, says all that strides say, for a third of the time
-    strides = x._c_contiguous or x.strides  # noqa: SLF001
-    scale = None if gamma is None else id(gamma)
-    shift = None if beta is None else id(beta)
-    key: Any = (op.name, shape, strides, x.dtype, source & ALIGNMENT, scale, shift, out is None)
-    device = 0
-    if calls.several:
-        device = x.data.device_id
-        key += (device,)
-    call = calls.shortcuts.get(key)
+    key: Any = None
+    call = None
+    sources: list[Any] = []
+    if type(x) is kind:
+        source = x.data.ptr
+        # _c_contiguous, where true, says all that strides say, for a third of the time
+        strides = x._c_contiguous or x.strides  # noqa: SLF001
+        scale = None if gamma is None else id(gamma)
+        shift = None if beta is None else id(beta)
+        key = (op.name, said, x.shape, strides, x.dtype, source & ALIGNMENT, scale, shift)
+        device = 0
+        if calls.several:
+            device = x.data.device_id
+            key += (device,)
+        if out is not None or arrays:
+            sources = [source, 0, 0]  # the addresses of gamma and beta are in the words
+            for each in arrays or (out,):
+                if each is None:
+                    key += NO_ARRAY
+                    sources.append(0)
+                elif type(each) is kind:
+                    pointer = each.data.ptr
+                    sources.append(pointer)
+                    lies = each._c_contiguous or each.strides  # noqa: SLF001
+                    # each is x: calls in place and elsewhere are both kept
+                    key += (each is x, each.shape, lies, each.dtype, pointer & ALIGNMENT)
+                else:
+                    key = None
+                    break
+        try:
+            call = calls.shortcuts.get(key)
+        except TypeError:  # an option that does not hash
+            key = None
     if (
-        call is None
-        or call.axis is not axis
-        or call.eps is not eps
-        or call.dtype is not dtype
-        or call.return_stats is not return_stats
-        or call.plan is not plan
+        call is not None
+        and call.axis is axis
+        and call.eps is eps
+        and call.dtype is dtype
+        and call.return_stats is return_stats
+        and call.plan is plan
         # one of one axis has but one shape; of a CuPy array nothing else can change
-        or (
-            gamma is not None
-            and (
-                call.gamma() is not gamma
-                or (gamma.ndim != call.gamma_ndim and gamma.shape != call.gamma_shape)
-            )
+        and (
+            gamma is None
+            or (call.gamma() is gamma and (gamma.ndim == call.gamma_ndim or gamma.shape == call.gamma_shape))
         )
-        or (
-            beta is not None
-            and (call.beta() is not beta or (beta.ndim != call.beta_ndim and beta.shape != call.beta_shape))
+        and (
+            beta is None
+            or (call.beta() is beta and (beta.ndim == call.beta_ndim or beta.shape == call.beta_shape))
         )
-        or (
-            out is not None
-            and (
-                type(out) is not kind
-                or out.shape != shape
-                or out.dtype is not call.y_dtype
-                or (out._c_contiguous or out.strides) != call.y_strides  # noqa: SLF001
-            )
-        )
-        or (calls.several and elsewhere(device, gamma, beta, out))
+        and not (calls.several and elsewhere(device, gamma, beta, out, *arrays))
     ):
-        return _run_by_signature(op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, key)
-    if out is None:
-        y = kind(shape, call.y_code)
-        target = y.data.ptr
-        fits = not target & ALIGNMENT
-    else:
-        y = out
-        target = y.data.ptr
-        low, high = call.near
-        distance = target - source
-        fits = target & ALIGNMENT == call.y_bits and (not low < distance < high or distance == call.distance)
-        for low, high in call.parameters_near:
-            fits = fits and not low < target < high
-    if not fits:
-        return _run_by_signature(op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, key)
-    stats = [kind(call.stats_shape, call.stats_code) for _ in op.stats] if return_stats else None
-    if stats:
-        first, last = stats[0].data.ptr, stats[-1].data.ptr
-    words, launch = call.words, call.launches[calls.stream(device).ptr]
-    # from the first word to the launch: no call, loop or branch (devices.launch_of)
-    if stats:
-        words[call.x_at] = source
-        words[call.y_at] = target
-        words[call.first_at] = first
-        words[call.last_at] = last
-        status = launch()
-    else:
-        words[call.x_at] = source
-        words[call.y_at] = target
-        status = launch()
-    if status:
-        error = devices.launch_error(status)
-        if not devices.refuses_plan(error):
-            raise error
-        return _run_by_signature(op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, key)
-    return (y, *stats) if stats else y
+        fits = True
+        if sources:
+            for written, other, low, high, apart in call.windows:
+                if (
+                    low < sources[written] - sources[other] < high
+                    and sources[written] - sources[other] != apart
+                ):
+                    fits = False
+            for written, low, high in call.columns_near:
+                if low < sources[written] < high:
+                    fits = False
+        if out is None:
+            y = kind(call.y_shape, call.y_code)
+            target = y.data.ptr
+            fits = fits and not target & ALIGNMENT
+        else:
+            y = out
+            target = sources[OUT]
+        results = y
+        if call.slots:
+            if not sources:
+                sources = [source, 0, 0, 0]
+            if out is None:
+                sources.append(target)
+            if call.made:
+                results = (y,)
+            for extent, code in call.made:
+                each = kind(extent, code)
+                pointer = each.data.ptr
+                sources.append(pointer)
+                fits = fits and not pointer & ALIGNMENT
+                results += (each,)
+        if fits:
+            words, launch = call.words, call.launches[calls.stream(device).ptr]
+            if call.slots:
+                sources += scalars
+                filled = words[:]
+                for at, index in call.slots:
+                    filled[at] = sources[index]
+                # from here to the launch: no call, loop or branch (devices.launch_of)
+                words[:] = filled
+                status = launch()
+            else:
+                # likewise
+                words[call.x_at] = source
+                words[call.y_at] = target
+                status = launch()
+            if not status:
+                return results
+            error = devices.launch_error(status)
+            if not devices.refuses_plan(error):
+                raise error
+    more = (said, arrays, scalars, checked, raw, key)
+    return _run_by_signature(Given(op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, *more))
 
 
-def _run_by_signature(
-    op: RowOp,
-    x: Any,
-    gamma: Any,
-    beta: Any,
-    axis: int | tuple[int, ...],
-    eps: float,
-    out: Any,
-    dtype: Any,
-    return_stats: bool,  # noqa: FBT001
-    plan: str | Plan | None,
-    key: Any,
-) -> Any:
-    """Run one call of device arrays that no shortcut is for, and make one: run() will look for it under `key`."""
+def _run_by_signature(given: Given) -> Any:
+    """Run one call that no shortcut is for, and make one: run() will look for it under given.key."""
+    op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, said, arrays, scalars, checked, *_ = given
     calls = bound_calls.thread.calls
-    options = (op.name, axis_option(axis), eps, type(eps), dtype, return_stats, type(return_stats), plan)
-    signature, made = calls.again((x, gamma, beta, out), options)
+    options = (
+        op.name,
+        axis_option(axis),
+        eps,
+        type(eps),
+        dtype,
+        return_stats,
+        type(return_stats),
+        plan,
+        said,
+    )
+    signature, made = calls.again((x, gamma, beta, *(arrays or (out,))), options, scalars)
     if made is None:
-        return _run_checked(op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, key, signature)
+        return (checked or _run_checked)(given, signature)
     bound = calls.bound.get(signature)  # type: ignore[arg-type]  # what was made has a signature
     if bound is not None:  # unless a signal handler dropped it meanwhile
-        found = shortcut_to(bound, x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
-        add(calls.shortcuts, key, found)
+        given.keep_shortcut(bound)
     results = (*made,) if out is None else (out, *made)
     return results if len(results) > 1 else results[0]
 
 
-def _run_checked(
-    op: RowOp,
-    x: Any,
-    gamma: Any,
-    beta: Any,
-    axis: int | tuple[int, ...],
-    eps: float,
-    out: Any,
-    dtype: Any,
-    return_stats: bool,  # noqa: FBT001
-    plan: str | Plan | None,
-    key: Any,
-    signature: Any,
-) -> Any:
-    """Run one call with all checks; keep it under its signature, and a shortcut to it under run()'s `key`."""
+def _run_checked(given: Given, signature: Any) -> Any:
+    """Run one call with all checks, and keep it."""
+    op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, *_ = given
     exact = eps_of(eps) if op.has_eps else 0.0
     return_stats = boolean("return_stats", return_stats)
     columns = {"gamma": gamma, "beta": beta} if op.columns else None
@@ -320,12 +370,9 @@ def _run_checked(
             op.reference(x, scale, shift, call.axes, exact, call.out, *stats.values())
     elif x.size:
         made = stats if out is not None else {"out": call.out, **stats}
-        given = {"x": x, "gamma": gamma, "beta": beta, "out": out}
-        bound = launch(call.device, _lowered(op, call, stats, exact), plan, Arrays(given, ("out",), made))
-        calls = bound_calls.thread.calls
-        if calls.add(signature, bound, made):
-            found = shortcut_to(bound, x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
-            add(calls.shortcuts, key, found)
+        arrays = {"x": x, "gamma": gamma, "beta": beta, "out": out}
+        bound = launch(call.device, _lowered(op, call, stats, exact), plan, Arrays(arrays, ("out",), made))
+        given.keep(signature, bound, made)
     return (call.out, *stats.values()) if stats else call.out
 
 

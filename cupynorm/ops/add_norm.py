@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cupynorm._options import boolean, finite
 from cupynorm.call.extras import Add, Extras, quantize_of
-from cupynorm.call.quantize import Quantize
+from cupynorm.call.quantize import Quantize, quantize_option
 from cupynorm.host.philox import PROBABILITY
 from cupynorm.host.philox import dropout as checked_dropout
-from cupynorm.invoke import bound_calls, fused_calls
-from cupynorm.invoke.bound_calls import axis_option
+from cupynorm.invoke import fused_calls, row_ops
+from cupynorm.invoke.row_ops import Given
 from cupynorm.lower.row import RowOp
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM, NormOptions
 from cupynorm.plan.config import Plan
@@ -232,8 +232,24 @@ def add_layer_norm(
     ([[1.0, 2.0, 6.0]], [[-0.9258, -0.4629, 1.3887]])
     """
     return _run(
-        *(LAYER_NORM, x, residual, gamma, beta, bias, alpha, eps, return_sum, dropout, seed, offset),
-        *(axis, out, dtype, return_stats, quantize, plan),
+        LAYER_NORM,
+        x,
+        residual,
+        gamma,
+        beta,
+        bias,
+        alpha,
+        eps,
+        return_sum,
+        dropout,
+        seed,
+        offset,
+        axis,
+        out,
+        dtype,
+        return_stats,
+        quantize,
+        plan,
     )
 
 
@@ -411,8 +427,24 @@ def add_rms_norm(
     [[0.8485, 1.1314]]
     """
     return _run(
-        *(RMS_NORM, x, residual, gamma, None, bias, alpha, eps, return_sum, dropout, seed, offset),
-        *(axis, out, dtype, return_stats, quantize, plan),
+        RMS_NORM,
+        x,
+        residual,
+        gamma,
+        None,
+        bias,
+        alpha,
+        eps,
+        return_sum,
+        dropout,
+        seed,
+        offset,
+        axis,
+        out,
+        dtype,
+        return_stats,
+        quantize,
+        plan,
     )
 
 
@@ -439,33 +471,44 @@ def _run(
     """Run a call of add_layer_norm or add_rms_norm."""
     option = scale = None
     if quantize is not None:
-        option, scale = fused_calls.quantize_option(quantize)
-    arrays = {"x": x, "gamma": gamma, "beta": beta, "out": out, "residual": residual, "bias": bias}
-    if scale is not None:
-        arrays[fused_calls.SCALE] = scale
-    of_axis = axis if type(axis) is int else axis_option(axis)
+        option, scale = quantize_option(quantize)
     # 0.0 and -0.0 are equal
     of_alpha = repr(alpha) if type(alpha) is float and not alpha else alpha
-    said = (
-        *(op.name, of_axis, eps, type(eps), dtype, return_stats, type(return_stats), plan),
-        *(option, of_alpha, type(alpha), p, type(p), return_sum, type(return_sum)),
-    )
-    extras = None
+    said = (option, of_alpha, type(alpha), p, type(p), return_sum, type(return_sum))
     scalars: tuple[int, ...] = ()
     if not (type(p) in {float, int} and p == 0):  # a dropout: its seed and offset are others in each call
         if type(seed) is type(offset) is int and 0 <= seed < WORDS and 0 <= offset < WORDS:
             scalars = (seed, offset)
         else:
-            extras = _adding(residual, bias, alpha, p, seed, offset, return_sum, quantize)
-            drop = extras.add.dropout  # type: ignore[union-attr]  # which was just put in
+            add = _adding(residual, bias, alpha, p, seed, offset, return_sum, quantize).add
+            drop = None if add is None else add.dropout
             scalars = () if drop is None else (drop.seed, drop.offset)
-    signature, made = bound_calls.thread.calls.again((*arrays.values(),), said, scalars)
-    if made is not None:
-        results = (*made,) if out is None else (out, *made)
-        return results if len(results) > 1 else results[0]
-    if extras is None:
-        extras = _adding(residual, bias, alpha, p, seed, offset, return_sum, quantize)
-    return fused_calls.run_checked(op, arrays, axis, eps, dtype, return_stats, plan, extras, said, signature)
+            seed, offset = scalars or (seed, offset)
+    raw = (alpha, p, seed, offset, return_sum, quantize)
+    return row_ops.run(
+        op,
+        x,
+        gamma,
+        beta,
+        axis,
+        eps,
+        out,
+        dtype,
+        return_stats,
+        plan,
+        said,
+        (out, residual, bias, scale),
+        scalars,
+        _run_checked,
+        raw,
+    )
+
+
+def _run_checked(given: Given, signature: Any) -> Any:
+    """Run a call of add_layer_norm or add_rms_norm with all checks."""
+    _, residual, bias, _ = given.arrays
+    extras = _adding(residual, bias, *given.raw)
+    return fused_calls.run_checked(given, ("residual", "bias", fused_calls.SCALE), extras, signature)
 
 
 def _adding(

@@ -12,7 +12,7 @@ from cupynorm.call.arguments import Call, check_each, is_number, view
 from cupynorm.host import reference
 from cupynorm.host.philox import PROBABILITY
 from cupynorm.host.philox import dropout as checked_dropout
-from cupynorm.invoke import bound_calls, one_kernel
+from cupynorm.invoke import one_kernel, row_ops
 from cupynorm.invoke.bound_calls import Arrays
 from cupynorm.lower.elementwise import (
     DROPOUT_SCALARS,
@@ -24,12 +24,14 @@ from cupynorm.lower.elementwise import (
 from cupynorm.lower.spec import KernelSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from cupynorm.invoke.bound_calls import Signature
+    from cupynorm.invoke.row_ops import Given
 
 GELUS = {"none": "gelu", "tanh": "gelu_tanh"}  # which of reference.ACTIVATIONS is meant
 GATES = ("first", "second")
+ACTIVATION, DROPOUT = row_ops.Named("activation"), row_ops.Named("dropout")
 
 
 def bias_gelu(x: Any, bias: Any, *, approximate: str = "none", out: Any = None, dtype: Any = None) -> Any:
@@ -255,11 +257,29 @@ def dropout(x: Any, p: float, *, seed: int, offset: int = 0, out: Any = None, dt
     """
     drop = checked_dropout(p if type(p) is float else finite("p", p, PROBABILITY), seed, offset)
     words = (drop.offset, round_keys(drop.seed), *threshold_and_factors(drop.p))
-    signature, made = bound_calls.thread.calls.again((x, out), ("dropout", dtype), words)
-    if made is not None:
-        return made[0] if out is None else out
-    call = check_each(x, out=out, dtype=dtype)
-    return _run(call, Each(dropout=drop), {"x": x, "out": out}, DROPOUT_SCALARS, signature)
+    return row_ops.run(
+        DROPOUT,
+        x,
+        None,
+        None,
+        -1,
+        None,
+        out,
+        dtype,
+        False,  # noqa: FBT003
+        None,
+        (),
+        (),
+        words,
+        _run_dropout,
+        drop,
+    )
+
+
+def _run_dropout(given: Given, signature: Signature | None) -> Any:
+    """Run a call of dropout with all checks; keep it. given.raw: the checked dropout."""
+    call = check_each(given.x, out=given.out, dtype=given.dtype)
+    return _run(call, Each(dropout=given.raw), given, DROPOUT_SCALARS, signature)
 
 
 def _gelu(approximate: str) -> str:
@@ -269,41 +289,51 @@ def _gelu(approximate: str) -> str:
     return GELUS[choice("approximate", approximate, tuple(GELUS), "use 'none' or 'tanh'")]
 
 
-def _with_bias(x: Any, bias: Any, activation: str, out: Any, dtype: Any) -> Any:
-    calls = bound_calls.thread.calls
-    signature, made = calls.again((x, bias, out), (activation, None, dtype))
-    if made is not None:
-        return made[0] if out is None else out
-    call = check_each(x, out=out, dtype=dtype, columns={"bias": bias}, least_axes=1)
-    if call.on_device and is_number(bias):
-        return _with_bias(x, call.columns["bias"], activation, call.out, dtype)
-    return _run(call, Each(activation, bias), {"x": x, "bias": bias, "out": out}, (), signature)
-
-
 def _gated(x: Any, bias: Any, activation: str, gate: str, out: Any, dtype: Any) -> Any:
     if type(gate) is not str or gate not in GATES:
         choice("gate", gate, GATES, "use 'first' or 'second', the half that goes through the activation")
-    calls = bound_calls.thread.calls
-    signature, made = calls.again((x, bias, out), (activation, gate, dtype))
-    if made is not None:
-        return made[0] if out is None else out
-    call = check_each(x, out=out, dtype=dtype, columns={"bias": bias}, least_axes=1, halves=True)
+    return _with_bias(x, bias, activation, out, dtype, gate)
+
+
+def _with_bias(x: Any, bias: Any, activation: str, out: Any, dtype: Any, gate: str | None = None) -> Any:
+    said = (activation, gate)
+    return row_ops.run(
+        ACTIVATION,
+        x,
+        bias,
+        None,
+        -1,
+        None,
+        out,
+        dtype,
+        False,  # noqa: FBT003
+        None,
+        said,
+        (),
+        (),
+        _run_with_bias,
+    )
+
+
+def _run_with_bias(given: Given, signature: Signature | None) -> Any:
+    """Run a call with a bias, and perhaps a gate, with all checks; keep it."""
+    (activation, gate), x, bias, dtype = given.said, given.x, given.gamma, given.dtype
+    columns, halves = {"bias": bias}, gate is not None
+    call = check_each(x, out=given.out, dtype=dtype, columns=columns, least_axes=1, halves=halves)
     if call.on_device and is_number(bias):
-        return _gated(x, call.columns["bias"], activation, gate, call.out, dtype)
-    return _run(call, Each(activation, bias, gate), {"x": x, "bias": bias, "out": out}, (), signature)
+        return _with_bias(x, call.columns["bias"], activation, call.out, dtype, gate)
+    return _run(call, Each(activation, bias, gate), given, (), signature)
 
 
-def _run(
-    call: Call, each: Each, given: Mapping[str, Any], scalars: Sequence[str], signature: Signature | None
-) -> Any:
-    """Run a checked call of an op on each element. given, scalars: as the signature has them."""
+def _run(call: Call, each: Each, given: Given, scalars: Sequence[str], signature: Signature | None) -> Any:
+    """Run a checked call of an op on each element, and keep it. scalars: the names of given.scalars."""
     if call.x.size == 0:
         return call.out
     if call.on_device:
-        made = {"out": call.out} if given["out"] is None else {}
-        one_kernel.launch(
-            call.device, _lowered(call, each), Arrays(given, ("out",), made, scalars=scalars), signature
-        )
+        arrays = {"x": given.x, "bias": given.gamma, "beta": None, "out": given.out}
+        made = {"out": call.out} if given.out is None else {}
+        roles = Arrays(arrays, ("out",), made, scalars=scalars)
+        given.keep(signature, one_kernel.launch(call.device, _lowered(call, each), roles), made)
     else:
         _compute(call, each)
     return call.out

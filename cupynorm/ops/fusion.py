@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,8 @@ from cupynorm.call.arguments import (
     sharing,
     view,
 )
-from cupynorm.invoke import bound_calls, fusion_calls
-from cupynorm.invoke.bound_calls import Arrays, axis_option
+from cupynorm.invoke import fusion_calls, row_ops
+from cupynorm.invoke.bound_calls import Arrays
 from cupynorm.invoke.fusion_calls import FusedCall, Operand, operand, result
 from cupynorm.lower.fused import Function
 from cupynorm.lower.row import RowOp
@@ -32,9 +33,20 @@ from cupynorm.ops.softmax import LOG_SOFTMAX, SOFTMAX, log_softmax, softmax
 
 if TYPE_CHECKING:
     from cupynorm.invoke.bound_calls import Signature
+    from cupynorm.invoke.row_ops import Given
 
 NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
-OPTIONS = {"axis", "eps", "dtype", "return_stats", "plan"}  # of an op
+# an op's own arguments; eps of None is the op's default
+OWN = {
+    "gamma": None,
+    "beta": None,
+    "axis": -1,
+    "eps": None,
+    "out": None,
+    "dtype": None,
+    "return_stats": False,
+    "plan": None,
+}
 
 OPS: dict[Any, RowOp] = {
     layer_norm: LAYER_NORM,
@@ -42,6 +54,12 @@ OPS: dict[Any, RowOp] = {
     softmax: SOFTMAX,
     log_softmax: LOG_SOFTMAX,
 }
+
+
+@functools.lru_cache(maxsize=256)
+def _is_number(kind: type) -> bool:
+    """Say whether a type is one of NUMBERS: to ask for each of them takes 0.2 us."""
+    return issubclass(kind, NUMBERS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +77,7 @@ class Fusion:
     keep_loaded: bool
     eps: float  # the op's default
 
-    @property
+    @functools.cached_property
     def arguments(self) -> tuple[str, ...]:
         """The op's own arguments, all by keyword."""
         eps, stats = ("eps",) * self.op.has_eps, ("return_stats",) * bool(self.op.stats)
@@ -72,72 +90,92 @@ class Fusion:
 
     def __call__(self, x: Any, /, *operands: Any, **arguments: Any) -> Any:
         """Run the fusion; arguments, results and errors are in fuse."""
-        arrays: dict[Any, Any] = {"x": x}
+        own: dict[str, Any] = OWN.copy()
+        arrays: list[Any] = [None]  # out, which comes first, and operands
         said: list[Any] = [id(self)]
+        of_op = self.arguments
         for index, each in enumerate(operands):
-            if isinstance(each, NUMBERS):
+            if _is_number(type(each)):  # type: ignore[arg-type]  # every type hashes
                 said += (index, repr(each), type(each))  # repr tells 0.0 and -0.0 apart
             else:
-                arrays[index] = each
-        outs: Any = ()
+                arrays.append(each)
         for name, each in arguments.items():
-            if name == "out" and each is None:
-                continue
-            said.append(name)
-            if name == "out":
-                outs = each if isinstance(each, tuple) else (each,)
-                for index, one in enumerate(outs):
-                    arrays["out", index] = one
-            elif name in OPTIONS:
-                said.append(axis_option(each) if name == "axis" else (each, type(each)))
-            elif isinstance(each, NUMBERS):
-                said += (repr(each), type(each))
+            if name in of_op:
+                own[name] = each
+            elif _is_number(type(each)):  # type: ignore[arg-type]
+                said += (name, repr(each), type(each))
             else:
-                arrays[name] = each
-        signature, made = bound_calls.thread.calls.again((*arrays.values(),), (len(outs), *said))
-        if made is None:
-            return self._run(x, operands, arguments, arrays, signature)
-        results = []
-        for each in outs:
-            results.append(made.pop(0) if each is None else each)  # noqa: PERF401  a comprehension is a call more
-        results += made
-        return (*results,) if len(results) > 1 else results[0]
+                said.append(name)
+                arrays.append(each)
+        outs = own["out"]
+        if isinstance(outs, tuple):
+            said.append(len(outs))
+            own["out"] = outs[0] if outs else None
+            arrays += outs[1:]
+        arrays[0] = own["out"]
+        results = row_ops.run(
+            self.op,
+            x,
+            own["gamma"],
+            own["beta"],
+            own["axis"],
+            own["eps"],
+            own["out"],
+            own["dtype"],
+            own["return_stats"],
+            own["plan"],
+            (*said,),
+            arrays,
+            (),
+            self._run,
+            (operands, arguments),
+        )
+        if isinstance(outs, tuple) and len(outs) > 1:
+            first, *made = results if isinstance(results, tuple) else (results,)
+            results = [first]
+            for each in outs[1:]:
+                results.append(made.pop(0) if each is None else each)
+            results = (*results, *made)
+        return results
 
-    def _run(
-        self,
-        x: Any,
-        operands: Sequence[Any],
-        arguments: dict[str, Any],
-        arrays: Mapping[Any, Any],
-        signature: Signature | None,
-    ) -> Any:
-        """Run a call with all checks; keep it under its signature. arrays: as that has them."""
-        own = {name: arguments.pop(name) for name in self.arguments if name in arguments}
-        given = self._bind(operands, arguments)
+    def _run(self, given: Given, signature: Signature | None) -> Any:
+        """Run a call with all checks; keep it. It returns the first result, and then the others that it allocates.
+
+        given.raw: the operands and the arguments.
+        """
+        positional, arguments = given.raw
+        x = given.x
+        own = {name: each for name, each in arguments.items() if name in self.arguments}
+        operands = self._bind(positional, {name: each for name, each in arguments.items() if name not in own})
         outs = self._split(own.get("out"))
-        call = self._check(x, given, **own)
+        call = self._check(x, operands, **own)
         if call.on_device and (is_number(own.get("gamma")) or is_number(own.get("beta"))):
-            return self(x, *given, **(own | dict(call.columns)))
+            gamma, beta = (call.columns.get(name) for name in ("gamma", "beta"))
+            again = given._replace(gamma=gamma, beta=beta, raw=(positional, {**arguments, **call.columns}))
+            return row_ops.run(*again[:-1])
         written = (*call.outs, call.loaded) if self.keep_loaded else call.outs
+        made = {result(index): each for index, each in enumerate(written) if outs[index] is None}
+        made |= call.stats
         if call.x.size and call.on_device:
-            asked = {result(index): each for index, each in enumerate(written) if outs[index] is None}
+            each_given = {**dict(enumerate(positional)), **arguments}.items()
+            keys = (key for key, each in each_given if key not in own and not isinstance(each, NUMBERS))
+            names = (result(0), *map(self._role, keys), *map(result, range(1, len(outs))))
+            arrays = dict(zip(names, given.arrays, strict=False))  # without a tuple of outs there are fewer
             roles = Arrays(
-                given={self._role(key): each for key, each in arrays.items()},
+                given={"x": x, "gamma": given.gamma, "beta": given.beta, **arrays},
                 written=tuple(map(result, range(len(written)))),
-                made={**asked, **call.stats},
+                made=made,
                 holds=self,
             )
             bound = fusion_calls.run(call, roles)
-            bound_calls.thread.calls.add(signature, bound, roles.made)
+            given.keep(signature, bound, made)
         elif call.x.size:
             fusion_calls.run_on_host(call)
-        results = (*written, *call.stats.values())
-        return results if len(results) > 1 else results[0]
+        made.pop(result(0), None)
+        return (written[0], *made.values()) if made else written[0]
 
-    def _role(self, key: Any) -> str:
-        """Return the role of an array that was given by this position or name."""
-        if isinstance(key, tuple):
-            return result(key[1])
+    def _role(self, key: int | str) -> str:
+        """Return the role of an operand that was given by this position or name."""
         names = (*self.load_operands, *self.store_operands)
         if key in names:
             key = names.index(key)

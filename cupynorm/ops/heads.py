@@ -10,16 +10,17 @@ from cupynorm._dtypes import dtype_of
 from cupynorm._options import integer, plainly
 from cupynorm.call import arguments, asking
 from cupynorm.host.reference import _round
-from cupynorm.invoke import bound_calls, one_kernel
+from cupynorm.invoke import one_kernel, row_ops
 from cupynorm.invoke.bound_calls import Arrays
 from cupynorm.lower.heads import by_heads, by_rows, move_spec
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.runtime import devices
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from cupynorm.invoke.bound_calls import Signature
+    from cupynorm.invoke.row_ops import Given
+
+SPLIT_HEADS, MERGE_HEADS = row_ops.Named("split_heads"), row_ops.Named("merge_heads")
 
 # What split_heads does to one row of x, heads = 3, head size = 2, and what merge_heads undoes:
 #
@@ -158,14 +159,27 @@ def merge_heads(x: Any, *, out: Any = None, dtype: Any = None) -> Any:
     >>> merge_heads(np.arange(4.0).reshape(2, 1, 2)).tolist()
     [[0.0, 1.0, 2.0, 3.0]]
     """
-    signature, made = bound_calls.thread.calls.again((x, out), ("merge_heads", dtype))
-    if made is None:
-        return _merge_checked(x, out, dtype, signature)
-    return made[0] if out is None else out
+    return row_ops.run(
+        MERGE_HEADS,
+        x,
+        None,
+        None,
+        -1,
+        None,
+        out,
+        dtype,
+        False,  # noqa: FBT003
+        None,
+        (),
+        (),
+        (),
+        _merge_checked,
+    )
 
 
-def _merge_checked(x: Any, out: Any, dtype: Any, signature: Signature | None) -> Any:
-    """Run a call of merge_heads with all checks; keep it under its signature."""
+def _merge_checked(given: Given, signature: Signature | None) -> Any:
+    """Run a call of merge_heads with all checks; keep it."""
+    x, out, dtype = given.x, given.out, given.dtype
     on_device = _check("x", x, None, out)
     if x.ndim < 3:  # noqa: PLR2004  heads, seq, head size
         raise ValueError(f"x has shape {x.shape}: its last three axes must be heads, seq and head size")
@@ -180,31 +194,36 @@ def _merge_checked(x: Any, out: Any, dtype: Any, signature: Signature | None) ->
         asking.answer(spec)
         _write(x.swapaxes(-3, -2), None, y.reshape(*leading, seq, heads, size))
     elif x.size:
-        _launch(spec(), {"x": x, "out": out}, y, signature)
+        _launch(spec(), given, y, signature)
     return y
 
 
 def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype: Any) -> Any:
-    options = ("split_heads", parts, heads, type(heads), dtype)
-    signature, made = bound_calls.thread.calls.again((x, bias, out), options)
-    if made is None:
-        return _split_checked(x, bias, heads, parts, name, out, dtype, signature)
-    return made[0] if out is None else out
+    said = (parts, heads, type(heads))
+    return row_ops.run(
+        SPLIT_HEADS,
+        x,
+        bias,
+        None,
+        -1,
+        None,
+        out,
+        dtype,
+        False,  # noqa: FBT003
+        None,
+        said,
+        (),
+        (),
+        _split_checked,
+        name,
+    )
 
 
-def _split_checked(
-    x: Any,
-    bias: Any,
-    heads: int,
-    parts: int,
-    name: str,
-    out: Any,
-    dtype: Any,
-    signature: Signature | None,
-) -> Any:
-    """Run a call of add_qkv_bias or split_heads with all checks; keep it under its signature."""
+def _split_checked(given: Given, signature: Signature | None) -> Any:
+    """Run a call of add_qkv_bias or split_heads with all checks; keep it. given.raw: what x is called there."""
+    x, bias, out, dtype, name = given.x, given.gamma, given.out, given.dtype, given.raw
+    parts, heads, _ = given.said
     on_device = _check(name, x, bias, out)
-    given = {"x": x, "bias": bias, "out": out}
     if x.ndim < 2:  # noqa: PLR2004  seq, hidden
         raise ValueError(f"{name} has shape {x.shape}: its last two axes must be seq and hidden elements")
     count = integer("heads", heads)
@@ -218,7 +237,7 @@ def _split_checked(
     if bias is not None:
         asked = _dtype_of_result(out, dtype)
         bias = arguments.column(bias, x, asked, f"the last axis of {name} has")
-        if on_device and arguments.is_number(given["bias"]):
+        if on_device and arguments.is_number(given.gamma):
             return _split(x, bias, heads, parts, name, out, dtype)
     parted = (parts,) if parts > 1 else ()
     y = _output(name, x, bias, (*parted, *leading, count, seq, size), out, dtype)
@@ -244,10 +263,12 @@ def _split_checked(
     return y
 
 
-def _launch(spec: KernelSpec, given: Mapping[str, Any], y: Any, signature: Signature | None) -> None:
-    """Launch a checked move that has elements. given: as the signature has it."""
-    made = {"out": y} if given["out"] is None else {}
-    one_kernel.launch(int(y.device.id), spec, Arrays(given, ("out",), made), signature)
+def _launch(spec: KernelSpec, given: Given, y: Any, signature: Signature | None) -> None:
+    """Launch a checked move that has elements, and keep it."""
+    arrays = {"x": given.x, "bias": given.gamma, "beta": None, "out": given.out}
+    made = {"out": y} if given.out is None else {}
+    bound = one_kernel.launch(int(y.device.id), spec, Arrays(arrays, ("out",), made))
+    given.keep(signature, bound, made)
 
 
 def _check(name: str, x: Any, bias: Any, out: Any) -> bool:

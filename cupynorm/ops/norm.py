@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
-from cupynorm.call.quantize import Quantize
+from cupynorm.call.quantize import Quantize, quantize_option
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import RowOp
 from cupynorm.plan.config import Plan
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from cupynorm.invoke.row_ops import Given
 
 
 def _on_host(
@@ -47,6 +49,13 @@ RMS_NORM = RowOp(
     stats=("rstd",),
     has_eps=True,
 )
+
+
+def _run_quantized(given: Given, signature: Any) -> Any:
+    """Run a call whose result is quantised, with all checks."""
+    from cupynorm.invoke import fused_calls  # noqa: PLC0415
+
+    return fused_calls.run_quantized(given, signature)
 
 
 class NormOptions(TypedDict, total=False):
@@ -198,10 +207,23 @@ def layer_norm(
     ([2.0], [1.0])
     """
     if quantize is not None:
-        from cupynorm.invoke import fused_calls  # noqa: PLC0415
-
-        return fused_calls.run_quantized(
-            LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, quantize
+        option, scale = quantize_option(quantize)
+        return row_ops.run(
+            LAYER_NORM,
+            x,
+            gamma,
+            beta,
+            axis,
+            eps,
+            out,
+            dtype,
+            return_stats,
+            plan,
+            (option,),
+            (out, scale),
+            (),
+            _run_quantized,
+            quantize,
         )
     return row_ops.run(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
 
@@ -317,9 +339,22 @@ def rms_norm(
     [[0.8485, 2.2627]]
     """
     if quantize is not None:
-        from cupynorm.invoke import fused_calls  # noqa: PLC0415
-
-        return fused_calls.run_quantized(
-            RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan, quantize
+        option, scale = quantize_option(quantize)
+        return row_ops.run(
+            RMS_NORM,
+            x,
+            gamma,
+            None,
+            axis,
+            eps,
+            out,
+            dtype,
+            return_stats,
+            plan,
+            (option,),
+            (out, scale),
+            (),
+            _run_quantized,
+            quantize,
         )
     return row_ops.run(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan)

@@ -6,15 +6,18 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from cupynorm.call.quantize import Quantize
+from cupynorm.call.quantize import Quantize, quantize_option
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import RowOp
 from cupynorm.plan.config import Plan
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from typing_extensions import ParamSpec, Unpack
 
     from cupynorm.call.masks import MaskOptions
+    from cupynorm.invoke.row_ops import Given
 
     P = ParamSpec("P")
     R = TypeVar("R")
@@ -34,6 +37,9 @@ def _log_on_host(x: Any, _gamma: Any, _beta: Any, axes: int, _eps: float, out: A
 
 SOFTMAX = RowOp("softmax", "ops/softmax.cuh", "Softmax", _on_host)
 LOG_SOFTMAX = RowOp("log_softmax", "ops/softmax.cuh", "LogSoftmax", _log_on_host)
+
+
+MASK_ARRAYS = {"where", "bias", "lengths"}  # the keywords that are arrays
 
 
 def _spelled_out(spelled: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R]]:
@@ -211,10 +217,7 @@ def softmax(
     """
     if not options:
         return row_ops.run(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    from cupynorm.invoke import fused_calls  # noqa: PLC0415
-
-    quantize = options.pop("quantize", None)
-    return fused_calls.run_masked(SOFTMAX, x, axis, out, dtype, plan, options, quantize)
+    return _run(SOFTMAX, x, axis, out, dtype, plan, options, options.pop("quantize", None))
 
 
 @_spelled_out(_log_softmax)
@@ -268,6 +271,60 @@ def log_softmax(
     """
     if not options:
         return row_ops.run(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
+    return _run(LOG_SOFTMAX, x, axis, out, dtype, plan, options, None)
+
+
+def _run(
+    op: RowOp,
+    x: Any,
+    axis: int | tuple[int, ...],
+    out: Any,
+    dtype: Any,
+    plan: str | Plan | None,
+    options: Mapping[str, Any],
+    quantize: str | Quantize | None,
+) -> Any:
+    """Run a call with options; they may say nothing, such as where=None."""
+    arrays, names = [], []
+    said: tuple[Any, ...] = ()
+    for name, value in options.items():
+        kind = type(value)
+        if name in MASK_ARRAYS:
+            said += (name,)
+            arrays.append(value)
+            names.append(name)
+        elif kind is tuple:
+            said += (name, value, *map(type, value))
+        else:  # 0.0 and -0.0 are equal, 1 and True as well
+            said += (name, repr(value) if kind is float and not value else value, kind)
+    if quantize is not None:
+        option, scale = quantize_option(quantize)
+        said += (option,)
+        arrays.append(scale)
+        names.append("quantize.scale")
+    more = (out, *arrays) if arrays else ()
+    raw = (options, quantize, names)
+    return row_ops.run(
+        op,
+        x,
+        None,
+        None,
+        axis,
+        0.0,
+        out,
+        dtype,
+        False,  # noqa: FBT003
+        plan,
+        said,
+        more,
+        (),
+        _run_checked,
+        raw,
+    )
+
+
+def _run_checked(given: Given, signature: Any) -> Any:
+    """Run a call with options, with all checks."""
     from cupynorm.invoke import fused_calls  # noqa: PLC0415
 
-    return fused_calls.run_masked(LOG_SOFTMAX, x, axis, out, dtype, plan, options, None)
+    return fused_calls.run_masked(given, signature)

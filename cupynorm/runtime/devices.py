@@ -266,9 +266,9 @@ def _early(
 
     def bind(stream: int, parameters: int) -> Launch:
         config = _LaunchConfig(grid, block, shared_bytes, stream, attributes, len(attributes))
-        launch = functools.partial(call, ctypes.addressof(config), function, parameters, None)
-        launch.config = config  # type: ignore[attr-defined]  # keeps it alive
-        return launch
+        # of numbers ctypes would make pointers in each call, for 0.1 us; what is at an address here is not read
+        there = (ctypes.byref(ctypes.c_char.from_address(each)) for each in (function, parameters))
+        return functools.partial(call, ctypes.byref(config), *there, None)
 
     return bind
 
@@ -319,8 +319,9 @@ class Launches(dict[int, "Launch"]):
 
 @functools.cache
 def _launch_kernel_ex() -> Callable[..., int]:
+    """Return the driver's call. It takes pointers as ctypes has them (byref): a number would be cut to 32 bits."""
     call = _driver_library().cuLaunchKernelEx
-    call.argtypes = [ctypes.c_void_p] * 4
+    call.restype = ctypes.c_int
     return call
 
 

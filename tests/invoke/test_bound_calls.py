@@ -37,7 +37,7 @@ def bits(results: Any) -> list[bytes]:
 
 @pytest.fixture
 def launched(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Note of each call whether a bound one was launched."""
+    """Note of each call that no shortcut is for whether a bound one was launched."""
     seen: list[bool] = []
     again = bound_calls.Calls.again
 
@@ -104,7 +104,7 @@ def test_calls_in_place_and_elsewhere_are_both_kept(launched: list[bool], order:
                 x, r = cupy.asarray(host()), cupy.asarray(host(seed=1))
                 out = x if in_place else cupy.empty((ROWS, COLS), np.float32)
                 assert bits(call(x, r, out)) == expected, name
-            assert launched == [turn > 0] * 2, name
+            assert (False not in launched) if turn else launched == [False] * 2, name
 
 
 def test_an_operand_that_is_the_output_has_a_call_of_its_own(launched: list[bool]) -> None:
@@ -117,7 +117,7 @@ def test_an_operand_that_is_the_output_has_a_call_of_its_own(launched: list[bool
             out = given.get(where, cupy.empty((ROWS, COLS), np.float32))
             launched.clear()
             assert bits(cupynorm.add_layer_norm(**given, out=out, return_sum=False)) == expected
-            assert launched == [turn > 0], where
+            assert (False not in launched) if turn else launched == [False], where
 
 
 def test_an_output_that_is_refused_is_refused_after_a_good_one(simulated: Any) -> None:
@@ -180,7 +180,53 @@ def test_a_dropout_of_numpys_integers_is_launched_again(launched: list[bool], se
     launched.clear()
 
     assert bits(cupynorm.add_layer_norm(x, r, dropout=0.5, seed=seed)) == expected
-    assert launched == [True]
+    assert launched == []  # a shortcut's
+
+
+# ---- fusions
+
+
+@pytest.mark.parametrize("given", [(), (0,), (1,), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_fusion_with_some_outputs_given_is_launched_again(
+    launched: list[bool], given: tuple[int, ...], in_place: bool
+) -> None:
+    cupy = simulator.cupy
+    fusion = cupynorm.fuse(
+        cupynorm.layer_norm,
+        load=lambda x, r, c: x + r * c,
+        store=lambda y, s: (y * s, y + 1),
+        keep_loaded=True,
+    )
+    expected = fusion(host(), host(seed=1), 2.0, 0.5, beta=0.25, return_stats=True)
+    beta = cupy.asarray(np.full(COLS, 0.25, np.float32))
+    for turn in range(3):
+        x, r = cupy.asarray(host()), cupy.asarray(host(seed=1))
+        places = iter((x, r) if in_place else ())
+        outs = [
+            next(places, cupy.empty((ROWS, COLS), np.float32)) if at in given else None for at in range(3)
+        ]
+        launched.clear()
+
+        found = fusion(x, r, 2.0, s=0.5, beta=beta, return_stats=True, out=tuple(outs) if given else None)
+
+        assert launched == ([] if turn else [False])  # [] is a shortcut's
+        assert all(out is None or each is out for each, out in zip(found, outs, strict=False))
+        for each, wanted in zip(found, expected, strict=True):
+            np.testing.assert_allclose(cupy.asnumpy(each), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_an_operand_may_have_the_name_of_another_ops_argument(launched: list[bool]) -> None:
+    cupy = simulator.cupy
+    fusion = cupynorm.fuse(cupynorm.softmax, load=lambda x, gamma, eps: x * gamma + eps)
+    expected = fusion(host(), host(COLS), host(seed=1))
+    for turn in range(3):
+        launched.clear()
+        x, gamma, eps = (cupy.asarray(each) for each in (host(), host(COLS), host(seed=1)))
+        np.testing.assert_allclose(
+            cupy.asnumpy(fusion(x, eps=eps, gamma=gamma)), expected, rtol=1e-4, atol=1e-6
+        )
+        assert launched == ([] if turn else [False])
 
 
 # ---- frames

@@ -245,8 +245,9 @@ class Launches:
         self.status = status
         self.seen: list[tuple[Any, ...]] = []
 
-    def __call__(self, config: int, function: int, parameters: int, extra: None) -> int:
-        assert extra is None
+    def __call__(self, *pointers: Any) -> int:
+        config, function, parameters, extra = map(simulator.driver.address, pointers)
+        assert not extra
         told = devices._LaunchConfig.from_address(config)
         attributes = [(each.id, each.value[0]) for each in told.attributes[: told.attribute_count]]
         sizes = tuple(told.grid), tuple(told.block), told.shared_bytes
@@ -410,8 +411,8 @@ class Refusing:
     def __init__(self, call: Any) -> None:
         self.call, self.refuses, self.asked = call, True, 0
 
-    def __call__(self, config: int, *rest: Any) -> int:
-        told = devices._LaunchConfig.from_address(config)
+    def __call__(self, config: Any, *rest: Any) -> int:
+        told = devices._LaunchConfig.from_address(simulator.driver.address(config))
         if any(each.id == devices.COOPERATIVE for each in told.attributes[: told.attribute_count]):
             self.asked += 1
             if self.refuses:

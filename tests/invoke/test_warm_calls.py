@@ -486,6 +486,27 @@ def test_a_bounded_number_of_calls_is_remembered(roads: Roads, monkeypatch: pyte
     assert roads.taken() == CHECKED
 
 
+def test_parameters_that_are_made_for_one_call_make_few_shortcuts(roads: Roads) -> None:
+    cupy = simulator.cupy
+    x, kept = cupy.asarray(host()), cupy.asarray(host(COLS, seed=1))
+    calls = row_ops.calls_of_thread()
+    cupynorm.rms_norm(x, cupy.asarray(host(COLS)))
+    before = len(calls.shortcuts)
+    roads.taken()
+    for _ in range(32):
+        gamma = cupy.asarray(host(COLS))
+        cupynorm.rms_norm(x, gamma)
+        del gamma
+    assert len(calls.shortcuts) - before <= 6  # at the powers of two
+    assert roads.taken()[0] == 0
+
+    for _ in range(40):  # until the next power of two
+        cupynorm.rms_norm(x, kept)
+    roads.taken()
+    cupynorm.rms_norm(x, kept)
+    assert roads.taken() == AGAIN
+
+
 def test_forget_forgets_calls(roads: Roads) -> None:
     x = simulator.cupy.asarray(host())
     cupynorm.softmax(x)
@@ -511,7 +532,7 @@ def test_forget_forgets_calls_of_every_kind(roads: Roads) -> None:
         calls = row_ops.calls_of_thread()
         return [len(each) for each in (calls.shortcuts, calls.bound)]
 
-    assert known() == [1, 4]
+    assert known() == [4, 4]
     row_ops.forget()
     assert known() == [0, 0]
 

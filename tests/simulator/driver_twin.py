@@ -198,12 +198,18 @@ def launchCooperativeKernel(  # noqa: N802
     _launch(_function(f), (gx, gy, gz), (bx, by, bz), shared_bytes, stream, parameters, cooperative=True)
 
 
-def launch_kernel_ex(config: int, function: int, parameters: int, extra: None) -> int:
+def address(pointer: Any) -> int:
+    """Return the address that the package gives the driver as a pointer of ctypes; 0 for None."""
+    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
+
+
+def launch_kernel_ex(*pointers: Any) -> int:
     """Twin of cuLaunchKernelEx, which the package calls without CuPy. What a device would refuse raises as above.
 
     Errors whose number the package looks at are returned, as by a device.
     """
-    if extra is not None:
+    config, function, parameters, extra = map(address, pointers)
+    if extra:
         raise _invalid("`extra` is not supported")
     told = devices._LaunchConfig.from_address(config)
     attributes = {each.id: each.value[0] for each in told.attributes[: told.attribute_count]}
