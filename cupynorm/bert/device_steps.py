@@ -225,7 +225,11 @@ class Steps:
         pointers = (x.data.ptr, out.data.ptr, numbers.start.data.ptr, numbers.count.data.ptr)
         kinds = f"{cpp(x.dtype)}, {cpp(out.dtype)}"
         whole = Struct(f"cupynorm::Pool<{kinds}>", dtype, (*pointers, x.shape[1] // pack, 1 / (least or 1.0)))
-        _launch(f"cupynorm::pool<{pack}, {compiler.spell(least is not None)}, {kinds}>", whole, out.shape[0])
+        _launch(
+            f"cupynorm::pool<{pack}, {compiler.template_argument(least is not None)}, {kinds}>",
+            whole,
+            out.shape[0],
+        )
         return out
 
 

@@ -117,7 +117,7 @@ def multiply(
     whole = Struct(f"cupynorm::Few<{kind}>", FEW, (*pointers, tokens, deep, out.shape[1], eps))
     finish = ADD_RESIDUAL if residual is not None else FINISHES[gelu]
     packs = -(-deep // plan.parts // (8 * 32))
-    numbers = f"{plan.rows}, {plan.cols}, {plan.parts}, {packs}, {compiler.spell(norm is not None)}, {finish}"
+    numbers = f"{plan.rows}, {plan.cols}, {plan.parts}, {packs}, {compiler.template_argument(norm is not None)}, {finish}"
     text = compiler.text("bert/few.cuh", whole.cpp, whole.dtype.itemsize)
     kernel = compiler.kernel(
         device,

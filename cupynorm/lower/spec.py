@@ -36,5 +36,5 @@ class KernelSpec(NamedTuple):
 
     def expression(self, plan: Numbered) -> str:
         """Write the kernel's name with its template arguments, as NVRTC's demangler would."""
-        numbers = ", ".join(map(compiler.spell, plan.template))
+        numbers = ", ".join(map(compiler.template_argument, plan.template))
         return self.name.format(types=self.types, numbers=numbers, plan=plan)

@@ -180,14 +180,14 @@ class Expression:
         for index, step in enumerate(self.steps, self.inputs):
             if step.operation == "constant":
                 value = float.fromhex(step.constant)
-                lines.append(f"const T v{index} = {spell_constant(value)};  // {value!r}")
+                lines.append(f"const T v{index} = {cpp_constant(value)};  // {value!r}")
             else:
                 kind = "T" if OPERATIONS[step.operation].gives == "n" else "bool"
-                lines.append(f"const {kind} v{index} = {self._spell(step)};")
+                lines.append(f"const {kind} v{index} = {self._cpp(step)};")
         lines += [f"out[{at}] = v{index};" for at, index in enumerate(self.results)]
         return struct_of(name, self.inputs, self.outputs, lines)
 
-    def _spell(self, step: Step) -> str:
+    def _cpp(self, step: Step) -> str:
         names = [f"v{operand}" for operand in step.operands]
         if step.operation in LIMITS:
             for operand, x, limit in zip(step.operands, reversed(names), names, strict=True):
@@ -211,7 +211,7 @@ def struct_of(name: str, inputs: int, outputs: int, lines: Sequence[str]) -> str
     )
 
 
-def spell_constant(value: float) -> str:
+def cpp_constant(value: float) -> str:
     """Write a number by its bits, as float and as double: exact for every compiler, inf, nan and -0.0 included."""
     with np.errstate(over="ignore"):
         single = int(np.float32(value).view(np.uint32))
@@ -603,7 +603,7 @@ def _place_of(function: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceFunction:
-    """A CUDA struct with a host twin, where an expression cannot say it: for `load` and `store` of fuse.
+    """A CUDA struct with a host mirror, for what no expression says: for `load` and `store` of fuse.
 
     text: C++ that defines, in namespace cupynorm, what Expression.struct_text writes: struct `name` with
     `template <typename T> static void apply(const T (&in)[inputs], T (&out)[outputs])`, for T float and double. It is compiled

@@ -26,7 +26,7 @@ def folder() -> Path:
     return Path(base, "cupynorm")
 
 
-def distrust(path: Path) -> str:
+def why_unusable(path: Path) -> str:
     """Say why a folder is not used; empty where it can be, also if it is not there yet.
 
     What is kept there decides which code runs, so nobody else may have written it. Root could anyway, and may fill a folder for

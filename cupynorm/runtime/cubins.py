@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["Cubin", "distrust", "folder", "key", "load", "store", "usage"]
+__all__ = ["Cubin", "folder", "key", "load", "store", "usage", "why_unusable"]
 
 FORMAT = "1"  # of the files, and of what goes into a key
 MAGIC = b"\x93cupynorm cubin 1\n"  # starts with no letter: neither an ELF nor a PTX does that
@@ -49,17 +49,17 @@ def key(*parts: str) -> str:
     return hashlib.sha256("\0".join((FORMAT, *parts)).encode()).hexdigest()
 
 
-def distrust() -> str:
+def why_unusable() -> str:
     """Say why the folder is not used; empty where it can be, also if it is not there yet.
 
     A cubin is code that runs: nobody else may have written it. Root could anyway, and may fill a folder for everyone.
     """
-    return cache_folder.distrust(folder())
+    return cache_folder.why_unusable(folder())
 
 
 def load(key: str) -> Cubin | None:
     """Return what was stored under this key; None if there is nothing whole that can be trusted."""
-    if distrust():
+    if why_unusable():
         return None
     path = folder() / (key + SUFFIX)
     try:
@@ -75,7 +75,7 @@ def load(key: str) -> Cubin | None:
 
 def store(key: str, cubin: Cubin) -> bool:
     """Keep a cubin, in one step that no reader sees half done; say whether it was kept."""
-    if distrust():
+    if why_unusable():
         return False
     home = folder()
     unfinished = home / (key + "." + os.urandom(8).hex() + UNFINISHED)

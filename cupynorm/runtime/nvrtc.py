@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from cupynorm.runtime.compiler import CompileError, sparing
+from cupynorm.runtime.compiler import CompileError, time_saving_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -93,7 +93,13 @@ def compile_all(
 ) -> tuple[Cubin, ...]:
     """Compile several kernels of `text` into one module; one Cubin for each, in order, all with the module's image."""
     library = _need(major if major is not None else _major_for(arch))
-    asked = (f"-arch=sm_{arch}", *AS_CUPY, *options, *sparing(_version(library)), "--ptxas-options=-v")
+    asked = (
+        f"-arch=sm_{arch}",
+        *AS_CUPY,
+        *options,
+        *time_saving_options(_version(library)),
+        "--ptxas-options=-v",
+    )
     program = ctypes.c_void_p()
     _check(
         library,

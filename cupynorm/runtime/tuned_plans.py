@@ -66,9 +66,9 @@ def folder() -> Path:
     return cache_folder.folder() / "tuned"
 
 
-def distrust() -> str:
+def why_unusable() -> str:
     """Say why the folder is not used: somebody else could have written it. Empty where it can be."""
-    return cache_folder.distrust(folder())
+    return cache_folder.why_unusable(folder())
 
 
 def switched_on() -> bool:
@@ -162,7 +162,7 @@ def read(where: Place) -> dict[str, Entry]:
 
 
 def _read(file: Path, where: Place) -> dict[str, Entry]:
-    reason = distrust()
+    reason = why_unusable()
     if reason:
         _warn(file, reason, "make it yours alone, or set CUPYNORM_CACHE_DIR")
         return {}
@@ -220,7 +220,7 @@ def store(where: Place, entries: Mapping[str, Entry | None]) -> Path:
             "there is no home folder: set CUPYNORM_CACHE_DIR to a folder that you can write"
         )
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    reason = distrust()
+    reason = why_unusable()
     if reason:
         raise PermissionError(f"{reason}: make it yours alone, or set CUPYNORM_CACHE_DIR")
     with _alone(file.parent):

@@ -241,7 +241,7 @@ def test_what_others_could_have_written_is_not_used_and_not_written_to(place, wh
         assert find(place) is None
 
     if which == "folder":
-        assert tuned_plans.distrust() == f"{file.parent} can be written by others"
+        assert tuned_plans.why_unusable() == f"{file.parent} can be written by others"
         with pytest.raises(PermissionError, match="can be written by others: make it yours alone"):
             keep(place, plan_for())
 
