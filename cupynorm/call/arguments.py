@@ -161,7 +161,7 @@ def check_kinds(
 
 
 def _check_columns(columns: Mapping[str, Any], shape: tuple[int, ...], whose: str) -> dict[str, Any]:
-    """Return parameters of columns, without leading axes of one element that the columns do not have; numbers as they are."""
+    """Return the parameters, without leading axes of one element that `shape` does not have; numbers as they are."""
     found = {}
     for name, given in columns.items():
         if is_number(given):
@@ -224,7 +224,7 @@ def _with_arrays(
 
 
 def check_places(x: Any, arrays: Mapping[str, Any], name_of_x: str = "x") -> int:
-    """Return x's device; ValueError if another array is on another one, or elements lie where no kernel can read them."""
+    """Return x's device; ValueError if another array is on another device, or has elements that no kernel can read."""
     device = int(x.device.id)
     for name, array in arrays.items():
         if array is not None and not is_number(array) and array.device.id != device:
@@ -242,8 +242,8 @@ def check_elements(name: str, array: Any) -> None:
         raise ValueError(f"{name} starts at an address that is no multiple of its {size} bytes")
     if any(step % size for step, extent in zip(array.strides, array.shape, strict=True) if extent > 1):
         raise ValueError(
-            f"{name} has strides {array.strides}, no multiple of its elements' {size} bytes, as fields of packed records "
-            "have: copy it where it is made, before it comes to the device (numpy.ascontiguousarray)"
+            f"{name} has strides {array.strides}, no multiple of its elements' {size} bytes, as fields of packed "
+            "records have: copy it where it is made, before it comes to the device (numpy.ascontiguousarray)"
         )
 
 
@@ -335,7 +335,7 @@ def trailing_axes(axis: int | tuple[int, ...], shape: tuple[int, ...]) -> int:
 def _not_contiguous(name: str, array: Any, axes: int) -> str:
     return (
         f"{name} has shape {array.shape} and strides {array.strides}: the last {axes} axes must be contiguous "
-        f"(rows may lie anywhere); cupy.ascontiguousarray({name}) makes a copy that is"
+        f"(rows may have any strides); cupy.ascontiguousarray({name}) makes a copy that is"
     )
 
 
@@ -357,7 +357,7 @@ def _check_out(
     *,
     quantized: bool = False,
 ) -> None:
-    """Check an `out` against the result's shape and dtype, and against the arrays that are read, x the first of them."""
+    """Check an `out` against the result's shape and dtype, and against the arrays that are read, x first."""
     if not quantized:
         check_dtype("out", out)
     whose = "x" if read["x"].shape == shape else "the result"
@@ -414,7 +414,8 @@ def sharing(written: View, others: Mapping[str, View], itself: Collection[str] =
 def _overlap(a: View, b: View) -> bool:
     """Say whether two views share a byte. NumPy solves it exactly; it never looks at the memory itself."""
     try:
-        return bool(np.shares_memory(_shadow(a), _shadow(b), max_work=100_000))  # type: ignore[arg-type]  # numpy's stub knows two values of it
+        # numpy's stub knows two values of max_work
+        return bool(np.shares_memory(_shadow(a), _shadow(b), max_work=100_000))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 
