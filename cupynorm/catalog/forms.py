@@ -1,6 +1,6 @@
 """Every op in every form, once: selftest, explain, bench and tests go by this table.
 
-A form is one call on given arrays: an op alone, masked, of a sum, quantised, fused with a function, or one that is no row op.
+A form is one call on given arrays: a row op alone, masked, of a sum, quantised or fused with a function, or another op.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def _wide(x: Any) -> Array:
 
 
 class Given(NamedTuple):
-    """An array of a form's call. holds: "numbers", "mask" (bytes), "lengths" (all columns), "ragged", "result" (written)."""
+    """An array of a form's call.
+
+    holds: "numbers", "mask" (bytes), "lengths" (all columns), "ragged" (lengths) or "result" (it is written).
+    """
 
     shape: tuple[int, ...]
     dtype: Any
@@ -61,11 +64,11 @@ class Given(NamedTuple):
 class Form:
     """A call that is measured, tested and explained.
 
-    given: the arrays that are read, and those that are written, of rows, columns and dtype; "y" is the one that out= takes.
+    given: returns the arrays that are read or written, from rows, columns and dtype; "y" is the one that out= takes.
     call: the public function, given arrays by name and options. reference: what it must give, from the definition, in
     float64. torch: the same in PyTorch, given its module and tensors; None where it has none.
-    target: the share of the copy rate that is wanted on an H200; `beside`: of that form's share, not of the copy rate.
-    unread: of how many elements of x nobody needs to know, of the shape of x.
+    target: the share of the copy rate that is wanted on an H200; with `beside`, the share of that form's rate instead.
+    unread: returns how many elements of x need not be read, from the shape of x.
     """
 
     name: str
@@ -437,7 +440,7 @@ FUSED = Form(
 
 
 def _tokens(parts: int, *, merged: bool) -> Callable[[int, int, Any], dict[str, Given]]:
-    """Return `given` of rows tokens with `parts` times cols columns, and of the same by heads. merged: that is the way back."""
+    """Return `given` for a move of `rows` tokens, `parts` times `cols` columns each, to heads; if merged, back."""
 
     def given(rows: int, cols: int, dtype: Any) -> dict[str, Given]:
         seq, size = (
@@ -460,7 +463,7 @@ def _split(name: str, parts: int) -> Form:
     function = getattr(heads, name)
 
     def taken_apart(z: Any) -> Any:
-        """Return [parts, batch, heads, seq, size] of what lies side by side; without the first axis for one part."""
+        """Return [parts, batch, heads, seq, size] of [batch, seq, columns]; without the first axis for one part."""
         batch, seq, columns = z.shape
         count = _count(columns // parts)
         z = z.reshape(batch, seq, parts, count, columns // parts // count).swapaxes(1, 3)
