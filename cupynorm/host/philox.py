@@ -42,8 +42,9 @@ def philox(counter: Array, key: tuple[int, int]) -> Array:
 def words(seed: int, offset: int, start: int, count: int) -> Array:
     """Return the words of the elements start, start + 1, ..., start + count - 1.
 
-    Element i has word i % 4 of the block at offset + i // 4. A block's number, 64 bits that wrap around, is the counter's words
-    0 (low) and 1 (high), with 0 in its words 2 and 3; the seed's 64 bits are the key's words 0 (low) and 1 (high).
+    Element i has word i % 4 of the block at offset + i // 4. A block's number, 64 bits that wrap around, is the
+    counter's words 0 (low) and 1 (high), with 0 in its words 2 and 3; the seed's 64 bits are the key's words 0 (low)
+    and 1 (high).
     """
     first = start // 4
     blocks = -(-(start + count) // 4) - first
@@ -56,7 +57,7 @@ def words(seed: int, offset: int, start: int, count: int) -> Array:
 
 
 class Dropout(NamedTuple):
-    """What is dropped: element i, in C order, if its word is below `threshold`; what is kept is multiplied by `factor`."""
+    """A checked dropout: drops element i, in C order, if its word is below `threshold`; others are scaled by `factor`."""
 
     p: float
     seed: int
@@ -78,7 +79,10 @@ class Dropout(NamedTuple):
 
 
 def dropout(p: float, seed: int, offset: int, name: str = "p") -> Dropout:
-    """Check and return a dropout; ValueError for a p outside 0 to 1, or numbers of more than 64 bits. name: what p is called."""
+    """Check and return a dropout; ValueError for a p outside 0 to 1, or numbers of more than 64 bits.
+
+    name: the name of p in messages.
+    """
     if (
         type(p) is float
         and type(seed) is type(offset) is int
