@@ -30,7 +30,7 @@ INT = 1 << 31
 
 
 class Each(NamedTuple):
-    """What is computed for each element: an activation of reference.ACTIVATIONS, with a bias and a gate or not; or dropout."""
+    """An op on each element: dropout, or an activation of reference.ACTIVATIONS with an optional bias and gate."""
 
     activation: str | None = None
     bias: Any = None
@@ -41,8 +41,8 @@ class Each(NamedTuple):
 class Tiles(NamedTuple):
     """How a kernel's blocks cover the results: numbers of each_element, and its launch.
 
-    block: threads along the columns, one a vector, and along the rows, `rows` rows each. grid: blocks along the columns,
-    and along the rows in two dimensions.
+    block: threads along the columns, one for each vector, and along the rows, one for each `rows` rows. grid: blocks
+    along the columns, and in two dimensions along the rows.
     """
 
     vector: int
@@ -70,7 +70,8 @@ class Tiles(NamedTuple):
 def tiles(rows: int, cols: int, vector: int, unaligned: int, most_rows: int, resident: int) -> Tiles:
     """Choose how blocks cover so many rows and columns of results.
 
-    most_rows: that a thread may have. resident: threads that the device holds at once; with fewer, a thread has one row.
+    most_rows: rows that a thread may have. resident: threads that the device holds at once; a thread has one row where
+    there is less work than that.
     """
     vectors = -(-(cols + (vector - 1 if unaligned else 0)) // vector)
     pieces = -(-vectors // THREADS)

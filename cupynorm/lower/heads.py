@@ -1,4 +1,4 @@
-"""Moves between rows and attention's heads in the kernels' terms: host mirror of kernels/bert/heads.cuh, and its plan."""
+"""Lowers moves between rows and attention's heads: host mirror of kernels/bert/heads.cuh, and its plan."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def direct(name: str, rows: View) -> Struct:
 
 
 def column(parameter: View | None, shape: tuple[int, ...]) -> Struct:
-    """Return the mirror of NoColumn, Column and StridedColumn: a parameter of the normalised axes, which have `shape`."""
+    """Return the mirror of NoColumn, Column or StridedColumn: a parameter that broadcasts to `shape`."""
     if parameter is None:
         return Struct("cupynorm::NoColumn", EMPTY, (0,))
     stretched = parameter.broadcast_to(shape)
@@ -259,7 +259,10 @@ def fused_store(
 def scaled_store(
     out: View, axes: int, gamma: Struct, beta: Struct, scales: int, limit: float, compute: Dtype
 ) -> Struct:
-    """Return the mirror of ScaledStore. scales: the pointer of the rows' scales; limit: the largest number that is stored."""
+    """Return the mirror of ScaledStore.
+
+    scales: the pointer of the rows' scales. limit: the largest number that is stored.
+    """
     to, affine = direct("DirectStore", out.split(axes)[0]), affine_columns(gamma, beta)
     dtype = np.dtype(
         [("to", to.dtype), ("affine", affine.dtype), ("scales", POINTER), ("limit", compute)], align=True

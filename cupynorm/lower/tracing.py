@@ -207,7 +207,8 @@ def struct_of(name: str, inputs: int, outputs: int, lines: Sequence[str]) -> str
     body = "".join(f"    {line}\n" for line in lines)
     return (
         f"namespace cupynorm {{\nstruct {name} {{\n  template <typename T>\n"
-        f"  static void apply(const T (&in)[{inputs}], T (&out)[{outputs}]) {{\n{body}  }}\n}};\n}}  // namespace cupynorm\n"
+        f"  static void apply(const T (&in)[{inputs}], T (&out)[{outputs}]) {{\n{body}  }}\n}};\n"
+        "}  // namespace cupynorm\n"
     )
 
 
@@ -605,11 +606,12 @@ def _place_of(function: Any) -> str:
 class DeviceFunction:
     """A CUDA struct with a host mirror, for what no expression says: for `load` and `store` of fuse.
 
-    text: C++ that defines, in namespace cupynorm, what Expression.struct_text writes: struct `name` with
-    `template <typename T> static void apply(const T (&in)[inputs], T (&out)[outputs])`, for T float and double. It is compiled
-    as it is, after <base/functions.cuh>, without CUDA's headers. host: the same on NumPy arrays of float64 that
-    broadcast against each other; it returns an array, or a tuple of `outputs` arrays. inputs counts the first parameter
-    (x or the op's result) too; in calls of the fusion the others are named load1, load2 ... or store1, store2 ...
+    text: C++ that defines, in namespace cupynorm, struct `name` with
+    `template <typename T> static void apply(const T (&in)[inputs], T (&out)[outputs])`, for T float and double, as
+    Expression.struct_text writes it. It is compiled as it is, after <base/functions.cuh>, without CUDA's headers.
+    host: computes the same on NumPy arrays of float64 that broadcast against each other, and returns an array, or a
+    tuple of `outputs` arrays. inputs counts the first parameter (x or the op's result) too; in calls of the fusion the
+    others are named load1, load2 ... or store1, store2 ...
 
     Raises ValueError for a name that is no identifier, a text without that struct, and counts below 1.
     """
