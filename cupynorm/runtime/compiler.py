@@ -65,7 +65,10 @@ def kernels_dir() -> Path:
 
 @functools.cache
 def digest() -> str:
-    """Hash every file of kernels/. Caches of kernels do not look into headers; the digest in the text makes them notice."""
+    """Return a hash of all files of kernels/.
+
+    It is part of every module's text, so that caches of kernels, which do not look into headers, notice an edit.
+    """
     import hashlib  # noqa: PLC0415  4 ms, likewise
 
     folder, hashed = str(kernels_dir()), hashlib.sha256()
@@ -82,7 +85,7 @@ def options() -> tuple[str, ...]:
 
 
 def _options_told() -> tuple[str, ...]:
-    """Return all that decides which options the compiler is given, but for its version: that is known once it is loaded."""
+    """Return all that decides on the compiler's options, except its version, which is known once it is loaded."""
     return (*options(), *CUPY_OPTIONS, *map(str, TIME_SAVING_OPTIONS))
 
 
@@ -150,8 +153,8 @@ class Wanted(NamedTuple):
 class Kernels:
     """Loaded kernels, which are unloaded with this object. Entered, it takes what this thread loads.
 
-    Whoever loads, launches and unloads kernels of his own (`tune`) enters one, in each of his threads. Other threads do not see
-    what it holds, so that no CUDA graph but those of its owner can use it.
+    Code that loads, launches and unloads kernels of its own (`tune`) enters one, in each of its threads. Other threads
+    do not see these kernels, so that only their owner's CUDA graphs can use them.
     """
 
     def __init__(self) -> None:
@@ -211,8 +214,8 @@ def kernel(
 ) -> Kernel:
     """Load from disk, or compile and load; remembered per device, safe to call from several threads.
 
-    The arguments are those of Wanted. `device` must be current. Raises CompileError with the compiler's log, which names the
-    kernel's file and line.
+    The arguments are those of Wanted. `device` must be current. Raises CompileError with the compiler's log, which
+    names the kernel's file and line.
     """
     wanted = Wanted(device, code, expression, shared_limit, cluster, accelerated)
     found = _kernels.get(wanted)
@@ -321,7 +324,7 @@ def compile_cubin(code: str, expression: str, *, accelerated: bool = False) -> c
 
 
 def _compile_accelerated(code: str, expression: str, asked: tuple[str, ...]) -> tuple[bytes, str]:
-    """Return an image and the kernel's name in it. CuPy's compiler names the architecture itself, and never this one."""
+    """Return an image and the kernel's name in it. CuPy's own compile functions never choose this architecture."""
     nvrtc = devices.cupy().cuda.nvrtc
     arch = f"-arch=sm_{devices.present_limits().compute_capability}a"
     program = nvrtc.createProgram(code, "cupynorm.cu", (), ())

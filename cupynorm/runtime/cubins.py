@@ -50,9 +50,9 @@ def key(*parts: str) -> str:
 
 
 def why_unusable() -> str:
-    """Say why the folder is not used; empty where it can be, also if it is not there yet.
+    """Say why the folder is not used; empty where it can be, also if it does not exist yet.
 
-    A cubin is code that runs: nobody else may have written it. Root could anyway, and may fill a folder for everyone.
+    A cubin is code that runs: no other user but root may be able to write it.
     """
     return cache_folder.why_unusable(folder())
 

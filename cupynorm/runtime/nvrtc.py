@@ -27,7 +27,10 @@ AS_CUPY = ("--device-as-default-execution-space", "-ftz=true")
 
 @dataclasses.dataclass(frozen=True)
 class Cubin:
-    """One kernel of a compiled module. Bytes of stack and spills are per thread, shared_bytes is static and per block."""
+    """One kernel of a compiled module.
+
+    Bytes of stack and spills are per thread; shared_bytes is static and per block.
+    """
 
     image: bytes = dataclasses.field(repr=False)  # the module's ELF, to its last byte
     ptx: str = dataclasses.field(repr=False)  # the module's
@@ -172,7 +175,8 @@ def _resources(log: str) -> dict[str, _Resources]:
 def _found_by_pathfinder() -> str | None:
     """Return the NVRTC that NVIDIA's cuda.pathfinder finds, as CuPy does, whose wheels bring it; None without it.
 
-    It knows wheels, conda, toolkits and Windows, but returns one library, of whichever major: the others are searched for here.
+    It knows wheels, conda, toolkits and Windows, but returns one library, of any major version: this module searches
+    for the others.
     """
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib  # noqa: PLC0415  optional: it comes with CuPy
@@ -193,7 +197,7 @@ def _candidates(major: int) -> Iterator[str]:
         yield found_by_pathfinder
     name = f"libnvrtc.so.{major}"
     folders: list[Path] = []
-    # NVIDIA's wheels share the package "nvidia", which has no __init__: it may lie in several folders
+    # NVIDIA's wheels share the package "nvidia", which has no __init__: it may have several folders
     spec = importlib.util.find_spec("nvidia")
     for found in (spec and spec.submodule_search_locations) or ():
         folders += [Path(found, f"cu{major}", "lib"), Path(found, "cuda_nvrtc", "lib")]
@@ -231,7 +235,8 @@ def _need(major: int | None) -> ctypes.CDLL:
         library = _library(majors()[0])  # let it say itself that it does not know the architecture
     if library is None:
         raise CompileError(
-            f"NVRTC {major or ''} is not installed: pip install nvidia-cuda-nvrtc-cu12 (CUDA 12) or nvidia-cuda-nvrtc (13)"
+            f"NVRTC {major or ''} is not installed: pip install nvidia-cuda-nvrtc-cu12 (CUDA 12) or "
+            "nvidia-cuda-nvrtc (13)"
         )
     return library
 

@@ -1,4 +1,4 @@
-"""The plans that `cupynorm tune` found on this machine: tables in the user's cache folder, one for each kind of device."""
+"""The plans that `cupynorm tune` found on this machine: a table for each kind of device, in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -84,8 +84,9 @@ def place(limits: Limits, driver: str) -> Place:
 def rows_class(problem: Problem, limits: Limits) -> str:
     """Return the class of numbers of rows for which one measurement stands.
 
-    "few n": less than a row for each multiprocessor, n of them a row, rounded down to a power of two. "part": rows for all
-    multiprocessors, not enough to give each thread of the device an access. "full": from there on only the grid grows.
+    "few n": fewer rows than multiprocessors, with n multiprocessors for each row, rounded down to a power of two.
+    "part": rows for all multiprocessors, but too few to give each thread of the device an access. "full": more, where
+    only the grid grows.
     """
     if problem.rows < limits.sm_count:
         return f"few {1 << (limits.sm_count // max(1, problem.rows)).bit_length() - 1}"
