@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 class Explanation:
     """What a call would launch, and why.
 
-    problem, plan: those of plan/, or of an op that is no row op the numbers of its one kernel.
-    source: where the plan comes from: "table" (by the rules of plan/data), "tuned" (`cupynorm tune` found it) or "wanted" (by
-    plan=). why: which rule, with its file, or what else decided.
-    registers: None where no compiler was there to ask.
+    problem, plan: those of plan/; for an op that is not a row op, the numbers of its one kernel.
+    source: where the plan comes from: "table" (the rules of plan/data), "tuned" (`cupynorm tune` found it) or "wanted"
+    (given by plan=). why: the rule and its file, or what else decided.
+    registers: None where there was no compiler to ask.
     """
 
     op: str
@@ -75,7 +75,8 @@ def explain(
     """Say what op(x) would launch for a contiguous, aligned x, on a device of RECORDED or the present one.
 
     Registers come from the compiler (NVRTC needs no device); without NVRTC the kernel's upper bound stands for them.
-    Raises ValueError for an unknown device or a variant that cannot hold the row, NoDeviceError if there is no device to ask.
+    Raises ValueError for an unknown device or a variant that cannot hold the row, NoDeviceError if there is no device
+    to ask.
     """
     limits = _limits(device)
     x_dtype = dtype_of(dtype)
@@ -105,7 +106,7 @@ def explain_form(
     plan: str | Plan | None = None,
     device: str | None = None,
 ) -> Explanation:
-    """Say what a form's call would launch for contiguous, aligned arrays of so many rows (all axes but the last) and columns."""
+    """Say what a form's call would launch for contiguous, aligned arrays; all axes of `shape` but the last are rows."""
     limits = _limits(device)
     _check_shape(shape, dtype_of(dtype))
     rows, cols = math.prod(shape[:-1]), shape[-1]
@@ -179,7 +180,8 @@ def _planned(
         groups = limits.sm_count // CLUSTER_GROUP
         return groups * (CLUSTER_GROUP * resident // plan.cluster)
 
-    chosen, source = row_ops._choose(what, limits, occupancy, plan, tuned=tuned)  # noqa: SLF001  run() without its launch
+    # run() without its launch
+    chosen, source = row_ops._choose(what, limits, occupancy, plan, tuned=tuned)  # noqa: SLF001
     return Explanation(
         op=name,
         device=limits.name,
