@@ -68,7 +68,7 @@ def check(xp: Any, name: str, x: Any, bias: Any, y: Any = None, **options: Any) 
 @pytest.mark.small
 @every_op
 @every_dtype
-def test_whole_packs(xp: Any, op: str, dtype: str) -> None:
+def test_whole_vectors(xp: Any, op: str, dtype: str) -> None:
     for shape in ((3, 64), (2, 3, 1040), (1, 8)):
         cols = wide(op, shape[-1])
         x, bias = normal(*shape[:-1], cols, dtype=dtype), normal(cols, dtype=dtype)

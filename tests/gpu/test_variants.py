@@ -68,13 +68,13 @@ def test_a_group_goes_through_rows_that_begin_alike(
     if not (op.parameters or stages):
         pytest.skip("nothing is kept for a group's next rows")
     case = inputs(op, 67, cols, dtype)
-    pack = 16 // case.x.itemsize
-    packs = -(-(cols // pack) // 64)
+    vector = 16 // case.x.itemsize
+    vectors = -(-(cols // vector) // 64)
     plan = dataclasses.replace(
         PLAIN,
         variant="block",
-        vector=pack,
-        vectors=packs,
+        vector=vector,
+        vectors=vectors,
         group=64,
         parameter_cache=hoist if op.parameters else 0,
         unaligned=1,
@@ -142,9 +142,10 @@ def rows_apart(xp: Any, case: Case, apart: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize("op", [op for op in OPS if op.parameters], ids=lambda op: op.name)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize(
-    ("parts", "packs", "stages", "rows", "cols"),
+    ("parts", "vectors", "stages", "rows", "cols"),
     [
-        # a pack for each thread of the last block, only where a row begins early; and one more than threads' sure ones
+        # a vector for each thread of the last block, only where a row begins early; and one more than threads' sure
+        # ones
         pytest.param(2, 1, 1, 9, 4103, marks=pytest.mark.small),
         pytest.param(2, 2, 2, 19, 4096 + 31, marks=pytest.mark.small),
         pytest.param(4, 2, 1, 9, 4397, marks=pytest.mark.small),
@@ -157,17 +158,17 @@ def rows_apart(xp: Any, case: Case, apart: int) -> tuple[Any, Any]:
 )
 @pytest.mark.parametrize("apart", [0, 13], ids=["contiguous", "strided"])
 def test_clusters_claim_rows_that_begin_anywhere(
-    xp: Any, op: Op, dtype: str, parts: int, packs: int, stages: int, rows: int, cols: int, apart: int
+    xp: Any, op: Op, dtype: str, parts: int, vectors: int, stages: int, rows: int, cols: int, apart: int
 ) -> None:
-    """A block has numbers of all columns that its packs, or what is around them, may hold."""
+    """A block has numbers of all columns that its vectors, or what is around them, may hold."""
     case = inputs(op, rows, cols, dtype)
-    pack = 16 // case.x.itemsize
-    block = max(2, math.ceil(cols // pack / parts / packs / 32)) * 32
+    vector = 16 // case.x.itemsize
+    block = max(2, math.ceil(cols // vector / parts / vectors / 32)) * 32
     plan = dataclasses.replace(
         PLAIN,
         variant="cluster",
-        vector=pack,
-        vectors=math.ceil(cols // pack / parts / block),
+        vector=vector,
+        vectors=math.ceil(cols // vector / parts / block),
         group=block,
         parameter_cache=CONVERTED,
         unaligned=1,
@@ -208,7 +209,7 @@ def test_a_crowded_block_goes_through_rows(xp: Any, op: Op) -> None:
 @every_op
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize(
-    ("parts", "kept_packs", "block", "cols"),
+    ("parts", "kept_vectors", "block", "cols"),
     [
         pytest.param(1, 2000, 128, 4397, marks=pytest.mark.small),
         pytest.param(4, 2000, 96, 4397, marks=pytest.mark.small),
@@ -222,7 +223,7 @@ def test_a_crowded_block_goes_through_rows(xp: Any, op: Op) -> None:
 )
 @pytest.mark.parametrize("apart", [0, 13], ids=["contiguous", "strided"])
 def test_rows_that_begin_anywhere_wait_in_shared_memory(
-    xp: Any, op: Op, dtype: str, parts: int, kept_packs: int, block: int, cols: int, apart: int
+    xp: Any, op: Op, dtype: str, parts: int, kept_vectors: int, block: int, cols: int, apart: int
 ) -> None:
     rows = 9
     case = inputs(op, rows, cols, dtype)
@@ -234,7 +235,7 @@ def test_rows_that_begin_anywhere_wait_in_shared_memory(
         unaligned=1,
         ctas_per_row=parts,
         block=block,
-        row_shared_bytes=kept_packs * 16,
+        row_shared_bytes=kept_vectors * 16,
     )
     x, out = rows_apart(xp, case, apart)
     parameters = {name: xp.asarray(array) for name, array in case.parameters.items()}
@@ -267,8 +268,8 @@ def test_blocks_of_the_grid_share_a_row_without_shared_memory(
 ) -> None:
     """What lies where results go is no letter, though its every second word says what a letter once said."""
     case = inputs(op, rows, cols, dtype)
-    pack = 16 // case.x.itemsize
-    if pack == 2:
+    vector = 16 // case.x.itemsize
+    if vector == 2:
         pytest.skip("doubles wait in shared memory")
 
     x = xp.asarray(case.x.copy())
@@ -279,7 +280,7 @@ def test_blocks_of_the_grid_share_a_row_without_shared_memory(
         else xp.asarray(np.full(case.x.nbytes // 4, 1, np.uint32).view(case.x.dtype).reshape(case.x.shape))
     )
 
-    y = op.function(x, **parameters, out=out, plan=dataclasses.replace(plan, vector=pack))
+    y = op.function(x, **parameters, out=out, plan=dataclasses.replace(plan, vector=vector))
 
     assert y is out
     assert_close(xp.asnumpy(y), op.reference(case.x, **case.parameters)[0])
@@ -313,11 +314,11 @@ def test_x_in_place_is_not_taken_for_letters(xp: Any, op: Op, plan: Any) -> None
 
 
 @every_op
-@pytest.mark.parametrize("packs", [2, 3, 4])
+@pytest.mark.parametrize("vectors", [2, 3, 4])
 @pytest.mark.parametrize("cols", [pytest.param(1272, marks=pytest.mark.small), 1528, 1800, 2040])
-def test_what_a_block_s_last_turn_leaves_a_thread_is_taken(xp: Any, op: Op, cols: int, packs: int) -> None:
-    """159 to 255 packs of half by 64 threads: one to three are left, of some threads one less."""
-    plan = dataclasses.replace(PLAIN, variant="cached", vector=8, vectors=packs, block=64, waves=math.inf)
+def test_what_a_block_s_last_turn_leaves_a_thread_is_taken(xp: Any, op: Op, cols: int, vectors: int) -> None:
+    """159 to 255 vectors of half by 64 threads: one to three are left, of some threads one less."""
+    plan = dataclasses.replace(PLAIN, variant="cached", vector=8, vectors=vectors, block=64, waves=math.inf)
 
     check(xp, op, inputs(op, 5, cols, "float16"), plan=plan)
 
@@ -332,17 +333,17 @@ def test_two_rows_that_begin_alike_share_their_parameters(
 ) -> None:
     """The second of a pair is a period further; 67 rows leave some without."""
     case = inputs(op, 67, cols, dtype)
-    pack = 16 // case.x.itemsize
+    vector = 16 // case.x.itemsize
     plan = dataclasses.replace(
         PLAIN,
         variant="block",
-        vector=pack,
-        vectors=-(-(cols // pack) // 64),
+        vector=vector,
+        vectors=-(-(cols // vector) // 64),
         group=64,
         rows_per_group=2,
         parameter_cache=hoist if op.parameters else 0,
         unaligned=1,
-        alignment_period=pack,
+        alignment_period=vector,
         block=128,
     )
 
@@ -351,7 +352,7 @@ def test_two_rows_that_begin_alike_share_their_parameters(
 
 @every_op
 @pytest.mark.parametrize(
-    ("dtype", "cols", "peel", "pack", "group", "rows"),
+    ("dtype", "cols", "unaligned", "vector", "group", "rows"),
     [
         pytest.param("float16", 64, 0, 8, 4, 2, marks=pytest.mark.small),
         pytest.param("float16", 303, 1, 8, 16, 2, marks=pytest.mark.small),
@@ -366,7 +367,7 @@ def test_two_rows_that_begin_alike_share_their_parameters(
 )
 @pytest.mark.parametrize("waves", [0.01, math.inf])
 def test_every_row_of_a_block_finds_its_parameters_as_numbers(
-    xp: Any, op: Op, dtype: str, cols: int, peel: int, pack: int, group: int, rows: int, waves: float
+    xp: Any, op: Op, dtype: str, cols: int, unaligned: int, vector: int, group: int, rows: int, waves: float
 ) -> None:
     """Rows that begin anywhere each begin at other columns of them; a small grid brings them for row after row."""
     if not op.parameters:
@@ -375,13 +376,13 @@ def test_every_row_of_a_block_finds_its_parameters_as_numbers(
     plan = dataclasses.replace(
         PLAIN,
         variant="warp" if group <= 32 else "block",
-        vector=pack,
-        vectors=-(-(cols // pack) // group),
+        vector=vector,
+        vectors=-(-(cols // vector) // group),
         group=group,
         rows_per_group=rows,
         parameter_cache=4,
-        unaligned=peel,
-        alignment_period=pack if peel and rows > 1 else 1,
+        unaligned=unaligned,
+        alignment_period=vector if unaligned and rows > 1 else 1,
         block=max(128, group),
         waves=waves,
     )
@@ -456,8 +457,8 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
     many = 150 if issubclass(xp.ndarray, np.ndarray) else 1000  # more than there are multiprocessors
     case = inputs(op, many, cols, dtype)
     among = xp.asnumpy(run(xp, op, case, plan=variant))
-    # other rows, another order, another number of them; as many that the plan stays (it may follow their number), and each
-    # where it begins as far from a multiple of 16 bytes as it did: its elements are added up from there
+    # Other rows in another order and number, but enough for the same plan, which depends on their number. Each row
+    # keeps its distance from a multiple of 16 bytes: its elements are added up from there.
     alike = [np.random.default_rng(phase).permutation(np.arange(phase, many - 8, 8)) for phase in range(8)]
     keep = np.stack([each[: min(map(len, alike))] for each in alike], axis=1).reshape(-1)
     x = case.x[keep]

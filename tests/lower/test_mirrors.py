@@ -72,7 +72,8 @@ def test_divisions_are_exact() -> None:
     text = """
 struct Tested {
   static void apply(const double* in, double* out) {
-    out[0] = double(cupynorm::quotient(cupynorm::int64(in[0]), cupynorm::int64(in[1]), unsigned(in[2]), unsigned(in[3])));
+    const cupynorm::int64 number = in[0], divisor = in[1];
+    out[0] = double(cupynorm::quotient(number, divisor, unsigned(in[2]), unsigned(in[3])));
   }
   static void apply(const float*, float*) {}
 };

@@ -59,7 +59,8 @@ SAME: dict[str, Any] = {
         + f.where(x == r, 16, 0)
         + f.where(x != r, 32, 0)
     ),
-    "reversed comparisons": lambda x, r: f.where(0 < x, x, r) + f.where(np.float64(1) >= x, x, r),  # noqa: SIM300  is what is tried
+    # reversed on purpose
+    "reversed comparisons": lambda x, r: f.where(0 < x, x, r) + f.where(np.float64(1) >= x, x, r),  # noqa: SIM300
     "conditions": lambda x, r: f.where((x > 0) & (r > 0) | ~(x > -1), x, r),
     "a condition counts as a number": lambda x, r: x * (r > 0) + (x > 0),
     "a number is where's condition": lambda x, r: f.where(x, r, 7.0),

@@ -1,4 +1,4 @@
-"""The tables of tuned plans: what is kept, for what it holds, who may write at once, and what the dispatcher makes of it."""
+"""The tables of tuned plans: their contents, when they apply, concurrent writers, and their use by the dispatcher."""
 
 from __future__ import annotations
 
