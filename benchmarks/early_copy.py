@@ -2,8 +2,8 @@
 
     python benchmarks/early_copy.py --json early_copy.json
 
-Needs a GPU of compute capability 9.0 or later. One line a shape: rows, columns of 2 bytes, the best copy's microseconds, and its
-time / that of each.
+Needs a GPU of compute capability 9.0 or later. Prints one line a shape: rows, columns of 2 bytes, the microseconds of
+the best copy, and its time divided by that of each early copy.
 """
 
 from __future__ import annotations

@@ -123,8 +123,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 }
 
 // The same for unaligned rows of which x and y are aligned alike: vectors from y's first aligned address, and
-// the elements of kElement bytes around them, which the first threads hold. Parameters lie otherwise: three accesses of 8 bytes bring what a
-// vector needs of one.
+// the elements of kElement bytes around them, which the first threads hold. Parameters are aligned otherwise: a thread
+// loads a vector of one by three accesses of 8 bytes.
 template <class Shape, int kElement>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     skeleton_anywhere(const unsigned char* x, unsigned char* y, const unsigned char* gamma, const unsigned char* beta,

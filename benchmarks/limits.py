@@ -1,4 +1,6 @@
-"""Time what no row kernel can beat: kernels that read rows, let the threads that share one meet, and write them, no arithmetic.
+"""Time what no row kernel can beat: kernels that read rows, synchronize the threads of each, and write them.
+
+They do no arithmetic.
 
     python benchmarks/limits.py --json limits.json [--only few wide odd]
 
@@ -99,8 +101,8 @@ WEIGHTS = {Point("add_layer_norm", "float16", 4096, 768): "float32"}
 class Traffic(NamedTuple):
     """What a form moves beside x: arrays of its shape and parameters that are read, and how often threads meet.
 
-    sums: the sum is stored; bytes_each: results take one byte an element; ends: where x ends that is asked for, kWhole (nowhere
-    before its row does), kLength (when a length has come) or kDiagonal.
+    sums: the sum is stored; bytes_each: results take one byte an element; ends: how much of a row is read, kWhole
+    (all), kLength (up to a length, which is read first) or kDiagonal.
     """
 
     beside: int = 0
@@ -251,7 +253,7 @@ def fused_skeletons(point: Point) -> Iterator[Kernel]:
 
 
 def staged(what: KernelSpec, rows: int, row_bytes: int) -> Iterator[Kernel]:
-    """Rows in shared memory, by the package's own kernels with an op that asks nothing: of clusters, or of the whole grid."""
+    """Rows in the shared memory of clusters or the grid, by the package's own kernels with an op without arithmetic."""
     for block, resident, parts in itertools.product((128, 256, 512), (1, 2, 3, 4, 5, 6), (2, 4, 8, 16)):
         kept = row_bytes // parts
         fills = ROOM // 2 <= (kept + STATIC) * resident <= ROOM and block * resident >= MOST_BLOCK // 2
@@ -275,10 +277,10 @@ def _staged(what: KernelSpec, shape: tuple[int, ...], grid: tuple[int, int], par
     return Kernel("kStates", what.text, expression, grid, block, kept, max(1, parts), parts == 0, packed=True)
 
 
-def spelled(
+def empty_spec(
     rows: int, row_bytes: int, columns: int, x: int = 0, y: int = 0, parameters: tuple[int, ...] = (0, 0)
 ) -> Any:
-    """Return the op that asks nothing, on rows of floats of as many bytes."""
+    """Return the spec of the op without arithmetic, on rows of floats of as many bytes."""
     single, cols = dtype_of("float32"), row_bytes // 4
     ends = (View(at, (rows, cols), (row_bytes, 4), single) for at in (x, y))
     op = MEET_COLUMNS[columns]
@@ -289,20 +291,20 @@ def spelled(
 
 
 def addresses_of(each: Any) -> list[int]:
-    """Return where x, y, gamma and beta of a set lie, 0 for what is not there."""
+    """Return the addresses of x, y, gamma and beta of a set, 0 for those that it does not have."""
     return [each[name].data.ptr if name in each else 0 for name in ("x", "y", "gamma", "beta")]
 
 
-def spelled_at(point: Point, each: Any, columns: int) -> Any:
+def empty_spec_at(point: Point, each: Any, columns: int) -> Any:
     """Return the same on a set's arrays, and its argument."""
     at = addresses_of(each)
     row_bytes = point.cols * dtype_of(point.dtype).itemsize
-    what = spelled(point.rows, row_bytes, columns, at[0], at[1], tuple(at[2:]))
+    what = empty_spec(point.rows, row_bytes, columns, at[0], at[1], tuple(at[2:]))
     return what, np.array([what.params.values], what.params.dtype)
 
 
 def columns_of(point: Point) -> int:
-    """Return how many parameters of the columns an op has."""
+    """Return how many affine parameters an op has."""
     return OPS.index(point.op)
 
 
@@ -313,7 +315,7 @@ def kernels_at(point: Point) -> list[Kernel]:
         fused = [dataclasses.replace(each, text=bare) for each in fused_skeletons(point)]
         return list(dict.fromkeys(fused))
     row_bytes, columns = point.cols * dtype_of(point.dtype).itemsize, columns_of(point)
-    what = spelled(point.rows, row_bytes, columns)
+    what = empty_spec(point.rows, row_bytes, columns)
     odd = row_bytes % PACK or point.offset
     made = [] if odd else list(skeletons(point.rows, row_bytes, columns))
     found = [dataclasses.replace(each, text=bare) for each in made or anywhere(point, columns)]
@@ -385,7 +387,7 @@ def runs_of(kernel: Kernel, image: bytes, name: str, point: Point, arrays: list[
             continue
         values: tuple[Any, ...]
         if kernel.packed:
-            _, block = spelled_at(point, each, columns_of(point))
+            _, block = empty_spec_at(point, each, columns_of(point))
             values = ((ctypes.c_char * block.nbytes).from_buffer(block),)
         else:
             numbers = (point.rows, row_bytes if kernel.anywhere else row_bytes // PACK, 0)
@@ -406,7 +408,7 @@ def runs_of(kernel: Kernel, image: bytes, name: str, point: Point, arrays: list[
 
 
 def house(point: Point, arrays: list[Any], columns: int) -> Any:
-    """Return what launches our own kernel, as it is planned at a point, with the op that asks nothing, on set i; or None."""
+    """Return a launch of our own kernel on set i, as planned at a point, with the op without arithmetic; or None."""
     row_bytes = point.cols * dtype_of(point.dtype).itemsize
     if row_bytes % 4 or point.offset:
         return None
@@ -416,7 +418,7 @@ def house(point: Point, arrays: list[Any], columns: int) -> Any:
         wanted = dataclasses.replace(wanted, parameter_cache=0)
     kept, addresses, device = [], [], devices.present_device()
     for each in arrays:
-        what, block = spelled_at(point, each, columns)
+        what, block = empty_spec_at(point, each, columns)
         try:
             found = row_ops.prepared(device, what, wanted)
         except DoesNotFitError:
