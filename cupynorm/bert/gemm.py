@@ -151,7 +151,7 @@ class Blas:
 
 @functools.cache
 def scalars(dtype: Any, alpha: float) -> tuple[int, int, int, Any]:
-    """Return the addresses of alpha and of 0 for cuBLAS, the type of the sums, and the array that holds both numbers."""
+    """Return the addresses of alpha and of 0 for cuBLAS, the type of sums, and the array of both numbers."""
     compute = dtype_name(compute_dtype(dtype))
     kind = ctypes.c_double if compute == "float64" else ctypes.c_float
     kept = (kind * 2)(alpha, 0.0)

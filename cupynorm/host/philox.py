@@ -57,7 +57,7 @@ def words(seed: int, offset: int, start: int, count: int) -> Array:
 
 
 class Dropout(NamedTuple):
-    """A checked dropout: drops element i, in C order, if its word is below `threshold`; others are scaled by `factor`."""
+    """A checked dropout: drops elements, in C order, whose word is below `threshold`, and scales others by `factor`."""
 
     p: float
     seed: int
