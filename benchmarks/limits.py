@@ -38,12 +38,12 @@ from cupynorm.tools import bench, buffers
 from cupynorm.tools import timing as timed
 from cupynorm.tools.results import COPY, OURS, Point
 
-PACK = 16  # bytes of an access
+VECTOR_BYTES = 16  # of an access
 # our kernel and plan, with an op that asks nothing, and with one that takes no parameters of the columns either
 BARE = ("bare", "bare, no parameters")
 WARP = 32
 MEETINGS = ("kAlone", "kStates", "kBarrier", "kRead")
-LETTERS = 32  # bytes of what a block sends to each other
+MESSAGE_BYTES = 32  # that a block sends to each other one
 SMS = 132  # of an H200
 LEAST_BLOCK, MOST_BLOCK = 128, 1024  # threads
 ROOM, STATIC, LEAST_KEPT = 227 << 10, 3 << 10, 16 << 10  # bytes of shared memory
@@ -136,27 +136,27 @@ class Kernel:
     cluster: int = 1
     cooperative: bool = False
     packed: bool = False  # takes one struct, as the package's kernels do
-    anywhere: bool = False  # takes a row's bytes, not its packs
+    anywhere: bool = False  # its arguments count a row's bytes, not vectors
     access: int = 0  # of what is fused: bytes of x that a thread reads at once
 
 
 def skeletons(rows: int, row_bytes: int, columns: int) -> Iterator[Kernel]:
     """Rows in registers: of threads of a block, of the blocks of a cluster, or, of one row, of the whole grid's."""
-    packs = row_bytes // PACK
+    vectors = row_bytes // VECTOR_BYTES
     for each, block in itertools.product((1, 2, 3, 4, 8), (64, 128, 256, 512, 1024)):
         resident = _resident(each * 4 * (1 + columns) + 24, block)
-        group = packs // each
-        if group * each == packs and 0 < group <= block and group & (group - 1) == 0:
+        group = vectors // each
+        if group * each == vectors and 0 < group <= block and group & (group - 1) == 0:
             grid = (math.ceil(rows * group / block), 1)
             for meeting in MEETINGS[:2]:
                 yield _skeleton(meeting, group, each, 1, columns, block, resident, grid)
         for parts in (2, 4, 8, 16):
-            if block * each * parts == packs:
+            if block * each * parts == vectors:
                 for meeting in MEETINGS[:2]:
                     yield _skeleton(meeting, block, each, parts, columns, block, resident, (rows * parts, 1))
-    yield from _odd_clusters(rows, packs, columns)
+    yield from _odd_clusters(rows, vectors, columns)
     if rows == 1:
-        yield from _of_the_grid(packs, columns)
+        yield from _of_the_grid(vectors, columns)
 
 
 def _resident(registers: int, block: int) -> int:
@@ -165,14 +165,14 @@ def _resident(registers: int, block: int) -> int:
 
 
 def anywhere(point: Point, columns: int) -> Iterator[Kernel]:
-    """Rows that begin at no pack, in the registers of a block's threads."""
+    """Unaligned rows, in the registers of a block's threads."""
     element = dtype_of(point.dtype).itemsize
-    packs = point.cols * element // PACK
+    vectors = point.cols * element // VECTOR_BYTES
     for each, block in itertools.product((1, 2, 3, 4, 5, 7), (64, 128, 256, 512, 1024)):
-        group = max(2 * (PACK // element - 1), math.ceil(packs / each))
+        group = max(2 * (VECTOR_BYTES // element - 1), math.ceil(vectors / each))
         group = 1 << (group - 1).bit_length()
         registers = each * (4 + 6 * columns) + 28
-        if group > block or (each > 1 and group * (each - 1) >= packs) or registers * block > 1 << 16:
+        if group > block or (each > 1 and group * (each - 1) >= vectors) or registers * block > 1 << 16:
             continue
         resident = _resident(registers, block)
         grid = (math.ceil(point.rows * group / block), 1)
@@ -180,20 +180,20 @@ def anywhere(point: Point, columns: int) -> Iterator[Kernel]:
             yield _skeleton(meeting, group, each, 1, columns, block, resident, grid, element)
 
 
-def _odd_clusters(rows: int, packs: int, columns: int) -> Iterator[Kernel]:
+def _odd_clusters(rows: int, vectors: int, columns: int) -> Iterator[Kernel]:
     """Clusters of 3 and 6 blocks, of which a group of 16 or 18 multiprocessors takes more than of 4 or 8."""
     for each, parts in itertools.product((1, 2, 4, 8), (3, 6)):
-        block = math.ceil(packs / parts / each / WARP) * WARP
+        block = math.ceil(vectors / parts / each / WARP) * WARP
         if LEAST_BLOCK <= block <= MOST_BLOCK:
             for meeting in MEETINGS[:2]:
                 resident = max(1, MOST_BLOCK // block)
                 yield _skeleton(meeting, block, each, parts, columns, block, resident, (rows * parts, 1))
 
 
-def _of_the_grid(packs: int, columns: int) -> Iterator[Kernel]:
+def _of_the_grid(vectors: int, columns: int) -> Iterator[Kernel]:
     for each, block, parts in itertools.product((1, 2, 4, 8), (256, 512, 1024), (SMS // 2, SMS, 2 * SMS)):
-        held = math.ceil(packs / parts)
-        if math.ceil(held / block) == each and parts * LETTERS <= held * PACK:
+        held = math.ceil(vectors / parts)
+        if math.ceil(held / block) == each and parts * MESSAGE_BYTES <= held * VECTOR_BYTES:
             for meeting in MEETINGS:
                 yield _skeleton(meeting, block, each, 0, columns, block, max(1, parts // SMS), (1, parts))
 
@@ -201,7 +201,7 @@ def _of_the_grid(packs: int, columns: int) -> Iterator[Kernel]:
 def _skeleton(
     meeting: str,
     group: int,
-    packs: int,
+    vectors: int,
     parts: int,
     columns: int,
     block: int,
@@ -209,7 +209,7 @@ def _skeleton(
     grid: tuple[int, int],
     element: int = 0,
 ) -> Kernel:
-    shape = f"{group}, {packs}, {parts}, cupynorm::{meeting}, {columns}, {block}, {resident}"
+    shape = f"{group}, {vectors}, {parts}, cupynorm::{meeting}, {columns}, {block}, {resident}"
     expression = f"cupynorm::skeleton<cupynorm::Skeleton<{shape}>>"
     if element:
         expression = f"cupynorm::skeleton_anywhere<cupynorm::Skeleton<{shape}>, {element}>"
@@ -221,12 +221,12 @@ def fused_skeletons(point: Point) -> Iterator[Kernel]:
     """Rows in registers with what a form reads and stores beside x; parameters in accesses of 16 bytes at most."""
     traffic, size = FUSED[point.op], dtype_of(point.dtype).itemsize
     ratio = dtype_of(WEIGHTS.get(point, point.dtype)).itemsize // size
-    access = PACK // ratio
-    packs = point.cols * size // access
+    access = VECTOR_BYTES // ratio
+    vectors = point.cols * size // access
     for each, block in itertools.product((1, 2, 3, 4, 6), (64, 128, 192, 256, 512, 1024)):
-        group = packs // each
+        group = vectors // each
         whole = group % WARP == 0 or WARP % group == 0
-        if group * each != packs or block % group or not whole or group // WARP & (group // WARP - 1):
+        if group * each != vectors or block % group or not whole or group // WARP & (group // WARP - 1):
             continue
         registers = each * (access // 4) * (1 + traffic.beside + len(traffic.columns) * ratio) + 24
         threads = min(1 << 11, (1 << 16) // registers)
@@ -264,9 +264,9 @@ def staged(what: KernelSpec, rows: int, row_bytes: int) -> Iterator[Kernel]:
     forms_of_a_grid = ((256, 1), (256, 2), (512, 1), (512, 2), (1024, 1))
     for (block, resident), at_once in itertools.product(forms_of_a_grid, (1, 2, 4, 8, 16)):
         parts = SMS * resident // at_once
-        most = (ROOM - STATIC * resident) // resident // PACK * PACK
-        kept = min(most, math.ceil(row_bytes / parts / PACK) * PACK)
-        if at_once <= rows and 2 * block * PACK <= kept and parts * LETTERS <= kept:
+        most = (ROOM - STATIC * resident) // resident // VECTOR_BYTES * VECTOR_BYTES
+        kept = min(most, math.ceil(row_bytes / parts / VECTOR_BYTES) * VECTOR_BYTES)
+        if at_once <= rows and 2 * block * VECTOR_BYTES <= kept and parts * MESSAGE_BYTES <= kept:
             yield _staged(what, (4, 2, 0, 0, kept, block, resident), (at_once, parts), 0)
 
 
@@ -316,7 +316,7 @@ def kernels_at(point: Point) -> list[Kernel]:
         return list(dict.fromkeys(fused))
     row_bytes, columns = point.cols * dtype_of(point.dtype).itemsize, columns_of(point)
     what = empty_spec(point.rows, row_bytes, columns)
-    odd = row_bytes % PACK or point.offset
+    odd = row_bytes % VECTOR_BYTES or point.offset
     made = [] if odd else list(skeletons(point.rows, row_bytes, columns))
     found = [dataclasses.replace(each, text=bare) for each in made or anywhere(point, columns)]
     if odd:
@@ -359,14 +359,14 @@ def loaded(image: bytes, name: str, shared_bytes: int, cluster: int) -> Any:
     return module, function
 
 
-def fused_arrays(point: Point, row_packs: int, arrays: Any) -> Any:
+def fused_arrays(point: Point, row_vectors: int, arrays: Any) -> Any:
     """Return the argument of fused_skeleton."""
     names = ("x", "residual", *FUSED[point.op].columns)
     names = (*names, *("",) * (5 - len(names)), "lengths", "y", "sum")
     fields = [(f"array{i}", np.uint64) for i in range(len(names))]
-    fields += [(name, np.int32) for name in ("rows", "row_packs", "queries", "pack", "zero")]
+    fields += [(name, np.int32) for name in ("rows", "row_vectors", "queries", "vector", "zero")]
     at = [arrays[name].data.ptr if name in arrays else 0 for name in names]
-    numbers = (point.rows, row_packs, point.cols.bit_length() - 1, point.cols // row_packs, 0)
+    numbers = (point.rows, row_vectors, point.cols.bit_length() - 1, point.cols // row_vectors, 0)
     return np.array([(*at, *numbers)], np.dtype(fields, align=True))
 
 
@@ -390,7 +390,7 @@ def runs_of(kernel: Kernel, image: bytes, name: str, point: Point, arrays: list[
             _, block = empty_spec_at(point, each, columns_of(point))
             values = ((ctypes.c_char * block.nbytes).from_buffer(block),)
         else:
-            numbers = (point.rows, row_bytes if kernel.anywhere else row_bytes // PACK, 0)
+            numbers = (point.rows, row_bytes if kernel.anywhere else row_bytes // VECTOR_BYTES, 0)
             values = (*map(ctypes.c_uint64, addresses_of(each)), *map(ctypes.c_int, numbers))
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         kept.append((values, pointers))
