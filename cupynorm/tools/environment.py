@@ -1,4 +1,4 @@
-"""What this machine has for cupynorm, and what is wrong with it. Needs no GPU, driver or CuPy."""
+"""The state of this machine for cupynorm, and its faults. Needs no GPU, driver or CuPy."""
 
 from __future__ import annotations
 
