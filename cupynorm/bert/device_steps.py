@@ -124,7 +124,7 @@ class Numbers(NamedTuple):
 
 
 class Steps:
-    """The steps between packed tokens of one bucket; those of _encoder_host by name, and attention."""
+    """The steps between packed tokens of one bucket; those of host_steps.HostSteps by name, and attention."""
 
     def __init__(self, run: Runner, bucket: Bucket, numbers: Numbers, where: Any) -> None:
         self._run, self._bucket, self._numbers, self._where = run, bucket, numbers, where
@@ -307,7 +307,7 @@ def _launch(expression: str, arguments: Struct, grid: int) -> None:
 
 
 class Captured(NamedTuple):
-    """A bucket's graph with what it reads and writes."""
+    """A bucket's graph with the arrays that it reads and writes."""
 
     launch: Callable[[], None]
     whole: Any  # the array that numbers are parts of
@@ -326,9 +326,9 @@ class Runner:
     Calls on several streams do, too, on the device: each waits for the end of the one before, also where that one has
     raised.
 
-    A signal handler may call the encoder whose call it interrupts. What the interrupted call has uploaded is then
-    still to be read, so the handler's call is made by another runner, with a workspace, graphs and memory of its own,
-    which is kept for the next one. Steps are captured, and products measured, where no handler runs (`undisturbed`):
+    A signal handler may call the encoder whose call it interrupts. The interrupted call's uploads must not be
+    overwritten, so another runner makes the handler's call, with a workspace, graphs and memory of its own; it is kept
+    for the next one. Steps are captured, and products measured, where no handler runs (`undisturbed`):
     it would find the capturing stream to be the current one, and whatever it launches would become part of the graph.
     """
 
@@ -453,7 +453,7 @@ class Runner:
         return take_out(made.result)
 
     def _drop_graphs(self) -> None:
-        """Drop all graphs, once the device has done with them: what they read goes back to the callers' allocators."""
+        """Drop all graphs, once the device has done with them: their inputs go back to the callers' allocators."""
         self._done.synchronize()
         self._graphs.clear()
         self._short_of_memory = False
@@ -513,7 +513,7 @@ class Runner:
     def _captured(
         self, made: Captured, bucket: Bucket, compute: Callable[[Steps, Any], Any], ready: Any
     ) -> Captured:
-        """Do what _capture does, on the runner's own stream; `ready` is what it waits for, and then its own end."""
+        """Do the work of _capture on the runner's own stream; it waits for `ready`, then records its end there."""
         module = devices.cupy()
         steps = Steps(self, bucket, made.numbers, made.where)
         with self._on_own_stream() as own, module.cuda.using_allocator(self._pool.malloc):
@@ -546,12 +546,12 @@ class Runner:
 
 
 def _captured_from(stream: Any, compute: Callable[[], Any]) -> tuple[Any, Any]:
-    """Return the graph of what is computed on a stream, and the arrays that it writes."""
+    """Return the graph of a computation on a stream, and the arrays that it writes."""
     stream.begin_capture()
     try:
         result = compute()
     except BaseException:
-        with contextlib.suppress(Exception):  # what was raised says more
+        with contextlib.suppress(Exception):  # the first exception says more
             stream.end_capture()
         raise
     return stream.end_capture(), result
@@ -560,7 +560,7 @@ def _captured_from(stream: Any, compute: Callable[[], Any]) -> tuple[Any, Any]:
 def undisturbed(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return function(*arguments), called where no signal handler runs: in a thread that is not the main one.
 
-    Handlers run in the main thread meanwhile, which waits. What they raise is raised when the function has ended.
+    Handlers run in the main thread meanwhile, which waits. Their exceptions are raised when the function has ended.
     """
     if threading.current_thread() is not threading.main_thread():
         return function(*arguments)
@@ -577,7 +577,7 @@ def undisturbed(function: Callable[..., Any], *arguments: Any) -> Any:
             while not call.over:
                 call.ended.acquire(timeout=HANDLERS_WAIT)
             break
-        except BaseException as error:  # noqa: BLE001  what the function uses is not given up before its end
+        except BaseException as error:  # noqa: BLE001  the function's arrays are kept until it ends
             raised = error
     failed, call.error = raised or call.error, None
     try:

@@ -86,7 +86,7 @@ class Described:
         )
 
     def algorithms(self, handle: int) -> list[Algorithm]:
-        """Return what the heuristic advises, the best by its guess first."""
+        """Return the algorithms that the heuristic advises, best guess first."""
         preference = self._made("MatmulPreference")
         self._put("MatmulPreference", preference, MOST_WORKSPACE, ctypes.c_size_t(WORKSPACE_BYTES))
         found, count = (_Heuristic * ALGORITHMS)(), ctypes.c_int(0)
@@ -201,7 +201,7 @@ def in_turns(calls: Sequence[Callable[[], None]], count: int) -> list[float]:
 
 
 def _captured(call: Callable[[], None], count: int) -> Callable[[], None]:
-    """Return a graph of so many calls: one by one, the host would be what is measured."""
+    """Return a graph of so many calls: separate calls would measure the host."""
     stream = devices.cupy().cuda.get_current_stream()
     stream.begin_capture()
     try:

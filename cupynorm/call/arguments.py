@@ -258,7 +258,7 @@ def _result_dtype(dtype: Any, quantized: Dtype | None) -> Dtype | None:
 
 
 def view(array: Any, argument: str = "") -> View:
-    """Describe a device or host array. argument: what it is in the call."""
+    """Describe a device or host array. argument: its name in the call."""
     pointer = array.data.ptr if devices.is_device_array(array) else array.__array_interface__["data"][0]
     if argument:
         pointer = Argument(pointer, argument)
@@ -401,7 +401,7 @@ def check_result(
 
 
 def sharing(written: View, others: Mapping[str, View], itself: Collection[str] = ()) -> str | None:
-    """Return the first of the others that shares memory with what is written; None if none does.
+    """Return the first of the others that shares memory with `written`; None if none does.
 
     itself: those that may be the very same view.
     """

@@ -1,4 +1,4 @@
-"""What softmax keeps of a row: a band, a length, an array of where; and what it does to what it keeps."""
+"""Masks of softmax: which elements it keeps (a band, a length, an array `where`), and their scale and bias."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class MaskOptions(TypedDict, total=False):
-    """The keywords of softmax that say what is kept, and what is done to it."""
+    """The keywords of softmax that say which elements are kept, and scale and bias them."""
 
     scale: float | None
     where: Any
@@ -151,7 +151,7 @@ class Mask:
         return begin, np.clip(end, begin, cols)
 
     def views(self) -> dict[str, View]:
-        """Return the arrays by name, stretched to what they broadcast to by strides of 0; nothing is copied."""
+        """Return the arrays by name, broadcast by strides of 0; nothing is copied."""
         targets = {"where": self.shape, "bias": self.shape, "lengths": self.shape[:-1]}
         return {
             name: view(getattr(self, name), name).broadcast_to(target)

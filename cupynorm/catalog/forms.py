@@ -56,7 +56,7 @@ class Given(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """What it takes in memory."""
+        """Its size in memory."""
         return math.prod(self.shape) * int(np.dtype(self.dtype).itemsize)
 
 
@@ -65,10 +65,10 @@ class Form:
     """A call that is measured, tested and explained.
 
     given: returns the arrays that are read or written, from rows, columns and dtype; "y" is the one that out= takes.
-    call: the public function, given arrays by name and options. reference: what it must give, from the definition, in
-    float64. torch: the same in PyTorch, given its module and tensors; None where it has none.
-    target: the share of the copy rate that is wanted on an H200; with `beside`, the share of that form's rate instead.
-    unread: returns how many elements of x need not be read, from the shape of x.
+    call: the public function, given arrays by name and options. reference: the expected results, from the definition,
+    in float64. torch: the same in PyTorch, given its module and tensors; None where it has none. target: the share of
+    the copy rate that is wanted on an H200; with `beside`, the share of that form's rate instead. unread: returns how
+    many elements of x need not be read, from the shape of x.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Form:
         return "ml_dtypes" if self.quantized.startswith("float8") and "bfloat16" not in _dtypes.DTYPES else ""
 
     def bytes_moved(self, rows: int, cols: int, dtype: Any) -> int:
-        """Return the bytes that any implementation moves: what is read once, and what is written."""
+        """Return the bytes that any implementation moves: each input is read once, each output is written once."""
         given = self.given(rows, cols, dtype_of(dtype))
         unread = 0 if self.unread is None else self.unread(given["x"].shape) * given["x"].dtype.itemsize
         return sum(each.bytes for each in given.values()) - unread
@@ -108,7 +108,7 @@ class Form:
 def _rows(
     beside: tuple[str, ...] = (), columns: tuple[str, ...] = (), results: tuple[str, ...] = ()
 ) -> Callable[[int, int, Any], dict[str, Given]]:
-    """Return `given` of x and what has its shape, parameters of its columns, y and what else has y's shape."""
+    """Return `given` of x and other inputs of its shape, affine parameters, y and other results of its shape."""
 
     def given(rows: int, cols: int, dtype: Any) -> dict[str, Given]:
         found = {name: Given((rows, cols), dtype) for name in ("x", *beside)}
@@ -151,7 +151,7 @@ def _scores(rows: int, cols: int, dtype: Any) -> dict[str, Given]:
 
 
 class _Mask(NamedTuple):
-    """A mask: what it adds to the given arrays, the options of a call, and what is kept, of x's shape.
+    """A mask: the arrays that it adds to the given ones, the options of a call, and the kept elements, of x's shape.
 
     read: how many elements of x of such a shape; None for all.
     """

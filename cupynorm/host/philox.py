@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # of the words 0 and 2
-WEYL = (0x9E3779B9, 0xBB67AE85)  # what is added to the key after a round: golden ratio, and sqrt(3) - 1
+WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key after a round: golden ratio, and sqrt(3) - 1
 WORD = 0xFFFFFFFF
 BITS = 32
 PROBABILITY = "the probability of being dropped is 0 to 1"
@@ -89,7 +89,7 @@ def dropout(p: float, seed: int, offset: int, name: str = "p") -> Dropout:
         and 0 <= p <= 1
         and 0 <= seed < 1 << 64
         and 0 <= offset < 1 << 64
-    ):  # what is given as a rule, two microseconds sooner
+    ):  # the usual arguments, two microseconds sooner
         return Dropout(p, seed, offset)
     if not 0 <= p <= 1:
         raise ValueError(f"{name} is {p}: {PROBABILITY}")

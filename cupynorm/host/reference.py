@@ -62,7 +62,7 @@ class Quantizing(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What is done to the elements of a row before its op, and after it."""
+    """Steps on the elements of a row before its op, and after it."""
 
     mask: Masking | None = None
     add: Adding | None = None
@@ -262,7 +262,7 @@ class _Rows:
         self._then(elements)
 
     def drop_out(self, drop: Dropout) -> None:
-        """Multiply what is kept by the dropout's factor, and put 0 elsewhere."""
+        """Multiply kept elements by the dropout's factor, and set the others to 0."""
 
         def step(values: Array, piece: Index) -> None:
             values *= drop.factor
@@ -308,7 +308,7 @@ class _Rows:
         if how is not None and scale is None:
             largest = self._total(np.maximum, (np.abs(each).max(axis=1) for each in self._each()))
             self.store_statistic(how.scales, largest / LARGEST[out.dtype.name])
-            # elements are divided by what the caller will multiply them with
+            # elements are divided by the stored scale, by which the caller will multiply them
             scale = how.scales[self._rows].astype(np.float64).reshape(-1, 1)  # type: ignore[index]
         for piece, values in zip(self._pieces, self._each(), strict=True):
             target = out[self._index(piece)]

@@ -84,7 +84,7 @@ def tiles(rows: int, cols: int, vector: int, unaligned: int, most_rows: int, res
     groups = -(-rows // (down * held))
     deep = -(-groups // MOST_BLOCKS)
     grid = (pieces, -(-groups // deep), deep)
-    # what the last block reaches is counted, too
+    # the last block counts elements past the end, too
     reach = max(grid[0] * across * vector, grid[1] * grid[2] * down * held)
     return Tiles(vector, held, unaligned, reach >= INT, grid, (across, down))
 
@@ -135,7 +135,7 @@ def elementwise_spec(each: Each, x: View, y: View, bias: View | None) -> KernelS
 
 
 def _joined(x: View, y: View) -> tuple[View, View]:
-    """Return both with as many trailing axes made one as lie contiguous in both: nothing depends on the column."""
+    """Return both with those trailing axes joined that are contiguous in both: no result depends on the column."""
     ndim = len(x.shape)
     at = next(at for at in range(ndim + 1) if all(v.split(ndim - at)[1].is_contiguous() for v in (x, y)))
     found = []
@@ -194,7 +194,7 @@ def _drop(drop: Dropout, compute: Dtype, *, whole: bool) -> Struct:
 
 
 class Factor(float):
-    """What is kept is multiplied by it. argument: as that of Argument."""
+    """The factor of kept elements. argument: as that of Argument."""
 
     argument: str
 

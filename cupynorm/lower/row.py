@@ -36,7 +36,7 @@ ROW_KERNEL = "cupynorm::{plan.kernel}<{types}, cupynorm::{plan.shape}<{numbers}>
 class RowOp:
     """An op as the kernels know it: kernels/<source> holds struct <struct>.
 
-    reference(x, gamma, beta, axes, eps, out, *stats) does the same on the host; extras= says what is fused around it.
+    reference(x, gamma, beta, axes, eps, out, *stats) does the same on the host; extras= has the fused steps around it.
     columns: the affine parameters that it takes. stats: statistics that it can save. has_eps: whether it takes eps.
     """
 

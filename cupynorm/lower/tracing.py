@@ -261,7 +261,7 @@ class _Trace:
         return self.step(Step("constant", (), value.hex()), "n")
 
     def expression(self, results: Sequence[int]) -> Expression:
-        """Return what the results need, in the order in which they need it, depth first."""
+        """Return the steps that the results need, in that order, depth first."""
         numbers = {index: index for index in range(self.inputs)}
         steps: list[Step] = []
         waiting = list(reversed(results))
@@ -499,9 +499,9 @@ def clip(x: Any, low: Any, high: Any) -> Any:
 
 
 def trace(function: Any, role: str) -> tuple[Expression, tuple[str, ...]]:
-    """Run `function` once on traced values; return what it computes, and its parameters' names.
+    """Run `function` once on traced values; return its expression, and its parameters' names.
 
-    role: what errors call it. Raises TraceError, with the function's file and line.
+    role: its name in errors. Raises TraceError, with the function's file and line.
     """
     names = _parameters(function, role)
     record = _Trace(len(names))
@@ -637,7 +637,7 @@ class DeviceFunction:
 
     @property
     def key(self) -> str:
-        """A name for what is compiled: 16 hexadecimal digits, the same in every process."""
+        """A name for the compiled struct: 16 hexadecimal digits, the same in every process."""
         return _digest(repr((self.name, self.text, self.inputs, self.outputs)))
 
     @np.errstate(all="ignore")

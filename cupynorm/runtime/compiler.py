@@ -122,7 +122,7 @@ def text(
 
 
 class Kernel(NamedTuple):
-    """A loaded kernel: the driver's handle, and what the compiler made of it."""
+    """A loaded kernel: the driver's handle, and the kernel's resources."""
 
     pointer: int
     registers: int
@@ -205,7 +205,7 @@ _kernels = Kernels()
 
 
 def owner() -> Kernels | None:
-    """Return the Kernels that this thread has entered; None if what it loads stays loaded."""
+    """Return the Kernels that this thread has entered; None if its kernels stay loaded."""
     return _thread.entered[-1] if _thread.entered else None
 
 
@@ -256,7 +256,7 @@ def compiles_itself() -> bool:
 
 
 def keeps_on_disk() -> bool:
-    """Say whether what is compiled is kept in our cache of cubins, where another process finds it."""
+    """Say whether compiled kernels are kept in our cache of cubins, where another process finds them."""
     return compiles_itself() and not cubins.why_unusable()
 
 
@@ -288,8 +288,8 @@ def load_function(
             raise
         return load_function_by_cupy(
             code, expression, preparation=preparation
-        )  # which says what is wrong, if anything is
-    if cubin.image.startswith(b"\x7fELF"):  # the driver has a cache for what it makes of PTX
+        )  # it reports the fault, if there is one
+    if cubin.image.startswith(b"\x7fELF"):  # the driver caches compiled PTX itself
         cubins.store(key, cubin)
     return found
 
@@ -361,7 +361,8 @@ def _nvrtc_wheel(major: int) -> str:
     """Return the version of the wheel that brings NVRTC; empty if there is none.
 
     NVRTC itself cannot be asked without loading it, which takes longer than everything else. So a toolkit of the system
-    that is updated in place goes unnoticed, and what the old one compiled stays in use: it is as right as before.
+    that is updated in place goes unnoticed, and kernels that the old one compiled stay in use: they are as right as
+    before.
     """
     import importlib.metadata  # noqa: PLC0415  CuPy has imported it already
 

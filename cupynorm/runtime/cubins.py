@@ -43,7 +43,7 @@ def folder() -> Path:
 
 
 def key(*parts: str) -> str:
-    """Return the name of what was compiled from these parts."""
+    """Return the name of a cubin compiled from these parts."""
     import hashlib  # noqa: PLC0415  4 ms, which `import cupynorm` need not wait for
 
     return hashlib.sha256("\0".join((FORMAT, *parts)).encode()).hexdigest()
@@ -58,7 +58,7 @@ def why_unusable() -> str:
 
 
 def load(key: str) -> Cubin | None:
-    """Return what was stored under this key; None if there is nothing whole that can be trusted."""
+    """Return the cubin stored under this key; None if there is none that is complete and can be trusted."""
     if why_unusable():
         return None
     path = folder() / (key + SUFFIX)

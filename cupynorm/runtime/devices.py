@@ -206,8 +206,8 @@ def launch_of(
     dependent launch, in a graph, too (early_launches): it may begin before the kernel before it has ended, and waits
     for its end itself (pdl_wait).
 
-    What the binding gives, a launch, takes no arguments and returns the driver's status, or None where CuPy has
-    looked at it: ``status = launch()``, and then `launch_error(status)` is raised unless it is 0 or None.
+    The binding returns a launch, which takes no arguments and returns the driver's status, or None where CuPy has
+    checked it: ``status = launch()``, and then `launch_error(status)` is raised unless it is 0 or None.
 
     Signal handlers. A thread's bound calls write their pointers into parameters that the next call of the same
     kind writes, too. CPython runs signal handlers, which may make such a call, when a Python function is entered,
@@ -364,7 +364,7 @@ def box_map(pointer: int, rows: int, cols: int, dtype: str, box_rows: int) -> np
         (ctypes.c_uint64 * 1)(2 * cols),
         (ctypes.c_uint32 * 2)(BOX_COLS, box_rows),
         (ctypes.c_uint32 * 2)(1, 1),
-        *(0, 3, 2, 0),  # no interleaving, a swizzle of 128 bytes, 128 at a time to L2, 0 for what is outside
+        *(0, 3, 2, 0),  # no interleaving, a swizzle of 128 bytes, 128 at a time to L2, 0 for elements outside
     )
     if status:
         raise RuntimeError(f"cuTensorMapEncodeTiled gave status {status}: its header, cuda.h, names it")

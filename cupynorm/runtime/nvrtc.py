@@ -1,4 +1,4 @@
-"""NVRTC without a device and without CuPy: text -> cubin, and what the assembler says of it."""
+"""NVRTC without a device and without CuPy: text -> cubin, and the assembler's report."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ _SHARED = re.compile(r"(\d+)(?:\+\d+)? bytes smem")
 
 
 def _resources(log: str) -> dict[str, _Resources]:
-    """Read the assembler's report: for each entry, the frames of all its functions added up, then what it uses.
+    """Read the assembler's report: for each entry, the frames of all its functions added up, then its resources.
 
     ptxas info : Compiling entry function 'NAME' for 'sm_90'
     ptxas info : Function properties for NAME

@@ -77,7 +77,7 @@ def switched_on() -> bool:
 
 
 def place(limits: Limits, driver: str) -> Place:
-    """Return what holds here, for the kernels as they are."""
+    """Return the present place: device, driver and kernels."""
     return Place(limits.name, limits.compute_capability, limits.sm_count, driver, compiler.digest())
 
 
@@ -118,7 +118,7 @@ def find(where: Place, limits: Limits, kernel: str, problem: Problem) -> Plan | 
 
 
 def forget() -> None:
-    """Drop what was read."""
+    """Forget all tables that were read."""
     with _lock:
         _tables.clear()
 
@@ -279,7 +279,7 @@ def tables() -> list[dict[str, Any]]:
 
 
 def clear() -> list[dict[str, Any]]:
-    """Remove every table, and return what they were. Raises OSError."""
+    """Remove every table, and return them. Raises OSError."""
     removed = tables()
     if removed:
         with _alone(folder()):
