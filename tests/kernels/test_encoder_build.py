@@ -139,7 +139,7 @@ def test_products_of_few_tokens_keep_everything_in_registers_and_multiply_on_ten
             assert not spills(kernel), name
             assert any(each.startswith("HMMA") for each in code.instructions), name
             assert code.accesses["LDGSTS", 16], name
-            assert kernel.shared_bytes <= few_tokens.MAIL_BYTES + 1024, name
+            assert kernel.shared_bytes <= few_tokens.MESSAGE_BYTES + 1024, name
 
 
 FEW_PLANS = [
