@@ -35,19 +35,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 BLOCK = 256  # kEncoderBlock
-MOST_BLOCKS = 2048  # of a grid whose threads take turns
-GRAPHS = 64  # that an encoder keeps, the least recently used of which goes
+MOST_BLOCKS = 2048  # blocks of a grid-stride loop
+GRAPHS = 64  # graphs that an encoder keeps, the most recently used
 HANDLERS_WAIT = 0.05  # seconds, at most, for a signal that came just before the main thread began to wait
-CAPTURES = 3  # of one graph, if memory runs short in each
+CAPTURES = 3  # attempts to capture a graph, if memory runs short
 # The call of a bucket at which products are measured: measuring takes as long as some calls, and must pay off.
 MEASURED_AT = 5
-SCORE_BYTES = (
-    32 << 20
-)  # of attention's scores at a time: they stay in an H200's L2 cache until they were read
-FINE, COARSE = (
-    16,
-    8,
-)  # steps to each doubling: of packed tokens (at most 6 % are computed in vain), of lengths and sequences
+# Attention computes so many bytes of scores at a time: they stay in an H200's L2 cache until they are read.
+SCORE_BYTES = 32 << 20
+FINE = 16  # steps to each doubling of packed tokens: at most 6 % are padding
+COARSE = 8  # the same of lengths and sequences
 
 
 def rounded_up(count: int, steps: int) -> int:
@@ -81,7 +78,7 @@ def bucket_of(lengths: np.ndarray[Any, Any], looks: bool) -> Bucket:  # noqa: FB
 
 
 def whole_bucket(sequences: int, length: int) -> Bucket | None:
-    """Return the bucket of so many sequences, all of this length; None where there is a larger one only."""
+    """Return the bucket of sequences that all have this length; None where only a larger bucket holds them."""
     rounded = rounded_up(sequences, COARSE), rounded_up(-(-length // 8) * 8, COARSE)
     return (
         Bucket(sequences, length, sequences * length, whole=True) if rounded == (sequences, length) else None

@@ -33,7 +33,7 @@ FEW = np.dtype(
 )
 CONSTANTS = {"weight", "gamma", "beta"}  # which are read before the kernel before has ended
 PAD = 8  # elements between rows in shared memory
-MAIL_BYTES = ROWS[-1] * 32 * 4  # of static shared memory: the sums of other parts
+MESSAGE_BYTES = ROWS[-1] * 32 * 4  # static shared memory for the sums of other parts
 
 
 class Plan(NamedTuple):
@@ -68,7 +68,9 @@ def choose(tokens: int, deep: int, out: int, limits: Limits, *, norm: bool) -> P
     if cols is None:
         return None
     plan = Plan(rows, cols, parts)
-    return plan if plan.shared_bytes(deep, norm=norm) <= limits.shared_bytes_per_block - MAIL_BYTES else None
+    return (
+        plan if plan.shared_bytes(deep, norm=norm) <= limits.shared_bytes_per_block - MESSAGE_BYTES else None
+    )
 
 
 def fits(dtype: Any, tokens: int, hidden: int, wide: int, limits: Limits) -> bool:
@@ -125,7 +127,7 @@ def multiply(
         device,
         text,
         f"cupynorm::multiply_few<{kind}, {numbers}>",
-        limits.shared_bytes_per_block - MAIL_BYTES,
+        limits.shared_bytes_per_block - MESSAGE_BYTES,
         plan.parts,
     )
     grid = (out.shape[1] // plan.cols * plan.parts, -(-tokens // plan.rows), 1)

@@ -18,10 +18,8 @@ TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}  # cudaDataTy
 SUMMED_IN = {"float32": 68, "float64": 70}  # cublasComputeType_t
 AS_IS, TRANSPOSED = 0, 1  # cublasOperation_t
 DEFAULT_ALGORITHM = -1
-SUMS_IN_FULL = (
-    16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: partial sums would else meet in half precision
-)
-WORKSPACE_BYTES = 32 << 20  # what NVIDIA advises for sm_90
+SUMS_IN_FULL = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: no partial sums in half precision
+WORKSPACE_BYTES = 32 << 20  # NVIDIA's advice for sm_90
 ALIGNED = 256  # bytes: the most that cuBLAS looks at
 
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong

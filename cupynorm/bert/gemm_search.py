@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 # The products that are measured. On an H200, another algorithm is up to 1.15 times as fast in 16 bits, reliably from
 # about 3000 tokens of BERT-base on. In float32 measuring takes ten times as long and gains 1.03 at most.
 LEAST_OPERATIONS, DTYPES = 10**10, ("float16", "bfloat16")
-ALGORITHMS = 8  # that are tried, the first of the heuristic's
-SAMPLES = 7  # of each, in turns
-SAMPLE_OPERATIONS = 15 * 10**10  # of a sample: some 0.2 ms in 16 bits on an H200
-WORTH = 0.98  # of cuBLAS's time, or less: else cuBLAS it stays
+ALGORITHMS = 8  # algorithms to try, the heuristic's first ones
+SAMPLES = 7  # samples of each algorithm
+SAMPLE_OPERATIONS = 15 * 10**10  # operations of a sample: about 0.2 ms in 16 bits on an H200
+WORTH = 0.98  # an algorithm is taken if its time is at most this share of cuBLAS's
 PATTERN = 131_071  # elements after which scratch data repeats itself; a prime, so that rows do so late
 
 TRANSPOSE_A = 3  # cublasLtMatmulDescAttributes_t
@@ -201,7 +201,7 @@ def in_turns(calls: Sequence[Callable[[], None]], count: int) -> list[float]:
 
 
 def _captured(call: Callable[[], None], count: int) -> Callable[[], None]:
-    """Return a graph of so many calls: separate calls would measure the host."""
+    """Return a graph of `count` calls: separate calls would measure the host."""
     stream = devices.cupy().cuda.get_current_stream()
     stream.begin_capture()
     try:

@@ -16,22 +16,22 @@ BLOCK = 128  # kAttentionBlock
 GROUP = 128  # kGroup
 TURNS = 3  # kGroupTurns
 ALIGNMENT = 1024  # where its swizzle begins
-# head sizes that warpgroups multiply: rows of 64 and 128 bytes, which their swizzles are made for
+# head sizes that warpgroups multiply: their swizzles are for rows of 64 and 128 bytes
 GROUPED = (32, 64)
 # keys, from which on TMA loads are faster than copies by threads (H200, 12 heads: 305 us against 324 at 128 x 512, 52.9
 # against 53.5 at 32 x 384). The first TMA load takes longer to arrive: 128 keys take 17.5 us against 14.5.
 BOXED_FROM = 384
-OLDEST = 80  # compute capability: mma of 16 x 8 x 16, bfloat16, and copies that go ahead
+OLDEST = 80  # compute capability: mma of 16 x 8 x 16, bfloat16, and asynchronous copies
 WIDEST = 128  # head size
 MOST = 65535  # blocks along y and z
 # bytes of dynamic shared memory, at least: kernels overlap on a multiprocessor only if all divide its memory alike
 CARVED = 1
-MOST_PLACES = 2**32  # elements of one sequence in qkv, which the kernels of a warpgroup count in 32 bits
-ROWS = 64  # queries of a block: for each tile of a warp, or of a warpgroup, as are its keys of a turn
+MOST_PLACES = 2**32  # elements of one sequence in qkv: warpgroup kernels have 32-bit offsets
+ROWS = 64  # queries of a block for each tile; also the keys that a warpgroup multiplies at a time
 
 
 def fits(dtype: Any, size: int, heads: int, sequences: int, limits: Limits) -> bool:
-    """Say whether attend() can do so many heads of this size."""
+    """Say whether attend() supports these shapes."""
     kinds = {"float16", "bfloat16"}
     return (
         dtype_name(dtype) in kinds
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
 
 
 def by_warps(dtype: Any, size: int, tiles: int) -> Plan:
-    """Return the kernel whose warps multiply. So many keys at a time as two times both tiles take 48 KiB at most."""
+    """Return the kernel whose warps multiply. Two stages of keys and values take 48 KiB at most."""
     keys = 64 if size <= 64 else 32  # noqa: PLR2004  explained above
     return Plan(f"cupynorm::attend<{cpp(dtype)}, {size}, {keys}, {tiles}>", BLOCK, tiles * ROWS)
 

@@ -188,7 +188,7 @@ def column(given: Any, x: Any, result: Dtype | None, whose: str) -> Any:
 
 
 def _extra(shape: tuple[int, ...], axes: int) -> int:
-    """Return how many leading axes of one element an array has beyond so many axes."""
+    """Return how many leading axes of one element an array has beyond `axes`."""
     extra = max(0, len(shape) - axes)
     return extra if all(extent == 1 for extent in shape[:extra]) else 0
 
@@ -196,7 +196,7 @@ def _extra(shape: tuple[int, ...], axes: int) -> int:
 def _with_arrays(
     columns: Mapping[str, Any], x: Any, shape: tuple[int, ...], result: Dtype | None, device: int
 ) -> dict[str, Any]:
-    """Return parameters of columns with arrays for numbers: on a device of `shape`, on the host of no axes.
+    """Return the parameters with arrays in place of numbers: of `shape` on a device, without axes on the host.
 
     Such an array has x's dtype if that holds the number exactly, else the dtype of arithmetic; float64 if not even that
     holds it.

@@ -144,7 +144,7 @@ def _alone(op: op_table.Op) -> Form:
 
 
 def _scores(rows: int, cols: int, dtype: Any) -> dict[str, Given]:
-    """Return x and y of shape [batch, queries, keys]: as many queries as keys where rows are whole matrices of them."""
+    """Return x and y of shape [batch, queries, keys], with queries = keys if rows is a multiple of keys."""
     queries = cols if rows % cols == 0 else rows
     shape = (rows // queries, queries, cols)
     return {"x": Given(shape, dtype), "y": Given(shape, dtype, "result")}
@@ -173,7 +173,7 @@ def _diagonal(a: Arrays) -> Any:
 
 
 def _band(shape: tuple[int, ...], before: int) -> int:
-    """Return how many keys all queries keep that see themselves and so many before."""
+    """Return how many keys are kept in all, if each query keeps its own position and `before` earlier ones."""
     query = np.arange(shape[-2])
     kept = np.minimum(query + 1, shape[-1]) - np.maximum(query - before, 0)
     return int(np.maximum(kept, 0).sum()) * math.prod(shape[:-2])

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from cupynorm.plan.limits import Limits
 
 KERNEL = "elementwise/elementwise.cuh"
-VECTOR_BYTES = 16  # of the wider of two types
-THREADS = 256  # of a block, at most
-ROWS = 2  # of a thread where there is a bias: it is fetched and converted once for both
-MOST_BLOCKS = 65535  # of a grid along y and z
+VECTOR_BYTES = 16  # of a vector of the wider of two types
+THREADS = 256  # threads of a block, at most
+ROWS = 2  # rows of a thread where there is a bias, which is loaded and converted once for both
+MOST_BLOCKS = 65535  # blocks of a grid along y and z
 INT = 1 << 31
 
 
@@ -68,7 +68,7 @@ class Tiles(NamedTuple):
 
 
 def tiles(rows: int, cols: int, vector: int, unaligned: int, most_rows: int, resident: int) -> Tiles:
-    """Choose how blocks cover so many rows and columns of results.
+    """Choose how blocks cover rows and columns of results.
 
     most_rows: rows that a thread may have. resident: threads that the device holds at once; a thread has one row where
     there is less work than that.

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from cupynorm.plan.limits import Limits
 
 BLOCK = 256  # kHeadsBlock
-# Of a thread: two, if that leaves as many threads as half of the device holds (docs/notes/040).
+# Tokens of a thread: two, if that leaves threads for half of the device (docs/notes/040).
 TOKENS = (2, 1)
-NARROW = 1 << 31  # threads, or elements between two places, from which on both are counted in 64 bits
+NARROW = 1 << 31  # threads, or largest offset in elements, from which on both are counted in 64 bits
 
 
 class Index(NamedTuple):

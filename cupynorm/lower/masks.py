@@ -15,11 +15,9 @@ if TYPE_CHECKING:
 
     from cupynorm.call.view import View
 
-NO_BOUND = {
-    4: 1 << 30,
-    8: 1 << 61,
-}  # beyond every column, and sums with a query's number stay in so many bytes
-NARROW = 1 << 29  # up to here columns and queries are counted in 4 bytes
+# By bytes of an index: a bound beyond every column, small enough that adding a query's number does not overflow.
+NO_BOUND = {4: 1 << 30, 8: 1 << 61}
+NARROW = 1 << 29  # up to so many columns and queries, indices have 4 bytes
 
 
 def mask_struct(mask: Mask | None, vectors: Vectors, order: Sequence[int]) -> Struct:

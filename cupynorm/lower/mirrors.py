@@ -20,8 +20,8 @@ POINTER = np.dtype(np.uint64)
 ONE_STRIDE = np.dtype([("stride", np.int64, (1,))], align=True)
 EMPTY = np.dtype([("none", np.uint8)])  # C++ gives an empty struct one byte
 ACCESS_BYTES = 16  # the widest access
-LARGEST_PLACE = 2**31 - 1  # that 32 bits count
-LEAST_COPIED_BYTES = 4  # of a copy from global to shared memory that takes no register
+LARGEST_OFFSET = 2**31 - 1  # in a signed integer of 32 bits
+LEAST_COPIED_BYTES = 4  # of an asynchronous copy (cp.async)
 
 
 class Struct(NamedTuple):
@@ -56,7 +56,7 @@ def strided32(view: View) -> Struct:
     """
     extents, strides = view.collapsed()
     reach = sum(max(1, extent - 1) * abs(stride) for extent, stride in zip(extents, strides, strict=True))
-    if max(math.prod(extents), reach) > LARGEST_PLACE or view.dtype == np.float64:
+    if max(math.prod(extents), reach) > LARGEST_OFFSET or view.dtype == np.float64:
         return strided64(view)
     axes = len(extents)
     fields = [("extent", np.uint32), ("stride", np.int32), ("multiplier", np.uint32), ("shift", np.uint32)]

@@ -526,7 +526,7 @@ def trace(function: Any, role: str) -> tuple[Expression, tuple[str, ...]]:
 
 
 def traced(function: Callable[..., Any], inputs: int) -> Expression:
-    """Return what a function of our own computes of so many numbers, which it need not name."""
+    """Return the expression of a function of our own, whose `inputs` parameters need no names."""
     record = _Trace(inputs)
     result = function(*map(record.input, range(inputs)))
     return record.expression([_take(record, result, "n", "number")._index])  # noqa: SLF001

@@ -200,7 +200,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-# Never emptied: a CUDA graph may hold any kernel that was launched, and nobody can tell which.
+# Never emptied: a CUDA graph may hold any kernel that was launched, and it cannot be asked which.
 _kernels = Kernels()
 
 

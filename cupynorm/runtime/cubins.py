@@ -133,7 +133,7 @@ def _files() -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _prune() -> None:
-    """Remove what nobody has used for long, then the longest unused until the rest fits."""
+    """Remove files that were not used for long, then the least recently used until the rest fits."""
     now = time.time()
     total = 0
     for path, status in sorted(_files(), key=lambda each: -each[1].st_mtime):

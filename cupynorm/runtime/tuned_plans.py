@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from cupynorm.plan.limits import Limits
 
 SCHEMA = 2  # 1: plans and problems had other names
-# Of a Plan, what follows from the number of rows and from the device, and why: made anew by choose().
+# Fields of a Plan that depend on the number of rows and on the device, and the reason: choose() computes them anew.
 OF_A_LAUNCH = ("grid", "resident_blocks", "waves", "why")
-# Rows keep a device busy when every thread that it holds has one access of so many bytes.
+# Rows keep a device busy when every thread that it holds has one access of 16 bytes.
 BYTES_A_THREAD = 16
 
 
@@ -108,7 +108,7 @@ def find(where: Place, limits: Limits, kernel: str, problem: Problem) -> Plan | 
     if not switched_on():
         return None
     file = where.file
-    if not file.is_absolute():  # without a home nobody has kept anything
+    if not file.is_absolute():  # a user without a home has no tables
         return None
     with _lock:
         if file not in _tables:
@@ -208,9 +208,9 @@ def _warn(
 
 
 def store(where: Place, entries: Mapping[str, Entry | None]) -> Path:
-    """Merge entries into the table, whoever else is writing; None takes one out. Raises OSError.
+    """Merge entries into the table, safely beside other writers; None removes one. Raises OSError.
 
-    A reader sees the table of before or of afterwards: it is replaced whole.
+    A reader sees the old table or the new one: the file is replaced as a whole.
     """
     import json  # noqa: PLC0415
     import tempfile  # noqa: PLC0415

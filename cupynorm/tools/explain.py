@@ -58,7 +58,7 @@ class Explanation:
 
 CLUSTER_GROUP = 16  # multiprocessors that a cluster stays within
 MOST_BYTES = 2**63  # an array has fewer
-REGISTER_BOUND = 64  # what a block of 1024 threads can have at most: the guess where nobody can be asked
+REGISTER_BOUND = 64  # the most for a block of 1024 threads: the guess where there is no compiler to ask
 
 
 def explain(
@@ -141,7 +141,7 @@ def form_spec(what: Form, rows: int, cols: int, dtype: Any, offset: int = 0) -> 
             continue
         if holds in {"lengths", "ragged"}:  # which are looked at
             given[name] = np.full(each, cols, kind)
-        else:  # memory that nobody touches is not there
+        else:  # untouched pages take no memory
             given[name] = np.empty(math.prod(each) + offset, kind)[offset:].reshape(each)
     return asking.spec_of(lambda: what.call(given))
 
