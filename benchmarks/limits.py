@@ -39,7 +39,7 @@ from cupynorm.tools import timing as timed
 from cupynorm.tools.results import COPY, OURS, Point
 
 VECTOR_BYTES = 16  # of an access
-# our kernel and plan, with an op that asks nothing, and with one that takes no parameters of the columns either
+# our kernel and plan, with an op without arithmetic, and with one that has no parameters either
 BARE = ("bare", "bare, no parameters")
 WARP = 32
 MEETINGS = ("kAlone", "kStates", "kBarrier", "kRead")

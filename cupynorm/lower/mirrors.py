@@ -204,7 +204,7 @@ def kept(drop: Dropout, cols: int, *, whole: bool) -> Struct:
     )
 
 
-def in_turn(name: str, each: Sequence[Struct]) -> Struct:
+def struct_list(name: str, each: Sequence[Struct]) -> Struct:
     """Return the mirror of Operands or Outputs: a list, in which each struct stands beside the rest."""
     type_name = f"cupynorm::{name}<{', '.join(one.cpp for one in each)}>"
     dtype, values = EMPTY, (0,)
@@ -218,7 +218,7 @@ def fused_load(
     x: View, axes: int, function: str, masked: Struct, keep: View | None, operands: Sequence[Struct]
 ) -> Struct:
     """Return the mirror of FusedLoad. keep: an array to which the computed values are written, too."""
-    index, given = strided(x.split(axes)[0]), in_turn("Operands", operands)
+    index, given = strided(x.split(axes)[0]), struct_list("Operands", operands)
     keeping = Struct("cupynorm::NotKept", EMPTY, (0,))
     if keep is not None:
         to = direct("DirectStore", keep.split(axes)[0])
@@ -246,8 +246,8 @@ def fused_store(
     outs: Sequence[View], axes: int, function: str, gamma: Struct, beta: Struct, operands: Sequence[Struct]
 ) -> Struct:
     """Return the mirror of FusedStore."""
-    to = in_turn("Outputs", [direct("DirectStore", out.split(axes)[0]) for out in outs])
-    affine, given = affine_columns(gamma, beta), in_turn("Operands", operands)
+    to = struct_list("Outputs", [direct("DirectStore", out.split(axes)[0]) for out in outs])
+    affine, given = affine_columns(gamma, beta), struct_list("Operands", operands)
     dtype = np.dtype(
         [("to", to.dtype), ("affine", affine.dtype), ("operands", given.dtype)],
         align=True,
