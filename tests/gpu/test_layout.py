@@ -1,4 +1,4 @@
-"""Where rows lie: apart, off by one element, backwards, one for all; results in place and into views."""
+"""Layouts of rows: apart, off by one element, backwards, one for all; results in place and into views."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_the_result_may_replace_the_input(xp: Any, op: Op, variant: str, layout:
 def test_a_long_row_may_be_replaced(
     xp: Any, op: Op, dtype: str, rows: int, cols: int, variant: str | None
 ) -> None:
-    """The blocks that share it leave one another letters among the results, which are x here."""
+    """The blocks that share a row leave messages among the results, which are x here."""
     case = inputs(op, rows, cols, dtype)
     parameters = {name: xp.asarray(array) for name, array in case.parameters.items()}
     x = xp.asarray(case.x)

@@ -52,7 +52,7 @@ def test_the_variants_agree_with_one_another(xp: Any, op: Op, dtype: str, cols: 
 
 @every_op
 @pytest.mark.parametrize(
-    ("dtype", "cols", "hoist"),
+    ("dtype", "cols", "parameter_cache"),
     [
         pytest.param("float16", 303, 3, marks=pytest.mark.small),
         ("bfloat16", 1023, 2),
@@ -62,7 +62,7 @@ def test_the_variants_agree_with_one_another(xp: Any, op: Op, dtype: str, cols: 
 )
 @pytest.mark.parametrize("stages", [0, 1, 2])
 def test_a_group_goes_through_rows_that_begin_alike(
-    xp: Any, op: Op, dtype: str, cols: int, hoist: int, stages: int
+    xp: Any, op: Op, dtype: str, cols: int, parameter_cache: int, stages: int
 ) -> None:
     """Parameters kept for all of them, or rows on their way, or both: with a grid so small that each has many."""
     if not (op.parameters or stages):
@@ -76,7 +76,7 @@ def test_a_group_goes_through_rows_that_begin_alike(
         vector=vector,
         vectors=vectors,
         group=64,
-        parameter_cache=hoist if op.parameters else 0,
+        parameter_cache=parameter_cache if op.parameters else 0,
         unaligned=1,
         block=128,
         stages=stages,
@@ -88,7 +88,7 @@ def test_a_group_goes_through_rows_that_begin_alike(
 
 @every_op
 @pytest.mark.parametrize(
-    ("parts", "stages", "hoist", "rows_per_group", "rows"),
+    ("parts", "stages", "parameter_cache", "rows_per_group", "rows"),
     [
         pytest.param(1, 0, 2, 1, 7, marks=pytest.mark.small),
         pytest.param(1, 1, 3, 1, 7, marks=pytest.mark.small),
@@ -105,11 +105,11 @@ def test_a_group_goes_through_rows_that_begin_alike(
     ],
 )
 def test_blocks_and_clusters_that_go_through_rows_take_each_once(
-    xp: Any, op: Op, parts: int, stages: int, hoist: int, rows_per_group: int, rows: int
+    xp: Any, op: Op, parts: int, stages: int, parameter_cache: int, rows_per_group: int, rows: int
 ) -> None:
     """A grid so small that each has many; clusters claim them, and the next launch finds no claim of the one before."""
-    hoist = hoist if op.parameters else 0
-    if not (hoist or stages):
+    parameter_cache = parameter_cache if op.parameters else 0
+    if not (parameter_cache or stages):
         pytest.skip("nothing is kept for a block's next rows")
     case = inputs(op, rows, 1024 * parts, "float16")
     plan = dataclasses.replace(
@@ -119,7 +119,7 @@ def test_blocks_and_clusters_that_go_through_rows_take_each_once(
         vectors=2,
         group=64,
         rows_per_group=rows_per_group,
-        parameter_cache=hoist,
+        parameter_cache=parameter_cache,
         ctas_per_row=parts,
         stages=stages,
         block=64 if parts > 1 else 128,
@@ -266,7 +266,7 @@ TOGETHER = dataclasses.replace(PLAIN, variant="split", vectors=2, ctas_per_row=5
 def test_blocks_of_the_grid_share_a_row_without_shared_memory(
     xp: Any, op: Op, dtype: str, plan: Plan, rows: int, cols: int, in_place: bool
 ) -> None:
-    """What lies where results go is no letter, though its every second word says what a letter once said."""
+    """Old contents of `out` are no message, even if every second word is what a message once had."""
     case = inputs(op, rows, cols, dtype)
     vector = 16 // case.x.itemsize
     if vector == 2:
@@ -286,8 +286,8 @@ def test_blocks_of_the_grid_share_a_row_without_shared_memory(
     assert_close(xp.asnumpy(y), op.reference(case.x, **case.parameters)[0])
 
 
-def letters(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return moderate floats that are pairs of letters, as kernels/base/ptx.cuh defines them."""
+def messages(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return moderate floats that are valid messages, as kernels/base/ptx.cuh defines them."""
     rng, found = np.random.default_rng(0), np.empty((0, 4), np.float32)
     while len(found) < count:
         a, b = rng.standard_normal((2, 1 << 16)).astype(np.float32).view(np.uint32)
@@ -302,9 +302,9 @@ def letters(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
 @pytest.mark.small
 @every_op
 @pytest.mark.parametrize("plan", [dataclasses.replace(SPREAD, vector=4), "split"])
-def test_x_in_place_is_not_taken_for_letters(xp: Any, op: Op, plan: Any) -> None:
+def test_x_in_place_is_not_taken_for_messages(xp: Any, op: Op, plan: Any) -> None:
     case = inputs(op, 1, 4096, "float32")
-    host = letters(1024).reshape(1, 4096)
+    host = messages(1024).reshape(1, 4096)
     x = xp.asarray(host)
     parameters = {name: xp.asarray(array) for name, array in case.parameters.items()}
 
@@ -325,11 +325,11 @@ def test_what_a_block_s_last_turn_leaves_a_thread_is_taken(xp: Any, op: Op, cols
 
 @every_op
 @pytest.mark.parametrize(
-    ("dtype", "cols", "hoist"),
+    ("dtype", "cols", "parameter_cache"),
     [pytest.param("float16", 303, 0, marks=pytest.mark.small), ("bfloat16", 1021, 1), ("float32", 4099, 0)],
 )
 def test_two_rows_that_begin_alike_share_their_parameters(
-    xp: Any, op: Op, dtype: str, cols: int, hoist: int
+    xp: Any, op: Op, dtype: str, cols: int, parameter_cache: int
 ) -> None:
     """The second of a pair is a period further; 67 rows leave some without."""
     case = inputs(op, 67, cols, dtype)
@@ -341,7 +341,7 @@ def test_two_rows_that_begin_alike_share_their_parameters(
         vectors=-(-(cols // vector) // 64),
         group=64,
         rows_per_group=2,
-        parameter_cache=hoist if op.parameters else 0,
+        parameter_cache=parameter_cache if op.parameters else 0,
         unaligned=1,
         alignment_period=vector,
         block=128,
@@ -369,7 +369,7 @@ def test_two_rows_that_begin_alike_share_their_parameters(
 def test_every_row_of_a_block_finds_its_parameters_as_numbers(
     xp: Any, op: Op, dtype: str, cols: int, unaligned: int, vector: int, group: int, rows: int, waves: float
 ) -> None:
-    """Rows that begin anywhere each begin at other columns of them; a small grid brings them for row after row."""
+    """Unaligned rows each begin at other columns of the vectors; a small grid gives a block several rows."""
     if not op.parameters:
         pytest.skip("there are none")
     case = inputs(op, 67, cols, dtype)
@@ -392,10 +392,10 @@ def test_every_row_of_a_block_finds_its_parameters_as_numbers(
 
 @pytest.mark.small
 @every_op
-@pytest.mark.parametrize(("cols", "group", "rows", "hoist"), [(768, 32, 1, 1), (1024, 64, 2, 0)])
+@pytest.mark.parametrize(("cols", "group", "rows", "parameter_cache"), [(768, 32, 1, 1), (1024, 64, 2, 0)])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_rows_that_fill_every_place(
-    xp: Any, op: Op, dtype: str, cols: int, group: int, rows: int, hoist: int
+    xp: Any, op: Op, dtype: str, cols: int, group: int, rows: int, parameter_cache: int
 ) -> None:
     """Five rows leave the last pair without its second."""
     plan = dataclasses.replace(
@@ -406,7 +406,7 @@ def test_rows_that_fill_every_place(
         group=group,
         rows_per_group=rows,
         full=True,
-        parameter_cache=hoist if op.parameters else 0,
+        parameter_cache=parameter_cache if op.parameters else 0,
         block=64,
     )
 

@@ -217,7 +217,7 @@ def test_rows_of_many_vectors_are_cut_into_whole_warps() -> None:
 
 
 class TestAgain:
-    """A call is checked once, and launched again for arrays that lie alike."""
+    """A call is checked once, and launched again for arrays with the same alignment."""
 
     @pytest.fixture
     def xp(self, simulated: Any) -> Any:

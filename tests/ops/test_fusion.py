@@ -149,7 +149,7 @@ def kinds(x: Any, *operands: Any, axis: Any = -1) -> list[str]:
 
 
 def test_kinds_at_the_edges() -> None:
-    assert kinds(np.zeros((1, 8)), np.zeros((1, 8))) == ["full"]  # x has one row; the operand lies as x does
+    assert kinds(np.zeros((1, 8)), np.zeros((1, 8))) == ["full"]  # x has one row; the operand has x's shape
     assert kinds(np.zeros(8), np.zeros(8)) == ["full"]
     assert kinds(np.zeros((1, 1)), np.zeros((1, 1)), np.zeros(1)) == ["full", "scalar"]
     assert kinds(np.zeros((3, 1)), np.zeros((3, 1))) == ["full"]

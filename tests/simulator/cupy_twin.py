@@ -69,7 +69,7 @@ class ndarray(np.ndarray):  # noqa: N801
 
     @property
     def device(self) -> Any:  # type: ignore[override]
-        """The device it lies on."""
+        """The device it is on."""
         return Device(self._device)
 
     def get(self) -> np.ndarray:

@@ -836,7 +836,7 @@ void Block::find_shared() {
       this);
 }
 
-// Before each block: static arrays and dynamic memory hold poison, and so does what lies behind the bytes asked for.
+// Before each block: static arrays and dynamic memory hold poison, and so do the bytes behind those asked for.
 void Block::poison_shared() {
   allow_shared();
 #ifdef __SANITIZE_ADDRESS__

@@ -157,7 +157,7 @@ T __shfl_sync(unsigned mask, T value, int source, int width = 32, SIMULATOR_HERE
   return simulator::shuffle(mask, value, (simulator::lane() & ~inside) | (source & inside), site);
 }
 
-// The three below give a lane its own value where the source would lie outside its `width` lanes (xor: behind them).
+// The three below give a lane its own value where the source would be outside its `width` lanes (xor: behind them).
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, int distance, int width = 32, SIMULATOR_HERE) {
   const simulator::Site site{"__shfl_xor_sync", file, line};
