@@ -98,7 +98,7 @@ else:
             return super().__new__(cls, name, bases, {**members, "__slots__": ()})
 
     class NamedTuple(tuple, metaclass=_Named):  # noqa: SLOT001  the metaclass defines them
-        """What typing.NamedTuple makes."""
+        """A class as typing.NamedTuple makes it."""
 
         def __new__(cls, *given, **named):
             return tuple.__new__(cls, _bound(cls, cls._fields, cls._field_defaults, given, named))

@@ -317,7 +317,7 @@ class Captured(NamedTuple):
 
 
 class Runner:
-    """What an encoder has on a device: its products, its graphs, and their memory.
+    """An encoder's state on a device: its products, its graphs, and their memory.
 
     Calls of several threads wait for one another.
     Calls on several streams do, too, on the device: each waits for the end of the one before, also where that one has

@@ -37,7 +37,7 @@ MESSAGE_BYTES = ROWS[-1] * 32 * 4  # static shared memory for the sums of other 
 
 
 class Plan(NamedTuple):
-    """How a product is cut into blocks: tokens and weight's rows of each, and how many of them share a sum."""
+    """The blocks of a product: tokens and rows of the weight of each, and how many blocks share a sum."""
 
     rows: int
     cols: int

@@ -1,4 +1,4 @@
-"""What every public function checks before anything runs, for device and host arrays alike."""
+"""Checks that every public function makes before anything runs, for device and host arrays alike."""
 
 from __future__ import annotations
 

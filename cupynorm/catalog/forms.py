@@ -95,7 +95,7 @@ class Form:
 
     @property
     def missing(self) -> str:
-        """What must be installed before it can be called; empty as a rule."""
+        """The package that must be installed before it can be called; empty as a rule."""
         return "ml_dtypes" if self.quantized.startswith("float8") and "bfloat16" not in _dtypes.DTYPES else ""
 
     def bytes_moved(self, rows: int, cols: int, dtype: Any) -> int:

@@ -54,7 +54,7 @@ class Op:
 
     @property
     def stats(self) -> tuple[str, ...]:
-        """What return_stats=True adds to the result."""
+        """The names of the statistics that return_stats=True adds to the result."""
         return self.row.stats
 
     def bytes_moved(

@@ -26,7 +26,7 @@ BLOCK = 1 << 17  # elements of a block: 1 MiB of float64, which a core's L2 cach
 
 
 class Masking(NamedTuple):
-    """What softmax sees of x: x * scale + bias, and only where `where` holds and begin <= column < end.
+    """The input of softmax: x * scale + bias, and only where `where` holds and begin <= column < end.
 
     where and bias are stretched to x's shape, begin and end to its shape without the last axis.
     """
@@ -39,7 +39,7 @@ class Masking(NamedTuple):
 
 
 class Adding(NamedTuple):
-    """What a norm sees of x: dropout(x + bias) + alpha * residual. bias broadcasts to the normalised axes.
+    """The input of a norm: dropout(x + bias) + alpha * residual. bias broadcasts to the normalised axes.
 
     sum_out: where that is written, rounded once; None: nowhere.
     """
@@ -52,7 +52,7 @@ class Adding(NamedTuple):
 
 
 class Quantizing(NamedTuple):
-    """How a result is quantised to out's dtype, one of LARGEST: y / scale.
+    """The quantisation of a result to out's dtype, one of LARGEST: y / scale.
 
     scale: one for all rows; None: each row has its own. scales: the array that the rows' scales are written to.
     """

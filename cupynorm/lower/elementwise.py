@@ -90,7 +90,7 @@ def tiles(rows: int, cols: int, vector: int, unaligned: int, most_rows: int, res
 
 
 class ElementwiseProblem(NamedTuple):
-    """What tiles are chosen from. most_rows: of a thread."""
+    """The problem for which tiles are chosen. most_rows: rows of a thread, at most."""
 
     rows: int
     cols: int

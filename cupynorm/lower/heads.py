@@ -137,7 +137,7 @@ class MovePlan(NamedTuple):
 
 
 class MoveProblem(NamedTuple):
-    """What a move's plan is chosen from. threads: with one token a thread; indexed: rows of x are named by numbers."""
+    """The problem of a move. threads: their number with one token each. indexed: rows of x are named by numbers."""
 
     tokens: int
     vector: int

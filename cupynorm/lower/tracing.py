@@ -34,7 +34,7 @@ class TraceError(TypeError):
 
 
 class Operation(NamedTuple):
-    """What a step can do. takes and gives: n for a number, c for a condition, one letter for each."""
+    """An operation of a step. takes and gives: n for a number, c for a condition, one letter for each."""
 
     takes: str
     gives: str
@@ -144,7 +144,7 @@ class Expression:
 
     @property
     def outputs(self) -> int:
-        """How many values come out."""
+        """The number of results."""
         return len(self.results)
 
     @property

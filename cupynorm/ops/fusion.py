@@ -67,7 +67,7 @@ class Fusion:
 
     @property
     def results(self) -> int:
-        """How many arrays come back, statistics not counted."""
+        """The number of results, without statistics."""
         return (self.store.outputs if self.store is not None else 1) + self.keep_loaded
 
     def __call__(self, x: Any, /, *operands: Any, **arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Where cupynorm keeps files between processes."""
+"""The folder in which cupynorm keeps files between processes."""
 
 from __future__ import annotations
 

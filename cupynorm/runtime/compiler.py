@@ -136,7 +136,7 @@ PATIENCE = (
 
 
 class Wanted(NamedTuple):
-    """What a kernel is compiled from and prepared for: two that differ in any of it are two loaded functions.
+    """The source and the launch settings of a kernel: two that differ in any of it are two loaded functions.
 
     shared_limit: the dynamic shared memory that a launch may ask for; 0 is the driver's own limit. accelerated: with
     instructions that no later architecture has (sm_90a).

@@ -32,7 +32,7 @@ BYTES_A_THREAD = 16
 
 @dataclass(frozen=True)
 class Place:
-    """What a table holds for: another device, driver or text of kernels/ may have another best plan."""
+    """The setting of a table: another device, driver or text of kernels/ may have another best plan."""
 
     device: str
     compute_capability: str

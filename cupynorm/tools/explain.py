@@ -1,4 +1,4 @@
-"""What a call would launch, and why: nothing is launched, and no device is needed."""
+"""Explains which kernel a call would launch, and why. Nothing is launched, and no device is needed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What a call would launch, and why.
+    """The kernel and the plan that a call would launch, and why.
 
     problem, plan: those of plan/; for an op that is not a row op, the numbers of its one kernel.
     source: where the plan comes from: "table" (the rules of plan/data), "tuned" (`cupynorm tune` found it) or "wanted"

@@ -1,4 +1,4 @@
-"""What a right result is: errors, tolerances, and inputs at which ops are likely to fail."""
+"""Defines right results: errors, tolerances, and inputs at which ops are likely to fail."""
 
 from __future__ import annotations
 
