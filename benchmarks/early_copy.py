@@ -2,8 +2,8 @@
 
     python benchmarks/early_copy.py --json early_copy.json
 
-Needs a GPU of compute capability 9.0 or later. One line a shape: rows, columns of 2 bytes, the best copy's microseconds, and its
-time / that of each.
+Needs a GPU of compute capability 9.0 or later. Prints one line a shape: rows, columns of 2 bytes, the microseconds of
+the best copy, and its time divided by that of each early copy.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 EARLY = r"""
-extern "C" __global__ void early(const uint4* x, uint4* y, long long packs) {
+extern "C" __global__ void early(const uint4* x, uint4* y, long long vectors) {
   const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= packs) return;
+  if (i >= vectors) return;
   asm volatile("griddepcontrol.wait;" ::: "memory");
   if (gridDim.x - blockIdx.x <= 2048) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-  const uint4 pack = x[i];
-  y[i] = pack;
+  const uint4 vector = x[i];
+  y[i] = vector;
 }
 """
 BLOCKS = (128, 256, 512)

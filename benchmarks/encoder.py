@@ -1,9 +1,10 @@
-"""Time BERT-base beside PyTorch's encoder in one run, its six kernels beside a copy, and MiniLM beside sentence-transformers.
+"""Time BERT-base beside PyTorch's encoder, its six kernels beside a copy, and MiniLM beside sentence-transformers.
 
     python benchmarks/encoder.py --json encoder.json [--quick] [--compile] [--model FOLDER --texts texts.txt]
 
-Needs a GPU and PyTorch; --model needs the extra `text`, and sentence-transformers for its peer. The file is complete after each
-point. With --compile, each shape has a process of its own: all compile at the same time, and measure one after the other.
+Needs a GPU and PyTorch; --model needs the extra `text`, and sentence-transformers for its peer. The file is complete
+after each point. With --compile, each shape has a process of its own: all compile at the same time, and measure one
+after the other.
 """
 
 from __future__ import annotations
@@ -254,7 +255,7 @@ def in_this_process(shapes: Iterable[tuple[int, int]]) -> Iterator[dict[str, Any
 
 
 def in_processes(shapes: Iterable[tuple[int, int]], seconds: float) -> Iterator[dict[str, Any]]:
-    """Measure shapes, torch.compile with them: each in a process of its own, for which compiling takes so long at most."""
+    """Measure shapes, with torch.compile, each in a process of its own, whose compiling may take `seconds`."""
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # of each process
     context = multiprocessing.get_context("spawn")
     workers = {}

@@ -8,7 +8,7 @@ namespace cupynorm {
 
 // How the threads that share a row meet between its loads and its stores.
 // kAlone: not at all: a copy in this grid. kStates: each gets a word of every other. kBarrier: only a grid's: it waits
-// for the others, and gets nothing from them. kRead: a grid's states, read from where they lie after a barrier.
+// for the others, and gets nothing from them. kRead: a grid's states, read in place after a barrier.
 enum Meeting { kAlone, kStates, kBarrier, kRead };
 
 // kGroup threads hold a row, kVectors vectors of 16 bytes each; or the kCtasPerRow blocks of a cluster, or, 0, the
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     if (threadIdx.x == 0) init_mbarrier(&mbarrier);
     cluster_sync();
   }
-  // a grid's messages lie where their reader's first results will be, its states for kRead in the same places: as many
+  // a grid's messages are where their reader's first results will be, its states for kRead in the same places: as many
   // words as LayerNorm's or softmax's
   constexpr int kWords = Shape::kColumns > 1 ? 4 : 2;
   auto box = [&](int reader, int writer) {
@@ -123,8 +123,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 }
 
 // The same for unaligned rows of which x and y are aligned alike: vectors from y's first aligned address, and
-// the elements of kElement bytes around them, which the first threads hold. Parameters lie otherwise: three accesses of 8 bytes bring what a
-// vector needs of one.
+// the elements of kElement bytes around them, which the first threads hold. Parameters are aligned otherwise: a thread
+// loads a vector of one by three accesses of 8 bytes.
 template <class Shape, int kElement>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     skeleton_anywhere(const unsigned char* x, unsigned char* y, const unsigned char* gamma, const unsigned char* beta,

@@ -1,4 +1,6 @@
-"""Time what no row kernel can beat: kernels that read rows, let the threads that share one meet, and write them, no arithmetic.
+"""Time what no row kernel can beat: kernels that read rows, synchronize the threads of each, and write them.
+
+They do no arithmetic.
 
     python benchmarks/limits.py --json limits.json [--only few wide odd]
 
@@ -36,12 +38,12 @@ from cupynorm.tools import bench, buffers
 from cupynorm.tools import timing as timed
 from cupynorm.tools.results import COPY, OURS, Point
 
-PACK = 16  # bytes of an access
-# our kernel and plan, with an op that asks nothing, and with one that takes no parameters of the columns either
+VECTOR_BYTES = 16  # of an access
+# our kernel and plan, with an op without arithmetic, and with one that has no parameters either
 BARE = ("bare", "bare, no parameters")
 WARP = 32
 MEETINGS = ("kAlone", "kStates", "kBarrier", "kRead")
-LETTERS = 32  # bytes of what a block sends to each other
+MESSAGE_BYTES = 32  # that a block sends to each other one
 SMS = 132  # of an H200
 LEAST_BLOCK, MOST_BLOCK = 128, 1024  # threads
 ROOM, STATIC, LEAST_KEPT = 227 << 10, 3 << 10, 16 << 10  # bytes of shared memory
@@ -99,8 +101,8 @@ WEIGHTS = {Point("add_layer_norm", "float16", 4096, 768): "float32"}
 class Traffic(NamedTuple):
     """What a form moves beside x: arrays of its shape and parameters that are read, and how often threads meet.
 
-    sums: the sum is stored; bytes_each: results take one byte an element; ends: where x ends that is asked for, kWhole (nowhere
-    before its row does), kLength (when a length has come) or kDiagonal.
+    sums: the sum is stored; bytes_each: results take one byte an element; ends: how much of a row is read, kWhole
+    (all), kLength (up to a length, which is read first) or kDiagonal.
     """
 
     beside: int = 0
@@ -134,27 +136,27 @@ class Kernel:
     cluster: int = 1
     cooperative: bool = False
     packed: bool = False  # takes one struct, as the package's kernels do
-    anywhere: bool = False  # takes a row's bytes, not its packs
+    anywhere: bool = False  # its arguments count a row's bytes, not vectors
     access: int = 0  # of what is fused: bytes of x that a thread reads at once
 
 
 def skeletons(rows: int, row_bytes: int, columns: int) -> Iterator[Kernel]:
     """Rows in registers: of threads of a block, of the blocks of a cluster, or, of one row, of the whole grid's."""
-    packs = row_bytes // PACK
+    vectors = row_bytes // VECTOR_BYTES
     for each, block in itertools.product((1, 2, 3, 4, 8), (64, 128, 256, 512, 1024)):
         resident = _resident(each * 4 * (1 + columns) + 24, block)
-        group = packs // each
-        if group * each == packs and 0 < group <= block and group & (group - 1) == 0:
+        group = vectors // each
+        if group * each == vectors and 0 < group <= block and group & (group - 1) == 0:
             grid = (math.ceil(rows * group / block), 1)
             for meeting in MEETINGS[:2]:
                 yield _skeleton(meeting, group, each, 1, columns, block, resident, grid)
         for parts in (2, 4, 8, 16):
-            if block * each * parts == packs:
+            if block * each * parts == vectors:
                 for meeting in MEETINGS[:2]:
                     yield _skeleton(meeting, block, each, parts, columns, block, resident, (rows * parts, 1))
-    yield from _odd_clusters(rows, packs, columns)
+    yield from _odd_clusters(rows, vectors, columns)
     if rows == 1:
-        yield from _of_the_grid(packs, columns)
+        yield from _of_the_grid(vectors, columns)
 
 
 def _resident(registers: int, block: int) -> int:
@@ -163,14 +165,14 @@ def _resident(registers: int, block: int) -> int:
 
 
 def anywhere(point: Point, columns: int) -> Iterator[Kernel]:
-    """Rows that begin at no pack, in the registers of a block's threads."""
+    """Unaligned rows, in the registers of a block's threads."""
     element = dtype_of(point.dtype).itemsize
-    packs = point.cols * element // PACK
+    vectors = point.cols * element // VECTOR_BYTES
     for each, block in itertools.product((1, 2, 3, 4, 5, 7), (64, 128, 256, 512, 1024)):
-        group = max(2 * (PACK // element - 1), math.ceil(packs / each))
+        group = max(2 * (VECTOR_BYTES // element - 1), math.ceil(vectors / each))
         group = 1 << (group - 1).bit_length()
         registers = each * (4 + 6 * columns) + 28
-        if group > block or (each > 1 and group * (each - 1) >= packs) or registers * block > 1 << 16:
+        if group > block or (each > 1 and group * (each - 1) >= vectors) or registers * block > 1 << 16:
             continue
         resident = _resident(registers, block)
         grid = (math.ceil(point.rows * group / block), 1)
@@ -178,20 +180,20 @@ def anywhere(point: Point, columns: int) -> Iterator[Kernel]:
             yield _skeleton(meeting, group, each, 1, columns, block, resident, grid, element)
 
 
-def _odd_clusters(rows: int, packs: int, columns: int) -> Iterator[Kernel]:
+def _odd_clusters(rows: int, vectors: int, columns: int) -> Iterator[Kernel]:
     """Clusters of 3 and 6 blocks, of which a group of 16 or 18 multiprocessors takes more than of 4 or 8."""
     for each, parts in itertools.product((1, 2, 4, 8), (3, 6)):
-        block = math.ceil(packs / parts / each / WARP) * WARP
+        block = math.ceil(vectors / parts / each / WARP) * WARP
         if LEAST_BLOCK <= block <= MOST_BLOCK:
             for meeting in MEETINGS[:2]:
                 resident = max(1, MOST_BLOCK // block)
                 yield _skeleton(meeting, block, each, parts, columns, block, resident, (rows * parts, 1))
 
 
-def _of_the_grid(packs: int, columns: int) -> Iterator[Kernel]:
+def _of_the_grid(vectors: int, columns: int) -> Iterator[Kernel]:
     for each, block, parts in itertools.product((1, 2, 4, 8), (256, 512, 1024), (SMS // 2, SMS, 2 * SMS)):
-        held = math.ceil(packs / parts)
-        if math.ceil(held / block) == each and parts * LETTERS <= held * PACK:
+        held = math.ceil(vectors / parts)
+        if math.ceil(held / block) == each and parts * MESSAGE_BYTES <= held * VECTOR_BYTES:
             for meeting in MEETINGS:
                 yield _skeleton(meeting, block, each, 0, columns, block, max(1, parts // SMS), (1, parts))
 
@@ -199,7 +201,7 @@ def _of_the_grid(packs: int, columns: int) -> Iterator[Kernel]:
 def _skeleton(
     meeting: str,
     group: int,
-    packs: int,
+    vectors: int,
     parts: int,
     columns: int,
     block: int,
@@ -207,7 +209,7 @@ def _skeleton(
     grid: tuple[int, int],
     element: int = 0,
 ) -> Kernel:
-    shape = f"{group}, {packs}, {parts}, cupynorm::{meeting}, {columns}, {block}, {resident}"
+    shape = f"{group}, {vectors}, {parts}, cupynorm::{meeting}, {columns}, {block}, {resident}"
     expression = f"cupynorm::skeleton<cupynorm::Skeleton<{shape}>>"
     if element:
         expression = f"cupynorm::skeleton_anywhere<cupynorm::Skeleton<{shape}>, {element}>"
@@ -219,12 +221,12 @@ def fused_skeletons(point: Point) -> Iterator[Kernel]:
     """Rows in registers with what a form reads and stores beside x; parameters in accesses of 16 bytes at most."""
     traffic, size = FUSED[point.op], dtype_of(point.dtype).itemsize
     ratio = dtype_of(WEIGHTS.get(point, point.dtype)).itemsize // size
-    access = PACK // ratio
-    packs = point.cols * size // access
+    access = VECTOR_BYTES // ratio
+    vectors = point.cols * size // access
     for each, block in itertools.product((1, 2, 3, 4, 6), (64, 128, 192, 256, 512, 1024)):
-        group = packs // each
+        group = vectors // each
         whole = group % WARP == 0 or WARP % group == 0
-        if group * each != packs or block % group or not whole or group // WARP & (group // WARP - 1):
+        if group * each != vectors or block % group or not whole or group // WARP & (group // WARP - 1):
             continue
         registers = each * (access // 4) * (1 + traffic.beside + len(traffic.columns) * ratio) + 24
         threads = min(1 << 11, (1 << 16) // registers)
@@ -251,7 +253,7 @@ def fused_skeletons(point: Point) -> Iterator[Kernel]:
 
 
 def staged(what: KernelSpec, rows: int, row_bytes: int) -> Iterator[Kernel]:
-    """Rows in shared memory, by the package's own kernels with an op that asks nothing: of clusters, or of the whole grid."""
+    """Rows in the shared memory of clusters or the grid, by the package's own kernels with an op without arithmetic."""
     for block, resident, parts in itertools.product((128, 256, 512), (1, 2, 3, 4, 5, 6), (2, 4, 8, 16)):
         kept = row_bytes // parts
         fills = ROOM // 2 <= (kept + STATIC) * resident <= ROOM and block * resident >= MOST_BLOCK // 2
@@ -262,9 +264,9 @@ def staged(what: KernelSpec, rows: int, row_bytes: int) -> Iterator[Kernel]:
     forms_of_a_grid = ((256, 1), (256, 2), (512, 1), (512, 2), (1024, 1))
     for (block, resident), at_once in itertools.product(forms_of_a_grid, (1, 2, 4, 8, 16)):
         parts = SMS * resident // at_once
-        most = (ROOM - STATIC * resident) // resident // PACK * PACK
-        kept = min(most, math.ceil(row_bytes / parts / PACK) * PACK)
-        if at_once <= rows and 2 * block * PACK <= kept and parts * LETTERS <= kept:
+        most = (ROOM - STATIC * resident) // resident // VECTOR_BYTES * VECTOR_BYTES
+        kept = min(most, math.ceil(row_bytes / parts / VECTOR_BYTES) * VECTOR_BYTES)
+        if at_once <= rows and 2 * block * VECTOR_BYTES <= kept and parts * MESSAGE_BYTES <= kept:
             yield _staged(what, (4, 2, 0, 0, kept, block, resident), (at_once, parts), 0)
 
 
@@ -275,10 +277,10 @@ def _staged(what: KernelSpec, shape: tuple[int, ...], grid: tuple[int, int], par
     return Kernel("kStates", what.text, expression, grid, block, kept, max(1, parts), parts == 0, packed=True)
 
 
-def spelled(
+def empty_spec(
     rows: int, row_bytes: int, columns: int, x: int = 0, y: int = 0, parameters: tuple[int, ...] = (0, 0)
 ) -> Any:
-    """Return the op that asks nothing, on rows of floats of as many bytes."""
+    """Return the spec of the op without arithmetic, on rows of floats of as many bytes."""
     single, cols = dtype_of("float32"), row_bytes // 4
     ends = (View(at, (rows, cols), (row_bytes, 4), single) for at in (x, y))
     op = MEET_COLUMNS[columns]
@@ -289,20 +291,20 @@ def spelled(
 
 
 def addresses_of(each: Any) -> list[int]:
-    """Return where x, y, gamma and beta of a set lie, 0 for what is not there."""
+    """Return the addresses of x, y, gamma and beta of a set, 0 for those that it does not have."""
     return [each[name].data.ptr if name in each else 0 for name in ("x", "y", "gamma", "beta")]
 
 
-def spelled_at(point: Point, each: Any, columns: int) -> Any:
+def empty_spec_at(point: Point, each: Any, columns: int) -> Any:
     """Return the same on a set's arrays, and its argument."""
     at = addresses_of(each)
     row_bytes = point.cols * dtype_of(point.dtype).itemsize
-    what = spelled(point.rows, row_bytes, columns, at[0], at[1], tuple(at[2:]))
+    what = empty_spec(point.rows, row_bytes, columns, at[0], at[1], tuple(at[2:]))
     return what, np.array([what.params.values], what.params.dtype)
 
 
 def columns_of(point: Point) -> int:
-    """Return how many parameters of the columns an op has."""
+    """Return how many affine parameters an op has."""
     return OPS.index(point.op)
 
 
@@ -313,8 +315,8 @@ def kernels_at(point: Point) -> list[Kernel]:
         fused = [dataclasses.replace(each, text=bare) for each in fused_skeletons(point)]
         return list(dict.fromkeys(fused))
     row_bytes, columns = point.cols * dtype_of(point.dtype).itemsize, columns_of(point)
-    what = spelled(point.rows, row_bytes, columns)
-    odd = row_bytes % PACK or point.offset
+    what = empty_spec(point.rows, row_bytes, columns)
+    odd = row_bytes % VECTOR_BYTES or point.offset
     made = [] if odd else list(skeletons(point.rows, row_bytes, columns))
     found = [dataclasses.replace(each, text=bare) for each in made or anywhere(point, columns)]
     if odd:
@@ -357,14 +359,14 @@ def loaded(image: bytes, name: str, shared_bytes: int, cluster: int) -> Any:
     return module, function
 
 
-def fused_arrays(point: Point, row_packs: int, arrays: Any) -> Any:
+def fused_arrays(point: Point, row_vectors: int, arrays: Any) -> Any:
     """Return the argument of fused_skeleton."""
     names = ("x", "residual", *FUSED[point.op].columns)
     names = (*names, *("",) * (5 - len(names)), "lengths", "y", "sum")
     fields = [(f"array{i}", np.uint64) for i in range(len(names))]
-    fields += [(name, np.int32) for name in ("rows", "row_packs", "queries", "pack", "zero")]
+    fields += [(name, np.int32) for name in ("rows", "row_vectors", "queries", "vector", "zero")]
     at = [arrays[name].data.ptr if name in arrays else 0 for name in names]
-    numbers = (point.rows, row_packs, point.cols.bit_length() - 1, point.cols // row_packs, 0)
+    numbers = (point.rows, row_vectors, point.cols.bit_length() - 1, point.cols // row_vectors, 0)
     return np.array([(*at, *numbers)], np.dtype(fields, align=True))
 
 
@@ -385,10 +387,10 @@ def runs_of(kernel: Kernel, image: bytes, name: str, point: Point, arrays: list[
             continue
         values: tuple[Any, ...]
         if kernel.packed:
-            _, block = spelled_at(point, each, columns_of(point))
+            _, block = empty_spec_at(point, each, columns_of(point))
             values = ((ctypes.c_char * block.nbytes).from_buffer(block),)
         else:
-            numbers = (point.rows, row_bytes if kernel.anywhere else row_bytes // PACK, 0)
+            numbers = (point.rows, row_bytes if kernel.anywhere else row_bytes // VECTOR_BYTES, 0)
             values = (*map(ctypes.c_uint64, addresses_of(each)), *map(ctypes.c_int, numbers))
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         kept.append((values, pointers))
@@ -406,7 +408,7 @@ def runs_of(kernel: Kernel, image: bytes, name: str, point: Point, arrays: list[
 
 
 def house(point: Point, arrays: list[Any], columns: int) -> Any:
-    """Return what launches our own kernel, as it is planned at a point, with the op that asks nothing, on set i; or None."""
+    """Return a launch of our own kernel on set i, as planned at a point, with the op without arithmetic; or None."""
     row_bytes = point.cols * dtype_of(point.dtype).itemsize
     if row_bytes % 4 or point.offset:
         return None
@@ -416,7 +418,7 @@ def house(point: Point, arrays: list[Any], columns: int) -> Any:
         wanted = dataclasses.replace(wanted, parameter_cache=0)
     kept, addresses, device = [], [], devices.present_device()
     for each in arrays:
-        what, block = spelled_at(point, each, columns)
+        what, block = empty_spec_at(point, each, columns)
         try:
             found = row_ops.prepared(device, what, wanted)
         except DoesNotFitError:

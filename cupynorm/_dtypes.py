@@ -35,7 +35,7 @@ def _types() -> dict[str, ElementType]:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "DTYPES":  # a function of what is installed, so found out when first asked for
+    if name == "DTYPES":  # depends on installed packages, so it is computed when first asked for
         return {name: each.dtype for name, each in _types().items()}
     raise AttributeError(name)
 
@@ -66,7 +66,7 @@ def conversion(name: str, dtype: Dtype) -> str:
 def dtype_of(what: Any, name: str = "dtype") -> Dtype:
     """Return the supported dtype that `what` means: a dtype, a scalar type, or a name, "bfloat16" included.
 
-    TypeError, which says which there are, for anything else. name: what the option is called.
+    TypeError, which names the supported ones, for anything else. name: the name of the option.
     """
     if isinstance(what, str) and what == "bfloat16":
         if "bfloat16" not in _types():
@@ -104,7 +104,7 @@ def device_dtype(quantized: Dtype) -> Dtype:
 def quantized_dtype(what: Any, name: str = "dtype") -> Dtype:
     """Return the quantised dtype that `what` means: a dtype, a scalar type, or one of the names in QUANTIZED.
 
-    TypeError for anything else. name: what the option is called.
+    TypeError for anything else. name: the name of the option.
     """
     if isinstance(what, str) and what.startswith("float8_") and what in QUANTIZED:
         try:
@@ -123,7 +123,7 @@ def quantized_dtype(what: Any, name: str = "dtype") -> Dtype:
 
 
 def cpp(dtype: Dtype) -> str:
-    """Spell a dtype in C++."""
+    """Return the C++ name of a dtype."""
     return _types()[dtype_name(dtype)].cpp
 
 
@@ -143,7 +143,7 @@ _OTHERS = {
 
 
 def cpp_of_element(dtype: Dtype) -> str:
-    """Spell a dtype in C++, be it one that only operands and quantised results have: bool, integers, float8."""
+    """Return the C++ name of a dtype, also of those of operands and quantised results only: bool, integers, float8."""
     return _OTHERS.get(dtype.name) or cpp(dtype)
 
 

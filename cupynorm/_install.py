@@ -1,4 +1,4 @@
-"""What to type to get a package: cupynorm is on no package index, so messages name what its extras consist of."""
+"""Commands that install packages: cupynorm is on no package index, so messages name the packages of its extras."""
 
 from __future__ import annotations
 

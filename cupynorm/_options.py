@@ -1,4 +1,4 @@
-"""Checks of options that are no arrays. Each error names the option, what came, and what is allowed."""
+"""Checks of options that are no arrays. Each error names the option, its value, and the allowed values."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def integer(name: str, value: Any, advice: str = "give an integer") -> int:
 def finite(name: str, value: Any, advice: str = "it must be finite") -> float:
     """Return a number as a float.
 
-    TypeError for what is none, booleans and arrays included; ValueError if it is not finite, or beyond every float.
+    TypeError if it is no number, or is a boolean or an array; ValueError if it is not finite, or exceeds every float.
     """
     if type(value) is float and -math.inf < value < math.inf:  # as a rule, and half a microsecond sooner
         return value
@@ -65,7 +65,7 @@ def finite(name: str, value: Any, advice: str = "it must be finite") -> float:
 
 
 def eps_of(value: Any, name: str = "eps") -> float:
-    """Return eps as a float; TypeError for what is no number, ValueError if it is negative or not finite."""
+    """Return eps as a float; TypeError if it is no number, ValueError if it is negative or not finite."""
     allowed = "it must be 0 or a positive finite number"
     found = finite(name, value, allowed)
     if found < 0:
@@ -74,7 +74,7 @@ def eps_of(value: Any, name: str = "eps") -> float:
 
 
 def choice(name: str, value: Any, allowed: Sequence[str], advice: str) -> str:
-    """Return one of the allowed names; TypeError for what is no str, ValueError for another name."""
+    """Return one of the allowed names; TypeError if it is no str, ValueError for another name."""
     if not isinstance(value, str):
         raise TypeError(f"{name} is {shown(value)}: {advice}")
     if value not in allowed:
@@ -83,6 +83,6 @@ def choice(name: str, value: Any, allowed: Sequence[str], advice: str) -> str:
 
 
 def plainly(value: object) -> str:
-    """Say what came, without the type of what is short."""
+    """Return a text for a value, without its type if the value is short."""
     said = shown(value)
     return said.rpartition(" (a ")[0] or said

@@ -250,7 +250,7 @@ class TextEncoder:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What embed_file() did."""
+    """The report of embed_file()."""
 
     output: str
     model: str

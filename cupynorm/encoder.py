@@ -156,7 +156,7 @@ class BertEncoder:
 
     @property
     def device(self) -> Literal["cpu", "gpu"]:
-        """Where the encoder computes."""
+        """The device on which the encoder computes."""
         return "cpu" if self._runner is None else "gpu"
 
     def release(self) -> None:

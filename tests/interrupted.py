@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import CodeType, FrameType
 
-PACKAGE, TWINS = str(Path(cupynorm.__file__).parent), str(Path(simulator.__file__).parent)
+PACKAGE, STAND_INS = str(Path(cupynorm.__file__).parent), str(Path(simulator.__file__).parent)
 ROWS, COLS = 6, 40
 
 
@@ -39,9 +39,9 @@ def _may_be_interrupted_after(code: CodeType) -> frozenset[int]:
     )
 
 
-def _within_twins(frame: FrameType | None) -> bool:
+def _within_stand_ins(frame: FrameType | None) -> bool:
     """Say whether the simulator calls the package: where it stands, there is C on a device."""
-    while frame is not None and not frame.f_code.co_filename.startswith(TWINS):
+    while frame is not None and not frame.f_code.co_filename.startswith(STAND_INS):
         frame = frame.f_back
     return frame is not None
 
@@ -55,7 +55,7 @@ def interrupted(handler: Callable[[], None], where: str = PACKAGE) -> Iterator[N
     last: dict[int, int] = {}
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(where) or _within_twins(frame):
+        if not frame.f_code.co_filename.startswith(where) or _within_stand_ins(frame):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         before = last.get(id(frame), -1)

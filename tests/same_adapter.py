@@ -94,7 +94,7 @@ def compiler() -> str:
     options = [each.replace(folder, "KERNELS") for each in kernel_compiler.options()]
     version = nvrtc.available()
     return " ".join(
-        map(str, (version, *nvrtc.AS_CUPY, *options, *kernel_compiler.sparing(version or (0, 0))))
+        map(str, (version, *nvrtc.AS_CUPY, *options, *kernel_compiler.time_saving_options(version or (0, 0))))
     )
 
 
@@ -311,10 +311,10 @@ def _named(values: Mapping[str, Any]) -> str:
 
 def _of_elementwise_gate() -> Iterator[Kernel]:
     for case in test_elementwise_build.WHOLE + test_elementwise_build.OTHERS:
-        text, expression, pack = test_elementwise_build.kernel(case)
+        text, expression, vector = test_elementwise_build.kernel(case)
         call = {"what": "elementwise", **case._asdict()}
         label = f"gate: elementwise: {_named(case._asdict())}"
-        yield Kernel(label, text, expression, elementwise.THREADS, 0, {"vector": pack}, call)
+        yield Kernel(label, text, expression, elementwise.THREADS, 0, {"vector": vector}, call)
 
 
 def _of_encoder() -> Iterator[Kernel]:
@@ -348,10 +348,10 @@ def _of_encoder() -> Iterator[Kernel]:
     names = ["differ<4>"]
     for dtype in DTYPES:
         kinds = f"{cpp(dtype_of(dtype))}, {cpp(compute_dtype(dtype_of(dtype)))}"
-        for pack in (1, 16 // dtype_of(dtype).itemsize):
+        for vector in (1, 16 // dtype_of(dtype).itemsize):
             names += [
-                f"look_up<{pack}, {kinds}>",
-                *(f"pool<{pack}, {each}, {kinds}>" for each in ("true", "false")),
+                f"look_up<{vector}, {kinds}>",
+                *(f"pool<{vector}, {each}, {kinds}>" for each in ("true", "false")),
             ]
     for name in names:
         label, call = f"encoder: {_without_namespaces(name)}", {"what": "encoder"}

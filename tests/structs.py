@@ -29,8 +29,9 @@ void loop(const T* in, T* out, long count) {{
     for (int k = 0; k < {outputs}; ++k) out[k * count + i] = y[k];
   }}
 }}
-extern "C" __attribute__((visibility("default"))) void run_float32(const float* in, float* out, long n) {{ loop(in, out, n); }}
-extern "C" __attribute__((visibility("default"))) void run_float64(const double* in, double* out, long n) {{ loop(in, out, n); }}
+#define EXPORT extern "C" __attribute__((visibility("default")))
+EXPORT void run_float32(const float* in, float* out, long n) {{ loop(in, out, n); }}
+EXPORT void run_float64(const double* in, double* out, long n) {{ loop(in, out, n); }}
 """
 
 KERNEL = """

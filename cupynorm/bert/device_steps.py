@@ -1,9 +1,9 @@
-"""The encoder's steps on a device: what _encoder_host does on NumPy arrays, in kernels, cuBLAS's products, and CUDA graphs.
+"""The encoder's steps on a device, by kernels, cuBLAS and CUDA graphs. host_steps.py has them for NumPy arrays.
 
-A graph is kept for each bucket: so many sequences, so long, so many packed tokens. What comes in is copied to a bucket's own
-arrays. What lies between is allocated from a pool while the graph is captured, and what is freed then is taken again: all
-graphs share that memory, because they never run at the same time. A graph that is used often is captured again, with large
-products as cublasLt does them fastest (gemm_search.py).
+One graph is kept per bucket: a number of sequences, their length, and a number of packed tokens. Inputs are copied to
+the bucket's own arrays. Intermediate arrays are allocated from a pool while the graph is captured, and their memory is
+reused as soon as it is freed; all graphs share it, because they never run at the same time. A graph that is used often
+is captured again, with the fastest algorithm that cublasLt has for each large product (gemm_search.py).
 """
 
 from __future__ import annotations
@@ -35,18 +35,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 BLOCK = 256  # kEncoderBlock
-MOST_BLOCKS = 2048  # of a grid whose threads take turns
-GRAPHS = 64  # that an encoder keeps, the least recently used of which goes
+MOST_BLOCKS = 2048  # blocks of a grid-stride loop
+GRAPHS = 64  # graphs that an encoder keeps, the most recently used
 HANDLERS_WAIT = 0.05  # seconds, at most, for a signal that came just before the main thread began to wait
-CAPTURES = 3  # of one graph, if memory runs short in each
-MEASURED_AT = 5  # of a bucket's calls: measuring takes as long as some of them, for what a batch that comes once gains nothing
-SCORE_BYTES = (
-    32 << 20
-)  # of attention's scores at a time: they stay in an H200's L2 cache until they were read
-FINE, COARSE = (
-    16,
-    8,
-)  # steps to each doubling: of packed tokens (at most 6 % are computed in vain), of lengths and sequences
+CAPTURES = 3  # attempts to capture a graph, if memory runs short
+# The call of a bucket at which products are measured: measuring takes as long as some calls, and must pay off.
+MEASURED_AT = 5
+# Attention computes so many bytes of scores at a time: they stay in an H200's L2 cache until they are read.
+SCORE_BYTES = 32 << 20
+FINE = 16  # steps to each doubling of packed tokens: at most 6 % are padding
+COARSE = 8  # the same of lengths and sequences
 
 
 def rounded_up(count: int, steps: int) -> int:
@@ -56,10 +54,10 @@ def rounded_up(count: int, steps: int) -> int:
 
 
 class Bucket(NamedTuple):
-    """What a graph is made for.
+    """The shapes that a graph is captured for.
 
-    tokens: packed ones, those of a bucket that holds none included. whole: each sequence has `length` tokens, so that packed
-    tokens are those of [sequences, length]. looks: which token looks at which differs (a mask [batch, seq, seq]).
+    tokens: packed tokens, including the padding at their end. whole: each sequence has `length` tokens, so that the
+    packed tokens are those of [sequences, length]. looks: there is a mask of pairs, [batch, seq, seq].
     """
 
     sequences: int
@@ -80,7 +78,7 @@ def bucket_of(lengths: np.ndarray[Any, Any], looks: bool) -> Bucket:  # noqa: FB
 
 
 def whole_bucket(sequences: int, length: int) -> Bucket | None:
-    """Return the bucket of so many sequences, all of this length; None where there is a larger one only."""
+    """Return the bucket of sequences that all have this length; None where only a larger bucket holds them."""
     rounded = rounded_up(sequences, COARSE), rounded_up(-(-length // 8) * 8, COARSE)
     return (
         Bucket(sequences, length, sequences * length, whole=True) if rounded == (sequences, length) else None
@@ -88,10 +86,10 @@ def whole_bucket(sequences: int, length: int) -> Bucket | None:
 
 
 class Numbers(NamedTuple):
-    """What a bucket's graph reads besides hidden states: int32 arrays, on the host or, as parts of one array, on the device.
+    """The index tensors that a bucket's graph reads: int32 arrays on the host or, as parts of one array, on the device.
 
-    rows: of each place of [sequences, length], its packed token, or -1; places: the other way round. begin and lengths: each
-    sequence's tokens, as they are packed; start and count: those that it is pooled from, in the order of the batch. token,
+    rows: the packed token at each place of [sequences, length], or -1; places: the inverse. begin and lengths: the
+    packed tokens of each sequence; start and count: the tokens that each sequence of the batch is pooled from. token,
     place, type: rows of the three tables.
     """
 
@@ -123,7 +121,7 @@ class Numbers(NamedTuple):
 
 
 class Steps:
-    """The steps between packed tokens of one bucket; those of _encoder_host by name, and attention."""
+    """The steps between packed tokens of one bucket; those of host_steps.HostSteps by name, and attention."""
 
     def __init__(self, run: Runner, bucket: Bucket, numbers: Numbers, where: Any) -> None:
         self._run, self._bucket, self._numbers, self._where = run, bucket, numbers, where
@@ -152,7 +150,8 @@ class Steps:
     def attention(self, x: Any, weight: Any, bias: Any, heads: int) -> Any:
         """Return softmax(q k^T / sqrt(head size)) v, by heads and sequences, without the product that follows.
 
-        In one launch where that fits, and nothing is then padded; else by two products, with scores in memory between them.
+        One launch without padding where attention.cuh supports the shapes; otherwise two products, with the scores in
+        memory between them.
         """
         bucket, blas = self._bucket, self._run.blas
         hidden = x.shape[1]
@@ -216,16 +215,22 @@ class Steps:
         return look_up(tables, self._numbers.token, self._numbers.place, self._numbers.type)
 
     def pool(self, x: Any, least: float | None) -> Any:
-        """Return the mean of each sequence's tokens, in float32 (float64), divided by its norm unless `least` is None."""
+        """Return the mean of each sequence's tokens, in float32 (float64), normalized unless `least` is None."""
         numbers = self._numbers
         out = devices.empty((self._bucket.sequences, x.shape[1]), compute_dtype(x.dtype))
-        pack = math.gcd(_widest(x.dtype), x.shape[1], aligned_elements(x.data.ptr, x.dtype))
+        vector = math.gcd(_widest(x.dtype), x.shape[1], aligned_elements(x.data.ptr, x.dtype))
         fields = [(name, POINTER) for name in ("x", "y", "start", "count")]
-        dtype = np.dtype([*fields, ("packs", np.int64), ("most", out.dtype)], align=True)
+        dtype = np.dtype([*fields, ("vectors", np.int64), ("most", out.dtype)], align=True)
         pointers = (x.data.ptr, out.data.ptr, numbers.start.data.ptr, numbers.count.data.ptr)
         kinds = f"{cpp(x.dtype)}, {cpp(out.dtype)}"
-        whole = Struct(f"cupynorm::Pool<{kinds}>", dtype, (*pointers, x.shape[1] // pack, 1 / (least or 1.0)))
-        _launch(f"cupynorm::pool<{pack}, {compiler.spell(least is not None)}, {kinds}>", whole, out.shape[0])
+        whole = Struct(
+            f"cupynorm::Pool<{kinds}>", dtype, (*pointers, x.shape[1] // vector, 1 / (least or 1.0))
+        )
+        _launch(
+            f"cupynorm::pool<{vector}, {compiler.template_argument(least is not None)}, {kinds}>",
+            whole,
+            out.shape[0],
+        )
         return out
 
 
@@ -253,13 +258,13 @@ def look_up(tables: tuple[Any, Any, Any], token: Any, place: Any, type_: Any) ->
     cols = words.shape[1]
     y = devices.empty((len(token), cols), compute)
     aligned = (aligned_elements(each.data.ptr, each.dtype) for each in tables)
-    pack = math.gcd(_widest(words.dtype), cols, *aligned)
+    vector = math.gcd(_widest(words.dtype), cols, *aligned)
     fields = [(name, POINTER) for name in ("words", "places", "types", "token", "place", "type", "y")]
-    dtype = np.dtype([*fields, ("tokens", np.int64), ("packs", np.int64)], align=True)
+    dtype = np.dtype([*fields, ("tokens", np.int64), ("vectors", np.int64)], align=True)
     pointers = tuple(each.data.ptr for each in (*tables, token, place, type_, y))
     kinds = f"{cpp(words.dtype)}, {cpp(compute)}"
-    whole = Struct(f"cupynorm::LookUp<{kinds}>", dtype, (*pointers, len(token), cols // pack))
-    _launch(f"cupynorm::look_up<{pack}, {kinds}>", whole, -(-len(token) * (cols // pack) // BLOCK))
+    whole = Struct(f"cupynorm::LookUp<{kinds}>", dtype, (*pointers, len(token), cols // vector))
+    _launch(f"cupynorm::look_up<{vector}, {kinds}>", whole, -(-len(token) * (cols // vector) // BLOCK))
     return y
 
 
@@ -272,12 +277,15 @@ def embeddings(
 
 
 def differ(x: Any, y: Any) -> bool:
-    """Say whether arrays of the same size differ in a bit, and wait. Bytes behind the last pack of 16 are not looked at."""
+    """Say whether arrays of the same size differ in a bit, and wait for the answer.
+
+    Bytes after the last whole vector of 16 bytes are not compared.
+    """
     found = uploaded(np.zeros(1, np.int32))
-    dtype = np.dtype([*((name, POINTER) for name in ("x", "y", "found")), ("packs", np.int64)], align=True)
-    packs = x.nbytes // 16
-    whole = Struct("cupynorm::Differ", dtype, (x.data.ptr, y.data.ptr, found.data.ptr, packs))
-    _launch("cupynorm::differ<4>", whole, min(-(-packs // BLOCK), MOST_BLOCKS))
+    dtype = np.dtype([*((name, POINTER) for name in ("x", "y", "found")), ("vectors", np.int64)], align=True)
+    vectors = x.nbytes // 16
+    whole = Struct("cupynorm::Differ", dtype, (x.data.ptr, y.data.ptr, found.data.ptr, vectors))
+    _launch("cupynorm::differ<4>", whole, min(-(-vectors // BLOCK), MOST_BLOCKS))
     return bool(devices.cupy().asnumpy(found)[0])
 
 
@@ -296,7 +304,7 @@ def _launch(expression: str, arguments: Struct, grid: int) -> None:
 
 
 class Captured(NamedTuple):
-    """A bucket's graph with what it reads and writes."""
+    """A bucket's graph with the arrays that it reads and writes."""
 
     launch: Callable[[], None]
     whole: Any  # the array that numbers are parts of
@@ -309,14 +317,15 @@ class Captured(NamedTuple):
 
 
 class Runner:
-    """What an encoder has on a device: its products, its graphs, and their memory. Calls of several threads wait for one another.
+    """An encoder's state on a device: its products, its graphs, and their memory.
 
+    Calls of several threads wait for one another.
     Calls on several streams do, too, on the device: each waits for the end of the one before, also where that one has
     raised.
 
-    A signal handler may call the encoder whose call it interrupts. What the interrupted call has uploaded is then
-    still to be read, so the handler's call is made by another runner, with a workspace, graphs and memory of its own,
-    which is kept for the next one. Steps are captured, and products measured, where no handler runs (`undisturbed`):
+    A signal handler may call the encoder whose call it interrupts. The interrupted call's uploads must not be
+    overwritten, so another runner makes the handler's call, with a workspace, graphs and memory of its own; it is kept
+    for the next one. Steps are captured, and products measured, where no handler runs (`undisturbed`):
     it would find the capturing stream to be the current one, and whatever it launches would become part of the graph.
     """
 
@@ -337,7 +346,7 @@ class Runner:
         self._for_handlers: Runner | None = None
 
     def release(self) -> None:
-        """Drop all graphs and their memory, once the device has done with them; in a handler, when the call has ended."""
+        """Drop all graphs and their memory when the device no longer uses them; in a signal handler, after the call."""
         with self._lock:
             if self._running:
                 self._to_release = True
@@ -370,10 +379,10 @@ class Runner:
         put_in: Callable[[Any], None] | None,
         take_out: Callable[[Any], Any],
     ) -> Any:
-        """Return compute(steps, hidden), by a graph that is captured the first time that the key comes with the bucket.
+        """Return compute(steps, hidden), by a graph that is captured when the key first comes with the bucket.
 
-        numbers may be None where compute reads none. put_in writes a call's hidden states to where they are read; take_out
-        copies what compute gave: other calls write there.
+        numbers may be None where compute reads none. put_in writes a call's hidden states to the graph's input;
+        take_out copies the graph's output, which other calls overwrite.
         """
         with self._lock:
             if self._running:  # in this very thread, which a signal handler has interrupted
@@ -441,7 +450,7 @@ class Runner:
         return take_out(made.result)
 
     def _drop_graphs(self) -> None:
-        """Drop all graphs, once the device has done with them: what they read goes back to the callers' allocators."""
+        """Drop all graphs, once the device has done with them: their inputs go back to the callers' allocators."""
         self._done.synchronize()
         self._graphs.clear()
         self._short_of_memory = False
@@ -501,7 +510,7 @@ class Runner:
     def _captured(
         self, made: Captured, bucket: Bucket, compute: Callable[[Steps, Any], Any], ready: Any
     ) -> Captured:
-        """Do what _capture does, on the runner's own stream; `ready` is what it waits for, and then its own end."""
+        """Do the work of _capture on the runner's own stream; it waits for `ready`, then records its end there."""
         module = devices.cupy()
         steps = Steps(self, bucket, made.numbers, made.where)
         with self._on_own_stream() as own, module.cuda.using_allocator(self._pool.malloc):
@@ -534,12 +543,12 @@ class Runner:
 
 
 def _captured_from(stream: Any, compute: Callable[[], Any]) -> tuple[Any, Any]:
-    """Return the graph of what is computed on a stream, and the arrays that it writes."""
+    """Return the graph of a computation on a stream, and the arrays that it writes."""
     stream.begin_capture()
     try:
         result = compute()
     except BaseException:
-        with contextlib.suppress(Exception):  # what was raised says more
+        with contextlib.suppress(Exception):  # the first exception says more
             stream.end_capture()
         raise
     return stream.end_capture(), result
@@ -548,7 +557,7 @@ def _captured_from(stream: Any, compute: Callable[[], Any]) -> tuple[Any, Any]:
 def undisturbed(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return function(*arguments), called where no signal handler runs: in a thread that is not the main one.
 
-    Handlers run in the main thread meanwhile, which waits. What they raise is raised when the function has ended.
+    Handlers run in the main thread meanwhile, which waits. Their exceptions are raised when the function has ended.
     """
     if threading.current_thread() is not threading.main_thread():
         return function(*arguments)
@@ -565,7 +574,7 @@ def undisturbed(function: Callable[..., Any], *arguments: Any) -> Any:
             while not call.over:
                 call.ended.acquire(timeout=HANDLERS_WAIT)
             break
-        except BaseException as error:  # noqa: BLE001  what the function uses is not given up before its end
+        except BaseException as error:  # noqa: BLE001  the function's arrays are kept until it ends
             raised = error
     failed, call.error = raised or call.error, None
     try:
@@ -633,5 +642,5 @@ def uploaded(array: np.ndarray[Any, Any]) -> Any:
 
 
 def copied(x: Any, out: Any, rows: np.ndarray[Any, Any] | None) -> Any:
-    """Write x, or its rows of these numbers, to out, in out's dtype; both are rows of hidden states. -1 gives a row of 0."""
+    """Write hidden states x, or the rows of x with these numbers, to out in out's dtype. -1 gives a row of zeros."""
     return head_calls.gather(x, None if rows is None else uploaded(rows), out) if out.size else out

@@ -18,7 +18,7 @@ OLDEST = 90  # compute capability: clusters, and launches that begin early
 MOST = 64  # tokens
 ROWS = (16, 32, 64)  # of a block
 PARTS = (1, 2, 4, 8)
-DEEPEST = 1024  # columns of a part: weights and tokens of a block lie in shared memory
+DEEPEST = 1024  # columns of a part: a block keeps its weights and tokens in shared memory
 FINISHES = {None: "cupynorm::kAsItIs", "none": "cupynorm::kGelu", "tanh": "cupynorm::kGeluTanh"}
 ADD_RESIDUAL = "cupynorm::kAddResidual"
 # Few of bert/few.cuh
@@ -33,11 +33,11 @@ FEW = np.dtype(
 )
 CONSTANTS = {"weight", "gamma", "beta"}  # which are read before the kernel before has ended
 PAD = 8  # elements between rows in shared memory
-MAIL_BYTES = ROWS[-1] * 32 * 4  # of static shared memory: the sums of other parts
+MESSAGE_BYTES = ROWS[-1] * 32 * 4  # static shared memory for the sums of other parts
 
 
 class Plan(NamedTuple):
-    """How a product is cut into blocks: tokens and weight's rows of each, and how many of them share a sum."""
+    """The blocks of a product: tokens and rows of the weight of each, and how many blocks share a sum."""
 
     rows: int
     cols: int
@@ -50,10 +50,10 @@ class Plan(NamedTuple):
 
 
 def choose(tokens: int, deep: int, out: int, limits: Limits, *, norm: bool) -> Plan | None:
-    """Return the plan; None if none fits. Each size by what was the fastest of all on an H200, for 384 and 768 columns.
+    """Return the plan; None if none fits. The sizes are the fastest of all on an H200, for 384 and 768 columns.
 
-    Small blocks, so that the next kernel's are there, with their weights, before these end; but of a sum in parts, which meet
-    late, there are fewer and larger ones where tokens are many.
+    Blocks are small, so that the next kernel's blocks can start and load their weights before these end. A sum in parts
+    has fewer and larger blocks where there are many tokens, because its parts are added at the end.
     """
     if int(limits.compute_capability) < OLDEST or tokens > MOST:
         return None
@@ -68,7 +68,9 @@ def choose(tokens: int, deep: int, out: int, limits: Limits, *, norm: bool) -> P
     if cols is None:
         return None
     plan = Plan(rows, cols, parts)
-    return plan if plan.shared_bytes(deep, norm=norm) <= limits.shared_bytes_per_block - MAIL_BYTES else None
+    return (
+        plan if plan.shared_bytes(deep, norm=norm) <= limits.shared_bytes_per_block - MESSAGE_BYTES else None
+    )
 
 
 def fits(dtype: Any, tokens: int, hidden: int, wide: int, limits: Limits) -> bool:
@@ -102,8 +104,9 @@ def multiply(
     weight and norm are constants: they are read before the kernels before this one in the stream have ended, so none of
     these may write them; copies may. What this call is given besides may be what those kernels write.
 
-    norm: gamma and beta, in float32; without, x is multiplied as it is. normed: where LayerNorm(x) is kept. With a bias, in
-    float32, finish is GELU of the sum and the bias ("none" or "tanh"), or adds both the bias and the residual.
+    norm: gamma and beta in float32; without them, x itself is multiplied. normed: the array that LayerNorm(x) is
+    written to. With a bias, in float32, finish is GELU of the sum and the bias ("none" or "tanh"), or adds both the
+    bias and the residual.
     """
     device = devices.present_device()
     limits = devices.limits_of(device)
@@ -116,14 +119,15 @@ def multiply(
     kind = cpp(x.dtype)
     whole = Struct(f"cupynorm::Few<{kind}>", FEW, (*pointers, tokens, deep, out.shape[1], eps))
     finish = ADD_RESIDUAL if residual is not None else FINISHES[gelu]
-    packs = -(-deep // plan.parts // (8 * 32))
-    numbers = f"{plan.rows}, {plan.cols}, {plan.parts}, {packs}, {compiler.spell(norm is not None)}, {finish}"
+    vectors = -(-deep // plan.parts // (8 * 32))
+    normalize = compiler.template_argument(norm is not None)
+    numbers = f"{plan.rows}, {plan.cols}, {plan.parts}, {vectors}, {normalize}, {finish}"
     text = compiler.text("bert/few.cuh", whole.cpp, whole.dtype.itemsize)
     kernel = compiler.kernel(
         device,
         text,
         f"cupynorm::multiply_few<{kind}, {numbers}>",
-        limits.shared_bytes_per_block - MAIL_BYTES,
+        limits.shared_bytes_per_block - MESSAGE_BYTES,
         plan.parts,
     )
     grid = (out.shape[1] // plan.cols * plan.parts, -(-tokens // plan.rows), 1)

@@ -18,10 +18,8 @@ TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}  # cudaDataTy
 SUMMED_IN = {"float32": 68, "float64": 70}  # cublasComputeType_t
 AS_IS, TRANSPOSED = 0, 1  # cublasOperation_t
 DEFAULT_ALGORITHM = -1
-SUMS_IN_FULL = (
-    16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: partial sums would else meet in half precision
-)
-WORKSPACE_BYTES = 32 << 20  # what NVIDIA advises for sm_90
+SUMS_IN_FULL = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: no partial sums in half precision
+WORKSPACE_BYTES = 32 << 20  # NVIDIA's advice for sm_90
 ALIGNED = 256  # bytes: the most that cuBLAS looks at
 
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
@@ -35,7 +33,10 @@ _MANY = (
 
 
 class Product(NamedTuple):
-    """x weight^T: [tokens, deep] and [wide, deep] give [tokens, wide], of one dtype, all at multiples of `aligned` bytes."""
+    """x weight^T: [tokens, deep] times [wide, deep] transposed gives [tokens, wide].
+
+    All have one dtype and are aligned to `aligned` bytes.
+    """
 
     tokens: int
     deep: int
@@ -56,15 +57,15 @@ class Product(NamedTuple):
         return 2 * self.tokens * self.deep * self.wide
 
 
-# (device, product): what does it as linear(blas, x, weight, out) faster than cuBLAS, to the same bits; None where nothing does
+# (device, product): a function linear(blas, x, weight, out) that is faster than cuBLAS and gives the same bits, or None
 faster: dict[tuple[int, Product], Any] = {}
 
 
 class Blas:
     """Products on one device, in the stream that begin() was told last. Not for several threads at a time.
 
-    It has a handle and a workspace of its own: cuBLAS would allocate inside each node of a graph, and CuPy's binding takes the
-    workspace away with every call. Where cuBLAS cannot be called without that binding, it is called through it.
+    It has a handle and a workspace of its own: cuBLAS would allocate inside each node of a graph, and CuPy's binding
+    resets the workspace with every call. That binding is used only where cuBLAS cannot be called without it.
     """
 
     def __init__(self) -> None:
@@ -96,7 +97,7 @@ class Blas:
             )
 
     def linear(self, x: Any, weight: Any, out: Any) -> None:
-        """Write x weight^T to out, in the fastest way known: [tokens, in] and [out, in] give [tokens, out], of one dtype."""
+        """Write x weight^T to out in the fastest way known: x is [tokens, in], weight [out, in]; all have one dtype."""
         product = Product.of(x, weight, out)
         known = faster.get((self.device, product))
         if known is None:
@@ -148,7 +149,7 @@ class Blas:
 
 @functools.cache
 def scalars(dtype: Any, alpha: float) -> tuple[int, int, int, Any]:
-    """Return the addresses of alpha and of 0, as cuBLAS reads them, the type of the sums, and what lies there."""
+    """Return the addresses of alpha and of 0 for cuBLAS, the type of sums, and the array of both numbers."""
     compute = dtype_name(compute_dtype(dtype))
     kind = ctypes.c_double if compute == "float64" else ctypes.c_float
     kept = (kind * 2)(alpha, 0.0)

@@ -1,8 +1,8 @@
 """Large products by cublasLt: the fastest of its algorithms whose results have the bits of cuBLAS's.
 
-cuBLAS takes the algorithm that cublasLt's heuristic names first; others of its list are up to 20 % faster (docs/notes/043).
-Which one is the fastest is measured, so it may be another in the next process; the results are the same, since algorithms
-that add up in another order are not eligible.
+cuBLAS takes the algorithm that cublasLt's heuristic names first; others in its list are up to 20 % faster
+(docs/notes/043). The fastest is found by measuring, so the next process may take another. The results are the same:
+algorithms that add up in another order are not eligible.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from cupynorm.runtime import devices
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-# What is measured. On an H200, another way is up to 1.15 as fast in 16 bits, from some 3000 tokens of BERT-base on for certain;
-# in float32, whose measuring takes ten times as long, 1.03 at most.
+# The products that are measured. On an H200, another algorithm is up to 1.15 times as fast in 16 bits, reliably from
+# about 3000 tokens of BERT-base on. In float32 measuring takes ten times as long and gains 1.03 at most.
 LEAST_OPERATIONS, DTYPES = 10**10, ("float16", "bfloat16")
-ALGORITHMS = 8  # that are tried, the first of the heuristic's
-SAMPLES = 7  # of each, in turns
-SAMPLE_OPERATIONS = 15 * 10**10  # of a sample: some 0.2 ms in 16 bits on an H200
-WORTH = 0.98  # of cuBLAS's time, or less: else cuBLAS it stays
+ALGORITHMS = 8  # algorithms to try, the heuristic's first ones
+SAMPLES = 7  # samples of each algorithm
+SAMPLE_OPERATIONS = 15 * 10**10  # operations of a sample: about 0.2 ms in 16 bits on an H200
+WORTH = 0.98  # an algorithm is taken if its time is at most this share of cuBLAS's
 PATTERN = 131_071  # elements after which scratch data repeats itself; a prime, so that rows do so late
 
 TRANSPOSE_A = 3  # cublasLtMatmulDescAttributes_t
@@ -62,7 +62,10 @@ class _Heuristic(ctypes.Structure):
 
 
 class Described:
-    """A product as cublasLt describes it, kept while the process lives. Column-major, as in gemm.py: weight x^T gives out^T."""
+    """A product as cublasLt describes it, kept while the process lives.
+
+    It is column-major, as in gemm.py: weight x^T gives out^T.
+    """
 
     def __init__(self, lt: Any, product: Product) -> None:
         self._lt = lt
@@ -83,7 +86,7 @@ class Described:
         )
 
     def algorithms(self, handle: int) -> list[Algorithm]:
-        """Return what the heuristic advises, the best by its guess first."""
+        """Return the algorithms that the heuristic advises, best guess first."""
         preference = self._made("MatmulPreference")
         self._put("MatmulPreference", preference, MOST_WORKSPACE, ctypes.c_size_t(WORKSPACE_BYTES))
         found, count = (_Heuristic * ALGORITHMS)(), ctypes.c_int(0)
@@ -157,7 +160,8 @@ def unmeasured(blas: Blas, products: Iterable[Product]) -> list[Product]:
 def measure(blas: Blas, product: Product, differ: Callable[[Any, Any], bool]) -> None:
     """Find out how a product is done fastest, on the stream of blas, which is the current one; waits for it.
 
-    Takes memory for its operands and twice its result, and gives it back. Where there is too little, cuBLAS does the product.
+    It allocates the operands and twice the result, and frees them. If there is too little memory, cuBLAS does the
+    product.
     """
     faster[blas.device, product] = None
     cuda = devices.cupy().cuda
@@ -187,14 +191,17 @@ def fastest(times: Sequence[float]) -> int:
 
 
 def in_turns(calls: Sequence[Callable[[], None]], count: int) -> list[float]:
-    """Return milliseconds of so many calls of each, the median of samples in turns: clocks and neighbours treat all alike."""
+    """Return the milliseconds of `count` calls of each: medians of samples.
+
+    Samples of all calls are taken in turns, so that clocks and other processes affect them equally.
+    """
     replays = [_captured(call, count) for call in calls]
     samples = [[_milliseconds(each) for each in replays] for _ in range(SAMPLES + 1)]
     return [statistics.median(each) for each in zip(*samples[1:], strict=True)]
 
 
 def _captured(call: Callable[[], None], count: int) -> Callable[[], None]:
-    """Return a graph of so many calls: one by one, the host would be what is measured."""
+    """Return a graph of `count` calls: separate calls would measure the host."""
     stream = devices.cupy().cuda.get_current_stream()
     stream.begin_capture()
     try:

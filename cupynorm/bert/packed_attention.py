@@ -1,4 +1,4 @@
-"""The device's side of attention.cuh: attention over packed tokens in one launch, where the tensor cores' instructions fit."""
+"""Launches of bert/attention.cuh: attention over packed tokens in one launch, by the tensor cores."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ BLOCK = 128  # kAttentionBlock
 GROUP = 128  # kGroup
 TURNS = 3  # kGroupTurns
 ALIGNMENT = 1024  # where its swizzle begins
-# head sizes that warpgroups multiply: rows of 64 and 128 bytes, which their swizzles are made for
+# head sizes that warpgroups multiply: their swizzles are for rows of 64 and 128 bytes
 GROUPED = (32, 64)
-# keys: boxes are then faster than threads that copy (H200, 12 heads: 305 us against 324 at 128 x 512, 52.9 against 53.5 at
-# 32 x 384); the first one comes later, and of 128 keys it is 17.5 against 14.5
+# keys, from which on TMA loads are faster than copies by threads (H200, 12 heads: 305 us against 324 at 128 x 512, 52.9
+# against 53.5 at 32 x 384). The first TMA load takes longer to arrive: 128 keys take 17.5 us against 14.5.
 BOXED_FROM = 384
-OLDEST = 80  # compute capability: mma of 16 x 8 x 16, bfloat16, and copies that go ahead
+OLDEST = 80  # compute capability: mma of 16 x 8 x 16, bfloat16, and asynchronous copies
 WIDEST = 128  # head size
 MOST = 65535  # blocks along y and z
-# byte of dynamic shared memory, if no more: a multiprocessor that divides its memory alike for all kernels overlaps them
+# bytes of dynamic shared memory, at least: kernels overlap on a multiprocessor only if all divide its memory alike
 CARVED = 1
-MOST_PLACES = 2**32  # elements of one sequence in qkv, which the kernels of a warpgroup count in 32 bits
-ROWS = 64  # queries of a block: for each tile of a warp, or of a warpgroup, as are its keys of a turn
+MOST_PLACES = 2**32  # elements of one sequence in qkv: warpgroup kernels have 32-bit offsets
+ROWS = 64  # queries of a block for each tile; also the keys that a warpgroup multiplies at a time
 
 
 def fits(dtype: Any, size: int, heads: int, sequences: int, limits: Limits) -> bool:
-    """Say whether attend() can do so many heads of this size."""
+    """Say whether attend() supports these shapes."""
     kinds = {"float16", "bfloat16"}
     return (
         dtype_name(dtype) in kinds
@@ -54,13 +54,13 @@ class Plan(NamedTuple):
 
 
 def by_warps(dtype: Any, size: int, tiles: int) -> Plan:
-    """Return the kernel whose warps multiply. So many keys at a time as two times both tiles take 48 KiB at most."""
+    """Return the kernel whose warps multiply. Two stages of keys and values take 48 KiB at most."""
     keys = 64 if size <= 64 else 32  # noqa: PLR2004  explained above
     return Plan(f"cupynorm::attend<{cpp(dtype)}, {size}, {keys}, {tiles}>", BLOCK, tiles * ROWS)
 
 
 def by_group(dtype: Any, size: int, *, boxed: bool = False) -> Plan:
-    """Return the kernel whose warpgroup multiplies. boxed: keys and values come in boxes, whose rows a head must fill."""
+    """Return the kernel that multiplies by warpgroup. boxed: TMA loads keys and values, by boxes as wide as a head."""
     name = f"cupynorm::attend_by_{'boxes' if boxed else 'group'}<{cpp(dtype)}, {size}>"
     shared_bytes = 2 * TURNS * ROWS * size * 2 + ALIGNMENT  # keys and values
     return Plan(name, GROUP, ROWS, shared_bytes, accelerated=True, boxed=boxed)
@@ -69,7 +69,7 @@ def by_group(dtype: Any, size: int, *, boxed: bool = False) -> Plan:
 def choose(
     dtype: Any, size: int, sequences: int, heads: int, length: int, limits: Limits, *, accelerated: bool
 ) -> Plan:
-    """Return the kernel to launch: by a warpgroup where that is there, but for short calls, which its start would make longer.
+    """Return the kernel to launch: by warpgroup where there is one, but not for short calls, since it starts slowly.
 
     A sequence of more than MOST_PLACES elements goes to the kernel whose warps multiply: it counts them in 64 bits.
     """
@@ -95,8 +95,9 @@ def attend(
 ) -> Any:
     """Write softmax(q k^T / sqrt(head size)) v to out, [tokens, hidden]; nothing is checked.
 
-    qkv: [tokens, 3 * hidden] without its bias, a float32 one. spans: first tokens and lengths of the sequences, `length` at
-    most; rows of `out` that are no sequence's stay as they are. Without, each has `length` tokens.
+    qkv: [tokens, 3 * hidden] before its bias, which is float32, is added. spans: the first token and the length of
+    each sequence, `length` at most; rows of `out` outside all sequences are not written. Without spans, each sequence
+    has `length` tokens.
     """
     hidden = out.shape[1]
     size = hidden // heads

@@ -86,7 +86,7 @@ def _check_text(name: str, text: object) -> None:
         raise TypeError(f"{name} is a {type(text).__qualname__}")
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
+    except UnicodeEncodeError as error:  # JSON can hold half of a surrogate pair
         raise ValueError(f"{name} is not valid text: it holds a lone surrogate") from error
 
 

@@ -70,7 +70,7 @@ def check_weights(config: EncoderConfig, weights: Mapping[str, Any]) -> None:
 
 
 def _problem(name: str, array: Any, shape: Shape) -> str | None:
-    """Return what is wrong with a weight; None if it is usable."""
+    """Describe the fault of a weight; None if it is usable."""
     if array is None:
         return f"{name} is missing"
     if not isinstance(array, np.ndarray):

@@ -1,4 +1,4 @@
-"""What every public function checks before anything runs, for device and host arrays alike."""
+"""Checks that every public function makes before anything runs, for device and host arrays alike."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def check_kinds(
 
 
 def _check_columns(columns: Mapping[str, Any], shape: tuple[int, ...], whose: str) -> dict[str, Any]:
-    """Return parameters of columns, without leading axes of one element that the columns do not have; numbers as they are."""
+    """Return the parameters, without leading axes of one element that `shape` does not have; numbers as they are."""
     found = {}
     for name, given in columns.items():
         if is_number(given):
@@ -188,7 +188,7 @@ def column(given: Any, x: Any, result: Dtype | None, whose: str) -> Any:
 
 
 def _extra(shape: tuple[int, ...], axes: int) -> int:
-    """Return how many leading axes of one element an array has beyond so many axes."""
+    """Return how many leading axes of one element an array has beyond `axes`."""
     extra = max(0, len(shape) - axes)
     return extra if all(extent == 1 for extent in shape[:extra]) else 0
 
@@ -196,7 +196,7 @@ def _extra(shape: tuple[int, ...], axes: int) -> int:
 def _with_arrays(
     columns: Mapping[str, Any], x: Any, shape: tuple[int, ...], result: Dtype | None, device: int
 ) -> dict[str, Any]:
-    """Return parameters of columns with arrays for numbers: on a device of `shape`, on the host of no axes.
+    """Return the parameters with arrays in place of numbers: of `shape` on a device, without axes on the host.
 
     Such an array has x's dtype if that holds the number exactly, else the dtype of arithmetic; float64 if not even that
     holds it.
@@ -224,7 +224,7 @@ def _with_arrays(
 
 
 def check_places(x: Any, arrays: Mapping[str, Any], name_of_x: str = "x") -> int:
-    """Return x's device; ValueError if another array is on another one, or elements lie where no kernel can read them."""
+    """Return x's device; ValueError if another array is on another device, or has elements that no kernel can read."""
     device = int(x.device.id)
     for name, array in arrays.items():
         if array is not None and not is_number(array) and array.device.id != device:
@@ -242,8 +242,8 @@ def check_elements(name: str, array: Any) -> None:
         raise ValueError(f"{name} starts at an address that is no multiple of its {size} bytes")
     if any(step % size for step, extent in zip(array.strides, array.shape, strict=True) if extent > 1):
         raise ValueError(
-            f"{name} has strides {array.strides}, no multiple of its elements' {size} bytes, as fields of packed records "
-            "have: copy it where it is made, before it comes to the device (numpy.ascontiguousarray)"
+            f"{name} has strides {array.strides}, no multiple of its elements' {size} bytes, as fields of packed "
+            "records have: copy it where it is made, before it comes to the device (numpy.ascontiguousarray)"
         )
 
 
@@ -258,7 +258,7 @@ def _result_dtype(dtype: Any, quantized: Dtype | None) -> Dtype | None:
 
 
 def view(array: Any, argument: str = "") -> View:
-    """Describe a device or host array. argument: what it is in the call."""
+    """Describe a device or host array. argument: its name in the call."""
     pointer = array.data.ptr if devices.is_device_array(array) else array.__array_interface__["data"][0]
     if argument:
         pointer = Argument(pointer, argument)
@@ -335,7 +335,7 @@ def trailing_axes(axis: int | tuple[int, ...], shape: tuple[int, ...]) -> int:
 def _not_contiguous(name: str, array: Any, axes: int) -> str:
     return (
         f"{name} has shape {array.shape} and strides {array.strides}: the last {axes} axes must be contiguous "
-        f"(rows may lie anywhere); cupy.ascontiguousarray({name}) makes a copy that is"
+        f"(rows may have any strides); cupy.ascontiguousarray({name}) makes a copy that is"
     )
 
 
@@ -357,7 +357,7 @@ def _check_out(
     *,
     quantized: bool = False,
 ) -> None:
-    """Check an `out` against the result's shape and dtype, and against the arrays that are read, x the first of them."""
+    """Check an `out` against the result's shape and dtype, and against the arrays that are read, x first."""
     if not quantized:
         check_dtype("out", out)
     whose = "x" if read["x"].shape == shape else "the result"
@@ -401,7 +401,7 @@ def check_result(
 
 
 def sharing(written: View, others: Mapping[str, View], itself: Collection[str] = ()) -> str | None:
-    """Return the first of the others that shares memory with what is written; None if none does.
+    """Return the first of the others that shares memory with `written`; None if none does.
 
     itself: those that may be the very same view.
     """
@@ -414,7 +414,8 @@ def sharing(written: View, others: Mapping[str, View], itself: Collection[str] =
 def _overlap(a: View, b: View) -> bool:
     """Say whether two views share a byte. NumPy solves it exactly; it never looks at the memory itself."""
     try:
-        return bool(np.shares_memory(_shadow(a), _shadow(b), max_work=100_000))  # type: ignore[arg-type]  # numpy's stub knows two values of it
+        # numpy's stub knows two values of max_work
+        return bool(np.shares_memory(_shadow(a), _shadow(b), max_work=100_000))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 

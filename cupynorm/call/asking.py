@@ -33,6 +33,6 @@ def spec_of(call: Callable[[], Any]) -> Any:
 
 
 def answer(lower: Callable[[], Any]) -> None:
-    """Answer with what `lower` returns if somebody asks; else go on. Called before anything is computed on the host."""
+    """Raise the result of `lower` as the answer if this thread asks. Called before any computation on the host."""
     if _thread.asks:
         raise _Answer(lower())

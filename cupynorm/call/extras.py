@@ -1,4 +1,4 @@
-"""What a call wants beside a row op: a mask or a sum on the way in, quantisation on the way out."""
+"""Steps that a call fuses with a row op: a mask or a sum before it, quantisation after it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def quantize_of(given: Any) -> Quantize | None:
 
 
 class Add(NamedTuple):
-    """What a norm is taken of: dropout(x + bias) + alpha * residual.
+    """The input of a norm: dropout(x + bias) + alpha * residual.
 
     residual has x's shape, bias is a column like gamma. wants_sum: return that, too, in x's dtype.
     """
@@ -36,7 +36,7 @@ class Add(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What a call of a row op has fused around it: at most one of a mask and an add, and what becomes of the result."""
+    """The steps fused with a call of a row op: at most one of a mask and an add, and the quantisation of the result."""
 
     masked: Asked | None = None
     add: Add | None = None

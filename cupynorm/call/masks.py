@@ -1,4 +1,4 @@
-"""What softmax keeps of a row: a band, a length, an array of where; and what it does to what it keeps."""
+"""Masks of softmax: which elements it keeps (a band, a length, an array `where`), and their scale and bias."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class MaskOptions(TypedDict, total=False):
-    """The keywords of softmax that say what is kept, and what is done to it."""
+    """The keywords of softmax that say which elements are kept, and scale and bias them."""
 
     scale: float | None
     where: Any
@@ -96,10 +96,10 @@ class Mask:
 
     An element becomes x * scale + bias if it is kept, and is kept if all of these hold, where given:
     where: its element is not 0. lengths: column < its row's length, or column >= cols - length if left_padded.
-    low, high: query + low <= column < query + high (None: no bound), where the query is the index on the axis before the last.
+    low, high: query + low <= column < query + high (None: no bound); query is the index on the axis before the last.
 
-    lengths, low and high are the structure: with them axes is 1, and each row keeps columns begin to end - 1 of interval().
-    The arrays are the caller's, not stretched: views() says where their elements lie.
+    lengths, low and high are the structure: with them axes is 1, and each row keeps columns begin to end - 1 of
+    interval(). The arrays are the caller's, not broadcast: views() returns them broadcast to x.
     """
 
     shape: tuple[int, ...]
@@ -129,14 +129,14 @@ class Mask:
 
     @property
     def is_structural(self) -> bool:
-        """Whether each row keeps an interval of its columns: what lies outside need not be read."""
+        """Whether each row keeps an interval of its columns: columns outside of it need not be read."""
         return self.lengths is not None or self.has_band
 
     def interval(self, query: Any, length: Any = None) -> tuple[Any, Any]:
-        """Return begin and end of what a row keeps: 0 <= begin <= end <= cols, and begin == end if it keeps nothing.
+        """Return the interval that a row keeps: 0 <= begin <= end <= cols, and begin == end if it keeps nothing.
 
-        query and length (None where there are no lengths) are integers, or arrays of int64. This is what a device computes for
-        each row, and why lengths that nobody has checked do no harm there.
+        query and length (None where there are no lengths) are integers, or arrays of int64. A device computes the same
+        for each row, so that unchecked lengths do no harm there.
         """
         cols = self.cols
         begin, end = np.zeros_like(query), np.full_like(query, cols)
@@ -151,7 +151,7 @@ class Mask:
         return begin, np.clip(end, begin, cols)
 
     def views(self) -> dict[str, View]:
-        """Return the arrays by name, stretched to what they broadcast to by strides of 0; nothing is copied."""
+        """Return the arrays by name, broadcast by strides of 0; nothing is copied."""
         targets = {"where": self.shape, "bias": self.shape, "lengths": self.shape[:-1]}
         return {
             name: view(getattr(self, name), name).broadcast_to(target)
@@ -175,8 +175,8 @@ class Mask:
 def mask_of(asked: Asked, shape: tuple[int, ...], axes: int) -> Mask:
     """Check the keywords of a call on an x of this shape, and return what they mean.
 
-    Kinds and devices of the arrays have been checked. Raises TypeError for dtypes and kinds of options, ValueError for shapes,
-    numbers out of range, and structure along several axes or without queries.
+    Kinds and devices of the arrays have been checked. Raises TypeError for dtypes and kinds of options, ValueError for
+    shapes, numbers out of range, and structure along several axes or without queries.
     """
     scale = 1.0 if asked.scale is None else finite("scale", asked.scale)
     if asked.where is not None:
@@ -257,7 +257,8 @@ def _check_lengths(lengths: Any, shape: tuple[int, ...]) -> None:
     low, high = int(lengths.min()), int(lengths.max())
     if low < 0 or high > shape[-1]:
         raise ValueError(
-            f"lengths holds {low if low < 0 else high}: the last axis of x has {shape[-1]} elements, use 0 to {shape[-1]}"
+            f"lengths holds {low if low < 0 else high}: the last axis of x has {shape[-1]} elements, "
+            f"use 0 to {shape[-1]}"
         )
 
 

@@ -21,7 +21,7 @@ def filled(value: float, shape: tuple[int, ...], dtype: np.dtype[Any], device: i
     """Return a device array that holds one number everywhere. The same array comes back for the same number.
 
     It is written on a stream of its own, which alone is waited for, and once: so any stream may read it, and
-    nothing waits for what the caller's streams do. It is never freed, since a graph that the caller captured may
+    nothing waits for the caller's streams. It is never freed, since a graph that the caller captured may
     read it; once MOST_BYTES are kept, arrays of further numbers are made for one call.
     """
     global _kept_bytes  # noqa: PLW0603

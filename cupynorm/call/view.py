@@ -68,7 +68,7 @@ class View(NamedTuple):
         return (tuple(extents), tuple(strides)) if extents else ((1,), (0,))
 
     def is_contiguous(self) -> bool:
-        """Say whether the elements lie next to each other in C order."""
+        """Say whether the elements are adjacent in C order."""
         extents, strides = self.collapsed()
         return len(extents) == 1 and (extents[0] == 1 or strides[0] == 1)
 

@@ -1,1 +1,1 @@
-"""What exists, once: the ops, and the forms in which they are called. Tests, tools and the command go by it."""
+"""The list of all ops, and of the forms in which they are called. Tests, tools and the command use it."""

@@ -1,6 +1,6 @@
 """Every op in every form, once: selftest, explain, bench and tests go by this table.
 
-A form is one call on given arrays: an op alone, masked, of a sum, quantised, fused with a function, or one that is no row op.
+A form is one call on given arrays: a row op alone, masked, of a sum, quantised or fused with a function, or another op.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def _wide(x: Any) -> Array:
 
 
 class Given(NamedTuple):
-    """An array of a form's call. holds: "numbers", "mask" (bytes), "lengths" (all columns), "ragged", "result" (written)."""
+    """An array of a form's call.
+
+    holds: "numbers", "mask" (bytes), "lengths" (all columns), "ragged" (lengths) or "result" (it is written).
+    """
 
     shape: tuple[int, ...]
     dtype: Any
@@ -53,7 +56,7 @@ class Given(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """What it takes in memory."""
+        """Its size in memory."""
         return math.prod(self.shape) * int(np.dtype(self.dtype).itemsize)
 
 
@@ -61,11 +64,11 @@ class Given(NamedTuple):
 class Form:
     """A call that is measured, tested and explained.
 
-    given: the arrays that are read, and those that are written, of rows, columns and dtype; "y" is the one that out= takes.
-    call: the public function, given arrays by name and options. reference: what it must give, from the definition, in
-    float64. torch: the same in PyTorch, given its module and tensors; None where it has none.
-    target: the share of the copy rate that is wanted on an H200; `beside`: of that form's share, not of the copy rate.
-    unread: of how many elements of x nobody needs to know, of the shape of x.
+    given: returns the arrays that are read or written, from rows, columns and dtype; "y" is the one that out= takes.
+    call: the public function, given arrays by name and options. reference: the expected results, from the definition,
+    in float64. torch: the same in PyTorch, given its module and tensors; None where it has none. target: the share of
+    the copy rate that is wanted on an H200; with `beside`, the share of that form's rate instead. unread: returns how
+    many elements of x need not be read, from the shape of x.
     """
 
     name: str
@@ -92,11 +95,11 @@ class Form:
 
     @property
     def missing(self) -> str:
-        """What must be installed before it can be called; empty as a rule."""
+        """The package that must be installed before it can be called; empty as a rule."""
         return "ml_dtypes" if self.quantized.startswith("float8") and "bfloat16" not in _dtypes.DTYPES else ""
 
     def bytes_moved(self, rows: int, cols: int, dtype: Any) -> int:
-        """Return the bytes that any implementation moves: what is read once, and what is written."""
+        """Return the bytes that any implementation moves: each input is read once, each output is written once."""
         given = self.given(rows, cols, dtype_of(dtype))
         unread = 0 if self.unread is None else self.unread(given["x"].shape) * given["x"].dtype.itemsize
         return sum(each.bytes for each in given.values()) - unread
@@ -105,7 +108,7 @@ class Form:
 def _rows(
     beside: tuple[str, ...] = (), columns: tuple[str, ...] = (), results: tuple[str, ...] = ()
 ) -> Callable[[int, int, Any], dict[str, Given]]:
-    """Return `given` of x and what has its shape, parameters of its columns, y and what else has y's shape."""
+    """Return `given` of x and other inputs of its shape, affine parameters, y and other results of its shape."""
 
     def given(rows: int, cols: int, dtype: Any) -> dict[str, Given]:
         found = {name: Given((rows, cols), dtype) for name in ("x", *beside)}
@@ -141,14 +144,14 @@ def _alone(op: op_table.Op) -> Form:
 
 
 def _scores(rows: int, cols: int, dtype: Any) -> dict[str, Given]:
-    """Return x and y of shape [batch, queries, keys]: as many queries as keys where rows are whole matrices of them."""
+    """Return x and y of shape [batch, queries, keys], with queries = keys if rows is a multiple of keys."""
     queries = cols if rows % cols == 0 else rows
     shape = (rows // queries, queries, cols)
     return {"x": Given(shape, dtype), "y": Given(shape, dtype, "result")}
 
 
 class _Mask(NamedTuple):
-    """A mask: what it adds to the given arrays, the options of a call, and what is kept, of x's shape.
+    """A mask: the arrays that it adds to the given ones, the options of a call, and the kept elements, of x's shape.
 
     read: how many elements of x of such a shape; None for all.
     """
@@ -170,7 +173,7 @@ def _diagonal(a: Arrays) -> Any:
 
 
 def _band(shape: tuple[int, ...], before: int) -> int:
-    """Return how many keys all queries keep that see themselves and so many before."""
+    """Return how many keys are kept in all, if each query keeps its own position and `before` earlier ones."""
     query = np.arange(shape[-2])
     kept = np.minimum(query + 1, shape[-1]) - np.maximum(query - before, 0)
     return int(np.maximum(kept, 0).sum()) * math.prod(shape[:-2])
@@ -437,7 +440,7 @@ FUSED = Form(
 
 
 def _tokens(parts: int, *, merged: bool) -> Callable[[int, int, Any], dict[str, Given]]:
-    """Return `given` of rows tokens with `parts` times cols columns, and of the same by heads. merged: that is the way back."""
+    """Return `given` for a move of `rows` tokens, `parts` times `cols` columns each, to heads; if merged, back."""
 
     def given(rows: int, cols: int, dtype: Any) -> dict[str, Given]:
         seq, size = (
@@ -460,7 +463,7 @@ def _split(name: str, parts: int) -> Form:
     function = getattr(heads, name)
 
     def taken_apart(z: Any) -> Any:
-        """Return [parts, batch, heads, seq, size] of what lies side by side; without the first axis for one part."""
+        """Return [parts, batch, heads, seq, size] of [batch, seq, columns]; without the first axis for one part."""
         batch, seq, columns = z.shape
         count = _count(columns // parts)
         z = z.reshape(batch, seq, parts, count, columns // parts // count).swapaxes(1, 3)

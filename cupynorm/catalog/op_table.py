@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 class Op:
     """An op for those who run, test or list all of them.
 
-    row: how the kernels know it. function: the public one. reference: what it must give, written from the
+    row: how the kernels know it. function: the public one. reference: the expected results, written from the
     definition, in float64 (longer for float64 input): reference(x, gamma, beta, axes=1, eps=...) -> (y, *stats),
     without the arguments that the op does not take.
     """
@@ -54,7 +54,7 @@ class Op:
 
     @property
     def stats(self) -> tuple[str, ...]:
-        """What return_stats=True adds to the result."""
+        """The names of the statistics that return_stats=True adds to the result."""
         return self.row.stats
 
     def bytes_moved(

@@ -63,7 +63,7 @@ def info(*, as_json: bool) -> None:
 def _tuned_fields(tuned: dict[str, Any]) -> dict[str, Any]:
     from cupynorm.runtime import tuned_plans  # noqa: PLC0415
 
-    why_not = tuned_plans.distrust() or "CUPYNORM_TUNED is 0"
+    why_not = tuned_plans.why_unusable() or "CUPYNORM_TUNED is 0"
     fields = {"folder": tuned["folder"], "used": "yes" if tuned["used"] else f"no: {why_not}"}
     for table in tuned["tables"]:
         fields[Path(table["file"]).name] = f"{table['entries']} plans"

@@ -1,4 +1,4 @@
-"""What commands print: results on standard output, notes and progress bars on standard error."""
+"""The output of commands: results on standard output, notes and progress bars on standard error."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def print_fields(title: str, fields: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that takes what is done and the total, and moves a bar if standard error is a terminal."""
+    """Yield a function that takes the finished part and the total, and moves a bar if standard error is a terminal."""
     with progress_bars() as show:
         yield lambda done, total: show(label, done, total)
 
 
 @contextlib.contextmanager
 def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that takes a stage's name, what is done and the total. Each stage has a bar."""
+    """Yield a function that takes a stage's name, its finished part and the total. Each stage has a bar."""
     with contextlib.ExitStack() as stack:
         bars: dict[str, Any] = {}
 

@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # of the words 0 and 2
-WEYL = (0x9E3779B9, 0xBB67AE85)  # what is added to the key after a round: golden ratio, and sqrt(3) - 1
+WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key after a round: golden ratio, and sqrt(3) - 1
 WORD = 0xFFFFFFFF
 BITS = 32
 PROBABILITY = "the probability of being dropped is 0 to 1"
@@ -42,8 +42,9 @@ def philox(counter: Array, key: tuple[int, int]) -> Array:
 def words(seed: int, offset: int, start: int, count: int) -> Array:
     """Return the words of the elements start, start + 1, ..., start + count - 1.
 
-    Element i has word i % 4 of the block at offset + i // 4. A block's number, 64 bits that wrap around, is the counter's words
-    0 (low) and 1 (high), with 0 in its words 2 and 3; the seed's 64 bits are the key's words 0 (low) and 1 (high).
+    Element i has word i % 4 of the block at offset + i // 4. A block's number, 64 bits that wrap around, is the
+    counter's words 0 (low) and 1 (high), with 0 in its words 2 and 3; the seed's 64 bits are the key's words 0 (low)
+    and 1 (high).
     """
     first = start // 4
     blocks = -(-(start + count) // 4) - first
@@ -56,7 +57,7 @@ def words(seed: int, offset: int, start: int, count: int) -> Array:
 
 
 class Dropout(NamedTuple):
-    """What is dropped: element i, in C order, if its word is below `threshold`; what is kept is multiplied by `factor`."""
+    """A checked dropout: drops elements, in C order, whose word is below `threshold`, and scales others by `factor`."""
 
     p: float
     seed: int
@@ -78,14 +79,17 @@ class Dropout(NamedTuple):
 
 
 def dropout(p: float, seed: int, offset: int, name: str = "p") -> Dropout:
-    """Check and return a dropout; ValueError for a p outside 0 to 1, or numbers of more than 64 bits. name: what p is called."""
+    """Check and return a dropout; ValueError for a p outside 0 to 1, or numbers of more than 64 bits.
+
+    name: the name of p in messages.
+    """
     if (
         type(p) is float
         and type(seed) is type(offset) is int
         and 0 <= p <= 1
         and 0 <= seed < 1 << 64
         and 0 <= offset < 1 << 64
-    ):  # what is given as a rule, two microseconds sooner
+    ):  # the usual arguments, two microseconds sooner
         return Dropout(p, seed, offset)
     if not 0 <= p <= 1:
         raise ValueError(f"{name} is {p}: {PROBABILITY}")

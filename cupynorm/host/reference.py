@@ -26,7 +26,7 @@ BLOCK = 1 << 17  # elements of a block: 1 MiB of float64, which a core's L2 cach
 
 
 class Masking(NamedTuple):
-    """What softmax sees of x: x * scale + bias, and only where `where` holds and begin <= column < end.
+    """The input of softmax: x * scale + bias, and only where `where` holds and begin <= column < end.
 
     where and bias are stretched to x's shape, begin and end to its shape without the last axis.
     """
@@ -39,7 +39,7 @@ class Masking(NamedTuple):
 
 
 class Adding(NamedTuple):
-    """What a norm sees of x: dropout(x + bias) + alpha * residual. bias broadcasts to the normalised axes.
+    """The input of a norm: dropout(x + bias) + alpha * residual. bias broadcasts to the normalised axes.
 
     sum_out: where that is written, rounded once; None: nowhere.
     """
@@ -52,9 +52,9 @@ class Adding(NamedTuple):
 
 
 class Quantizing(NamedTuple):
-    """How a result becomes one of out's dtype, of LARGEST: y / scale, with one scale for all or, if that is None, for each row.
+    """The quantisation of a result to out's dtype, one of LARGEST: y / scale.
 
-    scales: where the scales of rows are written.
+    scale: one for all rows; None: each row has its own. scales: the array that the rows' scales are written to.
     """
 
     scale: float | None
@@ -62,7 +62,7 @@ class Quantizing(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What is done to the elements of a row before its op, and after it."""
+    """Steps on the elements of a row before its op, and after it."""
 
     mask: Masking | None = None
     add: Adding | None = None
@@ -203,7 +203,7 @@ class _Rows:
         self._then(lambda values, _: step(values, *operands, out=values))
 
     def apply_columns(self, step: np.ufunc, operand: Array | None) -> None:
-        """Replace every element by step(element, its column's operand); None: leave them."""
+        """Replace every element by step(element, the column's operand); None: leave them."""
         if operand is not None:
             self._then(lambda values, piece: step(values, _of_columns(operand, piece), out=values))
 
@@ -234,7 +234,7 @@ class _Rows:
             np.copyto(values, fill, where=(column < begin) | (column >= end))
 
     def add(self, add: Adding | None) -> None:
-        """Replace every element by dropout(element + its column's bias) + alpha * residual; write that to sum_out."""
+        """Replace every element by dropout(element + the column's bias) + alpha * residual; write that to sum_out."""
         if add is None:
             return
 
@@ -253,7 +253,7 @@ class _Rows:
         self._then(lambda values, _: np.copyto(values, ACTIVATIONS[name](values)))
 
     def apply_elements(self, step: np.ufunc, operand: Array, shift: Array | None) -> None:
-        """Replace every element by step(element, the operand's element of its place + its column's shift)."""
+        """Replace every element by step(element, the operand's element + the column's shift)."""
 
         def elements(values: Array, piece: Index) -> None:
             other = operand[self._index(piece)].astype(np.float64).reshape(values.shape)
@@ -262,7 +262,7 @@ class _Rows:
         self._then(elements)
 
     def drop_out(self, drop: Dropout) -> None:
-        """Multiply what is kept by the dropout's factor, and put 0 elsewhere."""
+        """Multiply kept elements by the dropout's factor, and set the others to 0."""
 
         def step(values: Array, piece: Index) -> None:
             values *= drop.factor
@@ -308,7 +308,7 @@ class _Rows:
         if how is not None and scale is None:
             largest = self._total(np.maximum, (np.abs(each).max(axis=1) for each in self._each()))
             self.store_statistic(how.scales, largest / LARGEST[out.dtype.name])
-            # elements are divided by what the caller will multiply them with
+            # elements are divided by the stored scale, by which the caller will multiply them
             scale = how.scales[self._rows].astype(np.float64).reshape(-1, 1)  # type: ignore[index]
         for piece, values in zip(self._pieces, self._each(), strict=True):
             target = out[self._index(piece)]
@@ -403,10 +403,10 @@ def _divide(values: Array, scale: Any) -> Array:
 
 
 def _nearest(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Return float64 values as the nearest ones of a quantised dtype, to even in the middle; the largest for larger ones.
+    """Round float64 values to the nearest ones of a quantised dtype, ties to even, and saturate at its largest.
 
-    nan stays nan in a float8 and is 0 in int8. Written out in float64, where every step is exact: ml_dtypes' own conversion
-    neither saturates nor promises one rounding.
+    nan stays nan in a float8 and is 0 in int8. The rounding is computed in float64, where every step is exact:
+    ml_dtypes' own conversion neither saturates nor promises to round only once.
     """
     name = dtype.name
     values = np.clip(values, LEAST.get(name, -LARGEST[name]), LARGEST[name])
@@ -433,7 +433,10 @@ def bias_activation(x: Array, bias: Array | None, name: str, out: Array) -> None
 def gated(
     gate: Array, gate_bias: Array | None, value: Array, value_bias: Array | None, name: str, out: Array
 ) -> None:
-    """Write activation(gate + gate_bias) * (value + value_bias) to out; all have out's shape, a bias that of the last axis."""
+    """Write activation(gate + gate_bias) * (value + value_bias) to out.
+
+    gate and value have out's shape, a bias the shape of the last axis.
+    """
     columns, shift = _columns(gate_bias, gate.shape, 1), _columns(value_bias, gate.shape, 1)
     for rows in _blocks(gate, 1):
         rows.apply_columns(np.add, columns)
@@ -452,12 +455,18 @@ def dropout(x: Array, drop: Dropout, out: Array) -> None:
 
 
 def _gelu(values: Array) -> Array:
-    """Return x * Phi(x), with the normal distribution Phi (Hendrycks and Gimpel 2016); erfc keeps the digits of its tail."""
+    """Return x * Phi(x), where Phi is the normal distribution (Hendrycks and Gimpel 2016).
+
+    Phi is computed by erfc, which keeps the digits of its tail.
+    """
     return np.asarray(values * (0.5 * special.erfc(values * -math.sqrt(0.5))))
 
 
 def _gelu_tanh(values: Array) -> Array:
-    """Return x * (1 + tanh(u)) / 2 with u = sqrt(2 / pi) * (x + 0.044715 x^3), as x / (1 + exp(-2u)): no cancellation."""
+    """Return x * (1 + tanh(u)) / 2 with u = sqrt(2 / pi) * (x + 0.044715 x^3).
+
+    It is computed as x / (1 + exp(-2u)), which has no cancellation.
+    """
     inner = values + 0.044715 * values**3
     return np.asarray(values / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * inner)))
 

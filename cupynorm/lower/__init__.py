@@ -1,1 +1,1 @@
-"""How arrays, options and users' functions look to a kernel: C++ types, and host mirrors of its structs."""
+"""Lowers arrays, options and users' functions for a kernel: to C++ types, and to host mirrors of its structs."""

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from cupynorm.plan.limits import Limits
 
 KERNEL = "elementwise/elementwise.cuh"
-PACK_BYTES = 16  # of the wider of two types
-THREADS = 256  # of a block, at most
-ROWS = 2  # of a thread where there is a bias: it is fetched and converted once for both
-MOST_BLOCKS = 65535  # of a grid along y and z
+VECTOR_BYTES = 16  # of a vector of the wider of two types
+THREADS = 256  # threads of a block, at most
+ROWS = 2  # rows of a thread where there is a bias, which is loaded and converted once for both
+MOST_BLOCKS = 65535  # blocks of a grid along y and z
 INT = 1 << 31
 
 
 class Each(NamedTuple):
-    """What is done to each element: an activation of reference.ACTIVATIONS after a bias, with a gate perhaps; or dropout."""
+    """An op on each element: dropout, or an activation of reference.ACTIVATIONS with an optional bias and gate."""
 
     activation: str | None = None
     bias: Any = None
@@ -41,12 +41,13 @@ class Each(NamedTuple):
 class Tiles(NamedTuple):
     """How a kernel's blocks cover the results: numbers of each_element, and its launch.
 
-    A block is `block` = (packs across, rows / `rows`); `grid` are such blocks along the columns, and twice along the rows.
+    block: threads along the columns, one for each vector, and along the rows, one for each `rows` rows. grid: blocks
+    along the columns, and in two dimensions along the rows.
     """
 
-    pack: int
+    vector: int
     rows: int
-    peel: int
+    unaligned: int
     long: bool
     grid: tuple[int, int, int]
     block: tuple[int, int]
@@ -54,7 +55,7 @@ class Tiles(NamedTuple):
     @property
     def template(self) -> tuple[int, int, int, bool]:
         """The kernel's template arguments behind its types."""
-        return self.pack, self.rows, self.peel, self.long
+        return self.vector, self.rows, self.unaligned, self.long
 
     @property
     def threads(self) -> int:
@@ -66,44 +67,45 @@ class Tiles(NamedTuple):
         return self._asdict()
 
 
-def tiles(rows: int, cols: int, pack: int, peel: int, most_rows: int, resident: int) -> Tiles:
-    """Choose how blocks cover so many rows and columns of results.
+def tiles(rows: int, cols: int, vector: int, unaligned: int, most_rows: int, resident: int) -> Tiles:
+    """Choose how blocks cover rows and columns of results.
 
-    most_rows: that a thread may have. resident: threads that the device holds at once; with fewer, a thread has one row.
+    most_rows: rows that a thread may have. resident: threads that the device holds at once; a thread has one row where
+    there is less work than that.
     """
-    packs = -(-(cols + (pack - 1 if peel else 0)) // pack)
-    pieces = -(-packs // THREADS)
-    across = -(-packs // pieces)
+    vectors = -(-(cols + (vector - 1 if unaligned else 0)) // vector)
+    pieces = -(-vectors // THREADS)
+    across = -(-vectors // pieces)
     if pieces > 1:  # whole warps: in a row of many blocks it is the last one that is not full
         across = -(-across // 32) * 32
-        pieces = -(-packs // across)
+        pieces = -(-vectors // across)
     down = min(rows, THREADS // across)
-    held = most_rows if rows * packs >= most_rows * resident else 1
+    held = most_rows if rows * vectors >= most_rows * resident else 1
     groups = -(-rows // (down * held))
     deep = -(-groups // MOST_BLOCKS)
     grid = (pieces, -(-groups // deep), deep)
-    # what the last block reaches is counted, too
-    reach = max(grid[0] * across * pack, grid[1] * grid[2] * down * held)
-    return Tiles(pack, held, peel, reach >= INT, grid, (across, down))
+    # the last block counts elements past the end, too
+    reach = max(grid[0] * across * vector, grid[1] * grid[2] * down * held)
+    return Tiles(vector, held, unaligned, reach >= INT, grid, (across, down))
 
 
 class ElementwiseProblem(NamedTuple):
-    """What tiles are chosen from. most_rows: of a thread."""
+    """The problem for which tiles are chosen. most_rows: rows of a thread, at most."""
 
     rows: int
     cols: int
-    pack: int
-    peel: int
+    vector: int
+    unaligned: int
     most_rows: int
 
     def plan(self, limits: Limits) -> Tiles:
         """Choose how blocks of a device cover the results."""
         resident = limits.sm_count * limits.threads_per_sm
-        return tiles(self.rows, self.cols, self.pack, self.peel, self.most_rows, resident)
+        return tiles(self.rows, self.cols, self.vector, self.unaligned, self.most_rows, resident)
 
     def summary(self) -> dict[str, int]:
         """Return what explain shows of it."""
-        return {"rows": self.rows, "cols": self.cols, "pack": self.pack}
+        return {"rows": self.rows, "cols": self.cols, "vector": self.vector}
 
 
 def elementwise_spec(each: Each, x: View, y: View, bias: View | None) -> KernelSpec:
@@ -114,26 +116,26 @@ def elementwise_spec(each: Each, x: View, y: View, bias: View | None) -> KernelS
     width, cols = x.shape[-1], y.shape[-1]
     rows = math.prod(y.shape) // cols
     compute = compute_dtype(x.dtype, y.dtype)
-    widest = PACK_BYTES // max(x.dtype.itemsize, y.dtype.itemsize)
+    widest = VECTOR_BYTES // max(x.dtype.itemsize, y.dtype.itemsize)
     # four elements share one call of Philox
-    pack = widest if each.dropout is None else max(4, widest)
-    peel = _peel(x, y, pack)
+    vector = widest if each.dropout is None else max(4, widest)
+    unaligned = _unaligned(x, y, vector)
     if each.dropout is not None:
-        op = _drop(each.dropout, compute, whole=peel == 0)
+        op = _drop(each.dropout, compute, whole=unaligned == 0)
     else:
         op = _activate(each, y.dtype, compute, column(bias, (width,)))
     load, store = direct("DirectLoad", x.split(axes)[0]), direct("DirectStore", y.split(axes)[0])
     whole = arguments(op, load, store, rows, cols)
     text = compiler.text(KERNEL, whole.cpp, whole.dtype.itemsize, header="io/affine.cuh")
-    most_rows = 1 if bias is None or peel else ROWS
-    problem = ElementwiseProblem(rows, cols, pack, peel, most_rows)
+    most_rows = 1 if bias is None or unaligned else ROWS
+    problem = ElementwiseProblem(rows, cols, vector, unaligned, most_rows)
     return KernelSpec(
         text, "cupynorm::each_element<{types}, {numbers}>", types_of(op, load, store), whole, problem
     )
 
 
 def _joined(x: View, y: View) -> tuple[View, View]:
-    """Return both with as many trailing axes made one as lie contiguous in both: nothing depends on the column."""
+    """Return both with those trailing axes joined that are contiguous in both: no result depends on the column."""
     ndim = len(x.shape)
     at = next(at for at in range(ndim + 1) if all(v.split(ndim - at)[1].is_contiguous() for v in (x, y)))
     found = []
@@ -150,13 +152,13 @@ def _starts(each: View, unit: int) -> tuple[Any, ...]:
     return each.pointer // each.dtype.itemsize % unit, extents, steps
 
 
-def _peel(x: View, y: View, pack: int) -> int:
-    """Return the kernel's kPeel: 0 where rows are whole packs, 1 where x lies in its packs as y does, 2 otherwise."""
+def _unaligned(x: View, y: View, vector: int) -> int:
+    """Return the kernel's kUnaligned: 0 for aligned rows, 1 for unaligned ones whose x is aligned as y, else 2."""
     width, cols = x.shape[-1], y.shape[-1]
-    # a pack is moved in accesses of 16 bytes at most
-    of_x, of_y = (min(pack, PACK_BYTES // each.dtype.itemsize) for each in (x, y))
+    # a vector is moved in accesses of 16 bytes at most
+    of_x, of_y = (min(vector, VECTOR_BYTES // each.dtype.itemsize) for each in (x, y))
     whole = all(start == 0 and not any(steps) for start, _, steps in (_starts(x, of_x), _starts(y, of_y)))
-    if whole and cols % pack == 0:
+    if whole and cols % vector == 0:
         return 0
     # a gate's other half begins where the first one ends
     alike = of_x <= of_y and _starts(x, of_x) == _starts(y, of_x) and (width == cols or cols % of_x == 0)
@@ -168,17 +170,17 @@ GATES = {None: 0, "first": 1, "second": 2}
 
 
 def _activate(each: Each, result: Dtype, compute: Dtype, bias: Struct) -> Struct:
-    """Twin of Activate."""
+    """Return the mirror of Activate."""
     if each.activation == "gelu":
-        function = f"cupynorm::Gelu<{cpp(result)}, {compiler.spell(each.gate is not None)}>"
+        function = f"cupynorm::Gelu<{cpp(result)}, {compiler.template_argument(each.gate is not None)}>"
     else:
         function = FUNCTIONS[str(each.activation)]
-    spelling = f"cupynorm::Activate<{cpp(compute)}, {function}, {bias.cpp}, {GATES[each.gate]}>"
-    return Struct(spelling, np.dtype([("bias", bias.dtype)], align=True), (bias.values,))
+    type_name = f"cupynorm::Activate<{cpp(compute)}, {function}, {bias.cpp}, {GATES[each.gate]}>"
+    return Struct(type_name, np.dtype([("bias", bias.dtype)], align=True), (bias.values,))
 
 
 def _drop(drop: Dropout, compute: Dtype, *, whole: bool) -> Struct:
-    """Twin of Drop."""
+    """Return the mirror of Drop."""
     members: list[Any] = [("offset", np.uint64), ("keys", np.uint64, (philox.ROUNDS,))]
     members += [("threshold", np.uint64), ("factor", compute)]
     keys = RoundKeys(round_keys(drop.seed))
@@ -187,12 +189,12 @@ def _drop(drop: Dropout, compute: Dtype, *, whole: bool) -> Struct:
     factor = Factor(drop.factor)
     factor.argument = f"factor {compute.name}"
     values = (offset, keys, threshold, factor)
-    spelling = f"cupynorm::Drop<{cpp(compute)}, {compiler.spell(whole)}>"
-    return Struct(spelling, np.dtype(members, align=True), values)
+    type_name = f"cupynorm::Drop<{cpp(compute)}, {compiler.template_argument(whole)}>"
+    return Struct(type_name, np.dtype(members, align=True), values)
 
 
 class Factor(float):
-    """What is kept is multiplied by it. argument: as that of Argument."""
+    """The factor of kept elements. argument: as that of Argument."""
 
     argument: str
 

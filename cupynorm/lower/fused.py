@@ -18,20 +18,20 @@ from cupynorm.host.philox import Dropout
 from cupynorm.host.reference import LARGEST
 from cupynorm.lower.masks import mask_struct
 from cupynorm.lower.mirrors import (
-    Packs,
     Struct,
+    Vectors,
     arguments,
     column,
+    common_alignment,
     direct,
     fused_load,
     fused_store,
     kept,
-    lie_together,
     operand,
-    pack_width,
     scaled_store,
     sent_bytes,
     value,
+    vector_width,
 )
 from cupynorm.lower.row import ROW_KERNEL, RowOp, types_of
 from cupynorm.lower.spec import KernelSpec
@@ -174,7 +174,7 @@ def fused_spec(
 
     shape = x.shape[len(x.shape) - axes :]
     rows, cols = math.prod(x.shape[: len(x.shape) - axes]), math.prod(shape)
-    twin = op.twin(compute, stats, eps)
+    twin = op.mirror(compute, stats, eps)
     gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
     order = tuple(range(len(x.shape) - axes)) if stats else _order(x, axes, what)
     x, what = x.reordered(order), what.reordered(order)
@@ -182,7 +182,7 @@ def fused_spec(
     problem = _problem(x, written, axes, compute, columns, what)
     worked = effective(problem)
     anywhere = bool(worked.unaligned)
-    packs = Packs(worked.vector, written[0] if anywhere else None, short=bool(columns) or not anywhere)
+    packs = Vectors(worked.vector, written[0] if anywhere else None, short=bool(columns) or not anywhere)
     functions: list[Function] = []
 
     def operand_of(given: Operand) -> Struct:
@@ -222,9 +222,9 @@ def _problem(
     x: View, written: Sequence[View], axes: int, compute: Dtype, columns: Mapping[str, View], what: Around
 ) -> Problem:
     """Return the problem, without the registers of the functions."""
-    pack = pack_width(x, written[0], axes, *written[1:])
+    pack = vector_width(x, written[0], axes, *written[1:])
     drops = any(isinstance(each, Dropout) for each in what.operands)
-    lies = lie_together(x, written, axes)
+    lies = common_alignment(x, written, axes)
     where = () if what.mask is None or what.mask.where is None else (what.mask.views()["where"],)
     beside = _bytes_of((*what.load_operands, *where), axes)
     spans = what.mask is not None and what.mask.is_structural
@@ -251,7 +251,7 @@ def _problem(
     )
 
 
-def _sent(what: Around, axes: int, packs: Packs, order: Sequence[int]) -> int:
+def _sent(what: Around, axes: int, packs: Vectors, order: Sequence[int]) -> int:
     """Return the bytes of an element that go through shared memory with x's where rows are prefetched."""
     beside = [each for each in what.load_operands if isinstance(each, View)]
     if what.mask is not None and what.mask.where is not None:

@@ -1,4 +1,4 @@
-"""Moves between rows and attention's heads in the kernels' terms: host mirror of kernels/bert/heads.cuh, and its plan."""
+"""Lowers moves between rows and attention's heads: host mirror of kernels/bert/heads.cuh, and its plan."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from cupynorm.plan.limits import Limits
 
 BLOCK = 256  # kHeadsBlock
-# Of a thread: two, if that leaves as many threads as half of the device holds (docs/notes/040).
+# Tokens of a thread: two, if that leaves threads for half of the device (docs/notes/040).
 TOKENS = (2, 1)
-NARROW = 1 << 31  # threads, or elements between two places, from which on both are counted in 64 bits
+NARROW = 1 << 31  # threads, or largest offset in elements, from which on both are counted in 64 bits
 
 
 class Index(NamedTuple):
-    """How places are counted: twin of the template argument Index, and of its SignedOf."""
+    """The type of offsets: mirror of the template argument Index, and of its SignedOf."""
 
     cpp: str
     dtype: Dtype
@@ -45,7 +45,7 @@ def divisor(value: int) -> tuple[int, int, int]:
 
 
 class Places(NamedTuple):
-    """Where elements lie: strides in bytes of parts, heads and columns, and the axes of tokens."""
+    """A layout of elements: strides in bytes of parts, heads and columns, and the axes of tokens."""
 
     array: View
     parts: int
@@ -71,7 +71,7 @@ class Places(NamedTuple):
         return sum((extent - 1) * abs(stride) for extent, stride in whole) // self.array.dtype.itemsize
 
     def struct(self, index: Index) -> Struct:
-        """Twin of Places."""
+        """Return the mirror of Places."""
         item = self.array.dtype.itemsize
         extents, strides = self.tokens.collapsed()
         fields = [
@@ -84,14 +84,14 @@ class Places(NamedTuple):
         return Struct(str(len(extents)), np.dtype(fields, align=True), values)
 
     def steps(self) -> tuple[int, ...]:
-        """Return what a pack's width must divide, in elements."""
+        """Return what a vector's width must divide, in elements."""
         item = self.array.dtype.itemsize
         strides = [
             each for extent, each in zip(self.tokens.shape, self.tokens.strides, strict=True) if extent > 1
         ]
         strides += [self.part] * (self.parts > 1) + [self.head] * (self.heads > 1)
         whole = self.array.pointer // item if self.array.pointer % item == 0 else 1
-        alone = 1 if self.col != item and self.size > 1 else 0  # columns apart are no pack
+        alone = 1 if self.col != item and self.size > 1 else 0  # columns that are not adjacent form no vector
         return (whole, self.size, *(each // item for each in strides), alone)
 
 
@@ -116,7 +116,7 @@ class MovePlan(NamedTuple):
     """How a kernel's threads cover the tokens: `tokens` for each of them."""
 
     tokens: int
-    pack: int
+    vector: int
     grid: tuple[int, int, int]
     indexed: bool
     block: tuple[int, int] = (BLOCK, 1)
@@ -124,7 +124,7 @@ class MovePlan(NamedTuple):
     @property
     def template(self) -> tuple[int, int, bool]:
         """The kernel's template arguments that are numbers."""
-        return self.pack, self.tokens, self.indexed
+        return self.vector, self.tokens, self.indexed
 
     @property
     def threads(self) -> int:
@@ -133,14 +133,14 @@ class MovePlan(NamedTuple):
 
     def summary(self) -> dict[str, Any]:
         """Return what explain shows of it."""
-        return {"tokens": self.tokens, "pack": self.pack, "grid": self.grid[0], "block": BLOCK}
+        return {"tokens": self.tokens, "vector": self.vector, "grid": self.grid[0], "block": BLOCK}
 
 
 class MoveProblem(NamedTuple):
-    """What a move's plan is chosen from. threads: with one token a thread; indexed: rows of x are named by numbers."""
+    """The problem of a move. threads: their number with one token each. indexed: rows of x are named by numbers."""
 
     tokens: int
-    pack: int
+    vector: int
     threads: int
     indexed: bool
 
@@ -150,42 +150,42 @@ class MoveProblem(NamedTuple):
 
     def with_tokens(self, tokens: int) -> MovePlan:
         """Return the plan of so many tokens a thread."""
-        packs = self.threads // self.tokens
-        blocks = -(-packs * -(-self.tokens // tokens) // BLOCK)
-        return MovePlan(tokens, self.pack, (blocks, 1, 1), self.indexed)
+        vectors = self.threads // self.tokens
+        blocks = -(-vectors * -(-self.tokens // tokens) // BLOCK)
+        return MovePlan(tokens, self.vector, (blocks, 1, 1), self.indexed)
 
     def summary(self) -> dict[str, int]:
         """Return what explain shows of it."""
-        return {"tokens": self.tokens, "pack": self.pack}
+        return {"tokens": self.tokens, "vector": self.vector}
 
 
 def tokens_of_a_thread(threads: int, threads_of_device: int) -> int:
-    """Return how many tokens a thread takes: more are fewer reads of the bias, and too many leave multiprocessors idle."""
+    """Return how many tokens a thread takes: more save reads of the bias, too many leave multiprocessors idle."""
     return next((n for n in TOKENS if 2 * (threads // n) >= threads_of_device), 1)
 
 
 def move_spec(source: Places, target: Places, bias: View | None, rows: int = 0) -> KernelSpec:
     """Lower a move of elements between places. rows: the pointer of row numbers, 0 for none."""
     x, y = source.array, target.array
-    pack = math.gcd(16 // max(x.dtype.itemsize, y.dtype.itemsize), *source.steps(), *target.steps())
+    vector = math.gcd(16 // max(x.dtype.itemsize, y.dtype.itemsize), *source.steps(), *target.steps())
     columns = source.parts * source.heads * source.size
     shift = column(bias, (columns,))
-    packs = columns // pack
-    threads = packs * target.token_count
+    vectors = columns // vector
+    threads = vectors * target.token_count
     fits = max(threads + BLOCK, source.reach(), target.reach()) < NARROW
     index = FEW if fits else MANY
     begin, end = source.struct(index), target.struct(index)
     fields = [
         *((name, POINTER) for name in ("x", "y", "rows")),
         ("tokens", index.dtype),
-        *((name, index.divisor) for name in ("packs", "head_packs", "heads")),
+        *((name, index.divisor) for name in ("vectors", "head_vectors", "heads")),
         ("from", begin.dtype),
         ("to", end.dtype),
         ("bias", shift.dtype),
     ]
     values = (
         *(x.pointer, y.pointer, rows),
-        *(target.token_count, *(divisor(each) for each in (packs, source.size // pack, source.heads))),
+        *(target.token_count, *(divisor(each) for each in (vectors, source.size // vector, source.heads))),
         *(begin.values, end.values, shift.values),
     )
     kind = f"{index.cpp}, {cpp(x.dtype)}, {cpp(y.dtype)}, {shift.cpp}, {begin.cpp}, {end.cpp}"
@@ -193,4 +193,4 @@ def move_spec(source: Places, target: Places, bias: View | None, rows: int = 0) 
     text = compiler.text("bert/heads.cuh", whole.cpp, whole.dtype.itemsize)
     compute = compute_dtype(x.dtype, y.dtype, *([bias.dtype] if bias else []))
     name = f"cupynorm::move_heads<{cpp(compute)}, {{numbers}}, {{types}}>"
-    return KernelSpec(text, name, kind, whole, MoveProblem(target.token_count, pack, threads, bool(rows)))
+    return KernelSpec(text, name, kind, whole, MoveProblem(target.token_count, vector, threads, bool(rows)))

@@ -1,4 +1,4 @@
-"""Host mirrors of a mask: Mask, Interval and what they are made of, in kernels/io/fused.cuh."""
+"""Host mirrors of a mask: Mask, Interval and their members, in kernels/io/fused.cuh."""
 
 from __future__ import annotations
 
@@ -8,39 +8,37 @@ import numpy as np
 
 from cupynorm._dtypes import cpp_of_element
 from cupynorm.call.masks import Mask
-from cupynorm.lower.mirrors import EMPTY, Packs, Struct, division, operand, per_row
+from cupynorm.lower.mirrors import EMPTY, Struct, Vectors, division, operand, per_row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cupynorm.call.view import View
 
-NO_BOUND = {
-    4: 1 << 30,
-    8: 1 << 61,
-}  # beyond every column, and sums with a query's number stay in so many bytes
-NARROW = 1 << 29  # up to here columns and queries are counted in 4 bytes
+# By bytes of an index: a bound beyond every column, small enough that adding a query's number does not overflow.
+NO_BOUND = {4: 1 << 30, 8: 1 << 61}
+NARROW = 1 << 29  # up to so many columns and queries, indices have 4 bytes
 
 
-def mask_struct(mask: Mask | None, packs: Packs, order: Sequence[int]) -> Struct:
-    """Twin of NoMask and Mask. order: in which x's leading axes are gone through."""
+def mask_struct(mask: Mask | None, vectors: Vectors, order: Sequence[int]) -> Struct:
+    """Return the mirror of NoMask and Mask. order: that of x's leading axes."""
     if mask is None or not (mask.is_structural or mask.where is not None):
         return Struct("cupynorm::NoMask", EMPTY, (0,))
     views = {name: each.reordered(order) for name, each in mask.views().items()}
     where = Struct("cupynorm::NoWhere", EMPTY, (0,))
     if "where" in views:
-        of = operand(views["where"], mask.axes, packs, constant=True)
+        of = operand(views["where"], mask.axes, vectors, constant=True)
         where = Struct(
             f"cupynorm::Where<{of.cpp}>", np.dtype([("bytes", of.dtype)], align=True), (of.values,)
         )
     structure = _structure(mask, views.get("lengths"))
     dtype = np.dtype([("structure", structure.dtype), ("where", where.dtype), ("cols", np.int64)], align=True)
-    spelling = f"cupynorm::Mask<{structure.cpp}, {where.cpp}>"
-    return Struct(spelling, dtype, (structure.values, where.values, mask.cols))
+    type_name = f"cupynorm::Mask<{structure.cpp}, {where.cpp}>"
+    return Struct(type_name, dtype, (structure.values, where.values, mask.cols))
 
 
 def _structure(mask: Mask, lengths: View | None) -> Struct:
-    """Twin of AllColumns and Interval."""
+    """Return the mirror of AllColumns and Interval."""
     if not mask.is_structural:
         return Struct("cupynorm::AllColumns", EMPTY, (0,))
     of = Struct("cupynorm::NoLengths", EMPTY, (0,))
@@ -53,5 +51,5 @@ def _structure(mask: Mask, lengths: View | None) -> Struct:
     dtype = np.dtype([*fields, ("multiplier", np.uint32), ("shift", np.uint32)], align=True)
     flags = ", ".join("true" if each else "false" for each in (mask.left_padded, mask.has_band))
     values = (of.values, mask.cols, mask.queries, low, high, *division(mask.queries))
-    spelling = f"cupynorm::Interval<{of.cpp}, {flags}, {cpp_of_element(index)}>"
-    return Struct(spelling, dtype, values)
+    type_name = f"cupynorm::Interval<{of.cpp}, {flags}, {cpp_of_element(index)}>"
+    return Struct(type_name, dtype, values)

@@ -1,4 +1,4 @@
-"""Host twins of kernels/io and of the ops: how each struct is spelled, laid out and filled."""
+"""Host mirrors of the structs in kernels/io and of the ops: the C++ name, the layout and the values of each."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ POINTER = np.dtype(np.uint64)
 ONE_STRIDE = np.dtype([("stride", np.int64, (1,))], align=True)
 EMPTY = np.dtype([("none", np.uint8)])  # C++ gives an empty struct one byte
 ACCESS_BYTES = 16  # the widest access
-LARGEST_PLACE = 2**31 - 1  # that 32 bits count
-LEAST_COPIED_BYTES = 4  # of a copy from global to shared memory that takes no register
+LARGEST_OFFSET = 2**31 - 1  # in a signed integer of 32 bits
+LEAST_COPIED_BYTES = 4  # of an asynchronous copy (cp.async)
 
 
 class Struct(NamedTuple):
-    """A C++ struct passed by value: its spelling, its layout (align=True), and its values in order."""
+    """A C++ struct passed by value: its C++ name, its layout (align=True), and its values in order."""
 
     cpp: str
     dtype: Dtype
@@ -33,7 +33,7 @@ class Struct(NamedTuple):
 
 
 def strided(view: View) -> Struct:
-    """Twin of Strided: where index i of the view's axes, flattened, lies."""
+    """Return the mirror of Strided: the offset of index i of the view's axes, flattened."""
     extents, strides = view.collapsed()
     axes = len(extents)
     if axes == 1:
@@ -44,19 +44,19 @@ def strided(view: View) -> Struct:
 
 
 def strided64(view: View) -> Struct:
-    """The same, spelled as a whole type."""
+    """Return the same with the name of the whole type."""
     index = strided(view)
     return index._replace(cpp=f"cupynorm::Strided<{index.cpp}>")
 
 
 def strided32(view: View) -> Struct:
-    """Twin of Strided32; of Strided where places or how many there are do not fit in 32 bits, and for doubles.
+    """Return the mirror of Strided32, or of Strided for doubles and where offsets or extents do not fit in 32 bits.
 
-    With doubles the compiler then orders otherwise, and spills (bias and a band, sm_90).
+    With doubles and 32-bit offsets the compiler reorders instructions and spills (bias and a band, sm_90).
     """
     extents, strides = view.collapsed()
     reach = sum(max(1, extent - 1) * abs(stride) for extent, stride in zip(extents, strides, strict=True))
-    if max(math.prod(extents), reach) > LARGEST_PLACE or view.dtype == np.float64:
+    if max(math.prod(extents), reach) > LARGEST_OFFSET or view.dtype == np.float64:
         return strided64(view)
     axes = len(extents)
     fields = [("extent", np.uint32), ("stride", np.int32), ("multiplier", np.uint32), ("shift", np.uint32)]
@@ -67,15 +67,18 @@ def strided32(view: View) -> Struct:
 
 
 def division(divisor: int) -> tuple[int, int]:
-    """Return multiplier and shift, so that n // divisor is (n * multiplier // 2**32 + n) >> shift; both are below 2**31."""
+    """Return multiplier and shift, so that n // divisor is (n * multiplier // 2**32 + n) >> shift.
+
+    n and divisor are below 2**31.
+    """
     if divisor >= 1 << 31:
-        return 0, 0  # which nobody will divide by so
+        return 0, 0  # never used: such a divisor has 64-bit indices
     shift = (divisor - 1).bit_length()
     return ((1 << 32) * ((1 << shift) - divisor) // divisor + 1, shift)
 
 
 def direct(name: str, rows: View) -> Struct:
-    """Twin of DirectLoad and DirectStore."""
+    """Return the mirror of DirectLoad and DirectStore."""
     index = strided(rows)
     dtype = np.dtype([("pointer", POINTER), ("rows", index.dtype)], align=True)
     return Struct(
@@ -84,7 +87,7 @@ def direct(name: str, rows: View) -> Struct:
 
 
 def column(parameter: View | None, shape: tuple[int, ...]) -> Struct:
-    """Twin of NoColumn, Column and StridedColumn: a parameter of the normalised axes, which have `shape`."""
+    """Return the mirror of NoColumn, Column or StridedColumn: a parameter that broadcasts to `shape`."""
     if parameter is None:
         return Struct("cupynorm::NoColumn", EMPTY, (0,))
     stretched = parameter.broadcast_to(shape)
@@ -99,91 +102,100 @@ def column(parameter: View | None, shape: tuple[int, ...]) -> Struct:
 
 
 def affine_store(rows: View, gamma: Struct, beta: Struct) -> Struct:
-    """Twin of AffineStore; of DirectStore if there is neither gamma nor beta."""
+    """Return the mirror of AffineStore, or of DirectStore if there is neither gamma nor beta."""
     to = direct("DirectStore", rows)
     if gamma.dtype == beta.dtype == EMPTY:
         return to
     affine = affine_columns(gamma, beta)
     dtype = np.dtype([("to", to.dtype), ("affine", affine.dtype)], align=True)
-    spelling = f"cupynorm::AffineStore<{cpp(rows.dtype)}, {strided(rows).cpp}, {affine.cpp}>"
-    return Struct(spelling, dtype, (to.values, affine.values))
+    type_name = f"cupynorm::AffineStore<{cpp(rows.dtype)}, {strided(rows).cpp}, {affine.cpp}>"
+    return Struct(type_name, dtype, (to.values, affine.values))
 
 
 def affine_columns(gamma: Struct, beta: Struct) -> Struct:
-    """Twin of AffineColumns, spelled as its two template arguments."""
+    """Return the mirror of AffineColumns, named by its two template arguments."""
     dtype = np.dtype([("gamma", gamma.dtype), ("beta", beta.dtype)], align=True)
     return Struct(f"{gamma.cpp}, {beta.cpp}", dtype, (gamma.values, beta.values))
 
 
-def operand(stretched: View, axes: int, packs: Packs, *, constant: bool) -> Struct:
-    """Twin of AlongRows, AlongColumns, PerRow and Scattered: an array stretched to x's shape. constant: no result goes there."""
+def operand(stretched: View, axes: int, vectors: Vectors, *, constant: bool) -> Struct:
+    """Return the mirror of AlongRows, AlongColumns, PerRow or Scattered: an array stretched to x's shape.
+
+    constant: no result is written to this array.
+    """
     rows, cols = stretched.split(axes)
     element = cpp_of_element(stretched.dtype)
     if not any(stride for stride, extent in zip(cols.strides, cols.shape, strict=True) if extent > 1):
         return per_row(rows)
     if cols.is_contiguous():
-        width = packs.access_of(stretched, axes)
+        width = vectors.access_of(stretched, axes)
         if not any(stride for stride, extent in zip(rows.strides, rows.shape, strict=True) if extent > 1):
-            spelling = f"cupynorm::AlongColumns<{element}, {width}, {'true' if constant else 'false'}>"
-            return Struct(spelling, np.dtype([("pointer", POINTER)], align=True), (stretched.pointer,))
-        index = strided32(rows) if packs.short else strided64(rows)
+            type_name = f"cupynorm::AlongColumns<{element}, {width}, {'true' if constant else 'false'}>"
+            return Struct(type_name, np.dtype([("pointer", POINTER)], align=True), (stretched.pointer,))
+        index = strided32(rows) if vectors.short else strided64(rows)
         dtype = np.dtype([("pointer", POINTER), ("rows", index.dtype)], align=True)
-        spelling = f"cupynorm::AlongRows<{element}, {index.cpp}, {width}, {'true' if constant else 'false'}>"
-        return Struct(spelling, dtype, (stretched.pointer, index.values))
+        type_name = f"cupynorm::AlongRows<{element}, {index.cpp}, {width}, {'true' if constant else 'false'}>"
+        return Struct(type_name, dtype, (stretched.pointer, index.values))
     index, columns = strided(rows), strided(cols)
     dtype = np.dtype(
         [("pointer", POINTER), ("rows", index.dtype), ("cols", columns.dtype)],
         align=True,
     )
-    spelling = f"cupynorm::Scattered<{element}, {index.cpp}, {columns.cpp}>"
-    return Struct(spelling, dtype, (stretched.pointer, index.values, columns.values))
+    type_name = f"cupynorm::Scattered<{element}, {index.cpp}, {columns.cpp}>"
+    return Struct(type_name, dtype, (stretched.pointer, index.values, columns.values))
 
 
-def sent_bytes(stretched: View, axes: int, packs: Packs) -> int:
-    """Return the bytes of an element of an operand that are copied ahead through shared memory: kSent of its struct."""
+def sent_bytes(stretched: View, axes: int, vectors: Vectors) -> int:
+    """Return the element bytes of an operand that is prefetched through shared memory (its struct's kSent), else 0."""
     cols = stretched.split(axes)[1]
     along = any(stride for stride, extent in zip(cols.strides, cols.shape, strict=True) if extent > 1)
     size = stretched.dtype.itemsize
-    if not along or not cols.is_contiguous() or packs.access_of(stretched, axes) * size < LEAST_COPIED_BYTES:
+    if (
+        not along
+        or not cols.is_contiguous()
+        or vectors.access_of(stretched, axes) * size < LEAST_COPIED_BYTES
+    ):
         return 0
     return size
 
 
-class Packs(NamedTuple):
-    """Where the packs of a row lie: `pack` elements each, which begin at multiples of so many, or, in `like`, wherever its do.
+class Vectors(NamedTuple):
+    """The vectors of a row, of `width` elements each.
 
-    short: operands' rows are found in 32 bits. Where rows of softmax begin anywhere, loads are then ordered worse (197 columns in
-    16 bits, a byte mask 0.83 to 0.67 of the copy rate), those of norms are not (1001: 0.76 to 0.79).
+    like: None where vectors begin at multiples of `width`; otherwise a view, and they begin where its vectors do.
+    short: offsets of operands' rows are computed in 32 bits. The compiler then orders the loads of unaligned rows worse
+    for softmax (197 columns in 16 bits, a byte mask: 0.83 to 0.67 of the copy rate), but not for norms (1001 columns:
+    0.76 to 0.79).
     """
 
-    pack: int
+    width: int
     like: View | None = None
     short: bool = True
 
     def access_of(self, stretched: View, axes: int) -> int:
-        """Return how many elements one access to an operand's pack moves; 0: it lies anywhere, and takes two."""
+        """Return how many elements one access to an operand's vector moves; 0 if it is unaligned and takes two."""
         widest = max(1, ACCESS_BYTES // stretched.dtype.itemsize)
         if self.like is None:
-            return math.gcd(self.pack, widest, *_starts(stretched, axes))
-        alike = _apart(stretched, axes, self.pack) == _apart(self.like, axes, self.pack)
-        return min(self.pack, widest) if alike else 0
+            return math.gcd(self.width, widest, *_starts(stretched, axes))
+        alike = _misalignment(stretched, axes, self.width) == _misalignment(self.like, axes, self.width)
+        return min(self.width, widest) if alike else 0
 
 
 def value(number: float, compute: Dtype) -> Struct:
-    """Twin of Value."""
+    """Return the mirror of Value."""
     return Struct(f"cupynorm::Value<{cpp(compute)}>", np.dtype([("value", compute)], align=True), (number,))
 
 
 def per_row(stretched: View) -> Struct:
-    """Twin of PerRow: one element a row."""
+    """Return the mirror of PerRow: one element a row."""
     index = strided32(stretched)
     dtype = np.dtype([("pointer", POINTER), ("rows", index.dtype)], align=True)
-    spelling = f"cupynorm::PerRow<{cpp_of_element(stretched.dtype)}, {index.cpp}>"
-    return Struct(spelling, dtype, (stretched.pointer, index.values))
+    type_name = f"cupynorm::PerRow<{cpp_of_element(stretched.dtype)}, {index.cpp}>"
+    return Struct(type_name, dtype, (stretched.pointer, index.values))
 
 
 def kept(drop: Dropout, cols: int, *, whole: bool) -> Struct:
-    """Twin of Kept. whole: packs lie at multiples of their elements in all of x."""
+    """Return the mirror of Kept. whole: every vector of x begins at a multiple of its elements."""
     names = ("seed", "offset", "threshold", "cols")
     dtype = np.dtype([(name, np.int64 if name == "cols" else np.uint64) for name in names], align=True)
     seed, offset = Argument(drop.seed, "seed"), Argument(drop.offset, "offset")
@@ -192,26 +204,26 @@ def kept(drop: Dropout, cols: int, *, whole: bool) -> Struct:
     )
 
 
-def in_turn(name: str, each: Sequence[Struct]) -> Struct:
-    """Twin of Operands and Outputs: a list, each of them beside the rest."""
-    spelling = f"cupynorm::{name}<{', '.join(one.cpp for one in each)}>"
+def struct_list(name: str, each: Sequence[Struct]) -> Struct:
+    """Return the mirror of Operands or Outputs: a list, in which each struct stands beside the rest."""
+    type_name = f"cupynorm::{name}<{', '.join(one.cpp for one in each)}>"
     dtype, values = EMPTY, (0,)
     for one in reversed(each):
         dtype = np.dtype([("first", one.dtype), ("rest", dtype)], align=True)
         values = (one.values, values)  # type: ignore[assignment]
-    return Struct(spelling, dtype, values)
+    return Struct(type_name, dtype, values)
 
 
 def fused_load(
     x: View, axes: int, function: str, masked: Struct, keep: View | None, operands: Sequence[Struct]
 ) -> Struct:
-    """Twin of FusedLoad. keep: where what is computed goes, too."""
-    index, given = strided(x.split(axes)[0]), in_turn("Operands", operands)
+    """Return the mirror of FusedLoad. keep: an array to which the computed values are written, too."""
+    index, given = strided(x.split(axes)[0]), struct_list("Operands", operands)
     keeping = Struct("cupynorm::NotKept", EMPTY, (0,))
     if keep is not None:
         to = direct("DirectStore", keep.split(axes)[0])
-        spelling = to.cpp.replace("DirectStore", "KeptIn")
-        keeping = Struct(spelling, np.dtype([("to", to.dtype)], align=True), (to.values,))
+        type_name = to.cpp.replace("DirectStore", "KeptIn")
+        keeping = Struct(type_name, np.dtype([("to", to.dtype)], align=True), (to.values,))
     dtype = np.dtype(
         [
             ("pointer", POINTER),
@@ -222,39 +234,42 @@ def fused_load(
         ],
         align=True,
     )
-    spelling = (
+    type_name = (
         f"cupynorm::FusedLoad<{cpp(x.dtype)}, {index.cpp}, cupynorm::{function}, {masked.cpp}, "
         f"{keeping.cpp}, {given.cpp}>"
     )
     values = (x.pointer, index.values, masked.values, keeping.values, given.values)
-    return Struct(spelling, dtype, values)
+    return Struct(type_name, dtype, values)
 
 
 def fused_store(
     outs: Sequence[View], axes: int, function: str, gamma: Struct, beta: Struct, operands: Sequence[Struct]
 ) -> Struct:
-    """Twin of FusedStore."""
-    to = in_turn("Outputs", [direct("DirectStore", out.split(axes)[0]) for out in outs])
-    affine, given = affine_columns(gamma, beta), in_turn("Operands", operands)
+    """Return the mirror of FusedStore."""
+    to = struct_list("Outputs", [direct("DirectStore", out.split(axes)[0]) for out in outs])
+    affine, given = affine_columns(gamma, beta), struct_list("Operands", operands)
     dtype = np.dtype(
         [("to", to.dtype), ("affine", affine.dtype), ("operands", given.dtype)],
         align=True,
     )
-    spelling = f"cupynorm::FusedStore<cupynorm::{function}, {affine.cpp}, {to.cpp}, {given.cpp}>"
-    return Struct(spelling, dtype, (to.values, affine.values, given.values))
+    type_name = f"cupynorm::FusedStore<cupynorm::{function}, {affine.cpp}, {to.cpp}, {given.cpp}>"
+    return Struct(type_name, dtype, (to.values, affine.values, given.values))
 
 
 def scaled_store(
     out: View, axes: int, gamma: Struct, beta: Struct, scales: int, limit: float, compute: Dtype
 ) -> Struct:
-    """Twin of ScaledStore. scales: where those of the rows go; limit: the largest number that is stored."""
+    """Return the mirror of ScaledStore.
+
+    scales: the pointer of the rows' scales. limit: the largest number that is stored.
+    """
     to, affine = direct("DirectStore", out.split(axes)[0]), affine_columns(gamma, beta)
     dtype = np.dtype(
         [("to", to.dtype), ("affine", affine.dtype), ("scales", POINTER), ("limit", compute)], align=True
     )
     arguments = to.cpp.partition("<")[2].removesuffix(">")
-    spelling = f"cupynorm::ScaledStore<{cpp(compute)}, {arguments}, {affine.cpp}>"
-    return Struct(spelling, dtype, (to.values, affine.values, scales, limit))
+    type_name = f"cupynorm::ScaledStore<{cpp(compute)}, {arguments}, {affine.cpp}>"
+    return Struct(type_name, dtype, (to.values, affine.values, scales, limit))
 
 
 def aligned_elements(pointer: int, dtype: Dtype) -> int:
@@ -262,10 +277,10 @@ def aligned_elements(pointer: int, dtype: Dtype) -> int:
     return max(1, math.gcd(pointer, 16) // dtype.itemsize)
 
 
-def pack_width(x: View, y: View, axes: int, *others: View) -> int:
-    """Return the widest pack, in elements, that columns, row strides and all pointers allow.
+def vector_width(x: View, y: View, axes: int, *others: View) -> int:
+    """Return the widest vector, in elements, that columns, row strides and all pointers allow.
 
-    A pack of the widest of the types is at most 16 bytes: every access then fills whole sectors.
+    It has at most 16 bytes in the widest of the types: every access then fills whole sectors.
     """
     cols = math.prod(x.split(axes)[1].shape)
     starts = (start for each in (x, y, *others) for start in _starts(each, axes))
@@ -283,39 +298,39 @@ def _starts(each: View, axes: int) -> tuple[int, ...]:
     return (offset, *(stride for extent, stride in zip(extents, strides, strict=True) if extent > 1))
 
 
-def _apart(each: View, axes: int, widest: int) -> tuple[int, ...]:
-    """Return how far rows begin from a pack, axis by axis: x and y may be collapsed each in its own way."""
+def _misalignment(each: View, axes: int, widest: int) -> tuple[int, ...]:
+    """Return how far rows begin from a vector, axis by axis: x and y may collapse to different axes."""
     leading = each.split(axes)[0]
     steps = (stride for extent, stride in zip(leading.shape, leading.strides, strict=True) if extent > 1)
     return tuple(at // each.dtype.itemsize % widest for at in (each.pointer, *steps))
 
 
-class Lie(NamedTuple):
-    """How rows lie in packs of the `widest` kind, as _plan.Problem has it."""
+class RowAlignment(NamedTuple):
+    """How rows are aligned to vectors of `widest` elements: plan.Problem has fields of the same meaning."""
 
     widest: int
-    peel: int
+    unaligned: int
     period: int
 
 
-def lie_together(x: View, written: Sequence[View], axes: int) -> Lie | None:
-    """Return how rows lie where all that is written lies in packs as x does; None if it does not."""
-    found = {lie(x, y, axes) for y in written}
+def common_alignment(x: View, written: Sequence[View], axes: int) -> RowAlignment | None:
+    """Return the alignment of rows where every array that is written is aligned as x; else None."""
+    found = {row_alignment(x, y, axes) for y in written}
     one = found.pop()
-    return one if not found and one.peel == 1 else None
+    return one if not found and one.unaligned == 1 else None
 
 
-def lie(x: View, y: View, axes: int) -> Lie:
-    """Return how rows lie that begin at no such pack. Every pointer and stride is one of whole elements."""
+def row_alignment(x: View, y: View, axes: int) -> RowAlignment:
+    """Return the alignment of unaligned rows. Every pointer and stride is a multiple of the element size."""
     widest = _widest(x, y)
     steps = [step % widest for step in _starts(y, axes)[1:]]
-    of_x, of_y = (_apart(each, axes, widest) for each in (x, y))
+    of_x, of_y = (_misalignment(each, axes, widest) for each in (x, y))
     period = 1 if not steps else widest // math.gcd(widest, steps[0]) if len(steps) == 1 else 0
-    return Lie(widest, 1 if of_x == of_y else 2, period)
+    return RowAlignment(widest, 1 if of_x == of_y else 2, period)
 
 
 def arguments(op: Struct, load: Struct, store: Struct, rows: int, cols: int) -> Struct:
-    """Twin of Arguments: the one argument of every row kernel."""
+    """Return the mirror of Arguments: the one argument of every row kernel."""
     dtype = np.dtype(
         [
             ("load", load.dtype),
@@ -326,5 +341,5 @@ def arguments(op: Struct, load: Struct, store: Struct, rows: int, cols: int) -> 
         ],
         align=True,
     )
-    spelling = f"cupynorm::Arguments<{op.cpp}, {load.cpp}, {store.cpp}>"
-    return Struct(spelling, dtype, (load.values, store.values, rows, cols, op.values))
+    type_name = f"cupynorm::Arguments<{op.cpp}, {load.cpp}, {store.cpp}>"
+    return Struct(type_name, dtype, (load.values, store.values, rows, cols, op.values))

@@ -17,8 +17,8 @@ from cupynorm.lower.mirrors import (
     arguments,
     column,
     direct,
-    lie,
-    pack_width,
+    row_alignment,
+    vector_width,
 )
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.plan.problem import Problem
@@ -36,8 +36,8 @@ ROW_KERNEL = "cupynorm::{plan.kernel}<{types}, cupynorm::{plan.shape}<{numbers}>
 class RowOp:
     """An op as the kernels know it: kernels/<source> holds struct <struct>.
 
-    reference(x, gamma, beta, axes, eps, out, *stats) does the same on the host; extras= says what is fused around it.
-    columns: parameters of the normalised axes that it takes. stats: statistics that it can save. has_eps: whether it takes eps.
+    reference(x, gamma, beta, axes, eps, out, *stats) does the same on the host; extras= has the fused steps around it.
+    columns: the affine parameters that it takes. stats: statistics that it can save. has_eps: whether it takes eps.
     """
 
     name: str
@@ -48,17 +48,17 @@ class RowOp:
     stats: tuple[str, ...] = ()
     has_eps: bool = False
 
-    def twin(self, compute: Dtype, stats: Sequence[int], eps: float) -> Struct:
-        """Twin of the op's struct: a pointer for each statistic (0: not wanted), then eps."""
+    def mirror(self, compute: Dtype, stats: Sequence[int], eps: float) -> Struct:
+        """Return the mirror of the op's struct: a pointer for each statistic (0: not wanted), then eps."""
         fields: list[tuple[str, Any]] = [(name, POINTER) for name in self.stats]
         values: list[Any] = list(stats) or [0] * len(self.stats)
         if self.has_eps:
             fields.append(("eps", compute))
             values.append(eps)
-        spelling = f"cupynorm::{self.struct}<{cpp(compute)}>"
+        type_name = f"cupynorm::{self.struct}<{cpp(compute)}>"
         if not fields:
-            return Struct(spelling, EMPTY, (0,))
-        return Struct(spelling, np.dtype(fields, align=True), tuple(values))
+            return Struct(type_name, EMPTY, (0,))
+        return Struct(type_name, np.dtype(fields, align=True), tuple(values))
 
 
 def row_spec(
@@ -74,23 +74,23 @@ def row_spec(
     shape = x.shape[len(x.shape) - axes :]
     rows, cols = math.prod(x.shape[: len(x.shape) - axes]), math.prod(shape)
     compute = compute_dtype(x.dtype, y.dtype)
-    twin = op.twin(compute, stats, eps)
+    mirror = op.mirror(compute, stats, eps)
     load = direct("DirectLoad", x.split(axes)[0])
     gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
     store = affine_store(y.split(axes)[0], gamma, beta)
-    whole = arguments(twin, load, store, rows, cols)
-    pack, lies = pack_width(x, y, axes), lie(x, y, axes)
+    whole = arguments(mirror, load, store, rows, cols)
+    vector, alignment = vector_width(x, y, axes), row_alignment(x, y, axes)
     problem = Problem(
         rows,
         cols,
-        pack,
+        vector,
         x.dtype.itemsize,
         compute.itemsize,
         tuple(each.dtype.itemsize for each in columns.values()),
-        *(lies if pack < lies.widest else (pack, 0, 1)),
+        *(alignment if vector < alignment.widest else (vector, 0, 1)),
     )
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize)
-    return KernelSpec(text, ROW_KERNEL, types_of(twin, load, store), whole, problem)
+    return KernelSpec(text, ROW_KERNEL, types_of(mirror, load, store), whole, problem)
 
 
 def types_of(op: Struct, load: Struct, store: Struct) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class KernelSpec(NamedTuple):
-    """Enough to compile a call's kernel and to explain what it launches, on any device.
+    """All that is needed to compile a call's kernel and to explain its launch, on any device.
 
     text: the source of the module. name: the kernel's name expression, in which {types}, {numbers} and attributes of
     {plan} are still to be filled in. types: the template arguments that are types. params: the kernel's one parameter.
@@ -36,5 +36,5 @@ class KernelSpec(NamedTuple):
 
     def expression(self, plan: Numbered) -> str:
         """Write the kernel's name with its template arguments, as NVRTC's demangler would."""
-        numbers = ", ".join(map(compiler.spell, plan.template))
+        numbers = ", ".join(map(compiler.template_argument, plan.template))
         return self.name.format(types=self.types, numbers=numbers, plan=plan)

@@ -34,7 +34,7 @@ class TraceError(TypeError):
 
 
 class Operation(NamedTuple):
-    """What a step can do. takes and gives: n for a number, c for a condition, one letter for each."""
+    """An operation of a step. takes and gives: n for a number, c for a condition, one letter for each."""
 
     takes: str
     gives: str
@@ -144,7 +144,7 @@ class Expression:
 
     @property
     def outputs(self) -> int:
-        """How many values come out."""
+        """The number of results."""
         return len(self.results)
 
     @property
@@ -180,14 +180,14 @@ class Expression:
         for index, step in enumerate(self.steps, self.inputs):
             if step.operation == "constant":
                 value = float.fromhex(step.constant)
-                lines.append(f"const T v{index} = {spell_constant(value)};  // {value!r}")
+                lines.append(f"const T v{index} = {cpp_constant(value)};  // {value!r}")
             else:
                 kind = "T" if OPERATIONS[step.operation].gives == "n" else "bool"
-                lines.append(f"const {kind} v{index} = {self._spell(step)};")
+                lines.append(f"const {kind} v{index} = {self._cpp(step)};")
         lines += [f"out[{at}] = v{index};" for at, index in enumerate(self.results)]
         return struct_of(name, self.inputs, self.outputs, lines)
 
-    def _spell(self, step: Step) -> str:
+    def _cpp(self, step: Step) -> str:
         names = [f"v{operand}" for operand in step.operands]
         if step.operation in LIMITS:
             for operand, x, limit in zip(step.operands, reversed(names), names, strict=True):
@@ -207,11 +207,12 @@ def struct_of(name: str, inputs: int, outputs: int, lines: Sequence[str]) -> str
     body = "".join(f"    {line}\n" for line in lines)
     return (
         f"namespace cupynorm {{\nstruct {name} {{\n  template <typename T>\n"
-        f"  static void apply(const T (&in)[{inputs}], T (&out)[{outputs}]) {{\n{body}  }}\n}};\n}}  // namespace cupynorm\n"
+        f"  static void apply(const T (&in)[{inputs}], T (&out)[{outputs}]) {{\n{body}  }}\n}};\n"
+        "}  // namespace cupynorm\n"
     )
 
 
-def spell_constant(value: float) -> str:
+def cpp_constant(value: float) -> str:
     """Write a number by its bits, as float and as double: exact for every compiler, inf, nan and -0.0 included."""
     with np.errstate(over="ignore"):
         single = int(np.float32(value).view(np.uint32))
@@ -260,7 +261,7 @@ class _Trace:
         return self.step(Step("constant", (), value.hex()), "n")
 
     def expression(self, results: Sequence[int]) -> Expression:
-        """Return what the results need, in the order in which they need it, depth first."""
+        """Return the steps that the results need, in that order, depth first."""
         numbers = {index: index for index in range(self.inputs)}
         steps: list[Step] = []
         waiting = list(reversed(results))
@@ -498,9 +499,9 @@ def clip(x: Any, low: Any, high: Any) -> Any:
 
 
 def trace(function: Any, role: str) -> tuple[Expression, tuple[str, ...]]:
-    """Run `function` once on traced values; return what it computes, and its parameters' names.
+    """Run `function` once on traced values; return its expression, and its parameters' names.
 
-    role: what errors call it. Raises TraceError, with the function's file and line.
+    role: its name in errors. Raises TraceError, with the function's file and line.
     """
     names = _parameters(function, role)
     record = _Trace(len(names))
@@ -525,7 +526,7 @@ def trace(function: Any, role: str) -> tuple[Expression, tuple[str, ...]]:
 
 
 def traced(function: Callable[..., Any], inputs: int) -> Expression:
-    """Return what a function of our own computes of so many numbers, which it need not name."""
+    """Return the expression of a function of our own, whose `inputs` parameters need no names."""
     record = _Trace(inputs)
     result = function(*map(record.input, range(inputs)))
     return record.expression([_take(record, result, "n", "number")._index])  # noqa: SLF001
@@ -603,13 +604,14 @@ def _place_of(function: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceFunction:
-    """A CUDA struct with a host twin, where an expression cannot say it: for `load` and `store` of fuse.
+    """A CUDA struct with a host mirror, for what no expression says: for `load` and `store` of fuse.
 
-    text: C++ that defines, in namespace cupynorm, what Expression.struct_text writes: struct `name` with
-    `template <typename T> static void apply(const T (&in)[inputs], T (&out)[outputs])`, for T float and double. It is compiled
-    as it is, after <base/functions.cuh>, without CUDA's headers. host: the same on NumPy arrays of float64 that
-    broadcast against each other; it returns an array, or a tuple of `outputs` arrays. inputs counts the first parameter
-    (x or the op's result) too; in calls of the fusion the others are named load1, load2 ... or store1, store2 ...
+    text: C++ that defines, in namespace cupynorm, struct `name` with
+    `template <typename T> static void apply(const T (&in)[inputs], T (&out)[outputs])`, for T float and double, as
+    Expression.struct_text writes it. It is compiled as it is, after <base/functions.cuh>, without CUDA's headers.
+    host: computes the same on NumPy arrays of float64 that broadcast against each other, and returns an array, or a
+    tuple of `outputs` arrays. inputs counts the first parameter (x or the op's result) too; in calls of the fusion the
+    others are named load1, load2 ... or store1, store2 ...
 
     Raises ValueError for a name that is no identifier, a text without that struct, and counts below 1.
     """
@@ -635,7 +637,7 @@ class DeviceFunction:
 
     @property
     def key(self) -> str:
-        """A name for what is compiled: 16 hexadecimal digits, the same in every process."""
+        """A name for the compiled struct: 16 hexadecimal digits, the same in every process."""
         return _digest(repr((self.name, self.text, self.inputs, self.outputs)))
 
     @np.errstate(all="ignore")

@@ -131,7 +131,7 @@ class Target:
 
 
 class Pipe:
-    """Standard output with the interface of Target. What was written cannot be taken back."""
+    """Standard output with the interface of Target. Written bytes cannot be taken back."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Dtype) -> None:
         self.bytes = math.prod(shape) * dtype.itemsize

@@ -1,1 +1,1 @@
-"""The public functions: what a user calls, and what it returns."""
+"""The public functions."""

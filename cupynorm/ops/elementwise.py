@@ -221,7 +221,7 @@ def dropout(x: Any, p: float, *, seed: int, offset: int = 0, out: Any = None, dt
     p : float
         The share that is dropped, 0 to 1; at 1 all is dropped.
     seed, offset : int
-        0 to 2^64 - 1. Together with an element's index in C order they alone decide what is dropped.
+        0 to 2^64 - 1. Together with an element's index in C order they alone decide which elements are dropped.
     out, dtype
         As in bias_gelu.
 
@@ -237,11 +237,11 @@ def dropout(x: Any, p: float, *, seed: int, offset: int = 0, out: Any = None, dt
 
     Notes
     -----
-    What is dropped is the same on every device, for every shape of as many elements, layout and dtype. No mask is
-    stored: the gradient is dropout(dy, p) of the same seed and offset. Element i is dropped if its word < floor(p *
-    2^32). The word is number i % 4 of the four that Philox4x32-10 (Salmon et al. 2011) makes of the counter (c mod
-    2^32, c div 2^32, 0, 0) with c = (offset + i div 4) mod 2^64, and of the key (seed mod 2^32, seed div 2^32). So a
-    call uses the counters offset to offset + ceil(x.size / 4) - 1, and the next one of the same seed begins behind
+    The same elements are dropped on every device, in every layout and dtype, and in every shape of the same size. No
+    mask is stored: the gradient is dropout(dy, p) of the same seed and offset. Element i is dropped if its word <
+    floor(p * 2^32). The word is number i % 4 of the four that Philox4x32-10 (Salmon et al. 2011) makes of the counter
+    (c mod 2^32, c div 2^32, 0, 0) with c = (offset + i div 4) mod 2^64, and of the key (seed mod 2^32, seed div 2^32).
+    So a call uses the counters offset to offset + ceil(x.size / 4) - 1, and the next one of the same seed begins behind
     them.
 
     On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on

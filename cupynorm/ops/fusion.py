@@ -85,7 +85,7 @@ class Fusion:
 
     @property
     def results(self) -> int:
-        """How many arrays come back, statistics not counted."""
+        """The number of results, without statistics."""
         return (self.store.outputs if self.store is not None else 1) + self.keep_loaded
 
     def __call__(self, x: Any, /, *operands: Any, **arguments: Any) -> Any:
@@ -309,8 +309,8 @@ def fuse(
         per column, per row, or one element), of float16, bfloat16, float32, float64, bool or integers; or a Python
         number.
 
-        What comes back has x's shape: store's results, in the dtype of `out`, else `dtype`, else x's, each rounded
-        once; with keep_loaded then what load returned; with return_stats then the op's statistics, of what was loaded.
+        The results have x's shape: store's results, in the dtype of `out`, else `dtype`, else x's, each rounded once;
+        with keep_loaded, then load's result; with return_stats, then the op's statistics, of the loaded values.
         One array comes alone, several as a tuple; `out` is given likewise, None where an array is to be allocated. An
         output may be x or an operand itself, and share memory with nothing else that the call is given.
 
@@ -322,7 +322,7 @@ def fuse(
 
     Notes
     -----
-    load and store run once, here, on stand-ins for numbers; what they do with them becomes C++ and NumPy. They may use
+    load and store run once, here, on stand-ins for numbers; their operations become C++ and NumPy. They may use
     + - * /, ** (to integers from -16 to 16, 0.5 and -0.5), abs, comparisons, & | ~ between conditions, Python's and
     NumPy's numbers, the functions of cupynorm.functions, and those of NumPy with the same names. A condition counts as
     1 or 0. Numbers that they capture are part of the kernel: what changes from call to call should be an operand.
@@ -405,7 +405,7 @@ def _operand(name: str, value: Any, call: Call) -> Operand:
     own = (1,) * (len(shape) - value.ndim) + value.shape
     between, within = any(extent != 1 for extent in own[:at]), any(extent != 1 for extent in own[at:])
     if value.shape == shape:
-        kind = "full"  # also where x has one row: it lies as x does
+        kind = "full"  # also where x has one row: the operand then has x's shape
     else:
         kind = {(True, True): "full", (False, True): "column", (True, False): "row"}.get(
             (between, within), "scalar"

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 SPLIT_HEADS, MERGE_HEADS = row_ops.Named("split_heads"), row_ops.Named("merge_heads")
 
-# What split_heads does to one row of x, heads = 3, head size = 2, and what merge_heads undoes:
+# How split_heads moves one row of x, with heads = 3 and head size = 2; merge_heads moves it back:
 #
 #   x[b, s]        a a b b c c
-#   y[b, 0, s]     a a            head 0 of all tokens lies together, so that attention's products
+#   y[b, 0, s]     a a            head 0 of all tokens is contiguous, so that attention's products
 #   y[b, 1, s]         b b        read [seq, head size] matrices
 #   y[b, 2, s]             c c
 

@@ -42,15 +42,15 @@ LOG_SOFTMAX = RowOp("log_softmax", "ops/softmax.cuh", "LogSoftmax", _log_on_host
 MASK_ARRAYS = {"where", "bias", "lengths"}  # the keywords that are arrays
 
 
-def _spelled_out(spelled: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Give a function that takes its rare keywords as **options the signature of one that spells them out.
+def _with_signature_of(explicit: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Give a function that takes its rare keywords as **options the signature of one that names them.
 
-    help() and type checkers see all keywords so, and calls that give none do not pay 15 ns for the default of each.
+    help() and type checkers then see all keywords, and calls without them do not pay 15 ns for the default of each.
     """
 
     def made(function: Callable[..., R]) -> Callable[P, R]:
-        function.__signature__ = inspect.signature(spelled)  # type: ignore[attr-defined]
-        function.__annotations__ = spelled.__annotations__
+        function.__signature__ = inspect.signature(explicit)  # type: ignore[attr-defined]
+        function.__annotations__ = explicit.__annotations__
         return function
 
     return made
@@ -72,7 +72,7 @@ def _log_softmax(
     dtype: Any = None,
     plan: str | Plan | None = None,
 ) -> Any:
-    """Spell the signature of log_softmax."""
+    """Declare the signature of log_softmax."""
 
 
 def _softmax(
@@ -92,7 +92,7 @@ def _softmax(
     dtype: Any = None,
     plan: str | Plan | None = None,
 ) -> Any:
-    """Spell the signature of softmax."""
+    """Declare the signature of softmax."""
 
 
 @overload
@@ -134,7 +134,7 @@ def softmax(
 ) -> Any: ...
 
 
-@_spelled_out(_softmax)
+@_with_signature_of(_softmax)
 def softmax(
     x: Any,
     axis: int | tuple[int, ...] = -1,
@@ -220,7 +220,7 @@ def softmax(
     return _run(SOFTMAX, x, axis, out, dtype, plan, options, options.pop("quantize", None))
 
 
-@_spelled_out(_log_softmax)
+@_with_signature_of(_log_softmax)
 def log_softmax(
     x: Any,
     axis: int | tuple[int, ...] = -1,

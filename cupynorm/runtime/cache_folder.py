@@ -1,4 +1,4 @@
-"""Where cupynorm keeps files between processes."""
+"""The folder in which cupynorm keeps files between processes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def folder() -> Path:
     return Path(base, "cupynorm")
 
 
-def distrust(path: Path) -> str:
-    """Say why a folder is not used; empty where it can be, also if it is not there yet.
+def why_unusable(path: Path) -> str:
+    """Say why a folder is not used; empty where it can be, also if it does not exist yet.
 
-    What is kept there decides which code runs, so nobody else may have written it. Root could anyway, and may fill a folder for
-    everyone.
+    Files in it decide which code runs, so no other user may be able to write them. The exception is root, who could
+    anyway, and may fill a folder for everyone.
     """
     if not path.is_absolute():
         return f"{path} is not absolute: this user has no home"
@@ -46,7 +46,7 @@ def distrust(path: Path) -> str:
 
 
 def read(path: Path) -> tuple[bytes, float]:
-    """Return what is in a file, and when it was written. Raises OSError, also where somebody else could have written it."""
+    """Return a file's contents and modification time; OSError if it cannot be read or others could have written it."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)

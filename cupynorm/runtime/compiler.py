@@ -23,9 +23,9 @@ __all__ = [
     "kernel",
     "kernels_dir",
     "options",
-    "sparing",
-    "spell",
+    "template_argument",
     "text",
+    "time_saving_options",
 ]
 
 LOCAL_BYTES = 3  # CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
@@ -42,9 +42,10 @@ CUPY_SWITCHES = (
     "CUPY_CUDA_COMPILE_WITH_DEBUG",
     "CUPY_NVRTC_USE_PCH",
 )
-# What spares NVRTC work and changes no instruction, and from which version on it is known.
-SPARING = (
-    # neither textures nor the runtime's functions, which no kernel of ours has: 4 to 5 ms of 90 to 120 of an op's first kernel
+# Options that save compile time and change no instruction, each with the first version of NVRTC that knows it.
+TIME_SAVING_OPTIONS = (
+    # leaves out textures and the runtime's functions, which our kernels do not use: saves 4 to 5 ms of the 90 to 120 ms
+    # that an op's first kernel takes
     ((12, 4), "--minimal"),
 )
 # What CuPy adds to our options, and so we do where we compile ourselves.
@@ -64,7 +65,10 @@ def kernels_dir() -> Path:
 
 @functools.cache
 def digest() -> str:
-    """Hash every file of kernels/. Caches of kernels do not look into headers; the digest in the text makes them notice."""
+    """Return a hash of all files of kernels/.
+
+    It is part of every module's text, so that caches of kernels, which do not look into headers, notice an edit.
+    """
     import hashlib  # noqa: PLC0415  4 ms, likewise
 
     folder, hashed = str(kernels_dir()), hashlib.sha256()
@@ -81,17 +85,17 @@ def options() -> tuple[str, ...]:
 
 
 def _options_told() -> tuple[str, ...]:
-    """Return all that decides which options the compiler is given, but for its version: that is known once it is loaded."""
-    return (*options(), *CUPY_OPTIONS, *map(str, SPARING))
+    """Return all that decides on the compiler's options, except its version, which is known once it is loaded."""
+    return (*options(), *CUPY_OPTIONS, *map(str, TIME_SAVING_OPTIONS))
 
 
-def sparing(version: tuple[int, int]) -> tuple[str, ...]:
-    """Return further options, those of SPARING that this version of NVRTC knows: another is an error to it."""
-    return tuple(option for since, option in SPARING if version >= since)
+def time_saving_options(version: tuple[int, int]) -> tuple[str, ...]:
+    """Return those of TIME_SAVING_OPTIONS that this version of NVRTC knows: it refuses others."""
+    return tuple(option for since, option in TIME_SAVING_OPTIONS if version >= since)
 
 
-def spell(value: object) -> str:
-    """Spell a template argument in C++."""
+def template_argument(value: object) -> str:
+    """Write a template argument in C++."""
     if isinstance(value, bool):  # before int: True is an int too, and "True" is not C++
         return "true" if value else "false"
     return str(value)
@@ -118,7 +122,7 @@ def text(
 
 
 class Kernel(NamedTuple):
-    """A loaded kernel: the driver's handle, and what the compiler made of it."""
+    """A loaded kernel: the driver's handle, and the kernel's resources."""
 
     pointer: int
     registers: int
@@ -132,7 +136,7 @@ PATIENCE = (
 
 
 class Wanted(NamedTuple):
-    """What a kernel is compiled from and prepared for: two that differ in any of it are two loaded functions.
+    """The source and the launch settings of a kernel: two that differ in any of it are two loaded functions.
 
     shared_limit: the dynamic shared memory that a launch may ask for; 0 is the driver's own limit. accelerated: with
     instructions that no later architecture has (sm_90a).
@@ -149,8 +153,8 @@ class Wanted(NamedTuple):
 class Kernels:
     """Loaded kernels, which are unloaded with this object. Entered, it takes what this thread loads.
 
-    Whoever loads, launches and unloads kernels of his own (`tune`) enters one, in each of his threads. Other threads do not see
-    what it holds, so that no CUDA graph but those of its owner can use it.
+    Code that loads, launches and unloads kernels of its own (`tune`) enters one, in each of its threads. Other threads
+    do not see these kernels, so that only their owner's CUDA graphs can use them.
     """
 
     def __init__(self) -> None:
@@ -196,12 +200,12 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-# Never emptied: a CUDA graph may hold any kernel that was launched, and nobody can tell which.
+# Never emptied: a CUDA graph may hold any kernel that was launched, and it cannot be asked which.
 _kernels = Kernels()
 
 
 def owner() -> Kernels | None:
-    """Return the Kernels that this thread has entered; None if what it loads stays loaded."""
+    """Return the Kernels that this thread has entered; None if its kernels stay loaded."""
     return _thread.entered[-1] if _thread.entered else None
 
 
@@ -210,8 +214,8 @@ def kernel(
 ) -> Kernel:
     """Load from disk, or compile and load; remembered per device, safe to call from several threads.
 
-    The arguments are those of Wanted. `device` must be current. Raises CompileError with the compiler's log, which names the
-    kernel's file and line.
+    The arguments are those of Wanted. `device` must be current. Raises CompileError with the compiler's log, which
+    names the kernel's file and line.
     """
     wanted = Wanted(device, code, expression, shared_limit, cluster, accelerated)
     found = _kernels.get(wanted)
@@ -252,8 +256,8 @@ def compiles_itself() -> bool:
 
 
 def keeps_on_disk() -> bool:
-    """Say whether what is compiled is kept in our cache of cubins, where another process finds it."""
-    return compiles_itself() and not cubins.distrust()
+    """Say whether compiled kernels are kept in our cache of cubins, where another process finds them."""
+    return compiles_itself() and not cubins.why_unusable()
 
 
 def load_function(
@@ -284,8 +288,8 @@ def load_function(
             raise
         return load_function_by_cupy(
             code, expression, preparation=preparation
-        )  # which says what is wrong, if anything is
-    if cubin.image.startswith(b"\x7fELF"):  # the driver has a cache for what it makes of PTX
+        )  # it reports the fault, if there is one
+    if cubin.image.startswith(b"\x7fELF"):  # the driver caches compiled PTX itself
         cubins.store(key, cubin)
     return found
 
@@ -310,7 +314,7 @@ def compile_cubin(code: str, expression: str, *, accelerated: bool = False) -> c
     cuda = devices.cupy().cuda
     numbers = cuda.nvrtc.getVersion()
     version = "NVRTC " + ".".join(map(str, numbers))
-    asked = (*options(), FLUSH_TO_ZERO, *sparing(numbers))
+    asked = (*options(), FLUSH_TO_ZERO, *time_saving_options(numbers))
     if accelerated:
         return cubins.Cubin(*_compile_accelerated(code, expression, asked), version)
     image, names = cuda.compiler.compile_using_nvrtc(
@@ -320,7 +324,7 @@ def compile_cubin(code: str, expression: str, *, accelerated: bool = False) -> c
 
 
 def _compile_accelerated(code: str, expression: str, asked: tuple[str, ...]) -> tuple[bytes, str]:
-    """Return an image and the kernel's name in it. CuPy's compiler names the architecture itself, and never this one."""
+    """Return an image and the kernel's name in it. CuPy's own compile functions never choose this architecture."""
     nvrtc = devices.cupy().cuda.nvrtc
     arch = f"-arch=sm_{devices.present_limits().compute_capability}a"
     program = nvrtc.createProgram(code, "cupynorm.cu", (), ())
@@ -357,7 +361,8 @@ def _nvrtc_wheel(major: int) -> str:
     """Return the version of the wheel that brings NVRTC; empty if there is none.
 
     NVRTC itself cannot be asked without loading it, which takes longer than everything else. So a toolkit of the system
-    that is updated in place goes unnoticed, and what the old one compiled stays in use: it is as right as before.
+    that is updated in place goes unnoticed, and kernels that the old one compiled stay in use: they are as right as
+    before.
     """
     import importlib.metadata  # noqa: PLC0415  CuPy has imported it already
 

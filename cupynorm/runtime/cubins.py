@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["Cubin", "distrust", "folder", "key", "load", "store", "usage"]
+__all__ = ["Cubin", "folder", "key", "load", "store", "usage", "why_unusable"]
 
 FORMAT = "1"  # of the files, and of what goes into a key
 MAGIC = b"\x93cupynorm cubin 1\n"  # starts with no letter: neither an ELF nor a PTX does that
@@ -43,23 +43,23 @@ def folder() -> Path:
 
 
 def key(*parts: str) -> str:
-    """Return the name of what was compiled from these parts."""
+    """Return the name of a cubin compiled from these parts."""
     import hashlib  # noqa: PLC0415  4 ms, which `import cupynorm` need not wait for
 
     return hashlib.sha256("\0".join((FORMAT, *parts)).encode()).hexdigest()
 
 
-def distrust() -> str:
-    """Say why the folder is not used; empty where it can be, also if it is not there yet.
+def why_unusable() -> str:
+    """Say why the folder is not used; empty where it can be, also if it does not exist yet.
 
-    A cubin is code that runs: nobody else may have written it. Root could anyway, and may fill a folder for everyone.
+    A cubin is code that runs: no other user but root may be able to write it.
     """
-    return cache_folder.distrust(folder())
+    return cache_folder.why_unusable(folder())
 
 
 def load(key: str) -> Cubin | None:
-    """Return what was stored under this key; None if there is nothing whole that can be trusted."""
-    if distrust():
+    """Return the cubin stored under this key; None if there is none that is complete and can be trusted."""
+    if why_unusable():
         return None
     path = folder() / (key + SUFFIX)
     try:
@@ -75,7 +75,7 @@ def load(key: str) -> Cubin | None:
 
 def store(key: str, cubin: Cubin) -> bool:
     """Keep a cubin, in one step that no reader sees half done; say whether it was kept."""
-    if distrust():
+    if why_unusable():
         return False
     home = folder()
     unfinished = home / (key + "." + os.urandom(8).hex() + UNFINISHED)
@@ -133,7 +133,7 @@ def _files() -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _prune() -> None:
-    """Remove what nobody has used for long, then the longest unused until the rest fits."""
+    """Remove files that were not used for long, then the least recently used until the rest fits."""
     now = time.time()
     total = 0
     for path, status in sorted(_files(), key=lambda each: -each[1].st_mtime):

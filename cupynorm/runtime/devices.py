@@ -32,7 +32,10 @@ class CompileError(RuntimeError):
 
 @functools.cache
 def cupy() -> ModuleType:
-    """Import CuPy when it is first needed. Raises NoDeviceError if it is not installed, does not load, or is not for CUDA."""
+    """Import CuPy when it is first needed.
+
+    Raises NoDeviceError if it is not installed, does not load, or is not for CUDA.
+    """
     try:
         import cupy  # noqa: PLC0415  a quarter of a second, and not everyone has it
     except ImportError as error:
@@ -131,7 +134,7 @@ def limits_of(device: int) -> Limits:
 
 
 def name_of(device: int) -> str:
-    """Ask the driver for a device's name: CuPy has it from all properties of the device, which takes a millisecond longer."""
+    """Ask the driver for a device's name: CuPy reads all properties of the device for it, a millisecond more."""
     number, name = ctypes.c_int(), ctypes.create_string_buffer(256)
     try:
         library = _driver_library()
@@ -164,8 +167,8 @@ class _LaunchConfig(ctypes.Structure):
 
 
 PTX_VERSION, BINARY_VERSION = 5, 6  # CU_FUNC_ATTRIBUTE_*, as 10 * major + minor
-# CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE and CUDA_ERROR_NOT_SUPPORTED: what a share of a device says to blocks that must all run
-# at once, since the limits that are asked for are those of the whole device
+# CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE and CUDA_ERROR_NOT_SUPPORTED: a share of a device may refuse a cooperative
+# launch, because the limits that it reports are those of the whole device
 REFUSES_COOPERATION = {720, 801}
 REFUSES_CLUSTERS = {
     912
@@ -173,8 +176,8 @@ REFUSES_CLUSTERS = {
 # CUDA_ERROR_ILLEGAL_INSTRUCTION and CUDA_ERROR_LAUNCH_FAILED: what every call gives after a kernel has stopped itself
 STOPPED = {715, 719}
 WHY_STOPPED = (
-    "an earlier kernel stopped the device. One of cupynorm does so where out is x and something else wrote to it before the call "
-    "had finished on its stream"
+    "an earlier kernel stopped the device. One of cupynorm does so where out is x and something else wrote to it "
+    "before the call had finished on its stream"
 )
 COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
@@ -197,13 +200,14 @@ def launch_of(
     *,
     cooperative: bool = False,
 ) -> Binding:
-    """Return what binds a kernel of the current device to a stream and to the address of void*[], its parameters.
+    """Return a function that binds a kernel of the current device to a stream and to its parameters, a void*[] address.
 
-    cooperative: all of its blocks run at the same time, or none. From sm_90 on the kernel may begin before the one before it has
-    ended, in a graph, too (early_launches); it waits itself (pdl_wait).
+    cooperative: all of its blocks run at the same time, or none. From sm_90 on the kernel is launched with programmatic
+    dependent launch, in a graph, too (early_launches): it may begin before the kernel before it has ended, and waits
+    for its end itself (pdl_wait).
 
-    What the binding gives, a launch, takes no arguments and returns the driver's status, or None where CuPy has
-    looked at it: ``status = launch()``, and then `launch_error(status)` is raised unless it is 0 or None.
+    The binding returns a launch, which takes no arguments and returns the driver's status, or None where CuPy has
+    checked it: ``status = launch()``, and then `launch_error(status)` is raised unless it is 0 or None.
 
     Signal handlers. A thread's bound calls write their pointers into parameters that the next call of the same
     kind writes, too. CPython runs signal handlers, which may make such a call, when a Python function is entered,
@@ -223,7 +227,7 @@ def early_switched_on() -> bool:
 
 
 def early_launches() -> bool:
-    """Say whether kernels may begin before the one before them has ended: not if CUPYNORM_EARLY is 0, nor on older devices."""
+    """Say whether kernels use programmatic dependent launch: not if CUPYNORM_EARLY is 0, nor on older devices."""
     if not early_switched_on():
         return False
     return int(present_limits().compute_capability) >= EARLY_SINCE and _driver_cuda() >= EARLY_CUDA
@@ -348,7 +352,7 @@ BOX_COLS = 64  # elements of 2 bytes: the width that its swizzle is made for
 
 
 def box_map(pointer: int, rows: int, cols: int, dtype: str, box_rows: int) -> np.ndarray[Any, Any]:
-    """Return the words of a kernel's TensorMap: of a contiguous matrix in 16 bits, boxes of so many rows and 64 columns."""
+    """Return the words of a kernel's TensorMap: a contiguous matrix in 16 bits, in boxes of box_rows x 64 elements."""
     words = np.zeros(2 * BOX_MAP_WORDS, np.uint64)
     # the driver wants them at a multiple of 64 bytes
     words = words[-words.ctypes.data % 64 // 8 :][:BOX_MAP_WORDS]
@@ -361,7 +365,7 @@ def box_map(pointer: int, rows: int, cols: int, dtype: str, box_rows: int) -> np
         (ctypes.c_uint64 * 1)(2 * cols),
         (ctypes.c_uint32 * 2)(BOX_COLS, box_rows),
         (ctypes.c_uint32 * 2)(1, 1),
-        *(0, 3, 2, 0),  # no interleaving, a swizzle of 128 bytes, 128 at a time to L2, 0 for what is outside
+        *(0, 3, 2, 0),  # no interleaving, a swizzle of 128 bytes, 128 at a time to L2, 0 for elements outside
     )
     if status:
         raise RuntimeError(f"cuTensorMapEncodeTiled gave status {status}: its header, cuda.h, names it")
@@ -371,7 +375,8 @@ def box_map(pointer: int, rows: int, cols: int, dtype: str, box_rows: int) -> np
 def active_clusters(function: int, cluster: int, block: int, shared_bytes: int) -> int:
     """Return how many clusters of a kernel the current device holds at once; 0 if it cannot be launched.
 
-    Fewer than its multiprocessors would hold: a cluster stays within a group of 16 or 18 of them, some of which are missing.
+    This is less than the multiprocessors divided by the cluster's size: a cluster stays within a group of up to 18 of
+    them, and groups differ in size.
     """
     attribute = _LaunchAttribute(CLUSTER_DIMENSION, 0, (cluster, 1, 1))
     config = _LaunchConfig((cluster, 1, 1), (block, 1, 1), shared_bytes, None, ctypes.pointer(attribute), 1)

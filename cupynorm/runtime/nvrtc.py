@@ -1,4 +1,4 @@
-"""NVRTC without a device and without CuPy: text -> cubin, and what the assembler says of it."""
+"""NVRTC without a device and without CuPy: text -> cubin, and the assembler's report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from cupynorm.runtime.compiler import CompileError, sparing
+from cupynorm.runtime.compiler import CompileError, time_saving_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +27,10 @@ AS_CUPY = ("--device-as-default-execution-space", "-ftz=true")
 
 @dataclasses.dataclass(frozen=True)
 class Cubin:
-    """One kernel of a compiled module. Bytes of stack and spills are per thread, shared_bytes is static and per block."""
+    """One kernel of a compiled module.
+
+    Bytes of stack and spills are per thread; shared_bytes is static and per block.
+    """
 
     image: bytes = dataclasses.field(repr=False)  # the module's ELF, to its last byte
     ptx: str = dataclasses.field(repr=False)  # the module's
@@ -93,7 +96,13 @@ def compile_all(
 ) -> tuple[Cubin, ...]:
     """Compile several kernels of `text` into one module; one Cubin for each, in order, all with the module's image."""
     library = _need(major if major is not None else _major_for(arch))
-    asked = (f"-arch=sm_{arch}", *AS_CUPY, *options, *sparing(_version(library)), "--ptxas-options=-v")
+    asked = (
+        f"-arch=sm_{arch}",
+        *AS_CUPY,
+        *options,
+        *time_saving_options(_version(library)),
+        "--ptxas-options=-v",
+    )
     program = ctypes.c_void_p()
     _check(
         library,
@@ -143,7 +152,7 @@ _SHARED = re.compile(r"(\d+)(?:\+\d+)? bytes smem")
 
 
 def _resources(log: str) -> dict[str, _Resources]:
-    """Read the assembler's report: for each entry, the frames of all its functions added up, then what it uses.
+    """Read the assembler's report: for each entry, the frames of all its functions added up, then its resources.
 
     ptxas info : Compiling entry function 'NAME' for 'sm_90'
     ptxas info : Function properties for NAME
@@ -166,7 +175,8 @@ def _resources(log: str) -> dict[str, _Resources]:
 def _found_by_pathfinder() -> str | None:
     """Return the NVRTC that NVIDIA's cuda.pathfinder finds, as CuPy does, whose wheels bring it; None without it.
 
-    It knows wheels, conda, toolkits and Windows, but returns one library, of whichever major: the others are searched for here.
+    It knows wheels, conda, toolkits and Windows, but returns one library, of any major version: this module searches
+    for the others.
     """
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib  # noqa: PLC0415  optional: it comes with CuPy
@@ -187,7 +197,7 @@ def _candidates(major: int) -> Iterator[str]:
         yield found_by_pathfinder
     name = f"libnvrtc.so.{major}"
     folders: list[Path] = []
-    # NVIDIA's wheels share the package "nvidia", which has no __init__: it may lie in several folders
+    # NVIDIA's wheels share the package "nvidia", which has no __init__: it may have several folders
     spec = importlib.util.find_spec("nvidia")
     for found in (spec and spec.submodule_search_locations) or ():
         folders += [Path(found, f"cu{major}", "lib"), Path(found, "cuda_nvrtc", "lib")]
@@ -225,7 +235,8 @@ def _need(major: int | None) -> ctypes.CDLL:
         library = _library(majors()[0])  # let it say itself that it does not know the architecture
     if library is None:
         raise CompileError(
-            f"NVRTC {major or ''} is not installed: pip install nvidia-cuda-nvrtc-cu12 (CUDA 12) or nvidia-cuda-nvrtc (13)"
+            f"NVRTC {major or ''} is not installed: pip install nvidia-cuda-nvrtc-cu12 (CUDA 12) or "
+            "nvidia-cuda-nvrtc (13)"
         )
     return library
 

@@ -1,4 +1,4 @@
-"""The plans that `cupynorm tune` found on this machine: tables in the user's cache folder, one for each kind of device."""
+"""The plans that `cupynorm tune` found on this machine: a table for each kind of device, in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from cupynorm.plan.limits import Limits
 
 SCHEMA = 2  # 1: plans and problems had other names
-# Of a Plan, what follows from the number of rows and from the device, and why: made anew by choose().
+# Fields of a Plan that depend on the number of rows and on the device, and the reason: choose() computes them anew.
 OF_A_LAUNCH = ("grid", "resident_blocks", "waves", "why")
-# Rows keep a device busy when every thread that it holds has one access of so many bytes.
+# Rows keep a device busy when every thread that it holds has one access of 16 bytes.
 BYTES_A_THREAD = 16
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a table holds for: another device, driver or text of kernels/ may have another best plan."""
+    """The setting of a table: another device, driver or text of kernels/ may have another best plan."""
 
     device: str
     compute_capability: str
@@ -66,9 +66,9 @@ def folder() -> Path:
     return cache_folder.folder() / "tuned"
 
 
-def distrust() -> str:
+def why_unusable() -> str:
     """Say why the folder is not used: somebody else could have written it. Empty where it can be."""
-    return cache_folder.distrust(folder())
+    return cache_folder.why_unusable(folder())
 
 
 def switched_on() -> bool:
@@ -77,15 +77,16 @@ def switched_on() -> bool:
 
 
 def place(limits: Limits, driver: str) -> Place:
-    """Return what holds here, for the kernels as they are."""
+    """Return the present place: device, driver and kernels."""
     return Place(limits.name, limits.compute_capability, limits.sm_count, driver, compiler.digest())
 
 
 def rows_class(problem: Problem, limits: Limits) -> str:
     """Return the class of numbers of rows for which one measurement stands.
 
-    "few n": less than a row for each multiprocessor, n of them a row, rounded down to a power of two. "part": rows for all
-    multiprocessors, not enough to give each thread of the device an access. "full": from there on only the grid grows.
+    "few n": fewer rows than multiprocessors, with n multiprocessors for each row, rounded down to a power of two.
+    "part": rows for all multiprocessors, but too few to give each thread of the device an access. "full": more, where
+    only the grid grows.
     """
     if problem.rows < limits.sm_count:
         return f"few {1 << (limits.sm_count // max(1, problem.rows)).bit_length() - 1}"
@@ -107,7 +108,7 @@ def find(where: Place, limits: Limits, kernel: str, problem: Problem) -> Plan | 
     if not switched_on():
         return None
     file = where.file
-    if not file.is_absolute():  # without a home nobody has kept anything
+    if not file.is_absolute():  # a user without a home has no tables
         return None
     with _lock:
         if file not in _tables:
@@ -117,7 +118,7 @@ def find(where: Place, limits: Limits, kernel: str, problem: Problem) -> Plan | 
 
 
 def forget() -> None:
-    """Drop what was read."""
+    """Forget all tables that were read."""
     with _lock:
         _tables.clear()
 
@@ -162,7 +163,7 @@ def read(where: Place) -> dict[str, Entry]:
 
 
 def _read(file: Path, where: Place) -> dict[str, Entry]:
-    reason = distrust()
+    reason = why_unusable()
     if reason:
         _warn(file, reason, "make it yours alone, or set CUPYNORM_CACHE_DIR")
         return {}
@@ -207,9 +208,9 @@ def _warn(
 
 
 def store(where: Place, entries: Mapping[str, Entry | None]) -> Path:
-    """Merge entries into the table, whoever else is writing; None takes one out. Raises OSError.
+    """Merge entries into the table, safely beside other writers; None removes one. Raises OSError.
 
-    A reader sees the table of before or of afterwards: it is replaced whole.
+    A reader sees the old table or the new one: the file is replaced as a whole.
     """
     import json  # noqa: PLC0415
     import tempfile  # noqa: PLC0415
@@ -220,7 +221,7 @@ def store(where: Place, entries: Mapping[str, Entry | None]) -> Path:
             "there is no home folder: set CUPYNORM_CACHE_DIR to a folder that you can write"
         )
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    reason = distrust()
+    reason = why_unusable()
     if reason:
         raise PermissionError(f"{reason}: make it yours alone, or set CUPYNORM_CACHE_DIR")
     with _alone(file.parent):
@@ -278,7 +279,7 @@ def tables() -> list[dict[str, Any]]:
 
 
 def clear() -> list[dict[str, Any]]:
-    """Remove every table, and return what they were. Raises OSError."""
+    """Remove every table, and return them. Raises OSError."""
     removed = tables()
     if removed:
         with _alone(folder()):

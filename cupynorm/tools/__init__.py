@@ -1,1 +1,1 @@
-"""What the command does: explain, measure, tune, test, and process files."""
+"""The work of the command: explain, measure, tune, test, and process files."""

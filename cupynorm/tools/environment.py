@@ -1,4 +1,4 @@
-"""What this machine has for cupynorm, and what is wrong with it. Needs no GPU, driver or CuPy."""
+"""The state of this machine for cupynorm, and its faults. Needs no GPU, driver or CuPy."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def info() -> dict[str, Any]:
         "cubins": {"folder": str(cubins.folder()), "files": cubin_count, "bytes": cubin_bytes},
         "tuned": {
             "folder": str(tuned_plans.folder()),
-            "used": tuned_plans.switched_on() and not tuned_plans.distrust(),
+            "used": tuned_plans.switched_on() and not tuned_plans.why_unusable(),
             "tables": tuned_plans.tables(),
         },
         "early_launches": {"used": devices.early_switched_on()},
@@ -274,7 +274,7 @@ def _intruder(folder: Path) -> tuple[str, str] | None:
 def _check_cubins() -> Finding:
     folder = cubins.folder()
     elsewhere = "export CUPYNORM_CACHE_DIR=/a/folder/of/your/own"
-    reason = cubins.distrust()
+    reason = cubins.why_unusable()
     if not reason:
         there = _existing(folder)
         if not _is_writable(there):
@@ -290,7 +290,7 @@ def _check_cubins() -> Finding:
 
 
 def _check_tuned() -> Iterator[Finding]:
-    reason = tuned_plans.distrust()
+    reason = tuned_plans.why_unusable()
     if reason and tuned_plans.folder().is_absolute():
         fix = f"chmod go-w {tuned_plans.folder()}, if it is yours"
         yield Finding("tuned", "warning", f"{reason}: the plans that were tuned are not used", fix)

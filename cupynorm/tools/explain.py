@@ -1,4 +1,4 @@
-"""What a call would launch, and why: nothing is launched, and no device is needed."""
+"""Explains which kernel a call would launch, and why. Nothing is launched, and no device is needed."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What a call would launch, and why.
+    """The kernel and the plan that a call would launch, and why.
 
-    problem, plan: those of plan/, or of an op that is no row op the numbers of its one kernel.
-    source: where the plan comes from: "table" (by the rules of plan/data), "tuned" (`cupynorm tune` found it) or "wanted" (by
-    plan=). why: which rule, with its file, or what else decided.
-    registers: None where no compiler was there to ask.
+    problem, plan: those of plan/; for an op that is not a row op, the numbers of its one kernel.
+    source: where the plan comes from: "table" (the rules of plan/data), "tuned" (`cupynorm tune` found it) or "wanted"
+    (given by plan=). why: the rule and its file, or what else decided.
+    registers: None where there was no compiler to ask.
     """
 
     op: str
@@ -58,7 +58,7 @@ class Explanation:
 
 CLUSTER_GROUP = 16  # multiprocessors that a cluster stays within
 MOST_BYTES = 2**63  # an array has fewer
-REGISTER_BOUND = 64  # what a block of 1024 threads can have at most: the guess where nobody can be asked
+REGISTER_BOUND = 64  # the most for a block of 1024 threads: the guess where there is no compiler to ask
 
 
 def explain(
@@ -75,7 +75,8 @@ def explain(
     """Say what op(x) would launch for a contiguous, aligned x, on a device of RECORDED or the present one.
 
     Registers come from the compiler (NVRTC needs no device); without NVRTC the kernel's upper bound stands for them.
-    Raises ValueError for an unknown device or a variant that cannot hold the row, NoDeviceError if there is no device to ask.
+    Raises ValueError for an unknown device or a variant that cannot hold the row, NoDeviceError if there is no device
+    to ask.
     """
     limits = _limits(device)
     x_dtype = dtype_of(dtype)
@@ -105,7 +106,7 @@ def explain_form(
     plan: str | Plan | None = None,
     device: str | None = None,
 ) -> Explanation:
-    """Say what a form's call would launch for contiguous, aligned arrays of so many rows (all axes but the last) and columns."""
+    """Say what a form's call would launch for contiguous, aligned arrays; all axes of `shape` but the last are rows."""
     limits = _limits(device)
     _check_shape(shape, dtype_of(dtype))
     rows, cols = math.prod(shape[:-1]), shape[-1]
@@ -140,7 +141,7 @@ def form_spec(what: Form, rows: int, cols: int, dtype: Any, offset: int = 0) -> 
             continue
         if holds in {"lengths", "ragged"}:  # which are looked at
             given[name] = np.full(each, cols, kind)
-        else:  # memory that nobody touches is not there
+        else:  # untouched pages take no memory
             given[name] = np.empty(math.prod(each) + offset, kind)[offset:].reshape(each)
     return asking.spec_of(lambda: what.call(given))
 
@@ -179,7 +180,8 @@ def _planned(
         groups = limits.sm_count // CLUSTER_GROUP
         return groups * (CLUSTER_GROUP * resident // plan.cluster)
 
-    chosen, source = row_ops._choose(what, limits, occupancy, plan, tuned=tuned)  # noqa: SLF001  run() without its launch
+    # run() without its launch
+    chosen, source = row_ops._choose(what, limits, occupancy, plan, tuned=tuned)  # noqa: SLF001
     return Explanation(
         op=name,
         device=limits.name,

@@ -33,7 +33,7 @@ BLOCK_BYTES = (
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What run() did and where."""
+    """The report of run(): its work and its device."""
 
     op: str
     device: str  # "cpu", or the device's name

@@ -83,9 +83,10 @@ Y_LABELS = {"bandwidth": "effective bandwidth, TB/s", "share": "share of the cop
 def plot(path: Path, points: Sequence[Measured], about: Mapping[str, Any]) -> list[Path]:
     """Draw results against columns, in one file per dtype, and return the files.
 
-    Plain ops have three panels each: bandwidth, share of the copy rate, and time. Forms have one, their share. If both were
-    measured, the forms' file ends with "-forms" before its suffix; if there are several dtypes, each file's name has its
-    dtype before that. Points with odd, misaligned or few rows are not drawn: their rates depend on more than columns.
+    Plain ops have three panels each: bandwidth, share of the copy rate, and time. Forms have one, their share. If both
+    were measured, the forms' file ends with "-forms" before its suffix; if there are several dtypes, each file's name
+    has its dtype before that. Points with odd, misaligned or few rows are not drawn: their rates depend on more than
+    columns.
     """
     even = [each for each in points if each.point.kind == "even" and OURS in each.timings]
     if not even:

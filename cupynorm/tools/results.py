@@ -17,12 +17,10 @@ if TYPE_CHECKING:
     from cupynorm.catalog.forms import Form
 
 OURS = "cupynorm"  # and "cupynorm <variant>" where a variant was forced
-COPY = "copy"  # the names of contenders that only copy as many bytes begin with this
+COPY = "copy"  # prefix of contenders that only copy the same number of bytes
 NOISE = 0.01  # two rates this close are equal
-FEW_ROWS, FEW_COLS = (
-    64,
-    65536,
-)  # at most so many rows and at least so many columns: too few rows to fill the device
+# A point with at most FEW_ROWS rows, but at least FEW_COLS columns, has too few rows to fill the device.
+FEW_ROWS, FEW_COLS = 64, 65536
 EVEN_COLS = 16  # columns that are not a multiple make rows that are not whole sectors
 SCHEMA = 1
 

@@ -1,4 +1,4 @@
-"""What a right result is: errors, tolerances, and inputs at which ops are likely to fail."""
+"""Defines right results: errors, tolerances, and inputs at which ops are likely to fail."""
 
 from __future__ import annotations
 
@@ -212,16 +212,16 @@ def inputs(
 QUICK = {
     1: "one column",
     33: "one more than a warp, odd",
-    1024: "whole packs, the widest row that a warp holds",
-    1025: "one more, and packs of one",
+    1024: "whole vectors, the widest row that a warp holds",
+    1025: "one more, and vectors of one",
     20000: "more than registers hold in most dtypes",
 }
 MORE = {
     2: "one pair",
-    7: "odd, less than a pack",
-    8: "one pack of half",
+    7: "odd, less than a vector",
+    8: "one vector of half",
     257: "odd, padded in every lane",
-    4100: "packs of float that do not fill the last thread",
+    4100: "vectors of float that do not fill the last thread",
     16384: "the widest row that registers hold",
     50257: "a prime vocabulary",
     65536: "half fits shared memory, float does not",

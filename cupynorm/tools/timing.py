@@ -50,7 +50,7 @@ def time_interleaved(
     take more than `seconds` for all replays get fewer, but at least LEAST_REPLAYS.
 
     With `notes`, a contender that raises gets an entry there, and no time; without, the exception is raised. `check`
-    takes a name and the memory that only its graph has written, and returns what is wrong with it, or "".
+    takes a name and the memory that only its graph has written, and returns its fault, or "".
     """
     module = devices.cupy()
     stream = module.cuda.Stream(non_blocking=True)
@@ -155,17 +155,17 @@ extern "C" __global__ void hold(long long cycles) {
 """
 
 COPY = r"""
-extern "C" __global__ void copy(const uint4* x, uint4* y, long long packs) {
-  // each thread has PACKS packs in flight; a block's packs are contiguous
-  long long base = (long long)blockIdx.x * blockDim.x * PACKS + threadIdx.x;
-  uint4 v[PACKS];
+extern "C" __global__ void copy(const uint4* x, uint4* y, long long vectors) {
+  // each thread has VECTORS vectors in flight; a block's vectors are contiguous
+  long long base = (long long)blockIdx.x * blockDim.x * VECTORS + threadIdx.x;
+  uint4 v[VECTORS];
 #pragma unroll
-  for (int i = 0; i < PACKS; ++i) if (base + i * blockDim.x < packs) v[i] = x[base + i * blockDim.x];
+  for (int i = 0; i < VECTORS; ++i) if (base + i * blockDim.x < vectors) v[i] = x[base + i * blockDim.x];
 #pragma unroll
-  for (int i = 0; i < PACKS; ++i) if (base + i * blockDim.x < packs) y[base + i * blockDim.x] = v[i];
+  for (int i = 0; i < VECTORS; ++i) if (base + i * blockDim.x < vectors) y[base + i * blockDim.x] = v[i];
 }
 """
-# (packs per thread, threads per block), without cache hints. These three were the fastest of 50 kernels on an H200,
+# (vectors per thread, threads per block), without cache hints. These three were the fastest of 50 kernels on an H200,
 # each at some sizes: 4.26 TB/s at 1.6 GB. The driver's own copy is as fast up to that size, and has two thirds of the
 # rate above it.
 COPIES = ((1, 128), (1, 256), (2, 128))
@@ -185,12 +185,14 @@ def copy_runs(buffers: Sequence[tuple[Any, Any]]) -> dict[str, Run]:
         y.data.copy_from_device_async(x.data, x.nbytes)
         return y
 
-    def ours(packs: int, block: int, i: int) -> Any:
+    def ours(vectors: int, block: int, i: int) -> Any:
         x, y = buffers[i]
         count = x.nbytes // 16
-        grid = -(-count // (packs * block))
-        kernel(COPY, "copy", f"-DPACKS={packs}")((grid,), (block,), (x, y, np.int64(count)))
+        grid = -(-count // (vectors * block))
+        kernel(COPY, "copy", f"-DPACKS={vectors}")((grid,), (block,), (x, y, np.int64(count)))
         return y
 
-    kernels = {f"copy ({packs} x {block})": functools.partial(ours, packs, block) for packs, block in COPIES}
+    kernels = {
+        f"copy ({vectors} x {block})": functools.partial(ours, vectors, block) for vectors, block in COPIES
+    }
     return {"copy (driver)": driver, **kernels}

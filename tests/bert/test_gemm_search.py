@@ -1,4 +1,4 @@
-"""Large products: which of cublasLt's algorithms is kept. Here it is a class that computes with NumPy, on the simulator."""
+"""Large products: which of cublasLt's algorithms is kept. Here cublasLt is a class that computes with NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real model: all-MiniLM-L6-v2 on 229 texts, against what Hugging Face's transformers made of them (data/make_minilm.py)."""
+"""A real model: all-MiniLM-L6-v2 on 229 texts, against Hugging Face's transformers (data/make_minilm.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masked softmax on the host: every combination against the formula, row by row; other libraries' conventions; bad masks."""
+"""Masked softmax on the host: all combinations against the formula, other libraries' conventions, and bad masks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def keeps(
     causal: Any = False,
     window: Any = None,
 ) -> bool:
-    """Say whether one element is kept, from the definition; where and lengths are of full shape, causal is an offset or False."""
+    """Say whether one element is kept, by definition. where and lengths have x's shape; causal: an offset or False."""
     *row, j = index
     if where is not None and not where[index]:
         return False
@@ -275,7 +275,7 @@ def test_causal_is_true_or_false_and_its_offset_has_a_name_of_its_own() -> None:
 
 @pytest.mark.parametrize("function", [softmax, log_softmax])
 @pytest.mark.parametrize("causal", [0, 1, 3, -2, np.int64(1), np.uint8(0)])
-def test_a_number_as_causal_is_refused_and_the_error_has_the_new_spelling(function: Any, causal: Any) -> None:
+def test_a_number_as_causal_is_refused_and_the_error_has_the_new_name(function: Any, causal: Any) -> None:
     message = (
         f"causal is {re.escape(repr(causal))}: use True or False; .*offset .* causal_offset={int(causal)}"
     )

@@ -1,4 +1,4 @@
-"""Arguments as users have them: parameters of shape (1, D), numbers as parameters, lists of lengths, axis by position."""
+"""Arguments as users have them: parameters of shape (1, D) or numbers, lists of lengths, axis by position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing to do takes no time and no memory, however long the axes beside an empty one are; shapes are as for other calls."""
+"""Empty arrays take no time and no memory, however long their other axes are; shapes are as for other calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EACH_SHAPES = [*ROW_SHAPES, (LONG, 0), (0,), (0, 0), (3, 5, 0)]
 
 
 class Arrays:
-    """Arrays for a call, of NumPy or of the twin of CuPy. None of them has memory of its own for more than an element."""
+    """Arrays for a call, of NumPy or of the stand-in for CuPy. None of them has memory for more than one element."""
 
     def __init__(self, module: Any) -> None:
         self.module = module

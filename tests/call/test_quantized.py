@@ -33,7 +33,7 @@ def ladder(name: str) -> tuple[Array, Array]:
 
 
 def nearest(values: Array, name: str) -> Array:
-    """Round by looking at the two neighbours on the ladder, to the even one in the middle; beyond its ends to the end."""
+    """Round to the nearer of two neighbours on the ladder, ties to the even one; saturate at its ends."""
     rungs, even = ladder(name)
     clipped = np.clip(values, rungs[0], rungs[-1])
     above = np.clip(np.searchsorted(rungs, clipped), 1, len(rungs) - 1)

@@ -24,7 +24,7 @@ ROWS, COLS = 6, 8
 
 
 class Masked(np.ndarray):
-    """Does what astropy.utils.masked.Masked does: the mask lies beside the values, and ufuncs look at both."""
+    """Works as astropy.utils.masked.Masked: the mask is kept beside the values, and ufuncs use both."""
 
     mask: Any = False
 

@@ -1,4 +1,4 @@
-"""Every form of every op: its entry is whole, and NumPy, PyTorch and the simulated device give what its reference gives."""
+"""Every form of every op: its entry is complete; NumPy, PyTorch and the simulated device agree with its reference."""
 
 from __future__ import annotations
 

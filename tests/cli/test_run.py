@@ -1,4 +1,4 @@
-"""`cupynorm run`. tests/tools/test_files.py has the files themselves, tests/bert/test_embedding.py has `cupynorm embed`."""
+"""`cupynorm run`. tests/tools/test_files.py tests the files, tests/bert/test_embedding.py tests `cupynorm embed`."""
 
 from __future__ import annotations
 

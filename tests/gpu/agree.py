@@ -39,7 +39,7 @@ def bits(array: np.ndarray) -> np.ndarray:
 
 
 def as_strided(xp: Any, base: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
-    """Return a view with any strides, of CuPy's arrays or of the twin's."""
+    """Return a view with any strides, of CuPy's arrays or of the stand-in's."""
     if issubclass(xp.ndarray, np.ndarray):
         return np.lib.stride_tricks.as_strided(base, shape, strides, subok=True)
     return xp.lib.stride_tricks.as_strided(base, shape, strides)

@@ -1,8 +1,8 @@
 """Tests that need a device: CUDA's, or the simulator's where CUPYNORM_TEST_DEVICE=simulator.
 
 Without a usable device each is skipped by name, with the reason. CUPYNORM_SLOW=1 runs the exhaustive ones.
-`-m small` picks the shapes that compute-sanitizer and the simulator can afford. Of files with many kernels, each of which g++
-compiles for seconds, the simulator takes every twelfth or fourth case of a test, from the first on; CUPYNORM_SLOW=1 all.
+`-m small` picks the shapes that compute-sanitizer and the simulator can afford. g++ takes seconds for each kernel, so
+in files with many kernels the simulator runs only every twelfth or fourth case of a test, and CUPYNORM_SLOW=1 runs all.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _why_no_device() -> str:
 
 @pytest.fixture
 def xp(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """CuPy, or its twin."""
+    """CuPy, or its stand-in."""
     if not SIMULATED:
         return devices.cupy()
     from tests import simulator

@@ -1,4 +1,4 @@
-"""The command on a device: the self-test with empty caches within its time; CuPy's own functions as a peer of the benchmark."""
+"""The command on a device: the self-test with empty caches in its time; CuPy's functions as a peer of the benchmark."""
 
 from __future__ import annotations
 

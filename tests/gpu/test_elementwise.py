@@ -48,7 +48,7 @@ def wide(name: str, cols: int) -> int:
 
 
 def check(xp: Any, name: str, x: Any, bias: Any, y: Any = None, **options: Any) -> None:
-    """Compare with float64. x and bias lie on the device; y: what came out, if it is not to be computed here."""
+    """Compare with float64. x and bias are on the device; y: the result, if it is not to be computed here."""
     function = ALL[name]
     host = [None if each is None else xp.asnumpy(each).astype(np.float64) for each in (x, bias)]
     expected = function(*host)
@@ -68,7 +68,7 @@ def check(xp: Any, name: str, x: Any, bias: Any, y: Any = None, **options: Any) 
 @pytest.mark.small
 @every_op
 @every_dtype
-def test_whole_packs(xp: Any, op: str, dtype: str) -> None:
+def test_whole_vectors(xp: Any, op: str, dtype: str) -> None:
     for shape in ((3, 64), (2, 3, 1040), (1, 8)):
         cols = wide(op, shape[-1])
         x, bias = normal(*shape[:-1], cols, dtype=dtype), normal(cols, dtype=dtype)
@@ -253,7 +253,7 @@ def test_gelu_of_sums_is_within_two_units(cuda: Any) -> None:
     "limits",
     [
         {"INT": 1},  # every kernel counts with 64 bits
-        {"MOST_BLOCKS": 3},  # groups of rows lie along z as well
+        {"MOST_BLOCKS": 3},  # groups of rows are along z as well
         {"THREADS": 64},  # rows of several blocks, the last of them not full
     ],
     ids=str,

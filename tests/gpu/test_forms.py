@@ -19,12 +19,12 @@ AROUND = {name: each for name, each in FORMS.items() if not each.alone}
 every_form = pytest.mark.parametrize("what", AROUND.values(), ids=AROUND)
 every_dtype = pytest.mark.parametrize("dtype", NAMES)
 
-# rows, columns: one element, odd, as many queries as keys, wide packs that begin anywhere; and where more of a thread or of a
-# block holds a row, rows of 3 and 5 times a power of two packs, and rows that are nearly so
+# rows, columns: one element; odd; as many queries as keys; wide unaligned vectors; rows of 3 and 5 times a power of two
+# vectors, or nearly so, where a thread or a block holds more of a row
 SMALL = [(1, 1), (5, 33), (48, 16), (9, 77)]
 SHAPES = [(29, 1024), (1024, 512), (7, 5001), (3, 8192), (768, 768), (29, 1000), (5, 5120), (197, 197)]
-# Forms of each kind whose long rows several blocks share, and more such rows than a device works on at a time: rows that fill
-# all threads and that do not, that begin at packs and anywhere.
+# Forms of each kind with long rows that several blocks share, and with more such rows than a device runs at a time:
+# rows that fill all threads and rows that do not, aligned and unaligned.
 LONG_FORMS = (
     "softmax/where",
     "log_softmax/lengths",

@@ -234,7 +234,8 @@ def test_results_may_replace_operands(xp: Any, variant: str | None) -> None:
 @small
 def test_a_struct_of_the_caller(xp: Any) -> None:
     text = (
-        "namespace cupynorm {\nstruct Cubed {\n  template <typename T>\n  static void apply(const T (&in)[1], T (&out)[1]) {\n"
+        "namespace cupynorm {\nstruct Cubed {\n  template <typename T>\n"
+        "  static void apply(const T (&in)[1], T (&out)[1]) {\n"
         "    out[0] = in[0] * in[0] * in[0];\n  }\n};\n}\n"
     )
     cubed = DeviceFunction("Cubed", text, lambda x: x**3, 1)

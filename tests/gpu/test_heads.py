@@ -1,4 +1,4 @@
-"""Heads on the device: what the NumPy path gives, for any layout, in packs as wide as the layout allows."""
+"""Heads on the device: what the NumPy path gives, for any layout, in vectors as wide as the layout allows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from cupynorm.lower import heads as lower_heads
 from cupynorm.tools.testing import assert_close
 from tests.gpu.agree import DTYPES, as_strided, bits
 
-# leading axes, heads, seq, head size: the real one, packs of every width, odd, one of each, several leading axes, none
+# leading axes, heads, seq, head size: the real one, vectors of every width, odd, one of each, several leading axes,
+# none
 SHAPES = [
     ((2,), 12, 5, 64),
     ((3,), 2, 4, 4),

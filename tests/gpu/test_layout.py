@@ -1,4 +1,4 @@
-"""Where rows lie: apart, off by one element, backwards, one for all; results in place and into views."""
+"""Layouts of rows: apart, off by one element, backwards, one for all; results in place and into views."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Layout:
 
 LAYOUTS = (
     Layout("contiguous", lambda n: (6, 5, n), lambda a, _: a),
-    Layout("rows a pack apart", lambda n: (6, 5, n + 8), lambda a, n: a[..., :n]),
+    Layout("rows a vector apart", lambda n: (6, 5, n + 8), lambda a, n: a[..., :n]),
     Layout("rows three elements apart", lambda n: (6, 5, n + 3), lambda a, n: a[..., :n]),
     Layout("off by one element", lambda n: (30 * n + 1,), lambda a, n: a[1:].reshape(6, 5, n)),
     Layout("axes that do not collapse", lambda n: (12, 7, n + 8), lambda a, n: a[::2, 1:6, :n]),
@@ -128,7 +128,7 @@ def test_the_result_may_replace_the_input(xp: Any, op: Op, variant: str, layout:
 def test_a_long_row_may_be_replaced(
     xp: Any, op: Op, dtype: str, rows: int, cols: int, variant: str | None
 ) -> None:
-    """The blocks that share it leave one another letters among the results, which are x here."""
+    """The blocks that share a row leave messages among the results, which are x here."""
     case = inputs(op, rows, cols, dtype)
     parameters = {name: xp.asarray(array) for name, array in case.parameters.items()}
     x = xp.asarray(case.x)
@@ -142,8 +142,8 @@ def test_a_long_row_may_be_replaced(
 
 @every_op
 @pytest.mark.parametrize("rows", [3, 7])
-def test_letters_may_take_all_that_is_kept_of_a_row_in_place(xp: Any, op: Op, rows: int) -> None:
-    """34 blocks leave 32 bytes each: with less kept, x would be read again where they lie. Of 7 rows 4, then 3 are in work."""
+def test_messages_may_fill_the_kept_part_of_a_row_in_place(xp: Any, op: Op, rows: int) -> None:
+    """34 blocks keep 32 bytes each: with less, x would be read where messages are. Of 7 rows 4 are in work, then 3."""
     case = inputs(op, rows, 20000, "float16")
     parameters = {name: xp.asarray(array) for name, array in case.parameters.items()}
     x = xp.asarray(case.x)

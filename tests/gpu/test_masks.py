@@ -139,15 +139,15 @@ def test_rows_of_which_nearly_all_is_kept(xp: Any) -> None:
 
 @small
 @pytest.mark.parametrize("variant", ["split", "shared"])
-def test_variants_that_hold_no_mask_say_so(cuda_or_twin: Any, variant: str) -> None:
-    x = cuda_or_twin.asarray(normal(4, 64))
+def test_variants_that_hold_no_mask_say_so(cuda_or_stand_in: Any, variant: str) -> None:
+    x = cuda_or_stand_in.asarray(normal(4, 64))
 
     with pytest.raises(DoesNotFitError, match=variant):
         softmax(x, causal=True, plan=variant)
 
 
 @pytest.fixture
-def cuda_or_twin(xp: Any) -> Any:
+def cuda_or_stand_in(xp: Any) -> Any:
     return xp
 
 
@@ -179,7 +179,7 @@ def test_rows_and_masks_may_lie_anywhere(xp: Any, cols: int) -> None:
     where = np.asfortranarray(RANDOM.random((5, 3, cols + 1)) < 0.6)[..., 1:]
     bias = normal(cols, 5, 1, dtype="float64").T[:, :, ::-1].reshape(1, 5, cols).swapaxes(0, 1)
     device = xp.asarray(memory)[::-1, 1:, 1 : cols + 1]
-    # asarray of what is not contiguous keeps its order on the device; the twin's own views do, too
+    # asarray of what is not contiguous keeps its order on the device; the stand-in's own views do, too
     masks = {"where": where, "bias": bias}
 
     check(xp, x, masks, place=lambda _: device)

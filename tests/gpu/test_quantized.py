@@ -89,11 +89,11 @@ def test_every_variant(xp: Any, name: str, variant: str, cols: int) -> None:
 @pytest.mark.parametrize("name", ["int8", "float8_e4m3fn"])
 @pytest.mark.parametrize("scale", [None, 0.03])
 @pytest.mark.parametrize(
-    ("rows_per_group", "hoist", "stages"),
+    ("rows_per_group", "parameter_cache", "stages"),
     [(1, 0, 1), (1, 1, 2), (1, 2, 0), (1, 2, 1), (1, 3, 1), (2, 0, 0), (2, 1, 0), (2, 3, 0), (2, 2, 1)],
 )
 def test_groups_that_hold_several_rows_and_blocks_that_go_through_many(
-    xp: Any, name: str, scale: float | None, rows_per_group: int, hoist: int, stages: int
+    xp: Any, name: str, scale: float | None, rows_per_group: int, parameter_cache: int, stages: int
 ) -> None:
     """With a grid so small that each block has many rows, at the end fewer than it can hold."""
     x = normal(67, 256, dtype="float16")
@@ -105,7 +105,7 @@ def test_groups_that_hold_several_rows_and_blocks_that_go_through_many(
         vectors=2,
         group=16,
         rows_per_group=rows_per_group,
-        parameter_cache=hoist,
+        parameter_cache=parameter_cache,
     )
     plan = dataclasses.replace(plan, stages=stages, block=64, waves=0.002, full=True)
 

@@ -1,4 +1,4 @@
-"""Calls made again on a device: what the simulator does not model of them (contexts of threads, graphs, streams, memory)."""
+"""Repeated calls on a device, where the simulator has no model: contexts of threads, graphs, streams, memory."""
 
 from __future__ import annotations
 

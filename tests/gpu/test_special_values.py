@@ -76,7 +76,7 @@ def test_a_row_of_only_minus_infinity_is_nan(xp: Any, op: Op, variant: str) -> N
 def test_constant_rows_are_beta_to_the_bit(
     xp: Any, variant: str, cols: int, value: float, dtype: str
 ) -> None:
-    """Each warp counts from an element of its own, those too that hold only what is around a row's packs."""
+    """Each warp counts from an element of its own, those too that hold only what is around a row's vectors."""
     x = np.full((5, cols), value, dtype)
     gamma, beta = np.random.default_rng(cols).standard_normal((2, cols)).astype(dtype)
 
@@ -105,7 +105,7 @@ def test_without_eps_a_row_without_spread_is_nan(xp: Any, variant: str) -> None:
 
 @every_variant
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("cols", [1024, 1025])  # packs of several elements, and of one
+@pytest.mark.parametrize("cols", [1024, 1025])  # vectors of several elements, and of one
 @pytest.mark.parametrize("where", [0, 32, -1])
 def test_one_large_element_costs_the_others_no_digits(
     xp: Any, variant: str, dtype: str, cols: int, where: int

@@ -52,7 +52,7 @@ def test_the_variants_agree_with_one_another(xp: Any, op: Op, dtype: str, cols: 
 
 @every_op
 @pytest.mark.parametrize(
-    ("dtype", "cols", "hoist"),
+    ("dtype", "cols", "parameter_cache"),
     [
         pytest.param("float16", 303, 3, marks=pytest.mark.small),
         ("bfloat16", 1023, 2),
@@ -62,21 +62,21 @@ def test_the_variants_agree_with_one_another(xp: Any, op: Op, dtype: str, cols: 
 )
 @pytest.mark.parametrize("stages", [0, 1, 2])
 def test_a_group_goes_through_rows_that_begin_alike(
-    xp: Any, op: Op, dtype: str, cols: int, hoist: int, stages: int
+    xp: Any, op: Op, dtype: str, cols: int, parameter_cache: int, stages: int
 ) -> None:
     """Parameters kept for all of them, or rows on their way, or both: with a grid so small that each has many."""
     if not (op.parameters or stages):
         pytest.skip("nothing is kept for a group's next rows")
     case = inputs(op, 67, cols, dtype)
-    pack = 16 // case.x.itemsize
-    packs = -(-(cols // pack) // 64)
+    vector = 16 // case.x.itemsize
+    vectors = -(-(cols // vector) // 64)
     plan = dataclasses.replace(
         PLAIN,
         variant="block",
-        vector=pack,
-        vectors=packs,
+        vector=vector,
+        vectors=vectors,
         group=64,
-        parameter_cache=hoist if op.parameters else 0,
+        parameter_cache=parameter_cache if op.parameters else 0,
         unaligned=1,
         block=128,
         stages=stages,
@@ -88,7 +88,7 @@ def test_a_group_goes_through_rows_that_begin_alike(
 
 @every_op
 @pytest.mark.parametrize(
-    ("parts", "stages", "hoist", "rows_per_group", "rows"),
+    ("parts", "stages", "parameter_cache", "rows_per_group", "rows"),
     [
         pytest.param(1, 0, 2, 1, 7, marks=pytest.mark.small),
         pytest.param(1, 1, 3, 1, 7, marks=pytest.mark.small),
@@ -105,11 +105,11 @@ def test_a_group_goes_through_rows_that_begin_alike(
     ],
 )
 def test_blocks_and_clusters_that_go_through_rows_take_each_once(
-    xp: Any, op: Op, parts: int, stages: int, hoist: int, rows_per_group: int, rows: int
+    xp: Any, op: Op, parts: int, stages: int, parameter_cache: int, rows_per_group: int, rows: int
 ) -> None:
     """A grid so small that each has many; clusters claim them, and the next launch finds no claim of the one before."""
-    hoist = hoist if op.parameters else 0
-    if not (hoist or stages):
+    parameter_cache = parameter_cache if op.parameters else 0
+    if not (parameter_cache or stages):
         pytest.skip("nothing is kept for a block's next rows")
     case = inputs(op, rows, 1024 * parts, "float16")
     plan = dataclasses.replace(
@@ -119,7 +119,7 @@ def test_blocks_and_clusters_that_go_through_rows_take_each_once(
         vectors=2,
         group=64,
         rows_per_group=rows_per_group,
-        parameter_cache=hoist,
+        parameter_cache=parameter_cache,
         ctas_per_row=parts,
         stages=stages,
         block=64 if parts > 1 else 128,
@@ -142,9 +142,10 @@ def rows_apart(xp: Any, case: Case, apart: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize("op", [op for op in OPS if op.parameters], ids=lambda op: op.name)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize(
-    ("parts", "packs", "stages", "rows", "cols"),
+    ("parts", "vectors", "stages", "rows", "cols"),
     [
-        # a pack for each thread of the last block, only where a row begins early; and one more than threads' sure ones
+        # a vector for each thread of the last block, only where a row begins early; and one more than threads' sure
+        # ones
         pytest.param(2, 1, 1, 9, 4103, marks=pytest.mark.small),
         pytest.param(2, 2, 2, 19, 4096 + 31, marks=pytest.mark.small),
         pytest.param(4, 2, 1, 9, 4397, marks=pytest.mark.small),
@@ -157,17 +158,17 @@ def rows_apart(xp: Any, case: Case, apart: int) -> tuple[Any, Any]:
 )
 @pytest.mark.parametrize("apart", [0, 13], ids=["contiguous", "strided"])
 def test_clusters_claim_rows_that_begin_anywhere(
-    xp: Any, op: Op, dtype: str, parts: int, packs: int, stages: int, rows: int, cols: int, apart: int
+    xp: Any, op: Op, dtype: str, parts: int, vectors: int, stages: int, rows: int, cols: int, apart: int
 ) -> None:
-    """A block has numbers of all columns that its packs, or what is around them, may hold."""
+    """A block has numbers of all columns that its vectors, or what is around them, may hold."""
     case = inputs(op, rows, cols, dtype)
-    pack = 16 // case.x.itemsize
-    block = max(2, math.ceil(cols // pack / parts / packs / 32)) * 32
+    vector = 16 // case.x.itemsize
+    block = max(2, math.ceil(cols // vector / parts / vectors / 32)) * 32
     plan = dataclasses.replace(
         PLAIN,
         variant="cluster",
-        vector=pack,
-        vectors=math.ceil(cols // pack / parts / block),
+        vector=vector,
+        vectors=math.ceil(cols // vector / parts / block),
         group=block,
         parameter_cache=CONVERTED,
         unaligned=1,
@@ -208,7 +209,7 @@ def test_a_crowded_block_goes_through_rows(xp: Any, op: Op) -> None:
 @every_op
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize(
-    ("parts", "kept_packs", "block", "cols"),
+    ("parts", "kept_vectors", "block", "cols"),
     [
         pytest.param(1, 2000, 128, 4397, marks=pytest.mark.small),
         pytest.param(4, 2000, 96, 4397, marks=pytest.mark.small),
@@ -222,7 +223,7 @@ def test_a_crowded_block_goes_through_rows(xp: Any, op: Op) -> None:
 )
 @pytest.mark.parametrize("apart", [0, 13], ids=["contiguous", "strided"])
 def test_rows_that_begin_anywhere_wait_in_shared_memory(
-    xp: Any, op: Op, dtype: str, parts: int, kept_packs: int, block: int, cols: int, apart: int
+    xp: Any, op: Op, dtype: str, parts: int, kept_vectors: int, block: int, cols: int, apart: int
 ) -> None:
     rows = 9
     case = inputs(op, rows, cols, dtype)
@@ -234,7 +235,7 @@ def test_rows_that_begin_anywhere_wait_in_shared_memory(
         unaligned=1,
         ctas_per_row=parts,
         block=block,
-        row_shared_bytes=kept_packs * 16,
+        row_shared_bytes=kept_vectors * 16,
     )
     x, out = rows_apart(xp, case, apart)
     parameters = {name: xp.asarray(array) for name, array in case.parameters.items()}
@@ -265,10 +266,10 @@ TOGETHER = dataclasses.replace(PLAIN, variant="split", vectors=2, ctas_per_row=5
 def test_blocks_of_the_grid_share_a_row_without_shared_memory(
     xp: Any, op: Op, dtype: str, plan: Plan, rows: int, cols: int, in_place: bool
 ) -> None:
-    """What lies where results go is no letter, though its every second word says what a letter once said."""
+    """Old contents of `out` are no message, even if every second word is what a message once had."""
     case = inputs(op, rows, cols, dtype)
-    pack = 16 // case.x.itemsize
-    if pack == 2:
+    vector = 16 // case.x.itemsize
+    if vector == 2:
         pytest.skip("doubles wait in shared memory")
 
     x = xp.asarray(case.x.copy())
@@ -279,14 +280,14 @@ def test_blocks_of_the_grid_share_a_row_without_shared_memory(
         else xp.asarray(np.full(case.x.nbytes // 4, 1, np.uint32).view(case.x.dtype).reshape(case.x.shape))
     )
 
-    y = op.function(x, **parameters, out=out, plan=dataclasses.replace(plan, vector=pack))
+    y = op.function(x, **parameters, out=out, plan=dataclasses.replace(plan, vector=vector))
 
     assert y is out
     assert_close(xp.asnumpy(y), op.reference(case.x, **case.parameters)[0])
 
 
-def letters(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return moderate floats that are pairs of letters, as kernels/base/ptx.cuh defines them."""
+def messages(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return moderate floats that are valid messages, as kernels/base/ptx.cuh defines them."""
     rng, found = np.random.default_rng(0), np.empty((0, 4), np.float32)
     while len(found) < count:
         a, b = rng.standard_normal((2, 1 << 16)).astype(np.float32).view(np.uint32)
@@ -301,9 +302,9 @@ def letters(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
 @pytest.mark.small
 @every_op
 @pytest.mark.parametrize("plan", [dataclasses.replace(SPREAD, vector=4), "split"])
-def test_x_in_place_is_not_taken_for_letters(xp: Any, op: Op, plan: Any) -> None:
+def test_x_in_place_is_not_taken_for_messages(xp: Any, op: Op, plan: Any) -> None:
     case = inputs(op, 1, 4096, "float32")
-    host = letters(1024).reshape(1, 4096)
+    host = messages(1024).reshape(1, 4096)
     x = xp.asarray(host)
     parameters = {name: xp.asarray(array) for name, array in case.parameters.items()}
 
@@ -313,36 +314,36 @@ def test_x_in_place_is_not_taken_for_letters(xp: Any, op: Op, plan: Any) -> None
 
 
 @every_op
-@pytest.mark.parametrize("packs", [2, 3, 4])
+@pytest.mark.parametrize("vectors", [2, 3, 4])
 @pytest.mark.parametrize("cols", [pytest.param(1272, marks=pytest.mark.small), 1528, 1800, 2040])
-def test_what_a_block_s_last_turn_leaves_a_thread_is_taken(xp: Any, op: Op, cols: int, packs: int) -> None:
-    """159 to 255 packs of half by 64 threads: one to three are left, of some threads one less."""
-    plan = dataclasses.replace(PLAIN, variant="cached", vector=8, vectors=packs, block=64, waves=math.inf)
+def test_what_a_block_s_last_turn_leaves_a_thread_is_taken(xp: Any, op: Op, cols: int, vectors: int) -> None:
+    """159 to 255 vectors of half by 64 threads: one to three are left, of some threads one less."""
+    plan = dataclasses.replace(PLAIN, variant="cached", vector=8, vectors=vectors, block=64, waves=math.inf)
 
     check(xp, op, inputs(op, 5, cols, "float16"), plan=plan)
 
 
 @every_op
 @pytest.mark.parametrize(
-    ("dtype", "cols", "hoist"),
+    ("dtype", "cols", "parameter_cache"),
     [pytest.param("float16", 303, 0, marks=pytest.mark.small), ("bfloat16", 1021, 1), ("float32", 4099, 0)],
 )
 def test_two_rows_that_begin_alike_share_their_parameters(
-    xp: Any, op: Op, dtype: str, cols: int, hoist: int
+    xp: Any, op: Op, dtype: str, cols: int, parameter_cache: int
 ) -> None:
     """The second of a pair is a period further; 67 rows leave some without."""
     case = inputs(op, 67, cols, dtype)
-    pack = 16 // case.x.itemsize
+    vector = 16 // case.x.itemsize
     plan = dataclasses.replace(
         PLAIN,
         variant="block",
-        vector=pack,
-        vectors=-(-(cols // pack) // 64),
+        vector=vector,
+        vectors=-(-(cols // vector) // 64),
         group=64,
         rows_per_group=2,
-        parameter_cache=hoist if op.parameters else 0,
+        parameter_cache=parameter_cache if op.parameters else 0,
         unaligned=1,
-        alignment_period=pack,
+        alignment_period=vector,
         block=128,
     )
 
@@ -351,7 +352,7 @@ def test_two_rows_that_begin_alike_share_their_parameters(
 
 @every_op
 @pytest.mark.parametrize(
-    ("dtype", "cols", "peel", "pack", "group", "rows"),
+    ("dtype", "cols", "unaligned", "vector", "group", "rows"),
     [
         pytest.param("float16", 64, 0, 8, 4, 2, marks=pytest.mark.small),
         pytest.param("float16", 303, 1, 8, 16, 2, marks=pytest.mark.small),
@@ -366,22 +367,22 @@ def test_two_rows_that_begin_alike_share_their_parameters(
 )
 @pytest.mark.parametrize("waves", [0.01, math.inf])
 def test_every_row_of_a_block_finds_its_parameters_as_numbers(
-    xp: Any, op: Op, dtype: str, cols: int, peel: int, pack: int, group: int, rows: int, waves: float
+    xp: Any, op: Op, dtype: str, cols: int, unaligned: int, vector: int, group: int, rows: int, waves: float
 ) -> None:
-    """Rows that begin anywhere each begin at other columns of them; a small grid brings them for row after row."""
+    """Unaligned rows each begin at other columns of the vectors; a small grid gives a block several rows."""
     if not op.parameters:
         pytest.skip("there are none")
     case = inputs(op, 67, cols, dtype)
     plan = dataclasses.replace(
         PLAIN,
         variant="warp" if group <= 32 else "block",
-        vector=pack,
-        vectors=-(-(cols // pack) // group),
+        vector=vector,
+        vectors=-(-(cols // vector) // group),
         group=group,
         rows_per_group=rows,
         parameter_cache=4,
-        unaligned=peel,
-        alignment_period=pack if peel and rows > 1 else 1,
+        unaligned=unaligned,
+        alignment_period=vector if unaligned and rows > 1 else 1,
         block=max(128, group),
         waves=waves,
     )
@@ -391,10 +392,10 @@ def test_every_row_of_a_block_finds_its_parameters_as_numbers(
 
 @pytest.mark.small
 @every_op
-@pytest.mark.parametrize(("cols", "group", "rows", "hoist"), [(768, 32, 1, 1), (1024, 64, 2, 0)])
+@pytest.mark.parametrize(("cols", "group", "rows", "parameter_cache"), [(768, 32, 1, 1), (1024, 64, 2, 0)])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_rows_that_fill_every_place(
-    xp: Any, op: Op, dtype: str, cols: int, group: int, rows: int, hoist: int
+    xp: Any, op: Op, dtype: str, cols: int, group: int, rows: int, parameter_cache: int
 ) -> None:
     """Five rows leave the last pair without its second."""
     plan = dataclasses.replace(
@@ -405,7 +406,7 @@ def test_rows_that_fill_every_place(
         group=group,
         rows_per_group=rows,
         full=True,
-        parameter_cache=hoist if op.parameters else 0,
+        parameter_cache=parameter_cache if op.parameters else 0,
         block=64,
     )
 
@@ -456,8 +457,8 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
     many = 150 if issubclass(xp.ndarray, np.ndarray) else 1000  # more than there are multiprocessors
     case = inputs(op, many, cols, dtype)
     among = xp.asnumpy(run(xp, op, case, plan=variant))
-    # other rows, another order, another number of them; as many that the plan stays (it may follow their number), and each
-    # where it begins as far from a multiple of 16 bytes as it did: its elements are added up from there
+    # Other rows in another order and number, but enough for the same plan, which depends on their number. Each row
+    # keeps its distance from a multiple of 16 bytes: its elements are added up from there.
     alike = [np.random.default_rng(phase).permutation(np.arange(phase, many - 8, 8)) for phase in range(8)]
     keep = np.stack([each[: min(map(len, alike))] for each in alike], axis=1).reshape(-1)
     x = case.x[keep]

@@ -1,6 +1,6 @@
-"""Another stream writes to the `out` of a `split` call, where messages between its blocks lie: nothing may wait without end.
+"""Another stream writes to the `out` of a `split` call, over the messages between its blocks: no kernel may hang.
 
-Each case runs in a process of its own: where x itself is `out` the kernel may have to stop, and then the context is gone.
+Each case runs in a process of its own: where x itself is `out` the kernel may have to stop, which destroys the context.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ def test_the_digest_notices_a_header(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 @pytest.mark.parametrize(("value", "spelling"), [(True, "true"), (False, "false"), (1, "1"), (32, "32")])
 def test_template_arguments_are_spelled_in_cpp(value: Any, spelling: str) -> None:
-    assert compiler.spell(value) == spelling
+    assert compiler.template_argument(value) == spelling
 
 
 def test_explain_needs_no_device() -> None:

@@ -58,10 +58,10 @@ def kernel(case: Case) -> tuple[str, str, int]:
     each = Each(case.activation, None, case.gate, drop)
     what = elementwise_spec(each, x, y, bias)
     problem = what.problem
-    assert problem.peel == case.peel
-    most = 1 if bias is None or problem.peel else elementwise.ROWS
-    chosen = tiles(problem.rows, problem.cols, problem.pack, problem.peel, most, 1)
-    return what.text, what.expression(chosen), problem.pack
+    assert problem.unaligned == case.peel
+    most = 1 if bias is None or problem.unaligned else elementwise.ROWS
+    chosen = tiles(problem.rows, problem.cols, problem.vector, problem.unaligned, most, 1)
+    return what.text, what.expression(chosen), problem.vector
 
 
 ACTIVATIONS = [("gelu", None), ("gelu_tanh", None), ("silu", None)]

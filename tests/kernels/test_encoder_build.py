@@ -68,7 +68,7 @@ def test_packs_are_moved_whole_and_nothing_spills(arch):
     kernels = nvrtc.compile_all(text, expressions, compiler.options(), arch)
 
     for (types, each, tokens), name, kernel in zip(wanted, expressions, kernels, strict=True):
-        loaded, stored = (min(16, each.problem.pack * dtype_of(name).itemsize) for name in types[:2])
+        loaded, stored = (min(16, each.problem.vector * dtype_of(name).itemsize) for name in types[:2])
         code = code_of(kernel, arch)
         accesses = code.accesses
 
@@ -139,7 +139,7 @@ def test_products_of_few_tokens_keep_everything_in_registers_and_multiply_on_ten
             assert not spills(kernel), name
             assert any(each.startswith("HMMA") for each in code.instructions), name
             assert code.accesses["LDGSTS", 16], name
-            assert kernel.shared_bytes <= few_tokens.MAIL_BYTES + 1024, name
+            assert kernel.shared_bytes <= few_tokens.MESSAGE_BYTES + 1024, name
 
 
 FEW_PLANS = [
@@ -219,7 +219,7 @@ def test_the_encoders_small_kernels_keep_nothing_in_local_memory(arch):
 
 @pytest.mark.parametrize(("size", "pack"), [(64, 8), (36, 4), (10, 2), (33, 1)])
 def test_the_head_size_says_how_wide_packs_are(size, pack):
-    assert move("float16", "float16", "float32", size=size).problem.pack == pack
+    assert move("float16", "float16", "float32", size=size).problem.vector == pack
 
 
 def rows(tokens, stride):

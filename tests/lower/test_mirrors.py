@@ -1,4 +1,4 @@
-"""Host twins of the functors: axes collapsed, packs from alignment, structs laid out as C++ lays them out."""
+"""Host mirrors of the functors: axes collapsed, vectors from alignment, structs laid out as C++ lays them out."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def test_divisions_are_exact() -> None:
     text = """
 struct Tested {
   static void apply(const double* in, double* out) {
-    out[0] = double(cupynorm::quotient(cupynorm::int64(in[0]), cupynorm::int64(in[1]), unsigned(in[2]), unsigned(in[3])));
+    const cupynorm::int64 number = in[0], divisor = in[1];
+    out[0] = double(cupynorm::quotient(number, divisor, unsigned(in[2]), unsigned(in[3])));
   }
   static void apply(const float*, float*) {}
 };
@@ -114,7 +115,7 @@ CUBE = np.zeros((6, 10, 7, 3), np.float32)
 
 @pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
 @pytest.mark.parametrize(
-    ("array", "shape", "spelling"),
+    ("array", "shape", "cpp"),
     [
         (BATCHES, (32, 12, 128), "<2, true>"),  # a length for all queries of all heads
         (BATCHES[::-1], (32, 12, 128), "<2, true>"),
@@ -123,16 +124,16 @@ CUBE = np.zeros((6, 10, 7, 3), np.float32)
         (np.zeros((), np.int64), (4, 3), "<1, false>"),
     ],
 )
-def test_places_in_32_bits_are_those_of_numpy(array: Any, shape: tuple[int, ...], spelling: str) -> None:
+def test_places_in_32_bits_are_those_of_numpy(array: Any, shape: tuple[int, ...], cpp: str) -> None:
     stretched = np.broadcast_to(array, shape)
     places = np.array(stretched.strides) @ np.indices(shape).reshape(len(shape), -1)
-    twin = mirrors.strided32(view(array).broadcast_to(shape))
-    values = ", ".join("{" + ", ".join(map(str, each)) + "}" for each in twin.values)
+    mirror = mirrors.strided32(view(array).broadcast_to(shape))
+    values = ", ".join("{" + ", ".join(map(str, each)) + "}" for each in mirror.values)
     text = f"""
 struct Tested {{
   static void apply(const double* in, double* out) {{
-    constexpr {twin.cpp} places = {{{values}}};
-    static_assert(sizeof(places) == {twin.dtype.itemsize}, "host and device layouts differ");
+    constexpr {mirror.cpp} places = {{{values}}};
+    static_assert(sizeof(places) == {mirror.dtype.itemsize}, "host and device layouts differ");
     out[0] = double(places.offset(cupynorm::int64(in[0])));
   }}
   static void apply(const float*, float*) {{}}
@@ -144,7 +145,7 @@ struct Tested {{
         f"namespace cupynorm {{{text}}}", "Tested", 1, 1, [rows], "#include <io/affine.cuh>\n"
     )
 
-    assert twin.cpp == f"cupynorm::Strided32{spelling}"
+    assert mirror.cpp == f"cupynorm::Strided32{cpp}"
     np.testing.assert_array_equal(found[0] * array.itemsize, places)
 
 
@@ -157,7 +158,7 @@ def test_places_that_32_bits_do_not_count_are_found_in_64(rows: int, stride: int
 
 
 @pytest.mark.parametrize(
-    ("dtype", "cols", "row_stride", "offset", "pack"),
+    ("dtype", "cols", "row_stride", "offset", "vector"),
     [
         (F2, 1024, 1024, 0, 8),
         (F4, 1024, 1024, 0, 4),
@@ -171,21 +172,21 @@ def test_places_that_32_bits_do_not_count_are_found_in_64(rows: int, stride: int
         (F4, 1, 1, 0, 1),
     ],
 )
-def test_pack_follows_columns_strides_and_alignment(
-    dtype: Any, cols: int, row_stride: int, offset: int, pack: int
+def test_vector_width_follows_columns_strides_and_alignment(
+    dtype: Any, cols: int, row_stride: int, offset: int, vector: int
 ) -> None:
     x = View(1 << 20 | offset, (8, cols), (row_stride * dtype.itemsize, dtype.itemsize), dtype)
     y = View(1 << 21, (8, cols), (cols * dtype.itemsize, dtype.itemsize), dtype)
 
-    assert mirrors.pack_width(x, y, 1) == pack
-    assert mirrors.pack_width(y, x, 1) == pack
+    assert mirrors.vector_width(x, y, 1) == vector
+    assert mirrors.vector_width(y, x, 1) == vector
 
 
-def test_the_wider_type_bounds_the_pack() -> None:
+def test_the_wider_type_bounds_the_vector() -> None:
     x = View(1 << 20, (8, 64), (128, 2), F2)
     y = View(1 << 21, (8, 64), (256, 4), F4)
 
-    assert mirrors.pack_width(x, y, 1) == 4
+    assert mirrors.vector_width(x, y, 1) == 4
 
 
 def test_rows_lie_alike_only_if_they_do_axis_by_axis() -> None:
@@ -195,12 +196,12 @@ def test_rows_lie_alike_only_if_they_do_axis_by_axis() -> None:
     y = View(1 << 21, shape, (30 * line, 5 * line, line, 4), F4)
 
     assert [len(each.split(1)[0].collapsed()[0]) for each in (x, y)] == [2, 2]
-    assert mirrors.lie(x, y, 1).peel == 2
-    assert mirrors.lie(x, x, 1).peel == 1
+    assert mirrors.row_alignment(x, y, 1).unaligned == 2
+    assert mirrors.row_alignment(x, x, 1).unaligned == 1
 
 
 @pytest.mark.parametrize(
-    ("shape", "normalised", "spelling"),
+    ("shape", "normalised", "cpp"),
     [
         ((6,), (6,), "cupynorm::Column<float, 4>"),
         ((2, 3), (2, 3), "cupynorm::Column<float, 4>"),
@@ -211,12 +212,12 @@ def test_rows_lie_alike_only_if_they_do_axis_by_axis() -> None:
     ],
 )
 def test_a_column_is_contiguous_or_strided(
-    shape: tuple[int, ...], normalised: tuple[int, ...], spelling: str
+    shape: tuple[int, ...], normalised: tuple[int, ...], cpp: str
 ) -> None:
     strides = tuple(int(np.prod(shape[i + 1 :])) * 4 for i in range(len(shape)))
     parameter = View(1 << 20, shape, strides, F4)
 
-    assert mirrors.column(parameter, normalised).cpp == spelling
+    assert mirrors.column(parameter, normalised).cpp == cpp
 
 
 def test_a_misaligned_column_is_read_in_narrower_accesses() -> None:

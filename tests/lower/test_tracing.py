@@ -23,7 +23,7 @@ from cupynorm.lower.tracing import (
     Expression,
     Step,
     TraceError,
-    spell_constant,
+    cpp_constant,
     trace,
 )
 from cupynorm.runtime import compiler, nvrtc
@@ -59,7 +59,8 @@ SAME: dict[str, Any] = {
         + f.where(x == r, 16, 0)
         + f.where(x != r, 32, 0)
     ),
-    "reversed comparisons": lambda x, r: f.where(0 < x, x, r) + f.where(np.float64(1) >= x, x, r),  # noqa: SIM300  is what is tried
+    # reversed on purpose
+    "reversed comparisons": lambda x, r: f.where(0 < x, x, r) + f.where(np.float64(1) >= x, x, r),  # noqa: SIM300
     "conditions": lambda x, r: f.where((x > 0) & (r > 0) | ~(x > -1), x, r),
     "a condition counts as a number": lambda x, r: x * (r > 0) + (x > 0),
     "a number is where's condition": lambda x, r: f.where(x, r, 7.0),
@@ -370,7 +371,7 @@ def test_constants_cost_no_conversion_on_the_device() -> None:
 
 @pytest.mark.parametrize("value", CONSTANTS)
 def test_a_constants_text_holds_its_bits(value: float) -> None:
-    single, low, high = (int(part, 16) for part in re.findall("0x[0-9a-f]{8}", spell_constant(value)))
+    single, low, high = (int(part, 16) for part in re.findall("0x[0-9a-f]{8}", cpp_constant(value)))
 
     with np.errstate(over="ignore"):
         assert single.to_bytes(4, "little") == np.float32(value).tobytes()
@@ -635,7 +636,7 @@ def softsign(x: Any, g: Any) -> Any:
 
 
 @needs_compiler
-def test_a_device_function_is_its_struct_and_its_twin() -> None:
+def test_a_device_function_is_its_struct_and_its_mirror() -> None:
     function = DeviceFunction("Softsign", SOFTSIGN, softsign, inputs=2, outputs=2)
 
     results = structs.run(function.struct_text("Store"), "Store", 2, 2, [X, X[::-1]])
@@ -668,7 +669,7 @@ def test_a_device_function_that_cannot_be_is_refused(change: Any, error: Any, me
         DeviceFunction(**given)
 
 
-def test_a_twin_that_returns_another_number_of_arrays_is_named() -> None:
+def test_a_mirror_that_returns_another_number_of_arrays_is_named() -> None:
     function = DeviceFunction("Softsign", SOFTSIGN, lambda x, g: x, 2, 2)
 
     with pytest.raises(ValueError, match="host of Softsign returned 1 arrays, outputs is 2"):

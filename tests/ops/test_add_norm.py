@@ -1,4 +1,4 @@
-"""Norms of sums, activations and gates, dropout on the host: the formulas, SciPy, PyTorch, and Philox's published answers."""
+"""Norms of sums, activations, gates and dropout on the host, against formulas, SciPy, PyTorch and published answers."""
 
 from __future__ import annotations
 

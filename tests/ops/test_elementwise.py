@@ -151,7 +151,7 @@ def test_the_other_activations_are_within_a_unit_of_float16(name: str, sign: int
 
 @needs_compiler
 @pytest.mark.parametrize("keys", ["uint2{k0, k1}", "philox_keys(uint2{k0, k1})"])
-def test_philox_gives_the_published_answers_and_its_twins(keys: str) -> None:
+def test_philox_gives_the_published_answers_and_its_mirrors(keys: str) -> None:
     published = [  # kat_vectors of Random123, the authors' library
         ([0] * 6, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
         ([2**32 - 1] * 6, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
@@ -191,16 +191,16 @@ SHAPES = [*itertools.product((1, 2, 3, 15, 16, 17, 1000, 70_000), (1, 8, 9, 33, 
 SHAPES += [(1, 1 << 33), (1 << 33, 1), (3, 1 << 32), (1 << 27, 24), (5_000_000, 8192)]
 
 
-@pytest.mark.parametrize("peel", [0, 1, 2])
+@pytest.mark.parametrize("unaligned", [0, 1, 2])
 @pytest.mark.parametrize(("rows", "cols"), SHAPES)
-def test_blocks_cover_every_element_and_none_has_too_much(rows: int, cols: int, peel: int) -> None:
-    pack = math.gcd(8, cols) if peel == 0 else 8
+def test_blocks_cover_every_element_and_none_has_too_much(rows: int, cols: int, unaligned: int) -> None:
+    vector = math.gcd(8, cols) if unaligned == 0 else 8
 
-    chosen = tiles(rows, cols, pack, peel, 1 if peel else 2, 270_336)
+    chosen = tiles(rows, cols, vector, unaligned, 1 if unaligned else 2, 270_336)
 
     across, down = chosen.block
-    lead = pack - 1 if peel else 0
-    assert (chosen.grid[0] - 1) * across * pack < cols + lead <= chosen.grid[0] * across * pack
+    lead = vector - 1 if unaligned else 0
+    assert (chosen.grid[0] - 1) * across * vector < cols + lead <= chosen.grid[0] * across * vector
     groups = chosen.grid[1] * chosen.grid[2]
     assert groups * down * chosen.rows >= rows
     assert (groups - chosen.grid[2]) * down * chosen.rows < rows
@@ -210,14 +210,14 @@ def test_blocks_cover_every_element_and_none_has_too_much(rows: int, cols: int, 
     assert chosen.long == (max(rows, cols) >= 1 << 31)
 
 
-def test_rows_of_many_packs_are_cut_into_whole_warps() -> None:
+def test_rows_of_many_vectors_are_cut_into_whole_warps() -> None:
     assert tiles(49152, 8192, 8, 0, 2, 270_336)[4:] == ((4, 24576, 1), (256, 1))
     assert tiles(49152, 128, 8, 0, 2, 270_336)[4:] == ((1, 1536, 1), (16, 16))
     assert tiles(4, 2400, 8, 0, 2, 270_336)[4:] == ((2, 4, 1), (160, 1))
 
 
 class TestAgain:
-    """A call is checked once, and launched again for arrays that lie alike."""
+    """A call is checked once, and launched again for arrays with the same alignment."""
 
     @pytest.fixture
     def xp(self, simulated: Any) -> Any:

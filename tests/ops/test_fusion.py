@@ -149,7 +149,7 @@ def kinds(x: Any, *operands: Any, axis: Any = -1) -> list[str]:
 
 
 def test_kinds_at_the_edges() -> None:
-    assert kinds(np.zeros((1, 8)), np.zeros((1, 8))) == ["full"]  # x has one row; the operand lies as x does
+    assert kinds(np.zeros((1, 8)), np.zeros((1, 8))) == ["full"]  # x has one row; the operand has x's shape
     assert kinds(np.zeros(8), np.zeros(8)) == ["full"]
     assert kinds(np.zeros((1, 1)), np.zeros((1, 1)), np.zeros(1)) == ["full", "scalar"]
     assert kinds(np.zeros((3, 1)), np.zeros((3, 1))) == ["full"]
@@ -386,7 +386,8 @@ OWN = "gamma, beta, axis, eps, out, dtype, return_stats, plan"
         (lambda: ADD(X, R, 10**400, G), ValueError, "b is beyond what float64 holds"),
         (lambda: ADD(X, R, "b", G), TypeError, "b is a builtins.str"),
         (lambda: ADD(X, R, np.ma.masked_array(B), G), TypeError, "b is a masked array"),
-        (lambda: ADD(X, R, B.astype(complex), G), TypeError, "b: dtype complex128 is not supported: use .*, bool, or integers"),
+        (lambda: ADD(X, R, B.astype(complex), G),
+         TypeError, "b: dtype complex128 is not supported: use .*, bool, or integers"),
         (lambda: ADD(X, R, B.astype(">f4"), G), TypeError, "b: dtype >f4 .byte-swapped. is not supported"),
         (lambda: ADD(X, R, B.astype(">i4"), G), TypeError, "b: dtype >i4 .byte-swapped. is not supported"),
         (lambda: ADD(X, R, B.astype(np.longdouble), G), TypeError, "b: dtype .* is not supported"),
@@ -400,7 +401,8 @@ OWN = "gamma, beta, axis, eps, out, dtype, return_stats, plan"
         (lambda: ADD(X, R, B, G, gamma=B[:5]), ValueError, r"gamma has shape \(5,\)"),
         (lambda: ADD(X, R, B, G, dtype="int8"), TypeError, "dtype int8 is not supported"),
         (lambda: ADD(X, R, B, G, plan="warp"), ValueError, "plan='warp' chooses a kernel: x is a NumPy array"),
-        (lambda: fuse(softmax, store=lambda y: y)(X, eps=1), TypeError, "unexpected argument eps=: after x, store takes none"),
+        (lambda: fuse(softmax, store=lambda y: y)(X, eps=1),
+         TypeError, "unexpected argument eps=: after x, store takes none"),
         (lambda: fuse(softmax, store=lambda y: y)(X, gamma=B), TypeError, "unexpected argument gamma="),
         (lambda: fuse(rms_norm, store=lambda y: y)(X, beta=B), TypeError, "unexpected argument beta="),
         (lambda: fuse(softmax, store=lambda y: y)(X, return_stats=True), TypeError, "argument return_stats"),
@@ -414,7 +416,8 @@ def test_a_call_that_cannot_be_is_refused(call: Any, error: Any, message: str) -
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: fuse(np.exp, load=lambda x: x), TypeError, "op is <ufunc 'exp'>: use cupynorm.layer_norm, .*log_softmax"),
+        (lambda: fuse(np.exp, load=lambda x: x),
+         TypeError, "op is <ufunc 'exp'>: use cupynorm.layer_norm, .*log_softmax"),
         (lambda: fuse("softmax", load=lambda x: x), TypeError, "op is 'softmax': use cupynorm"),
         (lambda: fuse([], load=lambda x: x), TypeError, "op is .*: use cupynorm"),
         (lambda: fuse(softmax), TypeError, "there is nothing to fuse with softmax: give load, store or both"),
@@ -423,10 +426,14 @@ def test_a_call_that_cannot_be_is_refused(call: Any, error: Any, message: str) -
         (lambda: fuse(softmax, load=lambda: 1), TraceError, "load has no parameter: the first one is the loaded value"),
         (lambda: fuse(softmax, load=lambda x: None), TraceError, "load returns None: return a traced value$"),
         (lambda: fuse(softmax, load=lambda x: (x, x)), TraceError, "load returns 2 values: what the op takes is one"),
-        (lambda: fuse(softmax, load=lambda x, axis: x), TraceError, "axis, a parameter of load, is an argument of softmax"),
-        (lambda: fuse(rms_norm, store=lambda y, gamma: y), TraceError, "gamma, a parameter of store, is an argument of rms_norm"),
-        (lambda: fuse(softmax, load=lambda x: x if x > 0 else -x), TraceError, r"test_fusion\.py:\d+, in <lambda>: a branch"),
-        (lambda: fuse(softmax, store=lambda y: y + X), TraceError, r"_fusion\.py:\d+, in <lambda>: an array that .* captured"),
+        (lambda: fuse(softmax, load=lambda x, axis: x),
+         TraceError, "axis, a parameter of load, is an argument of softmax"),
+        (lambda: fuse(rms_norm, store=lambda y, gamma: y),
+         TraceError, "gamma, a parameter of store, is an argument of rms_norm"),
+        (lambda: fuse(softmax, load=lambda x: x if x > 0 else -x),
+         TraceError, r"test_fusion\.py:\d+, in <lambda>: a branch"),
+        (lambda: fuse(softmax, store=lambda y: y + X),
+         TraceError, r"_fusion\.py:\d+, in <lambda>: an array that .* captured"),
     ],
 )  # fmt: skip
 def test_a_fusion_that_cannot_be_is_refused_when_it_is_made(make: Any, error: Any, message: str) -> None:
@@ -479,7 +486,7 @@ SOFTPLUS = DeviceFunction(
 )
 
 
-def test_a_device_functions_twin_runs_on_the_host() -> None:
+def test_a_device_functions_mirror_runs_on_the_host() -> None:
     x, g = normal(4, 6), normal(6)
     fusion = fuse(layer_norm, load=lambda x: x * 2, store=SOFTPLUS)
 

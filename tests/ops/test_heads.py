@@ -14,7 +14,7 @@ from cupynorm.runtime import devices
 ml_dtypes = pytest.importorskip("ml_dtypes")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = [np.dtype(np.float16), BFLOAT16, np.dtype(np.float32), np.dtype(np.float64)]
-# leading axes, heads, seq, head size: ones, odd, no multiple of a pack, a batch of 1, no batch, several axes, nothing at all
+# leading axes, heads, seq, head size: ones, odd, no multiple of a vector, a batch of 1, no batch, several axes, empty
 SHAPES = [
     ((1,), 1, 1, 1),
     ((2,), 3, 5, 7),

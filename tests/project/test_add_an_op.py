@@ -19,7 +19,8 @@ from tests import simulator
 CHECKOUT = Path(__file__).parents[2]
 TEXT = (CHECKOUT / "docs" / "add-an-op.md").read_text("utf-8")
 STEP = re.compile(
-    r"(Create|At\s+the\s+end\s+of|Below\s+the\s+line\s+`([^`]+)`\s+of)\s+`([^`]+)`(?:(?!\n\n).)*?:\n\n```\w+\n(.*?)^```$",
+    r"(Create|At\s+the\s+end\s+of|Below\s+the\s+line\s+`([^`]+)`\s+of)\s+`([^`]+)`"
+    r"(?:(?!\n\n).)*?:\n\n```\w+\n(.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 # the self-test of a device, of the new op alone and at three widths

@@ -54,7 +54,7 @@ DOORS = {
 
 
 def imported(module: str) -> set[str]:
-    """Return what a module imports anywhere in its text: the package's modules by their paths, others by their top names."""
+    """Return all imports of a module: the package's modules by their paths, others by their top names."""
     found = set()
     path = FILES[module]
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):

@@ -71,7 +71,7 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch, tm
     assert not cubins.store(KEY, CUBIN)
     assert cubins.load(KEY) is None
     assert list(tmp_path.iterdir()) == []
-    assert "this user has no home" in cubins.distrust()
+    assert "this user has no home" in cubins.why_unusable()
 
 
 # ---- files
@@ -168,7 +168,7 @@ def test_a_folder_that_others_can_write_is_not_used(folder: Path, mode: int) -> 
 
     assert cubins.load(KEY) is None
     assert not cubins.store(KEY, CUBIN)
-    assert cubins.distrust() == f"{folder} can be written by others"
+    assert cubins.why_unusable() == f"{folder} can be written by others"
 
 
 def test_a_file_that_others_can_write_is_a_miss(folder: Path) -> None:
@@ -185,7 +185,7 @@ def test_links_are_not_followed(folder: Path, tmp_path: Path) -> None:
 
     folder.rename(tmp_path / "folder")
     folder.symlink_to(tmp_path / "folder")
-    assert cubins.distrust() == f"{folder} is not a folder"
+    assert cubins.why_unusable() == f"{folder} is not a folder"
 
 
 def test_what_belongs_to_somebody_else_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_what_belongs_to_somebody_else_is_not_used(folder: Path, monkeypatch: py
 
     assert cubins.load(KEY) is None
     assert not cubins.store(KEY, CUBIN)
-    assert cubins.distrust() == f"{folder} belongs to user {folder.stat().st_uid}"
+    assert cubins.why_unusable() == f"{folder} belongs to user {folder.stat().st_uid}"
 
 
 def test_a_folder_that_cannot_be_made_keeps_nothing(folder: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_folder_that_cannot_be_made_keeps_nothing(folder: Path) -> None:
 
     assert not cubins.store(KEY, CUBIN)
     assert cubins.load(KEY) is None
-    assert "cannot be read" in cubins.distrust()
+    assert "cannot be read" in cubins.why_unusable()
 
 
 def test_a_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +313,7 @@ class Machine:
     def compile(
         self, source: str, options: tuple[str, ...], *, name_expressions: tuple[str], cache_in_memory: bool
     ) -> tuple[bytes, dict[str, str]]:
-        assert options == (*OPTIONS, "-ftz=true", *compiler.sparing(self.version))
+        assert options == (*OPTIONS, "-ftz=true", *compiler.time_saving_options(self.version))
         assert cache_in_memory
         self.asked.append("compile")
         if "nonsense" in source:
@@ -486,7 +486,7 @@ def test_the_compiler_is_asked_for_no_option_that_it_does_not_know(
 ) -> None:
     machine.version = version
 
-    assert compiler.sparing(version) == asked
+    assert compiler.time_saving_options(version) == asked
     kernel_of_a_new_process("text")
     assert machine.asked[0] == "compile"  # which looks at the options
 
@@ -546,7 +546,7 @@ def test_a_real_cubin_comes_back_with_the_name_that_it_holds(
 
     def compile_by_nvrtc(source: str, options: Any, *, name_expressions: Any, **_: Any) -> Any:
         (expression,) = name_expressions
-        added = ("-ftz=true", *compiler.sparing(machine.version))  # which _nvrtc adds itself
+        added = ("-ftz=true", *compiler.time_saving_options(machine.version))  # which _nvrtc adds itself
         cubin = nvrtc.compile(source, expression, [each for each in options if each not in added])
         return cubin.image, {expression: cubin.lowered_name}
 
@@ -637,7 +637,7 @@ def test_an_option_of_the_compiler_is_part_of_the_key_on_disk(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel_of_a_new_process()
-    monkeypatch.setattr(compiler, "SPARING", ())
+    monkeypatch.setattr(compiler, "TIME_SAVING_OPTIONS", ())
 
     kernel_of_a_new_process()
 

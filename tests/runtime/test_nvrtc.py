@@ -82,7 +82,8 @@ def test_a_cubin_is_a_whole_elf_file() -> None:
 def test_each_kernel_of_a_module_has_its_own_report() -> None:
     text = (
         COPY
-        + "__global__ void shares(float* x) { __shared__ float s[96]; s[threadIdx.x] = *x; __syncthreads(); *x = s[0]; }"
+        + "__global__ void shares(float* x) { __shared__ float s[96]; s[threadIdx.x] = *x; __syncthreads(); "
+        "*x = s[0]; }"
     )
 
     copied, shares, doubles = nvrtc.compile_all(text, ["copy<float>", "shares", "copy<double>"], arch="80")
@@ -275,7 +276,7 @@ def test_the_name_of_a_library_has_its_major(name: str, major: int, fits: bool) 
     assert nvrtc._is_of_major(name, major) is fits
 
 
-def test_what_pathfinder_finds_is_tried_first_and_only_for_its_major(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_the_library_of_pathfinder_comes_first_for_its_major(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     def load(name: str) -> types.SimpleNamespace:
         return types.SimpleNamespace(abs_path=f"/somewhere/lib{name}.so.12")
 
@@ -289,7 +290,7 @@ def test_what_pathfinder_finds_is_tried_first_and_only_for_its_major(monkeypatch
     assert "libnvrtc.so.12" in list(nvrtc._candidates(12))  # and then as without it
 
 
-def test_without_pathfinder_or_where_it_finds_nothing_the_search_goes_on(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_without_a_library_of_pathfinder_the_search_goes_on(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
     without = list(nvrtc._candidates(12))
     pathfinder = types.ModuleType("cuda.pathfinder")

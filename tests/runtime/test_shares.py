@@ -140,12 +140,12 @@ def test_other_errors_of_a_launch_are_not_taken_for_a_refusal(
 
 
 PROBLEMS = [
-    Problem(rows_, cols // pack * pack, pack, size, max(4, size), columns, **lies)
+    Problem(rows_, cols // vector * vector, vector, size, max(4, size), columns, **alignment)
     for rows_ in (1, 7, 40, 131, 4096)
     for cols in (1000, 16384, 50257, 300_000, 1 << 22)
     for size in (2, 4, 8)
     for columns in ((), (size,), (size, size))
-    for pack, lies in ((16 // size, {}), (1, {"widest_vector": 16 // size, "unaligned": 1}))
+    for vector, alignment in ((16 // size, {}), (1, {"widest_vector": 16 // size, "unaligned": 1}))
 ]
 
 

@@ -1,4 +1,4 @@
-"""The tables of tuned plans: what is kept, for what it holds, who may write at once, and what the dispatcher makes of it."""
+"""The tables of tuned plans: their contents, when they apply, concurrent writers, and their use by the dispatcher."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_what_others_could_have_written_is_not_used_and_not_written_to(place, wh
         assert find(place) is None
 
     if which == "folder":
-        assert tuned_plans.distrust() == f"{file.parent} can be written by others"
+        assert tuned_plans.why_unusable() == f"{file.parent} can be written by others"
         with pytest.raises(PermissionError, match="can be written by others: make it yours alone"):
             keep(place, plan_for())
 

@@ -1,17 +1,18 @@
-"""Runs the shipped kernels on the CPU, called through twins of CuPy and of its driver binding.
+"""Runs the shipped kernels on the CPU, called through stand-ins for CuPy and of its driver binding.
 
     from tests import simulator
     from tests.simulator import simulated       # a fixture; or simulator.install(monkeypatch, device="a100")
 
     def test_rows_sum_to_one(simulated):
-        x = simulated.cupy.asarray(host)        # the twin of CuPy
+        x = simulated.cupy.asarray(host)        # the stand-in for CuPy
         y = cupynorm.softmax(x)                 # dispatcher, launcher and kernel, as they ship
 
 Every launch runs under each of `settings.schedules`, from the same memory, and raises a RuntimeError that says what and
-where: a race (schedules leave different bits), a divergent barrier, a deadlock, lanes that never meet, a misaligned access, an
-illegal address, a write outside an array or outside the shared memory asked for. Arrays and shared memory hold nan until written.
+where: a race (schedules leave different bits), a divergent barrier, a deadlock, lanes that never meet, a misaligned
+access, an illegal address, a write outside an array or outside the shared memory asked for. Arrays and shared memory
+hold nan until written.
 
-Thread block clusters and a barrier of the grid run where a C++ twin calls simulator::cluster_arrive, of_block or
+Thread block clusters and a barrier of the grid run where a C++ stand-in calls simulator::cluster_arrive, of_block or
 grid_arrive (simulator.h): the host sets a function's cluster width, or asks for a cooperative launch, as on a device.
 Another block's shared memory, asked for before that block has surely begun or after it has exited, is a fault.
 
@@ -19,14 +20,14 @@ CUDA graphs hold launches (not cuBLAS's products), and know when a pool has give
 they were captured. machine.order, set to an Order, notes what streams do and what each has waited for. machine.room
 bounds pools.
 
-`settings.beside` is a write of another stream, made again and again while a cooperative launch runs: what waits for a word in
-device memory then gives up where a device would after its bound.
+`settings.beside` is a write of another stream, repeated while a cooperative launch runs: a wait for a word in device
+memory then gives up, as it does on a device after its bound.
 
 Not modelled:
 - asm, TMA, cooperative groups, atomics; other streams that overlap: a launch ends before it returns;
 - clusters in more than one direction, and how many of them a device holds at once;
 - that memory is late: what a block wrote is seen by blocks that run after it, with or without a fence;
-- cp.async, unless its C++ twin calls simulator::copy_later (simulator.h): then a missing wait is a race;
+- cp.async, unless its C++ stand-in calls simulator::copy_later (simulator.h): then a missing wait is a race;
 - time, caches, registers (a guess) and spills;
 - -ftz and fused multiply-adds: results are right to rounding, not to the bit;
 - implicit warp synchrony: lanes run apart unless they meet;
@@ -82,7 +83,7 @@ def skip_if_missing() -> None:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200") -> Any:
-    """Put the twins in CuPy's place until the test ends; several devices by a sequence of names. Returns this module."""
+    """Put the stand-ins in CuPy's place until the test ends; return this module. device: a name, or one for each."""
     from cupynorm.bert import gemm
     from cupynorm.call import uploads
     from cupynorm.invoke import bound_calls, row_ops
@@ -111,14 +112,14 @@ def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200
     monkeypatch.setattr(row_ops, "_refusal_told", threading.Event())
     monkeypatch.setattr(bound_calls, "thread", bound_calls.PerThread())
     monkeypatch.setattr(kernel_compiler, "_kernels", kernel_compiler.Kernels())
-    # the twin compiles with g++, and what it makes is no cubin: nothing is to be looked up or kept
+    # the stand-in compiles with g++, and what it makes is no cubin: nothing is to be looked up or kept
     monkeypatch.setattr(kernel_compiler, "load_function", kernel_compiler.load_function_by_cupy)
     return sys.modules[__name__]
 
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Give this module with its twins installed, on one H200."""
+    """Give this module with its stand-ins installed, on one H200."""
     return install(monkeypatch)
 
 

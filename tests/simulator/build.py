@@ -35,7 +35,8 @@ SIMULATOR_EXPORT int simulator_sizes(int* bytes) {{ return simulator::sizes(&{na
 SIMULATOR_EXPORT int simulator_bounds() {{ return {bound}; }}
 """
 BOUNDS = re.compile(
-    r"(?P<template>template\s*<[^;{}]*?>\s*)?__global__\s+void\s+__launch_bounds__\((?P<bound>(?:[^()]|\([^()]*\))*)\)\s*"
+    r"(?P<template>template\s*<[^;{}]*?>\s*)?__global__\s+void\s+"
+    r"__launch_bounds__\((?P<bound>(?:[^()]|\([^()]*\))*)\)\s*"
     r"(?P<name>\w+)\s*\("
 )
 
@@ -109,7 +110,7 @@ LIBRARY = ("-shared", "-Wl,--as-needed")  # with these g++ would link a header t
 
 def _flags(sanitize: str) -> list[str]:
     flags = ["-fPIC", "-pthread", "-Og", "-w", "-fvisibility=hidden"]
-    # what nvcc promises and g++ does not: no type-based aliasing; and no bits that depend on this CPU's fused multiply-add
+    # nvcc has no type-based aliasing; without contraction no bit depends on this CPU's fused multiply-add
     flags += ["-fno-strict-aliasing", "-ffp-contract=off"]
     if sanitize == "address":
         flags += ["-g1", "-fsanitize=address", "-fsanitize-recover=address"]
@@ -126,7 +127,7 @@ def _kernel_flags(sanitize: str) -> list[str]:
 
 
 def _compile(text: str, flags: list[str], key: str, suffix: Iterable[str] = ()) -> Path:
-    """Compile into the cache, unless it is there. Safe against other processes: the library appears under its name whole."""
+    """Compile into the cache, unless it is there. Safe against other processes: a library is renamed when complete."""
     library = cache() / f"{key}.so"
     if library.exists():
         os.utime(library)
@@ -143,7 +144,7 @@ def _compile(text: str, flags: list[str], key: str, suffix: Iterable[str] = ()) 
 
 @functools.cache
 def _header(text: str, options: tuple[str, ...], version: str, *flags: str) -> Path:
-    """Return a folder where g++ finds `text` compiled ahead as simulator.h, half of what a kernel takes; others nothing.
+    """Return a folder with `text` precompiled as simulator.h, half of a kernel's compile time; only g++ finds it.
 
     version: a digest of all that the text may include.
     """
@@ -209,21 +210,21 @@ def _first(arguments: str) -> str:
 
 def _bounds(name: str, texts: Iterable[str]) -> tuple[str, str]:
     """Give C++ that holds a kernel's __launch_bounds__, and the expression that asks for it."""
-    spelled = re.match(r"(?P<space>(?:\w+::)*)(?P<name>\w+)\s*(?P<arguments><.*>)?$", name, re.DOTALL)
-    if spelled is None:
+    named = re.match(r"(?P<space>(?:\w+::)*)(?P<name>\w+)\s*(?P<arguments><.*>)?$", name, re.DOTALL)
+    if named is None:
         return "", "1024"
     for text in texts:
         for found in BOUNDS.finditer(text):
-            if found["name"] != spelled["name"]:
+            if found["name"] != named["name"]:
                 continue
-            inside = spelled["space"].removesuffix("::")
+            inside = named["space"].removesuffix("::")
             bound = _first(found["bound"])
-            held = f"struct {spelled['name']}_bounds {{ static constexpr int value = ({bound}); }};"
+            held = f"struct {named['name']}_bounds {{ static constexpr int value = ({bound}); }};"
             held = f"{found['template'] or ''}{held}"
             text_of_it = f"namespace {inside} {{ {held} }}" if inside else held
             return (
                 text_of_it,
-                f"{spelled['space']}{spelled['name']}_bounds{spelled['arguments'] or ''}::value",
+                f"{named['space']}{named['name']}_bounds{named['arguments'] or ''}::value",
             )
     return "", "1024"
 

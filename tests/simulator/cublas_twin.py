@@ -1,4 +1,4 @@
-"""Twin of what cupynorm uses of CuPy's cuBLAS: column-major, on addresses, summed in float64 and rounded once."""
+"""Stand-in for what cupynorm uses of CuPy's cuBLAS: column-major, on addresses, summed in float64 and rounded once."""
 
 from __future__ import annotations
 

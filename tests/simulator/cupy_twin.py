@@ -1,4 +1,4 @@
-"""Twin of the part of CuPy that cupynorm uses. "Device memory" is guarded host memory; nothing but kernels computes on it."""
+"""Stand-in for the part of CuPy that cupynorm uses. "Device memory" is guarded host memory, for kernels only."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ndarray(np.ndarray):  # noqa: N801
 
     @property
     def device(self) -> Any:  # type: ignore[override]
-        """The device it lies on."""
+        """The device it is on."""
         return Device(self._device)
 
     def get(self) -> np.ndarray:
@@ -425,7 +425,7 @@ def _properties(device: int) -> dict[str, Any]:
 
 
 def _attribute(number: int, device: int) -> int:
-    """Twin of cudaDeviceGetAttribute, by the numbers of its header."""
+    """Stand-in for cudaDeviceGetAttribute, by the numbers of its header."""
     return Device(device).attributes[_ATTRIBUTES[number]]
 
 
@@ -488,7 +488,8 @@ class RawKernel:
                 raise CompileException(str(error)) from error
             if library.static_shared_bytes > STATIC_LIMIT:
                 raise CompileException(
-                    f"{self.name} has {library.static_shared_bytes} bytes of static shared memory, {STATIC_LIMIT} at most"
+                    f"{self.name} has {library.static_shared_bytes} bytes of static shared memory, "
+                    f"{STATIC_LIMIT} at most"
                 )
             self._handles[machine.current] = driver_twin.load(library)
         return types.SimpleNamespace(ptr=self._handles[machine.current])

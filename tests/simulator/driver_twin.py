@@ -1,4 +1,4 @@
-"""Twin of cupy_backends.cuda.api.driver: the calls that cupynorm makes, with the errors a device would give."""
+"""Stand-in for cupy_backends.cuda.api.driver: the calls that cupynorm makes, with the errors a device would give."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PORTABLE_CLUSTER, LARGEST_CLUSTER = 8, 16
 
 
 class CUDADriverError(RuntimeError):
-    """An error of a driver call, by CUDA's name, and what was wrong in words; or by its number, as the driver gives it."""
+    """An error of a driver call: CUDA's name for it and what was wrong, or its number, as the driver gives it."""
 
     def __init__(self, what: str | int) -> None:
         super().__init__(what)
@@ -140,7 +140,7 @@ def occupancyMaxActiveBlocksPerMultiprocessor(f: int, block: int, shared_bytes: 
 
 
 def active_clusters(function: int, cluster: int, block: int, shared_bytes: int) -> int:
-    """Return how many clusters the device holds at once, were its multiprocessors one group: twin of _device's function."""
+    """Return how many clusters the device would hold at once if its multiprocessors were one group."""
     resident = occupancyMaxActiveBlocksPerMultiprocessor(function, block, shared_bytes)
     return machine.limits().sm_count * resident // cluster
 
@@ -158,14 +158,14 @@ def launchKernel(  # noqa: N802
     parameters: int,
     extra: int,
 ) -> None:
-    """Run a kernel to its end. `parameters` is the address of void*[], one for each parameter, as for cuLaunchKernel."""
+    """Run a kernel to its end. `parameters` is the address of void*[], as for cuLaunchKernel."""
     if extra:
         raise _invalid("`extra` is not supported")
     _launch(_function(f), (gx, gy, gz), (bx, by, bz), shared_bytes, stream, parameters)
 
 
 def box_map(pointer: int, rows: int, cols: int, dtype: str, box_rows: int) -> np.ndarray[Any, Any]:
-    """Return the words of the twin's TensorMap: twin of _device's function."""
+    """Return the words of the stand-in's TensorMap, in place of box_map of devices.py."""
     del dtype
     return np.array([pointer, cols, rows, box_rows, *[0] * 12], np.uint64)
 
@@ -204,7 +204,7 @@ def address(pointer: Any) -> int:
 
 
 def launch_kernel_ex(*pointers: Any) -> int:
-    """Twin of cuLaunchKernelEx, which the package calls without CuPy. What a device would refuse raises as above.
+    """Stand-in for cuLaunchKernelEx, which the package calls without CuPy. What a device would refuse raises as above.
 
     Errors whose number the package looks at are returned, as by a device.
     """

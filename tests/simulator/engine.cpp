@@ -1,6 +1,6 @@
 // Runs launches: a block is one fiber a thread on one OS thread, in an order chosen to show what barriers are missing.
-// Blocks that may wait for one another (a cluster, or the grid of a cooperative launch) form a gang: they are alive together,
-// each on an OS thread of its own, and take turns.
+// Blocks that may wait for one another (a cluster, or the grid of a cooperative launch) form a gang: they are alive
+// together, each on an OS thread of its own, and take turns.
 #include "simulator.h"
 
 #include <link.h>
@@ -101,7 +101,8 @@ constexpr size_t kStack = 256 << 10;
 constexpr size_t kStack = 64 << 10;
 #endif
 constexpr Word kStackEnd = 0x5afe57acc0ffee00;  // at the far end of each stack: overwritten if the stack was too small
-constexpr int kPoison = 0xff;                   // all bits set: nan in every floating type, and no kernel computes that nan
+// all bits set: nan in every floating type, and no kernel computes that nan
+constexpr int kPoison = 0xff;
 constexpr unsigned kMaxThreads = 1024;
 
 // kHeld: has arrived at a barrier of several blocks, and goes on when nobody else can.
@@ -148,8 +149,9 @@ struct Warp {
 };
 
 // Stacks for one block of the largest size. Some are kept from launch to launch: fresh pages cost more than the kernel.
-// A stack is pages that nobody has touched, but for its two ends. They lie in the middle of a page, so that the far end of one
-// shares it with the near end of the next: a grid of 132 blocks is 135168 stacks.
+// Only the two ends of a stack are written as a rule, and only written pages take memory. Ends are in the middle of a
+// page, so that the far end of one stack shares it with the near end of the next: a grid of 132 blocks is 135168
+// stacks.
 class Stacks {
  public:
   Stacks() {
@@ -189,7 +191,8 @@ struct Launch {
   unsigned os_threads;      // that run at the same time
   unsigned cluster;         // blocks along x of one cluster
   unsigned cooperative;     // 1: a grid whose blocks may meet
-  unsigned char* beside_to;          // what another stream writes while the launch runs, where, and how much of it; 0 bytes: nobody does
+  // a write of another stream while the launch runs; none for 0 bytes
+  unsigned char* beside_to;
   const unsigned char* beside_from;
   uint64_t beside_bytes;
 
@@ -244,12 +247,17 @@ struct Progress {
 
 class Block;
 
-// The blocks that are alive together: one, a cluster, or the grid of a cooperative launch. Only the block whose turn it is runs,
-// until none of its threads can go on; so what happens depends on the schedule alone, and whoever runs may look at the others.
+// The blocks that are alive together: one, a cluster, or the grid of a cooperative launch. One block runs at a time,
+// until none of its threads can go on. So results depend on the schedule alone, and the running block may look at the
+// others.
 class Gang {
  public:
   Gang(const Launch& launch, Progress& progress)
-      : launch_(launch), progress_(progress), blocks_(launch.gang()), woken_(launch.gang()), clusters_(launch.gang() / launch.cluster) {}
+      : launch_(launch),
+        progress_(progress),
+        blocks_(launch.gang()),
+        woken_(launch.gang()),
+        clusters_(launch.gang() / launch.cluster) {}
 
   // Waits for the others of the gang, and then for this block's first turn. Gives false when no blocks are left to run.
   bool enter(Block& block, int rank);
@@ -291,7 +299,13 @@ class Gang {
 class Block {
  public:
   Block(const Launch& launch, Gang& gang, int rank)
-      : launch_(launch), gang_(gang), rank_(rank), total_(int(launch.threads())), fibers_(total_), warps_((total_ + 31) / 32), copies_(total_) {
+      : launch_(launch),
+        gang_(gang),
+        rank_(rank),
+        total_(int(launch.threads())),
+        fibers_(total_),
+        warps_((total_ + 31) / 32),
+        copies_(total_) {
     dynamic_ = launch.shared();
     find_shared();
   }
@@ -335,7 +349,8 @@ class Block {
   std::string where_last() const { return current_ < 0 ? "" : describe(fibers_[current_].site); }
 
   static std::string describe(const Site& site) {
-    return site.file ? std::string(site.call) + " at " + site.file + ":" + std::to_string(site.line) : "the kernel's start";
+    if (!site.file) return "the kernel's start";
+    return std::string(site.call) + " at " + site.file + ":" + std::to_string(site.line);
   }
 
  private:
@@ -428,7 +443,8 @@ void Block::fail(const std::string& what) {
   auto triple = [](const uint3& t) {
     return "(" + std::to_string(t.x) + ", " + std::to_string(t.y) + ", " + std::to_string(t.z) + ")";
   };
-  gang_.fail(what + " [block " + triple(index_) + (current_ < 0 ? "" : ", thread " + triple(fibers_[current_].index)) + "]");
+  const std::string thread = current_ < 0 ? "" : ", thread " + triple(fibers_[current_].index);
+  gang_.fail(what + " [block " + triple(index_) + thread + "]");
   if (current_ >= 0) wait(State::kExited);
 }
 
@@ -488,8 +504,10 @@ void Block::count_places(Places& places, int& exited) const {
 
 // Gives false unless every thread waits at the block's barrier, and at the same one.
 bool Block::open_barrier() {
-  if (!std::all_of(fibers_.begin(), fibers_.end(), [](const Fiber& f) { return f.state == State::kAtBlock; })) return false;
-  if (std::any_of(fibers_.begin(), fibers_.end(), [&](const Fiber& f) { return !same_place(f.site, fibers_[0].site); })) {
+  auto waits = [](const Fiber& f) { return f.state == State::kAtBlock; };
+  auto elsewhere = [&](const Fiber& f) { return !same_place(f.site, fibers_[0].site); };
+  if (!std::all_of(fibers_.begin(), fibers_.end(), waits)) return false;
+  if (std::any_of(fibers_.begin(), fibers_.end(), elsewhere)) {
     Places places;
     for (const Fiber& fiber : fibers_) ++places[describe(fiber.site)];
     fail("divergent __syncthreads" + tell(places, total_, "wait in"));
@@ -505,8 +523,11 @@ void Block::arrive(Scope scope, Site site) {
   Fiber& self = fibers_[current_];
   Arrival& arrival = self.arrivals[scope];
   self.site = site;
-  if (scope == kGrid && !launch_.cooperative) fail("only a cooperative launch has a barrier of the grid: " + describe(site));
-  if (arrival.opening) fail("a second arrival, the first was in " + describe(arrival.site) + " and nobody has waited since: " + describe(site));
+  if (scope == kGrid && !launch_.cooperative)
+    fail("only a cooperative launch has a barrier of the grid: " + describe(site));
+  if (arrival.opening)
+    fail("a second arrival, the first was in " + describe(arrival.site) + " and nobody has waited since: " +
+         describe(site));
   Barrier& barrier = gang_.barrier(scope, rank_);
   arrival = {barrier.opened + 1, site};
   ++barrier.arrived;
@@ -523,7 +544,7 @@ void Block::wait_at(Scope scope, Site site) {
   arrival.opening = 0;
 }
 
-// A cluster's barrier counts the threads that have not exited; the grid's barrier, which a kernel builds itself, counts all.
+// A cluster's barrier counts the threads that have not exited; the grid's barrier, built by the kernel, counts all.
 void Block::leave_barriers() {
   Barrier& barrier = gang_.barrier(kCluster, rank_);
   --barrier.expected;
@@ -566,18 +587,21 @@ void Block::check_arrivals(Scope scope) {
   Places places;
   for (const Fiber& fiber : fibers_)
     if (fiber.arrivals[scope].opening > opened) ++places[describe(fiber.arrivals[scope].site)];
-  fail(std::string("divergent barrier of the ") + (scope == kGrid ? "grid" : "cluster") + tell(places, total_, "arrive in"));
+  const std::string blocks = scope == kGrid ? "grid" : "cluster";
+  fail("divergent barrier of the " + blocks + tell(places, total_, "arrive in"));
 }
 
 void* Block::of_block(void* shared, int block, Site site) {
   fibers_[current_].site = site;
   auto* address = static_cast<unsigned char*>(shared);
-  if (address < segment_ || address >= segment_ + segment_bytes_) fail("an address outside the shared memory of this block, " + describe(site));
+  if (address < segment_ || address >= segment_ + segment_bytes_)
+    fail("an address outside the shared memory of this block, " + describe(site));
   if (address >= dynamic_ + launch_.shared_bytes && address < dynamic_ + launch_.shared_extent)
-    fail("an address past the " + std::to_string(launch_.shared_bytes) + " bytes of dynamic shared memory that were asked for, " +
-         describe(site));
+    fail("an address past the " + std::to_string(launch_.shared_bytes) +
+         " bytes of dynamic shared memory that were asked for, " + describe(site));
   const int width = int(launch_.cluster), own = of_cluster();
-  if (block < 0 || block >= width) fail("block " + std::to_string(block) + " of a cluster of " + std::to_string(width) + ", " + describe(site));
+  if (block < 0 || block >= width)
+    fail("block " + std::to_string(block) + " of a cluster of " + std::to_string(width) + ", " + describe(site));
   const Block& other = gang_.block(rank_ - own + block);
   auto refuse = [&](const char* why) {
     fail("the shared memory of block " + std::to_string(block) + " of the cluster, which " + why + describe(site));
@@ -655,7 +679,9 @@ void Block::begin(uint64_t number) {
   for (int i = 0; i < total_; ++i) {
     const unsigned x = launch_.block[0], y = launch_.block[1], t = unsigned(i);
     std::memcpy(stacks_[i], &kStackEnd, sizeof kStackEnd);
-    fibers_[i] = Fiber{first_context(stacks_[i], kStack, run_thread), State::kReady, {t % x, t / x % y, t / (x * y)}, {}, 0, 0, 0, {}, 0, {}, nullptr, nullptr, false};
+    fibers_[i] = Fiber{first_context(stacks_[i], kStack, run_thread), State::kReady,
+                       {t % x, t / x % y, t / (x * y)},
+                       {}, 0, 0, 0, {}, 0, {}, nullptr, nullptr, false};
     copies_[i].clear();
   }
   for (size_t w = 0; w < warps_.size(); ++w) {
@@ -736,7 +762,7 @@ int Gang::choose() {
   return kDismissed;
 }
 
-// Barriers open as late as they may, when no block can go on: so every block begins what follows in an order of the schedule.
+// Barriers open as late as possible, when no block can go on: blocks then continue in the order of the schedule.
 bool Gang::release() {
   auto open = [&](Scope scope, size_t first, size_t blocks) {
     Barrier& barrier = this->barrier(scope, int(first));
@@ -751,13 +777,13 @@ bool Gang::release() {
   return any;
 }
 
-// Whoever writes beside the launch does it when that hurts most: all blocks have done what they could, and wait for one another.
+// Another stream's write happens at the worst moment: when all blocks wait for one another.
 void Gang::write_beside() {
   if (launch_.beside_bytes) std::memcpy(launch_.beside_to, launch_.beside_from, launch_.beside_bytes);
 }
 
-// Time passes without end where somebody writes beside the launch, and a wait with a bound gives up. Else a word that is missing is a
-// fault of the kernel, and is reported as one.
+// Where another stream writes, bounded waits give up, as if their time had passed. Otherwise a missing word is a fault
+// of the kernel, and is reported as one.
 bool Gang::give_up() {
   bool any = false;
   if (launch_.beside_bytes)
@@ -773,7 +799,8 @@ void Gang::report_stuck() {
     const auto found = std::find_if(blocks_.begin(), blocks_.end(), [=](const Block* b) { return b->has_any(state); });
     return found == blocks_.end() ? nullptr : *found;
   };
-  Block *lanes = find(State::kAtLanes), *cluster = find(State::kAtCluster), *grid = find(State::kAtGrid), *word = find(State::kAtWord), *block = find(State::kAtBlock);
+  Block *lanes = find(State::kAtLanes), *cluster = find(State::kAtCluster), *grid = find(State::kAtGrid);
+  Block *word = find(State::kAtWord), *block = find(State::kAtBlock);
   std::string text = lanes             ? "deadlock: lanes wait for lanes that never come"
                      : cluster || grid ? "deadlock: threads wait for threads that never arrive"
                      : word            ? "deadlock: threads wait for a word that nobody writes"
@@ -809,7 +836,7 @@ void Block::find_shared() {
       this);
 }
 
-// Before each block: static arrays and dynamic memory hold poison, and so does what lies behind the bytes asked for.
+// Before each block: static arrays and dynamic memory hold poison, and so do the bytes behind those asked for.
 void Block::poison_shared() {
   allow_shared();
 #ifdef __SANITIZE_ADDRESS__
@@ -845,8 +872,8 @@ void Block::check_after() {
   allow_shared();
   for (unsigned i = launch_.shared_bytes; i < launch_.shared_extent; ++i) {
     if (dynamic_[i] == kPoison) continue;
-    fail("write past the " + std::to_string(launch_.shared_bytes) + " bytes of dynamic shared memory that were asked for, at byte " +
-         std::to_string(i));
+    fail("write past the " + std::to_string(launch_.shared_bytes) +
+         " bytes of dynamic shared memory that were asked for, at byte " + std::to_string(i));
     break;
   }
   for (int i = 0; i < total_; ++i) {
@@ -900,7 +927,8 @@ void on_asan(const char* report) {
     return begin ? std::string(begin, std::strcspn(begin + 1, "\n") + 1) : std::string();
   };
   const std::string summary = line_of("SUMMARY: "), read = line_of("\nREAD of"), write = line_of("\nWRITE of");
-  asan_report = (summary.empty() ? report : summary.substr(9)) + "; " + (read + write).substr(read.size() + write.size() > 0);
+  const std::string access = read + write;
+  asan_report = (summary.empty() ? report : summary.substr(9)) + "; " + access.substr(!access.empty());
 }
 #endif
 
@@ -918,9 +946,13 @@ void cluster_wait(Site site) { running->wait_at(kCluster, site); }
 void* of_block(void* shared, int block, Site site) { return running->of_block(shared, block, site); }
 void grid_arrive(Site site) { running->arrive(kGrid, site); }
 void grid_wait(Site site) { running->wait_at(kGrid, site); }
-bool await_written(const void* at, bool (*written)(const void*), Site site) { return running->await_written(at, written, site); }
+bool await_written(const void* at, bool (*written)(const void*), Site site) {
+  return running->await_written(at, written, site);
+}
 
-void copy_later(void* to, const void* from, unsigned bytes, Site site) { running->copy_later({to, from, bytes, 0}, site); }
+void copy_later(void* to, const void* from, unsigned bytes, Site site) {
+  running->copy_later({to, from, bytes, 0}, site);
+}
 void commit_copies() { running->commit_copies(); }
 void wait_for_copies(unsigned newest) { running->wait_for_copies(newest); }
 
@@ -935,7 +967,8 @@ void fail_undefined(const char* what, const void* address, unsigned alignment, c
   if (alignment && reinterpret_cast<uintptr_t>(address) % alignment) {
     char number[32];
     std::snprintf(number, sizeof number, "%p", address);
-    text = "misaligned access to " + std::string(number) + ", which needs " + std::to_string(alignment) + " bytes of alignment,";
+    text = "misaligned access to " + std::string(number) + ", which needs " + std::to_string(alignment) +
+           " bytes of alignment,";
   } else if (alignment) {
     text = address ? "access outside an object" : "access through a null pointer";
   }
@@ -962,7 +995,8 @@ extern "C" SIMULATOR_ENGINE int simulator_launch(const Launch* launch, char* err
     running = nullptr;
   };
   std::list<Gang> gangs;
-  for (uint64_t i = 0; i < std::min<uint64_t>(std::max(launch->os_threads, 1u), progress.gangs); ++i) gangs.emplace_back(*launch, progress);
+  const uint64_t count = std::min<uint64_t>(std::max(launch->os_threads, 1u), progress.gangs);
+  for (uint64_t i = 0; i < count; ++i) gangs.emplace_back(*launch, progress);
   if (gangs.size() * launch->gang() == 1) {
     work(gangs.front(), 0);
   } else {

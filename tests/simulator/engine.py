@@ -49,7 +49,7 @@ class Settings:
     os_threads: int = (
         2  # that run at the same time: there are more, one for each block of a cluster, which take turns
     )
-    # what another stream writes to an array while a cooperative launch runs: whenever all of its blocks wait for one another
+    # what another stream writes to an array whenever all blocks of a cooperative launch wait for one another
     beside: tuple[Bytes, bytes] | None = None
 
 
@@ -237,6 +237,6 @@ def _compare(expected: list[tuple[_Allocation, bytes]], first: str | int, second
             continue
         changed = np.flatnonzero(payload != np.frombuffer(content, np.uint8))
         raise SimulatorError(
-            f"race: schedules {first} and {second} leave different bits: {len(changed)} of the {allocation.nbytes} bytes "
-            f"of an allocation, the first at byte {changed[0]}"
+            f"race: schedules {first} and {second} leave different bits: {len(changed)} of the "
+            f"{allocation.nbytes} bytes of an allocation, the first at byte {changed[0]}"
         )

@@ -1,5 +1,5 @@
-// What a kernel's text finds in place of CUDA when g++ compiles it: the names the kernels use, each with CUDA's meaning.
-// The list is closed on purpose: a kernel that needs a new name fails to compile here, and the name is added with its meaning.
+// What a kernel's text finds in place of CUDA when g++ compiles it: the names the kernels use, each with CUDA's
+// meaning. The list is closed on purpose: a kernel that needs a new name fails to compile until the name is added here.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -22,7 +22,8 @@ using dim3 = uint3;
 #define __grid_constant__
 #define __launch_bounds__(...)  // build.py reads them, and a launch is held to them
 #define __align__(bytes) __attribute__((aligned(bytes)))
-#define __shared__ thread_local             // a block runs on one OS thread: also makes `extern __shared__ ... []` legal
+// a block runs on one OS thread: this also makes `extern __shared__ ... []` legal
+#define __shared__ thread_local
 // the file that holds C++ for what NAME.cuh in kernels/ has in PTX
 #define SIMULATOR_TWIN(name) <name##_twin.h>
 #define __ldg(...) (*(__VA_ARGS__))  // not a function: a report of a misaligned read names the kernel's own line
@@ -47,40 +48,44 @@ SIMULATOR_ENGINE extern __thread uint3 thread_index, block_index, block_shape, g
 // Waits for every thread of the block.
 SIMULATOR_ENGINE void meet_block(Site site);
 
-// Waits for the lanes in `mask`, the caller among them, and for no others. Gives the `value` of lane `source` (kShuffle) or
-// the set of lanes whose value is not 0 (kVote).
+// Waits for the lanes in `mask`, the caller among them, and for no others. Gives the `value` of lane `source`
+// (kShuffle) or the set of lanes whose value is not 0 (kVote).
 SIMULATOR_ENGINE Word meet_lanes(Meeting meeting, unsigned mask, Word value, int source, Site site);
 
-// For the C++ twins of thread block clusters. A launch without them has clusters of one block.
+// For the C++ stand-ins for thread block clusters. A launch without them has clusters of one block.
 SIMULATOR_ENGINE int block_of_cluster();  // %cluster_ctarank
 
-// barrier.cluster.arrive.release and barrier.cluster.wait.acquire, for one thread: the wait returns when every thread of the
-// cluster has arrived or exited. Arrivals and waits alternate, and the threads of a block arrive from one place.
+// barrier.cluster.arrive.release and barrier.cluster.wait.acquire, for one thread: the wait returns when every thread
+// of the cluster has arrived or exited. Arrivals and waits alternate, and the threads of a block arrive from one place.
 SIMULATOR_ENGINE void cluster_arrive(Site site);
 SIMULATOR_ENGINE void cluster_wait(Site site);
 
-// mapa: where in `block` of the cluster lies what lies at `shared` in this block. To be asked for where it is used, between two
-// barriers: the first tells that the other block has begun, the second that this one has done before the other exits.
+// mapa: the address in `block` of the cluster that corresponds to `shared` in this block. Callers ask for it where they
+// use it, between two barriers: after the first the other block has begun, and before the second it does not exit.
 SIMULATOR_ENGINE void* of_block(void* shared, int block, Site site);
 
-// For the C++ twin of a barrier of the grid, in a cooperative launch: the wait returns when every thread of the grid has arrived.
+// For the C++ stand-in for a barrier of the grid, in a cooperative launch: the wait returns when every thread of the
+// grid has arrived.
 SIMULATOR_ENGINE void grid_arrive(Site site);
 SIMULATOR_ENGINE void grid_wait(Site site);
 
-// Waits until what lies at an address is `written`: by another thread of the grid. Gives false if the wait ends without it, as one with a bound
-// does: only where something writes beside the launch (settings.beside); else a word that nobody writes is a deadlock, and reported.
+// Waits until another thread of the grid has `written` the word at an address. Gives false if the wait ends without it,
+// as a bounded wait does, which happens only where something writes beside the launch (settings.beside). Otherwise a
+// word that nobody writes is reported as a deadlock.
 SIMULATOR_ENGINE bool await_written(const void* at, bool (*written)(const void*), Site site);
 
-// For the C++ twins of asynchronous copies (cp.async): a thread's copies are made some time between the call and the wait that
-// covers them; at once under the schedule "forward", only in the wait under "reverse", either under a seed. So what is read
-// without waiting differs from schedule to schedule. Copies that nobody waits for may never be made.
-SIMULATOR_ENGINE void copy_later(void* to, const void* from, unsigned bytes, Site site);  // both aligned to `bytes`: 4, 8 or 16
-SIMULATOR_ENGINE void commit_copies();                 // those since the last commit become one group
-SIMULATOR_ENGINE void wait_for_copies(unsigned newest);  // of all groups but the `newest` last
+// For the C++ stand-ins for asynchronous copies (cp.async): a thread's copies are made some time between the call and
+// the wait that covers them; at once under the schedule "forward", only in the wait under "reverse", either under a
+// seed. So data that is read without waiting differs from schedule to schedule. Copies that nobody waits for may never
+// be made. Both addresses are aligned to `bytes`: 4, 8 or 16.
+SIMULATOR_ENGINE void copy_later(void* to, const void* from, unsigned bytes, Site site);
+SIMULATOR_ENGINE void commit_copies();                   // those since the last commit become one group
+SIMULATOR_ENGINE void wait_for_copies(unsigned newest);  // waits for all groups but the `newest` last
 
 // Ends the launch with a report.
 [[noreturn]] SIMULATOR_ENGINE void fail(const char* what, Site site);
-[[noreturn]] SIMULATOR_ENGINE void fail_undefined(const char* what, const void* address, unsigned alignment, const char* file, int line);
+[[noreturn]] SIMULATOR_ENGINE void fail_undefined(
+    const char* what, const void* address, unsigned alignment, const char* file, int line);
 
 inline int lane() {
   return int(thread_index.x + block_shape.x * (thread_index.y + block_shape.y * thread_index.z)) % 32;
@@ -119,7 +124,8 @@ struct Kernel {
 };
 template <typename... Parameter>
 void call(void (*kernel)(Parameter...), void** arguments) {
-  Kernel<Parameter...>::call(kernel, arguments, typename Kernel<Parameter...>::template Count<sizeof...(Parameter)>::Type{});
+  using Indices = typename Kernel<Parameter...>::template Count<sizeof...(Parameter)>::Type;
+  Kernel<Parameter...>::call(kernel, arguments, Indices{});
 }
 template <typename... Parameter>
 int sizes(void (*)(Parameter...), int* bytes) {
@@ -151,7 +157,7 @@ T __shfl_sync(unsigned mask, T value, int source, int width = 32, SIMULATOR_HERE
   return simulator::shuffle(mask, value, (simulator::lane() & ~inside) | (source & inside), site);
 }
 
-// The three below give a lane its own value where the source would lie outside its `width` lanes (xor: behind them).
+// The three below give a lane its own value where the source would be outside its `width` lanes (xor: behind them).
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, int distance, int width = 32, SIMULATOR_HERE) {
   const simulator::Site site{"__shfl_xor_sync", file, line};
@@ -162,19 +168,22 @@ T __shfl_xor_sync(unsigned mask, T value, int distance, int width = 32, SIMULATO
 template <typename T>
 T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = 32, SIMULATOR_HERE) {
   const simulator::Site site{"__shfl_down_sync", file, line};
-  const int lane = simulator::lane(), last = lane | (simulator::checked(width, site) - 1), source = lane + int(distance);
+  const int lane = simulator::lane(), last = lane | (simulator::checked(width, site) - 1);
+  const int source = lane + int(distance);
   return simulator::shuffle(mask, value, source > last ? lane : source, site);
 }
 
 template <typename T>
 T __shfl_up_sync(unsigned mask, T value, unsigned distance, int width = 32, SIMULATOR_HERE) {
   const simulator::Site site{"__shfl_up_sync", file, line};
-  const int lane = simulator::lane(), first = lane & ~(simulator::checked(width, site) - 1), source = lane - int(distance);
+  const int lane = simulator::lane(), first = lane & ~(simulator::checked(width, site) - 1);
+  const int source = lane - int(distance);
   return simulator::shuffle(mask, value, source < first ? lane : source, site);
 }
 
 inline unsigned __ballot_sync(unsigned mask, int predicate, SIMULATOR_HERE) {
-  return unsigned(simulator::meet_lanes(simulator::Meeting::kVote, mask, predicate != 0, 0, {"__ballot_sync", file, line}));
+  const simulator::Site site{"__ballot_sync", file, line};
+  return unsigned(simulator::meet_lanes(simulator::Meeting::kVote, mask, predicate != 0, 0, site));
 }
 inline int __any_sync(unsigned mask, int predicate, SIMULATOR_HERE) {
   return simulator::meet_lanes(simulator::Meeting::kVote, mask, predicate != 0, 0, {"__any_sync", file, line}) != 0;
@@ -185,8 +194,8 @@ inline int __all_sync(unsigned mask, int predicate, SIMULATOR_HERE) {
 
 [[noreturn]] inline void __trap(SIMULATOR_HERE) { simulator::fail("the kernel called", {"__trap", file, line}); }
 
-// Our own end of -fsanitize=alignment and -fsanitize=undefined: the compiler calls these, so that a report ends the launch, not
-// the process, and no sanitizer library has to be there. Every record begins with the place in the source.
+// Handlers of -fsanitize=alignment and -fsanitize=undefined, which the compiler calls: a report then ends the launch,
+// not the process, and no sanitizer library is needed. Every record begins with the place in the source.
 namespace simulator {
 struct Record {
   const char* file;
@@ -199,7 +208,8 @@ struct TypeRecord {
 };
 }  // namespace simulator
 
-#define SIMULATOR_HANDLER extern "C" __attribute__((visibility("hidden"), used, noreturn, no_sanitize("undefined"))) void
+#define SIMULATOR_HANDLER \
+  extern "C" __attribute__((visibility("hidden"), used, noreturn, no_sanitize("undefined"))) void
 #define SIMULATOR_UNDEFINED(name, text)                                        \
   SIMULATOR_HANDLER __ubsan_handle_##name##_abort(const simulator::Record* r) { \
     simulator::fail_undefined(text, nullptr, 0, r->file, int(r->line));        \

@@ -1,4 +1,4 @@
-"""cupynorm.tools.files: what comes out is what the op gives, and a file that is no good says so and leaves nothing behind."""
+"""cupynorm.tools.files: results are those of the op; a bad file gives an error message and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cupynorm tune` without a device: candidates from integers, and the search on the simulator with a clock of its own."""
+"""`cupynorm tune` without a device: candidates, and the search on the simulator with a clock of its own."""
 
 from __future__ import annotations
 
