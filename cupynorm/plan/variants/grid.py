@@ -120,7 +120,8 @@ def _in_shared_memory(question: Question) -> Plan | None:
     problem, limits, numbers = question.problem, question.limits, question.rules.split
     plain = question.whole_vectors and problem.same_types and question.measured
     crossover = question.rules.crossover("split by whole blocks", problem.kind)
-    much = crossover is not None and problem.rows * problem.row_bytes >= crossover.least
+    filled = not question.small_batch
+    much = crossover is not None and (filled or problem.rows * problem.row_bytes >= crossover.least)
     whole = plain and much and problem.rows > 1
     resident = numbers.blocks if question.architecture >= AMPERE and not whole else 1
     crowded = (
@@ -154,6 +155,8 @@ def _rows_at_once(question: Question, plan: Plan) -> int:
     long = problem.rows >= numbers.long_rows and not _fits(question)
     if problem.parameter_bytes and long and question.whole_vectors:
         rows = numbers.long_rows
+    if not question.small_batch:
+        return rows
     return math.ceil(problem.rows / math.ceil(problem.rows / rows))  # all rounds alike
 
 
