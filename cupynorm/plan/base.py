@@ -124,7 +124,7 @@ def blocks_at_once(limits: Limits, plan: Plan) -> int:
 
 
 def blocks_of_one_turn(problem: Problem, plan: Plan) -> int:
-    """Return of which number of blocks a grid is a multiple, so that each block's next rows are aligned as its first."""
+    """Return what a grid is a multiple of, in blocks, so that a block's next rows are aligned as its first."""
     if not (plan.persistent and plan.unaligned) or plan.dynamic:
         return plan.ctas_per_row
     rows = 1 if plan.ctas_per_row > 1 else plan.block // plan.group

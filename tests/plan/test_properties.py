@@ -247,7 +247,7 @@ def order_of_summation(plan: Plan) -> tuple[Any, ...]:
 
 
 def orders(problem: Problem, limits: Limits, rows: Iterable[int]) -> set[tuple[Any, ...]]:
-    """Return the orders of summation of so many rows; without those of small batches, where several blocks share one."""
+    """Return the orders of summation of so many rows, without those of small batches, whose rows blocks share."""
     occupancy = occupancy_on(limits)
     numbers = rules_of(limits.compute_capability).small_batch
     few = numbers.rows * limits.sm_count if problem.row_bytes >= numbers.row_bytes else 0
