@@ -52,9 +52,10 @@ class Question(NamedTuple):
 
     @property
     def small_batch(self) -> bool:
-        """Whether several multiprocessors should work on a row, since there are fewer rows than multiprocessors."""
-        few = self.problem.rows < self.limits.sm_count
-        return few and self.problem.row_bytes >= self.rules.small_batch.row_bytes
+        """Whether several multiprocessors should work on a row, since there are too few rows to fill the device."""
+        numbers = self.rules.small_batch
+        few = self.problem.rows < numbers.rows * self.limits.sm_count
+        return few and self.problem.row_bytes >= numbers.row_bytes
 
     @property
     def narrow(self) -> bool:
@@ -104,20 +105,30 @@ def with_grid(
     resident = question.occupancy(plan)
     if resident == 0 or (plan.dynamic and problem.rows > MAX_DYNAMIC_ROWS):
         return None
-    at_once = resident * plan.ctas_per_row if plan.cluster > 1 else limits.sm_count * resident
+    plan = dataclasses.replace(plan, resident_blocks=resident)
+    at_once = blocks_at_once(limits, plan)
     waves = min(1.0, waves) if plan.persistent else waves
-    grid = int(max(1, min(blocks, at_once * waves, MAX_GRID)))
-    unit = plan.ctas_per_row
-    if plan.persistent and plan.unaligned and not plan.dynamic and grid < blocks:
-        # a group's next rows are aligned as its first
-        rows = 1 if plan.ctas_per_row > 1 else plan.block // plan.group
-        unit *= problem.alignment_period // math.gcd(problem.alignment_period, rows)
-    grid = grid // unit * unit
-    if not grid:
-        return None
-    return dataclasses.replace(
-        plan, grid=grid, resident_blocks=resident, waves=grid / at_once, why=question.why(reason)
-    )
+    most = int(max(1, min(at_once * waves, MAX_GRID)))
+    unit = blocks_of_one_turn(problem, plan)
+    if most < unit:
+        return None  # also where no block has a next row: whether a plan fits does not depend on the number of rows
+    grid = blocks if blocks <= most else most // unit * unit
+    return dataclasses.replace(plan, grid=grid, waves=grid / at_once, why=question.why(reason))
+
+
+def blocks_at_once(limits: Limits, plan: Plan) -> int:
+    """Return how many blocks of a plan the device holds at once, by its resident blocks."""
+    if plan.cluster > 1:
+        return plan.resident_blocks * plan.ctas_per_row
+    return limits.sm_count * plan.resident_blocks
+
+
+def blocks_of_one_turn(problem: Problem, plan: Plan) -> int:
+    """Return what a grid is a multiple of, in blocks, so that a block's next rows are aligned as its first."""
+    if not (plan.persistent and plan.unaligned) or plan.dynamic:
+        return plan.ctas_per_row
+    rows = 1 if plan.ctas_per_row > 1 else plan.block // plan.group
+    return plan.ctas_per_row * (problem.alignment_period // math.gcd(problem.alignment_period, rows))
 
 
 def all_at_once(question: Question, plan: Plan, grid: int, resident: int, reason: str) -> Plan | None:

@@ -45,8 +45,9 @@ class FixedRule(NamedTuple):
     """How rows of more than `above` and up to `row_bytes` are held by threads of exactly `vectors` vectors each.
 
     warps: by any number of warps, not only by a power of two of threads. many: only where a multiprocessor has many
-    rows to go through (true), or few (false). min_rows: only where a multiprocessor has so many. The rest as in
-    RegisterRule.
+    rows to go through (true), or few (false). min_rows: only where a multiprocessor has so many. Both choose a launch
+    only: a rule that takes the other rows has the same vectors, so that each row is summed in the same order. The rest
+    as in RegisterRule.
     """
 
     id: str
@@ -60,6 +61,11 @@ class FixedRule(NamedTuple):
     many: bool | None = None
     warps: bool = False
     min_rows: int = 0
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether the rule is for many or for few rows only."""
+        return self.many is not None or self.min_rows > 0
 
 
 class CachedRule(NamedTuple):
@@ -115,13 +121,12 @@ Rule = RegisterRule | FixedRule | CachedRule | ClusterRule | SharedRule
 class Crossover(NamedTuple):
     """From how many bytes of a row on, and up to how many, something is better.
 
-    access_bytes: of an access without head and tail elements; None: of any. min_rows: from so many rows on.
+    access_bytes: of an access without head and tail elements; None: of any.
     """
 
     least: int
     most: float = math.inf
     access_bytes: int | None = None
-    min_rows: int = 0
 
 
 # What crossovers say, by `what`.
@@ -262,12 +267,14 @@ class FusedClusters(NamedTuple):
 
 
 class SmallBatch(NamedTuple):
-    """Fewer rows than multiprocessors.
+    """Too few rows to fill the device. Only for these may the order of summation depend on the number of rows.
 
     Attributes
     ----------
+    rows
+        For each multiprocessor: fewer are a small batch.
     row_bytes
-        From which several blocks share a row.
+        From which several blocks share a row of a small batch.
     cluster_bytes, cluster_bytes_of_one_row
         Up to which they are those of a cluster.
     min_block, block, max_block
@@ -286,6 +293,7 @@ class SmallBatch(NamedTuple):
         Vectors of a thread, and blocks for each multiprocessor, where clusters are crowded.
     """
 
+    rows: int
     row_bytes: int
     cluster_bytes: int
     cluster_bytes_of_one_row: int
@@ -525,7 +533,7 @@ _RULES: dict[str, Any] = {
     "cluster": ClusterRule,
     "cluster shared": SharedRule,
 }
-_OF_TABLES = {"rule", "table", "parameters", "bytes", "source"}
+_OF_TABLES = {"rule", "table", "parameters", "bytes", "source", "note"}
 
 
 def _rule(row: Mapping[str, Any]) -> Rule:
@@ -543,7 +551,7 @@ def _rule(row: Mapping[str, Any]) -> Rule:
 
 def _crossover(row: Mapping[str, Any]) -> Crossover:
     least = row["from"] if "from" in row else row["above"] + 1
-    return Crossover(least, row.get("up_to", math.inf), row.get("access_bytes"), row.get("min_rows", 0))
+    return Crossover(least, row.get("up_to", math.inf), row.get("access_bytes"))
 
 
 def _by_bytes(value: Any) -> Any:

@@ -83,7 +83,7 @@ def test_parameters_stay_on_chip_where_clusters_go_through_rows() -> None:
     assert plan.waves <= 1
 
 
-@pytest.mark.parametrize(("cols", "period"), [(1501, 8), (3001, 8), (3002, 4)])
+@pytest.mark.parametrize(("cols", "period"), [(3501, 8), (4097, 8), (4002, 4)])
 def test_rows_that_a_group_goes_through_have_one_alignment(cols: int, period: int) -> None:
     odd = dataclasses.replace(
         problem(rows=8192, cols=cols, vector=16 // 2 // period),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -11,9 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupynorm.plan.choose import choose, effective
-from cupynorm.plan.config import BOUNDS, FUSED_VARIANTS, VARIANTS, WARP, DoesNotFitError, Plan, check_plan
+from cupynorm.plan.config import (
+    BOUNDS,
+    FUSED_VARIANTS,
+    MAX_DYNAMIC_ROWS,
+    VARIANTS,
+    WARP,
+    DoesNotFitError,
+    Plan,
+    check_plan,
+)
 from cupynorm.plan.limits import RECORDED, Limits, active_blocks
 from cupynorm.plan.problem import Problem
+from cupynorm.plan.rules import rules_of
 
 # Recorded devices, and what the rules know nothing of: newer ones, and parts of one.
 DEVICES = {
@@ -204,14 +216,90 @@ def test_few_long_rows_are_shared_by_several_blocks(problem: Problem) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(problem=problems(), device=st.sampled_from([*DEVICES]), more=st.integers(1, 1000))
-def test_where_rows_fill_the_device_more_rows_change_the_grid_alone(
+def test_where_a_multiprocessor_has_many_rows_more_of_them_change_the_grid_alone(
     problem: Problem, device: str, more: int
 ) -> None:
     limits = DEVICES[device]
     many = dataclasses.replace(problem, rows=200 * limits.sm_count)
 
     plan = choose(many, limits, occupancy_on(limits))
-    longer = choose(dataclasses.replace(many, rows=many.rows + 8 * more), limits, occupancy_on(limits))
+    longer = choose(dataclasses.replace(many, rows=many.rows + more), limits, occupancy_on(limits))
 
-    if plan.variant != "split":  # whose blocks are shared out among the rows that are in work at once
-        assert longer.template == plan.template
+    assert longer.template == plan.template
+
+
+# ---- the order of summation does not depend on the number of rows
+
+FEW_ROWS = (1, 2, 8, 16, 64)
+ENOUGH_ROWS = (107, 108, 132, 148, 264, 1000, 2000, 4096, 8192, 25344, 49152, 200_000)
+
+
+def order_of_summation(plan: Plan) -> tuple[Any, ...]:
+    """Return what decides in which order a row is summed: which elements a thread has, and which threads meet.
+
+    Not how many rows a group holds at once, where parameters wait, what is on its way, nor how many groups a block has.
+    """
+    held = (plan.kernel, plan.vector, plan.vectors, plan.unaligned, plan.ctas_per_row)
+    if plan.kernel == "row_registers":
+        by_lines = plan.dynamic and plan.unaligned > 0  # a row is then cut at lines, not at vectors
+        return (*held, plan.group, plan.full, by_lines)
+    return (*held, plan.block)
+
+
+def orders(problem: Problem, limits: Limits, rows: Iterable[int]) -> set[tuple[Any, ...]]:
+    """Return the orders of summation of so many rows, without those of small batches, whose rows blocks share."""
+    occupancy = occupancy_on(limits)
+    numbers = rules_of(limits.compute_capability).small_batch
+    few = numbers.rows * limits.sm_count if problem.row_bytes >= numbers.row_bytes else 0
+    # one row has no next one that may be aligned otherwise
+    one = min(1, problem.alignment_period)
+    asked = (
+        dataclasses.replace(
+            problem, rows=each, alignment_period=one if each == 1 else problem.alignment_period
+        )
+        for each in rows
+        if few <= each <= MAX_DYNAMIC_ROWS  # more rows that clusters share take some 10 TB
+    )
+    return {order_of_summation(choose(each, limits, occupancy)) for each in asked}
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    problem=problems(),
+    device=st.sampled_from([*DEVICES]),
+    rows=st.sets(st.one_of(ROWS, st.sampled_from(ENOUGH_ROWS)), min_size=2, max_size=5),
+)
+def test_the_order_of_summation_depends_on_the_number_of_rows_in_small_batches_only(
+    problem: Problem, device: str, rows: set[int]
+) -> None:
+    assert len(orders(problem, DEVICES[device], rows)) <= 1
+
+
+WIDTHS = sorted(
+    {
+        *(1 << power for power in range(3, 21)),
+        *(shape + more for power in range(5, 18) for shape in (1 << power,) for more in (-1, 1)),
+        *range(80, 4700, 60),
+        *(100, 127, 150, 203, 384, 511, 900, 1001, 1031, 1501, 1538, 2002, 3001, 3074, 5001, 7001, 9002),
+        *(10_001, 12_288, 20_001, 30_000, 50_257, 100_003, 128_256, 151_936, 1_000_000),
+    }
+)
+
+
+@pytest.mark.parametrize("parameters", [0, 1, 2])
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_rows_of_every_rule_are_summed_in_the_same_order_however_many_there_are(
+    parameters: int, size: int
+) -> None:
+    widest = 16 // size
+    found: list[str] = []
+    for device, cols, offset in itertools.product(("h200", "a100", "t4"), WIDTHS, (0, 1, 2)):
+        vector = math.gcd(cols, widest, offset or widest)
+        lies = {"widest_vector": widest, "unaligned": 1, "alignment_period": widest // vector}
+        problem = Problem(1, cols, vector, size, max(4, size), (size,) * parameters)
+        if vector < widest:
+            problem = dataclasses.replace(problem, **lies)
+        if len(orders(problem, DEVICES[device], (*FEW_ROWS, *ENOUGH_ROWS))) > 1:
+            found.append(f"{device}, {cols} columns in vectors of {vector}")
+
+    assert not found

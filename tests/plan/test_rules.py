@@ -77,6 +77,13 @@ def test_every_row_says_where_it_was_measured(file: Path) -> None:
 
 
 @each_file
+def test_a_rule_for_many_or_few_rows_says_what_it_earns(file: Path) -> None:
+    assert not [
+        row["id"] for row in rows_of(file) if ("many" in row or "min_rows" in row) and not row.get("note")
+    ]
+
+
+@each_file
 def test_rows_have_names_of_their_own(file: Path) -> None:
     names = [row["id"] for row in rows_of(file)]
 

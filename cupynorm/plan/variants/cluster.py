@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from cupynorm.plan.base import Question, with_grid
+from cupynorm.plan.base import Question, blocks_at_once, blocks_of_one_turn, with_grid
 from cupynorm.plan.config import (
     ACCESS_BYTES,
     AT_USE,
@@ -77,10 +77,13 @@ def _by_register_rule(question: Question, rule: ClusterRule, least: int) -> Plan
         return None
     plan = in_cluster_registers(question, rule)
     plan = plan and with_grid(question, plan, blocks_of(problem, plan), rule)
-    few = question.rules.clusters.least_waves
-    if plan is None or plan.dynamic or plan.waves > few or plan.grid == blocks_of(problem, plan):
+    if plan is None or not plan.persistent:
         return plan
-    return None  # rows of one alignment leave too many blocks without any
+    # however many rows there are: a block goes through rows of one alignment, which may leave too many blocks without
+    # any
+    most = blocks_at_once(question.limits, plan)
+    unit = blocks_of_one_turn(problem, plan)
+    return plan if most // unit * unit > question.rules.clusters.least_waves * most else None
 
 
 def in_cluster_registers(question: Question, rule: ClusterRule) -> Plan | None:

@@ -120,7 +120,8 @@ def _in_shared_memory(question: Question) -> Plan | None:
     problem, limits, numbers = question.problem, question.limits, question.rules.split
     plain = question.whole_vectors and problem.same_types and question.measured
     crossover = question.rules.crossover("split by whole blocks", problem.kind)
-    much = crossover is not None and problem.rows * problem.row_bytes >= crossover.least
+    filled = not question.small_batch
+    much = crossover is not None and (filled or problem.rows * problem.row_bytes >= crossover.least)
     whole = plain and much and problem.rows > 1
     resident = numbers.blocks if question.architecture >= AMPERE and not whole else 1
     crowded = (
@@ -144,7 +145,7 @@ def _in_shared_memory(question: Question) -> Plan | None:
     return finished_in_shared_memory(question, dataclasses.replace(plan, block=block))
 
 
-def _rows_at_once(question: Question, plan: Plan) -> int:
+def _most_rows_at_once(question: Question, plan: Plan) -> int:
     problem, limits, numbers = question.problem, question.limits, question.rules.split
     blocks = limits.sm_count * plan.min_blocks
     least = blocks
@@ -154,12 +155,20 @@ def _rows_at_once(question: Question, plan: Plan) -> int:
     long = problem.rows >= numbers.long_rows and not _fits(question)
     if problem.parameter_bytes and long and question.whole_vectors:
         rows = numbers.long_rows
-    return math.ceil(problem.rows / math.ceil(problem.rows / rows))  # all rounds alike
+    return rows
+
+
+def _rows_at_once(question: Question, plan: Plan) -> int:
+    """Return how many rows are in work at once, so that all rounds are alike."""
+    rows = question.problem.rows
+    return math.ceil(rows / math.ceil(rows / _most_rows_at_once(question, plan)))
 
 
 def _ctas_per_row(question: Question, plan: Plan) -> int:
     """Return how many blocks share a row: all, or, where a row is short, one on each multiprocessor."""
-    rows, limits = _rows_at_once(question, plan), question.limits
+    # what is left of the last round must not change how many blocks share a row, except in small batches
+    at_once = _rows_at_once if question.small_batch else _most_rows_at_once
+    rows, limits = at_once(question, plan), question.limits
     ctas = max(1, limits.sm_count * plan.min_blocks // rows)
     if 2 * shared_bytes(question.problem, ctas) <= plan.row_shared_bytes:
         ctas = max(1, min(ctas, limits.sm_count // rows))

@@ -43,18 +43,26 @@ if TYPE_CHECKING:
 
 def warp(question: Question) -> Plan | None:
     """Return the plan of 1 to 32 lanes of a warp for each row."""
-    fixed = fixed_rule(question)
-    if fixed is not None and fixed[1] <= WARP:
-        return _plan(question, "warp", fixed[1], fixed[0])
+    for by_rows in (True, False):
+        fixed = fixed_rule(question, by_rows=by_rows)
+        if fixed is None or fixed[1] > WARP:
+            break
+        plan = _plan(question, "warp", fixed[1], fixed[0])
+        if plan is not None or not fixed[0].by_rows:
+            return plan
     rule = register_rule(question) or _first_rule(question)
     return _plan(question, "warp", min(WARP, group_of(question, warp_thread_bytes(question))), rule)
 
 
 def block(question: Question) -> Plan | None:
     """Return the plan of 2 to 32 warps for each row."""
-    fixed = fixed_rule(question)
-    if fixed is not None and fixed[1] > WARP:
-        return _plan(question, "block", fixed[1], fixed[0])
+    for by_rows in (True, False):
+        fixed = fixed_rule(question, by_rows=by_rows)
+        if fixed is None or fixed[1] <= WARP:
+            break
+        plan = _plan(question, "block", fixed[1], fixed[0])
+        if plan is not None or not fixed[0].by_rows:
+            return plan
     rule = register_rule(question)
     if rule is None:
         return None
@@ -92,8 +100,12 @@ def _first_rule(question: Question) -> RegisterRule:
     return question.rules.register_rules["aligned", question.problem.kind][0]
 
 
-def fixed_rule(question: Question) -> tuple[FixedRule, int] | None:
-    """Return the rule that leaves the fewest places empty, and its threads; None where register_rule is better."""
+def fixed_rule(question: Question, *, by_rows: bool = True) -> tuple[FixedRule, int] | None:
+    """Return the rule that leaves the fewest places empty, and its threads; None where register_rule is better.
+
+    by_rows: among all rules. Otherwise without those for many or few rows: where such a launch does not fit, rows are
+    summed in the same order by another.
+    """
     problem, rules, limits = question.problem, question.rules, question.limits
     if problem.fused or question.narrow:
         return None
@@ -111,7 +123,7 @@ def fixed_rule(question: Question) -> tuple[FixedRule, int] | None:
     for fixed in rules.fixed_rules.get((table, problem.kind), ()):
         if not fixed.above < problem.row_bytes <= fixed.row_bytes or fixed.many not in {None, many}:
             continue
-        if problem.rows < fixed.min_rows * limits.sm_count:
+        if problem.rows < fixed.min_rows * limits.sm_count or (fixed.by_rows and not by_rows):
             continue
         threads = math.ceil(problem.vectors / fixed.vectors)
         group = math.ceil(threads / WARP) * WARP if fixed.warps else power_of_two_from(threads)

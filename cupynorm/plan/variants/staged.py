@@ -23,7 +23,7 @@ def shared(question: Question) -> Plan | None:
         return None
     at_once = max(1, limits.shared_bytes_per_sm // (needed + limits.reserved_shared_bytes))
     block = power_of_two_to(min(numbers.threads, limits.threads_per_sm) // at_once)
-    if problem.rows <= limits.sm_count:
+    if question.small_batch:
         block = MAX_BLOCK
     most = (numbers.affine_block if problem.parameter_bytes else numbers.block)[problem.compute_bytes]
     block = threads_with_vectors(problem, 1, min(max(block, numbers.min_block), most))
