@@ -189,7 +189,7 @@ def copy_runs(buffers: Sequence[tuple[Any, Any]]) -> dict[str, Run]:
         x, y = buffers[i]
         count = x.nbytes // 16
         grid = -(-count // (vectors * block))
-        kernel(COPY, "copy", f"-DPACKS={vectors}")((grid,), (block,), (x, y, np.int64(count)))
+        kernel(COPY, "copy", f"-DVECTORS={vectors}")((grid,), (block,), (x, y, np.int64(count)))
         return y
 
     kernels = {

@@ -16,7 +16,7 @@ import pytest
 
 from cupynorm import cli
 from cupynorm.catalog import forms, op_table
-from cupynorm.runtime import devices
+from cupynorm.runtime import devices, nvrtc
 from cupynorm.tools import bench, bench_points, buffers, host_calls, peers, plots, results, saved, timing
 from cupynorm.tools.results import Measured, Point, Report, Timing
 from tests import command_runner
@@ -1203,3 +1203,19 @@ def test_a_report_says_what_it_ran_on(clock, monkeypatch):
     assert about["device"]["sm_count"] == 132
     assert about["versions"]["cupy"] == "14.2.0"
     assert about["versions"]["driver_cuda"] == "13.2"
+
+
+def test_the_copies_that_bench_makes_compile(monkeypatch):
+    if not nvrtc.majors():
+        pytest.skip("NVRTC is not installed")
+    asked = []
+    monkeypatch.setattr(timing, "kernel", lambda *given: asked.append(given) or (lambda *_: None))
+    x = types.SimpleNamespace(nbytes=1 << 20, data=types.SimpleNamespace(copy_from_device_async=print))
+    runs = timing.copy_runs([(x, x)])
+    for name, run in runs.items():
+        if "driver" not in name:
+            run(0)
+
+    assert len(asked) == len(timing.COPIES)
+    for code, name, *options in asked:
+        assert nvrtc.compile(code, name, options).image
