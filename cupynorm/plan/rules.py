@@ -466,7 +466,13 @@ class Rules(NamedTuple):
 
     def every_rule(self) -> Iterator[Rule]:
         """Yield all rules. Raises TypeError for names that no rule has."""
-        for table in (self.register_rules, self.fixed_rules, self.cached_rules, self.cluster_rules):
+        tables: tuple[Any, ...] = (
+            self.register_rules,
+            self.fixed_rules,
+            self.cached_rules,
+            self.cluster_rules,
+        )
+        for table in tables:
             for key in table:
                 yield from table[key]
 
@@ -542,7 +548,8 @@ class _Table(dict[Any, list[Any]]):
 
     def get(self, key: Any, default: Any = ()) -> Any:
         """Return the rules of a key, or the default."""
-        return self[key] if key in self else default
+        found = super().get(key)
+        return default if found is None else self[key]
 
 
 _RULES: dict[str, Any] = {
