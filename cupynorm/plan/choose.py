@@ -188,8 +188,8 @@ def in_turn(question: Question) -> tuple[Variant, ...]:
 def _for_small_fused_batch(question: Question) -> tuple[Variant, ...]:
     """Return the same where something is fused."""
     if question.problem.row_bytes <= _longest_of_clusters(question):
-        return (cluster.one_shot, grid.split)
-    return (grid.split, cluster.one_shot)
+        return (cluster.one_shot, grid.split_for_more_threads)
+    return (grid.split_for_more_threads, cluster.one_shot)
 
 
 def _longest_of_clusters(question: Question) -> int:

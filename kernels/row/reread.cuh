@@ -55,19 +55,32 @@ struct RereadCut {
   }
 };
 
-// A message to all blocks, and what was in its place before.
+// 16 bytes of a mailbox, whatever they mean.
+using MailboxPiece = Vector<unsigned, 4>;
+constexpr int kMaxPieces = 4;
+
+// As mailbox_at, in arithmetic by which the compiler still knows that it is global memory.
+inline MailboxWord* mailbox_from(void* place) {
+  return reinterpret_cast<MailboxWord*>(
+      static_cast<unsigned char*>(place) + (-reinterpret_cast<unsigned long long>(place) & 15));
+}
+
+// Leaves a message to all blocks, and keeps what was in its place before.
 template <class Op>
-inline void leave_mailbox(uint4 (&before)[4], MailboxWord* place, const Slot<Op>& slot) {
+inline void leave_mailbox(MailboxPiece (&before)[kMaxPieces], MailboxWord* place, const Slot<Op>& slot) {
   constexpr int kPieces = Mailbox<Op>::kWords / 2;
-  static_assert(kPieces <= 4, "as many as are kept");
+  static_assert(kPieces <= kMaxPieces, "as many as are kept");
 #pragma unroll
-  for (int i = 0; i < kPieces; ++i) before[i] = reinterpret_cast<const uint4*>(place)[i];
+  for (int i = 0; i < kPieces; ++i)
+    before[i] = load_vector<unsigned, 4>(reinterpret_cast<const unsigned*>(place + 2 * i));
   send_mailbox<Op>(place, slot);
 }
+// Puts it back.
 template <class Op>
-inline void take_mailbox_back(const uint4 (&before)[4], MailboxWord* place) {
+inline void take_mailbox_back(const MailboxPiece (&before)[kMaxPieces], MailboxWord* place) {
 #pragma unroll
-  for (int i = 0; i < Mailbox<Op>::kWords / 2; ++i) reinterpret_cast<uint4*>(place)[i] = before[i];
+  for (int i = 0; i < Mailbox<Op>::kWords / 2; ++i)
+    store_vector<true>(reinterpret_cast<unsigned*>(place + 2 * i), before[i]);
 }
 
 template <class Op, class Load, class Store, class Shape>
@@ -88,12 +101,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   __shared__ Slot<Largest> largest_slots[Store::kScales ? kMost : 1][kWarps];
   __shared__ typename Op::Row wholes[kMost];
   __shared__ Compute largest[Store::kScales ? kMost : 1];
-  __shared__ uint4 before[kMost][4];
+  __shared__ MailboxPiece before[kMost][kMaxPieces];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, part = blockIdx.y, parts = gridDim.y;
   using Cut = RereadCut<Load, Shape>;
   auto cut_of = [&](int64 row) { return Cut::of(a.store.at(row), a.cols, parts); };
   auto mailbox = [&](int64 row, const Cut& cut, int part) {
-    return mailbox_at(a.store.at(row).address() + cut.first(part));
+    return mailbox_from(a.store.at(row).address() + cut.first(part));
   };
   auto columns_at = [&](int64 col) {
     if constexpr (kIsUnaligned) return a.store.template columns_unaligned<kVector>(col);

@@ -80,7 +80,10 @@ def masked_array(array: Any) -> Any:
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "masked array": (masked_array, r"{0} is a masked array: .*{0}\.data"),
-    "Masked": (lambda array: array.view(Masked), r"{0} is a tests\.call\.test_subclasses\.Masked.*{0}\.unmasked"),
+    "Masked": (
+        lambda array: array.view(Masked),
+        r"{0} is a tests\.call\.test_subclasses\.Masked.*{0}\.unmasked",
+    ),
     "matrix": (lambda array: array.view(np.matrix), r"{0} is a numpy\.matrix.*numpy\.asarray\({0}\)"),
     "Quantity": (
         lambda array: array.view(Quantity),

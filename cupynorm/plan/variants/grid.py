@@ -30,6 +30,7 @@ SIDE_BY_SIDE = (
     "no grid's shared memory holds a row, and rows that are read twice side by side share their parameters"
 )
 REREAD = "few long rows, of which all blocks of the grid read a part of each twice"
+WORTH_MEETING = 2  # times the threads: as blocks that meet wait for one another
 SHARED_MEMORY = "more than a cluster holds: parts of rows in the shared memory of the whole grid"
 
 
@@ -61,6 +62,13 @@ def finished_reread(question: Question, plan: Plan, reason: str = REREAD) -> Pla
         return None
     plan = dataclasses.replace(plan, ctas_per_row=ctas)
     return all_at_once(question, plan, ctas, question.occupancy(plan), reason)
+
+
+def split_for_more_threads(question: Question) -> Plan | None:
+    """Return the plan of fused rows where it has several times as many threads in work as a block for each row has."""
+    plan = split(question)
+    alone = question.problem.rows * question.rules.staged.fused_block
+    return plan if plan is not None and plan.grid * plan.block >= WORTH_MEETING * alone else None
 
 
 def _one_row(question: Question) -> Plan | None:
