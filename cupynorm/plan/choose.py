@@ -163,11 +163,13 @@ def in_turn(question: Question) -> tuple[Variant, ...]:
         bytes_a_thread = registers.thread_bytes(asked, registers.register_rule(asked))
         fits_warp = registers.group_of(asked, bytes_a_thread) <= WARP
         one_warp = (registers.warp,) if fits_warp else ()
-        clusters: tuple[Variant, ...] = _for_small_fused_batch(question) if question.small_batch else ()
+        clusters: tuple[Variant, ...] = (cluster.one_shot,) if question.small_batch else ()
         if not question.small_batch and fused_cluster.prefers_clusters(asked):
             clusters = (fused_cluster.staged_ahead,)
-        rest = (registers.block, fused_cluster.staged_ahead, cluster.one_shot, staged.uncached)
-        return (*one_warp, *clusters, *rest)
+        rest = (registers.block, fused_cluster.staged_ahead, cluster.one_shot)
+        # few rows that no cluster holds
+        last = (grid.split_for_more_threads, staged.uncached) if question.small_batch else (staged.uncached,)
+        return (*one_warp, *clusters, *rest, *last)
     if question.small_batch:
         return (
             *_for_small_batch(question),
@@ -185,21 +187,10 @@ def in_turn(question: Question) -> tuple[Variant, ...]:
     return (*one_block, cluster.by_rule, staged.shared, grid.split, staged.uncached)
 
 
-def _for_small_fused_batch(question: Question) -> tuple[Variant, ...]:
-    """Return the same where something is fused."""
-    if question.problem.row_bytes <= _longest_of_clusters(question):
-        return (cluster.one_shot, grid.split_for_more_threads)
-    return (grid.split_for_more_threads, cluster.one_shot)
-
-
-def _longest_of_clusters(question: Question) -> int:
-    """Return the bytes of the longest row that is a cluster's where there are few."""
-    numbers = question.rules.small_batch
-    return numbers.cluster_bytes_of_one_row if question.problem.rows == 1 else numbers.cluster_bytes
-
-
 def _for_small_batch(question: Question) -> tuple[Variant, ...]:
     """Return how several blocks share a row where there are fewer rows than multiprocessors."""
-    if question.problem.row_bytes <= _longest_of_clusters(question):
+    problem, numbers = question.problem, question.rules.small_batch
+    longest = numbers.cluster_bytes_of_one_row if problem.rows == 1 else numbers.cluster_bytes
+    if problem.row_bytes <= longest:
         return (cluster.small_batch, grid.split)
     return (grid.split, cluster.small_batch, cluster.by_rule)
