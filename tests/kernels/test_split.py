@@ -101,7 +101,7 @@ FUSED_CASES = [
 
 
 class FusedCall:
-    """A fused call of `split`, beside which another stream writes the right results to `out`; `over`: what out replaces."""
+    """A fused call of `split`, and another stream that writes the right results to `out`; over: what out replaces."""
 
     def __init__(self, monkeypatch: Any, name: str, shape: tuple[int, int], *, to_int8: bool, over: str = ""):
         module, random = simulator.cupy, np.random.default_rng(3)
@@ -163,7 +163,7 @@ def test_a_second_writer_where_a_fused_call_replaces_what_it_reads_stops_it(
 @pytest.mark.parametrize("over", ["x", "residual"])
 @pytest.mark.parametrize("cols", [2048, 4099])
 def test_messages_leave_no_trace_in_what_a_fused_call_replaces(simulated: Any, over: str, cols: int) -> None:
-    """They lie in x or in the residual, which is read again when all blocks have them; in more rows than meet at once."""
+    """They lie in x or in the residual, which is read again; of more rows than blocks meet for at once."""
     random = np.random.default_rng(5)
     x, residual = (random.standard_normal((11, cols)).astype(np.float32) for _ in range(2))
     wanted, total = cupynorm.add_layer_norm(x, residual)

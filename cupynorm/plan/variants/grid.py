@@ -58,7 +58,9 @@ def finished_reread(question: Question, plan: Plan, reason: str = REREAD) -> Pla
     # the vectors of unaligned rows are counted from the first whole one
     vectors = problem.vectors - bool(problem.unaligned)
     ctas = min(limits.sm_count * plan.min_blocks, vectors // plan.block)
-    if not problem.fused or plan.block < MIN_REREAD_BLOCK or ctas < 1:
+    if not problem.fused or problem.unaligned == UNALIGNED_APART:
+        return None
+    if plan.block < MIN_REREAD_BLOCK or ctas < 1:
         return None
     plan = dataclasses.replace(plan, ctas_per_row=ctas)
     return all_at_once(question, plan, ctas, question.occupancy(plan), reason)
