@@ -56,7 +56,7 @@ def finished_reread(question: Question, plan: Plan, reason: str = REREAD) -> Pla
     """Return a plan of fused rows read twice with as many blocks as have a vector for each thread, and its launch."""
     problem, limits = question.problem, question.limits
     # the vectors of unaligned rows are counted from the first whole one
-    vectors = problem.vectors - bool(problem.unaligned)
+    vectors = problem.cols // plan.vector - bool(problem.unaligned)
     ctas = min(limits.sm_count * plan.min_blocks, vectors // plan.block)
     if not problem.fused or problem.unaligned == UNALIGNED_APART:
         return None
