@@ -165,8 +165,10 @@ def in_turn(question: Question) -> tuple[Variant, ...]:
         clusters: tuple[Variant, ...] = (cluster.one_shot,) if question.small_batch else ()
         if not question.small_batch and fused_cluster.prefers_clusters(asked):
             clusters = (fused_cluster.staged_ahead,)
-        rest = (registers.block, fused_cluster.staged_ahead, cluster.one_shot, staged.uncached)
-        return (*one_warp, *clusters, *rest)
+        rest = (registers.block, fused_cluster.staged_ahead, cluster.one_shot)
+        # few rows that no cluster holds
+        last = (grid.split_for_more_threads, staged.uncached) if question.small_batch else (staged.uncached,)
+        return (*one_warp, *clusters, *rest, *last)
     if question.small_batch:
         return (
             *_for_small_batch(question),

@@ -10,7 +10,7 @@ from cupynorm._options import shown
 from cupynorm._values import dataclass
 
 VARIANTS = ("warp", "block", "cached", "cluster", "split", "shared", "uncached")
-FUSED_VARIANTS = ("warp", "block", "cluster", "uncached")
+FUSED_VARIANTS = ("warp", "block", "cluster", "split", "uncached")
 
 # Bytes of an element.
 HALF_BYTES, FLOAT_BYTES, DOUBLE_BYTES = 2, 4, 8
@@ -32,6 +32,7 @@ MAX_DYNAMIC_ROWS = 2**30  # the scheduler counts in 31 bits, and blocks ask for 
 MAX_CACHED_COLS = 2**31 - 1  # row_cached counts columns in 32 bits
 MAX_CACHED_VECTORS = 4  # that a thread of row_cached loads at a time
 MAX_ROWS_SIDE_BY_SIDE = 8  # that one block of row_together reads
+MIN_REREAD_BLOCK = 128  # threads of row_reread, whose vectors of results have room for a message
 EDGE_VECTORS = (
     9  # as many vectors of threads hold what is before a row's first line themselves (kUnit in staged.cuh)
 )
@@ -122,6 +123,8 @@ class Plan:
             return "row_spread"
         if self.variant == "split" and self.rows_per_group > 1:
             return "row_together"
+        if self.variant == "split" and not self.row_shared_bytes and self.unaligned != UNALIGNED_APART:
+            return "row_reread"
         return "row_registers" if self.group else "row_staged"
 
     @property
@@ -140,6 +143,8 @@ class Plan:
             return (*tile, self.parameter_cache, *launch)
         if self.kernel == "row_together":
             return (*tile, self.rows_per_group, *launch)
+        if self.kernel == "row_reread":
+            return (*tile, self.unaligned, *launch)
         if self.kernel == "row_staged":
             ctas = (
                 0 if self.variant == "split" else self.ctas_per_row

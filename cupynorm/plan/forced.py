@@ -120,6 +120,7 @@ _FINISHED: dict[str, Callable[[Question, Plan], Plan | None]] = {
     "row_registers": _finished_in_registers,
     "row_spread": lambda question, forced: grid.finished_one_row(question, forced, FORCED),
     "row_together": lambda question, forced: grid.finished_side_by_side(question, forced, FORCED),
+    "row_reread": lambda question, forced: grid.finished_reread(question, forced, FORCED),
     "row_cached": lambda question, forced: cached.finished(question, forced, FORCED),
     "row_staged": _finished_by_whole_blocks,
 }
@@ -163,6 +164,7 @@ def _keeps_rows_soundly(problem: Problem, limits: Limits, plan: Plan) -> bool:
     fits = fits and (plan.row_shared_bytes == 0 or may)
     if problem.fused:
         fits = fits and plan.variant in FUSED_VARIANTS and plan.row_shared_bytes == 0
+        fits = fits and (plan.variant != "split" or plan.kernel == "row_reread")
         # a scale of each row is stored beside its bytes: blocks that read a row twice do not tell one another its
         # largest
         fits = fits and not (problem.has_scales and plan.variant == "cluster" and plan.group == 0)

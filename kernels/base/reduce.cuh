@@ -94,7 +94,7 @@ struct Magnitude {
   struct State {
     T max;
   };
-  static constexpr bool kTwoPass = false;
+  static constexpr bool kTwoPass = false, kHasPivot = false;
   static State identity() { return {0}; }
 
   template <int N>

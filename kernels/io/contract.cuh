@@ -17,6 +17,7 @@
 //                       Computes N elements, and gives a bit for each that is not dropped.
 //   make_opaque()       Keeps its addresses from being computed again (an optimisation barrier).
 //   address(col)        Where x[col] lies: for copies to shared memory, and to find out whether y is x itself.
+//   begins_at(place)    Whether x, or an operand that may be `out` itself, has its row there.
 //   keep<N>(x, col)     kKeeps: writes what was computed.
 //   kDirect:            load_unaligned<N>(col), at any column, for rows that are aligned otherwise than y;
 //                       load_twice<N, kAgain>(col), the first and the second time that row_cached reads a row.
@@ -47,7 +48,8 @@
 //   epilogue_operands<N>(col)   kHasEpilogueOperands: loads them.
 //   store_scaled<N, kWhole>(z, scale, col)   kScales: scales, rounds and writes what finish() gave.
 //   head<N>()           How many elements lie before the first that is aligned to N elements.
-//   address()           Where y[0] lies. from(col): the same Line from column col on. Neither with epilogue operands.
+//   address()           Where y[0] lies, of the first of several results. from(col): the same Line from column col on,
+//                       not with epilogue operands.
 //   make_opaque()       As for a Load.
 #pragma once
 #include <base/ptx.cuh>

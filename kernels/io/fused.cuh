@@ -45,6 +45,7 @@ struct AlongRows {
   struct Line {
     const T* pointer;
     void make_opaque() { cupynorm::make_opaque(pointer); }
+    bool begins_at(const void* place) const { return pointer == place; }
     template <int N, typename Index>
     Vector<T, N> load(Index col) const {
       if constexpr (kWidth == 0 && N > 1) return load_vector_unaligned<T, N, kConstant>(pointer + col);
@@ -98,6 +99,7 @@ struct PerRow {
   struct Line {
     Vector<T, 1> element;
     static void make_opaque() {}
+    static bool begins_at(const void*) { return false; }
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
@@ -136,6 +138,7 @@ struct Scattered {
     const T* pointer;
     Strided<kColumnAxes> cols;
     static void make_opaque() {}
+    bool begins_at(const void* place) const { return pointer == place; }
     template <int N, typename Index>
     Packed<N> load(Index col) const {
       Packed<N> packed;
@@ -165,6 +168,7 @@ struct Value {
   struct Line {
     T value;
     static void make_opaque() {}
+    static bool begins_at(const void*) { return false; }
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
@@ -199,6 +203,7 @@ struct Kept {
     Dropped dropped;
     int64 first;  // the row's first element
     static void make_opaque() {}
+    static bool begins_at(const void*) { return false; }
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
@@ -253,6 +258,7 @@ struct Operands {
   static constexpr int kStagedBytes = 0;
   struct Line {
     static void make_opaque() {}
+    static bool begins_at(const void*) { return false; }
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
@@ -282,6 +288,7 @@ struct Operands<First, Rest...> {
     typename First::Line first;
     typename Others::Line rest;
     void make_opaque() { first.make_opaque(), rest.make_opaque(); }
+    bool begins_at(const void* place) const { return first.begins_at(place) || rest.begins_at(place); }
     template <int N, typename Index>
     Packed<N> load(Index col) const {
       return {first.template load<N>(col), rest.template load<N>(col)};
@@ -545,6 +552,7 @@ struct FusedLoad {
     typename Operands_::Line operands;
 
     void make_opaque() { cupynorm::make_opaque(pointer), operands.make_opaque(); }
+    bool begins_at(const void* place) const { return pointer == place || operands.begins_at(place); }
 
     template <typename Index>
     bool keeps_all(Index first, Index end) const {

@@ -50,6 +50,7 @@ struct DirectLoad {
     const void* address(Index col) const {
       return pointer + col;
     }
+    bool begins_at(const void* place) const { return pointer == place; }
   };
   Line at(int64 row) const { return {pointer + rows.offset(row)}; }
 };

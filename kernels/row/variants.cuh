@@ -3,5 +3,6 @@
 #pragma once
 #include <row/cached.cuh>
 #include <row/registers.cuh>
+#include <row/reread.cuh>
 #include <row/staged.cuh>
 #include <row/together.cuh>

@@ -231,11 +231,12 @@ def test_packs_are_no_wider_than_rows_allow(device: str, variant: str | None, dt
                 )
             except DoesNotFitError:
                 # of a cluster the registers run out last
-                assert variant in {"warp", "block"} or (variant == "cluster" and cols > 1 << 15), (name, cols)
+                may = variant in {"warp", "block"} or (variant == "cluster" and cols > 1 << 15)
+                assert may or (variant == "split" and cols < 1 << 11), (name, cols)  # of a block's threads
                 continue
             if plan.unaligned:
                 assert plan.vector == problem.widest_vector, (name, cols, rows)
-                assert plan.variant in {"warp", "block", "cluster"}, (name, cols, rows)
+                assert plan.variant in {"warp", "block", "cluster", "split"}, (name, cols, rows)
             else:
                 assert problem.vector % plan.vector == 0, (name, cols, rows)
                 places = plan.ctas_per_row * plan.group * plan.vectors * plan.vector

@@ -215,6 +215,26 @@ def test_whatever_waits_for_a_message_in_device_memory_gives_up_some_time(op: Ro
 
 
 @pytest.mark.parametrize("kind", FUSED)
+def test_fused_rows_that_the_grid_shares_neither_spill_nor_wait_without_end(kind: str) -> None:
+    """Messages lie in `out`, here too; rows that begin at vectors, and rows that begin anywhere."""
+
+    def shared(plans: Iterable[Plan]) -> list[Plan]:
+        return extremes(each for each in plans if each.variant == "split")
+
+    built = []
+    for name in FUSED_DTYPES:
+        instances = fused_instances(kind, name, "90", shared)
+        assert {(each.plan.kernel, each.plan.unaligned) for each in instances} == {
+            ("row_reread", 0),
+            ("row_reread", 1),
+        }
+        for instance, kernel in compile_instances(instances, "90", newest_major()):
+            built.append(Built(instance, tuple(spills(kernel) + endless_waits(kernel)), 0))
+
+    assert_good(built)
+
+
+@pytest.mark.parametrize("kind", FUSED)
 def test_what_is_fused_neither_spills_nor_splits_packs(kind: str) -> None:
     built = build_fused(kind, "90", extremes if SLOW else tightest)
 

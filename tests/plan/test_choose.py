@@ -249,6 +249,52 @@ def test_rows_to_bytes_go_through_blocks_unless_something_is_computed_on_the_way
     assert choose(added, H200, resident, plan).stages == 1  # which whoever asks for it may have
 
 
+MASKED = dataclasses.replace(problem(), fused=True, load_operands=(1,), direct_load=False, output_bytes=2)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 131])
+@pytest.mark.parametrize("cols", [2**20, 2**24])
+def test_few_fused_rows_that_no_cluster_holds_are_shared_by_the_grid(rows: int, cols: int) -> None:
+    plan = choose(dataclasses.replace(MASKED, rows=rows, cols=cols), H200, resident)
+
+    assert (plan.variant, plan.kernel) == ("split", "row_reread")
+    assert H200.sm_count <= plan.grid == plan.ctas_per_row <= H200.sm_count * plan.resident_blocks
+    assert choose(dataclasses.replace(MASKED, rows=rows, cols=cols), H200, resident, plan).grid == plan.grid
+
+
+@pytest.mark.parametrize(("rows", "cols", "variant"), [(132, 2**20, "uncached"), (16, 2**18, "cluster")])
+def test_other_fused_rows_are_not(rows: int, cols: int, variant: str) -> None:
+    assert choose(dataclasses.replace(MASKED, rows=rows, cols=cols), H200, resident).variant == variant
+
+
+def test_fused_rows_are_shared_only_where_more_threads_than_a_block_for_each_find_work() -> None:
+    t4 = RECORDED["t4"]
+    few, more = (dataclasses.replace(MASKED, rows=rows, cols=17408) for rows in (1, 39))
+
+    assert choose(few, t4, lambda plan: plan.min_blocks).variant == "split"
+    assert choose(more, t4, lambda plan: plan.min_blocks).variant == "uncached"
+    assert choose(more, t4, lambda plan: plan.min_blocks, "split").variant == "split"
+
+
+def test_a_fused_row_without_a_vector_for_each_thread_of_a_block_is_not_shared() -> None:
+    with pytest.raises(DoesNotFitError, match="'split' cannot hold a row of 1016 columns"):
+        choose(dataclasses.replace(MASKED, rows=1, cols=1016), H200, resident, "split")
+
+
+def test_a_plan_of_an_op_alone_is_refused_where_something_is_fused() -> None:
+    alone = choose(problem(rows=3, cols=2**20), H200, resident, "split")
+
+    with pytest.raises(DoesNotFitError):
+        choose(dataclasses.replace(MASKED, rows=3, cols=2**20), H200, resident, alone)
+
+
+def test_a_plan_of_fused_rows_is_refused_where_nothing_is_fused() -> None:
+    shared = choose(dataclasses.replace(MASKED, rows=3, cols=2**20), H200, resident, "split")
+
+    with pytest.raises(DoesNotFitError):
+        choose(problem(rows=3, cols=2**20), H200, resident, shared)
+
+
 def test_the_cache_takes_no_more_columns_than_its_kernel_counts() -> None:
     assert choose(problem(cols=2**31 - 8), H200, resident, "cached").variant == "cached"
     with pytest.raises(DoesNotFitError, match="cannot hold a row of 2147483648 columns"):

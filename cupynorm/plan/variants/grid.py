@@ -13,13 +13,15 @@ from cupynorm.plan.config import (
     LINE_BYTES,
     MESSAGE_BYTES,
     MESSAGE_NUMBERS,
+    MIN_REREAD_BLOCK,
     PLAIN,
     RESULT_BYTES,
     UNALIGNED_APART,
     Plan,
 )
 from cupynorm.plan.limits import STATIC_SHARED_BYTES
-from cupynorm.plan.partition import power_of_two_from, shared_bytes, words
+from cupynorm.plan.partition import power_of_two_from, power_of_two_to, shared_bytes, words
+from cupynorm.plan.registers import registers
 from cupynorm.plan.variants import staged
 from cupynorm.plan.variants.registers import can_cache
 
@@ -27,14 +29,48 @@ ONE_ROW = "one row, which the registers of the whole grid hold"
 SIDE_BY_SIDE = (
     "no grid's shared memory holds a row, and rows that are read twice side by side share their parameters"
 )
+REREAD = "few long rows, of which all blocks of the grid read a part of each twice"
+WORTH_MEETING = 2  # times the threads: as blocks that meet wait for one another
 SHARED_MEMORY = "more than a cluster holds: parts of rows in the shared memory of the whole grid"
 
 
 def split(question: Question) -> Plan | None:
     """Return the plan of the whole grid, in registers, twice from memory, or in shared memory."""
     if question.problem.fused:
-        return None
+        return _reread(question)
     return _one_row(question) or _side_by_side(question) or _in_shared_memory(question)
+
+
+def _reread(question: Question) -> Plan | None:
+    """Return the plan of fused rows that all blocks share and read twice, with what they are computed from."""
+    problem, limits, numbers = question.problem, question.limits, question.rules.split
+    each = problem.vectors // limits.sm_count
+    block = max(numbers.min_block, min(numbers.block[problem.compute_bytes], power_of_two_to(each)))
+    plan = staged.chunked(question, "split", block, 0)
+    needed = registers(question, plan.vectors * plan.vector, full=False, cached=False)
+    resident = max(1, min(numbers.blocks, limits.registers_per_sm // (needed * block)))
+    return finished_reread(question, dataclasses.replace(plan, min_blocks=resident))
+
+
+def finished_reread(question: Question, plan: Plan, reason: str = REREAD) -> Plan | None:
+    """Return a plan of fused rows read twice with as many blocks as have a vector for each thread, and its launch."""
+    problem, limits = question.problem, question.limits
+    # the vectors of unaligned rows are counted from the first whole one
+    vectors = problem.cols // plan.vector - bool(problem.unaligned)
+    ctas = min(limits.sm_count * plan.min_blocks, vectors // plan.block)
+    if not problem.fused or problem.unaligned == UNALIGNED_APART:
+        return None
+    if plan.block < MIN_REREAD_BLOCK or ctas < 1:
+        return None
+    plan = dataclasses.replace(plan, ctas_per_row=ctas)
+    return all_at_once(question, plan, ctas, question.occupancy(plan), reason)
+
+
+def split_for_more_threads(question: Question) -> Plan | None:
+    """Return the plan of fused rows where it has several times as many threads in work as a block for each row has."""
+    plan = split(question)
+    alone = question.problem.rows * question.rules.staged.fused_block
+    return plan if plan is not None and plan.grid * plan.block >= WORTH_MEETING * alone else None
 
 
 def _one_row(question: Question) -> Plan | None:

@@ -1,0 +1,375 @@
+// split, where something is fused: all blocks of the grid share each row. A row is read once for its statistics, with
+// all that it is computed from, and once more for its results; with a scale for each row, once more in between.
+//
+// Blocks tell one another what they found by messages that lie where their first results will be. What was there before
+// (x itself or an operand, where the call may write in place) is kept in shared memory while the messages are there,
+// and put back when all blocks have read them.
+#pragma once
+#include <io/affine.cuh>
+#include <base/reduce.cuh>
+
+namespace cupynorm {
+
+// A thread reduces kVectors vectors of kVector elements at a time. kUnaligned: as in Registers, but never 2. The
+// gridDim.y blocks of a cooperative launch share a row, kBlock threads each, registers few enough for kMinBlocks on a
+// multiprocessor.
+template <int Vector_, int Vectors, int UnalignedMode, int Block, int MinBlocks>
+struct Reread {
+  static constexpr int kVector = Vector_, kVectors = Vectors, kUnaligned = UnalignedMode, kBlock = Block,
+      kMinBlocks = MinBlocks;
+  static_assert(UnalignedMode < 2, "what is computed from several arrays lies in vectors as y does");
+  static_assert(Block >= 128 && (Block & (Block - 1)) == 0,
+      "a block has a vector for each thread, whose results leave room for a message");
+};
+
+// Which part of a row a block has: `held` vectors from column `base` on, and, of the elements that are in no vector,
+// `heads` from column 0 on and `tails` from column `tail` on.
+struct RereadPart {
+  int64 base, held, tail;
+  int heads, tails;
+};
+
+// Parts begin at multiples of 128 bytes from the first vector on, and the last part has what is left.
+template <class Load, class Shape>
+struct RereadCut {
+  static constexpr int kVector = Shape::kVector, kVectorBytes = kVector * int(sizeof(typename Load::Type)),
+      kUnit = kVectorBytes < 128 ? 128 / kVectorBytes : 1;
+  int64 cols, head, vectors;
+  Shares units;
+  int parts;
+
+  template <class Line>
+  static RereadCut of(const Line& to, int64 cols, int parts) {
+    int64 head = 0;
+    if constexpr (Shape::kUnaligned > 0) head = to.template head<kVector>();
+    head = head < cols ? head : cols;
+    const int64 vectors = (cols - head) / kVector;
+    return {cols, head, vectors, Shares::of(vectors / kUnit, parts), parts};
+  }
+  int64 begin(int part) const { return part == parts ? vectors : units.begin(part) * kUnit; }
+  int64 first(int part) const { return head + begin(part) * kVector; }  // column
+  RereadPart part(int part) const {
+    const int64 tail = first(parts);
+    return {first(part), begin(part + 1) - begin(part), tail, part == 0 ? int(head) : 0,
+        part == parts - 1 ? int(cols - tail) : 0};
+  }
+};
+
+// 16 bytes of a mailbox, whatever they mean.
+using MailboxPiece = Vector<unsigned, 4>;
+constexpr int kMaxPieces = 4;
+
+// As mailbox_at, in arithmetic by which the compiler still knows that it is global memory.
+inline MailboxWord* mailbox_from(void* place) {
+  return reinterpret_cast<MailboxWord*>(
+      static_cast<unsigned char*>(place) + (-reinterpret_cast<unsigned long long>(place) & 15));
+}
+
+// Leaves a message to all blocks, and keeps what was in its place before.
+template <class Op>
+inline void leave_mailbox(MailboxPiece (&before)[kMaxPieces], MailboxWord* place, const Slot<Op>& slot) {
+  constexpr int kPieces = Mailbox<Op>::kWords / 2;
+  static_assert(kPieces <= kMaxPieces, "as many as are kept");
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i)
+    before[i] = load_vector<unsigned, 4>(reinterpret_cast<const unsigned*>(place + 2 * i));
+  send_mailbox<Op>(place, slot);
+}
+// Puts it back.
+template <class Op>
+inline void take_mailbox_back(const MailboxPiece (&before)[kMaxPieces], MailboxWord* place) {
+#pragma unroll
+  for (int i = 0; i < Mailbox<Op>::kWords / 2; ++i)
+    store_vector<true>(reinterpret_cast<unsigned*>(place + 2 * i), before[i]);
+}
+
+template <class Op, class Load, class Store, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
+    row_reread(const __grid_constant__ Arguments<Op, Load, Store> a) {
+  using Compute = typename Op::Compute;
+  using State = typename Op::State;
+  using Largest = Magnitude<Compute>;
+  using Loaded = typename Load::template Loaded<Shape::kVector>;
+  constexpr int kVector = Shape::kVector, kVectors = Shape::kVectors, kBlock = Shape::kBlock, kWarps = kBlock / kWarp;
+  constexpr bool kIsUnaligned = Shape::kUnaligned > 0;
+  constexpr int kMost = 8;  // rows between two meetings
+  constexpr int kFew = 4, kMany = 128;  // of a part that one thread reads again, as in read_again
+  constexpr int kUnroll = sizeof(Compute) == 8 ? 1 : 2;  // vectors on their way to y
+  static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
+  static_assert(!Load::kDrops || !Load::kKeeps, "nothing of what is dropped is kept");
+  __shared__ Slot<Op> slots[kMost][kWarps];
+  __shared__ Slot<Largest> largest_slots[Store::kScales ? kMost : 1][kWarps];
+  __shared__ typename Op::Row wholes[kMost];
+  __shared__ Compute largest[Store::kScales ? kMost : 1];
+  __shared__ MailboxPiece before[kMost][kMaxPieces];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, part = blockIdx.y, parts = gridDim.y;
+  using Cut = RereadCut<Load, Shape>;
+  auto cut_of = [&](int64 row) { return Cut::of(a.store.at(row), a.cols, parts); };
+  auto mailbox = [&](int64 row, const Cut& cut, int part) {
+    return mailbox_from(a.store.at(row).address() + cut.first(part));
+  };
+  auto columns_at = [&](int64 col) {
+    if constexpr (kIsUnaligned) return a.store.template columns_unaligned<kVector>(col);
+    else return a.store.template columns<kVector>(col);
+  };
+  // the op's results for what was loaded, before the parameters of columns are applied
+  auto map = [&](const auto& from, const auto& loaded, int64 col, const typename Op::Row& whole, auto& y) {
+    constexpr int kCount = int(sizeof(y) / sizeof(Compute));
+    const unsigned keeps = from.template unpack<kCount>(loaded, y, col, Op::padding());
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      y[i] = Op::map_raw(y[i], whole);
+      if constexpr (Load::kDrops) y[i] = keeps >> i & 1 ? y[i] : Op::dropped();
+    }
+    static_cast<void>(keeps);
+  };
+  auto edge_col = [&](const RereadPart& p) {
+    return int(threadIdx.x) < p.heads ? int64(threadIdx.x) : int64(threadIdx.x) - p.heads + p.tail;
+  };
+  auto has_edge = [&](const RereadPart& p) { return kIsUnaligned && int(threadIdx.x) < p.heads + p.tails; };
+  // A message was overwritten: one thread computes again what it said, unless it is not there any more.
+  auto all_again = [&](int64 row, const Cut& cut, int other, auto&& few) {
+    const auto from = a.load.at(row);
+    if (from.begins_at(a.store.at(row).address())) stop("nobody else writes to `out` until the call has finished");
+    const int64 end = other == parts - 1 ? a.cols : cut.first(other + 1);
+#pragma unroll 1
+    for (int64 col = other == 0 ? 0 : cut.first(other); col < end; col += kFew)
+      few(from, col, int(end - col < kFew ? end - col : kFew));
+  };
+
+  pdl_wait_and_trigger();
+#pragma unroll 1
+  for (int64 base = 0; base < a.rows; base += kMost) {
+    const int count = a.rows - base < kMost ? int(a.rows - base) : kMost;
+#pragma unroll 1
+    for (int r = 0; r < count; ++r) {
+      const auto from = a.load.at(base + r);
+      const RereadPart own = cut_of(base + r).part(part);
+      Compute pivot = 0;
+      if constexpr (Op::kHasPivot) {  // each warp's first lane has a vector
+        constexpr int kLeading = kVector < 4 ? 4 / kVector : 1;
+        Compute leading[kLeading * kVector] = {};
+        const int mine = threadIdx.x;
+        if (mine < own.held) {
+#pragma unroll
+          for (int i = 0; i < kLeading; ++i) {
+            const int64 col = own.base + int64(mine + i < own.held ? mine + i : mine) * kVector;
+            from.template unpack<kVector>(from.template load<kVector>(col), leading + i * kVector, col, Op::padding());
+          }
+        }
+        pivot = pivot_of_warp<Op, typename Load::Precision>(leading);
+      }
+      State total = Op::identity();
+      auto add = [&](const auto& loaded, int64 begin) {
+        constexpr int kCount = int(sizeof(loaded) / sizeof(loaded[0]));
+        Compute x[kVector * kCount];
+#pragma unroll
+        for (int p = 0; p < kCount; ++p)
+          from.template unpack<kVector>(loaded[p], x + p * kVector, own.base + (begin + p * kBlock) * kVector,
+              Op::padding());
+        total = Op::template merge<false>(total,
+            Op::summarize(x, Predicate<kVector * kCount>{kVector * kCount, false}, pivot));
+      };
+      int64 begin = threadIdx.x;
+#pragma unroll 1
+      for (; begin + (kVectors - 1) * kBlock < own.held; begin += kVectors * kBlock) {
+        Loaded loaded[kVectors];
+#pragma unroll
+        for (int p = 0; p < kVectors; ++p)
+          loaded[p] = from.template load<kVector>(own.base + (begin + p * kBlock) * kVector);
+        add(loaded, begin);
+      }
+      if constexpr (kVectors > 1) {
+#pragma unroll 1
+        for (; begin < own.held; begin += kBlock) {
+          const Loaded loaded[1] = {from.template load<kVector>(own.base + begin * kVector)};
+          add(loaded, begin);
+        }
+      }
+      if constexpr (kIsUnaligned) {
+        if (has_edge(own)) {
+          const int64 col = edge_col(own);
+          Compute x[1];
+          from.template unpack<1>(from.template load<1>(col), x, col, Op::padding());
+          total = Op::template merge<false>(total, Op::summarize(x, Predicate<1>{1, false}, pivot));
+        }
+      }
+      total = reduce_lanes<Op, false, kWarp>(total);
+      if (lane == 0) slots[r][warp] = {total, pivot};
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int r = warp; r < count; r += kWarps) {
+      const Slot<Op> own = slots[r][lane % kWarps];
+      const Compute pivot = slots[r][0].pivot;
+      const State sum = reduce_lanes<Op, false, kWarps, true>(Op::rebase(own.state, own.pivot, pivot));
+      if (lane == 0)
+        leave_mailbox<Op>(before[r], mailbox(base + r, cut_of(base + r), part), Slot<Op>{sum, pivot});
+    }
+    grid_wait(grid_arrive());
+#pragma unroll 1
+    for (int r = warp; r < count; r += kWarps) {
+      const Cut cut = cut_of(base + r);
+      const Compute pivot = slots[r][0].pivot;
+      State sum = Op::identity();
+#pragma unroll 1
+      for (int other = lane; other < parts; other += kWarp) {
+        Slot<Op> theirs;
+        // the barrier has made all of them visible: one look is enough
+        if (!await_mailbox<Op, 1>(mailbox(base + r, cut, other), theirs)) {
+          State all = Op::identity(), some = Op::identity();
+          int there = 0;
+          all_again(base + r, cut, other, [&](const auto& from, int64 col, int left) {
+            Compute x[kFew];
+#pragma unroll
+            for (int i = 0; i < kFew; ++i) {
+              x[i] = Op::padding();
+              if (i < left) from.template unpack<1>(from.template load<1>(col + i), x + i, col + i, Op::padding());
+            }
+            some = Op::template merge<false>(some, Op::summarize(x, Predicate<0>{left, false}, pivot));
+            if (++there % (kMany / kFew) == 0) all = Op::template merge<false>(all, some), some = Op::identity();
+          });
+          theirs = {Op::template merge<false>(all, some), pivot};
+        }
+        sum = Op::template merge<false>(sum, Op::rebase(theirs.state, theirs.pivot, pivot));
+      }
+      sum = reduce_lanes<Op, false, kWarp, true>(sum);
+      const typename Op::Row whole = a.op.finish(sum, sum, a.cols, pivot);
+      if (lane == 0) wholes[r] = whole;
+      if (lane == 0 && part == 0) a.op.save(base + r, whole);
+    }
+    grid_wait(grid_arrive());  // all messages are read
+    if (int(threadIdx.x) < count)
+      take_mailbox_back<Op>(before[threadIdx.x],
+          mailbox(base + threadIdx.x, cut_of(base + threadIdx.x), part));
+    __syncthreads();
+
+    if constexpr (Store::kScales) {
+      auto finish = [&](const auto& from, const auto& loaded, const auto& columns, int64 col, int r, auto& z) {
+        Compute y[sizeof(z) / sizeof(Compute)];
+        map(from, loaded, col, wholes[r], y);
+        Store::template finish<int(sizeof(z) / sizeof(Compute))>(y, columns, z);
+      };
+#pragma unroll 1
+      for (int r = 0; r < count; ++r) {
+        const auto from = a.load.at(base + r);
+        const RereadPart own = cut_of(base + r).part(part);
+        typename Largest::State most = Largest::identity();
+#pragma unroll(kUnroll)
+        for (int64 number = threadIdx.x; number < own.held; number += kBlock) {
+          const int64 col = own.base + number * kVector;
+          Compute z[kVector];
+          finish(from, from.template load<kVector>(col), columns_at(col), col, r, z);
+          most = Largest::template merge<false>(most, Largest::of(z));
+        }
+        if (has_edge(own)) {
+          const int64 col = edge_col(own);
+          Compute z[1];
+          finish(from, from.template load<1>(col), a.store.template columns<1>(col), col, r, z);
+          most = Largest::template merge<false>(most, Largest::of(z));
+        }
+        most = reduce_lanes<Largest, false, kWarp>(most);
+        if (lane == 0) largest_slots[r][warp] = {most, 0};
+      }
+      __syncthreads();
+#pragma unroll 1
+      for (int r = warp; r < count; r += kWarps) {
+        const auto most = reduce_lanes<Largest, false, kWarps, true>(largest_slots[r][lane % kWarps].state);
+        if (lane == 0)
+          leave_mailbox<Largest>(before[r], mailbox(base + r, cut_of(base + r), part), Slot<Largest>{most, 0});
+      }
+      grid_wait(grid_arrive());
+#pragma unroll 1
+      for (int r = warp; r < count; r += kWarps) {
+        const Cut cut = cut_of(base + r);
+        typename Largest::State most = Largest::identity();
+#pragma unroll 1
+        for (int other = lane; other < parts; other += kWarp) {
+          Slot<Largest> theirs;
+          if (!await_mailbox<Largest, 1>(mailbox(base + r, cut, other), theirs)) {
+            theirs = {Largest::identity(), 0};
+            all_again(base + r, cut, other, [&](const auto& from, int64 col, int left) {
+#pragma unroll 1
+              for (int i = 0; i < left; ++i) {
+                Compute z[1];
+                finish(from, from.template load<1>(col + i), a.store.template columns<1>(col + i), col + i, r, z);
+                theirs.state = Largest::template merge<false>(theirs.state, Largest::of(z));
+              }
+            });
+          }
+          most = Largest::template merge<false>(most, theirs.state);
+        }
+        most = reduce_lanes<Largest, false, kWarp, true>(most);
+        if (lane == 0) largest[r] = most.max;
+        if (lane == 0 && part == 0) a.store.save(base + r, a.store.scale_of(most.max));
+      }
+      grid_wait(grid_arrive());
+      if (int(threadIdx.x) < count)
+        take_mailbox_back<Largest>(before[threadIdx.x],
+            mailbox(base + threadIdx.x, cut_of(base + threadIdx.x), part));
+      __syncthreads();
+      // the last first, and backwards: what was read last L2 still has
+#pragma unroll 1
+      for (int r = count - 1; r >= 0; --r) {
+        const auto from = a.load.at(base + r);
+        const auto to = a.store.at(base + r);
+        const RereadPart own = cut_of(base + r).part(part);
+        const auto scale = a.store.scale_of(largest[r]);
+        auto write = [&](const auto& loaded, const auto& columns, int64 col, auto& z) {
+          constexpr int kCount = int(sizeof(z) / sizeof(Compute));
+          if constexpr (Load::kKeeps) {
+            from.template unpack<kCount>(loaded, z, col, Op::padding());
+            from.template keep<kCount, true>(z, col);
+          }
+          finish(from, loaded, columns, col, r, z);
+          to.template store_scaled<kCount, true>(z, scale, col);
+        };
+#pragma unroll(kUnroll)
+        for (int64 number = own.held - 1 - threadIdx.x; number >= 0; number -= kBlock) {
+          const int64 col = own.base + number * kVector;
+          Compute z[kVector];
+          write(from.template load<kVector>(col), columns_at(col), col, z);
+        }
+        if (has_edge(own)) {
+          const int64 col = edge_col(own);
+          Compute z[1];
+          write(from.template load<1>(col), a.store.template columns<1>(col), col, z);
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (int r = count - 1; r >= 0; --r) {
+        const auto from = a.load.at(base + r);
+        const auto to = a.store.at(base + r);
+        const RereadPart own = cut_of(base + r).part(part);
+        const typename Op::Row whole = wholes[r];
+        auto write = [&](const auto& loaded, const auto& columns, int64 col, auto& y) {
+          constexpr int kCount = int(sizeof(y) / sizeof(Compute));
+          typename Store::template EpilogueOperands<kCount> operands;
+          if constexpr (Store::kHasEpilogueOperands) operands = to.template epilogue_operands<kCount>(col);
+          if constexpr (Load::kKeeps) {
+            from.template unpack<kCount>(loaded, y, col, Op::padding());
+            from.template keep<kCount, true>(y, col);
+          }
+          map(from, loaded, col, whole, y);
+          if constexpr (Store::kHasEpilogueOperands) to.template store<kCount, true>(y, columns, operands, col);
+          else to.template store<kCount, true>(y, columns, col);
+        };
+#pragma unroll(kUnroll)
+        for (int64 number = own.held - 1 - threadIdx.x; number >= 0; number -= kBlock) {
+          const int64 col = own.base + number * kVector;
+          Compute y[kVector];
+          write(from.template load<kVector>(col), columns_at(col), col, y);
+        }
+        if (has_edge(own)) {
+          const int64 col = edge_col(own);
+          Compute y[1];
+          write(from.template load<1>(col), a.store.template columns<1>(col), col, y);
+        }
+      }
+    }
+    __syncthreads();  // slots and wholes are the next rows' from here on
+  }
+}
+
+}  // namespace cupynorm
