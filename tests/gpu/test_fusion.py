@@ -13,6 +13,7 @@ from cupynorm import functions as f
 from cupynorm._dtypes import DTYPES
 from cupynorm.catalog import op_table
 from cupynorm.lower.tracing import DeviceFunction
+from cupynorm.plan.config import FUSED_VARIANTS
 from cupynorm.tools.testing import assert_close
 from tests.gpu.agree import DTYPES as NAMES
 from tests.gpu.agree import as_strided
@@ -20,7 +21,6 @@ from tests.gpu.agree import as_strided
 small = pytest.mark.small
 RANDOM = np.random.default_rng(8)
 every_op = pytest.mark.parametrize("op", op_table.OPS, ids=lambda op: op.name)
-FUSED_VARIANTS = ("warp", "block", "cluster", "uncached")
 
 
 def normal(*shape: int, dtype: str = "float32") -> Any:

@@ -10,13 +10,12 @@ import pytest
 
 from cupynorm import log_softmax, softmax
 from cupynorm._dtypes import DTYPES
-from cupynorm.plan.config import DoesNotFitError
+from cupynorm.plan.config import FUSED_VARIANTS, DoesNotFitError
 from cupynorm.tools.testing import assert_close
 from tests.gpu.agree import DTYPES as NAMES
 
 small = pytest.mark.small
 RANDOM = np.random.default_rng(7)
-FUSED_VARIANTS = ("warp", "block", "cluster", "uncached")
 
 
 def normal(*shape: int, dtype: str = "float32") -> Any:
@@ -138,7 +137,7 @@ def test_rows_of_which_nearly_all_is_kept(xp: Any) -> None:
 
 
 @small
-@pytest.mark.parametrize("variant", ["split", "shared"])
+@pytest.mark.parametrize("variant", ["cached", "shared"])
 def test_variants_that_hold_no_mask_say_so(cuda_or_stand_in: Any, variant: str) -> None:
     x = cuda_or_stand_in.asarray(normal(4, 64))
 

@@ -10,13 +10,12 @@ import pytest
 
 from cupynorm import Quantize, add_layer_norm, layer_norm, rms_norm, softmax
 from cupynorm._dtypes import DTYPES, QUANTIZED, device_dtype, quantized_dtype
-from cupynorm.plan.config import PLAIN
+from cupynorm.plan.config import FUSED_VARIANTS, PLAIN
 from tests.call.test_quantized import LARGEST, ladder, nearest, values_of
 from tests.gpu.agree import DTYPES as NAMES
 
 small = pytest.mark.small
 RANDOM = np.random.default_rng(9)
-FUSED_VARIANTS = ("warp", "block", "cluster", "uncached")
 
 
 def normal(*shape: int, dtype: str = "float32") -> Any:
