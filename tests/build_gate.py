@@ -59,7 +59,7 @@ class Types(NamedTuple):
 
 
 class Instance(NamedTuple):
-    """One kernel: the text and name expression that the product writes for a call, and how wide its accesses must be."""
+    """One kernel: the text and name expression that the package writes for a call, and the width of its accesses."""
 
     text: str
     expression: str
@@ -119,7 +119,7 @@ def edges() -> tuple[int, ...]:
 
 @functools.cache
 def shapes(problem: Problem, arch: str) -> dict[Plan, tuple[int, int]]:
-    """Every plan that `choose` can give for such a problem of any rows and columns, one for each kernel, and for which."""
+    """Every plan that `choose` can give for such a problem, one for each kernel, with its rows and columns."""
     limits = dataclasses.replace(RECORDED[DEVICES.get(arch, "a100")], compute_capability=arch)
     found: dict[tuple[object, ...], tuple[Plan, tuple[int, int]]] = {}
     cases = itertools.chain(
@@ -182,7 +182,7 @@ def extremes(candidates: Iterable[Plan]) -> list[Plan]:
 
 
 def tightest(candidates: Iterable[Plan]) -> list[Plan]:
-    """Of each variant, with full rows, ragged ones and those that begin anywhere, the plan that strains the registers most."""
+    """The plan of each variant that strains the registers most: with full rows, ragged ones, and unaligned ones."""
     found: dict[tuple[str, str, bool, int], Plan] = {}
     for plan in candidates:
         kind = plan.variant, plan.kernel, plan.full, plan.unaligned
@@ -419,7 +419,7 @@ def read_ptx(ptx: str) -> dict[str, Code]:
 
 
 def code_of(kernel: Cubin, arch: str) -> Code:
-    """Read one kernel's accesses: from its machine code where the disassembler is installed and knows `arch`, else from PTX."""
+    """Read one kernel's accesses: from its machine code if a disassembler is there for `arch`, else from PTX."""
     if nvdisasm() is None or int(arch.rstrip("a")) < OLDEST_DISASSEMBLED:
         return read_ptx(kernel.ptx)[kernel.lowered_name]
     return disassemble(kernel.image)[kernel.lowered_name]
@@ -428,8 +428,8 @@ def code_of(kernel: Cubin, arch: str) -> Code:
 def narrow_accesses(op: RowOp, instance: Instance, code: Code) -> list[str]:
     """Say which of the kernel's accesses to global memory are narrower than a pack, and which are to local memory.
 
-    Rows and columns' parameters must be moved in whole packs. What remains may be narrower: the load of the element that an op
-    counts from, of whose pack the compiler takes no more than it needs, and stores of the statistics.
+    Rows and columns' parameters must be moved in whole packs. What remains may be narrower: the load of the element
+    that an op counts from, of whose pack the compiler takes no more than it needs, and stores of the statistics.
     """
     types, plan = instance.types, instance.plan
     compute = compute_dtype(dtype_of(types.x), dtype_of(types.y))
@@ -600,7 +600,7 @@ WHOLE_COLS, ODD_COLS = 48, 12289  # packs of 16 bytes in every type, and of 16 e
 def fused_instances(
     kind: str, dtype: str, arch: str, choice: Callable[[Iterable[Plan]], Iterable[Plan]] = extremes
 ) -> list[Instance]:
-    """Spell a choice of the plans of one fused call, at the widest pack; and, where it can, of rows that begin anywhere."""
+    """Write the kernels of some plans of one fused call, at the widest vector and, where it can, of unaligned rows."""
     found = []
     for cols in (WHOLE_COLS, ODD_COLS):
         what = FUSED[kind].spec(dtype, cols)
@@ -624,7 +624,7 @@ def fused_instances(
 def narrow_clusters(
     kind: str, dtype: str, arch: str, choice: Callable[[Iterable[Plan]], Iterable[Plan]]
 ) -> list[Instance]:
-    """Spell a choice of the clusters that hold rows which begin anywhere, few and many, with something fused around the op."""
+    """Write the kernels of some clusters that hold unaligned rows, few and many, with something fused around the op."""
     limits = dataclasses.replace(RECORDED[DEVICES[arch]], compute_capability=arch)
     what = FUSED[kind].spec(dtype, ODD_COLS)
     found = {}

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 class Operand(NamedTuple):
     """What a call gave for one parameter of load or store.
 
-    kind: "full" (it varies within rows and between them), "column" (only along the normalised axes), "row" (only along the
-    others), "scalar" (an array of one element), or "value" (a Python number, which a kernel takes by value).
+    kind: "full" (it varies within rows and between them), "column" (only along the normalised axes), "row" (only
+    along the others), "scalar" (an array of one element), or "value" (a Python number, which a kernel takes by
+    value).
     """
 
     name: str
@@ -113,7 +114,7 @@ def _lowered(call: FusedCall, stats: Sequence[int]) -> KernelSpec:
 
 @np.errstate(all="ignore")
 def run_on_host(call: FusedCall) -> None:
-    """Run a call with NumPy: in float64, as many rows at a time as fit into a block of reference.py, each result rounded once."""
+    """Run a call with NumPy in float64, a block of rows of reference.py at a time; each result is rounded once."""
     asking.answer(lambda: _lowered(call, ()))
     shape = call.x.shape
     at = len(shape) - call.axes

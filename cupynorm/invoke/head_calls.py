@@ -14,7 +14,7 @@ from cupynorm.lower.heads import Places, by_heads, by_rows, move_spec
 
 
 def gather(x: Any, rows: Any, out: Any) -> Any:
-    """Write x[rows] to out, or x itself where rows is None: rows of hidden states, whatever the axes before the last."""
+    """Write x[rows] to out, or x itself where rows is None: rows of hidden states, with any axes before the last."""
     signature, made = bound_calls.thread.calls.again((x, rows, out), ("gather",))
     if made is None:
         places = by_rows(view(x, "x"), 1, 1), by_rows(view(out, "out"), 1, 1)

@@ -55,11 +55,11 @@ _launches: dict[tuple[Any, ...], Prepared] = {}
 class Shortcut:
     """A bound call of one kernel with the very options, gamma and beta of its callers: run() compares identities.
 
-    words: hold the addresses of this gamma and beta. x_at, y_at: the words of the addresses of x and of the first result.
-    slots: pairs of a word (or a slice of words) and the source that goes there; none where x and y are all.
+    words: hold the addresses of this gamma and beta. x_at, y_at: the words of the addresses of x and of the first
+    result. slots: pairs of a word (or a slice of words) and the source that goes there; none where x and y are all.
     windows: as in BoundCall. columns_near: outputs, as sources, with two addresses each; an output strictly between
-    these may share memory with gamma or beta.
-    y_shape, y_code: shape and dtype of the first result, where the call allocates it. made: those of the others.
+    these may share memory with gamma or beta. y_shape, y_code: shape and dtype of the first result, where the call
+    allocates it. made: those of the others.
     """
 
     axis: int | tuple[int, ...]
@@ -123,7 +123,7 @@ class Given(NamedTuple):
             self.keep_shortcut(bound)
 
     def keep_shortcut(self, bound: BoundCall) -> None:
-        """Keep a shortcut to a bound call under the key, unless it is likely that no other call has this gamma and beta.
+        """Keep a shortcut to a bound call under the key, unless other calls are unlikely to have this gamma and beta.
 
         That is so where those of the last shortcut are gone, as views that are made for one call: then only every so
         often, for what is made for many calls after all.
@@ -209,12 +209,12 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
 
     A launch is on the arrays' device and that device's current stream; nothing is synchronised. A call that this thread
     made before is launched again with other addresses and without checks: all that checks and the choice of a kernel
-    depend on is in `key`, or is compared with the shortcut. A call without a shortcut is looked up by its signature, and
-    checked if it is not found.
+    depend on is in `key`, or is compared with the shortcut. A call without a shortcut is looked up by its signature,
+    and checked if it is not found.
 
-    What is fused around the op: `said` are its options, as in Calls.again. `arrays` are `out` and then its arrays, in an
-    order that `said` tells. `scalars` are as in Arrays. checked(given, signature) runs such a call with all checks; it
-    finds there what else it needs, as `raw`.
+    What is fused around the op: `said` are its options, as in Calls.again. `arrays` are `out` and then its arrays, in
+    an order that `said` tells. `scalars` are as in Arrays. checked(given, signature) runs such a call with all
+    checks; it finds there what else it needs, as `raw`.
     """
     # everything is written out here: to call a function costs as much as to compare two shapes
     calls = bound_calls.thread.calls
@@ -413,7 +413,7 @@ Launched = TypeVar("Launched")
 def launch_what_fits(
     device: int, spec: KernelSpec, wanted: str | Plan | None, launch: Callable[[Prepared], Launched]
 ) -> Launched:
-    """Return launch(found) of what is prepared for a problem; of another plan where our share of the device refuses that.
+    """Return launch(found) of what is prepared for a problem; of another plan if our share of the device refuses it.
 
     `device` must be current.
     """
@@ -428,9 +428,10 @@ def launch_what_fits(
 def _less_shared(
     device: int, spec: KernelSpec, wanted: str | Plan | None, refused: Plan, error: Exception
 ) -> Prepared:
-    """Return a launch whose blocks need not all run at once, or are in no clusters, where our share of the device refuses that.
+    """Return a launch without cooperative blocks, or without clusters, if our share of the device refuses them.
 
-    It is the problem's from then on. Raises RuntimeError where what was asked for needs that, and any other error again.
+    It is the problem's from then on. Raises RuntimeError where what was asked for needs that, and any other error
+    again.
     """
     at_once = refused.cooperative and devices.refuses_cooperation(error)
     if not at_once and not (refused.cluster > 1 and devices.refuses_clusters(error)):
@@ -458,7 +459,7 @@ _refusal_told = threading.Event()
 
 @contextlib.contextmanager
 def observed() -> Iterator[Sequence[Plan]]:
-    """Give a list that gets the plan of each row op that this thread launches meanwhile; a call that is made again adds none."""
+    """Yield a list that gets the plan of each row op that this thread launches meanwhile; warm calls add none."""
     thread = bound_calls.thread
     before, thread.calls = thread.calls, Calls()
     try:
@@ -538,7 +539,7 @@ def _prepare(
 def _choose(
     spec: KernelSpec, limits: Limits, occupancy: Occupancy, wanted: str | Plan | None, *, tuned: bool = True
 ) -> tuple[Plan, str]:
-    """Return the plan and its source: "wanted", "tuned" (`cupynorm tune` found it) or "table" (by the rules of plan/data).
+    """Return the plan and its source: "wanted", "tuned" (`cupynorm tune` found it) or "table" (rules of plan/data).
 
     tuned: whether what was found may be taken; the limits are then those of a device that is here.
     """

@@ -50,8 +50,8 @@ IDENTITY = Expression(1, (), (0,))
 class Around(NamedTuple):
     """What is computed around an op, in terms of views: results go to outs, what was loaded to `loaded`.
 
-    An operand is an array stretched to x's shape, a number, or a dropout, which is 1 where it keeps and 0 where it drops.
-    scales: where those of rows are written, which their results are divided by; 0: nowhere.
+    An operand is an array stretched to x's shape, a number, or a dropout, which is 1 where it keeps and 0 where it
+    drops. scales: where those of rows are written, which their results are divided by; 0: nowhere.
     """
 
     outs: tuple[View, ...]
@@ -84,7 +84,7 @@ class Around(NamedTuple):
 
 @functools.cache
 def _adding(*, bias: bool, dropout: bool) -> Function:
-    """Return dropout(x + bias) + alpha * residual, of x, residual, alpha; then of bias; of what is kept and its factor."""
+    """Return dropout(x + bias) + alpha * residual, of x, residual, alpha, bias, and a dropout with its factor."""
 
     def add(x: Any, residual: Any, alpha: Any, *others: Any) -> Any:
         shift, kept, factor = (*others[:bias], *(None,) * (not bias), *others[bias:], *(None, None))[:3]
@@ -259,16 +259,17 @@ def _sent(what: Around, axes: int, packs: Vectors, order: Sequence[int]) -> int:
     return sum(sent_bytes(each, axes, packs) for each in beside)
 
 
-# Bytes that pass between two uses of an operand's row: of more, L2 is taken to keep none. H200, a bias for all batches: at 2048
-# columns in 16 bits (25 MB pass) 0.92 of the copy rate against 0.88 in another order, at 4096 (100 MB) 0.72 against 0.95.
+# Bytes that pass between two uses of an operand's row: of more, L2 is taken to keep none. H200, a bias for all
+# batches: at 2048 columns in 16 bits (25 MB pass) 0.92 of the copy rate against 0.88 in another order, at 4096 (100
+# MB) 0.72 against 0.95.
 FORGOTTEN_BYTES = 40 << 20
 
 
 def _order(x: View, axes: int, what: Around) -> tuple[int, ...]:
     """Return in which order to go through x's leading axes: rows that share one of an operand follow one another.
 
-    In C order a bias of every query for all batches comes from memory again for each of them, where L2 does not hold it. Rows
-    keep their places where their number says something: a dropout's words, scales, the query of a band.
+    In C order a bias of every query for all batches comes from memory again for each of them, where L2 does not hold
+    it. Rows keep their places where their number says something: a dropout's words, scales, the query of a band.
     """
     leading = len(x.shape) - axes
     order = tuple(range(leading))
@@ -294,8 +295,8 @@ def _order(x: View, axes: int, what: Around) -> tuple[int, ...]:
     return order
 
 
-# Registers that a dropout's random words take while they are made, what finds a row's largest result, each further result, what
-# is kept of what was loaded, and, by bytes of the compute type, which columns a row keeps.
+# Registers that a dropout's random words take while they are made, what finds a row's largest result, each further
+# result, what is kept of what was loaded, and, by bytes of the compute type, which columns a row keeps.
 OF_DROPOUT = 8
 OF_SCALES = 8
 OF_RESULT = 16

@@ -504,7 +504,7 @@ def _read(architecture: str) -> Rules:
 
 
 def parse(told: Mapping[str, Any], file: str) -> Rules:
-    """Turn a file's content into rules. Raises ValueError for another schema, TypeError for a section's unknown names."""
+    """Turn a file's content into rules. Raises ValueError for another schema, TypeError for unknown sections."""
     if told["schema"] != SCHEMA:
         raise ValueError(f"the rules have schema {told['schema']}, {SCHEMA} is expected")
     sections = {

@@ -32,7 +32,7 @@ every_dtype = pytest.mark.parametrize("dtype", TYPES)
 
 
 class Layout(NamedTuple):
-    """Where arrays lie: elements before the first row and between two rows, of x, of `out`, and of what is read beside x.
+    """Where arrays lie: elements before the first row and between two rows, of x, of `out`, and of other inputs.
 
     in_place: the first result of x's dtype replaces x.
     """
@@ -403,9 +403,9 @@ def check(
         assert_close(got, each.wanted, scale=np.asarray(2.0) if added else None)
 
 
-# Columns that a variant must hold whatever is computed around an op, by bytes of an element. They are odd, so that no two
-# elements are moved together where rows must begin at packs; and where a variant holds as many, they are so many that rows may
-# begin anywhere ("unaligned" crossovers of fused calls in plan/data).
+# Columns that a variant must hold whatever is computed around an op, by bytes of an element. They are odd, so that no
+# two elements are moved together where rows must begin at packs; and where a variant holds as many, they are so many
+# that rows may begin anywhere ("unaligned" crossovers of fused calls in plan/data).
 HELD = {
     "warp": {2: 257, 4: 333, 8: 101},
     "block": {2: 1001, 4: 5121, 8: 1001},
@@ -488,8 +488,8 @@ def test_a_variant_that_computes_nothing_on_the_way_says_so(xp: Any, dtype: str,
             check(xp, call, (3, 1024), dtype, "aligned", wanted)
 
 
-# Drawn at random, for devices: each draw is a call, a dtype, a layout and a shape, of which every variant is right, and the
-# dispatcher's own plan; warp and block may say that a row is too long for them.
+# Drawn at random, for devices: each draw is a call, a dtype, a layout and a shape, of which every variant is right,
+# and the dispatcher's own plan; warp and block may say that a row is too long for them.
 DRAWS = 4
 
 

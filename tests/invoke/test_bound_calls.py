@@ -1,4 +1,4 @@
-"""A bound call is launched again for whatever lies alike: every form, what is written in place, several launches, few frames."""
+"""A bound call is launched again for arrays that lie alike: every form, in place, several launches, few frames."""
 
 from __future__ import annotations
 
@@ -312,7 +312,8 @@ def test_a_call_may_have_several_launches_and_a_workspace(simulated: Any) -> Non
         0,
         Arrays({"x": x}, made={"y": y}, workspace={"partial": partial}),
         [
-            (None, launches.bind(1), params("x", "", "partial")),  # type: ignore[list-item]  # a kernel that nobody unloads
+            # a kernel that nobody unloads
+            (None, launches.bind(1), params("x", "", "partial")),  # type: ignore[list-item]
             (None, launches.bind(2), params("partial", "y", "")),  # type: ignore[list-item]
         ],
     )

@@ -1,4 +1,4 @@
-"""How rows lie in threads where something is fused around an op: over any number of warps, anywhere in memory, in which order."""
+"""How fused rows lie in threads: over any number of warps, anywhere in memory, in which order."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_a_dropout_keeps_the_same_elements_wherever_packs_lie(
 def test_a_dropout_keeps_the_same_elements_of_an_array_that_begins_anywhere(
     cols: int, dtype: str, offset: int, simulated: Any
 ) -> None:
-    """Packs are then at any word of a block of four: rows that begin at packs in memory are not at multiples of them in x."""
+    """Vectors are then at any word of a block of four: rows aligned in memory are not at multiples of them in x."""
     xp, random = simulated.cupy, np.random.default_rng(5)
     x, r = (random.standard_normal((7, cols)).astype(dtype) for _ in range(2))
 
@@ -215,7 +215,7 @@ EDGES = (1, 7, 63, 64, 65, 127, 257, 513, 1001, 1002, 1004, 2611, 4097, 5121, 81
     ("device", "variant"), [("h200", each) for each in (None, *FUSED_VARIANTS)] + [("a100", None)]
 )
 def test_packs_are_no_wider_than_rows_allow(device: str, variant: str | None, dtype: str) -> None:
-    """Where no element is held apart from the packs, each row begins at one and is nothing but packs, in all that is chosen."""
+    """Where no element is held apart from the vectors, each row that is chosen begins at one and is whole vectors."""
     for name, cols in itertools.product(AROUND, EDGES):
         what = FORMS[name]
         if what.missing:

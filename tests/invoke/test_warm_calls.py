@@ -1,4 +1,4 @@
-"""A call that was made before is launched again without checks: the same bits, and the same refusals, as the first time."""
+"""A call that was made before is launched again without checks: the same bits and refusals as the first time."""
 
 from __future__ import annotations
 

@@ -131,8 +131,8 @@ def test_every_architecture(arch: str) -> None:
 
 
 OF_LAUNCH = 9  # instructions of pdl_wait_and_trigger, while a thread waits or its loads are not yet asked for
-# Instructions an element, the whole kernel but for that counted: an H200 issues 31 while memory moves the 4 bytes of one, 47
-# where it is 6 of a gated one.
+# Instructions an element, the whole kernel but for that counted: an H200 issues 31 while memory moves the 4 bytes of
+# one, 47 where it is 6 of a gated one.
 BUDGETS = {
     Case("gelu", None, "float16", "float16", "float16"): 16.5,
     Case("gelu", None, "bfloat16", "bfloat16", "bfloat16"): 17.5,

@@ -248,8 +248,8 @@ def test_a_kernels_function_gives_numpys_numbers(name: str, dtype: str) -> None:
     assert (error <= relative * slope * np.abs(expected) + flushed)[np.isfinite(held)].all()
 
 
-# The hardware's 2^x and 1/x have errors, where g++ stands in with exact ones. Here both are at their worst (PTX ISA: 2^-22.5 and
-# 1 ulp), each way, and 1/x is flushed.
+# The hardware's 2^x and 1/x have errors, where g++ stands in with exact ones. Here both are at their worst (PTX ISA:
+# 2^-22.5 and 1 ulp), each way, and 1/x is flushed.
 WORST = """
 #include <base/ptx.cuh>
 namespace cupynorm {{

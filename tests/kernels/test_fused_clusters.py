@@ -1,4 +1,4 @@
-"""Long rows with something fused around an op: shared by the blocks of a cluster, with rows sent ahead through shared memory."""
+"""Long fused rows: shared by the blocks of a cluster, with the next rows prefetched through shared memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every op x variant x dtype compiles for every architecture, without a device, and the assembler found it good.
 
-Good is: nothing in local memory (no spill, no stack frame), and packs are moved by one instruction each, 16 bytes wide where
-the pack is. A kernel that spills still gives right numbers, so nothing but this notices.
+Good is: nothing in local memory (no spill, no stack frame), and packs are moved by one instruction each, 16 bytes
+wide where the pack is. A kernel that spills still gives right numbers, so nothing but this notices.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from tests.build_gate import (
     widest_instances,
 )
 
-# NVRTC's major and architecture. CUDA 13 has dropped sm_70; most of those who call have a 12, so it builds the common ones too.
-# sm_90's plans are all in the tests behind the first. Log-softmax differs from softmax in its last line: the rest of it, and
-# architectures beside these, with CUPYNORM_SLOW=1.
+# NVRTC's major and architecture. CUDA 13 has dropped sm_70; most of those who call have a 12, so it builds the common
+# ones too. sm_90's plans are all in the tests behind the first. Log-softmax differs from softmax in its last line:
+# the rest of it, and architectures beside these, with CUPYNORM_SLOW=1.
 TARGETS = (
     *((13, arch) for arch in ("80", "120", *(("75", "86", "89", "90", "100") if SLOW else ()))),
     *((12, arch) for arch in ("70", *(("80", "90") if SLOW else ()))),
@@ -140,7 +140,8 @@ def test_mixed_types_and_absent_parameters_neither_spill_nor_split_packs(op: Row
     assert_good(built)
 
 
-# Lent numbers are put into shared memory once for all rows of a block, which this counts for one: measured, they win (FULL).
+# Lent numbers are put into shared memory once for all rows of a block, which this counts for one: measured, they win
+# (FULL).
 @pytest.mark.parametrize(("lent", "most"), [(False, 19), (True, 21)], ids=["own parameters", "lent numbers"])
 @pytest.mark.parametrize("op", OPS, ids=named)
 def test_16_bit_rows_leave_the_copy_rate_in_reach(op: RowOp, lent: bool, most: int) -> None:

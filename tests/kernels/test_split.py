@@ -32,7 +32,7 @@ every_schedule = pytest.mark.parametrize("schedule", ["forward", "reverse", 0, 1
 
 
 class Call:
-    """A call of `split`, beside which another stream writes the right results to `out`, as a second launch of it would."""
+    """A call of `split`, while another stream writes the right results to `out`, as a second launch of it would."""
 
     def __init__(
         self, monkeypatch: Any, op: Any, rows: int, cols: int, schedule: str | int, *, in_place: bool

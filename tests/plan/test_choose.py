@@ -307,7 +307,7 @@ def test_the_cache_takes_no_more_columns_than_its_kernel_counts() -> None:
 def test_wide_unaligned_rows_have_a_dynamic_scheduler(
     cols: int, parameters: tuple[int, ...], period: int
 ) -> None:
-    """A block converts its columns' parameters, however a row is aligned; where x lies otherwise than y nothing is staged."""
+    """A block converts its parameters for rows of any alignment; if that of x and y differs nothing is staged."""
     odd = dataclasses.replace(
         problem(rows=8192, cols=cols, vector=1),
         widest_vector=8,

@@ -101,8 +101,8 @@ def problems(draw: Any, *, fused: bool | None = None) -> Problem:
 def assert_holds_rows(problem: Problem, plan: Plan) -> None:
     """Every element has its place, and only a thread's last vector may be missing.
 
-    So no warp is idle where a thread holds several vectors. Where it holds one, no half of a block's threads is; clusters
-    of fused calls and of small batches have blocks of a fixed size.
+    So no warp is idle where a thread holds several vectors. Where it holds one, no half of a block's threads is;
+    clusters of fused calls and of small batches have blocks of a fixed size.
     """
     vectors = problem.cols // plan.vector
     if plan.kernel == "row_registers":

@@ -104,7 +104,7 @@ def test_crossovers_are_of_known_kinds_and_in_order(file: Path) -> None:
 
 @each_file
 def test_a_table_goes_from_short_rows_to_long_ones(file: Path) -> None:
-    """The first rule that is long enough holds a row: one that is no longer than the one before would never be asked."""
+    """The first rule that is long enough holds a row: one no longer than the one before would never be asked."""
     tables = collections.defaultdict(list)
     for row in rows_of(file):
         if row["rule"] in {"registers", "cached"}:
