@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cupynorm.plan.choose import choose, effective
@@ -139,9 +139,15 @@ def assert_device_takes(limits: Limits, problem: Problem, plan: Plan) -> None:
         assert plan.grid // plan.ctas_per_row * groups >= min(problem.rows, (2**31 - 1) // plan.ctas_per_row)
 
 
+WIDER_PARAMETERS = Problem(  # which shared memory of some devices has no room for
+    1000, 6153, 1, 2, 4, (4, 4), widest_vector=8, unaligned=1, alignment_period=8
+)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @settings(max_examples=250, deadline=None)
 @given(problem=problems())
+@example(problem=WIDER_PARAMETERS)
 def test_every_problem_has_a_plan_that_its_kernel_and_device_can_run(device: str, problem: Problem) -> None:
     limits = DEVICES[device]
     occupancy = occupancy_on(limits)
