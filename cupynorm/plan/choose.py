@@ -132,7 +132,8 @@ def effective(problem: Problem) -> Problem:
     found = rules.crossover(what, kind, problem.vector_bytes) or rules.crossover(what, None)
     short = None if problem.fused else rules.crossover("unaligned short", problem.kind)
     known = problem.alignment_period > 0
-    worth = known and short is not None and short.least <= bytes_of_row <= short.most
+    worth = known and short is not None and problem.rows >= short.min_rows
+    worth = worth and short is not None and short.least <= bytes_of_row <= short.most
     if worth or (found is not None and bytes_of_row >= found.least):
         return dataclasses.replace(problem, vector=problem.widest_vector)
     return dataclasses.replace(problem, unaligned=ALIGNED)

@@ -121,12 +121,13 @@ Rule = RegisterRule | FixedRule | CachedRule | ClusterRule | SharedRule
 class Crossover(NamedTuple):
     """From how many bytes of a row on, and up to how many, something is better.
 
-    access_bytes: of an access without head and tail elements; None: of any.
+    access_bytes: of an access without head and tail elements; None: of any. min_rows: from so many rows on.
     """
 
     least: int
     most: float = math.inf
     access_bytes: int | None = None
+    min_rows: int = 0
 
 
 # What crossovers say, by `what`.
@@ -577,7 +578,7 @@ def _rule(row: Mapping[str, Any]) -> Rule:
 
 def _crossover(row: Mapping[str, Any]) -> Crossover:
     least = row["from"] if "from" in row else row["above"] + 1
-    return Crossover(least, row.get("up_to", math.inf), row.get("access_bytes"))
+    return Crossover(least, row.get("up_to", math.inf), row.get("access_bytes"), row.get("min_rows", 0))
 
 
 def _by_bytes(value: Any) -> Any:

@@ -13,9 +13,9 @@ from cupynorm.plan.config import WARP
 
 # Widths at which the planner takes another launch for many rows than for few.
 COLS = {
-    "layer_norm": (64, 128, 127, 197, 448, 512, 900, 1000, 1001, 1023, 1024, 1501, 2049, 3001),
+    "layer_norm": (128, 127, 197, 448, 512, 640, 4000, 4097, 5001, 16384),
     "rms_norm": (64, 127, 128, 256, 1000, 5001),
-    "softmax": (64, 128, 256, 512, 1023, 4096),
+    "softmax": (64, 128, 256, 384, 1023, 4096),
 }
 MOST = 40_000  # more than 192 for each multiprocessor of an H200
 

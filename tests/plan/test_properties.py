@@ -269,9 +269,19 @@ def orders(problem: Problem, limits: Limits, rows: Iterable[int]) -> set[tuple[A
     return {order_of_summation(choose(each, limits, occupancy)) for each in asked}
 
 
+def another_order_pays(problem: Problem) -> bool:
+    """Say whether few rows may be summed in another order than many, since one for both would cost more than 0.01.
+
+    LayerNorm of 64 and of 776 to 3100 halves, softmax of 512 floats: what it would cost is in the notes of plan/data.
+    """
+    if problem.kind == (2, 2):
+        return problem.row_bytes == 2 * 64 or 2 * 776 <= problem.row_bytes <= 2 * 3100
+    return problem.kind == (0, 4) and problem.row_bytes == 4 * 512
+
+
 @settings(max_examples=500, deadline=None)
 @given(
-    problem=problems(),
+    problem=problems().filter(lambda problem: not another_order_pays(problem)),
     device=st.sampled_from([*DEVICES]),
     rows=st.sets(st.one_of(ROWS, st.sampled_from(ENOUGH_ROWS)), min_size=2, max_size=5),
 )
@@ -305,7 +315,10 @@ def test_rows_of_every_rule_are_summed_in_the_same_order_however_many_there_are(
         problem = Problem(1, cols, vector, size, max(4, size), (size,) * parameters)
         if vector < widest:
             problem = dataclasses.replace(problem, **lies)
-        if len(orders(problem, DEVICES[device], (*FEW_ROWS, *ENOUGH_ROWS))) > 1:
+        if (
+            not another_order_pays(problem)
+            and len(orders(problem, DEVICES[device], (*FEW_ROWS, *ENOUGH_ROWS))) > 1
+        ):
             found.append(f"{device}, {cols} columns in vectors of {vector}")
 
     assert not found
