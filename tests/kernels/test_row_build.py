@@ -122,8 +122,10 @@ def test_every_variant_and_dtype_neither_spills_nor_splits_packs(op: RowOp, majo
 
 @pytest.mark.parametrize("op", OPS if SLOW else [each for each in OPS if each is not LOG_SOFTMAX], ids=named)
 def test_every_kind_of_plan_and_every_pack_width_neither_spills_nor_splits_packs(op: RowOp) -> None:
-    widest = widest_instances(op, same_types(op), "90", extremes)
-    others = [each for each in all_instances(op, same_types(op), "90", tightest) if each not in widest]
+    # bfloat16 differs from float16 in how it is converted
+    types = [each for each in same_types(op) if SLOW or each.x != "bfloat16"]
+    widest = widest_instances(op, types, "90", extremes)
+    others = [each for each in all_instances(op, types, "90", tightest) if each not in widest]
     assert {each.plan.vector for each in others} >= {1, 2, 4}
 
     built = build(op, [*widest, *others], "90", newest_major())
