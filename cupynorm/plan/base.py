@@ -102,6 +102,8 @@ def with_grid(
 ) -> Plan | None:
     """Return a plan with its launch, of so many blocks or of `waves` of them; None if it cannot be launched."""
     problem, limits = question.problem, question.limits
+    if plan.shared_bytes > limits.shared_bytes_per_block:
+        return None
     resident = question.occupancy(plan)
     if resident == 0 or (plan.dynamic and problem.rows > MAX_DYNAMIC_ROWS):
         return None

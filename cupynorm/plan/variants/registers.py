@@ -268,10 +268,9 @@ def _with_parameter_cache(
         # where parameters are not aligned, the accesses to all of them are on their way at once
         in_flight = tile.fused_vectors_in_flight if problem.fused else tile.vectors_in_flight
         computed = problem.fused and not problem.direct_load
-        room = in_registers(problem, plan).shared_bytes <= limits.shared_bytes_per_block
         if (
             computed
-            or not (room and may_persist(problem, plan))
+            or not may_persist(problem, plan)
             or (problem.unaligned and elements > in_flight * problem.vector)
         ):
             plan = dataclasses.replace(plan, parameter_cache=AT_USE, stages=0)
