@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from cupynorm.plan.config import (
     ACCESS_BYTES,
+    AT_USE,
     CONVERTED,
     CONVERTED_ELEMENTS,
     EDGE_VECTORS,
     HALF_BYTES,
     LINE_BYTES,
+    PLAIN,
     REGISTER_BYTES,
     SHARED,
     WARP,
@@ -132,6 +134,24 @@ def in_registers(problem: Problem, plan: Plan) -> Plan:
     elif plan.parameter_cache == CONVERTED:
         parameters = converted_bytes(problem, plan.vector, parts)
     return dataclasses.replace(plan, vectors=vectors, full=full, shared_bytes=rows + parameters)
+
+
+def by_whole_blocks(
+    problem: Problem, ctas: int, block: int, stages: int = 0, parameter_cache: int = AT_USE
+) -> Plan:
+    """Return the plan of rows in the registers of all threads of so many blocks: of a cluster, or of one."""
+    plan = dataclasses.replace(
+        PLAIN,
+        variant="cluster" if ctas > 1 else "block",
+        vector=problem.vector,
+        unaligned=problem.unaligned,
+        ctas_per_row=ctas,
+        block=block,
+        group=block,
+        stages=stages,
+        parameter_cache=parameter_cache,
+    )
+    return in_registers(problem, plan)
 
 
 def blocks_of(problem: Problem, plan: Plan) -> int:

@@ -12,7 +12,6 @@ from cupynorm.plan.config import (
     AT_USE,
     CONVERTED,
     HALF_BYTES,
-    PLAIN,
     SHARED,
     UNALIGNED,
     UNALIGNED_APART,
@@ -22,6 +21,7 @@ from cupynorm.plan.config import (
 from cupynorm.plan.limits import STATIC_SHARED_BYTES, active_blocks
 from cupynorm.plan.partition import (
     blocks_of,
+    by_whole_blocks,
     in_registers,
     power_of_two_from,
     shared_bytes,
@@ -100,18 +100,7 @@ def in_cluster_registers(question: Question, rule: ClusterRule) -> Plan | None:
         if vectors < least and best is not None:
             break
         block = max(2, math.ceil(share / vectors / WARP)) * WARP
-        plan = dataclasses.replace(
-            PLAIN,
-            variant="cluster" if rule.ctas > 1 else "block",
-            vector=problem.vector,
-            unaligned=problem.unaligned,
-            ctas_per_row=rule.ctas,
-            block=block,
-            group=block,
-            stages=rule.stages,
-            parameter_cache=cache,
-        )
-        plan = in_registers(problem, plan)
+        plan = by_whole_blocks(problem, rule.ctas, block, rule.stages, cache)
         resident = _resident(question, plan) if not rule.stages or may_persist(problem, plan) else 0
         if resident and plan.vectors <= rule.vectors and plan.vectors * block < fewest:
             best, fewest = dataclasses.replace(plan, min_blocks=resident), plan.vectors * block
@@ -148,16 +137,7 @@ def one_shot(question: Question) -> Plan | None:
     if question.small_batch:
         ctas = min(numbers.one_shot_small_batch_ctas, question.max_ctas)
     while 1 < ctas <= question.max_ctas:
-        plan = dataclasses.replace(
-            PLAIN,
-            variant="cluster",
-            vector=problem.vector,
-            unaligned=problem.unaligned,
-            ctas_per_row=ctas,
-            block=block,
-            group=block,
-        )
-        plan = in_registers(problem, plan)
+        plan = by_whole_blocks(problem, ctas, block)
         elements = plan.vectors * plan.vector
         if elements <= max(most, problem.vector):
             needed = rules.registers.cluster + registers(question, elements, full=plan.full, cached=False)
@@ -279,16 +259,7 @@ def _fetches(question: Question, share: int, block: int) -> bool:
 def _in_clusters(question: Question, ctas: int, block: int, *, crowded: bool = False) -> Plan:
     """Return the plan of clusters of so many blocks, as many of them on a multiprocessor as have registers."""
     problem = question.problem
-    plan = dataclasses.replace(
-        PLAIN,
-        variant="cluster",
-        vector=problem.vector,
-        unaligned=problem.unaligned,
-        ctas_per_row=ctas,
-        block=block,
-        group=block,
-    )
-    plan = in_registers(problem, plan)
+    plan = by_whole_blocks(problem, ctas, block)
     elements = plan.vectors * plan.vector
     if problem.unaligned:
         return dataclasses.replace(plan, parameter_cache=int(can_cache(question, elements)))

@@ -15,14 +15,13 @@ from cupynorm.plan.config import (
     MAX_CTAS,
     MAX_FUSED_ELEMENTS,
     MAX_TWO_REDUCTIONS_BLOCK,
-    PLAIN,
     REGISTER_BYTES,
     SHARED,
     WARP,
     Plan,
 )
 from cupynorm.plan.limits import STATIC_SHARED_BYTES, active_blocks
-from cupynorm.plan.partition import blocks_of, in_registers, line_vectors
+from cupynorm.plan.partition import blocks_of, by_whole_blocks, line_vectors
 from cupynorm.plan.variants.registers import may_persist
 
 if TYPE_CHECKING:
@@ -92,18 +91,7 @@ def _tiling(question: Question, ctas: int, vectors: int, cache: int) -> Plan | N
     block = math.ceil(each / vectors / WARP) * WARP
     if not rules.fused_clusters.min_block <= block <= rules.clusters.max_block:
         return None
-    plan = dataclasses.replace(
-        PLAIN,
-        variant="cluster",
-        vector=problem.vector,
-        unaligned=problem.unaligned,
-        ctas_per_row=ctas,
-        block=block,
-        group=block,
-        stages=1,
-        parameter_cache=cache,
-    )
-    plan = in_registers(problem, plan)
+    plan = by_whole_blocks(problem, ctas, block, stages=1, parameter_cache=cache)
     if plan.vectors != vectors or not may_persist(problem, plan):
         return None
     needed = _registers(question, vectors * problem.vector)
