@@ -24,7 +24,8 @@ BOXED_FROM = 384
 OLDEST = 80  # compute capability: mma of 16 x 8 x 16, bfloat16, and asynchronous copies
 WIDEST = 128  # head size
 MOST = 65535  # blocks along y and z
-# bytes of dynamic shared memory, at least: kernels overlap on a multiprocessor only if all divide its memory alike
+# Least bytes of dynamic shared memory: kernels overlap on a multiprocessor only if all of them divide its memory in the
+# same way.
 CARVED = 1
 MOST_PLACES = 2**32  # elements of one sequence in qkv: warpgroup kernels have 32-bit offsets
 ROWS = 64  # queries of a block for each tile; also the keys that a warpgroup multiplies at a time

@@ -1,4 +1,4 @@
-"""Checks that every public function makes before anything runs, for device and host arrays alike."""
+"""Checks that every public function makes before anything runs, on device arrays and on host arrays."""
 
 from __future__ import annotations
 

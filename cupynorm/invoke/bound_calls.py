@@ -100,7 +100,7 @@ def _arguments_of(dtype: Dtype, values: Any, base: int = 0) -> Iterator[tuple[An
 
 @dataclass(slots=True, eq=False, repr=False)
 class BoundCall:
-    """A call that was checked, lowered, planned and compiled. It can be launched again for arrays that lie alike.
+    """A call that was checked, lowered, planned and compiled. It can be launched again for arrays of the same layout.
 
     What a launch writes into words comes from a list of sources: the addresses of the given arrays (a small number in
     place of one that is not there), of the results that the call makes, and of its workspace, then its scalars.

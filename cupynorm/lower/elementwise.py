@@ -161,8 +161,10 @@ def _unaligned(x: View, y: View, vector: int) -> int:
     if whole and cols % vector == 0:
         return 0
     # a gate's other half begins where the first one ends
-    alike = of_x <= of_y and _starts(x, of_x) == _starts(y, of_x) and (width == cols or cols % of_x == 0)
-    return 1 if alike else 2
+    same_alignment = (
+        of_x <= of_y and _starts(x, of_x) == _starts(y, of_x) and (width == cols or cols % of_x == 0)
+    )
+    return 1 if same_alignment else 2
 
 
 FUNCTIONS = {"gelu_tanh": "cupynorm::GeluTanh", "silu": "cupynorm::Silu"}

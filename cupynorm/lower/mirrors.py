@@ -177,8 +177,8 @@ class Vectors(NamedTuple):
         widest = max(1, ACCESS_BYTES // stretched.dtype.itemsize)
         if self.like is None:
             return math.gcd(self.width, widest, *_starts(stretched, axes))
-        alike = _misalignment(stretched, axes, self.width) == _misalignment(self.like, axes, self.width)
-        return min(self.width, widest) if alike else 0
+        same = _misalignment(stretched, axes, self.width) == _misalignment(self.like, axes, self.width)
+        return min(self.width, widest) if same else 0
 
 
 def value(number: float, compute: Dtype) -> Struct:

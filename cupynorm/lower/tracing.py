@@ -34,7 +34,7 @@ class TraceError(TypeError):
 
 
 class Operation(NamedTuple):
-    """An operation of a step. takes and gives: n for a number, c for a condition, one letter for each."""
+    """An operation of a step. takes, gives: one letter for each value, n for a number, c for a condition."""
 
     takes: str
     gives: str

@@ -1,4 +1,4 @@
-"""What every variant is asked: the question, and the launch that follows from an answer."""
+"""The question that is put to every variant, and the launch that follows from its answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Occupancy = Callable[[Plan], int]
 
 
 class Question(NamedTuple):
-    """What a variant is asked: a plan for a problem, on a device, by the rules of its architecture."""
+    """A question to a variant: a plan for a problem, on a device, by the rules of its architecture."""
 
     problem: Problem
     limits: Limits

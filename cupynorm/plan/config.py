@@ -46,9 +46,9 @@ MAX_TWO_REDUCTIONS_BLOCK = (
 )
 RESULT_BYTES = 2  # of an element of the results among which messages lie, at least
 
-# Where affine parameters wait between rows: nowhere; in registers, fetched with each row; in shared memory or in
-# registers, for all rows of a block; in shared memory, converted to the compute type, where every thread finds those
-# of any column.
+# Where a block keeps affine parameters: nowhere, they are loaded at use; in registers, loaded with each row; in shared
+# memory or in registers, loaded once for all rows; in shared memory, converted to the compute type, where every thread
+# finds those of any column.
 AT_USE, PER_ROW, SHARED, REGISTERS, CONVERTED = range(5)
 
 # Whether rows begin at vectors: all do; they do not, but x is aligned as y is; they do not, and x is aligned otherwise.
@@ -76,7 +76,7 @@ class Plan:
         Where affine parameters wait: AT_USE, PER_ROW, SHARED, REGISTERS or CONVERTED.
     unaligned, alignment_period
         Rows do not begin at vectors: head and tail elements go one by one (1; 2: x is aligned otherwise than y), and
-        rows so far apart are aligned alike.
+        rows this far apart have the same alignment.
     ctas_per_row
         Blocks that share a row.
     stages
@@ -235,7 +235,7 @@ MAX_FUSED_THREAD_BYTES = 256
 # for each.
 MAX_FUSED_ELEMENTS = {True: 40, False: 32}
 
-# Types of a Plan's fields: a bool is no int here, since it is spelled otherwise in C++.
+# Types of a Plan's fields. A bool is not taken for an int, since C++ writes it differently.
 TYPES: dict[str, type] = {"variant": str, **dict.fromkeys(BOUNDS, int), "full": bool, "waves": float}
 ARTICLES = {str: "a", int: "an", bool: "a", float: "a"}
 

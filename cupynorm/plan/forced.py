@@ -196,5 +196,5 @@ def _holds_edges(plan: Plan) -> bool:
     holds = plan.group >= max(2 * plan.vector - 2, first - 1)
     holds = holds and plan.group * plan.vector % CONVERTED_ELEMENTS == 0
     per_row = plan.parameter_cache in (AT_USE, PER_ROW, CONVERTED)
-    alike = plan.rows_per_group == 1 or (plan.stages == 0 and per_row)
-    return holds and alike and (plan.unaligned == UNALIGNED or plan.stages == 0)
+    same_alignment = plan.rows_per_group == 1 or (plan.stages == 0 and per_row)
+    return holds and same_alignment and (plan.unaligned == UNALIGNED or plan.stages == 0)

@@ -43,7 +43,7 @@ def time_interleaved(
     notes: dict[str, str] | None = None,
     check: Callable[[str, Any], str] | None = None,
 ) -> dict[str, Timing]:
-    """Time several contenders in turns, so that clock changes and other users of the machine affect all alike.
+    """Time several contenders in turns, so that clock changes and other users of the machine affect all equally.
 
     Each is called once on every set, which compiles it and warms the memory pools. It is then captured into a graph of
     `calls` launches, which is replayed between two events: a replay's time / calls is one sample. Contenders that would

@@ -34,7 +34,7 @@
 //   kScales             Results are divided by a scale of their row, which the largest of them decides.
 //   Columns<N>          The parameters of N columns, as they were loaded. make_opaque() keeps them so in registers.
 //   columns<N>(col)     Columns<N>, at a multiple of the plan's vectors; columns_unaligned<N>(col) at any column, or in
-//                       steps: columns_from(col), what many vectors share that are misaligned alike;
+//                       steps: columns_from(col), what equally misaligned vectors share;
 //                       columns_split<N>(from, further), the accesses for N columns from col + further on, all of which
 //                       may be in flight at once; realign_columns<N>(split), their Columns<N>.
 //   Affines::convert<N>(columns, numbers)

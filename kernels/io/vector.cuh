@@ -140,8 +140,8 @@ struct SplitVector {
   unsigned off;
 };
 
-// At `further` elements behind the first, a multiple of kAccess bytes: vectors that differ in nothing else lie alike,
-// which is then found once.
+// At `further` elements behind the first, a multiple of kAccess bytes: such vectors are equally
+// misaligned, which is then found once.
 template <typename T, int N, bool kConstant = false, int kAccess, typename Index = int>
 inline SplitVector<T, N, kAccess> load_split(const Unaligned<kAccess>& first, Index further = 0) {
   SplitVector<T, N, kAccess> split;

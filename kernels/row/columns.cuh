@@ -25,7 +25,7 @@ struct ParameterLoads {
   using Columns = typename Store::template Columns<kVector>;
   using Column = typename Store::template Columns<1>;
 
-  // All vectors of a thread are misaligned alike, also in unaligned rows. So the first one's place is computed once,
+  // All vectors of a thread are equally misaligned, also in unaligned rows. So the first one's place is computed once,
   // and hidden from the compiler, which then addresses the others by constant offsets from it: fewer instructions
   // (docs/notes/048).
   template <class Tile>

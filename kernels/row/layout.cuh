@@ -17,8 +17,8 @@ namespace cupynorm {
 // one, by the first threads. 1: x is aligned as y is. 2: x is aligned in its own way, and each of its vectors is made
 // of two accesses.
 // kAlignmentPeriod: with kUnaligned, the alignment period: row r + kAlignmentPeriod is aligned as row r is. The kRows
-// rows of a thread are that far apart. What is cached or prefetched for later rows needs these to be aligned alike, so
-// they must be a multiple of the period further.
+// rows of a thread are that far apart. What is cached or prefetched for later rows needs equally aligned rows, so
+// these must be a multiple of the period further.
 // kCtasPerRow: blocks of a cluster that share a row.
 // kBlock, kMinBlocks: threads of a block, and how many blocks a multiprocessor must have registers for.
 // kStages: 0, or how many rows (times kRows) are prefetched: the block then loops over rows, and each thread copies its
@@ -110,7 +110,7 @@ inline Share share_of(int cols, int head, int part) {
     share.tails = part == kCtasPerRow - 1 ? cols - share.tail : 0;
   }
   if constexpr (Shape::kFull && kCtasPerRow > 1) {
-    // every row is cut alike, so these could be constants of Shape: a cluster of 1024 threads spilled with them
+    // every row is cut the same, so these could be constants of Shape: a cluster of 1024 threads spilled with them
     const int each = (share.vectors + kCtasPerRow - 1) / kCtasPerRow;
     share.before = part * each < share.vectors ? part * each : share.vectors;
     share.vectors = share.vectors - share.before < each ? share.vectors - share.before : each;
