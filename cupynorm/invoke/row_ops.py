@@ -244,9 +244,9 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
                 elif type(each) is kind:
                     pointer = each.data.ptr
                     sources.append(pointer)
-                    lies = each._c_contiguous or each.strides  # noqa: SLF001
+                    steps = each._c_contiguous or each.strides  # noqa: SLF001
                     # each is x: calls in place and elsewhere are both kept
-                    key += (each is x, each.shape, lies, each.dtype, pointer & ALIGNMENT)
+                    key += (each is x, each.shape, steps, each.dtype, pointer & ALIGNMENT)
                 else:
                     key = None
                     break

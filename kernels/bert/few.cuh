@@ -121,8 +121,8 @@ inline void normalize_few(const Few<T>& a, unsigned short* x, int stride, const 
 // a cluster, share the sums. weight, gamma and beta are read before the kernel before this one has ended (programmatic
 // dependent launch). No kernel that may still run then may write them: neither that one nor, where it lets others begin
 // before it waits itself, as this one and attend do, those before it. Copies may. x, bias and residual are read, and
-// normed and y written, after the wait (tests/kernels/test_encoder_build.py looks at the machine code). All that is read
-// is copied to shared memory at once, so that there is one wait for memory. A row, or its part, has kVectors * 256
+// normed and y written, after the wait (tests/kernels/test_encoder_build.py looks at the machine code). All that is
+// read is copied to shared memory at once, so that there is one wait for memory. A row, or its part, has kVectors * 256
 // elements at most. The warps share the sums, too, step by step. No sum's order depends on other rows.
 template <typename T, int kRows, int kCols, int kCtasPerRow, int kVectors, bool kNorm, int kFinish>
 __global__ void __launch_bounds__(kFewBlock, 2) multiply_few(const __grid_constant__ Few<T> a) {
