@@ -65,7 +65,7 @@ class Instance(NamedTuple):
     expression: str
     types: Types
     plan: Plan
-    load_bytes: int  # of one pack, at most 16
+    load_bytes: int  # of one vector, at most 16
     store_bytes: int
     shape: tuple[int, int]  # rows and columns for which the plan was chosen
 
@@ -107,11 +107,11 @@ DEVICES = {"75": "t4", "86": "rtx4090", "89": "rtx4090", "120": "rtx4090", "90":
 
 @functools.cache
 def edges() -> tuple[int, ...]:
-    """Packs of a row at which template arguments change: multiples of the powers of two, and one less."""
+    """Vectors of a row at which template arguments change: multiples of the powers of two, and one less."""
     found = {
-        group * packs - less
+        group * vectors - less
         for group in (1 << p for p in range(11))
-        for packs in range(1, 33)
+        for vectors in range(1, 33)
         for less in (0, 1)
     }
     return tuple(sorted(found - {0}))
@@ -129,8 +129,8 @@ def shapes(problem: Problem, arch: str) -> dict[Plan, tuple[int, int]]:
             ("cluster",), (16, 64), (1 << p for p in range(10, 18))
         ),  # fewer rows than multiprocessors
     )
-    for variant, rows, packs in cases:
-        cols = packs * problem.vector
+    for variant, rows, vectors in cases:
+        cols = vectors * problem.vector
         with contextlib.suppress(DoesNotFitError):
             plan = choose(
                 dataclasses.replace(problem, rows=rows, cols=cols),
@@ -191,17 +191,21 @@ def tightest(candidates: Iterable[Plan]) -> list[Plan]:
 
 
 def widths(types: Types) -> list[int]:
-    """Pack widths that occur, widest first."""
+    """Widths of vectors that occur, widest first."""
     widest = 16 // max(dtype_of(types.x).itemsize, dtype_of(types.y).itemsize)
     return [1 << p for p in reversed(range(widest.bit_length()))]
 
 
 def instances(
-    op: RowOp, types: Types, pack: int, arch: str, choice: Callable[[Iterable[Plan]], Iterable[Plan]] = tuple
+    op: RowOp,
+    types: Types,
+    vector: int,
+    arch: str,
+    choice: Callable[[Iterable[Plan]], Iterable[Plan]] = tuple,
 ) -> Iterator[Instance]:
-    """Spell every plan (or a choice of them) for one call, by the product's own functions."""
+    """Lower every plan (or a choice of them) for one call, by the product's own functions."""
     x, y = dtype_of(types.x), dtype_of(types.y)
-    cols = 3 * pack  # an odd number of packs, so that this is the widest pack
+    cols = 3 * vector  # an odd number of vectors, so that this is the widest vector
     views = [View(0, (8, cols), (cols * each.itemsize, each.itemsize), each) for each in (x, y)]
     columns = {
         name: View(0, (cols,), (dtype_of(dtype).itemsize,), dtype_of(dtype))
@@ -209,7 +213,7 @@ def instances(
         if dtype is not None
     }
     what = row_spec(op, *views, 1, columns)
-    assert what.problem.vector == pack
+    assert what.problem.vector == vector
     for plan in choice(plans(what.problem, arch)):
         yield Instance(
             what.text,
@@ -225,12 +229,12 @@ def instances(
 def all_instances(
     op: RowOp, calls: Iterable[Types], arch: str, choice: Callable[[Iterable[Plan]], Iterable[Plan]]
 ) -> list[Instance]:
-    """For each call and each pack width that it can have, a choice of the plans."""
+    """For each call and each width of a vector that it can have, a choice of the plans."""
     found = {}
     for types in calls:
-        for pack in widths(types):
+        for vector in widths(types):
             # rows that begin anywhere have the same kernel, whatever narrow accesses they would else have
-            found.update({each.expression: each for each in instances(op, types, pack, arch, choice)})
+            found.update({each.expression: each for each in instances(op, types, vector, arch, choice)})
     return list(found.values())
 
 
@@ -240,7 +244,7 @@ def widest_instances(
     arch: str,
     choice: Callable[[Iterable[Plan]], Iterable[Plan]] = tightest,
 ) -> list[Instance]:
-    """For each call, at the widest pack, a choice of the plans."""
+    """For each call, at the widest vector, a choice of the plans."""
     return [each for types in calls for each in instances(op, types, widths(types)[0], arch, choice)]
 
 
@@ -426,19 +430,19 @@ def code_of(kernel: Cubin, arch: str) -> Code:
 
 
 def narrow_accesses(op: RowOp, instance: Instance, code: Code) -> list[str]:
-    """Say which of the kernel's accesses to global memory are narrower than a pack, and which are to local memory.
+    """Say which of the kernel's accesses to global memory are narrower than a vector, and which are to local memory.
 
-    Rows and columns' parameters must be moved in whole packs. What remains may be narrower: the load of the element
-    that an op counts from, of whose pack the compiler takes no more than it needs, and stores of the statistics.
+    Rows and columns' parameters must be moved in whole vectors. What remains may be narrower: the load of the element
+    that an op counts from, of whose vector the compiler takes no more than it needs, and stores of the statistics.
     """
     types, plan = instance.types, instance.plan
     compute = compute_dtype(dtype_of(types.x), dtype_of(types.y))
     columns = {min(16, plan.vector * dtype_of(each).itemsize) for each in types[2:] if each is not None}
-    packs = plan.vectors * plan.rows_per_group if plan.group else 1
+    vectors = plan.vectors * plan.rows_per_group if plan.group else 1
     copies = 2 * plan.rows_per_group  # the compiler may peel a turn off a loop
     origins = dict.fromkeys((2, 4, 8), copies) if "mean" in op.stats and not plan.group else {}
     statistics = Counter({compute.itemsize: copies * len(op.stats)})
-    if plan.unaligned:  # the elements around the packs, one by one, and their parameters
+    if plan.unaligned:  # the elements around the vectors, one by one, and their parameters
         origins = Counter(origins)
         for each in types:
             origins[dtype_of(each or types.x).itemsize] += copies
@@ -460,15 +464,17 @@ def narrow_accesses(op: RowOp, instance: Instance, code: Code) -> list[str]:
         ("stores", {"STG"}, instance.store_bytes, set(), statistics),
     )
     found = []
-    for what, kinds, pack_bytes, others, allowed in directions:
+    for what, kinds, vector_bytes, others, allowed in directions:
         counts: Counter[int] = Counter()
         for (kind, width), count in code.accesses.items():
             counts[width] += count if kind in kinds else 0
-        if counts[pack_bytes] < packs:
-            found.append(f"{counts[pack_bytes]} {what} of {pack_bytes} bytes for {packs} packs of so many")
+        if counts[vector_bytes] < vectors:
+            found.append(
+                f"{counts[vector_bytes]} {what} of {vector_bytes} bytes for {vectors} vectors of so many"
+            )
         found += [
-            f"{counts[width]} {what} of {width} bytes, in packs of {pack_bytes}"
-            for width in set(+counts) - {pack_bytes} - others
+            f"{counts[width]} {what} of {width} bytes, in vectors of {vector_bytes}"
+            for width in set(+counts) - {vector_bytes} - others
             if counts[width] > allowed.get(width, 0)
         ]
     found += [
@@ -503,7 +509,7 @@ class Fused(NamedTuple):
     columns: int = 0  # of gamma and beta, how many are given
 
     def spec(self, dtype: str, cols: int) -> KernelSpec:
-        """Spell it by the product's own functions."""
+        """Lower it by the product's own functions."""
         x = _rows_of(dtype, cols)
         columns = {name: View(0, (cols,), x.strides[1:], x.dtype) for name in self.op.columns[: self.columns]}
         what = self.around(dtype, cols)
@@ -594,7 +600,7 @@ FUSED = {
 }
 
 
-WHOLE_COLS, ODD_COLS = 48, 12289  # packs of 16 bytes in every type, and of 16 elements of one byte; none
+WHOLE_COLS, ODD_COLS = 48, 12289  # vectors of 16 bytes in every type, and of 16 elements of one byte; none
 
 
 def fused_instances(
@@ -652,7 +658,7 @@ LONG_COLS = (10240, 12288, 16384, 17408, 20480, 24576, 32768, 49152, 65536, 9830
 
 
 def ahead_instances(kind: str, dtype: str, arch: str) -> list[Instance]:
-    """Spell the clusters of one fused call whose rows are sent ahead: of each size of a thread's share the tightest."""
+    """Lower the clusters of one fused call whose rows are sent ahead: of each size of a thread's share the tightest."""
     limits = dataclasses.replace(RECORDED[DEVICES[arch]], compute_capability=arch)
     found: dict[tuple[int, int], tuple[KernelSpec, Plan, int]] = {}
     for base, less in ((WHOLE_COLS, 0), (ODD_COLS, -1)):
@@ -671,7 +677,7 @@ def ahead_instances(kind: str, dtype: str, arch: str) -> list[Instance]:
 
 
 def crowded_instances(arch: str) -> list[Instance]:
-    """Spell calls in float of which a thread's values take all registers that 1024 threads of a multiprocessor have."""
+    """Lower calls in float of which a thread's values take all registers that 1024 threads of a multiprocessor have."""
     limits = dataclasses.replace(RECORDED[DEVICES[arch]], compute_capability=arch)
     found = []
     for cols in (8192, 16384):
@@ -692,11 +698,11 @@ def crowded_instances(arch: str) -> list[Instance]:
 
 
 def narrow_loads(instance: Instance, code: Code) -> list[str]:
-    """Say if x is not loaded in packs of 16 bytes, or anything goes through local memory."""
+    """Say if x is not loaded in vectors of 16 bytes, or anything goes through local memory."""
     plan = instance.plan
-    packs = plan.vectors * plan.rows_per_group if plan.group else 1
+    vectors = plan.vectors * plan.rows_per_group if plan.group else 1
     wide = code.accesses["LDGSTS" if plan.stages else "LDG", 16]
-    found = [f"{wide} loads of 16 bytes for {packs} packs"] if wide < packs else []
+    found = [f"{wide} loads of 16 bytes for {vectors} vectors"] if wide < vectors else []
     return found + [
         f"{count} {kind} of {width} bytes"
         for (kind, width), count in code.accesses.items()

@@ -267,15 +267,15 @@ def _of_gate(op: RowOp) -> Iterator[Kernel]:
         found += build_gate.widest_instances(op, same, ARCH, build_gate.extremes)
         found += build_gate.all_instances(op, same, ARCH, build_gate.tightest)
         found += build_gate.widest_instances(op, mixed, ARCH)
-    for lent in (False, True):
+    for converted in (False, True):
         found += build_gate.widest_instances(
             op,
             halves,
             ARCH,
-            lambda each, lent=lent: build_gate.tightest(
+            lambda each, converted=converted: build_gate.tightest(
                 plan
                 for plan in each
-                if plan.variant == "warp" and plan.full and (plan.parameter_cache == CONVERTED) == lent
+                if plan.variant == "warp" and plan.full and (plan.parameter_cache == CONVERTED) == converted
             ),
         )
     yield from _of_instances(op.name, found)

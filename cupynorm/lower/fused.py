@@ -174,7 +174,7 @@ def fused_spec(
 
     shape = x.shape[len(x.shape) - axes :]
     rows, cols = math.prod(x.shape[: len(x.shape) - axes]), math.prod(shape)
-    twin = op.mirror(compute, stats, eps)
+    mirror = op.mirror(compute, stats, eps)
     gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
     order = tuple(range(len(x.shape) - axes)) if stats else _order(x, axes, what)
     x, what = x.reordered(order), what.reordered(order)
@@ -182,7 +182,7 @@ def fused_spec(
     problem = _problem(x, written, axes, compute, columns, what)
     worked = effective(problem)
     anywhere = bool(worked.unaligned)
-    packs = Vectors(worked.vector, written[0] if anywhere else None, short=bool(columns) or not anywhere)
+    vectors = Vectors(worked.vector, written[0] if anywhere else None, short=bool(columns) or not anywhere)
     functions: list[Function] = []
 
     def operand_of(given: Operand) -> Struct:
@@ -190,13 +190,13 @@ def fused_spec(
             return kept(given, cols, whole=not anywhere)
         if not isinstance(given, View):
             return value(given, compute)
-        return operand(given, axes, packs, constant=given not in written)
+        return operand(given, axes, vectors, constant=given not in written)
 
     def name_of(function: Function | None) -> str:
         functions.append(function or IDENTITY)
         return f"Function_{functions[-1].key}"
 
-    masked = mask_struct(what.mask, packs, order)
+    masked = mask_struct(what.mask, vectors, order)
     load = direct("DirectLoad", x.split(axes)[0])
     if what.load is not None or what.mask is not None or what.loaded is not None:
         operands = [operand_of(each) for each in what.load_operands]
@@ -207,37 +207,37 @@ def fused_spec(
     else:
         operands = [operand_of(each) for each in what.store_operands]
         store = fused_store(what.outs, axes, name_of(what.store), gamma, beta, operands)
-    whole = arguments(twin, load, store, rows, cols)
+    whole = arguments(mirror, load, store, rows, cols)
     problem = dataclasses.replace(
         problem,
         extra_registers=problem.extra_registers + sum(map(_registers_of, functions)),
-        staged_operand_bytes=_sent(what, axes, packs, order),
+        staged_operand_bytes=_sent(what, axes, vectors, order),
     )
     texts = [each.struct_text(f"Function_{each.key}") for each in functions]
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts)
-    return KernelSpec(text, ROW_KERNEL, types_of(twin, load, store), whole, problem)
+    return KernelSpec(text, ROW_KERNEL, types_of(mirror, load, store), whole, problem)
 
 
 def _problem(
     x: View, written: Sequence[View], axes: int, compute: Dtype, columns: Mapping[str, View], what: Around
 ) -> Problem:
     """Return the problem, without the registers of the functions."""
-    pack = vector_width(x, written[0], axes, *written[1:])
+    vector = vector_width(x, written[0], axes, *written[1:])
     drops = any(isinstance(each, Dropout) for each in what.operands)
-    lies = common_alignment(x, written, axes)
+    alignment = common_alignment(x, written, axes)
     where = () if what.mask is None or what.mask.where is None else (what.mask.views()["where"],)
-    beside = _bytes_of((*what.load_operands, *where), axes)
+    load_operands = _bytes_of((*what.load_operands, *where), axes)
     spans = what.mask is not None and what.mask.is_structural
     return Problem(
         math.prod(x.shape[: len(x.shape) - axes]),
         math.prod(x.shape[len(x.shape) - axes :]),
-        pack,
+        vector,
         x.dtype.itemsize,
         compute.itemsize,
         tuple(each.dtype.itemsize for each in columns.values()),
-        *(lies if lies is not None and pack < lies.widest else (pack, 0, 1)),
+        *(alignment if alignment is not None and vector < alignment.widest else (vector, 0, 1)),
         fused=True,
-        load_operands=beside,
+        load_operands=load_operands,
         epilogue_operands=_bytes_of(what.store_operands, axes),
         output_bytes=max(each.dtype.itemsize for each in what.outs),
         outputs=len(what.outs) + (what.loaded is not None) + bool(what.scales),
@@ -246,17 +246,17 @@ def _problem(
         + OF_SCALES * bool(what.scales)
         + OF_RESULT * (len(what.outs) - 1)
         + OF_KEPT * (what.loaded is not None)
-        + OF_SPANS[compute.itemsize] * (spans and (bool(beside) or compute.itemsize == 8)),  # noqa: PLR2004
+        + OF_SPANS[compute.itemsize] * (spans and (bool(load_operands) or compute.itemsize == 8)),  # noqa: PLR2004
         interval_mask=spans,
     )
 
 
-def _sent(what: Around, axes: int, packs: Vectors, order: Sequence[int]) -> int:
+def _sent(what: Around, axes: int, vectors: Vectors, order: Sequence[int]) -> int:
     """Return the bytes of an element that go through shared memory with x's where rows are prefetched."""
-    beside = [each for each in what.load_operands if isinstance(each, View)]
+    staged = [each for each in what.load_operands if isinstance(each, View)]
     if what.mask is not None and what.mask.where is not None:
-        beside.append(what.mask.views()["where"].reordered(order))
-    return sum(sent_bytes(each, axes, packs) for each in beside)
+        staged.append(what.mask.views()["where"].reordered(order))
+    return sum(sent_bytes(each, axes, vectors) for each in staged)
 
 
 # Bytes that pass between two uses of an operand's row: of more, L2 is taken to keep none. H200, a bias for all
@@ -305,7 +305,7 @@ OF_SPANS = {4: 16, 8: 56}
 
 
 def _registers_of(function: Function) -> int:
-    """Guess how many registers the arithmetic on one pack takes."""
+    """Guess how many registers the arithmetic on one vector takes."""
     steps = len(function.steps) if isinstance(function, Expression) else 2 * MOST_OF_FUNCTION
     return min(MOST_OF_FUNCTION, 2 * function.inputs + steps)
 

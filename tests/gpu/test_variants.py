@@ -417,10 +417,11 @@ def test_rows_that_fill_every_place(
 @every_op
 @pytest.mark.parametrize("block", [96, 160, 352])
 @pytest.mark.parametrize(
-    ("variant", "parts", "kept_bytes"), [("shared", 1, 16 << 10), ("cluster", 2, 8 << 10), ("uncached", 1, 0)]
+    ("variant", "parts", "row_shared_bytes"),
+    [("shared", 1, 16 << 10), ("cluster", 2, 8 << 10), ("uncached", 1, 0)],
 )
 def test_a_row_in_shared_memory_is_read_by_any_number_of_warps(
-    xp: Any, op: Op, block: int, variant: str, parts: int, kept_bytes: int
+    xp: Any, op: Op, block: int, variant: str, parts: int, row_shared_bytes: int
 ) -> None:
     plan = dataclasses.replace(
         PLAIN,
@@ -429,7 +430,7 @@ def test_a_row_in_shared_memory_is_read_by_any_number_of_warps(
         vectors=2,
         ctas_per_row=parts,
         block=block,
-        row_shared_bytes=kept_bytes,
+        row_shared_bytes=row_shared_bytes,
     )
 
     check(xp, op, inputs(op, 5, 8000, "float16"), plan=plan)

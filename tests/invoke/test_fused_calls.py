@@ -155,9 +155,11 @@ def test_operands_lie_otherwise_than_rows(offset: int, masks: str, simulated: An
     assert_close(xp.asnumpy(z), cupynorm.softmax(wide[0], where=keep, bias=wide[1]), dtype="float16")
 
 
-@pytest.mark.parametrize(("cols", "peel"), [(197, 1), (768, 0)])
-def test_what_is_dropped_is_exact_in_rows_that_are_not_numbers(cols: int, peel: int, simulated: Any) -> None:
-    assert planned("softmax/ragged", 4, cols, "float16").unaligned == peel
+@pytest.mark.parametrize(("cols", "unaligned"), [(197, 1), (768, 0)])
+def test_what_is_dropped_is_exact_in_rows_that_are_not_numbers(
+    cols: int, unaligned: int, simulated: Any
+) -> None:
+    assert planned("softmax/ragged", 4, cols, "float16").unaligned == unaligned
     x = np.random.default_rng(3).standard_normal((4, cols)).astype(np.float16)
     x[0, 1], x[1, 2] = np.nan, np.inf
     lengths = np.array([cols - 9, cols - 9, 0, 1], np.int32)
@@ -174,14 +176,14 @@ def test_what_is_dropped_is_exact_in_rows_that_are_not_numbers(cols: int, peel: 
 
 
 @pytest.mark.parametrize(
-    ("cols", "dtype", "peel"),
+    ("cols", "dtype", "unaligned"),
     [(197, "float16", 1), (200, "float16", 0), (4099, "float32", 1), (33, "float64", 0)],
 )
 def test_a_dropout_keeps_the_same_elements_wherever_packs_lie(
-    cols: int, dtype: str, peel: int, simulated: Any
+    cols: int, dtype: str, unaligned: int, simulated: Any
 ) -> None:
     """Which are kept follows from an element's number alone: rows begin at each of the four words of a block."""
-    assert planned("add_layer_norm/dropout", 9, cols, dtype).unaligned == peel
+    assert planned("add_layer_norm/dropout", 9, cols, dtype).unaligned == unaligned
     check(simulated, "add_layer_norm/dropout", 9, cols, dtype)
 
 
@@ -245,7 +247,7 @@ def test_packs_are_no_wider_than_rows_allow(device: str, variant: str | None, dt
 
 
 def test_a_plan_of_packs_that_rows_do_not_begin_at_is_refused() -> None:
-    """Of as many packs a thread: the width alone is what the plan was not made for."""
+    """Of as many vectors a thread: the width alone is what the plan was not made for."""
     aligned, ragged = (
         explain.form_spec(FORMS["softmax/where"], 3, cols, "float16").problem for cols in (1000, 1001)
     )

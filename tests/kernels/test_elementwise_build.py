@@ -1,4 +1,4 @@
-"""Elementwise kernels compile for every architecture: without spills, in whole packs, in few instructions."""
+"""Elementwise kernels compile for every architecture: without spills, in whole vectors, in few instructions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Case(NamedTuple):
     x: str
     y: str
     bias: str | None
-    peel: int = 0
+    unaligned: int = 0
 
     @property
     def inputs(self) -> int:
@@ -44,10 +44,10 @@ def view(pointer: int, rows: int, cols: int, dtype: str) -> View:
 
 
 def kernel(case: Case) -> tuple[str, str, int]:
-    """Return the text and name expression that the product writes, and the pack in elements."""
-    cols = 1024 if case.peel == 0 else 1023
+    """Return the text and name expression that the product writes, and the vector in elements."""
+    cols = 1024 if case.unaligned == 0 else 1023
     # rows whose x and y begin alike, or not
-    pointers = (0, dtype_of(case.y).itemsize if case.peel == 2 else 0)
+    pointers = (0, dtype_of(case.y).itemsize if case.unaligned == 2 else 0)
     x = view(pointers[0], 1 << 20, case.inputs * cols, case.x)
     y = view(pointers[1], 1 << 20, cols, case.y)
     bias = None
@@ -58,7 +58,7 @@ def kernel(case: Case) -> tuple[str, str, int]:
     each = Each(case.activation, None, case.gate, drop)
     what = elementwise_spec(each, x, y, bias)
     problem = what.problem
-    assert problem.unaligned == case.peel
+    assert problem.unaligned == case.unaligned
     most = 1 if bias is None or problem.unaligned else elementwise.ROWS
     chosen = tiles(problem.rows, problem.cols, problem.vector, problem.unaligned, most, 1)
     return what.text, what.expression(chosen), problem.vector
@@ -75,9 +75,9 @@ OTHERS = [
     *(Case("gelu", gate, x, y, "float32") for gate in (None, "first") for x, y in MIXED),
     *(Case(None, None, x, y, None) for x, y in MIXED),
     *(
-        Case("silu", gate, dtype, dtype, "float32", peel)
-        for gate, dtype, peel in itertools.product((None, "second"), DTYPES, (1, 2))
-        if gate is None or peel == 2  # halves of odd rows begin differently
+        Case("silu", gate, dtype, dtype, "float32", unaligned)
+        for gate, dtype, unaligned in itertools.product((None, "second"), DTYPES, (1, 2))
+        if gate is None or unaligned == 2  # halves of odd rows begin differently
     ),
 ]
 
@@ -91,33 +91,35 @@ def build(cases: list[Case], arch: str) -> list[tuple[Case, Cubin, int]]:
         text = "".join(dict.fromkeys(text for _, text, _, _ in some))
         names = [expression for _, _, expression, _ in some]
         made = nvrtc.compile_all(text, names, compiler.options(), arch)
-        found += [(case, cubin, pack) for (case, _, _, pack), cubin in zip(some, made, strict=True)]
+        found += [(case, cubin, vector) for (case, _, _, vector), cubin in zip(some, made, strict=True)]
     return found
 
 
-def faults(case: Case, cubin: Cubin, pack: int, arch: str) -> list[str]:
-    """Say what is wrong with a kernel: what it keeps in local memory, and accesses that are no whole packs."""
+def faults(case: Case, cubin: Cubin, vector: int, arch: str) -> list[str]:
+    """Say what is wrong with a kernel: what it keeps in local memory, and accesses that are no whole vectors."""
     code = code_of(cubin, arch)
     found = spills(cubin) + begins_too_soon(code, arch)
     found += [
         f"{count} {kind} of {width}" for (kind, width), count in code.accesses.items() if kind in NOT_GLOBAL
     ]
-    rows = elementwise.ROWS if case.bias and not case.peel else 1
+    rows = elementwise.ROWS if case.bias and not case.unaligned else 1
     wanted = {"LDG": case.inputs * rows, "STG": rows}
     for kind, dtype in (("LDG", case.x), ("STG", case.y)):
-        width = min(16, pack * dtype_of(dtype).itemsize)
+        width = min(16, vector * dtype_of(dtype).itemsize)
         if code.accesses[kind, width] < wanted[kind]:
             found.append(f"{code.accesses[kind, width]} {kind} of {width} bytes")
-        if case.peel == 0:
-            of_bias = {min(16, pack * dtype_of(case.bias).itemsize)} if case.bias and kind == "LDG" else set()
+        if case.unaligned == 0:
+            of_bias = (
+                {min(16, vector * dtype_of(case.bias).itemsize)} if case.bias and kind == "LDG" else set()
+            )
             others = {width for k, width in code.accesses if k == kind} - {width} - of_bias
-            found += [f"{kind} of {other} bytes, in packs of {width}" for other in others]
+            found += [f"{kind} of {other} bytes, in vectors of {width}" for other in others]
     return found
 
 
 @pytest.mark.parametrize("arch", ["90"])
 def test_whole_rows_are_moved_in_whole_packs(arch: str) -> None:
-    built = [(case, faults(case, cubin, pack, arch)) for case, cubin, pack in build(WHOLE + OTHERS, arch)]
+    built = [(case, faults(case, cubin, vector, arch)) for case, cubin, vector in build(WHOLE + OTHERS, arch)]
 
     assert not [each for each in built if each[1]]
 
@@ -125,7 +127,7 @@ def test_whole_rows_are_moved_in_whole_packs(arch: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_architecture(arch: str) -> None:
-    built = [(case, faults(case, cubin, pack, arch)) for case, cubin, pack in build(WHOLE + OTHERS, arch)]
+    built = [(case, faults(case, cubin, vector, arch)) for case, cubin, vector in build(WHOLE + OTHERS, arch)]
 
     assert not [each for each in built if each[1]]
 
@@ -146,10 +148,10 @@ BUDGETS = {
 
 @pytest.mark.skipif(nvdisasm() is None, reason="nvdisasm is not installed")
 def test_instructions_leave_the_bandwidth() -> None:
-    for case, cubin, pack in build(list(BUDGETS), "90"):
+    for case, cubin, vector in build(list(BUDGETS), "90"):
         rows = elementwise.ROWS if case.bias else 1
-        count = (len(code_of(cubin, "90").instructions) - OF_LAUNCH) / (pack * rows)
+        count = (len(code_of(cubin, "90").instructions) - OF_LAUNCH) / (vector * rows)
         assert count <= BUDGETS[case], case
         assert (
             cubin.registers <= 48
-        )  # 1280 threads of a multiprocessor: 40 KiB of two packs each are on their way
+        )  # 1280 threads of a multiprocessor: 40 KiB of two vectors each are on their way

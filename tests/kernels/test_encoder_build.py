@@ -1,4 +1,4 @@
-"""The kernels of heads and of the encoder keep nothing in local memory, and move packs of 16 bytes whole."""
+"""The kernels of heads and of the encoder keep nothing in local memory, and move vectors of 16 bytes whole."""
 
 from __future__ import annotations
 
@@ -205,9 +205,9 @@ def test_the_encoders_small_kernels_keep_nothing_in_local_memory(arch):
     for dtype in DTYPES:
         compute = cpp(compute_dtype(dtype_of(dtype)))
         kinds = f"{cpp(dtype_of(dtype))}, {compute}"
-        for pack in (1, 16 // dtype_of(dtype).itemsize):
-            names = [f"cupynorm::look_up<{pack}, {kinds}>"]
-            names += [f"cupynorm::pool<{pack}, {each}, {kinds}>" for each in ("true", "false")]
+        for vector in (1, 16 // dtype_of(dtype).itemsize):
+            names = [f"cupynorm::look_up<{vector}, {kinds}>"]
+            names += [f"cupynorm::pool<{vector}, {each}, {kinds}>" for each in ("true", "false")]
             names += ["cupynorm::differ<4>"]
             text = "#include <row/variants.cuh>\n#include <bert/encoder.cuh>\n"
             for name, kernel in zip(
@@ -217,9 +217,9 @@ def test_the_encoders_small_kernels_keep_nothing_in_local_memory(arch):
                 assert not begins_too_soon(code_of(kernel, arch), arch), name
 
 
-@pytest.mark.parametrize(("size", "pack"), [(64, 8), (36, 4), (10, 2), (33, 1)])
-def test_the_head_size_says_how_wide_packs_are(size, pack):
-    assert move("float16", "float16", "float32", size=size).problem.vector == pack
+@pytest.mark.parametrize(("size", "vector"), [(64, 8), (36, 4), (10, 2), (33, 1)])
+def test_the_head_size_says_how_wide_packs_are(size, vector):
+    assert move("float16", "float16", "float32", size=size).problem.vector == vector
 
 
 def rows(tokens, stride):
@@ -229,7 +229,7 @@ def rows(tokens, stride):
 
 def test_what_is_large_is_counted_in_64_bits():
     for tokens, source, target in (
-        (1 << 29, 128, 128),  # 8 packs each
+        (1 << 29, 128, 128),  # 8 vectors each
         (1 << 20, 1 << 13, 128),  # elements far apart
         (1 << 20, 128, 1 << 13),
         (1 << 20, 128, -(1 << 13)),

@@ -69,7 +69,7 @@ def test_rows_that_begin_at_packs(
     check(simulated, name, rows, cols, dtype, plan=plan)
 
 
-@pytest.mark.parametrize(("hoist", "stages"), [(2, 1), (3, 2), (3, 0)])
+@pytest.mark.parametrize(("parameter_cache", "stages"), [(2, 1), (3, 2), (3, 0)])
 @pytest.mark.parametrize(
     ("name", "rows", "cols", "dtype"),
     [
@@ -79,13 +79,13 @@ def test_rows_that_begin_at_packs(
     ],
 )
 def test_blocks_send_their_rows_ahead_too(
-    name: str, rows: int, cols: int, dtype: str, hoist: int, stages: int, simulated: Any
+    name: str, rows: int, cols: int, dtype: str, parameter_cache: int, stages: int, simulated: Any
 ) -> None:
     """Two groups of a block, the second of which has no last row."""
     numbers = {
         "variant": "block",
         "ctas_per_row": 1,
-        "parameter_cache": hoist,
+        "parameter_cache": parameter_cache,
         "stages": stages,
         "unaligned": cols % 2,
     }

@@ -1,7 +1,7 @@
 """Every op x variant x dtype compiles for every architecture, without a device, and the assembler found it good.
 
 Good is: nothing in local memory (no spill, no stack frame), and packs are moved by one instruction each, 16 bytes
-wide where the pack is. A kernel that spills still gives right numbers, so nothing but this notices.
+wide where the vector is. A kernel that spills still gives right numbers, so nothing but this notices.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def test_every_kind_of_plan_and_every_pack_width_neither_spills_nor_splits_packs
 
 
 @pytest.mark.parametrize("op", OPS if SLOW else [each for each in OPS if each is not LOG_SOFTMAX], ids=named)
-def test_mixed_types_and_absent_parameters_neither_spill_nor_split_packs(op: RowOp) -> None:
+def test_mixed_types_and_absent_parameters_neither_spill_nor_split_vectors(op: RowOp) -> None:
     # every second pair of types, all that leave a parameter out
     calls = [each for i, each in enumerate(mixed_types(op)) if SLOW or each.x == each.y or i % 2 == 0]
     built = build(op, widest_instances(op, calls, "90"), "90", newest_major())
@@ -142,23 +142,24 @@ def test_mixed_types_and_absent_parameters_neither_spill_nor_split_packs(op: Row
     assert_good(built)
 
 
-# Lent numbers are put into shared memory once for all rows of a block, which this counts for one: measured, they win
-# (FULL).
-@pytest.mark.parametrize(("lent", "most"), [(False, 19), (True, 21)], ids=["own parameters", "lent numbers"])
+# Converted parameters are put into shared memory once for all rows of a block, which this counts for one.
+@pytest.mark.parametrize(
+    ("converted", "most"), [(False, 19), (True, 21)], ids=["own parameters", "converted parameters"]
+)
 @pytest.mark.parametrize("op", OPS, ids=named)
-def test_16_bit_rows_leave_the_copy_rate_in_reach(op: RowOp, lent: bool, most: int) -> None:
+def test_16_bit_rows_leave_the_copy_rate_in_reach(op: RowOp, converted: bool, most: int) -> None:
     # an H200 issues 31 instructions an element while 4 bytes of it pass at copy rate; 60 % of that is a fair aim
     halves = [types for types in same_types(op) if types.x in {"float16", "bfloat16"}]
     if nvdisasm() is None:
         pytest.skip("nvdisasm is not installed")
-    if lent and len(op.columns) < 2:
+    if converted and len(op.columns) < 2:
         pytest.skip("holds no full rows so")
 
     def full_rows(found: Iterable[Plan]) -> list[Plan]:
         return tightest(
             each
             for each in found
-            if each.variant == "warp" and each.full and (each.parameter_cache == CONVERTED) == lent
+            if each.variant == "warp" and each.full and (each.parameter_cache == CONVERTED) == converted
         )
 
     wide = widest_instances(op, halves, "90", full_rows)

@@ -221,7 +221,7 @@ def test_any_plan_is_refused_as_not_fitting_or_asks_for_a_bounded_kernel(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"group": 8, "vectors": 16, "block": 64},  # 7 elements before the first pack, and 7 behind the last
+        {"group": 8, "vectors": 16, "block": 64},  # 7 elements before the first vector, and 7 behind the last
     ],
     ids=str,
 )

@@ -37,12 +37,12 @@ BEFORE, FASTER = 10e-6, 5e-6
 # ---- candidates
 
 PROBLEMS = [
-    Problem(rows, cols, pack, load, compute, columns)
+    Problem(rows, cols, vector, load, compute, columns)
     for rows in (1, 49152)
-    for cols, pack in ((1, 1), (40, 8), (768, 8), (1000, 8), (1023, 1), (8192, 8), (50257, 1), (1 << 20, 8))
+    for cols, vector in ((1, 1), (40, 8), (768, 8), (1000, 8), (1023, 1), (8192, 8), (50257, 1), (1 << 20, 8))
     for load, compute in ((2, 4), (4, 4), (8, 8))
     for columns in ((), (load, load), (4,))
-    if pack * max(load, 2) <= 16
+    if vector * max(load, 2) <= 16
 ]
 
 
