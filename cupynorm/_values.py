@@ -35,9 +35,13 @@ else:
 
     def _init(self, *given, **named):
         cls = type(self)
-        for name, value in zip(
-            cls.__match_args__, _bound(cls, cls.__match_args__, cls._defaults, given, named), strict=True
-        ):
+        names = cls.__match_args__
+        if (
+            named.keys() == cls._all and not cls._slotted
+        ):  # as dataclasses.replace() calls it, thousands of times
+            self.__dict__.update(named)
+            return
+        for name, value in zip(names, _bound(cls, names, cls._defaults, given, named), strict=True):
             object.__setattr__(self, name, value)
 
     def _values(self):
@@ -76,6 +80,7 @@ else:
             cls._defaults = {
                 each.name: each.default for each in fields if each.default is not dataclasses.MISSING
             }
+            cls._all, cls._slotted = set(cls.__match_args__), slots
             cls._compared = tuple([each.name for each in fields if each.compare])
             cls._shown = tuple([each.name for each in fields if each.repr])
             for name, method in {"__init__": _init, **(FROZEN if frozen else {})}.items():
