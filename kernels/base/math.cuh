@@ -5,10 +5,10 @@
 namespace cupynorm {
 
 // Which of a thread's elements count: the first `count`, kAlwaysValid of them for certain; and, behind all vectors,
-// kEdge more if `lone`.
+// kEdge more, of the row's head or tail, if has_edge.
 // kAccumulators: how many independent accumulators a thread adds up in, in turn. An addition waits for the one before
 // it. Where a multiprocessor has few warps, and so nothing to fill the wait, two accumulators are faster than one
-// (docs/notes/048).
+// (docs/notes/048, "Independent accumulators").
 template <int kAlwaysValid, int kEdge = 0, int kAccumulators_ = 1>
 struct Predicate {
   static constexpr int kAccumulators = kAccumulators_;

@@ -26,27 +26,28 @@ struct float8_e5m2 {
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// A word sent through global memory to whoever waits for it there. Messages go in pairs, 16-byte aligned, whose other
-// 64 bits are made of both words: a pair says by itself that both have come, so that its place need not be cleared
-// before. (Whatever else lies there is such a pair once in 2^64 times, zeros never; messages do not stay: their places
-// are those of results.)
+// One word of a message between blocks, as it lies in global memory: the lower 32 bits are the word, the upper 32 bits
+// its validity tag. Words are sent in pairs, 16-byte aligned. Each tag is a hash of both words of the pair, with other
+// constants for the first than for the second, so a pair shows by itself that both have come, and its place need not be
+// cleared before. Other bytes look like a valid pair once in 2^64 times, zeros never. Messages do not stay: results are
+// stored over them.
 struct MailboxWord {
   unsigned long long bits;
 };
 inline MailboxWord mailbox_word(unsigned word, unsigned other, bool second) {
-  const unsigned sign = second ? 0xffa7ffd9u + word * 0x27d4eb2fu + other * 0x9e3779b1u
+  const unsigned tag = second ? 0xffa7ffd9u + word * 0x27d4eb2fu + other * 0x9e3779b1u
       : 0xffb3ffe5u + word * 0x85ebca6bu + other * 0xc2b2ae35u;
-  return {static_cast<unsigned long long>(sign) << 32 | word};
+  return {static_cast<unsigned long long>(tag) << 32 | word};
 }
 inline bool both_valid(MailboxWord a, MailboxWord b) {
   return a.bits == mailbox_word(unsigned(a.bits), unsigned(b.bits), false).bits &&
       b.bits == mailbox_word(unsigned(b.bits), unsigned(a.bits), true).bits;
 }
 
-// How often a thread looks for a message in device memory before it gives up. One look takes 0.2 to 1 us,
-// so all of them take half a second to two, where a message comes within microseconds (milliseconds if rows
-// are gigabytes). Looks are counted rather than the clock read, because the clock also runs while the
-// context is switched out, and nobody looks then.
+// How often a thread looks for a message in device memory before it gives up: for about a second, where messages come
+// within microseconds, or milliseconds if rows are gigabytes (docs/notes/048, "How long a look for a message takes").
+// Looks are counted rather than the clock read, because the clock also runs while the context is switched out, and
+// nobody looks then.
 constexpr int kMaxPolls = 1 << 21;
 
 #ifdef __CUDACC_RTC__
@@ -133,10 +134,10 @@ inline void wait_for_copies() {
 }
 
 // The blocks of a cluster (sm_90) run at the same time, and may write into one another's shared memory. A block must
-// not write into another before both have met once, their signals made. That meeting orders nothing else, because an
-// arrival with release semantics waits for all of the block's memory accesses (docs/notes/048). The wait
-// has acquire semantics, which cannot be left out, and so empties the level-1 cache (CCTL.IVALL): it belongs before a
-// block's first loads.
+// not write into another before both have made their mbarriers and passed cluster_sync() once. That barrier orders
+// nothing else, because an arrival with release semantics waits for all of the block's memory accesses (docs/notes/048,
+// "Why blocks of a cluster arrive without release"). The wait has acquire semantics, which cannot be left out, and so
+// empties the level-1 cache (CCTL.IVALL): it belongs before a block's first loads.
 inline int cluster_rank() {
   unsigned rank = 0;
 #if __CUDA_ARCH__ >= 900
@@ -210,9 +211,9 @@ inline void pdl_trigger() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// Only the last kLast blocks of the grid say so, because every block that does costs the device time
-// (docs/notes/048); the blocks before them have ended by then. `left`: how many blocks of the grid there
-// are from this one on; the default is right for a grid along x.
+// Only the last kLast blocks of the grid say so, because every block that does costs the device time (docs/notes/048,
+// "Which blocks let the next kernel begin"); the blocks before them have ended by then. `left`: how many blocks of the
+// grid there are from this one on; the default is right for a grid along x.
 inline void pdl_trigger_late(unsigned left = gridDim.x - blockIdx.x) {
   constexpr unsigned kLast = 2048;
   if (left <= kLast) pdl_trigger();
@@ -356,7 +357,7 @@ inline bool await_mailbox(const MailboxWord* from, unsigned (&word)[kCount]) {
 }
 // Stops the kernel: every later call in this context returns CUDA_ERROR_LAUNCH_FAILED, for which launch_error in
 // runtime/devices.py names this cause. A failed assert() would print the condition, but its call takes registers from
-// the usual path (docs/notes/048).
+// the usual path (docs/notes/048, "Why a fault traps and prints nothing").
 inline void stop(const char*) { asm volatile("trap;"); }
 
 // One store of 8 or 16 bytes to global memory.

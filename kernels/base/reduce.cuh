@@ -1,4 +1,4 @@
-// All-reduces of an op's State over the threads that share a row. The only file with shuffles and barriers.
+// All-reduces of an op's State over the threads that share a row: lanes, warps, the blocks of a cluster.
 #pragma once
 #include <base/math.cuh>
 #include <io/vector.cuh>
@@ -9,7 +9,7 @@ namespace cupynorm {
 // group get the same bits, because each step is symmetric. kAlike: every group of the warp holds the same numbers, and
 // has nothing else to do meanwhile. The maximum is then one warp instruction (sm_80) instead of a chain of shuffles.
 // Where each lane has numbers of its own, exponentials fill the wait for the shuffles, and the shuffles are faster
-// (docs/notes/048).
+// (docs/notes/048, "The maximum over a warp").
 template <int kLanes, bool kAlike = false>
 struct Lanes {
   template <typename T>
@@ -61,7 +61,7 @@ inline typename Op::State reduce_lanes(typename Op::State s) {
 // over the lanes. `mine` is this lane's own State, where the op has one. Two reductions of one number are cheaper than
 // one reduction of a State, so an op may take two passes over its elements. kOnce: each lane summarises what it has,
 // and the lanes exchange States once, which has the shorter latency where nothing else fills the wait
-// (docs/notes/048).
+// (docs/notes/048, "Two reductions of one number, or one of a State").
 template <class Op, bool kEqual, bool kShort, bool kOnce, int kLanes, int N, class Predicate>
 inline typename Op::State summarize_lanes(typename Op::Compute (&x)[N], Predicate valid, int count,
     typename Op::Compute pivot,
@@ -122,12 +122,12 @@ struct Slot {
   typename Op::Compute pivot;
 };
 
-// How many slots hold the states of so many warps: a power of two.
+// How many slots hold the states of `warps` warps: a power of two.
 constexpr int slots_for(int warps) { return warps > 16 ? 32 : warps > 8 ? 16 : warps > 4 ? 8 : warps > 2 ? 4
     : warps > 1 ? 2 : 1; }
 
-// Where warps are fewer than slots, the others are those of warps that have seen nothing. The next barrier makes it so
-// for all.
+// Where there are fewer warps than slots, the other slots get the State of no elements. All threads see them after the
+// next barrier.
 template <int kWarps, class Op, int kRows, int kGroups, int kSlots>
 inline void clear_slots(Slot<Op> (&slots)[kRows][kGroups][kSlots]) {
   constexpr int kSpare = kSlots - kWarps;
@@ -173,7 +173,8 @@ inline typename Op::Compute pivot_of_warp(const typename Op::Compute (&x)[kCount
 struct Shares {
   int64 each;
   int more;
-  static Shares of(int64 vectors, int parts) {  // a division of 64 bits takes four times as long
+  // In 32 bits where that is enough: a division of 64 bits takes longer (docs/notes/048, "Divisions of 64 bits").
+  static Shares of(int64 vectors, int parts) {
     const int64 each = vectors >> 31 ? vectors / parts : unsigned(vectors) / unsigned(parts);
     return {each, int(vectors - each * parts)};
   }
@@ -181,8 +182,9 @@ struct Shares {
   int64 held(int part) const { return each + (part < more); }
 };
 
-// A slot as it crosses between blocks through global memory, in pairs of messages; an op that counts from nothing sends
-// no pivot. The messages must have been cleared, and all blocks have met since.
+// A Slot as the words that cross between blocks through global memory, in pairs of MailboxWords; without the pivot if
+// the op has none. kWords: how many MailboxWords it takes. Where `out` is x itself, whose bytes might look like
+// messages, their places must have been cleared, and all blocks have met since.
 template <class Op>
 struct Mailbox {
   static constexpr int kBytes = int(Op::kHasPivot ? sizeof(Slot<Op>) : sizeof(typename Op::State)),
@@ -210,14 +212,13 @@ inline bool await_mailbox(const MailboxWord* from, Slot<Op>& slot) {
   slot = own.slot;
   return here;
 }
-// Returns the State of `count` elements of a row from column `begin` on, read by one thread. It replaces
-// another block's message that something else has overwritten, so that a writer beside `out` delays the
-// call but does not stop the device, and the results are right if it wrote the same ones. Where `out` is x
-// itself, x may be overwritten too: then it stops. kFew elements are summarised at a time. kMany elements
-// (0: all) are merged into a sum of their own first, because what is added to a long sum is rounded at the
-// size of that sum.
-// It takes registers from the usual path. A function that is not inlined would take fewer, but gave wrong results for
-// unaligned rows with NVRTC 13.0 (docs/notes/048).
+// Returns the State of `count` elements of a row from column `begin` on, read by one thread. It replaces another
+// block's message that something else has overwritten, so that somebody else who writes to `out` delays the call but
+// does not stop the device; the results are right if what was written was the same. Where `out` is x itself, x may be
+// overwritten too: then the kernel stops. kFew elements are summarised at a time. kMany elements (0: all) are merged
+// into a sum of their own first, because what is added to a long sum is rounded at the size of that sum. This
+// code takes registers from the usual path. As a function that is not inlined it would take fewer, but gave wrong
+// results for unaligned rows with NVRTC 13.0 (docs/notes/048, "What a lost message costs the usual path").
 template <class Op, int kFew, int kMany, class Line, typename Count>
 inline typename Op::State read_again(Line from, int64 begin, Count count, typename Op::Compute pivot, bool in_place) {
   using State = typename Op::State;
@@ -249,26 +250,27 @@ inline typename Op::State read_again(Line from, int64 begin, Count count, typena
   return all;
 }
 
-// What the blocks of a cluster tell one another: a slot from each, with kNotes a note from the first block, and the
-// signal that all have come.
+// What the blocks of a cluster tell one another: a Slot from each, in kQuads words of 16 bytes; with kNotes one number
+// from the first block; and the mbarrier that says that all of it has come.
 template <class Op, int kCtasPerRow, bool kNotes = false>
 struct alignas(16) ClusterMailbox {
-  static constexpr int kWords = int((sizeof(Slot<Op>) + 15) / 16), kBytes = 16 * (kCtasPerRow * kWords + kNotes);
-  uint4 words[kCtasPerRow][kWords], note;
+  static constexpr int kQuads = int((sizeof(Slot<Op>) + 15) / 16), kBytes = 16 * (kCtasPerRow * kQuads + kNotes);
+  uint4 words[kCtasPerRow][kQuads], note;
   Mbarrier mbarrier;
 };
 
-// Over the blocks of a cluster, after each block has reduced its threads: every thread gets the row's state, and the
-// Mailbox, with kNotes, what the first thread of the first block notes. `part` is this block's number. All blocks must
-// have met, their signals made. A caller in a loop takes two Mailboxes in turn, and meets its own block (reduce_warps)
-// between two calls; `parity` changes each time that a Mailbox is used.
+// Over the blocks of a cluster, after each block has reduced its threads: every thread gets the row's state. With
+// kNotes the mailbox of each block gets the `note` of the first block's first thread. `part`: this block's number in
+// its cluster. Before the first call all blocks must have made their mbarriers and passed cluster_sync(). A caller in a
+// loop alternates between two mailboxes, with a barrier of its own block (reduce_warps has one) between two calls;
+// `parity` flips each time that a mailbox is used again.
 template <class Op, bool kEqual, int kCtasPerRow, bool kNotes>
 inline void reduce_blocks(typename Op::State& s, typename Op::Compute pivot,
     ClusterMailbox<Op, kCtasPerRow, kNotes>& cluster_mailbox, int part, unsigned parity,
                               unsigned note = 0) {
-  constexpr int kWords = ClusterMailbox<Op, kCtasPerRow>::kWords;
+  constexpr int kQuads = ClusterMailbox<Op, kCtasPerRow>::kQuads;
   union {
-    uint4 words[kWords];
+    uint4 words[kQuads];
     Slot<Op> slot;
   } own = {}, other;
   own.slot = {s, pivot};
@@ -276,14 +278,14 @@ inline void reduce_blocks(typename Op::State& s, typename Op::Compute pivot,
   if constexpr (kNotes) note = __shfl_sync(kAllLanes, note, 0);
   if (int(threadIdx.x) < kCtasPerRow) {
 #pragma unroll
-    for (int i = 0; i < kWords; ++i)
+    for (int i = 0; i < kQuads; ++i)
       send_words(&cluster_mailbox.words[part][i], &cluster_mailbox.mbarrier, threadIdx.x, own.words[i]);
     if (kNotes && part == 0)
       send_words(&cluster_mailbox.note, &cluster_mailbox.mbarrier, threadIdx.x, uint4{note, 0, 0, 0});
   }
   await_mbarrier(&cluster_mailbox.mbarrier, parity);
 #pragma unroll
-  for (int i = 0; i < kWords; ++i) other.words[i] = cluster_mailbox.words[threadIdx.x % kCtasPerRow][i];
+  for (int i = 0; i < kQuads; ++i) other.words[i] = cluster_mailbox.words[threadIdx.x % kCtasPerRow][i];
   s = reduce_lanes<Op, kEqual, kCtasPerRow, true>(Op::rebase(other.slot.state, other.slot.pivot, pivot));
 }
 

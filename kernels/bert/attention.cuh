@@ -26,6 +26,8 @@ struct Attention {
 // kKeys at a time, of which the next are on their way (Dao 2023, "FlashAttention-2"; Milakov and Gimelshein 2018 for
 // the running maximum). The keys' bias adds the same to all scores of a query, which softmax does not see; the values'
 // one adds itself to the result, for weights sum to 1: so keys and values are copied as they lie.
+// One function of over 150 lines, because all of its loops work on the same arrays in registers (docs/notes/048, "What
+// `row_registers` keeps in its own body").
 template <typename T, int kSize, int kKeys, int kTiles>
 __global__ void __launch_bounds__(kAttentionBlock, kTiles > 1 || kSize > 64 ? 2 : 3)
     attend(const __grid_constant__ Attention<T> a) {
@@ -188,11 +190,12 @@ __global__ void __launch_bounds__(kAttentionBlock, kTiles > 1 || kSize > 64 ? 2 
 
 constexpr int kGroup = 128, kGroupRows = 64, kGroupKeys = 64, kGroupTurns = 3;
 
-// The same by a warpgroup's products (sm_90a; Shah et al. 2024, "FlashAttention-3"): a block has 64 queries, goes
-// through 64 keys at a turn, and has the keys of three turns on their way. While the tensor cores multiply a turn's
-// weights by its values, and before that the queries by the next turn's keys, the other blocks of the multiprocessor
-// are at their exponentials. (Two warpgroups that share keys read half as much, but wait for each other: 6 to 14 %
-// slower on an H200.) boxes: of qkv, 64 rows each; null where threads copy: heads of 64 fill the rows that boxes have.
+// The same by products of a warpgroup (wgmma, sm_90a; Shah et al. 2024, "FlashAttention-3"): a block has 64 queries,
+// goes through 64 keys in an iteration (a turn), and has three pipeline stages of keys. While the tensor cores multiply
+// a turn's weights by its values, and before that the queries by the next turn's keys, the other blocks of the
+// multiprocessor compute exponentials. Two warpgroups that share keys would read half as much, but wait for each other,
+// and are slower (docs/notes/039). boxes: tensor maps of qkv, 64 rows each; null where threads copy, since only heads
+// of 64 fill the rows of a box. Over 150 lines for the same reason as attend.
 template <typename T, int kSize, bool kBoxes>
 inline void attend_together(const Attention<T>& a, const TensorMap* boxes) {
   constexpr int kBytes = kSize * 2, kChunks = kSize / 8, kSteps = kSize / 16, kCols = kSize / 8,

@@ -6,8 +6,8 @@ namespace cupynorm {
 
 constexpr int kHeadsBlock = 256;
 
-// Places are counted in 32 bits where they fit (Index is unsigned): then the whole argument fits in two lines of the
-// constant cache, into which a launch of 5 us brings each from memory.
+// Offsets are computed in 32 bits where they fit (Index is unsigned): then the whole argument fits in two lines of the
+// constant cache, each of which a launch fetches from memory (docs/notes/040).
 template <typename Index>
 struct SignedOf {
   using Type = int64;

@@ -1,11 +1,11 @@
-// Parameters of columns (gamma and beta): how they are loaded, converted and applied; and the Store that applies them.
+// Affine parameters (gamma and beta): how they are loaded, converted and applied; and the Store that applies them.
 #pragma once
 #include <base/math.cuh>
 #include <io/load_store.cuh>
 
 namespace cupynorm {
 
-// Parameters of the columns, the same for every row. Nothing may write to them while the kernel runs.
+// Affine parameters: one number a column, the same for every row. Nothing may write to them while the kernel runs.
 
 struct NoColumn {
   static constexpr bool kPresent = false;
@@ -142,25 +142,25 @@ struct Affine<Gamma, Beta, false, false> {
   void make_opaque() {}
 };
 
-// A column's parameters as numbers: z = scaling(y).
+// A column's affine parameters in the compute type: z = scaling(y).
 template <typename T, bool kGamma, bool kBeta>
 struct Scaling {
   T operator()(T y) const { return y; }
 };
 template <typename T>
 struct __align__(2 * sizeof(T)) Scaling<T, true, true> {
-  T scale, shift;
-  T operator()(T y) const { return multiply_add(y, scale, shift); }
+  T gamma, beta;
+  T operator()(T y) const { return multiply_add(y, gamma, beta); }
 };
 template <typename T>
 struct Scaling<T, true, false> {
-  T scale;
-  T operator()(T y) const { return y * scale; }
+  T gamma;
+  T operator()(T y) const { return y * gamma; }
 };
 template <typename T>
 struct Scaling<T, false, true> {
-  T shift;
-  T operator()(T y) const { return y + shift; }
+  T beta;
+  T operator()(T y) const { return y + beta; }
 };
 template <class Number, int N>
 struct Scalings {
@@ -172,10 +172,10 @@ struct PairedScaling {
   unsigned word;
   template <typename T>
   T operator()(T y) const {
-    T scale, shift;
-    unpack<1>(Gamma::one_of(word), &scale);
-    unpack<1>(Beta::one_of(word >> 16), &shift);
-    return multiply_add(y, scale, shift);
+    T gamma, beta;
+    unpack<1>(Gamma::one_of(word), &gamma);
+    unpack<1>(Beta::one_of(word >> 16), &beta);
+    return multiply_add(y, gamma, beta);
   }
 };
 
@@ -229,13 +229,13 @@ struct AffineColumns {
   using Number = Scaling<Compute, Gamma::kPresent, Beta::kPresent>;
   template <int N, typename Compute>
   static void convert(const Columns<N>& columns, Number<Compute> (&numbers)[N]) {
-    Compute scale[N], shift[N];
-    if constexpr (Gamma::kPresent) unpack<N>(columns.gamma, scale);
-    if constexpr (Beta::kPresent) unpack<N>(columns.beta, shift);
+    Compute gamma[N], beta[N];
+    if constexpr (Gamma::kPresent) unpack<N>(columns.gamma, gamma);
+    if constexpr (Beta::kPresent) unpack<N>(columns.beta, beta);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      if constexpr (Gamma::kPresent) numbers[i].scale = scale[i];
-      if constexpr (Beta::kPresent) numbers[i].shift = shift[i];
+      if constexpr (Gamma::kPresent) numbers[i].gamma = gamma[i];
+      if constexpr (Beta::kPresent) numbers[i].beta = beta[i];
     }
   }
   static constexpr bool kPresent = Gamma::kPresent || Beta::kPresent;
@@ -254,14 +254,14 @@ struct AffineColumns {
 
   template <int N, typename Compute>
   static void apply(const Compute (&y)[N], const Columns<N>& columns, Compute (&z)[N]) {
-    Compute scale[N], shift[N];
-    if constexpr (Gamma::kPresent) unpack<N>(columns.gamma, scale);
-    if constexpr (Beta::kPresent) unpack<N>(columns.beta, shift);
+    Compute gamma[N], beta[N];
+    if constexpr (Gamma::kPresent) unpack<N>(columns.gamma, gamma);
+    if constexpr (Beta::kPresent) unpack<N>(columns.beta, beta);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      if constexpr (Gamma::kPresent && Beta::kPresent) z[i] = multiply_add(y[i], scale[i], shift[i]);
-      else if constexpr (Gamma::kPresent) z[i] = y[i] * scale[i];
-      else if constexpr (Beta::kPresent) z[i] = y[i] + shift[i];
+      if constexpr (Gamma::kPresent && Beta::kPresent) z[i] = multiply_add(y[i], gamma[i], beta[i]);
+      else if constexpr (Gamma::kPresent) z[i] = y[i] * gamma[i];
+      else if constexpr (Beta::kPresent) z[i] = y[i] + beta[i];
       else z[i] = y[i];
     }
   }

@@ -1,6 +1,7 @@
-// The contracts of Load and Store, all of them: the only structs that know types, strides, masks and parameters of
-// columns. Each has its host mirror of the same name in cupynorm/lower/mirrors.py, with the same members in the same
-// order. All are asked only for columns below cols. N: a number of neighbouring elements.
+// The complete contracts of Load and Store: the only structs that know types, strides, masks and affine parameters.
+// Each has its host mirror of the same name, with the same members in the same order: in cupynorm/lower/mirrors.py,
+// those of masks in lower/masks.py, those of ops in RowOp.mirror of lower/row.py. All are asked only for columns below
+// cols. N: a number of neighbouring elements.
 //
 // A Load
 //   Type, Precision     That of x in memory, and the type that has the precision of what the op is given.
@@ -57,7 +58,7 @@
 namespace cupynorm {
 
 // The most elements of a row for which results of that width hide what one pass over them loses to two
-// (docs/notes/048). 0: always two passes.
+// (docs/notes/048, "One pass over short rows"). 0: always two passes.
 template <class Store>
 inline constexpr int one_pass_elements() {
   return Store::kBytes == 1 ? 8192 : Store::kBytes == 2 ? 2048 : 0;

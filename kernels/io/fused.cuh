@@ -1,11 +1,24 @@
-// Load and Store functors that are computed: of x or of the op's result, and of operands; and masks. Their twins are in
-// cupynorm/lower/mirrors.py. What is computed is a struct of cupynorm/lower/tracing.py, `Function`.
+// The Load and the Store that compute: from x or the op's result, and from operands; and masks. Host mirrors: of masks
+// in cupynorm/lower/masks.py, of all others in lower/mirrors.py. What they compute is a struct that lower/tracing.py
+// writes, `Function`.
 //
-// An operand has at(row), which gives a Line: load<N>(col) -> Packed<N>, as it lies in memory, so that all loads are on
-// their way before the first is waited for; unpack<N>(packed, x, col) converts it to the compute type. Where rows are
-// prefetched into shared memory, an operand of which vectors can be copied has kStagedBytes<N> above 0, the bytes of
-// each: prefetch<N, kPlaces>(shared, place, col) begins the copy, prefetched<N, kPlaces>(shared, place, col) is the
-// Packed<N> that came. Others are loaded when they are used.
+// An operand
+//   kBytes              Bytes of an element in memory; 2 where nothing is loaded.
+//   kPerRow             Whether it is one number for each row.
+//   Packed<N>           N elements as they lie in memory.
+//   kStagedBytes<N>     Where rows are prefetched into shared memory: bytes of N elements there; 0 if they cannot be
+//                       copied, and are loaded when they are used.
+//   at(row)             The Line of a row.
+// A Line of an operand
+//   load<N>(col)        Packed<N>. All loads are issued before the first is waited for.
+//   unpack<N>(packed, x, col)
+//                       Converts N elements to the compute type.
+//   prefetch<N, kPlaces>(shared, place, col)
+//                       kStagedBytes<N> > 0: begins to copy N elements to shared memory.
+//   prefetched<N, kPlaces>(shared, place, col)
+//                       The Packed<N> that prefetch copied.
+//   make_opaque(), begins_at(place)
+//                       As for the Line of a Load (contract.cuh).
 #pragma once
 #include <base/functions.cuh>
 #include <io/affine.cuh>
@@ -67,8 +80,8 @@ struct AlongRows {
   Line at(int64 row) const { return {pointer + rows.offset(row)}; }
 };
 
-// The same for every row: loaded for all that a thread holds at a time. Its place seems to go by the row: loaded before
-// their loop, as the compiler would, it would be made numbers of there, and so be waited for before x is asked for.
+// The same elements for every row. at() makes the address depend on the row, in form only: otherwise the compiler would
+// load and convert them before the loop over rows, and wait for them before it asks for x.
 template <typename T, int kWidth, bool kConstant>
 struct AlongColumns {
   using Rows = AlongRows<T, Strided<1>, kWidth, kConstant>;
@@ -182,9 +195,10 @@ struct Value {
   Line at(int64) const { return {value}; }
 };
 
-// 1 where a dropout keeps an element and 0 where it drops it: cupynorm/host/philox.py says which. kWhole: vectors lie
-// at multiples of N, along the row and in all of x, so four of their elements, or all if they are fewer, are of one
-// block; else they lie anywhere, and begin at any word of a block.
+// A dropout as an operand: 1 where it keeps an element, 0 where it drops it. cupynorm/host/philox.py says which.
+//   kWhole: true        Vectors begin at multiples of N, counted along the row and in all of x. So four neighbouring
+//                       elements, or all N if they are fewer, take their random words from one block of Philox.
+//   kWhole: false       A vector begins at any word of a block.
 struct Dropped {
   unsigned long long seed, offset, threshold;
 };
@@ -327,7 +341,7 @@ inline void apply_to_each(const Compute (&in)[kInputs][N], Compute (&out)[kOutpu
   }
 }
 
-// Masks: which elements are dropped. Bounds: what a row's structure keeps, the columns from begin up to end.
+// Masks: which elements are dropped. Bounds: the interval of columns that a row keeps, from begin up to end.
 template <typename Index>
 struct Bounds {
   Index begin, end;
@@ -563,7 +577,7 @@ struct FusedLoad {
     void count_kept_from(Index col) {
       mask.count_from(col);
     }
-    // Whether anything of a vector is kept: what the mask's structure drops is not read.
+    // Whether anything of a vector is kept: what lies outside the mask's interval is not read.
     template <int N, typename Index>
     bool reads(Index col) const {
       if constexpr (kInterval) return mask.template reads<N>(col);
@@ -595,7 +609,7 @@ struct FusedLoad {
       unpack_kept<N>(loaded, x, col);
       if constexpr (kDrops) {
         const unsigned bits = mask.template bits<N>(loaded.mask, col);
-        if (Mask_::kWhole || bits != ~0u >> (32 - N)) {  // most vectors are within what a structure keeps
+        if (Mask_::kWhole || bits != ~0u >> (32 - N)) {  // most vectors lie within the interval
 #pragma unroll
           for (int i = 0; i < N; ++i) x[i] = bits >> i & 1 ? x[i] : padding;
         }
@@ -605,7 +619,7 @@ struct FusedLoad {
       }
     }
 
-    // The same with no look at the structure, and which elements are kept.
+    // The same without a look at the interval; and which elements are kept.
     template <int N, typename Index>
     Loaded<N> load_kept(Index col) const {
       if constexpr (kDrops)

@@ -1,5 +1,5 @@
-// The plain Load and Store: x as it is, and y as the op gives it (io/contract.cuh). These and those of affine.cuh and
-// fused.cuh have counterparts of the same names in cupynorm/lower/mirrors.py, with the same members in the same order.
+// The plain Load and Store: x as it is, and y as the op gives it. contract.cuh beside this has the contract of both,
+// and says where their host mirrors are.
 #pragma once
 #include <io/contract.cuh>
 #include <io/strided.cuh>

@@ -19,8 +19,8 @@ struct Vector {
 };
 
 // One access of kBytes at p, which must be aligned to kBytes. kConstant promises that nothing writes there while the
-// kernel runs: such loads may pass stores on their way. (Hints that spare L1 or L2 measured 2 to 25 % slower on an
-// H200.)
+// kernel runs: such loads may pass stores on their way. There are no cache hints, because loads that spare L1 or L2 are
+// slower (docs/notes/001).
 template <int kBytes, bool kConstant>
 inline void load_words(const void* p, unsigned* word) {
   if constexpr (kBytes == 16) {
@@ -44,8 +44,8 @@ inline void load_words(const void* p, unsigned* word) {
 }
 
 // kWhole: to global memory, in one instruction for certain. The compiler splits a plain assignment of 16 bytes into
-// four stores wherever it cannot see the alignment, as in unaligned rows (docs/notes/048). But it can
-// reorder plain stores, and then needs fewer registers.
+// four stores wherever it cannot see the alignment, as in unaligned rows (docs/notes/048, "Stores of 16 bytes in PTX").
+// But it can reorder plain stores, and then needs fewer registers.
 template <int kBytes, bool kWhole>
 inline void store_words(void* p, const unsigned* word) {
   if constexpr (kWhole && kBytes == 16) return store_quad(p, word[0], word[1], word[2], word[3]);
@@ -201,7 +201,7 @@ inline void store_vector(T* p, const Vector<T, N>& vector) {
 
 // Element i of a vector's words; the first argument names its type. With one overload of unpack for each type, the
 // compiler would instantiate the vectors of all types wherever it resolves a call: a longer compilation and a larger
-// cubin (docs/notes/048).
+// cubin (docs/notes/048, "What overloads cost the compiler").
 inline float number_at(half, const unsigned* word, int i) {
   return half_to_float(static_cast<unsigned short>(word[i / 2] >> 16 * (i % 2)));
 }

@@ -31,7 +31,7 @@
 // Facts
 //   kHasArguments                Whether the struct has members, which come with the launch: they take registers.
 //
-// Optional, kHasPivot: statistics that are counted from an element of the row
+// Optional, kHasPivot: statistics of x - pivot, where the pivot is an element of the row, so that no digits are lost
 //   pivot_of(few[N], Precision())
 //                                That element, or one as good, out of a few of the row; Precision: the type with x's
 //                                precision. Without it `pivot` is 0 everywhere.
