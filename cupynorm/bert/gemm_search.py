@@ -32,12 +32,12 @@ from cupynorm.runtime import devices
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-# The products that are measured. On an H200, another algorithm is up to 1.15 times as fast in 16 bits, reliably from
-# about 3000 tokens of BERT-base on. In float32 measuring takes ten times as long and gains 1.03 at most.
+# The products that are measured: large ones in 16 bits, where another algorithm is reliably faster. In float32
+# measuring takes longer and gains next to nothing (docs/notes/043).
 LEAST_OPERATIONS, DTYPES = 10**10, ("float16", "bfloat16")
 ALGORITHMS = 8  # algorithms to try, the heuristic's first ones
 SAMPLES = 7  # samples of each algorithm
-SAMPLE_OPERATIONS = 15 * 10**10  # operations of a sample: about 0.2 ms in 16 bits on an H200
+SAMPLE_OPERATIONS = 15 * 10**10  # operations of a sample: long beside the start of a kernel
 WORTH = 0.98  # an algorithm is taken if its time is at most this share of cuBLAS's
 PATTERN = 131_071  # elements after which scratch data repeats itself; a prime, so that rows do so late
 

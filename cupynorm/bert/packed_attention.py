@@ -18,8 +18,8 @@ TURNS = 3  # kGroupTurns
 ALIGNMENT = 1024  # where its swizzle begins
 # head sizes that warpgroups multiply: their swizzles are for rows of 64 and 128 bytes
 GROUPED = (32, 64)
-# keys, from which on TMA loads are faster than copies by threads (H200, 12 heads: 305 us against 324 at 128 x 512, 52.9
-# against 53.5 at 32 x 384). The first TMA load takes longer to arrive: 128 keys take 17.5 us against 14.5.
+# Keys from which on TMA loads are faster than copies by threads. With fewer they are slower, because the first TMA load
+# takes longer to arrive (docs/notes/039).
 BOXED_FROM = 384
 OLDEST = 80  # compute capability: mma of 16 x 8 x 16, bfloat16, and asynchronous copies
 WIDEST = 128  # head size

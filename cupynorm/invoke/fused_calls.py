@@ -25,38 +25,39 @@ SCALE = "quantize.scale"
 def run_masked(given: Given, signature: Any) -> Any:
     """Run a call of softmax or log_softmax with options, with all checks.
 
-    given.raw: the options, quantize, and the names of the arrays among both.
+    given.unchecked: the options, quantize, and the names of the arrays among both.
     """
-    op, x, _, _, axis, eps, out, dtype, return_stats, plan, said, arrays, scalars, checked, raw, _ = given
-    options, quantize, names = raw
+    op, x, _, _, axis, eps, out, dtype, return_stats, plan, *more, _ = given
+    options_key, out_and_operands, scalars, run_with_checks, (options, quantize, names) = more
     asked, how = asked_of(op.name, options), quantize_of(quantize)
     if asked is None and how is None:
         return row_ops.run(op, x, None, None, axis, eps, out, dtype, return_stats, plan)
     if asked is not None and isinstance(asked.lengths, (list, tuple)):
         # host data, which is looked at: then the call is one with an array
         listed = with_lengths(asked, x).lengths
-        arrays = [
-            listed if name == "lengths" else each for name, each in zip(("out", *names), arrays, strict=True)
+        out_and_operands = [
+            listed if name == "lengths" else each
+            for name, each in zip(("out", *names), out_and_operands, strict=True)
         ]
-        raw = {**options, "lengths": listed}, quantize, names
-        return row_ops.run(
-            op, x, None, None, axis, eps, out, dtype, return_stats, plan, said, arrays, scalars, checked, raw
-        )
+        unchecked = {**options, "lengths": listed}, quantize, names
+        more = [options_key, out_and_operands, scalars, run_with_checks, unchecked]
+        return row_ops.run(op, x, None, None, axis, eps, out, dtype, return_stats, plan, *more)
     return run_checked(given, names, Extras(masked=asked, quantize=how), signature)
 
 
 def run_quantized(given: Given, signature: Any) -> Any:
-    """Run a call of a norm whose result is quantised, with all checks. given.raw: how."""
-    return run_checked(given, (SCALE,), Extras(quantize=quantize_of(given.raw)), signature)
+    """Run a call of a norm whose result is quantised, with all checks. given.unchecked: how."""
+    return run_checked(given, (SCALE,), Extras(quantize=quantize_of(given.unchecked)), signature)
 
 
 def run_checked(given: Given, names: Sequence[str], extras: Extras, signature: Any) -> Any:
     """Run one call with something fused around it with all checks; keep it under `signature`.
 
-    Results: y, scales of rows, the sum, statistics; those that are asked for. names: of given.arrays behind `out`.
+    Results: y, scales of rows, the sum, statistics; those that are asked for. names: of given.out_and_operands, behind
+    `out`.
     """
-    op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, said, arrays, *more, _ = given
-    others = dict(zip(names, arrays[1:], strict=True))
+    op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, *_ = given
+    others = dict(zip(names, given.out_and_operands[1:], strict=True))
     exact = eps_of(eps) if op.has_eps else 0.0
     return_stats = boolean("return_stats", return_stats)
     columns = {"gamma": gamma, "beta": beta} if op.columns else {}
@@ -74,11 +75,15 @@ def run_checked(given: Given, names: Sequence[str], extras: Extras, signature: A
     )
     if call.on_device and any(map(is_number, columns.values())):
         found = dict(call.columns)
-        scale, shift = found.pop("gamma", None), found.pop("beta", None)
-        return row_ops.run(
-            *(op, x, scale, shift, axis, eps, call.out, dtype, return_stats, plan, said),
-            *((call.out, *{**others, **found}.values()), *more),
+        checked_gamma, checked_beta = found.pop("gamma", None), found.pop("beta", None)
+        again = given._replace(
+            gamma=checked_gamma,
+            beta=checked_beta,
+            out=call.out,
+            return_stats=return_stats,
+            out_and_operands=(call.out, *{**others, **found}.values()),
         )
+        return row_ops.run(*again[:-1])
     extras = extras.with_bias(call.columns.get("bias"))
     fused = extras.checked(call)
     stats = {name: call.empty_statistic() for name in op.stats} if return_stats else {}
@@ -86,8 +91,10 @@ def run_checked(given: Given, names: Sequence[str], extras: Extras, signature: A
     if not call.on_device:
         asking.answer(lambda: _lowered(op, call, (), exact, fused))
         if x.size:
-            scale, shift = call.columns.get("gamma"), call.columns.get("beta")
-            op.reference(x, scale, shift, call.axes, exact, call.out, *stats.values(), extras=fused.on_host())
+            columns = {name: call.columns.get(name) for name in ("gamma", "beta")}
+            op.reference(
+                x, *columns.values(), call.axes, exact, call.out, *stats.values(), extras=fused.on_host()
+            )
     elif x.size:
         pointers = [view(each, name).pointer for name, each in stats.items()]
         made = {**fused.results, **stats} if out is not None else {"out": call.out, **fused.results, **stats}

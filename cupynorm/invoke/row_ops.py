@@ -109,11 +109,11 @@ class Given(NamedTuple):
     dtype: Any
     return_stats: bool
     plan: str | Plan | None
-    said: tuple[Any, ...]
-    arrays: Sequence[Any]
+    options_key: tuple[Any, ...]
+    out_and_operands: Sequence[Any]
     scalars: Sequence[Any]
-    checked: Callable[[Given, Any], Any] | None
-    raw: Any
+    run_with_checks: Callable[[Given, Any], Any] | None
+    unchecked: Any
     key: Any
 
     def keep(self, signature: Any, bound: BoundCall, made: Mapping[str, Any]) -> None:
@@ -159,7 +159,7 @@ def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
     near = [each for each in bound.windows if each[1] in address]
     own = given.out is None
     moving = tuple(slot for slot in slots if slot[1] not in address)
-    y = MADE + max(0, len(given.arrays) - 1) if own else OUT
+    y = MADE + max(0, len(given.out_and_operands) - 1) if own else OUT
     return Shortcut(
         axis=given.axis,
         eps=given.eps,
@@ -199,11 +199,11 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
     dtype: Any,
     return_stats: bool,  # noqa: FBT001
     plan: str | Plan | None,
-    said: tuple[Any, ...] = (),
-    arrays: Sequence[Any] = (),
+    options_key: tuple[Any, ...] = (),
+    out_and_operands: Sequence[Any] = (),
     scalars: Sequence[Any] = (),
-    checked: Callable[[Given, Any], Any] | None = None,
-    raw: Any = None,
+    run_with_checks: Callable[[Given, Any], Any] | None = None,
+    unchecked: Any = None,
 ) -> Any:
     """Run one call of a public function: arguments, result and errors are those of norm.layer_norm.
 
@@ -212,9 +212,10 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
     depend on is in `key`, or is compared with the shortcut. A call without a shortcut is looked up by its signature,
     and checked if it is not found.
 
-    What is fused around the op: `said` are its options, as in Calls.again. `arrays` are `out` and then its arrays, in
-    an order that `said` tells. `scalars` are as in Arrays. checked(given, signature) runs such a call with all
-    checks; it finds there what else it needs, as `raw`.
+    The last five are for calls with more than the arguments of norm.layer_norm: `options_key` has their further
+    options, as in Calls.again; `out_and_operands` are `out` and then their further arrays, in an order that follows
+    from `options_key`; `scalars` are as in Arrays. run_with_checks(given, signature) runs such a call with all checks;
+    `unchecked` is what else it needs, as the user gave it.
     """
     # everything is written out here: to call a function costs as much as to compare two shapes
     calls = bound_calls.thread.calls
@@ -228,16 +229,16 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
         source = x.data.ptr
         # _c_contiguous, where true, says all that strides say, for a third of the time
         strides = x._c_contiguous or x.strides  # noqa: SLF001
-        scale = None if gamma is None else id(gamma)
-        shift = None if beta is None else id(beta)
-        key = (op.name, said, x.shape, strides, x.dtype, source & ALIGNMENT, scale, shift)
+        gamma_id = None if gamma is None else id(gamma)
+        beta_id = None if beta is None else id(beta)
+        key = (op.name, options_key, x.shape, strides, x.dtype, source & ALIGNMENT, gamma_id, beta_id)
         device = 0
         if calls.several:
             device = x.data.device_id
             key += (device,)
-        if out is not None or arrays:
+        if out is not None or out_and_operands:
             sources = [source, 0, 0]  # the addresses of gamma and beta are in the words
-            for each in arrays or (out,):
+            for each in out_and_operands or (out,):
                 if each is None:
                     key += NO_ARRAY
                     sources.append(0)
@@ -270,7 +271,7 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
             beta is None
             or (call.beta() is beta and (beta.ndim == call.beta_ndim or beta.shape == call.beta_shape))
         )
-        and not (calls.several and elsewhere(device, gamma, beta, out, *arrays))
+        and not (calls.several and elsewhere(device, gamma, beta, out, *out_and_operands))
     ):
         fits = True
         if sources:
@@ -324,13 +325,29 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
             error = devices.launch_error(status)
             if not devices.refuses_plan(error):
                 raise error
-    more = (said, arrays, scalars, checked, raw, key)
+    more = (options_key, out_and_operands, scalars, run_with_checks, unchecked, key)
     return _run_by_signature(Given(op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, *more))
 
 
 def _run_by_signature(given: Given) -> Any:
     """Run one call that no shortcut is for, and make one: run() will look for it under given.key."""
-    op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, said, arrays, scalars, checked, *_ = given
+    (
+        op,
+        x,
+        gamma,
+        beta,
+        axis,
+        eps,
+        out,
+        dtype,
+        return_stats,
+        plan,
+        options_key,
+        out_and_operands,
+        scalars,
+        run_with_checks,
+        *_,
+    ) = given
     calls = bound_calls.thread.calls
     options = (
         op.name,
@@ -341,11 +358,11 @@ def _run_by_signature(given: Given) -> Any:
         return_stats,
         type(return_stats),
         plan,
-        said,
+        options_key,
     )
-    signature, made = calls.again((x, gamma, beta, *(arrays or (out,))), options, scalars)
+    signature, made = calls.again((x, gamma, beta, *(out_and_operands or (out,))), options, scalars)
     if made is None:
-        return (checked or _run_checked)(given, signature)
+        return (run_with_checks or _run_checked)(given, signature)
     bound = calls.bound.get(signature)  # type: ignore[arg-type]  # what was made has a signature
     if bound is not None:  # unless a signal handler dropped it meanwhile
         given.keep_shortcut(bound)
@@ -360,14 +377,14 @@ def _run_checked(given: Given, signature: Any) -> Any:
     return_stats = boolean("return_stats", return_stats)
     columns = {"gamma": gamma, "beta": beta} if op.columns else None
     call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, columns=columns)
-    scale, shift = call.columns.get("gamma"), call.columns.get("beta")
+    checked_gamma, checked_beta = call.columns.get("gamma"), call.columns.get("beta")
     if call.on_device and (is_number(gamma) or is_number(beta)):
-        return run(op, x, scale, shift, axis, eps, call.out, dtype, return_stats, plan)
+        return run(op, x, checked_gamma, checked_beta, axis, eps, call.out, dtype, return_stats, plan)
     stats = {name: call.empty_statistic() for name in op.stats} if return_stats else {}
     if not call.on_device:
         asking.answer(lambda: _lowered(op, call, {}, exact))
         if x.size:  # without rows there is nothing to do, however long they would be
-            op.reference(x, scale, shift, call.axes, exact, call.out, *stats.values())
+            op.reference(x, checked_gamma, checked_beta, call.axes, exact, call.out, *stats.values())
     elif x.size:
         made = stats if out is not None else {"out": call.out, **stats}
         arrays = {"x": x, "gamma": gamma, "beta": beta, "out": out}
@@ -422,10 +439,10 @@ def launch_what_fits(
         try:
             return launch(found)
         except Exception as error:  # noqa: BLE001  what is no refusal is raised again
-            found = _less_shared(device, spec, wanted, found.plan, error)
+            found = _replan_after_refusal(device, spec, wanted, found.plan, error)
 
 
-def _less_shared(
+def _replan_after_refusal(
     device: int, spec: KernelSpec, wanted: str | Plan | None, refused: Plan, error: Exception
 ) -> Prepared:
     """Return a launch without cooperative blocks, or without clusters, if our share of the device refuses them.
@@ -477,7 +494,7 @@ def kernel_of(device: int, spec: KernelSpec, plan: Plan) -> compiler.Kernel:
     """Compile and load a plan's kernel, ready to be launched with its shared memory and in its clusters."""
     shared = plan.shared_bytes or plan.row_shared_bytes
     little = plan.parameter_cache == CONVERTED and shared <= PLAIN_SHARED_BYTES - STATIC_SHARED_BYTES
-    # more of L1 for shared memory costs those that want little of it 0.02 to 0.09 of the copy rate
+    # a larger part of L1 set aside for shared memory slows down kernels that want little of it (docs/notes/047)
     shared_limit = devices.limits_of(device).shared_bytes_per_block if shared and not little else 0
     return compiler.kernel(device, spec.text, spec.expression(plan), shared_limit, plan.cluster)
 

@@ -259,9 +259,8 @@ def _sent(what: Around, axes: int, vectors: Vectors, order: Sequence[int]) -> in
     return sum(sent_bytes(each, axes, vectors) for each in staged)
 
 
-# Bytes that pass between two uses of an operand's row: of more, L2 is taken to keep none. H200, a bias for all
-# batches: at 2048 columns in 16 bits (25 MB pass) 0.92 of the copy rate against 0.88 in another order, at 4096 (100
-# MB) 0.72 against 0.95.
+# Bytes that are read and written between two uses of an operand's row. Beyond that, L2 is taken to have lost the row,
+# and rows that share it follow one another; below, C order is faster (docs/notes/047, "Fused calls").
 FORGOTTEN_BYTES = 40 << 20
 
 

@@ -146,7 +146,7 @@ def operand(stretched: View, axes: int, vectors: Vectors, *, constant: bool) -> 
 
 
 def sent_bytes(stretched: View, axes: int, vectors: Vectors) -> int:
-    """Return the element bytes of an operand that is prefetched through shared memory (its struct's kSent), else 0."""
+    """Return the element bytes of an operand that is prefetched through shared memory (kStagedBytes in C++), else 0."""
     cols = stretched.split(axes)[1]
     along = any(stride for stride, extent in zip(cols.strides, cols.shape, strict=True) if extent > 1)
     size = stretched.dtype.itemsize
@@ -163,9 +163,8 @@ class Vectors(NamedTuple):
     """The vectors of a row, of `width` elements each.
 
     like: None where vectors begin at multiples of `width`; otherwise a view, and they begin where its vectors do.
-    short: offsets of operands' rows are computed in 32 bits. The compiler then orders the loads of unaligned rows worse
-    for softmax (197 columns in 16 bits, a byte mask: 0.83 to 0.67 of the copy rate), but not for norms (1001 columns:
-    0.76 to 0.79).
+    short: offsets of operands' rows are computed in 32 bits. The compiler then orders the loads of unaligned rows
+    better for norms, but worse for softmax (docs/notes/047, "Fused calls").
     """
 
     width: int

@@ -474,7 +474,7 @@ def _run(
         option, scale = quantize_option(quantize)
     # 0.0 and -0.0 are equal
     of_alpha = repr(alpha) if type(alpha) is float and not alpha else alpha
-    said = (option, of_alpha, type(alpha), p, type(p), return_sum, type(return_sum))
+    options_key = (option, of_alpha, type(alpha), p, type(p), return_sum, type(return_sum))
     scalars: tuple[int, ...] = ()
     if not (type(p) in {float, int} and p == 0):  # a dropout: its seed and offset are others in each call
         if type(seed) is type(offset) is int and 0 <= seed < WORDS and 0 <= offset < WORDS:
@@ -496,7 +496,7 @@ def _run(
         dtype,
         return_stats,
         plan,
-        said,
+        options_key,
         (out, residual, bias, scale),
         scalars,
         _run_checked,
@@ -506,8 +506,8 @@ def _run(
 
 def _run_checked(given: Given, signature: Any) -> Any:
     """Run a call of add_layer_norm or add_rms_norm with all checks."""
-    _, residual, bias, _ = given.arrays
-    extras = _adding(residual, bias, *given.raw)
+    _, residual, bias, _ = given.out_and_operands
+    extras = _adding(residual, bias, *given.unchecked)
     return fused_calls.run_checked(given, ("residual", "bias", fused_calls.SCALE), extras, signature)
 
 

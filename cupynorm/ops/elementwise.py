@@ -277,9 +277,9 @@ def dropout(x: Any, p: float, *, seed: int, offset: int = 0, out: Any = None, dt
 
 
 def _run_dropout(given: Given, signature: Signature | None) -> Any:
-    """Run a call of dropout with all checks; keep it. given.raw: the checked dropout."""
+    """Run a call of dropout with all checks; keep it. given.unchecked: the checked dropout."""
     call = check_each(given.x, out=given.out, dtype=given.dtype)
-    return _run(call, Each(dropout=given.raw), given, DROPOUT_SCALARS, signature)
+    return _run(call, Each(dropout=given.unchecked), given, DROPOUT_SCALARS, signature)
 
 
 def _gelu(approximate: str) -> str:
@@ -296,7 +296,7 @@ def _gated(x: Any, bias: Any, activation: str, gate: str, out: Any, dtype: Any) 
 
 
 def _with_bias(x: Any, bias: Any, activation: str, out: Any, dtype: Any, gate: str | None = None) -> Any:
-    said = (activation, gate)
+    options_key = (activation, gate)
     return row_ops.run(
         ACTIVATION,
         x,
@@ -308,7 +308,7 @@ def _with_bias(x: Any, bias: Any, activation: str, out: Any, dtype: Any, gate: s
         dtype,
         False,  # noqa: FBT003
         None,
-        said,
+        options_key,
         (),
         (),
         _run_with_bias,
@@ -317,7 +317,7 @@ def _with_bias(x: Any, bias: Any, activation: str, out: Any, dtype: Any, gate: s
 
 def _run_with_bias(given: Given, signature: Signature | None) -> Any:
     """Run a call with a bias, and perhaps a gate, with all checks; keep it."""
-    (activation, gate), x, bias, dtype = given.said, given.x, given.gamma, given.dtype
+    (activation, gate), x, bias, dtype = given.options_key, given.x, given.gamma, given.dtype
     columns, halves = {"bias": bias}, gate is not None
     call = check_each(x, out=given.out, dtype=dtype, columns=columns, least_axes=1, halves=halves)
     if call.on_device and is_number(bias):

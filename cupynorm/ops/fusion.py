@@ -58,7 +58,7 @@ OPS: dict[Any, RowOp] = {
 
 @functools.lru_cache(maxsize=256)
 def _is_number(kind: type) -> bool:
-    """Say whether a type is one of NUMBERS: to ask for each of them takes 0.2 us."""
+    """Say whether a type is one of NUMBERS; remembered, because asking takes longer (docs/notes/004)."""
     return issubclass(kind, NUMBERS)
 
 
@@ -92,24 +92,24 @@ class Fusion:
         """Run the fusion; arguments, results and errors are in fuse."""
         own: dict[str, Any] = OWN.copy()
         arrays: list[Any] = [None]  # out, which comes first, and operands
-        said: list[Any] = [id(self)]
+        options_key: list[Any] = [id(self)]
         of_op = self.arguments
         for index, each in enumerate(operands):
             if _is_number(type(each)):  # type: ignore[arg-type]  # every type hashes
-                said += (index, repr(each), type(each))  # repr tells 0.0 and -0.0 apart
+                options_key += (index, repr(each), type(each))  # repr tells 0.0 and -0.0 apart
             else:
                 arrays.append(each)
         for name, each in arguments.items():
             if name in of_op:
                 own[name] = each
             elif _is_number(type(each)):  # type: ignore[arg-type]
-                said += (name, repr(each), type(each))
+                options_key += (name, repr(each), type(each))
             else:
-                said.append(name)
+                options_key.append(name)
                 arrays.append(each)
         outs = own["out"]
         if isinstance(outs, tuple):
-            said.append(len(outs))
+            options_key.append(len(outs))
             own["out"] = outs[0] if outs else None
             arrays += outs[1:]
         arrays[0] = own["out"]
@@ -124,7 +124,7 @@ class Fusion:
             own["dtype"],
             own["return_stats"],
             own["plan"],
-            (*said,),
+            (*options_key,),
             arrays,
             (),
             self._run,
@@ -141,9 +141,9 @@ class Fusion:
     def _run(self, given: Given, signature: Signature | None) -> Any:
         """Run a call with all checks; keep it. It returns the first result, and then the others that it allocates.
 
-        given.raw: the operands and the arguments.
+        given.unchecked: the operands and the arguments.
         """
-        positional, arguments = given.raw
+        positional, arguments = given.unchecked
         x = given.x
         own = {name: each for name, each in arguments.items() if name in self.arguments}
         operands = self._bind(positional, {name: each for name, each in arguments.items() if name not in own})
@@ -151,7 +151,9 @@ class Fusion:
         call = self._check(x, operands, **own)
         if call.on_device and (is_number(own.get("gamma")) or is_number(own.get("beta"))):
             gamma, beta = (call.columns.get(name) for name in ("gamma", "beta"))
-            again = given._replace(gamma=gamma, beta=beta, raw=(positional, {**arguments, **call.columns}))
+            again = given._replace(
+                gamma=gamma, beta=beta, unchecked=(positional, {**arguments, **call.columns})
+            )
             return row_ops.run(*again[:-1])
         written = (*call.outs, call.loaded) if self.keep_loaded else call.outs
         made = {result(index): each for index, each in enumerate(written) if outs[index] is None}
@@ -160,7 +162,9 @@ class Fusion:
             each_given = {**dict(enumerate(positional)), **arguments}.items()
             keys = (key for key, each in each_given if key not in own and not isinstance(each, NUMBERS))
             names = (result(0), *map(self._role, keys), *map(result, range(1, len(outs))))
-            arrays = dict(zip(names, given.arrays, strict=False))  # without a tuple of outs there are fewer
+            arrays = dict(
+                zip(names, given.out_and_operands, strict=False)
+            )  # without a tuple of outs there are fewer
             roles = Arrays(
                 given={"x": x, "gamma": given.gamma, "beta": given.beta, **arrays},
                 written=tuple(map(result, range(len(written)))),

@@ -199,7 +199,7 @@ def _merge_checked(given: Given, signature: Signature | None) -> Any:
 
 
 def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype: Any) -> Any:
-    said = (parts, heads, type(heads))
+    options_key = (parts, heads, type(heads))
     return row_ops.run(
         SPLIT_HEADS,
         x,
@@ -211,7 +211,7 @@ def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype
         dtype,
         False,  # noqa: FBT003
         None,
-        said,
+        options_key,
         (),
         (),
         _split_checked,
@@ -220,9 +220,9 @@ def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype
 
 
 def _split_checked(given: Given, signature: Signature | None) -> Any:
-    """Run a call of add_qkv_bias or split_heads with all checks; keep it. given.raw: what x is called there."""
-    x, bias, out, dtype, name = given.x, given.gamma, given.out, given.dtype, given.raw
-    parts, heads, _ = given.said
+    """Run a call of add_qkv_bias or split_heads with all checks; keep it. given.unchecked: what x is called there."""
+    x, bias, out, dtype, name = given.x, given.gamma, given.out, given.dtype, given.unchecked
+    parts, heads, _ = given.options_key
     on_device = _check(name, x, bias, out)
     if x.ndim < 2:  # noqa: PLR2004  seq, hidden
         raise ValueError(f"{name} has shape {x.shape}: its last two axes must be seq and hidden elements")

@@ -286,24 +286,24 @@ def _run(
 ) -> Any:
     """Run a call with options; they may say nothing, such as where=None."""
     arrays, names = [], []
-    said: tuple[Any, ...] = ()
+    options_key: tuple[Any, ...] = ()
     for name, value in options.items():
         kind = type(value)
         if name in MASK_ARRAYS:
-            said += (name,)
+            options_key += (name,)
             arrays.append(value)
             names.append(name)
         elif kind is tuple:
-            said += (name, value, *map(type, value))
+            options_key += (name, value, *map(type, value))
         else:  # 0.0 and -0.0 are equal, 1 and True as well
-            said += (name, repr(value) if kind is float and not value else value, kind)
+            options_key += (name, repr(value) if kind is float and not value else value, kind)
     if quantize is not None:
         option, scale = quantize_option(quantize)
-        said += (option,)
+        options_key += (option,)
         arrays.append(scale)
         names.append("quantize.scale")
     more = (out, *arrays) if arrays else ()
-    raw = (options, quantize, names)
+    unchecked = (options, quantize, names)
     return row_ops.run(
         op,
         x,
@@ -315,11 +315,11 @@ def _run(
         dtype,
         False,  # noqa: FBT003
         plan,
-        said,
+        options_key,
         more,
         (),
         _run_checked,
-        raw,
+        unchecked,
     )
 
 
