@@ -19,10 +19,12 @@ from tests import simulator
 CHECKOUT = Path(__file__).parents[2]
 TEXT = (CHECKOUT / "docs" / "add-an-op.md").read_text("utf-8")
 STEP = re.compile(
-    r"(Create|At\s+the\s+end\s+of|Below\s+the\s+line\s+`([^`]+)`\s+of)\s+`([^`]+)`"
-    r"(?:(?!\n\n).)*?:\n\n```\w+\n(.*?)^```$",
+    r"(?P<how>Create|At\s+the\s+end\s+of"
+    r"|(?:Above|Below|In\s+place\s+of)\s+the\s+line\s+(?P<tick>``?) ?(?P<line>.+?) ?(?P=tick)\s+of)"
+    r"\s+`(?P<file>[^`]+)`(?:(?!\n\n).)*?:\n\n(?P<fence>```+)\w+\n(?P<block>.*?)^(?P=fence)$",
     re.MULTILINE | re.DOTALL,
 )
+STEPS = [*STEP.finditer(TEXT)]
 # the self-test of a device, of the new op alone and at three widths
 ON_THE_SIMULATOR = """
 import json
@@ -47,22 +49,30 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of the checkout in which every step of the page has been taken."""
     folder = tmp_path_factory.mktemp("copy")
     left_out = shutil.ignore_patterns("__pycache__", "*.pyc")
-    for name in ("cupynorm", "kernels", "tests/simulator"):
+    for name in ("benchmarks", "cupynorm", "docs", "kernels", "scripts", "tests"):
         shutil.copytree(CHECKOUT / name, folder / name, ignore=left_out)
-    for name in ("pyproject.toml", "tests/__init__.py"):
+    for name in ("pyproject.toml", *(page.name for page in CHECKOUT.glob("*.md"))):
         shutil.copy(CHECKOUT / name, folder / name)
-    for how, below, name, block in STEP.findall(TEXT):
-        file = folder / name
-        assert file.exists() == (how != "Create"), name
-        text = file.read_text("utf-8") if file.exists() else ""
-        line = " ".join(below.split())
-        if line:
-            assert text.count(f"{line}\n") == 1, line
-            text = text.replace(f"{line}\n", f"{line}\n{block}")
-        else:
-            text = f"{text}\n\n{block}".lstrip("\n")
-        file.write_text(text, "utf-8")
+    for step in STEPS:
+        take(step, folder / step["file"])
     return folder
+
+
+def take(step: re.Match[str], file: Path) -> None:
+    """Change a file as a step of the page says."""
+    how, block = " ".join(step["how"].split()), step["block"]
+    assert file.exists() == (how != "Create"), file
+    lines = file.read_text("utf-8").splitlines(keepends=True) if file.exists() else []
+    if step["line"] is None:
+        lines += ["\n", "\n", block] if lines else [block]
+    else:
+        (at,) = (i for i, line in enumerate(lines) if line.strip() == " ".join(step["line"].split()))
+        lines[at : at + 1] = {
+            "Above": [block, "\n\n" * (file.suffix == ".py"), lines[at]],
+            "Below": [lines[at], block],
+            "In": [block],
+        }[how.split()[0]]
+    file.write_text("".join(lines), "utf-8")
 
 
 def run(copy: Path, *arguments: str) -> str:
@@ -75,7 +85,36 @@ def run(copy: Path, *arguments: str) -> str:
 
 
 def test_every_block_of_code_belongs_to_a_step() -> None:
-    assert len(STEP.findall(TEXT)) == len(re.findall(r"^```(?:cuda|python)$", TEXT, re.MULTILINE)) >= 4
+    outside = re.sub(r"^````\w+\n.*?^````$", "```text", TEXT, flags=re.MULTILINE | re.DOTALL)
+
+    assert len(STEPS) == len(re.findall(r"^```(?:cuda|python|text)$", outside, re.MULTILINE)) >= 4
+
+
+def test_formatter_linter_and_types_are_content(copy: Path) -> None:
+    changed = sorted({step["file"] for step in STEPS if step["file"].endswith(".py")})
+
+    run(copy, "-m", "ruff", "format", "--check", *changed)
+    run(copy, "-m", "ruff", "check", *changed)
+    run(copy, "-m", "mypy", *changed)
+
+
+def test_the_tests_that_look_at_every_op_pass(copy: Path) -> None:
+    files = [
+        f"tests/project/test_{name}.py" for name in ("docs", "docstrings", "exports", "readme", "typing")
+    ]
+
+    # examples and commands of other pages run here already
+    run(
+        copy,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "not command_runs and not results_of",
+        *files,
+    )
 
 
 def test_the_self_test_passes(copy: Path) -> None:
