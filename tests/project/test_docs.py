@@ -199,11 +199,22 @@ def test_notes_are_numbered_and_in_their_index() -> None:
 
 
 def test_what_cites_a_note_cites_one_that_is_there() -> None:
-    there = {page.name[:3] for page in NOTES.glob("*.md")}
-    cited = set()
+    notes = {page.name[:3]: page.read_text("utf-8") for page in NOTES.glob("*.md")}
+    cited, sections = set(), set()
     for folder in ("cupynorm", "kernels", "benchmarks", "scripts", "tests"):
         for path in (CHECKOUT / folder).rglob("*"):
             if path.suffix in {".py", ".cu", ".cuh", ".h", ".md", ""} and path.is_file():
-                cited |= set(re.findall(r"docs/notes/(\d{3})", path.read_text("utf-8", errors="ignore")))
+                text = path.read_text("utf-8", errors="ignore")
+                cited |= set(re.findall(r"docs/notes/(\d{3})", text))
+                joined = re.sub(r"\s+(?://|#)?\s*", " ", text)  # a citation may go on in the next line
+                sections |= set(re.findall(r'docs/notes/(\d{3}), "([^"]+)"', joined))
 
-    assert cited <= there
+    assert cited <= set(notes)
+    assert sections
+    for number, heading in sections:
+        assert re.search(
+            rf"^(## {re.escape(heading)}|\*\*{re.escape(heading)}:?\*\*)", notes[number], re.MULTILINE
+        ), (
+            number,
+            heading,
+        )
