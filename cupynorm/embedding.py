@@ -365,14 +365,7 @@ def embed_file(
             progress(resumed, len(tokens))
         started = time.perf_counter()
         for start in range(resumed, len(tokens), WINDOW):
-            stop = min(start + WINDOW, len(tokens))
-            rows = np.empty((stop - start, shape[1]), model.dtype)
-            done = start
-            for places, embedded in model.window(tokens, start, stop):
-                rows[places - start] = embedded
-                done += len(places)
-                progress(done, len(tokens))
-            part.append(rows)
+            part.append(_rows_of_window(model, tokens, start, progress))
         part.sync()
         seconds = time.perf_counter() - started
         part.publish()
@@ -390,6 +383,20 @@ def embed_file(
         resumed=resumed,
         seconds=seconds,
     )
+
+
+def _rows_of_window(
+    model: TextEncoder, tokens: Tokens, start: int, progress: Callable[[int, int], None]
+) -> np.ndarray[Any, Any]:
+    """Return the embeddings of the window of texts from `start` on, in the order of the texts."""
+    stop = min(start + WINDOW, len(tokens))
+    rows = np.empty((stop - start, model.encoder.config.hidden), model.dtype)
+    done = start
+    for places, embedded in model.window(tokens, start, stop):
+        rows[places - start] = embedded
+        done += len(places)
+        progress(done, len(tokens))
+    return rows
 
 
 def _digest(model: TextEncoder, folder: Path, tokens: Tokens) -> str:

@@ -17,7 +17,7 @@ from cupynorm.cli.options import DTYPES, FILE, VARIANTS, Forms, Integers, Names,
 from cupynorm.cli.output import print_fields, print_json, print_note, progress_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from cupynorm.tools.results import Measured, Report
     from cupynorm.tools.saved import Tables
@@ -229,8 +229,6 @@ def _measured(show_point: Callable[[Measured], None], **options: Any) -> Report:
 
     save = functools.partial(_save, report, **options)
     save()  # a missing folder should be noticed now
-    # a bar and lines would overwrite each other: on a terminal, the lines come at the end
-    on_terminal = sys.stderr.isatty()
     try:
         if options["host"] or options["host_only"]:
             notes: dict[str, str] = {}
@@ -247,20 +245,33 @@ def _measured(show_point: Callable[[Measured], None], **options: Any) -> Report:
                 replays=timing.REPLAYS // 2 if quick else timing.REPLAYS,
                 seconds=options["seconds"],
             )
-            with progress_bar("bench") as show_progress:
-                for measured in found:
-                    report.points.append(measured)
-                    report.left_out -= 1
-                    save()
-                    show_progress(len(report.points), len(points))
-                    if not on_terminal:
-                        show_point(measured)
-            if on_terminal:
-                for measured in report.points:
-                    show_point(measured)
+            _collect(found, len(points), report, save, show_point)
     finally:
         save()
     return report
+
+
+def _collect(
+    found: Iterable[Measured],
+    count: int,
+    report: Report,
+    save: Callable[[], None],
+    show_point: Callable[[Measured], None],
+) -> None:
+    """Add each point to the report as soon as it has been measured, save the report and show the point."""
+    # a bar and lines would overwrite each other: on a terminal, the lines come at the end
+    on_terminal = sys.stderr.isatty()
+    with progress_bar("bench") as show_progress:
+        for measured in found:
+            report.points.append(measured)
+            report.left_out -= 1
+            save()
+            show_progress(len(report.points), count)
+            if not on_terminal:
+                show_point(measured)
+    if on_terminal:
+        for measured in report.points:
+            show_point(measured)
 
 
 def _peers_asked(asked: tuple[str, ...]) -> list[str]:

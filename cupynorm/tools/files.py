@@ -86,17 +86,10 @@ def run(
         name: path for name, path in {"x": source, "gamma": gamma, "beta": beta}.items() if path is not None
     }
     _check_options(op, given, eps=eps, stats=stats)
-    if list(given.values()).count(STANDARD) > 1:
-        raise ValueError("- is standard input, which holds one array only")
-    if target == STANDARD and stats:
-        raise ValueError(
-            "stats: standard output (-) has no name to derive the statistics' files from: give an output file"
-        )
-    if target == STANDARD:
-        check_standard_output()
+    _check_streams(given, target, stats=stats)
     statistics = op.stats if stats else ()
     paths = [target, *(target.with_name(f"{target.stem}.{name}.npy") for name in statistics)]
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:  # until it ends sources are open, and targets not yet complete
         sources = {
             name: stack.enter_context(contextlib.closing(Source(path, bfloat16=bfloat16)))
             for name, path in given.items()
@@ -129,16 +122,14 @@ def run(
             targets.append(made)
             stack.callback(targets[-1].discard)
         started = time.perf_counter()
-        launched = None
         step = max(1, BLOCK_BYTES // (cols * max(x.dtype.itemsize, y_dtype.itemsize)))
+        launched = None
         for start in range(0, rows, step):
             stop = min(start + step, rows)
-            with row_ops.observed() as plans:
-                results = compute(x.read(start, stop, axes))
-            if start == 0 and plans:  # the last block may be shorter and have another plan
-                launched = plans[-1].as_dict()
-            for each, result in zip(targets, results, strict=True):
-                each.write(result)
+            plan_of_block = _write_block(compute, x.read(start, stop, axes), targets)
+            launched = (
+                launched if start else plan_of_block
+            )  # the last block may be shorter and have another plan
             progress(stop, rows)
         for each in targets:
             each.sync()
@@ -158,6 +149,29 @@ def run(
         bytes_moved=x.bytes + sum(each.bytes for each in targets),
         seconds=seconds,
     )
+
+
+def _check_streams(given: dict[str, Path], target: Path, *, stats: bool) -> None:
+    """Check what is read from standard input and written to standard output."""
+    if list(given.values()).count(STANDARD) > 1:
+        raise ValueError("- is standard input, which holds one array only")
+    if target == STANDARD and stats:
+        raise ValueError(
+            "stats: standard output (-) has no name to derive the statistics' files from: give an output file"
+        )
+    if target == STANDARD:
+        check_standard_output()
+
+
+def _write_block(
+    compute: Callable[[Array], tuple[Array, ...]], x: Array, targets: list[Target | Pipe]
+) -> dict[str, Any] | None:
+    """Compute a block of rows and write its results; return the plan that was launched, if one was."""
+    with row_ops.observed() as plans:
+        results = compute(x)
+    for each, result in zip(targets, results, strict=True):
+        each.write(result)
+    return plans[-1].as_dict() if plans else None
 
 
 def _on(
