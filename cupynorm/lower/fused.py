@@ -29,7 +29,7 @@ from cupynorm.lower.mirrors import (
     kept,
     operand,
     scaled_store,
-    sent_bytes,
+    staged_bytes,
     value,
     vector_width,
 )
@@ -87,8 +87,8 @@ def _adding(*, bias: bool, dropout: bool) -> Function:
     """Return dropout(x + bias) + alpha * residual, of x, residual, alpha, bias, and a dropout with its factor."""
 
     def add(x: Any, residual: Any, alpha: Any, *others: Any) -> Any:
-        shift, kept, factor = (*others[:bias], *(None,) * (not bias), *others[bias:], *(None, None))[:3]
-        total = x if shift is None else x + shift
+        of_bias, kept, factor = (*others[:bias], *(None,) * (not bias), *others[bias:], *(None, None))[:3]
+        total = x if of_bias is None else x + of_bias
         if kept is not None:
             total = np.where(kept != 0, total * factor, 0.0)
         return total + alpha * residual
@@ -211,7 +211,7 @@ def fused_spec(
     problem = dataclasses.replace(
         problem,
         extra_registers=problem.extra_registers + sum(map(_registers_of, functions)),
-        staged_operand_bytes=_sent(what, axes, vectors, order),
+        staged_operand_bytes=_staged_bytes(what, axes, vectors, order),
     )
     texts = [each.struct_text(f"Function_{each.key}") for each in functions]
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts)
@@ -227,7 +227,7 @@ def _problem(
     alignment = common_alignment(x, written, axes)
     where = () if what.mask is None or what.mask.where is None else (what.mask.views()["where"],)
     load_operands = _bytes_of((*what.load_operands, *where), axes)
-    spans = what.mask is not None and what.mask.is_structural
+    is_interval = what.mask is not None and what.mask.is_structural
     return Problem(
         math.prod(x.shape[: len(x.shape) - axes]),
         math.prod(x.shape[len(x.shape) - axes :]),
@@ -245,18 +245,18 @@ def _problem(
         extra_registers=OF_DROPOUT * drops
         + OF_SCALES * bool(what.scales)
         + OF_RESULT * (len(what.outs) - 1)
-        + OF_KEPT * (what.loaded is not None)
-        + OF_SPANS[compute.itemsize] * (spans and (bool(load_operands) or compute.itemsize == 8)),  # noqa: PLR2004
-        interval_mask=spans,
+        + OF_LOADED * (what.loaded is not None)
+        + OF_INTERVAL[compute.itemsize] * (is_interval and (bool(load_operands) or compute.itemsize == 8)),  # noqa: PLR2004
+        interval_mask=is_interval,
     )
 
 
-def _sent(what: Around, axes: int, vectors: Vectors, order: Sequence[int]) -> int:
+def _staged_bytes(what: Around, axes: int, vectors: Vectors, order: Sequence[int]) -> int:
     """Return the bytes of an element that go through shared memory with x's where rows are prefetched."""
     staged = [each for each in what.load_operands if isinstance(each, View)]
     if what.mask is not None and what.mask.where is not None:
         staged.append(what.mask.views()["where"].reordered(order))
-    return sum(sent_bytes(each, axes, vectors) for each in staged)
+    return sum(staged_bytes(each, axes, vectors) for each in staged)
 
 
 # Bytes that are read and written between two uses of an operand's row. Beyond that, L2 is taken to have lost the row,
@@ -294,13 +294,13 @@ def _order(x: View, axes: int, what: Around) -> tuple[int, ...]:
     return order
 
 
-# Registers that a dropout's random words take while they are made, what finds a row's largest result, each further
-# result, what is kept of what was loaded, and, by bytes of the compute type, which columns a row keeps.
+# Registers taken by a dropout's random words while they are made, by the search for a row's largest result, by each
+# further result, by a sum that is stored as well, and, by bytes of the compute type, by an interval mask.
 OF_DROPOUT = 8
 OF_SCALES = 8
 OF_RESULT = 16
-OF_KEPT = 8
-OF_SPANS = {4: 16, 8: 56}
+OF_LOADED = 8
+OF_INTERVAL = {4: 16, 8: 56}
 
 
 def _registers_of(function: Function) -> int:

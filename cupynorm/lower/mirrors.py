@@ -145,7 +145,7 @@ def operand(stretched: View, axes: int, vectors: Vectors, *, constant: bool) -> 
     return Struct(type_name, dtype, (stretched.pointer, index.values, columns.values))
 
 
-def sent_bytes(stretched: View, axes: int, vectors: Vectors) -> int:
+def staged_bytes(stretched: View, axes: int, vectors: Vectors) -> int:
     """Return the element bytes of an operand that is prefetched through shared memory (kStagedBytes in C++), else 0."""
     cols = stretched.split(axes)[1]
     along = any(stride for stride, extent in zip(cols.strides, cols.shape, strict=True) if extent > 1)

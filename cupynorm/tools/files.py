@@ -80,6 +80,8 @@ def run(
     elements are bfloat16. `progress` is called with the rows done and all rows. A forced plan needs a device. `target`
     appears only when the run was successful.
 
+    One function of over 60 lines, because what it opens stays open in one ExitStack until the targets are complete.
+
     Raises FileError, NoDeviceError, ValueError for options that the op does not take, and whatever the op raises.
     """
     given = {

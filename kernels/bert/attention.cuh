@@ -71,11 +71,11 @@ __global__ void __launch_bounds__(kAttentionBlock, kTiles > 1 || kSize > 64 ? 2 
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int row = query + i * 16 + g + j % 2 * 8, col = s * 16 + j / 2 * 8 + 2 * t;
-        float value[2] = {0, 0}, shift[2];
+        float value[2] = {0, 0}, bias[2];
         if (row < length) {
           unpack<2>(load_vector<T, 2>(base + row * row_stride + col), value);
-          unpack<2>(load_vector<float, 2, 1, true>(a.bias + head + col), shift);
-          value[0] += shift[0], value[1] += shift[1];
+          unpack<2>(load_vector<float, 2, 1, true>(a.bias + head + col), bias);
+          value[0] += bias[0], value[1] += bias[1];
         }
         q[i][s][j] = round_pair_to(T{}, value[0], value[1]);
       }
@@ -177,10 +177,10 @@ __global__ void __launch_bounds__(kAttentionBlock, kTiles > 1 || kSize > 64 ? 2 
 #pragma unroll
       for (int n = 0; n < kCols; ++n) {
         const int col = n * 8 + 2 * t;
-        float shift[2];
-        unpack<2>(load_vector<float, 2, 1, true>(a.bias + 2 * a.columns + head + col), shift);
+        float bias[2];
+        unpack<2>(load_vector<float, 2, 1, true>(a.bias + 2 * a.columns + head + col), bias);
         const float value[2] =
-            {multiply_add(out[i][n][2 * r], factor, shift[0]), multiply_add(out[i][n][2 * r + 1], factor, shift[1])};
+            {multiply_add(out[i][n][2 * r], factor, bias[0]), multiply_add(out[i][n][2 * r + 1], factor, bias[1])};
         store_vector(a.context + (start + row) * a.columns + head + col, vector_from<T, 2>(value));
       }
     }
@@ -268,11 +268,11 @@ inline void attend_together(const Attention<T>& a, const TensorMap* boxes) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int mine = query + g + j % 2 * 8, col = s * 16 + j / 2 * 8 + 2 * t;
-      float value[2] = {0, 0}, shift[2];
+      float value[2] = {0, 0}, bias[2];
       if (mine < length) {
         unpack<2>(load_vector<T, 2>(base + (unsigned(mine) * row_stride + col)), value);
-        unpack<2>(load_vector<float, 2, 1, true>(a.bias + (head + col)), shift);
-        value[0] += shift[0], value[1] += shift[1];
+        unpack<2>(load_vector<float, 2, 1, true>(a.bias + (head + col)), bias);
+        value[0] += bias[0], value[1] += bias[1];
       }
       q[s][j] = round_pair_to(T{}, value[0], value[1]);
     }
@@ -370,10 +370,10 @@ inline void attend_together(const Attention<T>& a, const TensorMap* boxes) {
 #pragma unroll
     for (int n = 0; n < kCols; ++n) {
       const int col = n * 8 + 2 * t;
-      float shift[2];
-      unpack<2>(load_vector<float, 2, 1, true>(a.bias + (2 * columns + head + col)), shift);
+      float bias[2];
+      unpack<2>(load_vector<float, 2, 1, true>(a.bias + (2 * columns + head + col)), bias);
       const float value[2] =
-          {multiply_add(out[4 * n + 2 * r], factor, shift[0]), multiply_add(out[4 * n + 2 * r + 1], factor, shift[1])};
+          {multiply_add(out[4 * n + 2 * r], factor, bias[0]), multiply_add(out[4 * n + 2 * r + 1], factor, bias[1])};
       store_vector(to + (unsigned(mine) * columns + col), vector_from<T, 2>(value));
     }
   }

@@ -102,8 +102,8 @@ __global__ void __launch_bounds__(kHeadsBlock)
     if (there[i]) held[i] = load_vector<T, kVector>(a.x + (source + a.from.of_token(row)));
   }
 
-  Compute shift[kVector];
-  if constexpr (Bias::kPresent) unpack<kVector>(a.bias.template load<kVector>(int64(vector) * kVector), shift);
+  Compute bias[kVector];
+  if constexpr (Bias::kPresent) unpack<kVector>(a.bias.template load<kVector>(int64(vector) * kVector), bias);
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
     if (first + i >= a.tokens) break;
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kHeadsBlock)
       if (!kIndexed || there[i]) unpack<kVector>(held[i], value);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        if constexpr (Bias::kPresent) value[j] += shift[j];
+        if constexpr (Bias::kPresent) value[j] += bias[j];
         if (kIndexed && !there[i]) value[j] = 0;
       }
       store_vector<true>(to, vector_from<U, kVector>(value));

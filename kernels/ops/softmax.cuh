@@ -96,7 +96,7 @@ template <typename T>
 struct Softmax : OfExponentials<Softmax<T>, T> {
   using State = Exponentials<T>;
   struct Row {
-    T max, scale, factor;
+    T max, reciprocal_sum, factor;
   };
 
   static T dropped() { return 0; }  // what becomes of an element that a mask drops
@@ -108,12 +108,12 @@ struct Softmax : OfExponentials<Softmax<T>, T> {
 
   template <typename Cols>
   Row finish(State mine, State row, Cols, T) const {
-    T scale = reciprocal(row.sum);
-    return {row.max, scale, exponential(mine.max - row.max) * scale};
+    T reciprocal_sum = reciprocal(row.sum);
+    return {row.max, reciprocal_sum, exponential(mine.max - row.max) * reciprocal_sum};
   }
 
   static T map(T x, Row row) { return x * row.factor; }
-  static T map_raw(T x, Row row) { return exponential(x - row.max) * row.scale; }
+  static T map_raw(T x, Row row) { return exponential(x - row.max) * row.reciprocal_sum; }
 };
 
 template <typename T>
