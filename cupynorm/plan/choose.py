@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from cupynorm.plan import forced as forced_plans
 from cupynorm.plan.base import LocalBytes, Occupancy, Question, Variant, none_known
 from cupynorm.plan.config import (
     ALIGNED,
@@ -106,6 +105,8 @@ def _named(problem: Problem, name: str) -> Variant:
 
 
 def _forced(question: Question, forced: Plan) -> Plan:
+    from cupynorm.plan import forced as forced_plans  # noqa: PLC0415  of no use to a plan that is chosen
+
     forced_plans.check_numbers(question.problem, question.limits, forced)
     at_vectors = forced.variant == "uncached" or (forced.variant == "cluster" and not forced.unaligned)
     asked = _at_vectors(question, vectors_only=at_vectors)
