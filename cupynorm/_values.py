@@ -71,6 +71,9 @@ else:
         "__delattr__": _delattr,
     }
 
+    OWN = {"__init__", "__repr__"}  # a class may write them itself
+    COMPARING = {"__eq__", "__hash__"}
+
     def dataclass(*, frozen=False, slots=False, eq=True, repr=True):  # noqa: A002
         """Return what dataclasses.dataclass does, where it is frozen or eq and repr are off."""
 
@@ -83,8 +86,10 @@ else:
             cls._all, cls._slotted = set(cls.__match_args__), slots
             cls._compared = tuple([each.name for each in fields if each.compare])
             cls._shown = tuple([each.name for each in fields if each.repr])
-            for name, method in {"__init__": _init, **(FROZEN if frozen else {})}.items():
-                setattr(cls, name, method)
+            methods = {"__init__": _init, **(FROZEN if frozen else {})}
+            for name in methods.keys() - OWN.intersection(cls.__dict__):
+                if eq or name not in COMPARING:
+                    setattr(cls, name, methods[name])
             return cls
 
         return made

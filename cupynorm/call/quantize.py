@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 
 from cupynorm._dtypes import quantized_dtype
 from cupynorm._options import finite
+from cupynorm._values import dataclass
 from cupynorm.call.arguments import check_dtype, check_kind
 from cupynorm.runtime import devices
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Quantize:
     """How a result is quantised: q = y / scale, rounded to nearest even and saturated.
 
@@ -51,8 +51,9 @@ class Quantize:
     dtype: Any
     scale: Any = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", quantized_dtype(self.dtype))
+    def __init__(self, dtype: Any, scale: Any = None) -> None:
+        object.__setattr__(self, "dtype", quantized_dtype(dtype))
+        object.__setattr__(self, "scale", scale)
         if self.scale is None:
             return
         if isinstance(self.scale, np.ndarray) or devices.is_device_array(self.scale):

@@ -36,7 +36,7 @@ from cupynorm.runtime import compiler, devices, tuned_plans
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from cupynorm.plan.base import Occupancy
+    from cupynorm.plan.base import LocalBytes, Occupancy
     from cupynorm.runtime.devices import Binding
 
 
@@ -546,15 +546,24 @@ def _prepare(
             )
         )
 
+    def local_bytes(plan: Plan) -> int:
+        return load(plan).local_bytes
+
     if cooperative:
-        plan, _ = _choose(spec, limits, occupancy, wanted, tuned=tuned)
+        plan, _ = _choose(spec, limits, occupancy, local_bytes, wanted, tuned=tuned)
     else:
-        plan = choose(spec.problem, limits, occupancy, wanted, cooperative=False)
+        plan = choose(spec.problem, limits, occupancy, wanted, cooperative=False, local_bytes=local_bytes)
     return Prepared(load(plan), plan)
 
 
 def _choose(
-    spec: KernelSpec, limits: Limits, occupancy: Occupancy, wanted: str | Plan | None, *, tuned: bool = True
+    spec: KernelSpec,
+    limits: Limits,
+    occupancy: Occupancy,
+    local_bytes: LocalBytes,
+    wanted: str | Plan | None,
+    *,
+    tuned: bool = True,
 ) -> tuple[Plan, str]:
     """Return the plan and its source: "wanted", "tuned" (`cupynorm tune` found it) or "table" (rules of plan/data).
 
@@ -563,7 +572,7 @@ def _choose(
     from cupynorm.plan.choose import choose  # noqa: PLC0415  as in _prepare()
 
     if wanted is not None:
-        return choose(spec.problem, limits, occupancy, wanted), "wanted"
+        return choose(spec.problem, limits, occupancy, wanted, local_bytes=local_bytes), "wanted"
     if tuned and tuned_plans.switched_on():
         place = tuned_plans.place(limits, devices.driver_version())
         found = tuned_plans.find(place, limits, spec.types, spec.problem)
@@ -573,7 +582,7 @@ def _choose(
                 return dataclasses.replace(plan, why="`cupynorm tune` found it on this device"), "tuned"
             except Exception as error:  # noqa: BLE001  whatever a file holds, it makes no call fail
                 warnings.warn(f"{place.file}: a tuned plan is not used: {error}", stacklevel=2)
-    return choose(spec.problem, limits, occupancy), "table"
+    return choose(spec.problem, limits, occupancy, local_bytes=local_bytes), "table"
 
 
 def forget() -> None:

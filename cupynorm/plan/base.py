@@ -16,9 +16,12 @@ from cupynorm.plan.config import (
     MAX_CTAS,
     MAX_DYNAMIC_ROWS,
     MAX_GRID,
+    MOST_REGISTERS,
     ONE_BLOCK_PER_ROW,
     PORTABLE_CTAS,
+    REGISTER_UNIT,
     UNALIGNED_APART,
+    WARP,
     Plan,
 )
 
@@ -30,6 +33,13 @@ if TYPE_CHECKING:
 # (plan without its grid) -> blocks that a multiprocessor holds at once, or, of clusters, how many the device does; 0:
 # it cannot be launched.
 Occupancy = Callable[[Plan], int]
+# (plan without its grid) -> bytes of local memory of a thread of its compiled kernel: of what registers do not hold.
+LocalBytes = Callable[[Plan], int]
+
+
+def none_known(plan: Plan) -> int:  # noqa: ARG001  a LocalBytes
+    """Stand in for the compiler where no kernel is compiled, or where a plan is launched as it was asked for."""
+    return 0
 
 
 class Question(NamedTuple):
@@ -39,6 +49,7 @@ class Question(NamedTuple):
     limits: Limits
     rules: Rules
     occupancy: Occupancy
+    local_bytes: LocalBytes = none_known
 
     @property
     def architecture(self) -> int:
@@ -104,6 +115,7 @@ def with_grid(
     problem, limits = question.problem, question.limits
     if plan.shared_bytes > limits.shared_bytes_per_block:
         return None
+    asked, plan = plan, without_spills(question, plan)
     resident = question.occupancy(plan)
     if resident == 0 or (plan.dynamic and problem.rows > MAX_DYNAMIC_ROWS):
         return None
@@ -115,7 +127,45 @@ def with_grid(
     if most < unit:
         return None  # also where no block has a next row: whether a plan fits does not depend on the number of rows
     grid = blocks if blocks <= most else most // unit * unit
-    return dataclasses.replace(plan, grid=grid, waves=grid / at_once, why=question.why(reason))
+    why = question.why(reason)
+    if plan.min_blocks < asked.min_blocks:
+        why += (
+            f", with {plan.min_blocks} blocks a multiprocessor: registers are spilled with {asked.min_blocks}"
+        )
+    return dataclasses.replace(plan, grid=grid, waves=grid / at_once, why=why)
+
+
+def without_spills(question: Question, plan: Plan) -> Plan:
+    """Return a plan with as few blocks a multiprocessor as its kernel needs to keep its values in registers.
+
+    The compiled kernel is asked. It is compiled again for fewer blocks only where each thread then has more registers,
+    and only as long as that helps: local memory may also hold what no register can, such as an array whose elements
+    are chosen at run time. How a row is summed does not depend on it.
+    """
+    kept, spilled = plan, question.local_bytes(plan)
+    while spilled:
+        blocks = _blocks_with_more_registers(question.limits, kept)
+        if blocks == 0:
+            break
+        fewer = dataclasses.replace(kept, min_blocks=blocks)
+        less = question.local_bytes(fewer)
+        if less >= spilled:
+            break
+        kept, spilled = fewer, less
+    return kept
+
+
+def _blocks_with_more_registers(limits: Limits, plan: Plan) -> int:
+    """Return the most blocks below a plan's that leave a thread more registers; 0 if it has all it can have."""
+    now = _registers_left(limits, plan.block, plan.min_blocks)
+    tried = range(plan.min_blocks - 1, 0, -1)
+    return next((blocks for blocks in tried if _registers_left(limits, plan.block, blocks) > now), 0)
+
+
+def _registers_left(limits: Limits, block: int, blocks: int) -> int:
+    """Return how many registers a thread may have so that a multiprocessor holds so many blocks."""
+    of_warp = limits.registers_per_sm // (max(1, blocks) * math.ceil(block / WARP))
+    return min(MOST_REGISTERS, of_warp // (WARP * REGISTER_UNIT) * REGISTER_UNIT)
 
 
 def blocks_at_once(limits: Limits, plan: Plan) -> int:

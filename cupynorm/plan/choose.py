@@ -10,8 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from cupynorm.plan import forced as forced_plans
-from cupynorm.plan.base import Occupancy, Question, Variant
+from cupynorm.plan.base import LocalBytes, Occupancy, Question, Variant, none_known
 from cupynorm.plan.config import (
     ALIGNED,
     FUSED_VARIANTS,
@@ -48,15 +47,24 @@ def choose(
     forced: str | Plan | None = None,
     *,
     cooperative: bool = True,
+    local_bytes: LocalBytes = none_known,
 ) -> Plan:
     """Return the plan for `problem`: the first variant in turn that can hold a row, or what is `forced`.
 
     `forced` names a variant, or is a Plan, of which the template arguments and the block are kept, and the waves as a
-    bound. cooperative: whether its blocks may have to run all at once. Raises DoesNotFitError, a ValueError, if
-    `forced` is unknown or cannot hold the row so, TypeError if it is no plan.
+    bound. cooperative: whether its blocks may have to run all at once. local_bytes: asks the compiled kernel whether
+    registers are spilled, which a plan that is not forced avoids. Raises DoesNotFitError, a ValueError, if `forced` is
+    unknown or cannot hold the row so, TypeError if it is no plan.
     """
     check_plan(forced)
-    question = Question(problem, limits, rules_of(limits.compute_capability), occupancy)
+    asked_for = isinstance(forced, Plan)  # it is launched as it was found to be best, spills or not
+    question = Question(
+        problem,
+        limits,
+        rules_of(limits.compute_capability),
+        occupancy,
+        none_known if asked_for else local_bytes,
+    )
     if isinstance(forced, Plan):
         plan = _forced(question, forced)
         if plan.cooperative and not cooperative:
@@ -97,6 +105,8 @@ def _named(problem: Problem, name: str) -> Variant:
 
 
 def _forced(question: Question, forced: Plan) -> Plan:
+    from cupynorm.plan import forced as forced_plans  # noqa: PLC0415  of no use to a plan that is chosen
+
     forced_plans.check_numbers(question.problem, question.limits, forced)
     at_vectors = forced.variant == "uncached" or (forced.variant == "cluster" and not forced.unaligned)
     asked = _at_vectors(question, vectors_only=at_vectors)

@@ -22,6 +22,7 @@ MAX_GRID = 2**31 - 1  # blocks of a grid
 ACCESS_BYTES = 16  # the widest access
 LINE_BYTES = 128  # of the level-1 cache: a block's share of an unaligned row may begin at a line
 REGISTER_BYTES = 4
+MOST_REGISTERS = 255  # of a thread
 REGISTER_UNIT = 8  # registers of a thread that are given out together: 256 for each warp
 AMPERE, HOPPER = 80, 90  # compute capabilities that brought asynchronous copies, and clusters
 MAX_CTAS, PORTABLE_CTAS = 16, 8  # blocks of a cluster: at most, and on every device that has clusters

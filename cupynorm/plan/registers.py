@@ -32,9 +32,7 @@ def registers(question: Question, elements: int, *, full: bool, cached: bool) ->
         passing = sum(size * problem.vector // REGISTER_BYTES for size in problem.parameter_bytes)
         others += max(0, 2 * (passing - model.passing_words))
     many = _many_addresses(question, elements, cached=cached)
-    wide = problem.element_bytes == FLOAT_BYTES or (
-        problem.fused and problem.vector == model.addressed_vector
-    )
+    wide = problem.element_bytes == FLOAT_BYTES
     simple = problem.extra_registers <= model.few
     if many and not (full and wide and simple and measured):
         others += model.addresses if simple else model.many_addresses

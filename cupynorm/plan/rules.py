@@ -364,8 +364,8 @@ class RegisterModel(NamedTuple):
     mixed_types, before_ampere, converted, edge
         More: where parameters have another type than x; on older devices; for where converted parameters lie; for an
         element that is in no vector, and for each operand.
-    addresses, many_addresses, addressed_vector
-        More where a thread has many vectors: as a rule, and with much arithmetic; not in vectors of so many elements.
+    addresses, many_addresses
+        More where a thread has many vectors: as a rule, and with much arithmetic.
     passing_words
         Of a vector of parameters: more pass through registers of their own.
     loaded_bytes
@@ -399,7 +399,6 @@ class RegisterModel(NamedTuple):
     edge: int
     addresses: int
     many_addresses: int
-    addressed_vector: int
     passing_words: int
     loaded_bytes: int
     narrow: int

@@ -180,8 +180,11 @@ def _planned(
         groups = limits.sm_count // CLUSTER_GROUP
         return groups * (CLUSTER_GROUP * resident // plan.cluster)
 
+    def local_bytes(plan: Plan) -> int:
+        return ask.local_bytes(what.expression(plan))
+
     # run() without its launch
-    chosen, source = row_ops._choose(what, limits, occupancy, plan, tuned=tuned)  # noqa: SLF001
+    chosen, source = row_ops._choose(what, limits, occupancy, local_bytes, plan, tuned=tuned)  # noqa: SLF001
     return Explanation(
         op=name,
         device=limits.name,
@@ -250,6 +253,11 @@ class _Compiled:
     def registers(self, expression: str) -> int | None:
         image = self._image(expression)
         return None if image is None else image.registers
+
+    def local_bytes(self, expression: str) -> int:
+        """Return a thread's local memory; 0 where no compiler can be asked."""
+        image = self._image(expression)
+        return 0 if image is None else image.stack_bytes
 
     def resident_blocks(self, expression: str, block: int, shared_bytes: int) -> int:
         """Return how many blocks a multiprocessor holds."""
