@@ -28,6 +28,7 @@ from cupynorm.plan.variants.fused_cluster import narrowed_question
 if TYPE_CHECKING:
     from cupynorm.plan.limits import Limits
     from cupynorm.plan.problem import Problem
+    from cupynorm.plan.rules import Rules
 
 CANDIDATES: dict[str, Variant] = {
     "warp": registers.warp,
@@ -48,15 +49,17 @@ def choose(
     forced: str | Plan | None = None,
     *,
     cooperative: bool = True,
+    rules: Rules | None = None,
 ) -> Plan:
     """Return the plan for `problem`: the first variant in turn that can hold a row, or what is `forced`.
 
     `forced` names a variant, or is a Plan, of which the template arguments and the block are kept, and the waves as a
-    bound. cooperative: whether its blocks may have to run all at once. Raises DoesNotFitError, a ValueError, if
-    `forced` is unknown or cannot hold the row so, TypeError if it is no plan.
+    bound. cooperative: whether its blocks may have to run all at once. rules: others than those of the device's
+    architecture, but for where unaligned rows are worth 16-byte vectors, which is the same for all. Raises
+    DoesNotFitError, a ValueError, if `forced` is unknown or cannot hold the row so, TypeError if it is no plan.
     """
     check_plan(forced)
-    question = Question(problem, limits, rules_of(limits.compute_capability), occupancy)
+    question = Question(problem, limits, rules or rules_of(limits.compute_capability), occupancy)
     if isinstance(forced, Plan):
         plan = _forced(question, forced)
         if plan.cooperative and not cooperative:
