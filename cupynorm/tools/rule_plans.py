@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cupynorm.plan.choose import choose
-from cupynorm.plan.config import DoesNotFitError, Plan
+from cupynorm.plan.config import ONE_BLOCK_PER_ROW, DoesNotFitError, Plan
 from cupynorm.plan.limits import Limits
 from cupynorm.plan.problem import Problem
 from cupynorm.plan.rules import Rules, parse, rule_of
-from cupynorm.runtime import tuned_plans
 from cupynorm.tools.tune import guessed_occupancy
 
 Row = dict[str, Any]
 # A rule of one of these holds rows up to its own row_bytes from where the one before it ends.
 INTERVALS = ("registers", "cached", "cluster")
+FIRST_IS_TAKEN = ("registers", "cached")  # the first rule that is long enough decides, whether or not it fits
 NEXT = 4  # how many rules down the list are tried in a rule's place
 BEFORE = 2  # and how many up the list, as if they held rows so long
 # Crossovers that decide how a call is written in C++, before its device is known: no data but those of the measured
@@ -99,15 +100,36 @@ class Content:
             found = choose(problem, limits, occupancy, rules=self.rules)
         except (DoesNotFitError, KeyError, IndexError):  # a list without rules
             return None
-        return Chosen(tuned_plans.portable(found), rule_of(found.why))
+        # as tuned_plans.portable() has it, in a tenth of the time
+        plan = dataclasses.replace(found, grid=0, resident_blocks=0, waves=ONE_BLOCK_PER_ROW, why="")
+        return Chosen(plan, rule_of(found.why))
 
     def before(self, rule: str) -> list[str]:
         """Return the rules up the list whose rows could be as long as those of a rule, the nearest first."""
-        row = self.by_name[rule]
-        if row["rule"].partition(" ")[0] not in INTERVALS:
-            return []
-        alike = [each for each in self.rows if _in_turn(each) == _in_turn(row)]
-        return [each["id"] for each in reversed(alike[: alike.index(row)])]
+        turn = self._turns.get(rule, [])
+        return turn[: turn.index(rule)][::-1] if turn else []
+
+    def after(self, rule: str) -> list[str]:
+        """Return the rules down the list whose rows could be as short as those of a rule, the nearest first."""
+        turn = self._turns.get(rule, [])
+        return turn[turn.index(rule) + 1 :] if turn else []
+
+    @functools.cached_property
+    def _turns(self) -> dict[str, list[str]]:
+        """The names of the rules of which one ends where the next begins, for each of them."""
+        found: dict[tuple[Any, ...], list[str]] = {}
+        for row in self.rows:
+            if row["rule"].partition(" ")[0] in INTERVALS:
+                found.setdefault(_in_turn(row), []).append(row["id"])
+        return {name: names for names in found.values() for name in names}
+
+    @functools.cached_property
+    def tables(self) -> dict[tuple[Any, ...], list[Row]]:
+        """The rules of each list, in order."""
+        found: dict[tuple[Any, ...], list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(table_of(row), []).append(row)
+        return found
 
 
 def _in_turn(row: Row) -> tuple[Any, ...]:
@@ -146,7 +168,7 @@ def _changed(content: Content, problem: Problem, rule: str | None) -> Iterator[t
         row = content.by_name[rule]
         for each in content.before(rule)[:BEFORE]:
             yield f"{each} for longer rows", content.but([rule], {each: row["row_bytes"]})
-        table = [each["id"] for each in content.rows if table_of(each) == table_of(row)]
+        table = [each["id"] for each in content.tables[table_of(row)]]
         yield "without the list of the rule", content.but(table)
     for crossover in content.crossovers:
         name = name_of(crossover)

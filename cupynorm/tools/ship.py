@@ -6,6 +6,7 @@ this holds for every kind of list, however a rule is looked up in it.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -146,7 +147,8 @@ class _Shipping:
         self.chosen = [found for _, found in known]
         self.before = [each.shares[found.plan] for each, found in known]
         self.reference = list(self.before)
-        self.covered = {found.rule for found in self.chosen if found.rule}
+        self.orders: dict[Problem, int] = {}  # how many there are of a row, whatever the number of rows
+        self.measured = collections.Counter(found.rule for found in self.chosen)
 
     # ---- moves
 
@@ -173,17 +175,15 @@ class _Shipping:
         if name not in self.content.by_name:
             return
         row = self.content.by_name[name]
-        after = [each["id"] for each in self.content.rows if self.content.before(each["id"])[:1] == [name]]
+        after = self.content.after(name)
         if not after or row["row_bytes"] is None:
             return
         least = max((self._end(each) for each in self.content.before(name)[:1]), default=0)
         most = self._end(after[0])
-        mine = {name, after[0]}
-        widths = {
-            seen.problem.row_bytes
-            for seen, chosen in zip(self.seen, self.chosen, strict=True)
-            if chosen.rule in mine
-        }
+        mine = [number for number, chosen in enumerate(self.chosen) if chosen.rule in {name, after[0]}]
+        if not any(self._slower(number) for number in mine):
+            return
+        widths = {self.seen[number].problem.row_bytes for number in mine}
         for width in sorted(widths):
             if least < width < most and width != row["row_bytes"]:
                 yield Move(longest={name: width})
@@ -195,36 +195,51 @@ class _Shipping:
     def _removals(self, name: str) -> Iterator[Move]:
         """Give moves that leave a rule out: its rows go to those down the list, or to the one before it."""
         yield Move((name,))
-        if name in {row["id"] for row in self.content.rows}:
-            for before in self.content.before(name)[:1]:
-                yield Move((name,), {before: self.content.by_name[name]["row_bytes"]})
+        for before in self.content.before(name)[:1]:
+            yield Move((name,), {before: self.content.by_name[name]["row_bytes"]})
 
     def _may_go(self, name: str) -> bool:
         row = self.content.by_name[name]
         if "id" not in row:
             return bool(self._changed_by(Move((name,))))
-        points = sum(chosen.rule == name for chosen in self.chosen)
         one_width = row["row_bytes"] is not None and row.get("above", 0) >= row["row_bytes"] - row["bytes"]
-        return name in self.covered and (points >= LEAST_POINTS or one_width or (points == 0))
+        return self.measured[name] >= (1 if one_width else LEAST_POINTS)
 
     # ---- what a move comes to
 
-    def _near(self, name: str) -> list[int]:
-        """Return the points that a row may matter for, those that it decides first."""
-        row = self.first.by_name[name]
-        parameters, size = rule_plans.kind_of(row)
+    def _near(self, move: Move) -> list[int]:
+        """Return the points that a move may matter for, those that its rows decide first."""
+        names = (*move.without, *move.longest)
+        parameters, size = rule_plans.kind_of(self.content.by_name[names[0]])
+        least, most = self._reach(move)
         near = [
             number
             for number, seen in enumerate(self.seen)
             if size in {None, seen.problem.element_bytes} and parameters in {None, seen.problem.kind[0]}
+            if least < seen.problem.row_bytes <= most
         ]
-        return sorted(near, key=lambda number: self.chosen[number].rule != name)
+        return sorted(near, key=lambda number: self.chosen[number].rule not in names)
+
+    def _reach(self, move: Move) -> tuple[float, float]:
+        """Return of more than how many bytes, and up to how many, rows are that a move may matter for."""
+        least, most = math.inf, 0.0
+        for name in (*move.without, *move.longest):
+            row = self.content.by_name[name]
+            table = self.content.tables[rule_plans.table_of(row)] if "id" in row else []
+            # the first and the last of a list stand in where no rule holds a row
+            if not table or row in (table[0], table[-1]):
+                return 0, math.inf
+            before = table[table.index(row) - 1]["id"] if row["rule"] in rule_plans.FIRST_IS_TAKEN else None
+            least = min(least, self._end(before) if before else row.get("above", 0))
+            new = move.longest.get(name, row["row_bytes"])
+            most = max(most, self._end(name), math.inf if new is None else new)
+        return least, most
 
     def _changed_by(self, move: Move) -> dict[int, Chosen | None]:
         """Return the points whose plan a move changes, and the new one."""
         content = self.content.but(*move)
         found = {}
-        for number in self._near((*move.without, *move.longest)[0]):
+        for number in self._near(move):
             chosen = content.choose(self.seen[number].problem, self.seen[number].limits)
             if chosen is None or chosen.plan != self.chosen[number].plan:
                 found[number] = chosen
@@ -232,13 +247,12 @@ class _Shipping:
 
     def _take(self, move: Move, *, faster: bool = False) -> bool:
         """Make a move if no point becomes slower by more than the noise. faster: and some is faster by more."""
-        content = self.content.but(*move)
-        name = (*move.without, *move.longest)[0]
         if any(each not in self.content.by_name for each in (*move.without, *move.longest)):
             return False
+        content, near = self.content.but(*move), self._near(move)
         chosen: dict[int, Chosen] = {}
         gained = False
-        for number in self._near(name):
+        for number in near:
             seen = self.seen[number]
             found = content.choose(seen.problem, seen.limits)
             share = seen.shares.get(found.plan) if found else None
@@ -246,39 +260,70 @@ class _Shipping:
                 return False
             gained |= share > self._share(number) + NOISE
             chosen[number] = found
-        if (faster and not gained) or not self._same_order(content, name):
+        # of a kind with rules for many or for few rows, another may decide for other numbers of rows
+        kind = rule_plans.kind_of(self.content.by_name[(*move.without, *move.longest)[0]])
+        by_rows = any(
+            rule_plans.kind_of(row) == kind and ("many" in row or "min_rows" in row)
+            for row in self.content.rows
+        )
+        changed = [number for number in near if by_rows or chosen[number].plan != self.chosen[number].plan]
+        if (faster and not gained) or not self._same_order(content, changed):
             return False
         self.content = content
         for number, found in chosen.items():
             self.chosen[number] = found
-            self.reference[number] = (
-                max(self.reference[number], self._share(number)) if faster else self.reference[number]
-            )
+            if faster:
+                self.reference[number] = max(self.reference[number], self._share(number))
         return True
 
     def _share(self, number: int) -> float:
         return self.seen[number].shares[self.chosen[number].plan]
 
-    def _same_order(self, content: Content, name: str) -> bool:
+    def _slower(self, number: int) -> bool:
+        """Say whether some plan is faster at a point, by more than the noise."""
+        return max(self.seen[number].shares.values()) > self._share(number) + NOISE
+
+    def _same_order(self, content: Content, numbers: Sequence[int]) -> bool:
         """Say whether rows are still summed in an order that does not depend on how many there are."""
-        row = self.first.by_name[name]
-        for number in self._near(name):
+        found: dict[Problem, int] = {}
+        for number in numbers:
             seen = self.seen[number]
-            if seen.problem.fused or seen.problem.row_bytes <= row.get("above", 0):
+            problem = dataclasses.replace(seen.problem, rows=0)
+            if seen.problem.fused or problem in found:
                 continue
-            if seen.problem.row_bytes <= (row.get("row_bytes") or math.inf):
-                before, after = (len(_orders(each, seen)) for each in (self.content, content))
-                if after > before:
-                    return False
+            if problem not in self.orders:
+                self.orders[problem] = len(self._orders(seen, self.content))
+            found[problem] = len(self._orders(seen, content))
+            if found[problem] > self.orders[problem]:
+                return False
+        self.orders.update(found)
         return True
+
+    @staticmethod
+    def _orders(seen: Seen, content: Content) -> set[tuple[Any, ...]]:
+        """Return the orders in which a row is summed, of several numbers of rows: of small batches none."""
+        found = set()
+        small = content.rules.small_batch
+        for per_sm in ROWS_PER_SM:
+            if per_sm < small.rows and seen.problem.row_bytes >= small.row_bytes:
+                continue
+            problem = dataclasses.replace(seen.problem, rows=per_sm * seen.limits.sm_count)
+            chosen = content.choose(problem, seen.limits)
+            found.add(order_of_summation(chosen.plan) if chosen else ())
+        return found
 
     def _earned(self, name: str) -> tuple[float, int | None]:
         """Return how much faster a row of the file makes the point that gains most by it, and the point."""
+        row = self.content.by_name[name]
         most: tuple[float, int | None] = (-math.inf, None)
-        for number, found in self._changed_by(Move((name,))).items():
-            share = self.seen[number].shares.get(found.plan) if found else None
-            decides = "id" not in self.content.by_name[name] or self.chosen[number].rule == name
-            if decides:
+        content = self.content.but([name])
+        for number in self._near(Move((name,))):
+            if "id" in row and self.chosen[number].rule != name:
+                break  # those that it decides come first
+            seen = self.seen[number]
+            found = content.choose(seen.problem, seen.limits)
+            if found is None or found.plan != self.chosen[number].plan:
+                share = seen.shares.get(found.plan) if found else None
                 most = max(most, (self._share(number) - (share or 0.0), number), key=lambda each: each[0])
         return most
 
@@ -294,7 +339,6 @@ class _Shipping:
         used = {row["source"] for row in (*rows, *crossovers)} | set(told["sections"].values())
         told["sources"] = {name: each for name, each in every.items() if name in used}
         decided = {chosen.rule for chosen in self.chosen}
-        faster = [max(seen.shares.values()) > self._share(n) + NOISE for n, seen in enumerate(self.seen)]
         return Shipped(
             told=told,
             rules_before=len(self.first.rows),
@@ -305,7 +349,7 @@ class _Shipping:
             unknown=self.unknown,
             before=_mean(self.before),
             after=_mean([self._share(number) for number in range(len(self.seen))]),
-            slower=sum(faster),
+            slower=sum(map(self._slower, range(len(self.seen)))),
         )
 
     def _told(self, row: Row) -> Row:
@@ -341,19 +385,6 @@ def _renamed(rows: list[Row], first: Content) -> dict[str, str]:
             row["id"] = next(name for name in numbered if name not in taken)
             changed[old] = row["id"]
     return changed
-
-
-def _orders(content: Content, seen: Seen) -> set[tuple[Any, ...]]:
-    """Return the orders in which a row is summed, of several numbers of rows: of small batches none."""
-    found = set()
-    small = content.rules.small_batch
-    for per_sm in ROWS_PER_SM:
-        rows = per_sm * seen.limits.sm_count
-        if per_sm < small.rows and seen.problem.row_bytes >= small.row_bytes:
-            continue
-        chosen = content.choose(dataclasses.replace(seen.problem, rows=rows), seen.limits)
-        found.add(order_of_summation(chosen.plan) if chosen else ())
-    return found
 
 
 def order_of_summation(plan: Plan) -> tuple[Any, ...]:
