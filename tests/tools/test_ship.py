@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from cupynorm import cli
+from cupynorm.ops.softmax import SOFTMAX
+from cupynorm.plan import choose as choosing
 from cupynorm.plan import rules as planner_rules
 from cupynorm.plan.config import Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.rules import content_of
-from cupynorm.tools import bench, rule_plans, search, ship
+from cupynorm.tools import bench, explain, rule_plans, search, ship
 from cupynorm.tools.results import Point
 from tests import command_runner
 
@@ -310,3 +312,68 @@ def test_a_file_that_is_no_search_is_refused(files, tmp_path) -> None:
     assert "a file that `cupynorm tune --search` has written is expected" in result.stderr
     missing = invoke("--ship", tmp_path / "none.json", "--out", tmp_path / "out.json")
     assert missing.exit_code == 4
+
+
+# ---- what explain says of it
+
+
+@pytest.fixture
+def shipped_rules(content, monkeypatch) -> ship.Shipped:
+    """Rules from a search in place of those of the package."""
+    shipped = ship.ship(content, [recorded(content, of_plans(content, decides, 0.02))])
+    monkeypatch.setattr(planner_rules, "content_of", lambda _: shipped.told)
+    monkeypatch.setattr(choosing, "rules_of", lambda _: planner_rules.parse(shipped.told, "made up"))
+    return shipped
+
+
+def test_explain_says_what_a_rule_earns(shipped_rules) -> None:
+    found = explain.explain(SOFTMAX, (49152, 512), "float16", device="h200")
+
+    assert found.rule is not None
+    assert (found.rule.id, found.rule.share) == (MIDDLE, 0.92)
+    assert found.rule.source["file"] == FILE
+    assert found.without is not None
+    assert (found.without.share, found.without.why.split()[:2]) == (0.9, ["rule", LONG])
+    assert found.without.plan != found.plan
+    told = found.as_dict()
+    assert told["without"]["plan"]["variant"] == found.without.plan.variant
+
+
+def test_explain_says_nothing_of_rules_where_none_decided(shipped_rules) -> None:
+    forced = explain.explain(SOFTMAX, (49152, 512), "float16", device="h200", plan="uncached")
+    few = explain.explain(SOFTMAX, (1, 1 << 20), "float16", device="h200")
+
+    assert (forced.rule, forced.without) == (few.rule, few.without) == (None, None)
+
+
+def test_the_command_prints_what_a_rule_earns(shipped_rules) -> None:
+    arguments = ["explain", "softmax", "--shape", "49152,512", "--dtype", "float16", "--device", "h200"]
+
+    result = command_runner().invoke(cli.cli, arguments)
+
+    at = row_of(shipped_rules, MIDDLE)["at"]
+    assert f"middle: share 0.920 at {at} (NVIDIA H200, 2026-11-23, {FILE})" in result.stdout
+    assert "share 0.900 there; rule long of plan/data/sm_90.json)" in result.stdout
+    told = json.loads(command_runner().invoke(cli.cli, [*arguments, "--json"]).stdout)
+    assert (told["rule"]["at"], told["without"]["share"]) == (at, 0.9)
+
+
+def test_a_rule_of_the_package_may_not_have_been_measured_alone() -> None:
+    found = explain.explain(SOFTMAX, (49152, 512), "float16", device="h200")
+
+    assert found.rule is not None
+    assert found.why.startswith(f"rule {found.rule.id} of ")
+    assert set(found.rule.source) == {"device", "date", "file", "note", "what"}
+
+
+@pytest.mark.parametrize(
+    ("why", "name"),
+    [
+        ("rule middle of plan/data/sm_90.json", "middle"),
+        ("rule a-to-any-2 of plan/data/sm_90.json, which stands in for sm_80", "a-to-any-2"),
+        ("fewer rows than multiprocessors: a cluster of many blocks for each row", None),
+        ("", None),
+    ],
+)
+def test_the_rule_that_decided_is_found_in_the_reason(why: str, name: str | None) -> None:
+    assert planner_rules.rule_of(why) == name
