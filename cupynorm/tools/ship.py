@@ -111,7 +111,7 @@ def ship(
 
 def _seen(search: Search) -> Iterator[Seen]:
     for each in search.points:
-        if each.plans:
+        if any(share for share, *_ in each.plans.values()):  # else nothing ran there, for whatever reason
             problem = bench.lowered(each.point).problem
             shares = {plan: shares[0] for plan, shares in each.plans.items()}
             yield Seen(each.point, problem, search.limits, shares, _source_name(search))

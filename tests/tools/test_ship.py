@@ -167,6 +167,13 @@ def test_a_rule_whose_plan_cannot_run_is_left_out(content) -> None:
     assert MIDDLE not in names(ship.ship(content, [recorded(content, share)]))
 
 
+def test_a_point_where_nothing_ran_does_not_count(content) -> None:
+    shipped = ship.ship(content, [recorded(content, lambda cols, _: 0.9 * (cols != 512))])
+
+    assert (shipped.points, shipped.unknown) == (5, 0)
+    assert MIDDLE in names(shipped)
+
+
 def test_a_point_whose_plan_was_not_timed_does_not_count(content) -> None:
     found = recorded(content, lambda *_: 0.9)
     other = dict.fromkeys(found.points[0].plans, (0.9,) * 3)
