@@ -16,6 +16,7 @@ from cupynorm.cli.output import COLORS, print_fields, print_json, print_note, pr
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from cupynorm.tools.explain import Explanation
     from cupynorm.tools.selftest import Result
 
 
@@ -166,11 +167,31 @@ def explain(*, op: str, as_json: bool, **options: Any) -> None:
         return
     fields["occupancy"] = f"{fields['occupancy']:.0%}"
     fields["plan"].pop("why", None)  # the launch tells it
+    del fields["rule"], fields["without"]
+    fields |= _earned(explanation)
     for name in ("problem", "plan"):
         print_fields(name, fields.pop(name))
     print_fields(
         "launch", {name: "-" if value is None else value for name, value in fields.items() if value != ""}
     )
+
+
+def _earned(explanation: Explanation) -> dict[str, str]:
+    """Return in words what the rule that decided reaches, and what the planner would do without it."""
+    from cupynorm.tools.tune import brief  # noqa: PLC0415
+
+    rule, without = explanation.rule, explanation.without
+    if rule is None:
+        return {}
+    share = (
+        "its share was not measured alone" if rule.share is None else f"share {rule.share:.3f} at {rule.at}"
+    )
+    source = ", ".join(rule.source[name] for name in ("device", "date", "file"))
+    found = {"rule": f"{rule.id}: {share} ({source})"}
+    if without is not None:
+        reached = "" if without.share is None else f"share {without.share:.3f} there; "
+        found["without it"] = f"{brief(without.plan)} ({reached}{without.why})"
+    return found
 
 
 def _form_options(name: str, *, plan: Any, device: Any, **others: Any) -> dict[str, Any]:

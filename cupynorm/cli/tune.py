@@ -1,8 +1,9 @@
-"""`cupynorm tune`: finds and stores the fastest plans on this GPU."""
+"""`cupynorm tune`: finds and stores the fastest plans on this GPU, and makes the rules that ship of searches."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 
 from cupynorm.cli.commands import Command
 from cupynorm.cli.exits import user_files, user_input
-from cupynorm.cli.options import DTYPE, DTYPES, Integers, Name, Names, json_option, ops
+from cupynorm.cli.options import DTYPE, DTYPES, FILE, Forms, Integers, Name, Names, forms, json_option, ops
 from cupynorm.cli.output import print_json, print_note, progress_bar
 
 
@@ -29,17 +30,60 @@ from cupynorm.cli.output import print_json, print_note, progress_bar
 @click.option(
     "--clear", is_flag=True, help="Remove what was found before, for every device; measure nothing."
 )
+@click.option(
+    "--search",
+    "search_file",
+    type=FILE,
+    metavar="FILE",
+    help="Measure what each rule that ships earns, and record it in FILE; go on with one that is there.",
+)
+@click.option(
+    "--forms", "searched", type=Forms("form,...", forms), help="Of --search: these ops and forms only."
+)
+@click.option(
+    "--ship",
+    type=FILE,
+    multiple=True,
+    metavar="FILE",
+    help="Make rules of the searches recorded in FILE, once for each. Needs no GPU.",
+)
+@click.option("--data", type=FILE, metavar="FILE", help="Of --search and --ship: the rules to begin with.")
+@click.option("--out", type=FILE, metavar="FILE", help="Of --ship: the file to write, such as sm_90.json.")
 @json_option
-def tune(*, clear: bool, as_json: bool, **options: Any) -> None:
+def tune(
+    *,
+    clear: bool,
+    search_file: Path | None,
+    searched: Any,
+    ship: tuple[Path, ...],
+    data: Path | None,
+    out: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Find the fastest plans on this GPU.
 
     For each shape, candidates are compiled, timed in turns, and compared with float64. A plan that is faster than the
     built-in choice is stored in your cache folder, and calls of that kind use it from then on, for any number of rows
     that keeps the device as busy. CUPYNORM_TUNED=0 ignores such files. Results found before an interruption are kept.
 
+    --search and --ship are for who ships rules with the package: docs/add-gpu-data.md.
+
     Example: cupynorm tune layer_norm softmax --dtypes float16 --cols 768,50257
     """
     from cupynorm.runtime import tuned_plans  # noqa: PLC0415
+
+    if ship:
+        _refuse(options, "--ship", clear=clear, search=search_file, forms=searched, seconds=None, dtypes=None)
+        _ship(ship, data, out, as_json=as_json)
+        return
+    if search_file is not None:
+        _refuse(options, "--search", clear=clear, out=out)
+        _search(search_file, data, searched, options["dtypes"], options["seconds"], as_json=as_json)
+        return
+    for name, value in (("--forms", searched), ("--data", data), ("--out", out)):
+        if value:
+            raise click.UsageError(f"{name} needs --search or --ship")
 
     if clear:
         with user_files():
@@ -116,3 +160,80 @@ def _print_tuned(file: Path, changed: int, measured: int, left_out: int) -> None
     if left_out:
         click.echo(f"left out: {left_out} points")
     click.echo(f"{changed} of {measured} plans are better than the built-in ones, and kept in {file}")
+
+
+def _refuse(options: dict[str, Any], action: str, **others: Any) -> None:
+    """Raise a usage error for options that an action does not take. others: more than those of a tuning."""
+    given = {**{name: options[name] for name in ("ops", "cols", "rows", "gamma_dtype", "dry_run")}, **others}
+    for name in ("seconds", "dtypes"):
+        if name in others:
+            given[name] = options[name] if options[name] not in {None, math.inf} else None
+    refused = [name for name, value in given.items() if value]
+    if refused:
+        name = "OP" if refused[0] == "ops" else f"--{refused[0].replace('_', '-')}"
+        raise click.UsageError(f"{name} cannot be given with {action}")
+
+
+def _content(data: Path | None, architecture: str) -> Any:
+    from cupynorm.plan.rules import content_of, file_of  # noqa: PLC0415
+    from cupynorm.tools import rule_plans  # noqa: PLC0415
+
+    if data is None:  # as if they were the architecture's own
+        told = {**content_of(architecture), "architecture": architecture}
+        return rule_plans.read(told, file_of(architecture))
+    with user_files():
+        text = data.read_text("utf-8")
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{data} is not JSON: {error}") from error
+    return rule_plans.read(told, data.as_posix())
+
+
+def _search(
+    file: Path, data: Path | None, searched: Any, dtypes: Any, seconds: float, *, as_json: bool
+) -> None:
+    """Record a search, and say how far it came even if it is interrupted."""
+    from cupynorm.runtime import devices  # noqa: PLC0415
+    from cupynorm.tools import search  # noqa: PLC0415
+
+    limits = devices.present_limits()
+    done, every = 0, 0
+    begun = False
+    try:
+        with user_input():
+            content = _content(data, limits.compute_capability)
+            print_note(f"{len(content.rows)} rules of {content.file}, {limits.name}")
+            with user_files(), progress_bar("search") as show_progress:
+                for done, every in search.search(
+                    file, content, searched or (), dtypes or (), seconds=seconds
+                ):
+                    begun = True
+                    show_progress(done, every)
+    finally:
+        if begun and as_json:
+            print_json({"schema": 1, "file": str(file), "points": done, "left_out": every - done})
+        elif begun:
+            click.echo(f"{done} of {every} points are in {file}")
+
+
+def _ship(searches: tuple[Path, ...], data: Path | None, out: Path | None, *, as_json: bool) -> None:
+    """Make a file of rules of searches, and say what has become of each rule."""
+    if out is None:
+        raise click.UsageError("--ship needs --out, such as --out cupynorm/plan/data/sm_90.json")
+    from cupynorm.tools import search, ship  # noqa: PLC0415
+
+    with user_input():
+        with user_files():
+            found = [search.read(each) for each in searches]
+        content = _content(data, found[0].limits.compute_capability)
+        with progress_bar("ship") as show_progress:
+            shipped = ship.ship(content, found, show_progress)
+    with user_files():
+        out.write_text(shipped.text, "utf-8")
+    if as_json:
+        print_json({"schema": 1, "file": str(out), **shipped.summary()})
+        return
+    for line in shipped.lines():
+        click.echo(line)
+    click.echo(f"written: {out}")

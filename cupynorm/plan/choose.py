@@ -27,6 +27,7 @@ from cupynorm.plan.variants.fused_cluster import narrowed_question
 if TYPE_CHECKING:
     from cupynorm.plan.limits import Limits
     from cupynorm.plan.problem import Problem
+    from cupynorm.plan.rules import Rules
 
 CANDIDATES: dict[str, Variant] = {
     "warp": registers.warp,
@@ -48,20 +49,22 @@ def choose(
     *,
     cooperative: bool = True,
     local_bytes: LocalBytes = none_known,
+    rules: Rules | None = None,
 ) -> Plan:
     """Return the plan for `problem`: the first variant in turn that can hold a row, or what is `forced`.
 
     `forced` names a variant, or is a Plan, of which the template arguments and the block are kept, and the waves as a
     bound. cooperative: whether its blocks may have to run all at once. local_bytes: asks the compiled kernel whether
-    registers are spilled, which a plan that is not forced avoids. Raises DoesNotFitError, a ValueError, if `forced` is
-    unknown or cannot hold the row so, TypeError if it is no plan.
+    registers are spilled, which a plan that is not forced avoids. rules: others than those of the device's
+    architecture, but for where unaligned rows are worth 16-byte vectors, which is the same for all. Raises
+    DoesNotFitError, a ValueError, if `forced` is unknown or cannot hold the row so, TypeError if it is no plan.
     """
     check_plan(forced)
     asked_for = isinstance(forced, Plan)  # it is launched as it was found to be best, spills or not
     question = Question(
         problem,
         limits,
-        rules_of(limits.compute_capability),
+        rules or rules_of(limits.compute_capability),
         occupancy,
         none_known if asked_for else local_bytes,
     )

@@ -498,9 +498,26 @@ def _present() -> frozenset[str]:
 
 @functools.cache
 def _read(architecture: str) -> Rules:
-    name = f"sm_{architecture}.json"
+    return parse(content_of(architecture), file_of(architecture))
+
+
+def file_of(architecture: str) -> str:
+    """Return the file in the package that rules_of() takes the rules from."""
+    return f"plan/data/sm_{architecture if architecture in _present() else MEASURED}.json"
+
+
+def content_of(architecture: str) -> dict[str, Any]:
+    """Return what that file says, with where each rule comes from."""
+    name = os.path.basename(file_of(architecture))  # noqa: PTH119
     with open(os.path.join(DATA, name), encoding="utf-8") as file:  # noqa: PTH118, PTH123
-        return parse(json.load(file), f"plan/data/{name}")
+        told: dict[str, Any] = json.load(file)
+    return told
+
+
+def rule_of(why: str) -> str | None:
+    """Return the id of the rule that Question.why() names; None where it was not a rule that decided."""
+    words = why.split(" ", 2)
+    return words[1] if len(words) > 2 and words[0] == "rule" else None  # noqa: PLR2004
 
 
 def parse(told: Mapping[str, Any], file: str) -> Rules:
@@ -559,7 +576,9 @@ _RULES: dict[str, Any] = {
     "cluster": ClusterRule,
     "cluster shared": SharedRule,
 }
-_OF_TABLES = {"rule", "table", "parameters", "bytes", "source", "note"}
+# What a row says beside its rule: which table it stands in, and where it comes from. `share` and `share_without` were
+# measured at the point `at`, with the rule and with what is chosen where it is left out.
+_OF_TABLES = {"rule", "table", "parameters", "bytes", "source", "note", "share", "share_without", "at"}
 
 
 def _rule(row: Mapping[str, Any]) -> Rule:

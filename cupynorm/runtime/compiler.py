@@ -274,7 +274,7 @@ def load_function(
     if not compiles_itself():
         return load_function_by_cupy(code, expression, preparation=preparation)
     try:
-        key = cubins.key(code, expression, *_options_told(), *_compiled_for(), "a" if accelerated else "")
+        key = key_of(code, expression, accelerated=accelerated)
         cubin = cubins.load(key)
         if cubin is not None:
             try:
@@ -292,6 +292,11 @@ def load_function(
     if cubin.image.startswith(b"\x7fELF"):  # the driver caches compiled PTX itself
         cubins.store(key, cubin)
     return found
+
+
+def key_of(code: str, expression: str, *, accelerated: bool = False) -> str:
+    """Return the key of a kernel in our cache of cubins, for the current device."""
+    return cubins.key(code, expression, *_options_told(), *_compiled_for(), "a" if accelerated else "")
 
 
 def load_function_by_cupy(

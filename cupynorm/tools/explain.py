@@ -15,7 +15,9 @@ from cupynorm.call.arguments import trailing_axes
 from cupynorm.call.view import View
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import row_spec
-from cupynorm.plan.config import Plan
+from cupynorm.plan import rules
+from cupynorm.plan.choose import choose
+from cupynorm.plan.config import DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED, Limits, active_blocks
 from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler, devices
@@ -26,7 +28,27 @@ if TYPE_CHECKING:
     from cupynorm.catalog.forms import Arrays, Form
     from cupynorm.lower.row import RowOp
     from cupynorm.lower.spec import KernelSpec
+    from cupynorm.plan.base import Occupancy
     from cupynorm.runtime.nvrtc import Cubin
+
+
+@dataclasses.dataclass(frozen=True)
+class DecidingRule:
+    """A rule of plan/data. share: of the copy rate, at the point `at`; None where not measured. source: of it."""
+
+    id: str
+    share: float | None
+    at: str | None
+    source: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternative:
+    """What would be chosen without a rule. share: of the copy rate, at the rule's point; None where not measured."""
+
+    plan: Plan
+    why: str
+    share: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +57,9 @@ class Explanation:
 
     problem, plan: those of plan/; for an op that is not a row op, the numbers of its one kernel.
     source: where the plan comes from: "table" (the rules of plan/data), "tuned" (`cupynorm tune` found it) or "wanted"
-    (given by plan=). why: the rule and its file, or what else decided.
+    (given by plan=). why: the rule and its file, or what else decided. rule: the rule that decided, what it reaches and
+    where it comes from; None where none did. without: what would be chosen without that rule, and its share at the same
+    point.
     registers: None where there was no compiler to ask.
     """
 
@@ -50,6 +74,8 @@ class Explanation:
     bytes_moved: int
     kernel: str
     note: str
+    rule: DecidingRule | None = None
+    without: Alternative | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields, for JSON."""
@@ -185,6 +211,7 @@ def _planned(
 
     # run() without its launch
     chosen, source = row_ops._choose(what, limits, occupancy, local_bytes, plan, tuned=tuned)  # noqa: SLF001
+    rule, without = _rule(chosen.why, what.problem, limits, occupancy) if source == "table" else (None, None)
     return Explanation(
         op=name,
         device=limits.name,
@@ -197,7 +224,28 @@ def _planned(
         bytes_moved=moved,
         kernel=what.expression(chosen),
         note=ask.note,
+        rule=rule,
+        without=without,
     )
+
+
+def _rule(
+    why: str, problem: Problem, limits: Limits, occupancy: Occupancy
+) -> tuple[DecidingRule | None, Alternative | None]:
+    """Return the rule that decided, and what would be chosen without it; None where there is no such thing."""
+    name = rules.rule_of(why)
+    if name is None:
+        return None, None
+    told = rules.content_of(limits.compute_capability)
+    row = next(each for each in told["rules"] if each["id"] == name)
+    rule = DecidingRule(name, row.get("share"), row.get("at"), told["sources"][row["source"]])
+    others = [each for each in told["rules"] if each is not row]
+    less = rules.parse({**told, "rules": others}, rules.file_of(limits.compute_capability))
+    try:
+        plan = choose(problem, limits, occupancy, rules=less)
+    except (DoesNotFitError, KeyError, IndexError):  # the last of a list
+        return rule, None
+    return rule, Alternative(plan, plan.why, row.get("share_without"))
 
 
 def _limits(device: str | None) -> Limits:

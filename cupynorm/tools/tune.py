@@ -95,7 +95,7 @@ def candidates(problem: Problem, limits: Limits, most: int) -> list[Plan]:
     The planner's choice for each variant comes first, then the plans nearest to it: other groups, blocks, rows at a
     time, numbers of resident threads, and cached parameters if the op has any.
     """
-    occupancy = functools.partial(_guess, problem, limits)
+    occupancy = functools.partial(guessed_occupancy, problem, limits)
     found: dict[Plan, None] = {}
 
     def add(plans: Iterable[Plan | str | None], room: int) -> None:
@@ -121,7 +121,7 @@ def candidates(problem: Problem, limits: Limits, most: int) -> list[Plan]:
     return list(found)[:most]
 
 
-def _guess(problem: Problem, limits: Limits, plan: Plan) -> int:
+def guessed_occupancy(problem: Problem, limits: Limits, plan: Plan) -> int:
     """Estimate the occupancy. Only whether it is 0 matters here."""
     if plan.group:
         registers = min(MOST_REGISTERS, limits.registers_per_sm // (plan.block * plan.min_blocks))
@@ -178,7 +178,10 @@ def _clusters(problem: Problem, limits: Limits) -> Iterator[Plan]:
     if int(limits.compute_capability) < HOPPER:
         return
     question = Question(
-        problem, limits, rules_of(limits.compute_capability), functools.partial(_guess, problem, limits)
+        problem,
+        limits,
+        rules_of(limits.compute_capability),
+        functools.partial(guessed_occupancy, problem, limits),
     )
     yield from _in_cluster_registers(question, 1)
     yield from _in_cluster_shared_memory(question)
@@ -262,7 +265,7 @@ def _distance(problem: Problem, limits: Limits, origin: Plan) -> Any:
     return distance
 
 
-def _usable(
+def usable(
     device: int, what: KernelSpec, plans: Sequence[Plan], refused: dict[str, int], workers: int
 ) -> list[Plan]:
     """Compile plans concurrently, and return those that compile and do not spill."""
@@ -333,7 +336,7 @@ def _measure(point: Point, weights: Any, workers: int | None) -> tuple[Result, s
         [*([earlier] if earlier else []), *candidates(what.problem, limits, MOST_CANDIDATES)]
     )
     others.pop(before, None)
-    plans = [before, *_usable(device, what, list(others), refused, workers or _workers())]
+    plans = [before, *usable(device, what, list(others), refused, workers or _workers())]
     moved = op.bytes_moved(
         point.rows, point.cols, point.dtype, parameter_dtype=dtype if op.parameters else None
     )

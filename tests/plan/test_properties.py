@@ -27,6 +27,7 @@ from cupynorm.plan.config import (
 from cupynorm.plan.limits import RECORDED, Limits, active_blocks
 from cupynorm.plan.problem import Problem
 from cupynorm.plan.rules import rules_of
+from cupynorm.tools.ship import order_of_summation
 
 # Recorded devices, and what the rules know nothing of: newer ones, and parts of one.
 DEVICES = {
@@ -240,18 +241,6 @@ def test_where_a_multiprocessor_has_many_rows_more_of_them_change_the_grid_alone
 SLOW = bool(os.environ.get("CUPYNORM_SLOW"))
 FEW_ROWS = (1, 2, 8, 16, 64)
 ENOUGH_ROWS = (107, 108, 132, 148, 264, 1000, 2000, 4096, 8192, 25344, 49152, 200_000)
-
-
-def order_of_summation(plan: Plan) -> tuple[Any, ...]:
-    """Return what decides in which order a row is summed: which elements a thread has, and which threads meet.
-
-    Not how many rows a group holds at once, where parameters wait, what is on its way, nor how many groups a block has.
-    """
-    held = (plan.kernel, plan.vector, plan.vectors, plan.unaligned, plan.ctas_per_row)
-    if plan.kernel == "row_registers":
-        by_lines = plan.dynamic and plan.unaligned > 0  # a row is then cut at lines, not at vectors
-        return (*held, plan.group, plan.full, by_lines)
-    return (*held, plan.block)
 
 
 def orders(problem: Problem, limits: Limits, rows: Iterable[int]) -> set[tuple[Any, ...]]:

@@ -69,7 +69,7 @@ def test_what_the_table_takes_is_the_first_candidate(problem: Problem) -> None:
 
     first, *_ = tune.candidates(problem, limits, tune.MOST_CANDIDATES)
 
-    table = choose(problem, limits, functools.partial(tune._guess, problem, limits))
+    table = choose(problem, limits, functools.partial(tune.guessed_occupancy, problem, limits))
     assert first == tuned_plans.portable(table)
 
 

@@ -1,0 +1,214 @@
+"""What a file of rules leads to, and what it would lead to with rules left out or changed. Numbers only, no device."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cupynorm.plan.choose import choose
+from cupynorm.plan.config import ONE_BLOCK_PER_ROW, DoesNotFitError, Plan
+from cupynorm.plan.limits import Limits
+from cupynorm.plan.problem import Problem
+from cupynorm.plan.rules import Rules, parse, rule_of
+from cupynorm.tools.tune import guessed_occupancy
+
+Row = dict[str, Any]
+# A rule of one of these holds rows up to its own row_bytes from where the one before it ends.
+INTERVALS = ("registers", "cached", "cluster")
+FIRST_IS_TAKEN = ("registers", "cached")  # the first rule that is long enough decides, whether or not it fits
+NEXT = 4  # how many rules down the list are tried in a rule's place
+BEFORE = 2  # and how many up the list, as if they held rows so long
+# Crossovers that decide how a call is written in C++, before its device is known: no data but those of the measured
+# architecture are asked for them.
+IN_SOURCE = "unaligned"
+
+
+class Chosen(NamedTuple):
+    """A plan without its launch, and the id of the rule that decided; None where none did."""
+
+    plan: Plan
+    rule: str | None
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """Return the name of a rule or of a crossover, which has no id."""
+    if "id" in row:
+        return str(row["id"])
+    words = [f"{key} {row[key]}" for key in ("parameters", "bytes", "access_bytes") if key in row]
+    return ", ".join([f"crossover {row['what']}", *words])
+
+
+def kind_of(row: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Return affine parameters and bytes of an element that a row is for; None where it is for any."""
+    return row.get("parameters"), row.get("bytes")
+
+
+def table_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what the rules of one list have in common, among which the planner looks one up."""
+    return row["rule"].partition(" ")[0], row.get("table"), *kind_of(row)
+
+
+class Content:
+    """The content of a file of rules, from which others are made. Its rows are never changed.
+
+    told: as JSON. file: its name, for messages.
+    """
+
+    def __init__(self, told: Mapping[str, Any], file: str) -> None:
+        self.told, self.file = told, file
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rules, in order."""
+        found: list[Row] = self.told["rules"]
+        return found
+
+    @property
+    def crossovers(self) -> list[Row]:
+        """The crossovers."""
+        found: list[Row] = self.told["crossovers"]
+        return found
+
+    @functools.cached_property
+    def rules(self) -> Rules:
+        """The same as the planner takes it."""
+        return parse(self.told, self.file)
+
+    @functools.cached_property
+    def by_name(self) -> dict[str, Row]:
+        """The rules and crossovers by their names."""
+        return {name_of(row): row for row in (*self.rows, *self.crossovers)}
+
+    def but(self, without: Sequence[str] = (), longest: Mapping[str, float | None] | None = None) -> Content:
+        """Return the same without rows of these names, and with rules for rows of up to other numbers of bytes."""
+        longest = longest or {}
+        rules = [
+            {**row, "row_bytes": longest[row["id"]]} if row["id"] in longest else row
+            for row in self.rows
+            if row["id"] not in without
+        ]
+        crossovers = [row for row in self.crossovers if name_of(row) not in without]
+        return Content({**self.told, "rules": rules, "crossovers": crossovers}, self.file)
+
+    def choose(self, problem: Problem, limits: Limits) -> Chosen | None:
+        """Return what is chosen for a problem; None where the rules that are left are too few for an answer."""
+        occupancy = functools.partial(guessed_occupancy, problem, limits)
+        try:
+            found = choose(problem, limits, occupancy, rules=self.rules)
+        except (DoesNotFitError, KeyError, IndexError):  # a list without rules
+            return None
+        # as tuned_plans.portable() has it, in a tenth of the time
+        plan = dataclasses.replace(found, grid=0, resident_blocks=0, waves=ONE_BLOCK_PER_ROW, why="")
+        return Chosen(plan, rule_of(found.why))
+
+    def before(self, rule: str) -> list[str]:
+        """Return the rules up the list whose rows could be as long as those of a rule, the nearest first."""
+        turn = self._turns.get(rule, [])
+        return turn[: turn.index(rule)][::-1] if turn else []
+
+    def after(self, rule: str) -> list[str]:
+        """Return the rules down the list whose rows could be as short as those of a rule, the nearest first."""
+        turn = self._turns.get(rule, [])
+        return turn[turn.index(rule) + 1 :] if turn else []
+
+    @functools.cached_property
+    def _turns(self) -> dict[str, list[str]]:
+        """The names of the rules of which one ends where the next begins, for each of them."""
+        found: dict[tuple[Any, ...], list[str]] = {}
+        for row in self.rows:
+            if row["rule"].partition(" ")[0] in INTERVALS:
+                found.setdefault(_in_turn(row), []).append(row["id"])
+        return {name: names for names in found.values() for name in names}
+
+    @functools.cached_property
+    def tables(self) -> dict[tuple[Any, ...], list[Row]]:
+        """The rules of each list, in order."""
+        found: dict[tuple[Any, ...], list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(table_of(row), []).append(row)
+        return found
+
+
+def _in_turn(row: Row) -> tuple[Any, ...]:
+    """Return what rules have in common of which one ends where the next begins."""
+    return row["rule"], row.get("unaligned", False), *table_of(row)
+
+
+def contenders(content: Content, problem: Problem, limits: Limits) -> dict[Plan, str]:
+    """Return the plans that any shorter list of rules may lead to, and how, the planner's own choice first.
+
+    By the rules down the list from the one that decides, as if those before were left out; by those up the list, as if
+    they held longer rows; without the whole list; and without each crossover of the problem's kind.
+    """
+    first = content.choose(problem, limits)
+    if first is None:
+        return {}
+    found = {first.plan: f"rule {first.rule}" if first.rule else "no rule"}
+    for how, less in _changed(content, problem, first.rule):
+        chosen = less.choose(problem, limits)
+        if chosen is not None:
+            found.setdefault(chosen.plan, how)
+    without: list[str] = []
+    rule = first.rule
+    while rule is not None and len(without) < NEXT:
+        without.append(rule)
+        chosen = content.but(without).choose(problem, limits)
+        if chosen is None:
+            break
+        found.setdefault(chosen.plan, f"without {', '.join(without)}")
+        rule = chosen.rule
+    return found
+
+
+def _changed(content: Content, problem: Problem, rule: str | None) -> Iterator[tuple[str, Content]]:
+    if rule is not None:
+        row = content.by_name[rule]
+        for each in content.before(rule)[:BEFORE]:
+            yield f"{each} for longer rows", content.but([rule], {each: row["row_bytes"]})
+        table = [each["id"] for each in content.tables[table_of(row)]]
+        yield "without the list of the rule", content.but(table)
+    for crossover in content.crossovers:
+        name = name_of(crossover)
+        if not crossover["what"].startswith(IN_SOURCE) and _is_for(crossover, problem):
+            yield f"without {name}", content.but([name])
+
+
+def _is_for(row: Row, problem: Problem) -> bool:
+    """Say whether a crossover may be asked for a problem of this kind."""
+    fused = row.get("parameters") is None
+    same = row.get("bytes") in {None, problem.element_bytes}
+    return same and problem.fused == fused and (fused or row["parameters"] == problem.kind[0])
+
+
+def read(told: Any, file: str) -> Content:
+    """Return a file's content. Raises ValueError where it has none of a file of rules."""
+    try:
+        content = Content(told, file)
+        list(content.rules.every_rule())
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"{file} is no file of rules such as cupynorm/plan/data/sm_90.json: {type(error).__name__}: {error}"
+        ) from error
+    return content
+
+
+# ---- the text of a file
+
+
+def text_of(told: Mapping[str, Any]) -> str:
+    """Return a file's text, with a line for each number and each rule: what has changed can be seen line by line."""
+    parts = []
+    for name, value in told.items():
+        if isinstance(value, dict):
+            lines = [f"{json.dumps(key)}: {json.dumps(each)}" for key, each in value.items()]
+            inner = ",\n".join(f"    {each}" for each in lines)
+            parts.append(f"  {json.dumps(name)}: {{\n{inner}\n  }}")
+        elif isinstance(value, list):
+            inner = ",\n".join(f"    {json.dumps(each)}" for each in value)
+            parts.append(f"  {json.dumps(name)}: [\n{inner}\n  ]")
+        else:
+            parts.append(f"  {json.dumps(name)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"

@@ -1,0 +1,386 @@
+"""Rules from recorded searches, on searches that are made up: what stays, what goes, and what the file says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cupynorm import cli
+from cupynorm.ops.softmax import SOFTMAX
+from cupynorm.plan import choose as choosing
+from cupynorm.plan import rules as planner_rules
+from cupynorm.plan.config import Plan
+from cupynorm.plan.limits import RECORDED
+from cupynorm.plan.rules import content_of
+from cupynorm.tools import bench, explain, rule_plans, search, ship
+from cupynorm.tools.results import Point
+from tests import command_runner
+
+H200 = RECORDED["h200"]
+FILE = "benchmarks/h200/search.json"
+# Three rules for short rows, each of which decides two widths: aligned softmax of halves, and what holds longer rows.
+SHORT, MIDDLE, LONG = "short", "middle", "long"
+COLS = {SHORT: (128, 256), MIDDLE: (512, 1024), LONG: (2048, 4096)}
+ENDS = {SHORT: 512, MIDDLE: 2048, LONG: 8192}
+
+
+def rule(name: str, row_bytes: int, thread_bytes: int, block: int) -> dict[str, Any]:
+    return {
+        "id": name,
+        "rule": "registers",
+        "table": "aligned",
+        "parameters": 0,
+        "bytes": 2,
+        "row_bytes": row_bytes,
+        "thread_bytes": thread_bytes,
+        "block": block,
+        "resident_threads": 1024,
+        "source": "plans",
+    }
+
+
+@pytest.fixture
+def content() -> rule_plans.Content:
+    """The shipped file with few rules of softmax's."""
+    told = content_of("90")
+    others = [
+        row
+        for row in told["rules"]
+        if (row["parameters"], row["bytes"]) != (0, 2)
+        or row["rule"] in {"cached", "cluster", "cluster shared"}
+    ]
+    few = [
+        rule(SHORT, ENDS[SHORT], 16, 64),
+        rule(MIDDLE, ENDS[MIDDLE], 32, 128),
+        rule(LONG, ENDS[LONG], 32, 256),
+        rule("end", 16384, 64, 512),
+    ]
+    return rule_plans.read({**told, "rules": [*few, *others], "crossovers": []}, "few.json")
+
+
+Share = Callable[[int, str], float]  # (columns, what leads to a plan) -> its share of the copy rate
+
+
+def recorded(content: rule_plans.Content, share: Share, widths: tuple[int, ...] = ()) -> search.Search:
+    """A search in which a plan takes what `share` says."""
+    found = []
+    for cols in widths or tuple(each for of_rule in COLS.values() for each in of_rule):
+        point = Point("softmax", "float16", 49152, cols)
+        how = rule_plans.contenders(content, bench.lowered(point).problem, H200)
+        shares = {plan: (share(cols, text),) * 3 for plan, text in how.items()}
+        found.append(search.Shares(point, shares, how, {}))
+    about = {
+        "schema": 1,
+        "kind": search.KIND,
+        "date": "2026-11-23T10:00:00+00:00",
+        "device": {"name": "NVIDIA H200"},
+        "versions": {},
+        "limits": dataclasses.asdict(H200),
+        "digest": "of kernels",
+        "rules": content.file,
+    }
+    return search.Search(about, found, FILE)
+
+
+def of_plans(content: rule_plans.Content, favoured: Callable[[int], str], by: float) -> Share:
+    """One rule is faster at each width than all others, by as much."""
+    return lambda cols, how: (
+        0.9 + by * (how in {f"rule {favoured(cols)}", f"{favoured(cols)} for longer rows"})
+    )
+
+
+def decides(cols: int) -> str:
+    return next(name for name, widths in COLS.items() if cols in widths)
+
+
+def names(shipped: ship.Shipped) -> list[str]:
+    return [row["id"] for row in shipped.told["rules"] if row["id"] in {SHORT, MIDDLE, LONG}]
+
+
+def row_of(shipped: ship.Shipped, name: str) -> dict[str, Any]:
+    (row,) = (row for row in shipped.told["rules"] if row["id"] == name)
+    return row
+
+
+def test_each_width_is_held_by_the_rule_that_is_meant(content) -> None:
+    for name, widths in COLS.items():
+        for cols in widths:
+            problem = bench.lowered(Point("softmax", "float16", 49152, cols)).problem
+            chosen = content.choose(problem, H200)
+            assert chosen is not None
+            assert chosen.rule == name
+
+
+@pytest.mark.parametrize(("by", "stays"), [(0.02, True), (0.005, False)])
+def test_a_rule_stays_where_it_is_faster_by_more_than_the_noise(content, by, stays) -> None:
+    shipped = ship.ship(content, [recorded(content, of_plans(content, decides, by))])
+
+    assert (MIDDLE in names(shipped)) is stays
+    assert (MIDDLE in shipped.left_out) is not stays
+
+
+def test_a_rule_that_is_faster_at_one_width_stays(content) -> None:
+    def share(cols: int, how: str) -> float:
+        return 0.93 if (cols, how) == (1024, f"rule {MIDDLE}") else 0.9
+
+    assert names(ship.ship(content, [recorded(content, share)])) == [MIDDLE]
+
+
+def test_neighbours_become_one_rule(content) -> None:
+    def share(cols: int, how: str) -> float:
+        """The middle rule's plan is the best for its own rows and for longer ones, up to the last."""
+        best = {SHORT: f"rule {SHORT}", MIDDLE: f"rule {MIDDLE}", LONG: f"{MIDDLE} for longer rows"}
+        return 0.95 if how == best[decides(cols)] or (cols, how) == (4096, f"rule {LONG}") else 0.9
+
+    shipped = ship.ship(content, [recorded(content, share, (128, 256, 512, 1024, 2048, 4096))])
+
+    # its end has moved to the longest row where it was faster, and its name with it
+    (new,) = shipped.changed.values()
+    assert shipped.changed == {MIDDLE: new}
+    assert row_of(shipped, new)["row_bytes"] in {4096, 8192}
+    assert shipped.after > shipped.before
+
+
+def test_what_was_not_measured_is_kept_and_named(content) -> None:
+    shipped = ship.ship(content, [recorded(content, lambda *_: 0.9, COLS[SHORT])])
+
+    assert names(shipped) == [MIDDLE, LONG]
+    assert set(shipped.not_measured) > {LONG, "aligned-p2-b2-to-2048"}
+    assert row_of(shipped, LONG) == content.by_name[LONG]
+
+
+def test_a_rule_that_was_measured_once_is_kept(content) -> None:
+    shipped = ship.ship(content, [recorded(content, lambda *_: 0.9, (128,))])
+
+    assert names(shipped) == [SHORT, MIDDLE, LONG]
+
+
+def test_a_rule_whose_plan_cannot_run_is_left_out(content) -> None:
+    def share(cols: int, how: str) -> float:
+        return 0.0 if how == f"rule {MIDDLE}" else 0.9
+
+    assert MIDDLE not in names(ship.ship(content, [recorded(content, share)]))
+
+
+def test_a_point_where_nothing_ran_does_not_count(content) -> None:
+    shipped = ship.ship(content, [recorded(content, lambda cols, _: 0.9 * (cols != 512))])
+
+    assert (shipped.points, shipped.unknown) == (5, 0)
+    assert MIDDLE in names(shipped)
+
+
+def test_a_point_whose_plan_was_not_timed_does_not_count(content) -> None:
+    found = recorded(content, lambda *_: 0.9)
+    other = dict.fromkeys(found.points[0].plans, (0.9,) * 3)
+    other.pop(next(iter(other)))
+    points = [dataclasses.replace(found.points[0], plans=other), *found.points[1:]]
+
+    shipped = ship.ship(content, [dataclasses.replace(found, points=points)])
+
+    assert (shipped.points, shipped.unknown) == (5, 1)
+
+
+def test_a_rule_says_what_it_earns_and_where_that_was_measured(content) -> None:
+    shipped = ship.ship(content, [recorded(content, of_plans(content, decides, 0.02))])
+
+    row = row_of(shipped, MIDDLE)
+    assert (row["share"], row["share_without"]) == (0.92, 0.9)
+    assert row["at"] in {"softmax float16 49152 x 512", "softmax float16 49152 x 1024"}
+    assert shipped.told["sources"][row["source"]] == {
+        "device": "NVIDIA H200",
+        "date": "2026-11-23",
+        "file": FILE,
+        "note": "docs/add-gpu-data.md",
+        "what": "each rule beside its neighbours and the planner without it, at 6 points",
+    }
+    used = {row["source"] for row in (*shipped.told["rules"], *shipped.told["crossovers"])}
+    assert set(shipped.told["sources"]) == used | set(shipped.told["sections"].values())
+
+
+def test_the_same_searches_give_the_same_file(content) -> None:
+    found = [recorded(content, of_plans(content, decides, 0.02))]
+
+    assert ship.ship(content, found).text == ship.ship(content, found).text
+
+
+def test_points_of_all_searches_count(content) -> None:
+    earns = recorded(content, of_plans(content, decides, 0.02), COLS[MIDDLE])
+    nothing = recorded(content, lambda *_: 0.9)
+
+    assert names(ship.ship(content, [nothing])) == []
+    assert names(ship.ship(content, [nothing, earns])) == [MIDDLE]
+
+
+def test_another_architecture_has_a_file_of_its_own(content) -> None:
+    found = recorded(content, lambda *_: 0.9)
+    limits = {**dataclasses.asdict(H200), "compute_capability": "100"}
+    other = dataclasses.replace(found, about={**found.about, "limits": limits})
+
+    assert ship.ship(content, [other]).told["architecture"] == "100"
+    with pytest.raises(ValueError, match="the searches are of 100, 90: give those of one architecture"):
+        ship.ship(content, [found, other])
+
+
+def test_a_shipped_file_is_written_as_it_is_read() -> None:
+    for file in Path(planner_rules.DATA).glob("*.json"):
+        assert rule_plans.text_of(json.loads(file.read_text("utf-8"))) == file.read_text("utf-8")
+
+
+# ---- what does not depend on the number of rows
+
+
+def test_a_rule_that_keeps_the_order_of_summation_stays() -> None:
+    """A rule for few rows has the vectors and threads of the one for many: it is not left out before that."""
+    content = rule_plans.read(content_of("90"), "sm_90.json")
+    point = Point("layer_norm", "float16", 49152, 1000)
+    problem = bench.lowered(point).problem
+    many, few = "ragged-p2-b2-to-2048", "ragged-p2-b2-to-2048-2"
+    found = [content.choose(dataclasses.replace(problem, rows=rows), H200) for rows in (49152, 1000)]
+    assert [each.rule for each in found if each] == [many, few]
+    shares = dict.fromkeys(rule_plans.contenders(content, problem, H200), (0.9,) * 3)
+    seen = ship.Seen(point, problem, H200, {plan: each[0] for plan, each in shares.items()}, "made up")
+    shipping = ship._Shipping(content, [seen])
+
+    assert not shipping._take(ship.Move((few,)))
+    assert shipping._take(ship.Move((many,)))
+    assert shipping._take(ship.Move((few,)))
+
+
+def test_order_of_summation_says_who_has_which_elements() -> None:
+    plan = Plan("warp", 8, 4, 32, 1, False, 1, 0, 1, 1, 0, 9, 64, 0, 0, 12, 12, 1.0)
+
+    assert ship.order_of_summation(plan) == ship.order_of_summation(dataclasses.replace(plan, block=128))
+    assert ship.order_of_summation(plan) != ship.order_of_summation(dataclasses.replace(plan, group=16))
+
+
+# ---- the command
+
+
+@pytest.fixture
+def files(content, tmp_path) -> tuple[Path, Path]:
+    """A recorded search and the rules that it is of."""
+    found = recorded(content, of_plans(content, decides, 0.02))
+    searched, rules = tmp_path / "search.json", tmp_path / "few.json"
+    searched.write_text(search._text(found.about, found.points))
+    rules.write_text(rule_plans.text_of(content.told))
+    return searched, rules
+
+
+def invoke(*arguments: object) -> Any:
+    return command_runner().invoke(cli.cli, ["tune", *map(str, arguments)])
+
+
+def test_the_command_writes_the_file_and_says_what_has_become_of_rules(files, tmp_path) -> None:
+    searched, rules = files
+    out = tmp_path / "sm_90.json"
+
+    result = invoke("--ship", searched, "--data", rules, "--out", out)
+
+    assert result.exit_code == 0, result.output
+    first, *lines = result.stdout.splitlines()
+    assert first.endswith(" now; by 6 points")
+    assert lines[-1] == f"written: {out}"
+    kept = [row["id"] for row in json.loads(out.read_text())["rules"]]
+    assert {SHORT, MIDDLE, LONG} <= set(kept)
+    told = json.loads(invoke("--ship", searched, "--data", rules, "--out", out, "--json").stdout)
+    assert (told["schema"], told["rules"], told["points"], told["unknown"]) == (1, len(kept), 6, 0)
+    planner_rules.parse(json.loads(out.read_text()), "out")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "is not JSON"),
+        ("{}", "is no file of rules such as cupynorm/plan/data/sm_90.json: KeyError: 'schema'"),
+    ],
+)
+def test_what_is_no_file_of_rules_is_refused(files, tmp_path, text: str, message: str) -> None:
+    searched, rules = files
+    rules.write_text(text)
+
+    result = invoke("--ship", searched, "--data", rules, "--out", tmp_path / "out.json")
+
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_a_file_that_is_no_search_is_refused(files, tmp_path) -> None:
+    _, rules = files
+
+    result = invoke("--ship", rules, "--out", tmp_path / "out.json")
+
+    assert result.exit_code == 2
+    assert "a file that `cupynorm tune --search` has written is expected" in result.stderr
+    missing = invoke("--ship", tmp_path / "none.json", "--out", tmp_path / "out.json")
+    assert missing.exit_code == 4
+
+
+# ---- what explain says of it
+
+
+@pytest.fixture
+def shipped_rules(content, monkeypatch) -> ship.Shipped:
+    """Rules from a search in place of those of the package."""
+    shipped = ship.ship(content, [recorded(content, of_plans(content, decides, 0.02))])
+    monkeypatch.setattr(planner_rules, "content_of", lambda _: shipped.told)
+    monkeypatch.setattr(choosing, "rules_of", lambda _: planner_rules.parse(shipped.told, "made up"))
+    return shipped
+
+
+def test_explain_says_what_a_rule_earns(shipped_rules) -> None:
+    found = explain.explain(SOFTMAX, (49152, 512), "float16", device="h200")
+
+    assert found.rule is not None
+    assert (found.rule.id, found.rule.share) == (MIDDLE, 0.92)
+    assert found.rule.source["file"] == FILE
+    assert found.without is not None
+    assert (found.without.share, found.without.why.split()[:2]) == (0.9, ["rule", LONG])
+    assert found.without.plan != found.plan
+    told = found.as_dict()
+    assert told["without"]["plan"]["variant"] == found.without.plan.variant
+
+
+def test_explain_says_nothing_of_rules_where_none_decided(shipped_rules) -> None:
+    forced = explain.explain(SOFTMAX, (49152, 512), "float16", device="h200", plan="uncached")
+    few = explain.explain(SOFTMAX, (1, 1 << 20), "float16", device="h200")
+
+    assert (forced.rule, forced.without) == (few.rule, few.without) == (None, None)
+
+
+def test_the_command_prints_what_a_rule_earns(shipped_rules) -> None:
+    arguments = ["explain", "softmax", "--shape", "49152,512", "--dtype", "float16", "--device", "h200"]
+
+    result = command_runner().invoke(cli.cli, arguments)
+
+    at = row_of(shipped_rules, MIDDLE)["at"]
+    assert f"middle: share 0.920 at {at} (NVIDIA H200, 2026-11-23, {FILE})" in result.stdout
+    assert "share 0.900 there; rule long of plan/data/sm_90.json)" in result.stdout
+    told = json.loads(command_runner().invoke(cli.cli, [*arguments, "--json"]).stdout)
+    assert (told["rule"]["at"], told["without"]["share"]) == (at, 0.9)
+
+
+def test_a_rule_of_the_package_may_not_have_been_measured_alone() -> None:
+    found = explain.explain(SOFTMAX, (49152, 512), "float16", device="h200")
+
+    assert found.rule is not None
+    assert found.why.startswith(f"rule {found.rule.id} of ")
+    assert set(found.rule.source) == {"device", "date", "file", "note", "what"}
+
+
+@pytest.mark.parametrize(
+    ("why", "name"),
+    [
+        ("rule middle of plan/data/sm_90.json", "middle"),
+        ("rule a-to-any-2 of plan/data/sm_90.json, which stands in for sm_80", "a-to-any-2"),
+        ("fewer rows than multiprocessors: a cluster of many blocks for each row", None),
+        ("", None),
+    ],
+)
+def test_the_rule_that_decided_is_found_in_the_reason(why: str, name: str | None) -> None:
+    assert planner_rules.rule_of(why) == name
