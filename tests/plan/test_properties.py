@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from cupynorm.plan.choose import choose, effective
 from cupynorm.plan.config import (
     BOUNDS,
-    FUSED_VARIANTS,
     MAX_DYNAMIC_ROWS,
     VARIANTS,
     WARP,
@@ -158,7 +157,7 @@ def test_every_problem_has_a_plan_that_its_kernel_and_device_can_run(device: str
     assert_holds_rows(problem, plan)
     assert_device_takes(limits, problem, plan)
     assert plan == choose(problem, limits, occupancy)
-    assert plan.variant in (FUSED_VARIANTS if problem.fused else VARIANTS)
+    assert plan.variant in VARIANTS
     assert plan.unaligned in {0, effective(problem).unaligned}
     assert plan.why
 
