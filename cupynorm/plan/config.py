@@ -32,8 +32,10 @@ MAX_DYNAMIC_ROWS = 2**30  # the scheduler counts in 31 bits, and blocks ask for 
 MAX_CACHED_COLS = 2**31 - 1  # row_cached counts columns in 32 bits
 MAX_CACHED_VECTORS = 4  # that a thread of row_cached loads at a time
 MAX_ROWS_SIDE_BY_SIDE = 8  # that one block of row_together reads
-# Registers of a thread of row_computed: where x alone is loaded, or with operands and parameters, and for doubles
-COMPUTED_REGISTERS, COMPUTED_REGISTERS_BESIDE, COMPUTED_REGISTERS_OF_DOUBLES = 64, 96, 128
+# Registers of a thread of row_computed: where x alone is loaded, with operands or parameters, and where more is
+# computed, of unaligned rows, or of doubles
+COMPUTED_REGISTERS, COMPUTED_REGISTERS_BESIDE, COMPUTED_REGISTERS_AT_MOST = 64, 96, 128
+SCHEDULERS = 4  # of a multiprocessor: each has registers of its own, so blocks are of whole warps for each
 MIN_REREAD_BLOCK = 128  # threads of row_reread, whose vectors of results have room for a message
 EDGE_VECTORS = (
     9  # as many vectors of threads hold what is before a row's first line themselves (kUnit in staged.cuh)

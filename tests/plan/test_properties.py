@@ -115,7 +115,9 @@ def assert_holds_rows(problem: Problem, plan: Plan) -> None:
             assert plan.group <= FEWEST or plan.group // 2 < share or plan.variant == "cluster"
     if plan.kernel == "row_spread":
         assert plan.ctas_per_row * plan.group * plan.vectors >= vectors
-    if plan.variant == "shared":
+    if plan.kernel == "row_computed":
+        assert plan.shared_bytes >= problem.cols // plan.vector * plan.vector * problem.load_bytes
+    elif plan.variant == "shared":
         assert plan.row_shared_bytes >= plan.shared_bytes >= problem.cols * problem.load_bytes
 
 

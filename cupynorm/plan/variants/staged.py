@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from cupynorm.plan.base import Question, with_grid
 from cupynorm.plan.config import (
     COMPUTED_REGISTERS,
+    COMPUTED_REGISTERS_AT_MOST,
     COMPUTED_REGISTERS_BESIDE,
-    COMPUTED_REGISTERS_OF_DOUBLES,
     MAX_BLOCK,
     ONE_BLOCK_PER_ROW,
     PLAIN,
+    SCHEDULERS,
     UNALIGNED_APART,
     WARP,
     Plan,
@@ -59,11 +60,13 @@ def _computed(question: Question) -> Plan | None:
     at_once = max(1, min(limits.shared_bytes_per_sm // needed, limits.blocks_per_sm))
     simple = _is_simple(question)
     each = COMPUTED_REGISTERS if simple else COMPUTED_REGISTERS_BESIDE
-    each = COMPUTED_REGISTERS_OF_DOUBLES if problem.doubles else each
+    tight = problem.unaligned or problem.extra_registers > question.rules.registers.few
+    each = COMPUTED_REGISTERS_AT_MOST if problem.doubles or tight else each
+    unit = SCHEDULERS * WARP
     most = min(limits.registers_per_sm // each, limits.threads_per_sm)
     vectors = 2 if simple else 1
-    loading = math.ceil(problem.vectors / vectors / WARP) * WARP  # threads that load a row at once
-    block = max(numbers.min_block, min(most // at_once // WARP * WARP, loading, MAX_BLOCK))
+    loading = math.ceil(problem.vectors / vectors / unit) * unit  # threads that load a row at once
+    block = max(numbers.min_block, min(most // at_once // unit * unit, loading, MAX_BLOCK))
     plan = chunked(question, "shared", block, 0, vectors=vectors)
     plan = dataclasses.replace(plan, min_blocks=max(1, min(at_once, most // block)))
     return finished_computed(question, plan, COMPUTED)
