@@ -14,12 +14,11 @@ import time
 from typing import Any
 
 import cupy
-import numpy as np
 
 from cupynorm.catalog import forms
 from cupynorm.plan.config import DoesNotFitError
 from cupynorm.runtime import devices
-from cupynorm.tools import bench, explain, timing
+from cupynorm.tools import bench
 from cupynorm.tools.results import Point
 from cupynorm.tools.testing import assert_form_close
 

@@ -32,14 +32,14 @@ def planned(name: str, rows: int, cols: int, dtype: str, variant: str | Plan) ->
 # rows that begin anywhere, whole vectors, and more rows than the device has places for
 @pytest.mark.parametrize("variant", ON_CHIP)
 @pytest.mark.parametrize(("name", "dtype"), [*itertools.product(HELD, ("float16", "float32"))])
-def test_every_form_is_right(name: str, dtype: str, variant: str, simulated: Any) -> None:  # noqa: F811
+def test_every_form_is_right(name: str, dtype: str, variant: str, simulated: Any) -> None:
     for rows, cols in ((5, 1001), (3, 4096)):
         check(simulated, name, rows, cols, dtype, plan=variant)
 
 
 @pytest.mark.parametrize("variant", ON_CHIP)
 @pytest.mark.parametrize("name", ["softmax/where", "add_layer_norm/sum", "layer_norm/int8", "softmax/causal"])
-def test_doubles_and_rows_shorter_than_a_vector(name: str, variant: str, simulated: Any) -> None:  # noqa: F811
+def test_doubles_and_rows_shorter_than_a_vector(name: str, variant: str, simulated: Any) -> None:
     check(simulated, name, 3, 1030, "float64", plan=variant)
     for cols in (1, 3, 9):
         check(simulated, name, 5, cols, "float16", plan=variant)
@@ -52,7 +52,7 @@ def test_doubles_and_rows_shorter_than_a_vector(name: str, variant: str, simulat
     "name",
     ["softmax/where", "softmax/lengths", "add_layer_norm/sum", "add_layer_norm/dropout", "softmax/int8"],
 )
-def test_a_block_goes_through_many_rows(name: str, cols: int, vectors: int, simulated: Any) -> None:  # noqa: F811
+def test_a_block_goes_through_many_rows(name: str, cols: int, vectors: int, simulated: Any) -> None:
     rows = 3 * RECORDED["h200"].sm_count + 5
     plan = planned(name, rows, cols, "float16", "shared")
     plan = dataclasses.replace(plan, block=128, vectors=vectors, min_blocks=1, waves=0.1)
@@ -61,7 +61,7 @@ def test_a_block_goes_through_many_rows(name: str, cols: int, vectors: int, simu
 
 
 @pytest.mark.parametrize("variant", ON_CHIP)
-def test_rows_of_which_nothing_is_kept_or_that_are_not_numbers(variant: str, simulated: Any) -> None:  # noqa: F811
+def test_rows_of_which_nothing_is_kept_or_that_are_not_numbers(variant: str, simulated: Any) -> None:
     xp, random = simulated.cupy, np.random.default_rng(4)
     for cols, dtype in itertools.product((1000, 1001), ("float16", "float32")):
         x = random.standard_normal((4, cols)).astype(dtype)
@@ -79,7 +79,7 @@ def test_rows_of_which_nothing_is_kept_or_that_are_not_numbers(variant: str, sim
 
 @pytest.mark.parametrize("variant", ON_CHIP)
 @pytest.mark.parametrize(("cols", "over"), [*itertools.product((520, 521), ("x", "residual"))])
-def test_in_place(variant: str, cols: int, over: str, simulated: Any) -> None:  # noqa: F811
+def test_in_place(variant: str, cols: int, over: str, simulated: Any) -> None:
     xp, random = simulated.cupy, np.random.default_rng(6)
     x, residual = (random.standard_normal((140, cols)).astype(np.float32) for _ in range(2))
     given = {"x": xp.asarray(x), "residual": xp.asarray(residual)}
