@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import cupynorm
+from cupynorm.call import asking
 from cupynorm.catalog.forms import FORMS
 from cupynorm.plan.choose import choose
 from cupynorm.plan.config import DoesNotFitError, Plan
@@ -95,18 +96,19 @@ def test_a_row_waits_in_as_few_bytes_as_hold_it_exactly() -> None:
     """x itself in its own type with a bit for each element that a mask may drop, a sum in the compute type."""
     waits = {
         name: computed_bytes(explain.form_spec(FORMS[name], 3, 4096, "float16").problem, 8)
-        for name in ("softmax/where", "softmax/bias", "add_layer_norm", "layer_norm/int8")
+        for name in ("softmax/bias", "add_layer_norm", "layer_norm/int8")
     }
+    x, keep = np.empty((3, 4096), np.float16), np.empty((3, 4096), np.bool_)
+    alone = asking.spec_of(lambda: cupynorm.softmax(x, where=keep)).problem
     bits = 4096 // 8
 
+    assert computed_bytes(alone, 8) == 2 * 4096 + bits
     assert waits == {
-        "softmax/where": 2 * 4096 + bits,
         "softmax/bias": 4 * 4096 + bits,
         "add_layer_norm": 4 * 4096,
         "layer_norm/int8": 2 * 4096,
     }
-    assert planned("softmax/where", 4096, 65536, "float16", "shared").min_blocks == 1
-    assert planned("softmax/where", 4096, 50256, "float16", "shared").min_blocks == 2
+    assert planned("softmax/where", 4096, 50256, "float16", "shared").min_blocks == 1
     with pytest.raises(DoesNotFitError, match="cannot hold a row of 65536 columns"):
         planned("add_layer_norm", 4096, 65536, "float16", "shared")
 
