@@ -8,8 +8,8 @@
 namespace cupynorm {
 
 // Vectors of kVector elements, of which a thread reduces kVectors at a time, 4 at most; every row begins at one. They
-// are 16 bytes of x each where nothing is fused. kBlock threads a block, and registers few enough for kMinBlocks blocks on a multiprocessor, whose
-// cache holds that many rows.
+// are 16 bytes of x each where nothing is fused. kBlock threads a block, and registers few enough for kMinBlocks
+// blocks on a multiprocessor, whose cache holds that many rows.
 template <int Vector_, int Vectors, int Block, int MinBlocks>
 struct Cached {
   static constexpr int kVector = Vector_, kVectors = Vectors, kBlock = Block, kMinBlocks = MinBlocks;
@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     if constexpr (Store::kScales) clear_slots<kWarps>(largest_slots);
   }
   // of vectors on their way to y
-  constexpr int kUnroll = sizeof(Compute) == 8 ? 1 : Load::kDirect && !Store::kScales && !Store::kHasEpilogueOperands ? 4
-      : 2;
+  constexpr bool kPlain = Load::kDirect && !Store::kScales && !Store::kHasEpilogueOperands;
+  constexpr int kUnroll = sizeof(Compute) == 8 ? 1 : kPlain ? 4 : 2;
   const int vectors = int(a.cols / kVector);
   int turn = 0;
   pdl_wait_and_trigger();

@@ -66,7 +66,9 @@ def _computed(question: Question) -> Plan | None:
     most = min(limits.registers_per_sm // each, limits.threads_per_sm)
     vectors = 2 if simple else 1
     loading = math.ceil(problem.vectors / vectors / unit) * unit  # threads that load a row at once
-    block = max(numbers.min_block, min(most // at_once // unit * unit, loading, MAX_BLOCK))
+    fewer = max(unit, most // at_once // unit * unit)  # the one of two sizes that leaves more threads in work
+    block = max(fewer, fewer + unit, key=lambda size: size * min(at_once, most // size))
+    block = max(numbers.min_block, min(block, loading, MAX_BLOCK))
     plan = chunked(question, "shared", block, 0, vectors=vectors)
     plan = dataclasses.replace(plan, min_blocks=max(1, min(at_once, most // block)))
     return finished_computed(question, plan, COMPUTED)
