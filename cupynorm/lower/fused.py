@@ -210,12 +210,19 @@ def fused_spec(
     whole = arguments(mirror, load, store, rows, cols)
     problem = dataclasses.replace(
         problem,
+        unchanged=_is_unchanged(what),
         extra_registers=problem.extra_registers + sum(map(_registers_of, functions)),
         staged_operand_bytes=_staged_bytes(what, axes, vectors, order),
     )
     texts = [each.struct_text(f"Function_{each.key}") for each in functions]
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts)
     return KernelSpec(text, ROW_KERNEL, types_of(mirror, load, store), whole, problem)
+
+
+def _is_unchanged(what: Around) -> bool:
+    """Say whether the op is given x itself, where a mask does not drop it: kUnchanged in io/fused.cuh."""
+    function = what.load or IDENTITY
+    return isinstance(function, Expression) and function.results == IDENTITY.results
 
 
 def _problem(

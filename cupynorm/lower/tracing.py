@@ -185,7 +185,8 @@ class Expression:
                 kind = "T" if OPERATIONS[step.operation].gives == "n" else "bool"
                 lines.append(f"const {kind} v{index} = {self._cpp(step)};")
         lines += [f"out[{at}] = v{index};" for at, index in enumerate(self.results)]
-        return struct_of(name, self.inputs, self.outputs, lines)
+        facts = ["static constexpr bool kIdentity = true;"] if self.results == (0,) else []
+        return struct_of(name, self.inputs, self.outputs, lines, facts)
 
     def _cpp(self, step: Step) -> str:
         names = [f"v{operand}" for operand in step.operands]
@@ -201,12 +202,13 @@ class Expression:
         return constant not in {"", "nan"}
 
 
-def struct_of(name: str, inputs: int, outputs: int, lines: Sequence[str]) -> str:
-    """Write the struct around the lines of its apply."""
+def struct_of(name: str, inputs: int, outputs: int, lines: Sequence[str], facts: Sequence[str] = ()) -> str:
+    """Write the struct around the lines of its apply, and of facts about it."""
     check_name(name)
+    about = "".join(f"  {fact}\n" for fact in facts)
     body = "".join(f"    {line}\n" for line in lines)
     return (
-        f"namespace cupynorm {{\nstruct {name} {{\n  template <typename T>\n"
+        f"namespace cupynorm {{\nstruct {name} {{\n{about}  template <typename T>\n"
         f"  static void apply(const T (&in)[{inputs}], T (&out)[{outputs}]) {{\n{body}  }}\n}};\n"
         "}  // namespace cupynorm\n"
     )

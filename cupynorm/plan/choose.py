@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cupynorm.plan.base import LocalBytes, Occupancy, Question, Variant, none_known
 from cupynorm.plan.config import (
     ALIGNED,
-    FUSED_VARIANTS,
+    UNALIGNED_APART,
     VARIANTS,
     WARP,
     DoesNotFitError,
@@ -39,6 +39,7 @@ CANDIDATES: dict[str, Variant] = {
     "uncached": staged.uncached,
 }
 CLUSTERS_IF_FUSED = {cluster.one_shot, cluster.cluster}
+AT_VECTORS_IF_FUSED = {cached.cached, staged.uncached}
 
 
 def choose(
@@ -73,12 +74,12 @@ def choose(
         if plan.cooperative and not cooperative:
             raise DoesNotFitError(f"the blocks of {forced} must all run at once")
         return plan
-    for variant in in_turn(question) if forced is None else (_named(problem, forced),):
+    for variant in in_turn(question) if forced is None else (_named(forced),):
         # doubles in clusters have no registers for head and tail elements
         doubles = problem.doubles and variant in CLUSTERS_IF_FUSED
         asked = effective_question(
             question,
-            vectors_only=doubles or variant is staged.uncached,
+            vectors_only=doubles or variant in AT_VECTORS_IF_FUSED or _lies_apart(question, variant),
             narrowed=variant is not fused_cluster.staged_ahead,
         )
         found = variant(asked)
@@ -95,15 +96,9 @@ def _without_scheduler(question: Question, plan: Plan) -> Plan | None:
     return cluster.without_scheduler(question, plan)
 
 
-def _named(problem: Problem, name: str) -> Variant:
+def _named(name: str) -> Variant:
     if name not in VARIANTS:
         raise DoesNotFitError(f"plan {name!r} is not a variant: use {', '.join(VARIANTS)}")
-    if problem.fused and name not in FUSED_VARIANTS:
-        *others, last = FUSED_VARIANTS
-        raise DoesNotFitError(
-            f"variant {name!r} runs an op alone: with a mask, a sum, quantised results or functions around it "
-            f"use {', '.join(others)} or {last}"
-        )
     return CANDIDATES[name]
 
 
@@ -111,7 +106,8 @@ def _forced(question: Question, forced: Plan) -> Plan:
     from cupynorm.plan import forced as forced_plans  # noqa: PLC0415  of no use to a plan that is chosen
 
     forced_plans.check_numbers(question.problem, question.limits, forced)
-    at_vectors = forced.variant == "uncached" or (forced.variant == "cluster" and not forced.unaligned)
+    at_vectors = forced.variant in ("cached", "uncached")
+    at_vectors = at_vectors or (forced.variant in ("cluster", "shared") and not forced.unaligned)
     asked = _at_vectors(question, vectors_only=at_vectors)
     plan = forced_plans.finished(
         asked, dataclasses.replace(forced, shared_bytes=0)
@@ -119,6 +115,11 @@ def _forced(question: Question, forced: Plan) -> Plan:
     if plan is None:
         raise DoesNotFitError(_does_not_fit(question, f"{forced}"))
     return plan
+
+
+def _lies_apart(question: Question, variant: Variant) -> bool:
+    """Say whether x is aligned otherwise than y, and the variant has no vectors of two accesses."""
+    return variant is staged.shared and question.problem.unaligned == UNALIGNED_APART
 
 
 def _does_not_fit(question: Question, what: str) -> str:

@@ -10,7 +10,6 @@ from cupynorm._options import shown
 from cupynorm._values import dataclass
 
 VARIANTS = ("warp", "block", "cached", "cluster", "split", "shared", "uncached")
-FUSED_VARIANTS = ("warp", "block", "cluster", "split", "uncached")
 
 # Bytes of an element.
 HALF_BYTES, FLOAT_BYTES, DOUBLE_BYTES = 2, 4, 8
@@ -23,6 +22,7 @@ ACCESS_BYTES = 16  # the widest access
 LINE_BYTES = 128  # of the level-1 cache: a block's share of an unaligned row may begin at a line
 REGISTER_BYTES = 4
 MOST_REGISTERS = 255  # of a thread
+BYTE_BITS = 8
 REGISTER_UNIT = 8  # registers of a thread that are given out together: 256 for each warp
 AMPERE, HOPPER = 80, 90  # compute capabilities that brought asynchronous copies, and clusters
 MAX_CTAS, PORTABLE_CTAS = 16, 8  # blocks of a cluster: at most, and on every device that has clusters
@@ -33,6 +33,10 @@ MAX_DYNAMIC_ROWS = 2**30  # the scheduler counts in 31 bits, and blocks ask for 
 MAX_CACHED_COLS = 2**31 - 1  # row_cached counts columns in 32 bits
 MAX_CACHED_VECTORS = 4  # that a thread of row_cached loads at a time
 MAX_ROWS_SIDE_BY_SIDE = 8  # that one block of row_together reads
+# Registers of a thread of row_computed: where x alone is loaded, with operands or parameters, and where more is
+# computed, of unaligned rows, or of doubles
+COMPUTED_REGISTERS, COMPUTED_REGISTERS_BESIDE, COMPUTED_REGISTERS_AT_MOST = 64, 96, 128
+SCHEDULERS = 4  # of a multiprocessor: each has registers of its own, so blocks are of whole warps for each
 MIN_REREAD_BLOCK = 128  # threads of row_reread, whose vectors of results have room for a message
 EDGE_VECTORS = (
     9  # as many vectors of threads hold what is before a row's first line themselves (kUnit in staged.cuh)
@@ -126,6 +130,8 @@ class Plan:
             return "row_together"
         if self.variant == "split" and not self.row_shared_bytes and self.unaligned != UNALIGNED_APART:
             return "row_reread"
+        if self.variant == "shared" and not self.row_shared_bytes:
+            return "row_computed"
         return "row_registers" if self.group else "row_staged"
 
     @property
@@ -144,7 +150,7 @@ class Plan:
             return (*tile, self.parameter_cache, *launch)
         if self.kernel == "row_together":
             return (*tile, self.rows_per_group, *launch)
-        if self.kernel == "row_reread":
+        if self.kernel in ("row_reread", "row_computed"):
             return (*tile, self.unaligned, *launch)
         if self.kernel == "row_staged":
             ctas = (

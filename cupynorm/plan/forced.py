@@ -13,7 +13,6 @@ from cupynorm.plan.config import (
     BOUNDS,
     CONVERTED,
     CONVERTED_ELEMENTS,
-    FUSED_VARIANTS,
     LINE_BYTES,
     MAX_CTAS,
     MAX_FUSED_ELEMENTS,
@@ -121,6 +120,7 @@ _FINISHED: dict[str, Callable[[Question, Plan], Plan | None]] = {
     "row_spread": lambda question, forced: grid.finished_one_row(question, forced, FORCED),
     "row_together": lambda question, forced: grid.finished_side_by_side(question, forced, FORCED),
     "row_reread": lambda question, forced: grid.finished_reread(question, forced, FORCED),
+    "row_computed": lambda question, forced: staged.finished_computed(question, forced, FORCED),
     "row_cached": lambda question, forced: cached.finished(question, forced, FORCED),
     "row_staged": _finished_by_whole_blocks,
 }
@@ -163,13 +163,13 @@ def _keeps_rows_soundly(problem: Problem, limits: Limits, plan: Plan) -> bool:
     may = plan.group == 0 and plan.variant not in ("cached", "uncached") and plan.unaligned != UNALIGNED_APART
     fits = fits and (plan.row_shared_bytes == 0 or may)
     if problem.fused:
-        fits = fits and plan.variant in FUSED_VARIANTS and plan.row_shared_bytes == 0
+        fits = fits and plan.row_shared_bytes == 0
         fits = fits and (plan.variant != "split" or plan.kernel == "row_reread")
         # a scale of each row is stored beside its bytes: blocks that read a row twice do not tell one another its
         # largest
         fits = fits and not (problem.has_scales and plan.variant == "cluster" and plan.group == 0)
         fits = fits and has_static_room(problem, plan)
-    staged_row = plan.group == 0 and plan.variant in ("shared", "cluster", "uncached")
+    staged_row = plan.kernel == "row_staged" and plan.variant in ("shared", "cluster", "uncached")
     return fits and (
         not staged_row or plan.block == threads_with_vectors(problem, plan.ctas_per_row, plan.block)
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cupynorm.plan.config import (
     ACCESS_BYTES,
     AT_USE,
+    BYTE_BITS,
     CONVERTED,
     CONVERTED_ELEMENTS,
     EDGE_VECTORS,
@@ -71,6 +72,16 @@ def shared_bytes(problem: Problem, parts: int = 1) -> int:
         line = LINE_BYTES // problem.vector_bytes
         vectors = (problem.vectors // line // parts + 1) * line
     return in_accesses(vectors * problem.vector_bytes)
+
+
+def computed_bytes(problem: Problem, vector: int) -> int:
+    """Return the shared memory of a row that waits as it was computed (WaitingRow in computed.cuh)."""
+    element = problem.load_bytes if problem.unchanged else problem.compute_bytes
+    masked = not (
+        problem.direct_load or problem.parameter_bytes
+    )  # it may be: a bit for each element, in whole bytes
+    bits = masked * math.ceil(vector / BYTE_BITS)
+    return in_accesses(problem.cols // vector * (vector * element + bits))
 
 
 def line_vectors(problem: Problem, parts: int) -> tuple[int, int]:

@@ -4,6 +4,15 @@
 
 namespace cupynorm {
 
+template <bool kNarrow, typename Narrow, typename Wide>
+struct Conditional {
+  using Type = Wide;
+};
+template <typename Narrow, typename Wide>
+struct Conditional<true, Narrow, Wide> {
+  using Type = Narrow;
+};
+
 // Which of a thread's elements count: the first `count`, kAlwaysValid of them for certain; and, behind all vectors,
 // kEdge more, of the row's head or tail, if has_edge.
 // kAccumulators: how many independent accumulators a thread adds up in, in turn. An addition waits for the one before

@@ -8,6 +8,7 @@
 //   kDirect             x alone is loaded, as it is. Otherwise elements are computed from x and operands.
 //   kDrops, kInterval   It drops elements (a mask); it keeps an interval of columns at most, which each Line knows.
 //   kKeeps              What it computes is written as well.
+//   kUnchanged          What it computes is x, where it is not dropped: x_of<N>(loaded), the Vector of x that came.
 //   Loaded<N>           N elements as they lie in memory: vectors of x and of all that they are computed from.
 //   absent<N>(padding)  A Loaded<N> in place of elements that are not there. With kDirect they become padding.
 //   kStagedBytes<N>     Bytes of N elements, and of all that is loaded with them, in shared memory of rows in flight.
@@ -20,8 +21,9 @@
 //   address(col)        Where x[col] lies: for copies to shared memory, and to find out whether y is x itself.
 //   begins_at(place)    Whether x, or an operand that may be `out` itself, has its row there.
 //   keep<N>(x, col)     kKeeps: writes what was computed.
-//   kDirect:            load_unaligned<N>(col), at any column, for rows that are aligned otherwise than y;
-//                       load_twice<N, kAgain>(col), the first and the second time that row_cached reads a row.
+//   load_twice<N, kAgain>(col)
+//                       As load, but for the last time that row_cached reads a row (kAgain), or before that.
+//   kDirect:            load_unaligned<N>(col), at any column, for rows that are aligned otherwise than y.
 //   otherwise:          prefetch<N, kPlaces>(shared, place, col), begins to copy N elements and what is loaded with
 //                       them, to shared memory; prefetched<N, kPlaces>(shared, place, col), the Loaded<N> that came;
 //                       reads<N>(col), whether any of N columns is kept, as far as is known without loading;

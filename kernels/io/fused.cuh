@@ -347,15 +347,6 @@ struct Bounds {
   Index begin, end;
 };
 
-template <bool kNarrow, typename Narrow, typename Wide>
-struct Conditional {
-  using Type = Wide;
-};
-template <typename Narrow, typename Wide>
-struct Conditional<true, Narrow, Wide> {
-  using Type = Narrow;
-};
-
 struct NoLengths {};
 template <typename Index>
 inline Index length_at(NoLengths, int64, Index cols) {
@@ -530,6 +521,12 @@ struct KeptIn {
   Line at(int64 row) const { return to.at(row); }
 };
 
+// Whether a function gives x as it is.
+template <class Function, class = void>
+inline constexpr bool kIsIdentity = false;
+template <class Function>
+inline constexpr bool kIsIdentity<Function, decltype(void(Function::kIdentity))> = Function::kIdentity;
+
 // Function(x, operands), of what the mask does not drop.
 template <typename T, int kAxes, class Function, class Mask_, class Keep, class Operands_>
 struct FusedLoad {
@@ -538,7 +535,7 @@ struct FusedLoad {
       typename Conditional<sizeof(T) == 2 && Operands_::kBytes <= 2, T,
       typename Conditional<sizeof(T) == 8, T, float>::Type>::Type;
   static constexpr bool kDirect = false, kDrops = Mask_::kDrops, kInterval = Mask_::kInterval;
-  static constexpr bool kKeeps = Keep::kKeeps;
+  static constexpr bool kKeeps = Keep::kKeeps, kUnchanged = kIsIdentity<Function>;
   const T* pointer;
   Strided<kAxes> rows;
   Mask_ mask;
@@ -551,6 +548,10 @@ struct FusedLoad {
     typename Operands_::template Packed<N> operands;
     typename Mask_::template Packed<N> mask;
   };
+  template <int N>
+  static Vector<T, N> x_of(const Loaded<N>& loaded) {
+    return loaded.x;
+  }
   template <int N, typename Compute>
   static Loaded<N> absent(Compute) {
     return {};
@@ -587,6 +588,13 @@ struct FusedLoad {
     Loaded<N> load(Index col) const {
       if (!reads<N>(col)) return {};
       return load_kept<N>(col);
+    }
+    template <int N, bool kAgain>
+    Loaded<N> load_twice(int col) const {
+      if (!reads<N>(col)) return {};
+      const auto x = load_vector_twice<kAgain, T, N>(pointer + col);
+      if constexpr (kDrops) return {x, operands.template load<N>(col), mask.template load<N>(col)};
+      else return {x, operands.template load<N>(col), {}};
     }
     template <int N, int kPlaces, typename Index>
     void prefetch(unsigned char* shared, int place, Index col) const {
@@ -776,6 +784,7 @@ struct ScaledStore : ColumnsOf<ScaledStore<Compute, T, kAxes, Gamma, Beta>, Gamm
 
   struct Line {
     typename DirectStore<T, kAxes>::Line to;
+    void make_opaque() { to.make_opaque(); }
     Type* address() const { return to.address(); }
     template <int N>
     int head() const {

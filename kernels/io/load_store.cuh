@@ -11,7 +11,8 @@ template <typename T, int kAxes>
 struct DirectLoad {
   using Type = T;
   using Precision = T;
-  static constexpr bool kDirect = true, kDrops = false, kInterval = false, kKeeps = false;
+  static constexpr bool kDirect = true, kDrops = false, kInterval = false, kKeeps = false,
+      kUnchanged = true;
   const T* pointer;  // first element of the first row
   Strided<kAxes> rows;
 
@@ -19,6 +20,10 @@ struct DirectLoad {
   using Loaded = Vector<T, N>;
   template <int N>
   static constexpr int kStagedBytes = N * int(sizeof(T));
+  template <int N>
+  static Vector<T, N> x_of(const Vector<T, N>& loaded) {
+    return loaded;
+  }
   template <int N, typename Compute>
   static Vector<T, N> absent(Compute padding) {
     return vector_filled<T, N>(padding);

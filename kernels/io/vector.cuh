@@ -57,18 +57,6 @@ inline void store_words(void* p, const unsigned* word) {
   else *static_cast<unsigned char*>(p) = static_cast<unsigned char>(word[0]);
 }
 
-// A vector of what is read twice, the second time while L1, or else L2, still has it: 16 bytes in one access, so p must
-// be aligned to them.
-// kAgain: it is the second time, and nobody will read it any more.
-template <bool kAgain, typename T, int N>
-inline Vector<T, N> load_vector_twice(const T* p) {
-  static_assert(Vector<T, N>::kBytes == 16, "one access");
-  Vector<T, N> vector;
-  if constexpr (kAgain) load_quad_evicted_first(p, vector.word);
-  else load_quad_evicted_last(p, vector.word);
-  return vector;
-}
-
 // N elements at p in accesses of kWidth elements, 16 bytes at most; p must be aligned to one access.
 template <typename T, int N, int kWidth = N, bool kConstant = false>
 inline Vector<T, N> load_vector(const T* p) {
@@ -88,6 +76,18 @@ inline Vector<T, N> load_vector(const T* p) {
           : piece[0];
     }
   }
+  return vector;
+}
+
+// A vector of what is read twice, the second time while L1, or else L2, still has it. p must be aligned to its bytes;
+// what is not 16 bytes is loaded as any other.
+// kAgain: it is the second time, and nobody will read it any more.
+template <bool kAgain, typename T, int N>
+inline Vector<T, N> load_vector_twice(const T* p) {
+  if constexpr (Vector<T, N>::kBytes != 16) return load_vector<T, N>(p);
+  Vector<T, N> vector;
+  if constexpr (kAgain) load_quad_evicted_first(p, vector.word);
+  else load_quad_evicted_last(p, vector.word);
   return vector;
 }
 

@@ -3,55 +3,17 @@
 #pragma once
 #include <io/affine.cuh>
 #include <base/reduce.cuh>
+#include <row/running.cuh>
 
 namespace cupynorm {
 
-// Vectors of kVector elements, 16 bytes of x each, of which a thread reduces kVectors at a time, 4 at most; every row
-// begins at one. kBlock threads a block, and registers few enough for kMinBlocks blocks on a multiprocessor, whose
-// cache holds that many rows.
+// Vectors of kVector elements, of which a thread reduces kVectors at a time, 4 at most; every row begins at one. They
+// are 16 bytes of x each where nothing is fused. kBlock threads a block, and registers few enough for kMinBlocks
+// blocks on a multiprocessor, whose cache holds that many rows.
 template <int Vector_, int Vectors, int Block, int MinBlocks>
 struct Cached {
   static constexpr int kVector = Vector_, kVectors = Vectors, kBlock = Block, kMinBlocks = MinBlocks;
   static_assert(Vectors <= 4, "what is left are fewer");
-};
-
-// The State of all that one thread has seen, a batch after the other.
-template <class Op, bool kTwoPass = Op::kTwoPass>
-struct Running {
-  using Compute = typename Op::Compute;
-  typename Op::State total = Op::identity();
-
-  template <typename Precision, int N>
-  void add(Compute (&x)[N]) {
-    total = Op::template merge<false>(total, Op::summarize(x, Predicate<N>{N, false}, 0));
-  }
-  typename Op::State state(Compute& from) const {
-    from = 0;
-    return total;
-  }
-};
-
-// Where an op takes two passes elsewhere, two sums suffice: around an element of the thread's own what they lose is at
-// most its number of elements times the precision.
-template <class Op>
-struct Running<Op, true> {
-  using Compute = typename Op::Compute;
-  typename Op::Sums sums = {};
-  Compute pivot = 0;
-  int count = 0;
-
-  template <typename Precision, int N>
-  void add(Compute (&x)[N]) {
-    if (count == 0) pivot = Op::pivot_of(x, Precision());
-    const typename Op::Sums more = Op::one_pass(x, Predicate<N>{N, false}, pivot);
-    sums = {sums.sum + more.sum, sums.squares + more.squares};
-    count += N;
-  }
-  // Counted from the first lane's element.
-  typename Op::State state(Compute& from) const {
-    from = __shfl_sync(kAllLanes, pivot, 0);
-    return Op::rebase(Op::state_of(sums, Compute(count)), pivot, from);
-  }
 };
 
 template <class Op, class Load, class Store, class Shape>
@@ -59,13 +21,19 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     row_cached(const __grid_constant__ Arguments<Op, Load, Store> a) {
   using Compute = typename Op::Compute;
   constexpr int kVector = Shape::kVector, kVectors = Shape::kVectors, kBlock = Shape::kBlock, kWarps = kBlock / kWarp;
-  static_assert(Load::kDirect && !Store::kHasEpilogueOperands && !Store::kScales,
-      "what else is loaded would want room in the cache, too");
+  using Largest = Magnitude<Compute>;
+  using Loaded = typename Load::template Loaded<kVector>;
+  static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
   constexpr int kSlots = slots_for(kWarps);
   __shared__ Slot<Op> slots[2][1][1][kSlots];
+  __shared__ Slot<Largest> largest_slots[1][1][kSlots];
   if constexpr (kSlots > kWarps) {
     for (auto& each : slots) clear_slots<kWarps>(each);
+    if constexpr (Store::kScales) clear_slots<kWarps>(largest_slots);
   }
+  // of vectors on their way to y
+  constexpr bool kPlain = Load::kDirect && !Store::kScales && !Store::kHasEpilogueOperands;
+  constexpr int kUnroll = sizeof(Compute) == 8 ? 1 : kPlain ? 4 : 2;
   const int vectors = int(a.cols / kVector);
   int turn = 0;
   pdl_wait_and_trigger();
@@ -83,28 +51,29 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       for (int p = 0; p < kCount; ++p)
         loaded[p] = from.template load_twice<kVector, false>((first + p * kBlock) * kVector);
 #pragma unroll
-      for (int p = 0; p < kCount; ++p) unpack<kVector>(loaded[p], x + p * kVector);
+      for (int p = 0; p < kCount; ++p)
+        from.template unpack<kVector>(loaded[p], x + p * kVector, (first + p * kBlock) * kVector, Op::padding());
       running.template add<typename Load::Precision>(x);
     };
     int i = threadIdx.x;
 #pragma unroll 1
     for (; i + (kVectors - 1) * kBlock < vectors; i += kVectors * kBlock) {
-      Vector<typename Load::Type, kVector> loaded[kVectors];
+      Loaded loaded[kVectors];
       add(i, loaded);
     }
     // what is left of a thread is on its way at once, too: one after the other, 4608 columns of half took a quarter
     // longer
     const int left = kVectors < 3 ? i < vectors : i < vectors ? (vectors - 1 - i) / kBlock + 1 : 0;
     if (kVectors > 3 && left == 3) {
-      Vector<typename Load::Type, kVector> loaded[3];
+      Loaded loaded[3];
       add(i, loaded);
     }
     if (kVectors > 2 && left == 2) {
-      Vector<typename Load::Type, kVector> loaded[2];
+      Loaded loaded[2];
       add(i, loaded);
     }
     if (kVectors > 1 && left == 1) {
-      Vector<typename Load::Type, kVector> loaded[1];
+      Loaded loaded[1];
       add(i, loaded);
     }
     Compute pivot[1];
@@ -114,14 +83,57 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     turn ^= 1;
     const typename Op::Row whole = a.op.finish(total[0], total[0], a.cols, pivot[0]);
     if (threadIdx.x == 0) a.op.save(row, whole);
-#pragma unroll(sizeof(Compute) == 8 ? 1 : 4)
-    for (int number = vectors - 1 - threadIdx.x; number >= 0; number -= kBlock) {
-      const int col = number * kVector;
-      Compute y[kVector];
-      unpack<kVector>(from.template load_twice<kVector, true>(col), y);
+    // last: nobody reads the vector after this. It is then also where what was computed is written: in place of what
+    // it was computed from, perhaps.
+    auto map = [&](const Loaded& loaded, int col, bool last, Compute (&y)[kVector]) {
+      const unsigned keeps = from.template unpack<kVector>(loaded, y, col, Op::padding());
+      if constexpr (Load::kKeeps) {
+        if (last) from.template keep<kVector, true>(y, col);
+      }
 #pragma unroll
-      for (int k = 0; k < kVector; ++k) y[k] = Op::map_raw(y[k], whole);
-      to.template store<kVector, true>(y, a.store.template columns<kVector>(col), col);
+      for (int k = 0; k < kVector; ++k) {
+        y[k] = Op::map_raw(y[k], whole);
+        if constexpr (Load::kDrops) y[k] = keeps >> k & 1 ? y[k] : Op::dropped();
+      }
+      static_cast<void>(keeps);
+    };
+    if constexpr (Store::kScales) {
+      auto finish = [&](const Loaded& loaded, int col, bool last, Compute (&z)[kVector]) {
+        Compute y[kVector];
+        map(loaded, col, last, y);
+        Store::template finish<kVector>(y, a.store.template columns<kVector>(col), z);
+      };
+      typename Largest::State largest[1] = {Largest::identity()};
+#pragma unroll(kUnroll)
+      for (int number = vectors - 1 - threadIdx.x; number >= 0; number -= kBlock) {
+        Compute z[kVector];
+        finish(from.template load_twice<kVector, false>(number * kVector), number * kVector, false, z);
+        largest[0] = Largest::template merge<false>(largest[0], Largest::of(z));
+      }
+      largest[0] = reduce_lanes<Largest, false, kWarp>(largest[0]);
+      if constexpr (kWarps > 1)
+        reduce_warps<Largest, false, kSlots>(largest, pivot, largest_slots, 0, threadIdx.x / kWarp);
+      const auto scale = a.store.scale_of(largest[0].max);
+      if (threadIdx.x == 0) a.store.save(row, scale);
+#pragma unroll(kUnroll)
+      for (int number = vectors - 1 - threadIdx.x; number >= 0; number -= kBlock) {
+        const int col = number * kVector;
+        Compute z[kVector];
+        finish(from.template load_twice<kVector, true>(col), col, true, z);
+        to.template store_scaled<kVector, true>(z, scale, col);
+      }
+    } else {
+#pragma unroll(kUnroll)
+      for (int number = vectors - 1 - threadIdx.x; number >= 0; number -= kBlock) {
+        const int col = number * kVector;
+        typename Store::template EpilogueOperands<kVector> operands;
+        if constexpr (Store::kHasEpilogueOperands) operands = to.template epilogue_operands<kVector>(col);
+        Compute y[kVector];
+        map(from.template load_twice<kVector, true>(col), col, true, y);
+        const auto columns = a.store.template columns<kVector>(col);
+        if constexpr (Store::kHasEpilogueOperands) to.template store<kVector, true>(y, columns, operands, col);
+        else to.template store<kVector, true>(y, columns, col);
+      }
     }
   }
 }

@@ -2,6 +2,7 @@
 // struct of ops/) and any Load and Store (io/).
 #pragma once
 #include <row/cached.cuh>
+#include <row/computed.cuh>
 #include <row/registers.cuh>
 #include <row/reread.cuh>
 #include <row/staged.cuh>

@@ -16,7 +16,7 @@ from cupynorm import Quantize, add_layer_norm, add_rms_norm, fuse, layer_norm, l
 from cupynorm import functions as f
 from cupynorm._dtypes import DTYPES, device_dtype, quantized_dtype
 from cupynorm.host.philox import words
-from cupynorm.plan.config import FUSED_VARIANTS, VARIANTS, DoesNotFitError
+from cupynorm.plan.config import VARIANTS, DoesNotFitError
 from cupynorm.tools.testing import assert_close
 from tests.call.test_quantized import LARGEST, nearest
 
@@ -411,6 +411,8 @@ HELD = {
     "block": {2: 1001, 4: 5121, 8: 1001},
     "cluster": {2: 1001, 4: 5121, 8: 2611},
     "split": {2: 5121, 4: 5121, 8: 2611},
+    "shared": {2: 1001, 4: 5121, 8: 2611},
+    "cached": {2: 1001, 4: 5121, 8: 2611},
     "uncached": {2: 1001, 4: 5121, 8: 2611},
 }
 
@@ -428,7 +430,7 @@ CASES = [
         id=f"{variant}-{name}-{dtype}",
         marks=small if dtype == "float16" or variant == "cluster" or number % 7 == 0 else (),
     )
-    for number, (name, dtype, variant) in enumerate(itertools.product(FUSED, TYPES, FUSED_VARIANTS))
+    for number, (name, dtype, variant) in enumerate(itertools.product(FUSED, TYPES, VARIANTS))
 ]
 
 
@@ -453,7 +455,7 @@ SOME = (masked_by_bytes, sum_kept, to_int8)
             id=f"{variant}-{call.__name__}",
             marks=small if variant == "cluster" and call is not to_int8 else (),
         )
-        for call, variant in itertools.product(SOME, FUSED_VARIANTS)
+        for call, variant in itertools.product(SOME, VARIANTS)
     ],
 )
 def test_arrays_of_a_forced_plan_lie_anywhere(xp: Any, call: Any, plan: str, layout: str) -> None:
@@ -475,17 +477,6 @@ def test_a_forced_variant_of_an_op_alone_is_right_wherever_rows_begin(
     xp: Any, call: Any, dtype: str, variant: str, layout: str
 ) -> None:
     check(xp, call, (5, {"warp": 257, "block": 1001}.get(variant, 5121)), dtype, layout, variant)
-
-
-@small
-@every_dtype
-@pytest.mark.parametrize("wanted", [each for each in VARIANTS if each not in FUSED_VARIANTS])
-def test_a_variant_that_computes_nothing_on_the_way_says_so(xp: Any, dtype: str, wanted: str) -> None:
-    for call in FUSED.values():
-        with pytest.raises(
-            DoesNotFitError, match=f"variant '{wanted}' .* use warp, block, cluster, split or uncached"
-        ):
-            check(xp, call, (3, 1024), dtype, "aligned", wanted)
 
 
 # Drawn at random, for devices: each draw is a call, a dtype, a layout and a shape, of which every variant is right,
@@ -510,13 +501,14 @@ def test_every_plan_of_random_rows_is_right(xp: Any, seed: int) -> None:
         calls = {**FUSED, **PLAIN}
         name = str(random.choice(list(calls)))
         what = f"{name} of {rows} x {cols}, {dtype} to {result}, {layout}"
-        plans = (None, *(VARIANTS if name in PLAIN else FUSED_VARIANTS))
+        plans = (None, *VARIANTS)
         for plan in plans:
             try:
                 check(xp, calls[name], (rows, cols), dtype, layout, plan, result)
             except DoesNotFitError:
                 # of a cluster the registers run out last
                 may = name in PLAIN or plan in {"warp", "block"} or (plan == "cluster" and cols > 1 << 15)
+                may = may or (plan == "shared" and cols > 1 << 14)  # of a block's shared memory
                 may = may or (plan == "split" and cols < 1 << 11)  # no vector for each thread of a block
                 assert may, f"{plan} refuses {what}"
             except Exception as fault:

@@ -13,7 +13,7 @@ from cupynorm import functions as f
 from cupynorm._dtypes import DTYPES
 from cupynorm.catalog import op_table
 from cupynorm.lower.tracing import DeviceFunction
-from cupynorm.plan.config import FUSED_VARIANTS
+from cupynorm.plan.config import VARIANTS
 from cupynorm.tools.testing import assert_close
 from tests.gpu.agree import DTYPES as NAMES
 from tests.gpu.agree import as_strided
@@ -77,7 +77,7 @@ def test_norms_of_sums(xp: Any, function: Any, dtype: str, cols: int) -> None:
 
 
 @small
-@pytest.mark.parametrize("variant", [None, *FUSED_VARIANTS])
+@pytest.mark.parametrize("variant", [None, *VARIANTS])
 @pytest.mark.parametrize("cols", [96, 1000, 333])
 def test_every_variant(xp: Any, variant: str | None, cols: int) -> None:
     x, r = normal(7, cols), normal(7, cols)
@@ -136,7 +136,7 @@ def test_what_is_dropped_may_be_nan(xp: Any) -> None:
 
 
 @small
-@pytest.mark.parametrize("variant", [None, *FUSED_VARIANTS])
+@pytest.mark.parametrize("variant", [None, *VARIANTS])
 @pytest.mark.parametrize("which", ["x", "residual"])
 def test_the_result_may_replace_what_is_added(xp: Any, which: str, variant: str | None) -> None:
     x, r = normal(6, 320, dtype="float16"), normal(6, 320, dtype="float16")
@@ -219,7 +219,7 @@ def test_one_row_can_stand_for_many(xp: Any) -> None:
 
 
 @small
-@pytest.mark.parametrize("variant", [None, *FUSED_VARIANTS])
+@pytest.mark.parametrize("variant", [None, *VARIANTS])
 def test_results_may_replace_operands(xp: Any, variant: str | None) -> None:
     fusion = fuse(rms_norm, load=lambda x, r: x + r, store=lambda y, g: (y * g, y + g), keep_loaded=True)
     host = [normal(5, 512) for _ in range(3)]

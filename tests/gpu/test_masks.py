@@ -10,7 +10,7 @@ import pytest
 
 from cupynorm import log_softmax, softmax
 from cupynorm._dtypes import DTYPES
-from cupynorm.plan.config import FUSED_VARIANTS, DoesNotFitError
+from cupynorm.plan.config import VARIANTS, DoesNotFitError
 from cupynorm.tools.testing import assert_close
 from tests.gpu.agree import DTYPES as NAMES
 
@@ -110,7 +110,7 @@ def test_every_dtype(xp: Any, dtype: str, cols: int) -> None:
 
 
 @small
-@pytest.mark.parametrize("variant", FUSED_VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("cols", [48, 257, 1000])
 def test_every_variant(xp: Any, variant: str, cols: int) -> None:
     x = normal(2, 6, cols)
@@ -216,7 +216,7 @@ def test_lengths_that_nobody_could_check_are_clamped(xp: Any) -> None:
 
 
 @small
-@pytest.mark.parametrize("variant", FUSED_VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_the_result_may_replace_the_input(xp: Any, variant: str) -> None:
     x = normal(5, 6, 300, dtype="float16")
     device = xp.asarray(x)

@@ -10,7 +10,7 @@ import pytest
 
 from cupynorm import Quantize, add_layer_norm, layer_norm, rms_norm, softmax
 from cupynorm._dtypes import DTYPES, QUANTIZED, device_dtype, quantized_dtype
-from cupynorm.plan.config import FUSED_VARIANTS, PLAIN
+from cupynorm.plan.config import PLAIN, VARIANTS
 from tests.call.test_quantized import LARGEST, ladder, nearest, values_of
 from tests.gpu.agree import DTYPES as NAMES
 
@@ -71,7 +71,7 @@ def test_scales_of_rows(xp: Any, call: Any, name: str, dtype: str, cols: int) ->
 
 @small
 @every_dtype
-@pytest.mark.parametrize("variant", FUSED_VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("cols", [48, 1000, 333])
 def test_every_variant(xp: Any, name: str, variant: str, cols: int) -> None:
     x = normal(4, cols)

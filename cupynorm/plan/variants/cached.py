@@ -17,6 +17,7 @@ from cupynorm.plan.config import (
     WARP,
     Plan,
 )
+from cupynorm.plan.registers import registers
 
 if TYPE_CHECKING:
     from cupynorm.plan.rules import Rule
@@ -54,13 +55,27 @@ def cached(question: Question) -> Plan | None:
         block=block,
         min_blocks=max(1, min(threads // block, limits.blocks_per_sm)),
     )
+    if problem.fused:
+        plan = _fused(question, plan)
     return finished(question, plan, rule)
+
+
+def _fused(question: Question, plan: Plan) -> Plan:
+    """Return a plan with no more vectors and blocks than registers hold with what is computed on the way."""
+    problem, limits, numbers = question.problem, question.limits, question.rules.staged
+    one = problem.doubles or problem.extra_registers > question.rules.registers.few
+    vectors = 1 if one else min(plan.vectors, 2)
+    block = min(plan.block, numbers.fused_block)
+    needed = registers(question, vectors * plan.vector, full=False, cached=False)
+    resident = max(1, min(plan.min_blocks, limits.registers_per_sm // (needed * block)))
+    return dataclasses.replace(plan, vectors=vectors, block=block, min_blocks=resident)
 
 
 def finished(question: Question, plan: Plan, reason: Rule | str) -> Plan | None:
     """Return a plan with its launch; None where the kernel cannot hold such rows."""
     problem = question.problem
-    aligned = plan.vector * problem.load_bytes == ACCESS_BYTES and not problem.unaligned
-    if problem.fused or not aligned or plan.vectors > MAX_CACHED_VECTORS or problem.cols > MAX_CACHED_COLS:
+    # where something is fused, rows that do not begin at 16 bytes are in narrower vectors
+    wide = problem.fused or plan.vector * problem.load_bytes == ACCESS_BYTES
+    if problem.unaligned or not wide or plan.vectors > MAX_CACHED_VECTORS or problem.cols > MAX_CACHED_COLS:
         return None
     return with_grid(question, plan, problem.rows, reason, plan.waves or ONE_BLOCK_PER_ROW)

@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 from cupynorm.plan.base import Question, with_grid
-from cupynorm.plan.config import MAX_BLOCK, ONE_BLOCK_PER_ROW, PLAIN, UNALIGNED_APART, Plan
-from cupynorm.plan.partition import power_of_two_to, shared_bytes, threads_with_vectors
+from cupynorm.plan.config import (
+    COMPUTED_REGISTERS,
+    COMPUTED_REGISTERS_AT_MOST,
+    COMPUTED_REGISTERS_BESIDE,
+    MAX_BLOCK,
+    ONE_BLOCK_PER_ROW,
+    PLAIN,
+    SCHEDULERS,
+    UNALIGNED_APART,
+    WARP,
+    Plan,
+)
+from cupynorm.plan.limits import STATIC_SHARED_BYTES
+from cupynorm.plan.partition import (
+    computed_bytes,
+    power_of_two_to,
+    shared_bytes,
+    threads_with_vectors,
+)
 from cupynorm.plan.registers import registers
 
 if TYPE_CHECKING:
     from cupynorm.plan.rules import Rule
 
+COMPUTED = "a block's shared memory holds what was computed of the row"
+
 
 def shared(question: Question) -> Plan | None:
     """Return the plan of a block of as many threads as fill a multiprocessor beside the rows that it holds."""
     problem, limits, numbers = question.problem, question.limits, question.rules.staged
+    if problem.fused:
+        return _computed(question)
     row_shared_bytes = limits.shared_bytes_per_block
     needed = shared_bytes(problem)
-    if needed > row_shared_bytes or problem.unaligned == UNALIGNED_APART or problem.fused:
+    if needed > row_shared_bytes or problem.unaligned == UNALIGNED_APART:
         return None
     at_once = max(1, limits.shared_bytes_per_sm // (needed + limits.reserved_shared_bytes))
     block = power_of_two_to(min(numbers.threads, limits.threads_per_sm) // at_once)
@@ -29,6 +51,46 @@ def shared(question: Question) -> Plan | None:
     block = threads_with_vectors(problem, 1, min(max(block, numbers.min_block), most))
     plan = chunked(question, "shared", block, row_shared_bytes)
     return finished(question, plan, "a block's shared memory holds the row, and no variant before it does")
+
+
+def _computed(question: Question) -> Plan | None:
+    """Return the plan of fused rows that wait as they were computed: as many threads as registers allow."""
+    problem, limits, numbers = question.problem, question.limits, question.rules.staged
+    needed = computed_bytes(problem, problem.vector) + limits.reserved_shared_bytes + STATIC_SHARED_BYTES
+    at_once = max(1, min(limits.shared_bytes_per_sm // needed, limits.blocks_per_sm))
+    simple = _is_simple(question)
+    each = COMPUTED_REGISTERS if simple else COMPUTED_REGISTERS_BESIDE
+    tight = problem.unaligned or problem.extra_registers > question.rules.registers.few
+    each = COMPUTED_REGISTERS_AT_MOST if problem.doubles or tight else each
+    unit = SCHEDULERS * WARP
+    most = min(limits.registers_per_sm // each, limits.threads_per_sm)
+    vectors = 2 if simple else 1
+    loading = math.ceil(problem.vectors / vectors / unit) * unit  # threads that load a row at once
+    fewer = max(unit, most // at_once // unit * unit)  # the one of two sizes that leaves more threads in work
+    block = max(fewer, fewer + unit, key=lambda size: size * min(at_once, most // size))
+    block = max(numbers.min_block, min(block, loading, MAX_BLOCK))
+    plan = chunked(question, "shared", block, 0, vectors=vectors)
+    plan = dataclasses.replace(plan, min_blocks=max(1, min(at_once, most // block)))
+    return finished_computed(question, plan, COMPUTED)
+
+
+def _is_simple(question: Question) -> bool:
+    """Say whether a thread has registers for two vectors on their way."""
+    problem = question.problem
+    beside = (*problem.parameter_bytes, *problem.load_operands, *problem.epilogue_operands)
+    few = problem.extra_registers <= question.rules.registers.few
+    return few and not (beside or problem.doubles or problem.unaligned or problem.has_scales)
+
+
+def finished_computed(question: Question, plan: Plan, reason: Rule | str) -> Plan | None:
+    """Return a plan of fused rows that wait in shared memory with its launch: blocks that go through many rows."""
+    problem, limits = question.problem, question.limits
+    needed = computed_bytes(problem, plan.vector)
+    fits = problem.fused and problem.unaligned != UNALIGNED_APART and needed <= limits.shared_bytes_per_block
+    if not fits or plan.block < 2 * plan.vector - 2:
+        return None
+    plan = dataclasses.replace(plan, shared_bytes=needed)
+    return with_grid(question, plan, problem.rows, reason, min(1.0, plan.waves or 1.0))
 
 
 def uncached(question: Question) -> Plan | None:

@@ -1,0 +1,264 @@
+// shared, where something is fused: one block has a row, which waits in its shared memory as it was computed. Operands
+// are read once, and a dropout's numbers are made once. While a row's results are written, the next row of the block
+// takes its places, a few vectors at a time, and the loads of the vectors after these are in flight.
+#pragma once
+#include <io/affine.cuh>
+#include <base/reduce.cuh>
+#include <row/running.cuh>
+
+extern __shared__ __align__(16) unsigned char shared_memory[];
+
+namespace cupynorm {
+
+// A thread loads kVectors vectors of kVector elements at a time. kUnaligned: as in Registers, but never 2. kBlock
+// threads a block, and registers few enough for kMinBlocks blocks on a multiprocessor.
+template <int Vector_, int Vectors, int UnalignedMode, int Block, int MinBlocks>
+struct Computed {
+  static constexpr int kVector = Vector_, kVectors = Vectors, kUnaligned = UnalignedMode, kBlock = Block,
+      kMinBlocks = MinBlocks;
+  static_assert(UnalignedMode < 2, "what is computed from several arrays lies in vectors as y does");
+  static_assert(UnalignedMode == 0 || Block >= 2 * Vector_ - 2, "the first threads hold what is around the vectors");
+};
+
+// Where a block's row waits: `places` vectors of Held, then, where a mask drops elements, the bits of those that are
+// kept. Each access of 16 bytes of a vector has a region of its own, so that neighbouring threads meet no bank twice.
+template <class Load, typename Compute, int kVector>
+struct WaitingRow {
+  using Held = typename Conditional<Load::kUnchanged, typename Load::Type, Compute>::Type;
+  using Bits = typename Conditional<(kVector > 8), unsigned short, unsigned char>::Type;
+  static constexpr int kBytes = kVector * int(sizeof(Held)), kPiece = kBytes < 16 ? kBytes : 16;
+  int places;
+
+  void put(int number, const typename Load::template Loaded<kVector>& loaded, const Compute (&x)[kVector],
+      unsigned keeps) const {
+    Vector<Held, kVector> vector;
+    if constexpr (Load::kUnchanged) vector = Load::template x_of<kVector>(loaded);
+    else vector = vector_from<Held, kVector>(x);
+#pragma unroll
+    for (int i = 0; i < kBytes; i += kPiece)
+      store_words<kPiece, false>(shared_memory + i * places + number * kPiece, vector.word + i / 4);
+    if constexpr (Load::kDrops) bits()[number] = Bits(keeps);
+  }
+  // Gives a bit for each element that is kept.
+  unsigned get(int number, Compute (&x)[kVector]) const {
+    Vector<Held, kVector> vector;
+#pragma unroll
+    for (int i = 0; i < kBytes; i += kPiece)
+      load_words<kPiece, false>(shared_memory + i * places + number * kPiece, vector.word + i / 4);
+    unpack<kVector>(vector, x);
+    if constexpr (Load::kDrops) return bits()[number];
+    else return ~0u;
+  }
+  Bits* bits() const { return reinterpret_cast<Bits*>(shared_memory + places * kBytes); }
+};
+
+// The scale of a row, of a Store that has one.
+template <class Store, bool = Store::kScales>
+struct ScaleOf {
+  using Type = NoColumns;
+};
+template <class Store>
+struct ScaleOf<Store, true> {
+  using Type = typename Store::Scale;
+};
+
+template <class Op, class Load, class Store, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
+    row_computed(const __grid_constant__ Arguments<Op, Load, Store> a) {
+  using Compute = typename Op::Compute;
+  using Precision = typename Load::Precision;
+  using Largest = Magnitude<Compute>;
+  constexpr int kVector = Shape::kVector, kVectors = Shape::kVectors, kBlock = Shape::kBlock, kWarps = kBlock / kWarp;
+  constexpr bool kIsUnaligned = Shape::kUnaligned > 0;
+  static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
+  static_assert(!Load::kDrops || !Load::kKeeps, "nothing of what is dropped is kept");
+  constexpr int kSlots = slots_for(kWarps);
+  __shared__ Slot<Op> slots[2][1][1][kSlots];
+  __shared__ Slot<Largest> largest_slots[1][1][kSlots];
+  if constexpr (kSlots > kWarps) {
+    for (auto& each : slots) clear_slots<kWarps>(each);
+    if constexpr (Store::kScales) clear_slots<kWarps>(largest_slots);
+  }
+  const int cols = int(a.cols), warp = threadIdx.x / kWarp;
+  const WaitingRow<Load, Compute, kVector> waiting = {cols / kVector};
+  pdl_wait_and_trigger();
+
+  // A row's `held` vectors begin at column `head`; `around` elements are in no vector, one for each of the first
+  // threads.
+  struct Cut {
+    int head, held, around;
+    bool here;
+    bool has_edge() const { return kIsUnaligned && int(threadIdx.x) < around; }
+    int edge_col() const {
+      return int(threadIdx.x) < head ? int(threadIdx.x) : int(threadIdx.x) + held * kVector;
+    }
+  };
+  auto cut_of = [&](int64 row) -> Cut {
+    if (row >= a.rows) return {0, 0, 0, false};
+    int head = 0;
+    if constexpr (kIsUnaligned) head = a.store.at(row).template head<kVector>();
+    head = head < cols ? head : cols;
+    const int held = (cols - head) / kVector;
+    return {head, held, cols - held * kVector, true};
+  };
+  auto columns_at = [&](int col) {
+    if constexpr (kIsUnaligned) return a.store.template columns_unaligned<kVector>(col);
+    else return a.store.template columns<kVector>(col);
+  };
+  auto map = [&](Compute& x, unsigned keeps, int i, const typename Op::Row& whole) {
+    x = Op::map_raw(x, whole);
+    if constexpr (Load::kDrops) x = keeps >> i & 1 ? x : Op::dropped();
+  };
+  auto map_vector = [&](int number, const typename Op::Row& whole, Compute (&y)[kVector]) {
+    const unsigned keeps = waiting.get(number, y);
+    if constexpr (Load::kInterval) {
+      if (keeps == 0) {
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) y[i] = Op::dropped();
+        return;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) map(y[i], keeps, i, whole);
+  };
+
+  // `now`: the row whose results are written; `next`: the one that takes its places, from which loads are in flight.
+  int64 row = blockIdx.x;
+  Cut now = {0, 0, 0, false}, next = cut_of(row);
+  auto from = a.load.at(next.here ? row : 0);
+  auto to = a.store.at(0);
+  typename Load::template Loaded<kVector> ahead[kVectors];
+  typename Load::template Loaded<1> ahead_edge;
+  Compute edge[1] = {0};
+  unsigned keeps_edge = 0;
+  typename Op::Row whole = {};
+  typename ScaleOf<Store>::Type scale = {};
+  int turn = 0;
+  auto fetch = [&](int begin) {
+#pragma unroll
+    for (int p = 0; p < kVectors; ++p) {
+      const int number = begin + p * kBlock;
+      if (number < next.held) ahead[p] = from.template load<kVector>(next.head + number * kVector);
+    }
+  };
+  auto fetch_edge = [&] {
+    if (next.has_edge()) ahead_edge = from.template load<1>(next.edge_col());
+  };
+  // Results of kCount elements, from the op's.
+  auto write = [&](auto& y, const auto& columns, const auto& operands, int col) {
+    constexpr int kCount = int(sizeof(y) / sizeof(Compute));
+    if constexpr (Store::kScales) {
+      Compute z[kCount];
+      Store::template finish<kCount>(y, columns, z);
+      to.template store_scaled<kCount, true>(z, scale, col);
+    } else if constexpr (Store::kHasEpilogueOperands) {
+      to.template store<kCount, true>(y, columns, operands, col);
+    } else {
+      to.template store<kCount, true>(y, columns, col);
+    }
+  };
+  auto write_all = [&](int begin) {
+    typename Store::template EpilogueOperands<kVector> operands[kVectors];
+    if constexpr (Store::kHasEpilogueOperands) {
+#pragma unroll
+      for (int p = 0; p < kVectors; ++p) {
+        const int number = begin + p * kBlock;
+        if (number < now.held) operands[p] = to.template epilogue_operands<kVector>(now.head + number * kVector);
+      }
+    }
+#pragma unroll
+    for (int p = 0; p < kVectors; ++p) {
+      const int number = begin + p * kBlock, col = now.head + number * kVector;
+      if (number >= now.held) continue;
+      Compute y[kVector];
+      map_vector(number, whole, y);
+      write(y, columns_at(col), operands[p], col);
+    }
+  };
+
+  fetch(threadIdx.x);
+  fetch_edge();
+#pragma unroll 1
+  while (true) {
+    Running<Op> running;
+    const int end = now.held > next.held ? now.held : next.held;
+#pragma unroll 1
+    for (int begin = threadIdx.x; begin < end; begin += kVectors * kBlock) {
+      write_all(begin);
+      Compute x[kVectors * kVector];
+      int there = 0;
+      bool some = false;
+#pragma unroll
+      for (int p = 0; p < kVectors; ++p) {
+        const int number = begin + p * kBlock, col = next.head + number * kVector;
+        Compute own[kVector];
+        if (number < next.held) {
+          const unsigned keeps = from.template unpack<kVector>(ahead[p], own, col, Op::padding());
+          if constexpr (Load::kKeeps) from.template keep<kVector, true>(own, col);
+          waiting.put(number, ahead[p], own, keeps);
+          ++there;
+          some |= keeps != 0;
+        }
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) x[p * kVector + i] = number < next.held ? own[i] : Op::padding();
+      }
+      if (some) running.template add<Precision>(x, Predicate<0>{there * kVector, false});
+      fetch(begin + kVectors * kBlock);
+    }
+    if constexpr (kIsUnaligned) {
+      if (now.has_edge()) {
+        const int col = now.edge_col();
+        typename Store::template EpilogueOperands<1> operands;
+        if constexpr (Store::kHasEpilogueOperands) operands = to.template epilogue_operands<1>(col);
+        map(edge[0], keeps_edge, 0, whole);
+        write(edge, a.store.template columns<1>(col), operands, col);
+      }
+      if (next.has_edge()) {
+        const int col = next.edge_col();
+        keeps_edge = from.template unpack<1>(ahead_edge, edge, col, Op::padding());
+        if constexpr (Load::kKeeps) from.template keep<1>(edge, col);
+        Compute x[1] = {edge[0]};
+        running.template add<Precision>(x);
+      }
+    }
+    if (!next.here) break;
+    const int64 current = row;
+    now = next;
+    to = a.store.at(current);
+    row += gridDim.x;
+    next = cut_of(row);
+    from = a.load.at(next.here ? row : 0);
+    fetch(threadIdx.x);
+    fetch_edge();
+
+    Compute pivot[1];
+    typename Op::State total[1] = {running.state(pivot[0])};
+    total[0] = reduce_lanes<Op, false, kWarp>(total[0]);
+    if constexpr (kWarps > 1) reduce_warps<Op, false, kSlots>(total, pivot, slots[turn], 0, warp);
+    turn ^= 1;
+    whole = a.op.finish(total[0], total[0], a.cols, pivot[0]);
+    if (threadIdx.x == 0) a.op.save(current, whole);
+    if constexpr (Store::kScales) {
+      typename Largest::State largest[1] = {Largest::identity()};
+#pragma unroll 1
+      for (int number = threadIdx.x; number < now.held; number += kBlock) {
+        Compute y[kVector], z[kVector];
+        map_vector(number, whole, y);
+        Store::template finish<kVector>(y, columns_at(now.head + number * kVector), z);
+        largest[0] = Largest::template merge<false>(largest[0], Largest::of(z));
+      }
+      if (now.has_edge()) {
+        Compute y[1] = {edge[0]}, z[1];
+        map(y[0], keeps_edge, 0, whole);
+        Store::template finish<1>(y, a.store.template columns<1>(now.edge_col()), z);
+        largest[0] = Largest::template merge<false>(largest[0], Largest::of(z));
+      }
+      largest[0] = reduce_lanes<Largest, false, kWarp>(largest[0]);
+      if constexpr (kWarps > 1) reduce_warps<Largest, false, kSlots>(largest, pivot, largest_slots, 0, warp);
+      scale = a.store.scale_of(largest[0].max);
+      if (threadIdx.x == 0) a.store.save(current, scale);
+    }
+  }
+}
+
+}  // namespace cupynorm

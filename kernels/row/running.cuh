@@ -1,0 +1,55 @@
+// What a thread has seen of a row that it goes through, a batch after the other.
+#pragma once
+#include <base/math.cuh>
+
+namespace cupynorm {
+
+// The State of all that one thread has seen, a batch after the other.
+template <class Op, bool kTwoPass = Op::kTwoPass>
+struct Running {
+  using Compute = typename Op::Compute;
+  typename Op::State total = Op::identity();
+
+  template <typename Precision, int N>
+  void add(Compute (&x)[N]) {
+    add<Precision>(x, Predicate<N>{N, false});
+  }
+  // The same of the first elements of x, at least one; the others are padding.
+  template <typename Precision, int N, class Predicate>
+  void add(Compute (&x)[N], Predicate valid) {
+    total = Op::template merge<false>(total, Op::summarize(x, valid, 0));
+  }
+  typename Op::State state(Compute& from) const {
+    from = 0;
+    return total;
+  }
+};
+
+// Where an op takes two passes elsewhere, two sums suffice: around an element of the thread's own what they lose is at
+// most its number of elements times the precision.
+template <class Op>
+struct Running<Op, true> {
+  using Compute = typename Op::Compute;
+  typename Op::Sums sums = {};
+  Compute pivot = 0;
+  int count = 0;
+
+  template <typename Precision, int N>
+  void add(Compute (&x)[N]) {
+    add<Precision>(x, Predicate<N>{N, false});
+  }
+  template <typename Precision, int N, class Predicate>
+  void add(Compute (&x)[N], Predicate valid) {
+    if (count == 0) pivot = Op::pivot_of(x, Precision());
+    const typename Op::Sums more = Op::one_pass(x, valid, pivot);
+    sums = {sums.sum + more.sum, sums.squares + more.squares};
+    count += valid.total();
+  }
+  // Counted from the first lane's element.
+  typename Op::State state(Compute& from) const {
+    from = __shfl_sync(kAllLanes, pivot, 0);
+    return Op::rebase(Op::state_of(sums, Compute(count)), pivot, from);
+  }
+};
+
+}  // namespace cupynorm

@@ -1,0 +1,123 @@
+"""Fused rows that wait in a block's shared memory as they were computed, or in the level-1 cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupynorm
+from cupynorm.call import asking
+from cupynorm.catalog.forms import FORMS
+from cupynorm.plan.choose import choose
+from cupynorm.plan.config import DoesNotFitError, Plan
+from cupynorm.plan.limits import RECORDED
+from cupynorm.plan.partition import computed_bytes
+from cupynorm.tools import explain
+from cupynorm.tools.testing import assert_close
+from tests.invoke.test_fused_calls import AROUND, check
+from tests.simulator import simulated  # noqa: F401  a fixture
+
+HELD = [name for name in AROUND if not FORMS[name].missing]
+ON_CHIP = ("shared", "cached")
+
+
+def planned(name: str, rows: int, cols: int, dtype: str, variant: str | Plan) -> Plan:
+    problem = explain.form_spec(FORMS[name], rows, cols, dtype).problem
+    return choose(problem, RECORDED["h200"], lambda plan: plan.min_blocks, variant)
+
+
+# rows that begin anywhere, whole vectors, and more rows than the device has places for
+@pytest.mark.parametrize("variant", ON_CHIP)
+@pytest.mark.parametrize(("name", "dtype"), [*itertools.product(HELD, ("float16", "float32"))])
+def test_every_form_is_right(name: str, dtype: str, variant: str, simulated: Any) -> None:
+    for rows, cols in ((5, 1001), (3, 4096)):
+        check(simulated, name, rows, cols, dtype, plan=variant)
+
+
+@pytest.mark.parametrize("variant", ON_CHIP)
+@pytest.mark.parametrize("name", ["softmax/where", "add_layer_norm/sum", "layer_norm/int8", "softmax/causal"])
+def test_doubles_and_rows_shorter_than_a_vector(name: str, variant: str, simulated: Any) -> None:
+    check(simulated, name, 3, 1030, "float64", plan=variant)
+    for cols in (1, 3, 9):
+        check(simulated, name, 5, cols, "float16", plan=variant)
+
+
+# One block on each multiprocessor, so that its rows follow one another: what waits of one is replaced by the next.
+@pytest.mark.parametrize("vectors", [1, 2])
+@pytest.mark.parametrize("cols", [264, 269])
+@pytest.mark.parametrize(
+    "name",
+    ["softmax/where", "softmax/lengths", "add_layer_norm/sum", "add_layer_norm/dropout", "softmax/int8"],
+)
+def test_a_block_goes_through_many_rows(name: str, cols: int, vectors: int, simulated: Any) -> None:
+    rows = 3 * RECORDED["h200"].sm_count + 5
+    plan = planned(name, rows, cols, "float16", "shared")
+    plan = dataclasses.replace(plan, block=128, vectors=vectors, min_blocks=1, waves=0.1)
+
+    check(simulated, name, rows, cols, "float16", plan=plan)
+
+
+@pytest.mark.parametrize("variant", ON_CHIP)
+def test_rows_of_which_nothing_is_kept_or_that_are_not_numbers(variant: str, simulated: Any) -> None:
+    xp, random = simulated.cupy, np.random.default_rng(4)
+    for cols, dtype in itertools.product((1000, 1001), ("float16", "float32")):
+        x = random.standard_normal((4, cols)).astype(dtype)
+        keep = random.random((4, cols)) < 0.5
+        keep[1], x[2, 7], keep[2, 7], x[3, 9], keep[3, 9] = False, np.nan, False, np.inf, True
+        y = cupynorm.softmax(xp.asarray(x), where=xp.asarray(keep), plan=variant)
+        z = cupynorm.log_softmax(xp.asarray(x), where=xp.asarray(keep), plan=variant)
+        y, z = xp.asnumpy(y), xp.asnumpy(z)
+        assert (y[~keep] == 0).all()
+        assert (z[~keep] == -np.inf).all()
+        assert np.isnan(y[3]).any()
+        wanted = cupynorm.softmax(np.where(keep, x, 0).astype(np.float64), where=keep)
+        assert_close(y[[0, 2]], wanted[[0, 2]], dtype=dtype)
+
+
+@pytest.mark.parametrize("variant", ON_CHIP)
+@pytest.mark.parametrize(("cols", "over"), [*itertools.product((520, 521), ("x", "residual"))])
+def test_in_place(variant: str, cols: int, over: str, simulated: Any) -> None:
+    xp, random = simulated.cupy, np.random.default_rng(6)
+    x, residual = (random.standard_normal((140, cols)).astype(np.float32) for _ in range(2))
+    given = {"x": xp.asarray(x), "residual": xp.asarray(residual)}
+
+    y, total = cupynorm.add_layer_norm(**given, out=given[over], plan=variant)
+
+    wanted, added = cupynorm.add_layer_norm(x.astype(np.float64), residual.astype(np.float64))
+    assert_close(xp.asnumpy(y), wanted, dtype="float32")
+    assert_close(xp.asnumpy(total), added, dtype="float32", scale=np.asarray(2.0))
+
+
+def test_a_row_waits_in_as_few_bytes_as_hold_it_exactly() -> None:
+    """x itself in its own type with a bit for each element that a mask may drop, a sum in the compute type."""
+    waits = {
+        name: computed_bytes(explain.form_spec(FORMS[name], 3, 4096, "float16").problem, 8)
+        for name in ("softmax/bias", "add_layer_norm", "layer_norm/int8")
+    }
+    x, keep = np.empty((3, 4096), np.float16), np.empty((3, 4096), np.bool_)
+    alone = asking.spec_of(lambda: cupynorm.softmax(x, where=keep)).problem
+    bits = 4096 // 8
+
+    assert computed_bytes(alone, 8) == 2 * 4096 + bits
+    assert waits == {
+        "softmax/bias": 4 * 4096 + bits,
+        "add_layer_norm": 4 * 4096,
+        "layer_norm/int8": 2 * 4096,
+    }
+    assert planned("softmax/where", 4096, 50256, "float16", "shared").min_blocks == 1
+    with pytest.raises(DoesNotFitError, match="cannot hold a row of 65536 columns"):
+        planned("add_layer_norm", 4096, 65536, "float16", "shared")
+
+
+@pytest.mark.parametrize("cols", [1000, 1001, 20480])
+@pytest.mark.parametrize("name", ["softmax/where", "add_layer_norm", "layer_norm/int8"])
+@pytest.mark.parametrize("variant", ON_CHIP)
+def test_a_plan_that_was_chosen_is_accepted_when_it_is_asked_for(variant: str, name: str, cols: int) -> None:
+    plan = planned(name, 300, cols, "float16", variant)
+
+    assert planned(name, 300, cols, "float16", plan) == plan
+    assert plan.kernel == {"shared": "row_computed", "cached": "row_cached"}[variant]
