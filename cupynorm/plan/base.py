@@ -24,6 +24,7 @@ from cupynorm.plan.config import (
     WARP,
     Plan,
 )
+from cupynorm.plan.rules import FixedRule
 
 if TYPE_CHECKING:
     from cupynorm.plan.limits import Limits
@@ -115,7 +116,9 @@ def with_grid(
     problem, limits = question.problem, question.limits
     if plan.shared_bytes > limits.shared_bytes_per_block:
         return None
-    asked, plan = plan, without_spills(question, plan)
+    asked = plan
+    if not (question.measured and isinstance(reason, FixedRule) and reason.spills):
+        plan = without_spills(question, plan)
     resident = question.occupancy(plan)
     if resident == 0 or (plan.dynamic and problem.rows > MAX_DYNAMIC_ROWS):
         return None

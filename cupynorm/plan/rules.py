@@ -46,8 +46,9 @@ class FixedRule(NamedTuple):
 
     warps: by any number of warps, not only by a power of two of threads. many: only where a multiprocessor has many
     rows to go through (true), or few (false). min_rows: only where a multiprocessor has so many. Both choose a launch
-    only: a rule that takes the other rows has the same vectors, so that each row is summed in the same order. The rest
-    as in RegisterRule.
+    only: a rule that takes the other rows has the same vectors, so that each row is summed in the same order. spills:
+    its kernel was timed with the registers that it spills, and is faster so than with fewer blocks. The rest as in
+    RegisterRule.
     """
 
     id: str
@@ -61,6 +62,7 @@ class FixedRule(NamedTuple):
     many: bool | None = None
     warps: bool = False
     min_rows: int = 0
+    spills: bool = False
 
     @property
     def by_rows(self) -> bool:

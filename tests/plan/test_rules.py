@@ -303,16 +303,6 @@ def instance_of(file: Path, row: Mapping[str, Any]) -> build_gate.Instance | Non
     return max(found, key=lambda each: build_gate.tightness(each.plan), default=None)
 
 
-# NVRTC 13 spills here, and NVRTC 12 does not: to be searched again where plans may change.
-KNOWN = {
-    "unaligned-fixed-p2-b2-to-640": [
-        "24 bytes of a stack frame",
-        "20 bytes of spill stores",
-        "20 bytes of spill loads",
-    ]
-}
-
-
 @each_file
 def test_what_a_rule_decides_compiles_without_a_spill(file: Path) -> None:
     arch = file.stem.removeprefix("sm_")
@@ -321,12 +311,13 @@ def test_what_a_rule_decides_compiles_without_a_spill(file: Path) -> None:
     rows = rows_of(file)[:: 1 if SLOW else SAMPLE]
     instances = {row["id"]: instance_of(file, row) for row in rows}
     whole = {name: each for name, each in instances.items() if each is not None}
+    timed_with_spills = {row["id"] for row in rows if row.get("spills")}
 
     built = build_gate.compile_instances(list(whole.values()), arch)
     faults = [
         f"{name}: {', '.join(build_gate.spills(kernel))}"
         for name, (_, kernel) in zip(whole, built, strict=True)
-        if build_gate.spills(kernel) and build_gate.spills(kernel) != KNOWN.get(name)
+        if build_gate.spills(kernel) and name not in timed_with_spills
     ]
 
     assert not faults, "\n".join(faults)
