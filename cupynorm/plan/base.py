@@ -127,6 +127,8 @@ def with_grid(
     waves = min(1.0, waves) if plan.persistent else waves
     most = int(max(1, min(at_once * waves, MAX_GRID)))
     unit = blocks_of_one_turn(problem, plan)
+    if plan.persistent:  # waves that were asked for may be of a grid of fewer rows than begin alike
+        most = max(most, min(unit, int(at_once)))
     if most < unit:
         return None  # also where no block has a next row: whether a plan fits does not depend on the number of rows
     grid = blocks if blocks <= most else most // unit * unit

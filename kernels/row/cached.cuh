@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     auto from = a.load.at(row);
     auto to = a.store.at(row);
     from.make_opaque();
-    to.make_opaque();
+    // results of fewer bytes are stored by plain C++, which must still know that this is global memory
+    if constexpr (kPlain || kVector * Store::kBytes >= 8) to.make_opaque();
     Running<Op> running;
     auto add = [&](int first, auto& loaded) {
       constexpr int kCount = int(sizeof(loaded) / sizeof(loaded[0]));
