@@ -55,7 +55,7 @@ def read(path: Path) -> Report | Tables:
     return Tables({**about, **about.pop("about", {})}, lists)
 
 
-ABOUT = ("about", "device", "versions")  # entries that describe the machine
+ABOUT = ("about", "device", "versions", "limits")  # entries that describe the machine
 
 
 def _lists_of(told: Any) -> dict[str, list[dict[str, Any]]]:
