@@ -36,9 +36,8 @@ else:
     def _init(self, *given, **named):
         cls = type(self)
         names = cls.__match_args__
-        if (
-            named.keys() == cls._all and not cls._slotted
-        ):  # as dataclasses.replace() calls it, thousands of times
+        # as dataclasses.replace() calls it, thousands of times
+        if named.keys() == cls._all and not cls._slotted:
             self.__dict__.update(named)
             return
         for name, value in zip(names, _bound(cls, names, cls._defaults, given, named), strict=True):

@@ -74,12 +74,13 @@ def tune(
     from cupynorm.runtime import tuned_plans  # noqa: PLC0415
 
     if ship:
-        _refuse(options, "--ship", clear=clear, search=search_file, forms=searched, seconds=None, dtypes=None)
+        _refuse("--ship", **options, clear=clear, search=search_file, forms=searched)
         _ship(ship, data, out, as_json=as_json)
         return
     if search_file is not None:
-        _refuse(options, "--search", clear=clear, out=out)
-        _search(search_file, data, searched, options["dtypes"], options["seconds"], as_json=as_json)
+        dtypes, seconds = options.pop("dtypes"), options.pop("seconds")
+        _refuse("--search", **options, clear=clear, out=out)
+        _search(search_file, data, searched, dtypes, seconds, as_json=as_json)
         return
     for name, value in (("--forms", searched), ("--data", data), ("--out", out)):
         if value:
@@ -162,13 +163,9 @@ def _print_tuned(file: Path, changed: int, measured: int, left_out: int) -> None
     click.echo(f"{changed} of {measured} plans are better than the built-in ones, and kept in {file}")
 
 
-def _refuse(options: dict[str, Any], action: str, **others: Any) -> None:
-    """Raise a usage error for options that an action does not take. others: more than those of a tuning."""
-    given = {**{name: options[name] for name in ("ops", "cols", "rows", "gamma_dtype", "dry_run")}, **others}
-    for name in ("seconds", "dtypes"):
-        if name in others:
-            given[name] = options[name] if options[name] not in {None, math.inf} else None
-    refused = [name for name, value in given.items() if value]
+def _refuse(action: str, **options: Any) -> None:
+    """Raise a usage error if any of these options was given, which an action does not take."""
+    refused = [name for name, value in options.items() if value and value != math.inf]
     if refused:
         name = "OP" if refused[0] == "ops" else f"--{refused[0].replace('_', '-')}"
         raise click.UsageError(f"{name} cannot be given with {action}")

@@ -331,23 +331,8 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
 
 def _run_by_signature(given: Given) -> Any:
     """Run one call that no shortcut is for, and make one: run() will look for it under given.key."""
-    (
-        op,
-        x,
-        gamma,
-        beta,
-        axis,
-        eps,
-        out,
-        dtype,
-        return_stats,
-        plan,
-        options_key,
-        out_and_operands,
-        scalars,
-        run_with_checks,
-        *_,
-    ) = given
+    op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, *more = given
+    options_key, out_and_operands, scalars, run_with_checks, *_ = more
     calls = bound_calls.thread.calls
     options = (
         op.name,

@@ -34,7 +34,7 @@ class TraceError(TypeError):
 
 
 class Operation(NamedTuple):
-    """An operation of a step. takes, gives: one letter for each value, n for a number, c for a condition."""
+    """An operation. takes, gives: a letter for each value that goes in or comes out: n a number, c a condition."""
 
     takes: str
     gives: str

@@ -127,7 +127,7 @@ def with_grid(
     waves = min(1.0, waves) if plan.persistent else waves
     most = int(max(1, min(at_once * waves, MAX_GRID)))
     unit = blocks_of_one_turn(problem, plan)
-    if plan.persistent:  # waves that were asked for may be of a grid of fewer rows than begin alike
+    if plan.persistent:  # a forced plan's waves may come from a call of too few rows for one turn
         most = max(most, min(unit, int(at_once)))
     if most < unit:
         return None  # also where no block has a next row: whether a plan fits does not depend on the number of rows

@@ -79,7 +79,9 @@ def choose(
         doubles = problem.doubles and variant in CLUSTERS_IF_FUSED
         asked = effective_question(
             question,
-            vectors_only=doubles or variant in AT_VECTORS_IF_FUSED or _lies_apart(question, variant),
+            vectors_only=doubles
+            or variant in AT_VECTORS_IF_FUSED
+            or _needs_equal_alignment(question, variant),
             narrowed=variant is not fused_cluster.staged_ahead,
         )
         found = variant(asked)
@@ -117,8 +119,8 @@ def _forced(question: Question, forced: Plan) -> Plan:
     return plan
 
 
-def _lies_apart(question: Question, variant: Variant) -> bool:
-    """Say whether x is aligned otherwise than y, and the variant has no vectors of two accesses."""
+def _needs_equal_alignment(question: Question, variant: Variant) -> bool:
+    """Say whether x is aligned otherwise than y, which the variant has no 16-byte vectors for."""
     return variant is staged.shared and question.problem.unaligned == UNALIGNED_APART
 
 

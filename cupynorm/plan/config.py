@@ -51,9 +51,9 @@ MAX_TWO_REDUCTIONS_BLOCK = (
 )
 RESULT_BYTES = 2  # of an element of the results among which messages lie, at least
 
-# Where a block keeps affine parameters: nowhere, they are loaded at use; in registers, loaded with each row; in shared
-# memory or in registers, loaded once for all rows; in shared memory, converted to the compute type, where every thread
-# finds those of any column.
+# Where a block keeps affine parameters. AT_USE: nowhere, they are loaded when they are used. PER_ROW: in registers,
+# loaded with each row. SHARED, REGISTERS: loaded once for all rows. CONVERTED: in shared memory, in the compute type,
+# where every thread finds those of any column.
 AT_USE, PER_ROW, SHARED, REGISTERS, CONVERTED = range(5)
 
 # Whether rows begin at vectors: all do; they do not, but x is aligned as y is; they do not, and x is aligned otherwise.

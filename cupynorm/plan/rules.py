@@ -578,8 +578,8 @@ _RULES: dict[str, Any] = {
     "cluster": ClusterRule,
     "cluster shared": SharedRule,
 }
-# What a row says beside its rule: which table it stands in, and where it comes from. `share` and `share_without` were
-# measured at the point `at`, with the rule and with what is chosen where it is left out.
+# Keys of a row that are no fields of its rule: the table that it is in, and where it comes from. share, share_without:
+# shares of the copy rate that were measured at the point `at`, by the rule, and by what is chosen without it.
 _OF_TABLES = {"rule", "table", "parameters", "bytes", "source", "note", "share", "share_without", "at"}
 
 

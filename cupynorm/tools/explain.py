@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class DecidingRule:
-    """A rule of plan/data. share: of the copy rate, at the point `at`; None where not measured. source: of it."""
+    """The rule that decided. share: its share of the copy rate at the point `at`, if measured. source: of the rule."""
 
     id: str
     share: float | None
@@ -44,7 +44,7 @@ class DecidingRule:
 
 @dataclasses.dataclass(frozen=True)
 class Alternative:
-    """What would be chosen without a rule. share: of the copy rate, at the rule's point; None where not measured."""
+    """The plan that would be chosen without a rule. share: its share at the rule's point, if that was measured."""
 
     plan: Plan
     why: str

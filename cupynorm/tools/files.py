@@ -129,9 +129,8 @@ def run(
         for start in range(0, rows, step):
             stop = min(start + step, rows)
             plan_of_block = _write_block(compute, x.read(start, stop, axes), targets)
-            launched = (
-                launched if start else plan_of_block
-            )  # the last block may be shorter and have another plan
+            if start == 0:  # the last block may be shorter and have another plan
+                launched = plan_of_block
             progress(stop, rows)
         for each in targets:
             each.sync()

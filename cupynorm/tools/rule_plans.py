@@ -1,4 +1,4 @@
-"""What a file of rules leads to, and what it would lead to with rules left out or changed. Numbers only, no device."""
+"""The plans that a file of rules gives, and those that it would give with rules left out or changed. No device."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _is_for(row: Row, problem: Problem) -> bool:
 
 
 def read(told: Any, file: str) -> Content:
-    """Return a file's content. Raises ValueError where it has none of a file of rules."""
+    """Return the content of a file of rules. Raises ValueError for anything else."""
     try:
         content = Content(told, file)
         list(content.rules.every_rule())

@@ -40,13 +40,9 @@ ROWS = (49152, 24576, 12288, 8192, 4096, 2048, 1024, 512, 264)
 MOVED_BYTES = 400 << 20
 FEW_ROWS = 8192  # that rules for few rows are for
 LONGEST_ROW_BYTES = 4 << 20  # of rules without an end
-PARTS = (
-    0.7,
-    0.2,
-    0.95,
-    0.45,
-)  # of a rule's widths, in ascending order: which are measured, the first of all first
-WIDTH_PARTS = (0.1, 0.4, 0.7, 1.0)  # of what a rule may hold, where its widths are looked for
+# Which of a rule's widths, in ascending order, are measured: for all rules the first of these, then the next.
+PARTS = (0.7, 0.2, 0.95, 0.45)
+WIDTH_PARTS = (0.1, 0.4, 0.7, 1.0)  # of the range of a rule: where points are looked for
 REPLAYS = 9
 COMPILED_AT_ONCE = 15  # processes, and one of the host's cores is left for the one that measures
 AHEAD = 200  # points whose kernels are compiled meanwhile
@@ -55,9 +51,9 @@ PATIENCE = 120  # seconds that one kernel may take, with those before it
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """What was measured at a point, by plan: of the copy rate, the median and the quartiles around it.
+    """The shares of the copy rate that were measured at a point: the median and the quartiles of each plan.
 
-    All three are 0 of a plan that cannot run, or spills. refused: why, and how many.
+    All three are 0 for a plan that cannot run, or spills. refused: the reasons, and how many plans each refused.
     """
 
     point: Point

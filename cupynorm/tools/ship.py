@@ -43,6 +43,17 @@ class Move(NamedTuple):
     longest: Mapping[str, float | None] = {}
 
 
+class Earned(NamedTuple):
+    """What a row of the file earns at a point, by its number: its share, less that without the row.
+
+    share_without: None where the plan without the row was not timed. number: None where the row changes no point.
+    """
+
+    gain: float = -math.inf
+    number: int | None = None
+    share_without: float | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class Shipped:
     """The rules that ship, as JSON, and what has become of those before.
@@ -161,7 +172,7 @@ class _Shipping:
     def leave_out(self, progress: Callable[[int, int], None]) -> None:
         """Leave out what earns no more than the noise, the least first, until there is nothing left to leave out."""
         names = [*(row["id"] for row in self.content.rows), *map(rule_plans.name_of, self.content.crossovers)]
-        names.sort(key=lambda name: self._earned(name)[0])
+        names.sort(key=lambda name: self._earned(name).gain)
         again = True
         while again:
             again = False
@@ -312,10 +323,10 @@ class _Shipping:
             found.add(order_of_summation(chosen.plan) if chosen else ())
         return found
 
-    def _earned(self, name: str) -> tuple[float, int | None]:
-        """Return how much faster a row of the file makes the point that gains most by it, and the point."""
+    def _earned(self, name: str) -> Earned:
+        """Return what a row of the file earns at the point that gains most by it."""
         row = self.content.by_name[name]
-        most: tuple[float, int | None] = (-math.inf, None)
+        most = Earned()
         content = self.content.but([name])
         for number in self._near(Move((name,))):
             if "id" in row and self.chosen[number].rule != name:
@@ -324,7 +335,8 @@ class _Shipping:
             found = content.choose(seen.problem, seen.limits)
             if found is None or found.plan != self.chosen[number].plan:
                 share = seen.shares.get(found.plan) if found else None
-                most = max(most, (self._share(number) - (share or 0.0), number), key=lambda each: each[0])
+                earned = Earned(self._share(number) - (share or 0.0), number, share)
+                most = max(most, earned, key=lambda each: each.gain)
         return most
 
     # ---- the file
@@ -354,12 +366,10 @@ class _Shipping:
 
     def _told(self, row: Row) -> Row:
         """Return a row with what it earns, where that was measured."""
-        _, number = self._earned(rule_plans.name_of(row))
+        _, number, share_without = self._earned(rule_plans.name_of(row))
         if number is None:
             return row
         seen = self.seen[number]
-        without = self.content.but([rule_plans.name_of(row)]).choose(seen.problem, seen.limits)
-        share = seen.shares.get(without.plan) if without else None
         return {
             **{
                 key: value
@@ -367,7 +377,7 @@ class _Shipping:
                 if key not in {"share", "share_without", "at", "source"}
             },
             "share": self._share(number),
-            "share_without": share,
+            "share_without": share_without,
             "at": str(seen.point),
             "source": seen.source,
         }

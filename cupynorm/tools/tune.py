@@ -24,6 +24,7 @@ from cupynorm.plan.config import (
     AT_USE,
     HOPPER,
     MAX_BLOCK,
+    MOST_REGISTERS,
     ONE_BLOCK_PER_ROW,
     PER_ROW,
     PLAIN,
@@ -48,7 +49,6 @@ RESIDENT_THREADS = (768, 1024, 1280, 1536, 2048)  # per multiprocessor
 # Most elements per thread, by bytes of the compute type: twice what the rules take.
 TRIED_ELEMENTS = {4: 64, 8: 32}
 LEAST_REGISTERS = 12  # that a thread needs besides its elements
-MOST_REGISTERS = 255
 # Rows with fewer bytes gain nothing from the L1 cache, and nothing from shared memory or from being read twice.
 CACHED_ROW_BYTES = 2 << 10
 SHARED_ROW_BYTES = 16 << 10

@@ -126,8 +126,7 @@ struct Slot {
 constexpr int slots_for(int warps) { return warps > 16 ? 32 : warps > 8 ? 16 : warps > 4 ? 8 : warps > 2 ? 4
     : warps > 1 ? 2 : 1; }
 
-// Where there are fewer warps than slots, the other slots get the State of no elements. All threads see them after the
-// next barrier.
+// Gives the slots that no warp has the State of no elements. All threads see them after the next barrier.
 template <int kWarps, class Op, int kRows, int kGroups, int kSlots>
 inline void clear_slots(Slot<Op> (&slots)[kRows][kGroups][kSlots]) {
   constexpr int kSpare = kSlots - kWarps;

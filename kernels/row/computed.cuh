@@ -20,8 +20,8 @@ struct Computed {
   static_assert(UnalignedMode == 0 || Block >= 2 * Vector_ - 2, "the first threads hold what is around the vectors");
 };
 
-// Where a block's row waits: `places` vectors of Held, then, where a mask drops elements, the bits of those that are
-// kept. Each access of 16 bytes of a vector has a region of its own, so that neighbouring threads meet no bank twice.
+// A row in the shared memory of a block: `places` vectors of Held and, if there is a mask, a bit for each element that
+// is kept, behind them. Each access of 16 bytes of a vector has a region of its own, so that neighbouring threads meet no bank twice.
 template <class Load, typename Compute, int kVector>
 struct WaitingRow {
   using Held = typename Conditional<Load::kUnchanged, typename Load::Type, Compute>::Type;

@@ -435,7 +435,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("call", "dtype", "plan"), CASES)
-def test_a_forced_variant_is_right_where_rows_fill_no_packs(
+def test_a_forced_variant_is_right_where_rows_fill_no_vectors(
     xp: Any, call: Any, dtype: str, plan: str
 ) -> None:
     for rows in (1, 3, 10):

@@ -112,7 +112,7 @@ ODD = [
 
 
 @pytest.mark.parametrize(("name", "rows", "cols", "dtype"), ODD)
-def test_rows_that_begin_anywhere_lie_in_wide_packs(
+def test_rows_that_begin_anywhere_lie_in_wide_vectors(
     name: str, rows: int, cols: int, dtype: str, simulated: Any
 ) -> None:
     if dtype == "bfloat16":
@@ -179,7 +179,7 @@ def test_what_is_dropped_is_exact_in_rows_that_are_not_numbers(
     ("cols", "dtype", "unaligned"),
     [(197, "float16", 1), (200, "float16", 0), (4099, "float32", 1), (33, "float64", 0)],
 )
-def test_a_dropout_keeps_the_same_elements_wherever_packs_lie(
+def test_a_dropout_keeps_the_same_elements_wherever_vectors_lie(
     cols: int, dtype: str, unaligned: int, simulated: Any
 ) -> None:
     """Which are kept follows from an element's number alone: rows begin at each of the four words of a block."""
@@ -216,7 +216,7 @@ EDGES = (1, 7, 63, 64, 65, 127, 257, 513, 1001, 1002, 1004, 2611, 4097, 5121, 81
 @pytest.mark.parametrize(
     ("device", "variant"), [("h200", each) for each in (None, *VARIANTS)] + [("a100", None)]
 )
-def test_packs_are_no_wider_than_rows_allow(device: str, variant: str | None, dtype: str) -> None:
+def test_vectors_are_no_wider_than_rows_allow(device: str, variant: str | None, dtype: str) -> None:
     """Where no element is held apart from the vectors, each row that is chosen begins at one and is whole vectors."""
     for name, cols in itertools.product(AROUND, EDGES):
         what = FORMS[name]
@@ -248,7 +248,7 @@ def test_packs_are_no_wider_than_rows_allow(device: str, variant: str | None, dt
             assert plan.shared_bytes == 0 or plan.persistent or plan.variant == "shared", (name, cols, rows)
 
 
-def test_a_plan_of_packs_that_rows_do_not_begin_at_is_refused() -> None:
+def test_a_plan_of_vectors_that_rows_do_not_begin_at_is_refused() -> None:
     """Of as many vectors a thread: the width alone is what the plan was not made for."""
     aligned, ragged = (
         explain.form_spec(FORMS["softmax/where"], 3, cols, "float16").problem for cols in (1000, 1001)

@@ -118,7 +118,7 @@ def faults(case: Case, cubin: Cubin, vector: int, arch: str) -> list[str]:
 
 
 @pytest.mark.parametrize("arch", ["90"])
-def test_whole_rows_are_moved_in_whole_packs(arch: str) -> None:
+def test_whole_rows_are_moved_in_whole_vectors(arch: str) -> None:
     built = [(case, faults(case, cubin, vector, arch)) for case, cubin, vector in build(WHOLE + OTHERS, arch)]
 
     assert not [each for each in built if each[1]]

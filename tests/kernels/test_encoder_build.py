@@ -59,7 +59,7 @@ def moves():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["75", "80", "90", "120"] if SLOW else ["75", "90"])
-def test_packs_are_moved_whole_and_nothing_spills(arch):
+def test_vectors_are_moved_whole_and_nothing_spills(arch):
     if not nvrtc.majors() or arch not in nvrtc.supported_archs(nvrtc.majors()[0]):
         pytest.skip("no NVRTC that knows the architecture")
     wanted = [(types, each, tokens) for types, each in moves() for tokens in heads.TOKENS]
@@ -218,7 +218,7 @@ def test_the_encoders_small_kernels_keep_nothing_in_local_memory(arch):
 
 
 @pytest.mark.parametrize(("size", "vector"), [(64, 8), (36, 4), (10, 2), (33, 1)])
-def test_the_head_size_says_how_wide_packs_are(size, vector):
+def test_the_head_size_says_how_wide_vectors_are(size, vector):
     assert move("float16", "float16", "float32", size=size).problem.vector == vector
 
 

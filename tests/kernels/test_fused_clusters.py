@@ -61,7 +61,7 @@ AHEAD = [
         ("layer_norm/int8", 7, 1032, "float16"),
     ],
 )
-def test_rows_that_begin_at_packs(
+def test_rows_that_begin_at_vectors(
     name: str, rows: int, cols: int, dtype: str, numbers: dict[str, int], simulated: Any
 ) -> None:
     plan = held(name, rows, cols, dtype, **numbers)

@@ -106,7 +106,7 @@ def elements(instance: Instance) -> int:
 
 @pytest.mark.parametrize("op", OPS, ids=named)
 @pytest.mark.parametrize(("major", "arch"), TARGETS)
-def test_every_variant_and_dtype_neither_spills_nor_splits_packs(op: RowOp, major: int, arch: str) -> None:
+def test_every_variant_and_dtype_neither_spills_nor_splits_vectors(op: RowOp, major: int, arch: str) -> None:
     if op is LOG_SOFTMAX and arch not in {"70", "75"} and not SLOW:
         pytest.skip("as softmax but for its last line: set CUPYNORM_SLOW=1")
     instances = widest_instances(op, same_types(op), arch)
@@ -121,7 +121,7 @@ def test_every_variant_and_dtype_neither_spills_nor_splits_packs(op: RowOp, majo
 
 
 @pytest.mark.parametrize("op", OPS if SLOW else [each for each in OPS if each is not LOG_SOFTMAX], ids=named)
-def test_every_kind_of_plan_and_every_pack_width_neither_spills_nor_splits_packs(op: RowOp) -> None:
+def test_every_kind_of_plan_and_every_vector_width_neither_spills_nor_splits_vectors(op: RowOp) -> None:
     # bfloat16 differs from float16 in how it is converted
     types = [each for each in same_types(op) if SLOW or each.x != "bfloat16"]
     widest = widest_instances(op, types, "90", extremes)
@@ -239,7 +239,7 @@ def test_fused_rows_that_the_grid_shares_neither_spill_nor_wait_without_end(kind
 
 
 @pytest.mark.parametrize("kind", FUSED)
-def test_what_is_fused_neither_spills_nor_splits_packs(kind: str) -> None:
+def test_what_is_fused_neither_spills_nor_splits_vectors(kind: str) -> None:
     built = build_fused(kind, "90", extremes if SLOW else tightest)
 
     assert {each.instance.plan.variant for each in built} <= set(VARIANTS)
@@ -247,7 +247,7 @@ def test_what_is_fused_neither_spills_nor_splits_packs(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FUSED)
-def test_fused_clusters_of_rows_that_fill_no_packs_do_not_spill(kind: str) -> None:
+def test_fused_clusters_of_rows_that_fill_no_vectors_do_not_spill(kind: str) -> None:
     built = []
     for name in FUSED_DTYPES:
         clusters = narrow_clusters(kind, name, "90", tightest)
@@ -285,5 +285,5 @@ def test_fused_rows_that_are_sent_ahead_neither_spill_nor_take_more_shared_memor
 @pytest.mark.skipif(not SLOW, reason="minutes for each architecture: set CUPYNORM_SLOW=1")
 @pytest.mark.parametrize("kind", FUSED)
 @pytest.mark.parametrize("arch", ["75", "80", "89", "120"])
-def test_what_is_fused_neither_spills_nor_splits_packs_elsewhere(kind: str, arch: str) -> None:
+def test_what_is_fused_neither_spills_nor_splits_vectors_elsewhere(kind: str, arch: str) -> None:
     assert_good(build_fused(kind, arch, tightest))

@@ -225,7 +225,9 @@ def test_any_plan_is_refused_as_not_fitting_or_asks_for_a_bounded_kernel(
     ],
     ids=str,
 )
-def test_the_first_threads_of_an_unaligned_row_hold_what_is_around_its_packs(changes: dict[str, int]) -> None:
+def test_the_first_threads_of_an_unaligned_row_hold_what_is_around_its_vectors(
+    changes: dict[str, int],
+) -> None:
     problem = PROBLEMS[1]
     plan = choose(problem, H200, occupancy, "block")
     plan = dataclasses.replace(
