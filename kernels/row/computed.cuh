@@ -21,7 +21,8 @@ struct Computed {
 };
 
 // A row in the shared memory of a block: `places` vectors of Held and, if there is a mask, a bit for each element that
-// is kept, behind them. Each access of 16 bytes of a vector has a region of its own, so that neighbouring threads meet no bank twice.
+// is kept, behind them. Each access of 16 bytes of a vector has a region of its own, so that neighbouring threads meet
+// no bank twice.
 template <class Load, typename Compute, int kVector>
 struct WaitingRow {
   using Held = typename Conditional<Load::kUnchanged, typename Load::Type, Compute>::Type;
