@@ -57,7 +57,7 @@ class KernelLaunch(NamedTuple):
 
     words: the kernel's one parameter, as 8-byte words. parameters: the list with its address, which the driver reads.
     bind, launches: bind the kernel to a stream and to `parameters`; devices.launch_of says how words may be written.
-    slots: pairs of a word (or a slice of words) and the source that goes there.
+    argument_words: pairs of a word (or a slice of words) and the source that goes there.
     kernel: is held so that it stays loaded.
     """
 
@@ -66,7 +66,7 @@ class KernelLaunch(NamedTuple):
     words: array.array[int]
     parameters: array.array[int]
     launches: devices.Launches
-    slots: tuple[tuple[Any, int], ...]
+    argument_words: tuple[tuple[Any, int], ...]
 
 
 def kernel_launch(
@@ -139,7 +139,7 @@ class BoundCall:
 
     def word_of(self, source: int) -> int:
         """Return which word of its first kernel a source goes to; -1 for none."""
-        return next((at for at, index in self.kernels[0].slots if index == source), -1)
+        return next((at for at, index in self.kernels[0].argument_words if index == source), -1)
 
 
 def bound_call(device: int, arrays: Arrays, launches: Sequence[tuple[Kernel, Binding, Struct]]) -> BoundCall:
@@ -163,7 +163,7 @@ def bound_call(device: int, arrays: Arrays, launches: Sequence[tuple[Kernel, Bin
     allocated = (*arrays.made.values(), *arrays.workspace.values())
     return BoundCall(
         kernels=kernels,
-        launches=tuple((each.words, each.launches, each.slots) for each in kernels),
+        launches=tuple((each.words, each.launches, each.argument_words) for each in kernels),
         device=device,
         allocated=tuple((each.shape, code_of(each.dtype)) for each in allocated),
         workspaces=len(arrays.workspace),

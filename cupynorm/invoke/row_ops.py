@@ -56,10 +56,10 @@ class Shortcut:
     """A bound call of one kernel with the very options, gamma and beta of its callers: run() compares identities.
 
     words: hold the addresses of this gamma and beta. x_at, y_at: the words of the addresses of x and of the first
-    result. slots: pairs of a word (or a slice of words) and the source that goes there; none where x and y are all.
-    windows: as in BoundCall. columns_near: outputs, as sources, with two addresses each; an output strictly between
-    these may share memory with gamma or beta. y_shape, y_code: shape and dtype of the first result, where the call
-    allocates it. made: those of the others.
+    result. argument_words: pairs of a word (or a slice of words) and the source that goes there; none where x and y are
+    all. windows: as in BoundCall. columns_near: outputs, as sources, with two addresses each; an output strictly
+    between these may share memory with gamma or beta. y_shape, y_code: shape and dtype of the first result, where the
+    call allocates it. made: those of the others.
     """
 
     axis: int | tuple[int, ...]
@@ -78,7 +78,7 @@ class Shortcut:
     launches: devices.Launches
     x_at: int
     y_at: int
-    slots: tuple[tuple[Any, int], ...]
+    argument_words: tuple[tuple[Any, int], ...]
     windows: tuple[tuple[int, int, int, int, int], ...]
     columns_near: tuple[tuple[int, int, int], ...]
     y_shape: tuple[int, ...]
@@ -144,7 +144,7 @@ class Given(NamedTuple):
 
 def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
     """Return the shortcut to a bound call. Weak references: no array is kept alive, nor taken for a later one."""
-    kernel, slots = bound.kernels[0], bound.kernels[0].slots
+    kernel, slots = bound.kernels[0], bound.kernels[0].argument_words
     words, parameters, launches = launches_of(kernel.words[:], kernel.bind)
     known: dict[str, Any] = {}
     address = {GAMMA: 0, BETA: 0}
@@ -172,7 +172,7 @@ def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
         launches=launches,
         x_at=bound.word_of(X),
         y_at=bound.word_of(y),
-        slots=moving if {source for _, source in moving} - {X, y} else (),
+        argument_words=moving if {source for _, source in moving} - {X, y} else (),
         windows=tuple(each for each in bound.windows if each not in near),
         columns_near=tuple(
             (each[0], address[each[1]] + each[2], address[each[1]] + each[3]) for each in near
@@ -292,7 +292,7 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
             y = out
             target = sources[OUT]
         results = y
-        if call.slots:
+        if call.argument_words:
             if not sources:
                 sources = [source, 0, 0, 0]
             if out is None:
@@ -307,10 +307,10 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
                 results += (each,)
         if fits:
             words, launch = call.words, call.launches[calls.stream(device).ptr]
-            if call.slots:
+            if call.argument_words:
                 sources += scalars
                 filled = words[:]
-                for at, index in call.slots:
+                for at, index in call.argument_words:
                     filled[at] = sources[index]
                 # from here to the launch: no call, loop or branch (devices.launch_of)
                 words[:] = filled
@@ -415,7 +415,7 @@ Launched = TypeVar("Launched")
 def launch_what_fits(
     device: int, spec: KernelSpec, wanted: str | Plan | None, launch: Callable[[Prepared], Launched]
 ) -> Launched:
-    """Return launch(found) of what is prepared for a problem; of another plan if our share of the device refuses it.
+    """Return launch(found) of what is prepared for a problem; of another plan if our part of the device refuses it.
 
     `device` must be current.
     """
@@ -430,7 +430,7 @@ def launch_what_fits(
 def _replan_after_refusal(
     device: int, spec: KernelSpec, wanted: str | Plan | None, refused: Plan, error: Exception
 ) -> Prepared:
-    """Return a launch without cooperative blocks, or without clusters, if our share of the device refuses them.
+    """Return a launch without cooperative blocks, or without clusters, if our part of the device refuses them.
 
     It is the problem's from then on. Raises RuntimeError where what was asked for needs that, and any other error
     again.

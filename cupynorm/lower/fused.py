@@ -28,8 +28,8 @@ from cupynorm.lower.mirrors import (
     fused_store,
     kept,
     operand,
+    prefetched_bytes,
     scaled_store,
-    staged_bytes,
     value,
     vector_width,
 )
@@ -263,7 +263,7 @@ def _staged_bytes(what: Around, axes: int, vectors: Vectors, order: Sequence[int
     staged = [each for each in what.load_operands if isinstance(each, View)]
     if what.mask is not None and what.mask.where is not None:
         staged.append(what.mask.views()["where"].reordered(order))
-    return sum(staged_bytes(each, axes, vectors) for each in staged)
+    return sum(prefetched_bytes(each, axes, vectors) for each in staged)
 
 
 # Bytes that are read and written between two uses of an operand's row. Beyond that, L2 is taken to have lost the row,

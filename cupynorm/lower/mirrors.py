@@ -145,8 +145,8 @@ def operand(stretched: View, axes: int, vectors: Vectors, *, constant: bool) -> 
     return Struct(type_name, dtype, (stretched.pointer, index.values, columns.values))
 
 
-def staged_bytes(stretched: View, axes: int, vectors: Vectors) -> int:
-    """Return the element bytes of an operand that is prefetched through shared memory (kStagedBytes in C++), else 0."""
+def prefetched_bytes(stretched: View, axes: int, vectors: Vectors) -> int:
+    """Return the bytes of an element of an operand that is prefetched (kPrefetchBytes in C++); of others 0."""
     cols = stretched.split(axes)[1]
     along = any(stride for stride, extent in zip(cols.strides, cols.shape, strict=True) if extent > 1)
     size = stretched.dtype.itemsize
@@ -194,12 +194,12 @@ def per_row(stretched: View) -> Struct:
 
 
 def kept(drop: Dropout, cols: int, *, whole: bool) -> Struct:
-    """Return the mirror of Kept. whole: every vector of x begins at a multiple of its elements."""
+    """Return the mirror of DropoutMask. whole: every vector of x begins at a multiple of its elements."""
     names = ("seed", "offset", "threshold", "cols")
     dtype = np.dtype([(name, np.int64 if name == "cols" else np.uint64) for name in names], align=True)
     seed, offset = Argument(drop.seed, "seed"), Argument(drop.offset, "offset")
     return Struct(
-        f"cupynorm::Kept<{'true' if whole else 'false'}>", dtype, (seed, offset, drop.threshold, cols)
+        f"cupynorm::DropoutMask<{'true' if whole else 'false'}>", dtype, (seed, offset, drop.threshold, cols)
     )
 
 
@@ -218,10 +218,10 @@ def fused_load(
 ) -> Struct:
     """Return the mirror of FusedLoad. keep: an array to which the computed values are written, too."""
     index, given = strided(x.split(axes)[0]), struct_list("Operands", operands)
-    keeping = Struct("cupynorm::NotKept", EMPTY, (0,))
+    keeping = Struct("cupynorm::NoStoreComputed", EMPTY, (0,))
     if keep is not None:
         to = direct("DirectStore", keep.split(axes)[0])
-        type_name = to.cpp.replace("DirectStore", "KeptIn")
+        type_name = to.cpp.replace("DirectStore", "StoreComputed")
         keeping = Struct(type_name, np.dtype([("to", to.dtype)], align=True), (to.values,))
     dtype = np.dtype(
         [

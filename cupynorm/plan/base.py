@@ -126,7 +126,7 @@ def with_grid(
     at_once = blocks_at_once(limits, plan)
     waves = min(1.0, waves) if plan.persistent else waves
     most = int(max(1, min(at_once * waves, MAX_GRID)))
-    unit = blocks_of_one_turn(problem, plan)
+    unit = grid_unit(problem, plan)
     if plan.persistent:  # a forced plan's waves may come from a call of too few rows for one turn
         most = max(most, min(unit, int(at_once)))
     if most < unit:
@@ -180,7 +180,7 @@ def blocks_at_once(limits: Limits, plan: Plan) -> int:
     return limits.sm_count * plan.resident_blocks
 
 
-def blocks_of_one_turn(problem: Problem, plan: Plan) -> int:
+def grid_unit(problem: Problem, plan: Plan) -> int:
     """Return what a grid is a multiple of, in blocks, so that a block's next rows are aligned as its first."""
     if not (plan.persistent and plan.unaligned) or plan.dynamic:
         return plan.ctas_per_row

@@ -22,7 +22,7 @@ from cupynorm.plan.config import (
 )
 from cupynorm.plan.rules import MEASURED, rules_of
 from cupynorm.plan.variants import cached, cluster, fused_cluster, grid, registers, staged
-from cupynorm.plan.variants.fused_cluster import narrowed_question
+from cupynorm.plan.variants.fused_cluster import with_smaller_vectors
 
 if TYPE_CHECKING:
     from cupynorm.plan.limits import Limits
@@ -74,7 +74,7 @@ def choose(
         if plan.cooperative and not cooperative:
             raise DoesNotFitError(f"the blocks of {forced} must all run at once")
         return plan
-    for variant in in_turn(question) if forced is None else (_named(forced),):
+    for variant in in_order(question) if forced is None else (_named(forced),):
         # doubles in clusters have no registers for head and tail elements
         doubles = problem.doubles and variant in CLUSTERS_IF_FUSED
         asked = effective_question(
@@ -82,7 +82,7 @@ def choose(
             vectors_only=doubles
             or variant in AT_VECTORS_IF_FUSED
             or _needs_equal_alignment(question, variant),
-            narrowed=variant is not fused_cluster.staged_ahead,
+            smaller_vectors=variant is not fused_cluster.prefetched,
         )
         found = variant(asked)
         if found is not None and found.cooperative and not cooperative:
@@ -94,7 +94,7 @@ def choose(
 
 def _without_scheduler(question: Question, plan: Plan) -> Plan | None:
     if question.problem.fused and plan.variant == "cluster":
-        return cluster.one_shot(narrowed_question(question))
+        return cluster.one_shot(with_smaller_vectors(question))
     return cluster.without_scheduler(question, plan)
 
 
@@ -163,16 +163,18 @@ def _at_vectors(question: Question, *, vectors_only: bool) -> Question:
     return question._replace(problem=effective(problem))
 
 
-def effective_question(question: Question, *, vectors_only: bool = False, narrowed: bool = True) -> Question:
-    """Return the question as a variant is asked. narrowed: as by narrowed_question()."""
+def effective_question(
+    question: Question, *, vectors_only: bool = False, smaller_vectors: bool = True
+) -> Question:
+    """Return the question as a variant is asked. smaller_vectors: as by with_smaller_vectors()."""
     asked = _at_vectors(question, vectors_only=vectors_only)
-    return narrowed_question(asked) if narrowed else asked
+    return with_smaller_vectors(asked) if smaller_vectors else asked
 
 
 # ---- the order of variants
 
 
-def in_turn(question: Question) -> tuple[Variant, ...]:
+def in_order(question: Question) -> tuple[Variant, ...]:
     """Return what to try, best first."""
     asked, problem = effective_question(question), question.problem
     if problem.fused:
@@ -181,8 +183,8 @@ def in_turn(question: Question) -> tuple[Variant, ...]:
         one_warp = (registers.warp,) if fits_warp else ()
         clusters: tuple[Variant, ...] = (cluster.one_shot,) if question.small_batch else ()
         if not question.small_batch and fused_cluster.prefers_clusters(asked):
-            clusters = (fused_cluster.staged_ahead,)
-        rest = (registers.block, fused_cluster.staged_ahead, cluster.one_shot)
+            clusters = (fused_cluster.prefetched,)
+        rest = (registers.block, fused_cluster.prefetched, cluster.one_shot)
         # few rows that no cluster holds
         last = (grid.split_for_more_threads, staged.uncached) if question.small_batch else (staged.uncached,)
         return (*one_warp, *clusters, *rest, *last)

@@ -19,7 +19,7 @@ WARP = 32
 MAX_BLOCK = 1024  # threads of a block
 MAX_GRID = 2**31 - 1  # blocks of a grid
 ACCESS_BYTES = 16  # the widest access
-LINE_BYTES = 128  # of the level-1 cache: a block's share of an unaligned row may begin at a line
+LINE_BYTES = 128  # of the level-1 cache: a block's part of an unaligned row may begin at a line
 REGISTER_BYTES = 4
 MOST_REGISTERS = 255  # of a thread
 BYTE_BITS = 8
@@ -121,7 +121,7 @@ class Plan:
 
     @property
     def kernel(self) -> str:
-        """The kernel of kernels/cupynorm that runs such a plan."""
+        """The kernel of kernels/row that runs such a plan."""
         if self.variant == "cached":
             return "row_cached"
         if self.variant == "split" and self.group:

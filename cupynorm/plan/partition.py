@@ -133,8 +133,8 @@ def in_registers(problem: Problem, plan: Plan) -> Plan:
     share = line_vectors(problem, parts)[1] if lines else math.ceil(whole / parts)
     vectors = max(1, math.ceil(share / plan.group))
     full = not problem.unaligned and parts * plan.group * vectors == whole
-    staged_bytes = ACCESS_BYTES + plan.vector * problem.staged_operand_bytes
-    rows = plan.stages * plan.rows_per_group * vectors * plan.block * staged_bytes
+    prefetched_bytes = ACCESS_BYTES + plan.vector * problem.staged_operand_bytes
+    rows = plan.stages * plan.rows_per_group * vectors * plan.block * prefetched_bytes
     parameters = 0
     if plan.parameter_cache == SHARED:
         struct_bytes = sum(

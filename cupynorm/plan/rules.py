@@ -103,7 +103,7 @@ class ClusterRule(NamedTuple):
 
 
 class SharedRule(NamedTuple):
-    """How rows of up to `row_bytes` lie in a cluster's shared memory: the fewest blocks, of `share_bytes` each at most.
+    """How rows of up to `row_bytes` lie in a cluster's shared memory: the fewest blocks, of `part_bytes` each at most.
 
     A multiprocessor has as many blocks as its shared memory holds shares, of so many threads that these are `threads`
     in all. aligned: whether aligned rows are held so, too.
@@ -113,7 +113,7 @@ class SharedRule(NamedTuple):
     row_bytes: float
     threads: int
     vectors: int
-    share_bytes: int
+    part_bytes: int
     aligned: bool = True
 
 

@@ -111,7 +111,7 @@ def text(
 ) -> str:
     """Return the text of a module: the headers, and a guard against host and device layouts that differ.
 
-    fused: the structs that fused functors are made of, where there are such functors.
+    fused: the functions of a fused Load and Store in C++, where there are any.
     """
     more = "" if fused is None else "".join(("#include <io/fused.cuh>\n", *dict.fromkeys(fused)))
     return (

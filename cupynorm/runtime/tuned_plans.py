@@ -95,7 +95,7 @@ def rows_class(problem: Problem, limits: Limits) -> str:
 
 
 def key_of(kernel: str, problem: Problem, limits: Limits) -> str:
-    """Return what a plan is kept under. kernel: the op and functors in C++, which name the dtypes."""
+    """Return what a plan is kept under. kernel: the op, Load and Store in C++, which name the dtypes."""
     numbers = {**dataclasses.asdict(problem), "rows": rows_class(problem, limits)}
     return "; ".join([kernel, *(f"{name}={value}" for name, value in numbers.items())])
 

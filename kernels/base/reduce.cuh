@@ -218,17 +218,17 @@ inline bool await_mailbox(const MailboxWord* from, Slot<Op>& slot) {
 // into a sum of their own first, because what is added to a long sum is rounded at the size of that sum. This
 // code takes registers from the usual path. As a function that is not inlined it would take fewer, but gave wrong
 // results for unaligned rows with NVRTC 13.0 (docs/notes/048, "What a lost message costs the usual path").
-template <class Op, int kFew, int kMany, class Line, typename Count>
-inline typename Op::State read_again(Line from, int64 begin, Count count, typename Op::Compute pivot, bool in_place) {
+template <class Op, int kFew, int kMany, class From, typename Count>
+inline typename Op::State read_again(From from, int64 begin, Count count, typename Op::Compute pivot, bool in_place) {
   using State = typename Op::State;
   if (in_place) stop("nobody else writes to `out` until the call has finished");
-  const auto* x = static_cast<const typename Line::Type*>(from.address(begin));
+  const auto* x = static_cast<const typename From::Type*>(from.address(begin));
   auto few = [&](Count left) {
     typename Op::Compute own[kFew];
 #pragma unroll
     for (int i = 0; i < kFew; ++i) {
       own[i] = Op::padding();
-      if (i < left) unpack<1>(load_vector<typename Line::Type, 1>(x + i), own + i);
+      if (i < left) unpack<1>(load_vector<typename From::Type, 1>(x + i), own + i);
     }
     x += kFew;
     return Op::summarize(own, Predicate<0>{left < kFew ? int(left) : kFew, false}, pivot);

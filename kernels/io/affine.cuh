@@ -331,11 +331,11 @@ struct AffineStore : ColumnsOf<AffineStore<T, kAxes, Gamma, Beta>, Gamma, Beta> 
   template <int N>
   using EpilogueOperands = NoColumns;
 
-  struct Line {
-    typename DirectStore<T, kAxes>::Line to;
+  struct RowPointer {
+    typename DirectStore<T, kAxes>::RowPointer to;
     void make_opaque() { to.make_opaque(); }
     T* address() const { return to.address(); }
-    Line from(int col) const { return {to.from(col)}; }
+    RowPointer from(int col) const { return {to.from(col)}; }
     template <int N>
     int head() const {
       return to.template head<N>();
@@ -349,7 +349,7 @@ struct AffineStore : ColumnsOf<AffineStore<T, kAxes, Gamma, Beta>, Gamma, Beta> 
       to.template store<N, kWhole>(z, NoColumns{}, col);
     }
   };
-  Line at(int64 row) const { return {to.at(row)}; }
+  RowPointer at(int64 row) const { return {to.at(row)}; }
 };
 
 }  // namespace cupynorm

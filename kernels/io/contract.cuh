@@ -6,21 +6,22 @@
 // A Load
 //   Type, Precision     That of x in memory, and the type that has the precision of what the op is given.
 //   kDirect             x alone is loaded, as it is. Otherwise elements are computed from x and operands.
-//   kDrops, kInterval   It drops elements (a mask); it keeps an interval of columns at most, which each Line knows.
-//   kKeeps              What it computes is written as well.
+//   kDrops, kInterval   It drops elements (a mask); it keeps an interval of columns at most, which its RowPointers know.
+//   kStoresComputed     What it computes is written as well.
 //   kUnchanged          What it computes is x, where it is not dropped: x_of<N>(loaded), the Vector of x that came.
 //   Loaded<N>           N elements as they lie in memory: vectors of x and of all that they are computed from.
 //   absent<N>(padding)  A Loaded<N> in place of elements that are not there. With kDirect they become padding.
-//   kStagedBytes<N>     Bytes of N elements, and of all that is loaded with them, in shared memory of rows in flight.
-//   at(row)             The Line of a row.
-// A Line of a Load
+//   kPrefetchBytes<N>   Bytes of N elements, and of all that is loaded with them, in shared memory of rows in flight.
+//   at(row)             The RowPointer of a row.
+// A RowPointer of a Load
 //   load<N>(col)        Loaded<N>, at a multiple of the plan's vectors.
 //   unpack<N>(loaded, x, col, padding)
 //                       Computes N elements, and gives a bit for each that is not dropped.
 //   make_opaque()       Keeps its addresses from being computed again (an optimisation barrier).
 //   address(col)        Where x[col] lies: for copies to shared memory, and to find out whether y is x itself.
 //   begins_at(place)    Whether x, or an operand that may be `out` itself, has its row there.
-//   keep<N>(x, col)     kKeeps: writes what was computed.
+//   store_computed<N>(x, col)
+//                       kStoresComputed: writes what was computed.
 //   load_twice<N, kAgain>(col)
 //                       As load, but for the last time that row_cached reads a row (kAgain), or before that.
 //   kDirect:            load_unaligned<N>(col), at any column, for rows that are aligned otherwise than y.
@@ -44,14 +45,14 @@
 //                       The parameters converted to the compute type.
 //   finish<N>(y, columns, z), scale_of(largest), save(row, scale)
 //                       kScales: the results before they are scaled; the scale of a row; writes it.
-//   at(row)             The Line of a row.
-// A Line of a Store
+//   at(row)             The RowPointer of a row.
+// A RowPointer of a Store
 //   store<N, kWhole>(y, columns, col), with kHasEpilogueOperands store<N, kWhole>(y, columns, operands, col)
 //                       Computes, rounds and writes N results. kWhole: in single accesses of up to 16 bytes.
 //   epilogue_operands<N>(col)   kHasEpilogueOperands: loads them.
 //   store_scaled<N, kWhole>(z, scale, col)   kScales: scales, rounds and writes what finish() gave.
 //   head<N>()           How many elements lie before the first that is aligned to N elements.
-//   address()           Where y[0] lies, of the first of several results. from(col): the same Line from column col on,
+//   address()           Where y[0] lies, of the first of several results. from(col): the same from column col on,
 //                       not with epilogue operands.
 //   make_opaque()       As for a Load.
 #pragma once

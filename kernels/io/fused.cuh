@@ -6,19 +6,19 @@
 //   kBytes              Bytes of an element in memory; 2 where nothing is loaded.
 //   kPerRow             Whether it is one number for each row.
 //   Packed<N>           N elements as they lie in memory.
-//   kStagedBytes<N>     Where rows are prefetched into shared memory: bytes of N elements there; 0 if they cannot be
+//   kPrefetchBytes<N>   Where rows are prefetched into shared memory: bytes of N elements there; 0 if they cannot be
 //                       copied, and are loaded when they are used.
-//   at(row)             The Line of a row.
-// A Line of an operand
+//   at(row)             The RowPointer of a row.
+// A RowPointer of an operand
 //   load<N>(col)        Packed<N>. All loads are issued before the first is waited for.
 //   unpack<N>(packed, x, col)
 //                       Converts N elements to the compute type.
 //   prefetch<N, kPlaces>(shared, place, col)
-//                       kStagedBytes<N> > 0: begins to copy N elements to shared memory.
+//                       kPrefetchBytes<N> > 0: begins to copy N elements to shared memory.
 //   prefetched<N, kPlaces>(shared, place, col)
 //                       The Packed<N> that prefetch copied.
 //   make_opaque(), begins_at(place)
-//                       As for the Line of a Load (contract.cuh).
+//                       As for the RowPointer of a Load (contract.cuh).
 #pragma once
 #include <base/functions.cuh>
 #include <io/affine.cuh>
@@ -28,15 +28,16 @@ namespace cupynorm {
 
 // Begins to copy what can be copied of an operand or a mask.
 template <class Operand, int N, int kPlaces, typename Index>
-inline void prefetch_if_staged(const typename Operand::Line& line, unsigned char* shared, int place, Index col) {
-  if constexpr (Operand::template kStagedBytes<N> > 0) line.template prefetch<N, kPlaces>(shared, place, col);
+inline void prefetch_if_any(const typename Operand::RowPointer& pointer, unsigned char* shared, int place, Index col) {
+  if constexpr (Operand::template kPrefetchBytes<N> > 0) pointer.template prefetch<N, kPlaces>(shared, place, col);
 }
 // What came of it; what cannot be copied is loaded.
 template <class Operand, int N, int kPlaces, typename Index>
-inline typename Operand::template Packed<N> prefetched_or_loaded(const typename Operand::Line& line,
+inline typename Operand::template Packed<N> prefetched_or_loaded(const typename Operand::RowPointer& pointer,
     const unsigned char* shared, int place, Index col) {
-  if constexpr (Operand::template kStagedBytes<N> > 0) return line.template prefetched<N, kPlaces>(shared, place, col);
-  else return line.template load<N>(col);
+  constexpr bool kPrefetched = Operand::template kPrefetchBytes<N> > 0;
+  if constexpr (kPrefetched) return pointer.template prefetched<N, kPlaces>(shared, place, col);
+  else return pointer.template load<N>(col);
 }
 
 // Elements next to each other along a row, rows anywhere or all at one place, read in accesses of kWidth elements; 0:
@@ -54,8 +55,8 @@ struct AlongRows {
   template <int N>
   static constexpr int kAccess = (kWidth < N ? kWidth : N) * kBytes;  // bytes
   template <int N>
-  static constexpr int kStagedBytes = kAccess<N> >= 4 ? N * kBytes : 0;
-  struct Line {
+  static constexpr int kPrefetchBytes = kAccess<N> >= 4 ? N * kBytes : 0;
+  struct RowPointer {
     const T* pointer;
     void make_opaque() { cupynorm::make_opaque(pointer); }
     bool begins_at(const void* place) const { return pointer == place; }
@@ -77,7 +78,7 @@ struct AlongRows {
       cupynorm::unpack<N>(packed, x);
     }
   };
-  Line at(int64 row) const { return {pointer + rows.offset(row)}; }
+  RowPointer at(int64 row) const { return {pointer + rows.offset(row)}; }
 };
 
 // The same elements for every row. at() makes the address depend on the row, in form only: otherwise the compiler would
@@ -92,9 +93,9 @@ struct AlongColumns {
   template <int N>
   using Packed = Vector<T, N>;
   template <int N>
-  static constexpr int kStagedBytes = Rows::template kStagedBytes<N>;
-  using Line = typename Rows::Line;
-  Line at(int64 row) const { return {pointer + (row >> 62)}; }
+  static constexpr int kPrefetchBytes = Rows::template kPrefetchBytes<N>;
+  using RowPointer = typename Rows::RowPointer;
+  RowPointer at(int64 row) const { return {pointer + (row >> 62)}; }
 };
 
 // One element a row.
@@ -108,8 +109,8 @@ struct PerRow {
   template <int N>
   using Packed = NoColumns;
   template <int N>
-  static constexpr int kStagedBytes = 0;
-  struct Line {
+  static constexpr int kPrefetchBytes = 0;
+  struct RowPointer {
     Vector<T, 1> element;
     static void make_opaque() {}
     static bool begins_at(const void*) { return false; }
@@ -125,7 +126,7 @@ struct PerRow {
       for (int i = 0; i < N; ++i) x[i] = value[0];
     }
   };
-  Line at(int64 row) const { return {load_vector<T, 1>(pointer + rows.offset(row))}; }
+  RowPointer at(int64 row) const { return {load_vector<T, 1>(pointer + rows.offset(row))}; }
 };
 
 // Elements anywhere: one at a time.
@@ -146,8 +147,8 @@ struct Scattered {
     }
   };
   template <int N>
-  static constexpr int kStagedBytes = 0;
-  struct Line {
+  static constexpr int kPrefetchBytes = 0;
+  struct RowPointer {
     const T* pointer;
     Strided<kColumnAxes> cols;
     static void make_opaque() {}
@@ -164,7 +165,7 @@ struct Scattered {
       cupynorm::unpack<N>(packed, x);
     }
   };
-  Line at(int64 row) const { return {pointer + rows.offset(row), cols}; }
+  RowPointer at(int64 row) const { return {pointer + rows.offset(row), cols}; }
 };
 
 // A number that comes with the launch.
@@ -177,8 +178,8 @@ struct Value {
   template <int N>
   using Packed = NoColumns;
   template <int N>
-  static constexpr int kStagedBytes = 0;
-  struct Line {
+  static constexpr int kPrefetchBytes = 0;
+  struct RowPointer {
     T value;
     static void make_opaque() {}
     static bool begins_at(const void*) { return false; }
@@ -192,7 +193,7 @@ struct Value {
       for (int i = 0; i < N; ++i) x[i] = value;
     }
   };
-  Line at(int64) const { return {value}; }
+  RowPointer at(int64) const { return {value}; }
 };
 
 // A dropout as an operand: 1 where it keeps an element, 0 where it drops it. cupynorm/host/philox.py says which.
@@ -203,7 +204,7 @@ struct Dropped {
   unsigned long long seed, offset, threshold;
 };
 template <bool kWhole>
-struct Kept {
+struct DropoutMask {
   static constexpr int kBytes = 2;
   static constexpr bool kPerRow = false;
   Dropped dropped;
@@ -212,8 +213,8 @@ struct Kept {
   template <int N>
   using Packed = NoColumns;
   template <int N>
-  static constexpr int kStagedBytes = 0;
-  struct Line {
+  static constexpr int kPrefetchBytes = 0;
+  struct RowPointer {
     Dropped dropped;
     int64 first;  // the row's first element
     static void make_opaque() {}
@@ -259,7 +260,7 @@ struct Kept {
       }
     }
   };
-  Line at(int64 row) const { return {dropped, row * cols}; }
+  RowPointer at(int64 row) const { return {dropped, row * cols}; }
 };
 
 // Several operands; values of operand k are row k of x.
@@ -269,8 +270,8 @@ struct Operands {
   template <int N>
   using Packed = NoColumns;
   template <int N>
-  static constexpr int kStagedBytes = 0;
-  struct Line {
+  static constexpr int kPrefetchBytes = 0;
+  struct RowPointer {
     static void make_opaque() {}
     static bool begins_at(const void*) { return false; }
     template <int N, typename Index>
@@ -280,7 +281,7 @@ struct Operands {
     template <int N, typename Compute, typename Index>
     static void unpack(NoColumns, Compute (*)[N], Index) {}
   };
-  Line at(int64) const { return {}; }
+  RowPointer at(int64) const { return {}; }
 };
 template <class First, class... Rest>
 struct Operands<First, Rest...> {
@@ -297,10 +298,10 @@ struct Operands<First, Rest...> {
     void make_opaque() { first.make_opaque(), rest.make_opaque(); }
   };
   template <int N>
-  static constexpr int kStagedBytes = First::template kStagedBytes<N> + Others::template kStagedBytes<N>;
-  struct Line {
-    typename First::Line first;
-    typename Others::Line rest;
+  static constexpr int kPrefetchBytes = First::template kPrefetchBytes<N> + Others::template kPrefetchBytes<N>;
+  struct RowPointer {
+    typename First::RowPointer first;
+    typename Others::RowPointer rest;
     void make_opaque() { first.make_opaque(), rest.make_opaque(); }
     bool begins_at(const void* place) const { return first.begins_at(place) || rest.begins_at(place); }
     template <int N, typename Index>
@@ -309,12 +310,12 @@ struct Operands<First, Rest...> {
     }
     template <int N, int kPlaces, typename Index>
     void prefetch(unsigned char* shared, int place, Index col) const {
-      prefetch_if_staged<First, N, kPlaces>(first, shared, place, col);
-      prefetch_if_staged<Others, N, kPlaces>(rest, shared + kPlaces * First::template kStagedBytes<N>, place, col);
+      prefetch_if_any<First, N, kPlaces>(first, shared, place, col);
+      prefetch_if_any<Others, N, kPlaces>(rest, shared + kPlaces * First::template kPrefetchBytes<N>, place, col);
     }
     template <int N, int kPlaces, typename Index>
     Packed<N> prefetched(const unsigned char* shared, int place, Index col) const {
-      const unsigned char* const behind = shared + kPlaces * First::template kStagedBytes<N>;
+      const unsigned char* const behind = shared + kPlaces * First::template kPrefetchBytes<N>;
       return {prefetched_or_loaded<First, N, kPlaces>(first, shared, place, col),
           prefetched_or_loaded<Others, N, kPlaces>(rest, behind, place, col)};
     }
@@ -324,7 +325,7 @@ struct Operands<First, Rest...> {
       rest.template unpack<N>(packed.rest, x + 1, col);
     }
   };
-  Line at(int64 row) const { return {first.at(row), rest.at(row)}; }
+  RowPointer at(int64 row) const { return {first.at(row), rest.at(row)}; }
 };
 
 // in: kInputs numbers of each of N elements; out: kOutputs of each.
@@ -393,9 +394,9 @@ struct NoWhere {
   template <int N>
   using Packed = NoColumns;
   template <int N>
-  static constexpr int kStagedBytes = 0;
-  struct Line {};
-  Line at(int64) const { return {}; }
+  static constexpr int kPrefetchBytes = 0;
+  struct RowPointer {};
+  RowPointer at(int64) const { return {}; }
 };
 
 // Bytes, of which those that are not 0 keep.
@@ -406,9 +407,9 @@ struct Where {
   template <int N>
   using Packed = typename Bytes::template Packed<N>;
   template <int N>
-  static constexpr int kStagedBytes = Bytes::template kStagedBytes<N>;
-  using Line = typename Bytes::Line;
-  Line at(int64 row) const { return bytes.at(row); }
+  static constexpr int kPrefetchBytes = Bytes::template kPrefetchBytes<N>;
+  using RowPointer = typename Bytes::RowPointer;
+  RowPointer at(int64 row) const { return bytes.at(row); }
 };
 
 // A bit for each of N bytes: whether it is not 0.
@@ -437,14 +438,14 @@ struct NoMask {
   template <int N>
   using Packed = NoColumns;
   template <int N>
-  static constexpr int kStagedBytes = 0;
-  struct Line {
+  static constexpr int kPrefetchBytes = 0;
+  struct RowPointer {
     template <int N, typename Index>
     static NoColumns load(Index) {
       return {};
     }
   };
-  Line at(int64) const { return {}; }
+  RowPointer at(int64) const { return {}; }
 };
 
 template <class Structure, class Where_>
@@ -458,10 +459,10 @@ struct Mask {
   template <int N>
   using Packed = typename Where_::template Packed<N>;
   template <int N>
-  static constexpr int kStagedBytes = Where_::template kStagedBytes<N>;
-  struct Line {
+  static constexpr int kPrefetchBytes = Where_::template kPrefetchBytes<N>;
+  struct RowPointer {
     Bounds<typename Structure::Index> interval;
-    typename Where_::Line where;
+    typename Where_::RowPointer where;
 
     template <int N, typename Index>
     bool reads(Index col) const {
@@ -497,28 +498,28 @@ struct Mask {
       return bits;
     }
   };
-  Line at(int64 row) const {
-    Line line = {{0, typename Structure::Index(cols)}, where.at(row)};
-    if constexpr (!Structure::kWhole) line.interval = structure.at(row);
+  RowPointer at(int64 row) const {
+    RowPointer pointer = {{0, typename Structure::Index(cols)}, where.at(row)};
+    if constexpr (!Structure::kWhole) pointer.interval = structure.at(row);
     if constexpr (Where_::kPerRow) {
-      if ((line.where.element.word[0] & 0xff) == 0) line.interval.end = line.interval.begin;
+      if ((pointer.where.element.word[0] & 0xff) == 0) pointer.interval.end = pointer.interval.begin;
     }
-    return line;
+    return pointer;
   }
 };
 
 // Where what was computed is written, too.
-struct NotKept {
-  static constexpr bool kKeeps = false;
-  struct Line {};
-  Line at(int64) const { return {}; }
+struct NoStoreComputed {
+  static constexpr bool kStoresComputed = false;
+  struct RowPointer {};
+  RowPointer at(int64) const { return {}; }
 };
 template <typename T, int kAxes>
-struct KeptIn {
-  static constexpr bool kKeeps = true;
+struct StoreComputed {
+  static constexpr bool kStoresComputed = true;
   DirectStore<T, kAxes> to;
-  using Line = typename DirectStore<T, kAxes>::Line;
-  Line at(int64 row) const { return to.at(row); }
+  using RowPointer = typename DirectStore<T, kAxes>::RowPointer;
+  RowPointer at(int64 row) const { return to.at(row); }
 };
 
 // Whether a function gives x as it is.
@@ -535,7 +536,7 @@ struct FusedLoad {
       typename Conditional<sizeof(T) == 2 && Operands_::kBytes <= 2, T,
       typename Conditional<sizeof(T) == 8, T, float>::Type>::Type;
   static constexpr bool kDirect = false, kDrops = Mask_::kDrops, kInterval = Mask_::kInterval;
-  static constexpr bool kKeeps = Keep::kKeeps, kUnchanged = kIsIdentity<Function>;
+  static constexpr bool kStoresComputed = Keep::kStoresComputed, kUnchanged = kIsIdentity<Function>;
   const T* pointer;
   Strided<kAxes> rows;
   Mask_ mask;
@@ -557,14 +558,14 @@ struct FusedLoad {
     return {};
   }
   template <int N>
-  static constexpr int kStagedBytes =
-      N * int(sizeof(T)) + Operands_::template kStagedBytes<N> + Mask_::template kStagedBytes<N>;
+  static constexpr int kPrefetchBytes =
+      N * int(sizeof(T)) + Operands_::template kPrefetchBytes<N> + Mask_::template kPrefetchBytes<N>;
 
-  struct Line {
+  struct RowPointer {
     const T* pointer;
-    typename Mask_::Line mask;
-    typename Keep::Line keeping;
-    typename Operands_::Line operands;
+    typename Mask_::RowPointer mask;
+    typename Keep::RowPointer keeping;
+    typename Operands_::RowPointer operands;
 
     void make_opaque() { cupynorm::make_opaque(pointer), operands.make_opaque(); }
     bool begins_at(const void* place) const { return pointer == place || operands.begins_at(place); }
@@ -599,15 +600,15 @@ struct FusedLoad {
     template <int N, int kPlaces, typename Index>
     void prefetch(unsigned char* shared, int place, Index col) const {
       constexpr int kOperands = kPlaces * N * int(sizeof(T)),
-          kMask = kOperands + kPlaces * Operands_::template kStagedBytes<N>;
+          kMask = kOperands + kPlaces * Operands_::template kPrefetchBytes<N>;
       prefetch_vector<kPlaces, 16, N>(shared, place, pointer + col);
-      prefetch_if_staged<Operands_, N, kPlaces>(operands, shared + kOperands, place, col);
-      prefetch_if_staged<Mask_, N, kPlaces>(mask, shared + kMask, place, col);
+      prefetch_if_any<Operands_, N, kPlaces>(operands, shared + kOperands, place, col);
+      prefetch_if_any<Mask_, N, kPlaces>(mask, shared + kMask, place, col);
     }
     template <int N, int kPlaces, typename Index>
     Loaded<N> prefetched(const unsigned char* shared, int place, Index col) const {
       constexpr int kOperands = kPlaces * N * int(sizeof(T)),
-          kMask = kOperands + kPlaces * Operands_::template kStagedBytes<N>;
+          kMask = kOperands + kPlaces * Operands_::template kPrefetchBytes<N>;
       return {prefetched_vector<kPlaces, T, N>(shared, place),
           prefetched_or_loaded<Operands_, N, kPlaces>(operands, shared + kOperands, place, col),
           prefetched_or_loaded<Mask_, N, kPlaces>(mask, shared + kMask, place, col)};
@@ -648,7 +649,7 @@ struct FusedLoad {
       return mask.template bits<N>(loaded.mask, col);
     }
     template <int N, bool kWhole = false, typename Compute, typename Index>
-    void keep(const Compute* x, Index col) const {
+    void store_computed(const Compute* x, Index col) const {
       Compute own[N];
 #pragma unroll
       for (int i = 0; i < N; ++i) own[i] = x[i];
@@ -659,19 +660,21 @@ struct FusedLoad {
       return pointer + col;
     }
   };
-  Line at(int64 row) const { return {pointer + rows.offset(row), mask.at(row), keeping.at(row), operands.at(row)}; }
+  RowPointer at(int64 row) const {
+    return {pointer + rows.offset(row), mask.at(row), keeping.at(row), operands.at(row)};
+  }
 };
 
 // Where results go, one behind another.
 template <class... Stores>
 struct Outputs {
   static constexpr int kCount = 0, kBytes = 1;
-  struct Line {
+  struct RowPointer {
     void make_opaque() {}
     template <int N, bool kWhole, typename Compute, typename Index>
     static void store(const Compute (*)[N], Index) {}
   };
-  Line at(int64) const { return {}; }
+  RowPointer at(int64) const { return {}; }
 };
 template <class First, class... Rest>
 struct Outputs<First, Rest...> {
@@ -682,9 +685,9 @@ struct Outputs<First, Rest...> {
   First first;
   Others rest;
 
-  struct Line {
-    typename First::Line first;
-    typename Others::Line rest;
+  struct RowPointer {
+    typename First::RowPointer first;
+    typename Others::RowPointer rest;
     void make_opaque() { first.make_opaque(), rest.make_opaque(); }
     template <int N, bool kWhole, typename Compute, typename Index>
     void store(const Compute (*y)[N], Index col) const {
@@ -692,7 +695,7 @@ struct Outputs<First, Rest...> {
       rest.template store<N, kWhole>(y + 1, col);
     }
   };
-  Line at(int64 row) const { return {first.at(row), rest.at(row)}; }
+  RowPointer at(int64 row) const { return {first.at(row), rest.at(row)}; }
 };
 
 // Function(y * gamma + beta, operands), each result rounded once.
@@ -709,9 +712,9 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
   template <int N>
   using EpilogueOperands = typename Operands_::template Packed<N>;
 
-  struct Line {
-    typename Outputs_::Line to;
-    typename Operands_::Line operands;
+  struct RowPointer {
+    typename Outputs_::RowPointer to;
+    typename Operands_::RowPointer operands;
     Type* address() const { return to.first.address(); }
     void make_opaque() { to.make_opaque(), operands.make_opaque(); }
     template <int N>
@@ -733,7 +736,7 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
       to.template store<N, kWhole>(out, col);
     }
   };
-  Line at(int64 row) const { return {to.at(row), operands.at(row)}; }
+  RowPointer at(int64 row) const { return {to.at(row), operands.at(row)}; }
 };
 
 template <typename T>
@@ -782,8 +785,8 @@ struct ScaledStore : ColumnsOf<ScaledStore<Compute, T, kAxes, Gamma, Beta>, Gamm
   }
   void save(int64 row, Scale scale) const { scales[row] = scale.scale; }
 
-  struct Line {
-    typename DirectStore<T, kAxes>::Line to;
+  struct RowPointer {
+    typename DirectStore<T, kAxes>::RowPointer to;
     void make_opaque() { to.make_opaque(); }
     Type* address() const { return to.address(); }
     template <int N>
@@ -809,7 +812,7 @@ struct ScaledStore : ColumnsOf<ScaledStore<Compute, T, kAxes, Gamma, Beta>, Gamm
       }
     }
   };
-  Line at(int64 row) const { return {to.at(row)}; }
+  RowPointer at(int64 row) const { return {to.at(row)}; }
 };
 
 }  // namespace cupynorm

@@ -11,7 +11,7 @@ template <typename T, int kAxes>
 struct DirectLoad {
   using Type = T;
   using Precision = T;
-  static constexpr bool kDirect = true, kDrops = false, kInterval = false, kKeeps = false,
+  static constexpr bool kDirect = true, kDrops = false, kInterval = false, kStoresComputed = false,
       kUnchanged = true;
   const T* pointer;  // first element of the first row
   Strided<kAxes> rows;
@@ -19,7 +19,7 @@ struct DirectLoad {
   template <int N>
   using Loaded = Vector<T, N>;
   template <int N>
-  static constexpr int kStagedBytes = N * int(sizeof(T));
+  static constexpr int kPrefetchBytes = N * int(sizeof(T));
   template <int N>
   static Vector<T, N> x_of(const Vector<T, N>& loaded) {
     return loaded;
@@ -29,7 +29,7 @@ struct DirectLoad {
     return vector_filled<T, N>(padding);
   }
 
-  struct Line {
+  struct RowPointer {
     using Type = T;
     const T* pointer;
     // where it comes from, which a loop would compute again for each access
@@ -57,7 +57,7 @@ struct DirectLoad {
     }
     bool begins_at(const void* place) const { return pointer == place; }
   };
-  Line at(int64 row) const { return {pointer + rows.offset(row)}; }
+  RowPointer at(int64 row) const { return {pointer + rows.offset(row)}; }
 };
 
 struct NoColumns {
@@ -96,11 +96,11 @@ struct DirectStore {
     return {};
   }
 
-  struct Line {
+  struct RowPointer {
     T* pointer;
     void make_opaque() { cupynorm::make_opaque(pointer); }
     T* address() const { return pointer; }
-    Line from(int col) const { return {pointer + col}; }
+    RowPointer from(int col) const { return {pointer + col}; }
     // how many elements lie before the first that is aligned to N elements
     template <int N>
     int head() const {
@@ -111,7 +111,7 @@ struct DirectStore {
       store_vector<kWhole>(pointer + col, vector_from<T, N>(y));
     }
   };
-  Line at(int64 row) const { return {pointer + rows.offset(row)}; }
+  RowPointer at(int64 row) const { return {pointer + rows.offset(row)}; }
 };
 
 // The one argument of every row kernel.

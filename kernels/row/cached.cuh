@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   constexpr bool kPlain = Load::kDirect && !Store::kScales && !Store::kHasEpilogueOperands;
   constexpr int kUnroll = sizeof(Compute) == 8 ? 1 : kPlain ? 4 : 2;
   const int vectors = int(a.cols / kVector);
-  int turn = 0;
+  int slot_set = 0;
   pdl_wait_and_trigger();
 #pragma unroll 1
   for (int64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
@@ -62,8 +62,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       Loaded loaded[kVectors];
       add(i, loaded);
     }
-    // what is left of a thread is on its way at once, too: one after the other, 4608 columns of half took a quarter
-    // longer
+    // the vectors that are left are loaded all at once, too (docs/notes/048, "What is left of a thread's vectors")
     const int left = kVectors < 3 ? i < vectors : i < vectors ? (vectors - 1 - i) / kBlock + 1 : 0;
     if (kVectors > 3 && left == 3) {
       Loaded loaded[3];
@@ -80,16 +79,16 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     Compute pivot[1];
     typename Op::State total[1] = {running.state(pivot[0])};
     total[0] = reduce_lanes<Op, false, kWarp>(total[0]);
-    if constexpr (kWarps > 1) reduce_warps<Op, false, kSlots>(total, pivot, slots[turn], 0, threadIdx.x / kWarp);
-    turn ^= 1;
+    if constexpr (kWarps > 1) reduce_warps<Op, false, kSlots>(total, pivot, slots[slot_set], 0, threadIdx.x / kWarp);
+    slot_set ^= 1;
     const typename Op::Row whole = a.op.finish(total[0], total[0], a.cols, pivot[0]);
     if (threadIdx.x == 0) a.op.save(row, whole);
     // last: nobody reads the vector after this. It is then also where what was computed is written: in place of what
     // it was computed from, perhaps.
     auto map = [&](const Loaded& loaded, int col, bool last, Compute (&y)[kVector]) {
       const unsigned keeps = from.template unpack<kVector>(loaded, y, col, Op::padding());
-      if constexpr (Load::kKeeps) {
-        if (last) from.template keep<kVector, true>(y, col);
+      if constexpr (Load::kStoresComputed) {
+        if (last) from.template store_computed<kVector, true>(y, col);
       }
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {

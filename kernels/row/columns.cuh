@@ -1,12 +1,12 @@
-// Where the parameters of columns (gamma and beta) wait while rows are computed: one struct for each value of a plan's
-// kParameterMode. Each of them has:
+// The parameter cache: where affine parameters (gamma and beta) wait while rows are computed: one struct for each value
+// of a plan's kParameterMode. Each of them has:
 //
-// load_once(store, tile): called before the first row. load_with_rows(store, tile): behind the loads of a thread's
-// rows.
-// hide(): what waits in registers stays there as it was loaded.
-// first(store, tile): what is computed once for all vectors of a row; get(store, first, p, tile): the parameters of
-// vector p, given that; get(store, p, tile): the same without. edge(store, tile): those of the element that is in no
-// vector.
+//   load_once(store, tile)       Called before the first row.
+//   load_with_rows(store, tile)  Called behind the loads of a thread's rows.
+//   make_opaque()                Keeps what waits in registers as it was loaded (an optimisation barrier).
+//   first(store, tile)           What is computed once for all vectors of a row.
+//   get(store, first, p, tile)   The parameters of vector p, given that; get(store, p, tile): the same without.
+//   edge(store, tile)            The parameters of the element that is in no vector.
 //
 // ParametersConverted (kParameterMode 4) is filled by set_columns, fetch, convert_all and find instead.
 #pragma once
@@ -27,7 +27,7 @@ struct ParameterLoads {
 
   // All vectors of a thread are equally misaligned, also in unaligned rows. So the first one's place is computed once,
   // and hidden from the compiler, which then addresses the others by constant offsets from it: fewer instructions
-  // (docs/notes/048).
+  // (docs/notes/048, "One place for all unaligned packs of a thread").
   template <class Tile>
   static auto first(const Store& store, const Tile& tile) {
     if constexpr (kAnyAlignment) {
@@ -55,7 +55,7 @@ struct ParameterLoads {
     return store.template columns<1>(tile.edge_col());
   }
   // Gives all vectors' parameters to take(p, parameters). Unaligned ones are all loaded before the first is waited for;
-  // one after the other, each would pay the latency of L2 (docs/notes/048).
+  // one after the other, each would pay the latency of L2 (docs/notes/048, "Unaligned parameters are loaded together").
   template <class Tile, class Take>
   static void all(const Store& store, const Tile& tile, Take take) {
     if constexpr (kAnyAlignment) {
@@ -128,7 +128,7 @@ struct ParametersInRegisters {
   }
   void make_opaque() {
     // Where a thread has few parameters for all rows of its block, they stay converted in registers. In shared memory
-    // converted ones would take too much room (docs/notes/048).
+    // converted ones would take too much room (docs/notes/048, "Converted parameters in registers").
     constexpr bool kConverted = kOnce && Store::kScales && Shape::kInVectors <= 16;
     if constexpr (!kConverted) {
 #pragma unroll
@@ -159,19 +159,19 @@ struct ParametersInRegisters {
 template <class Store, class Shape, int kPrefetchBytes>
 struct ParametersInShared {
   using Loads = ParameterLoads<Store, Shape>;
-  union Kept {
+  union InShared {
     typename Loads::Columns columns;
     uint4 piece[(sizeof(typename Loads::Columns) + 15) / 16];
-    Kept() {}
+    InShared() {}
   };
-  static constexpr int kPieces = int(sizeof(Kept) / 16);
+  static constexpr int kPieces = int(sizeof(InShared) / 16);
   uint4* const kept = reinterpret_cast<uint4*>(shared_memory + kPrefetchBytes) + threadIdx.x;
   typename Loads::Column column;
 
   template <class Tile>
   void load_once(const Store& store, const Tile& tile) {
     Loads::all(store, tile, [&](int p, typename Loads::Columns columns) {
-      Kept own;
+      InShared own;
       own.columns = columns;
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) kept[(p * kPieces + i) * Shape::kBlock] = own.piece[i];
@@ -191,7 +191,7 @@ struct ParametersInShared {
   }
   template <class Tile>
   auto get(const Store&, int p, const Tile&) const {
-    Kept own;
+    InShared own;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) own.piece[i] = kept[(p * kPieces + i) * Shape::kBlock];
     return own.columns;
@@ -222,13 +222,14 @@ struct ConvertedLayout {
 template <class Store, class Shape, typename Compute, int kPrefetchBytes>
 struct ParametersConverted {
   // Pairs of two bytes each, not converted, take less shared memory, and so allow more blocks
-  // (docs/notes/048).
+  // (docs/notes/048, "Pairs of 16-bit parameters in shared memory").
   static constexpr Conversion kConversion = conversion_of<Store, Shape::kFixed>();
   static constexpr int kVector = Shape::kVector, kBlock = Shape::kBlock;
   using Number = typename NumberOf<Store, Compute, kConversion>::Type;
   using Room = ConvertedLayout<Number, kVector, (Shape::kEdge > 0)>;
   // All loads are issued at once, in vectors; one by one, each would pay the latency of L2. But one by one where a
-  // vector's converted parameters take 64 bytes (docs/notes/048).
+  // vector's converted parameters take 64 bytes (docs/notes/048, "Parameters converted in shared memory: wide or narrow
+  // loads").
   static constexpr int kWide = Shape::kFixed || kVector * Room::kBytes <= 32 ? kVector : 1;  // columns of an access
   // vectors
   static constexpr int kMostConverted =

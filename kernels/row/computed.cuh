@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   constexpr int kVector = Shape::kVector, kVectors = Shape::kVectors, kBlock = Shape::kBlock, kWarps = kBlock / kWarp;
   constexpr bool kIsUnaligned = Shape::kUnaligned > 0;
   static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
-  static_assert(!Load::kDrops || !Load::kKeeps, "nothing of what is dropped is kept");
+  static_assert(!Load::kDrops || !Load::kStoresComputed, "nothing of what is dropped is kept");
   constexpr int kSlots = slots_for(kWarps);
   __shared__ Slot<Op> slots[2][1][1][kSlots];
   __shared__ Slot<Largest> largest_slots[1][1][kSlots];
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   unsigned keeps_edge = 0;
   typename Op::Row whole = {};
   typename ScaleOf<Store>::Type scale = {};
-  int turn = 0;
+  int slot_set = 0;
   auto fetch = [&](int begin) {
 #pragma unroll
     for (int p = 0; p < kVectors; ++p) {
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         Compute own[kVector];
         if (number < next.held) {
           const unsigned keeps = from.template unpack<kVector>(ahead[p], own, col, Op::padding());
-          if constexpr (Load::kKeeps) from.template keep<kVector, true>(own, col);
+          if constexpr (Load::kStoresComputed) from.template store_computed<kVector, true>(own, col);
           waiting.put(number, ahead[p], own, keeps);
           ++there;
           some |= keeps != 0;
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       if (next.has_edge()) {
         const int col = next.edge_col();
         keeps_edge = from.template unpack<1>(ahead_edge, edge, col, Op::padding());
-        if constexpr (Load::kKeeps) from.template keep<1>(edge, col);
+        if constexpr (Load::kStoresComputed) from.template store_computed<1>(edge, col);
         Compute x[1] = {edge[0]};
         running.template add<Precision>(x);
       }
@@ -235,8 +235,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     Compute pivot[1];
     typename Op::State total[1] = {running.state(pivot[0])};
     total[0] = reduce_lanes<Op, false, kWarp>(total[0]);
-    if constexpr (kWarps > 1) reduce_warps<Op, false, kSlots>(total, pivot, slots[turn], 0, warp);
-    turn ^= 1;
+    if constexpr (kWarps > 1) reduce_warps<Op, false, kSlots>(total, pivot, slots[slot_set], 0, warp);
+    slot_set ^= 1;
     whole = a.op.finish(total[0], total[0], a.cols, pivot[0]);
     if (threadIdx.x == 0) a.op.save(current, whole);
     if constexpr (Store::kScales) {

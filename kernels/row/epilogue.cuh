@@ -88,7 +88,7 @@ inline void save_statistics(const Arguments& a, int64 row, const Row& whole, con
 
 // Where row r goes: what its stores have in common.
 template <class Op, class Load, class Store, class Shape, class Tile>
-inline typename Store::Line target_of(const Arguments<Op, Load, Store>& a, const ThreadRows<Op, Load, Store,
+inline typename Store::RowPointer target_of(const Arguments<Op, Load, Store>& a, const ThreadRows<Op, Load, Store,
     Shape>& rows,
                                       int r, int64 row, const Tile& tile) {
   if constexpr (Store::kHasEpilogueOperands) {
@@ -248,19 +248,19 @@ inline void store_scaled(const Arguments<Op, Load, Store>& a, const ThreadRows<O
     if (number >= a.rows) continue;
     const auto scale = a.store.scale_of(largest[r].max);
     if (saves()) a.store.save(number, scale);
-    const auto line = a.store.at(number);
+    const auto source = a.store.at(number);
 #pragma unroll
     for (int p = 0; p < Shape::kVectors; ++p) {
       if (!tile.has(p)) continue;
       Compute z[kVector];
 #pragma unroll
       for (int i = 0; i < kVector; ++i) z[i] = rows.x[r][p * kVector + i];
-      line.template store_scaled<kVector, (Shape::kEdge > 0)>(z, scale, tile.col(p));
+      source.template store_scaled<kVector, (Shape::kEdge > 0)>(z, scale, tile.col(p));
     }
     if constexpr (Shape::kEdge > 0) {
       if (tile.has_edge()) {
         const Compute z[1] = {rows.x[r][Shape::kInVectors]};
-        line.template store_scaled<1>(z, scale, tile.edge_col());
+        source.template store_scaled<1>(z, scale, tile.edge_col());
       }
     }
   }

@@ -49,8 +49,9 @@ struct Registers {
   // In a cluster that loops over rows no thread is past the last row. The compiler is told so.
   static constexpr bool kAll = CtasPerRow > 1 && Stages > 0;
   // Clusters that loop over rows take them from a dynamic scheduler, so that rows that are processed at the same time
-  // are neighbours in memory. Single blocks, which have shorter rows, lose by it (docs/notes/048).
-  // Unaligned rows can only do so where the parameters that a block caches do not depend on how its rows are aligned.
+  // are neighbours in memory. Single blocks, which have shorter rows, lose by it (docs/notes/048, "A dynamic scheduler
+  // for clusters only"). Unaligned rows can only do so where the parameters that a block caches do not depend on how
+  // its rows are aligned.
   static constexpr bool kDynamic = kPersistent && CtasPerRow > 1 && (UnalignedMode == 0 || kFixed);
   // vectors of prefetched rows that wait in a block's shared memory
   static constexpr int kPrefetchVectors = Stages * Rows * Vectors * Block;
@@ -72,7 +73,7 @@ struct Registers {
 template <class Load, class Shape>
 inline constexpr int staged_bytes() {
   if constexpr (Shape::kStages == 0) return 0;
-  else return Load::template kStagedBytes<Shape::kVector>;
+  else return Load::template kPrefetchBytes<Shape::kVector>;
 }
 template <class Load, class Shape>
 inline constexpr int prefetch_bytes() {
@@ -116,8 +117,8 @@ inline Share share_of(int cols, int head, int part) {
     share.vectors = share.vectors - share.before < each ? share.vectors - share.before : each;
   } else if constexpr (kCtasPerRow > 1) {
     // Parts differ by one vector at most, so that only the last of a thread's vectors may be missing: a test for every
-    // vector is slow (docs/notes/048). Or they differ by a line of 128 bytes, where no more vectors are
-    // missing so: parts then begin at lines if the row does.
+    // vector is slow (docs/notes/048, "How a row is cut among the blocks of a cluster"). Or they differ by a line of
+    // 128 bytes, where no more vectors are missing so: parts then begin at lines if the row does.
     constexpr int kLine = 8;
     constexpr int kMost = Shape::kGroup * Shape::kVectors, kLeast = kMost - Shape::kGroup;
     const int lines = (share.vectors + kLine - 1) / kLine, all = share.vectors;

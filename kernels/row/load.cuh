@@ -18,8 +18,8 @@ struct ThreadRows {
   using Compute = typename Op::Compute;
 
   typename Load::template Loaded<kVector> (&loaded)[kRows][kVectors];
-  typename Load::Line (&lines)[kRows];
-  typename Store::Line (&targets)[kRows];
+  typename Load::RowPointer (&sources)[kRows];
+  typename Store::RowPointer (&targets)[kRows];
   typename Store::template EpilogueOperands<kVector> (&epilogue_operands)[kRows][kVectors];
   typename Store::template EpilogueOperands<1> (&epilogue_operands_edge)[kRows];
   bool (&keeps_edge)[kRows];
@@ -37,30 +37,30 @@ inline void load_row(ThreadRows<Op, Load, Store, Shape>& rows, Around (&around)[
                      const Tile& tile) {
   using Choice = Choices<Op, Load, Store, Shape>;
   constexpr int kVector = Shape::kVector;
-  const auto line = rows.lines[r];
+  const auto source = rows.sources[r];
   if constexpr (Shape::kEdge > 0 && !Load::kDirect && Shape::kStages == 0)
-    around[r] = here && tile.has_edge() ? line.template load<1>(tile.edge_col())
+    around[r] = here && tile.has_edge() ? source.template load<1>(tile.edge_col())
         : Load::template absent<1>(Op::padding());
 #pragma unroll
   for (int p = 0; p < Shape::kVectors; ++p) {
     auto& loaded = rows.loaded[r][p];
     if constexpr (Choice::kInterval) {
       const bool reads = ((Shape::kFull && Choice::kMayRepeat) || (here && tile.has(p))) &&
-          line.template reads<kVector>(tile.masked_from(p));
+          source.template reads<kVector>(tile.masked_from(p));
       rows.some[r][p] = any_lane(reads);
-      if (reads && Shape::kStages > 0) loaded = prefetched_of<Load, Shape>(line, stage, r, p, tile);
-      else if (reads) loaded = line.template load_kept<kVector>(tile.col(p));
+      if (reads && Shape::kStages > 0) loaded = prefetched_of<Load, Shape>(source, stage, r, p, tile);
+      else if (reads) loaded = source.template load_kept<kVector>(tile.col(p));
       else loaded = {};  // or its registers are taken from the begin on
     } else if (Choice::kAnyway || (here && tile.has(p))) {
       if constexpr (Choice::kReadLate)
         static_cast<void>(stage);
       else if constexpr (Shape::kStages > 0 && !Load::kDirect)
-        loaded = prefetched_of<Load, Shape>(line, stage, r, p, tile);
+        loaded = prefetched_of<Load, Shape>(source, stage, r, p, tile);
       else if constexpr (Shape::kStages > 0)
         loaded = load_vector<typename Load::Type,
             kVector>(reinterpret_cast<const typename Load::Type*>(prefetched<Load, Shape>(stage, r, p)));
-      else if constexpr (Shape::kUnaligned == 2) loaded = line.template load_unaligned<kVector>(tile.col(p));
-      else loaded = line.template load<kVector>(tile.col(p));
+      else if constexpr (Shape::kUnaligned == 2) loaded = source.template load_unaligned<kVector>(tile.col(p));
+      else loaded = source.template load<kVector>(tile.col(p));
     } else {
       loaded = Load::template absent<kVector>(Op::padding());
     }
@@ -80,9 +80,9 @@ inline void load_rows(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Load, 
   for (int r = 0; r < Shape::kRows; ++r) {
     const int64 number = row(r);
     const bool here = number < a.rows;
-    rows.lines[r] = a.load.at(here ? number : 0);
-    if constexpr (Choice::kOneAddress && !Load::kDirect) rows.lines[r].make_opaque();
-    if constexpr (Choice::kInterval && Shape::kEdge == 0) rows.lines[r].count_kept_from(tile.col(0));
+    rows.sources[r] = a.load.at(here ? number : 0);
+    if constexpr (Choice::kOneAddress && !Load::kDirect) rows.sources[r].make_opaque();
+    if constexpr (Choice::kInterval && Shape::kEdge == 0) rows.sources[r].count_kept_from(tile.col(0));
     if constexpr (Store::kHasEpilogueOperands) rows.targets[r] = a.store.at(here ? number : 0);
     if constexpr (Store::kHasEpilogueOperands && Choice::kInterval) rows.targets[r].make_opaque();
     rows.there[r] = here;
@@ -129,12 +129,12 @@ inline void unpack_row(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Load,
     typename Op::Compute* const values = rows.x[r] + p * kVector;
     if (Load::kDirect || tile.has(p)) {
       if constexpr (Choices<Op, Load, Store, Shape>::kReadLate)
-        rows.loaded[r][p] = prefetched_of<Load, Shape>(rows.lines[r], stage, r, p, tile);
+        rows.loaded[r][p] = prefetched_of<Load, Shape>(rows.sources[r], stage, r, p, tile);
       const unsigned bits =
-          rows.lines[r].template unpack<kVector>(rows.loaded[r][p], values, tile.col(p), Op::padding());
+          rows.sources[r].template unpack<kVector>(rows.loaded[r][p], values, tile.col(p), Op::padding());
       if constexpr (Load::kDrops) rows.keeps[r] |= bits << (p * kVector);
-      if constexpr (Load::kKeeps) {
-        if (row < a.rows) rows.lines[r].template keep<kVector, (Shape::kEdge > 0)>(values, tile.col(p));
+      if constexpr (Load::kStoresComputed) {
+        if (row < a.rows) rows.sources[r].template store_computed<kVector, (Shape::kEdge > 0)>(values, tile.col(p));
       }
     } else {
 #pragma unroll
@@ -154,40 +154,41 @@ inline void unpack_edge(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Load
   } else {
     *value = Op::padding();
     rows.keeps_edge[r] = false;
-    if (tile.has_edge() && rows.lines[r].template reads<1>(tile.edge_col())) {
-      rows.keeps_edge[r] = rows.lines[r].template unpack<1>(around, value, tile.edge_col(), Op::padding());
-      if constexpr (Load::kKeeps) {
-        if (row < a.rows) rows.lines[r].template keep<1>(value, tile.edge_col());
+    if (tile.has_edge() && rows.sources[r].template reads<1>(tile.edge_col())) {
+      rows.keeps_edge[r] = rows.sources[r].template unpack<1>(around, value, tile.edge_col(), Op::padding());
+      if constexpr (Load::kStoresComputed) {
+        if (row < a.rows) rows.sources[r].template store_computed<1>(value, tile.edge_col());
       }
     }
   }
 }
 
 // Unpacks and summarises a row of which a mask keeps all that the warp has.
-template <class Op, class Shape, class Line, class Loaded, class Predicate, class Tile>
-inline typename Op::State summarize_kept(const Line& line, const Loaded (&loaded)[Shape::kVectors],
+template <class Op, class Shape, class RowPointer, class Loaded, class Predicate, class Tile>
+inline typename Op::State summarize_kept(const RowPointer& source, const Loaded (&loaded)[Shape::kVectors],
                                          typename Op::Compute (&x)[Shape::kElements], Predicate valid,
                                              const Tile& tile) {
   constexpr int kVector = Shape::kVector;
 #pragma unroll
-  for (int p = 0; p < Shape::kVectors; ++p) line.template unpack_kept<kVector>(loaded[p], x + p * kVector, tile.col(p));
+  for (int p = 0; p < Shape::kVectors; ++p)
+    source.template unpack_kept<kVector>(loaded[p], x + p * kVector, tile.col(p));
   return Op::summarize(x, valid, typename Op::Compute(0));
 }
 
 // Unpacks and summarises a row of which a mask keeps an interval; what it drops becomes padding. some[p]: whether a
 // lane of the warp keeps something of vector p. Gives the thread's own State, and in `keeps` a bit for each element
 // that is kept.
-template <class Op, class Shape, class Line, class Loaded, class Predicate, class Tile>
-inline typename Op::State summarize_interval(const Line& line, const Loaded (&loaded)[Shape::kVectors],
+template <class Op, class Shape, class RowPointer, class Loaded, class Predicate, class Tile>
+inline typename Op::State summarize_interval(const RowPointer& source, const Loaded (&loaded)[Shape::kVectors],
                                              typename Op::Compute (&x)[Shape::kElements],
                                                  const bool (&some)[Shape::kVectors],
                                              unsigned& keeps, Predicate valid, const Tile& tile) {
   constexpr int kVector = Shape::kVector, kVectors = Shape::kVectors;
   return Op::template summarize_some<kVector>(x, some, [&](int p) {
     typename Op::Compute* const values = x + p * kVector;
-    line.template unpack_kept<kVector>(loaded[p], values, tile.col(p));
+    source.template unpack_kept<kVector>(loaded[p], values, tile.col(p));
     // what is behind this block's vectors is another's, or around all vectors
-    const unsigned bits = tile.has(p) ? line.template bits<kVector>(loaded[p], tile.masked_from(p)) : 0;
+    const unsigned bits = tile.has(p) ? source.template bits<kVector>(loaded[p], tile.masked_from(p)) : 0;
     keeps |= bits << (p * kVector);
     if (any_lane(bits != ~0u >> (32 - kVector))) {  // most vectors are within what is kept
 #pragma unroll

@@ -17,9 +17,9 @@ inline unsigned char* prefetched(int stage, int r, int p) {
 }
 
 // What was prefetched of vector p of row r, with operands and masks.
-template <class Load, class Shape, class Line, class Tile>
-inline auto prefetched_of(const Line& line, int stage, int r, int p, const Tile& tile) {
-  return line.template prefetched<Shape::kVector,
+template <class Load, class Shape, class RowPointer, class Tile>
+inline auto prefetched_of(const RowPointer& source, int stage, int r, int p, const Tile& tile) {
+  return source.template prefetched<Shape::kVector,
       Shape::kBlock>(prefetched<Load, Shape>(stage, r, p), threadIdx.x, tile.col(p));
 }
 
@@ -31,22 +31,22 @@ inline void prefetch_rows(const Arguments& a, int stage, const Row& row, const T
   for (int r = 0; r < Shape::kRows; ++r) {
     const int64 number = row(r);
     if (number < a.rows) {
-      auto line = a.load.at(number);
-      if constexpr (kOneAddress) line.make_opaque();
-      if constexpr (Load::kInterval && Shape::kEdge == 0) line.count_kept_from(tile.col(0));
-      const char* const from = static_cast<const char*>(line.address(tile.col(0)));
+      auto source = a.load.at(number);
+      if constexpr (kOneAddress) source.make_opaque();
+      if constexpr (Load::kInterval && Shape::kEdge == 0) source.count_kept_from(tile.col(0));
+      const char* const from = static_cast<const char*>(source.address(tile.col(0)));
 #pragma unroll
       for (int p = 0; p < Shape::kVectors; ++p) {
         if (!tile.has(p)) continue;
         if constexpr (Load::kInterval) {
-          if (!line.template reads<Shape::kVector>(tile.masked_from(p))) continue;
+          if (!source.template reads<Shape::kVector>(tile.masked_from(p))) continue;
         }
         unsigned char* const to = prefetched<Load, Shape>(stage, r, p);
         if constexpr (Shape::kStages == 0) continue;
         else if constexpr (!Load::kDirect)
-          line.template prefetch<Shape::kVector, Shape::kBlock>(to, threadIdx.x, tile.col(p));
+          source.template prefetch<Shape::kVector, Shape::kBlock>(to, threadIdx.x, tile.col(p));
         else if constexpr (Shape::kCtasPerRow > 1) copy_async<16>(to, from + p * (Shape::kGroup * kVectorBytes));
-        else copy_async<16>(to, line.address(tile.col(p)));
+        else copy_async<16>(to, source.address(tile.col(p)));
       }
     }
   }

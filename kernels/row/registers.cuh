@@ -12,7 +12,7 @@
 
 namespace cupynorm {
 
-constexpr int kTurns = 8;  // rows of a cluster that the dynamic scheduler's queue has room for
+constexpr int kQueue = 8;  // rows of a cluster that the dynamic scheduler's queue has room for
 
 // Before rows are reduced over warps and blocks: empties slots that no warp has, makes the signals of a cluster, and
 // puts its first rows into the scheduler's queue. Ends with a barrier over the cluster.
@@ -44,7 +44,7 @@ inline void begin_exchange(Slots& slots, ClusterMailboxes& cluster_mailboxes, un
 
 // The threads of a block stay together, past the last row too, because shuffles and barriers name all of them. The
 // function is longer than 150 lines because arrays and index closures that live elsewhere cost registers
-// (docs/notes/048).
+// (docs/notes/048, "What `row_registers` keeps in its own body").
 template <class Op, class Load, class Store, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     row_registers(const __grid_constant__ Arguments<Op, Load, Store> a) {
@@ -67,18 +67,18 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   __shared__ Slot<Op> slots[kWarps > 1 && !kOneSet ? 2 : 1][kRows][Shape::kGroups][kSlots];
   __shared__ ClusterMailbox<Op, kCtasPerRow, kDynamic> cluster_mailboxes[kCtasPerRow > 1 ? 2 : 1];
   // the row in work and those to come, by their turns: registers are scarce
-  __shared__ unsigned coming[kDynamic ? kTurns : 1];
-  static_assert(kStages + 2 <= kTurns, "a place is taken again when its row has been written");
+  __shared__ unsigned coming[kDynamic ? kQueue : 1];
+  static_assert(kStages + 2 <= kQueue, "a place is taken again when its row has been written");
   // of the largest results: one of each will do, since the states' barrier and messages stand between two uses
   using Largest = Magnitude<Compute>;
   __shared__ Slot<Largest> largest_slots[kRows][Shape::kGroups][kSlots];
   __shared__ ClusterMailbox<Largest, kCtasPerRow> largest_mailbox;
   begin_exchange<Shape, !kOneSet, Store::kScales>(slots, cluster_mailboxes, coming, largest_slots, largest_mailbox);
   // of two sets of slots and mailboxes; in clusters more: a signal's parity changes every other time
-  unsigned turn = 0;
+  unsigned set = 0;
   unsigned largest_parity = 0;
   // The next kernel may begin at once, which is best for aligned rows. For unaligned rows it is better to let it begin
-  // only when this kernel's loads have been issued (docs/notes/048).
+  // only when this kernel's loads have been issued (docs/notes/048, "When the next kernel may begin").
   pdl_wait();
   if constexpr (kEdge == 0) pdl_trigger_late();
 
@@ -126,15 +126,15 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   DynamicRows<Shape> dynamic = DynamicRows<Shape>::of(part);
   auto rows_ahead = [&](int64 base) {
     if constexpr (kDynamic) {
-      const unsigned row = cluster_mailboxes[(turn ^ 1) % 2].note.x;
-      if (threadIdx.x == 0) coming[(turn + kStages) % kTurns] = row;
+      const unsigned row = cluster_mailboxes[(set ^ 1) % 2].note.x;
+      if (threadIdx.x == 0) coming[(set + kStages) % kQueue] = row;
       return int64(row);
     }
     return base + kStages * step;
   };
   auto next = [&](int64 base) {
     if constexpr (kConverts && !Shape::kFixed) __syncthreads();  // the parameters have been read
-    if constexpr (kDynamic) return int64(kStages > 0 ? coming[turn] : cluster_mailboxes[(turn ^ 1) % 2].note.x);
+    if constexpr (kDynamic) return int64(kStages > 0 ? coming[set] : cluster_mailboxes[(set ^ 1) % 2].note.x);
     if constexpr (kOneSet && !kConverts) {
       if (base + step < limit) __syncthreads();  // the slots have been read
     }
@@ -151,8 +151,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   for (int64 base = first; base < limit; base = next(base)) {
     auto row = [&](int r) { return row_of(base, r); };
     typename Load::template Loaded<Shape::kVector> loaded[kRows][Shape::kVectors];
-    typename Load::Line lines[kRows];
-    typename Store::Line targets[kRows];
+    typename Load::RowPointer sources[kRows];
+    typename Store::RowPointer targets[kRows];
     typename Store::template EpilogueOperands<Shape::kVector> epilogue_operands[kRows][Shape::kVectors];
     typename Store::template EpilogueOperands<1> epilogue_operands_edge[kRows];
     bool keeps_edge[kRows];
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     Compute pivot[kRows], x[kRows][Shape::kElements];
     typename Op::State mine[kRows], total[kRows];
     ThreadRows<Op, Load, Store, Shape> rows =
-        {loaded, lines, targets, epilogue_operands,  epilogue_operands_edge, keeps_edge, keeps,
+        {loaded, sources, targets, epilogue_operands,  epilogue_operands_edge, keeps_edge, keeps,
                                                some,   there, pivot,  x,      mine,        total};
     if constexpr (kStages > 0) wait_for_copies<(kStages > 0 ? kStages - 1 : 0)>();
     if constexpr (Shape::kAll) assume(base < a.rows);
@@ -184,12 +184,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       if constexpr (Choice::kInterval) {  // the branch stands here because in a function of its own it took registers
         if constexpr (kEdge > 0) unpack_edge(a, rows, around[r], r, row(r), tile);
         const int last = Shape::kVectors - 1;
-        if (all_lanes(has(last) && lines[r].keeps_all(masked_from(0), masked_from(last) + Shape::kVector))) {
+        if (all_lanes(has(last) && sources[r].keeps_all(masked_from(0), masked_from(last) + Shape::kVector))) {
           keeps[r] = ~0u;
-          mine[r] = summarize_kept<Op, Shape>(lines[r], loaded[r], x[r], valid, tile);
+          mine[r] = summarize_kept<Op, Shape>(sources[r], loaded[r], x[r], valid, tile);
         } else {
           keeps[r] = 0;
-          mine[r] = summarize_interval<Op, Shape>(lines[r], loaded[r], x[r], some[r], keeps[r], valid, tile);
+          mine[r] = summarize_interval<Op, Shape>(sources[r], loaded[r], x[r], some[r], keeps[r], valid, tile);
         }
         pivot[r] = 0;
         total[r] = reduce_lanes<Op, false, Shape::kLanes>(mine[r]);
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     if constexpr (kStages > 0) {  // the row has been read from shared memory: its place is free
       const int64 last = rows_ahead(base);
       if constexpr (Shape::kFixed) {
-        const int64 next = kStages == 1 ? last : int64(coming[(turn + 1) % kTurns]);
+        const int64 next = kStages == 1 ? last : int64(coming[(set + 1) % kQueue]);
         as_of(next, [&] { load_edges_of(next); });
       } else if constexpr (kEdge > 0) {
         load_edges_of(base + step);
@@ -209,16 +209,16 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
     if constexpr (kWarps > 1) {
-      auto& own = slots[kCtasPerRow > 1 ? turn % 2 : kOneSet ? 0 : turn];
+      auto& own = slots[kCtasPerRow > 1 ? set % 2 : kOneSet ? 0 : set];
       reduce_warps<Op, kEvenly, kSlots>(rows.total, rows.pivot, own, group, lane / kWarp);
     }
     if constexpr (kCtasPerRow > 1) {
       // what a branch decides here the compiler would carry through the reduction, twice
-      reduce_blocks<Op, Shape::kFull>(rows.total[0], rows.pivot[0], cluster_mailboxes[turn % 2], part, turn / 2 % 2,
+      reduce_blocks<Op, Shape::kFull>(rows.total[0], rows.pivot[0], cluster_mailboxes[set % 2], part, set / 2 % 2,
           dynamic.next());
       dynamic.claim(a.rows);
     }
-    turn = kWarps == 1 ? 0 : kCtasPerRow > 1 ? (turn + 1) % kTurns : turn ^ 1;
+    set = kWarps == 1 ? 0 : kCtasPerRow > 1 ? (set + 1) % kQueue : set ^ 1;
 
     if constexpr (!kConverts) parameters.make_opaque();
     make_operands_opaque(rows);

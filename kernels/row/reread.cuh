@@ -38,8 +38,8 @@ struct RereadCut {
   Shares units;
   int parts;
 
-  template <class Line>
-  static RereadCut of(const Line& to, int64 cols, int parts) {
+  template <class RowPointer>
+  static RereadCut of(const RowPointer& to, int64 cols, int parts) {
     int64 head = 0;
     if constexpr (Shape::kUnaligned > 0) head = to.template head<kVector>();
     head = head < cols ? head : cols;
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   constexpr int kFew = 4, kMany = 128;  // of a part that one thread reads again, as in read_again
   constexpr int kUnroll = sizeof(Compute) == 8 ? 1 : 2;  // vectors on their way to y
   static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
-  static_assert(!Load::kDrops || !Load::kKeeps, "nothing of what is dropped is kept");
+  static_assert(!Load::kDrops || !Load::kStoresComputed, "nothing of what is dropped is kept");
   __shared__ Slot<Op> slots[kMost][kWarps];
   __shared__ Slot<Largest> largest_slots[Store::kScales ? kMost : 1][kWarps];
   __shared__ typename Op::Row wholes[kMost];
@@ -317,9 +317,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         const auto scale = a.store.scale_of(largest[r]);
         auto write = [&](const auto& loaded, const auto& columns, int64 col, auto& z) {
           constexpr int kCount = int(sizeof(z) / sizeof(Compute));
-          if constexpr (Load::kKeeps) {
+          if constexpr (Load::kStoresComputed) {
             from.template unpack<kCount>(loaded, z, col, Op::padding());
-            from.template keep<kCount, true>(z, col);
+            from.template store_computed<kCount, true>(z, col);
           }
           finish(from, loaded, columns, col, r, z);
           to.template store_scaled<kCount, true>(z, scale, col);
@@ -347,9 +347,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
           constexpr int kCount = int(sizeof(y) / sizeof(Compute));
           typename Store::template EpilogueOperands<kCount> operands;
           if constexpr (Store::kHasEpilogueOperands) operands = to.template epilogue_operands<kCount>(col);
-          if constexpr (Load::kKeeps) {
+          if constexpr (Load::kStoresComputed) {
             from.template unpack<kCount>(loaded, y, col, Op::padding());
-            from.template keep<kCount, true>(y, col);
+            from.template store_computed<kCount, true>(y, col);
           }
           map(from, loaded, col, whole, y);
           if constexpr (Store::kHasEpilogueOperands) to.template store<kCount, true>(y, columns, operands, col);

@@ -10,18 +10,18 @@ namespace cupynorm {
 
 // Vectors of kVector elements, of which a thread reduces kVectors at a time. A thread reads back only what it copied
 // itself, so no barrier stands between.
-// kUnaligned: as in Registers; with 2 nothing is kept.
+// kUnaligned: as in Registers; with 2 nothing waits in shared memory.
 // kCtasPerRow: blocks that share a row: one, the 2 to 16 of a cluster, or, 0, the gridDim.y blocks of a cooperative
 // launch, in which gridDim.x rows are in work at a time.
-// kKept: bytes of shared memory that a block keeps of its row. kBlock threads a block, and registers few enough for
+// kInShared: bytes of shared memory that a block keeps of its row. kBlock threads a block, and registers few enough for
 // kMinBlocks blocks on a multiprocessor.
-template <int Vector_, int Vectors, int UnalignedMode, int CtasPerRow, int Kept, int Block, int MinBlocks>
+template <int Vector_, int Vectors, int UnalignedMode, int CtasPerRow, int InShared, int Block, int MinBlocks>
 struct Staged {
   static constexpr int kVector = Vector_, kVectors = Vectors, kUnaligned = UnalignedMode, kCtasPerRow = CtasPerRow,
-      kKept = Kept, kBlock = Block;
+      kInShared = InShared, kBlock = Block;
   static constexpr int kMinBlocks = MinBlocks;
-  static_assert(Kept % 16 == 0, "in whole accesses");
-  static_assert(UnalignedMode < 2 || Kept == 0, "what lies in other vectors than y is not copied in vectors");
+  static_assert(InShared % 16 == 0, "in whole accesses");
+  static_assert(UnalignedMode < 2 || InShared == 0, "what lies in other vectors than y is not copied in vectors");
   static_assert(CtasPerRow == 1 || Block > kWarp, "blocks that exchange states meet among their warps in between");
 };
 
@@ -36,14 +36,14 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   using Precision = typename Load::Precision;
   using Loaded = typename Load::template Loaded<Shape::kVector>;
   constexpr int kVector = Shape::kVector, kVectors = Shape::kVectors, kBlock = Shape::kBlock, kWarps = kBlock / kWarp;
-  constexpr int kVectorBytes = kVector * int(sizeof(Type)), kRoom = Shape::kKept / kVectorBytes;
+  constexpr int kVectorBytes = kVector * int(sizeof(Type)), kRoom = Shape::kInShared / kVectorBytes;
   // that arrive one after the other: the first is reduced while others are on their way
   constexpr int kBatches = kRoom > 0 ? 4 : 0;
   constexpr bool kIsUnaligned = Shape::kUnaligned > 0, kGrid = Shape::kCtasPerRow == 0,
       kCluster = Shape::kCtasPerRow > 1;
   // Vectors are counted from a row's first line of 128 bytes, and parts begin at lines, where there are threads for
-  // what is before: accesses of a warp then meet four lines, not five (softmax of 50257 columns 0.938 to 0.965 of the
-  // copy rate, of 250007 halves 0.895 to 0.96).
+  // what is before: accesses of a warp then meet four lines, not five
+  // (docs/notes/048, "Parts of a row that begin at lines").
   constexpr int kUnit = kIsUnaligned && !kGrid && kBlock >= 9 * kVector ? 8 : 1;  // vectors
   // 40 registers, and the op has numbers of its own
   constexpr bool kTight = kBlock * Shape::kMinBlocks > 1280 && Op::kHasArguments;
@@ -53,9 +53,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   constexpr int kSlots = slots_for(kWarps);
   __shared__ Slot<Op> warps[2][1][1][kSlots];
   __shared__ ClusterMailbox<Op, kClusterMailboxes> cluster_mailboxes[kCluster ? 2 : 1];
-  static_assert(Load::kDirect || (Shape::kUnaligned == 0 && Shape::kKept == 0),
+  static_assert(Load::kDirect || (Shape::kUnaligned == 0 && Shape::kInShared == 0),
       "what is computed from several arrays is read twice");
-  static_assert(!Store::kScales || (Shape::kCtasPerRow == 1 && Shape::kKept == 0),
+  static_assert(!Store::kScales || (Shape::kCtasPerRow == 1 && Shape::kInShared == 0),
       "one block finds the largest of a row's results");
   using Largest = Magnitude<Compute>;
   __shared__ Slot<Largest> largest_slots[1][1][kSlots];
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   // blocks of a grid meet past the last row, too
   const int64 limit = kGrid ? (a.rows + step - 1) / step * step : a.rows;
   Type* const memory = reinterpret_cast<Type*>(shared_memory);
-  int turn = 0;
+  int slot_set = 0;
   unsigned parity = 0;
   if constexpr (kCluster) {
     if (threadIdx.x < 2) init_mbarrier(&cluster_mailboxes[threadIdx.x].mbarrier);
@@ -78,12 +78,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   }
   pdl_wait_and_trigger();
 
-  // This block's part of a row: `held` vectors from column `base` on, of which the first `kept` wait in shared memory.
-  // All parts together have `vectors` from column `head` on.
+  // This block's part of a row: `held` vectors from column `base` on, of which the first `in_shared` wait in shared
+  // memory. All parts together have `vectors` from column `head` on.
   struct Part {
     // of all parts, the first `more` hold `each` + 1 times kUnit vectors, the last what is left
     int64 row, head, each, base, held;
-    int more, kept;
+    int more, in_shared;
   };
   auto begin_of = [](const Part& p, int part) { return (part * p.each + (part < p.more ? part : p.more)) * kUnit; };
   auto part_of = [&](int64 row) {
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     }
     p.base = p.head + begin_of(p, part) * kVector;
     p.held = kUnit > 1 && part == parts - 1 ? vectors - begin_of(p, part) : (p.each + (part < p.more)) * kUnit;
-    p.kept = p.held < kRoom ? int(p.held) : kRoom;
+    p.in_shared = p.held < kRoom ? int(p.held) : kRoom;
     return p;
   };
   // the same for every row, so that a batch of the next row takes the place of this row's; of a grid in whole turns of
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   auto send = [&](const Part& p, int b) {
     if constexpr (kRoom > 0) {
       const auto from = a.load.at(p.row);
-      const int end = (b + 1) * batch < p.kept ? (b + 1) * batch : p.kept;
+      const int end = (b + 1) * batch < p.in_shared ? (b + 1) * batch : p.in_shared;
 #pragma unroll 4
       for (int i = b * batch + threadIdx.x; i < end; i += kBlock) {
         if constexpr (kVectorBytes >= 4)
@@ -186,10 +186,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       const int64 col = col_of(number);
       typename Store::template EpilogueOperands<kVector> epilogue_operands;
       if constexpr (Store::kHasEpilogueOperands) epilogue_operands = to.template epilogue_operands<kVector>(col);
-      if constexpr (Load::kKeeps) {
+      if constexpr (Load::kStoresComputed) {
         Compute x[kVector];
         from.template unpack<kVector>(loaded, x, col, Op::padding());
-        from.template keep<kVector, true>(x, col);
+        from.template store_computed<kVector, true>(x, col);
       }
       map_loaded(number, loaded, whole, y);
       if constexpr (Store::kHasEpilogueOperands)
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         constexpr int kLeading = kVector < 4 ? 4 / kVector : 1;
         Compute leading[kLeading * kVector] = {};
         const int own = threadIdx.x;
-        if (own < (kEnough ? now.kept : now.held)) {
+        if (own < (kEnough ? now.in_shared : now.held)) {
 #pragma unroll
           for (int i = 0; i < kLeading; ++i) {
             const int number = kEnough || own + i < now.held ? own + i : own;
@@ -266,10 +266,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       } else if (b == 1) wait_for_copies<2>();
       else if (b == 2) wait_for_copies<1>();
       else wait_for_copies<0>();
-      const int end = (b + 1) * batch < now.kept ? (b + 1) * batch : now.kept;
+      const int end = (b + 1) * batch < now.in_shared ? (b + 1) * batch : now.in_shared;
       add_all(b * batch + int(threadIdx.x), end, load_kept);
     }
-    add_all(now.kept + int64(threadIdx.x), now.held, load);
+    add_all(now.in_shared + int64(threadIdx.x), now.held, load);
     if constexpr (kIsUnaligned) {
       if (has_edge) {
         Compute x[1] = {around[0]};
@@ -277,12 +277,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       }
     }
     total[0] = reduce_lanes<Op, false, kWarp>(total[0]);
-    if constexpr (kWarps > 1) reduce_warps<Op, false, kSlots>(total, pivot, warps[kGrid ? 0 : turn], 0, warp);
+    if constexpr (kWarps > 1) reduce_warps<Op, false, kSlots>(total, pivot, warps[kGrid ? 0 : slot_set], 0, warp);
     if constexpr (kCluster) {
-      reduce_blocks<Op, false>(total[0], pivot[0], cluster_mailboxes[turn], part, parity);
-      parity ^= turn;
+      reduce_blocks<Op, false>(total[0], pivot[0], cluster_mailboxes[slot_set], part, parity);
+      parity ^= slot_set;
     }
-    turn ^= 1;
+    slot_set ^= 1;
     if constexpr (kGrid) {
       if (in_place) {  // x might look like messages
         if (here) clear(now);
@@ -332,9 +332,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 #pragma unroll 2
       for (int64 number = threadIdx.x; number < now.held; number += kBlock) {
         Compute z[kVector];
-        if constexpr (Load::kKeeps) {
+        if constexpr (Load::kStoresComputed) {
           from.template unpack<kVector>(load(number), z, col_of(number), Op::padding());
-          from.template keep<kVector, true>(z, col_of(number));
+          from.template store_computed<kVector, true>(z, col_of(number));
         }
         finish(number, z);
         to.template store_scaled<kVector, true>(z, scale, col_of(number));
@@ -343,7 +343,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     } else {
       // backwards: what was read last L2 still has
 #pragma unroll(kUnroll)
-      for (int64 number = now.held - 1 - threadIdx.x; number >= now.kept; number -= kBlock)
+      for (int64 number = now.held - 1 - threadIdx.x; number >= now.in_shared; number -= kBlock)
         map(number, load(number), whole);
       if constexpr (kIsUnaligned) {
         if (has_edge) {
@@ -354,7 +354,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       const Part next = part_of(row + step);
 #pragma unroll 1
       for (int b = 0; b < kBatches; ++b) {
-        const int end = (b + 1) * batch < now.kept ? (b + 1) * batch : now.kept;
+        const int end = (b + 1) * batch < now.in_shared ? (b + 1) * batch : now.in_shared;
 #pragma unroll(kUnroll)
         for (int i = b * batch + threadIdx.x; i < end; i += kBlock) map(i, load_kept(i), whole);
         send(next, b);

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   constexpr int kMailboxBytes = Mailbox<Op>::kWords * 8, kVectorBytes = kVector * int(sizeof(typename Load::Type));
   // vectors whose place a block's messages take
   constexpr int kSaved = (kMailboxBytes + kVectorBytes - 1) / kVectorBytes;
-  // a part begins at a line: else LayerNorm of 16 rows of 2^24 halves 0.53 instead of 0.57
+  // a part begins at a line (docs/notes/048, "Parts of a row that begin at lines")
   constexpr int kUnit = 128 / kVectorBytes;
   static_assert(Load::kDirect && !Load::kDrops && !Store::kScales && !Store::kHasEpilogueOperands, "an op alone");
   __shared__ Slot<Op> slots[kMost][kWarps];
@@ -53,13 +53,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       State total = Op::identity();
       Compute pivot = 0;
 #pragma unroll 1
-      for (int64 turn = 0; turn < held; turn += kVectors * kBlock) {
+      for (int64 offset = 0; offset < held; offset += kVectors * kBlock) {
         Loaded loaded[kVectors];
         Compute x[kVectors * kVector];
         int there = 0;
 #pragma unroll
         for (int p = 0; p < kVectors; ++p) {
-          const int64 number = turn + p * kBlock + threadIdx.x;
+          const int64 number = offset + p * kBlock + threadIdx.x;
           there += number < held;
           if (number < held) loaded[p] = from.template load<kVector>((begin + number) * kVector);
           else loaded[p] = Load::template absent<kVector>(Op::padding());
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 #pragma unroll
         for (int p = 0; p < kVectors; ++p)
           from.template unpack<kVector>(loaded[p], x + p * kVector, int64(0), Op::padding());
-        if (turn == 0) pivot = pivot_of_warp<Op, typename Load::Precision>(x);
+        if (offset == 0) pivot = pivot_of_warp<Op, typename Load::Precision>(x);
         total = Op::template merge<false>(total, Op::summarize(x, Predicate<0>{there * kVector, false}, pivot));
       }
       total = reduce_lanes<Op, false, kWarp>(total);
@@ -195,9 +195,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 #pragma unroll 1
   for (int other = threadIdx.x; other < parts; other += kBlock)
     send_mailbox<Op>(mailbox(other) + part * Mailbox<Op>::kWords, Slot<Op>{total[0], pivot[0]});
-  // Messages say themselves that they have come. But looked for too early they are asked for in memory, which holds
-  // them up: 1 x 2^20 halves 0.45 of the copy rate without this barrier, 0.63 with it, 0.59 with one that orders
-  // memory.
+  // The tags of messages say that they have come. But reads that are too early fetch them from memory, which delays
+  // them: hence this barrier, which orders nothing
+  // (docs/notes/048, "A barrier before messages are looked for").
   grid_wait<false>(grid_arrive<false>());
   total[0] = Op::identity();
 #pragma unroll 1

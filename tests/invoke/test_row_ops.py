@@ -437,8 +437,8 @@ def wide(simulated: Any) -> Any:
 @pytest.fixture
 def grid_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every op's rows be shared by the whole grid where they can be."""
-    turns = choose.in_turn
-    monkeypatch.setattr(choose, "in_turn", lambda question: (grid.split, *turns(question)))
+    turns = choose.in_order
+    monkeypatch.setattr(choose, "in_order", lambda question: (grid.split, *turns(question)))
 
 
 def test_a_refused_cooperative_launch_is_made_by_another_plan_with_one_warning(

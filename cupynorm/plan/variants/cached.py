@@ -42,8 +42,8 @@ def cached(question: Question) -> Plan | None:
     problem, limits = question.problem, question.limits
     rules = question.rules.cached_rules[problem.kind]
     rule = next((each for each in rules if problem.row_bytes <= each.row_bytes), rules[-1])
-    turns = math.ceil(problem.vectors / rule.vectors / rule.block)
-    block = math.ceil(problem.vectors / rule.vectors / turns / WARP) * WARP
+    iterations = math.ceil(problem.vectors / rule.vectors / rule.block)
+    block = math.ceil(problem.vectors / rule.vectors / iterations / WARP) * WARP
     threads = min(rule.resident_threads, limits.threads_per_sm)
     if problem.wide_parameters or not question.measured:
         threads = min(threads, question.rules.staged.roomy_threads)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from cupynorm.plan.base import Question, blocks_at_once, blocks_of_one_turn, with_grid
+from cupynorm.plan.base import Question, blocks_at_once, grid_unit, with_grid
 from cupynorm.plan.config import (
     ACCESS_BYTES,
     AT_USE,
@@ -31,7 +31,7 @@ from cupynorm.plan.partition import (
 from cupynorm.plan.registers import registers
 from cupynorm.plan.rules import ClusterRule, SharedRule
 from cupynorm.plan.variants import staged
-from cupynorm.plan.variants.fused_cluster import narrowed_question, staged_ahead
+from cupynorm.plan.variants.fused_cluster import prefetched, with_smaller_vectors
 from cupynorm.plan.variants.registers import can_cache, loaded_with, may_persist
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ SMALL_BATCH = "fewer rows than multiprocessors: a cluster of many blocks for eac
 def cluster(question: Question) -> Plan | None:
     """Return the plan of two blocks or more for each row, however short it is."""
     if question.problem.fused:
-        plan = None if question.small_batch else staged_ahead(question)
-        return plan or one_shot(narrowed_question(question))
+        plan = None if question.small_batch else prefetched(question)
+        return plan or one_shot(with_smaller_vectors(question))
     plan = small_batch(question) if question.small_batch else None
     return plan or by_rule(question, 2)
 
@@ -82,7 +82,7 @@ def _by_register_rule(question: Question, rule: ClusterRule, least: int) -> Plan
     # however many rows there are: a block goes through rows of one alignment, which may leave too many blocks without
     # any
     most = blocks_at_once(question.limits, plan)
-    unit = blocks_of_one_turn(problem, plan)
+    unit = grid_unit(problem, plan)
     return plan if most // unit * unit > question.rules.clusters.least_waves * most else None
 
 
@@ -159,7 +159,7 @@ def in_shared_memory(question: Question, rule: SharedRule, least: int) -> Plan |
         return None
     if problem.unaligned == UNALIGNED_APART:
         return None
-    ctas = max(least, power_of_two_from(math.ceil(problem.row_bytes / rule.share_bytes)))
+    ctas = max(least, power_of_two_from(math.ceil(problem.row_bytes / rule.part_bytes)))
     if ctas > question.max_ctas:
         return None
     beside = limits.reserved_shared_bytes + STATIC_SHARED_BYTES

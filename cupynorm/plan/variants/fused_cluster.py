@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 STAGED_AHEAD = "of all tilings of a cluster the one with the most rows in work"
 
 
-def narrowed_question(question: Question) -> Question:
+def with_smaller_vectors(question: Question) -> Question:
     """Return the question in vectors of which each affine parameter takes one access.
 
     Two accesses of neighbouring threads would leave half of each line to the other. Where parameters wait for all of a
@@ -53,7 +53,7 @@ def prefers_clusters(question: Question) -> bool:
     return found is not None and problem.row_bytes >= found.least
 
 
-def staged_ahead(question: Question) -> Plan | None:
+def prefetched(question: Question) -> Plan | None:
     """Return the best of all tilings, by their worth; parameters at use where none has room for them."""
     problem = question.problem
     if not question.can_stage or problem.doubles:
