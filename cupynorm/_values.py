@@ -37,8 +37,11 @@ else:
         cls = type(self)
         names = cls.__match_args__
         # as dataclasses.replace() calls it, thousands of times
-        if named.keys() == cls._all and not cls._slotted:
+        if not given and named.keys() == cls._all and not cls._slotted:
             self.__dict__.update(named)
+            return
+        if not named and len(given) == len(names) and not cls._slotted:
+            self.__dict__.update(zip(names, given, strict=True))
             return
         for name, value in zip(names, _bound(cls, names, cls._defaults, given, named), strict=True):
             object.__setattr__(self, name, value)
@@ -73,22 +76,56 @@ else:
     OWN = {"__init__", "__repr__"}  # a class may write them itself
     COMPARING = {"__eq__", "__hash__"}
 
+    class _Fields:
+        """__dataclass_fields__ of a class, which the standard library makes when somebody first asks for it.
+
+        It takes two thirds of the time that the class takes, and serves dataclasses.replace(), fields() and the like.
+        """
+
+        def __init__(self, annotations, defaults):
+            self.annotations, self.defaults = annotations, defaults
+
+        def __get__(self, _, cls):
+            alike = type(cls.__name__, (), {"__annotations__": self.annotations, **self.defaults})
+            alike.__doc__ = cls.__doc__  # else the standard library writes one
+            made = dataclasses.dataclass(init=False, repr=False, eq=False)(alike)
+            cls.__dataclass_params__ = made.__dataclass_params__
+            cls.__dataclass_fields__ = made.__dataclass_fields__
+            return made.__dataclass_fields__
+
     def dataclass(*, frozen=False, slots=False, eq=True, repr=True):  # noqa: A002
         """Return what dataclasses.dataclass does, where it is frozen or eq and repr are off."""
 
         def made(cls):
-            cls = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(cls)
-            fields = cls.__dataclass_fields__.values()
-            cls._defaults = {
-                each.name: each.default for each in fields if each.default is not dataclasses.MISSING
+            annotations, members = cls.__annotations__, cls.__dict__
+            names = tuple(annotations)
+            defaults = {name: members[name] for name in names if name in members}
+            fields = {name: each for name, each in defaults.items() if type(each) is dataclasses.Field}
+            added = {"__dataclass_fields__": _Fields(annotations, defaults)}
+            defaults = defaults | {name: each.default for name, each in fields.items()}
+            defaults = {name: each for name, each in defaults.items() if each is not dataclasses.MISSING}
+            if slots:
+                hidden = {*names, "__dict__", "__weakref__"}
+                kept = {name: each for name, each in members.items() if name not in hidden}
+                cls = type(cls)(cls.__name__, cls.__bases__, {**kept, "__slots__": names})
+            else:
+                for name in fields:
+                    delattr(cls, name)
+                added |= defaults
+            added |= {
+                "__match_args__": names,
+                "_defaults": defaults,
+                "_all": set(names),
+                "_slotted": slots,
+                "_compared": tuple([name for name in names if name not in fields or fields[name].compare]),
+                "_shown": tuple([name for name in names if name not in fields or fields[name].repr]),
             }
-            cls._all, cls._slotted = set(cls.__match_args__), slots
-            cls._compared = tuple([each.name for each in fields if each.compare])
-            cls._shown = tuple([each.name for each in fields if each.repr])
             methods = {"__init__": _init, **(FROZEN if frozen else {})}
-            for name in methods.keys() - OWN.intersection(cls.__dict__):
+            for name in methods.keys() - OWN.intersection(members):
                 if eq or name not in COMPARING:
-                    setattr(cls, name, methods[name])
+                    added[name] = methods[name]
+            for name, each in added.items():
+                setattr(cls, name, each)
             return cls
 
         return made

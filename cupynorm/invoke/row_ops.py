@@ -31,13 +31,14 @@ from cupynorm.lower.row import RowOp, row_spec
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.plan.config import CONVERTED, DoesNotFitError, Plan, check_plan
 from cupynorm.plan.limits import PLAIN_SHARED_BYTES, STATIC_SHARED_BYTES, Limits
-from cupynorm.runtime import compiler, devices, tuned_plans
+from cupynorm.runtime import cache_folder, chosen_plans, compiler, devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from cupynorm.plan.base import LocalBytes, Occupancy
     from cupynorm.runtime.devices import Binding
+    from cupynorm.runtime.tuned_plans import Place
 
 
 class Prepared(NamedTuple):
@@ -511,34 +512,77 @@ def _prepare(
 ) -> Prepared:
     """Compile and load the kernel of the plan for a problem.
 
-    cooperative, clusters: whether its blocks may have to run all at once, and may be in clusters.
+    A plan that follows from the rules is kept on disk. One that was asked for, or tuned, or that our part of the device
+    has forced, is not. cooperative, clusters: whether its blocks may have to run all at once, and may be in clusters.
     """
-    from cupynorm.plan.choose import choose  # noqa: PLC0415  the planner is loaded by the first call that needs it
-
     limits = devices.limits_of(device)
+    answers: list[tuple[Plan, int]] = []
 
     def load(plan: Plan) -> compiler.Kernel:
         return kernel_of(device, spec, plan)
 
     def occupancy(plan: Plan) -> int:
-        if plan.cluster > 1:
-            if not clusters:
-                return 0
-            return devices.active_clusters(load(plan).pointer, plan.cluster, plan.block, plan.shared_bytes)
-        return int(
-            devices.driver().occupancyMaxActiveBlocksPerMultiprocessor(
-                load(plan).pointer, plan.block, plan.shared_bytes
-            )
-        )
+        if plan.cluster > 1 and not clusters:
+            return 0
+        found = _resident_blocks(load(plan), plan)
+        answers.append((plan, found))
+        return found
 
     def local_bytes(plan: Plan) -> int:
         return load(plan).local_bytes
 
-    if cooperative:
-        plan, _ = _choose(spec, limits, occupancy, local_bytes, wanted, tuned=tuned)
-    else:
+    if not cooperative:
+        from cupynorm.plan.choose import choose  # noqa: PLC0415  loaded by the first call that needs it
+
         plan = choose(spec.problem, limits, occupancy, wanted, cooperative=False, local_bytes=local_bytes)
+        return Prepared(load(plan), plan)
+    key = None
+    if wanted is None and not (tuned and _tuned(spec, limits)):
+        key = chosen_plans.key(spec.text, spec.name, spec.types, spec.problem, limits)
+    found = None if key is None else _remembered(key, load)
+    if found is not None:
+        return found
+    plan, _ = _choose(spec, limits, occupancy, local_bytes, wanted, tuned=tuned)
+    if key is not None and _depends_on_key_alone(plan, answers):
+        chosen_plans.store(key, plan)
     return Prepared(load(plan), plan)
+
+
+def _resident_blocks(kernel: compiler.Kernel, plan: Plan) -> int:
+    """Ask the driver how many blocks of a plan a multiprocessor holds at once, or of clusters, how many our device."""
+    if plan.cluster > 1:
+        return devices.active_clusters(kernel.pointer, plan.cluster, plan.block, plan.shared_bytes)
+    driver = devices.driver()
+    return int(
+        driver.occupancyMaxActiveBlocksPerMultiprocessor(kernel.pointer, plan.block, plan.shared_bytes)
+    )
+
+
+def _remembered(key: str, load: Callable[[Plan], compiler.Kernel]) -> Prepared | None:
+    """Return what an earlier process chose, if the driver still holds as many blocks of it at once; else None.
+
+    So clusters are counted anew: a green context, which the limits do not show, may hold fewer of them, or more.
+    """
+    plan = chosen_plans.load(key)
+    if plan is None:
+        return None
+    kernel = load(plan)
+    return Prepared(kernel, plan) if _resident_blocks(kernel, plan) == plan.resident_blocks else None
+
+
+def _depends_on_key_alone(plan: Plan, answers: Sequence[tuple[Plan, int]]) -> bool:
+    """Say whether a plan is what any process would choose that holds as many blocks of it at once.
+
+    answers: how many blocks of each plan that was tried there are at once. It is not so where clusters of another one
+    were counted, since they may be more elsewhere.
+    """
+
+    def launch(each: Plan) -> tuple[Any, ...]:
+        return each.kernel, each.template, each.block, each.shared_bytes, each.cluster
+
+    own = [found for tried, found in answers if launch(tried) == launch(plan)]
+    others = [tried for tried, _ in answers if launch(tried) != launch(plan)]
+    return own[-1:] == [plan.resident_blocks] and all(tried.cluster == 1 for tried in others)
 
 
 def _choose(
@@ -558,16 +602,28 @@ def _choose(
 
     if wanted is not None:
         return choose(spec.problem, limits, occupancy, wanted, local_bytes=local_bytes), "wanted"
-    if tuned and tuned_plans.switched_on():
-        place = tuned_plans.place(limits, devices.driver_version())
-        found = tuned_plans.find(place, limits, spec.types, spec.problem)
-        if found is not None:
-            try:
-                plan = choose(spec.problem, limits, occupancy, found)
-                return dataclasses.replace(plan, why="`cupynorm tune` found it on this device"), "tuned"
-            except Exception as error:  # noqa: BLE001  whatever a file holds, it makes no call fail
-                warnings.warn(f"{place.file}: a tuned plan is not used: {error}", stacklevel=2)
+    known = _tuned(spec, limits) if tuned else None
+    if known is not None:
+        found, place = known
+        try:
+            plan = choose(spec.problem, limits, occupancy, found)
+            return dataclasses.replace(plan, why="`cupynorm tune` found it on this device"), "tuned"
+        except Exception as error:  # noqa: BLE001  whatever a file holds, it makes no call fail
+            warnings.warn(f"{place.file}: a tuned plan is not used: {error}", stacklevel=2)
     return choose(spec.problem, limits, occupancy, local_bytes=local_bytes), "table"
+
+
+def _tuned(spec: KernelSpec, limits: Limits) -> tuple[Plan, Place] | None:
+    """Return the plan that `cupynorm tune` found for a problem, and where; None if there is none."""
+    if not cache_folder.holds("tuned"):
+        return None
+    from cupynorm.runtime import tuned_plans  # noqa: PLC0415  only who has tuned waits for it
+
+    if not tuned_plans.switched_on():
+        return None
+    place = tuned_plans.place(limits, devices.driver_version())
+    found = tuned_plans.find(place, limits, spec.types, spec.problem)
+    return None if found is None else (found, place)
 
 
 def forget() -> None:
@@ -578,4 +634,6 @@ def forget() -> None:
     with _lock:
         bound_calls.forget()
         _launches.clear()
+    from cupynorm.runtime import tuned_plans  # noqa: PLC0415  as in _tuned()
+
     tuned_plans.forget()

@@ -170,8 +170,6 @@ def fused_spec(
     what: Around,
 ) -> KernelSpec:
     """Lower a row op with what is computed around it."""
-    from cupynorm.plan.choose import effective  # noqa: PLC0415  the planner is loaded by the first call that needs it
-
     shape = x.shape[len(x.shape) - axes :]
     rows, cols = math.prod(x.shape[: len(x.shape) - axes]), math.prod(shape)
     mirror = op.mirror(compute, stats, eps)
@@ -180,7 +178,11 @@ def fused_spec(
     x, what = x.reordered(order), what.reordered(order)
     written = what.outs if what.loaded is None else (*what.outs, what.loaded)
     problem = _problem(x, written, axes, compute, columns, what)
-    worked = effective(problem)
+    worked = problem
+    if problem.unaligned:
+        from cupynorm.plan.choose import effective  # noqa: PLC0415  the planner is loaded by the first call that needs it
+
+        worked = effective(problem)
     anywhere = bool(worked.unaligned)
     vectors = Vectors(worked.vector, written[0] if anywhere else None, short=bool(columns) or not anywhere)
     functions: list[Function] = []

@@ -26,6 +26,11 @@ def folder() -> Path:
     return Path(base, "cupynorm")
 
 
+def holds(name: str) -> bool:
+    """Say whether there is something of this name in the folder."""
+    return os.path.lexists(folder() / name)
+
+
 def why_unusable(path: Path) -> str:
     """Say why a folder is not used; empty where it can be, also if it does not exist yet.
 

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk, so that a new process neither loads the compiler nor waits for it.
+"""Files on disk that are found by a key: compiled kernels, so that a new process neither loads the compiler nor waits.
 
 A cache is a matter of speed only: whatever is wrong with the folder or a file in it is a miss, never an error.
 """
@@ -26,7 +26,7 @@ MOST_BYTES = 256 << 20
 DAY = 86400
 UNUSED_SECONDS = 90 * DAY
 ABANDONED_SECONDS = 3600  # no writer takes that long: it has died
-SUFFIX, UNFINISHED = ".cubin", ".new"
+SUFFIX, PLAN_SUFFIX, UNFINISHED = ".cubin", ".plan", ".new"
 
 
 class Cubin(NamedTuple):
@@ -59,22 +59,36 @@ def why_unusable() -> str:
 
 def load(key: str) -> Cubin | None:
     """Return the cubin stored under this key; None if there is none that is complete and can be trusted."""
+    body = load_body(key, SUFFIX, MAGIC)
+    return None if body is None else _decode(body)
+
+
+def load_body(key: str, suffix: str, magic: bytes) -> bytes | None:
+    """Return what store_body() has kept; None if there is nothing that is complete and can be trusted."""
     if why_unusable():
         return None
-    path = folder() / (key + SUFFIX)
+    path = folder() / (key + suffix)
     try:
         data, used = cache_folder.read(path)
     except OSError:
         return None
-    found = _decode(key, data)
-    if found is not None and time.time() - used > DAY:
+    start = len(magic) + CHECKSUM_BYTES
+    body = data[start:]
+    if data[: len(magic)] != magic or data[len(magic) : start] != _checksum(key, body):
+        return None
+    if time.time() - used > DAY:
         with contextlib.suppress(OSError):  # read-only, or pruned by somebody else
             os.utime(path)
-    return found
+    return body
 
 
 def store(key: str, cubin: Cubin) -> bool:
     """Keep a cubin, in one step that no reader sees half done; say whether it was kept."""
+    return store_body(key, SUFFIX, MAGIC, _encode(cubin))
+
+
+def store_body(key: str, suffix: str, magic: bytes, body: bytes) -> bool:
+    """Keep a file in the same way: magic, checksum of the rest, body."""
     if why_unusable():
         return False
     home = folder()
@@ -84,8 +98,8 @@ def store(key: str, cubin: Cubin) -> bool:
         home.mkdir(mode=0o700, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         with os.fdopen(os.open(unfinished, flags, 0o600), "wb") as file:
-            file.write(_encode(key, cubin))
-        unfinished.replace(home / (key + SUFFIX))
+            file.write(magic + _checksum(key, body) + body)
+        unfinished.replace(home / (key + suffix))
     except OSError:  # unwritable, full, or on Windows open in another process
         with contextlib.suppress(OSError):
             unfinished.unlink()
@@ -95,9 +109,9 @@ def store(key: str, cubin: Cubin) -> bool:
 
 
 def usage() -> tuple[int, int]:
-    """Return how many files there are, and their bytes."""
-    sizes = [status.st_size for _, status in _files()]
-    return len(sizes), sum(sizes)
+    """Return how many compiled kernels there are, and the bytes of all files."""
+    sizes = {path: status.st_size for path, status in _files()}
+    return sum(not path.endswith(PLAN_SUFFIX) for path in sizes), sum(sizes.values())
 
 
 def _checksum(key: str, body: bytes) -> bytes:
@@ -106,18 +120,13 @@ def _checksum(key: str, body: bytes) -> bytes:
     return hashlib.sha256(key.encode() + body).digest()  # with the key: a file under another name is foreign
 
 
-def _encode(key: str, cubin: Cubin) -> bytes:
-    """Lay out a file: magic, checksum of the rest, two lengths of 4 bytes, name, compiler, image."""
+def _encode(cubin: Cubin) -> bytes:
+    """Lay out a body: two lengths of 4 bytes, name, compiler, image."""
     texts = [each.encode() for each in (cubin.lowered_name, cubin.compiler)]
-    body = b"".join([*(len(each).to_bytes(4, "little") for each in texts), *texts, cubin.image])
-    return MAGIC + _checksum(key, body) + body
+    return b"".join([*(len(each).to_bytes(4, "little") for each in texts), *texts, cubin.image])
 
 
-def _decode(key: str, data: bytes) -> Cubin | None:
-    start = len(MAGIC) + CHECKSUM_BYTES
-    body = data[start:]
-    if data[: len(MAGIC)] != MAGIC or data[len(MAGIC) : start] != _checksum(key, body):
-        return None
+def _decode(body: bytes) -> Cubin:
     name = 8 + int.from_bytes(body[:4], "little")
     compiler = name + int.from_bytes(body[4:8], "little")
     return Cubin(body[compiler:], body[8:name].decode(), body[name:compiler].decode())
@@ -127,7 +136,7 @@ def _files() -> Iterator[tuple[str, os.stat_result]]:
     """Give path and status of every file of ours; those that vanish meanwhile are left out."""
     with contextlib.suppress(OSError), os.scandir(folder()) as entries:
         for entry in entries:
-            if entry.name.endswith((SUFFIX, UNFINISHED)):
+            if entry.name.endswith((SUFFIX, PLAN_SUFFIX, UNFINISHED)):
                 with contextlib.suppress(OSError):
                     yield entry.path, entry.stat(follow_symlinks=False)
 

@@ -230,7 +230,7 @@ def early_launches() -> bool:
     """Say whether kernels use programmatic dependent launch: not if CUPYNORM_EARLY is 0, nor on older devices."""
     if not early_switched_on():
         return False
-    return int(present_limits().compute_capability) >= EARLY_SINCE and _driver_cuda() >= EARLY_CUDA
+    return int(present_limits().compute_capability) >= EARLY_SINCE and driver_cuda() >= EARLY_CUDA
 
 
 def _compiled_for(function: int) -> int:
@@ -330,7 +330,8 @@ def _launch_kernel_ex() -> Callable[..., int]:
 
 
 @functools.cache
-def _driver_cuda() -> int:
+def driver_cuda() -> int:
+    """Return the CUDA version of the driver, as 12040 for 12.4."""
     return int(cupy().cuda.runtime.driverGetVersion())
 
 

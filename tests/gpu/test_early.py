@@ -32,7 +32,7 @@ def is_early() -> bool:
 def can_be_early() -> bool:
     return (
         int(devices.present_limits().compute_capability) >= devices.EARLY_SINCE
-        and devices._driver_cuda() >= devices.EARLY_CUDA
+        and devices.driver_cuda() >= devices.EARLY_CUDA
     )
 
 

@@ -354,7 +354,7 @@ def test_an_older_driver_or_device_launches_as_ever(
     monkeypatch: pytest.MonkeyPatch, device: str, cuda: int
 ) -> None:
     simulator.install(monkeypatch, device)
-    monkeypatch.setattr(devices, "_driver_cuda", lambda: cuda)
+    monkeypatch.setattr(devices, "driver_cuda", lambda: cuda)
     monkeypatch.setattr(devices, "_early", None)
 
     seen: list[tuple[int, ...]] = []

@@ -87,8 +87,8 @@ def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200
     from cupynorm.bert import gemm
     from cupynorm.call import uploads
     from cupynorm.invoke import bound_calls, row_ops
+    from cupynorm.runtime import chosen_plans, devices
     from cupynorm.runtime import compiler as kernel_compiler
-    from cupynorm.runtime import devices
 
     skip_if_missing()
     monkeypatch.setattr(machine, "devices", machine.devices)  # what is set here is put back
@@ -102,7 +102,7 @@ def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200
     monkeypatch.setattr(devices, "active_clusters", driver.active_clusters)
     monkeypatch.setattr(devices, "name_of", lambda device: machine.limits(device).name)
     monkeypatch.setattr(devices, "_launch_kernel_ex", lambda: driver.launch_kernel_ex)
-    monkeypatch.setattr(devices, "_driver_cuda", cupy.runtime.driverGetVersion)
+    monkeypatch.setattr(devices, "driver_cuda", cupy.runtime.driverGetVersion)
     monkeypatch.setattr(devices, "box_map", driver.box_map)
     # what is remembered of devices, plans and kernels is the simulator's own while it is installed
     monkeypatch.setattr(devices, "limits_of", devices.functools.cache(devices.limits_of.__wrapped__))
@@ -114,6 +114,7 @@ def install(monkeypatch: pytest.MonkeyPatch, device: str | Sequence[str] = "h200
     monkeypatch.setattr(kernel_compiler, "_kernels", kernel_compiler.Kernels())
     # the stand-in compiles with g++, and what it makes is no cubin: nothing is to be looked up or kept
     monkeypatch.setattr(kernel_compiler, "load_function", kernel_compiler.load_function_by_cupy)
+    monkeypatch.setattr(chosen_plans, "key", lambda *_: None)
     return sys.modules[__name__]
 
 
