@@ -90,7 +90,9 @@ ROADS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "two statistics": lambda x, other, columns, out: cupynorm.layer_norm(x, columns, return_stats=True),
     "one statistic": lambda x, other, columns, out: cupynorm.rms_norm(x, out=out, return_stats=True),
     "cooperative": lambda x, other, columns, out: cupynorm.softmax(x, out=out, plan="split"),
+    "masked, out": lambda x, other, columns, out: cupynorm.softmax(x, bias=other, out=out),
     "masked": lambda x, other, columns, out: cupynorm.softmax(x, bias=other),
+    "sum": lambda x, other, columns, out: cupynorm.add_layer_norm(x, other, columns, columns, out=out),
     "sum and dropout": lambda x, other, columns, out: cupynorm.add_layer_norm(
         x, other, columns, dropout=0.25, seed=x.data.ptr, offset=x.data.ptr, return_sum=True
     ),

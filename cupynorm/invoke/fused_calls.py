@@ -17,30 +17,29 @@ from cupynorm.lower.row import RowOp
 from cupynorm.lower.spec import KernelSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 SCALE = "quantize.scale"
 
 
-def run_masked(given: Given, signature: Any) -> Any:
+def run_masked(
+    given: Given, options: Mapping[str, Any], quantize: Any, names: Sequence[str], signature: Any
+) -> Any:
     """Run a call of softmax or log_softmax with options, with all checks.
 
-    given.unchecked: the options, quantize, and the names of the arrays among both.
+    names: of the arrays among the options and quantize, which are given.operands. given.unchecked: the options and
+    quantize together.
     """
     op, x, _, _, axis, eps, out, dtype, return_stats, plan, *more, _ = given
-    options_key, out_and_operands, scalars, run_with_checks, (options, quantize, names) = more
+    options_key, operands, scalars, run_with_checks, unchecked = more
     asked, how = asked_of(op.name, options), quantize_of(quantize)
     if asked is None and how is None:
         return row_ops.run(op, x, None, None, axis, eps, out, dtype, return_stats, plan)
     if asked is not None and isinstance(asked.lengths, (list, tuple)):
         # host data, which is looked at: then the call is one with an array
         listed = with_lengths(asked, x).lengths
-        out_and_operands = [
-            listed if name == "lengths" else each
-            for name, each in zip(("out", *names), out_and_operands, strict=True)
-        ]
-        unchecked = {**options, "lengths": listed}, quantize, names
-        more = [options_key, out_and_operands, scalars, run_with_checks, unchecked]
+        operands = [listed if name == "lengths" else each for name, each in zip(names, operands, strict=True)]
+        more = [options_key, operands, scalars, run_with_checks, {**unchecked, "lengths": listed}]
         return row_ops.run(op, x, None, None, axis, eps, out, dtype, return_stats, plan, *more)
     return run_checked(given, names, Extras(masked=asked, quantize=how), signature)
 
@@ -53,11 +52,10 @@ def run_quantized(given: Given, signature: Any) -> Any:
 def run_checked(given: Given, names: Sequence[str], extras: Extras, signature: Any) -> Any:
     """Run one call with something fused around it with all checks; keep it under `signature`.
 
-    Results: y, scales of rows, the sum, statistics; those that are asked for. names: of given.out_and_operands, behind
-    `out`.
+    Results: y, scales of rows, the sum, statistics; those that are asked for. names: of given.operands.
     """
     op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, *_ = given
-    others = dict(zip(names, given.out_and_operands[1:], strict=True))
+    others = dict(zip(names, given.operands, strict=True))
     exact = eps_of(eps) if op.has_eps else 0.0
     return_stats = boolean("return_stats", return_stats)
     columns = {"gamma": gamma, "beta": beta} if op.columns else {}
@@ -81,7 +79,7 @@ def run_checked(given: Given, names: Sequence[str], extras: Extras, signature: A
             beta=checked_beta,
             out=call.out,
             return_stats=return_stats,
-            out_and_operands=(call.out, *{**others, **found}.values()),
+            operands=(*{**others, **found}.values(),),
         )
         return row_ops.run(*again[:-1])
     extras = extras.with_bias(call.columns.get("bias"))

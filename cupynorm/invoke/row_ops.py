@@ -58,9 +58,10 @@ class Shortcut:
 
     words: hold the addresses of this gamma and beta. x_at, y_at: the words of the addresses of x and of the first
     result. argument_words: pairs of a word (or a slice of words) and the source that goes there; none where x and y are
-    all. windows: as in BoundCall. columns_near: outputs, as sources, with two addresses each; an output strictly
-    between these may share memory with gamma or beta. y_shape, y_code: shape and dtype of the first result, where the
-    call allocates it. made: those of the others.
+    all. few_words: the same, one after the other, of FEW words; none where there are more. windows: as in BoundCall.
+    columns_near: outputs, as sources, with two addresses each; an output strictly between these may share memory with
+    gamma or beta. y_shape, y_code: shape and dtype of the first result, where the call allocates it. made: those of the
+    others.
     """
 
     axis: int | tuple[int, ...]
@@ -80,6 +81,7 @@ class Shortcut:
     x_at: int
     y_at: int
     argument_words: tuple[tuple[Any, int], ...]
+    few_words: tuple[int, ...]
     windows: tuple[tuple[int, int, int, int, int], ...]
     columns_near: tuple[tuple[int, int, int], ...]
     y_shape: tuple[int, ...]
@@ -88,6 +90,7 @@ class Shortcut:
     holds: tuple[Any, ...]  # what must stay alive: the kernel, and what the bound call holds
 
 
+FEW = 4  # words that run() writes one by one, for which it needs neither a loop nor a copy of all words
 X, GAMMA, BETA, OUT, MADE = range(5)  # the sources of a row op's call; what it makes comes behind all arrays
 
 
@@ -110,8 +113,8 @@ class Given(NamedTuple):
     dtype: Any
     return_stats: bool
     plan: str | Plan | None
-    options_key: tuple[Any, ...]
-    out_and_operands: Sequence[Any]
+    options_key: Any
+    operands: Sequence[Any]
     scalars: Sequence[Any]
     run_with_checks: Callable[[Given, Any], Any] | None
     unchecked: Any
@@ -146,7 +149,10 @@ class Given(NamedTuple):
 def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
     """Return the shortcut to a bound call. Weak references: no array is kept alive, nor taken for a later one."""
     kernel, slots = bound.kernels[0], bound.kernels[0].argument_words
-    words, parameters, launches = launches_of(kernel.words[:], kernel.bind)
+    spare = len(
+        kernel.words
+    )  # a word that the kernel does not read, where a shortcut has fewer than FEW to write
+    words, parameters, launches = launches_of(kernel.words + array("Q", [0]), kernel.bind)
     known: dict[str, Any] = {}
     address = {GAMMA: 0, BETA: 0}
     for source, (name, each) in enumerate((("gamma", given.gamma), ("beta", given.beta)), GAMMA):
@@ -160,7 +166,7 @@ def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
     near = [each for each in bound.windows if each[1] in address]
     own = given.out is None
     moving = tuple(slot for slot in slots if slot[1] not in address)
-    y = MADE + max(0, len(given.out_and_operands) - 1) if own else OUT
+    y = MADE + len(given.operands) if own else OUT
     return Shortcut(
         axis=given.axis,
         eps=given.eps,
@@ -174,6 +180,7 @@ def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
         x_at=bound.word_of(X),
         y_at=bound.word_of(y),
         argument_words=moving if {source for _, source in moving} - {X, y} else (),
+        few_words=() if given.scalars else _few_words(moving, spare),
         windows=tuple(each for each in bound.windows if each not in near),
         columns_near=tuple(
             (each[0], address[each[1]] + each[2], address[each[1]] + each[3]) for each in near
@@ -183,6 +190,14 @@ def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
         made=bound.allocated[own:],
         holds=(kernel.kernel, bound.holds),
     )
+
+
+def _few_words(slots: Sequence[tuple[Any, int]], spare: int) -> tuple[int, ...]:
+    """Return FEW pairs of a word and a source in one tuple, filled up with `spare`; none for more, or for slices."""
+    if len(slots) > FEW or any(isinstance(at, slice) for at, _ in slots):
+        return ()
+    padded = [*slots, *[(spare, X)] * (FEW - len(slots))]
+    return tuple([number for pair in padded for number in pair])
 
 
 def _nothing() -> None:
@@ -200,8 +215,8 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
     dtype: Any,
     return_stats: bool,  # noqa: FBT001
     plan: str | Plan | None,
-    options_key: tuple[Any, ...] = (),
-    out_and_operands: Sequence[Any] = (),
+    options_key: Any = (),
+    operands: Sequence[Any] = (),
     scalars: Sequence[Any] = (),
     run_with_checks: Callable[[Given, Any], Any] | None = None,
     unchecked: Any = None,
@@ -213,10 +228,10 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
     depend on is in `key`, or is compared with the shortcut. A call without a shortcut is looked up by its signature,
     and checked if it is not found.
 
-    The last five are for calls with more than the arguments of norm.layer_norm: `options_key` has their further
-    options, as in Calls.again; `out_and_operands` are `out` and then their further arrays, in an order that follows
-    from `options_key`; `scalars` are as in Arrays. run_with_checks(given, signature) runs such a call with all checks;
-    `unchecked` is what else it needs, as the user gave it.
+    The last five are for calls with more than the arguments of norm.layer_norm: `options_key` says their further
+    options, as in Calls.again; `operands` are their further arrays, in an order that follows from `options_key`;
+    `scalars` are as in Arrays. run_with_checks(given, signature) runs such a call with all checks; `unchecked` is what
+    else it needs, as the user gave it.
     """
     # everything is written out here: to call a function costs as much as to compare two shapes
     calls = bound_calls.thread.calls
@@ -237,18 +252,24 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
         if calls.several:
             device = x.data.device_id
             key += (device,)
-        if out is not None or out_and_operands:
-            sources = [source, 0, 0]  # the addresses of gamma and beta are in the words
-            for each in out_and_operands or (out,):
-                if each is None:
-                    key += NO_ARRAY
-                    sources.append(0)
-                elif type(each) is kind:
+        if out is not None or operands:
+            sources = [source, 0, 0, 0]  # the addresses of gamma and beta are in the words
+            if type(out) is kind:
+                sources[OUT] = pointer = out.data.ptr
+                steps = out._c_contiguous or out.strides  # noqa: SLF001
+                # out is x: calls in place and elsewhere are both kept
+                key += ("out", out is x, out.shape, steps, out.dtype, pointer & ALIGNMENT)
+            elif out is not None:
+                key = None
+            for each in operands if key is not None else ():
+                if type(each) is kind:
                     pointer = each.data.ptr
                     sources.append(pointer)
                     steps = each._c_contiguous or each.strides  # noqa: SLF001
-                    # each is x: calls in place and elsewhere are both kept
                     key += (each is x, each.shape, steps, each.dtype, pointer & ALIGNMENT)
+                elif each is None:
+                    key += NO_ARRAY
+                    sources.append(0)
                 else:
                     key = None
                     break
@@ -272,7 +293,7 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
             beta is None
             or (call.beta() is beta and (beta.ndim == call.beta_ndim or beta.shape == call.beta_shape))
         )
-        and not (calls.several and elsewhere(device, gamma, beta, out, *out_and_operands))
+        and not (calls.several and elsewhere(device, gamma, beta, out, *operands))
     ):
         fits = True
         if sources:
@@ -308,32 +329,40 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
                 results += (each,)
         if fits:
             words, launch = call.words, call.launches[calls.stream(device).ptr]
-            if call.argument_words:
+            if not call.argument_words:
+                # from here to the launch: no call, loop or branch (devices.launch_of)
+                words[call.x_at] = source
+                words[call.y_at] = target
+                status = launch()
+            elif call.few_words:
+                first, of_first, second, of_second, third, of_third, fourth, of_fourth = call.few_words
+                # likewise
+                words[first] = sources[of_first]
+                words[second] = sources[of_second]
+                words[third] = sources[of_third]
+                words[fourth] = sources[of_fourth]
+                status = launch()
+            else:
                 sources += scalars
                 filled = words[:]
                 for at, index in call.argument_words:
                     filled[at] = sources[index]
-                # from here to the launch: no call, loop or branch (devices.launch_of)
-                words[:] = filled
-                status = launch()
-            else:
                 # likewise
-                words[call.x_at] = source
-                words[call.y_at] = target
+                words[:] = filled
                 status = launch()
             if not status:
                 return results
             error = devices.launch_error(status)
             if not devices.refuses_plan(error):
                 raise error
-    more = (options_key, out_and_operands, scalars, run_with_checks, unchecked, key)
+    more = (options_key, operands, scalars, run_with_checks, unchecked, key)
     return _run_by_signature(Given(op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, *more))
 
 
 def _run_by_signature(given: Given) -> Any:
     """Run one call that no shortcut is for, and make one: run() will look for it under given.key."""
     op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, *more = given
-    options_key, out_and_operands, scalars, run_with_checks, *_ = more
+    options_key, operands, scalars, run_with_checks, *_ = more
     calls = bound_calls.thread.calls
     options = (
         op.name,
@@ -346,7 +375,7 @@ def _run_by_signature(given: Given) -> Any:
         plan,
         options_key,
     )
-    signature, made = calls.again((x, gamma, beta, *(out_and_operands or (out,))), options, scalars)
+    signature, made = calls.again((x, gamma, beta, out, *operands), options, scalars)
     if made is None:
         return (run_with_checks or _run_checked)(given, signature)
     bound = calls.bound.get(signature)  # type: ignore[arg-type]  # what was made has a signature

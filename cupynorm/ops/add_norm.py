@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 WORDS = 1 << 64  # seeds and offsets that there are
+ALPHA, NO_DROPOUT = 1.0, 0.0  # defaults: run() is told of a sum without options in one word
 
 
 class AddOptions(NormOptions, total=False):
@@ -165,10 +166,10 @@ def add_layer_norm(
     beta: Any = None,
     *,
     bias: Any = None,
-    alpha: float = 1.0,
+    alpha: float = ALPHA,
     eps: float = 1e-5,
     return_sum: bool = True,
-    dropout: float = 0.0,
+    dropout: float = NO_DROPOUT,
     seed: int | None = None,
     offset: int = 0,
     axis: int | tuple[int, ...] = -1,
@@ -376,10 +377,10 @@ def add_rms_norm(
     gamma: Any = None,
     *,
     bias: Any = None,
-    alpha: float = 1.0,
+    alpha: float = ALPHA,
     eps: float = 1e-6,
     return_sum: bool = True,
-    dropout: float = 0.0,
+    dropout: float = NO_DROPOUT,
     seed: int | None = None,
     offset: int = 0,
     axis: int | tuple[int, ...] = -1,
@@ -469,6 +470,29 @@ def _run(
     plan: str | Plan | None,
 ) -> Any:
     """Run a call of add_layer_norm or add_rms_norm."""
+    if (
+        alpha is ALPHA
+        and p is NO_DROPOUT
+        and quantize is None
+        and (return_sum is True or return_sum is False)
+    ):
+        return row_ops.run(
+            op,
+            x,
+            gamma,
+            beta,
+            axis,
+            eps,
+            out,
+            dtype,
+            return_stats,
+            plan,
+            "sum" if return_sum else "no sum",
+            (residual,) if bias is None else (residual, bias),
+            (),
+            _run_checked,
+            (ALPHA, NO_DROPOUT, None, 0, return_sum, None),
+        )
     option = scale = None
     if quantize is not None:
         option, scale = quantize_option(quantize)
@@ -497,7 +521,7 @@ def _run(
         return_stats,
         plan,
         options_key,
-        (out, residual, bias, scale),
+        (residual, bias, scale),
         scalars,
         _run_checked,
         raw,
@@ -506,9 +530,10 @@ def _run(
 
 def _run_checked(given: Given, signature: Any) -> Any:
     """Run a call of add_layer_norm or add_rms_norm with all checks."""
-    _, residual, bias, _ = given.out_and_operands
+    residual, bias = (*given.operands, None)[:2]
     extras = _adding(residual, bias, *given.unchecked)
-    return fused_calls.run_checked(given, ("residual", "bias", fused_calls.SCALE), extras, signature)
+    names = ("residual", "bias", fused_calls.SCALE)[: len(given.operands)]
+    return fused_calls.run_checked(given, names, extras, signature)
 
 
 def _adding(

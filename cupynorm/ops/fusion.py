@@ -91,7 +91,7 @@ class Fusion:
     def __call__(self, x: Any, /, *operands: Any, **arguments: Any) -> Any:
         """Run the fusion; arguments, results and errors are in fuse."""
         own: dict[str, Any] = OWN.copy()
-        arrays: list[Any] = [None]  # out, which comes first, and operands
+        arrays: list[Any] = []
         options_key: list[Any] = [id(self)]
         of_op = self.arguments
         for index, each in enumerate(operands):
@@ -112,7 +112,6 @@ class Fusion:
             options_key.append(len(outs))
             own["out"] = outs[0] if outs else None
             arrays += outs[1:]
-        arrays[0] = own["out"]
         results = row_ops.run(
             self.op,
             x,
@@ -161,12 +160,11 @@ class Fusion:
         if call.x.size and call.on_device:
             each_given = {**dict(enumerate(positional)), **arguments}.items()
             keys = (key for key, each in each_given if key not in own and not isinstance(each, NUMBERS))
-            names = (result(0), *map(self._role, keys), *map(result, range(1, len(outs))))
-            arrays = dict(
-                zip(names, given.out_and_operands, strict=False)
-            )  # without a tuple of outs there are fewer
+            names = (*map(self._role, keys), *map(result, range(1, len(outs))))
+            # without a tuple of outs there are fewer
+            arrays = dict(zip(names, given.operands, strict=False))
             roles = Arrays(
-                given={"x": x, "gamma": given.gamma, "beta": given.beta, **arrays},
+                given={"x": x, "gamma": given.gamma, "beta": given.beta, result(0): given.out, **arrays},
                 written=tuple(map(result, range(len(written)))),
                 made=made,
                 holds=self,

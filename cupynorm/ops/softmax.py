@@ -39,7 +39,7 @@ SOFTMAX = RowOp("softmax", "ops/softmax.cuh", "Softmax", _on_host)
 LOG_SOFTMAX = RowOp("log_softmax", "ops/softmax.cuh", "LogSoftmax", _log_on_host)
 
 
-MASK_ARRAYS = {"where", "bias", "lengths"}  # the keywords that are arrays
+MASK_ARRAYS = frozenset({"where", "bias", "lengths"})  # the keywords that are arrays
 
 
 def _with_signature_of(explicit: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R]]:
@@ -217,7 +217,7 @@ def softmax(
     """
     if not options:
         return row_ops.run(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    return _run(SOFTMAX, x, axis, out, dtype, plan, options, options.pop("quantize", None))
+    return _run(SOFTMAX, x, axis, out, dtype, plan, options)
 
 
 @_with_signature_of(_log_softmax)
@@ -271,7 +271,7 @@ def log_softmax(
     """
     if not options:
         return row_ops.run(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    return _run(LOG_SOFTMAX, x, axis, out, dtype, plan, options, None)
+    return _run(LOG_SOFTMAX, x, axis, out, dtype, plan, options)
 
 
 def _run(
@@ -282,28 +282,24 @@ def _run(
     dtype: Any,
     plan: str | Plan | None,
     options: Mapping[str, Any],
-    quantize: str | Quantize | None,
 ) -> Any:
     """Run a call with options; they may say nothing, such as where=None."""
-    arrays, names = [], []
     options_key: tuple[Any, ...] = ()
+    operands: tuple[Any, ...] = ()
     for name, value in options.items():
-        kind = type(value)
         if name in MASK_ARRAYS:
             options_key += (name,)
-            arrays.append(value)
-            names.append(name)
-        elif kind is tuple:
+            operands += (value,)
+        elif name == "quantize" and op is SOFTMAX:
+            if value is not None:
+                option, scale = quantize_option(value)
+                options_key += (name, option)
+                operands += (scale,)
+        elif type(value) is tuple:
             options_key += (name, value, *map(type, value))
         else:  # 0.0 and -0.0 are equal, 1 and True as well
+            kind = type(value)
             options_key += (name, repr(value) if kind is float and not value else value, kind)
-    if quantize is not None:
-        option, scale = quantize_option(quantize)
-        options_key += (option,)
-        arrays.append(scale)
-        names.append("quantize.scale")
-    more = (out, *arrays) if arrays else ()
-    unchecked = (options, quantize, names)
     return row_ops.run(
         op,
         x,
@@ -316,15 +312,19 @@ def _run(
         False,  # noqa: FBT003
         plan,
         options_key,
-        more,
+        operands,
         (),
         _run_checked,
-        unchecked,
+        options,
     )
 
 
 def _run_checked(given: Given, signature: Any) -> Any:
-    """Run a call with options, with all checks."""
+    """Run a call with options, with all checks. given.unchecked: the options."""
     from cupynorm.invoke import fused_calls  # noqa: PLC0415
 
-    return fused_calls.run_masked(given, signature)
+    options = dict(given.unchecked)
+    quantize = options.pop("quantize", None) if given.op is SOFTMAX else None
+    arrays = MASK_ARRAYS if quantize is None else MASK_ARRAYS | {"quantize"}
+    names = [fused_calls.SCALE if name == "quantize" else name for name in given.unchecked if name in arrays]
+    return fused_calls.run_masked(given, options, quantize, names, signature)
