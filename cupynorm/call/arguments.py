@@ -11,7 +11,6 @@ import numpy as np
 from cupynorm._dtypes import Dtype, compute_dtype, conversion, device_dtype, dtype_name, dtype_of
 from cupynorm._options import plainly, shown
 from cupynorm._values import NamedTuple
-from cupynorm.call import uploads
 from cupynorm.call.subclasses import check_subclass
 from cupynorm.call.view import Argument, View
 from cupynorm.plan.config import check_plan
@@ -219,6 +218,8 @@ def _with_arrays(
                     break
         if math.isinf(held) and not math.isinf(value):
             dtype = np.dtype(np.float64)
+        from cupynorm.call import uploads  # noqa: PLC0415  which `import cupynorm` need not wait for
+
         found[name] = uploads.filled(value, shape, dtype, device, name)
     return found
 

@@ -12,25 +12,26 @@ from cupynorm.host.philox import dropout as checked_dropout
 from cupynorm.invoke import fused_calls, row_ops
 from cupynorm.invoke.row_ops import Given
 from cupynorm.lower.row import RowOp
-from cupynorm.ops.norm import LAYER_NORM, RMS_NORM, NormOptions
+from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
 from cupynorm.plan.config import Plan
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from cupynorm.ops.norm import NormOptions
+
+    class AddOptions(NormOptions, total=False):
+        """The keywords of a norm of a sum on which the number of its results does not depend."""
+
+        bias: Any
+        alpha: float
+        dropout: float
+        seed: int | None
+        offset: int
+
 
 WORDS = 1 << 64  # seeds and offsets that there are
 ALPHA, NO_DROPOUT = 1.0, 0.0  # defaults: run() is told of a sum without options in one word
-
-
-class AddOptions(NormOptions, total=False):
-    """The keywords of a norm of a sum on which the number of its results does not depend."""
-
-    bias: Any
-    alpha: float
-    dropout: float
-    seed: int | None
-    offset: int
 
 
 @overload

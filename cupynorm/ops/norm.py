@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cupynorm.call.quantize import Quantize, quantize_option
 from cupynorm.invoke import row_ops
@@ -10,9 +10,20 @@ from cupynorm.lower.row import RowOp
 from cupynorm.plan.config import Plan
 
 if TYPE_CHECKING:
+    from typing import TypedDict
+
     from typing_extensions import Unpack
 
     from cupynorm.invoke.row_ops import Given
+
+    class NormOptions(TypedDict, total=False):
+        """The keywords of a norm on which the number of its results does not depend."""
+
+        axis: int | tuple[int, ...]
+        eps: float
+        out: Any
+        dtype: Any
+        plan: str | Plan | None
 
 
 def _on_host(
@@ -56,16 +67,6 @@ def _run_quantized(given: Given, signature: Any) -> Any:
     from cupynorm.invoke import fused_calls  # noqa: PLC0415
 
     return fused_calls.run_quantized(given, signature)
-
-
-class NormOptions(TypedDict, total=False):
-    """The keywords of a norm on which the number of its results does not depend."""
-
-    axis: int | tuple[int, ...]
-    eps: float
-    out: Any
-    dtype: Any
-    plan: str | Plan | None
 
 
 @overload
