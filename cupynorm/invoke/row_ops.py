@@ -58,10 +58,10 @@ class Shortcut:
 
     words: hold the addresses of this gamma and beta. x_at, y_at: the words of the addresses of x and of the first
     result. argument_words: pairs of a word (or a slice of words) and the source that goes there; none where x and y are
-    all. few_words: the same, one after the other, of FEW words; none where there are more. windows: as in BoundCall.
-    columns_near: outputs, as sources, with two addresses each; an output strictly between these may share memory with
-    gamma or beta. y_shape, y_code: shape and dtype of the first result, where the call allocates it. made: those of the
-    others.
+    all. two_words: the same, one after the other, where there are up to two beside those of x and y; else none.
+    windows: as in BoundCall. columns_near: outputs, as sources, with two addresses each; an output strictly between
+    these may share memory with gamma or beta. y_shape, y_code: shape and dtype of the first result, where the call
+    allocates it. made: those of the others.
     """
 
     axis: int | tuple[int, ...]
@@ -81,7 +81,7 @@ class Shortcut:
     x_at: int
     y_at: int
     argument_words: tuple[tuple[Any, int], ...]
-    few_words: tuple[int, ...]
+    two_words: tuple[int, ...]
     windows: tuple[tuple[int, int, int, int, int], ...]
     columns_near: tuple[tuple[int, int, int], ...]
     y_shape: tuple[int, ...]
@@ -90,7 +90,6 @@ class Shortcut:
     holds: tuple[Any, ...]  # what must stay alive: the kernel, and what the bound call holds
 
 
-FEW = 4  # words that run() writes one by one, for which it needs neither a loop nor a copy of all words
 X, GAMMA, BETA, OUT, MADE = range(5)  # the sources of a row op's call; what it makes comes behind all arrays
 
 
@@ -149,9 +148,7 @@ class Given(NamedTuple):
 def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
     """Return the shortcut to a bound call. Weak references: no array is kept alive, nor taken for a later one."""
     kernel, slots = bound.kernels[0], bound.kernels[0].argument_words
-    spare = len(
-        kernel.words
-    )  # a word that the kernel does not read, where a shortcut has fewer than FEW to write
+    spare = len(kernel.words)  # a word that the kernel does not read, for run() to write
     words, parameters, launches = launches_of(kernel.words + array("Q", [0]), kernel.bind)
     known: dict[str, Any] = {}
     address = {GAMMA: 0, BETA: 0}
@@ -167,6 +164,7 @@ def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
     own = given.out is None
     moving = tuple(slot for slot in slots if slot[1] not in address)
     y = MADE + len(given.operands) if own else OUT
+    x, first = (bound.word_of(X), X), (bound.word_of(y), y)
     return Shortcut(
         axis=given.axis,
         eps=given.eps,
@@ -177,10 +175,10 @@ def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
         words=words,
         parameters=parameters,
         launches=launches,
-        x_at=bound.word_of(X),
-        y_at=bound.word_of(y),
+        x_at=x[0],
+        y_at=first[0],
         argument_words=moving if {source for _, source in moving} - {X, y} else (),
-        few_words=() if given.scalars else _few_words(moving, spare),
+        two_words=() if given.scalars else _two_words(moving, (x, first), spare),
         windows=tuple(each for each in bound.windows if each not in near),
         columns_near=tuple(
             (each[0], address[each[1]] + each[2], address[each[1]] + each[3]) for each in near
@@ -192,12 +190,19 @@ def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
     )
 
 
-def _few_words(slots: Sequence[tuple[Any, int]], spare: int) -> tuple[int, ...]:
-    """Return FEW pairs of a word and a source in one tuple, filled up with `spare`; none for more, or for slices."""
-    if len(slots) > FEW or any(isinstance(at, slice) for at, _ in slots):
+def _two_words(
+    slots: Sequence[tuple[Any, int]], others: Sequence[tuple[Any, int]], spare: int
+) -> tuple[int, ...]:
+    """Return two words and their sources, beside the others that run() writes; nothing for more, and for slices.
+
+    It writes them one by one, for which it needs neither a loop nor a copy of all words. spare: is written where there
+    are fewer.
+    """
+    rest = [slot for slot in slots if slot not in others]
+    if len(rest) > 2 or any(isinstance(at, slice) for at, _ in slots):  # noqa: PLR2004
         return ()
-    padded = [*slots, *[(spare, X)] * (FEW - len(slots))]
-    return tuple([number for pair in padded for number in pair])
+    (one, of_one), (two, of_two) = (*rest, (spare, X), (spare, X))[:2]
+    return one, of_one, two, of_two
 
 
 def _nothing() -> None:
@@ -296,7 +301,7 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
         and not (calls.several and elsewhere(device, gamma, beta, out, *operands))
     ):
         fits = True
-        if sources:
+        if call.windows:  # as wherever an output was given: x is another array
             for written, other, low, high, apart in call.windows:
                 if (
                     low < sources[written] - sources[other] < high
@@ -321,12 +326,12 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
                 sources.append(target)
             if call.made:
                 results = (y,)
-            for extent, code in call.made:
-                each = kind(extent, code)
-                pointer = each.data.ptr
-                sources.append(pointer)
-                fits = fits and not pointer & ALIGNMENT
-                results += (each,)
+                for extent, code in call.made:
+                    each = kind(extent, code)
+                    pointer = each.data.ptr
+                    sources.append(pointer)
+                    fits = fits and not pointer & ALIGNMENT
+                    results += (each,)
         if fits:
             words, launch = call.words, call.launches[calls.stream(device).ptr]
             if not call.argument_words:
@@ -334,13 +339,13 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
                 words[call.x_at] = source
                 words[call.y_at] = target
                 status = launch()
-            elif call.few_words:
-                first, of_first, second, of_second, third, of_third, fourth, of_fourth = call.few_words
+            elif call.two_words:
+                one, of_one, two, of_two = call.two_words
                 # likewise
-                words[first] = sources[of_first]
-                words[second] = sources[of_second]
-                words[third] = sources[of_third]
-                words[fourth] = sources[of_fourth]
+                words[call.x_at] = source
+                words[call.y_at] = target
+                words[one] = sources[of_one]
+                words[two] = sources[of_two]
                 status = launch()
             else:
                 sources += scalars

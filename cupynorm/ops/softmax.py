@@ -286,6 +286,26 @@ def _run(
     """Run a call with options; they may say nothing, such as where=None."""
     options_key: tuple[Any, ...] = ()
     operands: tuple[Any, ...] = ()
+    if len(options) == 1:  # as a rule, and 0.2 us sooner
+        (name,) = options
+        if name in MASK_ARRAYS:
+            return row_ops.run(
+                op,
+                x,
+                None,
+                None,
+                axis,
+                0.0,
+                out,
+                dtype,
+                False,  # noqa: FBT003
+                plan,
+                name,
+                (options[name],),
+                (),
+                _run_checked,
+                options,
+            )
     for name, value in options.items():
         if name in MASK_ARRAYS:
             options_key += (name,)
