@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm.invoke import bound_calls, row_ops
+from cupynorm.invoke import bound_calls, fused_calls, row_ops
 from tests import simulator
 from tests.simulator import simulated
 
@@ -39,7 +39,8 @@ class Roads:
             self.alike += made is not None
             return signature, made
 
-        monkeypatch.setattr(row_ops, "check", counted_check)
+        for module in (row_ops, fused_calls):
+            monkeypatch.setattr(module, "check", counted_check)
         monkeypatch.setattr(bound_calls.Calls, "again", counted_again)
 
     def taken(self) -> tuple[int, int]:
@@ -73,6 +74,21 @@ CALLS = {
     "rms_norm, statistics": lambda x, g, b, out: cupynorm.rms_norm(x, g, return_stats=True, out=out),
     "softmax": lambda x, g, b, out: cupynorm.softmax(x, out=out),
     "log_softmax": lambda x, g, b, out: cupynorm.log_softmax(x, out=out),
+    # operands: one word, two, and more than are written one by one
+    "one mask": lambda x, g, b, out: cupynorm.softmax(x, bias=g, out=out),
+    "one mask, log_softmax": lambda x, g, b, out: cupynorm.log_softmax(
+        x, where=g.view(np.uint8)[::4], out=out
+    ),
+    "a mask and a number": lambda x, g, b, out: cupynorm.softmax(x, bias=g, scale=0.5, out=out),
+    "two masks": lambda x, g, b, out: cupynorm.softmax(x, bias=g, where=g.view(np.uint8)[::4], out=out),
+    "sum": lambda x, g, b, out: cupynorm.add_layer_norm(x, x[::-1], g, b, return_sum=False, out=out),
+    "sum, two results": lambda x, g, b, out: cupynorm.add_layer_norm(x, x[::-1], g, b, out=out),
+    "sum, bias": lambda x, g, b, out: cupynorm.add_layer_norm(x, x[::-1], g, b, bias=b, out=out),
+    "sum, RMSNorm": lambda x, g, b, out: cupynorm.add_rms_norm(x, x[::-1], g, alpha=2.0, out=out),
+    "sum, dropout": lambda x, g, b, out: cupynorm.add_rms_norm(x, x[::-1], g, dropout=0.5, seed=3, out=out),
+    "sum, statistics": lambda x, g, b, out: cupynorm.add_layer_norm(
+        x, x[::-1], g, b, return_stats=True, out=out
+    ),
 }
 
 
@@ -95,6 +111,32 @@ def test_the_second_call_is_not_checked_and_has_the_firsts_bits(roads: Roads, na
     assert [bits(each) for each in again] == fresh
     if given:
         assert (again[0][0] if isinstance(again[0], tuple) else again[0]) is outs[2]
+
+
+def test_defaults_that_are_written_out_change_nothing(roads: Roads) -> None:
+    cupy = simulator.cupy
+    x, residual, g = cupy.asarray(host()), cupy.asarray(host(seed=1)), cupy.asarray(host(COLS))
+    written_out = {"bias": None, "alpha": float("1"), "dropout": float("0"), "quantize": None}
+    for _ in range(2):
+        for wants_sum in (True, False):
+            short = cupynorm.add_layer_norm(x, residual, g, return_sum=wants_sum)
+            long = cupynorm.add_layer_norm(x, residual, g, return_sum=np.bool_(wants_sum), **written_out)
+            assert len(bits(short)) == 1 + wants_sum
+            assert bits(short) == bits(long)
+
+
+def test_out_and_an_operand_are_not_taken_for_one_another(roads: Roads) -> None:
+    cupy = simulator.cupy
+    x, other = cupy.asarray(host()), cupy.asarray(host(seed=1))
+    for _ in range(2):
+        plain = cupynorm.softmax(x)
+        biased = cupynorm.softmax(x, bias=other)
+        out = cupy.empty((ROWS, COLS), np.float32)
+        assert cupynorm.softmax(x, out=out) is out
+        assert bits(out) == bits(plain) != bits(biased)
+        assert bits(cupynorm.add_layer_norm(x, other, return_sum=False)) != bits(
+            cupynorm.add_layer_norm(x, other, bias=other[0], return_sum=False)
+        )
 
 
 def test_the_first_call_of_a_thread_is_remembered(roads: Roads) -> None:
