@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from cupynorm._dtypes import Dtype, quantized_dtype
+from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import Call, check_dtype
 from cupynorm.call.masks import Asked, Mask, mask_of
 from cupynorm.call.quantize import Quantize

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupynorm._options import boolean, finite, integer, plainly, shown
+from cupynorm._values import NamedTuple, dataclass
 from cupynorm.call import uploads
 from cupynorm.call.arguments import array_of_list, check_dtype, check_kind, view
 from cupynorm.call.view import View
@@ -17,19 +17,19 @@ from cupynorm.runtime import devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import TypedDict
 
+    class MaskOptions(TypedDict, total=False):
+        """The keywords of softmax that say which elements are kept, and scale and bias them."""
 
-class MaskOptions(TypedDict, total=False):
-    """The keywords of softmax that say which elements are kept, and scale and bias them."""
-
-    scale: float | None
-    where: Any
-    lengths: Any
-    left_padded: bool
-    causal: bool
-    causal_offset: int | None
-    window: int | tuple[int | None, int | None] | None
-    bias: Any
+        scale: float | None
+        where: Any
+        lengths: Any
+        left_padded: bool
+        causal: bool
+        causal_offset: int | None
+        window: int | tuple[int | None, int | None] | None
+        bias: Any
 
 
 class Asked(NamedTuple):
@@ -90,7 +90,7 @@ def with_lengths(asked: Asked, x: Any) -> Asked:
     return asked._replace(lengths=host)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Mask:
     """A checked mask of an x of `shape` whose last `axes` axes are normalised, independent of the kind of arrays.
 

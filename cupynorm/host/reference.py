@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupynorm._values import NamedTuple
 from cupynorm.host import special
 
 if TYPE_CHECKING:

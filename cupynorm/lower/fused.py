@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupynorm._dtypes import Dtype
+from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import Call, view
 from cupynorm.call.extras import CheckedExtras
 from cupynorm.call.masks import Mask

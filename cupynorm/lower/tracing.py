@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from cupynorm._dtypes import dtype_of
 from cupynorm._options import plainly, shown
+from cupynorm._values import NamedTuple, dataclass
 from cupynorm.host import special
 from cupynorm.host.reference import ACTIVATIONS, _round
 from cupynorm.runtime import devices
@@ -130,7 +130,7 @@ class Step(NamedTuple):
     constant: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Expression:
     """A function of numbers. Values 0 to inputs - 1 are its operands; step i makes value inputs + i.
 
@@ -604,7 +604,7 @@ def _place_of(function: Any) -> str:
 # --- the expert's form ----------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class DeviceFunction:
     """A CUDA struct with a host mirror, for what no expression says: for `load` and `store` of fuse.
 
@@ -624,18 +624,20 @@ class DeviceFunction:
     inputs: int
     outputs: int = 1
 
-    def __post_init__(self) -> None:
-        check_name(self.name)
-        if not isinstance(self.text, str):
-            raise TypeError(f"text is {shown(self.text)}: give C++, the text of a struct")
-        if not re.search(rf"\bstruct\s+{self.name}\b", self.text):
-            raise ValueError(f"text does not define struct {self.name}")
-        if not callable(self.host):
-            raise TypeError(f"host is {shown(self.host)}: give a function of NumPy arrays")
-        for what in ("inputs", "outputs"):
-            count = getattr(self, what)
+    def __init__(self, name: str, text: str, host: Callable[..., Any], inputs: int, outputs: int = 1) -> None:
+        check_name(name)
+        if not isinstance(text, str):
+            raise TypeError(f"text is {shown(text)}: give C++, the text of a struct")
+        if not re.search(rf"\bstruct\s+{name}\b", text):
+            raise ValueError(f"text does not define struct {name}")
+        if not callable(host):
+            raise TypeError(f"host is {shown(host)}: give a function of NumPy arrays")
+        for what, count in (("inputs", inputs), ("outputs", outputs)):
             if type(count) is not int or count < 1:
                 raise ValueError(f"{what} is {plainly(count)}: it must be an integer of 1 or more")
+        values = {"name": name, "text": text, "host": host, "inputs": inputs, "outputs": outputs}
+        for field, value in values.items():
+            object.__setattr__(self, field, value)
 
     @property
     def key(self) -> str:
