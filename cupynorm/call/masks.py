@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -17,19 +17,19 @@ from cupynorm.runtime import devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import TypedDict
 
-    class MaskOptions(TypedDict, total=False):
-        """The keywords of softmax that say which elements are kept, and scale and bias them."""
 
-        scale: float | None
-        where: Any
-        lengths: Any
-        left_padded: bool
-        causal: bool
-        causal_offset: int | None
-        window: int | tuple[int | None, int | None] | None
-        bias: Any
+class MaskOptions(TypedDict, total=False):
+    """The keywords of softmax that say which elements are kept, and scale and bias them."""
+
+    scale: float | None
+    where: Any
+    lengths: Any
+    left_padded: bool
+    causal: bool
+    causal_offset: int | None
+    window: int | tuple[int | None, int | None] | None
+    bias: Any
 
 
 class Asked(NamedTuple):
