@@ -21,11 +21,13 @@ from cupynorm.lower.mirrors import (
     Struct,
     Vectors,
     arguments,
+    begins_whole,
     column,
     common_alignment,
     direct,
     fused_load,
     fused_store,
+    is_per_row,
     kept,
     operand,
     prefetched_bytes,
@@ -187,7 +189,7 @@ def fused_spec(
 
     def operand_of(given: Operand) -> Struct:
         if isinstance(given, Dropout):
-            return kept(given, cols, whole=not anywhere)
+            return kept(given, cols, whole=not anywhere or begins_whole(written[0], worked.vector))
         if not isinstance(given, View):
             return value(given, compute)
         return operand(given, axes, vectors, constant=given not in written)
@@ -210,7 +212,7 @@ def fused_spec(
     whole = arguments(mirror, load, store, rows, cols)
     problem = dataclasses.replace(
         problem,
-        unchanged=_is_unchanged(what),
+        waits_as_loaded=_waits_as_loaded(what, axes),
         extra_registers=problem.extra_registers + sum(map(_registers_of, functions)),
         staged_operand_bytes=_staged_bytes(what, axes, vectors, order),
     )
@@ -219,10 +221,14 @@ def fused_spec(
     return KernelSpec(text, ROW_KERNEL, types_of(mirror, load, store), whole, problem)
 
 
-def _is_unchanged(what: Around) -> bool:
-    """Say whether the op is given x itself, where a mask does not drop it: kUnchanged in io/fused.cuh."""
+def _waits_as_loaded(what: Around, axes: int) -> bool:
+    """Say whether what the op is given takes few steps, of x and numbers of its row: kWaitsAsLoaded in io/fused.cuh."""
     function = what.load or IDENTITY
-    return isinstance(function, Expression) and function.results == IDENTITY.results
+    per_row = all(
+        is_per_row(each, axes) if isinstance(each, View) else not isinstance(each, Dropout)
+        for each in what.load_operands
+    )
+    return isinstance(function, Expression) and function.has_few_steps and per_row
 
 
 def _problem(

@@ -75,8 +75,8 @@ def shared_bytes(problem: Problem, parts: int = 1) -> int:
 
 
 def computed_bytes(problem: Problem, vector: int) -> int:
-    """Return the shared memory of a row that waits as it was computed (WaitingRow in computed.cuh)."""
-    element = problem.load_bytes if problem.unchanged else problem.compute_bytes
+    """Return the shared memory of a row that waits as it was loaded or computed (WaitingRow in computed.cuh)."""
+    element = problem.load_bytes if problem.waits_as_loaded else problem.compute_bytes
     # there may be a mask: then a bit for each element, in whole bytes
     masked = not (problem.direct_load or problem.parameter_bytes)
     bits = masked * math.ceil(vector / BYTE_BITS)

@@ -31,8 +31,8 @@ class Problem:
         Bytes of an element of the results, and how many arrays are written.
     direct_load
         Nothing is loaded but x, as it is.
-    unchanged
-        What is computed of x and operands is x itself, where a mask does not drop it.
+    waits_as_loaded
+        What the op is given takes few steps, of x and numbers of its row: x itself may wait, and they are taken again.
     extra_registers
         Registers that the fused arithmetic needs.
     interval_mask
@@ -56,7 +56,7 @@ class Problem:
     output_bytes: int = 0
     outputs: int = 1
     direct_load: bool = True
-    unchanged: bool = False
+    waits_as_loaded: bool = False
     extra_registers: int = 0
     interval_mask: bool = False
     staged_operand_bytes: int = 0

@@ -197,8 +197,9 @@ struct Value {
 };
 
 // A dropout as an operand: 1 where it keeps an element, 0 where it drops it. cupynorm/host/philox.py says which.
-//   kWhole: true        Vectors begin at multiples of N, counted along the row and in all of x. So four neighbouring
-//                       elements, or all N if they are fewer, take their random words from one block of Philox.
+//   kWhole: true        Vectors begin at multiples of N, or of four if N is more, counted in all of x. So four
+//                       neighbouring elements, or all N if they are fewer, take their random words from one block of
+//                       Philox.
 //   kWhole: false       A vector begins at any word of a block.
 struct Dropped {
   unsigned long long seed, offset, threshold;
@@ -227,6 +228,8 @@ struct DropoutMask {
     void unpack(NoColumns, Compute* x, Index col) const {
       const int64 index = first + col;
       const uint2 key = {unsigned(dropped.seed), unsigned(dropped.seed >> 32)};
+      const unsigned least = unsigned(dropped.threshold);
+      const bool any = dropped.threshold >> 32 == 0;  // whether anything is kept at all
       if constexpr (!kWhole && N > 1) {
         constexpr int kBlocks = (N + 6) / 4;
         unsigned word[4 * kBlocks];
@@ -240,7 +243,7 @@ struct DropoutMask {
 #pragma unroll
         for (int i = 0; i < N + 2; ++i) word[i] = at & 1 ? word[i + 1] : word[i];
 #pragma unroll
-        for (int i = 0; i < N; ++i) x[i] = Compute((at & 2 ? word[i + 2] : word[i]) >= dropped.threshold);
+        for (int i = 0; i < N; ++i) x[i] = Compute(any && (at & 2 ? word[i + 2] : word[i]) >= least);
         return;
       }
       constexpr int kEach = N < 4 ? N : 4;
@@ -255,7 +258,7 @@ struct DropoutMask {
           unsigned own = word[i];
           if constexpr (kEach == 2) own = at ? word[2 + i] : own;
           if constexpr (kEach == 1) own = at == 0 ? word[0] : at == 1 ? word[1] : at == 2 ? word[2] : word[3];
-          x[b * kEach + i] = Compute(own >= dropped.threshold);
+          x[b * kEach + i] = Compute(any && own >= least);
         }
       }
     }
@@ -267,6 +270,7 @@ struct DropoutMask {
 template <class... Operands_>
 struct Operands {
   static constexpr int kCount = 0, kBytes = 2;
+  static constexpr bool kPerRow = true;
   template <int N>
   using Packed = NoColumns;
   template <int N>
@@ -288,6 +292,7 @@ struct Operands<First, Rest...> {
   using Others = Operands<Rest...>;
   static constexpr int kCount = 1 + Others::kCount,
       kBytes = First::kBytes > Others::kBytes ? First::kBytes : Others::kBytes;
+  static constexpr bool kPerRow = First::kPerRow && Others::kPerRow;
   First first;
   Others rest;
 
@@ -522,11 +527,11 @@ struct StoreComputed {
   RowPointer at(int64 row) const { return to.at(row); }
 };
 
-// Whether a function gives x as it is.
+// Whether a function takes so few steps that they may be taken twice.
 template <class Function, class = void>
-inline constexpr bool kIsIdentity = false;
+inline constexpr bool kHasFewSteps = false;
 template <class Function>
-inline constexpr bool kIsIdentity<Function, decltype(void(Function::kIdentity))> = Function::kIdentity;
+inline constexpr bool kHasFewSteps<Function, decltype(void(Function::kFewSteps))> = Function::kFewSteps;
 
 // Function(x, operands), of what the mask does not drop.
 template <typename T, int kAxes, class Function, class Mask_, class Keep, class Operands_>
@@ -536,7 +541,8 @@ struct FusedLoad {
       typename Conditional<sizeof(T) == 2 && Operands_::kBytes <= 2, T,
       typename Conditional<sizeof(T) == 8, T, float>::Type>::Type;
   static constexpr bool kDirect = false, kDrops = Mask_::kDrops, kInterval = Mask_::kInterval;
-  static constexpr bool kStoresComputed = Keep::kStoresComputed, kUnchanged = kIsIdentity<Function>;
+  static constexpr bool kStoresComputed = Keep::kStoresComputed,
+      kWaitsAsLoaded = kHasFewSteps<Function> && Operands_::kPerRow;
   const T* pointer;
   Strided<kAxes> rows;
   Mask_ mask;
@@ -578,6 +584,16 @@ struct FusedLoad {
     template <typename Index>
     void count_kept_from(Index col) {
       mask.count_from(col);
+    }
+    // Of `held` vectors from column `head` on, which begin at `first` and end before `last` if the mask's interval has
+    // something of them; where it has nothing of any, no number is from `first` on.
+    template <int N>
+    void kept_vectors(int head, int held, int& first, int& last) const {
+      const int begin = int(mask.interval.begin) - head, end = int(mask.interval.end) - head;
+      first = begin < 0 ? 0 : begin / N;
+      last = end <= 0 ? 0 : end / N + (end % N > 0);
+      last = last < held ? last : held;
+      if (first >= last) first = 1 << 30, last = 0;
     }
     // Whether anything of a vector is kept: what lies outside the mask's interval is not read.
     template <int N, typename Index>
@@ -643,6 +659,12 @@ struct FusedLoad {
       apply_to_each<Function>(in, out);
 #pragma unroll
       for (int i = 0; i < N; ++i) x[i] = out[0][i];
+    }
+    // What x becomes, where it is kept, if it waits as it was loaded.
+    template <int N, typename Compute>
+    void compute_again(const Vector<T, N>& x, Compute* y) const {
+      static_assert(kWaitsAsLoaded, "an operand of each element is loaded with it");
+      unpack_kept<N>(Loaded<N>{x, {}, {}}, y, 0);
     }
     template <int N, typename Index>
     unsigned bits(const Loaded<N>& loaded, Index col) const {

@@ -1,6 +1,8 @@
-// shared, where something is fused: one block has a row, which waits in its shared memory as it was computed. Operands
-// are read once, and a dropout's numbers are made once. While a row's results are written, the next row of the block
-// takes its places, a few vectors at a time, and the loads of the vectors after these are in flight.
+// shared, where something is fused: one block has a row, which waits in its shared memory as it was computed, or as it
+// was loaded if the steps in between are few. Operands are read once, and a dropout's numbers are made once. While a
+// row's results are written, the next row of the block takes its places, a few vectors at a time, and the loads of the
+// vectors after these are in flight. What a mask drops around the interval that it keeps is written before the row is
+// reduced, and never waits.
 #pragma once
 #include <io/affine.cuh>
 #include <base/reduce.cuh>
@@ -21,11 +23,11 @@ struct Computed {
 };
 
 // A row in the shared memory of a block: `places` vectors of Held and, if there is a mask, a bit for each element that
-// is kept, behind them. Each access of 16 bytes of a vector has a region of its own, so that neighbouring threads meet
-// no bank twice.
+// is kept, behind them. What waits as it was loaded is computed again when it is read. Each access of 16 bytes of a
+// vector has a region of its own, so that neighbouring threads meet no bank twice.
 template <class Load, typename Compute, int kVector>
 struct WaitingRow {
-  using Held = typename Conditional<Load::kUnchanged, typename Load::Type, Compute>::Type;
+  using Held = typename Conditional<Load::kWaitsAsLoaded, typename Load::Type, Compute>::Type;
   using Bits = typename Conditional<(kVector > 8), unsigned short, unsigned char>::Type;
   static constexpr int kBytes = kVector * int(sizeof(Held)), kPiece = kBytes < 16 ? kBytes : 16;
   int places;
@@ -33,20 +35,21 @@ struct WaitingRow {
   void put(int number, const typename Load::template Loaded<kVector>& loaded, const Compute (&x)[kVector],
       unsigned keeps) const {
     Vector<Held, kVector> vector;
-    if constexpr (Load::kUnchanged) vector = Load::template x_of<kVector>(loaded);
+    if constexpr (Load::kWaitsAsLoaded) vector = Load::template x_of<kVector>(loaded);
     else vector = vector_from<Held, kVector>(x);
 #pragma unroll
     for (int i = 0; i < kBytes; i += kPiece)
       store_words<kPiece, false>(shared_memory + i * places + number * kPiece, vector.word + i / 4);
     if constexpr (Load::kDrops) bits()[number] = Bits(keeps);
   }
-  // Gives a bit for each element that is kept.
-  unsigned get(int number, Compute (&x)[kVector]) const {
+  // Gives a bit for each element that is kept. from: where the row was loaded from.
+  unsigned get(int number, const typename Load::RowPointer& from, Compute (&x)[kVector]) const {
     Vector<Held, kVector> vector;
 #pragma unroll
     for (int i = 0; i < kBytes; i += kPiece)
       load_words<kPiece, false>(shared_memory + i * places + number * kPiece, vector.word + i / 4);
-    unpack<kVector>(vector, x);
+    if constexpr (Load::kWaitsAsLoaded) from.template compute_again<kVector>(vector, x);
+    else unpack<kVector>(vector, x);
     if constexpr (Load::kDrops) return bits()[number];
     else return ~0u;
   }
@@ -71,6 +74,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   using Largest = Magnitude<Compute>;
   constexpr int kVector = Shape::kVector, kVectors = Shape::kVectors, kBlock = Shape::kBlock, kWarps = kBlock / kWarp;
   constexpr bool kIsUnaligned = Shape::kUnaligned > 0;
+  constexpr int kAtOnce = kVectors * kBlock;  // vectors that the block loads in a round
+  // What a mask drops is stored before the row is waited for, unless it takes the row's scale.
+  constexpr bool kEarly = Load::kInterval && !Store::kScales;
   static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
   static_assert(!Load::kDrops || !Load::kStoresComputed, "nothing of what is dropped is kept");
   constexpr int kSlots = slots_for(kWarps);
@@ -85,23 +91,39 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   pdl_wait_and_trigger();
 
   // A row's `held` vectors begin at column `head`; `around` elements are in no vector, one for each of the first
-  // threads.
+  // threads. Where a mask keeps an interval of columns, it keeps nothing of vectors before `first` and from `last` on:
+  // these are neither loaded nor waited for.
   struct Cut {
     int head, held, around;
     bool here;
+    int first, last;
+    bool waits(int number) const {
+      if constexpr (Load::kInterval) return number >= first && number < last;
+      else return number < held;
+    }
+    // the first vector of the round in which the block loads the first that wait
+    int begin() const { return Load::kInterval ? first / kAtOnce * kAtOnce : 0; }
+    int end() const { return Load::kInterval ? last : held; }
     bool has_edge() const { return kIsUnaligned && int(threadIdx.x) < around; }
     int edge_col() const {
       return int(threadIdx.x) < head ? int(threadIdx.x) : int(threadIdx.x) + held * kVector;
     }
   };
-  auto cut_of = [&](int64 row) -> Cut {
-    if (row >= a.rows) return {0, 0, 0, false};
+  auto cut_of = [&](int64 row, const typename Load::RowPointer& from) -> Cut {
+    if (row >= a.rows) return {0, 0, 0, false, 0, 0};
     int head = 0;
     if constexpr (kIsUnaligned) head = a.store.at(row).template head<kVector>();
     head = head < cols ? head : cols;
     const int held = (cols - head) / kVector;
-    return {head, held, cols - held * kVector, true};
+    Cut cut = {head, held, cols - held * kVector, true, 0, held};
+    if constexpr (Load::kInterval) from.template kept_vectors<kVector>(head, held, cut.first, cut.last);
+    return cut;
   };
+  // `now`: the row whose results are written; `next`: the one that takes its places, from which loads are in flight.
+  int64 row = blockIdx.x;
+  auto from = a.load.at(row < a.rows ? row : 0), from_now = from;
+  auto to = a.store.at(0);
+  Cut now = {0, 0, 0, false, 0, 0}, next = cut_of(row, from);
   auto columns_at = [&](int col) {
     if constexpr (kIsUnaligned) return a.store.template columns_unaligned<kVector>(col);
     else return a.store.template columns<kVector>(col);
@@ -111,7 +133,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     if constexpr (Load::kDrops) x = keeps >> i & 1 ? x : Op::dropped();
   };
   auto map_vector = [&](int number, const typename Op::Row& whole, Compute (&y)[kVector]) {
-    const unsigned keeps = waiting.get(number, y);
+    const unsigned keeps = now.waits(number) ? waiting.get(number, from_now, y) : 0;
     if constexpr (Load::kInterval) {
       if (keeps == 0) {
 #pragma unroll
@@ -123,11 +145,6 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     for (int i = 0; i < kVector; ++i) map(y[i], keeps, i, whole);
   };
 
-  // `now`: the row whose results are written; `next`: the one that takes its places, from which loads are in flight.
-  int64 row = blockIdx.x;
-  Cut now = {0, 0, 0, false}, next = cut_of(row);
-  auto from = a.load.at(next.here ? row : 0);
-  auto to = a.store.at(0);
   typename Load::template Loaded<kVector> ahead[kVectors];
   typename Load::template Loaded<1> ahead_edge;
   Compute edge[1] = {0};
@@ -139,7 +156,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 #pragma unroll
     for (int p = 0; p < kVectors; ++p) {
       const int number = begin + p * kBlock;
-      if (number < next.held) ahead[p] = from.template load<kVector>(next.head + number * kVector);
+      if (next.waits(number)) ahead[p] = from.template load<kVector>(next.head + number * kVector);
     }
   };
   auto fetch_edge = [&] {
@@ -164,28 +181,48 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 #pragma unroll
       for (int p = 0; p < kVectors; ++p) {
         const int number = begin + p * kBlock;
-        if (number < now.held) operands[p] = to.template epilogue_operands<kVector>(now.head + number * kVector);
+        if (kEarly ? now.waits(number) : number < now.held)
+          operands[p] = to.template epilogue_operands<kVector>(now.head + number * kVector);
       }
     }
 #pragma unroll
     for (int p = 0; p < kVectors; ++p) {
       const int number = begin + p * kBlock, col = now.head + number * kVector;
-      if (number >= now.held) continue;
+      if (kEarly ? !now.waits(number) : number >= now.held) continue;
       Compute y[kVector];
       map_vector(number, whole, y);
       write(y, columns_at(col), operands[p], col);
     }
   };
+  auto write_dropped = [&] {
+    if constexpr (kEarly) {
+#pragma unroll 2
+      for (int number = threadIdx.x; number < now.held; number += kBlock) {
+        if (now.waits(number)) continue;
+        const int col = now.head + number * kVector;
+        typename Store::template EpilogueOperands<kVector> operands;
+        if constexpr (Store::kHasEpilogueOperands) operands = to.template epilogue_operands<kVector>(col);
+        Compute y[kVector];
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) y[i] = Op::dropped();
+        write(y, columns_at(col), operands, col);
+      }
+    }
+  };
 
-  fetch(threadIdx.x);
+  fetch(next.begin() + threadIdx.x);
   fetch_edge();
 #pragma unroll 1
   while (true) {
     Running<Op> running;
-    const int end = now.held > next.held ? now.held : next.held;
+    const int written = kEarly ? now.end() : now.held, written_from = kEarly ? now.begin() : 0;
+    const int end = written > next.end() ? written : next.end();
 #pragma unroll 1
-    for (int begin = threadIdx.x; begin < end; begin += kVectors * kBlock) {
+    for (int begin = (written_from < next.begin() ? written_from : next.begin()) + threadIdx.x;
+        begin - int(threadIdx.x) < end; begin += kAtOnce) {
       write_all(begin);
+      // what was fetched waits for its round
+      if (Load::kInterval && begin - int(threadIdx.x) < next.begin()) continue;
       Compute x[kVectors * kVector];
       int there = 0;
       bool some = false;
@@ -193,7 +230,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       for (int p = 0; p < kVectors; ++p) {
         const int number = begin + p * kBlock, col = next.head + number * kVector;
         Compute own[kVector];
-        if (number < next.held) {
+        if (next.waits(number)) {
           const unsigned keeps = from.template unpack<kVector>(ahead[p], own, col, Op::padding());
           if constexpr (Load::kStoresComputed) from.template store_computed<kVector, true>(own, col);
           waiting.put(number, ahead[p], own, keeps);
@@ -201,10 +238,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
           some |= keeps != 0;
         }
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) x[p * kVector + i] = number < next.held ? own[i] : Op::padding();
+        for (int i = 0; i < kVector; ++i) x[p * kVector + i] = next.waits(number) ? own[i] : Op::padding();
       }
       if (some) running.template add<Precision>(x, Predicate<0>{there * kVector, false});
-      fetch(begin + kVectors * kBlock);
+      fetch(begin + kAtOnce);
     }
     if constexpr (kIsUnaligned) {
       if (now.has_edge()) {
@@ -227,10 +264,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     now = next;
     to = a.store.at(current);
     row += gridDim.x;
-    next = cut_of(row);
-    from = a.load.at(next.here ? row : 0);
-    fetch(threadIdx.x);
+    from_now = from;
+    from = a.load.at(row < a.rows ? row : 0);
+    next = cut_of(row, from);
+    fetch(next.begin() + threadIdx.x);
     fetch_edge();
+    write_dropped();
 
     Compute pivot[1];
     typename Op::State total[1] = {running.state(pivot[0])};

@@ -92,23 +92,99 @@ def test_in_place(variant: str, cols: int, over: str, simulated: Any) -> None:
     assert_close(xp.asnumpy(total), added, dtype="float32", scale=np.asarray(2.0))
 
 
+# Intervals that begin and end within a vector and a round of the block's loads, that begin behind several rounds, that
+# differ from row to row of a block, and that are empty. What they drop is written before the row is reduced.
+INTERVALS: dict[str, dict[str, Any]] = {
+    "causal": {"causal": True},
+    "causal in the last columns": {"causal_offset": 900},
+    "window": {"window": (40, 3), "causal_offset": 5},
+    "lengths": {"lengths": "random"},
+    "lengths, left padded": {"lengths": "random", "left_padded": True},
+    "lengths and bytes": {"lengths": "random", "where": "random"},
+}
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize(("cols", "vectors"), [(1100, 1), (1096, 2), (2504, 1), (1101, 2)])
+@pytest.mark.parametrize("interval", INTERVALS)
+def test_what_an_interval_drops_is_neither_read_nor_waited_for(
+    interval: str, cols: int, vectors: int, quantized: bool, simulated: Any
+) -> None:
+    xp, random = simulated.cupy, np.random.default_rng(3)
+    rows = 3 * RECORDED["h200"].sm_count + 7
+    x = random.standard_normal((rows, cols)).astype(np.float16)
+    options: dict[str, Any] = {"scale": 0.5, **INTERVALS[interval]}
+    if "lengths" in options:
+        options["lengths"] = random.integers(0, cols + 1, rows, np.int32)
+        options["lengths"][5:9] = 0, 1, cols, 0
+    if "where" in options:
+        options["where"] = random.random((rows, cols)) < 0.6
+    # what is dropped is nan, so that a result of it would be seen
+    kept = cupynorm.softmax(np.ones((rows, cols)), **options) > 0
+    read = np.broadcast_to(kept.any(axis=1, keepdims=True), kept.shape) if "where" in options else kept
+    x = np.where(read, x, np.float16(np.nan))
+    on_device = {
+        name: xp.asarray(each) if isinstance(each, np.ndarray) else each for name, each in options.items()
+    }
+    if quantized:
+        on_device["quantize"] = options["quantize"] = "int8"
+
+    def softmax(given: Any, plan: str | Plan) -> Any:
+        return cupynorm.softmax(given, plan=plan, **on_device)
+
+    problem = asking.spec_of(lambda: cupynorm.softmax(x, **options)).problem
+    plan = choose(problem, RECORDED["h200"], lambda plan: plan.min_blocks, "shared")
+    plan = dataclasses.replace(plan, block=128, vectors=vectors, min_blocks=1, waves=0.1)
+    results = softmax(xp.asarray(x), plan)
+
+    wanted = cupynorm.softmax(np.where(kept, x, 0).astype(np.float64), **{**options, "quantize": None})
+    if quantized:
+        values, scales = map(xp.asnumpy, results)
+        assert np.abs(values * scales[:, None] - wanted).max() <= np.max(scales) * 0.51
+        assert (values[~kept] == 0).all()
+    else:
+        y = xp.asnumpy(results)
+        assert_close(y, wanted, dtype="float16")
+        assert (y[~kept] == 0).all()
+
+
+@pytest.mark.parametrize("cols", [1096, 1101])
+def test_what_is_dropped_is_minus_infinity_in_place_too(cols: int, simulated: Any) -> None:
+    xp, random = simulated.cupy, np.random.default_rng(3)
+    rows = 2 * RECORDED["h200"].sm_count + 7
+    x = random.standard_normal((rows, cols)).astype(np.float32)
+    options = {"causal_offset": 300, "bias": random.standard_normal((1, cols)).astype(np.float32)}
+    wanted = cupynorm.log_softmax(x.astype(np.float64), **options)
+    given = xp.asarray(x)
+    on_device = {**options, "bias": xp.asarray(options["bias"])}
+
+    y = xp.asnumpy(cupynorm.log_softmax(given, out=given, plan="shared", **on_device))
+
+    assert (np.isinf(y) == np.isinf(wanted)).all()
+    assert_close(np.where(np.isinf(y), 0, y), np.where(np.isinf(wanted), 0, wanted), dtype="float32")
+
+
 def test_a_row_waits_in_as_few_bytes_as_hold_it_exactly() -> None:
-    """x itself in its own type with a bit for each element that a mask may drop, a sum in the compute type."""
+    """x itself, with a bit for each element that a mask may drop, unless other arrays or many steps make it what it is.
+
+    Then it waits in the compute type.
+    """
     waits = {
         name: computed_bytes(explain.form_spec(FORMS[name], 3, 4096, "float16").problem, 8)
-        for name in ("softmax/bias", "add_layer_norm", "layer_norm/int8")
+        for name in ("softmax/where", "softmax/bias", "add_layer_norm", "layer_norm/int8")
     }
-    x, keep = np.empty((3, 4096), np.float16), np.empty((3, 4096), np.bool_)
-    alone = asking.spec_of(lambda: cupynorm.softmax(x, where=keep)).problem
+    x = np.empty((3, 4096), np.float16)
+    many = cupynorm.fuse(cupynorm.softmax, load=lambda x: np.tanh(x) * 2.0)
     bits = 4096 // 8
 
-    assert computed_bytes(alone, 8) == 2 * 4096 + bits
     assert waits == {
+        "softmax/where": 2 * 4096 + bits,
         "softmax/bias": 4 * 4096 + bits,
         "add_layer_norm": 4 * 4096,
         "layer_norm/int8": 2 * 4096,
     }
-    assert planned("softmax/where", 4096, 50256, "float16", "shared").min_blocks == 1
+    assert not asking.spec_of(lambda: many(x)).problem.waits_as_loaded
+    assert planned("softmax/where", 4096, 50256, "float16", "shared").min_blocks == 2
     with pytest.raises(DoesNotFitError, match="cannot hold a row of 65536 columns"):
         planned("add_layer_norm", 4096, 65536, "float16", "shared")
 
