@@ -261,6 +261,7 @@ def _problem(
         + OF_LOADED * (what.loaded is not None)
         + OF_INTERVAL[compute.itemsize] * (is_interval and (bool(load_operands) or compute.itemsize == 8)),  # noqa: PLR2004
         interval_mask=is_interval,
+        band_cols=what.mask.band_cols if what.mask is not None and what.mask.has_band else 0,
     )
 
 
