@@ -216,8 +216,8 @@ struct DropoutMask {
   template <int N>
   static constexpr int kPrefetchBytes = 0;
   struct RowPointer {
-    Dropped dropped;
-    int64 first;  // the row's first element
+    Dropped dropped;           // offset: of the block that has the row's first element
+    unsigned before;           // words of that block that are of the row before
     static void make_opaque() {}
     static bool begins_at(const void*) { return false; }
     template <int N, typename Index>
@@ -226,7 +226,8 @@ struct DropoutMask {
     }
     template <int N, typename Compute, typename Index>
     void unpack(NoColumns, Compute* x, Index col) const {
-      const int64 index = first + col;
+      using Unsigned = typename Conditional<sizeof(Index) == 4, unsigned, unsigned long long>::Type;
+      const Unsigned index = before + Unsigned(col);
       const uint2 key = {unsigned(dropped.seed), unsigned(dropped.seed >> 32)};
       const unsigned least = unsigned(dropped.threshold);
       const bool any = dropped.threshold >> 32 == 0;  // whether anything is kept at all
@@ -235,7 +236,7 @@ struct DropoutMask {
         unsigned word[4 * kBlocks];
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
-          const unsigned long long block = dropped.offset + static_cast<unsigned long long>(index / 4 + b);
+          const unsigned long long block = dropped.offset + (index / 4 + b);
           const uint4 random = philox4x32_10(uint4{unsigned(block), unsigned(block >> 32), 0, 0}, key);
           word[4 * b] = random.x, word[4 * b + 1] = random.y, word[4 * b + 2] = random.z, word[4 * b + 3] = random.w;
         }
@@ -249,7 +250,7 @@ struct DropoutMask {
       constexpr int kEach = N < 4 ? N : 4;
 #pragma unroll
       for (int b = 0; b < N / kEach; ++b) {
-        const unsigned long long block = dropped.offset + static_cast<unsigned long long>(index / 4 + b);
+        const unsigned long long block = dropped.offset + (index / 4 + b);
         const uint4 random = philox4x32_10(uint4{unsigned(block), unsigned(block >> 32), 0, 0}, key);
         const int at = kEach < 4 ? int(index % 4) : 0;
         const unsigned word[4] = {random.x, random.y, random.z, random.w};
@@ -263,7 +264,10 @@ struct DropoutMask {
       }
     }
   };
-  RowPointer at(int64 row) const { return {dropped, row * cols}; }
+  RowPointer at(int64 row) const {
+    const auto first = static_cast<unsigned long long>(row * cols);
+    return {{dropped.seed, dropped.offset + first / 4, dropped.threshold}, unsigned(first % 4)};
+  }
 };
 
 // Several operands; values of operand k are row k of x.
