@@ -161,6 +161,18 @@ class Mask:
         end = all_of_them if self.high is None else _sum_of_columns(self.queries, self.high, self.cols)
         return math.ceil(max(0, end - begin) / max(1, self.queries))
 
+    @property
+    def most_band_cols(self) -> int:
+        """The most columns of a row between low and high, no fewer: most_kept in kernels/io/fused.cuh."""
+        most = self.cols
+        if self.high is not None:
+            most = min(most, self.queries - 1 + self.high)
+        if self.low is not None:
+            most = min(most, self.cols - self.low)
+        if self.low is not None and self.high is not None:
+            most = min(most, self.high - self.low)
+        return max(0, most)
+
     def views(self) -> dict[str, View]:
         """Return the arrays by name, broadcast by strides of 0; nothing is copied."""
         targets = {"where": self.shape, "bias": self.shape, "lengths": self.shape[:-1]}

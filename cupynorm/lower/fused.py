@@ -262,6 +262,7 @@ def _problem(
         + OF_INTERVAL[compute.itemsize] * (is_interval and (bool(load_operands) or compute.itemsize == 8)),  # noqa: PLR2004
         interval_mask=is_interval,
         band_cols=what.mask.band_cols if what.mask is not None and what.mask.has_band else 0,
+        most_kept=what.mask.most_band_cols if is_interval and what.mask is not None else 0,
     )
 
 

@@ -80,7 +80,12 @@ def computed_bytes(problem: Problem, vector: int) -> int:
     # there may be a mask: then a bit for each element, in whole bytes
     masked = not (problem.direct_load or problem.parameter_bytes)
     bits = masked * math.ceil(vector / BYTE_BITS)
-    return in_accesses(problem.cols // vector * (vector * element + bits))
+    places = problem.cols // vector  # as places_of in computed.cuh
+    if problem.interval_mask:
+        places = min(places, (problem.most_kept + 2 * vector - 2) // vector)
+    if problem.interval_mask or problem.unaligned:
+        places += LINE_BYTES // ACCESS_BYTES - 1
+    return in_accesses(places * (vector * element + bits))
 
 
 def line_vectors(problem: Problem, parts: int) -> tuple[int, int]:

@@ -35,9 +35,9 @@ class Problem:
         What the op is given takes few steps, of x and numbers of its row: x itself may wait, and they are taken again.
     extra_registers
         Registers that the fused arithmetic needs.
-    interval_mask, band_cols
+    interval_mask, band_cols, most_kept
         A mask keeps an interval of each row's columns. How many columns lie in its band (causal, window), on average;
-        0: it has none.
+        0: it has none. How many columns a row keeps at most, as far as that follows from the band.
     staged_operand_bytes
         Bytes of an element, beside x's, that go through shared memory where rows are on their way there.
     """
@@ -61,6 +61,7 @@ class Problem:
     extra_registers: int = 0
     interval_mask: bool = False
     band_cols: int = 0
+    most_kept: int = 0
     staged_operand_bytes: int = 0
 
     @property

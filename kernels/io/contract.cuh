@@ -32,7 +32,8 @@
 //                       bits<N>(loaded, col), a bit for each that is kept.
 //   kInterval:          load_kept<N>, unpack_kept<N>, the same without looking at the interval; keeps_all(begin, end),
 //                       whether it holds all columns between; count_kept_from(col) counts columns from col on;
-//                       kept_vectors<N>(head, held, first, last), which vectors it has something of.
+//                       keep_vectors<N>(origin, first, last), which vectors it has something of; of the Load itself
+//                       most_kept(cols), how many columns it holds at most.
 //
 // A Store
 //   Type, kBytes        That of y in memory; bytes of an element of the widest result.

@@ -373,6 +373,7 @@ inline Index length_at(const PerRow<T, Rows>& lengths, int64 row, Index cols) {
 struct AllColumns {
   static constexpr bool kWhole = true;
   using Index = int64;
+  static int most_kept(int cols) { return cols; }
 };
 
 // cupynorm/call/masks.py, Mask.interval. Without a bound low and high are beyond every column. Index_: what cols +
@@ -385,6 +386,14 @@ struct Interval {
   Index cols, queries, low, high;
   unsigned multiplier, shift;  // of a division by queries
 
+  // How many columns a row keeps at most, as far as that follows from the band: Mask.most_band_cols.
+  int most_kept(int cols) const {
+    if constexpr (!kBand) return cols;
+    const int64 to_end = int64(queries) - 1 + high, from_begin = int64(cols) - low, between = int64(high) - low;
+    int64 most = to_end < from_begin ? to_end : from_begin;
+    most = most < between ? most : between;
+    return most < 0 ? 0 : most < cols ? int(most) : cols;
+  }
   Bounds<Index> at(int64 row) const {
     const Index length = length_at(lengths, row, cols);
     Bounds<Index> interval = {kLeftPadded ? cols - length : 0, kLeftPadded ? cols : length};
@@ -589,15 +598,13 @@ struct FusedLoad {
     void count_kept_from(Index col) {
       mask.count_from(col);
     }
-    // Of `held` vectors from column `head` on, which begin at `first` and end before `last` if the mask's interval has
-    // something of them; where it has nothing of any, no number is from `first` on.
+    // Of vectors `first` .. `last`, counted from column `origin`, leaves those that the mask's interval has something of.
     template <int N>
-    void kept_vectors(int head, int held, int& first, int& last) const {
-      const int begin = int(mask.interval.begin) - head, end = int(mask.interval.end) - head;
-      first = begin < 0 ? 0 : begin / N;
-      last = end <= 0 ? 0 : end / N + (end % N > 0);
-      last = last < held ? last : held;
-      if (first >= last) first = 1 << 30, last = 0;
+    void keep_vectors(int origin, int& first, int& last) const {
+      const int begin = int(mask.interval.begin) - origin, end = int(mask.interval.end) - origin;
+      if (begin > 0) first = first > begin / N ? first : begin / N;
+      last = end <= 0 ? 0 : last < (end + N - 1) / N ? last : (end + N - 1) / N;
+      if (first >= last || mask.interval.begin >= mask.interval.end) first = last = 0;
     }
     // Whether anything of a vector is kept: what lies outside the mask's interval is not read.
     template <int N, typename Index>
@@ -686,6 +693,7 @@ struct FusedLoad {
       return pointer + col;
     }
   };
+  int most_kept(int cols) const { return mask.structure.most_kept(cols); }
   RowPointer at(int64 row) const {
     return {pointer + rows.offset(row), mask.at(row), keeping.at(row), operands.at(row)};
   }

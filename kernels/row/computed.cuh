@@ -56,6 +56,20 @@ struct WaitingRow {
   Bits* bits() const { return reinterpret_cast<Bits*>(shared_memory + places * kBytes); }
 };
 
+constexpr int kLineVectors = 8;  // of 16 bytes each: a line
+
+// How many vectors of a row wait at most (computed_bytes in cupynorm/plan/partition.py). They are counted from a line
+// where rows are unaligned, or where a mask keeps an interval: of so many columns they touch two vectors in part.
+template <class Load, int kVector, bool kIsUnaligned>
+inline int places_of(const Load& load, int cols) {
+  const int whole = cols / kVector;
+  if constexpr (Load::kInterval) {
+    const int most = (load.most_kept(cols) + 2 * kVector - 2) / kVector;
+    return (most < whole ? most : whole) + kLineVectors - 1;
+  }
+  return whole + (kIsUnaligned ? kLineVectors - 1 : 0);
+}
+
 // The scale of a row, of a Store that has one.
 template <class Store, bool = Store::kScales>
 struct ScaleOf {
@@ -87,43 +101,46 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     if constexpr (Store::kScales) clear_slots<kWarps>(largest_slots);
   }
   const int cols = int(a.cols), warp = threadIdx.x / kWarp;
-  const WaitingRow<Load, Compute, kVector> waiting = {cols / kVector};
+  const WaitingRow<Load, Compute, kVector> waiting = {places_of<Load, kVector, kIsUnaligned>(a.load, cols)};
   pdl_wait_and_trigger();
 
-  // A row's `held` vectors begin at column `head`; `around` elements are in no vector, one for each of the first
-  // threads. Where a mask keeps an interval of columns, it keeps nothing of vectors before `first` and from `last` on:
-  // these are neither loaded nor waited for.
+  // A row's vectors `begin` .. `end`, from column `head` on; `around` elements are in no vector, one for each of the
+  // first threads. Vectors are counted from column `origin`, where a line begins in y if rows are unaligned: so warps
+  // store whole lines. Those from `first` up to `last` wait, in places from `base` on: all, or, where a mask keeps an
+  // interval, those that it keeps something of. The others are neither loaded nor waited for.
   struct Cut {
-    int head, held, around;
     bool here;
-    int first, last;
-    bool waits(int number) const {
-      if constexpr (Load::kInterval) return number >= first && number < last;
-      else return number < held;
-    }
-    // the first vector of the round in which the block loads the first that wait
-    int begin() const { return Load::kInterval ? first / kAtOnce * kAtOnce : 0; }
-    int end() const { return Load::kInterval ? last : held; }
+    int head, around, origin, begin, end, base, first, last;
+    bool waits(int number) const { return number >= first && number < last; }
+    int waiting() const { return last - base; }
     bool has_edge() const { return kIsUnaligned && int(threadIdx.x) < around; }
     int edge_col() const {
-      return int(threadIdx.x) < head ? int(threadIdx.x) : int(threadIdx.x) + held * kVector;
+      return int(threadIdx.x) < head ? int(threadIdx.x) : int(threadIdx.x) + (end - begin) * kVector;
     }
   };
   auto cut_of = [&](int64 row, const typename Load::RowPointer& from) -> Cut {
-    if (row >= a.rows) return {0, 0, 0, false, 0, 0};
-    int head = 0;
-    if constexpr (kIsUnaligned) head = a.store.at(row).template head<kVector>();
-    head = head < cols ? head : cols;
-    const int held = (cols - head) / kVector;
-    Cut cut = {head, held, cols - held * kVector, true, 0, held};
-    if constexpr (Load::kInterval) from.template kept_vectors<kVector>(head, held, cut.first, cut.last);
+    if (row >= a.rows) return {};
+    Cut cut = {};
+    cut.here = true;
+    if constexpr (kIsUnaligned) {
+      const int to_line = a.store.at(row).template head<kLineVectors * kVector>();
+      const int head = to_line % kVector, before = (kLineVectors - to_line / kVector) % kLineVectors;
+      cut.head = head < cols ? head : cols, cut.origin = cut.head - before * kVector, cut.begin = before;
+    }
+    const int held = (cols - cut.head) / kVector;
+    cut.around = cols - held * kVector;
+    cut.end = cut.last = cut.begin + held, cut.first = cut.begin;
+    if constexpr (Load::kInterval) {
+      from.template keep_vectors<kVector>(cut.origin, cut.first, cut.last);
+      cut.base = cut.first / kLineVectors * kLineVectors;
+    }
     return cut;
   };
   // `now`: the row whose results are written; `next`: the one that takes its places, from which loads are in flight.
   int64 row = blockIdx.x;
   auto from = a.load.at(row < a.rows ? row : 0), from_now = from;
   auto to = a.store.at(0);
-  Cut now = {0, 0, 0, false, 0, 0}, next = cut_of(row, from);
+  Cut now = {}, next = cut_of(row, from);
   auto columns_at = [&](int col) {
     if constexpr (kIsUnaligned) return a.store.template columns_unaligned<kVector>(col);
     else return a.store.template columns<kVector>(col);
@@ -133,7 +150,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     if constexpr (Load::kDrops) x = keeps >> i & 1 ? x : Op::dropped();
   };
   auto map_vector = [&](int number, const typename Op::Row& whole, Compute (&y)[kVector]) {
-    const unsigned keeps = now.waits(number) ? waiting.get(number, from_now, y) : 0;
+    const unsigned keeps = !Load::kInterval || now.waits(number) ? waiting.get(number - now.base, from_now, y) : 0;
     if constexpr (Load::kInterval) {
       if (keeps == 0) {
 #pragma unroll
@@ -152,11 +169,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   typename Op::Row whole = {};
   typename ScaleOf<Store>::Type scale = {};
   int slot_set = 0;
+  // The vectors of a round of next, from its place `begin` on.
   auto fetch = [&](int begin) {
 #pragma unroll
     for (int p = 0; p < kVectors; ++p) {
-      const int number = begin + p * kBlock;
-      if (next.waits(number)) ahead[p] = from.template load<kVector>(next.head + number * kVector);
+      const int number = next.base + begin + p * kBlock;
+      if (next.waits(number)) ahead[p] = from.template load<kVector>(next.origin + number * kVector);
     }
   };
   auto fetch_edge = [&] {
@@ -175,31 +193,31 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       to.template store<kCount, true>(y, columns, col);
     }
   };
-  auto write_all = [&](int begin) {
+  // Those of now, from the same place on.
+  auto write_round = [&](int begin) {
     typename Store::template EpilogueOperands<kVector> operands[kVectors];
     if constexpr (Store::kHasEpilogueOperands) {
 #pragma unroll
       for (int p = 0; p < kVectors; ++p) {
-        const int number = begin + p * kBlock;
-        if (kEarly ? now.waits(number) : number < now.held)
-          operands[p] = to.template epilogue_operands<kVector>(now.head + number * kVector);
+        const int number = now.base + begin + p * kBlock;
+        if (now.waits(number)) operands[p] = to.template epilogue_operands<kVector>(now.origin + number * kVector);
       }
     }
 #pragma unroll
     for (int p = 0; p < kVectors; ++p) {
-      const int number = begin + p * kBlock, col = now.head + number * kVector;
-      if (kEarly ? !now.waits(number) : number >= now.held) continue;
+      const int number = now.base + begin + p * kBlock, col = now.origin + number * kVector;
+      if (!now.waits(number)) continue;
       Compute y[kVector];
       map_vector(number, whole, y);
       write(y, columns_at(col), operands[p], col);
     }
   };
   auto write_dropped = [&] {
-    if constexpr (kEarly) {
+    if constexpr (Load::kInterval) {
 #pragma unroll 2
-      for (int number = threadIdx.x; number < now.held; number += kBlock) {
-        if (now.waits(number)) continue;
-        const int col = now.head + number * kVector;
+      for (int number = threadIdx.x; number < now.end; number += kBlock) {
+        if (number < now.begin || now.waits(number)) continue;
+        const int col = now.origin + number * kVector;
         typename Store::template EpilogueOperands<kVector> operands;
         if constexpr (Store::kHasEpilogueOperands) operands = to.template epilogue_operands<kVector>(col);
         Compute y[kVector];
@@ -210,30 +228,26 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     }
   };
 
-  fetch(next.begin() + threadIdx.x);
+  fetch(threadIdx.x);
   fetch_edge();
 #pragma unroll 1
   while (true) {
     Running<Op> running;
-    const int written = kEarly ? now.end() : now.held, written_from = kEarly ? now.begin() : 0;
-    const int end = written > next.end() ? written : next.end();
+    const int places = now.waiting() > next.waiting() ? now.waiting() : next.waiting();
 #pragma unroll 1
-    for (int begin = (written_from < next.begin() ? written_from : next.begin()) + threadIdx.x;
-        begin - int(threadIdx.x) < end; begin += kAtOnce) {
-      write_all(begin);
-      // what was fetched waits for its round
-      if (Load::kInterval && begin - int(threadIdx.x) < next.begin()) continue;
+    for (int begin = threadIdx.x; begin < places; begin += kAtOnce) {
+      write_round(begin);
       Compute x[kVectors * kVector];
       int there = 0;
       bool some = false;
 #pragma unroll
       for (int p = 0; p < kVectors; ++p) {
-        const int number = begin + p * kBlock, col = next.head + number * kVector;
+        const int number = next.base + begin + p * kBlock, col = next.origin + number * kVector;
         Compute own[kVector];
         if (next.waits(number)) {
           const unsigned keeps = from.template unpack<kVector>(ahead[p], own, col, Op::padding());
           if constexpr (Load::kStoresComputed) from.template store_computed<kVector, true>(own, col);
-          waiting.put(number, ahead[p], own, keeps);
+          waiting.put(number - next.base, ahead[p], own, keeps);
           ++there;
           some |= keeps != 0;
         }
@@ -267,9 +281,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     from_now = from;
     from = a.load.at(row < a.rows ? row : 0);
     next = cut_of(row, from);
-    fetch(next.begin() + threadIdx.x);
+    fetch(threadIdx.x);
     fetch_edge();
-    write_dropped();
+    if constexpr (kEarly) write_dropped();
 
     Compute pivot[1];
     typename Op::State total[1] = {running.state(pivot[0])};
@@ -281,10 +295,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     if constexpr (Store::kScales) {
       typename Largest::State largest[1] = {Largest::identity()};
 #pragma unroll 1
-      for (int number = threadIdx.x; number < now.held; number += kBlock) {
+      // each thread reads the places that it has written
+      for (int number = (now.base + int(threadIdx.x)) % kBlock; number < now.end; number += kBlock) {
+        if (number < now.begin) continue;
         Compute y[kVector], z[kVector];
         map_vector(number, whole, y);
-        Store::template finish<kVector>(y, columns_at(now.head + number * kVector), z);
+        Store::template finish<kVector>(y, columns_at(now.origin + number * kVector), z);
         largest[0] = Largest::template merge<false>(largest[0], Largest::of(z));
       }
       if (now.has_edge()) {
@@ -297,6 +313,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       if constexpr (kWarps > 1) reduce_warps<Largest, false, kSlots>(largest, pivot, largest_slots, 0, warp);
       scale = a.store.scale_of(largest[0].max);
       if (threadIdx.x == 0) a.store.save(current, scale);
+      write_dropped();
     }
   }
 }
