@@ -259,6 +259,8 @@ class FusedClusters(NamedTuple):
     by_blocks, by_blocks_of_little, by_vectors
         Exponents of a tiling's worth: of blocks on a multiprocessor, as a rule and with parameters and little
         arithmetic; of a thread's vectors, where each row has a scale.
+    busy_threads
+        Of a multiprocessor: fewer do not keep its issue slots busy, where arithmetic is what takes the time.
     """
 
     shares: Mapping[int, float]
@@ -267,6 +269,7 @@ class FusedClusters(NamedTuple):
     by_blocks: float
     by_blocks_of_little: float
     by_vectors: float
+    busy_threads: int
 
 
 class SmallBatch(NamedTuple):
@@ -384,8 +387,9 @@ class RegisterModel(NamedTuple):
         More of a cluster, elsewhere than where the rules were measured.
     cluster_rows, cluster_rows_few, cluster_small, cluster_small_more, cluster_large
         Of clusters in registers; up to how many values they want so many more, and from how many on more.
-    staged, staged_arithmetic
-        Of fused rows on their way through shared memory, with arithmetic that takes so many.
+    staged, staged_arithmetic, staged_alone
+        Of fused rows on their way through shared memory, with arithmetic that takes so many; where nothing is loaded
+        beside x, but a mask keeps an interval or each row has a scale.
     small_batch, one_row
         Of small batches, and of one row in the registers of the grid.
     """
@@ -420,6 +424,7 @@ class RegisterModel(NamedTuple):
     staged_arithmetic: int
     small_batch: int
     one_row: int
+    staged_alone: int
 
 
 SECTIONS: dict[str, Any] = {
