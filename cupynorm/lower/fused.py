@@ -262,8 +262,16 @@ def _problem(
         + OF_INTERVAL[compute.itemsize] * (is_interval and (bool(load_operands) or compute.itemsize == 8)),  # noqa: PLR2004
         interval_mask=is_interval,
         band_cols=what.mask.band_cols if what.mask is not None and what.mask.has_band else 0,
-        most_kept=what.mask.most_band_cols if is_interval and what.mask is not None else 0,
+        most_kept=_most_kept(what.mask),
     )
+
+
+def _most_kept(mask: Mask | None) -> int:
+    """Return the columns that a row keeps at most, no fewer than 1; 0: not an interval (kInterval in io/fused.cuh)."""
+    if mask is None:
+        return 0
+    whole_rows = mask.where is not None and is_per_row(mask.views()["where"], mask.axes)
+    return max(1, mask.most_band_cols) if mask.is_structural or whole_rows else 0
 
 
 def _staged_bytes(what: Around, axes: int, vectors: Vectors, order: Sequence[int]) -> int:

@@ -81,9 +81,9 @@ def computed_bytes(problem: Problem, vector: int) -> int:
     masked = not (problem.direct_load or problem.parameter_bytes)
     bits = masked * math.ceil(vector / BYTE_BITS)
     places = problem.cols // vector  # as places_of in computed.cuh
-    if problem.interval_mask:
+    if problem.most_kept:
         places = min(places, (problem.most_kept + 2 * vector - 2) // vector)
-    if problem.interval_mask or problem.unaligned:
+    if problem.most_kept or problem.unaligned:
         places += LINE_BYTES // ACCESS_BYTES - 1
     return in_accesses(places * (vector * element + bits))
 

@@ -35,9 +35,12 @@ class Problem:
         What the op is given takes few steps, of x and numbers of its row: x itself may wait, and they are taken again.
     extra_registers
         Registers that the fused arithmetic needs.
-    interval_mask, band_cols, most_kept
+    interval_mask, band_cols
         A mask keeps an interval of each row's columns. How many columns lie in its band (causal, window), on average;
-        0: it has none. How many columns a row keeps at most, as far as that follows from the band.
+        0: it has none.
+    most_kept
+        Of an interval, or of whole rows: how many columns a row keeps at most, as far as that follows from the band;
+        0: a mask keeps neither.
     staged_operand_bytes
         Bytes of an element, beside x's, that go through shared memory where rows are on their way there.
     """

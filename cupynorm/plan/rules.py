@@ -123,13 +123,15 @@ Rule = RegisterRule | FixedRule | CachedRule | ClusterRule | SharedRule
 class Crossover(NamedTuple):
     """From how many bytes of a row on, and up to how many, something is better.
 
-    access_bytes: of an access without head and tail elements; None: of any. min_rows: from so many rows on.
+    access_bytes: of an access without head and tail elements; None: of any. min_rows: from so many rows on. kept: of
+    rows of which a mask keeps such a share at most, on average.
     """
 
     least: int
     most: float = math.inf
     access_bytes: int | None = None
     min_rows: int = 0
+    kept: float = 1.0
 
 
 # What crossovers say, by `what`.
@@ -143,6 +145,7 @@ CROSSOVERS = {
     "cluster, interval": "the same with a mask of an interval",
     "cluster, affine": "the same with affine parameters",
     "cluster, quantized": "the same for results of one byte",
+    "shared, band": "one block's shared memory is better for what a causal mask or a window keeps",
     "unaligned": "16-byte vectors with head and tail elements are better than narrow accesses",
     "unaligned short": "the same for short rows",
     "split by whole blocks": "all rows together: blocks of all threads are better where the whole grid shares rows",
@@ -603,7 +606,8 @@ def _rule(row: Mapping[str, Any]) -> Rule:
 
 def _crossover(row: Mapping[str, Any]) -> Crossover:
     least = row["from"] if "from" in row else row["above"] + 1
-    return Crossover(least, row.get("up_to", math.inf), row.get("access_bytes"), row.get("min_rows", 0))
+    least_rows, kept = row.get("min_rows", 0), row.get("kept", 1.0)
+    return Crossover(least, row.get("up_to", math.inf), row.get("access_bytes"), least_rows, kept)
 
 
 def _by_bytes(value: Any) -> Any:

@@ -148,6 +148,36 @@ def test_what_an_interval_drops_is_neither_read_nor_waited_for(
         assert (y[~kept] == 0).all()
 
 
+@pytest.mark.parametrize("cols", [8, 1096, 1101])
+def test_a_mask_keeps_whole_rows(cols: int, simulated: Any) -> None:
+    xp, random = simulated.cupy, np.random.default_rng(3)
+    x = random.standard_normal((40, cols)).astype(np.float16)
+    keep = random.random((40, 1)) < 0.5
+
+    y = cupynorm.softmax(xp.asarray(x), where=xp.asarray(keep), plan="shared")
+
+    assert_close(xp.asnumpy(y), cupynorm.softmax(x.astype(np.float64), where=keep), dtype="float16")
+
+
+# rows of which a band keeps less than a block has room for, so that a block has several rows' places
+@pytest.mark.parametrize(
+    "band", [{"causal": True}, {"window": (3, 4)}, {"causal_offset": -30}, {"causal_offset": 2000}]
+)
+@pytest.mark.parametrize("cols", [1000, 1003])
+def test_a_row_has_room_for_what_its_band_keeps_at_most(
+    band: dict[str, Any], cols: int, simulated: Any
+) -> None:
+    xp, random = simulated.cupy, np.random.default_rng(3)
+    x = random.standard_normal((9, 60, cols)).astype(np.float16)
+    problem = asking.spec_of(lambda: cupynorm.softmax(x, **band)).problem
+    kept = (cupynorm.softmax(np.ones((60, cols)), **band) > 0).sum(axis=1)
+
+    y = cupynorm.softmax(xp.asarray(x), plan="shared", **band)
+
+    assert kept.max() <= problem.most_kept <= max(1, min(cols, kept.max()))
+    assert_close(xp.asnumpy(y), cupynorm.softmax(x.astype(np.float64), **band), dtype="float16")
+
+
 @pytest.mark.parametrize("cols", [1096, 1101])
 def test_what_is_dropped_is_minus_infinity_in_place_too(cols: int, simulated: Any) -> None:
     xp, random = simulated.cupy, np.random.default_rng(3)

@@ -112,7 +112,9 @@ def _worth(question: Question, plan: Plan) -> float:
     reached = numbers.shares[plan.ctas_per_row]
     worth = min(plan.min_blocks * reached / plan.ctas_per_row * problem.cols * each, numbers.busy_bytes)
     little = problem.extra_registers <= question.rules.registers.staged_arithmetic
-    if problem.has_scales or not little:  # instructions take the time: threads that have nothing to do cost it
+    if (
+        problem.has_scales or not little
+    ):  # instructions take the time: threads that have nothing to do cost it
         threads = plan.min_blocks * plan.block
         worth *= math.sqrt(_filled(problem, plan)) * min(1.0, threads / numbers.busy_threads)
         worth *= 1.0 if problem.has_scales else reached

@@ -53,6 +53,20 @@ def shared(question: Question) -> Plan | None:
     return finished(question, plan, "a block's shared memory holds the row, and no variant before it does")
 
 
+def prefers_shared(question: Question) -> bool:
+    """Say whether a mask drops so much of each row that one block for each is better than several.
+
+    What is dropped is written, and nothing else: blocks that share a row would wait for those that have what is kept.
+    """
+    problem = question.problem
+    if not problem.band_cols:
+        return False
+    what = "shared, band" + (", unaligned" if problem.unaligned else "")
+    found = question.rules.crossover(what, problem.element_bytes)
+    long_enough = found is not None and found.least <= problem.row_bytes <= found.most
+    return found is not None and long_enough and problem.band_share <= found.kept
+
+
 def _computed(question: Question) -> Plan | None:
     """Return the plan of fused rows that wait as they were computed: as many threads as registers allow."""
     problem, limits, numbers = question.problem, question.limits, question.rules.staged
@@ -71,7 +85,8 @@ def _computed(question: Question) -> Plan | None:
     block = max(numbers.min_block, min(block, loading, MAX_BLOCK))
     plan = chunked(question, "shared", block, 0, vectors=vectors)
     plan = dataclasses.replace(plan, min_blocks=max(1, min(at_once, most // block)))
-    return finished_computed(question, plan, COMPUTED)
+    band = f"; its mask keeps {problem.band_share:.0%} of it at most" if problem.band_cols else ""
+    return finished_computed(question, plan, COMPUTED + band)
 
 
 def _is_simple(question: Question) -> bool:
