@@ -204,6 +204,9 @@ class Staged(NamedTuple):
         Threads of a block; fused_block where something is fused.
     chunk_elements, chunk_vectors
         That a thread reads at a time.
+    band_block, band_blocks, short_band_block, short_band_blocks
+        Of shared, for what a causal mask or a window keeps: threads of a block, and blocks of a multiprocessor at most;
+        the same where rows are aligned and that many of what is kept fit.
     threads, block, affine_block, min_block
         Of shared: threads of a multiprocessor; of a block at most, without and with parameters, and at least.
     roomy_threads, few_threads
@@ -221,6 +224,10 @@ class Staged(NamedTuple):
     min_block: int
     roomy_threads: int
     few_threads: int
+    band_block: int
+    band_blocks: int
+    short_band_block: int
+    short_band_blocks: int
 
 
 class Clusters(NamedTuple):
@@ -262,8 +269,9 @@ class FusedClusters(NamedTuple):
     by_blocks, by_blocks_of_little, by_vectors
         Exponents of a tiling's worth: of blocks on a multiprocessor, as a rule and with parameters and little
         arithmetic; of a thread's vectors, where each row has a scale.
-    busy_threads
-        Of a multiprocessor: fewer do not keep its issue slots busy, where arithmetic is what takes the time.
+    busy_threads, busy_blocks
+        Of a multiprocessor: fewer threads do not keep its issue slots busy, where arithmetic is what takes the time;
+        more blocks are no better where a mask keeps an interval.
     """
 
     shares: Mapping[int, float]
@@ -273,6 +281,7 @@ class FusedClusters(NamedTuple):
     by_blocks_of_little: float
     by_vectors: float
     busy_threads: int
+    busy_blocks: int
 
 
 class SmallBatch(NamedTuple):

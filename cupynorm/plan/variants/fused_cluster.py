@@ -61,9 +61,11 @@ def prefetched(question: Question) -> Plan | None:
     dynamic = CONVERTED if problem.unaligned else AT_USE  # what a dynamic scheduler needs at least
     cached = CONVERTED if problem.unaligned else SHARED if problem.parameter_bytes else AT_USE
     for cache in dict.fromkeys((cached, dynamic)):
-        best, most = None, (0.0, 0)
+        best, most = None, (0.0, -math.inf)
         for plan in _tilings(question, cache):
-            worth = _worth(question, plan), plan.block
+            # threads of unaligned rows cost more where instructions count: of equal tilings one of fewer threads
+            few = problem.unaligned > 0 and (problem.interval_mask or problem.has_scales)
+            worth = _worth(question, plan), -plan.block if few else plan.block
             if worth > most:
                 best, most = plan, worth
         if best is not None:
@@ -112,14 +114,15 @@ def _worth(question: Question, plan: Plan) -> float:
     reached = numbers.shares[plan.ctas_per_row]
     worth = min(plan.min_blocks * reached / plan.ctas_per_row * problem.cols * each, numbers.busy_bytes)
     little = problem.extra_registers <= question.rules.registers.staged_arithmetic
-    if (
-        problem.has_scales or not little
-    ):  # instructions take the time: threads that have nothing to do cost it
-        threads = plan.min_blocks * plan.block
-        worth *= math.sqrt(_filled(problem, plan)) * min(1.0, threads / numbers.busy_threads)
-        worth *= 1.0 if problem.has_scales else reached
     if problem.has_scales:
         return float(worth * plan.min_blocks**numbers.by_blocks * plan.vectors**numbers.by_vectors)
+    if problem.interval_mask and problem.element_bytes != FLOAT_BYTES:
+        blocks = min(plan.min_blocks, numbers.busy_blocks)
+        return float(worth * math.sqrt(reached) * blocks**numbers.by_blocks)
+    wide = problem.element_bytes == FLOAT_BYTES and len(problem.parameter_bytes) == 1
+    if not (little or wide):  # instructions take the time: threads that have nothing to do cost it
+        threads = plan.min_blocks * plan.block
+        worth *= reached * math.sqrt(_filled(problem, plan)) * min(1.0, threads / numbers.busy_threads)
     light = bool(problem.parameter_bytes) and little
     return float(worth * plan.min_blocks ** (numbers.by_blocks_of_little if light else numbers.by_blocks))
 
@@ -142,14 +145,15 @@ def _registers(question: Question, elements: int) -> int:
     problem, model = question.problem, question.rules.registers
     more = problem.extra_registers - model.staged_arithmetic
     alone = not (problem.load_operands or problem.epilogue_operands)
-    alone = alone and (problem.interval_mask or problem.has_scales)
+    alone = alone and (problem.interval_mask or (problem.has_scales and bool(problem.parameter_bytes)))
     needed = elements + (model.staged_alone if alone else model.staged) + 2 * max(0, more)
     needed += elements * sum(problem.epilogue_operands) // REGISTER_BYTES
     passing = sum(size * problem.vector // REGISTER_BYTES for size in problem.parameter_bytes)
     needed += max(0, 2 * (passing - model.passing_words))
     if problem.interval_mask:
         needed += 2 * model.edge * bool(problem.load_operands)
-        needed += model.edge * (problem.unaligned > 0 and not alone)
+        few = alone and problem.element_bytes != FLOAT_BYTES
+        needed += model.edge * (problem.unaligned > 0 and not few)
     if problem.parameter_bytes and problem.element_bytes == FLOAT_BYTES:
         needed += model.step * (elements > model.crowded_floats)
         needed += 2 * model.step * (elements > model.crowded_elements and (problem.unaligned > 0 or more > 0))
