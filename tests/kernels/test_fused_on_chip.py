@@ -227,3 +227,39 @@ def test_a_plan_that_was_chosen_is_accepted_when_it_is_asked_for(variant: str, n
 
     assert planned(name, 300, cols, "float16", plan) == plan
     assert plan.kernel == {"shared": "row_computed", "cached": "row_cached"}[variant]
+
+
+CLUSTER, SHARED = "cluster", "shared"
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "cols", "dtype", "variant"),
+    [
+        ("softmax/causal", 4096, 50257, "float16", SHARED),
+        ("softmax/causal", 50257, 50257, "float16", SHARED),
+        ("softmax/causal", 4096, 262144, "float32", SHARED),
+        ("softmax/causal", 4096, 16384, "float16", "block"),
+        ("softmax/causal", 32768, 32768, "float16", CLUSTER),  # half is kept
+        ("softmax/causal", 4096, 20480, "float32", CLUSTER),
+        ("softmax/lengths", 4096, 50257, "float16", CLUSTER),  # how much is kept is not known
+        ("softmax/window", 65536, 65536, "float16", SHARED),
+    ],
+)
+def test_a_band_that_keeps_little_of_long_rows_takes_shared_memory(
+    name: str, rows: int, cols: int, dtype: str, variant: str
+) -> None:
+    problem = explain.form_spec(FORMS[name], rows, cols, dtype).problem
+
+    plan = choose(problem, RECORDED["h200"], lambda plan: plan.min_blocks)
+
+    assert plan.variant == variant
+    assert ("its mask keeps" in plan.why) == (variant == SHARED)
+
+
+@pytest.mark.parametrize("device", ["h200", "a100", "t4"])
+def test_blocks_of_a_band_are_no_more_than_a_multiprocessor_holds(device: str) -> None:
+    problem = explain.form_spec(FORMS["softmax/causal"], 4096, 30001, "float16").problem
+
+    plan = choose(problem, RECORDED[device], lambda plan: plan.min_blocks, SHARED)
+
+    assert plan.block * plan.min_blocks <= RECORDED[device].threads_per_sm
