@@ -150,6 +150,29 @@ class Mask:
         begin = np.clip(begin, 0, cols)
         return begin, np.clip(end, begin, cols)
 
+    @property
+    def band_cols(self) -> int:
+        """Columns of a row between low and high, on average over the queries and rounded up.
+
+        That many, or fewer where there are lengths, a row keeps: a causal mask of as many queries as keys drops half.
+        """
+        begin = 0 if self.low is None else _sum_of_columns(self.queries, self.low, self.cols)
+        all_of_them = self.queries * self.cols
+        end = all_of_them if self.high is None else _sum_of_columns(self.queries, self.high, self.cols)
+        return math.ceil(max(0, end - begin) / max(1, self.queries))
+
+    @property
+    def most_band_cols(self) -> int:
+        """The most columns of a row between low and high, no fewer: most_kept in kernels/io/fused.cuh."""
+        most = self.cols
+        if self.high is not None:
+            most = min(most, self.queries - 1 + self.high)
+        if self.low is not None:
+            most = min(most, self.cols - self.low)
+        if self.low is not None and self.high is not None:
+            most = min(most, self.high - self.low)
+        return max(0, most)
+
     def views(self) -> dict[str, View]:
         """Return the arrays by name, broadcast by strides of 0; nothing is copied."""
         targets = {"where": self.shape, "bias": self.shape, "lengths": self.shape[:-1]}
@@ -170,6 +193,13 @@ class Mask:
             None if each is None else np.broadcast_to(each, self.shape) for each in (self.where, self.bias)
         )
         return reference.Masking(self.scale, bias, where, begin, end)
+
+
+def _sum_of_columns(queries: int, beyond: int, cols: int) -> int:
+    """Return the sum of query + beyond, within 0 to cols, of queries 0 to queries - 1: a band's bound of all rows."""
+    first = min(queries, max(0, -beyond))
+    last = min(queries, max(first, cols - beyond))  # from there on it is cols
+    return (last - first) * (first + last - 1 + 2 * beyond) // 2 + (queries - last) * cols
 
 
 def mask_of(asked: Asked, shape: tuple[int, ...], axes: int) -> Mask:

@@ -22,11 +22,13 @@ from cupynorm.lower.mirrors import (
     Struct,
     Vectors,
     arguments,
+    begins_whole,
     column,
     common_alignment,
     direct,
     fused_load,
     fused_store,
+    is_per_row,
     kept,
     operand,
     prefetched_bytes,
@@ -190,7 +192,7 @@ def fused_spec(
 
     def operand_of(given: Operand) -> Struct:
         if isinstance(given, Dropout):
-            return kept(given, cols, whole=not anywhere)
+            return kept(given, cols, whole=not anywhere or begins_whole(written[0], worked.vector))
         if not isinstance(given, View):
             return value(given, compute)
         return operand(given, axes, vectors, constant=given not in written)
@@ -213,7 +215,7 @@ def fused_spec(
     whole = arguments(mirror, load, store, rows, cols)
     problem = dataclasses.replace(
         problem,
-        unchanged=_is_unchanged(what),
+        waits_as_loaded=_waits_as_loaded(what, axes),
         extra_registers=problem.extra_registers + sum(map(_registers_of, functions)),
         staged_operand_bytes=_staged_bytes(what, axes, vectors, order),
     )
@@ -222,10 +224,14 @@ def fused_spec(
     return KernelSpec(text, ROW_KERNEL, types_of(mirror, load, store), whole, problem)
 
 
-def _is_unchanged(what: Around) -> bool:
-    """Say whether the op is given x itself, where a mask does not drop it: kUnchanged in io/fused.cuh."""
+def _waits_as_loaded(what: Around, axes: int) -> bool:
+    """Say whether what the op is given takes few steps, of x and numbers of its row: kWaitsAsLoaded in io/fused.cuh."""
     function = what.load or IDENTITY
-    return isinstance(function, Expression) and function.results == IDENTITY.results
+    per_row = all(
+        is_per_row(each, axes) if isinstance(each, View) else not isinstance(each, Dropout)
+        for each in what.load_operands
+    )
+    return isinstance(function, Expression) and function.has_few_steps and per_row
 
 
 def _problem(
@@ -258,7 +264,17 @@ def _problem(
         + OF_LOADED * (what.loaded is not None)
         + OF_INTERVAL[compute.itemsize] * (is_interval and (bool(load_operands) or compute.itemsize == 8)),  # noqa: PLR2004
         interval_mask=is_interval,
+        band_cols=what.mask.band_cols if what.mask is not None and what.mask.has_band else 0,
+        most_kept=_most_kept(what.mask),
     )
+
+
+def _most_kept(mask: Mask | None) -> int:
+    """Return the columns that a row keeps at most, no fewer than 1; 0: not an interval (kInterval in io/fused.cuh)."""
+    if mask is None:
+        return 0
+    whole_rows = mask.where is not None and is_per_row(mask.views()["where"], mask.axes)
+    return max(1, mask.most_band_cols) if mask.is_structural or whole_rows else 0
 
 
 def _staged_bytes(what: Around, axes: int, vectors: Vectors, order: Sequence[int]) -> int:

@@ -118,6 +118,12 @@ def affine_columns(gamma: Struct, beta: Struct) -> Struct:
     return Struct(f"{gamma.cpp}, {beta.cpp}", dtype, (gamma.values, beta.values))
 
 
+def is_per_row(stretched: View, axes: int) -> bool:
+    """Say whether an array stretched to x's shape has one element for each row."""
+    cols = stretched.split(axes)[1]
+    return not any(stride for stride, extent in zip(cols.strides, cols.shape, strict=True) if extent > 1)
+
+
 def operand(stretched: View, axes: int, vectors: Vectors, *, constant: bool) -> Struct:
     """Return the mirror of AlongRows, AlongColumns, PerRow or Scattered: an array stretched to x's shape.
 
@@ -125,7 +131,7 @@ def operand(stretched: View, axes: int, vectors: Vectors, *, constant: bool) -> 
     """
     rows, cols = stretched.split(axes)
     element = cpp_of_element(stretched.dtype)
-    if not any(stride for stride, extent in zip(cols.strides, cols.shape, strict=True) if extent > 1):
+    if is_per_row(stretched, axes):
         return per_row(rows)
     if cols.is_contiguous():
         width = vectors.access_of(stretched, axes)
@@ -148,7 +154,7 @@ def operand(stretched: View, axes: int, vectors: Vectors, *, constant: bool) -> 
 def prefetched_bytes(stretched: View, axes: int, vectors: Vectors) -> int:
     """Return the bytes of an element of an operand that is prefetched (kPrefetchBytes in C++); of others 0."""
     cols = stretched.split(axes)[1]
-    along = any(stride for stride, extent in zip(cols.strides, cols.shape, strict=True) if extent > 1)
+    along = not is_per_row(stretched, axes)
     size = stretched.dtype.itemsize
     if (
         not along
@@ -193,8 +199,17 @@ def per_row(stretched: View) -> Struct:
     return Struct(type_name, dtype, (stretched.pointer, index.values))
 
 
+WORDS = 4  # of a block of Philox
+
+
+def begins_whole(y: View, vector: int) -> bool:
+    """Say whether every vector that is aligned in y begins at a multiple of its elements, or of four, in all of y."""
+    unit = min(vector, WORDS) * y.dtype.itemsize
+    return y.is_contiguous() and y.pointer % unit == 0
+
+
 def kept(drop: Dropout, cols: int, *, whole: bool) -> Struct:
-    """Return the mirror of DropoutMask. whole: every vector of x begins at a multiple of its elements."""
+    """Return the mirror of DropoutMask. whole: vectors begin as begins_whole() says."""
     names = ("seed", "offset", "threshold", "cols")
     dtype = np.dtype([(name, np.int64 if name == "cols" else np.uint64) for name in names], align=True)
     seed, offset = Argument(drop.seed, "seed"), Argument(drop.offset, "offset")

@@ -86,6 +86,8 @@ OPERATIONS = {
     "cast_float32": Operation("n", "n", functools.partial(_cast, name="float32"), "fn_cast_float32({})"),
 }
 LIMITS = {"minimum": "fn_at_most", "maximum": "fn_at_least"}  # where one side is a constant: cheaper
+CHEAP = {"constant", "add", "subtract", "multiply", "negative"}  # an instruction at most
+MOST_FEW_STEPS = 2
 COMMUTATIVE = {"add", "multiply", "equal", "not_equal", "logical_and", "logical_or"}
 
 # NumPy's own functions, on a traced value, mean these.
@@ -148,6 +150,11 @@ class Expression:
         return len(self.results)
 
     @property
+    def has_few_steps(self) -> bool:
+        """Whether it costs so little that it may be computed twice: kFewSteps in io/fused.cuh."""
+        return len(self.steps) <= MOST_FEW_STEPS and all(step.operation in CHEAP for step in self.steps)
+
+    @property
     def key(self) -> str:
         """A name for the value: 16 hexadecimal digits, the same in every process."""
         return _digest(repr((self.inputs, [tuple(step) for step in self.steps], self.results)))
@@ -185,7 +192,7 @@ class Expression:
                 kind = "T" if OPERATIONS[step.operation].gives == "n" else "bool"
                 lines.append(f"const {kind} v{index} = {self._cpp(step)};")
         lines += [f"out[{at}] = v{index};" for at, index in enumerate(self.results)]
-        facts = ["static constexpr bool kIdentity = true;"] if self.results == (0,) else []
+        facts = ["static constexpr bool kFewSteps = true;"] if self.has_few_steps else []
         return struct_of(name, self.inputs, self.outputs, lines, facts)
 
     def _cpp(self, step: Step) -> str:

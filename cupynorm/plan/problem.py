@@ -31,12 +31,16 @@ class Problem:
         Bytes of an element of the results, and how many arrays are written.
     direct_load
         Nothing is loaded but x, as it is.
-    unchanged
-        What is computed of x and operands is x itself, where a mask does not drop it.
+    waits_as_loaded
+        What the op is given takes few steps, of x and numbers of its row: x itself may wait, and they are taken again.
     extra_registers
         Registers that the fused arithmetic needs.
-    interval_mask
-        A mask keeps an interval of each row's columns.
+    interval_mask, band_cols
+        A mask keeps an interval of each row's columns. How many columns lie in its band (causal, window), on average;
+        0: it has none.
+    most_kept
+        Of an interval, or of whole rows: how many columns a row keeps at most, as far as that follows from the band;
+        0: a mask keeps neither.
     staged_operand_bytes
         Bytes of an element, beside x's, that go through shared memory where rows are on their way there.
     """
@@ -56,9 +60,11 @@ class Problem:
     output_bytes: int = 0
     outputs: int = 1
     direct_load: bool = True
-    unchanged: bool = False
+    waits_as_loaded: bool = False
     extra_registers: int = 0
     interval_mask: bool = False
+    band_cols: int = 0
+    most_kept: int = 0
     staged_operand_bytes: int = 0
 
     @property
@@ -82,6 +88,11 @@ class Problem:
         if not self.parameter_bytes:
             return "interval" if self.interval_mask else "masked"
         return "quantized" if self.output_bytes == 1 else "affine"
+
+    @property
+    def band_share(self) -> float:
+        """The share of the elements that a mask keeps at most, as far as that follows from shapes."""
+        return self.band_cols / self.cols if self.band_cols else 1.0
 
     @property
     def has_scales(self) -> bool:

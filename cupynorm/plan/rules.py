@@ -123,13 +123,15 @@ Rule = RegisterRule | FixedRule | CachedRule | ClusterRule | SharedRule
 class Crossover(NamedTuple):
     """From how many bytes of a row on, and up to how many, something is better.
 
-    access_bytes: of an access without head and tail elements; None: of any. min_rows: from so many rows on.
+    access_bytes: of an access without head and tail elements; None: of any. min_rows: from so many rows on. kept: of
+    rows of which a mask keeps such a share at most, on average.
     """
 
     least: int
     most: float = math.inf
     access_bytes: int | None = None
     min_rows: int = 0
+    kept: float = 1.0
 
 
 # What crossovers say, by `what`.
@@ -143,6 +145,7 @@ CROSSOVERS = {
     "cluster, interval": "the same with a mask of an interval",
     "cluster, affine": "the same with affine parameters",
     "cluster, quantized": "the same for results of one byte",
+    "shared, band": "one block's shared memory is better for what a causal mask or a window keeps",
     "unaligned": "16-byte vectors with head and tail elements are better than narrow accesses",
     "unaligned short": "the same for short rows",
     "split by whole blocks": "all rows together: blocks of all threads are better where the whole grid shares rows",
@@ -201,6 +204,9 @@ class Staged(NamedTuple):
         Threads of a block; fused_block where something is fused.
     chunk_elements, chunk_vectors
         That a thread reads at a time.
+    band_block, band_blocks, short_band_block, short_band_blocks
+        Of shared, for what a causal mask or a window keeps: threads of a block, and blocks of a multiprocessor at most;
+        the same where rows are aligned and that many of what is kept fit.
     threads, block, affine_block, min_block
         Of shared: threads of a multiprocessor; of a block at most, without and with parameters, and at least.
     roomy_threads, few_threads
@@ -218,6 +224,10 @@ class Staged(NamedTuple):
     min_block: int
     roomy_threads: int
     few_threads: int
+    band_block: int
+    band_blocks: int
+    short_band_block: int
+    short_band_blocks: int
 
 
 class Clusters(NamedTuple):
@@ -259,6 +269,9 @@ class FusedClusters(NamedTuple):
     by_blocks, by_blocks_of_little, by_vectors
         Exponents of a tiling's worth: of blocks on a multiprocessor, as a rule and with parameters and little
         arithmetic; of a thread's vectors, where each row has a scale.
+    busy_threads, busy_blocks
+        Of a multiprocessor: fewer threads do not keep its issue slots busy, where arithmetic is what takes the time;
+        more blocks are no better where a mask keeps an interval.
     """
 
     shares: Mapping[int, float]
@@ -267,6 +280,8 @@ class FusedClusters(NamedTuple):
     by_blocks: float
     by_blocks_of_little: float
     by_vectors: float
+    busy_threads: int
+    busy_blocks: int
 
 
 class SmallBatch(NamedTuple):
@@ -384,8 +399,9 @@ class RegisterModel(NamedTuple):
         More of a cluster, elsewhere than where the rules were measured.
     cluster_rows, cluster_rows_few, cluster_small, cluster_small_more, cluster_large
         Of clusters in registers; up to how many values they want so many more, and from how many on more.
-    staged, staged_arithmetic
-        Of fused rows on their way through shared memory, with arithmetic that takes so many.
+    staged, staged_arithmetic, staged_alone
+        Of fused rows on their way through shared memory, with arithmetic that takes so many; where nothing is loaded
+        beside x, but a mask keeps an interval or each row has a scale.
     small_batch, one_row
         Of small batches, and of one row in the registers of the grid.
     """
@@ -420,6 +436,7 @@ class RegisterModel(NamedTuple):
     staged_arithmetic: int
     small_batch: int
     one_row: int
+    staged_alone: int
 
 
 SECTIONS: dict[str, Any] = {
@@ -598,7 +615,8 @@ def _rule(row: Mapping[str, Any]) -> Rule:
 
 def _crossover(row: Mapping[str, Any]) -> Crossover:
     least = row["from"] if "from" in row else row["above"] + 1
-    return Crossover(least, row.get("up_to", math.inf), row.get("access_bytes"), row.get("min_rows", 0))
+    least_rows, kept = row.get("min_rows", 0), row.get("kept", 1.0)
+    return Crossover(least, row.get("up_to", math.inf), row.get("access_bytes"), least_rows, kept)
 
 
 def _by_bytes(value: Any) -> Any:

@@ -8,7 +8,8 @@
 //   kDirect             x alone is loaded, as it is. Otherwise elements are computed from x and operands.
 //   kDrops, kInterval   It drops elements (a mask); it keeps an interval of columns at most, which its RowPointers know.
 //   kStoresComputed     What it computes is written as well.
-//   kUnchanged          What it computes is x, where it is not dropped: x_of<N>(loaded), the Vector of x that came.
+//   kWaitsAsLoaded      What it computes takes few steps, of x and numbers of its row. So x_of<N>(loaded), the Vector
+//                       of x that came, may wait, and compute_again<N>(x, y) of a RowPointer gives what it becomes.
 //   Loaded<N>           N elements as they lie in memory: vectors of x and of all that they are computed from.
 //   absent<N>(padding)  A Loaded<N> in place of elements that are not there. With kDirect they become padding.
 //   kPrefetchBytes<N>   Bytes of N elements, and of all that is loaded with them, in shared memory of rows in flight.
@@ -30,7 +31,9 @@
 //                       reads<N>(col), whether any of N columns is kept, as far as is known without loading;
 //                       bits<N>(loaded, col), a bit for each that is kept.
 //   kInterval:          load_kept<N>, unpack_kept<N>, the same without looking at the interval; keeps_all(begin, end),
-//                       whether it holds all columns between; count_kept_from(col) counts columns from col on.
+//                       whether it holds all columns between; count_kept_from(col) counts columns from col on;
+//                       keep_vectors<N>(origin, first, last), which vectors it has something of; of the Load itself
+//                       most_kept(cols), how many columns it holds at most.
 //
 // A Store
 //   Type, kBytes        That of y in memory; bytes of an element of the widest result.

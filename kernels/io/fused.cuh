@@ -197,8 +197,9 @@ struct Value {
 };
 
 // A dropout as an operand: 1 where it keeps an element, 0 where it drops it. cupynorm/host/philox.py says which.
-//   kWhole: true        Vectors begin at multiples of N, counted along the row and in all of x. So four neighbouring
-//                       elements, or all N if they are fewer, take their random words from one block of Philox.
+//   kWhole: true        Vectors begin at multiples of N, or of four if N is more, counted in all of x. So four
+//                       neighbouring elements, or all N if they are fewer, take their random words from one block of
+//                       Philox.
 //   kWhole: false       A vector begins at any word of a block.
 struct Dropped {
   unsigned long long seed, offset, threshold;
@@ -215,8 +216,8 @@ struct DropoutMask {
   template <int N>
   static constexpr int kPrefetchBytes = 0;
   struct RowPointer {
-    Dropped dropped;
-    int64 first;  // the row's first element
+    Dropped dropped;           // offset: of the block that has the row's first element
+    unsigned before;           // words of that block that are of the row before
     static void make_opaque() {}
     static bool begins_at(const void*) { return false; }
     template <int N, typename Index>
@@ -225,14 +226,17 @@ struct DropoutMask {
     }
     template <int N, typename Compute, typename Index>
     void unpack(NoColumns, Compute* x, Index col) const {
-      const int64 index = first + col;
+      using Unsigned = typename Conditional<sizeof(Index) == 4, unsigned, unsigned long long>::Type;
+      const Unsigned index = before + Unsigned(col);
       const uint2 key = {unsigned(dropped.seed), unsigned(dropped.seed >> 32)};
+      const unsigned least = unsigned(dropped.threshold);
+      const bool any = dropped.threshold >> 32 == 0;  // whether anything is kept at all
       if constexpr (!kWhole && N > 1) {
         constexpr int kBlocks = (N + 6) / 4;
         unsigned word[4 * kBlocks];
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
-          const unsigned long long block = dropped.offset + static_cast<unsigned long long>(index / 4 + b);
+          const unsigned long long block = dropped.offset + (index / 4 + b);
           const uint4 random = philox4x32_10(uint4{unsigned(block), unsigned(block >> 32), 0, 0}, key);
           word[4 * b] = random.x, word[4 * b + 1] = random.y, word[4 * b + 2] = random.z, word[4 * b + 3] = random.w;
         }
@@ -240,13 +244,13 @@ struct DropoutMask {
 #pragma unroll
         for (int i = 0; i < N + 2; ++i) word[i] = at & 1 ? word[i + 1] : word[i];
 #pragma unroll
-        for (int i = 0; i < N; ++i) x[i] = Compute((at & 2 ? word[i + 2] : word[i]) >= dropped.threshold);
+        for (int i = 0; i < N; ++i) x[i] = Compute(any && (at & 2 ? word[i + 2] : word[i]) >= least);
         return;
       }
       constexpr int kEach = N < 4 ? N : 4;
 #pragma unroll
       for (int b = 0; b < N / kEach; ++b) {
-        const unsigned long long block = dropped.offset + static_cast<unsigned long long>(index / 4 + b);
+        const unsigned long long block = dropped.offset + (index / 4 + b);
         const uint4 random = philox4x32_10(uint4{unsigned(block), unsigned(block >> 32), 0, 0}, key);
         const int at = kEach < 4 ? int(index % 4) : 0;
         const unsigned word[4] = {random.x, random.y, random.z, random.w};
@@ -255,18 +259,22 @@ struct DropoutMask {
           unsigned own = word[i];
           if constexpr (kEach == 2) own = at ? word[2 + i] : own;
           if constexpr (kEach == 1) own = at == 0 ? word[0] : at == 1 ? word[1] : at == 2 ? word[2] : word[3];
-          x[b * kEach + i] = Compute(own >= dropped.threshold);
+          x[b * kEach + i] = Compute(any && own >= least);
         }
       }
     }
   };
-  RowPointer at(int64 row) const { return {dropped, row * cols}; }
+  RowPointer at(int64 row) const {
+    const auto first = static_cast<unsigned long long>(row * cols);
+    return {{dropped.seed, dropped.offset + first / 4, dropped.threshold}, unsigned(first % 4)};
+  }
 };
 
 // Several operands; values of operand k are row k of x.
 template <class... Operands_>
 struct Operands {
   static constexpr int kCount = 0, kBytes = 2;
+  static constexpr bool kPerRow = true;
   template <int N>
   using Packed = NoColumns;
   template <int N>
@@ -288,6 +296,7 @@ struct Operands<First, Rest...> {
   using Others = Operands<Rest...>;
   static constexpr int kCount = 1 + Others::kCount,
       kBytes = First::kBytes > Others::kBytes ? First::kBytes : Others::kBytes;
+  static constexpr bool kPerRow = First::kPerRow && Others::kPerRow;
   First first;
   Others rest;
 
@@ -364,6 +373,7 @@ inline Index length_at(const PerRow<T, Rows>& lengths, int64 row, Index cols) {
 struct AllColumns {
   static constexpr bool kWhole = true;
   using Index = int64;
+  static int most_kept(int cols) { return cols; }
 };
 
 // cupynorm/call/masks.py, Mask.interval. Without a bound low and high are beyond every column. Index_: what cols +
@@ -376,6 +386,14 @@ struct Interval {
   Index cols, queries, low, high;
   unsigned multiplier, shift;  // of a division by queries
 
+  // How many columns a row keeps at most, as far as that follows from the band: Mask.most_band_cols.
+  int most_kept(int cols) const {
+    if constexpr (!kBand) return cols;
+    const int64 to_end = int64(queries) - 1 + high, from_begin = int64(cols) - low, between = int64(high) - low;
+    int64 most = to_end < from_begin ? to_end : from_begin;
+    most = most < between ? most : between;
+    return most < 0 ? 0 : most < cols ? int(most) : cols;
+  }
   Bounds<Index> at(int64 row) const {
     const Index length = length_at(lengths, row, cols);
     Bounds<Index> interval = {kLeftPadded ? cols - length : 0, kLeftPadded ? cols : length};
@@ -522,11 +540,11 @@ struct StoreComputed {
   RowPointer at(int64 row) const { return to.at(row); }
 };
 
-// Whether a function gives x as it is.
+// Whether a function takes so few steps that they may be taken twice.
 template <class Function, class = void>
-inline constexpr bool kIsIdentity = false;
+inline constexpr bool kHasFewSteps = false;
 template <class Function>
-inline constexpr bool kIsIdentity<Function, decltype(void(Function::kIdentity))> = Function::kIdentity;
+inline constexpr bool kHasFewSteps<Function, decltype(void(Function::kFewSteps))> = Function::kFewSteps;
 
 // Function(x, operands), of what the mask does not drop.
 template <typename T, int kAxes, class Function, class Mask_, class Keep, class Operands_>
@@ -536,7 +554,8 @@ struct FusedLoad {
       typename Conditional<sizeof(T) == 2 && Operands_::kBytes <= 2, T,
       typename Conditional<sizeof(T) == 8, T, float>::Type>::Type;
   static constexpr bool kDirect = false, kDrops = Mask_::kDrops, kInterval = Mask_::kInterval;
-  static constexpr bool kStoresComputed = Keep::kStoresComputed, kUnchanged = kIsIdentity<Function>;
+  static constexpr bool kStoresComputed = Keep::kStoresComputed,
+      kWaitsAsLoaded = kHasFewSteps<Function> && Operands_::kPerRow;
   const T* pointer;
   Strided<kAxes> rows;
   Mask_ mask;
@@ -578,6 +597,14 @@ struct FusedLoad {
     template <typename Index>
     void count_kept_from(Index col) {
       mask.count_from(col);
+    }
+    // Of vectors `first` .. `last`, counted from column `origin`, leaves those that the mask's interval has something of.
+    template <int N>
+    void keep_vectors(int origin, int& first, int& last) const {
+      const int begin = int(mask.interval.begin) - origin, end = int(mask.interval.end) - origin;
+      if (begin > 0) first = first > begin / N ? first : begin / N;
+      last = end <= 0 ? 0 : last < (end + N - 1) / N ? last : (end + N - 1) / N;
+      if (first >= last || mask.interval.begin >= mask.interval.end) first = last = 0;
     }
     // Whether anything of a vector is kept: what lies outside the mask's interval is not read.
     template <int N, typename Index>
@@ -644,6 +671,12 @@ struct FusedLoad {
 #pragma unroll
       for (int i = 0; i < N; ++i) x[i] = out[0][i];
     }
+    // What x becomes, where it is kept, if it waits as it was loaded.
+    template <int N, typename Compute>
+    void compute_again(const Vector<T, N>& x, Compute* y) const {
+      static_assert(kWaitsAsLoaded, "an operand of each element is loaded with it");
+      unpack_kept<N>(Loaded<N>{x, {}, {}}, y, 0);
+    }
     template <int N, typename Index>
     unsigned bits(const Loaded<N>& loaded, Index col) const {
       return mask.template bits<N>(loaded.mask, col);
@@ -660,6 +693,7 @@ struct FusedLoad {
       return pointer + col;
     }
   };
+  int most_kept(int cols) const { return mask.structure.most_kept(cols); }
   RowPointer at(int64 row) const {
     return {pointer + rows.offset(row), mask.at(row), keeping.at(row), operands.at(row)};
   }

@@ -12,7 +12,7 @@ struct DirectLoad {
   using Type = T;
   using Precision = T;
   static constexpr bool kDirect = true, kDrops = false, kInterval = false, kStoresComputed = false,
-      kUnchanged = true;
+      kWaitsAsLoaded = true;
   const T* pointer;  // first element of the first row
   Strided<kAxes> rows;
 
@@ -50,6 +50,10 @@ struct DirectLoad {
     static unsigned unpack(const Vector<T, N>& loaded, Compute* x, Index, Compute) {
       cupynorm::unpack<N>(loaded, x);
       return ~0u;
+    }
+    template <int N, typename Compute>
+    static void compute_again(const Vector<T, N>& x, Compute* y) {
+      cupynorm::unpack<N>(x, y);
     }
     template <typename Index>
     const void* address(Index col) const {

@@ -1,6 +1,8 @@
-// shared, where something is fused: one block has a row, which waits in its shared memory as it was computed. Operands
-// are read once, and a dropout's numbers are made once. While a row's results are written, the next row of the block
-// takes its places, a few vectors at a time, and the loads of the vectors after these are in flight.
+// shared, where something is fused: one block has a row, which waits in its shared memory as it was computed, or as it
+// was loaded if the steps in between are few. Operands are read once, and a dropout's numbers are made once. While a
+// row's results are written, the next row of the block takes its places, a few vectors at a time, and the loads of the
+// vectors after these are in flight. What a mask drops around the interval that it keeps is written before the row is
+// reduced, and never waits.
 #pragma once
 #include <io/affine.cuh>
 #include <base/reduce.cuh>
@@ -21,11 +23,11 @@ struct Computed {
 };
 
 // A row in the shared memory of a block: `places` vectors of Held and, if there is a mask, a bit for each element that
-// is kept, behind them. Each access of 16 bytes of a vector has a region of its own, so that neighbouring threads meet
-// no bank twice.
+// is kept, behind them. What waits as it was loaded is computed again when it is read. Each access of 16 bytes of a
+// vector has a region of its own, so that neighbouring threads meet no bank twice.
 template <class Load, typename Compute, int kVector>
 struct WaitingRow {
-  using Held = typename Conditional<Load::kUnchanged, typename Load::Type, Compute>::Type;
+  using Held = typename Conditional<Load::kWaitsAsLoaded, typename Load::Type, Compute>::Type;
   using Bits = typename Conditional<(kVector > 8), unsigned short, unsigned char>::Type;
   static constexpr int kBytes = kVector * int(sizeof(Held)), kPiece = kBytes < 16 ? kBytes : 16;
   int places;
@@ -33,25 +35,40 @@ struct WaitingRow {
   void put(int number, const typename Load::template Loaded<kVector>& loaded, const Compute (&x)[kVector],
       unsigned keeps) const {
     Vector<Held, kVector> vector;
-    if constexpr (Load::kUnchanged) vector = Load::template x_of<kVector>(loaded);
+    if constexpr (Load::kWaitsAsLoaded) vector = Load::template x_of<kVector>(loaded);
     else vector = vector_from<Held, kVector>(x);
 #pragma unroll
     for (int i = 0; i < kBytes; i += kPiece)
       store_words<kPiece, false>(shared_memory + i * places + number * kPiece, vector.word + i / 4);
     if constexpr (Load::kDrops) bits()[number] = Bits(keeps);
   }
-  // Gives a bit for each element that is kept.
-  unsigned get(int number, Compute (&x)[kVector]) const {
+  // Gives a bit for each element that is kept. from: where the row was loaded from.
+  unsigned get(int number, const typename Load::RowPointer& from, Compute (&x)[kVector]) const {
     Vector<Held, kVector> vector;
 #pragma unroll
     for (int i = 0; i < kBytes; i += kPiece)
       load_words<kPiece, false>(shared_memory + i * places + number * kPiece, vector.word + i / 4);
-    unpack<kVector>(vector, x);
+    if constexpr (Load::kWaitsAsLoaded) from.template compute_again<kVector>(vector, x);
+    else unpack<kVector>(vector, x);
     if constexpr (Load::kDrops) return bits()[number];
     else return ~0u;
   }
   Bits* bits() const { return reinterpret_cast<Bits*>(shared_memory + places * kBytes); }
 };
+
+constexpr int kLineVectors = 8;  // of 16 bytes each: a line
+
+// How many vectors of a row wait at most (computed_bytes in cupynorm/plan/partition.py). They are counted from a line
+// where rows are unaligned, or where a mask keeps an interval: of so many columns they touch two vectors in part.
+template <class Load, int kVector, bool kIsUnaligned>
+inline int places_of(const Load& load, int cols) {
+  const int whole = cols / kVector;
+  if constexpr (Load::kInterval) {
+    const int most = (load.most_kept(cols) + 2 * kVector - 2) / kVector;
+    return (most < whole ? most : whole) + kLineVectors - 1;
+  }
+  return whole + (kIsUnaligned ? kLineVectors - 1 : 0);
+}
 
 // The scale of a row, of a Store that has one.
 template <class Store, bool = Store::kScales>
@@ -71,6 +88,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   using Largest = Magnitude<Compute>;
   constexpr int kVector = Shape::kVector, kVectors = Shape::kVectors, kBlock = Shape::kBlock, kWarps = kBlock / kWarp;
   constexpr bool kIsUnaligned = Shape::kUnaligned > 0;
+  constexpr int kAtOnce = kVectors * kBlock;  // vectors that the block loads in a round
+  // What a mask drops is stored before the row is waited for, unless it takes the row's scale.
+  constexpr bool kEarly = Load::kInterval && !Store::kScales;
   static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
   static_assert(!Load::kDrops || !Load::kStoresComputed, "nothing of what is dropped is kept");
   constexpr int kSlots = slots_for(kWarps);
@@ -81,27 +101,46 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     if constexpr (Store::kScales) clear_slots<kWarps>(largest_slots);
   }
   const int cols = int(a.cols), warp = threadIdx.x / kWarp;
-  const WaitingRow<Load, Compute, kVector> waiting = {cols / kVector};
+  const WaitingRow<Load, Compute, kVector> waiting = {places_of<Load, kVector, kIsUnaligned>(a.load, cols)};
   pdl_wait_and_trigger();
 
-  // A row's `held` vectors begin at column `head`; `around` elements are in no vector, one for each of the first
-  // threads.
+  // A row's vectors `begin` .. `end`, from column `head` on; `around` elements are in no vector, one for each of the
+  // first threads. Vectors are counted from column `origin`, where a line begins in y if rows are unaligned: so warps
+  // store whole lines. Those from `first` up to `last` wait, in places from `base` on: all, or, where a mask keeps an
+  // interval, those that it keeps something of. The others are neither loaded nor waited for.
   struct Cut {
-    int head, held, around;
     bool here;
+    int head, around, origin, begin, end, base, first, last;
+    bool waits(int number) const { return number >= first && number < last; }
+    int waiting() const { return last - base; }
     bool has_edge() const { return kIsUnaligned && int(threadIdx.x) < around; }
     int edge_col() const {
-      return int(threadIdx.x) < head ? int(threadIdx.x) : int(threadIdx.x) + held * kVector;
+      return int(threadIdx.x) < head ? int(threadIdx.x) : int(threadIdx.x) + (end - begin) * kVector;
     }
   };
-  auto cut_of = [&](int64 row) -> Cut {
-    if (row >= a.rows) return {0, 0, 0, false};
-    int head = 0;
-    if constexpr (kIsUnaligned) head = a.store.at(row).template head<kVector>();
-    head = head < cols ? head : cols;
-    const int held = (cols - head) / kVector;
-    return {head, held, cols - held * kVector, true};
+  auto cut_of = [&](int64 row, const typename Load::RowPointer& from) -> Cut {
+    if (row >= a.rows) return {};
+    Cut cut = {};
+    cut.here = true;
+    if constexpr (kIsUnaligned) {
+      const int to_line = a.store.at(row).template head<kLineVectors * kVector>();
+      const int head = to_line % kVector, before = (kLineVectors - to_line / kVector) % kLineVectors;
+      cut.head = head < cols ? head : cols, cut.origin = cut.head - before * kVector, cut.begin = before;
+    }
+    const int held = (cols - cut.head) / kVector;
+    cut.around = cols - held * kVector;
+    cut.end = cut.last = cut.begin + held, cut.first = cut.begin;
+    if constexpr (Load::kInterval) {
+      from.template keep_vectors<kVector>(cut.origin, cut.first, cut.last);
+      cut.base = cut.first / kLineVectors * kLineVectors;
+    }
+    return cut;
   };
+  // `now`: the row whose results are written; `next`: the one that takes its places, from which loads are in flight.
+  int64 row = blockIdx.x;
+  auto from = a.load.at(row < a.rows ? row : 0), from_now = from;
+  auto to = a.store.at(0);
+  Cut now = {}, next = cut_of(row, from);
   auto columns_at = [&](int col) {
     if constexpr (kIsUnaligned) return a.store.template columns_unaligned<kVector>(col);
     else return a.store.template columns<kVector>(col);
@@ -111,7 +150,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     if constexpr (Load::kDrops) x = keeps >> i & 1 ? x : Op::dropped();
   };
   auto map_vector = [&](int number, const typename Op::Row& whole, Compute (&y)[kVector]) {
-    const unsigned keeps = waiting.get(number, y);
+    const unsigned keeps = !Load::kInterval || now.waits(number) ? waiting.get(number - now.base, from_now, y) : 0;
     if constexpr (Load::kInterval) {
       if (keeps == 0) {
 #pragma unroll
@@ -123,11 +162,6 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     for (int i = 0; i < kVector; ++i) map(y[i], keeps, i, whole);
   };
 
-  // `now`: the row whose results are written; `next`: the one that takes its places, from which loads are in flight.
-  int64 row = blockIdx.x;
-  Cut now = {0, 0, 0, false}, next = cut_of(row);
-  auto from = a.load.at(next.here ? row : 0);
-  auto to = a.store.at(0);
   typename Load::template Loaded<kVector> ahead[kVectors];
   typename Load::template Loaded<1> ahead_edge;
   Compute edge[1] = {0};
@@ -135,11 +169,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   typename Op::Row whole = {};
   typename ScaleOf<Store>::Type scale = {};
   int slot_set = 0;
+  // The vectors of a round of next, from its place `begin` on.
   auto fetch = [&](int begin) {
 #pragma unroll
     for (int p = 0; p < kVectors; ++p) {
-      const int number = begin + p * kBlock;
-      if (number < next.held) ahead[p] = from.template load<kVector>(next.head + number * kVector);
+      const int number = next.base + begin + p * kBlock;
+      if (next.waits(number)) ahead[p] = from.template load<kVector>(next.origin + number * kVector);
     }
   };
   auto fetch_edge = [&] {
@@ -158,22 +193,38 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       to.template store<kCount, true>(y, columns, col);
     }
   };
-  auto write_all = [&](int begin) {
+  // Those of now, from the same place on.
+  auto write_round = [&](int begin) {
     typename Store::template EpilogueOperands<kVector> operands[kVectors];
     if constexpr (Store::kHasEpilogueOperands) {
 #pragma unroll
       for (int p = 0; p < kVectors; ++p) {
-        const int number = begin + p * kBlock;
-        if (number < now.held) operands[p] = to.template epilogue_operands<kVector>(now.head + number * kVector);
+        const int number = now.base + begin + p * kBlock;
+        if (now.waits(number)) operands[p] = to.template epilogue_operands<kVector>(now.origin + number * kVector);
       }
     }
 #pragma unroll
     for (int p = 0; p < kVectors; ++p) {
-      const int number = begin + p * kBlock, col = now.head + number * kVector;
-      if (number >= now.held) continue;
+      const int number = now.base + begin + p * kBlock, col = now.origin + number * kVector;
+      if (!now.waits(number)) continue;
       Compute y[kVector];
       map_vector(number, whole, y);
       write(y, columns_at(col), operands[p], col);
+    }
+  };
+  auto write_dropped = [&] {
+    if constexpr (Load::kInterval) {
+#pragma unroll 2
+      for (int number = threadIdx.x; number < now.end; number += kBlock) {
+        if (number < now.begin || now.waits(number)) continue;
+        const int col = now.origin + number * kVector;
+        typename Store::template EpilogueOperands<kVector> operands;
+        if constexpr (Store::kHasEpilogueOperands) operands = to.template epilogue_operands<kVector>(col);
+        Compute y[kVector];
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) y[i] = Op::dropped();
+        write(y, columns_at(col), operands, col);
+      }
     }
   };
 
@@ -182,29 +233,29 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 #pragma unroll 1
   while (true) {
     Running<Op> running;
-    const int end = now.held > next.held ? now.held : next.held;
+    const int places = now.waiting() > next.waiting() ? now.waiting() : next.waiting();
 #pragma unroll 1
-    for (int begin = threadIdx.x; begin < end; begin += kVectors * kBlock) {
-      write_all(begin);
+    for (int begin = threadIdx.x; begin < places; begin += kAtOnce) {
+      write_round(begin);
       Compute x[kVectors * kVector];
       int there = 0;
       bool some = false;
 #pragma unroll
       for (int p = 0; p < kVectors; ++p) {
-        const int number = begin + p * kBlock, col = next.head + number * kVector;
+        const int number = next.base + begin + p * kBlock, col = next.origin + number * kVector;
         Compute own[kVector];
-        if (number < next.held) {
+        if (next.waits(number)) {
           const unsigned keeps = from.template unpack<kVector>(ahead[p], own, col, Op::padding());
           if constexpr (Load::kStoresComputed) from.template store_computed<kVector, true>(own, col);
-          waiting.put(number, ahead[p], own, keeps);
+          waiting.put(number - next.base, ahead[p], own, keeps);
           ++there;
           some |= keeps != 0;
         }
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) x[p * kVector + i] = number < next.held ? own[i] : Op::padding();
+        for (int i = 0; i < kVector; ++i) x[p * kVector + i] = next.waits(number) ? own[i] : Op::padding();
       }
       if (some) running.template add<Precision>(x, Predicate<0>{there * kVector, false});
-      fetch(begin + kVectors * kBlock);
+      fetch(begin + kAtOnce);
     }
     if constexpr (kIsUnaligned) {
       if (now.has_edge()) {
@@ -227,10 +278,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     now = next;
     to = a.store.at(current);
     row += gridDim.x;
-    next = cut_of(row);
-    from = a.load.at(next.here ? row : 0);
+    from_now = from;
+    from = a.load.at(row < a.rows ? row : 0);
+    next = cut_of(row, from);
     fetch(threadIdx.x);
     fetch_edge();
+    if constexpr (kEarly) write_dropped();
 
     Compute pivot[1];
     typename Op::State total[1] = {running.state(pivot[0])};
@@ -242,10 +295,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     if constexpr (Store::kScales) {
       typename Largest::State largest[1] = {Largest::identity()};
 #pragma unroll 1
-      for (int number = threadIdx.x; number < now.held; number += kBlock) {
+      // each thread reads the places that it has written
+      for (int number = (now.base + int(threadIdx.x)) % kBlock; number < now.end; number += kBlock) {
+        if (number < now.begin) continue;
         Compute y[kVector], z[kVector];
         map_vector(number, whole, y);
-        Store::template finish<kVector>(y, columns_at(now.head + number * kVector), z);
+        Store::template finish<kVector>(y, columns_at(now.origin + number * kVector), z);
         largest[0] = Largest::template merge<false>(largest[0], Largest::of(z));
       }
       if (now.has_edge()) {
@@ -258,6 +313,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       if constexpr (kWarps > 1) reduce_warps<Largest, false, kSlots>(largest, pivot, largest_slots, 0, warp);
       scale = a.store.scale_of(largest[0].max);
       if (threadIdx.x == 0) a.store.save(current, scale);
+      write_dropped();
     }
   }
 }

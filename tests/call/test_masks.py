@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import cupynorm
 from cupynorm import log_softmax, softmax
 from cupynorm._dtypes import DTYPES
+from cupynorm.call import asking
 from cupynorm.call.masks import Asked, Mask, MaskOptions, mask_of
 from cupynorm.host import reference
 from cupynorm.tools.testing import assert_close
@@ -639,3 +642,38 @@ def test_no_keyword_is_the_remembered_road(monkeypatch: pytest.MonkeyPatch) -> N
     assert cupynorm.softmax(X).sum() == pytest.approx(6)
     assert cupynorm.softmax(X, where=None, causal=False, quantize=None).sum() == pytest.approx(6)
     assert cupynorm.log_softmax(X).shape == cupynorm.layer_norm(X).shape == cupynorm.rms_norm(X).shape
+
+
+@given(
+    queries=st.integers(1, 40),
+    cols=st.integers(1, 40),
+    low=st.none() | st.integers(-60, 60),
+    more=st.none() | st.integers(0, 60),
+)
+def test_the_columns_of_a_band_are_counted_as_they_are_kept(
+    queries: int, cols: int, low: int | None, more: int | None
+) -> None:
+    high = None if more is None else (low or 0) + more
+    mask = Mask((2, queries, cols), 1, low=low, high=high)
+
+    begin, end = mask.interval(np.arange(queries))
+
+    assert mask.band_cols == -(-int((end - begin).sum()) // queries)
+
+
+def test_a_problem_knows_how_many_columns_lie_in_a_band() -> None:
+    x = np.empty((3, 64, 128), np.float16)
+    asked: dict[str, dict[str, Any]] = {
+        "causal": {"causal": True},
+        "window": {"window": (7, 0)},
+        "lengths": {"lengths": np.full((3, 1), 9)},
+        "both": {"causal": True, "lengths": np.full((3, 1), 9)},
+        "none": {"scale": 2.0},
+    }
+
+    found = {
+        name: asking.spec_of(lambda options=options: cupynorm.softmax(x, **options)).problem.band_cols
+        for name, options in asked.items()
+    }
+
+    assert found == {"causal": 33, "window": 8, "lengths": 0, "both": 33, "none": 0}

@@ -208,6 +208,24 @@ def test_a_dropout_keeps_the_same_elements_of_an_array_that_begins_anywhere(
     assert_close(xp.asnumpy(y), wide, dtype=dtype)
 
 
+@pytest.mark.parametrize("beside", [1, 3, 4, 8])
+def test_a_dropout_keeps_the_same_elements_of_rows_that_lie_apart(beside: int, simulated: Any) -> None:
+    """A vector that is aligned in memory then begins at any word, though the array begins at a vector."""
+    xp, random = simulated.cupy, np.random.default_rng(5)
+    x, r = (random.standard_normal((7, 197)).astype(np.float16) for _ in range(2))
+
+    def apart(host: Any) -> Any:
+        array = xp.empty((host.shape[0], host.shape[1] + beside), host.dtype)[:, : host.shape[1]]
+        array[...] = xp.asarray(host)
+        return array
+
+    options = {"dropout": 0.4, "seed": 11, "return_sum": False}
+    y = cupynorm.add_rms_norm(apart(x), apart(r), out=apart(x), **options)
+
+    wide = cupynorm.add_rms_norm(x.astype(np.float64), r.astype(np.float64), **options)
+    assert_close(xp.asnumpy(y), wide, dtype="float16")
+
+
 AROUND = [name for name, each in FORMS.items() if ("softmax" in name or "norm" in name) and not each.alone]
 EDGES = (1, 7, 63, 64, 65, 127, 257, 513, 1001, 1002, 1004, 2611, 4097, 5121, 8191, 20001, 50257, 65538)
 

@@ -92,23 +92,129 @@ def test_in_place(variant: str, cols: int, over: str, simulated: Any) -> None:
     assert_close(xp.asnumpy(total), added, dtype="float32", scale=np.asarray(2.0))
 
 
+# Intervals that begin and end within a vector and a round of the block's loads, that begin behind several rounds, that
+# differ from row to row of a block, and that are empty. What they drop is written before the row is reduced.
+INTERVALS: dict[str, dict[str, Any]] = {
+    "causal": {"causal": True},
+    "causal in the last columns": {"causal_offset": 900},
+    "window": {"window": (40, 3), "causal_offset": 5},
+    "lengths": {"lengths": "random"},
+    "lengths, left padded": {"lengths": "random", "left_padded": True},
+    "lengths and bytes": {"lengths": "random", "where": "random"},
+}
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize(("cols", "vectors"), [(1100, 1), (1096, 2), (2504, 1), (1101, 2)])
+@pytest.mark.parametrize("interval", INTERVALS)
+def test_what_an_interval_drops_is_neither_read_nor_waited_for(
+    interval: str, cols: int, vectors: int, quantized: bool, simulated: Any
+) -> None:
+    xp, random = simulated.cupy, np.random.default_rng(3)
+    rows = 3 * RECORDED["h200"].sm_count + 7
+    x = random.standard_normal((rows, cols)).astype(np.float16)
+    options: dict[str, Any] = {"scale": 0.5, **INTERVALS[interval]}
+    if "lengths" in options:
+        options["lengths"] = random.integers(0, cols + 1, rows, np.int32)
+        options["lengths"][5:9] = 0, 1, cols, 0
+    if "where" in options:
+        options["where"] = random.random((rows, cols)) < 0.6
+    # what is dropped is nan, so that a result of it would be seen
+    kept = cupynorm.softmax(np.ones((rows, cols)), **options) > 0
+    read = np.broadcast_to(kept.any(axis=1, keepdims=True), kept.shape) if "where" in options else kept
+    x = np.where(read, x, np.float16(np.nan))
+    on_device = {
+        name: xp.asarray(each) if isinstance(each, np.ndarray) else each for name, each in options.items()
+    }
+    if quantized:
+        on_device["quantize"] = options["quantize"] = "int8"
+
+    def softmax(given: Any, plan: str | Plan) -> Any:
+        return cupynorm.softmax(given, plan=plan, **on_device)
+
+    problem = asking.spec_of(lambda: cupynorm.softmax(x, **options)).problem
+    plan = choose(problem, RECORDED["h200"], lambda plan: plan.min_blocks, "shared")
+    plan = dataclasses.replace(plan, block=128, vectors=vectors, min_blocks=1, waves=0.1)
+    results = softmax(xp.asarray(x), plan)
+
+    wanted = cupynorm.softmax(np.where(kept, x, 0).astype(np.float64), **{**options, "quantize": None})
+    if quantized:
+        values, scales = map(xp.asnumpy, results)
+        assert np.abs(values * scales[:, None] - wanted).max() <= np.max(scales) * 0.51
+        assert (values[~kept] == 0).all()
+    else:
+        y = xp.asnumpy(results)
+        assert_close(y, wanted, dtype="float16")
+        assert (y[~kept] == 0).all()
+
+
+@pytest.mark.parametrize("cols", [8, 1096, 1101])
+def test_a_mask_keeps_whole_rows(cols: int, simulated: Any) -> None:
+    xp, random = simulated.cupy, np.random.default_rng(3)
+    x = random.standard_normal((40, cols)).astype(np.float16)
+    keep = random.random((40, 1)) < 0.5
+
+    y = cupynorm.softmax(xp.asarray(x), where=xp.asarray(keep), plan="shared")
+
+    assert_close(xp.asnumpy(y), cupynorm.softmax(x.astype(np.float64), where=keep), dtype="float16")
+
+
+# rows of which a band keeps less than a block has room for, so that a block has several rows' places
+@pytest.mark.parametrize(
+    "band", [{"causal": True}, {"window": (3, 4)}, {"causal_offset": -30}, {"causal_offset": 2000}]
+)
+@pytest.mark.parametrize("cols", [1000, 1003])
+def test_a_row_has_room_for_what_its_band_keeps_at_most(
+    band: dict[str, Any], cols: int, simulated: Any
+) -> None:
+    xp, random = simulated.cupy, np.random.default_rng(3)
+    x = random.standard_normal((9, 60, cols)).astype(np.float16)
+    problem = asking.spec_of(lambda: cupynorm.softmax(x, **band)).problem
+    kept = (cupynorm.softmax(np.ones((60, cols)), **band) > 0).sum(axis=1)
+
+    y = cupynorm.softmax(xp.asarray(x), plan="shared", **band)
+
+    assert kept.max() <= problem.most_kept <= max(1, min(cols, kept.max()))
+    assert_close(xp.asnumpy(y), cupynorm.softmax(x.astype(np.float64), **band), dtype="float16")
+
+
+@pytest.mark.parametrize("cols", [1096, 1101])
+def test_what_is_dropped_is_minus_infinity_in_place_too(cols: int, simulated: Any) -> None:
+    xp, random = simulated.cupy, np.random.default_rng(3)
+    rows = 2 * RECORDED["h200"].sm_count + 7
+    x = random.standard_normal((rows, cols)).astype(np.float32)
+    options = {"causal_offset": 300, "bias": random.standard_normal((1, cols)).astype(np.float32)}
+    wanted = cupynorm.log_softmax(x.astype(np.float64), **options)
+    given = xp.asarray(x)
+    on_device = {**options, "bias": xp.asarray(options["bias"])}
+
+    y = xp.asnumpy(cupynorm.log_softmax(given, out=given, plan="shared", **on_device))
+
+    assert (np.isinf(y) == np.isinf(wanted)).all()
+    assert_close(np.where(np.isinf(y), 0, y), np.where(np.isinf(wanted), 0, wanted), dtype="float32")
+
+
 def test_a_row_waits_in_as_few_bytes_as_hold_it_exactly() -> None:
-    """x itself in its own type with a bit for each element that a mask may drop, a sum in the compute type."""
+    """x itself, with a bit for each element that a mask may drop, unless other arrays or many steps make it what it is.
+
+    Then it waits in the compute type.
+    """
     waits = {
         name: computed_bytes(explain.form_spec(FORMS[name], 3, 4096, "float16").problem, 8)
-        for name in ("softmax/bias", "add_layer_norm", "layer_norm/int8")
+        for name in ("softmax/where", "softmax/bias", "add_layer_norm", "layer_norm/int8")
     }
-    x, keep = np.empty((3, 4096), np.float16), np.empty((3, 4096), np.bool_)
-    alone = asking.spec_of(lambda: cupynorm.softmax(x, where=keep)).problem
+    x = np.empty((3, 4096), np.float16)
+    many = cupynorm.fuse(cupynorm.softmax, load=lambda x: np.tanh(x) * 2.0)
     bits = 4096 // 8
 
-    assert computed_bytes(alone, 8) == 2 * 4096 + bits
     assert waits == {
+        "softmax/where": 2 * 4096 + bits,
         "softmax/bias": 4 * 4096 + bits,
         "add_layer_norm": 4 * 4096,
         "layer_norm/int8": 2 * 4096,
     }
-    assert planned("softmax/where", 4096, 50256, "float16", "shared").min_blocks == 1
+    assert not asking.spec_of(lambda: many(x)).problem.waits_as_loaded
+    assert planned("softmax/where", 4096, 50256, "float16", "shared").min_blocks == 2
     with pytest.raises(DoesNotFitError, match="cannot hold a row of 65536 columns"):
         planned("add_layer_norm", 4096, 65536, "float16", "shared")
 
@@ -121,3 +227,39 @@ def test_a_plan_that_was_chosen_is_accepted_when_it_is_asked_for(variant: str, n
 
     assert planned(name, 300, cols, "float16", plan) == plan
     assert plan.kernel == {"shared": "row_computed", "cached": "row_cached"}[variant]
+
+
+CLUSTER, SHARED = "cluster", "shared"
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "cols", "dtype", "variant"),
+    [
+        ("softmax/causal", 4096, 50257, "float16", SHARED),
+        ("softmax/causal", 50257, 50257, "float16", SHARED),
+        ("softmax/causal", 4096, 262144, "float32", SHARED),
+        ("softmax/causal", 4096, 16384, "float16", "block"),
+        ("softmax/causal", 32768, 32768, "float16", CLUSTER),  # half is kept
+        ("softmax/causal", 4096, 20480, "float32", CLUSTER),
+        ("softmax/lengths", 4096, 50257, "float16", CLUSTER),  # how much is kept is not known
+        ("softmax/window", 65536, 65536, "float16", SHARED),
+    ],
+)
+def test_a_band_that_keeps_little_of_long_rows_takes_shared_memory(
+    name: str, rows: int, cols: int, dtype: str, variant: str
+) -> None:
+    problem = explain.form_spec(FORMS[name], rows, cols, dtype).problem
+
+    plan = choose(problem, RECORDED["h200"], lambda plan: plan.min_blocks)
+
+    assert plan.variant == variant
+    assert ("its mask keeps" in plan.why) == (variant == SHARED)
+
+
+@pytest.mark.parametrize("device", ["h200", "a100", "t4"])
+def test_blocks_of_a_band_are_no_more_than_a_multiprocessor_holds(device: str) -> None:
+    problem = explain.form_spec(FORMS["softmax/causal"], 4096, 30001, "float16").problem
+
+    plan = choose(problem, RECORDED[device], lambda plan: plan.min_blocks, SHARED)
+
+    assert plan.block * plan.min_blocks <= RECORDED[device].threads_per_sm

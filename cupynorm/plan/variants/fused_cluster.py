@@ -61,9 +61,11 @@ def prefetched(question: Question) -> Plan | None:
     dynamic = CONVERTED if problem.unaligned else AT_USE  # what a dynamic scheduler needs at least
     cached = CONVERTED if problem.unaligned else SHARED if problem.parameter_bytes else AT_USE
     for cache in dict.fromkeys((cached, dynamic)):
-        best, most = None, (0.0, 0)
+        best, most = None, (0.0, -math.inf)
         for plan in _tilings(question, cache):
-            worth = _worth(question, plan), plan.block
+            # threads of unaligned rows cost more where instructions count: of equal tilings one of fewer threads
+            few = problem.unaligned > 0 and (problem.interval_mask or problem.has_scales)
+            worth = _worth(question, plan), -plan.block if few else plan.block
             if worth > most:
                 best, most = plan, worth
         if best is not None:
@@ -109,13 +111,27 @@ def _worth(question: Question, plan: Plan) -> float:
     problem, numbers = question.problem, question.rules.fused_clusters
     written = problem.output_bytes * (1 if problem.output_bytes == 1 else problem.outputs)
     each = problem.load_bytes + sum((*problem.load_operands, *problem.epilogue_operands)) + written
-    rows = plan.min_blocks * numbers.shares[plan.ctas_per_row] / plan.ctas_per_row
-    worth = min(rows * problem.cols * each, numbers.busy_bytes)
+    reached = numbers.shares[plan.ctas_per_row]
+    worth = min(plan.min_blocks * reached / plan.ctas_per_row * problem.cols * each, numbers.busy_bytes)
+    little = problem.extra_registers <= question.rules.registers.staged_arithmetic
     if problem.has_scales:
         return float(worth * plan.min_blocks**numbers.by_blocks * plan.vectors**numbers.by_vectors)
-    little = problem.extra_registers <= question.rules.registers.staged_arithmetic
+    if problem.interval_mask and problem.element_bytes != FLOAT_BYTES:
+        blocks = min(plan.min_blocks, numbers.busy_blocks)
+        return float(worth * math.sqrt(reached) * blocks**numbers.by_blocks)
+    wide = problem.element_bytes == FLOAT_BYTES and len(problem.parameter_bytes) == 1
+    if not (little or wide):  # instructions take the time: threads that have nothing to do cost it
+        threads = plan.min_blocks * plan.block
+        worth *= reached * math.sqrt(_filled(problem, plan)) * min(1.0, threads / numbers.busy_threads)
     light = bool(problem.parameter_bytes) and little
     return float(worth * plan.min_blocks ** (numbers.by_blocks_of_little if light else numbers.by_blocks))
+
+
+def _filled(problem: Problem, plan: Plan) -> float:
+    """Return the share of all threads' vectors that there are."""
+    ctas = plan.ctas_per_row
+    each = line_vectors(problem, ctas)[1] if problem.unaligned else math.ceil(problem.vectors / ctas)
+    return each / (plan.block * plan.vectors)
 
 
 def has_static_room(problem: Problem, plan: Plan) -> bool:
@@ -128,12 +144,16 @@ def _registers(question: Question, elements: int) -> int:
     """Return how many registers keep a thread of so many elements from spilling."""
     problem, model = question.problem, question.rules.registers
     more = problem.extra_registers - model.staged_arithmetic
-    needed = elements + model.staged + 2 * max(0, more)
+    alone = not (problem.load_operands or problem.epilogue_operands)
+    alone = alone and (problem.interval_mask or (problem.has_scales and bool(problem.parameter_bytes)))
+    needed = elements + (model.staged_alone if alone else model.staged) + 2 * max(0, more)
     needed += elements * sum(problem.epilogue_operands) // REGISTER_BYTES
     passing = sum(size * problem.vector // REGISTER_BYTES for size in problem.parameter_bytes)
     needed += max(0, 2 * (passing - model.passing_words))
     if problem.interval_mask:
-        needed += model.edge * problem.unaligned + 2 * model.edge * bool(problem.load_operands)
+        needed += 2 * model.edge * bool(problem.load_operands)
+        few = alone and problem.element_bytes != FLOAT_BYTES
+        needed += model.edge * (problem.unaligned > 0 and not few)
     if problem.parameter_bytes and problem.element_bytes == FLOAT_BYTES:
         needed += model.step * (elements > model.crowded_floats)
         needed += 2 * model.step * (elements > model.crowded_elements and (problem.unaligned > 0 or more > 0))

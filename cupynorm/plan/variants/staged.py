@@ -53,11 +53,27 @@ def shared(question: Question) -> Plan | None:
     return finished(question, plan, "a block's shared memory holds the row, and no variant before it does")
 
 
+def prefers_shared(question: Question) -> bool:
+    """Say whether a mask drops so much of each row that one block for each is better than several.
+
+    What is dropped is written, and nothing else: blocks that share a row would wait for those that have what is kept.
+    """
+    problem = question.problem
+    if not (problem.band_cols and _is_simple(question, unaligned=True)):
+        return False
+    what = "shared, band" + (", unaligned" if problem.unaligned else "")
+    found = question.rules.crossover(what, problem.element_bytes)
+    long_enough = found is not None and found.least <= problem.row_bytes <= found.most
+    return found is not None and long_enough and problem.band_share <= found.kept
+
+
 def _computed(question: Question) -> Plan | None:
     """Return the plan of fused rows that wait as they were computed: as many threads as registers allow."""
     problem, limits, numbers = question.problem, question.limits, question.rules.staged
     needed = computed_bytes(problem, problem.vector) + limits.reserved_shared_bytes + STATIC_SHARED_BYTES
     at_once = max(1, min(limits.shared_bytes_per_sm // needed, limits.blocks_per_sm))
+    if problem.band_cols and _is_simple(question, unaligned=True):
+        return _of_band(question, at_once)
     simple = _is_simple(question)
     each = COMPUTED_REGISTERS if simple else COMPUTED_REGISTERS_BESIDE
     tight = problem.unaligned or problem.extra_registers > question.rules.registers.few
@@ -74,12 +90,25 @@ def _computed(question: Question) -> Plan | None:
     return finished_computed(question, plan, COMPUTED)
 
 
-def _is_simple(question: Question) -> bool:
-    """Say whether a thread has registers for two vectors on their way."""
+def _of_band(question: Question, at_once: int) -> Plan | None:
+    """Return the plan of rows of which a band is kept, of which `at_once` fit: threads enough to write the others."""
+    problem, numbers = question.problem, question.rules.staged
+    block, blocks, vectors = numbers.band_block, min(at_once, numbers.band_blocks), 1
+    blocks = min(blocks, question.limits.threads_per_sm // block)
+    if at_once >= numbers.short_band_blocks and not problem.unaligned:
+        block, blocks, vectors = numbers.short_band_block, numbers.short_band_blocks, 2
+    plan = chunked(question, "shared", block, 0, vectors=vectors)
+    share = f"{COMPUTED}; its mask keeps {problem.band_share:.0%} of it at most"
+    return finished_computed(question, dataclasses.replace(plan, min_blocks=blocks), share)
+
+
+def _is_simple(question: Question, *, unaligned: bool = False) -> bool:
+    """Say whether a thread has registers for two vectors on their way. unaligned: those of unaligned rows suffice."""
     problem = question.problem
     beside = (*problem.parameter_bytes, *problem.load_operands, *problem.epilogue_operands)
     few = problem.extra_registers <= question.rules.registers.few
-    return few and not (beside or problem.doubles or problem.unaligned or problem.has_scales)
+    crowded = problem.doubles or problem.has_scales or (problem.unaligned > 0 and not unaligned)
+    return few and not (beside or crowded)
 
 
 def finished_computed(question: Question, plan: Plan, reason: Rule | str) -> Plan | None:
