@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from cupynorm.plan.choose import choose
@@ -19,6 +20,21 @@ Row = dict[str, Any]
 # A rule of one of these holds rows up to its own row_bytes from where the one before it ends.
 INTERVALS = ("registers", "cached", "cluster")
 FIRST_IS_TAKEN = ("registers", "cached")  # the first rule that is long enough decides, whether or not it fits
+SIZE_BESIDE = {2: 4, 4: 2}  # bytes of elements whose rules are tried for each other
+# What says which rows a rule is for and where it comes from. All else are its numbers.
+IDENTITY = (
+    "id",
+    "rule",
+    "table",
+    "parameters",
+    "bytes",
+    "row_bytes",
+    "above",
+    "unaligned",
+    "many",
+    "min_rows",
+)
+ORIGIN = ("source", "note", "share", "share_without", "at")
 NEXT = 4  # how many rules down the list are tried in a rule's place
 BEFORE = 2  # and how many up the list, as if they held rows so long
 # Crossovers that decide how a call is written in C++, before its device is known: no data but those of the measured
@@ -49,6 +65,17 @@ def kind_of(row: Mapping[str, Any]) -> tuple[int | None, int | None]:
 def table_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return what the rules of one list have in common, among which the planner looks one up."""
     return row["rule"].partition(" ")[0], row.get("table"), *kind_of(row)
+
+
+def numbers_of(row: Row) -> Row:
+    """Return what a rule says about how rows are held, without which rows these are."""
+    return {key: value for key, value in row.items() if key not in {*IDENTITY, *ORIGIN}}
+
+
+def with_numbers_of(row: Row, other: Row) -> Row:
+    """Return a rule for the rows of one, with the numbers of another."""
+    mine = {key: value for key, value in row.items() if key in {*IDENTITY, *ORIGIN}}
+    return {**mine, **numbers_of(other)}
 
 
 class Content:
@@ -82,14 +109,10 @@ class Content:
         """The rules and crossovers by their names."""
         return {name_of(row): row for row in (*self.rows, *self.crossovers)}
 
-    def but(self, without: Sequence[str] = (), longest: Mapping[str, float | None] | None = None) -> Content:
-        """Return the same without rows of these names, and with rules for rows of up to other numbers of bytes."""
-        longest = longest or {}
-        rules = [
-            {**row, "row_bytes": longest[row["id"]]} if row["id"] in longest else row
-            for row in self.rows
-            if row["id"] not in without
-        ]
+    def but(self, without: Collection[str] = (), changed: Mapping[str, Row] | None = None) -> Content:
+        """Return the same without rows of these names, and with other rows in place of some rules."""
+        changed = changed or {}
+        rules = [changed.get(row["id"], row) for row in self.rows if row["id"] not in without]
         crossovers = [row for row in self.crossovers if name_of(row) not in without]
         return Content({**self.told, "rules": rules, "crossovers": crossovers}, self.file)
 
@@ -123,6 +146,19 @@ class Content:
                 found.setdefault(_in_turn(row), []).append(row["id"])
         return {name: names for names in found.values() for name in names}
 
+    def elsewhere(self, rule: Row, row_bytes: int) -> Iterator[Row]:
+        """Give the rules that hold rows so long in the lists of one more or less parameter, or of 2 for 4 bytes."""
+        what, table, parameters, size = table_of(rule)
+        others = [(each, size) for each in (parameters - 1, parameters + 1)]
+        others += [(parameters, SIZE_BESIDE[size])] if size in SIZE_BESIDE else []
+        for kind in others:
+            for row in self.tables.get((what, table, *kind), ()):
+                longest = math.inf if row["row_bytes"] is None else row["row_bytes"]
+                same = all(row.get(key, False) == rule.get(key, False) for key in ("rule", "unaligned"))
+                if same and row.get("above", 0) < row_bytes <= longest:
+                    yield row
+                    break
+
     @functools.cached_property
     def tables(self) -> dict[tuple[Any, ...], list[Row]]:
         """The rules of each list, in order."""
@@ -141,7 +177,8 @@ def contenders(content: Content, problem: Problem, limits: Limits) -> dict[Plan,
     """Return the plans that any shorter list of rules may lead to, and how, the planner's own choice first.
 
     By the rules down the list from the one that decides, as if those before were left out; by those up the list, as if
-    they held longer rows; without the whole list; and without each crossover of the problem's kind.
+    they held longer rows; with the numbers of the rules for rows of this length of other kinds; without the whole list;
+    and without each crossover of the problem's kind.
     """
     first = content.choose(problem, limits)
     if first is None:
@@ -167,7 +204,10 @@ def _changed(content: Content, problem: Problem, rule: str | None) -> Iterator[t
     if rule is not None:
         row = content.by_name[rule]
         for each in content.before(rule)[:BEFORE]:
-            yield f"{each} for longer rows", content.but([rule], {each: row["row_bytes"]})
+            longer = {**content.by_name[each], "row_bytes": row["row_bytes"]}
+            yield f"{each} for longer rows", content.but([rule], {each: longer})
+        for other in content.elsewhere(row, problem.row_bytes):
+            yield f"with the numbers of {other['id']}", content.but((), {rule: with_numbers_of(row, other)})
         table = [each["id"] for each in content.tables[table_of(row)]]
         yield "without the list of the rule", content.but(table)
     for crossover in content.crossovers:

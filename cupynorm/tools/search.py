@@ -21,7 +21,7 @@ from cupynorm.invoke import row_ops
 from cupynorm.plan.config import ACCESS_BYTES, DOUBLE_BYTES, Plan
 from cupynorm.plan.limits import Limits
 from cupynorm.runtime import compiler, cubins, devices, tuned_plans
-from cupynorm.tools import bench, buffers, peers, rule_plans, timing
+from cupynorm.tools import bench, bench_points, buffers, peers, rule_plans, timing
 from cupynorm.tools.results import COPY, Point
 from cupynorm.tools.rule_plans import Content
 from cupynorm.tools.tune import usable
@@ -42,6 +42,13 @@ FEW_ROWS = 8192  # that rules for few rows are for
 LONGEST_ROW_BYTES = 4 << 20  # of rules without an end
 # Which of a rule's widths, in ascending order, are measured: for all rules the first of these, then the next.
 PARTS = (0.7, 0.2, 0.95, 0.45)
+# Widths that the sweep has not, and ops that are measured there.
+BETWEEN = (
+    *(48, 77, 96, 200, 384, 511, 640, 1001, 1280, 1536, 2049, 3000, 3072, 4097, 5120, 7168),
+    *(10000, 14336, 20001, 24000, 30000, 50304, 100000, 128256),
+)
+BETWEEN_OPS = ("softmax", "rms_norm", "layer_norm")
+HALVES_LAST = "bfloat16"  # which the rules of float16 are for, too: measured last
 WIDTH_PARTS = (0.1, 0.4, 0.7, 1.0)  # of the range of a rule: where points are looked for
 REPLAYS = 9
 COMPILED_AT_ONCE = 15  # processes, and one of the host's cores is left for the one that measures
@@ -136,8 +143,9 @@ def points(
 ) -> list[Point]:
     """Return the points that tell what each rule earns, the most telling first, of the given forms and dtypes.
 
-    First comes one point for each rule, then another width for each, and so on: a search that is cut short has seen all
-    lists of rules then, and not some of them well. each: map, or the same of several processes.
+    First come known_points() and powers of two, which are what people have. Then comes one point for each rule, then
+    another width for each, and so on: a search that is cut short has seen all lists of rules then, and not some of them
+    well. each: map, or the same of several processes.
     """
     held: dict[str, list[Point]] = {}
     of_forms = [
@@ -157,12 +165,39 @@ def points(
         place[rule] = seen[table] = seen.get(table, 0) + 1
     # doubles are asked for less often, and are timed last
     rules.sort(key=lambda rule: (content.by_name[rule]["bytes"] == DOUBLE_BYTES, place[rule]))
-    chosen: dict[Point, None] = {}
+    besides = [
+        point
+        for point in known_points()
+        if (not ops or point.op in ops) and (not dtypes or point.dtype in dtypes)
+    ]
+    halves = [point for point in besides if point.dtype == HALVES_LAST]
+    chosen = dict.fromkeys(point for point in besides if point.dtype != HALVES_LAST)
+    for rule in rules:
+        chosen.update(dict.fromkeys(_powers_of_two(held[rule])))
     for part in PARTS:
         for rule in rules:
             at = held[rule]
             chosen[at[min(len(at) - 1, int(part * len(at)))]] = None
-    return list(chosen)
+    return list(chosen | dict.fromkeys(halves))
+
+
+def known_points() -> list[Point]:
+    """Return the points of the benchmark's sweep, plain ops first, and widths between those that it has."""
+    plain = [name for name in forms.FORMS if forms.form(name).alone]
+    between = [
+        Point(op, dtype, _rows_for(op, dtype, cols), cols)
+        for op in BETWEEN_OPS
+        for dtype in bench_points.FEW_DTYPES
+        for cols in BETWEEN
+    ]
+    fused = [name for name in FORMS if name not in plain]
+    return list(dict.fromkeys([*bench_points.points(plain, ()), *between, *bench_points.points(fused, ())]))
+
+
+def _powers_of_two(held: Sequence[Point]) -> list[Point]:
+    """Return the first and the last of a rule's points whose columns are a power of two."""
+    found = [point for point in held if point.cols.bit_count() == 1 and not point.offset]
+    return [found[0], found[-1]] if found else []
 
 
 def held_by_rules(

@@ -37,10 +37,10 @@ class Seen(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A change of the rules: names of those that are left out, and new bytes of the longest rows of others."""
+    """A change of the rules: names of those that are left out, and what others are instead."""
 
     without: tuple[str, ...] = ()
-    longest: Mapping[str, float | None] = {}
+    changed: Mapping[str, Row] = {}
 
 
 class Earned(NamedTuple):
@@ -197,7 +197,7 @@ class _Shipping:
         widths = {self.seen[number].problem.row_bytes for number in mine}
         for width in sorted(widths):
             if least < width < most and width != row["row_bytes"]:
-                yield Move(longest={name: width})
+                yield Move(changed={name: {**row, "row_bytes": width}})
 
     def _end(self, name: str) -> float:
         longest = self.content.by_name[name]["row_bytes"]
@@ -207,7 +207,8 @@ class _Shipping:
         """Give moves that leave a rule out: its rows go to those down the list, or to the one before it."""
         yield Move((name,))
         for before in self.content.before(name)[:1]:
-            yield Move((name,), {before: self.content.by_name[name]["row_bytes"]})
+            longer = {**self.content.by_name[before], "row_bytes": self.content.by_name[name]["row_bytes"]}
+            yield Move((name,), {before: longer})
 
     def _may_go(self, name: str) -> bool:
         row = self.content.by_name[name]
@@ -220,7 +221,7 @@ class _Shipping:
 
     def _near(self, move: Move) -> list[int]:
         """Return the points that a move may matter for, those that its rows decide first."""
-        names = (*move.without, *move.longest)
+        names = (*move.without, *move.changed)
         parameters, size = rule_plans.kind_of(self.content.by_name[names[0]])
         least, most = self._reach(move)
         near = [
@@ -234,7 +235,7 @@ class _Shipping:
     def _reach(self, move: Move) -> tuple[float, float]:
         """Return of more than how many bytes, and up to how many, rows are that a move may matter for."""
         least, most = math.inf, 0.0
-        for name in (*move.without, *move.longest):
+        for name in (*move.without, *move.changed):
             row = self.content.by_name[name]
             table = self.content.tables[rule_plans.table_of(row)] if "id" in row else []
             # the first and the last of a list stand in where no rule holds a row
@@ -242,7 +243,7 @@ class _Shipping:
                 return 0, math.inf
             before = table[table.index(row) - 1]["id"] if row["rule"] in rule_plans.FIRST_IS_TAKEN else None
             least = min(least, self._end(before) if before else row.get("above", 0))
-            new = move.longest.get(name, row["row_bytes"])
+            new = move.changed.get(name, row)["row_bytes"]
             most = max(most, self._end(name), math.inf if new is None else new)
         return least, most
 
@@ -258,7 +259,7 @@ class _Shipping:
 
     def _take(self, move: Move, *, faster: bool = False) -> bool:
         """Make a move if no point becomes slower by more than the noise. faster: and some is faster by more."""
-        if any(each not in self.content.by_name for each in (*move.without, *move.longest)):
+        if any(each not in self.content.by_name for each in (*move.without, *move.changed)):
             return False
         content, near = self.content.but(*move), self._near(move)
         chosen: dict[int, Chosen] = {}
@@ -272,7 +273,7 @@ class _Shipping:
             gained |= share > self._share(number) + NOISE
             chosen[number] = found
         # of a kind with rules for many or for few rows, another may decide for other numbers of rows
-        kind = rule_plans.kind_of(self.content.by_name[(*move.without, *move.longest)[0]])
+        kind = rule_plans.kind_of(self.content.by_name[(*move.without, *move.changed)[0]])
         by_rows = any(
             rule_plans.kind_of(row) == kind and ("many" in row or "min_rows" in row)
             for row in self.content.rows
