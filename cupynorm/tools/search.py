@@ -20,6 +20,7 @@ from cupynorm.catalog import forms
 from cupynorm.invoke import row_ops
 from cupynorm.plan.config import ACCESS_BYTES, DOUBLE_BYTES, Plan
 from cupynorm.plan.limits import Limits
+from cupynorm.plan.rules import kinds_of
 from cupynorm.runtime import compiler, cubins, devices, tuned_plans
 from cupynorm.tools import bench, bench_points, buffers, peers, rule_plans, timing
 from cupynorm.tools.results import COPY, Point
@@ -159,12 +160,13 @@ def points(
             held.setdefault(rule, []).extend(at)
     rules = [row["id"] for row in content.rows if row["id"] in held]
     place: dict[str, int] = {}
-    seen: dict[tuple[Any, ...], int] = {}
+    seen: dict[rule_plans.List, int] = {}
     for rule in rules:
-        table = rule_plans.table_of(content.by_name[rule])
+        table, *_ = rule_plans.lists_of(content.by_name[rule])
         place[rule] = seen[table] = seen.get(table, 0) + 1
     # doubles are asked for less often, and are timed last
-    rules.sort(key=lambda rule: (content.by_name[rule]["bytes"] == DOUBLE_BYTES, place[rule]))
+    doubles = {row["id"]: all(size == DOUBLE_BYTES for _, size in kinds_of(row)) for row in content.rows}
+    rules.sort(key=lambda rule: (doubles[rule], place[rule]))
     besides = [
         point
         for point in known_points()
@@ -209,7 +211,7 @@ def held_by_rules(
     kind = bench.lowered(Point(op, dtype, FEW_ROWS, 64)).problem.kind
     for point in _points_of(content, op, dtype, kind):
         chosen = content.choose(bench.lowered(point).problem, limits)
-        if chosen is not None and chosen.rule is not None:
+        if chosen is not None and chosen.rule:
             held.setdefault(chosen.rule, []).append(point)
     return held
 
@@ -217,7 +219,7 @@ def held_by_rules(
 def _points_of(content: Content, op: str, dtype: str, kind: tuple[int, int]) -> Iterator[Point]:
     """Give points of a form in the order of their widths."""
     size = dtype_of(dtype).itemsize
-    rules = [row for row in content.rows if rule_plans.kind_of(row) == kind]
+    rules = [row for row in content.rows if kind in kinds_of(row)]
     widths = _widths(rules, size)
     for cols in sorted(widths):
         rows = _rows_for(op, dtype, cols)
@@ -233,11 +235,11 @@ def _points_of(content: Content, op: str, dtype: str, kind: tuple[int, int]) -> 
 
 
 def _widths(rules: Sequence[Mapping[str, Any]], size: int) -> set[int]:
-    """Return numbers of columns within what rules may hold: whole accesses, powers of two and odd ones."""
+    """Return numbers of columns within what rules of a kind may hold: whole accesses, powers of two and odd ones."""
     widths = {1 << power for power in range(3, 21) if (1 << power) * size <= LONGEST_ROW_BYTES}
     ends: dict[tuple[Any, ...], float] = {}
     for row in rules:
-        table = rule_plans.table_of(row)
+        table = row["rule"].partition(" ")[0], row.get("table")
         longest = row["row_bytes"] or LONGEST_ROW_BYTES
         least = row.get("above", 0 if row["rule"] == "fixed" else ends.get(table, 0))
         ends[table] = max(longest, ends.get(table, 0))

@@ -371,16 +371,3 @@ def test_a_rule_of_the_package_may_not_have_been_measured_alone() -> None:
     assert found.rule is not None
     assert found.why.startswith(f"rule {found.rule.id} of ")
     assert set(found.rule.source) == {"device", "date", "file", "note", "what"}
-
-
-@pytest.mark.parametrize(
-    ("why", "name"),
-    [
-        ("rule middle of plan/data/sm_90.json", "middle"),
-        ("rule a-to-any-2 of plan/data/sm_90.json, which stands in for sm_80", "a-to-any-2"),
-        ("fewer rows than multiprocessors: a cluster of many blocks for each row", None),
-        ("", None),
-    ],
-)
-def test_the_rule_that_decided_is_found_in_the_reason(why: str, name: str | None) -> None:
-    assert planner_rules.rule_of(why) == name
