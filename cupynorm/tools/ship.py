@@ -34,6 +34,7 @@ MEAN_PART = 0.3  # of the tolerance of a point: how far the geometric mean of th
 LEAST_SHARE = 1e-3  # stands for that of a plan that cannot run
 BY_RANGE = ("fixed",)  # rules of these say where they begin, too
 CURVE_STEP = 50  # rules
+TOGETHER = 12  # moves
 
 
 class Seen(NamedTuple):
@@ -262,7 +263,9 @@ class _Shipping:
     def leave_out(self, progress: Callable[[int, int], None]) -> None:
         """Leave out, or merge, rule after rule, the smallest loss first, until every move left would cost too much.
 
-        What a move costs is found again when its turn comes, since others were made before it.
+        What a move costs is found again when its turn comes, since others were made before it: for rules that are left
+        out by the points that they decide. A rule may matter for others, too, so that all points are looked at again
+        after each TOGETHER moves: those with which some point falls are taken back, and made one by one.
         """
         names = [*(row["id"] for row in self.content.rows), *map(rule_plans.name_of, self.content.crossovers)]
         taken = -1
@@ -273,18 +276,52 @@ class _Shipping:
             for name in names:
                 self._weigh(self._moves(name), waiting, count)
             while waiting:
-                loss, _, move = heapq.heappop(waiting)
-                effect = self._effect(move)
-                if effect is None:
-                    continue
-                if waiting and effect.loss > max(loss, waiting[0][0]):
-                    heapq.heappush(waiting, (effect.loss, next(count), move))
-                elif self._take(move, effect):
-                    taken += 1
-                    for name in move.changed:
-                        self._weigh(self._moves(name), waiting, count)
+                before, moves = self._state(), self._take_some(waiting, count, TOGETHER)
+                if not self._settled():
+                    self._restore(before)
+                    for move in moves:
+                        effect = self._effect(move)
+                        if effect is not None and self._take(move, effect):
+                            taken += 1
+                else:
+                    taken += len(moves)
                 progress(len(self.first.rows) - len(self.content.rows), len(self.first.rows))
             names = list(self.content.by_name)
+
+    def _take_some(
+        self, waiting: list[tuple[float, int, Move]], count: Iterator[int], most: int
+    ) -> list[Move]:
+        """Make the moves of the smallest loss; return those that were made."""
+        made: list[Move] = []
+        while waiting and len(made) < most:
+            loss, _, move = heapq.heappop(waiting)
+            effect = self._effect(move, guess=not move.changed)
+            if effect is None:
+                continue
+            if waiting and effect.loss > max(loss, waiting[0][0]):
+                heapq.heappush(waiting, (effect.loss, next(count), move))
+            elif self._take(move, effect):
+                made.append(move)
+                for name in move.changed:
+                    self._weigh(self._moves(name), waiting, count)
+        return made
+
+    def _settled(self) -> bool:
+        """Look at all points; say whether none falls by more than the tolerance, nor the mean of the sweep too far."""
+        for number, seen in enumerate(self.seen):
+            found = self.content.choose(seen.problem, seen.limits)
+            if found is None or found.plan not in seen.shares:
+                return False
+            self.chosen[number] = found
+            if self._share(number) < self.reference[number] - self.tolerance:
+                return False
+        return self._lost() <= self.mean_tolerance * self.of_sweep
+
+    def _state(self) -> tuple[Any, ...]:
+        return self.content, list(self.chosen), self.measured.copy(), dict(self.merged), list(self.steps)
+
+    def _restore(self, state: tuple[Any, ...]) -> None:
+        self.content, self.chosen, self.measured, self.merged, self.steps = state
 
     def _weigh(
         self, moves: Iterator[Move], waiting: list[tuple[float, int, Move]], count: Iterator[int]
@@ -309,8 +346,14 @@ class _Shipping:
         mine = [number for number, chosen in enumerate(self.chosen) if chosen.rule in {name, after[0]}]
         if not any(self._slower(number) for number in mine):
             return
-        widths = {self.seen[number].problem.row_bytes for number in mine}
-        for width in sorted(widths):
+        widths = sorted({self.seen[number].problem.row_bytes for number in mine})
+        slower = {self.seen[number].problem.row_bytes for number in mine if self._slower(number)}
+        # up to a width that another plan is better for, or down to the one before it
+        ends = {width for width in slower if width > row["row_bytes"]}
+        ends |= {
+            one for one, width in itertools.pairwise(widths) if width in slower and width <= row["row_bytes"]
+        }
+        for width in sorted(ends):
             if least < width < most and width != row["row_bytes"]:
                 yield Move(changed={name: {**row, "row_bytes": width}})
 
