@@ -678,8 +678,8 @@ class _Shipping:
                 for key, value in row.items()
                 if key not in {"share", "share_without", "at", "source"}
             },
-            "share": self._share(number),
-            "share_without": share_without,
+            "share": round(self._share(number), 4),
+            "share_without": share_without and round(share_without, 4),
             "at": str(seen.point),
             "source": seen.source,
         }
