@@ -236,6 +236,7 @@ class _Shipping:
         self.unknown = len(seen) - len(known)
         self.seen = [each for each, _ in known]
         self.chosen = [found for _, found in known]
+        self.first_chosen = list(self.chosen)
         self.before = [each.shares[found.plan] for each, found in known]
         self.reference = list(self.before)
         self.orders: dict[Problem, int] = {}  # how many there are of a row, whatever the number of rows
@@ -394,17 +395,13 @@ class _Shipping:
         row = self.content.by_name[name]
         for other in self.content.rows:
             kinds = kinds_of(row) + kinds_of(other)
-            parameters, sizes = (sorted(set(each)) for each in zip(*kinds, strict=True))
-            whole = len(set(kinds)) == len(kinds) == len(parameters) * len(sizes)
-            if not whole or not _alike(row, other) or not self._overlap(row, other):
+            of_kinds = _of_kinds({}, kinds)
+            if of_kinds is None or not _alike(row, other) or not self._overlap(row, other):
                 continue
-            of_kinds = {
-                "parameters": parameters if len(parameters) > 1 else parameters[0],
-                "bytes": sizes if len(sizes) > 1 else sizes[0],
-            }
+            without_parameters = any(parameters == 0 for parameters, _ in kinds)
             for kept, gone in ((row, other), (other, row)):
                 same = rule_plans.numbers_of(kept) == rule_plans.numbers_of(gone)
-                if (0 in parameters and kept.get("parameter_cache")) or not (
+                if (without_parameters and kept.get("parameter_cache")) or not (
                     same or self._may_go(gone["id"])
                 ):
                     continue
@@ -628,6 +625,7 @@ class _Shipping:
 
     def finished(self, sources: Mapping[str, Mapping[str, str]]) -> Shipped:
         """Return the rules with where they come from."""
+        self._narrow()
         rows = [self._told(row) for row in self.content.rows]
         crossovers = [self._told(row) for row in self.content.crossovers]
         changed = _renamed(rows, self.first)
@@ -654,6 +652,30 @@ class _Shipping:
             after=_mean([self._share(number) for number in range(len(self.seen))]),
             slower=sum(map(self._slower, range(len(self.seen)))),
         )
+
+    def _narrow(self) -> None:
+        """Take kinds out of merged rules whose rows others have come to hold since they were merged."""
+        last = self._last()
+        for row in self.content.rows:
+            measured = {
+                self.seen[number].problem.kind
+                for number, chosen in enumerate(self.first_chosen)
+                if last.get(chosen.rule, chosen.rule) == row["id"]
+            }
+            deciding = {
+                self.seen[number].problem.kind
+                for number, chosen in enumerate(self.chosen)
+                if chosen.rule == row["id"]
+            }
+            left = [kind for kind in kinds_of(row) if kind in deciding or kind not in measured]
+            if left and len(left) < len(kinds_of(row)):
+                narrower = _of_kinds(row, left)
+                effect = self._effect(Move(changed={row["id"]: narrower})) if narrower else None
+                same = effect and all(
+                    found.plan == self.chosen[number].plan for number, found in effect.chosen.items()
+                )
+                if effect is not None and same:
+                    self._take(Move(changed={row["id"]: narrower or row}), effect)
 
     def _last(self) -> dict[str, str]:
         """Return the rules that were merged, and the one that holds their rows in the end; none that went later."""
@@ -699,6 +721,18 @@ def _renamed(rows: list[Row], first: Content) -> dict[str, str]:
             row["id"] = next(name for name in numbered if name not in taken)
             changed[old] = row["id"]
     return changed
+
+
+def _of_kinds(row: Row, kinds: Sequence[Kind]) -> Row | None:
+    """Return a row for these kinds; None if they are not each of some numbers of parameters with each of some sizes."""
+    parameters, sizes = (sorted(set(each)) for each in zip(*kinds, strict=True))
+    if not len(set(kinds)) == len(kinds) == len(parameters) * len(sizes):
+        return None
+    return {
+        **row,
+        "parameters": parameters if len(parameters) > 1 else parameters[0],
+        "bytes": sizes if len(sizes) > 1 else sizes[0],
+    }
 
 
 def _digits(value: int | Sequence[int]) -> str:
