@@ -166,7 +166,8 @@ def explain(*, op: str, as_json: bool, **options: Any) -> None:
         print_json({"schema": 1, **fields})
         return
     fields["occupancy"] = f"{fields['occupancy']:.0%}"
-    fields["plan"].pop("why", None)  # the launch tells it
+    for name in ("rule", "why"):  # the launch tells them
+        fields["plan"].pop(name, None)
     del fields["rule"], fields["without"]
     fields |= _earned(explanation)
     for name in ("problem", "plan"):

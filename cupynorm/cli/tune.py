@@ -47,6 +47,18 @@ from cupynorm.cli.output import print_json, print_note, progress_bar
     metavar="FILE",
     help="Make rules of the searches recorded in FILE, once for each. Needs no GPU.",
 )
+@click.option(
+    "--sweep",
+    type=FILE,
+    metavar="FILE",
+    help="Of --ship: a file of `cupynorm bench --save`, whose points may not fall either.",
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="Of --ship: how much of the copy rate a point may lose. Default: 0.01.",
+)
 @click.option("--data", type=FILE, metavar="FILE", help="Of --search and --ship: the rules to begin with.")
 @click.option("--out", type=FILE, metavar="FILE", help="Of --ship: the file to write, such as sm_90.json.")
 @json_option
@@ -56,6 +68,8 @@ def tune(
     search_file: Path | None,
     searched: Any,
     ship: tuple[Path, ...],
+    sweep: Path | None,
+    tolerance: float | None,
     data: Path | None,
     out: Path | None,
     as_json: bool,
@@ -75,8 +89,11 @@ def tune(
 
     if ship:
         _refuse("--ship", **options, clear=clear, search=search_file, forms=searched)
-        _ship(ship, data, out, as_json=as_json)
+        _ship(ship, sweep, tolerance, data, out, as_json=as_json)
         return
+    for name, value in (("--sweep", sweep), ("--tolerance", tolerance)):
+        if value is not None:
+            raise click.UsageError(f"{name} needs --ship")
     if search_file is not None:
         dtypes, seconds = options.pop("dtypes"), options.pop("seconds")
         _refuse("--search", **options, clear=clear, out=out)
@@ -214,18 +231,30 @@ def _search(
             click.echo(f"{done} of {every} points are in {file}")
 
 
-def _ship(searches: tuple[Path, ...], data: Path | None, out: Path | None, *, as_json: bool) -> None:
+def _ship(
+    searches: tuple[Path, ...],
+    sweep: Path | None,
+    tolerance: float | None,
+    data: Path | None,
+    out: Path | None,
+    *,
+    as_json: bool,
+) -> None:
     """Make a file of rules of searches, and say what has become of each rule."""
     if out is None:
         raise click.UsageError("--ship needs --out, such as --out cupynorm/plan/data/sm_90.json")
-    from cupynorm.tools import search, ship  # noqa: PLC0415
+    from cupynorm.tools import saved, search, ship  # noqa: PLC0415
 
     with user_input():
         with user_files():
             found = [search.read(each) for each in searches]
+            report = saved.read(sweep) if sweep else None
+        if isinstance(report, saved.Tables):
+            raise click.UsageError(f"{sweep} holds no points of cupynorm bench")
         content = _content(data, found[0].limits.compute_capability)
         with progress_bar("ship") as show_progress:
-            shipped = ship.ship(content, found, show_progress)
+            options = {} if tolerance is None else {"tolerance": tolerance}
+            shipped = ship.ship(content, found, show_progress, sweep=report, **options)
     with user_files():
         out.write_text(shipped.text, "utf-8")
     if as_json:

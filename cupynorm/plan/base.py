@@ -96,10 +96,12 @@ class Question(NamedTuple):
 
     def why(self, reason: Rule | str) -> str:
         """Return in words what decided: a rule and the file that has it, or what is given as it is."""
-        if isinstance(reason, str):
-            return reason
+        return reason if isinstance(reason, str) else self.named(f"rule {reason.id}")
+
+    def named(self, what: str) -> str:
+        """Return in words what has decided of the file of rules."""
         stands_in = "" if self.measured else f", which stands in for sm_{self.limits.compute_capability}"
-        return f"rule {reason.id} of {self.rules.file}{stands_in}"
+        return f"{what} of {self.rules.file}{stands_in}"
 
 
 Variant = Callable[[Question], "Plan | None"]
@@ -137,7 +139,8 @@ def with_grid(
         why += (
             f", with {plan.min_blocks} blocks a multiprocessor: registers are spilled with {asked.min_blocks}"
         )
-    return dataclasses.replace(plan, grid=grid, waves=grid / at_once, why=why)
+    rule = "" if isinstance(reason, str) else reason.id
+    return dataclasses.replace(plan, grid=grid, waves=grid / at_once, rule=rule, why=why)
 
 
 def without_spills(question: Question, plan: Plan) -> Plan:

@@ -112,8 +112,8 @@ def _forced(question: Question, forced: Plan) -> Plan:
     at_vectors = at_vectors or (forced.variant in ("cluster", "shared") and not forced.unaligned)
     asked = _at_vectors(question, vectors_only=at_vectors)
     plan = forced_plans.finished(
-        asked, dataclasses.replace(forced, shared_bytes=0)
-    )  # which follows from the rest
+        asked, dataclasses.replace(forced, shared_bytes=0, rule="")
+    )  # what follows from the rest, and what decided where the plan was chosen
     if plan is None:
         raise DoesNotFitError(_does_not_fit(question, f"{forced}"))
     return plan

@@ -95,8 +95,9 @@ class Plan:
     resident_blocks, waves
         Blocks that a multiprocessor holds at once (clusters: that the device does), and grid / what the device holds
         at once.
-    why
-        The rule that the plan comes from, or what else decided. Plans that differ in nothing else are equal.
+    rule, why
+        The id of the rule that decided, "" where none did; in words that rule, or what else decided. Plans that differ
+        in nothing else are equal.
     """
 
     variant: str
@@ -117,6 +118,7 @@ class Plan:
     min_blocks: int
     resident_blocks: int
     waves: float
+    rule: str = dataclasses.field(default="", compare=False, repr=False)
     why: str = dataclasses.field(default="", compare=False, repr=False)
 
     @property

@@ -533,10 +533,12 @@ def content_of(architecture: str) -> dict[str, Any]:
     return told
 
 
-def rule_of(why: str) -> str | None:
-    """Return the id of the rule that Question.why() names; None where it was not a rule that decided."""
-    words = why.split(" ", 2)
-    return words[1] if len(words) > 2 and words[0] == "rule" else None  # noqa: PLR2004
+def kinds_of(row: Mapping[str, Any]) -> list[Kind]:
+    """Return the kinds that a rule of a file is for: each number of parameters with each number of bytes."""
+    parameters, sizes = (
+        each if isinstance(each, list) else [each] for each in (row["parameters"], row["bytes"])
+    )
+    return [(number, size) for number in parameters for size in sizes]
 
 
 def parse(told: Mapping[str, Any], file: str) -> Rules:
@@ -554,9 +556,10 @@ def parse(told: Mapping[str, Any], file: str) -> Rules:
         crossovers[where] = (*crossovers.get(where, ()), _crossover(row))
     tables = {name: _Table() for name in ("registers", "fixed", "cached", "cluster")}
     for row in told["rules"]:
-        table, kind = tables[row["rule"].partition(" ")[0]], (row["parameters"], row["bytes"])
-        key = (row["table"], kind) if "table" in row else kind
-        table.setdefault(key, []).append(row)
+        table = tables[row["rule"].partition(" ")[0]]
+        for kind in kinds_of(row):
+            key = (row["table"], kind) if "table" in row else kind
+            table.setdefault(key, []).append(row)
     return Rules(
         architecture=told["architecture"],
         file=file,

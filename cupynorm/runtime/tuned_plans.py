@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 2  # 1: plans and problems had other names
 # Fields of a Plan that depend on the number of rows and on the device, and the reason: choose() computes them anew.
-OF_A_LAUNCH = ("grid", "resident_blocks", "waves", "why")
+OF_A_LAUNCH = ("grid", "resident_blocks", "waves", "rule", "why")
 # Rows keep a device busy when every thread that it holds has one access of 16 bytes.
 BYTES_A_THREAD = 16
 

@@ -21,6 +21,7 @@ from cupynorm.plan.config import DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED, Limits, active_blocks
 from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler, devices
+from cupynorm.tools.rule_plans import Content
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -211,7 +212,7 @@ def _planned(
 
     # run() without its launch
     chosen, source = row_ops._choose(what, limits, occupancy, local_bytes, plan, tuned=tuned)  # noqa: SLF001
-    rule, without = _rule(chosen.why, what.problem, limits, occupancy) if source == "table" else (None, None)
+    rule, without = _rule(chosen, what.problem, limits, occupancy) if source == "table" else (None, None)
     return Explanation(
         op=name,
         device=limits.name,
@@ -230,19 +231,17 @@ def _planned(
 
 
 def _rule(
-    why: str, problem: Problem, limits: Limits, occupancy: Occupancy
+    chosen: Plan, problem: Problem, limits: Limits, occupancy: Occupancy
 ) -> tuple[DecidingRule | None, Alternative | None]:
     """Return the rule that decided, and what would be chosen without it; None where there is no such thing."""
-    name = rules.rule_of(why)
-    if name is None:
+    if not chosen.rule:
         return None, None
-    told = rules.content_of(limits.compute_capability)
-    row = next(each for each in told["rules"] if each["id"] == name)
-    rule = DecidingRule(name, row.get("share"), row.get("at"), told["sources"][row["source"]])
-    others = [each for each in told["rules"] if each is not row]
-    less = rules.parse({**told, "rules": others}, rules.file_of(limits.compute_capability))
+    architecture = limits.compute_capability
+    content = Content(rules.content_of(architecture), rules.file_of(architecture))
+    row = content.by_name[chosen.rule]
+    rule = DecidingRule(row["id"], row.get("share"), row.get("at"), content.told["sources"][row["source"]])
     try:
-        plan = choose(problem, limits, occupancy, rules=less)
+        plan = choose(problem, limits, occupancy, rules=content.but([row["id"]]).rules)
     except (DoesNotFitError, KeyError, IndexError):  # the last of a list
         return rule, None
     return rule, Alternative(plan, plan.why, row.get("share_without"))

@@ -4,21 +4,40 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import heapq
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cupynorm.plan.choose import choose
-from cupynorm.plan.config import ONE_BLOCK_PER_ROW, DoesNotFitError, Plan
-from cupynorm.plan.limits import Limits
+from cupynorm.plan.config import MOST_REGISTERS, ONE_BLOCK_PER_ROW, DoesNotFitError, Plan
+from cupynorm.plan.limits import Limits, active_blocks
 from cupynorm.plan.problem import Problem
-from cupynorm.plan.rules import Rules, parse, rule_of
-from cupynorm.tools.tune import guessed_occupancy
+from cupynorm.plan.rules import Kind, Rules, kinds_of, parse
 
 Row = dict[str, Any]
+List = tuple[str, str | None, Kind]  # what the rules of a list are, its table, and the kind that it is for
 # A rule of one of these holds rows up to its own row_bytes from where the one before it ends.
 INTERVALS = ("registers", "cached", "cluster")
 FIRST_IS_TAKEN = ("registers", "cached")  # the first rule that is long enough decides, whether or not it fits
+WHOLE_BLOCK_REGISTERS = {4: 64, 8: 128}  # a guess, by bytes of the compute type
+SIZE_BESIDE = {2: 4, 4: 2}  # bytes of elements whose rules are tried for each other
+# What says which rows a rule is for and where it comes from. All else are its numbers.
+IDENTITY = (
+    "id",
+    "rule",
+    "table",
+    "parameters",
+    "bytes",
+    "row_bytes",
+    "above",
+    "unaligned",
+    "many",
+    "min_rows",
+)
+ORIGIN = ("source", "note", "share", "share_without", "at")
 NEXT = 4  # how many rules down the list are tried in a rule's place
 BEFORE = 2  # and how many up the list, as if they held rows so long
 # Crossovers that decide how a call is written in C++, before its device is known: no data but those of the measured
@@ -27,10 +46,10 @@ IN_SOURCE = "unaligned"
 
 
 class Chosen(NamedTuple):
-    """A plan without its launch, and the id of the rule that decided; None where none did."""
+    """A plan without its launch, and the id of the rule that decided; "" where none did."""
 
     plan: Plan
-    rule: str | None
+    rule: str
 
 
 def name_of(row: Mapping[str, Any]) -> str:
@@ -41,14 +60,31 @@ def name_of(row: Mapping[str, Any]) -> str:
     return ", ".join([f"crossover {row['what']}", *words])
 
 
-def kind_of(row: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return affine parameters and bytes of an element that a row is for; None where it is for any."""
-    return row.get("parameters"), row.get("bytes")
+def is_for(crossover: Row, kind: Kind) -> bool:
+    """Say whether a crossover is for problems of this number of parameters and bytes of an element."""
+    row, (parameters, size) = crossover, kind
+    return row.get("bytes") in {None, size} and row.get("parameters") in {None, parameters}
 
 
-def table_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what the rules of one list have in common, among which the planner looks one up."""
-    return row["rule"].partition(" ")[0], row.get("table"), *kind_of(row)
+def lists_of(row: Row) -> list[List]:
+    """Return the lists that a rule is in: among the rules of one, the planner looks one up."""
+    return [(row["rule"].partition(" ")[0], row.get("table"), kind) for kind in kinds_of(row)]
+
+
+def numbers_of(row: Row) -> Row:
+    """Return what a rule says about how rows are held, without which rows these are."""
+    return {key: value for key, value in row.items() if key not in {*IDENTITY, *ORIGIN}}
+
+
+def longest_of(row: Row) -> float:
+    """Return the bytes of the longest row that a rule is for."""
+    return math.inf if row["row_bytes"] is None else float(row["row_bytes"])
+
+
+def with_numbers_of(row: Row, other: Row) -> Row:
+    """Return a rule for the rows of one, with the numbers of another."""
+    mine = {key: value for key, value in row.items() if key in {*IDENTITY, *ORIGIN}}
+    return {**mine, **numbers_of(other)}
 
 
 class Content:
@@ -82,16 +118,49 @@ class Content:
         """The rules and crossovers by their names."""
         return {name_of(row): row for row in (*self.rows, *self.crossovers)}
 
-    def but(self, without: Sequence[str] = (), longest: Mapping[str, float | None] | None = None) -> Content:
-        """Return the same without rows of these names, and with rules for rows of up to other numbers of bytes."""
-        longest = longest or {}
-        rules = [
-            {**row, "row_bytes": longest[row["id"]]} if row["id"] in longest else row
-            for row in self.rows
-            if row["id"] not in without
-        ]
+    def but(
+        self,
+        without: Collection[str] = (),
+        changed: Mapping[str, Row] | None = None,
+        instead: Mapping[str, str] | None = None,
+    ) -> Content:
+        """Return the same without rows of these names, and with other rows in place of some rules.
+
+        instead: names of rules that are left out, and of those that take their places in the lists that they were in.
+        Raises ValueError where the rules that are left cannot be in the order of all lists.
+        """
+        changed = changed or {}
+        rules = [changed.get(row["id"], row) for row in self.rows if row["id"] not in without]
+        if instead:
+            rules = self._in_order(rules, instead)
         crossovers = [row for row in self.crossovers if name_of(row) not in without]
         return Content({**self.told, "rules": rules, "crossovers": crossovers}, self.file)
+
+    def _in_order(self, rules: Sequence[Row], instead: Mapping[str, str]) -> list[Row]:
+        """Return rules in the order that each of their lists had."""
+        by_name = {row["id"]: row for row in rules}
+        waiting: dict[str, set[str]] = {name: set() for name in by_name}
+        after: dict[str, list[str]] = {name: [] for name in by_name}
+        for rows in self.lists.values():
+            names = [name for row in rows if (name := instead.get(row["id"], row["id"])) in by_name]
+            for one, next_one in itertools.pairwise(names):
+                if one not in waiting[next_one]:
+                    waiting[next_one].add(one)
+                    after[one].append(next_one)
+        place = {name: number for number, name in enumerate(by_name)}
+        ready = [place[name] for name, before in waiting.items() if not before]
+        every, ordered = list(by_name), list[Row]()
+        heapq.heapify(ready)
+        while ready:
+            name = every[heapq.heappop(ready)]
+            ordered.append(by_name[name])
+            for each in after[name]:
+                waiting[each].discard(name)
+                if not waiting[each]:
+                    heapq.heappush(ready, place[each])
+        if len(ordered) < len(rules):
+            raise ValueError(f"no order of the rules has {instead} in the places of their lists")
+        return ordered
 
     def choose(self, problem: Problem, limits: Limits) -> Chosen | None:
         """Return what is chosen for a problem; None where the rules that are left are too few for an answer."""
@@ -101,47 +170,57 @@ class Content:
         except (DoesNotFitError, KeyError, IndexError):  # a list without rules
             return None
         # as tuned_plans.portable() has it, in a tenth of the time
-        plan = dataclasses.replace(found, grid=0, resident_blocks=0, waves=ONE_BLOCK_PER_ROW, why="")
-        return Chosen(plan, rule_of(found.why))
+        plan = dataclasses.replace(found, grid=0, resident_blocks=0, waves=ONE_BLOCK_PER_ROW, rule="", why="")
+        return Chosen(plan, found.rule)
 
-    def before(self, rule: str) -> list[str]:
-        """Return the rules up the list whose rows could be as long as those of a rule, the nearest first."""
-        turn = self._turns.get(rule, [])
+    def before(self, rule: str, kind: Kind) -> list[str]:
+        """Return the rules up a kind's list whose rows could be as long as those of a rule, the nearest first."""
+        turn = self._turns.get((rule, kind), [])
         return turn[: turn.index(rule)][::-1] if turn else []
 
-    def after(self, rule: str) -> list[str]:
-        """Return the rules down the list whose rows could be as short as those of a rule, the nearest first."""
-        turn = self._turns.get(rule, [])
+    def after(self, rule: str, kind: Kind) -> list[str]:
+        """Return the rules down a kind's list whose rows could be as short as those of a rule, the nearest first."""
+        turn = self._turns.get((rule, kind), [])
         return turn[turn.index(rule) + 1 :] if turn else []
 
     @functools.cached_property
-    def _turns(self) -> dict[str, list[str]]:
-        """The names of the rules of which one ends where the next begins, for each of them."""
+    def _turns(self) -> dict[tuple[str, Kind], list[str]]:
+        """The names of the rules of a kind of which one ends where the next begins, for each of them."""
         found: dict[tuple[Any, ...], list[str]] = {}
         for row in self.rows:
-            if row["rule"].partition(" ")[0] in INTERVALS:
-                found.setdefault(_in_turn(row), []).append(row["id"])
-        return {name: names for names in found.values() for name in names}
+            for each in lists_of(row):
+                if each[0] in INTERVALS:
+                    found.setdefault((*each, row["rule"], row.get("unaligned", False)), []).append(row["id"])
+        return {(name, key[2]): names for key, names in found.items() for name in names}
+
+    def elsewhere(self, rule: Row, row_bytes: int) -> Iterator[Row]:
+        """Give the rules that hold rows so long in the lists of one more or less parameter, or of 2 for 4 bytes."""
+        for what, table, (parameters, size) in lists_of(rule):
+            others = [(each, size) for each in (parameters - 1, parameters + 1)]
+            others += [(parameters, SIZE_BESIDE[size])] if size in SIZE_BESIDE else []
+            for kind in others:
+                for row in self.lists.get((what, table, kind), ()):
+                    same = all(row.get(key, False) == rule.get(key, False) for key in ("rule", "unaligned"))
+                    if same and row.get("above", 0) < row_bytes <= longest_of(row):
+                        yield row
+                        break
 
     @functools.cached_property
-    def tables(self) -> dict[tuple[Any, ...], list[Row]]:
+    def lists(self) -> dict[List, list[Row]]:
         """The rules of each list, in order."""
-        found: dict[tuple[Any, ...], list[Row]] = {}
+        found: dict[List, list[Row]] = {}
         for row in self.rows:
-            found.setdefault(table_of(row), []).append(row)
+            for each in lists_of(row):
+                found.setdefault(each, []).append(row)
         return found
-
-
-def _in_turn(row: Row) -> tuple[Any, ...]:
-    """Return what rules have in common of which one ends where the next begins."""
-    return row["rule"], row.get("unaligned", False), *table_of(row)
 
 
 def contenders(content: Content, problem: Problem, limits: Limits) -> dict[Plan, str]:
     """Return the plans that any shorter list of rules may lead to, and how, the planner's own choice first.
 
     By the rules down the list from the one that decides, as if those before were left out; by those up the list, as if
-    they held longer rows; without the whole list; and without each crossover of the problem's kind.
+    they held longer rows; with the numbers of the rules for rows of this length of other kinds; without the whole list;
+    and without each crossover of the problem's kind.
     """
     first = content.choose(problem, limits)
     if first is None:
@@ -153,7 +232,7 @@ def contenders(content: Content, problem: Problem, limits: Limits) -> dict[Plan,
             found.setdefault(chosen.plan, how)
     without: list[str] = []
     rule = first.rule
-    while rule is not None and len(without) < NEXT:
+    while rule and len(without) < NEXT:
         without.append(rule)
         chosen = content.but(without).choose(problem, limits)
         if chosen is None:
@@ -163,13 +242,16 @@ def contenders(content: Content, problem: Problem, limits: Limits) -> dict[Plan,
     return found
 
 
-def _changed(content: Content, problem: Problem, rule: str | None) -> Iterator[tuple[str, Content]]:
-    if rule is not None:
+def _changed(content: Content, problem: Problem, rule: str) -> Iterator[tuple[str, Content]]:
+    if rule:
         row = content.by_name[rule]
-        for each in content.before(rule)[:BEFORE]:
-            yield f"{each} for longer rows", content.but([rule], {each: row["row_bytes"]})
-        table = [each["id"] for each in content.tables[table_of(row)]]
-        yield "without the list of the rule", content.but(table)
+        for each in content.before(rule, problem.kind)[:BEFORE]:
+            longer = {**content.by_name[each], "row_bytes": row["row_bytes"]}
+            yield f"{each} for longer rows", content.but([rule], {each: longer})
+        for other in content.elsewhere(row, problem.row_bytes):
+            yield f"with the numbers of {other['id']}", content.but((), {rule: with_numbers_of(row, other)})
+        (own,) = (each for each in lists_of(row) if each[2] == problem.kind)
+        yield "without the list of the rule", content.but([each["id"] for each in content.lists[own]])
     for crossover in content.crossovers:
         name = name_of(crossover)
         if not crossover["what"].startswith(IN_SOURCE) and _is_for(crossover, problem):
@@ -193,6 +275,19 @@ def read(told: Any, file: str) -> Content:
             f"{file} is no file of rules such as cupynorm/plan/data/sm_90.json: {type(error).__name__}: {error}"
         ) from error
     return content
+
+
+# ---- occupancy without a compiler
+
+
+def guessed_occupancy(problem: Problem, limits: Limits, plan: Plan) -> int:
+    """Estimate the occupancy. Only whether it is 0 matters here."""
+    if plan.group:
+        registers = min(MOST_REGISTERS, limits.registers_per_sm // (plan.block * plan.min_blocks))
+    else:
+        registers = WHOLE_BLOCK_REGISTERS[problem.compute_bytes]
+    resident = active_blocks(limits, plan.block, registers, plan.shared_bytes)
+    return limits.sm_count * resident // plan.cluster if plan.cluster > 1 else resident
 
 
 # ---- the text of a file

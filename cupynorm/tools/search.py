@@ -20,8 +20,9 @@ from cupynorm.catalog import forms
 from cupynorm.invoke import row_ops
 from cupynorm.plan.config import ACCESS_BYTES, DOUBLE_BYTES, Plan
 from cupynorm.plan.limits import Limits
+from cupynorm.plan.rules import kinds_of
 from cupynorm.runtime import compiler, cubins, devices, tuned_plans
-from cupynorm.tools import bench, buffers, peers, rule_plans, timing
+from cupynorm.tools import bench, bench_points, buffers, peers, rule_plans, timing
 from cupynorm.tools.results import COPY, Point
 from cupynorm.tools.rule_plans import Content
 from cupynorm.tools.tune import usable
@@ -42,6 +43,13 @@ FEW_ROWS = 8192  # that rules for few rows are for
 LONGEST_ROW_BYTES = 4 << 20  # of rules without an end
 # Which of a rule's widths, in ascending order, are measured: for all rules the first of these, then the next.
 PARTS = (0.7, 0.2, 0.95, 0.45)
+# Widths that the sweep has not, and ops that are measured there.
+BETWEEN = (
+    *(48, 77, 96, 200, 384, 511, 640, 1001, 1280, 1536, 2049, 3000, 3072, 4097, 5120, 7168),
+    *(10000, 14336, 20001, 24000, 30000, 50304, 100000, 128256),
+)
+BETWEEN_OPS = ("softmax", "rms_norm", "layer_norm")
+HALVES_LAST = "bfloat16"  # which the rules of float16 are for, too: measured last
 WIDTH_PARTS = (0.1, 0.4, 0.7, 1.0)  # of the range of a rule: where points are looked for
 REPLAYS = 9
 COMPILED_AT_ONCE = 15  # processes, and one of the host's cores is left for the one that measures
@@ -136,8 +144,9 @@ def points(
 ) -> list[Point]:
     """Return the points that tell what each rule earns, the most telling first, of the given forms and dtypes.
 
-    First comes one point for each rule, then another width for each, and so on: a search that is cut short has seen all
-    lists of rules then, and not some of them well. each: map, or the same of several processes.
+    First come known_points() and powers of two, which are what people have. Then comes one point for each rule, then
+    another width for each, and so on: a search that is cut short has seen all lists of rules then, and not some of them
+    well. each: map, or the same of several processes.
     """
     held: dict[str, list[Point]] = {}
     of_forms = [
@@ -151,18 +160,46 @@ def points(
             held.setdefault(rule, []).extend(at)
     rules = [row["id"] for row in content.rows if row["id"] in held]
     place: dict[str, int] = {}
-    seen: dict[tuple[Any, ...], int] = {}
+    seen: dict[rule_plans.List, int] = {}
     for rule in rules:
-        table = rule_plans.table_of(content.by_name[rule])
+        table, *_ = rule_plans.lists_of(content.by_name[rule])
         place[rule] = seen[table] = seen.get(table, 0) + 1
     # doubles are asked for less often, and are timed last
-    rules.sort(key=lambda rule: (content.by_name[rule]["bytes"] == DOUBLE_BYTES, place[rule]))
-    chosen: dict[Point, None] = {}
+    doubles = {row["id"]: all(size == DOUBLE_BYTES for _, size in kinds_of(row)) for row in content.rows}
+    rules.sort(key=lambda rule: (doubles[rule], place[rule]))
+    besides = [
+        point
+        for point in known_points()
+        if (not ops or point.op in ops) and (not dtypes or point.dtype in dtypes)
+    ]
+    halves = [point for point in besides if point.dtype == HALVES_LAST]
+    chosen = dict.fromkeys(point for point in besides if point.dtype != HALVES_LAST)
+    for rule in rules:
+        chosen.update(dict.fromkeys(_powers_of_two(held[rule])))
     for part in PARTS:
         for rule in rules:
             at = held[rule]
             chosen[at[min(len(at) - 1, int(part * len(at)))]] = None
-    return list(chosen)
+    return list(chosen | dict.fromkeys(halves))
+
+
+def known_points() -> list[Point]:
+    """Return the points of the benchmark's sweep, plain ops first, and widths between those that it has."""
+    plain = [name for name in forms.FORMS if forms.form(name).alone]
+    between = [
+        Point(op, dtype, _rows_for(op, dtype, cols), cols)
+        for op in BETWEEN_OPS
+        for dtype in bench_points.FEW_DTYPES
+        for cols in BETWEEN
+    ]
+    fused = [name for name in FORMS if name not in plain]
+    return list(dict.fromkeys([*bench_points.points(plain, ()), *between, *bench_points.points(fused, ())]))
+
+
+def _powers_of_two(held: Sequence[Point]) -> list[Point]:
+    """Return the first and the last of a rule's points whose columns are a power of two."""
+    found = [point for point in held if point.cols.bit_count() == 1 and not point.offset]
+    return [found[0], found[-1]] if found else []
 
 
 def held_by_rules(
@@ -174,7 +211,7 @@ def held_by_rules(
     kind = bench.lowered(Point(op, dtype, FEW_ROWS, 64)).problem.kind
     for point in _points_of(content, op, dtype, kind):
         chosen = content.choose(bench.lowered(point).problem, limits)
-        if chosen is not None and chosen.rule is not None:
+        if chosen is not None and chosen.rule:
             held.setdefault(chosen.rule, []).append(point)
     return held
 
@@ -182,7 +219,7 @@ def held_by_rules(
 def _points_of(content: Content, op: str, dtype: str, kind: tuple[int, int]) -> Iterator[Point]:
     """Give points of a form in the order of their widths."""
     size = dtype_of(dtype).itemsize
-    rules = [row for row in content.rows if rule_plans.kind_of(row) == kind]
+    rules = [row for row in content.rows if kind in kinds_of(row)]
     widths = _widths(rules, size)
     for cols in sorted(widths):
         rows = _rows_for(op, dtype, cols)
@@ -198,11 +235,11 @@ def _points_of(content: Content, op: str, dtype: str, kind: tuple[int, int]) -> 
 
 
 def _widths(rules: Sequence[Mapping[str, Any]], size: int) -> set[int]:
-    """Return numbers of columns within what rules may hold: whole accesses, powers of two and odd ones."""
+    """Return numbers of columns within what rules of a kind may hold: whole accesses, powers of two and odd ones."""
     widths = {1 << power for power in range(3, 21) if (1 << power) * size <= LONGEST_ROW_BYTES}
     ends: dict[tuple[Any, ...], float] = {}
     for row in rules:
-        table = rule_plans.table_of(row)
+        table = row["rule"].partition(" ")[0], row.get("table")
         longest = row["row_bytes"] or LONGEST_ROW_BYTES
         least = row.get("above", 0 if row["rule"] == "fixed" else ends.get(table, 0))
         ends[table] = max(longest, ends.get(table, 0))

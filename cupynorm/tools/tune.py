@@ -33,13 +33,14 @@ from cupynorm.plan.config import (
     DoesNotFitError,
     Plan,
 )
-from cupynorm.plan.limits import Limits, active_blocks
+from cupynorm.plan.limits import Limits
 from cupynorm.plan.problem import Problem
 from cupynorm.plan.rules import ClusterRule, SharedRule, rules_of
 from cupynorm.plan.variants.cluster import in_cluster_registers, in_shared_memory
 from cupynorm.runtime import compiler, devices, tuned_plans
 from cupynorm.tools import bench, bench_points, buffers, peers, testing, timing
 from cupynorm.tools.results import COPY, NOISE, Point, Timing
+from cupynorm.tools.rule_plans import guessed_occupancy
 
 COLS = (*(each for each in bench_points.COLS if each <= bench_points.WIDE), *bench_points.ODD_COLS)
 MOST_CANDIDATES = 64  # per point; compiling one takes a tenth of a second
@@ -54,7 +55,6 @@ CACHED_ROW_BYTES = 2 << 10
 SHARED_ROW_BYTES = 16 << 10
 CTAS = (8, 4, 16, 2)  # blocks per cluster
 SHARE_BYTES = (16 << 10, 112 << 10)  # of a row per block of a cluster: least and most
-WHOLE_BLOCK_REGISTERS = {4: 64, 8: 128}  # a guess, by bytes of the compute type
 # All candidates are replayed FIRST times; the best GOING_ON are replayed SECOND times; the best FINALISTS are then
 # timed in full.
 FIRST, GOING_ON = 3, 16
@@ -119,16 +119,6 @@ def candidates(problem: Problem, limits: Limits, most: int) -> list[Plan]:
     add(rest, most - len(found))
     add(nearest, most - len(found))
     return list(found)[:most]
-
-
-def guessed_occupancy(problem: Problem, limits: Limits, plan: Plan) -> int:
-    """Estimate the occupancy. Only whether it is 0 matters here."""
-    if plan.group:
-        registers = min(MOST_REGISTERS, limits.registers_per_sm // (plan.block * plan.min_blocks))
-    else:
-        registers = WHOLE_BLOCK_REGISTERS[problem.compute_bytes]
-    resident = active_blocks(limits, plan.block, registers, plan.shared_bytes)
-    return limits.sm_count * resident // plan.cluster if plan.cluster > 1 else resident
 
 
 def _in_registers(problem: Problem, limits: Limits) -> Iterator[Plan]:

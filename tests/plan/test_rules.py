@@ -26,7 +26,7 @@ from cupynorm.plan.choose import choose
 from cupynorm.plan.config import ACCESS_BYTES, DOUBLE_BYTES, MAX_BLOCK, WARP, DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.problem import Problem
-from cupynorm.plan.rules import CROSSOVERS, SECTIONS, parse, rules_of
+from cupynorm.plan.rules import CROSSOVERS, SECTIONS, kinds_of, parse, rules_of
 from cupynorm.runtime import nvrtc
 from tests import build_gate
 
@@ -46,9 +46,23 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
     return read(file)["rules"]
 
 
+def of_one_kind(file: Path) -> list[dict[str, Any]]:
+    """The rules, with one for each kind of those that are for several."""
+    return [
+        {**row, "parameters": parameters, "bytes": size}
+        for row in rows_of(file)
+        for parameters, size in kinds_of(row)
+    ]
+
+
 each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 each_rule = pytest.mark.parametrize(
-    ("file", "row"), [pytest.param(file, row, id=row["id"]) for file in FILES for row in rows_of(file)]
+    ("file", "row"),
+    [
+        pytest.param(file, row, id=f"{row['id']} {row['parameters']} {row['bytes']}")
+        for file in FILES
+        for row in of_one_kind(file)
+    ],
 )
 
 # ---- what a file may say
@@ -59,7 +73,7 @@ def test_a_file_is_read_whole_and_for_its_own_architecture(file: Path) -> None:
     rules = rules_of(file.stem.removeprefix("sm_"))
 
     assert file.stem == f"sm_{rules.architecture}"
-    assert sorted(each.id for each in rules.every_rule()) == sorted(row["id"] for row in rows_of(file))
+    assert sorted(each.id for each in rules.every_rule()) == sorted(row["id"] for row in of_one_kind(file))
 
 
 @each_file
@@ -106,7 +120,7 @@ def test_crossovers_are_of_known_kinds_and_in_order(file: Path) -> None:
 def test_a_table_goes_from_short_rows_to_long_ones(file: Path) -> None:
     """The first rule that is long enough holds a row: one no longer than the one before would never be asked."""
     tables = collections.defaultdict(list)
-    for row in rows_of(file):
+    for row in of_one_kind(file):
         if row["rule"] in {"registers", "cached"}:
             tables[row["rule"], row.get("table"), row["parameters"], row["bytes"]].append(row["row_bytes"])
 
@@ -243,7 +257,7 @@ def decided_by(file: Path, row: Mapping[str, Any]) -> Iterator[Plan]:
     ):
         with contextlib.suppress(DoesNotFitError):
             plan = choose(problem, limits, occupancy, variant)
-            if f"rule {row['id']} " in plan.why:
+            if row["id"] == plan.rule:
                 yield plan
 
 
@@ -292,7 +306,7 @@ def instance_of(file: Path, row: Mapping[str, Any]) -> build_gate.Instance | Non
                 problem = dataclasses.replace(what.problem, rows=rows)
                 with contextlib.suppress(DoesNotFitError):
                     plan = choose(problem, limits, occupancy, variant)
-                    if f"rule {row['id']} " in plan.why:
+                    if row["id"] == plan.rule:
                         types = build_gate.Types(dtype, dtype)
                         expression = what.expression(plan)
                         found.append(
@@ -308,10 +322,10 @@ def test_what_a_rule_decides_compiles_without_a_spill(file: Path) -> None:
     arch = file.stem.removeprefix("sm_")
     if not nvrtc.majors() or arch not in nvrtc.supported_archs(nvrtc.majors()[0]):
         pytest.skip(f"no NVRTC for sm_{arch} is installed")
-    rows = rows_of(file)[:: 1 if SLOW else SAMPLE]
-    instances = {row["id"]: instance_of(file, row) for row in rows}
+    rows = of_one_kind(file)[:: 1 if SLOW else SAMPLE]
+    instances = {f"{row['id']} {row['parameters']} {row['bytes']}": instance_of(file, row) for row in rows}
     whole = {name: each for name, each in instances.items() if each is not None}
-    timed_with_spills = {row["id"] for row in rows if row.get("spills")}
+    timed_with_spills = {name for name, row in zip(instances, rows, strict=True) if row.get("spills")}
 
     built = build_gate.compile_instances(list(whole.values()), arch)
     faults = [

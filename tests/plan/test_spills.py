@@ -76,7 +76,7 @@ def test_a_chosen_plan_says_why_it_has_fewer_blocks() -> None:
         f"{usual.why}, with {plan.min_blocks} blocks a multiprocessor: "
         f"registers are spilled with {usual.min_blocks}"
     )
-    same = ("grid", "resident_blocks", "waves", "min_blocks", "why")
+    same = ("grid", "resident_blocks", "waves", "min_blocks", "rule", "why")
     kept = {name: getattr(usual, name) for name in same}
     assert dataclasses.replace(plan, **kept) == usual
 

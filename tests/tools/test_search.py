@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import types
@@ -14,9 +15,9 @@ import pytest
 from cupynorm import cli
 from cupynorm.plan.config import Plan
 from cupynorm.plan.limits import RECORDED
-from cupynorm.plan.rules import content_of, file_of
+from cupynorm.plan.rules import content_of, file_of, kinds_of
 from cupynorm.runtime import devices
-from cupynorm.tools import bench, buffers, peers, rule_plans, search, timing
+from cupynorm.tools import bench, bench_points, buffers, peers, rule_plans, search, timing
 from cupynorm.tools.results import Point, Timing
 from tests import command_runner
 from tests.simulator import simulated
@@ -40,22 +41,35 @@ def test_every_form_and_most_rules_have_points() -> None:
         for rule in search.held_by_rules(CONTENT.told, CONTENT.file, H200, (op, dtype))
     }
 
-    kinds = {rule_plans.kind_of(CONTENT.by_name[each]) for each in held}
-    assert kinds == {(0, 2), (1, 4)}
-    of_kind = [row["id"] for row in CONTENT.rows if row["id"].startswith(("full-p0-b2", "ragged-p0-b2"))]
-    assert set(of_kind) <= held
+    kinds = {kind for each in held for kind in kinds_of(CONTENT.by_name[each])}
+    assert kinds >= {(0, 2), (1, 4)}
+    lists = (CONTENT.lists["fixed", table, (0, 2)] for table in ("full", "ragged"))
+    assert {row["id"] for rows in lists for row in rows} <= held
 
 
-def test_each_rule_has_a_point_before_one_has_two() -> None:
+def test_the_sweep_comes_first_then_powers_of_two_then_each_rule_in_turn() -> None:
     points = search.points(CONTENT, H200, ["softmax"], ["float16"])
 
-    rules = [CONTENT.choose(bench.lowered(point).problem, H200) for point in points]
-    names = [each.rule for each in rules if each is not None]
-    first = len(dict.fromkeys(names))
-    assert len(set(names[:first])) == first
-    assert len(names) > 2 * first
+    known = [point for point in search.known_points() if (point.op, point.dtype) == ("softmax", "float16")]
+    assert set(bench_points.points(["softmax"], ["float16"])) <= set(known)
+    assert points[: len(known)] == known
+    rest = list(itertools.dropwhile(lambda point: point.cols.bit_count() == 1, points[len(known) :]))
+    chosen = [CONTENT.choose(bench.lowered(point).problem, H200) for point in rest]
+    turns: list[set[str | None]] = [set()]
+    for name in (each.rule for each in chosen if each is not None):
+        if name in turns[-1]:
+            turns.append(set())
+        turns[-1].add(name)
+    assert 1 < len(turns) <= len(search.PARTS)
     assert len(points) == len(set(points))
     assert points == search.points(CONTENT, H200, ["softmax"], ["float16"])
+
+
+def test_points_of_bfloat16_come_last() -> None:
+    dtypes = [point.dtype for point in search.points(CONTENT, H200, ["rms_norm"], ["float16", "bfloat16"])]
+
+    assert dtypes == sorted(dtypes, reverse=True)
+    assert set(dtypes) == {"float16", "bfloat16"}
 
 
 def test_contenders_are_the_rules_neighbours_and_what_is_chosen_without_rules() -> None:
@@ -64,6 +78,7 @@ def test_contenders_are_the_rules_neighbours_and_what_is_chosen_without_rules() 
     first, *others = found.values()
     assert first == "rule cluster-p2-b2-to-77824"
     assert "cluster-p2-b2-to-51200 for longer rows" in others
+    assert "with the numbers of cluster-p2-b4-to-67584" in others
     assert any(each.startswith("without cluster-p2-b2-to-77824") for each in others)
     plan = next(iter(found))
     assert (plan.grid, plan.why) == (0, "")

@@ -299,4 +299,5 @@ def without_scheduler(question: Question, plan: Plan) -> Plan | None:
         return None
     plan = in_registers(question.problem, dataclasses.replace(plan, parameter_cache=AT_USE, stages=0))
     reason = f"{plan.why}, without what needs all blocks to run at once"
-    return with_grid(question, plan, blocks_of(question.problem, plan), reason)
+    found = with_grid(question, plan, blocks_of(question.problem, plan), reason)
+    return found and dataclasses.replace(found, rule=plan.rule)

@@ -44,12 +44,16 @@ def with_smaller_vectors(question: Question) -> Question:
     return question._replace(problem=dataclasses.replace(problem, vector=max(1, ACCESS_BYTES // widest)))
 
 
+def _crossover(problem: Problem) -> str:
+    """Return the name of the crossover from which on clusters are better."""
+    around = "quantized" if problem.output_bytes == 1 else problem.fusion
+    return f"cluster, {around}" + (", unaligned" if problem.unaligned else "")
+
+
 def prefers_clusters(question: Question) -> bool:
     """Say whether clusters whose next rows are on their way are better than what one block could hold, too."""
     problem = question.problem
-    around = "quantized" if problem.output_bytes == 1 else problem.fusion
-    what = f"cluster, {around}" + (", unaligned" if problem.unaligned else "")
-    found = question.rules.crossover(what, problem.element_bytes)
+    found = question.rules.crossover(_crossover(problem), problem.element_bytes)
     return found is not None and problem.row_bytes >= found.least
 
 
@@ -69,7 +73,10 @@ def prefetched(question: Question) -> Plan | None:
             if worth > most:
                 best, most = plan, worth
         if best is not None:
-            return with_grid(question, best, blocks_of(problem, best), STAGED_AHEAD)
+            reason = STAGED_AHEAD
+            if prefers_clusters(question) and not question.small_batch:
+                reason = question.named(f"crossover {_crossover(problem)!r}") + f": {STAGED_AHEAD}"
+            return with_grid(question, best, blocks_of(problem, best), reason)
     return None
 
 
