@@ -33,6 +33,7 @@ ROWS_PER_SM = (1, 8, 62, 192, 372)
 MEAN_PART = 0.3  # of the tolerance of a point: how far the geometric mean of the sweep may fall
 LEAST_SHARE = 1e-3  # stands for that of a plan that cannot run
 BY_RANGE = ("fixed",)  # rules of these say where they begin, too
+NEEDED = ("cached", "cluster")  # lists that a plan can be asked for by name: one rule of each is kept
 CURVE_STEP = 50  # rules
 TOGETHER = 12  # moves
 
@@ -504,6 +505,10 @@ class _Shipping:
         try:
             content = self.content.but(*move)
         except ValueError:
+            return None
+        gone = (self.content.by_name[name] for name in move.without)
+        lists = {each for row in gone if "id" in row for each in rule_plans.lists_of(row)}
+        if any(each[0] in NEEDED and each not in content.lists for each in lists):
             return None
         chosen: dict[int, Chosen] = {}
         losses = {False: 0.0, True: 0.0}

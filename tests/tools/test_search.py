@@ -26,7 +26,7 @@ __all__ = ["simulated"]  # a fixture
 
 H200 = RECORDED["h200"]
 CONTENT = rule_plans.read(content_of("90"), file_of("90"))
-POINT = Point("layer_norm", "float16", 4096, 32768)
+POINT = Point("layer_norm", "float16", 4096, 65536)
 SMALL = [Point("softmax", "float32", 600, cols) for cols in (40, 48, 56)]
 COPY_SECONDS = 5e-6
 
@@ -76,10 +76,10 @@ def test_contenders_are_the_rules_neighbours_and_what_is_chosen_without_rules() 
     found = rule_plans.contenders(CONTENT, bench.lowered(POINT).problem, H200)
 
     first, *others = found.values()
-    assert first == "rule cluster-p2-b2-to-77824"
-    assert "cluster-p2-b2-to-51200 for longer rows" in others
-    assert "with the numbers of cluster-p2-b4-to-67584" in others
-    assert any(each.startswith("without cluster-p2-b2-to-77824") for each in others)
+    assert first == "rule cluster-p2-b24-to-137520"
+    assert "cluster-p2-b2-to-122880 for longer rows" in others
+    assert "with the numbers of cluster-p1-b4-to-270336" in others
+    assert any(each.startswith("without cluster-p2-b24-to-137520") for each in others)
     plan = next(iter(found))
     assert (plan.grid, plan.why) == (0, "")
 

@@ -149,7 +149,10 @@ def test_what_was_not_measured_is_kept_and_named(content) -> None:
     shipped = ship.ship(content, [recorded(content, lambda *_: 0.9, COLS[SHORT])])
 
     assert names(shipped) == [MIDDLE, LONG]
-    assert set(shipped.not_measured) > {LONG, next(row["id"] for row in content.rows if row["rule"] == "cached")}
+    assert set(shipped.not_measured) > {
+        LONG,
+        next(row["id"] for row in content.rows if row["rule"] == "cached"),
+    }
     assert row_of(shipped, LONG) == content.by_name[LONG]
 
 
