@@ -335,12 +335,16 @@ def _measure(point: Point, weights: Any, workers: int | None) -> tuple[Result, s
     finally:
         peers.forget()
     after = best if shares[best] > shares.get(before, 0.0) * (1 + NOISE) else before
-    why = chosen.plan.why if after == before else "the fastest of the plans that were tried"
+    said = (
+        {"why": chosen.plan.why, "rule": chosen.plan.rule}
+        if after == before
+        else {"why": "the fastest of the plans that were tried"}
+    )
     result = Result(
         point,
         chosen.plan,
         shares.get(before, math.nan),
-        dataclasses.replace(row_ops._prepare(device, what, after).plan, why=why),  # noqa: SLF001
+        dataclasses.replace(row_ops._prepare(device, what, after).plan, **said),  # noqa: SLF001
         shares.get(after, math.nan),
         len(plans),
         refused,

@@ -19,7 +19,7 @@ from tests.simulator.driver_twin import MAX_DYNAMIC_SHARED_SIZE_BYTES, funcGetAt
 __all__ = ["simulated"]  # a fixture
 
 # LayerNorm of halves: rows that begin anywhere, of one kernel, which for the wider asks for more shared memory
-NARROW, WIDE = 13501, 15001
+NARROW, WIDE = 26001, 30001
 
 
 def spec(cols: int) -> KernelSpec:
