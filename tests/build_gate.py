@@ -251,6 +251,11 @@ def widest_instances(
 # --- compiling them ------------------------------------------------------------------------------------------------
 
 
+# Several tests look at one kernel: the last ones that were compiled are kept. A kernel holds its whole module.
+_KEPT = 20 * KERNELS_PER_MODULE
+_compiled: dict[tuple[str, str, str, int | None], Cubin] = {}
+
+
 def compile_instances(
     wanted: Sequence[Instance], arch: str, major: int | None = None
 ) -> Iterator[tuple[Instance, Cubin]]:
@@ -263,14 +268,25 @@ def compile_instances(
         for i in range(0, len(group), KERNELS_PER_MODULE)
     ]
 
-    def build(batch: Sequence[Instance]) -> tuple[Cubin, ...]:
-        text = "".join(dict.fromkeys(each.text for each in batch))
-        return nvrtc.compile_all(
-            text, [each.expression for each in batch], compiler.options(), arch, major=major
-        )
+    def key(one: Instance) -> tuple[str, str, str, int | None]:
+        return one.text, one.expression, arch, major
+
+    def build(batch: Sequence[Instance]) -> list[Cubin]:
+        found = {key(each): _compiled.get(key(each)) for each in batch}
+        new = [each for each in batch if found[key(each)] is None]
+        if new:
+            text = "".join(dict.fromkeys(each.text for each in new))
+            kernels = nvrtc.compile_all(
+                text, [each.expression for each in new], compiler.options(), arch, major=major
+            )
+            found |= zip(map(key, new), kernels, strict=True)
+        return [found[key(each)] for each in batch]
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for batch, kernels in zip(batches, pool.map(build, batches), strict=True):
+            _compiled.update(zip(map(key, batch), kernels, strict=True))
+            for oldest in list(_compiled)[:-_KEPT]:
+                del _compiled[oldest]
             yield from zip(batch, kernels, strict=True)
 
 

@@ -30,6 +30,7 @@ HARMLESS = {
     ),
     *("__repr__", "__str__", "__format__", "__dir__", "__hash__", "__doc__", "__module__", "__dict__"),
     *("__weakref__", "__slots__", "__del__", "__annotations__", "__qualname__", "__orig_bases__"),
+    *("__static_attributes__", "__firstlineno__"),  # every class that Python 3.13 compiles has these
 }
 # With these, CuPy hands a computation over to the subclass; its plain arrays have neither.
 HOOKS = ("__cupy_override_elementwise_kernel__", "__cupy_override_reduction_kernel__")

@@ -58,6 +58,12 @@ FUSED_DTYPES = [each for each in DTYPES if each != "bfloat16"]
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module", params=FUSED)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Give a fused call. The module's, so that tests of one call follow each other: they share plans and kernels."""
+    return str(request.param)
+
+
 class Built(NamedTuple):
     """What one kernel came out as."""
 
@@ -218,7 +224,6 @@ def test_whatever_waits_for_a_message_in_device_memory_gives_up_some_time(op: Ro
     assert not {name: found for name, found in faults.items() if found}
 
 
-@pytest.mark.parametrize("kind", FUSED)
 def test_fused_rows_that_the_grid_shares_neither_spill_nor_wait_without_end(kind: str) -> None:
     """Messages lie in `out`, here too; rows that begin at vectors, and rows that begin anywhere."""
 
@@ -238,7 +243,6 @@ def test_fused_rows_that_the_grid_shares_neither_spill_nor_wait_without_end(kind
     assert_good(built)
 
 
-@pytest.mark.parametrize("kind", FUSED)
 def test_what_is_fused_neither_spills_nor_splits_vectors(kind: str) -> None:
     built = build_fused(kind, "90", extremes if SLOW else tightest)
 
@@ -246,7 +250,6 @@ def test_what_is_fused_neither_spills_nor_splits_vectors(kind: str) -> None:
     assert_good(built)
 
 
-@pytest.mark.parametrize("kind", FUSED)
 def test_fused_clusters_of_rows_that_fill_no_vectors_do_not_spill(kind: str) -> None:
     built = []
     for name in FUSED_DTYPES:
@@ -262,7 +265,6 @@ def test_fused_clusters_of_rows_that_fill_no_vectors_do_not_spill(kind: str) -> 
 
 
 @pytest.mark.parametrize("arch", ["90", *(["100", "120"] if SLOW else [])])
-@pytest.mark.parametrize("kind", FUSED)
 def test_fused_rows_that_are_sent_ahead_neither_spill_nor_take_more_shared_memory_than_is_kept_for_it(
     kind: str, arch: str
 ) -> None:
@@ -283,7 +285,6 @@ def test_fused_rows_that_are_sent_ahead_neither_spill_nor_take_more_shared_memor
 
 
 @pytest.mark.skipif(not SLOW, reason="minutes for each architecture: set CUPYNORM_SLOW=1")
-@pytest.mark.parametrize("kind", FUSED)
 @pytest.mark.parametrize("arch", ["75", "80", "89", "120"])
 def test_what_is_fused_neither_spills_nor_splits_vectors_elsewhere(kind: str, arch: str) -> None:
     assert_good(build_fused(kind, arch, tightest))

@@ -179,7 +179,8 @@ def _key(*parts: str) -> str:
 
 def engine(sanitize: str) -> Path:
     """Return the compiled engine, which every kernel's library is linked with."""
-    flags = ["-std=c++17", *_flags(sanitize), *os.environ.get("CUPYNORM_SIMULATOR_CXXFLAGS", "").split()]
+    flags = ["-std=c++17", *_flags(sanitize), "-O2"]  # after -Og: compiled once, it runs in every launch
+    flags += os.environ.get("CUPYNORM_SIMULATOR_CXXFLAGS", "").split()
     text = '#line 1 "engine.cpp"\n' + (HERE / "engine.cpp").read_text()
     key = _key(text, (HERE / "simulator.h").read_text(), str(_version(compiler())), *flags)
     return _compile(text, [*flags, f"-I{HERE}"], f"engine-{key}")
@@ -208,25 +209,29 @@ def _first(arguments: str) -> str:
     return arguments
 
 
-def _bounds(name: str, texts: Iterable[str]) -> tuple[str, str]:
+@functools.lru_cache(maxsize=8)
+def _bounds_in(texts: tuple[str, ...]) -> dict[str, tuple[str, str]]:
+    """Give the template line and the first of the __launch_bounds__ of each kernel, by its name."""
+    found: dict[str, tuple[str, str]] = {}
+    for each in (each for text in texts for each in BOUNDS.finditer(text)):
+        found.setdefault(each["name"], (each["template"] or "", _first(each["bound"])))
+    return found
+
+
+def _bounds(name: str, code: str, headers: tuple[str, ...]) -> tuple[str, str]:
     """Give C++ that holds a kernel's __launch_bounds__, and the expression that asks for it."""
     named = re.match(r"(?P<space>(?:\w+::)*)(?P<name>\w+)\s*(?P<arguments><.*>)?$", name, re.DOTALL)
     if named is None:
         return "", "1024"
-    for text in texts:
-        for found in BOUNDS.finditer(text):
-            if found["name"] != named["name"]:
-                continue
-            inside = named["space"].removesuffix("::")
-            bound = _first(found["bound"])
-            held = f"struct {named['name']}_bounds {{ static constexpr int value = ({bound}); }};"
-            held = f"{found['template'] or ''}{held}"
-            text_of_it = f"namespace {inside} {{ {held} }}" if inside else held
-            return (
-                text_of_it,
-                f"{named['space']}{named['name']}_bounds{named['arguments'] or ''}::value",
-            )
-    return "", "1024"
+    # the headers' are read once for all kernels that include them
+    found = _bounds_in((code,)).get(named["name"]) or _bounds_in(headers).get(named["name"])
+    if found is None:
+        return "", "1024"
+    template, bound = found
+    inside = named["space"].removesuffix("::")
+    held = f"{template}struct {named['name']}_bounds {{ static constexpr int value = ({bound}); }};"
+    text_of_it = f"namespace {inside} {{ {held} }}" if inside else held
+    return text_of_it, f"{named['space']}{named['name']}_bounds{named['arguments'] or ''}::value"
 
 
 COMMON = ("#include <row/variants.cuh>",)  # what many kernels include first
@@ -238,7 +243,7 @@ def library(code: str, name: str, options: Iterable[str] = ()) -> Path:
     linked = engine(sanitize)
     given = [option.replace("--std=", "-std=") for option in options]
     headers = _headers(given)
-    bounds, bound = _bounds(name, [code, *(text for _, text in headers)])
+    bounds, bound = _bounds(name, code, tuple(text for _, text in headers))
     text = f'#include "simulator.h"\n#line 1 "kernel.cu"\n{code}\n'
     text += ENTRY.format(extent=SHARED_EXTENT, name=name, bounds=bounds, bound=bound)
     flags = ["-std=c++17", *_flags(sanitize), *_kernel_flags(sanitize)]

@@ -854,6 +854,11 @@ void Block::allow_shared() {
 #endif
 }
 
+// memcmp compares each byte with the one before it, many at a time.
+bool is_poison(const unsigned char* bytes, size_t count) {
+  return !count || (*bytes == kPoison && !std::memcmp(bytes, bytes + 1, count - 1));
+}
+
 // After a block's end its memory is nobody's: what another block still reads there is poison, what it writes is seen.
 void Block::forget_shared() {
   std::memset(segment_, kPoison, segment_bytes_);
@@ -864,13 +869,14 @@ void Block::forget_shared() {
 
 void Block::check_untouched() {
   allow_shared();
-  if (!std::all_of(segment_, segment_ + segment_bytes_, [](unsigned char each) { return each == kPoison; }))
+  if (!is_poison(segment_, segment_bytes_))
     fail("another block of the cluster wrote to the shared memory of this one, which had exited");
 }
 
 void Block::check_after() {
   allow_shared();
-  for (unsigned i = launch_.shared_bytes; i < launch_.shared_extent; ++i) {
+  const bool untouched = is_poison(dynamic_ + launch_.shared_bytes, launch_.shared_extent - launch_.shared_bytes);
+  for (unsigned i = launch_.shared_bytes; !untouched && i < launch_.shared_extent; ++i) {
     if (dynamic_[i] == kPoison) continue;
     fail("write past the " + std::to_string(launch_.shared_bytes) +
          " bytes of dynamic shared memory that were asked for, at byte " + std::to_string(i));
