@@ -335,16 +335,14 @@ def _measure(point: Point, weights: Any, workers: int | None) -> tuple[Result, s
     finally:
         peers.forget()
     after = best if shares[best] > shares.get(before, 0.0) * (1 + NOISE) else before
-    said = (
-        {"why": chosen.plan.why, "rule": chosen.plan.rule}
-        if after == before
-        else {"why": "the fastest of the plans that were tried"}
-    )
+    rule, why = chosen.plan.rule, chosen.plan.why
+    if after != before:
+        rule, why = "", "the fastest of the plans that were tried"
     result = Result(
         point,
         chosen.plan,
         shares.get(before, math.nan),
-        dataclasses.replace(row_ops._prepare(device, what, after).plan, **said),  # noqa: SLF001
+        dataclasses.replace(row_ops._prepare(device, what, after).plan, why=why, rule=rule),  # noqa: SLF001
         shares.get(after, math.nan),
         len(plans),
         refused,
