@@ -62,10 +62,13 @@ def check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
     if plan.block % WARP:
         raise DoesNotFitError(f"plan: block is {plan.block}, a multiple of {WARP} is allowed")
     most = (MAX_FUSED_THREAD_BYTES if problem.fused else MAX_THREAD_BYTES) // problem.compute_bytes
-    if plan.vector * plan.vectors * plan.rows_per_group > most:
+    rows = plan.rows_per_group
+    # row_together holds vectors of one row while it reduces, and one vector of each row while it writes
+    held = max(plan.vectors, rows) if plan.kernel == "row_together" else plan.vectors * rows
+    if plan.vector * held > most:
         where = " where something is fused" if problem.fused else ""
         raise DoesNotFitError(
-            f"plan: vector x vectors x rows_per_group is {plan.vector} x {plan.vectors} x {plan.rows_per_group}, "
+            f"plan: vector x vectors x rows_per_group is {plan.vector} x {plan.vectors} x {rows}, "
             f"{most} elements of a thread are allowed{where}"
         )
     most = MAX_FUSED_ELEMENTS[bool(problem.parameter_bytes)]

@@ -168,6 +168,9 @@ def test_every_problem_has_a_plan_that_its_kernel_and_device_can_run(device: str
 
 @settings(max_examples=500, deadline=None)
 @given(problem=problems(), device=st.sampled_from([*DEVICES]), variant=st.sampled_from([None, *VARIANTS]))
+@example(  # rows that are read twice, side by side
+    problem=Problem(4, 16777056, 8, 2, 4, (2,), 8), device="h200", variant=None
+)
 def test_a_plan_that_was_chosen_is_accepted_when_it_is_forced(
     problem: Problem, device: str, variant: str | None
 ) -> None:
