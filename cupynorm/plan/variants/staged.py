@@ -11,6 +11,7 @@ from cupynorm.plan.config import (
     COMPUTED_REGISTERS,
     COMPUTED_REGISTERS_AT_MOST,
     COMPUTED_REGISTERS_BESIDE,
+    HALF_BYTES,
     MAX_BLOCK,
     ONE_BLOCK_PER_ROW,
     PLAIN,
@@ -129,7 +130,12 @@ def uncached(question: Question) -> Plan | None:
     plan = chunked(question, "uncached", threads_with_vectors(problem, 1, block), 0)
     if problem.fused:
         needed = registers(question, plan.vectors * plan.vector, full=False, cached=False)
-        plan = dataclasses.replace(plan, min_blocks=max(1, limits.registers_per_sm // (needed * block)))
+        blocks = max(1, limits.registers_per_sm // (needed * block))
+        # the arithmetic of two vectors of 16-bit elements goes on side by side: with a dropout 128 registers spill
+        much = problem.extra_registers > question.rules.registers.few
+        if much and problem.element_bytes == HALF_BYTES and plan.vectors > 1 and not problem.unaligned:
+            blocks = 1
+        plan = dataclasses.replace(plan, min_blocks=blocks)
     return finished(question, plan, "no other variant holds the row")
 
 
