@@ -71,5 +71,5 @@ def _plan_from(body: bytes) -> Plan | None:
     except (ValueError, TypeError, RecursionError):
         return None
     inside = all(low <= getattr(plan, name) <= high for name, (low, high) in BOUNDS.items())
-    known = plan.variant in VARIANTS and type(plan.why) is str
+    known = plan.variant in VARIANTS and type(plan.rule) is type(plan.why) is str
     return plan if inside and known and len(told) == len(Plan.__match_args__) else None

@@ -361,7 +361,7 @@ def test_torn_files_and_files_of_another_key_are_misses(plan: Plan, folder: Path
         *({"variant": each} for each in ("nowhere", "", 1, None)),
         *({"vector": each} for each in ("8", 8.0, True, None)),
         *({"full": each} for each in (1, "true")),
-        *({"why": each} for each in (None, 3)),
+        *({name: each} for name in ("rule", "why") for each in (None, 3)),
         {"waves": "1"},
         {"more": 1},
     ],
