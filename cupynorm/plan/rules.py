@@ -479,9 +479,11 @@ class Rules(NamedTuple):
         return next((each for each in found if each.access_bytes in {None, access_bytes}), None)
 
     def is_better(self, what: str, problem: Problem) -> bool:
-        """Say whether a row is beyond the crossover of its kind."""
-        found = self.crossover(what, problem.kind)
-        return found is not None and found.least <= problem.row_bytes <= found.most
+        """Say whether a row is beyond the crossover of its kind, or of the bytes of its elements."""
+        found = self.crossover(what, problem.kind) or self.crossover(what, problem.element_bytes)
+        if found is None:
+            return False
+        return found.least <= problem.row_bytes <= found.most and problem.band_share <= found.kept
 
     def every_rule(self) -> Iterator[Rule]:
         """Yield all rules. Raises TypeError for names that no rule has."""

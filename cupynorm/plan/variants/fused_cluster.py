@@ -52,9 +52,7 @@ def _crossover(problem: Problem) -> str:
 
 def prefers_clusters(question: Question) -> bool:
     """Say whether clusters whose next rows are on their way are better than what one block could hold, too."""
-    problem = question.problem
-    found = question.rules.crossover(_crossover(problem), problem.element_bytes)
-    return found is not None and problem.row_bytes >= found.least
+    return question.rules.is_better(_crossover(question.problem), question.problem)
 
 
 def prefetched(question: Question) -> Plan | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cupynorm.plan.base import Question, with_grid
 from cupynorm.plan.config import (
+    ACCESS_BYTES,
     COMPUTED_REGISTERS,
     COMPUTED_REGISTERS_AT_MOST,
     COMPUTED_REGISTERS_BESIDE,
@@ -62,10 +63,7 @@ def prefers_shared(question: Question) -> bool:
     problem = question.problem
     if not (problem.band_cols and _is_simple(question, unaligned=True)):
         return False
-    what = "shared, band" + (", unaligned" if problem.unaligned else "")
-    found = question.rules.crossover(what, problem.element_bytes)
-    long_enough = found is not None and found.least <= problem.row_bytes <= found.most
-    return found is not None and long_enough and problem.band_share <= found.kept
+    return question.rules.is_better("shared, band" + (", unaligned" if problem.unaligned else ""), problem)
 
 
 def _computed(question: Question) -> Plan | None:
@@ -131,9 +129,11 @@ def uncached(question: Question) -> Plan | None:
     if problem.fused:
         needed = registers(question, plan.vectors * plan.vector, full=False, cached=False)
         blocks = max(1, limits.registers_per_sm // (needed * block))
-        # the arithmetic of two vectors of 16-bit elements goes on side by side: with a dropout 128 registers spill
+        # Two vectors of eight elements with a dropout take 114 registers on sm_90. Told that it may have 128, NVRTC
+        # 13.5 spills, there alone: other architectures and other vectors keep two blocks and more.
         much = problem.extra_registers > question.rules.registers.few
-        if much and problem.element_bytes == HALF_BYTES and plan.vectors > 1 and not problem.unaligned:
+        whole = plan.vector * HALF_BYTES == ACCESS_BYTES and plan.vectors > 1 and not problem.unaligned
+        if much and whole and question.measured and problem.element_bytes == HALF_BYTES:
             blocks = 1
         plan = dataclasses.replace(plan, min_blocks=blocks)
     return finished(question, plan, "no other variant holds the row")
