@@ -6,7 +6,8 @@
 // A Load
 //   Type, Precision     That of x in memory, and the type that has the precision of what the op is given.
 //   kDirect             x alone is loaded, as it is. Otherwise elements are computed from x and operands.
-//   kDrops, kInterval   It drops elements (a mask); it keeps an interval of columns at most, which its RowPointers know.
+//   kDrops, kInterval   It drops elements (a mask); those that it keeps are in an interval of columns, which the
+//                       RowPointer of each row has.
 //   kStoresComputed     What it computes is written as well.
 //   kWaitsAsLoaded      What it computes takes few steps, of x and numbers of its row. So x_of<N>(loaded), the Vector
 //                       of x that came, may wait, and compute_again<N>(x, y) of a RowPointer gives what it becomes.

@@ -598,7 +598,8 @@ struct FusedLoad {
     void count_kept_from(Index col) {
       mask.count_from(col);
     }
-    // Of vectors `first` .. `last`, counted from column `origin`, leaves those that the mask's interval has something of.
+    // Narrows first .. last, numbers of vectors counted from column `origin`, to the vectors of which the mask keeps
+    // some elements.
     template <int N>
     void keep_vectors(int origin, int& first, int& last) const {
       const int begin = int(mask.interval.begin) - origin, end = int(mask.interval.end) - origin;
@@ -671,7 +672,7 @@ struct FusedLoad {
 #pragma unroll
       for (int i = 0; i < N; ++i) x[i] = out[0][i];
     }
-    // What x becomes, where it is kept, if it waits as it was loaded.
+    // Computes elements again from x, which has waited as it was loaded: as unpack, for elements that the mask keeps.
     template <int N, typename Compute>
     void compute_again(const Vector<T, N>& x, Compute* y) const {
       static_assert(kWaitsAsLoaded, "an operand of each element is loaded with it");

@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   constexpr int kVector = Shape::kVector, kVectors = Shape::kVectors, kBlock = Shape::kBlock, kWarps = kBlock / kWarp;
   constexpr bool kIsUnaligned = Shape::kUnaligned > 0;
   constexpr int kAtOnce = kVectors * kBlock;  // vectors that the block loads in a round
-  // What a mask drops is stored before the row is waited for, unless it takes the row's scale.
+  // The results of dropped elements are stored before the row is reduced, unless they are divided by the row's scale.
   constexpr bool kEarly = Load::kInterval && !Store::kScales;
   static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
   static_assert(!Load::kDrops || !Load::kStoresComputed, "nothing of what is dropped is kept");
