@@ -244,6 +244,7 @@ def _ship(
     if out is None:
         raise click.UsageError("--ship needs --out, such as --out cupynorm/plan/data/sm_90.json")
     from cupynorm.tools import saved, search, ship  # noqa: PLC0415
+    from cupynorm.tools.results import NOISE  # noqa: PLC0415
 
     with user_input():
         with user_files():
@@ -253,8 +254,8 @@ def _ship(
             raise click.UsageError(f"{sweep} holds no points of cupynorm bench")
         content = _content(data, found[0].limits.compute_capability)
         with progress_bar("ship") as show_progress:
-            options = {} if tolerance is None else {"tolerance": tolerance}
-            shipped = ship.ship(content, found, show_progress, sweep=report, **options)
+            allowed = NOISE if tolerance is None else tolerance
+            shipped = ship.ship(content, found, show_progress, sweep=report, tolerance=allowed)
     with user_files():
         out.write_text(shipped.text, "utf-8")
     if as_json:

@@ -471,45 +471,28 @@ def _run(
     plan: str | Plan | None,
 ) -> Any:
     """Run a call of add_layer_norm or add_rms_norm."""
-    if (
-        alpha is ALPHA
-        and p is NO_DROPOUT
-        and quantize is None
-        and (return_sum is True or return_sum is False)
-    ):
-        return row_ops.run(
-            op,
-            x,
-            gamma,
-            beta,
-            axis,
-            eps,
-            out,
-            dtype,
-            return_stats,
-            plan,
-            "sum" if return_sum else "no sum",
-            (residual,) if bias is None else (residual, bias),
-            (),
-            _run_checked,
-            (ALPHA, NO_DROPOUT, None, 0, return_sum, None),
-        )
-    option = scale = None
-    if quantize is not None:
-        option, scale = quantize_option(quantize)
-    # 0.0 and -0.0 are equal
-    of_alpha = repr(alpha) if type(alpha) is float and not alpha else alpha
-    options_key = (option, of_alpha, type(alpha), p, type(p), return_sum, type(return_sum))
+    options_key: Any = "sum" if return_sum else "no sum"
+    operands: tuple[Any, ...] = (residual,) if bias is None else (residual, bias)
     scalars: tuple[int, ...] = ()
-    if not (type(p) in {float, int} and p == 0):  # a dropout: its seed and offset are others in each call
-        if type(seed) is type(offset) is int and 0 <= seed < WORDS and 0 <= offset < WORDS:
-            scalars = (seed, offset)
-        else:
-            add = _adding(residual, bias, alpha, p, seed, offset, return_sum, quantize).add
-            drop = None if add is None else add.dropout
-            scalars = () if drop is None else (drop.seed, drop.offset)
-            seed, offset = scalars or (seed, offset)
-    raw = (alpha, p, seed, offset, return_sum, quantize)
+    unchecked: tuple[Any, ...] = (ALPHA, NO_DROPOUT, None, 0, return_sum, None)
+    usual = alpha is ALPHA and p is NO_DROPOUT and quantize is None
+    if not (usual and (return_sum is True or return_sum is False)):
+        option = scale = None
+        if quantize is not None:
+            option, scale = quantize_option(quantize)
+        # 0.0 and -0.0 are equal
+        of_alpha = repr(alpha) if type(alpha) is float and not alpha else alpha
+        options_key = (option, of_alpha, type(alpha), p, type(p), return_sum, type(return_sum))
+        operands = (residual, bias, scale)
+        if not (type(p) in {float, int} and p == 0):  # a dropout: its seed and offset are others in each call
+            if type(seed) is type(offset) is int and 0 <= seed < WORDS and 0 <= offset < WORDS:
+                scalars = (seed, offset)
+            else:
+                add = _adding(residual, bias, alpha, p, seed, offset, return_sum, quantize).add
+                drop = None if add is None else add.dropout
+                scalars = () if drop is None else (drop.seed, drop.offset)
+                seed, offset = scalars or (seed, offset)
+        unchecked = (alpha, p, seed, offset, return_sum, quantize)
     return row_ops.run(
         op,
         x,
@@ -522,10 +505,10 @@ def _run(
         return_stats,
         plan,
         options_key,
-        (residual, bias, scale),
+        operands,
         scalars,
         _run_checked,
-        raw,
+        unchecked,
     )
 
 

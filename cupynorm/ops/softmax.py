@@ -284,42 +284,28 @@ def _run(
     options: Mapping[str, Any],
 ) -> Any:
     """Run a call with options; they may say nothing, such as where=None."""
-    options_key: tuple[Any, ...] = ()
+    options_key: Any = ()
     operands: tuple[Any, ...] = ()
-    if len(options) == 1:  # as a rule, and 0.2 us sooner
-        (name,) = options
-        if name in MASK_ARRAYS:
-            return row_ops.run(
-                op,
-                x,
-                None,
-                None,
-                axis,
-                0.0,
-                out,
-                dtype,
-                False,  # noqa: FBT003
-                plan,
-                name,
-                (options[name],),
-                (),
-                _run_checked,
-                options,
-            )
-    for name, value in options.items():
-        if name in MASK_ARRAYS:
-            options_key += (name,)
-            operands += (value,)
-        elif name == "quantize" and op is SOFTMAX:
-            if value is not None:
-                option, scale = quantize_option(value)
-                options_key += (name, option)
-                operands += (scale,)
-        elif type(value) is tuple:
-            options_key += (name, value, *map(type, value))
-        else:  # 0.0 and -0.0 are equal, 1 and True as well
-            kind = type(value)
-            options_key += (name, repr(value) if kind is float and not value else value, kind)
+    only = ""
+    if len(options) == 1:  # as a rule, and sooner without a loop
+        (only,) = options
+    if only in MASK_ARRAYS:
+        options_key, operands = only, (options[only],)
+    else:
+        for name, value in options.items():
+            if name in MASK_ARRAYS:
+                options_key += (name,)
+                operands += (value,)
+            elif name == "quantize" and op is SOFTMAX:
+                if value is not None:
+                    option, scale = quantize_option(value)
+                    options_key += (name, option)
+                    operands += (scale,)
+            elif type(value) is tuple:
+                options_key += (name, value, *map(type, value))
+            else:  # 0.0 and -0.0 are equal, 1 and True as well
+                kind = type(value)
+                options_key += (name, repr(value) if kind is float and not value else value, kind)
     return row_ops.run(
         op,
         x,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import graphlib
 import heapq
 import itertools
 import json
@@ -62,8 +63,8 @@ def name_of(row: Mapping[str, Any]) -> str:
 
 def is_for(crossover: Row, kind: Kind) -> bool:
     """Say whether a crossover is for problems of this number of parameters and bytes of an element."""
-    row, (parameters, size) = crossover, kind
-    return row.get("bytes") in {None, size} and row.get("parameters") in {None, parameters}
+    parameters, size = kind
+    return crossover.get("bytes") in {None, size} and crossover.get("parameters") in {None, parameters}
 
 
 def lists_of(row: Row) -> list[List]:
@@ -139,27 +140,23 @@ class Content:
     def _in_order(self, rules: Sequence[Row], instead: Mapping[str, str]) -> list[Row]:
         """Return rules in the order that each of their lists had."""
         by_name = {row["id"]: row for row in rules}
-        waiting: dict[str, set[str]] = {name: set() for name in by_name}
-        after: dict[str, list[str]] = {name: [] for name in by_name}
+        order = graphlib.TopologicalSorter[str](dict.fromkeys(by_name, ()))
         for rows in self.lists.values():
             names = [name for row in rows if (name := instead.get(row["id"], row["id"])) in by_name]
             for one, next_one in itertools.pairwise(names):
-                if one not in waiting[next_one]:
-                    waiting[next_one].add(one)
-                    after[one].append(next_one)
-        place = {name: number for number, name in enumerate(by_name)}
-        ready = [place[name] for name, before in waiting.items() if not before]
-        every, ordered = list(by_name), list[Row]()
-        heapq.heapify(ready)
-        while ready:
+                order.add(next_one, one)
+        try:
+            order.prepare()
+        except graphlib.CycleError:
+            raise ValueError(f"no order of the rules has {instead} in the places of their lists") from None
+        every, place = list(by_name), {name: number for number, name in enumerate(by_name)}
+        ready, ordered = list[int](), list[Row]()
+        while order.is_active():
+            for name in order.get_ready():
+                heapq.heappush(ready, place[name])
             name = every[heapq.heappop(ready)]
             ordered.append(by_name[name])
-            for each in after[name]:
-                waiting[each].discard(name)
-                if not waiting[each]:
-                    heapq.heappush(ready, place[each])
-        if len(ordered) < len(rules):
-            raise ValueError(f"no order of the rules has {instead} in the places of their lists")
+            order.done(name)
         return ordered
 
     def choose(self, problem: Problem, limits: Limits) -> Chosen | None:
@@ -261,8 +258,7 @@ def _changed(content: Content, problem: Problem, rule: str) -> Iterator[tuple[st
 def _is_for(row: Row, problem: Problem) -> bool:
     """Say whether a crossover may be asked for a problem of this kind."""
     fused = row.get("parameters") is None
-    same = row.get("bytes") in {None, problem.element_bytes}
-    return same and problem.fused == fused and (fused or row["parameters"] == problem.kind[0])
+    return problem.fused == fused and is_for(row, problem.kind)
 
 
 def read(told: Any, file: str) -> Content:

@@ -234,12 +234,12 @@ def _points_of(content: Content, op: str, dtype: str, kind: tuple[int, int]) -> 
                 yield Point(op, dtype, each, cols, offset)
 
 
-def _widths(rules: Sequence[Mapping[str, Any]], size: int) -> set[int]:
+def _widths(rules: Sequence[rule_plans.Row], size: int) -> set[int]:
     """Return numbers of columns within what rules of a kind may hold: whole accesses, powers of two and odd ones."""
     widths = {1 << power for power in range(3, 21) if (1 << power) * size <= LONGEST_ROW_BYTES}
     ends: dict[tuple[Any, ...], float] = {}
     for row in rules:
-        table = row["rule"].partition(" ")[0], row.get("table")
+        table = rule_plans.lists_of(row)[0][:2]  # of any kind: these are one kind's
         longest = row["row_bytes"] or LONGEST_ROW_BYTES
         least = row.get("above", 0 if row["rule"] == "fixed" else ends.get(table, 0))
         ends[table] = max(longest, ends.get(table, 0))

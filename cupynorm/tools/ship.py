@@ -58,7 +58,11 @@ class Move(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """What a move does: the loss, as a sum of logarithms of shares, that of the sweep, and what is chosen then."""
+    """What a move does.
+
+    loss, loss_of_sweep: the sums, over all points and over those of the sweep, of the logarithms of the shares before
+    over those after it. chosen: what is chosen after it, by the numbers of the points.
+    """
 
     loss: float
     loss_of_sweep: float
@@ -675,12 +679,14 @@ class _Shipping:
             left = [kind for kind in kinds_of(row) if kind in deciding or kind not in measured]
             if left and len(left) < len(kinds_of(row)):
                 narrower = _of_kinds(row, left)
-                effect = self._effect(Move(changed={row["id"]: narrower})) if narrower else None
-                same = effect and all(
+                if narrower is None:
+                    continue
+                move = Move(changed={row["id"]: narrower})
+                effect = self._effect(move)
+                if effect is not None and all(
                     found.plan == self.chosen[number].plan for number, found in effect.chosen.items()
-                )
-                if effect is not None and same:
-                    self._take(Move(changed={row["id"]: narrower or row}), effect)
+                ):
+                    self._take(move, effect)
 
     def _last(self) -> dict[str, str]:
         """Return the rules that were merged, and the one that holds their rows in the end; none that went later."""
