@@ -471,7 +471,7 @@ def _run(
     plan: str | Plan | None,
 ) -> Any:
     """Run a call of add_layer_norm or add_rms_norm."""
-    options_key: Any = "sum" if return_sum else "no sum"
+    options_key: Any = "no sum" if return_sum is False else "sum"
     operands: tuple[Any, ...] = (residual,) if bias is None else (residual, bias)
     scalars: tuple[int, ...] = ()
     unchecked: tuple[Any, ...] = (ALPHA, NO_DROPOUT, None, 0, return_sum, None)
