@@ -739,8 +739,9 @@ def test_a_signal_half_way_leaves_nothing(folder, number, status):
     np.save(folder / "in.npy", numbers(100, 33))
     command = (
         "import os, signal, sys; from cupynorm import cli; from cupynorm.tools import files; files.BLOCK_BYTES = 1000\n"
-        # a job in a shell's background ignores it, and so would what it starts
+        # a job in a shell's background ignores the first, one under nohup the second, and so would what they start
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         f"files.Target.write = lambda *_: os.kill(os.getpid(), {int(number)})\n"
         "sys.argv = ['cupynorm', 'run', 'softmax', 'in.npy', '-o', 'out.npy', '--device', 'cpu']\n"
         "cli.main()"
