@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cupynorm.runtime.devices import Binding
 
     Signature = tuple[Any, ...]
+    Launch = tuple[Kernel, Binding, Struct]  # a kernel, how it is launched, and its parameter
 
 ANYWHERE = 1 << 64  # beyond every distance between two addresses
 NO_ARRAY = (None,)
@@ -142,7 +143,7 @@ class BoundCall:
         return next((at for at, index in self.kernels[0].argument_words if index == source), -1)
 
 
-def bound_call(device: int, arrays: Arrays, launches: Sequence[tuple[Kernel, Binding, Struct]]) -> BoundCall:
+def bound_call(device: int, arrays: Arrays, launches: Sequence[Launch]) -> BoundCall:
     """Bind a checked call to kernels and their parameters."""
     given = (None if each is None else name for name, each in arrays.given.items())
     sources = [*given, *arrays.made, *arrays.workspace, *arrays.scalars]

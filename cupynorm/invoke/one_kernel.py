@@ -1,4 +1,4 @@
-"""Ops that have one kernel and no variants: from a lowered call to its first launch."""
+"""Ops that have no variants: from a lowered call, of one kernel or of several, to its first launch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from cupynorm.invoke.bound_calls import Arrays, BoundCall, bound_call
 from cupynorm.runtime import compiler, devices
 
 if TYPE_CHECKING:
+    from cupynorm.invoke.bound_calls import Launch
     from cupynorm.lower.spec import KernelSpec
 
 
@@ -16,9 +17,13 @@ def launch(device: int, spec: KernelSpec, arrays: Arrays) -> BoundCall:
     """Launch a checked call that has elements, on the device's current stream; return it as it is bound."""
     with devices.cupy().cuda.Device(device):
         bound_calls.thread.calls.prepare(device)
-        plan = spec.problem.plan(devices.limits_of(device))
-        kernel = compiler.kernel(device, spec.text, spec.expression(plan), 0)
-        binding = devices.launch_of(kernel.pointer, plan.grid, (*plan.block, 1), 0)
-        bound = bound_call(device, arrays, [(kernel, binding, spec.params)])
+        bound = bound_call(device, arrays, [prepared(device, spec)])
         bound.once()
     return bound
+
+
+def prepared(device: int, spec: KernelSpec) -> Launch:
+    """Compile and load the kernel of a call; return what bound_call takes. `device` must be current."""
+    plan = spec.problem.plan(devices.limits_of(device))
+    kernel = compiler.kernel(device, spec.text, spec.expression(plan), 0)
+    return kernel, devices.launch_of(kernel.pointer, plan.grid, (*plan.block, 1), 0), spec.params

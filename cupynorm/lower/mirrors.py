@@ -171,17 +171,20 @@ class Vectors(NamedTuple):
     like: None where vectors begin at multiples of `width`; otherwise a view, and they begin where its vectors do.
     short: offsets of operands' rows are computed in 32 bits. The compiler then orders the loads of unaligned rows
     better for norms, but worse for softmax (docs/notes/047, "Fused calls").
+    realigned: what is not aligned to a whole vector takes two accesses, instead of several of fewer elements.
     """
 
     width: int
     like: View | None = None
     short: bool = True
+    realigned: bool = False
 
     def access_of(self, stretched: View, axes: int) -> int:
         """Return how many elements one access to an operand's vector moves; 0 if it is unaligned and takes two."""
         widest = max(1, ACCESS_BYTES // stretched.dtype.itemsize)
         if self.like is None:
-            return math.gcd(self.width, widest, *_starts(stretched, axes))
+            found = math.gcd(self.width, widest, *_starts(stretched, axes))
+            return 0 if self.realigned and found < min(self.width, widest) else found
         same = _misalignment(stretched, axes, self.width) == _misalignment(self.like, axes, self.width)
         return min(self.width, widest) if same else 0
 

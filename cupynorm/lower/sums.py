@@ -1,0 +1,238 @@
+"""Lowers sums over rows, such as the gradient of gamma: mirrors of kernels/row/column_sums.cuh, and its launches."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cupynorm._dtypes import Dtype, cpp
+from cupynorm._values import NamedTuple
+from cupynorm.call.view import View
+from cupynorm.host.philox import Dropout
+from cupynorm.lower.mirrors import (
+    ACCESS_BYTES,
+    EMPTY,
+    POINTER,
+    Struct,
+    Vectors,
+    direct,
+    is_per_row,
+    kept,
+    operand,
+    strided,
+    struct_list,
+    value,
+)
+from cupynorm.lower.spec import KernelSpec
+from cupynorm.lower.tracing import Expression
+from cupynorm.runtime import compiler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cupynorm.plan.limits import Limits
+
+SOURCE = "row/column_sums.cuh"
+KERNEL = "cupynorm::sum_columns<{types}, {numbers}>"
+THREADS = 256  # of a block
+# These follow from no measurement yet. Blocks enough to fill any device, but so few that partial sums, which are
+# written and read once more, are a small part of what is read.
+BLOCKS = 1024
+LEAST_ROWS = 16  # of a group, for each row that a block works on at once
+BYTES_IN_FLIGHT = (
+    16  # rows whose loads a thread issues before it waits for the first, times bytes of the compute type
+)
+LANES = 32  # threads side by side along a row, at most
+LAST_LANES = 8  # the same for partial sums: their rows are few, so blocks take few columns
+
+
+class Result(NamedTuple):
+    """Where the sum of each column goes. adds: it is added to what is there."""
+
+    to: View
+    adds: bool = False
+
+
+class Sums(NamedTuple):
+    """Sums over rows of what a function of operands gives.
+
+    operands: arrays stretched to one shape, of which the last `axes` axes are the columns, or numbers, or a dropout.
+    function: gives a number for each of results, of all operands. results: of the columns' shape; None: nobody asked.
+    elements: arrays of that one shape which the first of these numbers are written to, too.
+    """
+
+    function: Expression
+    operands: tuple[View | float | Dropout, ...]
+    shape: tuple[int, ...]
+    axes: int
+    results: tuple[Result | None, ...]
+    elements: tuple[View, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """How many numbers are added up for each column."""
+        return math.prod(self.shape[: len(self.shape) - self.axes])
+
+    @property
+    def cols(self) -> int:
+        """How many columns there are."""
+        return math.prod(self.shape[len(self.shape) - self.axes :])
+
+
+class SumTiles(NamedTuple):
+    """How a kernel's blocks cover rows and columns. It depends on no device, and so neither do the sums' bits.
+
+    lanes: threads side by side along a row, of `vector` columns each. width: elements of one store. groups: of rows.
+    tiles: of columns. rows_in_flight: rows whose loads a thread issues before it waits for the first.
+    """
+
+    lanes: int
+    vector: int
+    width: int
+    groups: int
+    rows_of_group: int
+    tiles: int
+    rows_in_flight: int
+
+    @property
+    def template(self) -> tuple[int, ...]:
+        """The kernel's template arguments behind its types."""
+        return THREADS, self.lanes, self.vector, self.width, self.rows_in_flight
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Blocks along the columns, and groups of rows."""
+        return self.tiles, self.groups, 1
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Threads of a block."""
+        return THREADS, 1
+
+    def summary(self) -> dict[str, Any]:
+        """Return what explain shows of it."""
+        return self._asdict()
+
+
+class SumProblem(NamedTuple):
+    """The problem of one launch, with its answer."""
+
+    rows: int
+    cols: int
+    tiles: SumTiles
+
+    def plan(self, _limits: Limits) -> SumTiles:
+        """Return how blocks cover rows and columns."""
+        return self.tiles
+
+    def summary(self) -> dict[str, int]:
+        """Return what explain shows of it."""
+        return {"rows": self.rows, "cols": self.cols}
+
+
+def tiles_of(
+    rows: int, cols: int, vector: int, width: int, compute: Dtype, most_lanes: int, blocks: int
+) -> SumTiles:
+    """Choose how blocks cover rows and columns; about `blocks` of them where there are rows enough."""
+    vectors = -(-cols // vector)
+    lanes = min(most_lanes, 1 << (vectors - 1).bit_length())
+    tiles = -(-vectors // lanes)
+    at_once = THREADS // lanes
+    wanted = max(1, min(-(-blocks // tiles), rows // (at_once * LEAST_ROWS)))
+    rows_of_group = max(1, -(-rows // wanted))
+    groups = max(1, -(-rows // rows_of_group))
+    in_flight = BYTES_IN_FLIGHT // compute.itemsize
+    return SumTiles(lanes, vector, width, groups, rows_of_group, tiles, in_flight)
+
+
+def first_tiles(what: Sums, compute: Dtype) -> SumTiles:
+    """Return how blocks cover the elements."""
+    arrays = [each for each in (*what.operands, *what.elements) if isinstance(each, View)]
+    along = [each for each in arrays if not is_per_row(each, what.axes)]
+    widest = max((each.dtype.itemsize for each in along), default=ACCESS_BYTES)
+    vector = min(ACCESS_BYTES // widest, 1 << (what.cols.bit_length() - 1))
+    width = min(
+        (Vectors(vector).access_of(each, what.axes) for each in what.elements if what.cols % vector == 0),
+        default=1,
+    )
+    return tiles_of(what.rows, what.cols, vector, width, compute, LANES, BLOCKS)
+
+
+def partial_shape(what: Sums, compute: Dtype) -> tuple[int, int] | None:
+    """Return the shape of each result's partial sums, in the type of arithmetic; None if one launch does it all."""
+    groups = first_tiles(what, compute).groups
+    return None if groups == 1 or not any(what.results) else (groups, what.cols)
+
+
+def sum_specs(what: Sums, compute: Dtype, partial: Sequence[View]) -> list[KernelSpec]:
+    """Lower sums over rows: one launch, or two if there are partial sums.
+
+    partial: an array of partial_shape() for each result that is asked for; none if that is None.
+    """
+    tiles = first_tiles(what, compute)
+    asked = tuple(each for each in what.results if each is not None)
+    if not partial:
+        return [_spec(what, compute, tiles, [_final(each) for each in what.results])]
+    left = list(partial)
+    targets = [_partial(left.pop(0)) if each is not None else NO_SUM for each in what.results]
+    count, groups = len(asked), tiles.groups
+    last = Sums(Expression(count, (), (*range(count),)), (*partial,), (groups, what.cols), 1, asked)
+    vector = min(ACCESS_BYTES // compute.itemsize, 1 << (what.cols.bit_length() - 1))
+    last_tiles = tiles_of(groups, what.cols, vector, 1, compute, LAST_LANES, 1)
+    return [
+        _spec(what, compute, tiles, targets),
+        _spec(last, compute, last_tiles, [_final(each) for each in asked]),
+    ]
+
+
+NO_SUM = Struct("cupynorm::NoSum", EMPTY, (0,))
+
+
+def _partial(where: View) -> Struct:
+    """Return the mirror of PartialSum."""
+    dtype = np.dtype([("pointer", POINTER)], align=True)
+    return Struct(f"cupynorm::PartialSum<{cpp(where.dtype)}>", dtype, (where.pointer,))
+
+
+def _final(result: Result | None) -> Struct:
+    """Return the mirror of FinalSum, or of NoSum."""
+    if result is None:
+        return NO_SUM
+    index = strided(result.to)
+    dtype = np.dtype([("pointer", POINTER), ("cols", index.dtype)], align=True)
+    adds = compiler.template_argument(result.adds)
+    type_name = f"cupynorm::FinalSum<{cpp(result.to.dtype)}, {index.cpp}, {adds}>"
+    return Struct(type_name, dtype, (result.to.pointer, index.values))
+
+
+def _spec(what: Sums, compute: Dtype, tiles: SumTiles, targets: Sequence[Struct]) -> KernelSpec:
+    """Lower one launch."""
+    target = struct_list("SumTargets", targets)
+    vectors = Vectors(tiles.vector, realigned=True)
+
+    def operand_of(given: View | float | Dropout) -> Struct:
+        if isinstance(given, Dropout):
+            return kept(given, what.cols, whole=False)
+        if not isinstance(given, View):
+            return value(given, compute)
+        return operand(given, what.axes, vectors, constant=given not in what.elements)
+
+    operands = struct_list("Operands", [operand_of(each) for each in what.operands])
+    elements = Struct("cupynorm::NoElements", EMPTY, (0,))
+    if what.elements:
+        stores = [direct("DirectStore", each.split(what.axes)[0]) for each in what.elements]
+        outputs = struct_list("Outputs", stores)
+        type_name = f"cupynorm::Elements<{', '.join(each.cpp for each in stores)}>"
+        elements = Struct(type_name, np.dtype([("to", outputs.dtype)], align=True), (outputs.values,))
+    members = [("operands", operands.dtype), ("elements", elements.dtype), ("targets", target.dtype)]
+    numbers = [(name, np.int64) for name in ("rows", "cols", "rows_of_group")]
+    values = (operands.values, elements.values, target.values, what.rows, what.cols, tiles.rows_of_group)
+    structs = f"{operands.cpp}, {elements.cpp}, {target.cpp}"
+    whole = Struct(f"cupynorm::SumArguments<{structs}>", np.dtype([*members, *numbers], align=True), values)
+    function = f"Function_{what.function.key}"
+    texts = [what.function.struct_text(function)]
+    text = compiler.text(SOURCE, whole.cpp, whole.dtype.itemsize, texts, header="io/fused.cuh")
+    types = f"{cpp(compute)}, cupynorm::{function}, {len(what.results)}, {structs}"
+    return KernelSpec(text, KERNEL, types, whole, SumProblem(what.rows, what.cols, tiles))

@@ -1,0 +1,169 @@
+// Sums over rows: the gradients of parameters, and of whatever was broadcast along rows. Function(operands) gives kSums
+// numbers for each element; each is added up over the rows of its column. Host mirrors and the launch: lower/sums.py.
+//
+// Rows are cut into groups of rows_of_group, whose number follows from the rows and columns alone, and a group's sums go
+// to one block for each tile of columns. Where there are several groups, their partial sums are added up by a second
+// launch of the same kernel. Nothing is atomic, and no order depends on the device: the same bits from run to run, on
+// every device.
+#pragma once
+#include <io/fused.cuh>
+
+namespace cupynorm {
+
+// Where a sum goes: to a row of partial sums, one for each group.
+template <typename Compute>
+struct PartialSum {
+  Compute* pointer;  // [groups, cols]
+  void put(int64 group, int64 col, int64 cols, Compute sum) const { pointer[group * cols + col] = sum; }
+};
+// Or to a result, rounded once. kAdds: what is there is added to, not replaced.
+template <typename T, int kAxes, bool kAdds>
+struct FinalSum {
+  T* pointer;
+  Strided<kAxes> cols;
+
+  template <typename Compute>
+  void put(int64, int64 col, int64, Compute sum) const {
+    T* const place = pointer + cols.offset(col);
+    if constexpr (kAdds) {
+      Compute before[1];
+      unpack<1>(load_vector<T, 1>(place), before);
+      sum += before[0];
+    }
+    const Compute total[1] = {sum};
+    store_vector(place, vector_from<T, 1>(total));
+  }
+};
+// Or nowhere: nobody asked for it.
+struct NoSum {
+  template <typename Compute>
+  static void put(int64, int64, int64, Compute) {}
+};
+// The places of several sums.
+template <class... Sums>
+struct SumTargets {};
+template <class First, class... Rest>
+struct SumTargets<First, Rest...> {
+  First first;
+  SumTargets<Rest...> rest;
+
+  template <int kSum, typename Compute>
+  void put(int64 group, int64 col, int64 cols, Compute sum) const {
+    if constexpr (kSum == 0) first.put(group, col, cols, sum);
+    else rest.template put<kSum - 1>(group, col, cols, sum);
+  }
+};
+
+// The elements themselves are written as well, each of the first outputs of the function to an array of its own, or
+// nowhere.
+struct NoElements {
+  template <int N, int kWidth, int kSums, typename Compute>
+  static void store(const Compute (&)[kSums][N], int64, int64) {}
+};
+template <class... Stores>
+struct Elements {
+  Outputs<Stores...> to;
+
+  template <int N, int kWidth, int kSums, typename Compute>
+  void store(const Compute (&x)[kSums][N], int64 row, int64 col) const {
+    static_assert(sizeof...(Stores) <= kSums, "an array for a number that the function does not give");
+    const auto target = to.at(row);
+#pragma unroll
+    for (int i = 0; i < N; i += kWidth) {
+      Compute piece[sizeof...(Stores)][kWidth];
+#pragma unroll
+      for (int k = 0; k < int(sizeof...(Stores)); ++k) {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) piece[k][j] = x[k][i + j];
+      }
+      target.template store<kWidth, false>(piece, col + i);
+    }
+  }
+};
+
+template <class Operands_, class Elements_, class Targets>
+struct SumArguments {
+  Operands_ operands;
+  Elements_ elements;
+  Targets targets;
+  int64 rows, cols, rows_of_group;
+};
+
+// Adds N columns of rows first, first + kApart ... up to end to the sums, kAtOnce rows in flight at a time.
+template <class Function, int kSums, int N, int kWidth, int kAtOnce, int kApart, typename Compute, class A>
+inline void add_rows(const A& a, int64 first, int64 end, int64 col, Compute (&sum)[kSums][N]) {
+  using Operands_ = decltype(a.operands);
+  for (int64 row = first; row < end; row += kAtOnce * kApart) {
+    typename Operands_::RowPointer sources[kAtOnce];
+    typename Operands_::template Packed<N> packed[kAtOnce];
+#pragma unroll
+    for (int r = 0; r < kAtOnce; ++r) {
+      if (row + r * kApart >= end) continue;
+      sources[r] = a.operands.at(row + r * kApart);
+      packed[r] = sources[r].template load<N>(col);
+    }
+#pragma unroll
+    for (int r = 0; r < kAtOnce; ++r) {
+      if (row + r * kApart >= end) continue;
+      Compute in[Operands_::kCount][N], out[kSums][N];
+      sources[r].template unpack<N>(packed[r], in, col);
+      apply_to_each<Function>(in, out);
+      a.elements.template store<N, (kWidth < N ? kWidth : N)>(out, row + r * kApart, col);
+#pragma unroll
+      for (int k = 0; k < kSums; ++k) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) sum[k][i] += out[k][i];
+      }
+    }
+  }
+}
+
+// Adds up what all rows in turn have of each column of a tile, in their order, and hands it on.
+template <int kSum, int kThreads, int kSums, int kApart, int kTile, typename Compute, class A>
+inline void put_sums(const Compute (&sums)[kSums][kApart][kTile], const A& a, int64 tile) {
+  for (int c = threadIdx.x; c < kTile && tile + c < a.cols; c += kThreads) {
+    Compute total = sums[kSum][0][c];
+#pragma unroll
+    for (int t = 1; t < kApart; ++t) total += sums[kSum][t][c];
+    a.targets.template put<kSum>(blockIdx.y, tile + c, a.cols, total);
+  }
+  if constexpr (kSum + 1 < kSums) put_sums<kSum + 1, kThreads>(sums, a, tile);
+}
+
+// blockIdx.x: tile of kLanes * kVector columns. blockIdx.y: group of rows. A lane has kVector columns of every
+// kThreads / kLanes-th row of its group, kAtOnce of them in flight. kWidth: elements of one store of `elements`.
+template <typename Compute, class Function, int kSums, class Operands_, class Elements_, class Targets, int kThreads,
+    int kLanes, int kVector, int kWidth, int kAtOnce>
+__global__ void __launch_bounds__(kThreads)
+    sum_columns(const __grid_constant__ SumArguments<Operands_, Elements_, Targets> a) {
+  constexpr int kApart = kThreads / kLanes, kTile = kLanes * kVector;
+  const int lane = threadIdx.x % kLanes, turn = threadIdx.x / kLanes;
+  const int64 tile = int64(blockIdx.x) * kTile, col = tile + lane * kVector;
+  const int64 begin = int64(blockIdx.y) * a.rows_of_group, behind = begin + a.rows_of_group;
+  const int64 first = begin + turn, end = behind < a.rows ? behind : a.rows;
+  Compute sum[kSums][kVector] = {};
+  pdl_wait();
+  pdl_trigger_late();
+  if (col + kVector <= a.cols) {
+    add_rows<Function, kSums, kVector, kWidth, kAtOnce, kApart>(a, first, end, col, sum);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      if (col + i >= a.cols) continue;
+      Compute one[kSums][1] = {};
+      add_rows<Function, kSums, 1, 1, kAtOnce, kApart>(a, first, end, col + i, one);
+#pragma unroll
+      for (int k = 0; k < kSums; ++k) sum[k][i] = one[k][0];
+    }
+  }
+  __shared__ Compute sums[kSums][kApart][kTile];
+#pragma unroll
+  for (int k = 0; k < kSums; ++k) {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) sums[k][turn][lane * kVector + i] = sum[k][i];
+  }
+  __syncthreads();
+  put_sums<0, kThreads>(sums, a, tile);
+}
+
+}  // namespace cupynorm

@@ -1,0 +1,180 @@
+"""Sums over rows, on the simulator: every way that rows and columns lie, and the bits that no device changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynorm._dtypes import compute_dtype, dtype_of
+from cupynorm.call.arguments import view
+from cupynorm.call.view import View
+from cupynorm.invoke import one_kernel
+from cupynorm.lower import sums
+from cupynorm.lower.sums import Result, Sums, first_tiles, partial_shape, sum_specs, tiles_of
+from cupynorm.lower.tracing import traced
+from cupynorm.runtime import compiler, nvrtc
+from tests import SLOW, simulator
+from tests.build_gate import begins_too_soon, code_of, spills
+from tests.simulator import cupy, simulated  # noqa: F401  a fixture
+
+ARCHS = ("75", "80", "86", "89", "90", "100", "120") if SLOW else ("90",)
+PRODUCTS = traced(lambda dy, x, mean, rstd: (dy * ((x - mean) * rstd), dy), 4)
+
+
+@pytest.fixture(autouse=True)
+def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(simulator.settings, "schedules", ("forward", "reverse"))
+    return simulated
+
+
+def run(what: Sums, compute: Any) -> None:
+    """Launch what is lowered, with partial sums in memory of its own."""
+    shape = partial_shape(what, compute)
+    asked = sum(each is not None for each in what.results)
+    partial = [] if shape is None else [cupy.empty(shape, compute) for _ in range(asked)]
+    for spec in sum_specs(what, compute, [view(each) for each in partial]):
+        kernel, binding, params = one_kernel.prepared(0, spec)
+        one_kernel.bound_call(0, one_kernel.Arrays({}), [(kernel, binding, params)]).once()
+
+
+def by_hand(dy: Any, x: Any, mean: Any, rstd: Any) -> tuple[Any, Any]:
+    dy, x, mean, rstd = (np.asarray(each, np.float64) for each in (dy, x, mean, rstd))
+    return (dy * ((x - mean[:, None]) * rstd[:, None])).sum(0), dy.sum(0)
+
+
+SHAPES = [
+    (rows, cols, skip)
+    for rows, cols in [(1, 1), (3, 7), (5, 8), (33, 77), (129, 128), (1100, 40), (600, 257), (40, 1000)]
+    for skip in (0, 1)
+] + [(2000, 3, 0), (7, 3001, 0)]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_sums_of_products(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "BLOCKS", 16)
+    monkeypatch.setattr(sums, "LEAST_ROWS", 1)
+    rng = np.random.default_rng(1)
+    kind = dtype_of(dtype)
+    compute = compute_dtype(kind, kind)
+    for rows, cols, skip in SHAPES:
+        wide = [rng.standard_normal((rows, cols + skip)).astype(kind) for _ in range(2)]
+        host = [each[:, skip:] for each in wide]
+        dy, x = (cupy.asarray(each)[:, skip:] for each in wide)
+        mean, rstd = (rng.uniform(0.5, 1, rows).astype(compute) for _ in range(2))
+        stats = [cupy.asarray(each)[:, None] for each in (mean, rstd)]
+        per_row = [view(each).broadcast_to((rows, cols)) for each in stats]
+        before = rng.standard_normal(cols).astype(np.float32)
+        dgamma, dbeta = cupy.asarray(before), cupy.empty(cols, kind)
+        results = (Result(view(dgamma), adds=True), Result(view(dbeta)))
+
+        run(Sums(PRODUCTS, (view(dy), view(x), *per_row), (rows, cols), 1, results), compute)
+
+        expected = by_hand(*host, mean, rstd)
+        scale = max(1.0, float(np.sqrt(rows)))
+        np.testing.assert_allclose(dgamma.get(), expected[0] + before, atol=2e-5 * scale, rtol=1e-5)
+        digits = {"float16": 1e-3, "bfloat16": 8e-3}.get(dtype, 1e-5)
+        np.testing.assert_allclose(
+            dbeta.get().astype(np.float64), expected[1], atol=2e-5 * scale, rtol=digits
+        )
+
+
+def test_any_axes_are_added_up_and_one_sum_may_be_left_out() -> None:
+    host = np.random.default_rng(2).standard_normal((3, 5, 4, 6)).astype(np.float32)
+    x = cupy.asarray(host)
+    moved = view(x.transpose(0, 2, 1, 3))  # the columns: axes 1 and 3, which are no neighbours in memory
+    total = cupy.empty((5, 6), np.float32)
+    twice = traced(lambda x: (2 * x, x), 1)
+
+    run(Sums(twice, (moved,), moved.shape, 2, (None, Result(view(total)))), np.dtype(np.float32))
+
+    np.testing.assert_allclose(total.get(), host.sum((0, 2)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("cols", "skip"), [(64, 0), (50, 0), (51, 3)])
+def test_elements_are_written_beside_their_sums_in_place(cols: int, skip: int) -> None:
+    rng = np.random.default_rng(3)
+    wide = rng.standard_normal((70, cols + skip)).astype(np.float16)
+    x = cupy.asarray(wide)[:, skip:]
+    square = traced(lambda x: x * x, 1)
+    total = cupy.empty(cols, np.float32)
+
+    run(Sums(square, (view(x),), x.shape, 1, (Result(view(total)),), (view(x),)), np.dtype(np.float32))
+
+    expected = wide[:, skip:].astype(np.float32) ** 2
+    np.testing.assert_array_equal(x.get(), expected.astype(np.float16))
+    np.testing.assert_allclose(total.get(), expected.sum(0), rtol=1e-5)
+
+
+def test_no_rows_give_zero() -> None:
+    total = cupy.empty(9, np.float32)
+    x = cupy.empty((0, 9), np.float32)
+
+    run(Sums(traced(lambda x: x, 1), (view(x),), (0, 9), 1, (Result(view(total)),)), np.dtype(np.float32))
+
+    np.testing.assert_array_equal(total.get(), 0)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 31, 4096, 49152, 1_000_000, 1 << 33])
+@pytest.mark.parametrize("cols", [1, 3, 128, 1023, 65536, 1 << 24])
+def test_groups_cover_all_rows_once_and_fit_a_grid(rows: int, cols: int) -> None:
+    for vector in (1, 2, 4, 8):
+        if vector > cols:
+            continue
+        found = tiles_of(rows, cols, vector, 1, np.dtype(np.float32), sums.LANES, sums.BLOCKS)
+        assert (
+            found.groups * found.rows_of_group
+            >= rows
+            > (found.groups - 1) * found.rows_of_group - (rows == 0)
+        )
+        assert found.tiles * found.lanes * vector >= cols
+        assert found.groups <= 65535
+        assert found.tiles < 1 << 31
+        assert sums.THREADS % found.lanes == 0
+        assert found.groups * found.tiles <= 2 * max(sums.BLOCKS, found.tiles)
+
+
+def test_the_order_of_summation_depends_on_the_shape_alone() -> None:
+    """The two mistakes that others made: sums that depend on how rows come in batches, or on the device."""
+    x = np.random.default_rng(4).standard_normal((3000, 24)).astype(np.float32)
+    bits = []
+    for device, batches in (("h200", (3000,)), ("t4", (30, 100)), ("a100", (2, 3, 500))):
+        with pytest.MonkeyPatch.context() as patch:
+            simulator.install(patch, device)
+            given = cupy.asarray(x.reshape(*batches, 24))
+            total = cupy.empty(24, np.float32)
+            what = Sums(traced(lambda x: x, 1), (view(given),), given.shape, 1, (Result(view(total)),))
+            assert first_tiles(what, np.dtype(np.float32)).groups > 1
+            run(what, np.dtype(np.float32))
+            bits.append(total.get().tobytes())
+    assert len({*bits}) == 1
+
+
+@pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_kernels_compile_without_spills(dtype: str, arch: str) -> None:
+    kind = dtype_of(dtype)
+    compute = compute_dtype(kind, kind)
+    for cols in (1024, 1023):
+        size = kind.itemsize
+
+        def along(pointer: int, cols: int = cols, size: int = size) -> View:
+            return View(pointer, (49152, cols), (cols * size, size), kind)
+
+        def per_row(pointer: int, cols: int = cols) -> View:
+            return View(pointer, (49152, cols), (compute.itemsize, 0), compute)
+
+        results = tuple(Result(View(place, (cols,), (size,), kind)) for place in (0, 1 << 20))
+        operands = (along(0), along(1 << 30), per_row(0), per_row(1 << 20))
+        what = Sums(PRODUCTS, operands, (49152, cols), 1, results)
+        shape = partial_shape(what, compute)
+        assert shape is not None
+        step = compute.itemsize
+        partial = [View(place << 40, shape, (shape[1] * step, step), compute) for place in (1, 2)]
+        for spec in sum_specs(what, compute, partial):
+            name = spec.expression(spec.problem.tiles)
+            (cubin,) = nvrtc.compile_all(spec.text, [name], compiler.options(), arch)
+            assert not spills(cubin), name
+            assert not begins_too_soon(code_of(cubin, arch), arch), name
