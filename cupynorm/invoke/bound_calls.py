@@ -315,7 +315,8 @@ class Calls:
             status = launch()
             if status:
                 error = devices.launch_error(status)
-                if devices.refuses_plan(error):  # this share of the device
+                # this share of the device refuses it; what has been launched already must not be launched again
+                if devices.refuses_plan(error) and launches is call.launches[0][1]:
                     return key, None
                 raise error
         return key, made[: -call.workspaces] if call.workspaces else made
