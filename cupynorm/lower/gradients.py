@@ -1,0 +1,167 @@
+"""Lowers gradients of row ops: which two numbers of an element a backward op is given, and what is done with its result.
+
+Formulas, with g = dy * gamma and h = (x - mean) * rstd, where means are over the columns of a row:
+layer_norm: dx = rstd * (g - mean(g) - h * mean(g * h)); rms_norm, of mean 0: dx = rstd * (g - h * mean(g * h)).
+softmax: dx = scale * y * (dy - sum(dy * y)); log_softmax: dx = scale * (dy - exp(y) * sum(dy)).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cupynorm._values import NamedTuple
+from cupynorm.call.view import View
+from cupynorm.host.philox import Dropout
+from cupynorm.lower.fused import Around, Operand, fused_spec
+from cupynorm.lower.row import RowOp
+from cupynorm.lower.sums import Result, Sums
+from cupynorm.lower.tracing import Expression, traced
+
+if TYPE_CHECKING:
+    from cupynorm._dtypes import Dtype
+    from cupynorm.call.masks import Mask
+    from cupynorm.lower.spec import KernelSpec
+
+
+def _on_host_elsewhere(*_: Any, **__: Any) -> None:
+    raise NotImplementedError("gradients of NumPy arrays are computed by cupynorm.host.gradients")
+
+
+SOURCE = "ops/backward.cuh"
+LAYER_NORM = RowOp("layer_norm_backward", SOURCE, "LayerNormBackward", _on_host_elsewhere)
+RMS_NORM = RowOp("rms_norm_backward", SOURCE, "RmsNormBackward", _on_host_elsewhere)
+SOFTMAX = RowOp("softmax_backward", SOURCE, "SoftmaxBackward", _on_host_elsewhere)
+LOG_SOFTMAX = RowOp("log_softmax_backward", SOURCE, "LogSoftmaxBackward", _on_host_elsewhere)
+
+
+class Normed(NamedTuple):
+    """What a norm's backward is given, each view stretched to x's shape; None for what there is not.
+
+    x: what was normalised, or with `from_result` its result. mean: None for RMSNorm.
+    """
+
+    dy: View
+    x: View
+    gamma: View | None
+    beta: View | None
+    mean: View | None
+    rstd: View
+    from_result: bool = False
+
+    @property
+    def is_given(self) -> tuple[bool, bool, bool, bool]:
+        """Which formula it takes: whether there are gamma, beta and mean, and whether x is the result."""
+        return self.gamma is not None, self.beta is not None, self.mean is not None, self.from_result
+
+
+@functools.cache
+def _of_norm(is_given: tuple[bool, bool, bool, bool], *, sums: bool) -> tuple[Expression, tuple[str, ...]]:
+    """Return a function of dy and others, and the names of those: what a norm's backward op is given, or its sums.
+
+    The op is given g and h, and dgamma is the sum of dy * h, dbeta that of dy.
+    """
+    gamma, beta, mean, from_result = is_given
+    names = ["x"]
+    if from_result:
+        names += ["beta"] * beta + ["gamma"] * gamma
+    else:
+        names += ["mean"] * mean + ["rstd"]
+        names += ["gamma"] * (gamma and not sums)
+
+    def of(dy: Any, *others: Any) -> tuple[Any, Any]:
+        given = dict(zip(names, others, strict=True))
+        h = given["x"]
+        if from_result:
+            h = h - given["beta"] if beta else h
+            h = h / given["gamma"] if gamma else h
+        else:
+            h = (h - given["mean"] if mean else h) * given["rstd"]
+        return (dy * h, dy) if sums else (dy * given["gamma"] if gamma else dy, h)
+
+    return traced(of, 1 + len(names)), tuple(names)
+
+
+class Added(NamedTuple):
+    """The sum that a norm normalised: dropout(x + bias) + alpha * residual, and the gradients that its backward gives.
+
+    ds: the gradient that reaches the sum itself, None for none. dresidual: where the residual's goes.
+    """
+
+    ds: View | None
+    alpha: float
+    dropout: Dropout | None
+    dresidual: View | None
+
+
+@functools.cache
+def _after_norm(*, ds: bool, dropout: bool, dresidual: bool) -> Expression:
+    """Return what is done with the op's result: of it, rstd, ds, a dropout with its factor, and alpha."""
+
+    def of(d: Any, rstd: Any, *others: Any) -> Any:
+        left = list(others)
+        total = d * rstd
+        if ds:
+            total = total + left.pop(0)
+        dx = total
+        if dropout:
+            kept, factor = left.pop(0), left.pop(0)
+            dx = np.where(kept != 0, total * factor, 0.0)
+        return (dx, total * left.pop(0)) if dresidual else dx
+
+    return traced(of, 2 + ds + 2 * dropout + dresidual)
+
+
+def norm_gradient(
+    op: RowOp, what: Normed, dx: View, axes: int, compute: Dtype, added: Added | None = None
+) -> KernelSpec:
+    """Lower the gradient of a norm's input, in one pass over dy and x."""
+    load, names = _of_norm(what.is_given, sums=False)
+    outs: tuple[View, ...] = (dx,)
+    store_operands: list[Operand] = [what.rstd]
+    how = {"ds": False, "dropout": False, "dresidual": False}
+    if added is not None:
+        how = {name: getattr(added, name) is not None for name in how}
+        store_operands += [] if added.ds is None else [added.ds]
+        store_operands += [] if added.dropout is None else [added.dropout, added.dropout.factor]
+        if added.dresidual is not None:
+            outs += (added.dresidual,)
+            store_operands.append(added.alpha)
+    around = Around(
+        outs,
+        load=load,
+        load_operands=tuple(getattr(what, name) for name in names),
+        store=_after_norm(**how),
+        store_operands=tuple(store_operands),
+    )
+    return fused_spec(op, what.dy, axes, {}, (), 0.0, compute, around)
+
+
+def norm_sums(what: Normed, axes: int, dgamma: Result | None, dbeta: Result | None) -> Sums:
+    """Return the sums over rows that are the gradients of gamma and beta."""
+    function, names = _of_norm(what.is_given, sums=True)
+    operands = (what.dy, *(getattr(what, name) for name in names))
+    return Sums(function, operands, what.dy.shape, axes, (dgamma, dbeta))
+
+
+@functools.cache
+def _scaled(*, scale: bool) -> Expression:
+    return traced(lambda d, *scales: d * scales[0] if scale else d, 1 + scale)
+
+
+def softmax_gradient(
+    op: RowOp, dy: View, y: View, dx: View, axes: int, compute: Dtype, scale: float, mask: Mask | None
+) -> KernelSpec:
+    """Lower the gradient of softmax's or log_softmax's input."""
+    scaled = scale != 1
+    around = Around(
+        (dx,),
+        load=traced(lambda dy, y: (dy, y), 2),
+        load_operands=(y,),
+        mask=mask,
+        store=_scaled(scale=scaled),
+        store_operands=(scale,) * scaled,
+    )
+    return fused_spec(op, dy, axes, {}, (), 0.0, compute, around)
