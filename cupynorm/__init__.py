@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cupynorm.ops.elementwise import bias_gelu, bias_silu, dropout, geglu, swiglu
     from cupynorm.ops.fusion import Fusion, fuse
     from cupynorm.ops.heads import add_qkv_bias, merge_heads, split_heads
+    from cupynorm.ops.losses import cross_entropy, logsumexp
 
 __all__ = [
     "CompileError",
@@ -29,11 +30,13 @@ __all__ = [
     "add_rms_norm",
     "bias_gelu",
     "bias_silu",
+    "cross_entropy",
     "dropout",
     "fuse",
     "geglu",
     "layer_norm",
     "log_softmax",
+    "logsumexp",
     "merge_heads",
     "rms_norm",
     "softmax",
@@ -51,6 +54,7 @@ _LATER = {
     "ops.elementwise": ("bias_gelu", "bias_silu", "dropout", "geglu", "swiglu"),
     "ops.fusion": ("Fusion", "fuse"),
     "ops.heads": ("add_qkv_bias", "merge_heads", "split_heads"),
+    "ops.losses": ("cross_entropy", "logsumexp"),
 }
 
 
