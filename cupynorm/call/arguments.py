@@ -93,27 +93,29 @@ def check_each(
     out: Any,
     dtype: Any,
     columns: Mapping[str, Any] | None = None,
+    others: Mapping[str, Any] | None = None,
     least_axes: int = 0,
     halves: bool = False,
+    may_be: Collection[str] = ("x",),
 ) -> Call:
     """Check one call of an op on each element, and allocate the output if it was not given.
 
-    columns: parameters of x's last axis. least_axes: that x must have. halves: the result has half of x's last axis,
-    and `out` shares no memory with x.
+    columns: parameters of x's last axis. others: arrays of which everything but the dtype and shape is checked here.
+    least_axes: that x must have. halves: the result has half of x's last axis, and `out` shares no memory with x.
+    may_be: those of the arrays that `out` may be itself.
     """
+    others = {name: array for name, array in (others or {}).items() if array is not None}
     columns = {name: array for name, array in (columns or {}).items() if array is not None}
-    on_device = check_kinds(x, {"out": out, **columns}, columns)
+    on_device = check_kinds(x, {"out": out, **columns, **others}, columns)
     check_dtype("x", x)
     if x.ndim < least_axes:
         raise ValueError("x has 0 axes: give one of at least 1")
     shape = x.shape
     if halves:
-        if shape[-1] % 2:
-            raise ValueError(f"x has shape {shape}: its last axis holds two halves, so it must be even")
-        shape = (*shape[:-1], shape[-1] // 2)
+        shape = half(shape)
     columns = _check_columns(columns, x.shape[-1:], "the last axis of x has")
     asked = _result_dtype(dtype, None)
-    device = check_places(x, {"out": out, **columns}) if on_device else -1
+    device = check_places(x, {"out": out, **columns, **others}) if on_device else -1
     columns = _with_arrays(columns, x, x.shape[-1:], out.dtype if out is not None else asked, device)
     axes = min(1, x.ndim)
     if on_device and x.size and not view(x).split(axes)[1].is_contiguous():
@@ -121,8 +123,15 @@ def check_each(
     if out is None:
         out = allocate(on_device, device, shape, asked or x.dtype)
     else:
-        _check_out(out, shape, axes, asked, {"x": x, **columns}, on_device)
+        _check_out(out, shape, axes, asked, {"x": x, **columns, **others}, on_device, may_be=may_be)
     return Call(on_device, device, x, out, axes, columns)
+
+
+def half(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of one of the two halves that the last axis of x holds; ValueError if it is odd."""
+    if shape[-1] % 2:
+        raise ValueError(f"x has shape {shape}: its last axis holds two halves, so it must be even")
+    return (*shape[:-1], shape[-1] // 2)
 
 
 def is_number(given: object) -> bool:
