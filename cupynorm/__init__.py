@@ -13,8 +13,15 @@ if TYPE_CHECKING:
     from cupynorm.lower.tracing import DeviceFunction, TraceError
     from cupynorm.ops.add_norm import add_layer_norm, add_rms_norm
     from cupynorm.ops.elementwise import bias_gelu, bias_silu, dropout, geglu, swiglu
+    from cupynorm.ops.elementwise_gradients import (
+        bias_gelu_backward,
+        bias_silu_backward,
+        geglu_backward,
+        swiglu_backward,
+    )
     from cupynorm.ops.fusion import Fusion, fuse
     from cupynorm.ops.heads import add_qkv_bias, merge_heads, split_heads
+    from cupynorm.ops.losses import cross_entropy, logsumexp
 
 __all__ = [
     "CompileError",
@@ -28,17 +35,23 @@ __all__ = [
     "add_qkv_bias",
     "add_rms_norm",
     "bias_gelu",
+    "bias_gelu_backward",
     "bias_silu",
+    "bias_silu_backward",
+    "cross_entropy",
     "dropout",
     "fuse",
     "geglu",
+    "geglu_backward",
     "layer_norm",
     "log_softmax",
+    "logsumexp",
     "merge_heads",
     "rms_norm",
     "softmax",
     "split_heads",
     "swiglu",
+    "swiglu_backward",
 ]
 
 __version__ = "0.1.0"
@@ -49,8 +62,15 @@ _LATER = {
     "lower.tracing": ("DeviceFunction", "TraceError"),
     "ops.add_norm": ("add_layer_norm", "add_rms_norm"),
     "ops.elementwise": ("bias_gelu", "bias_silu", "dropout", "geglu", "swiglu"),
+    "ops.elementwise_gradients": (
+        "bias_gelu_backward",
+        "bias_silu_backward",
+        "geglu_backward",
+        "swiglu_backward",
+    ),
     "ops.fusion": ("Fusion", "fuse"),
     "ops.heads": ("add_qkv_bias", "merge_heads", "split_heads"),
+    "ops.losses": ("cross_entropy", "logsumexp"),
 }
 
 

@@ -93,27 +93,29 @@ def check_each(
     out: Any,
     dtype: Any,
     columns: Mapping[str, Any] | None = None,
+    others: Mapping[str, Any] | None = None,
     least_axes: int = 0,
     halves: bool = False,
+    may_be: Collection[str] = ("x",),
 ) -> Call:
     """Check one call of an op on each element, and allocate the output if it was not given.
 
-    columns: parameters of x's last axis. least_axes: that x must have. halves: the result has half of x's last axis,
-    and `out` shares no memory with x.
+    columns: parameters of x's last axis. others: arrays of which everything but the dtype and shape is checked here.
+    least_axes: that x must have. halves: the result has half of x's last axis, and `out` shares no memory with x.
+    may_be: those of the arrays that `out` may be itself.
     """
+    others = {name: array for name, array in (others or {}).items() if array is not None}
     columns = {name: array for name, array in (columns or {}).items() if array is not None}
-    on_device = check_kinds(x, {"out": out, **columns}, columns)
+    on_device = check_kinds(x, {"out": out, **columns, **others}, columns)
     check_dtype("x", x)
     if x.ndim < least_axes:
         raise ValueError("x has 0 axes: give one of at least 1")
     shape = x.shape
     if halves:
-        if shape[-1] % 2:
-            raise ValueError(f"x has shape {shape}: its last axis holds two halves, so it must be even")
-        shape = (*shape[:-1], shape[-1] // 2)
+        shape = half(shape)
     columns = _check_columns(columns, x.shape[-1:], "the last axis of x has")
     asked = _result_dtype(dtype, None)
-    device = check_places(x, {"out": out, **columns}) if on_device else -1
+    device = check_places(x, {"out": out, **columns, **others}) if on_device else -1
     columns = _with_arrays(columns, x, x.shape[-1:], out.dtype if out is not None else asked, device)
     axes = min(1, x.ndim)
     if on_device and x.size and not view(x).split(axes)[1].is_contiguous():
@@ -121,8 +123,15 @@ def check_each(
     if out is None:
         out = allocate(on_device, device, shape, asked or x.dtype)
     else:
-        _check_out(out, shape, axes, asked, {"x": x, **columns}, on_device)
+        _check_out(out, shape, axes, asked, {"x": x, **columns, **others}, on_device, may_be=may_be)
     return Call(on_device, device, x, out, axes, columns)
+
+
+def half(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of one of the two halves that the last axis of x holds; ValueError if it is odd."""
+    if shape[-1] % 2:
+        raise ValueError(f"x has shape {shape}: its last axis holds two halves, so it must be even")
+    return (*shape[:-1], shape[-1] // 2)
 
 
 def is_number(given: object) -> bool:
@@ -302,8 +311,8 @@ def array_of_list(name: str, given: list[Any] | tuple[Any, ...]) -> np.ndarray[A
     return made if made.size or made.dtype != np.float64 else made.astype(np.int64)
 
 
-def trailing_axes(axis: int | tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """Return how many trailing axes `axis` names.
+def trailing_axes(axis: int | tuple[int, ...], shape: tuple[int, ...], name: str = "x") -> int:
+    """Return how many trailing axes of the array called `name` `axis` names.
 
     TypeError unless it is an integer or a tuple of integers; ValueError if they are not the trailing ones.
     """
@@ -319,16 +328,16 @@ def trailing_axes(axis: int | tuple[int, ...], shape: tuple[int, ...]) -> int:
             )
         number = int(each)
         if not -ndim <= number < ndim:
-            raise ValueError(f"axis {plainly(number)} is out of range: x has {ndim} axes, shape {shape}")
+            raise ValueError(f"axis {plainly(number)} is out of range: {name} has {ndim} axes, shape {shape}")
         wanted.append(number % ndim)
     if not wanted:
         raise ValueError("axis is empty: name at least one axis")
     if len(set(wanted)) != len(wanted):
-        raise ValueError(f"axis {axis} names an axis of x twice; x has {ndim} axes")
+        raise ValueError(f"axis {axis} names an axis of {name} twice; {name} has {ndim} axes")
     if sorted(wanted) != list(range(ndim - len(wanted), ndim)):
         raise ValueError(
-            f"axis {axis} of an x of {ndim} axes: only trailing axes, such as -1 or (-2, -1), can be normalised; "
-            "move the axes to the end (moveaxis) and copy"
+            f"axis {axis} of {name}, which has {ndim} axes: only trailing axes, such as -1 or (-2, -1), can be "
+            "normalised; move the axes to the end (moveaxis) and copy"
         )
     return len(wanted)
 
@@ -357,30 +366,37 @@ def _check_out(
     on_device: bool,  # noqa: FBT001
     *,
     quantized: bool = False,
+    name: str = "out",
+    may_be: Collection[str] = ("x", "residual"),
 ) -> None:
-    """Check an `out` against the result's shape and dtype, and against the arrays that are read, x first."""
+    """Check an `out` against the result's shape and dtype, and against the arrays that are read, x first.
+
+    name: its name in the call. may_be: those of the arrays that it may be itself, where they have its shape: each of
+    their elements is read before the result there is written.
+    """
     if not quantized:
-        check_dtype("out", out)
-    whose = "x" if read["x"].shape == shape else "the result"
-    check_result(out, shape, asked, on_device, whose=whose, asks="quantize" if quantized else "dtype")
+        check_dtype(name, out)
+    first = next(iter(read))
+    whose = first if read[first].shape == shape else "the result"
+    asks = "quantize" if quantized else "dtype"
+    check_result(out, shape, asked, on_device, whose=whose, asks=asks, name=name)
     if out.size == 0:
         return
     here = view(out)
     if on_device and not here.split(axes)[1].is_contiguous():
-        raise ValueError(_not_contiguous("out", out, axes))
+        raise ValueError(_not_contiguous(name, out, axes))
     reach = out.dtype.itemsize  # in bytes: on the host, strides need be no multiple of an element
     for stride, extent in sorted((abs(s), e) for s, e in zip(out.strides, out.shape, strict=True) if e > 1):
         if stride < reach:
             raise ValueError(
-                f"out has shape {out.shape} and strides {out.strides}: its elements overlap one another"
+                f"{name} has shape {out.shape} and strides {out.strides}: its elements overlap one another"
             )
         reach = stride * (extent - 1) + reach
-    # elements of these are read just before their results are written
-    itself = {name for name in ("x", "residual") if name in read and read[name].shape == shape}
-    shared = sharing(here, {name: view(array) for name, array in read.items()}, itself)
+    itself = {each for each in may_be if each in read and read[each].shape == shape}
+    shared = sharing(here, {each: view(array) for each, array in read.items()}, itself)
     if shared is not None:
         advice = f" in part: give {shared} itself, or other memory" if shared in itself else ""
-        raise ValueError(f"out and {shared} share memory{advice}")
+        raise ValueError(f"{name} and {shared} share memory{advice}")
 
 
 def check_result(
@@ -391,14 +407,15 @@ def check_result(
     *,
     whose: str = "the result",
     asks: str = "dtype",
+    name: str = "out",
 ) -> None:
     """ValueError for an `out` of another shape or dtype, or a read-only one. whose: names the array of that shape."""
     if out.shape != shape:
-        raise ValueError(f"out has shape {out.shape}, {whose} has {shape}")
+        raise ValueError(f"{name} has shape {out.shape}, {whose} has {shape}")
     if asked is not None and out.dtype != asked:
-        raise ValueError(f"out has dtype {out.dtype}, {asks} asks for {asked}")
+        raise ValueError(f"{name} has dtype {out.dtype}, {asks} asks for {asked}")
     if not on_device and not out.flags.writeable:
-        raise ValueError("out is read-only")
+        raise ValueError(f"{name} is read-only")
 
 
 def sharing(written: View, others: Mapping[str, View], itself: Collection[str] = ()) -> str | None:

@@ -289,10 +289,15 @@ def _gelu(approximate: str) -> str:
     return GELUS[choice("approximate", approximate, tuple(GELUS), "use 'none' or 'tanh'")]
 
 
+def _gate(gate: str) -> str:
+    """Return which half of x is the gate."""
+    if type(gate) is str and gate in GATES:
+        return gate
+    return choice("gate", gate, GATES, "use 'first' or 'second', the half that goes through the activation")
+
+
 def _gated(x: Any, bias: Any, activation: str, gate: str, out: Any, dtype: Any) -> Any:
-    if type(gate) is not str or gate not in GATES:
-        choice("gate", gate, GATES, "use 'first' or 'second', the half that goes through the activation")
-    return _with_bias(x, bias, activation, out, dtype, gate)
+    return _with_bias(x, bias, activation, out, dtype, _gate(gate))
 
 
 def _with_bias(x: Any, bias: Any, activation: str, out: Any, dtype: Any, gate: str | None = None) -> Any:

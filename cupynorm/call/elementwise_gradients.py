@@ -1,0 +1,82 @@
+"""Checks of a call of the gradient of an activation: from a user's arrays to a checked call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cupynorm._dtypes import compute_dtype
+from cupynorm._values import NamedTuple
+from cupynorm.call.arguments import (
+    _check_out,
+    _not_contiguous,
+    allocate,
+    check_dtype,
+    check_each,
+    half,
+    is_number,
+    view,
+)
+
+
+class ActivationGradientCall(NamedTuple):
+    """A checked call of the gradient of activation(x + bias), or of a gate's.
+
+    dx may be dy or x itself, of a gate x only. dbias shares memory with nothing that is read.
+    """
+
+    on_device: bool
+    device: int  # -1 on the host
+    dy: Any
+    x: Any
+    bias: Any  # None, or an array that broadcasts to x's last axis
+    activation: str
+    gate: str | None
+    dx: Any
+    dbias: Any  # where the bias's gradient goes, in the bias's shape; None without a bias
+    adds: bool  # to what dbias holds
+
+
+def check_activation_gradient(
+    dy: Any, x: Any, bias: Any, activation: str, gate: str | None, *, out: Any, dtype: Any, add_to: Any
+) -> ActivationGradientCall:
+    """Check a call of the gradient of an activation, and allocate its results if they were not given."""
+    may_be = ("x", "dy") if gate is None else ("x",)
+    call = check_each(
+        x,
+        out=out,
+        dtype=dtype,
+        columns={"bias": bias},
+        others={"dy": dy, "add_to": add_to},
+        least_axes=1,
+        may_be=may_be,
+    )
+    check_dtype("dy", dy)
+    shape = x.shape if gate is None else half(x.shape)
+    if dy.shape != shape:
+        raise ValueError(f"dy has shape {dy.shape}, the result of an x of shape {x.shape} has {shape}")
+    if call.on_device and dy.size and not view(dy).split(1)[1].is_contiguous():
+        raise ValueError(_not_contiguous("dy", dy, 1))
+    dbias = None
+    if bias is None:
+        if add_to is not None:
+            raise ValueError("add_to is given without a bias, whose gradient would be added to it")
+    else:
+        number = is_number(bias)
+        shape, kind = ((), compute_dtype(x.dtype)) if number else (bias.shape, bias.dtype)
+        if add_to is None:
+            dbias = allocate(call.on_device, call.device, shape, kind)
+        else:
+            named = np.empty(()) if number else bias  # of the bias's shape
+            _check_add_to(add_to, named, {"dy": dy, "x": x}, on_device=call.on_device)
+            dbias = add_to
+    columns = call.columns.get("bias")
+    return ActivationGradientCall(
+        call.on_device, call.device, dy, x, columns, activation, gate, call.out, dbias, add_to is not None
+    )
+
+
+def _check_add_to(add_to: Any, bias: Any, others: dict[str, Any], *, on_device: bool) -> None:
+    read = {"bias": bias, **others}
+    _check_out(add_to, bias.shape, bias.ndim, None, read, on_device, name="add_to", may_be=())

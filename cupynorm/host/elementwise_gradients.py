@@ -1,0 +1,87 @@
+"""Gradients of activations on NumPy arrays: float64 arithmetic in blocks, each result rounded once.
+
+Nothing is checked here; floating warnings are off. dx may be dy or x itself.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from cupynorm.host import reference, special
+from cupynorm.host.column_sums import add_rows
+from cupynorm.host.reference import ACTIVATIONS, _columns, _of_columns, _round, _tiles
+
+Array = np.ndarray[Any, Any]
+
+
+@np.errstate(all="ignore")
+def bias_activation(
+    dy: Array, x: Array, bias: Array | None, name: str, dx: Array, total: Array | None
+) -> None:
+    """Write dy * activation'(x + bias) to dx, and add it to total (None: nowhere), a number a column."""
+    shift = _columns(bias, x.shape, 1)
+    for tile in _tiles(x.shape, reference.BLOCK):
+        values = dy[tile].astype(np.float64) * DERIVATIVES[name](_shifted(x, shift, tile))
+        _store(values, dx, tile, total)
+
+
+@np.errstate(all="ignore")
+def gated(
+    dy: Array, x: Array, bias: Array | None, name: str, dx: Array, total: Array | None, *, gate_first: bool
+) -> None:
+    """Write the gradient of activation(a) * b to dx, and add it to total (None: nowhere), a number a column.
+
+    a is the gate and b the other half of x + bias: a's gradient is dy * b * activation'(a), b's dy * activation(a).
+    """
+    cols = dy.shape[-1]
+    shift = _columns(bias, x.shape, 1)
+    halves = [np.s_[:cols], np.s_[cols:]]
+    gate, value = halves if gate_first else halves[::-1]
+    for tile in _tiles(dy.shape, reference.BLOCK):
+        given = dy[tile].astype(np.float64)
+        a, b = (
+            _shifted(x[..., part], None if shift is None else shift[part], tile) for part in (gate, value)
+        )
+        slopes = given * b * DERIVATIVES[name](a), given * ACTIVATIONS[name](a)
+        for part, values in zip((gate, value), slopes, strict=True):
+            _store(values, dx[..., part], tile, None if total is None else total[part])
+
+
+def _shifted(x: Array, shift: Array | None, tile: tuple[slice, ...]) -> Array:
+    """Return a tile of x + shift in float64."""
+    values: Array = x[tile].astype(np.float64)
+    return values if shift is None else values + _of_columns(shift, tile[-1:])
+
+
+def _store(values: Array, dx: Array, tile: tuple[slice, ...], total: Array | None) -> None:
+    dx[tile] = _round(values, dx.dtype)
+    if total is not None:
+        add_rows(total[tile[-1]], values.reshape(-1, values.shape[-1]))
+
+
+def _gelu_slope(x: Array) -> Array:
+    """Return Phi(x) + x * phi(x), where phi is the normal distribution's density."""
+    density = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return np.asarray(0.5 * special.erfc(x * -math.sqrt(0.5)) + x * density)
+
+
+def _gelu_tanh_slope(x: Array) -> Array:
+    """Return s + x * s * (1 - s) * u' with s = 1 / (1 + exp(-u)) and u = 2 * sqrt(2 / pi) * (x + 0.044715 x^3)."""
+    scale = 2 * math.sqrt(2 / math.pi)
+    # beyond, s is 0 or 1 to the last bit, and u' might overflow
+    inner = np.clip(x, -1e3, 1e3)
+    exponent = scale * (inner + 0.044715 * inner**3)
+    left, right = 1 / (1 + np.exp(-exponent)), 1 / (1 + np.exp(exponent))
+    return np.asarray(left + x * (left * right * (scale * (1 + 3 * 0.044715 * inner * inner))))
+
+
+def _silu_slope(x: Array) -> Array:
+    """Return s + x * s * (1 - s) with s = 1 / (1 + exp(-x))."""
+    left, right = 1 / (1 + np.exp(-x)), 1 / (1 + np.exp(x))
+    return np.asarray(left + x * (left * right))
+
+
+DERIVATIVES = {"gelu": _gelu_slope, "gelu_tanh": _gelu_tanh_slope, "silu": _silu_slope}  # of ACTIVATIONS

@@ -1,0 +1,262 @@
+"""Gradients of activations with a bias or a gate. Dropout's needs none of its own: it is dropout(dy), as it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cupynorm.call.elementwise_gradients import check_activation_gradient
+from cupynorm.call.losses import refuse_device
+from cupynorm.host import elementwise_gradients as host
+from cupynorm.host.column_sums import store_sum
+from cupynorm.ops.elementwise import _gate, _gelu
+
+
+def bias_gelu_backward(
+    dy: Any,
+    x: Any,
+    bias: Any = None,
+    *,
+    approximate: str = "none",
+    out: Any = None,
+    dtype: Any = None,
+    add_to: Any = None,
+) -> tuple[Any, Any]:
+    """Return the gradients of bias_gelu: dx = dy * g'(x + bias), and dbias, the sum of dx over all rows.
+
+    g'(z) = Phi(z) + z * phi(z) with the normal distribution's Phi and its density phi; with approximate="tanh" it is
+    the derivative of that formula.
+
+    Parameters
+    ----------
+    dy : array
+        NumPy array of float16, bfloat16, float32 or float64: the gradient that arrives at the result, of its shape.
+    x, bias, approximate
+        As in bias_gelu.
+    out : array, optional
+        Where dx is written, of x's shape; may be dy or x itself.
+    dtype : dtype, optional
+        That of dx; default: that of `out`, else x's.
+    add_to : array, optional
+        An array of the bias's shape, of any of these dtypes, that dbias is added to and that is returned in its place.
+
+    Returns
+    -------
+    tuple of array
+        (dx, dbias). dbias has the shape and dtype of the bias: of one that is broadcast it is summed over what was
+        broadcast, of a number it has no axes and the dtype of arithmetic. None without a bias.
+
+    Raises
+    ------
+    TypeError
+        For arrays of another kind or dtype, and for CuPy arrays.
+    ValueError
+        For a shape that does not fit, an `out` or add_to that shares memory, or an `approximate` of another name.
+
+    Notes
+    -----
+    dbias is summed in float64, row after row in C order, from what add_to holds on, and rounded once. So with a bias of
+    one number a column, and an add_to of float64, rows that are cut into several calls give the bits of one call.
+
+    Where x + bias is inf or -inf, dx is nan, as in PyTorch.
+
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import bias_gelu_backward
+    >>> dx, dbias = bias_gelu_backward(np.ones((2, 2)), np.array([[0.0, 1.0], [0.0, 2.0]]), np.zeros(2))
+    >>> dx.round(4).tolist(), dbias.round(4).tolist()
+    ([[0.5, 1.0833], [0.5, 1.0852]], [1.0, 2.1685])
+    """
+    return _backward("bias_gelu_backward", dy, x, bias, _gelu(approximate), None, out, dtype, add_to)
+
+
+def bias_silu_backward(
+    dy: Any, x: Any, bias: Any = None, *, out: Any = None, dtype: Any = None, add_to: Any = None
+) -> tuple[Any, Any]:
+    """Return the gradients of bias_silu: dx = dy * s'(x + bias), and dbias, the sum of dx over all rows.
+
+    s'(z) = p + z * p * (1 - p) with p = 1 / (1 + exp(-z)).
+
+    Parameters
+    ----------
+    dy, out, dtype, add_to
+        As in bias_gelu_backward.
+    x, bias
+        As in bias_silu.
+
+    Returns
+    -------
+    tuple of array
+        (dx, dbias), as bias_gelu_backward does.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As bias_gelu_backward does.
+
+    Notes
+    -----
+    As in bias_gelu_backward.
+
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import bias_silu_backward
+    >>> dx, dbias = bias_silu_backward(np.ones((2, 1)), np.array([[0.0], [1.0]]), np.zeros(1))
+    >>> dx.round(4).tolist(), dbias.round(4).tolist()
+    ([[0.5], [0.9277]], [1.4277])
+    """
+    return _backward("bias_silu_backward", dy, x, bias, "silu", None, out, dtype, add_to)
+
+
+def geglu_backward(
+    dy: Any,
+    x: Any,
+    bias: Any = None,
+    *,
+    approximate: str = "none",
+    gate: str = "first",
+    out: Any = None,
+    dtype: Any = None,
+    add_to: Any = None,
+) -> tuple[Any, Any]:
+    """Return the gradients of geglu with respect to x and bias.
+
+    With the halves a (the gate) and b of x + bias: da = dy * b * gelu'(a), db = dy * gelu(a). dbias is the sum of dx
+    over all rows.
+
+    Parameters
+    ----------
+    dy : array
+        As in bias_gelu_backward; its last axis has n elements.
+    x, bias, approximate, gate
+        As in geglu; x's last axis has 2n elements.
+    out : array, optional
+        Where dx is written, of x's shape; may be x itself.
+    dtype, add_to
+        As in bias_gelu_backward.
+
+    Returns
+    -------
+    tuple of array
+        (dx, dbias), as bias_gelu_backward does.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As bias_gelu_backward does, and ValueError for an odd last axis of x or another `gate`.
+
+    Notes
+    -----
+    As in bias_gelu_backward.
+
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import geglu_backward
+    >>> dx, dbias = geglu_backward(np.ones((1, 1)), np.array([[1.0, 10.0]]))
+    >>> dx.round(4).tolist(), dbias
+    ([[10.8332, 0.8413]], None)
+    """
+    return _gated("geglu_backward", dy, x, bias, _gelu(approximate), gate, out, dtype, add_to)
+
+
+def swiglu_backward(
+    dy: Any,
+    x: Any,
+    bias: Any = None,
+    *,
+    gate: str = "first",
+    out: Any = None,
+    dtype: Any = None,
+    add_to: Any = None,
+) -> tuple[Any, Any]:
+    """Return the gradients of swiglu with respect to x and bias.
+
+    With the halves a (the gate) and b of x + bias: da = dy * b * silu'(a), db = dy * silu(a). dbias is the sum of dx
+    over all rows.
+
+    Parameters
+    ----------
+    dy, out, dtype, add_to
+        As in geglu_backward.
+    x, bias, gate
+        As in swiglu.
+
+    Returns
+    -------
+    tuple of array
+        (dx, dbias), as bias_gelu_backward does.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As geglu_backward does.
+
+    Notes
+    -----
+    As in bias_gelu_backward.
+
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import swiglu_backward
+    >>> dx, dbias = swiglu_backward(np.ones((1, 1)), np.array([[1.0, 10.0]]))
+    >>> dx.round(4).tolist(), dbias
+    ([[9.2767, 0.7311]], None)
+    """
+    return _gated("swiglu_backward", dy, x, bias, "silu", gate, out, dtype, add_to)
+
+
+def _gated(
+    function: str, dy: Any, x: Any, bias: Any, activation: str, gate: Any, out: Any, dtype: Any, add_to: Any
+) -> tuple[Any, Any]:
+    return _backward(function, dy, x, bias, activation, _gate(gate), out, dtype, add_to)
+
+
+def _backward(
+    function: str,
+    dy: Any,
+    x: Any,
+    bias: Any,
+    activation: str,
+    gate: str | None,
+    out: Any,
+    dtype: Any,
+    add_to: Any,
+) -> tuple[Any, Any]:
+    """Check and run one call. function: its name."""
+    call = check_activation_gradient(dy, x, bias, activation, gate, out=out, dtype=dtype, add_to=add_to)
+    if call.on_device:
+        refuse_device(function, {"dy": dy, "x": x, "bias": call.bias, "out": out, "add_to": add_to})
+    dbias, cols = call.dbias, x.shape[-1]
+    if not x.size:
+        if dbias is not None and not call.adds:
+            dbias[...] = 0
+        return call.dx, dbias
+    # a sum of one number a column goes on where add_to ends
+    starts = call.adds and dbias.size == cols
+    total = None
+    if dbias is not None:
+        total = dbias.reshape(-1).astype(np.float64) if starts else np.zeros(cols)
+    if gate is None:
+        host.bias_activation(dy, x, call.bias, activation, call.dx, total)
+    else:
+        host.gated(dy, x, call.bias, activation, call.dx, total, gate_first=gate == "first")
+    if total is not None:
+        store_sum(total, dbias, adds=call.adds and not starts)
+    return call.dx, dbias

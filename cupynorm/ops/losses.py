@@ -1,0 +1,255 @@
+"""logsumexp, and cross_entropy with its gradient."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+import numpy as np
+
+from cupynorm.call.losses import (
+    CrossEntropyCall,
+    check_cross_entropy,
+    check_logsumexp,
+    is_ignored,
+    refuse_device,
+)
+from cupynorm.host import losses
+
+
+def logsumexp(
+    x: Any,
+    axis: int | tuple[int, ...] = -1,
+    *,
+    scale: float | None = None,
+    where: Any = None,
+    lengths: Any = None,
+    left_padded: bool = False,
+    causal: bool = False,
+    causal_offset: int | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    bias: Any = None,
+    keepdims: bool = False,
+    out: Any = None,
+    dtype: Any = None,
+) -> Any:
+    """Return log(sum(exp(z))) over the kept elements of the reduced axes: max + log(sum(exp(z - max))), so no overflow.
+
+    z = x * scale + bias. An element is kept if every mask that is given keeps it. softmax is exp(z - logsumexp).
+
+    Parameters
+    ----------
+    x : array
+        NumPy array of float16, bfloat16, float32 or float64, of any shape.
+    axis : int or tuple of int, default -1
+        The reduced axes: the last one, or several trailing ones; the last one with lengths, causal, causal_offset or
+        window.
+    scale, where, lengths, left_padded, causal, causal_offset, window, bias
+        As in softmax.
+    keepdims : bool, default False
+        Keep the reduced axes, with one element each.
+    out : array, optional
+        Where the result is written; it shares no memory with what is read.
+    dtype : dtype, optional
+        The result's; default: that of `out`, else float64 for an x of float64 and float32 for others.
+
+    Returns
+    -------
+    array
+        Of x's kind, and of its shape without the reduced axes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As softmax does; TypeError for CuPy arrays, too.
+
+    Notes
+    -----
+    A row with nothing kept is -inf, and so is one of which only -inf is kept. A row that keeps nan is nan; else one
+    that keeps +inf is +inf. What is dropped may hold anything.
+
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import logsumexp
+    >>> logsumexp(np.log([[1.0, 2.0, 5.0]])).round(6).tolist() == np.log([8.0]).round(6).tolist()
+    True
+    >>> logsumexp(np.array([[1000.0, 3.0]]), where=np.array([False, True])).tolist()
+    [3.0]
+    """
+    options = {
+        "scale": scale,
+        "where": where,
+        "lengths": lengths,
+        "left_padded": left_padded,
+        "causal": causal,
+        "causal_offset": causal_offset,
+        "window": window,
+        "bias": bias,
+    }
+    call = check_logsumexp(x, options, axis=axis, keepdims=keepdims, out=out, dtype=dtype)
+    if call.on_device:
+        arrays = {"x": x, "where": where, "lengths": lengths, "bias": bias, "out": out}
+        refuse_device("logsumexp", arrays)
+    if x.size:
+        losses.logsumexp(x, call.axes, call.out, None if call.mask is None else call.mask.on_host())
+    return call.out
+
+
+@overload
+def cross_entropy(
+    logits: Any,
+    labels: Any,
+    *,
+    weight: Any = None,
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    return_grad: Literal[False] = False,
+    axis: int = -1,
+    out: Any = None,
+    dtype: Any = None,
+) -> Any: ...
+
+
+@overload
+def cross_entropy(
+    logits: Any,
+    labels: Any,
+    *,
+    weight: Any = None,
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    return_grad: Literal[True],
+    dloss: Any = None,
+    grad: Any = None,
+    axis: int = -1,
+    out: Any = None,
+    dtype: Any = None,
+) -> tuple[Any, Any]: ...
+
+
+def cross_entropy(
+    logits: Any,
+    labels: Any,
+    *,
+    weight: Any = None,
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    return_grad: bool = False,
+    dloss: Any = None,
+    grad: Any = None,
+    axis: int = -1,
+    out: Any = None,
+    dtype: Any = None,
+) -> Any:
+    """Return the cross entropy of each row of logits and its label, and its gradient where asked.
+
+    loss = sum_i q_i (lse - x_i) + z_loss * lse^2, where x is a row of logits, lse = logsumexp(x), and
+    q_i = weight_i * ((1 - label_smoothing) * [i == label] + label_smoothing / classes).
+    The gradient with respect to the row is (Q + 2 * z_loss * lse) * softmax(x) - q, where Q = sum_i q_i.
+
+    Parameters
+    ----------
+    logits : array
+        NumPy array of float16, bfloat16, float32 or float64; its last axis has the classes, of any number up to 2^24.
+    labels : array
+        The class of each row: integers of any width, of logits' shape without its last axis, 0 to classes - 1, or
+        ignore_index.
+    weight : array or float, optional
+        One number a class, or broadcasting to that; of any dtype that logits may have. Default: 1.
+    ignore_index : int, optional
+        Rows of this label do not count: their loss and gradient are exactly 0, whatever their logits hold. PyTorch's
+        default is -100; here nothing is ignored unless it is given.
+    label_smoothing : float, default 0.0
+        0 to 1: the part of the target that is spread over all classes (Szegedy et al. 2016, section 7).
+    z_loss : float, default 0.0
+        0 or positive: factor of lse^2, which keeps lse near 0; 1e-4 in PaLM (Chowdhery et al. 2022, section 5).
+    return_grad : bool, default False
+        Return the gradient as well.
+    dloss : array or float, optional
+        What arrives at each loss: the gradient is multiplied with it. An array broadcasts to the loss's shape. Default:
+        1, which gives the gradient of the sum of all losses. With return_grad=True only.
+    grad : array, optional
+        Where the gradient is written, of logits' shape; may be logits itself. Default: an array of logits' dtype. With
+        return_grad=True only.
+    axis : int, default -1
+        The axis of the classes, which is the last one.
+    out : array, optional
+        Where the loss is written; it shares no memory with what is read.
+    dtype : dtype, optional
+        The loss's; default: that of `out`, else float64 for logits of float64 and float32 for others.
+
+    Returns
+    -------
+    array or tuple of array
+        The loss, of labels' shape; with return_grad=True: (loss, gradient).
+
+    Raises
+    ------
+    TypeError
+        For arrays of another kind or dtype, labels that are no integers, and CuPy arrays.
+    ValueError
+        For shapes that do not fit, a label out of range, or an option out of range.
+
+    Notes
+    -----
+    Nothing is reduced. With n = (labels != ignore_index).sum(), the mean is loss.sum() / n, and its gradient comes with
+    dloss=1 / n. PyTorch's mean with `weight` divides by weight[labels] summed over those rows instead; its weight and
+    label_smoothing enter the sum as they do here.
+
+    A term with q_i = 0 is 0, also where a logit is -inf; with q_i > 0 the loss is then inf. A row that holds nan, +inf,
+    or only -inf gives nan, unless it is ignored, and no other row does.
+
+    On a device labels are not looked at: one out of range gives nan as loss and gradient of its row. The call is
+    enqueued on the current stream, and nothing is synchronised. Until the call has finished on its stream, nobody else
+    may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import cross_entropy
+    >>> logits, labels = np.log([[1.0, 1.0, 2.0], [3.0, 4.0, 1.0]]), np.array([2, -1])
+    >>> loss, gradient = cross_entropy(logits, labels, ignore_index=-1, return_grad=True)
+    >>> loss.round(4).tolist(), gradient.round(4).tolist()
+    ([0.6931, 0.0], [[0.25, 0.25, -0.5], [0.0, 0.0, 0.0]])
+    """
+    call = check_cross_entropy(
+        logits,
+        labels,
+        weight=weight,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+        return_grad=return_grad,
+        dloss=dloss,
+        grad=grad,
+        axis=axis,
+        out=out,
+        dtype=dtype,
+    )
+    if call.on_device:
+        arrays = {
+            "logits": logits,
+            "labels": labels,
+            "weight": weight,
+            "dloss": dloss,
+            "grad": grad,
+            "out": out,
+        }
+        refuse_device("cross_entropy", arrays)
+    if logits.size:
+        _on_host(call)
+    return call.loss if call.grad is None else (call.loss, call.grad)
+
+
+def _on_host(call: CrossEntropyCall) -> None:
+    """Compute a checked call that has rows on NumPy arrays."""
+    ignored = is_ignored(call.labels, call.ignore_index)
+    labels = np.where(ignored, 0, call.labels).astype(np.int64)
+    target = losses.Target(labels, ignored, call.weight, call.label_smoothing)
+    losses.cross_entropy(call.logits, target, call.z_loss, call.loss, call.grad, call.dloss)
