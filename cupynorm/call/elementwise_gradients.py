@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cupynorm._dtypes import compute_dtype
+from cupynorm._dtypes import Dtype, compute_dtype
 from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import (
     _check_out,
@@ -36,6 +36,11 @@ class ActivationGradientCall(NamedTuple):
     dx: Any
     dbias: Any  # where the bias's gradient goes, in the bias's shape; None without a bias
     adds: bool  # to what dbias holds
+
+    @property
+    def compute(self) -> Dtype:
+        """The type of arithmetic."""
+        return compute_dtype(self.dy.dtype, self.x.dtype, self.dx.dtype)
 
 
 def check_activation_gradient(

@@ -1,4 +1,4 @@
-"""Lowers gradients of row ops: which two numbers of an element a backward op is given, and what is done with its result.
+"""Lowers gradients: which two numbers of an element a backward op is given, what is done with its result, and sums.
 
 Formulas, with g = dy * gamma and h = (x - mean) * rstd, where means are over the columns of a row:
 layer_norm: dx = rstd * (g - mean(g) - h * mean(g * h)); rms_norm, of mean 0: dx = rstd * (g - h * mean(g * h)).
@@ -8,6 +8,7 @@ softmax: dx = scale * y * (dy - sum(dy * y)); log_softmax: dx = scale * (dy - ex
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,10 +18,12 @@ from cupynorm.call.view import View
 from cupynorm.host.philox import Dropout
 from cupynorm.lower.fused import Around, Operand, fused_spec
 from cupynorm.lower.row import RowOp
-from cupynorm.lower.sums import Result, Sums
-from cupynorm.lower.tracing import Expression, traced
+from cupynorm.lower.sums import Further, Result, Sums
+from cupynorm.lower.tracing import Expression, apply, traced
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cupynorm._dtypes import Dtype
     from cupynorm.call.masks import Mask
     from cupynorm.lower.spec import KernelSpec
@@ -165,3 +168,67 @@ def softmax_gradient(
         store_operands=(scale,) * scaled,
     )
     return fused_spec(op, dy, axes, {}, (), 0.0, compute, around)
+
+
+def _slope(activation: str, z: Any) -> Any:
+    """Return the derivative of an activation: formulas of cupynorm.host.elementwise_gradients."""
+    if activation == "gelu":
+        # Phi(z): gelu(z) / z loses no digits in the tails; near 0 a series
+        square = z * z
+        near = 0.5 + z * DENSITY * (1.0 - square * (1 / 6 - square * (1 / 40)))
+        left = np.where(np.abs(z) > NEAR, apply("gelu", z) / z, near)
+        return left + z * DENSITY * np.exp(-0.5 * square)
+    u: Any = z
+    slope_of_u: Any = 1.0
+    if activation == "gelu_tanh":
+        inner = apply("minimum", apply("maximum", z, -FAR), FAR)
+        square = inner * inner
+        scale = 2 * math.sqrt(2 / math.pi)
+        u, slope_of_u = scale * (inner + 0.044715 * inner * square), scale * (1 + 3 * 0.044715 * square)
+    return apply("sigmoid", u) + z * (apply("sigmoid", u) * apply("sigmoid", -u) * slope_of_u)
+
+
+DENSITY = 1 / math.sqrt(2 * math.pi)  # of the normal distribution at 0
+NEAR = 1e-2  # up to here the series is exact in float64
+FAR = 1e3  # from here on, tanh is 1 to the last bit
+
+
+@functools.cache
+def _of_activation(activation: str, *, gate: bool, bias: bool) -> Expression:
+    """Return dx as a function of dy, x and bias; of a gate both halves of dx, of dy, a, b and their biases."""
+
+    def of(dy: Any, x: Any, *others: Any) -> Any:
+        if not gate:
+            return dy * _slope(activation, x + others[0] if bias else x)
+        a, b = x, others[0]
+        if bias:
+            a, b = a + others[1], b + others[2]
+        return dy * b * _slope(activation, a), dy * apply(activation, a)
+
+    return traced(of, (2 + gate) + bias * (1 + gate))
+
+
+def activation_sums(
+    dy: View,
+    x: View,
+    bias: View | None,
+    dx: View,
+    activation: str,
+    gate: str | None,
+    to: Sequence[Result | None],
+) -> Sums:
+    """Return the gradient of an activation, whose sums over rows are its bias's.
+
+    bias: stretched to x's last axis. to: where the sums go, of a gate those of a and of b.
+    """
+    function = _of_activation(activation, gate=gate is not None, bias=bias is not None)
+    shape, cols = dy.shape, dy.shape[-1]
+    halves = [0] if gate is None else [0, cols] if gate == "first" else [cols, 0]
+
+    def parts(array: View) -> list[View | Further]:
+        strides = (0,) * (len(shape) - len(array.strides)) + array.strides
+        part = View(array.pointer, shape, strides, array.dtype)
+        return [Further(part, first) if first else part for first in halves]
+
+    operands = (dy, *parts(x), *(() if bias is None else parts(bias)))
+    return Sums(function, operands, shape, 1, tuple(to), tuple(parts(dx)))

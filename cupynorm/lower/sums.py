@@ -49,10 +49,27 @@ LAST_LANES = 8  # the same for partial sums: their rows are few, so blocks take 
 
 
 class Result(NamedTuple):
-    """Where the sum of each column goes. adds: it is added to what is there."""
+    """Where the sum of each column goes: from column `first` of an array on. adds: it is added to what is there."""
 
     to: View
     adds: bool = False
+    first: int = 0
+
+
+class Further(NamedTuple):
+    """An array from column `first` of its rows on, which reach as far behind that as others do."""
+
+    array: View
+    first: int
+
+    @property
+    def view(self) -> View:
+        """The same as a view; its pointer is no longer known to be an argument of the call."""
+        pointer = self.array.pointer + self.first * self.array.strides[-1]
+        return self.array._replace(pointer=pointer)
+
+
+Operand = View | Further | float | Dropout
 
 
 class Sums(NamedTuple):
@@ -64,11 +81,11 @@ class Sums(NamedTuple):
     """
 
     function: Expression
-    operands: tuple[View | float | Dropout, ...]
+    operands: tuple[Operand, ...]
     shape: tuple[int, ...]
     axes: int
     results: tuple[Result | None, ...]
-    elements: tuple[View, ...] = ()
+    elements: tuple[View | Further, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -149,21 +166,46 @@ def tiles_of(
 
 def first_tiles(what: Sums, compute: Dtype) -> SumTiles:
     """Return how blocks cover the elements."""
-    arrays = [each for each in (*what.operands, *what.elements) if isinstance(each, View)]
+    arrays = [_view(each) for each in (*what.operands, *what.elements) if isinstance(each, (View, Further))]
     along = [each for each in arrays if not is_per_row(each, what.axes)]
     widest = max((each.dtype.itemsize for each in along), default=ACCESS_BYTES)
     vector = min(ACCESS_BYTES // widest, 1 << (what.cols.bit_length() - 1))
     width = min(
-        (Vectors(vector).access_of(each, what.axes) for each in what.elements if what.cols % vector == 0),
+        (Vectors(vector).access_of(_view(each), what.axes) for each in what.elements),
         default=1,
     )
     return tiles_of(what.rows, what.cols, vector, width, compute, LANES, BLOCKS)
+
+
+def _view(each: View | Further) -> View:
+    return each.view if isinstance(each, Further) else each
 
 
 def partial_shape(what: Sums, compute: Dtype) -> tuple[int, int] | None:
     """Return the shape of each result's partial sums, in the type of arithmetic; None if one launch does it all."""
     groups = first_tiles(what, compute).groups
     return None if groups == 1 or not any(what.results) else (groups, what.cols)
+
+
+IDENTITY = Expression(1, (), (0,))
+
+
+def broadcast_sums(columns: View, to: Result) -> Sums:
+    """Return the sums of one number a column over the columns along which a parameter was broadcast.
+
+    columns: of the normalised axes' shape. to: the parameter's gradient, stretched to that shape.
+    """
+    axes = range(len(columns.shape))
+    kept = [at for at in axes if to.to.strides[at] or columns.shape[at] == 1]
+    summed = [at for at in axes if at not in kept]
+    moved = columns.reordered((*summed, *kept))
+    target = View(
+        to.to.pointer,
+        tuple(to.to.shape[at] for at in kept),
+        tuple(to.to.strides[at] for at in kept),
+        to.to.dtype,
+    )
+    return Sums(IDENTITY, (moved,), moved.shape, len(kept), (to._replace(to=target),))
 
 
 def sum_specs(what: Sums, compute: Dtype, partial: Sequence[View]) -> list[KernelSpec]:
@@ -201,10 +243,23 @@ def _final(result: Result | None) -> Struct:
     if result is None:
         return NO_SUM
     index = strided(result.to)
-    dtype = np.dtype([("pointer", POINTER), ("cols", index.dtype)], align=True)
+    dtype = np.dtype([("pointer", POINTER), ("cols", index.dtype), ("first", np.int64)], align=True)
     adds = compiler.template_argument(result.adds)
     type_name = f"cupynorm::FinalSum<{cpp(result.to.dtype)}, {index.cpp}, {adds}>"
-    return Struct(type_name, dtype, (result.to.pointer, index.values))
+    return Struct(type_name, dtype, (result.to.pointer, index.values, result.first))
+
+
+def _elements(what: Sums) -> Struct:
+    """Return the mirror of Elements."""
+    types: list[str] = []
+    dtype, values = EMPTY, (0,)
+    for each in reversed(what.elements):
+        array, first = each if isinstance(each, Further) else (each, 0)
+        to = direct("DirectStore", array.split(what.axes)[0])
+        dtype = np.dtype([("to", to.dtype), ("first", np.int64), ("rest", dtype)], align=True)
+        values = (to.values, first, values)  # type: ignore[assignment]
+        types.insert(0, to.cpp)
+    return Struct(f"cupynorm::Elements<{', '.join(types)}>", dtype, values)
 
 
 def _spec(what: Sums, compute: Dtype, tiles: SumTiles, targets: Sequence[Struct]) -> KernelSpec:
@@ -212,20 +267,20 @@ def _spec(what: Sums, compute: Dtype, tiles: SumTiles, targets: Sequence[Struct]
     target = struct_list("SumTargets", targets)
     vectors = Vectors(tiles.vector, realigned=True)
 
-    def operand_of(given: View | float | Dropout) -> Struct:
+    def operand_of(given: Operand) -> Struct:
         if isinstance(given, Dropout):
             return kept(given, what.cols, whole=False)
-        if not isinstance(given, View):
+        if not isinstance(given, (View, Further)):
             return value(given, compute)
-        return operand(given, what.axes, vectors, constant=given not in what.elements)
+        of = operand(_view(given), what.axes, vectors, constant=given not in what.elements)
+        if isinstance(given, View) or is_per_row(given.view, what.axes):
+            return of
+        of = of._replace(values=(given.array.pointer, *of.values[1:]))
+        dtype = np.dtype([("operand", of.dtype), ("first", np.int64)], align=True)
+        return Struct(f"cupynorm::Further<{of.cpp}>", dtype, (of.values, given.first))
 
     operands = struct_list("Operands", [operand_of(each) for each in what.operands])
-    elements = Struct("cupynorm::NoElements", EMPTY, (0,))
-    if what.elements:
-        stores = [direct("DirectStore", each.split(what.axes)[0]) for each in what.elements]
-        outputs = struct_list("Outputs", stores)
-        type_name = f"cupynorm::Elements<{', '.join(each.cpp for each in stores)}>"
-        elements = Struct(type_name, np.dtype([("to", outputs.dtype)], align=True), (outputs.values,))
+    elements = _elements(what)
     members = [("operands", operands.dtype), ("elements", elements.dtype), ("targets", target.dtype)]
     numbers = [(name, np.int64) for name in ("rows", "cols", "rows_of_group")]
     values = (operands.values, elements.values, target.values, what.rows, what.cols, tiles.rows_of_group)

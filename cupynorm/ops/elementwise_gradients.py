@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from cupynorm.call.elementwise_gradients import check_activation_gradient
-from cupynorm.call.losses import refuse_device
 from cupynorm.host import elementwise_gradients as host
 from cupynorm.host.column_sums import store_sum
+from cupynorm.invoke import gradient_calls
 from cupynorm.ops.elementwise import _gate, _gelu
 
 
@@ -31,7 +31,7 @@ def bias_gelu_backward(
     Parameters
     ----------
     dy : array
-        NumPy array of float16, bfloat16, float32 or float64: the gradient that arrives at the result, of its shape.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64: the gradient that arrives at the result, of its shape.
     x, bias, approximate
         As in bias_gelu.
     out : array, optional
@@ -50,14 +50,16 @@ def bias_gelu_backward(
     Raises
     ------
     TypeError
-        For arrays of another kind or dtype, and for CuPy arrays.
+        For arrays of another kind or dtype.
     ValueError
         For a shape that does not fit, an `out` or add_to that shares memory, or an `approximate` of another name.
 
     Notes
     -----
-    dbias is summed in float64, row after row in C order, from what add_to holds on, and rounded once. So with a bias of
-    one number a column, and an add_to of float64, rows that are cut into several calls give the bits of one call.
+    On the host dbias is summed in float64, row after row in C order, from what add_to holds on, and rounded once. So
+    with a bias of one number a column, and an add_to of float64, rows that are cut into several calls give the bits of
+    one call. On a device it is summed in the type of arithmetic, in an order that follows from the shape alone: the same
+    bits from run to run, on every device, and however x's leading axes are named.
 
     Where x + bias is inf or -inf, dx is nan, as in PyTorch.
 
@@ -240,9 +242,15 @@ def _backward(
     add_to: Any,
 ) -> tuple[Any, Any]:
     """Check and run one call. function: its name."""
+    options = (function, activation, gate, dtype)
+    signature, made = gradient_calls.again((dy, x, bias, out, add_to), options)
+    if made is not None:
+        return out if out is not None else made.pop(0), made.pop() if made else add_to
     call = check_activation_gradient(dy, x, bias, activation, gate, out=out, dtype=dtype, add_to=add_to)
     if call.on_device:
-        refuse_device(function, {"dy": dy, "x": x, "bias": call.bias, "out": out, "add_to": add_to})
+        given = {"dy": dy, "x": x, "bias": call.bias, "out": out, "add_to": add_to}
+        gradient_calls.run_activation(call, given, signature)
+        return call.dx, call.dbias
     dbias, cols = call.dbias, x.shape[-1]
     if not x.size:
         if dbias is not None and not call.adds:

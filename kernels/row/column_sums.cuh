@@ -21,10 +21,11 @@ template <typename T, int kAxes, bool kAdds>
 struct FinalSum {
   T* pointer;
   Strided<kAxes> cols;
+  int64 first;  // where column 0 goes
 
   template <typename Compute>
   void put(int64, int64 col, int64, Compute sum) const {
-    T* const place = pointer + cols.offset(col);
+    T* const place = pointer + cols.offset(first + col);
     if constexpr (kAdds) {
       Compute before[1];
       unpack<1>(load_vector<T, 1>(place), before);
@@ -54,30 +55,55 @@ struct SumTargets<First, Rest...> {
   }
 };
 
-// The elements themselves are written as well, each of the first outputs of the function to an array of its own, or
-// nowhere.
-struct NoElements {
-  template <int N, int kWidth, int kSums, typename Compute>
-  static void store(const Compute (&)[kSums][N], int64, int64) {}
+// An operand whose column 0 lies `first` columns behind the array's, as that of a gate's other half does.
+template <class Operand>
+struct Further {
+  static constexpr int kBytes = Operand::kBytes;
+  static constexpr bool kPerRow = false;
+  Operand operand;
+  int64 first;
+
+  template <int N>
+  using Packed = typename Operand::template Packed<N>;
+  struct RowPointer {
+    typename Operand::RowPointer pointer;
+    int64 first;
+    template <int N>
+    Packed<N> load(int64 col) const {
+      return pointer.template load<N>(first + col);
+    }
+    template <int N, typename Compute>
+    void unpack(const Packed<N>& packed, Compute* x, int64 col) const {
+      pointer.template unpack<N>(packed, x, first + col);
+    }
+  };
+  RowPointer at(int64 row) const { return {operand.at(row), first}; }
 };
+
+// Where the elements themselves are written: each of the first numbers of the function to an array of its own.
 template <class... Stores>
 struct Elements {
-  Outputs<Stores...> to;
+  template <int, int, int kSum = 0, typename X>
+  static void store(const X&, int64, int64) {}
+};
+template <class First, class... Rest>
+struct Elements<First, Rest...> {
+  First to;
+  int64 first;  // the column of `to` where column 0 goes
+  Elements<Rest...> rest;
 
-  template <int N, int kWidth, int kSums, typename Compute>
+  // In accesses of kWidth elements.
+  template <int N, int kWidth, int kSum = 0, int kSums, typename Compute>
   void store(const Compute (&x)[kSums][N], int64 row, int64 col) const {
-    static_assert(sizeof...(Stores) <= kSums, "an array for a number that the function does not give");
     const auto target = to.at(row);
 #pragma unroll
     for (int i = 0; i < N; i += kWidth) {
-      Compute piece[sizeof...(Stores)][kWidth];
+      Compute piece[kWidth];
 #pragma unroll
-      for (int k = 0; k < int(sizeof...(Stores)); ++k) {
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) piece[k][j] = x[k][i + j];
-      }
-      target.template store<kWidth, false>(piece, col + i);
+      for (int j = 0; j < kWidth; ++j) piece[j] = x[kSum][i + j];
+      target.store(piece, NoColumns{}, first + col + i);
     }
+    rest.template store<N, kWidth, kSum + 1>(x, row, col);
   }
 };
 

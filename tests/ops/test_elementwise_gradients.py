@@ -325,7 +325,7 @@ def test_bad_input(name: str) -> None:
     assert len(str(caught.value)) < 300
 
 
-def test_device_arrays_are_checked_and_then_refused(simulated: Any) -> None:
+def test_device_arrays_are_checked(simulated: Any) -> None:
     to = simulated.cupy.asarray
     x, dy = to(X), to(DY)
 
@@ -333,7 +333,3 @@ def test_device_arrays_are_checked_and_then_refused(simulated: Any) -> None:
         backward("gelu", DY, x)
     with pytest.raises(ValueError, match="dy has shape"):
         backward("geglu", dy, x)
-    with pytest.raises(
-        TypeError, match=r"swiglu_backward takes NumPy arrays only so far.*: move dy, x, bias with"
-    ):
-        backward("swiglu", to(DY[:, :2]), x, 0.5)
