@@ -31,7 +31,8 @@ def bias_gelu_backward(
     Parameters
     ----------
     dy : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64: the gradient that arrives at the result, of its shape.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, of the result's shape: the gradient that arrives
+        there.
     x, bias, approximate
         As in bias_gelu.
     out : array, optional
@@ -58,8 +59,8 @@ def bias_gelu_backward(
     -----
     On the host dbias is summed in float64, row after row in C order, from what add_to holds on, and rounded once. So
     with a bias of one number a column, and an add_to of float64, rows that are cut into several calls give the bits of
-    one call. On a device it is summed in the type of arithmetic, in an order that follows from the shape alone: the same
-    bits from run to run, on every device, and however x's leading axes are named.
+    one call. On a device it is summed in the type of arithmetic, in an order that follows from the shape alone: the
+    bits are the same from run to run and on every device.
 
     Where x + bias is inf or -inf, dx is nan, as in PyTorch.
 
