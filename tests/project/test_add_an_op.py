@@ -66,7 +66,9 @@ def take(step: re.Match[str], file: Path) -> None:
     if step["line"] is None:
         lines += ["\n", "\n", block] if lines else [block]
     else:
-        (at,) = (i for i, line in enumerate(lines) if line.strip() == " ".join(step["line"].split()))
+        places = [i for i, line in enumerate(lines) if line.strip() == " ".join(step["line"].split())]
+        assert len(places) == 1 or "__all__" in TEXT[step.start() : step.start("block")]
+        at = places[0]  # __all__ comes before other lists of names
         lines[at : at + 1] = {
             "Above": [block, "\n\n" * (file.suffix == ".py"), lines[at]],
             "Below": [lines[at], block],
