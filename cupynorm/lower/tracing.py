@@ -535,10 +535,14 @@ def trace(function: Any, role: str) -> tuple[Expression, tuple[str, ...]]:
 
 
 def traced(function: Callable[..., Any], inputs: int) -> Expression:
-    """Return the expression of a function of our own, whose `inputs` parameters need no names."""
+    """Return the expression of a function of our own, whose `inputs` parameters need no names.
+
+    It returns one result or a tuple of them.
+    """
     record = _Trace(inputs)
-    result = function(*map(record.input, range(inputs)))
-    return record.expression([_take(record, result, "n", "number")._index])  # noqa: SLF001
+    returned = function(*map(record.input, range(inputs)))
+    results = returned if isinstance(returned, tuple) else (returned,)
+    return record.expression([_take(record, each, "n", "number")._index for each in results])  # noqa: SLF001
 
 
 def _parameters(function: Any, role: str) -> tuple[str, ...]:
