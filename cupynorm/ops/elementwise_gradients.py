@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from cupynorm.call.elementwise_gradients import check_activation_gradient
 from cupynorm.call.losses import refuse_device
 from cupynorm.host import elementwise_gradients as host
-from cupynorm.host.column_sums import store_sum
+from cupynorm.host.broadcast_sums import BroadcastSum
 from cupynorm.ops.elementwise import _gate, _gelu
 
 
@@ -56,8 +54,8 @@ def bias_gelu_backward(
 
     Notes
     -----
-    dbias is summed in float64, row after row in C order, from what add_to holds on, and rounded once. So with a bias of
-    one number a column, and an add_to of float64, rows that are cut into several calls give the bits of one call.
+    dbias is summed in float64, row after row in C order, from what add_to holds on, and rounded once. So with an add_to
+    of float64, rows that are cut into several calls give the bits of one call.
 
     Where x + bias is inf or -inf, dx is nan, as in PyTorch.
 
@@ -243,20 +241,17 @@ def _backward(
     call = check_activation_gradient(dy, x, bias, activation, gate, out=out, dtype=dtype, add_to=add_to)
     if call.on_device:
         refuse_device(function, {"dy": dy, "x": x, "bias": call.bias, "out": out, "add_to": add_to})
-    dbias, cols = call.dbias, x.shape[-1]
+    dbias, total = call.dbias, None
     if not x.size:
         if dbias is not None and not call.adds:
             dbias[...] = 0
         return call.dx, dbias
-    # a sum of one number a column goes on where add_to ends
-    starts = call.adds and dbias.size == cols
-    total = None
     if dbias is not None:
-        total = dbias.reshape(-1).astype(np.float64) if starts else np.zeros(cols)
+        total = BroadcastSum(dbias.shape, x.shape, 1, dbias if call.adds else None)
     if gate is None:
         host.bias_activation(dy, x, call.bias, activation, call.dx, total)
     else:
         host.gated(dy, x, call.bias, activation, call.dx, total, gate_first=gate == "first")
     if total is not None:
-        store_sum(total, dbias, adds=call.adds and not starts)
+        total.store(dbias)
     return call.dx, dbias
