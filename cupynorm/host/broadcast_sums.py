@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cupynorm.host.column_sums import add_rows
 from cupynorm.host.reference import _round
 
 Array = np.ndarray[Any, Any]
@@ -42,15 +43,10 @@ class BroadcastSum:
         )
         part = self._total[index].transpose(self._order)
         rows = values.transpose(self._order).reshape(math.prod(values.shape[axis] for axis in self._rows), -1)
-        part[...] = _sum_in_order(np.concatenate([part.reshape(1, -1), rows])).reshape(part.shape)
+        total = part.reshape(-1).copy()
+        add_rows(total, rows.copy())
+        part[...] = total.reshape(part.shape)
 
     def store(self, out: Array) -> None:
         """Write the sum, rounded once."""
         out[...] = _round(self._total, out.dtype).reshape(out.shape)
-
-
-def _sum_in_order(rows: Array) -> Array:
-    """Return the sum of rows, added one after another."""
-    if rows.shape[1] == 1:  # np.add.reduce would sum pairs of neighbours first, for it sees one long axis
-        return np.asarray(np.add.accumulate(rows[:, 0])[-1:])
-    return np.asarray(np.add.reduce(rows, axis=0))
