@@ -1,12 +1,10 @@
-"""Sums over rows in a fixed order: the gradients of parameters that all rows share, on NumPy arrays."""
+"""Sums over rows in a fixed order, on NumPy arrays."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-
-from cupynorm.host.reference import _round
 
 Array = np.ndarray[Any, Any]
 
@@ -23,14 +21,3 @@ def add_rows(total: Array, values: Array) -> None:
         total[...] = np.add.accumulate(values[:, 0])[-1]
     else:
         total[...] = np.add.reduce(values, axis=0)
-
-
-def store_sum(total: Array, out: Array, *, adds: bool) -> None:
-    """Write a sum of columns to `out`, rounded once, or add it to what stands there.
-
-    out: has total's shape beside leading axes of one element, or one element, for which the columns are summed.
-    """
-    values = total if out.size == total.size else total.sum(keepdims=True)
-    if adds:
-        values = out.astype(np.float64).reshape(-1) + values
-    out[...] = _round(values, out.dtype).reshape(out.shape)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cupynorm.host import reference, special
-from cupynorm.host.column_sums import add_rows
+from cupynorm.host.broadcast_sums import BroadcastSum
 from cupynorm.host.reference import ACTIVATIONS, _columns, _of_columns, _round, _tiles
 
 Array = np.ndarray[Any, Any]
@@ -19,47 +19,56 @@ Array = np.ndarray[Any, Any]
 
 @np.errstate(all="ignore")
 def bias_activation(
-    dy: Array, x: Array, bias: Array | None, name: str, dx: Array, total: Array | None
+    dy: Array, x: Array, bias: Array | None, name: str, dx: Array, dbias: BroadcastSum | None
 ) -> None:
-    """Write dy * activation'(x + bias) to dx, and add it to total (None: nowhere), a number a column."""
+    """Write dy * activation'(x + bias) to dx, and add it to dbias."""
     shift = _columns(bias, x.shape, 1)
     for tile in _tiles(x.shape, reference.BLOCK):
         values = dy[tile].astype(np.float64) * DERIVATIVES[name](_shifted(x, shift, tile))
-        _store(values, dx, tile, total)
+        dx[tile] = _round(values, dx.dtype)
+        if dbias is not None:
+            dbias.add(values, tile)
 
 
 @np.errstate(all="ignore")
 def gated(
-    dy: Array, x: Array, bias: Array | None, name: str, dx: Array, total: Array | None, *, gate_first: bool
+    dy: Array,
+    x: Array,
+    bias: Array | None,
+    name: str,
+    dx: Array,
+    dbias: BroadcastSum | None,
+    *,
+    gate_first: bool,
 ) -> None:
-    """Write the gradient of activation(a) * b to dx, and add it to total (None: nowhere), a number a column.
+    """Write the gradient of activation(a) * b to dx, and add it to dbias.
 
     a is the gate and b the other half of x + bias: a's gradient is dy * b * activation'(a), b's dy * activation(a).
     """
     cols = dy.shape[-1]
     shift = _columns(bias, x.shape, 1)
-    halves = [np.s_[:cols], np.s_[cols:]]
-    gate, value = halves if gate_first else halves[::-1]
-    for tile in _tiles(dy.shape, reference.BLOCK):
-        given = dy[tile].astype(np.float64)
-        a, b = (
-            _shifted(x[..., part], None if shift is None else shift[part], tile) for part in (gate, value)
-        )
-        slopes = given * b * DERIVATIVES[name](a), given * ACTIVATIONS[name](a)
-        for part, values in zip((gate, value), slopes, strict=True):
-            _store(values, dx[..., part], tile, None if total is None else total[part])
+    for rows_and_columns in _tiles(dy.shape, reference.BLOCK):
+        *rows, columns = rows_and_columns
+        first, stop, _ = columns.indices(cols)
+        tiles = [(*rows, slice(first, stop)), (*rows, slice(cols + first, cols + stop))]
+        given = dy[rows_and_columns].astype(np.float64)
+        a, b = (_shifted(x, shift, tile) for tile in (tiles if gate_first else tiles[::-1]))
+        slopes = [given * b * DERIVATIVES[name](a), given * ACTIVATIONS[name](a)]
+        slopes = slopes if gate_first else slopes[::-1]
+        for tile, values in zip(tiles, slopes, strict=True):
+            dx[tile] = _round(values, dx.dtype)
+        if dbias is None:
+            continue
+        if stop - first == cols:  # a sum over the columns, too, takes one row after another
+            tiles, slopes = [(*rows, slice(None))], [np.concatenate(slopes, axis=-1)]
+        for tile, values in zip(tiles, slopes, strict=True):
+            dbias.add(values, tile)
 
 
 def _shifted(x: Array, shift: Array | None, tile: tuple[slice, ...]) -> Array:
     """Return a tile of x + shift in float64."""
     values: Array = x[tile].astype(np.float64)
     return values if shift is None else values + _of_columns(shift, tile[-1:])
-
-
-def _store(values: Array, dx: Array, tile: tuple[slice, ...], total: Array | None) -> None:
-    dx[tile] = _round(values, dx.dtype)
-    if total is not None:
-        add_rows(total[tile[-1]], values.reshape(-1, values.shape[-1]))
 
 
 def _gelu_slope(x: Array) -> Array:

@@ -537,7 +537,7 @@ def trace(function: Any, role: str) -> tuple[Expression, tuple[str, ...]]:
 def traced(function: Callable[..., Any], inputs: int) -> Expression:
     """Return the expression of a function of our own, whose `inputs` parameters need no names.
 
-    It returns a result, or a tuple of several.
+    It returns one result or a tuple of them.
     """
     record = _Trace(inputs)
     returned = function(*map(record.input, range(inputs)))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from cupynorm.call.elementwise_gradients import check_activation_gradient
 from cupynorm.host import elementwise_gradients as host
-from cupynorm.host.column_sums import store_sum
+from cupynorm.host.broadcast_sums import BroadcastSum
 from cupynorm.invoke import gradient_calls
 from cupynorm.ops.elementwise import _gate, _gelu
 
@@ -58,9 +56,9 @@ def bias_gelu_backward(
     Notes
     -----
     On the host dbias is summed in float64, row after row in C order, from what add_to holds on, and rounded once. So
-    with a bias of one number a column, and an add_to of float64, rows that are cut into several calls give the bits of
-    one call. On a device it is summed in the type of arithmetic, in an order that follows from the shape alone: the
-    bits are the same from run to run and on every device.
+    with an add_to of float64, rows that are cut into several calls give the bits of one call. On a device it is summed
+    in the type of arithmetic, in an order that follows from the shape alone: the bits are the same from run to run and
+    on every device.
 
     Where x + bias is inf or -inf, dx is nan, as in PyTorch.
 
@@ -252,20 +250,17 @@ def _backward(
         given = {"dy": dy, "x": x, "bias": call.bias, "out": out, "add_to": add_to}
         gradient_calls.run_activation(call, given, signature)
         return call.dx, call.dbias
-    dbias, cols = call.dbias, x.shape[-1]
+    dbias, total = call.dbias, None
     if not x.size:
         if dbias is not None and not call.adds:
             dbias[...] = 0
         return call.dx, dbias
-    # a sum of one number a column goes on where add_to ends
-    starts = call.adds and dbias.size == cols
-    total = None
     if dbias is not None:
-        total = dbias.reshape(-1).astype(np.float64) if starts else np.zeros(cols)
+        total = BroadcastSum(dbias.shape, x.shape, 1, dbias if call.adds else None)
     if gate is None:
         host.bias_activation(dy, x, call.bias, activation, call.dx, total)
     else:
         host.gated(dy, x, call.bias, activation, call.dx, total, gate_first=gate == "first")
     if total is not None:
-        store_sum(total, dbias, adds=call.adds and not starts)
+        total.store(dbias)
     return call.dx, dbias

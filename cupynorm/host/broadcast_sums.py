@@ -1,0 +1,52 @@
+"""Gradients of arrays that were broadcast: sums over what they were broadcast along, in a fixed order."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from cupynorm.host.column_sums import add_rows
+from cupynorm.host.reference import _round
+
+Array = np.ndarray[Any, Any]
+
+
+class BroadcastSum:
+    """The sum, in float64, of an array of shape `whole`, over the axes along which one of `shape` is broadcast to it.
+
+    Columns are the last `axes` axes. First each row is summed, then rows are added one after another, in C order, to
+    what the sum starts with. So the sum has the same bits however rows are cut into tiles, or into several sums, each
+    of which starts with the one before it.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], whole: tuple[int, ...], axes: int, start: Array | None
+    ) -> None:
+        missing = len(whole) - len(shape)
+        own = (1,) * missing + shape[max(0, -missing) :]  # further axes of `shape` have one element
+        self._total = np.zeros(own) if start is None else start.astype(np.float64).reshape(own)
+        first_column = len(whole) - axes
+        alone = [axis for axis, extent in enumerate(own) if extent == 1]
+        self._columns = tuple(axis for axis in alone if axis >= first_column)
+        self._rows = tuple(axis for axis in alone if axis < first_column)
+        self._order = (*self._rows, *(axis for axis in range(len(whole)) if axis not in self._rows))
+
+    def add(self, values: Array, tile: tuple[slice, ...]) -> None:
+        """Add a tile of the array: the slices of all of its axes, or of the first ones."""
+        if self._columns:
+            values = values.sum(axis=self._columns, keepdims=True)
+        index = tuple(
+            slice(None) if extent == 1 else part
+            for extent, part in zip(self._total.shape, tile, strict=False)
+        )
+        part = self._total[index].transpose(self._order)
+        rows = values.transpose(self._order).reshape(math.prod(values.shape[axis] for axis in self._rows), -1)
+        total = part.reshape(-1).copy()
+        add_rows(total, rows.copy())
+        part[...] = total.reshape(part.shape)
+
+    def store(self, out: Array) -> None:
+        """Write the sum, rounded once."""
+        out[...] = _round(self._total, out.dtype).reshape(out.shape)
