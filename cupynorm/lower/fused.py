@@ -30,6 +30,9 @@ from cupynorm.lower.mirrors import (
     fused_store,
     is_per_row,
     kept,
+    label_counts,
+    label_mask,
+    no_store,
     operand,
     prefetched_bytes,
     scaled_store,
@@ -46,15 +49,38 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Function = Expression | DeviceFunction
-Operand = View | float | Dropout
+
+
+class Label(NamedTuple):
+    """An operand: 1 in the column of a row's label, else 0.
+
+    labels: integers of x's leading shape. A label that is no column matches none; nan: it makes its row nan.
+    """
+
+    labels: View
+    nan: bool = False
+
+
+class Counted(NamedTuple):
+    """A mask that keeps the rows whose label is another than `ignored`, which labels' dtype holds."""
+
+    labels: View
+    ignored: int
+
+
+Operand = View | float | Dropout | Label
 IDENTITY = Expression(1, (), (0,))
 
 
 class Around(NamedTuple):
     """What is computed around an op, in terms of views: results go to outs, what was loaded to `loaded`.
 
-    An operand is an array stretched to x's shape, a number, or a dropout, which is 1 where it keeps and 0 where it
-    drops. scales: where those of rows are written, which their results are divided by; 0: nowhere.
+    An operand is an array stretched to x's shape, a number, a label, or a dropout, which is 1 where it keeps and 0
+    where it drops. scales: where those of rows are written, which their results are divided by; 0: nowhere. counted:
+    which rows are kept at all; there is no other mask then.
+
+    Without outs nothing is stored: the op saves numbers of each row. `load` gives as many numbers as an element of the
+    op has fields; `loaded` gets the first.
     """
 
     outs: tuple[View, ...]
@@ -65,6 +91,12 @@ class Around(NamedTuple):
     store: Function | None = None
     store_operands: tuple[Operand, ...] = ()
     scales: int = 0
+    counted: Counted | None = None
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the op is given x as it is."""
+        return self.load is None and self.mask is None and self.loaded is None and self.counted is None
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -74,14 +106,22 @@ class Around(NamedTuple):
     def reordered(self, order: Sequence[int]) -> Around:
         """Return the same with x's leading axes in this order, but for the mask."""
 
+        def one(each: Operand) -> Operand:
+            if isinstance(each, Label):
+                return each._replace(labels=each.labels.reordered(order))
+            return each.reordered(order) if isinstance(each, View) else each
+
         def of(operands: Sequence[Operand]) -> tuple[Operand, ...]:
-            return tuple(each.reordered(order) if isinstance(each, View) else each for each in operands)
+            return tuple(map(one, operands))
 
         return self._replace(
             outs=tuple(each.reordered(order) for each in self.outs),
             loaded=None if self.loaded is None else self.loaded.reordered(order),
             load_operands=of(self.load_operands),
             store_operands=of(self.store_operands),
+            counted=None
+            if self.counted is None
+            else self.counted._replace(labels=self.counted.labels.reordered(order)),
         )
 
 
@@ -121,6 +161,16 @@ def _dividing() -> Function:
     return traced(lambda y, scale: y / scale, 2)
 
 
+def masked(what: Around, mask: Mask) -> Around:
+    """Return the same where the op is given what a mask makes of x."""
+    bias = mask.views().get("bias")
+    scaled = mask.scale != 1
+    operands: list[Operand] = [mask.scale] * scaled
+    operands += [] if bias is None else [bias]
+    load = _scaling(scale=scaled, bias=bias is not None)
+    return what._replace(mask=mask, load=load, load_operands=tuple(operands))
+
+
 def around(call: Call, fused: CheckedExtras) -> Around:
     """Say of checked extras what is computed."""
     shape, out = call.x.shape, view(call.out, "out")
@@ -128,14 +178,8 @@ def around(call: Call, fused: CheckedExtras) -> Around:
         out = out._replace(dtype=fused.quantize.dtype)  # the array itself may hold bits only
     what = Around((out,))
     if fused.mask is not None:
-        mask = fused.mask
-        bias = mask.views().get("bias")
-        scaled = mask.scale != 1
-        operands: list[Operand] = [mask.scale] * scaled
-        operands += [] if bias is None else [bias]
-        what = what._replace(
-            mask=mask, load=_scaling(scale=scaled, bias=bias is not None), load_operands=tuple(operands)
-        )
+        what = masked(what, fused.mask)
+    operands: list[Operand]
     if fused.add is not None:
         residual, shift, alpha, drop, _ = fused.add
         operands = [view(residual, "residual"), alpha]
@@ -180,6 +224,7 @@ def fused_spec(
     order = tuple(range(len(x.shape) - axes)) if stats else _order(x, axes, what)
     x, what = x.reordered(order), what.reordered(order)
     written = what.outs if what.loaded is None else (*what.outs, what.loaded)
+    written = written or (x,)  # nothing is: rows are cut as x is aligned
     problem = _problem(x, written, axes, compute, columns, what)
     worked = problem
     if problem.unaligned:
@@ -193,6 +238,8 @@ def fused_spec(
     def operand_of(given: Operand) -> Struct:
         if isinstance(given, Dropout):
             return kept(given, cols, whole=not anywhere or begins_whole(written[0], worked.vector))
+        if isinstance(given, Label):
+            return label_mask(given.labels, cols, nan=given.nan)
         if not isinstance(given, View):
             return value(given, compute)
         return operand(given, axes, vectors, constant=given not in written)
@@ -202,19 +249,24 @@ def fused_spec(
         return f"Function_{functions[-1].key}"
 
     masked = mask_struct(what.mask, vectors, order)
+    if what.counted is not None:
+        masked = label_counts(what.counted.labels, what.counted.ignored, cols)
     load = direct("DirectLoad", x.split(axes)[0])
-    if what.load is not None or what.mask is not None or what.loaded is not None:
+    if not what.is_direct:
         operands = [operand_of(each) for each in what.load_operands]
         load = fused_load(x, axes, name_of(what.load), masked, what.loaded, operands)
     if what.scales:
         limit = LARGEST[what.outs[0].dtype.name]
         store = scaled_store(what.outs[0], axes, gamma, beta, what.scales, limit, compute)
+    elif not what.outs:
+        store = no_store(x.split(axes)[0])
     else:
         operands = [operand_of(each) for each in what.store_operands]
         store = fused_store(what.outs, axes, name_of(what.store), gamma, beta, operands)
     whole = arguments(mirror, load, store, rows, cols)
     problem = dataclasses.replace(
         problem,
+        fields=op.fields,
         waits_as_loaded=_waits_as_loaded(what, axes),
         extra_registers=problem.extra_registers + sum(map(_registers_of, functions)),
         staged_operand_bytes=_staged_bytes(what, axes, vectors, order),
@@ -228,7 +280,7 @@ def _waits_as_loaded(what: Around, axes: int) -> bool:
     """Say whether what the op is given takes few steps, of x and numbers of its row: kWaitsAsLoaded in io/fused.cuh."""
     function = what.load or IDENTITY
     per_row = all(
-        is_per_row(each, axes) if isinstance(each, View) else not isinstance(each, Dropout)
+        is_per_row(each, axes) if isinstance(each, View) else not isinstance(each, (Dropout, Label))
         for each in what.load_operands
     )
     return isinstance(function, Expression) and function.has_few_steps and per_row
@@ -255,17 +307,19 @@ def _problem(
         fused=True,
         load_operands=load_operands,
         epilogue_operands=_bytes_of(what.store_operands, axes),
-        output_bytes=max(each.dtype.itemsize for each in what.outs),
+        output_bytes=max((each.dtype.itemsize for each in what.outs), default=0),
         outputs=len(what.outs) + (what.loaded is not None) + bool(what.scales),
-        direct_load=what.load is None and what.mask is None and what.loaded is None,
+        direct_load=what.is_direct,
         extra_registers=OF_DROPOUT * drops
         + OF_SCALES * bool(what.scales)
-        + OF_RESULT * (len(what.outs) - 1)
+        + OF_RESULT * max(0, len(what.outs) - 1)
         + OF_LOADED * (what.loaded is not None)
         + OF_INTERVAL[compute.itemsize] * (is_interval and (bool(load_operands) or compute.itemsize == 8)),  # noqa: PLR2004
         interval_mask=is_interval,
         band_cols=what.mask.band_cols if what.mask is not None and what.mask.has_band else 0,
-        most_kept=_most_kept(what.mask),
+        most_kept=_most_kept(what.mask)
+        if what.counted is None
+        else math.prod(x.shape[len(x.shape) - axes :]),
     )
 
 

@@ -86,6 +86,11 @@ def direct(name: str, rows: View) -> Struct:
     )
 
 
+def no_store(rows: View) -> Struct:
+    """Return the mirror of NoStore. rows: those of x, for their alignment."""
+    return direct("NoStore", rows)
+
+
 def column(parameter: View | None, shape: tuple[int, ...]) -> Struct:
     """Return the mirror of NoColumn, Column or StridedColumn: a parameter that broadcasts to `shape`."""
     if parameter is None:
@@ -200,6 +205,34 @@ def per_row(stretched: View) -> Struct:
     dtype = np.dtype([("pointer", POINTER), ("rows", index.dtype)], align=True)
     type_name = f"cupynorm::PerRow<{cpp_of_element(stretched.dtype)}, {index.cpp}>"
     return Struct(type_name, dtype, (stretched.pointer, index.values))
+
+
+def label_mask(labels: View, cols: int, *, nan: bool) -> Struct:
+    """Return the mirror of LabelMask: 1 in the column of a row's label, else 0. labels: integers, one a row.
+
+    nan: a label that is no column makes its row nan.
+    """
+    of = per_row(labels)
+    dtype = np.dtype(
+        [*((name, of.dtype[name]) for name in of.dtype.names or ()), ("cols", np.int64)], align=True
+    )
+    return Struct(_of_labels("LabelMask", of, ", true" if nan else ", false"), dtype, (*of.values, cols))
+
+
+def label_counts(labels: View, ignored: int, cols: int) -> Struct:
+    """Return the mirror of a Mask that keeps the rows whose label is another than `ignored`: of LabelCounts."""
+    of = per_row(labels)
+    names = of.dtype.names or ()
+    dtype = np.dtype([*((name, of.dtype[name]) for name in names), ("ignored", labels.dtype)], align=True)
+    where = np.dtype([("bytes", dtype)], align=True)
+    whole = np.dtype([("structure", EMPTY), ("where", where), ("cols", np.int64)], align=True)
+    type_name = f"cupynorm::Mask<cupynorm::AllColumns, cupynorm::Where<{_of_labels('LabelCounts', of)}>>"
+    return Struct(type_name, whole, ((0,), ((*of.values, ignored),), cols))
+
+
+def _of_labels(name: str, of: Struct, more: str = "") -> str:
+    """Return a type with the template arguments of a PerRow."""
+    return f"cupynorm::{name}<{of.cpp.partition('<')[2].removesuffix('>')}{more}>"
 
 
 WORDS = 4  # of a block of Philox

@@ -32,21 +32,27 @@ if TYPE_CHECKING:
 ROW_KERNEL = "cupynorm::{plan.kernel}<{types}, cupynorm::{plan.shape}<{numbers}>>"
 
 
+def _elsewhere(*_: Any, **__: Any) -> None:
+    raise NotImplementedError("what this op computes on the host is called by itself")
+
+
 @dataclass(frozen=True)
 class RowOp:
     """An op as the kernels know it: kernels/<source> holds struct <struct>.
 
     reference(x, gamma, beta, axes, eps, out, *stats) does the same on the host; extras= has the fused steps around it.
-    columns: the affine parameters that it takes. stats: statistics that it can save. has_eps: whether it takes eps.
+    columns: the affine parameters that it takes. stats: statistics that it can save. has_eps: whether it takes eps, or
+    another number in its place. fields: how many numbers an element has (Element in kernels/ops/contract.cuh).
     """
 
     name: str
     source: str
     struct: str
-    reference: Callable[..., None]
+    reference: Callable[..., None] = _elsewhere
     columns: tuple[str, ...] = ()
     stats: tuple[str, ...] = ()
     has_eps: bool = False
+    fields: int = 1
 
     def mirror(self, compute: Dtype, stats: Sequence[int], eps: float) -> Struct:
         """Return the mirror of the op's struct: a pointer for each statistic (0: not wanted), then eps."""

@@ -36,6 +36,7 @@ MAX_ROWS_SIDE_BY_SIDE = 8  # that one block of row_together reads
 # Registers of a thread of row_computed: where x alone is loaded, with operands or parameters, and where more is
 # computed, of unaligned rows, or of doubles
 COMPUTED_REGISTERS, COMPUTED_REGISTERS_BESIDE, COMPUTED_REGISTERS_AT_MOST = 64, 96, 128
+FIELDS_SHARED_BYTES = 512  # static ones of States of five doubles (CrossEntropy), beyond STATIC_SHARED_BYTES
 SCHEDULERS = 4  # of a multiprocessor: each has registers of its own, so blocks are of whole warps for each
 MIN_REREAD_BLOCK = 128  # threads of row_reread, whose vectors of results have room for a message
 EDGE_VECTORS = (

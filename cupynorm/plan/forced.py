@@ -61,7 +61,7 @@ def check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
         raise DoesNotFitError(f"plan: vector is {plan.vector}, a power of two is allowed")
     if plan.block % WARP:
         raise DoesNotFitError(f"plan: block is {plan.block}, a multiple of {WARP} is allowed")
-    most = (MAX_FUSED_THREAD_BYTES if problem.fused else MAX_THREAD_BYTES) // problem.compute_bytes
+    most = (MAX_FUSED_THREAD_BYTES if problem.fused else MAX_THREAD_BYTES) // problem.value_bytes
     rows = plan.rows_per_group
     # row_together holds vectors of one row while it reduces, and one vector of each row while it writes
     held = max(plan.vectors, rows) if plan.kernel == "row_together" else plan.vectors * rows
@@ -71,7 +71,7 @@ def check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
             f"plan: vector x vectors x rows_per_group is {plan.vector} x {plan.vectors} x {rows}, "
             f"{most} elements of a thread are allowed{where}"
         )
-    most = MAX_FUSED_ELEMENTS[bool(problem.parameter_bytes)]
+    most = MAX_FUSED_ELEMENTS[bool(problem.parameter_bytes)] // problem.fields
     if problem.fused and plan.group and plan.vector * plan.vectors > most:
         raise DoesNotFitError(
             f"plan: vector x vectors is {plan.vector} x {plan.vectors}, {most} elements of a thread are allowed "

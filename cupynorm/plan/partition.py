@@ -76,7 +76,7 @@ def shared_bytes(problem: Problem, parts: int = 1) -> int:
 
 def computed_bytes(problem: Problem, vector: int) -> int:
     """Return the shared memory of a row that waits as it was loaded or computed (WaitingRow in computed.cuh)."""
-    element = problem.load_bytes if problem.waits_as_loaded else problem.compute_bytes
+    element = problem.load_bytes if problem.waits_as_loaded else problem.value_bytes
     # there may be a mask: then a bit for each element, in whole bytes
     masked = not (problem.direct_load or problem.parameter_bytes)
     bits = masked * math.ceil(vector / BYTE_BITS)
@@ -178,7 +178,7 @@ def blocks_of(problem: Problem, plan: Plan) -> int:
 
 def words(problem: Problem, elements: int, *, cached: bool) -> int:
     """Return the registers of a thread's values; if cached, with the parameters as they were loaded."""
-    values = elements * problem.compute_bytes // REGISTER_BYTES
+    values = elements * problem.value_bytes // REGISTER_BYTES
     if cached:
         each = sum(max(1, size * problem.vector // REGISTER_BYTES) for size in problem.parameter_bytes)
         values += elements // problem.vector * each

@@ -43,6 +43,8 @@ class Problem:
         0: a mask keeps neither.
     staged_operand_bytes
         Bytes of an element, beside x's, that go through shared memory where rows are on their way there.
+    fields
+        How many numbers of the compute type an element has once it is loaded: 2 for the backward ops.
     """
 
     rows: int
@@ -66,6 +68,7 @@ class Problem:
     band_cols: int = 0
     most_kept: int = 0
     staged_operand_bytes: int = 0
+    fields: int = 1
 
     @property
     def element_bytes(self) -> int:
@@ -98,6 +101,11 @@ class Problem:
     def has_scales(self) -> bool:
         """Whether rows have a scale of each, found by a second reduction and stored beside their bytes."""
         return self.output_bytes == 1 and self.outputs > 1
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of an element as the op is given it: all its fields."""
+        return self.compute_bytes * self.fields
 
     @property
     def vectors(self) -> int:

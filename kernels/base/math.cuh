@@ -13,6 +13,79 @@ struct Conditional<true, Narrow, Wide> {
   using Type = Narrow;
 };
 
+// The numbers of an element that an op needs several of: a backward op has two, such as the gradient and the result.
+template <typename T, int kFields>
+struct Fields {
+  T of[kFields];
+};
+
+// An element: one number or Fields. Number: the type of each. of(fields, i): element i of arrays of one field each.
+// field(element, k) is number k.
+template <typename Element>
+struct ElementTraits {
+  using Number = Element;
+  static constexpr int kFields = 1;
+  template <int N>
+  static Element of(const Element (&fields)[1][N], int i) {
+    return fields[0][i];
+  }
+};
+template <typename T, int kCount>
+struct ElementTraits<Fields<T, kCount>> {
+  using Number = T;
+  static constexpr int kFields = kCount;
+  template <int N>
+  static Fields<T, kCount> of(const T (&fields)[kCount][N], int i) {
+    Fields<T, kCount> element;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) element.of[k] = fields[k][i];
+    return element;
+  }
+};
+template <typename T>
+inline T& field(T& element, int) {
+  return element;
+}
+template <typename T, int kFields>
+inline T& field(Fields<T, kFields>& element, int k) {
+  return element.of[k];
+}
+template <typename T, int kFields>
+inline const T& field(const Fields<T, kFields>& element, int k) {
+  return element.of[k];
+}
+
+// Room for N elements whose results are numbers in an array: none of its own where an element is one number, because
+// results then take the places of their elements.
+template <typename Element, int N>
+struct ElementsOf {
+  Element own[N];
+  template <typename T>
+  Element (&over(T (&)[N]))[N] {
+    return own;
+  }
+};
+template <int N>
+struct ElementsOf<float, N> {
+  static float (&over(float (&results)[N]))[N] { return results; }
+};
+template <int N>
+struct ElementsOf<double, N> {
+  static double (&over(double (&results)[N]))[N] { return results; }
+};
+
+// What one element is to an op: Op::Element, or Op::Compute where the op does not say.
+template <class Op, class = void>
+struct ElementOfOp {
+  using Type = typename Op::Compute;
+};
+template <class Op>
+struct ElementOfOp<Op, decltype(void(sizeof(typename Op::Element)))> {
+  using Type = typename Op::Element;
+};
+template <class Op>
+using ElementOf = typename ElementOfOp<Op>::Type;
+
 // Which of a thread's elements count: the first `count`, kAlwaysValid of them for certain; and, behind all vectors,
 // kEdge more, of the row's head or tail, if has_edge.
 // kAccumulators: how many independent accumulators a thread adds up in, in turn. An addition waits for the one before

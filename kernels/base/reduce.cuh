@@ -63,7 +63,7 @@ inline typename Op::State reduce_lanes(typename Op::State s) {
 // and the lanes exchange States once, which has the shorter latency where nothing else fills the wait
 // (docs/notes/048, "Two reductions of one number, or one of a State").
 template <class Op, bool kEqual, bool kShort, bool kOnce, int kLanes, int N, class Predicate>
-inline typename Op::State summarize_lanes(typename Op::Compute (&x)[N], Predicate valid, int count,
+inline typename Op::State summarize_lanes(ElementOf<Op> (&x)[N], Predicate valid, int count,
     typename Op::Compute pivot,
                                           typename Op::State& mine) {
   using Compute = typename Op::Compute;
@@ -224,7 +224,7 @@ inline typename Op::State read_again(From from, int64 begin, Count count, typena
   if (in_place) stop("nobody else writes to `out` until the call has finished");
   const auto* x = static_cast<const typename From::Type*>(from.address(begin));
   auto few = [&](Count left) {
-    typename Op::Compute own[kFew];
+    ElementOf<Op> own[kFew];
 #pragma unroll
     for (int i = 0; i < kFew; ++i) {
       own[i] = Op::padding();

@@ -270,6 +270,42 @@ struct DropoutMask {
   }
 };
 
+// A row's label as an operand: 1 in the label's column, else 0. A label outside 0 .. cols - 1 matches no column, or,
+// with kNan, makes the whole row nan.
+template <typename T, class Rows, bool kNan>
+struct LabelMask {
+  static constexpr int kBytes = 2;
+  static constexpr bool kPerRow = false;
+  const T* pointer;
+  Rows rows;
+  int64 cols;
+
+  template <int N>
+  using Packed = NoColumns;
+  template <int N>
+  static constexpr int kPrefetchBytes = 0;
+  struct RowPointer {
+    int64 label;  // -1: none
+    float other;  // what stands in other columns
+    static void make_opaque() {}
+    static bool begins_at(const void*) { return false; }
+    template <int N, typename Index>
+    NoColumns load(Index) const {
+      return {};
+    }
+    template <int N, typename Compute, typename Index>
+    void unpack(NoColumns, Compute* x, Index col) const {
+#pragma unroll
+      for (int i = 0; i < N; ++i) x[i] = col + i == Index(label) ? Compute(1) : Compute(other);
+    }
+  };
+  RowPointer at(int64 row) const {
+    const auto label = static_cast<int64>(pointer[rows.offset(row)]);  // what is negative is large without a sign
+    const bool there = static_cast<unsigned long long>(label) < static_cast<unsigned long long>(cols);
+    return {there ? label : -1, as_float(kNan && !there ? 0x7fc00000u : 0u)};
+  }
+};
+
 // Several operands; values of operand k are row k of x.
 template <class... Operands_>
 struct Operands {
@@ -430,6 +466,24 @@ struct Where {
   RowPointer at(int64 row) const { return bytes.at(row); }
 };
 
+// As bytes of whole rows: 0 for those whose label is `ignored`.
+template <typename T, class Rows>
+struct LabelCounts {
+  static constexpr bool kPerRow = true;
+  const T* pointer;
+  Rows rows;
+  T ignored;
+
+  template <int N>
+  using Packed = NoColumns;
+  template <int N>
+  static constexpr int kPrefetchBytes = 0;
+  struct RowPointer {
+    Vector<unsigned char, 1> element;
+  };
+  RowPointer at(int64 row) const { return {{{unsigned(pointer[rows.offset(row)] != ignored)}}}; }
+};
+
 // A bit for each of N bytes: whether it is not 0.
 template <int N>
 inline unsigned bits_of(const Vector<unsigned char, N>& vector) {
@@ -546,7 +600,7 @@ inline constexpr bool kHasFewSteps = false;
 template <class Function>
 inline constexpr bool kHasFewSteps<Function, decltype(void(Function::kFewSteps))> = Function::kFewSteps;
 
-// Function(x, operands), of what the mask does not drop.
+// Function(x, operands), of what the mask does not drop. It has as many outputs as the op's elements have fields.
 template <typename T, int kAxes, class Function, class Mask_, class Keep, class Operands_>
 struct FusedLoad {
   using Type = T;
@@ -641,8 +695,8 @@ struct FusedLoad {
           prefetched_or_loaded<Operands_, N, kPlaces>(operands, shared + kOperands, place, col),
           prefetched_or_loaded<Mask_, N, kPlaces>(mask, shared + kMask, place, col)};
     }
-    template <int N, typename Compute, typename Index>
-    unsigned unpack(const Loaded<N>& loaded, Compute* x, Index col, Compute padding) const {
+    template <int N, typename Element, typename Index>
+    unsigned unpack(const Loaded<N>& loaded, Element* x, Index col, Element padding) const {
       unpack_kept<N>(loaded, x, col);
       if constexpr (kDrops) {
         const unsigned bits = mask.template bits<N>(loaded.mask, col);
@@ -663,18 +717,19 @@ struct FusedLoad {
         return {load_vector<T, N>(pointer + col), operands.template load<N>(col), mask.template load<N>(col)};
       else return {load_vector<T, N>(pointer + col), operands.template load<N>(col), {}};
     }
-    template <int N, typename Compute, typename Index>
-    void unpack_kept(const Loaded<N>& loaded, Compute* x, Index col) const {
-      Compute in[1 + Operands_::kCount][N], out[1][N];
+    template <int N, typename Element, typename Index>
+    void unpack_kept(const Loaded<N>& loaded, Element* x, Index col) const {
+      using Traits = ElementTraits<Element>;
+      typename Traits::Number in[1 + Operands_::kCount][N], out[Traits::kFields][N];
       cupynorm::unpack<N>(loaded.x, in[0]);
       operands.template unpack<N>(loaded.operands, in + 1, col);
       apply_to_each<Function>(in, out);
 #pragma unroll
-      for (int i = 0; i < N; ++i) x[i] = out[0][i];
+      for (int i = 0; i < N; ++i) x[i] = Traits::of(out, i);
     }
     // Computes elements again from x, which has waited as it was loaded: as unpack, for elements that the mask keeps.
-    template <int N, typename Compute>
-    void compute_again(const Vector<T, N>& x, Compute* y) const {
+    template <int N, typename Element>
+    void compute_again(const Vector<T, N>& x, Element* y) const {
       static_assert(kWaitsAsLoaded, "an operand of each element is loaded with it");
       unpack_kept<N>(Loaded<N>{x, {}, {}}, y, 0);
     }
@@ -682,11 +737,12 @@ struct FusedLoad {
     unsigned bits(const Loaded<N>& loaded, Index col) const {
       return mask.template bits<N>(loaded.mask, col);
     }
-    template <int N, bool kWhole = false, typename Compute, typename Index>
-    void store_computed(const Compute* x, Index col) const {
-      Compute own[N];
+    // Of several fields the first is stored.
+    template <int N, bool kWhole = false, typename Element, typename Index>
+    void store_computed(const Element* x, Index col) const {
+      typename ElementTraits<Element>::Number own[N];
 #pragma unroll
-      for (int i = 0; i < N; ++i) own[i] = x[i];
+      for (int i = 0; i < N; ++i) own[i] = field(x[i], 0);
       keeping.template store<N, kWhole>(own, NoColumns{}, col);
     }
     template <typename Index>

@@ -118,6 +118,58 @@ struct DirectStore {
   RowPointer at(int64 row) const { return {pointer + rows.offset(row)}; }
 };
 
+// Stores nothing, for an op that only saves a row's statistics. Rows are aligned as those of x, where `pointer` points.
+// `split` has no room for its messages.
+template <typename T, int kAxes>
+struct NoStore {
+  using Type = T;
+  static constexpr int kBytes = sizeof(T);
+  static constexpr bool kHasEpilogueOperands = false, kScales = false;
+  struct Affines {
+    static constexpr bool kPresent = false, kPairs = false;
+  };
+  const T* pointer;
+  Strided<kAxes> rows;
+
+  template <int N>
+  using EpilogueOperands = NoColumns;
+  template <int N>
+  using Columns = NoColumns;
+  template <int N>
+  using ColumnsSplit = NoColumns;
+  static NoColumns columns_from(int64) { return {}; }
+  template <int N, typename Index>
+  static NoColumns columns_split(NoColumns, Index) {
+    return {};
+  }
+  template <int N>
+  static NoColumns realign_columns(NoColumns) {
+    return {};
+  }
+  template <int N, typename Index>
+  static NoColumns columns(Index) {
+    return {};
+  }
+  template <int N>
+  static NoColumns columns_unaligned(int64) {
+    return {};
+  }
+
+  struct RowPointer {
+    const T* pointer;
+    static void make_opaque() {}
+    const T* address() const { return pointer; }
+    RowPointer from(int) const { return *this; }
+    template <int N>
+    int head() const {
+      return int(-(reinterpret_cast<unsigned long long>(pointer) / sizeof(T)) % N);
+    }
+    template <int N, bool kWhole = false, typename Compute, typename Index>
+    static void store(const Compute (&)[N], NoColumns, Index) {}
+  };
+  RowPointer at(int64 row) const { return {pointer + rows.offset(row)}; }
+};
+
 // The one argument of every row kernel.
 template <class Op, class Load, class Store>
 struct Arguments {

@@ -3,12 +3,14 @@
 //
 // Types
 //   Compute   What the op computes in: float or double.
+//   Element   What one element is to the op. Default: one Compute. A backward op has Fields<Compute, 2>, which the
+//             function of a FusedLoad makes: it has as many outputs.
 //   State     What is known of some elements of a row. Trivially copyable: it crosses lanes, warps and blocks.
 //   Row       What is known of a whole row, and all that `map` needs besides an element.
 //
 // From elements to a State; called by row/load.cuh, staged.cuh, cached.cuh, together.cuh and the collectives
-//   padding()                    What stands in for elements that are not there. It must not change what `summarize`
-//                                gives, apart from what the predicate tells the op.
+//   padding()                    The Element that stands in for those that are not there. It must not change what
+//                                `summarize` gives, apart from what the predicate tells the op.
 //   identity()                   The State of no elements: merge(identity(), s) is s.
 //   summarize(x[N], valid, pivot)
 //                                The State of those x[i] with valid.has<N>(i); the others are padding. May leave in
@@ -24,7 +26,7 @@
 //   finish(mine, total, cols, pivot)
 //                                The Row of a row of `cols` columns, given the thread's own State and that of the row.
 //                                Variants that do not hold elements in registers pass `total` twice, and use map_raw.
-//   map(x, row)                  The result for an element as `summarize` left it.
+//   map(x, row)                  The result, one Compute, for an element as `summarize` left it.
 //   map_raw(x, row)              The result for an element as it was loaded.
 //   saves(), save(index, row)    Whether the caller asked for statistics, and how they are written. Default: nobody.
 //

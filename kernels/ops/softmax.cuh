@@ -6,21 +6,28 @@ namespace cupynorm {
 
 // Maximum, and the sum of exp(x - max): partial sums are rescaled when they meet (Milakov and Gimelshein 2018).
 // x - max is taken before the multiplication by log2(e): it is exact for near numbers and cannot overflow.
-template <typename T>
+// kInfinite: elements may be +inf, whose sum is then inf. Else nan comes of it.
+template <typename T, bool kInfinite = false>
 struct Exponentials {
   T max, sum;
+
+  // What exponentials are taken from, given the maximum.
+  static T pivot_of(T max) {
+    if constexpr (kInfinite) return magnitude(max) == infinity<T>() ? T(0) : max;
+    else return max == -infinity<T>() ? T(0) : max;
+  }
 
   static Exponentials identity() { return {-infinity<T>(), 0}; }
 
   static Exponentials merge(Exponentials a, Exponentials b) {
-    T max = larger(a.max, b.max), pivot = max == -infinity<T>() ? T(0) : max;
+    T max = larger(a.max, b.max), pivot = pivot_of(max);
     return {max, a.sum * exponential(a.max - pivot) + b.sum * exponential(b.max - pivot)};
   }
 
   // Takes one exponential for each thread, where merging step by step takes two in each step.
   template <class Lanes>
   static Exponentials gather(Exponentials s, Lanes lanes) {
-    const T max = lanes.max(s.max), pivot = max == -infinity<T>() ? T(0) : max;
+    const T max = lanes.max(s.max), pivot = pivot_of(max);
     return {max, lanes.sum(s.sum * exponential(s.max - pivot))};
   }
 };
@@ -34,11 +41,11 @@ inline T maximum(const T (&x)[N]) {
   return max;
 }
 
-// What both ops are made of. A row of only -inf: -inf - -inf is nan, and so is all that comes of it.
-template <class Op, typename T>
+// What all ops of exponentials are made of. A row of only -inf: -inf - -inf is nan, and so is all that comes of it.
+template <class Op, typename T, bool kInfinite = false>
 struct OfExponentials : RowOp {
   using Compute = T;
-  using State = Exponentials<T>;
+  using State = Exponentials<T, kInfinite>;
   static constexpr bool kMaskable = true;
   static T padding() { return -infinity<T>(); }
   static State identity() { return State::identity(); }
@@ -55,7 +62,7 @@ struct OfExponentials : RowOp {
 
   template <int N, class Predicate>
   static State summarize(T (&x)[N], Predicate, T) {
-    T max = maximum(x), pivot = max == -infinity<T>() ? T(0) : max, sum[Predicate::kAccumulators] = {};
+    T max = maximum(x), pivot = State::pivot_of(max), sum[Predicate::kAccumulators] = {};
 #pragma unroll
     for (int i = 0; i < N; ++i) sum[i % Predicate::kAccumulators] += Op::exponent(x[i], pivot);
     return {max, sum_of(sum)};
@@ -79,7 +86,7 @@ struct OfExponentials : RowOp {
     }
 #pragma unroll
     for (int i = kVector * kVectors; i < N; ++i) max = larger(max, x[i]);
-    const T pivot = max == -infinity<T>() ? T(0) : max;
+    const T pivot = State::pivot_of(max);
 #pragma unroll
     for (int p = 0; p < kVectors; ++p) {
       if (!some[p]) continue;

@@ -20,6 +20,7 @@ template <class Op, class Load, class Store, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     row_cached(const __grid_constant__ Arguments<Op, Load, Store> a) {
   using Compute = typename Op::Compute;
+  using Element = ElementOf<Op>;
   constexpr int kVector = Shape::kVector, kVectors = Shape::kVectors, kBlock = Shape::kBlock, kWarps = kBlock / kWarp;
   using Largest = Magnitude<Compute>;
   using Loaded = typename Load::template Loaded<kVector>;
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     Running<Op> running;
     auto add = [&](int first, auto& loaded) {
       constexpr int kCount = int(sizeof(loaded) / sizeof(loaded[0]));
-      Compute x[kCount * kVector];
+      Element x[kCount * kVector];
 #pragma unroll
       for (int p = 0; p < kCount; ++p)
         loaded[p] = from.template load_twice<kVector, false>((first + p * kBlock) * kVector);
@@ -86,13 +87,15 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     // last: nobody reads the vector after this. It is then also where what was computed is written: in place of what
     // it was computed from, perhaps.
     auto map = [&](const Loaded& loaded, int col, bool last, Compute (&y)[kVector]) {
-      const unsigned keeps = from.template unpack<kVector>(loaded, y, col, Op::padding());
+      ElementsOf<Element, kVector> elements;
+      auto& x = elements.over(y);
+      const unsigned keeps = from.template unpack<kVector>(loaded, x, col, Op::padding());
       if constexpr (Load::kStoresComputed) {
-        if (last) from.template store_computed<kVector, true>(y, col);
+        if (last) from.template store_computed<kVector, true>(x, col);
       }
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {
-        y[k] = Op::map_raw(y[k], whole);
+        y[k] = Op::map_raw(x[k], whole);
         if constexpr (Load::kDrops) y[k] = keeps >> k & 1 ? y[k] : Op::dropped();
       }
       static_cast<void>(keeps);

@@ -22,34 +22,37 @@ struct Computed {
   static_assert(UnalignedMode == 0 || Block >= 2 * Vector_ - 2, "the first threads hold what is around the vectors");
 };
 
-// A row in the shared memory of a block: `places` vectors of Held and, if there is a mask, a bit for each element that
+// A row in the shared memory of a block: `places` vectors of Held (where they were computed, one for each field) and, if there is a mask, a bit for each element that
 // is kept, behind them. What waits as it was loaded is computed again when it is read. Each access of 16 bytes of a
 // vector has a region of its own, so that neighbouring threads meet no bank twice.
-template <class Load, typename Compute, int kVector>
+template <class Load, typename Element, int kVector>
 struct WaitingRow {
+  using Compute = typename ElementTraits<Element>::Number;
+  static constexpr int kFields = ElementTraits<Element>::kFields,
+      kNumbers = Load::kWaitsAsLoaded ? kVector : kVector * kFields;
   using Held = typename Conditional<Load::kWaitsAsLoaded, typename Load::Type, Compute>::Type;
   using Bits = typename Conditional<(kVector > 8), unsigned short, unsigned char>::Type;
-  static constexpr int kBytes = kVector * int(sizeof(Held)), kPiece = kBytes < 16 ? kBytes : 16;
+  static constexpr int kBytes = kNumbers * int(sizeof(Held)), kPiece = kBytes < 16 ? kBytes : 16;
   int places;
 
-  void put(int number, const typename Load::template Loaded<kVector>& loaded, const Compute (&x)[kVector],
+  void put(int number, const typename Load::template Loaded<kVector>& loaded, const Element (&x)[kVector],
       unsigned keeps) const {
-    Vector<Held, kVector> vector;
+    Vector<Held, kNumbers> vector;
     if constexpr (Load::kWaitsAsLoaded) vector = Load::template x_of<kVector>(loaded);
-    else vector = vector_from<Held, kVector>(x);
+    else vector = vector_from<Held, kNumbers>(reinterpret_cast<const Compute*>(x));
 #pragma unroll
     for (int i = 0; i < kBytes; i += kPiece)
       store_words<kPiece, false>(shared_memory + i * places + number * kPiece, vector.word + i / 4);
     if constexpr (Load::kDrops) bits()[number] = Bits(keeps);
   }
   // Gives a bit for each element that is kept. from: where the row was loaded from.
-  unsigned get(int number, const typename Load::RowPointer& from, Compute (&x)[kVector]) const {
-    Vector<Held, kVector> vector;
+  unsigned get(int number, const typename Load::RowPointer& from, Element (&x)[kVector]) const {
+    Vector<Held, kNumbers> vector;
 #pragma unroll
     for (int i = 0; i < kBytes; i += kPiece)
       load_words<kPiece, false>(shared_memory + i * places + number * kPiece, vector.word + i / 4);
     if constexpr (Load::kWaitsAsLoaded) from.template compute_again<kVector>(vector, x);
-    else unpack<kVector>(vector, x);
+    else unpack<kNumbers>(vector, reinterpret_cast<Compute*>(x));
     if constexpr (Load::kDrops) return bits()[number];
     else return ~0u;
   }
@@ -84,6 +87,7 @@ template <class Op, class Load, class Store, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     row_computed(const __grid_constant__ Arguments<Op, Load, Store> a) {
   using Compute = typename Op::Compute;
+  using Element = ElementOf<Op>;
   using Precision = typename Load::Precision;
   using Largest = Magnitude<Compute>;
   constexpr int kVector = Shape::kVector, kVectors = Shape::kVectors, kBlock = Shape::kBlock, kWarps = kBlock / kWarp;
@@ -101,7 +105,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     if constexpr (Store::kScales) clear_slots<kWarps>(largest_slots);
   }
   const int cols = int(a.cols), warp = threadIdx.x / kWarp;
-  const WaitingRow<Load, Compute, kVector> waiting = {places_of<Load, kVector, kIsUnaligned>(a.load, cols)};
+  const WaitingRow<Load, Element, kVector> waiting = {places_of<Load, kVector, kIsUnaligned>(a.load, cols)};
   pdl_wait_and_trigger();
 
   // A row's vectors `begin` .. `end`, from column `head` on; `around` elements are in no vector, one for each of the
@@ -145,12 +149,15 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     if constexpr (kIsUnaligned) return a.store.template columns_unaligned<kVector>(col);
     else return a.store.template columns<kVector>(col);
   };
-  auto map = [&](Compute& x, unsigned keeps, int i, const typename Op::Row& whole) {
-    x = Op::map_raw(x, whole);
-    if constexpr (Load::kDrops) x = keeps >> i & 1 ? x : Op::dropped();
+  auto map = [&](const Element& x, unsigned keeps, int i, const typename Op::Row& whole) {
+    Compute y = Op::map_raw(x, whole);
+    if constexpr (Load::kDrops) y = keeps >> i & 1 ? y : Op::dropped();
+    return y;
   };
   auto map_vector = [&](int number, const typename Op::Row& whole, Compute (&y)[kVector]) {
-    const unsigned keeps = !Load::kInterval || now.waits(number) ? waiting.get(number - now.base, from_now, y) : 0;
+    ElementsOf<Element, kVector> elements;
+    auto& x = elements.over(y);
+    const unsigned keeps = !Load::kInterval || now.waits(number) ? waiting.get(number - now.base, from_now, x) : 0;
     if constexpr (Load::kInterval) {
       if (keeps == 0) {
 #pragma unroll
@@ -159,12 +166,14 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       }
     }
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) map(y[i], keeps, i, whole);
+    for (int i = 0; i < kVector; ++i) y[i] = map(x[i], keeps, i, whole);
   };
 
   typename Load::template Loaded<kVector> ahead[kVectors];
   typename Load::template Loaded<1> ahead_edge;
-  Compute edge[1] = {0};
+  Compute edge_result[1] = {};
+  ElementsOf<Element, 1> edge_elements = {};
+  auto& edge = edge_elements.over(edge_result);
   unsigned keeps_edge = 0;
   typename Op::Row whole = {};
   typename ScaleOf<Store>::Type scale = {};
@@ -237,13 +246,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 #pragma unroll 1
     for (int begin = threadIdx.x; begin < places; begin += kAtOnce) {
       write_round(begin);
-      Compute x[kVectors * kVector];
+      Element x[kVectors * kVector];
       int there = 0;
       bool some = false;
 #pragma unroll
       for (int p = 0; p < kVectors; ++p) {
         const int number = next.base + begin + p * kBlock, col = next.origin + number * kVector;
-        Compute own[kVector];
+        Element own[kVector];
         if (next.waits(number)) {
           const unsigned keeps = from.template unpack<kVector>(ahead[p], own, col, Op::padding());
           if constexpr (Load::kStoresComputed) from.template store_computed<kVector, true>(own, col);
@@ -262,14 +271,14 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         const int col = now.edge_col();
         typename Store::template EpilogueOperands<1> operands;
         if constexpr (Store::kHasEpilogueOperands) operands = to.template epilogue_operands<1>(col);
-        map(edge[0], keeps_edge, 0, whole);
-        write(edge, a.store.template columns<1>(col), operands, col);
+        edge_result[0] = map(edge[0], keeps_edge, 0, whole);
+        write(edge_result, a.store.template columns<1>(col), operands, col);
       }
       if (next.has_edge()) {
         const int col = next.edge_col();
         keeps_edge = from.template unpack<1>(ahead_edge, edge, col, Op::padding());
         if constexpr (Load::kStoresComputed) from.template store_computed<1>(edge, col);
-        Compute x[1] = {edge[0]};
+        Element x[1] = {edge[0]};
         running.template add<Precision>(x);
       }
     }
@@ -304,8 +313,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         largest[0] = Largest::template merge<false>(largest[0], Largest::of(z));
       }
       if (now.has_edge()) {
-        Compute y[1] = {edge[0]}, z[1];
-        map(y[0], keeps_edge, 0, whole);
+        Compute y[1] = {map(edge[0], keeps_edge, 0, whole)}, z[1];
         Store::template finish<1>(y, a.store.template columns<1>(now.edge_col()), z);
         largest[0] = Largest::template merge<false>(largest[0], Largest::of(z));
       }

@@ -213,7 +213,7 @@ inline void finish_scaled(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Lo
       Store::template finish<kVector>(y, own, z);
       largest[r] = Largest::template merge<false>(largest[r], Largest::of(z));
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) rows.x[r][p * kVector + i] = z[i];
+      for (int i = 0; i < kVector; ++i) field(rows.x[r][p * kVector + i], 0) = z[i];
     }
   }
   if constexpr (Shape::kEdge > 0) {
@@ -224,7 +224,7 @@ inline void finish_scaled(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Lo
         map_edge(rows, r, whole[r], y);
         Store::template finish<1>(y, parameters.edge(a.store, tile), z);
         largest[r] = Largest::template merge<false>(largest[r], Largest::of(z));
-        rows.x[r][Shape::kInVectors] = z[0];
+        field(rows.x[r][Shape::kInVectors], 0) = z[0];
       }
     }
   }
@@ -254,12 +254,12 @@ inline void store_scaled(const Arguments<Op, Load, Store>& a, const ThreadRows<O
       if (!tile.has(p)) continue;
       Compute z[kVector];
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) z[i] = rows.x[r][p * kVector + i];
+      for (int i = 0; i < kVector; ++i) z[i] = field(rows.x[r][p * kVector + i], 0);
       source.template store_scaled<kVector, (Shape::kEdge > 0)>(z, scale, tile.col(p));
     }
     if constexpr (Shape::kEdge > 0) {
       if (tile.has_edge()) {
-        const Compute z[1] = {rows.x[r][Shape::kInVectors]};
+        const Compute z[1] = {field(rows.x[r][Shape::kInVectors], 0)};
         source.template store_scaled<1>(z, scale, tile.edge_col());
       }
     }

@@ -16,6 +16,7 @@ template <class Op, class Load, class Store, class Shape>
 struct ThreadRows {
   static constexpr int kVector = Shape::kVector, kVectors = Shape::kVectors, kRows = Shape::kRows;
   using Compute = typename Op::Compute;
+  using Element = ElementOf<Op>;
 
   typename Load::template Loaded<kVector> (&loaded)[kRows][kVectors];
   typename Load::RowPointer (&sources)[kRows];
@@ -26,7 +27,8 @@ struct ThreadRows {
   unsigned (&keeps)[kRows];
   bool (&some)[kRows][kVectors];
   bool (&there)[kRows];
-  Compute (&pivot)[kRows], (&x)[kRows][Shape::kElements];
+  Compute (&pivot)[kRows];
+  Element (&x)[kRows][Shape::kElements];
   typename Op::State (&mine)[kRows], (&total)[kRows];
 };
 
@@ -126,7 +128,7 @@ inline void unpack_row(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Load,
   if constexpr (Load::kDrops) rows.keeps[r] = 0;
 #pragma unroll
   for (int p = 0; p < Shape::kVectors; ++p) {
-    typename Op::Compute* const values = rows.x[r] + p * kVector;
+    ElementOf<Op>* const values = rows.x[r] + p * kVector;
     if (Load::kDirect || tile.has(p)) {
       if constexpr (Choices<Op, Load, Store, Shape>::kReadLate)
         rows.loaded[r][p] = prefetched_of<Load, Shape>(rows.sources[r], stage, r, p, tile);
@@ -148,7 +150,7 @@ template <class Op, class Load, class Store, class Shape, class Around, class Ti
 inline void unpack_edge(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Load, Store, Shape>& rows,
     const Around& around,
                         int r, int64 row, const Tile& tile) {
-  typename Op::Compute* const value = rows.x[r] + Shape::kInVectors;
+  ElementOf<Op>* const value = rows.x[r] + Shape::kInVectors;
   if constexpr (Load::kDirect) {
     unpack<1>(around, value);
   } else {
@@ -166,7 +168,7 @@ inline void unpack_edge(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Load
 // Unpacks and summarises a row of which a mask keeps all that the warp has.
 template <class Op, class Shape, class RowPointer, class Loaded, class Predicate, class Tile>
 inline typename Op::State summarize_kept(const RowPointer& source, const Loaded (&loaded)[Shape::kVectors],
-                                         typename Op::Compute (&x)[Shape::kElements], Predicate valid,
+                                         ElementOf<Op> (&x)[Shape::kElements], Predicate valid,
                                              const Tile& tile) {
   constexpr int kVector = Shape::kVector;
 #pragma unroll
@@ -180,12 +182,12 @@ inline typename Op::State summarize_kept(const RowPointer& source, const Loaded 
 // that is kept.
 template <class Op, class Shape, class RowPointer, class Loaded, class Predicate, class Tile>
 inline typename Op::State summarize_interval(const RowPointer& source, const Loaded (&loaded)[Shape::kVectors],
-                                             typename Op::Compute (&x)[Shape::kElements],
+                                             ElementOf<Op> (&x)[Shape::kElements],
                                                  const bool (&some)[Shape::kVectors],
                                              unsigned& keeps, Predicate valid, const Tile& tile) {
   constexpr int kVector = Shape::kVector, kVectors = Shape::kVectors;
   return Op::template summarize_some<kVector>(x, some, [&](int p) {
-    typename Op::Compute* const values = x + p * kVector;
+    ElementOf<Op>* const values = x + p * kVector;
     source.template unpack_kept<kVector>(loaded[p], values, tile.col(p));
     // what is behind this block's vectors is another's, or around all vectors
     const unsigned bits = tile.has(p) ? source.template bits<kVector>(loaded[p], tile.masked_from(p)) : 0;

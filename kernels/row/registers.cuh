@@ -158,7 +158,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     bool keeps_edge[kRows];
     unsigned keeps[kRows];
     bool some[kRows][Shape::kVectors], there[kRows];
-    Compute pivot[kRows], x[kRows][Shape::kElements];
+    Compute pivot[kRows];
+    ElementOf<Op> x[kRows][Shape::kElements];
     typename Op::State mine[kRows], total[kRows];
     ThreadRows<Op, Load, Store, Shape> rows =
         {loaded, sources, targets, epilogue_operands,  epilogue_operands_edge, keeps_edge, keeps,

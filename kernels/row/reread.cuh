@@ -87,6 +87,7 @@ template <class Op, class Load, class Store, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     row_reread(const __grid_constant__ Arguments<Op, Load, Store> a) {
   using Compute = typename Op::Compute;
+  using Element = ElementOf<Op>;
   using State = typename Op::State;
   using Largest = Magnitude<Compute>;
   using Loaded = typename Load::template Loaded<Shape::kVector>;
@@ -115,10 +116,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   // the op's results for what was loaded, before the parameters of columns are applied
   auto map = [&](const auto& from, const auto& loaded, int64 col, const typename Op::Row& whole, auto& y) {
     constexpr int kCount = int(sizeof(y) / sizeof(Compute));
-    const unsigned keeps = from.template unpack<kCount>(loaded, y, col, Op::padding());
+    ElementsOf<Element, kCount> elements;
+    auto& x = elements.over(y);
+    const unsigned keeps = from.template unpack<kCount>(loaded, x, col, Op::padding());
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      y[i] = Op::map_raw(y[i], whole);
+      y[i] = Op::map_raw(x[i], whole);
       if constexpr (Load::kDrops) y[i] = keeps >> i & 1 ? y[i] : Op::dropped();
     }
     static_cast<void>(keeps);
@@ -162,7 +165,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       State total = Op::identity();
       auto add = [&](const auto& loaded, int64 begin) {
         constexpr int kCount = int(sizeof(loaded) / sizeof(loaded[0]));
-        Compute x[kVector * kCount];
+        Element x[kVector * kCount];
 #pragma unroll
         for (int p = 0; p < kCount; ++p)
           from.template unpack<kVector>(loaded[p], x + p * kVector, own.base + (begin + p * kBlock) * kVector,
@@ -189,7 +192,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       if constexpr (kIsUnaligned) {
         if (has_edge(own)) {
           const int64 col = edge_col(own);
-          Compute x[1];
+          Element x[1];
           from.template unpack<1>(from.template load<1>(col), x, col, Op::padding());
           total = Op::template merge<false>(total, Op::summarize(x, Predicate<1>{1, false}, pivot));
         }
@@ -220,7 +223,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
           State all = Op::identity(), some = Op::identity();
           int there = 0;
           all_again(base + r, cut, other, [&](const auto& from, int64 col, int left) {
-            Compute x[kFew];
+            Element x[kFew];
 #pragma unroll
             for (int i = 0; i < kFew; ++i) {
               x[i] = Op::padding();
@@ -318,8 +321,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         auto write = [&](const auto& loaded, const auto& columns, int64 col, auto& z) {
           constexpr int kCount = int(sizeof(z) / sizeof(Compute));
           if constexpr (Load::kStoresComputed) {
-            from.template unpack<kCount>(loaded, z, col, Op::padding());
-            from.template store_computed<kCount, true>(z, col);
+            ElementsOf<Element, kCount> elements;
+            auto& x = elements.over(z);
+            from.template unpack<kCount>(loaded, x, col, Op::padding());
+            from.template store_computed<kCount, true>(x, col);
           }
           finish(from, loaded, columns, col, r, z);
           to.template store_scaled<kCount, true>(z, scale, col);
@@ -348,8 +353,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
           typename Store::template EpilogueOperands<kCount> operands;
           if constexpr (Store::kHasEpilogueOperands) operands = to.template epilogue_operands<kCount>(col);
           if constexpr (Load::kStoresComputed) {
-            from.template unpack<kCount>(loaded, y, col, Op::padding());
-            from.template store_computed<kCount, true>(y, col);
+            ElementsOf<Element, kCount> elements;
+            auto& x = elements.over(y);
+            from.template unpack<kCount>(loaded, x, col, Op::padding());
+            from.template store_computed<kCount, true>(x, col);
           }
           map(from, loaded, col, whole, y);
           if constexpr (Store::kHasEpilogueOperands) to.template store<kCount, true>(y, columns, operands, col);

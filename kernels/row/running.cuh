@@ -8,15 +8,16 @@ namespace cupynorm {
 template <class Op, bool kTwoPass = Op::kTwoPass>
 struct Running {
   using Compute = typename Op::Compute;
+  using Element = ElementOf<Op>;
   typename Op::State total = Op::identity();
 
   template <typename Precision, int N>
-  void add(Compute (&x)[N]) {
+  void add(Element (&x)[N]) {
     add<Precision>(x, Predicate<N>{N, false});
   }
   // The same of the first elements of x, at least one; the others are padding.
   template <typename Precision, int N, class Predicate>
-  void add(Compute (&x)[N], Predicate valid) {
+  void add(Element (&x)[N], Predicate valid) {
     total = Op::template merge<false>(total, Op::summarize(x, valid, 0));
   }
   typename Op::State state(Compute& from) const {
@@ -30,16 +31,17 @@ struct Running {
 template <class Op>
 struct Running<Op, true> {
   using Compute = typename Op::Compute;
+  using Element = ElementOf<Op>;
   typename Op::Sums sums = {};
   Compute pivot = 0;
   int count = 0;
 
   template <typename Precision, int N>
-  void add(Compute (&x)[N]) {
+  void add(Element (&x)[N]) {
     add<Precision>(x, Predicate<N>{N, false});
   }
   template <typename Precision, int N, class Predicate>
-  void add(Compute (&x)[N], Predicate valid) {
+  void add(Element (&x)[N], Predicate valid) {
     if (count == 0) pivot = Op::pivot_of(x, Precision());
     const typename Op::Sums more = Op::one_pass(x, valid, pivot);
     sums = {sums.sum + more.sum, sums.squares + more.squares};

@@ -31,6 +31,7 @@ template <class Op, class Load, class Store, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     row_staged(const __grid_constant__ Arguments<Op, Load, Store> a) {
   using Compute = typename Op::Compute;
+  using Element = ElementOf<Op>;
   using State = typename Op::State;
   using Type = typename Load::Type;
   using Precision = typename Load::Precision;
@@ -174,10 +175,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     };
     auto col_of = [&](int64 number) { return now.base + number * kVector; };
     auto map_loaded = [&](int64 number, const Loaded& loaded, typename Op::Row whole, Compute (&y)[kVector]) {
-      const unsigned keeps = from.template unpack<kVector>(loaded, y, col_of(number), Op::padding());
+      ElementsOf<Element, kVector> elements;
+      auto& x = elements.over(y);
+      const unsigned keeps = from.template unpack<kVector>(loaded, x, col_of(number), Op::padding());
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        y[i] = Op::map_raw(y[i], whole);
+        y[i] = Op::map_raw(x[i], whole);
         if constexpr (Load::kDrops) y[i] = keeps >> i & 1 ? y[i] : Op::dropped();
       }
     };
@@ -187,7 +190,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       typename Store::template EpilogueOperands<kVector> epilogue_operands;
       if constexpr (Store::kHasEpilogueOperands) epilogue_operands = to.template epilogue_operands<kVector>(col);
       if constexpr (Load::kStoresComputed) {
-        Compute x[kVector];
+        Element x[kVector];
         from.template unpack<kVector>(loaded, x, col, Op::padding());
         from.template store_computed<kVector, true>(x, col);
       }
@@ -207,7 +210,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     const int tails = kIsUnaligned && here && part == parts - 1 ? int(a.cols - tail) : 0;
     const bool has_edge = int(threadIdx.x) < heads + tails;
     const int64 edge_col = int(threadIdx.x) < heads ? threadIdx.x : threadIdx.x - heads + tail;
-    Compute around[1] = {0};
+    Element around[1] = {};
     if constexpr (kIsUnaligned) {
       if (has_edge) unpack<1>(from.template load<1>(edge_col), around);
     }
@@ -216,7 +219,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     State total[1] = {Op::identity()};
     auto add = [&](const auto& loaded, auto begin) {
       constexpr int kCount = int(sizeof(loaded) / sizeof(loaded[0]));
-      Compute x[kVector * kCount];
+      Element x[kVector * kCount];
 #pragma unroll
       for (int p = 0; p < kCount; ++p)
         from.template unpack<kVector>(loaded[p], x + p * kVector, col_of(begin + p * kBlock), Op::padding());
@@ -272,7 +275,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     add_all(now.in_shared + int64(threadIdx.x), now.held, load);
     if constexpr (kIsUnaligned) {
       if (has_edge) {
-        Compute x[1] = {around[0]};
+        Element x[1] = {around[0]};
         total[0] = Op::template merge<false>(total[0], Op::summarize(x, Predicate<1>{1, false}, pivot[0]));
       }
     }
@@ -333,8 +336,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       for (int64 number = threadIdx.x; number < now.held; number += kBlock) {
         Compute z[kVector];
         if constexpr (Load::kStoresComputed) {
-          from.template unpack<kVector>(load(number), z, col_of(number), Op::padding());
-          from.template store_computed<kVector, true>(z, col_of(number));
+          ElementsOf<Element, kVector> elements;
+          auto& x = elements.over(z);
+          from.template unpack<kVector>(load(number), x, col_of(number), Op::padding());
+          from.template store_computed<kVector, true>(x, col_of(number));
         }
         finish(number, z);
         to.template store_scaled<kVector, true>(z, scale, col_of(number));

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 #pragma unroll 1
       for (int64 offset = 0; offset < held; offset += kVectors * kBlock) {
         Loaded loaded[kVectors];
-        Compute x[kVectors * kVector];
+        ElementOf<Op> x[kVectors * kVector];
         int there = 0;
 #pragma unroll
         for (int p = 0; p < kVectors; ++p) {
@@ -126,10 +126,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 #pragma unroll
         for (int q = 0; q < kRows; ++q) {
           if (r + q >= count) continue;
+          ElementsOf<ElementOf<Op>, kVector> elements;
           Compute y[kVector];
-          a.load.at(0).template unpack<kVector>(loaded[q], y, col, Op::padding());
+          auto& x = elements.over(y);
+          a.load.at(0).template unpack<kVector>(loaded[q], x, col, Op::padding());
 #pragma unroll
-          for (int i = 0; i < kVector; ++i) y[i] = Op::map_raw(y[i], wholes[r + q]);
+          for (int i = 0; i < kVector; ++i) y[i] = Op::map_raw(x[i], wholes[r + q]);
           a.store.at(base + r + q).template store<kVector, true>(y, columns, col);
         }
       }
@@ -180,7 +182,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 #pragma unroll
     for (int p = 0; p < kVectors; ++p) columns[p] = has(p) ? a.store.template columns<kVector>(col(p)) : Columns();
   }
-  Compute x[kVectors * kVector], pivot[1] = {0};
+  ElementOf<Op> x[kVectors * kVector];
+  Compute pivot[1] = {0};
 #pragma unroll
   for (int p = 0; p < kVectors; ++p) from.template unpack<kVector>(loaded[p], x + p * kVector, 0, Op::padding());
   pivot[0] = pivot_of_warp<Op, typename Load::Precision>(x);

@@ -132,7 +132,7 @@ def one_shot(question: Question) -> Plan | None:
     problem, limits, rules = question.problem, question.limits, question.rules
     numbers = rules.clusters
     block = numbers.one_shot_block[problem.compute_bytes]
-    most = rules.tile.max_elements[problem.compute_bytes] // loaded_with(problem)
+    most = rules.tile.max_elements[problem.compute_bytes] // max(problem.fields, loaded_with(problem))
     ctas = numbers.one_shot_ctas
     if question.small_batch:
         ctas = min(numbers.one_shot_small_batch_ctas, question.max_ctas)

@@ -81,7 +81,7 @@ def prefetched(question: Question) -> Plan | None:
 def _tilings(question: Question, cache: int) -> list[Plan]:
     """Return a plan for each number of blocks of a cluster and of a thread's vectors that can hold a row."""
     problem = question.problem
-    most = MAX_FUSED_ELEMENTS[bool(problem.parameter_bytes)] // problem.vector
+    most = MAX_FUSED_ELEMENTS[bool(problem.parameter_bytes)] // problem.fields // problem.vector
     tried = (
         _tiling(question, ctas, vectors, cache)
         for ctas in question.rules.fused_clusters.shares
@@ -142,7 +142,7 @@ def _filled(problem: Problem, plan: Plan) -> float:
 def has_static_room(problem: Problem, plan: Plan) -> bool:
     """Say whether static shared memory holds what a cluster's blocks tell one another in all their reductions."""
     large = plan.ctas_per_row == MAX_CTAS and plan.block > MAX_TWO_REDUCTIONS_BLOCK
-    return not (problem.has_scales and large)
+    return not ((problem.has_scales or problem.fields > 1) and large)
 
 
 def _registers(question: Question, elements: int) -> int:
@@ -151,7 +151,7 @@ def _registers(question: Question, elements: int) -> int:
     more = problem.extra_registers - model.staged_arithmetic
     alone = not (problem.load_operands or problem.epilogue_operands)
     alone = alone and (problem.interval_mask or (problem.has_scales and bool(problem.parameter_bytes)))
-    needed = elements + (model.staged_alone if alone else model.staged) + 2 * max(0, more)
+    needed = elements * problem.fields + (model.staged_alone if alone else model.staged) + 2 * max(0, more)
     needed += elements * sum(problem.epilogue_operands) // REGISTER_BYTES
     passing = sum(size * problem.vector // REGISTER_BYTES for size in problem.parameter_bytes)
     needed += max(0, 2 * (passing - model.passing_words))

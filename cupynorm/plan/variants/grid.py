@@ -60,6 +60,8 @@ def finished_reread(question: Question, plan: Plan, reason: str = REREAD) -> Pla
     ctas = min(limits.sm_count * plan.min_blocks, vectors // plan.block)
     if not problem.fused or problem.unaligned == UNALIGNED_APART:
         return None
+    if not problem.outputs:  # among which the blocks' messages would lie
+        return None
     if plan.block < MIN_REREAD_BLOCK or ctas < 1:
         return None
     plan = dataclasses.replace(plan, ctas_per_row=ctas)

@@ -160,6 +160,7 @@ def _fullest(question: Question, group: int, vectors: int) -> int:
     problem, tile = question.problem, question.rules.tile
     affine = problem.unaligned > 0 and bool(problem.parameter_bytes)
     most = (tile.full_unaligned_elements if affine else tile.full_elements)[problem.element_bytes]
+    most = max(problem.vector, most // problem.fields)
     least = max(1, 2 * problem.vector - 2 if problem.unaligned else 1)
     # a thread's own work counts little already
     spread = problem.fusion == "affine" and math.ceil(vectors / group) >= tile.affine_vectors
@@ -186,6 +187,8 @@ def thread_bytes(question: Question, rule: RegisterRule | None) -> int:
     beside = sum(size for size in operands if size <= problem.load_bytes)
     each = rule.thread_bytes * problem.load_bytes // (problem.load_bytes + beside)
     most = tile.max_elements[problem.compute_bytes] * problem.load_bytes
+    if problem.fields > 1:
+        most = min(most, max_elements(question) * problem.load_bytes)
     least = tile.min_thread_bytes if rule.thread_bytes > tile.min_thread_bytes else 0
     return min(most, max(each, least))
 
@@ -201,8 +204,9 @@ def max_elements(question: Question) -> int:
     problem, tile = question.problem, question.rules.tile
     if problem.unaligned:
         fused = tile.max_fused_unaligned_elements
-        return (fused if problem.fused else tile.max_unaligned_elements)[problem.element_bytes]
-    return tile.max_elements[problem.compute_bytes]
+        most = (fused if problem.fused else tile.max_unaligned_elements)[problem.element_bytes]
+        return max(problem.vector, most // problem.fields)
+    return max(problem.vector, tile.max_elements[problem.compute_bytes] // problem.fields)
 
 
 def loaded_with(problem: Problem) -> int:
@@ -224,7 +228,7 @@ def _plan(question: Question, variant: str, group: int, rule: RegisterRule | Fix
     most = (rules.tile.max_elements if problem.fused else rules.tile.max_grouped_elements)[
         problem.compute_bytes
     ]
-    fits = (fixed or rule.rows * elements <= most) and not problem.doubles
+    fits = (fixed or rule.rows * elements * problem.fields <= most) and not problem.doubles
     rows = rule.rows if fits and (problem.alignment_period or not problem.unaligned) else 1
     plan = dataclasses.replace(
         PLAIN,
@@ -242,7 +246,7 @@ def _plan(question: Question, variant: str, group: int, rule: RegisterRule | Fix
     needed = registers(
         question, elements, full=plan.full, cached=plan.parameter_cache in (PER_ROW, REGISTERS)
     )
-    needed += (rows - 1) * (elements // 2 if problem.fused else elements + 1)
+    needed += (rows - 1) * (elements * problem.fields // 2 if problem.fused else elements + 1)
     needed += rules.registers.converted * rows * (plan.parameter_cache == CONVERTED)
     if compiled or (fixed and question.measured and problem.same_types):
         needed = min(needed, limits.registers_per_sm // rule.resident_threads)

@@ -12,6 +12,7 @@ from cupynorm.plan.config import (
     COMPUTED_REGISTERS,
     COMPUTED_REGISTERS_AT_MOST,
     COMPUTED_REGISTERS_BESIDE,
+    FIELDS_SHARED_BYTES,
     HALF_BYTES,
     MAX_BLOCK,
     ONE_BLOCK_PER_ROW,
@@ -107,6 +108,7 @@ def _is_simple(question: Question, *, unaligned: bool = False) -> bool:
     beside = (*problem.parameter_bytes, *problem.load_operands, *problem.epilogue_operands)
     few = problem.extra_registers <= question.rules.registers.few
     crowded = problem.doubles or problem.has_scales or (problem.unaligned > 0 and not unaligned)
+    crowded = crowded or problem.fields > 1
     return few and not (beside or crowded)
 
 
@@ -114,7 +116,10 @@ def finished_computed(question: Question, plan: Plan, reason: Rule | str) -> Pla
     """Return a plan of fused rows that wait in shared memory with its launch: blocks that go through many rows."""
     problem, limits = question.problem, question.limits
     needed = computed_bytes(problem, plan.vector)
-    fits = problem.fused and problem.unaligned != UNALIGNED_APART and needed <= limits.shared_bytes_per_block
+    # States of five doubles in static shared memory, of 32 warps and of the next row
+    beside = FIELDS_SHARED_BYTES if problem.fields > 1 and problem.doubles else 0
+    fits = needed + beside <= limits.shared_bytes_per_block
+    fits = fits and problem.fused and problem.unaligned != UNALIGNED_APART
     if not fits or plan.block < 2 * plan.vector - 2:
         return None
     plan = dataclasses.replace(plan, shared_bytes=needed)
@@ -142,7 +147,8 @@ def uncached(question: Question) -> Plan | None:
 def chunked(question: Question, variant: str, block: int, row_shared_bytes: int, *, vectors: int = 0) -> Plan:
     """Return a plan whose threads read a chunk of a row at a time, of `vectors` vectors at most if that is given."""
     problem, numbers = question.problem, question.rules.staged
-    most = max(1, min(numbers.chunk_vectors, numbers.chunk_elements[problem.element_bytes] // problem.vector))
+    elements = numbers.chunk_elements[problem.element_bytes] // problem.fields
+    most = max(1, min(numbers.chunk_vectors, elements // problem.vector))
     return dataclasses.replace(
         PLAIN,
         variant=variant,

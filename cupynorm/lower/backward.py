@@ -1,0 +1,29 @@
+"""The ops of gradients and losses in the kernels' terms; kernels/ops has their formulas.
+
+The elements of most are two numbers, which the load's function gives: of softmax (dy, y), of a norm (dy * gamma, xhat),
+of cross_entropy (x, q) with the target probability q.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cupynorm.lower.row import RowOp
+from cupynorm.lower.tracing import traced
+
+if TYPE_CHECKING:
+    from cupynorm.lower.tracing import Expression
+
+SOFTMAX_BACKWARD = RowOp("softmax_backward", "ops/backward.cuh", "SoftmaxBackward", fields=2)
+LOG_SOFTMAX_BACKWARD = RowOp("log_softmax_backward", "ops/backward.cuh", "LogSoftmaxBackward", fields=2)
+LAYER_NORM_BACKWARD = RowOp("layer_norm_backward", "ops/backward.cuh", "LayerNormBackward", fields=2)
+RMS_NORM_BACKWARD = RowOp("rms_norm_backward", "ops/backward.cuh", "RmsNormBackward", fields=2)
+
+# stats: where the loss and log(sum(exp(x))) go; in eps' place: z, the factor of log(sum(exp(x)))^2
+CROSS_ENTROPY = RowOp(
+    "cross_entropy", "ops/losses.cuh", "CrossEntropy", stats=("loss", "lse"), has_eps=True, fields=2
+)
+LOGSUMEXP = RowOp("logsumexp", "ops/losses.cuh", "LogSumExp", stats=("lse",))
+
+# (dy, y) of the loaded value and its one operand, as they are
+PAIR: Expression = traced(lambda dy, y: (dy, y), 2)

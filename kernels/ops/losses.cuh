@@ -1,0 +1,158 @@
+// Of a row one number: LogSumExp, which stores no elements; and CrossEntropy, whose elements become its gradient.
+#pragma once
+#include <ops/softmax.cuh>
+
+namespace cupynorm {
+
+// log(sum(exp(x))): +inf for a row that has that and no nan, -inf for one that has nothing or only that.
+template <typename T>
+struct LogSumExp : OfExponentials<LogSumExp<T>, T, true> {
+  using State = Exponentials<T, true>;
+  struct Row {
+    T lse;
+  };
+
+  T* lse;  // one per row
+
+  static constexpr bool kHasArguments = true;
+  static T dropped() { return -infinity<T>(); }
+  static bool drops_padding(Row) { return true; }  // nothing is stored
+  static T exponent(T x, T pivot) { return exponential(x - pivot); }
+
+  template <typename Cols>
+  Row finish(State, State row, Cols, T) const {
+    return {State::pivot_of(row.max) + logarithm(row.sum)};
+  }
+
+  static T map(T x, Row row) { return x - row.lse; }
+  static T map_raw(T x, Row row) { return x - row.lse; }
+
+  bool saves() const { return lse; }
+  void save(int64 index, Row row) const {
+    if (lse) lse[index] = row.lse;
+  }
+};
+
+// The cross entropy of a row x and a target q of any sum Q: sum(q * (lse - x)) + z * lse^2 with lse = log(sum(exp(x)));
+// and its gradient (Q + 2 * z * lse) * softmax(x) - q. A term with q = 0 is 0, also where x is -inf. An element is
+// (x, q), and as `summarize` leaves it (exp(x - max), q) with the maximum of the thread. A row of which a mask keeps
+// nothing has loss and gradient 0.
+template <typename T>
+struct CrossEntropy : RowOp {
+  using Compute = T;
+  using Element = Fields<T, 2>;
+  // Sums of exp(x - pivot), of q, and of q * (x - pivot), with the pivot of Exponentials. Counted from there, and not
+  // from 0, the loss keeps its digits where logits are large.
+  struct State {
+    Exponentials<T> exponentials;
+    T target, product;
+  };
+  struct Row {
+    T max, factor, raw_factor, loss, lse;
+  };
+
+  T* loss;  // one per row, or null if nobody asked
+  T* lse;   // one per row, or null if nobody asked
+  T z;
+
+  static constexpr bool kHasArguments = true, kMaskable = true;
+  static Element padding() { return {-infinity<T>(), 0}; }
+  static State identity() { return {Exponentials<T>::identity(), 0, 0}; }
+  static T dropped() { return 0; }
+  static bool drops_padding(Row row) { return magnitude(row.factor) < infinity<T>(); }
+
+  // Adds q * (x - pivot) to the product: q = 0 counts as 0 whatever x is.
+  static T plus_product(Element e, T pivot, T product) {
+    return e.of[1] == 0 ? product : multiply_add(e.of[1], e.of[0] - pivot, product);
+  }
+  // Adds an element to sums, and leaves its exponential in its place.
+  static void add(Element& e, T pivot, T& sum, T& target, T& product) {
+    product = plus_product(e, pivot, product);
+    target += e.of[1];
+    sum += e.of[0] = exponential(e.of[0] - pivot);
+  }
+
+  template <int N, class Predicate>
+  static State summarize(Element (&x)[N], Predicate, T) {
+    constexpr int kAccumulators = Predicate::kAccumulators;
+    T max = x[0].of[0], sum[kAccumulators] = {}, target[kAccumulators] = {}, product[kAccumulators] = {};
+#pragma unroll
+    for (int i = 1; i < N; ++i) max = larger(max, x[i].of[0]);
+    const T pivot = Exponentials<T>::pivot_of(max);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const int chain = i % kAccumulators;
+      add(x[i], pivot, sum[chain], target[chain], product[chain]);
+    }
+    return {{max, sum_of(sum)}, sum_of(target), sum_of(product)};
+  }
+
+  // The same of those vectors of kVector elements of which there are `some`, each of which `fill` puts into x first,
+  // and of what is behind all vectors.
+  template <int kVector, int N, int kVectors, class Fill>
+  static State summarize_some(Element (&x)[N], const bool (&some)[kVectors], Fill fill) {
+    State all = identity();
+    T& max = all.exponentials.max;
+#pragma unroll
+    for (int p = 0; p < kVectors; ++p) {
+      if (some[p]) {
+        fill(p);
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) max = larger(max, x[p * kVector + i].of[0]);
+      } else {  // or its registers are taken from the begin on
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) x[p * kVector + i] = {};
+      }
+    }
+#pragma unroll
+    for (int i = kVector * kVectors; i < N; ++i) max = larger(max, x[i].of[0]);
+    const T pivot = Exponentials<T>::pivot_of(max);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i >= kVector * kVectors || some[i / kVector])
+        add(x[i], pivot, all.exponentials.sum, all.target, all.product);
+    }
+    return all;
+  }
+
+  // The product of a State whose pivot becomes another one.
+  static T moved(State s, T pivot) {
+    return multiply_add(s.target, Exponentials<T>::pivot_of(s.exponentials.max) - pivot, s.product);
+  }
+
+  template <bool kEqual>
+  static State merge(State a, State b) {
+    const auto both = Exponentials<T>::merge(a.exponentials, b.exponentials);
+    const T pivot = Exponentials<T>::pivot_of(both.max);
+    return {both, a.target + b.target, moved(a, pivot) + moved(b, pivot)};
+  }
+
+  template <class Lanes>
+  static State gather(State s, Lanes lanes) {
+    const auto all = Exponentials<T>::gather(s.exponentials, lanes);
+    const T pivot = Exponentials<T>::pivot_of(all.max);
+    return {all, lanes.sum(s.target), lanes.sum(moved(s, pivot))};
+  }
+
+  template <typename Cols>
+  Row finish(State mine, State row, Cols, T) const {
+    const T max = row.exponentials.max, log_sum = logarithm(row.exponentials.sum), lse = max + log_sum;
+    const bool nothing = max == -infinity<T>() && row.target == 0;
+    const T loss = multiply_add(z * lse, lse, multiply_add(row.target, log_sum, -row.product));
+    const T raw = multiply_add(2 * z, lse, row.target) * reciprocal(row.exponentials.sum);
+    const T factor = raw * exponential(mine.exponentials.max - max);
+    return {max, nothing ? T(0) : factor, nothing ? T(0) : raw, nothing ? T(0) : loss, lse};
+  }
+
+  // Of what summarize left: with the thread's own maximum, to which `factor` belongs.
+  static T map(Element e, Row row) { return multiply_add(e.of[0], row.factor, -e.of[1]); }
+  static T map_raw(Element e, Row row) { return multiply_add(exponential(e.of[0] - row.max), row.raw_factor, -e.of[1]); }
+
+  bool saves() const { return loss || lse; }
+  void save(int64 index, Row row) const {
+    if (loss) loss[index] = row.loss;
+    if (lse) lse[index] = row.lse;
+  }
+};
+
+}  // namespace cupynorm
