@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from cupynorm.ops.fusion import Fusion, fuse
     from cupynorm.ops.heads import add_qkv_bias, merge_heads, split_heads
     from cupynorm.ops.losses import cross_entropy, logsumexp
+    from cupynorm.ops.norm_gradients import (
+        add_layer_norm_backward,
+        add_rms_norm_backward,
+        layer_norm_backward,
+        layer_norm_backward_from_y,
+        rms_norm_backward,
+        rms_norm_backward_from_y,
+    )
+    from cupynorm.ops.softmax_gradients import log_softmax_backward, softmax_backward
 
 __all__ = [
     "CompileError",
@@ -32,8 +41,10 @@ __all__ = [
     "Quantize",
     "TraceError",
     "add_layer_norm",
+    "add_layer_norm_backward",
     "add_qkv_bias",
     "add_rms_norm",
+    "add_rms_norm_backward",
     "bias_gelu",
     "bias_gelu_backward",
     "bias_silu",
@@ -44,11 +55,17 @@ __all__ = [
     "geglu",
     "geglu_backward",
     "layer_norm",
+    "layer_norm_backward",
+    "layer_norm_backward_from_y",
     "log_softmax",
+    "log_softmax_backward",
     "logsumexp",
     "merge_heads",
     "rms_norm",
+    "rms_norm_backward",
+    "rms_norm_backward_from_y",
     "softmax",
+    "softmax_backward",
     "split_heads",
     "swiglu",
     "swiglu_backward",
@@ -71,6 +88,15 @@ _LATER = {
     "ops.fusion": ("Fusion", "fuse"),
     "ops.heads": ("add_qkv_bias", "merge_heads", "split_heads"),
     "ops.losses": ("cross_entropy", "logsumexp"),
+    "ops.norm_gradients": (
+        "add_layer_norm_backward",
+        "add_rms_norm_backward",
+        "layer_norm_backward",
+        "layer_norm_backward_from_y",
+        "rms_norm_backward",
+        "rms_norm_backward_from_y",
+    ),
+    "ops.softmax_gradients": ("log_softmax_backward", "softmax_backward"),
 }
 
 

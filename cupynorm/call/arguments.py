@@ -54,11 +54,12 @@ def check(
     columns: Mapping[str, Any] | None = None,
     others: Mapping[str, Any] | None = None,
     quantized: Dtype | None = None,
+    may_be: Collection[str] = ("x", "residual"),
 ) -> Call:
     """Check one call of a row op, and allocate the output if it was not given.
 
-    others: arrays of which everything but the dtype and shape is checked here. `out` may be the one named residual.
-    quantized: the result's dtype, if it is one of _dtypes.QUANTIZED.
+    others: arrays of which everything but the dtype and shape is checked here. may_be: those of the arrays that `out`
+    may be itself. quantized: the result's dtype, if it is one of _dtypes.QUANTIZED.
     """
     others = others or {}
     columns = {name: array for name, array in (columns or {}).items() if array is not None}
@@ -83,7 +84,7 @@ def check(
         out = allocate(on_device, device, x.shape, asked or x.dtype)
     else:
         read = {"x": x, **columns, **others}
-        _check_out(out, x.shape, axes, asked, read, on_device, quantized=quantized is not None)
+        _check_out(out, x.shape, axes, asked, read, on_device, quantized=quantized is not None, may_be=may_be)
     return Call(on_device, device, x, out, axes, columns)
 
 

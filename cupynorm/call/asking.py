@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class _Answer(Exception):  # noqa: N818  no error
-    """Carries the KernelSpec of the call."""
+    """Carries the KernelSpecs of the call."""
 
 
 class _Thread(threading.local):
@@ -21,18 +21,30 @@ _thread = _Thread()
 
 
 def spec_of(call: Callable[[], Any]) -> Any:
-    """Return the KernelSpec of a call of a public function on NumPy arrays that have elements; nothing is written."""
+    """Return the KernelSpec of a call, as specs_of(); the one that has variants, of several."""
+    return specs_of(call)[0]
+
+
+def specs_of(call: Callable[[], Any]) -> tuple[Any, ...]:
+    """Return the KernelSpecs of a call of a public function on NumPy arrays that have elements; nothing is written.
+
+    Those that have variants come first.
+    """
     _thread.asks = True
     try:
         call()
     except _Answer as answer:
-        return answer.args[0]
+        return answer.args
     finally:
         _thread.asks = False
     raise RuntimeError("the call launches nothing")
 
 
 def answer(lower: Callable[[], Any]) -> None:
-    """Raise the result of `lower` as the answer if this thread asks. Called before any computation on the host."""
+    """Raise the result of `lower` as the answer if this thread asks. Called before any computation on the host.
+
+    lower: returns a KernelSpec, or a tuple of several.
+    """
     if _thread.asks:
-        raise _Answer(lower())
+        found = lower()
+        raise _Answer(*(found if type(found) is tuple else (found,)))

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 
 from cupynorm._dtypes import Dtype, quantized_dtype
+from cupynorm._options import finite
 from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import Call, check_dtype
 from cupynorm.call.masks import Asked, Mask, mask_of
 from cupynorm.call.quantize import Quantize
 from cupynorm.host import reference
-from cupynorm.host.philox import Dropout
+from cupynorm.host.philox import PROBABILITY, Dropout
+from cupynorm.host.philox import dropout as checked_dropout
 from cupynorm.runtime import devices
 
 
@@ -21,6 +23,15 @@ def quantize_of(given: Any) -> Quantize | None:
     if given is None or isinstance(given, Quantize):
         return given
     return Quantize(quantized_dtype(given, "quantize"))
+
+
+def dropout_of(p: Any, seed: Any, offset: Any) -> Dropout | None:
+    """Check the options of a dropout around an op: None if nothing is dropped."""
+    if finite("dropout", p, PROBABILITY) == 0:
+        return None
+    if seed is None and 0 < p <= 1:
+        raise ValueError(f"dropout={p} needs a seed: what is dropped follows from seed and offset alone")
+    return checked_dropout(p, 0 if seed is None else seed, offset, "dropout")
 
 
 class Add(NamedTuple):

@@ -189,7 +189,7 @@ def _result(
     first = next(iter(read.values()))
     if out is None:
         return allocate(on_device, device, rows, wanted or compute_dtype(first.dtype))
-    _check_out(out, rows, len(rows), wanted, read, on_device, may_be=())
+    _check_out(out, rows, 0, wanted, read, on_device, may_be=())
     return out
 
 
@@ -235,9 +235,7 @@ def _check_labels(
 
 def is_ignored(labels: Any, ignored: int | None) -> Any:
     """Say of each label of the host whether it is the one that is ignored."""
-    if ignored is None or not np.iinfo(labels.dtype).min <= ignored <= np.iinfo(labels.dtype).max:
-        return np.zeros(labels.shape, bool)
-    return np.asarray(labels == ignored)
+    return np.zeros(labels.shape, bool) if ignored is None else np.asarray(labels == ignored)
 
 
 def _check_dloss(dloss: Any, rows: tuple[int, ...]) -> Any:

@@ -73,18 +73,18 @@ def asked_of(function: str, options: Mapping[str, Any]) -> Asked | None:
     return None if asked.says_nothing else asked
 
 
-def with_lengths(asked: Asked, x: Any) -> Asked:
-    """Return the keywords with an array for a list of lengths, where x is.
+def with_lengths(asked: Asked, x: Any, name: str = "x") -> Asked:
+    """Return the keywords with an array for a list of lengths, where the array x called `name` is.
 
     A list is host data: its numbers are looked at, and a call on a device copies them there, on the current stream.
     """
     given = asked.lengths
     if not isinstance(given, (list, tuple)):
         return asked
-    on_device = check_kind("x", x)
+    on_device = check_kind(name, x)
     host = array_of_list("lengths", given)
     if x.ndim:
-        _check_lengths(host, x.shape)
+        _check_lengths(host, x.shape, name)
     if on_device:
         host = uploads.uploaded(host, int(x.device.id), "lengths", "list")
     return asked._replace(lengths=host)
@@ -202,8 +202,8 @@ def _sum_of_columns(queries: int, beyond: int, cols: int) -> int:
     return (last - first) * (first + last - 1 + 2 * beyond) // 2 + (queries - last) * cols
 
 
-def mask_of(asked: Asked, shape: tuple[int, ...], axes: int) -> Mask:
-    """Check the keywords of a call on an x of this shape, and return what they mean.
+def mask_of(asked: Asked, shape: tuple[int, ...], axes: int, x: str = "x") -> Mask:
+    """Check the keywords of a call on an array called x, of this shape, and return what they mean.
 
     Kinds and devices of the arrays have been checked. Raises TypeError for dtypes and kinds of options, ValueError for
     shapes, numbers out of range, and structure along several axes or without queries.
@@ -211,10 +211,10 @@ def mask_of(asked: Asked, shape: tuple[int, ...], axes: int) -> Mask:
     scale = 1.0 if asked.scale is None else finite("scale", asked.scale)
     if asked.where is not None:
         _check_where(asked.where)
-        _check_broadcast("where", asked.where, shape, "x")
+        _check_broadcast("where", asked.where, shape, x)
     if asked.bias is not None:
         check_dtype("bias", asked.bias)
-        _check_broadcast("bias", asked.bias, shape, "x")
+        _check_broadcast("bias", asked.bias, shape, x)
     left_padded = boolean("left_padded", asked.left_padded)
     offset, band = _offset(asked.causal, asked.causal_offset), _window(asked.window)
     structural = {
@@ -224,13 +224,13 @@ def mask_of(asked: Asked, shape: tuple[int, ...], axes: int) -> Mask:
     }
     for name in (name for name, given in structural.items() if given):
         if axes != 1:
-            raise ValueError(f"{name} goes along one axis, the last: axis names the {axes} last axes of x")
+            raise ValueError(f"{name} goes along one axis, the last: axis names the {axes} last axes of {x}")
         if name != "lengths" and len(shape) < 2:  # noqa: PLR2004
             raise ValueError(
-                f"{name} is over the last two axes, queries and keys: x has 1 axis, shape {shape}"
+                f"{name} is over the last two axes, queries and keys: {x} has 1 axis, shape {shape}"
             )
     if asked.lengths is not None:
-        _check_lengths(asked.lengths, shape)
+        _check_lengths(asked.lengths, shape, x)
     elif left_padded:
         raise ValueError("left_padded says at which end of a row lengths count: give lengths, too")
     low, high = (None, None) if band is None else band
@@ -275,19 +275,19 @@ def _check_broadcast(name: str, array: Any, shape: tuple[int, ...], of: str) -> 
         ) from None
 
 
-def _check_lengths(lengths: Any, shape: tuple[int, ...]) -> None:
+def _check_lengths(lengths: Any, shape: tuple[int, ...], x: str) -> None:
     dtype = lengths.dtype
     if dtype.kind not in "iu" or not dtype.isnative:
         raise TypeError(
             f"lengths has dtype {dtype.str if not dtype.isnative else dtype}: use an integer dtype"
         )
-    _check_broadcast("lengths", lengths, shape[:-1], "x without its last axis")
+    _check_broadcast("lengths", lengths, shape[:-1], f"{x} without its last axis")
     if devices.is_device_array(lengths) or not lengths.size:
         return  # a look at them would wait for the device
     low, high = int(lengths.min()), int(lengths.max())
     if low < 0 or high > shape[-1]:
         raise ValueError(
-            f"lengths holds {low if low < 0 else high}: the last axis of x has {shape[-1]} elements, "
+            f"lengths holds {low if low < 0 else high}: the last axis of {x} has {shape[-1]} elements, "
             f"use 0 to {shape[-1]}"
         )
 

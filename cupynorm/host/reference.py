@@ -93,17 +93,11 @@ def layer_norm(
     scale, shift = _columns(gamma, x.shape, axes), _columns(beta, x.shape, axes)
     for rows in _blocks(x, axes):
         rows.add(extras.add)
-        # differences of near numbers are exact, so a mean far larger than the deviations costs no digits
-        first = rows.first()
-        rows.apply(np.subtract, first)
-        rest = rows.sum() / cols
-        rows.apply(np.subtract, rest)
-        factor = 1 / np.sqrt(rows.sum(np.square) / cols + eps)
-        rows.apply(np.multiply, factor)
+        mean_of_rows, factor = _standardise(rows, cols, eps, centred=True)
         rows.apply_columns(np.multiply, scale)
         rows.apply_columns(np.add, shift)
         rows.store(out, extras.quantize)
-        rows.store_statistic(mean, first + rest)
+        rows.store_statistic(mean, mean_of_rows)
         rows.store_statistic(rstd, factor)
 
 
@@ -125,8 +119,7 @@ def rms_norm(
     scale = _columns(gamma, x.shape, axes)
     for rows in _blocks(x, axes):
         rows.add(extras.add)
-        factor = 1 / np.sqrt(rows.sum(np.square) / cols + eps)
-        rows.apply(np.multiply, factor)
+        _, factor = _standardise(rows, cols, eps, centred=False)
         rows.apply_columns(np.multiply, scale)
         rows.store(out, extras.quantize)
         rows.store_statistic(rstd, factor)
@@ -322,6 +315,23 @@ class _Rows:
         """Write one value a row, if anybody asked for it."""
         if out is not None:
             out[self._rows] = values.reshape(out[self._rows].shape)
+
+
+def _standardise(rows: _Rows, cols: int, eps: float, *, centred: bool) -> tuple[Array, Array]:
+    """Replace rows by (x - mean) / sqrt(var + eps); return mean and 1 / sqrt(var + eps). The mean is 0 if not centred.
+
+    Differences of near numbers are exact, so a mean far larger than the deviations costs no digits.
+    """
+    mean = np.zeros(1)
+    if centred:
+        first = rows.first()
+        rows.apply(np.subtract, first)
+        rest = rows.sum() / cols
+        rows.apply(np.subtract, rest)
+        mean = first + rest
+    factor = 1 / np.sqrt(rows.sum(np.square) / cols + eps)
+    rows.apply(np.multiply, factor)
+    return mean, factor
 
 
 def _blocks(x: Array, axes: int) -> Iterator[_Rows]:

@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from cupynorm._dtypes import compute_dtype
+from cupynorm.call import asking
 from cupynorm.call.arguments import allocate, view
+from cupynorm.call.view import View
 from cupynorm.invoke import bound_calls, several_kernels
 from cupynorm.invoke.bound_calls import Arrays
-from cupynorm.lower.gradients import activation_sums
-from cupynorm.lower.sums import Result, Sums, broadcast_sums, partial_shape, sum_specs
+from cupynorm.lower.backward import (
+    LAYER_NORM_BACKWARD,
+    LOG_SOFTMAX_BACKWARD,
+    RMS_NORM_BACKWARD,
+    SOFTMAX_BACKWARD,
+)
+from cupynorm.lower.gradients import (
+    Added,
+    Normed,
+    activation_sums,
+    cross_entropy_spec,
+    logsumexp_spec,
+    norm_gradient,
+    norm_sums,
+    softmax_gradient,
+    statistics_spec,
+)
+from cupynorm.lower.sums import IDENTITY, Result, Sums, broadcast_sums, partial_shape, sum_specs
+from cupynorm.plan.problem import Problem
+from cupynorm.runtime import devices
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from cupynorm._dtypes import Dtype
     from cupynorm.call.elementwise_gradients import ActivationGradientCall
-    from cupynorm.call.view import View
+    from cupynorm.call.gradients import GradientCall
+    from cupynorm.call.losses import CrossEntropyCall, LogSumExpCall
+    from cupynorm.call.masks import Mask
+    from cupynorm.host.gradients import Sum
+    from cupynorm.lower.row import RowOp
     from cupynorm.lower.spec import KernelSpec
 
 
@@ -31,21 +57,33 @@ class Parameter(NamedTuple):
         """Return that of an array; None if there is none."""
         return None if array is None else Parameter(array, name, adds)
 
+    @staticmethod
+    def of_sum(name: str, each: Sum | None) -> Parameter | None:
+        """Return that of a sum; None if there is none."""
+        return None if each is None else Parameter(each.out, name, each.adds)
+
 
 class Steps:
     """The kernels of one call in their order, and the workspace that they need."""
 
     def __init__(self, device: int, compute: Dtype) -> None:
+        """device: its number; -1 where kernels are asked about, and none is launched."""
         self.specs: list[KernelSpec] = []
         self.workspace: dict[str, Any] = {}
         self._device = device
         self._compute = compute
         self._later: list[Sums] = []
+        self._rounded: tuple[View, View] | None = None
+
+    @property
+    def told(self) -> tuple[KernelSpec, ...]:
+        """The kernels as call/asking.py wants them: those that have variants first."""
+        return tuple(sorted(self.specs, key=lambda each: not isinstance(each.problem, Problem)))
 
     def room(self, name: str, shape: tuple[int, ...]) -> View:
         """Allocate an array of the type of arithmetic in the workspace."""
         name = f"{name} {len(self.workspace)}"
-        self.workspace[name] = allocate(True, self._device, shape, self._compute)  # noqa: FBT003
+        self.workspace[name] = allocate(self._device >= 0, self._device, shape, self._compute)
         return view(self.workspace[name], name)
 
     def result(self, parameter: Parameter | None, shape: tuple[int, ...]) -> Result | None:
@@ -62,6 +100,27 @@ class Steps:
         self._later.append(broadcast_sums(columns, Result(to, adds)))
         return Result(columns)
 
+    def numbers(self, name: str, array: Any, rows: tuple[int, ...]) -> View:
+        """Return where a kernel writes one number a row: to an array, or to room for what add_rounding() puts there."""
+        place = view(array, name)
+        if array.dtype == self._compute and place.is_contiguous():
+            return place
+        room = self.room(f"unrounded {name}", rows)
+        waiting = self.workspace[next(reversed(self.workspace))].reshape(place.shape)
+        shape = (*place.shape, 1)
+        self._rounded = (
+            View(room.pointer, shape, (*waiting.strides, 0), room.dtype),
+            View(place.pointer, shape, (*place.strides, 0), place.dtype),
+        )
+        return room
+
+    def add_rounding(self) -> None:
+        """Write numbers of rows that wait in the workspace to where they belong."""
+        if self._rounded is not None:
+            source, to = self._rounded
+            what = Sums(IDENTITY, (source,), source.shape, 1, (None,), (to,))
+            self.specs += sum_specs(what, self._compute, ())
+
     def add(self, what: Sums) -> None:
         """Add sums over rows, and then those over what their parameters were broadcast along."""
         for each in (what, *self._later):
@@ -71,41 +130,274 @@ class Steps:
             self.specs += sum_specs(each, self._compute, partial)
         self._later = []
 
-    def launch(
-        self, signature: Any, given: Mapping[str, Any], written: tuple[str, ...], made: Mapping[str, Any]
-    ) -> None:
-        """Launch the kernels, and keep the call. given, written, made: as in Arrays."""
-        arrays = Arrays(given, written, made, self.workspace)
-        bound = several_kernels.launch(self._device, self.specs, arrays)
-        bound_calls.thread.calls.add(signature, bound, {**made, **self.workspace})
+    def launch(self, signature: Any, arrays: Arrays) -> None:
+        """Launch the kernels, and keep the call. arrays: those of the call, without the workspace."""
+        if self.specs:
+            bound = several_kernels.launch(
+                self._device, self.specs, arrays._replace(workspace=self.workspace)
+            )
+            bound_calls.thread.calls.add(signature, bound, {**arrays.made, **self.workspace})
 
 
-def again(arrays: Sequence[Any], options: tuple[Any, ...]) -> tuple[Any, list[Any] | None]:
-    """Launch a call again if one of its signature is bound: Calls.again."""
-    return bound_calls.thread.calls.again(arrays, options)
-
-
-def run_activation(call: ActivationGradientCall, given: Mapping[str, Any], signature: Any) -> None:
-    """Run a checked call of an activation's gradient. given: the arrays of the call, out and add_to among them."""
-    made = {} if given["out"] is not None else {"dx": call.dx}
-    if call.dbias is not None and not call.adds:
-        made["dbias"] = call.dbias
+def activation_steps(call: ActivationGradientCall) -> Steps:
+    """Return the kernels of a checked call of an activation's gradient."""
+    steps = Steps(call.device, call.compute)
     cols = call.x.shape[-1]
     if not cols:
-        return
-    steps = Steps(call.device, call.compute)
-    place = steps.result(
-        Parameter.of(call.dbias, "add_to" if call.adds else "dbias", adds=call.adds), (cols,)
-    )
+        return steps
+    place = steps.result(Parameter.of(call.dbias, "dbias", adds=call.adds), (cols,))
     results = [place]
     if call.gate is not None:
         half = cols // 2
         firsts = (0, half) if call.gate == "first" else (half, 0)
         results = [None if place is None else place._replace(first=first) for first in firsts]
     bias = None if call.bias is None else view(call.bias, "bias").broadcast_to((cols,))
-    dx = view(call.dx, "out" if given["out"] is not None else "dx")
-    what = activation_sums(
-        view(call.dy, "dy"), view(call.x, "x"), bias, dx, call.activation, call.gate, results
+    dx = view(call.dx, "out")
+    dy, x = view(call.dy, "dy"), view(call.x, "x")
+    steps.add(activation_sums(dy, x, bias, dx, call.activation, call.gate, results))
+    return steps
+
+
+def norm_steps(call: GradientCall, forward: RowOp) -> Steps:
+    """Return the kernels of a checked call of a norm's gradient. forward: the norm.
+
+    Sums of parameters come first: dx may be written over what they read. That of the bias is of dx as it was rounded.
+    """
+    what = call.what
+    steps = Steps(call.device, call.compute)
+    shape, axes = what.x.shape, what.axes
+    leading, columns = shape[: len(shape) - axes], shape[len(shape) - axes :]
+    x = view(what.x, "x")
+
+    def per_row(each: View) -> View:
+        return View(each.pointer, shape, each.strides + (0,) * axes, each.dtype)
+
+    def column(array: Any, name: str) -> View | None:
+        return None if array is None else view(array, name).broadcast_to(shape)
+
+    given = {name: getattr(what, name) for name in ("mean", "rstd")}
+    if what.rstd is not None:
+        stats = {name: view(each, name) for name, each in given.items() if each is not None}
+    else:
+        stats = {name: steps.room(name, leading) for name in forward.stats}
+        if what.x.size:
+            spec = statistics_spec(forward, x, axes, (*stats.values(),), what.eps, call.compute)
+            steps.specs.append(spec)
+    mean = per_row(stats["mean"]) if "mean" in stats else None
+    rstd = per_row(stats["rstd"])
+    gamma, beta = column(what.gamma, "gamma"), column(what.beta, "beta")
+    normed = Normed(view(what.dy, "dy"), x, gamma, beta, mean, rstd, what.from_y)
+    sums = [
+        steps.result(Parameter.of_sum(name, each), columns)
+        for name, each in (("dgamma", what.dgamma), ("dbeta", what.dbeta))
+    ]
+    if any(sums):
+        steps.add(norm_sums(normed, axes, *sums))
+    dx, add = view(what.dx, "out"), what.add
+    added = None
+    if add is not None:
+        ds = None if add.ds is None else view(add.ds, "ds")
+        dresidual = None if add.dresidual is None else view(add.dresidual, "residual_out")
+        added = Added(ds, add.alpha, add.dropout, dresidual)
+    op = LAYER_NORM_BACKWARD if what.centred else RMS_NORM_BACKWARD
+    if what.x.size:
+        steps.specs.append(norm_gradient(op, normed, dx, axes, call.compute, added))
+    if add is not None and add.dbias is not None:
+        result = steps.result(Parameter.of_sum("dbias", add.dbias), columns)
+        steps.add(Sums(IDENTITY, (dx,), shape, axes, (result,)))
+    return steps
+
+
+def softmax_steps(call: GradientCall) -> Steps:
+    """Return the kernels of a checked call of a softmax's gradient."""
+    what = call.what
+    steps = Steps(call.device, call.compute)
+    outs: tuple[View, ...] = (view(what.dx, "out"),)
+    if what.dbias is not None:
+        outs += (steps.room("gradient", what.y.shape),)
+    op = LOG_SOFTMAX_BACKWARD if what.log else SOFTMAX_BACKWARD
+    dy, y = view(what.dy, "dy"), view(what.y, "y")
+    if what.y.size:
+        steps.specs.append(
+            softmax_gradient(op, dy, y, outs, what.axes, call.compute, call.mask, what.dropout)
+        )
+    if what.dbias is not None:
+        to = view(what.dbias.out, "dbias").broadcast_to(what.y.shape)
+        steps.add(broadcast_sums(outs[1], Result(to, what.dbias.adds)))
+    return steps
+
+
+def cross_entropy_steps(call: CrossEntropyCall) -> Steps:
+    """Return the kernels of a checked call of cross_entropy."""
+    steps = Steps(call.device, call.compute)
+    if not call.logits.size:
+        return steps
+    logits, rows = view(call.logits, "logits"), call.labels.shape
+    ignored, held = call.ignore_index, np.iinfo(call.labels.dtype)
+    if ignored is not None and not held.min <= ignored <= held.max:
+        ignored = None
+    weight = None if call.weight is None else view(call.weight, "weight").broadcast_to(logits.shape)
+    dloss = call.dloss
+    if not isinstance(dloss, float):
+        given = view(dloss, "dloss").broadcast_to(rows)
+        dloss = View(given.pointer, logits.shape, (*given.strides, 0), given.dtype)
+    loss = steps.numbers("out", call.loss, rows)
+    steps.specs.append(
+        cross_entropy_spec(
+            logits,
+            view(call.labels, "labels"),
+            ignored,
+            weight,
+            call.label_smoothing,
+            call.z_loss,
+            loss.pointer,
+            None if call.grad is None else view(call.grad, "grad"),
+            dloss,
+            call.compute,
+        )
     )
-    steps.add(what)
-    steps.launch(signature, given, ("out", "add_to"), made)
+    steps.add_rounding()
+    return steps
+
+
+def logsumexp_steps(call: LogSumExpCall) -> Steps:
+    """Return the kernels of a checked call of logsumexp."""
+    compute = compute_dtype(call.x.dtype, call.out.dtype)
+    steps = Steps(call.device, compute)
+    if call.x.size:
+        x = view(call.x, "x")
+        lse = steps.numbers("out", call.out, x.shape[: len(x.shape) - call.axes])
+        steps.specs.append(logsumexp_spec(x, call.axes, call.mask, lse.pointer, compute))
+        steps.add_rounding()
+    return steps
+
+
+def option_keys(*values: Any) -> tuple[Any, ...]:
+    """Return options as a signature has them: with their types, because 1, 1.0 and True are equal, as 0.0 and -0.0."""
+    found: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if kind is tuple:
+            found += (value, *map(type, value))
+        else:
+            found += (repr(value) if kind is float and not value else value, kind)
+    return (*found,)
+
+
+def scalars_of(p: Any, seed: Any, offset: Any) -> tuple[int, ...]:
+    """Return seed and offset of a dropout, which differ from call to call; nothing where there is none, or a fault."""
+    whole = type(seed) is type(offset) is int and 0 <= seed < WORDS and 0 <= offset < WORDS
+    return (seed, offset) if whole and type(p) in {float, int} and p != 0 else ()
+
+
+WORDS = 1 << 64  # seeds and offsets that there are
+
+
+class Parts(NamedTuple):
+    """The arrays of a checked call, by names; None for what there is not. results: what the function returns."""
+
+    read: Mapping[str, Any]
+    written: Mapping[str, Any]
+    results: Sequence[Any]
+
+
+class Road(NamedTuple):
+    """What a function does with a checked call: its arrays, its kernels, and how it runs on NumPy arrays."""
+
+    parts: Callable[[Any], Parts]
+    steps: Callable[[Any], Steps]
+    on_host: Callable[[Any], None]
+
+
+def norm_parts(call: GradientCall) -> Parts:
+    """Return the arrays of a norm's gradient."""
+    what = call.what
+    read = {name: getattr(what, name) for name in ("dy", "x", "gamma", "beta", "mean", "rstd")}
+    written, sums = {"out": what.dx}, {"dgamma": what.dgamma, "dbeta": what.dbeta}
+    if what.add is not None:
+        read["ds"] = what.add.ds
+        written["residual_out"] = what.add.dresidual
+        sums["dbias"] = what.add.dbias
+    written |= {name: None if each is None else each.out for name, each in sums.items()}
+    return Parts(read, written, call.results)
+
+
+def softmax_parts(call: GradientCall) -> Parts:
+    """Return the arrays of a softmax's gradient."""
+    what = call.what
+    dbias = None if what.dbias is None else what.dbias.out
+    return Parts(
+        {"dy": what.dy, "y": what.y, **_of_mask(call.mask)}, {"out": what.dx, "dbias": dbias}, call.results
+    )
+
+
+def _of_mask(mask: Mask | None) -> dict[str, Any]:
+    return {} if mask is None else {name: getattr(mask, name) for name in ("where", "lengths", "bias")}
+
+
+def activation_parts(call: ActivationGradientCall) -> Parts:
+    """Return the arrays of an activation's gradient."""
+    read = {name: getattr(call, name) for name in ("dy", "x", "bias")}
+    return Parts(read, {"out": call.dx, "dbias": call.dbias}, (call.dx, call.dbias))
+
+
+def cross_entropy_parts(call: CrossEntropyCall) -> Parts:
+    """Return the arrays of cross_entropy."""
+    read = {name: getattr(call, name) for name in ("logits", "labels", "weight")}
+    read["dloss"] = None if isinstance(call.dloss, float) else call.dloss
+    results = (call.loss,) if call.grad is None else (call.loss, call.grad)
+    return Parts(read, {"out": call.loss, "grad": call.grad}, results)
+
+
+def logsumexp_parts(call: LogSumExpCall) -> Parts:
+    """Return the arrays of logsumexp."""
+    return Parts({"x": call.x, **_of_mask(call.mask)}, {"out": call.out}, (call.out,))
+
+
+def run(
+    function: str,
+    given: Mapping[str, Any],
+    options: tuple[Any, ...],
+    check: Callable[[], Any],
+    road: Road,
+    scalars: Sequence[int] = (),
+) -> Any:
+    """Run a call; return its results, or the only one.
+
+    A call that this thread has made before is launched again; another is checked.
+
+    given: the arrays that the caller passed, by the names of its parts; a result's name for where it shall go.
+    options: all else that the call depends on. scalars: seed and offset of a dropout, if there is one.
+    """
+    calls = bound_calls.thread.calls
+    signature, made = calls.again((*given.values(),), (function, *options), scalars)
+    if made is not None:
+        arrays = (*given.values(), *made)
+        order = calls.bound[signature].holds  # type: ignore[index]  # what was made has a signature
+        return _several([None if at is None else arrays[at] for at in order])
+    call = check()
+    parts = road.parts(call)
+    if call.on_device:
+        # a number is an array by now, and so is a list
+        passed = {
+            name: each if each is None or devices.is_device_array(each) else parts.read.get(name)
+            for name, each in given.items()
+        }
+        new = {
+            name: each
+            for name, each in parts.written.items()
+            if each is not None and passed.get(name) is None
+        }
+        places = [id(each) for each in (*passed.values(), *new.values())]
+        order = tuple(None if each is None else places.index(id(each)) for each in parts.results)
+        names = ("seed", "offset") if scalars else ()
+        arrays = Arrays(passed, (*parts.written,), new, scalars=names, holds=order)
+        road.steps(call).launch(signature, arrays)
+    else:
+        asking.answer(lambda: road.steps(call).told)
+        road.on_host(call)
+    return _several(parts.results)
+
+
+def _several(results: Sequence[Any]) -> Any:
+    return tuple(results) if len(results) > 1 else results[0]

@@ -16,7 +16,8 @@ import numpy as np
 from cupynorm._values import NamedTuple
 from cupynorm.call.view import View
 from cupynorm.host.philox import Dropout
-from cupynorm.lower.fused import Around, Operand, fused_spec
+from cupynorm.lower.backward import CROSS_ENTROPY, LOGSUMEXP
+from cupynorm.lower.fused import Around, Counted, Label, Operand, fused_spec, masked
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.sums import Further, Result, Sums
 from cupynorm.lower.tracing import Expression, apply, traced
@@ -29,15 +30,11 @@ if TYPE_CHECKING:
     from cupynorm.lower.spec import KernelSpec
 
 
-def _on_host_elsewhere(*_: Any, **__: Any) -> None:
-    raise NotImplementedError("gradients of NumPy arrays are computed by cupynorm.host.gradients")
-
-
-SOURCE = "ops/backward.cuh"
-LAYER_NORM = RowOp("layer_norm_backward", SOURCE, "LayerNormBackward", _on_host_elsewhere)
-RMS_NORM = RowOp("rms_norm_backward", SOURCE, "RmsNormBackward", _on_host_elsewhere)
-SOFTMAX = RowOp("softmax_backward", SOURCE, "SoftmaxBackward", _on_host_elsewhere)
-LOG_SOFTMAX = RowOp("log_softmax_backward", SOURCE, "LogSoftmaxBackward", _on_host_elsewhere)
+def statistics_spec(
+    op: RowOp, x: View, axes: int, stats: Sequence[View], eps: float, compute: Dtype
+) -> KernelSpec:
+    """Lower the statistics of a norm's forward op: x is read, and nothing else is written."""
+    return fused_spec(op, x, axes, {}, [each.pointer for each in stats], eps, compute, Around(()))
 
 
 class Normed(NamedTuple):
@@ -150,22 +147,43 @@ def norm_sums(what: Normed, axes: int, dgamma: Result | None, dbeta: Result | No
 
 
 @functools.cache
-def _scaled(*, scale: bool) -> Expression:
-    return traced(lambda d, *scales: d * scales[0] if scale else d, 1 + scale)
+def _of_softmax(*, dropout: bool) -> Expression:
+    """Return what the op is given: dy, which may go through a dropout, and y."""
+
+    def of(dy: Any, y: Any, *others: Any) -> Any:
+        return np.where(others[0] != 0, dy * others[1], 0.0) if dropout else dy, y
+
+    return traced(of, 2 + 2 * dropout)
+
+
+@functools.cache
+def _scaled(*, scale: bool, both: bool) -> Expression:
+    def of(d: Any, *scales: Any) -> Any:
+        scaled = d * scales[0] if scale else d
+        return (scaled, d) if both else scaled
+
+    return traced(of, 1 + scale)
 
 
 def softmax_gradient(
-    op: RowOp, dy: View, y: View, dx: View, axes: int, compute: Dtype, scale: float, mask: Mask | None
+    op: RowOp,
+    dy: View,
+    y: View,
+    outs: tuple[View, ...],
+    axes: int,
+    compute: Dtype,
+    mask: Mask | None,
+    dropout: Dropout | None,
 ) -> KernelSpec:
-    """Lower the gradient of softmax's or log_softmax's input."""
-    scaled = scale != 1
+    """Lower the gradient of softmax's or log_softmax's input. outs: where it goes, and perhaps it without the scale."""
+    scale = 1.0 if mask is None else mask.scale
     around = Around(
-        (dx,),
-        load=traced(lambda dy, y: (dy, y), 2),
-        load_operands=(y,),
+        outs,
+        load=_of_softmax(dropout=dropout is not None),
+        load_operands=(y,) if dropout is None else (y, dropout, dropout.factor),
         mask=mask,
-        store=_scaled(scale=scaled),
-        store_operands=(scale,) * scaled,
+        store=_scaled(scale=scale != 1, both=len(outs) > 1),
+        store_operands=(scale,) * (scale != 1),
     )
     return fused_spec(op, dy, axes, {}, (), 0.0, compute, around)
 
@@ -186,6 +204,55 @@ def _slope(activation: str, z: Any) -> Any:
         scale = 2 * math.sqrt(2 / math.pi)
         u, slope_of_u = scale * (inner + 0.044715 * inner * square), scale * (1 + 3 * 0.044715 * square)
     return apply("sigmoid", u) + z * (apply("sigmoid", u) * apply("sigmoid", -u) * slope_of_u)
+
+
+@functools.cache
+def _of_loss(*, weight: bool, smooth: bool) -> Expression:
+    """Return x and q, the target of its class: of x, label (0 or 1), weight, and what of a target is on and off it."""
+
+    def of(x: Any, label: Any, *others: Any) -> Any:
+        q = label * others[-2] + others[-1] if smooth else label
+        return x, (q * others[0] if weight else q)
+
+    return traced(of, 2 + weight + 2 * smooth)
+
+
+def cross_entropy_spec(
+    logits: View,
+    labels: View,
+    ignored: int | None,
+    weight: View | None,
+    smoothing: float,
+    z_loss: float,
+    loss: int,
+    grad: View | None,
+    dloss: View | float,
+    compute: Dtype,
+) -> KernelSpec:
+    """Lower cross_entropy. loss: the pointer of one number a row. grad: where the gradient goes; None: nowhere.
+
+    weight: stretched to logits' shape. ignored: a label that labels' dtype holds, or None.
+    """
+    operands: list[Operand] = [Label(labels, nan=True)]
+    operands += [] if weight is None else [weight]
+    if smoothing:
+        operands += [1 - smoothing, smoothing / logits.shape[-1]]
+    multiplied = grad is not None and not (type(dloss) is float and dloss == 1)
+    what = Around(
+        () if grad is None else (grad,),
+        load=_of_loss(weight=weight is not None, smooth=smoothing != 0),
+        load_operands=tuple(operands),
+        counted=None if ignored is None else Counted(labels, ignored),
+        store=_scaled(scale=multiplied, both=False),
+        store_operands=(dloss,) * multiplied,
+    )
+    return fused_spec(CROSS_ENTROPY, logits, 1, {}, (loss, 0), z_loss, compute, what)
+
+
+def logsumexp_spec(x: View, axes: int, mask: Mask | None, lse: int, compute: Dtype) -> KernelSpec:
+    """Lower logsumexp. lse: the pointer of one number a row."""
+    what = Around(()) if mask is None else masked(Around(()), mask)
+    return fused_spec(LOGSUMEXP, x, axes, {}, (lse,), 0.0, compute, what)
 
 
 DENSITY = 1 / math.sqrt(2 * math.pi)  # of the normal distribution at 0

@@ -128,6 +128,11 @@ class SumTiles(NamedTuple):
         """Threads of a block."""
         return THREADS, 1
 
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return THREADS
+
     def summary(self) -> dict[str, Any]:
         """Return what explain shows of it."""
         return self._asdict()
@@ -213,6 +218,9 @@ def sum_specs(what: Sums, compute: Dtype, partial: Sequence[View]) -> list[Kerne
 
     partial: an array of partial_shape() for each result that is asked for; none if that is None.
     """
+    if not what.rows:  # the sums are 0, and no array has a first element
+        zeros = Expression(1, (), (0,) * len(what.results))
+        what = what._replace(function=zeros, operands=(0.0,), elements=())
     tiles = first_tiles(what, compute)
     asked = tuple(each for each in what.results if each is not None)
     if not partial:

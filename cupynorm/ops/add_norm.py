@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cupynorm._options import boolean, finite
-from cupynorm.call.extras import Add, Extras, quantize_of
+from cupynorm.call.extras import Add, Extras, dropout_of, quantize_of
 from cupynorm.call.quantize import Quantize, quantize_option
-from cupynorm.host.philox import PROBABILITY
-from cupynorm.host.philox import dropout as checked_dropout
 from cupynorm.invoke import fused_calls, row_ops
 from cupynorm.invoke.row_ops import Given
 from cupynorm.lower.row import RowOp
@@ -533,11 +531,7 @@ def _adding(
     """Return the extras that add_layer_norm and add_rms_norm have in common."""
     if residual is None:
         raise TypeError("residual is None: give the array that is added, or use layer_norm or rms_norm")
-    drop = None
-    if finite("dropout", p, PROBABILITY) != 0:
-        if seed is None and 0 < p <= 1:
-            raise ValueError(f"dropout={p} needs a seed: what is dropped follows from seed and offset alone")
-        drop = checked_dropout(p, 0 if seed is None else seed, offset, "dropout")
+    drop = dropout_of(p, seed, offset)
     return Extras(
         add=Add(residual, bias, finite("alpha", alpha), drop, boolean("return_sum", return_sum)),
         quantize=quantize_of(quantize),

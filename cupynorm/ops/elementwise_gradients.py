@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cupynorm.call.elementwise_gradients import check_activation_gradient
+from cupynorm.call.elementwise_gradients import ActivationGradientCall, check_activation_gradient
 from cupynorm.host import elementwise_gradients as host
 from cupynorm.host.broadcast_sums import BroadcastSum
 from cupynorm.invoke import gradient_calls
@@ -240,27 +240,32 @@ def _backward(
     dtype: Any,
     add_to: Any,
 ) -> tuple[Any, Any]:
-    """Check and run one call. function: its name."""
-    options = (function, activation, gate, dtype)
-    signature, made = gradient_calls.again((dy, x, bias, out, add_to), options)
-    if made is not None:
-        return out if out is not None else made.pop(0), made.pop() if made else add_to
-    call = check_activation_gradient(dy, x, bias, activation, gate, out=out, dtype=dtype, add_to=add_to)
-    if call.on_device:
-        given = {"dy": dy, "x": x, "bias": call.bias, "out": out, "add_to": add_to}
-        gradient_calls.run_activation(call, given, signature)
-        return call.dx, call.dbias
+    """Run one call. function: its name."""
+    return gradient_calls.run(  # type: ignore[no-any-return]
+        function,
+        {"dy": dy, "x": x, "bias": bias, "out": out, "dbias": add_to},
+        (activation, gate, dtype),
+        lambda: check_activation_gradient(dy, x, bias, activation, gate, out=out, dtype=dtype, add_to=add_to),
+        ROAD,
+    )
+
+
+def _on_host(call: ActivationGradientCall) -> None:
+    """Compute a checked call on NumPy arrays."""
     dbias, total = call.dbias, None
-    if not x.size:
+    if not call.x.size:
         if dbias is not None and not call.adds:
             dbias[...] = 0
-        return call.dx, dbias
+        return
     if dbias is not None:
-        total = BroadcastSum(dbias.shape, x.shape, 1, dbias if call.adds else None)
-    if gate is None:
-        host.bias_activation(dy, x, call.bias, activation, call.dx, total)
+        total = BroadcastSum(dbias.shape, call.x.shape, 1, dbias if call.adds else None)
+    if call.gate is None:
+        host.bias_activation(call.dy, call.x, call.bias, call.activation, call.dx, total)
     else:
-        host.gated(dy, x, call.bias, activation, call.dx, total, gate_first=gate == "first")
+        first = call.gate == "first"
+        host.gated(call.dy, call.x, call.bias, call.activation, call.dx, total, gate_first=first)
     if total is not None:
         total.store(dbias)
-    return call.dx, dbias
+
+
+ROAD = gradient_calls.Road(gradient_calls.activation_parts, gradient_calls.activation_steps, _on_host)

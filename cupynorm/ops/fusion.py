@@ -28,6 +28,8 @@ from cupynorm.invoke.fusion_calls import FusedCall, Operand, operand, result
 from cupynorm.lower.fused import Function
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.tracing import DeviceFunction, TraceError, trace
+from cupynorm.ops import fusion_gradients
+from cupynorm.ops.fusion_gradients import FusionGradients
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM, layer_norm, rms_norm
 from cupynorm.ops.softmax import LOG_SOFTMAX, SOFTMAX, log_softmax, softmax
 
@@ -66,7 +68,7 @@ def _is_number(kind: type) -> bool:
 class Fusion:
     """An op with a load before it and a store behind it; fuse makes it. Equal ones run the same kernels.
 
-    Call it as f(x, *load_operands, *store_operands, **arguments), see fuse.
+    Call it as f(x, *load_operands, *store_operands, **arguments), see fuse; f.backward gives its gradients.
     """
 
     op: RowOp
@@ -136,6 +138,108 @@ class Fusion:
                 results.append(made.pop(0) if each is None else each)
             results = (*results, *made)
         return results
+
+    def backward(
+        self, dy: Any, x: Any, /, *operands: Any, add_to: Mapping[str, Any] | None = None, **arguments: Any
+    ) -> FusionGradients:
+        """Return the gradients of a call of the fusion; what it computed is computed again, from x.
+
+        load and store are differentiated as they were traced. Comparisons and conditions have derivative 0, as abs has
+        at 0, relu at 0 and clip at its bounds; minimum and maximum of equal values give half to each; cast has
+        derivative 1; what `where` does not choose gets exactly 0. What load makes -inf is dropped by softmax and
+        log_softmax: nothing that arrives there counts, and nothing goes back.
+
+        Parameters
+        ----------
+        dy : array or tuple of array
+            The gradient that arrives at the result, of x's shape. Of several results a tuple, None where nothing
+            arrives: store's results in order, then with keep_loaded what was loaded.
+        x, operands
+            As in the call; operands by position or by name.
+        add_to : dict, optional
+            Arrays that gradients are added to and that are returned in their place, by the names of operands, "gamma"
+            and "beta"; each has its operand's shape.
+        arguments
+            gamma, beta, axis and eps, as in the call; out and dtype are those of x's gradient. out may be x or one of
+            dy.
+
+        Returns
+        -------
+        FusionGradients
+            A named tuple (x, operands, gamma, beta). operands: the gradients of load's operands, then of store's, each
+            in its operand's shape and dtype, summed over what was broadcast; None for numbers, integers and bool.
+            gamma and beta: None where none was given.
+
+        Raises
+        ------
+        TypeError
+            As the call does, for a load or store that is a DeviceFunction, and for CuPy arrays.
+        ValueError
+            As the call does, and for an add_to that does not fit.
+
+        Notes
+        -----
+        Sums are in float64 and rounded once: first within a row, then row after row in C order, from what add_to holds
+        on. So with an add_to of float64, rows that are cut into several calls give the bits of one call.
+
+        On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished
+        on its stream, nobody else may write to `out` or read from it.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from cupynorm import fuse, softmax
+        >>> scaled = fuse(softmax, load=lambda x, t: x * t)
+        >>> x, t = np.array([[0.0, 1.0], [0.0, 2.0]]), np.array([[1.0], [0.5]])
+        >>> gradients = scaled.backward(np.array([[1.0, 0.0], [1.0, 0.0]]), x, t)
+        >>> gradients.x.round(4).tolist(), gradients.operands[0].round(4).tolist()
+        ([[0.1966, -0.1966], [0.0983, -0.0983]], [[-0.1966], [-0.3932]])
+        """
+        for name in ("return_stats", "plan"):
+            if name in arguments:
+                raise TypeError(f"backward takes no {name}: it returns gradients, and NumPy computes them")
+        own = {name: each for name, each in arguments.items() if name in self.arguments}
+        given = self._bind(operands, {name: each for name, each in arguments.items() if name not in own})
+        load = fusion_gradients.differentiable("load", self.load)
+        store = fusion_gradients.differentiable("store", self.store)
+        eps = own.get("eps")
+        exact = eps_of(self.eps if eps is None else eps) if self.op.has_eps else 0.0
+        columns = {name: own[name] for name in self.op.columns if own.get(name) is not None}
+        call, arriving = fusion_gradients.check_arriving(
+            x,
+            dy,
+            self.results,
+            out=own.get("out"),
+            dtype=own.get("dtype"),
+            axis=own.get("axis", -1),
+            columns=columns,
+        )
+        names = (*self.load_operands, *self.store_operands)
+        found = [_operand(name, value, call) for name, value in zip(names, given, strict=True)]
+        if own.get("out") is not None:
+            fusion_gradients.check_dx(call.out, found)
+        targets, column_targets = fusion_gradients.targets_of(call, found, columns, add_to, arriving)
+        at = len(self.load_operands)
+        return fusion_gradients.run(
+            fusion_gradients.FusionGradientCall(
+                op=self.op,
+                load=load,
+                store=store,
+                on_device=call.on_device,
+                device=call.device,
+                x=call.x,
+                axes=call.axes,
+                columns=call.columns,
+                eps=exact,
+                load_operands=tuple(found[:at]),
+                store_operands=tuple(found[at:]),
+                arriving=arriving[:-1] if self.keep_loaded else arriving,
+                arriving_loaded=arriving[-1] if self.keep_loaded else None,
+                dx=call.out,
+                targets=targets,
+                column_targets=column_targets,
+            )
+        )
 
     def _run(self, given: Given, signature: Signature | None) -> Any:
         """Run a call with all checks; keep it. It returns the first result, and then the others that it allocates.

@@ -6,14 +6,16 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
+from cupynorm.call.arguments import is_number
 from cupynorm.call.losses import (
     CrossEntropyCall,
+    LogSumExpCall,
     check_cross_entropy,
     check_logsumexp,
     is_ignored,
-    refuse_device,
 )
 from cupynorm.host import losses
+from cupynorm.invoke import gradient_calls
 
 
 def logsumexp(
@@ -39,7 +41,7 @@ def logsumexp(
     Parameters
     ----------
     x : array
-        NumPy array of float16, bfloat16, float32 or float64, of any shape.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
     axis : int or tuple of int, default -1
         The reduced axes: the last one, or several trailing ones; the last one with lengths, causal, causal_offset or
         window.
@@ -60,7 +62,7 @@ def logsumexp(
     Raises
     ------
     TypeError, ValueError
-        As softmax does; TypeError for CuPy arrays, too.
+        As softmax does.
 
     Notes
     -----
@@ -89,13 +91,16 @@ def logsumexp(
         "window": window,
         "bias": bias,
     }
-    call = check_logsumexp(x, options, axis=axis, keepdims=keepdims, out=out, dtype=dtype)
-    if call.on_device:
-        arrays = {"x": x, "where": where, "lengths": lengths, "bias": bias, "out": out}
-        refuse_device("logsumexp", arrays)
-    if x.size:
-        losses.logsumexp(x, call.axes, call.out, None if call.mask is None else call.mask.on_host())
-    return call.out
+    arrays = {"x": x, "where": where, "lengths": lengths, "bias": bias, "out": out}
+    others = (each for name, each in options.items() if name not in arrays)
+    key = gradient_calls.option_keys(axis, keepdims, dtype, *others)
+    return gradient_calls.run(
+        "logsumexp",
+        arrays,
+        key,
+        lambda: check_logsumexp(x, options, axis=axis, keepdims=keepdims, out=out, dtype=dtype),
+        LOGSUMEXP,
+    )
 
 
 @overload
@@ -156,7 +161,8 @@ def cross_entropy(
     Parameters
     ----------
     logits : array
-        NumPy array of float16, bfloat16, float32 or float64; its last axis has the classes, of any number up to 2^24.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64; its last axis has the classes, up
+        to 2^24 of them.
     labels : array
         The class of each row: integers of any width, of logits' shape without its last axis, 0 to classes - 1, or
         ignore_index.
@@ -192,7 +198,7 @@ def cross_entropy(
     Raises
     ------
     TypeError
-        For arrays of another kind or dtype, labels that are no integers, and CuPy arrays.
+        For arrays of another kind or dtype, and labels that are no integers.
     ValueError
         For shapes that do not fit, a label out of range, or an option out of range.
 
@@ -218,38 +224,55 @@ def cross_entropy(
     >>> loss.round(4).tolist(), gradient.round(4).tolist()
     ([0.6931, 0.0], [[0.25, 0.25, -0.5], [0.0, 0.0, 0.0]])
     """
-    call = check_cross_entropy(
-        logits,
-        labels,
-        weight=weight,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        z_loss=z_loss,
-        return_grad=return_grad,
-        dloss=dloss,
-        grad=grad,
-        axis=axis,
-        out=out,
-        dtype=dtype,
+    given = {
+        "logits": logits,
+        "labels": labels,
+        "weight": weight,
+        "dloss": None if is_number(dloss) else dloss,
+        "out": out,
+        "grad": grad,
+    }
+    number = dloss if is_number(dloss) else None
+    key = gradient_calls.option_keys(ignore_index, label_smoothing, z_loss, return_grad, number, axis, dtype)
+    return gradient_calls.run(
+        "cross_entropy",
+        given,
+        key,
+        lambda: check_cross_entropy(
+            logits,
+            labels,
+            weight=weight,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            return_grad=return_grad,
+            dloss=dloss,
+            grad=grad,
+            axis=axis,
+            out=out,
+            dtype=dtype,
+        ),
+        CROSS_ENTROPY,
     )
-    if call.on_device:
-        arrays = {
-            "logits": logits,
-            "labels": labels,
-            "weight": weight,
-            "dloss": dloss,
-            "grad": grad,
-            "out": out,
-        }
-        refuse_device("cross_entropy", arrays)
-    if logits.size:
-        _on_host(call)
-    return call.loss if call.grad is None else (call.loss, call.grad)
 
 
-def _on_host(call: CrossEntropyCall) -> None:
-    """Compute a checked call that has rows on NumPy arrays."""
+def _cross_entropy(call: CrossEntropyCall) -> None:
+    """Compute a checked call of cross_entropy on NumPy arrays."""
+    if not call.logits.size:
+        return
     ignored = is_ignored(call.labels, call.ignore_index)
     labels = np.where(ignored, 0, call.labels).astype(np.int64)
     target = losses.Target(labels, ignored, call.weight, call.label_smoothing)
     losses.cross_entropy(call.logits, target, call.z_loss, call.loss, call.grad, call.dloss)
+
+
+def _logsumexp(call: LogSumExpCall) -> None:
+    """Compute a checked call of logsumexp on NumPy arrays."""
+    if call.x.size:
+        losses.logsumexp(call.x, call.axes, call.out, None if call.mask is None else call.mask.on_host())
+
+
+CROSS_ENTROPY = gradient_calls.Road(
+    gradient_calls.cross_entropy_parts, gradient_calls.cross_entropy_steps, _cross_entropy
+)
+LOGSUMEXP = gradient_calls.Road(gradient_calls.logsumexp_parts, gradient_calls.logsumexp_steps, _logsumexp)

@@ -17,6 +17,12 @@ from tests.lower.test_tracing import grow, needs_compiler
 
 RANDOM = np.random.default_rng(24)
 STEP = 1e-5
+START = RANDOM.bit_generator.state
+
+
+@pytest.fixture(autouse=True)
+def _the_same_numbers_in_every_order_of_tests() -> None:
+    RANDOM.bit_generator.state = START
 
 
 def traced(function: Any) -> Expression:

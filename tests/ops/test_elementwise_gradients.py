@@ -18,6 +18,14 @@ from tests.simulator import simulated
 __all__ = ["simulated"]  # a fixture
 
 RANDOM = np.random.default_rng(22)
+START = RANDOM.bit_generator.state
+
+
+@pytest.fixture(autouse=True)
+def _the_same_numbers_in_every_order_of_tests() -> None:
+    RANDOM.bit_generator.state = START
+
+
 # the function, its options, and how many columns its result has for each of x's
 CALLS: dict[str, tuple[str, dict[str, Any], int]] = {
     "gelu": ("bias_gelu", {}, 1),

@@ -1,0 +1,212 @@
+"""Gradients of norms and softmax on NumPy arrays: float64 arithmetic in blocks of rows, each result rounded once.
+
+A result may be one of the arrays that are read. Nothing is checked here; floating warnings are off.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cupynorm._values import NamedTuple
+from cupynorm.host.broadcast_sums import BroadcastSum
+from cupynorm.host.losses import _pieces
+from cupynorm.host.reference import _blocks, _columns, _round, _standardise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cupynorm.host.philox import Dropout
+    from cupynorm.host.reference import Index, Masking, _Rows
+
+Array = np.ndarray[Any, Any]
+
+
+class Sum(NamedTuple):
+    """Where the gradient of a parameter goes, which is summed over all along which the parameter is broadcast.
+
+    adds: to what `out` holds.
+    """
+
+    out: Any
+    adds: bool
+
+
+class AddGradient(NamedTuple):
+    """What else there is to the gradient of a norm of s = dropout(x + bias) + alpha * residual.
+
+    ds: the gradient that arrives at s itself; None is none. dresidual: where alpha times the gradient of s goes; None:
+    nowhere. dbias: where the gradient of x goes, summed over the rows.
+    """
+
+    ds: Any
+    alpha: float
+    dropout: Dropout | None
+    dresidual: Any
+    dbias: Sum | None
+
+
+class NormGradient(NamedTuple):
+    """A gradient of layer_norm (centred), or of rms_norm, over the last `axes` axes.
+
+    x: the input, or the result if from_y: then rstd is given, and beta is looked at. gamma and beta have no more axes
+    than the normalised ones. mean, rstd: of x's shape without the normalised axes; None: computed from x and eps.
+    dx: where the gradient of x goes, or with `add` that of the sum's x.
+    """
+
+    dy: Any
+    x: Any
+    axes: int
+    centred: bool
+    from_y: bool
+    gamma: Any
+    beta: Any
+    mean: Any
+    rstd: Any
+    eps: float
+    dx: Any
+    dgamma: Sum | None
+    dbeta: Sum | None
+    add: AddGradient | None
+
+
+@np.errstate(all="ignore")
+def norm(what: NormGradient) -> None:
+    """Write rstd * (g - mean(g) - z * mean(g * z)), where g = dy * gamma, and z is the normalised x; of all rows.
+
+    Means are over a row; mean(g) is 0 in rms_norm. The gradients of gamma and beta are the sums of dy * z and dy.
+    """
+    axes, shape = what.axes, what.x.shape
+    cols = math.prod(shape[len(shape) - axes :])
+    scale, shift = _columns(what.gamma, shape, axes), _columns(what.beta, shape, axes)
+    add = AddGradient(None, 1.0, None, None, None) if what.add is None else what.add
+    targets = (what.dgamma, what.dbeta, add.dbias)
+    dgamma, dbeta, dbias = sums = [_total(each, shape, axes) for each in targets]
+    for slope, rows in zip(_blocks(what.dy, axes), _blocks(what.x, axes), strict=True):
+        rstd = _normalise(what, rows, cols, scale, shift)
+        for values, normalised, piece in _together(slope, rows):
+            _add(dgamma, slope, piece, values, normalised)
+            _add(dbeta, slope, piece, values)
+        slope.apply_columns(np.multiply, scale)
+        along = _product_sum(slope, rows) / cols
+        level = slope.sum() / cols if what.centred else np.zeros_like(along)
+        for values, normalised, piece in _together(slope, rows):
+            found = rstd[:, None] * (values - level[:, None] - normalised * along[:, None])
+            if add.ds is not None:
+                found += add.ds[slope._index(piece)].astype(np.float64).reshape(found.shape)  # noqa: SLF001
+            if add.dresidual is not None:
+                _write(add.dresidual, slope, piece, add.alpha * found)
+            if add.dropout is not None:
+                start = slope._start(piece)  # noqa: SLF001
+                kept = add.dropout.kept(start, found.size).reshape(found.shape)
+                found = np.where(kept, found * add.dropout.factor, 0.0)
+            _add(dbias, slope, piece, found)
+            _write(what.dx, slope, piece, found)
+    for total, target in zip(sums, targets, strict=True):
+        _store(total, target)
+
+
+class SoftmaxGradient(NamedTuple):
+    """A gradient of softmax, or of log_softmax, over the last `axes` axes.
+
+    y: the result. dropout: of the result, which dy has not been through yet. dbias: where the gradient of a bias goes,
+    which broadcasts to y's shape.
+    """
+
+    dy: Any
+    y: Any
+    axes: int
+    log: bool
+    dropout: Dropout | None
+    dx: Any
+    dbias: Sum | None
+
+
+@np.errstate(all="ignore")
+def softmax(what: SoftmaxGradient, mask: Masking | None) -> None:
+    """Write scale * y * (dy - sum(dy * y)), or for log_softmax scale * (dy - exp(y) * sum(dy)); 0 where dropped.
+
+    Nothing that stands in a dropped place counts. The gradient of the bias is the sum of the same without scale.
+    """
+    scale = 1.0 if mask is None else mask.scale
+    dbias = _total(what.dbias, what.y.shape, what.axes)
+    for slope, rows in zip(_blocks(what.dy, what.axes), _blocks(what.y, what.axes), strict=True):
+        if what.dropout is not None:
+            slope.drop_out(what.dropout)
+        slope.drop(mask, 0.0)
+        if what.log:
+            rows.apply(np.exp)
+        rows.drop(mask, 0.0)
+        total = (slope.sum() if what.log else _product_sum(slope, rows))[:, None]
+        for values, p, piece in _together(slope, rows):
+            found = values - p * total if what.log else p * (values - total)
+            if mask is not None:  # in a row with a nan, what is dropped would be nan by now
+                slope._put(found, piece, mask, 0.0)  # noqa: SLF001
+            _add(dbias, slope, piece, found)
+            _write(what.dx, slope, piece, scale * found)
+    _store(dbias, what.dbias)
+
+
+def _normalise(what: NormGradient, rows: _Rows, cols: int, scale: Array | None, shift: Array | None) -> Array:
+    """Replace rows of x, or of y, by the normalised ones; return each row's 1 / deviation."""
+    if what.from_y:
+        if shift is not None:
+            rows.apply_columns(np.subtract, shift)
+        rows.apply_columns(np.divide, scale)
+        return _of_rows(what.rstd, rows)
+    if what.rstd is None:
+        return _standardise(rows, cols, what.eps, centred=what.centred)[1]
+    if what.mean is not None:
+        rows.apply(np.subtract, _of_rows(what.mean, rows))
+    factor = _of_rows(what.rstd, rows)
+    rows.apply(np.multiply, factor)
+    return factor
+
+
+def _of_rows(statistic: Array, rows: _Rows) -> Array:
+    """Return a statistic of these rows."""
+    found: Array = np.asarray(statistic[rows._rows]).astype(np.float64).reshape(-1)  # noqa: SLF001
+    return found
+
+
+def _together(slope: _Rows, rows: _Rows) -> Iterator[tuple[Array, Array, Index]]:
+    """Yield the pieces of two arrays, and the columns that they have."""
+    for (values, piece), (others, _) in zip(_pieces(slope), _pieces(rows), strict=True):
+        yield values, others, piece
+
+
+def _product_sum(slope: _Rows, rows: _Rows) -> Array:
+    """Return each row's sum of the products of two arrays' elements."""
+    parts = ((values * others).sum(axis=1) for values, others, _ in _together(slope, rows))
+    return slope._total(np.add, parts)  # noqa: SLF001
+
+
+def _write(out: Array, rows: _Rows, piece: Index, values: Array) -> None:
+    """Write a piece, rounded once."""
+    target = out[rows._index(piece)]  # noqa: SLF001
+    target[...] = _round(values, out.dtype).reshape(target.shape)
+
+
+def _total(target: Sum | None, shape: tuple[int, ...], axes: int) -> BroadcastSum | None:
+    """Begin the sum of an array of this shape over all along which a parameter is broadcast; None if nobody asks."""
+    if target is None:
+        return None
+    return BroadcastSum(target.out.shape, shape, axes, target.out if target.adds else None)
+
+
+def _add(total: BroadcastSum | None, rows: _Rows, piece: Index, *factors: Array) -> None:
+    """Add a piece of some rows, or the product of two, to a sum, if there is one."""
+    if total is None:
+        return
+    x, first = rows._x, rows._rows  # noqa: SLF001
+    values = factors[0] if len(factors) == 1 else factors[0] * factors[1]
+    between = (slice(None),) * (x.ndim - len(first) - len(piece))
+    total.add(values.reshape(x[rows._index(piece)].shape), (*first, *between, *piece))  # noqa: SLF001
+
+
+def _store(total: BroadcastSum | None, target: Sum | None) -> None:
+    """Write a sum, rounded once."""
+    if total is not None and target is not None:
+        total.store(target.out)

@@ -1,0 +1,234 @@
+"""Gradients of softmax and log_softmax, with every mask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cupynorm.call.gradients import GradientCall, check_softmax_gradient
+from cupynorm.host import gradients
+from cupynorm.invoke import gradient_calls
+
+
+def softmax_backward(
+    dy: Any,
+    y: Any,
+    axis: int | tuple[int, ...] = -1,
+    *,
+    scale: float | None = None,
+    where: Any = None,
+    lengths: Any = None,
+    left_padded: bool = False,
+    causal: bool = False,
+    causal_offset: int | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    bias: Any = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
+    return_dbias: bool = False,
+    out: Any = None,
+    dtype: Any = None,
+    add_to: Any = None,
+) -> Any:
+    """Return the gradient of softmax with respect to x: scale * dz, where dz = y * (dy - sum(dy * y)), from its result.
+
+    dz is the gradient of z = x * scale + bias. The sum is over the kept elements of the normalised axes. A dropped
+    element has a gradient of exactly 0, whatever dy and y hold there.
+
+    Parameters
+    ----------
+    dy : array
+        CuPy or NumPy array of float16, bfloat16, float32 or float64: the gradient that arrives at y, of its shape.
+    y : array
+        The result of softmax.
+    axis : int or tuple of int, default -1
+        As in softmax.
+    scale, where, lengths, left_padded, causal, causal_offset, window
+        As they were in softmax.
+    bias : array, optional
+        As in softmax; only its shape and dtype matter, and only with return_dbias=True.
+    dropout, seed, offset
+        Those of a ``cupynorm.dropout(y, dropout, seed=seed, offset=offset)`` that dy has yet to be taken through, as in
+        attention; y is the result of softmax before it. Default: none.
+    return_dbias : bool, default False
+        Return the gradient of the bias as well.
+    out : array, optional
+        Where dx is written, of y's shape and of any dtype; may be dy or y itself.
+    dtype : dtype, optional
+        That of dx; default: that of `out`, else y's.
+    add_to : array, optional
+        An array of the bias's shape that dbias is added to, and that is returned in its place. With return_dbias=True
+        only.
+
+    Returns
+    -------
+    array or tuple of array
+        dx, of y's shape; with return_dbias=True: (dx, dbias). dbias is dz summed over all along which the bias is
+        broadcast, and has the bias's shape and dtype.
+
+    Raises
+    ------
+    TypeError
+        For arrays of another kind or dtype, a mask or option of another dtype or kind.
+    ValueError
+        For a shape that does not fit, an option that is out of range, an `out` or add_to that shares memory, or a
+        dbias without a bias.
+
+    Notes
+    -----
+    Arithmetic is in float64, and each element is rounded once. dbias is summed in float64, a row's elements first, then
+    row after row in C order, from what add_to holds on.
+
+    A row with nothing kept has a gradient of 0. nan or inf in a dropped place stays out of the row if the mask is given
+    here. A mask may be left out where dy is finite: y is 0 where it dropped.
+
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import softmax_backward
+    >>> y, dy = np.array([[0.5, 0.5, 0.0]]), np.array([[1.0, 0.0, np.nan]])
+    >>> softmax_backward(dy, y, where=np.array([True, True, False])).tolist()
+    [[0.25, -0.25, 0.0]]
+    >>> dx, dbias = softmax_backward(dy, y, lengths=[2], scale=2.0, bias=np.zeros(1), return_dbias=True)
+    >>> dx.tolist(), dbias.tolist()
+    ([[0.5, -0.5, 0.0]], [0.0])
+    """
+    options = {
+        "scale": scale,
+        "where": where,
+        "lengths": lengths,
+        "left_padded": left_padded,
+        "causal": causal,
+        "causal_offset": causal_offset,
+        "window": window,
+        "bias": bias,
+    }
+    drop = (dropout, seed, offset)
+    return _run("softmax_backward", dy, y, axis, options, drop, return_dbias, out, dtype, add_to)
+
+
+def log_softmax_backward(
+    dy: Any,
+    y: Any,
+    axis: int | tuple[int, ...] = -1,
+    *,
+    scale: float | None = None,
+    where: Any = None,
+    lengths: Any = None,
+    left_padded: bool = False,
+    causal: bool = False,
+    causal_offset: int | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    bias: Any = None,
+    return_dbias: bool = False,
+    out: Any = None,
+    dtype: Any = None,
+    add_to: Any = None,
+) -> Any:
+    """Return the gradient of log_softmax with respect to x: scale * dz, where dz = dy - exp(y) * sum(dy).
+
+    As in softmax_backward, sums are over kept elements, and dropped ones have a gradient of exactly 0.
+
+    Parameters
+    ----------
+    dy : array
+        The gradient that arrives at y, of its shape.
+    y : array
+        The result of log_softmax.
+    axis : int or tuple of int, default -1
+        As in log_softmax.
+    scale, where, lengths, left_padded, causal, causal_offset, window
+        As they were in log_softmax.
+    bias, return_dbias, out, dtype, add_to
+        As in softmax_backward.
+
+    Returns
+    -------
+    array or tuple of array
+        dx, of y's shape; with return_dbias=True: (dx, dbias).
+
+    Raises
+    ------
+    TypeError, ValueError
+        As softmax_backward does.
+
+    Notes
+    -----
+    As in softmax_backward, but a mask must be given here: the sum of dy is over what it keeps.
+
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import log_softmax_backward
+    >>> y = np.log(np.array([[0.25, 0.75]]))
+    >>> log_softmax_backward(np.array([[1.0, 0.0]]), y).round(6).tolist()
+    [[0.75, -0.75]]
+    """
+    options = {
+        "scale": scale,
+        "where": where,
+        "lengths": lengths,
+        "left_padded": left_padded,
+        "causal": causal,
+        "causal_offset": causal_offset,
+        "window": window,
+        "bias": bias,
+    }
+    drop = (0.0, None, 0)
+    return _run("log_softmax_backward", dy, y, axis, options, drop, return_dbias, out, dtype, add_to)
+
+
+def _run(
+    function: str,
+    dy: Any,
+    y: Any,
+    axis: int | tuple[int, ...],
+    options: dict[str, Any],
+    drop: tuple[float, int | None, int],
+    return_dbias: bool,  # noqa: FBT001
+    out: Any,
+    dtype: Any,
+    add_to: Any,
+) -> Any:
+    """Run one call. drop: p, seed and offset of a dropout."""
+    given = {"dy": dy, "y": y, **{name: options[name] for name in MASK_ARRAYS}, "out": out, "dbias": add_to}
+    others = (each for name, each in options.items() if name not in MASK_ARRAYS)
+    p, seed, offset = drop
+    scalars = gradient_calls.scalars_of(p, seed, offset)
+    key = (axis, return_dbias, dtype, p, *(() if scalars else (seed, offset)), *others)
+    dropout = {"dropout": p, "seed": seed, "offset": offset}
+    return gradient_calls.run(
+        function,
+        given,
+        gradient_calls.option_keys(*key),
+        lambda: check_softmax_gradient(
+            function,
+            dy,
+            y,
+            options,
+            log=function == "log_softmax_backward",
+            **dropout,
+            return_dbias=return_dbias,
+            axis=axis,
+            out=out,
+            dtype=dtype,
+            add_to=add_to,
+        ),
+        ROAD,
+        scalars,
+    )
+
+
+def _on_host(call: GradientCall) -> None:
+    """Compute a checked call on NumPy arrays."""
+    gradients.softmax(call.what, None if call.mask is None else call.mask.on_host())
+
+
+MASK_ARRAYS = ("where", "lengths", "bias")
+ROAD = gradient_calls.Road(gradient_calls.softmax_parts, gradient_calls.softmax_steps, _on_host)
