@@ -17,6 +17,7 @@ from cupynorm._dtypes import DTYPES, compute_dtype, cpp, dtype_of
 from cupynorm.bert import device_steps, few_tokens, packed_attention
 from cupynorm.call import asking
 from cupynorm.catalog import forms
+from cupynorm.catalog.form import Form
 from cupynorm.lower import elementwise
 from cupynorm.lower.row import RowOp
 from cupynorm.plan.choose import choose
@@ -213,6 +214,8 @@ def _lowered(call: Call) -> Any:
     for number, (name, (shape, kind, holds)) in enumerate(form.given(call.rows, call.cols, dtype).items()):
         if holds in {"lengths", "ragged"}:  # checked to be at most cols
             arrays[name] = np.full(shape, call.cols, kind)
+        elif holds == "labels":
+            arrays[name] = np.zeros(shape, kind)
         elif name in {"gamma", "beta"}:
             parameters = call.parameters
             arrays[name] = None if parameters is None else _array(number, shape, dtype_of(parameters))
@@ -229,7 +232,7 @@ def _lowered(call: Call) -> Any:
     return asking.spec_of(lambda: form.call(arrays, out=out))
 
 
-def _quantized(form: forms.Form, kind: Any) -> Any:
+def _quantized(form: Form, kind: Any) -> Any:
     """Return the result's dtype on the host, where float8 has one."""
     return build_gate.quantized_dtype(form.quantized) if form.quantized else kind
 

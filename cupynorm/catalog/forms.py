@@ -5,16 +5,16 @@ A form is one call on given arrays: a row op alone, masked, of a sum, quantised 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cupynorm import _dtypes
 from cupynorm._dtypes import compute_dtype, device_dtype, dtype_of, quantized_dtype
 from cupynorm.call.quantize import Quantize
 from cupynorm.catalog import op_table
+from cupynorm.catalog.form import EVEN, LONG, TOKENS, Array, Arrays, Form, Given, wide
+from cupynorm.catalog.gradient_forms import GRADIENTS
 from cupynorm.host.philox import Dropout
 from cupynorm.ops import add_norm, elementwise, heads
 from cupynorm.ops.fusion import fuse
@@ -24,85 +24,12 @@ from cupynorm.ops.softmax import log_softmax, softmax
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cupynorm.lower.row import RowOp
 
-Array = np.ndarray[Any, Any]
-Arrays = dict[str, Any]
-
-# rows x columns that are measured by default
-EVEN = tuple((49152, cols) for cols in (128, 512, 1024, 2048, 4096, 8192))
-LONG = tuple((4096, cols) for cols in (16384, 20480, 32768, 50257, 131072))  # rows that several blocks share
-TOKENS = ((4096, 768),)  # 32 texts of 128 tokens, BERT-base
 KEPT = 0.8  # of a mask of bytes
 P, SEED = 0.1, 7  # of a dropout
 SCALE = 0.125  # of attention's scores, for heads of 64
 SCALES = {"int8": 0.5, "float8_e4m3fn": 0.2, "float8_e5m2": 0.01}  # of a whole result: nothing saturates
 HEAD, SEQ = 64, 128
-
-
-def _wide(x: Any) -> Array:
-    return np.asarray(x, np.float64)
-
-
-class Given(NamedTuple):
-    """An array of a form's call.
-
-    holds: "numbers", "mask" (bytes), "lengths" (all columns), "ragged" (lengths) or "result" (it is written).
-    """
-
-    shape: tuple[int, ...]
-    dtype: Any
-    holds: str = "numbers"
-
-    @property
-    def bytes(self) -> int:
-        """Its size in memory."""
-        return math.prod(self.shape) * int(np.dtype(self.dtype).itemsize)
-
-
-@dataclasses.dataclass(frozen=True)
-class Form:
-    """A call that is measured, tested and explained.
-
-    given: returns the arrays that are read or written, from rows, columns and dtype; "y" is the one that out= takes.
-    call: the public function, given arrays by name and options. reference: the expected results, from the definition,
-    in float64. torch: the same in PyTorch, given its module and tensors; None where it has none. target: the share of
-    the copy rate that is wanted on an H200; with `beside`, the share of that form's rate instead. unread: returns how
-    many elements of x need not be read, from the shape of x.
-    """
-
-    name: str
-    given: Callable[[int, int, Any], dict[str, Given]]
-    call: Callable[..., Any]
-    reference: Callable[[Arrays], tuple[Array, ...]]
-    torch: Callable[[Any, Arrays], Any] | None = None
-    target: float | None = None
-    beside: str = ""
-    unread: Callable[[tuple[int, ...]], int] | None = None
-    shapes: tuple[tuple[int, int], ...] = EVEN
-    random: bool = False  # peers draw other numbers: results are not compared
-    quantized: str = ""
-
-    @property
-    def alone(self) -> bool:
-        """Whether it is a row op with nothing around it: one of op_table.OPS."""
-        return any(self.name == op.name for op in op_table.OPS)
-
-    @property
-    def row(self) -> RowOp:
-        """The row op that is alone."""
-        return op_table.op(self.name).row
-
-    @property
-    def missing(self) -> str:
-        """The package that must be installed before it can be called; empty as a rule."""
-        return "ml_dtypes" if self.quantized.startswith("float8") and "bfloat16" not in _dtypes.DTYPES else ""
-
-    def bytes_moved(self, rows: int, cols: int, dtype: Any) -> int:
-        """Return the bytes that any implementation moves: each input is read once, each output is written once."""
-        given = self.given(rows, cols, dtype_of(dtype))
-        unread = 0 if self.unread is None else self.unread(given["x"].shape) * given["x"].dtype.itemsize
-        return sum(each.bytes for each in given.values()) - unread
 
 
 def _rows(
@@ -232,7 +159,7 @@ def _masked(op: Any, what: str) -> Form:
         return found | mask.given(found["x"].shape, dtype)
 
     def reference(a: Arrays) -> tuple[Array, ...]:
-        z = _wide(a["x"]) * SCALE + _wide(a.get("bias", 0))
+        z = wide(a["x"]) * SCALE + wide(a.get("bias", 0))
         kept = np.broadcast_to(mask.kept(a), z.shape)
         y = op_table.op(op.__name__).reference(np.where(kept, z, -np.inf))[0]
         return (np.where(kept, y, 0 if op is softmax else -np.inf),)
@@ -272,10 +199,10 @@ def _added(op: op_table.Op, how: str) -> Form:
     drop = {"dropout": P, "seed": SEED} if how == "dropout" else {}
 
     def total(a: Arrays) -> Array:
-        s = _wide(a["x"]) + _wide(a["bias"])
+        s = wide(a["x"]) + wide(a["bias"])
         if drop:
             s = _dropped(s)
-        return np.asarray(s + _wide(a["residual"]))
+        return np.asarray(s + wide(a["residual"]))
 
     def reference(a: Arrays) -> tuple[Array, ...]:
         s = total(a)
@@ -378,7 +305,7 @@ def _biased(name: str, function: Any, of: _Activation, target: float | None = No
         name,
         _rows(columns=("bias",)),
         lambda a, **options: function(a["x"], a["bias"], **of.options, **options),
-        lambda a: (of.formula(_wide(a["x"]) + _wide(a["bias"])),),
+        lambda a: (of.formula(wide(a["x"]) + wide(a["bias"])),),
         lambda t, a: of.torch(t.nn.functional, a["x"] + a["bias"]),
         target,
     )
@@ -392,7 +319,7 @@ def _gated(name: str, function: Any, of: _Activation, *, biased: bool) -> Form:
         return found | ({"bias": Given((2 * cols,), dtype)} if biased else {})
 
     def reference(a: Arrays) -> tuple[Array, ...]:
-        gate, value = np.split(_wide(a["x"]) + _wide(a.get("bias", 0)), 2, axis=-1)
+        gate, value = np.split(wide(a["x"]) + wide(a.get("bias", 0)), 2, axis=-1)
         return (of.formula(gate) * value,)
 
     def torch(t: Any, a: Arrays) -> Any:
@@ -412,7 +339,7 @@ DROPOUT = Form(
     "dropout",
     _rows(),
     lambda a, **options: elementwise.dropout(a["x"], P, seed=SEED, **options),
-    lambda a: (_dropped(_wide(a["x"])),),
+    lambda a: (_dropped(wide(a["x"])),),
     lambda t, a: t.nn.functional.dropout(a["x"], P),
     random=True,
 )
@@ -427,7 +354,7 @@ FUSED = Form(
     _rows(("residual",), ("gamma", "beta")),
     lambda a, **options: SCALED_SUM(a["x"], a["residual"], gamma=a["gamma"], beta=a["beta"], **options),
     lambda a: op_table.op("layer_norm").reference(
-        _wide(a["x"]) * 0.5 + _wide(a["residual"]), a["gamma"], a["beta"]
+        wide(a["x"]) * 0.5 + wide(a["residual"]), a["gamma"], a["beta"]
     )[:1],
     lambda t, a: TORCH["layer_norm"](t, {**a, "x": a["x"] * 0.5 + a["residual"]}),
     0.98,
@@ -473,7 +400,7 @@ def _split(name: str, parts: int) -> Form:
         name,
         _tokens(parts, merged=False),
         lambda a, **options: function(a["x"], a["bias"], heads=_count(a["x"].shape[-1] // parts), **options),
-        lambda a: (taken_apart(_wide(a["x"]) + _wide(a["bias"])),),
+        lambda a: (taken_apart(wide(a["x"]) + wide(a["bias"])),),
         lambda _, a: taken_apart(a["x"] + a["bias"]).contiguous(),
         0.95,
         shapes=TOKENS,
@@ -489,7 +416,7 @@ MERGED = Form(
     "merge_heads",
     _tokens(1, merged=True),
     lambda a, **options: heads.merge_heads(a["x"], **options),
-    lambda a: (_wide(_merge(a)),),
+    lambda a: (wide(_merge(a)),),
     lambda _, a: _merge(a),
     target=0.95,
     shapes=TOKENS,
@@ -520,6 +447,7 @@ FORMS: dict[str, Form] = {
         _gated("geglu", elementwise.geglu, GELU, biased=True),
         _gated("swiglu", elementwise.swiglu, SILU, biased=False),
         DROPOUT,
+        *GRADIENTS,
         _split("add_qkv_bias", 3),
         _split("split_heads", 1),
         MERGED,
@@ -545,4 +473,6 @@ def inputs(what: Form, rows: int, cols: int, dtype: Any) -> Arrays:
             found[name] = random.random(shape) < KEPT
         elif holds in {"lengths", "ragged"}:
             found[name] = random.integers(0, cols + 1, shape).astype(kind)
+        elif holds == "labels":
+            found[name] = random.integers(0, cols, shape).astype(kind)
     return found

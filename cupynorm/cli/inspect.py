@@ -168,8 +168,12 @@ def explain(*, op: str, as_json: bool, **options: Any) -> None:
     fields["occupancy"] = f"{fields['occupancy']:.0%}"
     for name in ("rule", "why"):  # the launch tells them
         fields["plan"].pop(name, None)
+    further = fields.pop("further")
     del fields["rule"], fields["without"]
     fields |= _earned(explanation)
+    for number, each in enumerate(further, 2):
+        numbers = ", ".join(f"{name} {value}" for name, value in each["plan"].items())
+        fields[f"kernel {number}"] = f"{each['kernel']} ({numbers}; {each['registers'] or '-'} registers)"
     for name in ("problem", "plan"):
         print_fields(name, fields.pop(name))
     print_fields(

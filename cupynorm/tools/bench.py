@@ -20,7 +20,7 @@ import cupynorm
 from cupynorm._dtypes import Dtype, dtype_of
 from cupynorm.call.view import View
 from cupynorm.catalog import forms, op_table
-from cupynorm.catalog.forms import Arrays, Form
+from cupynorm.catalog.form import Arrays, Form
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import row_spec
 from cupynorm.plan.config import Plan
@@ -109,18 +109,33 @@ def ours(what: Form, sets: Sequence[Arrays], plan: str | Plan | None) -> Run:
 
 
 def planned(point: Point) -> dict[str, Any]:
-    """Return the plan at a point, and compile and load its kernel. No device array is needed."""
-    device, what = devices.present_device(), lowered(point)
-    if isinstance(what.problem, Problem):
-        return row_ops._prepare(device, what, None).plan.as_dict()  # noqa: SLF001  run() without the launch
-    return explain.load(what, device)
+    """Return the plan at a point, and compile and load its kernels. No device array is needed."""
+    device = devices.present_device()
+    plans = []
+    for what in kernels_at(point):
+        if isinstance(what.problem, Problem):
+            plans.append(row_ops._prepare(device, what, None).plan.as_dict())  # noqa: SLF001  run() without the launch
+        else:
+            plans.append(explain.load(what, device))
+    return plans[0]
+
+
+def kernels_at(point: Point) -> tuple[Any, ...]:
+    """Return the lowered kernels of a call at a point; the one that has variants first."""
+    what = forms.form(point.op)
+    if what.alone:
+        return (lowered(point),)
+    return explain.form_specs(what, point.rows, point.cols, dtype_of(point.dtype), point.offset)
 
 
 def lowered(point: Point, weights: Dtype | None = None) -> Any:
-    """Return a point's lowered call. weights: the dtype of a plain op's parameters; default: x's."""
+    """Return a point's lowered call: of several kernels, the first of kernels_at().
+
+    weights: the dtype of a plain op's parameters; default: x's.
+    """
     dtype, what = dtype_of(point.dtype), forms.form(point.op)
     if not what.alone:
-        return explain.form_spec(what, point.rows, point.cols, dtype, point.offset)
+        return kernels_at(point)[0]
     weights, op = weights or dtype, op_table.op(point.op)
     pointer = point.offset * dtype.itemsize
     x = View(pointer, (point.rows, point.cols), (point.cols * dtype.itemsize, dtype.itemsize), dtype)

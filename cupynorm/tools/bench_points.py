@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from cupynorm._dtypes import dtype_of
 from cupynorm.catalog import forms
+from cupynorm.catalog.form import EVEN, LONG
 from cupynorm.tools.results import Point
 
 LARGEST_BYTES = 6 << 30  # of x and y together: the default sweep halves its rows until they fit
@@ -78,7 +79,7 @@ def points(
                     for each in rows or (0,)
                 ]
             elif not (what.alone and op in ops):
-                own = forms.EVEN + forms.LONG if what.alone else what.shapes
+                own = EVEN + LONG if what.alone else what.shapes
                 shapes = [(_halved(rows, width, size), width, 0) for rows, width in own]
                 shapes = [each for each in shapes if len(shapes) == 1 or each[1] == QUICK_COLS or not quick]
             elif quick:

@@ -12,7 +12,7 @@ import numpy as np
 
 from cupynorm._dtypes import Dtype, dtype_of
 from cupynorm.catalog import forms
-from cupynorm.catalog.forms import Arrays, Given
+from cupynorm.catalog.form import Arrays, Given
 from cupynorm.runtime import devices
 from cupynorm.tools.results import Point
 
@@ -117,6 +117,8 @@ def _pattern(given: Given, cols: int) -> Any:
         numbers: Any = np.full(PATTERN, cols)
     elif given.holds == "ragged":
         numbers = forms.ragged(given.shape[0], cols).reshape(-1)
+    elif given.holds == "labels":
+        numbers = np.random.default_rng(0).integers(0, cols, PATTERN)
     elif given.holds == "mask":
         numbers = np.random.default_rng(0).random(PATTERN) < forms.KEPT
     else:

@@ -26,7 +26,7 @@ from cupynorm.tools.rule_plans import Content
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cupynorm.catalog.forms import Arrays, Form
+    from cupynorm.catalog.form import Arrays, Form
     from cupynorm.lower.row import RowOp
     from cupynorm.lower.spec import KernelSpec
     from cupynorm.plan.base import Occupancy
@@ -61,7 +61,8 @@ class Explanation:
     (given by plan=). why: the rule and its file, or what else decided. rule: the rule that decided, what it reaches and
     where it comes from; None where none did. without: what would be chosen without that rule, and its share at the same
     point.
-    registers: None where there was no compiler to ask.
+    registers: None where there was no compiler to ask. further: other kernels of the call, which have no variants, such
+    as the sums of parameters' gradients; bytes_moved is that of the whole call.
     """
 
     op: str
@@ -77,6 +78,7 @@ class Explanation:
     note: str
     rule: DecidingRule | None = None
     without: Alternative | None = None
+    further: tuple[Explanation, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields, for JSON."""
@@ -137,16 +139,25 @@ def explain_form(
     limits = _limits(device)
     _check_shape(shape, dtype_of(dtype))
     rows, cols = math.prod(shape[:-1]), shape[-1]
-    spec, moved = form_spec(what, rows, cols, dtype), what.bytes_moved(rows, cols, dtype)
+    specs, moved = form_specs(what, rows, cols, dtype), what.bytes_moved(rows, cols, dtype)
+    spec, *others = specs
+    further = tuple(_one_kernel(what.name, each, limits, 0) for each in others)
     if isinstance(spec.problem, Problem):
-        return _planned(what.name, spec, limits, plan, moved, tuned=device is None)
-    if plan is not None:
-        raise ValueError(f"{what.name} has one kernel and no variants: plan={plan!r} chooses nothing")
+        found = _planned(what.name, spec, limits, plan, moved, tuned=device is None)
+    elif plan is not None:
+        raise ValueError(f"{what.name} has no variants: plan={plan!r} chooses nothing")
+    else:
+        found = _one_kernel(what.name, spec, limits, moved)
+    return dataclasses.replace(found, further=further)
+
+
+def _one_kernel(name: str, spec: KernelSpec, limits: Limits, moved: int) -> Explanation:
+    """Explain a kernel that has no variants."""
     kernel = _kernel_of(spec, limits)
     ask = _Compiled(spec.text, limits)
     resident = ask.resident_blocks(kernel.expression, kernel.block, 0)
     return Explanation(
-        op=what.name,
+        op=name,
         device=limits.name,
         problem=kernel.problem,
         plan=kernel.numbers,
@@ -161,16 +172,24 @@ def explain_form(
 
 
 def form_spec(what: Form, rows: int, cols: int, dtype: Any, offset: int = 0) -> Any:
-    """Lower a form's call on contiguous, aligned arrays that begin `offset` elements behind an aligned address."""
+    """Lower a form's call, as form_specs(); the kernel that has variants, of several."""
+    return form_specs(what, rows, cols, dtype, offset)[0]
+
+
+def form_specs(what: Form, rows: int, cols: int, dtype: Any, offset: int = 0) -> tuple[Any, ...]:
+    """Lower a form's call on contiguous, aligned arrays that begin `offset` elements behind an aligned address.
+
+    Kernels that have variants come first.
+    """
     given: Arrays = {}
     for name, (each, kind, holds) in what.given(rows, cols, dtype_of(dtype)).items():
         if holds == "result":
             continue
-        if holds in {"lengths", "ragged"}:  # which are looked at
-            given[name] = np.full(each, cols, kind)
+        if holds in {"lengths", "ragged", "labels"}:  # which are looked at
+            given[name] = np.full(each, 0 if holds == "labels" else cols, kind)
         else:  # untouched pages take no memory
             given[name] = np.empty(math.prod(each) + offset, kind)[offset:].reshape(each)
-    return asking.spec_of(lambda: what.call(given))
+    return asking.specs_of(lambda: what.call(given))
 
 
 class _Kernel(NamedTuple):

@@ -18,7 +18,7 @@ import numpy as np
 
 import cupynorm
 from cupynorm.catalog import forms, op_table
-from cupynorm.catalog.forms import Arrays
+from cupynorm.catalog.form import Arrays
 from cupynorm.runtime import devices
 from cupynorm.tools import peers, timing
 from cupynorm.tools.results import OURS, HostTime, Timing

@@ -16,7 +16,7 @@ import numpy as np
 from cupynorm.runtime import devices
 
 if TYPE_CHECKING:
-    from cupynorm.catalog.forms import Arrays, Form
+    from cupynorm.catalog.form import Arrays, Form
 
 PEERS = ("cupy", "torch", "compile", "triton")
 NEEDS = {

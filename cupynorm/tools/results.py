@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cupynorm.catalog.forms import FORMS, LONG
+from cupynorm.catalog.form import LONG
+from cupynorm.catalog.forms import FORMS
 from cupynorm.tools import documents
 
 if TYPE_CHECKING:
-    from cupynorm.catalog.forms import Form
+    from cupynorm.catalog.form import Form
 
 OURS = "cupynorm"  # and "cupynorm <variant>" where a variant was forced
 COPY = "copy"  # prefix of contenders that only copy the same number of bytes
@@ -143,7 +144,7 @@ TARGETS = (  # of plain row ops; forms.py has those of other forms
     Target("odd or misaligned, < 1000", 0.90, "odd", 1, 999),
     Target("1 to 64 rows x 64K to 16M", 0.85, "few", 1),
 )
-LONG_TARGETS = {"even": 0.93, "odd": 0.90}  # of forms at forms.LONG's widths, by kind
+LONG_TARGETS = {"even": 0.93, "odd": 0.90}  # of forms at form.LONG's widths, by kind
 MEAN_TARGET = 0.98  # the geometric mean of all shares
 HOST_TARGETS = {  # seconds per call, on an H200's host
     "layer_norm(x, gamma, beta)": 5.0e-6,

@@ -17,6 +17,7 @@ from typing import Any
 
 from cupynorm._dtypes import dtype_of
 from cupynorm.catalog import forms
+from cupynorm.catalog.form import Form
 from cupynorm.invoke import row_ops
 from cupynorm.plan.config import ACCESS_BYTES, DOUBLE_BYTES, Plan
 from cupynorm.plan.limits import Limits
@@ -320,7 +321,7 @@ def measure(point: Point, how: Mapping[Plan, str]) -> Shares:
 
 
 def _timed(
-    point: Point, form: forms.Form, plans: Sequence[Plan], refused: dict[str, int]
+    point: Point, form: Form, plans: Sequence[Plan], refused: dict[str, int]
 ) -> dict[Plan, tuple[float, float, float]]:
     moved = form.bytes_moved(point.rows, point.cols, dtype_of(point.dtype))
     sets = buffers.allocate(point, moved)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from cupynorm.catalog.forms import Arrays, Form
+    from cupynorm.catalog.form import Arrays, Form
 
     Array = np.ndarray[Any, Any]
 
@@ -126,11 +126,11 @@ class _FormCheck:
 
     def prepare(self, device: int) -> None:
         """Compile and load the kernels that run() will launch."""
-        spec = explain.form_spec(self.what, FORM_ROWS, self.cols, self.dtype)
-        if isinstance(spec.problem, Problem):
-            row_ops.prepared(device, spec, None)
-        else:
-            explain.load(spec, device)
+        for spec in explain.form_specs(self.what, FORM_ROWS, self.cols, self.dtype):
+            if isinstance(spec.problem, Problem):
+                row_ops.prepared(device, spec, None)
+            else:
+                explain.load(spec, device)
 
     def run(self) -> Result:
         """Run the call and compare."""

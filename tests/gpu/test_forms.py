@@ -9,7 +9,8 @@ import pytest
 
 from cupynorm._dtypes import DTYPES
 from cupynorm.catalog import forms
-from cupynorm.catalog.forms import FORMS, Form
+from cupynorm.catalog.form import Form
+from cupynorm.catalog.forms import FORMS
 from cupynorm.tools import bench, buffers
 from cupynorm.tools.results import OURS, Point
 from cupynorm.tools.testing import assert_form_close

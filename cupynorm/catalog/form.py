@@ -1,0 +1,93 @@
+"""Form: a call that is measured, tested and explained; forms.py has all that exist."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from cupynorm import _dtypes
+from cupynorm._dtypes import dtype_of
+from cupynorm.catalog import op_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cupynorm.lower.row import RowOp
+
+Array = np.ndarray[Any, Any]
+Arrays = dict[str, Any]
+
+# rows x columns that are measured by default
+EVEN = tuple((49152, cols) for cols in (128, 512, 1024, 2048, 4096, 8192))
+LONG = tuple((4096, cols) for cols in (16384, 20480, 32768, 50257, 131072))  # rows that several blocks share
+TOKENS = ((4096, 768),)  # 32 texts of 128 tokens, BERT-base
+
+
+class Given(NamedTuple):
+    """An array of a form's call.
+
+    holds: "numbers", "mask" (bytes), "lengths" (all columns), "ragged" (lengths), "labels" (columns) or "result" (it is
+    written).
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    holds: str = "numbers"
+
+    @property
+    def bytes(self) -> int:
+        """Its size in memory."""
+        return math.prod(self.shape) * int(np.dtype(self.dtype).itemsize)
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """A call that is measured, tested and explained.
+
+    given: returns the arrays that are read or written, from rows, columns and dtype; "y" is the one that out= takes.
+    call: the public function, given arrays by name and options. reference: the expected results, from the definition,
+    in float64. torch: the same in PyTorch, given its module and tensors; None where it has none. target: the share of
+    the copy rate that is wanted on an H200; with `beside`, the share of that form's rate instead. unread: returns how
+    many elements of x need not be read, from the shape of x.
+    """
+
+    name: str
+    given: Callable[[int, int, Any], dict[str, Given]]
+    call: Callable[..., Any]
+    reference: Callable[[Arrays], tuple[Array, ...]]
+    torch: Callable[[Any, Arrays], Any] | None = None
+    target: float | None = None
+    beside: str = ""
+    unread: Callable[[tuple[int, ...]], int] | None = None
+    shapes: tuple[tuple[int, int], ...] = EVEN
+    random: bool = False  # peers draw other numbers: results are not compared
+    quantized: str = ""
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is a row op with nothing around it: one of op_table.OPS."""
+        return any(self.name == op.name for op in op_table.OPS)
+
+    @property
+    def row(self) -> RowOp:
+        """The row op that is alone."""
+        return op_table.op(self.name).row
+
+    @property
+    def missing(self) -> str:
+        """The package that must be installed before it can be called; empty as a rule."""
+        return "ml_dtypes" if self.quantized.startswith("float8") and "bfloat16" not in _dtypes.DTYPES else ""
+
+    def bytes_moved(self, rows: int, cols: int, dtype: Any) -> int:
+        """Return the bytes that any implementation moves: each input is read once, each output is written once."""
+        given = self.given(rows, cols, dtype_of(dtype))
+        unread = 0 if self.unread is None else self.unread(given["x"].shape) * given["x"].dtype.itemsize
+        return sum(each.bytes for each in given.values()) - unread
+
+
+def wide(x: Any) -> Array:
+    """Return an array in float64."""
+    return np.asarray(x, np.float64)

@@ -1,0 +1,303 @@
+"""The gradients and losses among the forms. In their calls y is the gradient of x, as what `out` takes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cupynorm._dtypes import compute_dtype
+from cupynorm.catalog.form import EVEN, LONG, Array, Arrays, Form, Given, wide
+from cupynorm.ops import elementwise_gradients, losses, norm_gradients, softmax_gradients
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _given(
+    rows_and_cols: tuple[str, ...] = (),
+    columns: tuple[str, ...] = (),
+    per_row: tuple[str, ...] = (),
+    sums: int = 0,
+) -> Callable[[int, int, Any], dict[str, Given]]:
+    """Return `given` of dy, x, others of their shape, parameters, statistics, y, and so many sums of parameters."""
+
+    def given(rows: int, cols: int, dtype: Any) -> dict[str, Given]:
+        found = {name: Given((rows, cols), dtype) for name in ("dy", "x", *rows_and_cols)}
+        found |= {name: Given((cols,), dtype) for name in columns}
+        found |= {name: Given((rows,), compute_dtype(dtype)) for name in per_row}
+        found["y"] = Given((rows, cols), dtype, "result")
+        return found | {f"sum {number}": Given((cols,), dtype, "result") for number in range(sums)}
+
+    return given
+
+
+# ---- activations
+
+
+def _gelu_slope(z: Array) -> Array:
+    normal = np.vectorize(math.erfc, otypes=[float])(-z / math.sqrt(2)) / 2
+    return np.asarray(normal + z * np.exp(-z * z / 2) / math.sqrt(2 * math.pi))
+
+
+def _silu(z: Array) -> Array:
+    return np.asarray(z / (1 + np.exp(-z)))
+
+
+def _silu_slope(z: Array) -> Array:
+    p = 1 / (1 + np.exp(-z))
+    return np.asarray(p + z * p * (1 - p))
+
+
+def _gelu(z: Array) -> Array:
+    return np.asarray(z * np.vectorize(math.erfc, otypes=[float])(-z / math.sqrt(2)) / 2)
+
+
+def _of_torch(t: Any, forward: Callable[[Any, Any, Any], Any], a: Arrays) -> Any:
+    """Return PyTorch's gradients of x and bias, by its autograd."""
+    leaves = [a[name].detach().requires_grad_() for name in ("x", "bias") if name in a]
+    y = forward(t, leaves[0], leaves[1] if len(leaves) > 1 else 0)
+    return t.autograd.grad(y, leaves, a["dy"])
+
+
+def _activation(name: str, slope: Callable[[Array], Array], torch: str) -> Form:
+    """Return the gradient of an activation with a bias."""
+    function = getattr(elementwise_gradients, f"{name}_backward")
+
+    def reference(a: Arrays) -> tuple[Array, ...]:
+        dx = wide(a["dy"]) * slope(wide(a["x"]) + wide(a["bias"]))
+        return dx, dx.sum(0)
+
+    return Form(
+        f"{name}_backward",
+        _given(columns=("bias",), sums=1),
+        lambda a, **options: function(a["dy"], a["x"], a["bias"], **options),
+        reference,
+        lambda t, a: _of_torch(t, lambda t, x, bias: getattr(t.nn.functional, torch)(x + bias), a),
+        0.95,
+        shapes=EVEN,
+    )
+
+
+def _gate(name: str, value: Callable[[Array], Array], slope: Callable[[Array], Array], torch: str) -> Form:
+    """Return the gradient of a gate without a bias; columns are those of dy."""
+    function = getattr(elementwise_gradients, f"{name}_backward")
+
+    def given(rows: int, cols: int, dtype: Any) -> dict[str, Given]:
+        wide = (rows, 2 * cols)
+        return {"dy": Given((rows, cols), dtype), "x": Given(wide, dtype), "y": Given(wide, dtype, "result")}
+
+    def reference(a: Arrays) -> tuple[Array, ...]:
+        dy, (gate, other) = wide(a["dy"]), np.split(wide(a["x"]), 2, axis=-1)
+        return (np.concatenate([dy * other * slope(gate), dy * value(gate)], axis=-1),)
+
+    def forward(t: Any, x: Any, _: Any) -> Any:
+        gate, other = x.chunk(2, dim=-1)
+        return getattr(t.nn.functional, torch)(gate) * other
+
+    return Form(
+        f"{name}_backward",
+        given,
+        lambda a, **options: function(a["dy"], a["x"], **options)[0],
+        reference,
+        lambda t, a: _of_torch(t, forward, a),
+        0.95,
+        shapes=EVEN,
+    )
+
+
+# ---- norms
+
+
+def _norm_reference(a: Arrays, x: Array, *, centred: bool) -> tuple[Array, ...]:
+    """Return dx, dgamma and dbeta of layer_norm (centred), or dx and dgamma of rms_norm, of given statistics."""
+    dy, rstd = wide(a["dy"]), wide(a["rstd"])[:, None]
+    normalised = (x - wide(a["mean"])[:, None] if centred else x) * rstd
+    g = dy * wide(a["gamma"])
+    level = g.mean(-1, keepdims=True) if centred else 0.0
+    dx = rstd * (g - level - normalised * (g * normalised).mean(-1, keepdims=True))
+    sums = ((dy * normalised).sum(0), dy.sum(0))
+    return dx, *(sums if centred else sums[:1])
+
+
+def _norm(name: str, stats: tuple[str, ...], torch: Callable[[Any, Any, Any], Any]) -> Form:
+    """Return the gradient of a norm whose statistics are given."""
+    function = getattr(norm_gradients, f"{name}_backward")
+    centred = "mean" in stats
+
+    def torch_gradients(t: Any, a: Arrays) -> Any:
+        leaves = [a[name].detach().requires_grad_() for name in ("x", "gamma")]
+        leaves += [t.zeros_like(leaves[1]).requires_grad_()] if centred else []
+        return t.autograd.grad(torch(t.nn.functional, leaves[0], leaves[1:]), leaves, a["dy"])
+
+    return Form(
+        f"{name}_backward",
+        _given(columns=("gamma",), per_row=stats, sums=1 + centred),
+        lambda a, **options: function(
+            a["dy"], a["x"], a["gamma"], **{name: a[name] for name in stats}, **options
+        ),
+        lambda a: _norm_reference(a, wide(a["x"]), centred=centred),
+        torch_gradients,
+        0.95,
+        shapes=EVEN + LONG,
+        random=True,  # PyTorch computes the statistics itself
+    )
+
+
+def _added(name: str, stats: tuple[str, ...]) -> Form:
+    """Return the gradient of a norm of a sum, to which the sum's own gradient is added."""
+    function = getattr(norm_gradients, f"{name}_backward")
+    centred = "mean" in stats
+
+    def reference(a: Arrays) -> tuple[Array, ...]:
+        dx, *sums = _norm_reference(a, wide(a["x"]), centred=centred)
+        total = dx + wide(a["ds"])
+        return total, *sums, total.sum(0)
+
+    def call(a: Arrays, **options: Any) -> Any:
+        dx, _, *sums = function(
+            a["dy"],
+            a["ds"],
+            a["x"],
+            a["gamma"],
+            **{name: a[name] for name in stats},
+            bias=a["bias"],
+            **options,
+        )
+        return dx, *sums
+
+    return Form(
+        f"{name}_backward",
+        _given(("ds",), ("gamma", "bias"), stats, 2 + centred),
+        call,
+        reference,
+        target=0.95,
+        shapes=EVEN + LONG,
+    )
+
+
+# ---- softmax
+
+
+def _softmax_reference(a: Arrays, kept: Any, *, log: bool) -> tuple[Array, ...]:
+    dy, y = np.where(kept, wide(a["dy"]), 0), wide(a["x"])
+    if log:
+        return (np.where(kept, dy - np.exp(y) * dy.sum(-1, keepdims=True), 0),)
+    return (np.where(kept, y * (dy - np.where(kept, dy * y, 0).sum(-1, keepdims=True)), 0),)
+
+
+def _softmax(name: str, how: str) -> Form:
+    """Return the gradient of softmax or log_softmax: without a mask, with one of bytes, or with lengths."""
+    function = getattr(softmax_gradients, f"{name}_backward")
+    log = name == "log_softmax"
+
+    def given(rows: int, cols: int, dtype: Any) -> dict[str, Given]:
+        found = _given()(rows, cols, dtype)
+        if how == "where":
+            found["where"] = Given((rows, cols), np.dtype(np.bool_), "mask")
+        if how == "lengths":
+            found["lengths"] = Given((rows,), np.dtype(np.int32), "lengths")
+        return found
+
+    def kept(a: Arrays) -> Any:
+        if how == "lengths":
+            return np.arange(a["x"].shape[-1]) < a["lengths"][:, None]
+        return a.get("where", np.ones((), bool))
+
+    def torch(t: Any, a: Arrays) -> Any:
+        backward = t._log_softmax_backward_data if log else t._softmax_backward_data  # noqa: SLF001
+        return backward(a["dy"], a["x"], -1, a["x"].dtype)
+
+    return Form(
+        f"{name}_backward" + f"/{how}" * bool(how),
+        given,
+        lambda a, **options: function(
+            a["dy"], a["x"], **{name: a[name] for name in ("where", "lengths") if name in a}, **options
+        ),
+        lambda a: _softmax_reference(a, kept(a), log=log),
+        None if how else torch,
+        1.0,
+        shapes=EVEN + LONG,
+    )
+
+
+# ---- losses
+
+
+def _loss_given(*, grad: bool) -> Callable[[int, int, Any], dict[str, Given]]:
+    def given(rows: int, cols: int, dtype: Any) -> dict[str, Given]:
+        found = {"x": Given((rows, cols), dtype), "labels": Given((rows,), np.dtype(np.int64), "labels")}
+        found["y"] = Given((rows,), compute_dtype(dtype), "result")
+        return found | ({"grad": Given((rows, cols), dtype, "result")} if grad else {})
+
+    return given
+
+
+def _cross_entropy_reference(a: Arrays, *, grad: bool) -> tuple[Array, ...]:
+    x, rows = wide(a["x"]), np.arange(len(a["labels"]))
+    top = x.max(-1, keepdims=True)
+    powers = np.exp(x - top)
+    total = powers.sum(-1, keepdims=True)
+    loss = (np.log(total) + top)[:, 0] - x[rows, a["labels"]]
+    p = powers / total
+    p[rows, a["labels"]] -= 1
+    return (loss, p) if grad else (loss,)
+
+
+def _cross_entropy(*, grad: bool) -> Form:
+    """Return cross_entropy, with its gradient or without."""
+    function: Any = losses.cross_entropy
+
+    def torch(t: Any, a: Arrays) -> Any:
+        x = a["x"].detach().requires_grad_() if grad else a["x"]
+        loss = t.nn.functional.cross_entropy(x, a["labels"], reduction="none")
+        return (loss, *t.autograd.grad(loss.sum(), x)) if grad else loss
+
+    return Form(
+        "cross_entropy" + "/grad" * grad,
+        _loss_given(grad=grad),
+        lambda a, **options: function(a["x"], a["labels"], return_grad=grad, **options),
+        lambda a: _cross_entropy_reference(a, grad=grad),
+        torch,
+        1.0,
+        shapes=EVEN + LONG,
+    )
+
+
+LOGSUMEXP = Form(
+    "logsumexp",
+    lambda rows, cols, dtype: {
+        "x": Given((rows, cols), dtype),
+        "y": Given((rows,), compute_dtype(dtype), "result"),
+    },
+    lambda a, **options: losses.logsumexp(a["x"], **options),
+    lambda a: (np.log(np.exp(wide(a["x"])).sum(-1)),),
+    lambda t, a: t.logsumexp(a["x"], -1),
+    1.0,
+    shapes=EVEN + LONG,
+)
+
+
+def _torch_layer_norm(f: Any, x: Any, parameters: Any) -> Any:
+    return f.layer_norm(x, x.shape[-1:], *parameters, 1e-5)
+
+
+def _torch_rms_norm(f: Any, x: Any, parameters: Any) -> Any:
+    return f.rms_norm(x, x.shape[-1:], *parameters, 1e-6)
+
+
+GRADIENTS = (
+    _norm("layer_norm", ("mean", "rstd"), _torch_layer_norm),
+    _norm("rms_norm", ("rstd",), _torch_rms_norm),
+    _added("add_layer_norm", ("mean", "rstd")),
+    _added("add_rms_norm", ("rstd",)),
+    *(_softmax(name, how) for name in ("softmax", "log_softmax") for how in ("", "where", "lengths")),
+    _activation("bias_gelu", _gelu_slope, "gelu"),
+    _activation("bias_silu", _silu_slope, "silu"),
+    _gate("geglu", _gelu, _gelu_slope, "gelu"),
+    _gate("swiglu", _silu, _silu_slope, "silu"),
+    _cross_entropy(grad=False),
+    _cross_entropy(grad=True),
+    LOGSUMEXP,
+)
