@@ -25,11 +25,12 @@ from cupynorm._dtypes import DTYPES, compute_dtype, dtype_of, quantized_dtype
 from cupynorm.call.masks import Mask
 from cupynorm.call.view import View
 from cupynorm.host.philox import Dropout
+from cupynorm.lower import backward
 from cupynorm.lower import fused as lower_fused
-from cupynorm.lower.fused import Around, fused_spec
+from cupynorm.lower.fused import Around, Counted, Label, fused_spec
 from cupynorm.lower.row import RowOp, row_spec
 from cupynorm.lower.spec import KernelSpec
-from cupynorm.lower.tracing import trace
+from cupynorm.lower.tracing import trace, traced
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
 from cupynorm.ops.softmax import LOG_SOFTMAX, SOFTMAX
 from cupynorm.plan.choose import choose
@@ -616,6 +617,45 @@ FUSED = {
 }
 
 
+def _pairs(dtype: str, cols: int, mask: Mask | None = None) -> Around:
+    x = _rows_of(dtype, cols)
+    return Around((x,), backward.PAIR, (x._replace(pointer=1 << 20),), mask)
+
+
+def _norm(dtype: str, cols: int) -> Around:
+    """Return dx = Op(dy * gamma, (x - mean) * rstd) * rstd + what is added to it."""
+    x, compute = _rows_of(dtype, cols), compute_dtype(dtype_of(dtype))
+    row = View(0, (8, 1), (compute.itemsize, compute.itemsize), compute).broadcast_to(x.shape)
+    column = View(0, (cols,), x.strides[1:], x.dtype).broadcast_to(x.shape)
+    load = traced(lambda dy, x, gamma, mean, rstd: (dy * gamma, (x - mean) * rstd), 5)
+    store = traced(lambda dx, rstd, other: dx * rstd + other, 3)
+    operands = (x._replace(pointer=1 << 20), column, row, row)
+    return Around((x,), load, operands, store=store, store_operands=(row, x._replace(pointer=1 << 21)))
+
+
+def _of_labels(dtype: str, cols: int) -> Around:
+    x, labels = _rows_of(dtype, cols), View(0, (8,), (8,), np.dtype(np.int64))
+    load = traced(lambda x, label, most, each: (x, label * most + each), 4)
+    return Around((x,), load, (Label(labels, nan=True), 0.875, 0.001), counted=Counted(labels, -100))
+
+
+# Gradients and losses, whose elements are two numbers, and what stores nothing.
+GRADIENTS = {
+    "softmax backward": Fused(backward.SOFTMAX_BACKWARD, _pairs),
+    "softmax backward, causal": Fused(
+        backward.SOFTMAX_BACKWARD,
+        lambda d, n: _pairs(d, n, _mask(n, lengths=_host(8, dtype=np.int32), high=1)),
+    ),
+    "log_softmax backward, where": Fused(
+        backward.LOG_SOFTMAX_BACKWARD, lambda d, n: _pairs(d, n, _full_where(n))
+    ),
+    "layer_norm backward": Fused(backward.LAYER_NORM_BACKWARD, _norm),
+    "rms_norm backward": Fused(backward.RMS_NORM_BACKWARD, _norm),
+    "cross_entropy": Fused(backward.CROSS_ENTROPY, _of_labels),
+    "logsumexp": Fused(backward.LOGSUMEXP, lambda *_: Around(())),
+}
+
+
 WHOLE_COLS, ODD_COLS = 48, 12289  # vectors of 16 bytes in every type, and of 16 elements of one byte; none
 
 
@@ -625,7 +665,7 @@ def fused_instances(
     """Write the kernels of some plans of one fused call, at the widest vector and, where it can, of unaligned rows."""
     found = []
     for cols in (WHOLE_COLS, ODD_COLS):
-        what = FUSED[kind].spec(dtype, cols)
+        what = (FUSED | GRADIENTS)[kind].spec(dtype, cols)
         chosen = choice(plans(what.problem, arch))
         found += [
             Instance(

@@ -291,7 +291,7 @@ def _problem(
 ) -> Problem:
     """Return the problem, without the registers of the functions."""
     vector = vector_width(x, written[0], axes, *written[1:])
-    drops = any(isinstance(each, Dropout) for each in what.operands)
+    drops, labels = (any(isinstance(each, kind) for each in what.operands) for kind in (Dropout, Label))
     alignment = common_alignment(x, written, axes)
     where = () if what.mask is None or what.mask.where is None else (what.mask.views()["where"],)
     load_operands = _bytes_of((*what.load_operands, *where), axes)
@@ -311,6 +311,7 @@ def _problem(
         outputs=len(what.outs) + (what.loaded is not None) + bool(what.scales),
         direct_load=what.is_direct,
         extra_registers=OF_DROPOUT * drops
+        + OF_LABEL * labels
         + OF_SCALES * bool(what.scales)
         + OF_RESULT * max(0, len(what.outs) - 1)
         + OF_LOADED * (what.loaded is not None)
@@ -374,9 +375,11 @@ def _order(x: View, axes: int, what: Around) -> tuple[int, ...]:
     return order
 
 
-# Registers taken by a dropout's random words while they are made, by the search for a row's largest result, by each
-# further result, by a sum that is stored as well, and, by bytes of the compute type, by an interval mask.
+# Registers taken by a dropout's random words while they are made, by a label and the sums of its loss, by the search
+# for a row's largest result, by each further result, by a sum that is stored as well, and, by bytes of the compute
+# type, by an interval mask.
 OF_DROPOUT = 8
+OF_LABEL = 16
 OF_SCALES = 8
 OF_RESULT = 16
 OF_LOADED = 8

@@ -18,12 +18,12 @@
 // A RowPointer of a Load
 //   load<N>(col)        Loaded<N>, at a multiple of the plan's vectors.
 //   unpack<N>(loaded, x, col, padding)
-//                       Computes N elements, and gives a bit for each that is not dropped.
+//                       Computes N Elements of the op, and gives a bit for each that is not dropped.
 //   make_opaque()       Keeps its addresses from being computed again (an optimisation barrier).
 //   address(col)        Where x[col] lies: for copies to shared memory, and to find out whether y is x itself.
 //   begins_at(place)    Whether x, or an operand that may be `out` itself, has its row there.
 //   store_computed<N>(x, col)
-//                       kStoresComputed: writes what was computed.
+//                       kStoresComputed: writes what was computed, of several fields the first.
 //   load_twice<N, kAgain>(col)
 //                       As load, but for the last time that row_cached reads a row (kAgain), or before that.
 //   kDirect:            load_unaligned<N>(col), at any column, for rows that are aligned otherwise than y.
@@ -56,8 +56,8 @@
 //   epilogue_operands<N>(col)   kHasEpilogueOperands: loads them.
 //   store_scaled<N, kWhole>(z, scale, col)   kScales: scales, rounds and writes what finish() gave.
 //   head<N>()           How many elements lie before the first that is aligned to N elements.
-//   address()           Where y[0] lies, of the first of several results. from(col): the same from column col on,
-//                       not with epilogue operands.
+//   address()           Where y[0] lies, of the first of several results; of NoStore, which stores nothing, x[0].
+//                       from(col): the same from column col on, not with epilogue operands.
 //   make_opaque()       As for a Load.
 #pragma once
 #include <base/ptx.cuh>

@@ -146,7 +146,9 @@ struct CrossEntropy : RowOp {
 
   // Of what summarize left: with the thread's own maximum, to which `factor` belongs.
   static T map(Element e, Row row) { return multiply_add(e.of[0], row.factor, -e.of[1]); }
-  static T map_raw(Element e, Row row) { return multiply_add(exponential(e.of[0] - row.max), row.raw_factor, -e.of[1]); }
+  static T map_raw(Element e, Row row) {
+    return multiply_add(exponential(e.of[0] - row.max), row.raw_factor, -e.of[1]);
+  }
 
   bool saves() const { return loss || lse; }
   void save(int64 index, Row row) const {

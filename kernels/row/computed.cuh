@@ -22,9 +22,10 @@ struct Computed {
   static_assert(UnalignedMode == 0 || Block >= 2 * Vector_ - 2, "the first threads hold what is around the vectors");
 };
 
-// A row in the shared memory of a block: `places` vectors of Held (where they were computed, one for each field) and, if there is a mask, a bit for each element that
-// is kept, behind them. What waits as it was loaded is computed again when it is read. Each access of 16 bytes of a
-// vector has a region of its own, so that neighbouring threads meet no bank twice.
+// A row in the shared memory of a block: `places` vectors of Held and, if there is a mask, a bit for each element that
+// is kept, behind them. What was computed waits as the fields of an element beside each other. What waits as it was
+// loaded is computed again when it is read. Each access of 16 bytes of a vector has a region of its own, so that
+// neighbouring threads meet no bank twice.
 template <class Load, typename Element, int kVector>
 struct WaitingRow {
   using Compute = typename ElementTraits<Element>::Number;

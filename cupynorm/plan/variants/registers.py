@@ -295,7 +295,7 @@ def _was_compiled(question: Question, rule: RegisterRule, group: int) -> bool:
     full = not problem.unaligned and problem.vectors % group == 0 and is_power_of_two(problem.vectors)
     few = problem.vectors // group * problem.vector * problem.element_bytes <= thread_bytes(question, rule)
     wide = problem.vector_bytes == ACCESS_BYTES and problem.same_types
-    little = 0 < rule.extra_registers >= problem.extra_registers
+    little = 0 < rule.extra_registers >= problem.extra_registers and problem.fields == 1
     return full and few and wide and little and question.measured
 
 
