@@ -20,6 +20,7 @@ DATA = os.path.join(os.path.dirname(__file__), "data")  # noqa: PTH118, PTH120  
 MEASURED = "90"  # whose data other architectures are planned by, until they have data of their own
 
 Kind = tuple[int, int]
+List = tuple[str, "str | None", Kind]  # what the rules of a list are, its table, and the kind that it is for
 
 
 class RegisterRule(NamedTuple):
@@ -506,6 +507,24 @@ class Rules(NamedTuple):
         """Say whether there is such a table."""
         return (table, kind) in self.register_rules
 
+    def but(
+        self,
+        lists: Mapping[List, Sequence[Mapping[str, Any]]],
+        crossovers: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Rules:
+        """Return the same with other rows of a file in these lists, and all other crossovers if they are given."""
+        changed: dict[str, Any] = {}
+        for each, rows in lists.items():
+            name, key = query_of(each)
+            table = changed.setdefault(name, _Table(getattr(self, name)))
+            if rows:
+                table[key] = list(rows)
+            else:  # as where the file has no such rule
+                table.pop(key, None)
+        if crossovers is not None:
+            changed["crossovers"] = _crossovers(crossovers)
+        return self._replace(**changed)
+
 
 def rules_of(architecture: str) -> Rules:
     """Return the rules of a compute capability such as "90"; those of the measured architecture where it has none."""
@@ -543,6 +562,23 @@ def kinds_of(row: Mapping[str, Any]) -> list[Kind]:
     return [(number, size) for number in parameters for size in sizes]
 
 
+def lists_of(row: Mapping[str, Any]) -> list[List]:
+    """Return the lists that a rule of a file is in: among the rules of one, the planner looks one up."""
+    return [(row["rule"].partition(" ")[0], row.get("table"), kind) for kind in kinds_of(row)]
+
+
+def query_of(each: List) -> tuple[str, Any]:
+    """Return the table of Rules that has a list, and its key there."""
+    what, table, kind = each
+    return _TABLES[what], kind if table is None else (table, kind)
+
+
+def list_of(name: str, key: Any) -> List:
+    """Return the list that a table of Rules has under a key."""
+    (what,) = (each for each, table in _TABLES.items() if table == name)
+    return (what, *key) if isinstance(key[0], str) else (what, None, key)
+
+
 def parse(told: Mapping[str, Any], file: str) -> Rules:
     """Turn a file's content into rules. Raises ValueError for another schema, TypeError for unknown sections."""
     if told["schema"] != SCHEMA:
@@ -551,33 +587,24 @@ def parse(told: Mapping[str, Any], file: str) -> Rules:
         name: made(**{key: _by_bytes(value) for key, value in told[name].items()})
         for name, made in SECTIONS.items()
     }
-    crossovers: dict[tuple[str, Kind | int | None], tuple[Crossover, ...]] = {}
-    for row in told["crossovers"]:
-        kind = (row["parameters"], row["bytes"]) if "parameters" in row else row.get("bytes")
-        where = (row["what"], kind)
-        crossovers[where] = (*crossovers.get(where, ()), _crossover(row))
-    tables = {name: _Table() for name in ("registers", "fixed", "cached", "cluster")}
+    tables: dict[str, Any] = {name: _Table() for name in _TABLES.values()}
     for row in told["rules"]:
-        table = tables[row["rule"].partition(" ")[0]]
-        for kind in kinds_of(row):
-            key = (row["table"], kind) if "table" in row else kind
-            table.setdefault(key, []).append(row)
+        for each in lists_of(row):
+            name, key = query_of(each)
+            tables[name].setdefault(key, []).append(row)
     return Rules(
         architecture=told["architecture"],
         file=file,
         **sections,
-        crossovers=crossovers,
-        register_rules=tables["registers"],
-        fixed_rules=tables["fixed"],
-        cached_rules=tables["cached"],
-        cluster_rules=tables["cluster"],
+        crossovers=_crossovers(told["crossovers"]),
+        **tables,
     )
 
 
 class _Table(dict[Any, list[Any]]):
     """Rules by their keys. A process asks for few, so each list stays rows of the file until it is asked for.
 
-    Making all 470 of them took 1.4 ms of a process's first call.
+    Making 470 of them took 1.4 ms of a process's first call.
     """
 
     def __getitem__(self, key: Any) -> list[Any]:
@@ -593,6 +620,13 @@ class _Table(dict[Any, list[Any]]):
         return default if found is None else self[key]
 
 
+# The tables of Rules, by what their rules are.
+_TABLES = {
+    "registers": "register_rules",
+    "fixed": "fixed_rules",
+    "cached": "cached_rules",
+    "cluster": "cluster_rules",
+}
 _RULES: dict[str, Any] = {
     "registers": RegisterRule,
     "fixed": FixedRule,
@@ -600,9 +634,21 @@ _RULES: dict[str, Any] = {
     "cluster": ClusterRule,
     "cluster shared": SharedRule,
 }
-# Keys of a row that are no fields of its rule: the table that it is in, and where it comes from. share, share_without:
-# shares of the copy rate that were measured at the point `at`, by the rule, and by what is chosen without it.
-_OF_TABLES = {"rule", "table", "parameters", "bytes", "source", "note", "share", "share_without", "at"}
+# Keys of a row that are no fields of its rule: the table that it is in, where it comes from, and, if no search says so,
+# why `cupynorm tune --ship` has to leave it as it is (keep). share, share_without: shares of the copy rate that were
+# measured at the point `at`, by the rule, and by what is chosen without it.
+_OF_TABLES = {
+    "rule",
+    "table",
+    "parameters",
+    "bytes",
+    "source",
+    "note",
+    "share",
+    "share_without",
+    "at",
+    "keep",
+}
 
 
 def _rule(row: Mapping[str, Any]) -> Rule:
@@ -616,6 +662,17 @@ def _rule(row: Mapping[str, Any]) -> Rule:
     defaults = kind._field_defaults
     rule: Rule = kind(*[row[name] if name in row else defaults[name] for name in names])
     return rule if rule.row_bytes is not None else rule._replace(row_bytes=math.inf)
+
+
+def _crossovers(
+    rows: Sequence[Mapping[str, Any]],
+) -> dict[tuple[str, Kind | int | None], tuple[Crossover, ...]]:
+    found: dict[tuple[str, Kind | int | None], tuple[Crossover, ...]] = {}
+    for row in rows:
+        kind = (row["parameters"], row["bytes"]) if "parameters" in row else row.get("bytes")
+        where = (row["what"], kind)
+        found[where] = (*found.get(where, ()), _crossover(row))
+    return found
 
 
 def _crossover(row: Mapping[str, Any]) -> Crossover:

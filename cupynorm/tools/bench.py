@@ -11,7 +11,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from cupynorm.invoke import row_ops
 from cupynorm.lower.row import row_spec
 from cupynorm.plan.config import Plan
 from cupynorm.plan.problem import Problem
-from cupynorm.runtime import devices
+from cupynorm.runtime import compiler, devices
 from cupynorm.tools import buffers, explain, peers, results, testing, timing
 from cupynorm.tools.bench_points import is_compiled_by_default
 from cupynorm.tools.peers import Run
@@ -148,16 +148,25 @@ def _compile_one(point: Point) -> None:
         planned(point)
 
 
-def compile_ahead(wanted: Sequence[Point], processes: int | None = None, seconds: float = 90) -> None:
-    """Compile the points' kernels into the cache on disk, in several processes at once."""
-    processes = processes or min(8, (os.cpu_count() or 2) // 2, len(wanted) // 8)
-    if processes < 2:  # noqa: PLR2004
+@contextlib.contextmanager
+def processes(count: int) -> Iterator[Executor | None]:
+    """Yield processes that compile kernels, or None where there are none, or their kernels would not be found here."""
+    if count < 1 or not compiler.keeps_on_disk():
+        yield None
         return
-    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
-    with contextlib.suppress(Exception):  # it only saves time
-        for _ in pool.map(_compile_one, wanted, timeout=seconds, chunksize=2):
+    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def compile_ahead(wanted: Sequence[Point], count: int | None = None, seconds: float = 90) -> None:
+    """Compile the points' kernels into the cache on disk, in several processes at once."""
+    count = count or min(8, (os.cpu_count() or 2) // 2, len(wanted) // 8)
+    with processes(count if count > 1 else 0) as pool, contextlib.suppress(Exception):  # it only saves time
+        for _ in pool.map(_compile_one, wanted, timeout=seconds, chunksize=2) if pool else ():
             pass
-    pool.shutdown(wait=True, cancel_futures=True)
 
 
 def sweep(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import graphlib
@@ -16,10 +17,11 @@ from cupynorm.plan.choose import choose
 from cupynorm.plan.config import MOST_REGISTERS, ONE_BLOCK_PER_ROW, DoesNotFitError, Plan
 from cupynorm.plan.limits import Limits, active_blocks
 from cupynorm.plan.problem import Problem
-from cupynorm.plan.rules import Kind, Rules, kinds_of, parse
+from cupynorm.plan.rules import Kind, List, Rules, kinds_of, list_of, lists_of, parse, query_of
 
 Row = dict[str, Any]
-List = tuple[str, str | None, Kind]  # what the rules of a list are, its table, and the kind that it is for
+Query = tuple[str, Any]  # a table of Rules, and the key that the planner asks it for
+ASKED = ("crossovers", "register_rules", "fixed_rules", "cached_rules", "cluster_rules")
 # A rule of one of these holds rows up to its own row_bytes from where the one before it ends.
 INTERVALS = ("registers", "cached", "cluster")
 FIRST_IS_TAKEN = ("registers", "cached")  # the first rule that is long enough decides, whether or not it fits
@@ -38,7 +40,7 @@ IDENTITY = (
     "many",
     "min_rows",
 )
-ORIGIN = ("source", "note", "share", "share_without", "at")
+ORIGIN = ("source", "note", "keep", "share", "share_without", "at")
 NEXT = 4  # how many rules down the list are tried in a rule's place
 BEFORE = 2  # and how many up the list, as if they held rows so long
 # Crossovers that decide how a call is written in C++, before its device is known: no data but those of the measured
@@ -67,11 +69,6 @@ def is_for(crossover: Row, kind: Kind) -> bool:
     return crossover.get("bytes") in {None, size} and crossover.get("parameters") in {None, parameters}
 
 
-def lists_of(row: Row) -> list[List]:
-    """Return the lists that a rule is in: among the rules of one, the planner looks one up."""
-    return [(row["rule"].partition(" ")[0], row.get("table"), kind) for kind in kinds_of(row)]
-
-
 def numbers_of(row: Row) -> Row:
     """Return what a rule says about how rows are held, without which rows these are."""
     return {key: value for key, value in row.items() if key not in {*IDENTITY, *ORIGIN}}
@@ -95,29 +92,47 @@ class Content:
     """
 
     def __init__(self, told: Mapping[str, Any], file: str) -> None:
-        self.told, self.file = told, file
+        self._told, self.file = told, file
+        self._derived = False  # by but()
+        self.touched: list[Query] = []  # by but(): queries whose answers may differ from the other content's
+        self._made: dict[str, Row] = {}  # rows that but() was given: equal ones are one object
+        self._answers: dict[Query, tuple[list[Row], list[float], dict[int, tuple[int, ...]]]] = {}
 
     @property
+    def told(self) -> dict[str, Any]:
+        """The content as JSON."""
+        return {**self._told, "rules": self.rows, "crossovers": self.crossovers}
+
+    @functools.cached_property
     def rows(self) -> list[Row]:
-        """The rules, in order."""
-        found: list[Row] = self.told["rules"]
-        return found
+        """The rules, in order. Raises ValueError where no order of them is that of all lists."""
+        found: list[Row] = self._told["rules"]
+        return self._in_order(found) if self._derived else found
 
-    @property
+    @functools.cached_property
     def crossovers(self) -> list[Row]:
         """The crossovers."""
-        found: list[Row] = self.told["crossovers"]
+        found: list[Row] = self._told["crossovers"]
         return found
 
     @functools.cached_property
     def rules(self) -> Rules:
         """The same as the planner takes it."""
-        return parse(self.told, self.file)
+        return parse(self._told, self.file)
 
     @functools.cached_property
     def by_name(self) -> dict[str, Row]:
         """The rules and crossovers by their names."""
         return {name_of(row): row for row in (*self.rows, *self.crossovers)}
+
+    @functools.cached_property
+    def lists(self) -> dict[List, list[Row]]:
+        """The rules of each list, in order."""
+        found: dict[List, list[Row]] = {}
+        for row in self.rows:
+            for each in lists_of(row):
+                found.setdefault(each, []).append(row)
+        return found
 
     def but(
         self,
@@ -128,45 +143,78 @@ class Content:
         """Return the same without rows of these names, and with other rows in place of some rules.
 
         instead: names of rules that are left out, and of those that take their places in the lists that they were in.
-        Raises ValueError where the rules that are left cannot be in the order of all lists.
         """
-        changed = changed or {}
-        rules = [changed.get(row["id"], row) for row in self.rows if row["id"] not in without]
-        if instead:
-            rules = self._in_order(rules, instead)
-        crossovers = [row for row in self.crossovers if name_of(row) not in without]
-        return Content({**self.told, "rules": rules, "crossovers": crossovers}, self.file)
+        new = {name: self._made.setdefault(repr(row), row) for name, row in (changed or {}).items()}
+        old = [self.by_name[name] for name in (*without, *new)]
+        lists = {}
+        for each in dict.fromkeys(each for row in old if "id" in row for each in lists_of(row)):
+            names = ((instead or {}).get(row["id"], row["id"]) for row in self.lists[each])
+            rows = [new.get(name, self.by_name[name]) for name in names if name not in without]
+            lists[each] = [row for row in rows if row["id"] not in new or each[2] in kinds_of(row)]
+        crossovers = self.crossovers
+        if not all("id" in row for row in old):
+            crossovers = [row for row in crossovers if name_of(row) not in without]
+        rows = [new.get(row["id"], row) for row in self.rows if row["id"] not in without]
+        found = Content({**self._told, "rules": rows}, self.file)
+        found._derived, found._made = True, self._made
+        found.crossovers = crossovers
+        found.lists = {each: rows for each, rows in (self.lists | lists).items() if rows}
+        found.rules = self.rules.but(lists, None if crossovers is self.crossovers else crossovers)
+        found.touched = [query_of(each) for each in lists]
+        if crossovers is not self.crossovers:
+            keys = {*self.rules.crossovers, *found.rules.crossovers}
+            before, after = self.rules.crossovers, found.rules.crossovers
+            found.touched += [("crossovers", key) for key in keys if before.get(key) != after.get(key)]
+        return found
 
-    def _in_order(self, rules: Sequence[Row], instead: Mapping[str, str]) -> list[Row]:
-        """Return rules in the order that each of their lists had."""
-        by_name = {row["id"]: row for row in rules}
-        order = graphlib.TopologicalSorter[str](dict.fromkeys(by_name, ()))
+    def _in_order(self, rules: Sequence[Row]) -> list[Row]:
+        """Return rules in the order that each of their lists has."""
+        place = {row["id"]: number for number, row in enumerate(rules)}
+        order = graphlib.TopologicalSorter[str](dict.fromkeys(place, ()))
         for rows in self.lists.values():
-            names = [name for row in rows if (name := instead.get(row["id"], row["id"])) in by_name]
-            for one, next_one in itertools.pairwise(names):
-                order.add(next_one, one)
+            for one, next_one in itertools.pairwise(rows):
+                order.add(next_one["id"], one["id"])
         try:
             order.prepare()
-        except graphlib.CycleError:
-            raise ValueError(f"no order of the rules has {instead} in the places of their lists") from None
-        every, place = list(by_name), {name: number for number, name in enumerate(by_name)}
+        except graphlib.CycleError as error:
+            raise ValueError(f"no order of the rules is that of all lists: {error.args[1]}") from None
         ready, ordered = list[int](), list[Row]()
         while order.is_active():
             for name in order.get_ready():
                 heapq.heappush(ready, place[name])
-            name = every[heapq.heappop(ready)]
-            ordered.append(by_name[name])
-            order.done(name)
+            ordered.append(rules[heapq.heappop(ready)])
+            order.done(ordered[-1]["id"])
         return ordered
 
-    def choose(self, problem: Problem, limits: Limits) -> Chosen | None:
+    def answer(self, query: Query, row_bytes: int) -> tuple[Any, ...]:
+        """Return the identities of the rows that a query of the planner's can find for a row so long.
+
+        Of a list that is the rules for such rows, and the first and the last one, which stand in where no rule is.
+        """
+        table, key = query
+        if table == "crossovers":
+            return self.rules.crossovers.get(key, ())
+        if query not in self._answers:
+            rows = self.lists.get(list_of(table, key), [])
+            ends = sorted({end for row in rows for end in (row.get("above", 0), longest_of(row))})
+            self._answers[query] = rows, ends, {}
+        rows, ends, found = self._answers[query]
+        place = bisect.bisect_left(ends, row_bytes)
+        if place not in found:
+            held = [row for row in rows if row.get("above", 0) < row_bytes <= longest_of(row)]
+            if rows and lists_of(rows[0])[0][0] in FIRST_IS_TAKEN:
+                held = held[:1]
+            found[place] = tuple(id(row) for row in (*rows[:1], *held, *rows[-1:]))
+        return found[place]
+
+    def choose(self, problem: Problem, limits: Limits, rules: Rules | None = None) -> Chosen | None:
         """Return what is chosen for a problem; None where the rules that are left are too few for an answer."""
         occupancy = functools.partial(guessed_occupancy, problem, limits)
         try:
-            found = choose(problem, limits, occupancy, rules=self.rules)
+            found = choose(problem, limits, occupancy, rules=rules or self.rules)
         except (DoesNotFitError, KeyError, IndexError):  # a list without rules
             return None
-        # as tuned_plans.portable() has it, in a tenth of the time
+        # what tuned_plans.portable() returns, in a tenth of the time
         plan = dataclasses.replace(found, grid=0, resident_blocks=0, waves=ONE_BLOCK_PER_ROW, rule="", why="")
         return Chosen(plan, found.rule)
 
@@ -202,14 +250,54 @@ class Content:
                         yield row
                         break
 
-    @functools.cached_property
-    def lists(self) -> dict[List, list[Row]]:
-        """The rules of each list, in order."""
-        found: dict[List, list[Row]] = {}
-        for row in self.rows:
-            for each in lists_of(row):
-                found.setdefault(each, []).append(row)
-        return found
+
+class Recorded:
+    """A table of the planner's rules that notes which of its keys are asked for."""
+
+    def __init__(self, name: str, table: Mapping[Any, Any], queries: dict[Query, None]) -> None:
+        self._name, self._table, self._queries = name, table, queries
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return the entry of a key, or the default."""
+        self._queries[self._name, key] = None
+        return self._table.get(key, default)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return the entry of a key. Raises KeyError."""
+        self._queries[self._name, key] = None
+        return self._table[key]
+
+    def __contains__(self, key: Any) -> bool:
+        """Say whether there is a key."""
+        self._queries[self._name, key] = None
+        return key in self._table
+
+
+class Planner:
+    """Plans one problem by many contents that were made from one another, and remembers what they answered.
+
+    The planner asks a few lists of rules and crossovers, and what it asks next follows from the answers. So the same
+    answers to the same queries lead to the same plan.
+    """
+
+    def __init__(self, problem: Problem, limits: Limits) -> None:
+        self.problem, self._limits = problem, limits
+        self.known: dict[tuple[Query, ...], dict[tuple[Any, ...], Chosen | None]] = {}
+
+    def choose(self, content: Content) -> tuple[Chosen | None, tuple[Query, ...]]:
+        """Return what is chosen, and the queries that led there."""
+        row_bytes = self.problem.row_bytes
+        for queries, known in self.known.items():
+            answers = tuple([content.answer(query, row_bytes) for query in queries])
+            if answers in known:
+                return known[answers], queries
+        asked: dict[Query, None] = {}
+        tables: dict[str, Any] = {name: Recorded(name, getattr(content.rules, name), asked) for name in ASKED}
+        chosen = content.choose(self.problem, self._limits, content.rules._replace(**tables))
+        queries = tuple(asked)
+        answers = tuple([content.answer(query, row_bytes) for query in queries])
+        self.known.setdefault(queries, {})[answers] = chosen
+        return chosen, queries
 
 
 def contenders(content: Content, problem: Problem, limits: Limits) -> dict[Plan, str]:

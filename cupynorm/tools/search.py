@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from cupynorm.catalog.form import Form
 from cupynorm.invoke import row_ops
 from cupynorm.plan.config import ACCESS_BYTES, DOUBLE_BYTES, Plan
 from cupynorm.plan.limits import Limits
-from cupynorm.plan.rules import kinds_of
+from cupynorm.plan.rules import List, kinds_of, lists_of
 from cupynorm.runtime import compiler, cubins, devices, tuned_plans
 from cupynorm.tools import bench, bench_points, buffers, peers, rule_plans, timing
 from cupynorm.tools.results import COPY, Point
@@ -161,9 +160,9 @@ def points(
             held.setdefault(rule, []).extend(at)
     rules = [row["id"] for row in content.rows if row["id"] in held]
     place: dict[str, int] = {}
-    seen: dict[rule_plans.List, int] = {}
+    seen: dict[List, int] = {}
     for rule in rules:
-        table, *_ = rule_plans.lists_of(content.by_name[rule])
+        table, *_ = lists_of(content.by_name[rule])
         place[rule] = seen[table] = seen.get(table, 0) + 1
     # doubles are asked for less often, and are timed last
     doubles = {row["id"]: all(size == DOUBLE_BYTES for _, size in kinds_of(row)) for row in content.rows}
@@ -240,7 +239,7 @@ def _widths(rules: Sequence[rule_plans.Row], size: int) -> set[int]:
     widths = {1 << power for power in range(3, 21) if (1 << power) * size <= LONGEST_ROW_BYTES}
     ends: dict[tuple[Any, ...], float] = {}
     for row in rules:
-        table = rule_plans.lists_of(row)[0][:2]  # of any kind: these are one kind's
+        table = lists_of(row)[0][:2]  # of any kind: these are one kind's
         longest = row["row_bytes"] or LONGEST_ROW_BYTES
         least = row.get("above", 0 if row["rule"] == "fixed" else ends.get(table, 0))
         ends[table] = max(longest, ends.get(table, 0))
@@ -287,7 +286,9 @@ def search(
         done = {each.point for each in earlier.points}
     else:
         path.write_text(_text(about, []), "utf-8")
-    with _processes(processes) as pool:
+    if processes is None:
+        processes = min(COMPILED_AT_ONCE, (os.cpu_count() or 1) - 1)
+    with bench.processes(processes) as pool:
         wanted = points(content, limits, ops, dtypes, pool.map if pool else map)
         left = [point for point in wanted if point not in done]
         count, every = len(done), len(done) + len(left)
@@ -382,20 +383,6 @@ def _add(path: Path, found: Shares, *, first: bool) -> None:
 
 
 # ---- kernels are compiled ahead, by other processes
-
-
-@contextlib.contextmanager
-def _processes(count: int | None) -> Iterator[concurrent.futures.Executor | None]:
-    """Yield processes, or None where kernels that they compile would not be found here."""
-    count = min(COMPILED_AT_ONCE, (os.cpu_count() or 1) - 1) if count is None else count
-    if count < 1 or not compiler.keeps_on_disk():
-        yield None
-        return
-    pool = concurrent.futures.ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
-    try:
-        yield pool
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 class _Ahead:
