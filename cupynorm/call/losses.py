@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -69,15 +69,6 @@ class CrossEntropyCall(NamedTuple):
         """The type of arithmetic."""
         written = [each.dtype for each in (self.loss, self.grad) if each is not None]
         return compute_dtype(self.logits.dtype, *written)
-
-
-def refuse_device(function: str, arrays: Mapping[str, Any]) -> NoReturn:
-    """TypeError for a checked call on device arrays, which `function` cannot compute. arrays: those of the call."""
-    given = [name for name, array in arrays.items() if array is not None]
-    raise TypeError(
-        f"{function} takes NumPy arrays only so far, and was given CuPy arrays: "
-        f"move {', '.join(given)} with cupy.asnumpy"
-    )
 
 
 def check_logsumexp(

@@ -355,7 +355,7 @@ def logsumexp_parts(call: LogSumExpCall) -> Parts:
 
 
 def run(
-    function: str,
+    function: Any,
     given: Mapping[str, Any],
     options: tuple[Any, ...],
     check: Callable[[], Any],
@@ -366,7 +366,8 @@ def run(
 
     A call that this thread has made before is launched again; another is checked.
 
-    given: the arrays that the caller passed, by the names of its parts; a result's name for where it shall go.
+    function: what a signature knows it by. given: the arrays that the caller passed, by the names of its parts; a
+    result's name for where it shall go.
     options: all else that the call depends on. scalars: seed and offset of a dropout, if there is one.
     """
     calls = bound_calls.thread.calls

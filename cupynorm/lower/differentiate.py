@@ -56,6 +56,12 @@ def gradient(expression: Expression, wanted: tuple[int, ...]) -> Expression:
     return traced(function, inputs + expression.outputs)
 
 
+def repeated(expression: Expression, operands: Sequence[Traced]) -> tuple[Any, ...]:
+    """Return the results of an expression of traced values."""
+    values = _values(expression, operands)
+    return tuple(values[index] for index in expression.results)
+
+
 def _values(expression: Expression, operands: Sequence[Traced]) -> list[Any]:
     """Repeat the steps of an expression on traced values; return all of its values."""
     values: list[Any] = list(operands)

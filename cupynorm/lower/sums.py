@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 SOURCE = "row/column_sums.cuh"
 KERNEL = "cupynorm::sum_columns<{types}, {numbers}>"
 THREADS = 256  # of a block
-# These follow from no measurement yet. Blocks enough to fill any device, but so few that partial sums, which are
-# written and read once more, are a small part of what is read.
+# These follow from no measurement yet (docs/notes/057). Blocks enough to fill any device, but so few that partial sums,
+# which are written and read once more, are a small part of what is read.
 BLOCKS = 1024
 LEAST_ROWS = 16  # of a group, for each row that a block works on at once
 BYTES_IN_FLIGHT = (

@@ -22,9 +22,10 @@ from cupynorm.call.arguments import (
     sharing,
     view,
 )
-from cupynorm.invoke import fusion_calls, row_ops
+from cupynorm.invoke import fusion_calls, gradient_calls, row_ops
 from cupynorm.invoke.bound_calls import Arrays
 from cupynorm.invoke.fusion_calls import FusedCall, Operand, operand, result
+from cupynorm.invoke.fusion_gradient_calls import FusionGradientCall
 from cupynorm.lower.fused import Function
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.tracing import DeviceFunction, TraceError, trace
@@ -173,14 +174,16 @@ class Fusion:
         Raises
         ------
         TypeError
-            As the call does, for a load or store that is a DeviceFunction, and for CuPy arrays.
+            As the call does, for a load or store that is a DeviceFunction.
         ValueError
             As the call does, and for an add_to that does not fit.
 
         Notes
         -----
-        Sums are in float64 and rounded once: first within a row, then row after row in C order, from what add_to holds
-        on. So with an add_to of float64, rows that are cut into several calls give the bits of one call.
+        On NumPy arrays sums are in float64 and rounded once: first within a row, then row after row in C order, from
+        what add_to holds on. So with an add_to of float64, rows that are cut into several calls give the bits of one
+        call. On a device they are in the type of arithmetic, in an order that follows from the shape alone. There x's
+        gradient is one kernel behind one for the op's statistics, and each sum has one or two of its own.
 
         On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished
         on its stream, nobody else may write to `out` or read from it.
@@ -197,9 +200,34 @@ class Fusion:
         """
         for name in ("return_stats", "plan"):
             if name in arguments:
-                raise TypeError(f"backward takes no {name}: it returns gradients, and NumPy computes them")
+                raise TypeError(f"backward takes no {name}: it returns gradients alone")
         own = {name: each for name, each in arguments.items() if name in self.arguments}
-        given = self._bind(operands, {name: each for name, each in arguments.items() if name not in own})
+        values = self._bind(operands, {name: each for name, each in arguments.items() if name not in own})
+        names = (*self.load_operands, *self.store_operands)
+        arriving = dy if isinstance(dy, tuple) else (dy,)
+        given = {"x": x, "gamma": own.get("gamma"), "beta": own.get("beta"), "out": own.get("out")}
+        given |= {f"arriving {at}": each for at, each in enumerate(arriving)}
+        if self.keep_loaded and len(arriving) == self.results:
+            given["arriving at loaded"] = given.pop(f"arriving {self.results - 1}")
+        numbers = [each for each in values if isinstance(each, NUMBERS)]
+        given |= {f"operand {at}": each for at, each in enumerate(values) if not isinstance(each, NUMBERS)}
+        kinds = tuple(isinstance(each, NUMBERS) for each in values)
+        if isinstance(add_to, dict) and all(names.count(name) == 1 or name in own for name in add_to):
+            places = {name: f"d operand {at}" for at, name in enumerate(names)}
+            given |= {places.get(name, f"d {name}"): each for name, each in add_to.items()}
+        elif add_to is not None:
+            given["out"] = (add_to,)  # which no call is kept for
+        options = gradient_calls.option_keys(
+            own.get("axis", -1), own.get("eps"), own.get("dtype"), kinds, *numbers
+        )
+        return fusion_gradients.run(
+            self, given, options, lambda: self._checked_backward(dy, x, values, own, add_to)
+        )
+
+    def _checked_backward(
+        self, dy: Any, x: Any, values: Sequence[Any], own: Mapping[str, Any], add_to: Any
+    ) -> FusionGradientCall:
+        """Check a call of backward, and allocate its results. values: of all operands. own: its other arguments."""
         load = fusion_gradients.differentiable("load", self.load)
         store = fusion_gradients.differentiable("store", self.store)
         eps = own.get("eps")
@@ -215,30 +243,28 @@ class Fusion:
             columns=columns,
         )
         names = (*self.load_operands, *self.store_operands)
-        found = [_operand(name, value, call) for name, value in zip(names, given, strict=True)]
+        found = [_operand(name, value, call) for name, value in zip(names, values, strict=True)]
         if own.get("out") is not None:
             fusion_gradients.check_dx(call.out, found)
         targets, column_targets = fusion_gradients.targets_of(call, found, columns, add_to, arriving)
         at = len(self.load_operands)
-        return fusion_gradients.run(
-            fusion_gradients.FusionGradientCall(
-                op=self.op,
-                load=load,
-                store=store,
-                on_device=call.on_device,
-                device=call.device,
-                x=call.x,
-                axes=call.axes,
-                columns=call.columns,
-                eps=exact,
-                load_operands=tuple(found[:at]),
-                store_operands=tuple(found[at:]),
-                arriving=arriving[:-1] if self.keep_loaded else arriving,
-                arriving_loaded=arriving[-1] if self.keep_loaded else None,
-                dx=call.out,
-                targets=targets,
-                column_targets=column_targets,
-            )
+        return FusionGradientCall(
+            op=self.op,
+            load=load,
+            store=store,
+            on_device=call.on_device,
+            device=call.device,
+            x=call.x,
+            axes=call.axes,
+            columns=call.columns,
+            eps=exact,
+            load_operands=tuple(found[:at]),
+            store_operands=tuple(found[at:]),
+            arriving=arriving[:-1] if self.keep_loaded else arriving,
+            arriving_loaded=arriving[-1] if self.keep_loaded else None,
+            dx=call.out,
+            targets=targets,
+            column_targets=column_targets,
         )
 
     def _run(self, given: Given, signature: Signature | None) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,14 +25,14 @@ from cupynorm.call.arguments import (
     sharing,
     view,
 )
-from cupynorm.call.losses import refuse_device
 from cupynorm.host import fusion_gradients as host
 from cupynorm.host import reference
 from cupynorm.host.broadcast_sums import BroadcastSum
+from cupynorm.invoke import fusion_gradient_calls, gradient_calls
 from cupynorm.invoke.fusion_calls import Operand, _part
+from cupynorm.invoke.fusion_gradient_calls import FusionGradientCall, Target
 from cupynorm.lower.differentiate import gradient
 from cupynorm.lower.fused import Function
-from cupynorm.lower.row import RowOp
 from cupynorm.lower.tracing import DeviceFunction, Expression
 
 Array = np.ndarray[Any, Any]
@@ -45,38 +45,6 @@ class FusionGradients(NamedTuple):
     operands: tuple[Any, ...]  # of load's, then of store's; None for a number, and for integers and bool
     gamma: Any  # None where there is none
     beta: Any
-
-
-class Target(NamedTuple):
-    """Where a gradient is written. adds: to what stands there."""
-
-    array: Any
-    adds: bool
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class FusionGradientCall:
-    """A call of Fusion.backward in which nothing can fail any more, and nothing has been written yet.
-
-    dx may be x or one of what arrives; no other array that is written shares memory with one that is read.
-    """
-
-    op: RowOp
-    load: Expression | None
-    store: Expression | None
-    on_device: bool
-    device: int  # -1 on the host
-    x: Any
-    axes: int  # trailing axes that are normalised
-    columns: Mapping[str, Any]  # gamma and beta, where given
-    eps: float
-    load_operands: tuple[Operand, ...]
-    store_operands: tuple[Operand, ...]
-    arriving: tuple[Any, ...]  # at each of store's results; None: nothing
-    arriving_loaded: Any  # at what was loaded; None: nothing
-    dx: Any
-    targets: tuple[Target | None, ...]  # for each operand of load, then of store
-    column_targets: Mapping[str, Target]  # for each of columns
 
 
 def differentiable(role: str, function: Function | None) -> Expression | None:
@@ -180,21 +148,12 @@ def check_dx(dx: Any, operands: Sequence[Operand]) -> None:
             raise ValueError(f"out and {shared} share memory")
 
 
-def run(call: FusionGradientCall) -> FusionGradients:
-    """Run a checked call."""
-    if call.on_device:
-        arrays = {"x": call.x, **call.columns, "dy": next(each for each in call.arriving if each is not None)}
-        arrays |= {each.name: each.array for each in (*call.load_operands, *call.store_operands)}
-        refuse_device("Fusion.backward", arrays)
-    if call.x.size:
-        _on_host(call)
-    else:
-        for each in (*call.targets, *call.column_targets.values()):
-            if each is not None and not each.adds:
-                each.array[...] = 0
-    columns = {name: each.array for name, each in call.column_targets.items()}
-    operands = tuple(None if each is None else each.array for each in call.targets)
-    return FusionGradients(call.dx, operands, columns.get("gamma"), columns.get("beta"))
+def run(
+    fusion: Any, given: Mapping[str, Any], options: tuple[Any, ...], check: Callable[[], FusionGradientCall]
+) -> FusionGradients:
+    """Run a call of a fusion's backward. given, options, check: as in gradient_calls.run."""
+    dx, *operands, gamma, beta = gradient_calls.run(("Fusion.backward", fusion), given, options, check, ROAD)
+    return FusionGradients(dx, tuple(operands), gamma, beta)
 
 
 class _OperandGradient:
@@ -267,6 +226,11 @@ def _step(
 @np.errstate(all="ignore")
 def _on_host(call: FusionGradientCall) -> None:
     """Run a call with NumPy in float64, a block of rows of reference.py at a time; each result is rounded once."""
+    if not call.x.size:
+        for target in (*call.targets, *call.column_targets.values()):
+            if target is not None and not target.adds:
+                target.array[...] = 0
+        return
     shape, axes = call.x.shape, call.axes
     at, first_of_store = len(shape) - axes, len(call.load_operands)
     load = _step(call.load, call.load_operands, call.targets[:first_of_store], shape, axes)
@@ -329,3 +293,6 @@ def _op_back(
     return host.norm(
         slope, loaded, gamma, axes, call.eps, rows, sums.get("gamma"), sums.get("beta"), centred=centred
     )
+
+
+ROAD = gradient_calls.Road(fusion_gradient_calls.parts, fusion_gradient_calls.steps, _on_host)

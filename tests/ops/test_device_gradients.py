@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import cupynorm
+from cupynorm import functions, fuse, layer_norm, log_softmax, rms_norm, softmax
 from cupynorm._dtypes import dtype_of
 from tests import simulator
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
@@ -304,3 +305,79 @@ def test_in_place_of_what_is_read() -> None:
 
         assert found[0] is given[place]
         assert_all_near((found, expected), "float16", 5)
+
+
+SCALED = fuse(
+    layer_norm, load=lambda x, r, t: functions.silu(x * 0.5 + r) * t, store=lambda y, g: functions.gelu(y) * g
+)
+PAIRED = fuse(
+    softmax,
+    load=lambda x, m: np.where(m > 0, x, -np.inf),
+    store=lambda y, c: (y * c, y + c),
+    keep_loaded=True,
+)
+PLAIN = fuse(rms_norm, store=lambda y, b: functions.tanh(y + b))
+LOGS = fuse(log_softmax, load=lambda x, s: x * s)
+
+
+def test_fusions() -> None:
+    shape = (4, 6, 40)
+    x, dy, g = (normal(shape, "float32", seed) for seed in range(3))
+    gamma, beta = normal((40,), "float32", 3), normal((40,), "float32", 4)
+    row, column = normal((4, 6, 1), "float32", 5), normal((40,), "float32", 6)
+    kept = normal(shape, "float32", 7) + np.float32(1)
+    cases: list[tuple[Any, Any, tuple[Any, ...], dict[str, Any]]] = [
+        (SCALED, dy, (x, column, row, g), {"gamma": gamma, "beta": beta}),
+        (SCALED, dy, (x, g, 2.0, row), {"gamma": gamma}),
+        (PAIRED, (dy, None, None), (x, kept, column), {}),
+        (PAIRED, (dy, g, None), (x, kept, row), {}),
+        (PLAIN, dy, (x, column), {"gamma": gamma}),
+        (LOGS, dy, (x, row), {}),
+        (LOGS, dy, (x, normal((1,), "float32", 8)), {"axis": (1, 2)}),
+    ]
+
+    def moved(given: Any) -> Any:
+        if isinstance(given, tuple):
+            return tuple(map(moved, given))
+        return cupy.asarray(given) if isinstance(given, np.ndarray) else given
+
+    for fusion, arriving, arrays, options in cases:
+        expected = fusion.backward(arriving, *arrays, **options)
+        for _ in range(2):
+            on_device = {name: moved(each) for name, each in options.items()}
+
+            found = fusion.backward(moved(arriving), *moved(arrays), **on_device)
+
+            assert_near(found.x, expected.x, "float32", 4)
+            for ours, wanted in zip(
+                (*found.operands, found.gamma, found.beta),
+                (*expected.operands, expected.gamma, expected.beta),
+                strict=True,
+            ):
+                assert_near(ours, wanted, "float32", 200)
+
+
+def test_a_fusion_adds_to_what_is_there_in_place_of_x() -> None:
+    x, dy, g = (normal((5, 24), "float32", seed) for seed in range(3))
+    before = normal((24,), "float32", 3), normal((5, 24), "float32", 4)
+    gates = fuse(rms_norm, load=lambda x, b: x + b, store=lambda y, g: y * g)
+    bias = normal((24,), "float32", 5)
+    expected = gates.backward(dy, x, bias, g)
+    place, sums = cupy.asarray(x), [cupy.asarray(each) for each in before]
+
+    found = gates.backward(
+        cupy.asarray(dy),
+        place,
+        cupy.asarray(bias),
+        cupy.asarray(g),
+        out=place,
+        add_to={"b": sums[0], "g": sums[1]},
+    )
+
+    assert found.x is place
+    assert_near(found.x, expected.x, "float32", 4)
+    for ours, there, wanted, start in zip(found.operands, sums, expected.operands, before, strict=True):
+        assert ours is there
+        assert_near(ours, start + wanted, "float32", 20)
+    empty = cupy.empty((0, 24), np.float32)
+    assert not gates.backward(empty, empty, cupy.asarray(bias), empty).operands[0].get().any()

@@ -392,7 +392,7 @@ def test_bad_input(name: str) -> None:
     assert len(str(caught.value)) < 300
 
 
-def test_device_arrays_are_checked_and_then_refused(simulated: Any) -> None:
+def test_device_arrays_are_checked(simulated: Any) -> None:
     to = simulated.cupy.asarray
     x, dy, r = to(X), to(DY), to(R)
 
@@ -400,10 +400,6 @@ def test_device_arrays_are_checked_and_then_refused(simulated: Any) -> None:
         ONE.backward(DY, x, r)
     with pytest.raises(ValueError, match="dy has shape"):
         ONE.backward(dy[:1], x, r)
-    with pytest.raises(
-        TypeError, match=r"Fusion.backward takes NumPy arrays only so far.*: move x, dy, r with"
-    ):
-        ONE.backward(dy, x, r)
 
 
 def test_the_example_runs() -> None:

@@ -1,0 +1,241 @@
+"""Gradients of a fusion: a checked call, and its kernels on a device."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cupynorm._dtypes import Dtype, compute_dtype
+from cupynorm.call.arguments import view
+from cupynorm.call.view import View
+from cupynorm.invoke.gradient_calls import Parts, Steps
+from cupynorm.lower.backward import (
+    LAYER_NORM_BACKWARD,
+    LOG_SOFTMAX_BACKWARD,
+    LOGSUMEXP,
+    RMS_NORM_BACKWARD,
+    SOFTMAX_BACKWARD,
+)
+from cupynorm.lower.fused import Around, fused_spec
+from cupynorm.lower.fusion_gradients import Fused, composed
+from cupynorm.lower.sums import Result, Sums, broadcast_sums
+from cupynorm.lower.tracing import Expression
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from cupynorm.invoke.fusion_calls import Operand
+    from cupynorm.lower.row import RowOp
+
+BACKWARD = {
+    "layer_norm": LAYER_NORM_BACKWARD,
+    "rms_norm": RMS_NORM_BACKWARD,
+    "softmax": SOFTMAX_BACKWARD,
+    "log_softmax": LOG_SOFTMAX_BACKWARD,
+}
+
+
+class Target(NamedTuple):
+    """Where a gradient is written. adds: to what stands there."""
+
+    array: Any
+    adds: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FusionGradientCall:
+    """A call of Fusion.backward in which nothing can fail any more, and nothing has been written yet.
+
+    dx may be x or one of what arrives; no other array that is written shares memory with one that is read.
+    """
+
+    op: RowOp
+    load: Expression | None
+    store: Expression | None
+    on_device: bool
+    device: int  # -1 on the host
+    x: Any
+    axes: int  # trailing axes that are normalised
+    columns: Mapping[str, Any]  # gamma and beta, where given
+    eps: float
+    load_operands: tuple[Operand, ...]
+    store_operands: tuple[Operand, ...]
+    arriving: tuple[Any, ...]  # at each of store's results; None: nothing
+    arriving_loaded: Any  # at what was loaded; None: nothing
+    dx: Any
+    targets: tuple[Target | None, ...]  # for each operand of load, then of store
+    column_targets: Mapping[str, Target]  # for each of columns
+
+    @property
+    def compute(self) -> Dtype:
+        """The type of arithmetic."""
+        arriving = [each.dtype for each in self.arriving if each is not None]
+        return compute_dtype(self.x.dtype, self.dx.dtype, *arriving)
+
+    @property
+    def named_operands(self) -> dict[str, Operand]:
+        """The operands of load, then of store, by names that say their places."""
+        return {f"operand {at}": each for at, each in enumerate((*self.load_operands, *self.store_operands))}
+
+    @property
+    def named_targets(self) -> dict[str, Target]:
+        """Where gradients of operands and parameters go, by names; those that there are."""
+        found = {f"d operand {at}": each for at, each in enumerate(self.targets) if each is not None}
+        return found | {f"d {name}": each for name, each in self.column_targets.items()}
+
+
+def parts(call: FusionGradientCall) -> Parts:
+    """Return the arrays of a checked call. Its results: dx, of each operand, of gamma and of beta; None for none."""
+    read = {"x": call.x, **call.columns, "arriving at loaded": call.arriving_loaded}
+    read |= {f"arriving {at}": each for at, each in enumerate(call.arriving)}
+    read |= {name: each.array for name, each in call.named_operands.items()}
+    written = {"out": call.dx, **{name: each.array for name, each in call.named_targets.items()}}
+    names = [f"d operand {at}" for at in range(len(call.targets))]
+    return Parts(read, written, [call.dx, *(written.get(name) for name in (*names, "d gamma", "d beta"))])
+
+
+def steps(call: FusionGradientCall) -> Steps:
+    """Return the kernels of a checked call."""
+    made = _Made(call)
+    if call.x.size:
+        made.add_statistics()
+        made.add_behind()
+        made.add_before()
+    else:
+        made.add_zeros()
+    return made.steps
+
+
+def _number(function: Callable[[dict[str, Any]], tuple[Any, ...]], at: int, v: dict[str, Any]) -> Any:
+    """Return number `at` of what a function gives."""
+    return function(v)[at]
+
+
+class _Made:
+    """The kernels of one call, while they are made."""
+
+    def __init__(self, call: FusionGradientCall) -> None:
+        self.call = call
+        self.steps = Steps(call.device, call.compute)
+        self._shape, self._axes = call.x.shape, call.axes
+        count = len(call.load_operands)
+        names = [*call.named_operands]
+        arriving = tuple(None if each is None else f"arriving {at}" for at, each in enumerate(call.arriving))
+        self._fused = Fused(
+            call.op.name,
+            call.load,
+            tuple(names[:count]),
+            call.store,
+            tuple(names[count:]),
+            arriving,
+            (*call.columns,),
+            call.arriving_loaded is not None,
+        )
+        arrays = {"x": call.x, **call.columns, "arriving at loaded": call.arriving_loaded}
+        arrays |= {f"arriving {at}": each for at, each in enumerate(call.arriving)}
+        arrays |= {name: each.array for name, each in call.named_operands.items()}
+        self._known: dict[str, View | float] = {
+            name: view(each, name).broadcast_to(self._shape)
+            for name, each in arrays.items()
+            if each is not None
+        }
+        self._known |= {name: each.value for name, each in call.named_operands.items() if each.array is None}
+
+    def add_statistics(self) -> None:
+        """Add the kernel that computes statistics of what load gives: mean and rstd, or log(sum(exp))."""
+        call, leading = self.call, self._shape[: len(self._shape) - self._axes]
+        op: RowOp = call.op if call.op.stats else LOGSUMEXP
+        rooms = {name: self.steps.room(name, leading) for name in op.stats}
+        around = Around(
+            (), load=call.load, load_operands=tuple(self._known[name] for name in self._fused.load_names)
+        )
+        pointers = [each.pointer for each in rooms.values()]
+        x = view(call.x, "x")
+        self.steps.specs.append(fused_spec(op, x, self._axes, {}, pointers, call.eps, call.compute, around))
+        for name, each in rooms.items():
+            strides = each.strides + (0,) * self._axes
+            self._known[name] = View(each.pointer, self._shape, strides, each.dtype)
+
+    def add_behind(self) -> None:
+        """Add the gradients of what stands behind the op: of store's operands, gamma and beta."""
+        form, targets = self._fused, self.call.named_targets
+        for at, name in enumerate(form.store_names, 1):
+            if f"d {name}" in targets:
+                self._add(f"d {name}", functools.partial(_number, form.behind, at))
+        if "d gamma" in targets:
+            self._add("d gamma", lambda v: form.behind(v)[0] * form.normalised(v))
+        if "d beta" in targets:
+            self._add("d beta", lambda v: form.behind(v)[0])
+
+    def _add(self, name: str, function: Callable[[dict[str, Any]], Any]) -> None:
+        """Add one gradient: of each element, or summed over all along which its operand is broadcast."""
+        target = self.call.named_targets[name]
+        whole = view(target.array, name)
+        if whole.shape == self._shape:
+            known = dict(self._known)
+            if target.adds:
+                known[name] = whole
+            expression, operands = composed(
+                lambda v: function(v) + v[name] if target.adds else function(v), known
+            )
+            self.steps.add(Sums(expression, operands, self._shape, self._axes, (None,), (whole,)))
+            return
+        to = self._stretched(whole)
+        summed = [at for at, step in enumerate(to.strides) if not step and self._shape[at] > 1]
+        kept = [at for at in range(len(self._shape)) if at not in summed]
+        order = (*summed, *kept)
+        expression, operands = composed(function, self._known)
+        moved = tuple(each.reordered(order) if isinstance(each, View) else each for each in operands)
+        result = Result(to.reordered(order).split(len(kept))[1], target.adds)
+        shape = tuple(self._shape[at] for at in order)
+        self.steps.add(Sums(expression, moved, shape, len(kept), (result,)))
+
+    def _stretched(self, target: View) -> View:
+        extra = max(0, len(target.shape) - len(self._shape))  # leading axes of one element
+        return target.split(len(target.shape) - extra)[1].broadcast_to(self._shape)
+
+    def add_before(self) -> None:
+        """Add the backward op, which writes the gradients of x and of load's operands; then those that are sums."""
+        call, form, targets = self.call, self._fused, self.call.named_targets
+        fields, operands = composed(form.fields, self._known, "x")
+        wanted = [f"d {name}" for name in form.load_names]
+        outs = [view(call.dx, "out")]
+        later: list[tuple[View, Result]] = []
+        known = dict(self._known)
+        for name in wanted:
+            if name not in targets:
+                continue
+            whole = view(targets[name].array, name)
+            if whole.shape == self._shape:
+                outs.append(whole)
+                if targets[name].adds:
+                    known[name] = whole
+            else:
+                outs.append(self.steps.room(name, self._shape))
+                later.append((outs[-1], Result(self._stretched(whole), targets[name].adds)))
+
+        def before(v: dict[str, Any]) -> tuple[Any, ...]:
+            dx, *others = form.before(v, len(wanted))
+            found = [dx]
+            for name, each in zip(wanted, others, strict=False):
+                if name in targets:
+                    found.append(each + v[name] if name in known else each)
+            return tuple(found)
+
+        store, beside = composed(before, {"d": 0.0, **known}, "d")
+        around = Around(tuple(outs), load=fields, load_operands=operands, store=store, store_operands=beside)
+        op = BACKWARD[call.op.name]
+        self.steps.specs.append(
+            fused_spec(op, view(call.x, "x"), self._axes, {}, (), 0.0, call.compute, around)
+        )
+        for columns, result in later:
+            self.steps.add(broadcast_sums(columns, result))
+
+    def add_zeros(self) -> None:
+        """Add what writes 0 to the gradients of operands where x has no rows."""
+        for name, target in self.call.named_targets.items():
+            whole = view(target.array, name)
+            if not target.adds and target.array.size:
+                zero = Expression(1, (), (0,))
+                self.steps.add(Sums(zero, (0.0,), (0, *whole.shape), len(whole.shape), (Result(whole),)))
