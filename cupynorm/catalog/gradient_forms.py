@@ -252,7 +252,7 @@ def _cross_entropy(*, grad: bool) -> Form:
     def torch(t: Any, a: Arrays) -> Any:
         x = a["x"].detach().requires_grad_() if grad else a["x"]
         loss = t.nn.functional.cross_entropy(x, a["labels"], reduction="none")
-        return (loss, *t.autograd.grad(loss.sum(), x)) if grad else loss
+        return (loss.detach(), *t.autograd.grad(loss.sum(), x)) if grad else loss
 
     return Form(
         "cross_entropy" + "/grad" * grad,
