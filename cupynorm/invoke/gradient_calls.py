@@ -374,7 +374,9 @@ def run(
     signature, made = calls.again((*given.values(),), (function, *options), scalars)
     if made is not None:
         arrays = (*given.values(), *made)
-        order = calls.bound[signature].holds  # type: ignore[index]  # what was made has a signature
+        bound = calls.bound.get(signature)  # type: ignore[arg-type]  # what was made has a signature
+        # a signal handler may have dropped it meanwhile
+        order = bound.holds if bound is not None else _order(road.parts(check()), given)
         return _several([None if at is None else arrays[at] for at in order])
     call = check()
     parts = road.parts(call)
@@ -384,20 +386,26 @@ def run(
             name: each if each is None or devices.is_device_array(each) else parts.read.get(name)
             for name, each in given.items()
         }
-        new = {
-            name: each
-            for name, each in parts.written.items()
-            if each is not None and passed.get(name) is None
-        }
-        places = [id(each) for each in (*passed.values(), *new.values())]
-        order = tuple(None if each is None else places.index(id(each)) for each in parts.results)
-        names = ("seed", "offset") if scalars else ()
-        arrays = Arrays(passed, (*parts.written,), new, scalars=names, holds=order)
+        new, names = _new(parts, passed), ("seed", "offset") if scalars else ()
+        arrays = Arrays(passed, (*parts.written,), new, scalars=names, holds=_order(parts, passed))
         road.steps(call).launch(signature, arrays)
     else:
         asking.answer(lambda: road.steps(call).told)
         road.on_host(call)
     return _several(parts.results)
+
+
+def _new(parts: Parts, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the results that a call allocates."""
+    return {
+        name: each for name, each in parts.written.items() if each is not None and given.get(name) is None
+    }
+
+
+def _order(parts: Parts, given: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """Return the place of each result among the given arrays, then those that the call allocates; None for none."""
+    places = [id(each) for each in (*given.values(), *_new(parts, given).values())]
+    return tuple(None if each is None else places.index(id(each)) for each in parts.results)
 
 
 def _several(results: Sequence[Any]) -> Any:

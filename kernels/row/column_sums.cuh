@@ -168,8 +168,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64 begin = int64(blockIdx.y) * a.rows_of_group, behind = begin + a.rows_of_group;
   const int64 first = begin + turn, end = behind < a.rows ? behind : a.rows;
   Compute sum[kSums][kVector] = {};
-  pdl_wait();
-  pdl_trigger_late();
+  pdl_wait_and_trigger((gridDim.y - blockIdx.y) * gridDim.x);
   if (col + kVector <= a.cols) {
     add_rows<Function, kSums, kVector, kWidth, kAtOnce, kApart>(a, first, end, col, sum);
   } else {

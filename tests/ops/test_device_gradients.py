@@ -152,6 +152,10 @@ def test_cross_entropy_with_smoothing_and_a_label_out_of_range() -> None:
     assert loss is out
     assert np.isnan(loss.get()[2])
     assert np.isnan(grad.get()[2]).all()
+    one = cupynorm.cross_entropy(cupy.asarray(logits[0]), cupy.asarray(labels[:1].reshape(())))
+    np.testing.assert_allclose(
+        one.get(), cupynorm.cross_entropy(logits[0], labels[:1].reshape(())), rtol=1e-6
+    )
     right = [0, 1, 3]
     np.testing.assert_allclose(loss.get()[right], expected[0][right], rtol=1e-3)
     np.testing.assert_allclose(grad.get()[right], expected[1][right], rtol=1e-4, atol=1e-6)
