@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cupynorm._values import NamedTuple
+from cupynorm._values import NamedTuple, replace
 from cupynorm.plan.config import (
     ACCESS_BYTES,
     AMPERE,
@@ -124,7 +123,7 @@ def with_grid(
     resident = question.occupancy(plan)
     if resident == 0 or (plan.dynamic and problem.rows > MAX_DYNAMIC_ROWS):
         return None
-    plan = dataclasses.replace(plan, resident_blocks=resident)
+    plan = replace(plan, resident_blocks=resident)
     at_once = blocks_at_once(limits, plan)
     waves = min(1.0, waves) if plan.persistent else waves
     most = int(max(1, min(at_once * waves, MAX_GRID)))
@@ -140,7 +139,7 @@ def with_grid(
             f", with {plan.min_blocks} blocks a multiprocessor: registers are spilled with {asked.min_blocks}"
         )
     rule = "" if isinstance(reason, str) else reason.id
-    return dataclasses.replace(plan, grid=grid, waves=grid / at_once, rule=rule, why=why)
+    return replace(plan, grid=grid, waves=grid / at_once, rule=rule, why=why)
 
 
 def without_spills(question: Question, plan: Plan) -> Plan:
@@ -155,7 +154,7 @@ def without_spills(question: Question, plan: Plan) -> Plan:
         blocks = _blocks_with_more_registers(question.limits, kept)
         if blocks == 0:
             break
-        fewer = dataclasses.replace(kept, min_blocks=blocks)
+        fewer = replace(kept, min_blocks=blocks)
         less = question.local_bytes(fewer)
         if less >= spilled:
             break
@@ -196,6 +195,4 @@ def all_at_once(question: Question, plan: Plan, grid: int, resident: int, reason
     at_once = question.limits.sm_count * resident
     if not resident or grid > at_once:
         return None
-    return dataclasses.replace(
-        plan, grid=grid, resident_blocks=resident, waves=grid / at_once, why=question.why(reason)
-    )
+    return replace(plan, grid=grid, resident_blocks=resident, waves=grid / at_once, why=question.why(reason))

@@ -7,9 +7,9 @@ blocks share one: those of a cluster, or of the whole grid.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
+from cupynorm._values import replace
 from cupynorm.plan.base import LocalBytes, Occupancy, Question, Variant, none_known
 from cupynorm.plan.config import (
     ALIGNED,
@@ -112,7 +112,7 @@ def _forced(question: Question, forced: Plan) -> Plan:
     at_vectors = at_vectors or (forced.variant in ("cluster", "shared") and not forced.unaligned)
     asked = _at_vectors(question, vectors_only=at_vectors)
     plan = forced_plans.finished(
-        asked, dataclasses.replace(forced, shared_bytes=0, rule="")
+        asked, replace(forced, shared_bytes=0, rule="")
     )  # what follows from the rest, and what decided where the plan was chosen
     if plan is None:
         raise DoesNotFitError(_does_not_fit(question, f"{forced}"))
@@ -151,15 +151,15 @@ def effective(problem: Problem) -> Problem:
     worth = known and short is not None and problem.rows >= short.min_rows
     worth = worth and short is not None and short.least <= bytes_of_row <= short.most
     if worth or (found is not None and bytes_of_row >= found.least):
-        return dataclasses.replace(problem, vector=problem.widest_vector)
-    return dataclasses.replace(problem, unaligned=ALIGNED)
+        return replace(problem, vector=problem.widest_vector)
+    return replace(problem, unaligned=ALIGNED)
 
 
 def _at_vectors(question: Question, *, vectors_only: bool) -> Question:
     """Return the question about the effective problem. vectors_only: fused rows begin at vectors."""
     problem = question.problem
     if problem.fused and vectors_only:
-        return question._replace(problem=dataclasses.replace(problem, unaligned=ALIGNED))
+        return question._replace(problem=replace(problem, unaligned=ALIGNED))
     return question._replace(problem=effective(problem))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import functools
 import graphlib
 import heapq
@@ -13,6 +12,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cupynorm._values import replace
 from cupynorm.plan.choose import choose
 from cupynorm.plan.config import MOST_REGISTERS, ONE_BLOCK_PER_ROW, DoesNotFitError, Plan
 from cupynorm.plan.limits import Limits, active_blocks
@@ -215,7 +215,7 @@ class Content:
         except (DoesNotFitError, KeyError, IndexError):  # a list without rules
             return None
         # what tuned_plans.portable() returns, in a tenth of the time
-        plan = dataclasses.replace(found, grid=0, resident_blocks=0, waves=ONE_BLOCK_PER_ROW, rule="", why="")
+        plan = replace(found, grid=0, resident_blocks=0, waves=ONE_BLOCK_PER_ROW, rule="", why="")
         return Chosen(plan, found.rule)
 
     def before(self, rule: str, kind: Kind) -> list[str]:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cupynorm._values import replace
 from cupynorm.plan.config import ACCESS_BYTES, Plan
 from cupynorm.plan.limits import RECORDED, Limits
 from cupynorm.plan.problem import Problem
@@ -237,10 +238,12 @@ class Shipping:
 
     def _weigh(self, names: Iterable[str], waiting: list[tuple[float, int, Move]]) -> None:
         """Put the moves that leave these rows, or others in favour of them, out into a heap, by what is lost."""
-        may_go = {name for name in self.content.by_name if self._may_go(name)}
+        may_go = {row["id"] for row in self.content.rows if self._may_go(row["id"])}
         for name in names:
-            moves = list(rule_moves.removals(self.content, name)) if name in may_go else []
-            if "id" in self.content.by_name[name]:
+            is_rule = "id" in self.content.by_name[name]
+            goes = name in may_go if is_rule else self._may_go(name)
+            moves = list(rule_moves.removals(self.content, name)) if goes else []
+            if is_rule:
                 moves += rule_moves.merges(self.content, name, may_go)
             for move in moves:
                 effect = self.effect(move)
@@ -274,9 +277,7 @@ class Shipping:
         key = (number, rows, cols, limits)
         if key not in self.planners:
             seen = self.seen[number]
-            problem = dataclasses.replace(
-                seen.problem, rows=rows or seen.problem.rows, cols=cols or seen.problem.cols
-            )
+            problem = replace(seen.problem, rows=rows or seen.problem.rows, cols=cols or seen.problem.cols)
             self.planners[key] = Planner(problem, limits or seen.limits)
         return self.planners[key].choose(content)
 
@@ -511,7 +512,7 @@ def _renamed(rows: list[Row], first: Content) -> dict[str, str]:
 
 def _layout(problem: Problem) -> Problem:
     """Return a problem without its size: rows of one layout have plans in common."""
-    return dataclasses.replace(problem, rows=0, cols=0, alignment_period=0, band_cols=0, most_kept=0)
+    return replace(problem, rows=0, cols=0, alignment_period=0, band_cols=0, most_kept=0)
 
 
 def _plan_of(chosen: Chosen | None) -> Plan | None:

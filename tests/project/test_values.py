@@ -137,3 +137,12 @@ def test_a_match() -> None:
             assert (a, b, c, d) == (1, 5.0, 2, 2.0)
         case _:
             pytest.fail("no match")
+
+
+def test_a_replaced_value_is_that_of_the_standard_library() -> None:
+    value = Ours(1, b=3.0)
+
+    assert _values.replace(value, a=2) == dataclasses.replace(value, a=2) == Ours(2, 3.0)
+    assert value == Ours(1, 3.0)
+    with pytest.raises(TypeError):
+        _values.replace(value, d=4)
