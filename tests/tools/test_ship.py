@@ -94,7 +94,7 @@ def of_plans(content: rule_plans.Content, favoured: Callable[[int], str], by: fl
 
 
 def decides(cols: int) -> str:
-    return next(name for name, widths in COLS.items() if cols in widths)
+    return next(name for name, widths in COLS.items() if cols <= widths[-1])
 
 
 def names(shipped: ship.Shipped) -> list[str]:
@@ -236,20 +236,19 @@ def test_a_shipped_file_is_written_as_it_is_read() -> None:
 
 
 def test_rules_that_were_made_stay_as_they_are_when_they_are_made_again(content) -> None:
+    """Each rule down the list loses less than the noise, and two of them more: the second run may not go on."""
+
     def share(cols: int, how: str) -> float:
-        """Plans differ by what is below and above the noise, so that each run could lose a little more."""
-        return 0.9 + 0.004 * (hash_of(how) % 7) * (cols > COLS[SHORT][0])
+        down = how.count(",") + 1 if how.startswith(f"without {decides(cols)}") else 3
+        return 0.916 - 0.008 * (0 if how.startswith("rule") else down)
 
-    widths = (128, 256, 384, 512, 1024, 1536, 2048, 3072, 4096)
-    first = ship.ship(content, [recorded(content, share, widths)])
-    again = ship.ship(rule_plans.read(first.told, "few.json"), [recorded(content, share, widths)])
+    not_in_sweep = (136, 248, 520, 1016, 2056, 4088)  # whose mean would not allow it either
+    found = [recorded(content, share, not_in_sweep)]
+    first = ship.ship(content, found)
+    again = ship.ship(rule_plans.read(first.told, "few.json"), found)
 
-    assert len(first.told["rules"]) < len(content.rows)
+    assert 0 < len(first.left_out) < 3
     assert again.text == first.text
-
-
-def hash_of(text: str) -> int:
-    return sum(map(ord, text))
 
 
 def test_what_lies_between_two_measured_rows_stays_with_its_rule(content) -> None:
