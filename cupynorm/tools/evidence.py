@@ -15,6 +15,7 @@ from cupynorm.tools.rule_plans import Content
 from cupynorm.tools.search import Search
 
 HOW_TO = "docs/add-gpu-data.md"
+SWEEP = "sweep"  # the source of points that no search has
 
 
 class Evidence(NamedTuple):
@@ -67,7 +68,7 @@ def gather(content: Content, searches: Sequence[Search], sweep: Report | None = 
             chosen = content.choose(problem, limits)
             if chosen:
                 shares = {chosen.plan: measured.share()}
-                found.append(Evidence(point, problem, limits, shares, "sweep", in_sweep=True))
+                found.append(Evidence(point, problem, limits, shares, SWEEP, in_sweep=True))
     return found
 
 

@@ -477,6 +477,8 @@ class Shipping:
         for number, found in self._changed(without, ()):
             if "id" in row and self.chosen[number].rule != row["id"]:
                 continue
+            if self.seen[number].source == evidence.SWEEP:  # whose share may be that of another plan
+                continue
             share = self.seen[number].shares.get(found.plan) if found else None
             if found is None or found.plan != self.chosen[number].plan:
                 gain = self._share(number) - (share or 0.0)

@@ -165,6 +165,8 @@ def test_the_same_plans_pass(compare):
 
 PLANTED = """
 
+import dataclasses
+
 _as_before = choose
 
 
