@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 from cupynorm.plan.base import Question, blocks_at_once, grid_unit, with_grid
 from cupynorm.plan.config import (
@@ -33,9 +32,6 @@ from cupynorm.plan.rules import ClusterRule, SharedRule
 from cupynorm.plan.variants import staged
 from cupynorm.plan.variants.fused_cluster import prefetched, with_smaller_vectors
 from cupynorm.plan.variants.registers import can_cache, loaded_with, may_persist
-
-if TYPE_CHECKING:
-    pass
 
 ONE_SHOT = "the fewest blocks of a cluster whose registers hold the row and what is loaded with it"
 SMALL_BATCH = "fewer rows than multiprocessors: a cluster of many blocks for each row"
@@ -129,9 +125,18 @@ def _resident(question: Question, plan: Plan) -> int:
 
 def one_shot(question: Question) -> Plan | None:
     """Return the fewest blocks whose registers hold a row and what is loaded with it; many where rows are few."""
+    block: int = question.rules.clusters.one_shot_block[question.problem.compute_bytes]
+    while block >= WARP:
+        plan = _one_shot(question, block)
+        if plan is not None:
+            return plan
+        block //= 2  # so many threads have too few registers for one vector of each
+    return None
+
+
+def _one_shot(question: Question, block: int) -> Plan | None:
     problem, limits, rules = question.problem, question.limits, question.rules
     numbers = rules.clusters
-    block = numbers.one_shot_block[problem.compute_bytes]
     most = rules.tile.max_elements[problem.compute_bytes] // max(problem.fields, loaded_with(problem))
     ctas = numbers.one_shot_ctas
     if question.small_batch:
