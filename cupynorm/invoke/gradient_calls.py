@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cupynorm._dtypes import compute_dtype
+from cupynorm._values import replace
 from cupynorm.call import asking
 from cupynorm.call.arguments import allocate, view
 from cupynorm.call.view import View
@@ -22,6 +23,7 @@ from cupynorm.lower.backward import (
 from cupynorm.lower.gradients import (
     Added,
     Normed,
+    ParameterSums,
     activation_sums,
     cross_entropy_spec,
     logsumexp_spec,
@@ -30,7 +32,19 @@ from cupynorm.lower.gradients import (
     softmax_gradient,
     statistics_spec,
 )
-from cupynorm.lower.sums import IDENTITY, Result, Sums, broadcast_sums, partial_shape, sum_specs
+from cupynorm.lower.sums import (
+    IDENTITY,
+    Result,
+    Sums,
+    broadcast_sums,
+    partial_shape,
+    row_groups,
+    sum_specs,
+    sums_of_groups,
+)
+from cupynorm.plan.choose import choose
+from cupynorm.plan.config import DoesNotFitError
+from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.problem import Problem
 from cupynorm.runtime import devices
 
@@ -123,12 +137,30 @@ class Steps:
 
     def add(self, what: Sums) -> None:
         """Add sums over rows, and then those over what their parameters were broadcast along."""
-        for each in (what, *self._later):
-            shape = partial_shape(each, self._compute)
-            asked = [result for result in each.results if result is not None]
-            partial = [] if shape is None else [self.room("partial sums", shape) for _ in asked]
-            self.specs += sum_specs(each, self._compute, partial)
+        self._add(what)
+        self.add_later()
+
+    def add_later(self) -> None:
+        """Add the sums over what parameters were broadcast along, when those over rows are there."""
+        for each in self._later:
+            self._add(each)
         self._later = []
+
+    def _add(self, what: Sums) -> None:
+        shape = partial_shape(what, self._compute)
+        asked = [result for result in what.results if result is not None]
+        partial = [] if shape is None else [self.room("partial sums", shape) for _ in asked]
+        self.specs += sum_specs(what, self._compute, partial)
+
+    def has_room_for(self, sums: int, problem: Problem, *, clusters: bool) -> bool:
+        """Say whether the device holds a row and so many sums over rows in registers."""
+        limits = devices.limits_of(self._device) if self._device >= 0 else asking.limits() or RECORDED["h200"]
+        problem = replace(problem, column_sums=sums, row_groups=1)
+        try:
+            choose(problem, limits, lambda plan: plan.min_blocks if clusters or plan.cluster == 1 else 0)
+        except DoesNotFitError:
+            return False
+        return True
 
     def launch(self, signature: Any, arrays: Arrays) -> None:
         """Launch the kernels, and keep the call. arrays: those of the call, without the workspace."""
@@ -158,10 +190,12 @@ def activation_steps(call: ActivationGradientCall) -> Steps:
     return steps
 
 
-def norm_steps(call: GradientCall, forward: RowOp) -> Steps:
+def norm_steps(call: GradientCall, forward: RowOp, *, clusters: bool = True) -> Steps:
     """Return the kernels of a checked call of a norm's gradient. forward: the norm.
 
-    Sums of parameters come first: dx may be written over what they read. That of the bias is of dx as it was rounded.
+    Sums of parameters are taken in the pass that gives dx where a row and its sums have a place in registers. Else they
+    come first, in a pass of their own: dx may be written over what they read; that of the bias comes last, of dx
+    as it was rounded. clusters: whether the device runs them.
     """
     what = call.what
     steps = Steps(call.device, call.compute)
@@ -187,24 +221,41 @@ def norm_steps(call: GradientCall, forward: RowOp) -> Steps:
     rstd = per_row(stats["rstd"])
     gamma, beta = column(what.gamma, "gamma"), column(what.beta, "beta")
     normed = Normed(view(what.dy, "dy"), x, gamma, beta, mean, rstd, what.from_y)
-    sums = [
-        steps.result(Parameter.of_sum(name, each), columns)
-        for name, each in (("dgamma", what.dgamma), ("dbeta", what.dbeta))
-    ]
-    if any(sums):
-        steps.add(norm_sums(normed, axes, *sums))
     dx, add = view(what.dx, "out"), what.add
     added = None
     if add is not None:
         ds = None if add.ds is None else view(add.ds, "ds")
         dresidual = None if add.dresidual is None else view(add.dresidual, "residual_out")
         added = Added(ds, add.alpha, add.dropout, dresidual)
+    sums = {"dgamma": what.dgamma, "dbeta": what.dbeta, "dbias": None if add is None else add.dbias}
+    wanted = {name: Parameter.of_sum(name, each) for name, each in sums.items() if each is not None}
+
+    def results(*names: str) -> list[Result | None]:
+        return [steps.result(wanted.get(name), columns) for name in names]
+
     op = LAYER_NORM_BACKWARD if what.centred else RMS_NORM_BACKWARD
-    if what.x.size:
-        steps.specs.append(norm_gradient(op, normed, dx, axes, call.compute, added))
-    if add is not None and add.dbias is not None:
-        result = steps.result(Parameter.of_sum("dbias", add.dbias), columns)
-        steps.add(Sums(IDENTITY, (dx,), shape, axes, (result,)))
+    gradient = norm_gradient(op, normed, dx, axes, call.compute, added) if what.x.size else None
+    if (
+        gradient is not None
+        and wanted
+        and steps.has_room_for(len(wanted), gradient.problem, clusters=clusters)
+    ):
+        groups, rows_of_group = row_groups(gradient.problem.rows, gradient.problem.cols)
+        partial = {
+            name: steps.room(f"partial sums of {name}", (groups, gradient.problem.cols)) for name in wanted
+        }
+        places = ParameterSums(*map(partial.get, sums), rows_of_group)
+        steps.specs.append(norm_gradient(op, normed, dx, axes, call.compute, added, places))
+        steps.specs.append(sums_of_groups((*partial.values(),), results(*wanted)))
+        steps.add_later()
+        return steps
+    of_load = results("dgamma", "dbeta")
+    if any(of_load):
+        steps.add(norm_sums(normed, axes, *of_load))
+    if gradient is not None:
+        steps.specs.append(gradient)
+    if "dbias" in wanted:
+        steps.add(Sums(IDENTITY, (dx,), shape, axes, (*results("dbias"),)))
     return steps
 
 

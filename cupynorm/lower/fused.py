@@ -36,10 +36,11 @@ from cupynorm.lower.mirrors import (
     operand,
     prefetched_bytes,
     scaled_store,
+    summed_arguments,
     value,
     vector_width,
 )
-from cupynorm.lower.row import ROW_KERNEL, RowOp, types_of
+from cupynorm.lower.row import ROW_KERNEL, SUMMED_KERNEL, RowOp, types_of
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.lower.tracing import DeviceFunction, Expression, traced
 from cupynorm.plan.problem import Problem
@@ -68,6 +69,19 @@ class Counted(NamedTuple):
     ignored: int
 
 
+class RowSums(NamedTuple):
+    """Sums over rows that are taken in the same pass: row_summed of kernels/row/summed.cuh.
+
+    partial: for each sum where those of each group of rows go, [groups, cols]. of_load: how many numbers `load` gives
+    behind an element's, each of which is added up. of_result: whether the first result is, too.
+    """
+
+    partial: tuple[View, ...]
+    rows_of_group: int
+    of_load: int
+    of_result: bool
+
+
 Operand = View | float | Dropout | Label
 IDENTITY = Expression(1, (), (0,))
 
@@ -80,7 +94,7 @@ class Around(NamedTuple):
     which rows are kept at all; there is no other mask then.
 
     Without outs nothing is stored: the op saves numbers of each row. `load` gives as many numbers as an element of the
-    op has fields; `loaded` gets the first.
+    op has fields, and those of which there are sums; `loaded` gets the first.
     """
 
     outs: tuple[View, ...]
@@ -92,6 +106,7 @@ class Around(NamedTuple):
     store_operands: tuple[Operand, ...] = ()
     scales: int = 0
     counted: Counted | None = None
+    sums: RowSums | None = None
 
     @property
     def is_direct(self) -> bool:
@@ -221,7 +236,8 @@ def fused_spec(
     rows, cols = math.prod(x.shape[: len(x.shape) - axes]), math.prod(shape)
     mirror = op.mirror(compute, stats, eps)
     gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
-    order = tuple(range(len(x.shape) - axes)) if stats else _order(x, axes, what)
+    numbered = stats or what.sums is not None  # rows, by their places
+    order = tuple(range(len(x.shape) - axes)) if numbered else _order(x, axes, what)
     x, what = x.reordered(order), what.reordered(order)
     written = what.outs if what.loaded is None else (*what.outs, what.loaded)
     written = written or (x,)  # nothing is: rows are cut as x is aligned
@@ -272,8 +288,16 @@ def fused_spec(
         staged_operand_bytes=_staged_bytes(what, axes, vectors, order),
     )
     texts = [each.struct_text(f"Function_{each.key}") for each in functions]
-    text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts)
-    return KernelSpec(text, ROW_KERNEL, types_of(mirror, load, store), whole, problem)
+    types = types_of(mirror, load, store)
+    if what.sums is None:
+        text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts)
+        return KernelSpec(text, ROW_KERNEL, types, whole, problem)
+    partial, groups = what.sums.partial, what.sums.partial[0].shape[0]
+    problem = dataclasses.replace(problem, column_sums=len(partial), row_groups=groups)
+    whole = summed_arguments(whole, [each.pointer for each in partial], what.sums.rows_of_group, groups)
+    text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header="row/summed.cuh")
+    types += f", {what.sums.of_load}, {int(what.sums.of_result)}"
+    return KernelSpec(text, SUMMED_KERNEL, types, whole, problem)
 
 
 def _waits_as_loaded(what: Around, axes: int) -> bool:

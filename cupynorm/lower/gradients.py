@@ -17,7 +17,7 @@ from cupynorm._values import NamedTuple
 from cupynorm.call.view import View
 from cupynorm.host.philox import Dropout
 from cupynorm.lower.backward import CROSS_ENTROPY, LOGSUMEXP
-from cupynorm.lower.fused import Around, Counted, Label, Operand, fused_spec, masked
+from cupynorm.lower.fused import Around, Counted, Label, Operand, RowSums, fused_spec, masked
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.sums import Further, Result, Sums
 from cupynorm.lower.tracing import Expression, apply, traced
@@ -58,10 +58,13 @@ class Normed(NamedTuple):
 
 
 @functools.cache
-def _of_norm(is_given: tuple[bool, bool, bool, bool], *, sums: bool) -> tuple[Expression, tuple[str, ...]]:
-    """Return a function of dy and others, and the names of those: what a norm's backward op is given, or its sums.
+def _of_norm(
+    is_given: tuple[bool, bool, bool, bool], sums: tuple[bool, bool], *, op: bool
+) -> tuple[Expression, tuple[str, ...]]:
+    """Return a function of dy and others, and the names of those.
 
-    The op is given g and h, and dgamma is the sum of dy * h, dbeta that of dy.
+    It gives what a norm's backward op is given, g and h, if it is for the op; and behind them of which rows there are
+    sums: dy * h for dgamma and dy for dbeta, as far as these are wanted.
     """
     gamma, beta, mean, from_result = is_given
     names = ["x"]
@@ -69,9 +72,9 @@ def _of_norm(is_given: tuple[bool, bool, bool, bool], *, sums: bool) -> tuple[Ex
         names += ["beta"] * beta + ["gamma"] * gamma
     else:
         names += ["mean"] * mean + ["rstd"]
-        names += ["gamma"] * (gamma and not sums)
+        names += ["gamma"] * (gamma and op)
 
-    def of(dy: Any, *others: Any) -> tuple[Any, Any]:
+    def of(dy: Any, *others: Any) -> tuple[Any, ...]:
         given = dict(zip(names, others, strict=True))
         h = given["x"]
         if from_result:
@@ -79,7 +82,9 @@ def _of_norm(is_given: tuple[bool, bool, bool, bool], *, sums: bool) -> tuple[Ex
             h = h / given["gamma"] if gamma else h
         else:
             h = (h - given["mean"] if mean else h) * given["rstd"]
-        return (dy * h, dy) if sums else (dy * given["gamma"] if gamma else dy, h)
+        element = (dy * given["gamma"] if gamma else dy, h) if op else ()
+        wanted = zip((dy * h, dy), sums, strict=True)
+        return (*element, *(each for each, is_wanted in wanted if is_wanted))
 
     return traced(of, 1 + len(names)), tuple(names)
 
@@ -114,11 +119,37 @@ def _after_norm(*, ds: bool, dropout: bool, dresidual: bool) -> Expression:
     return traced(of, 2 + ds + 2 * dropout + dresidual)
 
 
+class ParameterSums(NamedTuple):
+    """Which sums over rows are taken in the pass that gives dx, and where those of each group of rows go."""
+
+    dgamma: View | None
+    dbeta: View | None
+    dbias: View | None
+    rows_of_group: int
+
+    @property
+    def of_load(self) -> tuple[bool, bool]:
+        """Which of them are of what the op is given."""
+        return self.dgamma is not None, self.dbeta is not None
+
+    @property
+    def partial(self) -> tuple[View, ...]:
+        """The places of those that there are."""
+        return tuple(each for each in (self.dgamma, self.dbeta, self.dbias) if each is not None)
+
+
 def norm_gradient(
-    op: RowOp, what: Normed, dx: View, axes: int, compute: Dtype, added: Added | None = None
+    op: RowOp,
+    what: Normed,
+    dx: View,
+    axes: int,
+    compute: Dtype,
+    added: Added | None = None,
+    sums: ParameterSums | None = None,
 ) -> KernelSpec:
-    """Lower the gradient of a norm's input, in one pass over dy and x."""
-    load, names = _of_norm(what.is_given, sums=False)
+    """Lower the gradient of a norm's input, in one pass over dy and x; with `sums` of its parameters, too."""
+    of_load = (False, False) if sums is None else sums.of_load
+    load, names = _of_norm(what.is_given, of_load, op=True)
     outs: tuple[View, ...] = (dx,)
     store_operands: list[Operand] = [what.rstd]
     how = {"ds": False, "dropout": False, "dresidual": False}
@@ -135,13 +166,16 @@ def norm_gradient(
         load_operands=tuple(getattr(what, name) for name in names),
         store=_after_norm(**how),
         store_operands=tuple(store_operands),
+        sums=None
+        if sums is None
+        else RowSums(sums.partial, sums.rows_of_group, sum(of_load), sums.dbias is not None),
     )
     return fused_spec(op, what.dy, axes, {}, (), 0.0, compute, around)
 
 
 def norm_sums(what: Normed, axes: int, dgamma: Result | None, dbeta: Result | None) -> Sums:
-    """Return the sums over rows that are the gradients of gamma and beta."""
-    function, names = _of_norm(what.is_given, sums=True)
+    """Return the sums over rows that are the gradients of gamma and beta, in a pass of their own."""
+    function, names = _of_norm(what.is_given, (True, True), op=False)
     operands = (what.dy, *(getattr(what, name) for name in names))
     return Sums(function, operands, what.dy.shape, axes, (dgamma, dbeta))
 

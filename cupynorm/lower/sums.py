@@ -45,6 +45,12 @@ BYTES_IN_FLIGHT = (
     16  # rows whose loads a thread issues before it waits for the first, times bytes of the compute type
 )
 LANES = 32  # threads side by side along a row, at most
+# Of sums that are taken in the pass over rows (kernels/row/summed.cuh): so many groups fill a device of 132
+# multiprocessors whole times, and each adds one row of partial sums.
+ROW_GROUPS = 528
+LEAST_ROWS_OF_GROUP = 4
+LEAST_ELEMENTS_OF_GROUP = 4096
+INTERLEAVED = 8  # groups (kInterleaved)
 LAST_LANES = 8  # the same for partial sums: their rows are few, so blocks take few columns
 
 
@@ -195,6 +201,29 @@ def partial_shape(what: Sums, compute: Dtype) -> tuple[int, int] | None:
 IDENTITY = Expression(1, (), (0,))
 
 
+class RowGroups(NamedTuple):
+    """How rows are cut into groups where their sums are taken in the pass over rows; no device has a say in it."""
+
+    groups: int
+    rows_of_group: int
+
+
+def row_groups(rows: int, cols: int) -> RowGroups:
+    """Return the groups of rows: about ROW_GROUPS where there are rows enough."""
+    least = max(LEAST_ROWS_OF_GROUP, LEAST_ELEMENTS_OF_GROUP // cols)
+    each = max(least, -(-rows // ROW_GROUPS))
+    return RowGroups(-(-rows // (each * INTERLEAVED)) * INTERLEAVED, each)
+
+
+def sums_of_groups(partial: Sequence[View], results: Sequence[Result]) -> KernelSpec:
+    """Lower the sums of all groups' sums. partial: for each result an array [groups, cols] of the arithmetic's type."""
+    count, (groups, cols), compute = len(partial), partial[0].shape, partial[0].dtype
+    what = Sums(Expression(count, (), (*range(count),)), (*partial,), (groups, cols), 1, tuple(results))
+    vector = min(ACCESS_BYTES // compute.itemsize, 1 << (cols.bit_length() - 1))
+    tiles = tiles_of(groups, cols, vector, 1, compute, LAST_LANES, 1)
+    return _spec(what, compute, tiles, [_final(each) for each in results])
+
+
 def broadcast_sums(columns: View, to: Result) -> Sums:
     """Return the sums of one number a column over the columns along which a parameter was broadcast.
 
@@ -227,14 +256,7 @@ def sum_specs(what: Sums, compute: Dtype, partial: Sequence[View]) -> list[Kerne
         return [_spec(what, compute, tiles, [_final(each) for each in what.results])]
     left = list(partial)
     targets = [_partial(left.pop(0)) if each is not None else NO_SUM for each in what.results]
-    count, groups = len(asked), tiles.groups
-    last = Sums(Expression(count, (), (*range(count),)), (*partial,), (groups, what.cols), 1, asked)
-    vector = min(ACCESS_BYTES // compute.itemsize, 1 << (what.cols.bit_length() - 1))
-    last_tiles = tiles_of(groups, what.cols, vector, 1, compute, LAST_LANES, 1)
-    return [
-        _spec(what, compute, tiles, targets),
-        _spec(last, compute, last_tiles, [_final(each) for each in asked]),
-    ]
+    return [_spec(what, compute, tiles, targets), sums_of_groups(partial, asked)]
 
 
 NO_SUM = Struct("cupynorm::NoSum", EMPTY, (0,))

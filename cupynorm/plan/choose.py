@@ -7,6 +7,7 @@ blocks share one: those of a cluster, or of the whole grid.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from cupynorm._values import replace
@@ -21,7 +22,7 @@ from cupynorm.plan.config import (
     check_plan,
 )
 from cupynorm.plan.rules import MEASURED, rules_of
-from cupynorm.plan.variants import cached, cluster, fused_cluster, grid, registers, staged
+from cupynorm.plan.variants import cached, cluster, fused_cluster, grid, registers, staged, summed
 from cupynorm.plan.variants.fused_cluster import with_smaller_vectors
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def choose(
         if plan.cooperative and not cooperative:
             raise DoesNotFitError(f"the blocks of {forced} must all run at once")
         return plan
-    for variant in in_order(question) if forced is None else (_named(forced),):
+    for variant in in_order(question) if forced is None else (_named(problem, forced),):
         # doubles in clusters have no registers for head and tail elements
         doubles = problem.doubles and variant in CLUSTERS_IF_FUSED
         asked = effective_question(
@@ -98,10 +99,10 @@ def _without_scheduler(question: Question, plan: Plan) -> Plan | None:
     return cluster.without_scheduler(question, plan)
 
 
-def _named(name: str) -> Variant:
+def _named(problem: Problem, name: str) -> Variant:
     if name not in VARIANTS:
         raise DoesNotFitError(f"plan {name!r} is not a variant: use {', '.join(VARIANTS)}")
-    return CANDIDATES[name]
+    return functools.partial(summed.summed, variant=name) if problem.column_sums else CANDIDATES[name]
 
 
 def _forced(question: Question, forced: Plan) -> Plan:
@@ -177,6 +178,8 @@ def effective_question(
 def in_order(question: Question) -> tuple[Variant, ...]:
     """Return what to try, best first."""
     asked, problem = effective_question(question), question.problem
+    if problem.column_sums:
+        return (summed.summed,)
     if problem.fused:
         bytes_a_thread = registers.thread_bytes(asked, registers.register_rule(asked))
         fits_warp = registers.group_of(asked, bytes_a_thread) <= WARP

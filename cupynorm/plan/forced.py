@@ -36,7 +36,7 @@ from cupynorm.plan.partition import (
     shared_bytes,
     threads_with_vectors,
 )
-from cupynorm.plan.variants import cached, grid, staged
+from cupynorm.plan.variants import cached, grid, staged, summed
 from cupynorm.plan.variants.fused_cluster import has_static_room
 from cupynorm.plan.variants.registers import may_persist
 
@@ -107,6 +107,8 @@ def _finished_in_registers(question: Question, forced: Plan) -> Plan | None:
         and plan.shared_bytes <= question.limits.shared_bytes_per_block
     )
     waves = forced.waves or ONE_BLOCK_PER_ROW
+    if problem.column_sums:
+        return summed.finished(question, plan, FORCED) if fits else None
     return with_grid(question, plan, blocks_of(problem, plan), FORCED, waves) if fits else None
 
 

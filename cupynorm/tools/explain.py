@@ -139,7 +139,8 @@ def explain_form(
     limits = _limits(device)
     _check_shape(shape, dtype_of(dtype))
     rows, cols = math.prod(shape[:-1]), shape[-1]
-    specs, moved = form_specs(what, rows, cols, dtype), what.bytes_moved(rows, cols, dtype)
+    specs = form_specs(what, rows, cols, dtype, limits=limits)
+    moved = what.bytes_moved(rows, cols, dtype)
     spec, *others = specs
     further = tuple(_one_kernel(what.name, each, limits, 0) for each in others)
     if isinstance(spec.problem, Problem):
@@ -176,10 +177,12 @@ def form_spec(what: Form, rows: int, cols: int, dtype: Any, offset: int = 0) -> 
     return form_specs(what, rows, cols, dtype, offset)[0]
 
 
-def form_specs(what: Form, rows: int, cols: int, dtype: Any, offset: int = 0) -> tuple[Any, ...]:
+def form_specs(
+    what: Form, rows: int, cols: int, dtype: Any, offset: int = 0, limits: Limits | None = None
+) -> tuple[Any, ...]:
     """Lower a form's call on contiguous, aligned arrays that begin `offset` elements behind an aligned address.
 
-    Kernels that have variants come first.
+    Kernels that have variants come first. limits: as those of asking.specs_of().
     """
     given: Arrays = {}
     for name, (each, kind, holds) in what.given(rows, cols, dtype_of(dtype)).items():
@@ -189,7 +192,7 @@ def form_specs(what: Form, rows: int, cols: int, dtype: Any, offset: int = 0) ->
             given[name] = np.full(each, 0 if holds == "labels" else cols, kind)
         else:  # untouched pages take no memory
             given[name] = np.empty(math.prod(each) + offset, kind)[offset:].reshape(each)
-    return asking.specs_of(lambda: what.call(given))
+    return asking.specs_of(lambda: what.call(given), limits)
 
 
 class _Kernel(NamedTuple):

@@ -126,7 +126,8 @@ class _FormCheck:
 
     def prepare(self, device: int) -> None:
         """Compile and load the kernels that run() will launch."""
-        for spec in explain.form_specs(self.what, FORM_ROWS, self.cols, self.dtype):
+        limits = devices.limits_of(device)
+        for spec in explain.form_specs(self.what, FORM_ROWS, self.cols, self.dtype, limits=limits):
             if isinstance(spec.problem, Problem):
                 row_ops.prepared(device, spec, None)
             else:

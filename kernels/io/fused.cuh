@@ -727,6 +727,24 @@ struct FusedLoad {
 #pragma unroll
       for (int i = 0; i < N; ++i) x[i] = Traits::of(out, i);
     }
+    // The same where the function gives kMore numbers behind an element's: take(k, i, number) gets those of element i.
+    template <int kMore, int N, typename Element, typename Index, class Take>
+    void unpack_further(const Loaded<N>& loaded, Element* x, Index col, Take take) const {
+      using Traits = ElementTraits<Element>;
+      constexpr int kFields = Traits::kFields;
+      typename Traits::Number in[1 + Operands_::kCount][N], out[kFields + kMore][N], own[kFields][N];
+      cupynorm::unpack<N>(loaded.x, in[0]);
+      operands.template unpack<N>(loaded.operands, in + 1, col);
+      apply_to_each<Function>(in, out);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+#pragma unroll
+        for (int k = 0; k < kFields; ++k) own[k][i] = out[k][i];
+#pragma unroll
+        for (int k = 0; k < kMore; ++k) take(k, i, out[kFields + k][i]);
+        x[i] = Traits::of(own, i);
+      }
+    }
     // Computes elements again from x, which has waited as it was loaded: as unpack, for elements that the mask keeps.
     template <int N, typename Element>
     void compute_again(const Vector<T, N>& x, Element* y) const {
@@ -820,10 +838,20 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
     template <int N, bool kWhole = false, typename Compute, class Columns, typename Index>
     void store(const Compute (&y)[N], const Columns& columns, const EpilogueOperands<N>& epilogue_operands,
         Index col) const {
+      store_further<0, N, kWhole>(y, columns, epilogue_operands, col, [](int, Compute) {});
+    }
+    // kMore: 1, if take(i, number) gets the first result of element i as it is before it is rounded; or 0.
+    template <int kMore, int N, bool kWhole, typename Compute, class Columns, typename Index, class Take>
+    void store_further(const Compute (&y)[N], const Columns& columns, const EpilogueOperands<N>& epilogue_operands,
+        Index col, Take take) const {
       Compute in[1 + Operands_::kCount][N], out[Outputs_::kCount][N];
       Affines::template apply<N>(y, columns, in[0]);
       operands.template unpack<N>(epilogue_operands, in + 1, col);
       apply_to_each<Function>(in, out);
+      if constexpr (kMore > 0) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) take(i, out[0][i]);
+      }
       to.template store<N, kWhole>(out, col);
     }
   };

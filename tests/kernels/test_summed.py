@@ -1,0 +1,240 @@
+"""Sums over rows in the pass that gives a norm's gradient, on the simulator: every way that a row and its sums lie."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import cupynorm
+from cupynorm._dtypes import compute_dtype, dtype_of
+from cupynorm.call import asking
+from cupynorm.call.arguments import view
+from cupynorm.call.view import View
+from cupynorm.invoke import bound_calls, one_kernel, row_ops
+from cupynorm.lower import sums
+from cupynorm.lower.backward import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
+from cupynorm.lower.gradients import Added, Normed, ParameterSums, norm_gradient
+from cupynorm.lower.sums import Result, row_groups, sums_of_groups
+from cupynorm.plan.config import DoesNotFitError, Plan
+from cupynorm.plan.limits import RECORDED
+from tests import simulator
+from tests.simulator import cupy, simulated  # noqa: F401  a fixture
+
+
+@pytest.fixture(autouse=True)
+def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(simulator.settings, "schedules", ("forward", "reverse"))
+    return simulated
+
+
+@pytest.fixture
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut few rows into several groups of several rows."""
+    monkeypatch.setattr(sums, "ROW_GROUPS", 16)
+    monkeypatch.setattr(sums, "LEAST_ROWS_OF_GROUP", 1)
+    monkeypatch.setattr(sums, "LEAST_ELEMENTS_OF_GROUP", 1)
+
+
+class Found(NamedTuple):
+    """What the kernels gave, as float64, and the plan of the first."""
+
+    dx: Any
+    dgamma: Any
+    dbeta: Any
+    dbias: Any
+    plan: Plan
+
+
+class Given(NamedTuple):
+    """What a gradient is taken of."""
+
+    dy: Any
+    x: Any
+    gamma: Any
+    mean: Any
+    rstd: Any
+    ds: Any
+
+    @staticmethod
+    def of(rows: int, cols: int, dtype: str, skip: int = 0) -> Given:
+        """Draw arrays whose rows begin `skip` elements behind those of wider ones."""
+        rng, kind = np.random.default_rng(rows * cols), dtype_of(dtype)
+        compute = compute_dtype(kind, kind)
+        dy, x, ds = (rng.standard_normal((rows, cols + skip)).astype(kind)[:, skip:] for _ in range(3))
+        gamma = rng.uniform(0.5, 2, cols).astype(kind)
+        wide = x.astype(np.float64)
+        mean = wide.mean(-1).astype(compute)
+        return Given(dy, x, gamma, mean, (1 / np.sqrt(wide.var(-1) + 1e-5)).astype(compute), ds)
+
+
+def expected(given: Given, *, rms: bool, ds: bool) -> tuple[Any, Any, Any]:
+    """Return dx, dgamma and dbeta by the formula."""
+    dy, x, gamma, mean, rstd, more = (each.astype(np.float64) for each in given)
+    h = (x if rms else x - mean[:, None]) * rstd[:, None]
+    g = dy * gamma
+    dx = rstd[:, None] * (g - (0 if rms else g.mean(-1, keepdims=True)) - h * (g * h).mean(-1, keepdims=True))
+    return dx + (more if ds else 0), (dy * h).sum(0), dy.sum(0)
+
+
+def run(
+    given: Given,
+    variant: str | None,
+    *,
+    rms: bool = False,
+    wanted: str = "dgamma dbeta dbias",
+    ds: bool = True,
+) -> Found:
+    """Launch the gradient with sums of what is wanted, and the sums of all groups."""
+    (rows, cols), kind = given.x.shape, given.x.dtype
+    compute, kept = compute_dtype(kind, kind), []
+
+    def on_device(host: Any) -> View:
+        skip = (host.base.shape[-1] if host.base is not None else cols) - cols if host.ndim > 1 else 0
+        wide = cupy.asarray(host if not skip else host.base)
+        kept.append(wide)
+        return view(wide[:, skip:] if skip else wide)
+
+    def per_row(host: Any) -> View:
+        each = on_device(host)
+        return View(each.pointer, (rows, cols), (*each.strides, 0), each.dtype)
+
+    dx = cupy.empty(given.x.base.shape if given.x.base is not None else (rows, cols), kind)[:, -cols:]
+    groups, rows_of_group = row_groups(rows, cols)
+    names = wanted.split()
+    partial = {name: cupy.empty((groups, cols), compute) for name in names}
+    for each in partial.values():
+        each[...] = np.nan  # what nobody wrote
+    results = {name: cupy.empty((cols,), compute) for name in names}
+    what = Normed(
+        on_device(given.dy),
+        on_device(given.x),
+        on_device(given.gamma).broadcast_to((rows, cols)),
+        None,
+        None if rms else per_row(given.mean),
+        per_row(given.rstd),
+    )
+    places = {name: view(each) for name, each in partial.items()}
+    of = ParameterSums(places.get("dgamma"), places.get("dbeta"), places.get("dbias"), rows_of_group)
+    added = Added(on_device(given.ds), 1.0, None, None) if ds else None
+    op = RMS_NORM_BACKWARD if rms else LAYER_NORM_BACKWARD
+    spec = norm_gradient(op, what, view(dx), 1, compute, added, of)
+    plans = []
+
+    def launch(found: Any) -> None:
+        plans.append(found.plan)
+        once = (found.kernel, row_ops.launcher(found.kernel.pointer, found.plan), spec.params)
+        bound_calls.bound_call(0, bound_calls.Arrays({}), [once]).once()
+
+    row_ops.launch_what_fits(0, spec, variant, launch)
+    last = sums_of_groups([*places.values()], [Result(view(each)) for each in results.values()])
+    one_kernel.bound_call(0, one_kernel.Arrays({}), [one_kernel.prepared(0, last)]).once()
+    numbers = {name: each.get().astype(np.float64) for name, each in results.items()}
+    found = (numbers.get(name) for name in ("dgamma", "dbeta", "dbias"))
+    return Found(dx.get().astype(np.float64), *found, plans[0])
+
+
+DIGITS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-5, "float64": 1e-12}
+SHAPES = [
+    (1, 1),
+    (3, 7),
+    (40, 8),
+    (70, 24),
+    (33, 77),
+    (129, 128),
+    (45, 250),
+    (50, 257),
+    (30, 1000),
+    (23, 1001),
+    (9, 3000),
+]
+
+
+def assert_right(given: Given, found: Found, dtype: str, *, rms: bool = False, ds: bool = True) -> None:
+    dx, dgamma, dbeta = expected(given, rms=rms, ds=ds)
+    digits, rows = DIGITS[dtype], float(np.sqrt(len(dx)))
+    np.testing.assert_allclose(found.dx, dx, rtol=digits, atol=digits)
+    exact = 1e-12 if dtype == "float64" else 2e-5
+    for ours, reference in ((found.dgamma, dgamma), (found.dbeta, dbeta), (found.dbias, dx.sum(0))):
+        if ours is not None:  # of float16, too: it is added up before it is rounded
+            np.testing.assert_allclose(ours, reference, rtol=exact, atol=exact * rows * 4)
+
+
+@pytest.mark.parametrize("skip", [0, 1])
+@pytest.mark.parametrize("dtype", [*DIGITS])
+@pytest.mark.usefixtures("small_groups")
+def test_every_width_in_every_variant(dtype: str, skip: int) -> None:
+    seen = set()
+    for rows, cols in SHAPES:
+        given = Given.of(rows, cols, dtype, skip)
+        for variant in (None, "warp", "block", "cluster"):
+            try:
+                found = run(given, variant)
+            except DoesNotFitError:
+                assert (variant, cols > 200) == ("warp", True) or (variant, dtype, cols) == (
+                    "block",
+                    "float64",
+                    3000,
+                )
+                continue
+            assert_right(given, found, dtype)
+            seen.add((found.plan.variant, found.plan.block > found.plan.group))
+    assert seen >= {("warp", True), ("block", True), ("cluster", False)}
+
+
+@pytest.mark.parametrize("wanted", ["dgamma", "dbeta", "dbias", "dgamma dbeta", "dgamma dbias"])
+@pytest.mark.usefixtures("small_groups")
+def test_any_of_the_sums_is_wanted(wanted: str) -> None:
+    for (rows, cols), rms in (((70, 24), True), ((23, 1001), False)):
+        given = Given.of(rows, cols, "float16")
+
+        found = run(given, None, rms=rms, wanted=wanted, ds=False)
+
+        assert_right(given, found, "float16", rms=rms, ds=False)
+        assert {name for name in ("dgamma", "dbeta", "dbias") if getattr(found, name) is not None} == {
+            *wanted.split()
+        }
+
+
+def test_the_bits_do_not_depend_on_how_many_blocks_a_device_holds() -> None:
+    bits = set()
+    for (rows, cols), sms in itertools.product([(900, 64), (300, 257)], (1, 3, 132)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sums, "ROW_GROUPS", 40)
+            patch.setattr(sums, "LEAST_ELEMENTS_OF_GROUP", 1)
+            patch.setitem(RECORDED, "few", dataclasses.replace(RECORDED["h200"], sm_count=sms))
+            simulator.install(patch, "few")
+            found = run(Given.of(rows, cols, "float32"), None)
+            assert found.plan.grid < row_groups(rows, cols).groups or sms > 3
+            bits.add(tuple(each.tobytes() for each in found[:4]))
+    assert len(bits) == 2  # of two shapes
+
+
+@pytest.mark.parametrize("rows", [1, 5, 528, 4096, 49152, 1_000_000, 1 << 33])
+@pytest.mark.parametrize("cols", [1, 3, 128, 1023, 65536, 1 << 24])
+def test_groups_cover_all_rows(rows: int, cols: int) -> None:
+    groups, each = row_groups(rows, cols)
+    assert groups % sums.INTERLEAVED == 0
+    assert groups * each >= rows > (groups - sums.INTERLEAVED) * each
+    assert groups <= sums.ROW_GROUPS
+    assert each * cols >= min(rows * cols, sums.LEAST_ELEMENTS_OF_GROUP / 2)
+
+
+def kernels(cols: int, device: str, dtype: str = "float16") -> list[str]:
+    """Return the kernels of a call on such a device."""
+    dy, x = np.empty((64, cols), dtype), np.empty((64, cols), dtype)
+    gamma, stats = np.empty(cols, dtype), np.empty(64, np.float32)
+    specs = asking.specs_of(
+        lambda: cupynorm.layer_norm_backward(dy, x, gamma, stats, stats), RECORDED[device]
+    )
+    return [each.name.partition("<")[0].removeprefix("cupynorm::") for each in specs]
+
+
+def test_each_array_is_read_once_where_a_row_and_its_sums_have_room() -> None:
+    once, twice = ["row_summed", "sum_columns"], ["{plan.kernel}", "sum_columns", "sum_columns"]
+    assert kernels(1, "h200") == kernels(128, "t4") == kernels(4096, "a100") == once
+    assert kernels(32768, "h200") == kernels(131072, "h200") == kernels(32768, "h200", "float32") == once
+    assert kernels(32768, "a100")[:2] == kernels(1 << 24, "h200")[:2] == twice[:2]
