@@ -17,6 +17,7 @@ from cupynorm.call.arguments import (
     _with_arrays,
     allocate,
     check_dtype,
+    check_forced,
     check_kind,
     check_kinds,
     check_places,
@@ -129,6 +130,7 @@ def _rows(
     written: Mapping[str, Any],
     axis: Any,
     dtype: Any,
+    plan: Any,
 ) -> _Rows:
     """Check what all of these calls have in common.
 
@@ -141,6 +143,7 @@ def _rows(
     )
     arrays = {**alike, **others, **written}
     on_device = check_kinds(x, arrays, columns, name_of_x=name)
+    check_forced(plan, name, on_device=on_device)
     for key, each in {name: x, **alike}.items():
         check_dtype(key, each)
     axes = trailing_axes(axis, x.shape, name)
@@ -174,6 +177,7 @@ def check_norm_gradient(
     dtype: Any,
     add_to: Any,
     parameters: Any,
+    plan: Any,
     adding: Adding | None = None,
 ) -> GradientCall:
     """Check a call of the gradient of a norm, and allocate its results if they were not given. x: with its name."""
@@ -198,7 +202,7 @@ def check_norm_gradient(
     totals = _add_to(add_to, names)
     statistics = {"mean": mean, "rstd": rstd}
     written = {"out": out, "residual_out": residual_out, **dict(totals.values())}
-    rows = _rows(name, given, alike, {**columns, **statistics}, columns, written, axis, dtype)
+    rows = _rows(name, given, alike, {**columns, **statistics}, columns, written, axis, dtype, plan)
     found = _check_columns(
         {key: each for key, each in columns.items() if each is not None},
         rows.shape,
@@ -287,6 +291,7 @@ def check_softmax_gradient(
     out: Any,
     dtype: Any,
     add_to: Any,
+    plan: Any,
 ) -> GradientCall:
     """Check a call of the gradient of softmax, and allocate its results if they were not given.
 
@@ -298,7 +303,7 @@ def check_softmax_gradient(
     others = {} if asked is None else asked.arrays()
     wanted = boolean("return_dbias", return_dbias)
     written = {"out": out, "add_to": add_to}
-    rows = _rows("y", y, {"dy": dy}, others, (), written, axis, dtype)
+    rows = _rows("y", y, {"dy": dy}, others, (), written, axis, dtype, plan)
     mask = None if asked is None else mask_of(asked, y.shape, rows.axes, "y")
     drop = dropout_of(dropout, seed, offset)
     made: dict[str, Any] = {}

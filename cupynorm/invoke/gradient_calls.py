@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from cupynorm.host.gradients import Sum
     from cupynorm.lower.row import RowOp
     from cupynorm.lower.spec import KernelSpec
+    from cupynorm.plan.config import Plan
 
 
 class Parameter(NamedTuple):
@@ -77,8 +78,11 @@ class Steps:
 
     @property
     def told(self) -> tuple[KernelSpec, ...]:
-        """The kernels as call/asking.py wants them: those that have variants first."""
-        return tuple(sorted(self.specs, key=lambda each: not isinstance(each.problem, Problem)))
+        """The kernels as call/asking.py wants them: first the one that a plan is for, then others with variants."""
+        first = several_kernels.row_kernel(self.specs)
+        return tuple(
+            sorted(self.specs, key=lambda each: (each is not first, not isinstance(each.problem, Problem)))
+        )
 
     def room(self, name: str, shape: tuple[int, ...]) -> View:
         """Allocate an array of the type of arithmetic in the workspace."""
@@ -130,11 +134,11 @@ class Steps:
             self.specs += sum_specs(each, self._compute, partial)
         self._later = []
 
-    def launch(self, signature: Any, arrays: Arrays) -> None:
+    def launch(self, signature: Any, arrays: Arrays, plan: str | Plan | None) -> None:
         """Launch the kernels, and keep the call. arrays: those of the call, without the workspace."""
         if self.specs:
             bound = several_kernels.launch(
-                self._device, self.specs, arrays._replace(workspace=self.workspace)
+                self._device, self.specs, arrays._replace(workspace=self.workspace), plan
             )
             bound_calls.thread.calls.add(signature, bound, {**arrays.made, **self.workspace})
 
@@ -361,6 +365,7 @@ def run(
     check: Callable[[], Any],
     road: Road,
     scalars: Sequence[int] = (),
+    plan: str | Plan | None = None,
 ) -> Any:
     """Run a call; return its results, or the only one.
 
@@ -369,9 +374,10 @@ def run(
     function: what a signature knows it by. given: the arrays that the caller passed, by the names of its parts; a
     result's name for where it shall go.
     options: all else that the call depends on. scalars: seed and offset of a dropout, if there is one.
+    plan: of its row kernel, which `check` looks at, too.
     """
     calls = bound_calls.thread.calls
-    signature, made = calls.again((*given.values(),), (function, *options), scalars)
+    signature, made = calls.again((*given.values(),), (function, plan, *options), scalars)
     if made is not None:
         arrays = (*given.values(), *made)
         bound = calls.bound.get(signature)  # type: ignore[arg-type]  # what was made has a signature
@@ -388,7 +394,7 @@ def run(
         }
         new, names = _new(parts, passed), ("seed", "offset") if scalars else ()
         arrays = Arrays(passed, (*parts.written,), new, scalars=names, holds=_order(parts, passed))
-        road.steps(call).launch(signature, arrays)
+        road.steps(call).launch(signature, arrays, plan)
     else:
         asking.answer(lambda: road.steps(call).told)
         road.on_host(call)

@@ -34,6 +34,7 @@ from cupynorm.invoke.fusion_gradient_calls import FusionGradientCall, Target
 from cupynorm.lower.differentiate import gradient
 from cupynorm.lower.fused import Function
 from cupynorm.lower.tracing import DeviceFunction, Expression
+from cupynorm.plan.config import Plan
 
 Array = np.ndarray[Any, Any]
 
@@ -58,7 +59,7 @@ def differentiable(role: str, function: Function | None) -> Expression | None:
 
 
 def check_arriving(
-    x: Any, dy: Any, results: int, *, out: Any, dtype: Any, axis: Any, columns: Mapping[str, Any]
+    x: Any, dy: Any, results: int, *, out: Any, dtype: Any, axis: Any, plan: Any, columns: Mapping[str, Any]
 ) -> tuple[Call, tuple[Any, ...]]:
     """Check x, gamma, beta and what arrives at each result; allocate dx if it was not given."""
     given = dy if isinstance(dy, tuple) else (dy,)
@@ -76,7 +77,7 @@ def check_arriving(
         axis=axis,
         out=out,
         dtype=dtype,
-        plan=None,
+        plan=plan,
         columns=columns,
         others=named,
         may_be=("x", *named),
@@ -149,10 +150,15 @@ def check_dx(dx: Any, operands: Sequence[Operand]) -> None:
 
 
 def run(
-    fusion: Any, given: Mapping[str, Any], options: tuple[Any, ...], check: Callable[[], FusionGradientCall]
+    fusion: Any,
+    given: Mapping[str, Any],
+    options: tuple[Any, ...],
+    check: Callable[[], FusionGradientCall],
+    plan: str | Plan | None,
 ) -> FusionGradients:
-    """Run a call of a fusion's backward. given, options, check: as in gradient_calls.run."""
-    dx, *operands, gamma, beta = gradient_calls.run(("Fusion.backward", fusion), given, options, check, ROAD)
+    """Run a call of a fusion's backward. given, options, check, plan: as in gradient_calls.run."""
+    function = ("Fusion.backward", fusion)
+    dx, *operands, gamma, beta = gradient_calls.run(function, given, options, check, ROAD, plan=plan)
     return FusionGradients(dx, tuple(operands), gamma, beta)
 
 
