@@ -64,9 +64,7 @@ def check(
     others = others or {}
     columns = {name: array for name, array in (columns or {}).items() if array is not None}
     on_device = check_kinds(x, {"out": out, **columns, **others}, columns)
-    check_plan(plan)
-    if plan is not None and not on_device:
-        raise ValueError(f"plan={plan!r} chooses a kernel: x is a NumPy array, computed on the CPU")
+    check_forced(plan, "x", on_device=on_device)
     check_dtype("x", x)
     axes = trailing_axes(axis, x.shape)
     shape = x.shape[x.ndim - axes :]
@@ -86,6 +84,13 @@ def check(
         read = {"x": x, **columns, **others}
         _check_out(out, x.shape, axes, asked, read, on_device, quantized=quantized is not None, may_be=may_be)
     return Call(on_device, device, x, out, axes, columns)
+
+
+def check_forced(plan: Any, name_of_x: str, *, on_device: bool) -> None:
+    """TypeError for what is no plan, ValueError for one on the host, where there are no kernels."""
+    check_plan(plan)
+    if plan is not None and not on_device:
+        raise ValueError(f"plan={plan!r} chooses a kernel: {name_of_x} is a NumPy array, computed on the CPU")
 
 
 def check_each(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cupynorm.plan.config import Plan
     from cupynorm.plan.limits import Limits
 
 
@@ -15,9 +16,19 @@ class _Answer(Exception):  # noqa: N818  no error
     """Carries the KernelSpecs of the call."""
 
 
+class About(NamedTuple):
+    """What may decide how many kernels a call has: the device that is asked about, and a plan that is forced.
+
+    limits: of the device; None: of that which the rules were measured on.
+    """
+
+    limits: Limits | None
+    plan: str | Plan | None
+
+
 class _Thread(threading.local):
     asks = False
-    limits: Limits | None = None
+    about = About(None, None)
 
 
 _thread = _Thread()
@@ -28,19 +39,20 @@ def spec_of(call: Callable[[], Any]) -> Any:
     return specs_of(call)[0]
 
 
-def specs_of(call: Callable[[], Any], limits: Limits | None = None) -> tuple[Any, ...]:
+def specs_of(
+    call: Callable[[], Any], limits: Limits | None = None, plan: str | Plan | None = None
+) -> tuple[Any, ...]:
     """Return the KernelSpecs of a call of a public function on NumPy arrays that have elements; nothing is written.
 
-    Those that have variants come first. limits: of the device that is asked about, which may decide how many kernels a
-    call has; default: of that which the rules were measured on.
+    Those that have variants come first. limits, plan: as those of About.
     """
-    _thread.asks, _thread.limits = True, limits
+    _thread.asks, _thread.about = True, About(limits, plan)
     try:
         call()
     except _Answer as answer:
         return answer.args
     finally:
-        _thread.asks, _thread.limits = False, None
+        _thread.asks, _thread.about = False, About(None, None)
     raise RuntimeError("the call launches nothing")
 
 
@@ -54,6 +66,6 @@ def answer(lower: Callable[[], Any]) -> None:
         raise _Answer(*(found if type(found) is tuple else (found,)))
 
 
-def limits() -> Limits | None:
-    """Return the limits of the device that this thread asks about; None if it does not say."""
-    return _thread.limits
+def about() -> About:
+    """Return what this thread asks about."""
+    return _thread.about

@@ -17,6 +17,7 @@ from cupynorm.call.arguments import (
     _with_arrays,
     allocate,
     check_dtype,
+    check_forced,
     check_kind,
     check_kinds,
     check_places,
@@ -31,6 +32,8 @@ from cupynorm.host.gradients import AddGradient, NormGradient, SoftmaxGradient, 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from cupynorm.plan.config import Plan
+
 
 class GradientCall(NamedTuple):
     """A checked call: nothing in it can fail any more, and nothing has been written yet.
@@ -43,6 +46,7 @@ class GradientCall(NamedTuple):
     what: Any  # a NormGradient or a SoftmaxGradient
     mask: Mask | None  # of softmax
     results: tuple[Any, ...]  # what the function returns, in this order
+    plan: str | Plan | None  # that was asked for
 
     @property
     def compute(self) -> Dtype:
@@ -129,6 +133,7 @@ def _rows(
     written: Mapping[str, Any],
     axis: Any,
     dtype: Any,
+    plan: Any,
 ) -> _Rows:
     """Check what all of these calls have in common.
 
@@ -141,6 +146,7 @@ def _rows(
     )
     arrays = {**alike, **others, **written}
     on_device = check_kinds(x, arrays, columns, name_of_x=name)
+    check_forced(plan, name, on_device=on_device)
     for key, each in {name: x, **alike}.items():
         check_dtype(key, each)
     axes = trailing_axes(axis, x.shape, name)
@@ -174,6 +180,7 @@ def check_norm_gradient(
     dtype: Any,
     add_to: Any,
     parameters: Any,
+    plan: Any,
     adding: Adding | None = None,
 ) -> GradientCall:
     """Check a call of the gradient of a norm, and allocate its results if they were not given. x: with its name."""
@@ -198,7 +205,7 @@ def check_norm_gradient(
     totals = _add_to(add_to, names)
     statistics = {"mean": mean, "rstd": rstd}
     written = {"out": out, "residual_out": residual_out, **dict(totals.values())}
-    rows = _rows(name, given, alike, {**columns, **statistics}, columns, written, axis, dtype)
+    rows = _rows(name, given, alike, {**columns, **statistics}, columns, written, axis, dtype, plan)
     found = _check_columns(
         {key: each for key, each in columns.items() if each is not None},
         rows.shape,
@@ -246,7 +253,7 @@ def check_norm_gradient(
         sums.get("dbeta"),
         add,
     )
-    return GradientCall(rows.on_device, rows.device, what, None, results)
+    return GradientCall(rows.on_device, rows.device, what, None, results, plan)
 
 
 def _sums(
@@ -287,6 +294,7 @@ def check_softmax_gradient(
     out: Any,
     dtype: Any,
     add_to: Any,
+    plan: Any,
 ) -> GradientCall:
     """Check a call of the gradient of softmax, and allocate its results if they were not given.
 
@@ -298,7 +306,7 @@ def check_softmax_gradient(
     others = {} if asked is None else asked.arrays()
     wanted = boolean("return_dbias", return_dbias)
     written = {"out": out, "add_to": add_to}
-    rows = _rows("y", y, {"dy": dy}, others, (), written, axis, dtype)
+    rows = _rows("y", y, {"dy": dy}, others, (), written, axis, dtype, plan)
     mask = None if asked is None else mask_of(asked, y.shape, rows.axes, "y")
     drop = dropout_of(dropout, seed, offset)
     made: dict[str, Any] = {}
@@ -312,7 +320,7 @@ def check_softmax_gradient(
     dx = rows.result(out, "out", made, rows.asked, y.dtype)
     what = SoftmaxGradient(dy, y, rows.axes, log, drop, dx, dbias)
     results = (dx,) if dbias is None else (dx, dbias.out)
-    return GradientCall(rows.on_device, rows.device, what, mask, results)
+    return GradientCall(rows.on_device, rows.device, what, mask, results, plan)
 
 
 def _add_to(add_to: Any, names: list[str]) -> dict[str, tuple[str, Any]]:

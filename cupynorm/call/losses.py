@@ -16,6 +16,7 @@ from cupynorm.call.arguments import (
     _with_arrays,
     allocate,
     check_dtype,
+    check_forced,
     check_kind,
     check_kinds,
     check_places,
@@ -72,12 +73,20 @@ class CrossEntropyCall(NamedTuple):
 
 
 def check_logsumexp(
-    x: Any, options: Mapping[str, Any], *, axis: int | tuple[int, ...], keepdims: Any, out: Any, dtype: Any
+    x: Any,
+    options: Mapping[str, Any],
+    *,
+    axis: int | tuple[int, ...],
+    keepdims: Any,
+    out: Any,
+    dtype: Any,
+    plan: Any,
 ) -> LogSumExpCall:
     """Check a call of logsumexp, and allocate its result if it was not given. options: the keywords of a mask."""
     asked = with_lengths(Asked(**options), x)
     others = asked.arrays()
     on_device = check_kinds(x, {"out": out, **others})
+    check_forced(plan, "x", on_device=on_device)
     check_dtype("x", x)
     axes = trailing_axes(axis, x.shape)
     at = x.ndim - axes
@@ -107,11 +116,13 @@ def check_cross_entropy(
     axis: Any,
     out: Any,
     dtype: Any,
+    plan: Any,
 ) -> CrossEntropyCall:
     """Check a call of cross_entropy, and allocate its results if they were not given."""
     columns = {} if weight is None else {"weight": weight}
     given = {"labels": labels, **columns, "dloss": dloss, "grad": grad, "out": out}
     on_device = check_kinds(logits, given, {"weight", "dloss"}, name_of_x="logits")
+    check_forced(plan, "logits", on_device=on_device)
     check_dtype("logits", logits)
     axes = trailing_axes(axis, logits.shape, "logits")
     if axes != 1:

@@ -14,7 +14,7 @@ from cupynorm._dtypes import compute_dtype, device_dtype, dtype_of, quantized_dt
 from cupynorm.call.quantize import Quantize
 from cupynorm.catalog import op_table
 from cupynorm.catalog.form import EVEN, LONG, TOKENS, Array, Arrays, Form, Given, wide
-from cupynorm.catalog.gradient_forms import GRADIENTS
+from cupynorm.catalog.gradient_forms import GRADIENTS, LOSSES, OF_ROW_OPS
 from cupynorm.host.philox import Dropout
 from cupynorm.ops import add_norm, elementwise, heads
 from cupynorm.ops.fusion import fuse
@@ -453,6 +453,9 @@ FORMS: dict[str, Form] = {
         MERGED,
     )
 }
+
+# What `cupynorm tune` measures: row ops alone, and the gradients and losses that have a kernel with variants.
+TUNED = (*(op.name for op in op_table.OPS), *(each.name for each in (*OF_ROW_OPS, *LOSSES)))
 
 
 def form(name: str) -> Form:

@@ -287,17 +287,18 @@ def _torch_rms_norm(f: Any, x: Any, parameters: Any) -> Any:
     return f.rms_norm(x, x.shape[-1:], *parameters, 1e-6)
 
 
-GRADIENTS = (
+OF_ROW_OPS = (
     _norm("layer_norm", ("mean", "rstd"), _torch_layer_norm),
     _norm("rms_norm", ("rstd",), _torch_rms_norm),
     _added("add_layer_norm", ("mean", "rstd")),
     _added("add_rms_norm", ("rstd",)),
     *(_softmax(name, how) for name in ("softmax", "log_softmax") for how in ("", "where", "lengths")),
+)
+OF_ACTIVATIONS = (
     _activation("bias_gelu", _gelu_slope, "gelu"),
     _activation("bias_silu", _silu_slope, "silu"),
     _gate("geglu", _gelu, _gelu_slope, "gelu"),
     _gate("swiglu", _silu, _silu_slope, "silu"),
-    _cross_entropy(grad=False),
-    _cross_entropy(grad=True),
-    LOGSUMEXP,
 )
+LOSSES = (_cross_entropy(grad=False), _cross_entropy(grad=True), LOGSUMEXP)
+GRADIENTS = (*OF_ROW_OPS, *OF_ACTIVATIONS, *LOSSES)

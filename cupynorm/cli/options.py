@@ -99,6 +99,13 @@ def ops() -> list[str]:
     return [op.name for op in OPS]
 
 
+def tuned() -> Iterable[str]:
+    """Return the names of what can be tuned."""
+    from cupynorm.catalog.forms import TUNED  # noqa: PLC0415
+
+    return TUNED
+
+
 def forms() -> Iterable[str]:
     """Return the names of all ops and their forms."""
     from cupynorm.catalog.forms import FORMS  # noqa: PLC0415

@@ -13,16 +13,18 @@ import click
 
 from cupynorm.cli.commands import Command
 from cupynorm.cli.exits import user_files, user_input
-from cupynorm.cli.options import DTYPE, DTYPES, FILE, Forms, Integers, Name, Names, forms, json_option, ops
+from cupynorm.cli.options import DTYPE, DTYPES, FILE, Forms, Integers, Name, Names, forms, json_option, tuned
 from cupynorm.cli.output import print_json, print_note, progress_bar
 
 
 @click.command(cls=Command)
-@click.argument("ops", type=Name("op", ops), metavar="[OP ...]", nargs=-1)
+@click.argument("ops", type=Name("op", tuned), metavar="[OP ...]", nargs=-1)
 @click.option("--dtypes", type=Names("dtype,...", lambda: DTYPES), help="Default: float16,bfloat16,float32.")
 @click.option("--cols", type=Integers(least=1), help="Default: 32 to 65536, and some odd ones.")
 @click.option("--rows", type=Integers(least=1), help="Default: 49152, and fewer where columns are many.")
-@click.option("--gamma-dtype", type=DTYPE, help="The dtype of gamma and beta; default: the input's.")
+@click.option(
+    "--gamma-dtype", type=DTYPE, help="The dtype of gamma and beta of row ops; default: the input's."
+)
 @click.option(
     "--seconds", type=click.FloatRange(1), default=math.inf, help="Start no new point after this time."
 )
@@ -80,6 +82,7 @@ def tune(
     For each shape, candidates are compiled, timed in turns, and compared with float64. A plan that is faster than the
     built-in choice is stored in your cache folder, and calls of that kind use it from then on, for any number of rows
     that keeps the device as busy. CUPYNORM_TUNED=0 ignores such files. Results found before an interruption are kept.
+    Without an OP, row ops alone are tuned. Gradients and losses are timed with all kernels of a call.
 
     --search and --ship are for who ships rules with the package: docs/add-gpu-data.md.
 
@@ -131,7 +134,8 @@ def _tune(
 
     place = tuning.here()
     with user_input():
-        points = tuning.points(ops, dtypes or (), cols or (), rows or ())
+        points = tuning.points(ops, dtypes or (), cols or (), rows or (), weights=gamma_dtype)
+    width = max((len(point.op) for point in points), default=0)
     about = {"schema": 1, "file": str(place.file), **dataclasses.asdict(place)}
     if dry_run:
         tried = [tuning.most_candidates(point, gamma_dtype) for point in points]
@@ -157,9 +161,7 @@ def _tune(
                 found.append(result)
                 show_progress(len(found), len(points))
                 if not as_json and not on_terminal:
-                    click.echo(
-                        f"{tuning.HEADER}\n{tuning.line(result)}" if len(found) == 1 else tuning.line(result)
-                    )
+                    click.echo("\n".join(tuning.lines([result], width)[len(found) > 1 :]))
         ended = True
     finally:
         left_out = len(points) - len(found)
@@ -167,7 +169,7 @@ def _tune(
             print_json({**about, "results": [each.as_dict() for each in found], "left_out": left_out})
         elif found or ended:
             if on_terminal:
-                click.echo("\n".join([tuning.HEADER, *map(tuning.line, found)]))
+                click.echo("\n".join(tuning.lines(found, width)))
             _print_tuned(place.file, sum(each.changed for each in found), len(found), left_out)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +16,7 @@ from cupynorm.call.arguments import allocate, view
 from cupynorm.call.view import View
 from cupynorm.invoke import bound_calls, several_kernels
 from cupynorm.invoke.bound_calls import Arrays
+from cupynorm.invoke.row_ops import NeedsClustersError
 from cupynorm.lower.backward import (
     LAYER_NORM_BACKWARD,
     LOG_SOFTMAX_BACKWARD,
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     from cupynorm.host.gradients import Sum
     from cupynorm.lower.row import RowOp
     from cupynorm.lower.spec import KernelSpec
+    from cupynorm.plan.config import Plan
 
 
 class Parameter(NamedTuple):
@@ -83,6 +87,8 @@ class Steps:
     def __init__(self, device: int, compute: Dtype) -> None:
         """device: its number; -1 where kernels are asked about, and none is launched."""
         self.specs: list[KernelSpec] = []
+        # gives the kernels for where the device runs no clusters, or not such large ones
+        self.otherwise: Callable[[], Steps] | None = None
         self.workspace: dict[str, Any] = {}
         self._device = device
         self._compute = compute
@@ -91,8 +97,11 @@ class Steps:
 
     @property
     def told(self) -> tuple[KernelSpec, ...]:
-        """The kernels as call/asking.py wants them: those that have variants first."""
-        return tuple(sorted(self.specs, key=lambda each: not isinstance(each.problem, Problem)))
+        """The kernels as call/asking.py wants them: first the one that a plan is for, then others with variants."""
+        first = several_kernels.row_kernel(self.specs)
+        return tuple(
+            sorted(self.specs, key=lambda each: (each is not first, not isinstance(each.problem, Problem)))
+        )
 
     def room(self, name: str, shape: tuple[int, ...]) -> View:
         """Allocate an array of the type of arithmetic in the workspace."""
@@ -152,22 +161,34 @@ class Steps:
         partial = [] if shape is None else [self.room("partial sums", shape) for _ in asked]
         self.specs += sum_specs(what, self._compute, partial)
 
-    def has_room_for(self, sums: int, problem: Problem, *, clusters: bool) -> bool:
-        """Say whether the device holds a row and so many sums over rows in registers."""
-        limits = devices.limits_of(self._device) if self._device >= 0 else asking.limits() or RECORDED["h200"]
-        problem = replace(problem, column_sums=sums, row_groups=1)
+    def has_room_for(self, sums: int, spec: KernelSpec, plan: str | Plan | None, *, clusters: bool) -> bool:
+        """Say whether a row and so many sums over rows have a place in registers, and in a plan that is forced."""
+        if self._device >= 0:
+            limits = devices.limits_of(self._device)
+        else:
+            asked = asking.about()
+            limits, plan = asked.limits or RECORDED["h200"], asked.plan
+        problem = replace(spec.problem, column_sums=sums, row_groups=1)
         try:
-            choose(problem, limits, lambda plan: plan.min_blocks if clusters or plan.cluster == 1 else 0)
+            choose(
+                problem, limits, lambda each: each.min_blocks if clusters or each.cluster == 1 else 0, plan
+            )
         except DoesNotFitError:
             return False
         return True
 
-    def launch(self, signature: Any, arrays: Arrays) -> None:
+    def launch(self, signature: Any, arrays: Arrays, plan: str | Plan | None) -> None:
         """Launch the kernels, and keep the call. arrays: those of the call, without the workspace."""
-        if self.specs:
-            bound = several_kernels.launch(
-                self._device, self.specs, arrays._replace(workspace=self.workspace)
-            )
+        if not self.specs:
+            return
+        own = arrays._replace(workspace=self.workspace)
+        try:
+            bound = several_kernels.launch(self._device, self.specs, own, plan)
+        except (DoesNotFitError, NeedsClustersError):  # nothing but statistics was launched
+            if self.otherwise is None:
+                raise
+            self.otherwise().launch(signature, arrays, plan)
+        else:
             bound_calls.thread.calls.add(signature, bound, {**arrays.made, **self.workspace})
 
 
@@ -194,13 +215,52 @@ def norm_steps(call: GradientCall, forward: RowOp, *, clusters: bool = True) -> 
     """Return the kernels of a checked call of a norm's gradient. forward: the norm.
 
     Sums of parameters are taken in the pass that gives dx where a row and its sums have a place in registers. Else they
-    come first, in a pass of their own: dx may be written over what they read; that of the bias comes last, of dx
-    as it was rounded. clusters: whether the device runs them.
+    come first, in a pass of their own: dx may be written over what they read; that of the bias comes last, of dx as it
+    was rounded. clusters: whether the device runs them.
     """
-    what = call.what
-    steps = Steps(call.device, call.compute)
+    what, steps = call.what, Steps(call.device, call.compute)
     shape, axes = what.x.shape, what.axes
-    leading, columns = shape[: len(shape) - axes], shape[len(shape) - axes :]
+    columns = shape[len(shape) - axes :]
+    normed, added = _normed(call, forward, steps), _added(what.add)
+    dx = view(what.dx, "out")
+    op = LAYER_NORM_BACKWARD if what.centred else RMS_NORM_BACKWARD
+    sums = {"dgamma": what.dgamma, "dbeta": what.dbeta, "dbias": what.add and what.add.dbias}
+    wanted = {name: Parameter.of_sum(name, each) for name, each in sums.items() if each is not None}
+
+    def result(name: str) -> Result | None:
+        return steps.result(wanted.get(name), columns)
+
+    gradient = norm_gradient(op, normed, dx, axes, call.compute, added) if what.x.size else None
+    if (
+        gradient is not None
+        and wanted
+        and steps.has_room_for(len(wanted), gradient, call.plan, clusters=clusters)
+    ):
+        if clusters:
+            steps.otherwise = functools.partial(norm_steps, call, forward, clusters=False)
+        cols = math.prod(columns)
+        groups, rows_of_group = row_groups(gradient.problem.rows, cols)
+        partial = {name: steps.room(f"partial sums of {name}", (groups, cols)) for name in wanted}
+        places = ParameterSums(rows_of_group, *map(partial.get, sums))
+        steps.specs.append(norm_gradient(op, normed, dx, axes, call.compute, added, places))
+        results = [each for each in map(result, wanted) if each is not None]
+        steps.specs.append(sums_of_groups((*partial.values(),), results))
+        steps.add_later()
+        return steps
+    of_load = result("dgamma"), result("dbeta")
+    if any(of_load):
+        steps.add(norm_sums(normed, axes, *of_load))
+    if gradient is not None:
+        steps.specs.append(gradient)
+    if "dbias" in wanted:
+        steps.add(Sums(IDENTITY, (dx,), shape, axes, (result("dbias"),)))
+    return steps
+
+
+def _normed(call: GradientCall, forward: RowOp, steps: Steps) -> Normed:
+    """Return what the gradient of a norm is given; statistics that are not are a kernel of their own."""
+    what = call.what
+    shape, axes = what.x.shape, what.axes
     x = view(what.x, "x")
 
     def per_row(each: View) -> View:
@@ -213,50 +273,21 @@ def norm_steps(call: GradientCall, forward: RowOp, *, clusters: bool = True) -> 
     if what.rstd is not None:
         stats = {name: view(each, name) for name, each in given.items() if each is not None}
     else:
-        stats = {name: steps.room(name, leading) for name in forward.stats}
+        stats = {name: steps.room(name, shape[: len(shape) - axes]) for name in forward.stats}
         if what.x.size:
             spec = statistics_spec(forward, x, axes, (*stats.values(),), what.eps, call.compute)
             steps.specs.append(spec)
     mean = per_row(stats["mean"]) if "mean" in stats else None
-    rstd = per_row(stats["rstd"])
     gamma, beta = column(what.gamma, "gamma"), column(what.beta, "beta")
-    normed = Normed(view(what.dy, "dy"), x, gamma, beta, mean, rstd, what.from_y)
-    dx, add = view(what.dx, "out"), what.add
-    added = None
-    if add is not None:
-        ds = None if add.ds is None else view(add.ds, "ds")
-        dresidual = None if add.dresidual is None else view(add.dresidual, "residual_out")
-        added = Added(ds, add.alpha, add.dropout, dresidual)
-    sums = {"dgamma": what.dgamma, "dbeta": what.dbeta, "dbias": None if add is None else add.dbias}
-    wanted = {name: Parameter.of_sum(name, each) for name, each in sums.items() if each is not None}
+    return Normed(view(what.dy, "dy"), x, gamma, beta, mean, per_row(stats["rstd"]), what.from_y)
 
-    def results(*names: str) -> list[Result | None]:
-        return [steps.result(wanted.get(name), columns) for name in names]
 
-    op = LAYER_NORM_BACKWARD if what.centred else RMS_NORM_BACKWARD
-    gradient = norm_gradient(op, normed, dx, axes, call.compute, added) if what.x.size else None
-    if (
-        gradient is not None
-        and wanted
-        and steps.has_room_for(len(wanted), gradient.problem, clusters=clusters)
-    ):
-        groups, rows_of_group = row_groups(gradient.problem.rows, gradient.problem.cols)
-        partial = {
-            name: steps.room(f"partial sums of {name}", (groups, gradient.problem.cols)) for name in wanted
-        }
-        places = ParameterSums(*map(partial.get, sums), rows_of_group)
-        steps.specs.append(norm_gradient(op, normed, dx, axes, call.compute, added, places))
-        steps.specs.append(sums_of_groups((*partial.values(),), results(*wanted)))
-        steps.add_later()
-        return steps
-    of_load = results("dgamma", "dbeta")
-    if any(of_load):
-        steps.add(norm_sums(normed, axes, *of_load))
-    if gradient is not None:
-        steps.specs.append(gradient)
-    if "dbias" in wanted:
-        steps.add(Sums(IDENTITY, (dx,), shape, axes, (*results("dbias"),)))
-    return steps
+def _added(add: Any) -> Added | None:
+    if add is None:
+        return None
+    ds = None if add.ds is None else view(add.ds, "ds")
+    dresidual = None if add.dresidual is None else view(add.dresidual, "residual_out")
+    return Added(ds, add.alpha, add.dropout, dresidual)
 
 
 def softmax_steps(call: GradientCall) -> Steps:
@@ -412,6 +443,7 @@ def run(
     check: Callable[[], Any],
     road: Road,
     scalars: Sequence[int] = (),
+    plan: str | Plan | None = None,
 ) -> Any:
     """Run a call; return its results, or the only one.
 
@@ -420,9 +452,10 @@ def run(
     function: what a signature knows it by. given: the arrays that the caller passed, by the names of its parts; a
     result's name for where it shall go.
     options: all else that the call depends on. scalars: seed and offset of a dropout, if there is one.
+    plan: of its row kernel, which `check` looks at, too.
     """
     calls = bound_calls.thread.calls
-    signature, made = calls.again((*given.values(),), (function, *options), scalars)
+    signature, made = calls.again((*given.values(),), (function, plan, *options), scalars)
     if made is not None:
         arrays = (*given.values(), *made)
         bound = calls.bound.get(signature)  # type: ignore[arg-type]  # what was made has a signature
@@ -439,7 +472,7 @@ def run(
         }
         new, names = _new(parts, passed), ("seed", "offset") if scalars else ()
         arrays = Arrays(passed, (*parts.written,), new, scalars=names, holds=_order(parts, passed))
-        road.steps(call).launch(signature, arrays)
+        road.steps(call).launch(signature, arrays, plan)
     else:
         asking.answer(lambda: road.steps(call).told)
         road.on_host(call)

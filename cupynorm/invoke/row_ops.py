@@ -447,6 +447,10 @@ def launcher(function: int, plan: Plan) -> Binding:
 Launched = TypeVar("Launched")
 
 
+class NeedsClustersError(RuntimeError):
+    """Our part of the device runs no clusters, and no other plan fits."""
+
+
 def launch_what_fits(
     device: int, spec: KernelSpec, wanted: str | Plan | None, launch: Callable[[Prepared], Launched]
 ) -> Launched:
@@ -478,7 +482,8 @@ def _replan_after_refusal(
     try:
         found = _prepare(device, spec, wanted, cooperative=False, clusters=at_once)
     except DoesNotFitError:
-        raise RuntimeError(f"{why}: the plan that was asked for needs that") from error
+        needs = RuntimeError if at_once else NeedsClustersError
+        raise needs(f"{why}: the plan that was asked for needs that") from error
     with _lock:
         add(_launches, _key_of(device, spec, wanted), found)
     if not _refusal_told.is_set():

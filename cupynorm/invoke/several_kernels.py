@@ -13,20 +13,34 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cupynorm.invoke.bound_calls import Launch
+    from cupynorm.invoke.row_ops import Prepared
     from cupynorm.lower.spec import KernelSpec
+    from cupynorm.plan.config import Plan
 
 
-def launch(device: int, specs: Sequence[KernelSpec], arrays: Arrays) -> BoundCall:
+def row_kernel(specs: Sequence[KernelSpec]) -> KernelSpec | None:
+    """Return the kernel that a plan is for: the last that has variants, behind one for statistics; None for none."""
+    return next((spec for spec in reversed(specs) if isinstance(spec.problem, Problem)), None)
+
+
+def launch(
+    device: int, specs: Sequence[KernelSpec], arrays: Arrays, wanted: str | Plan | None = None
+) -> BoundCall:
     """Launch the kernels of a checked call in their order, on the device's current stream; return it as it is bound.
 
     Each is launched before the next one is planned, so none runs twice if our part of the device refuses another.
+    wanted: the plan of row_kernel(). It is refused before anything is launched, which may have added to a sum.
     """
+    calls, forced = bound_calls.thread.calls, None if wanted is None else row_kernel(specs)
     with devices.cupy().cuda.Device(device):
-        bound_calls.thread.calls.prepare(device)
-        return bound_call(device, arrays, [_launched(device, spec, arrays) for spec in specs])
+        calls.prepare(device)
+        if forced is not None:
+            row_ops.prepared(device, forced, wanted)
+        launches = [_launched(device, spec, arrays, wanted if spec is forced else None) for spec in specs]
+        return bound_call(device, arrays, launches)
 
 
-def _launched(device: int, spec: KernelSpec, arrays: Arrays) -> Launch:
+def _launched(device: int, spec: KernelSpec, arrays: Arrays, wanted: str | Plan | None) -> Launch:
     """Launch one kernel; return what bound_call takes."""
 
     def once(launch: Launch) -> Launch:
@@ -35,9 +49,10 @@ def _launched(device: int, spec: KernelSpec, arrays: Arrays) -> Launch:
 
     if not isinstance(spec.problem, Problem):
         return once(one_kernel.prepared(device, spec))
-    return row_ops.launch_what_fits(
-        device,
-        spec,
-        None,
-        lambda found: once((found.kernel, row_ops.launcher(found.kernel.pointer, found.plan), spec.params)),
-    )
+
+    def planned(found: Prepared) -> Launch:
+        launch = once((found.kernel, row_ops.launcher(found.kernel.pointer, found.plan), spec.params))
+        bound_calls.thread.calls.plans.append(found.plan)
+        return launch
+
+    return row_ops.launch_what_fits(device, spec, wanted, planned)

@@ -122,10 +122,10 @@ def _after_norm(*, ds: bool, dropout: bool, dresidual: bool) -> Expression:
 class ParameterSums(NamedTuple):
     """Which sums over rows are taken in the pass that gives dx, and where those of each group of rows go."""
 
+    rows_of_group: int
     dgamma: View | None
     dbeta: View | None
     dbias: View | None
-    rows_of_group: int
 
     @property
     def of_load(self) -> tuple[bool, bool]:

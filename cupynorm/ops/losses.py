@@ -16,6 +16,7 @@ from cupynorm.call.losses import (
 )
 from cupynorm.host import losses
 from cupynorm.invoke import gradient_calls
+from cupynorm.plan.config import Plan
 
 
 def logsumexp(
@@ -33,6 +34,7 @@ def logsumexp(
     keepdims: bool = False,
     out: Any = None,
     dtype: Any = None,
+    plan: str | Plan | None = None,
 ) -> Any:
     """Return log(sum(exp(z))) over the kept elements of the reduced axes: max + log(sum(exp(z - max))), so no overflow.
 
@@ -53,6 +55,8 @@ def logsumexp(
         Where the result is written; it shares no memory with what is read.
     dtype : dtype, optional
         The result's; default: that of `out`, else float64 for an x of float64 and float32 for others.
+    plan : str or Plan, optional
+        As in softmax.
 
     Returns
     -------
@@ -98,8 +102,9 @@ def logsumexp(
         "logsumexp",
         arrays,
         key,
-        lambda: check_logsumexp(x, options, axis=axis, keepdims=keepdims, out=out, dtype=dtype),
+        lambda: check_logsumexp(x, options, axis=axis, keepdims=keepdims, out=out, dtype=dtype, plan=plan),
         LOGSUMEXP,
+        plan=plan,
     )
 
 
@@ -116,6 +121,7 @@ def cross_entropy(
     axis: int = -1,
     out: Any = None,
     dtype: Any = None,
+    plan: str | Plan | None = None,
 ) -> Any: ...
 
 
@@ -134,6 +140,7 @@ def cross_entropy(
     axis: int = -1,
     out: Any = None,
     dtype: Any = None,
+    plan: str | Plan | None = None,
 ) -> tuple[Any, Any]: ...
 
 
@@ -151,6 +158,7 @@ def cross_entropy(
     axis: int = -1,
     out: Any = None,
     dtype: Any = None,
+    plan: str | Plan | None = None,
 ) -> Any:
     """Return the cross entropy of each row of logits and its label, and its gradient where asked.
 
@@ -189,6 +197,8 @@ def cross_entropy(
         Where the loss is written; it shares no memory with what is read.
     dtype : dtype, optional
         The loss's; default: that of `out`, else float64 for logits of float64 and float32 for others.
+    plan : str or Plan, optional
+        As in softmax.
 
     Returns
     -------
@@ -198,9 +208,10 @@ def cross_entropy(
     Raises
     ------
     TypeError
-        For arrays of another kind or dtype, and labels that are no integers.
+        For arrays of another kind or dtype, labels that are no integers, and a plan that is none.
     ValueError
-        For shapes that do not fit, a label out of range, or an option out of range.
+        For shapes that do not fit, a label out of range, an option out of range, or a plan that cannot hold the row,
+        or for NumPy arrays.
 
     Notes
     -----
@@ -251,8 +262,10 @@ def cross_entropy(
             axis=axis,
             out=out,
             dtype=dtype,
+            plan=plan,
         ),
         CROSS_ENTROPY,
+        plan=plan,
     )
 
 

@@ -9,6 +9,7 @@ from cupynorm.call.gradients import Adding, GradientCall, check_norm_gradient
 from cupynorm.host import gradients
 from cupynorm.invoke import gradient_calls
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
+from cupynorm.plan.config import Plan
 
 
 def layer_norm_backward(
@@ -24,6 +25,7 @@ def layer_norm_backward(
     out: Any = None,
     dtype: Any = None,
     add_to: Any = None,
+    plan: str | Plan | None = None,
 ) -> tuple[Any, Any, Any]:
     """Return the gradients of layer_norm with respect to x, gamma and beta.
 
@@ -57,6 +59,9 @@ def layer_norm_backward(
         (dgamma, dbeta): arrays that the gradients of parameters are added to, and that are returned in their place.
         That of dgamma has gamma's shape; that of dbeta, and of dgamma without a gamma, has any shape that broadcasts to
         the normalised axes: beta's.
+    plan : str or Plan, optional
+        As in layer_norm, for the kernel that writes dx. Sums over rows and statistics that are not given have kernels
+        of their own, which it does not concern.
 
     Returns
     -------
@@ -67,9 +72,10 @@ def layer_norm_backward(
     Raises
     ------
     TypeError
-        For arrays of another kind or dtype.
+        For arrays of another kind or dtype, and a plan that is none.
     ValueError
-        For shapes, axes, eps, or an `out` or add_to that do not fit.
+        For shapes, axes, eps, or an `out` or add_to that do not fit, and a plan that cannot hold the row, or for NumPy
+        arrays.
 
     Notes
     -----
@@ -111,6 +117,7 @@ def layer_norm_backward(
         dtype=dtype,
         add_to=add_to,
         parameters=parameters,
+        plan=plan,
     )
 
 
@@ -126,6 +133,7 @@ def rms_norm_backward(
     out: Any = None,
     dtype: Any = None,
     add_to: Any = None,
+    plan: str | Plan | None = None,
 ) -> tuple[Any, Any]:
     """Return the gradients of rms_norm with respect to x and gamma.
 
@@ -135,7 +143,7 @@ def rms_norm_backward(
 
     Parameters
     ----------
-    dy, out, dtype, parameters
+    dy, out, dtype, parameters, plan
         As in layer_norm_backward.
     x : array
         The input of rms_norm.
@@ -188,6 +196,7 @@ def rms_norm_backward(
         dtype=dtype,
         add_to=add_to,
         parameters=parameters,
+        plan=plan,
     )
 
 
@@ -203,6 +212,7 @@ def layer_norm_backward_from_y(
     out: Any = None,
     dtype: Any = None,
     add_to: Any = None,
+    plan: str | Plan | None = None,
 ) -> tuple[Any, Any, Any]:
     """Return the gradients of layer_norm from its result instead of its input, which then need not be kept.
 
@@ -218,7 +228,7 @@ def layer_norm_backward_from_y(
         As they were in layer_norm. No element of gamma is 0.
     rstd : array
         What ``layer_norm(x, ..., return_stats=True)`` returned; it does not follow from y.
-    axis, parameters
+    axis, parameters, plan
         As in layer_norm_backward.
     out : array, optional
         Where dx is written, of y's shape and of any dtype; may be dy or y itself.
@@ -272,6 +282,7 @@ def layer_norm_backward_from_y(
         dtype=dtype,
         add_to=add_to,
         parameters=parameters,
+        plan=plan,
     )
 
 
@@ -286,6 +297,7 @@ def rms_norm_backward_from_y(
     out: Any = None,
     dtype: Any = None,
     add_to: Any = None,
+    plan: str | Plan | None = None,
 ) -> tuple[Any, Any]:
     """Return the gradients of rms_norm from its result instead of its input, which then need not be kept.
 
@@ -297,7 +309,7 @@ def rms_norm_backward_from_y(
         As in layer_norm_backward_from_y.
     rstd : array
         What ``rms_norm(x, ..., return_stats=True)`` returned; it does not follow from y.
-    axis, parameters
+    axis, parameters, plan
         As in layer_norm_backward.
     add_to : array, optional
         As in rms_norm_backward.
@@ -341,6 +353,7 @@ def rms_norm_backward_from_y(
         dtype=dtype,
         add_to=add_to,
         parameters=parameters,
+        plan=plan,
     )
 
 
@@ -364,6 +377,7 @@ def add_layer_norm_backward(
     residual_out: Any = None,
     dtype: Any = None,
     add_to: Any = None,
+    plan: str | Plan | None = None,
 ) -> tuple[Any, Any, Any, Any, Any]:
     """Return the gradients of add_layer_norm with respect to x, residual, gamma, beta and bias, in one pass.
 
@@ -387,7 +401,7 @@ def add_layer_norm_backward(
         As in add_layer_norm. Its shape and dtype are those of dbias; its values do not matter.
     alpha, dropout, seed, offset
         As in add_layer_norm: the same numbers drop the same elements.
-    axis, eps
+    axis, eps, plan
         As in layer_norm_backward.
     parameters : bool, default True
         Compute dgamma and dbeta. With False they are None. dbias depends on `bias` alone.
@@ -442,6 +456,7 @@ def add_layer_norm_backward(
         dtype=dtype,
         add_to=add_to,
         parameters=parameters,
+        plan=plan,
         adding=Adding(ds, bias, alpha, dropout, seed, offset, residual_out),
     )
 
@@ -465,6 +480,7 @@ def add_rms_norm_backward(
     residual_out: Any = None,
     dtype: Any = None,
     add_to: Any = None,
+    plan: str | Plan | None = None,
 ) -> tuple[Any, Any, Any, Any]:
     """Return the gradients of add_rms_norm with respect to x, residual, gamma and bias, in one pass.
 
@@ -472,7 +488,7 @@ def add_rms_norm_backward(
 
     Parameters
     ----------
-    dy, ds, bias, alpha, dropout, seed, offset, parameters, out, residual_out, dtype
+    dy, ds, bias, alpha, dropout, seed, offset, parameters, out, residual_out, dtype, plan
         As in add_layer_norm_backward.
     s : array
         The sum that add_rms_norm returned.
@@ -520,6 +536,7 @@ def add_rms_norm_backward(
         dtype=dtype,
         add_to=add_to,
         parameters=parameters,
+        plan=plan,
         adding=Adding(ds, bias, alpha, dropout, seed, offset, residual_out),
     )
 
@@ -541,6 +558,7 @@ def _run(
     dtype: Any,
     add_to: Any,
     parameters: bool,
+    plan: str | Plan | None,
     adding: Adding | None = None,
 ) -> Any:
     """Run one call. x: with its name in the call."""
@@ -579,10 +597,12 @@ def _run(
             dtype=dtype,
             add_to=add_to,
             parameters=parameters,
+            plan=plan,
             adding=adding,
         ),
         OF_LAYER_NORM if centred else OF_RMS_NORM,
         scalars,
+        plan,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from cupynorm.call.gradients import GradientCall, check_softmax_gradient
 from cupynorm.host import gradients
 from cupynorm.invoke import gradient_calls
+from cupynorm.plan.config import Plan
 
 
 def softmax_backward(
@@ -29,6 +30,7 @@ def softmax_backward(
     out: Any = None,
     dtype: Any = None,
     add_to: Any = None,
+    plan: str | Plan | None = None,
 ) -> Any:
     """Return the gradient of softmax with respect to x: scale * dz, where dz = y * (dy - sum(dy * y)), from its result.
 
@@ -59,6 +61,8 @@ def softmax_backward(
     add_to : array, optional
         An array of the bias's shape that dbias is added to, and that is returned in its place. With return_dbias=True
         only.
+    plan : str or Plan, optional
+        As in softmax, for the kernel that writes dx; the one that sums dbias has no variants.
 
     Returns
     -------
@@ -69,10 +73,10 @@ def softmax_backward(
     Raises
     ------
     TypeError
-        For arrays of another kind or dtype, a mask or option of another dtype or kind.
+        For arrays of another kind or dtype, a mask or option of another dtype or kind, and a plan that is none.
     ValueError
-        For a shape that does not fit, an option that is out of range, an `out` or add_to that shares memory, or a
-        dbias without a bias.
+        For a shape that does not fit, an option that is out of range, an `out` or add_to that shares memory, a
+        dbias without a bias, or a plan that cannot hold the row, or for NumPy arrays.
 
     Notes
     -----
@@ -107,7 +111,7 @@ def softmax_backward(
         "bias": bias,
     }
     drop = (dropout, seed, offset)
-    return _run("softmax_backward", dy, y, axis, options, drop, return_dbias, out, dtype, add_to)
+    return _run("softmax_backward", dy, y, axis, options, drop, return_dbias, out, dtype, add_to, plan)
 
 
 def log_softmax_backward(
@@ -127,6 +131,7 @@ def log_softmax_backward(
     out: Any = None,
     dtype: Any = None,
     add_to: Any = None,
+    plan: str | Plan | None = None,
 ) -> Any:
     """Return the gradient of log_softmax with respect to x: scale * dz, where dz = dy - exp(y) * sum(dy).
 
@@ -142,7 +147,7 @@ def log_softmax_backward(
         As in log_softmax.
     scale, where, lengths, left_padded, causal, causal_offset, window
         As they were in log_softmax.
-    bias, return_dbias, out, dtype, add_to
+    bias, return_dbias, out, dtype, add_to, plan
         As in softmax_backward.
 
     Returns
@@ -181,7 +186,7 @@ def log_softmax_backward(
         "bias": bias,
     }
     drop = (0.0, None, 0)
-    return _run("log_softmax_backward", dy, y, axis, options, drop, return_dbias, out, dtype, add_to)
+    return _run("log_softmax_backward", dy, y, axis, options, drop, return_dbias, out, dtype, add_to, plan)
 
 
 def _run(
@@ -195,6 +200,7 @@ def _run(
     out: Any,
     dtype: Any,
     add_to: Any,
+    plan: str | Plan | None,
 ) -> Any:
     """Run one call. drop: p, seed and offset of a dropout."""
     given = {"dy": dy, "y": y, **{name: options[name] for name in MASK_ARRAYS}, "out": out, "dbias": add_to}
@@ -219,9 +225,11 @@ def _run(
             out=out,
             dtype=dtype,
             add_to=add_to,
+            plan=plan,
         ),
         ROAD,
         scalars,
+        plan,
     )
 
 

@@ -92,6 +92,7 @@ def finished(question: Question, forced: Plan) -> Plan | None:
         and (forced.vector == problem.vector or not problem.unaligned)
         and forced.unaligned == problem.unaligned
         and forced.alignment_period == alignment_period(problem, forced.rows_per_group)
+        and (forced.kernel == "row_registers" or not problem.column_sums)
         and _is_sound(problem, question.limits, forced)
     )
     return _FINISHED[forced.kernel](question, forced) if fits else None

@@ -285,6 +285,32 @@ class FusedClusters(NamedTuple):
     busy_blocks: int
 
 
+class ColumnSums(NamedTuple):
+    """Rows whose sums over rows are taken in the same pass (variants/summed.py).
+
+    Attributes
+    ----------
+    block
+        Threads of a block of several rows.
+    max_vectors, max_elements
+        Of a row that a thread holds, at most; elements by bytes of the compute type.
+    registers, unaligned_registers
+        Of a thread beside its elements, their sums and the next row; how many more unaligned rows take.
+    busy_bytes
+        On their way to a multiprocessor: more keep memory no busier.
+    shared_bytes
+        Static shared memory in which the rows of a block add up their sums, at most.
+    """
+
+    block: int
+    max_vectors: int
+    max_elements: Mapping[int, int]
+    registers: int
+    unaligned_registers: int
+    busy_bytes: int
+    shared_bytes: int
+
+
 class SmallBatch(NamedTuple):
     """Too few rows to fill the device. Only for these may the order of summation depend on the number of rows.
 
@@ -445,6 +471,7 @@ SECTIONS: dict[str, Any] = {
     "staged": Staged,
     "clusters": Clusters,
     "fused_clusters": FusedClusters,
+    "column_sums": ColumnSums,
     "small_batch": SmallBatch,
     "split": Split,
     "registers": RegisterModel,
@@ -460,6 +487,7 @@ class Rules(NamedTuple):
     staged: Staged
     clusters: Clusters
     fused_clusters: FusedClusters
+    column_sums: ColumnSums
     small_batch: SmallBatch
     split: Split
     registers: RegisterModel

@@ -24,6 +24,7 @@ from cupynorm.catalog.form import Arrays, Form
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import row_spec
 from cupynorm.plan.config import Plan
+from cupynorm.plan.limits import Limits
 from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler, devices
 from cupynorm.tools import buffers, explain, peers, results, testing, timing
@@ -112,7 +113,7 @@ def planned(point: Point) -> dict[str, Any]:
     """Return the plan at a point, and compile and load its kernels. No device array is needed."""
     device = devices.present_device()
     plans = []
-    for what in kernels_at(point):
+    for what in kernels_at(point, devices.limits_of(device)):
         if isinstance(what.problem, Problem):
             plans.append(row_ops._prepare(device, what, None).plan.as_dict())  # noqa: SLF001  run() without the launch
         else:
@@ -120,22 +121,24 @@ def planned(point: Point) -> dict[str, Any]:
     return plans[0]
 
 
-def kernels_at(point: Point) -> tuple[Any, ...]:
-    """Return the lowered kernels of a call at a point; the one that has variants first."""
+def kernels_at(point: Point, limits: Limits | None = None) -> tuple[Any, ...]:
+    """Return the lowered kernels of a call at a point; the one that has variants first. limits: as explain has them."""
     what = forms.form(point.op)
     if what.alone:
         return (lowered(point),)
-    return explain.form_specs(what, point.rows, point.cols, dtype_of(point.dtype), point.offset)
+    return explain.form_specs(
+        what, point.rows, point.cols, dtype_of(point.dtype), point.offset, limits=limits
+    )
 
 
-def lowered(point: Point, weights: Dtype | None = None) -> Any:
+def lowered(point: Point, weights: Dtype | None = None, limits: Limits | None = None) -> Any:
     """Return a point's lowered call: of several kernels, the first of kernels_at().
 
     weights: the dtype of a plain op's parameters; default: x's.
     """
     dtype, what = dtype_of(point.dtype), forms.form(point.op)
     if not what.alone:
-        return kernels_at(point)[0]
+        return kernels_at(point, limits)[0]
     weights, op = weights or dtype, op_table.op(point.op)
     pointer = point.offset * dtype.itemsize
     x = View(pointer, (point.rows, point.cols), (point.cols * dtype.itemsize, dtype.itemsize), dtype)

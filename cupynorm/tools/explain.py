@@ -139,7 +139,7 @@ def explain_form(
     limits = _limits(device)
     _check_shape(shape, dtype_of(dtype))
     rows, cols = math.prod(shape[:-1]), shape[-1]
-    specs = form_specs(what, rows, cols, dtype, limits=limits)
+    specs = form_specs(what, rows, cols, dtype, limits=limits, plan=plan)
     moved = what.bytes_moved(rows, cols, dtype)
     spec, *others = specs
     further = tuple(_one_kernel(what.name, each, limits, 0) for each in others)
@@ -172,17 +172,32 @@ def _one_kernel(name: str, spec: KernelSpec, limits: Limits, moved: int) -> Expl
     )
 
 
-def form_spec(what: Form, rows: int, cols: int, dtype: Any, offset: int = 0) -> Any:
+def form_spec(
+    what: Form,
+    rows: int,
+    cols: int,
+    dtype: Any,
+    *,
+    limits: Limits | None = None,
+    plan: str | Plan | None = None,
+) -> Any:
     """Lower a form's call, as form_specs(); the kernel that has variants, of several."""
-    return form_specs(what, rows, cols, dtype, offset)[0]
+    return form_specs(what, rows, cols, dtype, limits=limits, plan=plan)[0]
 
 
 def form_specs(
-    what: Form, rows: int, cols: int, dtype: Any, offset: int = 0, limits: Limits | None = None
+    what: Form,
+    rows: int,
+    cols: int,
+    dtype: Any,
+    offset: int = 0,
+    *,
+    limits: Limits | None = None,
+    plan: str | Plan | None = None,
 ) -> tuple[Any, ...]:
     """Lower a form's call on contiguous, aligned arrays that begin `offset` elements behind an aligned address.
 
-    Kernels that have variants come first. limits: as those of asking.specs_of().
+    Kernels that have variants come first. limits, plan: as those of asking.specs_of().
     """
     given: Arrays = {}
     for name, (each, kind, holds) in what.given(rows, cols, dtype_of(dtype)).items():
@@ -192,7 +207,7 @@ def form_specs(
             given[name] = np.full(each, 0 if holds == "labels" else cols, kind)
         else:  # untouched pages take no memory
             given[name] = np.empty(math.prod(each) + offset, kind)[offset:].reshape(each)
-    return asking.specs_of(lambda: what.call(given), limits)
+    return asking.specs_of(lambda: what.call(given), limits, plan)
 
 
 class _Kernel(NamedTuple):

@@ -59,14 +59,7 @@ def assert_close(
         raise AssertionError(
             f"{np.count_nonzero(differ)} of {e.size} differ in nan or inf, {_at(actual, a, e, worst)}"
         )
-    finite = np.isfinite(e)
-    size = np.where(finite, e, 0.0)
-    span = np.sqrt((size * size).mean(axis=1, keepdims=True)) if e.size else size
-    spread = (
-        span if scale is None else np.broadcast_to(scale, actual.shape).reshape(e.shape).astype(np.float64)
-    )
-    allowed = tolerance * (np.abs(size) + spread) + _unavoidable(actual.dtype)
-    off = np.abs(np.where(finite, a, 0.0) - size)
+    off, allowed = _off_and_allowed(actual, a, e, tolerance, scale)
     if (off > allowed).any():
         worst = int(np.argmax(np.divide(off, allowed, out=np.where(off > 0, np.inf, 0.0), where=allowed > 0)))
         count = np.count_nonzero(off > allowed)
@@ -76,6 +69,34 @@ def assert_close(
     row, value = _row_error(a, e, actual.dtype)
     if scale is None and value > tolerance:
         raise AssertionError(f"row {row} has relative error {value:.3g}, allowed is {tolerance:g}")
+
+
+def excess(actual: Array, expected: Array) -> float:
+    """Return the largest error of an element as a multiple of what assert_close() allows.
+
+    It is infinite if nan or inf are at other places than expected.
+    """
+    a, e = _comparable(actual, expected, 1)
+    if (_pattern(a) != _pattern(e)).any():
+        return math.inf
+    off, allowed = _off_and_allowed(actual, a, e, TOLERANCES[dtype_name(actual.dtype)], None)
+    return float(
+        np.divide(off, allowed, out=np.where(off > 0, np.inf, 0.0), where=allowed > 0).max(initial=0)
+    )
+
+
+def _off_and_allowed(
+    actual: Array, a: Array, e: Array, tolerance: float, scale: Array | None
+) -> tuple[Array, Array]:
+    """Return how far each element is off, and how far it may be; a, e: what is compared, as rows of float64."""
+    finite = np.isfinite(e)
+    size = np.where(finite, e, 0.0)
+    span = np.sqrt((size * size).mean(axis=1, keepdims=True)) if e.size else size
+    spread = (
+        span if scale is None else np.broadcast_to(scale, actual.shape).reshape(e.shape).astype(np.float64)
+    )
+    allowed = tolerance * (np.abs(size) + spread) + _unavoidable(actual.dtype)
+    return np.abs(np.where(finite, a, 0.0) - size), allowed
 
 
 def assert_statistics_close(op: Op, actual: Sequence[Array], expected: Sequence[Array]) -> None:

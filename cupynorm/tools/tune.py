@@ -16,6 +16,7 @@ from typing import Any
 
 from cupynorm._dtypes import Dtype, dtype_of
 from cupynorm.catalog import forms, op_table
+from cupynorm.catalog.form import Form
 from cupynorm.invoke import row_ops
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.plan.base import Question
@@ -36,6 +37,7 @@ from cupynorm.plan.config import (
 from cupynorm.plan.limits import Limits
 from cupynorm.plan.problem import Problem
 from cupynorm.plan.rules import ClusterRule, SharedRule, rules_of
+from cupynorm.plan.variants import summed
 from cupynorm.plan.variants.cluster import in_cluster_registers, in_shared_memory
 from cupynorm.runtime import compiler, devices, tuned_plans
 from cupynorm.tools import bench, bench_points, buffers, peers, testing, timing
@@ -60,6 +62,7 @@ SHARE_BYTES = (16 << 10, 112 << 10)  # of a row per block of a cluster: least an
 FIRST, GOING_ON = 3, 16
 SECOND, FINALISTS = 9, 6
 CHECKED_ROWS, CHECKED_ELEMENTS = 67, 1 << 22  # upper bounds for the comparison with float64
+EXACTNESS = 4  # as _Check has it: sums in another order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +113,9 @@ def candidates(problem: Problem, limits: Limits, most: int) -> list[Plan]:
 
     add((None, *VARIANTS), most)
     worked = effective(problem)
+    if problem.column_sums:
+        add(_with_sums(worked, limits), most - len(found))
+        return list(found)
     nearest = sorted(_in_registers(worked, limits), key=_distance(worked, limits, next(iter(found))))
     wide = problem.row_bytes > SHARED_ROW_BYTES
     rest = [*_clusters(worked, limits), *_whole_block(worked, limits)] if wide else []
@@ -119,6 +125,14 @@ def candidates(problem: Problem, limits: Limits, most: int) -> list[Plan]:
     add(rest, most - len(found))
     add(nearest, most - len(found))
     return list(found)[:most]
+
+
+def _with_sums(problem: Problem, limits: Limits) -> Iterator[Plan]:
+    question = Question(problem, limits, rules_of(limits.compute_capability), lambda plan: plan.min_blocks)
+    for variant, threads in itertools.product((None, "block"), BLOCKS):
+        for plan in summed.tilings(question, variant, threads):
+            for resident in {plan.min_blocks, max(1, plan.min_blocks // 2)}:
+                yield dataclasses.replace(plan, min_blocks=resident)
 
 
 def _in_registers(problem: Problem, limits: Limits) -> Iterator[Plan]:
@@ -136,7 +150,7 @@ def _launches(problem: Problem, limits: Limits, vector: int, vectors: int, group
         if rows > 1 and problem.unaligned and not problem.alignment_period:
             continue
         for cache in (AT_USE, PER_ROW) if problem.parameter_bytes else (AT_USE,):
-            needed = LEAST_REGISTERS + rows * vectors * vector * problem.compute_bytes // 4
+            needed = LEAST_REGISTERS + rows * vectors * vector * problem.value_bytes // 4
             cached = sum(max(1, size * vector // 4) for size in problem.parameter_bytes)
             needed += vectors * cached if cache else 0
             for block in (each for each in BLOCKS if each >= group):
@@ -213,9 +227,12 @@ def _cached(problem: Problem, limits: Limits) -> Iterator[Plan]:
 
 def _whole_block(problem: Problem, limits: Limits) -> Iterator[Plan]:
     most = rules_of(limits.compute_capability).staged.whole_block[problem.compute_bytes]
+    # what was computed of a row waits in as much as it takes, and registers say how many blocks there are
+    waiting = 0 if problem.fused else limits.shared_bytes_per_block
     for vectors in (4, 2, 1, 8):
         for variant in ("shared", "uncached"):
             for block in (each for each in BLOCKS if 2 * WARP < each <= most):
+                resident = limits.threads_per_sm // 2 // block if problem.fused else 1
                 yield dataclasses.replace(
                     EMPTY_PLAN,
                     variant=variant,
@@ -223,7 +240,8 @@ def _whole_block(problem: Problem, limits: Limits) -> Iterator[Plan]:
                     vectors=vectors,
                     unaligned=problem.unaligned,
                     block=block,
-                    row_shared_bytes=limits.shared_bytes_per_block if variant == "shared" else 0,
+                    min_blocks=max(1, resident),
+                    row_shared_bytes=waiting if variant == "shared" else 0,
                 )
 
 
@@ -277,24 +295,41 @@ def usable(
 
 
 class _Check:
-    """Compares the result of a plan at a point with float64."""
+    """Compares the results of a plan at a point with float64.
 
-    def __init__(self, op: op_table.Op, point: Point, weights: Dtype) -> None:
+    Elements of gradients may be small differences of large numbers: they may be EXACTNESS times as far off as others,
+    or as the built-in plan's, `before`.
+    """
+
+    def __init__(self, what: Form, point: Point, weights: Dtype, before: Plan) -> None:
         rows = max(1, min(point.rows, CHECKED_ROWS, CHECKED_ELEMENTS // point.cols))
-        case = testing.inputs(op, rows, point.cols, point.dtype, parameter_dtype=weights)
-        asarray = devices.cupy().asarray
-        self._op = op
-        self._x = asarray(case.x)
-        self._parameters = {name: asarray(each) for name, each in case.parameters.items()}
-        self._expected = op.reference(case.x, **case.parameters)[0]
+        if what.alone:
+            op = op_table.op(what.name)
+            case = testing.inputs(op, rows, point.cols, point.dtype, parameter_dtype=weights)
+            given = {"x": case.x, **case.parameters}
+        else:
+            given = forms.inputs(what, rows, point.cols, point.dtype)
+        self._what = what
+        self._given = {name: devices.cupy().asarray(each) for name, each in given.items()}
+        self._expected = what.reference(given)
+        self._most = 1.0 if what.alone else EXACTNESS * max(1.0, self._excess(self._results(before)))
 
     def passes(self, plan: Plan) -> bool:
-        y = self._op.function(self._x, **self._parameters, plan=plan)
+        found = self._results(plan)
+        if not self._what.alone:
+            return self._excess(found) <= self._most
         try:
-            testing.assert_close(devices.cupy().asnumpy(y), self._expected)
+            testing.assert_form_close(self._what, found, self._expected)
         except AssertionError:
             return False
         return True
+
+    def _results(self, plan: Plan) -> list[Any]:
+        found = self._what.call(self._given, plan=plan)
+        return [devices.cupy().asnumpy(each) for each in (found if type(found) is tuple else (found,))]
+
+    def _excess(self, found: Sequence[Any]) -> float:
+        return max(testing.excess(*each) for each in zip(found, self._expected, strict=True))
 
 
 def measure(point: Point, weights: Any = None, *, workers: int | None = None) -> tuple[Result, str]:
@@ -312,26 +347,23 @@ def measure(point: Point, weights: Any = None, *, workers: int | None = None) ->
 
 
 def _measure(point: Point, weights: Any, workers: int | None) -> tuple[Result, str]:
-    op, dtype = op_table.op(point.op), dtype_of(weights or point.dtype)
+    what, dtype = forms.form(point.op), dtype_of(weights or point.dtype)
     device = devices.present_device()
     limits = devices.limits_of(device)
-    what = bench.lowered(point, dtype)
-    chosen = row_ops._prepare(device, what, None, tuned=False)  # noqa: SLF001  run() without the launch
+    spec = bench.lowered(point, dtype, limits)
+    chosen = row_ops._prepare(device, spec, None, tuned=False)  # noqa: SLF001  run() without the launch
     before = tuned_plans.portable(chosen.plan)
     earlier = tuned_plans.find(
-        tuned_plans.place(limits, devices.driver_version()), limits, what.types, what.problem
+        tuned_plans.place(limits, devices.driver_version()), limits, spec.types, spec.problem
     )
     refused: dict[str, int] = {}
     others = dict.fromkeys(
-        [*([earlier] if earlier else []), *candidates(what.problem, limits, MOST_CANDIDATES)]
+        [*([earlier] if earlier else []), *candidates(spec.problem, limits, MOST_CANDIDATES)]
     )
     others.pop(before, None)
-    plans = [before, *usable(device, what, list(others), refused, workers or _workers())]
-    moved = op.bytes_moved(
-        point.rows, point.cols, point.dtype, parameter_dtype=dtype if op.parameters else None
-    )
+    plans = [before, *usable(device, spec, list(others), refused, workers or _workers())]
     try:
-        best, shares = _fastest(op, point, dtype, plans, moved, refused)
+        best, shares = _fastest(what, point, dtype, plans, refused)
     finally:
         peers.forget()
     after = best if shares[best] > shares.get(before, 0.0) * (1 + NOISE) else before
@@ -342,12 +374,12 @@ def _measure(point: Point, weights: Any, workers: int | None) -> tuple[Result, s
         point,
         chosen.plan,
         shares.get(before, math.nan),
-        dataclasses.replace(row_ops._prepare(device, what, after).plan, why=why, rule=rule),  # noqa: SLF001
+        dataclasses.replace(row_ops._prepare(device, spec, after).plan, why=why, rule=rule),  # noqa: SLF001
         shares.get(after, math.nan),
         len(plans),
         refused,
     )
-    return result, tuned_plans.key_of(what.types, what.problem, limits)
+    return result, tuned_plans.key_of(spec.types, spec.problem, limits)
 
 
 def _workers() -> int:
@@ -355,14 +387,22 @@ def _workers() -> int:
 
 
 def _fastest(
-    op: op_table.Op, point: Point, weights: Dtype, plans: Sequence[Plan], moved: int, refused: dict[str, int]
+    what: Form, point: Point, weights: Dtype, plans: Sequence[Plan], refused: dict[str, int]
 ) -> tuple[Plan, dict[Plan, float]]:
     """Return the fastest plan with a right result, and the finalists' shares. The first plan is always a finalist."""
     before = plans[0]
-    sets = buffers.allocate(point, moved, weights)
-    arrays, what = [each.arrays for each in sets], forms.form(op.name)
+    if what.alone:
+        op = op_table.op(what.name)
+        moved = op.bytes_moved(
+            point.rows, point.cols, point.dtype, parameter_dtype=weights if op.parameters else None
+        )
+        sets = buffers.allocate(point, moved, weights)
+    else:
+        moved = what.bytes_moved(point.rows, point.cols, point.dtype)
+        sets = buffers.allocate(point, moved)
+    arrays = [each.arrays for each in sets]
     calls = buffers.calls_for(moved, len(sets))
-    check = _Check(op, point, weights)
+    check = _Check(what, point, weights, before)
     notes: dict[str, str] = {}
 
     def times(some: Sequence[Plan], replays: int, others: Mapping[str, Any] | None = None) -> Any:
@@ -402,9 +442,22 @@ def _fastest(
 
 
 def points(
-    ops: Sequence[str] = (), dtypes: Sequence[str] = (), cols: Sequence[int] = (), rows: Sequence[int] = ()
+    ops: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    cols: Sequence[int] = (),
+    rows: Sequence[int] = (),
+    *,
+    weights: Any = None,
 ) -> list[Point]:
-    """Return the points to tune: all combinations of what is given. Defaults are those of the benchmark."""
+    """Return the points to tune: all combinations of what is given. Defaults are row ops alone, as in the benchmark.
+
+    Raises ValueError for what cannot be tuned, and where weights (as in tune()) are given and not all ops are alone.
+    """
+    for op in ops:
+        if op not in forms.TUNED:
+            raise ValueError(f"{op!r} has no plan that could be tuned: use {', '.join(forms.TUNED)}")
+        if weights is not None and not forms.form(op).alone:
+            raise ValueError(f"gamma_dtype: {op} is measured with parameters of x's dtype")
     return bench_points.points(
         ops or [op.name for op in op_table.OPS],
         dtypes or ("float16", "bfloat16", "float32"),
@@ -415,8 +468,9 @@ def points(
 
 def most_candidates(point: Point, weights: Any = None) -> int:
     """Return how many plans would be compiled at a point on the current device."""
-    what = bench.lowered(point, dtype_of(weights or point.dtype))
-    return len(candidates(what.problem, devices.present_limits(), MOST_CANDIDATES))
+    limits = devices.present_limits()
+    what = bench.lowered(point, dtype_of(weights or point.dtype), limits)
+    return len(candidates(what.problem, limits, MOST_CANDIDATES))
 
 
 def here() -> tuned_plans.Place:
@@ -427,8 +481,8 @@ def here() -> tuned_plans.Place:
 def tune(wanted: Sequence[Point], *, weights: Any = None, seconds: float = math.inf) -> Iterator[Result]:
     """Tune points one after the other until `seconds` have passed, and store each result before it is yielded.
 
-    weights: the dtype of gamma and beta; default: x's. Raises OSError, before anything is measured, if the table cannot
-    be written.
+    weights: the dtype of gamma and beta of row ops; default: x's. Raises OSError, before anything is measured, if the
+    table cannot be written.
     """
     end = time.monotonic() + seconds
     place = here()
@@ -448,7 +502,7 @@ def _measure_what_fits(point: Point, weights: Any) -> tuple[Result, str]:
     limits = devices.present_limits()
 
     def kind(point: Point) -> str:
-        return tuned_plans.rows_class(bench.lowered(point).problem, limits)
+        return tuned_plans.rows_class(bench.lowered(point, limits=limits).problem, limits)
 
     while True:
         try:
@@ -461,21 +515,27 @@ def _measure_what_fits(point: Point, weights: Any) -> tuple[Result, str]:
 
 
 HEADER = (
-    f"{'op':<12} {'dtype':<9} {'rows x columns':<18} {'plan before':<34} {'share':>5}"
-    f"  {'plan after':<34} {'share':>5}"
+    f"{'dtype':<9} {'rows x columns':<18} {'plan before':<34} {'share':>5}  {'plan after':<34} {'share':>5}"
 )
+OP_WIDTH = 12  # columns of a terminal for the op's name, at least
 LEGEND = (
     "plans: variant, elements per vector x vectors per thread, threads per row (-: the block), "
     "threads per block x min_blocks"
 )
 
 
-def line(result: Result) -> str:
+def lines(results: Sequence[Result], width: int = 0) -> list[str]:
+    """Return results as lines, with one above that names their columns. width: of the longest op's name."""
+    width = max(width, OP_WIDTH)
+    return [f"{'op':<{width}} {HEADER}", *(f"{each.point.op:<{width}} {_line(each)}" for each in results)]
+
+
+def _line(result: Result) -> str:
     """Return a result as a line under HEADER."""
     point = result.point
     after = brief(result.after) if result.changed else "the same"
     return (
-        f"{point.op:<12} {point.dtype:<9} {point.shape:<18} {brief(result.before):<34} "
+        f"{point.dtype:<9} {point.shape:<18} {brief(result.before):<34} "
         f"{result.before_share:>5.2f}  {after:<34} {result.share:>5.2f}"
     )
 

@@ -240,7 +240,7 @@ def test_vectors_are_no_wider_than_rows_allow(device: str, variant: str | None, 
         what = FORMS[name]
         if what.missing:
             continue
-        problem = explain.form_spec(what, 3, cols, dtype).problem
+        problem = explain.form_spec(what, 3, cols, dtype, limits=RECORDED[device], plan=variant).problem
         for rows in (1, 3, 100, 131, 1 << 20):
             try:
                 plan = choose(

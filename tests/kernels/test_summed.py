@@ -118,7 +118,7 @@ def run(
         per_row(given.rstd),
     )
     places = {name: view(each) for name, each in partial.items()}
-    of = ParameterSums(places.get("dgamma"), places.get("dbeta"), places.get("dbias"), rows_of_group)
+    of = ParameterSums(rows_of_group, *map(places.get, ("dgamma", "dbeta", "dbias")))
     added = Added(on_device(given.ds), 1.0, None, None) if ds else None
     op = RMS_NORM_BACKWARD if rms else LAYER_NORM_BACKWARD
     spec = norm_gradient(op, what, view(dx), 1, compute, added, of)

@@ -329,7 +329,12 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "an operand's shape": (lambda: ONE.backward(DY, X, np.ones(3)), ValueError, r"r has shape \(3,\)"),
     "too few": (lambda: ONE.backward(DY, X), TypeError, "no operand was given for r"),
     "another name": (lambda: ONE.backward(DY, X, R, q=1), TypeError, "unexpected argument q="),
-    "plan": (lambda: ONE.backward(DY, X, R, plan="warp"), TypeError, "backward takes no plan"),
+    "plan": (lambda: ONE.backward(DY, X, R, plan="warp"), ValueError, "plan='warp' chooses a kernel: x is"),
+    "no plan": (
+        lambda: ONE.backward(DY, X, R, plan=3),
+        TypeError,
+        "plan is 3 .*: give the name of a variant",
+    ),
     "return_stats": (
         lambda: ONE.backward(DY, X, R, return_stats=True),
         TypeError,

@@ -15,6 +15,7 @@ from cupynorm.tools.testing import (
     assert_statistics_close,
     cases,
     error,
+    excess,
     inputs,
 )
 
@@ -122,6 +123,21 @@ def test_a_row_that_is_off_everywhere_is_found_though_no_element_is() -> None:
 
     with pytest.raises(AssertionError, match=r"row 2 has relative error 1.\d+e-06, allowed is 1e-06"):
         assert_close(actual, expected)
+
+
+def test_the_excess_of_an_element_is_1_at_the_edge_of_what_is_allowed() -> None:
+    expected = np.ones((3, 8))
+    for off, found in (
+        (0.0, 0.0),
+        (2e-6, 1.0),
+        (1e-5, 5.0),
+    ):  # float32: 1e-6 * (|element| + root mean square)
+        y = expected.copy()
+        y[1, 2] += off
+        assert excess(y.astype(np.float32), expected) == pytest.approx(found, rel=0.05)
+    y[0, 0] = np.nan
+    assert excess(y.astype(np.float32), expected) == np.inf
+    assert excess(np.zeros((0, 8), np.float32), np.zeros((0, 8))) == 0
 
 
 def test_shapes_must_be_equal() -> None:

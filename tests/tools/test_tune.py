@@ -14,7 +14,8 @@ import pytest
 
 import cupynorm
 from cupynorm import cli
-from cupynorm.catalog import op_table
+from cupynorm.catalog import forms, op_table
+from cupynorm.catalog.gradient_forms import GRADIENTS as GRADIENT_FORMS
 from cupynorm.invoke import row_ops
 from cupynorm.plan.choose import choose
 from cupynorm.plan.config import Plan
@@ -110,6 +111,37 @@ def test_clusters_are_tried_that_fill_a_multiprocessor() -> None:
     assert kept == {(8, 128, 8), (4, 160, 6), (2, 320, 3)}
 
 
+GRADIENTS = [name for name in forms.TUNED if not forms.form(name).alone]
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(8192, 64), (8192, 1001), (4096, 20480), (4, 1 << 17)])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_every_candidate_of_a_gradient_can_be_chosen(name: str, rows: int, cols: int) -> None:
+    for dtype, device in (("float16", "h200"), ("float32", "a100")):
+        limits = RECORDED[device]
+        problem = bench.lowered(Point(name, dtype, rows, cols), limits=limits).problem
+
+        found = tune.candidates(problem, limits, tune.MOST_CANDIDATES)
+
+        # long rows with sums over rows have one tiling
+        assert (0 if problem.column_sums else 4) < len(found) <= tune.MOST_CANDIDATES
+        table = choose(problem, limits, functools.partial(tune.guessed_occupancy, problem, limits))
+        assert found[0] == tuned_plans.portable(table)
+        assert len({plan.variant for plan in found}) > 1 or problem.column_sums  # which wait in registers
+        for plan in found:
+            assert tuned_plans.portable(choose(problem, limits, lambda each: each.min_blocks, plan)) == plan
+
+
+def test_what_waits_as_it_was_computed_is_tried_with_other_blocks() -> None:
+    problem = bench.lowered(Point("softmax_backward", "float16", 4096, 16384)).problem
+
+    found = tune.candidates(problem, RECORDED["h200"], tune.MOST_CANDIDATES)
+
+    computed = {(plan.block, plan.vectors) for plan in found if plan.kernel == "row_computed"}
+    assert len({block for block, _ in computed}) > 1
+    assert len({vectors for _, vectors in computed}) > 1
+
+
 # ---- the search
 
 
@@ -181,6 +213,85 @@ def test_the_fastest_plan_is_kept_and_the_dispatcher_prefers_it(timer, simulated
     y = cupynorm.softmax(simulated.cupy.asarray(host))
     assert [each.plan.variant for each in row_ops._launches.values()] == ["block"]
     np.testing.assert_allclose(simulated.cupy.asnumpy(y), cupynorm.softmax(host), rtol=1e-6)
+
+
+def test_a_gradient_may_be_off_as_the_built_in_plan_is(timer, monkeypatch):
+    """Its elements may be small differences of large numbers: what counts is whether a plan makes that worse."""
+    point = Point("log_softmax_backward", "float32", 6, 40)
+    timer.seconds = faster_than(table_plan(point), FASTER)
+    errors = {"warp": 3.0, "block": 3.0 * tune.EXACTNESS}
+    monkeypatch.setattr(
+        testing, "excess", lambda *_: errors.get([*row_ops._launches.values()][-1].plan.variant, 0.0)
+    )
+    assert [each.changed for each in tune.tune([point])] == [True]
+    row_ops.forget()
+    errors["block"] *= 1.01
+
+    assert [each.changed for each in tune.tune([point])] == [False]
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_gradients_fastest_plan_is_kept_and_its_calls_take_it(timer, simulated, name):
+    point = Point(name, "float32", 6, 40)
+    before = table_plan(point)
+    other = "cluster" if "_norm" in name else "uncached"  # sums of parameters wait in registers as rows do
+    timer.seconds = faster_than(before, FASTER, other)
+
+    (result,) = tune.tune([point])
+
+    assert result.changed
+    assert result.refused == {}
+    assert (tuned_plans.portable(result.before), result.after.variant) == (before, other)
+    assert (result.before_share, result.share) == pytest.approx((0.5, 1.0))
+    what, host = forms.form(name), forms.inputs(forms.form(name), 6, 40, "float32")
+    given = {each: simulated.cupy.asarray(array) for each, array in host.items()}
+    with row_ops.observed() as plans:
+        found = what.call(given)
+        what.call(given, plan="block")
+    assert [plan.variant for plan in plans] == [other, "block"]
+    results = found if isinstance(found, tuple) else (found,)
+    for ours, wanted in zip(results, what.reference(host), strict=True):
+        assert testing.excess(simulated.cupy.asnumpy(ours), wanted) < 8  # sums of numbers that cancel
+
+
+def test_a_gradient_whose_result_is_off_does_not_win(timer, monkeypatch):
+    """Sums of parameters are compared, too."""
+    point = Point("layer_norm_backward", "float32", 6, 40)
+    timer.seconds = faster_than(table_plan(point), FASTER)
+    original = testing.excess
+
+    def off(y, expected):
+        forced = [each.plan.variant for each in row_ops._launches.values()][-1]
+        return math.inf if y.ndim == 1 and forced == "block" else original(y, expected)
+
+    monkeypatch.setattr(testing, "excess", off)
+
+    (result,) = tune.tune([point])
+
+    assert not result.changed
+    assert result.refused["wrong result"] > 0
+
+
+def test_what_has_no_variants_or_no_gamma_of_its_own_is_refused():
+    with pytest.raises(
+        ValueError, match=r"'geglu_backward' has no plan that could be tuned: use layer_norm,"
+    ):
+        tune.points(["geglu_backward"])
+    with pytest.raises(ValueError, match=r"gamma_dtype: cross_entropy is measured with parameters of x's"):
+        tune.points(["layer_norm", "cross_entropy"], weights="float32")
+    assert tune.points(["cross_entropy"], ["float16"], [64], [3]) == [
+        Point("cross_entropy", "float16", 3, 64)
+    ]
+
+
+def test_exactly_what_has_variants_can_be_tuned():
+    plain = [name for name in forms.FORMS if forms.form(name).alone]
+    of_gradients = [
+        each.name
+        for each in GRADIENT_FORMS
+        if isinstance(bench.lowered(Point(each.name, "float32", 8, 64)).problem, Problem)
+    ]
+    assert list(forms.TUNED) == plain + of_gradients
 
 
 def test_the_tables_plan_is_in_every_round_and_rounds_get_smaller(timer, monkeypatch):
@@ -350,7 +461,7 @@ def test_the_command_prints_before_and_after_and_where_it_is_kept(timer, tuned_c
 
     assert result.exit_code == 0, result.output
     header, line, *_, last = result.stdout.splitlines()
-    assert header == tune.HEADER
+    assert header == f"op           {tune.HEADER}"
     assert line.startswith("softmax      float32   6 x 40             warp ")
     assert " 0.50  block " in line
     assert line.endswith(" 1.00")
@@ -358,6 +469,22 @@ def test_the_command_prints_before_and_after_and_where_it_is_kept(timer, tuned_c
     assert last == f"1 of 1 plans are better than the built-in ones, and kept in {file}"
     assert str(file).startswith(str(tuned_cache))
     assert "1 points, h200" in result.stderr
+
+
+def test_columns_stay_below_their_names_where_ops_have_long_ones(timer):
+    result = invoke("softmax", "add_layer_norm_backward", "--dtypes", "float32", "--cols", 40, "--rows", 6)
+
+    header, *lines = result.stdout.splitlines()[:3]
+    at = header.index("dtype")
+    assert [line[at:].split()[0] for line in (header, *lines)] == ["dtype", "float32", "float32"]
+    assert lines[1].startswith("add_layer_norm_backward float32   6 x 40 ")
+
+
+def test_a_gamma_of_another_dtype_is_for_row_ops_alone(timer):
+    result = invoke("rms_norm_backward", "--gamma-dtype", "float32")
+
+    assert result.exit_code == 2
+    assert "--gamma-dtype: rms_norm_backward is measured with parameters of x's dtype" in result.stderr
 
 
 def test_json_tells_everything(timer):
@@ -470,3 +597,15 @@ def test_explain_shows_the_source(timer):
     )
 
     assert json.loads(told.stdout)["source"] == "tuned"
+
+
+def test_explain_shows_that_a_gradient_is_tuned(timer):
+    timer.seconds = faster_than(table_plan(Point("rms_norm_backward", "float32", 6, 40)), FASTER)
+    invoke("rms_norm_backward", *ONE[1:])
+
+    told = command_runner().invoke(
+        cli.cli, ["explain", "rms_norm_backward", "--shape", "6,40", "--dtype", "float32", "--json"]
+    )
+
+    assert json.loads(told.stdout)["source"] == "tuned"
+    assert json.loads(told.stdout)["plan"]["variant"] == "block"

@@ -19,57 +19,47 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cupynorm.plan.problem import Problem
-
-# These follow from no measurement yet (docs/notes/059).
-BLOCK = 256  # threads of a block of several rows
-MAX_VECTORS = 4  # of a thread
-MAX_ELEMENTS = 16  # the same in elements, of float
-REGISTERS = 36  # of a thread beside its elements and sums
-UNALIGNED_REGISTERS = 24  # the same, where rows do not begin at vectors
-BUSY_BYTES = 40 << 10  # on their way to a multiprocessor: so many keep memory busy
-COLUMN_BYTES = 32 << 10  # of shared memory in which a block's rows add up their sums
+    from cupynorm.plan.rules import ColumnSums
 
 WHY = "sums over rows beside the row in registers: the tiling with the most bytes on their way"
 
 
 def summed(question: Question, variant: str | None = None) -> Plan | None:
     """Return the best of all tilings, or of those of a variant; None if a row and its sums have no place."""
-    problem = question.problem
-    if problem.unaligned and not problem.alignment_period:
-        question = question._replace(problem=dataclasses.replace(problem, unaligned=ALIGNED))
-        problem = question.problem
-    least = least_group(problem) if variant != "block" else 2 * WARP
-    tilings = [each for each in _tilings(question, least) if variant in {None, each.variant}]
-    for plan in sorted(tilings, key=lambda each: _worth(question, each), reverse=True):
-        found = finished(question, plan, WHY)
-        if found is not None:
-            return found
-    return None
+    found = [each for each in tilings(question, variant) if variant in {None, each.variant}]
+    found.sort(key=lambda each: _worth(question, each), reverse=True)
+    launches = (finished(question, each, WHY) for each in found)
+    return next((each for each in launches if each is not None), None)
 
 
 def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     """Return a plan with its launch: blocks for all groups of rows, but no more than the device holds at once."""
     problem = question.problem
     alone = plan.rows_per_group == 1 and not plan.stages and plan.parameter_cache == AT_USE
-    if not alone or _column_bytes(problem, plan) > COLUMN_BYTES:
+    if not alone or _column_bytes(problem, plan) > question.rules.column_sums.shared_bytes:
         return None
     return with_grid(question, plan, problem.row_groups * plan.ctas_per_row, reason, waves=1.0)
 
 
-def _tilings(question: Question, least: int) -> Iterator[Plan]:
+def tilings(question: Question, variant: str | None = None, threads: int = 0) -> Iterator[Plan]:
     """Give a plan for each number of blocks that share a row, and of a thread's vectors, that has room.
 
-    least: threads of a block that share a row, at least.
+    variant: `block` takes more threads for a row than it may need. threads: of a block of several rows; 0: as the rules
+    have it.
     """
     problem, limits = question.problem, question.limits
-    most = max(1, MAX_ELEMENTS * REGISTER_BYTES // problem.compute_bytes // problem.vector)
+    if problem.unaligned and not problem.alignment_period:
+        problem = dataclasses.replace(problem, unaligned=ALIGNED)
+    numbers = question.rules.column_sums
+    most = max(1, numbers.max_elements[problem.compute_bytes] // problem.vector)
     ctas = 1
     while ctas <= min(question.max_ctas, MAX_CTAS):
-        for vectors in range(1, min(MAX_VECTORS, most) + 1):
-            plan = _tiling(problem, ctas, vectors, least if ctas == 1 else 2 * WARP)
-            if plan is None:
+        least = 2 * WARP if ctas > 1 or variant == "block" else least_group(problem)
+        for vectors in range(1, min(numbers.max_vectors, most) + 1):
+            plan = _tiling(problem, ctas, vectors, least, threads or numbers.block)
+            if plan is None or _column_bytes(problem, plan) > numbers.shared_bytes:
                 continue
-            needed = _registers(problem, vectors * problem.vector)
+            needed = _registers(problem, numbers, vectors * problem.vector)
             shared = _column_bytes(problem, plan) + STATIC_SHARED_BYTES
             resident = active_blocks(limits, plan.block, needed, shared)
             if resident:
@@ -77,14 +67,17 @@ def _tilings(question: Question, least: int) -> Iterator[Plan]:
         ctas *= 2
 
 
-def _tiling(problem: Problem, ctas: int, vectors: int, least: int) -> Plan | None:
-    """Return a plan without its registers; None if so many vectors of a thread do not make such a row."""
+def _tiling(problem: Problem, ctas: int, vectors: int, least: int, most: int) -> Plan | None:
+    """Return a plan without its registers; None if so many vectors of a thread do not make such a row.
+
+    least: threads that share a row. most: threads of a block of several rows.
+    """
     threads = math.ceil(math.ceil(problem.vectors / ctas) / vectors)
     group = math.ceil(threads / WARP) * WARP if threads > WARP else power_of_two_from(max(1, threads))
     group = max(group, least)
     if group > MAX_BLOCK:
         return None
-    block = group if ctas > 1 else max(1, BLOCK // group) * group
+    block = group if ctas > 1 else max(1, most // group) * group
     variant = "cluster" if ctas > 1 else "block" if group > WARP else "warp"
     plan = dataclasses.replace(
         PLAIN,
@@ -97,7 +90,7 @@ def _tiling(problem: Problem, ctas: int, vectors: int, least: int) -> Plan | Non
         block=block,
     )
     plan = in_registers(problem, plan)
-    return plan if plan.vectors == vectors and _column_bytes(problem, plan) <= COLUMN_BYTES else None
+    return plan if plan.vectors == vectors else None
 
 
 def _column_bytes(problem: Problem, plan: Plan) -> int:
@@ -107,10 +100,10 @@ def _column_bytes(problem: Problem, plan: Plan) -> int:
     return plan.block * (plan.vectors * plan.vector + bool(plan.unaligned)) * problem.compute_bytes
 
 
-def _registers(problem: Problem, elements: int) -> int:
+def _registers(problem: Problem, model: ColumnSums, elements: int) -> int:
     """Return how many registers a thread wants for so many elements, their sums, and the next row on its way."""
     numbers = (problem.fields + problem.column_sums) * problem.compute_bytes
-    beside = REGISTERS + UNALIGNED_REGISTERS * (problem.unaligned > 0)
+    beside = model.registers + model.unaligned_registers * (problem.unaligned > 0)
     return beside + elements * (numbers + _loaded_bytes(problem)) // REGISTER_BYTES
 
 
@@ -124,4 +117,8 @@ def _worth(question: Question, plan: Plan) -> tuple[float, int, int]:
     filled = problem.vectors / (plan.ctas_per_row * plan.group * plan.vectors)
     rows = plan.min_blocks * (plan.block // plan.group)
     on_the_way = rows * problem.cols / plan.ctas_per_row * _loaded_bytes(problem)
-    return min(on_the_way, BUSY_BYTES) * math.sqrt(min(1.0, filled)), -plan.ctas_per_row, -plan.vectors
+    return (
+        min(on_the_way, question.rules.column_sums.busy_bytes) * math.sqrt(min(1.0, filled)),
+        -plan.ctas_per_row,
+        -plan.vectors,
+    )

@@ -1,0 +1,236 @@
+"""plan= of gradients and losses: every variant, on the simulator, beside NumPy arrays; and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupynorm
+from cupynorm import functions, fuse, layer_norm
+from cupynorm.invoke import bound_calls, row_ops
+from cupynorm.plan.config import VARIANTS, Plan
+from tests import simulator
+from tests.simulator import cupy, simulated  # noqa: F401  a fixture
+
+ROWS = 3
+# Columns of rows that each variant holds: in whole vectors, and from anywhere on.
+WIDTHS = {
+    "warp": (64, 77),
+    "block": (1000, 1001),
+    "cached": (1000, 1001),
+    "cluster": (4096, 4101),
+    "split": (4096, 4101),
+    "shared": (1000, 1001),
+    "uncached": (1000, 1001),
+}
+DIGITS = {"float16": 2e-3, "float32": 2e-5}
+FUSION = fuse(layer_norm, load=lambda x, r: x * 0.5 + r, store=lambda y, g: functions.gelu(y) * g)
+
+Call = tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(simulator.settings, "schedules", ("forward", "reverse"))
+    return simulated
+
+
+def fusion_backward(dy: Any, x: Any, r: Any, g: Any, **others: Any) -> Any:
+    return FUSION.backward(dy, x, r, g, **others)
+
+
+def normal(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def calls(cols: int, dtype: str) -> dict[str, Call]:
+    """Return functions with their arrays and options, by name."""
+    dy, ds, x = (normal(ROWS, cols, seed=seed).astype(dtype) for seed in range(3))
+    gamma, beta = (2 + normal(cols, seed=3)).astype(dtype), normal(cols, seed=4).astype(dtype)
+    mean, rstd = x.mean(-1, dtype=np.float32), 1 / x.std(-1, dtype=np.float32)
+    labels = np.random.default_rng(5).integers(0, cols, ROWS)
+    given = {"dy": dy, "x": x, "gamma": gamma}
+    of_y = {"dy": dy, "y": x, "gamma": gamma, "rstd": rstd}
+    of_sum = {"dy": dy, "ds": ds, "s": x, "gamma": gamma, "bias": beta}
+    y = cupynorm.softmax(x, scale=2.0)
+    return {
+        "layer_norm_backward": (
+            cupynorm.layer_norm_backward,
+            {**given, "mean": mean, "rstd": rstd},
+            {},
+        ),
+        "layer_norm_backward, statistics": (cupynorm.layer_norm_backward, given, {}),
+        "rms_norm_backward": (cupynorm.rms_norm_backward, given, {}),
+        "layer_norm_backward_from_y": (cupynorm.layer_norm_backward_from_y, {**of_y, "beta": beta}, {}),
+        "rms_norm_backward_from_y": (cupynorm.rms_norm_backward_from_y, of_y, {}),
+        "add_layer_norm_backward": (cupynorm.add_layer_norm_backward, of_sum, {"dropout": 0.3, "seed": 1}),
+        "add_rms_norm_backward": (cupynorm.add_rms_norm_backward, of_sum, {"alpha": 0.5}),
+        "softmax_backward": (cupynorm.softmax_backward, {"dy": dy, "y": y}, {"scale": 2.0}),
+        "softmax_backward, mask": (
+            cupynorm.softmax_backward,
+            {"dy": dy, "y": y, "lengths": np.array([cols // 3, 0, cols]), "bias": beta},
+            {"return_dbias": True},
+        ),
+        "log_softmax_backward": (cupynorm.log_softmax_backward, {"dy": dy, "y": cupynorm.log_softmax(x)}, {}),
+        "logsumexp": (cupynorm.logsumexp, {"x": x}, {"scale": 0.5}),
+        "cross_entropy": (cupynorm.cross_entropy, {"logits": x, "labels": labels}, {}),
+        "cross_entropy, gradient": (
+            cupynorm.cross_entropy,
+            {"logits": x, "labels": labels, "dloss": mean},
+            {"return_grad": True, "label_smoothing": 0.1},
+        ),
+        "Fusion.backward": (
+            fusion_backward,
+            {"dy": dy, "x": x, "r": ds, "g": beta, "gamma": gamma},
+            {},
+        ),
+    }
+
+
+NAMES = tuple(calls(8, "float32"))
+STORE_NOTHING = {"logsumexp", "cross_entropy"}
+
+
+def on_device(arrays: dict[str, Any]) -> dict[str, Any]:
+    return {name: cupy.asarray(each) for name, each in arrays.items()}
+
+
+def flat(results: Any) -> list[Any]:
+    if not isinstance(results, tuple):
+        return [results]
+    return [one for each in results for one in flat(each)]
+
+
+def assert_near(found: Any, expected: Any, dtype: str, cols: int) -> None:
+    for ours, wanted in zip(flat(found), flat(expected), strict=True):
+        assert (ours is None) == (wanted is None)
+        if ours is not None:
+            assert ours.dtype == wanted.dtype
+            size = np.sqrt(cols) if wanted.ndim == 1 and wanted.size == ROWS else 4.0
+            np.testing.assert_allclose(
+                ours.get().astype(np.float64), wanted.astype(np.float64), DIGITS[dtype], DIGITS[dtype] * size
+            )
+
+
+HELD = [
+    (name, variant)
+    for name, variant in itertools.product(NAMES, VARIANTS)
+    if not (name in STORE_NOTHING and variant == "split")
+]
+
+
+@pytest.mark.parametrize(("name", "variant"), HELD)
+def test_every_variant_gives_what_the_host_gives(name: str, variant: str) -> None:
+    # rows in whole vectors of halves, or rows of floats that begin anywhere
+    which = (NAMES.index(name) + VARIANTS.index(variant)) % 2
+    cols, dtype = WIDTHS[variant][which], ("float16", "float32")[which]
+    function, arrays, options = calls(cols, dtype)[name]
+    with row_ops.observed() as plans:
+        found = function(**on_device(arrays), **options, plan=variant)
+        again = function(**on_device(arrays), **options, plan=variant)
+
+    assert plans[-1].variant == variant
+    for results in (found, again):
+        assert_near(results, function(**arrays, **options), dtype, cols)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_whole_plan_is_launched_as_it_is(name: str) -> None:
+    function, arrays, options = calls(1000, "float32")[name]
+    with row_ops.observed() as plans:
+        function(**on_device(arrays), **options, plan="block")
+    wanted = dataclasses.replace(plans[-1], block=2 * plans[-1].block, min_blocks=1)
+
+    with row_ops.observed() as plans:
+        found = function(**on_device(arrays), **options, plan=wanted)
+
+    assert (plans[-1].block, plans[-1].min_blocks) == (wanted.block, 1)
+    assert_near(found, function(**arrays, **options), "float32", 1000)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_with_other_plans_are_other_calls(name: str) -> None:
+    """One that was made before, without a plan or with another, must not answer for it."""
+    function, arrays, options = calls(1000, "float16")[name]
+    given = on_device(arrays)
+    chosen: list[Plan] = []
+    for plan in (None, "uncached", "block", None, "uncached"):
+        with row_ops.observed() as plans:
+            for _ in range(2):
+                function(**given, **options, plan=plan)
+        chosen.append(plans[-1])
+
+    assert [each.variant for each in chosen[1:3]] == ["uncached", "block"]
+    assert (chosen[0], chosen[1]) == (chosen[3], chosen[4])
+    calls_of_one_thread = bound_calls.thread.calls.bound
+    before = len(calls_of_one_thread)
+    for plan in (None, "uncached", "uncached", None, chosen[1], chosen[1]):
+        function(**given, **options, plan=plan)
+    assert len(calls_of_one_thread) - before == 3
+
+
+def test_statistics_that_are_not_given_have_a_plan_of_their_own() -> None:
+    function, arrays, options = calls(1000, "float16")["layer_norm_backward, statistics"]
+    with row_ops.observed() as plans:
+        function(**on_device(arrays), **options)
+        function(**on_device(arrays), **options, plan="uncached")
+
+    statistics, gradient, own, forced = plans
+    assert own == statistics
+    assert gradient.variant != forced.variant == "uncached"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_numpy_arrays_a_plan_is_refused(name: str) -> None:
+    function, arrays, options = calls(8, "float32")[name]
+    x = {"softmax_backward": "y", "log_softmax_backward": "y", "cross_entropy": "logits"}.get(
+        name.partition(",")[0], "s" if name.startswith("add") else "y" if name.endswith("_y") else "x"
+    )
+    with pytest.raises(ValueError, match=f"^plan='warp' chooses a kernel: {x} is a NumPy array"):
+        function(**arrays, **options, plan="warp")
+    for plan in (3, ["warp"], b"warp"):
+        with pytest.raises(TypeError, match=r"^plan is .*: give the name of a variant"):
+            function(**arrays, **options, plan=plan)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_plan_or_holds_no_row_is_refused_on_a_device(name: str) -> None:
+    function, arrays, options = calls(4096, "float16")[name]
+    given = on_device(arrays)
+    for _ in range(2):
+        function(**given, **options)
+        for plan in (3, ["warp"], b"warp"):
+            with pytest.raises(TypeError, match=r"^plan is .*: give the name of a variant"):
+                function(**given, **options, plan=plan)
+        with pytest.raises(ValueError, match="plan 'warps' is not a variant: use warp"):
+            function(**given, **options, plan="warps")
+        with pytest.raises(ValueError, match="variant 'warp' cannot hold a row of 4096 columns"):
+            function(**given, **options, plan="warp")
+
+
+def test_a_plan_that_is_refused_has_added_nothing() -> None:
+    function, arrays, _ = calls(4096, "float16")["layer_norm_backward"]
+    given, total = on_device(arrays), cupy.asarray(np.ones(4096, np.float32))
+
+    with pytest.raises(ValueError, match="cannot hold a row"):
+        function(**given, add_to=(total, None), plan="warp")
+
+    np.testing.assert_array_equal(total.get(), 1)
+
+
+def test_without_rows_there_is_nothing_to_force() -> None:
+    empty = cupy.empty((0, 8), np.float32)
+
+    dx, dgamma, _ = cupynorm.layer_norm_backward(empty, empty, plan="warp")
+
+    assert dx.shape == (0, 8)
+    np.testing.assert_array_equal(dgamma.get(), 0)
+    assert cupynorm.softmax_backward(empty, empty, plan="warp").shape == (0, 8)
+    assert cupynorm.logsumexp(empty, plan="warp").shape == (0,)
+    with pytest.raises(TypeError, match="plan is 3"):
+        cupynorm.logsumexp(empty, plan=3)  # type: ignore[arg-type]
