@@ -45,9 +45,11 @@ BYTES_IN_FLIGHT = (
     16  # rows whose loads a thread issues before it waits for the first, times bytes of the compute type
 )
 LANES = 32  # threads side by side along a row, at most
-# Of sums that are taken in the pass over rows (kernels/row/summed.cuh): so many groups fill a device of 132
-# multiprocessors whole times, and each adds one row of partial sums.
+# Of sums that are taken in the pass over rows (kernels/row/summed.cuh). So many groups fill a device of 132
+# multiprocessors whole times; each adds one row of partial sums, so rows of more columns than that, of which fewer are
+# in work at once, come in fewer groups.
 ROW_GROUPS = 528
+WIDE_COLS = 8192
 LEAST_ROWS_OF_GROUP = 4
 LEAST_ELEMENTS_OF_GROUP = 4096
 INTERLEAVED = 8  # groups (kInterleaved)
@@ -209,9 +211,10 @@ class RowGroups(NamedTuple):
 
 
 def row_groups(rows: int, cols: int) -> RowGroups:
-    """Return the groups of rows: about ROW_GROUPS where there are rows enough."""
+    """Return the groups of rows: about ROW_GROUPS where there are rows enough, and these are not wide."""
     least = max(LEAST_ROWS_OF_GROUP, LEAST_ELEMENTS_OF_GROUP // cols)
-    each = max(least, -(-rows // ROW_GROUPS))
+    wanted = max(1, min(ROW_GROUPS, ROW_GROUPS * WIDE_COLS // cols) // INTERLEAVED) * INTERLEAVED
+    each = max(least, -(-rows // wanted))
     return RowGroups(-(-rows // (each * INTERLEAVED)) * INTERLEAVED, each)
 
 

@@ -19,6 +19,9 @@
 //   load<N>(col)        Loaded<N>, at a multiple of the plan's vectors.
 //   unpack<N>(loaded, x, col, padding)
 //                       Computes N Elements of the op, and gives a bit for each that is not dropped.
+//   unpack_further<kMore, N>(loaded, x, col, take)
+//                       The same of a FusedLoad without a mask, whose function gives kMore numbers behind an element's:
+//                       take(k, i, number) gets those of element i (row/summed.cuh).
 //   make_opaque()       Keeps its addresses from being computed again (an optimisation barrier).
 //   address(col)        Where x[col] lies: for copies to shared memory, and to find out whether y is x itself.
 //   begins_at(place)    Whether x, or an operand that may be `out` itself, has its row there.
@@ -53,6 +56,9 @@
 // A RowPointer of a Store
 //   store<N, kWhole>(y, columns, col), with kHasEpilogueOperands store<N, kWhole>(y, columns, operands, col)
 //                       Computes, rounds and writes N results. kWhole: in single accesses of up to 16 bytes.
+//   store_further<kMore, N, kWhole>(y, columns, operands, col, take)
+//                       The same of a FusedStore; with kMore = 1, take(i, number) gets the first result of element i
+//                       before it is rounded.
 //   epilogue_operands<N>(col)   kHasEpilogueOperands: loads them.
 //   store_scaled<N, kWhole>(z, scale, col)   kScales: scales, rounds and writes what finish() gave.
 //   head<N>()           How many elements lie before the first that is aligned to N elements.

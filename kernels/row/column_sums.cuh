@@ -1,8 +1,9 @@
-// Sums over rows: the gradients of parameters, and of whatever was broadcast along rows. Function(operands) gives kSums
-// numbers for each element; each is added up over the rows of its column. Host mirrors and the launch: lower/sums.py.
+// Sums over rows: the gradients of parameters and of whatever was broadcast along rows, where they are not taken in the
+// pass over rows (summed.cuh), and the sums of what that pass gives. Function(operands) gives kSums numbers for each
+// element; each is added up over the rows of its column. Host mirrors and the launch: lower/sums.py.
 //
-// Rows are cut into groups of rows_of_group, whose number follows from the rows and columns alone, and a group's sums go
-// to one block for each tile of columns. Where there are several groups, their partial sums are added up by a second
+// Rows are cut into groups of rows_of_group, whose number follows from the rows and columns alone, and a group's sums
+// go to one block for each tile of columns. Where there are several groups, their partial sums are added up by a second
 // launch of the same kernel. Nothing is atomic, and no order depends on the device: the same bits from run to run, on
 // every device.
 #pragma once

@@ -19,10 +19,16 @@ from cupynorm.lower import sums
 from cupynorm.lower.backward import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
 from cupynorm.lower.gradients import Added, Normed, ParameterSums, norm_gradient
 from cupynorm.lower.sums import Result, row_groups, sums_of_groups
+from cupynorm.plan.choose import choose
 from cupynorm.plan.config import DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
-from tests import simulator
+from cupynorm.runtime import compiler, nvrtc
+from tests import SLOW, simulator
+from tests.build_gate import begins_too_soon, code_of, endless_waits, spills, stalls_a_cluster
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
+
+ARCHS = (("90", "h200"), *((("80", "a100"), ("75", "t4")) if SLOW else ()))
+GATE_COLS = (7, 128, 257, 1024, 3000, 8191, 32768) if SLOW else (128, 1001, 8192)
 
 
 @pytest.fixture(autouse=True)
@@ -221,6 +227,60 @@ def test_groups_cover_all_rows(rows: int, cols: int) -> None:
     assert groups * each >= rows > (groups - sums.INTERLEAVED) * each
     assert groups <= sums.ROW_GROUPS
     assert each * cols >= min(rows * cols, sums.LEAST_ELEMENTS_OF_GROUP / 2)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(("arch", "device"), ARCHS)
+def test_kernels_compile_without_spills(arch: str, device: str, dtype: str) -> None:
+    """Of every variant that holds a row, with all sums that a norm of a sum has and with one."""
+    kind = dtype_of(dtype)
+    compute = compute_dtype(kind, kind)
+    seen = set()
+    for cols, rms in itertools.product(GATE_COLS, (False, True)):
+        spec = imagined(49152, cols, kind, compute, rms=rms)
+        for variant in (None, "warp", "block", "cluster"):
+            try:
+                plan = choose(spec.problem, RECORDED[device], lambda each: each.min_blocks, variant)
+            except DoesNotFitError:
+                continue
+            name = spec.expression(plan)
+            if name in seen:
+                continue
+            seen.add(name)
+            (cubin,) = nvrtc.compile_all(spec.text, [name], compiler.options(), arch)
+            code = code_of(cubin, arch)
+            found = (
+                spills(cubin)
+                + begins_too_soon(code, arch)
+                + stalls_a_cluster(code, arch)
+                + endless_waits(cubin)
+            )
+            assert not found, name
+    assert len(seen) > 2
+
+
+def imagined(rows: int, cols: int, kind: Any, compute: Any, *, rms: bool) -> Any:
+    """Lower a gradient of arrays that are not there: of RMSNorm with one sum, of LayerNorm with three."""
+
+    def along(pointer: int, dtype: Any = kind, extent: int = rows) -> View:
+        return View(pointer << 40, (extent, cols), (cols * dtype.itemsize, dtype.itemsize), dtype)
+
+    def per_row(pointer: int) -> View:
+        return View(pointer << 40, (rows, cols), (compute.itemsize, 0), compute)
+
+    groups, rows_of_group = row_groups(rows, cols)
+    partial = [along(8 + at, compute, groups) for at in range(3)]
+    gamma = View(3 << 40, (rows, cols), (0, kind.itemsize), kind)
+    what = Normed(along(1), along(2), gamma, None, None if rms else per_row(4), per_row(5))
+    if rms:
+        places = ParameterSums(rows_of_group, partial[0], None, None)
+        return norm_gradient(RMS_NORM_BACKWARD, what, along(6), 1, compute, None, places)
+    added = Added(along(7), 1.0, None, None)
+    return norm_gradient(
+        LAYER_NORM_BACKWARD, what, along(6), 1, compute, added, ParameterSums(rows_of_group, *partial)
+    )
 
 
 def kernels(cols: int, device: str, dtype: str = "float16") -> list[str]:
