@@ -290,23 +290,27 @@ class ColumnSums(NamedTuple):
 
     Attributes
     ----------
-    block
-        Threads of a block of several rows.
+    blocks
+        Threads of a block of several rows, all of which are tried.
+    clusters
+        What a cluster's tiling is worth, of that of one block.
     max_vectors, max_elements
         Of a row that a thread holds, at most; elements by bytes of the compute type.
-    registers, unaligned_registers
-        Of a thread beside its elements, their sums and the next row; how many more unaligned rows take.
+    registers, unaligned_registers, cluster_registers
+        Of a thread beside its elements, their sums and the next row; how many more unaligned rows take, and clusters.
     busy_bytes
         On their way to a multiprocessor: more keep memory no busier.
     shared_bytes
         Static shared memory in which the rows of a block add up their sums, at most.
     """
 
-    block: int
+    blocks: Sequence[int]
+    clusters: float
     max_vectors: int
     max_elements: Mapping[int, int]
     registers: int
     unaligned_registers: int
+    cluster_registers: int
     busy_bytes: int
     shared_bytes: int
 

@@ -129,8 +129,8 @@ def candidates(problem: Problem, limits: Limits, most: int) -> list[Plan]:
 
 def _with_sums(problem: Problem, limits: Limits) -> Iterator[Plan]:
     question = Question(problem, limits, rules_of(limits.compute_capability), lambda plan: plan.min_blocks)
-    for variant, threads in itertools.product((None, "block"), BLOCKS):
-        for plan in summed.tilings(question, variant, threads):
+    for variant in (None, "block"):
+        for plan in summed.tilings(question, variant, BLOCKS):
             for resident in {plan.min_blocks, max(1, plan.min_blocks // 2)}:
                 yield dataclasses.replace(plan, min_blocks=resident)
 

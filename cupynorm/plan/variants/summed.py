@@ -7,6 +7,7 @@ meanwhile, in registers as well.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from cupynorm.plan.limits import STATIC_SHARED_BYTES, active_blocks
 from cupynorm.plan.partition import alignment_period, in_registers, least_group, power_of_two_from
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from cupynorm.plan.problem import Problem
     from cupynorm.plan.rules import ColumnSums
@@ -41,11 +42,13 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     return with_grid(question, plan, problem.row_groups * plan.ctas_per_row, reason, waves=1.0)
 
 
-def tilings(question: Question, variant: str | None = None, threads: int = 0) -> Iterator[Plan]:
+def tilings(
+    question: Question, variant: str | None = None, blocks: Sequence[int] | None = None
+) -> Iterator[Plan]:
     """Give a plan for each number of blocks that share a row, and of a thread's vectors, that has room.
 
-    variant: `block` takes more threads for a row than it may need. threads: of a block of several rows; 0: as the rules
-    have it.
+    variant: `block` takes more threads for a row than it may need. blocks: threads of a block of several rows; default:
+    as the rules have it.
     """
     problem, limits = question.problem, question.limits
     if problem.unaligned and not problem.alignment_period:
@@ -55,11 +58,11 @@ def tilings(question: Question, variant: str | None = None, threads: int = 0) ->
     ctas = 1
     while ctas <= min(question.max_ctas, MAX_CTAS):
         least = 2 * WARP if ctas > 1 or variant == "block" else least_group(problem)
-        for vectors in range(1, min(numbers.max_vectors, most) + 1):
-            plan = _tiling(problem, ctas, vectors, least, threads or numbers.block)
+        each = itertools.product(range(1, min(numbers.max_vectors, most) + 1), blocks or numbers.blocks)
+        for plan in dict.fromkeys(_tiling(problem, ctas, *how, least) for how in each):
             if plan is None or _column_bytes(problem, plan) > numbers.shared_bytes:
                 continue
-            needed = _registers(problem, numbers, vectors * problem.vector)
+            needed = _registers(problem, numbers, plan)
             shared = _column_bytes(problem, plan) + STATIC_SHARED_BYTES
             resident = active_blocks(limits, plan.block, needed, shared)
             if resident:
@@ -67,10 +70,10 @@ def tilings(question: Question, variant: str | None = None, threads: int = 0) ->
         ctas *= 2
 
 
-def _tiling(problem: Problem, ctas: int, vectors: int, least: int, most: int) -> Plan | None:
+def _tiling(problem: Problem, ctas: int, vectors: int, most: int, least: int) -> Plan | None:
     """Return a plan without its registers; None if so many vectors of a thread do not make such a row.
 
-    least: threads that share a row. most: threads of a block of several rows.
+    most: threads of a block of several rows. least: threads that share a row.
     """
     threads = math.ceil(math.ceil(problem.vectors / ctas) / vectors)
     group = math.ceil(threads / WARP) * WARP if threads > WARP else power_of_two_from(max(1, threads))
@@ -100,10 +103,12 @@ def _column_bytes(problem: Problem, plan: Plan) -> int:
     return plan.block * (plan.vectors * plan.vector + bool(plan.unaligned)) * problem.compute_bytes
 
 
-def _registers(problem: Problem, model: ColumnSums, elements: int) -> int:
-    """Return how many registers a thread wants for so many elements, their sums, and the next row on its way."""
+def _registers(problem: Problem, model: ColumnSums, plan: Plan) -> int:
+    """Return how many registers a thread wants for its elements, their sums, and the next row on its way."""
+    elements = plan.vectors * plan.vector
     numbers = (problem.fields + problem.column_sums) * problem.compute_bytes
-    beside = model.registers + model.unaligned_registers * (problem.unaligned > 0)
+    beside = model.registers + model.unaligned_registers * (plan.unaligned > 0)
+    beside += model.cluster_registers * (plan.ctas_per_row > 1)
     return beside + elements * (numbers + _loaded_bytes(problem)) // REGISTER_BYTES
 
 
@@ -114,11 +119,9 @@ def _loaded_bytes(problem: Problem) -> int:
 def _worth(question: Question, plan: Plan) -> tuple[float, int, int]:
     """Return how good a tiling is: bytes on their way to a multiprocessor, less those of places without an element."""
     problem = question.problem
+    numbers = question.rules.column_sums
     filled = problem.vectors / (plan.ctas_per_row * plan.group * plan.vectors)
     rows = plan.min_blocks * (plan.block // plan.group)
     on_the_way = rows * problem.cols / plan.ctas_per_row * _loaded_bytes(problem)
-    return (
-        min(on_the_way, question.rules.column_sums.busy_bytes) * math.sqrt(min(1.0, filled)),
-        -plan.ctas_per_row,
-        -plan.vectors,
-    )
+    worth = min(on_the_way, numbers.busy_bytes) * math.sqrt(min(1.0, filled))
+    return worth * (numbers.clusters if plan.ctas_per_row > 1 else 1), -plan.ctas_per_row, -plan.vectors
