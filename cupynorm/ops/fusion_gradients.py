@@ -25,9 +25,9 @@ from cupynorm.call.arguments import (
     sharing,
     view,
 )
-from cupynorm.host import fusion_gradients as host
-from cupynorm.host import reference
+from cupynorm.host import gradients, reference
 from cupynorm.host.broadcast_sums import BroadcastSum
+from cupynorm.host.gradients import NormGradient, SoftmaxGradient, Sum
 from cupynorm.invoke import fusion_gradient_calls, gradient_calls
 from cupynorm.invoke.fusion_calls import Operand, _part
 from cupynorm.invoke.fusion_gradient_calls import FusionGradientCall, Target
@@ -249,7 +249,7 @@ def _on_host(call: FusionGradientCall) -> None:
         )
     behind = _step(store, call.store_operands, call.targets[first_of_store:], shape, axes)
     sums = {
-        name: BroadcastSum(target.array.shape, shape, axes, target.array if target.adds else None)
+        name: target.array.astype(np.float64) if target.adds else np.zeros(target.array.shape)
         for name, target in call.column_targets.items()
     }
     for rows in reference._tiles(shape[:at], max(1, reference.BLOCK // math.prod(shape[at:]))):  # noqa: SLF001
@@ -262,7 +262,7 @@ def _on_host(call: FusionGradientCall) -> None:
         back: Array = np.zeros(given.shape)
         if arriving:
             slopes = [each[block].astype(np.float64) for each in arriving]
-            back = _op_back(call, loaded, slopes, behind, rows, sums)
+            back = _op_back(call, np.asarray(loaded), slopes, behind, rows, sums)
         if call.arriving_loaded is not None:
             back += call.arriving_loaded[block].astype(np.float64)
         if load is not None:
@@ -272,8 +272,9 @@ def _on_host(call: FusionGradientCall) -> None:
     for step in (load, behind):
         for each in step.wanted if step is not None else ():
             each.finish()
-    for name, each_sum in sums.items():
-        each_sum.store(call.column_targets[name].array)
+    for name, total in sums.items():
+        to = call.column_targets[name].array
+        to[...] = reference._round(total, to.dtype)  # noqa: SLF001
 
 
 def _op_back(
@@ -282,23 +283,42 @@ def _op_back(
     slopes: list[Array],
     behind: _Step | None,
     rows: tuple[slice, ...],
-    sums: Mapping[str, BroadcastSum],
+    sums: Mapping[str, Array],
 ) -> Array:
     """Return the gradient of what was loaded in some rows, and add those of gamma and beta to their sums."""
     op, axes, gamma, beta = call.op, call.axes, call.columns.get("gamma"), call.columns.get("beta")
-    y = np.empty(loaded.shape)
+    y, found = np.empty(loaded.shape), np.empty(loaded.shape)
     slope = slopes[0]
     if behind is not None or not op.columns:
         op.reference(loaded, gamma, beta, axes, call.eps, y)
     if behind is not None:
         slope = behind.back(y, slopes, rows)
     if not op.columns:
-        return host.softmax(slope, loaded, y, axes, log=op.name == "log_softmax")
-    gamma = None if gamma is None else gamma.astype(np.float64)
-    centred = "mean" in op.stats
-    return host.norm(
-        slope, loaded, gamma, axes, call.eps, rows, sums.get("gamma"), sums.get("beta"), centred=centred
+        # what load makes -inf is dropped
+        kept = reference.Masking(1.0, None, loaded != -np.inf, None, None)
+        log = op.name == "log_softmax"
+        gradients.softmax(SoftmaxGradient(slope, y, axes, log, None, found, None), kept)
+        return found
+    dgamma, dbeta = (None if name not in sums else Sum(sums[name], adds=True) for name in ("gamma", "beta"))
+    gradients.norm(
+        NormGradient(
+            dy=slope,
+            x=loaded,
+            axes=axes,
+            centred="mean" in op.stats,
+            from_y=False,
+            gamma=gamma,
+            beta=None,
+            mean=None,
+            rstd=None,
+            eps=call.eps,
+            dx=found,
+            dgamma=dgamma,
+            dbeta=dbeta,
+            add=None,
+        )
     )
+    return found
 
 
 ROAD = gradient_calls.Road(fusion_gradient_calls.parts, fusion_gradient_calls.steps, _on_host)
