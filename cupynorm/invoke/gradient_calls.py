@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +32,7 @@ from cupynorm.lower.gradients import (
     statistics_spec,
 )
 from cupynorm.lower.sums import IDENTITY, Result, Sums, broadcast_sums, partial_shape, sum_specs
+from cupynorm.plan.config import room_bytes
 from cupynorm.plan.problem import Problem
 from cupynorm.runtime import devices
 
@@ -118,6 +120,11 @@ class Steps:
         )
         return room
 
+    def messages(self, rows: int, cols: int) -> int:
+        """Return the pointer of room for the messages of blocks that share a row, where nothing is stored; 0: none."""
+        count = room_bytes(rows, cols) // self._compute.itemsize
+        return self.room("messages", (count,)).pointer if count else 0
+
     def add_rounding(self) -> None:
         """Write numbers of rows that wait in the workspace to where they belong."""
         if self._rounded is not None:
@@ -185,7 +192,8 @@ def norm_steps(call: GradientCall, forward: RowOp) -> Steps:
     else:
         stats = {name: steps.room(name, leading) for name in forward.stats}
         if what.x.size:
-            spec = statistics_spec(forward, x, axes, (*stats.values(),), what.eps, call.compute)
+            room = steps.messages(math.prod(leading), math.prod(columns))
+            spec = statistics_spec(forward, x, axes, (*stats.values(),), what.eps, call.compute, room)
             steps.specs.append(spec)
     mean = per_row(stats["mean"]) if "mean" in stats else None
     rstd = per_row(stats["rstd"])
@@ -258,6 +266,7 @@ def cross_entropy_steps(call: CrossEntropyCall) -> Steps:
             None if call.grad is None else view(call.grad, "grad"),
             dloss,
             call.compute,
+            steps.messages(call.labels.size, call.classes) if call.grad is None else 0,
         )
     )
     steps.add_rounding()
@@ -271,7 +280,8 @@ def logsumexp_steps(call: LogSumExpCall) -> Steps:
     if call.x.size:
         x = view(call.x, "x")
         lse = steps.numbers("out", call.out, x.shape[: len(x.shape) - call.axes])
-        steps.specs.append(logsumexp_spec(x, call.axes, call.mask, lse.pointer, compute))
+        room = steps.messages(call.out.size, call.x.size // call.out.size)
+        steps.specs.append(logsumexp_spec(x, call.axes, call.mask, lse.pointer, compute, room))
         steps.add_rounding()
     return steps
 

@@ -12,8 +12,15 @@ import pytest
 
 import cupynorm
 from cupynorm import functions, fuse, layer_norm
+from cupynorm.call import asking
+from cupynorm.call.arguments import view
 from cupynorm.invoke import bound_calls, row_ops
-from cupynorm.plan.config import VARIANTS, Plan
+from cupynorm.invoke.bound_calls import Arrays
+from cupynorm.lower.gradients import statistics_spec
+from cupynorm.ops.norm import LAYER_NORM
+from cupynorm.plan.choose import choose
+from cupynorm.plan.config import VARIANTS, Plan, room_bytes
+from cupynorm.plan.limits import RECORDED
 from tests import simulator
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
 
@@ -93,7 +100,6 @@ def calls(cols: int, dtype: str) -> dict[str, Call]:
 
 
 NAMES = tuple(calls(8, "float32"))
-STORE_NOTHING = {"logsumexp", "cross_entropy"}
 
 
 def on_device(arrays: dict[str, Any]) -> dict[str, Any]:
@@ -117,14 +123,7 @@ def assert_near(found: Any, expected: Any, dtype: str, cols: int) -> None:
             )
 
 
-HELD = [
-    (name, variant)
-    for name, variant in itertools.product(NAMES, VARIANTS)
-    if not (name in STORE_NOTHING and variant == "split")
-]
-
-
-@pytest.mark.parametrize(("name", "variant"), HELD)
+@pytest.mark.parametrize(("name", "variant"), [*itertools.product(NAMES, VARIANTS)])
 def test_every_variant_gives_what_the_host_gives(name: str, variant: str) -> None:
     # rows in whole vectors of halves, or rows of floats that begin anywhere
     which = (NAMES.index(name) + VARIANTS.index(variant)) % 2
@@ -137,6 +136,42 @@ def test_every_variant_gives_what_the_host_gives(name: str, variant: str) -> Non
     assert plans[-1].variant == variant
     for results in (found, again):
         assert_near(results, function(**arrays, **options), dtype, cols)
+
+
+@pytest.mark.parametrize(("cols", "dtype"), [(4096, "float16"), (4101, "float64")])
+def test_messages_in_room_of_their_own_are_those_of_the_rows_at_hand(cols: int, dtype: str) -> None:
+    """Blocks that share rows meet after eight of them, and use the same room again."""
+    x, labels = (5 * normal(19, cols)).astype(dtype), np.arange(19) * 100
+    x[3], x[11, 7] = -np.inf, np.nan
+    digits = 1e-12 if dtype == "float64" else 2e-5
+    for rows in (slice(None), slice(None, None, -1), slice(9)):
+        part, of_part = x[rows].copy(), labels[rows].copy()
+        given = cupy.asarray(part)
+
+        lse = cupynorm.logsumexp(given, plan="split")
+        loss = cupynorm.cross_entropy(given, cupy.asarray(of_part), z_loss=1e-3, plan="split")
+
+        np.testing.assert_allclose(lse.get(), cupynorm.logsumexp(part), rtol=digits)
+        expected = cupynorm.cross_entropy(part, of_part, z_loss=1e-3)
+        np.testing.assert_allclose(loss.get(), expected, rtol=digits, atol=digits)
+
+
+def test_statistics_of_few_long_rows_are_found_by_the_whole_device() -> None:
+    long = np.empty((1, 1 << 22), np.float16)
+    _, spec = asking.specs_of(lambda: cupynorm.layer_norm_backward(long, long, parameters=False))
+    assert choose(spec.problem, RECORDED["h200"], lambda plan: max(1, plan.min_blocks)).variant == "split"
+    x = cupy.asarray(3 + normal(9, 4101).astype(np.float32))
+    mean, rstd = (cupy.empty((9,), np.float32) for _ in range(2))
+    room = cupy.empty((room_bytes(9, 4101) // 4,), np.float32)
+    stats = view(mean), view(rstd)
+    pointer = view(room).pointer
+    spec = statistics_spec(LAYER_NORM, view(x), 1, stats, 1e-5, np.dtype(np.float32), pointer)
+
+    row_ops.launch(0, spec, "split", Arrays({}))
+
+    wide = x.get().astype(np.float64)
+    np.testing.assert_allclose(mean.get(), wide.mean(-1), rtol=1e-6)
+    np.testing.assert_allclose(rstd.get(), 1 / np.sqrt(wide.var(-1) + 1e-5), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
