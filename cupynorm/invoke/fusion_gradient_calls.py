@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cupynorm._dtypes import Dtype, compute_dtype
@@ -148,12 +147,11 @@ class _Made:
         call, leading = self.call, self._shape[: len(self._shape) - self._axes]
         op: RowOp = call.op if call.op.stats else LOGSUMEXP
         rooms = {name: self.steps.room(name, leading) for name in op.stats}
-        rows = math.prod(leading)
         around = Around(
             (),
             load=call.load,
             load_operands=tuple(self._known[name] for name in self._fused.load_names),
-            room=self.steps.messages(rows, call.x.size // rows),
+            room=self.steps.messages(self._shape, self._axes),
         )
         pointers = [each.pointer for each in rooms.values()]
         x = view(call.x, "x")

@@ -120,8 +120,9 @@ class Steps:
         )
         return room
 
-    def messages(self, rows: int, cols: int) -> int:
+    def messages(self, shape: tuple[int, ...], axes: int) -> int:
         """Return the pointer of room for the messages of blocks that share a row, where nothing is stored; 0: none."""
+        rows, cols = math.prod(shape[: len(shape) - axes]), math.prod(shape[len(shape) - axes :])
         count = room_bytes(rows, cols) // self._compute.itemsize
         return self.room("messages", (count,)).pointer if count else 0
 
@@ -192,7 +193,7 @@ def norm_steps(call: GradientCall, forward: RowOp) -> Steps:
     else:
         stats = {name: steps.room(name, leading) for name in forward.stats}
         if what.x.size:
-            room = steps.messages(math.prod(leading), math.prod(columns))
+            room = steps.messages(what.x.shape, what.axes)
             spec = statistics_spec(forward, x, axes, (*stats.values(),), what.eps, call.compute, room)
             steps.specs.append(spec)
     mean = per_row(stats["mean"]) if "mean" in stats else None
@@ -266,7 +267,7 @@ def cross_entropy_steps(call: CrossEntropyCall) -> Steps:
             None if call.grad is None else view(call.grad, "grad"),
             dloss,
             call.compute,
-            steps.messages(call.labels.size, call.classes) if call.grad is None else 0,
+            steps.messages(logits.shape, 1) if call.grad is None else 0,
         )
     )
     steps.add_rounding()
@@ -280,7 +281,7 @@ def logsumexp_steps(call: LogSumExpCall) -> Steps:
     if call.x.size:
         x = view(call.x, "x")
         lse = steps.numbers("out", call.out, x.shape[: len(x.shape) - call.axes])
-        room = steps.messages(call.out.size, call.x.size // call.out.size)
+        room = steps.messages(x.shape, call.axes)
         steps.specs.append(logsumexp_spec(x, call.axes, call.mask, lse.pointer, compute, room))
         steps.add_rounding()
     return steps
