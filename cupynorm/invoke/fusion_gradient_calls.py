@@ -148,7 +148,10 @@ class _Made:
         op: RowOp = call.op if call.op.stats else LOGSUMEXP
         rooms = {name: self.steps.room(name, leading) for name in op.stats}
         around = Around(
-            (), load=call.load, load_operands=tuple(self._known[name] for name in self._fused.load_names)
+            (),
+            load=call.load,
+            load_operands=tuple(self._known[name] for name in self._fused.load_names),
+            room=self.steps.messages(self._shape, self._axes),
         )
         pointers = [each.pointer for each in rooms.values()]
         x = view(call.x, "x")

@@ -46,7 +46,7 @@ from cupynorm.lower.sums import (
     sums_of_groups,
 )
 from cupynorm.plan.choose import choose
-from cupynorm.plan.config import DoesNotFitError
+from cupynorm.plan.config import DoesNotFitError, room_bytes
 from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.problem import Problem
 from cupynorm.runtime import devices
@@ -136,6 +136,12 @@ class Steps:
             View(place.pointer, shape, (*place.strides, 0), place.dtype),
         )
         return room
+
+    def messages(self, shape: tuple[int, ...], axes: int) -> int:
+        """Return the pointer of room for the messages of blocks that share a row, where nothing is stored; 0: none."""
+        rows, cols = math.prod(shape[: len(shape) - axes]), math.prod(shape[len(shape) - axes :])
+        count = room_bytes(rows, cols) // self._compute.itemsize
+        return self.room("messages", (count,)).pointer if count else 0
 
     def add_rounding(self) -> None:
         """Write numbers of rows that wait in the workspace to where they belong."""
@@ -275,7 +281,8 @@ def _normed(call: GradientCall, forward: RowOp, steps: Steps) -> Normed:
     else:
         stats = {name: steps.room(name, shape[: len(shape) - axes]) for name in forward.stats}
         if what.x.size:
-            spec = statistics_spec(forward, x, axes, (*stats.values(),), what.eps, call.compute)
+            room = steps.messages(what.x.shape, what.axes)
+            spec = statistics_spec(forward, x, axes, (*stats.values(),), what.eps, call.compute, room)
             steps.specs.append(spec)
     mean = per_row(stats["mean"]) if "mean" in stats else None
     gamma, beta = column(what.gamma, "gamma"), column(what.beta, "beta")
@@ -336,6 +343,7 @@ def cross_entropy_steps(call: CrossEntropyCall) -> Steps:
             None if call.grad is None else view(call.grad, "grad"),
             dloss,
             call.compute,
+            steps.messages(logits.shape, 1) if call.grad is None else 0,
         )
     )
     steps.add_rounding()
@@ -349,7 +357,8 @@ def logsumexp_steps(call: LogSumExpCall) -> Steps:
     if call.x.size:
         x = view(call.x, "x")
         lse = steps.numbers("out", call.out, x.shape[: len(x.shape) - call.axes])
-        steps.specs.append(logsumexp_spec(x, call.axes, call.mask, lse.pointer, compute))
+        room = steps.messages(x.shape, call.axes)
+        steps.specs.append(logsumexp_spec(x, call.axes, call.mask, lse.pointer, compute, room))
         steps.add_rounding()
     return steps
 

@@ -93,8 +93,9 @@ class Around(NamedTuple):
     where it drops. scales: where those of rows are written, which their results are divided by; 0: nowhere. counted:
     which rows are kept at all; there is no other mask then.
 
-    Without outs nothing is stored: the op saves numbers of each row. `load` gives as many numbers as an element of the
-    op has fields, and those of which there are sums; `loaded` gets the first.
+    Without outs nothing is stored: the op saves numbers of each row, and blocks that share a row leave their messages
+    in `room`, of room_bytes() of plan/config.py; 0: there is none, and no `split`. `load` gives as many numbers as an
+    element of the op has fields, and those of which there are sums; `loaded` gets the first.
     """
 
     outs: tuple[View, ...]
@@ -107,6 +108,7 @@ class Around(NamedTuple):
     scales: int = 0
     counted: Counted | None = None
     sums: RowSums | None = None
+    room: int = 0
 
     @property
     def is_direct(self) -> bool:
@@ -275,7 +277,7 @@ def fused_spec(
         limit = LARGEST[what.outs[0].dtype.name]
         store = scaled_store(what.outs[0], axes, gamma, beta, what.scales, limit, compute)
     elif not what.outs:
-        store = no_store(x.split(axes)[0])
+        store = no_store(x.split(axes)[0], what.room)
     else:
         operands = [operand_of(each) for each in what.store_operands]
         store = fused_store(what.outs, axes, name_of(what.store), gamma, beta, operands)
@@ -332,7 +334,7 @@ def _problem(
         load_operands=load_operands,
         epilogue_operands=_bytes_of(what.store_operands, axes),
         output_bytes=max((each.dtype.itemsize for each in what.outs), default=0),
-        outputs=len(what.outs) + (what.loaded is not None) + bool(what.scales),
+        outputs=len(what.outs) + (what.loaded is not None) + bool(what.scales) + bool(what.room),
         direct_load=what.is_direct,
         extra_registers=OF_DROPOUT * drops
         + OF_LABEL * labels

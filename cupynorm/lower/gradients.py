@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 def statistics_spec(
-    op: RowOp, x: View, axes: int, stats: Sequence[View], eps: float, compute: Dtype
+    op: RowOp, x: View, axes: int, stats: Sequence[View], eps: float, compute: Dtype, room: int = 0
 ) -> KernelSpec:
-    """Lower the statistics of a norm's forward op: x is read, and nothing else is written."""
-    return fused_spec(op, x, axes, {}, [each.pointer for each in stats], eps, compute, Around(()))
+    """Lower the statistics of a norm's forward op: x is read, nothing else is written. room: as in Around."""
+    return fused_spec(op, x, axes, {}, [each.pointer for each in stats], eps, compute, Around((), room=room))
 
 
 class Normed(NamedTuple):
@@ -262,10 +262,12 @@ def cross_entropy_spec(
     grad: View | None,
     dloss: View | float,
     compute: Dtype,
+    room: int = 0,
 ) -> KernelSpec:
     """Lower cross_entropy. loss: the pointer of one number a row. grad: where the gradient goes; None: nowhere.
 
-    weight: stretched to logits' shape. ignored: a label that labels' dtype holds, or None.
+    room: the pointer of where messages lie without a gradient. weight: stretched to logits' shape. ignored: a label
+    that labels' dtype holds, or None.
     """
     operands: list[Operand] = [Label(labels, nan=True)]
     operands += [] if weight is None else [weight]
@@ -279,13 +281,17 @@ def cross_entropy_spec(
         counted=None if ignored is None else Counted(labels, ignored),
         store=_scaled(scale=multiplied, both=False),
         store_operands=(dloss,) * multiplied,
+        room=room,
     )
     return fused_spec(CROSS_ENTROPY, logits, 1, {}, (loss, 0), z_loss, compute, what)
 
 
-def logsumexp_spec(x: View, axes: int, mask: Mask | None, lse: int, compute: Dtype) -> KernelSpec:
-    """Lower logsumexp. lse: the pointer of one number a row."""
-    what = Around(()) if mask is None else masked(Around(()), mask)
+def logsumexp_spec(
+    x: View, axes: int, mask: Mask | None, lse: int, compute: Dtype, room: int = 0
+) -> KernelSpec:
+    """Lower logsumexp. lse: the pointer of one number a row. room: that of where messages lie."""
+    what = Around((), room=room)
+    what = what if mask is None else masked(what, mask)
     return fused_spec(LOGSUMEXP, x, axes, {}, (lse,), 0.0, compute, what)
 
 

@@ -86,9 +86,13 @@ def direct(name: str, rows: View) -> Struct:
     )
 
 
-def no_store(rows: View) -> Struct:
-    """Return the mirror of NoStore. rows: those of x, for their alignment."""
-    return direct("NoStore", rows)
+def no_store(rows: View, room: int) -> Struct:
+    """Return the mirror of NoStore. rows: those of x, for their alignment. room: the pointer of where messages lie."""
+    of = direct("NoStore", rows)
+    dtype = np.dtype(
+        [*((name, of.dtype[name]) for name in of.dtype.names or ()), ("room", POINTER)], align=True
+    )
+    return of._replace(dtype=dtype, values=(*of.values, room))
 
 
 def column(parameter: View | None, shape: tuple[int, ...]) -> Struct:

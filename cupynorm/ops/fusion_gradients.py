@@ -294,9 +294,8 @@ def _op_back(
     if behind is not None:
         slope = behind.back(y, slopes, rows)
     if not op.columns:
-        kept = reference.Masking(
-            1.0, None, loaded != -np.inf, None, None
-        )  # softmax drops what load makes -inf
+        # what load makes -inf is dropped
+        kept = reference.Masking(1.0, None, loaded != -np.inf, None, None)
         log = op.name == "log_softmax"
         gradients.softmax(SoftmaxGradient(slope, y, axes, log, None, found, None), kept)
         return found

@@ -51,6 +51,9 @@ MAX_TWO_REDUCTIONS_BLOCK = (
     512  # threads of MAX_CTAS blocks for whose two reductions static shared memory has room
 )
 RESULT_BYTES = 2  # of an element of the results among which messages lie, at least
+# Where nothing is stored, messages have room of their own: bytes of one (kRoomBytes), rows that blocks share before
+# they meet (kMost in row/reread.cuh), and blocks of a row at most
+ROOM_BYTES, ROOM_ROWS, ROOM_BLOCKS = 64, 8, 1024
 
 # Where a block keeps affine parameters. AT_USE: nowhere, they are loaded when they are used. PER_ROW: in registers,
 # loaded with each row. SHARED, REGISTERS: loaded once for all rows. CONVERTED: in shared memory, in the compute type,
@@ -61,6 +64,11 @@ AT_USE, PER_ROW, SHARED, REGISTERS, CONVERTED = range(5)
 ALIGNED, UNALIGNED, UNALIGNED_APART = range(3)
 
 ONE_BLOCK_PER_ROW = math.inf  # waves: as many as there are rows
+
+
+def room_bytes(rows: int, cols: int) -> int:
+    """Return how much room the messages of such rows may need where nothing is stored; 0 where no blocks share one."""
+    return min(rows, ROOM_ROWS) * min(cols // MIN_REREAD_BLOCK, ROOM_BLOCKS) * ROOM_BYTES
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,8 @@
 //   epilogue_operands<N>(col)   kHasEpilogueOperands: loads them.
 //   store_scaled<N, kWhole>(z, scale, col)   kScales: scales, rounds and writes what finish() gave.
 //   head<N>()           How many elements lie before the first that is aligned to N elements.
-//   address()           Where y[0] lies, of the first of several results; of NoStore, which stores nothing, x[0].
+//   address()           Where y[0] lies, of the first of several results; of NoStore, which stores nothing, x[0]
+//                       (kHasRoom: the messages of blocks lie in its room, not there).
 //                       from(col): the same from column col on, not with epilogue operands.
 //   make_opaque()       As for a Load.
 #pragma once

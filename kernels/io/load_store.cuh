@@ -119,7 +119,7 @@ struct DirectStore {
 };
 
 // Stores nothing, for an op that only saves a row's statistics. Rows are aligned as those of x, where `pointer` points.
-// `split` has no room for its messages.
+// Among other results `split` leaves its messages; here it has `room` for them, or is not planned where that is null.
 template <typename T, int kAxes>
 struct NoStore {
   using Type = T;
@@ -130,6 +130,7 @@ struct NoStore {
   };
   const T* pointer;
   Strided<kAxes> rows;
+  unsigned char* room;
 
   template <int N>
   using EpilogueOperands = NoColumns;
@@ -169,6 +170,12 @@ struct NoStore {
   };
   RowPointer at(int64 row) const { return {pointer + rows.offset(row)}; }
 };
+
+// Whether messages have room of their own, because nothing is stored among which they could lie.
+template <class Store>
+inline constexpr bool kHasRoom = false;
+template <typename T, int kAxes>
+inline constexpr bool kHasRoom<NoStore<T, kAxes>> = true;
 
 // The one argument of every row kernel.
 template <class Op, class Load, class Store>

@@ -3,7 +3,8 @@
 //
 // Blocks tell one another what they found by messages that lie where their first results will be. What was there before
 // (x itself or an operand, where the call may write in place) is kept in shared memory while the messages are there,
-// and put back when all blocks have read them.
+// and put back when all blocks have read them. Where nothing is stored, messages have room of their own, and a row is
+// read once.
 #pragma once
 #include <io/affine.cuh>
 #include <base/reduce.cuh>
@@ -58,6 +59,7 @@ struct RereadCut {
 // 16 bytes of a mailbox, whatever they mean.
 using MailboxPiece = Vector<unsigned, 4>;
 constexpr int kMaxPieces = 4;
+constexpr int kRoomBytes = kMaxPieces * int(sizeof(MailboxPiece));  // of a message, where these have room of their own
 
 // As mailbox_at, in arithmetic by which the compiler still knows that it is global memory.
 inline MailboxWord* mailbox_from(void* place) {
@@ -107,7 +109,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   using Cut = RereadCut<Load, Shape>;
   auto cut_of = [&](int64 row) { return Cut::of(a.store.at(row), a.cols, parts); };
   auto mailbox = [&](int64 row, const Cut& cut, int part) {
-    return mailbox_from(a.store.at(row).address() + cut.first(part));
+    if constexpr (kHasRoom<Store>)
+      return reinterpret_cast<MailboxWord*>(a.store.room + (row % kMost * parts + part) * kRoomBytes);
+    else return mailbox_from(a.store.at(row).address() + cut.first(part));
   };
   auto columns_at = [&](int64 col) {
     if constexpr (kIsUnaligned) return a.store.template columns_unaligned<kVector>(col);
@@ -133,7 +137,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   // A message was overwritten: one thread computes again what it said, unless it is not there any more.
   auto all_again = [&](int64 row, const Cut& cut, int other, auto&& few) {
     const auto from = a.load.at(row);
-    if (from.begins_at(a.store.at(row).address())) stop("nobody else writes to `out` until the call has finished");
+    if (!kHasRoom<Store> && from.begins_at(a.store.at(row).address()))
+      stop("nobody else writes to `out` until the call has finished");
     const int64 end = other == parts - 1 ? a.cols : cut.first(other + 1);
 #pragma unroll 1
     for (int64 col = other == 0 ? 0 : cut.first(other); col < end; col += kFew)
@@ -206,8 +211,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       const Slot<Op> own = slots[r][lane % kWarps];
       const Compute pivot = slots[r][0].pivot;
       const State sum = reduce_lanes<Op, false, kWarps, true>(Op::rebase(own.state, own.pivot, pivot));
-      if (lane == 0)
-        leave_mailbox<Op>(before[r], mailbox(base + r, cut_of(base + r), part), Slot<Op>{sum, pivot});
+      if (lane == 0) {
+        MailboxWord* const place = mailbox(base + r, cut_of(base + r), part);
+        if constexpr (kHasRoom<Store>) send_mailbox<Op>(place, Slot<Op>{sum, pivot});
+        else leave_mailbox<Op>(before[r], place, Slot<Op>{sum, pivot});
+      }
     }
     grid_wait(grid_arrive());
 #pragma unroll 1
@@ -242,7 +250,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       if (lane == 0 && part == 0) a.op.save(base + r, whole);
     }
     grid_wait(grid_arrive());  // all messages are read
-    if (int(threadIdx.x) < count)
+    if (!kHasRoom<Store> && int(threadIdx.x) < count)
       take_mailbox_back<Op>(before[threadIdx.x],
           mailbox(base + threadIdx.x, cut_of(base + threadIdx.x), part));
     __syncthreads();
@@ -341,7 +349,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
           write(from.template load<1>(col), a.store.template columns<1>(col), col, z);
         }
       }
-    } else {
+    } else if constexpr (!kHasRoom<Store> || Load::kStoresComputed) {
 #pragma unroll 1
       for (int r = count - 1; r >= 0; --r) {
         const auto from = a.load.at(base + r);

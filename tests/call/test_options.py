@@ -18,21 +18,35 @@ from cupynorm import (
     DeviceFunction,
     Quantize,
     add_layer_norm,
+    add_layer_norm_backward,
     add_qkv_bias,
     add_rms_norm,
+    add_rms_norm_backward,
     bias_gelu,
+    bias_gelu_backward,
     bias_silu,
+    bias_silu_backward,
+    cross_entropy,
     dropout,
     functions,
     fuse,
     geglu,
+    geglu_backward,
     layer_norm,
+    layer_norm_backward,
+    layer_norm_backward_from_y,
     log_softmax,
+    log_softmax_backward,
+    logsumexp,
     merge_heads,
     rms_norm,
+    rms_norm_backward,
+    rms_norm_backward_from_y,
     softmax,
+    softmax_backward,
     split_heads,
     swiglu,
+    swiglu_backward,
 )
 from cupynorm.encoder import BertEncoder, EncoderConfig
 from tests.bert.test_encoder import weights_of
@@ -98,6 +112,36 @@ EACH: dict[str, Callable[..., Any]] = {
     "split_heads": lambda **how: split_heads(X, heads=2, **how),
     "merge_heads": lambda **how: merge_heads(X, **how),
 }
+RSTD, LABELS = np.ones((2, 3), "f4"), np.array([[0, 1, 2], [3, 2, 1]])
+NORM_GRADIENTS: dict[str, Callable[..., Any]] = {
+    "layer_norm_backward": lambda **how: layer_norm_backward(X, X, **how),
+    "rms_norm_backward": lambda **how: rms_norm_backward(X, X, **how),
+    "add_layer_norm_backward": lambda **how: add_layer_norm_backward(X, X, X, **how),
+    "add_rms_norm_backward": lambda **how: add_rms_norm_backward(X, None, X, **how),
+}
+FROM_Y: dict[str, Callable[..., Any]] = {
+    "layer_norm_backward_from_y": lambda **how: layer_norm_backward_from_y(X, X, rstd=RSTD, **how),
+    "rms_norm_backward_from_y": lambda **how: rms_norm_backward_from_y(X, X, rstd=RSTD, **how),
+}
+SOFTMAX_GRADIENTS: dict[str, Callable[..., Any]] = {
+    "softmax_backward": lambda **how: softmax_backward(X, X, **how),
+    "log_softmax_backward": lambda **how: log_softmax_backward(X, X, **how),
+}
+LOSSES: dict[str, Callable[..., Any]] = {
+    "logsumexp": lambda **how: logsumexp(X, **how),
+    "cross_entropy": lambda **how: cross_entropy(X, LABELS, **how),
+    "cross_entropy, gradient": lambda **how: cross_entropy(X, LABELS, **{"return_grad": True, **how}),
+}
+FUSED_GRADIENT: dict[str, Callable[..., Any]] = {
+    "Fusion.backward": lambda **how: FUSION.backward(X, X, 1.0, **how)
+}
+GRADIENTS = NORM_GRADIENTS | FROM_Y | SOFTMAX_GRADIENTS | FUSED_GRADIENT | LOSSES
+ACTIVATION_GRADIENTS: dict[str, Callable[..., Any]] = {
+    "bias_gelu_backward": lambda **how: bias_gelu_backward(X, X, **how),
+    "bias_silu_backward": lambda **how: bias_silu_backward(X, X, **how),
+    "geglu_backward": lambda **how: geglu_backward(X[..., :2], X, **how),
+    "swiglu_backward": lambda **how: swiglu_backward(X[..., :2], X, **how),
+}
 MASKED: dict[str, Callable[..., Any]] = {name: ROWS[name] for name in ("softmax", "log_softmax")}
 ADDING: dict[str, Callable[..., Any]] = {name: NORMS[name] for name in ("add_layer_norm", "add_rms_norm")}
 QUANTISING = {name: NORMS[name] for name in NORMS if name != "fusion"} | {"softmax": ROWS["softmax"]}
@@ -109,7 +153,8 @@ def cases() -> dict[str, Case]:
     def add(calls: dict[str, Any], name: str, values: list[Any], allowed: str, *errors: Any) -> None:
         for of, call in calls.items():
             key = f"{of}, {name}"
-            key += " again" * (key in found)
+            while key in found:
+                key += " again"
             found[key] = Case(call, name, values, allowed, errors or (TypeError,))
 
     boolean, number, integer = "use True or False", "give a .*number", "give an integer"
@@ -147,20 +192,22 @@ def cases() -> dict[str, Case]:
     add(
         {
             name: lambda call=call, **how: call(lengths=np.ones(3, int), **how)
-            for name, call in MASKED.items()
+            for name, call in (MASKED | SOFTMAX_GRADIENTS | {"logsumexp": LOSSES["logsumexp"]}).items()
         },
         "left_padded",
         NO_BOOLEAN,
         boolean,
     )
-    add(MASKED, "causal", NO_BOOLEAN, boolean)
-    add(MASKED, "causal_offset", NO_INTEGER, "use an integer")
-    add(MASKED, "window", [each for each in NO_INTEGER if type(each) is not list], "use an integer")
-    add(MASKED, "window", [[], (1,), (1, 2, 3)], "left, right", ValueError)
-    add(MASKED, "scale", [each for each in NO_NUMBER if each is not None], number)
-    add(MASKED, "scale", [math.nan, math.inf, HUGE], "finite", ValueError)
+    gradient_cases(add)
+    masked = MASKED | SOFTMAX_GRADIENTS | {"logsumexp": LOSSES["logsumexp"]}
+    add(masked, "causal", NO_BOOLEAN, boolean)
+    add(masked, "causal_offset", NO_INTEGER, "use an integer")
+    add(masked, "window", [each for each in NO_INTEGER if type(each) is not list], "use an integer")
+    add(masked, "window", [[], (1,), (1, 2, 3)], "left, right", ValueError)
+    add(masked, "scale", [each for each in NO_NUMBER if each is not None], number)
+    add(masked, "scale", [math.nan, math.inf, HUGE], "finite", ValueError)
     for name in ("where", "bias"):
-        add(MASKED, name, [True, 3, "x", [[1]], {}], "give a NumPy or a CuPy array")
+        add(masked, name, [True, 3, "x", [[1]], {}], "give a NumPy or a CuPy array")
     approximating = {
         "bias_gelu": EACH["bias_gelu"],
         "geglu": EACH["geglu"],
@@ -227,6 +274,88 @@ def cases() -> dict[str, Case]:
     return found
 
 
+def gradient_cases(add: Callable[..., None]) -> None:
+    """Add the cases of gradients and losses, but for masks."""
+    boolean, number, integer, array = (
+        "use True or False",
+        "give a .*number",
+        "give an integer",
+        "give a NumPy or a CuPy array",
+    )
+    no_array = [3, [0.0], "x", b"x", {}, True]
+    every, with_eps = GRADIENTS | ACTIVATION_GRADIENTS, NORM_GRADIENTS | FUSED_GRADIENT
+    add(GRADIENTS, "axis", NO_AXIS, "integer")
+    add(GRADIENTS, "plan", NO_PLAN, "name of a variant|cupynorm.Plan")
+    add(every, "out", no_array, array)
+    add(every, "dtype", NO_DTYPE, "float32")
+    add(with_eps, "eps", [each for each in NO_NUMBER if each is not None], number)
+    add(NORM_GRADIENTS, "eps", [None], number)
+    add(with_eps, "eps", [-1.0, math.nan, math.inf, HUGE, -HUGE], "0 or a positive finite", ValueError)
+    add(NORM_GRADIENTS | FROM_Y, "parameters", NO_BOOLEAN, boolean)
+    add(NORM_GRADIENTS | FROM_Y, "gamma", ["x", b"x", {}, True, [1.0], 1j], array)
+    add({"layer_norm_backward_from_y": FROM_Y["layer_norm_backward_from_y"]}, "beta", ["x", [1.0]], array)
+    statistics = {
+        "layer_norm_backward": lambda **how: layer_norm_backward(X, X, **{"mean": RSTD, "rstd": RSTD, **how}),
+        "rms_norm_backward": lambda **how: rms_norm_backward(X, X, **how),
+        "rms_norm_backward_from_y": lambda **how: rms_norm_backward_from_y(X, X, **how),
+    }
+    add(statistics, "rstd", no_array, array)
+    add({"layer_norm_backward": statistics["layer_norm_backward"]}, "mean", no_array, array)
+    one_sum = {name: (NORM_GRADIENTS | FROM_Y)[name] for name in ("rms_norm_backward", *list(FROM_Y)[1:])}
+    one_sum |= {
+        name: lambda call=call, **how: call(bias=np.ones(4, "f4"), return_dbias=True, **how)
+        for name, call in SOFTMAX_GRADIENTS.items()
+    }
+    one_sum |= {
+        name: lambda call=call, **how: call(bias=np.ones(4, "f4"), **how)
+        for name, call in ACTIVATION_GRADIENTS.items()
+        if "glu" not in name.replace("gelu", "")
+    }
+    add(one_sum, "add_to", no_array, array)
+    several = {name: each for name, each in (NORM_GRADIENTS | FROM_Y).items() if name not in one_sum}
+    add(several, "add_to", [3, "x", b"x", {}, True, X], "give a tuple of", TypeError)
+    add(several, "add_to", [(), (None,), [None] * 9], "give a tuple of", ValueError)
+    add(FUSED_GRADIENT, "add_to", [3, "x", [X], (X,), X], "give a dict")
+    adding = {name: each for name, each in NORM_GRADIENTS.items() if name.startswith("add")}
+    add(adding, "residual_out", no_array, array)
+    add(adding, "bias", ["x", b"x", {}, True, [1.0]], array)
+    add(adding, "alpha", NO_NUMBER, number)
+    add(adding, "alpha", [math.nan, -math.inf, HUGE], "finite", ValueError)
+    dropping = adding | {"softmax_backward": SOFTMAX_GRADIENTS["softmax_backward"]}
+    add(dropping, "dropout", NO_NUMBER, number)
+    add(dropping, "dropout", [-0.1, 1.5, math.nan, HUGE], "0 to 1|finite", ValueError)
+    dropping = {
+        name: lambda call=call, **how: call(dropout=0.5, **{"seed": 1, **how})
+        for name, call in dropping.items()
+    }
+    for name in ("seed", "offset"):
+        add(dropping, name, NO_INTEGER, integer)
+        add(dropping, name, [-1, 1 << 64, HUGE], "0 to 2", ValueError)
+    add(SOFTMAX_GRADIENTS, "return_dbias", NO_BOOLEAN, boolean)
+    approximating = {name: ACTIVATION_GRADIENTS[name] for name in ("bias_gelu_backward", "geglu_backward")}
+    add(approximating, "approximate", NO_NAME, "'none' or 'tanh'")
+    add(approximating, "approximate", ["", "sigmoid"], "'none' or 'tanh'", ValueError)
+    gated = {name: ACTIVATION_GRADIENTS[name] for name in ("geglu_backward", "swiglu_backward")}
+    add(gated, "gate", NO_NAME, "'first' or 'second'")
+    add(gated, "gate", ["left"], "'first' or 'second'", ValueError)
+    add({"logsumexp": LOSSES["logsumexp"]}, "keepdims", NO_BOOLEAN, boolean)
+    loss, gradient = (
+        {name: LOSSES[name] for name in names}
+        for names in (("cross_entropy", "cross_entropy, gradient"), ("cross_entropy, gradient",))
+    )
+    add(loss, "return_grad", NO_BOOLEAN, boolean)
+    add(loss, "weight", ["x", b"x", {}, True, [1.0]], array)
+    add(loss, "ignore_index", NO_INTEGER, integer)
+    add(loss, "label_smoothing", NO_NUMBER, number)
+    add(loss, "label_smoothing", [-0.1, 1.5, math.nan, HUGE], "0 to 1", ValueError)
+    add(loss, "z_loss", NO_NUMBER, number)
+    add(loss, "z_loss", [-1.0, math.nan, math.inf, HUGE], "0 or a positive finite", ValueError)
+    add(gradient, "dloss", ["x", b"x", {}, True, [1.0], 1j], array)
+    add(gradient, "dloss", [math.nan, math.inf, HUGE], "finite", ValueError)
+    add(gradient, "grad", no_array, array)
+    add({"cross_entropy": lambda labels: cross_entropy(X, labels)}, "labels", no_array, array)
+
+
 CASES = cases()
 
 
@@ -285,6 +414,20 @@ def test_another_dtype_has_the_conversion_in_its_error(x: Any, advice: str) -> N
     for call in (layer_norm, softmax, bias_gelu_alone, merge_heads):
         with pytest.raises(TypeError, match=re.escape(advice)):
             call(x)
+    for name, gradient in {
+        "dy": lambda: layer_norm_backward(x, X),
+        "y": lambda: softmax_backward(X, x),
+        "ds": lambda: add_rms_norm_backward(X, x, X),
+        "rstd": lambda: rms_norm_backward(X, X, rstd=x[..., 0]),
+        "bias": lambda: add_layer_norm_backward(X, None, X, bias=x[0, 0]),
+        "logits": lambda: cross_entropy(x, LABELS),
+        "weight": lambda: cross_entropy(X, LABELS, weight=x[0, 0]),
+        "dloss": lambda: cross_entropy(X, LABELS, dloss=x[..., 0], return_grad=True),
+        "add_to": lambda: rms_norm_backward(X, X, add_to=x[0, 0]),
+        r"add_to[1]": lambda: layer_norm_backward(X, X, add_to=(None, x[0, 0])),
+    }.items():
+        with pytest.raises(TypeError, match=re.escape(advice.replace("x.", f"{name}."))):
+            gradient()
     with pytest.raises(TypeError, match=re.escape(advice.replace("x.", "gamma."))):
         layer_norm(X, x[0, 0])
 
@@ -325,6 +468,35 @@ ALIKE: dict[str, tuple[Callable[..., Any], str, Any, list[Any]]] = {
     "axis": (layer_norm, "axis", (1, 2), [(True, 2), (1.0, 2)]),
     "return_sum": (lambda x, **how: add_layer_norm(x, x, **how), "return_sum", True, [1, 1.0]),
     "seed": (lambda x, **how: dropout(x, 0.5, **how), "seed", 1, [1.0, True]),
+    "axis of a norm's gradient": (
+        lambda x, axis: layer_norm_backward(x, x, axis=axis),
+        "axis",
+        (1, 2),
+        [(True, 2), (1.0, 2)],
+    ),
+    "parameters": (lambda x, **how: rms_norm_backward(x, x, **how), "parameters", True, [1, 1.0]),
+    "eps of a norm's gradient": (lambda x, **how: rms_norm_backward(x, x, **how), "eps", 1.0, [True]),
+    "alpha": (lambda x, **how: add_rms_norm_backward(x, x, x, **how), "alpha", 1.0, [True]),
+    "causal, gradient": (lambda x, **how: softmax_backward(x, x, **how), "causal", True, [1, 1.0]),
+    "window, gradient": (
+        lambda x, **how: log_softmax_backward(x, x, **how),
+        "window",
+        (1, 1),
+        [(1.0, 1.0), (True, 1)],
+    ),
+    "seed of a gradient": (
+        lambda x, **how: softmax_backward(x, x, dropout=0.5, **how),
+        "seed",
+        1,
+        [1.0, True],
+    ),
+    "keepdims": (logsumexp, "keepdims", True, [1, 1.0]),
+    "axis of a fusion's gradient": (
+        lambda x, axis: FUSION.backward(x, x, 1.0, axis=axis),
+        "axis",
+        (1, 2),
+        [(True, 2), (1.0, 2)],
+    ),
 }
 
 

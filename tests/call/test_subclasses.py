@@ -109,10 +109,16 @@ ENCODER = BertEncoder(CONFIG, weights_of(CONFIG, 0))
 WEIGHT = "embeddings.word_embeddings.weight"
 X, COLUMN, LENGTHS = numbers(ROWS, COLS), numbers(COLS), np.full(ROWS, 5)
 WHERE = np.arange(COLS) % 3 != 0
+MEAN, RSTD, LABELS = numbers(ROWS), np.full(ROWS, 0.5, np.float32), np.arange(ROWS)
+STATS = {"mean": MEAN, "rstd": RSTD}
 
 
 def fused(x: Any, **others: Any) -> Any:
     return FUSION(x, **others)
+
+
+def fused_backward(dy: Any, x: Any, **others: Any) -> Any:
+    return (*FUSION.backward(dy, x, **others),)
 
 
 def out(*shape: int) -> Any:
@@ -162,6 +168,83 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
         fused,
         {"x": X, "r": X, "s": COLUMN, "gamma": COLUMN, "beta": COLUMN, "out": out()},
         {},
+    ),
+    "layer_norm_backward": (
+        cupynorm.layer_norm_backward,
+        {"dy": X, "x": X, "gamma": COLUMN, **STATS, "out": out()},
+        {},
+    ),
+    "rms_norm_backward": (
+        cupynorm.rms_norm_backward,
+        {"dy": X, "x": X, "gamma": COLUMN, "rstd": RSTD, "out": out(), "add_to": COLUMN},
+        {},
+    ),
+    "layer_norm_backward_from_y": (
+        cupynorm.layer_norm_backward_from_y,
+        {"dy": X, "y": X, "gamma": COLUMN, "beta": COLUMN, "rstd": RSTD, "out": out()},
+        {},
+    ),
+    "rms_norm_backward_from_y": (
+        cupynorm.rms_norm_backward_from_y,
+        {"dy": X, "y": X, "gamma": COLUMN, "rstd": RSTD, "out": out(), "add_to": COLUMN},
+        {},
+    ),
+    "add_layer_norm_backward": (
+        cupynorm.add_layer_norm_backward,
+        {**dict.fromkeys(("dy", "ds", "s"), X), **dict.fromkeys(("gamma", "bias"), COLUMN), **STATS}
+        | {"out": out(), "residual_out": out()},
+        {"alpha": 2.0},
+    ),
+    "add_rms_norm_backward": (
+        cupynorm.add_rms_norm_backward,
+        {**dict.fromkeys(("dy", "ds", "s"), X), **dict.fromkeys(("gamma", "bias"), COLUMN), "rstd": RSTD}
+        | {"out": out(), "residual_out": out()},
+        {},
+    ),
+    "softmax_backward": (
+        cupynorm.softmax_backward,
+        {"dy": X, "y": X, "where": WHERE, "lengths": LENGTHS, "bias": COLUMN, "out": out(), "add_to": COLUMN},
+        {"return_dbias": True},
+    ),
+    "log_softmax_backward": (
+        cupynorm.log_softmax_backward,
+        {"dy": X, "y": X, "where": WHERE, "lengths": LENGTHS, "bias": COLUMN, "out": out()},
+        {},
+    ),
+    "bias_gelu_backward": (
+        cupynorm.bias_gelu_backward,
+        {"dy": X, "x": X, "bias": COLUMN, "out": out(), "add_to": COLUMN},
+        {},
+    ),
+    "bias_silu_backward": (
+        cupynorm.bias_silu_backward,
+        {"dy": X, "x": X, "bias": COLUMN, "out": out(), "add_to": COLUMN},
+        {},
+    ),
+    "geglu_backward": (
+        cupynorm.geglu_backward,
+        {"dy": numbers(ROWS, COLS // 2), "x": X, "bias": COLUMN, "out": out(), "add_to": COLUMN},
+        {},
+    ),
+    "swiglu_backward": (
+        cupynorm.swiglu_backward,
+        {"dy": numbers(ROWS, COLS // 2), "x": X, "bias": COLUMN, "out": out(), "add_to": COLUMN},
+        {},
+    ),
+    "Fusion.backward": (
+        fused_backward,
+        {"dy": X, "x": X, "r": X, "s": COLUMN, "gamma": COLUMN, "beta": COLUMN, "out": out()},
+        {},
+    ),
+    "logsumexp": (
+        cupynorm.logsumexp,
+        {"x": X, "where": WHERE, "lengths": LENGTHS, "bias": COLUMN, "out": out(ROWS)},
+        {},
+    ),
+    "cross_entropy": (
+        cupynorm.cross_entropy,
+        {"logits": X, "labels": LABELS, "weight": COLUMN, "dloss": MEAN, "out": out(ROWS), "grad": out()},
+        {"return_grad": True},
     ),
     "Quantize": (
         lambda x, scale: cupynorm.rms_norm(x, quantize=cupynorm.Quantize("int8", scale)),

@@ -8,7 +8,18 @@ import numpy as np
 from typing_extensions import assert_type
 
 import cupynorm
-from cupynorm import Quantize, add_layer_norm, add_rms_norm, layer_norm, log_softmax, rms_norm, softmax
+from cupynorm import (
+    Quantize,
+    add_layer_norm,
+    add_rms_norm,
+    cross_entropy,
+    layer_norm,
+    layer_norm_backward,
+    log_softmax,
+    logsumexp,
+    rms_norm,
+    softmax,
+)
 
 x = np.zeros((2, 3, 4), np.float32)
 gamma = np.ones(4, np.float32)
@@ -61,6 +72,10 @@ add_layer_norm(
     x, x, gamma, gamma, bias=gamma, alpha=0.5, eps=1e-6, dropout=0.1, seed=1, offset=2, out=x, plan=None
 )
 cupynorm.dropout(x, 0.1, seed=1)
+assert_type(cross_entropy(x, x, plan="warp"), Any)
+assert_type(cross_entropy(x, x, return_grad=True, dloss=0.5, grad=x, plan=None), tuple[Any, Any])
+logsumexp(x, causal=True, keepdims=True, plan="block")
+layer_norm_backward(x, x, gamma, axis=-1, eps=1e-6, parameters=False, out=x, add_to=None, plan="shared")
 fused = cupynorm.fuse(layer_norm, load=lambda x, r: x + r)
 fused(x, x, gamma=gamma)
 
@@ -82,4 +97,6 @@ log_softmax(x, -1, x)  # wrong: call-arg
 add_layer_norm(x)  # wrong: call-overload
 add_rms_norm(x, x, dropout="much")  # wrong: call-overload
 cupynorm.dropout(x, 0.1)  # wrong: call-arg
+layer_norm_backward(x, x, plan=3)  # wrong: arg-type
+cross_entropy(x, x, plan=b"warp")  # wrong: call-overload
 cupynorm.bias_gelu(x, None, approximate=True)  # wrong: arg-type

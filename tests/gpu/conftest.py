@@ -23,7 +23,10 @@ HERE = Path(__file__).parent
 SIMULATED = os.environ.get("CUPYNORM_TEST_DEVICE") == "simulator"
 SAMPLED = {
     f"test_{name}.py": 12
-    for name in ("attention", "elementwise", "encoder", "forms", "fusion", "heads", "masks", "quantized")
+    for name in (
+        *("attention", "elementwise", "encoder", "forms", "fusion", "gradient_variants", "heads", "masks"),
+        "quantized",
+    )
 } | {f"test_{name}.py": 4 for name in ("layout", "ops", "variants")}
 
 

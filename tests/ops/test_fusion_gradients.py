@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cupynorm
 from cupynorm import DeviceFunction, Fusion, fuse, layer_norm, log_softmax, rms_norm, softmax
 from cupynorm import functions as f
 from cupynorm._dtypes import DTYPES, dtype_of
@@ -173,6 +174,20 @@ def test_a_sum_of_rows_is_no_mean() -> None:
 
     np.testing.assert_allclose(thrice.operands[0], 3 * once.operands[0], rtol=1e-13)
     np.testing.assert_allclose(thrice.gamma, 3 * once.gamma, rtol=1e-13)
+
+
+@pytest.mark.parametrize("op", [softmax, log_softmax])
+def test_what_arrives_where_load_dropped_counts_nowhere(op: Any) -> None:
+    fusion = fuse(op, load=lambda x, kept: f.where(kept > 0, x, -np.inf))
+    x, dy, kept = normal(5, 8), normal(5, 8), RANDOM.random((5, 8)) < 0.6
+    backward = {softmax: cupynorm.softmax_backward, log_softmax: cupynorm.log_softmax_backward}[op]
+    wanted = backward(dy, op(x, where=kept), where=kept)
+
+    for there in (1e3, np.nan, np.inf):
+        found = fusion.backward(np.where(kept, dy, there), x, kept)
+
+        np.testing.assert_allclose(found.x, wanted, rtol=1e-12, atol=1e-15)
+        assert (found.x[~kept] == 0).all()
 
 
 @pytest.mark.parametrize("op", [softmax, log_softmax], ids=lambda op: op.__name__)

@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import cupynorm
-from cupynorm import functions, fuse, layer_norm
+from cupynorm.call import asking
+from cupynorm.call.arguments import view
 from cupynorm.invoke import bound_calls, row_ops
-from cupynorm.plan.config import VARIANTS, Plan
+from cupynorm.invoke.bound_calls import Arrays
+from cupynorm.lower.gradients import statistics_spec
+from cupynorm.ops.norm import LAYER_NORM
+from cupynorm.plan.choose import choose
+from cupynorm.plan.config import VARIANTS, Plan, room_bytes
+from cupynorm.plan.limits import RECORDED
 from tests import simulator
+from tests.gradient_calls import NAMES, WIDTHS, assert_near, calls, normal
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
-
-ROWS = 3
-# Columns of rows that each variant holds: in whole vectors, and from anywhere on.
-WIDTHS = {
-    "warp": (64, 77),
-    "block": (1000, 1001),
-    "cached": (1000, 1001),
-    "cluster": (4096, 4101),
-    "split": (4096, 4101),
-    "shared": (1000, 1001),
-    "uncached": (1000, 1001),
-}
-DIGITS = {"float16": 2e-3, "float32": 2e-5}
-FUSION = fuse(layer_norm, load=lambda x, r: x * 0.5 + r, store=lambda y, g: functions.gelu(y) * g)
-
-Call = tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
@@ -40,91 +30,11 @@ def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return simulated
 
 
-def fusion_backward(dy: Any, x: Any, r: Any, g: Any, **others: Any) -> Any:
-    return FUSION.backward(dy, x, r, g, **others)
-
-
-def normal(*shape: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).standard_normal(shape)
-
-
-def calls(cols: int, dtype: str) -> dict[str, Call]:
-    """Return functions with their arrays and options, by name."""
-    dy, ds, x = (normal(ROWS, cols, seed=seed).astype(dtype) for seed in range(3))
-    gamma, beta = (2 + normal(cols, seed=3)).astype(dtype), normal(cols, seed=4).astype(dtype)
-    mean, rstd = x.mean(-1, dtype=np.float32), 1 / x.std(-1, dtype=np.float32)
-    labels = np.random.default_rng(5).integers(0, cols, ROWS)
-    given = {"dy": dy, "x": x, "gamma": gamma}
-    of_y = {"dy": dy, "y": x, "gamma": gamma, "rstd": rstd}
-    of_sum = {"dy": dy, "ds": ds, "s": x, "gamma": gamma, "bias": beta}
-    y = cupynorm.softmax(x, scale=2.0)
-    return {
-        "layer_norm_backward": (
-            cupynorm.layer_norm_backward,
-            {**given, "mean": mean, "rstd": rstd},
-            {},
-        ),
-        "layer_norm_backward, statistics": (cupynorm.layer_norm_backward, given, {}),
-        "rms_norm_backward": (cupynorm.rms_norm_backward, given, {}),
-        "layer_norm_backward_from_y": (cupynorm.layer_norm_backward_from_y, {**of_y, "beta": beta}, {}),
-        "rms_norm_backward_from_y": (cupynorm.rms_norm_backward_from_y, of_y, {}),
-        "add_layer_norm_backward": (cupynorm.add_layer_norm_backward, of_sum, {"dropout": 0.3, "seed": 1}),
-        "add_rms_norm_backward": (cupynorm.add_rms_norm_backward, of_sum, {"alpha": 0.5}),
-        "softmax_backward": (cupynorm.softmax_backward, {"dy": dy, "y": y}, {"scale": 2.0}),
-        "softmax_backward, mask": (
-            cupynorm.softmax_backward,
-            {"dy": dy, "y": y, "lengths": np.array([cols // 3, 0, cols]), "bias": beta},
-            {"return_dbias": True},
-        ),
-        "log_softmax_backward": (cupynorm.log_softmax_backward, {"dy": dy, "y": cupynorm.log_softmax(x)}, {}),
-        "logsumexp": (cupynorm.logsumexp, {"x": x}, {"scale": 0.5}),
-        "cross_entropy": (cupynorm.cross_entropy, {"logits": x, "labels": labels}, {}),
-        "cross_entropy, gradient": (
-            cupynorm.cross_entropy,
-            {"logits": x, "labels": labels, "dloss": mean},
-            {"return_grad": True, "label_smoothing": 0.1},
-        ),
-        "Fusion.backward": (
-            fusion_backward,
-            {"dy": dy, "x": x, "r": ds, "g": beta, "gamma": gamma},
-            {},
-        ),
-    }
-
-
-NAMES = tuple(calls(8, "float32"))
-STORE_NOTHING = {"logsumexp", "cross_entropy"}
-
-
 def on_device(arrays: dict[str, Any]) -> dict[str, Any]:
     return {name: cupy.asarray(each) for name, each in arrays.items()}
 
 
-def flat(results: Any) -> list[Any]:
-    if not isinstance(results, tuple):
-        return [results]
-    return [one for each in results for one in flat(each)]
-
-
-def assert_near(found: Any, expected: Any, dtype: str, cols: int) -> None:
-    for ours, wanted in zip(flat(found), flat(expected), strict=True):
-        assert (ours is None) == (wanted is None)
-        if ours is not None:
-            assert ours.dtype == wanted.dtype
-            size = np.sqrt(cols) if wanted.ndim == 1 and wanted.size == ROWS else 4.0
-            np.testing.assert_allclose(
-                ours.get().astype(np.float64), wanted.astype(np.float64), DIGITS[dtype], DIGITS[dtype] * size
-            )
-
-
-HELD = [
-    (name, variant)
-    for name, variant in itertools.product(NAMES, VARIANTS)
-    if not (name in STORE_NOTHING and variant == "split")
-]
-
-
-@pytest.mark.parametrize(("name", "variant"), HELD)
+@pytest.mark.parametrize(("name", "variant"), [*itertools.product(NAMES, VARIANTS)])
 def test_every_variant_gives_what_the_host_gives(name: str, variant: str) -> None:
     # rows in whole vectors of halves, or rows of floats that begin anywhere
     which = (NAMES.index(name) + VARIANTS.index(variant)) % 2
@@ -137,6 +47,42 @@ def test_every_variant_gives_what_the_host_gives(name: str, variant: str) -> Non
     assert plans[-1].variant == variant
     for results in (found, again):
         assert_near(results, function(**arrays, **options), dtype, cols)
+
+
+@pytest.mark.parametrize(("cols", "dtype"), [(4096, "float16"), (4101, "float64")])
+def test_messages_in_room_of_their_own_are_those_of_the_rows_at_hand(cols: int, dtype: str) -> None:
+    """Blocks that share rows meet after eight of them, and use the same room again."""
+    x, labels = (5 * normal(19, cols)).astype(dtype), np.arange(19) * 100
+    x[3], x[11, 7] = -np.inf, np.nan
+    digits = 1e-12 if dtype == "float64" else 2e-5
+    for rows in (slice(None), slice(None, None, -1), slice(9)):
+        part, of_part = x[rows].copy(), labels[rows].copy()
+        given = cupy.asarray(part)
+
+        lse = cupynorm.logsumexp(given, plan="split")
+        loss = cupynorm.cross_entropy(given, cupy.asarray(of_part), z_loss=1e-3, plan="split")
+
+        np.testing.assert_allclose(lse.get(), cupynorm.logsumexp(part), rtol=digits)
+        expected = cupynorm.cross_entropy(part, of_part, z_loss=1e-3)
+        np.testing.assert_allclose(loss.get(), expected, rtol=digits, atol=digits)
+
+
+def test_statistics_of_few_long_rows_are_found_by_the_whole_device() -> None:
+    long = np.empty((1, 1 << 22), np.float16)
+    _, spec = asking.specs_of(lambda: cupynorm.layer_norm_backward(long, long, parameters=False))
+    assert choose(spec.problem, RECORDED["h200"], lambda plan: max(1, plan.min_blocks)).variant == "split"
+    x = cupy.asarray(3 + normal(9, 4101).astype(np.float32))
+    mean, rstd = (cupy.empty((9,), np.float32) for _ in range(2))
+    room = cupy.empty((room_bytes(9, 4101) // 4,), np.float32)
+    stats = view(mean), view(rstd)
+    pointer = view(room).pointer
+    spec = statistics_spec(LAYER_NORM, view(x), 1, stats, 1e-5, np.dtype(np.float32), pointer)
+
+    row_ops.launch(0, spec, "split", Arrays({}))
+
+    wide = x.get().astype(np.float64)
+    np.testing.assert_allclose(mean.get(), wide.mean(-1), rtol=1e-6)
+    np.testing.assert_allclose(rstd.get(), 1 / np.sqrt(wide.var(-1) + 1e-5), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,7 +9,16 @@ import math
 import pytest
 
 from cupynorm.plan.choose import choose
-from cupynorm.plan.config import MAX_FUSED_THREAD_BYTES, VARIANTS, DoesNotFitError, Plan
+from cupynorm.plan.config import (
+    MAX_FUSED_THREAD_BYTES,
+    PLAIN,
+    ROOM_BYTES,
+    ROOM_ROWS,
+    VARIANTS,
+    DoesNotFitError,
+    Plan,
+    room_bytes,
+)
 from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.partition import computed_bytes, words
 from cupynorm.plan.problem import Problem
@@ -52,11 +61,34 @@ def test_two_numbers_take_twice_the_room_of_one() -> None:
     assert computed_bytes(two, 8) == 2 * computed_bytes(one, 8) - 512  # of a mask's bits, which may be there
 
 
-def test_nothing_is_shared_by_the_grid_where_no_result_leaves_room_for_messages() -> None:
+def test_the_grid_shares_rows_of_which_nothing_is_stored_where_messages_have_room() -> None:
     problem = dataclasses.replace(
         GRADIENTS["logsumexp"].spec("float32", WHOLE_COLS).problem, rows=1, cols=1 << 22
     )
 
-    assert planned(problem, "h200", None).variant != "split"
+    plan = planned(problem, "h200", None)
+
+    assert (plan.variant, plan.kernel) == ("split", "row_reread")
+    assert plan.grid >= RECORDED["h200"].sm_count
+    without = dataclasses.replace(problem, outputs=0)
+    assert planned(without, "h200", None).variant != "split"
     with pytest.raises(DoesNotFitError):
-        planned(problem, "h200", "split")
+        planned(without, "h200", "split")
+
+
+@pytest.mark.parametrize("device", RECORDED)
+@pytest.mark.parametrize("rows", [1, 5, 300])
+def test_messages_of_any_plan_fit_their_room(device: str, rows: int) -> None:
+    lowered = GRADIENTS["logsumexp"].spec("float16", WHOLE_COLS).problem
+    for cols, vector in itertools.product((127, 128, 1000, 4096, 1 << 17, 1 << 26), (1, 8)):
+        problem = dataclasses.replace(lowered, rows=rows, cols=cols, vector=vector)
+        for block, min_blocks in ((128, 16), (256, 8), (512, 1)):
+            forced = dataclasses.replace(
+                PLAIN, variant="split", vector=vector, block=block, min_blocks=min_blocks
+            )
+            try:
+                plan = planned(problem, device, forced)
+            except DoesNotFitError:
+                continue
+            at_once = min(rows, ROOM_ROWS)
+            assert at_once * plan.ctas_per_row * ROOM_BYTES <= room_bytes(rows, cols)

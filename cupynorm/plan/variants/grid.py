@@ -16,6 +16,7 @@ from cupynorm.plan.config import (
     MIN_REREAD_BLOCK,
     PLAIN,
     RESULT_BYTES,
+    ROOM_BLOCKS,
     UNALIGNED_APART,
     Plan,
 )
@@ -60,8 +61,10 @@ def finished_reread(question: Question, plan: Plan, reason: str = REREAD) -> Pla
     ctas = min(limits.sm_count * plan.min_blocks, vectors // plan.block)
     if not problem.fused or problem.unaligned == UNALIGNED_APART:
         return None
-    if not problem.outputs:  # among which the blocks' messages would lie
+    if not problem.outputs:  # among which the blocks' messages lie; room for them counts as one
         return None
+    if not problem.output_bytes:
+        ctas = min(ctas, ROOM_BLOCKS)
     if plan.block < MIN_REREAD_BLOCK or ctas < 1:
         return None
     plan = dataclasses.replace(plan, ctas_per_row=ctas)
