@@ -14,7 +14,7 @@ from cupynorm._values import replace
 from cupynorm.call import asking
 from cupynorm.call.arguments import allocate, view
 from cupynorm.call.view import View
-from cupynorm.invoke import bound_calls, several_kernels
+from cupynorm.invoke import bound_calls, row_ops, several_kernels
 from cupynorm.invoke.bound_calls import Arrays
 from cupynorm.invoke.row_ops import NeedsClustersError
 from cupynorm.lower.backward import (
@@ -190,9 +190,11 @@ class Steps:
         own = arrays._replace(workspace=self.workspace)
         try:
             bound = several_kernels.launch(self._device, self.specs, own, plan)
-        except (DoesNotFitError, NeedsClustersError):  # nothing but statistics was launched
+        except (DoesNotFitError, NeedsClustersError) as error:  # nothing but statistics was launched
             if self.otherwise is None:
                 raise
+            why = error.why if isinstance(error, NeedsClustersError) else str(error)
+            row_ops.warn_of_refusal(f"{why}: sums of parameters take a pass of their own")
             self.otherwise().launch(signature, arrays, plan)
         else:
             bound_calls.thread.calls.add(signature, bound, {**arrays.made, **self.workspace})

@@ -448,7 +448,11 @@ Launched = TypeVar("Launched")
 
 
 class NeedsClustersError(RuntimeError):
-    """Our part of the device runs no clusters, and no other plan fits."""
+    """Our part of the device runs no clusters, and no other plan fits. why: what it refuses."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}: the plan that was asked for needs that")
+        self.why = why
 
 
 def launch_what_fits(
@@ -482,18 +486,25 @@ def _replan_after_refusal(
     try:
         found = _prepare(device, spec, wanted, cooperative=False, clusters=at_once)
     except DoesNotFitError:
-        needs = RuntimeError if at_once else NeedsClustersError
-        raise needs(f"{why}: the plan that was asked for needs that") from error
+        if not at_once:
+            raise NeedsClustersError(why) from error
+        raise RuntimeError(f"{why}: the plan that was asked for needs that") from error
     with _lock:
         add(_launches, _key_of(device, spec, wanted), found)
+    warn_of_refusal(
+        f"{why}: variant {found.plan.variant} is used instead of {refused.variant}, without blocks that wait "
+        "for one another"
+    )
+    return found
+
+
+def warn_of_refusal(what: str) -> None:
+    """Warn once that our part of the device refuses launches."""
     if not _refusal_told.is_set():
         _refusal_told.set()
         warnings.warn(
-            f"{why}: variant {found.plan.variant} is used instead of {refused.variant}, without blocks that wait for "
-            "one another. Such calls may be slower, and round otherwise; this is said once",
-            stacklevel=6,
+            f"{what}. Such calls may be slower, and round otherwise; this is said once", stacklevel=6
         )
-    return found
 
 
 _refusal_told = threading.Event()

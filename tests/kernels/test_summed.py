@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from typing import Any, NamedTuple
@@ -298,3 +299,40 @@ def test_each_array_is_read_once_where_a_row_and_its_sums_have_room() -> None:
     assert kernels(1, "h200") == kernels(128, "t4") == kernels(4096, "a100") == once
     assert kernels(32768, "h200") == kernels(65536, "h200") == kernels(65536, "h200", "float32") == once
     assert kernels(32768, "a100")[:2] == kernels(1 << 24, "h200")[:2] == twice[:2]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_where_clusters_are_refused_sums_are_a_pass_of_their_own(
+    later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a green context, from the first call on, or after calls that ran. Nothing is added twice."""
+    refuses, launcher = [not later], row_ops.launcher
+
+    def refusing(function: int, plan: Plan) -> Any:
+        binding = launcher(function, plan)
+
+        def bind(stream: int, parameters: int) -> Any:
+            launch = binding(stream, parameters)
+            return lambda: 912 if plan.cluster > 1 and refuses[0] else launch()
+
+        return bind
+
+    monkeypatch.setattr(row_ops, "launcher", refusing)
+    given = Given.of(3, 12288, "float16")
+    arrays = [cupy.asarray(each) for each in given[:5]]
+    expected_dx, dgamma, dbeta = expected(given, rms=False, ds=False)
+    sums_before = [np.ones(12288, np.float32), np.ones(12288, np.float32)]
+
+    for calls in range(3):
+        add_to = tuple(cupy.asarray(each) for each in sums_before)
+        warns = refuses[0] and calls == later
+        with (
+            pytest.warns(UserWarning, match="912.*take a pass of their own")
+            if warns
+            else contextlib.nullcontext()
+        ):
+            found = cupynorm.layer_norm_backward(*arrays, add_to=add_to)
+        np.testing.assert_allclose(found[0].get().astype(np.float64), expected_dx, rtol=2e-3, atol=2e-3)
+        for ours, reference in zip(found[1:], (dgamma, dbeta), strict=True):
+            np.testing.assert_allclose(ours.get(), reference + 1, rtol=1e-3, atol=1e-3)
+        refuses[0] = refuses[0] or calls == 0
