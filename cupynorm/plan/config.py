@@ -33,9 +33,6 @@ MAX_DYNAMIC_ROWS = 2**30  # the scheduler counts in 31 bits, and blocks ask for 
 MAX_CACHED_COLS = 2**31 - 1  # row_cached counts columns in 32 bits
 MAX_CACHED_VECTORS = 4  # that a thread of row_cached loads at a time
 MAX_ROWS_SIDE_BY_SIDE = 8  # that one block of row_together reads
-# Registers of a thread of row_computed: where x alone is loaded, with operands or parameters, and where more is
-# computed, of unaligned rows, or of doubles
-COMPUTED_REGISTERS, COMPUTED_REGISTERS_BESIDE, COMPUTED_REGISTERS_AT_MOST = 64, 96, 128
 FIELDS_SHARED_BYTES = 512  # static ones of States of five doubles (CrossEntropy), beyond STATIC_SHARED_BYTES
 SCHEDULERS = 4  # of a multiprocessor: each has registers of its own, so blocks are of whole warps for each
 MIN_REREAD_BLOCK = 128  # threads of row_reread, whose vectors of results have room for a message

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from cupynorm._values import replace
 from cupynorm.plan.config import (
     ACCESS_BYTES,
     AT_USE,
@@ -148,14 +148,14 @@ def in_registers(problem: Problem, plan: Plan) -> Plan:
         parameters = vectors * plan.block * in_accesses(struct_bytes)
     elif plan.parameter_cache == CONVERTED:
         parameters = converted_bytes(problem, plan.vector, parts)
-    return dataclasses.replace(plan, vectors=vectors, full=full, shared_bytes=rows + parameters)
+    return replace(plan, vectors=vectors, full=full, shared_bytes=rows + parameters)
 
 
 def by_whole_blocks(
     problem: Problem, ctas: int, block: int, stages: int = 0, parameter_cache: int = AT_USE
 ) -> Plan:
     """Return the plan of rows in the registers of all threads of so many blocks: of a cluster, or of one."""
-    plan = dataclasses.replace(
+    plan = replace(
         PLAIN,
         variant="cluster" if ctas > 1 else "block",
         vector=problem.vector,

@@ -435,6 +435,9 @@ class RegisterModel(NamedTuple):
         beside x, but a mask keeps an interval or each row has a scale.
     small_batch, one_row
         Of small batches, and of one row in the registers of the grid.
+    computed, computed_beside, computed_at_most
+        All registers of a thread of fused rows that wait as they were computed: where x alone is loaded, with operands
+        or parameters, and where more is computed, of unaligned rows, or of doubles.
     """
 
     at_use: Mapping[int, int]
@@ -468,6 +471,9 @@ class RegisterModel(NamedTuple):
     small_batch: int
     one_row: int
     staged_alone: int
+    computed: int
+    computed_beside: int
+    computed_at_most: int
 
 
 SECTIONS: dict[str, Any] = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from cupynorm._values import replace
 from cupynorm.plan.base import Question, with_grid
 from cupynorm.plan.config import (
     ACCESS_BYTES,
@@ -47,7 +47,7 @@ def cached(question: Question) -> Plan | None:
     threads = min(rule.resident_threads, limits.threads_per_sm)
     if problem.wide_parameters or not question.measured:
         threads = min(threads, question.rules.staged.roomy_threads)
-    plan = dataclasses.replace(
+    plan = replace(
         PLAIN,
         variant="cached",
         vector=problem.vector,
@@ -68,7 +68,7 @@ def _fused(question: Question, plan: Plan) -> Plan:
     block = min(plan.block, numbers.fused_block)
     needed = registers(question, vectors * plan.vector, full=False, cached=False)
     resident = max(1, min(plan.min_blocks, limits.registers_per_sm // (needed * block)))
-    return dataclasses.replace(plan, vectors=vectors, block=block, min_blocks=resident)
+    return replace(plan, vectors=vectors, block=block, min_blocks=resident)
 
 
 def finished(question: Question, plan: Plan, reason: Rule | str) -> Plan | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
+from cupynorm._values import replace
 from cupynorm.plan.base import Question, blocks_at_once, grid_unit, with_grid
 from cupynorm.plan.config import (
     ACCESS_BYTES,
@@ -99,7 +99,7 @@ def in_cluster_registers(question: Question, rule: ClusterRule) -> Plan | None:
         plan = by_whole_blocks(problem, rule.ctas, block, rule.stages, cache)
         resident = _resident(question, plan) if not rule.stages or may_persist(problem, plan) else 0
         if resident and plan.vectors <= rule.vectors and plan.vectors * block < fewest:
-            best, fewest = dataclasses.replace(plan, min_blocks=resident), plan.vectors * block
+            best, fewest = replace(plan, min_blocks=resident), plan.vectors * block
     return best
 
 
@@ -147,7 +147,7 @@ def _one_shot(question: Question, block: int) -> Plan | None:
         if elements <= max(most, problem.vector):
             needed = rules.registers.cluster + registers(question, elements, full=plan.full, cached=False)
             resident = max(1, min(numbers.one_shot_blocks, limits.registers_per_sm // (needed * block)))
-            plan = dataclasses.replace(plan, min_blocks=resident)
+            plan = replace(plan, min_blocks=resident)
             if needed * block <= limits.registers_per_sm:
                 return with_grid(question, plan, blocks_of(problem, plan), ONE_SHOT)
         ctas *= 2
@@ -186,7 +186,7 @@ def in_shared_memory(question: Question, rule: SharedRule, least: int) -> Plan |
         resident = max(1, resident - 1)
     variant, block = "cluster" if ctas > 1 else "shared", min(block, numbers.max_shared_block)
     plan = staged.chunked(question, variant, block, row_shared_bytes, vectors=rule.vectors)
-    plan = dataclasses.replace(plan, ctas_per_row=ctas, min_blocks=resident)
+    plan = replace(plan, ctas_per_row=ctas, min_blocks=resident)
     return staged.finished(question, plan, rule)
 
 
@@ -267,13 +267,13 @@ def _in_clusters(question: Question, ctas: int, block: int, *, crowded: bool = F
     plan = by_whole_blocks(problem, ctas, block)
     elements = plan.vectors * plan.vector
     if problem.unaligned:
-        return dataclasses.replace(plan, parameter_cache=int(can_cache(question, elements)))
+        return replace(plan, parameter_cache=int(can_cache(question, elements)))
     # not if too few threads are left
     cached = _fetches(question, math.ceil(problem.vectors / ctas), block)
     least = question.rules.staged.few_threads
     cached = cached and (not crowded or _resident_small(question, plan, cached=True) * block > least)
     resident = max(1, _resident_small(question, plan, cached=cached))
-    return dataclasses.replace(plan, parameter_cache=int(cached), min_blocks=resident)
+    return replace(plan, parameter_cache=int(cached), min_blocks=resident)
 
 
 def _resident_small(question: Question, plan: Plan, *, cached: bool) -> int:
@@ -302,7 +302,7 @@ def without_scheduler(question: Question, plan: Plan) -> Plan | None:
     """
     if plan.variant != "cluster":
         return None
-    plan = in_registers(question.problem, dataclasses.replace(plan, parameter_cache=AT_USE, stages=0))
+    plan = in_registers(question.problem, replace(plan, parameter_cache=AT_USE, stages=0))
     reason = f"{plan.why}, without what needs all blocks to run at once"
     found = with_grid(question, plan, blocks_of(question.problem, plan), reason)
-    return found and dataclasses.replace(found, rule=plan.rule)
+    return found and replace(found, rule=plan.rule)

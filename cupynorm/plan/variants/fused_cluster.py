@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from cupynorm._values import replace
 from cupynorm.plan.base import Question, with_grid
 from cupynorm.plan.config import (
     ACCESS_BYTES,
@@ -41,7 +41,7 @@ def with_smaller_vectors(question: Question) -> Question:
     affine = problem.fused and not problem.unaligned and problem.fusion == "affine"
     if not affine or widest * problem.vector <= ACCESS_BYTES:
         return question
-    return question._replace(problem=dataclasses.replace(problem, vector=max(1, ACCESS_BYTES // widest)))
+    return question._replace(problem=replace(problem, vector=max(1, ACCESS_BYTES // widest)))
 
 
 def _crossover(problem: Problem) -> str:
@@ -104,7 +104,7 @@ def _tiling(question: Question, ctas: int, vectors: int, cache: int) -> Plan | N
     needed = _registers(question, vectors * problem.vector)
     resident = active_blocks(limits, block, needed, plan.shared_bytes + STATIC_SHARED_BYTES)
     fits = plan.shared_bytes <= limits.shared_bytes_per_block and has_static_room(problem, plan)
-    return dataclasses.replace(plan, min_blocks=resident) if resident and fits else None
+    return replace(plan, min_blocks=resident) if resident and fits else None
 
 
 def _worth(question: Question, plan: Plan) -> float:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
+from cupynorm._values import replace
 from cupynorm.plan.base import Question, all_at_once
 from cupynorm.plan.config import (
     ACCESS_BYTES,
@@ -50,7 +50,7 @@ def _reread(question: Question) -> Plan | None:
     plan = staged.chunked(question, "split", block, 0)
     needed = registers(question, plan.vectors * plan.vector, full=False, cached=False)
     resident = max(1, min(numbers.blocks, limits.registers_per_sm // (needed * block)))
-    return finished_reread(question, dataclasses.replace(plan, min_blocks=resident))
+    return finished_reread(question, replace(plan, min_blocks=resident))
 
 
 def finished_reread(question: Question, plan: Plan, reason: str = REREAD) -> Plan | None:
@@ -67,7 +67,7 @@ def finished_reread(question: Question, plan: Plan, reason: str = REREAD) -> Pla
         ctas = min(ctas, ROOM_BLOCKS)
     if plan.block < MIN_REREAD_BLOCK or ctas < 1:
         return None
-    plan = dataclasses.replace(plan, ctas_per_row=ctas)
+    plan = replace(plan, ctas_per_row=ctas)
     return all_at_once(question, plan, ctas, question.occupancy(plan), reason)
 
 
@@ -91,7 +91,7 @@ def _one_row(question: Question) -> Plan | None:
     # the next kernel's blocks find room beside these, and are there when they end
     beside = can_cache(question, elements) and question.measured
     block = numbers.in_registers_block
-    plan = dataclasses.replace(
+    plan = replace(
         PLAIN,
         variant="split",
         vector=problem.vector,
@@ -114,7 +114,7 @@ def finished_one_row(question: Question, plan: Plan, reason: str = ONE_ROW) -> P
         return None
     needed = rules.registers.one_row + words(problem, elements, cached=True)
     cached = bool(problem.parameter_bytes) and needed * plan.block <= limits.registers_per_sm
-    plan = dataclasses.replace(plan, vectors=vectors, parameter_cache=int(cached))
+    plan = replace(plan, vectors=vectors, parameter_cache=int(cached))
     return _with_room(question, plan, problem.rows * plan.ctas_per_row, reason)
 
 
@@ -123,7 +123,7 @@ def _side_by_side(question: Question) -> Plan | None:
     problem, numbers = question.problem, question.rules.split
     if not problem.parameter_bytes or problem.rows < numbers.two_pass_min_rows or _fits(question):
         return None
-    plan = dataclasses.replace(
+    plan = replace(
         PLAIN,
         variant="split",
         vector=problem.vector,
@@ -179,11 +179,11 @@ def _in_shared_memory(question: Question) -> Plan | None:
     one = problem.unaligned or (problem.element_bytes > HALF_BYTES and problem.parameter_bytes)
     vectors = 1 if one and not plain else numbers.vectors
     plan = staged.chunked(question, "split", block, row_shared_bytes, vectors=vectors)
-    plan = dataclasses.replace(plan, min_blocks=resident)
+    plan = replace(plan, min_blocks=resident)
     # where a block's part is short, few threads do
     each = problem.vectors // _ctas_per_row(question, plan)
     block = max(numbers.min_block, min(block, power_of_two_from(each // numbers.part_vectors)))
-    return finished_in_shared_memory(question, dataclasses.replace(plan, block=block))
+    return finished_in_shared_memory(question, replace(plan, block=block))
 
 
 def _most_rows_at_once(question: Question, plan: Plan) -> int:
@@ -230,7 +230,7 @@ def finished_in_shared_memory(question: Question, plan: Plan, reason: str = SHAR
     if not apart and plan.row_shared_bytes < ctas * message_bytes + ACCESS_BYTES:
         return None
     needed = min(plan.row_shared_bytes, shared_bytes(problem, ctas))
-    plan = dataclasses.replace(plan, ctas_per_row=ctas, shared_bytes=needed)
+    plan = replace(plan, ctas_per_row=ctas, shared_bytes=needed)
     resident = question.occupancy(plan)
     if resident < plan.min_blocks:  # all must run at once
         return None

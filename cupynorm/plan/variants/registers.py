@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from cupynorm._values import replace
 from cupynorm.plan.base import Question, with_grid
 from cupynorm.plan.config import (
     ACCESS_BYTES,
@@ -230,7 +230,7 @@ def _plan(question: Question, variant: str, group: int, rule: RegisterRule | Fix
     ]
     fits = (fixed or rule.rows * elements * problem.fields <= most) and not problem.doubles
     rows = rule.rows if fits and (problem.alignment_period or not problem.unaligned) else 1
-    plan = dataclasses.replace(
+    plan = replace(
         PLAIN,
         variant=variant,
         vector=problem.vector,
@@ -253,7 +253,7 @@ def _plan(question: Question, variant: str, group: int, rule: RegisterRule | Fix
     if needed * plan.block > limits.registers_per_sm:
         return None
     threads = min(rule.resident_threads, limits.threads_per_sm, limits.registers_per_sm // needed)
-    plan = dataclasses.replace(plan, min_blocks=max(1, threads // plan.block))
+    plan = replace(plan, min_blocks=max(1, threads // plan.block))
     return with_grid(question, plan, blocks_of(problem, plan), rule)
 
 
@@ -268,7 +268,7 @@ def _with_parameter_cache(
     ):  # for all rows of a block, which are on their way meanwhile
         compiled = sure and isinstance(rule, RegisterRule)
         cache = rule.parameter_cache if compiled or can_cache(question, elements) else SHARED
-        plan = dataclasses.replace(plan, parameter_cache=cache, stages=int(question.can_stage))
+        plan = replace(plan, parameter_cache=cache, stages=int(question.can_stage))
         # where parameters are not aligned, the accesses to all of them are on their way at once
         in_flight = tile.fused_vectors_in_flight if problem.fused else tile.vectors_in_flight
         computed = problem.fused and not problem.direct_load
@@ -277,15 +277,15 @@ def _with_parameter_cache(
             or not may_persist(problem, plan)
             or (problem.unaligned and elements > in_flight * problem.vector)
         ):
-            plan = dataclasses.replace(plan, parameter_cache=AT_USE, stages=0)
+            plan = replace(plan, parameter_cache=AT_USE, stages=0)
     fits = converted_bytes(problem, problem.vector) <= limits.shared_bytes_per_block
     if rule.parameter_cache == CONVERTED and fits:
-        plan = dataclasses.replace(plan, parameter_cache=CONVERTED)
+        plan = replace(plan, parameter_cache=CONVERTED)
     crowded = problem.unaligned and (
         problem.fused or elements > tile.unaligned_cache_elements[problem.element_bytes]
     )
     if rule.parameter_cache == PER_ROW and (sure or (can_cache(question, elements) and not crowded)):
-        plan = dataclasses.replace(plan, parameter_cache=PER_ROW)
+        plan = replace(plan, parameter_cache=PER_ROW)
     return plan
 
 

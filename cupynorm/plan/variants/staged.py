@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from cupynorm._values import replace
 from cupynorm.plan.base import Question, with_grid
 from cupynorm.plan.config import (
     ACCESS_BYTES,
-    COMPUTED_REGISTERS,
-    COMPUTED_REGISTERS_AT_MOST,
-    COMPUTED_REGISTERS_BESIDE,
     FIELDS_SHARED_BYTES,
     HALF_BYTES,
     MAX_BLOCK,
@@ -75,9 +72,10 @@ def _computed(question: Question) -> Plan | None:
     if problem.band_cols and _is_simple(question, unaligned=True):
         return _of_band(question, at_once)
     simple = _is_simple(question)
-    each = COMPUTED_REGISTERS if simple else COMPUTED_REGISTERS_BESIDE
-    tight = problem.unaligned or problem.extra_registers > question.rules.registers.few
-    each = COMPUTED_REGISTERS_AT_MOST if problem.doubles or tight else each
+    model = question.rules.registers
+    each = model.computed if simple else model.computed_beside
+    tight = problem.unaligned or problem.extra_registers > model.few
+    each = model.computed_at_most if problem.doubles or tight else each
     unit = SCHEDULERS * WARP
     most = min(limits.registers_per_sm // each, limits.threads_per_sm)
     vectors = 2 if simple else 1
@@ -86,7 +84,7 @@ def _computed(question: Question) -> Plan | None:
     block = max(fewer, fewer + unit, key=lambda size: size * min(at_once, most // size))
     block = max(numbers.min_block, min(block, loading, MAX_BLOCK))
     plan = chunked(question, "shared", block, 0, vectors=vectors)
-    plan = dataclasses.replace(plan, min_blocks=max(1, min(at_once, most // block)))
+    plan = replace(plan, min_blocks=max(1, min(at_once, most // block)))
     return finished_computed(question, plan, COMPUTED)
 
 
@@ -99,7 +97,7 @@ def _of_band(question: Question, at_once: int) -> Plan | None:
         block, blocks, vectors = numbers.short_band_block, numbers.short_band_blocks, 2
     plan = chunked(question, "shared", block, 0, vectors=vectors)
     share = f"{COMPUTED}; its mask keeps {problem.band_share:.0%} of it at most"
-    return finished_computed(question, dataclasses.replace(plan, min_blocks=blocks), share)
+    return finished_computed(question, replace(plan, min_blocks=blocks), share)
 
 
 def _is_simple(question: Question, *, unaligned: bool = False) -> bool:
@@ -122,7 +120,7 @@ def finished_computed(question: Question, plan: Plan, reason: Rule | str) -> Pla
     fits = fits and problem.fused and problem.unaligned != UNALIGNED_APART
     if not fits or plan.block < 2 * plan.vector - 2:
         return None
-    plan = dataclasses.replace(plan, shared_bytes=needed)
+    plan = replace(plan, shared_bytes=needed)
     return with_grid(question, plan, problem.rows, reason, min(1.0, plan.waves or 1.0))
 
 
@@ -140,7 +138,7 @@ def uncached(question: Question) -> Plan | None:
         whole = plan.vector * HALF_BYTES == ACCESS_BYTES and plan.vectors > 1 and not problem.unaligned
         if much and whole and question.measured and problem.element_bytes == HALF_BYTES:
             blocks = 1
-        plan = dataclasses.replace(plan, min_blocks=blocks)
+        plan = replace(plan, min_blocks=blocks)
     return finished(question, plan, "no other variant holds the row")
 
 
@@ -149,7 +147,7 @@ def chunked(question: Question, variant: str, block: int, row_shared_bytes: int,
     problem, numbers = question.problem, question.rules.staged
     elements = numbers.chunk_elements[problem.element_bytes] // problem.fields
     most = max(1, min(numbers.chunk_vectors, elements // problem.vector))
-    return dataclasses.replace(
+    return replace(
         PLAIN,
         variant=variant,
         vector=problem.vector,
@@ -164,6 +162,6 @@ def finished(question: Question, plan: Plan, reason: Rule | str) -> Plan | None:
     """Return a plan with its shared memory and its launch."""
     problem = question.problem
     needed = min(plan.row_shared_bytes, shared_bytes(problem, plan.ctas_per_row))
-    plan = dataclasses.replace(plan, shared_bytes=needed)
+    plan = replace(plan, shared_bytes=needed)
     blocks = problem.rows * plan.ctas_per_row
     return with_grid(question, plan, blocks, reason, plan.waves or ONE_BLOCK_PER_ROW)
