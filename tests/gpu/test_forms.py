@@ -39,6 +39,12 @@ LONG_FORMS = (
     "layer_norm/int8",
     "layer_norm/int8/scale",
     "layer_norm/fuse",
+    "layer_norm_backward",
+    "rms_norm_backward",
+    "add_layer_norm_backward",
+    "softmax_backward/where",
+    "log_softmax_backward",
+    "cross_entropy/grad",
 )
 LONG = [(700, 12288), (500, 16384), (500, 16385), (300, 20001), (300, 20480), (200, 50257), (150, 131072)]
 
