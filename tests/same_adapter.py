@@ -214,8 +214,8 @@ def _lowered(call: Call) -> Any:
     for number, (name, (shape, kind, holds)) in enumerate(form.given(call.rows, call.cols, dtype).items()):
         if holds in {"lengths", "ragged"}:  # checked to be at most cols
             arrays[name] = np.full(shape, call.cols, kind)
-        elif holds == "labels":
-            arrays[name] = np.zeros(shape, kind)
+        elif holds in {"labels", "divisors"}:  # looked at as well
+            arrays[name] = np.full(shape, holds == "divisors", kind)
         elif name in {"gamma", "beta"}:
             parameters = call.parameters
             arrays[name] = None if parameters is None else _array(number, shape, dtype_of(parameters))

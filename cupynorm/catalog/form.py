@@ -29,8 +29,8 @@ TOKENS = ((4096, 768),)  # 32 texts of 128 tokens, BERT-base
 class Given(NamedTuple):
     """An array of a form's call.
 
-    holds: "numbers", "mask" (bytes), "lengths" (all columns), "ragged" (lengths), "labels" (columns) or "result" (it is
-    written).
+    holds: "numbers", "divisors" (numbers that are not 0), "mask" (bytes), "lengths" (all columns), "ragged" (lengths),
+    "labels" (columns) or "result" (it is written).
     """
 
     shape: tuple[int, ...]

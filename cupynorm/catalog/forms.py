@@ -472,6 +472,8 @@ def inputs(what: Form, rows: int, cols: int, dtype: Any) -> Arrays:
     for name, (shape, kind, holds) in what.given(rows, cols, dtype_of(dtype)).items():
         if holds == "numbers":
             found[name] = (2 * random.standard_normal(shape)).astype(kind)
+        elif holds == "divisors":
+            found[name] = (1 + random.random(shape)).astype(kind)
         elif holds == "mask":
             found[name] = random.random(shape) < KEPT
         elif holds in {"lengths", "ragged"}:

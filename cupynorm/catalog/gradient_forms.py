@@ -112,8 +112,13 @@ def _gate(name: str, value: Callable[[Array], Array], slope: Callable[[Array], A
 
 def _norm_reference(a: Arrays, x: Array, *, centred: bool) -> tuple[Array, ...]:
     """Return dx, dgamma and dbeta of layer_norm (centred), or dx and dgamma of rms_norm, of given statistics."""
+    normalised = (x - wide(a["mean"])[:, None] if centred else x) * wide(a["rstd"])[:, None]
+    return _of_normalised(a, normalised, centred=centred)
+
+
+def _of_normalised(a: Arrays, normalised: Array, *, centred: bool) -> tuple[Array, ...]:
+    """Return the same of normalised rows."""
     dy, rstd = wide(a["dy"]), wide(a["rstd"])[:, None]
-    normalised = (x - wide(a["mean"])[:, None] if centred else x) * rstd
     g = dy * wide(a["gamma"])
     level = g.mean(-1, keepdims=True) if centred else 0.0
     dx = rstd * (g - level - normalised * (g * normalised).mean(-1, keepdims=True))
@@ -142,6 +147,31 @@ def _norm(name: str, stats: tuple[str, ...], torch: Callable[[Any, Any, Any], An
         0.95,
         shapes=EVEN + LONG,
         random=True,  # PyTorch computes the statistics itself
+    )
+
+
+def _from_y(name: str, columns: tuple[str, ...]) -> Form:
+    """Return the gradient of a norm from its result, which `x` holds here."""
+    function = getattr(norm_gradients, f"{name}_backward_from_y")
+    centred = "beta" in columns
+
+    def reference(a: Arrays) -> tuple[Array, ...]:
+        shifted = wide(a["x"]) - (wide(a["beta"]) if centred else 0)
+        return _of_normalised(a, shifted / wide(a["gamma"]), centred=centred)
+
+    def given(rows: int, cols: int, dtype: Any) -> dict[str, Given]:
+        found = _given(columns=columns, per_row=("rstd",), sums=1 + centred)(rows, cols, dtype)
+        return found | {"gamma": found["gamma"]._replace(holds="divisors")}
+
+    return Form(
+        f"{name}_backward_from_y",
+        given,
+        lambda a, **options: function(
+            a["dy"], a["x"], **{name: a[name] for name in (*columns, "rstd")}, **options
+        ),
+        reference,
+        target=0.95,
+        shapes=EVEN + LONG,
     )
 
 
@@ -290,6 +320,8 @@ def _torch_rms_norm(f: Any, x: Any, parameters: Any) -> Any:
 OF_ROW_OPS = (
     _norm("layer_norm", ("mean", "rstd"), _torch_layer_norm),
     _norm("rms_norm", ("rstd",), _torch_rms_norm),
+    _from_y("layer_norm", ("gamma", "beta")),
+    _from_y("rms_norm", ("gamma",)),
     _added("add_layer_norm", ("mean", "rstd")),
     _added("add_rms_norm", ("rstd",)),
     *(_softmax(name, how) for name in ("softmax", "log_softmax") for how in ("", "where", "lengths")),

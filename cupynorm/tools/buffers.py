@@ -119,6 +119,8 @@ def _pattern(given: Given, cols: int) -> Any:
         numbers = forms.ragged(given.shape[0], cols).reshape(-1)
     elif given.holds == "labels":
         numbers = np.random.default_rng(0).integers(0, cols, PATTERN)
+    elif given.holds == "divisors":
+        numbers = 1 + np.random.default_rng(0).random(PATTERN)
     elif given.holds == "mask":
         numbers = np.random.default_rng(0).random(PATTERN) < forms.KEPT
     else:

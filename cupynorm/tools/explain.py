@@ -203,8 +203,8 @@ def form_specs(
     for name, (each, kind, holds) in what.given(rows, cols, dtype_of(dtype)).items():
         if holds == "result":
             continue
-        if holds in {"lengths", "ragged", "labels"}:  # which are looked at
-            given[name] = np.full(each, 0 if holds == "labels" else cols, kind)
+        if holds in {"lengths", "ragged", "labels", "divisors"}:  # which are looked at
+            given[name] = np.full(each, {"labels": 0, "divisors": 1}.get(holds, cols), kind)
         else:  # untouched pages take no memory
             given[name] = np.empty(math.prod(each) + offset, kind)[offset:].reshape(each)
     return asking.specs_of(lambda: what.call(given), limits, plan)
