@@ -1,0 +1,243 @@
+"""The row ops on NumPy arrays, as calls run them: in float32, or in float64 if x or the result is.
+
+What they compute is written as a formula in reference.py, of the same names and arguments; here it is written so that
+NumPy is fast, with the error bounds of docs/numerics.md. Nothing is checked here; floating warnings are off.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cupynorm._dtypes import compute_dtype
+from cupynorm.host import reference
+from cupynorm.host.reference import ALONE, _columns
+from cupynorm.host.rows import each_block
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cupynorm.host.reference import Extras, Masking
+    from cupynorm.host.rows import Rows
+
+Array = np.ndarray[Any, Any]
+
+NEAR = 64.0  # what the first element of a row may be whose exponentials are tried without a pivot
+# Sums of exponentials without a pivot between which no digit is lost: neither have the largest ones been flushed to
+# 0, nor has the sum, or the largest one's square, overflowed.
+LEAST_SUM, MOST_SUM = 0.1, 1e18
+# Sums of squares between which none overflowed, and none that counts was flushed to 0, in float32.
+LEAST_SQUARES, MOST_SQUARES = 1e-30, 1e38
+
+
+@np.errstate(all="ignore")
+def layer_norm(
+    x: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    axes: int,
+    eps: float,
+    out: Array,
+    mean: Array | None = None,
+    rstd: Array | None = None,
+    extras: Extras = ALONE,
+) -> None:
+    """Write (x - mean) / sqrt(var + eps) * gamma + beta to out, as reference.layer_norm does."""
+    if extras.quantize is not None:
+        reference.layer_norm(x, gamma, beta, axes, eps, out, mean, rstd, extras)
+        return
+    cols = math.prod(x.shape[x.ndim - axes :])
+    scale, shift = _columns(gamma, x.shape, axes), _columns(beta, x.shape, axes)
+
+    def work(rows: Rows) -> None:
+        rows.add(extras.add)
+        mean_of_rows, factor = standardise(rows, cols, eps, centred=True)
+        rows.apply_columns(np.multiply, scale)
+        rows.apply_columns(np.add, shift)
+        rows.store(out)
+        rows.store_statistic(mean, mean_of_rows)
+        rows.store_statistic(rstd, factor)
+
+    _run(x, axes, out, work, extras, gamma, beta)
+
+
+@np.errstate(all="ignore")
+def rms_norm(
+    x: Array,
+    gamma: Array | None,
+    axes: int,
+    eps: float,
+    out: Array,
+    rstd: Array | None = None,
+    extras: Extras = ALONE,
+) -> None:
+    """Write x / sqrt(mean(x^2) + eps) * gamma to out, as reference.rms_norm does."""
+    if extras.quantize is not None:
+        reference.rms_norm(x, gamma, axes, eps, out, rstd, extras)
+        return
+    cols = math.prod(x.shape[x.ndim - axes :])
+    scale = _columns(gamma, x.shape, axes)
+
+    def work(rows: Rows) -> None:
+        rows.add(extras.add)
+        _, factor = standardise(rows, cols, eps, centred=False)
+        rows.apply_columns(np.multiply, scale)
+        rows.store(out)
+        rows.store_statistic(rstd, factor)
+
+    _run(x, axes, out, work, extras, gamma)
+
+
+@np.errstate(all="ignore")
+def softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE) -> None:
+    """Write exp(x) / sum(exp(x)) to out, and 0 where a mask drops, as reference.softmax does."""
+    if extras.quantize is not None:
+        reference.softmax(x, axes, out, extras)
+        return
+
+    def work(rows: Rows) -> None:
+        rows.mask(extras.mask)
+        _, total = powers(rows)
+        rows.apply(np.divide, total)
+        if not _all_positive(total):
+            rows.drop(extras.mask, 0.0)
+        rows.store(out)
+
+    _run(x, axes, out, work, extras)
+
+
+@np.errstate(all="ignore")
+def log_softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE) -> None:
+    """Write x - log(sum(exp(x))) to out, and -inf where a mask drops, as reference.log_softmax does."""
+
+    def work(rows: Rows) -> None:
+        rows.mask(extras.mask)
+        pivot, total = powers(rows, dominated=False)
+        rows.reset()
+        if pivot.any():  # nan, too
+            rows.apply(np.subtract, pivot)
+        log_total = np.log(total)
+        rows.apply(np.subtract, log_total)
+        rest = _rest(log_total, pivot, rows.space.dtype)
+        if rest.any():
+            rows.apply(np.subtract, rest)
+        if not _all_positive(total):
+            rows.drop(extras.mask, -np.inf)
+        rows.store(out)
+
+    _run(x, axes, out, work, extras)
+
+
+def _rest(log_total: Array, pivot: Array, dtype: np.dtype[Any]) -> Array:
+    """Return what a logarithm loses by its rounding, where that counts; 0 elsewhere.
+
+    Without a pivot results are -0.7 and lower, and are off by half a unit of the logarithm's last place. From 8 on that
+    would be seen.
+    """
+    rest = log_total - log_total.astype(dtype)
+    return np.where((pivot == 0) & (np.abs(log_total) >= 8), rest, 0.0)
+
+
+def _all_positive(total: Array) -> bool:
+    """Say whether no row of exponentials has nothing kept, or a nan: else what is dropped is not what it should be."""
+    return bool((total > 0).all())
+
+
+def _run(
+    x: Array, axes: int, out: Array, work: Callable[[Rows], None], extras: Extras, *parameters: Array | None
+) -> None:
+    mask, add, _ = extras
+    reads = [*parameters]
+    if mask is not None:
+        reads += [mask.where, mask.bias, mask.begin, mask.end]
+    if add is not None:
+        reads += [add.residual, add.bias]
+    each_block(x, axes, compute_dtype(x.dtype, out.dtype), work, out, reads)
+
+
+def powers(rows: Rows, *, dominated: bool = True) -> tuple[Array, Array]:
+    """Replace elements by exp(element - pivot); return each row's pivot, 0 or its maximum, and the sum of its powers.
+
+    exp(x) / sum(exp(x)) needs no pivot where nothing overflows, and where what is flushed to 0 is so small that it does
+    not count: two passes are saved. Which rows need one depends on each row alone, so that a row has the same bits in
+    any company. dominated: whether a row may do without where one element has half of the sum, or more; its logarithm
+    may not, for it is near to 0.
+    """
+    first = rows.column(0.0)
+    far = ~((np.abs(first) <= NEAR) | (first == -np.inf))
+    if far.all():
+        return _powers_from_maximum(rows)
+    rows.apply(np.exp)
+    total = rows.sum()
+    bad = far | (total < LEAST_SUM) | (total > MOST_SUM)
+    if not dominated:
+        bad |= ~(rows.sum_of_squares() < 0.25 * total * total)
+    pivot = np.zeros(total.shape)
+    if bad.any():
+        some = rows.again(bad)
+        pivot[bad], total[bad] = _powers_from_maximum(some)
+        rows.put(bad, some)
+    return pivot, total
+
+
+def _powers_from_maximum(rows: Rows) -> tuple[Array, Array]:
+    largest = rows.max()
+    rows.apply(np.subtract, largest)
+    rows.apply(np.exp)
+    return largest.astype(np.float64), rows.sum()
+
+
+def standardise(rows: Rows, cols: int, eps: float, *, centred: bool) -> tuple[Array, Array]:
+    """Replace rows by (x - mean) / sqrt(var + eps); return mean and 1 / sqrt(var + eps). The mean is 0 if not centred.
+
+    x is counted from one of the row's elements. Differences of near numbers are exact, so a mean far larger than the
+    deviations costs no digits.
+    """
+    mean, squares = _centre(rows, cols, centred=centred)
+    least = 0.0 if eps > LEAST_SQUARES else LEAST_SQUARES
+    bad = ~((squares < MOST_SQUARES) & (squares >= cols * least))
+    if rows.space.dtype == np.float64:
+        bad[...] = False
+    factor = 1 / np.sqrt(squares / cols + eps)
+    rows.apply(np.multiply, factor)
+    if bad.any():
+        some = rows.again(bad)
+        mean[bad], factor[bad] = _standardise_scaled(some, cols, eps, centred=centred)
+        rows.put(bad, some)
+    return mean, factor
+
+
+def _standardise_scaled(rows: Rows, cols: int, eps: float, *, centred: bool) -> tuple[Array, Array]:
+    """Do the same with rows that are multiplied by a power of two first, so that their largest element is near 1."""
+    rows.apply(np.abs)
+    largest = rows.max().astype(np.float64)
+    rows.reset()
+    exponent = np.where(np.isfinite(largest), np.clip(np.frexp(largest)[1], -126, 126), 0)
+    scale = np.ldexp(1.0, -exponent)
+    mean, squares = _centre(rows, cols, scale, centred=centred)
+    factor = 1 / np.sqrt(squares / cols + eps * scale * scale)
+    rows.apply(np.multiply, factor)
+    return mean / scale, factor * scale
+
+
+def _centre(rows: Rows, cols: int, scale: Array | None = None, *, centred: bool) -> tuple[Array, Array]:
+    """Multiply rows by a scale, and subtract their means, if centred; return the means, and the sums of squares."""
+    pivot = _pivots(rows) if centred else None
+    if scale is not None:
+        rows.apply(np.multiply, scale)
+        pivot = None if pivot is None else pivot * scale
+    if pivot is None:
+        squares = rows.sum_of_squares()
+        return np.zeros(squares.shape), squares
+    rows.apply(np.subtract, pivot)
+    rest = rows.sum() / cols
+    rows.apply(np.subtract, rest)
+    return pivot + rest, rows.sum_of_squares()
+
+
+def _pivots(rows: Rows) -> Array:
+    """Return an element of each row to count from: the middle one of three, since an outlier would cost digits."""
+    one, two, three = (rows.column(share) for share in (0.0, 0.5, 1.0))
+    return np.maximum(np.minimum(one, two), np.minimum(np.maximum(one, two), three))

@@ -1,0 +1,381 @@
+"""Rows of a NumPy array, a block after another, in float32 or float64: what the fast road of NumPy arrays is made of.
+
+A block stays in a core's cache from its load to its store, so only x and the result cross to memory. It is read where
+it lies, and computed where the result will be, if both have the type of arithmetic. Nothing is checked here; floating
+warnings are off.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cupynorm.host.conversions import narrow, scratch_of, widen
+from cupynorm.host.reference import _columns, _tiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from cupynorm.host.philox import Dropout
+    from cupynorm.host.reference import Adding, Index, Masking
+
+    Step = Callable[["Array", "Array", Index], None]
+
+Array = np.ndarray[Any, Any]
+
+BLOCK = 1 << 16  # elements of a block: two of them, of float32, in half of a core's L2 cache (docs/notes/059)
+LONGEST = 1 << 18  # elements of a row that is a block of its own; a longer one comes in pieces of BLOCK
+CHAIN = 512  # elements that are summed up in the type of arithmetic; such sums are summed up in float64
+WIDE = 512  # columns from which on a broadcast operand is read where it lies, rather than by NumPy's buffers
+DIRECT = 256  # elements of NumPy's buffers then: fewer than columns, so that it does not fill them
+
+
+class Space:
+    """The memory that the blocks of one call, and one thread, are computed in."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.dtype = dtype
+        self._arrays: dict[str, Array] = {}
+        self._scratch: Array | None = None
+
+    def take(self, name: str, rows: int, cols: int) -> Array:
+        """Return rows x columns, with what they held before."""
+        size = rows * cols
+        held = self._arrays.get(name)
+        if held is None or held.size < size:
+            held = self._arrays[name] = np.empty(size, self.dtype)
+        return held[:size].reshape(rows, cols)
+
+    def scratch(self, size: int) -> Array:
+        """Return what narrow() works in."""
+        if self._scratch is None or self._scratch.shape[1] < size:
+            self._scratch = scratch_of(size)
+        return self._scratch
+
+
+class Rows:
+    """Some rows of x: what they are made from (`source`), and what has been made of them.
+
+    Steps wait until somebody asks for values. Where `kept` they are taken once, else again in every pass: then the rows
+    are one row, which comes in pieces, and has no place to stay. home: the result, if values may be computed there.
+    """
+
+    def __init__(
+        self, x: Array, at: Index, pieces: Sequence[Index], axes: int, space: Space, home: Array | None
+    ) -> None:
+        self.at = at
+        self.pieces = pieces
+        self.space = space
+        self.kept = len(pieces) == 1 or home is not None
+        self._x = x
+        self._axes = axes
+        self._home = home
+        self._prepare: list[Step] = []
+        self._steps: list[Step] = []
+        self._source: Array | None = None
+        self._values: list[Array | None] = [None] * len(pieces)
+
+    def index(self, piece: Index) -> tuple[Any, ...]:
+        """Return where a piece of these rows is in x."""
+        return (*self.at, ..., *piece)
+
+    def source(self, piece: Index) -> Array:
+        """Return a piece of x, prepared, as rows x columns: to be read."""
+        if self._source is not None:
+            return self._source
+        part = self._x[self.index(piece)]
+        axes = part.ndim - self._axes
+        flat = (math.prod(part.shape[:axes]), math.prod(part.shape[axes:]))
+        if part.dtype == self.space.dtype and part.flags.c_contiguous:
+            values = part.reshape(flat)
+            if self._prepare:
+                prepared = self.space.take("source", *flat)
+                np.copyto(prepared, values)
+                values = prepared
+        else:
+            values = self.space.take("source", *flat)
+            widen(part, values)
+        for step in self._prepare:
+            step(values, values, piece)
+        if len(self.pieces) == 1:
+            self._source = values
+        return values
+
+    def each(self) -> Iterator[tuple[Index, Array]]:
+        """Yield each piece and its elements, rows x columns, after all steps so far. To be gone through to the end."""
+        steps = self._steps
+        if self.kept:
+            self._steps = []
+        for number, piece in enumerate(self.pieces):
+            held = self._values[number]
+            values = self.source(piece) if held is None else held
+            if steps:
+                target = held if held is not None and held is not self._source else self._target(piece, values)
+                for step in steps:
+                    step(values, target, piece)
+                    values = target
+            if self.kept:
+                self._values[number] = values
+            yield piece, values
+
+    def _target(self, piece: Index, values: Array) -> Array:
+        if self._home is None:
+            return self.space.take("target", *values.shape)
+        return self._home[self.index(piece)].reshape(values.shape)
+
+    def reset(self) -> None:
+        """Forget what was made of the source."""
+        self._steps = []
+        self._values = [None] * len(self.pieces)
+
+    def again(self, which: Array) -> Rows:
+        """Return those of the rows that are to be made from their source once more: a copy, or all of them."""
+        if len(self.pieces) > 1 or which.all():
+            self.reset()
+            return self
+        return rows_of(self.source(self.pieces[0])[which], self.space.dtype)
+
+    def put(self, which: Array, made: Rows) -> None:
+        """Take over what was made of those rows."""
+        if made is not self:
+            ((_, values),) = self.each()
+            ((_, others),) = made.each()
+            values[which] = others
+
+    def then(self, step: Step) -> None:
+        """Let elements go through step(elements, where to write them, their columns)."""
+        self._steps.append(step)
+
+    def apply(self, step: np.ufunc, operand: Array | None = None) -> None:
+        """Replace every element by step(element), or by step(element, its row's operand)."""
+        if operand is None:
+            self.then(lambda values, out, _: step(values, out=out))
+        else:
+            column = operand.astype(self.space.dtype)[:, None]
+            self.then(lambda values, out, _: step(values, column, out=out))
+
+    def apply_columns(self, step: np.ufunc, operand: Array | None) -> None:
+        """Replace every element by step(element, the column's operand); None: leave them."""
+        if operand is not None:
+            self.then(lambda values, out, piece: step(values, self.columns(operand, piece), out=out))
+
+    def columns(self, operand: Array, piece: Index) -> Array:
+        """Return a parameter's elements for the columns of a piece."""
+        found: Array = operand[piece].astype(self.space.dtype, copy=False).reshape(-1)
+        return found
+
+    def column(self, share: float) -> Array:
+        """Return one element of each row, in float64: the first (0), the last (1), or one that lies between."""
+        values = self.source(self.pieces[round(share * (len(self.pieces) - 1))])
+        found: Array = values[:, round(share * (values.shape[1] - 1))].astype(np.float64)
+        return found
+
+    def max(self) -> Array:
+        """Return the maximum of each row; nan where the row has one."""
+        return _joined(np.maximum, [values.max(axis=1) for _, values in self.each()])
+
+    def sum(self) -> Array:
+        """Return the sum of each row, in float64."""
+        return _joined(np.add, [row_sums(values) for _, values in self.each()])
+
+    def sum_of_squares(self) -> Array:
+        """Return the sum of the squares of each row, in float64."""
+        return _joined(np.add, [row_sums(values, values) for _, values in self.each()])
+
+    def prepare(self, step: Step) -> None:
+        """Let the source go through a step; before anything is made of it."""
+        self._prepare.append(step)
+
+    def mask(self, mask: Masking | None) -> None:
+        """Scale, add the bias, and put -inf where elements are dropped, whatever stood there; before all else."""
+        if mask is None:
+            return
+
+        def step(values: Array, out: Array, piece: Index) -> None:
+            if mask.scale != 1:
+                np.multiply(values, self.space.dtype.type(mask.scale), out=out)
+            if mask.bias is not None:
+                self._with_elements(np.add, out, mask.bias, piece)
+            self._put(out, piece, mask, -np.inf)
+
+        self.prepare(step)
+
+    def drop(self, mask: Masking | None, fill: float) -> None:
+        """Put `fill` where elements are dropped."""
+        if mask is not None:
+            self.then(lambda _, out, piece: self._put(out, piece, mask, fill))
+
+    def _put(self, values: Array, piece: Index, mask: Masking, fill: float) -> None:
+        if mask.where is not None:
+            kept = _each_once(mask.where[self.index(piece)])
+            self._fill(values, kept != 0, piece, fill)
+        if mask.begin is not None and mask.end is not None:
+            start, stop, _ = piece[-1].indices(self._x.shape[-1])
+            begin, end = (
+                np.clip(bound[self.at].reshape(-1) - start, 0, stop - start)
+                for bound in (mask.begin, mask.end)
+            )
+            if stop - start < WIDE:
+                column = np.arange(stop - start, dtype=np.int32)
+                begin, end = (bound.astype(np.int32)[:, None] for bound in (begin, end))
+                np.copyto(values, fill, where=(column < begin) | (column >= end))
+                return
+            for row, first, last in zip(values, begin.tolist(), end.tolist(), strict=True):
+                row[:first] = fill
+                row[last:] = fill
+
+    def _fill(self, values: Array, kept: Array, piece: Index, fill: float) -> None:
+        """Put `fill` where `kept` does not hold, by their bits: NumPy's copyto takes 3 ns where masks are random."""
+        words = np.dtype(f"i{values.itemsize}")
+        ones = -kept.astype(words)  # all bits, or none
+        shaped = values.view(words).reshape(self._x[self.index(piece)].shape)
+        np.bitwise_and(shaped, ones, out=shaped)
+        if fill:
+            bits = values.dtype.type(fill).view(words)
+            np.bitwise_or(shaped, ~ones & bits, out=shaped)
+
+    def _with_elements(self, step: np.ufunc, out: Array, operand: Array, piece: Index, factor: float = 1.0) -> None:
+        """Replace every element by step(element, factor * the operand's element); the operand has x's shape."""
+        part = _each_once(operand[self.index(piece)])
+        if part.dtype != self.space.dtype:
+            wide = self.space.take("operand", 1, part.size)
+            widen(part, wide)
+            part = wide.reshape(part.shape)
+        if factor != 1:
+            part = part * self.space.dtype.type(factor)
+        shaped = out.reshape(self._x[self.index(piece)].shape)
+        step(shaped, part, out=shaped)
+
+    def add(self, add: Adding | None) -> None:
+        """Replace every element by dropout(element + the column's bias) + alpha * residual; write that to sum_out."""
+        if add is None:
+            return
+        columns = _columns(add.bias, self._x.shape, self._axes)
+
+        def step(values: Array, out: Array, piece: Index) -> None:
+            if columns is not None:
+                np.add(values, self.columns(columns, piece), out=out)
+            if add.dropout is not None:
+                self._drop_out(out, piece, add.dropout)
+            self._with_elements(np.add, out, add.residual, piece, add.alpha)
+            if add.sum_out is not None:
+                self._write(add.sum_out, piece, out)
+
+        self.prepare(step)
+
+    def drop_out(self, drop: Dropout) -> None:
+        """Multiply kept elements by the dropout's factor, and set the others to 0."""
+        self.prepare(lambda _, out, piece: self._drop_out(out, piece, drop))
+
+    def _drop_out(self, values: Array, piece: Index, drop: Dropout) -> None:
+        kept = drop.kept(self.start(piece), values.size).reshape(values.shape)
+        np.multiply(values, values.dtype.type(drop.factor), out=values)
+        self._fill(values, kept.reshape(self._x[self.index(piece)].shape), piece, 0.0)
+
+    def start(self, piece: Index) -> int:
+        """Return the place of a piece's first element in x's C order."""
+        at = [each.start or 0 for each in self.at]
+        at += [0] * (self._x.ndim - len(at))
+        for axis, each in zip(range(-len(piece), 0), piece, strict=True):
+            at[axis] = each.start or at[axis]
+        place = 0
+        for index, extent in zip(at, self._x.shape, strict=True):
+            place = place * extent + index
+        return place
+
+    def store(self, out: Array) -> None:
+        """Write the elements, rounded once."""
+        for piece, values in self.each():
+            if self._home is not None and out is self._home and values is not self._source:
+                continue  # they are there
+            self._write(out, piece, values)
+
+    def _write(self, out: Array, piece: Index, values: Array) -> None:
+        target = out[self.index(piece)]
+        narrow(values, target, self.space.scratch(values.size) if target.dtype.name == "float16" else values)
+
+    def store_statistic(self, out: Array | None, values: Array) -> None:
+        """Write one value a row, if anybody asked for it."""
+        if out is not None:
+            out[self.at] = values.reshape(out[self.at].shape)
+
+
+def rows_of(values: Array, dtype: np.dtype[Any]) -> Rows:
+    """Return rows x columns that are in memory as one block."""
+    return Rows(values, (slice(None),), [(slice(None),)], 1, Space(dtype), None)
+
+
+def each_block(
+    x: Array,
+    axes: int,
+    dtype: np.dtype[Any],
+    work: Callable[[Rows], None],
+    out: Array | None = None,
+    reads: Sequence[Array | None] = (),
+) -> None:
+    """Call work(rows) for blocks of x's rows, which have its last `axes` axes; the result is stored before the next.
+
+    dtype: that of arithmetic. out: where values may be computed if it has this dtype, and lies in one piece, and shares
+    no memory with x or with what else is read.
+    """
+    leading, trailing = x.shape[: x.ndim - axes], x.shape[x.ndim - axes :]
+    if not math.prod(leading):
+        return  # or the pieces of rows that are not there would be counted out
+    home = out if out is not None and _is_home(out, dtype, (x, *reads)) else None
+    cols = math.prod(trailing)
+    pieces = [(slice(None),) * axes] if cols <= max(BLOCK, LONGEST) else list(_tiles(trailing, BLOCK))
+    space = Space(dtype)
+    before = np.setbufsize(DIRECT) if cols >= WIDE else None
+    try:
+        for at in _tiles(leading, max(1, BLOCK // cols)):
+            work(Rows(x, at, pieces, axes, space, home))
+    finally:
+        if before is not None:
+            np.setbufsize(before)
+
+
+def _is_home(out: Array, dtype: np.dtype[Any], others: Sequence[Array | None]) -> bool:
+    return (
+        out.dtype == dtype
+        and out.flags.c_contiguous
+        and not any(each is not None and np.may_share_memory(out, each) for each in others)
+    )
+
+
+def row_sums(values: Array, others: Array | None = None) -> Array:
+    """Return each row's sum, or the sum of its products with another row's elements, in float64.
+
+    Products of up to 2 * CHAIN elements are summed up in their own type, by as many lanes as a BLAS has. Such sums are
+    summed up in float64. So the order of summation, and the bits, depend on the columns alone.
+    """
+    rows, cols = values.shape
+    ones = others is None
+    chains = cols // CHAIN
+    if chains < 2:
+        found: Array = np.vecdot(values, np.ones(cols, values.dtype) if ones else others)
+        return found.astype(np.float64)
+    whole = chains * CHAIN
+    cut = (rows, chains, CHAIN)
+    parts = np.vecdot(
+        values[:, :whole].reshape(cut),
+        np.ones(CHAIN, values.dtype) if others is None else others[:, :whole].reshape(cut),
+    )
+    total: Array = np.vecdot(parts.astype(np.float64), np.ones(chains))
+    if whole < cols:
+        rest = values[:, whole:]
+        total += np.vecdot(rest, np.ones(cols - whole, values.dtype) if others is None else others[:, whole:])
+    return total
+
+
+def _joined(combine: np.ufunc, parts: list[Array]) -> Array:
+    total = parts[0]
+    for part in parts[1:]:
+        total = combine(total, part)
+    return total
+
+
+def _each_once(part: Array) -> Array:
+    """Return what a broadcast array holds, each element once, with as many axes."""
+    return part[tuple(slice(1) if stride == 0 else slice(None) for stride in part.strides)]
