@@ -6,14 +6,18 @@ take 0.3 and 0.6 (docs/notes/059). A bfloat16 is the upper half of a float32.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupynorm.host.reference import _round
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 Array = np.ndarray[Any, Any]
 
+FEW = 8192  # elements up to which NumPy's own conversion is done before ours has begun
 _SPECIAL = 0x7C00  # from here on a float16 without its sign is infinite or no number
 _REBIAS = np.float32(2.0**112)  # between the exponents of float16 and float32
 _SIGN_AND_REST = -0x70002000  # the bits of a float16, sign extended, that belong into a float32: 0x8FFFE000
@@ -22,14 +26,18 @@ _TOO_LARGE = 143 << 23  # 2^16 as float32
 
 
 def widen(part: Array, out: Array) -> None:
-    """Write a part of an array to out, C-contiguous float32 or float64 of as many elements in C order."""
+    """Write a part of an array to out, C-contiguous float32 or float64 of as many elements in C order.
+
+    A part of 2 bytes an element is float16, or else bfloat16.
+    """
     target = out.reshape(part.shape)
-    name = part.dtype.name
-    if out.dtype == np.float32 and name == "bfloat16":
+    if part.size <= FEW or part.dtype.itemsize != 2 or out.dtype != np.float32:
+        np.copyto(target, part, casting="unsafe")
+    elif part.dtype != np.float16:
         bits = target.view(np.uint32)
         np.copyto(bits, part.view(np.uint16))
         np.left_shift(bits, 16, out=bits)
-    elif out.dtype == np.float32 and name == "float16" and not _has_special(part):
+    elif not _has_special(part):
         words = target.view(np.int32)
         np.copyto(words, part.view(np.int16))
         np.left_shift(words, 13, out=words)
@@ -43,13 +51,13 @@ def _has_special(part: Array) -> bool:
     return bool((part.view(np.uint16) & 0x7FFF).max(initial=0) >= _SPECIAL)
 
 
-def narrow(values: Array, target: Array, scratch: Array) -> None:
+def narrow(values: Array, target: Array, scratch: Callable[[int], Array] | None = None) -> None:
     """Write values, C-contiguous float32 or float64, to target, rounded once to nearest even.
 
-    scratch: what scratch_of() gives for at least as many elements. Values are left as they are.
+    scratch: gives what scratch_of() does, for at least as many elements. Values are left as they are.
     """
-    if values.dtype == np.float32 and target.dtype.name == "float16" and values.size:
-        halves = _float16_bits(values.reshape(-1).view(np.int32), scratch)
+    if values.size > FEW and target.dtype == np.float16 and values.dtype == np.float32:
+        halves = _float16_bits(values.reshape(-1).view(np.int32), (scratch or scratch_of)(values.size))
         if halves is not None:
             np.copyto(target.view(np.uint16), halves.reshape(target.shape), casting="unsafe")
             return

@@ -13,8 +13,8 @@ import numpy as np
 
 from cupynorm._dtypes import compute_dtype
 from cupynorm.host import reference
-from cupynorm.host.reference import ALONE, _columns
-from cupynorm.host.rows import each_block
+from cupynorm.host.reference import ALONE
+from cupynorm.host.rows import columns_of, each_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +28,13 @@ NEAR = 64.0  # what the first element of a row may be whose exponentials are tri
 # Sums of exponentials without a pivot between which no digit is lost: neither have the largest ones been flushed to
 # 0, nor has the sum, or the largest one's square, overflowed.
 LEAST_SUM, MOST_SUM = 0.1, 1e18
+# Without a pivot, results of log_softmax are -0.7 and lower: half a unit of the sum's logarithm is seen from 8 on, and
+# then subtracted, too.
+LARGE_SUM = math.exp(8)
 # Sums of squares between which none overflowed, and none that counts was flushed to 0, in float32.
 LEAST_SQUARES, MOST_SQUARES = 1e-30, 1e38
 
 
-@np.errstate(all="ignore")
 def layer_norm(
     x: Array,
     gamma: Array | None,
@@ -45,14 +47,14 @@ def layer_norm(
     extras: Extras = ALONE,
 ) -> None:
     """Write (x - mean) / sqrt(var + eps) * gamma + beta to out, as reference.layer_norm does."""
-    if extras.quantize is not None:
+    if extras.add is not None or extras.quantize is not None:
         reference.layer_norm(x, gamma, beta, axes, eps, out, mean, rstd, extras)
         return
     cols = math.prod(x.shape[x.ndim - axes :])
-    scale, shift = _columns(gamma, x.shape, axes), _columns(beta, x.shape, axes)
+    dtype = compute_dtype(x.dtype, out.dtype)
+    scale, shift = (columns_of(each, x.shape, axes, dtype) for each in (gamma, beta))
 
     def work(rows: Rows) -> None:
-        rows.add(extras.add)
         mean_of_rows, factor = standardise(rows, cols, eps, centred=True)
         rows.apply_columns(np.multiply, scale)
         rows.apply_columns(np.add, shift)
@@ -63,7 +65,6 @@ def layer_norm(
     _run(x, axes, out, work, extras, gamma, beta)
 
 
-@np.errstate(all="ignore")
 def rms_norm(
     x: Array,
     gamma: Array | None,
@@ -74,14 +75,13 @@ def rms_norm(
     extras: Extras = ALONE,
 ) -> None:
     """Write x / sqrt(mean(x^2) + eps) * gamma to out, as reference.rms_norm does."""
-    if extras.quantize is not None:
+    if extras.add is not None or extras.quantize is not None:
         reference.rms_norm(x, gamma, axes, eps, out, rstd, extras)
         return
     cols = math.prod(x.shape[x.ndim - axes :])
-    scale = _columns(gamma, x.shape, axes)
+    scale = columns_of(gamma, x.shape, axes, compute_dtype(x.dtype, out.dtype))
 
     def work(rows: Rows) -> None:
-        rows.add(extras.add)
         _, factor = standardise(rows, cols, eps, centred=False)
         rows.apply_columns(np.multiply, scale)
         rows.store(out)
@@ -90,7 +90,6 @@ def rms_norm(
     _run(x, axes, out, work, extras, gamma)
 
 
-@np.errstate(all="ignore")
 def softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE) -> None:
     """Write exp(x) / sum(exp(x)) to out, and 0 where a mask drops, as reference.softmax does."""
     if extras.quantize is not None:
@@ -101,14 +100,13 @@ def softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE) -> None:
         rows.mask(extras.mask)
         _, total = powers(rows)
         rows.apply(np.divide, total)
-        if not _all_positive(total):
+        if extras.mask is not None and not _all_positive(total):
             rows.drop(extras.mask, 0.0)
         rows.store(out)
 
     _run(x, axes, out, work, extras)
 
 
-@np.errstate(all="ignore")
 def log_softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE) -> None:
     """Write x - log(sum(exp(x))) to out, and -inf where a mask drops, as reference.log_softmax does."""
 
@@ -116,28 +114,20 @@ def log_softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE) -> None
         rows.mask(extras.mask)
         pivot, total = powers(rows, dominated=False)
         rows.reset()
-        if pivot.any():  # nan, too
+        if pivot is not None:
             rows.apply(np.subtract, pivot)
         log_total = np.log(total)
         rows.apply(np.subtract, log_total)
-        rest = _rest(log_total, pivot, rows.space.dtype)
-        if rest.any():
-            rows.apply(np.subtract, rest)
-        if not _all_positive(total):
+        large = total > LARGE_SUM
+        if np.count_nonzero(large):
+            if pivot is not None:
+                large &= pivot == 0
+            rows.apply(np.subtract, np.where(large, log_total - log_total.astype(rows.space.dtype), 0.0))
+        if extras.mask is not None and not _all_positive(total):
             rows.drop(extras.mask, -np.inf)
         rows.store(out)
 
     _run(x, axes, out, work, extras)
-
-
-def _rest(log_total: Array, pivot: Array, dtype: np.dtype[Any]) -> Array:
-    """Return what a logarithm loses by its rounding, where that counts; 0 elsewhere.
-
-    Without a pivot results are -0.7 and lower, and are off by half a unit of the logarithm's last place. From 8 on that
-    would be seen.
-    """
-    rest = log_total - log_total.astype(dtype)
-    return np.where((pivot == 0) & (np.abs(log_total) >= 8), rest, 0.0)
 
 
 def _all_positive(total: Array) -> bool:
@@ -157,8 +147,10 @@ def _run(
     each_block(x, axes, compute_dtype(x.dtype, out.dtype), work, out, reads)
 
 
-def powers(rows: Rows, *, dominated: bool = True) -> tuple[Array, Array]:
+def powers(rows: Rows, *, dominated: bool = True) -> tuple[Array | None, Array]:
     """Replace elements by exp(element - pivot); return each row's pivot, 0 or its maximum, and the sum of its powers.
+
+    The pivots are None where all of them are 0.
 
     exp(x) / sum(exp(x)) needs no pivot where nothing overflows, and where what is flushed to 0 is so small that it does
     not count: two passes are saved. Which rows need one depends on each row alone, so that a row has the same bits in
@@ -166,19 +158,21 @@ def powers(rows: Rows, *, dominated: bool = True) -> tuple[Array, Array]:
     may not, for it is near to 0.
     """
     first = rows.column(0.0)
-    far = ~((np.abs(first) <= NEAR) | (first == -np.inf))
-    if far.all():
-        return _powers_from_maximum(rows)
+    bad = np.abs(first) > NEAR
+    if np.count_nonzero(bad):
+        bad &= first != -np.inf
+        if bad.all():
+            return _powers_from_maximum(rows)
     rows.apply(np.exp)
     total = rows.sum()
-    bad = far | (total < LEAST_SUM) | (total > MOST_SUM)
-    if not dominated:
-        bad |= ~(rows.sum_of_squares() < 0.25 * total * total)
+    bad |= total < LEAST_SUM
+    bad |= total > MOST_SUM if dominated else ~(rows.sum_of_squares() < 0.25 * total * total)
+    if not np.count_nonzero(bad):
+        return None, total
     pivot = np.zeros(total.shape)
-    if bad.any():
-        some = rows.again(bad)
-        pivot[bad], total[bad] = _powers_from_maximum(some)
-        rows.put(bad, some)
+    some = rows.again(bad)
+    pivot[bad], total[bad] = _powers_from_maximum(some)
+    rows.put(bad, some)
     return pivot, total
 
 
@@ -196,16 +190,16 @@ def standardise(rows: Rows, cols: int, eps: float, *, centred: bool) -> tuple[Ar
     deviations costs no digits.
     """
     mean, squares = _centre(rows, cols, centred=centred)
-    least = 0.0 if eps > LEAST_SQUARES else LEAST_SQUARES
-    bad = ~((squares < MOST_SQUARES) & (squares >= cols * least))
-    if rows.space.dtype == np.float64:
-        bad[...] = False
     factor = 1 / np.sqrt(squares / cols + eps)
     rows.apply(np.multiply, factor)
-    if bad.any():
-        some = rows.again(bad)
-        mean[bad], factor[bad] = _standardise_scaled(some, cols, eps, centred=centred)
-        rows.put(bad, some)
+    if rows.space.dtype == np.float32:
+        bad = ~(squares < MOST_SQUARES)
+        if eps < LEAST_SQUARES:
+            bad |= squares < cols * LEAST_SQUARES
+        if np.count_nonzero(bad):
+            some = rows.again(bad)
+            mean[bad], factor[bad] = _standardise_scaled(some, cols, eps, centred=centred)
+            rows.put(bad, some)
     return mean, factor
 
 
@@ -234,7 +228,7 @@ def _centre(rows: Rows, cols: int, scale: Array | None = None, *, centred: bool)
     rows.apply(np.subtract, pivot)
     rest = rows.sum() / cols
     rows.apply(np.subtract, rest)
-    return pivot + rest, rows.sum_of_squares()
+    return rest + pivot, rows.sum_of_squares()
 
 
 def _pivots(rows: Rows) -> Array:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupynorm.host import threads as threading
 from cupynorm.host.conversions import narrow, scratch_of, widen
-from cupynorm.host.reference import _columns, _tiles
+from cupynorm.host.reference import _tiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-BLOCK = 1 << 16  # elements of a block: two of them, of float32, in half of a core's L2 cache (docs/notes/059)
-LONGEST = 1 << 18  # elements of a row that is a block of its own; a longer one comes in pieces of BLOCK
+BLOCK = 1 << 20  # bytes of a block in the type of arithmetic; a longer row comes in pieces (docs/notes/059)
 CHAIN = 512  # elements that are summed up in the type of arithmetic; such sums are summed up in float64
 WIDE = 512  # columns from which on a broadcast operand is read where it lies, rather than by NumPy's buffers
+LEAST_THREADED = 1 << 16  # elements up to which a call, and a block, is not worth a thread of its own
 DIRECT = 256  # elements of NumPy's buffers then: fewer than columns, so that it does not fill them
 
 
@@ -68,7 +69,8 @@ class Rows:
         self.at = at
         self.pieces = pieces
         self.space = space
-        self.kept = len(pieces) == 1 or home is not None
+        self.whole = len(pieces) == 1
+        self.kept = self.whole or home is not None
         self._x = x
         self._axes = axes
         self._home = home
@@ -99,7 +101,7 @@ class Rows:
             widen(part, values)
         for step in self._prepare:
             step(values, values, piece)
-        if len(self.pieces) == 1:
+        if self.whole:
             self._source = values
         return values
 
@@ -109,16 +111,23 @@ class Rows:
         if self.kept:
             self._steps = []
         for number, piece in enumerate(self.pieces):
-            held = self._values[number]
-            values = self.source(piece) if held is None else held
-            if steps:
-                target = held if held is not None and held is not self._source else self._target(piece, values)
-                for step in steps:
-                    step(values, target, piece)
-                    values = target
+            yield piece, self._advance(number, steps)
+
+    def values(self) -> Array:
+        """Return the elements of whole rows after all steps so far."""
+        return self._advance(0, ())
+
+    def _advance(self, number: int, steps: Sequence[Step]) -> Array:
+        held, piece = self._values[number], self.pieces[number]
+        values = self.source(piece) if held is None else held
+        if steps:
+            target = self._target(piece, values) if held is None else held
+            for step in steps:
+                step(values, target, piece)
+                values = target
             if self.kept:
-                self._values[number] = values
-            yield piece, values
+                self._values[number] = target
+        return values
 
     def _target(self, piece: Index, values: Array) -> Array:
         if self._home is None:
@@ -132,7 +141,7 @@ class Rows:
 
     def again(self, which: Array) -> Rows:
         """Return those of the rows that are to be made from their source once more: a copy, or all of them."""
-        if len(self.pieces) > 1 or which.all():
+        if not self.whole or which.all():
             self.reset()
             return self
         return rows_of(self.source(self.pieces[0])[which], self.space.dtype)
@@ -140,13 +149,14 @@ class Rows:
     def put(self, which: Array, made: Rows) -> None:
         """Take over what was made of those rows."""
         if made is not self:
-            ((_, values),) = self.each()
-            ((_, others),) = made.each()
-            values[which] = others
+            self.values()[which] = made.values()
 
     def then(self, step: Step) -> None:
         """Let elements go through step(elements, where to write them, their columns)."""
-        self._steps.append(step)
+        if self.whole:
+            self._advance(0, (step,))
+        else:
+            self._steps.append(step)
 
     def apply(self, step: np.ufunc, operand: Array | None = None) -> None:
         """Replace every element by step(element), or by step(element, its row's operand)."""
@@ -163,25 +173,31 @@ class Rows:
 
     def columns(self, operand: Array, piece: Index) -> Array:
         """Return a parameter's elements for the columns of a piece."""
-        found: Array = operand[piece].astype(self.space.dtype, copy=False).reshape(-1)
-        return found
+        found = operand if self.whole else operand[piece]
+        return found.astype(self.space.dtype, copy=False).reshape(-1)
 
     def column(self, share: float) -> Array:
-        """Return one element of each row, in float64: the first (0), the last (1), or one that lies between."""
-        values = self.source(self.pieces[round(share * (len(self.pieces) - 1))])
-        found: Array = values[:, round(share * (values.shape[1] - 1))].astype(np.float64)
-        return found
+        """Return one element of each row: the first (0), the last (1), or one that lies between."""
+        values = self.source(self.pieces[int(share * (len(self.pieces) - 1))])
+        found = values[:, int(share * (values.shape[1] - 1))]
+        return found if self.whole else found.copy()
 
     def max(self) -> Array:
         """Return the maximum of each row; nan where the row has one."""
+        if self.whole:
+            return np.asarray(np.maximum.reduce(self.values(), axis=1))
         return _joined(np.maximum, [values.max(axis=1) for _, values in self.each()])
 
     def sum(self) -> Array:
         """Return the sum of each row, in float64."""
+        if self.whole:
+            return row_sums(self.values())
         return _joined(np.add, [row_sums(values) for _, values in self.each()])
 
     def sum_of_squares(self) -> Array:
         """Return the sum of the squares of each row, in float64."""
+        if self.whole:
+            return row_sums(self.values(), self.values())
         return _joined(np.add, [row_sums(values, values) for _, values in self.each()])
 
     def prepare(self, step: Step) -> None:
@@ -252,7 +268,7 @@ class Rows:
         """Replace every element by dropout(element + the column's bias) + alpha * residual; write that to sum_out."""
         if add is None:
             return
-        columns = _columns(add.bias, self._x.shape, self._axes)
+        columns = columns_of(add.bias, self._x.shape, self._axes, self.space.dtype)
 
         def step(values: Array, out: Array, piece: Index) -> None:
             if columns is not None:
@@ -287,14 +303,12 @@ class Rows:
 
     def store(self, out: Array) -> None:
         """Write the elements, rounded once."""
-        for piece, values in self.each():
-            if self._home is not None and out is self._home and values is not self._source:
-                continue  # they are there
-            self._write(out, piece, values)
+        for number, (piece, values) in enumerate(self.each()):
+            if self._home is not out or self._values[number] is None:  # else they are there
+                self._write(out, piece, values)
 
     def _write(self, out: Array, piece: Index, values: Array) -> None:
-        target = out[self.index(piece)]
-        narrow(values, target, self.space.scratch(values.size) if target.dtype.name == "float16" else values)
+        narrow(values, out[self.index(piece)], self.space.scratch)
 
     def store_statistic(self, out: Array | None, values: Array) -> None:
         """Write one value a row, if anybody asked for it."""
@@ -315,7 +329,7 @@ def each_block(
     out: Array | None = None,
     reads: Sequence[Array | None] = (),
 ) -> None:
-    """Call work(rows) for blocks of x's rows, which have its last `axes` axes; the result is stored before the next.
+    """Call work(rows) for blocks of x's rows, which have its last `axes` axes, in as many threads as may be used.
 
     dtype: that of arithmetic. out: where values may be computed if it has this dtype, and lies in one piece, and shares
     no memory with x or with what else is read.
@@ -324,24 +338,41 @@ def each_block(
     if not math.prod(leading):
         return  # or the pieces of rows that are not there would be counted out
     home = out if out is not None and _is_home(out, dtype, (x, *reads)) else None
-    cols = math.prod(trailing)
-    pieces = [(slice(None),) * axes] if cols <= max(BLOCK, LONGEST) else list(_tiles(trailing, BLOCK))
-    space = Space(dtype)
-    before = np.setbufsize(DIRECT) if cols >= WIDE else None
-    try:
-        for at in _tiles(leading, max(1, BLOCK // cols)):
-            work(Rows(x, at, pieces, axes, space, home))
-    finally:
-        if before is not None:
-            np.setbufsize(before)
+    cols, limit = math.prod(trailing), BLOCK // dtype.itemsize
+    pieces = _cut(trailing, limit)
+    threads = threading.count() if x.size > LEAST_THREADED else 1
+    # two blocks a thread, if that makes no block too small
+    most = limit if threads == 1 else min(limit, max(LEAST_THREADED, x.size // (2 * threads)))
+
+    @np.errstate(all="ignore")  # of this thread
+    def some(tiles: Sequence[Index]) -> None:
+        space = Space(dtype)
+        before = np.setbufsize(DIRECT) if cols >= WIDE else None
+        try:
+            for at in tiles:
+                work(Rows(x, at, pieces, axes, space, home))
+        finally:
+            if before is not None:
+                np.setbufsize(before)
+
+    threading.spread(_cut(leading, max(1, most // cols)), threads, some)
+
+
+def _cut(shape: tuple[int, ...], limit: int) -> Sequence[Index]:
+    """Return the tiles of at most `limit` elements that an array of this shape is cut into."""
+    return [(slice(None),) * len(shape)] if math.prod(shape) <= limit else list(_tiles(shape, limit))
 
 
 def _is_home(out: Array, dtype: np.dtype[Any], others: Sequence[Array | None]) -> bool:
-    return (
-        out.dtype == dtype
-        and out.flags.c_contiguous
-        and not any(each is not None and np.may_share_memory(out, each) for each in others)
-    )
+    if out.dtype != dtype or not out.flags.c_contiguous:
+        return False
+    for each in others:
+        if each is not None and np.may_share_memory(out, each):
+            return False
+    return True
+
+
+_ONES = {np.dtype(kind): np.ones(2 * CHAIN, kind) for kind in (np.float32, np.float64)}
 
 
 def row_sums(values: Array, others: Array | None = None) -> Array:
@@ -351,21 +382,19 @@ def row_sums(values: Array, others: Array | None = None) -> Array:
     summed up in float64. So the order of summation, and the bits, depend on the columns alone.
     """
     rows, cols = values.shape
-    ones = others is None
+    ones = _ONES[values.dtype]
     chains = cols // CHAIN
     if chains < 2:
-        found: Array = np.vecdot(values, np.ones(cols, values.dtype) if ones else others)
+        found: Array = np.vecdot(values, ones[:cols] if others is None else others)
         return found.astype(np.float64)
     whole = chains * CHAIN
     cut = (rows, chains, CHAIN)
     parts = np.vecdot(
-        values[:, :whole].reshape(cut),
-        np.ones(CHAIN, values.dtype) if others is None else others[:, :whole].reshape(cut),
+        values[:, :whole].reshape(cut), ones[:CHAIN] if others is None else others[:, :whole].reshape(cut)
     )
-    total: Array = np.vecdot(parts.astype(np.float64), np.ones(chains))
+    total: Array = np.einsum("ij->i", parts.astype(np.float64))
     if whole < cols:
-        rest = values[:, whole:]
-        total += np.vecdot(rest, np.ones(cols - whole, values.dtype) if others is None else others[:, whole:])
+        total += np.vecdot(values[:, whole:], ones[: cols - whole] if others is None else others[:, whole:])
     return total
 
 
@@ -379,3 +408,12 @@ def _joined(combine: np.ufunc, parts: list[Array]) -> Array:
 def _each_once(part: Array) -> Array:
     """Return what a broadcast array holds, each element once, with as many axes."""
     return part[tuple(slice(1) if stride == 0 else slice(None) for stride in part.strides)]
+
+
+def columns_of(parameter: Array | None, shape: tuple[int, ...], axes: int, dtype: np.dtype[Any]) -> Array | None:
+    """Return gamma or beta with one element per column, in the type of arithmetic if that is no larger than a block."""
+    if parameter is None:
+        return None
+    trailing = shape[len(shape) - axes :]
+    stretched = parameter if parameter.shape == trailing else np.broadcast_to(parameter, trailing)
+    return stretched.astype(dtype, copy=False) if stretched.size * dtype.itemsize <= BLOCK else stretched
