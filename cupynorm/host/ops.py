@@ -19,7 +19,7 @@ from cupynorm.host.rows import columns_of, each_block
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cupynorm.host.reference import Extras, Masking
+    from cupynorm.host.reference import Extras
     from cupynorm.host.rows import Rows
 
 Array = np.ndarray[Any, Any]
@@ -47,14 +47,15 @@ def layer_norm(
     extras: Extras = ALONE,
 ) -> None:
     """Write (x - mean) / sqrt(var + eps) * gamma + beta to out, as reference.layer_norm does."""
-    if extras.add is not None or extras.quantize is not None:
+    if extras.quantize is not None:
         reference.layer_norm(x, gamma, beta, axes, eps, out, mean, rstd, extras)
         return
     cols = math.prod(x.shape[x.ndim - axes :])
-    dtype = compute_dtype(x.dtype, out.dtype)
+    dtype = _arithmetic(x, out, extras)
     scale, shift = (columns_of(each, x.shape, axes, dtype) for each in (gamma, beta))
 
     def work(rows: Rows) -> None:
+        rows.add(extras.add)
         mean_of_rows, factor = standardise(rows, cols, eps, centred=True)
         rows.apply_columns(np.multiply, scale)
         rows.apply_columns(np.add, shift)
@@ -75,13 +76,14 @@ def rms_norm(
     extras: Extras = ALONE,
 ) -> None:
     """Write x / sqrt(mean(x^2) + eps) * gamma to out, as reference.rms_norm does."""
-    if extras.add is not None or extras.quantize is not None:
+    if extras.quantize is not None:
         reference.rms_norm(x, gamma, axes, eps, out, rstd, extras)
         return
     cols = math.prod(x.shape[x.ndim - axes :])
-    scale = columns_of(gamma, x.shape, axes, compute_dtype(x.dtype, out.dtype))
+    scale = columns_of(gamma, x.shape, axes, _arithmetic(x, out, extras))
 
     def work(rows: Rows) -> None:
+        rows.add(extras.add)
         _, factor = standardise(rows, cols, eps, centred=False)
         rows.apply_columns(np.multiply, scale)
         rows.store(out)
@@ -143,8 +145,13 @@ def _run(
     if mask is not None:
         reads += [mask.where, mask.bias, mask.begin, mask.end]
     if add is not None:
-        reads += [add.residual, add.bias]
-    each_block(x, axes, compute_dtype(x.dtype, out.dtype), work, out, reads)
+        reads += [add.residual, add.bias, add.sum_out]
+    each_block(x, axes, _arithmetic(x, out, extras), work, out, reads)
+
+
+def _arithmetic(x: Array, out: Array, extras: Extras) -> np.dtype[Any]:
+    """Return the type of arithmetic: float64 for sums, too, whose rounding would cost their deviations their digits."""
+    return compute_dtype(x.dtype, out.dtype) if extras.add is None else np.dtype(np.float64)
 
 
 def powers(rows: Rows, *, dominated: bool = True) -> tuple[Array | None, Array]:

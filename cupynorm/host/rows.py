@@ -1,8 +1,8 @@
 """Rows of a NumPy array, a block after another, in float32 or float64: what the fast road of NumPy arrays is made of.
 
-A block stays in a core's cache from its load to its store, so only x and the result cross to memory. It is read where
-it lies, and computed where the result will be, if both have the type of arithmetic. Nothing is checked here; floating
-warnings are off.
+A block has as many bytes as one of reference.py, and stays in a core's cache from its load to its store, so only x and
+the result cross to memory. It is read where it lies, and computed where the result will be, if both have the type of
+arithmetic. Nothing is checked here; floating warnings are off.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupynorm.host import reference
 from cupynorm.host import threads as threading
 from cupynorm.host.conversions import narrow, scratch_of, widen
 from cupynorm.host.reference import _tiles
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-BLOCK = 1 << 20  # bytes of a block in the type of arithmetic; a longer row comes in pieces (docs/notes/059)
 CHAIN = 512  # elements that are summed up in the type of arithmetic; such sums are summed up in float64
 WIDE = 512  # columns from which on a broadcast operand is read where it lies, rather than by NumPy's buffers
 LEAST_THREADED = 1 << 16  # elements up to which a call, and a block, is not worth a thread of its own
@@ -252,7 +252,9 @@ class Rows:
             bits = values.dtype.type(fill).view(words)
             np.bitwise_or(shaped, ~ones & bits, out=shaped)
 
-    def _with_elements(self, step: np.ufunc, out: Array, operand: Array, piece: Index, factor: float = 1.0) -> None:
+    def _with_elements(
+        self, step: np.ufunc, out: Array, operand: Array, piece: Index, factor: float = 1.0
+    ) -> None:
         """Replace every element by step(element, factor * the operand's element); the operand has x's shape."""
         part = _each_once(operand[self.index(piece)])
         if part.dtype != self.space.dtype:
@@ -338,7 +340,7 @@ def each_block(
     if not math.prod(leading):
         return  # or the pieces of rows that are not there would be counted out
     home = out if out is not None and _is_home(out, dtype, (x, *reads)) else None
-    cols, limit = math.prod(trailing), BLOCK // dtype.itemsize
+    cols, limit = math.prod(trailing), reference.BLOCK * 8 // dtype.itemsize
     pieces = _cut(trailing, limit)
     threads = threading.count() if x.size > LEAST_THREADED else 1
     # two blocks a thread, if that makes no block too small
@@ -366,10 +368,8 @@ def _cut(shape: tuple[int, ...], limit: int) -> Sequence[Index]:
 def _is_home(out: Array, dtype: np.dtype[Any], others: Sequence[Array | None]) -> bool:
     if out.dtype != dtype or not out.flags.c_contiguous:
         return False
-    for each in others:
-        if each is not None and np.may_share_memory(out, each):
-            return False
-    return True
+    given = [each for each in others if each is not None]
+    return not any(map(np.may_share_memory, given, [out] * len(given)))
 
 
 _ONES = {np.dtype(kind): np.ones(2 * CHAIN, kind) for kind in (np.float32, np.float64)}
@@ -384,7 +384,7 @@ def row_sums(values: Array, others: Array | None = None) -> Array:
     rows, cols = values.shape
     ones = _ONES[values.dtype]
     chains = cols // CHAIN
-    if chains < 2:
+    if chains <= 1:
         found: Array = np.vecdot(values, ones[:cols] if others is None else others)
         return found.astype(np.float64)
     whole = chains * CHAIN
@@ -410,10 +410,16 @@ def _each_once(part: Array) -> Array:
     return part[tuple(slice(1) if stride == 0 else slice(None) for stride in part.strides)]
 
 
-def columns_of(parameter: Array | None, shape: tuple[int, ...], axes: int, dtype: np.dtype[Any]) -> Array | None:
+def columns_of(
+    parameter: Array | None, shape: tuple[int, ...], axes: int, dtype: np.dtype[Any]
+) -> Array | None:
     """Return gamma or beta with one element per column, in the type of arithmetic if that is no larger than a block."""
     if parameter is None:
         return None
     trailing = shape[len(shape) - axes :]
     stretched = parameter if parameter.shape == trailing else np.broadcast_to(parameter, trailing)
-    return stretched.astype(dtype, copy=False) if stretched.size * dtype.itemsize <= BLOCK else stretched
+    return (
+        stretched.astype(dtype, copy=False)
+        if stretched.size * dtype.itemsize <= reference.BLOCK * 8
+        else stretched
+    )
