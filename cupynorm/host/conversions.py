@@ -79,6 +79,8 @@ def _float16_bits(words: Array, scratch: Array) -> Array | None:
     A float is added whose last place is the float16's: the sum's fraction is what is looked for, in units of it, and
     carries over into the exponent as it must.
     """
+    last: Array
+    sums: Array
     last, sums, least = (each[: words.size] for each in scratch)
     size = words
     signed = int(words.min()) < 0

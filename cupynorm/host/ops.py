@@ -28,8 +28,8 @@ NEAR = 64.0  # what the first element of a row may be whose exponentials are tri
 # Sums of exponentials without a pivot between which no digit is lost: neither have the largest ones been flushed to
 # 0, nor has the sum, or the largest one's square, overflowed.
 LEAST_SUM, MOST_SUM = 0.1, 1e18
-# Without a pivot, results of log_softmax are -0.7 and lower: half a unit of the sum's logarithm is seen from 8 on, and
-# then subtracted, too.
+# What log_softmax loses by the rounding of log(sum), up to half a unit, is seen from 8 on (without a pivot, results are
+# -0.7 and lower), unless results are as low: they are -log(sum^2 / sum of squares) and lower in the mean.
 LARGE_SUM = math.exp(8)
 # Sums of squares between which none overflowed, and none that counts was flushed to 0, in float32.
 LEAST_SQUARES, MOST_SQUARES = 1e-30, 1e38
@@ -114,13 +114,13 @@ def log_softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE) -> None
 
     def work(rows: Rows) -> None:
         rows.mask(extras.mask)
-        pivot, total = powers(rows, dominated=False)
+        pivot, total, squares = _powers_with_squares(rows)
         rows.reset()
         if pivot is not None:
             rows.apply(np.subtract, pivot)
         log_total = np.log(total)
         rows.apply(np.subtract, log_total)
-        large = total > LARGE_SUM
+        large = (total > LARGE_SUM) & (squares * squares > total * total * total)
         if np.count_nonzero(large):
             if pivot is not None:
                 large &= pivot == 0
@@ -154,33 +154,54 @@ def _arithmetic(x: Array, out: Array, extras: Extras) -> np.dtype[Any]:
     return compute_dtype(x.dtype, out.dtype) if extras.add is None else np.dtype(np.float64)
 
 
-def powers(rows: Rows, *, dominated: bool = True) -> tuple[Array | None, Array]:
+def powers(rows: Rows) -> tuple[Array | None, Array]:
     """Replace elements by exp(element - pivot); return each row's pivot, 0 or its maximum, and the sum of its powers.
-
-    The pivots are None where all of them are 0.
 
     exp(x) / sum(exp(x)) needs no pivot where nothing overflows, and where what is flushed to 0 is so small that it does
     not count: two passes are saved. Which rows need one depends on each row alone, so that a row has the same bits in
-    any company. dominated: whether a row may do without where one element has half of the sum, or more; its logarithm
-    may not, for it is near to 0.
+    any company. The pivots are None where all of them are 0.
     """
-    first = rows.column(0.0)
-    bad = np.abs(first) > NEAR
-    if np.count_nonzero(bad):
-        bad &= first != -np.inf
-        if bad.all():
-            return _powers_from_maximum(rows)
+    far = _far(rows)
+    if far.all():
+        return _powers_from_maximum(rows)
     rows.apply(np.exp)
     total = rows.sum()
-    bad |= total < LEAST_SUM
-    bad |= total > MOST_SUM if dominated else ~(rows.sum_of_squares() < 0.25 * total * total)
+    return _with_pivots(rows, far | (total < LEAST_SUM) | (total > MOST_SUM), total), total
+
+
+def _powers_with_squares(rows: Rows) -> tuple[Array | None, Array, Array]:
+    """Do the same, and return the sums of the powers' squares, too, where there is no pivot.
+
+    There is one where an element may have half of the sum: its logarithm is near to 0, and needs all its digits.
+    """
+    far = _far(rows)
+    if far.all():
+        pivot, total = _powers_from_maximum(rows)
+        return pivot, total, np.zeros(total.shape)
+    rows.apply(np.exp)
+    total, squares = rows.sum(), rows.sum_of_squares()
+    bad = far | (total < LEAST_SUM) | ~(squares < 0.25 * total * total)
+    return _with_pivots(rows, bad, total), total, squares
+
+
+def _far(rows: Rows) -> Array:
+    """Say which rows begin so far from 0 that it is not even tried without a pivot."""
+    first = rows.column(0.0)
+    far: Array = np.abs(first) > NEAR
+    if np.count_nonzero(far):
+        far &= first != -np.inf
+    return far
+
+
+def _with_pivots(rows: Rows, bad: Array, total: Array) -> Array | None:
+    """Compute the bad rows again, with a pivot; write their sums to total, and return the pivots, if there are any."""
     if not np.count_nonzero(bad):
-        return None, total
+        return None
     pivot = np.zeros(total.shape)
     some = rows.again(bad)
     pivot[bad], total[bad] = _powers_from_maximum(some)
     rows.put(bad, some)
-    return pivot, total
+    return pivot
 
 
 def _powers_from_maximum(rows: Rows) -> tuple[Array, Array]:

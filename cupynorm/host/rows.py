@@ -30,6 +30,7 @@ Array = np.ndarray[Any, Any]
 CHAIN = 512  # elements that are summed up in the type of arithmetic; such sums are summed up in float64
 WIDE = 512  # columns from which on a broadcast operand is read where it lies, rather than by NumPy's buffers
 LEAST_THREADED = 1 << 16  # elements up to which a call, and a block, is not worth a thread of its own
+BUFFER = 8192  # elements of NumPy's buffers: a row of more is read where it lies
 DIRECT = 256  # elements of NumPy's buffers then: fewer than columns, so that it does not fill them
 
 
@@ -40,6 +41,9 @@ class Space:
         self.dtype = dtype
         self._arrays: dict[str, Array] = {}
         self._scratch: Array | None = None
+        self._repeated: dict[
+            int, tuple[Array, Array]
+        ] = {}  # by the identity of what is repeated, which is held
 
     def take(self, name: str, rows: int, cols: int) -> Array:
         """Return rows x columns, with what they held before."""
@@ -54,6 +58,13 @@ class Space:
         if self._scratch is None or self._scratch.shape[1] < size:
             self._scratch = scratch_of(size)
         return self._scratch
+
+    def repeated(self, columns: Array, times: int) -> Array:
+        """Return a parameter several times, made once."""
+        held = self._repeated.get(id(columns))
+        if held is None:
+            held = self._repeated[id(columns)] = columns, np.tile(columns, times)
+        return held[1]
 
 
 class Rows:
@@ -85,6 +96,7 @@ class Rows:
 
     def source(self, piece: Index) -> Array:
         """Return a piece of x, prepared, as rows x columns: to be read."""
+        values: Array
         if self._source is not None:
             return self._source
         part = self._x[self.index(piece)]
@@ -119,7 +131,7 @@ class Rows:
 
     def _advance(self, number: int, steps: Sequence[Step]) -> Array:
         held, piece = self._values[number], self.pieces[number]
-        values = self.source(piece) if held is None else held
+        values: Array = self.source(piece) if held is None else held
         if steps:
             target = self._target(piece, values) if held is None else held
             for step in steps:
@@ -132,7 +144,8 @@ class Rows:
     def _target(self, piece: Index, values: Array) -> Array:
         if self._home is None:
             return self.space.take("target", *values.shape)
-        return self._home[self.index(piece)].reshape(values.shape)
+        home: Array = self._home[self.index(piece)].reshape(values.shape)
+        return home
 
     def reset(self) -> None:
         """Forget what was made of the source."""
@@ -169,12 +182,33 @@ class Rows:
     def apply_columns(self, step: np.ufunc, operand: Array | None) -> None:
         """Replace every element by step(element, the column's operand); None: leave them."""
         if operand is not None:
-            self.then(lambda values, out, piece: step(values, self.columns(operand, piece), out=out))
+            self.then(
+                lambda values, out, piece: self._apply_columns(
+                    step, values, self.columns(operand, piece), out
+                )
+            )
+
+    def _apply_columns(self, step: np.ufunc, values: Array, columns: Array, out: Array) -> None:
+        """Do so, several rows at once where they are narrow: NumPy would stretch the operand once more for each."""
+        rows, cols = values.shape
+        together = BUFFER // cols + 1
+        whole = rows // together * together
+        if cols >= WIDE or not whole:
+            step(values, columns, out=out)
+            return
+        cut = (-1, together * cols)
+        step(
+            values[:whole].reshape(cut), self.space.repeated(columns, together), out=out[:whole].reshape(cut)
+        )
+        if whole < rows:
+            step(values[whole:], columns, out=out[whole:])
 
     def columns(self, operand: Array, piece: Index) -> Array:
-        """Return a parameter's elements for the columns of a piece."""
-        found = operand if self.whole else operand[piece]
-        return found.astype(self.space.dtype, copy=False).reshape(-1)
+        """Return the elements of what columns_of() gave for the columns of a piece."""
+        if self.whole:
+            return operand
+        found: Array = operand[piece].astype(self.space.dtype, copy=False).reshape(-1)
+        return found
 
     def column(self, share: float) -> Array:
         """Return one element of each row: the first (0), the last (1), or one that lies between."""
@@ -413,13 +447,10 @@ def _each_once(part: Array) -> Array:
 def columns_of(
     parameter: Array | None, shape: tuple[int, ...], axes: int, dtype: np.dtype[Any]
 ) -> Array | None:
-    """Return gamma or beta with one element per column, in the type of arithmetic if that is no larger than a block."""
+    """Return gamma or beta: where rows are whole, one element per column in the type of arithmetic, else stretched."""
     if parameter is None:
         return None
     trailing = shape[len(shape) - axes :]
     stretched = parameter if parameter.shape == trailing else np.broadcast_to(parameter, trailing)
-    return (
-        stretched.astype(dtype, copy=False)
-        if stretched.size * dtype.itemsize <= reference.BLOCK * 8
-        else stretched
-    )
+    whole = stretched.size * dtype.itemsize <= reference.BLOCK * 8
+    return stretched.astype(dtype, copy=False).reshape(-1) if whole else stretched
