@@ -120,10 +120,9 @@ def log_softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE) -> None
             rows.apply(np.subtract, pivot)
         log_total = np.log(total)
         rows.apply(np.subtract, log_total)
-        large = (total > LARGE_SUM) & (squares * squares > total * total * total)
+        large = total > LARGE_SUM
         if np.count_nonzero(large):
-            if pivot is not None:
-                large &= pivot == 0
+            large &= squares * squares > total * total * total
             rows.apply(np.subtract, np.where(large, log_total - log_total.astype(rows.space.dtype), 0.0))
         if extras.mask is not None and not _all_positive(total):
             rows.drop(extras.mask, -np.inf)
@@ -162,41 +161,44 @@ def powers(rows: Rows) -> tuple[Array | None, Array]:
     any company. The pivots are None where all of them are 0.
     """
     far = _far(rows)
-    if far.all():
+    if far is not None and far.all():
         return _powers_from_maximum(rows)
     rows.apply(np.exp)
     total = rows.sum()
-    return _with_pivots(rows, far | (total < LEAST_SUM) | (total > MOST_SUM), total), total
+    good = (total >= LEAST_SUM) & (total <= MOST_SUM)
+    return _with_pivots(rows, good, far, total), total
 
 
 def _powers_with_squares(rows: Rows) -> tuple[Array | None, Array, Array]:
-    """Do the same, and return the sums of the powers' squares, too, where there is no pivot.
+    """Do the same, and return the sums of the powers' squares, too; 0 where there is a pivot.
 
     There is one where an element may have half of the sum: its logarithm is near to 0, and needs all its digits.
     """
     far = _far(rows)
-    if far.all():
+    if far is not None and far.all():
         pivot, total = _powers_from_maximum(rows)
         return pivot, total, np.zeros(total.shape)
     rows.apply(np.exp)
     total, squares = rows.sum(), rows.sum_of_squares()
-    bad = far | (total < LEAST_SUM) | ~(squares < 0.25 * total * total)
-    return _with_pivots(rows, bad, total), total, squares
+    good = squares < 0.25 * total * (total - LEAST_SUM)
+    pivots = _with_pivots(rows, good, far, total)
+    return pivots, total, squares if pivots is None else np.where(pivots == 0, squares, 0.0)
 
 
-def _far(rows: Rows) -> Array:
-    """Say which rows begin so far from 0 that it is not even tried without a pivot."""
+def _far(rows: Rows) -> Array | None:
+    """Say which rows begin so far from 0 that it is not even tried without a pivot; None: none does."""
     first = rows.column(0.0)
-    far: Array = np.abs(first) > NEAR
-    if np.count_nonzero(far):
-        far &= first != -np.inf
-    return far
+    far = np.abs(first) > NEAR
+    return far & (first != -np.inf) if np.count_nonzero(far) else None
 
 
-def _with_pivots(rows: Rows, bad: Array, total: Array) -> Array | None:
-    """Compute the bad rows again, with a pivot; write their sums to total, and return the pivots, if there are any."""
-    if not np.count_nonzero(bad):
+def _with_pivots(rows: Rows, good: Array, far: Array | None, total: Array) -> Array | None:
+    """Compute rows that are not good again, with a pivot; write their sums to total, return the pivots, or None."""
+    if far is not None:
+        good &= ~far
+    if np.count_nonzero(good) == good.size:
         return None
+    bad = ~good
     pivot = np.zeros(total.shape)
     some = rows.again(bad)
     pivot[bad], total[bad] = _powers_from_maximum(some)

@@ -74,6 +74,21 @@ class Rows:
     are one row, which comes in pieces, and has no place to stay. home: the result, if values may be computed there.
     """
 
+    __slots__ = (
+        "_axes",
+        "_home",
+        "_prepare",
+        "_source",
+        "_steps",
+        "_values",
+        "_x",
+        "at",
+        "kept",
+        "pieces",
+        "space",
+        "whole",
+    )
+
     def __init__(
         self, x: Array, at: Index, pieces: Sequence[Index], axes: int, space: Space, home: Array | None
     ) -> None:
@@ -127,7 +142,8 @@ class Rows:
 
     def values(self) -> Array:
         """Return the elements of whole rows after all steps so far."""
-        return self._advance(0, ())
+        held = self._values[0]
+        return self.source(self.pieces[0]) if held is None else held
 
     def _advance(self, number: int, steps: Sequence[Step]) -> Array:
         held, piece = self._values[number], self.pieces[number]
@@ -173,11 +189,19 @@ class Rows:
 
     def apply(self, step: np.ufunc, operand: Array | None = None) -> None:
         """Replace every element by step(element), or by step(element, its row's operand)."""
-        if operand is None:
-            self.then(lambda values, out, _: step(values, out=out))
+        operands = () if operand is None else (operand.astype(self.space.dtype)[:, None],)
+        if self.whole:
+            values = self.values()
+            step(values, *operands, out=self._own(values))
         else:
-            column = operand.astype(self.space.dtype)[:, None]
-            self.then(lambda values, out, _: step(values, column, out=out))
+            self.then(lambda values, out, _: step(values, *operands, out=out))
+
+    def _own(self, values: Array) -> Array:
+        """Return where elements of whole rows are written to, and are from now on."""
+        held = self._values[0]
+        if held is None:
+            held = self._values[0] = self._target(self.pieces[0], values)
+        return held
 
     def apply_columns(self, step: np.ufunc, operand: Array | None) -> None:
         """Replace every element by step(element, the column's operand); None: leave them."""
@@ -354,7 +378,7 @@ class Rows:
 
 def rows_of(values: Array, dtype: np.dtype[Any]) -> Rows:
     """Return rows x columns that are in memory as one block."""
-    return Rows(values, (slice(None),), [(slice(None),)], 1, Space(dtype), None)
+    return Rows(values, _whole(1), [_whole(1)], 1, Space(dtype), None)
 
 
 def each_block(
@@ -370,20 +394,35 @@ def each_block(
     dtype: that of arithmetic. out: where values may be computed if it has this dtype, and lies in one piece, and shares
     no memory with x or with what else is read.
     """
-    leading, trailing = x.shape[: x.ndim - axes], x.shape[x.ndim - axes :]
-    if not math.prod(leading):
-        return  # or the pieces of rows that are not there would be counted out
+    if not x.size:
+        return
     home = out if out is not None and _is_home(out, dtype, (x, *reads)) else None
-    cols, limit = math.prod(trailing), reference.BLOCK * 8 // dtype.itemsize
+    limit = reference.BLOCK * 8 // dtype.itemsize
+    if x.size <= min(limit, LEAST_THREADED):
+        _go_through([_whole(x.ndim - axes)], x, [_whole(axes)], axes, dtype, work, home)
+        return
+    leading, trailing = x.shape[: x.ndim - axes], x.shape[x.ndim - axes :]
     pieces = _cut(trailing, limit)
-    threads = threading.count() if x.size > LEAST_THREADED else 1
-    # two blocks a thread, if that makes no block too small
-    most = limit if threads == 1 else min(limit, max(LEAST_THREADED, x.size // (2 * threads)))
+    threads = threading.count()
+    if threads > 1:  # two blocks a thread, if that makes no block too small
+        limit = min(limit, max(LEAST_THREADED, x.size // (2 * threads)))
+    tiles = _cut(leading, max(1, limit // math.prod(trailing)))
+    threading.spread(tiles, threads, lambda some: _go_through(some, x, pieces, axes, dtype, work, home))
 
-    @np.errstate(all="ignore")  # of this thread
-    def some(tiles: Sequence[Index]) -> None:
-        space = Space(dtype)
-        before = np.setbufsize(DIRECT) if cols >= WIDE else None
+
+def _go_through(
+    tiles: Sequence[Index],
+    x: Array,
+    pieces: Sequence[Index],
+    axes: int,
+    dtype: np.dtype[Any],
+    work: Callable[[Rows], None],
+    home: Array | None,
+) -> None:
+    """Call work(rows) for some blocks; NumPy's settings are those of the thread."""
+    space = Space(dtype)
+    with np.errstate(all="ignore"):
+        before = np.setbufsize(DIRECT) if x.shape[-1] >= WIDE else None
         try:
             for at in tiles:
                 work(Rows(x, at, pieces, axes, space, home))
@@ -391,12 +430,14 @@ def each_block(
             if before is not None:
                 np.setbufsize(before)
 
-    threading.spread(_cut(leading, max(1, most // cols)), threads, some)
+
+def _whole(axes: int) -> Index:
+    return (slice(None),) * axes
 
 
 def _cut(shape: tuple[int, ...], limit: int) -> Sequence[Index]:
     """Return the tiles of at most `limit` elements that an array of this shape is cut into."""
-    return [(slice(None),) * len(shape)] if math.prod(shape) <= limit else list(_tiles(shape, limit))
+    return [_whole(len(shape))] if math.prod(shape) <= limit else list(_tiles(shape, limit))
 
 
 def _is_home(out: Array, dtype: np.dtype[Any], others: Sequence[Array | None]) -> bool:
