@@ -76,6 +76,9 @@ def test_what_float16_does_not_hold_is_narrowed_as_numpy_does() -> None:
     values = np.random.default_rng(1).integers(0, 1 << 32, 1 << 16, dtype=np.uint32).view(np.float32)
 
     assert same(narrowed(values, np.float16), values.astype(np.float16))
+    assert same(
+        narrowed(np.array([65536, -1e5, 131071], np.float32), np.float16), np.array([np.inf, -np.inf, np.inf])
+    )
     assert same(narrowed(np.array([np.inf, 1], np.float32), np.float16), np.array([np.inf, 1]))
 
 
