@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-NEAR = 64.0  # what the first element of a row may be whose exponentials are tried without a pivot
 # Sums of exponentials without a pivot between which no digit is lost: neither have the largest ones been flushed to
 # 0, nor has the sum, or the largest one's square, overflowed.
 LEAST_SUM, MOST_SUM = 0.1, 1e18
@@ -160,13 +159,10 @@ def powers(rows: Rows) -> tuple[Array | None, Array]:
     not count: two passes are saved. Which rows need one depends on each row alone, so that a row has the same bits in
     any company. The pivots are None where all of them are 0.
     """
-    far = _far(rows)
-    if far is not None and far.all():
-        return _powers_from_maximum(rows)
     rows.apply(np.exp)
     total = rows.sum()
     good = (total >= LEAST_SUM) & (total <= MOST_SUM)
-    return _with_pivots(rows, good, far, total), total
+    return _with_pivots(rows, good, total), total
 
 
 def _powers_with_squares(rows: Rows) -> tuple[Array | None, Array, Array]:
@@ -174,28 +170,15 @@ def _powers_with_squares(rows: Rows) -> tuple[Array | None, Array, Array]:
 
     There is one where an element may have half of the sum: its logarithm is near to 0, and needs all its digits.
     """
-    far = _far(rows)
-    if far is not None and far.all():
-        pivot, total = _powers_from_maximum(rows)
-        return pivot, total, np.zeros(total.shape)
     rows.apply(np.exp)
     total, squares = rows.sum(), rows.sum_of_squares()
     good = squares < 0.25 * total * (total - LEAST_SUM)
-    pivots = _with_pivots(rows, good, far, total)
+    pivots = _with_pivots(rows, good, total)
     return pivots, total, squares if pivots is None else np.where(pivots == 0, squares, 0.0)
 
 
-def _far(rows: Rows) -> Array | None:
-    """Say which rows begin so far from 0 that it is not even tried without a pivot; None: none does."""
-    first = rows.column(0.0)
-    far = np.abs(first) > NEAR
-    return far & (first != -np.inf) if np.count_nonzero(far) else None
-
-
-def _with_pivots(rows: Rows, good: Array, far: Array | None, total: Array) -> Array | None:
+def _with_pivots(rows: Rows, good: Array, total: Array) -> Array | None:
     """Compute rows that are not good again, with a pivot; write their sums to total, return the pivots, or None."""
-    if far is not None:
-        good &= ~far
     if np.count_nonzero(good) == good.size:
         return None
     bad = ~good
