@@ -64,17 +64,42 @@ def composed_log_softmax(x: Array, *_: Array) -> Array:
     return y
 
 
+def composed_logsumexp(x: Array, *_: Array) -> Array:
+    """Logsumexp likewise."""
+    largest = x.max(-1, keepdims=True)
+    y: Array = np.log(np.exp(x - largest).sum(-1)) + largest[..., 0]
+    return y
+
+
+def composed_softmax_backward(dy: Array, y: Array) -> Array:
+    """Softmax's gradient likewise."""
+    dx: Array = y * (dy - (dy * y).sum(-1, keepdims=True))
+    return dx
+
+
+def composed_log_softmax_backward(dy: Array, y: Array) -> Array:
+    """log_softmax's gradient likewise."""
+    dx: Array = dy - np.exp(y) * dy.sum(-1, keepdims=True)
+    return dx
+
+
 OURS: dict[str, Callable[..., Any]] = {
     "layer_norm": cupynorm.layer_norm,
     "rms_norm": lambda x, gamma, _: cupynorm.rms_norm(x, gamma),
     "softmax": lambda x, *_: cupynorm.softmax(x),
     "log_softmax": lambda x, *_: cupynorm.log_softmax(x),
+    "logsumexp": lambda x, *_: cupynorm.logsumexp(x),
+    "softmax_backward": cupynorm.softmax_backward,
+    "log_softmax_backward": cupynorm.log_softmax_backward,
 }
-COMPOSED = {
+COMPOSED: dict[str, Callable[..., Any]] = {
     "layer_norm": composed_layer_norm,
     "rms_norm": composed_rms_norm,
     "softmax": composed_softmax,
     "log_softmax": composed_log_softmax,
+    "logsumexp": composed_logsumexp,
+    "softmax_backward": composed_softmax_backward,
+    "log_softmax_backward": composed_log_softmax_backward,
 }
 
 
@@ -89,7 +114,10 @@ def torchs(op: str) -> Callable[..., Any]:
         "rms_norm": lambda x, gamma, _: functional.rms_norm(x, (x.shape[-1],), gamma, 1e-6),
         "softmax": lambda x, *_: functional.softmax(x, -1),
         "log_softmax": lambda x, *_: functional.log_softmax(x, -1),
+        "logsumexp": lambda x, *_: torch.logsumexp(x, -1),
     }
+    if op not in calls:
+        raise NotImplementedError
     return calls[op]
 
 
@@ -163,6 +191,8 @@ def call_of(kind: str, case: Case) -> Callable[[], Any]:
     dtype = dtype_of(case.dtype)
     x = random.standard_normal((case.rows, case.cols), np.float32).astype(dtype)
     given: tuple[Any, ...] = (x, np.ones(case.cols, dtype), np.zeros(case.cols, dtype))
+    if case.op.endswith("_backward"):
+        given = x, OURS[case.op.removesuffix("_backward")](x)
     if kind == "torch":
         function = torchs(case.op)
         import torch  # noqa: PLC0415
@@ -207,7 +237,7 @@ def row_of(found: Mapping[str, Any], names: list[str]) -> str:
     shown = [f"{best[name] * scale:8.2f}" if name in best else "       -" for name in names]
     spread = max(np.quantile(each, 0.75) / min(each) for each in seconds.values())
     ratio = best["numpy"] / best["cupynorm"]
-    label = f"{found['op']:12} {found['dtype']:9} {found['rows']:6} x {found['cols']:<6}"
+    label = f"{found['op']:20} {found['dtype']:9} {found['rows']:6} x {found['cols']:<6}"
     return f"{label} {' '.join(shown)} {unit}  numpy / cupynorm {ratio:5.2f}  spread {spread:4.2f}"
 
 
@@ -245,7 +275,7 @@ def main() -> None:
     about = {"python": platform.python_version(), "numpy": np.__version__, "machine": platform.machine()}
     report: dict[str, Any] = {"about": about, "date": time.strftime("%Y-%m-%d"), "cases": []}
     names = list(workers)
-    print(f"{'':39} {' '.join(f'{name:>8}' for name in names)}")
+    print(f"{'':47} {' '.join(f'{name:>8}' for name in names)}")
     try:
         for case in cases(options.only, options.dtypes, quick=options.quick):
             report["cases"].append(measured(case, workers))

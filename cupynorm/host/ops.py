@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm._dtypes import compute_dtype
 from cupynorm.host import reference
 from cupynorm.host.reference import ALONE
 from cupynorm.host.rows import columns_of, each_block
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 # Sums of exponentials without a pivot between which no digit is lost: neither have the largest ones been flushed to
 # 0, nor has the sum, or the largest one's square, overflowed.
 LEAST_SUM, MOST_SUM = 0.1, 1e18
@@ -62,7 +62,7 @@ def layer_norm(
         rows.store_statistic(mean, mean_of_rows)
         rows.store_statistic(rstd, factor)
 
-    _run(x, axes, out, work, extras, gamma, beta)
+    _run(x, axes, dtype, out, work, extras, gamma, beta)
 
 
 def rms_norm(
@@ -79,7 +79,8 @@ def rms_norm(
         reference.rms_norm(x, gamma, axes, eps, out, rstd, extras)
         return
     cols = math.prod(x.shape[x.ndim - axes :])
-    scale = columns_of(gamma, x.shape, axes, _arithmetic(x, out, extras))
+    dtype = _arithmetic(x, out, extras)
+    scale = columns_of(gamma, x.shape, axes, dtype)
 
     def work(rows: Rows) -> None:
         rows.add(extras.add)
@@ -88,7 +89,7 @@ def rms_norm(
         rows.store(out)
         rows.store_statistic(rstd, factor)
 
-    _run(x, axes, out, work, extras, gamma)
+    _run(x, axes, dtype, out, work, extras, gamma)
 
 
 def softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE) -> None:
@@ -105,7 +106,7 @@ def softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE) -> None:
             rows.drop(extras.mask, 0.0)
         rows.store(out)
 
-    _run(x, axes, out, work, extras)
+    _run(x, axes, _arithmetic(x, out, extras), out, work, extras)
 
 
 def log_softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE) -> None:
@@ -113,7 +114,7 @@ def log_softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE) -> None
 
     def work(rows: Rows) -> None:
         rows.mask(extras.mask)
-        pivot, total, squares = _powers_with_squares(rows)
+        pivot, total, squares = powers_with_squares(rows)
         rows.reset()
         if pivot is not None:
             rows.apply(np.subtract, pivot)
@@ -127,7 +128,7 @@ def log_softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE) -> None
             rows.drop(extras.mask, -np.inf)
         rows.store(out)
 
-    _run(x, axes, out, work, extras)
+    _run(x, axes, _arithmetic(x, out, extras), out, work, extras)
 
 
 def _all_positive(total: Array) -> bool:
@@ -136,20 +137,30 @@ def _all_positive(total: Array) -> bool:
 
 
 def _run(
-    x: Array, axes: int, out: Array, work: Callable[[Rows], None], extras: Extras, *parameters: Array | None
+    x: Array,
+    axes: int,
+    dtype: np.dtype[Any],
+    out: Array,
+    work: Callable[[Rows], None],
+    extras: Extras,
+    *reads: Array | None,
 ) -> None:
     mask, add, _ = extras
-    reads = [*parameters]
     if mask is not None:
-        reads += [mask.where, mask.bias, mask.begin, mask.end]
+        reads += (mask.where, mask.bias, mask.begin, mask.end)
     if add is not None:
-        reads += [add.residual, add.bias, add.sum_out]
-    each_block(x, axes, _arithmetic(x, out, extras), work, out, reads)
+        reads += (add.residual, add.bias, add.sum_out)
+    each_block(x, axes, dtype, work, out, reads)
 
 
 def _arithmetic(x: Array, out: Array, extras: Extras) -> np.dtype[Any]:
     """Return the type of arithmetic: float64 for sums, too, whose rounding would cost their deviations their digits."""
-    return compute_dtype(x.dtype, out.dtype) if extras.add is None else np.dtype(np.float64)
+    return FLOAT64 if extras.add is not None else type_of_arithmetic(x, out)
+
+
+def type_of_arithmetic(*arrays: Array) -> np.dtype[Any]:
+    """Return float64 if any array is, else float32."""
+    return FLOAT64 if FLOAT64 in [each.dtype for each in arrays] else FLOAT32
 
 
 def powers(rows: Rows) -> tuple[Array | None, Array]:
@@ -165,7 +176,7 @@ def powers(rows: Rows) -> tuple[Array | None, Array]:
     return _with_pivots(rows, good, total), total
 
 
-def _powers_with_squares(rows: Rows) -> tuple[Array | None, Array, Array]:
+def powers_with_squares(rows: Rows) -> tuple[Array | None, Array, Array]:
     """Do the same, and return the sums of the powers' squares, too; 0 where there is a pivot.
 
     There is one where an element may have half of the sum: its logarithm is near to 0, and needs all its digits.
@@ -205,11 +216,12 @@ def standardise(rows: Rows, cols: int, eps: float, *, centred: bool) -> tuple[Ar
     mean, squares = _centre(rows, cols, centred=centred)
     factor = 1 / np.sqrt(squares / cols + eps)
     rows.apply(np.multiply, factor)
-    if rows.space.dtype == np.float32:
-        bad = ~(squares < MOST_SQUARES)
+    if rows.space.dtype == FLOAT32:
+        good = squares < MOST_SQUARES
         if eps < LEAST_SQUARES:
-            bad |= squares < cols * LEAST_SQUARES
-        if np.count_nonzero(bad):
+            good &= squares >= cols * LEAST_SQUARES
+        if np.count_nonzero(good) < good.size:
+            bad = ~good
             some = rows.again(bad)
             mean[bad], factor[bad] = _standardise_scaled(some, cols, eps, centred=centred)
             rows.put(bad, some)

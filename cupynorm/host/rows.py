@@ -14,7 +14,7 @@ import numpy as np
 
 from cupynorm.host import reference
 from cupynorm.host import threads as threading
-from cupynorm.host.conversions import narrow, scratch_of, widen
+from cupynorm.host.conversions import FEW, narrow, scratch_of, widen
 from cupynorm.host.reference import _tiles
 
 if TYPE_CHECKING:
@@ -123,6 +123,8 @@ class Rows:
                 prepared = self.space.take("source", *flat)
                 np.copyto(prepared, values)
                 values = prepared
+        elif part.size <= FEW:
+            values = part.astype(self.space.dtype, order="C").reshape(flat)
         else:
             values = self.space.take("source", *flat)
             widen(part, values)
@@ -190,18 +192,14 @@ class Rows:
     def apply(self, step: np.ufunc, operand: Array | None = None) -> None:
         """Replace every element by step(element), or by step(element, its row's operand)."""
         operands = () if operand is None else (operand.astype(self.space.dtype)[:, None],)
-        if self.whole:
-            values = self.values()
-            step(values, *operands, out=self._own(values))
-        else:
+        if not self.whole:
             self.then(lambda values, out, _: step(values, *operands, out=out))
-
-    def _own(self, values: Array) -> Array:
-        """Return where elements of whole rows are written to, and are from now on."""
-        held = self._values[0]
-        if held is None:
+            return
+        held = values = self._values[0]
+        if held is None or values is None:
+            values = self.source(self.pieces[0])
             held = self._values[0] = self._target(self.pieces[0], values)
-        return held
+        step(values, *operands, out=held)
 
     def apply_columns(self, step: np.ufunc, operand: Array | None) -> None:
         """Replace every element by step(element, the column's operand); None: leave them."""
@@ -275,6 +273,11 @@ class Rows:
             self._put(out, piece, mask, -np.inf)
 
         self.prepare(step)
+
+    def drop_from_source(self, mask: Masking | None, fill: float) -> None:
+        """Put `fill` into the source where elements are dropped."""
+        if mask is not None:
+            self.prepare(lambda _, out, piece: self._put(out, piece, mask, fill))
 
     def drop(self, mask: Masking | None, fill: float) -> None:
         """Put `fill` where elements are dropped."""
