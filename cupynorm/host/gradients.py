@@ -17,7 +17,7 @@ from cupynorm.host.broadcast_sums import BroadcastSum
 from cupynorm.host.losses import _pieces
 from cupynorm.host.ops import type_of_arithmetic
 from cupynorm.host.reference import _blocks, _columns, _round, _standardise
-from cupynorm.host.rows import Rows, Space, each_block, row_sums
+from cupynorm.host.rows import Rows, each_block, wide_sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,14 +146,14 @@ def _softmax_alone(what: SoftmaxGradient, mask: Masking | None) -> None:
     dtype = type_of_arithmetic(what.dy, what.y, what.dx)
 
     def work(rows: Rows) -> None:
-        slope = Rows(what.dy, rows.at, rows.pieces, what.axes, Space(dtype), None)
+        slope = Rows(what.dy, rows.at, rows.pieces, what.axes, rows.space.other("slope", dtype), None)
         if what.log:
             rows.prepare(_exp)
         for each in (slope, rows):
             each.drop_from_source(mask, 0.0)
         # in float64: a difference of large products keeps its digits, as elements of the result must
         parts = [
-            row_sums(_wide(slope.source(piece)), None if what.log else _wide(rows.source(piece)))
+            wide_sums(slope.source(piece), None if what.log else rows.source(piece), rows.space)
             for piece in rows.pieces
         ]
         total = np.sum(parts, axis=0).astype(dtype)[:, None]
@@ -178,10 +178,6 @@ def _softmax_alone(what: SoftmaxGradient, mask: Masking | None) -> None:
 
 def _exp(values: Array, out: Array, _: Index) -> None:
     np.exp(values, out=out)
-
-
-def _wide(values: Array) -> Array:
-    return values.astype(np.float64, copy=False)
 
 
 @np.errstate(all="ignore")

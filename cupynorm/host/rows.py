@@ -30,6 +30,7 @@ Array = np.ndarray[Any, Any]
 CHAIN = 512  # elements that are summed up in the type of arithmetic; such sums are summed up in float64
 WIDE = 512  # columns from which on a broadcast operand is read where it lies, rather than by NumPy's buffers
 LEAST_THREADED = 1 << 16  # elements up to which a call, and a block, is not worth a thread of its own
+WIDENED = 1 << 16  # elements that are widened for a sum at once
 BUFFER = 8192  # elements of NumPy's buffers: a row of more is read where it lies
 DIRECT = 256  # elements of NumPy's buffers then: fewer than columns, so that it does not fill them
 
@@ -39,6 +40,7 @@ class Space:
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self.dtype = dtype
+        self._others: dict[tuple[str, np.dtype[Any]], Space] = {}
         self._arrays: dict[str, Array] = {}
         self._scratch: Array | None = None
         self._repeated: dict[
@@ -58,6 +60,14 @@ class Space:
         if self._scratch is None or self._scratch.shape[1] < size:
             self._scratch = scratch_of(size)
         return self._scratch
+
+    def other(self, name: str, dtype: np.dtype[Any]) -> Space:
+        """Return a space beside this one."""
+        return self._others.setdefault((name, dtype), Space(dtype))
+
+    def forget_parameters(self) -> None:
+        """Forget what was repeated: another call has other parameters."""
+        self._repeated.clear()
 
     def repeated(self, columns: Array, times: int) -> Array:
         """Return a parameter several times, made once."""
@@ -423,7 +433,11 @@ def _go_through(
     home: Array | None,
 ) -> None:
     """Call work(rows) for some blocks; NumPy's settings are those of the thread."""
-    space = Space(dtype)
+    free = _spaces.setdefault(dtype, [])
+    try:
+        space = free.pop()
+    except IndexError:
+        space = Space(dtype)
     with np.errstate(all="ignore"):
         before = np.setbufsize(DIRECT) if x.shape[-1] >= WIDE else None
         try:
@@ -432,6 +446,13 @@ def _go_through(
         finally:
             if before is not None:
                 np.setbufsize(before)
+            space.forget_parameters()
+            free.append(space)
+
+
+# Spaces that nobody works in, by dtype: a few MiB for each thread that has ever computed. Else the C library may hand
+# such memory back to the system after each call, which costs more than the arithmetic (docs/notes/059).
+_spaces: dict[np.dtype[Any], list[Space]] = {}
 
 
 def _whole(axes: int) -> Index:
@@ -474,6 +495,26 @@ def row_sums(values: Array, others: Array | None = None) -> Array:
     if whole < cols:
         total += np.vecdot(values[:, whole:], ones[: cols - whole] if others is None else others[:, whole:])
     return total
+
+
+def wide_sums(values: Array, others: Array | None, space: Space) -> Array:
+    """Return the same with all products and sums in float64, a few rows at once."""
+    rows, cols = values.shape
+    together = max(1, WIDENED // cols)
+    found = np.empty(rows)
+    for first in range(0, rows, together):
+        some = slice(first, min(rows, first + together))
+        wide = _widened(values[some], space, "values")
+        found[some] = row_sums(wide, None if others is None else _widened(others[some], space, "others"))
+    return found
+
+
+def _widened(part: Array, space: Space, name: str) -> Array:
+    if part.dtype == np.float64:
+        return part
+    wide = space.other("wide", np.dtype(np.float64)).take(name, *part.shape)
+    np.copyto(wide, part)
+    return wide
 
 
 def _joined(combine: np.ufunc, parts: list[Array]) -> Array:
