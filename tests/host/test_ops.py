@@ -303,6 +303,36 @@ def test_memory_does_not_grow_with_x(op: Op) -> None:
             assert peak < 8 * reference.BLOCK * 8  # x has 16 and 32 MiB
 
 
+def test_a_second_call_uses_the_memory_of_the_first() -> None:
+    x = np.ones((4096, 512), np.float16)
+    out = np.empty_like(x)
+    softmax(x, out=out)
+    tracemalloc.start()
+
+    softmax(x, out=out)
+
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 << 20  # the blocks have 1 MiB each, and conversions 3
+
+
+def test_a_call_within_a_call_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.default_rng(15).standard_normal((600, 700)).astype(np.float16)
+    expected, inner = softmax(x), []
+    original = rows.Rows.store
+
+    def store(self: rows.Rows, out: Any) -> None:
+        if not inner:  # as a signal handler may
+            inner.append(None)
+            inner.append(softmax(x[::-1]))
+        original(self, out)
+
+    monkeypatch.setattr(rows.Rows, "store", store)
+
+    assert np.array_equal(softmax(x), expected)
+    assert np.array_equal(inner[1], expected[::-1])
+
+
 def test_nothing_else_of_x_is_read_or_written() -> None:
     x = np.random.default_rng(13).standard_normal((6, 2, 50)).astype(np.float32)
     x.flags.writeable = False
