@@ -1,6 +1,8 @@
-"""Gradients of norms and softmax on NumPy arrays: float64 arithmetic in blocks of rows, each result rounded once.
+"""Gradients of norms and softmax on NumPy arrays, in blocks of rows, each result rounded once.
 
-A result may be one of the arrays that are read. Nothing is checked here; floating warnings are off.
+Arithmetic is in float64, as in reference.py; where of softmax only dx is wanted, all but sums is in the type of
+arithmetic of ops.py. A result may be one of the arrays that are read. Nothing is checked here; floating warnings are
+off.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import numpy as np
 from cupynorm._values import NamedTuple
 from cupynorm.host.broadcast_sums import BroadcastSum
 from cupynorm.host.losses import _pieces
+from cupynorm.host.ops import type_of_arithmetic
 from cupynorm.host.reference import _blocks, _columns, _round, _standardise
+from cupynorm.host.rows import Rows, each_block, wide_sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,12 +128,60 @@ class SoftmaxGradient(NamedTuple):
     dbias: Sum | None
 
 
-@np.errstate(all="ignore")
 def softmax(what: SoftmaxGradient, mask: Masking | None) -> None:
     """Write scale * y * (dy - sum(dy * y)), or for log_softmax scale * (dy - exp(y) * sum(dy)); 0 where dropped.
 
     Nothing that stands in a dropped place counts. The gradient of the bias is the sum of the same without scale.
     """
+    if what.dbias is None and what.dropout is None:
+        _softmax_alone(what, mask)
+    else:
+        _softmax_in_float64(what, mask)
+
+
+def _softmax_alone(what: SoftmaxGradient, mask: Masking | None) -> None:
+    """Do so in the type of arithmetic, where only dx is wanted, of a dy that is given."""
+    scale = 1.0 if mask is None else mask.scale
+    reads = () if mask is None else (mask.where, mask.begin, mask.end)
+    dtype = type_of_arithmetic(what.dy, what.y, what.dx)
+
+    def work(rows: Rows) -> None:
+        slope = Rows(what.dy, rows.at, rows.pieces, what.axes, rows.space.other("slope", dtype), None)
+        if what.log:
+            rows.prepare(_exp)
+        for each in (slope, rows):
+            each.drop_from_source(mask, 0.0)
+        # in float64: a difference of large products keeps its digits, as elements of the result must
+        parts = [
+            wide_sums(slope.source(piece), None if what.log else rows.source(piece), rows.space)
+            for piece in rows.pieces
+        ]
+        total = np.sum(parts, axis=0).astype(dtype)[:, None]
+
+        def step(p: Array, out: Array, piece: Index) -> None:
+            given = slope.source(piece)
+            if what.log:
+                np.multiply(p, total, out=out)
+                np.subtract(given, out, out=out)
+            else:
+                np.subtract(given, total, out=out)
+                np.multiply(out, p, out=out)
+            if scale != 1:
+                np.multiply(out, dtype.type(scale), out=out)
+
+        rows.then(step)
+        rows.drop(mask, 0.0)  # in a row with a nan, what is dropped would be nan by now
+        rows.store(what.dx)
+
+    each_block(what.y, what.axes, dtype, work, what.dx, (what.dy, *reads))
+
+
+def _exp(values: Array, out: Array, _: Index) -> None:
+    np.exp(values, out=out)
+
+
+@np.errstate(all="ignore")
+def _softmax_in_float64(what: SoftmaxGradient, mask: Masking | None) -> None:
     scale = 1.0 if mask is None else mask.scale
     dbias = _total(what.dbias, what.y.shape, what.axes)
     for slope, rows in zip(_blocks(what.dy, what.axes), _blocks(what.y, what.axes), strict=True):

@@ -1,6 +1,7 @@
-"""Losses on NumPy arrays: float64 arithmetic in blocks of rows, each result rounded once, as in reference.py.
+"""Losses on NumPy arrays: in blocks of rows, each result rounded once.
 
-Nothing is checked here; floating warnings are off.
+logsumexp computes as ops.py does, cross_entropy in float64, as reference.py. Nothing is checked here; floating warnings
+are off.
 """
 
 from __future__ import annotations
@@ -10,28 +11,36 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm._values import NamedTuple
+from cupynorm.host.ops import powers_with_squares, type_of_arithmetic
 from cupynorm.host.reference import Masking, _blocks, _columns, _of_columns, _round, _Rows
+from cupynorm.host.rows import each_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cupynorm.host.reference import Index
+    from cupynorm.host.rows import Rows
 
 Array = np.ndarray[Any, Any]
 
 
-@np.errstate(all="ignore")
 def logsumexp(x: Array, axes: int, out: Array, mask: Masking | None = None) -> None:
     """Write log(sum(exp(x))) over the last `axes` axes to out, -inf where nothing is kept.
 
-    It is m + log(sum(exp(x - m))) with the row's maximum m, or with 0 where that is not finite. out has one element
-    a row; it may have axes of one element in place of the reduced ones.
+    It is m + log(sum(exp(x - m))) with the row's maximum m, or with 0 where that will do or m is not finite. out has
+    one element a row; it may have axes of one element in place of the reduced ones.
     """
-    for rows in _blocks(x, axes):
+
+    def work(rows: Rows) -> None:
         rows.mask(mask)
-        pivot = _pivot(rows.max())
-        rows.apply(np.subtract, pivot)
-        _store(rows, out, pivot + np.log(rows.sum(np.exp)))
+        pivot, total, _ = powers_with_squares(rows)
+        found = np.log(total)
+        if pivot is not None:
+            found = np.where(np.isfinite(pivot), pivot + found, pivot)
+        rows.store_statistic(out, _round(found, out.dtype))
+
+    reads = () if mask is None else (mask.where, mask.bias, mask.begin, mask.end)
+    each_block(x, axes, type_of_arithmetic(x, out), work, reads=reads)
 
 
 class Target(NamedTuple):
@@ -88,11 +97,6 @@ def cross_entropy(
         rows.apply(np.multiply, dy)
         _put_rows(rows, ignored)
         rows.store(grad)
-
-
-def _pivot(largest: Array) -> Array:
-    """Return what may be subtracted from a row so that its exponentials do not overflow: its maximum, if finite."""
-    return np.where(np.isfinite(largest), largest, 0.0)
 
 
 def _product(factor: Array, values: Array) -> Array:

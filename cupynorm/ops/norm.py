@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 def _on_host(
     x: Any, gamma: Any, beta: Any, axes: int, eps: float, out: Any, *stats: Any, **extras: Any
 ) -> None:
-    from cupynorm.host import reference  # noqa: PLC0415  which `import cupynorm` need not wait for
+    from cupynorm.host import ops  # noqa: PLC0415  which `import cupynorm` need not wait for
 
-    reference.layer_norm(x, gamma, beta, axes, eps, out, *stats, **extras)
+    ops.layer_norm(x, gamma, beta, axes, eps, out, *stats, **extras)
 
 
 def _rms_on_host(
     x: Any, gamma: Any, _: Any, axes: int, eps: float, out: Any, *stats: Any, **extras: Any
 ) -> None:
-    from cupynorm.host import reference  # noqa: PLC0415
+    from cupynorm.host import ops  # noqa: PLC0415
 
-    reference.rms_norm(x, gamma, axes, eps, out, *stats, **extras)
+    ops.rms_norm(x, gamma, axes, eps, out, *stats, **extras)
 
 
 LAYER_NORM = RowOp(

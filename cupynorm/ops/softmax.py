@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 def _on_host(x: Any, _gamma: Any, _beta: Any, axes: int, _eps: float, out: Any, **extras: Any) -> None:
-    from cupynorm.host import reference  # noqa: PLC0415  which `import cupynorm` need not wait for
+    from cupynorm.host import ops  # noqa: PLC0415  which `import cupynorm` need not wait for
 
-    reference.softmax(x, axes, out, **extras)
+    ops.softmax(x, axes, out, **extras)
 
 
 def _log_on_host(x: Any, _gamma: Any, _beta: Any, axes: int, _eps: float, out: Any, **extras: Any) -> None:
-    from cupynorm.host import reference  # noqa: PLC0415
+    from cupynorm.host import ops  # noqa: PLC0415
 
-    reference.log_softmax(x, axes, out, **extras)
+    ops.log_softmax(x, axes, out, **extras)
 
 
 SOFTMAX = RowOp("softmax", "ops/softmax.cuh", "Softmax", _on_host)

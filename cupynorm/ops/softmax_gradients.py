@@ -80,8 +80,9 @@ def softmax_backward(
 
     Notes
     -----
-    Arithmetic is in float64, and each element is rounded once. dbias is summed in float64, a row's elements first, then
-    row after row in C order, from what add_to holds on.
+    Each element is rounded once. On the host arithmetic is in float64; without dbias and dropout all but sums is in
+    float32, unless an array is float64. dbias is summed in float64, a row's elements first, then row after row in C
+    order, from what add_to holds on.
 
     A row with nothing kept has a gradient of 0. nan or inf in a dropped place stays out of the row if the mask is given
     here. A mask may be left out where dy is finite: y is 0 where it dropped.
