@@ -63,7 +63,10 @@ class Space:
 
     def other(self, name: str, dtype: np.dtype[Any]) -> Space:
         """Return a space beside this one."""
-        return self._others.setdefault((name, dtype), Space(dtype))
+        found = self._others.get((name, dtype))
+        if found is None:
+            found = self._others[name, dtype] = Space(dtype)
+        return found
 
     def forget_parameters(self) -> None:
         """Forget what was repeated: another call has other parameters."""

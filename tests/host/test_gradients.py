@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import layer_norm_backward, softmax_backward
+from cupynorm import layer_norm_backward, log_softmax_backward, logsumexp, softmax_backward
 from cupynorm.host import gradients, reference
 
 RANDOM = np.random.default_rng(23)
@@ -90,3 +90,37 @@ def test_memory_does_not_grow_with_the_rows(name: str) -> None:
     tracemalloc.stop()
 
     assert peak < 10 * 8 * reference.BLOCK  # blocks of float64; in float64, x has 23
+
+
+@pytest.mark.parametrize("block", [1 << 17, 16])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("function", [softmax_backward, log_softmax_backward])
+def test_dx_may_replace_what_it_is_made_of(
+    function: Any, dtype: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dy, y = RANDOM.standard_normal((2, 9, 40)).astype(dtype)
+    expected = function(dy, y)
+    monkeypatch.setattr(reference, "BLOCK", block)
+
+    for place in (0, 1):
+        given = dy.copy(), y.copy()
+        assert function(*given, out=given[place]) is given[place]
+        np.testing.assert_allclose(
+            given[place], expected, rtol=2e-3 if dtype == "float16" else 1e-5, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("function", [softmax_backward, log_softmax_backward])
+def test_any_number_of_threads_gives_the_same_gradient(
+    function: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dy, y = RANDOM.standard_normal((2, 700, 300)).astype(np.float32)
+    lengths = RANDOM.integers(0, 301, 700)
+    found = []
+
+    for count in ("1", "3"):
+        monkeypatch.setenv("CUPYNORM_THREADS", count)
+        found.append((function(dy, y), function(dy, y, lengths=lengths), logsumexp(y, lengths=lengths)))
+
+    for one, three in zip(*found, strict=True):
+        assert np.array_equal(one, three)
