@@ -454,7 +454,7 @@ def _go_through(
 
 
 # Spaces that nobody works in, by dtype: a few MiB for each thread that has ever computed. Else the C library may hand
-# such memory back to the system after each call, which costs more than the arithmetic (docs/notes/059).
+# such memory back to the system after each call, which costs more than the arithmetic (docs/notes/060).
 _spaces: dict[np.dtype[Any], list[Space]] = {}
 
 
