@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cupynorm._dtypes import Dtype, compute_dtype
 from cupynorm.call.arguments import view
 from cupynorm.call.view import View
-from cupynorm.invoke.gradient_calls import Parts, Steps
+from cupynorm.invoke.gradient_calls import Parameter, Parts, Steps
 from cupynorm.lower.backward import (
     LAYER_NORM_BACKWARD,
     LOG_SOFTMAX_BACKWARD,
@@ -17,16 +18,18 @@ from cupynorm.lower.backward import (
     RMS_NORM_BACKWARD,
     SOFTMAX_BACKWARD,
 )
-from cupynorm.lower.fused import Around, fused_spec
+from cupynorm.lower.fused import Around, RowSums, fused_spec
 from cupynorm.lower.fusion_gradients import Fused, composed
-from cupynorm.lower.sums import Result, Sums, broadcast_sums
+from cupynorm.lower.sums import Result, Sums, broadcast_sums, row_groups, sums_of_groups
 from cupynorm.lower.tracing import Expression
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from cupynorm.invoke.fusion_calls import Operand
     from cupynorm.lower.row import RowOp
+    from cupynorm.lower.spec import KernelSpec
+    from cupynorm.plan.config import Plan
 
 BACKWARD = {
     "layer_norm": LAYER_NORM_BACKWARD,
@@ -66,6 +69,7 @@ class FusionGradientCall:
     dx: Any
     targets: tuple[Target | None, ...]  # for each operand of load, then of store
     column_targets: Mapping[str, Target]  # for each of columns
+    plan: str | Plan | None  # that was asked for
 
     @property
     def compute(self) -> Dtype:
@@ -95,21 +99,33 @@ def parts(call: FusionGradientCall) -> Parts:
     return Parts(read, written, [call.dx, *(written.get(name) for name in (*names, "d gamma", "d beta"))])
 
 
-def steps(call: FusionGradientCall) -> Steps:
-    """Return the kernels of a checked call."""
+def steps(call: FusionGradientCall, *, clusters: bool = True) -> Steps:
+    """Return the kernels of a checked call. clusters: whether the device runs them."""
     made = _Made(call)
-    if call.x.size:
-        made.add_statistics()
-        made.add_behind()
-        made.add_before()
-    else:
+    if not call.x.size:
         made.add_zeros()
+        return made.steps
+    made.add_statistics()
+    names = made.sums_in_the_pass(clusters=clusters)
+    if names and clusters:
+        made.steps.otherwise = functools.partial(steps, call, clusters=False)
+    made.add_behind(names)
+    made.add_before(names)
     return made.steps
 
 
 def _number(function: Callable[[dict[str, Any]], tuple[Any, ...]], at: int, v: dict[str, Any]) -> Any:
     """Return number `at` of what a function gives."""
     return function(v)[at]
+
+
+class _Before(NamedTuple):
+    """What is done with the backward op's result. later: sums of what is written to the workspace."""
+
+    outs: tuple[View, ...]
+    store: Expression
+    operands: tuple[View | float, ...]
+    later: list[tuple[View, Result]]
 
 
 class _Made:
@@ -160,16 +176,39 @@ class _Made:
             strides = each.strides + (0,) * self._axes
             self._known[name] = View(each.pointer, self._shape, strides, each.dtype)
 
-    def add_behind(self) -> None:
-        """Add the gradients of what stands behind the op: of store's operands, gamma and beta."""
+    def _functions_behind(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
+        """Return the gradients of what stands behind the op, of each element: of store's operands, gamma and beta."""
         form, targets = self._fused, self.call.named_targets
-        for at, name in enumerate(form.store_names, 1):
-            if f"d {name}" in targets:
-                self._add(f"d {name}", functools.partial(_number, form.behind, at))
-        if "d gamma" in targets:
-            self._add("d gamma", lambda v: form.behind(v)[0] * form.normalised(v))
-        if "d beta" in targets:
-            self._add("d beta", lambda v: form.behind(v)[0])
+        found: dict[str, Callable[[dict[str, Any]], Any]] = {
+            f"d {name}": functools.partial(_number, form.behind, at)
+            for at, name in enumerate(form.store_names, 1)
+        }
+        found["d gamma"] = lambda v: form.behind(v)[0] * form.normalised(v)
+        found["d beta"] = lambda v: form.behind(v)[0]
+        return {name: each for name, each in found.items() if name in targets}
+
+    def sums_in_the_pass(self, *, clusters: bool) -> list[str]:
+        """Return which of these are summed over all rows in the pass of the backward op; none if there is no room."""
+        leading = len(self._shape) - self._axes
+        names = []
+        for name in self._functions_behind():
+            whole = view(self.call.named_targets[name].array, name)
+            strides = self._stretched(whole).strides[:leading]
+            over_rows = all(
+                not step or extent == 1 for step, extent in zip(strides, self._shape, strict=False)
+            )
+            if over_rows and whole.shape != self._shape:
+                names.append(name)
+        fits = names and self.steps.has_room_for(
+            len(names), self._row_kernel([]), self.call.plan, clusters=clusters
+        )
+        return names if fits else []
+
+    def add_behind(self, but: Sequence[str]) -> None:
+        """Add the gradients of what stands behind the op but for some, each in a pass of its own."""
+        for name, function in self._functions_behind().items():
+            if name not in but:
+                self._add(name, function)
 
     def _add(self, name: str, function: Callable[[dict[str, Any]], Any]) -> None:
         """Add one gradient: of each element, or summed over all along which its operand is broadcast."""
@@ -198,10 +237,35 @@ class _Made:
         extra = max(0, len(target.shape) - len(self._shape))  # leading axes of one element
         return target.split(len(target.shape) - extra)[1].broadcast_to(self._shape)
 
-    def add_before(self) -> None:
-        """Add the backward op, which writes the gradients of x and of load's operands; then those that are sums."""
+    def add_before(self, names: Sequence[str]) -> None:
+        """Add the backward op, which writes the gradients of x and of load's operands; then those that are sums.
+
+        names: gradients of what stands behind the op that are summed in the same pass.
+        """
+        if names:
+            shape = self._shape[len(self._shape) - self._axes :]
+            rows, cols = math.prod(self._shape) // math.prod(shape), math.prod(shape)
+            groups, rows_of_group = row_groups(rows, cols)
+            partial = tuple(self.steps.room(f"partial sums of {name}", (groups, cols)) for name in names)
+            self.steps.specs.append(
+                self._row_kernel(names, RowSums(partial, rows_of_group, len(names), of_result=False))
+            )
+            targets = self.call.named_targets
+            results = [
+                self.steps.result(Parameter(targets[name].array, name, targets[name].adds), shape)
+                for name in names
+            ]
+            self.steps.specs.append(sums_of_groups(partial, [each for each in results if each is not None]))
+            self.steps.add_later()
+        else:
+            self.steps.specs.append(self._row_kernel([]))
+        for columns, result in self._before.later:
+            self.steps.add(broadcast_sums(columns, result))
+
+    @functools.cached_property
+    def _before(self) -> _Before:
+        """The gradients of x and of load's operands: where they go, and the function that gives them."""
         call, form, targets = self.call, self._fused, self.call.named_targets
-        fields, operands = composed(form.fields, self._known, "x")
         wanted = [f"d {name}" for name in form.load_names]
         outs = [view(call.dx, "out")]
         later: list[tuple[View, Result]] = []
@@ -227,13 +291,20 @@ class _Made:
             return tuple(found)
 
         store, beside = composed(before, {"d": 0.0, **known}, "d")
-        around = Around(tuple(outs), load=fields, load_operands=operands, store=store, store_operands=beside)
-        op = BACKWARD[call.op.name]
-        self.steps.specs.append(
-            fused_spec(op, view(call.x, "x"), self._axes, {}, (), 0.0, call.compute, around)
+        return _Before(tuple(outs), store, beside, later)
+
+    def _row_kernel(self, names: Sequence[str], sums: RowSums | None = None) -> KernelSpec:
+        """Lower the backward op; with sums of what stands behind it, too."""
+        call, behind = self.call, self._functions_behind()
+        fields, operands = composed(
+            lambda v: (*self._fused.fields(v), *(behind[name](v) for name in names)), self._known, "x"
         )
-        for columns, result in later:
-            self.steps.add(broadcast_sums(columns, result))
+        outs, store, beside, _ = self._before
+        around = Around(
+            outs, load=fields, load_operands=operands, store=store, store_operands=beside, sums=sums
+        )
+        op, x = BACKWARD[call.op.name], view(call.x, "x")
+        return fused_spec(op, x, self._axes, {}, (), 0.0, call.compute, around)
 
     def add_zeros(self) -> None:
         """Add what writes 0 to the gradients of operands where x has no rows."""

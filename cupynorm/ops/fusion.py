@@ -182,8 +182,10 @@ class Fusion:
         -----
         On NumPy arrays sums are in float64 and rounded once: first within a row, then row after row in C order, from
         what add_to holds on. So with an add_to of float64, rows that are cut into several calls give the bits of one
-        call. On a device they are in the type of arithmetic, in an order that follows from the shape alone. There x's
-        gradient is one kernel behind one for the op's statistics, and each sum has one or two of its own.
+        call. On a device they are in the type of arithmetic, in an order that does not depend on how many blocks run.
+        There x's gradient is one kernel behind one for the op's statistics. It also sums the gradients of gamma, beta
+        and of store's operands that all rows share, where they and a row have a place in registers; others have one or
+        two kernels of their own.
 
         On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished
         on its stream, nobody else may write to `out` or read from it.
@@ -269,6 +271,7 @@ class Fusion:
             dx=call.out,
             targets=targets,
             column_targets=column_targets,
+            plan=own.get("plan"),
         )
 
     def _run(self, given: Given, signature: Signature | None) -> Any:

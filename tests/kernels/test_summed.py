@@ -284,14 +284,17 @@ def imagined(rows: int, cols: int, kind: Any, compute: Any, *, rms: bool) -> Any
     )
 
 
+def kernels_of(call: Any, device: str = "h200") -> list[str]:
+    """Return the kernels of a call on NumPy arrays, on such a device; that of dx first."""
+    specs = asking.specs_of(call, RECORDED[device])
+    return [each.name.partition("<")[0].removeprefix("cupynorm::") for each in specs]
+
+
 def kernels(cols: int, device: str, dtype: str = "float16") -> list[str]:
-    """Return the kernels of a call on such a device."""
+    """Return the kernels of LayerNorm's gradient."""
     dy, x = np.empty((64, cols), dtype), np.empty((64, cols), dtype)
     gamma, stats = np.empty(cols, dtype), np.empty(64, np.float32)
-    specs = asking.specs_of(
-        lambda: cupynorm.layer_norm_backward(dy, x, gamma, stats, stats), RECORDED[device]
-    )
-    return [each.name.partition("<")[0].removeprefix("cupynorm::") for each in specs]
+    return kernels_of(lambda: cupynorm.layer_norm_backward(dy, x, gamma, stats, stats), device)
 
 
 def test_each_array_is_read_once_where_a_row_and_its_sums_have_room() -> None:
@@ -336,3 +339,33 @@ def test_where_clusters_are_refused_sums_are_a_pass_of_their_own(
         for ours, reference in zip(found[1:], (dgamma, dbeta), strict=True):
             np.testing.assert_allclose(ours.get(), reference + 1, rtol=1e-3, atol=1e-3)
         refuses[0] = refuses[0] or calls == 0
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "softmax"])
+@pytest.mark.usefixtures("small_groups")
+def test_a_fusion_sums_what_stands_behind_its_op_in_the_same_pass(op: str) -> None:
+    """Operands that every row shares, gamma and beta; one of each batch is summed on its own."""
+    rng = np.random.default_rng(3)
+    x, dy, residual = (rng.standard_normal((3, 43, 70)).astype(np.float32) for _ in range(3))
+    scale, shift, of_batch = (rng.standard_normal(n).astype(np.float32) for n in ((70,), (1,), (3, 1, 70)))
+    columns = {"gamma": 1 + scale**2, "beta": shift * scale} if op == "layer_norm" else {}
+    fused = cupynorm.fuse(
+        getattr(cupynorm, op),
+        load=lambda x, residual: x + residual,
+        store=lambda y, scale, shift, of_batch: (y * scale + shift) * of_batch,
+    )
+    operands = {"residual": residual, "scale": scale, "shift": shift, "of_batch": of_batch}
+    wanted = fused.backward(dy, x, **operands, **columns)
+
+    on_device = {name: cupy.asarray(each) for name, each in {**operands, **columns}.items()}
+    found = fused.backward(cupy.asarray(dy), cupy.asarray(x), **on_device)
+
+    pairs = [*zip(found.operands, wanted.operands, strict=True), (found.x, wanted.x)]
+    pairs += [(found.gamma, wanted.gamma), (found.beta, wanted.beta)] if columns else []
+    for ours, reference in pairs:
+        assert ours.shape == reference.shape
+        np.testing.assert_allclose(ours.get(), reference, rtol=2e-4, atol=2e-4)
+    launched = kernels_of(lambda: fused.backward(dy, x, **operands, **columns))
+    # statistics; then of_batch, the pass over rows with all other sums, those of all groups, and shift's over columns
+    assert launched[:2] == ["row_summed", "{plan.kernel}"]
+    assert launched[2:].count("sum_columns") == len(launched) - 2 <= 5
