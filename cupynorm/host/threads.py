@@ -42,9 +42,8 @@ def spread(items: Sequence[T], threads: int, work: Callable[[Sequence[T]], None]
     from concurrent.futures import ThreadPoolExecutor, wait  # noqa: PLC0415  who has one thread need not wait for it
 
     pool = _pools.get(threads)
-    if (
-        pool is None
-    ):  # two threads that come here at once make two, of which one is dropped when its work is done
+    # two threads that come here at once make two, of which one is dropped when its work is done
+    if pool is None:
         pool = _pools[threads] = ThreadPoolExecutor(threads - 1, thread_name_prefix="cupynorm")
     others = [pool.submit(work, items[first::threads]) for first in range(1, threads)]
     try:

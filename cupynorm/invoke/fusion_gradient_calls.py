@@ -24,7 +24,7 @@ from cupynorm.lower.sums import Result, Sums, broadcast_sums, row_groups, sums_o
 from cupynorm.lower.tracing import Expression
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from cupynorm.invoke.fusion_calls import Operand
     from cupynorm.lower.row import RowOp
@@ -106,11 +106,11 @@ def steps(call: FusionGradientCall, *, clusters: bool = True) -> Steps:
         made.add_zeros()
         return made.steps
     made.add_statistics()
-    names = made.sums_in_the_pass(clusters=clusters)
-    if names and clusters:
+    in_pass = made.sums_in_the_pass(clusters=clusters)
+    if in_pass.names and clusters:
         made.steps.otherwise = functools.partial(steps, call, clusters=False)
-    made.add_behind(names)
-    made.add_before(names)
+    made.add_behind(in_pass)
+    made.add_before(in_pass)
     return made.steps
 
 
@@ -128,6 +128,18 @@ class _Before(NamedTuple):
     later: list[tuple[View, Result]]
 
 
+class _InPass(NamedTuple):
+    """Names of the gradients that are summed in the pass of the backward op: of what stands behind it, and before."""
+
+    behind: list[str]
+    before: list[str]
+
+    @property
+    def names(self) -> list[str]:
+        """All of them, as the kernel has them."""
+        return [*self.behind, *self.before]
+
+
 class _Made:
     """The kernels of one call, while they are made."""
 
@@ -135,6 +147,7 @@ class _Made:
         self.call = call
         self.steps = Steps(call.device, call.compute)
         self._shape, self._axes = call.x.shape, call.axes
+        self._rooms: dict[str, View] = {}  # of gradients that are summed when they have been written
         count = len(call.load_operands)
         names = [*call.named_operands]
         arriving = tuple(None if each is None else f"arriving {at}" for at, each in enumerate(call.arriving))
@@ -187,27 +200,33 @@ class _Made:
         found["d beta"] = lambda v: form.behind(v)[0]
         return {name: each for name, each in found.items() if name in targets}
 
-    def sums_in_the_pass(self, *, clusters: bool) -> list[str]:
-        """Return which of these are summed over all rows in the pass of the backward op; none if there is no room."""
-        leading = len(self._shape) - self._axes
-        names = []
-        for name in self._functions_behind():
-            whole = view(self.call.named_targets[name].array, name)
-            strides = self._stretched(whole).strides[:leading]
-            over_rows = all(
-                not step or extent == 1 for step, extent in zip(strides, self._shape, strict=False)
-            )
-            if over_rows and whole.shape != self._shape:
-                names.append(name)
-        fits = names and self.steps.has_room_for(
-            len(names), self._row_kernel([]), self.call.plan, clusters=clusters
-        )
-        return names if fits else []
+    def sums_in_the_pass(self, *, clusters: bool) -> _InPass:
+        """Return which gradients are summed over all rows in the pass of the backward op; none if there is no room."""
+        targets, leading = self.call.named_targets, len(self._shape) - self._axes
 
-    def add_behind(self, but: Sequence[str]) -> None:
-        """Add the gradients of what stands behind the op but for some, each in a pass of its own."""
+        def over_rows(names: Iterable[str]) -> list[str]:
+            """Return those of names whose array all rows share."""
+            found = []
+            for name in names:
+                whole = view(targets[name].array, name)
+                rows = zip(self._stretched(whole).strides[:leading], self._shape, strict=False)
+                if whole.shape != self._shape and all(not step or extent == 1 for step, extent in rows):
+                    found.append(name)
+            return found
+
+        loaded = (f"d {name}" for name in self._fused.load_names)
+        found = _InPass(
+            over_rows(self._functions_behind()), over_rows(name for name in loaded if name in targets)
+        )
+        count, plan = len(found.names), self.call.plan
+        if count and self.steps.has_room_for(count, self._row_kernel(found), plan, clusters=clusters):
+            return found
+        return _InPass([], [])
+
+    def add_behind(self, in_pass: _InPass) -> None:
+        """Add the gradients of what stands behind the op but for those, each in a pass of its own."""
         for name, function in self._functions_behind().items():
-            if name not in but:
+            if name not in in_pass.behind:
                 self._add(name, function)
 
     def _add(self, name: str, function: Callable[[dict[str, Any]], Any]) -> None:
@@ -237,41 +256,34 @@ class _Made:
         extra = max(0, len(target.shape) - len(self._shape))  # leading axes of one element
         return target.split(len(target.shape) - extra)[1].broadcast_to(self._shape)
 
-    def add_before(self, names: Sequence[str]) -> None:
-        """Add the backward op, which writes the gradients of x and of load's operands; then those that are sums.
-
-        names: gradients of what stands behind the op that are summed in the same pass.
-        """
+    def add_before(self, in_pass: _InPass) -> None:
+        """Add the backward op, which writes the gradients of x and of load's operands; then those that are sums."""
+        names, targets = in_pass.names, self.call.named_targets
         if names:
             shape = self._shape[len(self._shape) - self._axes :]
-            rows, cols = math.prod(self._shape) // math.prod(shape), math.prod(shape)
-            groups, rows_of_group = row_groups(rows, cols)
+            cols = math.prod(shape)
+            groups, rows_of_group = row_groups(math.prod(self._shape) // cols, cols)
             partial = tuple(self.steps.room(f"partial sums of {name}", (groups, cols)) for name in names)
-            self.steps.specs.append(
-                self._row_kernel(names, RowSums(partial, rows_of_group, len(names), of_result=False))
-            )
-            targets = self.call.named_targets
-            results = [
-                self.steps.result(Parameter(targets[name].array, name, targets[name].adds), shape)
-                for name in names
-            ]
+            sums = RowSums(partial, rows_of_group, len(in_pass.behind), len(in_pass.before))
+            self.steps.specs.append(self._row_kernel(in_pass, sums))
+            parameters = (Parameter(targets[name].array, name, targets[name].adds) for name in names)
+            results = [self.steps.result(each, shape) for each in parameters]
             self.steps.specs.append(sums_of_groups(partial, [each for each in results if each is not None]))
             self.steps.add_later()
         else:
-            self.steps.specs.append(self._row_kernel([]))
-        for columns, result in self._before.later:
+            self.steps.specs.append(self._row_kernel(in_pass))
+        for columns, result in self._before(in_pass).later:
             self.steps.add(broadcast_sums(columns, result))
 
-    @functools.cached_property
-    def _before(self) -> _Before:
-        """The gradients of x and of load's operands: where they go, and the function that gives them."""
-        call, form, targets = self.call, self._fused, self.call.named_targets
+    def _before(self, in_pass: _InPass) -> _Before:
+        """Return where the gradients of x and of load's operands go, and the function that gives them."""
+        form, targets, summed = self._fused, self.call.named_targets, in_pass.before
         wanted = [f"d {name}" for name in form.load_names]
-        outs = [view(call.dx, "out")]
+        outs = [view(self.call.dx, "out")]
         later: list[tuple[View, Result]] = []
         known = dict(self._known)
         for name in wanted:
-            if name not in targets:
+            if name not in targets or name in summed:
                 continue
             whole = view(targets[name].array, name)
             if whole.shape == self._shape:
@@ -279,27 +291,30 @@ class _Made:
                 if targets[name].adds:
                     known[name] = whole
             else:
-                outs.append(self.steps.room(name, self._shape))
+                if name not in self._rooms:
+                    self._rooms[name] = self.steps.room(name, self._shape)
+                outs.append(self._rooms[name])
                 later.append((outs[-1], Result(self._stretched(whole), targets[name].adds)))
 
         def before(v: dict[str, Any]) -> tuple[Any, ...]:
             dx, *others = form.before(v, len(wanted))
-            found = [dx]
-            for name, each in zip(wanted, others, strict=False):
-                if name in targets:
-                    found.append(each + v[name] if name in known else each)
-            return tuple(found)
+            found = dict(zip(wanted, others, strict=False))
+            stored = [name for name in found if name in targets and name not in summed]
+            gradients = (found[name] + v[name] if name in known else found[name] for name in stored)
+            return dx, *gradients, *(found[name] for name in summed)
 
-        store, beside = composed(before, {"d": 0.0, **known}, "d")
-        return _Before(tuple(outs), store, beside, later)
+        store, operands = composed(before, {"d": 0.0, **known}, "d")
+        return _Before(tuple(outs), store, operands, later)
 
-    def _row_kernel(self, names: Sequence[str], sums: RowSums | None = None) -> KernelSpec:
-        """Lower the backward op; with sums of what stands behind it, too."""
+    def _row_kernel(self, in_pass: _InPass, sums: RowSums | None = None) -> KernelSpec:
+        """Lower the backward op, whose functions also give what is summed in its pass; sums: where that goes."""
         call, behind = self.call, self._functions_behind()
         fields, operands = composed(
-            lambda v: (*self._fused.fields(v), *(behind[name](v) for name in names)), self._known, "x"
+            lambda v: (*self._fused.fields(v), *(behind[name](v) for name in in_pass.behind)),
+            self._known,
+            "x",
         )
-        outs, store, beside, _ = self._before
+        outs, store, beside, _ = self._before(in_pass)
         around = Around(
             outs, load=fields, load_operands=operands, store=store, store_operands=beside, sums=sums
         )

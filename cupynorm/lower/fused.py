@@ -72,14 +72,14 @@ class Counted(NamedTuple):
 class RowSums(NamedTuple):
     """Sums over rows that are taken in the same pass: row_summed of kernels/row/summed.cuh.
 
-    partial: for each sum where those of each group of rows go, [groups, cols]. of_load: how many numbers `load` gives
-    behind an element's, each of which is added up. of_result: whether the first result is, too.
+    partial: for each sum where those of each group of rows go, [groups, cols]. of_load, of_store: how many numbers
+    `load` gives behind an element's, and `store` behind the results; each is added up, those of load first.
     """
 
     partial: tuple[View, ...]
     rows_of_group: int
     of_load: int
-    of_result: bool
+    of_store: int
 
 
 Operand = View | float | Dropout | Label
@@ -298,7 +298,7 @@ def fused_spec(
     problem = dataclasses.replace(problem, column_sums=len(partial), row_groups=groups)
     whole = summed_arguments(whole, [each.pointer for each in partial], what.sums.rows_of_group, groups)
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header="row/summed.cuh")
-    types += f", {what.sums.of_load}, {int(what.sums.of_result)}"
+    types += f", {what.sums.of_load}, {what.sums.of_store}"
     return KernelSpec(text, SUMMED_KERNEL, types, whole, problem)
 
 

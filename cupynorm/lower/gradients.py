@@ -102,8 +102,11 @@ class Added(NamedTuple):
 
 
 @functools.cache
-def _after_norm(*, ds: bool, dropout: bool, dresidual: bool) -> Expression:
-    """Return what is done with the op's result: of it, rstd, ds, a dropout with its factor, and alpha."""
+def _after_norm(*, ds: bool, dropout: bool, dresidual: bool, dbias: bool) -> Expression:
+    """Return what is done with the op's result: of it, rstd, ds, a dropout with its factor, and alpha.
+
+    It gives dx, the residual's gradient, and dx once more if there is a sum of it.
+    """
 
     def of(d: Any, rstd: Any, *others: Any) -> Any:
         left = list(others)
@@ -114,7 +117,7 @@ def _after_norm(*, ds: bool, dropout: bool, dresidual: bool) -> Expression:
         if dropout:
             kept, factor = left.pop(0), left.pop(0)
             dx = np.where(kept != 0, total * factor, 0.0)
-        return (dx, total * left.pop(0)) if dresidual else dx
+        return dx, *((total * left.pop(0),) if dresidual else ()), *((dx,) if dbias else ())
 
     return traced(of, 2 + ds + 2 * dropout + dresidual)
 
@@ -164,11 +167,11 @@ def norm_gradient(
         outs,
         load=load,
         load_operands=tuple(getattr(what, name) for name in names),
-        store=_after_norm(**how),
+        store=_after_norm(**how, dbias=sums is not None and sums.dbias is not None),
         store_operands=tuple(store_operands),
         sums=None
         if sums is None
-        else RowSums(sums.partial, sums.rows_of_group, sum(of_load), sums.dbias is not None),
+        else RowSums(sums.partial, sums.rows_of_group, sum(of_load), int(sums.dbias is not None)),
     )
     return fused_spec(op, what.dy, axes, {}, (), 0.0, compute, around)
 

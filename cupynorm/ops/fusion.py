@@ -184,8 +184,8 @@ class Fusion:
         what add_to holds on. So with an add_to of float64, rows that are cut into several calls give the bits of one
         call. On a device they are in the type of arithmetic, in an order that does not depend on how many blocks run.
         There x's gradient is one kernel behind one for the op's statistics. It also sums the gradients of gamma, beta
-        and of store's operands that all rows share, where they and a row have a place in registers; others have one or
-        two kernels of their own.
+        and of operands that all rows share, where they and a row have a place in registers; others have one or two
+        kernels of their own.
 
         On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished
         on its stream, nobody else may write to `out` or read from it.

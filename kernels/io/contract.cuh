@@ -57,8 +57,7 @@
 //   store<N, kWhole>(y, columns, col), with kHasEpilogueOperands store<N, kWhole>(y, columns, operands, col)
 //                       Computes, rounds and writes N results. kWhole: in single accesses of up to 16 bytes.
 //   store_further<kMore, N, kWhole>(y, columns, operands, col, take)
-//                       The same of a FusedStore; with kMore = 1, take(i, number) gets the first result of element i
-//                       before it is rounded.
+//                       The same of a FusedStore whose function gives kMore numbers behind the results, for take.
 //   epilogue_operands<N>(col)   kHasEpilogueOperands: loads them.
 //   store_scaled<N, kWhole>(z, scale, col)   kScales: scales, rounds and writes what finish() gave.
 //   head<N>()           How many elements lie before the first that is aligned to N elements.

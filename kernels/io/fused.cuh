@@ -838,19 +838,20 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
     template <int N, bool kWhole = false, typename Compute, class Columns, typename Index>
     void store(const Compute (&y)[N], const Columns& columns, const EpilogueOperands<N>& epilogue_operands,
         Index col) const {
-      store_further<0, N, kWhole>(y, columns, epilogue_operands, col, [](int, Compute) {});
+      store_further<0, N, kWhole>(y, columns, epilogue_operands, col, [](int, int, Compute) {});
     }
-    // kMore: 1, if take(i, number) gets the first result of element i as it is before it is rounded; or 0.
+    // The same where the function gives kMore numbers behind the results: take(k, i, number) gets those of element i.
     template <int kMore, int N, bool kWhole, typename Compute, class Columns, typename Index, class Take>
     void store_further(const Compute (&y)[N], const Columns& columns, const EpilogueOperands<N>& epilogue_operands,
         Index col, Take take) const {
-      Compute in[1 + Operands_::kCount][N], out[Outputs_::kCount][N];
+      Compute in[1 + Operands_::kCount][N], out[Outputs_::kCount + kMore][N];
       Affines::template apply<N>(y, columns, in[0]);
       operands.template unpack<N>(epilogue_operands, in + 1, col);
       apply_to_each<Function>(in, out);
-      if constexpr (kMore > 0) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) take(i, out[0][i]);
+      for (int k = 0; k < kMore; ++k) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) take(k, i, out[Outputs_::kCount + k][i]);
       }
       to.template store<N, kWhole>(out, col);
     }

@@ -1,6 +1,6 @@
-// Rows in registers, as in row_registers, with sums over rows beside them: of the further numbers that the Load's
-// function gives for each element (of a norm's gradient dy * xhat and dy, whose sums are those of gamma and beta), and
-// of the first result (whose sum is a bias's gradient). Each array is read once.
+// Rows in registers, as in row_registers, with sums over rows beside them: of the further numbers that the functions of
+// Load and Store give for each element. Of a norm's gradient they are dy * xhat and dy, whose sums are the gradients of
+// gamma and beta, and dx, whose sum is a bias's. Each array is read once.
 //
 // Rows are cut into groups, whose number follows from rows and columns alone (cupynorm/lower/sums.py). A block, or a
 // cluster, goes through whole groups: its threads add up what they have of each column in registers, and write the
@@ -74,8 +74,7 @@ inline void write_sums(const Compute (&sums)[kSums][Shape::kElements], Compute* 
   }
 }
 
-// kLoadSums: further numbers of the Load's function. kStoreSums: 1 if the first result is added up, too, as it is
-// before it is rounded; else 0.
+// kLoadSums, kStoreSums: further numbers of the functions of Load and Store.
 template <class Op, class Load, class Store, int kLoadSums, int kStoreSums, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     row_summed(const __grid_constant__ SummedArguments<Op, Load, Store, kLoadSums + kStoreSums> all) {
@@ -189,14 +188,14 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
           map_vector(rows, 0, p, whole, y);
           target.template store_further<kStoreSums, kVector, (kEdge > 0)>(y, parameters.get(a.store, p, tile),
               operands[p], tile.col(p),
-              [&](int i, Compute result) { sums[kSums - 1][p * kVector + i] += result; });
+              [&](int k, int i, Compute more) { sums[kLoadSums + k][p * kVector + i] += more; });
         }
         if constexpr (kEdge > 0) {
           if (tile.has_edge()) {
             Compute y[1];
             map_edge(rows, 0, whole, y);
             target.template store_further<kStoreSums, 1, false>(y, parameters.edge(a.store, tile), operands_edge,
-                tile.edge_col(), [&](int, Compute result) { sums[kSums - 1][Shape::kInVectors] += result; });
+                tile.edge_col(), [&](int k, int, Compute more) { sums[kLoadSums + k][Shape::kInVectors] += more; });
           }
         }
       }
