@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cupynorm import _dtypes
-from cupynorm._dtypes import dtype_of
-from cupynorm.catalog import op_table
+from cupynorm._dtypes import compute_dtype, dtype_name, dtype_of
+from cupynorm.catalog import bounds, op_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +65,8 @@ class Form:
     shapes: tuple[tuple[int, int], ...] = EVEN
     random: bool = False  # peers draw other numbers: results are not compared
     quantized: str = ""
+    terms: Callable[[Arrays], tuple[bounds.Terms, ...]] | None = None
+    natural: Callable[[Arrays], Arrays] | None = None
 
     @property
     def alone(self) -> bool:
@@ -80,6 +82,23 @@ class Form:
     def missing(self) -> str:
         """The package that must be installed before it can be called; empty as a rule."""
         return "ml_dtypes" if self.quantized.startswith("float8") and "bfloat16" not in _dtypes.DTYPES else ""
+
+    def right(self, given: Arrays) -> list[bounds.Right]:
+        """Return the expected results of a call, with what their errors are measured by."""
+        exact = self.reference(given)
+        if self.terms is None:
+            return [bounds.Right(each) for each in exact]
+        function, x = self.name.partition("/")[0], dtype_of(given["x"].dtype)
+        return [
+            bounds.Right(
+                each,
+                terms,
+                bounds.bound(function, terms.result).multiple,
+                dtype_name(compute_dtype(x)),
+                dtype_name(x),
+            )
+            for each, terms in zip(exact, self.terms(given), strict=True)
+        ]
 
     def bytes_moved(self, rows: int, cols: int, dtype: Any) -> int:
         """Return the bytes that any implementation moves: each input is read once, each output is written once."""

@@ -466,7 +466,10 @@ def form(name: str) -> Form:
 
 
 def inputs(what: Form, rows: int, cols: int, dtype: Any) -> Arrays:
-    """Return NumPy arrays for a call without its results; the same at each call. Lengths are of all kinds."""
+    """Return NumPy arrays for a call without its results; the same at each call. Lengths are of all kinds.
+
+    Statistics, and results that gradients are computed from, are those of the arrays.
+    """
     random = np.random.default_rng([rows, cols])
     found: Arrays = {}
     for name, (shape, kind, holds) in what.given(rows, cols, dtype_of(dtype)).items():
@@ -480,4 +483,10 @@ def inputs(what: Form, rows: int, cols: int, dtype: Any) -> Arrays:
             found[name] = random.integers(0, cols + 1, shape).astype(kind)
         elif holds == "labels":
             found[name] = random.integers(0, cols, shape).astype(kind)
-    return found
+    return found | naturals(what, found)
+
+
+def naturals(what: Form, given: Arrays) -> Arrays:
+    """Return those arrays of a call that follow from others, in the dtypes of the random numbers in their place."""
+    made = {} if what.natural is None else what.natural(given)
+    return {name: each.astype(given[name].dtype) for name, each in made.items()}

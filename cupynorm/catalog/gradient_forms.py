@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm._dtypes import compute_dtype
+from cupynorm.catalog.bounds import Terms
 from cupynorm.catalog.form import EVEN, LONG, Array, Arrays, Form, Given, wide
 from cupynorm.ops import elementwise_gradients, losses, norm_gradients, softmax_gradients
 
@@ -46,8 +47,8 @@ def _silu(z: Array) -> Array:
 
 
 def _silu_slope(z: Array) -> Array:
-    p = 1 / (1 + np.exp(-z))
-    return np.asarray(p + z * p * (1 - p))
+    p, q = 1 / (1 + np.exp(-z)), 1 / (1 + np.exp(z))  # 1 - p would lose its digits
+    return np.asarray(p + z * p * q)
 
 
 def _gelu(z: Array) -> Array:
@@ -69,6 +70,10 @@ def _activation(name: str, slope: Callable[[Array], Array], torch: str) -> Form:
         dx = wide(a["dy"]) * slope(wide(a["x"]) + wide(a["bias"]))
         return dx, dx.sum(0)
 
+    def terms(a: Arrays) -> tuple[Terms, ...]:
+        dy = np.abs(wide(a["dy"]))
+        return Terms("dx", dy), Terms("dbias", dy.sum(0))
+
     return Form(
         f"{name}_backward",
         _given(columns=("bias",), sums=1),
@@ -77,6 +82,7 @@ def _activation(name: str, slope: Callable[[Array], Array], torch: str) -> Form:
         lambda t, a: _of_torch(t, lambda t, x, bias: getattr(t.nn.functional, torch)(x + bias), a),
         0.95,
         shapes=EVEN,
+        terms=terms,
     )
 
 
@@ -92,6 +98,10 @@ def _gate(name: str, value: Callable[[Array], Array], slope: Callable[[Array], A
         dy, (gate, other) = wide(a["dy"]), np.split(wide(a["x"]), 2, axis=-1)
         return (np.concatenate([dy * other * slope(gate), dy * value(gate)], axis=-1),)
 
+    def terms(a: Arrays) -> tuple[Terms, ...]:
+        sizes = sum(np.abs(half) for half in np.split(wide(a["x"]), 2, axis=-1))
+        return (Terms("dx", np.tile(np.abs(wide(a["dy"])) * sizes, (1, 2))),)
+
     def forward(t: Any, x: Any, _: Any) -> Any:
         gate, other = x.chunk(2, dim=-1)
         return getattr(t.nn.functional, torch)(gate) * other
@@ -104,16 +114,40 @@ def _gate(name: str, value: Callable[[Array], Array], slope: Callable[[Array], A
         lambda t, a: _of_torch(t, forward, a),
         0.95,
         shapes=EVEN,
+        terms=terms,
     )
 
 
 # ---- norms
 
+EPS = {"layer_norm": 1e-5, "rms_norm": 1e-6}  # the functions' defaults
 
-def _norm_reference(a: Arrays, x: Array, *, centred: bool) -> tuple[Array, ...]:
+
+def _statistics(x: Array, *, centred: bool) -> tuple[Array, Array]:
+    """Return mean and rstd of rows; a mean of 0 for rms_norm."""
+    mean = x.mean(-1) if centred else np.zeros(len(x))
+    eps = EPS["layer_norm" if centred else "rms_norm"]
+    return mean, 1 / np.sqrt(np.square(x - mean[:, None]).mean(-1) + eps)
+
+
+def _of_statistics(names: tuple[str, ...]) -> Callable[[Arrays], Arrays]:
+    """Return `natural` where mean and rstd are given beside x."""
+
+    def natural(a: Arrays) -> Arrays:
+        mean, rstd = _statistics(wide(a["x"]), centred="mean" in names)
+        return {name: {"mean": mean, "rstd": rstd}[name] for name in names}
+
+    return natural
+
+
+def _norm_reference(a: Arrays, *, centred: bool) -> tuple[Array, ...]:
     """Return dx, dgamma and dbeta of layer_norm (centred), or dx and dgamma of rms_norm, of given statistics."""
-    normalised = (x - wide(a["mean"])[:, None] if centred else x) * wide(a["rstd"])[:, None]
-    return _of_normalised(a, normalised, centred=centred)
+    return _of_normalised(a, _normalised(a, centred=centred), centred=centred)
+
+
+def _normalised(a: Arrays, *, centred: bool) -> Array:
+    x = wide(a["x"])
+    return np.asarray((x - wide(a["mean"])[:, None] if centred else x) * wide(a["rstd"])[:, None])
 
 
 def _of_normalised(a: Arrays, normalised: Array, *, centred: bool) -> tuple[Array, ...]:
@@ -123,6 +157,16 @@ def _of_normalised(a: Arrays, normalised: Array, *, centred: bool) -> tuple[Arra
     level = g.mean(-1, keepdims=True) if centred else 0.0
     dx = rstd * (g - level - normalised * (g * normalised).mean(-1, keepdims=True))
     sums = ((dy * normalised).sum(0), dy.sum(0))
+    return dx, *(sums if centred else sums[:1])
+
+
+def _norm_terms(a: Arrays, normalised: Array, *, centred: bool) -> tuple[Terms, ...]:
+    """Return the terms of what _of_normalised() gives."""
+    dy, z, rstd = np.abs(wide(a["dy"])), np.abs(normalised), wide(a["rstd"])[:, None]
+    g = dy * np.abs(wide(a["gamma"]))
+    level = g.mean(-1, keepdims=True) if centred else 0.0
+    dx = Terms("dx", rstd * (g + level + z * (g * z).mean(-1, keepdims=True)))
+    sums = Terms("dgamma", (dy * z).sum(0)), Terms("dbeta", dy.sum(0))
     return dx, *(sums if centred else sums[:1])
 
 
@@ -142,11 +186,12 @@ def _norm(name: str, stats: tuple[str, ...], torch: Callable[[Any, Any, Any], An
         lambda a, **options: function(
             a["dy"], a["x"], a["gamma"], **{name: a[name] for name in stats}, **options
         ),
-        lambda a: _norm_reference(a, wide(a["x"]), centred=centred),
+        lambda a: _norm_reference(a, centred=centred),
         torch_gradients,
         0.95,
         shapes=EVEN + LONG,
-        random=True,  # PyTorch computes the statistics itself
+        terms=lambda a: _norm_terms(a, _normalised(a, centred=centred), centred=centred),
+        natural=_of_statistics(stats),
     )
 
 
@@ -155,9 +200,14 @@ def _from_y(name: str, columns: tuple[str, ...]) -> Form:
     function = getattr(norm_gradients, f"{name}_backward_from_y")
     centred = "beta" in columns
 
-    def reference(a: Arrays) -> tuple[Array, ...]:
-        shifted = wide(a["x"]) - (wide(a["beta"]) if centred else 0)
-        return _of_normalised(a, shifted / wide(a["gamma"]), centred=centred)
+    def normalised(a: Arrays) -> Array:
+        return np.asarray((wide(a["x"]) - (wide(a["beta"]) if centred else 0)) / wide(a["gamma"]))
+
+    def natural(a: Arrays) -> Arrays:
+        x = wide(a["x"])
+        mean, rstd = _statistics(x, centred=centred)
+        z = (x - mean[:, None]) * rstd[:, None]
+        return {"x": z * wide(a["gamma"]) + (wide(a["beta"]) if centred else 0), "rstd": rstd}
 
     def given(rows: int, cols: int, dtype: Any) -> dict[str, Given]:
         found = _given(columns=columns, per_row=("rstd",), sums=1 + centred)(rows, cols, dtype)
@@ -169,9 +219,11 @@ def _from_y(name: str, columns: tuple[str, ...]) -> Form:
         lambda a, **options: function(
             a["dy"], a["x"], **{name: a[name] for name in (*columns, "rstd")}, **options
         ),
-        reference,
+        lambda a: _of_normalised(a, normalised(a), centred=centred),
         target=0.95,
         shapes=EVEN + LONG,
+        terms=lambda a: _norm_terms(a, normalised(a), centred=centred),
+        natural=natural,
     )
 
 
@@ -181,9 +233,16 @@ def _added(name: str, stats: tuple[str, ...]) -> Form:
     centred = "mean" in stats
 
     def reference(a: Arrays) -> tuple[Array, ...]:
-        dx, *sums = _norm_reference(a, wide(a["x"]), centred=centred)
+        dx, *sums = _norm_reference(a, centred=centred)
         total = dx + wide(a["ds"])
         return total, *sums, total.sum(0)
+
+    def terms(a: Arrays) -> tuple[Terms, ...]:
+        dx, *sums = _norm_terms(a, _normalised(a, centred=centred), centred=centred)
+        total = dx.sums + np.abs(wide(a["ds"]))
+        # long rows: dbias is summed from dx as it was rounded
+        rounded = np.abs(reference(a)[0]).sum(0)
+        return Terms("dx", total), *sums, Terms("dbias", total.sum(0), rounded)
 
     def call(a: Arrays, **options: Any) -> Any:
         dx, _, *sums = function(
@@ -204,6 +263,8 @@ def _added(name: str, stats: tuple[str, ...]) -> Form:
         reference,
         target=0.95,
         shapes=EVEN + LONG,
+        terms=terms,
+        natural=_of_statistics(stats),
     )
 
 
@@ -215,6 +276,23 @@ def _softmax_reference(a: Arrays, kept: Any, *, log: bool) -> tuple[Array, ...]:
     if log:
         return (np.where(kept, dy - np.exp(y) * dy.sum(-1, keepdims=True), 0),)
     return (np.where(kept, y * (dy - np.where(kept, dy * y, 0).sum(-1, keepdims=True)), 0),)
+
+
+def _softmax_terms(a: Arrays, kept: Any, *, log: bool) -> tuple[Terms, ...]:
+    dy, y = np.where(kept, np.abs(wide(a["dy"])), 0), np.where(kept, wide(a["x"]), 0)
+    if log:
+        powers = np.where(kept, np.exp(y), 0)
+        return (Terms("dx", dy + powers * (1 + np.abs(y)) * dy.sum(-1, keepdims=True)),)
+    return (Terms("dx", np.abs(y) * (dy + (dy * np.abs(y)).sum(-1, keepdims=True))),)
+
+
+def _probabilities(x: Array, kept: Any, *, log: bool) -> Array:
+    """Return softmax or log_softmax of what is kept. What is dropped gets similar numbers, which must not count."""
+    kept = np.broadcast_to(kept, x.shape)
+    counted = kept | ~kept.any(-1, keepdims=True)
+    top = x.max(-1, keepdims=True)
+    y = x - top - np.log(np.where(counted, np.exp(x - top), 0).sum(-1, keepdims=True))
+    return y if log else np.exp(y)
 
 
 def _softmax(name: str, how: str) -> Form:
@@ -249,6 +327,8 @@ def _softmax(name: str, how: str) -> Form:
         None if how else torch,
         1.0,
         shapes=EVEN + LONG,
+        terms=lambda a: _softmax_terms(a, kept(a), log=log),
+        natural=lambda a: {"x": _probabilities(wide(a["x"]), kept(a), log=log)},
     )
 
 
@@ -275,6 +355,21 @@ def _cross_entropy_reference(a: Arrays, *, grad: bool) -> tuple[Array, ...]:
     return (loss, p) if grad else (loss,)
 
 
+def _loss_terms(x: Array) -> Terms:
+    return Terms("result", 1 + np.abs(x).max(-1))
+
+
+def _cross_entropy_terms(a: Arrays, *, grad: bool) -> tuple[Terms, ...]:
+    x = wide(a["x"])
+    if not grad:
+        return (_loss_terms(x),)
+    below = x.max(-1, keepdims=True) - x
+    powers = np.exp(-below)
+    gradient = powers / powers.sum(-1, keepdims=True) * (1 + below)
+    gradient[np.arange(len(x)), a["labels"]] += 1
+    return _loss_terms(x), Terms("gradient", gradient)
+
+
 def _cross_entropy(*, grad: bool) -> Form:
     """Return cross_entropy, with its gradient or without."""
     function: Any = losses.cross_entropy
@@ -292,6 +387,7 @@ def _cross_entropy(*, grad: bool) -> Form:
         torch,
         1.0,
         shapes=EVEN + LONG,
+        terms=lambda a: _cross_entropy_terms(a, grad=grad),
     )
 
 
@@ -306,6 +402,7 @@ LOGSUMEXP = Form(
     lambda t, a: t.logsumexp(a["x"], -1),
     1.0,
     shapes=EVEN + LONG,
+    terms=lambda a: (_loss_terms(wide(a["x"])),),
 )
 
 

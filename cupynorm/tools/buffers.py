@@ -12,7 +12,7 @@ import numpy as np
 
 from cupynorm._dtypes import Dtype, dtype_of
 from cupynorm.catalog import forms
-from cupynorm.catalog.form import Arrays, Given
+from cupynorm.catalog.form import Arrays, Form, Given
 from cupynorm.runtime import devices
 from cupynorm.tools.results import Point
 
@@ -69,7 +69,7 @@ def allocate(point: Point, bytes_moved: int, weights: Dtype | None = None) -> li
     rotated = sum(each.bytes for each in columns.values()) > ROTATED_SHARE * bytes_moved
     arena = module.empty(count * one, np.uint8)
     apart = module.empty((count if rotated else 1) * column_bytes, np.uint8)
-    patterns = {name: _pattern(each, point.cols) for name, each in (read | columns).items()}
+    patterns = _patterns(forms.form(point.op), point, read | columns)
     found = []
     for i in range(count):
         own = column_bytes * (i if rotated else 0)
@@ -111,21 +111,38 @@ def _placed(
     return found
 
 
-def _pattern(given: Given, cols: int) -> Any:
-    """Return the bytes to fill an array with, on the device. Zeros would need less power than real data."""
-    if given.holds == "lengths":
-        numbers: Any = np.full(PATTERN, cols)
-    elif given.holds == "ragged":
-        numbers = forms.ragged(given.shape[0], cols).reshape(-1)
-    elif given.holds == "labels":
-        numbers = np.random.default_rng(0).integers(0, cols, PATTERN)
-    elif given.holds == "divisors":
-        numbers = 1 + np.random.default_rng(0).random(PATTERN)
-    elif given.holds == "mask":
-        numbers = np.random.default_rng(0).random(PATTERN) < forms.KEPT
+def _patterns(what: Form, point: Point, given: Mapping[str, Given]) -> Arrays:
+    """Return the bytes to fill arrays with, by name, on the device. Zeros would need less power than real data.
+
+    Where arrays follow from others, as statistics do, patterns are whole rows, whose numbers belong together.
+    """
+    if what.natural is None:
+        numbers = {name: _numbers(each, point.cols, PATTERN) for name, each in given.items()}
     else:
-        numbers = _normal(PATTERN)
-    return devices.cupy().asarray(numbers.astype(given.dtype).view(np.uint8))
+        rows = max(1, min(point.rows, PATTERN // point.cols))
+        few = what.given(rows, point.cols, dtype_of(point.dtype))
+        numbers = {
+            name: np.roll(np.resize(_numbers(each, point.cols, rows * point.cols), few[name].shape), number)
+            for number, (name, each) in enumerate(given.items())  # dy is not x
+        }
+    cast = {name: each.astype(given[name].dtype) for name, each in numbers.items()}
+    cast |= forms.naturals(what, cast)
+    return {name: devices.cupy().asarray(each.reshape(-1).view(np.uint8)) for name, each in cast.items()}
+
+
+def _numbers(given: Given, cols: int, count: int) -> Any:
+    """Return so many numbers for an array; what repeats itself may be fewer."""
+    if given.holds == "lengths":
+        return np.full(count, cols)
+    if given.holds == "ragged":
+        return forms.ragged(given.shape[0], cols).reshape(-1)
+    if given.holds == "labels":
+        return np.random.default_rng(0).integers(0, cols, count)
+    if given.holds == "divisors":
+        return 1 + np.random.default_rng(0).random(count)
+    if given.holds == "mask":
+        return np.random.default_rng(0).random(count) < forms.KEPT
+    return _normal(count)
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from cupynorm import _dtypes
 from cupynorm._dtypes import dtype_name, dtype_of
 from cupynorm.catalog import forms
+from cupynorm.catalog.bounds import TOLERANCES
 from cupynorm.catalog.op_table import OPS, Op
 from cupynorm.invoke import row_ops
 from cupynorm.plan.config import VARIANTS, DoesNotFitError
@@ -25,7 +26,6 @@ from cupynorm.runtime import compiler, devices
 from cupynorm.tools import explain
 from cupynorm.tools.testing import (
     QUICK,
-    TOLERANCES,
     Case,
     assert_close,
     assert_form_close,
@@ -362,7 +362,7 @@ def _compare_form(what: Form, cols: int, dtype: str, *, on_device: bool) -> Resu
     given = forms.inputs(what, FORM_ROWS, cols, dtype)
     try:
         results = _results(what, given, on_device=on_device)
-        expected = what.reference(given)
+        expected = what.right(given)
         worst, tolerance = form_error(what, results, expected)
         assert_form_close(what, results, expected)
     except devices.NoDeviceError:

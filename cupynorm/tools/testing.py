@@ -10,20 +10,18 @@ import numpy as np
 
 from cupynorm._dtypes import dtype_name, dtype_of, quantized_dtype
 from cupynorm.catalog import forms
+from cupynorm.catalog.bounds import STEPS, TOLERANCES
 from cupynorm.host.reference import LARGEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from cupynorm.catalog.bounds import Right
     from cupynorm.catalog.form import Form
     from cupynorm.catalog.op_table import Op
 
     Array = np.ndarray[Any, Any]
 
-# Relative errors by the result's dtype: a few roundings.
-TOLERANCES = {"float64": 1e-12, "float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}
-# Errors of quantised results: half a step, relative to the largest number in int8 and to the number itself in a float8.
-STEPS = {"int8": 0.5 / 127, "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-3}
 # Values are computed in float32 before they are quantised: their error, relative to the row's largest, per STEPS.
 FLOAT_ERROR = 2.0**-19
 # Smallest normal number of a float8, below which steps do not shrink, relative to its largest number.
@@ -43,13 +41,19 @@ def error(actual: Array, expected: Array, axes: int = 1) -> float:
 
 
 def assert_close(
-    actual: Array, expected: Array, *, axes: int = 1, dtype: Any = None, scale: Array | None = None
+    actual: Array,
+    expected: Array,
+    *,
+    axes: int = 1,
+    dtype: Any = None,
+    scale: Array | None = None,
+    allowed: Array | None = None,
 ) -> None:
     """Raise AssertionError, which names the worst element, unless every row and every element is within its tolerance.
 
     The tolerance is that of actual's dtype, or of `dtype`, which may be a quantised one. An element may be off by
     tolerance * (|element| + scale). The default scale is the row's root mean square; pass another one if the error
-    depends on the size of the inputs.
+    depends on the size of the inputs. With `allowed`, an element may be off by that.
     """
     tolerance = STEPS.get(dtype) or TOLERANCES[dtype_name(actual.dtype if dtype is None else dtype_of(dtype))]
     a, e = _comparable(actual, expected, axes)
@@ -59,7 +63,8 @@ def assert_close(
         raise AssertionError(
             f"{np.count_nonzero(differ)} of {e.size} differ in nan or inf, {_at(actual, a, e, worst)}"
         )
-    off, allowed = _off_and_allowed(actual, a, e, tolerance, scale)
+    given = allowed is not None
+    off, allowed = _off_and_allowed(actual, a, e, tolerance, scale, allowed)
     if (off > allowed).any():
         worst = int(np.argmax(np.divide(off, allowed, out=np.where(off > 0, np.inf, 0.0), where=allowed > 0)))
         count = np.count_nonzero(off > allowed)
@@ -67,26 +72,32 @@ def assert_close(
             f"{count} of {e.size} off by more than allowed, {_at(actual, a, e, worst, allowed)}"
         )
     row, value = _row_error(a, e, actual.dtype)
-    if scale is None and value > tolerance:
+    if scale is None and not given and value > tolerance:
         raise AssertionError(f"row {row} has relative error {value:.3g}, allowed is {tolerance:g}")
 
 
-def excess(actual: Array, expected: Array) -> float:
-    """Return the largest error of an element as a multiple of what assert_close() allows.
+def excess(actual: Array, right: Right) -> float:
+    """Return the largest error of an element as a multiple of what assert_right() allows.
 
     It is infinite if nan or inf are at other places than expected.
     """
-    a, e = _comparable(actual, expected, 1)
+    a, e = _comparable(actual, right.exact, 1)
     if (_pattern(a) != _pattern(e)).any():
         return math.inf
-    off, allowed = _off_and_allowed(actual, a, e, TOLERANCES[dtype_name(actual.dtype)], None)
+    tolerance = TOLERANCES[dtype_name(actual.dtype)]
+    off, allowed = _off_and_allowed(actual, a, e, tolerance, None, right.allowed(actual.dtype))
     return float(
         np.divide(off, allowed, out=np.where(off > 0, np.inf, 0.0), where=allowed > 0).max(initial=0)
     )
 
 
+def assert_right(actual: Array, right: Right) -> None:
+    """Raise AssertionError unless a result is within its bounds (catalog/bounds.py)."""
+    assert_close(actual, right.exact, allowed=right.allowed(actual.dtype))
+
+
 def _off_and_allowed(
-    actual: Array, a: Array, e: Array, tolerance: float, scale: Array | None
+    actual: Array, a: Array, e: Array, tolerance: float, scale: Array | None, allowed: Array | None = None
 ) -> tuple[Array, Array]:
     """Return how far each element is off, and how far it may be; a, e: what is compared, as rows of float64."""
     finite = np.isfinite(e)
@@ -95,7 +106,9 @@ def _off_and_allowed(
     spread = (
         span if scale is None else np.broadcast_to(scale, actual.shape).reshape(e.shape).astype(np.float64)
     )
-    allowed = tolerance * (np.abs(size) + spread) + _unavoidable(actual.dtype)
+    if allowed is None:
+        allowed = tolerance * (np.abs(size) + spread)
+    allowed = np.where(finite, allowed.reshape(e.shape), 0.0) + _unavoidable(actual.dtype)
     return np.abs(np.where(finite, a, 0.0) - size), allowed
 
 
@@ -109,30 +122,40 @@ def assert_statistics_close(op: Op, actual: Sequence[Array], expected: Sequence[
             raise AssertionError(f"{name}: {fault}") from None
 
 
-def assert_form_close(what: Form, results: Sequence[Array], expected: Sequence[Array]) -> None:
-    """Raise AssertionError unless a form's results are within the tolerances of their dtypes."""
+def assert_form_close(what: Form, results: Sequence[Array], expected: Sequence[Right]) -> None:
+    """Raise AssertionError unless a form's results are within their bounds. expected: what.right() of its arrays."""
     if what.quantized:
-        y, span = _dequantised(what, results, expected[0])
-        assert_close(y, expected[0], dtype=what.quantized, scale=span)
+        y, span = _dequantised(what, results, expected[0].exact)
+        assert_close(y, expected[0].exact, dtype=what.quantized, scale=span)
         if len(results) > 1:
-            largest = np.abs(expected[0]).max(axis=-1) / LARGEST[what.quantized]
+            largest = np.abs(expected[0].exact).max(axis=-1) / LARGEST[what.quantized]
             assert_close(results[1].reshape(-1, 1), largest.reshape(-1, 1))
         return
-    for got, wanted in zip(results, expected, strict=True):
-        assert_close(got, wanted)
+    for number, (got, wanted) in enumerate(zip(results, expected, strict=True)):
+        try:
+            assert_right(got, wanted)
+        except AssertionError as fault:
+            name = f"result {number}" if wanted.terms is None else wanted.terms.result
+            raise AssertionError(f"{name}: {fault}" if len(results) > 1 else str(fault)) from None
 
 
-def form_error(what: Form, results: Sequence[Array], expected: Sequence[Array]) -> tuple[float, float]:
+def form_error(what: Form, results: Sequence[Array], expected: Sequence[Right]) -> tuple[float, float]:
     """Return the worst error and its tolerance, of the result that comes nearest to its own or exceeds it.
 
-    It is of rows, or of elements if the results are quantised.
+    It is of rows; of elements if the results are quantised; for gradients and losses, a multiple of an element's bound,
+    and the tolerance is 1.
     """
     if not what.quantized:
-        errors = list(map(error, results, expected))
-        tolerances = [TOLERANCES[dtype_name(each.dtype)] for each in results]
-        return max(zip(errors, tolerances, strict=True), key=lambda each: each[0] / each[1])
-    y, span = _dequantised(what, results, expected[0])
-    off, allowed = np.abs(y - expected[0]), np.abs(expected[0]) + span
+        found = [
+            (error(each, wanted.exact), TOLERANCES[dtype_name(each.dtype)])
+            if wanted.terms is None
+            else (excess(each, wanted), 1.0)
+            for each, wanted in zip(results, expected, strict=True)
+        ]
+        return max(found, key=lambda each: each[0] / each[1])
+    exact = expected[0].exact
+    y, span = _dequantised(what, results, exact)
+    off, allowed = np.abs(y - exact), np.abs(exact) + span
     return float(np.divide(off, allowed, out=np.zeros_like(off), where=off > 0).max(initial=0)), STEPS[
         what.quantized
     ]

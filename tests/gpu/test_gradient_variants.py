@@ -21,7 +21,7 @@ def check(xp: Any, name: str, variant: str, cols: int, dtype: str) -> None:
 
     expected = function(**arrays, **options)
     for found in results:
-        assert_near(found, expected, dtype, cols)
+        assert_near(name, found, expected)
 
 
 @pytest.mark.small

@@ -4,60 +4,49 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cupynorm import add_layer_norm_backward, layer_norm_backward, rms_norm_backward
-from cupynorm._dtypes import dtype_of
+from cupynorm.catalog import forms
+from cupynorm.catalog.forms import FORMS
+from cupynorm.tools.testing import assert_form_close
 
 MANY = [(100_003, 128), (30_000, 1000), (9_999, 1001), (2_000, 8192), (700, 50257), (64, 65536), (9, 200_000)]
 
 
-def arrays(rows: int, cols: int, dtype: str) -> dict[str, Any]:
-    rng, kind = np.random.default_rng(rows), dtype_of(dtype)
-    dy, x, ds = (rng.standard_normal((rows, cols), np.float32).astype(kind) for _ in range(3))
-    return {"dy": dy, "x": x, "ds": ds, "gamma": rng.uniform(0.5, 2, cols).astype(kind)}
+NORMS = {
+    "layer_norm_backward": layer_norm_backward,
+    "rms_norm_backward": rms_norm_backward,
+    "add_layer_norm_backward": add_layer_norm_backward,
+}
+IN_THE_PASS = 8192  # columns up to which sums are taken of numbers that are not rounded, on every device
 
 
 def check(xp: Any, rows: int, cols: int, dtype: str) -> None:
-    host = arrays(rows, cols, dtype)
-    given = {name: xp.asarray(each) for name, each in host.items()}
-    ds, gamma = host["ds"].astype(np.float64), host["gamma"]
-    dy, x = (host[name].astype(np.float64) for name in ("dy", "x"))
+    """Compare with float64 by the table of bounds, with statistics that are given and that are computed."""
+    for name, function in NORMS.items():
+        what = FORMS[name]
+        host = forms.inputs(what, rows, cols, dtype)
+        given = {key: xp.asarray(each) for key, each in host.items()}
+        right = what.right(host)
+        if cols <= IN_THE_PASS:
+            right = [each._replace(terms=each.terms and each.terms._replace(rounded=0.0)) for each in right]
+        named = {"s" if key == "x" and "ds" in given else key: each for key, each in given.items()}
+        alone = {key: each for key, each in named.items() if key not in ("mean", "rstd")}
 
-    def same_every_time(call: Any) -> list[Any]:
-        first, second = ([xp.asnumpy(each) for each in call()] for _ in range(2))
-        assert [each.tobytes() for each in first] == [each.tobytes() for each in second]
-        return [each.astype(np.float64) for each in first]
-
-    def near(found: Any, expected: Any) -> None:
-        """Compare sums, of which rounding the largest numbers on the way is the least that can be off."""
-        digits = {"float16": 1e-3, "float32": 2e-6, "float64": 1e-14}[dtype] * 4
-        np.testing.assert_allclose(
-            found, expected, rtol=digits, atol=2e-6 * rows**0.5 * (dtype != "float64") + 1e-11
+        first, second, computed = (
+            [xp.asnumpy(each) for each in results]
+            for results in (what.call(given), what.call(given), without_dresidual(function(**alone)))
         )
 
-    z = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
-    _, dgamma, dbeta = same_every_time(lambda: layer_norm_backward(given["dy"], given["x"], given["gamma"]))
-    near(dgamma, (dy * z).sum(0))
-    near(dbeta, dy.sum(0))
-    _, dgamma = same_every_time(lambda: rms_norm_backward(given["dy"], given["x"], given["gamma"]))
-    near(dgamma, (dy * x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)).sum(0))
-    bias = xp.zeros(cols, given["x"].dtype)
-    dx, *_, dbias = same_every_time(
-        lambda: [
-            each
-            for each in add_layer_norm_backward(
-                given["dy"], given["ds"], given["x"], given["gamma"], bias=bias
-            )
-            if each is not None
-        ]
-    )
-    g = dy * gamma.astype(np.float64)
-    rstd = 1 / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
-    exact = ds + rstd * (g - g.mean(-1, keepdims=True) - z * (g * z).mean(-1, keepdims=True))
-    near(dbias, exact.sum(0))
-    assert np.abs(dx - exact).max() < 0.02  # rounded to the dtype
+        assert [each.tobytes() for each in first] == [each.tobytes() for each in second]
+        assert_form_close(what, first, right)
+        assert_form_close(what, computed, right)
+
+
+def without_dresidual(results: tuple[Any, ...]) -> list[Any]:
+    """Return those that a form's call has: dx and dresidual are the same array here."""
+    return [each for at, each in enumerate(results) if not any(each is before for before in results[:at])]
 
 
 @pytest.mark.small

@@ -10,9 +10,10 @@ import pytest
 import cupynorm
 from cupynorm import dropout
 from cupynorm._dtypes import DTYPES, dtype_of
+from cupynorm.catalog.bounds import TOLERANCES
 from cupynorm.host import reference
 from cupynorm.host.elementwise_gradients import DERIVATIVES
-from cupynorm.tools.testing import TOLERANCES, assert_close
+from cupynorm.tools.testing import assert_close
 from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture

@@ -10,8 +10,9 @@ import pytest
 
 from cupynorm import cross_entropy, log_softmax, logsumexp, softmax
 from cupynorm._dtypes import DTYPES, dtype_of
+from cupynorm.catalog.bounds import TOLERANCES
 from cupynorm.host import reference
-from cupynorm.tools.testing import TOLERANCES, assert_close
+from cupynorm.tools.testing import assert_close
 from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture

@@ -362,6 +362,28 @@ def test_every_form_has_its_arrays(clock, monkeypatch):
             np.testing.assert_array_equal(first.arrays["lengths"].get(), forms.ragged(1, 64))
 
 
+@pytest.mark.parametrize("rows", [7, 70])
+def test_gradients_are_measured_with_statistics_and_results_of_their_rows(clock, monkeypatch, rows):
+    monkeypatch.setattr(buffers, "ROTATION_BYTES", 1 << 10)
+    monkeypatch.setattr(buffers, "PATTERN", 1 << 10)  # 31 rows
+
+    def arrays(name):
+        sets = buffers.allocate(Point(name, "float32", rows, 33), 4 * rows * 33)
+        return {key: each.get().astype(np.float64) for key, each in sets[-1].arrays.items()}
+
+    given = arrays("layer_norm_backward")
+    assert abs(np.corrcoef(given["dy"].ravel(), given["x"].ravel())[0, 1]) < 0.2
+    np.testing.assert_allclose(given["mean"], given["x"].mean(-1), atol=1e-6)
+    np.testing.assert_allclose(given["rstd"], 1 / np.sqrt(given["x"].var(-1) + 1e-5), rtol=1e-6)
+    given = arrays("rms_norm_backward_from_y")
+    np.testing.assert_allclose(np.square(given["x"] / given["gamma"]).mean(-1), 1, rtol=1e-4)
+    for mask in ("", "/lengths"):
+        np.testing.assert_allclose(arrays("softmax_backward" + mask)["x"].sum(-1), 1, rtol=1e-5)
+        np.testing.assert_allclose(np.exp(arrays("log_softmax_backward" + mask)["x"]).sum(-1), 1, rtol=1e-5)
+    given = arrays("softmax_backward/where")
+    np.testing.assert_allclose((given["x"] * given["where"]).sum(-1), 1, rtol=1e-5)
+
+
 def test_parameters_may_have_a_dtype_of_their_own(clock, monkeypatch):
     monkeypatch.setattr(buffers, "ROTATION_BYTES", 1 << 16)
     monkeypatch.setattr(buffers, "PATTERN", 1 << 6)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from cupynorm._dtypes import DTYPES
+from cupynorm.catalog.bounds import TOLERANCES, Right
 from cupynorm.catalog.op_table import OPS, Op
 from cupynorm.tools.testing import (
-    TOLERANCES,
     assert_close,
     assert_statistics_close,
     cases,
@@ -134,10 +134,10 @@ def test_the_excess_of_an_element_is_1_at_the_edge_of_what_is_allowed() -> None:
     ):  # float32: 1e-6 * (|element| + root mean square)
         y = expected.copy()
         y[1, 2] += off
-        assert excess(y.astype(np.float32), expected) == pytest.approx(found, rel=0.05)
+        assert excess(y.astype(np.float32), Right(expected)) == pytest.approx(found, rel=0.05)
     y[0, 0] = np.nan
-    assert excess(y.astype(np.float32), expected) == np.inf
-    assert excess(np.zeros((0, 8), np.float32), np.zeros((0, 8))) == 0
+    assert excess(y.astype(np.float32), Right(expected)) == np.inf
+    assert excess(np.zeros((0, 8), np.float32), Right(np.zeros((0, 8)))) == 0
 
 
 def test_shapes_must_be_equal() -> None:
