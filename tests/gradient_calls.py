@@ -38,7 +38,8 @@ def normal(*shape: int, seed: int = 0) -> Any:
 def calls(cols: int, dtype: str) -> dict[str, Call]:
     """Return functions with their arrays and options, by name."""
     dy, ds, x = (normal(ROWS, cols, seed=seed).astype(dtype) for seed in range(3))
-    gamma, beta = (2 + normal(cols, seed=3)).astype(dtype), normal(cols, seed=4).astype(dtype)
+    gamma, beta = normal(cols, seed=3), normal(cols, seed=4).astype(dtype)
+    gamma = (gamma + np.copysign(0.5, gamma)).astype(dtype)  # y is divided by it
     mean, rstd = x.mean(-1, dtype=np.float32), 1 / x.std(-1, dtype=np.float32)
     labels = np.random.default_rng(5).integers(0, cols, ROWS)
     given = {"dy": dy, "x": x, "gamma": gamma}
