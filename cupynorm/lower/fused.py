@@ -32,6 +32,7 @@ from cupynorm.lower.mirrors import (
     kept,
     label_counts,
     label_mask,
+    labelled,
     no_store,
     operand,
     prefetched_bytes,
@@ -67,6 +68,17 @@ class Counted(NamedTuple):
 
     labels: View
     ignored: int
+
+
+class Labelled(NamedTuple):
+    """That an op is given, of each row, the element in its label's column, and that 1 is taken away there.
+
+    labels: integers of x's leading shape. ignored: a label of rows that do not count, which labels' dtype holds; there
+    must be a Counted of the same, too. LabelledLoad and LabelledStore of kernels/io/fused.cuh.
+    """
+
+    labels: View
+    ignored: int | None
 
 
 class RowSums(NamedTuple):
@@ -107,6 +119,7 @@ class Around(NamedTuple):
     store_operands: tuple[Operand, ...] = ()
     scales: int = 0
     counted: Counted | None = None
+    labelled: Labelled | None = None
     sums: RowSums | None = None
     room: int = 0
 
@@ -139,6 +152,9 @@ class Around(NamedTuple):
             counted=None
             if self.counted is None
             else self.counted._replace(labels=self.counted.labels.reordered(order)),
+            labelled=None
+            if self.labelled is None
+            else self.labelled._replace(labels=self.labelled.labels.reordered(order)),
         )
 
 
@@ -281,6 +297,10 @@ def fused_spec(
     else:
         operands = [operand_of(each) for each in what.store_operands]
         store = fused_store(what.outs, axes, name_of(what.store), gamma, beta, operands)
+    if what.labelled is not None:
+        load = labelled("LabelledLoad", load, what.labelled.labels, what.labelled.ignored, cols)
+        if what.outs:
+            store = labelled("LabelledStore", store, what.labelled.labels, what.labelled.ignored, cols)
     whole = arguments(mirror, load, store, rows, cols)
     problem = dataclasses.replace(
         problem,

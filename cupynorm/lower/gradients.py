@@ -16,8 +16,8 @@ import numpy as np
 from cupynorm._values import NamedTuple
 from cupynorm.call.view import View
 from cupynorm.host.philox import Dropout
-from cupynorm.lower.backward import CROSS_ENTROPY, LOGSUMEXP
-from cupynorm.lower.fused import Around, Counted, Label, Operand, RowSums, fused_spec, masked
+from cupynorm.lower.backward import CROSS_ENTROPY, LABEL_CROSS_ENTROPY, LOGSUMEXP
+from cupynorm.lower.fused import Around, Counted, Label, Labelled, Operand, RowSums, fused_spec, masked
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.sums import Further, Result, Sums
 from cupynorm.lower.tracing import Expression, apply, traced
@@ -272,20 +272,23 @@ def cross_entropy_spec(
     room: the pointer of where messages lie without a gradient. weight: stretched to logits' shape. ignored: a label
     that labels' dtype holds, or None.
     """
-    operands: list[Operand] = [Label(labels, nan=True)]
-    operands += [] if weight is None else [weight]
-    if smoothing:
-        operands += [1 - smoothing, smoothing / logits.shape[-1]]
     multiplied = grad is not None and not (type(dloss) is float and dloss == 1)
     what = Around(
         () if grad is None else (grad,),
-        load=_of_loss(weight=weight is not None, smooth=smoothing != 0),
-        load_operands=tuple(operands),
         counted=None if ignored is None else Counted(labels, ignored),
         store=_scaled(scale=multiplied, both=False),
         store_operands=(dloss,) * multiplied,
         room=room,
     )
+    if weight is None and not smoothing:
+        what = what._replace(labelled=Labelled(labels, ignored))
+        return fused_spec(LABEL_CROSS_ENTROPY, logits, 1, {}, (loss, 0), z_loss, compute, what)
+    operands: list[Operand] = [Label(labels, nan=True)]
+    operands += [] if weight is None else [weight]
+    if smoothing:
+        operands += [1 - smoothing, smoothing / logits.shape[-1]]
+    load = _of_loss(weight=weight is not None, smooth=smoothing != 0)
+    what = what._replace(load=load, load_operands=tuple(operands))
     return fused_spec(CROSS_ENTROPY, logits, 1, {}, (loss, 0), z_loss, compute, what)
 
 
