@@ -227,19 +227,12 @@ def softmax_gradient(
 
 def _slope(activation: str, z: Any) -> Any:
     """Return the derivative of an activation: formulas of cupynorm.host.elementwise_gradients."""
-    if activation == "gelu":
-        # Phi(z): gelu(z) / z loses no digits in the tails; near 0 a series
-        square = z * z
-        near = 0.5 + z * DENSITY * (1.0 - square * (1 / 6 - square * (1 / 40)))
-        left = np.where(np.abs(z) > NEAR, apply("gelu", z) / z, near)
-        return left + z * DENSITY * np.exp(-0.5 * square)
-    u: Any = z
-    slope_of_u: Any = 1.0
-    if activation == "gelu_tanh":
-        inner = apply("minimum", apply("maximum", z, -FAR), FAR)
-        square = inner * inner
-        scale = 2 * math.sqrt(2 / math.pi)
-        u, slope_of_u = scale * (inner + 0.044715 * inner * square), scale * (1 + 3 * 0.044715 * square)
+    if activation != "gelu_tanh":
+        return apply(f"{activation}_slope", z)
+    inner = apply("minimum", apply("maximum", z, -FAR), FAR)
+    square = inner * inner
+    scale = 2 * math.sqrt(2 / math.pi)
+    u, slope_of_u = scale * (inner + 0.044715 * inner * square), scale * (1 + 3 * 0.044715 * square)
     return apply("sigmoid", u) + z * (apply("sigmoid", u) * apply("sigmoid", -u) * slope_of_u)
 
 
@@ -301,8 +294,6 @@ def logsumexp_spec(
     return fused_spec(LOGSUMEXP, x, axes, {}, (lse,), 0.0, compute, what)
 
 
-DENSITY = 1 / math.sqrt(2 * math.pi)  # of the normal distribution at 0
-NEAR = 1e-2  # up to here the series is exact in float64
 FAR = 1e3  # from here on, tanh is 1 to the last bit
 
 

@@ -116,33 +116,40 @@ struct SumArguments {
   int64 rows, cols, rows_of_group;
 };
 
-// Adds N columns of rows first, first + kApart ... up to end to the sums, kAtOnce rows in flight at a time.
-template <class Function, int kSums, int N, int kWidth, int kAtOnce, int kApart, typename Compute, class A>
-inline void add_rows(const A& a, int64 first, int64 end, int64 col, Compute (&sum)[kSums][N]) {
+// Adds N columns of rows first, first + kApart ... to the sums, kCount of them, whose loads are all in flight at once.
+template <class Function, int kSums, int N, int kWidth, int kCount, int kApart, typename Compute, class A>
+inline void add_some_rows(const A& a, int64 first, int64 col, Compute (&sum)[kSums][N]) {
   using Operands_ = decltype(a.operands);
-  for (int64 row = first; row < end; row += kAtOnce * kApart) {
-    typename Operands_::RowPointer sources[kAtOnce];
-    typename Operands_::template Packed<N> packed[kAtOnce];
+  typename Operands_::RowPointer sources[kCount];
+  typename Operands_::template Packed<N> packed[kCount];
 #pragma unroll
-    for (int r = 0; r < kAtOnce; ++r) {
-      if (row + r * kApart >= end) continue;
-      sources[r] = a.operands.at(row + r * kApart);
-      packed[r] = sources[r].template load<N>(col);
-    }
+  for (int r = 0; r < kCount; ++r) {
+    sources[r] = a.operands.at(first + r * kApart);
+    packed[r] = sources[r].template load<N>(col);
+  }
 #pragma unroll
-    for (int r = 0; r < kAtOnce; ++r) {
-      if (row + r * kApart >= end) continue;
-      Compute in[Operands_::kCount][N], out[kSums][N];
-      sources[r].template unpack<N>(packed[r], in, col);
-      apply_to_each<Function>(in, out);
-      a.elements.template store<N, (kWidth < N ? kWidth : N)>(out, row + r * kApart, col);
+  for (int r = 0; r < kCount; ++r) {
+    Compute in[Operands_::kCount][N], out[kSums][N];
+    sources[r].template unpack<N>(packed[r], in, col);
+    apply_to_each<Function>(in, out);
+    a.elements.template store<N, (kWidth < N ? kWidth : N)>(out, first + r * kApart, col);
 #pragma unroll
-      for (int k = 0; k < kSums; ++k) {
+    for (int k = 0; k < kSums; ++k) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) sum[k][i] += out[k][i];
-      }
+      for (int i = 0; i < N; ++i) sum[k][i] += out[k][i];
     }
   }
+}
+
+// The same of all rows up to end, kAtOnce rows in flight at a time, and what is left one by one.
+template <class Function, int kSums, int N, int kWidth, int kAtOnce, int kApart, typename Compute, class A>
+inline void add_rows(const A& a, int64 first, int64 end, int64 col, Compute (&sum)[kSums][N]) {
+  int64 row = first;
+#pragma unroll 1
+  for (; row + (kAtOnce - 1) * kApart < end; row += kAtOnce * kApart)
+    add_some_rows<Function, kSums, N, kWidth, kAtOnce, kApart>(a, row, col, sum);
+#pragma unroll 1
+  for (; row < end; row += kApart) add_some_rows<Function, kSums, N, kWidth, 1, kApart>(a, row, col, sum);
 }
 
 // Adds up what all rows in turn have of each column of a tile, in their order, and hands it on.
