@@ -242,7 +242,8 @@ def labelled(name: str, of: Struct, labels: View, ignored: int | None, cols: int
     rows = per_row(labels)
     names = rows.dtype.names or ()
     label = np.dtype(
-        [*((each, rows.dtype[each]) for each in names), ("ignored", labels.dtype), ("cols", np.int64)], align=True
+        [*((each, rows.dtype[each]) for each in names), ("ignored", labels.dtype), ("cols", np.int64)],
+        align=True,
     )
     dtype = np.dtype([("inner", of.dtype), ("label", label)], align=True)
     row_label = _of_labels("RowLabel", rows, ", false" if ignored is None else ", true")

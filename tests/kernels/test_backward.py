@@ -342,7 +342,9 @@ def test_what_a_mask_drops_is_0_and_its_nan_stays_there(
     check(simulated, CALLS[name](5, cols, dtype, **MASKS[mask](5, cols)), variant)
 
 
-@pytest.mark.parametrize("name", ["softmax", "layer_norm", "cross_entropy", "label_cross_entropy", "logsumexp"])
+@pytest.mark.parametrize(
+    "name", ["softmax", "layer_norm", "cross_entropy", "label_cross_entropy", "logsumexp"]
+)
 def test_a_block_goes_through_many_rows(name: str, simulated: Any) -> None:
     """One block on each multiprocessor, so that its rows follow one another."""
     rows = 2 * RECORDED["h200"].sm_count + 5
@@ -426,13 +428,13 @@ def test_rows_that_are_ignored_count_for_nothing_and_labels_that_are_none_give_n
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("stores", [True, False])
-def test_rows_of_labels_that_are_ignored_or_none(variant: str, stores: bool, simulated: Any) -> None:  # noqa: FBT001
+def test_rows_of_labels_that_are_ignored_or_none(variant: str, stores: bool, simulated: Any) -> None:
     case = label_cross_entropy(9, WIDTHS[variant][0], "float32")
     assert case.labels is not None
     labels, x = case.labels.astype(np.int64), case.x.copy()
     labels[1], labels[4], labels[5], labels[6] = -100, case.x.shape[1], -1, 2**32
     x[1], x[2] = np.nan, -np.inf
-    grad, loss, lse = (np.copy(each) for each in case.wanted if each is not None)
+    grad, loss, _ = (np.copy(each) for each in case.wanted if each is not None)
     for each, value in ((1, 0.0), (2, np.nan), (4, np.nan), (5, np.nan), (6, np.nan)):
         grad[each], loss[each] = value, value
     case = case._replace(
