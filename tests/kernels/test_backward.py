@@ -402,6 +402,17 @@ def test_in_place(name: str, cols: int, variant: str, simulated: Any) -> None:
     check(simulated, CALLS[name](3, cols, "float16"), variant, in_place=True)
 
 
+def test_each_label_is_in_one_blocks_part_of_its_row(simulated: Any) -> None:
+    """Parts begin at lines: so do these labels, but for the last of some lines."""
+    rows, cols, line = 64, 4096, 64
+    case = loss_of_labels(rows, cols, "float16")
+    labels = np.arange(rows) * line + (np.arange(rows) % 4 == 3) * (line - 1)
+    x = case.x.astype(np.float64)
+    _, loss, lse = entropy_of(x, (np.arange(cols) == labels[:, None]).astype(np.float64), case.number)
+
+    check(simulated, case._replace(labels=labels, wanted=(None, loss, lse)), "split")
+
+
 @pytest.mark.parametrize("variant", ["block", "shared", "uncached"])
 def test_rows_that_are_ignored_count_for_nothing_and_labels_that_are_none_give_nan(
     variant: str, simulated: Any
