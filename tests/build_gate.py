@@ -27,7 +27,7 @@ from cupynorm.call.view import View
 from cupynorm.host.philox import Dropout
 from cupynorm.lower import backward
 from cupynorm.lower import fused as lower_fused
-from cupynorm.lower.fused import Around, Counted, Label, fused_spec
+from cupynorm.lower.fused import Around, Counted, Label, Labelled, fused_spec
 from cupynorm.lower.row import RowOp, row_spec
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.lower.tracing import trace, traced
@@ -639,6 +639,12 @@ def _of_labels(dtype: str, cols: int) -> Around:
     return Around((x,), load, (Label(labels, nan=True), 0.875, 0.001), counted=Counted(labels, -100))
 
 
+def _of_labels_alone(dtype: str, cols: int, ignored: int | None = None) -> Around:
+    labels = View(0, (8,), (8,), np.dtype(np.int64))
+    counted = None if ignored is None else Counted(labels, ignored)
+    return Around((_rows_of(dtype, cols),), counted=counted, labelled=Labelled(labels, ignored))
+
+
 # Gradients and losses, whose elements are two numbers, and what stores nothing.
 GRADIENTS = {
     "softmax backward": Fused(backward.SOFTMAX_BACKWARD, _pairs),
@@ -654,6 +660,13 @@ GRADIENTS = {
     "cross_entropy": Fused(backward.CROSS_ENTROPY, _of_labels),
     "cross_entropy, loss alone": Fused(
         backward.CROSS_ENTROPY, lambda d, n: _of_labels(d, n)._replace(outs=(), room=256)
+    ),
+    "cross_entropy of labels": Fused(backward.LABEL_CROSS_ENTROPY, _of_labels_alone),
+    "cross_entropy of labels, some ignored": Fused(
+        backward.LABEL_CROSS_ENTROPY, lambda d, n: _of_labels_alone(d, n, -100)
+    ),
+    "cross_entropy of labels, loss alone": Fused(
+        backward.LABEL_CROSS_ENTROPY, lambda d, n: _of_labels_alone(d, n)._replace(outs=(), room=256)
     ),
     "logsumexp": Fused(backward.LOGSUMEXP, lambda *_: Around((), room=256)),
 }

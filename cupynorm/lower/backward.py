@@ -23,6 +23,10 @@ RMS_NORM_BACKWARD = RowOp("rms_norm_backward", "ops/backward.cuh", "RmsNormBackw
 CROSS_ENTROPY = RowOp(
     "cross_entropy", "ops/losses.cuh", "CrossEntropy", stats=("loss", "lse"), has_eps=True, fields=2
 )
+# the same where a row's target is its label and nothing else: the elements are x
+LABEL_CROSS_ENTROPY = RowOp(
+    "cross_entropy", "ops/losses.cuh", "LabelCrossEntropy", stats=("loss", "lse"), has_eps=True
+)
 LOGSUMEXP = RowOp("logsumexp", "ops/losses.cuh", "LogSumExp", stats=("lse",))
 
 # (dy, y) of the loaded value and its one operand, as they are

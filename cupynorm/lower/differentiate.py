@@ -146,6 +146,18 @@ def _gelu(g: Any, _: Any, x: Any) -> tuple[Any]:
     return (g * (0.5 + 0.5 * apply("erf", x * math.sqrt(0.5)) + x * phi),)
 
 
+def _silu_slope(g: Any, _: Any, x: Any) -> tuple[Any]:
+    x = _within(x, 1e3)
+    p, q = apply("sigmoid", x), apply("sigmoid", -x)
+    return (g * (p * q * (2 + x * (q - p))),)
+
+
+def _gelu_slope(g: Any, _: Any, x: Any) -> tuple[Any]:
+    x = _within(x, 1e2)
+    square = x * x
+    return (g * (apply("exp", -0.5 * square) * (2 - square) * (1 / math.sqrt(2 * math.pi))),)
+
+
 def _gelu_tanh(g: Any, _: Any, x: Any) -> tuple[Any]:
     x, scale = _within(x, 1e2), 2 * math.sqrt(2 / math.pi)
     square = x * x
@@ -181,6 +193,8 @@ RULES: dict[str, Callable[..., tuple[Any, ...]]] = {
     "silu": _silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
+    "silu_slope": _silu_slope,
+    "gelu_slope": _gelu_slope,
     "cast_float16": lambda g, _y, _x: (g,),
     "cast_bfloat16": lambda g, _y, _x: (g,),
     "cast_float32": lambda g, _y, _x: (g,),

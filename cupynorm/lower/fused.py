@@ -32,6 +32,7 @@ from cupynorm.lower.mirrors import (
     kept,
     label_counts,
     label_mask,
+    labelled,
     no_store,
     operand,
     prefetched_bytes,
@@ -67,6 +68,17 @@ class Counted(NamedTuple):
 
     labels: View
     ignored: int
+
+
+class Labelled(NamedTuple):
+    """That an op is given, of each row, the element in its label's column, and that 1 is taken away there.
+
+    labels: integers of x's leading shape. ignored: a label of rows that do not count, which labels' dtype holds; there
+    must be a Counted of the same, too. LabelledLoad and LabelledStore of kernels/io/fused.cuh.
+    """
+
+    labels: View
+    ignored: int | None
 
 
 class RowSums(NamedTuple):
@@ -107,6 +119,7 @@ class Around(NamedTuple):
     store_operands: tuple[Operand, ...] = ()
     scales: int = 0
     counted: Counted | None = None
+    labelled: Labelled | None = None
     sums: RowSums | None = None
     room: int = 0
 
@@ -139,6 +152,9 @@ class Around(NamedTuple):
             counted=None
             if self.counted is None
             else self.counted._replace(labels=self.counted.labels.reordered(order)),
+            labelled=None
+            if self.labelled is None
+            else self.labelled._replace(labels=self.labelled.labels.reordered(order)),
         )
 
 
@@ -266,9 +282,11 @@ def fused_spec(
         functions.append(function or IDENTITY)
         return f"Function_{functions[-1].key}"
 
-    masked = mask_struct(what.mask, vectors, order)
-    if what.counted is not None:
-        masked = label_counts(what.counted.labels, what.counted.ignored, cols)
+    masked = (
+        mask_struct(what.mask, vectors, order)
+        if what.counted is None
+        else label_counts(what.counted.labels, what.counted.ignored, cols)
+    )
     load = direct("DirectLoad", x.split(axes)[0])
     if not what.is_direct:
         operands = [operand_of(each) for each in what.load_operands]
@@ -281,6 +299,7 @@ def fused_spec(
     else:
         operands = [operand_of(each) for each in what.store_operands]
         store = fused_store(what.outs, axes, name_of(what.store), gamma, beta, operands)
+    load, store = _with_label(what, load, store, cols)
     whole = arguments(mirror, load, store, rows, cols)
     problem = dataclasses.replace(
         problem,
@@ -300,6 +319,15 @@ def fused_spec(
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header="row/summed.cuh")
     types += f", {what.sums.of_load}, {what.sums.of_store}"
     return KernelSpec(text, SUMMED_KERNEL, types, whole, problem)
+
+
+def _with_label(what: Around, load: Struct, store: Struct, cols: int) -> tuple[Struct, Struct]:
+    """Return a load and a store that know each row's label if there are any, the latter if anything is stored."""
+    if what.labelled is None:
+        return load, store
+    labels, ignored = what.labelled
+    around = labelled("LabelledLoad", load, labels, ignored, cols)
+    return around, labelled("LabelledStore", store, labels, ignored, cols) if what.outs else store
 
 
 def _waits_as_loaded(what: Around, axes: int) -> bool:
@@ -338,6 +366,7 @@ def _problem(
         direct_load=what.is_direct,
         extra_registers=OF_DROPOUT * drops
         + OF_LABEL * labels
+        + OF_IGNORED * (what.labelled is not None and what.counted is not None)
         + OF_SCALES * bool(what.scales)
         + OF_RESULT * max(0, len(what.outs) - 1)
         + OF_LOADED * (what.loaded is not None)
@@ -401,11 +430,12 @@ def _order(x: View, axes: int, what: Around) -> tuple[int, ...]:
     return order
 
 
-# Registers taken by a dropout's random words while they are made, by a label and the sums of its loss, by the search
-# for a row's largest result, by each further result, by a sum that is stored as well, and, by bytes of the compute
-# type, by an interval mask.
+# Registers taken by a dropout's random words while they are made, by a label and the sums of its loss, by a label alone
+# that a mask may ignore, by the search for a row's largest result, by each further result, by a sum that is stored as
+# well, and, by bytes of the compute type, by an interval mask.
 OF_DROPOUT = 8
 OF_LABEL = 16
+OF_IGNORED = 24
 OF_SCALES = 8
 OF_RESULT = 16
 OF_LOADED = 8

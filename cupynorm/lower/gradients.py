@@ -16,8 +16,8 @@ import numpy as np
 from cupynorm._values import NamedTuple
 from cupynorm.call.view import View
 from cupynorm.host.philox import Dropout
-from cupynorm.lower.backward import CROSS_ENTROPY, LOGSUMEXP
-from cupynorm.lower.fused import Around, Counted, Label, Operand, RowSums, fused_spec, masked
+from cupynorm.lower.backward import CROSS_ENTROPY, LABEL_CROSS_ENTROPY, LOGSUMEXP
+from cupynorm.lower.fused import Around, Counted, Label, Labelled, Operand, RowSums, fused_spec, masked
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.sums import Further, Result, Sums
 from cupynorm.lower.tracing import Expression, apply, traced
@@ -227,19 +227,12 @@ def softmax_gradient(
 
 def _slope(activation: str, z: Any) -> Any:
     """Return the derivative of an activation: formulas of cupynorm.host.elementwise_gradients."""
-    if activation == "gelu":
-        # Phi(z): gelu(z) / z loses no digits in the tails; near 0 a series
-        square = z * z
-        near = 0.5 + z * DENSITY * (1.0 - square * (1 / 6 - square * (1 / 40)))
-        left = np.where(np.abs(z) > NEAR, apply("gelu", z) / z, near)
-        return left + z * DENSITY * np.exp(-0.5 * square)
-    u: Any = z
-    slope_of_u: Any = 1.0
-    if activation == "gelu_tanh":
-        inner = apply("minimum", apply("maximum", z, -FAR), FAR)
-        square = inner * inner
-        scale = 2 * math.sqrt(2 / math.pi)
-        u, slope_of_u = scale * (inner + 0.044715 * inner * square), scale * (1 + 3 * 0.044715 * square)
+    if activation != "gelu_tanh":
+        return apply(f"{activation}_slope", z)
+    inner = apply("minimum", apply("maximum", z, -FAR), FAR)
+    square = inner * inner
+    scale = 2 * math.sqrt(2 / math.pi)
+    u, slope_of_u = scale * (inner + 0.044715 * inner * square), scale * (1 + 3 * 0.044715 * square)
     return apply("sigmoid", u) + z * (apply("sigmoid", u) * apply("sigmoid", -u) * slope_of_u)
 
 
@@ -272,20 +265,23 @@ def cross_entropy_spec(
     room: the pointer of where messages lie without a gradient. weight: stretched to logits' shape. ignored: a label
     that labels' dtype holds, or None.
     """
-    operands: list[Operand] = [Label(labels, nan=True)]
-    operands += [] if weight is None else [weight]
-    if smoothing:
-        operands += [1 - smoothing, smoothing / logits.shape[-1]]
     multiplied = grad is not None and not (type(dloss) is float and dloss == 1)
     what = Around(
         () if grad is None else (grad,),
-        load=_of_loss(weight=weight is not None, smooth=smoothing != 0),
-        load_operands=tuple(operands),
         counted=None if ignored is None else Counted(labels, ignored),
         store=_scaled(scale=multiplied, both=False),
         store_operands=(dloss,) * multiplied,
         room=room,
     )
+    if weight is None and not smoothing:
+        what = what._replace(labelled=Labelled(labels, ignored))
+        return fused_spec(LABEL_CROSS_ENTROPY, logits, 1, {}, (loss, 0), z_loss, compute, what)
+    operands: list[Operand] = [Label(labels, nan=True)]
+    operands += [] if weight is None else [weight]
+    if smoothing:
+        operands += [1 - smoothing, smoothing / logits.shape[-1]]
+    load = _of_loss(weight=weight is not None, smooth=smoothing != 0)
+    what = what._replace(load=load, load_operands=tuple(operands))
     return fused_spec(CROSS_ENTROPY, logits, 1, {}, (loss, 0), z_loss, compute, what)
 
 
@@ -298,8 +294,6 @@ def logsumexp_spec(
     return fused_spec(LOGSUMEXP, x, axes, {}, (lse,), 0.0, compute, what)
 
 
-DENSITY = 1 / math.sqrt(2 * math.pi)  # of the normal distribution at 0
-NEAR = 1e-2  # up to here the series is exact in float64
 FAR = 1e3  # from here on, tanh is 1 to the last bit
 
 

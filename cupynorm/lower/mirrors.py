@@ -234,6 +234,23 @@ def label_counts(labels: View, ignored: int, cols: int) -> Struct:
     return Struct(type_name, whole, ((0,), ((*of.values, ignored),), cols))
 
 
+def labelled(name: str, of: Struct, labels: View, ignored: int | None, cols: int) -> Struct:
+    """Return the mirror of LabelledLoad or LabelledStore, of RowLabel around another Load or Store.
+
+    labels: integers, one a row. ignored: a label that does not count, or None.
+    """
+    rows = per_row(labels)
+    names = rows.dtype.names or ()
+    label = np.dtype(
+        [*((each, rows.dtype[each]) for each in names), ("ignored", labels.dtype), ("cols", np.int64)],
+        align=True,
+    )
+    dtype = np.dtype([("inner", of.dtype), ("label", label)], align=True)
+    row_label = _of_labels("RowLabel", rows, ", false" if ignored is None else ", true")
+    values = (of.values, (*rows.values, ignored or 0, cols))
+    return Struct(f"cupynorm::{name}<{of.cpp}, {row_label}>", dtype, values)
+
+
 def _of_labels(name: str, of: Struct, more: str = "") -> str:
     """Return a type with the template arguments of a PerRow."""
     return f"cupynorm::{name}<{of.cpp.partition('<')[2].removesuffix('>')}{more}>"

@@ -15,6 +15,7 @@ from cupynorm._dtypes import dtype_of
 from cupynorm._options import plainly, shown
 from cupynorm._values import NamedTuple, dataclass
 from cupynorm.host import special
+from cupynorm.host.elementwise_gradients import DERIVATIVES
 from cupynorm.host.reference import ACTIVATIONS, _round
 from cupynorm.runtime import devices
 
@@ -81,6 +82,8 @@ OPERATIONS = {
     "silu": Operation("n", "n", ACTIVATIONS["silu"], "fn_silu({})"),
     "gelu": Operation("n", "n", ACTIVATIONS["gelu"], "fn_gelu({})"),
     "gelu_tanh": Operation("n", "n", ACTIVATIONS["gelu_tanh"], "fn_gelu_tanh({})"),
+    "silu_slope": Operation("n", "n", DERIVATIVES["silu"], "fn_silu_slope({})"),  # the derivative of silu
+    "gelu_slope": Operation("n", "n", DERIVATIVES["gelu"], "fn_gelu_slope({})"),
     "cast_float16": Operation("n", "n", functools.partial(_cast, name="float16"), "fn_cast_float16({})"),
     "cast_bfloat16": Operation("n", "n", functools.partial(_cast, name="bfloat16"), "fn_cast_bfloat16({})"),
     "cast_float32": Operation("n", "n", functools.partial(_cast, name="float32"), "fn_cast_float32({})"),

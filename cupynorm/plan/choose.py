@@ -81,7 +81,7 @@ def choose(
         asked = effective_question(
             question,
             vectors_only=doubles
-            or variant in AT_VECTORS_IF_FUSED
+            or (variant in AT_VECTORS_IF_FUSED and not (problem.only_reads and variant is staged.uncached))
             or _needs_equal_alignment(question, variant),
             smaller_vectors=variant is not fused_cluster.prefetched,
         )
@@ -109,8 +109,9 @@ def _forced(question: Question, forced: Plan) -> Plan:
     from cupynorm.plan import forced as forced_plans  # noqa: PLC0415  of no use to a plan that is chosen
 
     forced_plans.check_numbers(question.problem, question.limits, forced)
-    at_vectors = forced.variant in ("cached", "uncached")
-    at_vectors = at_vectors or (forced.variant in ("cluster", "shared") and not forced.unaligned)
+    anywhere = ("cluster", "shared", *(("uncached",) if question.problem.only_reads else ()))
+    at_vectors = forced.variant in ("cached", "uncached") and forced.variant not in anywhere
+    at_vectors = at_vectors or (forced.variant in anywhere and not forced.unaligned)
     asked = _at_vectors(question, vectors_only=at_vectors)
     plan = forced_plans.finished(
         asked, replace(forced, shared_bytes=0, rule="")

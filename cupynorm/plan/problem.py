@@ -108,6 +108,11 @@ class Problem:
         return self.output_bytes == 1 and self.outputs > 1
 
     @property
+    def only_reads(self) -> bool:
+        """Whether rows are read as they are, and nothing of their length is written."""
+        return self.fused and self.direct_load and self.output_bytes == 0
+
+    @property
     def value_bytes(self) -> int:
         """Bytes of an element as the op is given it: all its fields."""
         return self.compute_bytes * self.fields

@@ -73,6 +73,17 @@ inline T fn_silu(T x) {
   return x * fn_sigmoid(x);
 }
 
+// The derivative p + x p q, where p is the sigmoid of x and q that of -x. Nothing cancels, and q is 1 where its parts
+// are 0 and inf. 8 instructions.
+inline float fn_silu_slope(float x) {
+  const float e = exponential(-x), p = reciprocal_approx(1.0f + e), q = fminf(e * p, 1.0f);
+  return multiply_add(x * p, q, p);
+}
+inline double fn_silu_slope(double x) {
+  const double p = fn_sigmoid(x), q = fn_sigmoid(-x);
+  return multiply_add(x * p, q, p);
+}
+
 // (1 + tanh(z)) / 2 is sigmoid(2 z), without the cancellation where tanh(z) is near -1.
 inline float fn_gelu_tanh(float x) {
   // 2 sqrt(2 / pi) log2(e), and 0.044715 times that
@@ -88,8 +99,8 @@ inline double fn_gelu_tanh(double x) {
 // relative error is at most 9.1e-8 (1 + a^2 / 8) up to a = 13.3, where Q is subnormal (least squares, reweighted until
 // the error is level). With those of the reciprocal and of exp2 the result's relative error is 1e-6 down to x = -2,
 // 2e-6 at -5.5 and 1e-5 at -13. 17 instructions; with erff they are 30.
-inline float fn_gelu(float x) {
-  const float a = magnitude(x), t = reciprocal_approx(multiply_add(a, 0.34f, 1.0f));
+inline float upper_tail_factor(float a) {
+  const float t = reciprocal_approx(multiply_add(a, 0.34f, 1.0f));
   float g = 0.048413966f;
   g = multiply_add(g, t, -0.21652116f);
   g = multiply_add(g, t, 0.29371634f);
@@ -97,13 +108,27 @@ inline float fn_gelu(float x) {
   g = multiply_add(g, t, 0.17343874f);
   g = multiply_add(g, t, 0.12423105f);
   g = multiply_add(g, t, 0.136969f);
-  g = multiply_add(g, t, -6.474122e-05f);
+  return multiply_add(g, t, -6.474122e-05f);
+}
+inline float fn_gelu(float x) {
+  const float a = magnitude(x), g = upper_tail_factor(a);
   const float e = exp2_approx(x * -0.72134752f * x);
   // 14: inf times 0 would be nan; nan is e's to pass on, fminf drops it. What is subtracted is all of x or nothing, and
   // nan of -inf
   return multiply_add(-fminf(a, 14.0f) * e, g, x - fminf(x, 0.0f));
 }
 inline double fn_gelu(double x) { return x * (0.5 * erfc(x * -0.70710678118654752)); }
+
+// The derivative Phi(x) + x phi(x) = [x >= 0] + sign(-x) exp(-a^2 / 2) (g(a) - a / sqrt(2 pi)), of the same g. Its error
+// is at most 2.3e-7, and relative to it 3.6e-6 down to x = -8 but next to its root at -0.75. 17 instructions.
+inline float fn_gelu_slope(float x) {
+  const float a = magnitude(x), h = multiply_add(a, -0.39894228f, upper_tail_factor(a));
+  const float part = exp2_approx(x * -0.72134752f * x) * h;
+  return x < 0.0f ? part : 1.0f - part;
+}
+inline double fn_gelu_slope(double x) {
+  return multiply_add(x * 0.39894228040143268, exp(-0.5 * x * x), 0.5 * erfc(x * -0.70710678118654752));
+}
 
 inline float fn_cast_float16(float x) { return half_to_float(float_to_half(x)); }
 inline double fn_cast_float16(double x) { return double(half_to_float(double_to_half(x))); }

@@ -57,6 +57,13 @@ inline typename Op::State reduce_lanes(typename Op::State s) {
   return s;
 }
 
+// The State s with the number that a row has of its own, if the op takes one.
+template <class Op>
+inline typename Op::State with_own(typename Op::State s, typename Op::Compute number) {
+  if constexpr (Op::kOwnNumber) return Op::with_own(s, number);
+  else return s;
+}
+
 // The State of what kLanes neighbouring lanes hold, x[N] each, of which `valid` ones count; `count` is the sum of that
 // over the lanes. `mine` is this lane's own State, where the op has one. Two reductions of one number are cheaper than
 // one reduction of a State, so an op may take two passes over its elements. kOnce: each lane summarises what it has,
@@ -81,7 +88,7 @@ inline typename Op::State summarize_lanes(ElementOf<Op> (&x)[N], Predicate valid
     const Compute m2 = Lanes<kLanes>::sum(Op::second_pass(x, valid, mean));
     return {mean, m2, kEqual ? Compute(kLanes * N) : Compute(count)};
   } else {
-    mine = Op::summarize(x, valid, pivot);
+    mine = with_own<Op>(Op::summarize(x, valid, pivot), pivot);
     return reduce_lanes<Op, kEqual && !kOnce, kLanes>(mine);
   }
 }

@@ -859,6 +859,77 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
   RowPointer at(int64 row) const { return {to.at(row), operands.at(row)}; }
 };
 
+// A row's label. Rows: as of PerRow. kIgnores: rows of the label `ignored` do not count.
+template <typename T, class Rows, bool kIgnores>
+struct RowLabel {
+  const T* pointer;
+  Rows rows;
+  T ignored;
+  int64 cols;  // 2^24 at most
+
+  struct RowPointer {
+    T label;
+    T ignored;
+    int64 cols;
+    bool is_ignored() const { return kIgnores && label == ignored; }
+    // its column; -1: it has none, because it is ignored, or outside 0 .. cols - 1
+    int column() const {
+      const auto wide = static_cast<unsigned long long>(static_cast<int64>(label));  // large if it is negative
+      return !is_ignored() && wide < static_cast<unsigned long long>(cols) ? int(wide) : -1;
+    }
+  };
+  RowPointer at(int64 row) const { return {pointer[rows.offset(row)], ignored, cols}; }
+};
+
+// The elements of Inner, and of each row the one in its label's column as the row's own number. That is +inf for a row
+// whose label is ignored, which Inner's mask drops; nan for a label that is no column.
+template <class Inner, class Label>
+struct LabelledLoad : Inner {
+  Label label;
+
+  struct RowPointer : Inner::RowPointer {
+    typename Label::RowPointer label;
+    auto own_number() const { return own_number_between(0, label.cols); }
+    // -inf for another column
+    auto own_number_between(int64 begin, int64 end) const {
+      using Compute = typename Conditional<sizeof(typename Inner::Type) == 8, double, float>::Type;
+      const int column = label.column();
+      const bool here = column >= begin && column < end;
+      Compute number[1];
+      cupynorm::unpack<1>(load_vector<typename Inner::Type, 1>(this->pointer + (here ? column : 0)), number);
+      const Compute other = label.is_ignored() ? infinity<Compute>() : column < 0 ? Compute(as_float(0x7fc00000u))
+          : -infinity<Compute>();
+      return here ? number[0] : other;
+    }
+  };
+  RowPointer at(int64 row) const { return {Inner::at(row), label.at(row)}; }
+};
+
+// What Inner makes of the results, from which 1 is taken away in the column of a row's label before.
+template <class Inner, class Label>
+struct LabelledStore : Inner {
+  Label label;
+
+  struct RowPointer : Inner::RowPointer {
+    typename Label::RowPointer label;
+    template <int N, bool kWhole = false, typename Compute, class Columns, class Operands, typename Index>
+    void store(const Compute (&y)[N], const Columns& columns, const Operands& operands, Index col) const {
+      Compute less[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) less[i] = y[i];
+      const unsigned from_here = unsigned(label.column()) - unsigned(col);
+      if (from_here < unsigned(N)) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          if (from_here == unsigned(i)) less[i] -= 1;
+        }
+      }
+      Inner::RowPointer::template store<N, kWhole>(less, columns, operands, col);
+    }
+  };
+  RowPointer at(int64 row) const { return {Inner::at(row), label.at(row)}; }
+};
+
 template <typename T>
 constexpr bool kIsInt8 = false;
 template <>

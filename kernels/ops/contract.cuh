@@ -38,6 +38,12 @@
 //                                That element, or one as good, out of a few of the row; Precision: the type with x's
 //                                precision. Without it `pivot` is 0 everywhere.
 //
+// Optional, kOwnNumber: a number of its own that each row has beside its elements, and that the Load gives: own_number()
+// of its RowPointer. The variant passes it on in `pivot`'s place, from which nothing is counted then
+//   with_own(s, number)          The State s with it. Every thread adds it before States meet, so that the State of a row
+//                                says that it has been read. Blocks that leave messages among the results, and so in
+//                                place of x perhaps, give only that of their own columns, own_number_between().
+//
 // Optional, kTwoPass: two passes over what a warp has, where they are cheaper than one exchange of States. Called by
 // summarize_lanes and row_cached
 //   first_pass(x[N], valid, pivot)   A number to be summed over lanes; leaves x - pivot in x.
@@ -58,7 +64,8 @@
 namespace cupynorm {
 
 struct RowOp {
-  static constexpr bool kHasArguments = false, kHasPivot = false, kTwoPass = false, kMaskable = false;
+  static constexpr bool kHasArguments = false, kHasPivot = false, kOwnNumber = false, kTwoPass = false,
+      kMaskable = false;
 
   template <class State, typename T>
   static State rebase(State s, T, T) {

@@ -33,6 +33,75 @@ struct LogSumExp : OfExponentials<LogSumExp<T>, T, true> {
   }
 };
 
+// The cross entropy of a row x and a label, which is all that a row's target is: log(sum(exp(x))) - x[label] +
+// z * lse^2; and of its gradient what is the same in every column, (1 + 2 * z * lse) * softmax(x): the Store takes 1
+// away in the label's. The row's own number is x[label]; nan: there is no such column; +inf where a mask keeps nothing:
+// such a row does not count, and has loss and gradient 0.
+template <typename T>
+struct LabelCrossEntropy : RowOp {
+  using Compute = T;
+  // A row's blocks may know the number or not (-inf): the largest is it.
+  struct State {
+    Exponentials<T> exponentials;
+    T own;
+  };
+  struct Row {
+    T max, factor, raw_factor, loss, lse;
+  };
+
+  T* loss;  // one per row, or null if nobody asked
+  T* lse;   // one per row, or null if nobody asked
+  T z;
+
+  static constexpr bool kHasArguments = true, kMaskable = true, kOwnNumber = true;
+  static T padding() { return -infinity<T>(); }
+  static State identity() { return {Exponentials<T>::identity(), -infinity<T>()}; }
+  static State with_own(State s, T number) { return {s.exponentials, number}; }
+  static T dropped() { return 0; }
+  static bool drops_padding(Row row) { return magnitude(row.factor) < infinity<T>(); }
+
+  // Leaves exp(x - max) in x, with the maximum of the thread.
+  template <int N, class Predicate>
+  static State summarize(T (&x)[N], Predicate valid, T) {
+    return {Softmax<T>::summarize(x, valid, T(0)), -infinity<T>()};
+  }
+  template <int kVector, int N, int kVectors, class Fill>
+  static State summarize_some(T (&x)[N], const bool (&some)[kVectors], Fill fill) {
+    return {Softmax<T>::template summarize_some<kVector>(x, some, fill), -infinity<T>()};
+  }
+
+  template <bool kEqual>
+  static State merge(State a, State b) {
+    return {Exponentials<T>::merge(a.exponentials, b.exponentials), larger(a.own, b.own)};
+  }
+  template <class Lanes>
+  static State gather(State s, Lanes lanes) {
+    return {Exponentials<T>::gather(s.exponentials, lanes), lanes.max(s.own)};
+  }
+
+  template <typename Cols>
+  Row finish(State mine, State row, Cols, T own) const {
+    const T max = row.exponentials.max, log_sum = logarithm(row.exponentials.sum), lse = max + log_sum;
+    const bool nothing = max == -infinity<T>() && row.own == infinity<T>();
+    const T wrong = own == own ? T(0) : own;
+    // what is subtracted first are near numbers, of which no digit is lost
+    const T loss = multiply_add(z * lse, lse, max - row.own + log_sum) + wrong;
+    const T raw = multiply_add(2 * z, lse, T(1)) * reciprocal(row.exponentials.sum) + wrong;
+    const T factor = raw * exponential(mine.exponentials.max - max);
+    return {max, nothing ? T(0) : factor, nothing ? T(0) : raw, nothing ? T(0) : loss, lse};
+  }
+
+  // Of what summarize left: with the thread's own maximum, to which `factor` belongs.
+  static T map(T x, Row row) { return x * row.factor; }
+  static T map_raw(T x, Row row) { return exponential(x - row.max) * row.raw_factor; }
+
+  bool saves() const { return loss || lse; }
+  void save(int64 index, Row row) const {
+    if (loss) loss[index] = row.loss;
+    if (lse) lse[index] = row.lse;
+  }
+};
+
 // The cross entropy of a row x and a target q of any sum Q: sum(q * (lse - x)) + z * lse^2 with lse = log(sum(exp(x)));
 // and its gradient (Q + 2 * z * lse) * softmax(x) - q. A term with q = 0 is 0, also where x is -inf. An element is
 // (x, q), and as `summarize` leaves it (exp(x - max), q) with the maximum of the thread. A row of which a mask keeps

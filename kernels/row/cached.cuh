@@ -45,6 +45,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     from.make_opaque();
     // results of fewer bytes are stored by plain C++, which must still know that this is global memory
     if constexpr (kPlain || kVector * Store::kBytes >= 8) to.make_opaque();
+    Compute own = 0;
+    if constexpr (Op::kOwnNumber) own = from.own_number();
     Running<Op> running;
     auto add = [&](int first, auto& loaded) {
       constexpr int kCount = int(sizeof(loaded) / sizeof(loaded[0]));
@@ -79,6 +81,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     }
     Compute pivot[1];
     typename Op::State total[1] = {running.state(pivot[0])};
+    if constexpr (Op::kOwnNumber) pivot[0] = own, total[0] = Op::with_own(total[0], own);
     total[0] = reduce_lanes<Op, false, kWarp>(total[0]);
     if constexpr (kWarps > 1) reduce_warps<Op, false, kSlots>(total, pivot, slots[slot_set], 0, threadIdx.x / kWarp);
     slot_set ^= 1;

@@ -81,14 +81,53 @@ struct Further {
   RowPointer at(int64 row) const { return {operand.at(row), first}; }
 };
 
+// A lane of a warp whose lanes have neighbouring vectors of one row: the first `whole` of them.
+struct Place {
+  int lane, whole;
+  bool has() const { return lane < whole; }
+};
+
+// Stores the warp's vectors of 16 bytes, which begin at any element, in aligned accesses: each lane takes what its
+// access misses from the next lane. What is before the first access and behind the last is stored one by one. All lanes
+// must call.
+template <typename T, int N>
+inline void store_vectors_moved(T* p, const Vector<T, N>& own, Place place) {
+  constexpr int kWords = Vector<T, N>::kWords;
+  static_assert(Vector<T, N>::kBytes == 16, "one access of a lane");
+  const int head = int(-(reinterpret_cast<unsigned long long>(p) / sizeof(T)) % N);
+  SplitVector<T, N, 16> split;
+  split.off = unsigned(head * int(sizeof(T)));
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    split.word[i] = own.word[i];
+    split.word[kWords + i] = __shfl_down_sync(kAllLanes, own.word[i], 1);
+  }
+  const Vector<T, N> moved = realign(split);
+  const int last = place.whole - 1;
+  if (place.lane < last || (head == 0 && place.lane == last)) store_vector<true>(p + head, moved);
+  const int begin = place.lane == last ? head : N, end = place.lane == 0 && last >= 0 ? head : 0;
+  if (head == 0 || (begin == N && end == 0)) return;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (i < begin && i >= end) continue;
+    Vector<T, 1> one;
+    one.word[0] = sizeof(T) == 2 ? own.word[i / 2] >> 16 * (i % 2) : own.word[i % kWords];
+    store_vector(p + i, one);
+  }
+}
+
 // Where the elements themselves are written: each of the first numbers of the function to an array of its own.
 template <class... Stores>
 struct Elements {
+  static constexpr bool kStoresNothing = true;
   template <int, int, int kSum = 0, typename X>
   static void store(const X&, int64, int64) {}
+  template <int, int kSum = 0, typename X>
+  static void store_moved(const X&, int64, int64, Place) {}
 };
 template <class First, class... Rest>
 struct Elements<First, Rest...> {
+  static constexpr bool kStoresNothing = false;
   First to;
   int64 first;  // the column of `to` where column 0 goes
   Elements<Rest...> rest;
@@ -102,9 +141,25 @@ struct Elements<First, Rest...> {
       Compute piece[kWidth];
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) piece[j] = x[kSum][i + j];
-      target.store(piece, NoColumns{}, first + col + i);
+      target.template store<kWidth, true>(piece, NoColumns{}, first + col + i);
     }
     rest.template store<N, kWidth, kSum + 1>(x, row, col);
+  }
+  // The same of all lanes of a warp, which have a row's vectors of N elements that begin anywhere.
+  template <int N, int kSum = 0, int kSums, typename Compute>
+  void store_moved(const Compute (&x)[kSums][N], int64 row, int64 col, Place place) const {
+    using Type = typename First::Type;
+    const auto target = to.at(row);
+    if constexpr (N * sizeof(Type) == 16 && sizeof(Type) <= 4) {
+      store_vectors_moved(target.pointer + first + col, vector_from<Type, N>(x[kSum]), place);
+    } else if (place.has()) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const Compute one[1] = {x[kSum][i]};
+        target.store(one, NoColumns{}, first + col + i);
+      }
+    }
+    rest.template store_moved<N, kSum + 1>(x, row, col, place);
   }
 };
 
@@ -116,33 +171,47 @@ struct SumArguments {
   int64 rows, cols, rows_of_group;
 };
 
-// Adds N columns of rows first, first + kApart ... up to end to the sums, kAtOnce rows in flight at a time.
-template <class Function, int kSums, int N, int kWidth, int kAtOnce, int kApart, typename Compute, class A>
-inline void add_rows(const A& a, int64 first, int64 end, int64 col, Compute (&sum)[kSums][N]) {
+// Adds N columns of rows first, first + kApart ... to the sums, kCount of them, whose loads are all in flight at once.
+// kMoved: all lanes of a warp call, and store what they have in accesses that are aligned otherwise than their vectors.
+template <class Function, int kSums, int N, int kWidth, int kCount, int kApart, bool kMoved, typename Compute, class A>
+inline void add_some_rows(const A& a, int64 first, int64 col, Place place, Compute (&sum)[kSums][N]) {
   using Operands_ = decltype(a.operands);
-  for (int64 row = first; row < end; row += kAtOnce * kApart) {
-    typename Operands_::RowPointer sources[kAtOnce];
-    typename Operands_::template Packed<N> packed[kAtOnce];
+  typename Operands_::RowPointer sources[kCount];
+  typename Operands_::template Packed<N> packed[kCount];
 #pragma unroll
-    for (int r = 0; r < kAtOnce; ++r) {
-      if (row + r * kApart >= end) continue;
-      sources[r] = a.operands.at(row + r * kApart);
-      packed[r] = sources[r].template load<N>(col);
-    }
+  for (int r = 0; r < kCount; ++r) {
+    sources[r] = a.operands.at(first + r * kApart);
+    if (!kMoved || place.has()) packed[r] = sources[r].template load<N>(col);
+    else packed[r] = {};
+  }
+  // the compiler would issue the last of these loads behind the first row's arithmetic
 #pragma unroll
-    for (int r = 0; r < kAtOnce; ++r) {
-      if (row + r * kApart >= end) continue;
-      Compute in[Operands_::kCount][N], out[kSums][N];
-      sources[r].template unpack<N>(packed[r], in, col);
-      apply_to_each<Function>(in, out);
-      a.elements.template store<N, (kWidth < N ? kWidth : N)>(out, row + r * kApart, col);
+  for (int r = 0; r < kCount; ++r) packed[r].make_opaque();
 #pragma unroll
-      for (int k = 0; k < kSums; ++k) {
+  for (int r = 0; r < kCount; ++r) {
+    Compute in[Operands_::kCount][N], out[kSums][N];
+    sources[r].template unpack<N>(packed[r], in, col);
+    apply_to_each<Function>(in, out);
+    if constexpr (kMoved) a.elements.template store_moved<N>(out, first + r * kApart, col, place);
+    else a.elements.template store<N, (kWidth < N ? kWidth : N)>(out, first + r * kApart, col);
 #pragma unroll
-        for (int i = 0; i < N; ++i) sum[k][i] += out[k][i];
-      }
+    for (int k = 0; k < kSums; ++k) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) sum[k][i] += out[k][i];
     }
   }
+}
+
+// The same of all rows up to end, kAtOnce rows in flight at a time, and what is left one by one.
+template <class Function, int kSums, int N, int kWidth, int kAtOnce, int kApart, bool kMoved, typename Compute, class A>
+inline void add_rows(const A& a, int64 first, int64 end, int64 col, Place place, Compute (&sum)[kSums][N]) {
+  int64 row = first;
+#pragma unroll 1
+  for (; row + (kAtOnce - 1) * kApart < end; row += kAtOnce * kApart)
+    add_some_rows<Function, kSums, N, kWidth, kAtOnce, kApart, kMoved>(a, row, col, place, sum);
+#pragma unroll 1
+  for (; row < end; row += kApart)
+    add_some_rows<Function, kSums, N, kWidth, 1, kApart, kMoved>(a, row, col, place, sum);
 }
 
 // Adds up what all rows in turn have of each column of a tile, in their order, and hands it on.
@@ -170,14 +239,17 @@ __global__ void __launch_bounds__(kThreads)
   const int64 first = begin + turn, end = behind < a.rows ? behind : a.rows;
   Compute sum[kSums][kVector] = {};
   pdl_wait_and_trigger((gridDim.y - blockIdx.y) * gridDim.x);
-  if (col + kVector <= a.cols) {
-    add_rows<Function, kSums, kVector, kWidth, kAtOnce, kApart>(a, first, end, col, sum);
-  } else {
+  constexpr bool kMoved = kLanes == kWarp && kWidth < kVector && !Elements_::kStoresNothing;
+  const int64 left = (a.cols - tile) / kVector;
+  const Place place = {lane, left < kLanes ? int(left) : kLanes};
+  if (kMoved || place.has())
+    add_rows<Function, kSums, kVector, kWidth, kAtOnce, kApart, kMoved>(a, first, end, col, place, sum);
+  if (!place.has()) {
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       if (col + i >= a.cols) continue;
       Compute one[kSums][1] = {};
-      add_rows<Function, kSums, 1, 1, kAtOnce, kApart>(a, first, end, col + i, one);
+      add_rows<Function, kSums, 1, 1, kAtOnce, kApart, false>(a, first, end, col + i, place, one);
 #pragma unroll
       for (int k = 0; k < kSums; ++k) sum[k][i] = one[k][0];
     }

@@ -240,6 +240,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 
   fetch(threadIdx.x);
   fetch_edge();
+  Compute own = 0;
+  if constexpr (Op::kOwnNumber) own = from.own_number();
 #pragma unroll 1
   while (true) {
     Running<Op> running;
@@ -297,6 +299,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 
     Compute pivot[1];
     typename Op::State total[1] = {running.state(pivot[0])};
+    if constexpr (Op::kOwnNumber) {
+      pivot[0] = own, total[0] = Op::with_own(total[0], own);
+      own = from.own_number();
+    }
     total[0] = reduce_lanes<Op, false, kWarp>(total[0]);
     if constexpr (kWarps > 1) reduce_warps<Op, false, kSlots>(total, pivot, slots[slot_set], 0, warp);
     slot_set ^= 1;

@@ -89,6 +89,7 @@ inline void load_rows(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Load, 
     if constexpr (Store::kHasEpilogueOperands && Choice::kInterval) rows.targets[r].make_opaque();
     rows.there[r] = here;
     load_row(rows, around, r, here, stage, tile);
+    if constexpr (Op::kOwnNumber) rows.pivot[r] = rows.sources[r].own_number();
     if constexpr (Shape::kEdge > 0 && Store::kHasEpilogueOperands) {
       if (here && tile.has_edge())
         rows.epilogue_operands_edge[r] = rows.targets[r].template epilogue_operands<1>(tile.edge_col());
@@ -200,10 +201,12 @@ inline typename Op::State summarize_interval(const RowPointer& source, const Loa
 }
 
 // Where the statistics of row r are counted from, if the op asks for it: an element of each warp, since the row's would
-// be one more access to memory.
+// be one more access to memory. Or the number that the row has of its own, which came with it.
 template <class Op, class Load, class Store, class Shape>
 inline typename Op::Compute find_pivot(const ThreadRows<Op, Load, Store, Shape>& rows, int r) {
-  if constexpr (!Op::kHasPivot) {
+  if constexpr (Op::kOwnNumber) {
+    return rows.pivot[r];
+  } else if constexpr (!Op::kHasPivot) {
     return 0;
   } else {
     constexpr int kVector = Shape::kVector;

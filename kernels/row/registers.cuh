@@ -192,7 +192,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
           keeps[r] = 0;
           mine[r] = summarize_interval<Op, Shape>(sources[r], loaded[r], x[r], some[r], keeps[r], valid, tile);
         }
-        pivot[r] = 0;
+        if constexpr (!Op::kOwnNumber) pivot[r] = 0;
+        mine[r] = with_own<Op>(mine[r], pivot[r]);
         total[r] = reduce_lanes<Op, false, Shape::kLanes>(mine[r]);
       } else {
         summarize_row(a, rows, around[r], r, row(r), stage, valid, counts.warp, tile);

@@ -167,6 +167,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         }
         pivot = pivot_of_warp<Op, typename Load::Precision>(leading);
       }
+      if constexpr (Op::kOwnNumber) {
+        const Cut cut = cut_of(base + r);
+        pivot = from.own_number_between(part == 0 ? 0 : cut.first(part),
+            part == parts - 1 ? a.cols : cut.first(part + 1));
+      }
       State total = Op::identity();
       auto add = [&](const auto& loaded, int64 begin) {
         constexpr int kCount = int(sizeof(loaded) / sizeof(loaded[0]));
@@ -202,7 +207,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
           total = Op::template merge<false>(total, Op::summarize(x, Predicate<1>{1, false}, pivot));
         }
       }
-      total = reduce_lanes<Op, false, kWarp>(total);
+      total = reduce_lanes<Op, false, kWarp>(with_own<Op>(total, pivot));
       if (lane == 0) slots[r][warp] = {total, pivot};
     }
     __syncthreads();
@@ -241,6 +246,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
             if (++there % (kMany / kFew) == 0) all = Op::template merge<false>(all, some), some = Op::identity();
           });
           theirs = {Op::template merge<false>(all, some), pivot};
+          // x is as it was
+          if constexpr (Op::kOwnNumber) theirs.state = Op::with_own(theirs.state, a.load.at(base + r).own_number());
         }
         sum = Op::template merge<false>(sum, Op::rebase(theirs.state, theirs.pivot, pivot));
       }

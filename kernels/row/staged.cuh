@@ -216,6 +216,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     }
 
     Compute pivot[1] = {0};
+    static_assert(!Op::kOwnNumber || !kGrid, "messages lie where the number may be");
+    if constexpr (Op::kOwnNumber) pivot[0] = from.own_number();
     State total[1] = {Op::identity()};
     auto add = [&](const auto& loaded, auto begin) {
       constexpr int kCount = int(sizeof(loaded) / sizeof(loaded[0]));
@@ -279,7 +281,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         total[0] = Op::template merge<false>(total[0], Op::summarize(x, Predicate<1>{1, false}, pivot[0]));
       }
     }
-    total[0] = reduce_lanes<Op, false, kWarp>(total[0]);
+    total[0] = reduce_lanes<Op, false, kWarp>(with_own<Op>(total[0], pivot[0]));
     if constexpr (kWarps > 1) reduce_warps<Op, false, kSlots>(total, pivot, warps[kGrid ? 0 : slot_set], 0, warp);
     if constexpr (kCluster) {
       reduce_blocks<Op, false>(total[0], pivot[0], cluster_mailboxes[slot_set], part, parity);

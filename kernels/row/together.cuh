@@ -30,6 +30,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   // a part begins at a line (docs/notes/048, "Parts of a row that begin at lines")
   constexpr int kUnit = 128 / kVectorBytes;
   static_assert(Load::kDirect && !Load::kDrops && !Store::kScales && !Store::kHasEpilogueOperands, "an op alone");
+  static_assert(!Op::kOwnNumber, "messages lie where the number may be");
   __shared__ Slot<Op> slots[kMost][kWarps];
   __shared__ typename Op::Row wholes[kMost];
   __shared__ Loaded saved[kMost][kSaved];

@@ -17,7 +17,7 @@ from cupynorm.call.masks import Mask
 from cupynorm.invoke import row_ops
 from cupynorm.invoke.bound_calls import Arrays
 from cupynorm.lower import backward
-from cupynorm.lower.fused import Around, Counted, Label, Operand, fused_spec
+from cupynorm.lower.fused import Around, Counted, Label, Labelled, Operand, fused_spec
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.lower.tracing import Expression, traced
@@ -56,6 +56,7 @@ class Case(NamedTuple):
     store_operands: tuple[Any, ...] = ()
     number: float = 0.0
     ignored: tuple[Array, int] | None = None
+    labels: Array | None = None  # the op is given the element in their columns
 
 
 def lowered(case: Case, out: Any, saved: tuple[Any, ...], place: Callable[[Any], Any]) -> KernelSpec:
@@ -76,6 +77,9 @@ def lowered(case: Case, out: Any, saved: tuple[Any, ...], place: Callable[[Any],
         store=case.store,
         store_operands=tuple(map(of, case.store_operands)),
         counted=None if case.ignored is None else Counted(view(place(case.ignored[0])), case.ignored[1]),
+        labelled=None
+        if case.labels is None
+        else Labelled(view(place(case.labels)), None if case.ignored is None else case.ignored[1]),
         room=0 if out is not None else view(place(np.zeros(room_bytes(*shape) // 8))).pointer,
     )
     pointers = tuple(0 if each is None else view(each).pointer for each in saved)
@@ -225,6 +229,35 @@ def cross_entropy(rows: int, cols: int, dtype: str, **mask: Any) -> Case:
     return Case(backward.CROSS_ENTROPY, poisoned(x, kept), load, operands, (grad, loss, lse), mask, number=z)
 
 
+def label_cross_entropy(rows: int, cols: int, dtype: str) -> Case:
+    """Return a call with labels alone, the last of them in the last column, z, a factor and large logits."""
+    random = np.random.default_rng(cols)
+    x = (random.standard_normal((rows, cols)) * 3 + 30).astype(dtype)
+    labels = random.integers(0, cols, rows).astype(np.int32 if cols % 2 else np.int64)
+    labels[-2:] = 0, cols - 1
+    z, factor = 2.0**-10, np.float32(0.75)
+    q = (np.arange(cols) == labels[:, None]).astype(np.float64)
+    grad, loss, lse = entropy_of(x.astype(np.float64), q, z)
+    store = traced(lambda y, factor: y * factor, 2)
+    return Case(
+        backward.LABEL_CROSS_ENTROPY,
+        x,
+        None,
+        (),
+        (grad * factor, loss, lse),
+        store=store,
+        store_operands=(float(factor),),
+        number=z,
+        labels=labels,
+    )
+
+
+def loss_of_labels(rows: int, cols: int, dtype: str) -> Case:
+    """Return the same without a gradient."""
+    case = label_cross_entropy(rows, cols, dtype)
+    return case._replace(wanted=(None, *case.wanted[1:]), store=None, store_operands=())
+
+
 def logsumexp(rows: int, cols: int, dtype: str, **mask: Any) -> Case:
     random, kept = np.random.default_rng(cols), kept_of(rows, cols, mask)
     x = (random.standard_normal((rows, cols)) * 3 + 20).astype(dtype)
@@ -239,6 +272,8 @@ CALLS: dict[str, Callable[..., Case]] = {
     "layer_norm": layer_norm,
     "rms_norm": rms_norm,
     "cross_entropy": cross_entropy,
+    "label_cross_entropy": label_cross_entropy,
+    "loss_of_labels": loss_of_labels,
     "logsumexp": logsumexp,
 }
 MASKED = {
@@ -264,8 +299,8 @@ HELD = list(itertools.product(CALLS, VARIANTS))
 DTYPES = [("float16", 1), ("float32", 0), ("float64", 0)]
 IN = {
     "float16": tuple(CALLS),
-    "float32": ("softmax", "layer_norm", "cross_entropy", "logsumexp"),
-    "float64": ("softmax", "cross_entropy"),
+    "float32": ("softmax", "layer_norm", "cross_entropy", "label_cross_entropy", "logsumexp"),
+    "float64": ("softmax", "cross_entropy", "label_cross_entropy"),
 }
 MASKS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "bytes": lambda rows, cols: {"where": where_of(rows, cols)},
@@ -307,7 +342,9 @@ def test_what_a_mask_drops_is_0_and_its_nan_stays_there(
     check(simulated, CALLS[name](5, cols, dtype, **MASKS[mask](5, cols)), variant)
 
 
-@pytest.mark.parametrize("name", ["softmax", "layer_norm", "cross_entropy", "logsumexp"])
+@pytest.mark.parametrize(
+    "name", ["softmax", "layer_norm", "cross_entropy", "label_cross_entropy", "logsumexp"]
+)
 def test_a_block_goes_through_many_rows(name: str, simulated: Any) -> None:
     """One block on each multiprocessor, so that its rows follow one another."""
     rows = 2 * RECORDED["h200"].sm_count + 5
@@ -325,7 +362,16 @@ def planned(case: Case, variant: str | Plan) -> Plan:
     return choose(problem, RECORDED["h200"], lambda plan: max(1, plan.min_blocks), variant)
 
 
-@pytest.mark.parametrize(("name", "cols"), [("layer_norm", 1024), ("softmax", 1505), ("cross_entropy", 1000)])
+@pytest.mark.parametrize(
+    ("name", "cols"),
+    [
+        ("layer_norm", 1024),
+        ("softmax", 1505),
+        ("cross_entropy", 1000),
+        ("label_cross_entropy", 1000),
+        ("label_cross_entropy", 1505),
+    ],
+)
 def test_a_cluster_prefetches_rows_with_all_that_their_elements_are_made_of(
     name: str, cols: int, simulated: Any
 ) -> None:
@@ -345,10 +391,26 @@ def test_a_cluster_prefetches_rows_with_all_that_their_elements_are_made_of(
 
 
 @pytest.mark.parametrize(
-    ("name", "cols", "variant"), [("softmax", 1001, "block"), ("cross_entropy", 4096, "split")]
+    ("name", "cols", "variant"),
+    [
+        ("softmax", 1001, "block"),
+        ("cross_entropy", 4096, "split"),
+        *(("label_cross_entropy", WIDTHS[variant][0], variant) for variant in VARIANTS),
+    ],
 )
 def test_in_place(name: str, cols: int, variant: str, simulated: Any) -> None:
     check(simulated, CALLS[name](3, cols, "float16"), variant, in_place=True)
+
+
+def test_each_label_is_in_one_blocks_part_of_its_row(simulated: Any) -> None:
+    """Parts begin at lines: so do these labels, but for the last of some lines."""
+    rows, cols, line = 64, 4096, 64
+    case = loss_of_labels(rows, cols, "float16")
+    labels = np.arange(rows) * line + (np.arange(rows) % 4 == 3) * (line - 1)
+    x = case.x.astype(np.float64)
+    _, loss, lse = entropy_of(x, (np.arange(cols) == labels[:, None]).astype(np.float64), case.number)
+
+    check(simulated, case._replace(labels=labels, wanted=(None, loss, lse)), "split")
 
 
 @pytest.mark.parametrize("variant", ["block", "shared", "uncached"])
@@ -375,6 +437,29 @@ def test_rows_that_are_ignored_count_for_nothing_and_labels_that_are_none_give_n
     check(simulated, case, variant)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("stores", [True, False])
+def test_rows_of_labels_that_are_ignored_or_none(variant: str, stores: bool, simulated: Any) -> None:
+    case = label_cross_entropy(9, WIDTHS[variant][0], "float32")
+    assert case.labels is not None
+    labels, x = case.labels.astype(np.int64), case.x.copy()
+    labels[1], labels[4], labels[5], labels[6] = -100, case.x.shape[1], -1, 2**32
+    x[1], x[2] = np.nan, -np.inf
+    grad, loss, _ = (np.copy(each) for each in case.wanted if each is not None)
+    for each, value in ((1, 0.0), (2, np.nan), (4, np.nan), (5, np.nan), (6, np.nan)):
+        grad[each], loss[each] = value, value
+    case = case._replace(
+        x=x,
+        load=traced(lambda x: x, 1),
+        wanted=(grad if stores else None, loss, None),
+        ignored=(labels, -100),
+        labels=labels,
+        **({} if stores else {"store": None, "store_operands": ()}),
+    )
+
+    check(simulated, case, variant)
+
+
 @pytest.mark.parametrize("variant", ["warp", "uncached"])
 def test_infinite_logits(variant: str, simulated: Any) -> None:
     x = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
@@ -387,6 +472,8 @@ def test_infinite_logits(variant: str, simulated: Any) -> None:
     assert loss[1] == np.inf
     assert np.isnan(loss[2:]).all()
     check(simulated, Case(backward.CROSS_ENTROPY, x, load, (Labels(labels),), (grad, loss, None)), variant)
+    alone = Case(backward.LABEL_CROSS_ENTROPY, x, None, (), (grad, loss, None), labels=labels)
+    check(simulated, alone, variant)
 
     lse[2:] = -np.inf, np.inf, np.nan
     check(simulated, Case(backward.LOGSUMEXP, x, None, (), (None, lse)), variant)

@@ -31,6 +31,9 @@ SAMPLED = {
     "layer_norm backward": "float32",
     "cross_entropy": "float32",
     "cross_entropy, loss alone": "float64",
+    "cross_entropy of labels": "float16",
+    "cross_entropy of labels, some ignored": "float32",
+    "cross_entropy of labels, loss alone": "float16",
     "logsumexp": "float16",
 }
 CASES = [

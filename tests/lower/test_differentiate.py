@@ -11,7 +11,7 @@ import pytest
 
 from cupynorm import functions as f
 from cupynorm.lower.differentiate import FLAT, LIMITED, RULES, gradient
-from cupynorm.lower.tracing import OPERATIONS, Expression, TraceError, trace
+from cupynorm.lower.tracing import OPERATIONS, Expression, TraceError, apply, trace
 from tests import structs
 from tests.lower.test_tracing import grow, needs_compiler
 
@@ -61,6 +61,7 @@ SMOOTH: dict[str, Any] = {
     "silu": lambda x, r: f.silu(3 * x) * r,
     "gelu": lambda x, r: f.gelu(3 * x) * r,
     "gelu, tanh": lambda x, r: f.gelu(3 * x, approximate="tanh") * r,
+    "slopes": lambda x, r: apply("silu_slope", x * r) + apply("gelu_slope", x + r),
     "minimum, maximum": lambda x, r: f.minimum(x, r) * 2 + f.maximum(x * r, x - r),
     "limits": lambda x, r: f.maximum(x, 0.3) + f.minimum(0.2, r * x) + f.relu(r) + f.clip(x, -1, 0.5),
     "where": lambda x, r: f.where((x > r) & ~(x < 0.1), x * r, f.where(r > 0, r * r, -x)),

@@ -427,6 +427,8 @@ def test_every_operation_is_tried_here_or_among_the_functions() -> None:
         "sigmoid",
         "gelu",
         "gelu_tanh",
+        "silu_slope",
+        "gelu_slope",
         "cast_float16",
         "cast_bfloat16",
         "cast_float32",

@@ -65,6 +65,22 @@ def test_activations(name: str, dtype: str) -> None:
         assert_near(dbias, expected[1], dtype, rows)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("name", ["bias_gelu_backward", "geglu_backward, second"])
+def test_activations_of_rows_that_begin_anywhere(name: str, dtype: str) -> None:
+    """Whole warps of vectors, part of one, and columns that are in none."""
+    function = getattr(cupynorm, name.partition(",")[0])
+    for cols in (501, 263, 258):
+        width = 2 * cols if name.startswith("geglu") else cols
+        host = normal((75, cols), dtype), 2 * normal((75, width), dtype, 1), normal((width,), dtype, 2)
+
+        dx, dbias = function(*map(cupy.asarray, host), **ACTIVATIONS[name])
+
+        expected = function(*host, **ACTIVATIONS[name])
+        assert_near(dx, expected[0], dtype)
+        assert_near(dbias, expected[1], dtype, 75)
+
+
 def test_a_bias_that_is_broadcast_gets_the_sum_over_that_too() -> None:
     dy, x = normal((3, 5, 18), "float32"), normal((3, 5, 18), "float32", 1)
     for bias in (normal((1,), "float32"), normal((1, 1, 18), "float32"), np.float32(0.5)):

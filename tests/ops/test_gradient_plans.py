@@ -180,3 +180,18 @@ def test_without_rows_there_is_nothing_to_force() -> None:
     assert cupynorm.logsumexp(empty, plan="warp").shape == (0,)
     with pytest.raises(TypeError, match="plan is 3"):
         cupynorm.logsumexp(empty, plan=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("offset", [0, 3])
+def test_rows_that_are_only_read_begin_anywhere_where_nothing_waits(dtype: str, offset: int) -> None:
+    x, labels = (5 * normal(7, 3001)).astype(dtype), np.array([0, 3000, 2999, 7, 8, 1500, 3000])
+    room = cupy.asarray(np.zeros(7 * 3001 + 3, dtype))
+    given = room[offset : offset + 7 * 3001].reshape(7, 3001)
+    given[...] = cupy.asarray(x)
+
+    lse = cupynorm.logsumexp(given, plan="uncached")
+    loss = cupynorm.cross_entropy(given, cupy.asarray(labels), plan="uncached")
+
+    np.testing.assert_allclose(lse.get(), cupynorm.logsumexp(x), rtol=2e-5)
+    np.testing.assert_allclose(loss.get(), cupynorm.cross_entropy(x, labels), rtol=2e-5, atol=2e-5)
