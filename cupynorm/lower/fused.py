@@ -30,6 +30,7 @@ from cupynorm.lower.mirrors import (
     fused_store,
     is_per_row,
     kept,
+    kept_anywhere,
     label_counts,
     label_mask,
     no_store,
@@ -233,17 +234,25 @@ def fused_spec(
     compute: Dtype,
     what: Around,
 ) -> KernelSpec:
-    """Lower a row op with what is computed around it."""
+    """Lower a row op with what is computed around it.
+
+    Where a row's elements lie apart from one another, in x or in a result, all of them are accessed one by one.
+    """
     shape = x.shape[len(x.shape) - axes :]
     rows, cols = math.prod(x.shape[: len(x.shape) - axes]), math.prod(shape)
     mirror = op.mirror(compute, stats, eps)
     gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
     numbered = stats or what.sums is not None  # rows, by their places
-    order = tuple(range(len(x.shape) - axes)) if numbered else _order(x, axes, what)
+    apart = lies_apart(x, axes, *what.outs, *(() if what.loaded is None else (what.loaded,)))
+    order = tuple(range(len(x.shape) - axes)) if numbered or apart else _order(x, axes, what)
     x, what = x.reordered(order), what.reordered(order)
     written = what.outs if what.loaded is None else (*what.outs, what.loaded)
     written = written or (x,)  # nothing is: rows are cut as x is aligned
     problem = _problem(x, written, axes, compute, columns, what)
+    if apart:
+        problem = dataclasses.replace(
+            problem, vector=1, widest_vector=0, unaligned=0, alignment_period=1, across=_across(x, axes)
+        )
     worked = problem
     if problem.unaligned:
         from cupynorm.plan.choose import effective  # noqa: PLC0415  the planner is loaded by the first call that needs it
@@ -254,6 +263,8 @@ def fused_spec(
     functions: list[Function] = []
 
     def operand_of(given: Operand) -> Struct:
+        if isinstance(given, Dropout) and apart:
+            return kept_anywhere(given, _numbers(x), axes)
         if isinstance(given, Dropout):
             return kept(given, cols, whole=not anywhere or begins_whole(written[0], worked.vector))
         if isinstance(given, Label):
@@ -270,17 +281,17 @@ def fused_spec(
     if what.counted is not None:
         masked = label_counts(what.counted.labels, what.counted.ignored, cols)
     load = direct("DirectLoad", x.split(axes)[0])
-    if not what.is_direct:
+    if apart or not what.is_direct:
         operands = [operand_of(each) for each in what.load_operands]
-        load = fused_load(x, axes, name_of(what.load), masked, what.loaded, operands)
+        load = fused_load(x, axes, name_of(what.load), masked, what.loaded, operands, apart=apart)
     if what.scales:
         limit = LARGEST[what.outs[0].dtype.name]
-        store = scaled_store(what.outs[0], axes, gamma, beta, what.scales, limit, compute)
+        store = scaled_store(what.outs[0], axes, gamma, beta, what.scales, limit, compute, apart=apart)
     elif not what.outs:
         store = no_store(x.split(axes)[0], what.room)
     else:
         operands = [operand_of(each) for each in what.store_operands]
-        store = fused_store(what.outs, axes, name_of(what.store), gamma, beta, operands)
+        store = fused_store(what.outs, axes, name_of(what.store), gamma, beta, operands, apart=apart)
     whole = arguments(mirror, load, store, rows, cols)
     problem = dataclasses.replace(
         problem,
@@ -292,7 +303,8 @@ def fused_spec(
     texts = [each.struct_text(f"Function_{each.key}") for each in functions]
     types = types_of(mirror, load, store)
     if what.sums is None:
-        text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts)
+        header = "row/across.cuh" if apart else "row/variants.cuh"
+        text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header=header)
         return KernelSpec(text, ROW_KERNEL, types, whole, problem)
     partial, groups = what.sums.partial, what.sums.partial[0].shape[0]
     problem = dataclasses.replace(problem, column_sums=len(partial), row_groups=groups)
@@ -300,6 +312,25 @@ def fused_spec(
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header="row/summed.cuh")
     types += f", {what.sums.of_load}, {what.sums.of_store}"
     return KernelSpec(text, SUMMED_KERNEL, types, whole, problem)
+
+
+def lies_apart(x: View, axes: int, *written: View) -> bool:
+    """Say whether a row's elements do not lie next to one another in one of the arrays."""
+    return not all(each.split(axes)[1].is_contiguous() for each in (x, *written))
+
+
+def _across(x: View, axes: int) -> int:
+    """Return how many rows lie next to one another, element by element; 1 if none do."""
+    extents, strides = x.split(axes)[0].collapsed()
+    return extents[-1] if strides[-1] == 1 else 1
+
+
+def _numbers(x: View) -> View:
+    """Return the numbers of x's elements, in C order, as the places of a view."""
+    strides = [1]
+    for extent in reversed(x.shape[1:]):
+        strides.append(strides[-1] * extent)
+    return View(0, x.shape, tuple(reversed(strides)), np.dtype(np.uint8))
 
 
 def _waits_as_loaded(what: Around, axes: int) -> bool:

@@ -57,6 +57,9 @@ ROOM_BYTES, ROOM_ROWS, ROOM_BLOCKS = 64, 8, 1024
 # where every thread finds those of any column.
 AT_USE, PER_ROW, SHARED, REGISTERS, CONVERTED = range(5)
 
+# Where a row of row_across waits.
+NOWHERE, IN_REGISTERS, IN_SHARED_MEMORY = range(3)
+
 # Whether rows begin at vectors: all do; they do not, but x is aligned as y is; they do not, and x is aligned otherwise.
 ALIGNED, UNALIGNED, UNALIGNED_APART = range(3)
 
@@ -98,6 +101,9 @@ class Plan:
         Shared memory that a block may keep a row in, and all dynamic shared memory of a block.
     min_blocks
         The compiler keeps registers few enough for so many blocks on a multiprocessor.
+    across
+        Of rows whose elements lie apart from one another: how many neighbouring ones a block has side by side. `group`
+        threads share each, and `full` says that their elements are all of it. 0: rows are contiguous.
     resident_blocks, waves
         Blocks that a multiprocessor holds at once (clusters: that the device does), and grid / what the device holds
         at once.
@@ -124,12 +130,15 @@ class Plan:
     min_blocks: int
     resident_blocks: int
     waves: float
+    across: int = 0
     rule: str = dataclasses.field(default="", compare=False, repr=False)
     why: str = dataclasses.field(default="", compare=False, repr=False)
 
     @property
     def kernel(self) -> str:
         """The kernel of kernels/row that runs such a plan."""
+        if self.across:
+            return "row_across"
         if self.variant == "cached":
             return "row_cached"
         if self.variant == "split" and self.group:
@@ -152,6 +161,9 @@ class Plan:
         """The numbers among the kernel's template arguments, in order."""
         launch = (self.block, self.min_blocks)
         tile = (self.vector, self.vectors)
+        if self.kernel == "row_across":
+            waits = IN_SHARED_MEMORY if self.row_shared_bytes else IN_REGISTERS if self.full else NOWHERE
+            return (self.vectors, waits, self.ctas_per_row, *launch)
         if self.kernel == "row_cached":
             return (*tile, *launch)
         if self.kernel == "row_spread":
@@ -238,6 +250,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "row_shared_bytes": (0, 1 << 20),
     "shared_bytes": (0, 1 << 20),
     "min_blocks": (1, 32),
+    "across": (0, MAX_BLOCK),
     "resident_blocks": (0, MAX_GRID),
 }
 

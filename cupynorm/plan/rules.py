@@ -315,6 +315,37 @@ class ColumnSums(NamedTuple):
     shared_bytes: int
 
 
+class Apart(NamedTuple):
+    """Rows whose elements lie apart from one another (variants/across.py).
+
+    Attributes
+    ----------
+    widths
+        Bytes of neighbouring rows that a block has side by side, best first.
+    elements
+        Of a row that a thread holds, by bytes of the compute type, best first.
+    again
+        How many a thread loads at a time where the row does not wait in its registers, by bytes of the compute type.
+    block, least_block
+        Threads of a block at most, by bytes of the compute type, and at least, if there are so many rows.
+    least_part
+        Columns of a block, where several share a row only to fill the device.
+    registers
+        Of a thread beside its elements.
+    shared_blocks
+        So many blocks of a multiprocessor share its memory where rows wait there.
+    """
+
+    widths: Sequence[int]
+    elements: Mapping[int, Sequence[int]]
+    again: Mapping[int, int]
+    block: Mapping[int, int]
+    least_block: int
+    least_part: int
+    registers: int
+    shared_blocks: int
+
+
 class SmallBatch(NamedTuple):
     """Too few rows to fill the device. Only for these may the order of summation depend on the number of rows.
 
@@ -482,6 +513,7 @@ SECTIONS: dict[str, Any] = {
     "clusters": Clusters,
     "fused_clusters": FusedClusters,
     "column_sums": ColumnSums,
+    "apart": Apart,
     "small_batch": SmallBatch,
     "split": Split,
     "registers": RegisterModel,
@@ -498,6 +530,7 @@ class Rules(NamedTuple):
     clusters: Clusters
     fused_clusters: FusedClusters
     column_sums: ColumnSums
+    apart: Apart
     small_batch: SmallBatch
     split: Split
     registers: RegisterModel

@@ -270,6 +270,44 @@ struct DropoutMask {
   }
 };
 
+// The same where elements lie anywhere: rows and cols give the number of an element, in the order that the random words
+// have, and vectors have one element.
+template <class Rows, class Cols>
+struct DropoutAnywhere {
+  static constexpr int kBytes = 2;
+  static constexpr bool kPerRow = false;
+  Dropped dropped;
+  Rows rows;
+  Cols cols;
+
+  template <int N>
+  using Packed = NoColumns;
+  template <int N>
+  static constexpr int kPrefetchBytes = 0;
+  struct RowPointer {
+    Dropped dropped;
+    int64 first;  // number of the row's first element
+    Cols cols;
+    static void make_opaque() {}
+    static bool begins_at(const void*) { return false; }
+    template <int N, typename Index>
+    NoColumns load(Index) const {
+      return {};
+    }
+    template <int N, typename Compute, typename Index>
+    void unpack(NoColumns, Compute* x, Index col) const {
+      static_assert(N == 1, "elements lie apart");
+      const auto number = static_cast<unsigned long long>(first + cols.offset(col)), block = dropped.offset + number / 4;
+      const uint2 key = {unsigned(dropped.seed), unsigned(dropped.seed >> 32)};
+      const uint4 random = philox4x32_10(uint4{unsigned(block), unsigned(block >> 32), 0, 0}, key);
+      const int at = int(number % 4);
+      const unsigned own = at == 0 ? random.x : at == 1 ? random.y : at == 2 ? random.z : random.w;
+      x[0] = Compute(dropped.threshold >> 32 == 0 && own >= unsigned(dropped.threshold));
+    }
+  };
+  RowPointer at(int64 row) const { return {dropped, rows.offset(row), cols}; }
+};
+
 // A row's label as an operand: 1 in the label's column, else 0. A label outside 0 .. cols - 1 matches no column, or,
 // with kNan, makes the whole row nan.
 template <typename T, class Rows, bool kNan>
@@ -586,11 +624,11 @@ struct NoStoreComputed {
   struct RowPointer {};
   RowPointer at(int64) const { return {}; }
 };
-template <typename T, int kAxes>
+template <class To>
 struct StoreComputed {
   static constexpr bool kStoresComputed = true;
-  DirectStore<T, kAxes> to;
-  using RowPointer = typename DirectStore<T, kAxes>::RowPointer;
+  To to;
+  using RowPointer = typename To::RowPointer;
   RowPointer at(int64 row) const { return to.at(row); }
 };
 
@@ -600,9 +638,10 @@ inline constexpr bool kHasFewSteps = false;
 template <class Function>
 inline constexpr bool kHasFewSteps<Function, decltype(void(Function::kFewSteps))> = Function::kFewSteps;
 
-// Function(x, operands), of what the mask does not drop. It has as many outputs as the op's elements have fields.
-template <typename T, int kAxes, class Function, class Mask_, class Keep, class Operands_>
-struct FusedLoad {
+// Function(x, operands), of what the mask does not drop. It has as many outputs as the op's elements have fields. Cols:
+// how far x's columns lie from the first of their row: Adjacent, or a Strided where only single elements are asked for.
+template <typename T, int kAxes, class Function, class Mask_, class Keep, class Operands_, class Cols>
+struct FusedLoad : Cols {
   using Type = T;
   using Precision =
       typename Conditional<sizeof(T) == 2 && Operands_::kBytes <= 2, T,
@@ -634,7 +673,7 @@ struct FusedLoad {
   static constexpr int kPrefetchBytes =
       N * int(sizeof(T)) + Operands_::template kPrefetchBytes<N> + Mask_::template kPrefetchBytes<N>;
 
-  struct RowPointer {
+  struct RowPointer : Cols {
     const T* pointer;
     typename Mask_::RowPointer mask;
     typename Keep::RowPointer keeping;
@@ -675,7 +714,7 @@ struct FusedLoad {
     template <int N, bool kAgain>
     Loaded<N> load_twice(int col) const {
       if (!reads<N>(col)) return {};
-      const auto x = load_vector_twice<kAgain, T, N>(pointer + col);
+      const auto x = load_vector_twice<kAgain, T, N>(pointer + this->offset(col));
       if constexpr (kDrops) return {x, operands.template load<N>(col), mask.template load<N>(col)};
       else return {x, operands.template load<N>(col), {}};
     }
@@ -683,7 +722,7 @@ struct FusedLoad {
     void prefetch(unsigned char* shared, int place, Index col) const {
       constexpr int kOperands = kPlaces * N * int(sizeof(T)),
           kMask = kOperands + kPlaces * Operands_::template kPrefetchBytes<N>;
-      prefetch_vector<kPlaces, 16, N>(shared, place, pointer + col);
+      prefetch_vector<kPlaces, 16, N>(shared, place, pointer + this->offset(col));
       prefetch_if_any<Operands_, N, kPlaces>(operands, shared + kOperands, place, col);
       prefetch_if_any<Mask_, N, kPlaces>(mask, shared + kMask, place, col);
     }
@@ -714,8 +753,8 @@ struct FusedLoad {
     template <int N, typename Index>
     Loaded<N> load_kept(Index col) const {
       if constexpr (kDrops)
-        return {load_vector<T, N>(pointer + col), operands.template load<N>(col), mask.template load<N>(col)};
-      else return {load_vector<T, N>(pointer + col), operands.template load<N>(col), {}};
+        return {load_vector<T, N>(pointer + this->offset(col)), operands.template load<N>(col), mask.template load<N>(col)};
+      else return {load_vector<T, N>(pointer + this->offset(col)), operands.template load<N>(col), {}};
     }
     template <int N, typename Element, typename Index>
     void unpack_kept(const Loaded<N>& loaded, Element* x, Index col) const {
@@ -765,12 +804,13 @@ struct FusedLoad {
     }
     template <typename Index>
     const void* address(Index col) const {
-      return pointer + col;
+      return pointer + this->offset(col);
     }
   };
   int most_kept(int cols) const { return mask.structure.most_kept(cols); }
   RowPointer at(int64 row) const {
-    return {pointer + rows.offset(row), mask.at(row), keeping.at(row), operands.at(row)};
+    return {static_cast<const Cols&>(*this), pointer + rows.offset(row), mask.at(row), keeping.at(row),
+        operands.at(row)};
   }
 };
 
@@ -866,15 +906,16 @@ constexpr bool kIsInt8<signed char> = true;
 
 // (y * gamma + beta) / scale, where scale takes the largest of a row to the largest number that is stored, and is
 // written.
-template <typename Compute, typename T, int kAxes, class Gamma, class Beta>
-struct ScaledStore : ColumnsOf<ScaledStore<Compute, T, kAxes, Gamma, Beta>, Gamma, Beta> {
+template <typename Compute, class To, class Gamma, class Beta>
+struct ScaledStore : ColumnsOf<ScaledStore<Compute, To, Gamma, Beta>, Gamma, Beta> {
+  using T = typename To::Type;
   using Type = T;
   using Affines = AffineColumns<Gamma, Beta>;
   static constexpr int kBytes = sizeof(T);
   static constexpr bool kHasEpilogueOperands = false, kScales = true;
   // int8 of a row's own scale: nothing is beyond the limit
   static constexpr bool kInRange = kIsInt8<T> && sizeof(Compute) == 4;
-  DirectStore<T, kAxes> to;
+  To to;
   Affines affine;
   Compute* scales;
   Compute limit;  // the largest number that is stored
@@ -906,7 +947,7 @@ struct ScaledStore : ColumnsOf<ScaledStore<Compute, T, kAxes, Gamma, Beta>, Gamm
   void save(int64 row, Scale scale) const { scales[row] = scale.scale; }
 
   struct RowPointer {
-    typename DirectStore<T, kAxes>::RowPointer to;
+    typename To::RowPointer to;
     void make_opaque() { to.make_opaque(); }
     Type* address() const { return to.address(); }
     template <int N>
@@ -924,7 +965,7 @@ struct ScaledStore : ColumnsOf<ScaledStore<Compute, T, kAxes, Gamma, Beta>, Gamm
 #pragma unroll
         for (int i = 0; i < N; i += 4)
           vector.word[i / 4] = bytes_of(sum[i], sum[i + 1], sum[i + 2], sum[i + 3], scale.what);
-        store_vector<kWhole>(to.pointer + col, vector);
+        to.template put<kWhole>(vector, col);
       } else {
 #pragma unroll
         for (int i = 0; i < N; ++i) q[i] = (kLifts ? z[i] * scale.lift : z[i]) * scale.inverse;

@@ -112,10 +112,39 @@ struct DirectStore {
     }
     template <int N, bool kWhole = false, typename Compute, typename Index>
     void store(const Compute (&y)[N], NoColumns, Index col) const {
-      store_vector<kWhole>(pointer + col, vector_from<T, N>(y));
+      put<kWhole>(vector_from<T, N>(y), col);
+    }
+    template <bool kWhole, int N, typename Index>
+    void put(const Vector<T, N>& vector, Index col) const {
+      store_vector<kWhole>(pointer + col, vector);
     }
   };
   RowPointer at(int64 row) const { return {pointer + rows.offset(row)}; }
+};
+
+// Where single elements of y go that lie apart from one another. Cols: how far from the first of their row.
+template <typename T, int kAxes, class Cols>
+struct ApartStore : Cols {
+  using Type = T;
+  static constexpr int kBytes = sizeof(T);
+  T* pointer;
+  Strided<kAxes> rows;
+
+  struct RowPointer : Cols {
+    T* pointer;
+    void make_opaque() { cupynorm::make_opaque(pointer); }
+    T* address() const { return pointer; }
+    template <int N, bool kWhole = false, typename Compute, typename Index>
+    void store(const Compute (&y)[N], NoColumns, Index col) const {
+      put<kWhole>(vector_from<T, N>(y), col);
+    }
+    template <bool kWhole, int N, typename Index>
+    void put(const Vector<T, N>& vector, Index col) const {
+      static_assert(N == 1, "elements lie apart");
+      store_vector<kWhole>(pointer + this->offset(col), vector);
+    }
+  };
+  RowPointer at(int64 row) const { return {static_cast<const Cols&>(*this), pointer + rows.offset(row)}; }
 };
 
 // Stores nothing, for an op that only saves a row's statistics. Rows are aligned as those of x, where `pointer` points.
