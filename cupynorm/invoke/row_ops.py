@@ -439,8 +439,9 @@ def launcher(function: int, plan: Plan) -> Binding:
     """Return a kernel's binding, as devices.launch_of does."""
     split = plan.variant == "split"
     grid = (plan.grid // plan.ctas_per_row, plan.ctas_per_row, 1) if split else (plan.grid, 1, 1)
-    block = (plan.across, plan.group, 1) if plan.across else (plan.block, 1, 1)
-    return devices.launch_of(function, grid, block, plan.shared_bytes, cooperative=plan.cooperative)
+    return devices.launch_of(
+        function, grid, (plan.block, 1, 1), plan.shared_bytes, cooperative=plan.cooperative
+    )
 
 
 Launched = TypeVar("Launched")

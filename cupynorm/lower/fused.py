@@ -21,6 +21,7 @@ from cupynorm.lower.masks import mask_struct
 from cupynorm.lower.mirrors import (
     Struct,
     Vectors,
+    across_width,
     arguments,
     begins_whole,
     column,
@@ -251,7 +252,12 @@ def fused_spec(
     problem = _problem(x, written, axes, compute, columns, what)
     if apart:
         problem = dataclasses.replace(
-            problem, vector=1, widest_vector=0, unaligned=0, alignment_period=1, across=_across(x, axes)
+            problem,
+            vector=across_width(x, axes),
+            widest_vector=0,
+            unaligned=0,
+            alignment_period=1,
+            across=_across(x, axes),
         )
     worked = problem
     if problem.unaligned:
@@ -259,7 +265,7 @@ def fused_spec(
 
         worked = effective(problem)
     anywhere = bool(worked.unaligned)
-    vectors = Vectors(worked.vector, written[0] if anywhere else None, short=bool(columns) or not anywhere)
+    vectors = Vectors(1 if apart else worked.vector, written[0] if anywhere else None, short=bool(columns) or not anywhere)
     functions: list[Function] = []
 
     def operand_of(given: Operand) -> Struct:

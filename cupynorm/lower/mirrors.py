@@ -94,11 +94,23 @@ def columns_apart(view: View, axes: int) -> Struct:
     return strided32(view.split(axes)[1])
 
 
+def across_width(each: View, axes: int) -> int:
+    """Return how many neighbouring rows one access can move an element of each of: strides and the pointer allow it."""
+    rows, cols = each.split(axes)
+    extents, strides = rows.collapsed()
+    if strides[-1] != 1:
+        return 1
+    others = (*strides[:-1], *cols.collapsed()[1])
+    most = max(1, ACCESS_BYTES // each.dtype.itemsize)
+    return math.gcd(most, extents[-1], each.pointer // each.dtype.itemsize, *others)
+
+
 def apart_store(out: View, axes: int) -> Struct:
     """Return the mirror of ApartStore: where single elements go."""
     index, cols = strided(out.split(axes)[0]), columns_apart(out, axes)
     dtype = np.dtype([("cols", cols.dtype), ("pointer", POINTER), ("rows", index.dtype)], align=True)
-    type_name = f"cupynorm::ApartStore<{cpp_of_element(out.dtype)}, {index.cpp}, {cols.cpp}>"
+    width = across_width(out, axes)
+    type_name = f"cupynorm::ApartStore<{cpp_of_element(out.dtype)}, {index.cpp}, {cols.cpp}, {width}>"
     return Struct(type_name, dtype, (cols.values, out.pointer, index.values))
 
 

@@ -101,9 +101,10 @@ class Plan:
         Shared memory that a block may keep a row in, and all dynamic shared memory of a block.
     min_blocks
         The compiler keeps registers few enough for so many blocks on a multiprocessor.
-    across
-        Of rows whose elements lie apart from one another: how many neighbouring ones a block has side by side. `group`
-        threads share each, and `full` says that their elements are all of it. 0: rows are contiguous.
+    across, waits
+        Of rows whose elements lie apart from one another: how many threads of a warp lie side by side, each with
+        `vector` neighbouring rows, and `vectors` elements of each at a time; and where rows wait: NOWHERE, IN_REGISTERS
+        or IN_SHARED_MEMORY. 0: rows are contiguous.
     resident_blocks, waves
         Blocks that a multiprocessor holds at once (clusters: that the device does), and grid / what the device holds
         at once.
@@ -131,6 +132,7 @@ class Plan:
     resident_blocks: int
     waves: float
     across: int = 0
+    waits: int = 0
     rule: str = dataclasses.field(default="", compare=False, repr=False)
     why: str = dataclasses.field(default="", compare=False, repr=False)
 
@@ -162,8 +164,7 @@ class Plan:
         launch = (self.block, self.min_blocks)
         tile = (self.vector, self.vectors)
         if self.kernel == "row_across":
-            waits = IN_SHARED_MEMORY if self.row_shared_bytes else IN_REGISTERS if self.full else NOWHERE
-            return (self.vectors, waits, self.ctas_per_row, *launch)
+            return (*tile, self.across, self.full, self.waits, self.ctas_per_row, *launch)
         if self.kernel == "row_cached":
             return (*tile, *launch)
         if self.kernel == "row_spread":
@@ -250,7 +251,8 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "row_shared_bytes": (0, 1 << 20),
     "shared_bytes": (0, 1 << 20),
     "min_blocks": (1, 32),
-    "across": (0, MAX_BLOCK),
+    "across": (0, WARP),
+    "waits": (NOWHERE, IN_SHARED_MEMORY),
     "resident_blocks": (0, MAX_GRID),
 }
 

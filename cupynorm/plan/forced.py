@@ -59,7 +59,7 @@ def check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
         raise DoesNotFitError(f"plan: waves is {plan.waves}, 0 or more is allowed")
     if not is_power_of_two(plan.vector):
         raise DoesNotFitError(f"plan: vector is {plan.vector}, a power of two is allowed")
-    if plan.block % WARP and not plan.across:
+    if plan.block % WARP:
         raise DoesNotFitError(f"plan: block is {plan.block}, a multiple of {WARP} is allowed")
     most = (MAX_FUSED_THREAD_BYTES if problem.fused else MAX_THREAD_BYTES) // problem.value_bytes
     rows = plan.rows_per_group

@@ -322,27 +322,30 @@ class Apart(NamedTuple):
     ----------
     widths
         Bytes of neighbouring rows that a block has side by side, best first.
+    max_vector
+        Neighbouring rows of a thread, at most, by bytes of an element of x.
     elements
-        Of a row that a thread holds, by bytes of the compute type, best first.
+        Numbers that a thread holds of its rows, by bytes of the compute type, best first.
     again
-        How many a thread loads at a time where the row does not wait in its registers, by bytes of the compute type.
-    block, least_block
-        Threads of a block at most, by bytes of the compute type, and at least, if there are so many rows.
+        How many it loads at a time where rows do not wait in its registers, by bytes of the compute type.
+    blocks
+        Threads of a block, by bytes of the compute type, best first where they have room for the rows.
     least_part
         Columns of a block, where several share a row only to fill the device.
-    registers
-        Of a thread beside its elements.
+    registers, row_registers
+        Of a thread beside its elements, and for each of its rows.
     shared_blocks
         So many blocks of a multiprocessor share its memory where rows wait there.
     """
 
     widths: Sequence[int]
+    max_vector: Mapping[int, int]
     elements: Mapping[int, Sequence[int]]
     again: Mapping[int, int]
-    block: Mapping[int, int]
-    least_block: int
+    blocks: Mapping[int, Sequence[int]]
     least_part: int
     registers: int
+    row_registers: int
     shared_blocks: int
 
 

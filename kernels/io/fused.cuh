@@ -629,6 +629,10 @@ struct StoreComputed {
   static constexpr bool kStoresComputed = true;
   To to;
   using RowPointer = typename To::RowPointer;
+  template <int kRows, typename Compute, typename Index>
+  static void store_across(const RowPointer (&rows)[kRows], const Compute (&y)[kRows], Index col) {
+    To::template store_across<kRows>(rows, y, col);
+  }
   RowPointer at(int64 row) const { return to.at(row); }
 };
 
@@ -808,6 +812,64 @@ struct FusedLoad : Cols {
     }
   };
   int most_kept(int cols) const { return mask.structure.most_kept(cols); }
+
+  // Of row/across.cuh, where neighbouring rows are loaded together: what is loaded of an element beside x, an element
+  // of x of each row, and what becomes of them.
+  struct Beside {
+    typename Operands_::template Packed<1> operands;
+    typename Mask_::template Packed<1> mask;
+  };
+  template <int kRows, typename Index>
+  static Vector<T, kRows> load_across(const RowPointer (&rows)[kRows], Index col, Beside (&beside)[kRows]) {
+    bool any = false;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      beside[r] = {};
+      if (!rows[r].template reads<1>(col)) continue;
+      any = true;
+      beside[r].operands = rows[r].operands.template load<1>(col);
+      if constexpr (kDrops) beside[r].mask = rows[r].mask.template load<1>(col);
+    }
+    if (kInterval && !any) return {};
+    return load_vector<T, kRows>(rows[0].pointer + rows[0].offset(col));
+  }
+  template <int kRows, typename Element, typename Index>
+  static unsigned unpack_across(const RowPointer (&rows)[kRows], const Vector<T, kRows>& x,
+      const Beside (&beside)[kRows], Element (&elements)[kRows], Index col, Element padding) {
+    using Traits = ElementTraits<Element>;
+    using Number = typename Traits::Number;
+    Number from_x[kRows];
+    cupynorm::unpack<kRows>(x, from_x);
+    unsigned bits = 0;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      Number in[1 + Operands_::kCount][1], out[Traits::kFields][1];
+      in[0][0] = from_x[r];
+      rows[r].operands.template unpack<1>(beside[r].operands, in + 1, col);
+      apply_to_each<Function>(in, out);
+      elements[r] = Traits::of(out, 0);
+      if constexpr (kDrops) {
+        const bool kept = rows[r].mask.template bits<1>(beside[r].mask, col) & 1;
+        elements[r] = kept ? elements[r] : padding;
+        bits |= unsigned(kept) << r;
+      }
+    }
+    return bits;
+  }
+  // What was loaded of one row of them.
+  template <int kRows>
+  static Loaded<1> one_across(const Vector<T, kRows>& x, const Beside (&beside)[kRows], int row) {
+    return {element_of<T, kRows>(x, row), beside[row].operands, beside[row].mask};
+  }
+  template <int kRows, typename Element, typename Index>
+  static void store_computed_across(const RowPointer (&rows)[kRows], const Element (&elements)[kRows], Index col) {
+    typename ElementTraits<Element>::Number own[kRows];
+    typename Keep::RowPointer to[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) own[r] = field(elements[r], 0), to[r] = rows[r].keeping;
+    Keep::template store_across<kRows>(to, own, col);
+  }
+
   RowPointer at(int64 row) const {
     return {static_cast<const Cols&>(*this), pointer + rows.offset(row), mask.at(row), keeping.at(row),
         operands.at(row)};
@@ -823,6 +885,8 @@ struct Outputs {
     template <int N, bool kWhole, typename Compute, typename Index>
     static void store(const Compute (*)[N], Index) {}
   };
+  template <int kRows, typename Compute, typename Index>
+  static void store_across(const RowPointer (&)[kRows], const Compute (*)[kRows], Index) {}
   RowPointer at(int64) const { return {}; }
 };
 template <class First, class... Rest>
@@ -844,6 +908,16 @@ struct Outputs<First, Rest...> {
       rest.template store<N, kWhole>(y + 1, col);
     }
   };
+  // One element of each of some neighbouring rows.
+  template <int kRows, typename Compute, typename Index>
+  static void store_across(const RowPointer (&rows)[kRows], const Compute (*y)[kRows], Index col) {
+    typename First::RowPointer to[kRows];
+    typename Others::RowPointer others[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) to[r] = rows[r].first, others[r] = rows[r].rest;
+    First::template store_across<kRows>(to, y[0], col);
+    Others::template store_across<kRows>(others, y + 1, col);
+  }
   RowPointer at(int64 row) const { return {first.at(row), rest.at(row)}; }
 };
 
@@ -896,6 +970,25 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
       to.template store<N, kWhole>(out, col);
     }
   };
+  // The results of one element of each of some neighbouring rows.
+  template <int kRows, typename Compute, class Columns, typename Index>
+  static void store_across(const RowPointer (&rows)[kRows], const Compute (&y)[kRows], const Columns& columns,
+      const EpilogueOperands<1> (&epilogue_operands)[kRows], Index col) {
+    Compute all[Outputs_::kCount][kRows];
+    typename Outputs_::RowPointer to[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const Compute own[1] = {y[r]};
+      Compute in[1 + Operands_::kCount][1], out[Outputs_::kCount][1];
+      Affines::template apply<1>(own, columns, in[0]);
+      rows[r].operands.template unpack<1>(epilogue_operands[r], in + 1, col);
+      apply_to_each<Function>(in, out);
+#pragma unroll
+      for (int k = 0; k < Outputs_::kCount; ++k) all[k][r] = out[k][0];
+      to[r] = rows[r].to;
+    }
+    Outputs_::template store_across<kRows>(to, all, col);
+  }
   RowPointer at(int64 row) const { return {to.at(row), operands.at(row)}; }
 };
 

@@ -122,8 +122,9 @@ struct DirectStore {
   RowPointer at(int64 row) const { return {pointer + rows.offset(row)}; }
 };
 
-// Where single elements of y go that lie apart from one another. Cols: how far from the first of their row.
-template <typename T, int kAxes, class Cols>
+// Where elements of y go that lie apart from one another, those of some neighbouring rows together (row/across.cuh).
+// Cols: how far from the first of their row. kAcross: so many rows lie next to one another, aligned to as many elements.
+template <typename T, int kAxes, class Cols, int kAcross>
 struct ApartStore : Cols {
   using Type = T;
   static constexpr int kBytes = sizeof(T);
@@ -140,10 +141,22 @@ struct ApartStore : Cols {
     }
     template <bool kWhole, int N, typename Index>
     void put(const Vector<T, N>& vector, Index col) const {
-      static_assert(N == 1, "elements lie apart");
+      static_assert(N == 1 || N <= kAcross, "elements lie apart");
       store_vector<kWhole>(pointer + this->offset(col), vector);
     }
   };
+  template <int kRows, typename Compute, typename Index>
+  static void store_across(const RowPointer (&rows)[kRows], const Compute (&y)[kRows], Index col) {
+    if constexpr (kRows <= kAcross) {
+      rows[0].template put<false>(vector_from<T, kRows>(y), col);
+    } else {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const Compute own[1] = {y[r]};
+        rows[r].template put<false>(vector_from<T, 1>(own), col);
+      }
+    }
+  }
   RowPointer at(int64 row) const { return {static_cast<const Cols&>(*this), pointer + rows.offset(row)}; }
 };
 
@@ -197,6 +210,9 @@ struct NoStore {
     template <int N, bool kWhole = false, typename Compute, typename Index>
     static void store(const Compute (&)[N], NoColumns, Index) {}
   };
+  template <int kRows, typename Compute, typename Index>
+  static void store_across(const RowPointer (&)[kRows], const Compute (&)[kRows], NoColumns, const NoColumns (&)[kRows],
+      Index) {}
   RowPointer at(int64 row) const { return {pointer + rows.offset(row)}; }
 };
 

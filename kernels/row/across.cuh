@@ -1,7 +1,7 @@
 // block, cluster, shared, uncached of rows whose elements lie apart from one another in memory, as along an axis that is
-// not the last. Neighbouring threads have neighbouring rows, so that what a warp accesses lies side by side: a block is
-// blockDim.x rows wide, and blockDim.y threads share each row, every blockDim.y-th element of it. Elements are accessed
-// one by one: any Load, Store and mask will do. With a width of 1 the lanes of a warp go along the row instead.
+// not the last. A thread has some rows that are neighbours in memory, element by element, and accesses one element of
+// all of them at once; neighbouring threads have the next rows, so that a warp accesses whole lines. Rows are reduced
+// over the threads in between.
 #pragma once
 #include <base/reduce.cuh>
 #include <row/running.cuh>
@@ -9,46 +9,46 @@
 
 namespace cupynorm {
 
-constexpr int kInRegisters = 1, kInSharedMemory = 2;  // where a row waits; 0: nowhere, it is read again
+constexpr int kInRegisters = 1, kInSharedMemory = 2;  // where rows wait; 0: nowhere, they are read again
 
-// A thread loads kElements elements at a time, which are all that it has where a row waits in registers. kCtasPerRow:
-// blocks of a cluster that share each row. kBlock, kMinBlocks: as in Registers.
-template <int Elements, int Waits, int CtasPerRow, int Block, int MinBlocks>
+// A thread has kVector neighbouring rows, and loads kElements elements of each at a time, which are all that it has
+// where rows wait in registers. kLanes threads lie side by side, and kDown share each row, every kDown-th element of
+// it. kFull: a block has exactly kElements * kDown elements of each row. kCtasPerRow: blocks of a cluster that share
+// rows. kBlock, kMinBlocks: as in Registers.
+template <int Vector_, int Elements, int Lanes_, bool Full, int Waits, int CtasPerRow, int Block, int MinBlocks>
 struct Across {
-  static constexpr int kElements = Elements, kWaits = Waits, kCtasPerRow = CtasPerRow, kBlock = Block,
-      kMinBlocks = MinBlocks;
-  static_assert(Elements <= 32, "a bit for each element");
+  static constexpr int kVector = Vector_, kElements = Elements, kLanes = Lanes_, kWaits = Waits,
+      kCtasPerRow = CtasPerRow, kBlock = Block, kMinBlocks = MinBlocks;
+  static constexpr bool kFull = Full;
+  static constexpr int kDown = Block / Lanes_, kRows = Lanes_ * Vector_, kWarps = Block / kWarp;
+  static_assert(Vector_ * Elements <= 32, "a bit for each element");
+  static_assert(Lanes_ <= kWarp && (Lanes_ & (Lanes_ - 1)) == 0, "lanes of a warp that share rows are kLanes apart");
 };
 
-// The State of each row of a block from those of the threads that share it: every thread gets its row's, counted from
-// its own pivot. All threads must call; `slots` must not be in use, nor be used again before a barrier. Threads merge
-// in two steps, of about as many States each, in an order that follows from blockDim.y alone.
-template <class Op>
-inline void reduce_down(typename Op::State& s, typename Op::Compute pivot, Slot<Op>* slots) {
-  const int across = blockDim.x, down = blockDim.y, lane = threadIdx.x, turn = threadIdx.y;
-  if (down == 1) return;
-  int first = 1;  // threads of the first step
-  while (first * first < down) first *= 2;
-  slots[turn * across + lane] = {s, pivot};
-  __syncthreads();
-  if (turn < first) {
-    for (int other = turn + first; other < down; other += first) {
-      const Slot<Op> slot = slots[other * across + lane];
-      s = Op::template merge<false>(s, Op::rebase(slot.state, slot.pivot, pivot));
-    }
-    slots[turn * across + lane].state = s;
+// Sums and maxima over the lanes of a warp that are kLanes apart, as Lanes has them over neighbouring ones.
+template <int kLanes>
+struct LanesApart {
+  template <typename T>
+  static T sum(T value) {
+#pragma unroll
+    for (int distance = kLanes; distance < kWarp; distance *= 2)
+      value += __shfl_xor_sync(kAllLanes, value, distance);
+    return value;
   }
-  __syncthreads();
-  const Slot<Op> begin = slots[lane];
-  s = begin.state;
-  for (int other = 1; other < first && other < down; ++other) {
-    const Slot<Op> slot = slots[other * across + lane];
-    s = Op::template merge<false>(s, Op::rebase(slot.state, slot.pivot, begin.pivot));
+  template <typename T>
+  static T first(T value) {
+    return __shfl_sync(kAllLanes, value, threadIdx.x % kLanes);
   }
-  s = Op::rebase(s, begin.pivot, pivot);
-}
+  template <typename T>
+  static T max(T value) {
+#pragma unroll
+    for (int distance = kLanes; distance < kWarp; distance *= 2)
+      value = larger(value, __shfl_xor_sync(kAllLanes, value, distance));
+    return value;
+  }
+};
 
-// What a cluster's blocks tell one another of each of their rows: a Slot from every block, in words of 16 bytes.
+// What a cluster's blocks tell one another of a row: a Slot from every block, in words of 16 bytes.
 template <class Op>
 struct SlotWords {
   static constexpr int kQuads = int((sizeof(Slot<Op>) + 15) / 16);
@@ -58,28 +58,83 @@ struct SlotWords {
   };
 };
 
-// The same over the blocks of a cluster, after reduce_down. mailbox: kCtasPerRow * blockDim.x SlotWords of this block,
-// used once; its mbarrier has been made, and all blocks have met since.
-template <class Op, int kCtasPerRow>
-inline void reduce_cluster(typename Op::State& s, typename Op::Compute pivot, SlotWords<Op>* mailbox,
-    Mbarrier* mbarrier, int part) {
-  constexpr int kQuads = SlotWords<Op>::kQuads;
-  const int across = blockDim.x, lane = threadIdx.x;
-  if (threadIdx.x + threadIdx.y == 0) expect_bytes(mbarrier, unsigned(kCtasPerRow * across * kQuads * 16));
-  SlotWords<Op> own = {};
-  own.slot = {s, pivot};
-  for (int block = threadIdx.y; block < kCtasPerRow; block += blockDim.y) {
+// The shared memory of one reduction: words from each block of the cluster, slots of each warp and of the row.
+template <class Op, class Shape>
+struct ReductionPlaces {
+  static constexpr int kMessages = Shape::kCtasPerRow > 1 ? Shape::kCtasPerRow * Shape::kRows : 0,
+      kSlots = Shape::kWarps > 1 || Shape::kCtasPerRow > 1 ? (Shape::kWarps + 1) * Shape::kRows : 0;
+  static constexpr int kBytes =
+      (kMessages * int(sizeof(SlotWords<Op>)) + kSlots * int(sizeof(Slot<Op>)) + 15) / 16 * 16;
+  unsigned char* place;
+
+  SlotWords<Op>* message(int block, int row) const {
+    return reinterpret_cast<SlotWords<Op>*>(place) + block * Shape::kRows + row;
+  }
+  Slot<Op>& slot(int warp, int row) const {
+    return reinterpret_cast<Slot<Op>*>(place + kMessages * sizeof(SlotWords<Op>))[warp * Shape::kRows + row];
+  }
+};
+
+// The States of a thread's rows become those of whole rows, counted from the thread's own pivots, which are the same in
+// a warp. All threads must call, once for each of `places`; mbarrier has been made, and the blocks of the cluster have
+// met since. States are merged in an order that follows from Shape alone.
+template <class Op, class Shape>
+inline void reduce_apart(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
+    const ReductionPlaces<Op, Shape>& places, Mbarrier* mbarrier, int part) {
+  constexpr int kVector = Shape::kVector, kLanes = Shape::kLanes, kWarps = Shape::kWarps,
+      kCtasPerRow = Shape::kCtasPerRow;
+  if constexpr (kLanes < kWarp) {
 #pragma unroll
-    for (int i = 0; i < kQuads; ++i) send_words(&mailbox[part * across + lane].words[i], mbarrier, block, own.words[i]);
+    for (int v = 0; v < kVector; ++v) s[v] = Op::gather(s[v], LanesApart<kLanes>());
   }
-  await_mbarrier(mbarrier, 0);
-  const Slot<Op> begin = mailbox[lane].slot;
-  s = begin.state;
-  for (int block = 1; block < kCtasPerRow; ++block) {
-    const Slot<Op> slot = mailbox[block * across + lane].slot;
-    s = Op::template merge<false>(s, Op::rebase(slot.state, slot.pivot, begin.pivot));
+  if constexpr (kWarps > 1 || kCtasPerRow > 1) {
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, first = lane % kLanes * kVector;
+    if (lane < kLanes) {
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) places.slot(warp, first + v) = {s[v], pivot[v]};
+    }
+    __syncthreads();
+    if constexpr (kCtasPerRow > 1) {
+      constexpr int kQuads = SlotWords<Op>::kQuads;
+      if (threadIdx.x == 0) expect_bytes(mbarrier, unsigned(kCtasPerRow * Shape::kRows * kQuads * 16));
+    }
+    for (int row = threadIdx.x; row < Shape::kRows; row += Shape::kBlock) {  // one thread for each row
+      Slot<Op> all = places.slot(0, row);
+      for (int other = 1; other < kWarps; ++other) {
+        const Slot<Op> slot = places.slot(other, row);
+        all.state = Op::template merge<false>(all.state, Op::rebase(slot.state, slot.pivot, all.pivot));
+      }
+      if constexpr (kCtasPerRow > 1) {
+        SlotWords<Op> own = {};
+        own.slot = all;
+#pragma unroll
+        for (int block = 0; block < kCtasPerRow; ++block) {
+#pragma unroll
+          for (int i = 0; i < SlotWords<Op>::kQuads; ++i)
+            send_words(&places.message(part, row)->words[i], mbarrier, block, own.words[i]);
+        }
+      } else {
+        places.slot(kWarps, row) = all;
+      }
+    }
+    if constexpr (kCtasPerRow > 1) {
+      await_mbarrier(mbarrier, 0);
+      for (int row = threadIdx.x; row < Shape::kRows; row += Shape::kBlock) {
+        Slot<Op> all = places.message(0, row)->slot;
+        for (int block = 1; block < kCtasPerRow; ++block) {
+          const Slot<Op> slot = places.message(block, row)->slot;
+          all.state = Op::template merge<false>(all.state, Op::rebase(slot.state, slot.pivot, all.pivot));
+        }
+        places.slot(kWarps, row) = all;
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      const Slot<Op> all = places.slot(kWarps, first + v);
+      s[v] = Op::rebase(all.state, all.pivot, pivot[v]);
+    }
   }
-  s = Op::rebase(s, begin.pivot, pivot);
 }
 
 template <class Op, class Load, class Store, class Shape>
@@ -90,187 +145,248 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   using Precision = typename Load::Precision;
   using Largest = Magnitude<Compute>;
   using Index = typename Conditional<Shape::kWaits == 0, int64, int>::Type;  // what waits is of few columns
-  constexpr int kElements = Shape::kElements, kCtasPerRow = Shape::kCtasPerRow;
+  constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kLanes = Shape::kLanes, kDown = Shape::kDown,
+      kCtasPerRow = Shape::kCtasPerRow, kRound = kElements * kDown;
   constexpr bool kHolds = Shape::kWaits == kInRegisters, kKeeps = Shape::kWaits == kInSharedMemory;
   static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
   static_assert(!Load::kDrops || !Load::kStoresComputed, "nothing of what is dropped is kept");
+  static_assert(!Shape::kFull || kHolds, "elsewhere the last round may be shorter");
   __shared__ Mbarrier mbarriers[2];
 
-  // this block's columns, and this thread's: every step-th from `first` on, before `end`
-  const int part = kCtasPerRow > 1 ? cluster_rank() : 0, step = blockDim.y;
-  const Index cols = Index(a.cols), each = (cols + (kCtasPerRow - 1)) / kCtasPerRow;
-  const Index begin = part * each, end = cols - begin < each ? cols : begin + each, first = begin + threadIdx.y;
-  const int64 row = int64(blockIdx.x / kCtasPerRow) * blockDim.x + threadIdx.x;
-  const bool here = row < a.rows;
-  // shared memory: what waits, mailboxes, slots; the latter also of the largest results
-  const int across = blockDim.x, threads = across * step;
-  const WaitingRow<Load, Element, 1> waiting = {kKeeps ? int((each + step - 1) / step) * threads : 0};
-  auto* const mailbox = reinterpret_cast<SlotWords<Op>*>(shared_memory + (waiting.bytes() + 15) / 16 * 16);
-  auto* const largest_mailbox =
-      reinterpret_cast<SlotWords<Largest>*>(mailbox + (kCtasPerRow > 1 ? kCtasPerRow * across : 0));
-  auto* const slots = reinterpret_cast<Slot<Op>*>(
-      largest_mailbox + (kCtasPerRow > 1 && Store::kScales ? kCtasPerRow * across : 0));
-  auto* const largest_slots = reinterpret_cast<Slot<Largest>*>(slots + threads);
+  // this block's columns, and this thread's: every kDown-th from `first` on, before `end`
+  const int part = kCtasPerRow > 1 ? cluster_rank() : 0, lane = threadIdx.x % kLanes;
+  const Index cols = Index(a.cols), each = Shape::kFull ? kRound : (cols + (kCtasPerRow - 1)) / kCtasPerRow;
+  const Index begin = part * each, end = cols - begin < each ? cols : begin + each,
+      first = begin + threadIdx.x / kLanes;
+  const int64 row = (int64(blockIdx.x / kCtasPerRow) * kLanes + lane) * kVector;
+  const bool here = row < a.rows;  // all rows of a vector are, or none
+  // shared memory: what waits, then what reductions need
+  const WaitingRow<Load, Element, 1> waiting = {
+      kKeeps ? int((each + kDown - 1) / kDown) * Shape::kBlock * kVector : 0};
+  const ReductionPlaces<Op, Shape> places = {shared_memory + (waiting.bytes() + 15) / 16 * 16};
+  const ReductionPlaces<Largest, Shape> largest_places = {places.place + places.kBytes};
   if constexpr (kCtasPerRow > 1) {
-    if (threadIdx.x == 0 && threadIdx.y == 0) init_mbarrier(&mbarriers[0]), init_mbarrier(&mbarriers[1]);
+    if (threadIdx.x == 0) init_mbarrier(&mbarriers[0]), init_mbarrier(&mbarriers[1]);
     cluster_sync();  // all blocks have begun: they may write into one another
   }
   pdl_wait_and_trigger();
-  const auto source = a.load.at(here ? row : 0);
-  const auto target = a.store.at(here ? row : 0);
+  typename Load::RowPointer sources[kVector];
+  typename Store::RowPointer targets[kVector];
+#pragma unroll
+  for (int v = 0; v < kVector; ++v) {
+    sources[v] = a.load.at(here ? row + v : 0);
+    targets[v] = a.store.at(here ? row + v : 0);
+  }
 
-  typename Load::template Loaded<1> loaded[kElements];
-  typename Store::template EpilogueOperands<1> operands[kElements];
-  Element x[kElements];
-  unsigned keeps = 0;
-  // Loads the thread's elements from column `at` on, as many as there are. kAgain: for their results.
-  auto fetch = [&](Index at, bool results) {
+  Vector<typename Load::Type, kVector> loaded[kElements];
+  typename Load::Beside beside[kElements][kVector];
+  typename Store::template EpilogueOperands<1> operands[kElements][kVector];
+  Element x[kVector][kElements];
+  unsigned keeps = 0;  // a bit for each element that no mask drops
+  // Calls body(j, col) for each element that there is from column `at` on.
+  auto each_element = [&](Index at, auto&& body) {
 #pragma unroll
     for (int j = 0; j < kElements; ++j) {
-      const Index col = at + j * step;
-      if (!here || col >= end) continue;
-      if (!kKeeps || !results) loaded[j] = source.template load<1>(col);
-      if constexpr (Store::kHasEpilogueOperands) {
-        if (kHolds || results) operands[j] = target.template epilogue_operands<1>(col);
-      }
+      if (here && (Shape::kFull || at + j * kDown < end)) body(j, at + j * kDown);
     }
   };
-  // Computes them, the others are padding; counts those that there are.
+  auto fetch = [&](Index at) {
+    each_element(at, [&](int j, Index col) {
+      loaded[j] = Load::template load_across<kVector>(sources, col, beside[j]);
+    });
+  };
+  auto fetch_operands = [&](Index at) {
+    if constexpr (Store::kHasEpilogueOperands) {
+      each_element(at, [&](int j, Index col) {
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) operands[j][v] = targets[v].template epilogue_operands<1>(col);
+      });
+    }
+  };
+  // Computes elements of what was fetched; those that are not there are padding. Counts those that are.
   auto take = [&](Index at) {
     int there = 0;
     keeps = 0;
+    if constexpr (!Shape::kFull) {
 #pragma unroll
-    for (int j = 0; j < kElements; ++j) {
-      const Index col = at + j * step;
-      x[j] = Op::padding();
-      if (!here || col >= end) continue;
-      Element own[1];
-      keeps |= (source.template unpack<1>(loaded[j], own, col, Op::padding()) & 1) << j;
-      x[j] = own[0];
-      ++there;
+      for (int v = 0; v < kVector; ++v) {
+#pragma unroll
+        for (int j = 0; j < kElements; ++j) x[v][j] = Op::padding();
+      }
     }
+    each_element(at, [&](int j, Index col) {
+      Element own[kVector];
+      keeps |= Load::template unpack_across<kVector>(sources, loaded[j], beside[j], own, col, Op::padding())
+          << j * kVector;
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) x[v][j] = own[v];
+      ++there;
+    });
     return there;
   };
-  auto result = [&](int j, const typename Op::Row& whole, Compute (&y)[1]) {
-    y[0] = kHolds ? Op::map(x[j], whole) : Op::map_raw(x[j], whole);
-    if constexpr (Load::kDrops) y[0] = keeps >> j & 1 ? y[0] : Op::dropped();
+  // The number of an element's place where it waits in shared memory: no other thread uses it.
+  auto place = [&](Index at, int j, int v) {
+    return (int((at - first) / kDown) + j) * (Shape::kBlock * kVector) + v * Shape::kBlock + int(threadIdx.x);
   };
-  // The number of element j's place, where it waits in shared memory.
-  auto place = [&](Index at, int j) { return int(at - first) * across + threadIdx.y * across + threadIdx.x + j * threads; };
-
-  // ---- the row's State
-  Compute pivot = 0;
-  typename Op::State mine = Op::identity();
-  if constexpr (kHolds) {
-    fetch(first, false);
-    const int there = take(first);
-    if constexpr (Op::kHasPivot) pivot = Op::pivot_of(x, Precision());
+  auto store_computed = [&](int j, Index col) {
     if constexpr (Load::kStoresComputed) {
+      Element own[kVector];
 #pragma unroll
-      for (int j = 0; j < kElements; ++j) {
-        if (here && first + j * step < end) source.template store_computed<1>(x + j, first + j * step);
-      }
+      for (int v = 0; v < kVector; ++v) own[v] = x[v][j];
+      Load::template store_computed_across<kVector>(sources, own, col);
     }
-    mine = Op::summarize(x, Predicate<0>{there, false}, pivot);
-  } else {
-    Running<Op> running;
-#pragma unroll 1
-    for (Index at = first; at < end; at += kElements * step) {
-      fetch(at, false);
-      const int there = take(at);
-#pragma unroll
-      for (int j = 0; j < kElements; ++j) {
-        const Index col = at + j * step;
-        if (!here || col >= end) continue;
-        const Element own[1] = {x[j]};
-        if constexpr (Load::kStoresComputed) source.template store_computed<1>(own, col);
-        if constexpr (kKeeps) waiting.put(place(at, j), loaded[j], own, keeps >> j & 1);
-      }
-      if (there > 0) running.template add<Precision>(x, Predicate<0>{there, false});
-    }
-    mine = running.own_state(pivot);
-  }
-  typename Op::State total = mine;
-  reduce_down<Op>(total, pivot, slots);
-  if constexpr (kCtasPerRow > 1) reduce_cluster<Op, kCtasPerRow>(total, pivot, mailbox, &mbarriers[0], part);
-  const typename Op::Row whole = a.op.finish(kHolds ? mine : total, total, a.cols, pivot);
-  const bool saves = here && part == 0 && threadIdx.y == 0;
-  if (saves) a.op.save(row, whole);
+  };
 
-  // ---- its results
-  // Brings the elements from column `at` on back, for their results.
-  auto bring = [&](Index at) {
-    if constexpr (!kHolds) fetch(at, true);
-    if constexpr (kKeeps) {
-      keeps = 0;
+  // ---- the rows' States
+  Compute pivot[kVector] = {};
+  typename Op::State mine[kVector], total[kVector];
+  if constexpr (kHolds) {
+    fetch(first);
+    fetch_operands(first);
+    const int there = take(first);
+    each_element(first, store_computed);
 #pragma unroll
-      for (int j = 0; j < kElements; ++j) {
-        if (!here || at + j * step >= end) continue;
-        Element own[1];
-        keeps |= (waiting.get(place(at, j), source, own) & 1) << j;
-        x[j] = own[0];
-      }
-    } else if constexpr (!kHolds) {
-      take(at);
+    for (int v = 0; v < kVector; ++v) {
+      if constexpr (Op::kHasPivot)
+        pivot[v] = LanesApart<kLanes>::first(Op::pivot_of(x[v], Precision()));
+      if constexpr (Shape::kFull)
+        mine[v] = Op::summarize(x[v], Predicate<kElements>{kElements, false}, pivot[v]);
+      else mine[v] = Op::summarize(x[v], Predicate<0>{there, false}, pivot[v]);
     }
-  };
-  auto store = [&](const Compute (&y)[1], int j, Index col) {
-    const auto columns = a.store.template columns<1>(col);
-    if constexpr (Store::kHasEpilogueOperands) target.template store<1>(y, columns, operands[j], col);
-    else target.template store<1>(y, columns, col);
-  };
-  // All that the thread has: at once where it holds the row, else kElements at a time.
+  } else {
+    Running<Op> running[kVector];
+#pragma unroll 1
+    for (Index at = first; at < end; at += kRound) {
+      fetch(at);
+      const int there = take(at);
+      each_element(at, [&](int j, Index col) {
+        store_computed(j, col);
+        if constexpr (kKeeps) {
+#pragma unroll
+          for (int v = 0; v < kVector; ++v) {
+            const Element own[1] = {x[v][j]};
+            waiting.put(place(at, j, v), Load::template one_across<kVector>(loaded[j], beside[j], v), own,
+                keeps >> (j * kVector + v) & 1);
+          }
+        }
+      });
+      if (there > 0) {
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) running[v].template add<Precision>(x[v], Predicate<0>{there, false});
+      }
+    }
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      Compute from;
+      mine[v] = running[v].own_state(from);
+      if constexpr (Op::kHasPivot) {
+        pivot[v] = LanesApart<kLanes>::first(from);
+        mine[v] = Op::rebase(mine[v], from, pivot[v]);
+      }
+    }
+  }
+#pragma unroll
+  for (int v = 0; v < kVector; ++v) total[v] = mine[v];
+  reduce_apart<Op, Shape>(total, pivot, places, &mbarriers[0], part);
+  const bool saves = here && part == 0 && int(threadIdx.x) < kLanes;
+  typename Op::Row whole[kVector];
+#pragma unroll
+  for (int v = 0; v < kVector; ++v) {
+    whole[v] = a.op.finish(kHolds ? mine[v] : total[v], total[v], a.cols, pivot[v]);
+    if (saves) a.op.save(row + v, whole[v]);
+  }
+
+  // ---- their results
+  // All that the thread has: at once where it holds its rows, else kElements of each at a time.
   auto each_round = [&](auto&& body) {
     if constexpr (kHolds) {
       body(first);
     } else {
 #pragma unroll 1
-      for (Index at = first; at < end; at += kElements * step) body(at);
+      for (Index at = first; at < end; at += kRound) body(at);
     }
   };
-  auto each_element = [&](Index at, auto&& body) {
+  // Brings the elements from column `at` on back.
+  auto bring = [&](Index at) {
+    if constexpr (kKeeps) {
+      keeps = 0;
+      each_element(at, [&](int j, Index) {
 #pragma unroll
-    for (int j = 0; j < kElements; ++j) {
-      if (here && at + j * step < end) body(j, at + j * step);
+        for (int v = 0; v < kVector; ++v) {
+          Element own[1];
+          keeps |= (waiting.get(place(at, j, v), sources[v], own) & 1) << (j * kVector + v);
+          x[v][j] = own[0];
+        }
+      });
+    } else if constexpr (!kHolds) {
+      fetch(at);
+      take(at);
+    }
+  };
+  auto results = [&](int j, Compute (&y)[kVector]) {
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      y[v] = kHolds ? Op::map(x[v][j], whole[v]) : Op::map_raw(x[v][j], whole[v]);
+      if constexpr (Load::kDrops) y[v] = keeps >> (j * kVector + v) & 1 ? y[v] : Op::dropped();
     }
   };
   if constexpr (Store::kScales) {
-    typename Largest::State largest = Largest::identity();
-    auto finish = [&](int j, Index col, Compute (&z)[1]) {
-      Compute y[1];
-      result(j, whole, y);
-      Store::template finish<1>(y, a.store.template columns<1>(col), z);
+    typename Largest::State largest[kVector];
+    typename Store::Scale scales[kVector];
+    const Compute zero[kVector] = {};
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) largest[v] = Largest::identity();
+    auto finish = [&](int j, Index col, Compute (&z)[kVector]) {
+      Compute y[kVector];
+      results(j, y);
+      const auto columns = a.store.template columns<1>(col);
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        const Compute from[1] = {y[v]};
+        Compute to[1];
+        Store::template finish<1>(from, columns, to);
+        z[v] = to[0];
+      }
     };
     each_round([&](Index at) {
       bring(at);
       each_element(at, [&](int j, Index col) {
-        Compute z[1];
+        Compute z[kVector];
         finish(j, col, z);
-        largest = Largest::template merge<false>(largest, Largest::of(z));
-        if constexpr (kHolds) field(x[j], 0) = z[0];
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) {
+          const Compute own[1] = {z[v]};
+          largest[v] = Largest::template merge<false>(largest[v], Largest::of(own));
+          if constexpr (kHolds) field(x[v][j], 0) = z[v];
+        }
       });
     });
-    reduce_down<Largest>(largest, 0, largest_slots);
-    if constexpr (kCtasPerRow > 1)
-      reduce_cluster<Largest, kCtasPerRow>(largest, 0, largest_mailbox, &mbarriers[1], part);
-    const auto scale = a.store.scale_of(largest.max);
-    if (saves) a.store.save(row, scale);
+    reduce_apart<Largest, Shape>(largest, zero, largest_places, &mbarriers[1], part);
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      scales[v] = a.store.scale_of(largest[v].max);
+      if (saves) a.store.save(row + v, scales[v]);
+    }
     each_round([&](Index at) {
       bring(at);
       each_element(at, [&](int j, Index col) {
-        Compute z[1];
-        if constexpr (kHolds) z[0] = field(x[j], 0);
-        else finish(j, col, z);
-        target.template store_scaled<1>(z, scale, col);
+        Compute z[kVector];
+        if constexpr (!kHolds) finish(j, col, z);
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) {
+          const Compute own[1] = {kHolds ? field(x[v][j], 0) : z[v]};
+          targets[v].template store_scaled<1>(own, scales[v], col);
+        }
       });
     });
   } else {
     each_round([&](Index at) {
       bring(at);
+      if constexpr (!kHolds) fetch_operands(at);
       each_element(at, [&](int j, Index col) {
-        Compute y[1];
-        result(j, whole, y);
-        store(y, j, col);
+        Compute y[kVector];
+        results(j, y);
+        Store::template store_across<kVector>(targets, y, a.store.template columns<1>(col), operands[j], col);
       });
     });
   }

@@ -56,4 +56,4 @@ def test_it(dtype, variant):
             want=ref(op,host.transpose(0,2,1),gamma.astype(float),beta.astype(float) if op is LAYER_NORM else None)
             tol={"float16":2e-3,"float32":2e-6,"float64":1e-13}[dtype]
             np.testing.assert_allclose(y.get().astype(float),want,rtol=tol*4,atol=tol)
-            print(op.name,variant,dtype,outer,cols,inner,plan.variant,plan.across,plan.group,plan.vectors,plan.ctas_per_row,plan.min_blocks)
+            print(op.name,variant,dtype,outer,cols,inner,plan.variant,plan.vector,plan.vectors,plan.across,plan.group,plan.waits,plan.full,plan.ctas_per_row,plan.min_blocks)

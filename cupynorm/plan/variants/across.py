@@ -1,7 +1,8 @@
 """block, cluster, shared, uncached of rows whose elements lie apart from one another: row_across of row/across.cuh.
 
-A block has some neighbouring rows side by side, so that a warp accesses whole lines, and its threads share each of
-them. A row waits in registers of one block or of the blocks of a cluster, in shared memory, or nowhere.
+A thread has some neighbouring rows, and a warp so many threads side by side that it accesses whole lines; the other
+threads share these rows. They wait in registers of one block or of the blocks of a cluster, in shared memory, or
+nowhere.
 """
 
 from __future__ import annotations
@@ -11,8 +12,17 @@ from typing import TYPE_CHECKING
 
 from cupynorm._values import replace
 from cupynorm.plan.base import Question, with_grid
-from cupynorm.plan.config import MESSAGE_NUMBERS, PLAIN, REGISTER_BYTES, Plan
-from cupynorm.plan.partition import in_accesses
+from cupynorm.plan.config import (
+    IN_REGISTERS,
+    IN_SHARED_MEMORY,
+    MESSAGE_NUMBERS,
+    NOWHERE,
+    PLAIN,
+    REGISTER_BYTES,
+    WARP,
+    Plan,
+)
+from cupynorm.plan.partition import in_accesses, is_power_of_two, power_of_two_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +31,7 @@ if TYPE_CHECKING:
 
 VARIANTS_ACROSS = ("block", "cluster", "shared", "uncached")
 WHY = "rows whose elements lie apart: the first tiling in turn that holds a row"
+MAX_NUMBERS = 32  # of a thread: a bit for each (row/across.cuh)
 
 
 def across(question: Question, variant: str | None = None) -> Plan | None:
@@ -31,135 +42,122 @@ def across(question: Question, variant: str | None = None) -> Plan | None:
 
 def tilings(question: Question) -> Iterator[Plan]:
     """Give plans without their launch, best first: those that hold a row in registers, in shared memory, nowhere."""
-    for width in _widths(question):
-        for ctas in _blocks_of_a_row(question, width):
-            yield from _in_registers(question, width, ctas)
-    for width in _widths(question):
-        for ctas in _blocks_of_a_row(question, width):
-            yield from _in_shared_memory(question, width, ctas)
-    width = _widths(question)[-1]
-    for ctas in _blocks_of_a_row(question, width):
-        yield _uncached(question, width, ctas)
+    places = [(lanes, ctas) for lanes in _lanes(question) for ctas in _blocks_of_a_row(question, lanes)]
+    for lanes, ctas in places:
+        yield from _in_registers(question, lanes, ctas)
+    for lanes, ctas in places:
+        yield from _in_shared_memory(question, lanes, ctas)
+    lanes = _lanes(question)[-1]
+    for ctas in _blocks_of_a_row(question, lanes):
+        yield _again(question, lanes, ctas, "uncached")
 
 
 def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     """Return a plan with its shared memory and its launch; None if its kernel cannot hold such rows."""
-    problem, limits = question.problem, question.limits
-    part = _part(problem, plan.ctas_per_row)
+    problem = question.problem
+    part = math.ceil(problem.cols / plan.ctas_per_row)  # as row_across cuts a row
+    if plan.waits == IN_REGISTERS and plan.vectors * plan.group < part:
+        return None
+    full = plan.waits == IN_REGISTERS and plan.vectors * plan.group * plan.ctas_per_row == problem.cols
     needed = 0
-    if plan.row_shared_bytes:
-        places = math.ceil(part / plan.group) * plan.block
-        needed = in_accesses(places * _waiting_bytes(problem))
-        if needed > plan.row_shared_bytes:
-            return None
-    elif plan.full and plan.vectors * plan.group < part:
-        return None
-    messages = plan.block * (plan.group > 1) + plan.ctas_per_row * plan.across * (plan.ctas_per_row > 1)
+    if plan.waits == IN_SHARED_MEMORY:
+        needed = in_accesses(math.ceil(part / plan.group) * plan.block * plan.vector * _waiting_bytes(problem))
+    rows, several = plan.across * plan.vector, plan.ctas_per_row > 1
+    messages = rows * (plan.ctas_per_row * several + (plan.block // WARP + 1) * (several or plan.block > WARP))
     needed += messages * MESSAGE_NUMBERS * problem.compute_bytes * (2 if problem.has_scales else 1)
-    if needed > limits.shared_bytes_per_block:
-        return None
-    plan = replace(plan, shared_bytes=needed)
-    tiles = math.ceil(problem.rows / plan.across)
+    plan = replace(plan, full=full, shared_bytes=needed)
+    tiles = math.ceil(problem.rows / rows)
     return with_grid(question, plan, tiles * plan.ctas_per_row, reason)
 
 
 def is_sound(problem: Problem, plan: Plan) -> bool:
     """Say whether a plan that somebody made asks for nothing that the kernel would do wrong."""
-    alone = plan.vector == plan.rows_per_group == plan.alignment_period == 1 and not plan.unaligned
-    alone = alone and not plan.stages and not plan.parameter_cache and not problem.column_sums
-    shape = plan.group > 0 and plan.across * plan.group == plan.block and plan.vectors <= MAX_ELEMENTS
-    clusters = (plan.ctas_per_row > 1) == (plan.variant == "cluster")
-    waits = {
-        "block": plan.full and not plan.row_shared_bytes,
-        "shared": plan.row_shared_bytes > 0 and not plan.full,
-        "uncached": not plan.full and not plan.row_shared_bytes,
-        "cluster": not (plan.full and plan.row_shared_bytes),
-    }
-    return alone and shape and clusters and waits.get(plan.variant, False)
+    alone = plan.rows_per_group == plan.alignment_period == 1 and not plan.unaligned
+    alone = alone and not (plan.stages or plan.parameter_cache or plan.row_shared_bytes or problem.column_sums)
+    shape = plan.across * plan.group == plan.block and is_power_of_two(plan.across)
+    shape = shape and plan.vector * plan.vectors <= MAX_NUMBERS and problem.vector % plan.vector == 0
+    clusters = (plan.ctas_per_row > 1) == (plan.variant == "cluster") and is_power_of_two(plan.ctas_per_row)
+    waits = {"block": IN_REGISTERS, "shared": IN_SHARED_MEMORY, "uncached": NOWHERE}.get(plan.variant)
+    return alone and shape and clusters and plan.waits == (plan.waits if waits is None else waits)
 
 
-MAX_ELEMENTS = 32  # of a thread: a bit for each (row/across.cuh)
-
-
-def _part(problem: Problem, ctas: int) -> int:
-    """Return the columns of the largest of so many parts of a row, as row_across cuts it."""
-    return math.ceil(problem.cols / ctas)
-
-
-def _widths(question: Question) -> list[int]:
-    """Return how many rows to have side by side: as many as neighbour one another, but no more than a line has."""
+def _vector(question: Question) -> int:
+    """Return how many neighbouring rows a thread has."""
     problem = question.problem
-    found = (max(1, size // problem.load_bytes) for size in question.rules.apart.widths)
-    return list(dict.fromkeys(min(problem.across, each) for each in found))
+    return min(problem.vector, question.rules.apart.max_vector[problem.load_bytes])
 
 
-def _blocks_of_a_row(question: Question, width: int) -> list[int]:
+def _lanes(question: Question) -> list[int]:
+    """Return how many threads may lie side by side: their rows are as many as neighbour one another, or a line's."""
+    problem, vector = question.problem, _vector(question)
+    found = (max(1, size // (problem.load_bytes * vector)) for size in question.rules.apart.widths)
+    neighbours = max(1, problem.across // vector)
+    return list(dict.fromkeys(power_of_two_to(min(neighbours, each, WARP)) for each in found))
+
+
+def _blocks_of_a_row(question: Question, lanes: int) -> list[int]:
     """Return how many blocks may share a row, best first: more where there are too few rows to fill the device."""
     problem = question.problem
     least = question.rules.apart.least_part
     each = [1 << power for power in range(question.max_ctas.bit_length())]
-    tiles, most = math.ceil(problem.rows / width), max(1, problem.cols // least)
+    tiles, most = math.ceil(problem.rows / (lanes * _vector(question))), max(1, problem.cols // least)
     enough = [ctas for ctas in each if ctas * tiles >= question.limits.sm_count or 2 * ctas > most]
     return enough + [ctas for ctas in reversed(each) if ctas not in enough]
 
 
-def _in_registers(question: Question, width: int, ctas: int) -> Iterator[Plan]:
-    problem, numbers = question.problem, question.rules.apart
-    part = _part(problem, ctas)
-    for elements in numbers.elements[problem.compute_bytes]:
-        held = max(1, elements // problem.fields)
-        plan = _tiling(question, width, ctas, min(held, part), math.ceil(part / held))
-        if plan.block <= numbers.block[problem.compute_bytes]:
-            yield replace(plan, variant="cluster" if ctas > 1 else "block", full=True)
-            return
+def _in_registers(question: Question, lanes: int, ctas: int) -> Iterator[Plan]:
+    problem, numbers, vector = question.problem, question.rules.apart, _vector(question)
+    part = math.ceil(problem.cols / ctas)
+    for held in numbers.elements[problem.compute_bytes]:
+        most = max(1, held // (problem.fields * vector))
+        for block in numbers.blocks[problem.compute_bytes]:
+            elements = math.ceil(part / (block // lanes))
+            if elements <= most:
+                yield _tiling(question, lanes, ctas, "block", block, elements, IN_REGISTERS)
+                return
 
 
-def _in_shared_memory(question: Question, width: int, ctas: int) -> Iterator[Plan]:
-    problem, limits, numbers = question.problem, question.limits, question.rules.apart
-    room = limits.shared_bytes_per_sm // numbers.shared_blocks - limits.reserved_shared_bytes
-    plan = _again(question, width, ctas)
-    places = math.ceil(_part(problem, ctas) / plan.group) * plan.block
-    needed = in_accesses(places * _waiting_bytes(problem))
-    if needed <= min(room, limits.shared_bytes_per_block):
-        yield replace(plan, variant="cluster" if ctas > 1 else "shared", row_shared_bytes=needed)
+def _in_shared_memory(question: Question, lanes: int, ctas: int) -> Iterator[Plan]:
+    problem, limits = question.problem, question.limits
+    room = limits.shared_bytes_per_sm // question.rules.apart.shared_blocks - limits.reserved_shared_bytes
+    plan = _again(question, lanes, ctas, "shared")
+    places = math.ceil(math.ceil(problem.cols / ctas) / plan.group) * plan.block * plan.vector
+    if places * _waiting_bytes(problem) <= min(room, limits.shared_bytes_per_block):
+        yield plan
 
 
-def _uncached(question: Question, width: int, ctas: int) -> Plan:
-    return replace(_again(question, width, ctas), variant="cluster" if ctas > 1 else "uncached")
-
-
-def _again(question: Question, width: int, ctas: int) -> Plan:
+def _again(question: Question, lanes: int, ctas: int, variant: str) -> Plan:
     """Return a plan whose threads go through their part of a row, some elements at a time."""
     problem, numbers = question.problem, question.rules.apart
-    each = max(1, numbers.again[problem.compute_bytes] // problem.fields)
-    threads = max(1, numbers.block[problem.compute_bytes] // width)
-    needed = math.ceil(_part(problem, ctas) / each)
-    return _tiling(question, width, ctas, each, min(threads, needed))
+    elements = max(1, numbers.again[problem.compute_bytes] // (problem.fields * _vector(question)))
+    part = math.ceil(problem.cols / ctas)
+    each = numbers.blocks[problem.compute_bytes]
+    block = next((size for size in each if elements * (size // lanes) >= part), each[-1])
+    waits = IN_SHARED_MEMORY if variant == "shared" else NOWHERE
+    return _tiling(question, lanes, ctas, variant, block, elements, waits)
 
 
-def _tiling(question: Question, width: int, ctas: int, elements: int, group: int) -> Plan:
-    """Return a plan of so many threads for each row, with more rows side by side where these are few threads."""
+def _tiling(
+    question: Question, lanes: int, ctas: int, variant: str, block: int, elements: int, waits: int
+) -> Plan:
     problem, numbers, limits = question.problem, question.rules.apart, question.limits
-    while width * group < numbers.least_block and width < problem.rows:
-        width *= 2
-    block = width * group
-    needed = numbers.registers + elements * (problem.value_bytes + _loaded_bytes(problem)) // REGISTER_BYTES
-    resident = max(1, min(limits.threads_per_sm // max(1, block), limits.registers_per_sm // (needed * block)))
+    vector = _vector(question)
+    loaded = sum(max(REGISTER_BYTES, size) for size in (*problem.load_operands, *problem.epilogue_operands))
+    each = problem.value_bytes + problem.load_bytes + loaded
+    needed = numbers.registers + vector * (numbers.row_registers + elements * each // REGISTER_BYTES)
+    resident = max(1, min(limits.threads_per_sm // block, limits.registers_per_sm // (needed * block)))
     return replace(
         PLAIN,
+        variant="cluster" if ctas > 1 else variant,
+        vector=vector,
         vectors=elements,
-        group=group,
+        group=block // lanes,
         ctas_per_row=ctas,
         block=block,
-        across=width,
+        across=lanes,
+        waits=waits,
         min_blocks=min(resident, limits.blocks_per_sm),
     )
-
-
-def _loaded_bytes(problem: Problem) -> int:
-    """Return the bytes of registers that hold what is loaded with an element: each in a register of its own."""
-    beside = (problem.load_bytes, *problem.load_operands, *problem.epilogue_operands)
-    return sum(max(REGISTER_BYTES, size) for size in beside)
 
 
 def _waiting_bytes(problem: Problem) -> int:
