@@ -265,7 +265,9 @@ def fused_spec(
 
         worked = effective(problem)
     anywhere = bool(worked.unaligned)
-    vectors = Vectors(1 if apart else worked.vector, written[0] if anywhere else None, short=bool(columns) or not anywhere)
+    vectors = Vectors(
+        1 if apart else worked.vector, written[0] if anywhere else None, short=bool(columns) or not anywhere
+    )
     functions: list[Function] = []
 
     def operand_of(given: Operand) -> Struct:

@@ -89,7 +89,9 @@ def finished(question: Question, forced: Plan) -> Plan | None:
     problem = question.problem
     if problem.across or forced.across:
         both = problem.across > 0 and forced.across > 0
-        return across.finished(question, forced, FORCED) if both and across.is_sound(problem, forced) else None
+        return (
+            across.finished(question, forced, FORCED) if both and across.is_sound(problem, forced) else None
+        )
     fits = (
         problem.vector % forced.vector == 0
         and (forced.vector == problem.vector or not problem.unaligned)

@@ -222,6 +222,14 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       for (int v = 0; v < kVector; ++v) x[v][j] = own[v];
       ++there;
     });
+    if constexpr (Op::kHasPivot && !Shape::kFull) {  // the pivot is an element of the row, never padding
+#pragma unroll
+      for (int j = 1; j < kElements; ++j) {
+        if (at + j * kDown < end) continue;
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) x[v][j] = x[v][0];
+      }
+    }
     return there;
   };
   // The number of an element's place where it waits in shared memory: no other thread uses it.

@@ -61,9 +61,13 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     full = plan.waits == IN_REGISTERS and plan.vectors * plan.group * plan.ctas_per_row == problem.cols
     needed = 0
     if plan.waits == IN_SHARED_MEMORY:
-        needed = in_accesses(math.ceil(part / plan.group) * plan.block * plan.vector * _waiting_bytes(problem))
+        needed = in_accesses(
+            math.ceil(part / plan.group) * plan.block * plan.vector * _waiting_bytes(problem)
+        )
     rows, several = plan.across * plan.vector, plan.ctas_per_row > 1
-    messages = rows * (plan.ctas_per_row * several + (plan.block // WARP + 1) * (several or plan.block > WARP))
+    messages = rows * (
+        plan.ctas_per_row * several + (plan.block // WARP + 1) * (several or plan.block > WARP)
+    )
     needed += messages * MESSAGE_NUMBERS * problem.compute_bytes * (2 if problem.has_scales else 1)
     plan = replace(plan, full=full, shared_bytes=needed)
     tiles = math.ceil(problem.rows / rows)
@@ -73,7 +77,9 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
 def is_sound(problem: Problem, plan: Plan) -> bool:
     """Say whether a plan that somebody made asks for nothing that the kernel would do wrong."""
     alone = plan.rows_per_group == plan.alignment_period == 1 and not plan.unaligned
-    alone = alone and not (plan.stages or plan.parameter_cache or plan.row_shared_bytes or problem.column_sums)
+    alone = alone and not (
+        plan.stages or plan.parameter_cache or plan.row_shared_bytes or problem.column_sums
+    )
     shape = plan.across * plan.group == plan.block and is_power_of_two(plan.across)
     shape = shape and plan.vector * plan.vectors <= MAX_NUMBERS and problem.vector % plan.vector == 0
     clusters = (plan.ctas_per_row > 1) == (plan.variant == "cluster") and is_power_of_two(plan.ctas_per_row)
