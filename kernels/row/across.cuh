@@ -21,7 +21,6 @@ struct Across {
       kCtasPerRow = CtasPerRow, kBlock = Block, kMinBlocks = MinBlocks;
   static constexpr bool kFull = Full;
   static constexpr int kDown = Block / Lanes_, kRows = Lanes_ * Vector_, kWarps = Block / kWarp;
-  static_assert(Vector_ * Elements <= 32, "a bit for each element");
   static_assert(Lanes_ <= kWarp && (Lanes_ & (Lanes_ - 1)) == 0, "lanes of a warp that share rows are kLanes apart");
 };
 
@@ -137,6 +136,13 @@ inline void reduce_apart(typename Op::State (&s)[Shape::kVector], const typename
   }
 }
 
+// The largest divisor of kElements that is no more than `most`.
+constexpr int part_of_elements(int elements, int most) {
+  int part = elements < most ? elements : most;
+  while (elements % part) --part;
+  return part;
+}
+
 template <class Op, class Load, class Store, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     row_across(const __grid_constant__ Arguments<Op, Load, Store> a) {
@@ -151,6 +157,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
   static_assert(!Load::kDrops || !Load::kStoresComputed, "nothing of what is dropped is kept");
   static_assert(!Shape::kFull || kHolds, "elsewhere the last round may be shorter");
+  // Rows of 16 bits wait in registers as they were loaded, where the steps to what the op is given are few: so twice as
+  // many have room. Their elements are then computed kPart at a time, once more for the results.
+  constexpr bool kPacked = kHolds && Load::kWaitsAsLoaded && sizeof(typename Load::Type) == 2 && !Store::kScales;
+  constexpr int kPart = kPacked ? part_of_elements(kElements, 32 / kVector) : kElements;
   __shared__ Mbarrier mbarriers[2];
 
   // this block's columns, and this thread's: every kDown-th from `first` on, before `end`
@@ -181,12 +191,19 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   Vector<typename Load::Type, kVector> loaded[kElements];
   typename Load::Beside beside[kElements][kVector];
   typename Store::template EpilogueOperands<1> operands[kElements][kVector];
-  Element x[kVector][kElements];
-  unsigned keeps = 0;  // a bit for each element that no mask drops
-  // Calls body(j, col) for each element that there is from column `at` on.
+  Element x[kVector][kPart];
+  using Bits = typename Conditional<(kVector * kPart > 32), unsigned long long, unsigned>::Type;
+  Bits keeps = 0;  // a bit for each of them that no mask drops
+  // Calls body(j, col) for each element that there is from column `at` on: of all that are fetched, or of a part.
   auto each_element = [&](Index at, auto&& body) {
 #pragma unroll
     for (int j = 0; j < kElements; ++j) {
+      if (here && (Shape::kFull || at + j * kDown < end)) body(j, at + j * kDown);
+    }
+  };
+  auto each_of_part = [&](Index at, auto&& body) {
+#pragma unroll
+    for (int j = 0; j < kPart; ++j) {
       if (here && (Shape::kFull || at + j * kDown < end)) body(j, at + j * kDown);
     }
   };
@@ -203,28 +220,29 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       });
     }
   };
-  // Computes elements of what was fetched; those that are not there are padding. Counts those that are.
-  auto take = [&](Index at) {
+  // Computes a part of what was fetched, from number `from` and column `at` on. Elements that are not there are padding.
+  // Counts those that are.
+  auto take = [&](int from, Index at) {
     int there = 0;
     keeps = 0;
     if constexpr (!Shape::kFull) {
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {
 #pragma unroll
-        for (int j = 0; j < kElements; ++j) x[v][j] = Op::padding();
+        for (int j = 0; j < kPart; ++j) x[v][j] = Op::padding();
       }
     }
-    each_element(at, [&](int j, Index col) {
+    each_of_part(at, [&](int j, Index col) {
       Element own[kVector];
-      keeps |= Load::template unpack_across<kVector>(sources, loaded[j], beside[j], own, col, Op::padding())
-          << j * kVector;
+      keeps |= Bits(Load::template unpack_across<kVector>(sources, loaded[from + j], beside[from + j], own, col,
+                   Op::padding())) << j * kVector;
 #pragma unroll
       for (int v = 0; v < kVector; ++v) x[v][j] = own[v];
       ++there;
     });
     if constexpr (Op::kHasPivot && !Shape::kFull) {  // the pivot is an element of the row, never padding
 #pragma unroll
-      for (int j = 1; j < kElements; ++j) {
+      for (int j = 1; j < kPart; ++j) {
         if (at + j * kDown < end) continue;
 #pragma unroll
         for (int v = 0; v < kVector; ++v) x[v][j] = x[v][0];
@@ -251,8 +269,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   if constexpr (kHolds) {
     fetch(first);
     fetch_operands(first);
-    const int there = take(first);
-    each_element(first, store_computed);
+  }
+  if constexpr (kHolds && !kPacked) {
+    const int there = take(0, first);
+    each_of_part(first, store_computed);
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
       if constexpr (Op::kHasPivot)
@@ -263,24 +283,38 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     }
   } else {
     Running<Op> running[kVector];
+    auto add = [&](int there) {
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        if constexpr (Shape::kFull) running[v].template add<Precision>(x[v]);
+        else if (there > 0) running[v].template add<Precision>(x[v], Predicate<0>{there, false});
+      }
+    };
+    if constexpr (kPacked) {
+#pragma unroll
+      for (int from = 0; from < kElements; from += kPart) {
+        const Index at = first + from * kDown;
+        const int there = take(from, at);
+        each_of_part(at, store_computed);
+        add(there);
+      }
+    } else {
 #pragma unroll 1
-    for (Index at = first; at < end; at += kRound) {
-      fetch(at);
-      const int there = take(at);
-      each_element(at, [&](int j, Index col) {
-        store_computed(j, col);
-        if constexpr (kKeeps) {
+      for (Index at = first; at < end; at += kRound) {
+        fetch(at);
+        const int there = take(0, at);
+        each_of_part(at, [&](int j, Index col) {
+          store_computed(j, col);
+          if constexpr (kKeeps) {
 #pragma unroll
-          for (int v = 0; v < kVector; ++v) {
-            const Element own[1] = {x[v][j]};
-            waiting.put(place(at, j, v), Load::template one_across<kVector>(loaded[j], beside[j], v), own,
-                keeps >> (j * kVector + v) & 1);
+            for (int v = 0; v < kVector; ++v) {
+              const Element own[1] = {x[v][j]};
+              waiting.put(place(at, j, v), Load::template one_across<kVector>(loaded[j], beside[j], v), own,
+                  unsigned(keeps >> (j * kVector + v) & 1));
+            }
           }
-        }
-      });
-      if (there > 0) {
-#pragma unroll
-        for (int v = 0; v < kVector; ++v) running[v].template add<Precision>(x[v], Predicate<0>{there, false});
+        });
+        add(there);
       }
     }
 #pragma unroll
@@ -300,41 +334,47 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   typename Op::Row whole[kVector];
 #pragma unroll
   for (int v = 0; v < kVector; ++v) {
-    whole[v] = a.op.finish(kHolds ? mine[v] : total[v], total[v], a.cols, pivot[v]);
+    whole[v] = a.op.finish(kHolds && !kPacked ? mine[v] : total[v], total[v], a.cols, pivot[v]);
     if (saves) a.op.save(row + v, whole[v]);
   }
 
+  if constexpr (kPacked) {  // or their elements would take the registers that waiting as loaded saves
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) loaded[j].make_opaque();
+  }
+
   // ---- their results
-  // All that the thread has: at once where it holds its rows, else kElements of each at a time.
-  auto each_round = [&](auto&& body) {
+  // Calls body(number, column) for each part of what the thread has of its rows.
+  auto each_part = [&](auto&& body) {
     if constexpr (kHolds) {
-      body(first);
+#pragma unroll
+      for (int from = 0; from < kElements; from += kPart) body(from, first + from * kDown);
     } else {
 #pragma unroll 1
-      for (Index at = first; at < end; at += kRound) body(at);
+      for (Index at = first; at < end; at += kRound) body(0, at);
     }
   };
-  // Brings the elements from column `at` on back.
-  auto bring = [&](Index at) {
+  // Brings its elements back.
+  auto bring = [&](int from, Index at) {
     if constexpr (kKeeps) {
       keeps = 0;
-      each_element(at, [&](int j, Index) {
+      each_of_part(at, [&](int j, Index) {
 #pragma unroll
         for (int v = 0; v < kVector; ++v) {
           Element own[1];
-          keeps |= (waiting.get(place(at, j, v), sources[v], own) & 1) << (j * kVector + v);
+          keeps |= Bits(waiting.get(place(at, j, v), sources[v], own) & 1) << (j * kVector + v);
           x[v][j] = own[0];
         }
       });
-    } else if constexpr (!kHolds) {
-      fetch(at);
-      take(at);
+    } else if constexpr (!kHolds || kPacked) {
+      if constexpr (!kHolds) fetch(at);
+      take(from, at);
     }
   };
   auto results = [&](int j, Compute (&y)[kVector]) {
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
-      y[v] = kHolds ? Op::map(x[v][j], whole[v]) : Op::map_raw(x[v][j], whole[v]);
+      y[v] = kHolds && !kPacked ? Op::map(x[v][j], whole[v]) : Op::map_raw(x[v][j], whole[v]);
       if constexpr (Load::kDrops) y[v] = keeps >> (j * kVector + v) & 1 ? y[v] : Op::dropped();
     }
   };
@@ -356,9 +396,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         z[v] = to[0];
       }
     };
-    each_round([&](Index at) {
-      bring(at);
-      each_element(at, [&](int j, Index col) {
+    each_part([&](int from, Index at) {
+      bring(from, at);
+      each_of_part(at, [&](int j, Index col) {
         Compute z[kVector];
         finish(j, col, z);
 #pragma unroll
@@ -375,9 +415,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       scales[v] = a.store.scale_of(largest[v].max);
       if (saves) a.store.save(row + v, scales[v]);
     }
-    each_round([&](Index at) {
-      bring(at);
-      each_element(at, [&](int j, Index col) {
+    each_part([&](int from, Index at) {
+      bring(from, at);
+      each_of_part(at, [&](int j, Index col) {
         Compute z[kVector];
         if constexpr (!kHolds) finish(j, col, z);
 #pragma unroll
@@ -388,13 +428,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       });
     });
   } else {
-    each_round([&](Index at) {
-      bring(at);
+    each_part([&](int from, Index at) {
+      bring(from, at);
       if constexpr (!kHolds) fetch_operands(at);
-      each_element(at, [&](int j, Index col) {
+      each_of_part(at, [&](int j, Index col) {
         Compute y[kVector];
         results(j, y);
-        Store::template store_across<kVector>(targets, y, a.store.template columns<1>(col), operands[j], col);
+        Store::template store_across<kVector>(targets, y, a.store.template columns<1>(col), operands[from + j], col);
       });
     });
   }

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 VARIANTS_ACROSS = ("block", "cluster", "shared", "uncached")
 WHY = "rows whose elements lie apart: the first tiling in turn that holds a row"
-MAX_NUMBERS = 32  # of a thread: a bit for each (row/across.cuh)
+MAX_NUMBERS = 64  # of a thread: a bit for each (row/across.cuh)
 
 
 def across(question: Question, variant: str | None = None) -> Plan | None:
