@@ -310,16 +310,22 @@ def fused_spec(
     )
     texts = [each.struct_text(f"Function_{each.key}") for each in functions]
     types = types_of(mirror, load, store)
-    if what.sums is None:
-        header = "row/across.cuh" if apart else "row/variants.cuh"
-        text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header=header)
-        return KernelSpec(text, ROW_KERNEL, types, whole, problem)
-    partial, groups = what.sums.partial, what.sums.partial[0].shape[0]
-    problem = dataclasses.replace(problem, column_sums=len(partial), row_groups=groups)
-    whole = summed_arguments(whole, [each.pointer for each in partial], what.sums.rows_of_group, groups)
+    if what.sums is not None:
+        return _with_sums(op, KernelSpec("", SUMMED_KERNEL, types, whole, problem), what.sums, texts)
+    header = "row/across.cuh" if apart else "row/variants.cuh"
+    text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header=header)
+    return KernelSpec(text, ROW_KERNEL, types, whole, problem)
+
+
+def _with_sums(op: RowOp, spec: KernelSpec, sums: RowSums, texts: Sequence[str]) -> KernelSpec:
+    """Return a row op's kernel, still without a text, with sums over rows in the same pass."""
+    groups = sums.partial[0].shape[0]
+    problem = dataclasses.replace(spec.problem, column_sums=len(sums.partial), row_groups=groups)
+    pointers = [each.pointer for each in sums.partial]
+    whole = summed_arguments(spec.params, pointers, sums.rows_of_group, groups)
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header="row/summed.cuh")
-    types += f", {what.sums.of_load}, {what.sums.of_store}"
-    return KernelSpec(text, SUMMED_KERNEL, types, whole, problem)
+    types = f"{spec.types}, {sums.of_load}, {sums.of_store}"
+    return spec._replace(text=text, types=types, params=whole, problem=problem)
 
 
 def lies_apart(x: View, axes: int, *written: View) -> bool:

@@ -139,10 +139,8 @@ class Plan:
     @property
     def kernel(self) -> str:
         """The kernel of kernels/row that runs such a plan."""
-        if self.across:
-            return "row_across"
-        if self.variant == "cached":
-            return "row_cached"
+        if self.across or self.variant == "cached":
+            return "row_across" if self.across else "row_cached"
         if self.variant == "split" and self.group:
             return "row_spread"
         if self.variant == "split" and self.rows_per_group > 1:
@@ -163,16 +161,16 @@ class Plan:
         """The numbers among the kernel's template arguments, in order."""
         launch = (self.block, self.min_blocks)
         tile = (self.vector, self.vectors)
-        if self.kernel == "row_across":
-            return (*tile, self.across, self.full, self.waits, self.ctas_per_row, *launch)
-        if self.kernel == "row_cached":
-            return (*tile, *launch)
-        if self.kernel == "row_spread":
-            return (*tile, self.parameter_cache, *launch)
-        if self.kernel == "row_together":
-            return (*tile, self.rows_per_group, *launch)
-        if self.kernel in ("row_reread", "row_computed"):
-            return (*tile, self.unaligned, *launch)
+        others: dict[str, tuple[int | bool, ...]] = {
+            "row_across": (self.across, self.full, self.waits, self.ctas_per_row),
+            "row_cached": (),
+            "row_spread": (self.parameter_cache,),
+            "row_together": (self.rows_per_group,),
+            "row_reread": (self.unaligned,),
+            "row_computed": (self.unaligned,),
+        }
+        if self.kernel in others:
+            return (*tile, *others[self.kernel], *launch)
         if self.kernel == "row_staged":
             ctas = (
                 0 if self.variant == "split" else self.ctas_per_row

@@ -1,9 +1,10 @@
-"""Rows whose elements lie apart from one another, on the simulator: every way that row_across holds and reduces them."""
+"""Rows whose elements lie apart from one another, on the simulator: how row_across holds and reduces them."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,8 @@ from tests.simulator import cupy, simulated  # noqa: F401  a fixture
 
 EPS = 1e-5
 DIGITS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 4e-6, "float64": 1e-13}
-# outer axes, the axis, inner axes: whole and odd vectors of neighbouring rows, more of them than a block has, none; rows
-# of one round and of several
+# outer axes, the axis, inner axes: whole and odd vectors of neighbouring rows, more of them than a block has; rows of
+# one round and of several
 SHAPES = [(1, 5, 7), (3, 40, 9), (2, 129, 64), (1, 1000, 6), (1, 2500, 3)]
 
 
@@ -127,7 +128,7 @@ def test_numbers_that_nobody_chooses() -> None:
         (1, 8, 32), (1, 4), (64,), (NOWHERE, IN_REGISTERS, IN_SHARED_MEMORY), (1, 4)
     ):
         group = block // across
-        elements = -(-(-(-77 // ctas)) // group) if waits == IN_REGISTERS else 2
+        elements = math.ceil(math.ceil(77 / ctas) / group) if waits == IN_REGISTERS else 2
         if elements * vector > 32:
             continue
         names = {IN_REGISTERS: "block", IN_SHARED_MEMORY: "shared", NOWHERE: "uncached"}
