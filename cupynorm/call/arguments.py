@@ -11,6 +11,7 @@ import numpy as np
 from cupynorm._dtypes import Dtype, compute_dtype, conversion, device_dtype, dtype_name, dtype_of
 from cupynorm._options import plainly, shown
 from cupynorm._values import NamedTuple
+from cupynorm.call.axes import axes_of, memory_order
 from cupynorm.call.subclasses import check_subclass
 from cupynorm.call.view import Argument, View
 from cupynorm.plan.config import check_plan
@@ -43,11 +44,15 @@ class Call(NamedTuple):
         """Allocate an array where x is."""
         return allocate(self.on_device, self.device, shape, dtype)
 
+    def empty_like_x(self, dtype: Dtype) -> Any:
+        """Allocate an array of x's shape, in x's order in memory."""
+        return allocate(self.on_device, self.device, self.x.shape, dtype, like=self.x)
+
 
 def check(
     x: Any,
     *,
-    axis: int | tuple[int, ...],
+    axis: int | tuple[int, ...] | None,
     out: Any,
     dtype: Any,
     plan: Any,
@@ -76,13 +81,11 @@ def check(
         asked = device_dtype(asked)
     device = check_places(x, {"out": out, **columns, **others}) if on_device else -1
     columns = _with_arrays(columns, x, shape, out.dtype if out is not None else asked, device)
-    if on_device and x.size and not view(x).split(axes)[1].is_contiguous():
-        raise ValueError(_not_contiguous("x", x, axes))
     if out is None:
-        out = allocate(on_device, device, x.shape, asked or x.dtype)
+        out = allocate(on_device, device, x.shape, asked or x.dtype, like=x)
     else:
         read = {"x": x, **columns, **others}
-        _check_out(out, x.shape, axes, asked, read, on_device, quantized=quantized is not None, may_be=may_be)
+        _check_out(out, x.shape, asked, read, on_device, quantized=quantized is not None, may_be=may_be)
     return Call(on_device, device, x, out, axes, columns)
 
 
@@ -129,7 +132,9 @@ def check_each(
     if out is None:
         out = allocate(on_device, device, shape, asked or x.dtype)
     else:
-        _check_out(out, shape, axes, asked, {"x": x, **columns, **others}, on_device, may_be=may_be)
+        _check_out(out, shape, asked, {"x": x, **columns, **others}, on_device, may_be=may_be)
+        if on_device and out.size and not view(out).split(axes)[1].is_contiguous():
+            raise ValueError(_not_contiguous("out", out, axes))
     return Call(on_device, device, x, out, axes, columns)
 
 
@@ -317,35 +322,18 @@ def array_of_list(name: str, given: list[Any] | tuple[Any, ...]) -> np.ndarray[A
     return made if made.size or made.dtype != np.float64 else made.astype(np.int64)
 
 
-def trailing_axes(axis: int | tuple[int, ...], shape: tuple[int, ...], name: str = "x") -> int:
-    """Return how many trailing axes of the array called `name` `axis` names.
+def trailing_axes(axis: Any, shape: tuple[int, ...], name: str = "x") -> int:
+    """Return how many trailing axes of the array called `name` `axis` names. Raises as axes_of() does.
 
-    TypeError unless it is an integer or a tuple of integers; ValueError if they are not the trailing ones.
+    What is along other axes has been turned before (call/axes.py).
     """
     ndim = len(shape)
     if type(axis) is int and ndim and axis in (-1, ndim - 1):
         return 1
-    given = axis if isinstance(axis, tuple) else (axis,)
-    wanted = []
-    for each in given:
-        if isinstance(each, bool) or not isinstance(each, (int, np.integer)):
-            raise TypeError(
-                f"axis is {shown(axis)}: give an integer, or a tuple of integers such as (-2, -1)"
-            )
-        number = int(each)
-        if not -ndim <= number < ndim:
-            raise ValueError(f"axis {plainly(number)} is out of range: {name} has {ndim} axes, shape {shape}")
-        wanted.append(number % ndim)
-    if not wanted:
-        raise ValueError("axis is empty: name at least one axis")
-    if len(set(wanted)) != len(wanted):
-        raise ValueError(f"axis {axis} names an axis of {name} twice; {name} has {ndim} axes")
-    if sorted(wanted) != list(range(ndim - len(wanted), ndim)):
-        raise ValueError(
-            f"axis {axis} of {name}, which has {ndim} axes: only trailing axes, such as -1 or (-2, -1), can be "
-            "normalised; move the axes to the end (moveaxis) and copy"
-        )
-    return len(wanted)
+    found = axes_of(axis, shape, name)
+    if found != tuple(range(ndim - len(found), ndim)):
+        raise ValueError(f"axis {axis} of {name}, which has {ndim} axes: these are not the last ones")
+    return len(found)
 
 
 def _not_contiguous(name: str, array: Any, axes: int) -> str:
@@ -355,8 +343,19 @@ def _not_contiguous(name: str, array: Any, axes: int) -> str:
     )
 
 
-def allocate(on_device: bool, device: int, shape: tuple[int, ...], dtype: Dtype) -> Any:  # noqa: FBT001
-    """Allocate an array on a device, or on the host."""
+def allocate(
+    on_device: bool,  # noqa: FBT001
+    device: int,
+    shape: tuple[int, ...],
+    dtype: Dtype,
+    *,
+    like: Any = None,
+) -> Any:
+    """Allocate an array on a device, or on the host. like: an array of that shape, whose order in memory it gets."""
+    if like is not None and not like.flags.c_contiguous:
+        order = memory_order(like)
+        made = allocate(on_device, device, tuple(shape[axis] for axis in order), dtype)
+        return made.transpose([order.index(axis) for axis in range(len(order))])
     if not on_device:
         return np.empty(shape, dtype)
     with devices.cupy().cuda.Device(device):
@@ -366,7 +365,6 @@ def allocate(on_device: bool, device: int, shape: tuple[int, ...], dtype: Dtype)
 def _check_out(
     out: Any,
     shape: tuple[int, ...],
-    axes: int,
     asked: Dtype | None,
     read: Mapping[str, Any],
     on_device: bool,  # noqa: FBT001
@@ -389,8 +387,6 @@ def _check_out(
     if out.size == 0:
         return
     here = view(out)
-    if on_device and not here.split(axes)[1].is_contiguous():
-        raise ValueError(_not_contiguous(name, out, axes))
     reach = out.dtype.itemsize  # in bytes: on the host, strides need be no multiple of an element
     for stride, extent in sorted((abs(s), e) for s, e in zip(out.strides, out.shape, strict=True) if e > 1):
         if stride < reach:

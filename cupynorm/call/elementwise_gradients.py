@@ -84,4 +84,4 @@ def check_activation_gradient(
 
 def _check_add_to(add_to: Any, bias: Any, others: dict[str, Any], *, on_device: bool) -> None:
     read = {"bias": bias, **others}
-    _check_out(add_to, bias.shape, bias.ndim, None, read, on_device, name="add_to", may_be=())
+    _check_out(add_to, bias.shape, None, read, on_device, name="add_to", may_be=())

@@ -83,7 +83,7 @@ class Extras(NamedTuple):
             if self.add.residual.shape != x.shape:
                 raise ValueError(f"residual has shape {self.add.residual.shape}, x has {x.shape}")
             if self.add.wants_sum:
-                total = call.empty(x.shape, x.dtype)
+                total = call.empty_like_x(x.dtype)
         if self.quantize is not None and self.quantize.per_row:
             scales = call.empty_statistic()
         return CheckedExtras(mask, self.add, self.quantize, scales, total)

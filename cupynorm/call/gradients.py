@@ -12,7 +12,6 @@ from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import (
     _check_columns,
     _check_out,
-    _not_contiguous,
     _result_dtype,
     _with_arrays,
     allocate,
@@ -23,7 +22,6 @@ from cupynorm.call.arguments import (
     check_places,
     is_number,
     trailing_axes,
-    view,
 )
 from cupynorm.call.extras import dropout_of
 from cupynorm.call.masks import Mask, asked_of, mask_of, with_lengths
@@ -89,10 +87,10 @@ class _Rows(NamedTuple):
     ) -> Any:
         """Return where a result of x's shape goes: `out` if it fits, which may be an array of `read` of that shape."""
         if out is None:
-            return allocate(self.on_device, self.device, self.x.shape, asked or dtype)
+            return allocate(self.on_device, self.device, self.x.shape, asked or dtype, like=self.x)
         may_be = [each for each in (self.name, "dy", "ds") if each in self.read]
         read = {**self.read, **written}
-        _check_out(out, self.x.shape, self.axes, asked, read, self.on_device, name=name, may_be=may_be)
+        _check_out(out, self.x.shape, asked, read, self.on_device, name=name, may_be=may_be)
         return out
 
     def parameter_sum(
@@ -117,7 +115,7 @@ class _Rows(NamedTuple):
             shape = () if is_number(alike[1]) else alike[1].shape
             # so that it is named in the message
             read = {alike[0]: np.empty(shape) if is_number(alike[1]) else alike[1], **read}
-        _check_out(add_to, shape, add_to.ndim, None, read, self.on_device, name=label, may_be=())
+        _check_out(add_to, shape, None, read, self.on_device, name=label, may_be=())
         if alike is None:
             _check_columns({label: add_to}, self.shape, f"the normalised axes of {self.name} have")
         written[label] = add_to
@@ -157,9 +155,6 @@ def _rows(
             raise ValueError(f"{key} has shape {each.shape}, {name} has {x.shape}")
     asked = _result_dtype(dtype, None)
     device = check_places(x, arrays, name) if on_device else -1
-    for key, each in {name: x, **alike}.items():
-        if on_device and each.size and not view(each).split(axes)[1].is_contiguous():
-            raise ValueError(_not_contiguous(key, each, axes))
     read = {name: x, **alike, **{key: each for key, each in others.items() if not is_number(each)}}
     return _Rows(on_device, device, name, x, axes, asked, read)
 

@@ -12,7 +12,6 @@ from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import (
     _check_columns,
     _check_out,
-    _not_contiguous,
     _with_arrays,
     allocate,
     check_dtype,
@@ -76,7 +75,7 @@ def check_logsumexp(
     x: Any,
     options: Mapping[str, Any],
     *,
-    axis: int | tuple[int, ...],
+    axis: int | tuple[int, ...] | None,
     keepdims: Any,
     out: Any,
     dtype: Any,
@@ -96,8 +95,6 @@ def check_logsumexp(
     rows = x.shape[:at] + (1,) * (axes if boolean("keepdims", keepdims) else 0)
     device = check_places(x, {"out": out, **others}) if on_device else -1
     mask = None if asked.says_nothing else mask_of(asked, x.shape, axes)
-    if on_device:
-        _check_rows_on_device("x", x, axes)
     out = _result(out, rows, wanted, {"x": x, **others}, on_device, device)
     return LogSumExpCall(on_device, device, x, axes, mask, out)
 
@@ -144,8 +141,6 @@ def check_cross_entropy(
     columns = _with_arrays(columns, logits, (classes,), None, device)
     _check_labels(labels, rows, classes, ignored, on_device=on_device)
     factor = _check_dloss(dloss, rows)
-    if on_device:
-        _check_rows_on_device("logits", logits, 1)
     read = {"logits": logits, "labels": labels, **columns}
     if not isinstance(factor, float):
         read["dloss"] = factor
@@ -174,11 +169,6 @@ def check_cross_entropy(
     )
 
 
-def _check_rows_on_device(name: str, array: Any, axes: int) -> None:
-    if array.size and not view(array).split(axes)[1].is_contiguous():
-        raise ValueError(_not_contiguous(name, array, axes))
-
-
 def _result(
     out: Any,
     rows: tuple[int, ...],
@@ -191,7 +181,7 @@ def _result(
     first = next(iter(read.values()))
     if out is None:
         return allocate(on_device, device, rows, wanted or compute_dtype(first.dtype))
-    _check_out(out, rows, 0, wanted, read, on_device, may_be=())
+    _check_out(out, rows, wanted, read, on_device, may_be=())
     return out
 
 
@@ -204,8 +194,8 @@ def _gradient(
 ) -> Any:
     """Return where the gradient is written."""
     if grad is None:
-        return allocate(on_device, device, logits.shape, logits.dtype)
-    _check_out(grad, logits.shape, 1, None, read, on_device, name="grad", may_be=("logits",))
+        return allocate(on_device, device, logits.shape, logits.dtype, like=logits)
+    _check_out(grad, logits.shape, None, read, on_device, name="grad", may_be=("logits",))
     return grad
 
 

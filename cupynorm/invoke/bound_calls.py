@@ -323,8 +323,9 @@ class Calls:
 
     def add(self, signature: Signature | None, call: BoundCall, made: Mapping[str, Any]) -> bool:
         """Keep a call that was launched, if that can be; say whether. made: what it has allocated."""
-        # the next one's are aligned, unless the allocator is not CuPy's
-        if signature is None or any(each.data.ptr & ALIGNMENT for each in made.values()):
+        # the next one's are aligned, unless the allocator is not CuPy's, and in C order
+        usual = (not each.data.ptr & ALIGNMENT and each._c_contiguous for each in made.values())  # noqa: SLF001
+        if signature is None or not all(usual):
             return False
         add(self.bound, signature, call)
         return True

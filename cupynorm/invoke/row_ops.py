@@ -64,7 +64,7 @@ class Shortcut:
     allocates it. made: those of the others.
     """
 
-    axis: int | tuple[int, ...]
+    axis: int | tuple[int, ...] | None
     eps: float | None
     dtype: Any
     return_stats: bool
@@ -106,7 +106,7 @@ class Given(NamedTuple):
     x: Any
     gamma: Any
     beta: Any
-    axis: int | tuple[int, ...]
+    axis: int | tuple[int, ...] | None
     eps: float | None
     out: Any
     dtype: Any
@@ -214,7 +214,7 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
     x: Any,
     gamma: Any,
     beta: Any,
-    axis: int | tuple[int, ...],
+    axis: int | tuple[int, ...] | None,
     eps: float | None,
     out: Any,
     dtype: Any,
@@ -416,7 +416,12 @@ def _run_checked(given: Given, signature: Any) -> Any:
 def _lowered(op: RowOp, call: Call, stats: Mapping[str, Any], eps: float) -> KernelSpec:
     columns = {name: view(each, name) for name, each in call.columns.items()}
     pointers = [view(each, name).pointer for name, each in stats.items()]
-    return row_spec(op, view(call.x, "x"), view(call.out, "out"), call.axes, columns, pointers, eps)
+    x, y = view(call.x, "x"), view(call.out, "out")
+    if all(each.split(call.axes)[1].is_contiguous() for each in (x, y)):
+        return row_spec(op, x, y, call.axes, columns, pointers, eps)
+    from cupynorm.lower.fused import Around, fused_spec  # noqa: PLC0415  a call of contiguous rows need not wait for it
+
+    return fused_spec(op, x, call.axes, columns, pointers, eps, call.compute, Around((y,)))
 
 
 def launch(device: int, spec: KernelSpec, wanted: str | Plan | None, arrays: Arrays) -> BoundCall:

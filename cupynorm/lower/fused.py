@@ -21,6 +21,7 @@ from cupynorm.lower.masks import mask_struct
 from cupynorm.lower.mirrors import (
     Struct,
     Vectors,
+    across_width,
     arguments,
     begins_whole,
     column,
@@ -30,6 +31,7 @@ from cupynorm.lower.mirrors import (
     fused_store,
     is_per_row,
     kept,
+    kept_anywhere,
     label_counts,
     label_mask,
     labelled,
@@ -249,27 +251,44 @@ def fused_spec(
     compute: Dtype,
     what: Around,
 ) -> KernelSpec:
-    """Lower a row op with what is computed around it."""
+    """Lower a row op with what is computed around it.
+
+    Where a row's elements lie apart from one another, in x or in a result, all of them are accessed one by one.
+    """
     shape = x.shape[len(x.shape) - axes :]
     rows, cols = math.prod(x.shape[: len(x.shape) - axes]), math.prod(shape)
     mirror = op.mirror(compute, stats, eps)
     gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
     numbered = stats or what.sums is not None  # rows, by their places
-    order = tuple(range(len(x.shape) - axes)) if numbered else _order(x, axes, what)
+    apart = lies_apart(x, axes, *what.outs, *(() if what.loaded is None else (what.loaded,)))
+    order = tuple(range(len(x.shape) - axes)) if numbered or apart else _order(x, axes, what)
     x, what = x.reordered(order), what.reordered(order)
     written = what.outs if what.loaded is None else (*what.outs, what.loaded)
     written = written or (x,)  # nothing is: rows are cut as x is aligned
     problem = _problem(x, written, axes, compute, columns, what)
+    if apart:
+        problem = dataclasses.replace(
+            problem,
+            vector=across_width(x, axes),
+            widest_vector=0,
+            unaligned=0,
+            alignment_period=1,
+            across=_across(x, axes),
+        )
     worked = problem
     if problem.unaligned:
         from cupynorm.plan.choose import effective  # noqa: PLC0415  the planner is loaded by the first call that needs it
 
         worked = effective(problem)
     anywhere = bool(worked.unaligned)
-    vectors = Vectors(worked.vector, written[0] if anywhere else None, short=bool(columns) or not anywhere)
+    vectors = Vectors(
+        1 if apart else worked.vector, written[0] if anywhere else None, short=bool(columns) or not anywhere
+    )
     functions: list[Function] = []
 
     def operand_of(given: Operand) -> Struct:
+        if isinstance(given, Dropout) and apart:
+            return kept_anywhere(given, _numbers(x), axes)
         if isinstance(given, Dropout):
             return kept(given, cols, whole=not anywhere or begins_whole(written[0], worked.vector))
         if isinstance(given, Label):
@@ -288,17 +307,17 @@ def fused_spec(
         else label_counts(what.counted.labels, what.counted.ignored, cols)
     )
     load = direct("DirectLoad", x.split(axes)[0])
-    if not what.is_direct:
+    if apart or not what.is_direct:
         operands = [operand_of(each) for each in what.load_operands]
-        load = fused_load(x, axes, name_of(what.load), masked, what.loaded, operands)
+        load = fused_load(x, axes, name_of(what.load), masked, what.loaded, operands, apart=apart)
     if what.scales:
         limit = LARGEST[what.outs[0].dtype.name]
-        store = scaled_store(what.outs[0], axes, gamma, beta, what.scales, limit, compute)
+        store = scaled_store(what.outs[0], axes, gamma, beta, what.scales, limit, compute, apart=apart)
     elif not what.outs:
         store = no_store(x.split(axes)[0], what.room)
     else:
         operands = [operand_of(each) for each in what.store_operands]
-        store = fused_store(what.outs, axes, name_of(what.store), gamma, beta, operands)
+        store = fused_store(what.outs, axes, name_of(what.store), gamma, beta, operands, apart=apart)
     load, store = _with_label(what, load, store, cols)
     whole = arguments(mirror, load, store, rows, cols)
     problem = dataclasses.replace(
@@ -310,15 +329,41 @@ def fused_spec(
     )
     texts = [each.struct_text(f"Function_{each.key}") for each in functions]
     types = types_of(mirror, load, store)
-    if what.sums is None:
-        text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts)
-        return KernelSpec(text, ROW_KERNEL, types, whole, problem)
-    partial, groups = what.sums.partial, what.sums.partial[0].shape[0]
-    problem = dataclasses.replace(problem, column_sums=len(partial), row_groups=groups)
-    whole = summed_arguments(whole, [each.pointer for each in partial], what.sums.rows_of_group, groups)
+    if what.sums is not None:
+        return _with_sums(op, KernelSpec("", SUMMED_KERNEL, types, whole, problem), what.sums, texts)
+    header = "row/across.cuh" if apart else "row/variants.cuh"
+    text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header=header)
+    return KernelSpec(text, ROW_KERNEL, types, whole, problem)
+
+
+def _with_sums(op: RowOp, spec: KernelSpec, sums: RowSums, texts: Sequence[str]) -> KernelSpec:
+    """Return a row op's kernel, still without a text, with sums over rows in the same pass."""
+    groups = sums.partial[0].shape[0]
+    problem = dataclasses.replace(spec.problem, column_sums=len(sums.partial), row_groups=groups)
+    pointers = [each.pointer for each in sums.partial]
+    whole = summed_arguments(spec.params, pointers, sums.rows_of_group, groups)
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header="row/summed.cuh")
-    types += f", {what.sums.of_load}, {what.sums.of_store}"
-    return KernelSpec(text, SUMMED_KERNEL, types, whole, problem)
+    types = f"{spec.types}, {sums.of_load}, {sums.of_store}"
+    return spec._replace(text=text, types=types, params=whole, problem=problem)
+
+
+def lies_apart(x: View, axes: int, *written: View) -> bool:
+    """Say whether a row's elements do not lie next to one another in one of the arrays."""
+    return not all(each.split(axes)[1].is_contiguous() for each in (x, *written))
+
+
+def _across(x: View, axes: int) -> int:
+    """Return how many rows lie next to one another, element by element; 1 if none do."""
+    extents, strides = x.split(axes)[0].collapsed()
+    return extents[-1] if strides[-1] == 1 else 1
+
+
+def _numbers(x: View) -> View:
+    """Return the numbers of x's elements, in C order, as the places of a view."""
+    strides = [1]
+    for extent in reversed(x.shape[1:]):
+        strides.append(strides[-1] * extent)
+    return View(0, x.shape, tuple(reversed(strides)), np.dtype(np.uint8))
 
 
 def _with_label(what: Around, load: Struct, store: Struct, cols: int) -> tuple[Struct, Struct]:

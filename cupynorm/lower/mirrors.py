@@ -86,6 +86,39 @@ def direct(name: str, rows: View) -> Struct:
     )
 
 
+ADJACENT = Struct("cupynorm::Adjacent", EMPTY, (0,))
+
+
+def columns_apart(view: View, axes: int) -> Struct:
+    """Return how far a view's columns lie from the first of their row: the mirror of Strided32 or Strided."""
+    return strided32(view.split(axes)[1])
+
+
+def across_width(each: View, axes: int) -> int:
+    """Return how many neighbouring rows one access can move an element of each of: strides and the pointer allow it."""
+    rows, cols = each.split(axes)
+    extents, strides = rows.collapsed()
+    if strides[-1] != 1:
+        return 1
+    others = (*strides[:-1], *cols.collapsed()[1])
+    most = max(1, ACCESS_BYTES // each.dtype.itemsize)
+    return math.gcd(most, extents[-1], each.pointer // each.dtype.itemsize, *others)
+
+
+def apart_store(out: View, axes: int) -> Struct:
+    """Return the mirror of ApartStore: where single elements go."""
+    index, cols = strided(out.split(axes)[0]), columns_apart(out, axes)
+    dtype = np.dtype([("cols", cols.dtype), ("pointer", POINTER), ("rows", index.dtype)], align=True)
+    width = across_width(out, axes)
+    type_name = f"cupynorm::ApartStore<{cpp_of_element(out.dtype)}, {index.cpp}, {cols.cpp}, {width}>"
+    return Struct(type_name, dtype, (cols.values, out.pointer, index.values))
+
+
+def store_to(out: View, axes: int, *, apart: bool) -> Struct:
+    """Return the mirror of DirectStore, or of ApartStore."""
+    return apart_store(out, axes) if apart else direct("DirectStore", out.split(axes)[0])
+
+
 def no_store(rows: View, room: int) -> Struct:
     """Return the mirror of NoStore. rows: those of x, for their alignment. room: the pointer of where messages lie."""
     of = direct("NoStore", rows)
@@ -275,6 +308,20 @@ def kept(drop: Dropout, cols: int, *, whole: bool) -> Struct:
     )
 
 
+def kept_anywhere(drop: Dropout, numbers: View, axes: int) -> Struct:
+    """Return the mirror of DropoutAnywhere. numbers: those of the elements, as a view's places, of x's shape."""
+    rows, cols = (strided64(each) for each in numbers.split(axes))
+    of = kept(drop, 0, whole=True)
+    names = ("seed", "offset", "threshold")
+    dropped = np.dtype([(name, np.uint64) for name in names], align=True)
+    dtype = np.dtype([("dropped", dropped), ("rows", rows.dtype), ("cols", cols.dtype)], align=True)
+    return Struct(
+        f"cupynorm::DropoutAnywhere<{rows.cpp}, {cols.cpp}>",
+        dtype,
+        (of.values[: len(names)], rows.values, cols.values),
+    )
+
+
 def struct_list(name: str, each: Sequence[Struct]) -> Struct:
     """Return the mirror of Operands or Outputs: a list, in which each struct stands beside the rest."""
     type_name = f"cupynorm::{name}<{', '.join(one.cpp for one in each)}>"
@@ -286,38 +333,55 @@ def struct_list(name: str, each: Sequence[Struct]) -> Struct:
 
 
 def fused_load(
-    x: View, axes: int, function: str, masked: Struct, keep: View | None, operands: Sequence[Struct]
+    x: View,
+    axes: int,
+    function: str,
+    masked: Struct,
+    keep: View | None,
+    operands: Sequence[Struct],
+    *,
+    apart: bool = False,
 ) -> Struct:
-    """Return the mirror of FusedLoad. keep: an array to which the computed values are written, too."""
+    """Return the mirror of FusedLoad. keep: an array to which the computed values are written, too.
+
+    apart: columns need not lie next to one another, and are loaded one by one.
+    """
     index, given = strided(x.split(axes)[0]), struct_list("Operands", operands)
     keeping = Struct("cupynorm::NoStoreComputed", EMPTY, (0,))
     if keep is not None:
-        to = direct("DirectStore", keep.split(axes)[0])
-        type_name = to.cpp.replace("DirectStore", "StoreComputed")
+        to = store_to(keep, axes, apart=apart)
+        type_name = f"cupynorm::StoreComputed<{to.cpp}>"
         keeping = Struct(type_name, np.dtype([("to", to.dtype)], align=True), (to.values,))
-    dtype = np.dtype(
-        [
-            ("pointer", POINTER),
-            ("rows", index.dtype),
-            ("mask", masked.dtype),
-            ("keeping", keeping.dtype),
-            ("operands", given.dtype),
-        ],
-        align=True,
-    )
+    cols = columns_apart(x, axes) if apart else ADJACENT
+    fields = [
+        ("pointer", POINTER),
+        ("rows", index.dtype),
+        ("mask", masked.dtype),
+        ("keeping", keeping.dtype),
+        ("operands", given.dtype),
+    ]
+    values: tuple[Any, ...] = (x.pointer, index.values, masked.values, keeping.values, given.values)
+    if apart:  # an empty base takes no room
+        fields, values = [("cols", cols.dtype), *fields], (cols.values, *values)
     type_name = (
         f"cupynorm::FusedLoad<{cpp(x.dtype)}, {index.cpp}, cupynorm::{function}, {masked.cpp}, "
-        f"{keeping.cpp}, {given.cpp}>"
+        f"{keeping.cpp}, {given.cpp}, {cols.cpp}>"
     )
-    values = (x.pointer, index.values, masked.values, keeping.values, given.values)
-    return Struct(type_name, dtype, values)
+    return Struct(type_name, np.dtype(fields, align=True), values)
 
 
 def fused_store(
-    outs: Sequence[View], axes: int, function: str, gamma: Struct, beta: Struct, operands: Sequence[Struct]
+    outs: Sequence[View],
+    axes: int,
+    function: str,
+    gamma: Struct,
+    beta: Struct,
+    operands: Sequence[Struct],
+    *,
+    apart: bool = False,
 ) -> Struct:
-    """Return the mirror of FusedStore."""
-    to = struct_list("Outputs", [direct("DirectStore", out.split(axes)[0]) for out in outs])
+    """Return the mirror of FusedStore. apart: as in fused_load."""
+    to = struct_list("Outputs", [store_to(out, axes, apart=apart) for out in outs])
     affine, given = affine_columns(gamma, beta), struct_list("Operands", operands)
     dtype = np.dtype(
         [("to", to.dtype), ("affine", affine.dtype), ("operands", given.dtype)],
@@ -328,18 +392,25 @@ def fused_store(
 
 
 def scaled_store(
-    out: View, axes: int, gamma: Struct, beta: Struct, scales: int, limit: float, compute: Dtype
+    out: View,
+    axes: int,
+    gamma: Struct,
+    beta: Struct,
+    scales: int,
+    limit: float,
+    compute: Dtype,
+    *,
+    apart: bool = False,
 ) -> Struct:
     """Return the mirror of ScaledStore.
 
-    scales: the pointer of the rows' scales. limit: the largest number that is stored.
+    scales: the pointer of the rows' scales. limit: the largest number that is stored. apart: as in fused_load.
     """
-    to, affine = direct("DirectStore", out.split(axes)[0]), affine_columns(gamma, beta)
+    to, affine = store_to(out, axes, apart=apart), affine_columns(gamma, beta)
     dtype = np.dtype(
         [("to", to.dtype), ("affine", affine.dtype), ("scales", POINTER), ("limit", compute)], align=True
     )
-    arguments = to.cpp.partition("<")[2].removesuffix(">")
-    type_name = f"cupynorm::ScaledStore<{cpp(compute)}, {arguments}, {affine.cpp}>"
+    type_name = f"cupynorm::ScaledStore<{cpp(compute)}, {to.cpp}, {affine.cpp}>"
     return Struct(type_name, dtype, (to.values, affine.values, scales, limit))
 
 

@@ -77,7 +77,7 @@ def row_spec(
     stats: Sequence[int] = (),
     eps: float = 0.0,
 ) -> KernelSpec:
-    """Lower a row op with nothing fused around it."""
+    """Lower a row op with nothing fused around it, whose rows are contiguous in x and y."""
     shape = x.shape[len(x.shape) - axes :]
     rows, cols = math.prod(x.shape[: len(x.shape) - axes]), math.prod(shape)
     compute = compute_dtype(x.dtype, y.dtype)

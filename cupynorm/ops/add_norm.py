@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cupynorm._options import boolean, finite
+from cupynorm.call.axes import turn_of
 from cupynorm.call.extras import Add, Extras, dropout_of, quantize_of
 from cupynorm.call.quantize import Quantize, quantize_option
 from cupynorm.invoke import fused_calls, row_ops
@@ -171,7 +172,7 @@ def add_layer_norm(
     dropout: float = NO_DROPOUT,
     seed: int | None = None,
     offset: int = 0,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     out: Any = None,
     dtype: Any = None,
     return_stats: bool = False,
@@ -382,7 +383,7 @@ def add_rms_norm(
     dropout: float = NO_DROPOUT,
     seed: int | None = None,
     offset: int = 0,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     out: Any = None,
     dtype: Any = None,
     return_stats: bool = False,
@@ -461,7 +462,7 @@ def _run(
     p: float,
     seed: int | None,
     offset: int,
-    axis: int | tuple[int, ...],
+    axis: int | tuple[int, ...] | None,
     out: Any,
     dtype: Any,
     return_stats: bool,  # noqa: FBT001
@@ -469,6 +470,18 @@ def _run(
     plan: str | Plan | None,
 ) -> Any:
     """Run a call of add_layer_norm or add_rms_norm."""
+    if axis != -1 and (turn := turn_of(axis, x)) is not None:
+        others = {
+            "gamma": gamma,
+            "beta": beta,
+            "bias": bias,
+            "alpha": alpha,
+            "eps": eps,
+            "return_sum": return_sum,
+        }
+        others |= {"p": p, "seed": seed, "offset": offset, "dtype": dtype, "return_stats": return_stats}
+        whole = {"x": x, "residual": residual, "out": out}
+        return turn.call(_run, whole, op=op, quantize=quantize, plan=plan, **others)
     options_key: Any = "no sum" if return_sum is False else "sum"
     operands: tuple[Any, ...] = (residual,) if bias is None else (residual, bias)
     scalars: tuple[int, ...] = ()

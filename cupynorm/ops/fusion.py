@@ -22,6 +22,7 @@ from cupynorm.call.arguments import (
     sharing,
     view,
 )
+from cupynorm.call.axes import Turn, is_array, turn_of
 from cupynorm.invoke import fusion_calls, gradient_calls, row_ops
 from cupynorm.invoke.bound_calls import Arrays
 from cupynorm.invoke.fusion_calls import FusedCall, Operand, operand, result
@@ -93,6 +94,9 @@ class Fusion:
 
     def __call__(self, x: Any, /, *operands: Any, **arguments: Any) -> Any:
         """Run the fusion; arguments, results and errors are in fuse."""
+        axis = arguments.get("axis", -1)
+        if axis != -1 and (turn := turn_of(axis, x)) is not None:
+            return self._turned(turn, x, operands, arguments)
         own: dict[str, Any] = OWN.copy()
         arrays: list[Any] = []
         options_key: list[Any] = [id(self)]
@@ -202,6 +206,9 @@ class Fusion:
         """
         if "return_stats" in arguments:
             raise TypeError("backward takes no return_stats: it returns gradients alone")
+        axis = arguments.get("axis", -1)
+        if axis != -1 and (turn := turn_of(axis, x)) is not None:
+            return self._backward_turned(turn, dy, x, operands, add_to, arguments)
         own = {name: each for name, each in arguments.items() if name in self.arguments}
         values = self._bind(operands, {name: each for name, each in arguments.items() if name not in own})
         names = (*self.load_operands, *self.store_operands)
@@ -228,6 +235,39 @@ class Fusion:
             lambda: self._checked_backward(dy, x, values, own, add_to),
             own.get("plan"),
         )
+
+    def _backward_turned(
+        self,
+        turn: Turn,
+        dy: Any,
+        x: Any,
+        operands: Sequence[Any],
+        add_to: Any,
+        arguments: Mapping[str, Any],
+    ) -> FusionGradients:
+        """Run a call of backward along any axes."""
+        own = {name: each for name, each in arguments.items() if name in self.arguments and name != "axis"}
+        values = self._bind(
+            operands, {name: each for name, each in arguments.items() if name not in self.arguments}
+        )
+        names = (*self.load_operands, *self.store_operands)
+        out = own.pop("out", None)
+        arriving = tuple(map(turn.turned, dy)) if isinstance(dy, tuple) else turn.turned(dy)
+        sums = add_to
+        if isinstance(add_to, Mapping):  # those of gamma and beta stay as they are
+            sums = {name: turn.turned(each) if name in names else each for name, each in add_to.items()}
+        to = turn.turned(out)
+        found = self.backward(
+            arriving, turn.turned(x), *map(turn.turned, values), axis=turn.axis, add_to=sums, out=to, **own
+        )
+
+        def back(name: str, gradient: Any, operand: Any) -> Any:
+            if gradient is None or not is_array(operand):
+                return gradient
+            return add_to[name] if isinstance(sums, dict) and name in sums else turn.back(gradient, operand)
+
+        each = tuple(map(back, names, found.operands, values))
+        return found._replace(x=out if out is not None else turn.back(found.x), operands=each)
 
     def _checked_backward(
         self, dy: Any, x: Any, values: Sequence[Any], own: Mapping[str, Any], add_to: Any
@@ -273,6 +313,20 @@ class Fusion:
             column_targets=column_targets,
             plan=own.get("plan"),
         )
+
+    def _turned(self, turn: Turn, x: Any, operands: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
+        """Run a call along any axes."""
+        own = {name: each for name, each in arguments.items() if name in self.arguments and name != "axis"}
+        outs = own.pop("out", None)
+        several = outs if isinstance(outs, tuple) else (outs,)
+        others = {name: turn.turned(each) for name, each in arguments.items() if name not in self.arguments}
+        turned = tuple(map(turn.turned, several))
+        out = turned if isinstance(outs, tuple) else turned[0]
+        results = self(turn.turned(x), *map(turn.turned, operands), axis=turn.axis, out=out, **own, **others)
+        given, mine = ({str(at): each for at, each in enumerate(each_out)} for each_out in (turned, several))
+        found = results if isinstance(results, tuple) else (results,)
+        back = tuple(turn.result(each, given, mine) for each in found)
+        return back if isinstance(results, tuple) else back[0]
 
     def _run(self, given: Given, signature: Signature | None) -> Any:
         """Run a call with all checks; keep it. It returns the first result, and then the others that it allocates.
@@ -360,7 +414,7 @@ class Fusion:
         *,
         gamma: Any = None,
         beta: Any = None,
-        axis: int | tuple[int, ...] = -1,
+        axis: int | tuple[int, ...] | None = -1,
         eps: float | None = None,
         out: Any = None,
         dtype: Any = None,

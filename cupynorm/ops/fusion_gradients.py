@@ -14,7 +14,6 @@ from cupynorm._options import shown
 from cupynorm.call.arguments import (
     Call,
     _check_out,
-    _not_contiguous,
     allocate,
     check,
     check_dtype,
@@ -86,8 +85,6 @@ def check_arriving(
         check_dtype(name, each)
         if each.shape != x.shape:
             raise ValueError(f"{name} has shape {each.shape}, x has {x.shape}")
-        if call.on_device and each.size and not view(each).split(call.axes)[1].is_contiguous():
-            raise ValueError(_not_contiguous(name, each, call.axes))
     return call, given
 
 
@@ -135,9 +132,7 @@ def _check_sum(call: Call, name: str, array: Any, given: Any, read: Mapping[str,
     if call.on_device:
         check_places(call.x, {name: array})
     of = np.empty(()) if is_number(given) else given
-    _check_out(
-        array, of.shape, of.ndim, None, {"its operand": of, **read}, call.on_device, name=name, may_be=()
-    )
+    _check_out(array, of.shape, None, {"its operand": of, **read}, call.on_device, name=name, may_be=())
 
 
 def check_dx(dx: Any, operands: Sequence[Operand]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from cupynorm.call.arguments import is_number
+from cupynorm.call.axes import turn_of
 from cupynorm.call.losses import (
     CrossEntropyCall,
     LogSumExpCall,
@@ -21,7 +22,7 @@ from cupynorm.plan.config import Plan
 
 def logsumexp(
     x: Any,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     *,
     scale: float | None = None,
     where: Any = None,
@@ -85,6 +86,18 @@ def logsumexp(
     >>> logsumexp(np.array([[1000.0, 3.0]]), where=np.array([False, True])).tolist()
     [3.0]
     """
+    if axis != -1 and (turn := turn_of(axis, x)) is not None:
+        whole = {"x": x, "where": where, "bias": bias}
+        whole |= {"out": out} if keepdims is True else {}
+        rest = {
+            "lengths": lengths,
+            "left_padded": left_padded,
+            "causal": causal,
+            "causal_offset": causal_offset,
+        }
+        rest |= {} if keepdims is True else {"out": out}
+        rest |= {"scale": scale, "window": window, "keepdims": keepdims, "dtype": dtype, "plan": plan}
+        return turn.call(logsumexp, whole, **rest)
     options = {
         "scale": scale,
         "where": where,
@@ -235,6 +248,17 @@ def cross_entropy(
     >>> loss.round(4).tolist(), gradient.round(4).tolist()
     ([0.6931, 0.0], [[0.25, 0.25, -0.5], [0.0, 0.0, 0.0]])
     """
+    if axis != -1 and (turn := turn_of(axis, logits, "logits")) is not None:
+        others = {
+            "labels": labels,
+            "weight": weight,
+            "ignore_index": ignore_index,
+            "out": out,
+            "dtype": dtype,
+        }
+        others |= {"label_smoothing": label_smoothing, "z_loss": z_loss, "return_grad": return_grad}
+        others |= {"dloss": dloss, "plan": plan}
+        return turn.call(cross_entropy, {"logits": logits, "grad": grad}, **others)
     given = {
         "logits": logits,
         "labels": labels,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from cupynorm.call.axes import turn_of
 from cupynorm.call.quantize import Quantize, quantize_option
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import RowOp
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     class NormOptions(TypedDict, total=False):
         """The keywords of a norm on which the number of its results does not depend."""
 
-        axis: int | tuple[int, ...]
+        axis: int | tuple[int, ...] | None
         eps: float
         out: Any
         dtype: Any
@@ -134,7 +135,7 @@ def layer_norm(
     gamma: Any = None,
     beta: Any = None,
     *,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     eps: float = 1e-5,
     out: Any = None,
     dtype: Any = None,
@@ -153,8 +154,8 @@ def layer_norm(
     gamma, beta : array or float, optional
         Scale and shift, of the shape of the normalised axes or broadcasting to it, in any dtype that x may have.
         Leading axes of one element, as in (1, D), are dropped. A number is copied to a device once and kept there.
-    axis : int or tuple of int, default -1
-        The normalised axes: the last one, or several trailing ones.
+    axis : int, tuple of int, or None, default -1
+        The normalised axes, in any order; None for all. Results have x's order in memory.
     eps : float, default 1e-5
         Added to the variance; not negative.
     out : array, optional
@@ -207,6 +208,18 @@ def layer_norm(
     >>> mean.tolist(), rstd.tolist()
     ([2.0], [1.0])
     """
+    if axis != -1 and (turn := turn_of(axis, x)) is not None:
+        return turn.call(
+            layer_norm,
+            {"x": x, "out": out},
+            gamma=gamma,
+            beta=beta,
+            eps=eps,
+            dtype=dtype,
+            return_stats=return_stats,
+            quantize=quantize,
+            plan=plan,
+        )
     if quantize is not None:
         option, scale = quantize_option(quantize)
         return row_ops.run(
@@ -288,7 +301,7 @@ def rms_norm(
     x: Any,
     gamma: Any = None,
     *,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     eps: float = 1e-6,
     out: Any = None,
     dtype: Any = None,
@@ -306,8 +319,8 @@ def rms_norm(
         CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
     gamma : array or float, optional
         Scale, as in layer_norm.
-    axis : int or tuple of int, default -1
-        The normalised axes: the last one, or several trailing ones.
+    axis : int, tuple of int, or None, default -1
+        The normalised axes, in any order; None for all. Results have x's order in memory.
     eps : float, default 1e-6
         Added to the mean of the squares; not negative.
     out, dtype, quantize, plan
@@ -339,6 +352,17 @@ def rms_norm(
     >>> rms_norm(np.array([[3.0, 4.0]]), np.array([1.0, 2.0]), eps=0).round(4).tolist()
     [[0.8485, 2.2627]]
     """
+    if axis != -1 and (turn := turn_of(axis, x)) is not None:
+        return turn.call(
+            rms_norm,
+            {"x": x, "out": out},
+            gamma=gamma,
+            eps=eps,
+            dtype=dtype,
+            return_stats=return_stats,
+            quantize=quantize,
+            plan=plan,
+        )
     if quantize is not None:
         option, scale = quantize_option(quantize)
         return row_ops.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from cupynorm.call.axes import Turn, turn_of
 from cupynorm.call.gradients import Adding, GradientCall, check_norm_gradient
 from cupynorm.host import gradients
 from cupynorm.invoke import gradient_calls
@@ -19,7 +20,7 @@ def layer_norm_backward(
     mean: Any = None,
     rstd: Any = None,
     *,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     eps: float = 1e-5,
     parameters: bool = True,
     out: Any = None,
@@ -127,7 +128,7 @@ def rms_norm_backward(
     gamma: Any = None,
     rstd: Any = None,
     *,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     eps: float = 1e-6,
     parameters: bool = True,
     out: Any = None,
@@ -207,7 +208,7 @@ def layer_norm_backward_from_y(
     beta: Any = None,
     rstd: Any = None,
     *,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     parameters: bool = True,
     out: Any = None,
     dtype: Any = None,
@@ -292,7 +293,7 @@ def rms_norm_backward_from_y(
     gamma: Any = None,
     rstd: Any = None,
     *,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     parameters: bool = True,
     out: Any = None,
     dtype: Any = None,
@@ -370,7 +371,7 @@ def add_layer_norm_backward(
     dropout: float = 0.0,
     seed: int | None = None,
     offset: int = 0,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     eps: float = 1e-5,
     parameters: bool = True,
     out: Any = None,
@@ -473,7 +474,7 @@ def add_rms_norm_backward(
     dropout: float = 0.0,
     seed: int | None = None,
     offset: int = 0,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     eps: float = 1e-6,
     parameters: bool = True,
     out: Any = None,
@@ -553,7 +554,7 @@ def _run(
     mean: Any = None,
     rstd: Any,
     eps: float = 0.0,
-    axis: int | tuple[int, ...],
+    axis: int | tuple[int, ...] | None,
     out: Any,
     dtype: Any,
     add_to: Any,
@@ -562,6 +563,17 @@ def _run(
     adding: Adding | None = None,
 ) -> Any:
     """Run one call. x: with its name in the call."""
+    if axis != -1 and (turn := turn_of(axis, *reversed(x))) is not None:
+        others = {
+            "centred": centred,
+            "from_y": from_y,
+            "gamma": gamma,
+            "beta": beta,
+            "mean": mean,
+            "rstd": rstd,
+        }
+        others |= {"eps": eps, "dtype": dtype, "add_to": add_to, "parameters": parameters, "plan": plan}
+        return _turned(turn, function, dy, x, out, adding, **others)
     given = {"dy": dy, "x": x[1], "gamma": gamma, "beta": beta, "mean": mean, "rstd": rstd, "out": out}
     sums = ["dgamma", "dbeta"] if centred else ["dgamma"]
     numbers: tuple[Any, ...] = ()
@@ -604,6 +616,24 @@ def _run(
         scalars,
         plan,
     )
+
+
+def _turned(
+    turn: Turn, function: str, dy: Any, x: tuple[str, Any], out: Any, adding: Adding | None, **others: Any
+) -> Any:
+    """Run one call along any axes."""
+    name, array = x
+    whole = {"dy": dy, "x": array, "out": out}
+    if adding is not None:
+        whole |= {"ds": adding.ds, "residual_out": adding.residual_out}
+
+    def run(
+        dy: Any, x: Any, out: Any, axis: tuple[int, ...], ds: Any = None, residual_out: Any = None
+    ) -> Any:
+        added = None if adding is None else adding._replace(ds=ds, residual_out=residual_out)
+        return _run(function, dy, (name, x), out=out, axis=axis, adding=added, **others)
+
+    return turn.call(run, whole, leading=1 if adding is None else 2)
 
 
 def _on_host(call: GradientCall) -> None:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from cupynorm.call.axes import Turn, turn_of
 from cupynorm.call.quantize import Quantize, quantize_option
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import RowOp
@@ -58,7 +59,7 @@ def _with_signature_of(explicit: Callable[P, R]) -> Callable[[Callable[..., R]],
 
 def _log_softmax(
     x: Any,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     *,
     scale: float | None = None,
     where: Any = None,
@@ -77,7 +78,7 @@ def _log_softmax(
 
 def _softmax(
     x: Any,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     *,
     scale: float | None = None,
     where: Any = None,
@@ -98,7 +99,7 @@ def _softmax(
 @overload
 def softmax(
     x: Any,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     *,
     out: Any = None,
     dtype: Any = None,
@@ -111,7 +112,7 @@ def softmax(
 @overload
 def softmax(
     x: Any,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     *,
     out: Any = None,
     dtype: Any = None,
@@ -124,7 +125,7 @@ def softmax(
 @overload
 def softmax(
     x: Any,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     *,
     out: Any = None,
     dtype: Any = None,
@@ -137,7 +138,7 @@ def softmax(
 @_with_signature_of(_softmax)
 def softmax(
     x: Any,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     *,
     out: Any = None,
     dtype: Any = None,
@@ -215,6 +216,8 @@ def softmax(
     >>> softmax(np.zeros((2, 2)), causal=True).tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
+    if axis != -1 and (turn := turn_of(axis, x)) is not None:
+        return _turned(turn, softmax, x, out, options, dtype=dtype, plan=plan)
     if not options:
         return row_ops.run(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
     return _run(SOFTMAX, x, axis, out, dtype, plan, options)
@@ -223,7 +226,7 @@ def softmax(
 @_with_signature_of(_log_softmax)
 def log_softmax(
     x: Any,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     *,
     out: Any = None,
     dtype: Any = None,
@@ -269,15 +272,27 @@ def log_softmax(
     >>> log_softmax(np.array([[0.0, -1000.0]])).tolist()
     [[0.0, -1000.0]]
     """
+    if axis != -1 and (turn := turn_of(axis, x)) is not None:
+        return _turned(turn, log_softmax, x, out, options, dtype=dtype, plan=plan)
     if not options:
         return row_ops.run(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
     return _run(LOG_SOFTMAX, x, axis, out, dtype, plan, options)
 
 
+def _turned(
+    turn: Turn, function: Callable[..., Any], x: Any, out: Any, options: Mapping[str, Any], **others: Any
+) -> Any:
+    """Run a call along any axes."""
+    whole = {"x": x, "out": out, **{name: options[name] for name in ("where", "bias") if name in options}}
+    return turn.call(
+        function, whole, **{name: each for name, each in options.items() if name not in whole}, **others
+    )
+
+
 def _run(
     op: RowOp,
     x: Any,
-    axis: int | tuple[int, ...],
+    axis: int | tuple[int, ...] | None,
     out: Any,
     dtype: Any,
     plan: str | Plan | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cupynorm.call.axes import Turn, is_array, turn_of
 from cupynorm.call.gradients import GradientCall, check_softmax_gradient
 from cupynorm.host import gradients
 from cupynorm.invoke import gradient_calls
@@ -13,7 +14,7 @@ from cupynorm.plan.config import Plan
 def softmax_backward(
     dy: Any,
     y: Any,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     *,
     scale: float | None = None,
     where: Any = None,
@@ -118,7 +119,7 @@ def softmax_backward(
 def log_softmax_backward(
     dy: Any,
     y: Any,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     *,
     scale: float | None = None,
     where: Any = None,
@@ -194,7 +195,7 @@ def _run(
     function: str,
     dy: Any,
     y: Any,
-    axis: int | tuple[int, ...],
+    axis: int | tuple[int, ...] | None,
     options: dict[str, Any],
     drop: tuple[float, int | None, int],
     return_dbias: bool,  # noqa: FBT001
@@ -204,6 +205,8 @@ def _run(
     plan: str | Plan | None,
 ) -> Any:
     """Run one call. drop: p, seed and offset of a dropout."""
+    if axis != -1 and (turn := turn_of(axis, y, "y")) is not None:
+        return _turned(turn, function, dy, y, options, drop, return_dbias, out, dtype, add_to, plan)
     given = {"dy": dy, "y": y, **{name: options[name] for name in MASK_ARRAYS}, "out": out, "dbias": add_to}
     others = (each for name, each in options.items() if name not in MASK_ARRAYS)
     p, seed, offset = drop
@@ -232,6 +235,36 @@ def _run(
         scalars,
         plan,
     )
+
+
+def _turned(
+    turn: Turn,
+    function: str,
+    dy: Any,
+    y: Any,
+    options: dict[str, Any],
+    drop: tuple[float, int | None, int],
+    return_dbias: bool,  # noqa: FBT001
+    out: Any,
+    dtype: Any,
+    add_to: Any,
+    plan: str | Plan | None,
+) -> Any:
+    """Run one call along any axes."""
+    whole = {"dy": dy, "y": y, "out": out, "add_to": add_to}
+    bias = options["bias"]
+    options = {**options, **{name: turn.turned(options[name]) for name in ("where", "bias")}}
+
+    def run(dy: Any, y: Any, out: Any, add_to: Any, axis: tuple[int, ...]) -> Any:
+        return _run(function, dy, y, axis, options, drop, return_dbias, out, dtype, add_to, plan)
+
+    found = turn.call(run, whole, leading=1)
+    if not isinstance(found, tuple):
+        return found
+    dx, dbias = found
+    if add_to is not None:
+        return dx, add_to
+    return dx, turn.back(dbias, bias) if is_array(bias) else dbias
 
 
 def _on_host(call: GradientCall) -> None:

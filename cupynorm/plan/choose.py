@@ -22,7 +22,7 @@ from cupynorm.plan.config import (
     check_plan,
 )
 from cupynorm.plan.rules import MEASURED, rules_of
-from cupynorm.plan.variants import cached, cluster, fused_cluster, grid, registers, staged, summed
+from cupynorm.plan.variants import across, cached, cluster, fused_cluster, grid, registers, staged, summed
 from cupynorm.plan.variants.fused_cluster import with_smaller_vectors
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ def choose(
         occupancy,
         none_known if asked_for else local_bytes,
     )
+    if problem.across and not isinstance(forced, Plan):
+        return _across(question, forced)
     if isinstance(forced, Plan):
         plan = _forced(question, forced)
         if plan.cooperative and not cooperative:
@@ -91,6 +93,22 @@ def choose(
         if found is not None:
             return found
     raise DoesNotFitError(_does_not_fit(question, f"variant {forced!r}"))
+
+
+def _across(question: Question, name: str | None) -> Plan:
+    """Return the plan of rows whose elements lie apart from one another. name: of a variant, where one is forced."""
+    if name is not None and name not in VARIANTS:
+        raise DoesNotFitError(f"plan {name!r} is not a variant: use {', '.join(VARIANTS)}")
+    if name is not None and name not in across.VARIANTS_ACROSS:
+        raise DoesNotFitError(
+            f"variant {name!r} needs rows whose elements lie next to one another: "
+            f"use {', '.join(across.VARIANTS_ACROSS)}"
+        )
+    # sums over rows have no place beside such rows: they take a pass of their own
+    found = None if question.problem.column_sums else across.across(question, name)
+    if found is None:
+        raise DoesNotFitError(_does_not_fit(question, f"variant {name!r}"))
+    return found
 
 
 def _without_scheduler(question: Question, plan: Plan) -> Plan | None:

@@ -57,6 +57,9 @@ ROOM_BYTES, ROOM_ROWS, ROOM_BLOCKS = 64, 8, 1024
 # where every thread finds those of any column.
 AT_USE, PER_ROW, SHARED, REGISTERS, CONVERTED = range(5)
 
+# Where a row of row_across waits.
+NOWHERE, IN_REGISTERS, IN_SHARED_MEMORY = range(3)
+
 # Whether rows begin at vectors: all do; they do not, but x is aligned as y is; they do not, and x is aligned otherwise.
 ALIGNED, UNALIGNED, UNALIGNED_APART = range(3)
 
@@ -98,6 +101,10 @@ class Plan:
         Shared memory that a block may keep a row in, and all dynamic shared memory of a block.
     min_blocks
         The compiler keeps registers few enough for so many blocks on a multiprocessor.
+    across, waits
+        Of rows whose elements lie apart from one another: how many threads of a warp lie side by side, each with
+        `vector` neighbouring rows, and `vectors` elements of each at a time; and where rows wait: NOWHERE, IN_REGISTERS
+        or IN_SHARED_MEMORY. 0: rows are contiguous.
     resident_blocks, waves
         Blocks that a multiprocessor holds at once (clusters: that the device does), and grid / what the device holds
         at once.
@@ -124,14 +131,16 @@ class Plan:
     min_blocks: int
     resident_blocks: int
     waves: float
+    across: int = 0
+    waits: int = 0
     rule: str = dataclasses.field(default="", compare=False, repr=False)
     why: str = dataclasses.field(default="", compare=False, repr=False)
 
     @property
     def kernel(self) -> str:
         """The kernel of kernels/row that runs such a plan."""
-        if self.variant == "cached":
-            return "row_cached"
+        if self.across or self.variant == "cached":
+            return "row_across" if self.across else "row_cached"
         if self.variant == "split" and self.group:
             return "row_spread"
         if self.variant == "split" and self.rows_per_group > 1:
@@ -152,14 +161,16 @@ class Plan:
         """The numbers among the kernel's template arguments, in order."""
         launch = (self.block, self.min_blocks)
         tile = (self.vector, self.vectors)
-        if self.kernel == "row_cached":
-            return (*tile, *launch)
-        if self.kernel == "row_spread":
-            return (*tile, self.parameter_cache, *launch)
-        if self.kernel == "row_together":
-            return (*tile, self.rows_per_group, *launch)
-        if self.kernel in ("row_reread", "row_computed"):
-            return (*tile, self.unaligned, *launch)
+        others: dict[str, tuple[int | bool, ...]] = {
+            "row_across": (self.across, self.full, self.waits, self.ctas_per_row),
+            "row_cached": (),
+            "row_spread": (self.parameter_cache,),
+            "row_together": (self.rows_per_group,),
+            "row_reread": (self.unaligned,),
+            "row_computed": (self.unaligned,),
+        }
+        if self.kernel in others:
+            return (*tile, *others[self.kernel], *launch)
         if self.kernel == "row_staged":
             ctas = (
                 0 if self.variant == "split" else self.ctas_per_row
@@ -238,6 +249,8 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "row_shared_bytes": (0, 1 << 20),
     "shared_bytes": (0, 1 << 20),
     "min_blocks": (1, 32),
+    "across": (0, WARP),
+    "waits": (NOWHERE, IN_SHARED_MEMORY),
     "resident_blocks": (0, MAX_GRID),
 }
 

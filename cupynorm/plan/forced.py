@@ -36,7 +36,7 @@ from cupynorm.plan.partition import (
     shared_bytes,
     threads_with_vectors,
 )
-from cupynorm.plan.variants import cached, grid, staged, summed
+from cupynorm.plan.variants import across, cached, grid, staged, summed
 from cupynorm.plan.variants.fused_cluster import has_static_room
 from cupynorm.plan.variants.registers import may_persist
 
@@ -72,7 +72,7 @@ def check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
             f"{most} elements of a thread are allowed{where}"
         )
     most = MAX_FUSED_ELEMENTS[bool(problem.parameter_bytes)] // problem.fields
-    if problem.fused and plan.group and plan.vector * plan.vectors > most:
+    if problem.fused and plan.group and not plan.across and plan.vector * plan.vectors > most:
         raise DoesNotFitError(
             f"plan: vector x vectors is {plan.vector} x {plan.vectors}, {most} elements of a thread are allowed "
             "where something is fused"
@@ -87,6 +87,11 @@ def check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
 def finished(question: Question, forced: Plan) -> Plan | None:
     """Return a plan for the effective problem with its launch; None where the kernel cannot hold such rows."""
     problem = question.problem
+    if problem.across or forced.across:
+        both = problem.across > 0 and forced.across > 0
+        return (
+            across.finished(question, forced, FORCED) if both and across.is_sound(problem, forced) else None
+        )
     fits = (
         problem.vector % forced.vector == 0
         and (forced.vector == problem.vector or not problem.unaligned)

@@ -48,6 +48,9 @@ class Problem:
     column_sums, row_groups
         How many sums over rows are taken in the same pass, for each column, and in how many groups of rows. Rows then
         wait in registers, in warp, block or cluster, and so do the sums.
+    across
+        Of rows whose elements lie apart from one another: how many rows are neighbours in memory, element by element;
+        1 if none are. 0: rows are contiguous.
     """
 
     rows: int
@@ -74,6 +77,7 @@ class Problem:
     fields: int = 1
     column_sums: int = 0
     row_groups: int = 0
+    across: int = 0
 
     @property
     def element_bytes(self) -> int:

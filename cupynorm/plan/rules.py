@@ -315,6 +315,40 @@ class ColumnSums(NamedTuple):
     shared_bytes: int
 
 
+class Apart(NamedTuple):
+    """Rows whose elements lie apart from one another (variants/across.py).
+
+    Attributes
+    ----------
+    widths
+        Bytes of neighbouring rows that a block has side by side, best first.
+    max_vector
+        Neighbouring rows of a thread, at most, by bytes of an element of x.
+    elements
+        Numbers that a thread holds of its rows, by bytes of the compute type, best first.
+    again
+        How many it loads at a time where rows do not wait in its registers, by bytes of the compute type.
+    blocks
+        Threads of a block, by bytes of the compute type, best first where they have room for the rows.
+    least_part
+        Columns of a block, where several share a row only to fill the device.
+    registers, row_registers
+        Of a thread beside its elements, and for each of its rows.
+    shared_blocks
+        So many blocks of a multiprocessor share its memory where rows wait there.
+    """
+
+    widths: Sequence[int]
+    max_vector: Mapping[int, int]
+    elements: Mapping[int, Sequence[int]]
+    again: Mapping[int, int]
+    blocks: Mapping[int, Sequence[int]]
+    least_part: int
+    registers: int
+    row_registers: int
+    shared_blocks: int
+
+
 class SmallBatch(NamedTuple):
     """Too few rows to fill the device. Only for these may the order of summation depend on the number of rows.
 
@@ -482,6 +516,7 @@ SECTIONS: dict[str, Any] = {
     "clusters": Clusters,
     "fused_clusters": FusedClusters,
     "column_sums": ColumnSums,
+    "apart": Apart,
     "small_batch": SmallBatch,
     "split": Split,
     "registers": RegisterModel,
@@ -498,6 +533,7 @@ class Rules(NamedTuple):
     clusters: Clusters
     fused_clusters: FusedClusters
     column_sums: ColumnSums
+    apart: Apart
     small_batch: SmallBatch
     split: Split
     registers: RegisterModel

@@ -270,6 +270,44 @@ struct DropoutMask {
   }
 };
 
+// The same where elements lie anywhere: rows and cols give the number of an element, in the order that the random words
+// have, and vectors have one element.
+template <class Rows, class Cols>
+struct DropoutAnywhere {
+  static constexpr int kBytes = 2;
+  static constexpr bool kPerRow = false;
+  Dropped dropped;
+  Rows rows;
+  Cols cols;
+
+  template <int N>
+  using Packed = NoColumns;
+  template <int N>
+  static constexpr int kPrefetchBytes = 0;
+  struct RowPointer {
+    Dropped dropped;
+    int64 first;  // number of the row's first element
+    Cols cols;
+    static void make_opaque() {}
+    static bool begins_at(const void*) { return false; }
+    template <int N, typename Index>
+    NoColumns load(Index) const {
+      return {};
+    }
+    template <int N, typename Compute, typename Index>
+    void unpack(NoColumns, Compute* x, Index col) const {
+      static_assert(N == 1, "elements lie apart");
+      const auto number = static_cast<unsigned long long>(first + cols.offset(col)), block = dropped.offset + number / 4;
+      const uint2 key = {unsigned(dropped.seed), unsigned(dropped.seed >> 32)};
+      const uint4 random = philox4x32_10(uint4{unsigned(block), unsigned(block >> 32), 0, 0}, key);
+      const int at = int(number % 4);
+      const unsigned own = at == 0 ? random.x : at == 1 ? random.y : at == 2 ? random.z : random.w;
+      x[0] = Compute(dropped.threshold >> 32 == 0 && own >= unsigned(dropped.threshold));
+    }
+  };
+  RowPointer at(int64 row) const { return {dropped, rows.offset(row), cols}; }
+};
+
 // A row's label as an operand: 1 in the label's column, else 0. A label outside 0 .. cols - 1 matches no column, or,
 // with kNan, makes the whole row nan.
 template <typename T, class Rows, bool kNan>
@@ -586,11 +624,15 @@ struct NoStoreComputed {
   struct RowPointer {};
   RowPointer at(int64) const { return {}; }
 };
-template <typename T, int kAxes>
+template <class To>
 struct StoreComputed {
   static constexpr bool kStoresComputed = true;
-  DirectStore<T, kAxes> to;
-  using RowPointer = typename DirectStore<T, kAxes>::RowPointer;
+  To to;
+  using RowPointer = typename To::RowPointer;
+  template <int kRows, typename Compute, typename Index>
+  static void store_across(const RowPointer (&rows)[kRows], const Compute (&y)[kRows], Index col) {
+    To::template store_across<kRows>(rows, y, col);
+  }
   RowPointer at(int64 row) const { return to.at(row); }
 };
 
@@ -600,9 +642,10 @@ inline constexpr bool kHasFewSteps = false;
 template <class Function>
 inline constexpr bool kHasFewSteps<Function, decltype(void(Function::kFewSteps))> = Function::kFewSteps;
 
-// Function(x, operands), of what the mask does not drop. It has as many outputs as the op's elements have fields.
-template <typename T, int kAxes, class Function, class Mask_, class Keep, class Operands_>
-struct FusedLoad {
+// Function(x, operands), of what the mask does not drop. It has as many outputs as the op's elements have fields. Cols:
+// how far x's columns lie from the first of their row: Adjacent, or a Strided where only single elements are asked for.
+template <typename T, int kAxes, class Function, class Mask_, class Keep, class Operands_, class Cols>
+struct FusedLoad : Cols {
   using Type = T;
   using Precision =
       typename Conditional<sizeof(T) == 2 && Operands_::kBytes <= 2, T,
@@ -634,7 +677,7 @@ struct FusedLoad {
   static constexpr int kPrefetchBytes =
       N * int(sizeof(T)) + Operands_::template kPrefetchBytes<N> + Mask_::template kPrefetchBytes<N>;
 
-  struct RowPointer {
+  struct RowPointer : Cols {
     const T* pointer;
     typename Mask_::RowPointer mask;
     typename Keep::RowPointer keeping;
@@ -675,7 +718,7 @@ struct FusedLoad {
     template <int N, bool kAgain>
     Loaded<N> load_twice(int col) const {
       if (!reads<N>(col)) return {};
-      const auto x = load_vector_twice<kAgain, T, N>(pointer + col);
+      const auto x = load_vector_twice<kAgain, T, N>(pointer + this->offset(col));
       if constexpr (kDrops) return {x, operands.template load<N>(col), mask.template load<N>(col)};
       else return {x, operands.template load<N>(col), {}};
     }
@@ -683,7 +726,7 @@ struct FusedLoad {
     void prefetch(unsigned char* shared, int place, Index col) const {
       constexpr int kOperands = kPlaces * N * int(sizeof(T)),
           kMask = kOperands + kPlaces * Operands_::template kPrefetchBytes<N>;
-      prefetch_vector<kPlaces, 16, N>(shared, place, pointer + col);
+      prefetch_vector<kPlaces, 16, N>(shared, place, pointer + this->offset(col));
       prefetch_if_any<Operands_, N, kPlaces>(operands, shared + kOperands, place, col);
       prefetch_if_any<Mask_, N, kPlaces>(mask, shared + kMask, place, col);
     }
@@ -714,8 +757,8 @@ struct FusedLoad {
     template <int N, typename Index>
     Loaded<N> load_kept(Index col) const {
       if constexpr (kDrops)
-        return {load_vector<T, N>(pointer + col), operands.template load<N>(col), mask.template load<N>(col)};
-      else return {load_vector<T, N>(pointer + col), operands.template load<N>(col), {}};
+        return {load_vector<T, N>(pointer + this->offset(col)), operands.template load<N>(col), mask.template load<N>(col)};
+      else return {load_vector<T, N>(pointer + this->offset(col)), operands.template load<N>(col), {}};
     }
     template <int N, typename Element, typename Index>
     void unpack_kept(const Loaded<N>& loaded, Element* x, Index col) const {
@@ -765,12 +808,71 @@ struct FusedLoad {
     }
     template <typename Index>
     const void* address(Index col) const {
-      return pointer + col;
+      return pointer + this->offset(col);
     }
   };
   int most_kept(int cols) const { return mask.structure.most_kept(cols); }
+
+  // Of row/across.cuh, where neighbouring rows are loaded together: what is loaded of an element beside x, an element
+  // of x of each row, and what becomes of them.
+  struct Beside {
+    typename Operands_::template Packed<1> operands;
+    typename Mask_::template Packed<1> mask;
+  };
+  template <int kRows, class Row, typename Index>
+  static Vector<T, kRows> load_across(const Row (&rows)[kRows], Index col, Beside (&beside)[kRows]) {
+    bool any = false;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      beside[r] = {};
+      if (!rows[r].template reads<1>(col)) continue;
+      any = true;
+      beside[r].operands = rows[r].operands.template load<1>(col);
+      if constexpr (kDrops) beside[r].mask = rows[r].mask.template load<1>(col);
+    }
+    if (kInterval && !any) return {};
+    return load_vector<T, kRows>(rows[0].pointer + rows[0].offset(col));
+  }
+  template <int kRows, class Row, typename Element, typename Index>
+  static unsigned unpack_across(const Row (&rows)[kRows], const Vector<T, kRows>& x,
+      const Beside (&beside)[kRows], Element (&elements)[kRows], Index col, Element padding) {
+    using Traits = ElementTraits<Element>;
+    using Number = typename Traits::Number;
+    Number from_x[kRows];
+    cupynorm::unpack<kRows>(x, from_x);
+    unsigned bits = 0;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      Number in[1 + Operands_::kCount][1], out[Traits::kFields][1];
+      in[0][0] = from_x[r];
+      rows[r].operands.template unpack<1>(beside[r].operands, in + 1, col);
+      apply_to_each<Function>(in, out);
+      elements[r] = Traits::of(out, 0);
+      if constexpr (kDrops) {
+        const bool kept = rows[r].mask.template bits<1>(beside[r].mask, col) & 1;
+        elements[r] = kept ? elements[r] : padding;
+        bits |= unsigned(kept) << r;
+      }
+    }
+    return bits;
+  }
+  // What was loaded of one row of them.
+  template <int kRows>
+  static Loaded<1> one_across(const Vector<T, kRows>& x, const Beside (&beside)[kRows], int row) {
+    return {element_of<T, kRows>(x, row), beside[row].operands, beside[row].mask};
+  }
+  template <int kRows, class Row, typename Element, typename Index>
+  static void store_computed_across(const Row (&rows)[kRows], const Element (&elements)[kRows], Index col) {
+    typename ElementTraits<Element>::Number own[kRows];
+    typename Keep::RowPointer to[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) own[r] = field(elements[r], 0), to[r] = rows[r].keeping;
+    Keep::template store_across<kRows>(to, own, col);
+  }
+
   RowPointer at(int64 row) const {
-    return {pointer + rows.offset(row), mask.at(row), keeping.at(row), operands.at(row)};
+    return {static_cast<const Cols&>(*this), pointer + rows.offset(row), mask.at(row), keeping.at(row),
+        operands.at(row)};
   }
 };
 
@@ -783,6 +885,8 @@ struct Outputs {
     template <int N, bool kWhole, typename Compute, typename Index>
     static void store(const Compute (*)[N], Index) {}
   };
+  template <int kRows, typename Compute, typename Index>
+  static void store_across(const RowPointer (&)[kRows], const Compute (*)[kRows], Index) {}
   RowPointer at(int64) const { return {}; }
 };
 template <class First, class... Rest>
@@ -804,6 +908,16 @@ struct Outputs<First, Rest...> {
       rest.template store<N, kWhole>(y + 1, col);
     }
   };
+  // One element of each of some neighbouring rows.
+  template <int kRows, typename Compute, typename Index>
+  static void store_across(const RowPointer (&rows)[kRows], const Compute (*y)[kRows], Index col) {
+    typename First::RowPointer to[kRows];
+    typename Others::RowPointer others[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) to[r] = rows[r].first, others[r] = rows[r].rest;
+    First::template store_across<kRows>(to, y[0], col);
+    Others::template store_across<kRows>(others, y + 1, col);
+  }
   RowPointer at(int64 row) const { return {first.at(row), rest.at(row)}; }
 };
 
@@ -856,6 +970,25 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
       to.template store<N, kWhole>(out, col);
     }
   };
+  // The results of one element of each of some neighbouring rows.
+  template <int kRows, class Row, typename Compute, class Columns, typename Index>
+  static void store_across(const Row (&rows)[kRows], const Compute (&y)[kRows], const Columns& columns,
+      const EpilogueOperands<1> (&epilogue_operands)[kRows], Index col) {
+    Compute all[Outputs_::kCount][kRows];
+    typename Outputs_::RowPointer to[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const Compute own[1] = {y[r]};
+      Compute in[1 + Operands_::kCount][1], out[Outputs_::kCount][1];
+      Affines::template apply<1>(own, columns, in[0]);
+      rows[r].operands.template unpack<1>(epilogue_operands[r], in + 1, col);
+      apply_to_each<Function>(in, out);
+#pragma unroll
+      for (int k = 0; k < Outputs_::kCount; ++k) all[k][r] = out[k][0];
+      to[r] = rows[r].to;
+    }
+    Outputs_::template store_across<kRows>(to, all, col);
+  }
   RowPointer at(int64 row) const { return {to.at(row), operands.at(row)}; }
 };
 
@@ -896,7 +1029,8 @@ struct LabelledLoad : Inner {
       const int column = label.column();
       const bool here = column >= begin && column < end;
       Compute number[1];
-      cupynorm::unpack<1>(load_vector<typename Inner::Type, 1>(this->pointer + (here ? column : 0)), number);
+      const auto* const place = static_cast<const typename Inner::Type*>(this->address(here ? column : 0));
+      cupynorm::unpack<1>(load_vector<typename Inner::Type, 1>(place), number);
       const Compute other = label.is_ignored() ? infinity<Compute>() : column < 0 ? Compute(as_float(0x7fc00000u))
           : -infinity<Compute>();
       return here ? number[0] : other;
@@ -927,6 +1061,14 @@ struct LabelledStore : Inner {
       Inner::RowPointer::template store<N, kWhole>(less, columns, operands, col);
     }
   };
+  template <int kRows, typename Compute, class Columns, class Operands, typename Index>
+  static void store_across(const RowPointer (&rows)[kRows], const Compute (&y)[kRows], const Columns& columns,
+      const Operands (&operands)[kRows], Index col) {
+    Compute less[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) less[r] = Index(rows[r].label.column()) == col ? y[r] - 1 : y[r];
+    Inner::template store_across<kRows>(rows, less, columns, operands, col);
+  }
   RowPointer at(int64 row) const { return {Inner::at(row), label.at(row)}; }
 };
 
@@ -937,15 +1079,16 @@ constexpr bool kIsInt8<signed char> = true;
 
 // (y * gamma + beta) / scale, where scale takes the largest of a row to the largest number that is stored, and is
 // written.
-template <typename Compute, typename T, int kAxes, class Gamma, class Beta>
-struct ScaledStore : ColumnsOf<ScaledStore<Compute, T, kAxes, Gamma, Beta>, Gamma, Beta> {
+template <typename Compute, class To, class Gamma, class Beta>
+struct ScaledStore : ColumnsOf<ScaledStore<Compute, To, Gamma, Beta>, Gamma, Beta> {
+  using T = typename To::Type;
   using Type = T;
   using Affines = AffineColumns<Gamma, Beta>;
   static constexpr int kBytes = sizeof(T);
   static constexpr bool kHasEpilogueOperands = false, kScales = true;
   // int8 of a row's own scale: nothing is beyond the limit
   static constexpr bool kInRange = kIsInt8<T> && sizeof(Compute) == 4;
-  DirectStore<T, kAxes> to;
+  To to;
   Affines affine;
   Compute* scales;
   Compute limit;  // the largest number that is stored
@@ -977,7 +1120,7 @@ struct ScaledStore : ColumnsOf<ScaledStore<Compute, T, kAxes, Gamma, Beta>, Gamm
   void save(int64 row, Scale scale) const { scales[row] = scale.scale; }
 
   struct RowPointer {
-    typename DirectStore<T, kAxes>::RowPointer to;
+    typename To::RowPointer to;
     void make_opaque() { to.make_opaque(); }
     Type* address() const { return to.address(); }
     template <int N>
@@ -995,7 +1138,7 @@ struct ScaledStore : ColumnsOf<ScaledStore<Compute, T, kAxes, Gamma, Beta>, Gamm
 #pragma unroll
         for (int i = 0; i < N; i += 4)
           vector.word[i / 4] = bytes_of(sum[i], sum[i + 1], sum[i + 2], sum[i + 3], scale.what);
-        store_vector<kWhole>(to.pointer + col, vector);
+        to.template put<kWhole>(vector, col);
       } else {
 #pragma unroll
         for (int i = 0; i < N; ++i) q[i] = (kLifts ? z[i] * scale.lift : z[i]) * scale.inverse;

@@ -112,10 +112,52 @@ struct DirectStore {
     }
     template <int N, bool kWhole = false, typename Compute, typename Index>
     void store(const Compute (&y)[N], NoColumns, Index col) const {
-      store_vector<kWhole>(pointer + col, vector_from<T, N>(y));
+      put<kWhole>(vector_from<T, N>(y), col);
+    }
+    template <bool kWhole, int N, typename Index>
+    void put(const Vector<T, N>& vector, Index col) const {
+      store_vector<kWhole>(pointer + col, vector);
     }
   };
   RowPointer at(int64 row) const { return {pointer + rows.offset(row)}; }
+};
+
+// Where elements of y go that lie apart from one another, those of some neighbouring rows together (row/across.cuh).
+// Cols: how far from the first of their row. kAcross: so many rows lie next to one another, aligned to as many elements.
+template <typename T, int kAxes, class Cols, int kAcross>
+struct ApartStore : Cols {
+  using Type = T;
+  static constexpr int kBytes = sizeof(T);
+  T* pointer;
+  Strided<kAxes> rows;
+
+  struct RowPointer : Cols {
+    T* pointer;
+    void make_opaque() { cupynorm::make_opaque(pointer); }
+    T* address() const { return pointer; }
+    template <int N, bool kWhole = false, typename Compute, typename Index>
+    void store(const Compute (&y)[N], NoColumns, Index col) const {
+      put<kWhole>(vector_from<T, N>(y), col);
+    }
+    template <bool kWhole, int N, typename Index>
+    void put(const Vector<T, N>& vector, Index col) const {
+      static_assert(N == 1 || N <= kAcross, "elements lie apart");
+      store_vector<kWhole>(pointer + this->offset(col), vector);
+    }
+  };
+  template <int kRows, typename Compute, typename Index>
+  static void store_across(const RowPointer (&rows)[kRows], const Compute (&y)[kRows], Index col) {
+    if constexpr (kRows <= kAcross) {
+      rows[0].template put<false>(vector_from<T, kRows>(y), col);
+    } else {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const Compute own[1] = {y[r]};
+        rows[r].template put<false>(vector_from<T, 1>(own), col);
+      }
+    }
+  }
+  RowPointer at(int64 row) const { return {static_cast<const Cols&>(*this), pointer + rows.offset(row)}; }
 };
 
 // Stores nothing, for an op that only saves a row's statistics. Rows are aligned as those of x, where `pointer` points.
@@ -168,6 +210,9 @@ struct NoStore {
     template <int N, bool kWhole = false, typename Compute, typename Index>
     static void store(const Compute (&)[N], NoColumns, Index) {}
   };
+  template <int kRows, typename Compute, typename Index>
+  static void store_across(const RowPointer (&)[kRows], const Compute (&)[kRows], NoColumns, const NoColumns (&)[kRows],
+      Index) {}
   RowPointer at(int64 row) const { return {pointer + rows.offset(row)}; }
 };
 

@@ -59,4 +59,12 @@ struct Strided32 {
   }
 };
 
+// The same of columns that lie next to one another.
+struct Adjacent {
+  template <typename Index>
+  static Index offset(Index col) {
+    return col;
+  }
+};
+
 }  // namespace cupynorm

@@ -20,7 +20,8 @@ struct Running {
   void add(Element (&x)[N], Predicate valid) {
     total = Op::template merge<false>(total, Op::summarize(x, valid, 0));
   }
-  typename Op::State state(Compute& from) const {
+  typename Op::State state(Compute& from) const { return own_state(from); }
+  typename Op::State own_state(Compute& from) const {
     from = 0;
     return total;
   }
@@ -51,6 +52,11 @@ struct Running<Op, true> {
   typename Op::State state(Compute& from) const {
     from = __shfl_sync(kAllLanes, pivot, 0);
     return Op::rebase(Op::state_of(sums, Compute(count)), pivot, from);
+  }
+  // Counted from the thread's own.
+  typename Op::State own_state(Compute& from) const {
+    from = pivot;
+    return Op::state_of(sums, Compute(count));
   }
 };
 

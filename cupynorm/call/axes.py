@@ -1,0 +1,135 @@
+"""Any axis: a call along other axes than the last is the same call on views whose normalised axes are the last."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cupynorm._options import plainly, shown
+from cupynorm._values import NamedTuple
+from cupynorm.runtime import devices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Axis = int | tuple[int, ...] | None
+
+
+def axes_of(axis: Any, shape: tuple[int, ...], name: str = "x") -> tuple[int, ...]:
+    """Return the axes of the array called `name` that `axis` names, in their order: all of them for None.
+
+    TypeError unless it is None, an integer, or a tuple of integers; ValueError if an axis is not there or named twice.
+    """
+    ndim = len(shape)
+    if axis is None:
+        if not ndim:
+            raise ValueError(f"axis is None, which is all axes: {name} has 0 axes")
+        return tuple(range(ndim))
+    given = axis if isinstance(axis, tuple) else (axis,)
+    wanted = []
+    for each in given:
+        if isinstance(each, bool) or not isinstance(each, (int, np.integer)):
+            raise TypeError(
+                f"axis is {shown(axis)}: give an integer, a tuple of integers such as (-2, -1), or None for all axes"
+            )
+        number = int(each)
+        if not -ndim <= number < ndim:
+            raise ValueError(f"axis {plainly(number)} is out of range: {name} has {ndim} axes, shape {shape}")
+        wanted.append(number % ndim)
+    if not wanted:
+        raise ValueError("axis is empty: name at least one axis")
+    if len(set(wanted)) != len(wanted):
+        raise ValueError(f"axis {axis} names an axis of {name} twice; {name} has {ndim} axes")
+    return tuple(sorted(wanted))
+
+
+class Turn(NamedTuple):
+    """How arrays of x's shape are turned so that its normalised axes are the last; both groups keep their order.
+
+    order: x's axes, as the turned arrays have them. axes: how many are normalised.
+    """
+
+    order: tuple[int, ...]
+    axes: int
+
+    @property
+    def axis(self) -> tuple[int, ...]:
+        """The normalised axes of what has been turned."""
+        return tuple(range(-self.axes, 0))
+
+    @property
+    def inverse(self) -> tuple[int, ...]:
+        """The order that turns back."""
+        return tuple(self.order.index(each) for each in range(len(self.order)))
+
+    def turned(self, array: Any) -> Any:
+        """Return a view of an array that has x's shape or broadcasts to it; all else as it is."""
+        if not is_array(array):
+            return array
+        missing = len(self.order) - array.ndim
+        if missing < 0:  # the checks will say so
+            return array
+        return (array[(None,) * missing] if missing else array).transpose(self.order)
+
+    def back(self, array: Any, like: Any = None) -> Any:
+        """Return the view of a result in x's orientation; with fewer axes, as `like` has, if that is given."""
+        found = array.transpose(self.inverse)
+        return found if like is None or found.ndim == like.ndim else found[(0,) * (found.ndim - like.ndim)]
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        whole: Mapping[str, Any],
+        *,
+        leading: int | None = None,
+        **others: Any,
+    ) -> Any:
+        """Call a function on turned arrays, and turn its results back.
+
+        whole: the arguments of x's shape, or that broadcast to it, results among them. Results that have as many axes
+        as x are turned; statistics have fewer. leading: how many results may be of x's shape, the first; default: all.
+        """
+        given = {name: self.turned(each) for name, each in whole.items()}
+        results = function(**given, axis=self.axis, **others)
+        several = isinstance(results, tuple)
+        each_result = results if several else (results,)
+        leading = len(each_result) if leading is None else leading
+        turned = tuple(self.result(each, given, whole) for each in each_result[:leading])
+        found = (*turned, *each_result[leading:])
+        return found if several else found[0]
+
+    def result(self, array: Any, given: Mapping[str, Any], whole: Mapping[str, Any]) -> Any:
+        """Return one result in x's orientation: the caller's own array where it was given."""
+        for name, each in given.items():
+            if each is array and is_array(each):
+                return whole[name]
+        return array if array is None or array.ndim != len(self.order) else self.back(array)
+
+
+def is_array(given: object) -> bool:
+    """Say whether this is an array of NumPy or on a device."""
+    return isinstance(given, np.ndarray) or devices.is_device_array(given)
+
+
+def turn_of(axis: Any, x: Any, name: str = "x") -> Turn | None:
+    """Return how x is to be turned; None if its normalised axes are the last ones, or if it is no array."""
+    if not is_array(x):
+        return None  # the checks will say so
+    axes, ndim = axes_of(axis, x.shape, name), x.ndim
+    if axes == tuple(range(ndim - len(axes), ndim)):
+        return None
+    return Turn((*(at for at in range(ndim) if at not in axes), *axes), len(axes))
+
+
+def memory_order(array: Any) -> tuple[int, ...]:
+    """Return the axes of an array from the one with the longest steps on; C order's own where steps are equal."""
+    steps = [
+        abs(step) if extent > 1 else None for step, extent in zip(array.strides, array.shape, strict=True)
+    ]
+    longest = [0] * array.ndim
+    last = max((step for step in steps if step is not None), default=0)
+    for at, step in enumerate(steps):  # an axis of one element stays where it is
+        last = last if step is None else step
+        longest[at] = last
+    return tuple(sorted(range(array.ndim), key=lambda at: -longest[at]))

@@ -1,0 +1,452 @@
+// block, cluster, shared, uncached of rows whose elements lie apart from one another in memory, as along an axis that is
+// not the last. A thread has some rows that are neighbours in memory, element by element, and accesses one element of
+// all of them at once; neighbouring threads have the next rows, so that a warp accesses whole lines. Rows are reduced
+// over the threads in between.
+#pragma once
+#include <base/reduce.cuh>
+#include <row/running.cuh>
+#include <row/waiting.cuh>
+
+namespace cupynorm {
+
+constexpr int kInRegisters = 1, kInSharedMemory = 2;  // where rows wait; 0: nowhere, they are read again
+
+// A thread has kVector neighbouring rows, and loads kElements elements of each at a time, which are all that it has
+// where rows wait in registers. kLanes threads lie side by side, and kDown share each row, every kDown-th element of
+// it. kFull: a block has exactly kElements * kDown elements of each row. kCtasPerRow: blocks of a cluster that share
+// rows. kBlock, kMinBlocks: as in Registers.
+template <int Vector_, int Elements, int Lanes_, bool Full, int Waits, int CtasPerRow, int Block, int MinBlocks>
+struct Across {
+  static constexpr int kVector = Vector_, kElements = Elements, kLanes = Lanes_, kWaits = Waits,
+      kCtasPerRow = CtasPerRow, kBlock = Block, kMinBlocks = MinBlocks;
+  static constexpr bool kFull = Full;
+  static constexpr int kDown = Block / Lanes_, kRows = Lanes_ * Vector_, kWarps = Block / kWarp;
+  static_assert(Lanes_ <= kWarp && (Lanes_ & (Lanes_ - 1)) == 0, "lanes of a warp that share rows are kLanes apart");
+};
+
+// Sums and maxima over the lanes of a warp that are kLanes apart, as Lanes has them over neighbouring ones.
+template <int kLanes>
+struct LanesApart {
+  template <typename T>
+  static T sum(T value) {
+#pragma unroll
+    for (int distance = kLanes; distance < kWarp; distance *= 2)
+      value += __shfl_xor_sync(kAllLanes, value, distance);
+    return value;
+  }
+  template <typename T>
+  static T first(T value) {
+    return __shfl_sync(kAllLanes, value, threadIdx.x % kLanes);
+  }
+  template <typename T>
+  static T max(T value) {
+#pragma unroll
+    for (int distance = kLanes; distance < kWarp; distance *= 2)
+      value = larger(value, __shfl_xor_sync(kAllLanes, value, distance));
+    return value;
+  }
+};
+
+// What a cluster's blocks tell one another of a row: a Slot from every block, in words of 16 bytes.
+template <class Op>
+struct SlotWords {
+  static constexpr int kQuads = int((sizeof(Slot<Op>) + 15) / 16);
+  union {
+    uint4 words[kQuads];
+    Slot<Op> slot;
+  };
+};
+
+// The shared memory of one reduction: words from each block of the cluster, slots of each warp and of the row.
+template <class Op, class Shape>
+struct ReductionPlaces {
+  static constexpr int kMessages = Shape::kCtasPerRow > 1 ? Shape::kCtasPerRow * Shape::kRows : 0,
+      kSlots = Shape::kWarps > 1 || Shape::kCtasPerRow > 1 ? (Shape::kWarps + 1) * Shape::kRows : 0;
+  static constexpr int kBytes =
+      (kMessages * int(sizeof(SlotWords<Op>)) + kSlots * int(sizeof(Slot<Op>)) + 15) / 16 * 16;
+  unsigned char* place;
+
+  SlotWords<Op>* message(int block, int row) const {
+    return reinterpret_cast<SlotWords<Op>*>(place) + block * Shape::kRows + row;
+  }
+  Slot<Op>& slot(int warp, int row) const {
+    return reinterpret_cast<Slot<Op>*>(place + kMessages * sizeof(SlotWords<Op>))[warp * Shape::kRows + row];
+  }
+};
+
+// The States of a thread's rows become those of whole rows, counted from the thread's own pivots, which are the same in
+// a warp. All threads must call, once for each of `places`; mbarrier has been made, and the blocks of the cluster have
+// met since. States are merged in an order that follows from Shape alone.
+template <class Op, class Shape>
+inline void reduce_apart(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
+    const ReductionPlaces<Op, Shape>& places, Mbarrier* mbarrier, int part) {
+  constexpr int kVector = Shape::kVector, kLanes = Shape::kLanes, kWarps = Shape::kWarps,
+      kCtasPerRow = Shape::kCtasPerRow;
+  if constexpr (kLanes < kWarp) {
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) s[v] = Op::gather(s[v], LanesApart<kLanes>());
+  }
+  if constexpr (kWarps > 1 || kCtasPerRow > 1) {
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, first = lane % kLanes * kVector;
+    if (lane < kLanes) {
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) places.slot(warp, first + v) = {s[v], pivot[v]};
+    }
+    __syncthreads();
+    if constexpr (kCtasPerRow > 1) {
+      constexpr int kQuads = SlotWords<Op>::kQuads;
+      if (threadIdx.x == 0) expect_bytes(mbarrier, unsigned(kCtasPerRow * Shape::kRows * kQuads * 16));
+    }
+    for (int row = threadIdx.x; row < Shape::kRows; row += Shape::kBlock) {  // one thread for each row
+      Slot<Op> all = places.slot(0, row);
+      for (int other = 1; other < kWarps; ++other) {
+        const Slot<Op> slot = places.slot(other, row);
+        all.state = Op::template merge<false>(all.state, Op::rebase(slot.state, slot.pivot, all.pivot));
+      }
+      if constexpr (kCtasPerRow > 1) {
+        SlotWords<Op> own = {};
+        own.slot = all;
+#pragma unroll
+        for (int block = 0; block < kCtasPerRow; ++block) {
+#pragma unroll
+          for (int i = 0; i < SlotWords<Op>::kQuads; ++i)
+            send_words(&places.message(part, row)->words[i], mbarrier, block, own.words[i]);
+        }
+      } else {
+        places.slot(kWarps, row) = all;
+      }
+    }
+    if constexpr (kCtasPerRow > 1) {
+      await_mbarrier(mbarrier, 0);
+      for (int row = threadIdx.x; row < Shape::kRows; row += Shape::kBlock) {
+        Slot<Op> all = places.message(0, row)->slot;
+        for (int block = 1; block < kCtasPerRow; ++block) {
+          const Slot<Op> slot = places.message(block, row)->slot;
+          all.state = Op::template merge<false>(all.state, Op::rebase(slot.state, slot.pivot, all.pivot));
+        }
+        places.slot(kWarps, row) = all;
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      const Slot<Op> all = places.slot(kWarps, first + v);
+      s[v] = Op::rebase(all.state, all.pivot, pivot[v]);
+    }
+  }
+}
+
+// The largest divisor of kElements that is no more than `most`.
+constexpr int part_of_elements(int elements, int most) {
+  int part = elements < most ? elements : most;
+  while (elements % part) --part;
+  return part;
+}
+
+template <class Op, class Load, class Store, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
+    row_across(const __grid_constant__ Arguments<Op, Load, Store> a) {
+  using Compute = typename Op::Compute;
+  using Element = ElementOf<Op>;
+  using Precision = typename Load::Precision;
+  using Largest = Magnitude<Compute>;
+  using Index = typename Conditional<Shape::kWaits == 0, int64, int>::Type;  // what waits is of few columns
+  constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kLanes = Shape::kLanes, kDown = Shape::kDown,
+      kCtasPerRow = Shape::kCtasPerRow, kRound = kElements * kDown;
+  constexpr bool kHolds = Shape::kWaits == kInRegisters, kKeeps = Shape::kWaits == kInSharedMemory;
+  static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
+  static_assert(!Load::kDrops || !Load::kStoresComputed, "nothing of what is dropped is kept");
+  static_assert(!Shape::kFull || kHolds, "elsewhere the last round may be shorter");
+  // Rows of 16 bits wait in registers as they were loaded, where the steps to what the op is given are few: so twice as
+  // many have room. Their elements are then computed kPart at a time, once more for the results.
+  constexpr bool kPacked = kHolds && Load::kWaitsAsLoaded && sizeof(typename Load::Type) == 2 && !Store::kScales;
+  constexpr int kPart = kPacked ? part_of_elements(kElements, 32 / kVector) : kElements;
+  __shared__ Mbarrier mbarriers[2];
+
+  // this block's columns, and this thread's: every kDown-th from `first` on, before `end`
+  const int part = kCtasPerRow > 1 ? cluster_rank() : 0, lane = threadIdx.x % kLanes;
+  const Index cols = Index(a.cols), each = Shape::kFull ? kRound : (cols + (kCtasPerRow - 1)) / kCtasPerRow;
+  const Index begin = part * each, end = cols - begin < each ? cols : begin + each,
+      first = begin + threadIdx.x / kLanes;
+  const int64 row = (int64(blockIdx.x / kCtasPerRow) * kLanes + lane) * kVector;
+  const bool here = row < a.rows;  // all rows of a vector are, or none
+  // shared memory: what waits, then what reductions need
+  const WaitingRow<Load, Element, 1> waiting = {
+      kKeeps ? int((each + kDown - 1) / kDown) * Shape::kBlock * kVector : 0};
+  const ReductionPlaces<Op, Shape> places = {shared_memory + (waiting.bytes() + 15) / 16 * 16};
+  const ReductionPlaces<Largest, Shape> largest_places = {places.place + places.kBytes};
+  if constexpr (kCtasPerRow > 1) {
+    if (threadIdx.x == 0) init_mbarrier(&mbarriers[0]), init_mbarrier(&mbarriers[1]);
+    cluster_sync();  // all blocks have begun: they may write into one another
+  }
+  pdl_wait_and_trigger();
+  typename Load::RowPointer sources[kVector];
+  typename Store::RowPointer targets[kVector];
+#pragma unroll
+  for (int v = 0; v < kVector; ++v) {
+    sources[v] = a.load.at(here ? row + v : 0);
+    targets[v] = a.store.at(here ? row + v : 0);
+  }
+  Compute own[kVector] = {};
+  if constexpr (Op::kOwnNumber) {
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) own[v] = sources[v].own_number();
+  }
+
+  Vector<typename Load::Type, kVector> loaded[kElements];
+  typename Load::Beside beside[kElements][kVector];
+  typename Store::template EpilogueOperands<1> operands[kElements][kVector];
+  Element x[kVector][kPart];
+  using Bits = typename Conditional<(kVector * kPart > 32), unsigned long long, unsigned>::Type;
+  Bits keeps = 0;  // a bit for each of them that no mask drops
+  // Calls body(j, col) for each element that there is from column `at` on: of all that are fetched, or of a part.
+  auto each_element = [&](Index at, auto&& body) {
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) {
+      if (here && (Shape::kFull || at + j * kDown < end)) body(j, at + j * kDown);
+    }
+  };
+  auto each_of_part = [&](Index at, auto&& body) {
+#pragma unroll
+    for (int j = 0; j < kPart; ++j) {
+      if (here && (Shape::kFull || at + j * kDown < end)) body(j, at + j * kDown);
+    }
+  };
+  auto fetch = [&](Index at) {
+    each_element(at, [&](int j, Index col) {
+      loaded[j] = Load::template load_across<kVector>(sources, col, beside[j]);
+    });
+  };
+  auto fetch_operands = [&](Index at) {
+    if constexpr (Store::kHasEpilogueOperands) {
+      each_element(at, [&](int j, Index col) {
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) operands[j][v] = targets[v].template epilogue_operands<1>(col);
+      });
+    }
+  };
+  // Computes a part of what was fetched, from number `from` and column `at` on. Elements that are not there are padding.
+  // Counts those that are.
+  auto take = [&](int from, Index at) {
+    int there = 0;
+    keeps = 0;
+    if constexpr (!Shape::kFull) {
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+#pragma unroll
+        for (int j = 0; j < kPart; ++j) x[v][j] = Op::padding();
+      }
+    }
+    each_of_part(at, [&](int j, Index col) {
+      Element own[kVector];
+      keeps |= Bits(Load::template unpack_across<kVector>(sources, loaded[from + j], beside[from + j], own, col,
+                   Op::padding())) << j * kVector;
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) x[v][j] = own[v];
+      ++there;
+    });
+    if constexpr (Op::kHasPivot && !Shape::kFull) {  // the pivot is an element of the row, never padding
+#pragma unroll
+      for (int j = 1; j < kPart; ++j) {
+        if (at + j * kDown < end) continue;
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) x[v][j] = x[v][0];
+      }
+    }
+    return there;
+  };
+  // The number of an element's place where it waits in shared memory: no other thread uses it.
+  auto place = [&](Index at, int j, int v) {
+    return (int((at - first) / kDown) + j) * (Shape::kBlock * kVector) + v * Shape::kBlock + int(threadIdx.x);
+  };
+  auto store_computed = [&](int j, Index col) {
+    if constexpr (Load::kStoresComputed) {
+      Element own[kVector];
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) own[v] = x[v][j];
+      Load::template store_computed_across<kVector>(sources, own, col);
+    }
+  };
+
+  // ---- the rows' States
+  Compute pivot[kVector] = {};
+  typename Op::State mine[kVector], total[kVector];
+  if constexpr (kHolds) {
+    fetch(first);
+    fetch_operands(first);
+  }
+  if constexpr (kHolds && !kPacked) {
+    const int there = take(0, first);
+    each_of_part(first, store_computed);
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      if constexpr (Op::kHasPivot)
+        pivot[v] = LanesApart<kLanes>::first(Op::pivot_of(x[v], Precision()));
+      if constexpr (Shape::kFull)
+        mine[v] = Op::summarize(x[v], Predicate<kElements>{kElements, false}, pivot[v]);
+      else mine[v] = Op::summarize(x[v], Predicate<0>{there, false}, pivot[v]);
+    }
+  } else {
+    Running<Op> running[kVector];
+    auto add = [&](int there) {
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        if constexpr (Shape::kFull) running[v].template add<Precision>(x[v]);
+        else if (there > 0) running[v].template add<Precision>(x[v], Predicate<0>{there, false});
+      }
+    };
+    if constexpr (kPacked) {
+#pragma unroll
+      for (int from = 0; from < kElements; from += kPart) {
+        const Index at = first + from * kDown;
+        const int there = take(from, at);
+        each_of_part(at, store_computed);
+        add(there);
+      }
+    } else {
+#pragma unroll 1
+      for (Index at = first; at < end; at += kRound) {
+        fetch(at);
+        const int there = take(0, at);
+        each_of_part(at, [&](int j, Index col) {
+          store_computed(j, col);
+          if constexpr (kKeeps) {
+#pragma unroll
+            for (int v = 0; v < kVector; ++v) {
+              const Element own[1] = {x[v][j]};
+              waiting.put(place(at, j, v), Load::template one_across<kVector>(loaded[j], beside[j], v), own,
+                  unsigned(keeps >> (j * kVector + v) & 1));
+            }
+          }
+        });
+        add(there);
+      }
+    }
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      Compute from;
+      mine[v] = running[v].own_state(from);
+      if constexpr (Op::kHasPivot) {
+        pivot[v] = LanesApart<kLanes>::first(from);
+        mine[v] = Op::rebase(mine[v], from, pivot[v]);
+      }
+    }
+  }
+#pragma unroll
+  for (int v = 0; v < kVector; ++v) {
+    if constexpr (Op::kOwnNumber) pivot[v] = own[v];
+    mine[v] = with_own<Op>(mine[v], own[v]);
+    total[v] = mine[v];
+  }
+  reduce_apart<Op, Shape>(total, pivot, places, &mbarriers[0], part);
+  const bool saves = here && part == 0 && int(threadIdx.x) < kLanes;
+  typename Op::Row whole[kVector];
+#pragma unroll
+  for (int v = 0; v < kVector; ++v) {
+    whole[v] = a.op.finish(kHolds && !kPacked ? mine[v] : total[v], total[v], a.cols, pivot[v]);
+    if (saves) a.op.save(row + v, whole[v]);
+  }
+
+  if constexpr (kPacked) {  // or their elements would take the registers that waiting as loaded saves
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) loaded[j].make_opaque();
+  }
+
+  // ---- their results
+  // Calls body(number, column) for each part of what the thread has of its rows.
+  auto each_part = [&](auto&& body) {
+    if constexpr (kHolds) {
+#pragma unroll
+      for (int from = 0; from < kElements; from += kPart) body(from, first + from * kDown);
+    } else {
+#pragma unroll 1
+      for (Index at = first; at < end; at += kRound) body(0, at);
+    }
+  };
+  // Brings its elements back.
+  auto bring = [&](int from, Index at) {
+    if constexpr (kKeeps) {
+      keeps = 0;
+      each_of_part(at, [&](int j, Index) {
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) {
+          Element own[1];
+          keeps |= Bits(waiting.get(place(at, j, v), sources[v], own) & 1) << (j * kVector + v);
+          x[v][j] = own[0];
+        }
+      });
+    } else if constexpr (!kHolds || kPacked) {
+      if constexpr (!kHolds) fetch(at);
+      take(from, at);
+    }
+  };
+  auto results = [&](int j, Compute (&y)[kVector]) {
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      y[v] = kHolds && !kPacked ? Op::map(x[v][j], whole[v]) : Op::map_raw(x[v][j], whole[v]);
+      if constexpr (Load::kDrops) y[v] = keeps >> (j * kVector + v) & 1 ? y[v] : Op::dropped();
+    }
+  };
+  if constexpr (Store::kScales) {
+    typename Largest::State largest[kVector];
+    typename Store::Scale scales[kVector];
+    const Compute zero[kVector] = {};
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) largest[v] = Largest::identity();
+    auto finish = [&](int j, Index col, Compute (&z)[kVector]) {
+      Compute y[kVector];
+      results(j, y);
+      const auto columns = a.store.template columns<1>(col);
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        const Compute from[1] = {y[v]};
+        Compute to[1];
+        Store::template finish<1>(from, columns, to);
+        z[v] = to[0];
+      }
+    };
+    each_part([&](int from, Index at) {
+      bring(from, at);
+      each_of_part(at, [&](int j, Index col) {
+        Compute z[kVector];
+        finish(j, col, z);
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) {
+          const Compute own[1] = {z[v]};
+          largest[v] = Largest::template merge<false>(largest[v], Largest::of(own));
+          if constexpr (kHolds) field(x[v][j], 0) = z[v];
+        }
+      });
+    });
+    reduce_apart<Largest, Shape>(largest, zero, largest_places, &mbarriers[1], part);
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      scales[v] = a.store.scale_of(largest[v].max);
+      if (saves) a.store.save(row + v, scales[v]);
+    }
+    each_part([&](int from, Index at) {
+      bring(from, at);
+      each_of_part(at, [&](int j, Index col) {
+        Compute z[kVector];
+        if constexpr (!kHolds) finish(j, col, z);
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) {
+          const Compute own[1] = {kHolds ? field(x[v][j], 0) : z[v]};
+          targets[v].template store_scaled<1>(own, scales[v], col);
+        }
+      });
+    });
+  } else {
+    each_part([&](int from, Index at) {
+      bring(from, at);
+      if constexpr (!kHolds) fetch_operands(at);
+      each_of_part(at, [&](int j, Index col) {
+        Compute y[kVector];
+        results(j, y);
+        Store::template store_across<kVector>(targets, y, a.store.template columns<1>(col), operands[from + j], col);
+      });
+    });
+  }
+}
+
+}  // namespace cupynorm

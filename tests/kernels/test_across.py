@@ -1,0 +1,220 @@
+"""Rows whose elements lie apart from one another, on the simulator: how row_across holds and reduces them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynorm._dtypes import compute_dtype, dtype_of
+from cupynorm.call.arguments import view
+from cupynorm.call.view import View
+from cupynorm.invoke import bound_calls, row_ops
+from cupynorm.lower.fused import Around, fused_spec
+from cupynorm.lower.row import RowOp
+from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
+from cupynorm.ops.softmax import SOFTMAX
+from cupynorm.plan.choose import choose
+from cupynorm.plan.config import IN_REGISTERS, IN_SHARED_MEMORY, NOWHERE, DoesNotFitError, Plan
+from cupynorm.plan.limits import RECORDED
+from cupynorm.plan.variants.across import VARIANTS_ACROSS
+from cupynorm.runtime import compiler, nvrtc
+from tests import SLOW, simulator
+from tests.build_gate import begins_too_soon, code_of, endless_waits, spills, stalls_a_cluster
+from tests.simulator import cupy, simulated  # noqa: F401  a fixture
+
+EPS = 1e-5
+DIGITS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 4e-6, "float64": 1e-13}
+# outer axes, the axis, inner axes: whole and odd vectors of neighbouring rows, more of them than a block has; rows of
+# one round and of several
+SHAPES = [(1, 5, 7), (3, 40, 9), (2, 129, 64), (1, 1000, 6), (1, 2500, 3)]
+
+
+@pytest.fixture(autouse=True)
+def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(simulator.settings, "schedules", ("forward", "reverse"))
+    return simulated
+
+
+def launch(spec: Any, wanted: str | Plan | None) -> Plan:
+    """Launch a lowered call; return its plan."""
+    plans = []
+
+    def once(found: Any) -> None:
+        plans.append(found.plan)
+        binding = row_ops.launcher(found.kernel.pointer, found.plan)
+        bound_calls.bound_call(0, bound_calls.Arrays({}), [(found.kernel, binding, spec.params)]).once()
+
+    row_ops.launch_what_fits(0, spec, wanted, once)
+    return plans[0]
+
+
+def drawn(shape: tuple[int, int, int], dtype: str) -> Any:
+    """Draw an array; its middle axis is the row."""
+    rng = np.random.default_rng(sum(shape))
+    return (rng.standard_normal(shape) + 1).astype(dtype_of(dtype))
+
+
+def run(op: RowOp, host: Any, wanted: str | Plan | None, *, gap: int = 0) -> tuple[Any, Plan]:
+    """Normalise along the middle axis, with parameters; return results as float64, and the plan.
+
+    gap: elements between rows of the last axis.
+    """
+    (outer, cols, inner), kind = host.shape, host.dtype
+    wide = cupy.empty((outer, cols, inner + gap), kind)
+    wide[:, :, :inner] = host
+    x, y = wide[:, :, :inner].transpose(0, 2, 1), cupy.empty(host.shape, kind).transpose(0, 2, 1)
+    parameters = {name: cupy.asarray(np.linspace(0.5, 2, cols).astype(kind)) for name in op.columns}
+    compute = compute_dtype(kind, kind)
+    stats = [cupy.empty((outer, inner), compute) for _ in op.stats]
+    columns = {name: view(each) for name, each in parameters.items()}
+    pointers = [view(each).pointer for each in stats]
+    spec = fused_spec(op, view(x), 1, columns, pointers, EPS, compute, Around((view(y),)))
+    plan = launch(spec, wanted)
+    rows = host.transpose(0, 2, 1).astype(np.float64)
+    if op is LAYER_NORM:
+        np.testing.assert_allclose(stats[0].get(), rows.mean(-1), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(stats[1].get(), 1 / np.sqrt(rows.var(-1) + EPS), rtol=1e-5)
+    return y.get().astype(np.float64), plan
+
+
+def expected(op: RowOp, host: Any) -> Any:
+    """Return the same by the formula."""
+    x = host.transpose(0, 2, 1).astype(np.float64)
+    if op is SOFTMAX:
+        powers = np.exp(x - x.max(-1, keepdims=True))
+        return powers / powers.sum(-1, keepdims=True)
+    gamma = np.linspace(0.5, 2, x.shape[-1]).astype(host.dtype).astype(np.float64)
+    if op is RMS_NORM:
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * gamma
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + EPS) * gamma + gamma
+
+
+@pytest.mark.parametrize("dtype", [*DIGITS])
+@pytest.mark.parametrize("variant", [None, *VARIANTS_ACROSS])
+def test_every_variant_is_right(variant: str | None, dtype: str) -> None:
+    seen = set()
+    ops = (LAYER_NORM, RMS_NORM, SOFTMAX) if SLOW else (LAYER_NORM, SOFTMAX)
+    for op, shape in itertools.product(ops, SHAPES):
+        host = drawn(shape, dtype)
+        try:
+            found, plan = run(op, host, variant)
+        except DoesNotFitError:
+            assert (variant, shape[1] > 1000) == ("block", True) or variant == "cluster", shape
+            continue
+        assert variant in {None, plan.variant}
+        np.testing.assert_allclose(found, expected(op, host), rtol=4 * DIGITS[dtype], atol=DIGITS[dtype])
+        seen.add(plan.vector > 1)
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("gap", [1, 3, 4])
+def test_rows_of_any_stride(gap: int) -> None:
+    for dtype, op in itertools.product(("float16", "float32"), (LAYER_NORM, SOFTMAX)):
+        host = drawn((2, 70, 20), dtype)
+        found, _ = run(op, host, None, gap=gap)
+        np.testing.assert_allclose(found, expected(op, host), rtol=4 * DIGITS[dtype], atol=DIGITS[dtype])
+
+
+def test_numbers_that_nobody_chooses() -> None:
+    # fewer threads than a warp has lanes side by side, or more; rows that end in the middle of a round
+    host = drawn((2, 77, 64), "float32")
+    _, plan = run(LAYER_NORM, host, None)
+    for across, vector, block, waits, ctas in itertools.product(
+        (1, 8, 32), (1, 4), (64,), (NOWHERE, IN_REGISTERS, IN_SHARED_MEMORY), (1, 4)
+    ):
+        group = block // across
+        elements = math.ceil(math.ceil(77 / ctas) / group) if waits == IN_REGISTERS else 2
+        if elements * vector > 32:
+            continue
+        names = {IN_REGISTERS: "block", IN_SHARED_MEMORY: "shared", NOWHERE: "uncached"}
+        forced = dataclasses.replace(
+            plan,
+            variant="cluster" if ctas > 1 else names[waits],
+            vector=vector,
+            vectors=elements,
+            group=group,
+            across=across,
+            block=block,
+            waits=waits,
+            ctas_per_row=ctas,
+            min_blocks=1,
+        )
+        found, taken = run(LAYER_NORM, host, forced)
+        assert taken.template[:3] == (vector, elements, across)
+        np.testing.assert_allclose(found, expected(LAYER_NORM, host), rtol=2e-5, atol=4e-6)
+
+
+def test_a_mean_far_from_zero_keeps_its_digits() -> None:
+    host = (np.random.default_rng(0).standard_normal((1, 200, 16)) * 0.1 + 1000).astype(np.float32)
+    for variant in VARIANTS_ACROSS:
+        found, _ = run(LAYER_NORM, host, variant)
+        np.testing.assert_allclose(found, expected(LAYER_NORM, host), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["warp", "cached", "split"])
+def test_a_variant_for_contiguous_rows_is_refused_by_name(name: str) -> None:
+    with pytest.raises(DoesNotFitError, match="next to one another"):
+        run(SOFTMAX, drawn((1, 5, 7), "float32"), name)
+
+
+@pytest.mark.parametrize(
+    "change", [{"across": 3}, {"waits": 2}, {"vectors": 1}, {"ctas_per_row": 2}, {"across": 0}]
+)
+def test_a_plan_that_would_go_wrong_is_refused(change: dict[str, int]) -> None:
+    host = drawn((1, 500, 8), "float32")
+    _, plan = run(SOFTMAX, host, "block")
+    with pytest.raises(DoesNotFitError):
+        run(SOFTMAX, host, dataclasses.replace(plan, **change))
+
+
+def spec_of(op: RowOp, shape: tuple[int, int, int], dtype: str) -> Any:
+    """Lower a call on arrays that nobody allocates."""
+    (outer, cols, inner), kind = shape, dtype_of(dtype)
+    strides = (cols * inner * kind.itemsize, kind.itemsize, inner * kind.itemsize)
+    x = View(1 << 20, (outer, inner, cols), strides, kind)
+    columns = {name: View(1 << 30, (cols,), (kind.itemsize,), kind) for name in op.columns}
+    what = Around((x._replace(pointer=1 << 40),))
+    return fused_spec(op, x, 1, columns, [0] * len(op.stats), EPS, compute_dtype(kind, kind), what)
+
+
+BUILT = [(64, 32, 512), (4, 4096, 1024)]
+
+
+@pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize(("arch", "device"), [("90", "h200"), ("80", "a100"), ("75", "t4")])
+def test_every_kernel_compiles_without_a_spill(arch: str, device: str) -> None:
+    seen, kernels = set(), {}
+
+    def compiled(spec: Any, plan: Plan) -> Any:
+        key = spec.expression(plan)
+        if key not in kernels:
+            kernels[key] = nvrtc.compile(spec.text, key, compiler.options(), arch)
+        return kernels[key]
+
+    def stand_in(plan: Plan) -> int:
+        return plan.min_blocks
+
+    for (op, dtype), shape in itertools.product(((LAYER_NORM, "float16"), (SOFTMAX, "float64")), BUILT):
+        spec = spec_of(op, shape, dtype)
+
+        def stack(plan: Plan, spec: Any = spec) -> int:
+            return int(compiled(spec, plan).stack_bytes)
+
+        for variant in VARIANTS_ACROSS:
+            try:
+                plan = choose(spec.problem, RECORDED[device], stand_in, variant, local_bytes=stack)
+            except DoesNotFitError:
+                continue
+            kernel = compiled(spec, plan)
+            assert not spills(kernel), (plan, spills(kernel))
+            assert not endless_waits(kernel)
+            code = code_of(kernel, arch)
+            assert not begins_too_soon(code, arch)
+            assert not stalls_a_cluster(code, arch)
+            seen.add(variant)
+    assert seen == {*VARIANTS_ACROSS} - ({"cluster"} if arch != "90" else set())
