@@ -97,7 +97,7 @@ class Terms(NamedTuple):
 class Right(NamedTuple):
     """A result by the definition, in float64, with what its errors are measured by. terms: None as in FORWARD.
 
-    multiple: of epsilon of the arithmetic. x: the dtype of what was rounded on the way.
+    multiple: of epsilon of the arithmetic. x: the dtype of what was rounded on the way. axis: of a row.
     """
 
     exact: Array
@@ -105,6 +105,7 @@ class Right(NamedTuple):
     multiple: float = 0.0
     arithmetic: str = ""
     x: str = ""
+    axis: int = -1
 
     def allowed(self, dtype: Dtype) -> Array | None:
         """Return how far each element of a result of this dtype may be off; None where it follows from its row."""

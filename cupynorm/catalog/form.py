@@ -51,7 +51,7 @@ class Form:
     call: the public function, given arrays by name and options. reference: the expected results, from the definition,
     in float64. torch: the same in PyTorch, given its module and tensors; None where it has none. target: the share of
     the copy rate that is wanted on an H200; with `beside`, the share of that form's rate instead. unread: returns how
-    many elements of x need not be read, from the shape of x.
+    many elements of x need not be read, from the shape of x. axis: of a row, in its results.
     """
 
     name: str
@@ -65,6 +65,7 @@ class Form:
     shapes: tuple[tuple[int, int], ...] = EVEN
     random: bool = False  # peers draw other numbers: results are not compared
     quantized: str = ""
+    axis: int = -1
     terms: Callable[[Arrays], tuple[bounds.Terms, ...]] | None = None
     natural: Callable[[Arrays], Arrays] | None = None
 
@@ -87,7 +88,7 @@ class Form:
         """Return the expected results of a call, with what their errors are measured by."""
         exact = self.reference(given)
         if self.terms is None:
-            return [bounds.Right(each) for each in exact]
+            return [bounds.Right(each, axis=self.axis) for each in exact]
         function, x = self.name.partition("/")[0], dtype_of(given["x"].dtype)
         return [
             bounds.Right(

@@ -13,6 +13,7 @@ import numpy as np
 from cupynorm._dtypes import compute_dtype, device_dtype, dtype_of, quantized_dtype
 from cupynorm.call.quantize import Quantize
 from cupynorm.catalog import op_table
+from cupynorm.catalog.axis_forms import ALONG_AXES
 from cupynorm.catalog.form import EVEN, LONG, TOKENS, Array, Arrays, Form, Given, wide
 from cupynorm.catalog.gradient_forms import GRADIENTS, LOSSES, OF_ROW_OPS
 from cupynorm.host.philox import Dropout
@@ -447,6 +448,7 @@ FORMS: dict[str, Form] = {
         _gated("geglu", elementwise.geglu, GELU, biased=True),
         _gated("swiglu", elementwise.swiglu, SILU, biased=False),
         DROPOUT,
+        *ALONG_AXES,
         *GRADIENTS,
         _split("add_qkv_bias", 3),
         _split("split_heads", 1),

@@ -130,13 +130,25 @@ plan_option = click.option(
     "--plan", type=VARIANT, help="Force a variant: warp, block, cached, cluster, split, shared, uncached."
 )
 op_argument = click.argument("op", type=Name("op", ops), metavar="OP")
+
+
+class Axes(Integers):
+    """Axes, or none for all of them."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return a tuple of integers; an empty one for all axes."""
+        if isinstance(value, str) and value.lower() == "none":
+            return ()
+        return super().convert(value, param, ctx)
+
+
 axis_option = click.option(
     "--axis",
-    type=Integers(),
-    callback=lambda _ctx, _param, axes: axes[0] if len(axes) == 1 else axes,
+    type=Axes(),
+    callback=lambda _ctx, _param, axes: None if not axes else axes[0] if len(axes) == 1 else axes,
     default="-1",
     show_default=True,
-    help="Trailing axis or axes to normalise: -1, or -2,-1.",
+    help="The axis or axes to normalise, such as -1, 0 or 0,2; none: all.",
 )
 
 

@@ -41,9 +41,9 @@ def run(
 ) -> None:
     """Apply OP to the rows of a .npy file.
 
-    Rows are read, computed and written block by block, so the file may be larger than memory. It may be
-    big-endian or in Fortran order. The output appears under its name only when it is complete. - is standard
-    input or output.
+    Rows are read, computed and written block by block, so the file may be larger than memory, unless --axis names
+    other axes than the last. It may be big-endian or in Fortran order. The output appears under its name only when it
+    is complete. - is standard input or output.
 
     Example: cupynorm run layer_norm in.npy -o out.npy --gamma gamma.npy --dtype float32
     """

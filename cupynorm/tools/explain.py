@@ -11,8 +11,9 @@ import numpy as np
 from cupynorm._dtypes import Dtype, dtype_of
 from cupynorm._options import LONGEST
 from cupynorm.call import asking
-from cupynorm.call.arguments import trailing_axes
+from cupynorm.call.axes import axes_of
 from cupynorm.call.view import View
+from cupynorm.catalog import op_table
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import row_spec
 from cupynorm.plan import rules
@@ -95,7 +96,7 @@ def explain(
     shape: tuple[int, ...],
     dtype: Any,
     *,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     out_dtype: Any = None,
     gamma_dtype: Any = None,
     plan: str | Plan | None = None,
@@ -110,12 +111,22 @@ def explain(
     limits = _limits(device)
     x_dtype = dtype_of(dtype)
     y_dtype = dtype_of(out_dtype) if out_dtype is not None else x_dtype
-    axes = trailing_axes(axis, shape)
+    axes = axes_of(axis, shape)
     _check_shape(shape, x_dtype)
     weight = dtype_of(gamma_dtype) if gamma_dtype is not None else x_dtype
-    parameters = len(op.columns) * math.prod(shape[len(shape) - axes :]) * weight.itemsize
-    moved = math.prod(shape) * (x_dtype.itemsize + y_dtype.itemsize) + parameters
-    what = op_spec(op, shape, x_dtype, y_dtype, weight, axes)
+    row = tuple(shape[each] for each in axes)
+    moved = math.prod(shape) * (x_dtype.itemsize + y_dtype.itemsize)
+    moved += len(op.columns) * math.prod(row) * weight.itemsize
+    if axes == tuple(range(len(shape) - len(axes), len(shape))):
+        what = op_spec(op, shape, x_dtype, y_dtype, weight, len(axes))
+    else:  # untouched pages take no memory
+        function, parameters = (
+            op_table.op(op.name).function,
+            {name: np.empty(row, weight) for name in op.columns},
+        )
+        (what,) = asking.specs_of(
+            lambda: function(np.empty(shape, x_dtype), axis=axes, dtype=y_dtype, **parameters), limits, plan
+        )
     return _planned(op.name, what, limits, plan, moved, tuned=device is None)
 
 

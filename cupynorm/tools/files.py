@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from cupynorm._dtypes import compute_dtype, dtype_of
-from cupynorm.call.arguments import trailing_axes
+from cupynorm.call.axes import axes_of
 from cupynorm.invoke import row_ops
 from cupynorm.npy.paths import STANDARD, FileError, check_standard_output, check_target
 from cupynorm.npy.source import Source
@@ -62,7 +62,7 @@ def run(
     source: Path,
     target: Path,
     *,
-    axis: int | tuple[int, ...] = -1,
+    axis: int | tuple[int, ...] | None = -1,
     dtype: str | None = None,
     bfloat16: bool = False,
     gamma: Path | None = None,
@@ -76,9 +76,9 @@ def run(
 ) -> Report:
     """Apply `op` to the rows of `source` and write `target`; with `stats`, write the statistics to files beside it.
 
-    `-` as source or target is standard input or output, which may be pipes. `bfloat16`: the files' raw two-byte
-    elements are bfloat16. `progress` is called with the rows done and all rows. A forced plan needs a device. `target`
-    appears only when the run was successful.
+    Along other axes than the last, all of x is read at once. `-` as source or target is standard input or output, which
+    may be pipes. `bfloat16`: the files' raw two-byte elements are bfloat16. `progress` is called with the rows done and
+    all rows. A forced plan needs a device. `target` appears only when the run was successful.
 
     One function of over 60 lines, because what it opens stays open in one ExitStack until the targets are complete.
 
@@ -103,19 +103,29 @@ def run(
             raise ValueError(f"bfloat16: {source} holds no raw two-byte elements to read as bfloat16")
 
         x = sources.pop("x")
-        axes = trailing_axes(axis, x.shape)
-        leading, trailing = x.shape[: len(x.shape) - axes], x.shape[len(x.shape) - axes :]
+        over = axes_of(axis, x.shape)
+        leading = tuple(extent for at, extent in enumerate(x.shape) if at not in over)
+        trailing = tuple(x.shape[at] for at in over)
+        whole = over != tuple(range(len(x.shape) - len(over), len(x.shape)))
         rows, cols = math.prod(leading), math.prod(trailing)
         if not cols:
             raise FileError(f"{source}: has shape {x.shape}: its rows are empty")
         y_dtype = dtype_of(dtype) if dtype else x.dtype
         where, note = choose_device("gpu" if plan and device == "auto" else device)
-        keywords: dict[str, Any] = {"axis": tuple(range(-axes, 0)), "dtype": y_dtype, "plan": plan}
+        axes = len(over)
+        keywords: dict[str, Any] = {"dtype": y_dtype, "plan": plan}
+        keywords["axis"] = over if whole else tuple(range(-axes, 0))
         keywords |= {"return_stats": True} if stats else {}
         keywords |= {} if eps is None else {"eps": eps}
         parameters = {name: each.read_whole() for name, each in sources.items()}
         compute = _on(where, op.function, parameters, keywords)
-        compute(np.empty((0, *trailing), x.dtype))  # no rows: runs every check and computes nothing
+        # no rows: runs every check and computes nothing
+        empty = (
+            tuple(extent if at in over else 0 for at, extent in enumerate(x.shape))
+            if whole
+            else (0, *trailing)
+        )
+        compute(np.empty(empty, x.dtype))
 
         targets: list[Target | Pipe] = []
         kinds = [(x.shape, y_dtype), *[(leading, compute_dtype(x.dtype, y_dtype))] * len(statistics)]
@@ -125,10 +135,12 @@ def run(
             stack.callback(targets[-1].discard)
         started = time.perf_counter()
         step = max(1, BLOCK_BYTES // (cols * max(x.dtype.itemsize, y_dtype.itemsize)))
+        step = rows if whole else step  # rows whose elements lie apart are read together
         launched = None
         for start in range(0, rows, step):
             stop = min(start + step, rows)
-            plan_of_block = _write_block(compute, x.read(start, stop, axes), targets)
+            block = x.read_whole() if whole else x.read(start, stop, axes)
+            plan_of_block = _write_block(compute, block, targets)
             if start == 0:  # the last block may be shorter and have another plan
                 launched = plan_of_block
             progress(stop, rows)

@@ -81,7 +81,7 @@ def excess(actual: Array, right: Right) -> float:
 
     It is infinite if nan or inf are at other places than expected.
     """
-    a, e = _comparable(actual, right.exact, 1)
+    a, e = _comparable(_rows_last(actual, right), _rows_last(right.exact, right), 1)
     if (_pattern(a) != _pattern(e)).any():
         return math.inf
     tolerance = TOLERANCES[dtype_name(actual.dtype)]
@@ -93,7 +93,12 @@ def excess(actual: Array, right: Right) -> float:
 
 def assert_right(actual: Array, right: Right) -> None:
     """Raise AssertionError unless a result is within its bounds (catalog/bounds.py)."""
-    assert_close(actual, right.exact, allowed=right.allowed(actual.dtype))
+    exact = _rows_last(right.exact, right)
+    assert_close(_rows_last(actual, right), exact, allowed=right.allowed(actual.dtype))
+
+
+def _rows_last(array: Array, right: Right) -> Array:
+    return array if right.axis == -1 else np.moveaxis(array, right.axis, -1)
 
 
 def _off_and_allowed(
