@@ -152,7 +152,10 @@ def form_error(what: Form, results: Sequence[Array], expected: Sequence[Right]) 
     """
     if not what.quantized:
         found = [
-            (error(each, wanted.exact), TOLERANCES[dtype_name(each.dtype)])
+            (
+                error(_rows_last(each, wanted), _rows_last(wanted.exact, wanted)),
+                TOLERANCES[dtype_name(each.dtype)],
+            )
             if wanted.terms is None
             else (excess(each, wanted), 1.0)
             for each, wanted in zip(results, expected, strict=True)
