@@ -191,7 +191,7 @@ def in_order(question: Question) -> tuple[Variant, ...]:
             clusters = (fused_cluster.prefetched,)
         if not question.small_batch and staged.prefers_shared(asked):
             clusters = (staged.shared, *clusters)
-        rest = (registers.block, fused_cluster.prefetched, cluster.one_shot)
+        rest: tuple[Variant, ...] = (registers.block, fused_cluster.prefetched, cluster.one_shot)
         # few rows that no cluster holds
         last = (grid.split_for_more_threads, staged.uncached) if question.small_batch else (staged.uncached,)
         if not question.small_batch and staged.prefers_stream(asked):
