@@ -37,13 +37,12 @@ if TYPE_CHECKING:
 SOURCE = "row/column_sums.cuh"
 KERNEL = "cupynorm::sum_columns<{types}, {numbers}>"
 THREADS = 256  # of a block
-# These follow from no measurement yet (docs/notes/057). Blocks enough to fill any device, but so few that partial sums,
-# which are written and read once more, are a small part of what is read.
-BLOCKS = 1024
-LEAST_ROWS = 16  # of a group, for each row that a block works on at once
-BYTES_IN_FLIGHT = (
-    16  # rows whose loads a thread issues before it waits for the first, times bytes of the compute type
-)
+# Blocks enough to fill any device several times, but so few that partial sums, which are written and read once more,
+# are a small part of what is read: 1024 were .01 slower (benchmarks/h200/2026-11-25-losses.json).
+BLOCKS = 2112
+LEAST_BATCHES = 2  # of a group: rounds of rows whose loads are in flight at once
+# Rows whose loads a thread issues before it waits for the first, times bytes of the compute type.
+BYTES_IN_FLIGHT = 16
 LANES = 32  # threads side by side along a row, at most
 # Of sums that are taken in the pass over rows (kernels/row/summed.cuh). So many groups fill a device of 132
 # multiprocessors whole times; each adds one row of partial sums, so rows of more columns than that, of which fewer are
@@ -53,7 +52,10 @@ WIDE_COLS = 8192
 LEAST_ROWS_OF_GROUP = 4
 LEAST_ELEMENTS_OF_GROUP = 4096
 INTERLEAVED = 8  # groups (kInterleaved)
-LAST_LANES = 8  # the same for partial sums: their rows are few, so blocks take few columns
+# The same for partial sums. Their rows are few, so blocks take few columns: the fewer, the more rows there are, but a
+# sector of memory at least.
+LAST_LANES = 8
+LEAST_LAST_LANES = 2
 
 
 class Result(NamedTuple):
@@ -169,11 +171,12 @@ def tiles_of(
     vectors = -(-cols // vector)
     lanes = min(most_lanes, 1 << (vectors - 1).bit_length())
     tiles = -(-vectors // lanes)
-    at_once = THREADS // lanes
-    wanted = max(1, min(-(-blocks // tiles), rows // (at_once * LEAST_ROWS)))
-    rows_of_group = max(1, -(-rows // wanted))
-    groups = max(1, -(-rows // rows_of_group))
     in_flight = BYTES_IN_FLIGHT // compute.itemsize
+    batch = THREADS // lanes * in_flight
+    wanted = max(1, min(-(-blocks // tiles), rows // (batch * LEAST_BATCHES)))
+    # whole batches, as rows that are left are loaded one by one
+    rows_of_group = max(1, rows if wanted == 1 else -(-rows // (wanted * batch)) * batch)
+    groups = max(1, -(-rows // rows_of_group))
     return SumTiles(lanes, vector, width, groups, rows_of_group, tiles, in_flight)
 
 
@@ -223,7 +226,8 @@ def sums_of_groups(partial: Sequence[View], results: Sequence[Result]) -> Kernel
     count, (groups, cols), compute = len(partial), partial[0].shape, partial[0].dtype
     what = Sums(Expression(count, (), (*range(count),)), (*partial,), (groups, cols), 1, tuple(results))
     vector = min(ACCESS_BYTES // compute.itemsize, 1 << (cols.bit_length() - 1))
-    tiles = tiles_of(groups, cols, vector, 1, compute, LAST_LANES, 1)
+    lanes = min(LAST_LANES, max(LEAST_LAST_LANES, 1 << (2 * THREADS // groups).bit_length()))
+    tiles = tiles_of(groups, cols, vector, 1, compute, lanes, 1)
     return _spec(what, compute, tiles, [_final(each) for each in results])
 
 

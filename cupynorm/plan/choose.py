@@ -40,7 +40,8 @@ CANDIDATES: dict[str, Variant] = {
     "uncached": staged.uncached,
 }
 CLUSTERS_IF_FUSED = {cluster.one_shot, cluster.cluster}
-AT_VECTORS_IF_FUSED = {cached.cached, staged.uncached}
+STREAMS = {staged.uncached, staged.streamed}
+AT_VECTORS_IF_FUSED = {cached.cached, *STREAMS}
 
 
 def choose(
@@ -83,7 +84,7 @@ def choose(
         asked = effective_question(
             question,
             vectors_only=doubles
-            or (variant in AT_VECTORS_IF_FUSED and not (problem.only_reads and variant is staged.uncached))
+            or (variant in AT_VECTORS_IF_FUSED and not (problem.only_reads and variant in STREAMS))
             or _needs_equal_alignment(question, variant),
             smaller_vectors=variant is not fused_cluster.prefetched,
         )
@@ -208,9 +209,12 @@ def in_order(question: Question) -> tuple[Variant, ...]:
             clusters = (fused_cluster.prefetched,)
         if not question.small_batch and staged.prefers_shared(asked):
             clusters = (staged.shared, *clusters)
-        rest = (registers.block, fused_cluster.prefetched, cluster.one_shot)
+        rest: tuple[Variant, ...] = (registers.block, fused_cluster.prefetched, cluster.one_shot)
         # few rows that no cluster holds
         last = (grid.split_for_more_threads, staged.uncached) if question.small_batch else (staged.uncached,)
+        if not question.small_batch and staged.prefers_stream(asked):
+            rest = (staged.streamed, *rest)
+            clusters = ()
         return (*one_warp, *clusters, *rest, *last)
     if question.small_batch:
         return (

@@ -147,6 +147,7 @@ CROSSOVERS = {
     "cluster, affine": "the same with affine parameters",
     "cluster, quantized": "the same for results of one byte",
     "shared, band": "one block's shared memory is better for what a causal mask or a window keeps",
+    "streamed": "rows that are only read are better read as a stream, of which nothing waits",
     "unaligned": "16-byte vectors with head and tail elements are better than narrow accesses",
     "unaligned short": "the same for short rows",
     "split by whole blocks": "all rows together: blocks of all threads are better where the whole grid shares rows",
@@ -229,6 +230,22 @@ class Staged(NamedTuple):
     band_blocks: int
     short_band_block: int
     short_band_blocks: int
+
+
+class Streamed(NamedTuple):
+    """Rows of which only numbers are kept, as uncached reads them.
+
+    Attributes
+    ----------
+    block, blocks
+        Threads of a block, and blocks of a multiprocessor at most.
+    elements
+        That a thread reads at a time.
+    """
+
+    block: int
+    blocks: int
+    elements: int
 
 
 class Clusters(NamedTuple):
@@ -513,6 +530,7 @@ class RegisterModel(NamedTuple):
 SECTIONS: dict[str, Any] = {
     "tile": Tile,
     "staged": Staged,
+    "streamed": Streamed,
     "clusters": Clusters,
     "fused_clusters": FusedClusters,
     "column_sums": ColumnSums,
@@ -530,6 +548,7 @@ class Rules(NamedTuple):
     file: str
     tile: Tile
     staged: Staged
+    streamed: Streamed
     clusters: Clusters
     fused_clusters: FusedClusters
     column_sums: ColumnSums

@@ -172,8 +172,10 @@ struct SumArguments {
 };
 
 // Adds N columns of rows first, first + kApart ... to the sums, kCount of them, whose loads are all in flight at once.
-// kMoved: all lanes of a warp call, and store what they have in accesses that are aligned otherwise than their vectors.
-template <class Function, int kSums, int N, int kWidth, int kCount, int kApart, bool kMoved, typename Compute, class A>
+// kTogether: all lanes of a warp call, also those that have no place. kMoved: these store what they have in accesses
+// that are aligned otherwise than their vectors.
+template <class Function, int kSums, int N, int kWidth, int kCount, int kApart, bool kTogether, bool kMoved,
+    typename Compute, class A>
 inline void add_some_rows(const A& a, int64 first, int64 col, Place place, Compute (&sum)[kSums][N]) {
   using Operands_ = decltype(a.operands);
   typename Operands_::RowPointer sources[kCount];
@@ -181,19 +183,21 @@ inline void add_some_rows(const A& a, int64 first, int64 col, Place place, Compu
 #pragma unroll
   for (int r = 0; r < kCount; ++r) {
     sources[r] = a.operands.at(first + r * kApart);
-    if (!kMoved || place.has()) packed[r] = sources[r].template load<N>(col);
+    if (!kTogether || place.has()) packed[r] = sources[r].template load<N>(col);
     else packed[r] = {};
   }
-  // the compiler would issue the last of these loads behind the first row's arithmetic
+  // the compiler, and ptxas but for the barrier, would issue the last of these loads behind the first row's arithmetic
 #pragma unroll
   for (int r = 0; r < kCount; ++r) packed[r].make_opaque();
+  if constexpr (kTogether && kCount > 1) __syncwarp();
 #pragma unroll
   for (int r = 0; r < kCount; ++r) {
     Compute in[Operands_::kCount][N], out[kSums][N];
     sources[r].template unpack<N>(packed[r], in, col);
     apply_to_each<Function>(in, out);
     if constexpr (kMoved) a.elements.template store_moved<N>(out, first + r * kApart, col, place);
-    else a.elements.template store<N, (kWidth < N ? kWidth : N)>(out, first + r * kApart, col);
+    else if (!kTogether || place.has())
+      a.elements.template store<N, (kWidth < N ? kWidth : N)>(out, first + r * kApart, col);
 #pragma unroll
     for (int k = 0; k < kSums; ++k) {
 #pragma unroll
@@ -202,16 +206,19 @@ inline void add_some_rows(const A& a, int64 first, int64 col, Place place, Compu
   }
 }
 
-// The same of all rows up to end, kAtOnce rows in flight at a time, and what is left one by one.
-template <class Function, int kSums, int N, int kWidth, int kAtOnce, int kApart, bool kMoved, typename Compute, class A>
-inline void add_rows(const A& a, int64 first, int64 end, int64 col, Place place, Compute (&sum)[kSums][N]) {
-  int64 row = first;
+// The same of the rows of a turn up to end, kAtOnce rows in flight at a time, and what is left one by one. All turns of
+// a block have the same number of the former, so that lanes of a warp that have different turns go together.
+template <class Function, int kSums, int N, int kWidth, int kAtOnce, int kApart, bool kTogether, bool kMoved,
+    typename Compute, class A>
+inline void add_rows(
+    const A& a, int64 begin, int turn, int64 end, int64 col, Place place, Compute (&sum)[kSums][N]) {
+  int64 row = begin;
 #pragma unroll 1
-  for (; row + (kAtOnce - 1) * kApart < end; row += kAtOnce * kApart)
-    add_some_rows<Function, kSums, N, kWidth, kAtOnce, kApart, kMoved>(a, row, col, place, sum);
+  for (; row + kAtOnce * kApart <= end; row += kAtOnce * kApart)
+    add_some_rows<Function, kSums, N, kWidth, kAtOnce, kApart, kTogether, kMoved>(a, row + turn, col, place, sum);
 #pragma unroll 1
-  for (; row < end; row += kApart)
-    add_some_rows<Function, kSums, N, kWidth, 1, kApart, kMoved>(a, row, col, place, sum);
+  for (row += turn; row < end; row += kApart)
+    add_some_rows<Function, kSums, N, kWidth, 1, kApart, kTogether, kMoved>(a, row, col, place, sum);
 }
 
 // Adds up what all rows in turn have of each column of a tile, in their order, and hands it on.
@@ -236,20 +243,19 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = threadIdx.x % kLanes, turn = threadIdx.x / kLanes;
   const int64 tile = int64(blockIdx.x) * kTile, col = tile + lane * kVector;
   const int64 begin = int64(blockIdx.y) * a.rows_of_group, behind = begin + a.rows_of_group;
-  const int64 first = begin + turn, end = behind < a.rows ? behind : a.rows;
+  const int64 end = behind < a.rows ? behind : a.rows;
   Compute sum[kSums][kVector] = {};
   pdl_wait_and_trigger((gridDim.y - blockIdx.y) * gridDim.x);
   constexpr bool kMoved = kLanes == kWarp && kWidth < kVector && !Elements_::kStoresNothing;
   const int64 left = (a.cols - tile) / kVector;
   const Place place = {lane, left < kLanes ? int(left) : kLanes};
-  if (kMoved || place.has())
-    add_rows<Function, kSums, kVector, kWidth, kAtOnce, kApart, kMoved>(a, first, end, col, place, sum);
+  add_rows<Function, kSums, kVector, kWidth, kAtOnce, kApart, true, kMoved>(a, begin, turn, end, col, place, sum);
   if (!place.has()) {
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       if (col + i >= a.cols) continue;
       Compute one[kSums][1] = {};
-      add_rows<Function, kSums, 1, 1, kAtOnce, kApart, false>(a, first, end, col + i, place, one);
+      add_rows<Function, kSums, 1, 1, kAtOnce, kApart, false, false>(a, begin, turn, end, col + i, place, one);
 #pragma unroll
       for (int k = 0; k < kSums; ++k) sum[k][i] = one[k][0];
     }

@@ -54,7 +54,7 @@ SHAPES = [
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_sums_of_products(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sums, "BLOCKS", 16)
-    monkeypatch.setattr(sums, "LEAST_ROWS", 1)
+    monkeypatch.setattr(sums, "LEAST_BATCHES", 1)
     rng = np.random.default_rng(1)
     kind = dtype_of(dtype)
     compute = compute_dtype(kind, kind)

@@ -350,3 +350,29 @@ def test_more_rows_than_the_scheduler_counts_have_none() -> None:
 
     assert choose(each, H200, resident).dynamic
     assert not choose(dataclasses.replace(each, rows=2**30 + 1), H200, resident).dynamic
+
+
+@pytest.mark.parametrize("unaligned", [0, 1])
+@pytest.mark.parametrize(("load_bytes", "shortest"), [(2, 32768), (4, 32768)])
+def test_long_rows_that_are_only_read_are_streams(load_bytes: int, shortest: int, unaligned: int) -> None:
+    vector = 16 // load_bytes
+    read = Problem(
+        rows=4096,
+        cols=shortest + unaligned,
+        vector=1 if unaligned else vector,
+        load_bytes=load_bytes,
+        compute_bytes=4,
+        widest_vector=vector,
+        unaligned=unaligned,
+        fused=True,
+    )
+
+    def chosen(problem: Problem) -> Plan:
+        return choose(problem, H200, lambda plan: max(1, plan.min_blocks))
+
+    plan = chosen(read)
+    assert (plan.variant, plan.block, plan.vector * plan.vectors) == ("uncached", 128, 32)
+    many = chosen(dataclasses.replace(read, rows=2**20))
+    assert dataclasses.replace(many, grid=plan.grid, waves=plan.waves) == plan
+    for other in ({"output_bytes": load_bytes}, {"cols": shortest // 2}, {"direct_load": False}, {"rows": 8}):
+        assert chosen(dataclasses.replace(read, **other)).variant != "uncached"

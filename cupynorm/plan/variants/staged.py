@@ -142,6 +142,27 @@ def uncached(question: Question) -> Plan | None:
     return finished(question, plan, "no other variant holds the row")
 
 
+def streamed(question: Question) -> Plan | None:
+    """Return the plan of long rows that are only read: many loads are on their way, and nothing waits."""
+    problem, numbers = question.problem, question.rules.streamed
+    plan = chunked(question, "uncached", threads_with_vectors(problem, 1, numbers.block), 0)
+    threads = question.limits.threads_per_sm // plan.block
+    plan = replace(
+        plan,
+        vectors=max(1, numbers.elements // plan.vector),
+        min_blocks=min(numbers.blocks, threads, question.limits.blocks_per_sm),
+    )
+    return finished(question, plan, "rows that are only read are a stream, of which nothing waits")
+
+
+def prefers_stream(question: Question) -> bool:
+    """Say whether rows of which only numbers are kept are long enough to be read as a stream."""
+    problem = question.problem
+    if not problem.only_reads or problem.fields > 1 or problem.vector_bytes != ACCESS_BYTES:
+        return False
+    return question.rules.is_better("streamed", problem)
+
+
 def chunked(question: Question, variant: str, block: int, row_shared_bytes: int, *, vectors: int = 0) -> Plan:
     """Return a plan whose threads read a chunk of a row at a time, of `vectors` vectors at most if that is given."""
     problem, numbers = question.problem, question.rules.staged
