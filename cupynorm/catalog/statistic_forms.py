@@ -70,7 +70,8 @@ def _moments(a: Arrays) -> tuple[Array, ...]:
 
 
 def _moments_given(rows: int, cols: int, dtype: Any) -> dict[str, Given]:
-    found = {"x": Given((rows, cols), dtype)}
+    # of one sign: the error of a mean is relative to the deviations, and a mean near 0 would be held to its own size
+    found = {"x": Given((rows, cols), dtype, "divisors")}
     return found | {name: Given((rows,), compute_dtype(dtype), "result") for name in ("y", "variance")}
 
 

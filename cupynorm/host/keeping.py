@@ -8,6 +8,7 @@ import numpy as np
 
 from cupynorm._values import NamedTuple
 from cupynorm.host.reference import _blocks, _round
+from cupynorm.host.rows import _joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,36 +36,65 @@ ALL = Keeping()
 class KeptRows:
     """Some rows of x in float64, and the weight of each element."""
 
-    def __init__(self, rows: _Rows, keeping: Keeping) -> None:
+    def __init__(self, rows: _Rows, keeping: Keeping, room: dict[str, Array]) -> None:
         self._rows = rows
         self._keeping = keeping
+        self._room = room
+        self._held: tuple[Array, Array] | None = None
 
-    def each(self) -> Iterator[tuple[Index, Array, Array]]:
-        """Yield each piece, its elements with 0 for those that do not count, and their weights."""
-        for piece, values in zip(self._rows._pieces, self._rows._each(), strict=True):  # noqa: SLF001
-            weights = self._weights(piece, values)
-            yield piece, np.where(weights == 0, 0.0, values), weights
+    def take(self, name: str, like: Array) -> Array:
+        """Return room for as many numbers as `like` has; the same at each call of this name."""
+        held = self._room.get(name)
+        if held is None or held.size < like.size:
+            held = self._room[name] = np.empty(like.size)
+        return held[: like.size].reshape(like.shape)
 
-    def _weights(self, piece: Index, values: Array) -> Array:
+    def each(self) -> Iterator[tuple[Array, Array]]:
+        """Yield the elements of each piece, with 0 for those that do not count, and their weights."""
+        if self._held is not None:
+            yield self._held
+            return
+        pieces = self._rows._pieces  # noqa: SLF001
+        for piece, values in zip(pieces, self._rows._each(), strict=True):  # noqa: SLF001
+            found = self._counted(piece, values)
+            if len(pieces) == 1:
+                self._held = found
+            yield found
+
+    def _counted(self, piece: Index, values: Array) -> tuple[Array, Array]:
         mask, weights, omit, _ = self._keeping
-        found = np.ones(values.shape)
+        found, counted = self.take("weights", values), self.take("counted", values)
+        found[...] = 1.0
         if weights is not None:
-            part = weights[self._rows._index(piece)]  # noqa: SLF001
-            found *= part.astype(np.float64).reshape(values.shape)
+            found[...] = weights[self._rows._index(piece)].reshape(values.shape)  # noqa: SLF001
         if mask is not None:
             self._rows._put(found, piece, mask, 0.0)  # noqa: SLF001
         if omit:
-            found[np.isnan(values)] = 0.0
-        return found
+            np.copyto(found, 0.0, where=np.isnan(values))
+        np.copyto(counted, values)
+        np.copyto(counted, 0.0, where=found == 0)
+        return counted, found
 
-    def total(self, of: Callable[[Array, Array], Array]) -> Array:
-        """Return the sum over each row of a function of elements and their weights."""
-        return np.asarray(sum(of(values, weights).sum(axis=1) for _, values, weights in self.each()))
+    def count(self) -> Array:
+        """Return the sum of the weights of each row."""
+        return _joined(np.add, [weights.sum(axis=1) for _, weights in self.each()])
+
+    def total(self, of: Callable[[Array], tuple[Array, Array | None]]) -> Array:
+        """Return the sum over each row of weight * a * b, where of(elements) gives a, and b or None for 1."""
+
+        def each(values: Array, weights: Array) -> Array:
+            a, b = of(values)
+            if b is None:
+                return np.asarray(np.vecdot(a, weights))
+            np.multiply(a, weights, out=(product := self.take("product", values)))
+            return np.asarray(np.vecdot(product, b))
+
+        return _joined(np.add, [each(values, weights) for values, weights in self.each()])
 
     def first(self) -> Array:
         """Return the first element of each row that counts; 0 where none does."""
         found, seen = np.zeros(1), np.zeros(1, bool)
-        for _, values, weights in self.each():
+        for values, weights in self.each():
             counts = weights != 0
             at = counts.argmax(axis=1)[:, None]
             own = np.take_along_axis(values, at, axis=1)[:, 0]  # 0 where nothing counts
@@ -72,13 +102,15 @@ class KeptRows:
             seen = seen | np.take_along_axis(counts, at, axis=1)[:, 0]
         return found
 
-    def largest(self, of: Callable[[Array], Array], least: float) -> Array:
-        """Return the largest that a function gives for an element that counts; `least` where none does."""
-        found: Any = least
-        for _, values, weights in self.each():
-            each = np.where(weights == 0, least, of(values)).max(axis=1)
-            found = np.maximum(found, each)
-        return np.asarray(found)
+    def largest(self, of: np.ufunc) -> Array:
+        """Return the largest that a function gives for an element that counts; -inf where none does."""
+
+        def each(values: Array, weights: Array) -> Array:
+            of(values, out=(found := self.take("product", values)))
+            np.copyto(found, -np.inf, where=weights == 0)
+            return np.asarray(found.max(axis=1))
+
+        return _joined(np.maximum, [each(values, weights) for values, weights in self.each()])
 
     def write(self, out: Array, of: Callable[[Array], Array]) -> None:
         """Write a function of all elements, rounded once; 0 where the mask drops."""
@@ -96,9 +128,10 @@ class KeptRows:
 
 
 def each_kept(x: Array, axes: int, keeping: Keeping) -> Iterator[KeptRows]:
-    """Yield the rows of x, a block after another."""
+    """Yield the rows of x, a block after another, which share their room."""
+    room: dict[str, Array] = {}
     for rows in _blocks(x, axes):
-        yield KeptRows(rows, keeping)
+        yield KeptRows(rows, keeping, room)
 
 
 def refuse_nan(x: Array, axes: int, keeping: Keeping) -> None:
@@ -106,6 +139,6 @@ def refuse_nan(x: Array, axes: int, keeping: Keeping) -> None:
     if not keeping.refuse or not x.size:
         return
     for rows in each_kept(x, axes, keeping):
-        for _, values, _ in rows.each():
+        for values, _ in rows.each():
             if np.isnan(values).any():
                 raise ValueError('x holds nan, and nan="raise" asks for an error')

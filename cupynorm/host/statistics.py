@@ -6,6 +6,7 @@ are computed in float64. Nothing is checked here; floating warnings are off.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from cupynorm._values import NamedTuple
 from cupynorm.host.keeping import ALL, Keeping, KeptRows, each_kept, refuse_nan
 from cupynorm.host.ops import FLOAT32, FLOAT64, LEAST_SQUARES, MOST_SQUARES, _centre, type_of_arithmetic
+from cupynorm.host.reference import _round
 from cupynorm.host.rows import _joined, each_block, row_sums
 
 if TYPE_CHECKING:
@@ -68,7 +70,12 @@ def _standardize_kept(
     of_rows = _centred(kept)
     variance = of_rows.squares / _freedom(of_rows.counted, ddof)
     factor = (1 / np.sqrt(variance + eps))[:, None]
-    kept.write(out, lambda values: of_rows.apart(values) * factor)
+
+    def scores(values: Array) -> Array:
+        apart = of_rows.apart(values, kept.take("apart", values))
+        return np.asarray(np.multiply(apart, factor, out=apart))
+
+    kept.write(out, scores)
     kept.write_row(mean, of_rows.mean)
     kept.write_row(std, np.sqrt(variance))
 
@@ -115,25 +122,27 @@ class Centred(NamedTuple):
         mean = self.origin + self.rest
         return np.where(np.isfinite(mean), mean, np.nan)
 
-    def apart(self, values: Array) -> Array:
-        """Return the deviations of elements."""
-        return np.asarray(values - self.origin[:, None] - self.rest[:, None])
+    def apart(self, values: Array, room: Array) -> Array:
+        """Return the deviations of elements, in `room`."""
+        np.subtract(values, self.origin[:, None], out=room)
+        return np.subtract(room, self.rest[:, None], out=room)
 
 
 def _centred(kept: KeptRows) -> Centred:
     """Return the statistics of some rows."""
-    count = kept.total(lambda _, weights: weights)
-    share = 1 / np.where(count == 0, np.nan, count)
-    origin = kept.first()
-    rest = kept.total(lambda values, weights: _times(weights, values - origin[:, None])) * share
-    found = Centred(count, origin, rest, np.full(count.shape, np.nan))
-    squares = kept.total(lambda values, weights: _times(weights, found.apart(values) ** 2))
-    return found._replace(squares=np.where(count == 0, np.nan, squares))
+    counted, origin = kept.count(), kept.first()
+    share = 1 / np.where(counted == 0, np.nan, counted)
 
+    def from_origin(values: Array) -> tuple[Array, Array | None]:
+        return np.subtract(values, origin[:, None], out=kept.take("apart", values)), None
 
-def _times(weights: Array, values: Array) -> Array:
-    """Return weights * values, and 0 for what does not count."""
-    return np.where(weights == 0, 0.0, weights * values)
+    def squares_of(values: Array) -> tuple[Array, Array | None]:
+        apart = found.apart(values, kept.take("apart", values))
+        return apart, apart
+
+    found = Centred(counted, origin, kept.total(from_origin) * share, np.full(counted.shape, np.nan))
+    squares = kept.total(squares_of)
+    return found._replace(squares=np.where(counted == 0, np.nan, squares))
 
 
 @np.errstate(all="ignore")
@@ -143,24 +152,73 @@ def moments(x: Array, axes: int, ddof: float, results: Mapping[str, Array], keep
     variance = sum((x - mean)^2) / (count - ddof); of the others, which are biased, the third and fourth power of
     deviations / sqrt(variance with ddof=0) in the mean, less 3 for the kurtosis of a normal distribution.
     """
-    refuse_nan(x, axes, keeping)
-    for kept in each_kept(x, axes, keeping):
-        of_rows = _centred(kept)
-        kept.write_row(results["mean"], of_rows.mean)
-        kept.write_row(results["variance"], of_rows.squares / _freedom(of_rows.counted, ddof))
-        if "skewness" in results:
-            third = _power(kept, of_rows, 3) * np.sqrt(of_rows.counted)
-            kept.write_row(results["skewness"], third)
-        if "kurtosis" in results:
-            kept.write_row(results["kurtosis"], _power(kept, of_rows, 4) * of_rows.counted - 3)
+    if keeping is not ALL:
+        refuse_nan(x, axes, keeping)
+        for kept in each_kept(x, axes, keeping):
+            of_rows = _centred(kept)
+            kept.write_row(results["mean"], of_rows.mean)
+            kept.write_row(results["variance"], of_rows.squares / _freedom(of_rows.counted, ddof))
+            if len(results) > 2:  # noqa: PLR2004
+                for (_, out), each in zip(
+                    [*results.items()][2:], _higher_of_kept(kept, of_rows), strict=False
+                ):
+                    kept.write_row(out, each)
+        return
+    cols = math.prod(x.shape[x.ndim - axes :])
+    freedom = float(_freedom(cols, ddof))
+
+    def work(rows: Rows) -> None:
+        middle, squares, unit = _deviations(rows, cols)
+        found = [np.where(np.isnan(squares), np.nan, middle), squares / freedom]
+        if len(results) > 2:  # noqa: PLR2004
+            rows.apply(np.multiply, 1 / np.where(squares > 0, unit, np.nan))
+            found += _higher(rows, cols)
+        for each, out in zip(found, results.values(), strict=False):
+            rows.store_statistic(out, _round(each, out.dtype))
+
+    each_block(x, axes, type_of_arithmetic(x, *results.values()), work)
 
 
-def _power(kept: KeptRows, of_rows: Centred, power: int) -> Array:
-    """Return the sums of powers of deviations / sqrt(the sum of their squares), which neither overflow nor vanish."""
+def _deviations(rows: Rows, cols: int) -> tuple[Array, Array, Array]:
+    """Subtract the means of rows; return these, the sums of squares, and the roots of those as the rows are now.
+
+    Rows of float32 whose squares overflow or vanish are multiplied by a power of two first.
+    """
+    middle, squares = _centre(rows, cols, centred=True)
+    unit = np.sqrt(squares)
+    bad = ~((squares < MOST_SQUARES) & (squares >= cols * LEAST_SQUARES))
+    if rows.space.dtype == FLOAT32 and np.count_nonzero(bad):
+        some = rows.again(bad)
+        scale = _scales(some)
+        found, sums = _centre(some, cols, scale, centred=True)
+        middle[bad], squares[bad], unit[bad] = found / scale, sums / (scale * scale), np.sqrt(sums)
+        rows.put(bad, some)
+    return middle, squares, unit
+
+
+def _higher(rows: Rows, cols: int) -> list[Array]:
+    """Return skewness and kurtosis of rows of deviations whose squares add up to 1."""
+    third, fourth = [], []
+    for _, values in rows.each():
+        squares = np.square(values, out=rows.space.take("squares", *values.shape))
+        third.append(row_sums(squares, values))
+        fourth.append(row_sums(squares, squares))
+    return [_joined(np.add, third) * math.sqrt(cols), _joined(np.add, fourth) * cols - 3]
+
+
+def _higher_of_kept(kept: KeptRows, of_rows: Centred) -> list[Array]:
+    """Return skewness and kurtosis."""
     squares = np.where(of_rows.squares > 0, of_rows.squares, np.nan)
-    unit = np.sqrt(squares)[:, None]
-    total = kept.total(lambda values, weights: _times(weights, (of_rows.apart(values) / unit) ** power))
-    return np.where(np.isnan(squares), np.nan, total)
+    one_over_unit = (1 / np.sqrt(squares))[:, None]
+
+    def power(values: Array, of: int) -> tuple[Array, Array | None]:
+        apart = of_rows.apart(values, kept.take("apart", values))
+        np.multiply(apart, one_over_unit, out=apart)
+        square = np.square(apart, out=kept.take("square", values))
+        return square, square if of == 4 else apart  # noqa: PLR2004
+
+    third, fourth = (kept.total(functools.partial(power, of=each)) for each in (3, 4))
+    return [third * np.sqrt(of_rows.counted), fourth * of_rows.counted - 3]
 
 
 @np.errstate(all="ignore")
@@ -195,12 +253,18 @@ def normalize(
 
 
 def _normalize_kept(kept: KeptRows, order: int, out: Array, norm: Array | None) -> None:
-    largest = kept.largest(np.abs, 0.0)
+    largest = np.maximum(kept.largest(np.abs), 0.0)
     unit = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
     by = unit[:, None]
     size = largest / unit
+
+    def sizes(values: Array) -> tuple[Array, Array | None]:
+        size = np.divide(values, by, out=kept.take("apart", values))
+        np.abs(size, out=size)
+        return size, size if order == 2 else None  # noqa: PLR2004
+
     if order:
-        size = kept.total(lambda values, weights: weights * np.abs(values / by) ** order)
+        size = kept.total(sizes)
     if order == 2:  # noqa: PLR2004
         size = np.sqrt(size)
     divisor = np.where(size == 0, 1.0, size)[:, None]
@@ -279,7 +343,7 @@ def rescale(
 def _rescale_kept(
     kept: KeptRows, low: float, high: float, out: Array, smallest: Array | None, largest: Array | None
 ) -> None:
-    least, most = -kept.largest(np.negative, -np.inf), kept.largest(np.positive, -np.inf)
+    least, most = -kept.largest(np.negative), kept.largest(np.positive)
     nothing = np.isposinf(least) & np.isneginf(most)
     least, most = (np.where(nothing, np.nan, each) for each in (least, most))
     half = 0.5 * least
