@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         rms_norm_backward_from_y,
     )
     from cupynorm.ops.softmax_gradients import log_softmax_backward, softmax_backward
+    from cupynorm.ops.statistics import moments, normalize, rescale, standardize
 
 __all__ = [
     "CompileError",
@@ -61,12 +62,16 @@ __all__ = [
     "log_softmax_backward",
     "logsumexp",
     "merge_heads",
+    "moments",
+    "normalize",
+    "rescale",
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_backward_from_y",
     "softmax",
     "softmax_backward",
     "split_heads",
+    "standardize",
     "swiglu",
     "swiglu_backward",
 ]
@@ -97,6 +102,7 @@ _LATER = {
         "rms_norm_backward_from_y",
     ),
     "ops.softmax_gradients": ("log_softmax_backward", "softmax_backward"),
+    "ops.statistics": ("moments", "normalize", "rescale", "standardize"),
 }
 
 

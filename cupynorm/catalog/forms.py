@@ -16,6 +16,7 @@ from cupynorm.catalog import op_table
 from cupynorm.catalog.axis_forms import ALONG_AXES
 from cupynorm.catalog.form import EVEN, LONG, TOKENS, Array, Arrays, Form, Given, wide
 from cupynorm.catalog.gradient_forms import GRADIENTS, LOSSES, OF_ROW_OPS
+from cupynorm.catalog.statistic_forms import STATISTICS
 from cupynorm.host.philox import Dropout
 from cupynorm.ops import add_norm, elementwise, heads
 from cupynorm.ops.fusion import fuse
@@ -450,14 +451,15 @@ FORMS: dict[str, Form] = {
         DROPOUT,
         *ALONG_AXES,
         *GRADIENTS,
+        *STATISTICS,
         _split("add_qkv_bias", 3),
         _split("split_heads", 1),
         MERGED,
     )
 }
 
-# What `cupynorm tune` measures: row ops alone, and the gradients and losses that have a kernel with variants.
-TUNED = (*(op.name for op in op_table.OPS), *(each.name for each in (*OF_ROW_OPS, *LOSSES)))
+# What `cupynorm tune` measures: row ops alone, and gradients, losses and statistics that have a kernel with variants.
+TUNED = (*(op.name for op in op_table.OPS), *(each.name for each in (*OF_ROW_OPS, *LOSSES, *STATISTICS)))
 
 
 def form(name: str) -> Form:

@@ -93,7 +93,7 @@ class Steps:
         self._device = device
         self._compute = compute
         self._later: list[Sums] = []
-        self._rounded: tuple[View, View] | None = None
+        self._rounded: list[tuple[View, View]] = []
 
     @property
     def told(self) -> tuple[KernelSpec, ...]:
@@ -131,9 +131,11 @@ class Steps:
         room = self.room(f"unrounded {name}", rows)
         waiting = self.workspace[next(reversed(self.workspace))].reshape(place.shape)
         shape = (*place.shape, 1)
-        self._rounded = (
-            View(room.pointer, shape, (*waiting.strides, 0), room.dtype),
-            View(place.pointer, shape, (*place.strides, 0), place.dtype),
+        self._rounded.append(
+            (
+                View(room.pointer, shape, (*waiting.strides, 0), room.dtype),
+                View(place.pointer, shape, (*place.strides, 0), place.dtype),
+            )
         )
         return room
 
@@ -145,8 +147,7 @@ class Steps:
 
     def add_rounding(self) -> None:
         """Write numbers of rows that wait in the workspace to where they belong."""
-        if self._rounded is not None:
-            source, to = self._rounded
+        for source, to in self._rounded:
             what = Sums(IDENTITY, (source,), source.shape, 1, (None,), (to,))
             self.specs += sum_specs(what, self._compute, ())
 

@@ -247,7 +247,7 @@ def fused_spec(
     axes: int,
     columns: Mapping[str, View],
     stats: Sequence[int],
-    eps: float,
+    eps: float | tuple[float, ...],
     compute: Dtype,
     what: Around,
 ) -> KernelSpec:
@@ -324,7 +324,7 @@ def fused_spec(
         problem,
         fields=op.fields,
         waits_as_loaded=_waits_as_loaded(what, axes),
-        extra_registers=problem.extra_registers + sum(map(_registers_of, functions)),
+        extra_registers=problem.extra_registers + op.registers + sum(map(_registers_of, functions)),
         staged_operand_bytes=_staged_bytes(what, axes, vectors, order),
     )
     texts = [each.struct_text(f"Function_{each.key}") for each in functions]

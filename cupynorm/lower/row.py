@@ -43,7 +43,9 @@ class RowOp:
 
     reference(x, gamma, beta, axes, eps, out, *stats) does the same on the host; extras= has the fused steps around it.
     columns: the affine parameters that it takes. stats: statistics that it can save. has_eps: whether it takes eps, or
-    another number in its place. fields: how many numbers an element has (Element in kernels/ops/contract.cuh).
+    another number in its place. fields: how many numbers an element has (Element in kernels/ops/contract.cuh). numbers:
+    those that the struct holds behind eps. options: the struct's template arguments behind the type of arithmetic.
+    registers: what it takes beyond others where something is fused around it.
     """
 
     name: str
@@ -54,15 +56,21 @@ class RowOp:
     stats: tuple[str, ...] = ()
     has_eps: bool = False
     fields: int = 1
+    numbers: tuple[str, ...] = ()
+    options: tuple[int, ...] = ()
+    registers: int = 0
 
-    def mirror(self, compute: Dtype, stats: Sequence[int], eps: float) -> Struct:
-        """Return the mirror of the op's struct: a pointer for each statistic (0: not wanted), then eps."""
+    def mirror(self, compute: Dtype, stats: Sequence[int], eps: float | tuple[float, ...]) -> Struct:
+        """Return the mirror of the op's struct: a pointer for each statistic (0: not wanted), then eps and `numbers`.
+
+        eps: a tuple of all these where there are others than eps.
+        """
         fields: list[tuple[str, Any]] = [(name, POINTER) for name in self.stats]
         values: list[Any] = list(stats) or [0] * len(self.stats)
-        if self.has_eps:
-            fields.append(("eps", compute))
-            values.append(eps)
-        type_name = f"cupynorm::{self.struct}<{cpp(compute)}>"
+        names = ("eps",) * self.has_eps + self.numbers
+        fields += [(name, compute) for name in names]
+        values += (eps if isinstance(eps, tuple) else (eps,))[: len(names)]
+        type_name = f"cupynorm::{self.struct}<{', '.join((cpp(compute), *map(str, self.options)))}>"
         if not fields:
             return Struct(type_name, EMPTY, (0,))
         return Struct(type_name, np.dtype(fields, align=True), tuple(values))
@@ -75,7 +83,7 @@ def row_spec(
     axes: int,
     columns: Mapping[str, View],
     stats: Sequence[int] = (),
-    eps: float = 0.0,
+    eps: float | tuple[float, ...] = 0.0,
 ) -> KernelSpec:
     """Lower a row op with nothing fused around it, whose rows are contiguous in x and y."""
     shape = x.shape[len(x.shape) - axes :]

@@ -13,6 +13,7 @@ import cupynorm
 from cupynorm.call import asking
 from cupynorm.catalog.forms import FORMS
 from cupynorm.catalog.gradient_forms import GRADIENTS
+from cupynorm.catalog.statistic_forms import STATISTICS
 from cupynorm.plan.choose import choose
 from cupynorm.plan.config import DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
@@ -23,7 +24,7 @@ from tests.invoke.test_fused_calls import AROUND, check
 from tests.simulator import simulated  # noqa: F401  a fixture
 
 # gradients take no plan: test_backward.py runs them in every variant
-WITHOUT_PLAN = {each.name for each in GRADIENTS}
+WITHOUT_PLAN = {each.name for each in (*GRADIENTS, *STATISTICS)}
 HELD = [name for name in AROUND if not FORMS[name].missing and name not in WITHOUT_PLAN]
 ON_CHIP = ("shared", "cached")
 

@@ -16,6 +16,7 @@ import cupynorm
 from cupynorm import cli
 from cupynorm.catalog import forms, op_table
 from cupynorm.catalog.gradient_forms import GRADIENTS as GRADIENT_FORMS
+from cupynorm.catalog.statistic_forms import STATISTICS
 from cupynorm.invoke import row_ops
 from cupynorm.plan.choose import choose
 from cupynorm.plan.config import Plan
@@ -273,7 +274,7 @@ def test_exactly_what_has_variants_can_be_tuned():
     plain = [name for name in forms.FORMS if forms.form(name).alone]
     of_gradients = [
         each.name
-        for each in GRADIENT_FORMS
+        for each in (*GRADIENT_FORMS, *STATISTICS)
         if isinstance(bench.lowered(Point(each.name, "float32", 8, 64)).problem, Problem)
     ]
     assert list(forms.TUNED) == plain + of_gradients

@@ -1,0 +1,359 @@
+"""Statistic ops on NumPy arrays: standardize, normalize, rescale and moments.
+
+Where all elements count, rows go through the blocks of rows.py in the type of arithmetic; else, and for moments, they
+are computed in float64. Nothing is checked here; floating warnings are off.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cupynorm._values import NamedTuple
+from cupynorm.host.keeping import ALL, Keeping, KeptRows, each_kept, refuse_nan
+from cupynorm.host.ops import FLOAT32, FLOAT64, LEAST_SQUARES, MOST_SQUARES, _centre, type_of_arithmetic
+from cupynorm.host.reference import _round
+from cupynorm.host.rows import _joined, each_block, row_sums
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from cupynorm.host.rows import Rows
+
+Array = np.ndarray[Any, Any]
+
+
+def _freedom(count: Any, ddof: float) -> Any:
+    """Return count - ddof, nan where that is not positive."""
+    freedom = np.asarray(count - ddof, np.float64)
+    return np.where(freedom > 0, freedom, np.nan)
+
+
+@np.errstate(all="ignore")
+def standardize(
+    x: Array,
+    axes: int,
+    eps: float,
+    ddof: float,
+    out: Array,
+    mean: Array | None = None,
+    std: Array | None = None,
+    keeping: Keeping = ALL,
+) -> None:
+    """Write (x - mean) / sqrt(var + eps) to out, with var = sum((x - mean)^2) / (count - ddof); std is sqrt(var)."""
+    if keeping is not ALL:
+        refuse_nan(x, axes, keeping)
+        for kept in each_kept(x, axes, keeping):
+            _standardize_kept(kept, eps, ddof, out, mean, std)
+        return
+    cols = math.prod(x.shape[x.ndim - axes :])
+    freedom = float(_freedom(cols, ddof))
+
+    def work(rows: Rows) -> None:
+        middle, squares = _centre(rows, cols, centred=True)
+        rows.apply(np.multiply, 1 / np.sqrt(squares / freedom + eps))
+        if rows.space.dtype == FLOAT32:
+            _standardize_again(rows, cols, freedom, eps, middle, squares)
+        rows.store(out)
+        rows.store_statistic(mean, np.where(np.isnan(squares), np.nan, middle))
+        rows.store_statistic(std, np.sqrt(squares / freedom))
+
+    each_block(x, axes, type_of_arithmetic(x, out), work, out)
+
+
+def _standardize_kept(
+    kept: KeptRows, eps: float, ddof: float, out: Array, mean: Array | None, std: Array | None
+) -> None:
+    of_rows = _centred(kept)
+    variance = of_rows.squares / _freedom(of_rows.counted, ddof)
+    factor = (1 / np.sqrt(variance + eps))[:, None]
+
+    def scores(values: Array) -> Array:
+        apart = of_rows.apart(values, kept.take("apart", values))
+        return np.asarray(np.multiply(apart, factor, out=apart))
+
+    kept.write(out, scores)
+    kept.write_row(mean, of_rows.mean)
+    kept.write_row(std, np.sqrt(variance))
+
+
+def _standardize_again(
+    rows: Rows, cols: int, freedom: float, eps: float, middle: Array, squares: Array
+) -> None:
+    """Compute rows of float32 again whose squares overflowed or vanished, as multiples of a power of two."""
+    good = (squares < MOST_SQUARES) & (squares >= cols * LEAST_SQUARES)
+    if np.count_nonzero(good) == good.size:
+        return
+    bad = ~good
+    some = rows.again(bad)
+    scale = _scales(some)
+    found, sums = _centre(some, cols, scale, centred=True)
+    some.apply(np.multiply, 1 / np.sqrt(sums / freedom + eps * scale * scale))
+    middle[bad], squares[bad] = found / scale, sums / (scale * scale)
+    rows.put(bad, some)
+
+
+def _scales(rows: Rows) -> Array:
+    """Return for each row a power of two by which its largest element comes near 1; 1 if that is not finite."""
+    largest = _largest(rows)
+    most = 126 if rows.space.dtype == FLOAT32 else 1000
+    exponent = np.where(np.isfinite(largest), np.clip(np.frexp(largest)[1], -most, most), 0)
+    return np.asarray(np.ldexp(1.0, -exponent))
+
+
+class Centred(NamedTuple):
+    """Statistics of rows: how many elements count, the mean in two parts, and the sum of squares of deviations.
+
+    origin + rest is the mean: rounded to one number, it would lose digits that small deviations have. The origin is an
+    element, so that a constant row has no deviations at all.
+    """
+
+    counted: Array
+    origin: Array
+    rest: Array
+    squares: Array
+
+    @property
+    def mean(self) -> Array:
+        """The mean; nan where nothing counts, or where it is not finite."""
+        mean = self.origin + self.rest
+        return np.where(np.isfinite(mean), mean, np.nan)
+
+    def apart(self, values: Array, room: Array) -> Array:
+        """Return the deviations of elements, in `room`."""
+        np.subtract(values, self.origin[:, None], out=room)
+        return np.subtract(room, self.rest[:, None], out=room)
+
+
+def _centred(kept: KeptRows) -> Centred:
+    """Return the statistics of some rows."""
+    counted, origin = kept.count(), kept.first()
+    share = 1 / np.where(counted == 0, np.nan, counted)
+
+    def from_origin(values: Array) -> tuple[Array, Array | None]:
+        return np.subtract(values, origin[:, None], out=kept.take("apart", values)), None
+
+    def squares_of(values: Array) -> tuple[Array, Array | None]:
+        apart = found.apart(values, kept.take("apart", values))
+        return apart, apart
+
+    found = Centred(counted, origin, kept.total(from_origin) * share, np.full(counted.shape, np.nan))
+    squares = kept.total(squares_of)
+    return found._replace(squares=np.where(counted == 0, np.nan, squares))
+
+
+@np.errstate(all="ignore")
+def moments(x: Array, axes: int, ddof: float, results: Mapping[str, Array], keeping: Keeping = ALL) -> None:
+    """Write mean, variance, skewness and kurtosis, those that there are in `results`.
+
+    variance = sum((x - mean)^2) / (count - ddof); of the others, which are biased, the third and fourth power of
+    deviations / sqrt(variance with ddof=0) in the mean, less 3 for the kurtosis of a normal distribution.
+    """
+    if keeping is not ALL:
+        refuse_nan(x, axes, keeping)
+        for kept in each_kept(x, axes, keeping):
+            of_rows = _centred(kept)
+            kept.write_row(results["mean"], of_rows.mean)
+            kept.write_row(results["variance"], of_rows.squares / _freedom(of_rows.counted, ddof))
+            if len(results) > 2:  # noqa: PLR2004
+                for (_, out), each in zip(
+                    [*results.items()][2:], _higher_of_kept(kept, of_rows), strict=False
+                ):
+                    kept.write_row(out, each)
+        return
+    cols = math.prod(x.shape[x.ndim - axes :])
+    freedom = float(_freedom(cols, ddof))
+
+    def work(rows: Rows) -> None:
+        middle, squares, unit = _deviations(rows, cols)
+        found = [np.where(np.isnan(squares), np.nan, middle), squares / freedom]
+        if len(results) > 2:  # noqa: PLR2004
+            rows.apply(np.multiply, 1 / np.where(squares > 0, unit, np.nan))
+            found += _higher(rows, cols)
+        for each, out in zip(found, results.values(), strict=False):
+            rows.store_statistic(out, _round(each, out.dtype))
+
+    each_block(x, axes, type_of_arithmetic(x, *results.values()), work)
+
+
+def _deviations(rows: Rows, cols: int) -> tuple[Array, Array, Array]:
+    """Subtract the means of rows; return these, the sums of squares, and the roots of those as the rows are now.
+
+    Rows of float32 whose squares overflow or vanish are multiplied by a power of two first.
+    """
+    middle, squares = _centre(rows, cols, centred=True)
+    unit = np.sqrt(squares)
+    bad = ~((squares < MOST_SQUARES) & (squares >= cols * LEAST_SQUARES))
+    if rows.space.dtype == FLOAT32 and np.count_nonzero(bad):
+        some = rows.again(bad)
+        scale = _scales(some)
+        found, sums = _centre(some, cols, scale, centred=True)
+        middle[bad], squares[bad], unit[bad] = found / scale, sums / (scale * scale), np.sqrt(sums)
+        rows.put(bad, some)
+    return middle, squares, unit
+
+
+def _higher(rows: Rows, cols: int) -> list[Array]:
+    """Return skewness and kurtosis of rows of deviations whose squares add up to 1."""
+    third, fourth = [], []
+    for _, values in rows.each():
+        squares = np.square(values, out=rows.space.take("squares", *values.shape))
+        third.append(row_sums(squares, values))
+        fourth.append(row_sums(squares, squares))
+    return [_joined(np.add, third) * math.sqrt(cols), _joined(np.add, fourth) * cols - 3]
+
+
+def _higher_of_kept(kept: KeptRows, of_rows: Centred) -> list[Array]:
+    """Return skewness and kurtosis."""
+    squares = np.where(of_rows.squares > 0, of_rows.squares, np.nan)
+    one_over_unit = (1 / np.sqrt(squares))[:, None]
+
+    def power(values: Array, of: int) -> tuple[Array, Array | None]:
+        apart = of_rows.apart(values, kept.take("apart", values))
+        np.multiply(apart, one_over_unit, out=apart)
+        square = np.square(apart, out=kept.take("square", values))
+        return square, square if of == 4 else apart  # noqa: PLR2004
+
+    third, fourth = (kept.total(functools.partial(power, of=each)) for each in (3, 4))
+    return [third * np.sqrt(of_rows.counted), fourth * of_rows.counted - 3]
+
+
+@np.errstate(all="ignore")
+def normalize(
+    x: Array, axes: int, order: int, out: Array, norm: Array | None = None, keeping: Keeping = ALL
+) -> None:
+    """Write x / norm to out, and x where the norm is 0. order: 1, 2, or 0 for the largest magnitude."""
+    if keeping is not ALL:
+        refuse_nan(x, axes, keeping)
+        for kept in each_kept(x, axes, keeping):
+            _normalize_kept(kept, order, out, norm)
+        return
+
+    def work(rows: Rows) -> None:
+        low, high = SAFE_NORMS[rows.space.dtype]
+        size = _norms(rows, order)
+        safe = (size > low) & (size < high)
+        rows.apply(np.divide, np.where(safe, size, 1.0))
+        if np.count_nonzero(safe) < safe.size:
+            bad = ~safe
+            some = rows.again(bad)
+            scale = _scales(some)
+            some.apply(np.multiply, scale)
+            scaled = _norms(some, order)
+            some.apply(np.divide, np.where(scaled == 0, 1.0, scaled))
+            size[bad] = scaled / scale
+            rows.put(bad, some)
+        rows.store(out)
+        rows.store_statistic(norm, size)
+
+    each_block(x, axes, type_of_arithmetic(x, out), work, out)
+
+
+def _normalize_kept(kept: KeptRows, order: int, out: Array, norm: Array | None) -> None:
+    largest = np.maximum(kept.largest(np.abs), 0.0)
+    unit = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
+    by = unit[:, None]
+    size = largest / unit
+
+    def sizes(values: Array) -> tuple[Array, Array | None]:
+        size = np.divide(values, by, out=kept.take("apart", values))
+        np.abs(size, out=size)
+        return size, size if order == 2 else None  # noqa: PLR2004
+
+    if order:
+        size = kept.total(sizes)
+    if order == 2:  # noqa: PLR2004
+        size = np.sqrt(size)
+    divisor = np.where(size == 0, 1.0, size)[:, None]
+    kept.write(out, lambda values: values / by / divisor)
+    kept.write_row(norm, size * unit)
+
+
+# Norms between which no square that counts has vanished, and no sum has overflowed.
+SAFE_NORMS = {FLOAT32: (1e-15, 1e18), FLOAT64: (1e-140, 1e150)}
+
+
+def _norms(rows: Rows, order: int) -> Array:
+    """Return the norm of each row as it is now."""
+    if order == 2:  # noqa: PLR2004
+        return np.sqrt(rows.sum_of_squares())
+    return _largest(rows) if order == 0 else _joined(np.add, [row_sums(each) for each in _sizes(rows)])
+
+
+def _largest(rows: Rows) -> Array:
+    """Return the largest magnitude of each row, nan where one is."""
+    return _joined(np.maximum, [each.max(axis=1) for each in _sizes(rows)]).astype(np.float64)
+
+
+def _sizes(rows: Rows) -> Iterator[Array]:
+    """Yield the magnitudes of each piece; each takes the place of the one before."""
+    for _, values in rows.each():
+        yield np.abs(values, out=rows.space.take("sizes", *values.shape))
+
+
+@np.errstate(all="ignore")
+def rescale(
+    x: Array,
+    axes: int,
+    low: float,
+    high: float,
+    out: Array,
+    smallest: Array | None = None,
+    largest: Array | None = None,
+    keeping: Keeping = ALL,
+) -> None:
+    """Write low + (high - low) * (x - smallest) / (largest - smallest) to out, and low for a constant row."""
+    if keeping is not ALL:
+        refuse_nan(x, axes, keeping)
+        for kept in each_kept(x, axes, keeping):
+            _rescale_kept(kept, low, high, out, smallest, largest)
+        return
+
+    def work(rows: Rows) -> None:
+        least = _joined(np.minimum, [each.min(axis=1) for _, each in rows.each()])
+        most = rows.max()
+        kind = rows.space.dtype.type
+        half = kind(0.5) * least
+        width = kind(0.5) * most - half
+        rows.apply(np.multiply, np.full(least.shape, 0.5))
+        rows.apply(np.subtract, half)
+        rows.apply(np.divide, np.where(width == 0, 1.0, width))
+
+        def scale(values: Array, target: Array, _: object) -> None:
+            rest = rows.space.take("rest", *values.shape)
+            np.multiply(values, kind(-low), out=rest)
+            rest += kind(low)
+            np.multiply(values, kind(high), out=target)
+            np.add(target, rest, out=target)
+
+        if low == 0:
+            rows.apply(np.multiply, np.full(least.shape, high))
+        else:
+            rows.then(scale)
+        rows.store(out)
+        rows.store_statistic(smallest, least)
+        rows.store_statistic(largest, most)
+
+    each_block(x, axes, type_of_arithmetic(x, out), work, out)
+
+
+def _rescale_kept(
+    kept: KeptRows, low: float, high: float, out: Array, smallest: Array | None, largest: Array | None
+) -> None:
+    least, most = -kept.largest(np.negative), kept.largest(np.positive)
+    nothing = np.isposinf(least) & np.isneginf(most)
+    least, most = (np.where(nothing, np.nan, each) for each in (least, most))
+    half = 0.5 * least
+    width = 0.5 * most - half
+    divisor = np.where(width == 0, 1.0, width)[:, None]
+
+    def result(values: Array) -> Array:
+        share = (0.5 * values - half[:, None]) / divisor
+        return np.asarray(share * high + (low - share * low))
+
+    kept.write(out, result)
+    kept.write_row(smallest, least)
+    kept.write_row(largest, most)

@@ -1,0 +1,88 @@
+"""Statistic ops in the kernels' terms: ops of which one struct serves all that says which elements count."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cupynorm._values import replace
+from cupynorm.lower.fused import Around, fused_spec, masked
+from cupynorm.lower.row import RowOp, row_spec
+from cupynorm.lower.tracing import traced
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cupynorm._dtypes import Dtype
+    from cupynorm.call.masks import Mask
+    from cupynorm.call.view import View
+    from cupynorm.lower.spec import KernelSpec
+    from cupynorm.lower.tracing import Expression
+
+STANDARDIZE = RowOp(
+    "standardize",
+    "ops/moments.cuh",
+    "Standardize",
+    stats=("mean", "std"),
+    numbers=("eps", "ddof"),
+)
+NORMALIZE = RowOp("normalize", "ops/normalize.cuh", "Normalize", stats=("norm",))
+RESCALE = RowOp(
+    "rescale", "ops/rescale.cuh", "Rescale", stats=("smallest", "largest"), numbers=("low", "high")
+)
+MOMENTS = RowOp(
+    "moments",
+    "ops/moments.cuh",
+    "Moments",
+    stats=("mean", "variance", "skewness", "kurtosis"),
+    numbers=("ddof",),
+)
+
+
+OF_MASK = 16  # registers in which a thread finds out what a mask has dropped
+
+
+@functools.cache
+def _weighted(*, omit: bool) -> Expression:
+    """Return x and its weight, which is 0 where x is nan if that is left out."""
+
+    def of(x: Any, weight: Any) -> Any:
+        return x, (np.where(x == x, weight, 0.0) if omit else weight)  # noqa: PLR0124  only nan is another
+
+    return traced(of, 2)
+
+
+def statistic_spec(
+    op: RowOp,
+    options: tuple[int, ...],
+    x: View,
+    y: View | None,
+    axes: int,
+    mask: Mask | None,
+    weights: View | None,
+    stats: Sequence[int],
+    numbers: tuple[float, ...],
+    compute: Dtype,
+    *,
+    omit: bool = False,
+    room: int = 0,
+) -> KernelSpec:
+    """Lower a statistic op.
+
+    options: the template arguments of its struct: which elements count, and its own. y: where the result of x's shape
+    goes; None: there is none. stats: pointers of where the numbers of rows go. weights: stretched to x's shape. omit:
+    whether nan has no weight. room: the pointer of where messages lie without a y.
+    """
+    op = replace(
+        op, options=options, fields=1 if weights is None else 2, registers=OF_MASK * (mask is not None)
+    )
+    if y is not None and mask is None and weights is None:
+        return row_spec(op, x, y, axes, {}, stats, numbers)
+    what = Around(() if y is None else (y,), room=room)
+    if mask is not None:
+        what = masked(what, mask)
+    if weights is not None:
+        what = what._replace(load=_weighted(omit=omit), load_operands=(weights,))
+    return fused_spec(op, x, axes, {}, stats, numbers, compute, what)

@@ -1,0 +1,571 @@
+"""standardize, normalize, rescale and moments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
+
+from cupynorm._options import boolean, eps_of, integer, plainly
+from cupynorm.call.arguments import view
+from cupynorm.call.axes import turn_of
+from cupynorm.call.statistics import (
+    OMIT,
+    PROPAGATE,
+    Missing,
+    StatisticCall,
+    check_elements_result,
+    check_rows_results,
+    number,
+)
+from cupynorm.host import statistics
+from cupynorm.invoke import gradient_calls
+from cupynorm.invoke.gradient_calls import Parts, Road, Steps
+from cupynorm.lower.statistics import MOMENTS, NORMALIZE, RESCALE, STANDARDIZE, statistic_spec
+from cupynorm.plan.config import Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from cupynorm.lower.row import RowOp
+
+
+def _parts(call: StatisticCall) -> Parts:
+    """Return the arrays of a call."""
+    read = {"x": call.x, "weights": call.weights}
+    read |= {name: None if call.mask is None else getattr(call.mask, name) for name in ("where", "lengths")}
+    written = {} if call.out is None else {"out": call.out}
+    return Parts(read, {**written, **call.rows}, call.results)
+
+
+def _steps(op: RowOp, own: tuple[int, ...], call: StatisticCall) -> Steps:
+    """Return the kernels of a call. own: the struct's template arguments behind that which says what counts."""
+    steps = Steps(call.device, call.compute)
+    if not call.x.size:
+        return steps
+    x = view(call.x, "x")
+    rows = x.shape[: len(x.shape) - call.axes]
+    places = {name: steps.numbers(name, each, rows).pointer for name, each in call.rows.items()}
+    steps.specs.append(
+        statistic_spec(
+            op,
+            (call.counts, *own),
+            x,
+            None if call.out is None else view(call.out, "out"),
+            call.axes,
+            call.mask,
+            None if call.weights is None else view(call.weights, "weights").broadcast_to(x.shape),
+            [places.get(name, 0) for name in op.stats],
+            call.numbers,
+            call.compute,
+            omit=call.nan == OMIT,
+            room=steps.messages(x.shape, call.axes) if call.out is None else 0,
+        )
+    )
+    steps.add_rounding()
+    return steps
+
+
+def _run(
+    function: str,
+    x: Any,
+    missing: Missing,
+    outs: Mapping[str, Any],
+    options: tuple[Any, ...],
+    check: Callable[[], StatisticCall],
+    road: Road,
+    plan: str | Plan | None,
+) -> Any:
+    arrays = {"x": x, "where": missing.where, "lengths": missing.lengths, "weights": missing.weights, **outs}
+    key = gradient_calls.option_keys(*options, missing.left_padded, missing.nan)
+    return gradient_calls.run(function, arrays, key, check, road, plan=plan)
+
+
+@overload
+def standardize(
+    x: Any,
+    axis: int | tuple[int, ...] | None = -1,
+    *,
+    ddof: float = 0,
+    eps: float = 0.0,
+    where: Any = None,
+    lengths: Any = None,
+    left_padded: bool = False,
+    weights: Any = None,
+    nan: str = PROPAGATE,
+    return_stats: Literal[False] = False,
+    out: Any = None,
+    dtype: Any = None,
+    plan: str | Plan | None = None,
+) -> Any: ...
+
+
+@overload
+def standardize(
+    x: Any,
+    axis: int | tuple[int, ...] | None = -1,
+    *,
+    ddof: float = 0,
+    eps: float = 0.0,
+    where: Any = None,
+    lengths: Any = None,
+    left_padded: bool = False,
+    weights: Any = None,
+    nan: str = PROPAGATE,
+    return_stats: Literal[True],
+    out: Any = None,
+    dtype: Any = None,
+    plan: str | Plan | None = None,
+) -> tuple[Any, Any, Any]: ...
+
+
+def standardize(
+    x: Any,
+    axis: int | tuple[int, ...] | None = -1,
+    *,
+    ddof: float = 0,
+    eps: float = 0.0,
+    where: Any = None,
+    lengths: Any = None,
+    left_padded: bool = False,
+    weights: Any = None,
+    nan: str = PROPAGATE,
+    return_stats: bool = False,
+    out: Any = None,
+    dtype: Any = None,
+    plan: str | Plan | None = None,
+) -> Any:
+    """Return z-scores: (x - mean) / sqrt(var + eps), with var = sum((x - mean)^2) / (count - ddof) of each row.
+
+    With eps=0 that is (x - x.mean(axis)) / x.std(axis, ddof=ddof), and scipy.stats.zscore.
+
+    Parameters
+    ----------
+    x : array
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+    axis : int, tuple of int, or None, default -1
+        The axes of a row, in any order; None for all. Results have x's order in memory.
+    ddof : float, default 0
+        What is subtracted from the number of elements: 1 for the standard deviation of a sample.
+    eps : float, default 0.0
+        Added to the variance; not negative. 1e-5 makes it layer_norm's result.
+    where : array of bool or uint8, optional
+        Broadcasts to x's shape; what is False or 0 does not count, and its result is 0.
+    lengths : array or list of int, optional
+        A row has its first `lengths` elements only; as in softmax.
+    left_padded : bool, default False
+        A row has its last `lengths` elements instead.
+    weights : array, optional
+        How often an element counts; broadcasts to x's shape, of a dtype that x may have, not negative. An element of
+        weight 0 does not count, but has a z-score.
+    nan : {"propagate", "omit", "raise"}, default "propagate"
+        "propagate": a row that holds nan gives nan throughout. "omit": nan does not count, and stays nan. "raise": an
+        element that counts and is nan is a ValueError, for NumPy arrays.
+    return_stats : bool, default False
+        Return mean and std = sqrt(var) as well.
+    out, dtype, plan
+        As in layer_norm.
+
+    Returns
+    -------
+    array or tuple of array
+        y, of x's shape; with return_stats=True: (y, mean, std). Both have x's shape without the axes of a row, in the
+        type of arithmetic.
+
+    Raises
+    ------
+    TypeError, ValueError, CompileError, NoDeviceError
+        As layer_norm does.
+
+    Notes
+    -----
+    A constant row gives nan (0 / 0), and so does one of which no more than `ddof` elements count, or that holds an
+    infinity. A mean that is far larger than the deviations costs no digits. Deviations whose squares float32 does not
+    hold, below 1e-19 or above 1e19, need dtype=numpy.float64 on a device.
+
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import standardize
+    >>> z, mean, std = standardize(np.array([[1.0, 2.0, 3.0]]), ddof=1, return_stats=True)
+    >>> z.tolist(), mean.tolist(), std.tolist()
+    ([[-1.0, 0.0, 1.0]], [2.0], [1.0])
+    >>> standardize(np.array([[1.0, np.nan, 3.0]]), nan="omit").tolist()
+    [[-1.0, nan, 1.0]]
+    """
+    if axis != -1 and (turn := turn_of(axis, x)) is not None:
+        return turn.call(
+            standardize,
+            {"x": x, "out": out, "where": where, "weights": weights},
+            ddof=ddof,
+            eps=eps,
+            lengths=lengths,
+            left_padded=left_padded,
+            nan=nan,
+            return_stats=return_stats,
+            dtype=dtype,
+            plan=plan,
+        )
+    missing = Missing(where, lengths, left_padded, weights, nan)
+
+    def check() -> StatisticCall:
+        rows = STANDARDIZE.stats if boolean("return_stats", return_stats) else ()
+        numbers = (eps_of(eps), number("ddof", ddof))
+        return check_elements_result(
+            x, missing, axis=axis, rows=rows, out=out, dtype=dtype, plan=plan, numbers=numbers
+        )
+
+    options = (axis, ddof, eps, return_stats, dtype)
+    return _run("standardize", x, missing, {"out": out}, options, check, STANDARDIZED, plan)
+
+
+def _standardize(call: StatisticCall) -> None:
+    eps, ddof = call.numbers
+    statistics.standardize(
+        call.x,
+        call.axes,
+        eps,
+        ddof,
+        call.out,
+        call.rows.get("mean"),
+        call.rows.get("std"),
+        call.keeping(),
+    )
+
+
+STANDARDIZED = Road(_parts, lambda call: _steps(STANDARDIZE, (), call), _standardize)
+
+
+def normalize(
+    x: Any,
+    ord: float = 2,  # noqa: A002  NumPy's name for it
+    axis: int | tuple[int, ...] | None = -1,
+    *,
+    where: Any = None,
+    lengths: Any = None,
+    left_padded: bool = False,
+    weights: Any = None,
+    nan: str = PROPAGATE,
+    return_norms: bool = False,
+    out: Any = None,
+    dtype: Any = None,
+    plan: str | Plan | None = None,
+) -> Any:
+    """Divide rows by their norm: x / (sum(|x|^ord))^(1 / ord), or x / max(|x|) for ord=inf.
+
+    Parameters
+    ----------
+    x : array
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+    ord : {1, 2, inf}, default 2
+        The norm: the sum of the magnitudes, the root of the sum of the squares, or the largest magnitude.
+    axis : int, tuple of int, or None, default -1
+        The axes of a row, in any order; None for all. Results have x's order in memory.
+    where, lengths, left_padded, nan
+        As in standardize.
+    weights : array, optional
+        How often an element counts in the norm; as in standardize. With ord=inf, weights other than 0 are all alike.
+    return_norms : bool, default False
+        Return the norms as well.
+    out, dtype, plan
+        As in layer_norm.
+
+    Returns
+    -------
+    array or tuple of array
+        y, of x's shape; with return_norms=True: (y, norms). The norms have x's shape without the axes of a row, in the
+        type of arithmetic.
+
+    Raises
+    ------
+    TypeError, ValueError, CompileError, NoDeviceError
+        As layer_norm does.
+
+    Notes
+    -----
+    A row of zeros, or of which nothing counts, stays as it is, as in scikit-learn; its norm is 0. Rows of tiny or huge
+    numbers are computed as multiples of a power of two, so that squares neither vanish nor overflow. A row with an
+    infinity has the norm inf: it gives nan there and 0 elsewhere.
+
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import normalize
+    >>> normalize(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    [[0.6, 0.8], [0.0, 0.0]]
+    >>> normalize(np.array([[1.0, 3.0]]), 1).tolist(), normalize(np.array([[-2.0, 1.0]]), np.inf).tolist()
+    ([[0.25, 0.75]], [[-1.0, 0.5]])
+    """
+    if axis != -1 and (turn := turn_of(axis, x)) is not None:
+        return turn.call(
+            normalize,
+            {"x": x, "out": out, "where": where, "weights": weights},
+            ord=ord,
+            lengths=lengths,
+            left_padded=left_padded,
+            nan=nan,
+            return_norms=return_norms,
+            dtype=dtype,
+            plan=plan,
+        )
+    missing = Missing(where, lengths, left_padded, weights, nan)
+
+    def check() -> StatisticCall:
+        order = _order(ord)
+        rows = NORMALIZE.stats if boolean("return_norms", return_norms) else ()
+        call = check_elements_result(x, missing, axis=axis, rows=rows, out=out, dtype=dtype, plan=plan)
+        return call._replace(numbers=(float(order),))
+
+    options = (ord, axis, return_norms, dtype)
+    return _run("normalize", x, missing, {"out": out}, options, check, NORMALIZED, plan)
+
+
+def _order(given: Any) -> int:
+    """Return 1, 2, or 0 for the largest magnitude."""
+    known = {1: 1, 2: 2, np.inf: 0}
+    if not isinstance(given, (int, float, np.integer, np.floating)) or isinstance(given, bool):
+        raise TypeError(f"ord is {plainly(given)}: use 1, 2 or numpy.inf")
+    if float(given) not in known:
+        raise ValueError(f"ord is {plainly(given)}: use 1, 2 or numpy.inf")
+    return known[float(given)]
+
+
+def _normalize_steps(call: StatisticCall) -> Steps:
+    return _steps(NORMALIZE, (int(call.numbers[0]),), call._replace(numbers=()))
+
+
+def _normalize(call: StatisticCall) -> None:
+    statistics.normalize(
+        call.x, call.axes, int(call.numbers[0]), call.out, call.rows.get("norm"), call.keeping()
+    )
+
+
+NORMALIZED = Road(_parts, _normalize_steps, _normalize)
+
+
+def rescale(
+    x: Any,
+    low: float = 0.0,
+    high: float = 1.0,
+    axis: int | tuple[int, ...] | None = -1,
+    *,
+    where: Any = None,
+    lengths: Any = None,
+    left_padded: bool = False,
+    nan: str = PROPAGATE,
+    return_range: bool = False,
+    out: Any = None,
+    dtype: Any = None,
+    plan: str | Plan | None = None,
+) -> Any:
+    """Scale rows so that they reach from `low` to `high`: low + (high - low) * (x - min) / (max - min).
+
+    Parameters
+    ----------
+    x : array
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+    low, high : float, default 0.0 and 1.0
+        What a row's smallest and largest element become. high may be less than low.
+    axis : int, tuple of int, or None, default -1
+        The axes of a row, in any order; None for all. Results have x's order in memory.
+    where, lengths, left_padded, nan
+        As in standardize.
+    return_range : bool, default False
+        Return the smallest and the largest element of each row as well.
+    out, dtype, plan
+        As in layer_norm.
+
+    Returns
+    -------
+    array or tuple of array
+        y, of x's shape; with return_range=True: (y, smallest, largest), both of x's shape without the axes of a row,
+        in the type of arithmetic.
+
+    Raises
+    ------
+    TypeError, ValueError, CompileError, NoDeviceError
+        As layer_norm does.
+
+    Notes
+    -----
+    A constant row becomes `low`. A row of which nothing counts is nan, except where it is dropped. The results of the
+    smallest and the largest element are `low` and `high` to the last bit, unless the result's type rounds these.
+
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import rescale
+    >>> rescale(np.array([[1.0, 2.0, 5.0], [7.0, 7.0, 7.0]]), -1, 1).tolist()
+    [[-1.0, -0.5, 1.0], [-1.0, -1.0, -1.0]]
+    """
+    if axis != -1 and (turn := turn_of(axis, x)) is not None:
+        return turn.call(
+            rescale,
+            {"x": x, "out": out, "where": where},
+            low=low,
+            high=high,
+            lengths=lengths,
+            left_padded=left_padded,
+            nan=nan,
+            return_range=return_range,
+            dtype=dtype,
+            plan=plan,
+        )
+    missing = Missing(where, lengths, left_padded, None, nan)
+
+    def check() -> StatisticCall:
+        rows = RESCALE.stats if boolean("return_range", return_range) else ()
+        numbers = (number("low", low), number("high", high))
+        return check_elements_result(
+            x, missing, axis=axis, rows=rows, out=out, dtype=dtype, plan=plan, numbers=numbers
+        )
+
+    options = (low, high, axis, return_range, dtype)
+    return _run("rescale", x, missing, {"out": out}, options, check, RESCALED, plan)
+
+
+def _rescale(call: StatisticCall) -> None:
+    low, high = call.numbers
+    smallest, largest = (call.rows.get(name) for name in RESCALE.stats)
+    statistics.rescale(call.x, call.axes, low, high, call.out, smallest, largest, call.keeping())
+
+
+RESCALED = Road(_parts, lambda call: _steps(RESCALE, (), call), _rescale)
+
+
+def moments(
+    x: Any,
+    axis: int | tuple[int, ...] | None = -1,
+    *,
+    order: int = 2,
+    ddof: float = 0,
+    where: Any = None,
+    lengths: Any = None,
+    left_padded: bool = False,
+    weights: Any = None,
+    nan: str = PROPAGATE,
+    keepdims: bool = False,
+    out: tuple[Any, ...] | None = None,
+    dtype: Any = None,
+    plan: str | Plan | None = None,
+) -> tuple[Any, ...]:
+    """Return mean and variance of each row, and skewness and kurtosis where asked; x is read once.
+
+    variance = sum((x - mean)^2) / (count - ddof), as numpy.var. With m_k = mean((x - mean)^k), skewness is
+    m_3 / m_2^1.5 and kurtosis m_4 / m_2^2 - 3, as scipy.stats.skew and kurtosis by default. Partial results are merged
+    by the formulas of Chan et al. 1979 and Pebay 2008, around means, in units of the standard deviation.
+
+    Parameters
+    ----------
+    x : array
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+    axis : int, tuple of int, or None, default -1
+        The axes of a row, in any order; None for all. Results have x's order in memory.
+    order : {2, 3, 4}, default 2
+        How many moments: 2 for mean and variance, 3 for the skewness, too, 4 for the kurtosis, too.
+    ddof : float, default 0
+        As in standardize; of the variance alone.
+    where, lengths, left_padded, weights, nan
+        As in standardize.
+    keepdims : bool, default False
+        Keep the axes of a row, with one element each.
+    out : tuple of array, optional
+        Where the results are written, as many as there are; None for one that is to be allocated. They share no memory
+        with what is read.
+    dtype : dtype, optional
+        The results'; default: float64 for an x of float64, and float32 for others. Arithmetic is in float64 if it is.
+    plan : str or Plan, optional
+        As in layer_norm.
+
+    Returns
+    -------
+    tuple of array
+        (mean, variance), (mean, variance, skewness) or (mean, variance, skewness, kurtosis), of x's shape without the
+        axes of a row.
+
+    Raises
+    ------
+    TypeError, ValueError, CompileError, NoDeviceError
+        As layer_norm does.
+
+    Notes
+    -----
+    Too few elements give nan: none for the mean, no more than `ddof` for the variance. A constant row has no skewness
+    and no kurtosis: nan. So have all moments of a row that holds an infinity.
+
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import moments
+    >>> [each.round(4).tolist() for each in moments(np.array([[1.0, 1.0, 1.0, 5.0]]), order=3)]
+    [[2.0], [3.0], [1.1547]]
+    >>> mean, variance = moments(np.array([1.0, 3.0, np.nan]), nan="omit", ddof=1)
+    >>> float(mean), float(variance)
+    (2.0, 2.0)
+    """
+    if axis != -1 and (turn := turn_of(axis, x)) is not None:
+        given_out = (
+            tuple(map(turn.turned, out)) if keepdims is True and isinstance(out, (tuple, list)) else out
+        )
+        found = turn.call(
+            moments,
+            {"x": x, "where": where, "weights": weights},
+            order=order,
+            ddof=ddof,
+            lengths=lengths,
+            left_padded=left_padded,
+            nan=nan,
+            keepdims=keepdims,
+            out=given_out,
+            dtype=dtype,
+            plan=plan,
+        )
+        given = out if isinstance(out, (tuple, list)) else (None,) * len(found)
+        return tuple(each if mine is None else mine for each, mine in zip(found, given, strict=True))
+    missing = Missing(where, lengths, left_padded, weights, nan)
+
+    def check() -> StatisticCall:
+        rows = MOMENTS.stats[: _count(order)]
+        return check_rows_results(
+            x,
+            missing,
+            axis=axis,
+            rows=rows,
+            keepdims=keepdims,
+            out=out,
+            dtype=dtype,
+            plan=plan,
+            numbers=(number("ddof", ddof),),
+        )
+
+    given = out if isinstance(out, (tuple, list)) else ()
+    outs = dict(zip(MOMENTS.stats, (*given, None, None, None, None), strict=False))
+    options = (axis, order, ddof, keepdims, dtype, len(given))
+    return tuple(_run("moments", x, missing, outs, options, check, COUNTED, plan))
+
+
+def _count(order: Any) -> int:
+    found = integer("order", order, "use 2, 3 or 4")
+    if found not in (2, 3, 4):
+        raise ValueError(f"order is {plainly(order)}: use 2, 3 or 4")
+    return found
+
+
+def _moments(call: StatisticCall) -> None:
+    if call.x.size:
+        statistics.moments(call.x, call.axes, call.numbers[0], call.rows, call.keeping())
+
+
+COUNTED = Road(_parts, lambda call: _steps(MOMENTS, (len(call.rows),), call), _moments)

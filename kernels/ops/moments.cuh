@@ -1,0 +1,206 @@
+// Mean, variance, skewness and kurtosis of what counts in a row, and what is made of them: z-scores.
+#pragma once
+#include <ops/keeping.cuh>
+
+namespace cupynorm {
+
+// Of some elements, with sums over those that count, each as often as its weight says: their mean is origin + mean, two
+// numbers, so that a mean that is far larger than the deviations (1e7 and 1) costs no digits. m2: of the squares of
+// deviations from it. count: of the weights. third, fourth: of the powers of deviations / sqrt(m2), which neither
+// overflow nor vanish: skewness is third * sqrt(count), kurtosis fourth * count.
+template <typename T, bool kHigher>
+struct Deviations {
+  T origin, mean, m2, count;
+};
+template <typename T>
+struct Deviations<T, true> {
+  T origin, mean, m2, count, third, fourth;
+};
+
+template <class Op, typename T, int kCounts, bool kHigher>
+struct OfDeviations : OfKept<Op, T, kCounts> {
+  using State = Deviations<T, kHigher>;
+  using Keep = Keeping<T, kCounts>;
+  using Element = typename Keep::Element;
+  static State identity() { return {}; }
+
+  // 1 / sqrt(m2), or 0 where there are no deviations
+  static T unit(T m2) { return m2 > 0 ? reciprocal_root(m2) : T(0); }
+
+  // Counted from the first element that counts, then around their mean: nothing is lost. Leaves x - origin in x, but what
+  // is missing as it is.
+  template <int N, class Predicate>
+  static State summarize(Element (&x)[N], Predicate valid, T) {
+    constexpr int kChains = Predicate::kAccumulators;
+    T origin = 0, sum[kChains] = {}, counts[kChains] = {}, squares[kChains] = {};
+#pragma unroll
+    for (int i = N - 1; i >= 0; --i)
+      origin = Keep::template weight<N>(valid, i, x[i]) == 0 ? origin : Keep::value(x[i]);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const T weight = Keep::template weight<N>(valid, i, x[i]);
+      Keep::subtract(x[i], origin);
+      counts[i % kChains] += weight;
+      sum[i % kChains] = weight == 0 ? sum[i % kChains] : multiply_add(weight, Keep::value(x[i]), sum[i % kChains]);
+    }
+    const T count = sum_of(counts), mean = count == 0 ? T(0) : sum_of(sum) * reciprocal(count);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const T weight = Keep::template weight<N>(valid, i, x[i]), d = Keep::value(x[i]) - mean;
+      squares[i % kChains] = weight == 0 ? squares[i % kChains] : multiply_add(weight * d, d, squares[i % kChains]);
+    }
+    const T m2 = sum_of(squares);
+    if constexpr (!kHigher) {
+      return {origin, mean, m2, count};
+    } else {
+      T third[kChains] = {}, fourth[kChains] = {};
+      const T inverse = unit(m2);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const T weight = Keep::template weight<N>(valid, i, x[i]), d = (Keep::value(x[i]) - mean) * inverse,
+                cube = weight == 0 ? T(0) : weight * d * d * d;
+        third[i % kChains] += cube;
+        fourth[i % kChains] = weight == 0 ? fourth[i % kChains] : multiply_add(cube, d, fourth[i % kChains]);
+      }
+      return {origin, mean, m2, count, sum_of(third), sum_of(fourth)};
+    }
+  }
+
+  // The same State with its mean as origin, and what the rounding of their sum loses.
+  static State centred(State s) {
+    const T mean = s.origin + s.mean;
+    s.mean -= mean - s.origin;
+    s.origin = mean;
+    return s;
+  }
+
+  // third and fourth of s as they are around another mean, `away` from its own, in units of another m2 of which 1 /
+  // sqrt is `inverse`: the binomial theorem, since first powers add up to 0.
+  struct Powers {
+    T third, fourth;
+  };
+  static Powers moved(const State& s, T away, T inverse) {
+    const T d = away * inverse, scale = inverse * (s.m2 > 0 ? s.m2 * reciprocal_root(s.m2) : T(0)),
+            square = scale * scale, third = s.third * square * scale, counted = s.count * d * d;
+    return {third + d * (3 * square + counted),
+            s.fourth * square * square + d * (4 * third) + d * d * (6 * square + counted)};
+  }
+
+  // Chan et al. 1979. Symmetric in a and b to the last bit. The origin of both is the middle of theirs, and what its
+  // rounding loses (Knuth's two-sum) goes into the mean.
+  template <bool kEqual>
+  static State merge(State a, State b) {
+    a = centred(a), b = centred(b);
+    const T half_a = T(0.5) * a.origin, half_b = T(0.5) * b.origin, origin = half_a + half_b, back = origin - half_a;
+    const T lost = (half_a - (origin - back)) + (half_b - back);
+    const T d = (b.origin - a.origin) + (b.mean - a.mean), count = a.count + b.count;
+    if (a.count == 0) return b;
+    if (b.count == 0) return a;
+    const T share = reciprocal(count), lean = (T(0.5) * d) * ((b.count - a.count) * share);
+    const T mean = multiply_add(T(0.5), a.mean + b.mean, lean) + lost;
+    const T m2 = a.m2 + b.m2 + d * d * (a.count * b.count * share);
+    if constexpr (!kHigher) {
+      return {origin, mean, m2, count};
+    } else {
+      const T inverse = unit(m2);
+      const Powers of_a = moved(a, -d * (b.count * share), inverse), of_b = moved(b, d * (a.count * share), inverse);
+      return {origin, mean, m2, count, of_a.third + of_b.third, of_a.fourth + of_b.fourth};
+    }
+  }
+
+  // Two rounds of sums: the mean of all, counted from the mean of a lane that has something, then what is around it.
+  template <class Lanes>
+  static State gather(State s, Lanes lanes) {
+    s = centred(s);
+    const T largest = lanes.max(s.count == 0 ? -infinity<T>() : s.origin);
+    const T origin = magnitude(largest) < infinity<T>() ? largest : T(0), own = (s.origin - origin) + s.mean;
+    const T count = lanes.sum(s.count), sum = lanes.sum(s.count == 0 ? T(0) : s.count * own);
+    const T mean = count == 0 ? T(0) : sum * reciprocal(count), d = s.count == 0 ? T(0) : own - mean;
+    const T m2 = lanes.sum(multiply_add(s.count * d, d, s.m2));
+    if constexpr (!kHigher) {
+      return {origin, mean, m2, count};
+    } else {
+      const Powers powers = moved(s, d, unit(m2));
+      return {origin, mean, m2, count, lanes.sum(powers.third), lanes.sum(powers.fourth)};
+    }
+  }
+
+  static T variance(const State& s, T ddof) {
+    const T freedom = s.count - ddof;
+    return freedom > 0 ? s.m2 * reciprocal(freedom) : not_a_number<T>();
+  }
+  static T mean_of(const State& s) { return s.count == 0 ? not_a_number<T>() : s.origin + s.mean; }
+};
+
+template <typename T, int kCounts>
+struct Standardize : OfDeviations<Standardize<T, kCounts>, T, kCounts, false> {
+  using Base = OfDeviations<Standardize<T, kCounts>, T, kCounts, false>;
+  using typename Base::Element;
+  using typename Base::State;
+  struct Row {
+    T origin, away, mean, factor, whole, std;  // away: of the thread's own origin, from `origin`
+  };
+
+  T* mean;  // one per row, or null if nobody asked
+  T* std;
+  T eps;
+  T ddof;
+
+  template <typename Cols>
+  Row finish(State mine, State row, Cols, T) const {
+    const T variance = Base::variance(row, ddof);
+    return {row.origin, (mine.origin - row.origin) - row.mean, row.mean, reciprocal_root(variance + eps),
+            Base::mean_of(row), root(variance)};
+  }
+
+  static T map(Element e, Row row) { return (Base::Keep::value(e) + row.away) * row.factor; }
+  static T map_raw(Element e, Row row) { return ((Base::Keep::value(e) - row.origin) - row.mean) * row.factor; }
+
+  bool saves() const { return mean || std; }
+  void save(int64 index, Row row) const {
+    if (mean) mean[index] = row.whole;
+    if (std) std[index] = row.std;
+  }
+};
+
+// kOrder: 2 to 4 of them.
+template <typename T, int kCounts, int kOrder>
+struct Moments : OfDeviations<Moments<T, kCounts, kOrder>, T, kCounts, (kOrder > 2)> {
+  using Base = OfDeviations<Moments<T, kCounts, kOrder>, T, kCounts, (kOrder > 2)>;
+  using typename Base::Element;
+  using typename Base::State;
+  struct Row {
+    State state;
+    T ddof;
+  };
+
+  T* mean;  // one per row
+  T* variance;
+  T* skewness;  // null where kOrder is less
+  T* kurtosis;
+  T ddof;
+
+  template <typename Cols>
+  Row finish(State, State row, Cols, T) const {
+    return {row, ddof};
+  }
+
+  static T map(Element e, Row) { return Base::Keep::value(e); }  // nothing is stored
+  static T map_raw(Element e, Row) { return Base::Keep::value(e); }
+
+  bool saves() const { return mean; }
+  void save(int64 index, Row row) const {
+    const State& s = row.state;
+    if (!mean) return;
+    mean[index] = Base::mean_of(s);
+    variance[index] = Base::variance(s, row.ddof);
+    if constexpr (kOrder > 2) {
+      const bool none = !(s.m2 > 0);
+      skewness[index] = none ? not_a_number<T>() : s.third * root(s.count);
+      if constexpr (kOrder > 3)
+        kurtosis[index] = none ? not_a_number<T>() : multiply_add(s.fourth, s.count, T(-3));
+    }
+  }
+};
+
+}  // namespace cupynorm

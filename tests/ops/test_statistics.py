@@ -1,0 +1,385 @@
+"""standardize, normalize, rescale and moments: definitions, missing and special values, layouts, and every error."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynorm import layer_norm, moments, normalize, rescale, standardize
+from cupynorm._dtypes import DTYPES, dtype_of
+from cupynorm.host import reference
+from cupynorm.plan.config import VARIANTS
+from cupynorm.tools.testing import TOLERANCES
+from tests.gradient_calls import WIDTHS
+from tests.simulator import simulated
+from tests.statistic_calls import KINDS, OPS, assert_near, has, of_kind
+
+__all__ = ["simulated"]  # a fixture
+
+every_dtype = pytest.mark.parametrize("dtype", sorted(DTYPES))
+
+
+def normal(*shape: int, seed: int = 0, dtype: Any = np.float64) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def close(actual: Any, expected: Any, size: float = 1.0) -> None:
+    """Compare with numbers of about this size, by actual's dtype."""
+    tolerance = 2 * TOLERANCES[actual.dtype.name]
+    np.testing.assert_allclose(actual.astype(np.float64), expected, tolerance, tolerance * size)
+
+
+def of_rows(x: Any) -> Any:
+    return x.astype(np.longdouble if x.dtype == np.float64 else np.float64)
+
+
+@every_dtype
+@pytest.mark.parametrize("ddof", [0, 1, 2.5])
+def test_standardize_is_the_definition(dtype: str, ddof: float) -> None:
+    x = 3 + 2 * normal(4, 3, 33, dtype=dtype_of(dtype))
+    wide = of_rows(x)
+
+    z, mean, std = standardize(x, ddof=ddof, eps=0.5, return_stats=True)
+
+    apart = wide - wide.mean(-1, keepdims=True)
+    variance = (apart**2).sum(-1, keepdims=True) / (33 - ddof)
+    assert (z.dtype, mean.dtype) == (x.dtype, np.float64 if dtype == "float64" else np.float32)
+    close(z, (apart / np.sqrt(variance + 0.5)).astype(np.float64))
+    close(mean, wide.mean(-1).astype(np.float64), 3)
+    close(std, np.sqrt(variance)[..., 0].astype(np.float64))
+
+
+@every_dtype
+@pytest.mark.parametrize("order", [1, 2, np.inf])
+def test_normalize_is_the_definition(dtype: str, order: float) -> None:
+    x = normal(4, 3, 33, dtype=dtype_of(dtype))
+    wide = x.astype(np.float64).reshape(4, 99)
+
+    y, norms = normalize(x, order, axis=(-2, -1), return_norms=True)
+
+    expected = np.linalg.norm(wide, order, axis=-1)
+    close(y, (wide / expected[:, None]).reshape(x.shape))
+    close(norms, expected)
+
+
+@every_dtype
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-3, 5), (1, -1)])
+def test_rescale_is_the_definition(dtype: str, low: float, high: float) -> None:
+    x = normal(4, 33, dtype=dtype_of(dtype))
+    wide = x.astype(np.float64)
+
+    y, smallest, largest = rescale(x, low, high, return_range=True)
+
+    least, most = wide.min(-1), wide.max(-1)
+    close(y, low + (high - low) * (wide - least[:, None]) / (most - least)[:, None], 5)
+    assert np.array_equal(smallest, least)
+    assert np.array_equal(largest, most)
+    assert np.array_equal(y[np.arange(4), wide.argmin(-1)], np.full(4, low))
+    assert np.array_equal(y[np.arange(4), wide.argmax(-1)], np.full(4, high))
+
+
+@every_dtype
+def test_moments_are_the_definitions(dtype: str) -> None:
+    x = np.exp(normal(4, 3, 33)).astype(dtype_of(dtype))
+    wide = x.astype(np.float64)
+
+    mean, variance, skewness, kurtosis = moments(x, order=4, ddof=1)
+
+    apart = wide - wide.mean(-1, keepdims=True)
+    second, third, fourth = ((apart**power).mean(-1) for power in (2, 3, 4))
+    close(mean, wide.mean(-1))
+    close(variance, wide.var(-1, ddof=1), 4)
+    close(skewness, third / second**1.5, 4)
+    close(kurtosis, fourth / second**2 - 3, 16)
+    assert [each.shape for each in moments(x, order=3, axis=(-2, -1), keepdims=True)] == [(4, 1, 1)] * 3
+    assert [each.shape for each in moments(x)] == [(4, 3)] * 2
+
+
+def test_scipys_functions_agree() -> None:
+    stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
+    x = np.exp(normal(5, 40))
+    x[0, ::7] = np.nan
+    x[3, 1:] = np.nan
+
+    for nan in ("propagate", "omit"):
+        _, _, skewness, kurtosis = moments(x, order=4, nan=nan)
+        z = standardize(x, ddof=1, nan=nan)
+        with np.errstate(all="ignore"):
+            many = [0, 1, 2, 4]  # SciPy warns of one element
+            np.testing.assert_allclose(skewness[many], stats.skew(x[many], axis=-1, nan_policy=nan))
+            np.testing.assert_allclose(kurtosis[many], stats.kurtosis(x[many], axis=-1, nan_policy=nan))
+            np.testing.assert_allclose(
+                z[many], stats.zscore(x[many], axis=-1, ddof=1, nan_policy=nan), atol=1e-14
+            )
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_missing_values_are_those_of_numpys_nan_functions(ddof: int) -> None:
+    x, options = of_kind("all", 40, "float64")
+    kept = options["where"] & ~np.isnan(x)
+    gaps = np.where(kept, x, np.nan)
+
+    mean, variance = moments(x, where=options["where"], nan="omit", ddof=ddof)
+    z = standardize(x, where=options["where"], nan="omit", ddof=ddof)
+    y, norms = normalize(x, 1, where=options["where"], nan="omit", return_norms=True)
+    _, low, high = rescale(x, where=options["where"], nan="omit", return_range=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy's, of rows of which nothing is kept
+        np.testing.assert_allclose(mean, np.nanmean(gaps, -1))
+        np.testing.assert_allclose(variance, np.nanvar(gaps, -1, ddof=ddof), rtol=1e-12)
+        expected = (x - np.nanmean(gaps, -1, keepdims=True)) / np.nanstd(gaps, -1, ddof=ddof, keepdims=True)
+        np.testing.assert_allclose(low, np.nanmin(gaps, -1))
+        np.testing.assert_allclose(high, np.nanmax(gaps, -1))
+    np.testing.assert_allclose(z, np.where(options["where"], expected, 0), rtol=1e-9)
+    total = np.nansum(np.abs(gaps), -1)
+    np.testing.assert_allclose(norms, total)
+    divided = x / np.where(total == 0, 1, total)[:, None]
+    np.testing.assert_allclose(y, np.where(options["where"], divided, 0))
+
+
+def test_weights_count_as_often_as_they_say() -> None:
+    x, times = normal(3, 20), np.random.default_rng(1).integers(0, 4, (3, 20))
+    repeated = [np.repeat(row, count) for row, count in zip(x, times, strict=True)]
+
+    found = moments(x, weights=times.astype(np.float64), order=4, ddof=1)
+    z, mean, std = standardize(x, weights=times.astype(np.float32), ddof=1, return_stats=True)
+    _, norms = normalize(x, weights=times.astype(np.float64), return_norms=True)
+
+    for row, some in enumerate(repeated):
+        for ours, wanted in zip(found, moments(some, order=4, ddof=1), strict=True):
+            assert ours[row] == pytest.approx(wanted)
+        assert std[row] == pytest.approx(some.std(ddof=1))
+        np.testing.assert_allclose(z[row], (x[row] - some.mean()) / some.std(ddof=1))
+        assert norms[row] == pytest.approx(np.linalg.norm(some))
+    assert np.allclose(mean, found[0])
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-6), ("float64", 1e-7)])
+def test_a_mean_far_larger_than_the_deviations(dtype: str, rtol: float, simulated: Any) -> None:
+    x = (normal(3, 1000) + (1e7 if dtype == "float32" else 1e12)).astype(dtype)
+    wide = (x - x[:, :1]).astype(np.float64)
+
+    for array in (x, simulated.cupy.asarray(x)):
+        _, variance = moments(array)
+        z = standardize(array, where=simulated.cupy.asarray(x > 0) if array is not x else x > 0)
+        variance, z = (np.asarray(getattr(each, "get", lambda each=each: each)()) for each in (variance, z))
+
+        np.testing.assert_allclose(variance, wide.var(-1), rtol=2 * rtol)
+        apart = wide - wide.mean(-1, keepdims=True)
+        np.testing.assert_allclose(z, apart / wide.std(-1, keepdims=True), atol=10 * rtol)
+
+
+def test_tiny_and_huge_rows() -> None:
+    x = np.array([[3e-30, 4e-30], [3e30, -4e30], [3e-42, 4e-42]], np.float32)
+
+    for order, expected in ((2, [0.6, 0.8]), (1, [3 / 7, 4 / 7]), (np.inf, [0.75, 1.0])):
+        y, norms = normalize(x, order, return_norms=True)
+        np.testing.assert_allclose(np.abs(y[:2]), [expected] * 2, rtol=1e-6)
+        np.testing.assert_allclose(np.abs(y[2]), expected, rtol=1e-3)  # 3e-42 has three digits
+        np.testing.assert_allclose(norms[0], np.linalg.norm([3.0, 4.0], order) * 1e-30, rtol=1e-6)
+    np.testing.assert_allclose(standardize(x[:2]), [[-1, 1], [1, -1]], rtol=1e-6)
+    np.testing.assert_allclose(
+        normalize(np.array([[3e200, 4e200], [3e-200, 4e-200]])), [[0.6, 0.8]] * 2, rtol=1e-15
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_special_values(dtype: str, simulated: Any) -> None:
+    x = np.array([[0, 0, 0], [5, 5, 5], [np.inf, 1, 2], [np.nan, 1, 2], [-np.inf, np.inf, 1]], dtype)
+    nan = np.nan
+    expected = {
+        standardize: [[nan] * 3] * 5,
+        normalize: [[0] * 3, [3**-0.5] * 3, [nan, 0, 0], [nan] * 3, [nan, nan, 0]],
+        rescale: [[0] * 3, [0] * 3, [nan, 0, 0], [nan] * 3, [nan, nan, nan]],
+    }
+    for function, wanted in expected.items():
+        for array in (x, simulated.cupy.asarray(x)):
+            y = function(array)
+            y = y if array is x else y.get()
+            if function is rescale:  # whose infinite rows are nan or low
+                np.testing.assert_array_equal(y[:2], wanted[:2])
+                assert np.isnan(y[2, 0])
+                assert np.isnan(y[3]).all()
+                continue
+            np.testing.assert_allclose(y, wanted, rtol=1e-6)
+    for array in (x, simulated.cupy.asarray(x)):
+        found = [each if array is x else each.get() for each in moments(array, order=4)]
+        np.testing.assert_array_equal(found[0], [0, 5, nan, nan, nan])
+        np.testing.assert_array_equal(found[1], [0, 0, nan, nan, nan])
+        assert np.isnan(found[2]).all()
+        assert np.isnan(found[3]).all()
+
+
+def test_too_few_elements_are_nan() -> None:
+    x = np.array([[1.0, 2.0, 3.0]])
+
+    assert np.isnan(standardize(x, ddof=3)).all()
+    assert np.isnan(moments(x, ddof=4)[1]).all()
+    assert [float(each[0]) for each in moments(x, ddof=2)] == [2.0, 2.0]
+    mean, variance = moments(x, where=np.zeros(3, bool))
+    assert np.isnan([mean, variance]).all()
+    assert standardize(x, where=np.zeros(3, bool)).tolist() == [[0.0] * 3]
+    assert normalize(x, lengths=[0], return_norms=True)[1].tolist() == [0.0]
+
+
+def test_nan_may_be_refused() -> None:
+    x = np.array([[1.0, np.nan, 3.0]])
+
+    for function in (standardize, normalize, rescale, moments):
+        with pytest.raises(ValueError, match="x holds nan"):
+            function(x, nan="raise")
+        function(x, nan="raise", where=~np.isnan(x))
+
+
+def test_eps_makes_it_layer_norm() -> None:
+    x = normal(4, 50, dtype=np.float32)
+
+    np.testing.assert_allclose(standardize(x, eps=1e-5), layer_norm(x), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_in_several_pieces_and_layouts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, options = of_kind(kind, 64, "float64")
+    calls = {name: call for name, call in OPS.items() if has(name, kind)}
+    whole = {name: function(x, **own, **options) for name, (function, own) in calls.items()}
+    monkeypatch.setattr(reference, "BLOCK", 16)
+
+    for name, (function, own) in calls.items():
+        strided = np.asfortranarray(x)[:, ::-1][:, ::-1]
+        assert_near(function(strided, **own, **options), whole[name], "float64", name)
+
+
+def test_out_may_be_x_and_results_have_the_dtype_asked_for() -> None:
+    x = normal(3, 20, dtype=np.float32)
+    for function in (standardize, normalize, rescale):
+        expected, same = function(x), x.copy()
+        assert function(same, out=same) is same
+        np.testing.assert_array_equal(same, expected)
+        assert function(x, dtype=np.float64).dtype == np.float64
+        np.testing.assert_allclose(function(x, dtype="float64"), function(x.astype(np.float64)), rtol=1e-15)
+    mean = np.empty(3, np.float16)
+    found = moments(x, out=(mean, None))
+    assert found[0] is mean
+    np.testing.assert_allclose(mean, x.mean(-1), rtol=1e-3)
+    assert [each.dtype for each in moments(x, dtype=np.float64)] == [np.float64] * 2
+
+
+def test_no_rows() -> None:
+    x = np.empty((0, 5))
+
+    assert standardize(x).shape == (0, 5)
+    assert [each.shape for each in moments(x, order=4)] == [(0,)] * 4
+
+
+# One of each that the kernels tell apart; tests/gpu has all of them with all variants.
+SIMULATED = [
+    ("standardize", "plain", "block"),
+    ("standardize", "nan", "cached"),
+    ("standardize", "omit", "cluster"),
+    ("standardize", "where", "split"),
+    ("standardize", "lengths", "warp"),
+    ("standardize", "all", "uncached"),
+    ("normalize, 1", "left, omit", "shared"),
+    ("normalize, 2", "omit", "warp"),
+    ("normalize, 2", "lengths", "cluster"),
+    ("normalize, inf", "nan", "split"),
+    ("normalize, inf", "weights", "block"),
+    ("rescale", "where", "block"),
+    ("rescale", "nan", "warp"),
+    ("rescale", "omit", "uncached"),
+    ("moments", "plain", "split"),
+    ("moments", "weights", "cached"),
+    ("moments, 4", "lengths", "block"),
+    ("moments, 4", "omit", "cluster"),
+    ("moments, 4", "all", "warp"),
+    ("moments, 4", "plain", "shared"),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "variant"), SIMULATED)
+def test_a_device_gives_the_same(name: str, kind: str, variant: str, simulated: Any) -> None:
+    asarray = simulated.cupy.asarray
+    number = SIMULATED.index((name, kind, variant))
+    cols, dtype = WIDTHS[variant][number % 2], ("float16", "float32")[number % 2]
+    if variant == "cached":
+        cols, dtype = 1000, "float16"
+    function, options = OPS[name]
+    x, missing = of_kind(kind, cols, dtype)
+    given = {key: asarray(each) if isinstance(each, np.ndarray) else each for key, each in missing.items()}
+
+    for _ in range(2):  # the second call is launched by its signature
+        found = function(asarray(x), **options, **given, plan=variant)
+        assert_near([each.get() for each in found], function(x, **options, **missing), dtype)
+
+
+def test_every_variant_occurs() -> None:
+    assert {variant for *_, variant in SIMULATED} == set(VARIANTS)
+    assert {name for name, *_ in SIMULATED} == set(OPS)
+    assert {kind for _, kind, _ in SIMULATED} == set(KINDS)
+
+
+def test_a_device_writes_where_it_is_told(simulated: Any) -> None:
+    cupy = simulated.cupy
+    x = normal(4, 48, dtype=np.float32)
+    on_device, out = cupy.asarray(x), [cupy.empty(4, np.float16), None, cupy.empty((8,), np.float32)[::2]]
+
+    found = moments(on_device, order=3, out=tuple(out))
+    y = standardize(on_device, out=on_device)
+
+    assert found[0] is out[0]
+    assert found[2] is out[2]
+    for ours, wanted in zip(found, moments(x, order=3), strict=True):
+        np.testing.assert_allclose(ours.get().astype(np.float32), wanted, rtol=1e-3, atol=1e-4)
+    assert y is on_device
+    np.testing.assert_allclose(y.get(), standardize(x), rtol=1e-5, atol=1e-6)
+
+
+X = np.ones((2, 3), np.float32)
+ERRORS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    (standardize, {"eps": -1}, ValueError, "eps is -1: it must be 0 or a positive finite number"),
+    (standardize, {"ddof": "1"}, TypeError, "ddof is '1'"),
+    (standardize, {"nan": "drop"}, ValueError, 'nan is \'drop\': use "propagate", "omit" or "raise"'),
+    (standardize, {"nan": True}, TypeError, "nan is True"),
+    (standardize, {"return_stats": 1}, TypeError, "return_stats is 1: use True or False"),
+    (standardize, {"weights": np.ones(4)}, ValueError, "weights has shape (4,), x has (2, 3)"),
+    (standardize, {"weights": np.ones(3, int)}, TypeError, "weights: dtype int64 is not supported"),
+    (standardize, {"where": np.ones(3)}, TypeError, "where has dtype float64"),
+    (standardize, {"lengths": [1, 4]}, ValueError, "lengths holds 4"),
+    (standardize, {"plan": "warp"}, ValueError, "x is a NumPy array"),
+    (standardize, {"out": np.empty((2, 2))}, ValueError, "out has shape (2, 2)"),
+    (normalize, {"ord": 3}, ValueError, "ord is 3: use 1, 2 or numpy.inf"),
+    (normalize, {"ord": "2"}, TypeError, "ord is '2': use 1, 2 or numpy.inf"),
+    (normalize, {"ord": True}, TypeError, "ord is True: use 1, 2 or numpy.inf"),
+    (rescale, {"low": np.inf}, ValueError, "low is inf: it must be finite"),
+    (rescale, {"high": None}, TypeError, "high is None: give a number"),
+    (moments, {"order": 5}, ValueError, "order is 5: use 2, 3 or 4"),
+    (moments, {"order": 2.0}, TypeError, "order is 2.0: use 2, 3 or 4"),
+    (moments, {"out": X}, TypeError, "out must be a tuple of 2 arrays, or None for each: mean, variance"),
+    (moments, {"out": (np.empty(3), None)}, ValueError, "out of mean has shape (3,), the result has (2,)"),
+    (moments, {"out": (X[:, 0], None)}, ValueError, "out of mean and x share memory"),
+]
+
+
+@pytest.mark.parametrize(("function", "options", "kind", "message"), ERRORS)
+def test_errors_say_what_came_and_what_is_allowed(
+    function: Any, options: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=re.escape(message)):
+        function(X, **options)
+
+
+def test_two_results_share_no_memory() -> None:
+    both = np.empty(2, np.float32)
+
+    with pytest.raises(ValueError, match="out of variance and out of mean share memory"):
+        moments(X, out=(both, both))
+
+
+def test_a_device_does_not_look_for_nan(simulated: Any) -> None:
+    with pytest.raises(ValueError, match='nan="raise" is for NumPy arrays'):
+        standardize(simulated.cupy.asarray(X), nan="raise")
