@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["simulated"]  # a fixture
 
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=30, deadline=None, derandomize=True)
 EPS = 0.1
 
 
 def laid_out(draw: Any, shape: tuple[int, ...], *, stretched: bool = True) -> Any:
-    """Draw numbers in an array of a shape: its axes in any order, with steps, backwards, from an offset, or stretched."""
+    """Draw numbers in an array of a shape: axes in any order, with steps, backwards, from an offset, or stretched."""
     order = draw(st.permutations(range(len(shape))))
     steps = [draw(st.sampled_from([1, 1, 2, -1, -2, *([0] if stretched else [])])) for _ in shape]
     start = draw(st.integers(0, 2))
@@ -121,7 +121,7 @@ def test_norms_of_sums(data: Any, place: Any, centred: bool) -> None:
 
     y, total = function(x, residual, gamma, alpha=0.5, axis=axis, eps=EPS)
 
-    same(total, 0.5 * x + residual if np.allclose(total, 0.5 * x + residual) else x + 0.5 * residual)
+    same(total, x + 0.5 * residual)
     same(y, normalised(total, axes, centred=centred)[0] * along(axes, shape, gamma))
 
 
@@ -167,9 +167,7 @@ def test_gradients_of_softmax(data: Any, place: Any) -> None:
     same(dx, 2 * dz)
     same(dbias, dz.sum(axis=tuple(range(at))))
     assert out is None or dx is out
-    same(
-        cupynorm.log_softmax_backward(dy, np.log(y), axis=axis), dy - y * dy.sum(axis=axes, keepdims=True)
-    )
+    same(cupynorm.log_softmax_backward(dy, np.log(y), axis=axis), dy - y * dy.sum(axis=axes, keepdims=True))
 
 
 @FEW
@@ -181,17 +179,18 @@ def test_gradients_of_norms(data: Any, place: Any, centred: bool) -> None:
     name = "layer_norm" if centred else "rms_norm"
 
     found = getattr(cupynorm, f"{name}_backward")(dy, x, gamma, axis=axis, eps=EPS, out=out)
-    summed = getattr(cupynorm, f"add_{name}_backward")(dy, None, x, gamma, axis=axis, eps=EPS)
+    dx, residual, *sums, _ = getattr(cupynorm, f"add_{name}_backward")(dy, None, x, gamma, axis=axis, eps=EPS)
 
     wanted = norm_gradients(dy, x, gamma, axes, centred=centred)
-    for got, again, right in zip(found, summed, wanted, strict=False):
+    same(residual, dx)
+    for got, again, right in zip(found, (dx, *sums), wanted, strict=True):
         same(got, right)
         same(again, right)
     assert out is None or found[0] is out
     if (np.abs(gamma) > 0.01).all():
         y, *_, rstd = getattr(cupynorm, name)(x, gamma, axis=axis, eps=EPS, return_stats=True)
         from_y = getattr(cupynorm, f"{name}_backward_from_y")(dy, y, gamma, rstd=rstd, axis=axis)
-        for got, right in zip(from_y, wanted, strict=False):
+        for got, right in zip(from_y, wanted, strict=True):
             np.testing.assert_allclose(got, right, rtol=1e-6, atol=1e-7)
 
 
@@ -202,7 +201,7 @@ def test_cross_entropy(data: Any, place: Any) -> None:
     axis = axis[0] if isinstance(axis, tuple) else axis or 0
     x, at = laid_out(data.draw, shape), axis % len(shape)
     others, grad = shape[:at] + shape[at + 1 :], written_to(data.draw, shape)
-    labels = (np.abs(laid_out(data.draw, others)) * 10).astype(int) % shape[at]
+    labels = np.asarray((np.abs(laid_out(data.draw, others)) * 10).astype(int) % shape[at])
 
     loss, dx = cupynorm.cross_entropy(x, labels, axis=axis, return_grad=True, grad=grad)
 
@@ -251,12 +250,14 @@ def test_quantised_results_and_statistics(data: Any, place: Any) -> None:
 
 
 def lies_as(y: Any, x: Any) -> None:
-    """Assert that y has x's order in memory and is packed."""
+    """Assert that y has x's order in memory and is packed; elements that are one in memory have no order."""
+    if any(step == 0 and extent > 1 for step, extent in zip(x.strides, x.shape, strict=True)):
+        return
     packed = y.transpose(memory_order(x))
     assert packed.flags.c_contiguous
 
 
-@pytest.mark.parametrize("order", itertools.permutations(range(3)), ids=str)
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
 @pytest.mark.parametrize("axis", [0, 1, 2, (0, 2), None], ids=str)
 def test_results_keep_the_order_in_memory(order: tuple[int, ...], axis: Any) -> None:
     x = np.ones((2, 3, 4)).transpose(order)
@@ -298,7 +299,11 @@ def test_queries_are_the_last_of_the_other_axes() -> None:
         (-4, ValueError, "axis -4 is out of range"),
         ((0, -3), ValueError, "axis (0, -3) names an axis of x twice; x has 3 axes"),
         ((), ValueError, "axis is empty: name at least one axis"),
-        (1.0, TypeError, "axis is 1.0: give an integer, a tuple of integers such as (-2, -1), or None for all axes"),
+        (
+            1.0,
+            TypeError,
+            "axis is 1.0 (a float): give an integer, a tuple of integers such as (-2, -1), or None",
+        ),
         (True, TypeError, "axis is True"),
         ([0], TypeError, "axis is [0]"),
         ((None,), TypeError, "axis is (None,)"),
@@ -323,7 +328,7 @@ def test_axes_that_are_taken() -> None:
 
 X = np.random.default_rng(1).standard_normal((3, 4, 5)).astype(np.float32)
 LABELS = np.ones((4, 5), int)
-# x and out, of which the second lies otherwise; what some calls are refused for, others are taken for
+# each is taken along some axes and refused along others
 CALLS: dict[str, Callable[..., Any]] = {
     "layer_norm": lambda to, axis: cupynorm.layer_norm(to(X), to(X[:, 0, 0]), axis=axis),
     "rms_norm": lambda to, axis: cupynorm.rms_norm(to(X).T, axis=axis, out=to(X.T.copy())),
@@ -341,7 +346,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     "fusion's gradient": lambda to, axis: FUSION.backward(to(X), to(X), 2.0, to(X[0]), axis=axis).x,
     "moments": lambda to, axis: cupynorm.moments(to(X), axis=axis)[0],
     "masked": lambda to, axis: cupynorm.softmax(to(X), axis, where=to(X[0] > 0), bias=to(X[:, :1])),
-    "out that is stretched": lambda to, axis: cupynorm.softmax(to(X), axis, out=np.broadcast_to(1.0, X.shape)),
 }
 AXES = [0, 1, -1, (0, 1), (2, 0), None, (), 3, (0, -3), 1.5]
 
@@ -360,8 +364,7 @@ def test_a_device_takes_what_numpy_arrays_are_taken_for(simulated: Any, name: st
         host, device = answers
         if isinstance(host, Exception):
             assert type(device) is type(host), (axis, host, device)
-            if name != "out that is stretched":  # which is no device array
-                assert str(device) == str(host), axis
+            assert str(device) == str(host), axis
         else:
             assert not isinstance(device, Exception), (axis, device)
             np.testing.assert_allclose(cupy.asnumpy(device), host, rtol=1e-4, atol=1e-5, err_msg=str(axis))

@@ -22,7 +22,7 @@ RANDOM = np.random.default_rng(31)
 
 
 @pytest.fixture(autouse=True)
-def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: F811
+def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(simulator.settings, "schedules", ("forward", "reverse"))
     return simulated
 
