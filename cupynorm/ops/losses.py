@@ -45,9 +45,8 @@ def logsumexp(
     ----------
     x : array
         CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
-    axis : int or tuple of int, default -1
-        The reduced axes: the last one, or several trailing ones; the last one with lengths, causal, causal_offset or
-        window.
+    axis : int, tuple of int, or None, default -1
+        The reduced axes, in any order; None for all. One axis with lengths, causal, causal_offset or window.
     scale, where, lengths, left_padded, causal, causal_offset, window, bias
         As in softmax.
     keepdims : bool, default False
@@ -182,10 +181,10 @@ def cross_entropy(
     Parameters
     ----------
     logits : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64; its last axis has the classes, up
-        to 2^24 of them.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64; `axis` has the classes, up to 2^24
+        of them.
     labels : array
-        The class of each row: integers of any width, of logits' shape without its last axis, 0 to classes - 1, or
+        The class of each row: integers of any width, of logits' shape without `axis`, 0 to classes - 1, or
         ignore_index.
     weight : array or float, optional
         One number a class, or broadcasting to that; of any dtype that logits may have. Default: 1.
@@ -205,7 +204,7 @@ def cross_entropy(
         Where the gradient is written, of logits' shape; may be logits itself. Default: an array of logits' dtype. With
         return_grad=True only.
     axis : int, default -1
-        The axis of the classes, which is the last one.
+        The axis of the classes, any one.
     out : array, optional
         Where the loss is written; it shares no memory with what is read.
     dtype : dtype, optional

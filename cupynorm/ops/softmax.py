@@ -153,9 +153,9 @@ def softmax(
     ----------
     x : array
         CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
-    axis : int or tuple of int, default -1
-        The normalised axes: the last one, or several trailing ones; the last one with lengths, causal, causal_offset
-        or window.
+    axis : int, tuple of int, or None, default -1
+        The normalised axes, in any order; None for all. One axis with lengths, causal, causal_offset or window, whose
+        queries are along the last of the other axes. Results have x's order in memory.
     scale : float, optional
         z = x * scale + bias; a finite number.
     where : array of bool or uint8, optional
@@ -241,7 +241,7 @@ def log_softmax(
     ----------
     x : array
         CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
-    axis : int or tuple of int, default -1
+    axis : int, tuple of int, or None, default -1
         As in softmax.
     scale, where, lengths, left_padded, causal, causal_offset, window, bias
         As in softmax.
