@@ -25,7 +25,8 @@ from cupynorm.call.arguments import (
     trailing_axes,
     view,
 )
-from cupynorm.call.masks import Asked, Mask, mask_of, with_lengths
+from cupynorm.call.masks import Asked, Mask, _check_broadcast, mask_of, with_lengths
+from cupynorm.call.missing import PROPAGATE, nan_policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +41,9 @@ class LogSumExpCall(NamedTuple):
     axes: int  # trailing axes that are reduced
     mask: Mask | None
     out: Any
+    b: Any = None  # what exponentials are multiplied with, broadcasts to x's shape
+    sign: Any = None  # where the signs of the sums go, of out's shape; None: nowhere
+    nan: str = PROPAGATE
 
 
 class CrossEntropyCall(NamedTuple):
@@ -81,10 +85,13 @@ def check_logsumexp(
     out: Any,
     dtype: Any,
     plan: Any,
+    b: Any = None,
+    return_sign: Any = False,
+    nan: Any = PROPAGATE,
 ) -> LogSumExpCall:
-    """Check a call of logsumexp, and allocate its result if it was not given. options: the keywords of a mask."""
+    """Check a call of logsumexp, and allocate its results if they were not given. options: the keywords of a mask."""
     asked = with_lengths(Asked(**options), x)
-    others = asked.arrays()
+    others = {**asked.arrays(), **({} if b is None else {"b": b})}
     on_device = check_kinds(x, {"out": out, **others})
     check_forced(plan, "x", on_device=on_device)
     check_dtype("x", x)
@@ -98,8 +105,13 @@ def check_logsumexp(
     mask = None if asked.says_nothing else mask_of(asked, x.shape, axes)
     if on_device:
         _check_rows_on_device("x", x, axes)
+    nan = nan_policy(nan, on_device=on_device)
+    if b is not None:
+        check_dtype("b", b)
+        _check_broadcast("b", b, x.shape, "x")
     out = _result(out, rows, wanted, {"x": x, **others}, on_device, device)
-    return LogSumExpCall(on_device, device, x, axes, mask, out)
+    sign = allocate(on_device, device, rows, out.dtype) if boolean("return_sign", return_sign) else None
+    return LogSumExpCall(on_device, device, x, axes, mask, out, b, sign, nan)
 
 
 def check_cross_entropy(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm._dtypes import Dtype, compute_dtype, dtype_of
-from cupynorm._options import boolean, choice, finite
+from cupynorm._options import boolean, finite
 from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import (
     _check_out,
@@ -22,12 +22,12 @@ from cupynorm.call.arguments import (
 )
 from cupynorm.call.losses import _check_rows_on_device, _result
 from cupynorm.call.masks import Asked, Mask, _check_broadcast, mask_of, with_lengths
+from cupynorm.call.missing import OMIT, PROPAGATE, RAISE, nan_policy
 from cupynorm.host.keeping import ALL, Keeping
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-PROPAGATE, OMIT, RAISE = NAN_POLICIES = ("propagate", "omit", "raise")
 # Which elements count: all, those that no mask drops, those that are not nan either, or as often as their weights say
 # (Keeping in kernels/ops/keeping.cuh).
 ALL_COUNT, MARKED_COUNT, NUMBERS_COUNT, WEIGHTS_COUNT = range(4)
@@ -178,7 +178,7 @@ def check_rows_results(
 
 def _asked(x: Any, missing: Missing) -> tuple[Asked, str]:
     """Return the keywords of the mask, with an array for a list of lengths, and what becomes of nan."""
-    nan = choice("nan", missing.nan, NAN_POLICIES, 'use "propagate", "omit" or "raise"')
+    nan = nan_policy(missing.nan, on_device=False)
     asked = Asked(where=missing.where, lengths=missing.lengths, left_padded=missing.left_padded)
     return with_lengths(asked, x), nan
 

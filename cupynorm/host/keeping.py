@@ -37,7 +37,7 @@ class KeptRows:
     """Some rows of x in float64, and the weight of each element."""
 
     def __init__(self, rows: _Rows, keeping: Keeping, room: dict[str, Array]) -> None:
-        self._rows = rows
+        self.rows = rows
         self._keeping = keeping
         self._room = room
         self._held: tuple[Array, Array] | None = None
@@ -54,8 +54,8 @@ class KeptRows:
         if self._held is not None:
             yield self._held
             return
-        pieces = self._rows._pieces  # noqa: SLF001
-        for piece, values in zip(pieces, self._rows._each(), strict=True):  # noqa: SLF001
+        pieces = self.rows._pieces  # noqa: SLF001
+        for piece, values in zip(pieces, self.rows._each(), strict=True):  # noqa: SLF001
             found = self._counted(piece, values)
             if len(pieces) == 1:
                 self._held = found
@@ -66,9 +66,9 @@ class KeptRows:
         found, counted = self.take("weights", values), self.take("counted", values)
         found[...] = 1.0
         if weights is not None:
-            found[...] = weights[self._rows._index(piece)].reshape(values.shape)  # noqa: SLF001
+            found[...] = weights[self.rows._index(piece)].reshape(values.shape)  # noqa: SLF001
         if mask is not None:
-            self._rows._put(found, piece, mask, 0.0)  # noqa: SLF001
+            self.rows._put(found, piece, mask, 0.0)  # noqa: SLF001
         if omit:
             np.copyto(found, 0.0, where=np.isnan(values))
         np.copyto(counted, values)
@@ -114,17 +114,29 @@ class KeptRows:
 
     def write(self, out: Array, of: Callable[[Array], Array]) -> None:
         """Write a function of all elements, rounded once; 0 where the mask drops."""
-        for piece, values in zip(self._rows._pieces, self._rows._each(), strict=True):  # noqa: SLF001
+        for piece, values in zip(self.rows._pieces, self.rows._each(), strict=True):  # noqa: SLF001
             result = of(values)
             if self._keeping.mask is not None:
-                self._rows._put(result, piece, self._keeping.mask, 0.0)  # noqa: SLF001
-            target = out[self._rows._index(piece)]  # noqa: SLF001
+                self.rows._put(result, piece, self._keeping.mask, 0.0)  # noqa: SLF001
+            target = out[self.rows._index(piece)]  # noqa: SLF001
             target[...] = _round(result, out.dtype).reshape(target.shape)
+
+    def replace(self, origin: Array, rest: Array, factor: Array) -> None:
+        """Replace every element by (element - origin - rest) * factor, its row's, and by 0 where the mask drops."""
+        self._held = None
+
+        def step(values: Array, piece: Index) -> None:
+            for operand, each in ((np.subtract, origin), (np.subtract, rest), (np.multiply, factor)):
+                operand(values, each[:, None], out=values)
+            if self._keeping.mask is not None:
+                self.rows._put(values, piece, self._keeping.mask, 0.0)  # noqa: SLF001
+
+        self.rows._then(step)  # noqa: SLF001
 
     def write_row(self, out: Array | None, values: Array) -> None:
         """Write one number a row, rounded once, if anybody asked for it."""
         if out is not None:
-            self._rows.store_statistic(out, _round(values, out.dtype))
+            self.rows.store_statistic(out, _round(values, out.dtype))
 
 
 def each_kept(x: Array, axes: int, keeping: Keeping) -> Iterator[KeptRows]:

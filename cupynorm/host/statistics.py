@@ -15,12 +15,13 @@ import numpy as np
 from cupynorm._values import NamedTuple
 from cupynorm.host.keeping import ALL, Keeping, KeptRows, each_kept, refuse_nan
 from cupynorm.host.ops import FLOAT32, FLOAT64, LEAST_SQUARES, MOST_SQUARES, _centre, type_of_arithmetic
-from cupynorm.host.reference import _round
+from cupynorm.host.reference import _columns, _round
 from cupynorm.host.rows import _joined, each_block, row_sums
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from cupynorm.host.reference import Extras
     from cupynorm.host.rows import Rows
 
 Array = np.ndarray[Any, Any]
@@ -357,3 +358,40 @@ def _rescale_kept(
     kept.write(out, result)
     kept.write_row(smallest, least)
     kept.write_row(largest, most)
+
+
+@np.errstate(all="ignore")
+def kept_norm(
+    x: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    axes: int,
+    eps: float,
+    out: Array,
+    stats: Sequence[Array | None],
+    extras: Extras,
+    *,
+    centred: bool,
+    omit: bool,
+) -> None:
+    """Write layer_norm (centred) or rms_norm of what counts to out; what the mask drops is 0 before gamma and beta.
+
+    stats: where mean, if centred, and rstd go.
+    """
+    scale, shift = _columns(gamma, x.shape, axes), _columns(beta, x.shape, axes)
+    for kept in each_kept(x, axes, Keeping(extras.mask, omit=omit)):
+        if centred:
+            of_rows = _centred(kept)
+        else:
+            counted = kept.count()
+            zero = np.zeros(counted.shape)
+            squares = kept.total(lambda values: (values, values))
+            of_rows = Centred(counted, zero, zero, squares)
+        rstd = 1 / np.sqrt(of_rows.squares / np.where(of_rows.counted == 0, np.nan, of_rows.counted) + eps)
+        found = (of_rows.mean, rstd) if centred else (rstd,)
+        for each, place in zip(found, stats, strict=False):
+            kept.write_row(place, each)
+        kept.replace(of_rows.origin, of_rows.rest, rstd)
+        kept.rows.apply_columns(np.multiply, scale)
+        kept.rows.apply_columns(np.add, shift)
+        kept.rows.store(out, extras.quantize)

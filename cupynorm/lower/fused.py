@@ -344,6 +344,7 @@ def _problem(
         + OF_INTERVAL[compute.itemsize] * (is_interval and (bool(load_operands) or compute.itemsize == 8)),  # noqa: PLR2004
         interval_mask=is_interval,
         band_cols=what.mask.band_cols if what.mask is not None and what.mask.has_band else 0,
+        masked=bool(columns) and (what.mask is not None or what.counted is not None),
         most_kept=_most_kept(what.mask)
         if what.counted is None
         else math.prod(x.shape[len(x.shape) - axes :]),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from cupynorm.call.quantize import Quantize, quantize_option
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import RowOp
+from cupynorm.ops.signatures import with_signature_of
 from cupynorm.plan.config import Plan
 
 if TYPE_CHECKING:
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
         out: Any
         dtype: Any
         plan: str | Plan | None
+
+    class KeptOptions(NormOptions, total=False):
+        """The same with those that say what counts."""
+
+        where: Any
+        lengths: Any
+        left_padded: bool
+        nan: str
 
 
 def _on_host(
@@ -62,6 +71,45 @@ RMS_NORM = RowOp(
 )
 
 
+def _layer_norm(
+    x: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    axis: int | tuple[int, ...] = -1,
+    eps: float = 1e-5,
+    out: Any = None,
+    dtype: Any = None,
+    return_stats: bool = False,
+    quantize: str | Quantize | None = None,
+    where: Any = None,
+    lengths: Any = None,
+    left_padded: bool = False,
+    nan: str = "propagate",
+    plan: str | Plan | None = None,
+) -> Any:
+    """Declare the signature of layer_norm."""
+
+
+def _rms_norm(
+    x: Any,
+    gamma: Any = None,
+    *,
+    axis: int | tuple[int, ...] = -1,
+    eps: float = 1e-6,
+    out: Any = None,
+    dtype: Any = None,
+    return_stats: bool = False,
+    quantize: str | Quantize | None = None,
+    where: Any = None,
+    lengths: Any = None,
+    left_padded: bool = False,
+    nan: str = "propagate",
+    plan: str | Plan | None = None,
+) -> Any:
+    """Declare the signature of rms_norm."""
+
+
 def _run_quantized(given: Given, signature: Any) -> Any:
     """Run a call whose result is quantised, with all checks."""
     from cupynorm.invoke import fused_calls  # noqa: PLC0415
@@ -77,7 +125,7 @@ def layer_norm(
     *,
     return_stats: Literal[False] = False,
     quantize: None = None,
-    **others: Unpack[NormOptions],
+    **others: Unpack[KeptOptions],
 ) -> Any: ...
 
 
@@ -89,7 +137,7 @@ def layer_norm(
     *,
     return_stats: Literal[False] = False,
     quantize: str,
-    **others: Unpack[NormOptions],
+    **others: Unpack[KeptOptions],
 ) -> tuple[Any, Any]: ...
 
 
@@ -101,7 +149,7 @@ def layer_norm(
     *,
     return_stats: Literal[True],
     quantize: None = None,
-    **others: Unpack[NormOptions],
+    **others: Unpack[KeptOptions],
 ) -> tuple[Any, Any, Any]: ...
 
 
@@ -113,7 +161,7 @@ def layer_norm(
     *,
     return_stats: Literal[True],
     quantize: str,
-    **others: Unpack[NormOptions],
+    **others: Unpack[KeptOptions],
 ) -> tuple[Any, Any, Any, Any]: ...
 
 
@@ -125,10 +173,11 @@ def layer_norm(
     *,
     return_stats: bool = False,
     quantize: str | Quantize | None = None,
-    **others: Unpack[NormOptions],
+    **others: Unpack[KeptOptions],
 ) -> Any: ...
 
 
+@with_signature_of(_layer_norm)
 def layer_norm(
     x: Any,
     gamma: Any = None,
@@ -141,6 +190,7 @@ def layer_norm(
     return_stats: bool = False,
     quantize: str | Quantize | None = None,
     plan: str | Plan | None = None,
+    **missing: Any,
 ) -> Any:
     """Normalise rows to mean 0 and variance 1, then scale and shift: (x - mean) / sqrt(var + eps) * gamma + beta.
 
@@ -167,6 +217,15 @@ def layer_norm(
         "int8", "float8_e4m3fn" or "float8_e5m2": the result is quantised with a scale for each row, and the scales
         come back too. With ``cupynorm.Quantize(name, scale)`` the scale is given, and the quantised result comes
         alone.
+    where : array of bool or uint8, optional
+        Broadcasts to x's shape; what is False or 0 counts for nothing. Its result is that of the mean: 0, or beta.
+    lengths : array or list of int, optional
+        A row has its first `lengths` elements only; as in softmax.
+    left_padded : bool, default False
+        A row has its last `lengths` elements instead.
+    nan : {"propagate", "omit", "raise"}, default "propagate"
+        "omit": nan counts for nothing and stays nan; not with quantize. "raise": a nan that counts is a ValueError, for
+        NumPy arrays.
     plan : str or Plan, optional
         Force a variant on a device: "warp", "block", "cached", "cluster", "split", "shared" or "uncached", or a whole
         plan. By default the planner chooses.
@@ -207,6 +266,12 @@ def layer_norm(
     >>> mean.tolist(), rstd.tolist()
     ([2.0], [1.0])
     """
+    if missing:
+        from cupynorm.ops import kept_norms  # noqa: PLC0415  which most calls do not need
+
+        return kept_norms.run(
+            LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, missing, quantize
+        )
     if quantize is not None:
         option, scale = quantize_option(quantize)
         return row_ops.run(
@@ -236,7 +301,7 @@ def rms_norm(
     *,
     return_stats: Literal[False] = False,
     quantize: None = None,
-    **others: Unpack[NormOptions],
+    **others: Unpack[KeptOptions],
 ) -> Any: ...
 
 
@@ -247,7 +312,7 @@ def rms_norm(
     *,
     return_stats: Literal[False] = False,
     quantize: str,
-    **others: Unpack[NormOptions],
+    **others: Unpack[KeptOptions],
 ) -> tuple[Any, Any]: ...
 
 
@@ -258,7 +323,7 @@ def rms_norm(
     *,
     return_stats: Literal[True],
     quantize: None = None,
-    **others: Unpack[NormOptions],
+    **others: Unpack[KeptOptions],
 ) -> tuple[Any, Any]: ...
 
 
@@ -269,7 +334,7 @@ def rms_norm(
     *,
     return_stats: Literal[True],
     quantize: str,
-    **others: Unpack[NormOptions],
+    **others: Unpack[KeptOptions],
 ) -> tuple[Any, Any, Any]: ...
 
 
@@ -280,10 +345,11 @@ def rms_norm(
     *,
     return_stats: bool = False,
     quantize: str | Quantize | None = None,
-    **others: Unpack[NormOptions],
+    **others: Unpack[KeptOptions],
 ) -> Any: ...
 
 
+@with_signature_of(_rms_norm)
 def rms_norm(
     x: Any,
     gamma: Any = None,
@@ -295,6 +361,7 @@ def rms_norm(
     return_stats: bool = False,
     quantize: str | Quantize | None = None,
     plan: str | Plan | None = None,
+    **missing: Any,
 ) -> Any:
     """Divide rows by their root mean square, then scale: x / sqrt(mean(x^2) + eps) * gamma.
 
@@ -310,7 +377,7 @@ def rms_norm(
         The normalised axes: the last one, or several trailing ones.
     eps : float, default 1e-6
         Added to the mean of the squares; not negative.
-    out, dtype, quantize, plan
+    out, dtype, quantize, plan, where, lengths, left_padded, nan
         As in layer_norm.
     return_stats : bool, default False
         Return rstd = 1 / sqrt(mean(x^2) + eps) as well.
@@ -339,6 +406,12 @@ def rms_norm(
     >>> rms_norm(np.array([[3.0, 4.0]]), np.array([1.0, 2.0]), eps=0).round(4).tolist()
     [[0.8485, 2.2627]]
     """
+    if missing:
+        from cupynorm.ops import kept_norms  # noqa: PLC0415  as in layer_norm
+
+        return kept_norms.run(
+            RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan, missing, quantize
+        )
     if quantize is not None:
         option, scale = quantize_option(quantize)
         return row_ops.run(

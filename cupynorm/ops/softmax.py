@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
+
+from cupynorm._options import plainly
+from cupynorm.call.masks import asked_of
+from cupynorm.call.missing import OMIT, PROPAGATE, RAISE, nan_policy, refused
 from cupynorm.call.quantize import Quantize, quantize_option
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import RowOp
+from cupynorm.ops.signatures import with_signature_of
 from cupynorm.plan.config import Plan
+from cupynorm.runtime import devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from typing_extensions import ParamSpec, Unpack
+    from typing_extensions import Unpack
 
     from cupynorm.call.masks import MaskOptions
     from cupynorm.invoke.row_ops import Given
-
-    P = ParamSpec("P")
-    R = TypeVar("R")
 
 
 def _on_host(x: Any, _gamma: Any, _beta: Any, axes: int, _eps: float, out: Any, **extras: Any) -> None:
@@ -35,25 +37,33 @@ def _log_on_host(x: Any, _gamma: Any, _beta: Any, axes: int, _eps: float, out: A
     ops.log_softmax(x, axes, out, **extras)
 
 
+def _omitting_on_host(
+    x: Any, _gamma: Any, _beta: Any, axes: int, _eps: float, out: Any, **extras: Any
+) -> None:
+    from cupynorm.host import ops  # noqa: PLC0415
+
+    ops.softmax(x, axes, out, **extras, omit=True)
+
+
+def _log_omitting_on_host(
+    x: Any, _gamma: Any, _beta: Any, axes: int, _eps: float, out: Any, **extras: Any
+) -> None:
+    from cupynorm.host import ops  # noqa: PLC0415
+
+    ops.log_softmax(x, axes, out, **extras, omit=True)
+
+
 SOFTMAX = RowOp("softmax", "ops/softmax.cuh", "Softmax", _on_host)
 LOG_SOFTMAX = RowOp("log_softmax", "ops/softmax.cuh", "LogSoftmax", _log_on_host)
+OMITTING = {  # what leaves out nan
+    SOFTMAX: RowOp("softmax, nan omitted", "ops/omitting.cuh", "OmittingSoftmax", _omitting_on_host),
+    LOG_SOFTMAX: RowOp(
+        "log_softmax, nan omitted", "ops/omitting.cuh", "OmittingLogSoftmax", _log_omitting_on_host
+    ),
+}
 
 
 MASK_ARRAYS = frozenset({"where", "bias", "lengths"})  # the keywords that are arrays
-
-
-def _with_signature_of(explicit: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Give a function that takes its rare keywords as **options the signature of one that names them.
-
-    help() and type checkers then see all keywords, and calls without them do not pay 15 ns for the default of each.
-    """
-
-    def made(function: Callable[..., R]) -> Callable[P, R]:
-        function.__signature__ = inspect.signature(explicit)  # type: ignore[attr-defined]
-        function.__annotations__ = explicit.__annotations__
-        return function
-
-    return made
 
 
 def _log_softmax(
@@ -68,6 +78,7 @@ def _log_softmax(
     causal_offset: int | None = None,
     window: int | tuple[int | None, int | None] | None = None,
     bias: Any = None,
+    nan: str = PROPAGATE,
     out: Any = None,
     dtype: Any = None,
     plan: str | Plan | None = None,
@@ -87,6 +98,7 @@ def _softmax(
     causal_offset: int | None = None,
     window: int | tuple[int | None, int | None] | None = None,
     bias: Any = None,
+    nan: str = PROPAGATE,
     quantize: str | Quantize | None = None,
     out: Any = None,
     dtype: Any = None,
@@ -134,7 +146,7 @@ def softmax(
 ) -> Any: ...
 
 
-@_with_signature_of(_softmax)
+@with_signature_of(_softmax)
 def softmax(
     x: Any,
     axis: int | tuple[int, ...] = -1,
@@ -178,6 +190,9 @@ def softmax(
         0. None is no bound on that side; one number stands for both sides.
     bias : array, optional
         Broadcasts to x's shape; of a dtype that x may have.
+    nan : {"propagate", "omit", "raise"}, default "propagate"
+        "omit": nan takes no part and stays nan; not with quantize. "raise": a nan that is kept is a ValueError, for
+        NumPy arrays.
     quantize : str or Quantize, optional
         As in layer_norm.
     out, dtype, plan
@@ -220,7 +235,7 @@ def softmax(
     return _run(SOFTMAX, x, axis, out, dtype, plan, options)
 
 
-@_with_signature_of(_log_softmax)
+@with_signature_of(_log_softmax)
 def log_softmax(
     x: Any,
     axis: int | tuple[int, ...] = -1,
@@ -240,7 +255,7 @@ def log_softmax(
         CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
     axis : int or tuple of int, default -1
         As in softmax.
-    scale, where, lengths, left_padded, causal, causal_offset, window, bias
+    scale, where, lengths, left_padded, causal, causal_offset, window, bias, nan
         As in softmax.
     out, dtype, plan
         As in layer_norm.
@@ -284,6 +299,8 @@ def _run(
     options: Mapping[str, Any],
 ) -> Any:
     """Run a call with options; they may say nothing, such as where=None."""
+    if "nan" in options:
+        return _run_with_nan(op, x, axis, out, dtype, plan, options)
     options_key: Any = ()
     operands: tuple[Any, ...] = ()
     only = ""
@@ -323,6 +340,33 @@ def _run(
         _run_checked,
         options,
     )
+
+
+def _run_with_nan(
+    op: RowOp,
+    x: Any,
+    axis: int | tuple[int, ...],
+    out: Any,
+    dtype: Any,
+    plan: str | Plan | None,
+    options: Mapping[str, Any],
+) -> Any:
+    """Run a call that says what becomes of nan."""
+    others = {name: each for name, each in options.items() if name != "nan"}
+    nan = nan_policy(options["nan"], on_device=devices.is_device_array(x))
+    if nan != PROPAGATE and others.get("quantize") is not None:
+        raise ValueError(
+            f'quantize={plainly(others["quantize"])} and nan="{nan}": nan has no quantised result'
+        )
+    if nan != OMIT:
+        found = _run(op, x, axis, out, dtype, plan, others)
+        # what a mask has dropped is a number by now
+        if nan == RAISE and (np.isnan(x) & np.isnan(found)).any():
+            raise refused()
+        return found
+    others.pop("quantize", None)
+    asked_of(op.name, others)  # whose errors name the function
+    return _run(OMITTING[op], x, axis, out, dtype, plan, others)
 
 
 def _run_checked(given: Given, signature: Any) -> Any:

@@ -8,9 +8,8 @@ import numpy as np
 
 from cupynorm._options import boolean, eps_of, integer, plainly
 from cupynorm.call.arguments import view
+from cupynorm.call.missing import OMIT, PROPAGATE
 from cupynorm.call.statistics import (
-    OMIT,
-    PROPAGATE,
     Missing,
     StatisticCall,
     check_elements_result,

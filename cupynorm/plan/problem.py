@@ -41,6 +41,8 @@ class Problem:
     most_kept
         Of an interval, or of whole rows: how many columns a row keeps at most, as far as that follows from the band;
         0: a mask keeps neither.
+    masked
+        A mask drops elements where there are affine parameters; without these, what is fused is taken to be masked.
     staged_operand_bytes
         Bytes of an element, beside x's, that go through shared memory where rows are on their way there.
     fields
@@ -74,6 +76,7 @@ class Problem:
     fields: int = 1
     column_sums: int = 0
     row_groups: int = 0
+    masked: bool = False
 
     @property
     def element_bytes(self) -> int:
