@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from cupynorm.ops.softmax_gradients import log_softmax_backward, softmax_backward
     from cupynorm.ops.statistics import moments, normalize, rescale, standardize
+    from cupynorm.scipy_special import install
 
 __all__ = [
     "CompileError",
@@ -55,6 +56,7 @@ __all__ = [
     "fuse",
     "geglu",
     "geglu_backward",
+    "install",
     "layer_norm",
     "layer_norm_backward",
     "layer_norm_backward_from_y",
@@ -103,6 +105,7 @@ _LATER = {
     ),
     "ops.softmax_gradients": ("log_softmax_backward", "softmax_backward"),
     "ops.statistics": ("moments", "normalize", "rescale", "standardize"),
+    "scipy_special": ("install",),
 }
 
 

@@ -73,11 +73,21 @@ def signed_logsumexp(
         largest = rows.max()
         pivot = np.where(np.isfinite(largest), largest, 0.0)
         rows.apply(np.subtract, pivot)
-        total: Any = 0.0
+        top: Any = 0.0  # of the largest terms, and of the others
+        rest: Any = 0.0
         for values, piece in _pieces(rows):
             terms = _product(_elements(rows, factor, piece, values), np.exp(values))
-            total = total + np.where(np.isneginf(values), 0.0, terms).sum(axis=1)
-        found = np.log(total if sign is None else np.abs(total)) + pivot
+            terms = np.where(np.isneginf(values), 0.0, terms)
+            largest_ones = values == 0
+            top = top + np.where(largest_ones, terms, 0.0).sum(axis=1)
+            rest = rest + np.where(largest_ones, 0.0, terms).sum(axis=1)
+        total = top + rest
+        # what lies near to 0 keeps its digits
+        near = np.abs(rest) < 0.5 * np.abs(top)
+        logarithm = np.log(np.where(near, np.abs(top), np.abs(total))) + np.log1p(
+            np.where(near, rest / top, 0.0)
+        )
+        found = (logarithm if sign is not None else np.where(total < 0, np.nan, logarithm)) + pivot
         _store(rows, out, np.where(np.isnan(largest), np.nan, found))
         if sign is not None:
             _store(rows, sign, np.sign(total))

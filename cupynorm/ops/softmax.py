@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-
-from cupynorm._options import plainly
-from cupynorm.call.masks import asked_of
-from cupynorm.call.missing import OMIT, PROPAGATE, RAISE, nan_policy, refused
 from cupynorm.call.quantize import Quantize, quantize_option
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import RowOp
 from cupynorm.ops.signatures import with_signature_of
 from cupynorm.plan.config import Plan
-from cupynorm.runtime import devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,30 +31,8 @@ def _log_on_host(x: Any, _gamma: Any, _beta: Any, axes: int, _eps: float, out: A
     ops.log_softmax(x, axes, out, **extras)
 
 
-def _omitting_on_host(
-    x: Any, _gamma: Any, _beta: Any, axes: int, _eps: float, out: Any, **extras: Any
-) -> None:
-    from cupynorm.host import ops  # noqa: PLC0415
-
-    ops.softmax(x, axes, out, **extras, omit=True)
-
-
-def _log_omitting_on_host(
-    x: Any, _gamma: Any, _beta: Any, axes: int, _eps: float, out: Any, **extras: Any
-) -> None:
-    from cupynorm.host import ops  # noqa: PLC0415
-
-    ops.log_softmax(x, axes, out, **extras, omit=True)
-
-
 SOFTMAX = RowOp("softmax", "ops/softmax.cuh", "Softmax", _on_host)
 LOG_SOFTMAX = RowOp("log_softmax", "ops/softmax.cuh", "LogSoftmax", _log_on_host)
-OMITTING = {  # what leaves out nan
-    SOFTMAX: RowOp("softmax, nan omitted", "ops/omitting.cuh", "OmittingSoftmax", _omitting_on_host),
-    LOG_SOFTMAX: RowOp(
-        "log_softmax, nan omitted", "ops/omitting.cuh", "OmittingLogSoftmax", _log_omitting_on_host
-    ),
-}
 
 
 MASK_ARRAYS = frozenset({"where", "bias", "lengths"})  # the keywords that are arrays
@@ -78,7 +50,7 @@ def _log_softmax(
     causal_offset: int | None = None,
     window: int | tuple[int | None, int | None] | None = None,
     bias: Any = None,
-    nan: str = PROPAGATE,
+    nan: str = "propagate",
     out: Any = None,
     dtype: Any = None,
     plan: str | Plan | None = None,
@@ -98,7 +70,7 @@ def _softmax(
     causal_offset: int | None = None,
     window: int | tuple[int | None, int | None] | None = None,
     bias: Any = None,
-    nan: str = PROPAGATE,
+    nan: str = "propagate",
     quantize: str | Quantize | None = None,
     out: Any = None,
     dtype: Any = None,
@@ -232,7 +204,7 @@ def softmax(
     """
     if not options:
         return row_ops.run(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    return _run(SOFTMAX, x, axis, out, dtype, plan, options)
+    return run_with_options(SOFTMAX, x, axis, out, dtype, plan, options)
 
 
 @with_signature_of(_log_softmax)
@@ -286,10 +258,10 @@ def log_softmax(
     """
     if not options:
         return row_ops.run(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    return _run(LOG_SOFTMAX, x, axis, out, dtype, plan, options)
+    return run_with_options(LOG_SOFTMAX, x, axis, out, dtype, plan, options)
 
 
-def _run(
+def run_with_options(
     op: RowOp,
     x: Any,
     axis: int | tuple[int, ...],
@@ -300,7 +272,9 @@ def _run(
 ) -> Any:
     """Run a call with options; they may say nothing, such as where=None."""
     if "nan" in options:
-        return _run_with_nan(op, x, axis, out, dtype, plan, options)
+        from cupynorm.ops import softmax_nan  # noqa: PLC0415  which most calls do not need
+
+        return softmax_nan.run(run_with_options, op, x, axis, out, dtype, plan, options)
     options_key: Any = ()
     operands: tuple[Any, ...] = ()
     only = ""
@@ -340,33 +314,6 @@ def _run(
         _run_checked,
         options,
     )
-
-
-def _run_with_nan(
-    op: RowOp,
-    x: Any,
-    axis: int | tuple[int, ...],
-    out: Any,
-    dtype: Any,
-    plan: str | Plan | None,
-    options: Mapping[str, Any],
-) -> Any:
-    """Run a call that says what becomes of nan."""
-    others = {name: each for name, each in options.items() if name != "nan"}
-    nan = nan_policy(options["nan"], on_device=devices.is_device_array(x))
-    if nan != PROPAGATE and others.get("quantize") is not None:
-        raise ValueError(
-            f'quantize={plainly(others["quantize"])} and nan="{nan}": nan has no quantised result'
-        )
-    if nan != OMIT:
-        found = _run(op, x, axis, out, dtype, plan, others)
-        # what a mask has dropped is a number by now
-        if nan == RAISE and (np.isnan(x) & np.isnan(found)).any():
-            raise refused()
-        return found
-    others.pop("quantize", None)
-    asked_of(op.name, others)  # whose errors name the function
-    return _run(OMITTING[op], x, axis, out, dtype, plan, others)
 
 
 def _run_checked(given: Given, signature: Any) -> Any:
