@@ -17,6 +17,7 @@ from cupynorm.call.arguments import (
     allocate,
     check_dtype,
     check_forced,
+    check_input,
     check_kind,
     check_kinds,
     check_places,
@@ -94,7 +95,7 @@ def check_logsumexp(
     others = {**asked.arrays(), **({} if b is None else {"b": b})}
     on_device = check_kinds(x, {"out": out, **others})
     check_forced(plan, "x", on_device=on_device)
-    check_dtype("x", x)
+    check_input("x", x, on_device=on_device)
     axes = trailing_axes(axis, x.shape)
     at = x.ndim - axes
     if 0 in x.shape[at:]:

@@ -14,6 +14,7 @@ from cupynorm.call.arguments import (
     check,
     check_dtype,
     check_forced,
+    check_input,
     check_kinds,
     check_places,
     sharing,
@@ -113,7 +114,7 @@ def check_elements_result(
     """Check a call whose result has x's shape, and allocate what it writes. rows: the further results, one a row."""
     asked, nan = _asked(x, missing)
     others = {**asked.arrays(), **({} if missing.weights is None else {"weights": missing.weights})}
-    call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, others=others, may_be=("x",))
+    call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, others=others, may_be=("x",), integers=True)
     mask = _checked_missing(asked, missing, nan, x, call.axes, on_device=call.on_device)
     made = {name: call.empty_statistic() for name in rows}
     return StatisticCall(
@@ -152,7 +153,7 @@ def check_rows_results(
     outs = {f"out of {name}": each for name, each in zip(rows, given, strict=True)}
     on_device = check_kinds(x, {**outs, **others})
     check_forced(plan, "x", on_device=on_device)
-    check_dtype("x", x)
+    check_input("x", x, on_device=on_device)
     axes = trailing_axes(axis, x.shape)
     at = x.ndim - axes
     if 0 in x.shape[at:]:

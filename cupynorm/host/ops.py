@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupynorm._dtypes import compute_dtype
 from cupynorm.host import reference
 from cupynorm.host.reference import ALONE
 from cupynorm.host.rows import columns_of, each_block
@@ -173,8 +174,8 @@ def _arithmetic(x: Array, out: Array, extras: Extras) -> np.dtype[Any]:
 
 
 def type_of_arithmetic(*arrays: Array) -> np.dtype[Any]:
-    """Return float64 if any array is, else float32."""
-    return FLOAT64 if FLOAT64 in [each.dtype for each in arrays] else FLOAT32
+    """Return float64 if any array is, or holds int32, else float32."""
+    return compute_dtype(*[each.dtype for each in arrays])
 
 
 def powers(rows: Rows) -> tuple[Array | None, Array]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm._dtypes import Dtype
+from cupynorm._dtypes import Dtype, is_integer
 from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import Call, view
 from cupynorm.call.extras import CheckedExtras
@@ -240,7 +240,7 @@ def fused_spec(
     gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
     numbered = stats or what.sums is not None  # rows, by their places
     order = tuple(range(len(x.shape) - axes)) if numbered else _order(x, axes, what)
-    x, what = x.reordered(order), what.reordered(order)
+    x, what = x.reordered(order), _loaded(x, what).reordered(order)
     written = what.outs if what.loaded is None else (*what.outs, what.loaded)
     written = written or (x,)  # nothing is: rows are cut as x is aligned
     problem = _problem(x, written, axes, compute, columns, what)
@@ -300,6 +300,11 @@ def fused_spec(
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header="row/summed.cuh")
     types += f", {what.sums.of_load}, {what.sums.of_store}"
     return KernelSpec(text, SUMMED_KERNEL, types, whole, problem)
+
+
+def _loaded(x: View, what: Around) -> Around:
+    """Return the same with a function of x if that holds integers: padding is none, so they are not loaded directly."""
+    return what._replace(load=what.load or IDENTITY) if is_integer(x.dtype) else what
 
 
 def _waits_as_loaded(what: Around, axes: int) -> bool:

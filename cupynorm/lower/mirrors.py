@@ -289,7 +289,7 @@ def fused_load(
         align=True,
     )
     type_name = (
-        f"cupynorm::FusedLoad<{cpp(x.dtype)}, {index.cpp}, cupynorm::{function}, {masked.cpp}, "
+        f"cupynorm::FusedLoad<{cpp_of_element(x.dtype)}, {index.cpp}, cupynorm::{function}, {masked.cpp}, "
         f"{keeping.cpp}, {given.cpp}>"
     )
     values = (x.pointer, index.values, masked.values, keeping.values, given.values)
@@ -342,7 +342,8 @@ def vector_width(x: View, y: View, axes: int, *others: View) -> int:
 
 
 def _widest(*each: View) -> int:
-    return ACCESS_BYTES // max(one.dtype.itemsize for one in each)
+    """Return the elements of the widest vector, 8 at most: what is loaded as bytes becomes numbers of 4."""
+    return ACCESS_BYTES // max(2, *(one.dtype.itemsize for one in each))
 
 
 def _starts(each: View, axes: int) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupynorm._dtypes import is_integer
 from cupynorm._values import replace
 from cupynorm.lower.fused import Around, fused_spec, masked
 from cupynorm.lower.row import RowOp, row_spec
@@ -78,7 +79,7 @@ def statistic_spec(
     op = replace(
         op, options=options, fields=1 if weights is None else 2, registers=OF_MASK * (mask is not None)
     )
-    if y is not None and mask is None and weights is None:
+    if y is not None and mask is None and weights is None and not is_integer(x.dtype):
         return row_spec(op, x, y, axes, {}, stats, numbers)
     what = Around(() if y is None else (y,), room=room)
     if mask is not None:

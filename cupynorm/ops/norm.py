@@ -199,7 +199,8 @@ def layer_norm(
     Parameters
     ----------
     x : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
+        shape.
     gamma, beta : array or float, optional
         Scale and shift, of the shape of the normalised axes or broadcasting to it, in any dtype that x may have.
         Leading axes of one element, as in (1, D), are dropped. A number is copied to a device once and kept there.
@@ -210,7 +211,7 @@ def layer_norm(
     out : array, optional
         Where the result is written, of x's shape and kind and of any dtype; may be x itself.
     dtype : dtype, optional
-        The result's; default: that of `out`, else x's.
+        The result's; default: that of `out`, else x's; of integers float32, of int32 float64.
     return_stats : bool, default False
         Return mean and rstd = 1 / sqrt(var + eps) as well.
     quantize : str or Quantize, optional
@@ -370,7 +371,8 @@ def rms_norm(
     Parameters
     ----------
     x : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
+        shape.
     gamma : array or float, optional
         Scale, as in layer_norm.
     axis : int or tuple of int, default -1

@@ -135,7 +135,8 @@ def softmax(
     Parameters
     ----------
     x : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
+        shape.
     axis : int or tuple of int, default -1
         The normalised axes: the last one, or several trailing ones; the last one with lengths, causal, causal_offset
         or window.
@@ -224,7 +225,8 @@ def log_softmax(
     Parameters
     ----------
     x : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
+        shape.
     axis : int or tuple of int, default -1
         As in softmax.
     scale, where, lengths, left_padded, causal, causal_offset, window, bias, nan

@@ -140,7 +140,8 @@ def standardize(
     Parameters
     ----------
     x : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
+        shape.
     axis : int or tuple of int, default -1
         The axes of a row: the last one, or several trailing ones.
     ddof : float, default 0
@@ -244,7 +245,8 @@ def normalize(
     Parameters
     ----------
     x : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
+        shape.
     ord : {1, 2, inf}, default 2
         The norm: the sum of the magnitudes, the root of the sum of the squares, or the largest magnitude.
     axis : int or tuple of int, default -1
@@ -342,7 +344,8 @@ def rescale(
     Parameters
     ----------
     x : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
+        shape.
     low, high : float, default 0.0 and 1.0
         What a row's smallest and largest element become. high may be less than low.
     axis : int or tuple of int, default -1
@@ -427,7 +430,8 @@ def moments(
     Parameters
     ----------
     x : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
+        shape.
     axis : int or tuple of int, default -1
         As in standardize.
     order : {2, 3, 4}, default 2

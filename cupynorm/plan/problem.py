@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cupynorm._values import dataclass
-from cupynorm.plan.config import DOUBLE_BYTES
+from cupynorm.plan.config import DOUBLE_BYTES, HALF_BYTES
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,10 @@ class Problem:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element as the rules count it: as loaded, or of a double if that is what it becomes."""
-        return max(self.load_bytes, self.compute_bytes if self.compute_bytes == DOUBLE_BYTES else 0)
+        """Bytes of an element as the rules count it: as loaded, 2 at least, or of a double if it becomes that."""
+        return max(
+            self.load_bytes, HALF_BYTES, self.compute_bytes if self.compute_bytes == DOUBLE_BYTES else 0
+        )
 
     @property
     def row_bytes(self) -> int:
