@@ -41,6 +41,7 @@ class KeptRows:
         self._keeping = keeping
         self._room = room
         self._held: tuple[Array, Array] | None = None
+        self._bounds: tuple[Array, Array] | None = None
 
     def take(self, name: str, like: Array) -> Array:
         """Return room for as many numbers as `like` has; the same at each call of this name."""
@@ -71,9 +72,36 @@ class KeptRows:
             self.rows._put(found, piece, mask, 0.0)  # noqa: SLF001
         if omit:
             np.copyto(found, 0.0, where=np.isnan(values))
+        if self._bounds is not None:
+            low, high = (each[:, None] for each in self._bounds)
+            np.copyto(found, 0.0, where=~((values >= low) & (values <= high)))
         np.copyto(counted, values)
         np.copyto(counted, 0.0, where=found == 0)
         return counted, found
+
+    def within(self, low: Array, high: Array) -> None:
+        """Let nothing count but what is within its row's bounds."""
+        self._bounds, self._held = (low, high), None
+
+    def median(self) -> Array:
+        """Return the median of each row's elements that count; nan where none does."""
+        parts = [(values.copy(), weights.copy()) for values, weights in self.each()]
+        values, weights = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
+        values[weights == 0] = np.inf
+        values.sort(axis=1)
+        count = (weights != 0).sum(axis=1)
+        middle = [
+            np.take_along_axis(values, np.maximum(at, 0)[:, None], 1)[:, 0]
+            for at in ((count - 1) // 2, count // 2)
+        ]
+        return np.where(count == 0, np.nan, 0.5 * middle[0] + 0.5 * middle[1])
+
+    def write_clipped(self, out: Array) -> None:
+        """Write all elements, and nan in place of what does not count."""
+        for piece, values in zip(self.rows._pieces, self.rows._each(), strict=True):  # noqa: SLF001
+            _, weights = self._counted(piece, values)
+            target = out[self.rows._index(piece)]  # noqa: SLF001
+            target[...] = _round(np.where(weights == 0, np.nan, values), out.dtype).reshape(target.shape)
 
     def count(self) -> Array:
         """Return the sum of the weights of each row."""

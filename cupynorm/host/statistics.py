@@ -395,3 +395,45 @@ def kept_norm(
         kept.rows.apply_columns(np.multiply, scale)
         kept.rows.apply_columns(np.add, shift)
         kept.rows.store(out, extras.quantize)
+
+
+@np.errstate(all="ignore")
+def sigma_clip(
+    x: Array,
+    axes: int,
+    limits: tuple[float, float],
+    iterations: int,
+    centre: str,
+    out: Array,
+    results: Mapping[str, Array],
+    keeping: Keeping,
+) -> None:
+    """Write x to out, and nan for what is farther from the centre than `limits` standard deviations, time and again.
+
+    results: where low, high, mean and std go, those that are asked for: the bounds, and statistics of what is kept.
+    """
+    most = float(np.finfo(type_of_arithmetic(x, out)).max)
+    for kept in each_kept(x, axes, keeping):
+        low: Array = np.full(kept.count().shape, -most)
+        high: Array = np.full(low.shape, most)
+        kept.within(low, high)
+        for _ in range(iterations):
+            found = _centred(kept)
+            middle = found.mean if centre == "mean" else kept.median()
+            std = np.sqrt(found.squares / found.counted)
+            before = low, high
+            low = np.where(np.isnan(middle), np.nan, np.fmax(low, middle - limits[0] * std))
+            high = np.where(np.isnan(middle), np.nan, np.fmin(high, middle + limits[1] * std))
+            kept.within(low, high)
+            if all(np.array_equal(*each, equal_nan=True) for each in zip(before, (low, high), strict=True)):
+                break
+        found = _centred(kept)
+        statistics = {
+            "low": low,
+            "high": high,
+            "mean": found.mean,
+            "std": np.sqrt(found.squares / found.counted),
+        }
+        for name, place in results.items():
+            kept.write_row(place, statistics[name])
+        kept.write_clipped(out)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import layer_norm, log_softmax, logsumexp, moments, rms_norm, softmax, standardize
+from cupynorm import layer_norm, log_softmax, logsumexp, moments, rms_norm, sigma_clip, softmax, standardize
 from cupynorm.plan.config import VARIANTS
 from tests.gradient_calls import WIDTHS
 from tests.statistic_calls import KINDS, OPS, assert_near, has, of_kind
@@ -86,4 +86,19 @@ def test_logsumexp_with_factors(xp: Any, variant: str) -> None:
     found = logsumexp(xp.asarray(x), b=xp.asarray(b), return_sign=True, plan=variant)
 
     for ours, wanted in zip(found, logsumexp(x, b=b, return_sign=True), strict=True):
+        np.testing.assert_allclose(ours.get(), wanted, 2e-5, 2e-5)
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_sigma_clip(xp: Any, variant: str) -> None:
+    x, options = of_kind("where", WIDTHS[variant][0] // 2, "float32")
+    x[:, ::9] *= 30
+
+    found = sigma_clip(
+        xp.asarray(x), where=xp.asarray(options["where"]), return_bounds=True, return_stats=True, plan=variant
+    )
+
+    expected = sigma_clip(x, **options, return_bounds=True, return_stats=True)
+    for ours, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours.get(), wanted, 2e-5, 2e-5)
