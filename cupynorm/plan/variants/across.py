@@ -176,5 +176,4 @@ def _tiling(
 
 def _waiting_bytes(problem: Problem) -> int:
     """Return the bytes of an element that waits in shared memory, with a byte of whether it is kept (WaitingRow)."""
-    masked = not (problem.direct_load or problem.parameter_bytes)
-    return (problem.load_bytes if problem.waits_as_loaded else problem.value_bytes) + masked
+    return (problem.load_bytes if problem.waits_as_loaded else problem.value_bytes) + problem.may_drop
