@@ -202,3 +202,29 @@ def test_x_and_out_may_lie_anywhere(name: str) -> None:
         ):
             np.testing.assert_allclose(cupy.asnumpy(found), wanted, rtol=1e-5, atol=1e-6)
         assert found is out
+
+
+@pytest.mark.parametrize("axis", [0, (0, 2)], ids=str)
+def test_what_does_not_count(axis: Any) -> None:
+    x, where = drawn(*SHAPE), RANDOM.random(SHAPE) < 0.7
+    where[0, 0] = where[:, 0, 0] = True
+    g, b, factor = drawn(*of_axes(axis)), drawn(*of_axes(axis)), drawn(10, 1)
+
+    agrees(cupynorm.layer_norm, x, g, b, axis=axis, where=where, return_stats=True)
+    agrees(cupynorm.rms_norm, x, g, axis=axis, where=where)
+    agrees(cupynorm.logsumexp, x, axis=axis, b=factor, return_sign=True)
+    agrees(cupynorm.sigma_clip, x, sigma=1.3, iterations=2, axis=axis, where=where, return_bounds=True)
+    x[1, 3, 4] = np.nan
+    for call in (cupynorm.softmax, cupynorm.log_softmax, cupynorm.logsumexp, cupynorm.rms_norm):
+        agrees(call, x, axis=axis, nan="omit")
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int32"])
+def test_integers(dtype: str) -> None:
+    x = RANDOM.integers(0, 2 if dtype == "bool" else 100, SHAPE).astype(dtype)
+    for axis in (0, (2, 0)):
+        for call in (cupynorm.softmax, cupynorm.layer_norm, cupynorm.standardize):
+            wanted = call(x.astype(np.float64), axis=axis)
+            np.testing.assert_allclose(
+                cupy.asnumpy(call(cupy.asarray(x), axis=axis)), wanted, rtol=2e-5, atol=2e-5
+            )
