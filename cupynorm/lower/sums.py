@@ -38,8 +38,8 @@ SOURCE = "row/column_sums.cuh"
 KERNEL = "cupynorm::sum_columns<{types}, {numbers}>"
 THREADS = 256  # of a block
 # Blocks enough to fill any device several times, but so few that partial sums, which are written and read once more,
-# are a small part of what is read: 1024 were .01 slower (benchmarks/h200/2026-11-25-losses.json).
-BLOCKS = 2112
+# are a small part of what is read: 2112 were .01 to .03 slower (benchmarks/h200/2026-11-25-losses-again.json).
+BLOCKS = 4224
 LEAST_BATCHES = 2  # of a group: rounds of rows whose loads are in flight at once
 # Rows whose loads a thread issues before it waits for the first, times bytes of the compute type.
 BYTES_IN_FLIGHT = 16
