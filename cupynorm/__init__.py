@@ -31,7 +31,8 @@ if TYPE_CHECKING:
         rms_norm_backward_from_y,
     )
     from cupynorm.ops.softmax_gradients import log_softmax_backward, softmax_backward
-    from cupynorm.ops.statistics import moments, normalize, rescale, standardize
+    from cupynorm.ops.statistics import moments, normalize, rescale, sigma_clip, standardize
+    from cupynorm.scipy_special import install
 
 __all__ = [
     "CompileError",
@@ -55,6 +56,7 @@ __all__ = [
     "fuse",
     "geglu",
     "geglu_backward",
+    "install",
     "layer_norm",
     "layer_norm_backward",
     "layer_norm_backward_from_y",
@@ -68,6 +70,7 @@ __all__ = [
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_backward_from_y",
+    "sigma_clip",
     "softmax",
     "softmax_backward",
     "split_heads",
@@ -102,7 +105,8 @@ _LATER = {
         "rms_norm_backward_from_y",
     ),
     "ops.softmax_gradients": ("log_softmax_backward", "softmax_backward"),
-    "ops.statistics": ("moments", "normalize", "rescale", "standardize"),
+    "ops.statistics": ("moments", "normalize", "rescale", "sigma_clip", "standardize"),
+    "scipy_special": ("install",),
 }
 
 

@@ -147,6 +147,33 @@ def cpp_of_element(dtype: Dtype) -> str:
     return _OTHERS.get(dtype.name) or cpp(dtype)
 
 
+INTEGERS = ("bool", "int8", "uint8", "int16", "uint16", "int32")  # what is converted as it is loaded
+
+
+def is_integer(dtype: Dtype) -> bool:
+    """Say whether a dtype that was checked is one of INTEGERS, in any byte order."""
+    return dtype.kind in "biu"
+
+
+def input_dtype(dtype: Dtype, *, on_device: bool) -> None:
+    """TypeError for what is no input of a row op: a supported dtype or an integer; in any byte order on the host."""
+    native = dtype if on_device or dtype.isnative else dtype.newbyteorder("=")
+    if native.isnative and native.name in INTEGERS:
+        return
+    try:
+        dtype_name(native)
+    except TypeError:
+        known = sorted(_types()) + list(INTEGERS)
+        what = f"dtype {dtype.str} (byte-swapped)" if not native.isnative else f"dtype {dtype}"
+        raise TypeError(f"{what} is not supported: use {', '.join(known)}") from None
+
+
+def result_dtype(dtype: Dtype) -> Dtype:
+    """Return the dtype of a result by default, given x's: its own, in the native byte order, or that of arithmetic."""
+    return compute_dtype(dtype) if is_integer(dtype) else dtype.newbyteorder("=")
+
+
 def compute_dtype(*dtypes: Dtype) -> Dtype:
-    """Return the type of arithmetic and statistics: float64 if any of `dtypes` is, else float32."""
-    return np.dtype(np.float64 if any(dtype == np.float64 for dtype in dtypes) else np.float32)
+    """Return the type of arithmetic and statistics: float64 if any of `dtypes` is, or is int32, else float32."""
+    wide = any(dtype.type in {np.float64, np.int32} for dtype in dtypes)
+    return np.dtype(np.float64 if wide else np.float32)

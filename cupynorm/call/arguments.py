@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm._dtypes import Dtype, compute_dtype, conversion, device_dtype, dtype_name, dtype_of
+from cupynorm._dtypes import (
+    Dtype,
+    compute_dtype,
+    conversion,
+    device_dtype,
+    dtype_name,
+    dtype_of,
+    input_dtype,
+    result_dtype,
+)
 from cupynorm._options import plainly, shown
 from cupynorm._values import NamedTuple
 from cupynorm.call.axes import axes_of, memory_order
@@ -60,8 +69,9 @@ def check(
     others: Mapping[str, Any] | None = None,
     quantized: Dtype | None = None,
     may_be: Collection[str] = ("x", "residual"),
+    integers: bool = False,
 ) -> Call:
-    """Check one call of a row op, and allocate the output if it was not given.
+    """Check one call of a row op, and allocate the output if it was not given. integers: whether x may hold some.
 
     others: arrays of which everything but the dtype and shape is checked here. may_be: those of the arrays that `out`
     may be itself. quantized: the result's dtype, if it is one of _dtypes.QUANTIZED.
@@ -70,7 +80,10 @@ def check(
     columns = {name: array for name, array in (columns or {}).items() if array is not None}
     on_device = check_kinds(x, {"out": out, **columns, **others}, columns)
     check_forced(plan, "x", on_device=on_device)
-    check_dtype("x", x)
+    if integers:
+        check_input("x", x, on_device=on_device)
+    else:
+        check_dtype("x", x)
     axes = trailing_axes(axis, x.shape)
     shape = x.shape[x.ndim - axes :]
     if 0 in shape:
@@ -82,7 +95,7 @@ def check(
     device = check_places(x, {"out": out, **columns, **others}) if on_device else -1
     columns = _with_arrays(columns, x, shape, out.dtype if out is not None else asked, device)
     if out is None:
-        out = allocate(on_device, device, x.shape, asked or x.dtype, like=x)
+        out = allocate(on_device, device, x.shape, asked or result_dtype(x.dtype), like=x)
     else:
         read = {"x": x, **columns, **others}
         _check_out(out, x.shape, asked, read, on_device, quantized=quantized is not None, may_be=may_be)
@@ -232,7 +245,7 @@ def _with_arrays(
             found[name] = np.array(value)
             continue
         with np.errstate(over="ignore"):
-            for dtype in (x.dtype, compute_dtype(x.dtype, result or x.dtype)):
+            for dtype in (result_dtype(x.dtype), compute_dtype(x.dtype, result or x.dtype)):
                 held = float(dtype.type(value))
                 if held == value or math.isnan(value):
                     break
@@ -309,6 +322,14 @@ def check_dtype(name: str, array: Any) -> None:
     """TypeError that names the array if its dtype is not supported."""
     try:
         dtype_name(array.dtype)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}{conversion(name, array.dtype)}") from None
+
+
+def check_input(name: str, array: Any, *, on_device: bool) -> None:
+    """TypeError that names the array if a row op does not read its dtype."""
+    try:
+        input_dtype(array.dtype, on_device=on_device)
     except TypeError as error:
         raise TypeError(f"{name}: {error}{conversion(name, array.dtype)}") from None
 

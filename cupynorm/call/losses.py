@@ -16,6 +16,7 @@ from cupynorm.call.arguments import (
     allocate,
     check_dtype,
     check_forced,
+    check_input,
     check_kind,
     check_kinds,
     check_places,
@@ -24,7 +25,8 @@ from cupynorm.call.arguments import (
     trailing_axes,
     view,
 )
-from cupynorm.call.masks import Asked, Mask, mask_of, with_lengths
+from cupynorm.call.masks import Asked, Mask, _check_broadcast, mask_of, with_lengths
+from cupynorm.call.missing import PROPAGATE, nan_policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +41,9 @@ class LogSumExpCall(NamedTuple):
     axes: int  # trailing axes that are reduced
     mask: Mask | None
     out: Any
+    b: Any = None  # what exponentials are multiplied with, broadcasts to x's shape
+    sign: Any = None  # where the signs of the sums go, of out's shape; None: nowhere
+    nan: str = PROPAGATE
 
 
 class CrossEntropyCall(NamedTuple):
@@ -80,13 +85,16 @@ def check_logsumexp(
     out: Any,
     dtype: Any,
     plan: Any,
+    b: Any = None,
+    return_sign: Any = False,
+    nan: Any = PROPAGATE,
 ) -> LogSumExpCall:
-    """Check a call of logsumexp, and allocate its result if it was not given. options: the keywords of a mask."""
+    """Check a call of logsumexp, and allocate its results if they were not given. options: the keywords of a mask."""
     asked = with_lengths(Asked(**options), x)
-    others = asked.arrays()
+    others = {**asked.arrays(), **({} if b is None else {"b": b})}
     on_device = check_kinds(x, {"out": out, **others})
     check_forced(plan, "x", on_device=on_device)
-    check_dtype("x", x)
+    check_input("x", x, on_device=on_device)
     axes = trailing_axes(axis, x.shape)
     at = x.ndim - axes
     if 0 in x.shape[at:]:
@@ -95,8 +103,13 @@ def check_logsumexp(
     rows = x.shape[:at] + (1,) * (axes if boolean("keepdims", keepdims) else 0)
     device = check_places(x, {"out": out, **others}) if on_device else -1
     mask = None if asked.says_nothing else mask_of(asked, x.shape, axes)
+    nan = nan_policy(nan, on_device=on_device)
+    if b is not None:
+        check_dtype("b", b)
+        _check_broadcast("b", b, x.shape, "x")
     out = _result(out, rows, wanted, {"x": x, **others}, on_device, device)
-    return LogSumExpCall(on_device, device, x, axes, mask, out)
+    sign = allocate(on_device, device, rows, out.dtype) if boolean("return_sign", return_sign) else None
+    return LogSumExpCall(on_device, device, x, axes, mask, out, b, sign, nan)
 
 
 def check_cross_entropy(

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm._dtypes import Dtype, compute_dtype, dtype_of
-from cupynorm._options import boolean, choice, finite
+from cupynorm._options import boolean, finite
 from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import (
     _check_out,
     check,
     check_dtype,
     check_forced,
+    check_input,
     check_kinds,
     check_places,
     sharing,
@@ -22,12 +23,12 @@ from cupynorm.call.arguments import (
 )
 from cupynorm.call.losses import _result
 from cupynorm.call.masks import Asked, Mask, _check_broadcast, mask_of, with_lengths
+from cupynorm.call.missing import OMIT, PROPAGATE, RAISE, nan_policy
 from cupynorm.host.keeping import ALL, Keeping
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-PROPAGATE, OMIT, RAISE = NAN_POLICIES = ("propagate", "omit", "raise")
 # Which elements count: all, those that no mask drops, those that are not nan either, or as often as their weights say
 # (Keeping in kernels/ops/keeping.cuh).
 ALL_COUNT, MARKED_COUNT, NUMBERS_COUNT, WEIGHTS_COUNT = range(4)
@@ -113,7 +114,7 @@ def check_elements_result(
     """Check a call whose result has x's shape, and allocate what it writes. rows: the further results, one a row."""
     asked, nan = _asked(x, missing)
     others = {**asked.arrays(), **({} if missing.weights is None else {"weights": missing.weights})}
-    call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, others=others, may_be=("x",))
+    call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, others=others, may_be=("x",), integers=True)
     mask = _checked_missing(asked, missing, nan, x, call.axes, on_device=call.on_device)
     made = {name: call.empty_statistic() for name in rows}
     return StatisticCall(
@@ -152,7 +153,7 @@ def check_rows_results(
     outs = {f"out of {name}": each for name, each in zip(rows, given, strict=True)}
     on_device = check_kinds(x, {**outs, **others})
     check_forced(plan, "x", on_device=on_device)
-    check_dtype("x", x)
+    check_input("x", x, on_device=on_device)
     axes = trailing_axes(axis, x.shape)
     at = x.ndim - axes
     if 0 in x.shape[at:]:
@@ -176,7 +177,7 @@ def check_rows_results(
 
 def _asked(x: Any, missing: Missing) -> tuple[Asked, str]:
     """Return the keywords of the mask, with an array for a list of lengths, and what becomes of nan."""
-    nan = choice("nan", missing.nan, NAN_POLICIES, 'use "propagate", "omit" or "raise"')
+    nan = nan_policy(missing.nan, on_device=False)
     asked = Asked(where=missing.where, lengths=missing.lengths, left_padded=missing.left_padded)
     return with_lengths(asked, x), nan
 

@@ -31,7 +31,8 @@ def widen(part: Array, out: Array) -> None:
     A part of 2 bytes an element is float16, or else bfloat16.
     """
     target = out.reshape(part.shape)
-    if part.size <= FEW or part.itemsize >= out.itemsize or out.dtype != np.float32:
+    others = part.dtype.kind in "biu" or not part.dtype.isnative
+    if others or part.size <= FEW or part.itemsize >= out.itemsize or out.dtype != np.float32:
         np.copyto(target, part, casting="unsafe")
     elif part.dtype != np.float16:
         bits = target.view(np.uint32)

@@ -37,10 +37,11 @@ class KeptRows:
     """Some rows of x in float64, and the weight of each element."""
 
     def __init__(self, rows: _Rows, keeping: Keeping, room: dict[str, Array]) -> None:
-        self._rows = rows
+        self.rows = rows
         self._keeping = keeping
         self._room = room
         self._held: tuple[Array, Array] | None = None
+        self._bounds: tuple[Array, Array] | None = None
 
     def take(self, name: str, like: Array) -> Array:
         """Return room for as many numbers as `like` has; the same at each call of this name."""
@@ -54,8 +55,8 @@ class KeptRows:
         if self._held is not None:
             yield self._held
             return
-        pieces = self._rows._pieces  # noqa: SLF001
-        for piece, values in zip(pieces, self._rows._each(), strict=True):  # noqa: SLF001
+        pieces = self.rows._pieces  # noqa: SLF001
+        for piece, values in zip(pieces, self.rows._each(), strict=True):  # noqa: SLF001
             found = self._counted(piece, values)
             if len(pieces) == 1:
                 self._held = found
@@ -66,14 +67,41 @@ class KeptRows:
         found, counted = self.take("weights", values), self.take("counted", values)
         found[...] = 1.0
         if weights is not None:
-            found[...] = weights[self._rows._index(piece)].reshape(values.shape)  # noqa: SLF001
+            found[...] = weights[self.rows._index(piece)].reshape(values.shape)  # noqa: SLF001
         if mask is not None:
-            self._rows._put(found, piece, mask, 0.0)  # noqa: SLF001
+            self.rows._put(found, piece, mask, 0.0)  # noqa: SLF001
         if omit:
             np.copyto(found, 0.0, where=np.isnan(values))
+        if self._bounds is not None:
+            low, high = (each[:, None] for each in self._bounds)
+            np.copyto(found, 0.0, where=~((values >= low) & (values <= high)))
         np.copyto(counted, values)
         np.copyto(counted, 0.0, where=found == 0)
         return counted, found
+
+    def within(self, low: Array, high: Array) -> None:
+        """Let nothing count but what is within its row's bounds."""
+        self._bounds, self._held = (low, high), None
+
+    def median(self) -> Array:
+        """Return the median of each row's elements that count; nan where none does."""
+        parts = [(values.copy(), weights.copy()) for values, weights in self.each()]
+        values, weights = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
+        values[weights == 0] = np.inf
+        values.sort(axis=1)
+        count = (weights != 0).sum(axis=1)
+        middle = [
+            np.take_along_axis(values, np.maximum(at, 0)[:, None], 1)[:, 0]
+            for at in ((count - 1) // 2, count // 2)
+        ]
+        return np.where(count == 0, np.nan, 0.5 * middle[0] + 0.5 * middle[1])
+
+    def write_clipped(self, out: Array) -> None:
+        """Write all elements, and nan in place of what does not count."""
+        for piece, values in zip(self.rows._pieces, self.rows._each(), strict=True):  # noqa: SLF001
+            _, weights = self._counted(piece, values)
+            target = out[self.rows._index(piece)]  # noqa: SLF001
+            target[...] = _round(np.where(weights == 0, np.nan, values), out.dtype).reshape(target.shape)
 
     def count(self) -> Array:
         """Return the sum of the weights of each row."""
@@ -114,17 +142,29 @@ class KeptRows:
 
     def write(self, out: Array, of: Callable[[Array], Array]) -> None:
         """Write a function of all elements, rounded once; 0 where the mask drops."""
-        for piece, values in zip(self._rows._pieces, self._rows._each(), strict=True):  # noqa: SLF001
+        for piece, values in zip(self.rows._pieces, self.rows._each(), strict=True):  # noqa: SLF001
             result = of(values)
             if self._keeping.mask is not None:
-                self._rows._put(result, piece, self._keeping.mask, 0.0)  # noqa: SLF001
-            target = out[self._rows._index(piece)]  # noqa: SLF001
+                self.rows._put(result, piece, self._keeping.mask, 0.0)  # noqa: SLF001
+            target = out[self.rows._index(piece)]  # noqa: SLF001
             target[...] = _round(result, out.dtype).reshape(target.shape)
+
+    def replace(self, origin: Array, rest: Array, factor: Array) -> None:
+        """Replace every element by (element - origin - rest) * factor, its row's, and by 0 where the mask drops."""
+        self._held = None
+
+        def step(values: Array, piece: Index) -> None:
+            for operand, each in ((np.subtract, origin), (np.subtract, rest), (np.multiply, factor)):
+                operand(values, each[:, None], out=values)
+            if self._keeping.mask is not None:
+                self.rows._put(values, piece, self._keeping.mask, 0.0)  # noqa: SLF001
+
+        self.rows._then(step)  # noqa: SLF001
 
     def write_row(self, out: Array | None, values: Array) -> None:
         """Write one number a row, rounded once, if anybody asked for it."""
         if out is not None:
-            self._rows.store_statistic(out, _round(values, out.dtype))
+            self.rows.store_statistic(out, _round(values, out.dtype))
 
 
 def each_kept(x: Array, axes: int, keeping: Keeping) -> Iterator[KeptRows]:

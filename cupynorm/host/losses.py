@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-def logsumexp(x: Array, axes: int, out: Array, mask: Masking | None = None) -> None:
-    """Write log(sum(exp(x))) over the last `axes` axes to out, -inf where nothing is kept.
+def logsumexp(x: Array, axes: int, out: Array, mask: Masking | None = None, *, omit: bool = False) -> None:
+    """Write log(sum(exp(x))) over the last `axes` axes to out, -inf where nothing is kept. omit: nan is not.
 
     It is m + log(sum(exp(x - m))) with the row's maximum m, or with 0 where that will do or m is not finite. out has
     one element a row; it may have axes of one element in place of the reduced ones.
@@ -33,6 +33,8 @@ def logsumexp(x: Array, axes: int, out: Array, mask: Masking | None = None) -> N
 
     def work(rows: Rows) -> None:
         rows.mask(mask)
+        if omit:
+            rows.drop_nan()
         pivot, total, _ = powers_with_squares(rows)
         found = np.log(total)
         if pivot is not None:
@@ -41,6 +43,60 @@ def logsumexp(x: Array, axes: int, out: Array, mask: Masking | None = None) -> N
 
     reads = () if mask is None else (mask.where, mask.bias, mask.begin, mask.end)
     each_block(x, axes, type_of_arithmetic(x, out), work, reads=reads)
+
+
+@np.errstate(all="ignore")
+def signed_logsumexp(
+    x: Array,
+    axes: int,
+    out: Array,
+    mask: Masking | None,
+    b: Array | None,
+    sign: Array | None,
+    *,
+    omit: bool = False,
+) -> None:
+    """Write log(sum(b * exp(x))) to out, and with `sign` the logarithm of the sum's size, and its sign to that.
+
+    b broadcasts to x's shape; None is 1. What has b = 0 counts for nothing, whatever x is.
+    """
+    factor = np.broadcast_to(np.ones(1) if b is None else b, x.shape)
+    for rows in _blocks(x, axes):
+        rows.mask(mask)
+
+        def drop(values: Array, piece: Index, rows: _Rows = rows) -> None:
+            np.copyto(values, -np.inf, where=_elements(rows, factor, piece, values) == 0)
+            if omit:
+                np.copyto(values, -np.inf, where=np.isnan(values))
+
+        rows._then(drop)  # noqa: SLF001
+        largest = rows.max()
+        pivot = np.where(np.isfinite(largest), largest, 0.0)
+        rows.apply(np.subtract, pivot)
+        top: Any = 0.0  # of the largest terms, and of the others
+        rest: Any = 0.0
+        for values, piece in _pieces(rows):
+            terms = _product(_elements(rows, factor, piece, values), np.exp(values))
+            terms = np.where(np.isneginf(values), 0.0, terms)
+            largest_ones = values == 0
+            top = top + np.where(largest_ones, terms, 0.0).sum(axis=1)
+            rest = rest + np.where(largest_ones, 0.0, terms).sum(axis=1)
+        total = top + rest
+        # what lies near to 0 keeps its digits
+        near = np.abs(rest) < 0.5 * np.abs(top)
+        logarithm = np.log(np.where(near, np.abs(top), np.abs(total))) + np.log1p(
+            np.where(near, rest / top, 0.0)
+        )
+        found = (logarithm if sign is not None else np.where(total < 0, np.nan, logarithm)) + pivot
+        _store(rows, out, np.where(np.isnan(largest), np.nan, found))
+        if sign is not None:
+            _store(rows, sign, np.sign(total))
+
+
+def _elements(rows: _Rows, operand: Array, piece: Index, like: Array) -> Array:
+    """Return what an operand of x's shape holds for a piece, as rows x columns."""
+    part = operand[rows._index(piece)]  # noqa: SLF001
+    return np.asarray(part.astype(np.float64).reshape(like.shape))
 
 
 class Target(NamedTuple):

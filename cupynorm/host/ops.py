@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupynorm._dtypes import compute_dtype
 from cupynorm.host import reference
 from cupynorm.host.reference import ALONE
 from cupynorm.host.rows import columns_of, each_block
@@ -92,28 +93,40 @@ def rms_norm(
     _run(x, axes, dtype, out, work, extras, gamma)
 
 
-def softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE) -> None:
-    """Write exp(x) / sum(exp(x)) to out, and 0 where a mask drops, as reference.softmax does."""
+def softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE, *, omit: bool = False) -> None:
+    """Write exp(x) / sum(exp(x)) to out, and 0 where a mask drops, as reference.softmax does. omit: nan stays as it is.
+
+    With `omit` nothing is quantised.
+    """
     if extras.quantize is not None:
         reference.softmax(x, axes, out, extras)
         return
 
     def work(rows: Rows) -> None:
         rows.mask(extras.mask)
+        if omit:
+            rows.drop_nan()
         _, total = powers(rows)
         rows.apply(np.divide, total)
-        if extras.mask is not None and not _all_positive(total):
+        if omit:
+            rows.restore_nan()
+        if extras.mask is not None and (omit or not _all_positive(total)):
             rows.drop(extras.mask, 0.0)
         rows.store(out)
 
     _run(x, axes, _arithmetic(x, out, extras), out, work, extras)
 
 
-def log_softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE) -> None:
-    """Write x - log(sum(exp(x))) to out, and -inf where a mask drops, as reference.log_softmax does."""
+def log_softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE, *, omit: bool = False) -> None:
+    """Write x - log(sum(exp(x))) to out, and -inf where a mask drops, as reference.log_softmax does.
+
+    omit: nan stays as it is.
+    """
 
     def work(rows: Rows) -> None:
         rows.mask(extras.mask)
+        if omit:
+            rows.drop_nan()
         pivot, total, squares = powers_with_squares(rows)
         rows.reset()
         if pivot is not None:
@@ -124,7 +137,9 @@ def log_softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE) -> None
         if np.count_nonzero(large):
             large &= squares * squares > total * total * total
             rows.apply(np.subtract, np.where(large, log_total - log_total.astype(rows.space.dtype), 0.0))
-        if extras.mask is not None and not _all_positive(total):
+        if omit:
+            rows.restore_nan()
+        if extras.mask is not None and (omit or not _all_positive(total)):
             rows.drop(extras.mask, -np.inf)
         rows.store(out)
 
@@ -159,8 +174,8 @@ def _arithmetic(x: Array, out: Array, extras: Extras) -> np.dtype[Any]:
 
 
 def type_of_arithmetic(*arrays: Array) -> np.dtype[Any]:
-    """Return float64 if any array is, else float32."""
-    return FLOAT64 if FLOAT64 in [each.dtype for each in arrays] else FLOAT32
+    """Return float64 if any array is, or holds int32, else float32."""
+    return compute_dtype(*[each.dtype for each in arrays])
 
 
 def powers(rows: Rows) -> tuple[Array | None, Array]:

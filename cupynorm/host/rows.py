@@ -90,6 +90,7 @@ class Rows:
     __slots__ = (
         "_axes",
         "_home",
+        "_nan",
         "_prepare",
         "_source",
         "_steps",
@@ -114,6 +115,7 @@ class Rows:
         self._axes = axes
         self._home = home
         self._prepare: list[Step] = []
+        self._nan: dict[int, Array] = {}
         self._steps: list[Step] = []
         self._source: Array | None = None
         self._values: list[Array | None] = [None] * len(pieces)
@@ -286,6 +288,19 @@ class Rows:
             self._put(out, piece, mask, -np.inf)
 
         self.prepare(step)
+
+    def drop_nan(self) -> None:
+        """Put -inf in place of nan, and note where it was; before all else but a mask."""
+
+        def step(values: Array, out: Array, piece: Index) -> None:
+            self._nan[self.start(piece)] = nan = np.isnan(values)
+            np.copyto(out, -np.inf, where=nan)
+
+        self.prepare(step)
+
+    def restore_nan(self) -> None:
+        """Put nan where drop_nan() has found it."""
+        self.then(lambda _, out, piece: np.copyto(out, np.nan, where=self._nan[self.start(piece)]))
 
     def drop_from_source(self, mask: Masking | None, fill: float) -> None:
         """Put `fill` into the source where elements are dropped."""

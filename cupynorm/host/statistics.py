@@ -15,12 +15,13 @@ import numpy as np
 from cupynorm._values import NamedTuple
 from cupynorm.host.keeping import ALL, Keeping, KeptRows, each_kept, refuse_nan
 from cupynorm.host.ops import FLOAT32, FLOAT64, LEAST_SQUARES, MOST_SQUARES, _centre, type_of_arithmetic
-from cupynorm.host.reference import _round
+from cupynorm.host.reference import _columns, _round
 from cupynorm.host.rows import _joined, each_block, row_sums
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from cupynorm.host.reference import Extras
     from cupynorm.host.rows import Rows
 
 Array = np.ndarray[Any, Any]
@@ -357,3 +358,82 @@ def _rescale_kept(
     kept.write(out, result)
     kept.write_row(smallest, least)
     kept.write_row(largest, most)
+
+
+@np.errstate(all="ignore")
+def kept_norm(
+    x: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    axes: int,
+    eps: float,
+    out: Array,
+    stats: Sequence[Array | None],
+    extras: Extras,
+    *,
+    centred: bool,
+    omit: bool,
+) -> None:
+    """Write layer_norm (centred) or rms_norm of what counts to out; what the mask drops is 0 before gamma and beta.
+
+    stats: where mean, if centred, and rstd go.
+    """
+    scale, shift = _columns(gamma, x.shape, axes), _columns(beta, x.shape, axes)
+    for kept in each_kept(x, axes, Keeping(extras.mask, omit=omit)):
+        if centred:
+            of_rows = _centred(kept)
+        else:
+            counted = kept.count()
+            zero = np.zeros(counted.shape)
+            squares = kept.total(lambda values: (values, values))
+            of_rows = Centred(counted, zero, zero, squares)
+        rstd = 1 / np.sqrt(of_rows.squares / np.where(of_rows.counted == 0, np.nan, of_rows.counted) + eps)
+        found = (of_rows.mean, rstd) if centred else (rstd,)
+        for each, place in zip(found, stats, strict=False):
+            kept.write_row(place, each)
+        kept.replace(of_rows.origin, of_rows.rest, rstd)
+        kept.rows.apply_columns(np.multiply, scale)
+        kept.rows.apply_columns(np.add, shift)
+        kept.rows.store(out, extras.quantize)
+
+
+@np.errstate(all="ignore")
+def sigma_clip(
+    x: Array,
+    axes: int,
+    limits: tuple[float, float],
+    iterations: int,
+    centre: str,
+    out: Array,
+    results: Mapping[str, Array],
+    keeping: Keeping,
+) -> None:
+    """Write x to out, and nan for what is farther from the centre than `limits` standard deviations, time and again.
+
+    results: where low, high, mean and std go, those that are asked for: the bounds, and statistics of what is kept.
+    """
+    most = float(np.finfo(type_of_arithmetic(x, out)).max)
+    for kept in each_kept(x, axes, keeping):
+        low: Array = np.full(kept.count().shape, -most)
+        high: Array = np.full(low.shape, most)
+        kept.within(low, high)
+        for _ in range(iterations):
+            found = _centred(kept)
+            middle = found.mean if centre == "mean" else kept.median()
+            std = np.sqrt(found.squares / found.counted)
+            before = low, high
+            low = np.where(np.isnan(middle), np.nan, np.fmax(low, middle - limits[0] * std))
+            high = np.where(np.isnan(middle), np.nan, np.fmin(high, middle + limits[1] * std))
+            kept.within(low, high)
+            if all(np.array_equal(*each, equal_nan=True) for each in zip(before, (low, high), strict=True)):
+                break
+        found = _centred(kept)
+        statistics = {
+            "low": low,
+            "high": high,
+            "mean": found.mean,
+            "std": np.sqrt(found.squares / found.counted),
+        }
+        for name, place in results.items():
+            kept.write_row(place, statistics[name])
+        kept.write_clipped(out)

@@ -13,6 +13,7 @@ from cupynorm._dtypes import compute_dtype
 from cupynorm._values import replace
 from cupynorm.call import asking
 from cupynorm.call.arguments import allocate, view
+from cupynorm.call.missing import OMIT
 from cupynorm.call.view import View
 from cupynorm.invoke import bound_calls, row_ops, several_kernels
 from cupynorm.invoke.bound_calls import Arrays
@@ -359,9 +360,20 @@ def logsumexp_steps(call: LogSumExpCall) -> Steps:
     steps = Steps(call.device, compute)
     if call.x.size:
         x = view(call.x, "x")
-        lse = steps.numbers("out", call.out, x.shape[: len(x.shape) - call.axes])
-        room = steps.messages(x.shape, call.axes)
-        steps.specs.append(logsumexp_spec(x, call.axes, call.mask, lse.pointer, compute, room))
+        rows = x.shape[: len(x.shape) - call.axes]
+        steps.specs.append(
+            logsumexp_spec(
+                x,
+                call.axes,
+                call.mask,
+                steps.numbers("out", call.out, rows).pointer,
+                compute,
+                factor=None if call.b is None else view(call.b, "b").broadcast_to(x.shape),
+                sign=0 if call.sign is None else steps.numbers("sign", call.sign, rows).pointer,
+                omit=call.nan == OMIT,
+                room=steps.messages(x.shape, call.axes),
+            )
+        )
         steps.add_rounding()
     return steps
 
@@ -445,7 +457,9 @@ def cross_entropy_parts(call: CrossEntropyCall) -> Parts:
 
 def logsumexp_parts(call: LogSumExpCall) -> Parts:
     """Return the arrays of logsumexp."""
-    return Parts({"x": call.x, **_of_mask(call.mask)}, {"out": call.out}, (call.out,))
+    results = (call.out,) if call.sign is None else (call.out, call.sign)
+    read = {"x": call.x, "b": call.b, **_of_mask(call.mask)}
+    return Parts(read, {"out": call.out, "sign": call.sign}, results)
 
 
 def run(

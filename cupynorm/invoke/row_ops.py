@@ -10,6 +10,7 @@ import weakref
 from array import array
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cupynorm._dtypes import is_integer
 from cupynorm._options import boolean, eps_of
 from cupynorm._values import NamedTuple, dataclass
 from cupynorm.call import asking
@@ -396,7 +397,7 @@ def _run_checked(given: Given, signature: Any) -> Any:
     exact = eps_of(eps) if op.has_eps else 0.0
     return_stats = boolean("return_stats", return_stats)
     columns = {"gamma": gamma, "beta": beta} if op.columns else None
-    call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, columns=columns)
+    call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, columns=columns, integers=True)
     checked_gamma, checked_beta = call.columns.get("gamma"), call.columns.get("beta")
     if call.on_device and (is_number(gamma) or is_number(beta)):
         return run(op, x, checked_gamma, checked_beta, axis, eps, call.out, dtype, return_stats, plan)
@@ -417,7 +418,7 @@ def _lowered(op: RowOp, call: Call, stats: Mapping[str, Any], eps: float) -> Ker
     columns = {name: view(each, name) for name, each in call.columns.items()}
     pointers = [view(each, name).pointer for name, each in stats.items()]
     x, y = view(call.x, "x"), view(call.out, "out")
-    if all(each.split(call.axes)[1].is_contiguous() for each in (x, y)):
+    if not is_integer(x.dtype) and all(each.split(call.axes)[1].is_contiguous() for each in (x, y)):
         return row_spec(op, x, y, call.axes, columns, pointers, eps)
     from cupynorm.lower.fused import Around, fused_spec  # noqa: PLC0415  a call of contiguous rows need not wait for it
 

@@ -30,6 +30,11 @@ LABEL_CROSS_ENTROPY = RowOp(
     "cross_entropy", "ops/losses.cuh", "LabelCrossEntropy", stats=("loss", "lse"), has_eps=True
 )
 LOGSUMEXP = RowOp("logsumexp", "ops/losses.cuh", "LogSumExp", stats=("lse",))
+OMITTING_LOGSUMEXP = RowOp("logsumexp", "ops/omitting.cuh", "OmittingLogSumExp", stats=("lse",))
+# (x, b) is an element; its one option: whether nan is left out
+SIGNED_LOGSUMEXP = RowOp(
+    "logsumexp", "ops/signed_logsumexp.cuh", "SignedLogSumExp", stats=("lse", "sign"), fields=2
+)
 
 # (dy, y) of the loaded value and its one operand, as they are
 PAIR: Expression = traced(lambda dy, y: (dy, y), 2)

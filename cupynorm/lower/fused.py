@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm._dtypes import Dtype
+from cupynorm._dtypes import Dtype, is_integer
 from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import Call, view
 from cupynorm.call.extras import CheckedExtras
@@ -262,7 +262,7 @@ def fused_spec(
     numbered = stats or what.sums is not None  # rows, by their places
     apart = lies_apart(x, axes, *what.outs, *(() if what.loaded is None else (what.loaded,)))
     order = tuple(range(len(x.shape) - axes)) if numbered or apart else _order(x, axes, what)
-    x, what = x.reordered(order), what.reordered(order)
+    x, what = x.reordered(order), _loaded(x, what).reordered(order)
     written = what.outs if what.loaded is None else (*what.outs, what.loaded)
     written = written or (x,)  # nothing is: rows are cut as x is aligned
     problem = _problem(x, written, axes, compute, columns, what)
@@ -376,6 +376,11 @@ def _with_label(what: Around, load: Struct, store: Struct, cols: int) -> tuple[S
     return around, labelled("LabelledStore", store, labels, ignored, cols) if what.outs else store
 
 
+def _loaded(x: View, what: Around) -> Around:
+    """Return the same with a function of x if that holds integers: padding is none, so they are not loaded directly."""
+    return what._replace(load=what.load or IDENTITY) if is_integer(x.dtype) else what
+
+
 def _waits_as_loaded(what: Around, axes: int) -> bool:
     """Say whether what the op is given takes few steps, of x and numbers of its row: kWaitsAsLoaded in io/fused.cuh."""
     function = what.load or IDENTITY
@@ -419,6 +424,7 @@ def _problem(
         + OF_INTERVAL[compute.itemsize] * (is_interval and (bool(load_operands) or compute.itemsize == 8)),  # noqa: PLR2004
         interval_mask=is_interval,
         band_cols=what.mask.band_cols if what.mask is not None and what.mask.has_band else 0,
+        masked=bool(columns) and (what.mask is not None or what.counted is not None),
         most_kept=_most_kept(what.mask)
         if what.counted is None
         else math.prod(x.shape[len(x.shape) - axes :]),

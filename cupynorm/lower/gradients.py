@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm._values import NamedTuple
+from cupynorm._values import NamedTuple, replace
 from cupynorm.call.view import View
 from cupynorm.host.philox import Dropout
-from cupynorm.lower.backward import CROSS_ENTROPY, LABEL_CROSS_ENTROPY, LOGSUMEXP
+from cupynorm.lower.backward import (
+    CROSS_ENTROPY,
+    LABEL_CROSS_ENTROPY,
+    LOGSUMEXP,
+    OMITTING_LOGSUMEXP,
+    SIGNED_LOGSUMEXP,
+)
 from cupynorm.lower.fused import Around, Counted, Label, Labelled, Operand, RowSums, fused_spec, masked
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.sums import Further, Result, Sums
@@ -285,13 +291,44 @@ def cross_entropy_spec(
     return fused_spec(CROSS_ENTROPY, logits, 1, {}, (loss, 0), z_loss, compute, what)
 
 
+@functools.cache
+def _with_factor(*, scale: bool, bias: bool) -> Expression:
+    """Return x * scale + bias and b, of x, of those of both that there are, and of b."""
+
+    def of(x: Any, *others: Any) -> Any:
+        if scale:
+            x = x * others[0]
+        return (x + others[scale] if bias else x), others[-1]
+
+    return traced(of, 2 + scale + bias)
+
+
 def logsumexp_spec(
-    x: View, axes: int, mask: Mask | None, lse: int, compute: Dtype, room: int = 0
+    x: View,
+    axes: int,
+    mask: Mask | None,
+    lse: int,
+    compute: Dtype,
+    room: int = 0,
+    *,
+    factor: View | None = None,
+    sign: int = 0,
+    omit: bool = False,
 ) -> KernelSpec:
-    """Lower logsumexp. lse: the pointer of one number a row. room: that of where messages lie."""
+    """Lower logsumexp. lse, sign: the pointers of one number a row. room: that of where messages lie.
+
+    factor: what exponentials are multiplied with, stretched to x's shape. omit: whether nan is left out.
+    """
     what = Around((), room=room)
     what = what if mask is None else masked(what, mask)
-    return fused_spec(LOGSUMEXP, x, axes, {}, (lse,), 0.0, compute, what)
+    if factor is None and not sign:
+        op = OMITTING_LOGSUMEXP if omit else LOGSUMEXP
+        return fused_spec(op, x, axes, {}, (lse,), 0.0, compute, what)
+    scale, bias = mask is not None and mask.scale != 1, mask is not None and mask.bias is not None
+    operands: list[Operand] = [*what.load_operands, 1.0 if factor is None else factor]
+    what = what._replace(load=_with_factor(scale=scale, bias=bias), load_operands=tuple(operands))
+    op = replace(SIGNED_LOGSUMEXP, options=(int(omit),))
+    return fused_spec(op, x, axes, {}, (lse, sign), 0.0, compute, what)
 
 
 FAR = 1e3  # from here on, tanh is 1 to the last bit

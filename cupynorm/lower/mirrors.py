@@ -364,7 +364,7 @@ def fused_load(
     if apart:  # an empty base takes no room
         fields, values = [("cols", cols.dtype), *fields], (cols.values, *values)
     type_name = (
-        f"cupynorm::FusedLoad<{cpp(x.dtype)}, {index.cpp}, cupynorm::{function}, {masked.cpp}, "
+        f"cupynorm::FusedLoad<{cpp_of_element(x.dtype)}, {index.cpp}, cupynorm::{function}, {masked.cpp}, "
         f"{keeping.cpp}, {given.cpp}, {cols.cpp}>"
     )
     return Struct(type_name, np.dtype(fields, align=True), values)
@@ -430,7 +430,8 @@ def vector_width(x: View, y: View, axes: int, *others: View) -> int:
 
 
 def _widest(*each: View) -> int:
-    return ACCESS_BYTES // max(one.dtype.itemsize for one in each)
+    """Return the elements of the widest vector, 8 at most: what is loaded as bytes becomes numbers of 4."""
+    return ACCESS_BYTES // max(2, *(one.dtype.itemsize for one in each))
 
 
 def _starts(each: View, axes: int) -> tuple[int, ...]:

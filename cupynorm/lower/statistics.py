@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupynorm._dtypes import is_integer
 from cupynorm._values import replace
+from cupynorm.call.statistics import NUMBERS_COUNT
+from cupynorm.call.view import View
 from cupynorm.lower.fused import Around, fused_spec, masked
 from cupynorm.lower.row import RowOp, row_spec
 from cupynorm.lower.tracing import traced
@@ -17,7 +20,6 @@ if TYPE_CHECKING:
 
     from cupynorm._dtypes import Dtype
     from cupynorm.call.masks import Mask
-    from cupynorm.call.view import View
     from cupynorm.lower.spec import KernelSpec
     from cupynorm.lower.tracing import Expression
 
@@ -41,6 +43,14 @@ MOMENTS = RowOp(
 )
 
 
+SIGMA_CLIP = RowOp(
+    "sigma_clip",
+    "ops/sigma_clip.cuh",
+    "SigmaClip",
+    stats=("low_before", "high_before", "low", "high", "mean", "std"),
+    numbers=("below", "above"),
+    options=(NUMBERS_COUNT,),
+)
 OF_MASK = 16  # registers in which a thread finds out what a mask has dropped
 
 
@@ -78,11 +88,50 @@ def statistic_spec(
     op = replace(
         op, options=options, fields=1 if weights is None else 2, registers=OF_MASK * (mask is not None)
     )
-    if y is not None and mask is None and weights is None:
+    if y is not None and mask is None and weights is None and not is_integer(x.dtype):
         return row_spec(op, x, y, axes, {}, stats, numbers)
     what = Around(() if y is None else (y,), room=room)
     if mask is not None:
         what = masked(what, mask)
     if weights is not None:
         what = what._replace(load=_weighted(omit=omit), load_operands=(weights,))
+    return fused_spec(op, x, axes, {}, stats, numbers, compute, what)
+
+
+@functools.cache
+def _within() -> Expression:
+    """Return x, or nan where it is not within two bounds; of x, these and nan."""
+
+    def of(x: Any, low: Any, high: Any, nan: Any) -> Any:
+        return np.where(x >= low, np.where(x <= high, x, nan), nan)
+
+    return traced(of, 4)
+
+
+def sigma_clip_spec(
+    x: View,
+    y: View | None,
+    axes: int,
+    mask: Mask | None,
+    bounds: tuple[View, View] | None,
+    stats: Sequence[int],
+    numbers: tuple[float, float],
+    compute: Dtype,
+    room: int = 0,
+) -> KernelSpec:
+    """Lower one round of sigma_clip, or, with a `y`, the last pass, which writes what is kept.
+
+    bounds: those of the round before, one number a row each; None in the first, which drops nan and inf. stats: the
+    pointers of SIGMA_CLIP's statistics.
+    """
+    operands: tuple[Any, ...] = (-float(np.finfo(compute).max), float(np.finfo(compute).max))
+    if bounds is not None:
+        operands = tuple(
+            View(each.pointer, x.shape, each.strides + (0,) * axes, each.dtype) for each in bounds
+        )
+    what = Around(() if y is None else (y,), room=room)
+    if mask is not None:
+        what = masked(what, mask)
+    what = what._replace(load=_within(), load_operands=(*operands, float("nan")))
+    op = replace(SIGMA_CLIP, registers=OF_MASK * (mask is not None))
     return fused_spec(op, x, axes, {}, stats, numbers, compute, what)

@@ -196,7 +196,7 @@ def add_layer_norm(
         Has the shape of the normalised axes, or broadcasts to it, as gamma and beta do.
     alpha : float, default 1.0
         Factor of the residual; finite.
-    axis : int or tuple of int, default -1
+    axis : int, tuple of int, or None, default -1
         As in layer_norm.
     eps : float, default 1e-5
         As in layer_norm.
@@ -398,7 +398,7 @@ def add_rms_norm(
     ----------
     x, residual, gamma, bias, alpha, return_sum, dropout, seed, offset
         As in add_layer_norm.
-    axis : int or tuple of int, default -1
+    axis : int, tuple of int, or None, default -1
         As in layer_norm.
     eps : float, default 1e-6
         As in rms_norm.

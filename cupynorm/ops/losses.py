@@ -15,6 +15,7 @@ from cupynorm.call.losses import (
     check_logsumexp,
     is_ignored,
 )
+from cupynorm.call.missing import OMIT, PROPAGATE, RAISE, refused
 from cupynorm.host import losses
 from cupynorm.invoke import gradient_calls
 from cupynorm.plan.config import Plan
@@ -32,6 +33,9 @@ def logsumexp(
     causal_offset: int | None = None,
     window: int | tuple[int | None, int | None] | None = None,
     bias: Any = None,
+    b: Any = None,
+    nan: str = PROPAGATE,
+    return_sign: bool = False,
     keepdims: bool = False,
     out: Any = None,
     dtype: Any = None,
@@ -39,17 +43,26 @@ def logsumexp(
 ) -> Any:
     """Return log(sum(exp(z))) over the kept elements of the reduced axes: max + log(sum(exp(z - max))), so no overflow.
 
-    z = x * scale + bias. An element is kept if every mask that is given keeps it. softmax is exp(z - logsumexp).
+    z = x * scale + bias. An element is kept if every mask that is given keeps it. softmax is exp(z - logsumexp). With b
+    it is log(sum(b * exp(z))).
 
     Parameters
     ----------
     x : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
-    axis : int or tuple of int, default -1
-        The reduced axes: the last one, or several trailing ones; the last one with lengths, causal, causal_offset or
-        window.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
+        shape.
+    axis : int, tuple of int, or None, default -1
+        The reduced axes, in any order; None for all. One axis with lengths, causal, causal_offset or window.
     scale, where, lengths, left_padded, causal, causal_offset, window, bias
         As in softmax.
+    b : array, optional
+        What exponentials are multiplied with, as in SciPy; broadcasts to x's shape, of a dtype that x may have. An
+        element of b = 0 counts for nothing, whatever x holds.
+    nan : {"propagate", "omit", "raise"}, default "propagate"
+        "omit": nan counts for nothing; "raise": a nan that counts is a ValueError, for NumPy arrays.
+    return_sign : bool, default False
+        Return the logarithm of the sum's size, and its sign: 1, -1, or 0 for a sum of 0. Without it the logarithm of a
+        negative sum is nan.
     keepdims : bool, default False
         Keep the reduced axes, with one element each.
     out : array, optional
@@ -61,8 +74,8 @@ def logsumexp(
 
     Returns
     -------
-    array
-        Of x's kind, and of its shape without the reduced axes.
+    array or tuple of array
+        Of x's kind, and of its shape without the reduced axes; with return_sign=True: (logarithm, sign).
 
     Raises
     ------
@@ -85,9 +98,12 @@ def logsumexp(
     True
     >>> logsumexp(np.array([[1000.0, 3.0]]), where=np.array([False, True])).tolist()
     [3.0]
+    >>> size, sign = logsumexp(np.log([2.0, 3.0]), b=np.array([1.0, -1.0]), return_sign=True)
+    >>> float(size.round(6)), float(sign)
+    (0.0, -1.0)
     """
     if axis != -1 and (turn := turn_of(axis, x)) is not None:
-        whole = {"x": x, "where": where, "bias": bias}
+        whole = {"x": x, "where": where, "bias": bias, "b": b}
         whole |= {"out": out} if keepdims is True else {}
         rest = {
             "lengths": lengths,
@@ -97,6 +113,7 @@ def logsumexp(
         }
         rest |= {} if keepdims is True else {"out": out}
         rest |= {"scale": scale, "window": window, "keepdims": keepdims, "dtype": dtype, "plan": plan}
+        rest |= {"nan": nan, "return_sign": return_sign}
         return turn.call(logsumexp, whole, **rest)
     options = {
         "scale": scale,
@@ -108,14 +125,25 @@ def logsumexp(
         "window": window,
         "bias": bias,
     }
-    arrays = {"x": x, "where": where, "lengths": lengths, "bias": bias, "out": out}
+    arrays = {"x": x, "where": where, "lengths": lengths, "bias": bias, "b": b, "out": out}
     others = (each for name, each in options.items() if name not in arrays)
-    key = gradient_calls.option_keys(axis, keepdims, dtype, *others)
+    key = gradient_calls.option_keys(axis, keepdims, dtype, nan, return_sign, *others)
     return gradient_calls.run(
         "logsumexp",
         arrays,
         key,
-        lambda: check_logsumexp(x, options, axis=axis, keepdims=keepdims, out=out, dtype=dtype, plan=plan),
+        lambda: check_logsumexp(
+            x,
+            options,
+            axis=axis,
+            keepdims=keepdims,
+            out=out,
+            dtype=dtype,
+            plan=plan,
+            b=b,
+            return_sign=return_sign,
+            nan=nan,
+        ),
         LOGSUMEXP,
         plan=plan,
     )
@@ -182,10 +210,10 @@ def cross_entropy(
     Parameters
     ----------
     logits : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64; its last axis has the classes, up
-        to 2^24 of them.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64; `axis` has the classes, up to 2^24
+        of them.
     labels : array
-        The class of each row: integers of any width, of logits' shape without its last axis, 0 to classes - 1, or
+        The class of each row: integers of any width, of logits' shape without `axis`, 0 to classes - 1, or
         ignore_index.
     weight : array or float, optional
         One number a class, or broadcasting to that; of any dtype that logits may have. Default: 1.
@@ -205,7 +233,7 @@ def cross_entropy(
         Where the gradient is written, of logits' shape; may be logits itself. Default: an array of logits' dtype. With
         return_grad=True only.
     axis : int, default -1
-        The axis of the classes, which is the last one.
+        The axis of the classes, any one.
     out : array, optional
         Where the loss is written; it shares no memory with what is read.
     dtype : dtype, optional
@@ -305,8 +333,15 @@ def _cross_entropy(call: CrossEntropyCall) -> None:
 
 def _logsumexp(call: LogSumExpCall) -> None:
     """Compute a checked call of logsumexp on NumPy arrays."""
-    if call.x.size:
-        losses.logsumexp(call.x, call.axes, call.out, None if call.mask is None else call.mask.on_host())
+    if not call.x.size:
+        return
+    mask, omit = None if call.mask is None else call.mask.on_host(), call.nan == OMIT
+    if call.b is None and call.sign is None:
+        losses.logsumexp(call.x, call.axes, call.out, mask, omit=omit)
+    else:
+        losses.signed_logsumexp(call.x, call.axes, call.out, mask, call.b, call.sign, omit=omit)
+    if call.nan == RAISE and np.isnan(call.out).any() and np.isnan(call.x).any():
+        raise refused()
 
 
 CROSS_ENTROPY = gradient_calls.Road(

@@ -8,6 +8,7 @@ from cupynorm.call.axes import turn_of
 from cupynorm.call.quantize import Quantize, quantize_option
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import RowOp
+from cupynorm.ops.signatures import with_signature_of
 from cupynorm.plan.config import Plan
 
 if TYPE_CHECKING:
@@ -25,6 +26,14 @@ if TYPE_CHECKING:
         out: Any
         dtype: Any
         plan: str | Plan | None
+
+    class KeptOptions(NormOptions, total=False):
+        """The same with those that say what counts."""
+
+        where: Any
+        lengths: Any
+        left_padded: bool
+        nan: str
 
 
 def _on_host(
@@ -63,6 +72,45 @@ RMS_NORM = RowOp(
 )
 
 
+def _layer_norm(
+    x: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    axis: int | tuple[int, ...] | None = -1,
+    eps: float = 1e-5,
+    out: Any = None,
+    dtype: Any = None,
+    return_stats: bool = False,
+    quantize: str | Quantize | None = None,
+    where: Any = None,
+    lengths: Any = None,
+    left_padded: bool = False,
+    nan: str = "propagate",
+    plan: str | Plan | None = None,
+) -> Any:
+    """Declare the signature of layer_norm."""
+
+
+def _rms_norm(
+    x: Any,
+    gamma: Any = None,
+    *,
+    axis: int | tuple[int, ...] | None = -1,
+    eps: float = 1e-6,
+    out: Any = None,
+    dtype: Any = None,
+    return_stats: bool = False,
+    quantize: str | Quantize | None = None,
+    where: Any = None,
+    lengths: Any = None,
+    left_padded: bool = False,
+    nan: str = "propagate",
+    plan: str | Plan | None = None,
+) -> Any:
+    """Declare the signature of rms_norm."""
+
+
 def _run_quantized(given: Given, signature: Any) -> Any:
     """Run a call whose result is quantised, with all checks."""
     from cupynorm.invoke import fused_calls  # noqa: PLC0415
@@ -78,7 +126,7 @@ def layer_norm(
     *,
     return_stats: Literal[False] = False,
     quantize: None = None,
-    **others: Unpack[NormOptions],
+    **others: Unpack[KeptOptions],
 ) -> Any: ...
 
 
@@ -90,7 +138,7 @@ def layer_norm(
     *,
     return_stats: Literal[False] = False,
     quantize: str,
-    **others: Unpack[NormOptions],
+    **others: Unpack[KeptOptions],
 ) -> tuple[Any, Any]: ...
 
 
@@ -102,7 +150,7 @@ def layer_norm(
     *,
     return_stats: Literal[True],
     quantize: None = None,
-    **others: Unpack[NormOptions],
+    **others: Unpack[KeptOptions],
 ) -> tuple[Any, Any, Any]: ...
 
 
@@ -114,7 +162,7 @@ def layer_norm(
     *,
     return_stats: Literal[True],
     quantize: str,
-    **others: Unpack[NormOptions],
+    **others: Unpack[KeptOptions],
 ) -> tuple[Any, Any, Any, Any]: ...
 
 
@@ -126,10 +174,11 @@ def layer_norm(
     *,
     return_stats: bool = False,
     quantize: str | Quantize | None = None,
-    **others: Unpack[NormOptions],
+    **others: Unpack[KeptOptions],
 ) -> Any: ...
 
 
+@with_signature_of(_layer_norm)
 def layer_norm(
     x: Any,
     gamma: Any = None,
@@ -142,6 +191,7 @@ def layer_norm(
     return_stats: bool = False,
     quantize: str | Quantize | None = None,
     plan: str | Plan | None = None,
+    **missing: Any,
 ) -> Any:
     """Normalise rows to mean 0 and variance 1, then scale and shift: (x - mean) / sqrt(var + eps) * gamma + beta.
 
@@ -150,7 +200,8 @@ def layer_norm(
     Parameters
     ----------
     x : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
+        shape.
     gamma, beta : array or float, optional
         Scale and shift, of the shape of the normalised axes or broadcasting to it, in any dtype that x may have.
         Leading axes of one element, as in (1, D), are dropped. A number is copied to a device once and kept there.
@@ -161,13 +212,22 @@ def layer_norm(
     out : array, optional
         Where the result is written, of x's shape and kind and of any dtype; may be x itself.
     dtype : dtype, optional
-        The result's; default: that of `out`, else x's.
+        The result's; default: that of `out`, else x's; of integers float32, of int32 float64.
     return_stats : bool, default False
         Return mean and rstd = 1 / sqrt(var + eps) as well.
     quantize : str or Quantize, optional
         "int8", "float8_e4m3fn" or "float8_e5m2": the result is quantised with a scale for each row, and the scales
         come back too. With ``cupynorm.Quantize(name, scale)`` the scale is given, and the quantised result comes
         alone.
+    where : array of bool or uint8, optional
+        Broadcasts to x's shape; what is False or 0 counts for nothing. Its result is that of the mean: 0, or beta.
+    lengths : array or list of int, optional
+        A row has its first `lengths` elements only; as in softmax.
+    left_padded : bool, default False
+        A row has its last `lengths` elements instead.
+    nan : {"propagate", "omit", "raise"}, default "propagate"
+        "omit": nan counts for nothing and stays nan; not with quantize. "raise": a nan that counts is a ValueError, for
+        NumPy arrays.
     plan : str or Plan, optional
         Force a variant on a device: "warp", "block", "cached", "cluster", "split", "shared" or "uncached", or a whole
         plan. By default the planner chooses.
@@ -211,7 +271,7 @@ def layer_norm(
     if axis != -1 and (turn := turn_of(axis, x)) is not None:
         return turn.call(
             layer_norm,
-            {"x": x, "out": out},
+            {"x": x, "out": out, **{name: missing[name] for name in missing if name == "where"}},
             gamma=gamma,
             beta=beta,
             eps=eps,
@@ -219,6 +279,13 @@ def layer_norm(
             return_stats=return_stats,
             quantize=quantize,
             plan=plan,
+            **{name: each for name, each in missing.items() if name != "where"},
+        )
+    if missing:
+        from cupynorm.ops import kept_norms  # noqa: PLC0415  which most calls do not need
+
+        return kept_norms.run(
+            LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, missing, quantize
         )
     if quantize is not None:
         option, scale = quantize_option(quantize)
@@ -249,7 +316,7 @@ def rms_norm(
     *,
     return_stats: Literal[False] = False,
     quantize: None = None,
-    **others: Unpack[NormOptions],
+    **others: Unpack[KeptOptions],
 ) -> Any: ...
 
 
@@ -260,7 +327,7 @@ def rms_norm(
     *,
     return_stats: Literal[False] = False,
     quantize: str,
-    **others: Unpack[NormOptions],
+    **others: Unpack[KeptOptions],
 ) -> tuple[Any, Any]: ...
 
 
@@ -271,7 +338,7 @@ def rms_norm(
     *,
     return_stats: Literal[True],
     quantize: None = None,
-    **others: Unpack[NormOptions],
+    **others: Unpack[KeptOptions],
 ) -> tuple[Any, Any]: ...
 
 
@@ -282,7 +349,7 @@ def rms_norm(
     *,
     return_stats: Literal[True],
     quantize: str,
-    **others: Unpack[NormOptions],
+    **others: Unpack[KeptOptions],
 ) -> tuple[Any, Any, Any]: ...
 
 
@@ -293,10 +360,11 @@ def rms_norm(
     *,
     return_stats: bool = False,
     quantize: str | Quantize | None = None,
-    **others: Unpack[NormOptions],
+    **others: Unpack[KeptOptions],
 ) -> Any: ...
 
 
+@with_signature_of(_rms_norm)
 def rms_norm(
     x: Any,
     gamma: Any = None,
@@ -308,6 +376,7 @@ def rms_norm(
     return_stats: bool = False,
     quantize: str | Quantize | None = None,
     plan: str | Plan | None = None,
+    **missing: Any,
 ) -> Any:
     """Divide rows by their root mean square, then scale: x / sqrt(mean(x^2) + eps) * gamma.
 
@@ -316,14 +385,15 @@ def rms_norm(
     Parameters
     ----------
     x : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
+        shape.
     gamma : array or float, optional
         Scale, as in layer_norm.
     axis : int, tuple of int, or None, default -1
         The normalised axes, in any order; None for all. Results have x's order in memory.
     eps : float, default 1e-6
         Added to the mean of the squares; not negative.
-    out, dtype, quantize, plan
+    out, dtype, quantize, plan, where, lengths, left_padded, nan
         As in layer_norm.
     return_stats : bool, default False
         Return rstd = 1 / sqrt(mean(x^2) + eps) as well.
@@ -355,13 +425,20 @@ def rms_norm(
     if axis != -1 and (turn := turn_of(axis, x)) is not None:
         return turn.call(
             rms_norm,
-            {"x": x, "out": out},
+            {"x": x, "out": out, **{name: missing[name] for name in missing if name == "where"}},
             gamma=gamma,
             eps=eps,
             dtype=dtype,
             return_stats=return_stats,
             quantize=quantize,
             plan=plan,
+            **{name: each for name, each in missing.items() if name != "where"},
+        )
+    if missing:
+        from cupynorm.ops import kept_norms  # noqa: PLC0415  as in layer_norm
+
+        return kept_norms.run(
+            RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan, missing, quantize
         )
     if quantize is not None:
         option, scale = quantize_option(quantize)

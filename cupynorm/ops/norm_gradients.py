@@ -46,7 +46,7 @@ def layer_norm_backward(
     mean, rstd : array, optional
         What ``layer_norm(x, ..., return_stats=True)`` returned: of x's shape without the normalised axes, both or
         neither. Without them they are computed from x and eps.
-    axis : int or tuple of int, default -1
+    axis : int, tuple of int, or None, default -1
         As in layer_norm.
     eps : float, default 1e-5
         As in layer_norm; it matters only if mean and rstd are not given.
@@ -152,7 +152,7 @@ def rms_norm_backward(
         As in rms_norm.
     rstd : array, optional
         What ``rms_norm(x, ..., return_stats=True)`` returned. Without it, it is computed from x and eps.
-    axis : int or tuple of int, default -1
+    axis : int, tuple of int, or None, default -1
         As in rms_norm.
     eps : float, default 1e-6
         As in rms_norm; it matters only if rstd is not given.

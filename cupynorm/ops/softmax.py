@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from cupynorm.call.axes import Turn, turn_of
 from cupynorm.call.quantize import Quantize, quantize_option
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import RowOp
+from cupynorm.ops.signatures import with_signature_of
 from cupynorm.plan.config import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from typing_extensions import ParamSpec, Unpack
+    from typing_extensions import Unpack
 
     from cupynorm.call.masks import MaskOptions
     from cupynorm.invoke.row_ops import Given
-
-    P = ParamSpec("P")
-    R = TypeVar("R")
 
 
 def _on_host(x: Any, _gamma: Any, _beta: Any, axes: int, _eps: float, out: Any, **extras: Any) -> None:
@@ -43,20 +39,6 @@ LOG_SOFTMAX = RowOp("log_softmax", "ops/softmax.cuh", "LogSoftmax", _log_on_host
 MASK_ARRAYS = frozenset({"where", "bias", "lengths"})  # the keywords that are arrays
 
 
-def _with_signature_of(explicit: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Give a function that takes its rare keywords as **options the signature of one that names them.
-
-    help() and type checkers then see all keywords, and calls without them do not pay 15 ns for the default of each.
-    """
-
-    def made(function: Callable[..., R]) -> Callable[P, R]:
-        function.__signature__ = inspect.signature(explicit)  # type: ignore[attr-defined]
-        function.__annotations__ = explicit.__annotations__
-        return function
-
-    return made
-
-
 def _log_softmax(
     x: Any,
     axis: int | tuple[int, ...] | None = -1,
@@ -69,6 +51,7 @@ def _log_softmax(
     causal_offset: int | None = None,
     window: int | tuple[int | None, int | None] | None = None,
     bias: Any = None,
+    nan: str = "propagate",
     out: Any = None,
     dtype: Any = None,
     plan: str | Plan | None = None,
@@ -88,6 +71,7 @@ def _softmax(
     causal_offset: int | None = None,
     window: int | tuple[int | None, int | None] | None = None,
     bias: Any = None,
+    nan: str = "propagate",
     quantize: str | Quantize | None = None,
     out: Any = None,
     dtype: Any = None,
@@ -135,7 +119,7 @@ def softmax(
 ) -> Any: ...
 
 
-@_with_signature_of(_softmax)
+@with_signature_of(_softmax)
 def softmax(
     x: Any,
     axis: int | tuple[int, ...] | None = -1,
@@ -152,10 +136,11 @@ def softmax(
     Parameters
     ----------
     x : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
-    axis : int or tuple of int, default -1
-        The normalised axes: the last one, or several trailing ones; the last one with lengths, causal, causal_offset
-        or window.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
+        shape.
+    axis : int, tuple of int, or None, default -1
+        The normalised axes, in any order; None for all. One axis with lengths, causal, causal_offset or window, whose
+        queries are along the last of the other axes. Results have x's order in memory.
     scale : float, optional
         z = x * scale + bias; a finite number.
     where : array of bool or uint8, optional
@@ -179,6 +164,9 @@ def softmax(
         0. None is no bound on that side; one number stands for both sides.
     bias : array, optional
         Broadcasts to x's shape; of a dtype that x may have.
+    nan : {"propagate", "omit", "raise"}, default "propagate"
+        "omit": nan takes no part and stays nan; not with quantize. "raise": a nan that is kept is a ValueError, for
+        NumPy arrays.
     quantize : str or Quantize, optional
         As in layer_norm.
     out, dtype, plan
@@ -220,10 +208,10 @@ def softmax(
         return _turned(turn, softmax, x, out, options, dtype=dtype, plan=plan)
     if not options:
         return row_ops.run(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    return _run(SOFTMAX, x, axis, out, dtype, plan, options)
+    return run_with_options(SOFTMAX, x, axis, out, dtype, plan, options)
 
 
-@_with_signature_of(_log_softmax)
+@with_signature_of(_log_softmax)
 def log_softmax(
     x: Any,
     axis: int | tuple[int, ...] | None = -1,
@@ -240,10 +228,11 @@ def log_softmax(
     Parameters
     ----------
     x : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
-    axis : int or tuple of int, default -1
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
+        shape.
+    axis : int, tuple of int, or None, default -1
         As in softmax.
-    scale, where, lengths, left_padded, causal, causal_offset, window, bias
+    scale, where, lengths, left_padded, causal, causal_offset, window, bias, nan
         As in softmax.
     out, dtype, plan
         As in layer_norm.
@@ -276,7 +265,7 @@ def log_softmax(
         return _turned(turn, log_softmax, x, out, options, dtype=dtype, plan=plan)
     if not options:
         return row_ops.run(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    return _run(LOG_SOFTMAX, x, axis, out, dtype, plan, options)
+    return run_with_options(LOG_SOFTMAX, x, axis, out, dtype, plan, options)
 
 
 def _turned(
@@ -289,7 +278,7 @@ def _turned(
     )
 
 
-def _run(
+def run_with_options(
     op: RowOp,
     x: Any,
     axis: int | tuple[int, ...] | None,
@@ -299,6 +288,10 @@ def _run(
     options: Mapping[str, Any],
 ) -> Any:
     """Run a call with options; they may say nothing, such as where=None."""
+    if "nan" in options:
+        from cupynorm.ops import softmax_nan  # noqa: PLC0415  which most calls do not need
+
+        return softmax_nan.run(run_with_options, op, x, axis, out, dtype, plan, options)
     options_key: Any = ()
     operands: tuple[Any, ...] = ()
     only = ""

@@ -44,7 +44,7 @@ def softmax_backward(
         CuPy or NumPy array of float16, bfloat16, float32 or float64: the gradient that arrives at y, of its shape.
     y : array
         The result of softmax.
-    axis : int or tuple of int, default -1
+    axis : int, tuple of int, or None, default -1
         As in softmax.
     scale, where, lengths, left_padded, causal, causal_offset, window
         As they were in softmax.
@@ -145,7 +145,7 @@ def log_softmax_backward(
         The gradient that arrives at y, of its shape.
     y : array
         The result of log_softmax.
-    axis : int or tuple of int, default -1
+    axis : int, tuple of int, or None, default -1
         As in log_softmax.
     scale, where, lengths, left_padded, causal, causal_offset, window
         As they were in log_softmax.

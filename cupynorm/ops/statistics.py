@@ -1,4 +1,4 @@
-"""standardize, normalize, rescale and moments."""
+"""standardize, normalize, rescale, moments and sigma_clip."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from cupynorm._options import boolean, eps_of, integer, plainly
+from cupynorm._options import boolean, choice, eps_of, integer, plainly
 from cupynorm.call.arguments import view
 from cupynorm.call.axes import turn_of
+from cupynorm.call.missing import OMIT, PROPAGATE
 from cupynorm.call.statistics import (
-    OMIT,
-    PROPAGATE,
     Missing,
     StatisticCall,
     check_elements_result,
@@ -21,12 +20,20 @@ from cupynorm.call.statistics import (
 from cupynorm.host import statistics
 from cupynorm.invoke import gradient_calls
 from cupynorm.invoke.gradient_calls import Parts, Road, Steps
-from cupynorm.lower.statistics import MOMENTS, NORMALIZE, RESCALE, STANDARDIZE, statistic_spec
+from cupynorm.lower.statistics import (
+    MOMENTS,
+    NORMALIZE,
+    RESCALE,
+    STANDARDIZE,
+    sigma_clip_spec,
+    statistic_spec,
+)
 from cupynorm.plan.config import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from cupynorm.call.view import View
     from cupynorm.lower.row import RowOp
 
 
@@ -142,7 +149,8 @@ def standardize(
     Parameters
     ----------
     x : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
+        shape.
     axis : int, tuple of int, or None, default -1
         The axes of a row, in any order; None for all. Results have x's order in memory.
     ddof : float, default 0
@@ -259,7 +267,8 @@ def normalize(
     Parameters
     ----------
     x : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
+        shape.
     ord : {1, 2, inf}, default 2
         The norm: the sum of the magnitudes, the root of the sum of the squares, or the largest magnitude.
     axis : int, tuple of int, or None, default -1
@@ -369,7 +378,8 @@ def rescale(
     Parameters
     ----------
     x : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
+        shape.
     low, high : float, default 0.0 and 1.0
         What a row's smallest and largest element become. high may be less than low.
     axis : int, tuple of int, or None, default -1
@@ -467,7 +477,8 @@ def moments(
     Parameters
     ----------
     x : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
+        shape.
     axis : int, tuple of int, or None, default -1
         The axes of a row, in any order; None for all. Results have x's order in memory.
     order : {2, 3, 4}, default 2
@@ -569,3 +580,173 @@ def _moments(call: StatisticCall) -> None:
 
 
 COUNTED = Road(_parts, lambda call: _steps(MOMENTS, (len(call.rows),), call), _moments)
+
+
+def sigma_clip(
+    x: Any,
+    sigma: float = 3.0,
+    iterations: int = 10,
+    axis: int | tuple[int, ...] | None = -1,
+    *,
+    sigma_lower: float | None = None,
+    sigma_upper: float | None = None,
+    centre: str = "mean",
+    where: Any = None,
+    lengths: Any = None,
+    left_padded: bool = False,
+    return_bounds: bool = False,
+    return_stats: bool = False,
+    out: Any = None,
+    dtype: Any = None,
+    plan: str | Plan | None = None,
+) -> Any:
+    """Return x with nan in place of outliers: of what is farther than sigma standard deviations from its row's centre.
+
+    In each round, mean (or median) and standard deviation are those of what the rounds before have left.
+
+    Parameters
+    ----------
+    x : array
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
+        shape.
+    sigma : float, default 3.0
+        How many standard deviations from the centre an element may be.
+    iterations : int, default 10
+        How many rounds at most; 1 or more.
+    axis : int, tuple of int, or None, default -1
+        As in standardize.
+    sigma_lower, sigma_upper : float, optional
+        The same for elements below and above the centre; default: sigma.
+    centre : {"mean", "median"}, default "mean"
+        What deviations are taken from; "median" for NumPy arrays.
+    where, lengths, left_padded
+        As in standardize; what they drop is nan in the result.
+    return_bounds : bool, default False
+        Return the lowest and the highest number that is kept in each row as well.
+    return_stats : bool, default False
+        Return mean and standard deviation of what is kept as well.
+    out, dtype, plan
+        As in layer_norm; the plan is that of the pass that writes the result.
+
+    Returns
+    -------
+    array or tuple of array
+        y, of x's shape; or the tuple of those that are asked for of (y, low, high, mean, std), which have x's shape
+        without the axes of a row, in the type of arithmetic.
+
+    Raises
+    ------
+    TypeError, ValueError, CompileError, NoDeviceError
+        As layer_norm does.
+
+    Notes
+    -----
+    nan and infinities never count, and are nan in the result. Bounds never widen from round to round, so that what is
+    kept is what lies between the last ones, these included. In a row of which nothing counts bounds, mean and std are
+    nan. On NumPy arrays rounds end when no bound changes; on a device each round is a kernel that reads x.
+
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupynorm import sigma_clip
+    >>> x = np.array([1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 90.0])
+    >>> y, mean, std = sigma_clip(x, sigma=2, return_stats=True)
+    >>> y.tolist(), float(mean), float(std)
+    ([1.0, 2.0, 1.0, 2.0, 1.0, 2.0, nan], 1.5, 0.5)
+    """
+    if axis != -1 and (turn := turn_of(axis, x)) is not None:
+        return turn.call(
+            sigma_clip,
+            {"x": x, "out": out, "where": where},
+            sigma=sigma,
+            iterations=iterations,
+            sigma_lower=sigma_lower,
+            sigma_upper=sigma_upper,
+            centre=centre,
+            lengths=lengths,
+            left_padded=left_padded,
+            return_bounds=return_bounds,
+            return_stats=return_stats,
+            dtype=dtype,
+            plan=plan,
+        )
+    missing = Missing(where, lengths, left_padded, None, PROPAGATE)
+    below = sigma if sigma_lower is None else sigma_lower
+    above = sigma if sigma_upper is None else sigma_upper
+
+    def check() -> StatisticCall:
+        limits = (
+            eps_of(below, "sigma" if sigma_lower is None else "sigma_lower"),
+            eps_of(above, "sigma" if sigma_upper is None else "sigma_upper"),
+        )
+        rounds = integer("iterations", iterations, "give an integer of 1 or more")
+        if rounds < 1:
+            raise ValueError(f"iterations is {plainly(iterations)}: give an integer of 1 or more")
+        middle = choice("centre", centre, ("mean", "median"), 'use "mean" or "median"')
+        rows = (("low", "high") if boolean("return_bounds", return_bounds) else ()) + (
+            ("mean", "std") if boolean("return_stats", return_stats) else ()
+        )
+        call = check_elements_result(
+            x,
+            missing,
+            axis=axis,
+            rows=rows,
+            out=out,
+            dtype=dtype,
+            plan=plan,
+            numbers=(*limits, float(rounds), float(middle == "median")),
+        )
+        if call.on_device and middle == "median":
+            raise ValueError('centre="median" is for NumPy arrays: use "mean" on a device')
+        return call._replace(nan=OMIT)
+
+    options = (below, above, iterations, axis, centre, return_bounds, return_stats, dtype)
+    return _run("sigma_clip", x, missing, {"out": out}, options, check, CLIPPED, plan)
+
+
+def _clip_steps(call: StatisticCall) -> Steps:
+    """Return the kernels of sigma_clip: one for each round, and one that writes what is kept."""
+    below, above, rounds, _ = call.numbers
+    steps = Steps(call.device, call.compute)
+    if not call.x.size:
+        return steps
+    x = view(call.x, "x")
+    rows = x.shape[: len(x.shape) - call.axes]
+    messages = steps.messages(x.shape, call.axes)
+    pairs = [(steps.room(f"low {turn}", rows), steps.room(f"high {turn}", rows)) for turn in range(2)]
+    results = {name: view(each, name) for name, each in call.rows.items()}
+    before: tuple[View, View] | None = None
+    for turn in range(int(rounds)):
+        bounds = pairs[turn % 2]
+        if turn == rounds - 1 and "low" in results:
+            bounds = results["low"], results["high"]
+        places = [0 if before is None else each.pointer for each in before or bounds]
+        stats = (*places, *(each.pointer for each in bounds), 0, 0)
+        steps.specs.append(
+            sigma_clip_spec(
+                x, None, call.axes, call.mask, before, stats, (below, above), call.compute, messages
+            )
+        )
+        before = bounds
+    written = [results[name].pointer if name in results else 0 for name in ("mean", "std")]
+    out = view(call.out, "out")
+    steps.specs.append(
+        sigma_clip_spec(
+            x, out, call.axes, call.mask, before, (0, 0, 0, 0, *written), (below, above), call.compute
+        )
+    )
+    return steps
+
+
+def _clip(call: StatisticCall) -> None:
+    below, above, rounds, median = call.numbers
+    centre = "median" if median else "mean"
+    statistics.sigma_clip(
+        call.x, call.axes, (below, above), int(rounds), centre, call.out, call.rows, call.keeping()
+    )
+
+
+CLIPPED = Road(_parts, _clip_steps, _clip)

@@ -42,6 +42,7 @@ EDGE_VECTORS = (
 CONVERTED_ELEMENTS = (
     8  # the vectors of a group whose parameters are converted have a multiple of so many elements
 )
+MAX_NUMBERS_ACROSS = 64  # numbers that a thread of row_across holds: a bit for each
 MESSAGE_NUMBERS = 8  # room of what a block of a grid tells another, in numbers of the compute type
 MESSAGE_BYTES = 32  # the same where the row waits in registers, or is read twice side by side
 MAX_TWO_REDUCTIONS_BLOCK = (

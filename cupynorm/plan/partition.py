@@ -77,9 +77,8 @@ def shared_bytes(problem: Problem, parts: int = 1) -> int:
 def computed_bytes(problem: Problem, vector: int) -> int:
     """Return the shared memory of a row that waits as it was loaded or computed (WaitingRow in computed.cuh)."""
     element = problem.load_bytes if problem.waits_as_loaded else problem.value_bytes
-    # there may be a mask: then a bit for each element, in whole bytes
-    masked = not (problem.direct_load or problem.parameter_bytes)
-    bits = masked * math.ceil(vector / BYTE_BITS)
+    # a bit for each element, in whole bytes
+    bits = problem.may_drop * math.ceil(vector / BYTE_BITS)
     places = problem.cols // vector  # as places_of in computed.cuh
     if problem.most_kept:
         places = min(places, (problem.most_kept + 2 * vector - 2) // vector)

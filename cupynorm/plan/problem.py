@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cupynorm._values import dataclass
-from cupynorm.plan.config import DOUBLE_BYTES
+from cupynorm.plan.config import DOUBLE_BYTES, HALF_BYTES
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Problem:
     most_kept
         Of an interval, or of whole rows: how many columns a row keeps at most, as far as that follows from the band;
         0: a mask keeps neither.
+    masked
+        A mask drops elements where there are affine parameters; without these, what is fused is taken to be masked.
     staged_operand_bytes
         Bytes of an element, beside x's, that go through shared memory where rows are on their way there.
     fields
@@ -81,11 +83,19 @@ class Problem:
     column_sums: int = 0
     row_groups: int = 0
     across: int = 0
+    masked: bool = False
+
+    @property
+    def may_drop(self) -> bool:
+        """Say whether a mask may drop elements; whether one is kept then waits beside it."""
+        return self.masked or not (self.direct_load or self.parameter_bytes)
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element as the rules count it: as loaded, or of a double if that is what it becomes."""
-        return max(self.load_bytes, self.compute_bytes if self.compute_bytes == DOUBLE_BYTES else 0)
+        """Bytes of an element as the rules count it: as loaded, 2 at least, or of a double if it becomes that."""
+        return max(
+            self.load_bytes, HALF_BYTES, self.compute_bytes if self.compute_bytes == DOUBLE_BYTES else 0
+        )
 
     @property
     def row_bytes(self) -> int:

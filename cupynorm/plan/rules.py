@@ -356,16 +356,18 @@ class Apart(NamedTuple):
 
     Attributes
     ----------
-    widths
-        Bytes of neighbouring rows that a block has side by side, best first.
     max_vector
         Neighbouring rows of a thread, at most, by bytes of an element of x.
-    elements
-        Numbers that a thread holds of its rows, by bytes of the compute type, best first.
-    again
-        How many it loads at a time where rows do not wait in its registers, by bytes of the compute type.
-    blocks
-        Threads of a block, by bytes of the compute type, best first where they have room for the rows.
+    numbers, again
+        Numbers of the compute type that a thread holds of its rows, or loads at a time where rows do not wait in its
+        registers, by bytes of that type.
+    tilings
+        What is tried, best first, by bytes of an element of x: threads of a block, bytes of neighbouring rows that it
+        has side by side, and how many blocks of a cluster share rows at most.
+    alone_width
+        The same bytes where one block has room for the row so.
+    loops
+        Threads of a block, and bytes side by side, where rows do not wait in registers.
     least_part
         Columns of a block, where several share a row only to fill the device.
     registers, row_registers
@@ -374,11 +376,12 @@ class Apart(NamedTuple):
         So many blocks of a multiprocessor share its memory where rows wait there.
     """
 
-    widths: Sequence[int]
     max_vector: Mapping[int, int]
-    elements: Mapping[int, Sequence[int]]
+    numbers: Mapping[int, int]
     again: Mapping[int, int]
-    blocks: Mapping[int, Sequence[int]]
+    tilings: Mapping[int, Sequence[Sequence[int]]]
+    alone_width: int
+    loops: Sequence[int]
     least_part: int
     registers: int
     row_registers: int

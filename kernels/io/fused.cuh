@@ -671,13 +671,21 @@ inline constexpr bool kHasFewSteps = false;
 template <class Function>
 inline constexpr bool kHasFewSteps<Function, decltype(void(Function::kFewSteps))> = Function::kFewSteps;
 
+// 16 bits that have more digits than a half: integers.
+template <typename T>
+inline constexpr bool kLongDigits = false;
+template <>
+inline constexpr bool kLongDigits<short> = true;
+template <>
+inline constexpr bool kLongDigits<unsigned short> = true;
+
 // Function(x, operands), of what the mask does not drop. It has as many outputs as the op's elements have fields. Cols:
 // how far x's columns lie from the first of their row: Adjacent, or a Strided where only single elements are asked for.
 template <typename T, int kAxes, class Function, class Mask_, class Keep, class Operands_, class Cols>
 struct FusedLoad : Cols {
   using Type = T;
   using Precision =
-      typename Conditional<sizeof(T) == 2 && Operands_::kBytes <= 2, T,
+      typename Conditional<sizeof(T) == 2 && !kLongDigits<T> && Operands_::kBytes <= 2, T,
       typename Conditional<sizeof(T) == 8, T, float>::Type>::Type;
   static constexpr bool kDirect = false, kDrops = Mask_::kDrops, kInterval = Mask_::kInterval;
   static constexpr bool kStoresComputed = Keep::kStoresComputed,

@@ -163,6 +163,36 @@ struct Standardize : OfDeviations<Standardize<T, kCounts>, T, kCounts, false> {
   }
 };
 
+// LayerNorm of what counts.
+template <typename T, int kCounts>
+struct KeptLayerNorm : OfDeviations<KeptLayerNorm<T, kCounts>, T, kCounts, false> {
+  using Base = OfDeviations<KeptLayerNorm<T, kCounts>, T, kCounts, false>;
+  using typename Base::Element;
+  using typename Base::State;
+  struct Row {
+    T origin, away, mean, rstd, whole;
+  };
+
+  T* mean;  // one per row, or null if nobody asked
+  T* rstd;
+  T eps;
+
+  template <typename Cols>
+  Row finish(State mine, State row, Cols, T) const {
+    return {row.origin, (mine.origin - row.origin) - row.mean, row.mean,
+            reciprocal_root(Base::variance(row, 0) + eps), Base::mean_of(row)};
+  }
+
+  static T map(Element e, Row row) { return (Base::Keep::value(e) + row.away) * row.rstd; }
+  static T map_raw(Element e, Row row) { return ((Base::Keep::value(e) - row.origin) - row.mean) * row.rstd; }
+
+  bool saves() const { return mean || rstd; }
+  void save(int64 index, Row row) const {
+    if (mean) mean[index] = row.whole;
+    if (rstd) rstd[index] = row.rstd;
+  }
+};
+
 // kOrder: 2 to 4 of them.
 template <typename T, int kCounts, int kOrder>
 struct Moments : OfDeviations<Moments<T, kCounts, kOrder>, T, kCounts, (kOrder > 2)> {

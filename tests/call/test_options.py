@@ -66,7 +66,7 @@ NO_INTEGER = [True, np.True_, 2.0, 4.5, "3", b"3", [], {}, math.nan, np.ones(2, 
 NO_BOOLEAN = [None, 0, 1, "yes", b"", [], 1.0, np.ones(2, bool)]
 NO_NAME = [None, True, 3, b"tanh", [], {}, np.ones(2)]
 NO_DTYPE = ["bf16", b"f4", True, 3, [], {}, "f4,f4", "int8", np.int32, ">f4", object(), X, math.nan]
-NO_AXIS = [None, True, np.True_, 1.0, "c", b"1", {}, math.nan, (-1, None), (True,), ("a",), (1.0,), ([],)]
+NO_AXIS = [True, np.True_, 1.0, "c", b"1", {}, math.nan, (-1, None), (True,), ("a",), (1.0,), ([],)]
 NO_PLAN = [True, 3, b"warp", [], {}, ("warp",), np.ones(2)]
 
 
@@ -411,7 +411,7 @@ def test_integers_of_numpy_and_true_numbers_of_every_kind_are_taken() -> None:
     ids=lambda each: str(getattr(each, "dtype", "")),
 )
 def test_another_dtype_has_the_conversion_in_its_error(x: Any, advice: str) -> None:
-    for call in (layer_norm, softmax, bias_gelu_alone, merge_heads):
+    for call in (bias_gelu_alone, merge_heads):
         with pytest.raises(TypeError, match=re.escape(advice)):
             call(x)
     for name, gradient in {
@@ -439,7 +439,7 @@ def bias_gelu_alone(x: Any) -> Any:
 def test_device_arrays_have_the_same_errors(simulated: Any) -> None:
     x = simulated.cupy.asarray(X)
     softmax(x)
-    for axis in (True, 1.0, None, [-1], "c"):
+    for axis in (True, 1.0, [-1], "c", (None,)):
         with pytest.raises(TypeError, match="axis"):
             softmax(x, axis=axis)  # type: ignore[arg-type]
     layer_norm(x, return_stats=True)

@@ -25,7 +25,7 @@ SAMPLED = {
     f"test_{name}.py": 12
     for name in (
         *("attention", "elementwise", "encoder", "forms", "fusion", "gradient_variants", "heads", "masks"),
-        "quantized",
+        *("quantized", "statistics"),
     )
 } | {f"test_{name}.py": 4 for name in ("layout", "ops", "variants")}
 

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import moments, standardize
+from cupynorm import layer_norm, log_softmax, logsumexp, moments, rms_norm, sigma_clip, softmax, standardize
 from cupynorm.plan.config import VARIANTS
 from tests.gradient_calls import WIDTHS
 from tests.statistic_calls import KINDS, OPS, assert_near, has, of_kind
 
+MISSING = ("omit", "where", "lengths", "left, omit")
 CALLS = [pair for pair in itertools.product(OPS, KINDS) if has(*pair)]
 
 
@@ -59,3 +60,45 @@ def test_a_mean_far_larger_than_the_deviations(cuda: Any, cols: int) -> None:
     np.testing.assert_allclose(skewness, expected[2], atol=2e-5)
     np.testing.assert_allclose(kurtosis, expected[3], atol=1e-4)
     np.testing.assert_allclose(z, standardize(x32), atol=2e-5)
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", MISSING)
+@pytest.mark.parametrize("function", [softmax, log_softmax, logsumexp, layer_norm, rms_norm])
+def test_what_does_not_count(xp: Any, function: Any, kind: str, variant: str) -> None:
+    cols = WIDTHS[variant][0]
+    x, options = of_kind(kind, cols, "float32")
+    given = {key: xp.asarray(each) if isinstance(each, np.ndarray) else each for key, each in options.items()}
+
+    found = function(xp.asarray(x), **given, plan=variant).get()
+
+    np.testing.assert_allclose(found, function(x, **options), 2e-5, 2e-5)
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logsumexp_with_factors(xp: Any, variant: str) -> None:
+    cols = WIDTHS[variant][0] // 2
+    x, options = of_kind("weights", cols, "float32")
+    b = options["weights"] - np.float32(0.5)
+
+    found = logsumexp(xp.asarray(x), b=xp.asarray(b), return_sign=True, plan=variant)
+
+    for ours, wanted in zip(found, logsumexp(x, b=b, return_sign=True), strict=True):
+        np.testing.assert_allclose(ours.get(), wanted, 2e-5, 2e-5)
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_sigma_clip(xp: Any, variant: str) -> None:
+    x, options = of_kind("where", WIDTHS[variant][0] // 2, "float32")
+    x[:, ::9] *= 30
+
+    found = sigma_clip(
+        xp.asarray(x), where=xp.asarray(options["where"]), return_bounds=True, return_stats=True, plan=variant
+    )
+
+    expected = sigma_clip(x, **options, return_bounds=True, return_stats=True)
+    for ours, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours.get(), wanted, 2e-5, 2e-5)

@@ -307,28 +307,23 @@ def test_other_strides_are_another_call(roads: Roads) -> None:
     wide = host(ROWS, 2 * COLS)
     x = simulator.cupy.asarray(wide)
     views = [np.s_[:, :COLS], np.s_[:, COLS:], np.s_[::-1, :COLS], np.s_[::2, :COLS], np.s_[:3, :COLS]]
+    views += [np.s_[:, ::2], np.s_[:, ::-2]]
     for _ in range(2):
         for view in views:
             y = cupynorm.softmax(x[view])
             np.testing.assert_allclose(simulator.cupy.asnumpy(y), cupynorm.softmax(wide[view]), rtol=1e-6)
     assert roads.taken()[0] == len(views) - 1  # the first two lie alike
 
-    with pytest.raises(ValueError, match="must be contiguous"):
-        cupynorm.softmax(x[:, ::2])
-
 
 def test_rows_of_out_may_lie_anywhere(roads: Roads) -> None:
     cupy = simulator.cupy
     x, wide, tight = cupy.asarray(host()), cupy.asarray(host(ROWS, 2 * COLS)), cupy.asarray(host())
     for _ in range(3):
-        for out in (tight, wide[:, :COLS], wide[::-1, COLS:]):
+        for out in (tight, wide[:, :COLS], wide[::-1, COLS:], wide[:, ::2]):
             out[...] = 0
             cupynorm.softmax(x, out=out)
             np.testing.assert_allclose(cupy.asnumpy(out), cupynorm.softmax(host()), rtol=1e-6)
-    assert roads.taken()[0] == 3
-
-    with pytest.raises(ValueError, match="must be contiguous"):
-        cupynorm.softmax(x, out=wide[:, ::2])
+    assert roads.taken()[0] == 4
 
 
 def test_every_option_changes_the_call(roads: Roads) -> None:
@@ -374,7 +369,7 @@ def test_eps_that_is_computed_each_time_is_found(roads: Roads) -> None:
         ({"axis": -1}, {"axis": -1.0}, TypeError),
         ({"axis": (-1,)}, {"axis": (-1.0,)}, TypeError),
         ({"axis": -1}, {"axis": [-1]}, TypeError),
-        ({"axis": -1}, {"axis": 0}, ValueError),
+        ({"axis": 0}, {"axis": False}, TypeError),
         ({"axis": -1}, {"axis": 2}, ValueError),
         ({"eps": 0.5}, {"eps": 0.5 + 0j}, TypeError),
         ({"eps": 0.5}, {"eps": -0.5}, ValueError),

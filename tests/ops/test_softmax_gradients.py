@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from cupynorm import dropout, log_softmax, log_softmax_backward, softmax, softmax_backward
 from cupynorm._dtypes import DTYPES, dtype_of
+from cupynorm.catalog import bounds
 from cupynorm.host import reference
-from cupynorm.tools.testing import assert_close
 from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture
@@ -104,6 +105,19 @@ def test_any_trailing_axes(op: str, shape: tuple[int, ...], axis: Any, masked: b
     np.testing.assert_allclose(dx, wanted, rtol=1e-6, atol=1e-9)
 
 
+def allowed(op: str, dy: Any, y: Any, exact: Any, scale: float = 1.0, dtype: str = "float64") -> Any:
+    """Return how far dx may be off in a dtype: the bound of docs/numerics.md."""
+    line = bounds.bound(f"{op}_backward", "dx")
+    arithmetic = "float64" if dtype == "float64" else "float32"
+    sizes, found = np.abs(dy).astype(np.float64), np.asarray(y, np.float64)
+    terms = found * (sizes + (sizes * found).sum(axis=-1, keepdims=True))
+    if op == "log_softmax":
+        terms = sizes + np.exp(found) * (1 + np.abs(found)) * sizes.sum(axis=-1, keepdims=True)
+    least = float(ml_dtypes.finfo(dtype_of(dtype)).smallest_subnormal) / 2
+    rounding = bounds.ROUNDING[dtype] * np.abs(exact)
+    return rounding + scale * line.multiple * bounds.EPSILON[arithmetic] * terms + least
+
+
 @every_op
 @pytest.mark.parametrize(
     "shape", [(5,), (1,), (), (3, 1), (2, 1, 5), (1, 3, 5), (2, 1, 1), (2, 3, 5), (1, 1, 5)], ids=str
@@ -119,8 +133,10 @@ def test_the_gradient_of_a_bias_is_summed_over_what_was_broadcast(op: str, shape
     wanted = slope(lambda at: weighted(op, dy, kept, x, **options, bias=np.asarray(at)), bias)
     assert dbias.shape == shape
     np.testing.assert_allclose(dbias, wanted, rtol=1e-6, atol=1e-8)
-    assert np.array_equal(dx, BACKWARD[op](dy, y, **options, bias=bias))
-    assert np.array_equal(dx, BACKWARD[op](dy, y, **options))
+    # Without dbias, rows are summed in another order: each is within its bound of what is exact.
+    off = 2 * allowed(op, np.where(kept, dy, 0), np.where(kept, y, 0), dx, scale=1.5)
+    for alone in (BACKWARD[op](dy, y, **options, bias=bias), BACKWARD[op](dy, y, **options)):
+        assert (np.abs(dx - alone) <= off).all()
     total = np.full(shape, 100.0)
     assert BACKWARD[op](dy, y, **options, bias=bias, return_dbias=True, add_to=total)[1] is total
     np.testing.assert_allclose(total, 100 + dbias, rtol=1e-13)
@@ -163,7 +179,7 @@ def test_rows_of_a_bias_are_summed_one_after_another() -> None:
 def test_every_dtype_is_rounded_once(op: str, dtype: str, cols: int) -> None:
     kind = dtype_of(dtype)
     dy, y = normal(6, cols, dtype=kind), FORWARD[op](normal(6, cols), dtype=kind)
-    g, wide = dy.astype(np.float64), y.astype(np.float64)
+    g, wide = (each.astype(np.float64).astype(np.longdouble) for each in (dy, y))
     if op == "softmax":
         exact = wide * (g - (g * wide).sum(axis=1, keepdims=True))
     else:
@@ -172,9 +188,8 @@ def test_every_dtype_is_rounded_once(op: str, dtype: str, cols: int) -> None:
     dx = BACKWARD[op](dy, y)
 
     assert dx.dtype == kind
-    assert_close(dx, exact, scale=np.abs(wide if op == "softmax" else g) + 1e-3)
-    if dtype != "float32":  # in which arithmetic is, too
-        assert np.array_equal(dx, reference._round(BACKWARD[op](dy, y, dtype="float64"), kind).astype(kind))
+    # nearly half a step in 16 bits, so that a second rounding is found
+    assert (np.abs(dx.astype(np.longdouble) - exact) <= allowed(op, dy, y, exact, dtype=dtype)).all()
 
 
 @every_op
@@ -292,7 +307,7 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "the normalised axes are empty",
     ),
-    "axis": (lambda: softmax_backward(DY, Y, 0), ValueError, "axis 0 of y.*only trailing axes"),
+    "axis": (lambda: softmax_backward(DY, Y, 2), ValueError, "axis 2 is out of range: y has 2 axes"),
     "scale": (lambda: softmax_backward(DY, Y, scale=np.inf), ValueError, "scale is inf: it must be finite"),
     "where": (
         lambda: softmax_backward(DY, Y, where=DY),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm import layer_norm, moments, normalize, rescale, standardize
+from cupynorm import layer_norm, moments, normalize, rescale, sigma_clip, standardize
 from cupynorm._dtypes import DTYPES, dtype_of
 from cupynorm.host import reference
 from cupynorm.plan.config import VARIANTS
@@ -274,6 +274,77 @@ def test_no_rows() -> None:
 
     assert standardize(x).shape == (0, 5)
     assert [each.shape for each in moments(x, order=4)] == [(0,)] * 4
+
+
+def clipped(x: Any, kept: Any, below: float, above: float, iterations: int, centre: Any) -> Any:
+    """Sigma clipping of rows, as it is told in words."""
+    kept = kept & np.isfinite(x)
+    for _ in range(iterations):
+        for row, keeps in zip(x, kept, strict=True):
+            some = row[keeps].astype(np.float64)
+            if some.size:
+                middle, std = centre(some), some.std()
+                np.logical_and(keeps, row >= middle - below * std, out=keeps)
+                np.logical_and(keeps, row <= middle + above * std, out=keeps)
+    return np.where(kept, x, np.nan)
+
+
+def outliers(dtype: str = "float32") -> Any:
+    x = (normal(5, 300) * 3 + 100).astype(dtype)
+    x[:, ::17] *= 20
+    x[1, :5], x[2, 3], x[3], x[4] = np.nan, np.inf, 7, np.nan
+    return x
+
+
+@pytest.mark.parametrize("centre", ["mean", "median"])
+@pytest.mark.parametrize(("below", "above", "iterations"), [(3, 3, 10), (2, 5, 10), (3, 3, 1)])
+def test_sigma_clip_is_what_its_words_say(
+    centre: str, below: float, above: float, iterations: int, simulated: Any
+) -> None:
+    x, where = outliers(), np.random.default_rng(2).random((5, 300)) < 0.9
+    expected = clipped(x, where, below, above, iterations, getattr(np, centre))
+
+    found = sigma_clip(
+        x,
+        sigma_lower=below,
+        sigma_upper=above,
+        iterations=iterations,
+        centre=centre,
+        where=where,
+        return_bounds=True,
+        return_stats=True,
+    )
+
+    y, low, high, mean, std = found
+    np.testing.assert_array_equal(y, expected)
+    inside = where & (x >= low[:, None]) & (x <= high[:, None])
+    np.testing.assert_array_equal(~np.isnan(y), inside)
+    for row in range(4):
+        some = expected[row][~np.isnan(expected[row])].astype(np.float64)
+        assert [mean[row], std[row]] == pytest.approx([some.mean(), some.std()], rel=1e-6)
+    assert np.isnan([each[4] for each in (low, high, mean, std)]).all()
+    if centre == "mean" and iterations > 1 and below == 3:
+        cupy = simulated.cupy
+        options = {"iterations": iterations, "return_bounds": True, "return_stats": True}
+        for _ in range(2):
+            theirs = sigma_clip(cupy.asarray(x), where=cupy.asarray(where), **options)
+            for ours, wanted in zip(theirs, found, strict=True):
+                np.testing.assert_allclose(ours.get(), wanted, 1e-5, 1e-6)
+
+
+def test_sigma_clip_refuses_what_it_cannot_do(simulated: Any) -> None:
+    x = outliers()
+
+    for options, kind, message in (
+        ({"sigma": -1}, ValueError, "sigma is -1"),
+        ({"sigma_upper": "3"}, TypeError, "sigma_upper is '3'"),
+        ({"iterations": 0}, ValueError, "iterations is 0: give an integer of 1 or more"),
+        ({"centre": "mode"}, ValueError, 'centre is \'mode\': use "mean" or "median"'),
+    ):
+        with pytest.raises(kind, match=re.escape(message)):
+            sigma_clip(x, **options)
+    with pytest.raises(ValueError, match='centre="median" is for NumPy arrays'):
+        sigma_clip(simulated.cupy.asarray(x), centre="median")
 
 
 # One of each that the kernels tell apart; tests/gpu has all of them with all variants.

@@ -31,6 +31,7 @@ ORDER = [
     "invoke",
     "functions",
     "ops",
+    "scipy_special",
     "__init__",
     "catalog",
     "bert",

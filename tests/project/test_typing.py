@@ -81,7 +81,7 @@ def test_softmaxs_keywords_are_explicit(function: Any) -> None:
         "causal",
         "causal_offset",
     ]
-    expected += ["window", "bias", *["quantize"] * (function is cupynorm.softmax), "plan"]
+    expected += ["window", "bias", "nan", *["quantize"] * (function is cupynorm.softmax), "plan"]
 
     assert sorted(parameters) == sorted(expected)
     assert all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters.values())

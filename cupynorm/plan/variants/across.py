@@ -15,6 +15,7 @@ from cupynorm.plan.base import Question, with_grid
 from cupynorm.plan.config import (
     IN_REGISTERS,
     IN_SHARED_MEMORY,
+    MAX_NUMBERS_ACROSS,
     MESSAGE_NUMBERS,
     NOWHERE,
     PLAIN,
@@ -25,31 +26,35 @@ from cupynorm.plan.config import (
 from cupynorm.plan.partition import in_accesses, is_power_of_two, power_of_two_to
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from cupynorm.plan.problem import Problem
 
 VARIANTS_ACROSS = ("block", "cluster", "shared", "uncached")
 WHY = "rows whose elements lie apart: the first tiling in turn that holds a row"
-MAX_NUMBERS = 64  # of a thread: a bit for each (row/across.cuh)
 
 
 def across(question: Question, variant: str | None = None) -> Plan | None:
     """Return the first plan in turn that can be launched, or the first of a variant; None if there is none."""
-    found = (finished(question, plan, WHY) for plan in tilings(question) if variant in {None, plan.variant})
+    found = (
+        finished(question, plan, WHY)
+        for plan in tilings(question, variant)
+        if variant in {None, plan.variant}
+    )
     return next((plan for plan in found if plan is not None), None)
 
 
-def tilings(question: Question) -> Iterator[Plan]:
-    """Give plans without their launch, best first: those that hold a row in registers, in shared memory, nowhere."""
-    places = [(lanes, ctas) for lanes in _lanes(question) for ctas in _blocks_of_a_row(question, lanes)]
-    for lanes, ctas in places:
-        yield from _in_registers(question, lanes, ctas)
-    for lanes, ctas in places:
-        yield from _in_shared_memory(question, lanes, ctas)
-    lanes = _lanes(question)[-1]
-    for ctas in _blocks_of_a_row(question, lanes):
-        yield _again(question, lanes, ctas, "uncached")
+def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
+    """Give plans without their launch, best first: those that hold a row in registers, in shared memory, nowhere.
+
+    variant: whose plans are among them; None for all.
+    """
+    ctas = [1 << power for power in range(question.max_ctas.bit_length())]
+    if variant is not None:
+        ctas = ctas[1:] if variant == "cluster" else ctas[:1]
+    yield from _in_registers(question, ctas)
+    yield from _again(question, ctas, IN_SHARED_MEMORY)
+    yield from _again(question, ctas, NOWHERE)
 
 
 def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
@@ -81,7 +86,7 @@ def is_sound(problem: Problem, plan: Plan) -> bool:
         plan.stages or plan.parameter_cache or plan.row_shared_bytes or problem.column_sums
     )
     shape = plan.across * plan.group == plan.block and is_power_of_two(plan.across)
-    shape = shape and plan.vector * plan.vectors <= MAX_NUMBERS and problem.vector % plan.vector == 0
+    shape = shape and plan.vector * plan.vectors <= MAX_NUMBERS_ACROSS and problem.vector % plan.vector == 0
     clusters = (plan.ctas_per_row > 1) == (plan.variant == "cluster") and is_power_of_two(plan.ctas_per_row)
     waits = {"block": IN_REGISTERS, "shared": IN_SHARED_MEMORY, "uncached": NOWHERE}.get(plan.variant)
     return alone and shape and clusters and plan.waits == (plan.waits if waits is None else waits)
@@ -93,54 +98,57 @@ def _vector(question: Question) -> int:
     return min(problem.vector, question.rules.apart.max_vector[problem.load_bytes])
 
 
-def _lanes(question: Question) -> list[int]:
-    """Return how many threads may lie side by side: their rows are as many as neighbour one another, or a line's."""
+def _lanes(question: Question, width: int) -> int:
+    """Return how many threads lie side by side: their rows take `width` bytes, or are as many as neighbour."""
     problem, vector = question.problem, _vector(question)
-    found = (max(1, size // (problem.load_bytes * vector)) for size in question.rules.apart.widths)
-    neighbours = max(1, problem.across // vector)
-    return list(dict.fromkeys(power_of_two_to(min(neighbours, each, WARP)) for each in found))
+    wanted = max(1, width // (problem.load_bytes * vector))
+    return power_of_two_to(min(max(1, problem.across // vector), wanted, WARP))
 
 
-def _blocks_of_a_row(question: Question, lanes: int) -> list[int]:
-    """Return how many blocks may share a row, best first: more where there are too few rows to fill the device."""
+def _elements(question: Question, numbers: int) -> int:
+    """Return how many elements of each row a thread has of so many numbers: fewer with what is loaded beside x."""
     problem = question.problem
-    least = question.rules.apart.least_part
-    each = [1 << power for power in range(question.max_ctas.bit_length())]
-    tiles, most = math.ceil(problem.rows / (lanes * _vector(question))), max(1, problem.cols // least)
-    enough = [ctas for ctas in each if ctas * tiles >= question.limits.sm_count or 2 * ctas > most]
-    return enough + [ctas for ctas in reversed(each) if ctas not in enough]
+    beside = len(problem.load_operands) + len(problem.epilogue_operands)
+    return max(1, numbers // (problem.fields * _vector(question)) // (1 + beside))
 
 
-def _in_registers(question: Question, lanes: int, ctas: int) -> Iterator[Plan]:
-    problem, numbers, vector = question.problem, question.rules.apart, _vector(question)
-    part = math.ceil(problem.cols / ctas)
-    for held in numbers.elements[problem.compute_bytes]:
-        most = max(1, held // (problem.fields * vector))
-        for block in numbers.blocks[problem.compute_bytes]:
-            elements = math.ceil(part / (block // lanes))
-            if elements <= most:
-                yield _tiling(question, lanes, ctas, "block", block, elements, IN_REGISTERS)
-                return
-
-
-def _in_shared_memory(question: Question, lanes: int, ctas: int) -> Iterator[Plan]:
-    problem, limits = question.problem, question.limits
-    room = limits.shared_bytes_per_sm // question.rules.apart.shared_blocks - limits.reserved_shared_bytes
-    plan = _again(question, lanes, ctas, "shared")
-    places = math.ceil(math.ceil(problem.cols / ctas) / plan.group) * plan.block * plan.vector
-    if places * _waiting_bytes(problem) <= min(room, limits.shared_bytes_per_block):
-        yield plan
-
-
-def _again(question: Question, lanes: int, ctas: int, variant: str) -> Plan:
-    """Return a plan whose threads go through their part of a row, some elements at a time."""
+def _blocks_of_a_row(question: Question, lanes: int, each: Sequence[int]) -> list[int]:
+    """Return how many blocks share a row, of those that may: more where there are too few rows to fill the device."""
     problem, numbers = question.problem, question.rules.apart
-    elements = max(1, numbers.again[problem.compute_bytes] // (problem.fields * _vector(question)))
-    part = math.ceil(problem.cols / ctas)
-    each = numbers.blocks[problem.compute_bytes]
-    block = next((size for size in each if elements * (size // lanes) >= part), each[-1])
-    waits = IN_SHARED_MEMORY if variant == "shared" else NOWHERE
-    return _tiling(question, lanes, ctas, variant, block, elements, waits)
+    tiles, parts = math.ceil(problem.rows / (lanes * _vector(question))), problem.cols // numbers.least_part
+    enough = [ctas for ctas in each if ctas * tiles >= question.limits.sm_count or 2 * ctas > parts]
+    return enough[:1] or [*each[-1:]]
+
+
+def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
+    problem, numbers, limits = question.problem, question.rules.apart, question.limits
+    most = numbers.numbers[problem.compute_bytes]
+    found = [(block, width, most_ctas) for block, width, most_ctas in numbers.tilings[problem.load_bytes]]
+    alone = [(found[0][0], numbers.alone_width, 1)]
+    for block, width, most_ctas in (*alone, *found):
+        lanes = _lanes(question, width)
+        elements = _elements(question, min(most, limits.registers_per_sm // (2 * block)))
+        least = math.ceil(problem.cols / (block // lanes * elements))
+        may = [each for each in ctas if least <= each <= max(most_ctas, ctas[0])]
+        for each in _blocks_of_a_row(question, lanes, may):
+            part = math.ceil(math.ceil(problem.cols / each) / (block // lanes))
+            yield _tiling(question, lanes, each, "block", block, part, IN_REGISTERS)
+
+
+def _again(question: Question, ctas: Sequence[int], waits: int) -> Iterator[Plan]:
+    """Give plans whose threads go through their part of a row, some elements at a time."""
+    problem, limits, numbers = question.problem, question.limits, question.rules.apart
+    block, width = numbers.loops
+    lanes = _lanes(question, width)
+    elements = _elements(question, numbers.again[problem.compute_bytes])
+    room = limits.shared_bytes_per_sm // numbers.shared_blocks - limits.reserved_shared_bytes
+    for least in range(len(ctas)):
+        variant = "shared" if waits else "uncached"
+        for each in _blocks_of_a_row(question, lanes, ctas[least:]):
+            plan = _tiling(question, lanes, each, variant, block, elements, waits)
+            places = math.ceil(math.ceil(problem.cols / each) / plan.group) * plan.block * plan.vector
+            if not waits or places * _waiting_bytes(problem) <= min(room, limits.shared_bytes_per_block):
+                yield plan
 
 
 def _tiling(
@@ -149,8 +157,8 @@ def _tiling(
     problem, numbers, limits = question.problem, question.rules.apart, question.limits
     vector = _vector(question)
     loaded = sum(max(REGISTER_BYTES, size) for size in (*problem.load_operands, *problem.epilogue_operands))
-    each = problem.value_bytes + problem.load_bytes + loaded
-    needed = numbers.registers + vector * (numbers.row_registers + elements * each // REGISTER_BYTES)
+    each = (problem.value_bytes + loaded) // REGISTER_BYTES
+    needed = numbers.registers + vector * (numbers.row_registers + elements * each)
     resident = max(1, min(limits.threads_per_sm // block, limits.registers_per_sm // (needed * block)))
     return replace(
         PLAIN,
@@ -168,5 +176,4 @@ def _tiling(
 
 def _waiting_bytes(problem: Problem) -> int:
     """Return the bytes of an element that waits in shared memory, with a byte of whether it is kept (WaitingRow)."""
-    masked = not (problem.direct_load or problem.parameter_bytes)
-    return (problem.load_bytes if problem.waits_as_loaded else problem.value_bytes) + masked
+    return (problem.load_bytes if problem.waits_as_loaded else problem.value_bytes) + problem.may_drop

@@ -1,0 +1,130 @@
+"""Rows along the first and middle axes on the device, beside NumPy arrays in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupynorm
+from cupynorm._dtypes import dtype_of
+from cupynorm.catalog.op_table import OPS, Op
+from cupynorm.plan.variants.across import VARIANTS_ACROSS
+from cupynorm.tools.testing import assert_close
+from tests.gpu.agree import DTYPES, need_bytes
+
+every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+
+
+def drawn(*shape: int, dtype: str = "float32") -> Any:
+    return (np.random.default_rng(sum(shape)).standard_normal(shape) + 1).astype(dtype_of(dtype))
+
+
+def check(xp: Any, op: Op, shape: tuple[int, ...], axis: int, dtype: str, **options: Any) -> None:
+    x = drawn(*shape, dtype=dtype)
+    parameters = {name: drawn(shape[axis]) for name in op.parameters}
+
+    on_device = {name: xp.asarray(each) for name, each in parameters.items()}
+    y = op.function(xp.asarray(x), axis=axis, **on_device, **options)
+
+    wanted = op.reference(np.moveaxis(x, axis, -1), **parameters)[0]
+    assert_close(np.moveaxis(xp.asnumpy(y), axis, -1), wanted)
+
+
+@pytest.mark.small
+@every_op
+@pytest.mark.parametrize("variant", [None, *VARIANTS_ACROSS])
+@pytest.mark.parametrize(("shape", "axis"), [((129, 7), 0), ((2, 40, 9), 1), ((2, 300, 64), 1)], ids=str)
+def test_small_rows(xp: Any, op: Op, variant: str | None, shape: tuple[int, ...], axis: int) -> None:
+    check(xp, op, shape, axis, "float16" if shape[-1] == 64 else "float32", plan=variant)
+
+
+@every_op
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("along", [1, 2, 31, 1000, 4099, 65536])
+@pytest.mark.parametrize("across", [1, 2, 5, 32, 65])
+def test_every_length(cuda: Any, op: Op, dtype: str, along: int, across: int) -> None:
+    check(cuda, op, (along, across), 0, dtype)
+    check(cuda, op, (3, along, across), 1, dtype)
+
+
+@pytest.mark.parametrize("variant", VARIANTS_ACROSS)
+@pytest.mark.parametrize(("along", "across"), [(5, 3), (777, 64), (4096, 17), (20_000, 8)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_forced_variants(cuda: Any, variant: str, along: int, across: int, dtype: str) -> None:
+    for op in OPS:
+        check(cuda, op, (2, along, across), 1, dtype, plan=variant)
+
+
+@pytest.mark.parametrize("along", [10, 1000, 30_000])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_every_form(cuda: Any, along: int, axis: int) -> None:
+    shape = (along, 6, 5) if axis == 0 else (3, along, 10)
+    x, dy, gamma = drawn(*shape), drawn(*shape)[::-1].copy(), drawn(along)
+    others = shape[:axis] + shape[axis + 1 :]
+    where = np.random.default_rng(2).random(shape) < 0.8
+    labels = np.random.default_rng(3).integers(0, along, others)
+    y = cupynorm.softmax(x, axis=axis)
+    fusion = cupynorm.fuse(cupynorm.softmax, load=lambda x, t: x * t, store=lambda y, s: y + s)
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        (cupynorm.softmax, (x,), {"where": where, "bias": gamma[: shape[-1]] if axis else gamma[0:5]}),
+        (cupynorm.logsumexp, (x,), {"lengths": labels + 1}),
+        (cupynorm.add_layer_norm, (x, dy, gamma), {"dropout": 0.2, "seed": 5}),
+        (cupynorm.cross_entropy, (x, labels), {"return_grad": True}),
+        (cupynorm.layer_norm_backward, (dy, x, gamma), {}),
+        (cupynorm.rms_norm_backward, (dy, x, gamma), {}),
+        (cupynorm.softmax_backward, (dy, y), {}),
+        (fusion, (x, x[:1], x[..., :1]), {}),
+    ]
+    for function, arrays, options in calls:
+        to = {
+            name: cuda.asarray(each) if isinstance(each, np.ndarray) else each
+            for name, each in options.items()
+        }
+        found = function(*map(cuda.asarray, arrays), axis=axis, **to)
+        wide = [each.astype(np.float64) if each.dtype == np.float32 else each for each in arrays]
+        wanted = function(*wide, axis=axis, **options)
+        pairs = zip(*(each if isinstance(each, tuple) else (each,) for each in (found, wanted)), strict=True)
+        for got, right in pairs:
+            scale = float(
+                np.abs(right[np.isfinite(right)]).max(initial=0)
+            )  # sums cancel: errors are of their terms
+            np.testing.assert_allclose(cuda.asnumpy(got), right, rtol=2e-5, atol=2e-5 * scale)
+
+
+@pytest.mark.parametrize("along", [8, 1 << 16])
+def test_more_than_2_31_elements(roomy: Any, along: int) -> None:
+    """2^31 is no multiple of what repeats, so an index that has lost its high bits meets other numbers."""
+    across = 2**31 // along + 5
+    reason = need_bytes(roomy, 3 * 2 * along * across)
+    if reason:
+        pytest.skip(reason)
+    tile = drawn(along, 7, dtype="float16")
+    x = roomy.empty((along, across), np.float16)
+    for at in range(7):
+        x[:, at::7] = roomy.asarray(tile[:, at : at + 1])
+
+    y = cupynorm.softmax(x, axis=0, out=x)
+
+    first = y[:, :7].copy()
+    assert_close(roomy.asnumpy(first).T, cupynorm.softmax(tile.T.astype(np.float64)))
+    for at in range(7):
+        # rows of a block's end may be reduced in another order: the last place may differ
+        assert float(roomy.abs(y[:, at::7] - first[:, at : at + 1]).max()) <= 2**-11 * float(first.max()), at
+
+
+def test_a_row_of_more_than_2_31_elements(roomy: Any) -> None:
+    along = 2**31 + 2**20
+    reason = need_bytes(roomy, 2 * 2 * 2 * along)
+    if reason:
+        pytest.skip(reason)
+    tile = drawn(2**20, 2, dtype="float16")  # whole tiles: their statistics are the row's
+    x = roomy.empty((along, 2), np.float16)
+    x.reshape(-1, 2**20, 2)[...] = roomy.asarray(tile)
+
+    y = cupynorm.layer_norm(x, axis=0, out=x).reshape(-1, 2**20, 2)
+
+    assert_close(roomy.asnumpy(y[0]).T, cupynorm.layer_norm(tile.T.astype(np.float64)))
+    for at in range(len(y)):
+        assert float(roomy.abs(y[at] - y[0]).max()) <= 2**-8, at
