@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from cupynorm.lower.tracing import Expression
 
 SOFTMAX_BACKWARD = RowOp("softmax_backward", "ops/backward.cuh", "SoftmaxBackward", fields=2)
-LOG_SOFTMAX_BACKWARD = RowOp("log_softmax_backward", "ops/backward.cuh", "LogSoftmaxBackward", fields=2)
+LOG_SOFTMAX_BACKWARD = RowOp(
+    "log_softmax_backward", "ops/backward.cuh", "LogSoftmaxBackward", fields=2, late_exponential=True
+)
 LAYER_NORM_BACKWARD = RowOp("layer_norm_backward", "ops/backward.cuh", "LayerNormBackward", fields=2)
 RMS_NORM_BACKWARD = RowOp("rms_norm_backward", "ops/backward.cuh", "RmsNormBackward", fields=2)
 

@@ -38,8 +38,8 @@ SOURCE = "row/column_sums.cuh"
 KERNEL = "cupynorm::sum_columns<{types}, {numbers}>"
 THREADS = 256  # of a block
 # Blocks enough to fill any device several times, but so few that partial sums, which are written and read once more,
-# are a small part of what is read: 1024 were .01 slower (benchmarks/h200/2026-11-25-losses.json).
-BLOCKS = 2112
+# are a small part of what is read: 2112 were .01 to .03 slower (benchmarks/h200/2026-11-25-losses-again.json).
+BLOCKS = 4224
 LEAST_BATCHES = 2  # of a group: rounds of rows whose loads are in flight at once
 # Rows whose loads a thread issues before it waits for the first, times bytes of the compute type.
 BYTES_IN_FLIGHT = 16
@@ -190,7 +190,16 @@ def first_tiles(what: Sums, compute: Dtype) -> SumTiles:
         (Vectors(vector).access_of(_view(each), what.axes) for each in what.elements),
         default=1,
     )
-    return tiles_of(what.rows, what.cols, vector, width, compute, LANES, BLOCKS)
+    tiles = tiles_of(what.rows, what.cols, vector, width, compute, LANES, BLOCKS)
+    if any(_in_two(each, what, vector) for each in arrays):  # that many accesses, and registers, for each row
+        return tiles._replace(rows_in_flight=max(1, tiles.rows_in_flight // 2))
+    return tiles
+
+
+def _in_two(each: View, what: Sums, vector: int) -> bool:
+    """Say whether vectors of an array take two accesses, as they begin anywhere."""
+    along = not is_per_row(each, what.axes) and each.split(what.axes)[1].is_contiguous()
+    return along and vector > 1 and Vectors(vector, realigned=True).access_of(each, what.axes) == 0
 
 
 def _view(each: View | Further) -> View:
@@ -309,7 +318,10 @@ def _spec(what: Sums, compute: Dtype, tiles: SumTiles, targets: Sequence[Struct]
             return kept(given, what.cols, whole=False)
         if not isinstance(given, (View, Further)):
             return value(given, compute)
-        of = operand(_view(given), what.axes, vectors, constant=given not in what.elements)
+        # What takes two accesses is loaded as if it could be written: ptxas moves other loads behind the first row's
+        # stores, and only one row is in flight.
+        whole = not what.elements or vectors.access_of(_view(given), what.axes) > 0
+        of = operand(_view(given), what.axes, vectors, constant=whole and given not in what.elements)
         if isinstance(given, View) or is_per_row(given.view, what.axes):
             return of
         of = of._replace(values=(given.array.pointer, *of.values[1:]))

@@ -41,7 +41,7 @@ CANDIDATES: dict[str, Variant] = {
 }
 CLUSTERS_IF_FUSED = {cluster.one_shot, cluster.cluster}
 STREAMS = {staged.uncached, staged.streamed}
-AT_VECTORS_IF_FUSED = {cached.cached, *STREAMS}
+AT_VECTORS_IF_FUSED = {cached.cached, cached.late_exponential, *STREAMS}
 
 
 def choose(
@@ -215,6 +215,8 @@ def in_order(question: Question) -> tuple[Variant, ...]:
         if not question.small_batch and staged.prefers_stream(asked):
             rest = (staged.streamed, *rest)
             clusters = ()
+        if not question.small_batch and cached.prefers_late_exponential(asked):
+            rest = (cached.late_exponential, *rest)
         return (*one_warp, *clusters, *rest, *last)
     if question.small_batch:
         return (

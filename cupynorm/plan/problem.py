@@ -47,6 +47,8 @@ class Problem:
         Bytes of an element, beside x's, that go through shared memory where rows are on their way there.
     fields
         How many numbers of the compute type an element has once it is loaded: 2 for the backward ops.
+    late_exponential
+        Each result takes an exponential, which nothing before it took.
     column_sums, row_groups
         How many sums over rows are taken in the same pass, for each column, and in how many groups of rows. Rows then
         wait in registers, in warp, block or cluster, and so do the sums.
@@ -77,6 +79,7 @@ class Problem:
     most_kept: int = 0
     staged_operand_bytes: int = 0
     fields: int = 1
+    late_exponential: bool = False
     column_sums: int = 0
     row_groups: int = 0
     across: int = 0

@@ -147,6 +147,7 @@ CROSSOVERS = {
     "cluster, affine": "the same with affine parameters",
     "cluster, quantized": "the same for results of one byte",
     "shared, band": "one block's shared memory is better for what a causal mask or a window keeps",
+    "cached, late exponential": "the level-1 cache is better than registers, where pairs wait for an exponential each",
     "streamed": "rows that are only read are better read as a stream, of which nothing waits",
     "unaligned": "16-byte vectors with head and tail elements are better than narrow accesses",
     "unaligned short": "the same for short rows",
@@ -237,15 +238,33 @@ class Streamed(NamedTuple):
 
     Attributes
     ----------
-    block, blocks
-        Threads of a block, and blocks of a multiprocessor at most.
+    block, threads
+        Threads of a block, and of a multiprocessor, at most.
     elements
         That a thread reads at a time.
+    rounds
+        In which a row is read at least: of shorter rows, blocks have fewer threads.
     """
 
     block: int
-    blocks: int
+    threads: int
     elements: int
+    rounds: int
+
+
+class LateExponential(NamedTuple):
+    """Rows whose results take an exponential of each element once their sums are known, as cached reads them.
+
+    Attributes
+    ----------
+    vectors
+        Of a thread, which read a row at once.
+    threads
+        Of a multiprocessor.
+    """
+
+    vectors: int
+    threads: int
 
 
 class Clusters(NamedTuple):
@@ -534,6 +553,7 @@ SECTIONS: dict[str, Any] = {
     "tile": Tile,
     "staged": Staged,
     "streamed": Streamed,
+    "late_exponential": LateExponential,
     "clusters": Clusters,
     "fused_clusters": FusedClusters,
     "column_sums": ColumnSums,
@@ -552,6 +572,7 @@ class Rules(NamedTuple):
     tile: Tile
     staged: Staged
     streamed: Streamed
+    late_exponential: LateExponential
     clusters: Clusters
     fused_clusters: FusedClusters
     column_sums: ColumnSums

@@ -56,6 +56,9 @@ COMPILED_AT_ONCE = 15  # processes, and one of the host's cores is left for the 
 AHEAD = 200  # points whose kernels are compiled meanwhile
 PATIENCE = 120  # seconds that one kernel may take, with those before it
 
+# What plans of recordings from before rows apart do not have: they are of rows that are contiguous.
+LATER_FIELDS = {"across": 0, "waits": 0}
+
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
@@ -88,7 +91,7 @@ class Shares:
         plans: dict[Plan, tuple[float, float, float]] = {}
         how: dict[Plan, str] = {}
         for each in told["plans"]:
-            plan = tuned_plans.plan_from(each["plan"])
+            plan = tuned_plans.plan_from({**LATER_FIELDS, **each["plan"]})
             if plan is None:
                 raise ValueError(f"{each['plan']} is no plan of this version")
             plans[plan] = (float(each["share"]), float(each["low"]), float(each["high"]))

@@ -40,6 +40,35 @@ inline typename Operand::template Packed<N> prefetched_or_loaded(const typename 
   else return pointer.template load<N>(col);
 }
 
+// A vector that begins anywhere, as two accesses bring it: it is put together when it is used, so that nothing waits for
+// it before.
+template <typename T, int N>
+struct InTwo {
+  SplitVector<T, N, 16> split;
+  void make_opaque() {
+#pragma unroll
+    for (unsigned& word : split.word) cupynorm::make_opaque(word);
+    cupynorm::make_opaque(split.off);
+  }
+};
+// An access that has none of the elements is the first once more: without a branch, all loads are issued at once.
+template <bool kConstant, int N, typename T>
+inline InTwo<T, N> load_in_two(const T* p) {
+  const Unaligned<16> first = unaligned_at<16>(p);
+  InTwo<T, N> packed;
+  packed.split.off = first.off;
+#pragma unroll
+  for (int i = 0; i < packed.split.kPieces; ++i) {
+    const bool has = 16 * i < int(first.off) + Vector<T, N>::kBytes;
+    load_words<16, kConstant>(first.access + (has ? 16 * i : 0), packed.split.word + 4 * i);
+  }
+  return packed;
+}
+template <int N, typename T, typename Compute>
+inline void unpack(const InTwo<T, N>& packed, Compute* x) {
+  unpack<N>(realign(packed.split), x);
+}
+
 // Elements next to each other along a row, rows anywhere or all at one place, read in accesses of kWidth elements; 0:
 // vectors begin anywhere, and are put together from two accesses.
 // kConstant: nothing writes there while the kernel runs.
@@ -51,7 +80,7 @@ struct AlongRows {
   Rows rows;
 
   template <int N>
-  using Packed = Vector<T, N>;
+  using Packed = typename Conditional<kWidth == 0 && (N > 1), InTwo<T, N>, Vector<T, N>>::Type;
   template <int N>
   static constexpr int kAccess = (kWidth < N ? kWidth : N) * kBytes;  // bytes
   template <int N>
@@ -61,8 +90,8 @@ struct AlongRows {
     void make_opaque() { cupynorm::make_opaque(pointer); }
     bool begins_at(const void* place) const { return pointer == place; }
     template <int N, typename Index>
-    Vector<T, N> load(Index col) const {
-      if constexpr (kWidth == 0 && N > 1) return load_vector_unaligned<T, N, kConstant>(pointer + col);
+    Packed<N> load(Index col) const {
+      if constexpr (kWidth == 0 && N > 1) return load_in_two<kConstant, N>(pointer + col);
       else return load_vector<T, N, (kWidth > 0 && kWidth < N ? kWidth : N), kConstant>(pointer + col);
     }
     template <int N, int kPlaces, typename Index>
@@ -74,7 +103,7 @@ struct AlongRows {
       return prefetched_vector<kPlaces, T, N>(shared, place);
     }
     template <int N, typename Compute, typename Index>
-    static void unpack(const Vector<T, N>& packed, Compute* x, Index) {
+    static void unpack(const Packed<N>& packed, Compute* x, Index) {
       cupynorm::unpack<N>(packed, x);
     }
   };
@@ -91,7 +120,7 @@ struct AlongColumns {
   const T* pointer;
 
   template <int N>
-  using Packed = Vector<T, N>;
+  using Packed = typename Rows::template Packed<N>;
   template <int N>
   static constexpr int kPrefetchBytes = Rows::template kPrefetchBytes<N>;
   using RowPointer = typename Rows::RowPointer;

@@ -81,9 +81,11 @@ struct Further {
   RowPointer at(int64 row) const { return {operand.at(row), first}; }
 };
 
-// A lane of a warp whose lanes have neighbouring vectors of one row: the first `whole` of them.
+// A lane of a warp whose lanes have neighbouring vectors of one row: the first `whole` of them. from: the column that
+// it loads, of a lane that has a vector if it has none itself, so that loads need no branch.
 struct Place {
   int lane, whole;
+  int64 from;
   bool has() const { return lane < whole; }
 };
 
@@ -163,6 +165,80 @@ struct Elements<First, Rest...> {
   }
 };
 
+// Whether an operand has the same elements for every row.
+template <class Operand>
+constexpr bool kSameForAllRows = false;
+template <typename T, int kWidth, bool kConstant>
+constexpr bool kSameForAllRows<AlongColumns<T, kWidth, kConstant>> = true;
+
+// A bit or more of each access that a vector came in; and what makes a vector depend on `zero`, which is 0: its elements
+// are there no sooner than that.
+template <typename T, int N>
+inline unsigned bits_of(const Vector<T, N>& vector) {
+  unsigned bits = 0;
+#pragma unroll
+  for (int i = 0; i < vector.kWords; i += 4) bits |= vector.word[i];
+  return bits;
+}
+template <typename T, int N>
+inline unsigned bits_of(const InTwo<T, N>& vector) {
+  return vector.split.word[0] | vector.split.word[4];
+}
+template <class Packed>
+inline unsigned bits_of(const Packed&) {
+  return 0;
+}
+template <typename T, int N>
+inline void wait_for(Vector<T, N>& vector, unsigned zero) {
+#pragma unroll
+  for (unsigned& word : vector.word) word |= zero;
+}
+template <typename T, int N>
+inline void wait_for(InTwo<T, N>& vector, unsigned zero) {
+  vector.split.off |= zero;  // by which all elements are put together
+}
+template <class Packed>
+inline void wait_for(Packed&, unsigned) {}
+
+// Loads of several operands: of those that have the same elements for every row (kSame), or of the others.
+template <class Operands_>
+struct LoadsOf {
+  template <bool kSame, int N, class Source, class Packed>
+  static void load(const Source&, int64, Packed&) {}
+  template <class Packed>
+  static void make_opaque(Packed&) {}
+  template <class Packed>
+  static unsigned bits(const Packed&) {
+    return 0;
+  }
+  template <class Packed>
+  static void wait(Packed&, unsigned) {}
+};
+template <class First, class... Rest>
+struct LoadsOf<Operands<First, Rest...>> {
+  using Others = LoadsOf<Operands<Rest...>>;
+  template <bool kSame, int N, class Source, class Packed>
+  static void load(const Source& source, int64 col, Packed& packed) {
+    if constexpr (kSameForAllRows<First> == kSame) packed.first = source.first.template load<N>(col);
+    Others::template load<kSame, N>(source.rest, col, packed.rest);
+  }
+  template <class Packed>
+  static void make_opaque(Packed& packed) {
+    if constexpr (!kSameForAllRows<First>) packed.first.make_opaque();
+    Others::make_opaque(packed.rest);
+  }
+  // As bits_of and wait_for, of all operands that are not the same for every row.
+  template <class Packed>
+  static unsigned bits(const Packed& packed) {
+    return (kSameForAllRows<First> ? 0 : bits_of(packed.first)) | Others::bits(packed.rest);
+  }
+  template <class Packed>
+  static void wait(Packed& packed, unsigned zero) {
+    if constexpr (!kSameForAllRows<First>) wait_for(packed.first, zero);
+    Others::wait(packed.rest, zero);
+  }
+};
+
 template <class Operands_, class Elements_, class Targets>
 struct SumArguments {
   Operands_ operands;
@@ -173,23 +249,30 @@ struct SumArguments {
 
 // Adds N columns of rows first, first + kApart ... to the sums, kCount of them, whose loads are all in flight at once.
 // kTogether: all lanes of a warp call, also those that have no place. kMoved: these store what they have in accesses
-// that are aligned otherwise than their vectors.
+// that are aligned otherwise than their vectors. same: what is loaded already, of operands that are so for every row.
 template <class Function, int kSums, int N, int kWidth, int kCount, int kApart, bool kTogether, bool kMoved,
-    typename Compute, class A>
-inline void add_some_rows(const A& a, int64 first, int64 col, Place place, Compute (&sum)[kSums][N]) {
+    class Packed, typename Compute, class A>
+inline void add_some_rows(
+    const A& a, int64 first, int64 col, Place place, const Packed& same, Compute (&sum)[kSums][N]) {
   using Operands_ = decltype(a.operands);
   typename Operands_::RowPointer sources[kCount];
-  typename Operands_::template Packed<N> packed[kCount];
+  Packed packed[kCount];
 #pragma unroll
   for (int r = 0; r < kCount; ++r) {
     sources[r] = a.operands.at(first + r * kApart);
-    if (!kTogether || place.has()) packed[r] = sources[r].template load<N>(col);
-    else packed[r] = {};
+    packed[r] = same;
+    LoadsOf<Operands_>::template load<false, N>(sources[r], place.from, packed[r]);
   }
-  // the compiler, and ptxas but for the barrier, would issue the last of these loads behind the first row's arithmetic
+  // the compiler would issue the last of these loads behind the first row's arithmetic, and so would ptxas
 #pragma unroll
-  for (int r = 0; r < kCount; ++r) packed[r].make_opaque();
-  if constexpr (kTogether && kCount > 1) __syncwarp();
+  for (int r = 0; r < kCount; ++r) LoadsOf<Operands_>::make_opaque(packed[r]);
+  if constexpr (kTogether && kCount > 1) {
+    unsigned bits = 0;
+#pragma unroll
+    for (int r = 0; r < kCount; ++r) bits |= LoadsOf<Operands_>::bits(packed[r]);
+    LoadsOf<Operands_>::wait(packed[0], bits & unsigned(a.rows >> 62));
+    __syncwarp();
+  }
 #pragma unroll
   for (int r = 0; r < kCount; ++r) {
     Compute in[Operands_::kCount][N], out[kSums][N];
@@ -212,13 +295,17 @@ template <class Function, int kSums, int N, int kWidth, int kAtOnce, int kApart,
     typename Compute, class A>
 inline void add_rows(
     const A& a, int64 begin, int turn, int64 end, int64 col, Place place, Compute (&sum)[kSums][N]) {
+  using Operands_ = decltype(a.operands);
+  typename Operands_::template Packed<N> same = {};
+  LoadsOf<Operands_>::template load<true, N>(a.operands.at(begin), place.from, same);
   int64 row = begin;
 #pragma unroll 1
   for (; row + kAtOnce * kApart <= end; row += kAtOnce * kApart)
-    add_some_rows<Function, kSums, N, kWidth, kAtOnce, kApart, kTogether, kMoved>(a, row + turn, col, place, sum);
+    add_some_rows<Function, kSums, N, kWidth, kAtOnce, kApart, kTogether, kMoved>(
+        a, row + turn, col, place, same, sum);
 #pragma unroll 1
   for (row += turn; row < end; row += kApart)
-    add_some_rows<Function, kSums, N, kWidth, 1, kApart, kTogether, kMoved>(a, row, col, place, sum);
+    add_some_rows<Function, kSums, N, kWidth, 1, kApart, kTogether, kMoved>(a, row, col, place, same, sum);
 }
 
 // Adds up what all rows in turn have of each column of a tile, in their order, and hands it on.
@@ -248,14 +335,17 @@ __global__ void __launch_bounds__(kThreads)
   pdl_wait_and_trigger((gridDim.y - blockIdx.y) * gridDim.x);
   constexpr bool kMoved = kLanes == kWarp && kWidth < kVector && !Elements_::kStoresNothing;
   const int64 left = (a.cols - tile) / kVector;
-  const Place place = {lane, left < kLanes ? int(left) : kLanes};
-  add_rows<Function, kSums, kVector, kWidth, kAtOnce, kApart, true, kMoved>(a, begin, turn, end, col, place, sum);
+  const int whole = left < kLanes ? int(left) : kLanes;
+  const Place place = {lane, whole, lane < whole ? col : tile};
+  if (whole > 0)
+    add_rows<Function, kSums, kVector, kWidth, kAtOnce, kApart, true, kMoved>(a, begin, turn, end, col, place, sum);
   if (!place.has()) {
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       if (col + i >= a.cols) continue;
+      const Place alone = {lane, whole, col + i};
       Compute one[kSums][1] = {};
-      add_rows<Function, kSums, 1, 1, kAtOnce, kApart, false, false>(a, begin, turn, end, col + i, place, one);
+      add_rows<Function, kSums, 1, 1, kAtOnce, kApart, false, false>(a, begin, turn, end, col + i, alone, one);
 #pragma unroll
       for (int k = 0; k < kSums; ++k) sum[k][i] = one[k][0];
     }

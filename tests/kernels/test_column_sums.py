@@ -14,9 +14,11 @@ from cupynorm.invoke import one_kernel
 from cupynorm.lower import sums
 from cupynorm.lower.sums import Result, Sums, first_tiles, partial_shape, sum_specs, tiles_of
 from cupynorm.lower.tracing import traced
-from cupynorm.runtime import compiler, nvrtc
+from cupynorm.runtime import compiler, devices, nvrtc
+from cupynorm.tools import bench
+from cupynorm.tools.results import Point
 from tests import SLOW, simulator
-from tests.build_gate import begins_too_soon, code_of, spills
+from tests.build_gate import begins_too_soon, code_of, nvdisasm, spills
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
 
 ARCHS = ("75", "80", "86", "89", "90", "100", "120") if SLOW else ("90",)
@@ -149,6 +151,29 @@ def test_the_order_of_summation_depends_on_the_shape_alone() -> None:
             run(what, np.dtype(np.float32))
             bits.append(total.get().tobytes())
     assert len({*bits}) == 1
+
+
+@pytest.mark.skipif(nvrtc.available() is None or nvdisasm() is None, reason="needs NVRTC and nvdisasm")
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(("cols", "accesses"), [(1024, 1), (1023, 2)])
+def test_all_loads_of_a_batch_are_issued_before_the_first_row_is_computed(
+    cols: int, accesses: int, dtype: str
+) -> None:
+    """ptxas moves loads behind arithmetic that does not need them: then fewer rows are in flight."""
+    limits = devices.present_limits()
+    what = bench.lowered(Point("bias_gelu_backward", dtype, 49152, cols, 0), limits=limits)
+    tiles = what.problem.tiles
+    (cubin,) = nvrtc.compile_all(what.text, [what.expression(tiles)], compiler.options(), "90")
+
+    longest = run_of_loads = 0
+    for line in code_of(cubin, "90").instructions:
+        run_of_loads += "LDG.E.128" in line
+        run_of_loads *= "MUFU" not in line
+        longest = max(longest, run_of_loads)
+
+    assert tiles.rows_in_flight * accesses == 4
+    assert longest >= 2 * 4  # of dy and x
+    assert cubin.registers <= 80  # three blocks of a multiprocessor
 
 
 @pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")

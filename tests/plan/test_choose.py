@@ -353,8 +353,12 @@ def test_more_rows_than_the_scheduler_counts_have_none() -> None:
 
 
 @pytest.mark.parametrize("unaligned", [0, 1])
-@pytest.mark.parametrize(("load_bytes", "shortest"), [(2, 32768), (4, 32768)])
-def test_long_rows_that_are_only_read_are_streams(load_bytes: int, shortest: int, unaligned: int) -> None:
+@pytest.mark.parametrize(
+    ("load_bytes", "shortest", "block"), [(2, 8192, 64), (2, 16384, 128), (4, 16384, 128)]
+)
+def test_long_rows_that_are_only_read_are_streams(
+    load_bytes: int, shortest: int, block: int, unaligned: int
+) -> None:
     vector = 16 // load_bytes
     read = Problem(
         rows=4096,
@@ -371,8 +375,56 @@ def test_long_rows_that_are_only_read_are_streams(load_bytes: int, shortest: int
         return choose(problem, H200, lambda plan: max(1, plan.min_blocks))
 
     plan = chosen(read)
-    assert (plan.variant, plan.block, plan.vector * plan.vectors) == ("uncached", 128, 32)
+    assert (plan.variant, plan.block, plan.vector * plan.vectors) == ("uncached", block, 32)
+    assert plan.block * plan.min_blocks == 1280
     many = chosen(dataclasses.replace(read, rows=2**20))
     assert dataclasses.replace(many, grid=plan.grid, waves=plan.waves) == plan
-    for other in ({"output_bytes": load_bytes}, {"cols": shortest // 2}, {"direct_load": False}, {"rows": 8}):
+    few = [{"rows": 8}] * (shortest * load_bytes >= 32768)
+    for other in ({"output_bytes": load_bytes}, {"cols": 4096}, {"direct_load": False}, *few):
         assert chosen(dataclasses.replace(read, **other)).variant != "uncached"
+
+
+def test_short_rows_that_are_only_read_are_a_warps_where_they_fill_it() -> None:
+    read = Problem(rows=4096, cols=1024, vector=4, load_bytes=4, compute_bytes=4, fused=True)
+
+    def chosen(problem: Problem) -> tuple[str, int, int]:
+        plan = choose(problem, H200, lambda plan: max(1, plan.min_blocks))
+        return plan.variant, plan.group, plan.vectors
+
+    assert chosen(read) == ("warp", 32, 8)
+    assert chosen(dataclasses.replace(read, output_bytes=4)) == ("block", 128, 2)
+    assert chosen(dataclasses.replace(read, cols=1000)) == ("block", 64, 4)
+    assert chosen(dataclasses.replace(read, cols=128)) == ("warp", 16, 2)
+
+
+@pytest.mark.parametrize(("cols", "block"), [(2048, 64), (4096, 128), (8192, 256)])
+def test_pairs_that_wait_for_an_exponential_each_wait_in_the_cache(cols: int, block: int) -> None:
+    pairs = Problem(
+        rows=4096,
+        cols=cols,
+        vector=8,
+        load_bytes=2,
+        compute_bytes=4,
+        fused=True,
+        load_operands=(2,),
+        output_bytes=2,
+        direct_load=False,
+        extra_registers=6,
+        fields=2,
+        late_exponential=True,
+    )
+
+    def chosen(problem: Problem) -> Plan:
+        return choose(problem, H200, lambda plan: max(1, plan.min_blocks))
+
+    plan = chosen(pairs)
+    assert (plan.variant, plan.block, plan.min_blocks, plan.vectors) == ("cached", block, 1024 // block, 4)
+    for other in (
+        {"late_exponential": False},
+        {"cols": 1024},
+        {"cols": 16384},
+        {"load_operands": (2, 1)},
+        {"interval_mask": True},
+        {"cols": cols + 1, "vector": 1, "widest_vector": 8, "unaligned": 1},
+    ):
+        assert chosen(dataclasses.replace(pairs, **other)).variant != "cached"

@@ -35,7 +35,10 @@ FILES = sorted(Path(planner_rules.DATA).glob("*.json"))
 SLOW = bool(os.environ.get("CUPYNORM_SLOW"))
 DEVICE_OF = {"90": "h200"}  # what stands for an architecture that has data
 FUSED = ("masked", "interval", "affine", "affine with outputs", "quantized", "quantized, one output")
-TABLES = {"registers": ("aligned", "narrow", "unaligned", *FUSED), "fixed": ("ragged", "full", "unaligned")}
+TABLES = {
+    "registers": ("aligned", "narrow", "unaligned", "only read", *FUSED),
+    "fixed": ("ragged", "full", "unaligned"),
+}
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -248,6 +251,8 @@ def problems(row: Mapping[str, Any], own: Limits) -> Iterator[tuple[Limits, Prob
         outputs = 2 if table in {"affine with outputs", "quantized"} else 1
         around = {"fused": True, "output_bytes": 1 if quantized else size, "outputs": outputs}
         around |= {"interval_mask": table == "interval", "extra_registers": row.get("extra_registers", 8)}
+    if table == "only read":
+        around = {"fused": True}
     types = (load_bytes, max(4, size), (load_bytes,) * row["parameters"])
     widest = ACCESS_BYTES // load_bytes
     named = {"registers": "block", "fixed": "block"}.get(row["rule"], row["rule"].partition(" ")[0])

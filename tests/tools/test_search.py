@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cupynorm import cli
-from cupynorm.plan.config import Plan
+from cupynorm.plan.config import PLAIN, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.rules import content_of, file_of, kinds_of
 from cupynorm.runtime import devices
@@ -293,3 +293,13 @@ def test_without_a_device_there_is_no_search(tmp_path, monkeypatch) -> None:
 
     assert result.exit_code == 3
     assert not (tmp_path / "search.json").exists()
+
+
+def test_recordings_from_before_rows_apart_are_read() -> None:
+    plan = dataclasses.replace(PLAIN, variant="warp", vector=8, vectors=2, group=32, block=128)
+    shares = search.Shares(POINT, {plan: (1.0, 1.0, 1.0)}, {plan: "near"}, {})
+    told = shares.as_dict()
+    for name in search.LATER_FIELDS:
+        del told["plans"][0]["plan"][name]
+
+    assert search.Shares.from_dict(told).as_dict() == shares.as_dict()

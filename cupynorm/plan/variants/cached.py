@@ -71,6 +71,33 @@ def _fused(question: Question, plan: Plan) -> Plan:
     return replace(plan, vectors=vectors, block=block, min_blocks=resident)
 
 
+def late_exponential(question: Question) -> Plan | None:
+    """Return the plan of rows whose results take exponentials late: each thread reads all that it has at once."""
+    problem, limits, numbers = question.problem, question.limits, question.rules.late_exponential
+    block = math.ceil(problem.vectors / numbers.vectors / WARP) * WARP
+    threads = min(numbers.threads, limits.threads_per_sm)
+    blocks = max(1, min(threads // block, limits.blocks_per_sm))
+    plan = replace(
+        PLAIN,
+        variant="cached",
+        vector=problem.vector,
+        vectors=numbers.vectors,
+        block=block,
+        min_blocks=blocks,
+    )
+    return finished(question, plan, "results take exponentials, and the cache holds rows meanwhile")
+
+
+def prefers_late_exponential(question: Question) -> bool:
+    """Say whether rows are kept in the cache rather than as numbers in registers, which exponentials then wait for."""
+    problem = question.problem
+    whole = problem.vector_bytes == ACCESS_BYTES and not problem.unaligned
+    # what it was measured with: a pair of arrays, and no mask
+    pairs = problem.fields > 1 and len(problem.load_operands) == 1
+    plain = problem.late_exponential and whole and pairs and not problem.interval_mask
+    return plain and question.measured and question.rules.is_better("cached, late exponential", problem)
+
+
 def finished(question: Question, plan: Plan, reason: Rule | str) -> Plan | None:
     """Return a plan with its launch; None where the kernel cannot hold such rows."""
     problem = question.problem

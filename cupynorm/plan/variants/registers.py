@@ -82,6 +82,11 @@ def register_rule(question: Question) -> RegisterRule | None:
     """Return how a row is held in registers; None where it is too long for them."""
     problem, rules = question.problem, question.rules
     if problem.fused and not problem.doubles:
+        in_warps = problem.row_bytes % (WARP * ACCESS_BYTES) == 0
+        if problem.only_reads and in_warps and not problem.unaligned:
+            alone = rules.register_rule("only read", problem)
+            if alone is not None:
+                return alone
         return rules.register_rule(_fused_table(question), problem)
     if question.narrow and rules.has_register_rules("narrow", problem.kind):
         return rules.register_rule("narrow", problem)

@@ -145,13 +145,12 @@ def uncached(question: Question) -> Plan | None:
 def streamed(question: Question) -> Plan | None:
     """Return the plan of long rows that are only read: many loads are on their way, and nothing waits."""
     problem, numbers = question.problem, question.rules.streamed
-    plan = chunked(question, "uncached", threads_with_vectors(problem, 1, numbers.block), 0)
-    threads = question.limits.threads_per_sm // plan.block
-    plan = replace(
-        plan,
-        vectors=max(1, numbers.elements // plan.vector),
-        min_blocks=min(numbers.blocks, threads, question.limits.blocks_per_sm),
-    )
+    vectors = max(1, numbers.elements // problem.vector)
+    most = power_of_two_to(max(WARP, problem.vectors // (numbers.rounds * vectors)))
+    plan = chunked(question, "uncached", threads_with_vectors(problem, 1, min(numbers.block, most)), 0)
+    threads = min(numbers.threads, question.limits.threads_per_sm)
+    blocks = min(threads // plan.block, question.limits.blocks_per_sm)
+    plan = replace(plan, vectors=vectors, min_blocks=blocks)
     return finished(question, plan, "rows that are only read are a stream, of which nothing waits")
 
 
