@@ -21,13 +21,26 @@ from tests import SLOW
 
 HERE = Path(__file__).parent
 SIMULATED = os.environ.get("CUPYNORM_TEST_DEVICE") == "simulator"
-SAMPLED = {
-    f"test_{name}.py": 12
-    for name in (
-        *("attention", "elementwise", "encoder", "forms", "fusion", "gradient_variants", "heads", "masks"),
-        *("quantized", "statistics"),
-    )
-} | {f"test_{name}.py": 4 for name in ("layout", "ops", "variants")}
+SAMPLED = (
+    {
+        f"test_{name}.py": 12
+        for name in (
+            *(
+                "attention",
+                "elementwise",
+                "encoder",
+                "forms",
+                "fusion",
+                "gradient_variants",
+                "heads",
+                "masks",
+            ),
+            "quantized",
+        )
+    }
+    | {"test_statistics.py": 60}
+    | {f"test_{name}.py": 4 for name in ("layout", "ops", "variants")}
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

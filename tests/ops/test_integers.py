@@ -73,15 +73,12 @@ def test_other_byte_orders(name: str, dtype: str) -> None:
     ("name", "dtype", "variant"),
     [
         ("layer_norm", "uint8", "block"),
-        ("rms_norm", "int16", "cached"),
         ("softmax", "uint8", "warp"),
         ("log_softmax", "int8", "cluster"),
         ("logsumexp", "uint16", "split"),
         ("standardize", "uint8", "uncached"),
-        ("normalize", "bool", "block"),
         ("rescale", "int32", "block"),
         ("moments", "uint8", "cluster"),
-        ("moments", "uint16", "shared"),
     ],
 )
 def test_a_device_converts_what_it_loads(name: str, dtype: str, variant: str, simulated: Any) -> None:
