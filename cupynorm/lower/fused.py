@@ -439,9 +439,17 @@ def _most_kept(mask: Mask | None) -> int:
     return max(1, mask.most_band_cols) if mask.is_structural or whole_rows else 0
 
 
+def _is_of_columns(stretched: View, axes: int) -> bool:
+    """Say whether an operand has the same elements for every row (kOfColumns in C++)."""
+    rows = stretched.split(axes)[0]
+    return not any(stride for stride, extent in zip(rows.strides, rows.shape, strict=True) if extent > 1)
+
+
 def _staged_bytes(what: Around, axes: int, vectors: Vectors, order: Sequence[int]) -> int:
     """Return the bytes of an element that go through shared memory with x's where rows are prefetched."""
     staged = [each for each in what.load_operands if isinstance(each, View)]
+    if what.sums is not None:  # threads keep what all rows share
+        staged = [each for each in staged if not _is_of_columns(each, axes)]
     if what.mask is not None and what.mask.where is not None:
         staged.append(what.mask.views()["where"].reordered(order))
     return sum(prefetched_bytes(each, axes, vectors) for each in staged)

@@ -44,11 +44,13 @@ LEAST_BATCHES = 2  # of a group: rounds of rows whose loads are in flight at onc
 # Rows whose loads a thread issues before it waits for the first, times bytes of the compute type.
 BYTES_IN_FLIGHT = 16
 LANES = 32  # threads side by side along a row, at most
-# Of sums that are taken in the pass over rows (kernels/row/summed.cuh). So many groups fill a device of 132
-# multiprocessors whole times; each adds one row of partial sums, so rows of more columns than that, of which fewer are
-# in work at once, come in fewer groups.
-ROW_GROUPS = 528
-WIDE_COLS = 8192
+# Of sums that are taken in the pass over rows (kernels/row/summed.cuh): groups of rows by the most columns of these.
+# Each adds one row of partial sums, and begins with a load that nothing overlaps; but short rows need many blocks at
+# once. Up to 4096 columns so many groups fill a device of 132 multiprocessors four times, twice, or once; beyond, some
+# rows need clusters, which reach 120 of them and take 264 groups in more nearly whole turns. Measured in
+# docs/notes/064-rows-of-sums-in-stages.md. No device has a say: sums would differ.
+GROUPS_OF_ROWS = ((256, 528), (2048, 264), (4096, 132), (16384, 264))
+ROW_GROUPS, WIDE_ROW_GROUPS = 528, 120  # at most, and of rows of more columns
 LEAST_ROWS_OF_GROUP = 4
 LEAST_ELEMENTS_OF_GROUP = 4096
 INTERLEAVED = 8  # groups (kInterleaved)
@@ -223,9 +225,10 @@ class RowGroups(NamedTuple):
 
 
 def row_groups(rows: int, cols: int) -> RowGroups:
-    """Return the groups of rows: about ROW_GROUPS where there are rows enough, and these are not wide."""
+    """Return the groups of rows: those of GROUPS_OF_ROWS where there are rows enough."""
     least = max(LEAST_ROWS_OF_GROUP, LEAST_ELEMENTS_OF_GROUP // cols)
-    wanted = max(1, min(ROW_GROUPS, ROW_GROUPS * WIDE_COLS // cols) // INTERLEAVED) * INTERLEAVED
+    of_cols = next((groups for up_to, groups in GROUPS_OF_ROWS if cols <= up_to), WIDE_ROW_GROUPS)
+    wanted = max(1, min(ROW_GROUPS, of_cols) // INTERLEAVED) * INTERLEAVED
     each = max(least, -(-rows // wanted))
     return RowGroups(-(-rows // (each * INTERLEAVED)) * INTERLEAVED, each)
 

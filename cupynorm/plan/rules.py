@@ -330,10 +330,15 @@ class ColumnSums(NamedTuple):
         Threads of a block of several rows, all of which are tried.
     clusters
         What a cluster's tiling is worth, of that of one block.
+    multiprocessors, reached_by_clusters
+        For which tilings are weighed; on so many of them clusters run: some have too few neighbours left.
+    stages
+        Rows on their way in shared memory, each with the most columns that it is for; none beyond.
     max_vectors, max_elements
         Of a row that a thread holds, at most; elements by bytes of the compute type.
-    registers, unaligned_registers, cluster_registers
-        Of a thread beside its elements, their sums and the next row; how many more unaligned rows take, and clusters.
+    registers, unaligned_registers, cluster_registers, staged_registers
+        Of a thread beside its elements, their sums and the next row; how many more unaligned rows take, clusters, and
+        rows on their way in shared memory.
     busy_bytes
         On their way to a multiprocessor: more keep memory no busier.
     shared_bytes
@@ -342,11 +347,15 @@ class ColumnSums(NamedTuple):
 
     blocks: Sequence[int]
     clusters: float
+    multiprocessors: int
+    reached_by_clusters: int
+    stages: Sequence[tuple[int, int]]
     max_vectors: int
     max_elements: Mapping[int, int]
     registers: int
     unaligned_registers: int
     cluster_registers: int
+    staged_registers: int
     busy_bytes: int
     shared_bytes: int
 

@@ -69,6 +69,11 @@ inline void unpack(const InTwo<T, N>& packed, Compute* x) {
   unpack<N>(realign(packed.split), x);
 }
 
+// Whether an operand has the same elements for every row. A thread that keeps them over rows copies what is left:
+// rows_only of prefetch() and kRowBytes.
+template <class Operand>
+inline constexpr bool kOfColumns = false;
+
 // Elements next to each other along a row, rows anywhere or all at one place, read in accesses of kWidth elements; 0:
 // vectors begin anywhere, and are put together from two accesses.
 // kConstant: nothing writes there while the kernel runs.
@@ -126,6 +131,9 @@ struct AlongColumns {
   using RowPointer = typename Rows::RowPointer;
   RowPointer at(int64 row) const { return {pointer + (row >> 62)}; }
 };
+
+template <typename T, int kWidth, bool kConstant>
+inline constexpr bool kOfColumns<AlongColumns<T, kWidth, kConstant>> = true;
 
 // One element a row.
 template <typename T, class Rows>
@@ -382,6 +390,8 @@ struct Operands {
   using Packed = NoColumns;
   template <int N>
   static constexpr int kPrefetchBytes = 0;
+  template <int N>
+  static constexpr int kRowBytes = 0;
   struct RowPointer {
     static void make_opaque() {}
     static bool begins_at(const void*) { return false; }
@@ -389,6 +399,12 @@ struct Operands {
     NoColumns load(Index) const {
       return {};
     }
+    template <int N, typename Index>
+    static void load_columns(NoColumns, Index) {}
+    template <int N, int kPlaces, typename Index>
+    static void prefetch_row(unsigned char*, int, Index) {}
+    template <int N, int kPlaces, typename Index>
+    static void take_row(NoColumns, const unsigned char*, int, Index) {}
     template <int N, typename Compute, typename Index>
     static void unpack(NoColumns, Compute (*)[N], Index) {}
   };
@@ -411,6 +427,10 @@ struct Operands<First, Rest...> {
   };
   template <int N>
   static constexpr int kPrefetchBytes = First::template kPrefetchBytes<N> + Others::template kPrefetchBytes<N>;
+  template <int N>
+  static constexpr int kFirstRowBytes = kOfColumns<First> ? 0 : First::template kPrefetchBytes<N>;
+  template <int N>
+  static constexpr int kRowBytes = kFirstRowBytes<N> + Others::template kRowBytes<N>;
   struct RowPointer {
     typename First::RowPointer first;
     typename Others::RowPointer rest;
@@ -430,6 +450,23 @@ struct Operands<First, Rest...> {
       const unsigned char* const behind = shared + kPlaces * First::template kPrefetchBytes<N>;
       return {prefetched_or_loaded<First, N, kPlaces>(first, shared, place, col),
           prefetched_or_loaded<Others, N, kPlaces>(rest, behind, place, col)};
+    }
+    // Where a thread keeps what is the same for every row: loads that; begins to copy the rest; takes the rest.
+    template <int N, typename Index>
+    void load_columns(Packed<N>& packed, Index col) const {
+      if constexpr (kOfColumns<First>) packed.first = first.template load<N>(col);
+      rest.template load_columns<N>(packed.rest, col);
+    }
+    template <int N, int kPlaces, typename Index>
+    void prefetch_row(unsigned char* shared, int place, Index col) const {
+      if constexpr (!kOfColumns<First>) prefetch_if_any<First, N, kPlaces>(first, shared, place, col);
+      rest.template prefetch_row<N, kPlaces>(shared + kPlaces * kFirstRowBytes<N>, place, col);
+    }
+    template <int N, int kPlaces, typename Index>
+    void take_row(Packed<N>& packed, const unsigned char* shared, int place, Index col) const {
+      if constexpr (!kOfColumns<First>)
+        packed.first = prefetched_or_loaded<First, N, kPlaces>(first, shared, place, col);
+      rest.template take_row<N, kPlaces>(packed.rest, shared + kPlaces * kFirstRowBytes<N>, place, col);
     }
     template <int N, typename Compute, typename Index>
     void unpack(const Packed<N>& packed, Compute (*x)[N], Index col) const {
@@ -713,6 +750,8 @@ struct FusedLoad : Cols {
   template <int N>
   static constexpr int kPrefetchBytes =
       N * int(sizeof(T)) + Operands_::template kPrefetchBytes<N> + Mask_::template kPrefetchBytes<N>;
+  template <int N>
+  static constexpr int kRowBytes = N * int(sizeof(T)) + Operands_::template kRowBytes<N>;  // without a mask
 
   struct RowPointer : Cols {
     const T* pointer;
@@ -774,6 +813,22 @@ struct FusedLoad : Cols {
       return {prefetched_vector<kPlaces, T, N>(shared, place),
           prefetched_or_loaded<Operands_, N, kPlaces>(operands, shared + kOperands, place, col),
           prefetched_or_loaded<Mask_, N, kPlaces>(mask, shared + kMask, place, col)};
+    }
+    // The same where a thread keeps the operands that all rows share, and there is no mask.
+    template <int N, typename Index>
+    void load_columns(Loaded<N>& loaded, Index col) const {
+      operands.template load_columns<N>(loaded.operands, col);
+    }
+    template <int N, int kPlaces, typename Index>
+    void prefetch_row(unsigned char* shared, int place, Index col) const {
+      prefetch_vector<kPlaces, 16, N>(shared, place, pointer + col);
+      operands.template prefetch_row<N, kPlaces>(shared + kPlaces * N * int(sizeof(T)), place, col);
+    }
+    template <int N, int kPlaces, typename Index>
+    void take_row(Loaded<N>& loaded, const unsigned char* shared, int place, Index col) const {
+      loaded.x = prefetched_vector<kPlaces, T, N>(shared, place);
+      operands.template take_row<N, kPlaces>(loaded.operands, shared + kPlaces * N * int(sizeof(T)), place, col);
+      loaded.operands.make_opaque();  // or numbers of what is kept would be converted before the loop over rows
     }
     template <int N, typename Element, typename Index>
     unsigned unpack(const Loaded<N>& loaded, Element* x, Index col, Element padding) const {

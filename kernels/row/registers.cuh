@@ -16,13 +16,12 @@ constexpr int kQueue = 8;  // rows of a cluster that the dynamic scheduler's que
 
 // Before rows are reduced over warps and blocks: empties slots that no warp has, makes the signals of a cluster, and
 // puts its first rows into the scheduler's queue. Ends with a barrier over the cluster.
-template <class Shape, bool kTwoSets, bool kScales, class Slots, class LargestSlots, class ClusterMailboxes,
-    class LargestMailbox>
+template <class Shape, bool kTwoSets, bool kScales, bool kDynamic, class Slots, class LargestSlots,
+    class ClusterMailboxes, class LargestMailbox>
 inline void begin_exchange(Slots& slots, ClusterMailboxes& cluster_mailboxes, unsigned* coming,
     LargestSlots& largest_slots,
                            LargestMailbox& largest_mailbox) {
   constexpr int kCtasPerRow = Shape::kCtasPerRow, kStages = Shape::kStages;
-  constexpr bool kDynamic = Shape::kDynamic;
   if constexpr (slots_for(Shape::kWarps) > Shape::kWarps && Shape::kWarps > 1) {
     clear_slots<Shape::kWarps>(slots[0]);
     if constexpr (kTwoSets) clear_slots<Shape::kWarps>(slots[1]);
@@ -73,7 +72,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   using Largest = Magnitude<Compute>;
   __shared__ Slot<Largest> largest_slots[kRows][Shape::kGroups][kSlots];
   __shared__ ClusterMailbox<Largest, kCtasPerRow> largest_mailbox;
-  begin_exchange<Shape, !kOneSet, Store::kScales>(slots, cluster_mailboxes, coming, largest_slots, largest_mailbox);
+  begin_exchange<Shape, !kOneSet, Store::kScales, kDynamic>(slots, cluster_mailboxes, coming, largest_slots, largest_mailbox);
   // of two sets of slots and mailboxes; in clusters more: a signal's parity changes every other time
   unsigned set = 0;
   unsigned largest_parity = 0;

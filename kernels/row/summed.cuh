@@ -50,7 +50,10 @@ inline void write_sums(const Compute (&sums)[kSums][Shape::kElements], Compute* 
     }
   } else {
     constexpr int kPitch = Shape::kGroup * Shape::kElements;
-    __shared__ Compute columns[Shape::kGroups][kPitch];
+    // with stages they lie where rows were on their way: all of them have been read
+    constexpr bool kInStages = Shape::kStages > 0;
+    __shared__ Compute own[kInStages ? 1 : Shape::kGroups][kInStages ? 1 : kPitch];
+    auto* const columns = reinterpret_cast<Compute (*)[kPitch]>(kInStages ? shared_memory : reinterpret_cast<unsigned char*>(own));
 #pragma unroll
     for (int k = 0; k < kSums; ++k) {
       __syncthreads();  // what was there has been read
@@ -71,6 +74,59 @@ inline void write_sums(const Compute (&sums)[kSums][Shape::kElements], Compute* 
         to[k][first + col] = total;
       }
     }
+    if constexpr (kInStages) __syncthreads();  // before the next rows are copied there
+  }
+}
+
+// Where a thread's vector p of a row waits, with those of its neighbours.
+template <class Load, class Shape>
+inline unsigned char* row_place(int stage, int p) {
+  return shared_memory + (stage * Shape::kVectors + p) * (Shape::kBlock * Load::template kRowBytes<Shape::kVector>);
+}
+
+// Begins to copy this thread's vectors of a row, without what all rows share; of none from `rows` on.
+template <class Load, class Shape, class Tile>
+inline void prefetch_row(const Load& load, int64 row, int64 rows, int stage, const Tile& tile) {
+  if (row < rows) {
+    auto source = load.at(row);
+#pragma unroll
+    for (int p = 0; p < Shape::kVectors; ++p) {
+      if (tile.has(p))
+        source.template prefetch_row<Shape::kVector, Shape::kBlock>(
+            row_place<Load, Shape>(stage, p), threadIdx.x, tile.col(p));
+    }
+  }
+  commit_copies();  // an empty group too: wait counts groups
+}
+
+// Loads what all rows share of this thread's columns.
+template <class Shape, class RowPointer, class Loaded, class Tile>
+inline void load_columns(const RowPointer& source, Loaded (&loaded)[Shape::kVectors], const Tile& tile) {
+#pragma unroll
+  for (int p = 0; p < Shape::kVectors; ++p) {
+    if (tile.has(p)) source.template load_columns<Shape::kVector>(loaded[p], tile.col(p));
+  }
+}
+
+// Loads of a row what is not copied ahead: numbers of the row, what its results are computed from, and the element that
+// is in no vector.
+template <class Op, class Load, class Store, class Shape, class Around, class Tile>
+inline void load_besides(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Load, Store, Shape>& rows,
+    Around& around, int64 row, const Tile& tile) {
+  const bool here = row < a.rows;
+  rows.sources[0] = a.load.at(here ? row : 0);
+  rows.targets[0] = a.store.at(here ? row : 0);
+  rows.there[0] = here;
+#pragma unroll
+  for (int p = 0; p < Shape::kVectors; ++p) {
+    if (here && tile.has(p))
+      rows.epilogue_operands[0][p] = rows.targets[0].template epilogue_operands<Shape::kVector>(tile.col(p));
+  }
+  if constexpr (Shape::kEdge > 0) {
+    if (here && tile.has_edge()) {
+      around = rows.sources[0].template load<1>(tile.edge_col());
+      rows.epilogue_operands_edge[0] = rows.targets[0].template epilogue_operands<1>(tile.edge_col());
+    }
   }
 }
 
@@ -80,8 +136,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     row_summed(const __grid_constant__ SummedArguments<Op, Load, Store, kLoadSums + kStoreSums> all) {
   using Compute = typename Op::Compute;
   constexpr int kVector = Shape::kVector, kGroup = Shape::kGroup, kCtasPerRow = Shape::kCtasPerRow;
-  constexpr int kWarps = Shape::kWarps, kEdge = Shape::kEdge, kSums = kLoadSums + kStoreSums;
-  static_assert(Shape::kRows == 1 && Shape::kStages == 0 && Shape::kParameterMode == 0 && !Load::kDirect &&
+  constexpr int kWarps = Shape::kWarps, kEdge = Shape::kEdge, kStages = Shape::kStages;
+  constexpr int kSums = kLoadSums + kStoreSums;
+  static_assert(Shape::kRows == 1 && Shape::kParameterMode == 0 && !Load::kDirect &&
                 !Load::kDrops && !Load::kStoresComputed && Store::kHasEpilogueOperands,
                 "rows are held one by one, and none has a mask");
   const Arguments<Op, Load, Store>& a = all.of;
@@ -98,7 +155,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   unsigned no_rows[1];
   Slot<Magnitude<Compute>> no_slots[1][1][1];
   ClusterMailbox<Magnitude<Compute>, 1> no_mailbox;
-  begin_exchange<Shape, (kWarps > 1), false>(slots, cluster_mailboxes, no_rows, no_slots, no_mailbox);
+  begin_exchange<Shape, (kWarps > 1), false, false>(slots, cluster_mailboxes, no_rows, no_slots, no_mailbox);
   unsigned set = 0;  // of two sets of slots and mailboxes; in clusters more: a signal's parity changes every other time
   pdl_wait();
 
@@ -135,16 +192,30 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     const int64 end = begin + rows_together < a.rows ? begin + rows_together : a.rows;
     int64 base = begin + group % kInterleaved * Shape::kGroups;
     if constexpr (kEdge > 0) share = share_at(base + slot);
-    // the next row is on its way while this one is computed
+    auto number = [&](int64 from) { return from + slot < end ? from + slot : a.rows; };
+    // the next row is on its way while this one is computed; with stages its vectors are, for longer than the rest of it
     auto load = [&](int64 from) {
-      load_rows(a, rows, around, 0, [&](int) { return from + slot < end ? from + slot : a.rows; }, tile);
+      if constexpr (kStages > 0) load_besides(a, rows, around[0], number(from), tile);
+      else load_rows(a, rows, around, 0, [&](int) { return number(from); }, tile);
     };
+    int stage = 0;
+    if constexpr (kStages > 0) {
+#pragma unroll
+      for (int s = 0; s < kStages; ++s) prefetch_row<Load, Shape>(a.load, number(base + s * step), a.rows, s, tile);
+      load_columns<Shape>(a.load.at(0), loaded[0], tile);
+    }
     Compute sums[kSums][Shape::kElements] = {};
     if (base < end) load(base);
     for (; base < end; base += step) {
       const bool here = there[0];
+      if constexpr (kStages > 0) wait_for_copies<(kStages > 0 ? kStages - 1 : 0)>();
 #pragma unroll
       for (int p = 0; p < Shape::kVectors; ++p) {
+        if constexpr (kStages > 0) {
+          if (here && tile.has(p))
+            sources[0].template take_row<kVector, Shape::kBlock>(loaded[0][p],
+                row_place<Load, Shape>(stage, p), threadIdx.x, tile.col(p));
+        }
         ElementOf<Op>* const values = x[0] + p * kVector;
 #pragma unroll
         for (int i = 0; i < kVector; ++i) values[i] = Op::padding();
@@ -164,6 +235,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 #pragma unroll
       for (int p = 0; p < Shape::kVectors; ++p) operands[p] = epilogue_operands[0][p];
       const auto operands_edge = epilogue_operands_edge[0];
+      if constexpr (kStages > 0) {  // the row has been read from shared memory: its place is free
+        prefetch_row<Load, Shape>(a.load, number(base + kStages * step), a.rows, stage, tile);
+        stage = stage + 1 == kStages ? 0 : stage + 1;
+      }
       if (base + step < end) load(base + step);
       else pdl_trigger_late();
 

@@ -89,7 +89,7 @@ def expected(given: Given, *, rms: bool, ds: bool) -> tuple[Any, Any, Any]:
 
 def run(
     given: Given,
-    variant: str | None,
+    variant: str | Plan | None,
     *,
     rms: bool = False,
     wanted: str = "dgamma dbeta dbias",
@@ -190,6 +190,35 @@ def test_every_width_in_every_variant(dtype: str, skip: int) -> None:
             assert_right(given, found, dtype)
             seen.add((found.plan.variant, found.plan.block > found.plan.group))
     assert seen >= {("warp", True), ("block", True), ("cluster", False)}
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.usefixtures("small_groups")
+def test_rows_on_their_way_in_shared_memory(dtype: str, stages: int) -> None:
+    """Of groups of fewer rows than stages, too; with and without rows that begin beside vectors."""
+    seen = set()
+    for (rows, cols), ds in itertools.product(
+        [(3, 8), (129, 128), (50, 257), (60, 1000), (40, 1001)], (True, False)
+    ):
+        given = Given.of(rows, cols, dtype)
+        for variant in ("warp", "block", "cluster"):
+            try:
+                plan = run(given, variant, ds=ds).plan
+                if plan.vector * given.x.itemsize < 16:
+                    continue  # copies are of whole vectors
+                staged = dataclasses.replace(plan, stages=stages)
+                found = run(given, staged, ds=ds)
+            except DoesNotFitError:
+                assert variant == "warp"
+                assert cols > 200
+                continue
+            assert_right(given, found, dtype, ds=ds)
+            assert found.plan.stages == stages
+            assert found.plan.shared_bytes > 0
+            seen.add((variant, plan.unaligned))
+    assert seen >= {("warp", 0), ("block", 0), ("cluster", 0)}
+    assert dtype == "float32" or seen >= {("block", 1), ("cluster", 1)}
 
 
 @pytest.mark.parametrize("wanted", ["dgamma", "dbeta", "dbias", "dgamma dbeta", "dgamma dbias"])

@@ -1,7 +1,7 @@
 """warp, block, cluster, where sums over rows are taken in the same pass: row_summed of kernels/row/summed.cuh.
 
 A row waits in the registers of a group of threads, and so do the sums of its columns. The next row is on its way
-meanwhile, in registers as well.
+meanwhile, in registers as well; or the next few are, in shared memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,18 @@ import math
 from typing import TYPE_CHECKING
 
 from cupynorm.plan.base import Question, with_grid
-from cupynorm.plan.config import ALIGNED, AT_USE, MAX_BLOCK, MAX_CTAS, PLAIN, REGISTER_BYTES, WARP, Plan
+from cupynorm.plan.config import (
+    ACCESS_BYTES,
+    ALIGNED,
+    AMPERE,
+    AT_USE,
+    MAX_BLOCK,
+    MAX_CTAS,
+    PLAIN,
+    REGISTER_BYTES,
+    WARP,
+    Plan,
+)
 from cupynorm.plan.limits import STATIC_SHARED_BYTES, active_blocks
 from cupynorm.plan.partition import alignment_period, in_registers, least_group, power_of_two_from
 
@@ -36,9 +47,14 @@ def summed(question: Question, variant: str | None = None) -> Plan | None:
 def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     """Return a plan with its launch: blocks for all groups of rows, but no more than the device holds at once."""
     problem = question.problem
-    alone = plan.rows_per_group == 1 and not plan.stages and plan.parameter_cache == AT_USE
-    if not alone or _column_bytes(problem, plan) > question.rules.column_sums.shared_bytes:
+    alone = plan.rows_per_group == 1 and plan.parameter_cache == AT_USE
+    too_many = not plan.stages and _column_bytes(problem, plan) > question.rules.column_sums.shared_bytes
+    if not alone or too_many:
         return None
+    if plan.stages:  # sums are added up where the rows were
+        plan = dataclasses.replace(plan, shared_bytes=max(plan.shared_bytes, _column_bytes(problem, plan)))
+    # a block goes from group to group, each of which has rows of one alignment
+    question = question._replace(problem=dataclasses.replace(problem, alignment_period=1))
     return with_grid(question, plan, problem.row_groups * plan.ctas_per_row, reason, waves=1.0)
 
 
@@ -57,17 +73,30 @@ def tilings(
     most = max(1, numbers.max_elements[problem.compute_bytes] // problem.vector)
     ctas = 1
     while ctas <= min(question.max_ctas, MAX_CTAS):
-        least = 2 * WARP if ctas > 1 or variant == "block" else least_group(problem)
+        least = 4 * WARP if ctas > 1 else 2 * WARP if variant == "block" else least_group(problem)
         each = itertools.product(range(1, min(numbers.max_vectors, most) + 1), blocks or numbers.blocks)
         for plan in dict.fromkeys(_tiling(problem, ctas, *how, least) for how in each):
             if plan is None or _column_bytes(problem, plan) > numbers.shared_bytes:
                 continue
-            needed = _registers(problem, numbers, plan)
-            shared = _column_bytes(problem, plan) + STATIC_SHARED_BYTES
-            resident = active_blocks(limits, plan.block, needed, shared)
-            if resident:
-                yield dataclasses.replace(plan, min_blocks=resident)
+            for stages in range(_most_stages(question, plan), -1, -1):
+                staged = in_registers(problem, dataclasses.replace(plan, stages=stages))
+                if staged.shared_bytes > limits.shared_bytes_per_block:
+                    continue
+                shared = max(_column_bytes(problem, plan), staged.shared_bytes) + STATIC_SHARED_BYTES
+                resident = active_blocks(limits, plan.block, _registers(problem, numbers, staged), shared)
+                if resident:
+                    yield dataclasses.replace(staged, min_blocks=resident)
+                    break
         ctas *= 2
+
+
+def _most_stages(question: Question, plan: Plan) -> int:
+    """Return how many rows are on their way in shared memory where it has room: copies are of whole accesses."""
+    problem, numbers = question.problem, question.rules.column_sums
+    whole = plan.vector * problem.load_bytes == ACCESS_BYTES and not plan.unaligned and plan.ctas_per_row == 1
+    if not whole or int(question.limits.compute_capability) < AMPERE:
+        return 0
+    return next((stages for up_to, stages in numbers.stages if problem.cols <= up_to), 0)
 
 
 def _tiling(problem: Problem, ctas: int, vectors: int, most: int, least: int) -> Plan | None:
@@ -109,19 +138,38 @@ def _registers(problem: Problem, model: ColumnSums, plan: Plan) -> int:
     numbers = (problem.fields + problem.column_sums) * problem.compute_bytes
     beside = model.registers + model.unaligned_registers * (plan.unaligned > 0)
     beside += model.cluster_registers * (plan.ctas_per_row > 1)
-    return beside + elements * (numbers + _loaded_bytes(problem)) // REGISTER_BYTES
+    on_the_way = _loaded_bytes(problem)
+    if plan.stages:
+        beside += model.staged_registers
+        on_the_way -= problem.load_bytes + problem.staged_operand_bytes
+    return beside + elements * (numbers + on_the_way) // REGISTER_BYTES
 
 
 def _loaded_bytes(problem: Problem) -> int:
     return problem.load_bytes + sum((*problem.load_operands, *problem.epilogue_operands))
 
 
-def _worth(question: Question, plan: Plan) -> tuple[float, int, int]:
-    """Return how good a tiling is: bytes on their way to a multiprocessor, less those of places without an element."""
+def _worth(question: Question, plan: Plan) -> tuple[float, int, int, int]:
+    """Return how good a tiling is: bytes on their way to a multiprocessor, less those of places without an element.
+
+    Groups of rows that are no whole number of turns leave blocks without work in the last one; and each turn begins
+    with a load that nothing overlaps. The device's own number of multiprocessors has no say: sums would differ.
+    """
     problem = question.problem
     numbers = question.rules.column_sums
     filled = problem.vectors / (plan.ctas_per_row * plan.group * plan.vectors)
-    rows = plan.min_blocks * (plan.block // plan.group)
-    on_the_way = rows * problem.cols / plan.ctas_per_row * _loaded_bytes(problem)
-    worth = min(on_the_way, numbers.busy_bytes) * math.sqrt(min(1.0, filled))
-    return worth * (numbers.clusters if plan.ctas_per_row > 1 else 1), -plan.ctas_per_row, -plan.vectors
+    reached = numbers.reached_by_clusters if plan.ctas_per_row > 1 else numbers.multiprocessors
+    most = max(1, plan.min_blocks * (reached // plan.ctas_per_row))
+    turns = math.ceil(problem.row_groups / most)
+    at_once = problem.row_groups / turns
+    rows = at_once * (plan.block // plan.group) / numbers.multiprocessors
+    on_the_way = rows * problem.cols * _loaded_bytes(problem) * max(1, plan.stages)
+    busy = at_once / min(most, problem.row_groups)
+    worth = min(on_the_way, numbers.busy_bytes) * math.sqrt(min(1.0, filled)) * busy
+    blocks = 0
+    if plan.ctas_per_row > 1:  # while one block of a multiprocessor waits for its cluster another has work
+        worth *= numbers.clusters
+        blocks = plan.min_blocks
+    # where few threads share a row, or the next row takes registers, vectors are costly
+    more_vectors = plan.vectors if plan.stages or blocks else -plan.vectors
+    return worth, blocks, -turns, more_vectors
