@@ -132,6 +132,7 @@ def check_cross_entropy(
     columns = {} if weight is None else {"weight": weight}
     given = {"labels": labels, **columns, "dloss": dloss, "grad": grad, "out": out}
     on_device = check_kinds(logits, given, {"weight", "dloss"}, name_of_x="logits")
+    check_kind("labels", labels)  # None is no array to the line above
     check_forced(plan, "logits", on_device=on_device)
     check_dtype("logits", logits)
     axes = trailing_axes(axis, logits.shape, "logits")

@@ -563,7 +563,9 @@ def moments(
 
     given = out if isinstance(out, (tuple, list)) else ()
     outs = dict(zip(MOMENTS.stats, (*given, None, None, None, None), strict=False))
-    options = (axis, order, ddof, keepdims, dtype, len(given))
+    # what is no tuple must not be taken for None, which a call before may have had
+    several = len(given) if out is None or given is out else -1
+    options = (axis, order, ddof, keepdims, dtype, several)
     return tuple(_run("moments", x, missing, outs, options, check, COUNTED, plan))
 
 
