@@ -24,8 +24,11 @@ FEW = settings(max_examples=30, deadline=None, derandomize=True)
 EPS = 0.1
 
 
-def laid_out(draw: Any, shape: tuple[int, ...], *, stretched: bool = True) -> Any:
-    """Draw numbers in an array of a shape: axes in any order, with steps, backwards, from an offset, or stretched."""
+def laid_out(draw: Any, shape: tuple[int, ...], *, stretched: bool = True, dtype: Any = np.float64) -> Any:
+    """Draw numbers in an array of a shape: axes in any order, with steps, backwards, from an offset, or stretched.
+
+    Integers are about 50.
+    """
     order = draw(st.permutations(range(len(shape))))
     steps = [draw(st.sampled_from([1, 1, 2, -1, -2, *([0] if stretched else [])])) for _ in shape]
     start = draw(st.integers(0, 2))
@@ -33,6 +36,9 @@ def laid_out(draw: Any, shape: tuple[int, ...], *, stretched: bool = True) -> An
     memory = np.random.default_rng(draw(st.integers(0, 99))).standard_normal(
         start + int(np.prod(sizes, dtype=int))
     )
+    if np.dtype(dtype).kind in "iu":
+        memory = 50 + 20 * memory.clip(-2, 2)
+    memory = (memory > 0).astype(dtype) if np.dtype(dtype).kind == "b" else memory.astype(dtype)
     whole = memory[start:].reshape([sizes[at] for at in order]).transpose(np.argsort(order))
     whole = whole[tuple(slice(None, None, step or 1) for step in steps)]
     return np.broadcast_to(whole, shape) if stretched else whole
