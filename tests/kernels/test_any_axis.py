@@ -219,6 +219,22 @@ def test_what_does_not_count(axis: Any) -> None:
         agrees(call, x, axis=axis, nan="omit")
 
 
+@pytest.mark.parametrize("axis", [0, (0, 2)], ids=str)
+@pytest.mark.parametrize("how", ["plain", "omit", "weights"])
+def test_statistics(axis: Any, how: str) -> None:
+    x = drawn(*SHAPE)
+    options: dict[str, Any] = {"weights": RANDOM.random((10, 1))} if how == "weights" else {}
+    if how == "omit":
+        x[0, 0, 0] = np.nan
+        options["nan"] = "omit"
+
+    agrees(cupynorm.standardize, x, axis=axis, return_stats=True, **options)
+    agrees(cupynorm.normalize, x, axis=axis, return_norms=True, **options)
+    agrees(cupynorm.moments, x, axis=axis, order=4, **options)
+    if how != "weights":
+        agrees(cupynorm.rescale, x, axis=axis, return_range=True, **options)
+
+
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int32"])
 def test_integers(dtype: str) -> None:
     x = RANDOM.integers(0, 2 if dtype == "bool" else 100, SHAPE).astype(dtype)
