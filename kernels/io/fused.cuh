@@ -716,6 +716,12 @@ inline constexpr bool kLongDigits<short> = true;
 template <>
 inline constexpr bool kLongDigits<unsigned short> = true;
 
+// Whether numbers of a type have digits that only a double holds.
+template <typename T>
+inline constexpr bool kWideDigits = sizeof(T) == 8;
+template <>
+inline constexpr bool kWideDigits<int> = true;
+
 // Function(x, operands), of what the mask does not drop. It has as many outputs as the op's elements have fields. Cols:
 // how far x's columns lie from the first of their row: Adjacent, or a Strided where only single elements are asked for.
 template <typename T, int kAxes, class Function, class Mask_, class Keep, class Operands_, class Cols>
@@ -1130,7 +1136,7 @@ struct LabelledLoad : Inner {
     auto own_number() const { return own_number_between(0, label.cols); }
     // -inf for another column
     auto own_number_between(int64 begin, int64 end) const {
-      using Compute = typename Conditional<sizeof(typename Inner::Type) == 8, double, float>::Type;
+      using Compute = typename Conditional<kWideDigits<typename Inner::Type>, double, float>::Type;
       const int column = label.column();
       const bool here = column >= begin && column < end;
       Compute number[1];
