@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm._values import NamedTuple
+from cupynorm.host.blocks import each_block
 from cupynorm.host.broadcast_sums import BroadcastSum
 from cupynorm.host.losses import _pieces
 from cupynorm.host.ops import type_of_arithmetic
 from cupynorm.host.reference import _blocks, _columns, _round, _standardise
-from cupynorm.host.rows import Rows, each_block, wide_sums
+from cupynorm.host.rows import Rows, wide_sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm._values import NamedTuple
+from cupynorm.host.blocks import each_block
 from cupynorm.host.ops import powers_with_squares, type_of_arithmetic
 from cupynorm.host.reference import Masking, _blocks, _columns, _of_columns, _round, _Rows
-from cupynorm.host.rows import each_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,7 @@ def logsumexp(x: Array, axes: int, out: Array, mask: Masking | None = None, *, o
         rows.store_statistic(out, _round(found, out.dtype))
 
     reads = () if mask is None else (mask.where, mask.bias, mask.begin, mask.end)
-    each_block(x, axes, type_of_arithmetic(x, out), work, reads=reads)
+    each_block(x, axes, type_of_arithmetic(x, out), work, reads=reads, alone=mask is None and not omit)
 
 
 @np.errstate(all="ignore")
