@@ -1,8 +1,7 @@
 """Gradients of norms and softmax on NumPy arrays, in blocks of rows, each result rounded once.
 
-Arithmetic is in float64, as in reference.py; where of softmax only dx is wanted, all but sums is in the type of
-arithmetic of ops.py. A result may be one of the arrays that are read. Nothing is checked here; floating warnings are
-off.
+Arithmetic is in float64, as in reference.py; where of softmax only dx is wanted, it is in the type of ops.py. A result
+may be one of the arrays that are read. Nothing is checked here; floating warnings are off.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from cupynorm.host.broadcast_sums import BroadcastSum
 from cupynorm.host.losses import _pieces
 from cupynorm.host.ops import type_of_arithmetic
 from cupynorm.host.reference import _blocks, _columns, _round, _standardise
-from cupynorm.host.rows import Rows, wide_sums
+from cupynorm.host.rows import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,26 +140,25 @@ def softmax(what: SoftmaxGradient, mask: Masking | None) -> None:
 
 
 def _softmax_alone(what: SoftmaxGradient, mask: Masking | None) -> None:
-    """Do so in the type of arithmetic, where only dx is wanted, of a dy that is given."""
+    """Do so in the type of arithmetic, where only dx is wanted, of a dy that is given.
+
+    Sums of products are off by some roundings of the sum of their sizes, as bounds.py allows.
+    """
     scale = 1.0 if mask is None else mask.scale
     reads = () if mask is None else (mask.where, mask.begin, mask.end)
     dtype = type_of_arithmetic(what.dy, what.y, what.dx)
 
     def work(rows: Rows) -> None:
-        slope = Rows(what.dy, rows.at, rows.pieces, what.axes, rows.space.other("slope", dtype), None)
-        if what.log:
-            rows.prepare(_exp)
+        slope = type(rows)(what.dy, rows.at, rows.pieces, what.axes, rows.space.other("slope", dtype), None)
         for each in (slope, rows):
             each.drop_from_source(mask, 0.0)
-        # in float64: a difference of large products keeps its digits, as elements of the result must
-        parts = [
-            wide_sums(slope.source(piece), None if what.log else rows.source(piece), rows.space)
-            for piece in rows.pieces
-        ]
-        total = np.sum(parts, axis=0).astype(dtype)[:, None]
+        sums: Array | None = None
+        for piece in rows.pieces:
+            sums = rows.sums(slope.seen(piece), None if what.log else rows.seen(piece), sums)
+        total = rows.along(np.asarray(sums).astype(dtype))
 
         def step(p: Array, out: Array, piece: Index) -> None:
-            given = slope.source(piece)
+            given = slope.seen(piece)
             if what.log:
                 np.multiply(p, total, out=out)
                 np.subtract(given, out, out=out)
@@ -170,15 +168,14 @@ def _softmax_alone(what: SoftmaxGradient, mask: Masking | None) -> None:
             if scale != 1:
                 np.multiply(out, dtype.type(scale), out=out)
 
+        if what.log:
+            rows.apply(np.exp)
         rows.then(step)
         rows.drop(mask, 0.0)  # in a row with a nan, what is dropped would be nan by now
         rows.store(what.dx)
 
-    each_block(what.y, what.axes, dtype, work, what.dx, (what.dy, *reads))
-
-
-def _exp(values: Array, out: Array, _: Index) -> None:
-    np.exp(values, out=out)
+    alike = what.dy.dtype == what.y.dtype and what.dy.strides == what.y.strides
+    each_block(what.y, what.axes, dtype, work, what.dx, (what.dy, *reads), alone=mask is None and alike)
 
 
 @np.errstate(all="ignore")

@@ -28,7 +28,6 @@ Array = np.ndarray[Any, Any]
 
 CHAIN = 512  # elements that are summed up in the type of arithmetic; such sums are summed up in float64
 WIDE = 512  # columns from which on a broadcast operand is read where it lies, rather than by NumPy's buffers
-WIDENED = 1 << 16  # elements that are widened for a sum at once
 BUFFER = 8192  # elements of NumPy's buffers: a row of more is read where it lies
 
 
@@ -145,6 +144,10 @@ class Rows:
         if self.whole:
             self._source = values
         return values
+
+    def seen(self, piece: Index) -> Array:
+        """Return the same, which may lie apart: to be read."""
+        return self.source(piece)
 
     def each(self) -> Iterator[tuple[Index, Array]]:
         """Yield each piece and its elements, rows x columns, after all steps so far. To be gone through to the end."""
@@ -458,26 +461,6 @@ def row_sums(values: Array, others: Array | None = None) -> Array:
     if whole < cols:
         total += np.vecdot(values[:, whole:], ones[: cols - whole] if others is None else others[:, whole:])
     return total
-
-
-def wide_sums(values: Array, others: Array | None, space: Space) -> Array:
-    """Return the same with all products and sums in float64, a few rows at once."""
-    rows, cols = values.shape
-    together = max(1, WIDENED // cols)
-    found = np.empty(rows)
-    for first in range(0, rows, together):
-        some = slice(first, min(rows, first + together))
-        wide = _widened(values[some], space, "values")
-        found[some] = row_sums(wide, None if others is None else _widened(others[some], space, "others"))
-    return found
-
-
-def _widened(part: Array, space: Space, name: str) -> Array:
-    if part.dtype == np.float64:
-        return part
-    wide = space.other("wide", np.dtype(np.float64)).take(name, *part.shape)
-    np.copyto(wide, part)
-    return wide
 
 
 def _joined(combine: np.ufunc, parts: list[Array]) -> Array:

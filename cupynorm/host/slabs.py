@@ -29,6 +29,7 @@ EACH = 8
 COLUMNS = (
     EACH * EACH
 )  # pieces have a multiple of so many, so that the order of summation follows from the columns alone
+WIDER = 4  # blocks of so many caches at most: long steps along memory win more than a cache does
 FEW_ROWS = 256  # of a block that has no place in the result: 1 KiB of float32 is read at a time
 MOST_ELEMENTS = 1 << 22  # of such a block, whose memory is kept
 
@@ -51,7 +52,7 @@ class Slab(Rows):
         """Return a piece of an array of x's shape as outer x columns x inner; None if that takes a copy."""
         return _laid(array[self.index(piece)], _inner(self._x, self._axes), self._axes)
 
-    def _seen(self, piece: Index) -> Array:
+    def seen(self, piece: Index) -> Array:
         """Return a piece of x where it lies, if it can be read there, else what source() does."""
         if self._source is None and self._x.dtype == self.space.dtype:
             found = self._lying(self._x, piece)
@@ -89,7 +90,7 @@ class Slab(Rows):
 
     def _advance(self, number: int, steps: Sequence[Step]) -> Array:
         held, piece = self._values[number], self.pieces[number]
-        values = self._seen(piece) if held is None else held
+        values = self.seen(piece) if held is None else held
         if steps:
             target = self._place(number, values) if held is None else held
             for step in steps:
@@ -151,7 +152,7 @@ class Slab(Rows):
 
     def along(self, of_rows: Array) -> Array:
         """Return a number of each row so that it broadcasts to values."""
-        return of_rows.reshape(self._seen(self.pieces[0]).shape[0], 1, -1)
+        return of_rows.reshape(self.seen(self.pieces[0]).shape[0], 1, -1)
 
     def column(self, share: float) -> Array:
         """Return one element of each row: the first (0), the last (1), or one that lies between."""
@@ -198,7 +199,7 @@ class Slab(Rows):
         if which.all():
             self.reset()
             return self
-        parts = [self._some(self._seen(piece), which) for piece in self.pieces]
+        parts = [self._some(self.seen(piece), which) for piece in self.pieces]
         return rows_of(np.ascontiguousarray(np.concatenate(parts, axis=1)), self.space.dtype)
 
     def put(self, which: Array, made: Rows) -> None:
@@ -324,7 +325,7 @@ def slabs_of(
             return _cut(leading, width), [_whole(axes)]
         width = max(COLUMNS, MOST_ELEMENTS // cols)
     else:
-        width = max(1, limit // COLUMNS)
+        width = max(1, WIDER * limit // COLUMNS)
     width = min(width, rows)
     together = limit // width // COLUMNS * COLUMNS if axes == 1 else COLUMNS
     return _cut(leading, width), _cut(trailing, max(COLUMNS, together))

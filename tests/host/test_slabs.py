@@ -113,6 +113,22 @@ def test_rows_that_are_computed_once_more(name: str, block: int, monkeypatch: py
         np.testing.assert_allclose(got, want, 4e-6, 4e-6 * (np.abs(want) < 1e20).max())
 
 
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("function", [cupynorm.softmax_backward, cupynorm.log_softmax_backward])
+def test_gradients_of_softmax(function: Any, shape: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "BLOCK", block)
+    extents, axis = SHAPES[shape]
+    dy, y = (normal(*extents, dtype="float32", seed=seed) for seed in (1, 2))
+    wanted = function(dy.astype(np.float64), y.astype(np.float64), axis=axis)
+
+    dx = function(dy, y, axis=axis)
+    in_place = function(dy, y.copy(), axis=axis, out=dy)
+
+    np.testing.assert_allclose(dx, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+    assert np.array_equal(in_place, dx)
+
+
 @pytest.mark.parametrize("cols", [1, 7, 8, 63, 64, 71, 200, 1024, 1100])
 @pytest.mark.parametrize("rows", [1, 3, 600])
 def test_sums_are_those_of_rows(rows: int, cols: int) -> None:
