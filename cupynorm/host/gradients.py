@@ -160,8 +160,8 @@ def _softmax_alone(what: SoftmaxGradient, mask: Masking | None) -> None:
         def step(p: Array, out: Array, piece: Index) -> None:
             given = slope.seen(piece)
             if what.log:
-                np.multiply(p, total, out=out)
-                np.subtract(given, out, out=out)
+                np.multiply(p, total, out=p)  # exponentials, which are ours; out may be dy
+                np.subtract(given, p, out=out)
             else:
                 np.subtract(given, total, out=out)
                 np.multiply(out, p, out=out)
