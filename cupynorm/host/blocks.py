@@ -32,12 +32,13 @@ def each_block(
     reads: Sequence[Array | None] = (),
     *,
     alone: bool = False,
+    in_order: bool = False,
 ) -> None:
     """Call work(rows) for blocks of x's rows, which have its last `axes` axes, in as many threads as may be used.
 
     dtype: that of arithmetic. out: where values may be computed if it has this dtype, and lies in one piece, and shares
     no memory with x or with what else is read. alone: whether rows are computed without masks and other arrays of x's
-    shape, so that they may be those of a Slab.
+    shape, so that they may be those of a Slab. in_order: whether one block has to follow the other, by one thread.
     """
     if not x.size:
         return
@@ -48,7 +49,7 @@ def each_block(
     if x.size <= min(limit, LEAST_THREADED):
         _go_through(kind, [_whole(x.ndim - axes)], x, [_whole(axes)], axes, dtype, work, home)
         return
-    threads = threading.count()
+    threads = 1 if in_order else threading.count()
     most = limit
     if threads > 1:  # two blocks a thread, if that makes no block too small
         most = min(limit, max(LEAST_THREADED, x.size // (2 * threads)))
