@@ -37,20 +37,21 @@ MOST_ELEMENTS = 1 << 22  # of such a block, whose memory is kept
 class Slab(Rows):
     """Some neighbouring rows of x, as outer x columns x inner. Neither masks nor arrays of x's shape beside it."""
 
-    __slots__ = ("_room",)
+    __slots__ = ("_inner", "_room")
 
     def __init__(
         self, x: Array, at: Index, pieces: Sequence[Index], axes: int, space: Space, home: Array | None
     ) -> None:
         super().__init__(x, at, pieces, axes, space, home)
-        if home is not None and _laid(home[self.index(pieces[0])], _inner(x, axes), axes) is None:
+        self._inner = _inner(x, axes)
+        if home is not None and self._lying(home, pieces[0]) is None:
             self._home = None
         self.kept = True
         self._room: list[Array | None] = [None] * len(pieces)  # of pieces that have no place in the result
 
     def _lying(self, array: Array, piece: Index) -> Array | None:
         """Return a piece of an array of x's shape as outer x columns x inner; None if that takes a copy."""
-        return _laid(array[self.index(piece)], _inner(self._x, self._axes), self._axes)
+        return _laid(array[self.index(piece)], self._inner, self._axes)
 
     def seen(self, piece: Index) -> Array:
         """Return a piece of x where it lies, if it can be read there, else what source() does."""
@@ -64,7 +65,7 @@ class Slab(Rows):
         """Return a piece of x as outer x columns x inner, in one block of memory."""
         if self._source is not None:
             return self._source
-        inner = _inner(self._x, self._axes)
+        inner = self._inner
         part = _turned(self._x[self.index(piece)], inner, self._axes)
         shape = _three(part.shape, inner, self._axes)
         values = self.space.take("source", *shape)
@@ -126,7 +127,7 @@ class Slab(Rows):
                 steps[-1](self._advance(number, steps[:-1]), target, piece)
 
     def _write(self, out: Array, piece: Index, values: Array) -> None:
-        target = _turned(out[self.index(piece)], _inner(self._x, self._axes), self._axes)
+        target = _turned(out[self.index(piece)], self._inner, self._axes)
         narrow(np.ascontiguousarray(values), target, self.space.scratch)
 
     def apply(self, step: np.ufunc, operand: Array | None = None) -> None:
@@ -222,15 +223,18 @@ class Slab(Rows):
 def _inner(x: Array, axes: int) -> int:
     """Return how many of the axes before the last `axes` have smaller steps than these."""
     at = x.ndim - axes
-    least = min(abs(step) for step, extent in zip(x.strides[at:], x.shape[at:], strict=True) if extent > 1)
+    steps = x.strides
+    least = min([abs(step) for step, extent in zip(steps[at:], x.shape[at:], strict=True) if extent > 1])
     count = 0
-    while count < at and 0 < abs(x.strides[at - 1 - count]) < least:
+    while count < at and 0 < abs(steps[at - 1 - count]) < least:
         count += 1
     return count
 
 
 def _turned(part: Array, inner: int, axes: int) -> Array:
     """Return a view of x's part with its inner axes last."""
+    if inner == axes == 1:
+        return part.swapaxes(-1, -2)
     at, count = part.ndim - axes - inner, part.ndim
     return part.transpose((*range(at), *range(at + inner, count), *range(at, at + inner)))
 
@@ -244,6 +248,8 @@ def _three(shape: tuple[int, ...], inner: int, axes: int) -> tuple[int, int, int
 def _laid(part: Array, inner: int, axes: int) -> Array | None:
     """Return a view of x's part as outer x columns x inner; None if its strides do not fit together."""
     turned = _turned(part, inner, axes)
+    if turned.ndim == 2 and inner == axes == 1:  # noqa: PLR2004
+        return turned[None] if turned.strides[1] == turned.itemsize or turned.shape[1] == 1 else None
     try:
         found = np.reshape(turned, _three(turned.shape, inner, axes), copy=False)
     except ValueError:
@@ -277,7 +283,7 @@ def column_sums(values: Array, others: Array | None = None, before: Array | None
         twice = None if others is None else np.repeat(others, 2, axis=2)
         start = None if before is None else np.repeat(before, 2)
         return column_sums(np.repeat(values, 2, axis=2), twice, start)[::2]
-    total = np.zeros((outer, rows)) if before is None else before.reshape(outer, rows)
+    total: Any = 0.0 if before is None else before.reshape(outer, rows)
     begin = 0
     for columns in (COLUMNS, cols % COLUMNS // EACH * EACH):
         several = (cols - begin) // columns if columns else 0
@@ -289,13 +295,16 @@ def column_sums(values: Array, others: Array | None = None, before: Array | None
             else:
                 parts = np.einsum("akcer,akcer->aker", some, others[:, begin:end].reshape(shape))
             found = np.add.reduce(parts, axis=2).astype(np.float64)
-            found[:, 0] += total
-            total = np.add.reduce(found, axis=1)
+            if begin or before is not None:
+                found[:, 0] += total
+            total = found[:, 0] if several == 1 else np.add.reduce(found, axis=1)
             begin = end
+        if begin == cols:
+            return np.asarray(total).reshape(-1)
     if begin < cols:
         rest = values[:, begin:].astype(np.float64)
         total = total + (rest if others is None else rest * others[:, begin:]).sum(axis=1)
-    return total.reshape(-1)
+    return np.asarray(total).reshape(-1)
 
 
 def lie_apart(x: Array, axes: int) -> bool:
