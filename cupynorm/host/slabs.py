@@ -301,9 +301,8 @@ def column_sums(values: Array, others: Array | None = None, before: Array | None
             begin = end
         if begin == cols:
             return np.asarray(total).reshape(-1)
-    if begin < cols:
-        rest = values[:, begin:].astype(np.float64)
-        total = total + (rest if others is None else rest * others[:, begin:]).sum(axis=1)
+    rest = values[:, begin:].astype(np.float64)
+    total = total + (rest if others is None else rest * others[:, begin:]).sum(axis=1)
     return np.asarray(total).reshape(-1)
 
 
