@@ -37,60 +37,104 @@ LONGEST = 12.0  # seconds for a case, of which each contender has LEAST_SAMPLES 
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-def composed_layer_norm(x: Array, gamma: Array, beta: Array) -> Array:
+def composed_layer_norm(x: Array, gamma: Array, beta: Array, axis: int) -> Array:
     """LayerNorm as one writes it in NumPy, in the dtype of x."""
-    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    mean, var = x.mean(axis, keepdims=True), x.var(axis, keepdims=True)
     y: Array = (x - mean) / np.sqrt(var + x.dtype.type(1e-5)) * gamma + beta
     return y
 
 
-def composed_rms_norm(x: Array, gamma: Array, _: Array) -> Array:
+def composed_rms_norm(x: Array, gamma: Array, _: Array, axis: int) -> Array:
     """RMSNorm likewise."""
-    y: Array = x / np.sqrt((x * x).mean(-1, keepdims=True) + x.dtype.type(1e-6)) * gamma
+    y: Array = x / np.sqrt((x * x).mean(axis, keepdims=True) + x.dtype.type(1e-6)) * gamma
     return y
 
 
-def composed_softmax(x: Array, *_: Array) -> Array:
+def composed_softmax(x: Array, *_: Array, axis: int) -> Array:
     """Softmax likewise."""
-    powers = np.exp(x - x.max(-1, keepdims=True))
-    y: Array = powers / powers.sum(-1, keepdims=True)
+    powers = np.exp(x - x.max(axis, keepdims=True))
+    y: Array = powers / powers.sum(axis, keepdims=True)
     return y
 
 
-def composed_log_softmax(x: Array, *_: Array) -> Array:
+def composed_log_softmax(x: Array, *_: Array, axis: int) -> Array:
     """log_softmax likewise."""
-    below = x - x.max(-1, keepdims=True)
-    y: Array = below - np.log(np.exp(below).sum(-1, keepdims=True))
+    below = x - x.max(axis, keepdims=True)
+    y: Array = below - np.log(np.exp(below).sum(axis, keepdims=True))
     return y
 
 
-def composed_logsumexp(x: Array, *_: Array) -> Array:
+def composed_logsumexp(x: Array, *_: Array, axis: int) -> Array:
     """Logsumexp likewise."""
-    largest = x.max(-1, keepdims=True)
-    y: Array = np.log(np.exp(x - largest).sum(-1)) + largest[..., 0]
+    largest = x.max(axis, keepdims=True)
+    y: Array = np.log(np.exp(x - largest).sum(axis)) + largest.squeeze(axis)
     return y
 
 
-def composed_softmax_backward(dy: Array, y: Array) -> Array:
+def composed_standardize(x: Array, *_: Array, axis: int) -> Array:
+    """z-scores likewise."""
+    y: Array = (x - x.mean(axis, keepdims=True)) / x.std(axis, keepdims=True)
+    return y
+
+
+def composed_softmax_backward(dy: Array, y: Array, axis: int) -> Array:
     """Softmax's gradient likewise."""
-    dx: Array = y * (dy - (dy * y).sum(-1, keepdims=True))
+    dx: Array = y * (dy - (dy * y).sum(axis, keepdims=True))
     return dx
 
 
-def composed_log_softmax_backward(dy: Array, y: Array) -> Array:
+def composed_log_softmax_backward(dy: Array, y: Array, axis: int) -> Array:
     """log_softmax's gradient likewise."""
-    dx: Array = dy - np.exp(y) * dy.sum(-1, keepdims=True)
+    dx: Array = dy - np.exp(y) * dy.sum(axis, keepdims=True)
     return dx
+
+
+def composed_layer_norm_backward(dy: Array, x: Array, gamma: Array, axis: int) -> tuple[Array, ...]:
+    """LayerNorm's gradients likewise."""
+    mean = x.mean(axis, keepdims=True)
+    rstd = 1 / np.sqrt(x.var(axis, keepdims=True) + x.dtype.type(1e-5))
+    z, g = (x - mean) * rstd, dy * gamma
+    dx = rstd * (g - g.mean(axis, keepdims=True) - z * (g * z).mean(axis, keepdims=True))
+    return dx, (dy * z).sum(0), dy.sum(0)
+
+
+def composed_rms_norm_backward(dy: Array, x: Array, gamma: Array, axis: int) -> tuple[Array, ...]:
+    """RMSNorm's gradients likewise."""
+    rstd = 1 / np.sqrt((x * x).mean(axis, keepdims=True) + x.dtype.type(1e-6))
+    z, g = x * rstd, dy * gamma
+    return rstd * (g - z * (g * z).mean(axis, keepdims=True)), (dy * z).sum(0)
+
+
+def composed_cross_entropy(x: Array, labels: Array, axis: int) -> tuple[Array, ...]:
+    """The cross entropy of labels and its gradient likewise."""
+    largest, rows = x.max(axis, keepdims=True), np.arange(len(labels))
+    powers = np.exp(x - largest)
+    total = powers.sum(axis, keepdims=True)
+    loss = (np.log(total) + largest)[:, 0] - x[rows, labels]
+    powers /= total
+    powers[rows, labels] -= 1
+    return loss, powers
+
+
+def composed_bias_silu(x: Array, bias: Array, axis: int) -> Array:  # noqa: ARG001
+    """SiLU likewise."""
+    y = x + bias
+    return np.asarray(y / (1 + np.exp(-y)))
 
 
 OURS: dict[str, Callable[..., Any]] = {
     "layer_norm": cupynorm.layer_norm,
-    "rms_norm": lambda x, gamma, _: cupynorm.rms_norm(x, gamma),
-    "softmax": lambda x, *_: cupynorm.softmax(x),
-    "log_softmax": lambda x, *_: cupynorm.log_softmax(x),
-    "logsumexp": lambda x, *_: cupynorm.logsumexp(x),
+    "rms_norm": lambda x, gamma, _, axis: cupynorm.rms_norm(x, gamma, axis=axis),
+    "softmax": lambda x, *_, axis: cupynorm.softmax(x, axis=axis),
+    "log_softmax": lambda x, *_, axis: cupynorm.log_softmax(x, axis=axis),
+    "logsumexp": lambda x, *_, axis: cupynorm.logsumexp(x, axis=axis),
+    "standardize": lambda x, *_, axis: cupynorm.standardize(x, axis=axis),
     "softmax_backward": cupynorm.softmax_backward,
     "log_softmax_backward": cupynorm.log_softmax_backward,
+    "layer_norm_backward": cupynorm.layer_norm_backward,
+    "rms_norm_backward": cupynorm.rms_norm_backward,
+    "cross_entropy": lambda x, labels, axis: cupynorm.cross_entropy(x, labels, axis=axis, return_grad=True),
+    "bias_silu": lambda x, bias, axis: cupynorm.bias_silu(x, bias),  # noqa: ARG005
 }
 COMPOSED: dict[str, Callable[..., Any]] = {
     "layer_norm": composed_layer_norm,
@@ -98,9 +142,15 @@ COMPOSED: dict[str, Callable[..., Any]] = {
     "softmax": composed_softmax,
     "log_softmax": composed_log_softmax,
     "logsumexp": composed_logsumexp,
+    "standardize": composed_standardize,
     "softmax_backward": composed_softmax_backward,
     "log_softmax_backward": composed_log_softmax_backward,
+    "layer_norm_backward": composed_layer_norm_backward,
+    "rms_norm_backward": composed_rms_norm_backward,
+    "cross_entropy": composed_cross_entropy,
+    "bias_silu": composed_bias_silu,
 }
+ALONG_ANY = tuple(OURS)[:8]  # whose axis may be another than the last here
 
 
 def torchs(op: str) -> Callable[..., Any]:
@@ -110,11 +160,13 @@ def torchs(op: str) -> Callable[..., Any]:
     functional = torch.nn.functional
     torch.set_num_threads(1)
     calls: dict[str, Callable[..., Any]] = {
-        "layer_norm": lambda x, gamma, beta: functional.layer_norm(x, (x.shape[-1],), gamma, beta, 1e-5),
-        "rms_norm": lambda x, gamma, _: functional.rms_norm(x, (x.shape[-1],), gamma, 1e-6),
-        "softmax": lambda x, *_: functional.softmax(x, -1),
-        "log_softmax": lambda x, *_: functional.log_softmax(x, -1),
-        "logsumexp": lambda x, *_: torch.logsumexp(x, -1),
+        "layer_norm": lambda x, gamma, beta, axis: functional.layer_norm(
+            x, x.shape[axis:], gamma, beta, 1e-5
+        ),
+        "rms_norm": lambda x, gamma, _, axis: functional.rms_norm(x, x.shape[axis:], gamma, 1e-6),
+        "softmax": lambda x, *_, axis: functional.softmax(x, axis),
+        "log_softmax": lambda x, *_, axis: functional.log_softmax(x, axis),
+        "logsumexp": lambda x, *_, axis: torch.logsumexp(x, axis),
     }
     if op not in calls:
         raise NotImplementedError
@@ -122,12 +174,13 @@ def torchs(op: str) -> Callable[..., Any]:
 
 
 class Case(NamedTuple):
-    """What is timed."""
+    """What is timed. axis: -1; or 0, along which the elements of rows lie apart, while rows are neighbours."""
 
     op: str
     dtype: str
     rows: int
     cols: int
+    axis: int = -1
 
 
 class Worker:
@@ -189,11 +242,21 @@ def call_of(kind: str, case: Case) -> Callable[[], Any]:
     """Return a contender's call, on the same numbers for all."""
     random = np.random.default_rng(0)
     dtype = dtype_of(case.dtype)
-    x = random.standard_normal((case.rows, case.cols), np.float32).astype(dtype)
-    given: tuple[Any, ...] = (x, np.ones(case.cols, dtype), np.zeros(case.cols, dtype))
-    if case.op.endswith("_backward"):
-        given = x, OURS[case.op.removesuffix("_backward")](x)
+    shape = (case.rows, case.cols) if case.axis else (case.cols, case.rows)
+    x = random.standard_normal(shape, np.float32).astype(dtype)
+    along = (case.cols,) if case.axis or kind == "cupynorm" else (case.cols, 1)
+    given: tuple[Any, ...] = (x, np.ones(along, dtype), np.zeros(along, dtype))
+    if case.op.endswith("softmax_backward"):
+        given = x, OURS[case.op.removesuffix("_backward")](x, axis=case.axis)
+    elif case.op.endswith("_backward"):
+        given = x, x[::-1].copy(), given[1]
+    elif case.op == "cross_entropy":
+        given = x, random.integers(0, case.cols, case.rows)
+    elif case.op == "bias_silu":
+        given = given[:2]
     if kind == "torch":
+        if case.axis == 0 and "norm" in case.op:
+            raise NotImplementedError
         function = torchs(case.op)
         import torch  # noqa: PLC0415
 
@@ -209,7 +272,7 @@ def call_of(kind: str, case: Case) -> Callable[[], Any]:
 
     def call() -> Any:
         with np.errstate(all="ignore"):
-            return function(*given)
+            return function(*given, axis=case.axis)
 
     return call
 
@@ -237,16 +300,19 @@ def row_of(found: Mapping[str, Any], names: list[str]) -> str:
     shown = [f"{best[name] * scale:8.2f}" if name in best else "       -" for name in names]
     spread = max(np.quantile(each, 0.75) / min(each) for each in seconds.values())
     ratio = best["numpy"] / best["cupynorm"]
-    label = f"{found['op']:20} {found['dtype']:9} {found['rows']:6} x {found['cols']:<6}"
+    op = found["op"] + ("" if found["axis"] else ", axis 0")
+    label = f"{op:28} {found['dtype']:9} {found['rows']:6} x {found['cols']:<6}"
     return f"{label} {' '.join(shown)} {unit}  numpy / cupynorm {ratio:5.2f}  spread {spread:4.2f}"
 
 
-def cases(ops: list[str], dtypes: list[str], *, quick: bool) -> Iterator[Case]:
+def cases(ops: list[str], dtypes: list[str], axes: list[int], *, quick: bool) -> Iterator[Case]:
     """Yield what is timed."""
     for dtype in dtypes:
         for rows, cols in SHAPES[: 3 if quick else None]:
             for op in ops:
-                yield Case(op, dtype, rows, cols)
+                for axis in axes:
+                    if axis or op in ALONG_ANY:
+                        yield Case(op, dtype, rows, cols, axis)
 
 
 def main() -> None:
@@ -259,6 +325,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="measure with so many threads, too")
     parser.add_argument("--only", nargs="+", choices=OURS, default=list(OURS), help="ops")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument(
+        "--axes", nargs="+", type=int, choices=(-1, 0), default=[-1, 0], help="along which rows go"
+    )
     parser.add_argument("--quick", action="store_true", help="no large arrays")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -275,9 +344,9 @@ def main() -> None:
     about = {"python": platform.python_version(), "numpy": np.__version__, "machine": platform.machine()}
     report: dict[str, Any] = {"about": about, "date": time.strftime("%Y-%m-%d"), "cases": []}
     names = list(workers)
-    print(f"{'':47} {' '.join(f'{name:>8}' for name in names)}")
+    print(f"{'':55} {' '.join(f'{name:>8}' for name in names)}")
     try:
-        for case in cases(options.only, options.dtypes, quick=options.quick):
+        for case in cases(options.only, options.dtypes, options.axes, quick=options.quick):
             report["cases"].append(measured(case, workers))
             print(row_of(report["cases"][-1], names), flush=True)
             if options.json:

@@ -155,15 +155,18 @@ def is_integer(dtype: Dtype) -> bool:
     return dtype.kind in "biu"
 
 
-def input_dtype(dtype: Dtype, *, on_device: bool) -> None:
-    """TypeError for what is no input of a row op: a supported dtype or an integer; in any byte order on the host."""
+def input_dtype(dtype: Dtype, *, on_device: bool, any_integer: bool = False) -> None:
+    """TypeError for what is no input of a row op: a supported dtype or an integer; in any byte order on the host.
+
+    any_integer: whether others than INTEGERS will do, as they do for operands.
+    """
     native = dtype if on_device or dtype.isnative else dtype.newbyteorder("=")
-    if native.isnative and native.name in INTEGERS:
+    if native.isnative and (native.name in INTEGERS or (any_integer and is_integer(native))):
         return
     try:
         dtype_name(native)
     except TypeError:
-        known = sorted(_types()) + list(INTEGERS)
+        known = sorted(_types()) + (["bool", "integers"] if any_integer else list(INTEGERS))
         what = f"dtype {dtype.str} (byte-swapped)" if not native.isnative else f"dtype {dtype}"
         raise TypeError(f"{what} is not supported: use {', '.join(known)}") from None
 

@@ -531,7 +531,8 @@ class Fused(NamedTuple):
         columns = {name: View(0, (cols,), x.strides[1:], x.dtype) for name in self.op.columns[: self.columns]}
         what = self.around(dtype, cols)
         compute = compute_dtype(x.dtype, *(each.dtype for each in what.outs))
-        return fused_spec(self.op, x, 1, columns, (), 0.0, compute, what)
+        eps = (0.0,) * (1 + len(self.op.numbers))
+        return fused_spec(self.op, x, 1, columns, (), eps, compute, what)
 
 
 def _full_where(cols: int) -> Mask:
@@ -639,10 +640,11 @@ def _of_labels(dtype: str, cols: int) -> Around:
     return Around((x,), load, (Label(labels, nan=True), 0.875, 0.001), counted=Counted(labels, -100))
 
 
-def _of_labels_alone(dtype: str, cols: int, ignored: int | None = None) -> Around:
+def _of_labels_alone(dtype: str, cols: int, ignored: int | None = None, *, smooth: bool = False) -> Around:
     labels = View(0, (8,), (8,), np.dtype(np.int64))
     counted = None if ignored is None else Counted(labels, ignored)
-    return Around((_rows_of(dtype, cols),), counted=counted, labelled=Labelled(labels, ignored))
+    part = 0.875 if smooth else 1.0
+    return Around((_rows_of(dtype, cols),), counted=counted, labelled=Labelled(labels, ignored, part))
 
 
 # Gradients and losses, whose elements are two numbers, and what stores nothing.
@@ -667,6 +669,15 @@ GRADIENTS = {
     ),
     "cross_entropy of labels, loss alone": Fused(
         backward.LABEL_CROSS_ENTROPY, lambda d, n: _of_labels_alone(d, n)._replace(outs=(), room=256)
+    ),
+    "cross_entropy of smooth labels": Fused(
+        backward.SMOOTH_CROSS_ENTROPY, lambda d, n: _of_labels_alone(d, n, smooth=True)
+    ),
+    "cross_entropy of smooth labels, some ignored": Fused(
+        backward.SMOOTH_CROSS_ENTROPY, lambda d, n: _of_labels_alone(d, n, -100, smooth=True)
+    ),
+    "cross_entropy of smooth labels, loss alone": Fused(
+        backward.SMOOTH_CROSS_ENTROPY, lambda d, n: _of_labels_alone(d, n)._replace(outs=(), room=256)
     ),
     "logsumexp": Fused(backward.LOGSUMEXP, lambda *_: Around((), room=256)),
 }

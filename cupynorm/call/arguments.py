@@ -69,9 +69,8 @@ def check(
     others: Mapping[str, Any] | None = None,
     quantized: Dtype | None = None,
     may_be: Collection[str] = ("x", "residual"),
-    integers: bool = False,
 ) -> Call:
-    """Check one call of a row op, and allocate the output if it was not given. integers: whether x may hold some.
+    """Check one call of a row op, and allocate the output if it was not given.
 
     others: arrays of which everything but the dtype and shape is checked here. may_be: those of the arrays that `out`
     may be itself. quantized: the result's dtype, if it is one of _dtypes.QUANTIZED.
@@ -80,10 +79,7 @@ def check(
     columns = {name: array for name, array in (columns or {}).items() if array is not None}
     on_device = check_kinds(x, {"out": out, **columns, **others}, columns)
     check_forced(plan, "x", on_device=on_device)
-    if integers:
-        check_input("x", x, on_device=on_device)
-    else:
-        check_dtype("x", x)
+    check_input("x", x, on_device=on_device)
     axes = trailing_axes(axis, x.shape)
     shape = x.shape[x.ndim - axes :]
     if 0 in shape:
@@ -326,10 +322,10 @@ def check_dtype(name: str, array: Any) -> None:
         raise TypeError(f"{name}: {error}{conversion(name, array.dtype)}") from None
 
 
-def check_input(name: str, array: Any, *, on_device: bool) -> None:
-    """TypeError that names the array if a row op does not read its dtype."""
+def check_input(name: str, array: Any, *, on_device: bool, any_integer: bool = False) -> None:
+    """TypeError that names the array if a row op does not read its dtype. any_integer: as in input_dtype()."""
     try:
-        input_dtype(array.dtype, on_device=on_device)
+        input_dtype(array.dtype, on_device=on_device, any_integer=any_integer)
     except TypeError as error:
         raise TypeError(f"{name}: {error}{conversion(name, array.dtype)}") from None
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from cupynorm._dtypes import Dtype, quantized_dtype
+from cupynorm._dtypes import Dtype, quantized_dtype, result_dtype
 from cupynorm._options import finite
 from cupynorm._values import NamedTuple
-from cupynorm.call.arguments import Call, check_dtype
+from cupynorm.call.arguments import Call, check_input
 from cupynorm.call.masks import Asked, Mask, mask_of
 from cupynorm.call.quantize import Quantize
 from cupynorm.host import reference
@@ -79,11 +79,11 @@ class Extras(NamedTuple):
         mask = None if self.masked is None else mask_of(self.masked, x.shape, call.axes)
         total = scales = None
         if self.add is not None:
-            check_dtype("residual", self.add.residual)
+            check_input("residual", self.add.residual, on_device=call.on_device)
             if self.add.residual.shape != x.shape:
                 raise ValueError(f"residual has shape {self.add.residual.shape}, x has {x.shape}")
             if self.add.wants_sum:
-                total = call.empty_like_x(x.dtype)
+                total = call.empty_like_x(result_dtype(x.dtype))
         if self.quantize is not None and self.quantize.per_row:
             scales = call.empty_statistic()
         return CheckedExtras(mask, self.add, self.quantize, scales, total)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm._dtypes import Dtype, compute_dtype, dtype_of
+from cupynorm._dtypes import Dtype, compute_dtype, dtype_of, result_dtype
 from cupynorm._options import boolean, eps_of, finite, integer, plainly
 from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import (
@@ -105,7 +105,7 @@ def check_logsumexp(
     mask = None if asked.says_nothing else mask_of(asked, x.shape, axes)
     nan = nan_policy(nan, on_device=on_device)
     if b is not None:
-        check_dtype("b", b)
+        check_input("b", b, on_device=on_device, any_integer=True)
         _check_broadcast("b", b, x.shape, "x")
     out = _result(out, rows, wanted, {"x": x, **others}, on_device, device)
     sign = allocate(on_device, device, rows, out.dtype) if boolean("return_sign", return_sign) else None
@@ -134,7 +134,7 @@ def check_cross_entropy(
     on_device = check_kinds(logits, given, {"weight", "dloss"}, name_of_x="logits")
     check_kind("labels", labels)  # None is no array to the line above
     check_forced(plan, "logits", on_device=on_device)
-    check_dtype("logits", logits)
+    check_input("logits", logits, on_device=on_device)
     axes = trailing_axes(axis, logits.shape, "logits")
     if axes != 1:
         raise ValueError(f"axis {axis} names {axes} axes of logits: classes lie along one axis, the last")
@@ -208,7 +208,7 @@ def _gradient(
 ) -> Any:
     """Return where the gradient is written."""
     if grad is None:
-        return allocate(on_device, device, logits.shape, logits.dtype, like=logits)
+        return allocate(on_device, device, logits.shape, result_dtype(logits.dtype), like=logits)
     _check_out(grad, logits.shape, None, read, on_device, name="grad", may_be=("logits",))
     return grad
 
@@ -221,10 +221,8 @@ def _check_labels(
     On a device their values are not looked at: that would wait for the device.
     """
     dtype = labels.dtype
-    if dtype.kind not in "iu" or not dtype.isnative:
-        raise TypeError(
-            f"labels has dtype {dtype.str if not dtype.isnative else dtype}: use an integer dtype"
-        )
+    if dtype.kind not in "iu":
+        raise TypeError(f"labels has dtype {dtype}: use an integer dtype")
     if labels.shape != rows:
         raise ValueError(f"labels has shape {labels.shape}, logits without its last axis has {rows}")
     if on_device or not labels.size:

@@ -12,7 +12,6 @@ from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import (
     _check_out,
     check,
-    check_dtype,
     check_forced,
     check_input,
     check_kinds,
@@ -114,7 +113,7 @@ def check_elements_result(
     """Check a call whose result has x's shape, and allocate what it writes. rows: the further results, one a row."""
     asked, nan = _asked(x, missing)
     others = {**asked.arrays(), **({} if missing.weights is None else {"weights": missing.weights})}
-    call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, others=others, may_be=("x",), integers=True)
+    call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, others=others, may_be=("x",))
     mask = _checked_missing(asked, missing, nan, x, call.axes, on_device=call.on_device)
     made = {name: call.empty_statistic() for name in rows}
     return StatisticCall(
@@ -190,6 +189,6 @@ def _checked_missing(
             'nan="raise" is for NumPy arrays: to look at x on a device would wait for the device'
         )
     if missing.weights is not None:
-        check_dtype("weights", missing.weights)
+        check_input("weights", missing.weights, on_device=on_device, any_integer=True)
         _check_broadcast("weights", missing.weights, x.shape, "x")
     return None if asked.says_nothing else mask_of(asked, x.shape, axes)

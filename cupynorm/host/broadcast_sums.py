@@ -36,7 +36,7 @@ class BroadcastSum:
     def add(self, values: Array, tile: tuple[slice, ...]) -> None:
         """Add a tile of the array: the slices of all of its axes, or of the first ones."""
         if self._columns:
-            values = values.sum(axis=self._columns, keepdims=True)
+            values = values.sum(axis=self._columns, keepdims=True, dtype=np.float64)
         index = tuple(
             slice(None) if extent == 1 else part
             for extent, part in zip(self._total.shape, tile, strict=False)
@@ -44,7 +44,7 @@ class BroadcastSum:
         part = self._total[index].transpose(self._order)
         rows = values.transpose(self._order).reshape(math.prod(values.shape[axis] for axis in self._rows), -1)
         total = part.reshape(-1).copy()
-        add_rows(total, rows.copy())
+        add_rows(total, rows.astype(np.float64, order="C"))
         part[...] = total.reshape(part.shape)
 
     def store(self, out: Array) -> None:

@@ -1,8 +1,8 @@
 """Gradients of norms and softmax on NumPy arrays, in blocks of rows, each result rounded once.
 
-Arithmetic is in float64, as in reference.py; where of softmax only dx is wanted, all but sums is in the type of
-arithmetic of ops.py. A result may be one of the arrays that are read. Nothing is checked here; floating warnings are
-off.
+Arithmetic is that of ops.py where of softmax only dx is wanted, and for norms of no sum, but for layer_norm's from x;
+else it is in float64, as in reference.py. Sums over rows are in float64. A result may be one of the arrays that are
+read. Nothing is checked here; floating warnings are off.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm._values import NamedTuple
+from cupynorm.host import reference
+from cupynorm.host.blocks import each_block
 from cupynorm.host.broadcast_sums import BroadcastSum
 from cupynorm.host.losses import _pieces
-from cupynorm.host.ops import type_of_arithmetic
+from cupynorm.host.ops import standardise, type_of_arithmetic
 from cupynorm.host.reference import _blocks, _columns, _round, _standardise
-from cupynorm.host.rows import Rows, each_block, wide_sums
+from cupynorm.host.rows import Rows, columns_of, row_sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,12 +78,79 @@ class NormGradient(NamedTuple):
     add: AddGradient | None
 
 
-@np.errstate(all="ignore")
 def norm(what: NormGradient) -> None:
     """Write rstd * (g - mean(g) - z * mean(g * z)), where g = dy * gamma, and z is the normalised x; of all rows.
 
     Means are over a row; mean(g) is 0 in rms_norm. The gradients of gamma and beta are the sums of dy * z and dy.
     """
+    cols = math.prod(what.x.shape[what.x.ndim - what.axes :])
+    if what.add is None and cols <= reference.BLOCK:
+        _norm_alone(what, cols)
+    else:
+        _norm_in_float64(what)
+
+
+def _norm_alone(what: NormGradient, cols: int) -> None:
+    """Do so in the type of arithmetic, of no sum and of rows that fit into a block; sums over rows are in float64."""
+    axes, shape = what.axes, what.x.shape
+    dtype = type_of_arithmetic(what.dy, what.x, what.dx)
+    if what.centred and not what.from_y:  # what is near its mean has digits in dgamma that float32 has not
+        dtype = np.dtype(np.float64)
+    scale, shift = (columns_of(each, shape, axes, dtype) for each in (what.gamma, what.beta))
+    dgamma, dbeta = (_total(each, shape, axes) for each in (what.dgamma, what.dbeta))
+
+    def work(rows: Rows) -> None:
+        slope = Rows(what.dy, rows.at, rows.pieces, axes, rows.space.other("slope", dtype), None)
+        rstd = _normalise_alone(what, rows, cols, scale, shift)
+        piece = rows.pieces[0]
+        given, z = slope.values(), rows.values()
+        tile = (*rows.at, *(slice(None),) * (len(shape) - len(rows.at) - axes), *piece)
+        whole = what.x[tile].shape
+        products = rows.space.take("products", *z.shape)
+        if dgamma is not None:
+            dgamma.add(np.multiply(given, z, out=products).reshape(whole), tile)
+        if dbeta is not None:
+            dbeta.add(given.reshape(whole), tile)
+        slope.apply_columns(np.multiply, scale)
+        g = slope.values()
+        along = row_sums(g, z) / cols
+        rows.apply(np.multiply, along)
+        if what.centred:
+            slope.apply(np.subtract, row_sums(g) / cols)
+            g = slope.values()
+        rows.then(lambda values, out, _: _subtract_from(g, values, out))
+        rows.apply(np.multiply, rstd)
+        rows.store(what.dx)
+
+    reads = (what.dy, what.gamma, what.beta, what.mean, what.rstd)
+    each_block(what.x, axes, dtype, work, what.dx, reads, in_order=True)
+    for total, target in ((dgamma, what.dgamma), (dbeta, what.dbeta)):
+        _store(total, target)
+
+
+def _subtract_from(whole: Array, values: Array, out: Array) -> None:
+    np.subtract(whole, values, out=out)
+
+
+def _normalise_alone(
+    what: NormGradient, rows: Rows, cols: int, scale: Array | None, shift: Array | None
+) -> Array:
+    """Replace rows of x, or of y, by the normalised ones; return each row's 1 / deviation."""
+    if not what.from_y and what.rstd is None:
+        return standardise(rows, cols, what.eps, centred=what.centred)[1]
+    rstd = np.asarray(what.rstd[rows.at]).astype(np.float64).reshape(-1)
+    if what.from_y:
+        rows.apply_columns(np.subtract, shift)
+        rows.apply_columns(np.divide, scale)
+        return rstd
+    if what.mean is not None:
+        rows.apply(np.subtract, np.asarray(what.mean[rows.at]).reshape(-1))
+    rows.apply(np.multiply, rstd)
+    return rstd
+
+
+@np.errstate(all="ignore")
+def _norm_in_float64(what: NormGradient) -> None:
     axes, shape = what.axes, what.x.shape
     cols = math.prod(shape[len(shape) - axes :])
     scale, shift = _columns(what.gamma, shape, axes), _columns(what.beta, shape, axes)
@@ -140,44 +209,42 @@ def softmax(what: SoftmaxGradient, mask: Masking | None) -> None:
 
 
 def _softmax_alone(what: SoftmaxGradient, mask: Masking | None) -> None:
-    """Do so in the type of arithmetic, where only dx is wanted, of a dy that is given."""
+    """Do so in the type of arithmetic, where only dx is wanted, of a dy that is given.
+
+    Sums of products are off by some roundings of the sum of their sizes, as bounds.py allows.
+    """
     scale = 1.0 if mask is None else mask.scale
     reads = () if mask is None else (mask.where, mask.begin, mask.end)
     dtype = type_of_arithmetic(what.dy, what.y, what.dx)
 
     def work(rows: Rows) -> None:
-        slope = Rows(what.dy, rows.at, rows.pieces, what.axes, rows.space.other("slope", dtype), None)
-        if what.log:
-            rows.prepare(_exp)
+        slope = type(rows)(what.dy, rows.at, rows.pieces, what.axes, rows.space.other("slope", dtype), None)
         for each in (slope, rows):
             each.drop_from_source(mask, 0.0)
-        # in float64: a difference of large products keeps its digits, as elements of the result must
-        parts = [
-            wide_sums(slope.source(piece), None if what.log else rows.source(piece), rows.space)
-            for piece in rows.pieces
-        ]
-        total = np.sum(parts, axis=0).astype(dtype)[:, None]
+        sums: Array | None = None
+        for piece in rows.pieces:
+            sums = rows.sums(slope.seen(piece), None if what.log else rows.seen(piece), sums)
+        total = rows.along(np.asarray(sums).astype(dtype))
 
         def step(p: Array, out: Array, piece: Index) -> None:
-            given = slope.source(piece)
+            given = slope.seen(piece)
             if what.log:
-                np.multiply(p, total, out=out)
-                np.subtract(given, out, out=out)
+                np.multiply(p, total, out=p)  # exponentials, which are ours; out may be dy
+                np.subtract(given, p, out=out)
             else:
                 np.subtract(given, total, out=out)
                 np.multiply(out, p, out=out)
             if scale != 1:
                 np.multiply(out, dtype.type(scale), out=out)
 
+        if what.log:
+            rows.apply(np.exp)
         rows.then(step)
         rows.drop(mask, 0.0)  # in a row with a nan, what is dropped would be nan by now
         rows.store(what.dx)
 
-    each_block(what.y, what.axes, dtype, work, what.dx, (what.dy, *reads))
-
-
-def _exp(values: Array, out: Array, _: Index) -> None:
-    np.exp(values, out=out)
+    alike = what.dy.dtype == what.y.dtype and what.dy.strides == what.y.strides
+    each_block(what.y, what.axes, dtype, work, what.dx, (what.dy, *reads), alone=mask is None and alike)
 
 
 @np.errstate(all="ignore")

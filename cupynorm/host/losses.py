@@ -1,7 +1,7 @@
 """Losses on NumPy arrays: in blocks of rows, each result rounded once.
 
-logsumexp computes as ops.py does, cross_entropy in float64, as reference.py. Nothing is checked here; floating warnings
-are off.
+They compute as ops.py does, cross_entropy with weights and smoothing in float64, as reference.py. Nothing is checked
+here; floating warnings are off.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm._values import NamedTuple
-from cupynorm.host.ops import powers_with_squares, type_of_arithmetic
+from cupynorm.host.blocks import each_block
+from cupynorm.host.ops import powers, powers_with_squares, type_of_arithmetic
 from cupynorm.host.reference import Masking, _blocks, _columns, _of_columns, _round, _Rows
-from cupynorm.host.rows import each_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,7 @@ def logsumexp(x: Array, axes: int, out: Array, mask: Masking | None = None, *, o
         rows.store_statistic(out, _round(found, out.dtype))
 
     reads = () if mask is None else (mask.where, mask.bias, mask.begin, mask.end)
-    each_block(x, axes, type_of_arithmetic(x, out), work, reads=reads)
+    each_block(x, axes, type_of_arithmetic(x, out), work, reads=reads, alone=mask is None and not omit)
 
 
 @np.errstate(all="ignore")
@@ -111,7 +111,6 @@ class Target(NamedTuple):
     smoothing: float
 
 
-@np.errstate(all="ignore")
 def cross_entropy(
     x: Array, target: Target, z_loss: float, loss: Array, grad: Array | None, dloss: Any
 ) -> None:
@@ -120,6 +119,55 @@ def cross_entropy(
     lse = logsumexp(x), and the gradient is (Q + 2 * z_loss * lse) * p - q with Q = sum_i q_i and p = softmax(x). A term
     of q_i = 0 counts as 0, also where x_i is -inf. grad may be x itself.
     """
+    if target.smoothing and target.weight is not None:
+        _in_float64(x, target, z_loss, loss, grad, dloss)
+        return
+    classes = x.shape[-1]
+    weight = None if target.weight is None else np.broadcast_to(target.weight, (classes,))
+    factor = np.broadcast_to(np.asarray(dloss, np.float64), x.shape[:-1])
+    spread = target.smoothing / classes
+
+    def work(rows: Rows) -> None:
+        labels, ignored, dy = (
+            np.reshape(each[rows.at], -1) for each in (target.labels, target.ignored, factor)
+        )
+        of_label = np.full(labels.shape, 1 - target.smoothing)
+        if weight is not None:
+            of_label = of_label * weight[labels].astype(np.float64)
+        part = x[rows.at]
+        at_label = np.take_along_axis(part, labels.reshape((*part.shape[:-1], 1)), -1).astype(np.float64)
+        of_all = rows.sum() if spread else np.zeros(labels.shape)
+        pivot, total = powers(rows)
+        lse = np.log(total)
+        if pivot is not None:
+            lse = pivot + lse
+        found = _product(of_label, lse - at_label.reshape(-1))
+        if spread:
+            found += spread * (classes * lse - of_all)
+        found = np.where(ignored, 0.0, found + z_loss * lse**2)
+        rows.store_statistic(loss, _round(found, loss.dtype))
+        if grad is None:
+            return
+        rows.apply(np.multiply, dy * (of_label + target.smoothing + 2 * z_loss * lse) / total)
+        if spread:
+            rows.apply(np.subtract, dy * spread)
+        taken = (dy * of_label).astype(rows.space.dtype)
+
+        def take(_: Array, out: Array, piece: Index) -> None:
+            row, column = _inside(labels, out, piece)
+            out[row, column] -= taken[row]
+            if ignored.any():
+                np.copyto(out, 0.0, where=ignored[:, None])
+
+        rows.then(take)
+        rows.store(grad)
+
+    results = (loss,) if grad is None else (loss, grad)
+    each_block(x, 1, type_of_arithmetic(x, *results), work, grad, (target.weight,))
+
+
+@np.errstate(all="ignore")
+def _in_float64(x: Array, target: Target, z_loss: float, loss: Array, grad: Array | None, dloss: Any) -> None:
     classes = x.shape[-1]
     weight = None if target.weight is None else _columns(target.weight, x.shape, 1)
     factor = np.broadcast_to(np.asarray(dloss, np.float64), x.shape[:-1])

@@ -13,8 +13,9 @@ import numpy as np
 
 from cupynorm._dtypes import compute_dtype
 from cupynorm.host import reference
+from cupynorm.host.blocks import each_block
 from cupynorm.host.reference import ALONE
-from cupynorm.host.rows import columns_of, each_block
+from cupynorm.host.rows import columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,7 +115,7 @@ def softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE, *, omit: bo
             rows.drop(extras.mask, 0.0)
         rows.store(out)
 
-    _run(x, axes, _arithmetic(x, out, extras), out, work, extras)
+    _run(x, axes, _arithmetic(x, out, extras), out, work, extras, alone=not omit)
 
 
 def log_softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE, *, omit: bool = False) -> None:
@@ -143,7 +144,7 @@ def log_softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE, *, omit
             rows.drop(extras.mask, -np.inf)
         rows.store(out)
 
-    _run(x, axes, _arithmetic(x, out, extras), out, work, extras)
+    _run(x, axes, _arithmetic(x, out, extras), out, work, extras, alone=not omit)
 
 
 def _all_positive(total: Array) -> bool:
@@ -159,13 +160,14 @@ def _run(
     work: Callable[[Rows], None],
     extras: Extras,
     *reads: Array | None,
+    alone: bool = True,
 ) -> None:
     mask, add, _ = extras
     if mask is not None:
         reads += (mask.where, mask.bias, mask.begin, mask.end)
     if add is not None:
         reads += (add.residual, add.bias, add.sum_out)
-    each_block(x, axes, dtype, work, out, reads)
+    each_block(x, axes, dtype, work, out, reads, alone=alone and mask is None and add is None)
 
 
 def _arithmetic(x: Array, out: Array, extras: Extras) -> np.dtype[Any]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm.host import reference
-from cupynorm.host import threads as threading
 from cupynorm.host.conversions import FEW, narrow, scratch_of, widen
 from cupynorm.host.reference import _tiles
 
@@ -29,10 +28,7 @@ Array = np.ndarray[Any, Any]
 
 CHAIN = 512  # elements that are summed up in the type of arithmetic; such sums are summed up in float64
 WIDE = 512  # columns from which on a broadcast operand is read where it lies, rather than by NumPy's buffers
-LEAST_THREADED = 1 << 16  # elements up to which a call, and a block, is not worth a thread of its own
-WIDENED = 1 << 16  # elements that are widened for a sum at once
 BUFFER = 8192  # elements of NumPy's buffers: a row of more is read where it lies
-DIRECT = 256  # elements of NumPy's buffers then: fewer than columns, so that it does not fill them
 
 
 class Space:
@@ -47,13 +43,13 @@ class Space:
             int, tuple[Array, Array]
         ] = {}  # by the identity of what is repeated, which is held
 
-    def take(self, name: str, rows: int, cols: int) -> Array:
-        """Return rows x columns, with what they held before."""
-        size = rows * cols
+    def take(self, name: str, *shape: int) -> Array:
+        """Return an array of this shape, with what it held before."""
+        size = math.prod(shape)
         held = self._arrays.get(name)
         if held is None or held.size < size:
             held = self._arrays[name] = np.empty(size, self.dtype)
-        return held[:size].reshape(rows, cols)
+        return held[:size].reshape(shape)
 
     def scratch(self, size: int) -> Array:
         """Return what narrow() works in."""
@@ -148,6 +144,10 @@ class Rows:
         if self.whole:
             self._source = values
         return values
+
+    def seen(self, piece: Index) -> Array:
+        """Return the same, which may lie apart: to be read."""
+        return self.source(piece)
 
     def each(self) -> Iterator[tuple[Index, Array]]:
         """Yield each piece and its elements, rows x columns, after all steps so far. To be gone through to the end."""
@@ -247,6 +247,10 @@ class Rows:
         found: Array = operand[piece].astype(self.space.dtype, copy=False).reshape(-1)
         return found
 
+    def along(self, of_rows: Array) -> Array:
+        """Return a number of each row so that it broadcasts to values."""
+        return of_rows[:, None]
+
     def column(self, share: float) -> Array:
         """Return one element of each row: the first (0), the last (1), or one that lies between."""
         values = self.source(self.pieces[int(share * (len(self.pieces) - 1))])
@@ -270,6 +274,18 @@ class Rows:
         if self.whole:
             return row_sums(self.values(), self.values())
         return _joined(np.add, [row_sums(values, values) for _, values in self.each()])
+
+    def sums(self, values: Array, others: Array | None = None, before: Array | None = None) -> Array:
+        """Return the sum of each row of a piece, or of its products with another's elements, in float64.
+
+        before: what the pieces before it have, if there are any.
+        """
+        found = row_sums(values, others)
+        return found if before is None else before + found
+
+    def reduced(self, step: np.ufunc, values: Array) -> Array:
+        """Return the maximum or minimum of each row of a piece."""
+        return np.asarray(step.reduce(values, axis=1))
 
     def prepare(self, step: Step) -> None:
         """Let the source go through a step; before anything is made of it."""
@@ -412,67 +428,6 @@ def rows_of(values: Array, dtype: np.dtype[Any]) -> Rows:
     return Rows(values, _whole(1), [_whole(1)], 1, Space(dtype), None)
 
 
-def each_block(
-    x: Array,
-    axes: int,
-    dtype: np.dtype[Any],
-    work: Callable[[Rows], None],
-    out: Array | None = None,
-    reads: Sequence[Array | None] = (),
-) -> None:
-    """Call work(rows) for blocks of x's rows, which have its last `axes` axes, in as many threads as may be used.
-
-    dtype: that of arithmetic. out: where values may be computed if it has this dtype, and lies in one piece, and shares
-    no memory with x or with what else is read.
-    """
-    if not x.size:
-        return
-    home = out if out is not None and _is_home(out, dtype, (x, *reads)) else None
-    limit = reference.BLOCK * 8 // dtype.itemsize
-    if x.size <= min(limit, LEAST_THREADED):
-        _go_through([_whole(x.ndim - axes)], x, [_whole(axes)], axes, dtype, work, home)
-        return
-    leading, trailing = x.shape[: x.ndim - axes], x.shape[x.ndim - axes :]
-    pieces = _cut(trailing, limit)
-    threads = threading.count()
-    if threads > 1:  # two blocks a thread, if that makes no block too small
-        limit = min(limit, max(LEAST_THREADED, x.size // (2 * threads)))
-    tiles = _cut(leading, max(1, limit // math.prod(trailing)))
-    threading.spread(tiles, threads, lambda some: _go_through(some, x, pieces, axes, dtype, work, home))
-
-
-def _go_through(
-    tiles: Sequence[Index],
-    x: Array,
-    pieces: Sequence[Index],
-    axes: int,
-    dtype: np.dtype[Any],
-    work: Callable[[Rows], None],
-    home: Array | None,
-) -> None:
-    """Call work(rows) for some blocks; NumPy's settings are those of the thread."""
-    free = _spaces.setdefault(dtype, [])
-    try:
-        space = free.pop()
-    except IndexError:
-        space = Space(dtype)
-    with np.errstate(all="ignore"):
-        before = np.setbufsize(DIRECT) if x.shape[-1] >= WIDE else None
-        try:
-            for at in tiles:
-                work(Rows(x, at, pieces, axes, space, home))
-        finally:
-            if before is not None:
-                np.setbufsize(before)
-            space.forget_parameters()
-            free.append(space)
-
-
-# Spaces that nobody works in, by dtype: a few MiB for each thread that has ever computed. Else the C library may hand
-# such memory back to the system after each call, which costs more than the arithmetic (docs/notes/060).
-_spaces: dict[np.dtype[Any], list[Space]] = {}
-
-
 def _whole(axes: int) -> Index:
     return (slice(None),) * axes
 
@@ -480,13 +435,6 @@ def _whole(axes: int) -> Index:
 def _cut(shape: tuple[int, ...], limit: int) -> Sequence[Index]:
     """Return the tiles of at most `limit` elements that an array of this shape is cut into."""
     return [_whole(len(shape))] if math.prod(shape) <= limit else list(_tiles(shape, limit))
-
-
-def _is_home(out: Array, dtype: np.dtype[Any], others: Sequence[Array | None]) -> bool:
-    if out.dtype != dtype or not out.flags.c_contiguous:
-        return False
-    given = [each for each in others if each is not None]
-    return not any(map(np.may_share_memory, given, [out] * len(given)))
 
 
 _ONES = {np.dtype(kind): np.ones(2 * CHAIN, kind) for kind in (np.float32, np.float64)}
@@ -513,26 +461,6 @@ def row_sums(values: Array, others: Array | None = None) -> Array:
     if whole < cols:
         total += np.vecdot(values[:, whole:], ones[: cols - whole] if others is None else others[:, whole:])
     return total
-
-
-def wide_sums(values: Array, others: Array | None, space: Space) -> Array:
-    """Return the same with all products and sums in float64, a few rows at once."""
-    rows, cols = values.shape
-    together = max(1, WIDENED // cols)
-    found = np.empty(rows)
-    for first in range(0, rows, together):
-        some = slice(first, min(rows, first + together))
-        wide = _widened(values[some], space, "values")
-        found[some] = row_sums(wide, None if others is None else _widened(others[some], space, "others"))
-    return found
-
-
-def _widened(part: Array, space: Space, name: str) -> Array:
-    if part.dtype == np.float64:
-        return part
-    wide = space.other("wide", np.dtype(np.float64)).take(name, *part.shape)
-    np.copyto(wide, part)
-    return wide
 
 
 def _joined(combine: np.ufunc, parts: list[Array]) -> Array:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm._values import NamedTuple
+from cupynorm.host.blocks import each_block
 from cupynorm.host.keeping import ALL, Keeping, KeptRows, each_kept, refuse_nan
 from cupynorm.host.ops import FLOAT32, FLOAT64, LEAST_SQUARES, MOST_SQUARES, _centre, type_of_arithmetic
 from cupynorm.host.reference import _columns, _round
-from cupynorm.host.rows import _joined, each_block, row_sums
+from cupynorm.host.rows import _joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -62,7 +63,7 @@ def standardize(
         rows.store_statistic(mean, np.where(np.isnan(squares), np.nan, middle))
         rows.store_statistic(std, np.sqrt(squares / freedom))
 
-    each_block(x, axes, type_of_arithmetic(x, out), work, out)
+    each_block(x, axes, type_of_arithmetic(x, out), work, out, alone=True)
 
 
 def _standardize_kept(
@@ -177,7 +178,7 @@ def moments(x: Array, axes: int, ddof: float, results: Mapping[str, Array], keep
         for each, out in zip(found, results.values(), strict=False):
             rows.store_statistic(out, _round(each, out.dtype))
 
-    each_block(x, axes, type_of_arithmetic(x, *results.values()), work)
+    each_block(x, axes, type_of_arithmetic(x, *results.values()), work, alone=True)
 
 
 def _deviations(rows: Rows, cols: int) -> tuple[Array, Array, Array]:
@@ -199,12 +200,13 @@ def _deviations(rows: Rows, cols: int) -> tuple[Array, Array, Array]:
 
 def _higher(rows: Rows, cols: int) -> list[Array]:
     """Return skewness and kurtosis of rows of deviations whose squares add up to 1."""
-    third, fourth = [], []
+    third: Array | None = None
+    fourth: Array | None = None
     for _, values in rows.each():
         squares = np.square(values, out=rows.space.take("squares", *values.shape))
-        third.append(row_sums(squares, values))
-        fourth.append(row_sums(squares, squares))
-    return [_joined(np.add, third) * math.sqrt(cols), _joined(np.add, fourth) * cols - 3]
+        third = rows.sums(squares, values, third)
+        fourth = rows.sums(squares, squares, fourth)
+    return [np.asarray(third) * math.sqrt(cols), np.asarray(fourth) * cols - 3]
 
 
 def _higher_of_kept(kept: KeptRows, of_rows: Centred) -> list[Array]:
@@ -250,7 +252,7 @@ def normalize(
         rows.store(out)
         rows.store_statistic(norm, size)
 
-    each_block(x, axes, type_of_arithmetic(x, out), work, out)
+    each_block(x, axes, type_of_arithmetic(x, out), work, out, alone=True)
 
 
 def _normalize_kept(kept: KeptRows, order: int, out: Array, norm: Array | None) -> None:
@@ -281,12 +283,17 @@ def _norms(rows: Rows, order: int) -> Array:
     """Return the norm of each row as it is now."""
     if order == 2:  # noqa: PLR2004
         return np.sqrt(rows.sum_of_squares())
-    return _largest(rows) if order == 0 else _joined(np.add, [row_sums(each) for each in _sizes(rows)])
+    if order == 0:
+        return _largest(rows)
+    total: Array | None = None
+    for each in _sizes(rows):
+        total = rows.sums(each, before=total)
+    return np.asarray(total)
 
 
 def _largest(rows: Rows) -> Array:
     """Return the largest magnitude of each row, nan where one is."""
-    return _joined(np.maximum, [each.max(axis=1) for each in _sizes(rows)]).astype(np.float64)
+    return _joined(np.maximum, [rows.reduced(np.maximum, each) for each in _sizes(rows)]).astype(np.float64)
 
 
 def _sizes(rows: Rows) -> Iterator[Array]:
@@ -314,7 +321,7 @@ def rescale(
         return
 
     def work(rows: Rows) -> None:
-        least = _joined(np.minimum, [each.min(axis=1) for _, each in rows.each()])
+        least = _joined(np.minimum, [rows.reduced(np.minimum, each) for _, each in rows.each()])
         most = rows.max()
         kind = rows.space.dtype.type
         half = kind(0.5) * least
@@ -338,7 +345,7 @@ def rescale(
         rows.store_statistic(smallest, least)
         rows.store_statistic(largest, most)
 
-    each_block(x, axes, type_of_arithmetic(x, out), work, out)
+    each_block(x, axes, type_of_arithmetic(x, out), work, out, alone=True)
 
 
 def _rescale_kept(

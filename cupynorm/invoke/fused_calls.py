@@ -70,7 +70,6 @@ def run_checked(given: Given, names: Sequence[str], extras: Extras, signature: A
         columns=columns,
         others=extras.arrays(),
         quantized=extras.dtype,
-        integers=extras.add is None,
     )
     if call.on_device and any(map(is_number, columns.values())):
         found = dict(call.columns)

@@ -397,7 +397,7 @@ def _run_checked(given: Given, signature: Any) -> Any:
     exact = eps_of(eps) if op.has_eps else 0.0
     return_stats = boolean("return_stats", return_stats)
     columns = {"gamma": gamma, "beta": beta} if op.columns else None
-    call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, columns=columns, integers=True)
+    call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, columns=columns)
     checked_gamma, checked_beta = call.columns.get("gamma"), call.columns.get("beta")
     if call.on_device and (is_number(gamma) or is_number(beta)):
         return run(op, x, checked_gamma, checked_beta, axis, eps, call.out, dtype, return_stats, plan)

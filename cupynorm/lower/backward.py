@@ -29,6 +29,16 @@ CROSS_ENTROPY = RowOp(
 LABEL_CROSS_ENTROPY = RowOp(
     "cross_entropy", "ops/losses.cuh", "LabelCrossEntropy", stats=("loss", "lse"), has_eps=True
 )
+# the same where a part of the target is spread evenly over all columns, for float32: 1 - smoothing is the label's
+SMOOTH_CROSS_ENTROPY = RowOp(
+    "cross_entropy",
+    "ops/losses.cuh",
+    "SmoothCrossEntropy",
+    stats=("loss", "lse"),
+    has_eps=True,
+    numbers=("smoothing", "spread"),
+    registers=4,
+)
 LOGSUMEXP = RowOp("logsumexp", "ops/losses.cuh", "LogSumExp", stats=("lse",))
 OMITTING_LOGSUMEXP = RowOp("logsumexp", "ops/omitting.cuh", "OmittingLogSumExp", stats=("lse",))
 # (x, b) is an element; its one option: whether nan is left out

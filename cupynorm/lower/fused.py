@@ -73,7 +73,7 @@ class Counted(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """That an op is given, of each row, the element in its label's column, and that 1 is taken away there.
+    """That an op is given, of each row, the element in its label's column, and that `part` is taken away there.
 
     labels: integers of x's leading shape. ignored: a label of rows that do not count, which labels' dtype holds; there
     must be a Counted of the same, too. LabelledLoad and LabelledStore of kernels/io/fused.cuh.
@@ -81,6 +81,7 @@ class Labelled(NamedTuple):
 
     labels: View
     ignored: int | None
+    part: float = 1.0
 
 
 class RowSums(NamedTuple):
@@ -318,7 +319,7 @@ def fused_spec(
     else:
         operands = [operand_of(each) for each in what.store_operands]
         store = fused_store(what.outs, axes, name_of(what.store), gamma, beta, operands, apart=apart)
-    load, store = _with_label(what, load, store, cols)
+    load, store = _with_label(what, load, store, cols, compute)
     whole = arguments(mirror, load, store, rows, cols)
     problem = dataclasses.replace(
         problem,
@@ -367,13 +368,17 @@ def _numbers(x: View) -> View:
     return View(0, x.shape, tuple(reversed(strides)), np.dtype(np.uint8))
 
 
-def _with_label(what: Around, load: Struct, store: Struct, cols: int) -> tuple[Struct, Struct]:
+def _with_label(
+    what: Around, load: Struct, store: Struct, cols: int, compute: Dtype
+) -> tuple[Struct, Struct]:
     """Return a load and a store that know each row's label if there are any, the latter if anything is stored."""
     if what.labelled is None:
         return load, store
-    labels, ignored = what.labelled
+    labels, ignored, part = what.labelled
     around = labelled("LabelledLoad", load, labels, ignored, cols)
-    return around, labelled("LabelledStore", store, labels, ignored, cols) if what.outs else store
+    if not what.outs:
+        return around, store
+    return around, labelled("LabelledStore", store, labels, ignored, cols, part, compute)
 
 
 def _loaded(x: View, what: Around) -> Around:

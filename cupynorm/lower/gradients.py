@@ -22,11 +22,13 @@ from cupynorm.lower.backward import (
     LOGSUMEXP,
     OMITTING_LOGSUMEXP,
     SIGNED_LOGSUMEXP,
+    SMOOTH_CROSS_ENTROPY,
 )
 from cupynorm.lower.fused import Around, Counted, Label, Labelled, Operand, RowSums, fused_spec, masked
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.sums import Further, Result, Sums
 from cupynorm.lower.tracing import Expression, apply, traced
+from cupynorm.plan.config import FLOAT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -242,6 +244,9 @@ def _slope(activation: str, z: Any) -> Any:
     return apply("sigmoid", u) + z * (apply("sigmoid", u) * apply("sigmoid", -u) * slope_of_u)
 
 
+MOST_COUNTED = 1 << 24  # columns that a State of floats counts one by one
+
+
 @functools.cache
 def _of_loss(*, weight: bool, smooth: bool) -> Expression:
     """Return x and q, the target of its class: of x, label (0 or 1), weight, and what of a target is on and off it."""
@@ -282,10 +287,16 @@ def cross_entropy_spec(
     if weight is None and not smoothing:
         what = what._replace(labelled=Labelled(labels, ignored))
         return fused_spec(LABEL_CROSS_ENTROPY, logits, 1, {}, (loss, 0), z_loss, compute, what)
+    spread = smoothing / logits.shape[-1]
+    counts = logits.shape[-1] <= MOST_COUNTED and compute.itemsize == FLOAT_BYTES
+    if weight is None and counts:
+        what = what._replace(labelled=Labelled(labels, ignored, 1 - smoothing))
+        numbers = (z_loss, smoothing, spread)
+        return fused_spec(SMOOTH_CROSS_ENTROPY, logits, 1, {}, (loss, 0), numbers, compute, what)
     operands: list[Operand] = [Label(labels, nan=True)]
     operands += [] if weight is None else [weight]
     if smoothing:
-        operands += [1 - smoothing, smoothing / logits.shape[-1]]
+        operands += [1 - smoothing, spread]
     load = _of_loss(weight=weight is not None, smooth=smoothing != 0)
     what = what._replace(load=load, load_operands=tuple(operands))
     return fused_spec(CROSS_ENTROPY, logits, 1, {}, (loss, 0), z_loss, compute, what)

@@ -267,10 +267,18 @@ def label_counts(labels: View, ignored: int, cols: int) -> Struct:
     return Struct(type_name, whole, ((0,), ((*of.values, ignored),), cols))
 
 
-def labelled(name: str, of: Struct, labels: View, ignored: int | None, cols: int) -> Struct:
+def labelled(
+    name: str,
+    of: Struct,
+    labels: View,
+    ignored: int | None,
+    cols: int,
+    part: float = 1.0,
+    compute: Dtype | None = None,
+) -> Struct:
     """Return the mirror of LabelledLoad or LabelledStore, of RowLabel around another Load or Store.
 
-    labels: integers, one a row. ignored: a label that does not count, or None.
+    labels: integers, one a row. ignored: a label that does not count, or None. part: of PartLabel, where it is not 1.
     """
     rows = per_row(labels)
     names = rows.dtype.names or ()
@@ -278,9 +286,13 @@ def labelled(name: str, of: Struct, labels: View, ignored: int | None, cols: int
         [*((each, rows.dtype[each]) for each in names), ("ignored", labels.dtype), ("cols", np.int64)],
         align=True,
     )
-    dtype = np.dtype([("inner", of.dtype), ("label", label)], align=True)
     row_label = _of_labels("RowLabel", rows, ", false" if ignored is None else ", true")
-    values = (of.values, (*rows.values, ignored or 0, cols))
+    of_label: tuple[Any, ...] = (*rows.values, ignored or 0, cols)
+    if part != 1 and compute is not None:
+        label = np.dtype([("label", label), ("part", compute)], align=True)
+        row_label, of_label = f"cupynorm::PartLabel<{cpp(compute)}, {row_label}>", (of_label, part)
+    dtype = np.dtype([("inner", of.dtype), ("label", label)], align=True)
+    values = (of.values, of_label)
     return Struct(f"cupynorm::{name}<{of.cpp}, {row_label}>", dtype, values)
 
 

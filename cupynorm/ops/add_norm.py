@@ -187,7 +187,8 @@ def add_layer_norm(
     Parameters
     ----------
     x : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
+        shape.
     residual : array
         Of x's shape, in any dtype that x may have.
     gamma, beta : array or float, optional
@@ -201,7 +202,8 @@ def add_layer_norm(
     eps : float, default 1e-5
         As in layer_norm.
     return_sum : bool, default True
-        Return s, too, in x's dtype, rounded once. s is not rounded before it is normalised.
+        Return s, too, in x's dtype (of integers: float32, of int32 float64), rounded once. s is not rounded before it
+        is normalised.
     dropout : float, default 0.0
         p of cupynorm.dropout, 0 to 1; 0 drops nothing, and any other needs a seed.
     seed, offset : int, optional

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm._dtypes import compute_dtype, dtype_name
+from cupynorm._dtypes import compute_dtype
 from cupynorm._options import boolean, eps_of
 from cupynorm.call.arguments import (
     Call,
     check,
+    check_input,
     check_kind,
     check_kinds,
     check_places,
@@ -502,7 +503,8 @@ def fuse(
         per column, per row, or one element), of float16, bfloat16, float32, float64, bool or integers; or a Python
         number.
 
-        The results have x's shape: store's results, in the dtype of `out`, else `dtype`, else x's, each rounded once;
+        x may hold bool, (u)int8, (u)int16 or int32, too; a result that would have its dtype is float32 then, of int32
+        float64. The results have x's shape: store's, in the dtype of `out`, else `dtype`, else x's, each rounded once;
         with keep_loaded, then load's result; with return_stats, then the op's statistics, of the loaded values.
         One array comes alone, several as a tuple; `out` is given likewise, None where an array is to be allocated. An
         output may be x or an operand itself, and share memory with nothing else that the call is given.
@@ -580,11 +582,7 @@ def _operand(name: str, value: Any, call: Call) -> Operand:
     except TypeError as error:
         raise TypeError(f"{error}; or a Python number") from None
     on_device = check_kinds(call.x, {name: value})
-    if value.dtype.kind not in "biu" or not value.dtype.isnative:
-        try:
-            dtype_name(value.dtype)
-        except TypeError as error:
-            raise TypeError(f"{name}: {error}, bool, or integers") from None
+    check_input(name, value, on_device=on_device, any_integer=True)
     shape = call.x.shape
     try:
         view(value).broadcast_to(shape)

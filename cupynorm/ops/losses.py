@@ -56,8 +56,8 @@ def logsumexp(
     scale, where, lengths, left_padded, causal, causal_offset, window, bias
         As in softmax.
     b : array, optional
-        What exponentials are multiplied with, as in SciPy; broadcasts to x's shape, of a dtype that x may have. An
-        element of b = 0 counts for nothing, whatever x holds.
+        What exponentials are multiplied with, as in SciPy; broadcasts to x's shape, of a dtype that x may have, or
+        of any integers. An element of b = 0 counts for nothing, whatever x holds.
     nan : {"propagate", "omit", "raise"}, default "propagate"
         "omit": nan counts for nothing; "raise": a nan that counts is a ValueError, for NumPy arrays.
     return_sign : bool, default False
@@ -210,8 +210,8 @@ def cross_entropy(
     Parameters
     ----------
     logits : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64; `axis` has the classes, up to 2^24
-        of them.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32; `axis` has
+        the classes, up to 2^24 of them.
     labels : array
         The class of each row: integers of any width, of logits' shape without `axis`, 0 to classes - 1, or
         ignore_index.
@@ -230,8 +230,8 @@ def cross_entropy(
         What arrives at each loss: the gradient is multiplied with it. An array broadcasts to the loss's shape. Default:
         1, which gives the gradient of the sum of all losses. With return_grad=True only.
     grad : array, optional
-        Where the gradient is written, of logits' shape; may be logits itself. Default: an array of logits' dtype. With
-        return_grad=True only.
+        Where the gradient is written, of logits' shape; may be logits itself. Default: an array of logits' dtype (of
+        integers: float32, of int32 float64). With return_grad=True only.
     axis : int, default -1
         The axis of the classes, any one.
     out : array, optional

@@ -164,8 +164,8 @@ def standardize(
     left_padded : bool, default False
         A row has its last `lengths` elements instead.
     weights : array, optional
-        How often an element counts; broadcasts to x's shape, of a dtype that x may have, not negative. An element of
-        weight 0 does not count, but has a z-score.
+        How often an element counts; broadcasts to x's shape, of a dtype that x may have, or of any integers; not
+        negative. An element of weight 0 does not count, but has a z-score.
     nan : {"propagate", "omit", "raise"}, default "propagate"
         "propagate": a row that holds nan gives nan throughout. "omit": nan does not count, and stays nan. "raise": an
         element that counts and is nan is a ValueError, for NumPy arrays.

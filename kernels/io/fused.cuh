@@ -720,6 +720,12 @@ inline constexpr bool kLongDigits<short> = true;
 template <>
 inline constexpr bool kLongDigits<unsigned short> = true;
 
+// Whether numbers of a type have digits that only a double holds.
+template <typename T>
+inline constexpr bool kWideDigits = sizeof(T) == 8;
+template <>
+inline constexpr bool kWideDigits<int> = true;
+
 // Function(x, operands), of what the mask does not drop. It has as many outputs as the op's elements have fields. Cols:
 // how far x's columns lie from the first of their row: Adjacent, or a Strided where only single elements are asked for.
 template <typename T, int kAxes, class Function, class Mask_, class Keep, class Operands_, class Cols>
@@ -1106,8 +1112,21 @@ struct RowLabel {
       const auto wide = static_cast<unsigned long long>(static_cast<int64>(label));  // large if it is negative
       return !is_ignored() && wide < static_cast<unsigned long long>(cols) ? int(wide) : -1;
     }
+    static int share() { return 1; }  // of the target, that it has
   };
   RowPointer at(int64 row) const { return {pointer[rows.offset(row)], ignored, cols}; }
+};
+
+// The same of a label that has a part of the target.
+template <typename Compute, class Label>
+struct PartLabel : Label {
+  Compute part;
+
+  struct RowPointer : Label::RowPointer {
+    Compute part;
+    Compute share() const { return part; }
+  };
+  RowPointer at(int64 row) const { return {Label::at(row), part}; }
 };
 
 // The elements of Inner, and of each row the one in its label's column as the row's own number. That is +inf for a row
@@ -1121,7 +1140,7 @@ struct LabelledLoad : Inner {
     auto own_number() const { return own_number_between(0, label.cols); }
     // -inf for another column
     auto own_number_between(int64 begin, int64 end) const {
-      using Compute = typename Conditional<sizeof(typename Inner::Type) == 8, double, float>::Type;
+      using Compute = typename Conditional<kWideDigits<typename Inner::Type>, double, float>::Type;
       const int column = label.column();
       const bool here = column >= begin && column < end;
       Compute number[1];
@@ -1135,7 +1154,7 @@ struct LabelledLoad : Inner {
   RowPointer at(int64 row) const { return {Inner::at(row), label.at(row)}; }
 };
 
-// What Inner makes of the results, from which 1 is taken away in the column of a row's label before.
+// What Inner makes of the results, from which the label's share is taken away in the column of a row's label before.
 template <class Inner, class Label>
 struct LabelledStore : Inner {
   Label label;
@@ -1151,7 +1170,7 @@ struct LabelledStore : Inner {
       if (from_here < unsigned(N)) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-          if (from_here == unsigned(i)) less[i] -= 1;
+          if (from_here == unsigned(i)) less[i] -= label.share();
         }
       }
       Inner::RowPointer::template store<N, kWhole>(less, columns, operands, col);
@@ -1162,7 +1181,8 @@ struct LabelledStore : Inner {
       const Operands (&operands)[kRows], Index col) {
     Compute less[kRows];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) less[r] = Index(rows[r].label.column()) == col ? y[r] - 1 : y[r];
+    for (int r = 0; r < kRows; ++r)
+      less[r] = Index(rows[r].label.column()) == col ? y[r] - rows[r].label.share() : y[r];
     Inner::template store_across<kRows>(rows, less, columns, operands, col);
   }
   RowPointer at(int64 row) const { return {Inner::at(row), label.at(row)}; }

@@ -54,9 +54,10 @@ class Case(NamedTuple):
     mask: Mapping[str, Any] = MappingProxyType({})
     store: Expression | None = None
     store_operands: tuple[Any, ...] = ()
-    number: float = 0.0
+    number: float | tuple[float, ...] = 0.0
     ignored: tuple[Array, int] | None = None
     labels: Array | None = None  # the op is given the element in their columns
+    part: float = 1.0  # of the target, that a label has
 
 
 def lowered(case: Case, out: Any, saved: tuple[Any, ...], place: Callable[[Any], Any]) -> KernelSpec:
@@ -79,7 +80,7 @@ def lowered(case: Case, out: Any, saved: tuple[Any, ...], place: Callable[[Any],
         counted=None if case.ignored is None else Counted(view(place(case.ignored[0])), case.ignored[1]),
         labelled=None
         if case.labels is None
-        else Labelled(view(place(case.labels)), None if case.ignored is None else case.ignored[1]),
+        else Labelled(view(place(case.labels)), None if case.ignored is None else case.ignored[1], case.part),
         room=0 if out is not None else view(place(np.zeros(room_bytes(*shape) // 8))).pointer,
     )
     pointers = tuple(0 if each is None else view(each).pointer for each in saved)
@@ -252,9 +253,26 @@ def label_cross_entropy(rows: int, cols: int, dtype: str) -> Case:
     )
 
 
-def loss_of_labels(rows: int, cols: int, dtype: str) -> Case:
-    """Return the same without a gradient."""
+def smooth_cross_entropy(rows: int, cols: int, dtype: str) -> Case:
+    """Return the same with smoothed labels."""
     case = label_cross_entropy(rows, cols, dtype)
+    assert case.labels is not None
+    smoothing, z, (factor,) = 0.125, 2.0**-10, case.store_operands
+    q = (1 - smoothing) * (np.arange(cols) == case.labels[:, None]) + smoothing / cols
+    grad, loss, lse = entropy_of(case.x.astype(np.float64), q, z)
+    return case._replace(
+        op=backward.SMOOTH_CROSS_ENTROPY,
+        wanted=(grad * factor, loss, lse),
+        number=(z, smoothing, smoothing / cols),
+        part=1 - smoothing,
+    )
+
+
+def loss_of_labels(rows: int, cols: int, dtype: str) -> Case:
+    return without_gradient(label_cross_entropy(rows, cols, dtype))
+
+
+def without_gradient(case: Case) -> Case:
     return case._replace(wanted=(None, *case.wanted[1:]), store=None, store_operands=())
 
 
@@ -273,6 +291,8 @@ CALLS: dict[str, Callable[..., Case]] = {
     "rms_norm": rms_norm,
     "cross_entropy": cross_entropy,
     "label_cross_entropy": label_cross_entropy,
+    "smooth_cross_entropy": smooth_cross_entropy,
+    "smooth_loss": lambda rows, cols, dtype: without_gradient(smooth_cross_entropy(rows, cols, dtype)),
     "loss_of_labels": loss_of_labels,
     "logsumexp": logsumexp,
 }
@@ -299,7 +319,14 @@ HELD = list(itertools.product(CALLS, VARIANTS))
 DTYPES = [("float16", 1), ("float32", 0), ("float64", 0)]
 IN = {
     "float16": tuple(CALLS),
-    "float32": ("softmax", "layer_norm", "cross_entropy", "label_cross_entropy", "logsumexp"),
+    "float32": (
+        "softmax",
+        "layer_norm",
+        "cross_entropy",
+        "label_cross_entropy",
+        "smooth_cross_entropy",
+        "logsumexp",
+    ),
     "float64": ("softmax", "cross_entropy", "label_cross_entropy"),
 }
 MASKS: dict[str, Callable[[int, int], dict[str, Any]]] = {
@@ -343,7 +370,8 @@ def test_what_a_mask_drops_is_0_and_its_nan_stays_there(
 
 
 @pytest.mark.parametrize(
-    "name", ["softmax", "layer_norm", "cross_entropy", "label_cross_entropy", "logsumexp"]
+    "name",
+    ["softmax", "layer_norm", "cross_entropy", "label_cross_entropy", "smooth_cross_entropy", "logsumexp"],
 )
 def test_a_block_goes_through_many_rows(name: str, simulated: Any) -> None:
     """One block on each multiprocessor, so that its rows follow one another."""
@@ -370,6 +398,7 @@ def planned(case: Case, variant: str | Plan) -> Plan:
         ("cross_entropy", 1000),
         ("label_cross_entropy", 1000),
         ("label_cross_entropy", 1505),
+        ("smooth_cross_entropy", 1505),
     ],
 )
 def test_a_cluster_prefetches_rows_with_all_that_their_elements_are_made_of(
@@ -396,6 +425,8 @@ def test_a_cluster_prefetches_rows_with_all_that_their_elements_are_made_of(
         ("softmax", 1001, "block"),
         ("cross_entropy", 4096, "split"),
         *(("label_cross_entropy", WIDTHS[variant][0], variant) for variant in VARIANTS),
+        ("smooth_cross_entropy", 1000, "cached"),
+        ("smooth_cross_entropy", 4096, "split"),
     ],
 )
 def test_in_place(name: str, cols: int, variant: str, simulated: Any) -> None:
@@ -439,8 +470,11 @@ def test_rows_that_are_ignored_count_for_nothing_and_labels_that_are_none_give_n
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("stores", [True, False])
-def test_rows_of_labels_that_are_ignored_or_none(variant: str, stores: bool, simulated: Any) -> None:
-    case = label_cross_entropy(9, WIDTHS[variant][0], "float32")
+@pytest.mark.parametrize("name", ["label_cross_entropy", "smooth_cross_entropy"])
+def test_rows_of_labels_that_are_ignored_or_none(
+    name: str, variant: str, stores: bool, simulated: Any
+) -> None:
+    case = CALLS[name](9, WIDTHS[variant][0], "float32")
     assert case.labels is not None
     labels, x = case.labels.astype(np.int64), case.x.copy()
     labels[1], labels[4], labels[5], labels[6] = -100, case.x.shape[1], -1, 2**32
@@ -474,6 +508,22 @@ def test_infinite_logits(variant: str, simulated: Any) -> None:
     check(simulated, Case(backward.CROSS_ENTROPY, x, load, (Labels(labels),), (grad, loss, None)), variant)
     alone = Case(backward.LABEL_CROSS_ENTROPY, x, None, (), (grad, loss, None), labels=labels)
     check(simulated, alone, variant)
+
+    smoothing = 0.125
+    smooth = smooth_cross_entropy(5, 64, "float32")
+    grad, _, _ = entropy_of(x.astype(np.float64), (1 - smoothing) * q + smoothing / 64, 0.0)
+    for ignored in (None, (labels, -1)):  # with a mask and without
+        case = smooth._replace(
+            x=x,
+            wanted=(grad, np.array([np.inf, np.inf, np.nan, np.nan, np.nan]), None),
+            number=(0.0, smoothing, smoothing / 64),
+            ignored=ignored,
+            load=None if ignored is None else traced(lambda x: x, 1),
+            labels=labels,
+            store=None,
+            store_operands=(),
+        )
+        check(simulated, case, variant)
 
     lse[2:] = -np.inf, np.inf, np.nan
     check(simulated, Case(backward.LOGSUMEXP, x, None, (), (None, lse)), variant)

@@ -177,6 +177,73 @@ def test_cross_entropy_with_smoothing_and_a_label_out_of_range() -> None:
     np.testing.assert_allclose(grad.get()[right], expected[1][right], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("smoothing", [0.1, 1])
+@pytest.mark.parametrize(
+    ("shape", "axis", "dtype", "integer"),
+    [
+        ((6, 77), -1, "float16", "uint8"),
+        ((6, 2000), -1, "bfloat16", "int16"),
+        ((3, 130, 4), 1, "float32", "int64"),
+        ((30, 8), 0, "float64", "int32"),
+    ],
+)
+def test_cross_entropy_of_smooth_labels(
+    shape: tuple[int, ...], axis: int, dtype: str, integer: str, smoothing: float
+) -> None:
+    logits, classes = 3 * normal(shape, dtype), shape[axis]
+    others = np.delete(shape, axis)
+    labels = np.random.default_rng(5).integers(0, min(classes, 127), others).astype(integer)
+    ignored = int(labels.flat[1])
+    dloss = normal(tuple(others), "float32", 7)
+    weight = np.abs(normal((classes,), dtype, 6)) + dtype_of(dtype).type(0.5)
+    for options in (
+        {},
+        {"z_loss": 1e-2, "dloss": dloss},
+        {"ignore_index": ignored, "dloss": 0.25},
+        {"weight": weight, "ignore_index": ignored, "z_loss": 1e-3},
+    ):
+        host = {"axis": axis, "label_smoothing": smoothing, **options}
+        expected = cupynorm.cross_entropy(logits, labels, return_grad=True, **host)
+        on_device = {
+            name: cupy.asarray(each) if isinstance(each, np.ndarray) else each for name, each in host.items()
+        }
+        given = cupy.asarray(logits)
+        on_device["return_grad"] = True
+
+        found = cupynorm.cross_entropy(given, cupy.asarray(labels), **on_device, grad=given)
+
+        assert found[1] is given
+        for ours, wanted in zip(found, expected, strict=True):
+            assert_near(ours, wanted, dtype)
+        on_device = {name: each for name, each in on_device.items() if name not in {"return_grad", "dloss"}}
+        alone = cupynorm.cross_entropy(cupy.asarray(logits), cupy.asarray(labels), **on_device)
+        assert_near(alone, expected[0], dtype)
+
+
+def test_a_loss_of_smooth_labels_keeps_its_digits_where_logits_are_large() -> None:
+    logits, labels = np.float32(1000) + normal((4, 3000), "float32"), np.array([3, 49, 0, 2999])
+
+    loss = cupynorm.cross_entropy(cupy.asarray(logits), cupy.asarray(labels), label_smoothing=0.5)
+
+    exact = cupynorm.cross_entropy(logits.astype(np.float64), labels, label_smoothing=0.5)
+    np.testing.assert_allclose(loss.get(), exact, rtol=2e-6)
+
+
+def test_smoothing_takes_one_launch() -> None:
+    given, labels = cupy.asarray(normal((4, 50), "float32")), cupy.asarray(np.array([3, 49, 0, 7]))
+    for weight in (None, cupy.asarray(normal((50,), "float32"))):
+        loss, grad = cupy.empty(4, np.float32), cupy.empty((4, 50), np.float32)
+        options = {"weight": weight, "label_smoothing": 0.1, "return_grad": True, "grad": grad, "out": loss}
+        cupynorm.cross_entropy(given, labels, **options)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+
+            cupynorm.cross_entropy(given, labels, **options)
+
+            assert len(stream.end_capture().launches) == 1
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_logsumexp(dtype: str) -> None:
     x = normal((2, 5, 70), dtype)

@@ -286,7 +286,9 @@ def test_labels_of_every_integer(integer: str) -> None:
     loss = cross_entropy(x, LABELS.astype(integer), ignore_index=-100)
     ignoring = cross_entropy(x, LABELS.astype(integer), ignore_index=6)
 
+    swapped = LABELS.astype(np.dtype(integer).newbyteorder())
     assert np.array_equal(loss, cross_entropy(x, LABELS))
+    assert np.array_equal(loss, cross_entropy(x, swapped))
     assert np.array_equal(ignoring == 0, LABELS == 6)
 
 
@@ -347,11 +349,6 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "labels": (lambda: cross_entropy(X, [0]), TypeError, f"labels is a builtins.list: {NO_ARRAY}"),
     "labels' dtype": (lambda: cross_entropy(X, Y > 1), TypeError, "labels has dtype bool: use an integer"),
     "floating labels": (lambda: cross_entropy(X, Y + 0.5), TypeError, "labels has dtype float64: use an int"),
-    "swapped labels": (
-        lambda: cross_entropy(X, Y.astype(Y.dtype.newbyteorder())),
-        TypeError,
-        "labels has dtype >i8",
-    ),
     "labels' shape": (
         lambda: cross_entropy(X, Y[:1]),
         ValueError,

@@ -1,0 +1,155 @@
+"""Rows that are neighbours in memory, along other axes than the last: as rows of their own, and in the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupynorm
+from cupynorm._dtypes import DTYPES, dtype_of
+from cupynorm.catalog.bounds import TOLERANCES
+from cupynorm.host import reference, slabs
+from cupynorm.host.rows import rows_of
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "layer_norm": lambda x, g, **how: cupynorm.layer_norm(x, g, 0.5, return_stats=True, **how),
+    "rms_norm": lambda x, g, **how: cupynorm.rms_norm(x, g, return_stats=True, **how),
+    "softmax": lambda x, _, **how: (cupynorm.softmax(x, **how),),
+    "log_softmax": lambda x, _, **how: (cupynorm.log_softmax(x, **how),),
+    "logsumexp": lambda x, _, **how: (cupynorm.logsumexp(x, **how),),
+    "standardize": lambda x, _, **how: cupynorm.standardize(x, return_stats=True, **how),
+    "normalize": lambda x, _, **how: cupynorm.normalize(x, 1, return_norms=True, **how),
+    "normalize, largest": lambda x, _, **how: cupynorm.normalize(x, np.inf, return_norms=True, **how),
+    "rescale": lambda x, _, **how: (cupynorm.rescale(x, -1.0, 3.0, **how),),
+    "moments": lambda x, _, **how: tuple(cupynorm.moments(x, order=4, **how)),
+}
+SHAPES = {  # and the normalised axes: one, the middle one, one with two inner axes, two
+    "columns": ((130, 70), 0),
+    "narrow": ((700, 3), 0),
+    "wide": ((5, 600), 0),
+    "middle": ((3, 77, 40), 1),
+    "two inner": ((90, 4, 5), 0),
+    "two": ((6, 50, 9), (0, 1)),
+    "two apart": ((6, 4, 50, 9), (0, 2)),
+}
+BLOCKS = (64, 1 << 12, 1 << 17)
+
+
+def normal(*shape: int, dtype: str = "float64", seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype_of(dtype))
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", CALLS)
+def test_they_give_what_rows_of_their_own_give(
+    name: str, shape: str, dtype: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference, "BLOCK", block)
+    extents, axis = SHAPES[shape]
+    x = normal(*extents, dtype=dtype)
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    gamma = normal(*(extents[each] for each in axes), dtype=dtype, seed=1)
+    last = np.ascontiguousarray(np.moveaxis(x, axes, range(-len(axes), 0)))
+
+    found = CALLS[name](x, gamma, axis=axis)
+
+    expected = CALLS[name](last, gamma, axis=tuple(range(-len(axes), 0)))
+    for each, want in zip(found, expected, strict=True):
+        got = np.moveaxis(each, axes, range(-len(axes), 0)) if each.ndim == x.ndim else each
+        assert got.dtype == want.dtype
+        tolerance = 4 * TOLERANCES[got.dtype.name]
+        np.testing.assert_allclose(got.astype(float), want.astype(float), tolerance, tolerance)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_row_has_the_same_bits_in_any_company_and_with_any_threads(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, gamma = normal(300, 700, dtype="float32"), normal(300, dtype="float32")
+    whole = CALLS[name](x, gamma, axis=0)
+
+    monkeypatch.setenv("CUPYNORM_THREADS", "3")
+    with_threads = CALLS[name](x, gamma, axis=0)
+    monkeypatch.delenv("CUPYNORM_THREADS")
+    parts = [CALLS[name](x[:, at], gamma, axis=0) for at in (slice(0, 5), slice(5, 650), slice(650, 700))]
+
+    for number, each in enumerate(whole):
+        assert np.array_equal(with_threads[number], each)
+        assert np.array_equal(np.concatenate([part[number] for part in parts], axis=-1), each)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("name", ["layer_norm", "softmax", "log_softmax", "standardize", "rescale"])
+def test_in_place(name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "BLOCK", block)
+    x, gamma = normal(200, 90, dtype="float32"), normal(200, dtype="float32")
+    expected = CALLS[name](x, gamma, axis=0)[0]
+
+    found = CALLS[name](x, gamma, axis=0, out=x)[0]
+
+    assert found is x
+    assert np.array_equal(x, expected)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("name", [each for each in CALLS if each != "moments"])
+def test_rows_that_are_computed_once_more(name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "BLOCK", block)
+    x, gamma = normal(2, 90, 40, dtype="float32"), np.ones(90, np.float32)
+    x[0, :, 3] *= np.float32(1e30)
+    x[1, :, 7] *= np.float32(1e-30)
+    x[1, 5, 8], x[0, 5, 9], x[:, :, 11] = np.nan, np.inf, 1000
+
+    found = CALLS[name](x, gamma, axis=1)
+
+    expected = CALLS[name](np.ascontiguousarray(x.transpose(0, 2, 1)), gamma)
+    for each, want in zip(found, expected, strict=True):
+        got = each.transpose(0, 2, 1) if each.ndim == want.ndim == x.ndim else each
+        np.testing.assert_allclose(got, want, 4e-6, 4e-6 * (np.abs(want) < 1e20).max())
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("function", [cupynorm.softmax_backward, cupynorm.log_softmax_backward])
+def test_gradients_of_softmax(function: Any, shape: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "BLOCK", block)
+    extents, axis = SHAPES[shape]
+    dy, y = (normal(*extents, dtype="float32", seed=seed) for seed in (1, 2))
+    wanted = function(dy.astype(np.float64), y.astype(np.float64), axis=axis)
+
+    dx = function(dy, y, axis=axis)
+    in_place = function(dy, y.copy(), axis=axis, out=dy)
+
+    np.testing.assert_allclose(dx, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+    np.testing.assert_allclose(in_place, dx, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+    assert isinstance(axis, tuple) or np.array_equal(in_place, dx)
+
+
+@pytest.mark.parametrize("cols", [1, 7, 8, 63, 64, 71, 200, 1024, 1100])
+@pytest.mark.parametrize("rows", [1, 3, 600])
+def test_sums_are_those_of_rows(rows: int, cols: int) -> None:
+    values = normal(2, cols, rows, dtype="float32")
+
+    found = slabs.column_sums(values), slabs.column_sums(values, values)
+
+    wide = values.astype(np.float64)
+    scale = np.abs(wide).sum(1).reshape(-1)
+    np.testing.assert_array_less(np.abs(found[0] - wide.sum(1).reshape(-1)), 4e-7 * scale)
+    np.testing.assert_allclose(found[1], np.square(wide).sum(1).reshape(-1), 5e-7)
+    again = rows_of(np.ascontiguousarray(values[0].T), np.dtype(np.float32)).sum()
+    np.testing.assert_allclose(found[0][:rows], again, rtol=1e-5, atol=1e-5)
+
+
+def test_what_lies_apart_is_seen() -> None:
+    x = normal(4, 5, 6)
+
+    assert slabs.lie_apart(x.transpose(1, 2, 0), 1)
+    assert slabs.lie_apart(x.transpose(0, 2, 1), 1)
+    assert not slabs.lie_apart(x, 1)
+    assert not slabs.lie_apart(x[:, :, ::2].transpose(0, 2, 1), 1)
+    assert not slabs.lie_apart(np.broadcast_to(x[:, :, :1], x.shape).transpose(0, 2, 1), 1)
