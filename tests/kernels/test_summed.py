@@ -207,7 +207,8 @@ def test_rows_on_their_way_in_shared_memory(dtype: str, stages: int) -> None:
                 plan = run(given, variant, ds=ds).plan
                 if plan.vector * given.x.itemsize < 16:
                     continue  # copies are of whole vectors
-                staged = dataclasses.replace(plan, stages=stages)
+                block = max(plan.group, 128 // plan.group * plan.group)  # several rows of a block, still
+                staged = dataclasses.replace(plan, stages=stages, block=block)
                 found = run(given, staged, ds=ds)
             except DoesNotFitError:
                 assert variant == "warp"
