@@ -75,8 +75,12 @@ def tilings(
     most_staged = max(most, numbers.staged_elements[problem.compute_bytes] // problem.vector)
     ctas = 1
     while ctas <= min(question.max_ctas, MAX_CTAS):
-        least = numbers.cluster_threads if ctas > 1 else 2 * WARP if variant == "block" else least_group(problem)
-        each = itertools.product(range(1, min(numbers.max_vectors, most_staged) + 1), blocks or numbers.blocks)
+        least = (
+            numbers.cluster_threads if ctas > 1 else 2 * WARP if variant == "block" else least_group(problem)
+        )
+        each = itertools.product(
+            range(1, min(numbers.max_vectors, most_staged) + 1), blocks or numbers.blocks
+        )
         for plan in dict.fromkeys(_tiling(problem, ctas, *how, least) for how in each):
             if plan is None:
                 continue
@@ -88,7 +92,9 @@ def tilings(
             if not found and plan.vectors <= most:
                 found = [each for each in (_resident(question, plan, 0),) if each is not None]
             # fewer rows on their way where more blocks have room so
-            yield from (each for at, each in enumerate(found) if at == 0 or each.min_blocks > found[at - 1].min_blocks)
+            yield from (
+                each for at, each in enumerate(found) if at == 0 or each.min_blocks > found[at - 1].min_blocks
+            )
         ctas *= 2
 
 
