@@ -24,6 +24,8 @@ from cupynorm.plan.choose import choose
 from cupynorm.plan.config import DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.runtime import compiler, nvrtc
+from cupynorm.tools import bench
+from cupynorm.tools.results import Point
 from tests import SLOW, simulator
 from tests.build_gate import begins_too_soon, code_of, endless_waits, spills, stalls_a_cluster
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
@@ -290,6 +292,30 @@ def test_kernels_compile_without_spills(arch: str, device: str, dtype: str) -> N
             )
             assert not found, name
     assert len(seen) > 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(
+    "op",
+    [
+        "layer_norm_backward",
+        "rms_norm_backward",
+        "add_layer_norm_backward",
+        "layer_norm_backward_from_y",
+    ],
+)
+def test_chosen_plans_have_registers_enough(op: str, dtype: str) -> None:
+    """Of every form at the widths of the benchmark: no fewer blocks than planned, because of spills, are resident."""
+    faults = {}
+    for cols in (128, 1000, 1024, 4096, 8192, 32768, 50257) if SLOW else (1000, 8192, 50257):
+        what = bench.lowered(Point(op, dtype, 49152, cols, 0), limits=RECORDED["h200"])
+        plan = choose(what.problem, RECORDED["h200"], lambda each: each.min_blocks)
+        (cubin,) = nvrtc.compile_all(what.text, [what.expression(plan)], compiler.options(), "90")
+        if found := spills(cubin):
+            faults[what.expression(plan)] = found
+    assert not faults
 
 
 def imagined(rows: int, cols: int, kind: Any, compute: Any, *, rms: bool) -> Any:

@@ -67,7 +67,7 @@ def tilings(
     variant: `block` takes more threads for a row than it may need. blocks: threads of a block of several rows; default:
     as the rules have it.
     """
-    problem, limits = question.problem, question.limits
+    problem = question.problem
     if problem.unaligned and not problem.alignment_period:
         problem = dataclasses.replace(problem, unaligned=ALIGNED)
     numbers = question.rules.column_sums
