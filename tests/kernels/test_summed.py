@@ -377,10 +377,10 @@ def test_where_clusters_are_refused_sums_are_a_pass_of_their_own(
         return bind
 
     monkeypatch.setattr(row_ops, "launcher", refusing)
-    given = Given.of(3, 12288, "float16")
+    given = Given.of(3, 40960, "float16")
     arrays = [cupy.asarray(each) for each in given[:5]]
     expected_dx, dgamma, dbeta = expected(given, rms=False, ds=False)
-    sums_before = [np.ones(12288, np.float32), np.ones(12288, np.float32)]
+    sums_before = [np.ones(40960, np.float32), np.ones(40960, np.float32)]
 
     for calls in range(3):
         add_to = tuple(cupy.asarray(each) for each in sums_before)

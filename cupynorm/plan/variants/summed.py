@@ -50,10 +50,10 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     problem = question.problem
     alone = plan.rows_per_group == 1 and plan.parameter_cache == AT_USE
     too_many = not plan.stages and _column_bytes(problem, plan) > question.rules.column_sums.shared_bytes
-    if not alone or too_many:
-        return None
     if plan.stages:  # sums are added up where the rows were
         plan = dataclasses.replace(plan, shared_bytes=max(plan.shared_bytes, _column_bytes(problem, plan)))
+    if not alone or too_many or plan.shared_bytes > _most_shared_bytes(question, plan):
+        return None
     # a block goes from group to group, each of which has rows of one alignment
     question = question._replace(problem=dataclasses.replace(problem, alignment_period=1))
     return with_grid(question, plan, problem.row_groups * plan.ctas_per_row, reason, waves=1.0)
@@ -104,11 +104,17 @@ def _resident(question: Question, plan: Plan, stages: int) -> Plan | None:
     plan = in_registers(problem, dataclasses.replace(plan, stages=stages))
     columns = _column_bytes(problem, plan)
     shared = max(columns, plan.shared_bytes)
-    if (not stages and columns > numbers.shared_bytes) or shared > limits.shared_bytes_per_block:
+    if (not stages and columns > numbers.shared_bytes) or shared > _most_shared_bytes(question, plan):
         return None
     registers = _registers(problem, numbers, plan)
     resident = active_blocks(limits, plan.block, registers, shared + STATIC_SHARED_BYTES)
     return dataclasses.replace(plan, min_blocks=resident) if resident else None
+
+
+def _most_shared_bytes(question: Question, plan: Plan) -> int:
+    """Return how many bytes of dynamic shared memory a block may have: what clusters tell in doubles takes more."""
+    more = STATIC_SHARED_BYTES * (plan.ctas_per_row > 1 and question.problem.doubles)
+    return question.limits.shared_bytes_per_block - more
 
 
 def _most_stages(question: Question, plan: Plan) -> int:
