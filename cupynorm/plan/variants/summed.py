@@ -26,13 +26,23 @@ from cupynorm.plan.config import (
     Plan,
 )
 from cupynorm.plan.limits import STATIC_SHARED_BYTES, active_blocks
-from cupynorm.plan.partition import alignment_period, in_registers, least_group, power_of_two_from
+from cupynorm.plan.partition import (
+    alignment_period,
+    in_accesses,
+    in_registers,
+    least_group,
+    power_of_two_from,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from cupynorm.plan.problem import Problem
     from cupynorm.plan.rules import ColumnSums
+
+# Mirrors of kernels/row/summed.cuh: sets in which the blocks of a cluster tell, and numbers of one at most.
+MAILBOXES = 4
+NUMBERS_OF_SLOT = 3
 
 WHY = "sums over rows beside the row in registers: the tiling with the most bytes on their way"
 
@@ -52,7 +62,7 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     too_many = not plan.stages and _column_bytes(problem, plan) > question.rules.column_sums.shared_bytes
     if plan.stages:  # sums are added up where the rows were
         plan = dataclasses.replace(plan, shared_bytes=max(plan.shared_bytes, _column_bytes(problem, plan)))
-    if not alone or too_many or plan.shared_bytes > _most_shared_bytes(question, plan):
+    if not alone or too_many or (plan.stages and _told_bytes(problem, plan) > STATIC_SHARED_BYTES):
         return None
     # a block goes from group to group, each of which has rows of one alignment
     question = question._replace(problem=dataclasses.replace(problem, alignment_period=1))
@@ -104,23 +114,28 @@ def _resident(question: Question, plan: Plan, stages: int) -> Plan | None:
     plan = in_registers(problem, dataclasses.replace(plan, stages=stages))
     columns = _column_bytes(problem, plan)
     shared = max(columns, plan.shared_bytes)
-    if (not stages and columns > numbers.shared_bytes) or shared > _most_shared_bytes(question, plan):
+    if (not stages and columns > numbers.shared_bytes) or shared > limits.shared_bytes_per_block:
         return None
     registers = _registers(problem, numbers, plan)
     resident = active_blocks(limits, plan.block, registers, shared + STATIC_SHARED_BYTES)
     return dataclasses.replace(plan, min_blocks=resident) if resident else None
 
 
-def _most_shared_bytes(question: Question, plan: Plan) -> int:
-    """Return how many bytes of dynamic shared memory a block may have: what clusters tell in doubles takes more."""
-    more = STATIC_SHARED_BYTES * (plan.ctas_per_row > 1 and question.problem.doubles)
-    return question.limits.shared_bytes_per_block - more
+def _told_bytes(problem: Problem, plan: Plan) -> int:
+    """Return the static shared memory for what warps and blocks tell one another of rows in shared memory."""
+    slot = NUMBERS_OF_SLOT * problem.compute_bytes
+    slots = power_of_two_from(math.ceil(plan.group / WARP)) * (plan.block // plan.group)
+    mailboxes = (
+        MAILBOXES * (plan.ctas_per_row * in_accesses(slot) + 2 * ACCESS_BYTES) * (plan.ctas_per_row > 1)
+    )
+    return 2 * slots * slot + mailboxes
 
 
 def _most_stages(question: Question, plan: Plan) -> int:
     """Return how many rows are on their way in shared memory where it has room: copies are of whole accesses."""
     problem, numbers = question.problem, question.rules.column_sums
     whole = plan.vector * problem.load_bytes == ACCESS_BYTES and plan.unaligned != UNALIGNED_APART
+    whole = whole and _told_bytes(problem, plan) <= STATIC_SHARED_BYTES
     return numbers.stages if whole and int(question.limits.compute_capability) >= AMPERE else 0
 
 
