@@ -453,7 +453,8 @@ def _is_of_columns(stretched: View, axes: int) -> bool:
 def _staged_bytes(what: Around, axes: int, vectors: Vectors, order: Sequence[int]) -> int:
     """Return the bytes of an element that go through shared memory with x's where rows are prefetched."""
     staged = [each for each in what.load_operands if isinstance(each, View)]
-    if what.sums is not None:  # threads keep what all rows share
+    if what.sums is not None:  # what the results are computed from, too; threads keep what all rows share
+        staged += [each for each in what.store_operands if isinstance(each, View)]
         staged = [each for each in staged if not _is_of_columns(each, axes)]
     if what.mask is not None and what.mask.where is not None:
         staged.append(what.mask.views()["where"].reordered(order))

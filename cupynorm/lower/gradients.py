@@ -87,7 +87,7 @@ def _of_norm(
         h = given["x"]
         if from_result:
             h = h - given["beta"] if beta else h
-            h = h / given["gamma"] if gamma else h
+            h = h * (1 / given["gamma"]) if gamma else h  # the reciprocal is the same for all rows
         else:
             h = (h - given["mean"] if mean else h) * given["rstd"]
         element = (dy * given["gamma"] if gamma else dy, h) if op else ()

@@ -58,6 +58,7 @@ INTERLEAVED = 8  # groups (kInterleaved)
 # sector of memory at least.
 LAST_LANES = 8
 LEAST_LAST_LANES = 2
+LAST_IN_FLIGHT = 8  # rows of a thread, at most; all of them if they are no more
 
 
 class Result(NamedTuple):
@@ -240,6 +241,8 @@ def sums_of_groups(partial: Sequence[View], results: Sequence[Result]) -> Kernel
     vector = min(ACCESS_BYTES // compute.itemsize, 1 << (cols.bit_length() - 1))
     lanes = min(LAST_LANES, max(LEAST_LAST_LANES, 1 << (2 * THREADS // groups).bit_length()))
     tiles = tiles_of(groups, cols, vector, 1, compute, lanes, 1)
+    in_flight = min(LAST_IN_FLIGHT, -(-groups // (THREADS // tiles.lanes)))
+    tiles = tiles._replace(rows_in_flight=in_flight)
     return _spec(what, compute, tiles, [_final(each) for each in results])
 
 

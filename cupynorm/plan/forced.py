@@ -72,6 +72,8 @@ def check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
             f"{most} elements of a thread are allowed{where}"
         )
     most = MAX_FUSED_ELEMENTS[bool(problem.parameter_bytes)] // problem.fields
+    if problem.column_sums and plan.stages:  # rows wait in shared memory, and sums alone in registers
+        most *= problem.fields
     if problem.fused and plan.group and not plan.across and plan.vector * plan.vectors > most:
         raise DoesNotFitError(
             f"plan: vector x vectors is {plan.vector} x {plan.vectors}, {most} elements of a thread are allowed "

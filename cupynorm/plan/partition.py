@@ -138,7 +138,9 @@ def in_registers(problem: Problem, plan: Plan) -> Plan:
     vectors = max(1, math.ceil(share / plan.group))
     full = not problem.unaligned and parts * plan.group * vectors == whole
     prefetched_bytes = ACCESS_BYTES + plan.vector * problem.staged_operand_bytes
-    rows = plan.stages * plan.rows_per_group * vectors * plan.block * prefetched_bytes
+    rows = plan.stages * plan.rows_per_group
+    rows += problem.column_sums > 0 and rows > 0  # one waits there while the next is summarised
+    rows *= vectors * plan.block * prefetched_bytes
     parameters = 0
     if plan.parameter_cache == SHARED:
         struct_bytes = sum(

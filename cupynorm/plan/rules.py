@@ -332,15 +332,19 @@ class ColumnSums(NamedTuple):
         What a cluster's tiling is worth, of that of one block.
     multiprocessors, reached_by_clusters
         For which tilings are weighed; on so many of them clusters run: some have too few neighbours left.
+    cluster_threads
+        Threads of a cluster's block, at least.
     stages
-        Rows on their way in shared memory, each with the most columns that it is for; none beyond.
-    max_vectors, max_elements
-        Of a row that a thread holds, at most; elements by bytes of the compute type.
-    registers, unaligned_registers, cluster_registers, staged_registers
-        Of a thread beside its elements, their sums and the next row; how many more unaligned rows take, clusters, and
-        rows on their way in shared memory.
-    busy_bytes
-        On their way to a multiprocessor: more keep memory no busier.
+        Rows on their way in shared memory, at most.
+    max_vectors, max_elements, staged_elements
+        Of a row that a thread has, at most; elements by bytes of the compute type, and the same where rows wait in
+        shared memory.
+    registers, unaligned_registers, cluster_registers
+        Of a thread beside its elements, their sums and the next row; how many more unaligned rows take, and clusters.
+    staged_registers, staged_unaligned_registers
+        The same where rows wait in shared memory, without those of a vector's elements.
+    busy_bytes, busy_threads
+        On their way to a multiprocessor, and threads of it that compute: more keep memory no busier.
     shared_bytes
         Static shared memory in which the rows of a block add up their sums, at most.
     """
@@ -349,14 +353,18 @@ class ColumnSums(NamedTuple):
     clusters: float
     multiprocessors: int
     reached_by_clusters: int
-    stages: Sequence[tuple[int, int]]
+    cluster_threads: int
+    stages: int
     max_vectors: int
     max_elements: Mapping[int, int]
+    staged_elements: Mapping[int, int]
     registers: int
     unaligned_registers: int
     cluster_registers: int
     staged_registers: int
+    staged_unaligned_registers: int
     busy_bytes: int
+    busy_threads: int
     shared_bytes: int
 
 

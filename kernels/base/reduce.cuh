@@ -161,6 +161,18 @@ inline void reduce_warps(typename Op::State (&s)[kRows], const typename Op::Comp
   }
 }
 
+// The same in two steps, with a barrier between: an op without a pivot, whose threads have work until all have told.
+template <class Op, class Shape, int kSlots>
+inline void tell_warps(typename Op::State s, Slot<Op> (&slots)[kSlots], int warp) {
+  if constexpr (Shape::kWarps > 1) {
+    if (threadIdx.x % kWarp == 0) slots[warp] = {s, 0};
+  }
+}
+template <class Op, bool kEqual, int kSlots>
+inline typename Op::State told_by_warps(const Slot<Op> (&slots)[kSlots]) {
+  return reduce_lanes<Op, kEqual, kSlots, true>(slots[threadIdx.x % kSlots].state);
+}
+
 // What each warp counts from, if the op does: its first lane's pivot.
 template <class Op, class Precision, int kCount>
 inline typename Op::Compute pivot_of_warp(const typename Op::Compute (&x)[kCount]) {
@@ -265,20 +277,16 @@ struct alignas(16) ClusterMailbox {
   Mbarrier mbarrier;
 };
 
-// Over the blocks of a cluster, after each block has reduced its threads: every thread gets the row's state. With
-// kNotes the mailbox of each block gets the `note` of the first block's first thread. `part`: this block's number in
-// its cluster. Before the first call all blocks must have made their mbarriers and passed cluster_sync(). A caller in a
-// loop alternates between two mailboxes, with a barrier of its own block (reduce_warps has one) between two calls;
-// `parity` flips each time that a mailbox is used again.
-template <class Op, bool kEqual, int kCtasPerRow, bool kNotes>
-inline void reduce_blocks(typename Op::State& s, typename Op::Compute pivot,
-    ClusterMailbox<Op, kCtasPerRow, kNotes>& cluster_mailbox, int part, unsigned parity,
-                              unsigned note = 0) {
+// Sends a block's state to all blocks of its cluster, by the threads of its first warp. With kNotes the mailbox of each
+// block gets the `note` of the first block's first thread. `part`: this block's number in its cluster.
+template <class Op, int kCtasPerRow, bool kNotes>
+inline void send_to_blocks(typename Op::State s, typename Op::Compute pivot,
+    ClusterMailbox<Op, kCtasPerRow, kNotes>& cluster_mailbox, int part, unsigned note = 0) {
   constexpr int kQuads = ClusterMailbox<Op, kCtasPerRow>::kQuads;
   union {
     uint4 words[kQuads];
     Slot<Op> slot;
-  } own = {}, other;
+  } own = {};
   own.slot = {s, pivot};
   if (threadIdx.x == 0) expect_bytes(&cluster_mailbox.mbarrier, cluster_mailbox.kBytes);
   if constexpr (kNotes) note = __shfl_sync(kAllLanes, note, 0);
@@ -289,10 +297,32 @@ inline void reduce_blocks(typename Op::State& s, typename Op::Compute pivot,
     if (kNotes && part == 0)
       send_words(&cluster_mailbox.note, &cluster_mailbox.mbarrier, threadIdx.x, uint4{note, 0, 0, 0});
   }
+}
+// Waits for what all blocks have sent, and merges it.
+template <class Op, bool kEqual, int kCtasPerRow, bool kNotes>
+inline typename Op::State await_blocks(ClusterMailbox<Op, kCtasPerRow, kNotes>& cluster_mailbox,
+    typename Op::Compute pivot, unsigned parity) {
+  constexpr int kQuads = ClusterMailbox<Op, kCtasPerRow>::kQuads;
+  union {
+    uint4 words[kQuads];
+    Slot<Op> slot;
+  } other;
   await_mbarrier(&cluster_mailbox.mbarrier, parity);
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) other.words[i] = cluster_mailbox.words[threadIdx.x % kCtasPerRow][i];
-  s = reduce_lanes<Op, kEqual, kCtasPerRow, true>(Op::rebase(other.slot.state, other.slot.pivot, pivot));
+  return reduce_lanes<Op, kEqual, kCtasPerRow, true>(Op::rebase(other.slot.state, other.slot.pivot, pivot));
+}
+
+// Over the blocks of a cluster, after each block has reduced its threads: every thread gets the row's state. Before the
+// first call all blocks must have made their mbarriers and passed cluster_sync(). A caller in a loop alternates between
+// two mailboxes, with a barrier of its own block (reduce_warps has one) between two calls; `parity` flips each time that
+// a mailbox is used again.
+template <class Op, bool kEqual, int kCtasPerRow, bool kNotes>
+inline void reduce_blocks(typename Op::State& s, typename Op::Compute pivot,
+    ClusterMailbox<Op, kCtasPerRow, kNotes>& cluster_mailbox, int part, unsigned parity,
+                              unsigned note = 0) {
+  send_to_blocks<Op>(s, pivot, cluster_mailbox, part, note);
+  s = await_blocks<Op, kEqual>(cluster_mailbox, pivot, parity);
 }
 
 }  // namespace cupynorm

@@ -22,6 +22,11 @@
 //   unpack_further<kMore, N>(loaded, x, col, take)
 //                       The same of a FusedLoad without a mask, whose function gives kMore numbers behind an element's:
 //                       take(k, i, number) gets those of element i (row/summed.cuh).
+//   keep<N, As>(col), prefetch_row<N, kPlaces>(shared, place, col), unpack_row<kMore, kPlaces, N>(kept, ...)
+//                       The same where a thread goes through many rows of the same columns: Kept<N, As> is what all
+//                       rows share of these, converted if As is the compute type; the rest, kRowBytes<N>, is copied to
+//                       shared memory, and converted from there as often as asked. A FusedStore has keep, prefetch_row
+//                       and store_row, too.
 //   make_opaque()       Keeps its addresses from being computed again (an optimisation barrier).
 //   address(col)        Where x[col] lies: for copies to shared memory, and to find out whether y is x itself.
 //   own_number()        Of a LabelledLoad, for an op of kOwnNumber: a number of the row itself, which takes a load of its

@@ -69,10 +69,51 @@ inline void unpack(const InTwo<T, N>& packed, Compute* x) {
   unpack<N>(realign(packed.split), x);
 }
 
-// Whether an operand has the same elements for every row. A thread that keeps them over rows copies what is left:
-// rows_only of prefetch() and kRowBytes.
+// Whether an operand has the same elements for every row. A thread that goes through many rows keeps those of its
+// columns, Kept<N, As>, and copies what is left of an operand to shared memory. As: void, to keep them as they lie in
+// memory, or the compute type.
 template <class Operand>
 inline constexpr bool kOfColumns = false;
+
+// Numbers that are converted: once, because the compiler cannot see that they could be converted again.
+template <typename Compute, int N>
+struct Numbers {
+  Compute of[N];
+};
+template <int N, typename Compute>
+inline void unpack(const Numbers<Compute, N>& numbers, Compute* x) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = numbers.of[i];
+}
+template <typename T, int N>
+inline void keep_as(const Vector<T, N>& vector, Vector<T, N>& kept) {
+  kept = vector;
+}
+template <typename T, int N, typename Compute>
+inline void keep_as(const Vector<T, N>& vector, Numbers<Compute, N>& kept) {
+  unpack<N>(vector, kept.of);
+#pragma unroll
+  for (int i = 0; i < N; ++i) make_opaque(kept.of[i]);
+}
+template <typename T, int N>
+inline void make_kept_opaque(Vector<T, N>& kept) {
+  kept.make_opaque();
+}
+template <class Kept>
+inline void make_kept_opaque(Kept&) {}
+
+template <class Operand, int N, class As, bool kIsOfColumns>
+struct KeptOf {
+  using Type = NoColumns;
+};
+template <class Operand, int N, class As>
+struct KeptOf<Operand, N, As, true> {
+  using Type = Numbers<As, N>;
+};
+template <class Operand, int N>
+struct KeptOf<Operand, N, void, true> {
+  using Type = Vector<typename Operand::Type, N>;
+};
 
 // Elements next to each other along a row, rows anywhere or all at one place, read in accesses of kWidth elements; 0:
 // vectors begin anywhere, and are put together from two accesses.
@@ -107,6 +148,13 @@ struct AlongRows {
     static Vector<T, N> prefetched(const unsigned char* shared, int place, Index) {
       return prefetched_vector<kPlaces, T, N>(shared, place);
     }
+    // The elements themselves, with vectors that begin anywhere put together.
+    template <int N, typename Index>
+    Vector<T, N> whole(Index col) const {
+      const Packed<N> packed = load<N>(col);
+      if constexpr (kWidth == 0 && N > 1) return realign(packed.split);
+      else return packed;
+    }
     template <int N, typename Compute, typename Index>
     static void unpack(const Packed<N>& packed, Compute* x, Index) {
       cupynorm::unpack<N>(packed, x);
@@ -119,6 +167,7 @@ struct AlongRows {
 // load and convert them before the loop over rows, and wait for them before it asks for x.
 template <typename T, int kWidth, bool kConstant>
 struct AlongColumns {
+  using Type = T;
   using Rows = AlongRows<T, Strided<1>, kWidth, kConstant>;
   static constexpr int kBytes = sizeof(T);
   static constexpr bool kPerRow = false;
@@ -392,6 +441,9 @@ struct Operands {
   static constexpr int kPrefetchBytes = 0;
   template <int N>
   static constexpr int kRowBytes = 0;
+  static constexpr int kKeptColumns = 0;
+  template <int N, class As>
+  using Kept = NoColumns;
   struct RowPointer {
     static void make_opaque() {}
     static bool begins_at(const void*) { return false; }
@@ -399,12 +451,14 @@ struct Operands {
     NoColumns load(Index) const {
       return {};
     }
-    template <int N, typename Index>
-    static void load_columns(NoColumns, Index) {}
+    template <int N, class As, typename Index>
+    static NoColumns keep(Index) {
+      return {};
+    }
     template <int N, int kPlaces, typename Index>
     static void prefetch_row(unsigned char*, int, Index) {}
-    template <int N, int kPlaces, typename Index>
-    static void take_row(NoColumns, const unsigned char*, int, Index) {}
+    template <int N, int kPlaces, class As, typename Compute, typename Index>
+    static void unpack_row(NoColumns, const unsigned char*, int, Compute (*)[N], Index) {}
     template <int N, typename Compute, typename Index>
     static void unpack(NoColumns, Compute (*)[N], Index) {}
   };
@@ -431,6 +485,13 @@ struct Operands<First, Rest...> {
   static constexpr int kFirstRowBytes = kOfColumns<First> ? 0 : First::template kPrefetchBytes<N>;
   template <int N>
   static constexpr int kRowBytes = kFirstRowBytes<N> + Others::template kRowBytes<N>;
+  static constexpr int kKeptColumns = kOfColumns<First> + Others::kKeptColumns;  // arrays
+  template <int N, class As>
+  struct Kept {
+    typename KeptOf<First, N, As, kOfColumns<First>>::Type first;
+    typename Others::template Kept<N, As> rest;
+    void make_opaque() { make_kept_opaque(first), rest.make_opaque(); }
+  };
   struct RowPointer {
     typename First::RowPointer first;
     typename Others::RowPointer rest;
@@ -451,22 +512,23 @@ struct Operands<First, Rest...> {
       return {prefetched_or_loaded<First, N, kPlaces>(first, shared, place, col),
           prefetched_or_loaded<Others, N, kPlaces>(rest, behind, place, col)};
     }
-    // Where a thread keeps what is the same for every row: loads that; begins to copy the rest; takes the rest.
-    template <int N, typename Index>
-    void load_columns(Packed<N>& packed, Index col) const {
-      if constexpr (kOfColumns<First>) packed.first = first.template load<N>(col);
-      rest.template load_columns<N>(packed.rest, col);
+    // Where a thread keeps what is the same for every row: loads that; begins to copy the rest; converts both.
+    template <int N, class As, typename Index>
+    Kept<N, As> keep(Index col) const {
+      Kept<N, As> kept = {{}, rest.template keep<N, As>(col)};
+      if constexpr (kOfColumns<First>) keep_as(first.template whole<N>(col), kept.first);
+      return kept;
     }
     template <int N, int kPlaces, typename Index>
     void prefetch_row(unsigned char* shared, int place, Index col) const {
       if constexpr (!kOfColumns<First>) prefetch_if_any<First, N, kPlaces>(first, shared, place, col);
       rest.template prefetch_row<N, kPlaces>(shared + kPlaces * kFirstRowBytes<N>, place, col);
     }
-    template <int N, int kPlaces, typename Index>
-    void take_row(Packed<N>& packed, const unsigned char* shared, int place, Index col) const {
-      if constexpr (!kOfColumns<First>)
-        packed.first = prefetched_or_loaded<First, N, kPlaces>(first, shared, place, col);
-      rest.template take_row<N, kPlaces>(packed.rest, shared + kPlaces * kFirstRowBytes<N>, place, col);
+    template <int N, int kPlaces, class As, typename Compute, typename Index>
+    void unpack_row(const Kept<N, As>& kept, const unsigned char* shared, int place, Compute (*x)[N], Index col) const {
+      if constexpr (kOfColumns<First>) cupynorm::unpack<N>(kept.first, x[0]);
+      else first.template unpack<N>(prefetched_or_loaded<First, N, kPlaces>(first, shared, place, col), x[0], col);
+      rest.template unpack_row<N, kPlaces, As>(kept.rest, shared + kPlaces * kFirstRowBytes<N>, place, x + 1, col);
     }
     template <int N, typename Compute, typename Index>
     void unpack(const Packed<N>& packed, Compute (*x)[N], Index col) const {
@@ -762,6 +824,9 @@ struct FusedLoad : Cols {
       N * int(sizeof(T)) + Operands_::template kPrefetchBytes<N> + Mask_::template kPrefetchBytes<N>;
   template <int N>
   static constexpr int kRowBytes = N * int(sizeof(T)) + Operands_::template kRowBytes<N>;  // without a mask
+  static constexpr int kKeptColumns = Operands_::kKeptColumns;
+  template <int N, class As>
+  using Kept = typename Operands_::template Kept<N, As>;
 
   struct RowPointer : Cols {
     const T* pointer;
@@ -824,21 +889,24 @@ struct FusedLoad : Cols {
           prefetched_or_loaded<Operands_, N, kPlaces>(operands, shared + kOperands, place, col),
           prefetched_or_loaded<Mask_, N, kPlaces>(mask, shared + kMask, place, col)};
     }
-    // The same where a thread keeps the operands that all rows share, and there is no mask.
-    template <int N, typename Index>
-    void load_columns(Loaded<N>& loaded, Index col) const {
-      operands.template load_columns<N>(loaded.operands, col);
+    // The same where a thread keeps what all rows share of the operands, and there is no mask. What came may be
+    // converted several times.
+    template <int N, class As, typename Index>
+    Kept<N, As> keep(Index col) const {
+      return operands.template keep<N, As>(col);
     }
     template <int N, int kPlaces, typename Index>
     void prefetch_row(unsigned char* shared, int place, Index col) const {
       prefetch_vector<kPlaces, 16, N>(shared, place, pointer + col);
       operands.template prefetch_row<N, kPlaces>(shared + kPlaces * N * int(sizeof(T)), place, col);
     }
-    template <int N, int kPlaces, typename Index>
-    void take_row(Loaded<N>& loaded, const unsigned char* shared, int place, Index col) const {
-      loaded.x = prefetched_vector<kPlaces, T, N>(shared, place);
-      operands.template take_row<N, kPlaces>(loaded.operands, shared + kPlaces * N * int(sizeof(T)), place, col);
-      loaded.operands.make_opaque();  // or numbers of what is kept would be converted before the loop over rows
+    template <int kMore, int kPlaces, int N, class As, typename Element, typename Index, class Take>
+    void unpack_row(const Kept<N, As>& kept, const unsigned char* shared, int place, Element* x, Index col,
+        Take take) const {
+      typename ElementTraits<Element>::Number in[1 + Operands_::kCount][N];
+      cupynorm::unpack<N>(prefetched_vector<kPlaces, T, N>(shared, place), in[0]);
+      operands.template unpack_row<N, kPlaces, As>(kept, shared + kPlaces * N * int(sizeof(T)), place, in + 1, col);
+      compute_further<kMore, N>(in, x, take);
     }
     template <int N, typename Element, typename Index>
     unsigned unpack(const Loaded<N>& loaded, Element* x, Index col, Element padding) const {
@@ -875,11 +943,16 @@ struct FusedLoad : Cols {
     // The same where the function gives kMore numbers behind an element's: take(k, i, number) gets those of element i.
     template <int kMore, int N, typename Element, typename Index, class Take>
     void unpack_further(const Loaded<N>& loaded, Element* x, Index col, Take take) const {
-      using Traits = ElementTraits<Element>;
-      constexpr int kFields = Traits::kFields;
-      typename Traits::Number in[1 + Operands_::kCount][N], out[kFields + kMore][N], own[kFields][N];
+      typename ElementTraits<Element>::Number in[1 + Operands_::kCount][N];
       cupynorm::unpack<N>(loaded.x, in[0]);
       operands.template unpack<N>(loaded.operands, in + 1, col);
+      compute_further<kMore, N>(in, x, take);
+    }
+    template <int kMore, int N, typename Number, typename Element, class Take>
+    static void compute_further(const Number (&in)[1 + Operands_::kCount][N], Element* x, Take take) {
+      using Traits = ElementTraits<Element>;
+      constexpr int kFields = Traits::kFields;
+      Number out[kFields + kMore][N], own[kFields][N];
       apply_to_each<Function>(in, out);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
@@ -1036,6 +1109,10 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
 
   template <int N>
   using EpilogueOperands = typename Operands_::template Packed<N>;
+  template <int N, class As>
+  using Kept = typename Operands_::template Kept<N, As>;
+  template <int N>
+  static constexpr int kRowBytes = Operands_::template kRowBytes<N>;
 
   struct RowPointer {
     typename Outputs_::RowPointer to;
@@ -1060,9 +1137,32 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
     template <int kMore, int N, bool kWhole, typename Compute, class Columns, typename Index, class Take>
     void store_further(const Compute (&y)[N], const Columns& columns, const EpilogueOperands<N>& epilogue_operands,
         Index col, Take take) const {
-      Compute in[1 + Operands_::kCount][N], out[Outputs_::kCount + kMore][N];
-      Affines::template apply<N>(y, columns, in[0]);
+      Compute in[1 + Operands_::kCount][N];
       operands.template unpack<N>(epilogue_operands, in + 1, col);
+      store_computed<kMore, N, kWhole>(in, y, columns, col, take);
+    }
+    // The same with operands as FusedLoad's that a thread keeps, or whose rows were copied to shared memory.
+    template <int N, class As, typename Index>
+    Kept<N, As> keep(Index col) const {
+      return operands.template keep<N, As>(col);
+    }
+    template <int N, int kPlaces, typename Index>
+    void prefetch_row(unsigned char* shared, int place, Index col) const {
+      operands.template prefetch_row<N, kPlaces>(shared, place, col);
+    }
+    template <int kMore, int kPlaces, int N, bool kWhole, class As, typename Compute, class Columns, typename Index,
+        class Take>
+    void store_row(const Compute (&y)[N], const Columns& columns, const Kept<N, As>& kept, const unsigned char* shared,
+        int place, Index col, Take take) const {
+      Compute in[1 + Operands_::kCount][N];
+      operands.template unpack_row<N, kPlaces, As>(kept, shared, place, in + 1, col);
+      store_computed<kMore, N, kWhole>(in, y, columns, col, take);
+    }
+    template <int kMore, int N, bool kWhole, typename Compute, class Columns, typename Index, class Take>
+    void store_computed(Compute (&in)[1 + Operands_::kCount][N], const Compute (&y)[N], const Columns& columns,
+        Index col, Take take) const {
+      Compute out[Outputs_::kCount + kMore][N];
+      Affines::template apply<N>(y, columns, in[0]);
       apply_to_each<Function>(in, out);
 #pragma unroll
       for (int k = 0; k < kMore; ++k) {

@@ -250,16 +250,18 @@ struct SumArguments {
 // Adds N columns of rows first, first + kApart ... to the sums, kCount of them, whose loads are all in flight at once.
 // kTogether: all lanes of a warp call, also those that have no place. kMoved: these store what they have in accesses
 // that are aligned otherwise than their vectors. same: what is loaded already, of operands that are so for every row.
+// kPartly: rows from `end` on do not count; row begin is loaded for them.
 template <class Function, int kSums, int N, int kWidth, int kCount, int kApart, bool kTogether, bool kMoved,
-    class Packed, typename Compute, class A>
-inline void add_some_rows(
-    const A& a, int64 first, int64 col, Place place, const Packed& same, Compute (&sum)[kSums][N]) {
+    bool kPartly = false, class Packed, typename Compute, class A>
+inline void add_some_rows(const A& a, int64 first, int64 col, Place place, const Packed& same,
+    Compute (&sum)[kSums][N], int64 begin = 0, int64 end = 0) {
   using Operands_ = decltype(a.operands);
   typename Operands_::RowPointer sources[kCount];
   Packed packed[kCount];
 #pragma unroll
   for (int r = 0; r < kCount; ++r) {
-    sources[r] = a.operands.at(first + r * kApart);
+    if constexpr (kPartly) sources[r] = a.operands.at(first + r * kApart < end ? first + r * kApart : begin);
+    else sources[r] = a.operands.at(first + r * kApart);
     packed[r] = same;
     LoadsOf<Operands_>::template load<false, N>(sources[r], place.from, packed[r]);
   }
@@ -281,6 +283,9 @@ inline void add_some_rows(
     if constexpr (kMoved) a.elements.template store_moved<N>(out, first + r * kApart, col, place);
     else if (!kTogether || place.has())
       a.elements.template store<N, (kWidth < N ? kWidth : N)>(out, first + r * kApart, col);
+    if constexpr (kPartly) {
+      if (first + r * kApart >= end) continue;
+    }
 #pragma unroll
     for (int k = 0; k < kSums; ++k) {
 #pragma unroll
@@ -289,8 +294,9 @@ inline void add_some_rows(
   }
 }
 
-// The same of the rows of a turn up to end, kAtOnce rows in flight at a time, and what is left one by one. All turns of
-// a block have the same number of the former, so that lanes of a warp that have different turns go together.
+// The same of the rows of a turn up to end, kAtOnce rows in flight at a time, and what is left at once if nothing else
+// is stored, or one by one. All turns of a block have the same number of the former, so that lanes of a warp that have
+// different turns go together.
 template <class Function, int kSums, int N, int kWidth, int kAtOnce, int kApart, bool kTogether, bool kMoved,
     typename Compute, class A>
 inline void add_rows(
@@ -303,18 +309,27 @@ inline void add_rows(
   for (; row + kAtOnce * kApart <= end; row += kAtOnce * kApart)
     add_some_rows<Function, kSums, N, kWidth, kAtOnce, kApart, kTogether, kMoved>(
         a, row + turn, col, place, same, sum);
+  if constexpr (decltype(a.elements)::kStoresNothing) {
+    if (row < end)
+      add_some_rows<Function, kSums, N, kWidth, kAtOnce, kApart, kTogether, kMoved, true>(
+          a, row + turn, col, place, same, sum, row, end);
+    return;
+  }
 #pragma unroll 1
   for (row += turn; row < end; row += kApart)
     add_some_rows<Function, kSums, N, kWidth, 1, kApart, kTogether, kMoved>(a, row, col, place, same, sum);
 }
 
-// Adds up what all rows in turn have of each column of a tile, in their order, and hands it on.
-template <int kSum, int kThreads, int kSums, int kApart, int kTile, typename Compute, class A>
-inline void put_sums(const Compute (&sums)[kSums][kApart][kTile], const A& a, int64 tile) {
-  for (int c = threadIdx.x; c < kTile && tile + c < a.cols; c += kThreads) {
+// Adds up what all warps have of each column of a tile, in their order, and hands it on. Each sum has threads of its own
+// where they are enough.
+template <int kSum, int kThreads, int kSums, int kWarps, int kTile, typename Compute, class A>
+inline void put_sums(const Compute (&sums)[kSums][kWarps][kTile], const A& a, int64 tile) {
+  constexpr int kFirst = kSums * kTile <= kThreads ? kSum * kTile : 0;  // thread
+  for (int c = int(threadIdx.x) - kFirst; c < kTile && tile + c < a.cols; c += kThreads) {
+    if (kFirst > 0 && c < 0) break;
     Compute total = sums[kSum][0][c];
 #pragma unroll
-    for (int t = 1; t < kApart; ++t) total += sums[kSum][t][c];
+    for (int w = 1; w < kWarps; ++w) total += sums[kSum][w][c];
     a.targets.template put<kSum>(blockIdx.y, tile + c, a.cols, total);
   }
   if constexpr (kSum + 1 < kSums) put_sums<kSum + 1, kThreads>(sums, a, tile);
@@ -350,11 +365,17 @@ __global__ void __launch_bounds__(kThreads)
       for (int k = 0; k < kSums; ++k) sum[k][i] = one[k][0];
     }
   }
-  __shared__ Compute sums[kSums][kApart][kTile];
+  // over the turns of a warp first, and then over warps
+  __shared__ Compute sums[kSums][kThreads / kWarp][kTile];
 #pragma unroll
   for (int k = 0; k < kSums; ++k) {
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) sums[k][turn][lane * kVector + i] = sum[k][i];
+    for (int i = 0; i < kVector; ++i) {
+#pragma unroll
+      for (int distance = kLanes; distance < kWarp; distance *= 2)
+        sum[k][i] += __shfl_xor_sync(kAllLanes, sum[k][i], distance);
+      if (threadIdx.x % kWarp < kLanes) sums[k][threadIdx.x / kWarp][lane * kVector + i] = sum[k][i];
+    }
   }
   __syncthreads();
   put_sums<0, kThreads>(sums, a, tile);

@@ -28,7 +28,8 @@ inline void begin_exchange(Slots& slots, ClusterMailboxes& cluster_mailboxes, un
     if constexpr (kScales) clear_slots<Shape::kWarps>(largest_slots);
   }
   if constexpr (kCtasPerRow > 1) {
-    if (threadIdx.x < 2) init_mbarrier(&cluster_mailboxes[threadIdx.x].mbarrier);
+    constexpr unsigned kMailboxes = sizeof(cluster_mailboxes) / sizeof(cluster_mailboxes[0]);
+    if (threadIdx.x < kMailboxes) init_mbarrier(&cluster_mailboxes[threadIdx.x].mbarrier);
     if (kDynamic && int(threadIdx.x) <= kStages)
       coming[threadIdx.x] = (blockIdx.x + threadIdx.x * gridDim.x) / kCtasPerRow;
     // as if it had come before

@@ -1,6 +1,10 @@
-// Rows in registers, as in row_registers, with sums over rows beside them: of the further numbers that the functions of
-// Load and Store give for each element. Of a norm's gradient they are dy * xhat and dy, whose sums are the gradients of
-// gamma and beta, and dx, whose sum is a bias's. Each array is read once.
+// Rows with sums over rows beside them: of the further numbers that the functions of Load and Store give for each
+// element. Of a norm's gradient they are dy * xhat and dy, whose sums are the gradients of gamma and beta, and dx, whose
+// sum is a bias's. Each array is read once.
+//
+// A row waits for its numbers in registers, as in row_registers; or, with kStages, in shared memory as it was loaded,
+// while the next row is summarised: what warps and blocks tell one another has a row's time to arrive. It is then
+// converted twice, and kStages more rows are on their way.
 //
 // Rows are cut into groups, whose number follows from rows and columns alone (cupynorm/lower/sums.py). A block, or a
 // cluster, goes through whole groups: its threads add up what they have of each column in registers, and write the
@@ -15,6 +19,9 @@ namespace cupynorm {
 // So many groups lie interleaved, because the rows of a group must have the same alignment: a thread then has the same
 // columns of all of them.
 constexpr int kInterleaved = 8;
+
+// Registers of a thread beside the sums of its columns and what it keeps of these.
+constexpr int kRegistersBeside = 72;
 
 // partial: of each sum, [groups, cols].
 template <class Op, class Load, class Store, int kSums>
@@ -79,65 +86,46 @@ inline void write_sums(const Compute (&sums)[kSums][Shape::kElements], Compute* 
 }
 
 // Where a thread's vector p of a row waits, with those of its neighbours.
-template <class Load, class Shape>
+template <class Load, class Store, class Shape>
 inline unsigned char* row_place(int stage, int p) {
-  return shared_memory + (stage * Shape::kVectors + p) * (Shape::kBlock * Load::template kRowBytes<Shape::kVector>);
+  constexpr int kBytes = Load::template kRowBytes<Shape::kVector> + Store::template kRowBytes<Shape::kVector>;
+  return shared_memory + (stage * Shape::kVectors + p) * (Shape::kBlock * kBytes);
 }
+// What the results are computed from lies behind what the row is.
+template <class Load, class Shape>
+constexpr int kBehindRow = Shape::kBlock * Load::template kRowBytes<Shape::kVector>;
 
-// Begins to copy this thread's vectors of a row, without what all rows share; of none from `rows` on.
-template <class Load, class Shape, class Tile>
-inline void prefetch_row(const Load& load, int64 row, int64 rows, int stage, const Tile& tile) {
-  if (row < rows) {
-    auto source = load.at(row);
-#pragma unroll
-    for (int p = 0; p < Shape::kVectors; ++p) {
-      if (tile.has(p))
-        source.template prefetch_row<Shape::kVector, Shape::kBlock>(
-            row_place<Load, Shape>(stage, p), threadIdx.x, tile.col(p));
-    }
-  }
-  commit_copies();  // an empty group too: wait counts groups
-}
-
-// Loads what all rows share of this thread's columns.
-template <class Shape, class RowPointer, class Loaded, class Tile>
-inline void load_columns(const RowPointer& source, Loaded (&loaded)[Shape::kVectors], const Tile& tile) {
+// Begins to copy this thread's vectors of a row, without what all rows share.
+template <class Shape, class Op, class Load, class Store, class Tile>
+inline void prefetch_row(const Arguments<Op, Load, Store>& a, int64 row, int place, const Tile& tile) {
+  const auto source = a.load.at(row);
+  const auto target = a.store.at(row);
 #pragma unroll
   for (int p = 0; p < Shape::kVectors; ++p) {
-    if (tile.has(p)) source.template load_columns<Shape::kVector>(loaded[p], tile.col(p));
+    if (!tile.has(p)) continue;
+    unsigned char* const to = row_place<Load, Store, Shape>(place, p);
+    source.template prefetch_row<Shape::kVector, Shape::kBlock>(to, threadIdx.x, tile.col(p));
+    target.template prefetch_row<Shape::kVector, Shape::kBlock>(to + kBehindRow<Load, Shape>, threadIdx.x, tile.col(p));
   }
 }
 
-// Loads of a row what is not copied ahead: numbers of the row, what its results are computed from, and the element that
-// is in no vector.
-template <class Op, class Load, class Store, class Shape, class Around, class Tile>
-inline void load_besides(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Load, Store, Shape>& rows,
-    Around& around, int64 row, const Tile& tile) {
-  const bool here = row < a.rows;
-  rows.sources[0] = a.load.at(here ? row : 0);
-  rows.targets[0] = a.store.at(here ? row : 0);
-  rows.there[0] = here;
-#pragma unroll
-  for (int p = 0; p < Shape::kVectors; ++p) {
-    if (here && tile.has(p))
-      rows.epilogue_operands[0][p] = rows.targets[0].template epilogue_operands<Shape::kVector>(tile.col(p));
-  }
-  if constexpr (Shape::kEdge > 0) {
-    if (here && tile.has_edge()) {
-      around = rows.sources[0].template load<1>(tile.edge_col());
-      rows.epilogue_operands_edge[0] = rows.targets[0].template epilogue_operands<1>(tile.edge_col());
-    }
-  }
-}
-
-// kLoadSums, kStoreSums: further numbers of the functions of Load and Store.
+// kLoadSums, kStoreSums: further numbers of the functions of Load and Store. The loop holds its arrays in its own body,
+// as that of row_registers does.
 template <class Op, class Load, class Store, int kLoadSums, int kStoreSums, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     row_summed(const __grid_constant__ SummedArguments<Op, Load, Store, kLoadSums + kStoreSums> all) {
   using Compute = typename Op::Compute;
   constexpr int kVector = Shape::kVector, kGroup = Shape::kGroup, kCtasPerRow = Shape::kCtasPerRow;
-  constexpr int kWarps = Shape::kWarps, kEdge = Shape::kEdge, kStages = Shape::kStages;
+  constexpr int kWarps = Shape::kWarps, kEdge = Shape::kEdge, kStages = Shape::kStages, kVectors = Shape::kVectors;
   constexpr int kSums = kLoadSums + kStoreSums;
+  constexpr bool kStaged = kStages > 0, kEqual = Shape::kFull && slots_for(kWarps) == kWarps;
+  using Valid = Predicate<Shape::kAlwaysValid * kVector, kEdge, (kCtasPerRow > 1 ? 2 : 1)>;
+  using OfVector = Predicate<0, 0, 2>;
+  // What threads keep of columns is converted once where they have registers for that.
+  constexpr int kRegisters = 65536 / (Shape::kBlock * Shape::kMinBlocks), kKept = Load::kKeptColumns;
+  constexpr bool kConverted =
+      kRegistersBeside + Shape::kInVectors * (kSums + kKept + (kKept > 1)) * int(sizeof(Compute)) / 4 <= kRegisters;
+  using As = typename Conditional<kConverted, Compute, void>::Type;
   static_assert(Shape::kRows == 1 && Shape::kParameterMode == 0 && !Load::kDirect &&
                 !Load::kDrops && !Load::kStoresComputed && Store::kHasEpilogueOperands,
                 "rows are held one by one, and none has a mask");
@@ -149,14 +137,15 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     else return int(a.cols);
   }();
 
-  constexpr int kSlots = slots_for(kWarps);
+  // Two sets of slots are enough, because a barrier stands between two uses of one. A block may send the numbers of its
+  // next row but two before another has read those of this one.
+  constexpr int kSlots = slots_for(kWarps), kMailboxes = kCtasPerRow == 1 ? 1 : kStaged ? 4 : 2;
   __shared__ Slot<Op> slots[kWarps > 1 ? 2 : 1][1][Shape::kGroups][kSlots];
-  __shared__ ClusterMailbox<Op, kCtasPerRow> cluster_mailboxes[kCtasPerRow > 1 ? 2 : 1];
+  __shared__ ClusterMailbox<Op, kCtasPerRow> cluster_mailboxes[kMailboxes];
   unsigned no_rows[1];
   Slot<Magnitude<Compute>> no_slots[1][1][1];
   ClusterMailbox<Magnitude<Compute>, 1> no_mailbox;
   begin_exchange<Shape, (kWarps > 1), false, false>(slots, cluster_mailboxes, no_rows, no_slots, no_mailbox);
-  unsigned set = 0;  // of two sets of slots and mailboxes; in clusters more: a signal's parity changes every other time
   pdl_wait();
 
   const auto share_at = [&](int64 row) {
@@ -171,13 +160,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   const ThreadTile tile = {has, col, edge_col, has_edge, masked_from, lane};
   ParametersAtUse<Store, Shape> parameters;
 
-  typename Load::template Loaded<kVector> loaded[1][Shape::kVectors];
+  typename Load::template Loaded<kVector> loaded[1][kVectors];
   typename Load::template Loaded<1> around[1];
   typename Load::RowPointer sources[1];
   typename Store::RowPointer targets[1];
-  typename Store::template EpilogueOperands<kVector> epilogue_operands[1][Shape::kVectors];
+  typename Store::template EpilogueOperands<kVector> epilogue_operands[1][kVectors];
   typename Store::template EpilogueOperands<1> epilogue_operands_edge[1];
-  bool keeps_edge[1], some[1][Shape::kVectors], there[1];
+  bool keeps_edge[1], some[1][kVectors], there[1];
   unsigned keeps[1];
   Compute pivot[1] = {0};
   ElementOf<Op> x[1][Shape::kElements];
@@ -185,6 +174,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   ThreadRows<Op, Load, Store, Shape> rows =
       {loaded, sources, targets, epilogue_operands, epilogue_operands_edge, keeps_edge, keeps,
        some, there, pivot, x, mine, total};
+  // with stages: what all rows share of this thread's columns
+  typename Load::template Kept<kVector, As> kept[kVectors];
+  typename Store::template Kept<kVector, As> kept_of_results[kVectors];
+  typename Load::RowPointer waiting;
+  unsigned turn = 0;  // rows of this block so far: of slots and mailboxes
 
   const int64 step = int64(Shape::kGroups) * kInterleaved, rows_together = all.rows_of_group * kInterleaved;
   for (int64 group = blockIdx.x / kCtasPerRow; group < all.groups; group += gridDim.x / kCtasPerRow) {
@@ -193,85 +187,178 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     int64 base = begin + group % kInterleaved * Shape::kGroups;
     if constexpr (kEdge > 0) share = share_at(base + slot);
     auto number = [&](int64 from) { return from + slot < end ? from + slot : a.rows; };
-    // the next row is on its way while this one is computed; with stages its vectors are, for longer than the rest of it
-    auto load = [&](int64 from) {
-      if constexpr (kStages > 0) load_besides(a, rows, around[0], number(from), tile);
-      else load_rows(a, rows, around, 0, [&](int) { return number(from); }, tile);
-    };
-    int stage = 0;
-    if constexpr (kStages > 0) {
-#pragma unroll
-      for (int s = 0; s < kStages; ++s) prefetch_row<Load, Shape>(a.load, number(base + s * step), a.rows, s, tile);
-      load_columns<Shape>(a.load.at(0), loaded[0], tile);
-    }
     Compute sums[kSums][Shape::kElements] = {};
-    if (base < end) load(base);
-    for (; base < end; base += step) {
-      const bool here = there[0];
-      if constexpr (kStages > 0) wait_for_copies<(kStages > 0 ? kStages - 1 : 0)>();
-#pragma unroll
-      for (int p = 0; p < Shape::kVectors; ++p) {
-        if constexpr (kStages > 0) {
-          if (here && tile.has(p))
-            sources[0].template take_row<kVector, Shape::kBlock>(loaded[0][p],
-                row_place<Load, Shape>(stage, p), threadIdx.x, tile.col(p));
-        }
-        ElementOf<Op>* const values = x[0] + p * kVector;
-#pragma unroll
-        for (int i = 0; i < kVector; ++i) values[i] = Op::padding();
-        if (here && tile.has(p))
-          sources[0].template unpack_further<kLoadSums>(loaded[0][p], values, tile.col(p),
-              [&](int k, int i, Compute more) { sums[k][p * kVector + i] += more; });
-      }
+
+    // Add up the columns of what is loaded.
+    auto add_loaded = [&](int first) {
+      return [&, first](int k, int i, Compute more) { sums[k][first + i] += more; };
+    };
+    auto unpack_edge = [&](const auto& source, const auto& element, bool here) {
+      ElementOf<Op> value[1] = {Op::padding()};
       if constexpr (kEdge > 0) {
-        ElementOf<Op>* const value = x[0] + Shape::kInVectors;
-        *value = Op::padding();
         if (here && tile.has_edge())
-          sources[0].template unpack_further<kLoadSums>(around[0], value, tile.edge_col(),
-              [&](int k, int, Compute more) { sums[k][Shape::kInVectors] += more; });
+          source.template unpack_further<kLoadSums>(element, value, tile.edge_col(), add_loaded(Shape::kInVectors));
       }
-      const auto target = targets[0];
-      typename Store::template EpilogueOperands<kVector> operands[Shape::kVectors];
-#pragma unroll
-      for (int p = 0; p < Shape::kVectors; ++p) operands[p] = epilogue_operands[0][p];
-      const auto operands_edge = epilogue_operands_edge[0];
-      if constexpr (kStages > 0) {  // the row has been read from shared memory: its place is free
-        prefetch_row<Load, Shape>(a.load, number(base + kStages * step), a.rows, stage, tile);
-        stage = stage + 1 == kStages ? 0 : stage + 1;
+      return value[0];
+    };
+    // Adds up the columns of the results.
+    auto add_results = [&](int first) {
+      return [&, first](int k, int i, Compute more) { sums[kLoadSums + k][first + i] += more; };
+    };
+    auto finish_edge = [&](const auto& target, const auto& operands, ElementOf<Op> element, const auto& whole) {
+      if constexpr (kEdge > 0) {
+        if (!tile.has_edge()) return;
+        const Compute y[1] = {Op::map(element, whole)};
+        target.template store_further<kStoreSums, 1, false>(y, parameters.edge(a.store, tile), operands,
+            tile.edge_col(), add_results(Shape::kInVectors));
       }
-      if (base + step < end) load(base + step);
-      else pdl_trigger_late();
+    };
 
-      const Counts counts = count_elements<Shape>(share, tile);
-      const Predicate<Shape::kAlwaysValid * kVector, kEdge, (kCtasPerRow > 1 ? 2 : 1)> valid =
-          {counts.thread, tile.has_edge()};
-      total[0] = summarize_lanes<Op, Shape::kFull, false, (kCtasPerRow > 1), Shape::kLanes>(
-          x[0], valid, counts.warp, pivot[0], mine[0]);
-      if constexpr (kWarps > 1)
-        reduce_warps<Op, (Shape::kFull && kSlots == kWarps), kSlots>(rows.total, rows.pivot, slots[set % 2], slot,
-            lane / kWarp);
-      if constexpr (kCtasPerRow > 1)
-        reduce_blocks<Op, Shape::kFull>(total[0], pivot[0], cluster_mailboxes[set % 2], part, set / 2 % 2);
-      set = (set + 1) % 4;
-
-      if (here) {
-        const typename Op::Row whole = a.op.finish(mine[0], total[0], cols, pivot[0]);
+    if constexpr (kStaged) {
+      // of this group of threads; all of a block go through as many as the first has
+      const auto rows_from = [&](int64 from) { return from < end ? int((end - from + step - 1) / step) : 0; };
+      const int all_rows = rows_from(base), own_rows = rows_from(base + slot);
+      const int64 first = own_rows > 0 ? base + slot : 0;
+      auto row_at = [&](int j) { return first + (j < own_rows ? j : 0) * step; };
+      auto prefetch = [&](int j, int place) {
+        if (j < own_rows) prefetch_row<Shape>(a, first + j * step, place, tile);
+        commit_copies();  // an empty group too: wait counts groups
+      };
 #pragma unroll
-        for (int p = 0; p < Shape::kVectors; ++p) {
-          if (!tile.has(p)) continue;
-          Compute y[kVector];
-          map_vector(rows, 0, p, whole, y);
-          target.template store_further<kStoreSums, kVector, (kEdge > 0)>(y, parameters.get(a.store, p, tile),
-              operands[p], tile.col(p),
-              [&](int k, int i, Compute more) { sums[kLoadSums + k][p * kVector + i] += more; });
-        }
+      for (int s = 0; s < kStages; ++s) prefetch(s, s);
+#pragma unroll
+      for (int p = 0; p < kVectors; ++p) {
+        if (!tile.has(p)) continue;
+        kept[p] = a.load.at(0).template keep<kVector, As>(tile.col(p));
+        kept_of_results[p] = a.store.at(0).template keep<kVector, As>(tile.col(p));
+      }
+      // What is not copied: numbers of the row, and the element that is in no vector.
+      auto load_besides = [&](int j) {
+        sources[0] = a.load.at(row_at(j));
         if constexpr (kEdge > 0) {
-          if (tile.has_edge()) {
-            Compute y[1];
-            map_edge(rows, 0, whole, y);
-            target.template store_further<kStoreSums, 1, false>(y, parameters.edge(a.store, tile), operands_edge,
-                tile.edge_col(), [&](int k, int, Compute more) { sums[kLoadSums + k][Shape::kInVectors] += more; });
+          if (j < own_rows && tile.has_edge()) around[0] = sources[0].template load<1>(tile.edge_col());
+        }
+      };
+      load_besides(0);
+      int place = 0, place_of_waiting = kStages;
+      for (int j = 0;; ++j) {
+        const bool waits = j > 0 && j <= own_rows;
+        const typename Op::State own = mine[0], of_lanes = total[0];
+        const ElementOf<Op> edge = x[0][Shape::kElements - 1];
+        const typename Load::RowPointer source = sources[0];
+        const typename Load::template Loaded<1> own_around = around[0];
+        if (j < all_rows) {
+          if (j + 1 < all_rows) load_besides(j + 1);
+          wait_for_copies<(kStages > 0 ? kStages - 1 : 0)>();
+          typename Op::State of_thread = Op::identity();  // vector by vector: their numbers take no registers meanwhile
+          const bool here = j < own_rows;
+#pragma unroll
+          for (int p = 0; p < kVectors; ++p) {
+            if (!here || !tile.has(p)) continue;
+            ElementOf<Op> values[kVector];
+            kept[p].make_opaque();
+            source.template unpack_row<kLoadSums, Shape::kBlock, kVector, As>(kept[p],
+                row_place<Load, Store, Shape>(place, p), threadIdx.x, values, tile.col(p), add_loaded(p * kVector));
+            of_thread = Op::template merge<false>(of_thread, Op::summarize(values, OfVector{kVector, false}, Compute(0)));
           }
+          if constexpr (kEdge > 0) {
+            ElementOf<Op> value[1] = {unpack_edge(source, own_around, here)};
+            of_thread = Op::template merge<false>(of_thread, Op::summarize(value, OfVector{1, false}, Compute(0)));
+            x[0][Shape::kElements - 1] = value[0];
+          }
+          mine[0] = of_thread;
+          total[0] = reduce_lanes<Op, false, Shape::kLanes>(of_thread);
+          tell_warps<Op, Shape>(total[0], slots[kWarps > 1 ? turn % 2 : 0][0][slot], lane / kWarp);
+          if constexpr (kCtasPerRow > 1) {
+            __syncthreads();
+            if (threadIdx.x < kWarp)
+              send_to_blocks<Op>(told_by_warps<Op, kEqual>(slots[turn % 2][0][slot]), Compute(0),
+                  cluster_mailboxes[turn % 4], part);
+          }
+        }
+        if (j > 0) {
+          typename Op::State of_row = of_lanes;
+          if constexpr (kCtasPerRow > 1)
+            of_row = await_blocks<Op, Shape::kFull>(cluster_mailboxes[(turn + 3) % 4], Compute(0), (turn - 1) / 4 % 2);
+          else if constexpr (kWarps > 1)
+            of_row = told_by_warps<Op, kEqual>(slots[(turn + 1) % 2][0][slot]);
+          if (waits) {
+            const typename Op::Row whole = a.op.finish(own, of_row, cols, pivot[0]);
+#pragma unroll
+            for (int p = 0; p < kVectors; ++p) {
+              if (!tile.has(p)) continue;
+              const unsigned char* const from = row_place<Load, Store, Shape>(place_of_waiting, p);
+              ElementOf<Op> again[kVector];
+              Compute y[kVector];
+              kept[p].make_opaque(), kept_of_results[p].make_opaque();
+              waiting.template unpack_row<kLoadSums, Shape::kBlock, kVector, As>(kept[p], from, threadIdx.x, again,
+                  tile.col(p), [](int, int, Compute) {});
+#pragma unroll
+              for (int i = 0; i < kVector; ++i) y[i] = Op::map(again[i], whole);
+              targets[0].template store_row<kStoreSums, Shape::kBlock, kVector, (kEdge > 0), As>(y,
+                  parameters.get(a.store, p, tile), kept_of_results[p], from + kBehindRow<Load, Shape>, threadIdx.x,
+                  tile.col(p), add_results(p * kVector));
+            }
+            finish_edge(targets[0], epilogue_operands_edge[0], edge, whole);
+          }
+        }
+        if (j >= all_rows) break;
+        prefetch(j + kStages, place_of_waiting);  // the row has been read from shared memory: its place is free
+        if constexpr (kWarps > 1 && kCtasPerRow == 1) __syncthreads();
+        waiting = source;
+        targets[0] = a.store.at(row_at(j));
+        if constexpr (kEdge > 0) {
+          if (j < own_rows && tile.has_edge())
+            epilogue_operands_edge[0] = targets[0].template epilogue_operands<1>(tile.edge_col());
+        }
+        if (j + 1 >= all_rows) pdl_trigger_late();
+        place_of_waiting = place, place = place == kStages ? 0 : place + 1;
+        ++turn;
+      }
+    } else {
+      auto load = [&](int64 from) { load_rows(a, rows, around, 0, [&](int) { return number(from); }, tile); };
+      if (base < end) load(base);
+      for (; base < end; base += step) {
+        const bool here = there[0];
+#pragma unroll
+        for (int p = 0; p < kVectors; ++p) {
+          ElementOf<Op>* const values = x[0] + p * kVector;
+#pragma unroll
+          for (int i = 0; i < kVector; ++i) values[i] = Op::padding();
+          if (here && tile.has(p))
+            sources[0].template unpack_further<kLoadSums>(loaded[0][p], values, tile.col(p), add_loaded(p * kVector));
+        }
+        if constexpr (kEdge > 0) x[0][Shape::kInVectors] = unpack_edge(sources[0], around[0], here);
+        const auto target = targets[0];
+        typename Store::template EpilogueOperands<kVector> operands[kVectors];
+#pragma unroll
+        for (int p = 0; p < kVectors; ++p) operands[p] = epilogue_operands[0][p];
+        const auto operands_edge = epilogue_operands_edge[0];
+        if (base + step < end) load(base + step);  // on its way while this row is computed
+        else pdl_trigger_late();
+
+        const Counts counts = count_elements<Shape>(share, tile);
+        const Valid valid = {counts.thread, tile.has_edge()};
+        total[0] = summarize_lanes<Op, Shape::kFull, false, (kCtasPerRow > 1), Shape::kLanes>(
+            x[0], valid, counts.warp, pivot[0], mine[0]);
+        if constexpr (kWarps > 1)
+          reduce_warps<Op, kEqual, kSlots>(rows.total, rows.pivot, slots[turn % 2], slot,
+              lane / kWarp);
+        if constexpr (kCtasPerRow > 1)
+          reduce_blocks<Op, Shape::kFull>(total[0], pivot[0], cluster_mailboxes[turn % 2], part, turn / 2 % 2);
+        turn = (turn + 1) % 4;
+
+        if (here) {
+          const typename Op::Row whole = a.op.finish(mine[0], total[0], cols, pivot[0]);
+#pragma unroll
+          for (int p = 0; p < kVectors; ++p) {
+            if (!tile.has(p)) continue;
+            Compute y[kVector];
+            map_vector(rows, 0, p, whole, y);
+            target.template store_further<kStoreSums, kVector, (kEdge > 0)>(y, parameters.get(a.store, p, tile),
+                operands[p], tile.col(p), add_results(p * kVector));
+          }
+          finish_edge(target, operands_edge, x[0][Shape::kElements - 1], whole);
         }
       }
     }

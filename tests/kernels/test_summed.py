@@ -24,6 +24,8 @@ from cupynorm.plan.choose import choose
 from cupynorm.plan.config import DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.runtime import compiler, nvrtc
+from cupynorm.tools import bench
+from cupynorm.tools.results import Point
 from tests import SLOW, simulator
 from tests.build_gate import begins_too_soon, code_of, endless_waits, spills, stalls_a_cluster
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
@@ -207,7 +209,8 @@ def test_rows_on_their_way_in_shared_memory(dtype: str, stages: int) -> None:
                 plan = run(given, variant, ds=ds).plan
                 if plan.vector * given.x.itemsize < 16:
                     continue  # copies are of whole vectors
-                staged = dataclasses.replace(plan, stages=stages)
+                block = max(plan.group, 128 // plan.group * plan.group)  # several rows of a block, still
+                staged = dataclasses.replace(plan, stages=stages, block=block)
                 found = run(given, staged, ds=ds)
             except DoesNotFitError:
                 assert variant == "warp"
@@ -291,6 +294,30 @@ def test_kernels_compile_without_spills(arch: str, device: str, dtype: str) -> N
     assert len(seen) > 2
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(
+    "op",
+    [
+        "layer_norm_backward",
+        "rms_norm_backward",
+        "add_layer_norm_backward",
+        "layer_norm_backward_from_y",
+    ],
+)
+def test_chosen_plans_have_registers_enough(op: str, dtype: str) -> None:
+    """Of every form at the widths of the benchmark: no fewer blocks than planned, because of spills, are resident."""
+    faults = {}
+    for cols in (128, 1000, 1024, 4096, 8192, 32768, 50257) if SLOW else (1000, 8192, 50257):
+        what = bench.lowered(Point(op, dtype, 49152, cols, 0), limits=RECORDED["h200"])
+        plan = choose(what.problem, RECORDED["h200"], lambda each: each.min_blocks)
+        (cubin,) = nvrtc.compile_all(what.text, [what.expression(plan)], compiler.options(), "90")
+        if found := spills(cubin):
+            faults[what.expression(plan)] = found
+    assert not faults
+
+
 def imagined(rows: int, cols: int, kind: Any, compute: Any, *, rms: bool) -> Any:
     """Lower a gradient of arrays that are not there: of RMSNorm with one sum, of LayerNorm with three."""
 
@@ -350,10 +377,10 @@ def test_where_clusters_are_refused_sums_are_a_pass_of_their_own(
         return bind
 
     monkeypatch.setattr(row_ops, "launcher", refusing)
-    given = Given.of(3, 12288, "float16")
+    given = Given.of(3, 40960, "float16")
     arrays = [cupy.asarray(each) for each in given[:5]]
     expected_dx, dgamma, dbeta = expected(given, rms=False, ds=False)
-    sums_before = [np.ones(12288, np.float32), np.ones(12288, np.float32)]
+    sums_before = [np.ones(40960, np.float32), np.ones(40960, np.float32)]
 
     for calls in range(3):
         add_to = tuple(cupy.asarray(each) for each in sums_before)

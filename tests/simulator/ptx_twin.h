@@ -150,6 +150,8 @@ inline void load_quad_evicted_first(const void* from, unsigned* word) { load_qua
 
 inline void assume(bool) {}
 inline void make_opaque(unsigned&) {}
+inline void make_opaque(float&) {}
+inline void make_opaque(double&) {}
 template <typename T>
 inline void make_opaque(T*&) {}
 template <int kBytes>

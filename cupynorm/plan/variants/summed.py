@@ -1,7 +1,7 @@
 """warp, block, cluster, where sums over rows are taken in the same pass: row_summed of kernels/row/summed.cuh.
 
-A row waits in the registers of a group of threads, and so do the sums of its columns. The next row is on its way
-meanwhile, in registers as well; or the next few are, in shared memory.
+The sums of a row's columns are in registers of a group of threads. The row waits there, too, with the next on its way;
+or it waits in shared memory, where the next few are on their way.
 """
 
 from __future__ import annotations
@@ -21,17 +21,28 @@ from cupynorm.plan.config import (
     MAX_CTAS,
     PLAIN,
     REGISTER_BYTES,
+    UNALIGNED_APART,
     WARP,
     Plan,
 )
 from cupynorm.plan.limits import STATIC_SHARED_BYTES, active_blocks
-from cupynorm.plan.partition import alignment_period, in_registers, least_group, power_of_two_from
+from cupynorm.plan.partition import (
+    alignment_period,
+    in_accesses,
+    in_registers,
+    least_group,
+    power_of_two_from,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from cupynorm.plan.problem import Problem
     from cupynorm.plan.rules import ColumnSums
+
+# Mirrors of kernels/row/summed.cuh: sets in which the blocks of a cluster tell, and numbers of one at most.
+MAILBOXES = 4
+NUMBERS_OF_SLOT = 3
 
 WHY = "sums over rows beside the row in registers: the tiling with the most bytes on their way"
 
@@ -49,10 +60,10 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     problem = question.problem
     alone = plan.rows_per_group == 1 and plan.parameter_cache == AT_USE
     too_many = not plan.stages and _column_bytes(problem, plan) > question.rules.column_sums.shared_bytes
-    if not alone or too_many:
-        return None
     if plan.stages:  # sums are added up where the rows were
         plan = dataclasses.replace(plan, shared_bytes=max(plan.shared_bytes, _column_bytes(problem, plan)))
+    if not alone or too_many or (plan.stages and _told_bytes(problem, plan) > STATIC_SHARED_BYTES):
+        return None
     # a block goes from group to group, each of which has rows of one alignment
     question = question._replace(problem=dataclasses.replace(problem, alignment_period=1))
     return with_grid(question, plan, problem.row_groups * plan.ctas_per_row, reason, waves=1.0)
@@ -66,37 +77,66 @@ def tilings(
     variant: `block` takes more threads for a row than it may need. blocks: threads of a block of several rows; default:
     as the rules have it.
     """
-    problem, limits = question.problem, question.limits
+    problem = question.problem
     if problem.unaligned and not problem.alignment_period:
         problem = dataclasses.replace(problem, unaligned=ALIGNED)
     numbers = question.rules.column_sums
     most = max(1, numbers.max_elements[problem.compute_bytes] // problem.vector)
+    most_staged = max(most, numbers.staged_elements[problem.compute_bytes] // problem.vector)
     ctas = 1
     while ctas <= min(question.max_ctas, MAX_CTAS):
-        least = 4 * WARP if ctas > 1 else 2 * WARP if variant == "block" else least_group(problem)
-        each = itertools.product(range(1, min(numbers.max_vectors, most) + 1), blocks or numbers.blocks)
+        least = (
+            numbers.cluster_threads if ctas > 1 else 2 * WARP if variant == "block" else least_group(problem)
+        )
+        each = itertools.product(
+            range(1, min(numbers.max_vectors, most_staged) + 1), blocks or numbers.blocks
+        )
         for plan in dict.fromkeys(_tiling(problem, ctas, *how, least) for how in each):
-            if plan is None or _column_bytes(problem, plan) > numbers.shared_bytes:
+            if plan is None:
                 continue
-            for stages in range(_most_stages(question, plan), -1, -1):
-                staged = in_registers(problem, dataclasses.replace(plan, stages=stages))
-                if staged.shared_bytes > limits.shared_bytes_per_block:
-                    continue
-                shared = max(_column_bytes(problem, plan), staged.shared_bytes) + STATIC_SHARED_BYTES
-                resident = active_blocks(limits, plan.block, _registers(problem, numbers, staged), shared)
-                if resident:
-                    yield dataclasses.replace(staged, min_blocks=resident)
-                    break
+            stages = _most_stages(question, plan)
+            if plan.vectors > (most_staged if stages else most):
+                continue
+            fewer = (_resident(question, plan, each) for each in range(stages, stages > 0, -1))
+            found = [each for each in fewer if each is not None]
+            if not found and plan.vectors <= most:
+                found = [each for each in (_resident(question, plan, 0),) if each is not None]
+            # fewer rows on their way where more blocks have room so
+            yield from (
+                each for at, each in enumerate(found) if at == 0 or each.min_blocks > found[at - 1].min_blocks
+            )
         ctas *= 2
+
+
+def _resident(question: Question, plan: Plan, stages: int) -> Plan | None:
+    """Return a tiling with so many rows on their way in shared memory, and its blocks; None if it has no room."""
+    problem, limits, numbers = question.problem, question.limits, question.rules.column_sums
+    plan = in_registers(problem, dataclasses.replace(plan, stages=stages))
+    columns = _column_bytes(problem, plan)
+    shared = max(columns, plan.shared_bytes)
+    if (not stages and columns > numbers.shared_bytes) or shared > limits.shared_bytes_per_block:
+        return None
+    registers = _registers(problem, numbers, plan)
+    resident = active_blocks(limits, plan.block, registers, shared + STATIC_SHARED_BYTES)
+    return dataclasses.replace(plan, min_blocks=resident) if resident else None
+
+
+def _told_bytes(problem: Problem, plan: Plan) -> int:
+    """Return the static shared memory for what warps and blocks tell one another of rows in shared memory."""
+    slot = NUMBERS_OF_SLOT * problem.compute_bytes
+    slots = power_of_two_from(math.ceil(plan.group / WARP)) * (plan.block // plan.group)
+    mailboxes = (
+        MAILBOXES * (plan.ctas_per_row * in_accesses(slot) + 2 * ACCESS_BYTES) * (plan.ctas_per_row > 1)
+    )
+    return 2 * slots * slot + mailboxes
 
 
 def _most_stages(question: Question, plan: Plan) -> int:
     """Return how many rows are on their way in shared memory where it has room: copies are of whole accesses."""
     problem, numbers = question.problem, question.rules.column_sums
-    whole = plan.vector * problem.load_bytes == ACCESS_BYTES and not plan.unaligned and plan.ctas_per_row == 1
-    if not whole or int(question.limits.compute_capability) < AMPERE:
-        return 0
-    return next((stages for up_to, stages in numbers.stages if problem.cols <= up_to), 0)
+    whole = plan.vector * problem.load_bytes == ACCESS_BYTES and plan.unaligned != UNALIGNED_APART
+    whole = whole and _told_bytes(problem, plan) <= STATIC_SHARED_BYTES
+    return numbers.stages if whole and int(question.limits.compute_capability) >= AMPERE else 0
 
 
 def _tiling(problem: Problem, ctas: int, vectors: int, most: int, least: int) -> Plan | None:
@@ -133,16 +173,19 @@ def _column_bytes(problem: Problem, plan: Plan) -> int:
 
 
 def _registers(problem: Problem, model: ColumnSums, plan: Plan) -> int:
-    """Return how many registers a thread wants for its elements, their sums, and the next row on its way."""
+    """Return how many registers a thread wants: for sums, what all rows share, and where rows wait or come there."""
     elements = plan.vectors * plan.vector
-    numbers = (problem.fields + problem.column_sums) * problem.compute_bytes
-    beside = model.registers + model.unaligned_registers * (plan.unaligned > 0)
-    beside += model.cluster_registers * (plan.ctas_per_row > 1)
-    on_the_way = _loaded_bytes(problem)
+    sums = problem.column_sums * problem.compute_bytes
+    edges = plan.unaligned > 0
     if plan.stages:
-        beside += model.staged_registers
-        on_the_way -= problem.load_bytes + problem.staged_operand_bytes
-    return beside + elements * (numbers + on_the_way) // REGISTER_BYTES
+        copied = problem.load_bytes + problem.staged_operand_bytes
+        beside = model.staged_registers + plan.vector + model.staged_unaligned_registers * edges
+        each = sums + max(0, _loaded_bytes(problem) - copied)
+    else:
+        beside = model.registers + model.unaligned_registers * edges
+        each = sums + problem.fields * problem.compute_bytes + _loaded_bytes(problem)
+    beside += model.cluster_registers * (plan.ctas_per_row > 1)
+    return beside + elements * each // REGISTER_BYTES
 
 
 def _loaded_bytes(problem: Problem) -> int:
@@ -165,7 +208,10 @@ def _worth(question: Question, plan: Plan) -> tuple[float, int, int, int]:
     rows = at_once * (plan.block // plan.group) / numbers.multiprocessors
     on_the_way = rows * problem.cols * _loaded_bytes(problem) * max(1, plan.stages)
     busy = at_once / min(most, problem.row_groups)
+    threads = at_once * plan.ctas_per_row * plan.block / numbers.multiprocessors
     worth = min(on_the_way, numbers.busy_bytes) * math.sqrt(min(1.0, filled)) * busy
+    if plan.stages:
+        worth *= math.sqrt(min(1.0, threads / numbers.busy_threads))
     blocks = 0
     if plan.ctas_per_row > 1:  # while one block of a multiprocessor waits for its cluster another has work
         worth *= numbers.clusters
