@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -21,11 +22,14 @@ from cupynorm.host import statistics
 from cupynorm.invoke import gradient_calls
 from cupynorm.invoke.gradient_calls import Parts, Road, Steps
 from cupynorm.lower.statistics import (
+    CLIP_ON_CHIP,
     MOMENTS,
     NORMALIZE,
+    PROGRESS,
     RESCALE,
     STANDARDIZE,
-    sigma_clip_spec,
+    clip_on_chip_spec,
+    clip_pass_spec,
     statistic_spec,
 )
 from cupynorm.plan.config import Plan
@@ -699,46 +703,85 @@ def sigma_clip(
             plan=plan,
             numbers=(*limits, float(rounds), float(middle == "median")),
         )
-        if call.on_device and middle == "median":
-            raise ValueError('centre="median" is for NumPy arrays: use "mean" on a device')
-        return call._replace(nan=OMIT)
+        return call._replace(nan=OMIT, plan=plan)
 
     options = (below, above, iterations, axis, centre, return_bounds, return_stats, dtype)
     return _run("sigma_clip", x, missing, {"out": out}, options, check, CLIPPED, plan)
 
 
-def _clip_steps(call: StatisticCall) -> Steps:
-    """Return the kernels of sigma_clip: one for each round, and one that writes what is kept."""
-    below, above, rounds, _ = call.numbers
+def _clip_steps(call: StatisticCall, *, clusters: bool = True) -> Steps:
+    """Return the kernel of sigma_clip; several where rows do not fit on the chip. clusters: whether the device runs them."""
+    below, above, rounds, median = call.numbers
     steps = Steps(call.device, call.compute)
     if not call.x.size:
         return steps
     x = view(call.x, "x")
     rows = x.shape[: len(x.shape) - call.axes]
+    places = {name: steps.numbers(name, each, rows).pointer for name, each in call.rows.items()}
+    stats = tuple(places.get(name, 0) for name in CLIP_ON_CHIP.stats)
+    spec = clip_on_chip_spec(
+        x,
+        view(call.out, "out"),
+        call.axes,
+        call.mask,
+        stats,
+        (below, above, rounds),
+        call.compute,
+        median=bool(median),
+    )
+    if steps.fits(spec.problem, call.plan, clusters=clusters):
+        steps.specs.append(spec)
+        if clusters:
+            steps.otherwise = functools.partial(_clip_steps, call, clusters=False)
+            steps.differently = "sigma_clip reads such rows in each round"
+    else:
+        _add_clip_passes(steps, call, x, stats)
+    steps.add_rounding()
+    return steps
+
+
+def _add_clip_passes(steps: Steps, call: StatisticCall, x: View, stats: tuple[int, ...]) -> None:
+    """Add a kernel for each round, or for each step of a search for medians, and one that writes what is kept."""
+    *numbers, median = call.numbers
+    limits = (numbers[0], numbers[1], numbers[2])
+    rows = x.shape[: len(x.shape) - call.axes]
     messages = steps.messages(x.shape, call.axes)
-    pairs = [(steps.room(f"low {turn}", rows), steps.room(f"high {turn}", rows)) for turn in range(2)]
-    results = {name: view(each, name) for name, each in call.rows.items()}
-    before: tuple[View, View] | None = None
-    for turn in range(int(rounds)):
-        bounds = pairs[turn % 2]
-        if turn == rounds - 1 and "low" in results:
-            bounds = results["low"], results["high"]
-        places = [0 if before is None else each.pointer for each in before or bounds]
-        stats = (*places, *(each.pointer for each in bounds), 0, 0)
+    turns = [steps.room(f"progress {turn}", (*rows, PROGRESS)) for turn in range(2)]
+    # of each round the statistics, a step for each bit of a number, and the element above the middle
+    passes = int(limits[2]) * (1 if not median else 2 + 8 * call.compute.itemsize)
+    before: View | None = None
+    for turn in range(passes):
+        after = turns[turn % 2]
+        pointers = (0 if before is None else before.pointer, after.pointer, 0, 0, 0, 0)
         steps.specs.append(
-            sigma_clip_spec(
-                x, None, call.axes, call.mask, before, stats, (below, above), call.compute, messages
+            clip_pass_spec(
+                x,
+                None,
+                call.axes,
+                call.mask,
+                before,
+                pointers,
+                limits,
+                call.compute,
+                messages,
+                median=bool(median),
             )
         )
-        before = bounds
-    written = [results[name].pointer if name in results else 0 for name in ("mean", "std")]
-    out = view(call.out, "out")
+        before = after
+    assert before is not None
     steps.specs.append(
-        sigma_clip_spec(
-            x, out, call.axes, call.mask, before, (0, 0, 0, 0, *written), (below, above), call.compute
+        clip_pass_spec(
+            x,
+            view(call.out, "out"),
+            call.axes,
+            call.mask,
+            before,
+            (before.pointer, 0, *stats),
+            limits,
+            call.compute,
+            median=bool(median),
         )
     )
-    return steps
 
 
 def _clip(call: StatisticCall) -> None:

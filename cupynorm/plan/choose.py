@@ -39,9 +39,11 @@ CANDIDATES: dict[str, Variant] = {
     "shared": staged.shared,
     "uncached": staged.uncached,
 }
+ON_THE_CHIP = ("warp", "block", "cluster", "shared")  # of contiguous rows: where further rounds find them
 CLUSTERS_IF_FUSED = {cluster.one_shot, cluster.cluster}
 STREAMS = {staged.uncached, staged.streamed}
 AT_VECTORS_IF_FUSED = {cached.cached, cached.late_exponential, *STREAMS}
+OFF_THE_CHIP = {*AT_VECTORS_IF_FUSED, grid.split, grid.split_for_more_threads}
 
 
 def choose(
@@ -73,6 +75,9 @@ def choose(
     )
     if problem.across and not isinstance(forced, Plan):
         return _across(question, forced)
+    name = forced.variant if isinstance(forced, Plan) else forced
+    if problem.rounds and not problem.across and name is not None and name not in ON_THE_CHIP:
+        raise DoesNotFitError(_does_not_fit(question, f"variant {name!r}, which keeps no row for further rounds,"))
     if isinstance(forced, Plan):
         plan = _forced(question, forced)
         if plan.cooperative and not cooperative:
@@ -197,6 +202,13 @@ def effective_question(
 
 def in_order(question: Question) -> tuple[Variant, ...]:
     """Return what to try, best first."""
+    found = _in_order(question)
+    if question.problem.rounds:
+        return tuple(each for each in (*found, staged.shared) if each not in OFF_THE_CHIP)
+    return found
+
+
+def _in_order(question: Question) -> tuple[Variant, ...]:
     asked, problem = effective_question(question), question.problem
     if problem.column_sums:
         return (summed.summed,)

@@ -73,7 +73,8 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     messages = rows * (
         plan.ctas_per_row * several + (plan.block // WARP + 1) * (several or plan.block > WARP)
     )
-    needed += messages * MESSAGE_NUMBERS * problem.compute_bytes * (2 if problem.has_scales else 1)
+    twice = problem.has_scales or problem.rounds
+    needed += messages * MESSAGE_NUMBERS * problem.compute_bytes * (2 if twice else 1)
     plan = replace(plan, full=full, shared_bytes=needed)
     tiles = math.ceil(problem.rows / rows)
     return with_grid(question, plan, tiles * plan.ctas_per_row, reason)

@@ -142,7 +142,7 @@ def _filled(problem: Problem, plan: Plan) -> float:
 def has_static_room(problem: Problem, plan: Plan) -> bool:
     """Say whether static shared memory holds what a cluster's blocks tell one another in all their reductions."""
     large = plan.ctas_per_row == MAX_CTAS and plan.block > MAX_TWO_REDUCTIONS_BLOCK
-    return not ((problem.has_scales or problem.fields > 1) and large)
+    return not ((problem.has_scales or problem.fields > 1 or problem.rounds) and large)
 
 
 def _registers(question: Question, elements: int) -> int:
