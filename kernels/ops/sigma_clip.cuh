@@ -30,7 +30,7 @@ struct Clipped {
 
 // What is being found out about a row: statistics of what is kept, the middle element, by bisection of the numbers in
 // their order, or, of an even count, the one above it.
-constexpr int kOfKept = 0, kMiddle = 1, kAboveMiddle = 2, kNothing = 3;
+constexpr int kStatistics = 0, kMiddle = 1, kAboveMiddle = 2, kThrough = 3;
 
 // The numbers of a row, all of one type, because those of ClipPass lie in an array (PROGRESS in
 // cupynorm/lower/statistics.py). The next round looks at what is above `above` from `low` up to `to`.
@@ -120,7 +120,7 @@ struct OfClipped : OfKept<Op, T, kNumbersCount> {
   // Takes in the State of a round, and says whether there is another one. of_last: whether statistics of what the last
   // round leaves are asked for.
   static bool advance(Progress& p, const State& s, T below, T above, T rounds, bool of_last) {
-    if (p.step == kNothing) return false;
+    if (p.step == kThrough) return false;
     if constexpr (kMedian) {
       if (p.step == kMiddle) {
         if (s.of.count >= middle(p.count)) {
@@ -139,7 +139,7 @@ struct OfClipped : OfKept<Op, T, kNumbersCount> {
     p.least = s.least, p.most = s.most, p.count = s.of.count;
     if (p.round == rounds || p.count == 0) {
       if (p.round < rounds) p.low = p.high = not_a_number<T>();
-      p.step = kNothing;
+      p.step = kThrough;
       return false;
     }
     if constexpr (kMedian) {
@@ -170,9 +170,9 @@ struct OfClipped : OfKept<Op, T, kNumbersCount> {
     p.low = larger(p.low, centre - below * p.std), p.high = smaller(p.high, centre + above * p.std);
     p.round += 1;
     const bool all = p.least >= p.low && p.most <= p.high;
-    p.step = all || (p.round == rounds && !of_last) ? kNothing : kOfKept;
+    p.step = all || (p.round == rounds && !of_last) ? kThrough : kStatistics;
     p.to = p.high, p.above = -infinity<T>();
-    return p.step == kOfKept;
+    return p.step == kStatistics;
   }
 };
 
@@ -202,7 +202,7 @@ struct ClipOnChip : OfClipped<ClipOnChip<T, kMedian>, T, kMedian> {
   template <int N, class Predicate>
   static State summarize_again(T (&x)[N], Predicate, const Progress& p) {
     if constexpr (kMedian) {
-      if (p.step != kOfKept) return counted<Predicate::kAccumulators>(x, p);
+      if (p.step != kStatistics) return counted<Predicate::kAccumulators>(x, p);
     }
     return Base::template within<Predicate::kAccumulators>(x, p.low, p.high);
   }
