@@ -49,6 +49,7 @@ CLIP_ON_CHIP = RowOp(
     stats=("low", "high", "mean", "std"),
     numbers=("below", "above", "rounds"),
     rounds=True,
+    registers=24,
 )
 CLIP_PASS = RowOp(
     "sigma_clip",
@@ -120,7 +121,8 @@ def clip_on_chip_spec(
     median: bool,
 ) -> KernelSpec:
     """Lower sigma_clip with all its rounds in one kernel. stats: the pointers of CLIP_ON_CHIP's statistics."""
-    op = replace(CLIP_ON_CHIP, options=(int(median),), registers=OF_MASK * (mask is not None))
+    registers = CLIP_ON_CHIP.registers + OF_MASK * (mask is not None)
+    op = replace(CLIP_ON_CHIP, options=(int(median),), registers=registers)
     what = Around((y,))
     return fused_spec(op, x, axes, {}, stats, numbers, compute, what if mask is None else masked(what, mask))
 

@@ -372,7 +372,6 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   };
   if constexpr (Op::kRounds) {
     static_assert(!Store::kScales, "scales meet in the same places");
-    const ReductionPlaces<Op, Shape> other_places = {places.place + places.kBytes};
     unsigned exchange = 1;  // counts the reductions
     auto summarize = [&](const typename Op::Progress (&progress)[kVector], typename Op::State (&own)[kVector]) {
       bool settled = true;
@@ -407,8 +406,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       });
     };
     auto reduce = [&](typename Op::State (&states)[kVector]) {
-      reduce_apart<Op, Shape>(states, pivot, exchange % 2 ? other_places : places, &mbarriers[exchange % 2], part,
-          exchange / 2 % 2);
+      const ReductionPlaces<Op, Shape> own = {places.place + exchange % 2 * places.kBytes};
+      reduce_apart<Op, Shape>(states, pivot, own, &mbarriers[exchange % 2], part, exchange / 2 % 2);
       ++exchange;
     };
 #pragma unroll

@@ -20,6 +20,7 @@ from cupynorm.plan.config import (
     NOWHERE,
     PLAIN,
     REGISTER_BYTES,
+    ROUNDS_ROW_REGISTERS,
     WARP,
     Plan,
 )
@@ -159,7 +160,8 @@ def _tiling(
     vector = _vector(question)
     loaded = sum(max(REGISTER_BYTES, size) for size in (*problem.load_operands, *problem.epilogue_operands))
     each = (problem.value_bytes + loaded) // REGISTER_BYTES
-    needed = numbers.registers + vector * (numbers.row_registers + elements * each)
+    of_row = numbers.row_registers + ROUNDS_ROW_REGISTERS * problem.rounds
+    needed = numbers.registers + vector * (of_row + elements * each)
     resident = max(1, min(limits.threads_per_sm // block, limits.registers_per_sm // (needed * block)))
     return replace(
         PLAIN,

@@ -16,6 +16,7 @@ from cupynorm.plan.config import (
     MAX_FUSED_ELEMENTS,
     MAX_TWO_REDUCTIONS_BLOCK,
     REGISTER_BYTES,
+    ROUNDS_THREADS,
     SHARED,
     WARP,
     Plan,
@@ -114,6 +115,9 @@ def _worth(question: Question, plan: Plan) -> float:
     of them: while some wait, others compute.
     """
     problem, numbers = question.problem, question.rules.fused_clusters
+    if problem.rounds:  # the fewer blocks meet in each round the better
+        filled = min(1.0, plan.min_blocks * plan.block / ROUNDS_THREADS)
+        return filled * min(1.0, plan.min_blocks / 2) / plan.ctas_per_row
     written = problem.output_bytes * (1 if problem.output_bytes == 1 else problem.outputs)
     each = problem.load_bytes + sum((*problem.load_operands, *problem.epilogue_operands)) + written
     reached = numbers.shares[plan.ctas_per_row]
