@@ -38,7 +38,8 @@ FIELDS_SHARED_BYTES = 512  # static ones of States of five doubles (CrossEntropy
 # costs as much for few as for many; lanes at least, which access whole sectors; threads of a block, so that a
 # multiprocessor holds several; and threads that suffice to fill it (docs/notes/065).
 ROUNDS_ELEMENTS, ROUNDS_LANES, MAX_ROUNDS_BLOCK, ROUNDS_THREADS = 32, 8, 256, 512
-ROUNDS_ROW_REGISTERS = 12  # of each row of a thread of row_across: what is known of its rounds
+# In row_across: neighbouring rows of a thread at most, and registers for what is known of the rounds of each.
+ROUNDS_VECTOR, ROUNDS_ROW_REGISTERS = 2, 12
 ROUNDS_SHARED_BYTES = 2048  # the same of States of seven doubles (ClipOnChip)
 SCHEDULERS = 4  # of a multiprocessor: each has registers of its own, so blocks are of whole warps for each
 MIN_REREAD_BLOCK = 128  # threads of row_reread, whose vectors of results have room for a message

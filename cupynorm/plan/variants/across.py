@@ -20,7 +20,9 @@ from cupynorm.plan.config import (
     NOWHERE,
     PLAIN,
     REGISTER_BYTES,
+    ROUNDS_ELEMENTS,
     ROUNDS_ROW_REGISTERS,
+    ROUNDS_VECTOR,
     WARP,
     Plan,
 )
@@ -97,7 +99,8 @@ def is_sound(problem: Problem, plan: Plan) -> bool:
 def _vector(question: Question) -> int:
     """Return how many neighbouring rows a thread has."""
     problem = question.problem
-    return min(problem.vector, question.rules.apart.max_vector[problem.load_bytes])
+    most = question.rules.apart.max_vector[problem.load_bytes]
+    return min(problem.vector, most, *((ROUNDS_VECTOR,) if problem.rounds else ()))
 
 
 def _lanes(question: Question, width: int) -> int:
@@ -125,6 +128,7 @@ def _blocks_of_a_row(question: Question, lanes: int, each: Sequence[int]) -> lis
 def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     problem, numbers, limits = question.problem, question.rules.apart, question.limits
     most = numbers.numbers[problem.compute_bytes]
+    most = min(most, ROUNDS_ELEMENTS) if problem.rounds else most
     found = [(block, width, most_ctas) for block, width, most_ctas in numbers.tilings[problem.load_bytes]]
     alone = [(found[0][0], numbers.alone_width, 1)]
     for block, width, most_ctas in (*alone, *found):
@@ -134,6 +138,8 @@ def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
         may = [each for each in ctas if least <= each <= max(most_ctas, ctas[0])]
         for each in _blocks_of_a_row(question, lanes, may):
             part = math.ceil(math.ceil(problem.cols / each) / (block // lanes))
+            if problem.rounds and _registers(question, part) * block > limits.registers_per_sm:
+                continue
             yield _tiling(question, lanes, each, "block", block, part, IN_REGISTERS)
 
 
@@ -156,12 +162,8 @@ def _again(question: Question, ctas: Sequence[int], waits: int) -> Iterator[Plan
 def _tiling(
     question: Question, lanes: int, ctas: int, variant: str, block: int, elements: int, waits: int
 ) -> Plan:
-    problem, numbers, limits = question.problem, question.rules.apart, question.limits
-    vector = _vector(question)
-    loaded = sum(max(REGISTER_BYTES, size) for size in (*problem.load_operands, *problem.epilogue_operands))
-    each = (problem.value_bytes + loaded) // REGISTER_BYTES
-    of_row = numbers.row_registers + ROUNDS_ROW_REGISTERS * problem.rounds
-    needed = numbers.registers + vector * (of_row + elements * each)
+    problem, limits = question.problem, question.limits
+    vector, needed = _vector(question), _registers(question, elements)
     resident = max(1, min(limits.threads_per_sm // block, limits.registers_per_sm // (needed * block)))
     return replace(
         PLAIN,
@@ -175,6 +177,15 @@ def _tiling(
         waits=waits,
         min_blocks=min(resident, limits.blocks_per_sm),
     )
+
+
+def _registers(question: Question, elements: int) -> int:
+    """Return how many registers a thread wants that loads so many elements of each of its rows at a time."""
+    problem, numbers = question.problem, question.rules.apart
+    loaded = sum(max(REGISTER_BYTES, size) for size in (*problem.load_operands, *problem.epilogue_operands))
+    each = (problem.value_bytes + loaded) // REGISTER_BYTES
+    rounds = ROUNDS_ROW_REGISTERS * problem.compute_bytes // REGISTER_BYTES if problem.rounds else 0
+    return numbers.registers + _vector(question) * (numbers.row_registers + rounds + elements * each)
 
 
 def _waiting_bytes(problem: Problem) -> int:
