@@ -7,6 +7,7 @@ nowhere.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -34,17 +35,26 @@ if TYPE_CHECKING:
     from cupynorm.plan.problem import Problem
 
 VARIANTS_ACROSS = ("block", "cluster", "shared", "uncached")
+MORE_IF_SPILLED = 2  # plans that are compiled because the first one spills
 WHY = "rows whose elements lie apart: the first tiling in turn that holds a row"
 
 
 def across(question: Question, variant: str | None = None) -> Plan | None:
-    """Return the first plan in turn that can be launched, or the first of a variant; None if there is none."""
+    """Return the first plan in turn that can be launched, or the first of a variant; None if there is none.
+
+    One whose compiled kernel spills even with one block a multiprocessor is taken if the next ones spill, too, or read
+    the row again, which takes longer.
+    """
     found = (
         finished(question, plan, WHY)
         for plan in tilings(question, variant)
         if variant in {None, plan.variant}
     )
-    return next((plan for plan in found if plan is not None), None)
+    plans = list(itertools.islice((plan for plan in found if plan is not None), 1))
+    if plans and question.local_bytes(plans[0]):
+        more = itertools.islice((plan for plan in found if plan is not None), MORE_IF_SPILLED)
+        plans += [plan for plan in more if plan.waits]
+    return min(plans, key=lambda plan: (question.local_bytes(plan) > 0), default=None)
 
 
 def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
