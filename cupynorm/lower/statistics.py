@@ -140,13 +140,13 @@ def _within() -> Expression:
 
 def clip_pass_spec(
     x: View,
-    y: View | None,
     axes: int,
     mask: Mask | None,
-    before: View | None,
-    stats: Sequence[int],
     numbers: tuple[float, float, float],
     compute: Dtype,
+    y: View | None,
+    before: View | None,
+    stats: Sequence[int],
     room: int = 0,
     *,
     median: bool,

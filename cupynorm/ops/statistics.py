@@ -32,7 +32,7 @@ from cupynorm.lower.statistics import (
     clip_pass_spec,
     statistic_spec,
 )
-from cupynorm.plan.config import Plan
+from cupynorm.plan.config import BYTE_BITS, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -622,7 +622,7 @@ def sigma_clip(
     sigma_lower, sigma_upper : float, optional
         The same for elements below and above the centre; default: sigma.
     centre : {"mean", "median"}, default "mean"
-        What deviations are taken from; "median" for NumPy arrays.
+        What deviations are taken from: the mean, or the middle element, or the mean of the two middle ones.
     where, lengths, left_padded
         As in standardize; what they drop is nan in the result.
     return_bounds : bool, default False
@@ -630,7 +630,8 @@ def sigma_clip(
     return_stats : bool, default False
         Return mean and standard deviation of what is kept as well.
     out, dtype, plan
-        As in layer_norm; the plan is that of the pass that writes the result.
+        As in layer_norm. Where each round is a kernel, the plan is that of the one that writes the result; a row is not
+        kept for several rounds by the variants "cached", "split" and "uncached".
 
     Returns
     -------
@@ -647,7 +648,9 @@ def sigma_clip(
     -----
     nan and infinities never count, and are nan in the result. Bounds never widen from round to round, so that what is
     kept is what lies between the last ones, these included. In a row of which nothing counts bounds, mean and std are
-    nan. On NumPy arrays rounds end when no bound changes; on a device each round is a kernel that reads x.
+    nan. Rounds end when nothing was left out. On a device a row is read once where the chip holds it; longer rows, of
+    hundreds of thousands of elements, are read by a kernel for each round, and for each of up to 32 steps (64 in
+    float64) of a search for a median.
 
     On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
     its stream, nobody else may write to `out` or read from it.
@@ -710,7 +713,10 @@ def sigma_clip(
 
 
 def _clip_steps(call: StatisticCall, *, clusters: bool = True) -> Steps:
-    """Return the kernel of sigma_clip; several where rows do not fit on the chip. clusters: whether the device runs them."""
+    """Return the kernel of sigma_clip, or several where rows do not fit on the chip.
+
+    clusters: whether the device runs them.
+    """
     below, above, rounds, median = call.numbers
     steps = Steps(call.device, call.compute)
     if not call.x.size:
@@ -747,41 +753,17 @@ def _add_clip_passes(steps: Steps, call: StatisticCall, x: View, stats: tuple[in
     rows = x.shape[: len(x.shape) - call.axes]
     messages = steps.messages(x.shape, call.axes)
     turns = [steps.room(f"progress {turn}", (*rows, PROGRESS)) for turn in range(2)]
+    common = (x, call.axes, call.mask, limits, call.compute)
     # of each round the statistics, a step for each bit of a number, and the element above the middle
-    passes = int(limits[2]) * (1 if not median else 2 + 8 * call.compute.itemsize)
+    passes = int(limits[2]) * (1 if not median else 2 + BYTE_BITS * call.compute.itemsize)
     before: View | None = None
     for turn in range(passes):
         after = turns[turn % 2]
         pointers = (0 if before is None else before.pointer, after.pointer, 0, 0, 0, 0)
-        steps.specs.append(
-            clip_pass_spec(
-                x,
-                None,
-                call.axes,
-                call.mask,
-                before,
-                pointers,
-                limits,
-                call.compute,
-                messages,
-                median=bool(median),
-            )
-        )
+        steps.specs.append(clip_pass_spec(*common, None, before, pointers, messages, median=bool(median)))
         before = after
-    assert before is not None
-    steps.specs.append(
-        clip_pass_spec(
-            x,
-            view(call.out, "out"),
-            call.axes,
-            call.mask,
-            before,
-            (before.pointer, 0, *stats),
-            limits,
-            call.compute,
-            median=bool(median),
-        )
-    )
+    last = (0 if before is None else before.pointer, 0, *stats)
+    steps.specs.append(clip_pass_spec(*common, view(call.out, "out"), before, last, median=bool(median)))
 
 
 def _clip(call: StatisticCall) -> None:

@@ -77,7 +77,9 @@ def choose(
         return _across(question, forced)
     name = forced.variant if isinstance(forced, Plan) else forced
     if problem.rounds and not problem.across and name is not None and name not in ON_THE_CHIP:
-        raise DoesNotFitError(_does_not_fit(question, f"variant {name!r}, which keeps no row for further rounds,"))
+        raise DoesNotFitError(
+            _does_not_fit(question, f"variant {name!r}, which keeps no row for further rounds,")
+        )
     if isinstance(forced, Plan):
         plan = _forced(question, forced)
         if plan.cooperative and not cooperative:

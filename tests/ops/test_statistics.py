@@ -301,9 +301,7 @@ def outliers(dtype: str = "float32", cols: int = 300, rows: tuple[int, ...] = (5
 
 @pytest.mark.parametrize("centre", ["mean", "median"])
 @pytest.mark.parametrize(("below", "above", "iterations"), [(3, 3, 10), (2, 5, 10), (3, 3, 1)])
-def test_sigma_clip_is_what_its_words_say(
-    centre: str, below: float, above: float, iterations: int
-) -> None:
+def test_sigma_clip_is_what_its_words_say(centre: str, below: float, above: float, iterations: int) -> None:
     x, where = outliers(), np.random.default_rng(2).random((5, 300)) < 0.9
     expected = clipped(x, where, below, above, iterations, getattr(np, centre))
 
@@ -380,7 +378,11 @@ def test_a_device_clips_the_same(centre: str, plan: str, cols: int, dtype: str, 
 
 @pytest.mark.parametrize(
     ("centre", "plan", "cols", "dtype"),
-    [("mean", "cluster", 300, "float16"), ("median", "block", 37, "float32"), ("mean", "shared", 61, "float32")],
+    [
+        ("mean", "cluster", 300, "float16"),
+        ("median", "block", 37, "float32"),
+        ("mean", "shared", 61, "float32"),
+    ],
 )
 def test_a_device_clips_the_same_along_another_axis(
     centre: str, plan: str, cols: int, dtype: str, simulated: Any
@@ -414,7 +416,11 @@ def test_a_median_is_that_of_numpy(count: int, simulated: Any) -> None:
     x = np.full((8, 64), np.nan, np.float32)
     x[0, :count], x[1, :count], x[2, :count] = -0.0, random.integers(-2, 3, count), random.normal(size=count)
     x[3, -count:], x[4, :count] = 1e30 * random.normal(size=count), -np.exp(random.normal(size=count) * 20)
-    x[5, :count], x[6, : count // 2], x[7, :count] = np.arange(count), -0.0, np.where(np.arange(count) % 2, 0.0, -0.0)
+    x[5, :count], x[6, : count // 2], x[7, :count] = (
+        np.arange(count),
+        -0.0,
+        np.where(np.arange(count) % 2, 0.0, -0.0),
+    )
     x[6, count // 2 : count] = 0.0
 
     _, low, high = sigma_clip(simulated.cupy.asarray(x), 1, 1, centre="median", return_bounds=True)
@@ -498,6 +504,16 @@ def test_a_device_gives_the_same(name: str, kind: str, variant: str, simulated: 
     for _ in range(2):  # the second call is launched by its signature
         found = function(asarray(x), **options, **given, plan=variant)
         assert_near([each.get() for each in found], function(x, **options, **missing), dtype)
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_a_device_gives_the_same_along_another_axis(name: str, simulated: Any) -> None:
+    function, options = OPS[name]
+    x = normal(2, 40, 6, dtype=np.float32) + np.float32(3)
+
+    found = function(simulated.cupy.asarray(x), **options, axis=1)
+
+    assert_near([each.get() for each in found], function(x, **options, axis=1), "float32")
 
 
 def test_every_variant_occurs() -> None:

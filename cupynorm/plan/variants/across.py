@@ -54,7 +54,7 @@ def across(question: Question, variant: str | None = None) -> Plan | None:
     if plans and question.local_bytes(plans[0]):
         more = itertools.islice((plan for plan in found if plan is not None), MORE_IF_SPILLED)
         plans += [plan for plan in more if plan.waits]
-    return min(plans, key=lambda plan: (question.local_bytes(plan) > 0), default=None)
+    return min(plans, key=lambda plan: question.local_bytes(plan) > 0, default=None)
 
 
 def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
@@ -172,8 +172,7 @@ def _again(question: Question, ctas: Sequence[int], waits: int) -> Iterator[Plan
 def _tiling(
     question: Question, lanes: int, ctas: int, variant: str, block: int, elements: int, waits: int
 ) -> Plan:
-    problem, limits = question.problem, question.limits
-    vector, needed = _vector(question), _registers(question, elements)
+    limits, vector, needed = question.limits, _vector(question), _registers(question, elements)
     resident = max(1, min(limits.threads_per_sm // block, limits.registers_per_sm // (needed * block)))
     return replace(
         PLAIN,

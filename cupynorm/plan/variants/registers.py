@@ -184,7 +184,9 @@ def thread_bytes(question: Question, rule: RegisterRule | None) -> int:
     """Return how many bytes of a row a thread holds."""
     problem, tile = question.problem, question.rules.tile
     if problem.rounds:
-        elements = min(ROUNDS_ELEMENTS, max(problem.vector, problem.cols // ROUNDS_LANES), max_elements(question))
+        elements = min(
+            ROUNDS_ELEMENTS, max(problem.vector, problem.cols // ROUNDS_LANES), max_elements(question)
+        )
         return elements * problem.element_bytes
     if rule is None:
         return tile.thread_bytes
