@@ -28,6 +28,8 @@ from cupynorm.host.keeping import ALL, Keeping
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from cupynorm.plan.config import Plan
+
 # Which elements count: all, those that no mask drops, those that are not nan either, or as often as their weights say
 # (Keeping in kernels/ops/keeping.cuh).
 ALL_COUNT, MARKED_COUNT, NUMBERS_COUNT, WEIGHTS_COUNT = range(4)
@@ -53,6 +55,7 @@ class StatisticCall(NamedTuple):
 
     out: the result of x's shape; None where there is none. rows: results with one number a row, by name; each has as
     many elements as there are rows. mask, weights, nan: which elements count. numbers: what else the op is given.
+    plan: the one that the caller asks for, where the kernels of a call depend on it.
     """
 
     on_device: bool
@@ -66,6 +69,7 @@ class StatisticCall(NamedTuple):
     nan: str
     compute: Dtype
     numbers: tuple[float, ...]
+    plan: str | Plan | None = None
 
     @property
     def counts(self) -> int:

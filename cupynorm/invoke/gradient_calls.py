@@ -88,8 +88,9 @@ class Steps:
     def __init__(self, device: int, compute: Dtype) -> None:
         """device: its number; -1 where kernels are asked about, and none is launched."""
         self.specs: list[KernelSpec] = []
-        # gives the kernels for where the device runs no clusters, or not such large ones
+        # gives the kernels for where the device runs no clusters, or not such large ones; and what they do differently
         self.otherwise: Callable[[], Steps] | None = None
+        self.differently = "sums of parameters take a pass of their own"
         self.workspace: dict[str, Any] = {}
         self._device = device
         self._compute = compute
@@ -171,12 +172,15 @@ class Steps:
 
     def has_room_for(self, sums: int, spec: KernelSpec, plan: str | Plan | None, *, clusters: bool) -> bool:
         """Say whether a row and so many sums over rows have a place in registers, and in a plan that is forced."""
+        return self.fits(replace(spec.problem, column_sums=sums, row_groups=1), plan, clusters=clusters)
+
+    def fits(self, problem: Problem, plan: str | Plan | None, *, clusters: bool = True) -> bool:
+        """Say whether a kernel has a plan, or the one that is forced. clusters: whether the device runs them."""
         if self._device >= 0:
             limits = devices.limits_of(self._device)
         else:
             asked = asking.about()
             limits, plan = asked.limits or RECORDED["h200"], asked.plan
-        problem = replace(spec.problem, column_sums=sums, row_groups=1)
         try:
             choose(
                 problem, limits, lambda each: each.min_blocks if clusters or each.cluster == 1 else 0, plan
@@ -196,7 +200,7 @@ class Steps:
             if self.otherwise is None:
                 raise
             why = error.why if isinstance(error, NeedsClustersError) else str(error)
-            row_ops.warn_of_refusal(f"{why}: sums of parameters take a pass of their own")
+            row_ops.warn_of_refusal(f"{why}: {self.differently}")
             self.otherwise().launch(signature, arrays, plan)
         else:
             bound_calls.thread.calls.add(signature, bound, {**arrays.made, **self.workspace})

@@ -9,7 +9,6 @@ import numpy as np
 
 from cupynorm._dtypes import is_integer
 from cupynorm._values import replace
-from cupynorm.call.statistics import NUMBERS_COUNT
 from cupynorm.call.view import View
 from cupynorm.lower.fused import Around, fused_spec, lies_apart, masked
 from cupynorm.lower.row import RowOp, row_spec
@@ -43,14 +42,26 @@ MOMENTS = RowOp(
 )
 
 
-SIGMA_CLIP = RowOp(
+CLIP_ON_CHIP = RowOp(
     "sigma_clip",
     "ops/sigma_clip.cuh",
-    "SigmaClip",
-    stats=("low_before", "high_before", "low", "high", "mean", "std"),
-    numbers=("below", "above"),
-    options=(NUMBERS_COUNT,),
+    "ClipOnChip",
+    stats=("low", "high", "mean", "std"),
+    numbers=("below", "above", "rounds"),
+    rounds=True,
+    registers=24,
 )
+CLIP_PASS = RowOp(
+    "sigma_clip",
+    "ops/sigma_clip.cuh",
+    "ClipPass",
+    stats=("before", "after", *CLIP_ON_CHIP.stats),
+    numbers=CLIP_ON_CHIP.numbers,
+)
+# The numbers of a row between two passes, and the places of those that the next one needs: ClipProgress in
+# kernels/ops/sigma_clip.cuh.
+PROGRESS = 14
+PROGRESS_LOW, PROGRESS_HIGH, PROGRESS_TO, PROGRESS_ABOVE = range(4)
 OF_MASK = 16  # registers in which a thread finds out what a mask has dropped
 
 
@@ -99,40 +110,65 @@ def statistic_spec(
     return fused_spec(op, x, axes, {}, stats, numbers, compute, what)
 
 
-@functools.cache
-def _within() -> Expression:
-    """Return x, or nan where it is not within two bounds; of x, these and nan."""
-
-    def of(x: Any, low: Any, high: Any, nan: Any) -> Any:
-        return np.where(x >= low, np.where(x <= high, x, nan), nan)
-
-    return traced(of, 4)
-
-
-def sigma_clip_spec(
+def clip_on_chip_spec(
     x: View,
-    y: View | None,
+    y: View,
     axes: int,
     mask: Mask | None,
-    bounds: tuple[View, View] | None,
     stats: Sequence[int],
-    numbers: tuple[float, float],
+    numbers: tuple[float, float, float],
     compute: Dtype,
-    room: int = 0,
+    *,
+    median: bool,
 ) -> KernelSpec:
-    """Lower one round of sigma_clip, or, with a `y`, the last pass, which writes what is kept.
+    """Lower sigma_clip with all its rounds in one kernel. stats: the pointers of CLIP_ON_CHIP's statistics."""
+    registers = CLIP_ON_CHIP.registers + OF_MASK * (mask is not None)
+    op = replace(CLIP_ON_CHIP, options=(int(median),), registers=registers)
+    what = Around((y,))
+    return fused_spec(op, x, axes, {}, stats, numbers, compute, what if mask is None else masked(what, mask))
 
-    bounds: those of the round before, one number a row each; None in the first, which drops nan and inf. stats: the
-    pointers of SIGMA_CLIP's statistics.
+
+@functools.cache
+def _within() -> Expression:
+    """Return x, or nan where it is not from `low` to `high` and above `above`; of x, these and nan."""
+
+    def of(x: Any, low: Any, high: Any, above: Any, nan: Any) -> Any:
+        return np.where(x > above, np.where(x >= low, np.where(x <= high, x, nan), nan), nan)
+
+    return traced(of, 5)
+
+
+def clip_pass_spec(
+    x: View,
+    axes: int,
+    mask: Mask | None,
+    numbers: tuple[float, float, float],
+    compute: Dtype,
+    y: View | None,
+    before: View | None,
+    stats: Sequence[int],
+    room: int = 0,
+    *,
+    median: bool,
+) -> KernelSpec:
+    """Lower one pass of sigma_clip over rows in memory, or, with a `y`, the last one, which writes what is kept.
+
+    before: PROGRESS numbers of each row; None in the first pass, which drops nan and inf. stats: the pointers of
+    CLIP_PASS's statistics.
     """
-    operands: tuple[Any, ...] = (-float(np.finfo(compute).max), float(np.finfo(compute).max))
-    if bounds is not None:
+    most = float(np.finfo(compute).max)
+    operands: tuple[Any, ...] = (-most, most, -np.inf)
+    if before is not None:
+        places = (PROGRESS_LOW, PROGRESS_TO if y is None else PROGRESS_HIGH, PROGRESS_ABOVE)
+        strides = before.strides[:-1] + (0,) * axes
         operands = tuple(
-            View(each.pointer, x.shape, each.strides + (0,) * axes, each.dtype) for each in bounds
+            View(before.pointer + place * compute.itemsize, x.shape, strides, compute) for place in places
         )
+        if y is not None:
+            operands = (*operands[:2], -np.inf)
     what = Around(() if y is None else (y,), room=room)
     if mask is not None:
         what = masked(what, mask)
     what = what._replace(load=_within(), load_operands=(*operands, float("nan")))
-    op = replace(SIGMA_CLIP, registers=OF_MASK * (mask is not None))
+    op = replace(CLIP_PASS, options=(int(median),), registers=OF_MASK * (mask is not None))
     return fused_spec(op, x, axes, {}, stats, numbers, compute, what)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -21,14 +22,17 @@ from cupynorm.host import statistics
 from cupynorm.invoke import gradient_calls
 from cupynorm.invoke.gradient_calls import Parts, Road, Steps
 from cupynorm.lower.statistics import (
+    CLIP_ON_CHIP,
     MOMENTS,
     NORMALIZE,
+    PROGRESS,
     RESCALE,
     STANDARDIZE,
-    sigma_clip_spec,
+    clip_on_chip_spec,
+    clip_pass_spec,
     statistic_spec,
 )
-from cupynorm.plan.config import Plan
+from cupynorm.plan.config import BYTE_BITS, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -620,7 +624,7 @@ def sigma_clip(
     sigma_lower, sigma_upper : float, optional
         The same for elements below and above the centre; default: sigma.
     centre : {"mean", "median"}, default "mean"
-        What deviations are taken from; "median" for NumPy arrays.
+        What deviations are taken from: the mean, or the middle element, or the mean of the two middle ones.
     where, lengths, left_padded
         As in standardize; what they drop is nan in the result.
     return_bounds : bool, default False
@@ -628,7 +632,8 @@ def sigma_clip(
     return_stats : bool, default False
         Return mean and standard deviation of what is kept as well.
     out, dtype, plan
-        As in layer_norm; the plan is that of the pass that writes the result.
+        As in layer_norm. Where each round is a kernel, the plan is that of the one that writes the result; a row is not
+        kept for several rounds by the variants "cached", "split" and "uncached".
 
     Returns
     -------
@@ -645,7 +650,9 @@ def sigma_clip(
     -----
     nan and infinities never count, and are nan in the result. Bounds never widen from round to round, so that what is
     kept is what lies between the last ones, these included. In a row of which nothing counts bounds, mean and std are
-    nan. On NumPy arrays rounds end when no bound changes; on a device each round is a kernel that reads x.
+    nan. Rounds end when nothing was left out. On a device a row is read once where the chip holds it; longer rows, of
+    hundreds of thousands of elements, are read by a kernel for each round, and for each of up to 32 steps (64 in
+    float64) of a search for a median.
 
     On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
     its stream, nobody else may write to `out` or read from it.
@@ -701,46 +708,64 @@ def sigma_clip(
             plan=plan,
             numbers=(*limits, float(rounds), float(middle == "median")),
         )
-        if call.on_device and middle == "median":
-            raise ValueError('centre="median" is for NumPy arrays: use "mean" on a device')
-        return call._replace(nan=OMIT)
+        return call._replace(nan=OMIT, plan=plan)
 
     options = (below, above, iterations, axis, centre, return_bounds, return_stats, dtype)
     return _run("sigma_clip", x, missing, {"out": out}, options, check, CLIPPED, plan)
 
 
-def _clip_steps(call: StatisticCall) -> Steps:
-    """Return the kernels of sigma_clip: one for each round, and one that writes what is kept."""
-    below, above, rounds, _ = call.numbers
+def _clip_steps(call: StatisticCall, *, clusters: bool = True) -> Steps:
+    """Return the kernel of sigma_clip, or several where rows do not fit on the chip.
+
+    clusters: whether the device runs them.
+    """
+    below, above, rounds, median = call.numbers
     steps = Steps(call.device, call.compute)
     if not call.x.size:
         return steps
     x = view(call.x, "x")
     rows = x.shape[: len(x.shape) - call.axes]
-    messages = steps.messages(x.shape, call.axes)
-    pairs = [(steps.room(f"low {turn}", rows), steps.room(f"high {turn}", rows)) for turn in range(2)]
-    results = {name: view(each, name) for name, each in call.rows.items()}
-    before: tuple[View, View] | None = None
-    for turn in range(int(rounds)):
-        bounds = pairs[turn % 2]
-        if turn == rounds - 1 and "low" in results:
-            bounds = results["low"], results["high"]
-        places = [0 if before is None else each.pointer for each in before or bounds]
-        stats = (*places, *(each.pointer for each in bounds), 0, 0)
-        steps.specs.append(
-            sigma_clip_spec(
-                x, None, call.axes, call.mask, before, stats, (below, above), call.compute, messages
-            )
-        )
-        before = bounds
-    written = [results[name].pointer if name in results else 0 for name in ("mean", "std")]
-    out = view(call.out, "out")
-    steps.specs.append(
-        sigma_clip_spec(
-            x, out, call.axes, call.mask, before, (0, 0, 0, 0, *written), (below, above), call.compute
-        )
+    places = {name: steps.numbers(name, each, rows).pointer for name, each in call.rows.items()}
+    stats = tuple(places.get(name, 0) for name in CLIP_ON_CHIP.stats)
+    spec = clip_on_chip_spec(
+        x,
+        view(call.out, "out"),
+        call.axes,
+        call.mask,
+        stats,
+        (below, above, rounds),
+        call.compute,
+        median=bool(median),
     )
+    if steps.fits(spec.problem, call.plan, clusters=clusters):
+        steps.specs.append(spec)
+        if clusters:
+            steps.otherwise = functools.partial(_clip_steps, call, clusters=False)
+            steps.differently = "sigma_clip reads such rows in each round"
+    else:
+        _add_clip_passes(steps, call, x, stats)
+    steps.add_rounding()
     return steps
+
+
+def _add_clip_passes(steps: Steps, call: StatisticCall, x: View, stats: tuple[int, ...]) -> None:
+    """Add a kernel for each round, or for each step of a search for medians, and one that writes what is kept."""
+    *numbers, median = call.numbers
+    limits = (numbers[0], numbers[1], numbers[2])
+    rows = x.shape[: len(x.shape) - call.axes]
+    messages = steps.messages(x.shape, call.axes)
+    turns = [steps.room(f"progress {turn}", (*rows, PROGRESS)) for turn in range(2)]
+    common = (x, call.axes, call.mask, limits, call.compute)
+    # of each round the statistics, a step for each bit of a number, and the element above the middle
+    passes = int(limits[2]) * (1 if not median else 2 + BYTE_BITS * call.compute.itemsize)
+    before: View | None = None
+    for turn in range(passes):
+        after = turns[turn % 2]
+        pointers = (0 if before is None else before.pointer, after.pointer, 0, 0, 0, 0)
+        steps.specs.append(clip_pass_spec(*common, None, before, pointers, messages, median=bool(median)))
+        before = after
+    last = (0 if before is None else before.pointer, 0, *stats)
+    steps.specs.append(clip_pass_spec(*common, view(call.out, "out"), before, last, median=bool(median)))
 
 
 def _clip(call: StatisticCall) -> None:

@@ -14,6 +14,7 @@ from cupynorm._values import replace
 from cupynorm.plan.base import LocalBytes, Occupancy, Question, Variant, none_known
 from cupynorm.plan.config import (
     ALIGNED,
+    MAX_ROUNDS_BLOCK,
     UNALIGNED_APART,
     VARIANTS,
     WARP,
@@ -39,6 +40,7 @@ CANDIDATES: dict[str, Variant] = {
     "shared": staged.shared,
     "uncached": staged.uncached,
 }
+ON_THE_CHIP = ("warp", "block", "cluster", "shared")  # of contiguous rows: where further rounds find them
 CLUSTERS_IF_FUSED = {cluster.one_shot, cluster.cluster}
 STREAMS = {staged.uncached, staged.streamed}
 AT_VECTORS_IF_FUSED = {cached.cached, cached.late_exponential, *STREAMS}
@@ -73,6 +75,11 @@ def choose(
     )
     if problem.across and not isinstance(forced, Plan):
         return _across(question, forced)
+    name = forced.variant if isinstance(forced, Plan) else forced
+    if problem.rounds and not problem.across and name is not None and name not in ON_THE_CHIP:
+        raise DoesNotFitError(
+            _does_not_fit(question, f"variant {name!r}, which keeps no row for further rounds,")
+        )
     if isinstance(forced, Plan):
         plan = _forced(question, forced)
         if plan.cooperative and not cooperative:
@@ -197,6 +204,8 @@ def effective_question(
 
 def in_order(question: Question) -> tuple[Variant, ...]:
     """Return what to try, best first."""
+    if question.problem.rounds:
+        return _for_rounds(question)
     asked, problem = effective_question(question), question.problem
     if problem.column_sums:
         return (summed.summed,)
@@ -233,6 +242,18 @@ def in_order(question: Question) -> tuple[Variant, ...]:
     if cluster.prefers_cluster(asked):
         return (cluster.by_rule, *one_block, staged.shared, grid.split, staged.uncached)
     return (*one_block, cluster.by_rule, staged.shared, grid.split, staged.uncached)
+
+
+def _for_rounds(question: Question) -> tuple[Variant, ...]:
+    """Return where a row can wait for further rounds: in registers of as few threads as hold it, if they can be few."""
+    asked = effective_question(question)
+    group = registers.group_of(asked, registers.warp_thread_bytes(asked))
+    if question.small_batch:
+        return (cluster.one_shot, registers.block, staged.shared)
+    one_block = (*((registers.warp,) if group <= WARP else ()), registers.block)
+    if group <= MAX_ROUNDS_BLOCK:
+        return (*one_block, fused_cluster.prefetched, cluster.one_shot, staged.shared)
+    return (fused_cluster.prefetched, cluster.one_shot, staged.shared, registers.block)
 
 
 def _for_small_batch(question: Question) -> tuple[Variant, ...]:

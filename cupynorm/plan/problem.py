@@ -41,6 +41,8 @@ class Problem:
     most_kept
         Of an interval, or of whole rows: how many columns a row keeps at most, as far as that follows from the band;
         0: a mask keeps neither.
+    rounds
+        The op goes through a row several times while it is on the chip: it waits in registers or in shared memory.
     masked
         A mask drops elements where there are affine parameters; without these, what is fused is taken to be masked.
     staged_operand_bytes
@@ -84,6 +86,7 @@ class Problem:
     row_groups: int = 0
     across: int = 0
     masked: bool = False
+    rounds: bool = False
 
     @property
     def may_drop(self) -> bool:

@@ -58,6 +58,19 @@
 //   summarize_some<kVector>(x[N], some[kVectors], fill)
 //                                As summarize, of the vectors p for which some[p], after fill(p) has put their elements
 //                                into x, and of what is behind all vectors in x.
+//
+// Optional, kRounds: further rounds over the elements of a row while it is on the chip, each of which may leave some of
+// them out. `summarize` is the first round. Called by row/rounds.cuh, from row_registers, row_computed and row_across
+//   Progress                     What is known of a row after some rounds: the same for every thread that shares it.
+//   begin()                      The Progress before the first round.
+//   again(progress, total)       Whether there is another round, given the State of the row that the last one has found.
+//                                Once it says no it says no for good, whatever it is given.
+//   settled(s, progress)         Whether the next round would find the State s again, which the last one has found of
+//                                some elements.
+//   summarize_again(x[N], valid, progress)
+//                                The State of x in the next round, padding included. May leave in x what later rounds
+//                                and `map` take instead, as `summarize` may.
+//   closed(progress)             What stands for the State of the row when `finish` is called: it looks at nothing else.
 #pragma once
 #include <base/math.cuh>
 
@@ -65,7 +78,7 @@ namespace cupynorm {
 
 struct RowOp {
   static constexpr bool kHasArguments = false, kHasPivot = false, kOwnNumber = false, kTwoPass = false,
-      kMaskable = false;
+      kMaskable = false, kRounds = false;
 
   template <class State, typename T>
   static State rebase(State s, T, T) {

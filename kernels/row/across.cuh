@@ -4,6 +4,7 @@
 // over the threads in between.
 #pragma once
 #include <base/reduce.cuh>
+#include <row/rounds.cuh>
 #include <row/running.cuh>
 #include <row/waiting.cuh>
 
@@ -75,11 +76,12 @@ struct ReductionPlaces {
 };
 
 // The States of a thread's rows become those of whole rows, counted from the thread's own pivots, which are the same in
-// a warp. All threads must call, once for each of `places`; mbarrier has been made, and the blocks of the cluster have
-// met since. States are merged in an order that follows from Shape alone.
+// a warp. All threads must call; mbarrier has been made, and the blocks of the cluster have met since. A caller in a
+// loop alternates between two sets of places, each with an mbarrier, whose parity flips each time that it is used again.
+// States are merged in an order that follows from Shape alone.
 template <class Op, class Shape>
 inline void reduce_apart(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
-    const ReductionPlaces<Op, Shape>& places, Mbarrier* mbarrier, int part) {
+    const ReductionPlaces<Op, Shape>& places, Mbarrier* mbarrier, int part, unsigned parity = 0) {
   constexpr int kVector = Shape::kVector, kLanes = Shape::kLanes, kWarps = Shape::kWarps,
       kCtasPerRow = Shape::kCtasPerRow;
   if constexpr (kLanes < kWarp) {
@@ -117,7 +119,7 @@ inline void reduce_apart(typename Op::State (&s)[Shape::kVector], const typename
       }
     }
     if constexpr (kCtasPerRow > 1) {
-      await_mbarrier(mbarrier, 0);
+      await_mbarrier(mbarrier, parity);
       for (int row = threadIdx.x; row < Shape::kRows; row += Shape::kBlock) {
         Slot<Op> all = places.message(0, row)->slot;
         for (int block = 1; block < kCtasPerRow; ++block) {
@@ -339,20 +341,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     total[v] = mine[v];
   }
   reduce_apart<Op, Shape>(total, pivot, places, &mbarriers[0], part);
-  const bool saves = here && part == 0 && int(threadIdx.x) < kLanes;
-  typename Op::Row whole[kVector];
-#pragma unroll
-  for (int v = 0; v < kVector; ++v) {
-    whole[v] = a.op.finish(kHolds && !kPacked ? mine[v] : total[v], total[v], a.cols, pivot[v]);
-    if (saves) a.op.save(row + v, whole[v]);
-  }
 
-  if constexpr (kPacked) {  // or their elements would take the registers that waiting as loaded saves
-#pragma unroll
-    for (int j = 0; j < kElements; ++j) loaded[j].make_opaque();
-  }
-
-  // ---- their results
+  // ---- further rounds, of ops that have them
   // Calls body(number, column) for each part of what the thread has of its rows.
   auto each_part = [&](auto&& body) {
     if constexpr (kHolds) {
@@ -380,6 +370,65 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       take(from, at);
     }
   };
+  if constexpr (Op::kRounds) {
+    static_assert(!Store::kScales, "scales meet in the same places");
+    unsigned exchange = 1;  // counts the reductions
+    auto summarize = [&](const typename Op::Progress (&progress)[kVector], typename Op::State (&own)[kVector]) {
+      bool settled = true;
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) settled &= Op::settled(own[v], progress[v]);
+      if (!any_lane(!settled)) return;
+      constexpr Predicate<kPart> kAllOfPart = {kPart, false};
+      if constexpr (kHolds && !kPacked) {
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) own[v] = Op::summarize_again(x[v], kAllOfPart, progress[v]);
+        return;
+      }
+      if constexpr (kPacked) {  // or their elements would take registers from one round to the next
+#pragma unroll
+        for (int j = 0; j < kElements; ++j) loaded[j].make_opaque();
+      }
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) own[v] = Op::identity();
+      each_part([&](int from, Index at) {
+        bring(from, at);
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) {
+          Element held[kPart];
+#pragma unroll
+          for (int j = 0; j < kPart; ++j) {
+            const bool kept =
+                (Shape::kFull || at + j * kDown < end) && (!Load::kDrops || (keeps >> (j * kVector + v) & 1));
+            held[j] = kept ? x[v][j] : Op::padding();
+          }
+          own[v] = Op::template merge<false>(own[v], Op::summarize_again(held, kAllOfPart, progress[v]));
+        }
+      });
+    };
+    auto reduce = [&](typename Op::State (&states)[kVector]) {
+      const ReductionPlaces<Op, Shape> own = {places.place + exchange % 2 * places.kBytes};
+      reduce_apart<Op, Shape>(states, pivot, own, &mbarriers[exchange % 2], part, exchange / 2 % 2);
+      ++exchange;
+    };
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) total[v] = here ? total[v] : Op::identity();  // no row has no further round
+    // those who share rows have all rows of a warp
+    go_through_rounds<Op, kVector>(a.op, mine, total, summarize, reduce, [](bool more) { return any_lane(more); });
+  }
+  const bool saves = here && part == 0 && int(threadIdx.x) < kLanes;
+  typename Op::Row whole[kVector];
+#pragma unroll
+  for (int v = 0; v < kVector; ++v) {
+    whole[v] = a.op.finish(kHolds && !kPacked ? mine[v] : total[v], total[v], a.cols, pivot[v]);
+    if (saves) a.op.save(row + v, whole[v]);
+  }
+
+  if constexpr (kPacked) {  // or their elements would take the registers that waiting as loaded saves
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) loaded[j].make_opaque();
+  }
+
+  // ---- their results
   auto results = [&](int j, Compute (&y)[kVector]) {
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {

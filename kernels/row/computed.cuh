@@ -6,6 +6,7 @@
 #pragma once
 #include <io/affine.cuh>
 #include <base/reduce.cuh>
+#include <row/rounds.cuh>
 #include <row/running.cuh>
 #include <row/waiting.cuh>
 
@@ -255,8 +256,44 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       own = from.own_number();
     }
     total[0] = reduce_lanes<Op, false, kWarp>(total[0]);
+    typename Op::State of_warp[1] = {total[0]};
     if constexpr (kWarps > 1) reduce_warps<Op, false, kSlots>(total, pivot, slots[slot_set], 0, warp);
     slot_set ^= 1;
+    if constexpr (Op::kRounds) {
+      auto summarize = [&](const typename Op::Progress (&progress)[1], typename Op::State (&own)[1]) {
+        if (!any_lane(!Op::settled(own[0], progress[0]))) return;
+        typename Op::State all = Op::identity();
+        auto add = [&](auto& x) {
+          constexpr int kCount = int(sizeof(x) / sizeof(Element));
+          all = Op::template merge<false>(all, Op::summarize_again(x, Predicate<kCount>{kCount, false}, progress[0]));
+        };
+#pragma unroll 1
+        for (int begin = threadIdx.x; begin < now.waiting(); begin += kAtOnce) {
+          Element x[kVectors * kVector];
+#pragma unroll
+          for (int p = 0; p < kVectors; ++p) {
+            const int number = now.base + begin + p * kBlock;
+            Element held[kVector];
+            unsigned keeps = 0;
+            if (now.waits(number)) keeps = waiting.get(number - now.base, from_now, held);
+#pragma unroll
+            for (int i = 0; i < kVector; ++i) x[p * kVector + i] = keeps >> i & 1 ? held[i] : Op::padding();
+          }
+          add(x);
+        }
+        if constexpr (kIsUnaligned) {
+          Element x[1] = {now.has_edge() && keeps_edge & 1 ? edge[0] : Op::padding()};
+          add(x);
+        }
+        own[0] = reduce_lanes<Op, false, kWarp>(all);
+      };
+      auto reduce = [&](typename Op::State (&states)[1]) {
+        if constexpr (kWarps > 1) reduce_warps<Op, false, kSlots>(states, pivot, slots[slot_set], 0, warp);
+        slot_set ^= 1;
+      };
+      auto any = [](bool more) { return kWarps == 1 ? any_lane(more) : more; };
+      go_through_rounds<Op, 1>(a.op, of_warp, total, summarize, reduce, any);
+    }
     whole = a.op.finish(total[0], total[0], a.cols, pivot[0]);
     if (threadIdx.x == 0) a.op.save(current, whole);
     if constexpr (Store::kScales) {

@@ -8,6 +8,7 @@
 #include <row/layout.cuh>
 #include <row/load.cuh>
 #include <row/pipeline.cuh>
+#include <row/rounds.cuh>
 #include <row/schedule.cuh>
 
 namespace cupynorm {
@@ -73,6 +74,20 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   using Largest = Magnitude<Compute>;
   __shared__ Slot<Largest> largest_slots[kRows][Shape::kGroups][kSlots];
   __shared__ ClusterMailbox<Largest, kCtasPerRow> largest_mailbox;
+  // of an op's further rounds, in two sets, too
+  constexpr bool kRounds = Op::kRounds;
+  __shared__ Slot<Op> round_slots[kRounds && kWarps > 1 ? 2 : 1][kRows][Shape::kGroups][kSlots];
+  __shared__ ClusterMailbox<Op, kCtasPerRow> round_mailboxes[kRounds && kCtasPerRow > 1 ? 2 : 1];
+  __shared__ bool round_flags[2][Shape::kBlock / kWarp];
+  unsigned exchange = 0;  // counts the rounds
+  if constexpr (kRounds) {
+    if constexpr (kSlots > kWarps && kWarps > 1) {
+      for (auto& each : round_slots) clear_slots<kWarps>(each);
+    }
+    if constexpr (kCtasPerRow > 1) {
+      if (threadIdx.x < 2) init_mbarrier(&round_mailboxes[threadIdx.x].mbarrier);
+    }
+  }
   begin_exchange<Shape, !kOneSet, Store::kScales, kDynamic>(slots, cluster_mailboxes, coming, largest_slots, largest_mailbox);
   // of two sets of slots and mailboxes; in clusters more: a signal's parity changes every other time
   unsigned set = 0;
@@ -210,6 +225,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       as_of(last, [&] { prefetch(last, stage); });
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
+    if constexpr (kRounds) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) mine[r] = total[r];  // of the warp, or of the group if that is less
+    }
     if constexpr (kWarps > 1) {
       auto& own = slots[kCtasPerRow > 1 ? set % 2 : kOneSet ? 0 : set];
       reduce_warps<Op, kEvenly, kSlots>(rows.total, rows.pivot, own, group, lane / kWarp);
@@ -221,6 +240,28 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       dynamic.claim(a.rows);
     }
     set = kWarps == 1 ? 0 : kCtasPerRow > 1 ? (set + 1) % kQueue : set ^ 1;
+    if constexpr (kRounds) {
+      auto summarize = [&](const typename Op::Progress (&progress)[kRows], typename Op::State (&own)[kRows]) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          if (any_lane(!Op::settled(own[r], progress[r])))
+            own[r] = reduce_lanes<Op, false, Shape::kLanes>(Op::summarize_again(x[r], valid, progress[r]));
+        }
+      };
+      auto reduce = [&](typename Op::State (&states)[kRows]) {
+        if constexpr (kWarps > 1)
+          reduce_warps<Op, false, kSlots>(states, rows.pivot, round_slots[exchange % 2], group, lane / kWarp);
+        if constexpr (kCtasPerRow > 1)
+          reduce_blocks<Op, false>(states[0], rows.pivot[0], round_mailboxes[exchange % 2], part, exchange / 2 % 2);
+        ++exchange;
+      };
+      auto any = [&](bool more) {
+        if constexpr (kWarps == 1) return any_lane(more);
+        else if constexpr (Shape::kGroups == 1) return more;
+        else return any_of_block(more, round_flags[exchange % 2]);
+      };
+      go_through_rounds<Op, kRows>(a.op, mine, total, summarize, reduce, any);
+    }
 
     if constexpr (!kConverts) parameters.make_opaque();
     make_operands_opaque(rows);

@@ -58,8 +58,12 @@ struct RereadCut {
 
 // 16 bytes of a mailbox, whatever they mean.
 using MailboxPiece = Vector<unsigned, 4>;
-constexpr int kMaxPieces = 4;
-constexpr int kRoomBytes = kMaxPieces * int(sizeof(MailboxPiece));  // of a message, where these have room of their own
+// How many a message has room for, and the bytes that takes where messages have room of their own: no more than
+// ROOM_BYTES of cupynorm/plan/config.py.
+template <class Op>
+constexpr int kPiecesOf = Mailbox<Op>::kWords / 2 > 4 ? Mailbox<Op>::kWords / 2 : 4;
+template <class Op>
+constexpr int kRoomBytes = kPiecesOf<Op> * int(sizeof(MailboxPiece));
 
 // As mailbox_at, in arithmetic by which the compiler still knows that it is global memory.
 inline MailboxWord* mailbox_from(void* place) {
@@ -69,9 +73,8 @@ inline MailboxWord* mailbox_from(void* place) {
 
 // Leaves a message to all blocks, and keeps what was in its place before.
 template <class Op>
-inline void leave_mailbox(MailboxPiece (&before)[kMaxPieces], MailboxWord* place, const Slot<Op>& slot) {
+inline void leave_mailbox(MailboxPiece (&before)[kPiecesOf<Op>], MailboxWord* place, const Slot<Op>& slot) {
   constexpr int kPieces = Mailbox<Op>::kWords / 2;
-  static_assert(kPieces <= kMaxPieces, "as many as are kept");
 #pragma unroll
   for (int i = 0; i < kPieces; ++i)
     before[i] = load_vector<unsigned, 4>(reinterpret_cast<const unsigned*>(place + 2 * i));
@@ -79,7 +82,7 @@ inline void leave_mailbox(MailboxPiece (&before)[kMaxPieces], MailboxWord* place
 }
 // Puts it back.
 template <class Op>
-inline void take_mailbox_back(const MailboxPiece (&before)[kMaxPieces], MailboxWord* place) {
+inline void take_mailbox_back(const MailboxPiece (&before)[kPiecesOf<Op>], MailboxWord* place) {
 #pragma unroll
   for (int i = 0; i < Mailbox<Op>::kWords / 2; ++i)
     store_vector<true>(reinterpret_cast<unsigned*>(place + 2 * i), before[i]);
@@ -104,13 +107,14 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   __shared__ Slot<Largest> largest_slots[Store::kScales ? kMost : 1][kWarps];
   __shared__ typename Op::Row wholes[kMost];
   __shared__ Compute largest[Store::kScales ? kMost : 1];
-  __shared__ MailboxPiece before[kMost][kMaxPieces];
+  __shared__ MailboxPiece before[kMost][kPiecesOf<Op>];
+  static_assert(kRoomBytes<Op> <= 96, "ROOM_BYTES in cupynorm/plan/config.py");
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, part = blockIdx.y, parts = gridDim.y;
   using Cut = RereadCut<Load, Shape>;
   auto cut_of = [&](int64 row) { return Cut::of(a.store.at(row), a.cols, parts); };
   auto mailbox = [&](int64 row, const Cut& cut, int part) {
     if constexpr (kHasRoom<Store>)
-      return reinterpret_cast<MailboxWord*>(a.store.room + (row % kMost * parts + part) * kRoomBytes);
+      return reinterpret_cast<MailboxWord*>(a.store.room + (row % kMost * parts + part) * kRoomBytes<Op>);
     else return mailbox_from(a.store.at(row).address() + cut.first(part));
   };
   auto columns_at = [&](int64 col) {

@@ -89,16 +89,77 @@ def test_logsumexp_with_factors(xp: Any, variant: str) -> None:
         np.testing.assert_allclose(ours.get(), wanted, 2e-5, 2e-5)
 
 
+AGAIN = {"cached", "split", "uncached"}  # a kernel for each round
+
+
+def check_clipped(xp: Any, x: Any, where: Any = None, *, axis: int = -1, **options: Any) -> None:
+    """Compare with NumPy arrays. Of elements right on a bound one in 10^4 may be taken otherwise."""
+    given = {} if where is None else {"where": where}
+    on_device = {name: xp.asarray(each) for name, each in given.items()}
+    plan = options.pop("plan", None)
+    asked = {"return_bounds": True, "return_stats": True, "axis": axis, **options}
+
+    found = [each.get() for each in sigma_clip(xp.asarray(x), plan=plan, **on_device, **asked)]
+
+    expected = sigma_clip(x, **given, **asked)
+    clean, wanted = found[0].astype(np.float64), expected[0].astype(np.float64)
+    otherwise = np.isnan(clean) != np.isnan(wanted)
+    assert otherwise.mean() <= 1e-4
+    np.testing.assert_array_equal(clean[~otherwise], wanted[~otherwise])
+    tolerance = 2e-5 if x.size < 1 << 14 or otherwise.sum() == 0 else 1e-3
+    for ours, theirs in zip(found[1:], expected[1:], strict=True):
+        np.testing.assert_allclose(ours, theirs, tolerance, tolerance)
+
+
 @pytest.mark.small
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_sigma_clip(xp: Any, variant: str) -> None:
-    x, options = of_kind("where", WIDTHS[variant][0] // 2, "float32")
+@pytest.mark.parametrize("centre", ["mean", "median"])
+def test_sigma_clip(xp: Any, centre: str, variant: str) -> None:
+    rounds = 1 if centre == "median" and variant in AGAIN else 10
+    for cols, dtype in zip(WIDTHS[variant], ("float16", "float32"), strict=True):
+        whole = cols + 3 if variant == "cached" and dtype == "float32" else cols
+        x, options = of_kind("where", whole, dtype)
+        x[:, ::9] *= 30
+        check_clipped(xp, x, options["where"], plan=variant, centre=centre, iterations=rounds)
+        check_clipped(xp, x, plan=variant, centre=centre, iterations=rounds)
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("variant", ["block", "cluster", "shared", "uncached"])
+@pytest.mark.parametrize("centre", ["mean", "median"])
+def test_sigma_clip_along_another_axis(xp: Any, centre: str, variant: str) -> None:
+    x, options = of_kind("where", 60 * 20, "float32")
+    cube, where = (each.reshape(6, 60, 20) for each in (x, options["where"]))
+    check_clipped(xp, cube, where, axis=1, plan=variant, centre=centre, sigma=1.5)
+    check_clipped(xp, cube.astype(np.float16), axis=1, plan=variant, centre=centre)
+
+
+@pytest.mark.parametrize("centre", ["mean", "median"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    "edge", [1, 2, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
+)
+def test_sigma_clip_at_the_edges_of_plans(cuda: Any, edge: int, dtype: str, centre: str) -> None:
+    for cols in {max(1, edge - 1), edge, edge + 1}:
+        x, options = of_kind("where", cols, dtype)
+        x[:, ::9] *= 30
+        check_clipped(cuda, x, centre=centre)
+        check_clipped(cuda, x, options["where"], centre=centre, sigma=1.5)
+        check_clipped(cuda, x, centre=centre, iterations=1)
+
+
+@pytest.mark.parametrize("cols", [1 << 19, (1 << 20) + 1, 1 << 22])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sigma_clip_of_rows_that_no_chip_holds(cuda: Any, cols: int, dtype: str) -> None:
+    x, _ = of_kind("plain", cols, dtype)
     x[:, ::9] *= 30
+    check_clipped(cuda, x)
+    check_clipped(cuda, x, centre="median", iterations=2)
+    check_clipped(cuda, x.reshape(2, -1, 3), axis=1)
 
-    found = sigma_clip(
-        xp.asarray(x), where=xp.asarray(options["where"]), return_bounds=True, return_stats=True, plan=variant
-    )
 
-    expected = sigma_clip(x, **options, return_bounds=True, return_stats=True)
-    for ours, wanted in zip(found, expected, strict=True):
-        np.testing.assert_allclose(ours.get(), wanted, 2e-5, 2e-5)
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int32"])
+def test_sigma_clip_of_integers(cuda: Any, dtype: str) -> None:
+    x = np.random.default_rng(0).integers(0, 2 if dtype == "bool" else 100, (6, 5000)).astype(dtype)
+    check_clipped(cuda, x, sigma=1.5)
+    check_clipped(cuda, x.reshape(6, 50, 100), axis=1, sigma=1.2, centre="median")

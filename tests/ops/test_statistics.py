@@ -11,8 +11,10 @@ import pytest
 
 from cupynorm import layer_norm, moments, normalize, rescale, sigma_clip, standardize
 from cupynorm._dtypes import DTYPES, dtype_of
+from cupynorm.call import asking
 from cupynorm.host import reference
 from cupynorm.plan.config import VARIANTS
+from cupynorm.plan.limits import RECORDED
 from cupynorm.tools.testing import TOLERANCES
 from tests.gradient_calls import WIDTHS
 from tests.simulator import simulated
@@ -279,7 +281,7 @@ def test_no_rows() -> None:
 def clipped(x: Any, kept: Any, below: float, above: float, iterations: int, centre: Any) -> Any:
     """Sigma clipping of rows, as it is told in words."""
     kept = kept & np.isfinite(x)
-    for _ in range(iterations):
+    for _ in range(min(iterations, x.shape[-1])):
         for row, keeps in zip(x, kept, strict=True):
             some = row[keeps].astype(np.float64)
             if some.size:
@@ -289,18 +291,17 @@ def clipped(x: Any, kept: Any, below: float, above: float, iterations: int, cent
     return np.where(kept, x, np.nan)
 
 
-def outliers(dtype: str = "float32") -> Any:
-    x = (normal(5, 300) * 3 + 100).astype(dtype)
-    x[:, ::17] *= 20
-    x[1, :5], x[2, 3], x[3], x[4] = np.nan, np.inf, 7, np.nan
+def outliers(dtype: str = "float32", cols: int = 300, rows: tuple[int, ...] = (5,)) -> Any:
+    x = (normal(*rows, cols) * 3 + 100).astype(dtype)
+    x[..., ::17] *= 20
+    few = x.reshape(-1, cols)
+    few[1, :5], few[2, 3], few[3], few[4] = np.nan, np.inf, 7, np.nan
     return x
 
 
 @pytest.mark.parametrize("centre", ["mean", "median"])
 @pytest.mark.parametrize(("below", "above", "iterations"), [(3, 3, 10), (2, 5, 10), (3, 3, 1)])
-def test_sigma_clip_is_what_its_words_say(
-    centre: str, below: float, above: float, iterations: int, simulated: Any
-) -> None:
+def test_sigma_clip_is_what_its_words_say(centre: str, below: float, above: float, iterations: int) -> None:
     x, where = outliers(), np.random.default_rng(2).random((5, 300)) < 0.9
     expected = clipped(x, where, below, above, iterations, getattr(np, centre))
 
@@ -323,16 +324,139 @@ def test_sigma_clip_is_what_its_words_say(
         some = expected[row][~np.isnan(expected[row])].astype(np.float64)
         assert [mean[row], std[row]] == pytest.approx([some.mean(), some.std()], rel=1e-6)
     assert np.isnan([each[4] for each in (low, high, mean, std)]).all()
-    if centre == "mean" and iterations > 1 and below == 3:
-        cupy = simulated.cupy
-        options = {"iterations": iterations, "return_bounds": True, "return_stats": True}
-        for _ in range(2):
-            theirs = sigma_clip(cupy.asarray(x), where=cupy.asarray(where), **options)
-            for ours, wanted in zip(theirs, found, strict=True):
-                np.testing.assert_allclose(ours.get(), wanted, 1e-5, 1e-6)
 
 
-def test_sigma_clip_refuses_what_it_cannot_do(simulated: Any) -> None:
+# Of the kernels that hold a row for all rounds one of each, and of those that read it in each round; halves lie on, and
+# odd widths across, the edges of vectors, threads and blocks.
+CLIPPED = [
+    ("mean", "warp", 77, "float32"),
+    ("median", "warp", 64, "float16"),
+    ("mean", "block", 1001, "float16"),
+    ("median", "block", 1024, "float32"),
+    ("mean", "cluster", 4101, "float32"),
+    ("median", "cluster", 4096, "float16"),
+    ("mean", "shared", 1024, "float16"),
+    ("median", "shared", 1001, "float32"),
+    ("median", "shared", 128, "float64"),
+    ("mean", "split", 4101, "float32"),
+    ("median", "uncached", 300, "float16"),
+    ("mean", "cached", 1024, "float32"),
+]
+EVERYTHING: dict[str, Any] = {"return_bounds": True, "return_stats": True}
+
+
+def same_clipped(cupy: Any, x: Any, where: Any = None, *, axis: int = -1, **options: Any) -> Any:
+    """Compare a device's sigma_clip with the words and with NumPy arrays; return what it keeps."""
+    given = {} if where is None else {"where": where}
+    on_device = {name: cupy.asarray(each) for name, each in given.items()}
+    plan = options.pop("plan", None)
+    found = sigma_clip(cupy.asarray(x), axis=axis, plan=plan, **on_device, **EVERYTHING, **options)
+    expected = sigma_clip(x, axis=axis, **given, **EVERYTHING, **options)
+    rows = np.moveaxis(x, axis, -1).reshape(-1, x.shape[axis])
+    kept = np.ones(rows.shape, bool) if where is None else np.moveaxis(where, axis, -1).reshape(rows.shape)
+    sigma, centre = options.get("sigma", 3.0), getattr(np, options.get("centre", "mean"))
+    words = clipped(rows, kept, sigma, sigma, options.get("iterations", 10), centre)
+    y = found[0].get()
+    np.testing.assert_array_equal(np.moveaxis(y, axis, -1).reshape(rows.shape), words)
+    for ours, wanted in zip(found, expected, strict=True):
+        assert (ours.dtype, ours.shape) == (wanted.dtype, wanted.shape)
+        np.testing.assert_allclose(ours.get().astype(np.float64), wanted.astype(np.float64), 1e-5, 1e-6)
+    return y
+
+
+@pytest.mark.parametrize(("centre", "plan", "cols", "dtype"), CLIPPED)
+def test_a_device_clips_the_same(centre: str, plan: str, cols: int, dtype: str, simulated: Any) -> None:
+    x, where = outliers(dtype, cols), np.random.default_rng(2).random((5, cols)) < 0.9
+    again = plan in {"split", "uncached", "cached"}  # a kernel for each step of a search
+    iterations = 1 if centre == "median" and again else 10
+
+    for _ in range(1 if again else 2):  # the second call is launched by its signature
+        same_clipped(simulated.cupy, x, where, centre=centre, plan=plan, iterations=iterations)
+    if plan == "warp":
+        same_clipped(simulated.cupy, x, centre=centre, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("centre", "plan", "cols", "dtype"),
+    [
+        ("mean", "cluster", 300, "float16"),
+        ("median", "block", 37, "float32"),
+        ("mean", "shared", 61, "float32"),
+    ],
+)
+def test_a_device_clips_the_same_along_another_axis(
+    centre: str, plan: str, cols: int, dtype: str, simulated: Any
+) -> None:
+    x = np.moveaxis(outliers(dtype, cols, rows=(2, 10)), 1, 2)
+    where = np.random.default_rng(2).random(x.shape) < 0.9
+
+    same_clipped(simulated.cupy, x, where if plan != "block" else None, axis=1, centre=centre, plan=plan)
+
+
+@pytest.mark.parametrize("centre", ["mean", "median"])
+def test_rounds_end(centre: str, simulated: Any) -> None:
+    """Rows of which nothing is left, that are all equal, or from which every round takes something."""
+    x = np.zeros((7, 64), np.float32)
+    x[0, ::2] = 1  # with sigma=0 nothing is left
+    x[1] = 3
+    x[2] = 1.5 ** np.arange(64, dtype=np.float32)
+    x[3] = normal(64, dtype=np.float32)
+    x[4], x[5, :63], x[6, ::2] = np.nan, np.inf, -np.inf
+    y = same_clipped(simulated.cupy, x, centre=centre, sigma=0)
+    assert np.isnan(y[0]).all()
+    for iterations in (1, 2, 100_000_000):
+        y = same_clipped(simulated.cupy, x, centre=centre, sigma=1.5, iterations=iterations)
+        np.testing.assert_array_equal(y[1], x[1])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 63, 64])
+def test_a_median_is_that_of_numpy(count: int, simulated: Any) -> None:
+    """Of even and odd counts; numbers of either sign, zeros of both, equal ones."""
+    random = np.random.default_rng(count)
+    x = np.full((8, 64), np.nan, np.float32)
+    x[0, :count], x[1, :count], x[2, :count] = -0.0, random.integers(-2, 3, count), random.normal(size=count)
+    x[3, -count:], x[4, :count] = 1e30 * random.normal(size=count), -np.exp(random.normal(size=count) * 20)
+    x[5, :count], x[6, : count // 2], x[7, :count] = (
+        np.arange(count),
+        -0.0,
+        np.where(np.arange(count) % 2, 0.0, -0.0),
+    )
+    x[6, count // 2 : count] = 0.0
+
+    _, low, high = sigma_clip(simulated.cupy.asarray(x), 1, 1, centre="median", return_bounds=True)
+
+    with np.errstate(over="ignore"):
+        middle = np.nanmedian(x.astype(np.float64), -1)
+    std = np.nanstd(x.astype(np.float64), -1)
+    narrow = std < 1e18  # whose squares float32 holds
+    off = 2e-6 * (np.abs(middle) + std + 1)
+    assert (np.abs(low.get() - (middle - std)) <= off)[narrow].all()
+    assert (np.abs(high.get() - (middle + std)) <= off)[narrow].all()
+    alone = sigma_clip(simulated.cupy.asarray(x), 0, 1, centre="median", return_bounds=True)[1].get()
+    np.testing.assert_array_equal(alone[narrow], middle[narrow].astype(np.float32))
+
+
+def test_rows_that_no_chip_holds_are_read_in_each_round() -> None:
+    def kernels(cols: int, device: str = "h200", **options: Any) -> int:
+        x = np.lib.stride_tricks.as_strided(np.zeros(4, np.float32), (8, cols), (4 * cols, 4))
+        return len(asking.specs_of(lambda: sigma_clip(x, **options), RECORDED[device], options.get("plan")))
+
+    assert [kernels(cols) for cols in (64, 4096, 1 << 16)] == [1, 1, 1]
+    assert kernels(1 << 21) == 11
+    assert kernels(1 << 21, iterations=2, centre="median") == 2 * (1 + 32 + 1) + 1
+    assert kernels(1 << 14, "a100") == 1
+    assert kernels(1 << 16, "a100") == 11
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16"])
+def test_a_device_clips_integers(dtype: str, simulated: Any) -> None:
+    x = np.random.default_rng(3).integers(90, 110, (5, 64)).astype(dtype)
+    x[:, ::17] = 127
+
+    same_clipped(simulated.cupy, x, sigma=2)
+
+
+def test_sigma_clip_refuses_what_it_cannot_do() -> None:
     x = outliers()
 
     for options, kind, message in (
@@ -343,8 +467,6 @@ def test_sigma_clip_refuses_what_it_cannot_do(simulated: Any) -> None:
     ):
         with pytest.raises(kind, match=re.escape(message)):
             sigma_clip(x, **options)
-    with pytest.raises(ValueError, match='centre="median" is for NumPy arrays'):
-        sigma_clip(simulated.cupy.asarray(x), centre="median")
 
 
 # One of each that the kernels tell apart; tests/gpu has all of them with all variants.
@@ -364,6 +486,7 @@ SIMULATED = [
     ("moments, 4", "lengths", "block"),
     ("moments, 4", "all", "warp"),
     ("moments, 4", "plain", "shared"),
+    ("moments, 4", "plain", "split"),
 ]
 
 
@@ -381,6 +504,16 @@ def test_a_device_gives_the_same(name: str, kind: str, variant: str, simulated: 
     for _ in range(2):  # the second call is launched by its signature
         found = function(asarray(x), **options, **given, plan=variant)
         assert_near([each.get() for each in found], function(x, **options, **missing), dtype)
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_a_device_gives_the_same_along_another_axis(name: str, simulated: Any) -> None:
+    function, options = OPS[name]
+    x = normal(2, 40, 6, dtype=np.float32) + np.float32(3)
+
+    found = function(simulated.cupy.asarray(x), **options, axis=1)
+
+    assert_near([each.get() for each in found], function(x, **options, axis=1), "float32")
 
 
 def test_every_variant_occurs() -> None:

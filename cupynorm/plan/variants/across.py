@@ -7,6 +7,7 @@ nowhere.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,9 @@ from cupynorm.plan.config import (
     NOWHERE,
     PLAIN,
     REGISTER_BYTES,
+    ROUNDS_ELEMENTS,
+    ROUNDS_ROW_REGISTERS,
+    ROUNDS_VECTOR,
     WARP,
     Plan,
 )
@@ -31,17 +35,26 @@ if TYPE_CHECKING:
     from cupynorm.plan.problem import Problem
 
 VARIANTS_ACROSS = ("block", "cluster", "shared", "uncached")
+MORE_IF_SPILLED = 2  # plans that are compiled because the first one spills
 WHY = "rows whose elements lie apart: the first tiling in turn that holds a row"
 
 
 def across(question: Question, variant: str | None = None) -> Plan | None:
-    """Return the first plan in turn that can be launched, or the first of a variant; None if there is none."""
+    """Return the first plan in turn that can be launched, or the first of a variant; None if there is none.
+
+    One whose compiled kernel spills even with one block a multiprocessor is taken if the next ones spill, too, or read
+    the row again, which takes longer.
+    """
     found = (
         finished(question, plan, WHY)
         for plan in tilings(question, variant)
         if variant in {None, plan.variant}
     )
-    return next((plan for plan in found if plan is not None), None)
+    plans = list(itertools.islice((plan for plan in found if plan is not None), 1))
+    if plans and question.local_bytes(plans[0]):
+        more = itertools.islice((plan for plan in found if plan is not None), MORE_IF_SPILLED)
+        plans += [plan for plan in more if plan.waits]
+    return min(plans, key=lambda plan: question.local_bytes(plan) > 0, default=None)
 
 
 def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
@@ -73,7 +86,8 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     messages = rows * (
         plan.ctas_per_row * several + (plan.block // WARP + 1) * (several or plan.block > WARP)
     )
-    needed += messages * MESSAGE_NUMBERS * problem.compute_bytes * (2 if problem.has_scales else 1)
+    twice = problem.has_scales or problem.rounds
+    needed += messages * MESSAGE_NUMBERS * problem.compute_bytes * (2 if twice else 1)
     plan = replace(plan, full=full, shared_bytes=needed)
     tiles = math.ceil(problem.rows / rows)
     return with_grid(question, plan, tiles * plan.ctas_per_row, reason)
@@ -95,7 +109,8 @@ def is_sound(problem: Problem, plan: Plan) -> bool:
 def _vector(question: Question) -> int:
     """Return how many neighbouring rows a thread has."""
     problem = question.problem
-    return min(problem.vector, question.rules.apart.max_vector[problem.load_bytes])
+    most = question.rules.apart.max_vector[problem.load_bytes]
+    return min(problem.vector, most, *((ROUNDS_VECTOR,) if problem.rounds else ()))
 
 
 def _lanes(question: Question, width: int) -> int:
@@ -123,6 +138,7 @@ def _blocks_of_a_row(question: Question, lanes: int, each: Sequence[int]) -> lis
 def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     problem, numbers, limits = question.problem, question.rules.apart, question.limits
     most = numbers.numbers[problem.compute_bytes]
+    most = min(most, ROUNDS_ELEMENTS) if problem.rounds else most
     found = [(block, width, most_ctas) for block, width, most_ctas in numbers.tilings[problem.load_bytes]]
     alone = [(found[0][0], numbers.alone_width, 1)]
     for block, width, most_ctas in (*alone, *found):
@@ -132,6 +148,8 @@ def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
         may = [each for each in ctas if least <= each <= max(most_ctas, ctas[0])]
         for each in _blocks_of_a_row(question, lanes, may):
             part = math.ceil(math.ceil(problem.cols / each) / (block // lanes))
+            if problem.rounds and _registers(question, part) * block > limits.registers_per_sm:
+                continue
             yield _tiling(question, lanes, each, "block", block, part, IN_REGISTERS)
 
 
@@ -154,11 +172,7 @@ def _again(question: Question, ctas: Sequence[int], waits: int) -> Iterator[Plan
 def _tiling(
     question: Question, lanes: int, ctas: int, variant: str, block: int, elements: int, waits: int
 ) -> Plan:
-    problem, numbers, limits = question.problem, question.rules.apart, question.limits
-    vector = _vector(question)
-    loaded = sum(max(REGISTER_BYTES, size) for size in (*problem.load_operands, *problem.epilogue_operands))
-    each = (problem.value_bytes + loaded) // REGISTER_BYTES
-    needed = numbers.registers + vector * (numbers.row_registers + elements * each)
+    limits, vector, needed = question.limits, _vector(question), _registers(question, elements)
     resident = max(1, min(limits.threads_per_sm // block, limits.registers_per_sm // (needed * block)))
     return replace(
         PLAIN,
@@ -172,6 +186,15 @@ def _tiling(
         waits=waits,
         min_blocks=min(resident, limits.blocks_per_sm),
     )
+
+
+def _registers(question: Question, elements: int) -> int:
+    """Return how many registers a thread wants that loads so many elements of each of its rows at a time."""
+    problem, numbers = question.problem, question.rules.apart
+    loaded = sum(max(REGISTER_BYTES, size) for size in (*problem.load_operands, *problem.epilogue_operands))
+    each = (problem.value_bytes + loaded) // REGISTER_BYTES
+    rounds = ROUNDS_ROW_REGISTERS * problem.compute_bytes // REGISTER_BYTES if problem.rounds else 0
+    return numbers.registers + _vector(question) * (numbers.row_registers + rounds + elements * each)
 
 
 def _waiting_bytes(problem: Problem) -> int:

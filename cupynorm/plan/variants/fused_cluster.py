@@ -16,6 +16,7 @@ from cupynorm.plan.config import (
     MAX_FUSED_ELEMENTS,
     MAX_TWO_REDUCTIONS_BLOCK,
     REGISTER_BYTES,
+    ROUNDS_THREADS,
     SHARED,
     WARP,
     Plan,
@@ -114,6 +115,9 @@ def _worth(question: Question, plan: Plan) -> float:
     of them: while some wait, others compute.
     """
     problem, numbers = question.problem, question.rules.fused_clusters
+    if problem.rounds:  # the fewer blocks meet in each round the better
+        filled = min(1.0, plan.min_blocks * plan.block / ROUNDS_THREADS)
+        return filled * min(1.0, plan.min_blocks / 2) / plan.ctas_per_row
     written = problem.output_bytes * (1 if problem.output_bytes == 1 else problem.outputs)
     each = problem.load_bytes + sum((*problem.load_operands, *problem.epilogue_operands)) + written
     reached = numbers.shares[plan.ctas_per_row]
@@ -142,7 +146,7 @@ def _filled(problem: Problem, plan: Plan) -> float:
 def has_static_room(problem: Problem, plan: Plan) -> bool:
     """Say whether static shared memory holds what a cluster's blocks tell one another in all their reductions."""
     large = plan.ctas_per_row == MAX_CTAS and plan.block > MAX_TWO_REDUCTIONS_BLOCK
-    return not ((problem.has_scales or problem.fields > 1) and large)
+    return not ((problem.has_scales or problem.fields > 1 or problem.rounds) and large)
 
 
 def _registers(question: Question, elements: int) -> int:

@@ -16,6 +16,8 @@ from cupynorm.plan.config import (
     PER_ROW,
     PLAIN,
     REGISTERS,
+    ROUNDS_ELEMENTS,
+    ROUNDS_LANES,
     SHARED,
     UNALIGNED,
     UNALIGNED_APART,
@@ -181,6 +183,11 @@ def _fullest(question: Question, group: int, vectors: int) -> int:
 def thread_bytes(question: Question, rule: RegisterRule | None) -> int:
     """Return how many bytes of a row a thread holds."""
     problem, tile = question.problem, question.rules.tile
+    if problem.rounds:
+        elements = min(
+            ROUNDS_ELEMENTS, max(problem.vector, problem.cols // ROUNDS_LANES), max_elements(question)
+        )
+        return elements * problem.element_bytes
     if rule is None:
         return tile.thread_bytes
     if question.narrow:
@@ -243,7 +250,7 @@ def _plan(question: Question, variant: str, group: int, rule: RegisterRule | Fix
         rows_per_group=rows,
         unaligned=problem.unaligned,
         alignment_period=alignment_period(problem, rows),
-        block=max(1, rule.block // group) * group,
+        block=group if problem.rounds and group > WARP else max(1, rule.block // group) * group,
     )
     plan = in_registers(
         problem, _with_parameter_cache(question, plan, rule, elements, sure=fixed or compiled)

@@ -14,6 +14,7 @@ from cupynorm.plan.config import (
     MAX_BLOCK,
     ONE_BLOCK_PER_ROW,
     PLAIN,
+    ROUNDS_SHARED_BYTES,
     SCHEDULERS,
     UNALIGNED_APART,
     WARP,
@@ -114,8 +115,9 @@ def finished_computed(question: Question, plan: Plan, reason: Rule | str) -> Pla
     """Return a plan of fused rows that wait in shared memory with its launch: blocks that go through many rows."""
     problem, limits = question.problem, question.limits
     needed = computed_bytes(problem, plan.vector)
-    # States of five doubles in static shared memory, of 32 warps and of the next row
+    # States of five doubles in static shared memory, of 32 warps and of the next row; of seven where there are rounds
     beside = FIELDS_SHARED_BYTES if problem.fields > 1 and problem.doubles else 0
+    beside = ROUNDS_SHARED_BYTES if problem.rounds and problem.doubles else beside
     fits = needed + beside <= limits.shared_bytes_per_block
     fits = fits and problem.fused and problem.unaligned != UNALIGNED_APART
     if not fits or plan.block < 2 * plan.vector - 2:
