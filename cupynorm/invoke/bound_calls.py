@@ -12,6 +12,7 @@ import numpy as np
 from cupynorm._dtypes import Dtype
 from cupynorm._values import NamedTuple, dataclass
 from cupynorm.call.arguments import view
+from cupynorm.call.axes import memory_order
 from cupynorm.runtime import devices
 
 if TYPE_CHECKING:
@@ -117,9 +118,8 @@ class BoundCall:
         tuple[array.array[int], devices.Launches, tuple[tuple[Any, int], ...]], ...
     ]  # of the kernels
     device: int
-    allocated: tuple[
-        tuple[tuple[int, ...], Any], ...
-    ]  # shapes and dtypes of what it makes, then of its workspace
+    # of what it makes, then of its workspace: shapes and dtypes in C order, and the axes of an array that has another
+    allocated: tuple[tuple[tuple[int, ...], Any, tuple[int, ...] | None], ...]
     workspaces: int  # how many of them are
     windows: tuple[tuple[int, int, int, int, int], ...]
     holds: Any
@@ -166,10 +166,22 @@ def bound_call(device: int, arrays: Arrays, launches: Sequence[Launch]) -> Bound
         kernels=kernels,
         launches=tuple((each.words, each.launches, each.argument_words) for each in kernels),
         device=device,
-        allocated=tuple((each.shape, code_of(each.dtype)) for each in allocated),
+        allocated=tuple(allocation(each) for each in allocated),
         workspaces=len(arrays.workspace),
         windows=tuple(windows),
         holds=arrays.holds,
+    )
+
+
+def allocation(made: Any) -> tuple[tuple[int, ...], Any, tuple[int, ...] | None]:
+    """Return shape and dtype of what a call has made as it lies in memory, and how its axes are moved then."""
+    order = memory_order(made)
+    shape = tuple(made.shape[axis] for axis in order)
+    moved = order != tuple(range(len(order)))
+    return (
+        shape,
+        code_of(made.dtype),
+        tuple(order.index(axis) for axis in range(len(order))) if moved else None,
     )
 
 
@@ -295,12 +307,12 @@ class Calls:
                     return key, None
                 break
         made = []
-        for shape, code in call.allocated:
+        for shape, code, axes in call.allocated:
             each = kind(shape, code)
             pointer = each.data.ptr
             if pointer & ALIGNMENT:  # the allocator is not CuPy's
                 return key, None
-            made.append(each)
+            made.append(each if axes is None else each.transpose(axes))
             sources.append(pointer)
         if scalars:
             sources += scalars
@@ -323,9 +335,8 @@ class Calls:
 
     def add(self, signature: Signature | None, call: BoundCall, made: Mapping[str, Any]) -> bool:
         """Keep a call that was launched, if that can be; say whether. made: what it has allocated."""
-        # the next one's are aligned, unless the allocator is not CuPy's, and in C order
-        usual = (not each.data.ptr & ALIGNMENT and each._c_contiguous for each in made.values())  # noqa: SLF001
-        if signature is None or not all(usual):
+        # the next one's are aligned, unless the allocator is not CuPy's
+        if signature is None or any(each.data.ptr & ALIGNMENT for each in made.values()):
             return False
         add(self.bound, signature, call)
         return True

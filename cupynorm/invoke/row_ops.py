@@ -133,7 +133,7 @@ class Given(NamedTuple):
         often, for what is made for many calls after all.
         """
         last = bound.shortcut
-        if self.key is None:
+        if self.key is None or any(axes is not None for *_, axes in bound.allocated):
             return
         if last is not None and (
             (self.gamma is not None and last.gamma() is None)
@@ -186,7 +186,7 @@ def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
         ),
         y_shape=bound.allocated[0][0] if own else (),
         y_code=bound.allocated[0][1] if own else None,
-        made=bound.allocated[own:],
+        made=tuple((shape, code) for shape, code, _ in bound.allocated[own:]),
         holds=(kernel.kernel, bound.holds),
     )
 

@@ -271,6 +271,10 @@ MAX_FUSED_THREAD_BYTES = 256
 # for each.
 MAX_FUSED_ELEMENTS = {True: 40, False: 32}
 
+# Of kernels/row/summed.cuh: sets in which the blocks of a cluster tell one another, and numbers of one at most.
+MAILBOXES = 4
+NUMBERS_OF_SLOT = 3
+
 # Types of a Plan's fields. A bool is not taken for an int, since C++ writes it differently.
 TYPES: dict[str, type] = {"variant": str, **dict.fromkeys(BOUNDS, int), "full": bool, "waves": float}
 ARTICLES = {str: "a", int: "an", bool: "a", float: "a"}

@@ -17,8 +17,10 @@ from cupynorm.plan.config import (
     ALIGNED,
     AMPERE,
     AT_USE,
+    MAILBOXES,
     MAX_BLOCK,
     MAX_CTAS,
+    NUMBERS_OF_SLOT,
     PLAIN,
     REGISTER_BYTES,
     UNALIGNED_APART,
@@ -39,10 +41,6 @@ if TYPE_CHECKING:
 
     from cupynorm.plan.problem import Problem
     from cupynorm.plan.rules import ColumnSums
-
-# Mirrors of kernels/row/summed.cuh: sets in which the blocks of a cluster tell, and numbers of one at most.
-MAILBOXES = 4
-NUMBERS_OF_SLOT = 3
 
 WHY = "sums over rows beside the row in registers: the tiling with the most bytes on their way"
 
