@@ -13,6 +13,7 @@ from cupynorm.plan.config import (
     CONVERTED,
     CONVERTED_ELEMENTS,
     EDGE_VECTORS,
+    FILL_BYTES,
     HALF_BYTES,
     LINE_BYTES,
     PLAIN,
@@ -75,7 +76,10 @@ def shared_bytes(problem: Problem, parts: int = 1) -> int:
 
 
 def computed_bytes(problem: Problem, vector: int) -> int:
-    """Return the shared memory of a row that waits as it was loaded or computed (WaitingRow in computed.cuh)."""
+    """Return the shared memory of a row that waits as it was loaded or computed (WaitingRow in computed.cuh).
+
+    Behind it lies what is copied to where a mask drops elements.
+    """
     element = problem.load_bytes if problem.waits_as_loaded else problem.value_bytes
     # a bit for each element, in whole bytes
     bits = problem.may_drop * math.ceil(vector / BYTE_BITS)
@@ -84,7 +88,8 @@ def computed_bytes(problem: Problem, vector: int) -> int:
         places = min(places, (problem.most_kept + 2 * vector - 2) // vector)
     if problem.most_kept or problem.unaligned:
         places += LINE_BYTES // ACCESS_BYTES - 1
-    return in_accesses(places * (vector * element + bits))
+    filled = problem.interval_mask and not problem.has_scales
+    return in_accesses(places * (vector * element + bits)) + filled * FILL_BYTES
 
 
 def line_vectors(problem: Problem, parts: int) -> tuple[int, int]:

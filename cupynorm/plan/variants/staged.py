@@ -121,7 +121,7 @@ def finished_computed(question: Question, plan: Plan, reason: Rule | str) -> Pla
     if not fits or plan.block < 2 * plan.vector - 2:
         return None
     plan = replace(plan, shared_bytes=needed)
-    return with_grid(question, plan, problem.rows, reason, min(1.0, plan.waves or 1.0))
+    return with_grid(question, plan, problem.rows, reason, plan.waves or 1.0)
 
 
 def uncached(question: Question) -> Plan | None:
