@@ -210,6 +210,8 @@ class Staged(NamedTuple):
     band_block, band_blocks, short_band_block, short_band_blocks
         Of shared, for what a causal mask or a window keeps: threads of a block, and blocks of a multiprocessor at most;
         the same where rows are aligned and that many of what is kept fit.
+    band_waves
+        Of these, how many times the blocks that run at once there are; 0: one for each row.
     threads, block, affine_block, min_block
         Of shared: threads of a multiprocessor; of a block at most, without and with parameters, and at least.
     roomy_threads, few_threads
@@ -231,6 +233,7 @@ class Staged(NamedTuple):
     band_blocks: int
     short_band_block: int
     short_band_blocks: int
+    band_waves: int
 
 
 class Streamed(NamedTuple):

@@ -140,8 +140,8 @@ inline void wait_for_copies() {
 #endif
 }
 
-// Copies from shared to global memory in one instruction (sm_90), a multiple of 16 bytes, both aligned to 16. Whoever has
-// written what is copied makes it visible first, then a barrier. commit() closes a group of this thread's copies;
+// Copies from shared to global memory in one instruction (sm_90): a multiple of 16 bytes, both aligned to 16. Whoever
+// has written what is copied makes it visible first, then a barrier. commit() closes a group of this thread's copies;
 // await() waits until those have read shared memory, which must not go away before. Their order with stores is unknown.
 #if __CUDA_ARCH__ >= 900
 constexpr bool kHasBulkStores = true;

@@ -96,8 +96,9 @@ def _of_band(question: Question, at_once: int) -> Plan | None:
     if at_once >= numbers.short_band_blocks and not problem.unaligned:
         block, blocks, vectors = numbers.short_band_block, numbers.short_band_blocks, 2
     plan = chunked(question, "shared", block, 0, vectors=vectors)
+    plan = replace(plan, min_blocks=blocks, waves=numbers.band_waves or ONE_BLOCK_PER_ROW)
     share = f"{COMPUTED}; its mask keeps {problem.band_share:.0%} of it at most"
-    return finished_computed(question, replace(plan, min_blocks=blocks), share)
+    return finished_computed(question, plan, share)
 
 
 def _is_simple(question: Question, *, unaligned: bool = False) -> bool:
@@ -111,7 +112,10 @@ def _is_simple(question: Question, *, unaligned: bool = False) -> bool:
 
 
 def finished_computed(question: Question, plan: Plan, reason: Rule | str) -> Plan | None:
-    """Return a plan of fused rows that wait in shared memory with its launch: blocks that go through many rows."""
+    """Return a plan of fused rows that wait in shared memory with its launch: of as many blocks as run at once.
+
+    Where the plan says how many waves of them there are, of as many.
+    """
     problem, limits = question.problem, question.limits
     needed = computed_bytes(problem, plan.vector)
     # States of five doubles in static shared memory, of 32 warps and of the next row
