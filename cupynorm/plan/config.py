@@ -262,8 +262,9 @@ MAX_THREAD_BYTES = 512
 # The same where something is fused, of which each element has instructions of its own.
 MAX_FUSED_THREAD_BYTES = 256
 # Elements of a row that a thread may hold where something is fused, with affine parameters or without: a mask has a bit
-# for each.
+# for each. And with parameters, but without a mask, where each row has a scale.
 MAX_FUSED_ELEMENTS = {True: 40, False: 32}
+MAX_SCALED_ELEMENTS = 64
 
 # Types of a Plan's fields. A bool is not taken for an int, since C++ writes it differently.
 TYPES: dict[str, type] = {"variant": str, **dict.fromkeys(BOUNDS, int), "full": bool, "waves": float}
