@@ -601,6 +601,10 @@ inline unsigned bits_of(const Vector<unsigned char, N>& vector) {
   }
   return bits;
 }
+template <int N>
+inline unsigned bits_of(const InTwo<unsigned char, N>& packed) {
+  return bits_of<N>(realign(packed.split));
+}
 template <int N, class Packed>
 inline unsigned bits_of(const Packed& packed) {
   unsigned bits = 0;

@@ -28,7 +28,7 @@ def test_a_cpu_machine_without_cupy_runs_files_and_selftest(source):
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [
-        (("--axis", "0"), 2, "axis 0"),
+        (("--axis", "2"), 2, "axis 2"),
         (("--eps", "0.1"), 2, "softmax takes no eps"),
         (("--eps", "small"), 2, "small"),
         (("--dtype", "int8"), 2, "int8"),

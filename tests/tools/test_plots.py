@@ -219,8 +219,9 @@ def test_every_file_of_results_can_be_shown(path: Path) -> None:
     if isinstance(told, saved.Tables):
         lines = told.lines()
         content = json.loads(path.read_text("utf-8"))
-        count = len(content if isinstance(content, list) else content["points"])
-        assert lines[0] in (f"entries: {count}", f"points: {count}")
+        name = "entries" if isinstance(content, list) else next(iter(told.lists))
+        count = len(content if isinstance(content, list) else content[name])
+        assert lines[0] == f"{name}: {count}"
         assert re.fullmatch(r"\S.*\S", lines[1])
         assert all(any(sign.isdigit() for sign in line) for line in lines[2 : 2 + count])
     else:
