@@ -13,7 +13,6 @@ from cupynorm.plan.config import (
     CONVERTED,
     CONVERTED_ELEMENTS,
     EDGE_VECTORS,
-    FILL_BYTES,
     HALF_BYTES,
     LINE_BYTES,
     MAX_FUSED_ELEMENTS,
@@ -85,10 +84,7 @@ def shared_bytes(problem: Problem, parts: int = 1) -> int:
 
 
 def computed_bytes(problem: Problem, vector: int) -> int:
-    """Return the shared memory of a row that waits as it was loaded or computed (WaitingRow in computed.cuh).
-
-    Behind it lies what is copied to where a mask drops elements.
-    """
+    """Return the shared memory of a row that waits as it was loaded or computed (WaitingRow in computed.cuh)."""
     element = problem.load_bytes if problem.waits_as_loaded else problem.value_bytes
     # a bit for each element, in whole bytes
     bits = problem.may_drop * math.ceil(vector / BYTE_BITS)
@@ -97,8 +93,7 @@ def computed_bytes(problem: Problem, vector: int) -> int:
         places = min(places, (problem.most_kept + 2 * vector - 2) // vector)
     if problem.most_kept or problem.unaligned:
         places += LINE_BYTES // ACCESS_BYTES - 1
-    filled = problem.interval_mask and not problem.has_scales
-    return in_accesses(places * (vector * element + bits)) + filled * FILL_BYTES
+    return in_accesses(places * (vector * element + bits))
 
 
 def line_vectors(problem: Problem, parts: int) -> tuple[int, int]:

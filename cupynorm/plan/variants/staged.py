@@ -10,7 +10,9 @@ from cupynorm.plan.base import Question, with_grid
 from cupynorm.plan.config import (
     ACCESS_BYTES,
     FIELDS_SHARED_BYTES,
+    FILL_BYTES,
     HALF_BYTES,
+    HOPPER,
     MAX_BLOCK,
     ONE_BLOCK_PER_ROW,
     PLAIN,
@@ -101,6 +103,13 @@ def _of_band(question: Question, at_once: int) -> Plan | None:
     return finished_computed(question, plan, share)
 
 
+def _row_bytes(question: Question, vector: int) -> int:
+    """Return the shared memory of a row, and behind it what is copied to where a mask drops elements (kFills)."""
+    problem = question.problem
+    fills = problem.interval_mask and not problem.has_scales and question.architecture >= HOPPER
+    return computed_bytes(problem, vector) + fills * FILL_BYTES
+
+
 def _is_simple(question: Question, *, unaligned: bool = False) -> bool:
     """Say whether a thread has registers for two vectors on their way. unaligned: those of unaligned rows suffice."""
     problem = question.problem
@@ -117,7 +126,7 @@ def finished_computed(question: Question, plan: Plan, reason: Rule | str) -> Pla
     Where the plan says how many waves of them there are, of as many.
     """
     problem, limits = question.problem, question.limits
-    needed = computed_bytes(problem, plan.vector)
+    needed = _row_bytes(question, plan.vector)
     # States of five doubles in static shared memory, of 32 warps and of the next row
     beside = FIELDS_SHARED_BYTES if problem.fields > 1 and problem.doubles else 0
     fits = needed + beside <= limits.shared_bytes_per_block
