@@ -15,7 +15,6 @@ from cupynorm.plan.config import (
     CONVERTED_ELEMENTS,
     LINE_BYTES,
     MAX_CTAS,
-    MAX_FUSED_ELEMENTS,
     MAX_FUSED_THREAD_BYTES,
     MAX_ROWS_SIDE_BY_SIDE,
     MAX_THREAD_BYTES,
@@ -33,6 +32,7 @@ from cupynorm.plan.partition import (
     blocks_of,
     in_registers,
     is_power_of_two,
+    most_elements,
     shared_bytes,
     threads_with_vectors,
 )
@@ -71,7 +71,7 @@ def check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
             f"plan: vector x vectors x rows_per_group is {plan.vector} x {plan.vectors} x {rows}, "
             f"{most} elements of a thread are allowed{where}"
         )
-    most = MAX_FUSED_ELEMENTS[bool(problem.parameter_bytes)] // problem.fields
+    most = most_elements(problem)
     if problem.column_sums and plan.stages:  # rows wait in shared memory, and sums alone in registers
         most *= problem.fields
     if problem.fused and plan.group and not plan.across and plan.vector * plan.vectors > most:

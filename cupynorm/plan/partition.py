@@ -15,6 +15,8 @@ from cupynorm.plan.config import (
     EDGE_VECTORS,
     HALF_BYTES,
     LINE_BYTES,
+    MAX_FUSED_ELEMENTS,
+    MAX_SCALED_ELEMENTS,
     PLAIN,
     REGISTER_BYTES,
     SHARED,
@@ -39,6 +41,13 @@ def power_of_two_from(value: int) -> int:
 def power_of_two_to(value: int) -> int:
     """Return the largest power of two that is no more."""
     return 1 << max(1, value).bit_length() - 1
+
+
+def most_elements(problem: Problem) -> int:
+    """Return how many elements of a row a thread may hold in registers where something is fused."""
+    scaled = problem.has_scales and problem.parameter_bytes and not problem.masked
+    most = MAX_SCALED_ELEMENTS if scaled else MAX_FUSED_ELEMENTS[bool(problem.parameter_bytes)]
+    return most // problem.fields
 
 
 def in_accesses(size: int) -> int:

@@ -70,7 +70,8 @@ def _fused(question: Question, elements: int) -> int:
         more += model.step * (floats and elements > model.crowded_floats)
     if not question.measured:
         more += model.step * (1 if elements // problem.vector <= question.rules.tile.many_vectors else 2)
-    return more + problem.extra_registers + elements * sum(problem.epilogue_operands) // REGISTER_BYTES
+    steps = min(problem.extra_registers, model.function_at_once)
+    return more + steps + elements * sum(problem.epilogue_operands) // REGISTER_BYTES
 
 
 def _words_loaded(question: Question, elements: int) -> int:

@@ -210,6 +210,8 @@ class Staged(NamedTuple):
     band_block, band_blocks, short_band_block, short_band_blocks
         Of shared, for what a causal mask or a window keeps: threads of a block, and blocks of a multiprocessor at most;
         the same where rows are aligned and that many of what is kept fit.
+    band_waves
+        Of these, how many times the blocks that run at once there are; 0: one for each row.
     threads, block, affine_block, min_block
         Of shared: threads of a multiprocessor; of a block at most, without and with parameters, and at least.
     roomy_threads, few_threads
@@ -231,6 +233,7 @@ class Staged(NamedTuple):
     band_blocks: int
     short_band_block: int
     short_band_blocks: int
+    band_waves: int
 
 
 class Streamed(NamedTuple):
@@ -299,8 +302,8 @@ class FusedClusters(NamedTuple):
     shares
         By blocks of a cluster: the part of a device's multiprocessors that such clusters reach, since those of a
         graphics processing cluster are not always a multiple.
-    min_block
-        Threads of a block at least.
+    min_block, max_elements
+        Threads of a block at least, and elements of a thread at most.
     busy_bytes
         Of rows in work on a multiprocessor, read and written: more keep memory no busier.
     by_blocks, by_blocks_of_little, by_vectors
@@ -313,6 +316,7 @@ class FusedClusters(NamedTuple):
 
     shares: Mapping[int, float]
     min_block: int
+    max_elements: int
     busy_bytes: int
     by_blocks: float
     by_blocks_of_little: float
@@ -528,6 +532,8 @@ class RegisterModel(NamedTuple):
     computed, computed_beside, computed_at_most
         All registers of a thread of fused rows that wait as they were computed: where x alone is loaded, with operands
         or parameters, and where more is computed, of unaligned rows, or of doubles.
+    function_at_once
+        Of what a function's steps take, as many as are in use at once.
     """
 
     at_use: Mapping[int, int]
@@ -564,6 +570,7 @@ class RegisterModel(NamedTuple):
     computed: int
     computed_beside: int
     computed_at_most: int
+    function_at_once: int
 
 
 SECTIONS: dict[str, Any] = {

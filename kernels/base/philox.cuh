@@ -22,11 +22,11 @@ inline PhiloxKeys philox_keys(uint2 key) {
   return keys;
 }
 
-inline uint4 philox4x32_10(uint4 counter, const PhiloxKeys& keys) {
-  using Product = unsigned long long;  // of 32 bits and 32: one instruction gives both halves
+template <int kFirst>
+inline uint4 philox_rounds(uint4 counter, const PhiloxKeys& keys) {
 #pragma unroll
-  for (int i = 0; i < kPhiloxRounds; ++i) {
-    const Product first = Product(0xd2511f53u) * counter.x, second = Product(0xcd9e8d57u) * counter.z;
+  for (int i = kFirst; i < kPhiloxRounds; ++i) {
+    const auto first = wide_product(0xd2511f53u, counter.x), second = wide_product(0xcd9e8d57u, counter.z);
     counter = uint4{unsigned(second >> 32) ^ counter.y ^ keys.round[i].x, unsigned(second),
                     unsigned(first >> 32) ^ counter.w ^ keys.round[i].y, unsigned(first)};
   }
@@ -34,6 +34,16 @@ inline uint4 philox4x32_10(uint4 counter, const PhiloxKeys& keys) {
 }
 
 // Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3.
+inline uint4 philox4x32_10(uint4 counter, const PhiloxKeys& keys) { return philox_rounds<0>(counter, keys); }
 inline uint4 philox4x32_10(uint4 counter, uint2 key) { return philox4x32_10(counter, philox_keys(key)); }
+
+// The same of the counter that is the number of a block and zeros: half of the first round is known.
+inline uint4 philox_block(unsigned long long block, const PhiloxKeys& keys) {
+  const auto product = wide_product(0xd2511f53u, unsigned(block));
+  const uint2 key = keys.round[0];
+  return philox_rounds<1>(
+      uint4{unsigned(block >> 32) ^ key.x, 0, unsigned(product >> 32) ^ key.y, unsigned(product)}, keys);
+}
+inline uint4 philox_block(unsigned long long block, uint2 key) { return philox_block(block, philox_keys(key)); }
 
 }  // namespace cupynorm

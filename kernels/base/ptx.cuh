@@ -96,6 +96,13 @@ inline unsigned short double_to_half(double x) {
   return bits;
 }
 
+// Both halves of a product in one instruction: of 64 bits that are known to be 32 the compiler multiplies both halves.
+inline unsigned long long wide_product(unsigned a, unsigned b) {
+  unsigned long long product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+}
+
 inline float double_to_float_toward_zero(double x) { return __double2float_rz(x); }
 
 // Copies 4, 8 or 16 bytes from global to shared memory on their own way, no register involved; both aligned to as many.
@@ -130,6 +137,36 @@ template <int kNewest>
 inline void wait_for_copies() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory");
+#endif
+}
+
+// Copies from shared to global memory in one instruction (sm_90): a multiple of 16 bytes, both aligned to 16. Whoever
+// has written what is copied makes it visible first, then a barrier. commit() closes a group of this thread's copies;
+// await() waits until those have read shared memory, which must not go away before. Their order with stores is unknown.
+#if __CUDA_ARCH__ >= 900
+constexpr bool kHasBulkStores = true;
+#else
+constexpr bool kHasBulkStores = false;
+#endif
+inline void show_to_bulk_stores() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+inline void store_bulk(void* global, const void* shared, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(global)),
+      "r"(unsigned(__cvta_generic_to_shared(shared))), "r"(bytes) : "memory");
+#endif
+}
+inline void commit_bulk_stores() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+inline void await_bulk_stores() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 #endif
 }
 

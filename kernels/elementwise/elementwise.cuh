@@ -205,7 +205,7 @@ struct Drop {
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       const unsigned long long counter = first + i;
-      const uint4 four = philox4x32_10(uint4{unsigned(counter), unsigned(counter >> 32), 0, 0}, keys);
+      const uint4 four = philox_block(counter, keys);
       word[i * 4] = four.x, word[i * 4 + 1] = four.y, word[i * 4 + 2] = four.z, word[i * 4 + 3] = four.w;
     }
     if constexpr (!kWhole) {  // the vector's first word comes first

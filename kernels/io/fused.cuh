@@ -323,7 +323,7 @@ struct DropoutMask {
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
           const unsigned long long block = dropped.offset + (index / 4 + b);
-          const uint4 random = philox4x32_10(uint4{unsigned(block), unsigned(block >> 32), 0, 0}, key);
+          const uint4 random = philox_block(block, key);
           word[4 * b] = random.x, word[4 * b + 1] = random.y, word[4 * b + 2] = random.z, word[4 * b + 3] = random.w;
         }
         const int at = int(index % 4);
@@ -337,7 +337,7 @@ struct DropoutMask {
 #pragma unroll
       for (int b = 0; b < N / kEach; ++b) {
         const unsigned long long block = dropped.offset + (index / 4 + b);
-        const uint4 random = philox4x32_10(uint4{unsigned(block), unsigned(block >> 32), 0, 0}, key);
+        const uint4 random = philox_block(block, key);
         const int at = kEach < 4 ? int(index % 4) : 0;
         const unsigned word[4] = {random.x, random.y, random.z, random.w};
 #pragma unroll
@@ -385,7 +385,7 @@ struct DropoutAnywhere {
       static_assert(N == 1, "elements lie apart");
       const auto number = static_cast<unsigned long long>(first + cols.offset(col)), block = dropped.offset + number / 4;
       const uint2 key = {unsigned(dropped.seed), unsigned(dropped.seed >> 32)};
-      const uint4 random = philox4x32_10(uint4{unsigned(block), unsigned(block >> 32), 0, 0}, key);
+      const uint4 random = philox_block(block, key);
       const int at = int(number % 4);
       const unsigned own = at == 0 ? random.x : at == 1 ? random.y : at == 2 ? random.z : random.w;
       x[0] = Compute(dropped.threshold >> 32 == 0 && own >= unsigned(dropped.threshold));
@@ -676,7 +676,7 @@ inline unsigned bits_of(const Packed& packed) {
 }
 
 struct NoMask {
-  static constexpr bool kDrops = false, kWhole = true, kInterval = false;
+  static constexpr bool kDrops = false, kWhole = true, kInterval = false, kPartOfRow = false;
   template <int N>
   using Packed = NoColumns;
   template <int N>
@@ -693,7 +693,8 @@ struct NoMask {
 template <class Structure, class Where_>
 struct Mask {
   static constexpr bool kDrops = true, kWhole = Structure::kWhole && !Where_::kPerRow;
-  static constexpr bool kBytes = Where_::kPresent && !Where_::kPerRow, kInterval = !kWhole;
+  static constexpr bool kBytes = Where_::kPresent && !Where_::kPerRow, kInterval = !kWhole,
+      kPartOfRow = !Structure::kWhole;
   Structure structure;
   Where_ where;
   int64 cols;
@@ -796,7 +797,8 @@ struct FusedLoad : Cols {
   using Precision =
       typename Conditional<sizeof(T) == 2 && !kLongDigits<T> && Operands_::kBytes <= 2, T,
       typename Conditional<sizeof(T) == 8, T, float>::Type>::Type;
-  static constexpr bool kDirect = false, kDrops = Mask_::kDrops, kInterval = Mask_::kInterval;
+  static constexpr bool kDirect = false, kDrops = Mask_::kDrops, kInterval = Mask_::kInterval,
+      kPartOfRow = Mask_::kPartOfRow;
   static constexpr bool kStoresComputed = Keep::kStoresComputed,
       kWaitsAsLoaded = kHasFewSteps<Function> && Operands_::kPerRow;
   const T* pointer;
@@ -1103,6 +1105,7 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
   using Affines = AffineColumns<Gamma, Beta>;
   static constexpr int kBytes = Outputs_::kBytes;
   static constexpr bool kHasEpilogueOperands = true, kScales = false;
+  static constexpr bool kAlike = Outputs_::kCount == 1 && Operands_::kCount == 0 && !Affines::kPresent;
   Outputs_ to;
   Affines affine;
   Operands_ operands;
@@ -1172,6 +1175,14 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
       to.template store<N, kWhole>(out, col);
     }
   };
+  template <int N, typename Compute>
+  static Vector<Type, N> alike(const Compute (&y)[N]) {
+    Compute in[1][N], out[1][N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) in[0][i] = y[i];
+    apply_to_each<Function>(in, out);
+    return vector_from<Type, N>(out[0]);
+  }
   // The results of one element of each of some neighbouring rows.
   template <int kRows, class Row, typename Compute, class Columns, typename Index>
   static void store_across(const Row (&rows)[kRows], const Compute (&y)[kRows], const Columns& columns,
@@ -1257,6 +1268,7 @@ struct LabelledLoad : Inner {
 // What Inner makes of the results, from which the label's share is taken away in the column of a row's label before.
 template <class Inner, class Label>
 struct LabelledStore : Inner {
+  static constexpr bool kAlike = false;
   Label label;
 
   struct RowPointer : Inner::RowPointer {

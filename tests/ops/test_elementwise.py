@@ -178,6 +178,27 @@ def test_philox_gives_the_published_answers_and_its_mirrors(keys: str) -> None:
     assert np.array_equal(found, np.array(expected, np.uint64))
 
 
+@needs_compiler
+def test_a_block_of_philox_is_its_number_and_zeros() -> None:
+    random = np.random.default_rng(2).integers(0, 2**32, (50, 4))
+    inputs = np.concatenate([[[0] * 4, [2**32 - 1] * 4], random]).astype(np.float64)
+    body = (
+        "const auto block = static_cast<unsigned long long>(x[1]) << 32 | static_cast<unsigned long long>(x[0]);"
+        "const uint4 w = philox_block(block, uint2{unsigned(x[2]), unsigned(x[3])});"
+        "y[0] = w.x, y[1] = w.y, y[2] = w.z, y[3] = w.w;"
+    )
+    text = TESTED.replace("{body}", body).replace("{{", "{").replace("}}", "}")
+
+    words = structs.run(text, "Tested", 4, 4, list(inputs.T), "#include <base/philox.cuh>\n")
+
+    found = np.stack(words, axis=1).astype(np.uint64)
+    expected = [
+        philox.words(int(k0) | int(k1) << 32, int(low) | int(high) << 32, 0, 4)
+        for low, high, k0, k1 in inputs
+    ]
+    assert np.array_equal(found, np.array(expected, np.uint64))
+
+
 def test_round_keys_are_the_kernels() -> None:
     keys = lower_elementwise.round_keys(2**64 - 1)
 

@@ -90,18 +90,18 @@ def test_what_no_kernel_could_do_is_refused_with_what_is_allowed(changes: Any, m
         choose(PROBLEM, H200, occupancy, dataclasses.replace(GOOD, **changes))
 
 
-@pytest.mark.parametrize(("parameters", "vectors", "most"), [((), 5, 32), ((2, 2), 6, 40)])
+@pytest.mark.parametrize(
+    ("parameters", "vectors", "most", "outputs"), [((), 5, 32, 1), ((2, 2), 6, 40, 1), ((2, 2), 9, 64, 2)]
+)
 def test_a_mask_has_a_bit_for_each_element_of_a_thread(
-    parameters: tuple[int, ...], vectors: int, most: int
+    parameters: tuple[int, ...], vectors: int, most: int, outputs: int
 ) -> None:
-    """Ops with affine parameters are never masked."""
+    """Ops with affine parameters are rarely masked."""
     plan = dataclasses.replace(GOOD, variant="warp", vectors=vectors, group=32, parameter_cache=0)
     problem = dataclasses.replace(PROBLEM, cols=256 * vectors, parameter_bytes=parameters, fused=True)
+    problem = dataclasses.replace(problem, output_bytes=3 - outputs, outputs=outputs)
 
-    with pytest.raises(
-        DoesNotFitError,
-        match=f"8 x {vectors}, {most} elements of a thread are allowed where something is fused",
-    ):
+    with pytest.raises(DoesNotFitError, match=f"{most} elements of a thread are allowed where something"):
         choose(problem, H200, occupancy, plan)
     choose(
         dataclasses.replace(problem, cols=8 * 32 * (vectors - 1)),

@@ -13,7 +13,6 @@ from cupynorm.plan.config import (
     CONVERTED,
     FLOAT_BYTES,
     MAX_CTAS,
-    MAX_FUSED_ELEMENTS,
     MAX_TWO_REDUCTIONS_BLOCK,
     REGISTER_BYTES,
     ROUNDS_THREADS,
@@ -22,7 +21,7 @@ from cupynorm.plan.config import (
     Plan,
 )
 from cupynorm.plan.limits import STATIC_SHARED_BYTES, active_blocks
-from cupynorm.plan.partition import blocks_of, by_whole_blocks, line_vectors
+from cupynorm.plan.partition import blocks_of, by_whole_blocks, line_vectors, most_elements
 from cupynorm.plan.variants.registers import may_persist
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def prefetched(question: Question) -> Plan | None:
 def _tilings(question: Question, cache: int) -> list[Plan]:
     """Return a plan for each number of blocks of a cluster and of a thread's vectors that can hold a row."""
     problem = question.problem
-    most = MAX_FUSED_ELEMENTS[bool(problem.parameter_bytes)] // problem.fields // problem.vector
+    most = min(most_elements(problem), question.rules.fused_clusters.max_elements) // problem.vector
     tried = (
         _tiling(question, ctas, vectors, cache)
         for ctas in question.rules.fused_clusters.shares

@@ -10,7 +10,9 @@ from cupynorm.plan.base import Question, with_grid
 from cupynorm.plan.config import (
     ACCESS_BYTES,
     FIELDS_SHARED_BYTES,
+    FILL_BYTES,
     HALF_BYTES,
+    HOPPER,
     MAX_BLOCK,
     ONE_BLOCK_PER_ROW,
     PLAIN,
@@ -97,8 +99,16 @@ def _of_band(question: Question, at_once: int) -> Plan | None:
     if at_once >= numbers.short_band_blocks and not problem.unaligned:
         block, blocks, vectors = numbers.short_band_block, numbers.short_band_blocks, 2
     plan = chunked(question, "shared", block, 0, vectors=vectors)
+    plan = replace(plan, min_blocks=blocks, waves=numbers.band_waves or ONE_BLOCK_PER_ROW)
     share = f"{COMPUTED}; its mask keeps {problem.band_share:.0%} of it at most"
-    return finished_computed(question, replace(plan, min_blocks=blocks), share)
+    return finished_computed(question, plan, share)
+
+
+def _row_bytes(question: Question, vector: int) -> int:
+    """Return the shared memory of a row, and behind it what is copied to where a mask drops elements (kFills)."""
+    problem = question.problem
+    fills = problem.interval_mask and not problem.has_scales and question.architecture >= HOPPER
+    return computed_bytes(problem, vector) + fills * FILL_BYTES
 
 
 def _is_simple(question: Question, *, unaligned: bool = False) -> bool:
@@ -112,9 +122,12 @@ def _is_simple(question: Question, *, unaligned: bool = False) -> bool:
 
 
 def finished_computed(question: Question, plan: Plan, reason: Rule | str) -> Plan | None:
-    """Return a plan of fused rows that wait in shared memory with its launch: blocks that go through many rows."""
+    """Return a plan of fused rows that wait in shared memory with its launch: of as many blocks as run at once.
+
+    Where the plan says how many waves of them there are, of as many.
+    """
     problem, limits = question.problem, question.limits
-    needed = computed_bytes(problem, plan.vector)
+    needed = _row_bytes(question, plan.vector)
     # States of five doubles in static shared memory, of 32 warps and of the next row; of seven where there are rounds
     beside = FIELDS_SHARED_BYTES if problem.fields > 1 and problem.doubles else 0
     beside = ROUNDS_SHARED_BYTES if problem.rounds and problem.doubles else beside
@@ -123,7 +136,7 @@ def finished_computed(question: Question, plan: Plan, reason: Rule | str) -> Pla
     if not fits or plan.block < 2 * plan.vector - 2:
         return None
     plan = replace(plan, shared_bytes=needed)
-    return with_grid(question, plan, problem.rows, reason, min(1.0, plan.waves or 1.0))
+    return with_grid(question, plan, problem.rows, reason, plan.waves or 1.0)
 
 
 def uncached(question: Question) -> Plan | None:
