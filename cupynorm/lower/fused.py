@@ -332,7 +332,7 @@ def fused_spec(
     types = types_of(mirror, load, store)
     if what.sums is not None:
         return _with_sums(op, KernelSpec("", SUMMED_KERNEL, types, whole, problem), what.sums, texts)
-    header = "row/across.cuh" if apart else "row/variants.cuh"
+    header = "row/variants_apart.cuh" if apart else "row/variants.cuh"
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header=header)
     return KernelSpec(text, ROW_KERNEL, types, whole, problem)
 

@@ -1,8 +1,8 @@
-"""block, cluster, shared, uncached of rows whose elements lie apart from one another: row_across of row/across.cuh.
+"""block, cluster, shared, uncached of rows whose elements lie apart from one another: row_across and row_tiles.
 
 A thread has some neighbouring rows, and a warp so many threads side by side that it accesses whole lines; the other
-threads share these rows. They wait in registers of one block or of the blocks of a cluster, in shared memory, or
-nowhere.
+threads share these rows. They wait in registers of one block or of the blocks of a cluster (row/across.cuh), in their
+shared memory (row/tiles.cuh), or nowhere (row/across.cuh).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from cupynorm._values import replace
 from cupynorm.plan.base import Question, with_grid
 from cupynorm.plan.config import (
+    ACCESS_BYTES,
+    BYTE_BITS,
     IN_REGISTERS,
     IN_SHARED_MEMORY,
     MAX_NUMBERS_ACROSS,
@@ -63,27 +65,46 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     part = math.ceil(problem.cols / plan.ctas_per_row)  # as row_across cuts a row
     if plan.waits == IN_REGISTERS and plan.vectors * plan.group < part:
         return None
-    full = plan.waits == IN_REGISTERS and plan.vectors * plan.group * plan.ctas_per_row == problem.cols
-    needed = 0
-    if plan.waits == IN_SHARED_MEMORY:
-        needed = in_accesses(
-            math.ceil(part / plan.group) * plan.block * plan.vector * _waiting_bytes(problem)
-        )
     rows, several = plan.across * plan.vector, plan.ctas_per_row > 1
+    tiles = math.ceil(problem.rows / rows)
+    if plan.waits == IN_SHARED_MEMORY:
+        plan = replace(plan, full=False, shared_bytes=_tile_bytes(problem, plan))
+        return _in_even_turns(with_grid(question, plan, tiles * plan.ctas_per_row, reason), tiles)
+    full = plan.waits == IN_REGISTERS and plan.vectors * plan.group * plan.ctas_per_row == problem.cols
     messages = rows * (
         plan.ctas_per_row * several + (plan.block // WARP + 1) * (several or plan.block > WARP)
     )
-    needed += messages * MESSAGE_NUMBERS * problem.compute_bytes * (2 if problem.has_scales else 1)
-    plan = replace(plan, full=full, shared_bytes=needed)
-    tiles = math.ceil(problem.rows / rows)
-    return with_grid(question, plan, tiles * plan.ctas_per_row, reason)
+    needed = messages * MESSAGE_NUMBERS * problem.compute_bytes * (2 if problem.has_scales else 1)
+    return with_grid(
+        question, replace(plan, full=full, shared_bytes=needed), tiles * plan.ctas_per_row, reason
+    )
+
+
+def _tile_bytes(problem: Problem, plan: Plan) -> int:
+    """Return the shared memory of row_tiles: what waits of a tile, what is reduced, and what is known of its rows."""
+    places = math.ceil(math.ceil(problem.cols / plan.ctas_per_row) / plan.group) * plan.block
+    rows, several = plan.across * plan.vector, plan.ctas_per_row > 1
+    slots = rows * (2 * plan.ctas_per_row * several + plan.block // WARP)
+    needed = in_accesses(places * _vector_bytes(problem, plan.vector))
+    needed += (slots + rows) * MESSAGE_NUMBERS * problem.compute_bytes
+    return needed + (slots + rows) * ACCESS_BYTES * problem.has_scales
+
+
+def _in_even_turns(plan: Plan | None, tiles: int) -> Plan | None:
+    """Return a plan whose blocks have as many tiles each as they can: with more blocks some would have one more."""
+    if plan is None:
+        return None
+    at_once = plan.grid // plan.ctas_per_row
+    grid = math.ceil(tiles / math.ceil(tiles / at_once)) * plan.ctas_per_row
+    return replace(plan, grid=grid, waves=plan.waves * grid / plan.grid)
 
 
 def is_sound(problem: Problem, plan: Plan) -> bool:
     """Say whether a plan that somebody made asks for nothing that the kernel would do wrong."""
     alone = plan.rows_per_group == plan.alignment_period == 1 and not plan.unaligned
+    alone = alone and plan.stages <= (plan.waits == IN_SHARED_MEMORY)
     alone = alone and not (
-        plan.stages or plan.parameter_cache or plan.row_shared_bytes or problem.column_sums
+        plan.parameter_cache or plan.row_shared_bytes or problem.column_sums
     )
     shape = plan.across * plan.group == plan.block and is_power_of_two(plan.across)
     shape = shape and plan.vector * plan.vectors <= MAX_NUMBERS_ACROSS and problem.vector % plan.vector == 0
@@ -146,8 +167,7 @@ def _again(question: Question, ctas: Sequence[int], waits: int) -> Iterator[Plan
         variant = "shared" if waits else "uncached"
         for each in _blocks_of_a_row(question, lanes, ctas[least:]):
             plan = _tiling(question, lanes, each, variant, block, elements, waits)
-            places = math.ceil(math.ceil(problem.cols / each) / plan.group) * plan.block * plan.vector
-            if not waits or places * _waiting_bytes(problem) <= min(room, limits.shared_bytes_per_block):
+            if not waits or _tile_bytes(problem, plan) <= min(room, limits.shared_bytes_per_block):
                 yield plan
 
 
@@ -170,10 +190,12 @@ def _tiling(
         block=block,
         across=lanes,
         waits=waits,
+        stages=int(waits == IN_SHARED_MEMORY),
         min_blocks=min(resident, limits.blocks_per_sm),
     )
 
 
-def _waiting_bytes(problem: Problem) -> int:
-    """Return the bytes of an element that waits in shared memory, with a byte of whether it is kept (WaitingRow)."""
-    return (problem.load_bytes if problem.waits_as_loaded else problem.value_bytes) + problem.may_drop
+def _vector_bytes(problem: Problem, vector: int) -> int:
+    """Return the bytes of neighbouring rows' elements that wait in shared memory, with what a mask keeps of them."""
+    each = problem.load_bytes if problem.waits_as_loaded else problem.value_bytes
+    return vector * each + problem.may_drop * math.ceil(vector / BYTE_BITS)
