@@ -65,14 +65,24 @@ template <class Op, int kRows, bool kTwoPass = Op::kTwoPass>
 struct RunningRows {
   using Compute = typename Op::Compute;
   using Element = ElementOf<Op>;
-  Running<Op> row[kRows];
+  typename Op::State total[kRows];
 
+  RunningRows() {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) total[r] = Op::identity();
+  }
   template <typename Precision, int N, class Predicate>
   void add(Element (&x)[kRows][N], Predicate valid) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) row[r].template add<Precision>(x[r], valid);
+    for (int r = 0; r < kRows; ++r) {
+      if constexpr (Op::kExtends) total[r] = Op::extend(total[r], x[r], valid);
+      else total[r] = Op::template merge<false>(total[r], Op::summarize(x[r], valid, 0));
+    }
   }
-  typename Op::State own_state(int r, Compute& from) const { return row[r].own_state(from); }
+  typename Op::State own_state(int r, Compute& from) const {
+    from = 0;
+    return total[r];
+  }
 };
 
 template <class Op, int kRows>

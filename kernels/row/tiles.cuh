@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   auto row_of = [&](int64 tile) { return (tile * kLanes + lane) * kVector; };
   auto copy = [&](const typename Load::RowPointer& source, int bound, int at, int place, auto whole) {
     each_element(whole, at, bound, [&](int j, int col) {
-      copy_async<Loaded::kBytes>(waiting.at(place + j * Shape::kBlock), source.address(col));
+      if constexpr (kCopies) copy_async<Loaded::kBytes>(waiting.at(place + j * Shape::kBlock), source.address(col));
     });
   };
 
@@ -233,7 +233,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   if constexpr (kCopies) {
     const int64 row = row_of(tile);
     const bool here = row < a.rows;
-    const auto source = a.load.at(here ? row : 0);
+    auto source = a.load.at(here ? row : 0);
+    source.make_opaque();
     walk((tile + 1) * kRows <= a.rows, nothing, [&](int at, int place, auto whole) {
       copy(source, here ? end : 0, at, place, whole);
     }, [] { commit_copies(); });
@@ -249,6 +250,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     for (int v = 0; v < kVector; ++v) {
       sources[v] = a.load.at(here ? row + v : 0);
       targets[v] = a.store.at(here ? row + v : 0);
+      sources[v].make_opaque(), targets[v].make_opaque();  // or each access would compute them again
     }
 
     // ---- the rows' States
@@ -337,15 +339,15 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       each_element(whole, at, bound, [&](int j, int) { waits[j] = waiting.get(place + j * Shape::kBlock); });
     };
     const int64 next = tile + step, next_row = row_of(next);
-    const bool next_here = next < tiles && next_row < a.rows, next_all = (next + 1) * kRows <= a.rows;
-    const int next_bound = next_here ? end : 0;
-    const auto next_source = a.load.at(next_here ? next_row : 0);
+    const bool any_next = next < tiles, next_all = (next + 1) * kRows <= a.rows;
+    const int next_bound = any_next && next_row < a.rows ? end : 0;
+    auto next_source = a.load.at(next_bound ? next_row : 0);
+    next_source.make_opaque();
     // Copies what of the next tile waits where a batch has been used.
     auto copy_next = [&](int at, int place, auto whole) {
-      if constexpr (kCopies) {
-        if (whole.kSo && next_all) copy(next_source, next_bound, at, place, whole);
-        else copy(next_source, next_bound, at, place, Whether<false>());
-      }
+      if (!kCopies || !any_next) return;
+      if (whole.kSo && next_all) copy(next_source, next_bound, at, place, whole);
+      else copy(next_source, next_bound, at, place, Whether<false>());
     };
     auto close_part = [] {
       if constexpr (kCopies) commit_copies();
