@@ -324,6 +324,7 @@ def fused_spec(
         problem,
         fields=op.fields,
         late_exponential=op.late_exponential,
+        row_numbers=op.row_numbers,
         waits_as_loaded=_waits_as_loaded(what, axes),
         extra_registers=problem.extra_registers + op.registers + sum(map(_registers_of, functions)),
         staged_operand_bytes=_staged_bytes(what, axes, vectors, order),

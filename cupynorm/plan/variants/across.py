@@ -25,6 +25,7 @@ from cupynorm.plan.config import (
     WARP,
     Plan,
 )
+from cupynorm.plan.limits import STATIC_SHARED_BYTES
 from cupynorm.plan.partition import in_accesses, is_power_of_two, power_of_two_to
 
 if TYPE_CHECKING:
@@ -54,9 +55,11 @@ def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
     ctas = [1 << power for power in range(question.max_ctas.bit_length())]
     if variant is not None:
         ctas = ctas[1:] if variant == "cluster" else ctas[:1]
-    yield from _in_registers(question, ctas)
-    yield from _again(question, ctas, IN_SHARED_MEMORY)
-    yield from _again(question, ctas, NOWHERE)
+    kinds = [_in_registers, _in_tiles]
+    if question.problem.cols >= question.rules.apart.tiles_from[question.problem.load_bytes]:
+        kinds.reverse()
+    for kind in (*kinds, _again):
+        yield from kind(question, ctas)
 
 
 def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
@@ -86,7 +89,7 @@ def _tile_bytes(problem: Problem, plan: Plan) -> int:
     rows, several = plan.across * plan.vector, plan.ctas_per_row > 1
     slots = rows * (2 * plan.ctas_per_row * several + plan.block // WARP)
     needed = in_accesses(places * _vector_bytes(problem, plan.vector))
-    needed += (slots + rows) * MESSAGE_NUMBERS * problem.compute_bytes
+    needed += (slots + rows) * in_accesses(problem.row_numbers * problem.compute_bytes)
     return needed + (slots + rows) * ACCESS_BYTES * problem.has_scales
 
 
@@ -126,6 +129,14 @@ def _lanes(question: Question, width: int) -> int:
     return power_of_two_to(min(max(1, problem.across // vector), wanted, WARP))
 
 
+def _lanes_of_a_tile(problem: Problem, vector: int, width: int) -> int:
+    """Return how many threads lie side by side in a tile of so many bytes: of whole accesses, also rows that are apart."""
+    wanted, beside = max(1, width // (problem.load_bytes * vector)), problem.across // vector
+    if problem.load_bytes * vector == ACCESS_BYTES:
+        beside = problem.rows // vector
+    return power_of_two_to(min(max(1, beside), wanted, WARP))
+
+
 def _elements(question: Question, numbers: int) -> int:
     """Return how many elements of each row a thread has of so many numbers: fewer with what is loaded beside x."""
     problem = question.problem
@@ -133,10 +144,10 @@ def _elements(question: Question, numbers: int) -> int:
     return max(1, numbers // (problem.fields * _vector(question)) // (1 + beside))
 
 
-def _blocks_of_a_row(question: Question, lanes: int, each: Sequence[int]) -> list[int]:
-    """Return how many blocks share a row, of those that may: more where there are too few rows to fill the device."""
+def _blocks_of_a_row(question: Question, rows: int, each: Sequence[int]) -> list[int]:
+    """Return how many blocks share so many rows, of those that may: more where too few rows are left for the device."""
     problem, numbers = question.problem, question.rules.apart
-    tiles, parts = math.ceil(problem.rows / (lanes * _vector(question))), problem.cols // numbers.least_part
+    tiles, parts = math.ceil(problem.rows / rows), problem.cols // numbers.least_part
     enough = [ctas for ctas in each if ctas * tiles >= question.limits.sm_count or 2 * ctas > parts]
     return enough[:1] or [*each[-1:]]
 
@@ -151,36 +162,57 @@ def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
         elements = _elements(question, min(most, limits.registers_per_sm // (2 * block)))
         least = math.ceil(problem.cols / (block // lanes * elements))
         may = [each for each in ctas if least <= each <= max(most_ctas, ctas[0])]
-        for each in _blocks_of_a_row(question, lanes, may):
+        for each in _blocks_of_a_row(question, lanes * _vector(question), may):
             part = math.ceil(math.ceil(problem.cols / each) / (block // lanes))
             yield _tiling(question, lanes, each, "block", block, part, IN_REGISTERS)
 
 
-def _again(question: Question, ctas: Sequence[int], waits: int) -> Iterator[Plan]:
-    """Give plans whose threads go through their part of a row, some elements at a time."""
-    problem, limits, numbers = question.problem, question.limits, question.rules.apart
+def _in_tiles(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
+    """Give plans whose rows wait in shared memory: with the fewest blocks that hold tiles of at most so many bytes."""
+    problem, numbers, limits = question.problem, question.rules.apart, question.limits
+    vector = min(problem.vector, numbers.tile_vector[problem.load_bytes])
+    elements = max(1, numbers.tile_numbers[problem.compute_bytes] // (problem.fields * vector))
+    for block, width, most_bytes, most_ctas in numbers.tiles[problem.load_bytes]:
+        lanes = _lanes_of_a_tile(problem, vector, width)
+        plans = {
+            each: _tiling(question, lanes, each, "shared", block, elements, IN_SHARED_MEMORY, vector)
+            for each in ctas
+            if each <= max(most_ctas, ctas[0])
+        }
+        most = min(most_bytes, limits.shared_bytes_per_block)
+        may = [each for each, plan in plans.items() if _tile_bytes(problem, plan) <= most]
+        for each in _blocks_of_a_row(question, lanes * vector, may):
+            yield plans[each]
+
+
+def _again(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
+    """Give plans whose rows wait nowhere: threads go through their part of a row twice, some elements at a time."""
+    problem, numbers = question.problem, question.rules.apart
     block, width = numbers.loops
     lanes = _lanes(question, width)
     elements = _elements(question, numbers.again[problem.compute_bytes])
-    room = limits.shared_bytes_per_sm // numbers.shared_blocks - limits.reserved_shared_bytes
     for least in range(len(ctas)):
-        variant = "shared" if waits else "uncached"
-        for each in _blocks_of_a_row(question, lanes, ctas[least:]):
-            plan = _tiling(question, lanes, each, variant, block, elements, waits)
-            if not waits or _tile_bytes(problem, plan) <= min(room, limits.shared_bytes_per_block):
-                yield plan
+        for each in _blocks_of_a_row(question, lanes * _vector(question), ctas[least:]):
+            yield _tiling(question, lanes, each, "uncached", block, elements, NOWHERE)
 
 
 def _tiling(
-    question: Question, lanes: int, ctas: int, variant: str, block: int, elements: int, waits: int
+    question: Question,
+    lanes: int,
+    ctas: int,
+    variant: str,
+    block: int,
+    elements: int,
+    waits: int,
+    vector: int = 0,
 ) -> Plan:
     problem, numbers, limits = question.problem, question.rules.apart, question.limits
-    vector = _vector(question)
+    vector = vector or _vector(question)
     loaded = sum(max(REGISTER_BYTES, size) for size in (*problem.load_operands, *problem.epilogue_operands))
     each = (problem.value_bytes + loaded) // REGISTER_BYTES
     needed = numbers.registers + vector * (numbers.row_registers + elements * each)
     resident = max(1, min(limits.threads_per_sm // block, limits.registers_per_sm // (needed * block)))
-    return replace(
+    plan = replace(
         PLAIN,
         variant="cluster" if ctas > 1 else variant,
         vector=vector,
@@ -191,8 +223,11 @@ def _tiling(
         across=lanes,
         waits=waits,
         stages=int(waits == IN_SHARED_MEMORY),
-        min_blocks=min(resident, limits.blocks_per_sm),
     )
+    if waits == IN_SHARED_MEMORY:
+        held = _tile_bytes(problem, plan) + STATIC_SHARED_BYTES
+        resident = max(1, min(resident, limits.shared_bytes_per_sm // held))
+    return replace(plan, min_blocks=min(resident, limits.blocks_per_sm))
 
 
 def _vector_bytes(problem: Problem, vector: int) -> int:
