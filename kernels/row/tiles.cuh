@@ -168,6 +168,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       kRows = Shape::kRows, kCtasPerRow = Shape::kCtasPerRow, kRound = kElements * kDown;
   // Whether x is copied to where it waits: nothing else tells what becomes of it, and no copy is of fewer than 4 bytes.
   constexpr bool kCopies = Load::kWaitsAsLoaded && !Load::kDrops && !Load::kInterval && Loaded::kBytes >= 4;
+  static_assert(sizeof(Slot<Op>) <= 8 * sizeof(Compute) && sizeof(typename Op::Row) <= 8 * sizeof(Compute),
+      "shared memory is planned for so many numbers, or those that the op says (MOST_ROW_NUMBERS, RowOp.row_numbers)");
   static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
   static_assert(!Load::kDrops || !Load::kStoresComputed, "nothing of what is dropped is kept");
   __shared__ Mbarrier mbarriers[4];
