@@ -11,7 +11,7 @@ from cupynorm._dtypes import is_integer
 from cupynorm._values import replace
 from cupynorm.call.statistics import NUMBERS_COUNT
 from cupynorm.call.view import View
-from cupynorm.lower.fused import Around, fused_spec, masked
+from cupynorm.lower.fused import Around, fused_spec, lies_apart, masked
 from cupynorm.lower.row import RowOp, row_spec
 from cupynorm.lower.tracing import traced
 
@@ -88,7 +88,8 @@ def statistic_spec(
     op = replace(
         op, options=options, fields=1 if weights is None else 2, registers=OF_MASK * (mask is not None)
     )
-    if y is not None and mask is None and weights is None and not is_integer(x.dtype):
+    plain = y is not None and mask is None and weights is None and not is_integer(x.dtype)
+    if y is not None and plain and not lies_apart(x, axes, y):
         return row_spec(op, x, y, axes, {}, stats, numbers)
     what = Around(() if y is None else (y,), room=room)
     if mask is not None:

@@ -160,12 +160,13 @@ def test_fusions() -> None:
     agrees(fusion, numbers(*SHAPE), numbers(37, 1), numbers(16), axis=1)
 
 
-def test_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulator.settings, "schedules", ("forward",))
+def test_statistics() -> None:
     x = numbers(*SHAPE)
     x[RANDOM.random(SHAPE) < 0.1] = np.nan
 
-    agrees(cupynorm.standardize, x, axis=1, nan="omit")
+    agrees(cupynorm.standardize, x, axis=1, nan="omit", return_stats=True)
+    agrees(cupynorm.standardize, numbers(*SHAPE), axis=0, weights=np.abs(numbers(*SHAPE)))
+    agrees(cupynorm.rescale, numbers(*SHAPE), axis=1)
     agrees(cupynorm.normalize, numbers(*SHAPE), axis=1)
     agrees(cupynorm.logsumexp, numbers(*SHAPE), axis=1)
 
