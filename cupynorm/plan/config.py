@@ -141,10 +141,9 @@ class Plan:
     @property
     def kernel(self) -> str:
         """The kernel of kernels/row that runs such a plan."""
-        if self.across:
-            return "row_tiles" if self.waits == IN_SHARED_MEMORY else "row_across"
-        if self.variant == "cached":
-            return "row_cached"
+        if self.across or self.variant == "cached":
+            apart = "row_tiles" if self.waits == IN_SHARED_MEMORY else "row_across"
+            return apart if self.across else "row_cached"
         if self.variant == "split" and self.group:
             return "row_spread"
         if self.variant == "split" and self.rows_per_group > 1:

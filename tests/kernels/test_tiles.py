@@ -55,8 +55,8 @@ def tile(vector: int, lanes: int, block: int, ctas: int, *, elements: int = 2, t
     )
 
 
-# kinds of a tile: lanes that share no row, and all of them; one warp, and several; fewer threads than columns, and more;
-# blocks of a cluster without a column
+# lanes that share no row, and all of them; one warp, and several; fewer threads than columns, and more; blocks of a
+# cluster without a column
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_a_block_has_many_tiles(dtype: str) -> None:
     most = {"float16": 8, "float32": 4, "float64": 2}[dtype]

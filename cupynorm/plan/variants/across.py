@@ -106,9 +106,7 @@ def is_sound(problem: Problem, plan: Plan) -> bool:
     """Say whether a plan that somebody made asks for nothing that the kernel would do wrong."""
     alone = plan.rows_per_group == plan.alignment_period == 1 and not plan.unaligned
     alone = alone and plan.stages <= (plan.waits == IN_SHARED_MEMORY)
-    alone = alone and not (
-        plan.parameter_cache or plan.row_shared_bytes or problem.column_sums
-    )
+    alone = alone and not (plan.parameter_cache or plan.row_shared_bytes or problem.column_sums)
     shape = plan.across * plan.group == plan.block and is_power_of_two(plan.across)
     shape = shape and plan.vector * plan.vectors <= MAX_NUMBERS_ACROSS and problem.vector % plan.vector == 0
     clusters = (plan.ctas_per_row > 1) == (plan.variant == "cluster") and is_power_of_two(plan.ctas_per_row)
@@ -130,7 +128,7 @@ def _lanes(question: Question, width: int) -> int:
 
 
 def _lanes_of_a_tile(problem: Problem, vector: int, width: int) -> int:
-    """Return how many threads lie side by side in a tile of so many bytes: of whole accesses, also rows that are apart."""
+    """Return how many threads lie side by side in a tile: those of whole accesses also where their rows are apart."""
     wanted, beside = max(1, width // (problem.load_bytes * vector)), problem.across // vector
     if problem.load_bytes * vector == ACCESS_BYTES:
         beside = problem.rows // vector
