@@ -385,6 +385,8 @@ class Apart(NamedTuple):
         Rows of so many columns wait in shared memory rather than in registers, by bytes of an element of x.
     tile_vector, tile_numbers
         Where they wait there: as max_vector, and as numbers, which a thread then has at a time.
+    tile_registers
+        As registers, where rows wait there.
     tiles
         What is tried then, as tilings: threads of a block, bytes of neighbouring rows, bytes of shared memory at most,
         and how many blocks of a cluster share rows at most.
@@ -402,6 +404,7 @@ class Apart(NamedTuple):
     tiles_from: Mapping[int, int]
     tile_vector: Mapping[int, int]
     tile_numbers: Mapping[int, int]
+    tile_registers: int
     tiles: Mapping[int, Sequence[Sequence[int]]]
 
 

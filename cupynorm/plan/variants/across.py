@@ -168,8 +168,11 @@ def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
 def _in_tiles(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     """Give plans whose rows wait in shared memory: with the fewest blocks that hold tiles of at most so many bytes."""
     problem, numbers, limits = question.problem, question.rules.apart, question.limits
-    vector = min(problem.vector, numbers.tile_vector[problem.load_bytes])
-    elements = max(1, numbers.tile_numbers[problem.compute_bytes] // (problem.fields * vector))
+    # what comes beside x has an address for each of a thread's rows, and registers for each element
+    beside = len(problem.load_operands) + len(problem.epilogue_operands) + problem.may_drop
+    vector = min(problem.vector, (numbers.max_vector if beside else numbers.tile_vector)[problem.load_bytes])
+    elements = numbers.tile_numbers[problem.compute_bytes] // (problem.fields * vector * (1 + beside))
+    elements = max(1, elements)
     for block, width, most_bytes, most_ctas in numbers.tiles[problem.load_bytes]:
         lanes = _lanes_of_a_tile(problem, vector, width)
         plans = {
@@ -208,7 +211,8 @@ def _tiling(
     vector = vector or _vector(question)
     loaded = sum(max(REGISTER_BYTES, size) for size in (*problem.load_operands, *problem.epilogue_operands))
     each = (problem.value_bytes + loaded) // REGISTER_BYTES
-    needed = numbers.registers + vector * (numbers.row_registers + elements * each)
+    few = numbers.tile_registers if waits == IN_SHARED_MEMORY else numbers.registers
+    needed = few + vector * (numbers.row_registers + elements * each)
     resident = max(1, min(limits.threads_per_sm // block, limits.registers_per_sm // (needed * block)))
     plan = replace(
         PLAIN,
