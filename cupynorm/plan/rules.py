@@ -386,7 +386,7 @@ class Apart(NamedTuple):
     tile_vector, tile_numbers
         Where they wait there: as max_vector, and as numbers, which a thread then has at a time.
     tile_registers
-        As registers, where rows wait there.
+        As registers, where rows wait there, by bytes of the compute type.
     tiles
         What is tried then, as tilings: threads of a block, bytes of neighbouring rows, bytes of shared memory at most,
         and how many blocks of a cluster share rows at most.
@@ -404,7 +404,7 @@ class Apart(NamedTuple):
     tiles_from: Mapping[int, int]
     tile_vector: Mapping[int, int]
     tile_numbers: Mapping[int, int]
-    tile_registers: int
+    tile_registers: Mapping[int, int]
     tiles: Mapping[int, Sequence[Sequence[int]]]
 
 

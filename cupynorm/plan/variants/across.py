@@ -211,7 +211,8 @@ def _tiling(
     vector = vector or _vector(question)
     loaded = sum(max(REGISTER_BYTES, size) for size in (*problem.load_operands, *problem.epilogue_operands))
     each = (problem.value_bytes + loaded) // REGISTER_BYTES
-    few = numbers.tile_registers if waits == IN_SHARED_MEMORY else numbers.registers
+    tiles = waits == IN_SHARED_MEMORY
+    few = numbers.tile_registers[problem.compute_bytes] if tiles else numbers.registers
     needed = few + vector * (numbers.row_registers + elements * each)
     resident = max(1, min(limits.threads_per_sm // block, limits.registers_per_sm // (needed * block)))
     plan = replace(
@@ -224,9 +225,9 @@ def _tiling(
         block=block,
         across=lanes,
         waits=waits,
-        stages=int(waits == IN_SHARED_MEMORY),
+        stages=int(tiles),
     )
-    if waits == IN_SHARED_MEMORY:
+    if tiles:
         held = _tile_bytes(problem, plan) + STATIC_SHARED_BYTES
         resident = max(1, min(resident, limits.shared_bytes_per_sm // held))
     return replace(plan, min_blocks=min(resident, limits.blocks_per_sm))
