@@ -948,7 +948,7 @@ struct FusedLoad : Cols {
     }
     return bits;
   }
-  // Computes elements again from x, which has waited as it was loaded: as unpack_across, for elements that the mask keeps.
+  // Computes elements again from x, which has waited as it was loaded: as unpack_across, for those that the mask keeps.
   template <int kRows, class Row, typename Element>
   static void compute_again_across(const Row (&rows)[kRows], const Vector<T, kRows>& x, Element (&elements)[kRows]) {
     static_assert(kWaitsAsLoaded, "an operand of each element is loaded with it");

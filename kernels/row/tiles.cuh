@@ -1,7 +1,7 @@
-// shared and cluster of rows whose elements lie apart from one another, where they wait in shared memory. A tile is some
-// neighbouring rows, or a block's part of them. Blocks go through many tiles: where rows wait as they were loaded, each
-// thread copies its vectors of the next tile to the places of those that it has just used, so that memory is busy while
-// results are computed. No thread uses another's places.
+// shared and cluster of rows whose elements lie apart from one another, where they wait in shared memory. A tile is
+// some neighbouring rows, or a block's part of them. Blocks go through many tiles: where rows wait as they were loaded,
+// each thread copies its vectors of the next tile to the places of those that it has just used, so that memory is busy
+// while results are computed. No thread uses another's places.
 #pragma once
 #include <row/apart.cuh>
 #include <row/running.cuh>
@@ -34,8 +34,8 @@ struct TileReduction {
   SlotWords<Op>* messages(int turn) const { return slots + kSlots + (turn & 1) * kMessages; }  // [row][block]
 };
 
-// Calls give(row, number, slot) with the State of a row's kCount slots, in as many lanes, which are numbered. All threads
-// must call.
+// Calls give(row, number, slot) with the State of a row's kCount slots, in as many lanes, which are numbered. All
+// threads must call.
 template <class Op, class Shape, int kCount, class Give>
 inline void gather_slots(const SlotWords<Op>* slots, Give give) {
   constexpr int kAll = Shape::kRows * kCount;
@@ -49,9 +49,9 @@ inline void gather_slots(const SlotWords<Op>* slots, Give give) {
   }
 }
 
-// Calls finish(row, slot) once for each of the tile's rows, with the State of the whole row, given those of each thread's
-// rows and what they are counted from, which is the same in a warp. All threads must call; turn: how often they have
-// before. They see what finish has written. The order of merges follows from Shape alone.
+// Calls finish(row, slot) once for each of the tile's rows, with the State of the whole row, given those of each
+// thread's rows and what they are counted from, which is the same in a warp. All threads must call; turn: how often they
+// have before. They see what finish has written. The order of merges follows from Shape alone.
 template <class Op, class Shape, class Finish>
 inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
     const TileReduction<Op, Shape>& places, int part, int turn, Finish finish) {
@@ -104,8 +104,8 @@ struct RowWords {
   };
 };
 
-// A tile in shared memory: `places` vectors of kVector rows' elements, and of a mask a bit for each element behind them.
-// They lie there as they were loaded, or as the fields of an element beside each other. Each access of 16 bytes of a
+// A tile in shared memory: `places` vectors of kVector rows' elements, and of a mask a bit for each element behind
+// them. They lie there as they were loaded, or as the fields of an element beside each other. Each access of 16 bytes of a
 // vector has a region of its own, so that neighbouring threads meet no bank twice.
 template <class Load, typename Element, int kVector>
 struct WaitingTile {
@@ -216,7 +216,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     }
   };
   auto nothing = [](int = 0) {};
-  // Calls body(j, col) for each element of a batch that is there; `bound`: the first column that the thread does not have.
+  // Calls body(j, col) for each element of a batch that is there; bound: the first column that the thread does not
+  // have.
   auto each_element = [&](auto whole, int at, int bound, auto&& body) {
 #pragma unroll
     for (int j = 0; j < kElements; ++j) {
