@@ -50,8 +50,8 @@ inline void gather_slots(const SlotWords<Op>* slots, Give give) {
 }
 
 // Calls finish(row, slot) once for each of the tile's rows, with the State of the whole row, given those of each
-// thread's rows and what they are counted from, which is the same in a warp. All threads must call; turn: how often they
-// have before. They see what finish has written. The order of merges follows from Shape alone.
+// thread's rows and what they are counted from, which is the same in a warp. All threads must call; turn: how often
+// they have before. They see what finish has written. The order of merges follows from Shape alone.
 template <class Op, class Shape, class Finish>
 inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
     const TileReduction<Op, Shape>& places, int part, int turn, Finish finish) {
@@ -105,8 +105,8 @@ struct RowWords {
 };
 
 // A tile in shared memory: `places` vectors of kVector rows' elements, and of a mask a bit for each element behind
-// them. They lie there as they were loaded, or as the fields of an element beside each other. Each access of 16 bytes of a
-// vector has a region of its own, so that neighbouring threads meet no bank twice.
+// them. They lie there as they were loaded, or as the fields of an element beside each other. Each access of 16 bytes
+// of a vector has a region of its own, so that neighbouring threads meet no bank twice.
 template <class Load, typename Element, int kVector>
 struct WaitingTile {
   using Number = typename ElementTraits<Element>::Number;
