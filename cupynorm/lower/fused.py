@@ -326,6 +326,7 @@ def fused_spec(
         fields=op.fields,
         late_exponential=op.late_exponential,
         rounds=op.rounds,
+        row_numbers=op.row_numbers,
         waits_as_loaded=_waits_as_loaded(what, axes),
         extra_registers=problem.extra_registers + op.registers + sum(map(_registers_of, functions)),
         staged_operand_bytes=_staged_bytes(what, axes, vectors, order),
@@ -334,7 +335,7 @@ def fused_spec(
     types = types_of(mirror, load, store)
     if what.sums is not None:
         return _with_sums(op, KernelSpec("", SUMMED_KERNEL, types, whole, problem), what.sums, texts)
-    header = "row/across.cuh" if apart else "row/variants.cuh"
+    header = "row/variants_apart.cuh" if apart else "row/variants.cuh"
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header=header)
     return KernelSpec(text, ROW_KERNEL, types, whole, problem)
 

@@ -21,6 +21,7 @@ from cupynorm.lower.mirrors import (
     vector_width,
 )
 from cupynorm.lower.spec import KernelSpec
+from cupynorm.plan.config import MOST_ROW_NUMBERS
 from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler
 
@@ -45,7 +46,8 @@ class RowOp:
     columns: the affine parameters that it takes. stats: statistics that it can save. has_eps: whether it takes eps, or
     another number in its place. fields: how many numbers an element has (Element in kernels/ops/contract.cuh). numbers:
     those that the struct holds behind eps. options: the struct's template arguments behind the type of arithmetic.
-    registers: what it takes beyond others where something is fused around it. late_exponential, rounds: as in Problem.
+    registers: what it takes beyond others where something is fused around it. late_exponential, rounds, row_numbers: as
+    in Problem.
     """
 
     name: str
@@ -61,6 +63,7 @@ class RowOp:
     registers: int = 0
     late_exponential: bool = False
     rounds: bool = False
+    row_numbers: int = MOST_ROW_NUMBERS
 
     def mirror(self, compute: Dtype, stats: Sequence[int], eps: float | tuple[float, ...]) -> Struct:
         """Return the mirror of the op's struct: a pointer for each statistic (0: not wanted), then eps and `numbers`.

@@ -99,8 +99,8 @@ def statistic_spec(
     op = replace(
         op, options=options, fields=1 if weights is None else 2, registers=OF_MASK * (mask is not None)
     )
-    plain = mask is None and weights is None and not is_integer(x.dtype)
-    if plain and y is not None and not lies_apart(x, axes, y):
+    plain = y is not None and mask is None and weights is None and not is_integer(x.dtype)
+    if y is not None and plain and not lies_apart(x, axes, y):
         return row_spec(op, x, y, axes, {}, stats, numbers)
     what = Around(() if y is None else (y,), room=room)
     if mask is not None:

@@ -60,6 +60,7 @@ LAYER_NORM = RowOp(
     columns=("gamma", "beta"),
     stats=("mean", "rstd"),
     has_eps=True,
+    row_numbers=4,
 )
 RMS_NORM = RowOp(
     "rms_norm",
@@ -69,6 +70,7 @@ RMS_NORM = RowOp(
     columns=("gamma",),
     stats=("rstd",),
     has_eps=True,
+    row_numbers=4,
 )
 
 

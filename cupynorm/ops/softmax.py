@@ -32,8 +32,8 @@ def _log_on_host(x: Any, _gamma: Any, _beta: Any, axes: int, _eps: float, out: A
     ops.log_softmax(x, axes, out, **extras)
 
 
-SOFTMAX = RowOp("softmax", "ops/softmax.cuh", "Softmax", _on_host)
-LOG_SOFTMAX = RowOp("log_softmax", "ops/softmax.cuh", "LogSoftmax", _log_on_host)
+SOFTMAX = RowOp("softmax", "ops/softmax.cuh", "Softmax", _on_host, row_numbers=4)
+LOG_SOFTMAX = RowOp("log_softmax", "ops/softmax.cuh", "LogSoftmax", _log_on_host, row_numbers=4)
 
 
 MASK_ARRAYS = frozenset({"where", "bias", "lengths"})  # the keywords that are arrays

@@ -50,7 +50,8 @@ EDGE_VECTORS = (
 CONVERTED_ELEMENTS = (
     8  # the vectors of a group whose parameters are converted have a multiple of so many elements
 )
-MAX_NUMBERS_ACROSS = 64  # numbers that a thread of row_across holds: a bit for each
+MAX_NUMBERS_ACROSS = 64  # numbers that a thread of row_across or row_tiles has at a time: a bit for each
+MOST_ROW_NUMBERS = 8  # in an op's State and pivot, or in its Row
 MESSAGE_NUMBERS = 8  # room of what a block of a grid tells another, in numbers of the compute type
 MESSAGE_BYTES = 32  # the same where the row waits in registers, or is read twice side by side
 MAX_TWO_REDUCTIONS_BLOCK = (
@@ -66,7 +67,7 @@ ROOM_BYTES, ROOM_ROWS, ROOM_BLOCKS = 96, 8, 1024
 # where every thread finds those of any column.
 AT_USE, PER_ROW, SHARED, REGISTERS, CONVERTED = range(5)
 
-# Where a row of row_across waits.
+# Where rows wait whose elements lie apart.
 NOWHERE, IN_REGISTERS, IN_SHARED_MEMORY = range(3)
 
 # Whether rows begin at vectors: all do; they do not, but x is aligned as y is; they do not, and x is aligned otherwise.
@@ -149,7 +150,8 @@ class Plan:
     def kernel(self) -> str:
         """The kernel of kernels/row that runs such a plan."""
         if self.across or self.variant == "cached":
-            return "row_across" if self.across else "row_cached"
+            apart = "row_tiles" if self.waits == IN_SHARED_MEMORY else "row_across"
+            return apart if self.across else "row_cached"
         if self.variant == "split" and self.group:
             return "row_spread"
         if self.variant == "split" and self.rows_per_group > 1:
@@ -171,7 +173,8 @@ class Plan:
         launch = (self.block, self.min_blocks)
         tile = (self.vector, self.vectors)
         others: dict[str, tuple[int | bool, ...]] = {
-            "row_across": (self.across, self.full, self.waits, self.ctas_per_row),
+            "row_across": (self.across, self.full, self.waits == IN_REGISTERS, self.ctas_per_row),
+            "row_tiles": (self.across, self.ctas_per_row),
             "row_cached": (),
             "row_spread": (self.parameter_cache,),
             "row_together": (self.rows_per_group,),
@@ -197,7 +200,7 @@ class Plan:
     def dynamic(self) -> bool:
         """Whether clusters take their next rows from a counter (a dynamic scheduler); all of them then run at once."""
         scheduled = not self.unaligned or self.parameter_cache == CONVERTED
-        return self.persistent and self.ctas_per_row > 1 and scheduled
+        return self.persistent and self.ctas_per_row > 1 and scheduled and not self.across
 
     @property
     def cooperative(self) -> bool:

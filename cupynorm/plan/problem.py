@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cupynorm._values import dataclass
-from cupynorm.plan.config import DOUBLE_BYTES, HALF_BYTES
+from cupynorm.plan.config import DOUBLE_BYTES, HALF_BYTES, MOST_ROW_NUMBERS
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class Problem:
     across
         Of rows whose elements lie apart from one another: how many rows are neighbours in memory, element by element;
         1 if none are. 0: rows are contiguous.
+    row_numbers
+        Numbers of the compute type, at most, in what is known of a part of a row (State and pivot) or of a row (Row).
     """
 
     rows: int
@@ -87,6 +89,7 @@ class Problem:
     across: int = 0
     masked: bool = False
     rounds: bool = False
+    row_numbers: int = MOST_ROW_NUMBERS
 
     @property
     def may_drop(self) -> bool:

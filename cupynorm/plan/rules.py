@@ -380,21 +380,28 @@ class Apart(NamedTuple):
     max_vector
         Neighbouring rows of a thread, at most, by bytes of an element of x.
     numbers, again
-        Numbers of the compute type that a thread holds of its rows, or loads at a time where rows do not wait in its
-        registers, by bytes of that type.
+        Numbers of the compute type that a thread holds of its rows, or loads at a time where rows wait nowhere, by
+        bytes of that type.
     tilings
         What is tried, best first, by bytes of an element of x: threads of a block, bytes of neighbouring rows that it
         has side by side, and how many blocks of a cluster share rows at most.
     alone_width
         The same bytes where one block has room for the row so.
     loops
-        Threads of a block, and bytes side by side, where rows do not wait in registers.
+        Threads of a block, and bytes side by side, where rows wait nowhere.
     least_part
         Columns of a block, where several share a row only to fill the device.
     registers, row_registers
         Of a thread beside its elements, and for each of its rows.
-    shared_blocks
-        So many blocks of a multiprocessor share its memory where rows wait there.
+    tiles_from
+        Rows of so many columns wait in shared memory rather than in registers, by bytes of an element of x.
+    tile_vector, tile_numbers
+        Where they wait there: as max_vector, and as numbers, which a thread then has at a time.
+    tile_registers
+        As registers, where rows wait there, by bytes of the compute type.
+    tiles
+        What is tried then, as tilings: threads of a block, bytes of neighbouring rows, bytes of shared memory at most,
+        and how many blocks of a cluster share rows at most.
     """
 
     max_vector: Mapping[int, int]
@@ -406,7 +413,11 @@ class Apart(NamedTuple):
     least_part: int
     registers: int
     row_registers: int
-    shared_blocks: int
+    tiles_from: Mapping[int, int]
+    tile_vector: Mapping[int, int]
+    tile_numbers: Mapping[int, int]
+    tile_registers: Mapping[int, int]
+    tiles: Mapping[int, Sequence[Sequence[int]]]
 
 
 class SmallBatch(NamedTuple):

@@ -990,7 +990,7 @@ struct FusedLoad : Cols {
   };
   int most_kept(int cols) const { return mask.structure.most_kept(cols); }
 
-  // Of row/across.cuh, where neighbouring rows are loaded together: what is loaded of an element beside x, an element
+  // Of row/apart.cuh, where neighbouring rows are loaded together: what is loaded of an element beside x, an element
   // of x of each row, and what becomes of them.
   struct Beside {
     typename Operands_::template Packed<1> operands;
@@ -1033,10 +1033,22 @@ struct FusedLoad : Cols {
     }
     return bits;
   }
-  // What was loaded of one row of them.
-  template <int kRows>
-  static Loaded<1> one_across(const Vector<T, kRows>& x, const Beside (&beside)[kRows], int row) {
-    return {element_of<T, kRows>(x, row), beside[row].operands, beside[row].mask};
+  // Computes elements again from x, which has waited as it was loaded: as unpack_across, for those that the mask keeps.
+  template <int kRows, class Row, typename Element>
+  static void compute_again_across(const Row (&rows)[kRows], const Vector<T, kRows>& x, Element (&elements)[kRows]) {
+    static_assert(kWaitsAsLoaded, "an operand of each element is loaded with it");
+    using Traits = ElementTraits<Element>;
+    using Number = typename Traits::Number;
+    Number from_x[kRows];
+    cupynorm::unpack<kRows>(x, from_x);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      Number in[1 + Operands_::kCount][1], out[Traits::kFields][1];
+      in[0][0] = from_x[r];
+      rows[r].operands.template unpack<1>(typename Operands_::template Packed<1>{}, in + 1, 0);
+      apply_to_each<Function>(in, out);
+      elements[r] = Traits::of(out, 0);
+    }
   }
   template <int kRows, class Row, typename Element, typename Index>
   static void store_computed_across(const Row (&rows)[kRows], const Element (&elements)[kRows], Index col) {

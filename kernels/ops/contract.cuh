@@ -52,6 +52,9 @@
 //                                Both sums at once, for few elements of few digits; and the State that they come to.
 //   exchange(s, across)          s with all that differs between lanes of equal counts replaced by across(...).
 //
+// Optional, kExtends: a State to which elements come. Called by RunningRows
+//   extend(s, x[N], valid)       The same State as merge(s, summarize(x, valid, 0)), in fewer steps.
+//
 // Optional, kMaskable: masks. Called by row/load.cuh, row/epilogue.cuh and staged.cuh
 //   dropped()                    The result for an element that a mask drops.
 //   drops_padding(row)           Whether `map` makes dropped() of padding by itself, as `summarize` left it.
@@ -78,7 +81,7 @@ namespace cupynorm {
 
 struct RowOp {
   static constexpr bool kHasArguments = false, kHasPivot = false, kOwnNumber = false, kTwoPass = false,
-      kMaskable = false, kRounds = false;
+      kMaskable = false, kExtends = false, kRounds = false;
 
   template <class State, typename T>
   static State rebase(State s, T, T) {

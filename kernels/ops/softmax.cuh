@@ -69,6 +69,17 @@ struct OfExponentials : RowOp {
     return {max, sum_of(sum)};
   }
 
+  // One exponential less for what was seen before than merge takes, and one pivot for both.
+  static constexpr bool kExtends = true;
+  template <int N, class Predicate>
+  static State extend(State s, T (&x)[N], Predicate) {
+    T max = larger(s.max, maximum(x)), pivot = max == -infinity<T>() || (kInfinite && max == infinity<T>()) ? T(0) : max,
+      sum = s.sum * exponential(s.max - pivot);
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += Op::exponent(x[i], pivot);
+    return {max, sum};
+  }
+
   // The same of those vectors of kVector elements of which there are `some`, each of which `fill` puts into x first,
   // and of what is behind all vectors.
   template <int kVector, int N, int kVectors, class Fill>

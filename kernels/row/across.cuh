@@ -1,61 +1,24 @@
-// block, cluster, shared, uncached of rows whose elements lie apart from one another in memory, as along an axis that is
-// not the last. A thread has some rows that are neighbours in memory, element by element, and accesses one element of
-// all of them at once; neighbouring threads have the next rows, so that a warp accesses whole lines. Rows are reduced
-// over the threads in between.
+// block, cluster, uncached of rows whose elements lie apart from one another in memory, as along an axis that is not the
+// last: they wait in registers, or are read twice. tiles.cuh has those that wait in shared memory.
 #pragma once
-#include <base/reduce.cuh>
+#include <row/apart.cuh>
 #include <row/rounds.cuh>
 #include <row/running.cuh>
 #include <row/waiting.cuh>
 
 namespace cupynorm {
 
-constexpr int kInRegisters = 1, kInSharedMemory = 2;  // where rows wait; 0: nowhere, they are read again
-
 // A thread has kVector neighbouring rows, and loads kElements elements of each at a time, which are all that it has
-// where rows wait in registers. kLanes threads lie side by side, and kDown share each row, every kDown-th element of
-// it. kFull: a block has exactly kElements * kDown elements of each row. kCtasPerRow: blocks of a cluster that share
-// rows. kBlock, kMinBlocks: as in Registers.
-template <int Vector_, int Elements, int Lanes_, bool Full, int Waits, int CtasPerRow, int Block, int MinBlocks>
+// where rows wait in registers (kHolds). kLanes threads lie side by side, and kDown share each row, every kDown-th
+// element of it. kFull: a block has exactly kElements * kDown elements of each row. kCtasPerRow: blocks of a cluster that
+// share rows. kBlock, kMinBlocks: as in Registers.
+template <int Vector_, int Elements, int Lanes_, bool Full, bool Holds, int CtasPerRow, int Block, int MinBlocks>
 struct Across {
-  static constexpr int kVector = Vector_, kElements = Elements, kLanes = Lanes_, kWaits = Waits,
-      kCtasPerRow = CtasPerRow, kBlock = Block, kMinBlocks = MinBlocks;
-  static constexpr bool kFull = Full;
+  static constexpr int kVector = Vector_, kElements = Elements, kLanes = Lanes_, kCtasPerRow = CtasPerRow,
+      kBlock = Block, kMinBlocks = MinBlocks;
+  static constexpr bool kFull = Full, kHolds = Holds;
   static constexpr int kDown = Block / Lanes_, kRows = Lanes_ * Vector_, kWarps = Block / kWarp;
   static_assert(Lanes_ <= kWarp && (Lanes_ & (Lanes_ - 1)) == 0, "lanes of a warp that share rows are kLanes apart");
-};
-
-// Sums and maxima over the lanes of a warp that are kLanes apart, as Lanes has them over neighbouring ones.
-template <int kLanes>
-struct LanesApart {
-  template <typename T>
-  static T sum(T value) {
-#pragma unroll
-    for (int distance = kLanes; distance < kWarp; distance *= 2)
-      value += __shfl_xor_sync(kAllLanes, value, distance);
-    return value;
-  }
-  template <typename T>
-  static T first(T value) {
-    return __shfl_sync(kAllLanes, value, threadIdx.x % kLanes);
-  }
-  template <typename T>
-  static T max(T value) {
-#pragma unroll
-    for (int distance = kLanes; distance < kWarp; distance *= 2)
-      value = larger(value, __shfl_xor_sync(kAllLanes, value, distance));
-    return value;
-  }
-};
-
-// What a cluster's blocks tell one another of a row: a Slot from every block, in words of 16 bytes.
-template <class Op>
-struct SlotWords {
-  static constexpr int kQuads = int((sizeof(Slot<Op>) + 15) / 16);
-  union {
-    uint4 words[kQuads];
-    Slot<Op> slot;
-  };
 };
 
 // The shared memory of one reduction: words from each block of the cluster, slots of each warp and of the row.
@@ -138,13 +101,6 @@ inline void reduce_apart(typename Op::State (&s)[Shape::kVector], const typename
   }
 }
 
-// The largest divisor of kElements that is no more than `most`.
-constexpr int part_of_elements(int elements, int most) {
-  int part = elements < most ? elements : most;
-  while (elements % part) --part;
-  return part;
-}
-
 template <class Op, class Load, class Store, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     row_across(const __grid_constant__ Arguments<Op, Load, Store> a) {
@@ -152,10 +108,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   using Element = ElementOf<Op>;
   using Precision = typename Load::Precision;
   using Largest = Magnitude<Compute>;
-  using Index = typename Conditional<Shape::kWaits == 0, int64, int>::Type;  // what waits is of few columns
+  using Index = typename Conditional<Shape::kHolds, int, int64>::Type;  // what waits is of few columns
   constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kLanes = Shape::kLanes, kDown = Shape::kDown,
       kCtasPerRow = Shape::kCtasPerRow, kRound = kElements * kDown;
-  constexpr bool kHolds = Shape::kWaits == kInRegisters, kKeeps = Shape::kWaits == kInSharedMemory;
+  constexpr bool kHolds = Shape::kHolds;
   static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
   static_assert(!Load::kDrops || !Load::kStoresComputed, "nothing of what is dropped is kept");
   static_assert(!Shape::kFull || kHolds, "elsewhere the last round may be shorter");
@@ -172,10 +128,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       first = begin + threadIdx.x / kLanes;
   const int64 row = (int64(blockIdx.x / kCtasPerRow) * kLanes + lane) * kVector;
   const bool here = row < a.rows;  // all rows of a vector are, or none
-  // shared memory: what waits, then what reductions need
-  const WaitingRow<Load, Element, 1> waiting = {
-      kKeeps ? int((each + kDown - 1) / kDown) * Shape::kBlock * kVector : 0};
-  const ReductionPlaces<Op, Shape> places = {shared_memory + (waiting.bytes() + 15) / 16 * 16};
+  const ReductionPlaces<Op, Shape> places = {shared_memory};
   const ReductionPlaces<Largest, Shape> largest_places = {places.place + places.kBytes};
   if constexpr (kCtasPerRow > 1) {
     if (threadIdx.x == 0) init_mbarrier(&mbarriers[0]), init_mbarrier(&mbarriers[1]);
@@ -257,10 +210,6 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     }
     return there;
   };
-  // The number of an element's place where it waits in shared memory: no other thread uses it.
-  auto place = [&](Index at, int j, int v) {
-    return (int((at - first) / kDown) + j) * (Shape::kBlock * kVector) + v * Shape::kBlock + int(threadIdx.x);
-  };
   auto store_computed = [&](int j, Index col) {
     if constexpr (Load::kStoresComputed) {
       Element own[kVector];
@@ -310,17 +259,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       for (Index at = first; at < end; at += kRound) {
         fetch(at);
         const int there = take(0, at);
-        each_of_part(at, [&](int j, Index col) {
-          store_computed(j, col);
-          if constexpr (kKeeps) {
-#pragma unroll
-            for (int v = 0; v < kVector; ++v) {
-              const Element own[1] = {x[v][j]};
-              waiting.put(place(at, j, v), Load::template one_across<kVector>(loaded[j], beside[j], v), own,
-                  unsigned(keeps >> (j * kVector + v) & 1));
-            }
-          }
-        });
+        each_of_part(at, store_computed);
         add(there);
       }
     }
@@ -355,17 +294,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   };
   // Brings its elements back.
   auto bring = [&](int from, Index at) {
-    if constexpr (kKeeps) {
-      keeps = 0;
-      each_of_part(at, [&](int j, Index) {
-#pragma unroll
-        for (int v = 0; v < kVector; ++v) {
-          Element own[1];
-          keeps |= Bits(waiting.get(place(at, j, v), sources[v], own) & 1) << (j * kVector + v);
-          x[v][j] = own[0];
-        }
-      });
-    } else if constexpr (!kHolds || kPacked) {
+    if constexpr (!kHolds || kPacked) {
       if constexpr (!kHolds) fetch(at);
       take(from, at);
     }

@@ -60,4 +60,56 @@ struct Running<Op, true> {
   }
 };
 
+// The same of kRows rows, of which a thread always has the same columns.
+template <class Op, int kRows, bool kTwoPass = Op::kTwoPass>
+struct RunningRows {
+  using Compute = typename Op::Compute;
+  using Element = ElementOf<Op>;
+  typename Op::State total[kRows];
+
+  RunningRows() {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) total[r] = Op::identity();
+  }
+  template <typename Precision, int N, class Predicate>
+  void add(Element (&x)[kRows][N], Predicate valid) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if constexpr (Op::kExtends) total[r] = Op::extend(total[r], x[r], valid);
+      else total[r] = Op::template merge<false>(total[r], Op::summarize(x[r], valid, 0));
+    }
+  }
+  typename Op::State own_state(int r, Compute& from) const {
+    from = 0;
+    return total[r];
+  }
+};
+
+template <class Op, int kRows>
+struct RunningRows<Op, kRows, true> {
+  using Compute = typename Op::Compute;
+  using Element = ElementOf<Op>;
+  typename Op::Sums sums[kRows] = {};
+  Compute pivot[kRows] = {};
+  int count = 0;
+
+  template <typename Precision, int N, class Predicate>
+  void add(Element (&x)[kRows][N], Predicate valid) {
+    if (count == 0) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) pivot[r] = Op::pivot_of(x[r], Precision());
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const typename Op::Sums more = Op::one_pass(x[r], valid, pivot[r]);
+      sums[r] = {sums[r].sum + more.sum, sums[r].squares + more.squares};
+    }
+    count += valid.total();
+  }
+  typename Op::State own_state(int r, Compute& from) const {
+    from = pivot[r];
+    return Op::state_of(sums[r], Compute(count));
+  }
+};
+
 }  // namespace cupynorm

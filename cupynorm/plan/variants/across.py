@@ -1,8 +1,8 @@
-"""block, cluster, shared, uncached of rows whose elements lie apart from one another: row_across of row/across.cuh.
+"""block, cluster, shared, uncached of rows whose elements lie apart from one another: row_across and row_tiles.
 
 A thread has some neighbouring rows, and a warp so many threads side by side that it accesses whole lines; the other
-threads share these rows. They wait in registers of one block or of the blocks of a cluster, in shared memory, or
-nowhere.
+threads share these rows. They wait in registers of one block or of the blocks of a cluster (row/across.cuh), in their
+shared memory (row/tiles.cuh), or nowhere (row/across.cuh).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from cupynorm._values import replace
 from cupynorm.plan.base import Question, with_grid
 from cupynorm.plan.config import (
+    ACCESS_BYTES,
+    BYTE_BITS,
     IN_REGISTERS,
     IN_SHARED_MEMORY,
     MAX_NUMBERS_ACROSS,
@@ -27,6 +29,7 @@ from cupynorm.plan.config import (
     WARP,
     Plan,
 )
+from cupynorm.plan.limits import STATIC_SHARED_BYTES
 from cupynorm.plan.partition import in_accesses, is_power_of_two, power_of_two_to
 
 if TYPE_CHECKING:
@@ -65,9 +68,13 @@ def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
     ctas = [1 << power for power in range(question.max_ctas.bit_length())]
     if variant is not None:
         ctas = ctas[1:] if variant == "cluster" else ctas[:1]
-    yield from _in_registers(question, ctas)
-    yield from _again(question, ctas, IN_SHARED_MEMORY)
-    yield from _again(question, ctas, NOWHERE)
+    kinds = (
+        [_in_registers] if question.problem.rounds else [_in_registers, _in_tiles]
+    )  # row_tiles has no rounds
+    if question.problem.cols >= question.rules.apart.tiles_from[question.problem.load_bytes]:
+        kinds.reverse()
+    for kind in (*kinds, _again):
+        yield from kind(question, ctas)
 
 
 def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
@@ -76,29 +83,47 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     part = math.ceil(problem.cols / plan.ctas_per_row)  # as row_across cuts a row
     if plan.waits == IN_REGISTERS and plan.vectors * plan.group < part:
         return None
-    full = plan.waits == IN_REGISTERS and plan.vectors * plan.group * plan.ctas_per_row == problem.cols
-    needed = 0
-    if plan.waits == IN_SHARED_MEMORY:
-        needed = in_accesses(
-            math.ceil(part / plan.group) * plan.block * plan.vector * _waiting_bytes(problem)
-        )
     rows, several = plan.across * plan.vector, plan.ctas_per_row > 1
+    tiles = math.ceil(problem.rows / rows)
+    if plan.waits == IN_SHARED_MEMORY:
+        plan = replace(plan, full=False, shared_bytes=_tile_bytes(problem, plan))
+        return _in_even_turns(with_grid(question, plan, tiles * plan.ctas_per_row, reason), tiles)
+    full = plan.waits == IN_REGISTERS and plan.vectors * plan.group * plan.ctas_per_row == problem.cols
     messages = rows * (
         plan.ctas_per_row * several + (plan.block // WARP + 1) * (several or plan.block > WARP)
     )
     twice = problem.has_scales or problem.rounds
-    needed += messages * MESSAGE_NUMBERS * problem.compute_bytes * (2 if twice else 1)
-    plan = replace(plan, full=full, shared_bytes=needed)
-    tiles = math.ceil(problem.rows / rows)
-    return with_grid(question, plan, tiles * plan.ctas_per_row, reason)
+    needed = messages * MESSAGE_NUMBERS * problem.compute_bytes * (2 if twice else 1)
+    return with_grid(
+        question, replace(plan, full=full, shared_bytes=needed), tiles * plan.ctas_per_row, reason
+    )
+
+
+def _tile_bytes(problem: Problem, plan: Plan) -> int:
+    """Return the shared memory of row_tiles: what waits of a tile, what is reduced, and what is known of its rows."""
+    places = math.ceil(math.ceil(problem.cols / plan.ctas_per_row) / plan.group) * plan.block
+    rows, several = plan.across * plan.vector, plan.ctas_per_row > 1
+    slots = rows * (2 * plan.ctas_per_row * several + plan.block // WARP)
+    needed = in_accesses(places * _vector_bytes(problem, plan.vector))
+    needed += (slots + rows) * in_accesses(problem.row_numbers * problem.compute_bytes)
+    return needed + (slots + rows) * ACCESS_BYTES * problem.has_scales
+
+
+def _in_even_turns(plan: Plan | None, tiles: int) -> Plan | None:
+    """Return a plan whose blocks have as many tiles each as they can: with more blocks some would have one more."""
+    if plan is None:
+        return None
+    at_once = plan.grid // plan.ctas_per_row
+    grid = math.ceil(tiles / math.ceil(tiles / at_once)) * plan.ctas_per_row
+    return replace(plan, grid=grid, waves=plan.waves * grid / plan.grid)
 
 
 def is_sound(problem: Problem, plan: Plan) -> bool:
     """Say whether a plan that somebody made asks for nothing that the kernel would do wrong."""
     alone = plan.rows_per_group == plan.alignment_period == 1 and not plan.unaligned
-    alone = alone and not (
-        plan.stages or plan.parameter_cache or plan.row_shared_bytes or problem.column_sums
-    )
+    alone = alone and plan.stages <= (plan.waits == IN_SHARED_MEMORY)
+    alone = alone and not (problem.rounds and plan.waits == IN_SHARED_MEMORY)  # row_tiles has none
+    alone = alone and not (plan.parameter_cache or plan.row_shared_bytes or problem.column_sums)
     shape = plan.across * plan.group == plan.block and is_power_of_two(plan.across)
     shape = shape and plan.vector * plan.vectors <= MAX_NUMBERS_ACROSS and problem.vector % plan.vector == 0
     clusters = (plan.ctas_per_row > 1) == (plan.variant == "cluster") and is_power_of_two(plan.ctas_per_row)
@@ -120,6 +145,14 @@ def _lanes(question: Question, width: int) -> int:
     return power_of_two_to(min(max(1, problem.across // vector), wanted, WARP))
 
 
+def _lanes_of_a_tile(problem: Problem, vector: int, width: int) -> int:
+    """Return how many threads lie side by side in a tile: those of whole accesses also where their rows are apart."""
+    wanted, beside = max(1, width // (problem.load_bytes * vector)), problem.across // vector
+    if problem.load_bytes * vector == ACCESS_BYTES:
+        beside = problem.rows // vector
+    return power_of_two_to(min(max(1, beside), wanted, WARP))
+
+
 def _elements(question: Question, numbers: int) -> int:
     """Return how many elements of each row a thread has of so many numbers: fewer with what is loaded beside x."""
     problem = question.problem
@@ -127,10 +160,10 @@ def _elements(question: Question, numbers: int) -> int:
     return max(1, numbers // (problem.fields * _vector(question)) // (1 + beside))
 
 
-def _blocks_of_a_row(question: Question, lanes: int, each: Sequence[int]) -> list[int]:
-    """Return how many blocks share a row, of those that may: more where there are too few rows to fill the device."""
+def _blocks_of_a_row(question: Question, rows: int, each: Sequence[int]) -> list[int]:
+    """Return how many blocks share so many rows, of those that may: more where too few rows are left for the device."""
     problem, numbers = question.problem, question.rules.apart
-    tiles, parts = math.ceil(problem.rows / (lanes * _vector(question))), problem.cols // numbers.least_part
+    tiles, parts = math.ceil(problem.rows / rows), problem.cols // numbers.least_part
     enough = [ctas for ctas in each if ctas * tiles >= question.limits.sm_count or 2 * ctas > parts]
     return enough[:1] or [*each[-1:]]
 
@@ -146,35 +179,63 @@ def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
         elements = _elements(question, min(most, limits.registers_per_sm // (2 * block)))
         least = math.ceil(problem.cols / (block // lanes * elements))
         may = [each for each in ctas if least <= each <= max(most_ctas, ctas[0])]
-        for each in _blocks_of_a_row(question, lanes, may):
+        for each in _blocks_of_a_row(question, lanes * _vector(question), may):
             part = math.ceil(math.ceil(problem.cols / each) / (block // lanes))
-            if problem.rounds and _registers(question, part) * block > limits.registers_per_sm:
+            if (
+                problem.rounds
+                and _registers(question, part, _vector(question)) * block > limits.registers_per_sm
+            ):
                 continue
             yield _tiling(question, lanes, each, "block", block, part, IN_REGISTERS)
 
 
-def _again(question: Question, ctas: Sequence[int], waits: int) -> Iterator[Plan]:
-    """Give plans whose threads go through their part of a row, some elements at a time."""
-    problem, limits, numbers = question.problem, question.limits, question.rules.apart
+def _in_tiles(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
+    """Give plans whose rows wait in shared memory: with the fewest blocks that hold tiles of at most so many bytes."""
+    problem, numbers, limits = question.problem, question.rules.apart, question.limits
+    # what comes beside x has an address for each of a thread's rows, and registers for each element
+    beside = len(problem.load_operands) + len(problem.epilogue_operands) + problem.may_drop
+    vector = min(problem.vector, (numbers.max_vector if beside else numbers.tile_vector)[problem.load_bytes])
+    elements = numbers.tile_numbers[problem.compute_bytes] // (problem.fields * vector * (1 + beside))
+    elements = max(1, elements)
+    for block, width, most_bytes, most_ctas in numbers.tiles[problem.load_bytes]:
+        lanes = _lanes_of_a_tile(problem, vector, width)
+        plans = {
+            each: _tiling(question, lanes, each, "shared", block, elements, IN_SHARED_MEMORY, vector)
+            for each in ctas
+            if each <= max(most_ctas, ctas[0])
+        }
+        most = min(most_bytes, limits.shared_bytes_per_block)
+        may = [each for each, plan in plans.items() if _tile_bytes(problem, plan) <= most]
+        for each in _blocks_of_a_row(question, lanes * vector, may):
+            yield plans[each]
+
+
+def _again(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
+    """Give plans whose rows wait nowhere: threads go through their part of a row twice, some elements at a time."""
+    problem, numbers = question.problem, question.rules.apart
     block, width = numbers.loops
     lanes = _lanes(question, width)
     elements = _elements(question, numbers.again[problem.compute_bytes])
-    room = limits.shared_bytes_per_sm // numbers.shared_blocks - limits.reserved_shared_bytes
     for least in range(len(ctas)):
-        variant = "shared" if waits else "uncached"
-        for each in _blocks_of_a_row(question, lanes, ctas[least:]):
-            plan = _tiling(question, lanes, each, variant, block, elements, waits)
-            places = math.ceil(math.ceil(problem.cols / each) / plan.group) * plan.block * plan.vector
-            if not waits or places * _waiting_bytes(problem) <= min(room, limits.shared_bytes_per_block):
-                yield plan
+        for each in _blocks_of_a_row(question, lanes * _vector(question), ctas[least:]):
+            yield _tiling(question, lanes, each, "uncached", block, elements, NOWHERE)
 
 
 def _tiling(
-    question: Question, lanes: int, ctas: int, variant: str, block: int, elements: int, waits: int
+    question: Question,
+    lanes: int,
+    ctas: int,
+    variant: str,
+    block: int,
+    elements: int,
+    waits: int,
+    vector: int = 0,
 ) -> Plan:
-    limits, vector, needed = question.limits, _vector(question), _registers(question, elements)
+    limits, vector = question.limits, vector or _vector(question)
+    tiles = waits == IN_SHARED_MEMORY
+    needed = _registers(question, elements, vector, tiles=tiles)
     resident = max(1, min(limits.threads_per_sm // block, limits.registers_per_sm // (needed * block)))
-    return replace(
+    plan = replace(
         PLAIN,
         variant="cluster" if ctas > 1 else variant,
         vector=vector,
@@ -184,19 +245,25 @@ def _tiling(
         block=block,
         across=lanes,
         waits=waits,
-        min_blocks=min(resident, limits.blocks_per_sm),
+        stages=int(tiles),
     )
+    if tiles:
+        held = _tile_bytes(question.problem, plan) + STATIC_SHARED_BYTES
+        resident = max(1, min(resident, limits.shared_bytes_per_sm // held))
+    return replace(plan, min_blocks=min(resident, limits.blocks_per_sm))
 
 
-def _registers(question: Question, elements: int) -> int:
+def _registers(question: Question, elements: int, vector: int, *, tiles: bool = False) -> int:
     """Return how many registers a thread wants that loads so many elements of each of its rows at a time."""
     problem, numbers = question.problem, question.rules.apart
     loaded = sum(max(REGISTER_BYTES, size) for size in (*problem.load_operands, *problem.epilogue_operands))
     each = (problem.value_bytes + loaded) // REGISTER_BYTES
     rounds = ROUNDS_ROW_REGISTERS * problem.compute_bytes // REGISTER_BYTES if problem.rounds else 0
-    return numbers.registers + _vector(question) * (numbers.row_registers + rounds + elements * each)
+    few = numbers.tile_registers[problem.compute_bytes] if tiles else numbers.registers
+    return few + vector * (numbers.row_registers + rounds + elements * each)
 
 
-def _waiting_bytes(problem: Problem) -> int:
-    """Return the bytes of an element that waits in shared memory, with a byte of whether it is kept (WaitingRow)."""
-    return (problem.load_bytes if problem.waits_as_loaded else problem.value_bytes) + problem.may_drop
+def _vector_bytes(problem: Problem, vector: int) -> int:
+    """Return the bytes of neighbouring rows' elements that wait in shared memory, with what a mask keeps of them."""
+    each = problem.load_bytes if problem.waits_as_loaded else problem.value_bytes
+    return vector * each + problem.may_drop * math.ceil(vector / BYTE_BITS)
