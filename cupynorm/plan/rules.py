@@ -351,6 +351,10 @@ class ColumnSums(NamedTuple):
         On their way to a multiprocessor, and threads of it that compute: more keep memory no busier.
     shared_bytes
         Static shared memory in which the rows of a block add up their sums, at most.
+    measured
+        Tilings that a search found to be better than the best by these numbers: bytes of an element of x, sums,
+        operands before and behind the op, and the fewest and the most columns that it is for; then vectors of a thread,
+        threads of a block, blocks of a cluster, stages, and blocks of a multiprocessor.
     """
 
     blocks: Sequence[int]
@@ -370,6 +374,7 @@ class ColumnSums(NamedTuple):
     busy_bytes: int
     busy_threads: int
     shared_bytes: int
+    measured: Sequence[Sequence[int]]
 
 
 class Apart(NamedTuple):

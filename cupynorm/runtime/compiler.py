@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from cupynorm._values import NamedTuple
+from cupynorm.plan.limits import STATIC_SHARED_BYTES
 from cupynorm.runtime import cubins, devices
 from cupynorm.runtime.devices import CompileError
 
@@ -28,6 +29,7 @@ __all__ = [
     "time_saving_options",
 ]
 
+STATIC_SHARED = 1  # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
 LOCAL_BYTES = 3  # CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
 REGISTERS = 4  # CU_FUNC_ATTRIBUTE_NUM_REGS
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -244,7 +246,10 @@ def _load(wanted: Wanted) -> Kernel:
         raise CompileError(f"{wanted.expression}\n{error}") from error
     driver = devices.driver()
     if wanted.shared_limit:  # a launch that asks for less keeps its own figure
-        driver.funcSetAttribute(pointer, MAX_DYNAMIC_SHARED, wanted.shared_limit)
+        beyond = (
+            driver.funcGetAttribute(STATIC_SHARED, pointer) - STATIC_SHARED_BYTES
+        )  # of what is kept back for them
+        driver.funcSetAttribute(pointer, MAX_DYNAMIC_SHARED, wanted.shared_limit - max(0, beyond))
         driver.funcSetAttribute(pointer, SHARED_CARVEOUT, 100)
     if wanted.cluster > PORTABLE_CLUSTER:
         driver.funcSetAttribute(pointer, LARGE_CLUSTERS_ALLOWED, 1)

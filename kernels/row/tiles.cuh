@@ -338,7 +338,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         for (int v = 0; v < kVector; ++v) y[v] = keeps >> v & 1 ? y[v] : Op::dropped();
       }
     };
-    auto bring = [&](auto whole, int at, int place, auto (&waits)[kElements]) {
+    // a pointer: NVRTC 13.0 crashes on an array whose bound comes from outside of a generic lambda
+    auto bring = [&](auto whole, int at, int place, Waits* waits) {
       each_element(whole, at, bound, [&](int j, int) { waits[j] = waiting.get(place + j * Shape::kBlock); });
     };
     const int64 next = tile + step, next_row = row_of(next);

@@ -334,7 +334,7 @@ class Machine:
         self.attributes.setdefault(function, {})[attribute] = value
 
     def funcGetAttribute(self, attribute: int, _: int) -> int:  # noqa: N802
-        return {3: 16, 4: 40}[attribute]
+        return {1: 1024, 3: 16, 4: 40}[attribute]
 
 
 class Function:

@@ -68,9 +68,7 @@ def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
     ctas = [1 << power for power in range(question.max_ctas.bit_length())]
     if variant is not None:
         ctas = ctas[1:] if variant == "cluster" else ctas[:1]
-    kinds = (
-        [_in_registers] if question.problem.rounds else [_in_registers, _in_tiles]
-    )  # row_tiles has no rounds
+    kinds = [_in_registers, *(() if question.problem.rounds else (_in_tiles,))]  # row_tiles has no rounds
     if question.problem.cols >= question.rules.apart.tiles_from[question.problem.load_bytes]:
         kinds.reverse()
     for kind in (*kinds, _again):

@@ -43,14 +43,37 @@ if TYPE_CHECKING:
     from cupynorm.plan.rules import ColumnSums
 
 WHY = "sums over rows beside the row in registers: the tiling with the most bytes on their way"
+WHY_MEASURED = "sums over rows beside the row: the tiling that was measured as the best"
 
 
 def summed(question: Question, variant: str | None = None) -> Plan | None:
     """Return the best of all tilings, or of those of a variant; None if a row and its sums have no place."""
     found = [each for each in tilings(question, variant) if variant in {None, each.variant}]
     found.sort(key=lambda each: _worth(question, each), reverse=True)
-    launches = (finished(question, each, WHY) for each in found)
+    measured = (finished(question, each, WHY_MEASURED) for each in _measured(question, variant))
+    launches = itertools.chain(measured, (finished(question, each, WHY) for each in found))
     return next((each for each in launches if each is not None), None)
+
+
+def _measured(question: Question, variant: str | None) -> Iterator[Plan]:
+    """Give the tiling that a search found for such rows, if there is one and it has room."""
+    problem = question.problem
+    if variant is not None:
+        return
+    operands = len(problem.load_operands), len(problem.epilogue_operands)
+    for *what, fewest, most, vectors, block, ctas, stages, blocks in question.rules.column_sums.measured:
+        if what != [problem.load_bytes, problem.column_sums, *operands] or not fewest <= problem.cols <= most:
+            continue
+        plan = (
+            _tiling(problem, ctas, vectors, block, least_group(problem))
+            if ctas <= question.max_ctas
+            else None
+        )
+        if plan is None or stages > _most_stages(question, plan):
+            continue
+        plan = in_registers(problem, dataclasses.replace(plan, stages=stages, min_blocks=blocks))
+        if max(_column_bytes(problem, plan), plan.shared_bytes) <= question.limits.shared_bytes_per_block:
+            yield plan
 
 
 def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
