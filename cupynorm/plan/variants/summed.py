@@ -145,7 +145,7 @@ def _resident(question: Question, plan: Plan, stages: int) -> Plan | None:
 def _told_bytes(problem: Problem, plan: Plan) -> int:
     """Return the static shared memory for what warps and blocks tell one another of rows in shared memory."""
     slot = NUMBERS_OF_SLOT * problem.compute_bytes
-    slots = power_of_two_from(math.ceil(plan.group / WARP)) * (plan.block // plan.group)
+    slots = power_of_two_from(math.ceil(plan.group / WARP)) * (plan.block // plan.group) * (plan.group > WARP)
     mailboxes = (
         MAILBOXES * (plan.ctas_per_row * in_accesses(slot) + 2 * ACCESS_BYTES) * (plan.ctas_per_row > 1)
     )
