@@ -50,7 +50,7 @@ def softmax(x: Any, axis: Axis = None) -> Any:
 
     Notes
     -----
-    Complex numbers are refused. On a device, axes that are not the last ones are moved there by a copy.
+    Complex numbers are refused.
 
     Examples
     --------
