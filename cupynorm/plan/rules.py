@@ -207,11 +207,11 @@ class Staged(NamedTuple):
         Threads of a block; fused_block where something is fused.
     chunk_elements, chunk_vectors
         That a thread reads at a time.
-    band_block, band_blocks, short_band_block, short_band_blocks
-        Of shared, for what a causal mask or a window keeps: threads of a block, and blocks of a multiprocessor at most;
-        the same where rows are aligned and that many of what is kept fit.
-    band_waves
-        Of these, how many times the blocks that run at once there are; 0: one for each row.
+    band_threads, band_block, short_band_block, short_band_bytes
+        Of shared, for what a causal mask or a window keeps: threads of a multiprocessor at most; of a block; of a block
+        for rows of that many bytes at most.
+    band_alone
+        Of these, the share of a row that is kept at most where there is a block for each row.
     threads, block, affine_block, min_block
         Of shared: threads of a multiprocessor; of a block at most, without and with parameters, and at least.
     roomy_threads, few_threads
@@ -229,11 +229,11 @@ class Staged(NamedTuple):
     min_block: int
     roomy_threads: int
     few_threads: int
+    band_threads: int
     band_block: int
-    band_blocks: int
     short_band_block: int
-    short_band_blocks: int
-    band_waves: int
+    short_band_bytes: int
+    band_alone: float
 
 
 class Streamed(NamedTuple):
