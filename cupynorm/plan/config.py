@@ -271,7 +271,7 @@ MAX_THREAD_BYTES = 512
 # The same where something is fused, of which each element has instructions of its own.
 MAX_FUSED_THREAD_BYTES = 256
 # Elements of a row that a thread may hold where something is fused, with affine parameters or without: a mask has a bit
-# for each. And with parameters, but without a mask, where each row has a scale.
+# for each. And where each row has a scale, with parameters, but without a mask or operands.
 MAX_FUSED_ELEMENTS = {True: 40, False: 32}
 MAX_SCALED_ELEMENTS = 64
 

@@ -303,7 +303,7 @@ class FusedClusters(NamedTuple):
         By blocks of a cluster: the part of a device's multiprocessors that such clusters reach, since those of a
         graphics processing cluster are not always a multiple.
     min_block, max_elements
-        Threads of a block at least, and elements of a thread at most.
+        Threads of a block at least; elements of a thread at most, by bytes of one.
     busy_bytes
         Of rows in work on a multiprocessor, read and written: more keep memory no busier.
     by_blocks, by_blocks_of_little, by_vectors
@@ -316,7 +316,7 @@ class FusedClusters(NamedTuple):
 
     shares: Mapping[int, float]
     min_block: int
-    max_elements: int
+    max_elements: Mapping[int, int]
     busy_bytes: int
     by_blocks: float
     by_blocks_of_little: float
