@@ -71,8 +71,8 @@ def _fused(question: Question, elements: int) -> int:
     if not question.measured:
         more += model.step * (1 if elements // problem.vector <= question.rules.tile.many_vectors else 2)
     steps = problem.extra_registers
-    if steps > model.few:  # a dropout's numbers are made before anything of the row is summed
-        steps = min(steps, model.function_at_once)
+    if question.measured and steps > model.few and problem.element_bytes == HALF_BYTES:
+        steps = min(steps, model.function_at_once)  # a dropout's numbers are made one after another
     return more + steps + elements * sum(problem.epilogue_operands) // REGISTER_BYTES
 
 

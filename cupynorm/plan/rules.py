@@ -549,7 +549,7 @@ class RegisterModel(NamedTuple):
         All registers of a thread of fused rows that wait as they were computed: where x alone is loaded, with operands
         or parameters, and where more is computed, of unaligned rows, or of doubles.
     function_at_once
-        Of what a function's steps take that are more than `few`, as many as are in use at once.
+        Of what a function's steps take that are more than `few`, as many as are in use at once: of 16 bits.
     """
 
     at_use: Mapping[int, int]
