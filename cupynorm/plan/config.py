@@ -41,7 +41,6 @@ ROUNDS_ELEMENTS, ROUNDS_LANES, MAX_ROUNDS_BLOCK, ROUNDS_THREADS = 32, 8, 256, 51
 # In row_across: neighbouring rows of a thread at most, and registers for what is known of the rounds of each.
 ROUNDS_VECTOR, ROUNDS_ROW_REGISTERS = 2, 12
 ROUNDS_SHARED_BYTES = 2048  # the same of States of seven doubles (ClipOnChip)
-FILL_BYTES = 8192  # of results that a mask drops, from which row_computed copies (kFillBytes in computed.cuh)
 SCHEDULERS = 4  # of a multiprocessor: each has registers of its own, so blocks are of whole warps for each
 MIN_REREAD_BLOCK = 128  # threads of row_reread, whose vectors of results have room for a message
 EDGE_VECTORS = (
@@ -272,7 +271,7 @@ MAX_THREAD_BYTES = 512
 # The same where something is fused, of which each element has instructions of its own.
 MAX_FUSED_THREAD_BYTES = 256
 # Elements of a row that a thread may hold where something is fused, with affine parameters or without: a mask has a bit
-# for each. And with parameters, but without a mask, where each row has a scale.
+# for each. And where each row has a scale, with parameters, but without a mask or operands.
 MAX_FUSED_ELEMENTS = {True: 40, False: 32}
 MAX_SCALED_ELEMENTS = 64
 

@@ -45,7 +45,8 @@ def power_of_two_to(value: int) -> int:
 
 def most_elements(problem: Problem) -> int:
     """Return how many elements of a row a thread may hold in registers where something is fused."""
-    scaled = problem.has_scales and problem.parameter_bytes and not problem.masked
+    alone = not (problem.masked or problem.load_operands or problem.epilogue_operands)
+    scaled = alone and problem.has_scales and problem.parameter_bytes
     most = MAX_SCALED_ELEMENTS if scaled else MAX_FUSED_ELEMENTS[bool(problem.parameter_bytes)]
     return most // problem.fields
 

@@ -70,7 +70,9 @@ def _fused(question: Question, elements: int) -> int:
         more += model.step * (floats and elements > model.crowded_floats)
     if not question.measured:
         more += model.step * (1 if elements // problem.vector <= question.rules.tile.many_vectors else 2)
-    steps = min(problem.extra_registers, model.function_at_once)
+    steps = problem.extra_registers
+    if question.measured and steps > model.few and problem.element_bytes == HALF_BYTES:
+        steps = min(steps, model.function_at_once)  # a dropout's numbers are made one after another
     return more + steps + elements * sum(problem.epilogue_operands) // REGISTER_BYTES
 
 

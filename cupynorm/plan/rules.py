@@ -207,11 +207,11 @@ class Staged(NamedTuple):
         Threads of a block; fused_block where something is fused.
     chunk_elements, chunk_vectors
         That a thread reads at a time.
-    band_block, band_blocks, short_band_block, short_band_blocks
-        Of shared, for what a causal mask or a window keeps: threads of a block, and blocks of a multiprocessor at most;
-        the same where rows are aligned and that many of what is kept fit.
-    band_waves
-        Of these, how many times the blocks that run at once there are; 0: one for each row.
+    band_threads, band_block, short_band_block, short_band_bytes
+        Of shared, for what a causal mask or a window keeps: threads of a multiprocessor at most; of a block; of a block
+        for rows of that many bytes at most.
+    band_alone
+        Of these, the share of a row that is kept at most where there is a block for each row.
     threads, block, affine_block, min_block
         Of shared: threads of a multiprocessor; of a block at most, without and with parameters, and at least.
     roomy_threads, few_threads
@@ -229,11 +229,11 @@ class Staged(NamedTuple):
     min_block: int
     roomy_threads: int
     few_threads: int
+    band_threads: int
     band_block: int
-    band_blocks: int
     short_band_block: int
-    short_band_blocks: int
-    band_waves: int
+    short_band_bytes: int
+    band_alone: float
 
 
 class Streamed(NamedTuple):
@@ -303,7 +303,7 @@ class FusedClusters(NamedTuple):
         By blocks of a cluster: the part of a device's multiprocessors that such clusters reach, since those of a
         graphics processing cluster are not always a multiple.
     min_block, max_elements
-        Threads of a block at least, and elements of a thread at most.
+        Threads of a block at least; elements of a thread at most, by bytes of one.
     busy_bytes
         Of rows in work on a multiprocessor, read and written: more keep memory no busier.
     by_blocks, by_blocks_of_little, by_vectors
@@ -316,7 +316,7 @@ class FusedClusters(NamedTuple):
 
     shares: Mapping[int, float]
     min_block: int
-    max_elements: int
+    max_elements: Mapping[int, int]
     busy_bytes: int
     by_blocks: float
     by_blocks_of_little: float
@@ -549,7 +549,7 @@ class RegisterModel(NamedTuple):
         All registers of a thread of fused rows that wait as they were computed: where x alone is loaded, with operands
         or parameters, and where more is computed, of unaligned rows, or of doubles.
     function_at_once
-        Of what a function's steps take, as many as are in use at once.
+        Of what a function's steps take that are more than `few`, as many as are in use at once: of 16 bits.
     """
 
     at_use: Mapping[int, int]

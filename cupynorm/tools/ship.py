@@ -414,7 +414,7 @@ class Shipping:
         changed = _renamed(rows, self.first)
         told = {**self.content.told, "rules": rows, "crossovers": crossovers}
         every = {**sources, **told["sources"]}  # what was written about a search by hand stays
-        used = {row["source"] for row in (*rows, *crossovers)} | set(told["sections"].values())
+        used = {row["source"] for row in (*rows, *crossovers)}.union(*told["sections"].values())
         told["sources"] = {name: each for name, each in every.items() if name in used}
         merged = self._merged()
         gone = [name for name in self.first.by_name if name not in self.content.by_name]

@@ -140,36 +140,6 @@ inline void wait_for_copies() {
 #endif
 }
 
-// Copies from shared to global memory in one instruction (sm_90): a multiple of 16 bytes, both aligned to 16. Whoever
-// has written what is copied makes it visible first, then a barrier. commit() closes a group of this thread's copies;
-// await() waits until those have read shared memory, which must not go away before. Their order with stores is unknown.
-#if __CUDA_ARCH__ >= 900
-constexpr bool kHasBulkStores = true;
-#else
-constexpr bool kHasBulkStores = false;
-#endif
-inline void show_to_bulk_stores() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-inline void store_bulk(void* global, const void* shared, unsigned bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(global)),
-      "r"(unsigned(__cvta_generic_to_shared(shared))), "r"(bytes) : "memory");
-#endif
-}
-inline void commit_bulk_stores() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-#endif
-}
-inline void await_bulk_stores() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-#endif
-}
-
 // The blocks of a cluster (sm_90) run at the same time, and may write into one another's shared memory. A block must
 // not write into another before both have made their mbarriers and passed cluster_sync() once. That barrier orders
 // nothing else, because an arrival with release semantics waits for all of the block's memory accesses (docs/notes/048,

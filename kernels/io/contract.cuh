@@ -7,7 +7,7 @@
 //   Type, Precision     That of x in memory, and the type that has the precision of what the op is given.
 //   kDirect             x alone is loaded, as it is. Otherwise elements are computed from x and operands.
 //   kDrops, kInterval   It drops elements (a mask); those that it keeps are in an interval of columns, which the
-//                       RowPointer of each row has. kPartOfRow: which need be neither empty nor the row.
+//                       RowPointer of each row has.
 //   kStoresComputed     What it computes is written as well.
 //   kWaitsAsLoaded      What it computes takes few steps, of x and numbers of its row. So x_of<N>(loaded), the Vector
 //                       of x that came, may wait, and compute_again<N>(x, y) of a RowPointer gives what it becomes.
@@ -51,8 +51,6 @@
 //   Type, kBytes        That of y in memory; bytes of an element of the widest result.
 //   kHasEpilogueOperands  Results are computed from operands, which are loaded with the row: EpilogueOperands<N>.
 //   kScales             Results are divided by a scale of their row, which the largest of them decides.
-//   kAlike              Optional: equal results of the op are equal bits in every row and column, in one place.
-//                       alike<N>(y) gives N of them. kStoresAlike<Store> asks for it.
 //   Columns<N>          The parameters of N columns, as they were loaded. make_opaque() keeps them so in registers.
 //   columns<N>(col)     Columns<N>, at a multiple of the plan's vectors; columns_unaligned<N>(col) at any column, or in
 //                       steps: columns_from(col), what equally misaligned vectors share;
@@ -86,10 +84,5 @@ template <class Store>
 inline constexpr int one_pass_elements() {
   return Store::kBytes == 1 ? 8192 : Store::kBytes == 2 ? 2048 : 0;
 }
-
-template <class Store, class = void>
-inline constexpr bool kStoresAlike = false;
-template <class Store>
-inline constexpr bool kStoresAlike<Store, decltype(void(Store::kAlike))> = Store::kAlike;
 
 }  // namespace cupynorm

@@ -676,7 +676,7 @@ inline unsigned bits_of(const Packed& packed) {
 }
 
 struct NoMask {
-  static constexpr bool kDrops = false, kWhole = true, kInterval = false, kPartOfRow = false;
+  static constexpr bool kDrops = false, kWhole = true, kInterval = false;
   template <int N>
   using Packed = NoColumns;
   template <int N>
@@ -693,8 +693,7 @@ struct NoMask {
 template <class Structure, class Where_>
 struct Mask {
   static constexpr bool kDrops = true, kWhole = Structure::kWhole && !Where_::kPerRow;
-  static constexpr bool kBytes = Where_::kPresent && !Where_::kPerRow, kInterval = !kWhole,
-      kPartOfRow = !Structure::kWhole;
+  static constexpr bool kBytes = Where_::kPresent && !Where_::kPerRow, kInterval = !kWhole;
   Structure structure;
   Where_ where;
   int64 cols;
@@ -797,8 +796,7 @@ struct FusedLoad : Cols {
   using Precision =
       typename Conditional<sizeof(T) == 2 && !kLongDigits<T> && Operands_::kBytes <= 2, T,
       typename Conditional<sizeof(T) == 8, T, float>::Type>::Type;
-  static constexpr bool kDirect = false, kDrops = Mask_::kDrops, kInterval = Mask_::kInterval,
-      kPartOfRow = Mask_::kPartOfRow;
+  static constexpr bool kDirect = false, kDrops = Mask_::kDrops, kInterval = Mask_::kInterval;
   static constexpr bool kStoresComputed = Keep::kStoresComputed,
       kWaitsAsLoaded = kHasFewSteps<Function> && Operands_::kPerRow;
   const T* pointer;
@@ -1117,7 +1115,6 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
   using Affines = AffineColumns<Gamma, Beta>;
   static constexpr int kBytes = Outputs_::kBytes;
   static constexpr bool kHasEpilogueOperands = true, kScales = false;
-  static constexpr bool kAlike = Outputs_::kCount == 1 && Operands_::kCount == 0 && !Affines::kPresent;
   Outputs_ to;
   Affines affine;
   Operands_ operands;
@@ -1187,14 +1184,6 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
       to.template store<N, kWhole>(out, col);
     }
   };
-  template <int N, typename Compute>
-  static Vector<Type, N> alike(const Compute (&y)[N]) {
-    Compute in[1][N], out[1][N];
-#pragma unroll
-    for (int i = 0; i < N; ++i) in[0][i] = y[i];
-    apply_to_each<Function>(in, out);
-    return vector_from<Type, N>(out[0]);
-  }
   // The results of one element of each of some neighbouring rows.
   template <int kRows, class Row, typename Compute, class Columns, typename Index>
   static void store_across(const Row (&rows)[kRows], const Compute (&y)[kRows], const Columns& columns,
@@ -1280,7 +1269,6 @@ struct LabelledLoad : Inner {
 // What Inner makes of the results, from which the label's share is taken away in the column of a row's label before.
 template <class Inner, class Label>
 struct LabelledStore : Inner {
-  static constexpr bool kAlike = false;
   Label label;
 
   struct RowPointer : Inner::RowPointer {

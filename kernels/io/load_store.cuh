@@ -11,8 +11,8 @@ template <typename T, int kAxes>
 struct DirectLoad {
   using Type = T;
   using Precision = T;
-  static constexpr bool kDirect = true, kDrops = false, kInterval = false, kPartOfRow = false,
-      kStoresComputed = false, kWaitsAsLoaded = true;
+  static constexpr bool kDirect = true, kDrops = false, kInterval = false, kStoresComputed = false,
+      kWaitsAsLoaded = true;
   const T* pointer;  // first element of the first row
   Strided<kAxes> rows;
 

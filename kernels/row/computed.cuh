@@ -1,8 +1,8 @@
 // shared, where something is fused: one block has a row, which waits in its shared memory as it was computed, or as it
 // was loaded if the steps in between are few. Operands are read once, and a dropout's numbers are made once. While a
 // row's results are written, the next row of the block takes its places, a few vectors at a time, and the loads of the
-// vectors after these are in flight. What a mask drops around the interval that it keeps is written while the row is on
-// its way, and never waits.
+// vectors after these are in flight. What a mask drops around the interval that it keeps is written before the row is
+// reduced, and never waits.
 #pragma once
 #include <io/affine.cuh>
 #include <base/reduce.cuh>
@@ -23,8 +23,6 @@ struct Computed {
 };
 
 constexpr int kLineVectors = 8;  // of 16 bytes each: a line
-constexpr int kFillAccess = 16;   // bytes of a vector
-constexpr int kFillBytes = 8192;  // that one bulk copy of dropped results writes at most (FILL_BYTES of plan/config.py)
 
 // How many vectors of a row wait at most (computed_bytes in cupynorm/plan/partition.py). They are counted from a line
 // where rows are unaligned, or where a mask keeps an interval: of so many columns they touch two vectors in part.
@@ -48,11 +46,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   constexpr int kVector = Shape::kVector, kVectors = Shape::kVectors, kBlock = Shape::kBlock, kWarps = kBlock / kWarp;
   constexpr bool kIsUnaligned = Shape::kUnaligned > 0;
   constexpr int kAtOnce = kVectors * kBlock;  // vectors that the block loads in a round
-  // The results of dropped elements are stored before the row has come, unless they are divided by the row's scale.
+  // The results of dropped elements are stored before the row is reduced, unless they are divided by the row's scale:
+  // before it has come, where a block has no other row whose results it could write meanwhile.
   constexpr bool kEarly = Load::kInterval && !Store::kScales;
-  // Where they are the same bits everywhere, one thread has them copied from shared memory, in large pieces.
-  constexpr bool kFills = kHasBulkStores && kEarly && Load::kPartOfRow && kStoresAlike<Store> &&
-      kVector * int(sizeof(typename Store::Type)) == kFillAccess;
   static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
   static_assert(!Load::kDrops || !Load::kStoresComputed, "nothing of what is dropped is kept");
   constexpr int kSlots = slots_for(kWarps);
@@ -64,17 +60,6 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   }
   const int cols = int(a.cols), warp = threadIdx.x / kWarp;
   const WaitingRow<Load, Element, kVector> waiting = {places_of<Load, kVector, kIsUnaligned>(a.load, cols)};
-  unsigned char* const dropped = shared_memory + (waiting.bytes() + kFillAccess - 1) / kFillAccess * kFillAccess;
-  if constexpr (kFills) {
-    Compute y[kVector];
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) y[i] = Op::dropped();
-    const auto result = Store::template alike<kVector>(y);
-    for (int at = threadIdx.x * kFillAccess; at < kFillBytes; at += kBlock * kFillAccess)
-      store_words<kFillAccess, false>(dropped + at, result.word);
-    show_to_bulk_stores();
-    __syncthreads();
-  }
   pdl_wait_and_trigger();
 
   // A row's vectors `begin` .. `end`, from column `head` on; `around` elements are in no vector, one for each of the
@@ -191,18 +176,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     }
   };
   auto write_dropped = [&](const Cut& cut, const auto& place) {
-    if constexpr (kFills) {
-      if (threadIdx.x != 0) return;
-      auto fill = [&](int begin, int end) {
-        auto* at = reinterpret_cast<unsigned char*>(place.address() + (cut.origin + begin * kVector));
-#pragma unroll 1
-        for (int left = (end - begin) * kFillAccess; left > 0; left -= kFillBytes, at += kFillBytes)
-          store_bulk(at, dropped, unsigned(left < kFillBytes ? left : kFillBytes));
-      };
-      fill(cut.begin, cut.first);
-      fill(cut.last > cut.begin ? cut.last : cut.begin, cut.end);
-      commit_bulk_stores();
-    } else if constexpr (Load::kInterval) {
+    if constexpr (Load::kInterval) {
 #pragma unroll 2
       for (int number = threadIdx.x; number < cut.end; number += kBlock) {
         if (number < cut.begin || cut.waits(number)) continue;
@@ -221,7 +195,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   fetch_edge();
   Compute own = 0;
   if constexpr (Op::kOwnNumber) own = from.own_number();
-  if constexpr (kEarly) write_dropped(next, a.store.at(row < a.rows ? row : 0));
+  const bool only_row = gridDim.x >= a.rows;
+  if constexpr (kEarly) {
+    if (only_row) write_dropped(next, a.store.at(row < a.rows ? row : 0));
+  }
 #pragma unroll 1
   while (true) {
     Running<Op> running;
@@ -275,7 +252,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     next = cut_of(row, from);
     fetch(threadIdx.x);
     fetch_edge();
-    if constexpr (kEarly) write_dropped(next, a.store.at(row < a.rows ? row : 0));
+    if constexpr (kEarly) {
+      if (!only_row) write_dropped(now, to);
+    }
 
     Compute pivot[1];
     typename Op::State total[1] = {running.state(pivot[0])};
@@ -346,9 +325,6 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       if (threadIdx.x == 0) a.store.save(current, scale);
       write_dropped(now, to);
     }
-  }
-  if constexpr (kFills) {
-    if (threadIdx.x == 0) await_bulk_stores();
   }
 }
 

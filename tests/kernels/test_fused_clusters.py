@@ -167,3 +167,34 @@ def test_clusters_claim_rows_that_have_no_parameters(
     assert plan.dynamic
 
     check(simulated, name, rows, cols, dtype, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "cols", "dtype", "ctas", "block", "vectors", "blocks"),
+    [
+        ("layer_norm/int8", 4096, 65536, "float16", 8, 128, 8, 4),
+        ("layer_norm/int8", 4096, 262144, "float16", 8, 512, 8, 1),
+        ("layer_norm/int8", 4096, 50257, "float16", 8, 128, 7, 5),
+        ("layer_norm/int8", 4096, 65536, "float32", 8, 224, 10, 2),
+        ("add_layer_norm/dropout", 49152, 8192, "float16", 1, 256, 4, 3),
+        ("add_layer_norm/dropout", 49152, 4096, "float16", 1, 128, 4, 6),
+        ("add_layer_norm/sum", 49152, 8192, "float16", 1, 256, 4, 2),
+    ],
+)
+def test_tilings_that_were_measured(
+    name: str, rows: int, cols: int, dtype: str, ctas: int, block: int, vectors: int, blocks: int
+) -> None:
+    problem = explain.form_spec(FORMS[name], rows, cols, dtype).problem
+
+    plan = choose(problem, RECORDED["h200"], lambda plan: plan.min_blocks)
+
+    assert (plan.ctas_per_row, plan.block, plan.vectors, plan.min_blocks) == (ctas, block, vectors, blocks)
+
+
+@pytest.mark.parametrize(("name", "cols"), [("layer_norm/int8", 16384), ("rms_norm/int8", 16381)])
+def test_a_thread_holds_64_halves_of_rows_that_have_scales(name: str, cols: int, simulated: Any) -> None:
+    problem = explain.form_spec(FORMS[name], 4096, cols, "float16").problem
+    plan = choose(problem, RECORDED["h200"], lambda plan: plan.min_blocks, "cluster")
+    assert plan.vector * plan.vectors > 40
+
+    check(simulated, name, 7, cols, "float16", plan=plan)

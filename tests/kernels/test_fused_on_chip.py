@@ -19,10 +19,8 @@ from cupynorm.plan.choose import choose
 from cupynorm.plan.config import ONE_BLOCK_PER_ROW, DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.partition import computed_bytes
-from cupynorm.runtime import compiler, nvrtc
 from cupynorm.tools import explain
 from cupynorm.tools.testing import assert_close
-from tests.build_gate import code_of, nvdisasm
 from tests.invoke.test_fused_calls import AROUND, check
 from tests.simulator import simulated  # noqa: F401  a fixture
 
@@ -265,11 +263,12 @@ def test_a_band_that_keeps_little_of_long_rows_takes_shared_memory(
     assert ("its mask keeps" in plan.why) == (variant == SHARED)
 
 
-# more than one bulk copy on both sides of what is kept, or on one; several rows of a block, one after the other
+# what is dropped lies on both sides of what is kept, or on one; a block has several rows, or one
+@pytest.mark.parametrize("waves", [0.1, ONE_BLOCK_PER_ROW])
 @pytest.mark.parametrize("function", [cupynorm.softmax, cupynorm.log_softmax])
 @pytest.mark.parametrize(("cols", "dtype"), [(20000, "float16"), (20001, "float16"), (9001, "float32")])
-def test_what_is_dropped_of_long_rows_is_written_in_pieces(
-    function: Any, cols: int, dtype: str, simulated: Any
+def test_what_is_dropped_of_long_rows_is_written(
+    function: Any, cols: int, dtype: str, waves: float, simulated: Any
 ) -> None:
     xp, random = simulated.cupy, np.random.default_rng(5)
     rows = RECORDED["h200"].sm_count + 3
@@ -277,7 +276,7 @@ def test_what_is_dropped_of_long_rows_is_written_in_pieces(
     for band in ({"window": (40, 0), "causal_offset": cols // 2}, {"causal": True}, {"causal_offset": -rows}):
         problem = asking.spec_of(lambda band=band: function(x, **band)).problem
         plan = choose(problem, RECORDED["h200"], lambda plan: plan.min_blocks, "shared")
-        plan = dataclasses.replace(plan, block=128, min_blocks=1, waves=0.1)
+        plan = dataclasses.replace(plan, block=128, min_blocks=1, waves=waves)
 
         y = xp.asnumpy(function(xp.asarray(x), plan=plan, **band))
 
@@ -287,38 +286,22 @@ def test_what_is_dropped_of_long_rows_is_written_in_pieces(
         assert_close(np.where(finite, y, 0), np.where(finite, wanted, 0), dtype=dtype)
 
 
-@pytest.mark.skipif(nvrtc.available() is None or nvdisasm() is None, reason="needs NVRTC and nvdisasm")
-def test_bulk_copies_write_what_is_the_same_in_every_column() -> None:
-    x = np.empty((4096, 50257), np.float16)
-    bulk = {}
-    for name, call in {
-        "causal": lambda: cupynorm.softmax(x, causal=True),
-        "lengths": lambda: cupynorm.softmax(x, lengths=np.full(4096, 9), scale=0.5),
-        "vectors of 8 bytes": lambda: cupynorm.softmax(x[:4, :1004].copy(), causal=True),
-        "where": lambda: cupynorm.softmax(x, where=np.ones((4096, 1), bool)),
-        "scales": lambda: cupynorm.softmax(x, causal=True, quantize="int8"),
-    }.items():
-        spec = asking.spec_of(call)
-        plan = choose(spec.problem, RECORDED["h200"], lambda plan: plan.min_blocks, "shared")
-        kernel = nvrtc.compile(spec.text, spec.expression(plan), compiler.options(), "90")
-        bulk[name] = any(each.startswith("UBLKCP") for each in code_of(kernel, "90").instructions)
+@pytest.mark.parametrize(
+    ("name", "rows", "cols", "dtype", "block", "blocks", "grid"),
+    [
+        ("softmax/causal", 4096, 50257, "float16", 768, 2, 4096),
+        ("softmax/causal", 4096, 20480, "float16", 512, 3, 4096),
+        ("softmax/window", 4096, 50257, "float16", 768, 2, 4096),
+        ("softmax/causal", 50257, 50257, "float16", 768, 2, 264),  # half is kept
+        ("softmax/causal", 30000, 65536, "float32", 768, 1, 132),  # nothing runs beside a block
+    ],
+)
+def test_a_block_has_one_row_where_little_of_it_is_kept(
+    name: str, rows: int, cols: int, dtype: str, block: int, blocks: int, grid: int
+) -> None:
+    plan = planned(name, rows, cols, dtype, SHARED)
 
-    assert bulk == {name: name in {"causal", "lengths"} for name in bulk}
-
-
-def test_blocks_of_a_band_loop_over_rows_or_have_one_each() -> None:
-    problem = explain.form_spec(FORMS["softmax/causal"], 4096, 50257, "float16").problem
-    plan = planned("softmax/causal", 4096, 50257, "float16", "shared")
-
-    one = choose(
-        problem,
-        RECORDED["h200"],
-        lambda plan: plan.min_blocks,
-        dataclasses.replace(plan, waves=ONE_BLOCK_PER_ROW),
-    )
-
-    assert plan.grid == plan.min_blocks * RECORDED["h200"].sm_count
-    assert one.grid == 4096
+    assert (plan.block, plan.min_blocks, plan.grid) == (block, blocks, grid)
 
 
 @pytest.mark.parametrize("device", ["h200", "a100", "t4"])

@@ -87,7 +87,7 @@ def test_every_row_says_where_it_was_measured(file: Path) -> None:
         assert set(source) == {"device", "date", "file", "note", "what"}
         assert (CHECKOUT / source["file"]).is_file(), source["file"]
         assert (CHECKOUT / source["note"]).is_file(), source["note"]
-    used = {row["source"] for row in (*told["rules"], *told["crossovers"])} | set(told["sections"].values())
+    used = {row["source"] for row in (*told["rules"], *told["crossovers"])}.union(*told["sections"].values())
     assert used == set(told["sources"])
     assert set(told["sections"]) == set(SECTIONS)
 

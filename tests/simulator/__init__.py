@@ -27,7 +27,6 @@ Not modelled:
 - asm, TMA, cooperative groups, atomics; other streams that overlap: a launch ends before it returns;
 - clusters in more than one direction, and how many of them a device holds at once;
 - that memory is late: what a block wrote is seen by blocks that run after it, with or without a fence;
-- older devices than sm_90 where their kernels differ: their plans of bands have no room for bulk copies;
 - cp.async, unless its C++ stand-in calls simulator::copy_later (simulator.h): then a missing wait is a race;
 - time, caches, registers (a guess) and spills;
 - -ftz and fused multiply-adds: results are right to rounding, not to the bit;

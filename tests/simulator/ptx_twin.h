@@ -164,16 +164,6 @@ inline void copy_async_or_zero(void* shared, const void* global, bool there) {
   simulator::copy_later(shared, there ? global : &zeros, 16, {"copy_async_or_zero", __FILE__, __LINE__});
 }
 inline void commit_copies() { simulator::commit_copies(); }
-constexpr bool kHasBulkStores = true;
-inline void show_to_bulk_stores() {}
-inline void store_bulk(void* global, const void* shared, unsigned bytes) {
-  if (bytes % 16) simulator::fail("bytes that are no multiple of 16 in", {"store_bulk", __FILE__, __LINE__});
-  for (unsigned i = 0; i < bytes; i += 16)
-    simulator::copy_later(static_cast<unsigned char*>(global) + i, static_cast<const unsigned char*>(shared) + i, 16,
-        {"store_bulk", __FILE__, __LINE__});
-}
-inline void commit_bulk_stores() { simulator::commit_copies(); }
-inline void await_bulk_stores() { simulator::wait_for_copies(0); }
 template <int kNewest>
 inline void wait_for_copies() {
   simulator::wait_for_copies(kNewest);

@@ -200,7 +200,7 @@ def test_a_rule_says_what_it_earns_and_where_that_was_measured(content) -> None:
         "what": "each rule beside its neighbours and the planner without it, at 6 points",
     }
     used = {row["source"] for row in (*shipped.told["rules"], *shipped.told["crossovers"])}
-    assert set(shipped.told["sources"]) == used | set(shipped.told["sections"].values())
+    assert set(shipped.told["sources"]) == used.union(*shipped.told["sections"].values())
 
 
 def test_the_same_searches_give_the_same_file(content) -> None:

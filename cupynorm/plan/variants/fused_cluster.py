@@ -81,7 +81,8 @@ def prefetched(question: Question) -> Plan | None:
 def _tilings(question: Question, cache: int) -> list[Plan]:
     """Return a plan for each number of blocks of a cluster and of a thread's vectors that can hold a row."""
     problem = question.problem
-    most = min(most_elements(problem), question.rules.fused_clusters.max_elements) // problem.vector
+    measured = question.rules.fused_clusters.max_elements[problem.element_bytes]
+    most = min(most_elements(problem), measured) // problem.vector
     tried = (
         _tiling(question, ctas, vectors, cache)
         for ctas in question.rules.fused_clusters.shares

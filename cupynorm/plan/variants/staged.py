@@ -10,9 +10,7 @@ from cupynorm.plan.base import Question, with_grid
 from cupynorm.plan.config import (
     ACCESS_BYTES,
     FIELDS_SHARED_BYTES,
-    FILL_BYTES,
     HALF_BYTES,
-    HOPPER,
     MAX_BLOCK,
     ONE_BLOCK_PER_ROW,
     PLAIN,
@@ -92,23 +90,19 @@ def _computed(question: Question) -> Plan | None:
 
 
 def _of_band(question: Question, at_once: int) -> Plan | None:
-    """Return the plan of rows of which a band is kept, of which `at_once` fit: threads enough to write the others."""
+    """Return the plan of rows of which a band is kept, of which `at_once` fit: threads enough to write the others.
+
+    Where little is kept, a block has one row: what it writes of the others hides that it waits for what is kept.
+    """
     problem, numbers = question.problem, question.rules.staged
-    block, blocks, vectors = numbers.band_block, min(at_once, numbers.band_blocks), 1
-    blocks = min(blocks, question.limits.threads_per_sm // block)
-    if at_once >= numbers.short_band_blocks and not problem.unaligned:
-        block, blocks, vectors = numbers.short_band_block, numbers.short_band_blocks, 2
-    plan = chunked(question, "shared", block, 0, vectors=vectors)
-    plan = replace(plan, min_blocks=blocks, waves=numbers.band_waves or ONE_BLOCK_PER_ROW)
+    short = problem.row_bytes <= numbers.short_band_bytes
+    block = numbers.short_band_block if short else numbers.band_block
+    blocks = min(at_once, numbers.band_threads // block, question.limits.threads_per_sm // block)
+    alone = blocks > 1 and problem.band_share <= numbers.band_alone
+    plan = chunked(question, "shared", block, 0, vectors=1)
+    plan = replace(plan, min_blocks=blocks, waves=ONE_BLOCK_PER_ROW if alone else 1.0)
     share = f"{COMPUTED}; its mask keeps {problem.band_share:.0%} of it at most"
     return finished_computed(question, plan, share)
-
-
-def _row_bytes(question: Question, vector: int) -> int:
-    """Return the shared memory of a row, and behind it what is copied to where a mask drops elements (kFills)."""
-    problem = question.problem
-    fills = problem.interval_mask and not problem.has_scales and question.architecture >= HOPPER
-    return computed_bytes(problem, vector) + fills * FILL_BYTES
 
 
 def _is_simple(question: Question, *, unaligned: bool = False) -> bool:
@@ -127,7 +121,7 @@ def finished_computed(question: Question, plan: Plan, reason: Rule | str) -> Pla
     Where the plan says how many waves of them there are, of as many.
     """
     problem, limits = question.problem, question.limits
-    needed = _row_bytes(question, plan.vector)
+    needed = computed_bytes(problem, plan.vector)
     # States of five doubles in static shared memory, of 32 warps and of the next row; of seven where there are rounds
     beside = FIELDS_SHARED_BYTES if problem.fields > 1 and problem.doubles else 0
     beside = ROUNDS_SHARED_BYTES if problem.rounds and problem.doubles else beside
