@@ -121,6 +121,12 @@ class Problem:
         return "quantized" if self.output_bytes == 1 else "affine"
 
     @property
+    def masked_statistics(self) -> bool:
+        """Whether a mask with a byte for each element drops some of a row of which many numbers are found out."""
+        masked = self.fusion == "masked" and self.load_operands == (1,) and self.fields == 1
+        return masked and bool(self.output_bytes) and self.row_numbers == MOST_ROW_NUMBERS and not self.rounds
+
+    @property
     def band_share(self) -> float:
         """The share of the elements that a mask keeps at most, as far as that follows from shapes."""
         return self.band_cols / self.cols if self.band_cols else 1.0

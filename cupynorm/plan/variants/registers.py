@@ -100,6 +100,8 @@ def _fused_table(question: Question) -> str:
     if problem.fusion == "quantized" or (problem.output_bytes == 1 and problem.direct_load):
         alone = problem.outputs == 1 and rules.has_register_rules("quantized, one output", problem.kind)
         return "quantized, one output" if alone else "quantized"
+    if problem.masked_statistics and rules.has_register_rules("masked statistics", problem.kind):
+        return "masked statistics"
     return "affine with outputs" if problem.fusion == "affine" and problem.outputs > 1 else problem.fusion
 
 
