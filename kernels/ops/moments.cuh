@@ -55,12 +55,29 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
     return {origin, mean, multiply_add(T(count - N) * mean, mean, sum_of(squares)), T(count)};
   }
 
+  // Of BYTES: their sum and that of their squares are exact, of up to 128 elements, and so is count^2 times the variance.
+  template <int kChains, int N>
+  static State summarize_bytes(const T (&x)[N], int count) {
+    static_assert(N <= 128, "sums have 24 bits, their squares 31");
+    T sum[kChains] = {}, squares[kChains] = {};
+#pragma unroll
+    for (int i = 0; i < N; ++i) {  // padding is 0
+      sum[i % kChains] += x[i];
+      squares[i % kChains] = multiply_add(x[i], x[i], squares[i % kChains]);
+    }
+    const int whole = int(sum_of(sum)), spread = count * int(sum_of(squares)) - whole * whole;
+    const T share = count == 0 ? T(0) : reciprocal(T(count)), origin = T(int(T(whole) * share));
+    return {origin, (T(whole) - origin * T(count)) * share, T(spread) * share, T(count)};
+  }
+
   // Counted from the first element that counts, then around their mean: nothing is lost. Leaves x - origin in x, but what
   // is missing as it is.
   template <int N, class Predicate>
   static State summarize(Element (&x)[N], Predicate valid, T) {
     constexpr int kChains = Predicate::kAccumulators;
     if constexpr (!kHigher && kCounts == kMarkedCount) return summarize_marked<kChains>(x);
+    if constexpr (!kHigher && kCounts == kBytesCount)
+      return summarize_bytes<kChains>(x, valid.template all<N>() ? N : valid.total());
     T origin = 0, sum[kChains] = {}, counts[kChains] = {}, squares[kChains] = {};
 #pragma unroll
     for (int i = N - 1; i >= 0; --i)

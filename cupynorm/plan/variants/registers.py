@@ -11,6 +11,7 @@ from cupynorm.plan.config import (
     ACCESS_BYTES,
     AT_USE,
     CONVERTED,
+    HALF_BYTES,
     LINE_BYTES,
     MAX_BLOCK,
     PER_ROW,
@@ -200,9 +201,10 @@ def thread_bytes(question: Question, rule: RegisterRule | None) -> int:
     operands = (*problem.load_operands, *problem.epilogue_operands)
     beside = sum(size for size in operands if size <= problem.load_bytes)
     each = rule.thread_bytes * problem.load_bytes // (problem.load_bytes + beside)
-    most = tile.max_elements[problem.compute_bytes] * problem.load_bytes
+    counted = max(problem.load_bytes, HALF_BYTES)
+    most = tile.max_elements[problem.compute_bytes] * counted
     if problem.fields > 1:
-        most = min(most, max_elements(question) * problem.load_bytes)
+        most = min(most, max_elements(question) * counted)
     least = tile.min_thread_bytes if rule.thread_bytes > tile.min_thread_bytes else 0
     return min(most, max(each, least))
 
