@@ -27,6 +27,12 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
   // 1 / sqrt(m2), or 0 where there are no deviations
   static T unit(T m2) { return m2 > 0 ? reciprocal_root(m2) : T(0); }
 
+  // Squares without `count` times mean^2, as long as that is a number.
+  static T without(T squares, T count, T mean) {
+    const T left = multiply_add(-count * mean, mean, squares);
+    return left == left ? left : squares;
+  }
+
   // Of MARKED: counted from the least that counts, which takes no look at which do, then around the mean. What is
   // missing is 0 in both sums, so that the squares hold mean^2 for each of these, which is taken away again: of two
   // elements or more the squares are no less than mean^2, since the least is 0, of one both are 0. Leaves x - origin
@@ -52,7 +58,7 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
       const T d = x[i] - mean;
       squares[i % kChains] = multiply_add(d, d, squares[i % kChains]);
     }
-    return {origin, mean, multiply_add(T(count - N) * mean, mean, sum_of(squares)), T(count)};
+    return {origin, mean, without(sum_of(squares), T(N - count), mean), T(count)};
   }
 
   // Of BYTES: their sum and that of their squares are exact, of up to 128 elements, and so is count^2 times the variance.
