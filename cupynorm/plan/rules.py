@@ -255,6 +255,32 @@ class Streamed(NamedTuple):
     rounds: int
 
 
+class Rounds(NamedTuple):
+    """Rows that an op goes through in several rounds while they are on the chip.
+
+    Attributes
+    ----------
+    elements
+        Of a thread, as far as there are so many: what lanes and warps tell one another costs as much for few.
+    lanes
+        Of a row at least, which access whole sectors.
+    max_block
+        Threads of a block, so that a multiprocessor holds several; longer rows are for clusters.
+    threads
+        Of a multiprocessor, which suffice to fill it.
+    apart_vector, apart_row_registers
+        Of rows whose elements lie apart from one another: neighbouring rows of a thread at most, and registers for what
+        is known of the rounds of each.
+    """
+
+    elements: int
+    lanes: int
+    max_block: int
+    threads: int
+    apart_vector: int
+    apart_row_registers: int
+
+
 class LateExponential(NamedTuple):
     """Rows whose results take an exponential of each element once their sums are known, as cached reads them.
 
@@ -593,6 +619,7 @@ SECTIONS: dict[str, Any] = {
     "tile": Tile,
     "staged": Staged,
     "streamed": Streamed,
+    "rounds": Rounds,
     "late_exponential": LateExponential,
     "clusters": Clusters,
     "fused_clusters": FusedClusters,
@@ -612,6 +639,7 @@ class Rules(NamedTuple):
     tile: Tile
     staged: Staged
     streamed: Streamed
+    rounds: Rounds
     late_exponential: LateExponential
     clusters: Clusters
     fused_clusters: FusedClusters

@@ -89,13 +89,14 @@ struct OfClipped : OfKept<Op, T, kNumbersCount> {
       most = larger(most, x[i]);
     }
     const T count = sum_of(counts), origin = count == 0 ? T(0) : least;
-    T above[N];
 #pragma unroll
-    for (int i = 0; i < N; ++i) above[i] = larger(x[i] - origin, T(0)), sum[i % kChains] += above[i];  // nan is 0
+    for (int i = 0; i < N; ++i) sum[i % kChains] += larger(x[i] - origin, T(0));  // nan is 0
     const T mean = count == 0 ? T(0) : sum_of(sum) * reciprocal(count);
+    T again = origin;  // or as many registers as elements keep what is above it
+    make_opaque(again);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const T d = above[i] - mean;
+      const T d = larger(x[i] - again, T(0)) - mean;
       squares[i % kChains] = multiply_add(d, d, squares[i % kChains]);
     }
     return {{origin, mean, Base::without(sum_of(squares), N - count, mean), count}, least, most};

@@ -17,8 +17,6 @@ from cupynorm.plan.config import (
     PER_ROW,
     PLAIN,
     REGISTERS,
-    ROUNDS_ELEMENTS,
-    ROUNDS_LANES,
     SHARED,
     UNALIGNED,
     UNALIGNED_APART,
@@ -187,8 +185,9 @@ def thread_bytes(question: Question, rule: RegisterRule | None) -> int:
     """Return how many bytes of a row a thread holds."""
     problem, tile = question.problem, question.rules.tile
     if problem.rounds:
+        rounds = question.rules.rounds
         elements = min(
-            ROUNDS_ELEMENTS, max(problem.vector, problem.cols // ROUNDS_LANES), max_elements(question)
+            rounds.elements, max(problem.vector, problem.cols // rounds.lanes), max_elements(question)
         )
         return elements * problem.element_bytes
     if rule is None:
