@@ -62,8 +62,8 @@ CLIP_PASS = RowOp(
 # kernels/ops/sigma_clip.cuh.
 PROGRESS = 14
 PROGRESS_LOW, PROGRESS_HIGH, PROGRESS_TO, PROGRESS_ABOVE = range(4)
-# Template arguments of Moments: two of them, of all elements; and of those that are whole numbers of 8 bits, which add up
-# exactly (kAllCount and kBytesCount in kernels/ops/keeping.cuh).
+# Template arguments of Moments: two of them, of all elements; and of whole numbers of 8 bits, which add up exactly
+# (kAllCount and kBytesCount in kernels/ops/keeping.cuh).
 TWO_MOMENTS, TWO_MOMENTS_OF_BYTES = (0, 2), (-1, 2)
 OF_MASK = 16  # registers in which a thread finds out what a mask has dropped
 
