@@ -398,7 +398,9 @@ def test_a_miss_compiles_and_a_hit_does_not(machine: Machine, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("static", [0, STATIC_SHARED_BYTES, STATIC_SHARED_BYTES + 160])
-def test_static_shared_memory_beyond_what_is_kept_back_lessens_the_limit(machine: Machine, static: int) -> None:
+def test_static_shared_memory_beyond_what_is_kept_back_lessens_the_limit(
+    machine: Machine, static: int
+) -> None:
     """The driver refuses a limit that, with a kernel's static shared memory, is more than a block may have."""
     machine.static_shared = static
 
