@@ -36,7 +36,7 @@ SLOW = bool(os.environ.get("CUPYNORM_SLOW"))
 DEVICE_OF = {"90": "h200"}  # what stands for an architecture that has data
 FUSED = ("masked", "interval", "affine", "affine with outputs", "quantized", "quantized, one output")
 TABLES = {
-    "registers": ("aligned", "narrow", "unaligned", "only read", *FUSED),
+    "registers": ("aligned", "narrow", "unaligned", "only read", "masked statistics", *FUSED),
     "fixed": ("ragged", "full", "unaligned"),
 }
 
@@ -253,6 +253,9 @@ def problems(row: Mapping[str, Any], own: Limits) -> Iterator[tuple[Limits, Prob
         around |= {"interval_mask": table == "interval", "extra_registers": row.get("extra_registers", 8)}
     if table == "only read":
         around = {"fused": True}
+    if table == "masked statistics":
+        around = {"fused": True, "output_bytes": size, "load_operands": (1,), "direct_load": False}
+        around["extra_registers"] = row["extra_registers"]
     types = (load_bytes, max(4, size), (load_bytes,) * row["parameters"])
     widest = ACCESS_BYTES // load_bytes
     named = {"registers": "block", "fixed": "block"}.get(row["rule"], row["rule"].partition(" ")[0])
