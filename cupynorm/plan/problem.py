@@ -43,6 +43,8 @@ class Problem:
         0: a mask keeps neither.
     rounds
         The op goes through a row several times while it is on the chip: it waits in registers or in shared memory.
+    sums_of_bytes
+        Rows of bytes, of which only sums are taken, each element once: none waits in registers as a number.
     masked
         A mask drops elements where there are affine parameters; without these, what is fused is taken to be masked.
     staged_operand_bytes
@@ -89,6 +91,7 @@ class Problem:
     across: int = 0
     masked: bool = False
     rounds: bool = False
+    sums_of_bytes: bool = False
     row_numbers: int = MOST_ROW_NUMBERS
 
     @property

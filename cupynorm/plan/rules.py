@@ -166,6 +166,8 @@ class Tile(NamedTuple):
         The same where threads are counted to leave few places empty.
     thread_bytes, min_thread_bytes
         Bytes of a row where a warp holds it, and at least where operands are loaded with it.
+    max_summed_bytes
+        The same of bytes that are only added up.
     many_vectors, affine_vectors, min_narrow_vectors
         Vectors from which on their addresses count; from which on a thread's own work counts little, with affine
         parameters; narrow accesses at least.
@@ -196,6 +198,7 @@ class Tile(NamedTuple):
     narrow_parameter_words: int
     unaligned_cache_elements: Mapping[int, int]
     many_rows: int
+    max_summed_bytes: int
 
 
 class Staged(NamedTuple):
