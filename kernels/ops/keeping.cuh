@@ -5,8 +5,8 @@
 namespace cupynorm {
 
 // ALL: those that there are. MARKED: those that no mask drops. NUMBERS: those that are not nan, either. WEIGHTED: an
-// element comes with its weight, as Fields<T, 2>, and counts as often as that says: not at all where it is 0. BYTES: all
-// that there are, each of them a whole number of 8 bits.
+// element comes with its weight, as Fields<T, 2>, and counts as often as that says: not at all where it is 0. BYTES:
+// all that there are, each of them a whole number of 8 bits.
 constexpr int kBytesCount = -1, kAllCount = 0, kMarkedCount = 1, kNumbersCount = 2, kWeightsCount = 3;
 
 // What stands for an element that does not count: a nan that no arithmetic makes, and no conversion from 16 bits. An x

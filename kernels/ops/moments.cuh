@@ -61,7 +61,8 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
     return {origin, mean, without(sum_of(squares), T(N - count), mean), T(count)};
   }
 
-  // Of BYTES: their sum and that of their squares are exact, of up to 128 elements, and so is count^2 times the variance.
+  // Of BYTES: their sum and that of their squares are exact, of up to 128 elements, and so is count^2 times the
+  // variance.
   template <int kChains, int N>
   static State summarize_bytes(const T (&x)[N], int count) {
     static_assert(N <= 128, "sums have 24 bits, their squares 31");
