@@ -326,6 +326,7 @@ def fused_spec(
         fields=op.fields,
         late_exponential=op.late_exponential,
         rounds=op.rounds,
+        sums_of_bytes=op.sums_of_bytes,
         row_numbers=op.row_numbers,
         waits_as_loaded=_waits_as_loaded(what, axes),
         extra_registers=problem.extra_registers + op.registers + sum(map(_registers_of, functions)),

@@ -62,6 +62,9 @@ CLIP_PASS = RowOp(
 # kernels/ops/sigma_clip.cuh.
 PROGRESS = 14
 PROGRESS_LOW, PROGRESS_HIGH, PROGRESS_TO, PROGRESS_ABOVE = range(4)
+# Template arguments of Moments: two of them, of all elements; and of whole numbers of 8 bits, which add up exactly
+# (kAllCount and kBytesCount in kernels/ops/keeping.cuh).
+TWO_MOMENTS, TWO_MOMENTS_OF_BYTES = (0, 2), (-1, 2)
 OF_MASK = 16  # registers in which a thread finds out what a mask has dropped
 
 
@@ -99,6 +102,8 @@ def statistic_spec(
     op = replace(
         op, options=options, fields=1 if weights is None else 2, registers=OF_MASK * (mask is not None)
     )
+    if options == TWO_MOMENTS and is_integer(x.dtype) and x.dtype.itemsize == 1 and op.name == MOMENTS.name:
+        op = replace(op, options=TWO_MOMENTS_OF_BYTES, sums_of_bytes=True)
     plain = y is not None and mask is None and weights is None and not is_integer(x.dtype)
     if y is not None and plain and not lies_apart(x, axes, y):
         return row_spec(op, x, y, axes, {}, stats, numbers)

@@ -14,7 +14,6 @@ from cupynorm._values import replace
 from cupynorm.plan.base import LocalBytes, Occupancy, Question, Variant, none_known
 from cupynorm.plan.config import (
     ALIGNED,
-    MAX_ROUNDS_BLOCK,
     UNALIGNED_APART,
     VARIANTS,
     WARP,
@@ -251,7 +250,7 @@ def _for_rounds(question: Question) -> tuple[Variant, ...]:
     if question.small_batch:
         return (cluster.one_shot, registers.block, staged.shared)
     one_block = (*((registers.warp,) if group <= WARP else ()), registers.block)
-    if group <= MAX_ROUNDS_BLOCK:
+    if group <= question.rules.rounds.max_block:
         return (*one_block, fused_cluster.prefetched, cluster.one_shot, staged.shared)
     return (fused_cluster.prefetched, cluster.one_shot, staged.shared, registers.block)
 

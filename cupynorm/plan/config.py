@@ -34,13 +34,7 @@ MAX_CACHED_COLS = 2**31 - 1  # row_cached counts columns in 32 bits
 MAX_CACHED_VECTORS = 4  # that a thread of row_cached loads at a time
 MAX_ROWS_SIDE_BY_SIDE = 8  # that one block of row_together reads
 FIELDS_SHARED_BYTES = 512  # static ones of States of five doubles (CrossEntropy), beyond STATIC_SHARED_BYTES
-# Where an op goes through a row in several rounds: elements of a thread, since what lanes and warps tell one another
-# costs as much for few as for many; lanes at least, which access whole sectors; threads of a block, so that a
-# multiprocessor holds several; and threads that suffice to fill it (docs/notes/065).
-ROUNDS_ELEMENTS, ROUNDS_LANES, MAX_ROUNDS_BLOCK, ROUNDS_THREADS = 32, 8, 256, 512
-# In row_across: neighbouring rows of a thread at most, and registers for what is known of the rounds of each.
-ROUNDS_VECTOR, ROUNDS_ROW_REGISTERS = 2, 12
-ROUNDS_SHARED_BYTES = 2048  # the same of States of seven doubles (ClipOnChip)
+ROUNDS_SHARED_BYTES = 2048  # static ones of States of seven doubles (ClipOnChip), beyond STATIC_SHARED_BYTES
 SCHEDULERS = 4  # of a multiprocessor: each has registers of its own, so blocks are of whole warps for each
 MIN_REREAD_BLOCK = 128  # threads of row_reread, whose vectors of results have room for a message
 EDGE_VECTORS = (

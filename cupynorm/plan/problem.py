@@ -43,6 +43,8 @@ class Problem:
         0: a mask keeps neither.
     rounds
         The op goes through a row several times while it is on the chip: it waits in registers or in shared memory.
+    sums_of_bytes
+        Rows of bytes, of which only sums are taken, each element once: none waits in registers as a number.
     masked
         A mask drops elements where there are affine parameters; without these, what is fused is taken to be masked.
     staged_operand_bytes
@@ -89,6 +91,7 @@ class Problem:
     across: int = 0
     masked: bool = False
     rounds: bool = False
+    sums_of_bytes: bool = False
     row_numbers: int = MOST_ROW_NUMBERS
 
     @property
@@ -119,6 +122,12 @@ class Problem:
         if not self.parameter_bytes:
             return "interval" if self.interval_mask else "masked"
         return "quantized" if self.output_bytes == 1 else "affine"
+
+    @property
+    def masked_statistics(self) -> bool:
+        """Whether a mask with a byte for each element drops some of a row of which many numbers are found out."""
+        masked = self.fusion == "masked" and self.load_operands == (1,) and self.fields == 1
+        return masked and bool(self.output_bytes) and self.row_numbers == MOST_ROW_NUMBERS and not self.rounds
 
     @property
     def band_share(self) -> float:

@@ -166,6 +166,8 @@ class Tile(NamedTuple):
         The same where threads are counted to leave few places empty.
     thread_bytes, min_thread_bytes
         Bytes of a row where a warp holds it, and at least where operands are loaded with it.
+    max_summed_bytes
+        The same of bytes that are only added up.
     many_vectors, affine_vectors, min_narrow_vectors
         Vectors from which on their addresses count; from which on a thread's own work counts little, with affine
         parameters; narrow accesses at least.
@@ -196,6 +198,7 @@ class Tile(NamedTuple):
     narrow_parameter_words: int
     unaligned_cache_elements: Mapping[int, int]
     many_rows: int
+    max_summed_bytes: int
 
 
 class Staged(NamedTuple):
@@ -253,6 +256,32 @@ class Streamed(NamedTuple):
     threads: int
     elements: int
     rounds: int
+
+
+class Rounds(NamedTuple):
+    """Rows that an op goes through in several rounds while they are on the chip.
+
+    Attributes
+    ----------
+    elements
+        Of a thread, as far as there are so many: what lanes and warps tell one another costs as much for few.
+    lanes
+        Of a row at least, which access whole sectors.
+    max_block
+        Threads of a block, so that a multiprocessor holds several; longer rows are for clusters.
+    threads
+        Of a multiprocessor, which suffice to fill it.
+    apart_vector, apart_row_registers
+        Of rows whose elements lie apart from one another: neighbouring rows of a thread at most, and registers for what
+        is known of the rounds of each.
+    """
+
+    elements: int
+    lanes: int
+    max_block: int
+    threads: int
+    apart_vector: int
+    apart_row_registers: int
 
 
 class LateExponential(NamedTuple):
@@ -593,6 +622,7 @@ SECTIONS: dict[str, Any] = {
     "tile": Tile,
     "staged": Staged,
     "streamed": Streamed,
+    "rounds": Rounds,
     "late_exponential": LateExponential,
     "clusters": Clusters,
     "fused_clusters": FusedClusters,
@@ -612,6 +642,7 @@ class Rules(NamedTuple):
     tile: Tile
     staged: Staged
     streamed: Streamed
+    rounds: Rounds
     late_exponential: LateExponential
     clusters: Clusters
     fused_clusters: FusedClusters

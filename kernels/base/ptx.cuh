@@ -448,6 +448,29 @@ inline unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) {
   return chosen;
 }
 
+// x if it is from low up to high, or if it is finite, and 1 is added to count; else nan. Each predicate is used where it
+// is found: a thread has seven, and the compiler would keep those of 32 elements as bits.
+inline float between_or_nan(float x, float low, float high) {
+  float y;
+  asm("{\n\t.reg .pred p;\n\tsetp.ge.ftz.f32 p, %1, %2;\n\tsetp.le.and.ftz.f32 p, %1, %3, p;\n\t"
+      "selp.f32 %0, %1, 0f7FC00000, p;\n\t}" : "=f"(y) : "f"(x), "f"(low), "f"(high));
+  return y;
+}
+inline float between_or_nan(float x, float low, float high, float& count) {
+  float y;
+  asm("{\n\t.reg .pred p;\n\tsetp.ge.ftz.f32 p, %2, %3;\n\tsetp.le.and.ftz.f32 p, %2, %4, p;\n\t"
+      "selp.f32 %0, %2, 0f7FC00000, p;\n\t@p add.ftz.f32 %1, %1, 0f3F800000;\n\t}"
+      : "=f"(y), "+f"(count) : "f"(x), "f"(low), "f"(high));
+  return y;
+}
+inline float finite_or_nan(float x, float& count) {
+  float y;
+  asm("{\n\t.reg .pred p;\n\t.reg .f32 size;\n\tabs.ftz.f32 size, %2;\n\tsetp.lt.ftz.f32 p, size, 0f7F800000;\n\t"
+      "selp.f32 %0, %2, 0f7FC00000, p;\n\t@p add.ftz.f32 %1, %1, 0f3F800000;\n\t}"
+      : "=f"(y), "+f"(count) : "f"(x));
+  return y;
+}
+
 // The bits of an arithmetic result: a nan has no sign then.
 inline unsigned bits_of_sum(float x) { return as_bits(x); }
 

@@ -5,8 +5,9 @@
 namespace cupynorm {
 
 // ALL: those that there are. MARKED: those that no mask drops. NUMBERS: those that are not nan, either. WEIGHTED: an
-// element comes with its weight, as Fields<T, 2>, and counts as often as that says: not at all where it is 0.
-constexpr int kAllCount = 0, kMarkedCount = 1, kNumbersCount = 2, kWeightsCount = 3;
+// element comes with its weight, as Fields<T, 2>, and counts as often as that says: not at all where it is 0. BYTES:
+// all that there are, each of them a whole number of 8 bits.
+constexpr int kBytesCount = -1, kAllCount = 0, kMarkedCount = 1, kNumbersCount = 2, kWeightsCount = 3;
 
 // What stands for an element that does not count: a nan that no arithmetic makes, and no conversion from 16 bits. An x
 // of float or double that holds these very bits where a mask keeps it counts as dropped.
@@ -36,7 +37,7 @@ template <typename T, int kCounts, bool kZero = false>
 struct Keeping {
   using Element = T;
   static constexpr bool kMasked = kCounts > kAllCount;
-  static T padding() { return kZero || kCounts == kAllCount ? T(0) : missing(T()); }
+  static T padding() { return kZero || kCounts <= kAllCount ? T(0) : missing(T()); }
   static T value(T x) { return x; }
   // What is missing stays so.
   static void subtract(T& x, T from) {
@@ -47,7 +48,7 @@ struct Keeping {
   template <int N, class Predicate>
   static T weight(Predicate valid, int i, T x) {
     if constexpr (kZero) return T(1);
-    else if constexpr (kCounts == kAllCount) return T(valid.template has<N>(i));
+    else if constexpr (kCounts <= kAllCount) return T(valid.template has<N>(i));
     else if constexpr (kCounts == kMarkedCount) return T(!is_missing(x));
     else return T(x == x);
   }

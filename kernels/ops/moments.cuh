@@ -27,11 +27,64 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
   // 1 / sqrt(m2), or 0 where there are no deviations
   static T unit(T m2) { return m2 > 0 ? reciprocal_root(m2) : T(0); }
 
+  // Squares without `count` times mean^2, as long as that is a number.
+  static T without(T squares, T count, T mean) {
+    const T left = multiply_add(-count * mean, mean, squares);
+    return left == left ? left : squares;
+  }
+
+  // Of MARKED: counted from the least that counts, which takes no look at which do, then around the mean. What is
+  // missing is 0 in both sums, so that the squares hold mean^2 for each of these, which is taken away again: of two
+  // elements or more the squares are no less than mean^2, since the least is 0, of one both are 0. Leaves x - origin
+  // in x, but 0 where something is missing.
+  template <int kChains, int N>
+  static State summarize_marked(T (&x)[N]) {
+    T least = infinity<T>(), sum[kChains] = {}, squares[kChains] = {};
+    int counts[kChains] = {};
+#pragma unroll
+    for (int i = 0; i < N; ++i) least = smaller(least, x[i]);  // which is not nan
+    const T origin = least < infinity<T>() ? least : T(0);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const bool counted = !is_missing(x[i]);
+      counts[i % kChains] += counted;
+      x[i] = counted ? x[i] - origin : T(0);
+      sum[i % kChains] += x[i];
+    }
+    const int count = sum_of(counts);
+    const T mean = count == 0 ? T(0) : sum_of(sum) * reciprocal(T(count));
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const T d = x[i] - mean;
+      squares[i % kChains] = multiply_add(d, d, squares[i % kChains]);
+    }
+    return {origin, mean, without(sum_of(squares), T(N - count), mean), T(count)};
+  }
+
+  // Of BYTES: their sum and that of their squares are exact, of up to 128 elements, and so is count^2 times the
+  // variance.
+  template <int kChains, int N>
+  static State summarize_bytes(const T (&x)[N], int count) {
+    static_assert(N <= 128, "sums have 24 bits, their squares 31");
+    T sum[kChains] = {}, squares[kChains] = {};
+#pragma unroll
+    for (int i = 0; i < N; ++i) {  // padding is 0
+      sum[i % kChains] += x[i];
+      squares[i % kChains] = multiply_add(x[i], x[i], squares[i % kChains]);
+    }
+    const int whole = int(sum_of(sum)), spread = count * int(sum_of(squares)) - whole * whole;
+    const T share = count == 0 ? T(0) : reciprocal(T(count)), origin = T(int(T(whole) * share));
+    return {origin, (T(whole) - origin * T(count)) * share, T(spread) * share, T(count)};
+  }
+
   // Counted from the first element that counts, then around their mean: nothing is lost. Leaves x - origin in x, but what
   // is missing as it is.
   template <int N, class Predicate>
   static State summarize(Element (&x)[N], Predicate valid, T) {
     constexpr int kChains = Predicate::kAccumulators;
+    if constexpr (!kHigher && kCounts == kMarkedCount) return summarize_marked<kChains>(x);
+    if constexpr (!kHigher && kCounts == kBytesCount)
+      return summarize_bytes<kChains>(x, valid.template all<N>() ? N : valid.total());
     T origin = 0, sum[kChains] = {}, counts[kChains] = {}, squares[kChains] = {};
 #pragma unroll
     for (int i = N - 1; i >= 0; --i)

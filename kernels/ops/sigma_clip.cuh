@@ -6,8 +6,20 @@
 
 namespace cupynorm {
 
+inline double between_or_nan(double x, double low, double high) {
+  return x >= low && x <= high ? x : not_a_number<double>();
+}
+inline double between_or_nan(double x, double low, double high, double& count) {
+  count += x >= low && x <= high;
+  return between_or_nan(x, low, high);
+}
+
 inline float largest_finite(float) { return as_float(0x7f7fffffu); }
 inline double largest_finite(double) { return as_double(0xffffffffu, 0x7fefffffu); }
+
+inline double finite_or_nan(double x, double& count) {
+  return between_or_nan(x, -largest_finite(x), largest_finite(x), count);
+}
 
 // Numbers in their order, as integers (ordered_bits of base/math.cuh).
 inline unsigned order_of(float x) { return ordered_bits(x); }
@@ -62,36 +74,37 @@ struct OfClipped : OfKept<Op, T, kNumbersCount> {
   }
   static State identity() { return {{}, infinity<T>(), -infinity<T>()}; }
 
-  // The State of what is from low up to high; the rest becomes nan. Counted from the least element, then around their
-  // mean, so that what was left out costs no digits.
-  template <int kChains, int N>
-  static State within(T (&x)[N], T low, T high) {
+  // The State of what `keep(x, count)` leaves, which adds 1 to count for each; the rest becomes nan. Counted from the
+  // least element, then around their mean, so that what was left out costs no digits. That is 0 in both sums, so that
+  // the squares hold mean^2 for each of these, which is taken away again: of two elements or more the squares are no
+  // less than mean^2, since the least is 0, of one both are 0.
+  template <int kChains, int N, class Keep>
+  static State summarize_if(T (&x)[N], Keep keep) {
     T least = infinity<T>(), most = -infinity<T>(), sum[kChains] = {}, squares[kChains] = {};
-    int counts[kChains] = {};
+    T counts[kChains] = {};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const bool kept = x[i] >= low && x[i] <= high;
-      x[i] = kept ? x[i] : not_a_number<T>();
+      x[i] = keep(x[i], counts[i % kChains]);
       least = smaller(least, x[i]);
       most = larger(most, x[i]);
-      counts[i % kChains] += kept;
     }
-    const int count = sum_of(counts);
-    const T origin = count == 0 ? T(0) : least;
+    const T count = sum_of(counts), origin = count == 0 ? T(0) : least;
 #pragma unroll
     for (int i = 0; i < N; ++i) sum[i % kChains] += larger(x[i] - origin, T(0));  // nan is 0
-    const T mean = count == 0 ? T(0) : sum_of(sum) * reciprocal(T(count));
+    const T mean = count == 0 ? T(0) : sum_of(sum) * reciprocal(count);
+    T again = origin;  // or as many registers as elements keep what is above it
+    make_opaque(again);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const T d = (x[i] - origin) - mean;
-      squares[i % kChains] = d == d ? multiply_add(d, d, squares[i % kChains]) : squares[i % kChains];
+      const T d = larger(x[i] - again, T(0)) - mean;
+      squares[i % kChains] = multiply_add(d, d, squares[i % kChains]);
     }
-    return {{origin, mean, sum_of(squares), T(count)}, least, most};
+    return {{origin, mean, Base::without(sum_of(squares), N - count, mean), count}, least, most};
   }
 
   template <int N, class Predicate>
   static State summarize(T (&x)[N], Predicate, T) {
-    return within<Predicate::kAccumulators>(x, -largest_finite(T()), largest_finite(T()));
+    return summarize_if<Predicate::kAccumulators>(x, [](T each, T& count) { return finite_or_nan(each, count); });
   }
 
   // Chan et al. 1979, as of Deviations.
@@ -108,7 +121,7 @@ struct OfClipped : OfKept<Op, T, kNumbersCount> {
     return {{origin, mean, lanes.sum(multiply_add(s.of.count * d, d, s.of.m2)), count}, least, most};
   }
 
-  static T map(T x, Row row) { return x >= row.low && x <= row.high ? x : not_a_number<T>(); }
+  static T map(T x, Row row) { return between_or_nan(x, row.low, row.high); }
   static T map_raw(T x, Row row) { return map(x, row); }
 
   static Progress begin() {
@@ -204,7 +217,8 @@ struct ClipOnChip : OfClipped<ClipOnChip<T, kMedian>, T, kMedian> {
     if constexpr (kMedian) {
       if (p.step != kStatistics) return counted<Predicate::kAccumulators>(x, p);
     }
-    return Base::template within<Predicate::kAccumulators>(x, p.low, p.high);
+    return Base::template summarize_if<Predicate::kAccumulators>(
+        x, [&](T each, T& count) { return between_or_nan(each, p.low, p.high, count); });
   }
 
   // How many there are in the interval of a search, the least and the largest of them. x stays as it is.

@@ -11,7 +11,7 @@ import pytest
 from cupynorm import layer_norm, log_softmax, logsumexp, moments, rms_norm, sigma_clip, softmax, standardize
 from cupynorm.plan.config import VARIANTS
 from tests.gradient_calls import WIDTHS
-from tests.statistic_calls import KINDS, OPS, assert_near, has, of_kind
+from tests.statistic_calls import KINDS, OPS, ROWS, assert_near, has, of_kind
 
 MISSING = ("omit", "where", "lengths", "left, omit")
 CALLS = [pair for pair in itertools.product(OPS, KINDS) if has(*pair)]
@@ -163,3 +163,21 @@ def test_sigma_clip_of_integers(cuda: Any, dtype: str) -> None:
     x = np.random.default_rng(0).integers(0, 2 if dtype == "bool" else 100, (6, 5000)).astype(dtype)
     check_clipped(cuda, x, sigma=1.5)
     check_clipped(cuda, x.reshape(6, 50, 100), axis=1, sigma=1.2, centre="median")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8"])
+def test_moments_of_bytes(xp: Any, dtype: str, variant: str) -> None:
+    """Sums of bytes are exact: of the largest ones, of those that differ by one, and of a constant row."""
+    cols = WIDTHS[variant][0]
+    random = np.random.default_rng(cols)
+    low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    x = random.integers(low, high, (ROWS, cols), endpoint=True)
+    x[0], x[1], x[2, ::2], x[3] = high, low, high, high - (np.arange(cols) == cols // 2)
+    x = x.astype(dtype)
+
+    found = moments(xp.asarray(x), plan=variant)
+
+    for ours, wanted in zip(found, (x.mean(1, np.float64), x.var(1, np.float64)), strict=True):
+        np.testing.assert_allclose(ours.get(), wanted, 1e-6, 1e-7 * high)
+    assert not found[1].get()[:2].any()

@@ -36,7 +36,15 @@ SLOW = bool(os.environ.get("CUPYNORM_SLOW"))
 DEVICE_OF = {"90": "h200"}  # what stands for an architecture that has data
 FUSED = ("masked", "interval", "affine", "affine with outputs", "quantized", "quantized, one output")
 TABLES = {
-    "registers": ("aligned", "narrow", "unaligned", "only read", *FUSED),
+    "registers": (
+        "aligned",
+        "narrow",
+        "unaligned",
+        "only read",
+        "masked statistics",
+        "sums of bytes",
+        *FUSED,
+    ),
     "fixed": ("ragged", "full", "unaligned"),
 }
 
@@ -253,8 +261,13 @@ def problems(row: Mapping[str, Any], own: Limits) -> Iterator[tuple[Limits, Prob
         around |= {"interval_mask": table == "interval", "extra_registers": row.get("extra_registers", 8)}
     if table == "only read":
         around = {"fused": True}
+    if table == "sums of bytes":
+        around, load_bytes = {"fused": True, "direct_load": False, "sums_of_bytes": True}, 1
+    if table == "masked statistics":
+        around = {"fused": True, "output_bytes": size, "load_operands": (1,), "direct_load": False}
+        around["extra_registers"] = row["extra_registers"]
     types = (load_bytes, max(4, size), (load_bytes,) * row["parameters"])
-    widest = ACCESS_BYTES // load_bytes
+    widest = ACCESS_BYTES // max(load_bytes, size if table == "sums of bytes" else 1)
     named = {"registers": "block", "fixed": "block"}.get(row["rule"], row["rule"].partition(" ")[0])
     asked = [(None, rows) for rows in ROWS] + [(named, ROWS[0])]
     devices = (own, RECORDED["a100"], RECORDED["t4"])

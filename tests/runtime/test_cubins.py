@@ -20,6 +20,7 @@ import pytest
 
 import cupynorm
 from cupynorm.invoke import row_ops
+from cupynorm.plan.limits import STATIC_SHARED_BYTES
 from cupynorm.runtime import cache_folder, compiler, cubins, devices, nvrtc
 from cupynorm.tools import environment
 
@@ -304,6 +305,7 @@ class Machine:
         self.image = CUBIN.image
         self.version = (13, 0)
         self.build = 13000
+        self.static_shared = 1024
         self.cuda = types.SimpleNamespace(
             compiler=types.SimpleNamespace(compile_using_nvrtc=self.compile),
             nvrtc=types.SimpleNamespace(getVersion=lambda: self.version),
@@ -334,7 +336,7 @@ class Machine:
         self.attributes.setdefault(function, {})[attribute] = value
 
     def funcGetAttribute(self, attribute: int, _: int) -> int:  # noqa: N802
-        return {1: 1024, 3: 16, 4: 40}[attribute]
+        return {1: self.static_shared, 3: 16, 4: 40}[attribute]
 
 
 class Function:
@@ -393,6 +395,18 @@ def test_a_miss_compiles_and_a_hit_does_not(machine: Machine, monkeypatch: pytes
     assert first[:3] == second[:3] == (5, 40, 16)
     assert second.module.module is not None
     assert machine.attributes == {5: {8: 1000, 9: 100}}
+
+
+@pytest.mark.parametrize("static", [0, STATIC_SHARED_BYTES, STATIC_SHARED_BYTES + 160])
+def test_static_shared_memory_beyond_what_is_kept_back_lessens_the_limit(
+    machine: Machine, static: int
+) -> None:
+    """The driver refuses a limit that, with a kernel's static shared memory, is more than a block may have."""
+    machine.static_shared = static
+
+    kernel_of_a_new_process(shared_limit=10_000)
+
+    assert machine.attributes[5][8] == 10_000 - max(0, static - STATIC_SHARED_BYTES)
 
 
 def test_the_file_says_who_compiled_it(machine: Machine, folder: Path) -> None:

@@ -124,6 +124,17 @@ inline unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) {
   }
   return chosen;
 }
+inline float between_or_nan(float x, float low, float high) {
+  return x >= low && x <= high ? x : as_float(0x7fc00000u);
+}
+inline float between_or_nan(float x, float low, float high, float& count) {
+  count += x >= low && x <= high;
+  return between_or_nan(x, low, high);
+}
+inline float finite_or_nan(float x, float& count) {
+  const float most = as_float(0x7f7fffffu);
+  return between_or_nan(x, -most, most, count);
+}
 inline unsigned bits_of_sum(float x) { return x != x ? 0x7fffffffu : as_bits(x); }
 inline float larger_or_nan(float a, float b) { return a > b || a != a ? a : b; }
 inline unsigned largest_of_warp(unsigned x) {

@@ -15,7 +15,7 @@ from cupynorm.catalog import forms
 from cupynorm.tools import plots, saved
 from cupynorm.tools.results import Measured, Point, Timing
 
-H200 = Path(__file__).parents[2] / "benchmarks" / "h200"
+RESULTS = Path(__file__).parents[2] / "benchmarks"
 ABOUT = {"date": "2026-01-02T03:04:05+00:00", "device": {"name": "a device"}}
 MATPLOTLIB = "matplotlib, which draws plots, is not installed"
 
@@ -212,7 +212,7 @@ def test_the_forms_of_a_whole_run_can_be_read(tmp_path: Path, figures: list[Any]
 # ---- files of measurements
 
 
-@pytest.mark.parametrize("path", sorted(H200.glob("*.json")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("h*00/*.json")), ids=lambda path: path.name)
 def test_every_file_of_results_can_be_shown(path: Path) -> None:
     told = saved.read(path)
 

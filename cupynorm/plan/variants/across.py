@@ -23,9 +23,6 @@ from cupynorm.plan.config import (
     NOWHERE,
     PLAIN,
     REGISTER_BYTES,
-    ROUNDS_ELEMENTS,
-    ROUNDS_ROW_REGISTERS,
-    ROUNDS_VECTOR,
     WARP,
     Plan,
 )
@@ -133,7 +130,7 @@ def _vector(question: Question) -> int:
     """Return how many neighbouring rows a thread has."""
     problem = question.problem
     most = question.rules.apart.max_vector[problem.load_bytes]
-    return min(problem.vector, most, *((ROUNDS_VECTOR,) if problem.rounds else ()))
+    return min(problem.vector, most, *((question.rules.rounds.apart_vector,) if problem.rounds else ()))
 
 
 def _lanes(question: Question, width: int) -> int:
@@ -169,7 +166,7 @@ def _blocks_of_a_row(question: Question, rows: int, each: Sequence[int]) -> list
 def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     problem, numbers, limits = question.problem, question.rules.apart, question.limits
     most = numbers.numbers[problem.compute_bytes]
-    most = min(most, ROUNDS_ELEMENTS) if problem.rounds else most
+    most = min(most, question.rules.rounds.elements) if problem.rounds else most
     found = [(block, width, most_ctas) for block, width, most_ctas in numbers.tilings[problem.load_bytes]]
     alone = [(found[0][0], numbers.alone_width, 1)]
     for block, width, most_ctas in (*alone, *found):
@@ -256,7 +253,8 @@ def _registers(question: Question, elements: int, vector: int, *, tiles: bool = 
     problem, numbers = question.problem, question.rules.apart
     loaded = sum(max(REGISTER_BYTES, size) for size in (*problem.load_operands, *problem.epilogue_operands))
     each = (problem.value_bytes + loaded) // REGISTER_BYTES
-    rounds = ROUNDS_ROW_REGISTERS * problem.compute_bytes // REGISTER_BYTES if problem.rounds else 0
+    rounds = question.rules.rounds.apart_row_registers * problem.compute_bytes // REGISTER_BYTES
+    rounds *= problem.rounds
     few = numbers.tile_registers[problem.compute_bytes] if tiles else numbers.registers
     return few + vector * (numbers.row_registers + rounds + elements * each)
 

@@ -15,7 +15,6 @@ from cupynorm.plan.config import (
     MAX_CTAS,
     MAX_TWO_REDUCTIONS_BLOCK,
     REGISTER_BYTES,
-    ROUNDS_THREADS,
     SHARED,
     WARP,
     Plan,
@@ -116,7 +115,7 @@ def _worth(question: Question, plan: Plan) -> float:
     """
     problem, numbers = question.problem, question.rules.fused_clusters
     if problem.rounds:  # the fewer blocks meet in each round the better
-        filled = min(1.0, plan.min_blocks * plan.block / ROUNDS_THREADS)
+        filled = min(1.0, plan.min_blocks * plan.block / question.rules.rounds.threads)
         return filled * min(1.0, plan.min_blocks / 2) / plan.ctas_per_row
     written = problem.output_bytes * (1 if problem.output_bytes == 1 else problem.outputs)
     each = problem.load_bytes + sum((*problem.load_operands, *problem.epilogue_operands)) + written

@@ -11,13 +11,12 @@ from cupynorm.plan.config import (
     ACCESS_BYTES,
     AT_USE,
     CONVERTED,
+    HALF_BYTES,
     LINE_BYTES,
     MAX_BLOCK,
     PER_ROW,
     PLAIN,
     REGISTERS,
-    ROUNDS_ELEMENTS,
-    ROUNDS_LANES,
     SHARED,
     UNALIGNED,
     UNALIGNED_APART,
@@ -100,6 +99,10 @@ def _fused_table(question: Question) -> str:
     if problem.fusion == "quantized" or (problem.output_bytes == 1 and problem.direct_load):
         alone = problem.outputs == 1 and rules.has_register_rules("quantized, one output", problem.kind)
         return "quantized, one output" if alone else "quantized"
+    if problem.sums_of_bytes and not problem.unaligned:
+        return "sums of bytes"
+    if problem.masked_statistics and rules.has_register_rules("masked statistics", problem.kind):
+        return "masked statistics"
     return "affine with outputs" if problem.fusion == "affine" and problem.outputs > 1 else problem.fusion
 
 
@@ -184,23 +187,25 @@ def thread_bytes(question: Question, rule: RegisterRule | None) -> int:
     """Return how many bytes of a row a thread holds."""
     problem, tile = question.problem, question.rules.tile
     if problem.rounds:
+        rounds = question.rules.rounds
         elements = min(
-            ROUNDS_ELEMENTS, max(problem.vector, problem.cols // ROUNDS_LANES), max_elements(question)
+            rounds.elements, max(problem.vector, problem.cols // rounds.lanes), max_elements(question)
         )
         return elements * problem.element_bytes
     if rule is None:
         return tile.thread_bytes
     if question.narrow:
         return max(rule.thread_bytes, tile.min_narrow_vectors * problem.vector * problem.element_bytes)
-    if not problem.fused:
+    if not problem.fused or problem.sums_of_bytes:
         return rule.thread_bytes
     # what is wider than x are parameters as a rule, which come from a cache
     operands = (*problem.load_operands, *problem.epilogue_operands)
     beside = sum(size for size in operands if size <= problem.load_bytes)
     each = rule.thread_bytes * problem.load_bytes // (problem.load_bytes + beside)
-    most = tile.max_elements[problem.compute_bytes] * problem.load_bytes
+    counted = max(problem.load_bytes, HALF_BYTES)
+    most = tile.max_elements[problem.compute_bytes] * counted
     if problem.fields > 1:
-        most = min(most, max_elements(question) * problem.load_bytes)
+        most = min(most, max_elements(question) * counted)
     least = tile.min_thread_bytes if rule.thread_bytes > tile.min_thread_bytes else 0
     return min(most, max(each, least))
 
@@ -218,6 +223,8 @@ def max_elements(question: Question) -> int:
         fused = tile.max_fused_unaligned_elements
         most = (fused if problem.fused else tile.max_unaligned_elements)[problem.element_bytes]
         return max(problem.vector, most // problem.fields)
+    if problem.sums_of_bytes:
+        return max(problem.vector, tile.max_summed_bytes)
     return max(problem.vector, tile.max_elements[problem.compute_bytes] // problem.fields)
 
 
@@ -260,7 +267,8 @@ def _plan(question: Question, variant: str, group: int, rule: RegisterRule | Fix
     )
     needed += (rows - 1) * (elements * problem.fields // 2 if problem.fused else elements + 1)
     needed += rules.registers.converted * rows * (plan.parameter_cache == CONVERTED)
-    if compiled or (fixed and question.measured and problem.same_types):
+    known = compiled or problem.sums_of_bytes or (fixed and question.measured and problem.same_types)
+    if known:
         needed = min(needed, limits.registers_per_sm // rule.resident_threads)
     if needed * plan.block > limits.registers_per_sm:
         return None
