@@ -13,6 +13,7 @@ from cupynorm.plan.config import (
     CONVERTED,
     FLOAT_BYTES,
     MAX_CTAS,
+    MAX_FUSED_ELEMENTS,
     MAX_TWO_REDUCTIONS_BLOCK,
     REGISTER_BYTES,
     SHARED,
@@ -158,6 +159,8 @@ def _registers(question: Question, elements: int) -> int:
     needed += elements * sum(problem.epilogue_operands) // REGISTER_BYTES
     passing = sum(size * problem.vector // REGISTER_BYTES for size in problem.parameter_bytes)
     needed += max(0, 2 * (passing - model.passing_words))
+    if elements > MAX_FUSED_ELEMENTS[True]:
+        needed += model.step
     if problem.interval_mask:
         needed += 2 * model.edge * bool(problem.load_operands)
         few = alone and problem.element_bytes != FLOAT_BYTES
