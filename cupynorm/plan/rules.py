@@ -427,8 +427,13 @@ class Apart(NamedTuple):
         Columns of a block, where several share a row only to fill the device.
     registers, row_registers
         Of a thread beside its elements, and for each of its rows.
-    tiles_from
-        Rows of so many columns wait in shared memory rather than in registers, by bytes of an element of x.
+    measured
+        Tilings in registers that a search found to be better than the first of `tilings`, where nothing comes beside x:
+        bytes of an element of x, the fewest and the most columns that it is for, neighbouring rows of a thread, threads
+        of a block, bytes of neighbouring rows side by side, and blocks of a multiprocessor.
+    tiles_between
+        The fewest and the most columns of rows that wait in shared memory rather than in registers, by bytes of an
+        element of x; others wait there only where that is asked for.
     tile_vector, tile_numbers
         Where they wait there: as max_vector, and as numbers, which a thread then has at a time.
     tile_registers
@@ -447,7 +452,8 @@ class Apart(NamedTuple):
     least_part: int
     registers: int
     row_registers: int
-    tiles_from: Mapping[int, int]
+    measured: Sequence[Sequence[int]]
+    tiles_between: Mapping[int, Sequence[int]]
     tile_vector: Mapping[int, int]
     tile_numbers: Mapping[int, int]
     tile_registers: Mapping[int, int]

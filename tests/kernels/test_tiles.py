@@ -32,12 +32,13 @@ RANDOM = np.random.default_rng(41)
 
 @pytest.fixture(autouse=True)
 def twins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate a device that holds 16 blocks at once; rows wait in no registers."""
+    """Simulate a device that holds 16 blocks at once; rows wait in shared memory alone."""
     small = dataclasses.replace(RECORDED["h200"], sm_count=16, blocks_per_sm=1)
     monkeypatch.setitem(RECORDED, "small", small)
     simulator.install(monkeypatch, "small")
     monkeypatch.setattr(simulator.settings, "schedules", ("forward", "reverse"))
-    monkeypatch.setattr(across, "_in_registers", lambda *_: iter(()))
+    for kind in ("_as_measured", "_in_registers", "_again"):
+        monkeypatch.setattr(across, kind, lambda *_: iter(()))
     row_ops.forget()
 
 

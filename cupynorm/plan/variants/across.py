@@ -65,10 +65,11 @@ def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
     ctas = [1 << power for power in range(question.max_ctas.bit_length())]
     if variant is not None:
         ctas = ctas[1:] if variant == "cluster" else ctas[:1]
-    kinds = [_in_registers, *(() if question.problem.rounds else (_in_tiles,))]  # row_tiles has no rounds
-    if question.problem.cols >= question.rules.apart.tiles_from[question.problem.load_bytes]:
-        kinds.reverse()
-    for kind in (*kinds, _again):
+    fewest, most = question.rules.apart.tiles_between[question.problem.load_bytes]
+    kinds = [_as_measured, _in_registers, _again]
+    if not question.problem.rounds:  # row_tiles has none
+        kinds.insert(0 if fewest <= question.problem.cols <= most else len(kinds), _in_tiles)
+    for kind in kinds:
         yield from kind(question, ctas)
 
 
@@ -161,6 +162,22 @@ def _blocks_of_a_row(question: Question, rows: int, each: Sequence[int]) -> list
     tiles, parts = math.ceil(problem.rows / rows), problem.cols // numbers.least_part
     enough = [ctas for ctas in each if ctas * tiles >= question.limits.sm_count or 2 * ctas > parts]
     return enough[:1] or [*each[-1:]]
+
+
+def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
+    """Give the tiling that a search found for such rows, if there is one."""
+    problem = question.problem
+    beside = problem.load_operands or problem.epilogue_operands or problem.may_drop or problem.has_scales
+    if beside or problem.rounds or problem.fields > 1 or 1 not in ctas:
+        return
+    for size, fewest, most, vector, block, width, blocks in question.rules.apart.measured:
+        if size != problem.load_bytes or not fewest <= problem.cols <= most or problem.vector % vector:
+            continue
+        lanes = width // (size * vector)
+        if lanes * vector <= problem.across:
+            part = math.ceil(problem.cols / (block // lanes))
+            plan = _tiling(question, lanes, 1, "block", block, part, IN_REGISTERS, vector)
+            yield replace(plan, min_blocks=blocks)
 
 
 def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
