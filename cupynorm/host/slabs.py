@@ -32,6 +32,7 @@ COLUMNS = (
 WIDER = 4  # blocks of so many caches at most: long steps along memory win more than a cache does
 FEW_ROWS = 256  # of a block that has no place in the result: 1 KiB of float32 is read at a time
 MOST_ELEMENTS = 1 << 22  # of such a block, whose memory is kept
+RESHAPES_VIEWS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"  # whether reshape() takes copy=False
 
 
 class Slab(Rows):
@@ -245,14 +246,23 @@ def _three(shape: tuple[int, ...], inner: int, axes: int) -> tuple[int, int, int
     return math.prod(shape[:at]), math.prod(shape[at : at + axes]), math.prod(shape[at + axes :])
 
 
+def _reshaped(array: Array, shape: tuple[int, ...]) -> Array:
+    """Return a view of another shape. Raises ValueError or AttributeError where only a copy has it."""
+    if RESHAPES_VIEWS:
+        return np.reshape(array, shape, copy=False)
+    found: Array = array.view()
+    found.shape = shape
+    return found
+
+
 def _laid(part: Array, inner: int, axes: int) -> Array | None:
     """Return a view of x's part as outer x columns x inner; None if its strides do not fit together."""
     turned = _turned(part, inner, axes)
     if turned.ndim == 2 and inner == axes == 1:  # noqa: PLR2004
         return turned[None] if turned.strides[1] == turned.itemsize or turned.shape[1] == 1 else None
     try:
-        found = np.reshape(turned, _three(turned.shape, inner, axes), copy=False)
-    except ValueError:
+        found = _reshaped(turned, _three(turned.shape, inner, axes))
+    except (ValueError, AttributeError):
         return None
     return found if found.shape[2] == 1 or found.strides[2] == found.itemsize else None
 

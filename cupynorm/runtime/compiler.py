@@ -246,10 +246,9 @@ def _load(wanted: Wanted) -> Kernel:
         raise CompileError(f"{wanted.expression}\n{error}") from error
     driver = devices.driver()
     if wanted.shared_limit:  # a launch that asks for less keeps its own figure
-        beyond = (
-            driver.funcGetAttribute(STATIC_SHARED, pointer) - STATIC_SHARED_BYTES
-        )  # of what is kept back for them
-        driver.funcSetAttribute(pointer, MAX_DYNAMIC_SHARED, wanted.shared_limit - max(0, beyond))
+        most = devices.limits_of(wanted.device).shared_bytes_per_block + STATIC_SHARED_BYTES
+        most -= driver.funcGetAttribute(STATIC_SHARED, pointer)
+        driver.funcSetAttribute(pointer, MAX_DYNAMIC_SHARED, min(wanted.shared_limit, most))
         driver.funcSetAttribute(pointer, SHARED_CARVEOUT, 100)
     if wanted.cluster > PORTABLE_CLUSTER:
         driver.funcSetAttribute(pointer, LARGE_CLUSTERS_ALLOWED, 1)

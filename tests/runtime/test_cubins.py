@@ -369,6 +369,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(devices, "cupy", lambda: found)
     monkeypatch.setattr(devices, "driver", lambda: found)
     monkeypatch.setattr(devices, "present_limits", lambda: devices.RECORDED["h200"])
+    monkeypatch.setattr(devices, "limits_of", lambda _: devices.RECORDED["h200"])
     monkeypatch.setattr(compiler, "options", lambda: OPTIONS)
     monkeypatch.setattr(compiler, "_kernels", compiler.Kernels())
     return found
@@ -403,10 +404,13 @@ def test_static_shared_memory_beyond_what_is_kept_back_lessens_the_limit(
 ) -> None:
     """The driver refuses a limit that, with a kernel's static shared memory, is more than a block may have."""
     machine.static_shared = static
+    most = devices.RECORDED["h200"].shared_bytes_per_block
+    limits = []
+    for asked in (most, 10_000):
+        kernel_of_a_new_process(shared_limit=asked)
+        limits.append(machine.attributes[5][8])
 
-    kernel_of_a_new_process(shared_limit=10_000)
-
-    assert machine.attributes[5][8] == 10_000 - max(0, static - STATIC_SHARED_BYTES)
+    assert limits == [most - max(0, static - STATIC_SHARED_BYTES), 10_000]
 
 
 def test_the_file_says_who_compiled_it(machine: Machine, folder: Path) -> None:
