@@ -119,8 +119,8 @@ inline float fn_gelu(float x) {
 }
 inline double fn_gelu(double x) { return x * (0.5 * erfc(x * -0.70710678118654752)); }
 
-// The derivative Phi(x) + x phi(x) = [x >= 0] + sign(-x) exp(-a^2 / 2) (g(a) - a / sqrt(2 pi)), of the same g. Its error
-// is at most 2.3e-7, and relative to it 3.6e-6 down to x = -8 but next to its root at -0.75. 17 instructions.
+// The derivative Phi(x) + x phi(x) = [x >= 0] + sign(-x) exp(-a^2 / 2) (g(a) - a / sqrt(2 pi)), of the same g. Its
+// error is at most 2.3e-7, and relative to it 3.6e-6 down to x = -8 but next to its root at -0.75. 17 instructions.
 inline float fn_gelu_slope(float x) {
   const float a = magnitude(x), h = multiply_add(a, -0.39894228f, upper_tail_factor(a));
   const float part = exp2_approx(x * -0.72134752f * x) * h;

@@ -448,8 +448,8 @@ inline unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) {
   return chosen;
 }
 
-// x if it is from low up to high, or if it is finite, and 1 is added to count; else nan. Each predicate is used where it
-// is found: a thread has seven, and the compiler would keep those of 32 elements as bits.
+// x if it is from low up to high, or if it is finite, and 1 is added to count; else nan. Each predicate is used where
+// it is found: a thread has seven, and the compiler would keep those of 32 elements as bits.
 inline float between_or_nan(float x, float low, float high) {
   float y;
   asm("{\n\t.reg .pred p;\n\tsetp.ge.ftz.f32 p, %1, %2;\n\tsetp.le.and.ftz.f32 p, %1, %3, p;\n\t"

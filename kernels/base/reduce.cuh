@@ -315,8 +315,8 @@ inline typename Op::State await_blocks(ClusterMailbox<Op, kCtasPerRow, kNotes>& 
 
 // Over the blocks of a cluster, after each block has reduced its threads: every thread gets the row's state. Before the
 // first call all blocks must have made their mbarriers and passed cluster_sync(). A caller in a loop alternates between
-// two mailboxes, with a barrier of its own block (reduce_warps has one) between two calls; `parity` flips each time that
-// a mailbox is used again.
+// two mailboxes, with a barrier of its own block (reduce_warps has one) between two calls; `parity` flips each time
+// that a mailbox is used again.
 template <class Op, bool kEqual, int kCtasPerRow, bool kNotes>
 inline void reduce_blocks(typename Op::State& s, typename Op::Compute pivot,
     ClusterMailbox<Op, kCtasPerRow, kNotes>& cluster_mailbox, int part, unsigned parity,

@@ -40,8 +40,8 @@ inline typename Operand::template Packed<N> prefetched_or_loaded(const typename 
   else return pointer.template load<N>(col);
 }
 
-// A vector that begins anywhere, as two accesses bring it: it is put together when it is used, so that nothing waits for
-// it before.
+// A vector that begins anywhere, as two accesses bring it: it is put together when it is used, so that nothing waits
+// for it before.
 template <typename T, int N>
 struct InTwo {
   SplitVector<T, N, 16> split;
@@ -383,7 +383,8 @@ struct DropoutAnywhere {
     template <int N, typename Compute, typename Index>
     void unpack(NoColumns, Compute* x, Index col) const {
       static_assert(N == 1, "elements lie apart");
-      const auto number = static_cast<unsigned long long>(first + cols.offset(col)), block = dropped.offset + number / 4;
+      const auto number = static_cast<unsigned long long>(first + cols.offset(col)),
+          block = dropped.offset + number / 4;
       const uint2 key = {unsigned(dropped.seed), unsigned(dropped.seed >> 32)};
       const uint4 random = philox_block(block, key);
       const int at = int(number % 4);
@@ -927,7 +928,8 @@ struct FusedLoad : Cols {
     template <int N, typename Index>
     Loaded<N> load_kept(Index col) const {
       if constexpr (kDrops)
-        return {load_vector<T, N>(pointer + this->offset(col)), operands.template load<N>(col), mask.template load<N>(col)};
+        return {load_vector<T, N>(pointer + this->offset(col)), operands.template load<N>(col),
+            mask.template load<N>(col)};
       else return {load_vector<T, N>(pointer + this->offset(col)), operands.template load<N>(col), {}};
     }
     template <int N, typename Element, typename Index>

@@ -123,7 +123,8 @@ struct DirectStore {
 };
 
 // Where elements of y go that lie apart from one another, those of some neighbouring rows together (row/across.cuh).
-// Cols: how far from the first of their row. kAcross: so many rows lie next to one another, aligned to as many elements.
+// Cols: how far from the first of their row. kAcross: so many rows lie next to one another, aligned to as many
+// elements.
 template <typename T, int kAxes, class Cols, int kAcross>
 struct ApartStore : Cols {
   using Type = T;

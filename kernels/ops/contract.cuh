@@ -38,11 +38,11 @@
 //                                That element, or one as good, out of a few of the row; Precision: the type with x's
 //                                precision. Without it `pivot` is 0 everywhere.
 //
-// Optional, kOwnNumber: a number of its own that each row has beside its elements, and that the Load gives: own_number()
-// of its RowPointer. The variant passes it on in `pivot`'s place, from which nothing is counted then
-//   with_own(s, number)          The State s with it. Every thread adds it before States meet, so that the State of a row
-//                                says that it has been read. Blocks that leave messages among the results, and so in
-//                                place of x perhaps, give only that of their own columns, own_number_between().
+// Optional, kOwnNumber: a number of its own that each row has beside its elements, and that the Load gives:
+// own_number() of its RowPointer. The variant passes it on in `pivot`'s place, from which nothing is counted then
+//   with_own(s, number)          The State s with it. Every thread adds it before States meet, so that the State of a
+//                                row says that it has been read. Blocks that leave messages among the results, and so
+//                                in place of x perhaps, give only that of their own columns, own_number_between().
 //
 // Optional, kTwoPass: two passes over what a warp has, where they are cheaper than one exchange of States. Called by
 // summarize_lanes and row_cached
@@ -66,14 +66,15 @@
 // them out. `summarize` is the first round. Called by row/rounds.cuh, from row_registers, row_computed and row_across
 //   Progress                     What is known of a row after some rounds: the same for every thread that shares it.
 //   begin()                      The Progress before the first round.
-//   again(progress, total)       Whether there is another round, given the State of the row that the last one has found.
-//                                Once it says no it says no for good, whatever it is given.
+//   again(progress, total)       Whether there is another round, given the State of the row that the last one has
+//                                found. Once it says no it says no for good, whatever it is given.
 //   settled(s, progress)         Whether the next round would find the State s again, which the last one has found of
 //                                some elements.
 //   summarize_again(x[N], valid, progress)
 //                                The State of x in the next round, padding included. May leave in x what later rounds
 //                                and `map` take instead, as `summarize` may.
-//   closed(progress)             What stands for the State of the row when `finish` is called: it looks at nothing else.
+//   closed(progress)             What stands for the State of the row when `finish` is called: it looks at nothing
+//                                else.
 #pragma once
 #include <base/math.cuh>
 

@@ -109,8 +109,8 @@ struct LabelCrossEntropy : RowOp {
 template <typename T>
 struct SmoothCrossEntropy : RowOp {
   using Compute = T;
-  // Sum and number of the elements that were summarised; sum: of x - pivot, with the pivot of Exponentials. Counted from
-  // there, and not from 0, the loss keeps its digits where logits are large. own: as in LabelCrossEntropy.
+  // Sum and number of the elements that were summarised; sum: of x - pivot, with the pivot of Exponentials. Counted
+  // from there, and not from 0, the loss keeps its digits where logits are large. own: as in LabelCrossEntropy.
   struct State {
     Exponentials<T> exponentials;
     T own, sum, count;
@@ -145,8 +145,8 @@ struct SmoothCrossEntropy : RowOp {
     return {{max, sum_of(powers)}, -infinity<T>(), sum_of(sum), T(valid.total())};
   }
 
-  // The same of some vectors. Nothing says which of their elements are padding: -inf is not counted, and `finish` misses
-  // those that are a row's own.
+  // The same of some vectors. Nothing says which of their elements are padding: -inf is not counted, and `finish`
+  // misses those that are a row's own.
   template <int kVector, int N, int kVectors, class Fill>
   static State summarize_some(T (&x)[N], const bool (&some)[kVectors], Fill fill) {
     State all = identity();

@@ -77,8 +77,8 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
     return {origin, (T(whole) - origin * T(count)) * share, T(spread) * share, T(count)};
   }
 
-  // Counted from the first element that counts, then around their mean: nothing is lost. Leaves x - origin in x, but what
-  // is missing as it is.
+  // Counted from the first element that counts, then around their mean: nothing is lost. Leaves x - origin in x, but
+  // what is missing as it is.
   template <int N, class Predicate>
   static State summarize(Element (&x)[N], Predicate valid, T) {
     constexpr int kChains = Predicate::kAccumulators;

@@ -73,8 +73,10 @@ struct OfExponentials : RowOp {
   static constexpr bool kExtends = true;
   template <int N, class Predicate>
   static State extend(State s, T (&x)[N], Predicate) {
-    T max = larger(s.max, maximum(x)), pivot = max == -infinity<T>() || (kInfinite && max == infinity<T>()) ? T(0) : max,
-      sum = s.sum * exponential(s.max - pivot);
+    const T max = larger(s.max, maximum(x));
+    const bool has_none = max == -infinity<T>() || (kInfinite && max == infinity<T>());
+    const T pivot = has_none ? T(0) : max;
+    T sum = s.sum * exponential(s.max - pivot);
 #pragma unroll
     for (int i = 0; i < N; ++i) sum += Op::exponent(x[i], pivot);
     return {max, sum};

@@ -1,5 +1,5 @@
-// block, cluster, uncached of rows whose elements lie apart from one another in memory, as along an axis that is not the
-// last: they wait in registers, or are read twice. tiles.cuh has those that wait in shared memory.
+// block, cluster, uncached of rows whose elements lie apart from one another in memory, as along an axis that is not
+// the last: they wait in registers, or are read twice. tiles.cuh has those that wait in shared memory.
 #pragma once
 #include <row/apart.cuh>
 #include <row/rounds.cuh>
@@ -10,8 +10,8 @@ namespace cupynorm {
 
 // A thread has kVector neighbouring rows, and loads kElements elements of each at a time, which are all that it has
 // where rows wait in registers (kHolds). kLanes threads lie side by side, and kDown share each row, every kDown-th
-// element of it. kFull: a block has exactly kElements * kDown elements of each row. kCtasPerRow: blocks of a cluster that
-// share rows. kBlock, kMinBlocks: as in Registers.
+// element of it. kFull: a block has exactly kElements * kDown elements of each row. kCtasPerRow: blocks of a cluster
+// that share rows. kBlock, kMinBlocks: as in Registers.
 template <int Vector_, int Elements, int Lanes_, bool Full, bool Holds, int CtasPerRow, int Block, int MinBlocks>
 struct Across {
   static constexpr int kVector = Vector_, kElements = Elements, kLanes = Lanes_, kCtasPerRow = CtasPerRow,
@@ -40,8 +40,8 @@ struct ReductionPlaces {
 
 // The States of a thread's rows become those of whole rows, counted from the thread's own pivots, which are the same in
 // a warp. All threads must call; mbarrier has been made, and the blocks of the cluster have met since. A caller in a
-// loop alternates between two sets of places, each with an mbarrier, whose parity flips each time that it is used again.
-// States are merged in an order that follows from Shape alone.
+// loop alternates between two sets of places, each with an mbarrier, whose parity flips each time that it is used
+// again. States are merged in an order that follows from Shape alone.
 template <class Op, class Shape>
 inline void reduce_apart(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
     const ReductionPlaces<Op, Shape>& places, Mbarrier* mbarrier, int part, unsigned parity = 0) {
@@ -180,8 +180,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       });
     }
   };
-  // Computes a part of what was fetched, from number `from` and column `at` on. Elements that are not there are padding.
-  // Counts those that are.
+  // Computes a part of what was fetched, from number `from` and column `at` on. Elements that are not there are
+  // padding. Counts those that are.
   auto take = [&](int from, Index at) {
     int there = 0;
     keeps = 0;

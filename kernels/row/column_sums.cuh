@@ -171,8 +171,8 @@ constexpr bool kSameForAllRows = false;
 template <typename T, int kWidth, bool kConstant>
 constexpr bool kSameForAllRows<AlongColumns<T, kWidth, kConstant>> = true;
 
-// A bit or more of each access that a vector came in; and what makes a vector depend on `zero`, which is 0: its elements
-// are there no sooner than that.
+// A bit or more of each access that a vector came in; and what makes a vector depend on `zero`, which is 0: its
+// elements are there no sooner than that.
 template <typename T, int N>
 inline unsigned bits_of(const Vector<T, N>& vector) {
   unsigned bits = 0;
@@ -320,8 +320,8 @@ inline void add_rows(
     add_some_rows<Function, kSums, N, kWidth, 1, kApart, kTogether, kMoved>(a, row, col, place, same, sum);
 }
 
-// Adds up what all warps have of each column of a tile, in their order, and hands it on. Each sum has threads of its own
-// where they are enough.
+// Adds up what all warps have of each column of a tile, in their order, and hands it on. Each sum has threads of its
+// own where they are enough.
 template <int kSum, int kThreads, int kSums, int kWarps, int kTile, typename Compute, class A>
 inline void put_sums(const Compute (&sums)[kSums][kWarps][kTile], const A& a, int64 tile) {
   constexpr int kFirst = kSums * kTile <= kThreads ? kSum * kTile : 0;  // thread

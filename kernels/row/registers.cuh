@@ -88,7 +88,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       if (threadIdx.x < 2) init_mbarrier(&round_mailboxes[threadIdx.x].mbarrier);
     }
   }
-  begin_exchange<Shape, !kOneSet, Store::kScales, kDynamic>(slots, cluster_mailboxes, coming, largest_slots, largest_mailbox);
+  begin_exchange<Shape, !kOneSet, Store::kScales, kDynamic>(slots, cluster_mailboxes, coming, largest_slots,
+      largest_mailbox);
   // of two sets of slots and mailboxes; in clusters more: a signal's parity changes every other time
   unsigned set = 0;
   unsigned largest_parity = 0;

@@ -1,6 +1,6 @@
 // Rows with sums over rows beside them: of the further numbers that the functions of Load and Store give for each
-// element. Of a norm's gradient they are dy * xhat and dy, whose sums are the gradients of gamma and beta, and dx, whose
-// sum is a bias's. Each array is read once.
+// element. Of a norm's gradient they are dy * xhat and dy, whose sums are the gradients of gamma and beta, and dx,
+// whose sum is a bias's. Each array is read once.
 //
 // A row waits for its numbers in registers, as in row_registers; or, with kStages, in shared memory as it was loaded,
 // while the next row is summarised: what warps and blocks tell one another has a row's time to arrive. It is then
@@ -60,7 +60,8 @@ inline void write_sums(const Compute (&sums)[kSums][Shape::kElements], Compute* 
     // with stages they lie where rows were on their way: all of them have been read
     constexpr bool kInStages = Shape::kStages > 0;
     __shared__ Compute own[kInStages ? 1 : Shape::kGroups][kInStages ? 1 : kPitch];
-    auto* const columns = reinterpret_cast<Compute (*)[kPitch]>(kInStages ? shared_memory : reinterpret_cast<unsigned char*>(own));
+    auto* const place = kInStages ? shared_memory : reinterpret_cast<unsigned char*>(own);
+    auto* const columns = reinterpret_cast<Compute (*)[kPitch]>(place);
 #pragma unroll
     for (int k = 0; k < kSums; ++k) {
       __syncthreads();  // what was there has been read
@@ -259,7 +260,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
             kept[p].make_opaque();
             source.template unpack_row<kLoadSums, Shape::kBlock, kVector, As>(kept[p],
                 row_place<Load, Store, Shape>(place, p), threadIdx.x, values, tile.col(p), add_loaded(p * kVector));
-            of_thread = Op::template merge<false>(of_thread, Op::summarize(values, OfVector{kVector, false}, Compute(0)));
+            of_thread = Op::template merge<false>(of_thread,
+                Op::summarize(values, OfVector{kVector, false}, Compute(0)));
           }
           if constexpr (kEdge > 0) {
             ElementOf<Op> value[1] = {unpack_edge(source, own_around, here)};

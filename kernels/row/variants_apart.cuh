@@ -1,4 +1,5 @@
-// The variants of rows whose elements lie apart from one another, as variants.cuh has those of rows that are contiguous.
+// The variants of rows whose elements lie apart from one another, as variants.cuh has those of rows that are
+// contiguous.
 #pragma once
 #include <row/across.cuh>
 #include <row/tiles.cuh>

@@ -1,4 +1,5 @@
-// What waits of a row in shared memory as it was computed, and its scale: of row_computed and, in part, of the kernels of rows apart.
+// What waits of a row in shared memory as it was computed, and its scale: of row_computed and, in part, of the kernels
+// of rows apart.
 #pragma once
 #include <io/affine.cuh>
 

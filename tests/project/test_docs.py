@@ -168,7 +168,10 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(there), target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+KERNELS = sorted((CHECKOUT / "kernels").rglob("*.cuh"))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *KERNELS], ids=lambda page: str(page.relative_to(CHECKOUT)))
 def test_lines_are_short(page: Path) -> None:
     long = [line for line in page.read_text("utf-8").splitlines() if len(line) > WIDEST]
 
