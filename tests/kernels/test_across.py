@@ -94,7 +94,7 @@ def expected(op: RowOp, host: Any) -> Any:
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + EPS) * gamma + gamma
 
 
-@pytest.mark.parametrize("dtype", [*DIGITS])
+@pytest.mark.parametrize("dtype", [*DIGITS] if SLOW else [each for each in DIGITS if each != "bfloat16"])
 @pytest.mark.parametrize("variant", [None, *VARIANTS_ACROSS])
 def test_every_variant_is_right(variant: str | None, dtype: str) -> None:
     seen = set()
