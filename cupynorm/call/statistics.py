@@ -24,6 +24,7 @@ from cupynorm.call.losses import _result
 from cupynorm.call.masks import Asked, Mask, _check_broadcast, mask_of, with_lengths
 from cupynorm.call.missing import OMIT, PROPAGATE, RAISE, nan_policy
 from cupynorm.host.keeping import ALL, Keeping
+from cupynorm.runtime import devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -118,7 +119,7 @@ def check_elements_result(
     asked, nan = _asked(x, missing)
     others = {**asked.arrays(), **({} if missing.weights is None else {"weights": missing.weights})}
     call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, others=others, may_be=("x",))
-    mask = _checked_missing(asked, missing, nan, x, call.axes, on_device=call.on_device)
+    mask = _checked_missing(asked, missing, x, call.axes, on_device=call.on_device)
     made = {name: call.empty_statistic() for name in rows}
     return StatisticCall(
         call.on_device,
@@ -164,7 +165,7 @@ def check_rows_results(
     wanted = None if dtype is None else dtype_of(dtype)
     shape = x.shape[:at] + (1,) * (axes if boolean("keepdims", keepdims) else 0)
     device = check_places(x, {**outs, **others}) if on_device else -1
-    mask = _checked_missing(asked, missing, nan, x, axes, on_device=on_device)
+    mask = _checked_missing(asked, missing, x, axes, on_device=on_device)
     read, made = {"x": x, **others}, dict[str, Any]()
     for name, each in zip(rows, given, strict=True):
         if each is not None:
@@ -180,18 +181,12 @@ def check_rows_results(
 
 def _asked(x: Any, missing: Missing) -> tuple[Asked, str]:
     """Return the keywords of the mask, with an array for a list of lengths, and what becomes of nan."""
-    nan = nan_policy(missing.nan, on_device=False)
+    nan = nan_policy(missing.nan, on_device=devices.is_device_array(x))
     asked = Asked(where=missing.where, lengths=missing.lengths, left_padded=missing.left_padded)
     return with_lengths(asked, x), nan
 
 
-def _checked_missing(
-    asked: Asked, missing: Missing, nan: str, x: Any, axes: int, *, on_device: bool
-) -> Mask | None:
-    if nan == RAISE and on_device:
-        raise ValueError(
-            'nan="raise" is for NumPy arrays: to look at x on a device would wait for the device'
-        )
+def _checked_missing(asked: Asked, missing: Missing, x: Any, axes: int, *, on_device: bool) -> Mask | None:
     if missing.weights is not None:
         check_input("weights", missing.weights, on_device=on_device, any_integer=True)
         _check_broadcast("weights", missing.weights, x.shape, "x")

@@ -15,8 +15,9 @@ from cupynorm.call.losses import (
     check_logsumexp,
     is_ignored,
 )
-from cupynorm.call.missing import OMIT, PROPAGATE, RAISE, refused
+from cupynorm.call.missing import OMIT, PROPAGATE, RAISE
 from cupynorm.host import losses
+from cupynorm.host.keeping import Keeping, refuse_nan
 from cupynorm.invoke import gradient_calls
 from cupynorm.plan.config import Plan
 
@@ -336,12 +337,12 @@ def _logsumexp(call: LogSumExpCall) -> None:
     if not call.x.size:
         return
     mask, omit = None if call.mask is None else call.mask.on_host(), call.nan == OMIT
+    weights = None if call.b is None else np.broadcast_to(call.b, call.x.shape)
+    refuse_nan(call.x, call.axes, Keeping(mask, weights, refuse=call.nan == RAISE))
     if call.b is None and call.sign is None:
         losses.logsumexp(call.x, call.axes, call.out, mask, omit=omit)
     else:
         losses.signed_logsumexp(call.x, call.axes, call.out, mask, call.b, call.sign, omit=omit)
-    if call.nan == RAISE and np.isnan(call.out).any() and np.isnan(call.x).any():
-        raise refused()
 
 
 CROSS_ENTROPY = gradient_calls.Road(
