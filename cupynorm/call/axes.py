@@ -47,11 +47,12 @@ def axes_of(axis: Any, shape: tuple[int, ...], name: str = "x") -> tuple[int, ..
 class Turn(NamedTuple):
     """How arrays of x's shape are turned so that its normalised axes are the last; both groups keep their order.
 
-    order: x's axes, as the turned arrays have them. axes: how many are normalised.
+    order: x's axes, as the turned arrays have them. axes: how many are normalised. name: what the caller calls x.
     """
 
     order: tuple[int, ...]
     axes: int
+    name: str = "x"
 
     @property
     def axis(self) -> tuple[int, ...]:
@@ -91,13 +92,23 @@ class Turn(NamedTuple):
         as x are turned; statistics have fewer. leading: how many results may be of x's shape, the first; default: all.
         """
         given = {name: self.turned(each) for name, each in whole.items()}
-        results = function(**given, axis=self.axis, **others)
+        try:
+            results = function(**given, axis=self.axis, **others)
+        except ValueError as error:
+            self.tell(error)
+            raise
         several = isinstance(results, tuple)
         each_result = results if several else (results,)
         leading = len(each_result) if leading is None else leading
         turned = tuple(self.result(each, given, whole) for each in each_result[:leading])
         found = (*turned, *each_result[leading:])
         return found if several else found[0]
+
+    def tell(self, error: ValueError) -> None:
+        """Let an error about shapes say that turned arrays have their axes in another order than the caller's."""
+        if any(words in str(error) for words in (" shape", "last axis")):
+            order = f"{self.name} has its axes in the order {self.order}, the normalised ones last"
+            error.args = (f"{error} (here {order})",)
 
     def result(self, array: Any, given: Mapping[str, Any], whole: Mapping[str, Any]) -> Any:
         """Return one result in x's orientation: the caller's own array where it was given."""
@@ -119,7 +130,7 @@ def turn_of(axis: Any, x: Any, name: str = "x") -> Turn | None:
     axes, ndim = axes_of(axis, x.shape, name), x.ndim
     if axes == tuple(range(ndim - len(axes), ndim)):
         return None
-    return Turn((*(at for at in range(ndim) if at not in axes), *axes), len(axes))
+    return Turn((*(at for at in range(ndim) if at not in axes), *axes), len(axes), name)
 
 
 def memory_order(array: Any) -> tuple[int, ...]:

@@ -258,9 +258,14 @@ class Fusion:
         if isinstance(add_to, Mapping):  # those of gamma and beta stay as they are
             sums = {name: turn.turned(each) if name in names else each for name, each in add_to.items()}
         to = turn.turned(out)
-        found = self.backward(
-            arriving, turn.turned(x), *map(turn.turned, values), axis=turn.axis, add_to=sums, out=to, **own
-        )
+        values_turned = map(turn.turned, values)
+        try:
+            found = self.backward(
+                arriving, turn.turned(x), *values_turned, axis=turn.axis, add_to=sums, out=to, **own
+            )
+        except ValueError as error:
+            turn.tell(error)
+            raise
 
         def back(name: str, gradient: Any, operand: Any) -> Any:
             if gradient is None or not is_array(operand):
@@ -323,7 +328,12 @@ class Fusion:
         others = {name: turn.turned(each) for name, each in arguments.items() if name not in self.arguments}
         turned = tuple(map(turn.turned, several))
         out = turned if isinstance(outs, tuple) else turned[0]
-        results = self(turn.turned(x), *map(turn.turned, operands), axis=turn.axis, out=out, **own, **others)
+        operands = tuple(map(turn.turned, operands))
+        try:
+            results = self(turn.turned(x), *operands, axis=turn.axis, out=out, **own, **others)
+        except ValueError as error:
+            turn.tell(error)
+            raise
         given, mine = ({str(at): each for at, each in enumerate(each_out)} for each_out in (turned, several))
         found = results if isinstance(results, tuple) else (results,)
         back = tuple(turn.result(each, given, mine) for each in found)
