@@ -190,4 +190,12 @@ def _checked_missing(asked: Asked, missing: Missing, x: Any, axes: int, *, on_de
     if missing.weights is not None:
         check_input("weights", missing.weights, on_device=on_device, any_integer=True)
         _check_broadcast("weights", missing.weights, x.shape, "x")
+        if not on_device:
+            _check_not_negative(missing.weights)
     return None if asked.says_nothing else mask_of(asked, x.shape, axes)
+
+
+def _check_not_negative(weights: Any) -> None:
+    """ValueError for a negative weight of the host; on a device a look at them would wait for the device."""
+    if weights.dtype.kind not in "bu" and (negative := weights < 0).any():
+        raise ValueError(f"weights holds {weights[negative].flat[0]}: use numbers of 0 or more")

@@ -6,6 +6,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
+from cupynorm._options import boolean
 from cupynorm.call.arguments import is_number
 from cupynorm.call.axes import turn_of
 from cupynorm.call.losses import (
@@ -105,14 +106,15 @@ def logsumexp(
     """
     if axis != -1 and (turn := turn_of(axis, x)) is not None:
         whole = {"x": x, "where": where, "bias": bias, "b": b}
-        whole |= {"out": out} if keepdims is True else {}
+        keepdims = boolean("keepdims", keepdims)
+        whole |= {"out": out} if keepdims else {}
         rest = {
             "lengths": lengths,
             "left_padded": left_padded,
             "causal": causal,
             "causal_offset": causal_offset,
         }
-        rest |= {} if keepdims is True else {"out": out}
+        rest |= {} if keepdims else {"out": out}
         rest |= {"scale": scale, "window": window, "keepdims": keepdims, "dtype": dtype, "plan": plan}
         rest |= {"nan": nan, "return_sign": return_sign}
         return turn.call(logsumexp, whole, **rest)

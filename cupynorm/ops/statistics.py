@@ -531,9 +531,9 @@ def moments(
     (2.0, 2.0)
     """
     if axis != -1 and (turn := turn_of(axis, x)) is not None:
-        given_out = (
-            tuple(map(turn.turned, out)) if keepdims is True and isinstance(out, (tuple, list)) else out
-        )
+        given_out = out
+        if boolean("keepdims", keepdims) and isinstance(out, (tuple, list)):
+            given_out = tuple(map(turn.turned, out))
         found = turn.call(
             moments,
             {"x": x, "where": where, "weights": weights},

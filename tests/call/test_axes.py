@@ -410,3 +410,15 @@ def test_errors_about_shapes_say_in_which_order_the_axes_are(call: Any, message:
 def test_other_errors_say_nothing_about_the_order_of_axes() -> None:
     with pytest.raises(ValueError, match="eps is -1: it must be 0 or a positive finite number$"):
         cupynorm.layer_norm(np.ones((3, 4)), axis=0, eps=-1)
+
+
+def test_keepdims_may_be_numpys_boolean() -> None:
+    x = np.random.default_rng(0).standard_normal((2, 3, 4))
+    total, mean, variance = np.empty((2, 1, 4)), np.empty((2, 1, 4)), np.empty((2, 1, 4))
+
+    cupynorm.logsumexp(x, axis=1, keepdims=np.True_, out=total)
+    cupynorm.moments(x, axis=1, keepdims=np.True_, out=(mean, variance))
+
+    np.testing.assert_allclose(np.exp(total), np.exp(x).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(mean, x.mean(axis=1, keepdims=True), atol=1e-12)
+    np.testing.assert_allclose(variance, x.var(axis=1, keepdims=True))

@@ -547,6 +547,13 @@ ERRORS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (standardize, {"return_stats": 1}, TypeError, "return_stats is 1: use True or False"),
     (standardize, {"weights": np.ones(4)}, ValueError, "weights has shape (4,), x has (2, 3)"),
     (standardize, {"weights": np.ones(3, complex)}, TypeError, "weights: dtype complex128 is not supported"),
+    (
+        standardize,
+        {"weights": np.array([1, 2, -3])},
+        ValueError,
+        "weights holds -3: use numbers of 0 or more",
+    ),
+    (moments, {"weights": np.float16(-0.5).reshape(1)}, ValueError, "weights holds -0.5: use numbers of 0"),
     (standardize, {"where": np.ones(3)}, TypeError, "where has dtype float64"),
     (standardize, {"lengths": [1, 4]}, ValueError, "lengths holds 4"),
     (standardize, {"plan": "warp"}, ValueError, "x is a NumPy array"),
