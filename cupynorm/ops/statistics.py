@@ -439,9 +439,13 @@ def rescale(
     def check() -> StatisticCall:
         rows = RESCALE.stats if boolean("return_range", return_range) else ()
         numbers = (number("low", low), number("high", high))
-        return check_elements_result(
+        call = check_elements_result(
             x, missing, axis=axis, rows=rows, out=out, dtype=dtype, plan=plan, numbers=numbers
         )
+        for name, each in zip(("low", "high"), numbers, strict=True):
+            if abs(each) > float(np.finfo(call.compute).max):
+                raise ValueError(f'{name} is {each}, beyond {call.compute}: give dtype="float64"')
+        return call
 
     options = (low, high, axis, return_range, dtype)
     return _run("rescale", x, missing, {"out": out}, options, check, RESCALED, plan)

@@ -562,6 +562,7 @@ ERRORS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (normalize, {"ord": "2"}, TypeError, "ord is '2': use 1, 2 or numpy.inf"),
     (normalize, {"ord": True}, TypeError, "ord is True: use 1, 2 or numpy.inf"),
     (rescale, {"low": np.inf}, ValueError, "low is inf: it must be finite"),
+    (rescale, {"low": 1e39}, ValueError, 'low is 1e+39, beyond float32: give dtype="float64"'),
     (rescale, {"high": None}, TypeError, "high is None: give a number"),
     (moments, {"order": 5}, ValueError, "order is 5: use 2, 3 or 4"),
     (moments, {"order": 2.0}, TypeError, "order is 2.0: use 2, 3 or 4"),
