@@ -58,8 +58,8 @@ def logsumexp(
     scale, where, lengths, left_padded, causal, causal_offset, window, bias
         As in softmax.
     b : array, optional
-        What exponentials are multiplied with, as in SciPy; broadcasts to x's shape, of a dtype that x may have, or
-        of any integers. An element of b = 0 counts for nothing, whatever x holds.
+        What exponentials are multiplied with, as in SciPy; broadcasts to x's shape, of float16, bfloat16, float32,
+        float64, bool or any integers. An element of b = 0 counts for nothing, whatever x holds.
     nan : {"propagate", "omit", "raise"}, default "propagate"
         "omit": nan counts for nothing; "raise": a nan that counts is a ValueError, for NumPy arrays.
     return_sign : bool, default False
@@ -219,7 +219,7 @@ def cross_entropy(
         The class of each row: integers of any width, of logits' shape without `axis`, 0 to classes - 1, or
         ignore_index.
     weight : array or float, optional
-        One number a class, or broadcasting to that; of any dtype that logits may have. Default: 1.
+        One number a class, or broadcasting to that; of float16, bfloat16, float32 or float64. Default: 1.
     ignore_index : int, optional
         Rows of this label do not count: their loss and gradient are exactly 0, whatever their logits hold. PyTorch's
         default is -100; here nothing is ignored unless it is given.

@@ -205,8 +205,9 @@ def layer_norm(
         CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
         shape.
     gamma, beta : array or float, optional
-        Scale and shift, of the shape of the normalised axes or broadcasting to it, in any dtype that x may have.
-        Leading axes of one element, as in (1, D), are dropped. A number is copied to a device once and kept there.
+        Scale and shift, of the shape of the normalised axes or broadcasting to it, of float16, bfloat16, float32 or
+        float64. Leading axes of one element, as in (1, D), are dropped. A number is copied to a device once and kept
+        there.
     axis : int, tuple of int, or None, default -1
         The normalised axes, in any order; None for all. Results have x's order in memory.
     eps : float, default 1e-5

@@ -86,9 +86,9 @@ def layer_norm_backward(
 
     On the host dgamma and dbeta are summed in float64, one row after another in C order, from what add_to holds on. So
     with an add_to of float64, rows that are cut into several calls give the bits of one call. On a device they are
-    summed in the type of arithmetic, in an order that follows from the shape alone: the bits are the same from run to
-    run and on every device. They are sums, no means, and are also summed over all along which gamma or beta are
-    broadcast.
+    summed in the type of arithmetic, in an order that follows from the shape and the plan: the bits are the same from
+    run to run, however many blocks a device holds. They are sums, no means, and are also summed over all along which
+    gamma or beta are broadcast.
 
     On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
     its stream, nobody else may write to `out` or read from it.

@@ -168,8 +168,9 @@ def standardize(
     left_padded : bool, default False
         A row has its last `lengths` elements instead.
     weights : array, optional
-        How often an element counts; broadcasts to x's shape, of a dtype that x may have, or of any integers; not
-        negative. An element of weight 0 does not count, but has a z-score.
+        How often an element counts; broadcasts to x's shape, of float16, bfloat16, float32, float64, bool or any
+        integers. An element of weight 0 does not count, but has a z-score. A negative weight is a ValueError on the
+        host; a device does not look for it.
     nan : {"propagate", "omit", "raise"}, default "propagate"
         "propagate": a row that holds nan gives nan throughout. "omit": nan does not count, and stays nan. "raise": an
         element that counts and is nan is a ValueError, for NumPy arrays.
@@ -385,7 +386,7 @@ def rescale(
         CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
         shape.
     low, high : float, default 0.0 and 1.0
-        What a row's smallest and largest element become. high may be less than low.
+        What a row's smallest and largest element become; within the type of arithmetic. high may be less than low.
     axis : int, tuple of int, or None, default -1
         The axes of a row, in any order; None for all. Results have x's order in memory.
     where, lengths, left_padded, nan
@@ -488,7 +489,7 @@ def moments(
         CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
         shape.
     axis : int, tuple of int, or None, default -1
-        The axes of a row, in any order; None for all. Results have x's order in memory.
+        The axes of a row, in any order; None for all.
     order : {2, 3, 4}, default 2
         How many moments: 2 for mean and variance, 3 for the skewness, too, 4 for the kurtosis, too.
     ddof : float, default 0
@@ -632,7 +633,7 @@ def sigma_clip(
     where, lengths, left_padded
         As in standardize; what they drop is nan in the result.
     return_bounds : bool, default False
-        Return the lowest and the highest number that is kept in each row as well.
+        Return the bounds of each row as well: what lies between them, these included, is kept.
     return_stats : bool, default False
         Return mean and standard deviation of what is kept as well.
     out, dtype, plan
