@@ -45,11 +45,6 @@ class Missing(NamedTuple):
     weights: Any = None
     nan: Any = PROPAGATE
 
-    def arrays(self) -> dict[str, Any]:
-        """Return the arrays among them by name."""
-        named = {"where": self.where, "lengths": self.lengths, "weights": self.weights}
-        return {name: each for name, each in named.items() if each is not None}
-
 
 class StatisticCall(NamedTuple):
     """A checked call of a statistic op.
@@ -116,8 +111,7 @@ def check_elements_result(
     numbers: tuple[float, ...] = (),
 ) -> StatisticCall:
     """Check a call whose result has x's shape, and allocate what it writes. rows: the further results, one a row."""
-    asked, nan = _asked(x, missing)
-    others = {**asked.arrays(), **({} if missing.weights is None else {"weights": missing.weights})}
+    asked, nan, others = _asked(x, missing)
     call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, others=others, may_be=("x",))
     mask = _checked_missing(asked, missing, x, call.axes, on_device=call.on_device)
     made = {name: call.empty_statistic() for name in rows}
@@ -149,8 +143,7 @@ def check_rows_results(
     numbers: tuple[float, ...] = (),
 ) -> StatisticCall:
     """Check a call whose results have one number a row, and allocate them. out: None, or a tuple of arrays."""
-    asked, nan = _asked(x, missing)
-    others = {**asked.arrays(), **({} if missing.weights is None else {"weights": missing.weights})}
+    asked, nan, others = _asked(x, missing)
     given = (None,) * len(rows) if out is None else out
     if not isinstance(given, (tuple, list)) or len(given) != len(rows):
         raise TypeError(f"out must be a tuple of {len(rows)} arrays, or None for each: {', '.join(rows)}")
@@ -179,11 +172,12 @@ def check_rows_results(
     return StatisticCall(on_device, device, x, axes, None, made, mask, missing.weights, nan, compute, numbers)
 
 
-def _asked(x: Any, missing: Missing) -> tuple[Asked, str]:
-    """Return the keywords of the mask, with an array for a list of lengths, and what becomes of nan."""
+def _asked(x: Any, missing: Missing) -> tuple[Asked, str, dict[str, Any]]:
+    """Return the keywords of the mask, with an array for a list of lengths, what becomes of nan, and the arrays."""
     nan = nan_policy(missing.nan, on_device=devices.is_device_array(x))
     asked = Asked(where=missing.where, lengths=missing.lengths, left_padded=missing.left_padded)
-    return with_lengths(asked, x), nan
+    asked = with_lengths(asked, x)
+    return asked, nan, asked.arrays() | ({} if missing.weights is None else {"weights": missing.weights})
 
 
 def _checked_missing(asked: Asked, missing: Missing, x: Any, axes: int, *, on_device: bool) -> Mask | None:

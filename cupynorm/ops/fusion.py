@@ -158,8 +158,8 @@ class Fusion:
         Parameters
         ----------
         dy : array or tuple of array
-            The gradient that arrives at the result, of x's shape. Of several results a tuple, None where nothing
-            arrives: store's results in order, then with keep_loaded what was loaded.
+            The gradient that arrives at the result, of x's shape. A tuple where there are several results, None where
+            nothing arrives: store's results in order, then with keep_loaded what was loaded.
         x, operands
             As in the call; operands by position or by name.
         add_to : dict, optional

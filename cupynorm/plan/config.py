@@ -105,7 +105,7 @@ class Plan:
     min_blocks
         The compiler keeps registers few enough for so many blocks on a multiprocessor.
     across, waits
-        Of rows whose elements lie apart from one another: how many threads of a warp lie side by side, each with
+        For rows whose elements lie apart from one another: how many threads of a warp lie side by side, each with
         `vector` neighbouring rows, and `vectors` elements of each at a time; and where rows wait: NOWHERE, IN_REGISTERS
         or IN_SHARED_MEMORY. 0: rows are contiguous.
     resident_blocks, waves

@@ -975,7 +975,7 @@ struct FusedLoad : Cols {
     unsigned bits(const Loaded<N>& loaded, Index col) const {
       return mask.template bits<N>(loaded.mask, col);
     }
-    // Of several fields the first is stored.
+    // The first of several fields is stored.
     template <int N, bool kWhole = false, typename Element, typename Index>
     void store_computed(const Element* x, Index col) const {
       typename ElementTraits<Element>::Number own[N];
@@ -990,8 +990,8 @@ struct FusedLoad : Cols {
   };
   int most_kept(int cols) const { return mask.structure.most_kept(cols); }
 
-  // Of row/apart.cuh, where neighbouring rows are loaded together: what is loaded of an element beside x, an element
-  // of x of each row, and what becomes of them.
+  // For row/apart.cuh, where neighbouring rows are loaded together: what is loaded beside an element of x, that element
+  // of each row, and what becomes of them.
   struct Beside {
     typename Operands_::template Packed<1> operands;
     typename Mask_::template Packed<1> mask;

@@ -1,4 +1,4 @@
-// Of a row one number: LogSumExp, which stores no elements; and CrossEntropy, whose elements become its gradient.
+// One number for each row: LogSumExp, which stores no elements; and CrossEntropy, whose elements become its gradient.
 #pragma once
 #include <ops/softmax.cuh>
 
@@ -91,7 +91,7 @@ struct LabelCrossEntropy : RowOp {
     return {max, nothing ? T(0) : factor, nothing ? T(0) : raw, nothing ? T(0) : loss, lse};
   }
 
-  // Of what summarize left: with the thread's own maximum, to which `factor` belongs.
+  // summarize has left x with the thread's own maximum, to which `factor` belongs.
   static T map(T x, Row row) { return x * row.factor; }
   static T map_raw(T x, Row row) { return exponential(x - row.max) * row.raw_factor; }
 
@@ -208,7 +208,7 @@ struct SmoothCrossEntropy : RowOp {
     return {max, factor, raw, spread, loss, lse};
   }
 
-  // Of what summarize left: with the thread's own maximum, to which `factor` belongs.
+  // summarize has left x with the thread's own maximum, to which `factor` belongs.
   static T map(T x, Row row) { return multiply_add(x, row.factor, -row.spread); }
   static T map_raw(T x, Row row) { return multiply_add(exponential(x - row.max), row.raw_factor, -row.spread); }
 
@@ -330,7 +330,7 @@ struct CrossEntropy : RowOp {
     return {max, nothing ? T(0) : factor, nothing ? T(0) : raw, nothing ? T(0) : loss, lse};
   }
 
-  // Of what summarize left: with the thread's own maximum, to which `factor` belongs.
+  // summarize has left x with the thread's own maximum, to which `factor` belongs.
   static T map(Element e, Row row) { return multiply_add(e.of[0], row.factor, -e.of[1]); }
   static T map_raw(Element e, Row row) {
     return multiply_add(exponential(e.of[0] - row.max), row.raw_factor, -e.of[1]);

@@ -33,7 +33,7 @@ inline double in_order(unsigned long long place) {
   return as_double(unsigned(bits), unsigned(bits >> 32));
 }
 
-// Of some elements: the least and the largest of those that count, beside their Deviations.
+// The state of some elements: the least and the largest of those that count, beside their Deviations.
 template <typename T>
 struct Clipped {
   Deviations<T, false> of;
