@@ -8,7 +8,7 @@ import numpy as np
 
 from cupynorm._options import boolean
 from cupynorm.call.arguments import is_number
-from cupynorm.call.axes import turn_of
+from cupynorm.call.axes import transposition_of
 from cupynorm.call.losses import (
     CrossEntropyCall,
     LogSumExpCall,
@@ -104,7 +104,7 @@ def logsumexp(
     >>> float(size.round(6)), float(sign)
     (0.0, -1.0)
     """
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
         whole = {"x": x, "where": where, "bias": bias, "b": b}
         keepdims = boolean("keepdims", keepdims)
         whole |= {"out": out} if keepdims else {}
@@ -117,7 +117,7 @@ def logsumexp(
         rest |= {} if keepdims else {"out": out}
         rest |= {"scale": scale, "window": window, "keepdims": keepdims, "dtype": dtype, "plan": plan}
         rest |= {"nan": nan, "return_sign": return_sign}
-        return turn.call(logsumexp, whole, **rest)
+        return transposition.call(logsumexp, whole, **rest)
     options = {
         "scale": scale,
         "where": where,
@@ -279,7 +279,7 @@ def cross_entropy(
     >>> loss.round(4).tolist(), gradient.round(4).tolist()
     ([0.6931, 0.0], [[0.25, 0.25, -0.5], [0.0, 0.0, 0.0]])
     """
-    if axis != -1 and (turn := turn_of(axis, logits, "logits")) is not None:
+    if axis != -1 and (transposition := transposition_of(axis, logits, "logits")) is not None:
         others = {
             "labels": labels,
             "weight": weight,
@@ -289,7 +289,7 @@ def cross_entropy(
         }
         others |= {"label_smoothing": label_smoothing, "z_loss": z_loss, "return_grad": return_grad}
         others |= {"dloss": dloss, "plan": plan}
-        return turn.call(cross_entropy, {"logits": logits, "grad": grad}, **others)
+        return transposition.call(cross_entropy, {"logits": logits, "grad": grad}, **others)
     given = {
         "logits": logits,
         "labels": labels,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from cupynorm.call.axes import turn_of
+from cupynorm.call.axes import transposition_of
 from cupynorm.call.quantize import Quantize, quantize_option
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import RowOp
@@ -271,8 +271,8 @@ def layer_norm(
     >>> mean.tolist(), rstd.tolist()
     ([2.0], [1.0])
     """
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
-        return turn.call(
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        return transposition.call(
             layer_norm,
             {"x": x, "out": out, **{name: missing[name] for name in missing if name == "where"}},
             gamma=gamma,
@@ -425,8 +425,8 @@ def rms_norm(
     >>> rms_norm(np.array([[3.0, 4.0]]), np.array([1.0, 2.0]), eps=0).round(4).tolist()
     [[0.8485, 2.2627]]
     """
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
-        return turn.call(
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        return transposition.call(
             rms_norm,
             {"x": x, "out": out, **{name: missing[name] for name in missing if name == "where"}},
             gamma=gamma,

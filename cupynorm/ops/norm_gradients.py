@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from cupynorm.call.axes import Turn, turn_of
+from cupynorm.call.axes import Transposition, transposition_of
 from cupynorm.call.gradients import Adding, GradientCall, check_norm_gradient
 from cupynorm.host import gradients
 from cupynorm.invoke import gradient_calls
@@ -563,7 +563,7 @@ def _run(
     adding: Adding | None = None,
 ) -> Any:
     """Run one call. x: with its name in the call."""
-    if axis != -1 and (turn := turn_of(axis, *reversed(x))) is not None:
+    if axis != -1 and (transposition := transposition_of(axis, *reversed(x))) is not None:
         others = {
             "centred": centred,
             "from_y": from_y,
@@ -573,7 +573,7 @@ def _run(
             "rstd": rstd,
         }
         others |= {"eps": eps, "dtype": dtype, "add_to": add_to, "parameters": parameters, "plan": plan}
-        return _turned(turn, function, dy, x, out, adding, **others)
+        return _transposed(transposition, function, dy, x, out, adding, **others)
     given = {"dy": dy, "x": x[1], "gamma": gamma, "beta": beta, "mean": mean, "rstd": rstd, "out": out}
     sums = ["dgamma", "dbeta"] if centred else ["dgamma"]
     numbers: tuple[Any, ...] = ()
@@ -618,8 +618,14 @@ def _run(
     )
 
 
-def _turned(
-    turn: Turn, function: str, dy: Any, x: tuple[str, Any], out: Any, adding: Adding | None, **others: Any
+def _transposed(
+    transposition: Transposition,
+    function: str,
+    dy: Any,
+    x: tuple[str, Any],
+    out: Any,
+    adding: Adding | None,
+    **others: Any,
 ) -> Any:
     """Run one call along any axes."""
     name, array = x
@@ -633,7 +639,7 @@ def _turned(
         added = None if adding is None else adding._replace(ds=ds, residual_out=residual_out)
         return _run(function, dy, (name, x), out=out, axis=axis, adding=added, **others)
 
-    return turn.call(run, whole, leading=1 if adding is None else 2)
+    return transposition.call(run, whole, leading=1 if adding is None else 2)
 
 
 def _on_host(call: GradientCall) -> None:

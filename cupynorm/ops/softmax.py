@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, overload
 
-from cupynorm.call.axes import Turn, turn_of
+from cupynorm.call.axes import Transposition, transposition_of
 from cupynorm.call.quantize import Quantize, quantize_option
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import RowOp
@@ -204,8 +204,8 @@ def softmax(
     >>> softmax(np.zeros((2, 2)), causal=True).tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
-        return _turned(turn, softmax, x, out, options, dtype=dtype, plan=plan)
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        return _transposed(transposition, softmax, x, out, options, dtype=dtype, plan=plan)
     if not options:
         return row_ops.run(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
     return run_with_options(SOFTMAX, x, axis, out, dtype, plan, options)
@@ -261,19 +261,24 @@ def log_softmax(
     >>> log_softmax(np.array([[0.0, -1000.0]])).tolist()
     [[0.0, -1000.0]]
     """
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
-        return _turned(turn, log_softmax, x, out, options, dtype=dtype, plan=plan)
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        return _transposed(transposition, log_softmax, x, out, options, dtype=dtype, plan=plan)
     if not options:
         return row_ops.run(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
     return run_with_options(LOG_SOFTMAX, x, axis, out, dtype, plan, options)
 
 
-def _turned(
-    turn: Turn, function: Callable[..., Any], x: Any, out: Any, options: Mapping[str, Any], **others: Any
+def _transposed(
+    transposition: Transposition,
+    function: Callable[..., Any],
+    x: Any,
+    out: Any,
+    options: Mapping[str, Any],
+    **others: Any,
 ) -> Any:
     """Run a call along any axes."""
     whole = {"x": x, "out": out, **{name: options[name] for name in ("where", "bias") if name in options}}
-    return turn.call(
+    return transposition.call(
         function, whole, **{name: each for name, each in options.items() if name not in whole}, **others
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from cupynorm._options import boolean, choice, eps_of, integer, plainly
 from cupynorm.call.arguments import view
-from cupynorm.call.axes import turn_of
+from cupynorm.call.axes import transposition_of
 from cupynorm.call.missing import OMIT, PROPAGATE
 from cupynorm.call.statistics import (
     Missing,
@@ -209,8 +209,8 @@ def standardize(
     >>> standardize(np.array([[1.0, np.nan, 3.0]]), nan="omit").tolist()
     [[-1.0, nan, 1.0]]
     """
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
-        return turn.call(
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        return transposition.call(
             standardize,
             {"x": x, "out": out, "where": where, "weights": weights},
             ddof=ddof,
@@ -316,8 +316,8 @@ def normalize(
     >>> normalize(np.array([[1.0, 3.0]]), 1).tolist(), normalize(np.array([[-2.0, 1.0]]), np.inf).tolist()
     ([[0.25, 0.75]], [[-1.0, 0.5]])
     """
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
-        return turn.call(
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        return transposition.call(
             normalize,
             {"x": x, "out": out, "where": where, "weights": weights},
             ord=ord,
@@ -422,8 +422,8 @@ def rescale(
     >>> rescale(np.array([[1.0, 2.0, 5.0], [7.0, 7.0, 7.0]]), -1, 1).tolist()
     [[-1.0, -0.5, 1.0], [-1.0, -1.0, -1.0]]
     """
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
-        return turn.call(
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        return transposition.call(
             rescale,
             {"x": x, "out": out, "where": where},
             low=low,
@@ -535,11 +535,11 @@ def moments(
     >>> float(mean), float(variance)
     (2.0, 2.0)
     """
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
         given_out = out
         if boolean("keepdims", keepdims) and isinstance(out, (tuple, list)):
-            given_out = tuple(map(turn.turned, out))
-        found = turn.call(
+            given_out = tuple(map(transposition.apply, out))
+        found = transposition.call(
             moments,
             {"x": x, "where": where, "weights": weights},
             order=order,
@@ -671,8 +671,8 @@ def sigma_clip(
     >>> y.tolist(), float(mean), float(std)
     ([1.0, 2.0, 1.0, 2.0, 1.0, 2.0, nan], 1.5, 0.5)
     """
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
-        return turn.call(
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        return transposition.call(
             sigma_clip,
             {"x": x, "out": out, "where": where},
             sigma=sigma,
@@ -759,13 +759,13 @@ def _add_clip_passes(steps: Steps, call: StatisticCall, x: View, stats: tuple[in
     limits = (numbers[0], numbers[1], numbers[2])
     rows = x.shape[: len(x.shape) - call.axes]
     messages = steps.messages(x.shape, call.axes)
-    turns = [steps.room(f"progress {turn}", (*rows, PROGRESS)) for turn in range(2)]
+    rooms = [steps.room(f"progress {at}", (*rows, PROGRESS)) for at in range(2)]
     common = (x, call.axes, call.mask, limits, call.compute)
     # of each round the statistics, a step for each bit of a number, and the element above the middle
     passes = int(limits[2]) * (1 if not median else 2 + BYTE_BITS * call.compute.itemsize)
     before: View | None = None
-    for turn in range(passes):
-        after = turns[turn % 2]
+    for at in range(passes):
+        after = rooms[at % 2]
         pointers = (0 if before is None else before.pointer, after.pointer, 0, 0, 0, 0)
         steps.specs.append(clip_pass_spec(*common, None, before, pointers, messages, median=bool(median)))
         before = after

@@ -269,7 +269,7 @@ MAX_FUSED_THREAD_BYTES = 256
 MAX_FUSED_ELEMENTS = {True: 40, False: 32}
 MAX_SCALED_ELEMENTS = 64
 
-# Of kernels/row/summed.cuh: sets in which the blocks of a cluster tell one another, and numbers of one at most.
+# kernels/row/summed.cuh: sets of mailboxes of a cluster's blocks, and the most numbers of a message.
 MAILBOXES = 4
 NUMBERS_OF_SLOT = 3
 

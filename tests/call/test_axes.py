@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cupynorm
-from cupynorm.call.axes import axes_of, memory_order, turn_of
+from cupynorm.call.axes import axes_of, memory_order, transposition_of
 from tests.simulator import cupy, simulated
 
 if TYPE_CHECKING:
@@ -328,8 +328,8 @@ def test_axes_that_are_taken() -> None:
     assert axes_of(np.int8(-2), (2, 3)) == (0,)
     with pytest.raises(ValueError, match="axis is None, which is all axes: x has 0 axes"):
         axes_of(None, ())
-    assert turn_of((1, 2), np.ones((2, 3, 4))) is turn_of(None, np.ones((2, 3))) is None
-    assert turn_of((2, 0), np.ones((2, 3, 4))).order == (1, 0, 2)  # type: ignore[union-attr]
+    assert transposition_of((1, 2), np.ones((2, 3, 4))) is transposition_of(None, np.ones((2, 3))) is None
+    assert transposition_of((2, 0), np.ones((2, 3, 4))).order == (1, 0, 2)  # type: ignore[union-attr]
 
 
 X = np.random.default_rng(1).standard_normal((3, 4, 5)).astype(np.float32)
