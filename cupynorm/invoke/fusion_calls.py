@@ -1,4 +1,4 @@
-"""A checked call of a fusion, and its two roads: NumPy here, kernels behind run()."""
+"""A checked call of a fusion, computed by NumPy here, or by kernels behind run()."""
 
 from __future__ import annotations
 

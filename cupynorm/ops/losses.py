@@ -347,7 +347,9 @@ def _logsumexp(call: LogSumExpCall) -> None:
         losses.signed_logsumexp(call.x, call.axes, call.out, mask, call.b, call.sign, omit=omit)
 
 
-CROSS_ENTROPY = gradient_calls.Road(
+CROSS_ENTROPY = gradient_calls.Implementation(
     gradient_calls.cross_entropy_parts, gradient_calls.cross_entropy_steps, _cross_entropy
 )
-LOGSUMEXP = gradient_calls.Road(gradient_calls.logsumexp_parts, gradient_calls.logsumexp_steps, _logsumexp)
+LOGSUMEXP = gradient_calls.Implementation(
+    gradient_calls.logsumexp_parts, gradient_calls.logsumexp_steps, _logsumexp
+)

@@ -648,7 +648,7 @@ def _on_host(call: GradientCall) -> None:
 
 
 OF_LAYER_NORM, OF_RMS_NORM = (
-    gradient_calls.Road(
+    gradient_calls.Implementation(
         gradient_calls.norm_parts, functools.partial(gradient_calls.norm_steps, forward=forward), _on_host
     )
     for forward in (LAYER_NORM, RMS_NORM)

@@ -233,7 +233,7 @@ def _run(
             add_to=add_to,
             plan=plan,
         ),
-        ROAD,
+        IMPLEMENTATION,
         scalars,
         plan,
     )
@@ -275,4 +275,6 @@ def _on_host(call: GradientCall) -> None:
 
 
 MASK_ARRAYS = ("where", "lengths", "bias")
-ROAD = gradient_calls.Road(gradient_calls.softmax_parts, gradient_calls.softmax_steps, _on_host)
+IMPLEMENTATION = gradient_calls.Implementation(
+    gradient_calls.softmax_parts, gradient_calls.softmax_steps, _on_host
+)

@@ -20,7 +20,7 @@ from cupynorm.call.statistics import (
 )
 from cupynorm.host import statistics
 from cupynorm.invoke import gradient_calls
-from cupynorm.invoke.gradient_calls import Parts, Road, Steps
+from cupynorm.invoke.gradient_calls import Implementation, Parts, Steps
 from cupynorm.lower.statistics import (
     CLIP_ON_CHIP,
     MOMENTS,
@@ -84,12 +84,12 @@ def _run(
     outs: Mapping[str, Any],
     options: tuple[Any, ...],
     check: Callable[[], StatisticCall],
-    road: Road,
+    implementation: Implementation,
     plan: str | Plan | None,
 ) -> Any:
     arrays = {"x": x, "where": missing.where, "lengths": missing.lengths, "weights": missing.weights, **outs}
     key = gradient_calls.option_keys(*options, missing.left_padded, missing.nan)
-    return gradient_calls.run(function, arrays, key, check, road, plan=plan)
+    return gradient_calls.run(function, arrays, key, check, implementation, plan=plan)
 
 
 @overload
@@ -249,7 +249,7 @@ def _standardize(call: StatisticCall) -> None:
     )
 
 
-STANDARDIZED = Road(_parts, lambda call: _steps(STANDARDIZE, (), call), _standardize)
+STANDARDIZED = Implementation(_parts, lambda call: _steps(STANDARDIZE, (), call), _standardize)
 
 
 def normalize(
@@ -360,7 +360,7 @@ def _normalize(call: StatisticCall) -> None:
     )
 
 
-NORMALIZED = Road(_parts, _normalize_steps, _normalize)
+NORMALIZED = Implementation(_parts, _normalize_steps, _normalize)
 
 
 def rescale(
@@ -458,7 +458,7 @@ def _rescale(call: StatisticCall) -> None:
     statistics.rescale(call.x, call.axes, low, high, call.out, smallest, largest, call.keeping())
 
 
-RESCALED = Road(_parts, lambda call: _steps(RESCALE, (), call), _rescale)
+RESCALED = Implementation(_parts, lambda call: _steps(RESCALE, (), call), _rescale)
 
 
 def moments(
@@ -590,7 +590,7 @@ def _moments(call: StatisticCall) -> None:
         statistics.moments(call.x, call.axes, call.numbers[0], call.rows, call.keeping())
 
 
-COUNTED = Road(_parts, lambda call: _steps(MOMENTS, (len(call.rows),), call), _moments)
+COUNTED = Implementation(_parts, lambda call: _steps(MOMENTS, (len(call.rows),), call), _moments)
 
 
 def sigma_clip(
@@ -781,4 +781,4 @@ def _clip(call: StatisticCall) -> None:
     )
 
 
-CLIPPED = Road(_parts, _clip_steps, _clip)
+CLIPPED = Implementation(_parts, _clip_steps, _clip)
