@@ -157,7 +157,7 @@ struct SmoothCrossEntropy : RowOp {
         fill(p);
 #pragma unroll
         for (int i = 0; i < kVector; ++i) max = larger(max, x[p * kVector + i]);
-      } else {  // or its registers are taken from the begin on
+      } else {  // else the compiler would take its registers from the start
 #pragma unroll
         for (int i = 0; i < kVector; ++i) x[p * kVector + i] = 0;
       }
@@ -285,7 +285,7 @@ struct CrossEntropy : RowOp {
         fill(p);
 #pragma unroll
         for (int i = 0; i < kVector; ++i) max = larger(max, x[p * kVector + i].of[0]);
-      } else {  // or its registers are taken from the begin on
+      } else {  // else the compiler would take its registers from the start
 #pragma unroll
         for (int i = 0; i < kVector; ++i) x[p * kVector + i] = {};
       }
