@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm._dtypes import Dtype, compute_dtype, dtype_of
-from cupynorm._options import boolean, finite
+from cupynorm._options import boolean, finite, shown
 from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import (
     _check_out,
@@ -145,8 +145,11 @@ def check_rows_results(
     """Check a call whose results have one number a row, and allocate them. out: None, or a tuple of arrays."""
     asked, nan, others = _asked(x, missing)
     given = (None,) * len(rows) if out is None else out
-    if not isinstance(given, (tuple, list)) or len(given) != len(rows):
-        raise TypeError(f"out must be a tuple of {len(rows)} arrays, or None for each: {', '.join(rows)}")
+    allowed = f"give a tuple of {len(rows)}, ({', '.join(rows)}), None where one is to be allocated"
+    if not isinstance(given, (tuple, list)):
+        raise TypeError(f"out is {shown(out)}: {allowed}")
+    if len(given) != len(rows):
+        raise ValueError(f"out has {len(given)} entries: {allowed}")
     outs = {f"out of {name}": each for name, each in zip(rows, given, strict=True)}
     on_device = check_kinds(x, {**outs, **others})
     check_forced(plan, "x", on_device=on_device)

@@ -566,7 +566,18 @@ ERRORS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (rescale, {"high": None}, TypeError, "high is None: give a number"),
     (moments, {"order": 5}, ValueError, "order is 5: use 2, 3 or 4"),
     (moments, {"order": 2.0}, TypeError, "order is 2.0: use 2, 3 or 4"),
-    (moments, {"out": X}, TypeError, "out must be a tuple of 2 arrays, or None for each: mean, variance"),
+    (
+        moments,
+        {"out": X},
+        TypeError,
+        "out is a numpy.ndarray: give a tuple of 2, (mean, variance), None where",
+    ),
+    (
+        moments,
+        {"out": (None,)},
+        ValueError,
+        "out has 1 entries: give a tuple of 2, (mean, variance), None where",
+    ),
     (moments, {"out": (np.empty(3), None)}, ValueError, "out of mean has shape (3,), the result has (2,)"),
     (moments, {"out": (X[:, 0], None)}, ValueError, "out of mean and x share memory"),
 ]
