@@ -115,8 +115,8 @@ def _tiling(question: Question, ctas: int, vectors: int, cache: int) -> Plan | N
 def _worth(question: Question, plan: Plan) -> float:
     """Return how good a tiling is: the bytes of rows in work on a multiprocessor, up to what keeps memory busy.
 
-    Of those that have as much, one with few large blocks where a row's blocks meet once and do little, else with more
-    of them: while some wait, others compute.
+    Where these are equal: few large blocks if a row's blocks meet once and do little, else more of them, because while
+    some wait, others compute.
     """
     problem, numbers = question.problem, question.rules.fused_clusters
     if problem.rounds:  # the fewer blocks meet in each round the better
