@@ -12,6 +12,10 @@ from cupynorm.host.reference import _round
 
 Array = np.ndarray[Any, Any]
 
+ROOM = (
+    1 << 15
+)  # elements of float64 that are added at a time: new memory for whole blocks takes more than the sum
+
 
 class BroadcastSum:
     """The sum, in float64, of an array of shape `whole`, over the axes along which one of `shape` is broadcast to it.
@@ -31,7 +35,13 @@ class BroadcastSum:
         alone = [axis for axis, extent in enumerate(own) if extent == 1]
         self._columns = tuple(axis for axis in alone if axis >= first_column)
         self._rows = tuple(axis for axis in alone if axis < first_column)
+        self._room: Array | None = None
         self._order = (*self._rows, *(axis for axis in range(len(whole)) if axis not in self._rows))
+
+    @property
+    def sums_columns(self) -> bool:
+        """Whether rows are summed, too."""
+        return bool(self._columns)
 
     def add(self, values: Array, tile: tuple[slice, ...]) -> None:
         """Add a tile of the array: the slices of all of its axes, or of the first ones."""
@@ -44,7 +54,14 @@ class BroadcastSum:
         part = self._total[index].transpose(self._order)
         rows = values.transpose(self._order).reshape(math.prod(values.shape[axis] for axis in self._rows), -1)
         total = part.reshape(-1).copy()
-        add_rows(total, rows.astype(np.float64, order="C"))
+        together = max(1, ROOM // max(1, total.size))
+        if self._room is None or self._room.size < total.size:
+            self._room = np.empty(max(ROOM, total.size))
+        for begin in range(0, len(rows), together):
+            some = rows[begin : begin + together]
+            room = self._room[: some.size].reshape(some.shape)
+            np.copyto(room, some, casting="unsafe")
+            add_rows(total, room)
         part[...] = total.reshape(part.shape)
 
     def store(self, out: Array) -> None:

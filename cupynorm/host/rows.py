@@ -84,7 +84,6 @@ class Rows:
     """
 
     __slots__ = (
-        "_axes",
         "_home",
         "_nan",
         "_prepare",
@@ -93,6 +92,7 @@ class Rows:
         "_values",
         "_x",
         "at",
+        "axes",
         "kept",
         "pieces",
         "space",
@@ -108,7 +108,7 @@ class Rows:
         self.whole = len(pieces) == 1
         self.kept = self.whole or home is not None
         self._x = x
-        self._axes = axes
+        self.axes = axes
         self._home = home
         self._prepare: list[Step] = []
         self._nan: dict[int, Array] = {}
@@ -120,13 +120,19 @@ class Rows:
         """Return where a piece of these rows is in x."""
         return (*self.at, ..., *piece)
 
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """The shape of x's part without the last axes."""
+        shape: tuple[int, ...] = self._x[self.at].shape
+        return shape[: len(shape) - self.axes]
+
     def source(self, piece: Index) -> Array:
         """Return a piece of x, prepared, as rows x columns: to be read."""
         values: Array
         if self._source is not None:
             return self._source
         part = self._x[self.index(piece)]
-        axes = part.ndim - self._axes
+        axes = part.ndim - self.axes
         flat = (math.prod(part.shape[:axes]), math.prod(part.shape[axes:]))
         if part.dtype == self.space.dtype and part.flags.c_contiguous:
             values = part.reshape(flat)
@@ -220,13 +226,14 @@ class Rows:
         """Replace every element by step(element, the column's operand); None: leave them."""
         if operand is not None:
             self.then(
-                lambda values, out, piece: self._apply_columns(
-                    step, values, self.columns(operand, piece), out
-                )
+                lambda values, out, piece: self.step_columns(step, values, self.columns(operand, piece), out)
             )
 
-    def _apply_columns(self, step: np.ufunc, values: Array, columns: Array, out: Array) -> None:
-        """Do so, several rows at once where they are narrow: NumPy would stretch the operand once more for each."""
+    def step_columns(self, step: np.ufunc, values: Array, columns: Array, out: Array) -> None:
+        """Write step(element, the column's operand) to out, several rows at once where they are narrow.
+
+        NumPy would stretch the operand once more for each.
+        """
         rows, cols = values.shape
         together = BUFFER // cols + 1
         whole = rows // together * together
@@ -375,7 +382,7 @@ class Rows:
         """Replace every element by dropout(element + the column's bias) + alpha * residual; write that to sum_out."""
         if add is None:
             return
-        columns = columns_of(add.bias, self._x.shape, self._axes, self.space.dtype)
+        columns = columns_of(add.bias, self._x.shape, self.axes, self.space.dtype)
 
         def step(values: Array, out: Array, piece: Index) -> None:
             if columns is not None:
@@ -384,7 +391,7 @@ class Rows:
                 self._drop_out(out, piece, add.dropout)
             self._with_elements(np.add, out, add.residual, piece, add.alpha)
             if add.sum_out is not None:
-                self._write(add.sum_out, piece, out)
+                self.write(add.sum_out, piece, out)
 
         self.prepare(step)
 
@@ -412,9 +419,10 @@ class Rows:
         """Write the elements, rounded once."""
         for number, (piece, values) in enumerate(self.each()):
             if self._home is not out or self._values[number] is None:  # else they are there
-                self._write(out, piece, values)
+                self.write(out, piece, values)
 
-    def _write(self, out: Array, piece: Index, values: Array) -> None:
+    def write(self, out: Array, piece: Index, values: Array) -> None:
+        """Write the elements of a piece, rounded once."""
         narrow(values, out[self.index(piece)], self.space.scratch)
 
     def store_statistic(self, out: Array | None, values: Array) -> None:

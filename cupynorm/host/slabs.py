@@ -52,7 +52,7 @@ class Slab(Rows):
 
     def _lying(self, array: Array, piece: Index) -> Array | None:
         """Return a piece of an array of x's shape as outer x columns x inner; None if that takes a copy."""
-        return _laid(array[self.index(piece)], self._inner, self._axes)
+        return _laid(array[self.index(piece)], self._inner, self.axes)
 
     def seen(self, piece: Index) -> Array:
         """Return a piece of x where it lies, if it can be read there, else what source() does."""
@@ -67,8 +67,8 @@ class Slab(Rows):
         if self._source is not None:
             return self._source
         inner = self._inner
-        part = _turned(self._x[self.index(piece)], inner, self._axes)
-        shape = _three(part.shape, inner, self._axes)
+        part = _turned(self._x[self.index(piece)], inner, self.axes)
+        shape = _three(part.shape, inner, self.axes)
         values = self.space.take("source", *shape)
         if part.size <= FEW:
             np.copyto(values.reshape(part.shape), part, casting="unsafe")
@@ -123,12 +123,13 @@ class Slab(Rows):
         for number, piece in enumerate(self.pieces):
             target = self._lying(out, piece)
             if target is None:
-                self._write(out, piece, self._advance(number, steps))
+                self.write(out, piece, self._advance(number, steps))
             else:
                 steps[-1](self._advance(number, steps[:-1]), target, piece)
 
-    def _write(self, out: Array, piece: Index, values: Array) -> None:
-        target = _turned(out[self.index(piece)], self._inner, self._axes)
+    def write(self, out: Array, piece: Index, values: Array) -> None:
+        """Write the elements of a piece, rounded once."""
+        target = _turned(out[self.index(piece)], self._inner, self.axes)
         narrow(np.ascontiguousarray(values), target, self.space.scratch)
 
     def apply(self, step: np.ufunc, operand: Array | None = None) -> None:
@@ -139,7 +140,8 @@ class Slab(Rows):
         of_rows = operand.astype(self.space.dtype)
         self.then(lambda values, out, _: _each_column(step, values, of_rows, out))
 
-    def _apply_columns(self, step: np.ufunc, values: Array, columns: Array, out: Array) -> None:
+    def step_columns(self, step: np.ufunc, values: Array, columns: Array, out: Array) -> None:
+        """Write step(element, the column's operand) to out."""
         rows = values.shape[2]
         if rows >= COLUMNS:
             step(values, columns[:, None], out=out)
@@ -148,7 +150,7 @@ class Slab(Rows):
 
     def columns(self, operand: Array, piece: Index) -> Array:
         """Return the elements of what columns_of() gave for the columns of a piece."""
-        shape = self._x.shape[self._x.ndim - self._axes :]
+        shape = self._x.shape[self._x.ndim - self.axes :]
         found: Array = operand.reshape(shape)[piece].astype(self.space.dtype, copy=False).reshape(-1)
         return found
 
@@ -158,7 +160,7 @@ class Slab(Rows):
 
     def column(self, share: float) -> Array:
         """Return one element of each row: the first (0), the last (1), or one that lies between."""
-        shape = self._x.shape[self._x.ndim - self._axes :]
+        shape = self._x.shape[self._x.ndim - self.axes :]
         at: tuple[Any, ...] = np.unravel_index(int(share * (math.prod(shape) - 1)), shape)
         index: Any = (*self.at, ..., *at)
         found: Array = self._x[index].astype(self.space.dtype).reshape(-1)
