@@ -12,7 +12,7 @@ import numpy as np
 
 from cupynorm._values import NamedTuple
 from cupynorm.host.blocks import each_block
-from cupynorm.host.ops import powers, powers_with_squares, type_of_arithmetic
+from cupynorm.host.ops import powers, sums_of_powers, type_of_arithmetic
 from cupynorm.host.reference import Masking, _blocks, _columns, _of_columns, _round, _Rows
 
 if TYPE_CHECKING:
@@ -35,14 +35,15 @@ def logsumexp(x: Array, axes: int, out: Array, mask: Masking | None = None, *, o
         rows.mask(mask)
         if omit:
             rows.drop_nan()
-        pivot, total, _ = powers_with_squares(rows)
+        pivot, total = sums_of_powers(rows)
         found = np.log(total)
         if pivot is not None:
             found = np.where(np.isfinite(pivot), pivot + found, pivot)
         rows.store_statistic(out, _round(found, out.dtype))
 
     reads = () if mask is None else (mask.where, mask.bias, mask.begin, mask.end)
-    each_block(x, axes, type_of_arithmetic(x, out), work, reads=reads, alone=mask is None and not omit)
+    dtype, alone = type_of_arithmetic(x, out), mask is None and not omit
+    each_block(x, axes, dtype, work, reads=reads, alone=alone, kept=False)
 
 
 @np.errstate(all="ignore")

@@ -194,32 +194,44 @@ def powers(rows: Rows) -> tuple[Array | None, Array]:
 
 
 def powers_with_squares(rows: Rows) -> tuple[Array | None, Array, Array]:
-    """Do the same, and return the sums of the powers' squares, too; 0 where there is a pivot.
+    """Return what sums_of_powers() does, and the sums of the powers' squares; 0 where there is a pivot.
 
     There is one where an element may have half of the sum: its logarithm is near to 0, and needs all its digits.
     """
-    rows.apply(np.exp)
-    total, squares = rows.sum(), rows.sum_of_squares()
+    total, squares = rows.sums_of(np.exp, squares=True)
     good = squares < 0.25 * total * (total - LEAST_SUM)
-    pivots = _with_pivots(rows, good, total)
+    pivots = _with_pivots(rows, good, total, kept=False)
     return pivots, total, squares if pivots is None else np.where(pivots == 0, squares, 0.0)
 
 
-def _with_pivots(rows: Rows, good: Array, total: Array) -> Array | None:
-    """Compute rows that are not good again, with a pivot; write their sums to total, return the pivots, or None."""
+def sums_of_powers(rows: Rows) -> tuple[Array | None, Array]:
+    """Return what powers() does; what is left of the elements is not to be looked at before reset()."""
+    total, _ = rows.sums_of(np.exp)
+    good = (total >= LEAST_SUM) & (total <= MOST_SUM)
+    return _with_pivots(rows, good, total, kept=False), total
+
+
+def _with_pivots(rows: Rows, good: Array, total: Array, *, kept: bool = True) -> Array | None:
+    """Compute rows that are not good again, with a pivot; write their sums to total, return the pivots, or None.
+
+    kept: whether elements are asked for, too.
+    """
     if np.count_nonzero(good) == good.size:
         return None
     bad = ~good
     pivot = np.zeros(total.shape)
     some = rows.again(bad)
-    pivot[bad], total[bad] = _powers_from_maximum(some)
-    rows.put(bad, some)
+    pivot[bad], total[bad] = _powers_from_maximum(some, kept=kept)
+    if kept:
+        rows.put(bad, some)
     return pivot
 
 
-def _powers_from_maximum(rows: Rows) -> tuple[Array, Array]:
+def _powers_from_maximum(rows: Rows, *, kept: bool) -> tuple[Array, Array]:
     largest = rows.max()
     rows.apply(np.subtract, largest)
+    if not kept:
+        return largest.astype(np.float64), rows.sums_of(np.exp)[0]
     rows.apply(np.exp)
     return largest.astype(np.float64), rows.sum()
 

@@ -282,6 +282,12 @@ class Rows:
             return row_sums(self.values(), self.values())
         return _joined(np.add, [row_sums(values, values) for _, values in self.each()])
 
+    def sums_of(self, step: np.ufunc, *, squares: bool = False) -> tuple[Array, Array]:
+        """Return the sum of step(element) over each row, in float64, and of its squares; elements are lost."""
+        self.apply(step)
+        total = self.sum()
+        return total, self.sum_of_squares() if squares else total
+
     def sums(self, values: Array, others: Array | None = None, before: Array | None = None) -> Array:
         """Return the sum of each row of a piece, or of its products with another's elements, in float64.
 

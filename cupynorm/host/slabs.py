@@ -184,6 +184,22 @@ class Slab(Rows):
             total = column_sums(values, values, total)
         return np.asarray(total)
 
+    def sums_of(self, step: np.ufunc, *, squares: bool = False) -> tuple[Array, Array]:
+        """Return the sum of step(element) over each row, in float64, and of its squares; elements are not kept."""
+        total: Array | None = None
+        of_squares: Array | None = None
+        steps = [*self._taken(), lambda values, out, _: step(values, out=out)]
+        for piece in self.pieces:
+            values = self.seen(piece)
+            room = self.space.take("passing", *values.shape)
+            for each in steps:
+                each(values, room, piece)
+                values = room
+            total = column_sums(values, None, total)
+            if squares:
+                of_squares = column_sums(values, values, of_squares)
+        return np.asarray(total), np.asarray(of_squares)
+
     def sums(self, values: Array, others: Array | None = None, before: Array | None = None) -> Array:
         """Return the sum of each row of a piece, or of its products with another's elements, in float64."""
         return column_sums(values, others, before)
@@ -328,18 +344,18 @@ def lie_apart(x: Array, axes: int) -> bool:
 
 
 def slabs_of(
-    x: Array, axes: int, limit: int, most: int, home: Array | None
+    x: Array, axes: int, limit: int, most: int, *, stays: bool
 ) -> tuple[Sequence[Index], Sequence[Index]]:
     """Return the blocks that x is cut into, and the pieces, of about `limit` elements, that each comes in.
 
-    most: elements of a block that comes in one piece. home: the result, if values may be computed there.
+    most: elements of a block that comes in one piece. stays: whether values have a place in the result, or need none.
     """
     at = x.ndim - axes
     leading, trailing, inner = x.shape[:at], x.shape[at:], _inner(x, axes)
     rows, cols = math.prod(leading[at - inner :]), math.prod(trailing)
     if rows * cols <= most:
         return _cut(leading, most // cols // rows * rows), [_whole(axes)]
-    if home is None:
+    if not stays:
         width = max(FEW_ROWS, most // cols)
         if width * cols <= MOST_ELEMENTS:
             return _cut(leading, width), [_whole(axes)]
