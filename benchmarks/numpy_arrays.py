@@ -95,14 +95,16 @@ def composed_layer_norm_backward(dy: Array, x: Array, gamma: Array, axis: int) -
     rstd = 1 / np.sqrt(x.var(axis, keepdims=True) + x.dtype.type(1e-5))
     z, g = (x - mean) * rstd, dy * gamma
     dx = rstd * (g - g.mean(axis, keepdims=True) - z * (g * z).mean(axis, keepdims=True))
-    return dx, (dy * z).sum(0), dy.sum(0)
+    others = tuple(each for each in range(x.ndim) if each != axis % x.ndim)
+    return dx, (dy * z).sum(others), dy.sum(others)
 
 
 def composed_rms_norm_backward(dy: Array, x: Array, gamma: Array, axis: int) -> tuple[Array, ...]:
     """RMSNorm's gradients likewise."""
     rstd = 1 / np.sqrt((x * x).mean(axis, keepdims=True) + x.dtype.type(1e-6))
     z, g = x * rstd, dy * gamma
-    return rstd * (g - z * (g * z).mean(axis, keepdims=True)), (dy * z).sum(0)
+    others = tuple(each for each in range(x.ndim) if each != axis % x.ndim)
+    return rstd * (g - z * (g * z).mean(axis, keepdims=True)), (dy * z).sum(others)
 
 
 def composed_cross_entropy(x: Array, labels: Array, axis: int) -> tuple[Array, ...]:

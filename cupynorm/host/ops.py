@@ -236,13 +236,15 @@ def _powers_from_maximum(rows: Rows, *, kept: bool) -> tuple[Array, Array]:
     return largest.astype(np.float64), rows.sum()
 
 
-def standardise(rows: Rows, cols: int, eps: float, *, centred: bool) -> tuple[Array, Array]:
+def standardise(
+    rows: Rows, cols: int, eps: float, *, centred: bool, exactly: bool = False
+) -> tuple[Array, Array]:
     """Replace rows by (x - mean) / sqrt(var + eps); return mean and 1 / sqrt(var + eps). The mean is 0 if not centred.
 
     x is counted from one of the row's elements. Differences of near numbers are exact, so a mean far larger than the
-    deviations costs no digits.
+    deviations costs no digits. exactly: elements near the mean have all digits, too.
     """
-    mean, squares = _centre(rows, cols, centred=centred)
+    mean, squares = _centre(rows, cols, centred=centred, exactly=exactly)
     factor = 1 / np.sqrt(squares / cols + eps)
     rows.apply(np.multiply, factor)
     if rows.space.dtype == FLOAT32:
@@ -252,26 +254,45 @@ def standardise(rows: Rows, cols: int, eps: float, *, centred: bool) -> tuple[Ar
         if np.count_nonzero(good) < good.size:
             bad = ~good
             some = rows.again(bad)
-            mean[bad], factor[bad] = _standardise_scaled(some, cols, eps, centred=centred)
+            mean[bad], factor[bad] = _standardise_scaled(some, cols, eps, centred=centred, exactly=exactly)
             rows.put(bad, some)
     return mean, factor
 
 
-def _standardise_scaled(rows: Rows, cols: int, eps: float, *, centred: bool) -> tuple[Array, Array]:
+def _standardise_scaled(
+    rows: Rows, cols: int, eps: float, *, centred: bool, exactly: bool
+) -> tuple[Array, Array]:
     """Do the same with rows that are multiplied by a power of two first, so that their largest element is near 1."""
     rows.apply(np.abs)
     largest = rows.max().astype(np.float64)
     rows.reset()
     exponent = np.where(np.isfinite(largest), np.clip(np.frexp(largest)[1], -126, 126), 0)
     scale = np.ldexp(1.0, -exponent)
-    mean, squares = _centre(rows, cols, scale, centred=centred)
+    mean, squares = _centre(rows, cols, scale, centred=centred, exactly=exactly)
     factor = 1 / np.sqrt(squares / cols + eps * scale * scale)
     rows.apply(np.multiply, factor)
     return mean / scale, factor * scale
 
 
-def _centre(rows: Rows, cols: int, scale: Array | None = None, *, centred: bool) -> tuple[Array, Array]:
+def subtract_exactly(rows: Rows, mean: Array) -> None:
+    """Subtract a float64 number of each row in two parts: what is left has all digits, however little it is."""
+    high = mean.astype(rows.space.dtype).astype(np.float64)
+    rows.apply(np.subtract, high)
+    rest = mean - high
+    if np.count_nonzero(rest):
+        rows.apply(np.subtract, rest)
+
+
+def _centre(
+    rows: Rows, cols: int, scale: Array | None = None, *, centred: bool, exactly: bool = False
+) -> tuple[Array, Array]:
     """Multiply rows by a scale, and subtract their means, if centred; return the means, and the sums of squares."""
+    if centred and exactly and rows.space.dtype == FLOAT32:
+        if scale is not None:
+            rows.apply(np.multiply, scale)
+        mean = rows.exact_sum() / cols
+        subtract_exactly(rows, mean)
+        return mean, rows.sum_of_squares()
     pivot = _pivots(rows) if centred else None
     if scale is not None:
         rows.apply(np.multiply, scale)

@@ -28,6 +28,7 @@ Array = np.ndarray[Any, Any]
 
 CHAIN = 512  # elements that are summed up in the type of arithmetic; such sums are summed up in float64
 WIDE = 512  # columns from which on a broadcast operand is read where it lies, rather than by NumPy's buffers
+EXACT = 1 << 16  # elements that are converted to float64 at a time
 BUFFER = 8192  # elements of NumPy's buffers: a row of more is read where it lies
 
 
@@ -119,6 +120,16 @@ class Rows:
     def index(self, piece: Index) -> tuple[Any, ...]:
         """Return where a piece of these rows is in x."""
         return (*self.at, ..., *piece)
+
+    def shaped(self, values: Array, piece: Index) -> Array:
+        """Return a piece of values in the shape that it has in x."""
+        found: Array = values.reshape(self._x[self.index(piece)].shape)
+        return found
+
+    def tile(self, piece: Index) -> Index:
+        """Return where a piece is in x, a slice for each axis."""
+        between = (slice(None),) * (self._x.ndim - len(self.at) - self.axes)
+        return (*self.at, *between, *piece)
 
     @property
     def extents(self) -> tuple[int, ...]:
@@ -275,6 +286,21 @@ class Rows:
         if self.whole:
             return row_sums(self.values())
         return _joined(np.add, [row_sums(values) for _, values in self.each()])
+
+    def exact_sum(self) -> Array:
+        """Return the sum of each row, in which float32 values are added up in float64."""
+        wide = self.space.other("wide", np.dtype(np.float64))
+        parts = []
+        for _, values in self.each():
+            together = max(1, EXACT // values.shape[1])
+            found = []
+            for begin in range(0, len(values), together):
+                some = values[begin : begin + together]
+                room = wide.take("room", *some.shape)
+                np.copyto(room, some)
+                found.append(row_sums(room))
+            parts.append(np.concatenate(found))
+        return _joined(np.add, parts)
 
     def sum_of_squares(self) -> Array:
         """Return the sum of the squares of each row, in float64."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm.host.conversions import FEW, narrow, widen
-from cupynorm.host.rows import BUFFER, WIDE, Rows, _cut, _joined, _whole, rows_of
+from cupynorm.host.rows import BUFFER, EXACT, WIDE, Rows, _cut, _joined, _whole, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +53,11 @@ class Slab(Rows):
     def _lying(self, array: Array, piece: Index) -> Array | None:
         """Return a piece of an array of x's shape as outer x columns x inner; None if that takes a copy."""
         return _laid(array[self.index(piece)], self._inner, self.axes)
+
+    def shaped(self, values: Array, piece: Index) -> Array:
+        """Return a piece of values in the shape that it has in x."""
+        turned = _turned(self._x[self.index(piece)], self._inner, self.axes)
+        return _turned(values.reshape(turned.shape), self.axes, self._inner)
 
     def seen(self, piece: Index) -> Array:
         """Return a piece of x where it lies, if it can be read there, else what source() does."""
@@ -177,6 +182,20 @@ class Slab(Rows):
             total = column_sums(values, None, total)
         return np.asarray(total)
 
+    def exact_sum(self) -> Array:
+        """Return the sum of each row, in which float32 values are added up in float64."""
+        wide = self.space.other("wide", np.dtype(np.float64))
+        total: Array | None = None
+        for _, values in self.each():
+            outer, cols, inner = values.shape
+            together = max(COLUMNS, EXACT // (outer * inner) // COLUMNS * COLUMNS)
+            for begin in range(0, cols, together):
+                some = values[:, begin : begin + together]
+                room = wide.take("room", *some.shape)
+                np.copyto(room, some)
+                total = column_sums(room, None, total)
+        return np.asarray(total)
+
     def sum_of_squares(self) -> Array:
         """Return the sum of the squares of each row, in float64."""
         total: Array | None = None
@@ -188,7 +207,8 @@ class Slab(Rows):
         """Return the sum of step(element) over each row, in float64, and of its squares; elements are not kept."""
         total: Array | None = None
         of_squares: Array | None = None
-        steps = [*self._taken(), lambda values, out, _: step(values, out=out)]
+        last: Step = lambda values, out, _: step(values, out=out)  # noqa: E731
+        steps = [*self._taken(), last]
         for piece in self.pieces:
             values = self.seen(piece)
             room = self.space.take("passing", *values.shape)

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cupynorm
 from cupynorm import layer_norm_backward, log_softmax_backward, logsumexp, softmax_backward
+from cupynorm.catalog.bounds import EPSILON, ROUNDING, SUMS
 from cupynorm.host import gradients, reference
 
 RANDOM = np.random.default_rng(23)
@@ -124,3 +126,50 @@ def test_any_number_of_threads_gives_the_same_gradient(
 
     for one, three in zip(*found, strict=True):
         assert np.array_equal(one, three)
+
+
+ROWS = {  # how a row differs from normal numbers
+    "normal": lambda x: x,
+    "far mean": lambda x: 1000 + 0.1 * x,
+    "outlier": lambda x: np.concatenate([[3e4], x[1:]]),
+    "two levels": lambda x: np.where(x > 0, 1.0, -1.0) + 1e-6 * x,
+    "large": lambda x: 1e25 * x,
+    "small": lambda x: 1e-25 * x,
+}
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("cols", [2, 3, 64, 700, 5000])
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+def test_gradients_of_few_rows_are_as_exact_as_promised(
+    norm: str, kind: str, cols: int, given: bool, axis: int
+) -> None:
+    random = np.random.default_rng(cols)
+    eps = 0.0 if kind == "small" else 1e-5
+    x = np.stack([ROWS[kind](random.standard_normal(cols)) for _ in range(2)]).astype(np.float32)
+    dy, gamma = random.standard_normal(x.shape).astype(np.float32), random.standard_normal(cols).astype("f4")
+    wide = x.astype(np.float64)
+    mean = wide.mean(1, keepdims=True) if norm == "layer_norm" else np.zeros((2, 1))
+    rstd = 1 / np.sqrt(np.square(wide - mean).mean(1, keepdims=True) + eps)
+    z, g = (wide - mean) * rstd, dy.astype(np.float64) * gamma
+    level = g.mean(1, keepdims=True) if norm == "layer_norm" else 0.0
+    statistics: dict[str, Any] = {"rstd": rstd[:, 0]} if given else {}
+    if given and norm == "layer_norm":
+        statistics["mean"] = mean[:, 0]
+    arrays = (dy, x) if axis else (np.ascontiguousarray(dy.T), np.ascontiguousarray(x.T))
+
+    function = getattr(cupynorm, f"{norm}_backward")
+    dx, dgamma = function(*arrays, gamma, axis=axis, eps=eps, **statistics)[:2]
+
+    exact = rstd * (g - level - z * (g * z).mean(1, keepdims=True))
+    terms = rstd * (
+        np.abs(g) + np.abs(g).mean(1, keepdims=True) + np.abs(z) * np.abs(g * z).mean(1, keepdims=True)
+    )
+    for found, wanted, scale in (
+        (dx if axis else dx.T, exact, terms),
+        (dgamma, (dy * z).sum(0), np.abs(dy * z).sum(0)),
+    ):
+        allowed = ROUNDING["float32"] * np.abs(wanted) + SUMS * EPSILON["float32"] * scale
+        np.testing.assert_array_less(np.abs(found.astype(np.float64) - wanted), allowed + 1e-44)
