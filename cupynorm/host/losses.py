@@ -138,7 +138,7 @@ def cross_entropy(
         part = x[rows.at]
         at_label = np.take_along_axis(part, labels.reshape((*part.shape[:-1], 1)), -1).astype(np.float64)
         of_all = rows.sum() if spread else np.zeros(labels.shape)
-        pivot, total = powers(rows)
+        pivot, total = sums_of_powers(rows) if grad is None else powers(rows)
         lse = np.log(total)
         if pivot is not None:
             lse = pivot + lse
@@ -154,17 +154,20 @@ def cross_entropy(
             rows.apply(np.subtract, dy * spread)
         taken = (dy * of_label).astype(rows.space.dtype)
 
-        def take(_: Array, out: Array, piece: Index) -> None:
+        def take(values: Array, out: Array, piece: Index) -> None:
+            if values is not out:
+                np.copyto(out, values)
             row, column = _inside(labels, out, piece)
-            out[row, column] -= taken[row]
+            out[rows.places(row, column)] -= taken[row]
             if ignored.any():
-                np.copyto(out, 0.0, where=ignored[:, None])
+                np.copyto(out, 0.0, where=rows.along(ignored))
 
         rows.then(take)
         rows.store(grad)
 
     results = (loss,) if grad is None else (loss, grad)
-    each_block(x, 1, type_of_arithmetic(x, *results), work, grad, (target.weight,))
+    kept = grad is not None
+    each_block(x, 1, type_of_arithmetic(x, *results), work, grad, (target.weight,), alone=True, kept=kept)
 
 
 @np.errstate(all="ignore")

@@ -269,6 +269,10 @@ class Rows:
         """Return a number of each row so that it broadcasts to values."""
         return of_rows[:, None]
 
+    def places(self, row: Array, column: Array) -> tuple[Array, ...]:
+        """Return where the elements of these rows and columns are in values."""
+        return row, column
+
     def column(self, share: float) -> Array:
         """Return one element of each row: the first (0), the last (1), or one that lies between."""
         values = self.source(self.pieces[int(share * (len(self.pieces) - 1))])

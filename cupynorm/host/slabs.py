@@ -163,6 +163,11 @@ class Slab(Rows):
         """Return a number of each row so that it broadcasts to values."""
         return of_rows.reshape(self.seen(self.pieces[0]).shape[0], 1, -1)
 
+    def places(self, row: Array, column: Array) -> tuple[Array, ...]:
+        """Return where the elements of these rows and columns are in values."""
+        outer, inner = np.divmod(row, self.seen(self.pieces[0]).shape[2])
+        return outer, column, inner
+
     def column(self, share: float) -> Array:
         """Return one element of each row: the first (0), the last (1), or one that lies between."""
         shape = self._x.shape[self._x.ndim - self.axes :]
