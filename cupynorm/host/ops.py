@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm._dtypes import compute_dtype
-from cupynorm.host import reference
 from cupynorm.host.blocks import each_block
 from cupynorm.host.reference import ALONE
 from cupynorm.host.rows import columns_of
@@ -48,9 +47,6 @@ def layer_norm(
     extras: Extras = ALONE,
 ) -> None:
     """Write (x - mean) / sqrt(var + eps) * gamma + beta to out, as reference.layer_norm does."""
-    if extras.quantize is not None:
-        reference.layer_norm(x, gamma, beta, axes, eps, out, mean, rstd, extras)
-        return
     cols = math.prod(x.shape[x.ndim - axes :])
     dtype = _arithmetic(x, out, extras)
     scale, shift = (columns_of(each, x.shape, axes, dtype) for each in (gamma, beta))
@@ -60,6 +56,7 @@ def layer_norm(
         mean_of_rows, factor = standardise(rows, cols, eps, centred=True)
         rows.apply_columns(np.multiply, scale)
         rows.apply_columns(np.add, shift)
+        rows.quantize(out, extras.quantize)
         rows.store(out)
         rows.store_statistic(mean, mean_of_rows)
         rows.store_statistic(rstd, factor)
@@ -77,9 +74,6 @@ def rms_norm(
     extras: Extras = ALONE,
 ) -> None:
     """Write x / sqrt(mean(x^2) + eps) * gamma to out, as reference.rms_norm does."""
-    if extras.quantize is not None:
-        reference.rms_norm(x, gamma, axes, eps, out, rstd, extras)
-        return
     cols = math.prod(x.shape[x.ndim - axes :])
     dtype = _arithmetic(x, out, extras)
     scale = columns_of(gamma, x.shape, axes, dtype)
@@ -88,6 +82,7 @@ def rms_norm(
         rows.add(extras.add)
         _, factor = standardise(rows, cols, eps, centred=False)
         rows.apply_columns(np.multiply, scale)
+        rows.quantize(out, extras.quantize)
         rows.store(out)
         rows.store_statistic(rstd, factor)
 
@@ -99,9 +94,6 @@ def softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE, *, omit: bo
 
     With `omit` nothing is quantised.
     """
-    if extras.quantize is not None:
-        reference.softmax(x, axes, out, extras)
-        return
 
     def work(rows: Rows) -> None:
         rows.mask(extras.mask)
@@ -113,6 +105,7 @@ def softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE, *, omit: bo
             rows.restore_nan()
         if extras.mask is not None and (omit or not _all_positive(total)):
             rows.drop(extras.mask, 0.0)
+        rows.quantize(out, extras.quantize)
         rows.store(out)
 
     _run(x, axes, _arithmetic(x, out, extras), out, work, extras, alone=not omit)
@@ -172,7 +165,9 @@ def _run(
 
 def _arithmetic(x: Array, out: Array, extras: Extras) -> np.dtype[Any]:
     """Return the type of arithmetic: float64 for sums, too, whose rounding would cost their deviations their digits."""
-    return FLOAT64 if extras.add is not None else type_of_arithmetic(x, out)
+    if extras.add is not None:
+        return FLOAT64
+    return type_of_arithmetic(x) if extras.quantize is not None else type_of_arithmetic(x, out)
 
 
 def type_of_arithmetic(*arrays: Array) -> np.dtype[Any]:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm.host import reference
-from cupynorm.host.conversions import FEW, narrow, scratch_of, widen
-from cupynorm.host.reference import _tiles
+from cupynorm.host.conversions import FEW, narrow, round_quantized, scratch_of, widen
+from cupynorm.host.reference import LARGEST, _tiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from cupynorm.host.philox import Dropout
-    from cupynorm.host.reference import Adding, Index, Masking
+    from cupynorm.host.reference import Adding, Index, Masking, Quantizing
 
     Step = Callable[["Array", "Array", Index], None]
 
@@ -456,6 +456,25 @@ class Rows:
         for number, (piece, values) in enumerate(self.each()):
             if self._home is not out or self._values[number] is None:  # else they are there
                 self.write(out, piece, values)
+
+    def quantize(self, out: Array, how: Quantizing | None) -> None:
+        """Divide elements by their scale, and round them to numbers of out's dtype; write rows' own scales."""
+        if how is None:
+            return
+        scale: Any = how.scale
+        if scale is None:
+            sizes = [
+                np.maximum(self.reduced(np.maximum, values), -self.reduced(np.minimum, values))
+                for _, values in self.each()
+            ]
+            largest = _joined(np.maximum, sizes).astype(np.float64)
+            self.store_statistic(how.scales, largest / LARGEST[out.dtype.name])
+            # elements are divided by the stored scale, by which the caller will multiply them
+            scale = how.scales[self.at].astype(np.float64).reshape(-1)  # type: ignore[index]
+        else:
+            scale = np.full(math.prod(self.extents), scale)
+        self.apply(np.divide, np.where(scale == 0, np.inf, scale))
+        self.then(lambda values, room, _: round_quantized(values, out.dtype, room))
 
     def write(self, out: Array, piece: Index, values: Array) -> None:
         """Write the elements of a piece, rounded once."""
