@@ -14,6 +14,7 @@ import numpy as np
 
 from cupynorm.host import elementwise_gradients, reference
 from cupynorm.host.blocks import each_block
+from cupynorm.host.conversions import FEW
 from cupynorm.host.ops import FLOAT64, type_of_arithmetic
 from cupynorm.host.reference import ACTIVATIONS
 from cupynorm.host.rows import Rows, columns_of, row_sums
@@ -118,7 +119,7 @@ def _exactly(rows: Rows, shift: Array | None, piece: Index, at: tuple[Array, Arr
 def _outside(name: str, z: Array) -> tuple[Array, Array] | None:
     """Return where the activation of z is less exact than promised; None: nowhere."""
     least, most = z.dtype.type(_LEAST[name]), z.dtype.type(_MOST)
-    if z.min() >= least and z.max() <= most:
+    if np.minimum.reduce(z, axis=None) >= least and np.maximum.reduce(z, axis=None) <= most:
         return None
     row, column = np.nonzero(~((z >= least) & (z <= most)))
     return row, column
@@ -292,7 +293,7 @@ def _add_halves(
     total: BroadcastSum, rows: Rows, shape: tuple[int, ...], halves: tuple[Array, Array], piece: Index
 ) -> None:
     """Add a piece of both halves of x."""
-    if rows.whole and total.sums_columns:  # it takes one row after another
+    if rows.whole and (total.sums_columns or halves[0].size <= FEW):  # it takes one row after another
         _add(total, rows, shape, np.concatenate(halves, axis=1), piece)
         return
     for begin, values in zip((0, shape[-1] // 2), halves, strict=True):
@@ -325,7 +326,7 @@ def _logistic_slope(name: str) -> Callable[[Array, Array, Array | None, Space], 
     def slope(z: Array, out: Array, activation: Array | None, space: Space) -> None:
         """Write s + z * s * (1 - s) * u' with s = 1 / (1 + exp(-u)), and z * s to `activation`."""
         one, flat = z.dtype.type(1), z.dtype.type(_FLAT[name])
-        least, most = z.min(), z.max()
+        least, most = (each.reduce(z, axis=None) for each in (np.minimum, np.maximum))
         near = z
         if not (least >= -flat and most <= flat):
             near = np.clip(z, -flat, flat, out=space.take("near", *z.shape))

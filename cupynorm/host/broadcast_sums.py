@@ -14,7 +14,8 @@ Array = np.ndarray[Any, Any]
 
 ROOM = (
     1 << 15
-)  # elements of float64 that are added at a time: new memory for whole blocks takes more than the sum
+)  # elements of float64 that are added at a time: new memory for a whole block takes more than the sum
+LEAST_COLUMNS, MOST_COLUMNS = 1 << 10, 1 << 13  # of these, where they do not fit
 
 
 class BroadcastSum:
@@ -54,14 +55,19 @@ class BroadcastSum:
         part = self._total[index].transpose(self._order)
         rows = values.transpose(self._order).reshape(math.prod(values.shape[axis] for axis in self._rows), -1)
         total = part.reshape(-1).copy()
-        together = max(1, ROOM // max(1, total.size))
-        if self._room is None or self._room.size < total.size:
-            self._room = np.empty(max(ROOM, total.size))
-        for begin in range(0, len(rows), together):
-            some = rows[begin : begin + together]
-            room = self._room[: some.size].reshape(some.shape)
-            np.copyto(room, some, casting="unsafe")
-            add_rows(total, room)
+        needed, width = min(ROOM, rows.size), max(1, total.size)
+        if rows.size > ROOM:
+            width = min(width, MOST_COLUMNS, max(LEAST_COLUMNS, ROOM // len(rows)))
+        if self._room is None or self._room.size < needed:
+            self._room = np.empty(needed)
+        for first in range(0, total.size, width):
+            columns = rows[:, first : first + width]
+            together = self._room.size // columns.shape[1]
+            for begin in range(0, len(rows), max(1, together)):
+                some = columns[begin : begin + together]
+                room = self._room[: some.size].reshape(some.shape)
+                np.copyto(room, some, casting="unsafe")
+                add_rows(total[first : first + width], room)
         part[...] = total.reshape(part.shape)
 
     def store(self, out: Array) -> None:

@@ -29,7 +29,7 @@ EACH = 8
 COLUMNS = (
     EACH * EACH
 )  # pieces have a multiple of so many, so that the order of summation follows from the columns alone
-WIDER = 4  # blocks of so many caches at most: long steps along memory win more than a cache does
+WIDER = 4  # caches that a piece takes: long steps along memory win more than a cache does (docs/notes/060)
 FEW_ROWS = 256  # of a block that has no place in the result: 1 KiB of float32 is read at a time
 MOST_ELEMENTS = 1 << 22  # of such a block, whose memory is kept
 RESHAPES_VIEWS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"  # whether reshape() takes copy=False
@@ -378,7 +378,8 @@ def slabs_of(
     at = x.ndim - axes
     leading, trailing, inner = x.shape[:at], x.shape[at:], _inner(x, axes)
     rows, cols = math.prod(leading[at - inner :]), math.prod(trailing)
-    if rows * cols <= most:
+    if rows * cols <= (WIDER * most if stays else most):
+        most = max(most, rows * cols)
         return _cut(leading, most // cols // rows * rows), [_whole(axes)]
     if not stays:
         width = max(FEW_ROWS, most // cols)
@@ -388,5 +389,5 @@ def slabs_of(
     else:
         width = max(1, WIDER * limit // COLUMNS)
     width = min(width, rows)
-    together = limit // width // COLUMNS * COLUMNS if axes == 1 else COLUMNS
+    together = WIDER * limit // width // COLUMNS * COLUMNS if axes == 1 else COLUMNS
     return _cut(leading, width), _cut(trailing, max(COLUMNS, together))
