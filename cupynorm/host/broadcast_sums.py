@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 ROOM = (
     1 << 15
 )  # elements of float64 that are added at a time: new memory for a whole block takes more than the sum
-LEAST_COLUMNS, MOST_COLUMNS = 1 << 10, 1 << 13  # of these, where they do not fit
+LEAST_COLUMNS, MOST_COLUMNS = 1 << 8, 1 << 13  # of these, where they do not fit
 
 
 class BroadcastSum:
