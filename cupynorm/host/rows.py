@@ -464,7 +464,7 @@ class Rows:
         scale: Any = how.scale
         if scale is None:
             sizes = [
-                np.maximum(self.reduced(np.maximum, values), -self.reduced(np.minimum, values))
+                self.reduced(np.maximum, np.abs(values, out=self.space.take("sizes", *values.shape)))
                 for _, values in self.each()
             ]
             largest = _joined(np.maximum, sizes).astype(np.float64)

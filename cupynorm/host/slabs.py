@@ -378,8 +378,8 @@ def slabs_of(
     at = x.ndim - axes
     leading, trailing, inner = x.shape[:at], x.shape[at:], _inner(x, axes)
     rows, cols = math.prod(leading[at - inner :]), math.prod(trailing)
-    if rows * cols <= (WIDER * most if stays else most):
-        most = max(most, rows * cols)
+    most *= WIDER
+    if rows * cols <= most:
         return _cut(leading, most // cols // rows * rows), [_whole(axes)]
     if not stays:
         width = max(FEW_ROWS, most // cols)
