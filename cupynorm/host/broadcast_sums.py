@@ -46,6 +46,15 @@ class BroadcastSum:
 
     def add(self, values: Array, tile: tuple[slice, ...]) -> None:
         """Add a tile of the array: the slices of all of its axes, or of the first ones."""
+        first = next((axis for axis in self._rows if values.shape[axis] > 1), None)
+        apart = len(self._rows) > 1 and not values.flags.c_contiguous  # then only a copy has one axis of rows
+        if first is not None and apart and values.size // values.shape[first] >= ROOM:
+            for begin in range(values.shape[first]):
+                self._add(values[(slice(None),) * first + (slice(begin, begin + 1),)], tile)
+        else:
+            self._add(values, tile)
+
+    def _add(self, values: Array, tile: tuple[slice, ...]) -> None:
         if self._columns:
             values = values.sum(axis=self._columns, keepdims=True, dtype=np.float64)
         index = tuple(

@@ -173,3 +173,25 @@ def test_gradients_of_few_rows_are_as_exact_as_promised(
     ):
         allowed = ROUNDING["float32"] * np.abs(wanted) + SUMS * EPSILON["float32"] * scale
         np.testing.assert_array_less(np.abs(found.astype(np.float64) - wanted), allowed + 1e-44)
+
+
+@pytest.mark.parametrize("shape", [(3, 50, 40), (400, 21, 4), (3, 300, 250)], ids=str)
+@pytest.mark.parametrize("block", [500, 1 << 17])
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+def test_gradients_along_the_middle_axis_are_those_of_rows_of_their_own(
+    norm: str, block: int, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(7)
+    dy, x = (
+        random.standard_normal(shape).astype(np.float32)[: 20 if block < 1000 else None] for _ in range(2)
+    )
+    gamma = random.standard_normal(shape[1]).astype(np.float32)
+    function = getattr(cupynorm, f"{norm}_backward")
+    wanted = function(*(np.ascontiguousarray(np.moveaxis(each, 1, -1)) for each in (dy, x)), gamma)
+    monkeypatch.setattr(reference, "BLOCK", block)
+
+    found = function(dy, x, gamma, axis=1)
+
+    np.testing.assert_allclose(np.moveaxis(found[0], 1, -1), wanted[0], 1e-5, 2e-6)
+    for sums, expected in zip(found[1:], wanted[1:], strict=True):
+        np.testing.assert_allclose(sums, expected, 1e-5, 1e-5 * np.abs(expected).max())
