@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cupynorm.call.elementwise_gradients import ActivationGradientCall, check_activation_gradient
-from cupynorm.host import elementwise_gradients as host
+from cupynorm.host import activations
 from cupynorm.host.broadcast_sums import BroadcastSum
 from cupynorm.invoke import gradient_calls
 from cupynorm.ops.elementwise import _gate, _gelu
@@ -260,10 +260,12 @@ def _on_host(call: ActivationGradientCall) -> None:
     if dbias is not None:
         total = BroadcastSum(dbias.shape, call.x.shape, 1, dbias if call.adds else None)
     if call.gate is None:
-        host.bias_activation(call.dy, call.x, call.bias, call.activation, call.dx, total)
+        activations.bias_activation_backward(call.dy, call.x, call.bias, call.activation, call.dx, total)
     else:
         first = call.gate == "first"
-        host.gated(call.dy, call.x, call.bias, call.activation, call.dx, total, gate_first=first)
+        activations.gated_backward(
+            call.dy, call.x, call.bias, call.activation, call.dx, total, gate_first=first
+        )
     if total is not None:
         total.store(dbias)
 
