@@ -21,7 +21,7 @@ from cupynorm.lower.backward import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
 from cupynorm.lower.gradients import Added, Normed, ParameterSums, norm_gradient
 from cupynorm.lower.sums import Result, row_groups, sums_of_groups
 from cupynorm.plan.choose import choose
-from cupynorm.plan.config import DoesNotFitError, Plan
+from cupynorm.plan.config import IN_REGISTERS, DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.runtime import compiler, nvrtc
 from cupynorm.tools import bench
@@ -146,6 +146,7 @@ def run(
     return Found(dx.get().astype(np.float64), *found, plans[0])
 
 
+MOST_IN_REGISTERS = 16  # elements of a thread
 DIGITS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-5, "float64": 1e-12}
 SHAPES = [
     (1, 1),
@@ -194,11 +195,14 @@ def test_every_width_in_every_variant(dtype: str, skip: int) -> None:
     assert seen >= {("warp", True), ("block", True), ("cluster", False)}
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize(("stages", "waits"), [(1, 0), (2, 0), (3, 0), (1, IN_REGISTERS), (3, IN_REGISTERS)])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.usefixtures("small_groups")
-def test_rows_on_their_way_in_shared_memory(dtype: str, stages: int) -> None:
-    """Of groups of fewer rows than stages, too; with and without rows that begin beside vectors."""
+def test_rows_on_their_way_in_shared_memory(dtype: str, stages: int, waits: int) -> None:
+    """Of groups of fewer rows than stages, too; with and without rows that begin beside vectors.
+
+    They wait there, or in registers.
+    """
     seen = set()
     for (rows, cols), ds in itertools.product(
         [(3, 8), (129, 128), (50, 257), (60, 1000), (40, 1001)], (True, False)
@@ -209,15 +213,17 @@ def test_rows_on_their_way_in_shared_memory(dtype: str, stages: int) -> None:
                 plan = run(given, variant, ds=ds).plan
                 if plan.vector * given.x.itemsize < 16:
                     continue  # copies are of whole vectors
+                if waits and plan.vectors * plan.vector > MOST_IN_REGISTERS:
+                    plan = dataclasses.replace(plan, vectors=plan.vectors // 2, group=plan.group * 2)
                 block = max(plan.group, 128 // plan.group * plan.group)  # several rows of a block, still
-                staged = dataclasses.replace(plan, stages=stages, block=block)
+                staged = dataclasses.replace(plan, stages=stages, block=block, waits=waits)
                 found = run(given, staged, ds=ds)
             except DoesNotFitError:
                 assert variant == "warp"
                 assert cols > 200
                 continue
             assert_right(given, found, dtype, ds=ds)
-            assert found.plan.stages == stages
+            assert (found.plan.stages, found.plan.waits) == (stages, waits)
             assert found.plan.shared_bytes > 0
             seen.add((variant, plan.unaligned))
     assert seen >= {("warp", 0), ("block", 0), ("cluster", 0)}

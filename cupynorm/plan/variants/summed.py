@@ -1,7 +1,7 @@
 """warp, block, cluster, where sums over rows are taken in the same pass: row_summed of kernels/row/summed.cuh.
 
-The sums of a row's columns are in registers of a group of threads. The row waits there, too, with the next on its way;
-or it waits in shared memory, where the next few are on their way.
+The sums of a row's columns are in registers of a group of threads. The row waits there, too, with the next on its way,
+or the next few on their way in shared memory; or it waits in shared memory itself.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _measured(question: Question, variant: str | None) -> Iterator[Plan]:
     if variant is not None:
         return
     operands = len(problem.load_operands), len(problem.epilogue_operands)
-    for *what, fewest, most, vectors, block, ctas, stages, blocks in question.rules.column_sums.measured:
+    for *what, fewest, most, vectors, block, ctas, stages, blocks, waits in question.rules.column_sums.measured:
         if what != [problem.load_bytes, problem.column_sums, *operands] or not fewest <= problem.cols <= most:
             continue
         plan = (
@@ -71,7 +71,7 @@ def _measured(question: Question, variant: str | None) -> Iterator[Plan]:
         )
         if plan is None or stages > _most_stages(question, plan):
             continue
-        plan = in_registers(problem, dataclasses.replace(plan, stages=stages, min_blocks=blocks))
+        plan = in_registers(problem, dataclasses.replace(plan, stages=stages, min_blocks=blocks, waits=waits))
         if max(_column_bytes(problem, plan), plan.shared_bytes) <= question.limits.shared_bytes_per_block:
             yield plan
 
