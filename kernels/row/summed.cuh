@@ -157,7 +157,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   using Valid = Predicate<Shape::kAlwaysValid * kVector, kEdge, (kCtasPerRow > 1 ? 2 : 1)>;
   using OfVector = Predicate<0, 0, 2>;
   // What threads keep of columns is converted once where they have registers for that.
-  constexpr int kRegisters = 65536 / (Shape::kBlock * Shape::kMinBlocks), kKept = Load::kKeptColumns;
+  // each scheduler of a multiprocessor has a fourth of the registers, for whole warps
+  constexpr int kSchedulers = 4, kFilled = kSchedulers * kWarp;  // threads
+  constexpr int kRegisters = 65536 / ((Shape::kBlock * Shape::kMinBlocks + kFilled - 1) / kFilled * kFilled);
+  constexpr int kKept = Load::kKeptColumns;
   constexpr int kNumbers = kSums + kKept + (kKept > 1) + kTakes * ElementTraits<ElementOf<Op>>::kFields;
   constexpr int kBeside = kTakes ? kRegistersBesideRow : kRegistersBeside;
   constexpr bool kConverted = kBeside + Shape::kInVectors * kNumbers * int(sizeof(Compute)) / 4 <= kRegisters;
