@@ -383,8 +383,8 @@ class ColumnSums(NamedTuple):
     measured
         Tilings that a search found to be better than the best by these numbers: bytes of an element of x, sums,
         operands before and behind the op, and the fewest and the most columns that it is for; then vectors of a thread,
-        threads of a block, blocks of a cluster, stages, blocks of a multiprocessor, and where a row with stages waits (as
-        `waits` of a Plan; 0: in shared memory).
+        threads of a block, blocks of a cluster, stages, blocks of a multiprocessor, and where a row with stages waits
+        (`waits` of a Plan).
     """
 
     blocks: Sequence[int]

@@ -371,7 +371,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       int place = 0, place_before = kStages;
       if (base < end) load(base);
       for (; base < end; base += step) {
-        const bool here = Shape::kGroups == 1 || there[0];
+        const bool here = (kTakes && Shape::kGroups == 1) || there[0];
         if constexpr (kTakes) {  // what was there has been written
           prefetch(base + kStages * step, place_before);
           wait_for_copies<kStages>();
@@ -379,11 +379,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 #pragma unroll
         for (int p = 0; p < kVectors; ++p) {
           ElementOf<Op>* const values = x[0] + p * kVector;
-          if (!here || !tile.has(p)) {
 #pragma unroll
-            for (int i = 0; i < kVector; ++i) values[i] = Op::padding();
-            continue;
-          }
+          for (int i = 0; i < kVector; ++i) values[i] = Op::padding();
+          if (!here || !tile.has(p)) continue;
           if constexpr (kTakes) {
             kept[p].make_opaque();
             sources[0].template unpack_row<kLoadSums, Shape::kBlock, kVector, As>(kept[p],

@@ -23,6 +23,7 @@ from cupynorm.lower.sums import Result, row_groups, sums_of_groups
 from cupynorm.plan.choose import choose
 from cupynorm.plan.config import IN_REGISTERS, DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
+from cupynorm.plan.rules import rules_of
 from cupynorm.runtime import compiler, nvrtc
 from cupynorm.tools import bench
 from cupynorm.tools.results import Point
@@ -258,6 +259,33 @@ def test_the_bits_do_not_depend_on_how_many_blocks_a_device_holds() -> None:
     assert len(bits) == 2  # of two shapes
 
 
+MEASURED_OPS = [
+    "layer_norm_backward",
+    "rms_norm_backward",
+    "add_layer_norm_backward",
+    "layer_norm_backward_from_y",
+]
+
+
+def test_tilings_that_were_measured_as_the_best_are_taken() -> None:
+    """By the widest rows of each; of a norm's gradient each kind of row has one."""
+    limits, taken = RECORDED["h200"], set()
+    measured = [tuple(each) for each in rules_of(limits.compute_capability).column_sums.measured]
+    for op, dtype in itertools.product(MEASURED_OPS, ("float16", "float32")):
+        for cols in sorted({each[5] for each in measured}):
+            problem = bench.lowered(Point(op, dtype, 49152, cols), limits=limits).problem
+            operands = len(problem.load_operands), len(problem.epilogue_operands)
+            kind = problem.load_bytes, problem.column_sums, *operands
+            of_kind = [each for each in measured if each[:4] == kind and each[4] <= cols <= each[5]]
+            assert len(of_kind) <= 1
+            if of_kind:
+                plan = choose(problem, limits, lambda each: each.min_blocks)
+                how = plan.vectors, plan.block, plan.ctas_per_row, plan.stages, plan.min_blocks, plan.waits
+                assert how == of_kind[0][6:]
+                taken.add(of_kind[0])
+    assert taken == {*measured}
+
+
 @pytest.mark.parametrize("rows", [1, 5, 528, 4096, 49152, 1_000_000, 1 << 33])
 @pytest.mark.parametrize("cols", [1, 3, 128, 1023, 65536, 1 << 24])
 def test_groups_cover_all_rows(rows: int, cols: int) -> None:
@@ -303,15 +331,7 @@ def test_kernels_compile_without_spills(arch: str, device: str, dtype: str) -> N
 @pytest.mark.slow
 @pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize(
-    "op",
-    [
-        "layer_norm_backward",
-        "rms_norm_backward",
-        "add_layer_norm_backward",
-        "layer_norm_backward_from_y",
-    ],
-)
+@pytest.mark.parametrize("op", MEASURED_OPS)
 def test_chosen_plans_have_registers_enough(op: str, dtype: str) -> None:
     """Of every form at the widths of the benchmark: no fewer blocks than planned, because of spills, are resident."""
     faults = {}
