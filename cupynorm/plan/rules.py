@@ -382,9 +382,9 @@ class ColumnSums(NamedTuple):
         Static shared memory in which the rows of a block add up their sums, at most.
     measured
         Tilings that a search found to be better than the best by these numbers: bytes of an element of x, sums,
-        operands before and behind the op, and the fewest and the most columns that it is for; then vectors of a thread,
-        threads of a block, blocks of a cluster, stages, blocks of a multiprocessor, and where a row with stages waits
-        (`waits` of a Plan).
+        operands before and behind the op, `unaligned` of a Plan (such rows take more registers), and the fewest and the
+        most columns that it is for; then vectors of a thread, threads of a block, blocks of a cluster, stages, blocks
+        of a multiprocessor, and where a row with stages waits (`waits` of a Plan).
     """
 
     blocks: Sequence[int]

@@ -268,20 +268,20 @@ MEASURED_OPS = [
 
 
 def test_tilings_that_were_measured_as_the_best_are_taken() -> None:
-    """By the widest rows of each; of a norm's gradient each kind of row has one."""
+    """By the widest rows of each; a kind of row has one."""
     limits, taken = RECORDED["h200"], set()
     measured = [tuple(each) for each in rules_of(limits.compute_capability).column_sums.measured]
     for op, dtype in itertools.product(MEASURED_OPS, ("float16", "float32")):
-        for cols in sorted({each[5] for each in measured}):
+        for cols in sorted({each[6] - each[4] for each in measured}):
             problem = bench.lowered(Point(op, dtype, 49152, cols), limits=limits).problem
             operands = len(problem.load_operands), len(problem.epilogue_operands)
-            kind = problem.load_bytes, problem.column_sums, *operands
-            of_kind = [each for each in measured if each[:4] == kind and each[4] <= cols <= each[5]]
+            kind = problem.load_bytes, problem.column_sums, *operands, problem.unaligned
+            of_kind = [each for each in measured if each[:5] == kind and each[5] <= cols <= each[6]]
             assert len(of_kind) <= 1
             if of_kind:
                 plan = choose(problem, limits, lambda each: each.min_blocks)
                 how = plan.vectors, plan.block, plan.ctas_per_row, plan.stages, plan.min_blocks, plan.waits
-                assert how == of_kind[0][6:]
+                assert how == of_kind[0][7:]
                 taken.add(of_kind[0])
     assert taken == {*measured}
 
@@ -335,7 +335,8 @@ def test_kernels_compile_without_spills(arch: str, device: str, dtype: str) -> N
 def test_chosen_plans_have_registers_enough(op: str, dtype: str) -> None:
     """Of every form at the widths of the benchmark: no fewer blocks than planned, because of spills, are resident."""
     faults = {}
-    for cols in (128, 1000, 1024, 4096, 8192, 32768, 50257) if SLOW else (1000, 8192, 50257):
+    widths = (128, 129, 1000, 1001, 1024, 4096, 4097, 8191, 8192, 30001, 32768, 50257)
+    for cols in widths if SLOW else (1000, 8191, 8192, 50257):
         what = bench.lowered(Point(op, dtype, 49152, cols, 0), limits=RECORDED["h200"])
         plan = choose(what.problem, RECORDED["h200"], lambda each: each.min_blocks)
         (cubin,) = nvrtc.compile_all(what.text, [what.expression(plan)], compiler.options(), "90")

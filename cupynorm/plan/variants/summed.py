@@ -61,18 +61,10 @@ def _measured(question: Question, variant: str | None) -> Iterator[Plan]:
     if variant is not None:
         return
     operands = len(problem.load_operands), len(problem.epilogue_operands)
-    for (
-        *what,
-        fewest,
-        most,
-        vectors,
-        block,
-        ctas,
-        stages,
-        blocks,
-        waits,
-    ) in question.rules.column_sums.measured:
-        if what != [problem.load_bytes, problem.column_sums, *operands] or not fewest <= problem.cols <= most:
+    kind = [problem.load_bytes, problem.column_sums, *operands, problem.unaligned]
+    measured = question.rules.column_sums.measured
+    for *of_kind, fewest, most, vectors, block, ctas, stages, blocks, waits in measured:
+        if of_kind != kind or not fewest <= problem.cols <= most:
             continue
         plan = (
             _tiling(problem, ctas, vectors, block, least_group(problem))
