@@ -43,6 +43,28 @@ class Given(NamedTuple):
         return math.prod(self.shape) * int(np.dtype(self.dtype).itemsize)
 
 
+class Targets(NamedTuple):
+    """Shares of the copy rate by a row's columns, each for elements of two bytes and for those of four.
+
+    narrow: below 512 columns. medium: 512 to 16384. long: more. odd: from 1000 columns on, where a point is odd.
+    """
+
+    narrow: tuple[float, float]
+    medium: tuple[float, float]
+    long: tuple[float, float]
+    odd: tuple[float, float]
+
+    def at(self, cols: int, dtype: Any, *, odd: bool) -> float:
+        """Return the share that is wanted at such a point."""
+        of_width = self.narrow if cols < 512 else self.medium if cols <= 16384 else self.long  # noqa: PLR2004
+        wanted = self.odd if odd and cols >= 1000 else of_width  # noqa: PLR2004
+        return wanted[dtype_of(dtype).itemsize > 2]  # noqa: PLR2004
+
+    def __str__(self) -> str:
+        """Return it as a cell of a table: of narrow, medium, long and odd rows."""
+        return ", ".join(str(two) if two == four else f"{two}/{four}" for two, four in self)
+
+
 @dataclasses.dataclass(frozen=True)
 class Form:
     """A call that is measured, tested and explained.
@@ -50,8 +72,8 @@ class Form:
     given: returns the arrays that are read or written, from rows, columns and dtype; "y" is the one that out= takes.
     call: the public function, given arrays by name and options. reference: the expected results, from the definition,
     in float64. torch: the same in PyTorch, given its module and tensors; None where it has none. target: the share of
-    the copy rate that is wanted on an H200; with `beside`, the share of that form's rate instead. unread: returns how
-    many elements of x need not be read, from the shape of x. axis: of a row, in its results.
+    the copy rate that is wanted on an H200, one or by columns; with `beside`, the share of that form's rate instead.
+    unread: returns how many elements of x need not be read, from the shape of x. axis: of a row, in its results.
     """
 
     name: str
@@ -59,7 +81,7 @@ class Form:
     call: Callable[..., Any]
     reference: Callable[[Arrays], tuple[Array, ...]]
     torch: Callable[[Any, Arrays], Any] | None = None
-    target: float | None = None
+    target: float | Targets | None = None
     beside: str = ""
     unread: Callable[[tuple[int, ...]], int] | None = None
     shapes: tuple[tuple[int, int], ...] = EVEN

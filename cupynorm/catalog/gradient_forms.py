@@ -9,11 +9,18 @@ import numpy as np
 
 from cupynorm._dtypes import compute_dtype
 from cupynorm.catalog.bounds import Terms
-from cupynorm.catalog.form import EVEN, LONG, Array, Arrays, Form, Given, wide
+from cupynorm.catalog.form import EVEN, LONG, Array, Arrays, Form, Given, Targets, wide
 from cupynorm.ops import elementwise_gradients, losses, norm_gradients, softmax_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+NORM_TARGETS = Targets((0.85, 0.90), (0.95, 0.97), (0.90, 0.90), (0.88, 0.88))
+SOFTMAX_TARGETS = Targets((1.05, 1.05), (1.03, 1.03), (1.02, 1.02), (0.95, 0.95))
+LOSS_TARGETS = Targets((1.0, 1.0), (1.03, 1.03), (1.05, 1.05), (0.95, 0.95))
+LOGSUMEXP_TARGETS = Targets((1.0, 1.0), (1.03, 1.03), (1.03, 1.03), (0.97, 0.97))
+ACTIVATION_TARGETS = Targets((0.90, 0.90), (0.95, 0.95), (0.95, 0.95), (0.90, 0.90))
 
 
 def _given(
@@ -80,7 +87,7 @@ def _activation(name: str, slope: Callable[[Array], Array], torch: str) -> Form:
         lambda a, **options: function(a["dy"], a["x"], a["bias"], **options),
         reference,
         lambda t, a: _of_torch(t, lambda t, x, bias: getattr(t.nn.functional, torch)(x + bias), a),
-        0.95,
+        ACTIVATION_TARGETS,
         shapes=EVEN,
         terms=terms,
     )
@@ -112,7 +119,7 @@ def _gate(name: str, value: Callable[[Array], Array], slope: Callable[[Array], A
         lambda a, **options: function(a["dy"], a["x"], **options)[0],
         reference,
         lambda t, a: _of_torch(t, forward, a),
-        0.95,
+        ACTIVATION_TARGETS,
         shapes=EVEN,
         terms=terms,
     )
@@ -188,7 +195,7 @@ def _norm(name: str, stats: tuple[str, ...], torch: Callable[[Any, Any, Any], An
         ),
         lambda a: _norm_reference(a, centred=centred),
         torch_gradients,
-        0.95,
+        NORM_TARGETS,
         shapes=EVEN + LONG,
         terms=lambda a: _norm_terms(a, _normalised(a, centred=centred), centred=centred),
         natural=_of_statistics(stats),
@@ -220,7 +227,7 @@ def _from_y(name: str, columns: tuple[str, ...]) -> Form:
             a["dy"], a["x"], **{name: a[name] for name in (*columns, "rstd")}, **options
         ),
         lambda a: _of_normalised(a, normalised(a), centred=centred),
-        target=0.95,
+        target=NORM_TARGETS,
         shapes=EVEN + LONG,
         terms=lambda a: _norm_terms(a, normalised(a), centred=centred),
         natural=natural,
@@ -261,7 +268,7 @@ def _added(name: str, stats: tuple[str, ...]) -> Form:
         _given(("ds",), ("gamma", "bias"), stats, 2 + centred),
         call,
         reference,
-        target=0.95,
+        target=NORM_TARGETS,
         shapes=EVEN + LONG,
         terms=terms,
         natural=_of_statistics(stats),
@@ -325,7 +332,7 @@ def _softmax(name: str, how: str) -> Form:
         ),
         lambda a: _softmax_reference(a, kept(a), log=log),
         None if how else torch,
-        1.0,
+        SOFTMAX_TARGETS,
         shapes=EVEN + LONG,
         terms=lambda a: _softmax_terms(a, kept(a), log=log),
         natural=lambda a: {"x": _probabilities(wide(a["x"]), kept(a), log=log)},
@@ -385,7 +392,7 @@ def _cross_entropy(*, grad: bool) -> Form:
         lambda a, **options: function(a["x"], a["labels"], return_grad=grad, **options),
         lambda a: _cross_entropy_reference(a, grad=grad),
         torch,
-        1.0,
+        LOSS_TARGETS,
         shapes=EVEN + LONG,
         terms=lambda a: _cross_entropy_terms(a, grad=grad),
     )
@@ -400,7 +407,7 @@ LOGSUMEXP = Form(
     lambda a, **options: losses.logsumexp(a["x"], **options),
     lambda a: (np.log(np.exp(wide(a["x"])).sum(-1)),),
     lambda t, a: t.logsumexp(a["x"], -1),
-    1.0,
+    LOGSUMEXP_TARGETS,
     shapes=EVEN + LONG,
     terms=lambda a: (_loss_terms(wide(a["x"])),),
 )

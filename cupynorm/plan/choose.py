@@ -215,6 +215,8 @@ def in_order(question: Question) -> tuple[Variant, ...]:
         clusters: tuple[Variant, ...] = (cluster.one_shot,) if question.small_batch else ()
         if not question.small_batch and fused_cluster.prefers_clusters(asked):
             clusters = (fused_cluster.prefetched,)
+        if not question.small_batch and cluster.prefers_copied(asked):
+            clusters = (cluster.copied, *clusters)
         if not question.small_batch and staged.prefers_shared(asked):
             clusters = (staged.shared, *clusters)
         rest: tuple[Variant, ...] = (registers.block, fused_cluster.prefetched, cluster.one_shot)

@@ -183,7 +183,7 @@ def _keeps_rows_soundly(problem: Problem, limits: Limits, plan: Plan) -> bool:
     may = plan.group == 0 and plan.variant not in ("cached", "uncached") and plan.unaligned != UNALIGNED_APART
     fits = fits and (plan.row_shared_bytes == 0 or may)
     if problem.fused:
-        fits = fits and plan.row_shared_bytes == 0
+        fits = fits and (plan.row_shared_bytes == 0 or (problem.copies_rows and plan.variant != "split"))
         fits = fits and (plan.variant != "split" or plan.kernel == "row_reread")
         # a scale of each row is stored beside its bytes: blocks that read a row twice do not tell one another its
         # largest

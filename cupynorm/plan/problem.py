@@ -145,6 +145,15 @@ class Problem:
         return self.fused and self.direct_load and self.output_bytes == 0
 
     @property
+    def copies_rows(self) -> bool:
+        """Whether fused rows may be copied to shared memory as those of an op alone are: of what is loaded as it is.
+
+        Results are of x's size, so that vectors of both begin at the same columns.
+        """
+        as_alone = self.direct_load and self.output_bytes == self.load_bytes
+        return self.fused and as_alone and not (self.rounds or self.column_sums or self.across)
+
+    @property
     def value_bytes(self) -> int:
         """Bytes of an element as the op is given it: all its fields."""
         return self.compute_bytes * self.fields

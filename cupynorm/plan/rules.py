@@ -148,6 +148,7 @@ CROSSOVERS = {
     "cluster, quantized": "the same for results of one byte",
     "shared, band": "one block's shared memory is better for what a causal mask or a window keeps",
     "cached, late exponential": "the level-1 cache is better than registers, where pairs wait for an exponential each",
+    "copied": "fused rows of which x alone is loaded are better copied to a cluster's shared memory",
     "streamed": "rows that are only read are better read as a stream, of which nothing waits",
     "unaligned": "16-byte vectors with head and tail elements are better than narrow accesses",
     "unaligned short": "the same for short rows",

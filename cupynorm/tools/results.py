@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cupynorm.catalog.form import LONG
+from cupynorm.catalog.form import LONG, Targets
 from cupynorm.catalog.forms import FORMS
 from cupynorm.tools import documents
 
@@ -164,6 +164,9 @@ def target_of(point: Point) -> Target | None:
         return next(each for each in TARGETS if each.covers(point))
     if form.target is None or form.beside:
         return None
+    if isinstance(form.target, Targets):
+        share = form.target.at(point.cols, point.dtype, odd=point.kind == "odd")
+        return Target(form.name, share, point.kind, 1)
     long = point.cols >= LONG[0][1]
     share = min(form.target, LONG_TARGETS.get(point.kind, 1.0)) if long else form.target
     return Target(form.name, share, point.kind, 1)
@@ -267,8 +270,12 @@ def _met_of_form(own: Sequence[Measured], form: Form, alone: Sequence[Measured])
     wanted = []
     for each in own:
         plain = shares.get(dataclasses.replace(each.point, op=form.beside), math.nan) if form.beside else 1.0
-        if not math.isnan(plain):
-            wanted.append((each.share(), form.target * plain))
+        target = target_of(each.point)  # none beside another form
+        least = (
+            target.share if target else form.target * plain if isinstance(form.target, float) else math.nan
+        )
+        if not math.isnan(least):
+            wanted.append((each.share(), least))
     return _met(sum(not share >= least for share, least in wanted), len(wanted))  # nan counts as below
 
 

@@ -355,7 +355,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       if constexpr (kIsUnaligned) {
         if (has_edge) {
           const Compute y[1] = {Op::map_raw(around[0], whole)};
-          to.template store<1>(y, a.store.template columns<1>(edge_col), edge_col);
+          if constexpr (Store::kHasEpilogueOperands)
+            to.template store<1>(y, a.store.template columns<1>(edge_col), to.template epilogue_operands<1>(edge_col),
+                edge_col);
+          else to.template store<1>(y, a.store.template columns<1>(edge_col), edge_col);
         }
       }
       const Part next = part_of(row + step);

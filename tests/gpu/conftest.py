@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import functools
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,11 @@ def cuda(xp: Any) -> Any:
 
 @pytest.fixture
 def roomy(cuda: Any) -> Any:
-    """Give CuPy to a test that asks for much memory, and clear the pool before and after it."""
-    cuda.get_default_memory_pool().free_all_blocks()
-    yield cuda
-    cuda.get_default_memory_pool().free_all_blocks()
+    """Give CuPy to a test that asks for much memory, to one process at a time, and clear the pool before and after."""
+    fcntl = pytest.importorskip("fcntl")
+    # without the lock, two processes may each see room that only one of them can have
+    with (Path(tempfile.gettempdir()) / "cupynorm-much-memory.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        cuda.get_default_memory_pool().free_all_blocks()
+        yield cuda
+        cuda.get_default_memory_pool().free_all_blocks()

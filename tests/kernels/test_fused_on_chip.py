@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import cupynorm
+from cupynorm._dtypes import dtype_of
 from cupynorm.call import asking
 from cupynorm.catalog.axis_forms import ALONG_AXES
 from cupynorm.catalog.forms import FORMS
 from cupynorm.catalog.gradient_forms import GRADIENTS
 from cupynorm.catalog.statistic_forms import STATISTICS
 from cupynorm.plan.choose import choose
-from cupynorm.plan.config import ONE_BLOCK_PER_ROW, DoesNotFitError, Plan
+from cupynorm.plan.config import ONE_BLOCK_PER_ROW, PLAIN, DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.partition import computed_bytes
 from cupynorm.tools import explain
@@ -66,6 +67,30 @@ def test_a_block_goes_through_many_rows(name: str, cols: int, vectors: int, simu
     plan = dataclasses.replace(plan, block=128, vectors=vectors, min_blocks=1, waves=0.1)
 
     check(simulated, name, rows, cols, "float16", plan=plan)
+
+
+# Where nothing but x is loaded, x is copied to the shared memory of one block or of a cluster's, all of it or a part.
+@pytest.mark.parametrize("room", [512, 20480])
+@pytest.mark.parametrize("ctas", [1, 2, 4])
+@pytest.mark.parametrize(("dtype", "cols"), [("float16", 1001), ("bfloat16", 1024), ("float32", 5001)])
+def test_rows_that_are_copied(dtype: str, cols: int, ctas: int, room: int, simulated: Any) -> None:
+    if ctas == 1 and room < cols * 4:
+        pytest.skip("one block holds all of a row")
+    vector = 16 // dtype_of(dtype).itemsize
+    plan = dataclasses.replace(
+        PLAIN,
+        variant="cluster" if ctas > 1 else "shared",
+        vector=vector,
+        vectors=2,
+        unaligned=int(cols % vector > 0),
+        block=64,
+        row_shared_bytes=room,
+        ctas_per_row=ctas,
+        min_blocks=2,
+    )
+    assert plan.kernel == "row_staged"
+
+    check(simulated, "cross_entropy/grad", 7, cols, dtype, plan=plan)
 
 
 @pytest.mark.parametrize("variant", ON_CHIP)

@@ -850,6 +850,23 @@ def test_long_rows_of_forms_have_targets_of_their_own():
 
 
 @pytest.mark.parametrize(
+    ("op", "dtype", "cols", "wanted"),
+    [
+        ("layer_norm_backward", "float16", 128, 0.85),
+        ("layer_norm_backward", "float32", 128, 0.90),
+        ("rms_norm_backward", "bfloat16", 8192, 0.95),
+        ("add_layer_norm_backward", "float32", 77, 0.90),
+        ("add_layer_norm_backward", "float32", 1001, 0.88),
+        ("softmax_backward/where", "float16", 32768, 1.02),
+        ("cross_entropy/grad", "float16", 50257, 0.95),
+        ("logsumexp", "float32", 50257, 0.97),
+    ],
+)
+def test_gradients_and_losses_have_targets_by_columns(op, dtype, cols, wanted):
+    assert results.target_of(Point(op, dtype, 49152, cols)).share == wanted
+
+
+@pytest.mark.parametrize(
     ("share", "peer", "expected"),
     [
         (0.99, None, []),

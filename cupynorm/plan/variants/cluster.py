@@ -60,6 +60,29 @@ def by_rule(question: Question, least: int = 1) -> Plan | None:
     return None
 
 
+def copied(question: Question) -> Plan | None:
+    """Return the plan of fused rows that lie in a cluster's shared memory as they were loaded, as those of an op alone.
+
+    By the rules that hold for aligned rows, too: one for unaligned ones alone was worse (docs/notes/062).
+    """
+    for rule in question.rules.cluster_rules[question.problem.kind]:
+        if isinstance(rule, SharedRule) and rule.aligned and question.problem.row_bytes <= rule.row_bytes:
+            plan = in_shared_memory(question, rule, 2)
+            if plan is not None:
+                return plan
+    return None
+
+
+def prefers_copied(question: Question) -> bool:
+    """Say whether fused rows, of which x alone is loaded, are better copied to shared memory than held in registers."""
+    problem = question.problem
+    return (
+        problem.copies_rows
+        and problem.unaligned > 0
+        and question.rules.is_better("copied, unaligned", problem)
+    )
+
+
 # ---- rows in registers
 
 
