@@ -368,8 +368,10 @@ class ColumnSums(NamedTuple):
         For which tilings are weighed; on so many of them clusters run: some have too few neighbours left.
     cluster_threads
         Threads of a cluster's block, at least.
-    stages
-        Rows on their way in shared memory, at most.
+    stages, stages_of_registers
+        Rows on their way in shared memory, at most; and where rows wait in registers.
+    converted_twice
+        What a tiling is worth whose rows wait in shared memory, of that of one whose rows wait in registers.
     max_vectors, max_elements, staged_elements
         Of a row that a thread has, at most; elements by bytes of the compute type, and the same where rows wait in
         shared memory.
@@ -377,6 +379,8 @@ class ColumnSums(NamedTuple):
         Of a thread beside its elements, their sums and the next row; how many more unaligned rows take, and clusters.
     staged_registers, staged_unaligned_registers
         The same where rows wait in shared memory, without those of a vector's elements.
+    row_registers, row_unaligned_registers
+        The same where rows on their way in shared memory wait in registers, of clusters, too.
     busy_bytes, busy_threads
         On their way to a multiprocessor, and threads of it that compute: more keep memory no busier.
     shared_bytes
@@ -394,6 +398,8 @@ class ColumnSums(NamedTuple):
     reached_by_clusters: int
     cluster_threads: int
     stages: int
+    stages_of_registers: int
+    converted_twice: float
     max_vectors: int
     max_elements: Mapping[int, int]
     staged_elements: Mapping[int, int]
@@ -402,6 +408,8 @@ class ColumnSums(NamedTuple):
     cluster_registers: int
     staged_registers: int
     staged_unaligned_registers: int
+    row_registers: int
+    row_unaligned_registers: int
     busy_bytes: int
     busy_threads: int
     shared_bytes: int

@@ -24,10 +24,8 @@ from cupynorm.plan.choose import choose, effective
 from cupynorm.plan.config import (
     AT_USE,
     HOPPER,
-    IN_REGISTERS,
     MAX_BLOCK,
     MOST_REGISTERS,
-    NOWHERE,
     ONE_BLOCK_PER_ROW,
     PER_ROW,
     PLAIN,
@@ -132,9 +130,8 @@ def _with_sums(problem: Problem, limits: Limits) -> Iterator[Plan]:
     question = Question(problem, limits, rules_of(limits.compute_capability), lambda plan: plan.min_blocks)
     for variant in (None, "block"):
         for plan in summed.tilings(question, variant, BLOCKS):
-            places = (NOWHERE, IN_REGISTERS) if plan.stages else (NOWHERE,)
-            for resident, waits in itertools.product({plan.min_blocks, max(1, plan.min_blocks // 2)}, places):
-                yield dataclasses.replace(plan, min_blocks=resident, waits=waits)
+            for resident in {plan.min_blocks, max(1, plan.min_blocks // 2)}:
+                yield dataclasses.replace(plan, min_blocks=resident)
 
 
 def _in_registers(problem: Problem, limits: Limits) -> Iterator[Plan]:
