@@ -2,9 +2,9 @@
 // element. Of a norm's gradient they are dy * xhat and dy, whose sums are the gradients of gamma and beta, and dx,
 // whose sum is a bias's. Each array is read once.
 //
-// A row waits for its numbers in registers, as in row_registers, with the next one on its way there, or with kStages more
-// on their way in shared memory (StagedRegisters). Or it waits in shared memory as it was loaded, while the next row is
-// summarised: what warps and blocks tell one another has a row's time to arrive, but the row is converted twice.
+// A row waits for its numbers in registers, as in row_registers, with the next one on its way there, or with kStages
+// more on their way in shared memory (StagedRegisters). Or it waits in shared memory as it was loaded, while the next
+// row is summarised: what warps and blocks tell one another has a row's time to arrive, but the row is converted twice.
 //
 // Rows are cut into groups, whose number follows from rows and columns alone (cupynorm/lower/sums.py). A block, or a
 // cluster, goes through whole groups: its threads add up what they have of each column in registers, and write the
@@ -153,7 +153,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   constexpr int kVector = Shape::kVector, kGroup = Shape::kGroup, kCtasPerRow = Shape::kCtasPerRow;
   constexpr int kWarps = Shape::kWarps, kEdge = Shape::kEdge, kStages = Shape::kStages, kVectors = Shape::kVectors;
   constexpr int kSums = kLoadSums + kStoreSums;
-  constexpr bool kTakes = kTakesRows<Shape>, kStaged = kStages > 0, kEqual = Shape::kFull && slots_for(kWarps) == kWarps;
+  constexpr bool kTakes = kTakesRows<Shape>, kStaged = kStages > 0;
+  constexpr bool kEqual = Shape::kFull && slots_for(kWarps) == kWarps;
   using Valid = Predicate<Shape::kAlwaysValid * kVector, kEdge, (kCtasPerRow > 1 ? 2 : 1)>;
   using OfVector = Predicate<0, 0, 2>;
   // What threads keep of columns is converted once where they have registers for that.
@@ -352,8 +353,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       }
     } else {
       auto prefetch = [&](int64 from, int place) {
-        if (from + slot < end) prefetch_row<Shape>(a, from + slot, place, tile);
-        commit_copies();  // an empty group too: wait counts groups
+        if constexpr (kTakes) {  // else there may be vectors of fewer bytes than a copy has
+          if (from + slot < end) prefetch_row<Shape>(a, from + slot, place, tile);
+          commit_copies();  // an empty group too: wait counts groups
+        }
       };
       auto load = [&](int64 from) {
         if constexpr (kTakes) {

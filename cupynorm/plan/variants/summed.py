@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 WHY = "sums over rows beside the row in registers: the tiling with the most bytes on their way"
 WHY_MEASURED = "sums over rows beside the row: the tiling that was measured as the best"
 
+MAX_DOUBLES_BLOCK = 512  # threads of a block of several rows: more have too few registers
+
 
 def summed(question: Question, variant: str | None = None) -> Plan | None:
     """Return the best of all tilings, or of those of a variant; None if a row and its sums have no place."""
@@ -119,6 +121,8 @@ def tilings(
         )
         for plan in dict.fromkeys(_tiling(problem, ctas, *how, least) for how in each):
             if plan is None or not has_static_room(problem, plan):
+                continue
+            if problem.doubles and plan.group < plan.block > MAX_DOUBLES_BLOCK:
                 continue
             stages = _most_stages(question, plan)
             if plan.vectors > (most_staged if stages else most):
@@ -217,6 +221,7 @@ def _registers(problem: Problem, model: ColumnSums, plan: Plan) -> int:
         each += problem.fields * problem.compute_bytes
     if plan.waits:
         beside = model.row_registers + elements // 2 + model.row_unaligned_registers * edges
+        beside *= problem.compute_bytes // REGISTER_BYTES
     elif plan.stages:
         beside = model.staged_registers + plan.vector + model.staged_unaligned_registers * edges
     else:
