@@ -380,7 +380,7 @@ class ColumnSums(NamedTuple):
     staged_registers, staged_unaligned_registers
         The same where rows wait in shared memory, without those of a vector's elements.
     row_registers, row_unaligned_registers
-        The same where rows on their way in shared memory wait in registers, of clusters, too.
+        The same where rows on their way in shared memory wait in registers; small clusters take no more.
     busy_bytes, busy_threads
         On their way to a multiprocessor, and threads of it that compute: more keep memory no busier.
     shared_bytes

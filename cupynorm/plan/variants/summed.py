@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 WHY = "sums over rows beside the row in registers: the tiling with the most bytes on their way"
 WHY_MEASURED = "sums over rows beside the row: the tiling that was measured as the best"
 
-MAX_DOUBLES_BLOCK = 512  # threads of a block of several rows: more have too few registers
+# Threads of a block of several rows: more have too few registers for doubles, and for more vectors.
+LARGE_BLOCK, MOST_VECTORS = 512, 4
 
 
 def summed(question: Question, variant: str | None = None) -> Plan | None:
@@ -122,7 +123,7 @@ def tilings(
         for plan in dict.fromkeys(_tiling(problem, ctas, *how, least) for how in each):
             if plan is None or not has_static_room(problem, plan):
                 continue
-            if problem.doubles and plan.group < plan.block > MAX_DOUBLES_BLOCK:
+            if (problem.doubles or plan.vectors > MOST_VECTORS) and plan.group < plan.block > LARGE_BLOCK:
                 continue
             stages = _most_stages(question, plan)
             if plan.vectors > (most_staged if stages else most):
@@ -226,8 +227,7 @@ def _registers(problem: Problem, model: ColumnSums, plan: Plan) -> int:
         beside = model.staged_registers + plan.vector + model.staged_unaligned_registers * edges
     else:
         beside = model.registers + model.unaligned_registers * edges
-    if not plan.waits:
-        beside += model.cluster_registers * (plan.ctas_per_row > 1)
+    beside += model.cluster_registers * (plan.ctas_per_row > (MAX_CTAS // 2 if plan.waits else 1))
     return beside + elements * each // REGISTER_BYTES
 
 
