@@ -59,8 +59,10 @@ def conversion(name: str, dtype: Dtype) -> str:
     """Return the advice of an error about an array of another dtype: the call that converts it, where one fits."""
     if not dtype.isnative and dtype.newbyteorder("=") in (each.dtype for each in _types().values()):
         return f'; {name}.astype("={dtype.str[1:]}") is a copy in the native byte order'
-    wanted = {"b": "float32", "i": "float32", "u": "float32", "f": "float64"}.get(dtype.kind)
-    return f'; {name}.astype("{wanted}") is a copy that is' if wanted else ""
+    if dtype.kind not in "biuf":
+        return ""
+    wanted = "float32" if dtype.itemsize <= 2 else "float64"  # noqa: PLR2004  float32 holds all integers of 16 bits
+    return f'; {name}.astype("{wanted}") is a copy that is'
 
 
 def dtype_of(what: Any, name: str = "dtype") -> Dtype:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupynorm import _dtypes
+from cupynorm.call.arguments import check_dtype
 from cupynorm.ops import losses
 from cupynorm.ops import softmax as exponentials
 from cupynorm.runtime import devices
@@ -140,12 +142,17 @@ def logsumexp(
     >>> [float(each) for each in logsumexp([1.0, 1.0], b=[1.0, -1.0], return_sign=True)]
     [-inf, 0.0]
     """
-    x = _array(a)
-    factor = None if b is None else _array(b)
+    x = _array("a", a)
+    factor = None if b is None else _array("b", b)
     if factor is not None:
         kind = np.result_type(x.dtype, factor.dtype)
         x, factor = (each if each.dtype == kind else each.astype(kind) for each in (x, factor))
-        shape = np.broadcast_shapes(x.shape, factor.shape)
+        try:
+            shape = np.broadcast_shapes(x.shape, factor.shape)
+        except ValueError:
+            raise ValueError(
+                f"b has shape {factor.shape}, a has {x.shape}: they must broadcast to one shape"
+            ) from None
         x = _stretched(x, shape)
     x, axes, number = _prepared(x, axis)
     if factor is not None:
@@ -178,7 +185,7 @@ def logsumexp(
 
 def _elementwise(function: Callable[..., Any], given: Any, axis: Axis) -> Any:
     """Return what a function of rows gives over any axes."""
-    x, axes, number = _prepared(_array(given), axis)
+    x, axes, number = _prepared(_array("x", given), axis)
     if not x.size:
         return x.copy()
     at = x.ndim - len(axes)
@@ -187,12 +194,14 @@ def _elementwise(function: Callable[..., Any], given: Any, axis: Axis) -> Any:
     return _number(y) if number else y
 
 
-def _array(given: Any) -> Any:
-    """Return an array of floats: a CuPy array as it is, or NumPy's of anything else."""
+def _array(name: str, given: Any) -> Any:
+    """Return an array of floats: a CuPy array as it is, or NumPy's of anything else. name: the argument's."""
     if devices.is_device_array(given):
         return given
     x = np.asarray(given)
-    return x.astype(np.float64) if x.dtype.kind in "biu" else x
+    x = x.astype(np.float64 if x.dtype.kind in "biu" else x.dtype.newbyteorder("="), copy=False)
+    check_dtype(name, x)
+    return x
 
 
 def _number(x: Any) -> Any:
@@ -216,7 +225,7 @@ def _prepared(x: Any, axis: Axis) -> tuple[Any, tuple[int, ...], bool]:
         axis = None if axis in (0, -1, ()) else axis
     if axis is None:
         return x, tuple(range(x.ndim)), number
-    given = axis if isinstance(axis, tuple) else (axis,)
+    given = tuple(map(operator.index, axis if isinstance(axis, tuple) else (axis,)))
     for each in given:
         if not -x.ndim <= each < x.ndim:
             raise np.exceptions.AxisError(each, x.ndim)

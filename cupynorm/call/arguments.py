@@ -342,7 +342,7 @@ def array_of_list(name: str, given: list[Any] | tuple[Any, ...]) -> np.ndarray[A
 def trailing_axes(axis: Any, shape: tuple[int, ...], name: str = "x") -> int:
     """Return how many trailing axes of the array called `name` `axis` names. Raises as axes_of() does.
 
-    What is along other axes has been turned before (call/axes.py).
+    Arrays along other axes have been transposed before (call/axes.py).
     """
     ndim = len(shape)
     if type(axis) is int and ndim and axis in (-1, ndim - 1):

@@ -44,18 +44,19 @@ def axes_of(axis: Any, shape: tuple[int, ...], name: str = "x") -> tuple[int, ..
     return tuple(sorted(wanted))
 
 
-class Turn(NamedTuple):
-    """How arrays of x's shape are turned so that its normalised axes are the last; both groups keep their order.
+class Transposition(NamedTuple):
+    """How arrays of x's shape are transposed so that its normalised axes are the last; both groups keep their order.
 
-    order: x's axes, as the turned arrays have them. axes: how many are normalised.
+    order: x's axes, as the transposed arrays have them. axes: how many are normalised. name: what the caller calls x.
     """
 
     order: tuple[int, ...]
     axes: int
+    name: str = "x"
 
     @property
     def axis(self) -> tuple[int, ...]:
-        """The normalised axes of what has been turned."""
+        """The normalised axes of what has been transposed."""
         return tuple(range(-self.axes, 0))
 
     @property
@@ -63,7 +64,7 @@ class Turn(NamedTuple):
         """The order that turns back."""
         return tuple(self.order.index(each) for each in range(len(self.order)))
 
-    def turned(self, array: Any) -> Any:
+    def apply(self, array: Any) -> Any:
         """Return a view of an array that has x's shape or broadcasts to it; all else as it is."""
         if not is_array(array):
             return array
@@ -72,7 +73,7 @@ class Turn(NamedTuple):
             return array
         return (array[(None,) * missing] if missing else array).transpose(self.order)
 
-    def back(self, array: Any, like: Any = None) -> Any:
+    def undo(self, array: Any, like: Any = None) -> Any:
         """Return the view of a result in x's orientation; with fewer axes, as `like` has, if that is given."""
         found = array.transpose(self.inverse)
         return found if like is None or found.ndim == like.ndim else found[(0,) * (found.ndim - like.ndim)]
@@ -85,26 +86,37 @@ class Turn(NamedTuple):
         leading: int | None = None,
         **others: Any,
     ) -> Any:
-        """Call a function on turned arrays, and turn its results back.
+        """Call a function on transposed arrays, and transpose its results back.
 
         whole: the arguments of x's shape, or that broadcast to it, results among them. Results that have as many axes
-        as x are turned; statistics have fewer. leading: how many results may be of x's shape, the first; default: all.
+        as x are transposed; statistics have fewer. leading: how many results may be of x's shape, the first; default:
+        all.
         """
-        given = {name: self.turned(each) for name, each in whole.items()}
-        results = function(**given, axis=self.axis, **others)
+        given = {name: self.apply(each) for name, each in whole.items()}
+        try:
+            results = function(**given, axis=self.axis, **others)
+        except ValueError as error:
+            self.tell(error)
+            raise
         several = isinstance(results, tuple)
         each_result = results if several else (results,)
         leading = len(each_result) if leading is None else leading
-        turned = tuple(self.result(each, given, whole) for each in each_result[:leading])
-        found = (*turned, *each_result[leading:])
+        transposed = tuple(self.result(each, given, whole) for each in each_result[:leading])
+        found = (*transposed, *each_result[leading:])
         return found if several else found[0]
+
+    def tell(self, error: ValueError) -> None:
+        """Let an error about shapes say that transposed arrays have their axes in another order than the caller's."""
+        if any(words in str(error) for words in (" shape", "last axis")):
+            order = f"{self.name} has its axes in the order {self.order}, the normalised ones last"
+            error.args = (f"{error} (here {order})",)
 
     def result(self, array: Any, given: Mapping[str, Any], whole: Mapping[str, Any]) -> Any:
         """Return one result in x's orientation: the caller's own array where it was given."""
         for name, each in given.items():
             if each is array and is_array(each):
                 return whole[name]
-        return array if array is None or array.ndim != len(self.order) else self.back(array)
+        return array if array is None or array.ndim != len(self.order) else self.undo(array)
 
 
 def is_array(given: object) -> bool:
@@ -112,14 +124,14 @@ def is_array(given: object) -> bool:
     return isinstance(given, np.ndarray) or devices.is_device_array(given)
 
 
-def turn_of(axis: Any, x: Any, name: str = "x") -> Turn | None:
-    """Return how x is to be turned; None if its normalised axes are the last ones, or if it is no array."""
+def transposition_of(axis: Any, x: Any, name: str = "x") -> Transposition | None:
+    """Return how x is to be transposed; None if its normalised axes are the last ones, or if it is no array."""
     if not is_array(x):
         return None  # the checks will say so
     axes, ndim = axes_of(axis, x.shape, name), x.ndim
     if axes == tuple(range(ndim - len(axes), ndim)):
         return None
-    return Turn((*(at for at in range(ndim) if at not in axes), *axes), len(axes))
+    return Transposition((*(at for at in range(ndim) if at not in axes), *axes), len(axes), name)
 
 
 def memory_order(array: Any) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from cupynorm.call.arguments import (
     allocate,
     check_dtype,
     check_each,
+    check_kind,
     half,
     is_number,
     view,
@@ -47,6 +48,7 @@ def check_activation_gradient(
     dy: Any, x: Any, bias: Any, activation: str, gate: str | None, *, out: Any, dtype: Any, add_to: Any
 ) -> ActivationGradientCall:
     """Check a call of the gradient of an activation, and allocate its results if they were not given."""
+    check_kind("dy", dy)  # None is no array to check_each
     may_be = ("x", "dy") if gate is None else ("x",)
     call = check_each(
         x,

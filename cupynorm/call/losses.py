@@ -137,7 +137,7 @@ def check_cross_entropy(
     check_input("logits", logits, on_device=on_device)
     axes = trailing_axes(axis, logits.shape, "logits")
     if axes != 1:
-        raise ValueError(f"axis {axis} names {axes} axes of logits: classes lie along one axis, the last")
+        raise ValueError(f"axis {axis} names {axes} axes of logits: classes lie along one axis")
     *leading, classes = logits.shape
     rows = tuple(leading)
     if not classes:

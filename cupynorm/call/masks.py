@@ -224,11 +224,9 @@ def mask_of(asked: Asked, shape: tuple[int, ...], axes: int, x: str = "x") -> Ma
     }
     for name in (name for name, given in structural.items() if given):
         if axes != 1:
-            raise ValueError(f"{name} goes along one axis, the last: axis names the {axes} last axes of {x}")
+            raise ValueError(f"{name} goes along one axis: axis names {axes} axes of {x}")
         if name != "lengths" and len(shape) < 2:  # noqa: PLR2004
-            raise ValueError(
-                f"{name} is over the last two axes, queries and keys: {x} has 1 axis, shape {shape}"
-            )
+            raise ValueError(f"{name} is over two axes, queries and keys: {x} has 1 axis, shape {shape}")
     if asked.lengths is not None:
         _check_lengths(asked.lengths, shape, x)
     elif left_padded:
@@ -277,9 +275,12 @@ def _check_broadcast(name: str, array: Any, shape: tuple[int, ...], of: str) -> 
 
 def _check_lengths(lengths: Any, shape: tuple[int, ...], x: str) -> None:
     dtype = lengths.dtype
-    if dtype.kind not in "iu" or not dtype.isnative:
+    if dtype.kind not in "iu":
+        raise TypeError(f"lengths has dtype {dtype}: use an integer dtype")
+    if not dtype.isnative:
         raise TypeError(
-            f"lengths has dtype {dtype.str if not dtype.isnative else dtype}: use an integer dtype"
+            f'lengths has dtype {dtype.str} (byte-swapped): lengths.astype("={dtype.str[1:]}") is a copy in the '
+            "native byte order"
         )
     _check_broadcast("lengths", lengths, shape[:-1], f"{x} without its last axis")
     if devices.is_device_array(lengths) or not lengths.size:

@@ -17,8 +17,3 @@ def nan_policy(given: Any, *, on_device: bool) -> str:
             'nan="raise" is for NumPy arrays: to look at x on a device would wait for the device'
         )
     return nan
-
-
-def refused() -> ValueError:
-    """Return the error about a nan that counts."""
-    return ValueError('x holds nan, and nan="raise" asks for an error')

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm._dtypes import Dtype, compute_dtype, dtype_of
-from cupynorm._options import boolean, finite
+from cupynorm._options import boolean, finite, shown
 from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import (
     _check_out,
@@ -24,6 +24,7 @@ from cupynorm.call.losses import _result
 from cupynorm.call.masks import Asked, Mask, _check_broadcast, mask_of, with_lengths
 from cupynorm.call.missing import OMIT, PROPAGATE, RAISE, nan_policy
 from cupynorm.host.keeping import ALL, Keeping
+from cupynorm.runtime import devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,11 +44,6 @@ class Missing(NamedTuple):
     left_padded: Any = False
     weights: Any = None
     nan: Any = PROPAGATE
-
-    def arrays(self) -> dict[str, Any]:
-        """Return the arrays among them by name."""
-        named = {"where": self.where, "lengths": self.lengths, "weights": self.weights}
-        return {name: each for name, each in named.items() if each is not None}
 
 
 class StatisticCall(NamedTuple):
@@ -115,10 +111,9 @@ def check_elements_result(
     numbers: tuple[float, ...] = (),
 ) -> StatisticCall:
     """Check a call whose result has x's shape, and allocate what it writes. rows: the further results, one a row."""
-    asked, nan = _asked(x, missing)
-    others = {**asked.arrays(), **({} if missing.weights is None else {"weights": missing.weights})}
+    asked, nan, others = _asked(x, missing)
     call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, others=others, may_be=("x",))
-    mask = _checked_missing(asked, missing, nan, x, call.axes, on_device=call.on_device)
+    mask = _checked_missing(asked, missing, x, call.axes, on_device=call.on_device)
     made = {name: call.empty_statistic() for name in rows}
     return StatisticCall(
         call.on_device,
@@ -148,11 +143,13 @@ def check_rows_results(
     numbers: tuple[float, ...] = (),
 ) -> StatisticCall:
     """Check a call whose results have one number a row, and allocate them. out: None, or a tuple of arrays."""
-    asked, nan = _asked(x, missing)
-    others = {**asked.arrays(), **({} if missing.weights is None else {"weights": missing.weights})}
+    asked, nan, others = _asked(x, missing)
     given = (None,) * len(rows) if out is None else out
-    if not isinstance(given, (tuple, list)) or len(given) != len(rows):
-        raise TypeError(f"out must be a tuple of {len(rows)} arrays, or None for each: {', '.join(rows)}")
+    allowed = f"give a tuple of {len(rows)}, ({', '.join(rows)}), None where one is to be allocated"
+    if not isinstance(given, (tuple, list)):
+        raise TypeError(f"out is {shown(out)}: {allowed}")
+    if len(given) != len(rows):
+        raise ValueError(f"out has {len(given)} entries: {allowed}")
     outs = {f"out of {name}": each for name, each in zip(rows, given, strict=True)}
     on_device = check_kinds(x, {**outs, **others})
     check_forced(plan, "x", on_device=on_device)
@@ -164,7 +161,7 @@ def check_rows_results(
     wanted = None if dtype is None else dtype_of(dtype)
     shape = x.shape[:at] + (1,) * (axes if boolean("keepdims", keepdims) else 0)
     device = check_places(x, {**outs, **others}) if on_device else -1
-    mask = _checked_missing(asked, missing, nan, x, axes, on_device=on_device)
+    mask = _checked_missing(asked, missing, x, axes, on_device=on_device)
     read, made = {"x": x, **others}, dict[str, Any]()
     for name, each in zip(rows, given, strict=True):
         if each is not None:
@@ -178,21 +175,24 @@ def check_rows_results(
     return StatisticCall(on_device, device, x, axes, None, made, mask, missing.weights, nan, compute, numbers)
 
 
-def _asked(x: Any, missing: Missing) -> tuple[Asked, str]:
-    """Return the keywords of the mask, with an array for a list of lengths, and what becomes of nan."""
-    nan = nan_policy(missing.nan, on_device=False)
+def _asked(x: Any, missing: Missing) -> tuple[Asked, str, dict[str, Any]]:
+    """Return the keywords of the mask, with an array for a list of lengths, what becomes of nan, and the arrays."""
+    nan = nan_policy(missing.nan, on_device=devices.is_device_array(x))
     asked = Asked(where=missing.where, lengths=missing.lengths, left_padded=missing.left_padded)
-    return with_lengths(asked, x), nan
+    asked = with_lengths(asked, x)
+    return asked, nan, asked.arrays() | ({} if missing.weights is None else {"weights": missing.weights})
 
 
-def _checked_missing(
-    asked: Asked, missing: Missing, nan: str, x: Any, axes: int, *, on_device: bool
-) -> Mask | None:
-    if nan == RAISE and on_device:
-        raise ValueError(
-            'nan="raise" is for NumPy arrays: to look at x on a device would wait for the device'
-        )
+def _checked_missing(asked: Asked, missing: Missing, x: Any, axes: int, *, on_device: bool) -> Mask | None:
     if missing.weights is not None:
         check_input("weights", missing.weights, on_device=on_device, any_integer=True)
         _check_broadcast("weights", missing.weights, x.shape, "x")
+        if not on_device:
+            _check_not_negative(missing.weights)
     return None if asked.says_nothing else mask_of(asked, x.shape, axes)
+
+
+def _check_not_negative(weights: Any) -> None:
+    """ValueError for a negative weight of the host; on a device a look at them would wait for the device."""
+    if weights.dtype.kind not in "bu" and (negative := weights < 0).any():
+        raise ValueError(f"weights holds {weights[negative].flat[0]}: use numbers of 0 or more")

@@ -51,7 +51,7 @@ def check_subclass(name: str, array: Any, *, on_device: bool) -> None:
     if overridden is None:
         return
     kind = f"{type(array).__module__}.{type(array).__qualname__}"
-    masks = "; softmax takes where=~x.mask" if name == "x" else ""
+    masks = "; where=~x.mask leaves out what is masked, in functions that take where" if name == "x" else ""
     if isinstance(array, np.ma.MaskedArray):
         # a filled copy would get the result of `out`, and the caller's array nothing
         remedy = "out.data" if name == "out" else f"{name}.filled(...) or {name}.data"

@@ -1,4 +1,4 @@
-"""Forms along other axes than the last. Of a point's rows and columns, columns lie along the axis."""
+"""Forms along other axes than the last. The columns of a point lie along the axis."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 An element may be off by its rounding and by the errors of the terms that it is made of. Large terms may cancel: then
 errors are small next to the terms, and not next to the element, whatever the order of summation. There are two rules:
 
-- Functions of FORWARD: TOLERANCES[dtype of the result] * (|element| + root mean square of its row).
+- Functions of FORWARD: TOLERANCES[dtype of the result] * (|element| + root mean square of its row). Where a beta may
+  cancel what it is added to, |beta| is added, too.
 - Gradients and losses: ROUNDING[dtype of the result] * |element| + multiple * EPSILON[dtype of arithmetic] * terms.
   What the terms are is in BOUNDS, and a form has them for given arrays: catalog/gradient_forms.py.
 """

@@ -82,7 +82,8 @@ def tune(
     For each shape, candidates are compiled, timed in turns, and compared with float64. A plan that is faster than the
     built-in choice is stored in your cache folder, and calls of that kind use it from then on, for any number of rows
     that keeps the device as busy. CUPYNORM_TUNED=0 ignores such files. Results found before an interruption are kept.
-    Without an OP, row ops alone are tuned. Gradients and losses are timed with all kernels of a call.
+    Without an OP, row ops alone are tuned. Gradients, losses and statistics are timed with all
+    kernels of a call.
 
     --search and --ship are for who ships rules with the package: docs/add-gpu-data.md.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupynorm._dtypes import is_integer
 from cupynorm._values import NamedTuple
 from cupynorm.host.reference import _blocks, _round
 from cupynorm.host.rows import _joined
@@ -176,9 +177,19 @@ def each_kept(x: Array, axes: int, keeping: Keeping) -> Iterator[KeptRows]:
 
 def refuse_nan(x: Array, axes: int, keeping: Keeping) -> None:
     """ValueError if an element that counts is nan and must not be."""
-    if not keeping.refuse or not x.size:
+    if not keeping.refuse or not x.size or is_integer(x.dtype):
         return
     for rows in each_kept(x, axes, keeping):
         for values, _ in rows.each():
             if np.isnan(values).any():
                 raise ValueError('x holds nan, and nan="raise" asks for an error')
+
+
+def refusing(run: Callable[..., None]) -> Callable[..., None]:
+    """Return what an op does on NumPy arrays, and a ValueError before it writes where an element that counts is nan."""
+
+    def checked(x: Array, gamma: Any, beta: Any, axes: int, *others: Any, **extras: Any) -> None:
+        refuse_nan(x, axes, Keeping(extras["extras"].mask if extras else None, refuse=True))
+        run(x, gamma, beta, axes, *others, **extras)
+
+    return checked

@@ -144,7 +144,7 @@ def cross_entropy(
         found = _product(of_label, lse - at_label.reshape(-1))
         if spread:
             found += spread * (classes * lse - of_all)
-        found = np.where(ignored, 0.0, found + z_loss * lse**2)
+        found = np.where(ignored, 0.0, found + z_loss * lse * lse)
         rows.store_statistic(loss, _round(found, loss.dtype))
         if grad is None:
             return
@@ -189,7 +189,7 @@ def _in_float64(x: Array, target: Target, z_loss: float, loss: Array, grad: Arra
         values = _product(of_label, log_sum - _of_labels(rows, labels))
         if spread:
             values += spread * (total * log_sum - _weighted_sum(rows, weight))
-        _store(rows, loss, np.where(ignored, 0.0, values + z_loss * lse**2))
+        _store(rows, loss, np.where(ignored, 0.0, values + z_loss * lse * lse))
         if grad is None:
             continue
         rows.apply(np.subtract, log_sum)

@@ -1,4 +1,4 @@
-"""A checked call of a fusion, and its two roads: NumPy here, kernels behind run()."""
+"""A checked call of a fusion, computed by NumPy here, or by kernels behind run()."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FusedCall:
 
     load and store are None where nothing is to be done. load takes x's element and load_operands, gives one value;
     store takes the op's result (with gamma and beta) and store_operands, gives one value for each of outs.
-    Of any two arrays that are written, or written and read, either none share memory or both are the same view.
+    Two arrays that are written, or written and read, either share no memory or are the same view.
     """
 
     op: RowOp

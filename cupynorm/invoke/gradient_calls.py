@@ -411,7 +411,7 @@ class Parts(NamedTuple):
     results: Sequence[Any]
 
 
-class Road(NamedTuple):
+class Implementation(NamedTuple):
     """What a function does with a checked call: its arrays, its kernels, and how it runs on NumPy arrays."""
 
     parts: Callable[[Any], Parts]
@@ -471,7 +471,7 @@ def run(
     given: Mapping[str, Any],
     options: tuple[Any, ...],
     check: Callable[[], Any],
-    road: Road,
+    implementation: Implementation,
     scalars: Sequence[int] = (),
     plan: str | Plan | None = None,
 ) -> Any:
@@ -490,10 +490,10 @@ def run(
         arrays = (*given.values(), *made)
         bound = calls.bound.get(signature)  # type: ignore[arg-type]  # what was made has a signature
         # a signal handler may have dropped it meanwhile
-        order = bound.holds if bound is not None else _order(road.parts(check()), given)
+        order = bound.holds if bound is not None else _order(implementation.parts(check()), given)
         return _several([None if at is None else arrays[at] for at in order])
     call = check()
-    parts = road.parts(call)
+    parts = implementation.parts(call)
     if call.on_device:
         # a number is an array by now, and so is a list
         passed = {
@@ -502,10 +502,10 @@ def run(
         }
         new, names = _new(parts, passed), ("seed", "offset") if scalars else ()
         arrays = Arrays(passed, (*parts.written,), new, scalars=names, holds=_order(parts, passed))
-        road.steps(call).launch(signature, arrays, plan)
+        implementation.steps(call).launch(signature, arrays, plan)
     else:
-        asking.answer(lambda: road.steps(call).told)
-        road.on_host(call)
+        asking.answer(lambda: implementation.steps(call).told)
+        implementation.on_host(call)
     return _several(parts.results)
 
 

@@ -109,7 +109,7 @@ def _rule(expression: Expression, operation: str, operands: Sequence[int]) -> Ca
 
 
 def _limited(operation: str, constants: list[bool], g: Any, _: Any, a: Any, b: Any) -> tuple[Any, Any]:
-    """Of minimum and maximum: what was not taken gets 0, and what is nan, or stands beside one, gets all."""
+    """Minimum and maximum: what was not taken gets 0, and what is nan, or stands beside one, gets all."""
     lost = LIMITED[operation]
     if True in constants:
         at = constants.index(True)

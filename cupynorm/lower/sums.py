@@ -44,7 +44,7 @@ LEAST_BATCHES = 2  # of a group: rounds of rows whose loads are in flight at onc
 # Rows whose loads a thread issues before it waits for the first, times bytes of the compute type.
 BYTES_IN_FLIGHT = 16
 LANES = 32  # threads side by side along a row, at most
-# Of sums that are taken in the pass over rows (kernels/row/summed.cuh): groups of rows by the most columns of these.
+# Groups of rows, by the most columns, where sums are taken in the pass over rows (kernels/row/summed.cuh).
 # Each adds one row of partial sums, and begins with a load that nothing overlaps; but short rows need many blocks at
 # once. 528 groups fill a device of 132 multiprocessors four times, 132 once; beyond 8192 columns rows need clusters,
 # which reach 120 of them, and fewer in whole turns. Measured in docs/notes/064-rows-of-sums-in-stages.md. No device has

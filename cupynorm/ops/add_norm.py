@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cupynorm._options import boolean, finite
-from cupynorm.call.axes import turn_of
+from cupynorm.call.axes import transposition_of
 from cupynorm.call.extras import Add, Extras, dropout_of, quantize_of
 from cupynorm.call.quantize import Quantize, quantize_option
 from cupynorm.invoke import fused_calls, row_ops
@@ -472,7 +472,7 @@ def _run(
     plan: str | Plan | None,
 ) -> Any:
     """Run a call of add_layer_norm or add_rms_norm."""
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
         others = {
             "gamma": gamma,
             "beta": beta,
@@ -483,7 +483,7 @@ def _run(
         }
         others |= {"p": p, "seed": seed, "offset": offset, "dtype": dtype, "return_stats": return_stats}
         whole = {"x": x, "residual": residual, "out": out}
-        return turn.call(_run, whole, op=op, quantize=quantize, plan=plan, **others)
+        return transposition.call(_run, whole, op=op, quantize=quantize, plan=plan, **others)
     options_key: Any = "no sum" if return_sum is False else "sum"
     operands: tuple[Any, ...] = (residual,) if bias is None else (residual, bias)
     scalars: tuple[int, ...] = ()

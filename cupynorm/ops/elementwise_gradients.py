@@ -246,7 +246,7 @@ def _backward(
         {"dy": dy, "x": x, "bias": bias, "out": out, "dbias": add_to},
         (activation, gate, dtype),
         lambda: check_activation_gradient(dy, x, bias, activation, gate, out=out, dtype=dtype, add_to=add_to),
-        ROAD,
+        IMPLEMENTATION,
     )
 
 
@@ -268,4 +268,6 @@ def _on_host(call: ActivationGradientCall) -> None:
         total.store(dbias)
 
 
-ROAD = gradient_calls.Road(gradient_calls.activation_parts, gradient_calls.activation_steps, _on_host)
+IMPLEMENTATION = gradient_calls.Implementation(
+    gradient_calls.activation_parts, gradient_calls.activation_steps, _on_host
+)

@@ -23,7 +23,7 @@ from cupynorm.call.arguments import (
     sharing,
     view,
 )
-from cupynorm.call.axes import Turn, is_array, turn_of
+from cupynorm.call.axes import Transposition, is_array, transposition_of
 from cupynorm.invoke import fusion_calls, gradient_calls, row_ops
 from cupynorm.invoke.bound_calls import Arrays
 from cupynorm.invoke.fusion_calls import FusedCall, Operand, operand, result
@@ -96,8 +96,8 @@ class Fusion:
     def __call__(self, x: Any, /, *operands: Any, **arguments: Any) -> Any:
         """Run the fusion; arguments, results and errors are in fuse."""
         axis = arguments.get("axis", -1)
-        if axis != -1 and (turn := turn_of(axis, x)) is not None:
-            return self._turned(turn, x, operands, arguments)
+        if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+            return self._transposed(transposition, x, operands, arguments)
         own: dict[str, Any] = OWN.copy()
         arrays: list[Any] = []
         options_key: list[Any] = [id(self)]
@@ -158,8 +158,8 @@ class Fusion:
         Parameters
         ----------
         dy : array or tuple of array
-            The gradient that arrives at the result, of x's shape. Of several results a tuple, None where nothing
-            arrives: store's results in order, then with keep_loaded what was loaded.
+            The gradient that arrives at the result, of x's shape. A tuple where there are several results, None where
+            nothing arrives: store's results in order, then with keep_loaded what was loaded.
         x, operands
             As in the call; operands by position or by name.
         add_to : dict, optional
@@ -208,8 +208,8 @@ class Fusion:
         if "return_stats" in arguments:
             raise TypeError("backward takes no return_stats: it returns gradients alone")
         axis = arguments.get("axis", -1)
-        if axis != -1 and (turn := turn_of(axis, x)) is not None:
-            return self._backward_turned(turn, dy, x, operands, add_to, arguments)
+        if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+            return self._backward_transposed(transposition, dy, x, operands, add_to, arguments)
         own = {name: each for name, each in arguments.items() if name in self.arguments}
         values = self._bind(operands, {name: each for name, each in arguments.items() if name not in own})
         names = (*self.load_operands, *self.store_operands)
@@ -237,9 +237,9 @@ class Fusion:
             own.get("plan"),
         )
 
-    def _backward_turned(
+    def _backward_transposed(
         self,
-        turn: Turn,
+        transposition: Transposition,
         dy: Any,
         x: Any,
         operands: Sequence[Any],
@@ -253,22 +253,33 @@ class Fusion:
         )
         names = (*self.load_operands, *self.store_operands)
         out = own.pop("out", None)
-        arriving = tuple(map(turn.turned, dy)) if isinstance(dy, tuple) else turn.turned(dy)
+        arriving = tuple(map(transposition.apply, dy)) if isinstance(dy, tuple) else transposition.apply(dy)
         sums = add_to
         if isinstance(add_to, Mapping):  # those of gamma and beta stay as they are
-            sums = {name: turn.turned(each) if name in names else each for name, each in add_to.items()}
-        to = turn.turned(out)
-        found = self.backward(
-            arriving, turn.turned(x), *map(turn.turned, values), axis=turn.axis, add_to=sums, out=to, **own
-        )
+            sums = {
+                name: transposition.apply(each) if name in names else each for name, each in add_to.items()
+            }
+        to = transposition.apply(out)
+        views = map(transposition.apply, values)
+        try:
+            found = self.backward(
+                arriving, transposition.apply(x), *views, axis=transposition.axis, add_to=sums, out=to, **own
+            )
+        except ValueError as error:
+            transposition.tell(error)
+            raise
 
         def back(name: str, gradient: Any, operand: Any) -> Any:
             if gradient is None or not is_array(operand):
                 return gradient
-            return add_to[name] if isinstance(sums, dict) and name in sums else turn.back(gradient, operand)
+            return (
+                add_to[name]
+                if isinstance(sums, dict) and name in sums
+                else transposition.undo(gradient, operand)
+            )
 
         each = tuple(map(back, names, found.operands, values))
-        return found._replace(x=out if out is not None else turn.back(found.x), operands=each)
+        return found._replace(x=out if out is not None else transposition.undo(found.x), operands=each)
 
     def _checked_backward(
         self, dy: Any, x: Any, values: Sequence[Any], own: Mapping[str, Any], add_to: Any
@@ -315,18 +326,31 @@ class Fusion:
             plan=own.get("plan"),
         )
 
-    def _turned(self, turn: Turn, x: Any, operands: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
+    def _transposed(
+        self, transposition: Transposition, x: Any, operands: Sequence[Any], arguments: Mapping[str, Any]
+    ) -> Any:
         """Run a call along any axes."""
         own = {name: each for name, each in arguments.items() if name in self.arguments and name != "axis"}
         outs = own.pop("out", None)
         several = outs if isinstance(outs, tuple) else (outs,)
-        others = {name: turn.turned(each) for name, each in arguments.items() if name not in self.arguments}
-        turned = tuple(map(turn.turned, several))
-        out = turned if isinstance(outs, tuple) else turned[0]
-        results = self(turn.turned(x), *map(turn.turned, operands), axis=turn.axis, out=out, **own, **others)
-        given, mine = ({str(at): each for at, each in enumerate(each_out)} for each_out in (turned, several))
+        others = {
+            name: transposition.apply(each) for name, each in arguments.items() if name not in self.arguments
+        }
+        transposed = tuple(map(transposition.apply, several))
+        out = transposed if isinstance(outs, tuple) else transposed[0]
+        operands = tuple(map(transposition.apply, operands))
+        try:
+            results = self(
+                transposition.apply(x), *operands, axis=transposition.axis, out=out, **own, **others
+            )
+        except ValueError as error:
+            transposition.tell(error)
+            raise
+        given, mine = (
+            {str(at): each for at, each in enumerate(each_out)} for each_out in (transposed, several)
+        )
         found = results if isinstance(results, tuple) else (results,)
-        back = tuple(turn.result(each, given, mine) for each in found)
+        back = tuple(transposition.result(each, given, mine) for each in found)
         return back if isinstance(results, tuple) else back[0]
 
     def _run(self, given: Given, signature: Signature | None) -> Any:

@@ -153,7 +153,9 @@ def run(
 ) -> FusionGradients:
     """Run a call of a fusion's backward. given, options, check, plan: as in gradient_calls.run."""
     function = ("Fusion.backward", fusion)
-    dx, *operands, gamma, beta = gradient_calls.run(function, given, options, check, ROAD, plan=plan)
+    dx, *operands, gamma, beta = gradient_calls.run(
+        function, given, options, check, IMPLEMENTATION, plan=plan
+    )
     return FusionGradients(dx, tuple(operands), gamma, beta)
 
 
@@ -316,4 +318,6 @@ def _op_back(
     return found
 
 
-ROAD = gradient_calls.Road(fusion_gradient_calls.parts, fusion_gradient_calls.steps, _on_host)
+IMPLEMENTATION = gradient_calls.Implementation(
+    fusion_gradient_calls.parts, fusion_gradient_calls.steps, _on_host
+)

@@ -228,7 +228,9 @@ def _split_checked(given: Given, signature: Signature | None) -> Any:
         raise ValueError(f"{name} has shape {x.shape}: its last two axes must be seq and hidden elements")
     count = integer("heads", heads)
     *leading, seq, columns = x.shape
-    if count < 1 or columns % (parts * count):
+    if count < 1:
+        raise ValueError(f"heads is {plainly(count)}: give an integer of 1 or more")
+    if columns % (parts * count):
         each = f"{parts} * {plainly(count)}" if parts > 1 else plainly(count)
         raise ValueError(
             f"heads is {plainly(count)}: the {columns} columns of {name} are no multiple of {each}"

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from cupynorm._options import plainly
 from cupynorm._values import replace
 from cupynorm.call.extras import Extras, quantize_of
 from cupynorm.call.masks import Asked, with_lengths
-from cupynorm.call.missing import OMIT, PROPAGATE, RAISE, nan_policy, refused
+from cupynorm.call.missing import OMIT, PROPAGATE, RAISE, nan_policy
 from cupynorm.call.quantize import quantize_option
 from cupynorm.call.statistics import MARKED_COUNT, NUMBERS_COUNT
 from cupynorm.host import statistics
+from cupynorm.host.keeping import refusing
 from cupynorm.host.reference import ALONE
 from cupynorm.invoke import fused_calls, row_ops
 from cupynorm.lower.row import RowOp
@@ -112,12 +111,9 @@ def run(
             names.append(fused_calls.SCALE)
         unchecked = (names, None if asked.says_nothing else asked, quantize)
         more = (key, operands, (), _run_checked, unchecked)
-    found = row_ops.run(wanted, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, *more)
     if nan == RAISE:
-        y = found[0] if isinstance(found, tuple) else found
-        if (np.isnan(x) & np.isnan(y)).any():  # what a mask has dropped is a number by now
-            raise refused()
-    return found
+        wanted = replace(wanted, reference=refusing(wanted.reference))
+    return row_ops.run(wanted, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, *more)
 
 
 def _run_checked(given: Given, signature: Any) -> Any:

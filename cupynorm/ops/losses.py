@@ -6,8 +6,9 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
+from cupynorm._options import boolean
 from cupynorm.call.arguments import is_number
-from cupynorm.call.axes import turn_of
+from cupynorm.call.axes import transposition_of
 from cupynorm.call.losses import (
     CrossEntropyCall,
     LogSumExpCall,
@@ -15,8 +16,9 @@ from cupynorm.call.losses import (
     check_logsumexp,
     is_ignored,
 )
-from cupynorm.call.missing import OMIT, PROPAGATE, RAISE, refused
+from cupynorm.call.missing import OMIT, PROPAGATE, RAISE
 from cupynorm.host import losses
+from cupynorm.host.keeping import Keeping, refuse_nan
 from cupynorm.invoke import gradient_calls
 from cupynorm.plan.config import Plan
 
@@ -56,8 +58,8 @@ def logsumexp(
     scale, where, lengths, left_padded, causal, causal_offset, window, bias
         As in softmax.
     b : array, optional
-        What exponentials are multiplied with, as in SciPy; broadcasts to x's shape, of a dtype that x may have, or
-        of any integers. An element of b = 0 counts for nothing, whatever x holds.
+        What exponentials are multiplied with, as in SciPy; broadcasts to x's shape, of float16, bfloat16, float32,
+        float64, bool or any integers. An element of b = 0 counts for nothing, whatever x holds.
     nan : {"propagate", "omit", "raise"}, default "propagate"
         "omit": nan counts for nothing; "raise": a nan that counts is a ValueError, for NumPy arrays.
     return_sign : bool, default False
@@ -102,19 +104,20 @@ def logsumexp(
     >>> float(size.round(6)), float(sign)
     (0.0, -1.0)
     """
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
         whole = {"x": x, "where": where, "bias": bias, "b": b}
-        whole |= {"out": out} if keepdims is True else {}
+        keepdims = boolean("keepdims", keepdims)
+        whole |= {"out": out} if keepdims else {}
         rest = {
             "lengths": lengths,
             "left_padded": left_padded,
             "causal": causal,
             "causal_offset": causal_offset,
         }
-        rest |= {} if keepdims is True else {"out": out}
+        rest |= {} if keepdims else {"out": out}
         rest |= {"scale": scale, "window": window, "keepdims": keepdims, "dtype": dtype, "plan": plan}
         rest |= {"nan": nan, "return_sign": return_sign}
-        return turn.call(logsumexp, whole, **rest)
+        return transposition.call(logsumexp, whole, **rest)
     options = {
         "scale": scale,
         "where": where,
@@ -216,7 +219,7 @@ def cross_entropy(
         The class of each row: integers of any width, of logits' shape without `axis`, 0 to classes - 1, or
         ignore_index.
     weight : array or float, optional
-        One number a class, or broadcasting to that; of any dtype that logits may have. Default: 1.
+        One number a class, or broadcasting to that; of float16, bfloat16, float32 or float64. Default: 1.
     ignore_index : int, optional
         Rows of this label do not count: their loss and gradient are exactly 0, whatever their logits hold. PyTorch's
         default is -100; here nothing is ignored unless it is given.
@@ -276,7 +279,7 @@ def cross_entropy(
     >>> loss.round(4).tolist(), gradient.round(4).tolist()
     ([0.6931, 0.0], [[0.25, 0.25, -0.5], [0.0, 0.0, 0.0]])
     """
-    if axis != -1 and (turn := turn_of(axis, logits, "logits")) is not None:
+    if axis != -1 and (transposition := transposition_of(axis, logits, "logits")) is not None:
         others = {
             "labels": labels,
             "weight": weight,
@@ -286,7 +289,7 @@ def cross_entropy(
         }
         others |= {"label_smoothing": label_smoothing, "z_loss": z_loss, "return_grad": return_grad}
         others |= {"dloss": dloss, "plan": plan}
-        return turn.call(cross_entropy, {"logits": logits, "grad": grad}, **others)
+        return transposition.call(cross_entropy, {"logits": logits, "grad": grad}, **others)
     given = {
         "logits": logits,
         "labels": labels,
@@ -336,15 +339,17 @@ def _logsumexp(call: LogSumExpCall) -> None:
     if not call.x.size:
         return
     mask, omit = None if call.mask is None else call.mask.on_host(), call.nan == OMIT
+    weights = None if call.b is None else np.broadcast_to(call.b, call.x.shape)
+    refuse_nan(call.x, call.axes, Keeping(mask, weights, refuse=call.nan == RAISE))
     if call.b is None and call.sign is None:
         losses.logsumexp(call.x, call.axes, call.out, mask, omit=omit)
     else:
         losses.signed_logsumexp(call.x, call.axes, call.out, mask, call.b, call.sign, omit=omit)
-    if call.nan == RAISE and np.isnan(call.out).any() and np.isnan(call.x).any():
-        raise refused()
 
 
-CROSS_ENTROPY = gradient_calls.Road(
+CROSS_ENTROPY = gradient_calls.Implementation(
     gradient_calls.cross_entropy_parts, gradient_calls.cross_entropy_steps, _cross_entropy
 )
-LOGSUMEXP = gradient_calls.Road(gradient_calls.logsumexp_parts, gradient_calls.logsumexp_steps, _logsumexp)
+LOGSUMEXP = gradient_calls.Implementation(
+    gradient_calls.logsumexp_parts, gradient_calls.logsumexp_steps, _logsumexp
+)

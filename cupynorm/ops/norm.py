@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from cupynorm.call.axes import turn_of
+from cupynorm.call.axes import transposition_of
 from cupynorm.call.quantize import Quantize, quantize_option
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import RowOp
@@ -205,8 +205,9 @@ def layer_norm(
         CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
         shape.
     gamma, beta : array or float, optional
-        Scale and shift, of the shape of the normalised axes or broadcasting to it, in any dtype that x may have.
-        Leading axes of one element, as in (1, D), are dropped. A number is copied to a device once and kept there.
+        Scale and shift, of the shape of the normalised axes or broadcasting to it, of float16, bfloat16, float32 or
+        float64. Leading axes of one element, as in (1, D), are dropped. A number is copied to a device once and kept
+        there.
     axis : int, tuple of int, or None, default -1
         The normalised axes, in any order; None for all. Results have x's order in memory.
     eps : float, default 1e-5
@@ -270,8 +271,8 @@ def layer_norm(
     >>> mean.tolist(), rstd.tolist()
     ([2.0], [1.0])
     """
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
-        return turn.call(
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        return transposition.call(
             layer_norm,
             {"x": x, "out": out, **{name: missing[name] for name in missing if name == "where"}},
             gamma=gamma,
@@ -424,8 +425,8 @@ def rms_norm(
     >>> rms_norm(np.array([[3.0, 4.0]]), np.array([1.0, 2.0]), eps=0).round(4).tolist()
     [[0.8485, 2.2627]]
     """
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
-        return turn.call(
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        return transposition.call(
             rms_norm,
             {"x": x, "out": out, **{name: missing[name] for name in missing if name == "where"}},
             gamma=gamma,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from cupynorm.call.axes import Turn, turn_of
+from cupynorm.call.axes import Transposition, transposition_of
 from cupynorm.call.gradients import Adding, GradientCall, check_norm_gradient
 from cupynorm.host import gradients
 from cupynorm.invoke import gradient_calls
@@ -86,9 +86,9 @@ def layer_norm_backward(
 
     On the host dgamma and dbeta are summed in float64, one row after another in C order, from what add_to holds on. So
     with an add_to of float64, rows that are cut into several calls give the bits of one call. On a device they are
-    summed in the type of arithmetic, in an order that follows from the shape alone: the bits are the same from run to
-    run and on every device. They are sums, no means, and are also summed over all along which gamma or beta are
-    broadcast.
+    summed in the type of arithmetic, in an order that follows from the shape and the plan: the bits are the same from
+    run to run, however many blocks a device holds. They are sums, no means, and are also summed over all along which
+    gamma or beta are broadcast.
 
     On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
     its stream, nobody else may write to `out` or read from it.
@@ -563,7 +563,7 @@ def _run(
     adding: Adding | None = None,
 ) -> Any:
     """Run one call. x: with its name in the call."""
-    if axis != -1 and (turn := turn_of(axis, *reversed(x))) is not None:
+    if axis != -1 and (transposition := transposition_of(axis, *reversed(x))) is not None:
         others = {
             "centred": centred,
             "from_y": from_y,
@@ -573,7 +573,7 @@ def _run(
             "rstd": rstd,
         }
         others |= {"eps": eps, "dtype": dtype, "add_to": add_to, "parameters": parameters, "plan": plan}
-        return _turned(turn, function, dy, x, out, adding, **others)
+        return _transposed(transposition, function, dy, x, out, adding, **others)
     given = {"dy": dy, "x": x[1], "gamma": gamma, "beta": beta, "mean": mean, "rstd": rstd, "out": out}
     sums = ["dgamma", "dbeta"] if centred else ["dgamma"]
     numbers: tuple[Any, ...] = ()
@@ -618,8 +618,14 @@ def _run(
     )
 
 
-def _turned(
-    turn: Turn, function: str, dy: Any, x: tuple[str, Any], out: Any, adding: Adding | None, **others: Any
+def _transposed(
+    transposition: Transposition,
+    function: str,
+    dy: Any,
+    x: tuple[str, Any],
+    out: Any,
+    adding: Adding | None,
+    **others: Any,
 ) -> Any:
     """Run one call along any axes."""
     name, array = x
@@ -633,7 +639,7 @@ def _turned(
         added = None if adding is None else adding._replace(ds=ds, residual_out=residual_out)
         return _run(function, dy, (name, x), out=out, axis=axis, adding=added, **others)
 
-    return turn.call(run, whole, leading=1 if adding is None else 2)
+    return transposition.call(run, whole, leading=1 if adding is None else 2)
 
 
 def _on_host(call: GradientCall) -> None:
@@ -642,7 +648,7 @@ def _on_host(call: GradientCall) -> None:
 
 
 OF_LAYER_NORM, OF_RMS_NORM = (
-    gradient_calls.Road(
+    gradient_calls.Implementation(
         gradient_calls.norm_parts, functools.partial(gradient_calls.norm_steps, forward=forward), _on_host
     )
     for forward in (LAYER_NORM, RMS_NORM)

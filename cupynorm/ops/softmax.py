@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, overload
 
-from cupynorm.call.axes import Turn, turn_of
+from cupynorm.call.axes import Transposition, transposition_of
 from cupynorm.call.quantize import Quantize, quantize_option
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import RowOp
@@ -146,15 +146,15 @@ def softmax(
     where : array of bool or uint8, optional
         Broadcasts to x's shape; True or non-zero keeps.
     lengths : array or list of int, optional
-        Broadcasts to x's shape without its last axis (lengths[:, None, None] for one a batch of (batch, head, query,
-        key)): a row keeps its first `lengths` elements. A length below 0 or above the row's is a ValueError on the
+        Broadcasts to x's shape without `axis` (lengths[:, None, None] for one a batch of (batch, head, query, key)): a
+        row keeps its first `lengths` elements. A length below 0 or above the row's is a ValueError on the
         host, and is taken as 0 or all on a device. A list is host data: it is checked as such, and each call on a
         device copies it there on the current stream, waiting for nothing; while a graph is captured that is a
         ValueError.
     left_padded : bool, default False
         A row keeps its last `lengths` elements instead.
     causal : bool, default False
-        On the last two axes, query i keeps the keys j <= i, the diagonal from the top left, as in PyTorch and JAX.
+        Query i keeps the keys j <= i, the diagonal from the top left, as in PyTorch and JAX. Keys are along `axis`.
         Numbers are refused: a flag of 0 or 1 is no offset.
     causal_offset : int, optional
         Query i keeps the keys j <= i + causal_offset, without causal=True, too. keys - queries is the diagonal into
@@ -163,7 +163,7 @@ def softmax(
         (left, right): query i keeps i + offset - left <= j <= i + offset + right, where offset is causal_offset, else
         0. None is no bound on that side; one number stands for both sides.
     bias : array, optional
-        Broadcasts to x's shape; of a dtype that x may have.
+        Broadcasts to x's shape; of float16, bfloat16, float32 or float64.
     nan : {"propagate", "omit", "raise"}, default "propagate"
         "omit": nan takes no part and stays nan; not with quantize. "raise": a nan that is kept is a ValueError, for
         NumPy arrays.
@@ -204,8 +204,8 @@ def softmax(
     >>> softmax(np.zeros((2, 2)), causal=True).tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
-        return _turned(turn, softmax, x, out, options, dtype=dtype, plan=plan)
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        return _transposed(transposition, softmax, x, out, options, dtype=dtype, plan=plan)
     if not options:
         return row_ops.run(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
     return run_with_options(SOFTMAX, x, axis, out, dtype, plan, options)
@@ -261,19 +261,24 @@ def log_softmax(
     >>> log_softmax(np.array([[0.0, -1000.0]])).tolist()
     [[0.0, -1000.0]]
     """
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
-        return _turned(turn, log_softmax, x, out, options, dtype=dtype, plan=plan)
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        return _transposed(transposition, log_softmax, x, out, options, dtype=dtype, plan=plan)
     if not options:
         return row_ops.run(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
     return run_with_options(LOG_SOFTMAX, x, axis, out, dtype, plan, options)
 
 
-def _turned(
-    turn: Turn, function: Callable[..., Any], x: Any, out: Any, options: Mapping[str, Any], **others: Any
+def _transposed(
+    transposition: Transposition,
+    function: Callable[..., Any],
+    x: Any,
+    out: Any,
+    options: Mapping[str, Any],
+    **others: Any,
 ) -> Any:
     """Run a call along any axes."""
     whole = {"x": x, "out": out, **{name: options[name] for name in ("where", "bias") if name in options}}
-    return turn.call(
+    return transposition.call(
         function, whole, **{name: each for name, each in options.items() if name not in whole}, **others
     )
 

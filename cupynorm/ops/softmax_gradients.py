@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cupynorm.call.axes import Turn, is_array, turn_of
+from cupynorm.call.axes import Transposition, is_array, transposition_of
 from cupynorm.call.gradients import GradientCall, check_softmax_gradient
 from cupynorm.host import gradients
 from cupynorm.invoke import gradient_calls
@@ -205,8 +205,10 @@ def _run(
     plan: str | Plan | None,
 ) -> Any:
     """Run one call. drop: p, seed and offset of a dropout."""
-    if axis != -1 and (turn := turn_of(axis, y, "y")) is not None:
-        return _turned(turn, function, dy, y, options, drop, return_dbias, out, dtype, add_to, plan)
+    if axis != -1 and (transposition := transposition_of(axis, y, "y")) is not None:
+        return _transposed(
+            transposition, function, dy, y, options, drop, return_dbias, out, dtype, add_to, plan
+        )
     given = {"dy": dy, "y": y, **{name: options[name] for name in MASK_ARRAYS}, "out": out, "dbias": add_to}
     others = (each for name, each in options.items() if name not in MASK_ARRAYS)
     p, seed, offset = drop
@@ -231,14 +233,14 @@ def _run(
             add_to=add_to,
             plan=plan,
         ),
-        ROAD,
+        IMPLEMENTATION,
         scalars,
         plan,
     )
 
 
-def _turned(
-    turn: Turn,
+def _transposed(
+    transposition: Transposition,
     function: str,
     dy: Any,
     y: Any,
@@ -253,18 +255,18 @@ def _turned(
     """Run one call along any axes."""
     whole = {"dy": dy, "y": y, "out": out, "add_to": add_to}
     bias = options["bias"]
-    options = {**options, **{name: turn.turned(options[name]) for name in ("where", "bias")}}
+    options = {**options, **{name: transposition.apply(options[name]) for name in ("where", "bias")}}
 
     def run(dy: Any, y: Any, out: Any, add_to: Any, axis: tuple[int, ...]) -> Any:
         return _run(function, dy, y, axis, options, drop, return_dbias, out, dtype, add_to, plan)
 
-    found = turn.call(run, whole, leading=1)
+    found = transposition.call(run, whole, leading=1)
     if not isinstance(found, tuple):
         return found
     dx, dbias = found
     if add_to is not None:
         return dx, add_to
-    return dx, turn.back(dbias, bias) if is_array(bias) else dbias
+    return dx, transposition.undo(dbias, bias) if is_array(bias) else dbias
 
 
 def _on_host(call: GradientCall) -> None:
@@ -273,4 +275,6 @@ def _on_host(call: GradientCall) -> None:
 
 
 MASK_ARRAYS = ("where", "lengths", "bias")
-ROAD = gradient_calls.Road(gradient_calls.softmax_parts, gradient_calls.softmax_steps, _on_host)
+IMPLEMENTATION = gradient_calls.Implementation(
+    gradient_calls.softmax_parts, gradient_calls.softmax_steps, _on_host
+)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from cupynorm._options import plainly
+from cupynorm._values import replace
 from cupynorm.call.masks import asked_of
-from cupynorm.call.missing import OMIT, PROPAGATE, RAISE, nan_policy, refused
+from cupynorm.call.missing import OMIT, PROPAGATE, nan_policy
 from cupynorm.host import ops
+from cupynorm.host.keeping import refusing
 from cupynorm.lower.row import RowOp
 from cupynorm.runtime import devices
 
@@ -50,12 +50,10 @@ def run(
         raise ValueError(
             f'quantize={plainly(others["quantize"])} and nan="{nan}": nan has no quantised result'
         )
-    if nan != OMIT:
-        found = run_with_options(op, x, axis, out, dtype, plan, others)
-        # what a mask has dropped is a number by now
-        if nan == RAISE and (np.isnan(x) & np.isnan(found)).any():
-            raise refused()
-        return found
-    others.pop("quantize", None)
+    if nan == PROPAGATE:
+        return run_with_options(op, x, axis, out, dtype, plan, others)
+    if op.name == "softmax":
+        others.pop("quantize", None)
     asked_of(op.name, others)  # whose errors name the function
-    return run_with_options(OMITTING[op.name], x, axis, out, dtype, plan, others)
+    wanted = OMITTING[op.name] if nan == OMIT else replace(op, reference=refusing(op.reference))
+    return run_with_options(wanted, x, axis, out, dtype, plan, others)

@@ -9,7 +9,7 @@ import numpy as np
 
 from cupynorm._options import boolean, choice, eps_of, integer, plainly
 from cupynorm.call.arguments import view
-from cupynorm.call.axes import turn_of
+from cupynorm.call.axes import transposition_of
 from cupynorm.call.missing import OMIT, PROPAGATE
 from cupynorm.call.statistics import (
     Missing,
@@ -20,7 +20,7 @@ from cupynorm.call.statistics import (
 )
 from cupynorm.host import statistics
 from cupynorm.invoke import gradient_calls
-from cupynorm.invoke.gradient_calls import Parts, Road, Steps
+from cupynorm.invoke.gradient_calls import Implementation, Parts, Steps
 from cupynorm.lower.statistics import (
     CLIP_ON_CHIP,
     MOMENTS,
@@ -84,12 +84,12 @@ def _run(
     outs: Mapping[str, Any],
     options: tuple[Any, ...],
     check: Callable[[], StatisticCall],
-    road: Road,
+    implementation: Implementation,
     plan: str | Plan | None,
 ) -> Any:
     arrays = {"x": x, "where": missing.where, "lengths": missing.lengths, "weights": missing.weights, **outs}
     key = gradient_calls.option_keys(*options, missing.left_padded, missing.nan)
-    return gradient_calls.run(function, arrays, key, check, road, plan=plan)
+    return gradient_calls.run(function, arrays, key, check, implementation, plan=plan)
 
 
 @overload
@@ -168,8 +168,9 @@ def standardize(
     left_padded : bool, default False
         A row has its last `lengths` elements instead.
     weights : array, optional
-        How often an element counts; broadcasts to x's shape, of a dtype that x may have, or of any integers; not
-        negative. An element of weight 0 does not count, but has a z-score.
+        How often an element counts; broadcasts to x's shape, of float16, bfloat16, float32, float64, bool or any
+        integers. An element of weight 0 does not count, but has a z-score. A negative weight is a ValueError on the
+        host; a device does not look for it.
     nan : {"propagate", "omit", "raise"}, default "propagate"
         "propagate": a row that holds nan gives nan throughout. "omit": nan does not count, and stays nan. "raise": an
         element that counts and is nan is a ValueError, for NumPy arrays.
@@ -208,8 +209,8 @@ def standardize(
     >>> standardize(np.array([[1.0, np.nan, 3.0]]), nan="omit").tolist()
     [[-1.0, nan, 1.0]]
     """
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
-        return turn.call(
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        return transposition.call(
             standardize,
             {"x": x, "out": out, "where": where, "weights": weights},
             ddof=ddof,
@@ -248,7 +249,7 @@ def _standardize(call: StatisticCall) -> None:
     )
 
 
-STANDARDIZED = Road(_parts, lambda call: _steps(STANDARDIZE, (), call), _standardize)
+STANDARDIZED = Implementation(_parts, lambda call: _steps(STANDARDIZE, (), call), _standardize)
 
 
 def normalize(
@@ -315,8 +316,8 @@ def normalize(
     >>> normalize(np.array([[1.0, 3.0]]), 1).tolist(), normalize(np.array([[-2.0, 1.0]]), np.inf).tolist()
     ([[0.25, 0.75]], [[-1.0, 0.5]])
     """
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
-        return turn.call(
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        return transposition.call(
             normalize,
             {"x": x, "out": out, "where": where, "weights": weights},
             ord=ord,
@@ -359,7 +360,7 @@ def _normalize(call: StatisticCall) -> None:
     )
 
 
-NORMALIZED = Road(_parts, _normalize_steps, _normalize)
+NORMALIZED = Implementation(_parts, _normalize_steps, _normalize)
 
 
 def rescale(
@@ -385,7 +386,7 @@ def rescale(
         CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
         shape.
     low, high : float, default 0.0 and 1.0
-        What a row's smallest and largest element become. high may be less than low.
+        What a row's smallest and largest element become; within the type of arithmetic. high may be less than low.
     axis : int, tuple of int, or None, default -1
         The axes of a row, in any order; None for all. Results have x's order in memory.
     where, lengths, left_padded, nan
@@ -421,8 +422,8 @@ def rescale(
     >>> rescale(np.array([[1.0, 2.0, 5.0], [7.0, 7.0, 7.0]]), -1, 1).tolist()
     [[-1.0, -0.5, 1.0], [-1.0, -1.0, -1.0]]
     """
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
-        return turn.call(
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        return transposition.call(
             rescale,
             {"x": x, "out": out, "where": where},
             low=low,
@@ -439,9 +440,13 @@ def rescale(
     def check() -> StatisticCall:
         rows = RESCALE.stats if boolean("return_range", return_range) else ()
         numbers = (number("low", low), number("high", high))
-        return check_elements_result(
+        call = check_elements_result(
             x, missing, axis=axis, rows=rows, out=out, dtype=dtype, plan=plan, numbers=numbers
         )
+        for name, each in zip(("low", "high"), numbers, strict=True):
+            if abs(each) > float(np.finfo(call.compute).max):
+                raise ValueError(f'{name} is {each}, beyond {call.compute}: give dtype="float64"')
+        return call
 
     options = (low, high, axis, return_range, dtype)
     return _run("rescale", x, missing, {"out": out}, options, check, RESCALED, plan)
@@ -453,7 +458,7 @@ def _rescale(call: StatisticCall) -> None:
     statistics.rescale(call.x, call.axes, low, high, call.out, smallest, largest, call.keeping())
 
 
-RESCALED = Road(_parts, lambda call: _steps(RESCALE, (), call), _rescale)
+RESCALED = Implementation(_parts, lambda call: _steps(RESCALE, (), call), _rescale)
 
 
 def moments(
@@ -484,7 +489,7 @@ def moments(
         CuPy or NumPy array of float16, bfloat16, float32 or float64, or of bool, (u)int8, (u)int16 or int32, of any
         shape.
     axis : int, tuple of int, or None, default -1
-        The axes of a row, in any order; None for all. Results have x's order in memory.
+        The axes of a row, in any order; None for all.
     order : {2, 3, 4}, default 2
         How many moments: 2 for mean and variance, 3 for the skewness, too, 4 for the kurtosis, too.
     ddof : float, default 0
@@ -530,11 +535,11 @@ def moments(
     >>> float(mean), float(variance)
     (2.0, 2.0)
     """
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
-        given_out = (
-            tuple(map(turn.turned, out)) if keepdims is True and isinstance(out, (tuple, list)) else out
-        )
-        found = turn.call(
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        given_out = out
+        if boolean("keepdims", keepdims) and isinstance(out, (tuple, list)):
+            given_out = tuple(map(transposition.apply, out))
+        found = transposition.call(
             moments,
             {"x": x, "where": where, "weights": weights},
             order=order,
@@ -585,7 +590,7 @@ def _moments(call: StatisticCall) -> None:
         statistics.moments(call.x, call.axes, call.numbers[0], call.rows, call.keeping())
 
 
-COUNTED = Road(_parts, lambda call: _steps(MOMENTS, (len(call.rows),), call), _moments)
+COUNTED = Implementation(_parts, lambda call: _steps(MOMENTS, (len(call.rows),), call), _moments)
 
 
 def sigma_clip(
@@ -628,7 +633,7 @@ def sigma_clip(
     where, lengths, left_padded
         As in standardize; what they drop is nan in the result.
     return_bounds : bool, default False
-        Return the lowest and the highest number that is kept in each row as well.
+        Return the bounds of each row as well: what lies between them, these included, is kept.
     return_stats : bool, default False
         Return mean and standard deviation of what is kept as well.
     out, dtype, plan
@@ -666,8 +671,8 @@ def sigma_clip(
     >>> y.tolist(), float(mean), float(std)
     ([1.0, 2.0, 1.0, 2.0, 1.0, 2.0, nan], 1.5, 0.5)
     """
-    if axis != -1 and (turn := turn_of(axis, x)) is not None:
-        return turn.call(
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        return transposition.call(
             sigma_clip,
             {"x": x, "out": out, "where": where},
             sigma=sigma,
@@ -754,13 +759,13 @@ def _add_clip_passes(steps: Steps, call: StatisticCall, x: View, stats: tuple[in
     limits = (numbers[0], numbers[1], numbers[2])
     rows = x.shape[: len(x.shape) - call.axes]
     messages = steps.messages(x.shape, call.axes)
-    turns = [steps.room(f"progress {turn}", (*rows, PROGRESS)) for turn in range(2)]
+    rooms = [steps.room(f"progress {at}", (*rows, PROGRESS)) for at in range(2)]
     common = (x, call.axes, call.mask, limits, call.compute)
     # of each round the statistics, a step for each bit of a number, and the element above the middle
     passes = int(limits[2]) * (1 if not median else 2 + BYTE_BITS * call.compute.itemsize)
     before: View | None = None
-    for turn in range(passes):
-        after = turns[turn % 2]
+    for at in range(passes):
+        after = rooms[at % 2]
         pointers = (0 if before is None else before.pointer, after.pointer, 0, 0, 0, 0)
         steps.specs.append(clip_pass_spec(*common, None, before, pointers, messages, median=bool(median)))
         before = after
@@ -776,4 +781,4 @@ def _clip(call: StatisticCall) -> None:
     )
 
 
-CLIPPED = Road(_parts, _clip_steps, _clip)
+CLIPPED = Implementation(_parts, _clip_steps, _clip)

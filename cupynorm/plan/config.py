@@ -105,7 +105,7 @@ class Plan:
     min_blocks
         The compiler keeps registers few enough for so many blocks on a multiprocessor.
     across, waits
-        Of rows whose elements lie apart from one another: how many threads of a warp lie side by side, each with
+        For rows whose elements lie apart from one another: how many threads of a warp lie side by side, each with
         `vector` neighbouring rows, and `vectors` elements of each at a time; and where rows wait: NOWHERE, IN_REGISTERS
         or IN_SHARED_MEMORY. 0: rows are contiguous. IN_REGISTERS says of prefetched rows with sums over rows beside
         them that they wait there (StagedRegisters in kernels/row/summed.cuh).
@@ -272,7 +272,7 @@ MAX_FUSED_THREAD_BYTES = 256
 MAX_FUSED_ELEMENTS = {True: 40, False: 32}
 MAX_SCALED_ELEMENTS = 64
 
-# Of kernels/row/summed.cuh: sets in which the blocks of a cluster tell one another, and numbers of one at most.
+# kernels/row/summed.cuh: sets of mailboxes of a cluster's blocks, and the most numbers of a message.
 MAILBOXES = 4
 NUMBERS_OF_SLOT = 3
 

@@ -39,8 +39,8 @@ class Problem:
         A mask keeps an interval of each row's columns. How many columns lie in its band (causal, window), on average;
         0: it has none.
     most_kept
-        Of an interval, or of whole rows: how many columns a row keeps at most, as far as that follows from the band;
-        0: a mask keeps neither.
+        How many columns a row keeps at most, as far as that follows from the band, where a mask keeps an interval or
+        the whole row; 0: it keeps neither.
     rounds
         The op goes through a row several times while it is on the chip: it waits in registers or in shared memory.
     sums_of_bytes
@@ -57,10 +57,10 @@ class Problem:
         How many sums over rows are taken in the same pass, for each column, and in how many groups of rows. Rows then
         wait in registers, in warp, block or cluster, and so do the sums.
     across
-        Of rows whose elements lie apart from one another: how many rows are neighbours in memory, element by element;
+        For rows whose elements lie apart from one another: how many rows are neighbours in memory, element by element;
         1 if none are. 0: rows are contiguous.
     row_numbers
-        Numbers of the compute type, at most, in what is known of a part of a row (State and pivot) or of a row (Row).
+        Numbers of the compute type, at most, in the state of a part of a row (State and pivot) or of a row (Row).
     """
 
     rows: int

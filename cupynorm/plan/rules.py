@@ -162,7 +162,7 @@ class Tile(NamedTuple):
     Attributes
     ----------
     max_elements, max_unaligned_elements, max_fused_unaligned_elements, max_grouped_elements
-        Of a row at most; the last where a group holds several rows.
+        Elements of a row at most; the last where a group holds several rows.
     full_elements, full_unaligned_elements
         The same where threads are counted to leave few places empty.
     thread_bytes, min_thread_bytes
@@ -173,7 +173,7 @@ class Tile(NamedTuple):
         Vectors from which on their addresses count; from which on a thread's own work counts little, with affine
         parameters; narrow accesses at least.
     vectors_in_flight, fused_vectors_in_flight
-        Of unaligned rows whose parameters are all on their way.
+        Vectors of unaligned rows whose parameters are all on their way.
     parameter_words, narrow_parameter_words
         Registers of values and cached parameters with which enough threads stay.
     unaligned_cache_elements
@@ -212,15 +212,16 @@ class Staged(NamedTuple):
     chunk_elements, chunk_vectors
         That a thread reads at a time.
     band_threads, band_block, short_band_block, short_band_bytes
-        Of shared, for what a causal mask or a window keeps: threads of a multiprocessor at most; of a block; of a block
-        for rows of that many bytes at most.
+        Rows in shared memory, of which a causal mask or a window keeps a part: the most threads of a multiprocessor;
+        threads of a block; threads of a block for rows of at most short_band_bytes.
     band_alone
-        Of these, the share of a row that is kept at most where there is a block for each row.
+        Such rows have a block each where no more than this share of a row is kept.
     threads, block, affine_block, min_block
-        Of shared: threads of a multiprocessor; of a block at most, without and with parameters, and at least.
+        Rows in shared memory: threads of a multiprocessor; the most threads of a block without parameters, and with
+        them; the fewest.
     roomy_threads, few_threads
-        Of a multiprocessor, where the compiler wants more registers; few_threads of blocks that wait for one another
-        then.
+        Threads of a multiprocessor where the compiler wants more registers; few_threads where its blocks also wait for
+        one another.
     """
 
     whole_block: Mapping[int, int]
@@ -265,16 +266,16 @@ class Rounds(NamedTuple):
     Attributes
     ----------
     elements
-        Of a thread, as far as there are so many: what lanes and warps tell one another costs as much for few.
+        A thread has so many elements of a row, if the row is long enough: reductions cost as much for fewer.
     lanes
-        Of a row at least, which access whole sectors.
+        The fewest threads of a row: they access whole sectors.
     max_block
         Threads of a block, so that a multiprocessor holds several; longer rows are for clusters.
     threads
-        Of a multiprocessor, which suffice to fill it.
+        Threads of a multiprocessor, which suffice to fill it.
     apart_vector, apart_row_registers
-        Of rows whose elements lie apart from one another: neighbouring rows of a thread at most, and registers for what
-        is known of the rounds of each.
+        For rows whose elements lie apart from one another: the most neighbouring rows of a thread, and the registers
+        that the state of each row's rounds takes.
     """
 
     elements: int
@@ -291,9 +292,9 @@ class LateExponential(NamedTuple):
     Attributes
     ----------
     vectors
-        Of a thread, which read a row at once.
+        Vectors of a thread: all threads together read a row at once.
     threads
-        Of a multiprocessor.
+        Threads of a multiprocessor.
     """
 
     vectors: int
@@ -308,7 +309,7 @@ class Clusters(NamedTuple):
     max_block, max_shared_block, max_shared_blocks
         Threads of a block that holds a part of a row in registers, in shared memory; blocks of a multiprocessor then.
     least_waves
-        Of the blocks that there is room for, where rows of one alignment are a block's.
+        Waves of the blocks that there is room for, at least, where a block has rows of one alignment.
     one_shot_block, one_shot_ctas, one_shot_small_batch_ctas, one_shot_blocks
         Fused calls: threads of a block, blocks of a cluster at least (where rows are few), and blocks of a
         multiprocessor.
@@ -335,13 +336,13 @@ class FusedClusters(NamedTuple):
     min_block, max_elements
         Threads of a block at least; elements of a thread at most, by bytes of one.
     busy_bytes
-        Of rows in work on a multiprocessor, read and written: more keep memory no busier.
+        Bytes that a multiprocessor's rows read and write: more keep memory no busier.
     by_blocks, by_blocks_of_little, by_vectors
-        Exponents of a tiling's worth: of blocks on a multiprocessor, as a rule and with parameters and little
-        arithmetic; of a thread's vectors, where each row has a scale.
+        Exponents by which a tiling is valued: of the blocks of a multiprocessor, as a rule and with parameters and
+        little arithmetic; of the vectors of a thread, where each row has a scale.
     busy_threads, busy_blocks
-        Of a multiprocessor: fewer threads do not keep its issue slots busy, where arithmetic is what takes the time;
-        more blocks are no better where a mask keeps an interval.
+        Fewer threads do not keep the issue slots of a multiprocessor busy, where arithmetic is what takes the time;
+        more blocks of it are no better where a mask keeps an interval.
     """
 
     shares: Mapping[int, float]
@@ -373,16 +374,17 @@ class ColumnSums(NamedTuple):
     converted_twice
         What a tiling is worth whose rows wait in shared memory, of that of one whose rows wait in registers.
     max_vectors, max_elements, staged_elements
-        Of a row that a thread has, at most; elements by bytes of the compute type, and the same where rows wait in
-        shared memory.
+        Vectors and elements of a row that a thread has, at most; elements by bytes of the compute type, and the same
+        where rows wait in shared memory.
     registers, unaligned_registers, cluster_registers
-        Of a thread beside its elements, their sums and the next row; how many more unaligned rows take, and clusters.
+        Registers of a thread beside its elements, their sums and the next row; how many more unaligned rows take, and
+        how many more clusters.
     staged_registers, staged_unaligned_registers
         The same where rows wait in shared memory, without those of a vector's elements.
     row_registers, row_unaligned_registers
         The same where rows on their way in shared memory wait in registers; small clusters take no more.
     busy_bytes, busy_threads
-        On their way to a multiprocessor, and threads of it that compute: more keep memory no busier.
+        Bytes on their way to a multiprocessor, and threads of it that compute: more keep memory no busier.
     shared_bytes
         Static shared memory in which the rows of a block add up their sums, at most.
     measured
@@ -436,7 +438,7 @@ class Apart(NamedTuple):
     least_part
         Columns of a block, where several share a row only to fill the device.
     registers, row_registers
-        Of a thread beside its elements, and for each of its rows.
+        Registers of a thread beside its elements, and for each of its rows.
     measured
         Tilings in registers that a search found to be better than the first of `tilings`, where nothing comes beside x:
         bytes of an element of x, the fewest and the most columns that it is for, neighbouring rows of a thread, threads
@@ -484,13 +486,14 @@ class SmallBatch(NamedTuple):
     min_block, block, max_block
         Threads: the fewest, as a rule, and the most that have registers enough.
     elements, elements_of_several
-        Of a thread, up to which blocks are min_block; where several blocks of a multiprocessor share its issue slots.
+        Elements of a thread up to which blocks are min_block; the same where several blocks share the issue slots of a
+        multiprocessor.
     words
         Registers of a thread's values and parameters.
     crowded_rows, crowded_roomy_rows
         Blocks for each multiprocessor from which on clusters are smaller; where rows have room.
     filled, filled_roomy
-        Of the clusters that there is room for, as numerator and denominator: rows beyond that are crowded.
+        A part of the clusters that there is room for, as numerator and denominator: more rows than that are crowded.
     unaligned_ctas
         Blocks of a crowded cluster of unaligned rows, by the number of parameters.
     crowded_vectors, crowded_blocks
@@ -570,13 +573,13 @@ class RegisterModel(NamedTuple):
     addresses, many_addresses
         More where a thread has many vectors: as a rule, and with much arithmetic.
     passing_words
-        Of a vector of parameters: more pass through registers of their own.
+        Words of a vector of parameters: more pass through registers of their own.
     loaded_bytes
-        Of x and its operands on their way, for each register; the rest of it has their addresses.
+        Bytes of x and its operands on their way, for each register; the rest of it has their addresses.
     narrow, few
         Extra registers up to which arithmetic is cheap.
     crowded_elements, crowded_floats
-        Of a thread, from which on the compiler wants more.
+        Elements of a thread from which on the compiler wants more.
     few_values
         Up to which it wants less.
     full_block, loaded_words
@@ -584,17 +587,18 @@ class RegisterModel(NamedTuple):
     cluster
         More of a cluster, elsewhere than where the rules were measured.
     cluster_rows, cluster_rows_few, cluster_small, cluster_small_more, cluster_large
-        Of clusters in registers; up to how many values they want so many more, and from how many on more.
+        Registers for rows in the registers of clusters; up to how many values they want so many more, and from how many
+        on more.
     staged, staged_arithmetic, staged_alone
-        Of fused rows on their way through shared memory, with arithmetic that takes so many; where nothing is loaded
-        beside x, but a mask keeps an interval or each row has a scale.
+        Registers for fused rows on their way through shared memory, with arithmetic that takes so many; where nothing
+        is loaded beside x, but a mask keeps an interval or each row has a scale.
     small_batch, one_row
-        Of small batches, and of one row in the registers of the grid.
+        Registers for small batches, and for one row in the registers of the grid.
     computed, computed_beside, computed_at_most
         All registers of a thread of fused rows that wait as they were computed: where x alone is loaded, with operands
         or parameters, and where more is computed, of unaligned rows, or of doubles.
     function_at_once
-        Of what a function's steps take that are more than `few`, as many as are in use at once: of 16 bits.
+        Registers in use at once by a function whose steps take more than `few`: in 16 bits.
     """
 
     at_use: Mapping[int, int]

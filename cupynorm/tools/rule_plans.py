@@ -189,7 +189,7 @@ class Content:
     def answer(self, query: Query, row_bytes: int) -> tuple[Any, ...]:
         """Return the identities of the rows that a query of the planner's can find for a row so long.
 
-        Of a list that is the rules for such rows, and the first and the last one, which stand in where no rule is.
+        From a list these are the rules for such rows, and the first and the last one, which stand in where no rule is.
         """
         table, key = query
         if table == "crossovers":

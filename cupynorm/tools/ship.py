@@ -330,7 +330,7 @@ class Shipping:
         except ValueError:  # they have no order
             return False
         kinds = move.kinds(self.content, self.of_kind)
-        # Of a kind with rules for many or for few rows, another one may decide for other numbers of rows.
+        # A kind may have rules for many or for few rows: then another one may decide for other numbers of rows.
         by_rows = any(
             ("many" in row or "min_rows" in row) and kinds & set(kinds_of(row)) for row in self.content.rows
         )

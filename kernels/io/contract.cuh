@@ -29,9 +29,9 @@
 //                       and store_row, too.
 //   make_opaque()       Keeps its addresses from being computed again (an optimisation barrier).
 //   address(col)        Where x[col] lies: for copies to shared memory, and to find out whether y is x itself.
-//   own_number()        Of a LabelledLoad, for an op of kOwnNumber: a number of the row itself, which takes a load of
-//                       its own. own_number_between(begin, end) is the same, or what stands for none, if it belongs to
-//                       another column than those.
+//   own_number()        LabelledLoad has it, for an op with kOwnNumber: a number of the row itself, which takes a load
+//                       of its own. own_number_between(begin, end) is the same if it belongs to one of these columns,
+//                       else what stands for no number.
 //   begins_at(place)    Whether x, or an operand that may be `out` itself, has its row there.
 //   store_computed<N>(x, col)
 //                       kStoresComputed: writes what was computed, of several fields the first.

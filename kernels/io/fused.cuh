@@ -184,26 +184,32 @@ struct AlongColumns {
 template <typename T, int kWidth, bool kConstant>
 inline constexpr bool kOfColumns<AlongColumns<T, kWidth, kConstant>> = true;
 
-// One element a row.
-template <typename T, class Rows>
-struct PerRow {
-  static constexpr int kBytes = sizeof(T);
-  static constexpr bool kPerRow = true;
-  const T* pointer;
-  Rows rows;
-
+// The part of an operand that loads nothing for its columns. Both structs are empty.
+struct LoadsNoColumns {
   template <int N>
   using Packed = NoColumns;
   template <int N>
   static constexpr int kPrefetchBytes = 0;
-  struct RowPointer {
-    Vector<T, 1> element;
+  struct Row {
     static void make_opaque() {}
     static bool begins_at(const void*) { return false; }
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
     }
+  };
+};
+
+// One element a row.
+template <typename T, class Rows>
+struct PerRow : LoadsNoColumns {
+  static constexpr int kBytes = sizeof(T);
+  static constexpr bool kPerRow = true;
+  const T* pointer;
+  Rows rows;
+
+  struct RowPointer : LoadsNoColumns::Row {
+    Vector<T, 1> element;
     template <int N, typename Compute, typename Index>
     void unpack(NoColumns, Compute* x, Index) const {
       Compute value[1];
@@ -212,7 +218,7 @@ struct PerRow {
       for (int i = 0; i < N; ++i) x[i] = value[0];
     }
   };
-  RowPointer at(int64 row) const { return {load_vector<T, 1>(pointer + rows.offset(row))}; }
+  RowPointer at(int64 row) const { return {{}, load_vector<T, 1>(pointer + rows.offset(row))}; }
 };
 
 // Elements anywhere: one at a time.
@@ -256,30 +262,20 @@ struct Scattered {
 
 // A number that comes with the launch.
 template <typename T>
-struct Value {
+struct Value : LoadsNoColumns {
   static constexpr int kBytes = 2;  // digits that it adds to those of an array: none that count
   static constexpr bool kPerRow = true;
   T value;
 
-  template <int N>
-  using Packed = NoColumns;
-  template <int N>
-  static constexpr int kPrefetchBytes = 0;
-  struct RowPointer {
+  struct RowPointer : LoadsNoColumns::Row {
     T value;
-    static void make_opaque() {}
-    static bool begins_at(const void*) { return false; }
-    template <int N, typename Index>
-    NoColumns load(Index) const {
-      return {};
-    }
     template <int N, typename Compute, typename Index>
     void unpack(NoColumns, Compute* x, Index) const {
 #pragma unroll
       for (int i = 0; i < N; ++i) x[i] = value;
     }
   };
-  RowPointer at(int64) const { return {value}; }
+  RowPointer at(int64) const { return {{}, value}; }
 };
 
 // A dropout as an operand: 1 where it keeps an element, 0 where it drops it. cupynorm/host/philox.py says which.
@@ -291,25 +287,15 @@ struct Dropped {
   unsigned long long seed, offset, threshold;
 };
 template <bool kWhole>
-struct DropoutMask {
+struct DropoutMask : LoadsNoColumns {
   static constexpr int kBytes = 2;
   static constexpr bool kPerRow = false;
   Dropped dropped;
   int64 cols;
 
-  template <int N>
-  using Packed = NoColumns;
-  template <int N>
-  static constexpr int kPrefetchBytes = 0;
-  struct RowPointer {
+  struct RowPointer : LoadsNoColumns::Row {
     Dropped dropped;           // offset: of the block that has the row's first element
     unsigned before;           // words of that block that are of the row before
-    static void make_opaque() {}
-    static bool begins_at(const void*) { return false; }
-    template <int N, typename Index>
-    NoColumns load(Index) const {
-      return {};
-    }
     template <int N, typename Compute, typename Index>
     void unpack(NoColumns, Compute* x, Index col) const {
       using Unsigned = typename Conditional<sizeof(Index) == 4, unsigned, unsigned long long>::Type;
@@ -352,34 +338,24 @@ struct DropoutMask {
   };
   RowPointer at(int64 row) const {
     const auto first = static_cast<unsigned long long>(row * cols);
-    return {{dropped.seed, dropped.offset + first / 4, dropped.threshold}, unsigned(first % 4)};
+    return {{}, {dropped.seed, dropped.offset + first / 4, dropped.threshold}, unsigned(first % 4)};
   }
 };
 
 // The same where elements lie anywhere: rows and cols give the number of an element, in the order that the random words
 // have, and vectors have one element.
 template <class Rows, class Cols>
-struct DropoutAnywhere {
+struct DropoutAnywhere : LoadsNoColumns {
   static constexpr int kBytes = 2;
   static constexpr bool kPerRow = false;
   Dropped dropped;
   Rows rows;
   Cols cols;
 
-  template <int N>
-  using Packed = NoColumns;
-  template <int N>
-  static constexpr int kPrefetchBytes = 0;
-  struct RowPointer {
+  struct RowPointer : LoadsNoColumns::Row {
     Dropped dropped;
     int64 first;  // number of the row's first element
     Cols cols;
-    static void make_opaque() {}
-    static bool begins_at(const void*) { return false; }
-    template <int N, typename Index>
-    NoColumns load(Index) const {
-      return {};
-    }
     template <int N, typename Compute, typename Index>
     void unpack(NoColumns, Compute* x, Index col) const {
       static_assert(N == 1, "elements lie apart");
@@ -392,32 +368,22 @@ struct DropoutAnywhere {
       x[0] = Compute(dropped.threshold >> 32 == 0 && own >= unsigned(dropped.threshold));
     }
   };
-  RowPointer at(int64 row) const { return {dropped, rows.offset(row), cols}; }
+  RowPointer at(int64 row) const { return {{}, dropped, rows.offset(row), cols}; }
 };
 
 // A row's label as an operand: 1 in the label's column, else 0. A label outside 0 .. cols - 1 matches no column, or,
 // with kNan, makes the whole row nan.
 template <typename T, class Rows, bool kNan>
-struct LabelMask {
+struct LabelMask : LoadsNoColumns {
   static constexpr int kBytes = 2;
   static constexpr bool kPerRow = false;
   const T* pointer;
   Rows rows;
   int64 cols;
 
-  template <int N>
-  using Packed = NoColumns;
-  template <int N>
-  static constexpr int kPrefetchBytes = 0;
-  struct RowPointer {
+  struct RowPointer : LoadsNoColumns::Row {
     int64 label;  // -1: none
     float other;  // what stands in other columns
-    static void make_opaque() {}
-    static bool begins_at(const void*) { return false; }
-    template <int N, typename Index>
-    NoColumns load(Index) const {
-      return {};
-    }
     template <int N, typename Compute, typename Index>
     void unpack(NoColumns, Compute* x, Index col) const {
 #pragma unroll
@@ -427,7 +393,7 @@ struct LabelMask {
   RowPointer at(int64 row) const {
     const auto label = static_cast<int64>(pointer[rows.offset(row)]);  // what is negative is large without a sign
     const bool there = static_cast<unsigned long long>(label) < static_cast<unsigned long long>(cols);
-    return {there ? label : -1, as_float(kNan && !there ? 0x7fc00000u : 0u)};
+    return {{}, there ? label : -1, as_float(kNan && !there ? 0x7fc00000u : 0u)};
   }
 };
 
@@ -975,7 +941,7 @@ struct FusedLoad : Cols {
     unsigned bits(const Loaded<N>& loaded, Index col) const {
       return mask.template bits<N>(loaded.mask, col);
     }
-    // Of several fields the first is stored.
+    // The first of several fields is stored.
     template <int N, bool kWhole = false, typename Element, typename Index>
     void store_computed(const Element* x, Index col) const {
       typename ElementTraits<Element>::Number own[N];
@@ -990,8 +956,8 @@ struct FusedLoad : Cols {
   };
   int most_kept(int cols) const { return mask.structure.most_kept(cols); }
 
-  // Of row/apart.cuh, where neighbouring rows are loaded together: what is loaded of an element beside x, an element
-  // of x of each row, and what becomes of them.
+  // For row/apart.cuh, where neighbouring rows are loaded together: what is loaded beside an element of x, that element
+  // of each row, and what becomes of them.
   struct Beside {
     typename Operands_::template Packed<1> operands;
     typename Mask_::template Packed<1> mask;

@@ -18,15 +18,6 @@ struct Vector {
   }
 };
 
-// Element i of a vector, alone.
-template <typename T, int N>
-inline Vector<T, 1> element_of(const Vector<T, N>& vector, int i) {
-  if constexpr (sizeof(T) == 1) return {{vector.word[i / 4] >> 8 * (i % 4) & 0xffu}};
-  else if constexpr (sizeof(T) == 2) return {{vector.word[i / 2] >> 16 * (i % 2) & 0xffffu}};
-  else if constexpr (sizeof(T) == 4) return {{vector.word[i]}};
-  else return {{vector.word[2 * i], vector.word[2 * i + 1]}};
-}
-
 // One access of kBytes at p, which must be aligned to kBytes. kConstant promises that nothing writes there while the
 // kernel runs: such loads may pass stores on their way. There are no cache hints, because loads that spare L1 or L2 are
 // slower (docs/notes/001).

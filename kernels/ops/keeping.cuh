@@ -39,7 +39,7 @@ struct Keeping {
   static constexpr bool kMasked = kCounts > kAllCount;
   static T padding() { return kZero || kCounts <= kAllCount ? T(0) : missing(T()); }
   static T value(T x) { return x; }
-  // What is missing stays so.
+  // An element that a mask has marked as missing stays marked.
   static void subtract(T& x, T from) {
     if constexpr (kCounts == kMarkedCount) x = is_missing(x) ? x : x - from;
     else x -= from;

@@ -1,4 +1,4 @@
-// Of a row one number: LogSumExp, which stores no elements; and CrossEntropy, whose elements become its gradient.
+// One number for each row: LogSumExp, which stores no elements; and CrossEntropy, whose elements become its gradient.
 #pragma once
 #include <ops/softmax.cuh>
 
@@ -91,7 +91,7 @@ struct LabelCrossEntropy : RowOp {
     return {max, nothing ? T(0) : factor, nothing ? T(0) : raw, nothing ? T(0) : loss, lse};
   }
 
-  // Of what summarize left: with the thread's own maximum, to which `factor` belongs.
+  // summarize has left x with the thread's own maximum, to which `factor` belongs.
   static T map(T x, Row row) { return x * row.factor; }
   static T map_raw(T x, Row row) { return exponential(x - row.max) * row.raw_factor; }
 
@@ -157,7 +157,7 @@ struct SmoothCrossEntropy : RowOp {
         fill(p);
 #pragma unroll
         for (int i = 0; i < kVector; ++i) max = larger(max, x[p * kVector + i]);
-      } else {  // or its registers are taken from the begin on
+      } else {  // else the compiler would take its registers from the start
 #pragma unroll
         for (int i = 0; i < kVector; ++i) x[p * kVector + i] = 0;
       }
@@ -208,7 +208,7 @@ struct SmoothCrossEntropy : RowOp {
     return {max, factor, raw, spread, loss, lse};
   }
 
-  // Of what summarize left: with the thread's own maximum, to which `factor` belongs.
+  // summarize has left x with the thread's own maximum, to which `factor` belongs.
   static T map(T x, Row row) { return multiply_add(x, row.factor, -row.spread); }
   static T map_raw(T x, Row row) { return multiply_add(exponential(x - row.max), row.raw_factor, -row.spread); }
 
@@ -285,7 +285,7 @@ struct CrossEntropy : RowOp {
         fill(p);
 #pragma unroll
         for (int i = 0; i < kVector; ++i) max = larger(max, x[p * kVector + i].of[0]);
-      } else {  // or its registers are taken from the begin on
+      } else {  // else the compiler would take its registers from the start
 #pragma unroll
         for (int i = 0; i < kVector; ++i) x[p * kVector + i] = {};
       }
@@ -330,7 +330,7 @@ struct CrossEntropy : RowOp {
     return {max, nothing ? T(0) : factor, nothing ? T(0) : raw, nothing ? T(0) : loss, lse};
   }
 
-  // Of what summarize left: with the thread's own maximum, to which `factor` belongs.
+  // summarize has left x with the thread's own maximum, to which `factor` belongs.
   static T map(Element e, Row row) { return multiply_add(e.of[0], row.factor, -e.of[1]); }
   static T map_raw(Element e, Row row) {
     return multiply_add(exponential(e.of[0] - row.max), row.raw_factor, -e.of[1]);

@@ -4,10 +4,10 @@
 
 namespace cupynorm {
 
-// Of some elements, with sums over those that count, each as often as its weight says: their mean is origin + mean, two
-// numbers, so that a mean that is far larger than the deviations (1e7 and 1) costs no digits. m2: of the squares of
-// deviations from it. count: of the weights. third, fourth: of the powers of deviations / sqrt(m2), which neither
-// overflow nor vanish: skewness is third * sqrt(count), kurtosis fourth * count.
+// The state of some elements. Sums are over those that count, each as often as its weight says. The mean is origin +
+// mean, two numbers, so that a mean that is far larger than the deviations (1e7 and 1) costs no digits. m2: the sum of
+// the squares of deviations from it. count: that of the weights. third, fourth: those of the powers of deviations /
+// sqrt(m2), which neither overflow nor vanish: skewness is third * sqrt(count), kurtosis fourth * count.
 template <typename T, bool kHigher>
 struct Deviations {
   T origin, mean, m2, count;
@@ -33,10 +33,10 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
     return left == left ? left : squares;
   }
 
-  // Of MARKED: counted from the least that counts, which takes no look at which do, then around the mean. What is
-  // missing is 0 in both sums, so that the squares hold mean^2 for each of these, which is taken away again: of two
-  // elements or more the squares are no less than mean^2, since the least is 0, of one both are 0. Leaves x - origin
-  // in x, but 0 where something is missing.
+  // MARKED: values minus the least that counts are summed, which needs no look at which do, then their squares around
+  // the mean. What is missing is 0 there, so that the squares hold mean^2 for each missing element, which is taken away
+  // again. That costs no digits: with two elements or more the squares are no less than mean^2, since the least is 0;
+  // with one element both are 0. Leaves x - origin in x, and 0 where something is missing.
   template <int kChains, int N>
   static State summarize_marked(T (&x)[N]) {
     T least = infinity<T>(), sum[kChains] = {}, squares[kChains] = {};
@@ -61,8 +61,7 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
     return {origin, mean, without(sum_of(squares), T(N - count), mean), T(count)};
   }
 
-  // Of BYTES: their sum and that of their squares are exact, of up to 128 elements, and so is count^2 times the
-  // variance.
+  // BYTES: the sums of up to 128 elements and of their squares are exact, and so is count^2 times the variance.
   template <int kChains, int N>
   static State summarize_bytes(const T (&x)[N], int count) {
     static_assert(N <= 128, "sums have 24 bits, their squares 31");

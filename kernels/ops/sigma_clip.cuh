@@ -33,7 +33,7 @@ inline double in_order(unsigned long long place) {
   return as_double(unsigned(bits), unsigned(bits >> 32));
 }
 
-// Of some elements: the least and the largest of those that count, beside their Deviations.
+// The state of some elements: the least and the largest of those that count, beside their Deviations.
 template <typename T>
 struct Clipped {
   Deviations<T, false> of;
@@ -74,10 +74,9 @@ struct OfClipped : OfKept<Op, T, kNumbersCount> {
   }
   static State identity() { return {{}, infinity<T>(), -infinity<T>()}; }
 
-  // The State of what `keep(x, count)` leaves, which adds 1 to count for each; the rest becomes nan. Counted from the
-  // least element, then around their mean, so that what was left out costs no digits. That is 0 in both sums, so that
-  // the squares hold mean^2 for each of these, which is taken away again: of two elements or more the squares are no
-  // less than mean^2, since the least is 0, of one both are 0.
+  // The State of what `keep(x, count)` leaves, which adds 1 to count for each; the rest becomes nan. Elements minus the
+  // least one are summed, then their squares around the mean, as summarize_marked in moments.cuh does: what was left
+  // out is 0 there, and the mean^2 that the squares hold for it is taken away again, which costs no digits.
   template <int kChains, int N, class Keep>
   static State summarize_if(T (&x)[N], Keep keep) {
     T least = infinity<T>(), most = -infinity<T>(), sum[kChains] = {}, squares[kChains] = {};

@@ -191,6 +191,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     }
   };
 
+  // The first of a thread's vectors may lie before an unaligned row, and the second in it: each is added alone then,
+  // since what is there has to be the first of what is added together.
+  constexpr bool kAlone = kIsUnaligned && kVectors > 1;
   fetch(threadIdx.x);
   fetch_edge();
   Compute own = 0;
@@ -219,11 +222,14 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
           waiting.put(number - next.base, ahead[p], own, keeps);
           ++there;
           some |= keeps != 0;
+          if constexpr (kAlone) {
+            if (keeps != 0) running.template add<Precision>(own);
+          }
         }
 #pragma unroll
         for (int i = 0; i < kVector; ++i) x[p * kVector + i] = next.waits(number) ? own[i] : Op::padding();
       }
-      if (some) running.template add<Precision>(x, Predicate<0>{there * kVector, false});
+      if (some && !kAlone) running.template add<Precision>(x, Predicate<0>{there * kVector, false});
       fetch(begin + kAtOnce);
     }
     if constexpr (kIsUnaligned) {

@@ -58,8 +58,8 @@ struct RereadCut {
 
 // 16 bytes of a mailbox, whatever they mean.
 using MailboxPiece = Vector<unsigned, 4>;
-// How many a message has room for, and the bytes that takes where messages have room of their own: no more than
-// ROOM_BYTES of cupynorm/plan/config.py.
+// How many pieces a message has room for, and how many bytes they take where messages have memory of their own: no more
+// than ROOM_BYTES of cupynorm/plan/config.py.
 template <class Op>
 constexpr int kPiecesOf = Mailbox<Op>::kWords / 2 > 4 ? Mailbox<Op>::kWords / 2 : 4;
 template <class Op>
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
             if (++there % (kMany / kFew) == 0) all = Op::template merge<false>(all, some), some = Op::identity();
           });
           theirs = {Op::template merge<false>(all, some), pivot};
-          // x is as it was
+          // x has not been overwritten: where it is `out`, await_mailbox has stopped the kernel
           if constexpr (Op::kOwnNumber) theirs.state = Op::with_own(theirs.state, a.load.at(base + r).own_number());
         }
         sum = Op::template merge<false>(sum, Op::rebase(theirs.state, theirs.pivot, pivot));

@@ -53,7 +53,7 @@ struct Running<Op, true> {
     from = __shfl_sync(kAllLanes, pivot, 0);
     return Op::rebase(Op::state_of(sums, Compute(count)), pivot, from);
   }
-  // Counted from the thread's own.
+  // The same around the thread's own pivot, which `from` becomes.
   typename Op::State own_state(Compute& from) const {
     from = pivot;
     return Op::state_of(sums, Compute(count));

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cupynorm
-from cupynorm.call.axes import axes_of, memory_order, turn_of
+from cupynorm.call.axes import axes_of, memory_order, transposition_of
 from tests.simulator import cupy, simulated
 
 if TYPE_CHECKING:
@@ -328,8 +328,8 @@ def test_axes_that_are_taken() -> None:
     assert axes_of(np.int8(-2), (2, 3)) == (0,)
     with pytest.raises(ValueError, match="axis is None, which is all axes: x has 0 axes"):
         axes_of(None, ())
-    assert turn_of((1, 2), np.ones((2, 3, 4))) is turn_of(None, np.ones((2, 3))) is None
-    assert turn_of((2, 0), np.ones((2, 3, 4))).order == (1, 0, 2)  # type: ignore[union-attr]
+    assert transposition_of((1, 2), np.ones((2, 3, 4))) is transposition_of(None, np.ones((2, 3))) is None
+    assert transposition_of((2, 0), np.ones((2, 3, 4))).order == (1, 0, 2)  # type: ignore[union-attr]
 
 
 X = np.random.default_rng(1).standard_normal((3, 4, 5)).astype(np.float32)
@@ -374,3 +374,51 @@ def test_a_device_takes_what_numpy_arrays_are_taken_for(simulated: Any, name: st
         else:
             assert not isinstance(device, Exception), (axis, device)
             np.testing.assert_allclose(cupy.asnumpy(device), host, rtol=1e-4, atol=1e-5, err_msg=str(axis))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda x: cupynorm.softmax(x, axis=0, where=np.ones(3, bool)),
+            "where has shape (3, 1), x has (4, 3)",
+        ),
+        (
+            lambda x: cupynorm.layer_norm(x, axis=0, out=np.empty((4, 3))),
+            "out has shape (3, 4), x has (4, 3)",
+        ),
+        (lambda x: cupynorm.standardize(x[:0], axis=0), "x has shape (4, 0): the normalised axes are empty"),
+        (
+            lambda x: cupynorm.cross_entropy(x, np.arange(3), axis=0),
+            "labels has shape (3,), logits without its last axis has (4,)",
+        ),
+        (lambda x: cupynorm.rms_norm_backward(x[:2], x, axis=0), "dy has shape (4, 2), x has (4, 3)"),
+        (
+            lambda x: cupynorm.fuse(cupynorm.softmax, load=lambda x, b: x + b)(x, np.ones(3), axis=0),
+            "b has shape (3, 1), x has (4, 3)",
+        ),
+    ],
+)
+def test_errors_about_shapes_say_in_which_order_the_axes_are(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match="shape") as caught:
+        call(np.ones((3, 4)))
+
+    assert str(caught.value).startswith(message)
+    assert "has its axes in the order (1, 0), the normalised ones last" in str(caught.value)
+
+
+def test_other_errors_say_nothing_about_the_order_of_axes() -> None:
+    with pytest.raises(ValueError, match="eps is -1: it must be 0 or a positive finite number$"):
+        cupynorm.layer_norm(np.ones((3, 4)), axis=0, eps=-1)
+
+
+def test_keepdims_may_be_numpys_boolean() -> None:
+    x = np.random.default_rng(0).standard_normal((2, 3, 4))
+    total, mean, variance = np.empty((2, 1, 4)), np.empty((2, 1, 4)), np.empty((2, 1, 4))
+
+    cupynorm.logsumexp(x, axis=1, keepdims=np.True_, out=total)
+    cupynorm.moments(x, axis=1, keepdims=np.True_, out=(mean, variance))
+
+    np.testing.assert_allclose(np.exp(total), np.exp(x).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(mean, x.mean(axis=1, keepdims=True), atol=1e-12)
+    np.testing.assert_allclose(variance, x.var(axis=1, keepdims=True))

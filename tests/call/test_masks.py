@@ -387,10 +387,14 @@ class TestBadMasks:
         with pytest.raises(ValueError, match=message):
             function(X, lengths=np.ones(shape, int))
 
-    @pytest.mark.parametrize("dtype", [np.float32, bool, np.complex64, ">i4"])
+    @pytest.mark.parametrize("dtype", [np.float32, bool, np.complex64])
     def test_lengths_of_another_dtype(self, function: Any, dtype: Any) -> None:
         with pytest.raises(TypeError, match="lengths has dtype .*: use an integer dtype"):
             function(X, lengths=np.ones(3, dtype))
+
+    def test_lengths_of_another_byte_order(self, function: Any) -> None:
+        with pytest.raises(TypeError, match=r'lengths has dtype >i4 .*: lengths.astype\("=i4"\) is a copy'):
+            function(X, lengths=np.ones(3, ">i4"))
 
     @pytest.mark.parametrize("wrong", [-1, 5, 2**40, -(2**40)])
     def test_lengths_out_of_range(self, function: Any, wrong: int) -> None:
@@ -414,14 +418,12 @@ class TestBadMasks:
     @pytest.mark.parametrize("name", ["lengths", "causal", "causal_offset", "window"])
     def test_structure_is_along_one_axis(self, function: Any, name: str) -> None:
         value = {"lengths": np.ones(3, int), "causal": True, "causal_offset": 0, "window": 1}[name]
-        with pytest.raises(
-            ValueError, match=f"{name} goes along one axis, the last: axis names the 2 last axes"
-        ):
+        with pytest.raises(ValueError, match=f"{name} goes along one axis: axis names 2 axes"):
             function(X, axis=(-2, -1), **{name: value})
 
     @pytest.mark.parametrize("name", ["causal", "causal_offset", "window"])
     def test_a_band_needs_queries(self, function: Any, name: str) -> None:
-        with pytest.raises(ValueError, match=f"{name} is over the last two axes, .*: x has 1 axis"):
+        with pytest.raises(ValueError, match=f"{name} is over two axes, .*: x has 1 axis"):
             function(X[0, 0], **{name: True if name == "causal" else 1})
 
     @pytest.mark.parametrize("causal", [1.0, "yes", None, np.ones(2)])

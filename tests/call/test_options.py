@@ -223,7 +223,7 @@ def cases() -> dict[str, Case]:
         "add_qkv_bias": lambda heads: add_qkv_bias(np.ones((2, 6), "f4"), heads=heads),
     }
     add(split, "heads", [None, *NO_INTEGER], integer)
-    add(split, "heads", [0, -1, 7, HUGE], "multiple|at least 1", ValueError)
+    add(split, "heads", [0, -1, 7, HUGE], "multiple|of 1 or more", ValueError)
     fusing = {"fuse": lambda **how: fuse(layer_norm, load=lambda x: x + 1, **how)}
     add(fusing, "keep_loaded", NO_BOOLEAN, boolean)
     device_function = {
@@ -401,7 +401,7 @@ def test_integers_of_numpy_and_true_numbers_of_every_kind_are_taken() -> None:
 @pytest.mark.parametrize(
     ("x", "advice"),
     [
-        (X.astype(np.int32), r'x.astype("float32")'),
+        (X.astype(np.int32), r'x.astype("float64")'),
         (X > 0, r'x.astype("float32")'),
         (X.astype(np.uint8), r'x.astype("float32")'),
         (X.astype(np.longdouble), r'x.astype("float64")'),

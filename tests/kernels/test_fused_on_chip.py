@@ -69,6 +69,15 @@ def test_a_block_goes_through_many_rows(name: str, cols: int, vectors: int, simu
     check(simulated, name, rows, cols, "float16", plan=plan)
 
 
+# A thread's first vector may lie before the row, and its second in it.
+@pytest.mark.parametrize(("dtype", "cols"), [("float16", 2051), ("float32", 5001)])
+@pytest.mark.parametrize("name", ["add_layer_norm/sum", "layer_norm/int8", "softmax/where", "add_rms_norm"])
+def test_two_vectors_of_a_thread_and_unaligned_rows(name: str, dtype: str, cols: int, simulated: Any) -> None:
+    plan = dataclasses.replace(planned(name, 5, cols, dtype, "shared"), block=128, vectors=2, min_blocks=1)
+
+    check(simulated, name, 5, cols, dtype, plan=plan)
+
+
 # Where nothing but x is loaded, x is copied to the shared memory of one block or of a cluster's, all of it or a part.
 @pytest.mark.parametrize("room", [512, 20480])
 @pytest.mark.parametrize("ctas", [1, 2, 4])

@@ -265,6 +265,7 @@ X, DY, BIAS = normal(3, 4), normal(3, 4), normal(4)
 NO_ARRAY = "give a NumPy or a CuPy array"
 BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "dy": (lambda: backward("gelu", [1.0], X), TypeError, f"dy is a builtins.list: {NO_ARRAY}"),
+    "no dy": (lambda: backward("gelu", None, X), TypeError, f"dy is a builtins.NoneType: {NO_ARRAY}"),
     "dy's dtype": (lambda: backward("gelu", DY.astype(int), X), TypeError, r"dy: dtype int64.*dy.astype"),
     "dy's shape": (
         lambda: backward("gelu", DY[:1], X),

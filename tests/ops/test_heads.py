@@ -153,6 +153,7 @@ MEMORY = numbers(240)
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
+        (lambda: split_heads(X, heads=0), ValueError, "heads is 0: give an integer of 1 or more"),
         (lambda: split_heads(X, heads=5), ValueError, "heads is 5: the 12 columns of x are no multiple of 5"),
         (lambda: split_heads(X, heads=0), ValueError, "heads is 0"),
         (lambda: split_heads(X, heads=-3), ValueError, "heads is -3"),

@@ -120,10 +120,10 @@ def test_int32_is_exact() -> None:
 def test_other_integers_and_ops_refuse_with_a_remedy() -> None:
     for dtype in (np.int64, np.uint32):
         with pytest.raises(
-            TypeError, match=r"use .*uint16, int32; x.astype\(\"float32\"\) is a copy that is"
+            TypeError, match=r"use .*uint16, int32; x.astype\(\"float64\"\) is a copy that is"
         ):
             standardize(np.zeros((2, 3), dtype))
-        with pytest.raises(TypeError, match=r"residual: dtype .*residual.astype\(\"float32\"\) is a copy"):
+        with pytest.raises(TypeError, match=r"residual: dtype .*residual.astype\(\"float64\"\) is a copy"):
             add_rms_norm(np.zeros((2, 3), np.uint8), np.zeros((2, 3), dtype))
     x = np.zeros((2, 3), np.uint8)
     for call in (lambda x: bias_gelu(x, 1.0), lambda x: softmax_backward(np.zeros((2, 3)), x)):

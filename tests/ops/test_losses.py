@@ -343,7 +343,7 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "logits' dtype": (
         lambda: cross_entropy(Y, Y[0]),
         TypeError,
-        r'logits: dtype int64 is not supported.*logits.astype\("float32"\)',
+        r'logits: dtype int64 is not supported.*logits.astype\("float64"\)',
     ),
     "no class": (lambda: cross_entropy(X[..., :0], Y), ValueError, r"logits has shape \(2, 3, 0\)"),
     "labels": (lambda: cross_entropy(X, [0]), TypeError, f"labels is a builtins.list: {NO_ARRAY}"),
@@ -506,3 +506,10 @@ def test_the_loss_of_a_softmax_is_its_logarithm() -> None:
     loss = cross_entropy(x, LABELS)
 
     np.testing.assert_allclose(np.exp(-loss), softmax(x)[np.arange(5), LABELS], rtol=1e-14)
+
+
+@pytest.mark.parametrize("weight", [None, 1.0])
+def test_logits_whose_square_is_beyond_float64_have_a_loss(weight: Any) -> None:
+    loss = cross_entropy(np.array([[1e200, 0.0]]), np.array([1]), label_smoothing=0.5, weight=weight)
+
+    np.testing.assert_allclose(loss, 0.75e200)

@@ -176,6 +176,43 @@ def test_nan_may_be_refused(function: Any, simulated: Any) -> None:
         function(X, nan="omit", wher=kept)
 
 
+@pytest.mark.parametrize("function", [softmax, log_softmax, layer_norm, rms_norm])
+def test_nan_is_looked_for_before_anything_is_written(function: Any) -> None:
+    x = GAPS.copy()
+
+    with pytest.raises(ValueError, match="x holds nan"):
+        function(x, nan="raise", out=x)
+
+    np.testing.assert_array_equal(x, GAPS)
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "options"),
+    [
+        (softmax, np.full((2, 3), -np.inf), {}),
+        (log_softmax, np.full((2, 3), -np.inf), {}),
+        (layer_norm, np.ones((2, 3)), {"eps": 0}),
+        (rms_norm, np.zeros((2, 3)), {"eps": 0}),
+    ],
+)
+def test_a_nan_that_a_function_makes_in_place_is_none_of_x(function: Any, x: Any, options: Any) -> None:
+    y = function(x, nan="raise", out=x, **options)
+
+    assert np.isnan(y).all()
+
+
+def test_a_nan_that_does_not_count_in_logsumexp_is_not_refused() -> None:
+    x = np.array([[1.0, np.nan], [1.0, 2.0]])
+
+    by_mask = logsumexp(x, where=~np.isnan(x), b=np.array(-1.0), nan="raise")
+    by_factor = logsumexp(x, b=np.where(np.isnan(x), 0.0, -1.0), nan="raise")
+
+    assert np.isnan(by_mask).all()  # logarithms of negative sums
+    assert np.isnan(by_factor).all()
+    with pytest.raises(ValueError, match="x holds nan"):
+        logsumexp(x, b=np.array([0.0, 1.0]), nan="raise")
+
+
 @pytest.mark.parametrize("function", [softmax, layer_norm, rms_norm])
 def test_nan_has_no_quantised_result(function: Any) -> None:
     with pytest.raises(

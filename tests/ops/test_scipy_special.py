@@ -121,8 +121,20 @@ def test_errors() -> None:
             function(A, axis=3)
         with pytest.raises(ValueError, match="names an axis twice"):
             function(A, axis=(0, -3))
-        with pytest.raises(TypeError, match="complex128 is not supported"):
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            function(A, axis=[0, 1])
+        with pytest.raises(TypeError, match="[ax]: dtype complex128 is not supported"):
             function(A + 1j)
+    with pytest.raises(TypeError, match="b: dtype complex128 is not supported"):
+        logsumexp(A, b=1j)
+    with pytest.raises(ValueError, match=r"b has shape \(5,\), a has \(3, 2, 2\): they must broadcast"):
+        logsumexp(A, b=np.ones(5))
+
+
+def test_bytes_may_be_swapped() -> None:
+    for function in (softmax, log_softmax, logsumexp):
+        np.testing.assert_array_equal(function(A.astype(">f8")), function(A))
+    close(logsumexp(A.astype(">f4"), b=A.astype(">f8")), logsumexp(A.astype(np.float32), b=A))
 
 
 def test_install_replaces_and_puts_back(simulated: Any) -> None:

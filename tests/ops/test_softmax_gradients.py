@@ -327,7 +327,7 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "lengths of axes": (
         lambda: softmax_backward(DY, Y, (0, 1), lengths=[1]),
         ValueError,
-        "lengths goes along one axis, the last: axis names the 2 last axes of y",
+        "lengths goes along one axis: axis names 2 axes of y",
     ),
     "left_padded": (lambda: softmax_backward(DY, Y, left_padded=True), ValueError, "give lengths, too"),
     "causal": (lambda: softmax_backward(DY, Y, causal=1), TypeError, "causal is 1: use True or False"),  # type: ignore[arg-type]

@@ -76,11 +76,8 @@ def copied(question: Question) -> Plan | None:
 def prefers_copied(question: Question) -> bool:
     """Say whether fused rows, of which x alone is loaded, are better copied to shared memory than held in registers."""
     problem = question.problem
-    return (
-        problem.copies_rows
-        and problem.unaligned > 0
-        and question.rules.is_better("copied, unaligned", problem)
-    )
+    what = "copied" + (", unaligned" if problem.unaligned else "")
+    return problem.copies_rows and question.rules.is_better(what, problem)
 
 
 # ---- rows in registers

@@ -16,6 +16,7 @@ from cupynorm.plan.config import (
     MAX_FUSED_ELEMENTS,
     MAX_TWO_REDUCTIONS_BLOCK,
     REGISTER_BYTES,
+    SCHEDULERS,
     SHARED,
     WARP,
     Plan,
@@ -62,12 +63,15 @@ def prefetched(question: Question) -> Plan | None:
         return None
     dynamic = CONVERTED if problem.unaligned else AT_USE  # what a dynamic scheduler needs at least
     cached = CONVERTED if problem.unaligned else SHARED if problem.parameter_bytes else AT_USE
+    # measured where instructions count: docs/notes/066, "Warps for each scheduler"
+    even = problem.output_bytes == 1 or (bool(problem.parameter_bytes) and not problem.unaligned)
     for cache in dict.fromkeys((cached, dynamic)):
-        best, most = None, (0.0, -math.inf)
+        best, most = None, (0.0, 0.0, -math.inf)
         for plan in _tilings(question, cache):
             # threads of unaligned rows cost more where instructions count: of equal tilings one of fewer threads
             few = problem.unaligned > 0 and (problem.interval_mask or problem.has_scales)
-            worth = _worth(question, plan), -plan.block if few else plan.block
+            balance = _balance(plan) if even else 1.0
+            worth = _worth(question, plan), balance, -plan.block if few else plan.block
             if worth > most:
                 best, most = plan, worth
         if best is not None:
@@ -111,8 +115,8 @@ def _tiling(question: Question, ctas: int, vectors: int, cache: int) -> Plan | N
 def _worth(question: Question, plan: Plan) -> float:
     """Return how good a tiling is: the bytes of rows in work on a multiprocessor, up to what keeps memory busy.
 
-    Of those that have as much, one with few large blocks where a row's blocks meet once and do little, else with more
-    of them: while some wait, others compute.
+    Where these are equal: few large blocks if a row's blocks meet once and do little, else more of them, because while
+    some wait, others compute.
     """
     problem, numbers = question.problem, question.rules.fused_clusters
     if problem.rounds:  # the fewer blocks meet in each round the better
@@ -134,6 +138,12 @@ def _worth(question: Question, plan: Plan) -> float:
         worth *= reached * math.sqrt(_filled(problem, plan)) * min(1.0, threads / numbers.busy_threads)
     light = bool(problem.parameter_bytes) and little
     return float(worth * plan.min_blocks ** (numbers.by_blocks_of_little if light else numbers.by_blocks))
+
+
+def _balance(plan: Plan) -> float:
+    """Return how evenly a multiprocessor's warps are spread over its schedulers."""
+    warps = plan.min_blocks * plan.block // WARP
+    return warps / (math.ceil(warps / SCHEDULERS) * SCHEDULERS)
 
 
 def _filled(problem: Problem, plan: Plan) -> float:
