@@ -363,6 +363,8 @@ class ColumnSums(NamedTuple):
     ----------
     blocks
         Threads of a block of several rows, all of which are tried.
+    large_block, large_block_vectors
+        More threads of such a block have too few registers for doubles, and for more vectors of a thread than these.
     clusters
         What a cluster's tiling is worth, of that of one block.
     multiprocessors, reached_by_clusters
@@ -395,6 +397,8 @@ class ColumnSums(NamedTuple):
     """
 
     blocks: Sequence[int]
+    large_block: int
+    large_block_vectors: int
     clusters: float
     multiprocessors: int
     reached_by_clusters: int

@@ -48,9 +48,6 @@ if TYPE_CHECKING:
 WHY = "sums over rows beside the row in registers: the tiling with the most bytes on their way"
 WHY_MEASURED = "sums over rows beside the row: the tiling that was measured as the best"
 
-# Threads of a block of several rows: more have too few registers for doubles, and for more vectors.
-LARGE_BLOCK, MOST_VECTORS = 512, 4
-
 
 def summed(question: Question, variant: str | None = None) -> Plan | None:
     """Return the best of all tilings, or of those of a variant; None if a row and its sums have no place."""
@@ -123,7 +120,8 @@ def tilings(
         for plan in dict.fromkeys(_tiling(problem, ctas, *how, least) for how in each):
             if plan is None or not has_static_room(problem, plan):
                 continue
-            if (problem.doubles or plan.vectors > MOST_VECTORS) and plan.group < plan.block > LARGE_BLOCK:
+            crowded = problem.doubles or plan.vectors > numbers.large_block_vectors
+            if crowded and plan.group < plan.block > numbers.large_block:
                 continue
             stages = _most_stages(question, plan)
             if plan.vectors > (most_staged if stages else most):
