@@ -107,7 +107,8 @@ class Plan:
     across, waits
         For rows whose elements lie apart from one another: how many threads of a warp lie side by side, each with
         `vector` neighbouring rows, and `vectors` elements of each at a time; and where rows wait: NOWHERE, IN_REGISTERS
-        or IN_SHARED_MEMORY. 0: rows are contiguous.
+        or IN_SHARED_MEMORY. 0: rows are contiguous. IN_REGISTERS says of prefetched rows with sums over rows beside
+        them that they wait there (StagedRegisters in kernels/row/summed.cuh).
     resident_blocks, waves
         Blocks that a multiprocessor holds at once (clusters: that the device does), and grid / what the device holds
         at once.
@@ -158,6 +159,8 @@ class Plan:
     @property
     def shape(self) -> str:
         """The kernel's struct of template numbers."""
+        if self.kernel == "row_registers" and self.waits == IN_REGISTERS:
+            return "StagedRegisters"
         return self.kernel.removeprefix("row_").capitalize()
 
     @property

@@ -13,6 +13,7 @@ from cupynorm.plan.config import (
     BOUNDS,
     CONVERTED,
     CONVERTED_ELEMENTS,
+    IN_REGISTERS,
     LINE_BYTES,
     MAX_CTAS,
     MAX_FUSED_THREAD_BYTES,
@@ -72,7 +73,9 @@ def check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
             f"{most} elements of a thread are allowed{where}"
         )
     most = most_elements(problem)
-    if problem.column_sums and plan.stages:  # rows wait in shared memory, and sums alone in registers
+    if (
+        problem.column_sums and plan.stages and not plan.waits
+    ):  # rows wait in shared memory, and sums alone in registers
         most *= problem.fields
     if problem.fused and plan.group and not plan.across and plan.vector * plan.vectors > most:
         raise DoesNotFitError(
@@ -113,6 +116,10 @@ def _finished_in_registers(question: Question, forced: Plan) -> Plan | None:
         and plan.vectors == forced.vectors
         and (not forced.stages or forced.vector * problem.load_bytes == ACCESS_BYTES)
         and plan.shared_bytes <= question.limits.shared_bytes_per_block
+        and (
+            not forced.waits
+            or (problem.column_sums > 0 and forced.stages > 0 and forced.waits == IN_REGISTERS)
+        )
     )
     waves = forced.waves or ONE_BLOCK_PER_ROW
     if problem.column_sums:
