@@ -44,6 +44,9 @@ CONVERTED_ELEMENTS = (
     8  # the vectors of a group whose parameters are converted have a multiple of so many elements
 )
 MAX_NUMBERS_ACROSS = 64  # numbers that a thread of row_across or row_tiles has at a time: a bit for each
+MAX_PACKED_ACROSS = (
+    128  # the same of row_across where they wait two in a register, and are computed a part at a time
+)
 MOST_ROW_NUMBERS = 8  # in an op's State and pivot, or in its Row
 MESSAGE_NUMBERS = 8  # room of what a block of a grid tells another, in numbers of the compute type
 MESSAGE_BYTES = 32  # the same where the row waits in registers, or is read twice side by side

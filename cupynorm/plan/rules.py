@@ -433,7 +433,7 @@ class Apart(NamedTuple):
     measured
         Tilings in registers that a search found to be better than the first of `tilings`, where nothing comes beside x:
         bytes of an element of x, the fewest and the most columns that it is for, neighbouring rows of a thread, threads
-        of a block, bytes of neighbouring rows side by side, and blocks of a multiprocessor.
+        of a block, bytes of neighbouring rows side by side, and blocks of a cluster and of a multiprocessor.
     tiles_between
         The fewest and the most columns of rows that wait in shared memory rather than in registers, by bytes of an
         element of x; others wait there only where that is asked for.

@@ -19,6 +19,7 @@ from cupynorm.plan.config import (
     IN_REGISTERS,
     IN_SHARED_MEMORY,
     MAX_NUMBERS_ACROSS,
+    MAX_PACKED_ACROSS,
     MESSAGE_NUMBERS,
     NOWHERE,
     PLAIN,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 VARIANTS_ACROSS = ("block", "cluster", "shared", "uncached")
 MORE_IF_SPILLED = 2  # plans that are compiled because the first one spills
+PACKED_BYTES = 2  # of elements that wait two in a register
 WHY = "rows whose elements lie apart: the first tiling in turn that holds a row"
 
 
@@ -85,14 +87,14 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
         plan = replace(plan, full=False, shared_bytes=_tile_bytes(problem, plan))
         return _in_even_turns(with_grid(question, plan, tiles * plan.ctas_per_row, reason), tiles)
     full = plan.waits == IN_REGISTERS and plan.vectors * plan.group * plan.ctas_per_row == problem.cols
-    messages = rows * (
-        plan.ctas_per_row * several + (plan.block // WARP + 1) * (several or plan.block > WARP)
-    )
-    twice = problem.has_scales or problem.rounds
-    needed = messages * MESSAGE_NUMBERS * problem.compute_bytes * (2 if twice else 1)
-    return with_grid(
-        question, replace(plan, full=full, shared_bytes=needed), tiles * plan.ctas_per_row, reason
-    )
+    turns = 2 if problem.rounds else 1
+    slots = rows * (turns * plan.ctas_per_row * several + plan.block // WARP + 1)
+    # what is told of a row in further rounds is no part of row_numbers
+    numbers = MESSAGE_NUMBERS if problem.rounds else problem.row_numbers
+    needed = slots * in_accesses(numbers * problem.compute_bytes) * (several or plan.block > WARP)
+    needed += slots * ACCESS_BYTES * problem.has_scales * (several or plan.block > WARP)
+    plan = replace(plan, full=full, shared_bytes=needed)
+    return with_grid(question, plan, tiles * plan.ctas_per_row, reason)
 
 
 def _tile_bytes(problem: Problem, plan: Plan) -> int:
@@ -121,10 +123,18 @@ def is_sound(problem: Problem, plan: Plan) -> bool:
     alone = alone and not (problem.rounds and plan.waits == IN_SHARED_MEMORY)  # row_tiles has none
     alone = alone and not (plan.parameter_cache or plan.row_shared_bytes or problem.column_sums)
     shape = plan.across * plan.group == plan.block and is_power_of_two(plan.across)
-    shape = shape and plan.vector * plan.vectors <= MAX_NUMBERS_ACROSS and problem.vector % plan.vector == 0
+    shape = shape and is_power_of_two(plan.block)
+    shape = shape and plan.vector * plan.vectors <= most_numbers(problem, plan)
+    shape = shape and problem.vector % plan.vector == 0
     clusters = (plan.ctas_per_row > 1) == (plan.variant == "cluster") and is_power_of_two(plan.ctas_per_row)
     waits = {"block": IN_REGISTERS, "shared": IN_SHARED_MEMORY, "uncached": NOWHERE}.get(plan.variant)
     return alone and shape and clusters and plan.waits == (plan.waits if waits is None else waits)
+
+
+def most_numbers(problem: Problem, plan: Plan) -> int:
+    """Return how many numbers a thread may have at a time: more where they wait two in a register."""
+    packed = problem.waits_as_loaded and problem.load_bytes == PACKED_BYTES and not problem.has_scales
+    return MAX_PACKED_ACROSS if packed and plan.waits == IN_REGISTERS else MAX_NUMBERS_ACROSS
 
 
 def _vector(question: Question) -> int:
@@ -168,15 +178,17 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     """Give the tiling that a search found for such rows, if there is one."""
     problem = question.problem
     beside = problem.load_operands or problem.epilogue_operands or problem.may_drop or problem.has_scales
-    if beside or problem.rounds or problem.fields > 1 or 1 not in ctas:
+    if beside or problem.rounds or problem.fields > 1:
         return
-    for size, fewest, most, vector, block, width, blocks in question.rules.apart.measured:
+    for size, fewest, most, vector, block, width, each, blocks in question.rules.apart.measured:
         if size != problem.load_bytes or not fewest <= problem.cols <= most or problem.vector % vector:
             continue
         lanes = width // (size * vector)
-        if lanes * vector <= problem.across:
-            part = math.ceil(problem.cols / (block // lanes))
-            plan = _tiling(question, lanes, 1, "block", block, part, IN_REGISTERS, vector)
+        tiles = math.ceil(problem.rows / (lanes * vector))
+        # fewer rows side by side, or too few for the device, are no rows such as those
+        if each in ctas and lanes * vector <= problem.across and tiles * each >= question.limits.sm_count:
+            part = math.ceil(math.ceil(problem.cols / each) / (block // lanes))
+            plan = _tiling(question, lanes, each, "block", block, part, IN_REGISTERS, vector)
             yield replace(plan, min_blocks=blocks)
 
 
