@@ -1,5 +1,5 @@
 // block, cluster, uncached of rows whose elements lie apart from one another in memory, as along an axis that is not
-// the last: they wait in registers, or are read twice. tiles.cuh has those that wait in shared memory.
+// the last: they wait in registers, or are read twice.
 #pragma once
 #include <row/apart.cuh>
 #include <row/rounds.cuh>

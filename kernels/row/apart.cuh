@@ -1,6 +1,6 @@
-// What the kernels of rows whose elements lie apart from one another have in common (across.cuh, tiles.cuh). A thread
-// has some rows that are neighbours in memory, and accesses one element of all of them at once; neighbouring threads
-// have the next rows, so that a warp accesses whole lines. Rows are reduced over the threads in between.
+// How rows whose elements lie apart from one another are reduced (across.cuh). A thread has some rows that are
+// neighbours in memory, and accesses one element of all of them at once; neighbouring threads have the next rows, so
+// that a warp accesses whole lines. Rows are reduced over the threads in between. A tile: all rows of a block.
 #pragma once
 #include <base/reduce.cuh>
 
