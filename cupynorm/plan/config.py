@@ -45,6 +45,9 @@ CONVERTED_ELEMENTS = (
 )
 MAX_NUMBERS_ACROSS = 64  # numbers that a thread of row_across has at a time: a bit for each
 MAX_PACKED_ACROSS = 128  # the same where they wait two in a register
+PARTS_ACROSS = (
+    4  # elements of a row that are then computed at a time, where a thread has more than MAX_NUMBERS_ACROSS
+)
 MOST_ROW_NUMBERS = 8  # in an op's State and pivot, or in its Row
 MESSAGE_NUMBERS = 8  # room of what a block of a grid tells another, in numbers of the compute type
 MESSAGE_BYTES = 32  # the same where the row waits in registers, or is read twice side by side

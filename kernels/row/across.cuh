@@ -118,6 +118,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   auto each_element = [&](Index at, auto&& body) {
 #pragma unroll
     for (int j = 0; j < kElements; ++j) {
+      if constexpr (kPacked && kMany && !Shape::kFull) {
+        if (j % 4 == 0) make_opaque(at);  // or addresses of all would be computed first
+      }
       if (here && (Shape::kFull || at + j * kDown < end)) body(j, at + j * kDown);
     }
   };

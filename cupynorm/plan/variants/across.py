@@ -19,6 +19,7 @@ from cupynorm.plan.config import (
     MAX_PACKED_ACROSS,
     MESSAGE_NUMBERS,
     NOWHERE,
+    PARTS_ACROSS,
     PLAIN,
     REGISTER_BYTES,
     WARP,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 VARIANTS_ACROSS = ("block", "cluster", "uncached")
 MORE_IF_SPILLED = 2  # plans that are compiled because the first one spills
 PACKED_BYTES = 2  # of elements that wait two in a register
-PARTS_OF = 4  # of many elements, those that are computed at a time
 WHY = "rows whose elements lie apart: the first tiling in turn that holds a row"
 
 
@@ -153,12 +153,15 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
         if not may or lanes * vector > problem.across:  # fewer rows side by side are no such rows
             continue
         tiles = math.ceil(problem.rows / (lanes * vector))
-        # where they are too few for the device, others of the tilings take more blocks
-        if most_ctas == 1 or tiles * may[0] >= question.limits.sm_count:
-            part = math.ceil(math.ceil(problem.cols / may[0]) / (block // lanes))
+        for each in may[:2]:  # with more blocks if the fewest spill
+            if most_ctas > 1 and tiles * each < question.limits.sm_count:
+                continue  # so few rows that others of the tilings take more blocks
+            part = math.ceil(math.ceil(problem.cols / each) / (block // lanes))
             if part * vector > MAX_NUMBERS_ACROSS:  # they are computed in parts of equal length
-                part = math.ceil(part / PARTS_OF) * PARTS_OF
-            plan = _tiling(question, lanes, may[0], "block", block, part, IN_REGISTERS, vector)
+                part = math.ceil(part / PARTS_ACROSS) * PARTS_ACROSS
+                if part * vector == most_numbers(problem) and each * room != problem.cols:
+                    continue  # as many numbers spill where some are not there
+            plan = _tiling(question, lanes, each, "block", block, part, IN_REGISTERS, vector)
             yield replace(plan, min_blocks=blocks)
 
 
