@@ -63,6 +63,8 @@ def check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
     if plan.block % WARP:
         raise DoesNotFitError(f"plan: block is {plan.block}, a multiple of {WARP} is allowed")
     most = (MAX_FUSED_THREAD_BYTES if problem.fused else MAX_THREAD_BYTES) // problem.value_bytes
+    if plan.across and plan.waits:
+        most = max(most, across.most_numbers(problem))
     rows = plan.rows_per_group
     # row_together holds vectors of one row while it reduces, and one vector of each row while it writes
     held = max(plan.vectors, rows) if plan.kernel == "row_together" else plan.vectors * rows

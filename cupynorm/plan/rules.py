@@ -444,19 +444,10 @@ class Apart(NamedTuple):
     registers, row_registers
         Registers of a thread beside its elements, and for each of its rows.
     measured
-        Tilings in registers that a search found to be better than the first of `tilings`, where nothing comes beside x:
+        Tilings that a search found to be better than `tilings`, where x waits as it was loaded and nothing beside it:
         bytes of an element of x, the fewest and the most columns that it is for, neighbouring rows of a thread, threads
-        of a block, bytes of neighbouring rows side by side, and blocks of a multiprocessor.
-    tiles_between
-        The fewest and the most columns of rows that wait in shared memory rather than in registers, by bytes of an
-        element of x; others wait there only where that is asked for.
-    tile_vector, tile_numbers
-        Where they wait there: as max_vector, and as numbers, which a thread then has at a time.
-    tile_registers
-        As registers, where rows wait there, by bytes of the compute type.
-    tiles
-        What is tried then, as tilings: threads of a block, bytes of neighbouring rows, bytes of shared memory at most,
-        and how many blocks of a cluster share rows at most.
+        of a block, bytes of neighbouring rows side by side, blocks of a cluster at most, of which the fewest are taken
+        that hold a row, and blocks of a multiprocessor.
     """
 
     max_vector: Mapping[int, int]
@@ -469,11 +460,6 @@ class Apart(NamedTuple):
     registers: int
     row_registers: int
     measured: Sequence[Sequence[int]]
-    tiles_between: Mapping[int, Sequence[int]]
-    tile_vector: Mapping[int, int]
-    tile_numbers: Mapping[int, int]
-    tile_registers: Mapping[int, int]
-    tiles: Mapping[int, Sequence[Sequence[int]]]
 
 
 class SmallBatch(NamedTuple):
