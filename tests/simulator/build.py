@@ -358,10 +358,11 @@ def together(kernels: Sequence[Wanted]) -> None:
     """Compile kernels in one go, into a library each: half of the work is what they share.
 
     Those whose texts include the same are compiled as one text. If that fails none is there, and library() says why.
+    Those that were wanted with other flags than there are now (tests set them) are left out.
     """
     alike: dict[tuple[object, ...], dict[str, Wanted]] = {}
     for each in kernels:
-        if each.parts and not each.path.exists():
+        if each.parts and not each.path.exists() and each == wanted(each.code, each.name, each.passed):
             includes = tuple(part[0] for part in each.parts if part["include"])
             alike.setdefault((includes, each.passed, each.version), {})[each.key] = each
     for group in alike.values():

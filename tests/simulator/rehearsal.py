@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import os
 import time
 from typing import Any
 
@@ -24,7 +25,8 @@ from . import build
 AT_ONCE = 96  # tests that are rehearsed before one of them runs
 IN_VAIN = 24  # so many cases of a function in turn wanted nothing: the others will not either
 WORTH_A_CASE = 0.02  # seconds that count for one more of them
-FIXTURES = {"simulated", "xp"}  # that install the simulator
+# fixtures that install the simulator
+FIXTURES = {"simulated", *(["xp"] if os.environ.get("CUPYNORM_TEST_DEVICE") == "simulator" else [])}
 UNFIT = {"cuda", "tmp_path"}  # need a real device; ask for the report of their test when they end
 # modules whose fixtures of a whole session hold no kernel's results
 KEPT_BY = ("tests.conftest", "_pytest.tmpdir")
@@ -67,6 +69,7 @@ def _run(item: Any) -> None:
     with contextlib.suppress(Exception):
         item.ihook.pytest_runtest_teardown(item=item, nextitem=item.parent)
     item._request, item.funcargs = False, None
+    item._report_sections.clear()  # what it printed
 
 
 def _going_on(check: Any) -> Any:
