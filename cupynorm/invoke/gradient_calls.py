@@ -245,18 +245,24 @@ def norm_steps(call: GradientCall, forward: RowOp, *, clusters: bool = True) -> 
         return steps.result(wanted.get(name), columns)
 
     gradient = norm_gradient(op, normed, dx, axes, call.compute, added) if what.x.size else None
+    cols = math.prod(columns)
+    groups, rows_of_group = row_groups(math.prod(shape[: len(shape) - axes]), cols) if gradient else (0, 0)
+
+    def summed(partial: dict[str, View]) -> KernelSpec:
+        """Return the kernel of the gradient with sums in its pass. partial: where those of groups go."""
+        places = ParameterSums(rows_of_group, *map(partial.get, sums))
+        return norm_gradient(op, normed, dx, axes, call.compute, added, places)
+
+    nowhere = View(0, (groups, cols), (cols * call.compute.itemsize, call.compute.itemsize), call.compute)
     if (
         gradient is not None
         and wanted
-        and steps.has_room_for(len(wanted), gradient, call.plan, clusters=clusters)
+        and steps.fits(summed(dict.fromkeys(wanted, nowhere)).problem, call.plan, clusters=clusters)
     ):
         if clusters:
             steps.otherwise = functools.partial(norm_steps, call, forward, clusters=False)
-        cols = math.prod(columns)
-        groups, rows_of_group = row_groups(gradient.problem.rows, cols)
         partial = {name: steps.room(f"partial sums of {name}", (groups, cols)) for name in wanted}
-        places = ParameterSums(rows_of_group, *map(partial.get, sums))
-        steps.specs.append(norm_gradient(op, normed, dx, axes, call.compute, added, places))
+        steps.specs.append(summed(partial))
         results = [each for each in map(result, wanted) if each is not None]
         steps.specs.append(sums_of_groups((*partial.values(),), results))
         steps.add_later()
