@@ -130,8 +130,6 @@ def check_each(
     if axes and x.ndim == 0:
         raise ValueError("x has 0 axes: give one of at least 1")
     axes = axes and trailing_axes(axis, x.shape)
-    if halves and axes != 1:
-        raise ValueError(SEVERAL_AXES)
     shape = half(x.shape) if halves else x.shape
     of_columns = x.shape[x.ndim - axes :]
     columns = _check_columns(
@@ -145,9 +143,6 @@ def check_each(
     else:
         _check_out(out, shape, asked, {"x": x, **columns, **others}, on_device, may_be=may_be)
     return Call(on_device, device, x, out, axes, columns)
-
-
-SEVERAL_AXES = "axis names several axes: name the one along which x's two halves lie"
 
 
 def half(shape: tuple[int, ...]) -> tuple[int, ...]:

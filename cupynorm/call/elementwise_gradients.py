@@ -9,7 +9,6 @@ import numpy as np
 from cupynorm._dtypes import Dtype, compute_dtype
 from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import (
-    SEVERAL_AXES,
     _check_out,
     allocate,
     check_dtype,
@@ -69,8 +68,6 @@ def check_activation_gradient(
         may_be=may_be,
     )
     check_dtype("dy", dy)
-    if gate is not None and call.axes != 1:
-        raise ValueError(SEVERAL_AXES)
     shape = x.shape if gate is None else half(x.shape)
     if dy.shape != shape:
         raise ValueError(f"dy has shape {dy.shape}, the result of an x of shape {x.shape} has {shape}")

@@ -9,7 +9,7 @@ import numpy as np
 from cupynorm._options import choice, finite
 from cupynorm.call import asking
 from cupynorm.call.arguments import Call, check_each, is_number, view
-from cupynorm.call.axes import transposition_of
+from cupynorm.call.axes import check_one_axis, transposition_of
 from cupynorm.host import reference
 from cupynorm.host.philox import PROBABILITY
 from cupynorm.host.philox import dropout as checked_dropout
@@ -329,6 +329,7 @@ def _gate(gate: str) -> str:
 
 
 def _gated(x: Any, bias: Any, axis: Any, activation: str, gate: str, out: Any, dtype: Any) -> Any:
+    check_one_axis(axis, x)
     return _with_bias(x, bias, axis, activation, out, dtype, _gate(gate))
 
 

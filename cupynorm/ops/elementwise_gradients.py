@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cupynorm.call.axes import transposition_of
+from cupynorm.call.axes import check_one_axis, transposition_of
 from cupynorm.call.elementwise_gradients import ActivationGradientCall, check_activation_gradient
 from cupynorm.host import elementwise_gradients as host
 from cupynorm.host.broadcast_sums import BroadcastSum
@@ -247,6 +247,7 @@ def _gated(
     dtype: Any,
     add_to: Any,
 ) -> tuple[Any, Any]:
+    check_one_axis(axis, x)
     return _backward(name, dy, x, bias, axis, activation, _gate(gate), out, dtype, add_to)
 
 
