@@ -257,11 +257,8 @@ def even(x: Any) -> Any:
 def half(x: Any, axis: Any) -> Any:
     """Return the first half of even(x) along an axis, if it names one."""
     whole = even(x)
-    if (
-        isinstance(x, list)
-        or not isinstance(axis, (int, np.integer))
-        or not -np.ndim(whole) <= axis < np.ndim(whole)
-    ):
+    ndim = getattr(whole, "ndim", 0)
+    if not isinstance(axis, (int, np.integer)) or not -ndim <= axis < ndim:
         return whole
     index = [slice(None)] * ndim
     index[axis] = slice(whole.shape[axis] // 2)
