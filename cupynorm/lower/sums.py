@@ -381,9 +381,11 @@ def _spec(what: Sums, compute: Dtype, tiles: SumTiles, targets: Sequence[Struct]
         of = operand(_view(given), what.axes, vectors, constant=whole and given not in what.elements)
         if isinstance(given, Moved):
             return _moved(of, given)
-        if isinstance(given, View) or is_per_row(given.view, what.axes):
+        if isinstance(given, View):
             return of
         of = of._replace(values=(given.array.pointer, *of.values[1:]))
+        if is_per_row(given.array, what.axes):  # one element, for both halves
+            return of
         dtype = np.dtype([("operand", of.dtype), ("first", np.int64)], align=True)
         return Struct(f"cupynorm::Further<{of.cpp}>", dtype, (of.values, given.first))
 

@@ -102,7 +102,101 @@ def test_halves_along_any_axis(xp: Any, axis: int, layout: str, gate: str) -> No
 
         dy = laid_out(xp, normal(*y.shape, dtype=dtype, seed=2), layout)
         found = cupynorm.geglu_backward(dy, x, xp.asarray(bias), axis=axis, gate=gate)
-        given_ = [xp.asnumpy(each).astype(np.float64) for each in (dy, x)]
-        wanted = cupynorm.geglu_backward(*given_, bias.astype(np.float64), axis=axis, gate=gate)
+        host_of = [xp.asnumpy(each).astype(np.float64) for each in (dy, x)]
+        wanted = cupynorm.geglu_backward(*host_of, bias.astype(np.float64), axis=axis, gate=gate)
         for one, other in zip(found, wanted, strict=True):
             assert_close(xp.asnumpy(one), other, scale=np.full(other.shape, 8.0))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("of_out", LAYOUTS)
+def test_an_out_of_another_layout(xp: Any, layout: str, of_out: str) -> None:
+    host = normal(3, 4, 8, dtype=np.float16)
+    x, bias = laid_out(xp, host, layout), xp.asarray(bias_of(host, 1)[0])
+    out = laid_out(xp, np.zeros_like(host), of_out)
+
+    y = check_forward(xp, "silu", x, bias, 1, out=out)
+    assert y is out
+
+    dx, _ = check_backward(xp, "gelu", x, x, bias, 1, out=out)
+    assert dx is out
+
+    kept = np.asarray(cupynorm.dropout(np.ones(host.shape), 0.5, seed=3)) != 0
+    y = cupynorm.dropout(x, 0.5, seed=3, out=out)
+    assert y is out
+    assert np.array_equal(xp.asnumpy(y), np.where(kept, xp.asnumpy(x) * np.float16(2), 0))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_in_place(xp: Any, layout: str) -> None:
+    host = normal(4, 6, 8, dtype=np.float16)
+    bias = bias_of(host, 0)[0]
+    x = laid_out(xp, host, layout)
+    expected = cupynorm.bias_gelu(host.astype(np.float64), bias.astype(np.float64), axis=0)
+    assert cupynorm.bias_gelu(x, xp.asarray(bias), axis=0, out=x) is x
+    assert_close(xp.asnumpy(x), expected, scale=np.ones(x.shape))
+
+    for function, dy in (("silu", host), ("geglu", host[:2])):
+        x = laid_out(xp, host, layout)
+        wanted = GRADIENTS[function](dy.astype(np.float64), host.astype(np.float64), axis=0)[0]
+        dx, _ = GRADIENTS[function](laid_out(xp, dy, layout), x, axis=0, out=x)
+        assert dx is x
+        assert_close(xp.asnumpy(dx), wanted, scale=np.ones(x.shape))
+
+
+@pytest.mark.parametrize("layout", ["C", "Fortran", "steps"])
+@pytest.mark.parametrize("number", [None, "one"])
+def test_calls_that_are_made_again_with_other_arrays(xp: Any, layout: str, number: str | None) -> None:
+    for seed in range(3):
+        host = normal(4, 6, 8, dtype=np.float32, seed=seed)
+        x = laid_out(xp, host, layout)
+        bias = normal(1 if number else 6, seed=seed + 9)
+        found = cupynorm.swiglu(x, xp.asarray(bias), axis=1)
+        wanted = cupynorm.swiglu(host.astype(np.float64), bias.astype(np.float64), axis=1)
+        assert_close(xp.asnumpy(found), wanted, scale=np.ones(wanted.shape))
+
+        for axis in (1, -1):
+            short = normal(1 if number else host.shape[axis], seed=seed + 5)
+            total = xp.asarray(normal(*short.shape, seed=seed + 20))
+            start = xp.asnumpy(total).astype(np.float64)
+            dy = laid_out(xp, host[:, :3] if axis == 1 else host[..., :4], layout)
+            dx, dbias = cupynorm.geglu_backward(dy, x, xp.asarray(short), axis=axis, add_to=total)
+            given = [each.astype(np.float64) for each in (xp.asnumpy(dy), host, short)]
+            of_x, of_bias = cupynorm.geglu_backward(*given, axis=axis)
+            assert dbias is total
+            assert_close(xp.asnumpy(dx), of_x, scale=np.ones(of_x.shape))
+            assert_close(xp.asnumpy(dbias), start + of_bias, scale=np.full(of_bias.shape, 15.0))
+
+
+def test_sums_of_long_axes(xp: Any) -> None:
+    for shape, axis in (((2, 3, 4096), 1), ((2, 3, 1031), 1), ((5, 2, 640), 0), ((1, 1, 3000), 0)):
+        host = normal(*shape, dtype=np.float16)
+        check_backward(
+            xp, "gelu", xp.asarray(host), xp.asarray(host), xp.asarray(bias_of(host, axis)[0]), axis
+        )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_strides(xp: Any, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    ndim = int(random.integers(1, 5))
+    shape = tuple(int(each) for each in random.integers(1, 5, ndim) * 2)
+    axis = int(random.integers(-ndim, ndim))
+
+    def made(*of: int) -> Any:
+        """Return a device array with its axes in any order, with steps of any sign."""
+        order = random.permutation(len(of))
+        steps = [int(each) for each in random.choice([1, 1, 1, 2, -1], len(of))]
+        whole = tuple(of[at] * abs(steps[at]) for at in order)
+        array = xp.asarray(random.standard_normal(whole).astype(np.float32))
+        index = tuple(np.s_[:: steps[at]] for at in order)
+        return array[index].transpose(np.argsort(order).tolist())
+
+    x, bias = made(*shape), made(shape[axis])
+    y = check_forward(xp, "gelu", x, bias, axis)
+    check_backward(xp, "silu", made(*y.shape), x, bias, axis, out=made(*shape))
+    y = check_forward(xp, "swiglu", x, bias, axis)
+    check_backward(xp, "geglu", made(*y.shape), x, bias, axis)
+    dropped = cupynorm.dropout(x, 0.5, seed=seed)
+    expected = cupynorm.dropout(xp.asnumpy(x), 0.5, seed=seed)
+    assert np.array_equal(xp.asnumpy(dropped), expected)
