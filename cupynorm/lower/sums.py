@@ -384,8 +384,9 @@ def _spec(what: Sums, compute: Dtype, tiles: SumTiles, targets: Sequence[Struct]
         if isinstance(given, View):
             return of
         of = of._replace(values=(given.array.pointer, *of.values[1:]))
-        if is_per_row(given.array, what.axes):  # one element, for both halves
-            return of
+        if is_per_row(given.array, what.axes):  # one element for both halves, or for each
+            step = given.first * given.array.strides[-1] // given.array.dtype.itemsize
+            return _moved(of, Moved(given.array, step)) if step else of
         dtype = np.dtype([("operand", of.dtype), ("first", np.int64)], align=True)
         return Struct(f"cupynorm::Further<{of.cpp}>", dtype, (of.values, given.first))
 
