@@ -191,7 +191,9 @@ def tiles_of(
 def first_tiles(what: Sums, compute: Dtype) -> SumTiles:
     """Return how blocks cover the elements."""
     if what.pieces:
-        return tiles_of(what.rows, what.cols, what.pieces, what.pieces, compute, LANES, BLOCKS)
+        tiles = tiles_of(what.rows, what.cols, what.pieces, what.pieces, compute, LANES, BLOCKS)
+        # with doubles of two rows the compiler spills (sm_90)
+        return tiles._replace(rows_in_flight=1) if compute == np.float64 else tiles
     arrays = [_view(each) for each in (*what.operands, *what.elements) if isinstance(each, ARRAYS)]
     along = [each for each in arrays if not is_per_row(each, what.axes)]
     widest = max((each.dtype.itemsize for each in along), default=ACCESS_BYTES)
@@ -327,8 +329,10 @@ def _elements(what: Sums) -> Struct:
 
 
 def _moved(of: Struct, given: Moved) -> Struct:
-    """Return the mirror of Moved around an operand."""
+    """Return the mirror of Moved around an operand, or the operand where it is not moved."""
     of = of._replace(values=(given.array.pointer, *of.values[1:]))
+    if not given.first:
+        return of
     dtype = np.dtype([("operand", of.dtype), ("first", np.int64)], align=True)
     return Struct(f"cupynorm::Moved<{of.cpp}>", dtype, (of.values, given.first))
 
@@ -340,7 +344,7 @@ def _of_pieces(given: View | Further | Moved, what: Sums) -> Struct:
     short = what.pieces == 1 or last in {0, size}
     if is_per_row(array, what.axes) or not short:
         of = operand(array, what.axes, Vectors(1), constant=False)
-        return _moved(of, Moved(array, first)) if first else of
+        return _moved(of, Moved(array, first))
     rows, cols = (strided64(each) for each in array.split(what.axes))
     repeated = last == 0 and what.pieces > 1
     width = 0 if repeated else elements_of_access(array, first, min(what.pieces, ACCESS_BYTES // size))
@@ -379,14 +383,15 @@ def _spec(what: Sums, compute: Dtype, tiles: SumTiles, targets: Sequence[Struct]
         # stores, and only one row is in flight.
         whole = not what.elements or vectors.access_of(_view(given), what.axes) > 0
         of = operand(_view(given), what.axes, vectors, constant=whole and given not in what.elements)
-        if isinstance(given, Moved):
-            return _moved(of, given)
         if isinstance(given, View):
             return of
+        moved = given
+        if isinstance(given, Further) and is_per_row(given.array, what.axes):
+            # one element for both halves, or for each
+            moved = Moved(given.array, given.first * given.array.strides[-1] // given.array.dtype.itemsize)
+        if isinstance(moved, Moved):
+            return _moved(of, moved)
         of = of._replace(values=(given.array.pointer, *of.values[1:]))
-        if is_per_row(given.array, what.axes):  # one element for both halves, or for each
-            step = given.first * given.array.strides[-1] // given.array.dtype.itemsize
-            return _moved(of, Moved(given.array, step)) if step else of
         dtype = np.dtype([("operand", of.dtype), ("first", np.int64)], align=True)
         return Struct(f"cupynorm::Further<{of.cpp}>", dtype, (of.values, given.first))
 
