@@ -192,8 +192,9 @@ def first_tiles(what: Sums, compute: Dtype) -> SumTiles:
     """Return how blocks cover the elements."""
     if what.pieces:
         tiles = tiles_of(what.rows, what.cols, what.pieces, what.pieces, compute, LANES, BLOCKS)
-        # with doubles of two rows the compiler spills (sm_90)
-        return tiles._replace(rows_in_flight=1) if compute == np.float64 else tiles
+        # the places of single elements take registers, and so do doubles: the compiler spills (sm_90)
+        some = 1 if compute == np.float64 else 2 if what.pieces == 1 else tiles.rows_in_flight
+        return tiles._replace(rows_in_flight=min(some, tiles.rows_in_flight))
     arrays = [_view(each) for each in (*what.operands, *what.elements) if isinstance(each, ARRAYS)]
     along = [each for each in arrays if not is_per_row(each, what.axes)]
     widest = max((each.dtype.itemsize for each in along), default=ACCESS_BYTES)
