@@ -46,9 +46,7 @@ def axes_of(axis: Any, shape: tuple[int, ...], name: str = "x") -> tuple[int, ..
 
 def check_one_axis(axis: Any, x: Any) -> None:
     """ValueError if `axis` names several axes of x, whose two halves lie along one."""
-    if type(axis) is int or not is_array(x):
-        return
-    if axis is None or len(axes_of(axis, x.shape)) > 1:
+    if is_array(x) and (axis is None or len(axes_of(axis, x.shape)) > 1):
         raise ValueError(f"axis is {shown(axis)}, several axes: name the one along which x's two halves lie")
 
 

@@ -329,7 +329,8 @@ def _gate(gate: str) -> str:
 
 
 def _gated(x: Any, bias: Any, axis: Any, activation: str, gate: str, out: Any, dtype: Any) -> Any:
-    check_one_axis(axis, x)
+    if type(axis) is not int:
+        check_one_axis(axis, x)
     return _with_bias(x, bias, axis, activation, out, dtype, _gate(gate))
 
 

@@ -247,7 +247,8 @@ def _gated(
     dtype: Any,
     add_to: Any,
 ) -> tuple[Any, Any]:
-    check_one_axis(axis, x)
+    if type(axis) is not int:
+        check_one_axis(axis, x)
     return _backward(name, dy, x, bias, axis, activation, _gate(gate), out, dtype, add_to)
 
 
@@ -279,7 +280,7 @@ def _backward(
     return gradient_calls.run(  # type: ignore[no-any-return]
         name,
         {"dy": dy, "x": x, "bias": bias, "out": out, "dbias": add_to},
-        (axis_option(axis), activation, gate, dtype),
+        (axis if type(axis) is int else axis_option(axis), activation, gate, dtype),
         lambda: check_activation_gradient(
             dy, x, bias, activation, gate, axis=axis, out=out, dtype=dtype, add_to=add_to
         ),
