@@ -95,31 +95,111 @@ def composed_layer_norm_backward(dy: Array, x: Array, gamma: Array, axis: int) -
     rstd = 1 / np.sqrt(x.var(axis, keepdims=True) + x.dtype.type(1e-5))
     z, g = (x - mean) * rstd, dy * gamma
     dx = rstd * (g - g.mean(axis, keepdims=True) - z * (g * z).mean(axis, keepdims=True))
-    return dx, (dy * z).sum(0), dy.sum(0)
+    others = tuple(each for each in range(x.ndim) if each != axis % x.ndim)
+    return dx, (dy * z).sum(others), dy.sum(others)
 
 
 def composed_rms_norm_backward(dy: Array, x: Array, gamma: Array, axis: int) -> tuple[Array, ...]:
     """RMSNorm's gradients likewise."""
     rstd = 1 / np.sqrt((x * x).mean(axis, keepdims=True) + x.dtype.type(1e-6))
     z, g = x * rstd, dy * gamma
-    return rstd * (g - z * (g * z).mean(axis, keepdims=True)), (dy * z).sum(0)
+    others = tuple(each for each in range(x.ndim) if each != axis % x.ndim)
+    return rstd * (g - z * (g * z).mean(axis, keepdims=True)), (dy * z).sum(others)
 
 
 def composed_cross_entropy(x: Array, labels: Array, axis: int) -> tuple[Array, ...]:
     """The cross entropy of labels and its gradient likewise."""
-    largest, rows = x.max(axis, keepdims=True), np.arange(len(labels))
+    largest, at = x.max(axis, keepdims=True), np.expand_dims(labels, axis)
     powers = np.exp(x - largest)
     total = powers.sum(axis, keepdims=True)
-    loss = (np.log(total) + largest)[:, 0] - x[rows, labels]
+    loss = (np.log(total) + largest - np.take_along_axis(x, at, axis)).squeeze(axis)
     powers /= total
-    powers[rows, labels] -= 1
+    np.put_along_axis(powers, at, np.take_along_axis(powers, at, axis) - 1, axis)
     return loss, powers
 
 
-def composed_bias_silu(x: Array, bias: Array, axis: int) -> Array:  # noqa: ARG001
+def composed_moments(x: Array, *_: Array, axis: int) -> tuple[Array, ...]:
+    """Mean, variance, skewness and kurtosis likewise."""
+    mean = x.mean(axis, keepdims=True)
+    apart = x - mean
+    squares = apart * apart
+    var = squares.mean(axis)
+    return mean, var, (squares * apart).mean(axis) / var**1.5, (squares * squares).mean(axis) / var**2 - 3
+
+
+def composed_normalize(x: Array, *_: Array, axis: int) -> Array:
+    """L2 normalisation likewise."""
+    y: Array = x / np.sqrt((x * x).sum(axis, keepdims=True))
+    return y
+
+
+def composed_rescale(x: Array, *_: Array, axis: int) -> Array:
+    """Rescaling from 0 to 1 likewise."""
+    least = x.min(axis, keepdims=True)
+    y: Array = (x - least) / (x.max(axis, keepdims=True) - least)
+    return y
+
+
+def composed_quantized(x: Array, gamma: Array, _: Array, axis: int) -> tuple[Array, Array]:
+    """RMSNorm in int8, with a scale a row, likewise."""
+    y = composed_rms_norm(x, gamma, _, axis)
+    scale = np.abs(y).max(axis, keepdims=True) / y.dtype.type(127)
+    return np.rint(y / scale).astype(np.int8), scale
+
+
+def silu(z: Array) -> Array:
     """SiLU likewise."""
-    y = x + bias
-    return np.asarray(y / (1 + np.exp(-y)))
+    return np.asarray(z / (1 + np.exp(-z)))
+
+
+def gelu(z: Array) -> Array:
+    """GELU with tanh likewise."""
+    kind = z.dtype.type
+    return np.asarray(kind(0.5) * z * (1 + np.tanh(kind(0.7978846) * (z + kind(0.044715) * z * z * z))))
+
+
+def silu_slope(z: Array) -> Array:
+    """SiLU's derivative likewise."""
+    s = 1 / (1 + np.exp(-z))
+    return np.asarray(s * (1 + z * (1 - s)))
+
+
+def gelu_slope(z: Array) -> Array:
+    """The derivative of GELU with tanh likewise."""
+    kind = z.dtype.type
+    t = np.tanh(kind(0.7978846) * (z + kind(0.044715) * z * z * z))
+    inner = kind(0.7978846) * (1 + kind(3 * 0.044715) * z * z)
+    return np.asarray(kind(0.5) * (1 + t) + kind(0.5) * z * (1 - t * t) * inner)
+
+
+def gated(activation: Callable[[Array], Array]) -> Callable[..., Array]:
+    """Return a gate likewise."""
+
+    def composed(x: Array, bias: Array, axis: int) -> Array:  # noqa: ARG001
+        z = x + bias
+        cols = z.shape[-1] // 2
+        return np.asarray(activation(z[..., :cols]) * z[..., cols:])
+
+    return composed
+
+
+def sloped(slope: Callable[[Array], Array]) -> Callable[..., Any]:
+    """Return an activation's gradients likewise."""
+
+    def composed(dy: Array, x: Array, bias: Array, axis: int) -> tuple[Array, Array]:  # noqa: ARG001
+        dx = dy * slope(x + bias)
+        return dx, dx.sum(0)
+
+    return composed
+
+
+def composed_swiglu_backward(dy: Array, x: Array, bias: Array, axis: int) -> tuple[Array, Array]:  # noqa: ARG001
+    """SwiGLU's gradients likewise."""
+    z = x + bias
+    cols = z.shape[-1] // 2
+    of_gate = dy * z[..., cols:] * silu_slope(z[..., :cols])
+    dx = np.concatenate([of_gate, dy * silu(z[..., :cols])], -1)
+    return dx, dx.sum(0)
 
 
 OURS: dict[str, Callable[..., Any]] = {
@@ -134,7 +214,19 @@ OURS: dict[str, Callable[..., Any]] = {
     "layer_norm_backward": cupynorm.layer_norm_backward,
     "rms_norm_backward": cupynorm.rms_norm_backward,
     "cross_entropy": lambda x, labels, axis: cupynorm.cross_entropy(x, labels, axis=axis, return_grad=True),
+    "moments": lambda x, *_, axis: cupynorm.moments(x, axis=axis, order=4),
+    "normalize": lambda x, *_, axis: cupynorm.normalize(x, axis=axis),
+    "rescale": lambda x, *_, axis: cupynorm.rescale(x, axis=axis),
+    "rms_norm in int8": lambda x, gamma, _, axis: cupynorm.rms_norm(x, gamma, axis=axis, quantize="int8"),
     "bias_silu": lambda x, bias, axis: cupynorm.bias_silu(x, bias),  # noqa: ARG005
+    "bias_gelu": lambda x, bias, axis: cupynorm.bias_gelu(x, bias, approximate="tanh"),  # noqa: ARG005
+    "swiglu": lambda x, bias, axis: cupynorm.swiglu(x, bias),  # noqa: ARG005
+    "geglu": lambda x, bias, axis: cupynorm.geglu(x, bias, approximate="tanh"),  # noqa: ARG005
+    "bias_silu_backward": lambda dy, x, bias, axis: cupynorm.bias_silu_backward(dy, x, bias),  # noqa: ARG005
+    "bias_gelu_backward": lambda dy, x, bias, axis: cupynorm.bias_gelu_backward(  # noqa: ARG005
+        dy, x, bias, approximate="tanh"
+    ),
+    "swiglu_backward": lambda dy, x, bias, axis: cupynorm.swiglu_backward(dy, x, bias),  # noqa: ARG005
 }
 COMPOSED: dict[str, Callable[..., Any]] = {
     "layer_norm": composed_layer_norm,
@@ -148,9 +240,20 @@ COMPOSED: dict[str, Callable[..., Any]] = {
     "layer_norm_backward": composed_layer_norm_backward,
     "rms_norm_backward": composed_rms_norm_backward,
     "cross_entropy": composed_cross_entropy,
-    "bias_silu": composed_bias_silu,
+    "moments": composed_moments,
+    "normalize": composed_normalize,
+    "rescale": composed_rescale,
+    "rms_norm in int8": composed_quantized,
+    "bias_silu": lambda x, bias, axis: silu(x + bias),  # noqa: ARG005
+    "bias_gelu": lambda x, bias, axis: gelu(x + bias),  # noqa: ARG005
+    "swiglu": gated(silu),
+    "geglu": gated(gelu),
+    "bias_silu_backward": sloped(silu_slope),
+    "bias_gelu_backward": sloped(gelu_slope),
+    "swiglu_backward": composed_swiglu_backward,
 }
-ALONG_ANY = tuple(OURS)[:8]  # whose axis may be another than the last here
+ELEMENTWISE = tuple(op for op in OURS if op.startswith(("bias", "swiglu", "geglu")))  # which have no axis
+OUTER = 4  # where the axis is the middle one, arrays are OUTER x columns x rows / OUTER
 
 
 def torchs(op: str) -> Callable[..., Any]:
@@ -174,7 +277,7 @@ def torchs(op: str) -> Callable[..., Any]:
 
 
 class Case(NamedTuple):
-    """What is timed. axis: -1; or 0, along which the elements of rows lie apart, while rows are neighbours."""
+    """What is timed. axis: -1; or 0 or the middle one, 1, along which elements of rows, not rows, lie apart."""
 
     op: str
     dtype: str
@@ -242,20 +345,28 @@ def call_of(kind: str, case: Case) -> Callable[[], Any]:
     """Return a contender's call, on the same numbers for all."""
     random = np.random.default_rng(0)
     dtype = dtype_of(case.dtype)
-    shape = (case.rows, case.cols) if case.axis else (case.cols, case.rows)
+    shapes = {
+        -1: (case.rows, case.cols),
+        0: (case.cols, case.rows),
+        1: (OUTER, case.cols, case.rows // OUTER),
+    }
+    halves = case.op.startswith(("swiglu", "geglu"))
+    shape = (case.rows, case.cols * (2 if halves else 1)) if case.op in ELEMENTWISE else shapes[case.axis]
     x = random.standard_normal(shape, np.float32).astype(dtype)
-    along = (case.cols,) if case.axis or kind == "cupynorm" else (case.cols, 1)
+    along = (shape[case.axis],) if case.axis == -1 or kind == "cupynorm" else (case.cols, 1)
     given: tuple[Any, ...] = (x, np.ones(along, dtype), np.zeros(along, dtype))
-    if case.op.endswith("softmax_backward"):
+    if case.op in ELEMENTWISE:
+        dy = x[::-1, : case.cols].copy()
+        given = (dy, x, given[2]) if case.op.endswith("_backward") else (x, given[2])
+    elif case.op.endswith("softmax_backward"):
         given = x, OURS[case.op.removesuffix("_backward")](x, axis=case.axis)
     elif case.op.endswith("_backward"):
         given = x, x[::-1].copy(), given[1]
     elif case.op == "cross_entropy":
-        given = x, random.integers(0, case.cols, case.rows)
-    elif case.op == "bias_silu":
-        given = given[:2]
+        rows = [extent for axis, extent in enumerate(shape) if axis != case.axis % len(shape)]
+        given = x, random.integers(0, case.cols, rows)
     if kind == "torch":
-        if case.axis == 0 and "norm" in case.op:
+        if case.axis != -1 and "norm" in case.op:
             raise NotImplementedError
         function = torchs(case.op)
         import torch  # noqa: PLC0415
@@ -300,7 +411,7 @@ def row_of(found: Mapping[str, Any], names: list[str]) -> str:
     shown = [f"{best[name] * scale:8.2f}" if name in best else "       -" for name in names]
     spread = max(np.quantile(each, 0.75) / min(each) for each in seconds.values())
     ratio = best["numpy"] / best["cupynorm"]
-    op = found["op"] + ("" if found["axis"] else ", axis 0")
+    op = found["op"] + ("" if found["axis"] == -1 else f", axis {found['axis']}")
     label = f"{op:28} {found['dtype']:9} {found['rows']:6} x {found['cols']:<6}"
     return f"{label} {' '.join(shown)} {unit}  numpy / cupynorm {ratio:5.2f}  spread {spread:4.2f}"
 
@@ -311,7 +422,7 @@ def cases(ops: list[str], dtypes: list[str], axes: list[int], *, quick: bool) ->
         for rows, cols in SHAPES[: 3 if quick else None]:
             for op in ops:
                 for axis in axes:
-                    if axis or op in ALONG_ANY:
+                    if axis == -1 or op not in ELEMENTWISE:
                         yield Case(op, dtype, rows, cols, axis)
 
 
@@ -326,7 +437,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=OURS, default=list(OURS), help="ops")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument(
-        "--axes", nargs="+", type=int, choices=(-1, 0), default=[-1, 0], help="along which rows go"
+        "--axes", nargs="+", type=int, choices=(-1, 0, 1), default=[-1, 0, 1], help="along which rows go"
     )
     parser.add_argument("--quick", action="store_true", help="no large arrays")
     parser.add_argument("--worker", help=argparse.SUPPRESS)

@@ -396,7 +396,7 @@ def width_of(opcode: str) -> int:
     return next((_WIDTH[part] for part in opcode.split(".") if part in _WIDTH), 4)
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=16)
 def disassemble(image: bytes) -> dict[str, Code]:
     """Disassemble a module: its kernels by lowered name."""
     tool = nvdisasm()

@@ -9,6 +9,8 @@ import pytest
 
 from cupynorm.runtime import devices, tuned_plans
 
+pytest_plugins = ["tests.simulator.rehearsal"]
+
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     reasons: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)

@@ -33,12 +33,14 @@ def each_block(
     *,
     alone: bool = False,
     in_order: bool = False,
+    kept: bool = True,
 ) -> None:
     """Call work(rows) for blocks of x's rows, which have its last `axes` axes, in as many threads as may be used.
 
     dtype: that of arithmetic. out: where values may be computed if it has this dtype, and lies in one piece, and shares
     no memory with x or with what else is read. alone: whether rows are computed without masks and other arrays of x's
     shape, so that they may be those of a Slab. in_order: whether one block has to follow the other, by one thread.
+    kept: whether what is made of the elements is looked at more than once.
     """
     if not x.size:
         return
@@ -54,7 +56,7 @@ def each_block(
     if threads > 1:  # two blocks a thread, if that makes no block too small
         most = min(limit, max(LEAST_THREADED, x.size // (2 * threads)))
     if apart:
-        tiles, pieces = slabs_of(x, axes, limit, most, home)
+        tiles, pieces = slabs_of(x, axes, limit, most, stays=home is not None or not kept)
     else:
         leading, trailing = x.shape[: x.ndim - axes], x.shape[x.ndim - axes :]
         tiles, pieces = _cut(leading, max(1, most // math.prod(trailing))), _cut(trailing, limit)

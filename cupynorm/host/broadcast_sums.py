@@ -12,6 +12,11 @@ from cupynorm.host.reference import _round
 
 Array = np.ndarray[Any, Any]
 
+ROOM = (
+    1 << 15
+)  # elements of float64 that are added at a time: new memory for a whole block takes more than the sum
+LEAST_COLUMNS, MOST_COLUMNS = 1 << 8, 1 << 13  # of these, where they do not fit
+
 
 class BroadcastSum:
     """The sum, in float64, of an array of shape `whole`, over the axes along which one of `shape` is broadcast to it.
@@ -31,10 +36,25 @@ class BroadcastSum:
         alone = [axis for axis, extent in enumerate(own) if extent == 1]
         self._columns = tuple(axis for axis in alone if axis >= first_column)
         self._rows = tuple(axis for axis in alone if axis < first_column)
+        self._room: Array | None = None
         self._order = (*self._rows, *(axis for axis in range(len(whole)) if axis not in self._rows))
+
+    @property
+    def sums_columns(self) -> bool:
+        """Whether rows are summed, too."""
+        return bool(self._columns)
 
     def add(self, values: Array, tile: tuple[slice, ...]) -> None:
         """Add a tile of the array: the slices of all of its axes, or of the first ones."""
+        first = next((axis for axis in self._rows if values.shape[axis] > 1), None)
+        apart = len(self._rows) > 1 and not values.flags.c_contiguous  # then only a copy has one axis of rows
+        if first is not None and apart and values.size // values.shape[first] >= ROOM:
+            for begin in range(values.shape[first]):
+                self._add(values[(slice(None),) * first + (slice(begin, begin + 1),)], tile)
+        else:
+            self._add(values, tile)
+
+    def _add(self, values: Array, tile: tuple[slice, ...]) -> None:
         if self._columns:
             values = values.sum(axis=self._columns, keepdims=True, dtype=np.float64)
         index = tuple(
@@ -44,7 +64,19 @@ class BroadcastSum:
         part = self._total[index].transpose(self._order)
         rows = values.transpose(self._order).reshape(math.prod(values.shape[axis] for axis in self._rows), -1)
         total = part.reshape(-1).copy()
-        add_rows(total, rows.astype(np.float64, order="C"))
+        needed, width = min(ROOM, rows.size), max(1, total.size)
+        if rows.size > ROOM:
+            width = min(width, MOST_COLUMNS, max(LEAST_COLUMNS, ROOM // len(rows)))
+        if self._room is None or self._room.size < needed:
+            self._room = np.empty(needed)
+        for first in range(0, total.size, width):
+            columns = rows[:, first : first + width]
+            together = self._room.size // columns.shape[1]
+            for begin in range(0, len(rows), max(1, together)):
+                some = columns[begin : begin + together]
+                room = self._room[: some.size].reshape(some.shape)
+                np.copyto(room, some, casting="unsafe")
+                add_rows(total[first : first + width], room)
         part[...] = total.reshape(part.shape)
 
     def store(self, out: Array) -> None:

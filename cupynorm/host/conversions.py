@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm.host.reference import _round
+from cupynorm.host.reference import _FLOAT8, LARGEST, LEAST, _nearest, _round
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,9 +62,32 @@ def narrow(values: Array, target: Array, scratch: Callable[[int], Array] | None 
         if halves is not None:
             np.copyto(target.view(np.uint16), halves.reshape(target.shape), casting="unsafe")
             return
+    if values.dtype == np.float32 and target.dtype.name in _FLOAT8:
+        np.copyto(
+            target.view(np.uint8),
+            _float8_bits(values, target.dtype.name).reshape(target.shape),
+            casting="unsafe",
+        )
+        return
     shaped = values.reshape(target.shape)
     rounded = _round(shaped, target.dtype) if values.dtype == np.float64 else shaped
     np.copyto(target, rounded, casting="unsafe")
+
+
+def _float8_bits(values: Array, name: str) -> Array:
+    """Return the bits of float32 values that are numbers of a float8, in the lowest byte of each word.
+
+    A float8 is the upper part of a float32 whose exponent has the float8's bias, subnormals included.
+    """
+    fraction_bits, least_exponent = _FLOAT8[name]
+    words = np.multiply(values, np.float32(2.0 ** (1 - 127 - least_exponent))).view(np.int32)
+    signs = np.right_shift(words, 24)
+    np.bitwise_and(signs, 0x80, out=signs)
+    np.right_shift(words, 23 - fraction_bits, out=words)
+    np.bitwise_and(words, 0x7F, out=words)
+    if np.isnan(values.max(initial=0)):
+        np.copyto(words, 0x7F, where=np.isnan(values))
+    return np.bitwise_or(words, signs, out=words)
 
 
 def scratch_of(size: int) -> Array:
@@ -102,3 +125,30 @@ def _float16_bits(words: Array, scratch: Array) -> Array | None:
         np.bitwise_and(last, 0x8000, out=last)
         np.bitwise_or(sums, last, out=sums)
     return sums
+
+
+def round_quantized(values: Array, dtype: np.dtype[Any], out: Array) -> None:
+    """Write the nearest numbers of a quantised dtype, ties to even, saturated, to out; out may be values.
+
+    nan stays nan in a float8 and is 0 in int8. A float8 of float32 comes from adding a number whose last place is that
+    of the float8, and subtracting it again.
+    """
+    name, wide = dtype.name, values.dtype.type
+    if values.dtype != np.float32:
+        np.copyto(out, _nearest(values, dtype))
+        return
+    np.clip(values, wide(LEAST.get(name, -LARGEST[name])), wide(LARGEST[name]), out=out)
+    if name not in _FLOAT8:
+        np.rint(out, out=out)
+        if np.isnan(out.max()):
+            np.copyto(out, 0, where=np.isnan(out))
+        return
+    fraction_bits, least_exponent = _FLOAT8[name]
+    bits, size = out.view(np.int32), np.abs(out)
+    np.clip(size, wide(2.0**least_exponent), None, out=size)
+    other = size.view(np.int32)
+    np.bitwise_and(other, 0x7F800000, out=other)
+    np.add(other, (23 - fraction_bits) << 23, out=other)
+    np.bitwise_or(other, np.bitwise_and(bits, -0x80000000), out=other)
+    np.add(out, size, out=out)
+    np.subtract(out, size, out=out)

@@ -95,7 +95,7 @@ def _gelu_tanh_slope(x: Array) -> Array:
     scale = 2 * math.sqrt(2 / math.pi)
     # beyond, s is 0 or 1 to the last bit, and u' might overflow
     inner = np.clip(x, -1e3, 1e3)
-    exponent = scale * (inner + 0.044715 * inner**3)
+    exponent = scale * (inner + 0.044715 * inner * inner * inner)
     left, right = 1 / (1 + np.exp(-exponent)), 1 / (1 + np.exp(exponent))
     return np.asarray(left + x * (left * right * (scale * (1 + 3 * 0.044715 * inner * inner))))
 

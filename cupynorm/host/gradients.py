@@ -1,8 +1,8 @@
 """Gradients of norms and softmax on NumPy arrays, in blocks of rows, each result rounded once.
 
-Arithmetic is that of ops.py where of softmax only dx is wanted, and for norms of no sum, but for layer_norm's from x;
-else it is in float64, as in reference.py. Sums over rows are in float64. A result may be one of the arrays that are
-read. Nothing is checked here; floating warnings are off.
+Arithmetic is that of ops.py where of softmax only dx is wanted, and for norms of no sum; else it is in float64, as in
+reference.py. Sums over rows are in float64. A result may be one of the arrays that are read. Nothing is checked here;
+floating warnings are off.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from cupynorm.host import reference
 from cupynorm.host.blocks import each_block
 from cupynorm.host.broadcast_sums import BroadcastSum
 from cupynorm.host.losses import _pieces
-from cupynorm.host.ops import standardise, type_of_arithmetic
+from cupynorm.host.ops import standardise, subtract_exactly, type_of_arithmetic
 from cupynorm.host.reference import _blocks, _columns, _round, _standardise
-from cupynorm.host.rows import Rows, columns_of, row_sums
+from cupynorm.host.rows import Rows, columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,36 +94,45 @@ def _norm_alone(what: NormGradient, cols: int) -> None:
     """Do so in the type of arithmetic, of no sum and of rows that fit into a block; sums over rows are in float64."""
     axes, shape = what.axes, what.x.shape
     dtype = type_of_arithmetic(what.dy, what.x, what.dx)
-    if what.centred and not what.from_y:  # what is near its mean has digits in dgamma that float32 has not
-        dtype = np.dtype(np.float64)
     scale, shift = (columns_of(each, shape, axes, dtype) for each in (what.gamma, what.beta))
     dgamma, dbeta = (_total(each, shape, axes) for each in (what.dgamma, what.dbeta))
 
     def work(rows: Rows) -> None:
-        slope = Rows(what.dy, rows.at, rows.pieces, axes, rows.space.other("slope", dtype), None)
+        slope = type(rows)(what.dy, rows.at, rows.pieces, axes, rows.space.other("slope", dtype), None)
         rstd = _normalise_alone(what, rows, cols, scale, shift)
-        piece = rows.pieces[0]
-        given, z = slope.values(), rows.values()
-        tile = (*rows.at, *(slice(None),) * (len(shape) - len(rows.at) - axes), *piece)
-        whole = what.x[tile].shape
-        products = rows.space.take("products", *z.shape)
-        if dgamma is not None:
-            dgamma.add(np.multiply(given, z, out=products).reshape(whole), tile)
-        if dbeta is not None:
-            dbeta.add(given.reshape(whole), tile)
-        slope.apply_columns(np.multiply, scale)
-        g = slope.values()
-        along = row_sums(g, z) / cols
-        rows.apply(np.multiply, along)
-        if what.centred:
-            slope.apply(np.subtract, row_sums(g) / cols)
-            g = slope.values()
-        rows.then(lambda values, out, _: _subtract_from(g, values, out))
+
+        def scaled(piece: Index) -> Array:
+            given = slope.seen(piece)
+            if scale is None:
+                return given
+            room = slope.space.take("scaled", *given.shape)
+            slope.step_columns(np.multiply, given, slope.columns(scale, piece), room)
+            return room
+
+        along: Array | None = None
+        level: Array | None = None
+        for piece, z in rows.each():
+            given, tile = slope.seen(piece), rows.tile(piece)
+            if dgamma is not None:
+                products = np.multiply(given, z, out=rows.space.take("products", *z.shape))
+                dgamma.add(rows.shaped(products, piece), tile)
+            if dbeta is not None:
+                dbeta.add(rows.shaped(given, piece), tile)
+            g = scaled(piece)
+            along = rows.sums(g, z, along)
+            if what.centred:
+                level = rows.sums(g, None, level)
+        rows.apply(np.multiply, np.asarray(along) / cols)
+        rows.then(lambda values, out, piece: _subtract_from(g if rows.whole else scaled(piece), values, out))
+        if level is not None:
+            rows.apply(np.subtract, level / cols)
         rows.apply(np.multiply, rstd)
         rows.store(what.dx)
 
     reads = (what.dy, what.gamma, what.beta, what.mean, what.rstd)
-    each_block(what.x, axes, dtype, work, what.dx, reads, in_order=True)
+    alike = what.dy.dtype == what.x.dtype and what.dy.strides == what.x.strides
+    in_order = dgamma is not None or dbeta is not None
+    each_block(what.x, axes, dtype, work, what.dx, reads, alone=alike, in_order=in_order)
     for total, target in ((dgamma, what.dgamma), (dbeta, what.dbeta)):
         _store(total, target)
 
@@ -137,14 +146,15 @@ def _normalise_alone(
 ) -> Array:
     """Replace rows of x, or of y, by the normalised ones; return each row's 1 / deviation."""
     if not what.from_y and what.rstd is None:
-        return standardise(rows, cols, what.eps, centred=what.centred)[1]
+        exactly = what.dgamma is not None
+        return standardise(rows, cols, what.eps, centred=what.centred, exactly=exactly)[1]
     rstd = np.asarray(what.rstd[rows.at]).astype(np.float64).reshape(-1)
     if what.from_y:
         rows.apply_columns(np.subtract, shift)
         rows.apply_columns(np.divide, scale)
         return rstd
     if what.mean is not None:
-        rows.apply(np.subtract, np.asarray(what.mean[rows.at]).reshape(-1))
+        subtract_exactly(rows, np.asarray(what.mean[rows.at]).astype(np.float64).reshape(-1))
     rows.apply(np.multiply, rstd)
     return rstd
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from cupynorm._values import NamedTuple
 from cupynorm.host.blocks import each_block
-from cupynorm.host.ops import powers, powers_with_squares, type_of_arithmetic
+from cupynorm.host.ops import powers, sums_of_powers, type_of_arithmetic
 from cupynorm.host.reference import Masking, _blocks, _columns, _of_columns, _round, _Rows
 
 if TYPE_CHECKING:
@@ -35,14 +35,15 @@ def logsumexp(x: Array, axes: int, out: Array, mask: Masking | None = None, *, o
         rows.mask(mask)
         if omit:
             rows.drop_nan()
-        pivot, total, _ = powers_with_squares(rows)
+        pivot, total = sums_of_powers(rows)
         found = np.log(total)
         if pivot is not None:
             found = np.where(np.isfinite(pivot), pivot + found, pivot)
         rows.store_statistic(out, _round(found, out.dtype))
 
     reads = () if mask is None else (mask.where, mask.bias, mask.begin, mask.end)
-    each_block(x, axes, type_of_arithmetic(x, out), work, reads=reads, alone=mask is None and not omit)
+    dtype, alone = type_of_arithmetic(x, out), mask is None and not omit
+    each_block(x, axes, dtype, work, reads=reads, alone=alone, kept=False)
 
 
 @np.errstate(all="ignore")
@@ -137,7 +138,7 @@ def cross_entropy(
         part = x[rows.at]
         at_label = np.take_along_axis(part, labels.reshape((*part.shape[:-1], 1)), -1).astype(np.float64)
         of_all = rows.sum() if spread else np.zeros(labels.shape)
-        pivot, total = powers(rows)
+        pivot, total = sums_of_powers(rows) if grad is None else powers(rows)
         lse = np.log(total)
         if pivot is not None:
             lse = pivot + lse
@@ -153,17 +154,20 @@ def cross_entropy(
             rows.apply(np.subtract, dy * spread)
         taken = (dy * of_label).astype(rows.space.dtype)
 
-        def take(_: Array, out: Array, piece: Index) -> None:
+        def take(values: Array, out: Array, piece: Index) -> None:
+            if values is not out:
+                np.copyto(out, values)
             row, column = _inside(labels, out, piece)
-            out[row, column] -= taken[row]
+            out[rows.places(row, column)] -= taken[row]
             if ignored.any():
-                np.copyto(out, 0.0, where=ignored[:, None])
+                np.copyto(out, 0.0, where=rows.along(ignored))
 
         rows.then(take)
         rows.store(grad)
 
     results = (loss,) if grad is None else (loss, grad)
-    each_block(x, 1, type_of_arithmetic(x, *results), work, grad, (target.weight,))
+    kept = grad is not None
+    each_block(x, 1, type_of_arithmetic(x, *results), work, grad, (target.weight,), alone=True, kept=kept)
 
 
 @np.errstate(all="ignore")

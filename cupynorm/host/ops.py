@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm._dtypes import compute_dtype
-from cupynorm.host import reference
 from cupynorm.host.blocks import each_block
 from cupynorm.host.reference import ALONE
 from cupynorm.host.rows import columns_of
@@ -48,9 +47,6 @@ def layer_norm(
     extras: Extras = ALONE,
 ) -> None:
     """Write (x - mean) / sqrt(var + eps) * gamma + beta to out, as reference.layer_norm does."""
-    if extras.quantize is not None:
-        reference.layer_norm(x, gamma, beta, axes, eps, out, mean, rstd, extras)
-        return
     cols = math.prod(x.shape[x.ndim - axes :])
     dtype = _arithmetic(x, out, extras)
     scale, shift = (columns_of(each, x.shape, axes, dtype) for each in (gamma, beta))
@@ -60,6 +56,7 @@ def layer_norm(
         mean_of_rows, factor = standardise(rows, cols, eps, centred=True)
         rows.apply_columns(np.multiply, scale)
         rows.apply_columns(np.add, shift)
+        rows.quantize(out, extras.quantize)
         rows.store(out)
         rows.store_statistic(mean, mean_of_rows)
         rows.store_statistic(rstd, factor)
@@ -77,9 +74,6 @@ def rms_norm(
     extras: Extras = ALONE,
 ) -> None:
     """Write x / sqrt(mean(x^2) + eps) * gamma to out, as reference.rms_norm does."""
-    if extras.quantize is not None:
-        reference.rms_norm(x, gamma, axes, eps, out, rstd, extras)
-        return
     cols = math.prod(x.shape[x.ndim - axes :])
     dtype = _arithmetic(x, out, extras)
     scale = columns_of(gamma, x.shape, axes, dtype)
@@ -88,6 +82,7 @@ def rms_norm(
         rows.add(extras.add)
         _, factor = standardise(rows, cols, eps, centred=False)
         rows.apply_columns(np.multiply, scale)
+        rows.quantize(out, extras.quantize)
         rows.store(out)
         rows.store_statistic(rstd, factor)
 
@@ -99,9 +94,6 @@ def softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE, *, omit: bo
 
     With `omit` nothing is quantised.
     """
-    if extras.quantize is not None:
-        reference.softmax(x, axes, out, extras)
-        return
 
     def work(rows: Rows) -> None:
         rows.mask(extras.mask)
@@ -113,6 +105,7 @@ def softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE, *, omit: bo
             rows.restore_nan()
         if extras.mask is not None and (omit or not _all_positive(total)):
             rows.drop(extras.mask, 0.0)
+        rows.quantize(out, extras.quantize)
         rows.store(out)
 
     _run(x, axes, _arithmetic(x, out, extras), out, work, extras, alone=not omit)
@@ -172,7 +165,9 @@ def _run(
 
 def _arithmetic(x: Array, out: Array, extras: Extras) -> np.dtype[Any]:
     """Return the type of arithmetic: float64 for sums, too, whose rounding would cost their deviations their digits."""
-    return FLOAT64 if extras.add is not None else type_of_arithmetic(x, out)
+    if extras.add is not None:
+        return FLOAT64
+    return type_of_arithmetic(x) if extras.quantize is not None else type_of_arithmetic(x, out)
 
 
 def type_of_arithmetic(*arrays: Array) -> np.dtype[Any]:
@@ -194,43 +189,57 @@ def powers(rows: Rows) -> tuple[Array | None, Array]:
 
 
 def powers_with_squares(rows: Rows) -> tuple[Array | None, Array, Array]:
-    """Do the same, and return the sums of the powers' squares, too; 0 where there is a pivot.
+    """Return what sums_of_powers() does, and the sums of the powers' squares; 0 where there is a pivot.
 
     There is one where an element may have half of the sum: its logarithm is near to 0, and needs all its digits.
     """
-    rows.apply(np.exp)
-    total, squares = rows.sum(), rows.sum_of_squares()
+    total, squares = rows.sums_of(np.exp, squares=True)
     good = squares < 0.25 * total * (total - LEAST_SUM)
-    pivots = _with_pivots(rows, good, total)
+    pivots = _with_pivots(rows, good, total, kept=False)
     return pivots, total, squares if pivots is None else np.where(pivots == 0, squares, 0.0)
 
 
-def _with_pivots(rows: Rows, good: Array, total: Array) -> Array | None:
-    """Compute rows that are not good again, with a pivot; write their sums to total, return the pivots, or None."""
+def sums_of_powers(rows: Rows) -> tuple[Array | None, Array]:
+    """Return what powers() does; what is left of the elements is not to be looked at before reset()."""
+    total, _ = rows.sums_of(np.exp)
+    good = (total >= LEAST_SUM) & (total <= MOST_SUM)
+    return _with_pivots(rows, good, total, kept=False), total
+
+
+def _with_pivots(rows: Rows, good: Array, total: Array, *, kept: bool = True) -> Array | None:
+    """Compute rows that are not good again, with a pivot; write their sums to total, return the pivots, or None.
+
+    kept: whether elements are asked for, too.
+    """
     if np.count_nonzero(good) == good.size:
         return None
     bad = ~good
     pivot = np.zeros(total.shape)
     some = rows.again(bad)
-    pivot[bad], total[bad] = _powers_from_maximum(some)
-    rows.put(bad, some)
+    pivot[bad], total[bad] = _powers_from_maximum(some, kept=kept)
+    if kept:
+        rows.put(bad, some)
     return pivot
 
 
-def _powers_from_maximum(rows: Rows) -> tuple[Array, Array]:
+def _powers_from_maximum(rows: Rows, *, kept: bool) -> tuple[Array, Array]:
     largest = rows.max()
     rows.apply(np.subtract, largest)
+    if not kept:
+        return largest.astype(np.float64), rows.sums_of(np.exp)[0]
     rows.apply(np.exp)
     return largest.astype(np.float64), rows.sum()
 
 
-def standardise(rows: Rows, cols: int, eps: float, *, centred: bool) -> tuple[Array, Array]:
+def standardise(
+    rows: Rows, cols: int, eps: float, *, centred: bool, exactly: bool = False
+) -> tuple[Array, Array]:
     """Replace rows by (x - mean) / sqrt(var + eps); return mean and 1 / sqrt(var + eps). The mean is 0 if not centred.
 
     x is counted from one of the row's elements. Differences of near numbers are exact, so a mean far larger than the
-    deviations costs no digits.
+    deviations costs no digits. exactly: elements near the mean have all digits, too.
     """
-    mean, squares = _centre(rows, cols, centred=centred)
+    mean, squares = _centre(rows, cols, centred=centred, exactly=exactly)
     factor = 1 / np.sqrt(squares / cols + eps)
     rows.apply(np.multiply, factor)
     if rows.space.dtype == FLOAT32:
@@ -240,26 +249,45 @@ def standardise(rows: Rows, cols: int, eps: float, *, centred: bool) -> tuple[Ar
         if np.count_nonzero(good) < good.size:
             bad = ~good
             some = rows.again(bad)
-            mean[bad], factor[bad] = _standardise_scaled(some, cols, eps, centred=centred)
+            mean[bad], factor[bad] = _standardise_scaled(some, cols, eps, centred=centred, exactly=exactly)
             rows.put(bad, some)
     return mean, factor
 
 
-def _standardise_scaled(rows: Rows, cols: int, eps: float, *, centred: bool) -> tuple[Array, Array]:
+def _standardise_scaled(
+    rows: Rows, cols: int, eps: float, *, centred: bool, exactly: bool
+) -> tuple[Array, Array]:
     """Do the same with rows that are multiplied by a power of two first, so that their largest element is near 1."""
     rows.apply(np.abs)
     largest = rows.max().astype(np.float64)
     rows.reset()
     exponent = np.where(np.isfinite(largest), np.clip(np.frexp(largest)[1], -126, 126), 0)
     scale = np.ldexp(1.0, -exponent)
-    mean, squares = _centre(rows, cols, scale, centred=centred)
+    mean, squares = _centre(rows, cols, scale, centred=centred, exactly=exactly)
     factor = 1 / np.sqrt(squares / cols + eps * scale * scale)
     rows.apply(np.multiply, factor)
     return mean / scale, factor * scale
 
 
-def _centre(rows: Rows, cols: int, scale: Array | None = None, *, centred: bool) -> tuple[Array, Array]:
+def subtract_exactly(rows: Rows, mean: Array) -> None:
+    """Subtract a float64 number of each row in two parts: what is left has all digits, however little it is."""
+    high = mean.astype(rows.space.dtype).astype(np.float64)
+    rows.apply(np.subtract, high)
+    rest = mean - high
+    if np.count_nonzero(rest):
+        rows.apply(np.subtract, rest)
+
+
+def _centre(
+    rows: Rows, cols: int, scale: Array | None = None, *, centred: bool, exactly: bool = False
+) -> tuple[Array, Array]:
     """Multiply rows by a scale, and subtract their means, if centred; return the means, and the sums of squares."""
+    if centred and exactly and rows.space.dtype == FLOAT32:
+        if scale is not None:
+            rows.apply(np.multiply, scale)
+        mean = rows.exact_sum() / cols
+        subtract_exactly(rows, mean)
+        return mean, rows.sum_of_squares()
     pivot = _pivots(rows) if centred else None
     if scale is not None:
         rows.apply(np.multiply, scale)

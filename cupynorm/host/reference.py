@@ -478,7 +478,7 @@ def _gelu_tanh(values: Array) -> Array:
 
     It is computed as x / (1 + exp(-2u)), which has no cancellation.
     """
-    inner = values + 0.044715 * values**3
+    inner = values + 0.044715 * values * values * values
     return np.asarray(values / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * inner)))
 
 

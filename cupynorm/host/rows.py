@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm.host import reference
-from cupynorm.host.conversions import FEW, narrow, scratch_of, widen
-from cupynorm.host.reference import _tiles
+from cupynorm.host.conversions import FEW, narrow, round_quantized, scratch_of, widen
+from cupynorm.host.reference import LARGEST, _tiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from cupynorm.host.philox import Dropout
-    from cupynorm.host.reference import Adding, Index, Masking
+    from cupynorm.host.reference import Adding, Index, Masking, Quantizing
 
     Step = Callable[["Array", "Array", Index], None]
 
@@ -28,6 +28,7 @@ Array = np.ndarray[Any, Any]
 
 CHAIN = 512  # elements that are summed up in the type of arithmetic; such sums are summed up in float64
 WIDE = 512  # columns from which on a broadcast operand is read where it lies, rather than by NumPy's buffers
+EXACT = 1 << 16  # elements that are converted to float64 at a time
 BUFFER = 8192  # elements of NumPy's buffers: a row of more is read where it lies
 
 
@@ -84,7 +85,6 @@ class Rows:
     """
 
     __slots__ = (
-        "_axes",
         "_home",
         "_nan",
         "_prepare",
@@ -93,6 +93,7 @@ class Rows:
         "_values",
         "_x",
         "at",
+        "axes",
         "kept",
         "pieces",
         "space",
@@ -108,7 +109,7 @@ class Rows:
         self.whole = len(pieces) == 1
         self.kept = self.whole or home is not None
         self._x = x
-        self._axes = axes
+        self.axes = axes
         self._home = home
         self._prepare: list[Step] = []
         self._nan: dict[int, Array] = {}
@@ -120,13 +121,29 @@ class Rows:
         """Return where a piece of these rows is in x."""
         return (*self.at, ..., *piece)
 
+    def shaped(self, values: Array, piece: Index) -> Array:
+        """Return a piece of values in the shape that it has in x."""
+        found: Array = values.reshape(self._x[self.index(piece)].shape)
+        return found
+
+    def tile(self, piece: Index) -> Index:
+        """Return where a piece is in x, a slice for each axis."""
+        between = (slice(None),) * (self._x.ndim - len(self.at) - self.axes)
+        return (*self.at, *between, *piece)
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """The shape of x's part without the last axes."""
+        shape: tuple[int, ...] = self._x[self.at].shape
+        return shape[: len(shape) - self.axes]
+
     def source(self, piece: Index) -> Array:
         """Return a piece of x, prepared, as rows x columns: to be read."""
         values: Array
         if self._source is not None:
             return self._source
         part = self._x[self.index(piece)]
-        axes = part.ndim - self._axes
+        axes = part.ndim - self.axes
         flat = (math.prod(part.shape[:axes]), math.prod(part.shape[axes:]))
         if part.dtype == self.space.dtype and part.flags.c_contiguous:
             values = part.reshape(flat)
@@ -220,13 +237,14 @@ class Rows:
         """Replace every element by step(element, the column's operand); None: leave them."""
         if operand is not None:
             self.then(
-                lambda values, out, piece: self._apply_columns(
-                    step, values, self.columns(operand, piece), out
-                )
+                lambda values, out, piece: self.step_columns(step, values, self.columns(operand, piece), out)
             )
 
-    def _apply_columns(self, step: np.ufunc, values: Array, columns: Array, out: Array) -> None:
-        """Do so, several rows at once where they are narrow: NumPy would stretch the operand once more for each."""
+    def step_columns(self, step: np.ufunc, values: Array, columns: Array, out: Array) -> None:
+        """Write step(element, the column's operand) to out, several rows at once where they are narrow.
+
+        NumPy would stretch the operand once more for each.
+        """
         rows, cols = values.shape
         together = BUFFER // cols + 1
         whole = rows // together * together
@@ -251,6 +269,10 @@ class Rows:
         """Return a number of each row so that it broadcasts to values."""
         return of_rows[:, None]
 
+    def places(self, row: Array, column: Array) -> tuple[Array, ...]:
+        """Return where the elements of these rows and columns are in values."""
+        return row, column
+
     def column(self, share: float) -> Array:
         """Return one element of each row: the first (0), the last (1), or one that lies between."""
         values = self.source(self.pieces[int(share * (len(self.pieces) - 1))])
@@ -269,11 +291,32 @@ class Rows:
             return row_sums(self.values())
         return _joined(np.add, [row_sums(values) for _, values in self.each()])
 
+    def exact_sum(self) -> Array:
+        """Return the sum of each row, in which float32 values are added up in float64."""
+        wide = self.space.other("wide", np.dtype(np.float64))
+        parts = []
+        for _, values in self.each():
+            together = max(1, EXACT // values.shape[1])
+            found = []
+            for begin in range(0, len(values), together):
+                some = values[begin : begin + together]
+                room = wide.take("room", *some.shape)
+                np.copyto(room, some)
+                found.append(row_sums(room))
+            parts.append(np.concatenate(found))
+        return _joined(np.add, parts)
+
     def sum_of_squares(self) -> Array:
         """Return the sum of the squares of each row, in float64."""
         if self.whole:
             return row_sums(self.values(), self.values())
         return _joined(np.add, [row_sums(values, values) for _, values in self.each()])
+
+    def sums_of(self, step: np.ufunc, *, squares: bool = False) -> tuple[Array, Array]:
+        """Return the sum of step(element) over each row, in float64, and of its squares; elements are lost."""
+        self.apply(step)
+        total = self.sum()
+        return total, self.sum_of_squares() if squares else total
 
     def sums(self, values: Array, others: Array | None = None, before: Array | None = None) -> Array:
         """Return the sum of each row of a piece, or of its products with another's elements, in float64.
@@ -375,7 +418,7 @@ class Rows:
         """Replace every element by dropout(element + the column's bias) + alpha * residual; write that to sum_out."""
         if add is None:
             return
-        columns = columns_of(add.bias, self._x.shape, self._axes, self.space.dtype)
+        columns = columns_of(add.bias, self._x.shape, self.axes, self.space.dtype)
 
         def step(values: Array, out: Array, piece: Index) -> None:
             if columns is not None:
@@ -384,7 +427,7 @@ class Rows:
                 self._drop_out(out, piece, add.dropout)
             self._with_elements(np.add, out, add.residual, piece, add.alpha)
             if add.sum_out is not None:
-                self._write(add.sum_out, piece, out)
+                self.write(add.sum_out, piece, out)
 
         self.prepare(step)
 
@@ -412,9 +455,29 @@ class Rows:
         """Write the elements, rounded once."""
         for number, (piece, values) in enumerate(self.each()):
             if self._home is not out or self._values[number] is None:  # else they are there
-                self._write(out, piece, values)
+                self.write(out, piece, values)
 
-    def _write(self, out: Array, piece: Index, values: Array) -> None:
+    def quantize(self, out: Array, how: Quantizing | None) -> None:
+        """Divide elements by their scale, and round them to numbers of out's dtype; write rows' own scales."""
+        if how is None:
+            return
+        scale: Any = how.scale
+        if scale is None:
+            sizes = [
+                self.reduced(np.maximum, np.abs(values, out=self.space.take("sizes", *values.shape)))
+                for _, values in self.each()
+            ]
+            largest = _joined(np.maximum, sizes).astype(np.float64)
+            self.store_statistic(how.scales, largest / LARGEST[out.dtype.name])
+            # elements are divided by the stored scale, by which the caller will multiply them
+            scale = how.scales[self.at].astype(np.float64).reshape(-1)  # type: ignore[index]
+        else:
+            scale = np.full(math.prod(self.extents), scale)
+        self.apply(np.divide, np.where(scale == 0, np.inf, scale))
+        self.then(lambda values, room, _: round_quantized(values, out.dtype, room))
+
+    def write(self, out: Array, piece: Index, values: Array) -> None:
+        """Write the elements of a piece, rounded once."""
         narrow(values, out[self.index(piece)], self.space.scratch)
 
     def store_statistic(self, out: Array | None, values: Array) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm.host.conversions import FEW, narrow, widen
-from cupynorm.host.rows import BUFFER, WIDE, Rows, _cut, _joined, _whole, rows_of
+from cupynorm.host.rows import BUFFER, EXACT, WIDE, Rows, _cut, _joined, _whole, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ EACH = 8
 COLUMNS = (
     EACH * EACH
 )  # pieces have a multiple of so many, so that the order of summation follows from the columns alone
-WIDER = 4  # blocks of so many caches at most: long steps along memory win more than a cache does
+WIDER = 4  # caches that a piece takes: long steps along memory win more than a cache does (docs/notes/060)
 FEW_ROWS = 256  # of a block that has no place in the result: 1 KiB of float32 is read at a time
 MOST_ELEMENTS = 1 << 22  # of such a block, whose memory is kept
 RESHAPES_VIEWS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"  # whether reshape() takes copy=False
@@ -52,7 +52,12 @@ class Slab(Rows):
 
     def _lying(self, array: Array, piece: Index) -> Array | None:
         """Return a piece of an array of x's shape as outer x columns x inner; None if that takes a copy."""
-        return _laid(array[self.index(piece)], self._inner, self._axes)
+        return _laid(array[self.index(piece)], self._inner, self.axes)
+
+    def shaped(self, values: Array, piece: Index) -> Array:
+        """Return a piece of values in the shape that it has in x."""
+        turned = _turned(self._x[self.index(piece)], self._inner, self.axes)
+        return _turned(values.reshape(turned.shape), self.axes, self._inner)
 
     def seen(self, piece: Index) -> Array:
         """Return a piece of x where it lies, if it can be read there, else what source() does."""
@@ -67,8 +72,8 @@ class Slab(Rows):
         if self._source is not None:
             return self._source
         inner = self._inner
-        part = _turned(self._x[self.index(piece)], inner, self._axes)
-        shape = _three(part.shape, inner, self._axes)
+        part = _turned(self._x[self.index(piece)], inner, self.axes)
+        shape = _three(part.shape, inner, self.axes)
         values = self.space.take("source", *shape)
         if part.size <= FEW:
             np.copyto(values.reshape(part.shape), part, casting="unsafe")
@@ -123,12 +128,13 @@ class Slab(Rows):
         for number, piece in enumerate(self.pieces):
             target = self._lying(out, piece)
             if target is None:
-                self._write(out, piece, self._advance(number, steps))
+                self.write(out, piece, self._advance(number, steps))
             else:
                 steps[-1](self._advance(number, steps[:-1]), target, piece)
 
-    def _write(self, out: Array, piece: Index, values: Array) -> None:
-        target = _turned(out[self.index(piece)], self._inner, self._axes)
+    def write(self, out: Array, piece: Index, values: Array) -> None:
+        """Write the elements of a piece, rounded once."""
+        target = _turned(out[self.index(piece)], self._inner, self.axes)
         narrow(np.ascontiguousarray(values), target, self.space.scratch)
 
     def apply(self, step: np.ufunc, operand: Array | None = None) -> None:
@@ -139,7 +145,8 @@ class Slab(Rows):
         of_rows = operand.astype(self.space.dtype)
         self.then(lambda values, out, _: _each_column(step, values, of_rows, out))
 
-    def _apply_columns(self, step: np.ufunc, values: Array, columns: Array, out: Array) -> None:
+    def step_columns(self, step: np.ufunc, values: Array, columns: Array, out: Array) -> None:
+        """Write step(element, the column's operand) to out."""
         rows = values.shape[2]
         if rows >= COLUMNS:
             step(values, columns[:, None], out=out)
@@ -148,7 +155,7 @@ class Slab(Rows):
 
     def columns(self, operand: Array, piece: Index) -> Array:
         """Return the elements of what columns_of() gave for the columns of a piece."""
-        shape = self._x.shape[self._x.ndim - self._axes :]
+        shape = self._x.shape[self._x.ndim - self.axes :]
         found: Array = operand.reshape(shape)[piece].astype(self.space.dtype, copy=False).reshape(-1)
         return found
 
@@ -156,9 +163,14 @@ class Slab(Rows):
         """Return a number of each row so that it broadcasts to values."""
         return of_rows.reshape(self.seen(self.pieces[0]).shape[0], 1, -1)
 
+    def places(self, row: Array, column: Array) -> tuple[Array, ...]:
+        """Return where the elements of these rows and columns are in values."""
+        outer, inner = np.divmod(row, self.seen(self.pieces[0]).shape[2])
+        return outer, column, inner
+
     def column(self, share: float) -> Array:
         """Return one element of each row: the first (0), the last (1), or one that lies between."""
-        shape = self._x.shape[self._x.ndim - self._axes :]
+        shape = self._x.shape[self._x.ndim - self.axes :]
         at: tuple[Any, ...] = np.unravel_index(int(share * (math.prod(shape) - 1)), shape)
         index: Any = (*self.at, ..., *at)
         found: Array = self._x[index].astype(self.space.dtype).reshape(-1)
@@ -175,12 +187,43 @@ class Slab(Rows):
             total = column_sums(values, None, total)
         return np.asarray(total)
 
+    def exact_sum(self) -> Array:
+        """Return the sum of each row, in which float32 values are added up in float64."""
+        wide = self.space.other("wide", np.dtype(np.float64))
+        total: Array | None = None
+        for _, values in self.each():
+            outer, cols, inner = values.shape
+            together = max(COLUMNS, EXACT // (outer * inner) // COLUMNS * COLUMNS)
+            for begin in range(0, cols, together):
+                some = values[:, begin : begin + together]
+                room = wide.take("room", *some.shape)
+                np.copyto(room, some)
+                total = column_sums(room, None, total)
+        return np.asarray(total)
+
     def sum_of_squares(self) -> Array:
         """Return the sum of the squares of each row, in float64."""
         total: Array | None = None
         for _, values in self.each():
             total = column_sums(values, values, total)
         return np.asarray(total)
+
+    def sums_of(self, step: np.ufunc, *, squares: bool = False) -> tuple[Array, Array]:
+        """Return the sum of step(element) over each row, in float64, and of its squares; elements are not kept."""
+        total: Array | None = None
+        of_squares: Array | None = None
+        last: Step = lambda values, out, _: step(values, out=out)  # noqa: E731
+        steps = [*self._taken(), last]
+        for piece in self.pieces:
+            values = self.seen(piece)
+            room = self.space.take("passing", *values.shape)
+            for each in steps:
+                each(values, room, piece)
+                values = room
+            total = column_sums(values, None, total)
+            if squares:
+                of_squares = column_sums(values, values, of_squares)
+        return np.asarray(total), np.asarray(of_squares)
 
     def sums(self, values: Array, others: Array | None = None, before: Array | None = None) -> Array:
         """Return the sum of each row of a piece, or of its products with another's elements, in float64."""
@@ -326,18 +369,19 @@ def lie_apart(x: Array, axes: int) -> bool:
 
 
 def slabs_of(
-    x: Array, axes: int, limit: int, most: int, home: Array | None
+    x: Array, axes: int, limit: int, most: int, *, stays: bool
 ) -> tuple[Sequence[Index], Sequence[Index]]:
     """Return the blocks that x is cut into, and the pieces, of about `limit` elements, that each comes in.
 
-    most: elements of a block that comes in one piece. home: the result, if values may be computed there.
+    most: elements of a block that comes in one piece. stays: whether values have a place in the result, or need none.
     """
     at = x.ndim - axes
     leading, trailing, inner = x.shape[:at], x.shape[at:], _inner(x, axes)
     rows, cols = math.prod(leading[at - inner :]), math.prod(trailing)
+    most *= WIDER
     if rows * cols <= most:
         return _cut(leading, most // cols // rows * rows), [_whole(axes)]
-    if home is None:
+    if not stays:
         width = max(FEW_ROWS, most // cols)
         if width * cols <= MOST_ELEMENTS:
             return _cut(leading, width), [_whole(axes)]
@@ -345,5 +389,5 @@ def slabs_of(
     else:
         width = max(1, WIDER * limit // COLUMNS)
     width = min(width, rows)
-    together = limit // width // COLUMNS * COLUMNS if axes == 1 else COLUMNS
+    together = WIDER * limit // width // COLUMNS * COLUMNS if axes == 1 else COLUMNS
     return _cut(leading, width), _cut(trailing, max(COLUMNS, together))

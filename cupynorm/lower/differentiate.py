@@ -176,6 +176,7 @@ RULES: dict[str, Callable[..., tuple[Any, ...]]] = {
     "subtract": lambda g, _y, _a, _b: (g, -g),
     "multiply": lambda g, _y, a, b: (g * b, g * a),
     "divide": _divide,
+    "half_reciprocal": lambda g, y, _x: (-g * (y * y),),
     "negative": lambda g, _y, _x: (-g,),
     "where": lambda g, _y, c, _a, _b: (
         None,

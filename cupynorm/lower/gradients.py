@@ -70,21 +70,22 @@ class Normed(NamedTuple):
     from_result: bool = False
 
     @property
-    def is_given(self) -> tuple[bool, bool, bool, bool]:
-        """Which formula it takes: whether there are gamma, beta and mean, and whether x is the result."""
-        return self.gamma is not None, self.beta is not None, self.mean is not None, self.from_result
+    def is_given(self) -> tuple[bool, bool, bool, bool, bool]:
+        """Which formula it takes: whether there are gamma, beta, mean, x is the result, and gamma's type is float16."""
+        half = self.from_result and self.gamma is not None and self.gamma.dtype == np.float16
+        return self.gamma is not None, self.beta is not None, self.mean is not None, self.from_result, half
 
 
 @functools.cache
 def _of_norm(
-    is_given: tuple[bool, bool, bool, bool], sums: tuple[bool, bool], *, op: bool
+    is_given: tuple[bool, bool, bool, bool, bool], sums: tuple[bool, bool], *, op: bool
 ) -> tuple[Expression, tuple[str, ...]]:
     """Return a function of dy and others, and the names of those.
 
     It gives what a norm's backward op is given, g and h, if it is for the op; and behind them of which rows there are
     sums: dy * h for dgamma and dy for dbeta, as far as these are wanted.
     """
-    gamma, beta, mean, from_result = is_given
+    gamma, beta, mean, from_result, half = is_given
     names = ["x"]
     if from_result:
         names += ["beta"] * beta + ["gamma"] * gamma
@@ -97,7 +98,8 @@ def _of_norm(
         h = given["x"]
         if from_result:
             h = h - given["beta"] if beta else h
-            h = h * (1 / given["gamma"]) if gamma else h  # the reciprocal is the same for all rows
+            if gamma:  # the reciprocal is the same for all rows
+                h = h * (apply("half_reciprocal", given["gamma"]) if half else 1 / given["gamma"])
         else:
             h = (h - given["mean"] if mean else h) * given["rstd"]
         element = (dy * given["gamma"] if gamma else dy, h) if op else ()

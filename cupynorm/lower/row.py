@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cupynorm.call.view import View
 
 ROW_KERNEL = "cupynorm::{plan.kernel}<{types}, cupynorm::{plan.shape}<{numbers}>>"
-SUMMED_KERNEL = "cupynorm::row_summed<{types}, cupynorm::Registers<{numbers}>>"  # of plans in registers
+SUMMED_KERNEL = "cupynorm::row_summed<{types}, cupynorm::{plan.shape}<{numbers}>>"  # of plans in registers
 
 
 def _elsewhere(*_: Any, **__: Any) -> None:

@@ -48,10 +48,10 @@ BYTES_IN_FLIGHT = 16
 LANES = 32  # threads side by side along a row, at most
 # Groups of rows, by the most columns, where sums are taken in the pass over rows (kernels/row/summed.cuh).
 # Each adds one row of partial sums, and begins with a load that nothing overlaps; but short rows need many blocks at
-# once. Up to 4096 columns so many groups fill a device of 132 multiprocessors four times, twice, or once; beyond, some
-# rows need clusters, which reach 120 of them and take 264 groups in more nearly whole turns. Measured in
-# docs/notes/064-rows-of-sums-in-stages.md. No device has a say: sums would differ.
-GROUPS_OF_ROWS = ((256, 528), (2048, 264), (4096, 132), (16384, 264))
+# once. 528 groups fill a device of 132 multiprocessors four times, 132 once; beyond 8192 columns rows need clusters,
+# which reach 120 of them, and fewer in whole turns. Measured in docs/notes/064-rows-of-sums-in-stages.md. No device has
+# a say: sums would differ.
+GROUPS_OF_ROWS = ((256, 528), (8192, 132))
 ROW_GROUPS, WIDE_ROW_GROUPS = 528, 120  # at most, and of rows of more columns
 LEAST_ROWS_OF_GROUP = 4
 LEAST_ELEMENTS_OF_GROUP = 4096

@@ -57,6 +57,7 @@ OPERATIONS = {
     "subtract": Operation("nn", "n", np.subtract, "{} - {}"),
     "multiply": Operation("nn", "n", np.multiply, "{} * {}"),
     "divide": Operation("nn", "n", np.true_divide, "fn_divide({}, {})"),
+    "half_reciprocal": Operation("n", "n", np.reciprocal, "fn_half_reciprocal({})"),  # of a float16's value
     "negative": Operation("n", "n", np.negative, "-{}"),
     "less": Operation("nn", "c", np.less, "{} < {}"),
     "less_equal": Operation("nn", "c", np.less_equal, "{} <= {}"),

@@ -10,7 +10,7 @@ from cupynorm._options import choice, finite
 from cupynorm.call import asking
 from cupynorm.call.arguments import Call, check_each, is_number, view
 from cupynorm.call.axes import check_one_axis, transposition_of
-from cupynorm.host import reference
+from cupynorm.host import activations, reference
 from cupynorm.host.philox import PROBABILITY
 from cupynorm.host.philox import dropout as checked_dropout
 from cupynorm.invoke import one_kernel, row_ops
@@ -403,7 +403,7 @@ def _compute(call: Call, each: Each) -> None:
     if each.dropout is not None:
         reference.dropout(x, each.dropout, out)
     elif each.gate is None:
-        reference.bias_activation(x, given, str(each.activation), out, call.axes)
+        activations.bias_activation(x, given, str(each.activation), out, call.axes)
     else:
         cols = out.shape[-1]
         shift = None if given is None else np.broadcast_to(given, (2 * cols,))
@@ -411,4 +411,4 @@ def _compute(call: Call, each: Each) -> None:
             (x[..., half], None if shift is None else shift[half]) for half in (np.s_[:cols], np.s_[cols:])
         ]
         gate, value = halves if each.gate == "first" else halves[::-1]
-        reference.gated(*gate, *value, str(each.activation), out)
+        activations.gated(*gate, *value, str(each.activation), out)

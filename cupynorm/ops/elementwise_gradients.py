@@ -6,7 +6,7 @@ from typing import Any
 
 from cupynorm.call.axes import check_one_axis, transposition_of
 from cupynorm.call.elementwise_gradients import ActivationGradientCall, check_activation_gradient
-from cupynorm.host import elementwise_gradients as host
+from cupynorm.host import activations
 from cupynorm.host.broadcast_sums import BroadcastSum
 from cupynorm.invoke import gradient_calls
 from cupynorm.invoke.bound_calls import axis_option
@@ -298,10 +298,14 @@ def _on_host(call: ActivationGradientCall) -> None:
     if dbias is not None:
         total = BroadcastSum(dbias.shape, call.x.shape, call.axes, dbias if call.adds else None)
     if call.gate is None:
-        host.bias_activation(call.dy, call.x, call.bias, call.activation, call.dx, total, axes=call.axes)
+        activations.bias_activation_backward(
+            call.dy, call.x, call.bias, call.activation, call.dx, total, axes=call.axes
+        )
     else:
         first = call.gate == "first"
-        host.gated(call.dy, call.x, call.bias, call.activation, call.dx, total, gate_first=first)
+        activations.gated_backward(
+            call.dy, call.x, call.bias, call.activation, call.dx, total, gate_first=first
+        )
     if total is not None:
         total.store(dbias)
 

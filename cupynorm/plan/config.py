@@ -43,7 +43,11 @@ EDGE_VECTORS = (
 CONVERTED_ELEMENTS = (
     8  # the vectors of a group whose parameters are converted have a multiple of so many elements
 )
-MAX_NUMBERS_ACROSS = 64  # numbers that a thread of row_across or row_tiles has at a time: a bit for each
+MAX_NUMBERS_ACROSS = 64  # numbers that a thread of row_across has at a time: a bit for each
+MAX_PACKED_ACROSS = 128  # the same where they wait two in a register
+PARTS_ACROSS = (
+    4  # elements of a row that are then computed at a time, where a thread has more than MAX_NUMBERS_ACROSS
+)
 MOST_ROW_NUMBERS = 8  # in an op's State and pivot, or in its Row
 MESSAGE_NUMBERS = 8  # room of what a block of a grid tells another, in numbers of the compute type
 MESSAGE_BYTES = 32  # the same where the row waits in registers, or is read twice side by side
@@ -61,7 +65,7 @@ ROOM_BYTES, ROOM_ROWS, ROOM_BLOCKS = 96, 8, 1024
 AT_USE, PER_ROW, SHARED, REGISTERS, CONVERTED = range(5)
 
 # Where rows wait whose elements lie apart.
-NOWHERE, IN_REGISTERS, IN_SHARED_MEMORY = range(3)
+NOWHERE, IN_REGISTERS = range(2)
 
 # Whether rows begin at vectors: all do; they do not, but x is aligned as y is; they do not, and x is aligned otherwise.
 ALIGNED, UNALIGNED, UNALIGNED_APART = range(3)
@@ -106,8 +110,9 @@ class Plan:
         The compiler keeps registers few enough for so many blocks on a multiprocessor.
     across, waits
         For rows whose elements lie apart from one another: how many threads of a warp lie side by side, each with
-        `vector` neighbouring rows, and `vectors` elements of each at a time; and where rows wait: NOWHERE, IN_REGISTERS
-        or IN_SHARED_MEMORY. 0: rows are contiguous.
+        `vector` neighbouring rows, and `vectors` elements of each at a time; and where rows wait: NOWHERE or
+        IN_REGISTERS. 0: rows are contiguous. IN_REGISTERS says of prefetched rows with sums over rows beside them that
+        they wait there (StagedRegisters in kernels/row/summed.cuh).
     resident_blocks, waves
         Blocks that a multiprocessor holds at once (clusters: that the device does), and grid / what the device holds
         at once.
@@ -143,8 +148,7 @@ class Plan:
     def kernel(self) -> str:
         """The kernel of kernels/row that runs such a plan."""
         if self.across or self.variant == "cached":
-            apart = "row_tiles" if self.waits == IN_SHARED_MEMORY else "row_across"
-            return apart if self.across else "row_cached"
+            return "row_across" if self.across else "row_cached"
         if self.variant == "split" and self.group:
             return "row_spread"
         if self.variant == "split" and self.rows_per_group > 1:
@@ -158,6 +162,8 @@ class Plan:
     @property
     def shape(self) -> str:
         """The kernel's struct of template numbers."""
+        if self.kernel == "row_registers" and self.waits == IN_REGISTERS:
+            return "StagedRegisters"
         return self.kernel.removeprefix("row_").capitalize()
 
     @property
@@ -167,7 +173,6 @@ class Plan:
         tile = (self.vector, self.vectors)
         others: dict[str, tuple[int | bool, ...]] = {
             "row_across": (self.across, self.full, self.waits == IN_REGISTERS, self.ctas_per_row),
-            "row_tiles": (self.across, self.ctas_per_row),
             "row_cached": (),
             "row_spread": (self.parameter_cache,),
             "row_together": (self.rows_per_group,),
@@ -255,7 +260,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "shared_bytes": (0, 1 << 20),
     "min_blocks": (1, 32),
     "across": (0, WARP),
-    "waits": (NOWHERE, IN_SHARED_MEMORY),
+    "waits": (NOWHERE, IN_REGISTERS),
     "resident_blocks": (0, MAX_GRID),
 }
 

@@ -13,6 +13,7 @@ from cupynorm.plan.config import (
     BOUNDS,
     CONVERTED,
     CONVERTED_ELEMENTS,
+    IN_REGISTERS,
     LINE_BYTES,
     MAX_CTAS,
     MAX_FUSED_THREAD_BYTES,
@@ -62,6 +63,8 @@ def check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
     if plan.block % WARP:
         raise DoesNotFitError(f"plan: block is {plan.block}, a multiple of {WARP} is allowed")
     most = (MAX_FUSED_THREAD_BYTES if problem.fused else MAX_THREAD_BYTES) // problem.value_bytes
+    if plan.across and plan.waits:
+        most = max(most, across.most_numbers(problem))
     rows = plan.rows_per_group
     # row_together holds vectors of one row while it reduces, and one vector of each row while it writes
     held = max(plan.vectors, rows) if plan.kernel == "row_together" else plan.vectors * rows
@@ -72,7 +75,9 @@ def check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
             f"{most} elements of a thread are allowed{where}"
         )
     most = most_elements(problem)
-    if problem.column_sums and plan.stages:  # rows wait in shared memory, and sums alone in registers
+    if (
+        problem.column_sums and plan.stages and not plan.waits
+    ):  # rows wait in shared memory, and sums alone in registers
         most *= problem.fields
     if problem.fused and plan.group and not plan.across and plan.vector * plan.vectors > most:
         raise DoesNotFitError(
@@ -113,6 +118,10 @@ def _finished_in_registers(question: Question, forced: Plan) -> Plan | None:
         and plan.vectors == forced.vectors
         and (not forced.stages or forced.vector * problem.load_bytes == ACCESS_BYTES)
         and plan.shared_bytes <= question.limits.shared_bytes_per_block
+        and (
+            not forced.waits
+            or (problem.column_sums > 0 and forced.stages > 0 and forced.waits == IN_REGISTERS)
+        )
     )
     waves = forced.waves or ONE_BLOCK_PER_ROW
     if problem.column_sums:

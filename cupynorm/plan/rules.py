@@ -363,14 +363,18 @@ class ColumnSums(NamedTuple):
     ----------
     blocks
         Threads of a block of several rows, all of which are tried.
+    large_block, large_block_vectors
+        More threads of such a block have too few registers for doubles, and for more vectors of a thread than these.
     clusters
         What a cluster's tiling is worth, of that of one block.
     multiprocessors, reached_by_clusters
         For which tilings are weighed; on so many of them clusters run: some have too few neighbours left.
     cluster_threads
         Threads of a cluster's block, at least.
-    stages
-        Rows on their way in shared memory, at most.
+    stages, stages_of_registers
+        Rows on their way in shared memory, at most; and where rows wait in registers.
+    converted_twice
+        What a tiling is worth whose rows wait in shared memory, of that of one whose rows wait in registers.
     max_vectors, max_elements, staged_elements
         Vectors and elements of a row that a thread has, at most; elements by bytes of the compute type, and the same
         where rows wait in shared memory.
@@ -379,22 +383,29 @@ class ColumnSums(NamedTuple):
         how many more clusters.
     staged_registers, staged_unaligned_registers
         The same where rows wait in shared memory, without those of a vector's elements.
+    row_registers, row_unaligned_registers
+        The same where rows on their way in shared memory wait in registers; small clusters take no more.
     busy_bytes, busy_threads
         Bytes on their way to a multiprocessor, and threads of it that compute: more keep memory no busier.
     shared_bytes
         Static shared memory in which the rows of a block add up their sums, at most.
     measured
         Tilings that a search found to be better than the best by these numbers: bytes of an element of x, sums,
-        operands before and behind the op, and the fewest and the most columns that it is for; then vectors of a thread,
-        threads of a block, blocks of a cluster, stages, and blocks of a multiprocessor.
+        operands before and behind the op, `unaligned` of a Plan (such rows take more registers), and the fewest and the
+        most columns that it is for; then vectors of a thread, threads of a block, blocks of a cluster, stages, blocks
+        of a multiprocessor, and where a row with stages waits (`waits` of a Plan).
     """
 
     blocks: Sequence[int]
+    large_block: int
+    large_block_vectors: int
     clusters: float
     multiprocessors: int
     reached_by_clusters: int
     cluster_threads: int
     stages: int
+    stages_of_registers: int
+    converted_twice: float
     max_vectors: int
     max_elements: Mapping[int, int]
     staged_elements: Mapping[int, int]
@@ -403,6 +414,8 @@ class ColumnSums(NamedTuple):
     cluster_registers: int
     staged_registers: int
     staged_unaligned_registers: int
+    row_registers: int
+    row_unaligned_registers: int
     busy_bytes: int
     busy_threads: int
     shared_bytes: int
@@ -431,19 +444,10 @@ class Apart(NamedTuple):
     registers, row_registers
         Registers of a thread beside its elements, and for each of its rows.
     measured
-        Tilings in registers that a search found to be better than the first of `tilings`, where nothing comes beside x:
+        Tilings that a search found to be better than `tilings`, where x waits as it was loaded and nothing beside it:
         bytes of an element of x, the fewest and the most columns that it is for, neighbouring rows of a thread, threads
-        of a block, bytes of neighbouring rows side by side, and blocks of a multiprocessor.
-    tiles_between
-        The fewest and the most columns of rows that wait in shared memory rather than in registers, by bytes of an
-        element of x; others wait there only where that is asked for.
-    tile_vector, tile_numbers
-        Where they wait there: as max_vector, and as numbers, which a thread then has at a time.
-    tile_registers
-        As registers, where rows wait there, by bytes of the compute type.
-    tiles
-        What is tried then, as tilings: threads of a block, bytes of neighbouring rows, bytes of shared memory at most,
-        and how many blocks of a cluster share rows at most.
+        of a block, bytes of neighbouring rows side by side, blocks of a cluster at most, of which the fewest are taken
+        that hold a row, and blocks of a multiprocessor.
     """
 
     max_vector: Mapping[int, int]
@@ -456,11 +460,6 @@ class Apart(NamedTuple):
     registers: int
     row_registers: int
     measured: Sequence[Sequence[int]]
-    tiles_between: Mapping[int, Sequence[int]]
-    tile_vector: Mapping[int, int]
-    tile_numbers: Mapping[int, int]
-    tile_registers: Mapping[int, int]
-    tiles: Mapping[int, Sequence[Sequence[int]]]
 
 
 class SmallBatch(NamedTuple):

@@ -45,6 +45,10 @@ inline float fn_divide(float a, float b) {
 }
 inline double fn_divide(double a, double b) { return a / b; }
 
+// 1 unit of the last place, for numbers of float16: their reciprocals are no subnormals.
+inline float fn_half_reciprocal(float x) { return reciprocal_approx(x); }
+inline double fn_half_reciprocal(double x) { return 1 / x; }
+
 inline float fn_exp(float x) { return expf(x); }
 inline double fn_exp(double x) { return exp(x); }
 

@@ -407,6 +407,7 @@ inline void load_quad_evicted_first(const void* from, unsigned* word) { CUPYNORM
 // What the compiler may take for granted.
 inline void assume(bool fact) { __builtin_assume(fact); }
 // Hides where a word comes from: what is computed from it stays where it stands, inside a loop for example.
+inline void make_opaque(int& word) { asm volatile("" : "+r"(word)); }
 inline void make_opaque(unsigned& word) { asm volatile("" : "+r"(word)); }
 inline void make_opaque(float& number) { asm volatile("" : "+f"(number)); }
 inline void make_opaque(double& number) { asm volatile("" : "+d"(number)); }

@@ -1,5 +1,5 @@
 // block, cluster, uncached of rows whose elements lie apart from one another in memory, as along an axis that is not
-// the last: they wait in registers, or are read twice. tiles.cuh has those that wait in shared memory.
+// the last: they wait in registers, or are read twice.
 #pragma once
 #include <row/apart.cuh>
 #include <row/rounds.cuh>
@@ -19,85 +19,40 @@ struct Across {
   static constexpr bool kFull = Full, kHolds = Holds;
   static constexpr int kDown = Block / Lanes_, kRows = Lanes_ * Vector_, kWarps = Block / kWarp;
   static_assert(Lanes_ <= kWarp && (Lanes_ & (Lanes_ - 1)) == 0, "lanes of a warp that share rows are kLanes apart");
+  static_assert((kWarps & (kWarps - 1)) == 0, "lanes that are a power of two merge what the warps have");
 };
 
-// The shared memory of one reduction: words from each block of the cluster, slots of each warp and of the row.
-template <class Op, class Shape>
+// The shared memory of reductions whose result all threads take: what reduce_tile needs, and a Slot of each row.
+template <class Op, class Shape, bool kMore>
 struct ReductionPlaces {
-  static constexpr int kMessages = Shape::kCtasPerRow > 1 ? Shape::kCtasPerRow * Shape::kRows : 0,
-      kSlots = Shape::kWarps > 1 || Shape::kCtasPerRow > 1 ? (Shape::kWarps + 1) * Shape::kRows : 0;
-  static constexpr int kBytes =
-      (kMessages * int(sizeof(SlotWords<Op>)) + kSlots * int(sizeof(Slot<Op>)) + 15) / 16 * 16;
+  using Tile = TileReduction<Op, Shape, kMore>;
+  static constexpr bool kAny = Shape::kWarps > 1 || Shape::kCtasPerRow > 1;
+  static constexpr int kBytes = kAny ? Tile::kBytes + Shape::kRows * int(sizeof(SlotWords<Op>)) : 0;
   unsigned char* place;
+  Mbarrier* mbarriers;  // two
 
-  SlotWords<Op>* message(int block, int row) const {
-    return reinterpret_cast<SlotWords<Op>*>(place) + block * Shape::kRows + row;
-  }
-  Slot<Op>& slot(int warp, int row) const {
-    return reinterpret_cast<Slot<Op>*>(place + kMessages * sizeof(SlotWords<Op>))[warp * Shape::kRows + row];
-  }
+  Tile tile() const { return {reinterpret_cast<SlotWords<Op>*>(place), mbarriers}; }
+  Slot<Op>& whole(int row) const { return reinterpret_cast<SlotWords<Op>*>(place + Tile::kBytes)[row].slot; }
 };
 
 // The States of a thread's rows become those of whole rows, counted from the thread's own pivots, which are the same in
-// a warp. All threads must call; mbarrier has been made, and the blocks of the cluster have met since. A caller in a
-// loop alternates between two sets of places, each with an mbarrier, whose parity flips each time that it is used
-// again. States are merged in an order that follows from Shape alone.
-template <class Op, class Shape>
+// a warp. All threads must call; turn: how often they have before. The mbarriers have been made, and the blocks of the
+// cluster have met since. States are merged in an order that follows from Shape alone.
+template <class Op, class Shape, bool kMore>
 inline void reduce_apart(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
-    const ReductionPlaces<Op, Shape>& places, Mbarrier* mbarrier, int part, unsigned parity = 0) {
-  constexpr int kVector = Shape::kVector, kLanes = Shape::kLanes, kWarps = Shape::kWarps,
-      kCtasPerRow = Shape::kCtasPerRow;
-  if constexpr (kLanes < kWarp) {
-#pragma unroll
-    for (int v = 0; v < kVector; ++v) s[v] = Op::gather(s[v], LanesApart<kLanes>());
-  }
-  if constexpr (kWarps > 1 || kCtasPerRow > 1) {
-    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, first = lane % kLanes * kVector;
-    if (lane < kLanes) {
-#pragma unroll
-      for (int v = 0; v < kVector; ++v) places.slot(warp, first + v) = {s[v], pivot[v]};
-    }
-    __syncthreads();
-    if constexpr (kCtasPerRow > 1) {
-      constexpr int kQuads = SlotWords<Op>::kQuads;
-      if (threadIdx.x == 0) expect_bytes(mbarrier, unsigned(kCtasPerRow * Shape::kRows * kQuads * 16));
-    }
-    for (int row = threadIdx.x; row < Shape::kRows; row += Shape::kBlock) {  // one thread for each row
-      Slot<Op> all = places.slot(0, row);
-      for (int other = 1; other < kWarps; ++other) {
-        const Slot<Op> slot = places.slot(other, row);
-        all.state = Op::template merge<false>(all.state, Op::rebase(slot.state, slot.pivot, all.pivot));
-      }
-      if constexpr (kCtasPerRow > 1) {
-        SlotWords<Op> own = {};
-        own.slot = all;
-#pragma unroll
-        for (int block = 0; block < kCtasPerRow; ++block) {
-#pragma unroll
-          for (int i = 0; i < SlotWords<Op>::kQuads; ++i)
-            send_words(&places.message(part, row)->words[i], mbarrier, block, own.words[i]);
-        }
-      } else {
-        places.slot(kWarps, row) = all;
-      }
-    }
-    if constexpr (kCtasPerRow > 1) {
-      await_mbarrier(mbarrier, parity);
-      for (int row = threadIdx.x; row < Shape::kRows; row += Shape::kBlock) {
-        Slot<Op> all = places.message(0, row)->slot;
-        for (int block = 1; block < kCtasPerRow; ++block) {
-          const Slot<Op> slot = places.message(block, row)->slot;
-          all.state = Op::template merge<false>(all.state, Op::rebase(slot.state, slot.pivot, all.pivot));
-        }
-        places.slot(kWarps, row) = all;
-      }
-    }
-    __syncthreads();
+    const ReductionPlaces<Op, Shape, kMore>& places, int part, int turn = 0) {
+  constexpr int kVector = Shape::kVector, kLanes = Shape::kLanes;
+  if constexpr (ReductionPlaces<Op, Shape, kMore>::kAny) {
+    reduce_tile<Op, Shape>(
+        s, pivot, places.tile(), part, turn, [&](int row, const Slot<Op>& all) { places.whole(row) = all; });
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
-      const Slot<Op> all = places.slot(kWarps, first + v);
+      const Slot<Op> all = places.whole(int(threadIdx.x) % kLanes * kVector + v);
       s[v] = Op::rebase(all.state, all.pivot, pivot[v]);
     }
+  } else if constexpr (kLanes < kWarp) {
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) s[v] = Op::gather(s[v], LanesApart<kLanes>());
   }
 }
 
@@ -118,20 +73,25 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   // Rows of 16 bits wait in registers as they were loaded, where the steps to what the op is given are few: so twice as
   // many have room. Their elements are then computed kPart at a time, once more for the results.
   constexpr bool kPacked = kHolds && Load::kWaitsAsLoaded && sizeof(typename Load::Type) == 2 && !Store::kScales;
-  constexpr int kPart = kPacked ? part_of_elements(kElements, 32 / kVector) : kElements;
-  __shared__ Mbarrier mbarriers[2];
+  constexpr bool kMany = kVector * kElements > 64;  // of them, which leave few registers to anything else
+  constexpr int kAtATime = kMany && Op::kTwoPass ? 16 : 32;  // where one part more takes few instructions
+  constexpr int kPart = kPacked ? part_of_elements(kElements, kAtATime / kVector) : kElements;
+  __shared__ Mbarrier mbarriers[4];
 
   // this block's columns, and this thread's: every kDown-th from `first` on, before `end`
   const int part = kCtasPerRow > 1 ? cluster_rank() : 0, lane = threadIdx.x % kLanes;
   const Index cols = Index(a.cols), each = Shape::kFull ? kRound : (cols + (kCtasPerRow - 1)) / kCtasPerRow;
-  const Index begin = part * each, end = cols - begin < each ? cols : begin + each,
-      first = begin + threadIdx.x / kLanes;
+  const Index begin = part * each, end = cols - begin < each ? cols : begin + each;
+  Index first = begin + threadIdx.x / kLanes;
   const int64 row = (int64(blockIdx.x / kCtasPerRow) * kLanes + lane) * kVector;
   const bool here = row < a.rows;  // all rows of a vector are, or none
-  const ReductionPlaces<Op, Shape> places = {shared_memory};
-  const ReductionPlaces<Largest, Shape> largest_places = {places.place + places.kBytes};
+  const ReductionPlaces<Op, Shape, Op::kRounds> places = {shared_memory, mbarriers};
+  const ReductionPlaces<Largest, Shape, false> largest_places = {places.place + places.kBytes, mbarriers + 2};
   if constexpr (kCtasPerRow > 1) {
-    if (threadIdx.x == 0) init_mbarrier(&mbarriers[0]), init_mbarrier(&mbarriers[1]);
+    if (threadIdx.x == 0) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) init_mbarrier(&mbarriers[i]);
+    }
     cluster_sync();  // all blocks have begun: they may write into one another
   }
   pdl_wait_and_trigger();
@@ -158,6 +118,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   auto each_element = [&](Index at, auto&& body) {
 #pragma unroll
     for (int j = 0; j < kElements; ++j) {
+      if constexpr (kPacked && kMany && !Shape::kFull) {
+        if (j % 4 == 0) make_opaque(at);  // or addresses of all would be computed first
+      }
       if (here && (Shape::kFull || at + j * kDown < end)) body(j, at + j * kDown);
     }
   };
@@ -238,13 +201,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       else mine[v] = Op::summarize(x[v], Predicate<0>{there, false}, pivot[v]);
     }
   } else {
-    Running<Op> running[kVector];
+    RunningRows<Op, kVector> running;
     auto add = [&](int there) {
-#pragma unroll
-      for (int v = 0; v < kVector; ++v) {
-        if constexpr (Shape::kFull) running[v].template add<Precision>(x[v]);
-        else if (there > 0) running[v].template add<Precision>(x[v], Predicate<0>{there, false});
-      }
+      if constexpr (Shape::kFull) running.template add<Precision>(x, Predicate<kPart>{kPart, false});
+      else if (there > 0) running.template add<Precision>(x, Predicate<0>{there, false});
     };
     if constexpr (kPacked) {
 #pragma unroll
@@ -266,7 +226,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
       Compute from;
-      mine[v] = running[v].own_state(from);
+      mine[v] = running.own_state(v, from);
       if constexpr (Op::kHasPivot) {
         pivot[v] = LanesApart<kLanes>::first(from);
         mine[v] = Op::rebase(mine[v], from, pivot[v]);
@@ -279,7 +239,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     mine[v] = with_own<Op>(mine[v], own[v]);
     total[v] = mine[v];
   }
-  reduce_apart<Op, Shape>(total, pivot, places, &mbarriers[0], part);
+  reduce_apart<Op, Shape>(total, pivot, places, part);
 
   // ---- further rounds, of ops that have them
   // Calls body(number, column) for each part of what the thread has of its rows.
@@ -301,7 +261,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   };
   if constexpr (Op::kRounds) {
     static_assert(!Store::kScales, "scales meet in the same places");
-    unsigned exchange = 1;  // counts the reductions
+    int exchange = 1;  // counts the reductions
     auto summarize = [&](const typename Op::Progress (&progress)[kVector], typename Op::State (&own)[kVector]) {
       bool settled = true;
 #pragma unroll
@@ -335,9 +295,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       });
     };
     auto reduce = [&](typename Op::State (&states)[kVector]) {
-      const ReductionPlaces<Op, Shape> own = {places.place + exchange % 2 * places.kBytes};
-      reduce_apart<Op, Shape>(states, pivot, own, &mbarriers[exchange % 2], part, exchange / 2 % 2);
-      ++exchange;
+      reduce_apart<Op, Shape>(states, pivot, places, part, exchange++);
     };
 #pragma unroll
     for (int v = 0; v < kVector; ++v) total[v] = here ? total[v] : Op::identity();  // no row has no further round
@@ -352,6 +310,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     if (saves) a.op.save(row + v, whole[v]);
   }
 
+  if constexpr (kPacked && kMany) make_opaque(first);  // or parameters of all columns would be loaded here
   if constexpr (kPacked) {  // or their elements would take the registers that waiting as loaded saves
 #pragma unroll
     for (int j = 0; j < kElements; ++j) loaded[j].make_opaque();
@@ -396,7 +355,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         }
       });
     });
-    reduce_apart<Largest, Shape>(largest, zero, largest_places, &mbarriers[1], part);
+    reduce_apart<Largest, Shape>(largest, zero, largest_places, part);
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
       scales[v] = a.store.scale_of(largest[v].max);

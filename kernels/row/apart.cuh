@@ -1,6 +1,6 @@
-// What the kernels of rows whose elements lie apart from one another have in common (across.cuh, tiles.cuh). A thread
-// has some rows that are neighbours in memory, and accesses one element of all of them at once; neighbouring threads
-// have the next rows, so that a warp accesses whole lines. Rows are reduced over the threads in between.
+// How rows whose elements lie apart from one another are reduced (across.cuh). A thread has some rows that are
+// neighbours in memory, and accesses one element of all of them at once; neighbouring threads have the next rows, so
+// that a warp accesses whole lines. Rows are reduced over the threads in between. A tile: all rows of a block.
 #pragma once
 #include <base/reduce.cuh>
 
@@ -38,6 +38,97 @@ struct SlotWords {
     Slot<Op> slot;
   };
 };
+
+// The shared memory of a tile's reductions: a Slot of each row from each warp, then from each block of the cluster.
+// kMore: twice, as a block may send what it has of the next reduction while another reads what it had of this one.
+template <class Op, class Shape, bool kMore = true>
+struct TileReduction {
+  static constexpr int kCtasPerRow = Shape::kCtasPerRow,
+      kMessages = kCtasPerRow > 1 ? kCtasPerRow * Shape::kRows : 0, kSlots = Shape::kWarps * Shape::kRows;
+  static constexpr int kBytes = ((kMore ? 2 : 1) * kMessages + kSlots) * int(sizeof(SlotWords<Op>));
+  SlotWords<Op>* slots;  // [warp][row]
+  Mbarrier* mbarriers;   // two
+
+  // [block][row]
+  SlotWords<Op>* messages(int turn) const { return slots + kSlots + (kMore ? turn & 1 : 0) * kMessages; }
+};
+
+// Calls give(row, lane, slot) with the State of each row, given kCount slots of each. As many lanes have it, kLanes, as
+// the block has threads for; each merges some slots, and then with the others. All threads must call.
+template <class Op, class Shape, int kCount>
+struct GatheredSlots {
+  static constexpr int kRows = Shape::kRows, kMost = Shape::kBlock / kRows > 0 ? Shape::kBlock / kRows : 1;
+  static constexpr int kLanes = kMost < kCount ? kMost : kCount, kApart = kWarp / kLanes;
+  static constexpr int kWarps = kRows > kApart ? kRows / kApart : 1;
+
+  template <class Give>
+  static void give_all(const SlotWords<Op>* slots, Give give) {
+#pragma unroll 1
+    for (int warp = threadIdx.x / kWarp; warp < kWarps; warp += Shape::kWarps) {
+      const int number = int(threadIdx.x) % kWarp / kApart, row = warp * kApart + int(threadIdx.x) % kApart;
+      const SlotWords<Op>* const from = slots + number * kRows + row % kRows;
+      Slot<Op> all = from[0].slot;
+#pragma unroll
+      for (int i = kLanes; i < kCount; i += kLanes) {
+        const Slot<Op> slot = from[i * kRows].slot;
+        all.state = Op::template merge<false>(all.state, Op::rebase(slot.state, slot.pivot, all.pivot));
+      }
+      if constexpr (kLanes > 1) {
+        const auto pivot = LanesApart<kApart>::first(all.pivot);
+        all.state = Op::gather(Op::rebase(all.state, all.pivot, pivot), LanesApart<kApart>());
+        all.pivot = pivot;
+      }
+      if (row < kRows) give(row, number, all);
+    }
+  }
+};
+
+// Calls finish(row, slot) once for each of the tile's rows, with the State of the whole row, given those of each
+// thread's rows and what they are counted from, which is the same in a warp. All threads must call; turn: how often
+// they have before, 0 without kMore. They see what finish has written. The order of merges follows from Shape alone.
+template <class Op, class Shape, bool kMore, class Finish>
+inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
+    const TileReduction<Op, Shape, kMore>& places, int part, int turn, Finish finish) {
+  constexpr int kLanes = Shape::kLanes, kWarps = Shape::kWarps, kCtasPerRow = Shape::kCtasPerRow,
+      kQuads = SlotWords<Op>::kQuads;
+  using OfWarps = GatheredSlots<Op, Shape, kWarps>;
+  if constexpr (kLanes < kWarp) {
+#pragma unroll
+    for (int v = 0; v < Shape::kVector; ++v) s[v] = Op::gather(s[v], LanesApart<kLanes>());
+  }
+  const int lane = threadIdx.x % kWarp;
+  if (lane < kLanes) {
+#pragma unroll
+    for (int v = 0; v < Shape::kVector; ++v)
+      places.slots[threadIdx.x / kWarp * Shape::kRows + lane * Shape::kVector + v].slot = {s[v], pivot[v]};
+  }
+  __syncthreads();
+  if constexpr (kCtasPerRow == 1) {
+    OfWarps::give_all(places.slots, [&](int row, int number, const Slot<Op>& all) {
+      if (number == 0) finish(row, all);
+    });
+  } else {
+    SlotWords<Op>* const messages = places.messages(turn);
+    Mbarrier* const mbarrier = places.mbarriers + (turn & 1);
+    if (threadIdx.x == 0) expect_bytes(mbarrier, unsigned(kCtasPerRow * Shape::kRows * kQuads * 16));
+    OfWarps::give_all(places.slots, [&](int row, int number, const Slot<Op>& all) {
+      SlotWords<Op> own = {};
+      own.slot = all;
+#pragma unroll
+      for (int block = 0; block < kCtasPerRow; block += OfWarps::kLanes) {
+        if (kCtasPerRow % OfWarps::kLanes && block + number >= kCtasPerRow) continue;
+#pragma unroll
+        for (int i = 0; i < kQuads; ++i)
+          send_words(&messages[part * Shape::kRows + row].words[i], mbarrier, block + number, own.words[i]);
+      }
+    });
+    await_mbarrier(mbarrier, turn >> 1 & 1);
+    GatheredSlots<Op, Shape, kCtasPerRow>::give_all(messages, [&](int row, int number, const Slot<Op>& all) {
+      if (number == 0) finish(row, all);
+    });
+  }
+  __syncthreads();
+}
 
 // The largest divisor of kElements that is no more than `most`.
 constexpr int part_of_elements(int elements, int most) {

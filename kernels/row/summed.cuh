@@ -2,9 +2,9 @@
 // element. Of a norm's gradient they are dy * xhat and dy, whose sums are the gradients of gamma and beta, and dx,
 // whose sum is a bias's. Each array is read once.
 //
-// A row waits for its numbers in registers, as in row_registers; or, with kStages, in shared memory as it was loaded,
-// while the next row is summarised: what warps and blocks tell one another has a row's time to arrive. It is then
-// converted twice, and kStages more rows are on their way.
+// A row waits for its numbers in registers, as in row_registers, with the next one on its way there, or with kStages
+// more on their way in shared memory (StagedRegisters). Or it waits in shared memory as it was loaded, while the next
+// row is summarised: what warps and blocks tell one another has a row's time to arrive, but the row is converted twice.
 //
 // Rows are cut into groups, whose number follows from rows and columns alone (cupynorm/lower/sums.py). A block, or a
 // cluster, goes through whole groups: its threads add up what they have of each column in registers, and write the
@@ -20,8 +20,16 @@ namespace cupynorm {
 // columns of all of them.
 constexpr int kInterleaved = 8;
 
-// Registers of a thread beside the sums of its columns and what it keeps of these.
-constexpr int kRegistersBeside = 72;
+// Registers of a thread beside the sums of its columns and what it keeps of these; and beside these and a row.
+constexpr int kRegistersBeside = 72, kRegistersBesideRow = 48;
+
+// A Shape with stages whose rows wait in registers.
+template <auto... kNumbers>
+struct StagedRegisters : Registers<kNumbers...> {};
+template <class Shape>
+constexpr bool kTakesRows = false;
+template <auto... kNumbers>
+constexpr bool kTakesRows<StagedRegisters<kNumbers...>> = true;
 
 // partial: of each sum, [groups, cols].
 template <class Op, class Load, class Store, int kSums>
@@ -110,6 +118,32 @@ inline void prefetch_row(const Arguments<Op, Load, Store>& a, int64 row, int pla
   }
 }
 
+// Loads what all rows share of this thread's columns.
+template <int kVector, class As, class Op, class Load, class Store, class Kept, class KeptOfResults, int kVectors,
+    class Tile>
+inline void keep_columns(const Arguments<Op, Load, Store>& a, Kept (&kept)[kVectors],
+    KeptOfResults (&kept_of_results)[kVectors], const Tile& tile) {
+#pragma unroll
+  for (int p = 0; p < kVectors; ++p) {
+    if (!tile.has(p)) continue;
+    kept[p] = a.load.at(0).template keep<kVector, As>(tile.col(p));
+    kept_of_results[p] = a.store.at(0).template keep<kVector, As>(tile.col(p));
+  }
+}
+
+// Loads of a row what is not copied: its numbers, and the element that is in no vector.
+template <class Op, class Load, class Store, class Shape, class Around, class Tile>
+inline void load_uncopied(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Load, Store, Shape>& rows,
+    Around& around, int64 row, const Tile& tile) {
+  rows.sources[0] = a.load.at(row);
+  rows.targets[0] = a.store.at(row);
+  if constexpr (Shape::kEdge > 0) {
+    if (!tile.has_edge()) return;
+    around = rows.sources[0].template load<1>(tile.edge_col());
+    rows.epilogue_operands_edge[0] = rows.targets[0].template epilogue_operands<1>(tile.edge_col());
+  }
+}
+
 // kLoadSums, kStoreSums: further numbers of the functions of Load and Store. The loop holds its arrays in its own body,
 // as that of row_registers does.
 template <class Op, class Load, class Store, int kLoadSums, int kStoreSums, class Shape>
@@ -119,13 +153,18 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   constexpr int kVector = Shape::kVector, kGroup = Shape::kGroup, kCtasPerRow = Shape::kCtasPerRow;
   constexpr int kWarps = Shape::kWarps, kEdge = Shape::kEdge, kStages = Shape::kStages, kVectors = Shape::kVectors;
   constexpr int kSums = kLoadSums + kStoreSums;
-  constexpr bool kStaged = kStages > 0, kEqual = Shape::kFull && slots_for(kWarps) == kWarps;
+  constexpr bool kTakes = kTakesRows<Shape>, kStaged = kStages > 0;
+  constexpr bool kEqual = Shape::kFull && slots_for(kWarps) == kWarps;
   using Valid = Predicate<Shape::kAlwaysValid * kVector, kEdge, (kCtasPerRow > 1 ? 2 : 1)>;
   using OfVector = Predicate<0, 0, 2>;
   // What threads keep of columns is converted once where they have registers for that.
-  constexpr int kRegisters = 65536 / (Shape::kBlock * Shape::kMinBlocks), kKept = Load::kKeptColumns;
-  constexpr bool kConverted =
-      kRegistersBeside + Shape::kInVectors * (kSums + kKept + (kKept > 1)) * int(sizeof(Compute)) / 4 <= kRegisters;
+  // each scheduler of a multiprocessor has a fourth of the registers, for whole warps
+  constexpr int kSchedulers = 4, kFilled = kSchedulers * kWarp;  // threads
+  constexpr int kRegisters = 65536 / ((Shape::kBlock * Shape::kMinBlocks + kFilled - 1) / kFilled * kFilled);
+  constexpr int kKept = Load::kKeptColumns;
+  constexpr int kNumbers = kSums + kKept + (kKept > 1) + kTakes * ElementTraits<ElementOf<Op>>::kFields;
+  constexpr int kBeside = kTakes ? kRegistersBesideRow : kRegistersBeside;
+  constexpr bool kConverted = kBeside + Shape::kInVectors * kNumbers * int(sizeof(Compute)) / 4 <= kRegisters;
   using As = typename Conditional<kConverted, Compute, void>::Type;
   static_assert(Shape::kRows == 1 && Shape::kParameterMode == 0 && !Load::kDirect &&
                 !Load::kDrops && !Load::kStoresComputed && Store::kHasEpilogueOperands,
@@ -215,7 +254,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       }
     };
 
-    if constexpr (kStaged) {
+    if constexpr (kStaged && !kTakes) {
       // of this group of threads; all of a block go through as many as the first has
       const auto rows_from = [&](int64 from) { return from < end ? int((end - from + step - 1) / step) : 0; };
       const int all_rows = rows_from(base), own_rows = rows_from(base + slot);
@@ -227,12 +266,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       };
 #pragma unroll
       for (int s = 0; s < kStages; ++s) prefetch(s, s);
-#pragma unroll
-      for (int p = 0; p < kVectors; ++p) {
-        if (!tile.has(p)) continue;
-        kept[p] = a.load.at(0).template keep<kVector, As>(tile.col(p));
-        kept_of_results[p] = a.store.at(0).template keep<kVector, As>(tile.col(p));
-      }
+      keep_columns<kVector, As>(a, kept, kept_of_results, tile);
       // What is not copied: numbers of the row, and the element that is in no vector.
       auto load_besides = [&](int j) {
         sources[0] = a.load.at(row_at(j));
@@ -318,17 +352,46 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         ++turn;
       }
     } else {
-      auto load = [&](int64 from) { load_rows(a, rows, around, 0, [&](int) { return number(from); }, tile); };
+      auto prefetch = [&](int64 from, int place) {
+        if constexpr (kTakes) {  // else there may be vectors of fewer bytes than a copy has
+          if (from + slot < end) prefetch_row<Shape>(a, from + slot, place, tile);
+          commit_copies();  // an empty group too: wait counts groups
+        }
+      };
+      auto load = [&](int64 from) {
+        if constexpr (kTakes) {
+          there[0] = from + slot < end;
+          if (Shape::kGroups == 1 || there[0]) load_uncopied(a, rows, around[0], from + slot, tile);
+        } else {
+          load_rows(a, rows, around, 0, [&](int) { return number(from); }, tile);
+        }
+      };
+      if constexpr (kTakes) {
+#pragma unroll
+        for (int s = 0; s < kStages; ++s) prefetch(base + s * step, s);
+        keep_columns<kVector, As>(a, kept, kept_of_results, tile);
+      }
+      int place = 0, place_before = kStages;
       if (base < end) load(base);
       for (; base < end; base += step) {
-        const bool here = there[0];
+        const bool here = (kTakes && Shape::kGroups == 1) || there[0];
+        if constexpr (kTakes) {  // what was there has been written
+          prefetch(base + kStages * step, place_before);
+          wait_for_copies<kStages>();
+        }
 #pragma unroll
         for (int p = 0; p < kVectors; ++p) {
           ElementOf<Op>* const values = x[0] + p * kVector;
 #pragma unroll
           for (int i = 0; i < kVector; ++i) values[i] = Op::padding();
-          if (here && tile.has(p))
+          if (!here || !tile.has(p)) continue;
+          if constexpr (kTakes) {
+            kept[p].make_opaque();
+            sources[0].template unpack_row<kLoadSums, Shape::kBlock, kVector, As>(kept[p],
+                row_place<Load, Store, Shape>(place, p), threadIdx.x, values, tile.col(p), add_loaded(p * kVector));
+          } else {
             sources[0].template unpack_further<kLoadSums>(loaded[0][p], values, tile.col(p), add_loaded(p * kVector));
+          }
         }
         if constexpr (kEdge > 0) x[0][Shape::kInVectors] = unpack_edge(sources[0], around[0], here);
         const auto target = targets[0];
@@ -357,11 +420,20 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
             if (!tile.has(p)) continue;
             Compute y[kVector];
             map_vector(rows, 0, p, whole, y);
-            target.template store_further<kStoreSums, kVector, (kEdge > 0)>(y, parameters.get(a.store, p, tile),
-                operands[p], tile.col(p), add_results(p * kVector));
+            if constexpr (kTakes) {
+              kept_of_results[p].make_opaque();
+              target.template store_row<kStoreSums, Shape::kBlock, kVector, (kEdge > 0), As>(y,
+                  parameters.get(a.store, p, tile), kept_of_results[p],
+                  row_place<Load, Store, Shape>(place, p) + kBehindRow<Load, Shape>, threadIdx.x, tile.col(p),
+                  add_results(p * kVector));
+            } else {
+              target.template store_further<kStoreSums, kVector, (kEdge > 0)>(y, parameters.get(a.store, p, tile),
+                  operands[p], tile.col(p), add_results(p * kVector));
+            }
           }
           finish_edge(target, operands_edge, x[0][Shape::kElements - 1], whole);
         }
+        place_before = place, place = place == kStages ? 0 : place + 1;
       }
     }
     write_sums<Shape>(sums, all.partial, group * a.cols, slot, cols, tile);

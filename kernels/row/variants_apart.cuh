@@ -2,4 +2,3 @@
 // contiguous.
 #pragma once
 #include <row/across.cuh>
-#include <row/tiles.cuh>

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm._dtypes import dtype_of
-from cupynorm.host import conversions
+from cupynorm._dtypes import dtype_of, quantized_dtype
+from cupynorm.host import conversions, reference
 
 HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
 
@@ -91,3 +91,28 @@ def test_values_are_left_as_they_are_and_targets_may_lie_anywhere() -> None:
     assert np.array_equal(values, before)
     assert np.array_equal(target[:, ::2], values.astype(np.float16))
     assert not target[:, 1::2].any()
+
+
+@pytest.mark.parametrize("name", ["int8", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("wide", [np.float32, np.float64])
+def test_quantised_numbers_are_the_nearest(name: str, wide: Any) -> None:
+    pytest.importorskip("ml_dtypes")
+    dtype = quantized_dtype(name)
+    random = np.random.default_rng(3)
+    values = random.standard_normal(40000) * 2.0 ** random.integers(-20, 18, 40000)
+    if name == "int8":
+        values = np.concatenate([values, np.arange(-300, 300) / 2])
+    else:
+        rungs = np.sort(np.arange(256, dtype=np.uint8).view(dtype).astype(np.float64))
+        rungs = rungs[np.isfinite(rungs)]
+        values = np.concatenate([values, rungs, (rungs[1:] + rungs[:-1]) / 2])
+    values = np.concatenate([values, [np.inf, -np.inf, np.nan, 0.0, -0.0, 1e30, -1e-30]]).astype(wide)[None]
+    rounded, found = np.empty_like(values), np.empty(values.shape, dtype)
+
+    conversions.round_quantized(values, dtype, rounded)
+    conversions.narrow(rounded, found)
+
+    expected = reference._nearest(values.astype(np.float64), dtype)
+    assert np.array_equal(found.astype(np.float64), expected.astype(np.float64), equal_nan=True)
+    conversions.round_quantized(values, dtype, values)
+    assert np.array_equal(values, rounded, equal_nan=True)

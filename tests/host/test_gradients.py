@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cupynorm
 from cupynorm import layer_norm_backward, log_softmax_backward, logsumexp, softmax_backward
+from cupynorm.catalog.bounds import EPSILON, ROUNDING, SUMS
 from cupynorm.host import gradients, reference
 
 RANDOM = np.random.default_rng(23)
@@ -124,3 +126,72 @@ def test_any_number_of_threads_gives_the_same_gradient(
 
     for one, three in zip(*found, strict=True):
         assert np.array_equal(one, three)
+
+
+ROWS = {  # how a row differs from normal numbers
+    "normal": lambda x: x,
+    "far mean": lambda x: 1000 + 0.1 * x,
+    "outlier": lambda x: np.concatenate([[3e4], x[1:]]),
+    "two levels": lambda x: np.where(x > 0, 1.0, -1.0) + 1e-6 * x,
+    "large": lambda x: 1e25 * x,
+    "small": lambda x: 1e-25 * x,
+}
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("cols", [2, 3, 64, 700, 5000])
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+def test_gradients_of_few_rows_are_as_exact_as_promised(
+    norm: str, kind: str, cols: int, given: bool, axis: int
+) -> None:
+    random = np.random.default_rng(cols)
+    eps = 0.0 if kind == "small" else 1e-5
+    x = np.stack([ROWS[kind](random.standard_normal(cols)) for _ in range(2)]).astype(np.float32)
+    dy, gamma = random.standard_normal(x.shape).astype(np.float32), random.standard_normal(cols).astype("f4")
+    wide = x.astype(np.float64)
+    mean = wide.mean(1, keepdims=True) if norm == "layer_norm" else np.zeros((2, 1))
+    rstd = 1 / np.sqrt(np.square(wide - mean).mean(1, keepdims=True) + eps)
+    z, g = (wide - mean) * rstd, dy.astype(np.float64) * gamma
+    level = g.mean(1, keepdims=True) if norm == "layer_norm" else 0.0
+    statistics: dict[str, Any] = {"rstd": rstd[:, 0]} if given else {}
+    if given and norm == "layer_norm":
+        statistics["mean"] = mean[:, 0]
+    arrays = (dy, x) if axis else (np.ascontiguousarray(dy.T), np.ascontiguousarray(x.T))
+
+    function = getattr(cupynorm, f"{norm}_backward")
+    dx, dgamma = function(*arrays, gamma, axis=axis, eps=eps, **statistics)[:2]
+
+    exact = rstd * (g - level - z * (g * z).mean(1, keepdims=True))
+    terms = rstd * (
+        np.abs(g) + np.abs(g).mean(1, keepdims=True) + np.abs(z) * np.abs(g * z).mean(1, keepdims=True)
+    )
+    for found, wanted, scale in (
+        (dx if axis else dx.T, exact, terms),
+        (dgamma, (dy * z).sum(0), np.abs(dy * z).sum(0)),
+    ):
+        allowed = ROUNDING["float32"] * np.abs(wanted) + SUMS * EPSILON["float32"] * scale
+        np.testing.assert_array_less(np.abs(found.astype(np.float64) - wanted), allowed + 1e-44)
+
+
+@pytest.mark.parametrize("shape", [(3, 50, 40), (400, 21, 4), (3, 300, 250)], ids=str)
+@pytest.mark.parametrize("block", [500, 1 << 17])
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+def test_gradients_along_the_middle_axis_are_those_of_rows_of_their_own(
+    norm: str, block: int, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(7)
+    dy, x = (
+        random.standard_normal(shape).astype(np.float32)[: 20 if block < 1000 else None] for _ in range(2)
+    )
+    gamma = random.standard_normal(shape[1]).astype(np.float32)
+    function = getattr(cupynorm, f"{norm}_backward")
+    wanted = function(*(np.ascontiguousarray(np.moveaxis(each, 1, -1)) for each in (dy, x)), gamma)
+    monkeypatch.setattr(reference, "BLOCK", block)
+
+    found = function(dy, x, gamma, axis=1)
+
+    np.testing.assert_allclose(np.moveaxis(found[0], 1, -1), wanted[0], 1e-5, 2e-6)
+    for sums, expected in zip(found[1:], wanted[1:], strict=True):
+        np.testing.assert_allclose(sums, expected, 1e-5, 1e-5 * np.abs(expected).max())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -153,3 +154,16 @@ def test_what_lies_apart_is_seen() -> None:
     assert not slabs.lie_apart(x, 1)
     assert not slabs.lie_apart(x[:, :, ::2].transpose(0, 2, 1), 1)
     assert not slabs.lie_apart(np.broadcast_to(x[:, :, :1], x.shape).transpose(0, 2, 1), 1)
+
+
+def test_logsumexp_of_low_rows_keeps_no_copy() -> None:
+    x = normal(2000, 1500, dtype="float32") - np.float32(900)
+
+    cupynorm.logsumexp(x, axis=0)
+    tracemalloc.start()
+    y = cupynorm.logsumexp(x, axis=0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    np.testing.assert_allclose(y, np.log(np.exp(x.astype(np.float64) + 900).sum(0)) - 900, 1e-6)
+    assert peak < x.nbytes / 4

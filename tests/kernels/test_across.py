@@ -19,7 +19,7 @@ from cupynorm.lower.row import RowOp
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
 from cupynorm.ops.softmax import SOFTMAX
 from cupynorm.plan.choose import choose
-from cupynorm.plan.config import IN_REGISTERS, IN_SHARED_MEMORY, NOWHERE, DoesNotFitError, Plan
+from cupynorm.plan.config import IN_REGISTERS, NOWHERE, DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.variants.across import VARIANTS_ACROSS
 from cupynorm.runtime import compiler, nvrtc
@@ -109,8 +109,7 @@ def test_every_variant_is_right(variant: str | None, dtype: str) -> None:
         assert variant in {None, plan.variant}
         np.testing.assert_allclose(found, expected(op, host), rtol=4 * DIGITS[dtype], atol=DIGITS[dtype])
         seen.add(plan.vector > 1)
-    held = dtype == "float64" and variant != "shared"
-    assert seen == ({False} if held else {True, False})  # as RULES say for 8 bytes
+    assert seen == ({False} if dtype == "float64" else {True, False})  # as RULES say for 8 bytes
 
 
 @pytest.mark.parametrize("gap", [1, 3, 4])
@@ -126,13 +125,13 @@ def test_numbers_that_nobody_chooses() -> None:
     host = drawn((2, 77, 64), "float32")
     _, plan = run(LAYER_NORM, host, None)
     for across, vector, block, waits, ctas in itertools.product(
-        (1, 8, 32), (1, 4), (64,), (NOWHERE, IN_REGISTERS, IN_SHARED_MEMORY), (1, 4)
+        (1, 8, 32), (1, 4), (64,), (NOWHERE, IN_REGISTERS), (1, 4)
     ):
         group = block // across
         elements = math.ceil(math.ceil(77 / ctas) / group) if waits == IN_REGISTERS else 2
         if elements * vector > 32:
             continue
-        names = {IN_REGISTERS: "block", IN_SHARED_MEMORY: "shared", NOWHERE: "uncached"}
+        names = {IN_REGISTERS: "block", NOWHERE: "uncached"}
         forced = dataclasses.replace(
             plan,
             variant="cluster" if ctas > 1 else names[waits],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import NamedTuple
 
@@ -80,9 +81,11 @@ OTHERS = [
         if gate is None or unaligned == 2  # halves of odd rows begin differently
     ),
 ]
+ALL = (*WHOLE, *OTHERS)
 
 
-def build(cases: list[Case], arch: str) -> list[tuple[Case, Cubin, int]]:
+@functools.cache
+def build(cases: tuple[Case, ...], arch: str) -> list[tuple[Case, Cubin, int]]:
     if arch not in nvrtc.supported_archs():
         pytest.skip(f"no NVRTC for sm_{arch}")
     found = []
@@ -119,7 +122,7 @@ def faults(case: Case, cubin: Cubin, vector: int, arch: str) -> list[str]:
 
 @pytest.mark.parametrize("arch", ["90"])
 def test_whole_rows_are_moved_in_whole_vectors(arch: str) -> None:
-    built = [(case, faults(case, cubin, vector, arch)) for case, cubin, vector in build(WHOLE + OTHERS, arch)]
+    built = [(case, faults(case, cubin, vector, arch)) for case, cubin, vector in build(ALL, arch)]
 
     assert not [each for each in built if each[1]]
 
@@ -127,7 +130,7 @@ def test_whole_rows_are_moved_in_whole_vectors(arch: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_architecture(arch: str) -> None:
-    built = [(case, faults(case, cubin, vector, arch)) for case, cubin, vector in build(WHOLE + OTHERS, arch)]
+    built = [(case, faults(case, cubin, vector, arch)) for case, cubin, vector in build(ALL, arch)]
 
     assert not [each for each in built if each[1]]
 
@@ -148,7 +151,7 @@ BUDGETS = {
 
 @pytest.mark.skipif(nvdisasm() is None, reason="nvdisasm is not installed")
 def test_instructions_leave_the_bandwidth() -> None:
-    for case, cubin, vector in build(list(BUDGETS), "90"):
+    for case, cubin, vector in build(tuple(BUDGETS), "90"):
         rows = elementwise.ROWS if case.bias else 1
         count = (len(code_of(cubin, "90").instructions) - OF_LAUNCH) / (vector * rows)
         assert count <= BUDGETS[case], case

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 import cupynorm
+from cupynorm.call.view import View
+from cupynorm.lower.row import row_spec
+from cupynorm.ops.norm import LAYER_NORM
 from cupynorm.runtime import compiler, devices
-from tests import simulator
+from tests import build_gate, simulator
 from tests.simulator import build, cupy, simulated  # noqa: F401  a fixture
 
 KERNEL = """
@@ -50,6 +53,9 @@ def struct_of(x, y):
     """Return the kernel's one argument."""
     members = np.dtype([("x", np.uintp), ("y", np.uintp), ("n", np.int32)], align=True)
     return np.array([(x.data.ptr, y.data.ptr, y.size)], members)
+
+
+pytestmark = pytest.mark.unrehearsed  # kernels of its own, with faults
 
 
 @pytest.fixture(autouse=True)
@@ -893,3 +899,51 @@ def test_headers_are_compiled_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     (header,) = tmp_path.glob("header-*/simulator.h.gch")
     build._header.cache_clear()  # the folder goes
     assert header.read_bytes().startswith(b"gpch")  # a library, which has no such mark, would be passed over
+
+
+def joined(tmp_path, monkeypatch, kernels):
+    """Compile kernels together into an empty cache."""
+    monkeypatch.setenv("CUPYNORM_SIMULATOR_CACHE", str(tmp_path / "cache"))
+    found = [build.wanted(code, name, compiler.options()) for code, name in kernels]
+    build.together(found)
+    return found
+
+
+def row_kernels():
+    """Give text and name of kernels that need more and less shared memory."""
+    what = row_spec(LAYER_NORM, *(View(0, (8, 1024), (4096, 4), np.dtype(np.float32)),) * 2, 1, {})
+    plans = {each.kernel: each for each in build_gate.plans(what.problem, "90")}
+    return [(what.text, what.expression(plan)) for plan in plans.values()]
+
+
+def test_kernels_that_are_compiled_together_are_those_that_are_compiled_alone(tmp_path, monkeypatch):
+    kernels = row_kernels()
+    found = joined(tmp_path, monkeypatch, kernels)
+    assert all(each.path.exists() for each in found)
+    assert len({each.path.stat().st_ino for each in found}) == 1  # one library
+    together = [build.Library(code, name, compiler.options()) for code, name in kernels]
+
+    monkeypatch.setenv("CUPYNORM_SIMULATOR_CACHE", str(tmp_path / "another"))
+    for (code, name), one in zip(kernels, together, strict=True):
+        alone = build.Library(code, name, compiler.options())
+        for what in ("static_shared_bytes", "max_threads", "parameter_bytes"):
+            assert getattr(one, what) == getattr(alone, what), (name, what)
+    assert len({one.static_shared_bytes for one in together}) > 1
+    assert len({one.entry for one in together}) == len(kernels)
+
+
+def test_a_kernel_that_does_not_compile_leaves_the_others_to_be_compiled_alone(tmp_path, monkeypatch):
+    (code, name), *_ = row_kernels()
+    good, bad = joined(tmp_path, monkeypatch, [(code, name), (code, name.replace("LayerNorm", "Missing"))])
+    assert not good.path.exists()
+    assert build.library(code, name, compiler.options()) == good.path
+    with pytest.raises(build.CompileError, match="Missing"):
+        build.library(code, bad.name, compiler.options())
+
+
+def test_only_texts_that_are_whole_by_themselves_are_joined():
+    (code, name), *_ = row_kernels()
+    assert build.wanted(code, name).parts
+    assert build.wanted(code, name + "Function_1").parts is None  # a function that another text might have
+    assert build.wanted(code + "int more;\n", name).parts is None
+    assert build.wanted(code + "\n", name).key != build.wanted(code, name).key

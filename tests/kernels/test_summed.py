@@ -21,8 +21,9 @@ from cupynorm.lower.backward import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
 from cupynorm.lower.gradients import Added, Normed, ParameterSums, norm_gradient
 from cupynorm.lower.sums import Result, row_groups, sums_of_groups
 from cupynorm.plan.choose import choose
-from cupynorm.plan.config import DoesNotFitError, Plan
+from cupynorm.plan.config import IN_REGISTERS, DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
+from cupynorm.plan.rules import rules_of
 from cupynorm.runtime import compiler, nvrtc
 from cupynorm.tools import bench
 from cupynorm.tools.results import Point
@@ -146,6 +147,7 @@ def run(
     return Found(dx.get().astype(np.float64), *found, plans[0])
 
 
+MOST_IN_REGISTERS = 16  # elements of a thread
 DIGITS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-5, "float64": 1e-12}
 SHAPES = [
     (1, 1),
@@ -194,11 +196,14 @@ def test_every_width_in_every_variant(dtype: str, skip: int) -> None:
     assert seen >= {("warp", True), ("block", True), ("cluster", False)}
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize(("stages", "waits"), [(1, 0), (2, 0), (3, 0), (1, IN_REGISTERS), (3, IN_REGISTERS)])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.usefixtures("small_groups")
-def test_rows_on_their_way_in_shared_memory(dtype: str, stages: int) -> None:
-    """Of groups of fewer rows than stages, too; with and without rows that begin beside vectors."""
+def test_rows_on_their_way_in_shared_memory(dtype: str, stages: int, waits: int) -> None:
+    """Of groups of fewer rows than stages, too; with and without rows that begin beside vectors.
+
+    They wait there, or in registers.
+    """
     seen = set()
     for (rows, cols), ds in itertools.product(
         [(3, 8), (129, 128), (50, 257), (60, 1000), (40, 1001)], (True, False)
@@ -209,15 +214,17 @@ def test_rows_on_their_way_in_shared_memory(dtype: str, stages: int) -> None:
                 plan = run(given, variant, ds=ds).plan
                 if plan.vector * given.x.itemsize < 16:
                     continue  # copies are of whole vectors
+                if waits and plan.vectors * plan.vector > MOST_IN_REGISTERS:
+                    plan = dataclasses.replace(plan, vectors=plan.vectors // 2, group=plan.group * 2)
                 block = max(plan.group, 128 // plan.group * plan.group)  # several rows of a block, still
-                staged = dataclasses.replace(plan, stages=stages, block=block)
+                staged = dataclasses.replace(plan, stages=stages, block=block, waits=waits)
                 found = run(given, staged, ds=ds)
             except DoesNotFitError:
                 assert variant == "warp"
                 assert cols > 200
                 continue
             assert_right(given, found, dtype, ds=ds)
-            assert found.plan.stages == stages
+            assert (found.plan.stages, found.plan.waits) == (stages, waits)
             assert found.plan.shared_bytes > 0
             seen.add((variant, plan.unaligned))
     assert seen >= {("warp", 0), ("block", 0), ("cluster", 0)}
@@ -250,6 +257,34 @@ def test_the_bits_do_not_depend_on_how_many_blocks_a_device_holds() -> None:
             assert found.plan.grid < row_groups(rows, cols).groups or sms > 3
             bits.add(tuple(each.tobytes() for each in found[:4]))
     assert len(bits) == 2  # of two shapes
+
+
+MEASURED_OPS = [
+    "layer_norm_backward",
+    "rms_norm_backward",
+    "add_layer_norm_backward",
+    "layer_norm_backward_from_y",
+]
+
+
+def test_tilings_that_were_measured_as_the_best_are_taken() -> None:
+    """By the widest rows of each; a kind of row has one."""
+    limits, taken = RECORDED["h200"], set()
+    measured = [tuple(each) for each in rules_of(limits.compute_capability).column_sums.measured]
+    for op, dtype in itertools.product(MEASURED_OPS, ("float16", "float32")):
+        for cols in sorted({each[6] - each[4] for each in measured}):
+            problem = bench.lowered(Point(op, dtype, 49152, cols), limits=limits).problem
+            operands = len(problem.load_operands), len(problem.epilogue_operands)
+            kind = problem.load_bytes, problem.column_sums, *operands, problem.unaligned
+            of_kind = [each for each in measured if each[:5] == kind and each[5] <= cols <= each[6]]
+            assert len(of_kind) <= 1
+            if of_kind:
+                plan = choose(problem, limits, lambda each: each.min_blocks)
+                vectors, block, *how = of_kind[0][7:]
+                assert (plan.vectors, max(plan.block, block)) == (vectors, block)
+                assert [plan.ctas_per_row, plan.stages, plan.min_blocks, plan.waits] == how
+                taken.add(of_kind[0])
+    assert taken == {*measured}
 
 
 @pytest.mark.parametrize("rows", [1, 5, 528, 4096, 49152, 1_000_000, 1 << 33])
@@ -297,19 +332,13 @@ def test_kernels_compile_without_spills(arch: str, device: str, dtype: str) -> N
 @pytest.mark.slow
 @pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize(
-    "op",
-    [
-        "layer_norm_backward",
-        "rms_norm_backward",
-        "add_layer_norm_backward",
-        "layer_norm_backward_from_y",
-    ],
-)
+@pytest.mark.parametrize("op", MEASURED_OPS)
 def test_chosen_plans_have_registers_enough(op: str, dtype: str) -> None:
     """Of every form at the widths of the benchmark: no fewer blocks than planned, because of spills, are resident."""
     faults = {}
-    for cols in (128, 1000, 1024, 4096, 8192, 32768, 50257) if SLOW else (1000, 8192, 50257):
+    short = (128, 129, 768, 1001, 1024, 3000, 4097, 5000)
+    widths = (*short, 8191, 8192, 16384, 20480, 30001, 32768, 50257, 65536)
+    for cols in widths if SLOW else (1000, 8191, 8192, 50257):
         what = bench.lowered(Point(op, dtype, 49152, cols, 0), limits=RECORDED["h200"])
         plan = choose(what.problem, RECORDED["h200"], lambda each: each.min_blocks)
         (cubin,) = nvrtc.compile_all(what.text, [what.expression(plan)], compiler.options(), "90")

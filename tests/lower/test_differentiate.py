@@ -52,6 +52,7 @@ def differences(function: Any, *operands: Any) -> list[Any]:
 SMOOTH: dict[str, Any] = {
     "+ - *": lambda x, r: (x + r) * (x - 2 * r) - r * x,
     "/": lambda x, r: x / (r * r + 1) + 3 / (x - 7) - r / 4,
+    "1 / a float16": lambda x, r: apply("half_reciprocal", x * x + 1) * r,
     "unary": lambda x, r: -x * +r,
     "powers": lambda x, r: x**5 + (x * x + 1) ** 0.5 + (r * r + 1) ** -0.5 + (r + 9) ** -3,
     "abs": lambda x, r: abs(x) * r + f.abs(r),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import cupynorm
+from cupynorm.tools.testing import assert_close
 
 AXES = [-1, 0, 1, 2, -3, (0, 1), (0, 2), (2, 1), (1, 2), None]
 SHAPE = (4, 6, 8)
@@ -151,3 +152,25 @@ def test_errors_say_the_axes_that_were_given() -> None:
         cupynorm.geglu(x[:3], axis=0)
     with pytest.raises(ValueError, match=r"axis 3 is out of range"):
         cupynorm.bias_silu(x, None, axis=3)
+
+
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_narrower_types_along_any_axis(axis: Any, dtype: Any) -> None:
+    x, (bias, _) = normal(*SHAPE).astype(dtype), bias_along(axis)
+    bias = bias.astype(dtype)
+    wide = [each.astype(np.float64) for each in (x, x, bias)]
+    forward, backward, _ = BIASED["gelu"]
+    assert_close(forward(x, bias, axis=axis), forward(*wide[1:], axis=axis), scale=np.ones(SHAPE))
+    for found, wanted in zip(backward(x, x, bias, axis=axis), backward(*wide, axis=axis), strict=True):
+        assert_close(found, wanted, scale=np.full(wanted.shape, 10.0))
+    if not isinstance(axis, int):
+        return
+    forward, backward, _ = GATED["swiglu"]
+    y = forward(x, bias, axis=axis)
+    assert_close(y, forward(*wide[1:], axis=axis), scale=np.ones(y.shape))
+    dy = y.astype(np.float64)
+    for found, wanted in zip(
+        backward(y, x, bias, axis=axis), backward(dy, *wide[1:], axis=axis), strict=True
+    ):
+        assert_close(found, wanted, scale=np.full(wanted.shape, 10.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -14,25 +15,29 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import elf
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 HERE = Path(__file__).parent
 SHARED_EXTENT = 232448 + 4096  # the largest opt-in limit, and room to see what is written behind it
 KEPT_DAYS = 14  # a library that nobody has loaded for so long is removed
 
 # One contract: the generated part may rely on nothing but simulator.h.
-ENTRY = """
+PROLOGUE = """
 #line 1 "simulator_entry.cpp"
 thread_local unsigned char shared_memory[{extent}] __attribute__((aligned(16)));
 {bounds}
 #define SIMULATOR_EXPORT extern "C" __attribute__((visibility("default")))
-SIMULATOR_EXPORT void simulator_entry(void** arguments) {{ simulator::call(&{name}, arguments); }}
 SIMULATOR_EXPORT unsigned char* simulator_shared() {{ return shared_memory; }}
-SIMULATOR_EXPORT int simulator_sizes(int* bytes) {{ return simulator::sizes(&{name}, bytes); }}
-SIMULATOR_EXPORT int simulator_bounds() {{ return {bound}; }}
+"""
+ENTRY = """
+SIMULATOR_EXPORT void simulator_entry_{key}(void** arguments) {{ simulator::call(&{name}, arguments); }}
+SIMULATOR_EXPORT int simulator_sizes_{key}(int* bytes) {{ return simulator::sizes(&{name}, bytes); }}
+SIMULATOR_EXPORT int simulator_bounds_{key}() {{ return {bound}; }}
 """
 BOUNDS = re.compile(
     r"(?P<template>template\s*<[^;{}]*?>\s*)?__global__\s+void\s+"
@@ -95,7 +100,7 @@ def _folder(asked: str | None) -> Path:
 
 def _forget_old(folder: Path) -> None:
     oldest = time.time() - KEPT_DAYS * 86400
-    for path in folder.glob("*.so"):
+    for path in (*folder.glob("*.so"), *folder.glob(f"*{STATIC}")):
         if path.stat().st_mtime < oldest:
             path.unlink(missing_ok=True)
 
@@ -105,6 +110,9 @@ def cache() -> Path:
     return _folder(os.environ.get("CUPYNORM_SIMULATOR_CACHE"))
 
 
+MOST_TOGETHER = 32  # kernels in one text
+SECTIONS = ("-ffunction-sections", "-fdata-sections")  # so that elf.py sees which of them needs what
+STATIC = ".static"  # a file with the bytes of static shared memory of one kernel of several
 LIBRARY = ("-shared", "-Wl,--as-needed")  # with these g++ would link a header that it compiles ahead
 
 
@@ -186,17 +194,32 @@ def engine(sanitize: str) -> Path:
     return _compile(text, [*flags, f"-I{HERE}"], f"engine-{key}")
 
 
-def _headers(options: Iterable[str]) -> list[tuple[str, str]]:
+def _headers(options: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Read every file below the -I folders and in this one: what the text may include."""
-    files = []
-    for option in (*options, f"-I{HERE}"):
-        if option.startswith("-I"):
-            folder = Path(option[2:])
-            files += [
-                (str(path), path.read_text())
-                for path in sorted(folder.rglob("*.cu*")) + sorted(folder.rglob("*.h"))
-            ]
-    return files
+    folders = [option[2:] for option in (*options, f"-I{HERE}") if option.startswith("-I")]
+    found = []
+    for folder in folders:
+        for root, _, names in os.walk(folder):
+            paths = (f"{root}/{name}" for name in names if name.endswith((".cu", ".cuh", ".h")))
+            found += [(path, *_state(path)) for path in paths]
+    return _read(tuple(sorted(found)))
+
+
+def _state(path: str) -> tuple[int, int, int]:
+    """Return what differs after a file was written."""
+    state = Path(path).stat()
+    return state.st_ino, state.st_mtime_ns, state.st_size
+
+
+@functools.lru_cache(maxsize=8)
+def _read(files: tuple[tuple[str, int, int, int], ...]) -> tuple[tuple[str, str], ...]:
+    """Read files, once for each state that they are in."""
+    return tuple((path, Path(path).read_text()) for path, *_ in files)
+
+
+@functools.lru_cache(maxsize=8)
+def _version_of(headers: tuple[tuple[str, str], ...]) -> str:
+    return _key(*(part for pair in headers for part in pair))
 
 
 def _first(arguments: str) -> str:
@@ -237,24 +260,135 @@ def _bounds(name: str, code: str, headers: tuple[str, ...]) -> tuple[str, str]:
 COMMON = ("#include <row/variants.cuh>",)  # what many kernels include first
 
 
-def library(code: str, name: str, options: Iterable[str] = ()) -> Path:
-    """Compile the kernel that `name` (a name expression) is in `code`. Raises CompileError with the log."""
-    sanitize = sanitizer()
-    linked = engine(sanitize)
+# All that a text of runtime.compiler.text() consists of: such texts can be joined, and no others.
+PART = re.compile(
+    r"(?P<comment>//.*\n)|(?P<include>#include <.*>\n)|(?P<line>static_assert\(.*\);\n)"
+    r"|(?P<functions>namespace cupynorm \{\n(?:.*\n)*?\}  // namespace cupynorm\n)"
+)
+
+
+def _parts(code: str) -> list[re.Match[str]] | None:
+    """Take a text apart; None if it has anything that PART does not know."""
+    found, at = [], 0
+    while at < len(code):
+        part = PART.match(code, at)
+        if part is None:
+            return None
+        found.append(part)
+        at = part.end()
+    return found
+
+
+class Wanted(NamedTuple):
+    """A kernel that is to be compiled, and all that decides on what comes out."""
+
+    code: str
+    name: str
+    passed: tuple[str, ...]  # options
+    bounds: str  # C++ that holds its launch bounds, and the expression that asks for them
+    bound: str
+    version: str  # a digest of all that the code may include
+    key: str
+
+    @property
+    def parts(self) -> list[re.Match[str]] | None:
+        """What the code consists of; None if it cannot be joined with others, or leaves out what it needs."""
+        needed = re.findall(r"\bFunction_\w+", self.name)
+        return _parts(self.code) if all(f"struct {each} {{" in self.code for each in needed) else None
+
+    @property
+    def path(self) -> Path:
+        return cache() / f"{self.key}.so"
+
+
+def wanted(code: str, name: str, options: Iterable[str] = ()) -> Wanted:
+    """Say what compiling the kernel that `name` (a name expression) is in `code` would take."""
     given = [option.replace("--std=", "-std=") for option in options]
     headers = _headers(given)
     bounds, bound = _bounds(name, code, tuple(text for _, text in headers))
-    text = f'#include "simulator.h"\n#line 1 "kernel.cu"\n{code}\n'
-    text += ENTRY.format(extent=SHARED_EXTENT, name=name, bounds=bounds, bound=bound)
-    flags = ["-std=c++17", *_flags(sanitize), *_kernel_flags(sanitize)]
-    passed = [option for option in given if option.startswith(("-I", "-D", "-std="))]
-    version = _key(*(part for pair in headers for part in pair))
-    key = _key(text, linked.name, *flags, *passed, version)
-    ahead = [f'#include "{HERE / "simulator.h"}"', *(line for line in COMMON if line in code)]
-    folder = _header("\n".join(ahead), tuple(passed), version, *flags)
+    passed = tuple(option for option in given if option.startswith(("-I", "-D", "-std=")))
+    version = _version_of(headers)
+    key = _key(
+        code, name, bounds, bound, PROLOGUE, ENTRY, engine(sanitizer()).name, *_all_flags(), *passed, version
+    )
+    return Wanted(code, name, passed, bounds, bound, version, key)
+
+
+def _all_flags() -> list[str]:
+    sanitize = sanitizer()
+    return ["-std=c++17", *_flags(sanitize), *_kernel_flags(sanitize)]
+
+
+def _text(codes: Iterable[str], kernels: Iterable[Wanted]) -> str:
+    kernels = tuple(kernels)
+    return "".join(
+        [
+            '#include "simulator.h"\n',
+            *(f'#line 1 "kernel.cu"\n{code}\n' for code in codes),
+            PROLOGUE.format(
+                extent=SHARED_EXTENT, bounds="\n".join(dict.fromkeys(each.bounds for each in kernels))
+            ),
+            *(ENTRY.format(key=each.key, name=each.name, bound=each.bound) for each in kernels),
+        ]
+    )
+
+
+def _all_options(kernel: Wanted, flags: list[str]) -> list[str]:
+    ahead = [f'#include "{HERE / "simulator.h"}"', *(line for line in COMMON if line in kernel.code)]
+    folder = _header("\n".join(ahead), kernel.passed, kernel.version, *flags)
+    return [*flags, f"-I{folder}", f"-I{HERE}", *kernel.passed]
+
+
+def _link() -> list[str]:
+    linked = engine(sanitizer())
     # $ORIGIN: the folder may be moved as a whole
-    link = [f"-L{linked.parent}", f"-l:{linked.name}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-undefined"]
-    return _compile(text, [*flags, f"-I{folder}", f"-I{HERE}", *passed], key, link)
+    return [f"-L{linked.parent}", f"-l:{linked.name}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-undefined"]
+
+
+def library(code: str, name: str, options: Iterable[str] = ()) -> Path:
+    """Compile the kernel that `name` (a name expression) is in `code`. Raises CompileError with the log."""
+    one = wanted(code, name, options)
+    if one.path.exists():
+        os.utime(one.path)
+        return one.path
+    return _compile(_text([code], [one]), _all_options(one, _all_flags()), one.key, _link())
+
+
+def together(kernels: Sequence[Wanted]) -> None:
+    """Compile kernels in one go, into a library each: half of the work is what they share.
+
+    Those whose texts include the same are compiled as one text. If that fails none is there, and library() says why.
+    Those that were wanted with other flags than there are now (tests set them) are left out.
+    """
+    alike: dict[tuple[object, ...], dict[str, Wanted]] = {}
+    for each in kernels:
+        if each.parts and not each.path.exists() and each == wanted(each.code, each.name, each.passed):
+            includes = tuple(part[0] for part in each.parts if part["include"])
+            alike.setdefault((includes, each.passed, each.version), {})[each.key] = each
+    for group in alike.values():
+        every = list(group.values())
+        for first in range(0, len(every), MOST_TOGETHER):
+            _compile_together(every[first : first + MOST_TOGETHER])
+
+
+def _compile_together(kernels: Sequence[Wanted]) -> None:
+    parts = (part for each in kernels for part in each.parts or ())
+    code = "".join(dict.fromkeys(part[0] for part in parts if not part["comment"]))
+    options = _all_options(kernels[0], _all_flags())
+    with tempfile.TemporaryDirectory(dir=cache()) as scratch:
+        source, made = Path(scratch, "text.cpp"), Path(scratch, "made.o")
+        source.write_text(_text([code], kernels))
+        if _run([compiler(), *options, *SECTIONS, "-c", str(source), "-o", str(made)]).returncode:
+            return
+        result = Path(scratch, "result.so")
+        if _run([compiler(), *LIBRARY, str(made), "-o", str(result), *_link()]).returncode:
+            return
+        entries = [f"simulator_entry_{each.key}" for each in kernels]
+        needed = elf.thread_local_bytes(made.read_bytes(), entries, "simulator_shared")
+        for each, entry in zip(kernels, entries, strict=True):  # one library under many names
+            each.path.with_suffix(STATIC).write_text(str(needed[entry] - SHARED_EXTENT))
+            with contextlib.suppress(FileExistsError):
+                each.path.hardlink_to(result)
 
 
 def prebuild(kernels: Iterable[tuple[str, str]], options: Iterable[str] = (), processes: int = 2) -> None:
@@ -274,10 +408,18 @@ def place_of(library: str, offset: str) -> str:
     return "" if place.startswith("?") else place
 
 
+# Where rehearsal.py wants to know which kernels tests need: a Library then is one that cannot be launched.
+rehearsed: list[Wanted] | None = None
+
+
 class Library:
     """A loaded kernel: its entry, and what a launch of it must know."""
 
     def __init__(self, code: str, name: str, options: Iterable[str]) -> None:
+        if rehearsed is not None:
+            rehearsed.append(wanted(code, name, options))
+            self.entry, self.max_threads, self.parameter_bytes, self.static_shared_bytes = None, 1024, (), 0
+            return
         if sanitizer() == "address" and not hasattr(ctypes.CDLL(None), "__asan_init"):
             raise RuntimeError(
                 "libasan must be loaded first: start Python with simulator.sanitized_environment()"
@@ -285,21 +427,20 @@ class Library:
         path = library(code, name, options)
         self._loaded = ctypes.CDLL(str(path))
         self.launch: Any = ctypes.CDLL(str(engine(sanitizer()))).simulator_launch
-        self.entry = ctypes.cast(self._loaded.simulator_entry, ctypes.c_void_p).value
+        self.entry = ctypes.cast(self._of_kernel("entry", path), ctypes.c_void_p).value
         self.shared = ctypes.cast(self._loaded.simulator_shared, ctypes.c_void_p).value
-        self.max_threads = int(self._loaded.simulator_bounds())
+        self.max_threads = int(self._of_kernel("bounds", path)())
         sizes = (ctypes.c_int * 64)()
-        count = self._loaded.simulator_sizes(sizes)
+        count = self._of_kernel("sizes", path)(sizes)
         self.parameter_bytes = tuple(sizes[:count])
-        self.static_shared_bytes = _thread_local_bytes(path) - SHARED_EXTENT
+        self.static_shared_bytes = _static_shared_bytes(path)
+
+    def _of_kernel(self, what: str, path: Path) -> Any:
+        return getattr(self._loaded, f"simulator_{what}_{path.stem}")
 
 
-def _thread_local_bytes(path: Path) -> int:
-    """Read the size of an ELF library's thread-local segment (64 bits, this machine's byte order)."""
-    image = path.read_bytes()
-    table = int.from_bytes(image[32:40], "little")
-    size, count = (int.from_bytes(image[at : at + 2], "little") for at in (54, 56))
-    for at in range(table, table + size * count, size):
-        if int.from_bytes(image[at : at + 4], "little") == 7:
-            return int.from_bytes(image[at + 40 : at + 48], "little")
-    return 0
+def _static_shared_bytes(path: Path) -> int:
+    """Return what a kernel's static __shared__ variables take; in a library of several kernels, beside it."""
+    with contextlib.suppress(FileNotFoundError):
+        return int(path.with_suffix(STATIC).read_text())
+    return elf.segment_bytes(path.read_bytes()) - SHARED_EXTENT

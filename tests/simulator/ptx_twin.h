@@ -161,6 +161,7 @@ inline void load_quad_evicted_last(const void* from, unsigned* word) {
 inline void load_quad_evicted_first(const void* from, unsigned* word) { load_quad_evicted_last(from, word); }
 
 inline void assume(bool) {}
+inline void make_opaque(int&) {}
 inline void make_opaque(unsigned&) {}
 inline void make_opaque(float&) {}
 inline void make_opaque(double&) {}

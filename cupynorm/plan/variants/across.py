@@ -1,8 +1,7 @@
-"""block, cluster, shared, uncached of rows whose elements lie apart from one another: row_across and row_tiles.
+"""block, cluster, uncached of rows whose elements lie apart from one another: row_across.
 
 A thread has some neighbouring rows, and a warp so many threads side by side that it accesses whole lines; the other
-threads share these rows. They wait in registers of one block or of the blocks of a cluster (row/across.cuh), in their
-shared memory (row/tiles.cuh), or nowhere (row/across.cuh).
+threads share these rows. They wait in registers of one block or of the blocks of a cluster, or nowhere.
 """
 
 from __future__ import annotations
@@ -15,18 +14,17 @@ from cupynorm._values import replace
 from cupynorm.plan.base import Question, with_grid
 from cupynorm.plan.config import (
     ACCESS_BYTES,
-    BYTE_BITS,
     IN_REGISTERS,
-    IN_SHARED_MEMORY,
     MAX_NUMBERS_ACROSS,
+    MAX_PACKED_ACROSS,
     MESSAGE_NUMBERS,
     NOWHERE,
+    PARTS_ACROSS,
     PLAIN,
     REGISTER_BYTES,
     WARP,
     Plan,
 )
-from cupynorm.plan.limits import STATIC_SHARED_BYTES
 from cupynorm.plan.partition import in_accesses, is_power_of_two, power_of_two_to
 
 if TYPE_CHECKING:
@@ -34,8 +32,9 @@ if TYPE_CHECKING:
 
     from cupynorm.plan.problem import Problem
 
-VARIANTS_ACROSS = ("block", "cluster", "shared", "uncached")
+VARIANTS_ACROSS = ("block", "cluster", "uncached")
 MORE_IF_SPILLED = 2  # plans that are compiled because the first one spills
+PACKED_BYTES = 2  # of elements that wait two in a register
 WHY = "rows whose elements lie apart: the first tiling in turn that holds a row"
 
 
@@ -58,18 +57,14 @@ def across(question: Question, variant: str | None = None) -> Plan | None:
 
 
 def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
-    """Give plans without their launch, best first: those that hold a row in registers, in shared memory, nowhere.
+    """Give plans without their launch, best first: those that hold a row in registers, then nowhere.
 
     variant: whose plans are among them; None for all.
     """
     ctas = [1 << power for power in range(question.max_ctas.bit_length())]
     if variant is not None:
         ctas = ctas[1:] if variant == "cluster" else ctas[:1]
-    fewest, most = question.rules.apart.tiles_between[question.problem.load_bytes]
-    kinds = [_as_measured, _in_registers, _again]
-    if not question.problem.rounds:  # row_tiles has none
-        kinds.insert(0 if fewest <= question.problem.cols <= most else len(kinds), _in_tiles)
-    for kind in kinds:
+    for kind in (_as_measured, _in_registers, _again):
         yield from kind(question, ctas)
 
 
@@ -81,50 +76,37 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
         return None
     rows, several = plan.across * plan.vector, plan.ctas_per_row > 1
     tiles = math.ceil(problem.rows / rows)
-    if plan.waits == IN_SHARED_MEMORY:
-        plan = replace(plan, full=False, shared_bytes=_tile_bytes(problem, plan))
-        return _in_even_turns(with_grid(question, plan, tiles * plan.ctas_per_row, reason), tiles)
     full = plan.waits == IN_REGISTERS and plan.vectors * plan.group * plan.ctas_per_row == problem.cols
-    messages = rows * (
-        plan.ctas_per_row * several + (plan.block // WARP + 1) * (several or plan.block > WARP)
-    )
-    twice = problem.has_scales or problem.rounds
-    needed = messages * MESSAGE_NUMBERS * problem.compute_bytes * (2 if twice else 1)
-    return with_grid(
-        question, replace(plan, full=full, shared_bytes=needed), tiles * plan.ctas_per_row, reason
-    )
-
-
-def _tile_bytes(problem: Problem, plan: Plan) -> int:
-    """Return the shared memory of row_tiles: what waits of a tile, what is reduced, and what is known of its rows."""
-    places = math.ceil(math.ceil(problem.cols / plan.ctas_per_row) / plan.group) * plan.block
-    rows, several = plan.across * plan.vector, plan.ctas_per_row > 1
-    slots = rows * (2 * plan.ctas_per_row * several + plan.block // WARP)
-    needed = in_accesses(places * _vector_bytes(problem, plan.vector))
-    needed += (slots + rows) * in_accesses(problem.row_numbers * problem.compute_bytes)
-    return needed + (slots + rows) * ACCESS_BYTES * problem.has_scales
-
-
-def _in_even_turns(plan: Plan | None, tiles: int) -> Plan | None:
-    """Return a plan whose blocks have as many tiles each as they can: with more blocks some would have one more."""
-    if plan is None:
-        return None
-    at_once = plan.grid // plan.ctas_per_row
-    grid = math.ceil(tiles / math.ceil(tiles / at_once)) * plan.ctas_per_row
-    return replace(plan, grid=grid, waves=plan.waves * grid / plan.grid)
+    turns = 2 if problem.rounds else 1
+    slots = rows * (turns * plan.ctas_per_row * several + plan.block // WARP + 1)
+    # what is told of a row in further rounds is no part of row_numbers
+    numbers = MESSAGE_NUMBERS if problem.rounds else problem.row_numbers
+    needed = slots * in_accesses(numbers * problem.compute_bytes) * (several or plan.block > WARP)
+    needed += slots * ACCESS_BYTES * problem.has_scales * (several or plan.block > WARP)
+    plan = replace(plan, full=full, shared_bytes=needed)
+    return with_grid(question, plan, tiles * plan.ctas_per_row, reason)
 
 
 def is_sound(problem: Problem, plan: Plan) -> bool:
     """Say whether a plan that somebody made asks for nothing that the kernel would do wrong."""
     alone = plan.rows_per_group == plan.alignment_period == 1 and not plan.unaligned
-    alone = alone and plan.stages <= (plan.waits == IN_SHARED_MEMORY)
-    alone = alone and not (problem.rounds and plan.waits == IN_SHARED_MEMORY)  # row_tiles has none
-    alone = alone and not (plan.parameter_cache or plan.row_shared_bytes or problem.column_sums)
+    alone = alone and not (
+        plan.stages or plan.parameter_cache or plan.row_shared_bytes or problem.column_sums
+    )
     shape = plan.across * plan.group == plan.block and is_power_of_two(plan.across)
-    shape = shape and plan.vector * plan.vectors <= MAX_NUMBERS_ACROSS and problem.vector % plan.vector == 0
+    shape = shape and is_power_of_two(plan.block)
+    most = most_numbers(problem) if plan.waits == IN_REGISTERS else MAX_NUMBERS_ACROSS
+    shape = shape and plan.vector * plan.vectors <= most
+    shape = shape and problem.vector % plan.vector == 0
     clusters = (plan.ctas_per_row > 1) == (plan.variant == "cluster") and is_power_of_two(plan.ctas_per_row)
-    waits = {"block": IN_REGISTERS, "shared": IN_SHARED_MEMORY, "uncached": NOWHERE}.get(plan.variant)
-    return alone and shape and clusters and plan.waits == (plan.waits if waits is None else waits)
+    waits = {"block": (IN_REGISTERS,), "uncached": (NOWHERE,)}.get(plan.variant, (IN_REGISTERS, NOWHERE))
+    return alone and shape and clusters and plan.waits in waits
+
+
+def most_numbers(problem: Problem) -> int:
+    """Return how many numbers of rows in registers a thread may have: more where they wait two in a register."""
+    packed = problem.waits_as_loaded and problem.load_bytes == PACKED_BYTES and not problem.has_scales
+    return MAX_PACKED_ACROSS if packed else MAX_NUMBERS_ACROSS
 
 
 def _vector(question: Question) -> int:
@@ -139,14 +121,6 @@ def _lanes(question: Question, width: int) -> int:
     problem, vector = question.problem, _vector(question)
     wanted = max(1, width // (problem.load_bytes * vector))
     return power_of_two_to(min(max(1, problem.across // vector), wanted, WARP))
-
-
-def _lanes_of_a_tile(problem: Problem, vector: int, width: int) -> int:
-    """Return how many threads lie side by side in a tile: those of whole accesses also where their rows are apart."""
-    wanted, beside = max(1, width // (problem.load_bytes * vector)), problem.across // vector
-    if problem.load_bytes * vector == ACCESS_BYTES:
-        beside = problem.rows // vector
-    return power_of_two_to(min(max(1, beside), wanted, WARP))
 
 
 def _elements(question: Question, numbers: int) -> int:
@@ -168,15 +142,26 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     """Give the tiling that a search found for such rows, if there is one."""
     problem = question.problem
     beside = problem.load_operands or problem.epilogue_operands or problem.may_drop or problem.has_scales
-    if beside or problem.rounds or problem.fields > 1 or 1 not in ctas:
+    if beside or problem.rounds or problem.fields > 1 or not problem.waits_as_loaded:
         return
-    for size, fewest, most, vector, block, width, blocks in question.rules.apart.measured:
+    for size, fewest, most, vector, block, width, most_ctas, blocks in question.rules.apart.measured:
         if size != problem.load_bytes or not fewest <= problem.cols <= most or problem.vector % vector:
             continue
         lanes = width // (size * vector)
-        if lanes * vector <= problem.across:
-            part = math.ceil(problem.cols / (block // lanes))
-            plan = _tiling(question, lanes, 1, "block", block, part, IN_REGISTERS, vector)
+        room = block // lanes * (most_numbers(problem) // vector)
+        may = [each for each in ctas if each <= most_ctas and each * room >= problem.cols]
+        if not may or lanes * vector > problem.across:  # fewer rows side by side are no such rows
+            continue
+        tiles = math.ceil(problem.rows / (lanes * vector))
+        for each in may[:2]:  # with more blocks if the fewest spill
+            if most_ctas > 1 and tiles * each < question.limits.sm_count:
+                continue  # so few rows that others of the tilings take more blocks
+            part = math.ceil(math.ceil(problem.cols / each) / (block // lanes))
+            if part * vector > MAX_NUMBERS_ACROSS:  # they are computed in parts of equal length
+                part = math.ceil(part / PARTS_ACROSS) * PARTS_ACROSS
+                if part * vector == most_numbers(problem) and each * room != problem.cols:
+                    continue  # as many numbers spill where some are not there
+            plan = _tiling(question, lanes, each, "block", block, part, IN_REGISTERS, vector)
             yield replace(plan, min_blocks=blocks)
 
 
@@ -201,27 +186,6 @@ def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
             yield _tiling(question, lanes, each, "block", block, part, IN_REGISTERS)
 
 
-def _in_tiles(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
-    """Give plans whose rows wait in shared memory: with the fewest blocks that hold tiles of at most so many bytes."""
-    problem, numbers, limits = question.problem, question.rules.apart, question.limits
-    # what comes beside x has an address for each of a thread's rows, and registers for each element
-    beside = len(problem.load_operands) + len(problem.epilogue_operands) + problem.may_drop
-    vector = min(problem.vector, (numbers.max_vector if beside else numbers.tile_vector)[problem.load_bytes])
-    elements = numbers.tile_numbers[problem.compute_bytes] // (problem.fields * vector * (1 + beside))
-    elements = max(1, elements)
-    for block, width, most_bytes, most_ctas in numbers.tiles[problem.load_bytes]:
-        lanes = _lanes_of_a_tile(problem, vector, width)
-        plans = {
-            each: _tiling(question, lanes, each, "shared", block, elements, IN_SHARED_MEMORY, vector)
-            for each in ctas
-            if each <= max(most_ctas, ctas[0])
-        }
-        most = min(most_bytes, limits.shared_bytes_per_block)
-        may = [each for each, plan in plans.items() if _tile_bytes(problem, plan) <= most]
-        for each in _blocks_of_a_row(question, lanes * vector, may):
-            yield plans[each]
-
-
 def _again(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     """Give plans whose rows wait nowhere: threads go through their part of a row twice, some elements at a time."""
     problem, numbers = question.problem, question.rules.apart
@@ -244,10 +208,9 @@ def _tiling(
     vector: int = 0,
 ) -> Plan:
     limits, vector = question.limits, vector or _vector(question)
-    tiles = waits == IN_SHARED_MEMORY
-    needed = _registers(question, elements, vector, tiles=tiles)
+    needed = _registers(question, elements, vector)
     resident = max(1, min(limits.threads_per_sm // block, limits.registers_per_sm // (needed * block)))
-    plan = replace(
+    return replace(
         PLAIN,
         variant="cluster" if ctas > 1 else variant,
         vector=vector,
@@ -257,26 +220,15 @@ def _tiling(
         block=block,
         across=lanes,
         waits=waits,
-        stages=int(tiles),
+        min_blocks=min(resident, limits.blocks_per_sm),
     )
-    if tiles:
-        held = _tile_bytes(question.problem, plan) + STATIC_SHARED_BYTES
-        resident = max(1, min(resident, limits.shared_bytes_per_sm // held))
-    return replace(plan, min_blocks=min(resident, limits.blocks_per_sm))
 
 
-def _registers(question: Question, elements: int, vector: int, *, tiles: bool = False) -> int:
+def _registers(question: Question, elements: int, vector: int) -> int:
     """Return how many registers a thread wants that loads so many elements of each of its rows at a time."""
     problem, numbers = question.problem, question.rules.apart
     loaded = sum(max(REGISTER_BYTES, size) for size in (*problem.load_operands, *problem.epilogue_operands))
     each = (problem.value_bytes + loaded) // REGISTER_BYTES
     rounds = question.rules.rounds.apart_row_registers * problem.compute_bytes // REGISTER_BYTES
     rounds *= problem.rounds
-    few = numbers.tile_registers[problem.compute_bytes] if tiles else numbers.registers
-    return few + vector * (numbers.row_registers + rounds + elements * each)
-
-
-def _vector_bytes(problem: Problem, vector: int) -> int:
-    """Return the bytes of neighbouring rows' elements that wait in shared memory, with what a mask keeps of them."""
-    each = problem.load_bytes if problem.waits_as_loaded else problem.value_bytes
-    return vector * each + problem.may_drop * math.ceil(vector / BYTE_BITS)
+    return numbers.registers + vector * (numbers.row_registers + rounds + elements * each)

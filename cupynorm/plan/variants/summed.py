@@ -1,7 +1,7 @@
 """warp, block, cluster, where sums over rows are taken in the same pass: row_summed of kernels/row/summed.cuh.
 
-The sums of a row's columns are in registers of a group of threads. The row waits there, too, with the next on its way;
-or it waits in shared memory, where the next few are on their way.
+The sums of a row's columns are in registers of a group of threads. The row waits there, too, with the next on its way,
+or the next few on their way in shared memory; or it waits in shared memory itself.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from cupynorm.plan.config import (
     ALIGNED,
     AMPERE,
     AT_USE,
+    IN_REGISTERS,
     MAILBOXES,
     MAX_BLOCK,
     MAX_CTAS,
+    NOWHERE,
     NUMBERS_OF_SLOT,
     PLAIN,
     REGISTER_BYTES,
@@ -35,6 +37,7 @@ from cupynorm.plan.partition import (
     least_group,
     power_of_two_from,
 )
+from cupynorm.plan.variants.fused_cluster import has_static_room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,8 +64,10 @@ def _measured(question: Question, variant: str | None) -> Iterator[Plan]:
     if variant is not None:
         return
     operands = len(problem.load_operands), len(problem.epilogue_operands)
-    for *what, fewest, most, vectors, block, ctas, stages, blocks in question.rules.column_sums.measured:
-        if what != [problem.load_bytes, problem.column_sums, *operands] or not fewest <= problem.cols <= most:
+    kind = [problem.load_bytes, problem.column_sums, *operands, problem.unaligned]
+    measured = question.rules.column_sums.measured
+    for *of_kind, fewest, most, vectors, block, ctas, stages, blocks, waits in measured:
+        if of_kind != kind or not fewest <= problem.cols <= most:
             continue
         plan = (
             _tiling(problem, ctas, vectors, block, least_group(problem))
@@ -71,7 +76,7 @@ def _measured(question: Question, variant: str | None) -> Iterator[Plan]:
         )
         if plan is None or stages > _most_stages(question, plan):
             continue
-        plan = in_registers(problem, dataclasses.replace(plan, stages=stages, min_blocks=blocks))
+        plan = in_registers(problem, dataclasses.replace(plan, stages=stages, min_blocks=blocks, waits=waits))
         if max(_column_bytes(problem, plan), plan.shared_bytes) <= question.limits.shared_bytes_per_block:
             yield plan
 
@@ -102,7 +107,7 @@ def tilings(
     if problem.unaligned and not problem.alignment_period:
         problem = dataclasses.replace(problem, unaligned=ALIGNED)
     numbers = question.rules.column_sums
-    most = max(1, numbers.max_elements[problem.compute_bytes] // problem.vector)
+    most = max(1, numbers.max_elements[problem.compute_bytes] // problem.vector)  # of rows in registers
     most_staged = max(most, numbers.staged_elements[problem.compute_bytes] // problem.vector)
     ctas = 1
     while ctas <= min(question.max_ctas, MAX_CTAS):
@@ -113,29 +118,40 @@ def tilings(
             range(1, min(numbers.max_vectors, most_staged) + 1), blocks or numbers.blocks
         )
         for plan in dict.fromkeys(_tiling(problem, ctas, *how, least) for how in each):
-            if plan is None:
+            if plan is None or not has_static_room(problem, plan):
+                continue
+            crowded = problem.doubles or plan.vectors > numbers.large_block_vectors
+            if crowded and plan.group < plan.block > numbers.large_block:
                 continue
             stages = _most_stages(question, plan)
             if plan.vectors > (most_staged if stages else most):
                 continue
-            fewer = (_resident(question, plan, each) for each in range(stages, stages > 0, -1))
-            found = [each for each in fewer if each is not None]
-            if not found and plan.vectors <= most:
-                found = [each for each in (_resident(question, plan, 0),) if each is not None]
-            # fewer rows on their way where more blocks have room so
-            yield from (
-                each for at, each in enumerate(found) if at == 0 or each.min_blocks > found[at - 1].min_blocks
-            )
+            found = list(_staged(question, plan, stages, NOWHERE))
+            if plan.vectors <= most:
+                found += _staged(question, plan, min(stages, numbers.stages_of_registers), IN_REGISTERS)
+                if not found:
+                    found = [each for each in (_resident(question, plan),) if each is not None]
+            yield from found
         ctas *= 2
 
 
-def _resident(question: Question, plan: Plan, stages: int) -> Plan | None:
-    """Return a tiling with so many rows on their way in shared memory, and its blocks; None if it has no room."""
+def _staged(question: Question, plan: Plan, most: int, waits: int) -> Iterator[Plan]:
+    """Give a tiling with the most rows on their way that have room, and with fewer where more blocks have room so."""
+    blocks = 0
+    for stages in range(most, 0, -1):
+        found = _resident(question, dataclasses.replace(plan, stages=stages, waits=waits))
+        if found is not None and found.min_blocks > blocks:
+            blocks = found.min_blocks
+            yield found
+
+
+def _resident(question: Question, plan: Plan) -> Plan | None:
+    """Return a tiling with its blocks; None if it has no room."""
     problem, limits, numbers = question.problem, question.limits, question.rules.column_sums
-    plan = in_registers(problem, dataclasses.replace(plan, stages=stages))
+    plan = in_registers(problem, plan)
     columns = _column_bytes(problem, plan)
     shared = max(columns, plan.shared_bytes)
-    if (not stages and columns > numbers.shared_bytes) or shared > limits.shared_bytes_per_block:
+    if (not plan.stages and columns > numbers.shared_bytes) or shared > limits.shared_bytes_per_block:
         return None
     registers = _registers(problem, numbers, plan)
     resident = active_blocks(limits, plan.block, registers, shared + STATIC_SHARED_BYTES)
@@ -196,16 +212,20 @@ def _column_bytes(problem: Problem, plan: Plan) -> int:
 def _registers(problem: Problem, model: ColumnSums, plan: Plan) -> int:
     """Return how many registers a thread wants: for sums, what all rows share, and where rows wait or come there."""
     elements = plan.vectors * plan.vector
-    sums = problem.column_sums * problem.compute_bytes
+    each = problem.column_sums * problem.compute_bytes + _loaded_bytes(problem)
     edges = plan.unaligned > 0
     if plan.stages:
-        copied = problem.load_bytes + problem.staged_operand_bytes
+        each -= min(_loaded_bytes(problem), problem.load_bytes + problem.staged_operand_bytes)
+    if plan.waits or not plan.stages:
+        each += problem.fields * problem.compute_bytes
+    if plan.waits:
+        beside = model.row_registers + elements // 2 + model.row_unaligned_registers * edges
+        beside *= problem.compute_bytes // REGISTER_BYTES
+    elif plan.stages:
         beside = model.staged_registers + plan.vector + model.staged_unaligned_registers * edges
-        each = sums + max(0, _loaded_bytes(problem) - copied)
     else:
         beside = model.registers + model.unaligned_registers * edges
-        each = sums + problem.fields * problem.compute_bytes + _loaded_bytes(problem)
-    beside += model.cluster_registers * (plan.ctas_per_row > 1)
+    beside += model.cluster_registers * (plan.ctas_per_row > (MAX_CTAS // 2 if plan.waits else 1))
     return beside + elements * each // REGISTER_BYTES
 
 
@@ -233,10 +253,11 @@ def _worth(question: Question, plan: Plan) -> tuple[float, int, int, int]:
     worth = min(on_the_way, numbers.busy_bytes) * math.sqrt(min(1.0, filled)) * busy
     if plan.stages:
         worth *= math.sqrt(min(1.0, threads / numbers.busy_threads))
+        worth *= 1.0 if plan.waits else numbers.converted_twice
     blocks = 0
     if plan.ctas_per_row > 1:  # while one block of a multiprocessor waits for its cluster another has work
         worth *= numbers.clusters
-        blocks = plan.min_blocks
+        blocks = plan.min_blocks if not plan.waits else 0
     # where few threads share a row, or the next row takes registers, vectors are costly
     more_vectors = plan.vectors if plan.stages or blocks else -plan.vectors
     return worth, blocks, -turns, more_vectors
