@@ -112,38 +112,36 @@ def check_each(
     dtype: Any,
     columns: Mapping[str, Any] | None = None,
     others: Mapping[str, Any] | None = None,
-    least_axes: int = 0,
+    axis: Any = -1,
     halves: bool = False,
     may_be: Collection[str] = ("x",),
 ) -> Call:
     """Check one call of an op on each element, and allocate the output if it was not given.
 
-    columns: parameters of x's last axis. others: arrays of which everything but the dtype and shape is checked here.
-    least_axes: that x must have. halves: the result has half of x's last axis, and `out` shares no memory with x.
-    may_be: those of the arrays that `out` may be itself.
+    columns: parameters of x's last axes, which `axis` names; None for an op that has no axis. others: arrays of which
+    everything but the dtype and shape is checked here. halves: the result has half of x's last axis, and `out` shares
+    no memory with x. may_be: those of the arrays that `out` may be itself.
     """
+    axes = 0 if columns is None else 1
     others = {name: array for name, array in (others or {}).items() if array is not None}
     columns = {name: array for name, array in (columns or {}).items() if array is not None}
     on_device = check_kinds(x, {"out": out, **columns, **others}, columns)
     check_dtype("x", x)
-    if x.ndim < least_axes:
+    if axes and x.ndim == 0:
         raise ValueError("x has 0 axes: give one of at least 1")
-    shape = x.shape
-    if halves:
-        shape = half(shape)
-    columns = _check_columns(columns, x.shape[-1:], "the last axis of x has")
+    axes = axes and trailing_axes(axis, x.shape)
+    shape = half(x.shape) if halves else x.shape
+    of_columns = x.shape[x.ndim - axes :]
+    columns = _check_columns(
+        columns, of_columns, "the last axis of x has" if axes == 1 else f"the last {axes} axes of x have"
+    )
     asked = _result_dtype(dtype, None)
     device = check_places(x, {"out": out, **columns, **others}) if on_device else -1
-    columns = _with_arrays(columns, x, x.shape[-1:], out.dtype if out is not None else asked, device)
-    axes = min(1, x.ndim)
-    if on_device and x.size and not view(x).split(axes)[1].is_contiguous():
-        raise ValueError(_not_contiguous("x", x, axes))
+    columns = _with_arrays(columns, x, of_columns, out.dtype if out is not None else asked, device)
     if out is None:
-        out = allocate(on_device, device, shape, asked or x.dtype)
+        out = allocate(on_device, device, shape, asked or x.dtype, like=x)
     else:
         _check_out(out, shape, asked, {"x": x, **columns, **others}, on_device, may_be=may_be)
-        if on_device and out.size and not view(out).split(axes)[1].is_contiguous():
-            raise ValueError(_not_contiguous("out", out, axes))
     return Call(on_device, device, x, out, axes, columns)
 
 
@@ -351,13 +349,6 @@ def trailing_axes(axis: Any, shape: tuple[int, ...], name: str = "x") -> int:
     if found != tuple(range(ndim - len(found), ndim)):
         raise ValueError(f"axis {axis} of {name}, which has {ndim} axes: these are not the last ones")
     return len(found)
-
-
-def _not_contiguous(name: str, array: Any, axes: int) -> str:
-    return (
-        f"{name} has shape {array.shape} and strides {array.strides}: the last {axes} axes must be contiguous "
-        f"(rows may have any strides); cupy.ascontiguousarray({name}) makes a copy that is"
-    )
 
 
 def allocate(

@@ -44,6 +44,12 @@ def axes_of(axis: Any, shape: tuple[int, ...], name: str = "x") -> tuple[int, ..
     return tuple(sorted(wanted))
 
 
+def check_one_axis(axis: Any, x: Any) -> None:
+    """ValueError if `axis` names several axes of x, whose two halves lie along one."""
+    if is_array(x) and (axis is None or len(axes_of(axis, x.shape)) > 1):
+        raise ValueError(f"axis is {shown(axis)}, several axes: name the one along which x's two halves lie")
+
+
 class Transposition(NamedTuple):
     """How arrays of x's shape are transposed so that its normalised axes are the last; both groups keep their order.
 

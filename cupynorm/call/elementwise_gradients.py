@@ -10,14 +10,12 @@ from cupynorm._dtypes import Dtype, compute_dtype
 from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import (
     _check_out,
-    _not_contiguous,
     allocate,
     check_dtype,
     check_each,
     check_kind,
     half,
     is_number,
-    view,
 )
 
 
@@ -31,7 +29,8 @@ class ActivationGradientCall(NamedTuple):
     device: int  # -1 on the host
     dy: Any
     x: Any
-    bias: Any  # None, or an array that broadcasts to x's last axis
+    axes: int  # trailing axes along which the bias, or the gate's halves, lie
+    bias: Any  # None, or an array that broadcasts to these axes
     activation: str
     gate: str | None
     dx: Any
@@ -45,7 +44,16 @@ class ActivationGradientCall(NamedTuple):
 
 
 def check_activation_gradient(
-    dy: Any, x: Any, bias: Any, activation: str, gate: str | None, *, out: Any, dtype: Any, add_to: Any
+    dy: Any,
+    x: Any,
+    bias: Any,
+    activation: str,
+    gate: str | None,
+    *,
+    axis: Any = -1,
+    out: Any,
+    dtype: Any,
+    add_to: Any,
 ) -> ActivationGradientCall:
     """Check a call of the gradient of an activation, and allocate its results if they were not given."""
     check_kind("dy", dy)  # None is no array to check_each
@@ -56,15 +64,13 @@ def check_activation_gradient(
         dtype=dtype,
         columns={"bias": bias},
         others={"dy": dy, "add_to": add_to},
-        least_axes=1,
+        axis=axis,
         may_be=may_be,
     )
     check_dtype("dy", dy)
     shape = x.shape if gate is None else half(x.shape)
     if dy.shape != shape:
         raise ValueError(f"dy has shape {dy.shape}, the result of an x of shape {x.shape} has {shape}")
-    if call.on_device and dy.size and not view(dy).split(1)[1].is_contiguous():
-        raise ValueError(_not_contiguous("dy", dy, 1))
     dbias = None
     if bias is None:
         if add_to is not None:
@@ -80,7 +86,17 @@ def check_activation_gradient(
             dbias = add_to
     columns = call.columns.get("bias")
     return ActivationGradientCall(
-        call.on_device, call.device, dy, x, columns, activation, gate, call.out, dbias, add_to is not None
+        call.on_device,
+        call.device,
+        dy,
+        x,
+        call.axes,
+        columns,
+        activation,
+        gate,
+        call.out,
+        dbias,
+        add_to is not None,
     )
 
 

@@ -40,11 +40,11 @@ _NARROW = 16  # columns up to which each element is looked at in place of each r
 _FLAT = {"gelu": 8.0, "gelu_tanh": 8.0, "silu": 60.0}  # beyond, slopes are 0 or 1 to the last bit
 
 
-def bias_activation(x: Array, bias: Array | None, name: str, out: Array) -> None:
-    """Write activation(x + bias) to out, as reference.bias_activation does."""
+def bias_activation(x: Array, bias: Array | None, name: str, out: Array, axes: int = 1) -> None:
+    """Write activation(x + bias) to out, as reference.bias_activation does, which has biases of several axes."""
     dtype = type_of_arithmetic(x, out)
-    if dtype == FLOAT64:
-        reference.bias_activation(x, bias, name, out)
+    if dtype == FLOAT64 or axes > 1:
+        reference.bias_activation(x, bias, name, out, axes)
     else:
         _activate(x, bias, None, None, name, out, dtype)
 
@@ -205,12 +205,19 @@ _ACTIVATIONS = {"gelu": _gelu, "gelu_tanh": _logistic("gelu_tanh"), "silu": _log
 
 
 def bias_activation_backward(
-    dy: Array, x: Array, bias: Array | None, name: str, dx: Array, dbias: BroadcastSum | None
+    dy: Array,
+    x: Array,
+    bias: Array | None,
+    name: str,
+    dx: Array,
+    dbias: BroadcastSum | None,
+    *,
+    axes: int = 1,
 ) -> None:
-    """Write dy * activation'(x + bias) to dx, and add it to dbias."""
+    """Write dy * activation'(x + bias) to dx, and add it to dbias. The bias lies along the last `axes` axes."""
     dtype = type_of_arithmetic(dy, x, dx)
-    if dtype == FLOAT64:
-        elementwise_gradients.bias_activation(dy, x, bias, name, dx, dbias)
+    if dtype == FLOAT64 or axes > 1:
+        elementwise_gradients.bias_activation(dy, x, bias, name, dx, dbias, axes=axes)
         return
     shift = columns_of(bias, x.shape, 1, dtype)
 

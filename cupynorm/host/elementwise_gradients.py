@@ -12,19 +12,27 @@ import numpy as np
 
 from cupynorm.host import reference, special
 from cupynorm.host.broadcast_sums import BroadcastSum
-from cupynorm.host.reference import ACTIVATIONS, _columns, _of_columns, _round, _tiles
+from cupynorm.host.reference import ACTIVATIONS, _columns, _round, _tiles
 
 Array = np.ndarray[Any, Any]
 
 
 @np.errstate(all="ignore")
 def bias_activation(
-    dy: Array, x: Array, bias: Array | None, name: str, dx: Array, dbias: BroadcastSum | None
+    dy: Array,
+    x: Array,
+    bias: Array | None,
+    name: str,
+    dx: Array,
+    dbias: BroadcastSum | None,
+    *,
+    axes: int = 1,
 ) -> None:
-    """Write dy * activation'(x + bias) to dx, and add it to dbias."""
-    shift = _columns(bias, x.shape, 1)
+    """Write dy * activation'(x + bias) to dx, and add it to dbias. The bias lies along the last `axes` axes."""
+    shift = _columns(bias, x.shape, axes)
     for tile in _tiles(x.shape, reference.BLOCK):
-        values = dy[tile].astype(np.float64) * DERIVATIVES[name](_shifted(x, shift, tile))
+        shifted = _shifted(x, shift, _of_all(tile, x.ndim), axes)
+        values = dy[tile].astype(np.float64) * DERIVATIVES[name](shifted)
         dx[tile] = _round(values, dx.dtype)
         if dbias is not None:
             dbias.add(values, tile)
@@ -65,10 +73,15 @@ def gated(
             dbias.add(values, tile)
 
 
-def _shifted(x: Array, shift: Array | None, tile: tuple[slice, ...]) -> Array:
-    """Return a tile of x + shift in float64."""
+def _of_all(tile: tuple[slice, ...], axes: int) -> tuple[slice, ...]:
+    """Return the slices of all axes."""
+    return (*tile, *(slice(None),) * (axes - len(tile)))
+
+
+def _shifted(x: Array, shift: Array | None, tile: tuple[slice, ...], axes: int = 1) -> Array:
+    """Return a tile of x + shift in float64. tile: the slices of all axes, of which shift has the last `axes`."""
     values: Array = x[tile].astype(np.float64)
-    return values if shift is None else values + _of_columns(shift, tile[-1:])
+    return values if shift is None else values + shift[tile[-axes:]].astype(np.float64, copy=False)
 
 
 def _gelu_slope(x: Array) -> Array:

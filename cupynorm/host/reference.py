@@ -431,10 +431,10 @@ def _nearest(values: Array, dtype: np.dtype[Any]) -> Array:
 
 
 @np.errstate(all="ignore")
-def bias_activation(x: Array, bias: Array | None, name: str, out: Array) -> None:
-    """Write activation(x + bias) to out; bias broadcasts to the last axis."""
-    columns = _columns(bias, x.shape, 1)
-    for rows in _blocks(x, 1):
+def bias_activation(x: Array, bias: Array | None, name: str, out: Array, axes: int = 1) -> None:
+    """Write activation(x + bias) to out; bias broadcasts to the last `axes` axes."""
+    columns = _columns(bias, x.shape, axes)
+    for rows in _blocks(x, axes):
         rows.apply_columns(np.add, columns)
         rows.apply_activation(name)
         rows.store(out)

@@ -29,6 +29,7 @@ from cupynorm.lower.gradients import (
     Normed,
     ParameterSums,
     activation_sums,
+    activation_sums_in_any_layout,
     cross_entropy_spec,
     logsumexp_spec,
     norm_gradient,
@@ -36,6 +37,7 @@ from cupynorm.lower.gradients import (
     softmax_gradient,
     statistics_spec,
 )
+from cupynorm.lower.layouts import stretched
 from cupynorm.lower.sums import (
     IDENTITY,
     Result,
@@ -119,6 +121,11 @@ class Steps:
         whole = view(array, name)
         extra = max(0, len(whole.shape) - len(shape))  # leading axes of one element
         to = whole.split(len(whole.shape) - extra)[1].broadcast_to(shape)
+        return self.sums_to(to, name, adds=adds)
+
+    def sums_to(self, to: View, name: str, *, adds: bool) -> Result:
+        """Return where the sum of each column goes. to: a parameter's gradient, stretched to the columns' shape."""
+        shape = to.shape
         if all(step or extent == 1 for step, extent in zip(to.strides, shape, strict=True)):
             return Result(to, adds)
         columns = self.room(f"columns of {name}", shape)
@@ -210,7 +217,20 @@ def activation_steps(call: ActivationGradientCall) -> Steps:
     """Return the kernels of a checked call of an activation's gradient."""
     steps = Steps(call.device, call.compute)
     cols = call.x.shape[-1]
-    if not cols:
+    dy, x, dx = view(call.dy, "dy"), view(call.x, "x"), view(call.dx, "out")
+    if not call.x.size:
+        if call.dbias is not None and call.dbias.size and not call.adds:
+            zeros = Sums(
+                IDENTITY,
+                (0.0,),
+                (0, *call.dbias.shape),
+                call.dbias.ndim,
+                (Result(view(call.dbias, "dbias")),),
+            )
+            steps.add(zeros)
+        return steps
+    if call.axes > 1 or not all(each.split(1)[1].is_contiguous() for each in (dy, x, dx)):
+        _add_in_any_layout(steps, call, dy, x, dx)
         return steps
     place = steps.result(Parameter.of(call.dbias, "dbias", adds=call.adds), (cols,))
     results = [place]
@@ -219,10 +239,28 @@ def activation_steps(call: ActivationGradientCall) -> Steps:
         firsts = (0, half) if call.gate == "first" else (half, 0)
         results = [None if place is None else place._replace(first=first) for first in firsts]
     bias = None if call.bias is None else view(call.bias, "bias").broadcast_to((cols,))
-    dx = view(call.dx, "out")
-    dy, x = view(call.dy, "dy"), view(call.x, "x")
     steps.add(activation_sums(dy, x, bias, dx, call.activation, call.gate, results))
     return steps
+
+
+def _add_in_any_layout(steps: Steps, call: ActivationGradientCall, dy: View, x: View, dx: View) -> None:
+    """Add the kernels of an activation's gradient where the last axis does not lie in memory as the kernels have it."""
+
+    def of(array: Any, name: str) -> View | None:
+        return None if array is None else stretched(_short(view(array, name), call.axes), x.shape, call.axes)
+
+    bias, dbias = of(call.bias, "bias"), of(call.dbias, "dbias")
+    what, columns = activation_sums_in_any_layout(dy, x, bias, dx, dbias, call.activation, call.gate)
+    if columns is not None:
+        place = steps.sums_to(columns, "dbias", adds=call.adds)
+        firsts = (0,) if call.gate is None else (0, what.cols) if call.gate == "first" else (what.cols, 0)
+        what = what._replace(results=tuple(place._replace(first=first) for first in firsts))
+    steps.add(what)
+
+
+def _short(array: View, axes: int) -> View:
+    """Return a parameter's view without the leading axes of one element that it has beyond `axes`."""
+    return array.split(min(axes, len(array.shape)))[1]
 
 
 def norm_steps(call: GradientCall, forward: RowOp, *, clusters: bool = True) -> Steps:

@@ -13,9 +13,12 @@ from cupynorm._dtypes import Dtype, compute_dtype, cpp
 from cupynorm.call.view import Argument, View
 from cupynorm.host import philox
 from cupynorm.host.philox import Dropout
+from cupynorm.lower.layouts import Halves, adjacent, in_memory_order, stretched
 from cupynorm.lower.mirrors import Struct, arguments, column, direct
 from cupynorm.lower.row import types_of
 from cupynorm.lower.spec import KernelSpec
+from cupynorm.lower.sums import Sums, sum_specs
+from cupynorm.lower.tracing import Expression, apply, traced
 from cupynorm.runtime import compiler
 
 if TYPE_CHECKING:
@@ -108,10 +111,17 @@ class ElementwiseProblem(NamedTuple):
         return {"rows": self.rows, "cols": self.cols, "vector": self.vector}
 
 
-def elementwise_spec(each: Each, x: View, y: View, bias: View | None) -> KernelSpec:
-    """Lower an op on each element. bias: of each; y has half of x's last axis where there is a gate."""
+def elementwise_spec(each: Each, x: View, y: View, bias: View | None, axes: int = 1) -> KernelSpec:
+    """Lower an op on each element.
+
+    bias: of each, along the last `axes` axes. y has half of x's last axis where there is a gate.
+    """
     if bias is None and each.gate is None:
+        if each.dropout is None:  # nor does a result depend on the order of axes
+            x, y = in_memory_order((x, y), 2)
         x, y = _joined(x, y)
+    elif axes > 1 or not all(one.split(1)[1].is_contiguous() for one in (x, y)):
+        return _in_any_layout(each, x, y, None if bias is None else stretched(bias, x.shape, axes))
     axes = min(1, len(x.shape))
     width, cols = x.shape[-1], y.shape[-1]
     rows = math.prod(y.shape) // cols
@@ -132,6 +142,39 @@ def elementwise_spec(each: Each, x: View, y: View, bias: View | None) -> KernelS
     return KernelSpec(
         text, "cupynorm::each_element<{types}, {numbers}>", types_of(op, load, store), whole, problem
     )
+
+
+def _in_any_layout(each: Each, x: View, y: View, bias: View | None) -> KernelSpec:
+    """Lower an activation with a bias or a gate whose axes come in memory in another order, or with other steps.
+
+    bias: stretched to x's shape. It is a function of operands, as a gradient is, of which nothing is added up.
+    """
+    halves, arrays = Halves(each.gate, y.shape[-1]), [x] if bias is None else [x, bias]
+    steps = [halves.step(array) for array in arrays]
+    y, x, *others = in_memory_order([y, *map(halves.cut, arrays)], 2)
+    beside = adjacent((x, y))
+    if beside and each.gate is None and not any(others[0].strides[:-1]):
+        last = View(others[0].pointer, x.shape[-1:], others[0].strides[-1:], others[0].dtype)
+        return elementwise_spec(each, x, y, last)
+    operands = [
+        part for array, step in zip((x, *others), steps, strict=True) for part in halves.parts(array, step)
+    ]
+    function = of_activation(str(each.activation), gate=each.gate is not None, bias=bias is not None)
+    what = Sums(function, tuple(operands), y.shape, 1, (None,), (y,), 0 if beside else 1)
+    return sum_specs(what, compute_dtype(x.dtype, y.dtype), ())[0]
+
+
+@functools.cache
+def of_activation(activation: str, *, gate: bool, bias: bool) -> Expression:
+    """Return an activation's result as a function of x and bias; of a gate that of a, b and their biases."""
+
+    def of(x: Any, *others: Any) -> Any:
+        if not gate:
+            return apply(activation, x + others[0])
+        b, *shift = others
+        return apply(activation, x + shift[0]) * (b + shift[1]) if bias else apply(activation, x) * b
+
+    return traced(of, (1 + gate) * (1 + bias))
 
 
 def _joined(x: View, y: View) -> tuple[View, View]:

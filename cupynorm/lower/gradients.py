@@ -25,6 +25,16 @@ from cupynorm.lower.backward import (
     SMOOTH_CROSS_ENTROPY,
 )
 from cupynorm.lower.fused import Around, Counted, Label, Labelled, Operand, RowSums, fused_spec, masked
+from cupynorm.lower.layouts import (
+    Halves,
+    Moved,
+    adjacent,
+    elements_of_access,
+    in_memory_order,
+    in_pieces,
+    piece_of,
+)
+from cupynorm.lower.mirrors import ACCESS_BYTES
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.sums import Further, Result, Sums
 from cupynorm.lower.tracing import Expression, apply, traced
@@ -386,3 +396,51 @@ def activation_sums(
 
     operands = (dy, *parts(x), *(() if bias is None else parts(bias)))
     return Sums(function, operands, shape, 1, tuple(to), tuple(parts(dx)))
+
+
+def activation_sums_in_any_layout(
+    dy: View, x: View, bias: View | None, dx: View, dbias: View | None, activation: str, gate: str | None
+) -> tuple[Sums, View | None]:
+    """Return the same of arrays whose axes come in memory in another order, or with other steps; without results.
+
+    bias, dbias: stretched to x's shape. Also returns dbias stretched to the columns, of a gate with both halves as a
+    first axis.
+    """
+    halves = Halves(gate, dy.shape[-1])
+    arrays = [x, dx, *(each for each in (bias, dbias) if each is not None)]
+    steps = [halves.step(each) for each in arrays]
+    views = in_memory_order([dy, *map(halves.cut, arrays)], 3)
+    own: list[int] = []
+    if dbias is not None:  # rows are what it was broadcast along
+        to = views[-1]
+        own = [at for at, step in enumerate(to.strides[:-1]) if step]
+        if not to.strides[-1]:
+            piece = piece_of(to.shape[-1])
+            views = [in_pieces(each, piece) for each in views]
+        rest = (at for at in range(len(views[0].shape) - 1) if at not in own)
+        order = (*rest, *own)
+        views = [each.reordered(order) for each in views]
+    axes = len(own) + 1
+    parts = [halves.parts(each, step) for each, step in zip(views[1:], steps, strict=True)]
+    pieces = 0
+    if own or not adjacent(views[:3]):
+        moved = [
+            each if isinstance(each, Moved) else Moved(each, 0) for each in (views[0], *parts[0], *parts[1])
+        ]
+        most = min(ACCESS_BYTES // each.array.dtype.itemsize for each in moved)
+        pieces = math.gcd(*(elements_of_access(each.array, each.first, most) for each in moved))
+    function = _of_activation(activation, gate=gate is not None, bias=bias is not None)
+    operands = (views[0], *parts[0], *([] if bias is None else parts[2]))
+    results = (None,) * len(parts[1])
+    sums = Sums(function, operands, views[0].shape, axes, results, tuple(parts[1]), pieces)
+    if dbias is None:
+        return sums, None
+    columns = views[-1].split(axes)[1]
+    if gate is not None:
+        columns = View(
+            columns.pointer,
+            (2, *columns.shape),
+            (steps[-1] * columns.dtype.itemsize, *columns.strides),
+            columns.dtype,
+        )
+    return sums, columns

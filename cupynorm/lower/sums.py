@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm._dtypes import Dtype, cpp
+from cupynorm._dtypes import Dtype, cpp, cpp_of_element
 from cupynorm._values import NamedTuple
 from cupynorm.call.view import View
 from cupynorm.host.philox import Dropout
+from cupynorm.lower.layouts import Moved, elements_of_access
 from cupynorm.lower.mirrors import (
     ACCESS_BYTES,
     EMPTY,
@@ -22,6 +23,7 @@ from cupynorm.lower.mirrors import (
     kept,
     operand,
     strided,
+    strided64,
     struct_list,
     value,
 )
@@ -82,7 +84,7 @@ class Further(NamedTuple):
         return self.array._replace(pointer=pointer)
 
 
-Operand = View | Further | float | Dropout
+Operand = View | Further | Moved | float | Dropout
 
 
 class Sums(NamedTuple):
@@ -91,6 +93,8 @@ class Sums(NamedTuple):
     operands: arrays stretched to one shape, of which the last `axes` axes are the columns, or numbers, or a dropout.
     function: gives a number for each of results, of all operands. results: of the columns' shape; None: nobody asked.
     elements: arrays of that one shape which the first of these numbers are written to, too.
+    pieces: 0, or the elements of a vector in which columns are read and written that do not all lie next to one
+    another: every vector's do, in all arrays that are read by rows, and in all that are written.
     """
 
     function: Expression
@@ -98,7 +102,8 @@ class Sums(NamedTuple):
     shape: tuple[int, ...]
     axes: int
     results: tuple[Result | None, ...]
-    elements: tuple[View | Further, ...] = ()
+    elements: tuple[View | Further | Moved, ...] = ()
+    pieces: int = 0
 
     @property
     def rows(self) -> int:
@@ -185,7 +190,12 @@ def tiles_of(
 
 def first_tiles(what: Sums, compute: Dtype) -> SumTiles:
     """Return how blocks cover the elements."""
-    arrays = [_view(each) for each in (*what.operands, *what.elements) if isinstance(each, (View, Further))]
+    if what.pieces:
+        tiles = tiles_of(what.rows, what.cols, what.pieces, what.pieces, compute, LANES, BLOCKS)
+        # the places of single elements take registers, and so do doubles: the compiler spills (sm_90)
+        some = 1 if compute == np.float64 else 2 if what.pieces == 1 else tiles.rows_in_flight
+        return tiles._replace(rows_in_flight=min(some, tiles.rows_in_flight))
+    arrays = [_view(each) for each in (*what.operands, *what.elements) if isinstance(each, ARRAYS)]
     along = [each for each in arrays if not is_per_row(each, what.axes)]
     widest = max((each.dtype.itemsize for each in along), default=ACCESS_BYTES)
     vector = min(ACCESS_BYTES // widest, 1 << (what.cols.bit_length() - 1))
@@ -205,8 +215,11 @@ def _in_two(each: View, what: Sums, vector: int) -> bool:
     return along and vector > 1 and Vectors(vector, realigned=True).access_of(each, what.axes) == 0
 
 
-def _view(each: View | Further) -> View:
-    return each.view if isinstance(each, Further) else each
+ARRAYS = (View, Further, Moved)
+
+
+def _view(each: View | Further | Moved) -> View:
+    return each if isinstance(each, View) else each.view
 
 
 def partial_shape(what: Sums, compute: Dtype) -> tuple[int, int] | None:
@@ -306,12 +319,53 @@ def _elements(what: Sums) -> Struct:
     types: list[str] = []
     dtype, values = EMPTY, (0,)
     for each in reversed(what.elements):
-        array, first = each if isinstance(each, Further) else (each, 0)
+        array, first = (each, 0) if isinstance(each, View) else each
         to = direct("DirectStore", array.split(what.axes)[0])
+        if what.pieces:
+            to, first = _piece_store(array, first, what.axes), 0
         dtype = np.dtype([("to", to.dtype), ("first", np.int64), ("rest", dtype)], align=True)
         values = (to.values, first, values)  # type: ignore[assignment]
         types.insert(0, to.cpp)
     return Struct(f"cupynorm::Elements<{', '.join(types)}>", dtype, values)
+
+
+def _moved(of: Struct, given: Moved) -> Struct:
+    """Return the mirror of Moved around an operand, or the operand where it is not moved."""
+    of = of._replace(values=(given.array.pointer, *of.values[1:]))
+    if not given.first:
+        return of
+    dtype = np.dtype([("operand", of.dtype), ("first", np.int64)], align=True)
+    return Struct(f"cupynorm::Moved<{of.cpp}>", dtype, (of.values, given.first))
+
+
+def _of_pieces(given: View | Further | Moved, what: Sums) -> Struct:
+    """Return the mirror of InPieces; of an operand that has one element a row, or whose columns lie apart, its own."""
+    array, first = (given, 0) if isinstance(given, View) else given
+    last, size = array.strides[-1], array.dtype.itemsize
+    short = what.pieces == 1 or last in {0, size}
+    if is_per_row(array, what.axes) or not short:
+        of = operand(array, what.axes, Vectors(1), constant=False)
+        return _moved(of, Moved(array, first))
+    rows, cols = (strided64(each) for each in array.split(what.axes))
+    repeated = last == 0 and what.pieces > 1
+    width = 0 if repeated else elements_of_access(array, first, min(what.pieces, ACCESS_BYTES // size))
+    same = not any(array.strides[: len(array.strides) - what.axes])
+    dtype = np.dtype(
+        [("pointer", POINTER), ("first", np.int64), ("rows", rows.dtype), ("cols", cols.dtype)], align=True
+    )
+    types = f"{cpp_of_element(array.dtype)}, {rows.cpp}, {cols.cpp}"
+    type_name = f"cupynorm::InPieces<{types}, {width}, {compiler.template_argument(same)}>"
+    return Struct(type_name, dtype, (array.pointer, first, rows.values, cols.values))
+
+
+def _piece_store(array: View, first: int, axes: int) -> Struct:
+    """Return the mirror of PieceStore."""
+    rows, cols = (strided64(each) for each in array.split(axes))
+    dtype = np.dtype(
+        [("pointer", POINTER), ("first", np.int64), ("rows", rows.dtype), ("cols", cols.dtype)], align=True
+    )
+    type_name = f"cupynorm::PieceStore<{cpp_of_element(array.dtype)}, {rows.cpp}, {cols.cpp}>"
+    return Struct(type_name, dtype, (array.pointer, first, rows.values, cols.values))
 
 
 def _spec(what: Sums, compute: Dtype, tiles: SumTiles, targets: Sequence[Struct]) -> KernelSpec:
@@ -322,14 +376,22 @@ def _spec(what: Sums, compute: Dtype, tiles: SumTiles, targets: Sequence[Struct]
     def operand_of(given: Operand) -> Struct:
         if isinstance(given, Dropout):
             return kept(given, what.cols, whole=False)
-        if not isinstance(given, (View, Further)):
+        if not isinstance(given, ARRAYS):
             return value(given, compute)
+        if what.pieces:
+            return _of_pieces(given, what)
         # What takes two accesses is loaded as if it could be written: ptxas moves other loads behind the first row's
         # stores, and only one row is in flight.
         whole = not what.elements or vectors.access_of(_view(given), what.axes) > 0
         of = operand(_view(given), what.axes, vectors, constant=whole and given not in what.elements)
-        if isinstance(given, View) or is_per_row(given.view, what.axes):
+        if isinstance(given, View):
             return of
+        moved = given
+        if isinstance(given, Further) and is_per_row(given.array, what.axes):
+            # one element for both halves, or for each
+            moved = Moved(given.array, given.first * given.array.strides[-1] // given.array.dtype.itemsize)
+        if isinstance(moved, Moved):
+            return _moved(of, moved)
         of = of._replace(values=(given.array.pointer, *of.values[1:]))
         dtype = np.dtype([("operand", of.dtype), ("first", np.int64)], align=True)
         return Struct(f"cupynorm::Further<{of.cpp}>", dtype, (of.values, given.first))

@@ -9,6 +9,7 @@ import numpy as np
 from cupynorm._options import choice, finite
 from cupynorm.call import asking
 from cupynorm.call.arguments import Call, check_each, is_number, view
+from cupynorm.call.axes import check_one_axis, transposition_of
 from cupynorm.host import activations, reference
 from cupynorm.host.philox import PROBABILITY
 from cupynorm.host.philox import dropout as checked_dropout
@@ -34,7 +35,15 @@ GATES = ("first", "second")
 ACTIVATION, DROPOUT = row_ops.Named("activation"), row_ops.Named("dropout")
 
 
-def bias_gelu(x: Any, bias: Any, *, approximate: str = "none", out: Any = None, dtype: Any = None) -> Any:
+def bias_gelu(
+    x: Any,
+    bias: Any,
+    *,
+    axis: int | tuple[int, ...] | None = -1,
+    approximate: str = "none",
+    out: Any = None,
+    dtype: Any = None,
+) -> Any:
     """Return g(x + bias), where g(z) = z * Phi(z) with the normal distribution's Phi (Hendrycks and Gimpel 2016).
 
     Parameters
@@ -42,7 +51,9 @@ def bias_gelu(x: Any, bias: Any, *, approximate: str = "none", out: Any = None, 
     x : array
         CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape with at least one axis.
     bias : array or float or None
-        Has the shape of x's last axis or broadcasts to it, in any dtype that x may have; None is no bias.
+        Has the shape of the axes that `axis` names or broadcasts to it, in any dtype that x may have; None is no bias.
+    axis : int, tuple of int, or None, default -1
+        The axes along which the bias lies, in any order; None for all. The result has x's order in memory.
     approximate : str, default "none"
         "tanh": g(z) = z / 2 * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 z^3))), as in BERT's and GPT-2's code.
     out : array, optional
@@ -76,10 +87,17 @@ def bias_gelu(x: Any, bias: Any, *, approximate: str = "none", out: Any = None, 
     >>> bias_gelu(np.array([[0.0, 1.0]]), np.array([1.0, 1.0])).round(4).tolist()
     [[0.8413, 1.9545]]
     """
-    return _with_bias(x, bias, _gelu(approximate), out, dtype)
+    return _with_bias(x, bias, axis, _gelu(approximate), out, dtype)
 
 
-def bias_silu(x: Any, bias: Any, *, out: Any = None, dtype: Any = None) -> Any:
+def bias_silu(
+    x: Any,
+    bias: Any,
+    *,
+    axis: int | tuple[int, ...] | None = -1,
+    out: Any = None,
+    dtype: Any = None,
+) -> Any:
     """Return s(x + bias), where s(z) = z / (1 + exp(-z)) (Elfwing, Uchibe and Doya 2017; also called swish).
 
     Parameters
@@ -87,7 +105,9 @@ def bias_silu(x: Any, bias: Any, *, out: Any = None, dtype: Any = None) -> Any:
     x : array
         CuPy or NumPy array of float16, bfloat16, float32 or float64, of any shape with at least one axis.
     bias : array or float or None
-        Has the shape of x's last axis or broadcasts to it, in any dtype that x may have; None is no bias.
+        Has the shape of the axes that `axis` names or broadcasts to it, in any dtype that x may have; None is no bias.
+    axis : int, tuple of int, or None, default -1
+        The axes along which the bias lies, in any order; None for all. The result has x's order in memory.
     out, dtype
         As in bias_gelu.
 
@@ -115,13 +135,14 @@ def bias_silu(x: Any, bias: Any, *, out: Any = None, dtype: Any = None) -> Any:
     >>> bias_silu(np.array([0.0, 1.0]), None).round(4).tolist()
     [0.0, 0.7311]
     """
-    return _with_bias(x, bias, "silu", out, dtype)
+    return _with_bias(x, bias, axis, "silu", out, dtype)
 
 
 def geglu(
     x: Any,
     bias: Any = None,
     *,
+    axis: int = -1,
     approximate: str = "none",
     gate: str = "first",
     out: Any = None,
@@ -134,9 +155,11 @@ def geglu(
     Parameters
     ----------
     x : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64. Its last axis has 2n elements.
+        CuPy or NumPy array of float16, bfloat16, float32 or float64, with 2n elements along `axis`.
     bias : array or float, optional
         2n elements in x's order, or broadcasting to them.
+    axis : int, default -1
+        The axis along which the two halves of x lie, and the bias. The result has x's order in memory.
     approximate : str, default "none"
         As in bias_gelu.
     gate : str, default "first"
@@ -151,14 +174,14 @@ def geglu(
     Returns
     -------
     array
-        Of x's kind, and of its shape with n elements in the last axis.
+        Of x's kind, and of its shape with n elements along `axis`.
 
     Raises
     ------
     TypeError
         As bias_gelu does.
     ValueError
-        As bias_gelu does, and for an odd last axis or another `gate`.
+        As bias_gelu does, and for an odd axis, several axes or another `gate`.
 
     Notes
     -----
@@ -172,15 +195,23 @@ def geglu(
     >>> geglu(np.array([[1.0, 10.0]])).round(4).tolist()
     [[8.4134]]
     """
-    return _gated(x, bias, _gelu(approximate), gate, out, dtype)
+    return _gated(x, bias, axis, _gelu(approximate), gate, out, dtype)
 
 
-def swiglu(x: Any, bias: Any = None, *, gate: str = "first", out: Any = None, dtype: Any = None) -> Any:
+def swiglu(
+    x: Any,
+    bias: Any = None,
+    *,
+    axis: int = -1,
+    gate: str = "first",
+    out: Any = None,
+    dtype: Any = None,
+) -> Any:
     """Return silu(a) * b, where a is the gate and b the other half of x + bias (Shazeer 2020).
 
     Parameters
     ----------
-    x, bias, out, dtype
+    x, bias, axis, out, dtype
         As in geglu.
     gate : str, default "first"
         As in geglu. "first" is the order of Llama's fused weights in vLLM (silu_and_mul), Megatron and xFormers.
@@ -188,7 +219,7 @@ def swiglu(x: Any, bias: Any = None, *, gate: str = "first", out: Any = None, dt
     Returns
     -------
     array
-        Of x's kind, and of its shape with n elements in the last axis.
+        Of x's kind, and of its shape with n elements along `axis`.
 
     Raises
     ------
@@ -207,7 +238,7 @@ def swiglu(x: Any, bias: Any = None, *, gate: str = "first", out: Any = None, dt
     >>> swiglu(np.array([[1.0, 10.0]])).round(4).tolist()
     [[7.3106]]
     """
-    return _gated(x, bias, "silu", gate, out, dtype)
+    return _gated(x, bias, axis, "silu", gate, out, dtype)
 
 
 def dropout(x: Any, p: float, *, seed: int, offset: int = 0, out: Any = None, dtype: Any = None) -> Any:
@@ -237,7 +268,8 @@ def dropout(x: Any, p: float, *, seed: int, offset: int = 0, out: Any = None, dt
 
     Notes
     -----
-    The same elements are dropped on every device, in every layout and dtype, and in every shape of the same size. No
+    It has no axis: x and `out` may have any strides, and the result has x's order in memory. The same elements are
+    dropped on every device, in every layout and dtype, and in every shape of the same size. No
     mask is stored: the gradient is dropout(dy, p) of the same seed and offset. Element i is dropped if its word <
     floor(p * 2^32). The word is number i % 4 of the four that Philox4x32-10 (Salmon et al. 2011) makes of the counter
     (c mod 2^32, c div 2^32, 0, 0) with c = (offset + i div 4) mod 2^64, and of the key (seed mod 2^32, seed div 2^32).
@@ -296,18 +328,31 @@ def _gate(gate: str) -> str:
     return choice("gate", gate, GATES, "use 'first' or 'second', the half that goes through the activation")
 
 
-def _gated(x: Any, bias: Any, activation: str, gate: str, out: Any, dtype: Any) -> Any:
-    return _with_bias(x, bias, activation, out, dtype, _gate(gate))
+def _gated(x: Any, bias: Any, axis: Any, activation: str, gate: str, out: Any, dtype: Any) -> Any:
+    if type(axis) is not int:
+        check_one_axis(axis, x)
+    return _with_bias(x, bias, axis, activation, out, dtype, _gate(gate))
 
 
-def _with_bias(x: Any, bias: Any, activation: str, out: Any, dtype: Any, gate: str | None = None) -> Any:
+def _with_bias(
+    x: Any, bias: Any, axis: Any, activation: str, out: Any, dtype: Any, gate: str | None = None
+) -> Any:
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        return transposition.call(
+            _with_bias,
+            {"x": x, "out": out},
+            bias=bias,
+            activation=activation,
+            dtype=dtype,
+            gate=gate,
+        )
     options_key = (activation, gate)
     return row_ops.run(
         ACTIVATION,
         x,
         bias,
         None,
-        -1,
+        axis,
         None,
         out,
         dtype,
@@ -324,9 +369,9 @@ def _run_with_bias(given: Given, signature: Signature | None) -> Any:
     """Run a call with a bias, and perhaps a gate, with all checks; keep it."""
     (activation, gate), x, bias, dtype = given.options_key, given.x, given.gamma, given.dtype
     columns, halves = {"bias": bias}, gate is not None
-    call = check_each(x, out=given.out, dtype=dtype, columns=columns, least_axes=1, halves=halves)
+    call = check_each(x, out=given.out, dtype=dtype, columns=columns, axis=given.axis, halves=halves)
     if call.on_device and is_number(bias):
-        return _with_bias(x, call.columns["bias"], activation, call.out, dtype, gate)
+        return _with_bias(x, call.columns["bias"], given.axis, activation, call.out, dtype, gate)
     return _run(call, Each(activation, bias, gate), given, (), signature)
 
 
@@ -346,9 +391,8 @@ def _run(call: Call, each: Each, given: Given, scalars: Sequence[str], signature
 
 def _lowered(call: Call, each: Each) -> KernelSpec:
     bias = call.columns.get("bias")
-    return elementwise_spec(
-        each, view(call.x, "x"), view(call.out, "out"), None if bias is None else view(bias, "bias")
-    )
+    x, out = view(call.x, "x"), view(call.out, "out")
+    return elementwise_spec(each, x, out, None if bias is None else view(bias, "bias"), max(1, call.axes))
 
 
 def _compute(call: Call, each: Each) -> None:
@@ -359,7 +403,7 @@ def _compute(call: Call, each: Each) -> None:
     if each.dropout is not None:
         reference.dropout(x, each.dropout, out)
     elif each.gate is None:
-        activations.bias_activation(x, given, str(each.activation), out)
+        activations.bias_activation(x, given, str(each.activation), out, call.axes)
     else:
         cols = out.shape[-1]
         shift = None if given is None else np.broadcast_to(given, (2 * cols,))

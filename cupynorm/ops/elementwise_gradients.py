@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from cupynorm.call.axes import check_one_axis, transposition_of
 from cupynorm.call.elementwise_gradients import ActivationGradientCall, check_activation_gradient
 from cupynorm.host import activations
 from cupynorm.host.broadcast_sums import BroadcastSum
 from cupynorm.invoke import gradient_calls
+from cupynorm.invoke.bound_calls import axis_option
 from cupynorm.ops.elementwise import _gate, _gelu
 
 
@@ -16,12 +18,13 @@ def bias_gelu_backward(
     x: Any,
     bias: Any = None,
     *,
+    axis: int | tuple[int, ...] | None = -1,
     approximate: str = "none",
     out: Any = None,
     dtype: Any = None,
     add_to: Any = None,
 ) -> tuple[Any, Any]:
-    """Return the gradients of bias_gelu: dx = dy * g'(x + bias), and dbias, the sum of dx over all rows.
+    """Return the gradients of bias_gelu: dx = dy * g'(x + bias), and dbias, the sum of dx over the other axes.
 
     g'(z) = Phi(z) + z * phi(z) with the normal distribution's Phi and its density phi; with approximate="tanh" it is
     the derivative of that formula.
@@ -31,7 +34,7 @@ def bias_gelu_backward(
     dy : array
         CuPy or NumPy array of float16, bfloat16, float32 or float64, of the result's shape: the gradient that arrives
         there.
-    x, bias, approximate
+    x, bias, axis, approximate
         As in bias_gelu.
     out : array, optional
         Where dx is written, of x's shape; may be dy or x itself.
@@ -73,13 +76,20 @@ def bias_gelu_backward(
     >>> dx.round(4).tolist(), dbias.round(4).tolist()
     ([[0.5, 1.0833], [0.5, 1.0852]], [1.0, 2.1685])
     """
-    return _backward("bias_gelu_backward", dy, x, bias, _gelu(approximate), None, out, dtype, add_to)
+    return _backward("bias_gelu_backward", dy, x, bias, axis, _gelu(approximate), None, out, dtype, add_to)
 
 
 def bias_silu_backward(
-    dy: Any, x: Any, bias: Any = None, *, out: Any = None, dtype: Any = None, add_to: Any = None
+    dy: Any,
+    x: Any,
+    bias: Any = None,
+    *,
+    axis: int | tuple[int, ...] | None = -1,
+    out: Any = None,
+    dtype: Any = None,
+    add_to: Any = None,
 ) -> tuple[Any, Any]:
-    """Return the gradients of bias_silu: dx = dy * s'(x + bias), and dbias, the sum of dx over all rows.
+    """Return the gradients of bias_silu: dx = dy * s'(x + bias), and dbias, the sum of dx over the other axes.
 
     s'(z) = p + z * p * (1 - p) with p = 1 / (1 + exp(-z)).
 
@@ -87,7 +97,7 @@ def bias_silu_backward(
     ----------
     dy, out, dtype, add_to
         As in bias_gelu_backward.
-    x, bias
+    x, bias, axis
         As in bias_silu.
 
     Returns
@@ -115,7 +125,7 @@ def bias_silu_backward(
     >>> dx.round(4).tolist(), dbias.round(4).tolist()
     ([[0.5], [0.9277]], [1.4277])
     """
-    return _backward("bias_silu_backward", dy, x, bias, "silu", None, out, dtype, add_to)
+    return _backward("bias_silu_backward", dy, x, bias, axis, "silu", None, out, dtype, add_to)
 
 
 def geglu_backward(
@@ -123,6 +133,7 @@ def geglu_backward(
     x: Any,
     bias: Any = None,
     *,
+    axis: int = -1,
     approximate: str = "none",
     gate: str = "first",
     out: Any = None,
@@ -132,14 +143,14 @@ def geglu_backward(
     """Return the gradients of geglu with respect to x and bias.
 
     With the halves a (the gate) and b of x + bias: da = dy * b * gelu'(a), db = dy * gelu(a). dbias is the sum of dx
-    over all rows.
+    over the other axes.
 
     Parameters
     ----------
     dy : array
-        As in bias_gelu_backward; its last axis has n elements.
-    x, bias, approximate, gate
-        As in geglu; x's last axis has 2n elements.
+        As in bias_gelu_backward; it has n elements along `axis`.
+    x, bias, axis, approximate, gate
+        As in geglu; x has 2n elements along `axis`.
     out : array, optional
         Where dx is written, of x's shape; may be x itself.
     dtype, add_to
@@ -153,7 +164,7 @@ def geglu_backward(
     Raises
     ------
     TypeError, ValueError
-        As bias_gelu_backward does, and ValueError for an odd last axis of x or another `gate`.
+        As bias_gelu_backward does, and ValueError for an odd axis of x, several axes or another `gate`.
 
     Notes
     -----
@@ -170,7 +181,7 @@ def geglu_backward(
     >>> dx.round(4).tolist(), dbias
     ([[10.8332, 0.8413]], None)
     """
-    return _gated("geglu_backward", dy, x, bias, _gelu(approximate), gate, out, dtype, add_to)
+    return _gated("geglu_backward", dy, x, bias, axis, _gelu(approximate), gate, out, dtype, add_to)
 
 
 def swiglu_backward(
@@ -178,6 +189,7 @@ def swiglu_backward(
     x: Any,
     bias: Any = None,
     *,
+    axis: int = -1,
     gate: str = "first",
     out: Any = None,
     dtype: Any = None,
@@ -186,13 +198,13 @@ def swiglu_backward(
     """Return the gradients of swiglu with respect to x and bias.
 
     With the halves a (the gate) and b of x + bias: da = dy * b * silu'(a), db = dy * silu(a). dbias is the sum of dx
-    over all rows.
+    over the other axes.
 
     Parameters
     ----------
     dy, out, dtype, add_to
         As in geglu_backward.
-    x, bias, gate
+    x, bias, axis, gate
         As in swiglu.
 
     Returns
@@ -220,32 +232,58 @@ def swiglu_backward(
     >>> dx.round(4).tolist(), dbias
     ([[9.2767, 0.7311]], None)
     """
-    return _gated("swiglu_backward", dy, x, bias, "silu", gate, out, dtype, add_to)
+    return _gated("swiglu_backward", dy, x, bias, axis, "silu", gate, out, dtype, add_to)
 
 
 def _gated(
-    function: str, dy: Any, x: Any, bias: Any, activation: str, gate: Any, out: Any, dtype: Any, add_to: Any
-) -> tuple[Any, Any]:
-    return _backward(function, dy, x, bias, activation, _gate(gate), out, dtype, add_to)
-
-
-def _backward(
-    function: str,
+    name: str,
     dy: Any,
     x: Any,
     bias: Any,
+    axis: Any,
+    activation: str,
+    gate: Any,
+    out: Any,
+    dtype: Any,
+    add_to: Any,
+) -> tuple[Any, Any]:
+    if type(axis) is not int:
+        check_one_axis(axis, x)
+    return _backward(name, dy, x, bias, axis, activation, _gate(gate), out, dtype, add_to)
+
+
+def _backward(
+    name: str,
+    dy: Any,
+    x: Any,
+    bias: Any,
+    axis: Any,
     activation: str,
     gate: str | None,
     out: Any,
     dtype: Any,
     add_to: Any,
 ) -> tuple[Any, Any]:
-    """Run one call. function: its name."""
+    """Run one call. name: the function's."""
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        return transposition.call(  # type: ignore[no-any-return]
+            _backward,
+            {"dy": dy, "x": x, "out": out},
+            leading=1,
+            name=name,
+            bias=bias,
+            activation=activation,
+            gate=gate,
+            dtype=dtype,
+            add_to=add_to,
+        )
     return gradient_calls.run(  # type: ignore[no-any-return]
-        function,
+        name,
         {"dy": dy, "x": x, "bias": bias, "out": out, "dbias": add_to},
-        (activation, gate, dtype),
-        lambda: check_activation_gradient(dy, x, bias, activation, gate, out=out, dtype=dtype, add_to=add_to),
+        (axis if type(axis) is int else axis_option(axis), activation, gate, dtype),
+        lambda: check_activation_gradient(
+            dy, x, bias, activation, gate, axis=axis, out=out, dtype=dtype, add_to=add_to
+        ),
         IMPLEMENTATION,
     )
 
@@ -258,9 +296,11 @@ def _on_host(call: ActivationGradientCall) -> None:
             dbias[...] = 0
         return
     if dbias is not None:
-        total = BroadcastSum(dbias.shape, call.x.shape, 1, dbias if call.adds else None)
+        total = BroadcastSum(dbias.shape, call.x.shape, call.axes, dbias if call.adds else None)
     if call.gate is None:
-        activations.bias_activation_backward(call.dy, call.x, call.bias, call.activation, call.dx, total)
+        activations.bias_activation_backward(
+            call.dy, call.x, call.bias, call.activation, call.dx, total, axes=call.axes
+        )
     else:
         first = call.gate == "first"
         activations.gated_backward(

@@ -81,6 +81,77 @@ struct Further {
   RowPointer at(int64 row) const { return {operand.at(row), first}; }
 };
 
+// The same of an operand whose elements lie anywhere: `first` elements behind its own.
+template <class Operand>
+struct Moved {
+  static constexpr int kBytes = Operand::kBytes;
+  static constexpr bool kPerRow = Operand::kPerRow;
+  Operand operand;
+  int64 first;
+
+  template <int N>
+  using Packed = typename Operand::template Packed<N>;
+  using RowPointer = typename Operand::RowPointer;
+  RowPointer at(int64 row) const {
+    Operand moved = operand;
+    moved.pointer += first;
+    return moved.at(row);
+  }
+};
+
+// An array whose columns lie in pieces: those of a vector next to one another, and the vectors anywhere. kWidth:
+// elements of an access; 0: all columns of a vector have one element. kSame: rows have the same elements.
+template <typename T, class Rows, class Cols, int kWidth, bool kSame>
+struct InPieces {
+  static constexpr int kBytes = sizeof(T);
+  static constexpr bool kPerRow = false;
+  const T* pointer;
+  int64 first;
+  Rows rows;
+  Cols cols;
+
+  template <int N>
+  using Packed = Vector<T, kWidth == 0 ? 1 : N>;
+  struct RowPointer {
+    const T* pointer;
+    Cols cols;
+    template <int N>
+    Packed<N> load(int64 col) const {
+      const T* const place = pointer + cols.offset(col);
+      if constexpr (kWidth == 0) return load_vector<T, 1>(place);
+      else return load_vector<T, N, (kWidth < N ? kWidth : N)>(place);
+    }
+    template <int N, typename Compute>
+    static void unpack(const Packed<N>& packed, Compute* x, int64) {
+      cupynorm::unpack<(kWidth == 0 ? 1 : N)>(packed, x);
+      if constexpr (kWidth == 0) {
+#pragma unroll
+        for (int i = 1; i < N; ++i) x[i] = x[0];
+      }
+    }
+  };
+  RowPointer at(int64 row) const { return {pointer + (first + rows.offset(row)), cols}; }
+};
+// Where such an array is written.
+template <typename T, class Rows, class Cols>
+struct PieceStore {
+  using Type = T;
+  T* pointer;
+  int64 first;
+  Rows rows;
+  Cols cols;
+
+  struct RowPointer {
+    T* pointer;
+    Cols cols;
+    template <int N, bool kWhole = false, typename Compute>
+    void store(const Compute (&x)[N], NoColumns, int64 col) const {
+      store_vector<kWhole>(pointer + cols.offset(col), vector_from<T, N>(x));
+    }
+  };
+  RowPointer at(int64 row) const { return {pointer + (first + rows.offset(row)), cols}; }
+};
+
 // A lane of a warp whose lanes have neighbouring vectors of one row: the first `whole` of them. from: the column that
 // it loads, of a lane that has a vector if it has none itself, so that loads need no branch.
 struct Place {
@@ -170,6 +241,10 @@ template <class Operand>
 constexpr bool kSameForAllRows = false;
 template <typename T, int kWidth, bool kConstant>
 constexpr bool kSameForAllRows<AlongColumns<T, kWidth, kConstant>> = true;
+template <class Operand>
+constexpr bool kSameForAllRows<Moved<Operand>> = kSameForAllRows<Operand>;
+template <typename T, class Rows, class Cols, int kWidth>
+constexpr bool kSameForAllRows<InPieces<T, Rows, Cols, kWidth, true>> = true;
 
 // A bit or more of each access that a vector came in; and what makes a vector depend on `zero`, which is 0: its
 // elements are there no sooner than that.

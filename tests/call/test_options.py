@@ -159,6 +159,16 @@ def cases() -> dict[str, Case]:
 
     boolean, number, integer = "use True or False", "give a .*number", "give an integer"
     add(ROWS, "axis", NO_AXIS, "integer")
+    along = {name: EACH[name] for name in ("bias_gelu", "bias_silu", "geglu", "swiglu")}
+    add(along, "axis", NO_AXIS, "integer")
+    halves = ("geglu", "swiglu")
+    add(
+        {name: EACH[name] for name in halves},
+        "axis",
+        [None, (0, 1), (-1, -2)],
+        "several axes: name the one",
+        ValueError,
+    )
     add(NORMS, "eps", [each for each in NO_NUMBER if each is not None], number)
     add({"layer_norm": NORMS["layer_norm"], "rms_norm": NORMS["rms_norm"]}, "eps", [None], number)
     add(NORMS, "eps", [-1.0, math.nan, math.inf, HUGE, -HUGE], "0 or a positive finite number", ValueError)
@@ -284,7 +294,7 @@ def gradient_cases(add: Callable[..., None]) -> None:
     )
     no_array = [3, [0.0], "x", b"x", {}, True]
     every, with_eps = GRADIENTS | ACTIVATION_GRADIENTS, NORM_GRADIENTS | FUSED_GRADIENT
-    add(GRADIENTS, "axis", NO_AXIS, "integer")
+    add(GRADIENTS | ACTIVATION_GRADIENTS, "axis", NO_AXIS, "integer")
     add(GRADIENTS, "plan", NO_PLAN, "name of a variant|cupynorm.Plan")
     add(every, "out", no_array, array)
     add(every, "dtype", NO_DTYPE, "float32")

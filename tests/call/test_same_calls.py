@@ -1,8 +1,7 @@
 """A device takes exactly the calls that NumPy arrays are taken for: the shape, dtype and layout of results, and errors.
 
 Kernels are blank, so that ten thousand calls need no compiler. Where the two do differ, other tests say how: plan= and
-values that a device does not look at (nan="raise", labels, lengths in an array), medians, and the layouts of functions
-that have no axis.
+values that a device does not look at (nan="raise", labels, lengths in an array), and medians.
 """
 
 from __future__ import annotations
@@ -236,6 +235,36 @@ LABELS = [
 FUSION = cupynorm.fuse(cupynorm.softmax, load=lambda x, t: x * t, store=lambda y, s: y + s)
 OPERAND = [*PARAMETER, np.ones((3, 1, 1), np.float32), np.ones((1, *SHAPE), np.float32), None]
 
+APPROXIMATE = ["tanh", "none", "other", 1, None]
+GATES = ["first", "second", "third", 1, None]
+OF_HALVES = [*PARAMETER, np.ones(4, np.float32), np.ones(2), np.ones(4)[::2], np.ones((1, 4), np.float16)]
+HALF_OUTS = [
+    np.empty((2, 4, 2), np.float32),
+    np.empty((1, 4, 4), np.float16),
+    np.empty((4, 2, 2)).transpose(2, 0, 1),
+    np.empty((2, 4, 4))[..., ::2],
+    np.empty((2, 4, 2), int),
+    np.lib.stride_tricks.as_strided(np.empty(8), (2, 4, 2), (16, 8, 8)),
+]
+
+
+def even(x: Any) -> Any:
+    """Return a view with an even number of elements along each axis: two halves."""
+    shape = getattr(x, "shape", None)
+    return x if shape is None else x[tuple(slice(extent // 2 * 2) for extent in shape)]
+
+
+def half(x: Any, axis: Any) -> Any:
+    """Return the first half of even(x) along an axis, if it names one."""
+    whole = even(x)
+    ndim = getattr(whole, "ndim", 0)
+    if not isinstance(axis, (int, np.integer)) or not -ndim <= axis < ndim:
+        return whole
+    index = [slice(None)] * ndim
+    index[axis] = slice(whole.shape[axis] // 2)
+    return whole[tuple(index)]
+
+
 # what a call cannot do without
 NEEDED = {"cross_entropy": {"labels": LABELS[0]}, "layer_norm_backward_from_y": {"rstd": ROWS[0]}}
 # A function, how many arrays of x's shape it takes first, and options, whose values are tried one by one.
@@ -356,6 +385,68 @@ OPS: dict[str, tuple[Callable[..., Any], int, dict[str, list[Any]]]] = {
         lambda x, t=2.0, s=1.0, **options: FUSION(x, t, s, **options),
         1,
         {"t": OPERAND, "s": OPERAND, **RESULT},
+    ),
+    "bias_gelu": (
+        lambda x, bias=None, **options: cupynorm.bias_gelu(x, bias, **options),
+        1,
+        {"bias": PARAMETER, "approximate": APPROXIMATE, **RESULT},
+    ),
+    "bias_silu": (
+        lambda x, bias=2.0, **options: cupynorm.bias_silu(x, bias, **options),
+        1,
+        {"bias": PARAMETER, **RESULT},
+    ),
+    "geglu": (
+        lambda x, **options: cupynorm.geglu(even(x), **options),
+        1,
+        {
+            "bias": OF_HALVES,
+            "gate": GATES,
+            "approximate": APPROXIMATE,
+            "dtype": RESULT["dtype"],
+            "out": HALF_OUTS,
+        },
+    ),
+    "swiglu": (
+        lambda x, bias=2.0, **options: cupynorm.swiglu(even(x), bias, **options),
+        1,
+        {"bias": OF_HALVES, "gate": GATES, "out": HALF_OUTS},
+    ),
+    "dropout": (
+        lambda x, p=0.5, axis=-1, seed=3, **options: cupynorm.dropout(x, p, seed=seed, **options),
+        1,
+        {"p": DROPOUT["dropout"], "seed": DROPOUT["seed"], "offset": DROPOUT["offset"], **RESULT},
+    ),
+    "bias_gelu_backward": (
+        cupynorm.bias_gelu_backward,
+        2,
+        {"bias": PARAMETER, "approximate": APPROXIMATE, **RESULT},
+    ),
+    "bias_silu_backward": (
+        lambda dy, x, bias=1.0, **options: cupynorm.bias_silu_backward(dy, x, bias, **options),
+        2,
+        {"bias": PARAMETER, "add_to": [np.zeros(()), np.zeros((), np.float32), *PARAMETER, None], **RESULT},
+    ),
+    "geglu_backward": (
+        lambda x, axis=-1, **options: cupynorm.geglu_backward(half(x, axis), even(x), axis=axis, **options),
+        1,
+        {
+            "bias": OF_HALVES,
+            "gate": GATES,
+            "dtype": RESULT["dtype"],
+            "out": [np.empty((2, 4, 4), np.float32)],
+        },
+    ),
+    "swiglu_backward": (
+        lambda x, axis=-1, bias=1.0, **options: cupynorm.swiglu_backward(
+            half(x, axis), even(x), bias, axis=axis, **options
+        ),
+        1,
+        {
+            "bias": OF_HALVES,
+            "add_to": [np.zeros(()), np.zeros(4), None],
+            "out": [np.empty((2, 4, 4)), ITSELF],
+        },
     ),
     "fusion's gradient": (
         lambda dy, x, t=2.0, s=1.0, **options: FUSION.backward(dy, x, t, s, **options).x,

@@ -72,6 +72,9 @@ add_layer_norm(
     x, x, gamma, gamma, bias=gamma, alpha=0.5, eps=1e-6, dropout=0.1, seed=1, offset=2, out=x, plan=None
 )
 cupynorm.dropout(x, 0.1, seed=1)
+cupynorm.bias_gelu(x, gamma, axis=None, approximate="tanh")
+cupynorm.bias_silu_backward(x, x, gamma, axis=(0, 1), add_to=gamma)
+cupynorm.swiglu(x, axis=1, gate="second")
 assert_type(cross_entropy(x, x, plan="warp"), Any)
 assert_type(cross_entropy(x, x, return_grad=True, dloss=0.5, grad=x, plan=None), tuple[Any, Any])
 logsumexp(x, causal=True, keepdims=True, plan="block")
@@ -100,3 +103,4 @@ cupynorm.dropout(x, 0.1)  # wrong: call-arg
 layer_norm_backward(x, x, plan=3)  # wrong: arg-type
 cross_entropy(x, x, plan=b"warp")  # wrong: call-overload
 cupynorm.bias_gelu(x, None, approximate=True)  # wrong: arg-type
+cupynorm.geglu(x, axis=(0, 1))  # wrong: arg-type

@@ -1,0 +1,91 @@
+"""Kernels of activations and gates along other axes compile without spills, and move 16 bytes at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cupynorm._dtypes import DTYPES, compute_dtype, dtype_of
+from cupynorm.call.view import View
+from cupynorm.invoke.gradient_calls import Steps
+from cupynorm.lower.elementwise import Each, elementwise_spec
+from cupynorm.lower.gradients import activation_sums_in_any_layout
+from cupynorm.lower.layouts import stretched
+from cupynorm.lower.sums import Sums, sum_specs
+from cupynorm.plan.limits import RECORDED
+from cupynorm.runtime import compiler, nvrtc
+from tests import SLOW
+from tests.build_gate import begins_too_soon, code_of, nvdisasm, spills
+
+ARCHS = ("75", "80", "86", "89", "90", "100", "120") if SLOW else ("90",)
+SHAPE = (64, 256, 3136)  # images, channels, pixels
+
+pytestmark = pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
+
+
+def array(shape: tuple[int, ...], dtype: Any, order: tuple[int, ...] = (0, 1, 2), step: int = 1) -> View:
+    """Return an array at 0 with its axes in an order in memory, the last of them with a step."""
+    strides, reach = [0] * len(shape), dtype.itemsize * step
+    for at in reversed(order):
+        strides[at] = reach
+        reach *= shape[at]
+    return View(0, shape, tuple(strides), dtype)
+
+
+def channels_last(each: View) -> View:
+    """Return a view with the channels as its last axis, as a call along them is lowered."""
+    return each.reordered((0, 2, 1)[: len(each.shape)])
+
+
+def forward(dtype: Any, gate: str | None, step: int) -> Any:
+    n = SHAPE[1] * (2 if gate else 1)
+    x = channels_last(array((SHAPE[0], n, SHAPE[2]), dtype, step=step))
+    y = channels_last(array(SHAPE, dtype, step=step))
+    return elementwise_spec(Each("gelu", None, gate), x, y, View(0, (n,), (dtype.itemsize,), dtype))
+
+
+def backward(dtype: Any, gate: str | None, step: int) -> Any:
+    n = SHAPE[1] * (2 if gate else 1)
+    x, dx = (channels_last(array((SHAPE[0], n, SHAPE[2]), dtype, step=step)) for _ in range(2))
+    dy = channels_last(array(SHAPE, dtype, step=step))
+    bias = stretched(View(0, (n,), (dtype.itemsize,), dtype), x.shape, 1)
+    what, columns = activation_sums_in_any_layout(dy, x, bias, dx, bias, "silu", gate)
+    assert columns is not None
+    compute = compute_dtype(dtype, dtype)
+    steps = Steps(-1, compute)
+    place = steps.sums_to(columns, "dbias", adds=False)
+    firsts = (0,) if gate is None else (0, what.cols)
+    what = what._replace(results=tuple(place._replace(first=first) for first in firsts))
+    return first_of(what, compute)
+
+
+def first_of(what: Sums, compute: Any) -> Any:
+    """Return what is launched first; the partial sums go to address 0."""
+    rooms = [View(0, (4, what.cols), (what.cols * compute.itemsize, compute.itemsize), compute)] * 2
+    return sum_specs(what, compute, rooms[: len(what.results)])[0]
+
+
+@pytest.mark.parametrize(
+    "dtype", [each for each in ("float16", "bfloat16", "float32", "float64") if each in DTYPES]
+)
+@pytest.mark.parametrize("gate", [None, "second"])
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("lowered", [forward, backward])
+def test_kernels(lowered: Any, dtype: str, gate: str | None, step: int) -> None:
+    if nvdisasm() is None:
+        pytest.skip("nvdisasm is not installed")
+    spec = lowered(dtype_of(dtype), gate, step)
+    plan = spec.problem.plan(RECORDED["h200"])
+    assert plan.vector * dtype_of(dtype).itemsize == (16 if step == 1 else dtype_of(dtype).itemsize)
+    for arch in ARCHS:
+        if arch not in nvrtc.supported_archs():
+            continue
+        (cubin,) = nvrtc.compile_all(spec.text, [spec.expression(plan)], compiler.options(), arch)
+        code = code_of(cubin, arch)
+        found = spills(cubin) + begins_too_soon(code, arch)
+        if step == 1:
+            found += (
+                [] if code.accesses["LDG", 16] and code.accesses["STG", 16] else ["no access of 16 bytes"]
+            )
+        assert not found, (arch, found)
