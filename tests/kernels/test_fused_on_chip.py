@@ -29,8 +29,8 @@ from tests.simulator import simulated  # noqa: F401  a fixture
 WITHOUT_PLAN = {each.name for each in (*GRADIENTS, *STATISTICS)}
 HELD = [name for name in AROUND if not FORMS[name].missing and name not in WITHOUT_PLAN]
 ON_CHIP = ("shared", "cached")
-APART = {each.name for each in ALONG_AXES}  # which "cached" does not take: test_across.py
-ON_CHIP_BY_FORM = [(name, each) for each in ON_CHIP for name in HELD if each != "cached" or name not in APART]
+APART = {each.name for each in ALONG_AXES}  # which neither takes: test_across.py
+ON_CHIP_BY_FORM = [(name, each) for each in ON_CHIP for name in HELD if name not in APART]
 
 
 def planned(name: str, rows: int, cols: int, dtype: str, variant: str | Plan) -> Plan:
