@@ -41,7 +41,6 @@ TABLES = {
         "narrow",
         "unaligned",
         "only read",
-        "copied",
         "masked statistics",
         "sums of bytes",
         *FUSED,
@@ -260,8 +259,8 @@ def problems(row: Mapping[str, Any], own: Limits) -> Iterator[tuple[Limits, Prob
         outputs = 2 if table in {"affine with outputs", "quantized"} else 1
         around = {"fused": True, "output_bytes": 1 if quantized else size, "outputs": outputs}
         around |= {"interval_mask": table == "interval", "extra_registers": row.get("extra_registers", 8)}
-    if table in {"only read", "copied"}:
-        around = {"fused": True, "output_bytes": size if table == "copied" else 0}
+    if table == "only read":
+        around = {"fused": True}
     if table == "sums of bytes":
         around, load_bytes = {"fused": True, "direct_load": False, "sums_of_bytes": True}, 1
     if table == "masked statistics":

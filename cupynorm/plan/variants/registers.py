@@ -84,9 +84,8 @@ def register_rule(question: Question) -> RegisterRule | None:
     problem, rules = question.problem, question.rules
     if problem.fused and not problem.doubles:
         in_warps = problem.row_bytes % (WARP * ACCESS_BYTES) == 0
-        table = "only read" if problem.only_reads else "copied" if problem.copies_rows else ""
-        if table and in_warps and not problem.unaligned:
-            alone = rules.register_rule(table, problem)
+        if problem.only_reads and in_warps and not problem.unaligned:
+            alone = rules.register_rule("only read", problem)
             if alone is not None:
                 return alone
         return rules.register_rule(_fused_table(question), problem)
