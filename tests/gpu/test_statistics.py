@@ -148,7 +148,7 @@ def test_sigma_clip(xp: Any, centre: str, variant: str) -> None:
 
 
 @pytest.mark.small
-@pytest.mark.parametrize("variant", ["block", "cluster", "shared", "uncached"])
+@pytest.mark.parametrize("variant", ["block", "cluster", "uncached"])
 @pytest.mark.parametrize("centre", ["mean", "median"])
 def test_sigma_clip_along_another_axis(xp: Any, centre: str, variant: str) -> None:
     x, options = of_kind("where", 60 * 20, "float32")

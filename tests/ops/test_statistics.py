@@ -381,7 +381,7 @@ def test_a_device_clips_the_same(centre: str, plan: str, cols: int, dtype: str, 
     [
         ("mean", "cluster", 300, "float16"),
         ("median", "block", 37, "float32"),
-        ("mean", "shared", 61, "float32"),
+        ("mean", "block", 61, "float32"),
     ],
 )
 def test_a_device_clips_the_same_along_another_axis(
