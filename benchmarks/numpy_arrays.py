@@ -277,7 +277,7 @@ def torchs(op: str) -> Callable[..., Any]:
 
 
 class Case(NamedTuple):
-    """What is timed. axis: -1; or 0 or the middle one, 1, along which elements of rows, not rows, lie apart."""
+    """What is timed. axis: along which the rows lie: the last, -1; the first, 0; or the middle one of three, 1."""
 
     op: str
     dtype: str

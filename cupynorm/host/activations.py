@@ -34,7 +34,8 @@ _TANH = 2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715
 # Below, an activation in float32 has a relative error of 1.5e-6 and more: the exponent's rounding is multiplied by it.
 _LEAST = {"gelu": -3.5, "gelu_tanh": -3.0, "silu": -10.0}
 _MOST = 1e18  # beyond, squares and products may overflow
-# Where the root mean square of a row is so large, beside that of the row's factors, these errors do not count.
+# A row's root mean square is part of its bound. If it is at least so large, relative to that of the row's factors, the
+# errors of such elements stay within the bound.
 _ENOUGH = 0.004
 _NARROW = 16  # columns up to which each element is looked at in place of each row
 _FLAT = {"gelu": 8.0, "gelu_tanh": 8.0, "silu": 60.0}  # beyond, slopes are 0 or 1 to the last bit

@@ -130,7 +130,7 @@ def _norm_alone(what: NormGradient, cols: int) -> None:
         rows.store(what.dx)
 
     reads = (what.dy, what.gamma, what.beta, what.mean, what.rstd)
-    alike = what.dy.dtype == what.x.dtype and what.dy.strides == what.x.strides
+    alike = _lie_alike(what.dy, what.x)
     in_order = dgamma is not None or dbeta is not None
     each_block(what.x, axes, dtype, work, what.dx, reads, alone=alike, in_order=in_order)
     for total, target in ((dgamma, what.dgamma), (dbeta, what.dbeta)):
@@ -253,8 +253,13 @@ def _softmax_alone(what: SoftmaxGradient, mask: Masking | None) -> None:
         rows.drop(mask, 0.0)  # in a row with a nan, what is dropped would be nan by now
         rows.store(what.dx)
 
-    alike = what.dy.dtype == what.y.dtype and what.dy.strides == what.y.strides
-    each_block(what.y, what.axes, dtype, work, what.dx, (what.dy, *reads), alone=mask is None and alike)
+    alone = mask is None and _lie_alike(what.dy, what.y)
+    each_block(what.y, what.axes, dtype, work, what.dx, (what.dy, *reads), alone=alone)
+
+
+def _lie_alike(one: Array, other: Array) -> bool:
+    """Say whether two arrays of one shape have one dtype and the same strides."""
+    return one.dtype == other.dtype and one.strides == other.strides
 
 
 @np.errstate(all="ignore")

@@ -48,7 +48,7 @@ def gather(content: Content, searches: Sequence[Search], sweep: Report | None = 
     for each in searches:
         for at in each.points:
             if any(share for share, *_ in at.plans.values()):  # else nothing ran there, for whatever reason
-                # Where a kernel spills, the planner launches another one, or has timed it so: it is not known here.
+                # Where a kernel spills, the planner may launch another one in its place: which was timed is not known.
                 least = 0.0 if "spills" in at.refused else -1.0
                 shares = {plan: median for plan, (median, *_) in at.plans.items() if median > least}
                 recorded.setdefault((at.point, each.limits), {})[source_name(each)] = shares

@@ -1,10 +1,12 @@
 // block, cluster, uncached of rows whose elements lie apart from one another in memory, as along an axis that is not
 // the last: they wait in registers, or are read twice.
 #pragma once
+#include <io/affine.cuh>
 #include <row/apart.cuh>
 #include <row/rounds.cuh>
 #include <row/running.cuh>
-#include <row/waiting.cuh>
+
+extern __shared__ __align__(16) unsigned char shared_memory[];
 
 namespace cupynorm {
 

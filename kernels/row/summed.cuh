@@ -157,13 +157,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   constexpr bool kEqual = Shape::kFull && slots_for(kWarps) == kWarps;
   using Valid = Predicate<Shape::kAlwaysValid * kVector, kEdge, (kCtasPerRow > 1 ? 2 : 1)>;
   using OfVector = Predicate<0, 0, 2>;
-  // What threads keep of columns is converted once where they have registers for that.
-  // each scheduler of a multiprocessor has a fourth of the registers, for whole warps
+  // Each scheduler of a multiprocessor has a fourth of the registers, for whole warps.
   constexpr int kSchedulers = 4, kFilled = kSchedulers * kWarp;  // threads
   constexpr int kRegisters = 65536 / ((Shape::kBlock * Shape::kMinBlocks + kFilled - 1) / kFilled * kFilled);
   constexpr int kKept = Load::kKeptColumns;
   constexpr int kNumbers = kSums + kKept + (kKept > 1) + kTakes * ElementTraits<ElementOf<Op>>::kFields;
   constexpr int kBeside = kTakes ? kRegistersBesideRow : kRegistersBeside;
+  // What threads keep of columns is converted once where they have registers for that.
   constexpr bool kConverted = kBeside + Shape::kInVectors * kNumbers * int(sizeof(Compute)) / 4 <= kRegisters;
   using As = typename Conditional<kConverted, Compute, void>::Type;
   static_assert(Shape::kRows == 1 && Shape::kParameterMode == 0 && !Load::kDirect &&

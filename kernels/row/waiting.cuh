@@ -1,5 +1,4 @@
-// What waits of a row in shared memory as it was computed, and its scale: of row_computed and, in part, of the kernels
-// of rows apart.
+// What row_computed keeps of a row: its elements, which wait in shared memory, and the scale of its results.
 #pragma once
 #include <io/affine.cuh>
 

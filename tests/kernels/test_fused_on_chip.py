@@ -78,7 +78,8 @@ def test_two_vectors_of_a_thread_and_unaligned_rows(name: str, dtype: str, cols:
     check(simulated, name, 5, cols, dtype, plan=plan)
 
 
-# Where nothing but x is loaded, x is copied to the shared memory of one block or of a cluster's, all of it or a part.
+# Where x alone is loaded, a row may be copied to the shared memory of one block or of a cluster's blocks: all of it, or
+# as much as has room.
 @pytest.mark.parametrize("room", [512, 20480])
 @pytest.mark.parametrize("ctas", [1, 2, 4])
 @pytest.mark.parametrize(("dtype", "cols"), [("float16", 1001), ("bfloat16", 1024), ("float32", 5001)])

@@ -200,9 +200,9 @@ def test_every_width_in_every_variant(dtype: str, skip: int) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.usefixtures("small_groups")
 def test_rows_on_their_way_in_shared_memory(dtype: str, stages: int, waits: int) -> None:
-    """Of groups of fewer rows than stages, too; with and without rows that begin beside vectors.
+    """Groups may have fewer rows than there are stages, and rows may begin between vectors.
 
-    They wait there, or in registers.
+    Rows wait in shared memory, or come through it and wait in registers.
     """
     seen = set()
     for (rows, cols), ds in itertools.product(
