@@ -298,7 +298,7 @@ def _probabilities(x: Array, kept: Any, *, log: bool) -> Array:
     kept = np.broadcast_to(kept, x.shape)
     counted = kept | ~kept.any(-1, keepdims=True)
     top = x.max(-1, keepdims=True)
-    y = x - top - np.log(np.where(counted, np.exp(x - top), 0).sum(-1, keepdims=True))
+    y: Array = x - top - np.log(np.where(counted, np.exp(x - top), 0).sum(-1, keepdims=True))
     return y if log else np.exp(y)
 
 
