@@ -413,6 +413,7 @@ struct Operands {
   using Kept = NoColumns;
   struct RowPointer {
     static void make_opaque() {}
+    static void make_rows_opaque() {}
     static bool begins_at(const void*) { return false; }
     template <int N, typename Index>
     NoColumns load(Index) const {
@@ -463,6 +464,11 @@ struct Operands<First, Rest...> {
     typename First::RowPointer first;
     typename Others::RowPointer rest;
     void make_opaque() { first.make_opaque(), rest.make_opaque(); }
+    // The same for what prefetch_row copies.
+    void make_rows_opaque() {
+      if constexpr (!kOfColumns<First>) first.make_opaque();
+      rest.make_rows_opaque();
+    }
     bool begins_at(const void* place) const { return first.begins_at(place) || rest.begins_at(place); }
     template <int N, typename Index>
     Packed<N> load(Index col) const {
@@ -802,6 +808,7 @@ struct FusedLoad : Cols {
     typename Operands_::RowPointer operands;
 
     void make_opaque() { cupynorm::make_opaque(pointer), operands.make_opaque(); }
+    void make_rows_opaque() { cupynorm::make_opaque(pointer), operands.make_rows_opaque(); }
     bool begins_at(const void* place) const { return pointer == place || operands.begins_at(place); }
 
     template <typename Index>
@@ -1099,6 +1106,7 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
     typename Operands_::RowPointer operands;
     Type* address() const { return to.first.address(); }
     void make_opaque() { to.make_opaque(), operands.make_opaque(); }
+    void make_rows_opaque() { operands.make_rows_opaque(); }
     template <int N>
     int head() const {
       return to.first.template head<N>();

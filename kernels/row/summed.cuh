@@ -107,8 +107,9 @@ constexpr int kBehindRow = Shape::kBlock * Load::template kRowBytes<Shape::kVect
 // Begins to copy this thread's vectors of a row, without what all rows share.
 template <class Shape, class Op, class Load, class Store, class Tile>
 inline void prefetch_row(const Arguments<Op, Load, Store>& a, int64 row, int place, const Tile& tile) {
-  const auto source = a.load.at(row);
-  const auto target = a.store.at(row);
+  auto source = a.load.at(row);
+  auto target = a.store.at(row);
+  source.make_rows_opaque(), target.make_rows_opaque();  // or each vector's address is computed from the row's number
 #pragma unroll
   for (int p = 0; p < Shape::kVectors; ++p) {
     if (!tile.has(p)) continue;
@@ -224,9 +225,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   for (int64 group = blockIdx.x / kCtasPerRow; group < all.groups; group += gridDim.x / kCtasPerRow) {
     const int64 begin = group / kInterleaved * rows_together;
     const int64 end = begin + rows_together < a.rows ? begin + rows_together : a.rows;
-    int64 base = begin + group % kInterleaved * Shape::kGroups;
+    const int64 base = begin + group % kInterleaved * Shape::kGroups;
     if constexpr (kEdge > 0) share = share_at(base + slot);
-    auto number = [&](int64 from) { return from + slot < end ? from + slot : a.rows; };
     Compute sums[kSums][Shape::kElements] = {};
 
     // Add up the columns of what is loaded.
@@ -254,10 +254,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       }
     };
 
+    // of this group of threads; all of a block go through as many as the first has
+    const auto rows_from = [&](int64 from) { return from < end ? int((end - from + step - 1) / step) : 0; };
+    const int all_rows = rows_from(base), own_rows = rows_from(base + slot);
     if constexpr (kStaged && !kTakes) {
-      // of this group of threads; all of a block go through as many as the first has
-      const auto rows_from = [&](int64 from) { return from < end ? int((end - from + step - 1) / step) : 0; };
-      const int all_rows = rows_from(base), own_rows = rows_from(base + slot);
       const int64 first = own_rows > 0 ? base + slot : 0;
       auto row_at = [&](int j) { return first + (j < own_rows ? j : 0) * step; };
       auto prefetch = [&](int j, int place) {
@@ -352,38 +352,38 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         ++turn;
       }
     } else {
-      auto prefetch = [&](int64 from, int place) {
+      int64 row = base + slot;  // the row in work
+      auto prefetch = [&](int j, int ahead, int place) {
         if constexpr (kTakes) {  // else there may be vectors of fewer bytes than a copy has
-          if (from + slot < end) prefetch_row<Shape>(a, from + slot, place, tile);
+          if (j + ahead < own_rows) prefetch_row<Shape>(a, row + ahead * step, place, tile);
           commit_copies();  // an empty group too: wait counts groups
         }
       };
-      auto load = [&](int64 from) {
+      auto load = [&](int j, int64 from) {
         if constexpr (kTakes) {
-          there[0] = from + slot < end;
-          if (Shape::kGroups == 1 || there[0]) load_uncopied(a, rows, around[0], from + slot, tile);
+          if (Shape::kGroups == 1 || j < own_rows) load_uncopied(a, rows, around[0], from, tile);
         } else {
-          load_rows(a, rows, around, 0, [&](int) { return number(from); }, tile);
+          load_rows(a, rows, around, 0, [&](int) { return j < own_rows ? from : a.rows; }, tile);
         }
       };
       if constexpr (kTakes) {
 #pragma unroll
-        for (int s = 0; s < kStages; ++s) prefetch(base + s * step, s);
+        for (int s = 0; s < kStages; ++s) prefetch(0, s, s);
         keep_columns<kVector, As>(a, kept, kept_of_results, tile);
       }
+#pragma unroll
+      for (int i = 0; i < Shape::kInVectors; ++i) x[0][i] = Op::padding();  // of vectors that this thread has not
       int place = 0, place_before = kStages;
-      if (base < end) load(base);
-      for (; base < end; base += step) {
-        const bool here = (kTakes && Shape::kGroups == 1) || there[0];
+      if (all_rows > 0) load(0, row);
+      for (int j = 0; j < all_rows; ++j, row += step) {
+        const bool here = Shape::kGroups == 1 || j < own_rows;
         if constexpr (kTakes) {  // what was there has been written
-          prefetch(base + kStages * step, place_before);
+          prefetch(j, kStages, place_before);
           wait_for_copies<kStages>();
         }
 #pragma unroll
         for (int p = 0; p < kVectors; ++p) {
           ElementOf<Op>* const values = x[0] + p * kVector;
-#pragma unroll
-          for (int i = 0; i < kVector; ++i) values[i] = Op::padding();
           if (!here || !tile.has(p)) continue;
           if constexpr (kTakes) {
             kept[p].make_opaque();
@@ -399,7 +399,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 #pragma unroll
         for (int p = 0; p < kVectors; ++p) operands[p] = epilogue_operands[0][p];
         const auto operands_edge = epilogue_operands_edge[0];
-        if (base + step < end) load(base + step);  // on its way while this row is computed
+        if (j + 1 < all_rows) load(j + 1, row + step);  // on its way while this row is computed
         else pdl_trigger_late();
 
         const Counts counts = count_elements<Shape>(share, tile);
