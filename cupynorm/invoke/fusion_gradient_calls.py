@@ -262,7 +262,7 @@ class _Made:
         if names:
             shape = self._shape[len(self._shape) - self._axes :]
             cols = math.prod(shape)
-            groups, rows_of_group = row_groups(math.prod(self._shape) // cols, cols)
+            groups, rows_of_group = row_groups(math.prod(self._shape) // cols, cols, self.call.compute)
             partial = tuple(self.steps.room(f"partial sums of {name}", (groups, cols)) for name in names)
             sums = RowSums(partial, rows_of_group, len(in_pass.behind), len(in_pass.before))
             self.steps.specs.append(self._row_kernel(in_pass, sums))

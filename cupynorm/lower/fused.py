@@ -45,6 +45,7 @@ from cupynorm.lower.mirrors import (
 )
 from cupynorm.lower.row import ROW_KERNEL, SUMMED_KERNEL, RowOp, types_of
 from cupynorm.lower.spec import KernelSpec
+from cupynorm.lower.sums import interleaved
 from cupynorm.lower.tracing import DeviceFunction, Expression, traced
 from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler, devices
@@ -276,6 +277,8 @@ def fused_spec(
             alignment_period=1,
             across=_across(x, axes),
         )
+    if what.sums is not None and not 0 < problem.alignment_period <= interleaved(cols):
+        problem = dataclasses.replace(problem, unaligned=0)  # a group has rows of several alignments
     worked = problem
     if problem.unaligned:
         from cupynorm.plan.choose import effective  # noqa: PLC0415  the planner is loaded by the first call that needs it
@@ -343,10 +346,10 @@ def fused_spec(
 
 def _with_sums(op: RowOp, spec: KernelSpec, sums: RowSums, texts: Sequence[str]) -> KernelSpec:
     """Return a row op's kernel, still without a text, with sums over rows in the same pass."""
-    groups = sums.partial[0].shape[0]
+    groups, cols = sums.partial[0].shape
     problem = dataclasses.replace(spec.problem, column_sums=len(sums.partial), row_groups=groups)
     pointers = [each.pointer for each in sums.partial]
-    whole = summed_arguments(spec.params, pointers, sums.rows_of_group, groups)
+    whole = summed_arguments(spec.params, pointers, sums.rows_of_group, groups, interleaved(cols))
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header="row/summed.cuh")
     types = f"{spec.types}, {sums.of_load}, {sums.of_store}"
     return spec._replace(text=text, types=types, params=whole, problem=problem)

@@ -46,16 +46,19 @@ LEAST_BATCHES = 2  # of a group: rounds of rows whose loads are in flight at onc
 # Rows whose loads a thread issues before it waits for the first, times bytes of the compute type.
 BYTES_IN_FLIGHT = 16
 LANES = 32  # threads side by side along a row, at most
-# Groups of rows, by the most columns, where sums are taken in the pass over rows (kernels/row/summed.cuh).
+# Groups of rows, by the most bytes of a row in the type of arithmetic, where sums are taken in the pass over rows
+# (kernels/row/summed.cuh).
 # Each adds one row of partial sums, and begins with a load that nothing overlaps; but short rows need many blocks at
-# once. 528 groups fill a device of 132 multiprocessors four times, 132 once; beyond 8192 columns rows need clusters,
-# which reach 120 of them, and fewer in whole turns. Measured in docs/notes/064-rows-of-sums-in-stages.md. No device has
-# a say: sums would differ.
-GROUPS_OF_ROWS = ((256, 528), (8192, 132))
-ROW_GROUPS, WIDE_ROW_GROUPS = 528, 120  # at most, and of rows of more columns
+# once. 528 groups fill a device of 132 multiprocessors four times, 132 once, or twice in clusters of two; longer rows
+# need larger clusters, which reach 120 of them, and fewer in whole turns. Measured in
+# docs/notes/064-rows-of-sums-in-stages.md. No device has a say: sums would differ.
+GROUPS_OF_ROWS = ((1 << 10, 528), (1 << 16, 132))
+ROW_GROUPS, WIDE_ROW_GROUPS = 528, 120  # at most, and of longer rows
 LEAST_ROWS_OF_GROUP = 4
 LEAST_ELEMENTS_OF_GROUP = 4096
-INTERLEAVED = 8  # groups (kInterleaved)
+# Groups that lie interleaved, so that all rows of a group have one alignment: for odd numbers of columns, which may be
+# of 2 bytes each, and for others. Numbers of groups are multiples of it.
+INTERLEAVED = {True: 8, False: 4}
 # The same for partial sums. Their rows are few, so blocks take few columns: the fewer, the more rows there are, but a
 # sector of memory at least.
 LAST_LANES = 8
@@ -238,13 +241,20 @@ class RowGroups(NamedTuple):
     rows_of_group: int
 
 
-def row_groups(rows: int, cols: int) -> RowGroups:
-    """Return the groups of rows: those of GROUPS_OF_ROWS where there are rows enough."""
+def interleaved(cols: int) -> int:
+    """Return how many groups of rows lie interleaved."""
+    return INTERLEAVED[cols % 2 == 1]
+
+
+def row_groups(rows: int, cols: int, compute: Dtype) -> RowGroups:
+    """Return the groups of rows: those of GROUPS_OF_ROWS where there are rows enough. compute: of the arithmetic."""
+    apart = interleaved(cols)
     least = max(LEAST_ROWS_OF_GROUP, LEAST_ELEMENTS_OF_GROUP // cols)
-    of_cols = next((groups for up_to, groups in GROUPS_OF_ROWS if cols <= up_to), WIDE_ROW_GROUPS)
-    wanted = max(1, min(ROW_GROUPS, of_cols) // INTERLEAVED) * INTERLEAVED
+    size = cols * compute.itemsize
+    of_size = next((groups for up_to, groups in GROUPS_OF_ROWS if size <= up_to), WIDE_ROW_GROUPS)
+    wanted = min(ROW_GROUPS, of_size) // apart * apart
     each = max(least, -(-rows // wanted))
-    return RowGroups(-(-rows // (each * INTERLEAVED)) * INTERLEAVED, each)
+    return RowGroups(-(-rows // (each * apart)) * apart, each)
 
 
 def sums_of_groups(partial: Sequence[View], results: Sequence[Result]) -> KernelSpec:

@@ -368,7 +368,8 @@ class ColumnSums(NamedTuple):
     clusters
         What a cluster's tiling is worth, of that of one block.
     multiprocessors, reached_by_clusters
-        For which tilings are weighed; on so many of them clusters run: some have too few neighbours left.
+        For which tilings are weighed; on so many of them clusters run, by their blocks: some have too few neighbours
+        left.
     cluster_threads
         Threads of a cluster's block, at least.
     stages, stages_of_registers
@@ -401,7 +402,7 @@ class ColumnSums(NamedTuple):
     large_block_vectors: int
     clusters: float
     multiprocessors: int
-    reached_by_clusters: int
+    reached_by_clusters: Mapping[int, int]
     cluster_threads: int
     stages: int
     stages_of_registers: int

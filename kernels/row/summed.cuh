@@ -16,9 +16,8 @@
 
 namespace cupynorm {
 
-// So many groups lie interleaved, because the rows of a group must have the same alignment: a thread then has the same
-// columns of all of them.
-constexpr int kInterleaved = 8;
+// The same where rows are aligned: numbers of groups are multiples of it.
+constexpr int kInterleaved = 4;
 
 // Registers of a thread beside the sums of its columns and what it keeps of these; and beside these and a row.
 constexpr int kRegistersBeside = 72, kRegistersBesideRow = 48;
@@ -35,11 +34,12 @@ constexpr bool kTakesRows = false;
 template <auto... kNumbers>
 constexpr bool kTakesRows<StagedRegisters<kNumbers...>> = true;
 
-// partial: of each sum, [groups, cols].
+// interleaved: so many groups lie so where rows are unaligned, because the rows of a group must have the same alignment:
+// a thread then has the same columns of all of them. partial: of each sum, [groups, cols].
 template <class Op, class Load, class Store, int kSums>
 struct SummedArguments {
   Arguments<Op, Load, Store> of;
-  int64 rows_of_group, groups;
+  int64 rows_of_group, groups, interleaved;
   typename Op::Compute* partial[kSums];
 };
 
@@ -242,11 +242,20 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   typename Load::RowPointer waiting;
   unsigned turn = 0;  // rows of this block so far: of slots and mailboxes
 
-  const int64 step = int64(Shape::kGroups) * kInterleaved, rows_together = all.rows_of_group * kInterleaved;
-  for (int64 group = blockIdx.x / kCtasPerRow; group < all.groups; group += gridDim.x / kCtasPerRow) {
-    const int64 begin = group / kInterleaved * rows_together;
+  const auto interleaved = [&] {
+    if constexpr (kEdge == 0) return Constant<kInterleaved>();
+    else return int(all.interleaved);
+  }();
+  const auto step = [&] {
+    if constexpr (kEdge == 0) return Constant<Shape::kGroups * kInterleaved>();
+    else return Shape::kGroups * interleaved;
+  }();
+  const int groups = int(all.groups);
+  const int64 rows_together = all.rows_of_group * interleaved;
+  for (int group = blockIdx.x / kCtasPerRow; group < groups; group += gridDim.x / kCtasPerRow) {
+    const int64 begin = group / interleaved * rows_together;
     const int64 end = begin + rows_together < a.rows ? begin + rows_together : a.rows;
-    const int64 base = begin + group % kInterleaved * Shape::kGroups;
+    const int64 base = begin + group % interleaved * Shape::kGroups;
     if constexpr (kEdge > 0) share = share_at(base + slot);
     Compute sums[kSums][Shape::kElements] = {};
 
@@ -276,7 +285,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     };
 
     // of this group of threads; all of a block go through as many as the first has
-    const auto rows_from = [&](int64 from) { return from < end ? int((end - from + step - 1) / step) : 0; };
+    const auto rows_from = [&](int64 from) { return from < end ? int((unsigned(end - from) - 1) / unsigned(step)) + 1 : 0; };
     const int all_rows = rows_from(base), own_rows = rows_from(base + slot);
     if constexpr (kStaged && !kTakes) {
       const int64 first = own_rows > 0 ? base + slot : 0;
@@ -465,7 +474,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         place_before = place, place = place == kStages ? 0 : place + 1;
       }
     }
-    write_sums<Shape>(sums, all.partial, group * a.cols, slot, cols, tile);
+    write_sums<Shape>(sums, all.partial, int64(group) * a.cols, slot, cols, tile);
   }
 }
 

@@ -113,7 +113,7 @@ def run(
         return View(each.pointer, (rows, cols), (*each.strides, 0), each.dtype)
 
     dx = cupy.empty(given.x.base.shape if given.x.base is not None else (rows, cols), kind)[:, -cols:]
-    groups, rows_of_group = row_groups(rows, cols)
+    groups, rows_of_group = row_groups(rows, cols, compute)
     names = wanted.split()
     partial = {name: cupy.empty((groups, cols), compute) for name in names}
     for each in partial.values():
@@ -254,7 +254,7 @@ def test_the_bits_do_not_depend_on_how_many_blocks_a_device_holds() -> None:
             patch.setitem(RECORDED, "few", dataclasses.replace(RECORDED["h200"], sm_count=sms))
             simulator.install(patch, "few")
             found = run(Given.of(rows, cols, "float32"), None)
-            assert found.plan.grid < row_groups(rows, cols).groups or sms > 3
+            assert found.plan.grid < row_groups(rows, cols, dtype_of("float32")).groups or sms > 3
             bits.add(tuple(each.tobytes() for each in found[:4]))
     assert len(bits) == 2  # of two shapes
 
@@ -290,9 +290,10 @@ def test_tilings_that_were_measured_as_the_best_are_taken() -> None:
 @pytest.mark.parametrize("rows", [1, 5, 528, 4096, 49152, 1_000_000, 1 << 33])
 @pytest.mark.parametrize("cols", [1, 3, 128, 1023, 65536, 1 << 24])
 def test_groups_cover_all_rows(rows: int, cols: int) -> None:
-    groups, each = row_groups(rows, cols)
-    assert groups % sums.INTERLEAVED == 0
-    assert groups * each >= rows > (groups - sums.INTERLEAVED) * each
+    groups, each = row_groups(rows, cols, dtype_of("float32"))
+    apart = sums.interleaved(cols)
+    assert groups % apart == 0
+    assert groups * each >= rows > (groups - apart) * each
     assert groups <= sums.ROW_GROUPS
     assert each * cols >= min(rows * cols, sums.LEAST_ELEMENTS_OF_GROUP / 2)
 
@@ -356,7 +357,7 @@ def imagined(rows: int, cols: int, kind: Any, compute: Any, *, rms: bool) -> Any
     def per_row(pointer: int) -> View:
         return View(pointer << 40, (rows, cols), (compute.itemsize, 0), compute)
 
-    groups, rows_of_group = row_groups(rows, cols)
+    groups, rows_of_group = row_groups(rows, cols, compute)
     partial = [along(8 + at, compute, groups) for at in range(3)]
     gamma = View(3 << 40, (rows, cols), (0, kind.itemsize), kind)
     what = Normed(along(1), along(2), gamma, None, None if rms else per_row(4), per_row(5))
