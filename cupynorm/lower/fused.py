@@ -277,8 +277,6 @@ def fused_spec(
             alignment_period=1,
             across=_across(x, axes),
         )
-    if what.sums is not None and not 0 < problem.alignment_period <= interleaved(cols):
-        problem = dataclasses.replace(problem, unaligned=0)  # a group has rows of several alignments
     worked = problem
     if problem.unaligned:
         from cupynorm.plan.choose import effective  # noqa: PLC0415  the planner is loaded by the first call that needs it
@@ -408,13 +406,16 @@ def _problem(
     """Return the problem, without the registers of the functions."""
     vector = vector_width(x, written[0], axes, *written[1:])
     drops, labels = (any(isinstance(each, kind) for each in what.operands) for kind in (Dropout, Label))
+    cols = math.prod(x.shape[len(x.shape) - axes :])
     alignment = common_alignment(x, written, axes)
+    if what.sums is not None and alignment is not None and not 0 < alignment.period <= interleaved(cols):
+        alignment = None  # the rows of a group have several
     where = () if what.mask is None or what.mask.where is None else (what.mask.views()["where"],)
     load_operands = _bytes_of((*what.load_operands, *where), axes)
     is_interval = what.mask is not None and what.mask.is_structural
     return Problem(
         math.prod(x.shape[: len(x.shape) - axes]),
-        math.prod(x.shape[len(x.shape) - axes :]),
+        cols,
         vector,
         x.dtype.itemsize,
         compute.itemsize,
@@ -436,9 +437,7 @@ def _problem(
         interval_mask=is_interval,
         band_cols=what.mask.band_cols if what.mask is not None and what.mask.has_band else 0,
         masked=bool(columns) and (what.mask is not None or what.counted is not None),
-        most_kept=_most_kept(what.mask)
-        if what.counted is None
-        else math.prod(x.shape[len(x.shape) - axes :]),
+        most_kept=_most_kept(what.mask) if what.counted is None else cols,
     )
 
 

@@ -34,8 +34,8 @@ constexpr bool kTakesRows = false;
 template <auto... kNumbers>
 constexpr bool kTakesRows<StagedRegisters<kNumbers...>> = true;
 
-// interleaved: so many groups lie so where rows are unaligned, because the rows of a group must have the same alignment:
-// a thread then has the same columns of all of them. partial: of each sum, [groups, cols].
+// interleaved: so many groups lie so where rows are unaligned, because the rows of a group must have the same
+// alignment: a thread then has the same columns of all of them. partial: of each sum, [groups, cols].
 template <class Op, class Load, class Store, int kSums>
 struct SummedArguments {
   Arguments<Op, Load, Store> of;
@@ -285,7 +285,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     };
 
     // of this group of threads; all of a block go through as many as the first has
-    const auto rows_from = [&](int64 from) { return from < end ? int((unsigned(end - from) - 1) / unsigned(step)) + 1 : 0; };
+    const auto rows_from = [&](int64 from) {
+      return from < end ? int((unsigned(end - from) - 1) / unsigned(step)) + 1 : 0;
+    };
     const int all_rows = rows_from(base), own_rows = rows_from(base + slot);
     if constexpr (kStaged && !kTakes) {
       const int64 first = own_rows > 0 ? base + slot : 0;
