@@ -217,8 +217,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   auto has = [&](int p) { return p < Shape::kAlwaysValid || p * kGroup + lane < share.vectors; };
   auto col = [&](int p) { return share.head + (share.before + p * kGroup + lane) * kVector; };
   auto masked_from = [&](int p) { return p * (kGroup * kVector); };
-  auto edge_col = [&] { return lane < share.heads ? lane : lane - share.heads + share.tail; };
-  auto has_edge = [&] { return kEdge > 0 && lane < share.heads + share.tails; };
+  int edge = -1;  // the column of this thread's element that is in no vector; below 0: it has none
+  auto edge_col = [&] { return edge; };
+  auto has_edge = [&] { return kEdge > 0 && edge >= 0; };
   const ThreadTile tile = {has, col, edge_col, has_edge, masked_from, lane};
   ParametersAtUse<Store, Shape> parameters;
 
@@ -256,7 +257,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     const int64 begin = group / interleaved * rows_together;
     const int64 end = begin + rows_together < a.rows ? begin + rows_together : a.rows;
     const int64 base = begin + group % interleaved * Shape::kGroups;
-    if constexpr (kEdge > 0) share = share_at(base + slot);
+    if constexpr (kEdge > 0) {
+      share = share_at(base + slot);
+      edge = lane < share.heads ? lane : lane < share.heads + share.tails ? lane - share.heads + share.tail : -1;
+    }
     Compute sums[kSums][Shape::kElements] = {};
 
     // Add up the columns of what is loaded.

@@ -244,7 +244,7 @@ def _worth(question: Question, plan: Plan) -> tuple[float, int, int, int]:
     turns = math.ceil(problem.row_groups / most)
     at_once = problem.row_groups / turns
     rows = at_once * (plan.block // plan.group) / numbers.multiprocessors
-    on_the_way = rows * problem.cols * _loaded_bytes(problem) * max(1, plan.stages)
+    on_the_way = rows * problem.cols * _loaded_bytes(problem) * max(1, plan.stages + plan.waits)
     busy = at_once / min(most, problem.row_groups)
     threads = at_once * plan.ctas_per_row * plan.block / numbers.multiprocessors
     worth = min(on_the_way, numbers.busy_bytes) * math.sqrt(min(1.0, filled)) * busy
