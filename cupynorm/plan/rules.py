@@ -152,6 +152,7 @@ CROSSOVERS = {
     "streamed": "rows that are only read are better read as a stream, of which nothing waits",
     "unaligned": "16-byte vectors with head and tail elements are better than narrow accesses",
     "unaligned short": "the same for short rows",
+    "unaligned, sums": "the same where sums over rows are taken in the same pass",
     "split by whole blocks": "all rows together: blocks of all threads are better where the whole grid shares rows",
 }
 
