@@ -12,7 +12,8 @@ from cupynorm.call.arguments import view
 from cupynorm.call.view import View
 from cupynorm.invoke import one_kernel
 from cupynorm.lower import sums
-from cupynorm.lower.sums import Result, Sums, first_tiles, partial_shape, sum_specs, tiles_of
+from cupynorm.lower.mirrors import ACCESS_BYTES
+from cupynorm.lower.sums import LINE_BYTES, Further, Result, Sums, first_tiles, partial_shape, sum_specs, tiles_of
 from cupynorm.lower.tracing import traced
 from cupynorm.runtime import compiler, devices, nvrtc
 from cupynorm.tools import bench
@@ -109,6 +110,76 @@ def test_elements_are_written_beside_their_sums_in_place(cols: int, skip: int) -
     np.testing.assert_allclose(total.get(), expected.sum(0), rtol=1e-5)
 
 
+HALVES = traced(lambda dy, a, b, shift: (dy * (a + shift), dy * b), 4)
+UNALIGNED = [(33, 21), (70, 50), (150, 77), (40, 257), (37, 1001), (9, 2100), (130, 1100)]
+
+
+def placed(host: Any, skip: int, gap: int) -> tuple[Any, Any]:
+    """Return an array and the view of it whose rows are `gap` apart and begin `skip` elements behind its first."""
+    rows, cols = host.shape
+    whole = cupy.asarray(np.full(skip + rows * (cols + gap), np.nan, host.dtype))
+    own = whole[skip:].reshape(rows, cols + gap)[:, :cols]
+    own[...] = cupy.asarray(host)
+    return whole, own
+
+
+@pytest.mark.parametrize("lines", [True, False])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_rows_that_begin_anywhere(dtype: str, lines: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both halves of a gate, the gradients of both beside one another: no two arrays are aligned alike."""
+    monkeypatch.setattr(sums, "LEAST_ROWS_ALIKE", 1)
+    monkeypatch.setattr(sums, "LEAST_ROWS_AT_LINES", 1 if lines else 1000)
+    monkeypatch.setattr(sums, "LEAST_ROWS_SUMMED", 1)
+    kind = dtype_of(dtype)
+    compute = compute_dtype(kind, kind)
+    rng = np.random.default_rng(5)
+    units = set()
+    for number, (rows, cols) in enumerate(UNALIGNED):
+        host = [rng.standard_normal((rows, width)).astype(kind) for width in (cols, 2 * cols)]
+        (_, dy), (_, x) = (placed(each, number % 3, 3 * (number % 2)) for each in host)
+        given, dx = placed(np.zeros_like(host[1]), number, number % 2)
+        shift = cupy.asarray(rng.standard_normal(cols).astype(kind))
+        total = cupy.empty(2 * cols, compute)
+        a, b = view(x[:, :cols]), Further(view(x[:, :cols]), cols)
+        to = view(dx[:, :cols])
+        results = tuple(Result(view(total), first=first) for first in (0, cols))
+        operands = (view(dy), a, b, view(shift).broadcast_to((rows, cols)))
+        what = Sums(HALVES, operands, (rows, cols), 1, results, (to, Further(to, cols)))
+        units.add(first_tiles(what, compute).unit)
+
+        run(what, compute)
+
+        exact = [np.asarray(each, np.float64) for each in (host[0], host[1], shift.get())]
+        expected = np.hstack([exact[0] * (exact[1][:, :cols] + exact[2]), exact[0] * exact[1][:, cols:]])
+        digits = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-6}.get(dtype, 1e-14)
+        np.testing.assert_allclose(dx.get().astype(np.float64), expected, rtol=digits, atol=digits)
+        np.testing.assert_allclose(total.get(), expected.sum(0), rtol=1e-4, atol=1e-4)
+        written = np.isnan(given.get().astype(np.float64))
+        assert written.sum() == given.size - dx.size  # nothing was written beside the rows
+    assert units <= {0, LINE_BYTES // kind.itemsize, ACCESS_BYTES // kind.itemsize}
+    assert (LINE_BYTES // kind.itemsize in units) == lines
+
+
+@pytest.mark.parametrize("skip", [0, 1])
+def test_elements_may_be_written_in_place_where_rows_begin_anywhere(
+    skip: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sums, "LEAST_ROWS_ALIKE", 1)
+    host = np.random.default_rng(6).standard_normal((50, 2 * 333)).astype(np.float16)
+    _, x = placed(host, skip, 0)
+    total, halves = cupy.empty(2 * 333, np.float32), view(x[:, :333])
+    both = (halves, Further(halves, 333))
+    results = tuple(Result(view(total), first=first) for first in (0, 333))
+    swapped = traced(lambda a, b: (b * b, a), 2)
+
+    run(Sums(swapped, both, (50, 333), 1, results, both), np.dtype(np.float32))
+
+    exact = host.astype(np.float32)
+    expected = np.hstack([exact[:, 333:] ** 2, exact[:, :333]])
+    np.testing.assert_array_equal(x.get(), expected.astype(np.float16))
+    np.testing.assert_allclose(total.get(), expected.sum(0), rtol=1e-4, atol=1e-4)
+
+
 def test_no_rows_give_zero() -> None:
     total = cupy.empty(9, np.float32)
     x = cupy.empty((0, 9), np.float32)
@@ -155,13 +226,21 @@ def test_the_order_of_summation_depends_on_the_shape_alone() -> None:
 
 @pytest.mark.skipif(nvrtc.available() is None or nvdisasm() is None, reason="needs NVRTC and nvdisasm")
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize(("cols", "accesses"), [(1024, 1), (1023, 2)])
+@pytest.mark.parametrize(
+    ("op", "cols", "rows", "accesses"),
+    [
+        ("bias_gelu_backward", 1024, 4, 2),
+        ("bias_gelu_backward", 1023, 4, 2),
+        ("swiglu_backward", 1024, 4, 3),
+        ("swiglu_backward", 1023, 2, 5),  # dy and half of x are not aligned as the results' first half
+    ],
+)
 def test_all_loads_of_a_batch_are_issued_before_the_first_row_is_computed(
-    cols: int, accesses: int, dtype: str
+    op: str, cols: int, rows: int, accesses: int, dtype: str
 ) -> None:
     """ptxas moves loads behind arithmetic that does not need them: then fewer rows are in flight."""
     limits = devices.present_limits()
-    what = bench.lowered(Point("bias_gelu_backward", dtype, 49152, cols, 0), limits=limits)
+    what = bench.lowered(Point(op, dtype, 49152, cols, 0), limits=limits)
     tiles = what.problem.tiles
     (cubin,) = nvrtc.compile_all(what.text, [what.expression(tiles)], compiler.options(), "90")
 
@@ -171,8 +250,8 @@ def test_all_loads_of_a_batch_are_issued_before_the_first_row_is_computed(
         run_of_loads *= "MUFU" not in line
         longest = max(longest, run_of_loads)
 
-    assert tiles.rows_in_flight * accesses == 4
-    assert longest >= 2 * 4  # of dy and x
+    assert tiles.rows_in_flight == rows
+    assert longest >= rows * accesses
     assert cubin.registers <= 80  # three blocks of a multiprocessor
 
 
