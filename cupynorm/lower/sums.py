@@ -221,9 +221,14 @@ def first_tiles(what: Sums, compute: Dtype) -> SumTiles:
         default=1,
     )
     tiles = tiles_of(what.rows, what.cols, vector, width, compute, LANES, BLOCKS)
-    if any(_in_two(each, what, vector) for each in arrays):  # that many accesses, and registers, for each row
+    # two accesses, or sums of both halves of a gate, take as many more registers
+    if any(_in_two(each, what, vector) for each in arrays) or _of_both_halves(what):
         return tiles._replace(rows_in_flight=max(1, tiles.rows_in_flight // 2))
     return tiles
+
+
+def _of_both_halves(what: Sums) -> bool:
+    return len(what.elements) > 1 and sum(each is not None for each in what.results) > 1
 
 
 def _unaligned_tiles(what: Sums, compute: Dtype, vector: int) -> SumTiles | None:
@@ -243,14 +248,16 @@ def _unaligned_tiles(what: Sums, compute: Dtype, vector: int) -> SumTiles | None
         return None
     line, like = LINE_BYTES // anchor.dtype.itemsize, Vectors(vector, like=anchor)
     apart = any(not like.access_of(each, what.axes) for each in arrays)
-    in_flight = BYTES_IN_FLIGHT // compute.itemsize // (1 + apart)
+    in_flight = max(1, BYTES_IN_FLIGHT // compute.itemsize // (1 + (apart or _of_both_halves(what))))
     found = []
     for unit, least in ((line, LEAST_ROWS_AT_LINES), (vector, LEAST_ROWS_ALIKE)):
         period = unit // math.gcd(unit, strides[0])
         if what.rows >= least * period:
             found.append(_tiles_alike(what, vector, unit, period, in_flight))
     # at lines, unless a row then takes more tiles
-    return min(found, key=lambda each: each.lanes * each.tiles > found[-1].lanes * found[-1].tiles, default=None)
+    return min(
+        found, key=lambda each: each.lanes * each.tiles > found[-1].lanes * found[-1].tiles, default=None
+    )
 
 
 def _tiles_alike(what: Sums, vector: int, unit: int, period: int, in_flight: int) -> SumTiles:

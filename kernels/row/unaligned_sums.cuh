@@ -51,21 +51,22 @@ struct Part {
   }
 };
 
+// Stores those elements of a vector that have a bit in `which`, one by one: in a loop, as few threads come here, and all
+// would keep registers for their elements.
 template <typename T, int N>
-inline Vector<T, 1> element_of(const Vector<T, N>& vector, int i) {
-  Vector<T, 1> one;
-  if constexpr (sizeof(T) == 8) one.word[0] = vector.word[2 * i], one.word[1] = vector.word[2 * i + 1];
-  else if constexpr (sizeof(T) == 4) one.word[0] = vector.word[i];
-  else one.word[0] = vector.word[i / 2] >> 16 * (i % 2);
-  return one;
-}
-
-// Stores those elements of a vector that have a bit in `which`, one by one.
-template <typename T, int N>
-inline void store_some(T* p, const Vector<T, N>& vector, unsigned which) {
+inline void store_some(T* p, Vector<T, N> vector, unsigned which) {
+  constexpr int kWords = Vector<T, N>::kWords;
+#pragma unroll 1
+  for (; which != 0; which >>= 1, ++p) {
+    Vector<T, 1> first;
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    if (which >> i & 1) store_vector(p + i, element_of(vector, i));
+    for (int i = 0; i < first.kWords; ++i) first.word[i] = vector.word[i];
+    if (which & 1) store_vector(p, first);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const unsigned next = i + first.kWords < kWords ? vector.word[i + first.kWords] : 0;
+      vector.word[i] = sizeof(T) < 4 ? vector.word[i] >> 16 | next << 16 : next;
+    }
   }
 }
 
@@ -124,22 +125,22 @@ struct PartStores<Elements<First, Rest...>, N, kThreads, kLanes> {
 
 // Which rows a group has: those numbered `begin` up to `end` of the rows phase, phase + period ...
 struct RowsApart {
-  int64 begin, end, phase, period;
-  int64 row(int64 number) const { return number * period + phase; }
+  int begin, end, phase, period;
+  int64 row(int number) const { return int64(number) * period + phase; }
 };
 
 // Adds rows number, number + kTurns ... to the sums, kAtOnce of them, whose loads are all in flight at once. All threads
 // of the block call. kPartly: there are fewer.
 template <class Function, class Stores, int kSums, int N, int kAtOnce, int kTurns, int kThreads, bool kPartly,
     class Packed, typename Compute, class A>
-inline void add_rows_apart(const A& a, const RowsApart& rows, int64 number, const Part<N>& part, const Packed& same,
+inline void add_rows_apart(const A& a, const RowsApart& rows, int number, const Part<N>& part, const Packed& same,
     Compute (&sum)[kSums][N], uint4* kept) {
   using Operands_ = decltype(a.operands);
   typename Operands_::RowPointer sources[kAtOnce];
   Packed packed[kAtOnce];
 #pragma unroll
   for (int r = 0; r < kAtOnce; ++r) {
-    const int64 own = number + r * kTurns;
+    const int own = number + r * kTurns;
     sources[r] = a.operands.at(rows.row(kPartly && own >= rows.end ? rows.begin : own));
     packed[r] = same;
     LoadsOf<Operands_>::template load<false, N>(sources[r], part, packed[r]);
@@ -175,7 +176,7 @@ inline void add_rows_apart(const A& a, const RowsApart& rows, int64 number, cons
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < kAtOnce; ++r) {
-      const int64 own = number + r * kTurns;
+      const int own = number + r * kTurns;
       Stores::template put_moved<kAtOnce>(a.elements, rows.row(own), part, !kPartly || own < rows.end,
           kept + r * kThreads);
     }
@@ -193,16 +194,16 @@ constexpr int blocks_wanted() {
 // group, kAtOnce of them in flight.
 template <typename Compute, class Function, int kSums, class Operands_, class Elements_, class Targets, int kThreads,
     int kLanes, int kVector, int kAtOnce>
-__global__ void __launch_bounds__(kThreads, blocks_wanted<Compute, Operands_, kVector>())
+__global__ void __launch_bounds__(kThreads)
     sum_unaligned_columns(const __grid_constant__ UnalignedSumArguments<Operands_, Elements_, Targets> a) {
   using Stores = PartStores<Elements_, kVector, kThreads, kLanes>;
   constexpr int kTurns = kThreads / kLanes, kTile = kLanes * kVector, kBatch = kAtOnce * kTurns;
   constexpr int kSlots = kLanes < kWarp ? kThreads / kWarp : kTurns;
   __shared__ uint4 kept[Stores::kMoved > 0 ? Stores::kMoved * kAtOnce * kThreads : 1];
   const int lane = threadIdx.x % kLanes, turn = threadIdx.x / kLanes;
-  const unsigned period = unsigned(a.period), phase = blockIdx.y % period;
-  const int64 begin = int64(blockIdx.y / period) * a.rows_of_group, behind = begin + a.rows_of_group;
-  const int64 there = (a.rows - phase + period - 1) / period;
+  const int period = int(a.period), phase = int(blockIdx.y) % period;
+  const int begin = int(blockIdx.y) / period * int(a.rows_of_group), behind = begin + int(a.rows_of_group);
+  const int there = int((a.rows - phase + period - 1) / period);
   const RowsApart rows = {begin, behind < there ? behind : there, phase, period};
   const auto* const anchor = a.elements.to.at(phase).pointer + a.elements.first;
   const int64 lead = int64(reinterpret_cast<unsigned long long>(anchor) / sizeof(*anchor) % unsigned(a.unit));
@@ -214,7 +215,7 @@ __global__ void __launch_bounds__(kThreads, blocks_wanted<Compute, Operands_, kV
   LoadsOf<Operands_>::template load<true, kVector>(a.operands.at(phase), part, same);
   LoadsOf<Operands_>::settle_same(same);
   // a warp without columns has nothing to do but to keep step with the others
-  int64 number = Stores::kMoved > 0 || __any_sync(kAllLanes, part.own != 0) ? begin : rows.end;
+  int number = Stores::kMoved > 0 || __any_sync(kAllLanes, part.own != 0) ? begin : rows.end;
 #pragma unroll 1
   for (; number + kBatch <= rows.end; number += kBatch)
     add_rows_apart<Function, Stores, kSums, kVector, kAtOnce, kTurns, kThreads, false>(

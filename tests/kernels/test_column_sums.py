@@ -13,7 +13,16 @@ from cupynorm.call.view import View
 from cupynorm.invoke import one_kernel
 from cupynorm.lower import sums
 from cupynorm.lower.mirrors import ACCESS_BYTES
-from cupynorm.lower.sums import LINE_BYTES, Further, Result, Sums, first_tiles, partial_shape, sum_specs, tiles_of
+from cupynorm.lower.sums import (
+    LINE_BYTES,
+    Further,
+    Result,
+    Sums,
+    first_tiles,
+    partial_shape,
+    sum_specs,
+    tiles_of,
+)
 from cupynorm.lower.tracing import traced
 from cupynorm.runtime import compiler, devices, nvrtc
 from cupynorm.tools import bench
