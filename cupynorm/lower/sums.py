@@ -55,6 +55,7 @@ UNALIGNED_LANES, LANES_IN_USE = 256, 0.94
 LINE_BYTES = 128
 LEAST_ROWS_AT_LINES, LEAST_ROWS_ALIKE = 64, 32
 LEAST_ROWS_SUMMED = 64  # of a group, for one row of partial sums
+MOST_ROWS_UNALIGNED = 1 << 30  # are counted in 32 bits
 # Groups of rows, by the most columns, where sums are taken in the pass over rows (kernels/row/summed.cuh).
 # Each adds one row of partial sums, and begins with a load that nothing overlaps; but short rows need many blocks at
 # once. 528 groups fill a device of 132 multiprocessors four times, 132 once; beyond 8192 columns rows need clusters,
@@ -244,7 +245,7 @@ def _unaligned_tiles(what: Sums, compute: Dtype, vector: int) -> SumTiles | None
     extents, strides = anchor.split(what.axes)[0].collapsed()
     scattered = not all(each.split(what.axes)[1].is_contiguous() for each in (anchor, *others))
     whole = all(Vectors(vector, realigned=True).access_of(each, what.axes) for each in arrays)
-    if whole or scattered or len(extents) > 1:
+    if whole or scattered or len(extents) > 1 or what.rows > MOST_ROWS_UNALIGNED:
         return None
     line, like = LINE_BYTES // anchor.dtype.itemsize, Vectors(vector, like=anchor)
     apart = any(not like.access_of(each, what.axes) for each in arrays)
@@ -254,10 +255,8 @@ def _unaligned_tiles(what: Sums, compute: Dtype, vector: int) -> SumTiles | None
         period = unit // math.gcd(unit, strides[0])
         if what.rows >= least * period:
             found.append(_tiles_alike(what, vector, unit, period, in_flight))
-    # at lines, unless a row then takes more tiles
-    return min(
-        found, key=lambda each: each.lanes * each.tiles > found[-1].lanes * found[-1].tiles, default=None
-    )
+    # at lines, unless more threads would be idle
+    return min(found, key=lambda each: each.lanes * each.tiles, default=None)
 
 
 def _tiles_alike(what: Sums, vector: int, unit: int, period: int, in_flight: int) -> SumTiles:

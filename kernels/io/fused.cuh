@@ -51,8 +51,8 @@ struct InTwo {
     cupynorm::make_opaque(split.off);
   }
 };
-// An access that has none of the elements is the other once more: without a branch, all loads are issued at once. begin,
-// end: which of the elements there are, at least one; what has none of them may lie outside of all memory.
+// An access that has none of the elements is the other once more: without a branch, all loads are issued at once.
+// begin, end: which of the elements there are, at least one; what has none of them may lie outside of all memory.
 template <bool kConstant, int N, typename T>
 inline InTwo<T, N> load_in_two(const T* p, int begin = 0, int end = N) {
   const Unaligned<16> first = unaligned_at<16>(p);

@@ -51,8 +51,8 @@ struct Part {
   }
 };
 
-// Stores those elements of a vector that have a bit in `which`, one by one: in a loop, as few threads come here, and all
-// would keep registers for their elements.
+// Stores those elements of a vector that have a bit in `which`, one by one: in a loop, as few threads come here, and
+// all would keep registers for their elements (docs/notes/067).
 template <typename T, int N>
 inline void store_some(T* p, Vector<T, N> vector, unsigned which) {
   constexpr int kWords = Vector<T, N>::kWords;
@@ -129,8 +129,8 @@ struct RowsApart {
   int64 row(int number) const { return int64(number) * period + phase; }
 };
 
-// Adds rows number, number + kTurns ... to the sums, kAtOnce of them, whose loads are all in flight at once. All threads
-// of the block call. kPartly: there are fewer.
+// Adds rows number, number + kTurns ... to the sums, kAtOnce of them, whose loads are all in flight at once. All
+// threads of the block call. kPartly: there are fewer.
 template <class Function, class Stores, int kSums, int N, int kAtOnce, int kTurns, int kThreads, bool kPartly,
     class Packed, typename Compute, class A>
 inline void add_rows_apart(const A& a, const RowsApart& rows, int number, const Part<N>& part, const Packed& same,

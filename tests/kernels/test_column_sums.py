@@ -12,6 +12,7 @@ from cupynorm.call.arguments import view
 from cupynorm.call.view import View
 from cupynorm.invoke import one_kernel
 from cupynorm.lower import sums
+from cupynorm.lower.gradients import activation_sums
 from cupynorm.lower.mirrors import ACCESS_BYTES
 from cupynorm.lower.sums import (
     LINE_BYTES,
@@ -169,6 +170,41 @@ def test_rows_that_begin_anywhere(dtype: str, lines: bool, monkeypatch: pytest.M
     assert (LINE_BYTES // kind.itemsize in units) == lines
 
 
+@pytest.mark.parametrize("dtypes", [("float32", "float16", "float16"), ("float16", "float32", "bfloat16")])
+def test_rows_of_several_dtypes_that_begin_anywhere(
+    dtypes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vectors of 8 bytes beside those of 16."""
+    monkeypatch.setattr(sums, "LEAST_ROWS_ALIKE", 1)
+    rng = np.random.default_rng(7)
+    for rows, cols in UNALIGNED[:4]:
+        host = [rng.standard_normal((rows, width)) for width in (cols, 2 * cols)]
+        dy, x = (
+            placed(each.astype(dtype_of(kind)), 1, 0)[1] for each, kind in zip(host, dtypes[:2], strict=True)
+        )
+        _, dx = placed(np.zeros_like(host[1], dtype_of(dtypes[2])), 3, 0)
+        a, to = view(x[:, :cols]), view(dx[:, :cols])
+        total = cupy.empty(2 * cols, np.float32)
+        results = tuple(Result(view(total), first=first) for first in (0, cols))
+        products = traced(lambda dy, a, b: (dy * b, dy * a), 3)
+        what = Sums(
+            products,
+            (view(dy), a, Further(a, cols)),
+            (rows, cols),
+            1,
+            results,
+            (to, Further(to, cols)),
+        )
+        assert first_tiles(what, np.dtype(np.float32)).unit
+
+        run(what, np.dtype(np.float32))
+
+        exact = [each.get().astype(np.float64) for each in (dy, x)]
+        expected = np.hstack([exact[0] * exact[1][:, cols:], exact[0] * exact[1][:, :cols]])
+        np.testing.assert_allclose(dx.get().astype(np.float64), expected, rtol=8e-3, atol=1e-6)
+        np.testing.assert_allclose(total.get(), expected.sum(0), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("skip", [0, 1])
 def test_elements_may_be_written_in_place_where_rows_begin_anywhere(
     skip: int, monkeypatch: pytest.MonkeyPatch
@@ -215,6 +251,28 @@ def test_groups_cover_all_rows_once_and_fit_a_grid(rows: int, cols: int) -> None
         assert found.tiles < 1 << 31
         assert sums.THREADS % found.lanes == 0
         assert found.groups * found.tiles <= 2 * max(sums.BLOCKS, found.tiles)
+
+
+@pytest.mark.parametrize("rows", [255, 256, 4096, 49153, 1_000_000])
+@pytest.mark.parametrize("cols", [9, 77, 1001, 50257, (1 << 24) + 1])
+def test_groups_of_rows_that_begin_alike_cover_all_rows_once(rows: int, cols: int) -> None:
+    half = dtype_of("float16")
+    x = View(0, (rows, cols), (2 * cols, 2), half)
+    for result in (None, Result(View(0, (cols,), (2,), half))):
+        what = Sums(traced(lambda x: x, 1), (x,), x.shape, 1, (result,), (x,))
+        found = first_tiles(what, np.dtype(np.float32))
+        if rows < 8 * sums.LEAST_ROWS_ALIKE:
+            assert not found.unit
+            continue
+        assert found.unit in {8, 64}
+        assert found.period * cols % found.unit == 0
+        groups, rest = divmod(found.groups, found.period)
+        alike = -(-rows // found.period)
+        assert rest == 0
+        assert groups * found.rows_of_group >= alike > (groups - 1) * found.rows_of_group
+        assert found.groups <= 65535
+        assert found.tiles * found.lanes * found.vector >= cols + found.unit - 1
+        assert found.groups * found.tiles <= 2 * max(sums.BLOCKS, found.period * found.tiles)
 
 
 def test_the_order_of_summation_depends_on_the_shape_alone() -> None:
@@ -291,3 +349,33 @@ def test_kernels_compile_without_spills(dtype: str, arch: str) -> None:
             (cubin,) = nvrtc.compile_all(spec.text, [name], compiler.options(), arch)
             assert not spills(cubin), name
             assert not begins_too_soon(code_of(cubin, arch), arch), name
+
+
+@pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("gate", [None, "first"])
+def test_gradients_of_activations_compile_without_spills(gate: str | None, dtype: str, arch: str) -> None:
+    kind = dtype_of(dtype)
+    compute, size = compute_dtype(kind, kind), kind.itemsize
+    for cols in (1024, 1001):
+        width = cols if gate is None else 2 * cols
+        dy = View(0, (49152, cols), (cols * size, size), kind)
+        x, dx = (View(place << 40, (49152, width), (width * size, size), kind) for place in (1, 2))
+        bias, dbias = (View(place << 40, (width,), (size,), kind) for place in (3, 4))
+        results = [Result(dbias, first=first) for first in range(0, width, cols)]
+        what = activation_sums(dy, x, bias, dx, "gelu", gate, results)
+        shape, step = partial_shape(what, compute), compute.itemsize
+        assert shape is not None
+        strides = (shape[1] * step, step)
+        partial = [View(place << 40, shape, strides, compute) for place in range(5, 5 + len(results))]
+        spec = sum_specs(what, compute, partial)[0]
+        (cubin,) = nvrtc.compile_all(
+            spec.text, [spec.expression(spec.problem.tiles)], compiler.options(), arch
+        )
+
+        assert (spec.problem.tiles.unit > 0) == (cols == 1001)
+        assert not spills(cubin)
+        assert not begins_too_soon(code_of(cubin, arch), arch)
+        if arch == "90":  # two blocks of a multiprocessor at least, without both halves' sums three
+            assert cubin.registers <= (128 if gate else 80)
