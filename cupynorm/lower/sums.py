@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 
     from cupynorm.plan.limits import Limits
 
-SOURCE = "row/column_sums.cuh"
-KERNEL = "cupynorm::sum_columns<{types}, {numbers}>"
+SOURCE, UNALIGNED_SOURCE = "row/column_sums.cuh", "row/unaligned_sums.cuh"
+KERNEL, UNALIGNED_KERNEL = (
+    f"cupynorm::{name}<{{types}}, {{numbers}}>" for name in ("sum_columns", "sum_unaligned_columns")
+)
 THREADS = 256  # of a block
 # Blocks enough to fill any device several times, but so few that partial sums, which are written and read once more,
 # are a small part of what is read: 2112 were .01 to .03 slower (benchmarks/h200/2026-11-25-losses-again.json).
@@ -46,6 +48,14 @@ LEAST_BATCHES = 2  # of a group: rounds of rows whose loads are in flight at onc
 # Rows whose loads a thread issues before it waits for the first, times bytes of the compute type.
 BYTES_IN_FLIGHT = 16
 LANES = 32  # threads side by side along a row, at most
+# The same of rows that begin anywhere, whose vectors begin at lines of memory where so many rows begin alike, else at
+# multiples of their size. Tiles are wide, as what is aligned otherwise has parts of lines at their ends; of the whole
+# row's threads, LANES_IN_USE must have columns.
+UNALIGNED_LANES, LANES_IN_USE = 256, 0.94
+LINE_BYTES = 128
+LEAST_ROWS_AT_LINES, LEAST_ROWS_ALIKE = 64, 32
+LEAST_ROWS_SUMMED = 64  # of a group, for one row of partial sums
+MOST_ROWS_UNALIGNED = 1 << 30  # are counted in 32 bits
 # Groups of rows, by the most bytes of a row in the type of arithmetic, where sums are taken in the pass over rows
 # (kernels/row/summed.cuh).
 # Each adds one row of partial sums, and begins with a load that nothing overlaps; but short rows need many blocks at
@@ -123,7 +133,9 @@ class SumTiles(NamedTuple):
     """How a kernel's blocks cover rows and columns. It depends on no device, and so neither do the sums' bits.
 
     lanes: threads side by side along a row, of `vector` columns each. width: elements of one store. groups: of rows.
-    tiles: of columns. rows_in_flight: rows whose loads a thread issues before it waits for the first.
+    tiles: of columns. rows_in_flight: rows whose loads a thread issues before it waits for the first. period, unit: of
+    rows that begin anywhere, whose kernel is another one: those of a group are `period` apart, and vectors are counted
+    from a multiple of `unit` elements; 0: all rows begin as vectors do.
     """
 
     lanes: int
@@ -133,10 +145,14 @@ class SumTiles(NamedTuple):
     rows_of_group: int
     tiles: int
     rows_in_flight: int
+    period: int = 1
+    unit: int = 0
 
     @property
     def template(self) -> tuple[int, ...]:
         """The kernel's template arguments behind its types."""
+        if self.unit:
+            return THREADS, self.lanes, self.vector, self.rows_in_flight
         return THREADS, self.lanes, self.vector, self.width, self.rows_in_flight
 
     @property
@@ -202,14 +218,63 @@ def first_tiles(what: Sums, compute: Dtype) -> SumTiles:
     along = [each for each in arrays if not is_per_row(each, what.axes)]
     widest = max((each.dtype.itemsize for each in along), default=ACCESS_BYTES)
     vector = min(ACCESS_BYTES // widest, 1 << (what.cols.bit_length() - 1))
+    if found := _unaligned_tiles(what, compute, vector):
+        return found
     width = min(
         (Vectors(vector).access_of(_view(each), what.axes) for each in what.elements),
         default=1,
     )
     tiles = tiles_of(what.rows, what.cols, vector, width, compute, LANES, BLOCKS)
-    if any(_in_two(each, what, vector) for each in arrays):  # that many accesses, and registers, for each row
+    # two accesses, or sums of both halves of a gate, take as many more registers
+    if any(_in_two(each, what, vector) for each in arrays) or _of_both_halves(what):
         return tiles._replace(rows_in_flight=max(1, tiles.rows_in_flight // 2))
     return tiles
+
+
+def _of_both_halves(what: Sums) -> bool:
+    return len(what.elements) > 1 and sum(each is not None for each in what.results) > 1
+
+
+def _unaligned_tiles(what: Sums, compute: Dtype, vector: int) -> SumTiles | None:
+    """Return how blocks cover elements that are written, of rows that do not all begin as vectors do.
+
+    None where all do, where too few rows begin alike, or what is read or written has no vectors.
+    """
+    if not what.elements or vector == 1 or any(isinstance(each, Dropout) for each in what.operands):
+        return None
+    anchor, *others = (_view(each) for each in (*what.elements, *what.operands) if isinstance(each, ARRAYS))
+    others = [each for each in others if not is_per_row(each, what.axes)]
+    arrays = [each for each in (anchor, *others) if any(each.strides[: len(each.strides) - what.axes])]
+    extents, strides = anchor.split(what.axes)[0].collapsed()
+    scattered = not all(each.split(what.axes)[1].is_contiguous() for each in (anchor, *others))
+    whole = all(Vectors(vector, realigned=True).access_of(each, what.axes) for each in arrays)
+    if whole or scattered or len(extents) > 1 or what.rows > MOST_ROWS_UNALIGNED:
+        return None
+    line, like = LINE_BYTES // anchor.dtype.itemsize, Vectors(vector, like=anchor)
+    apart = any(not like.access_of(each, what.axes) for each in arrays)
+    in_flight = max(1, BYTES_IN_FLIGHT // compute.itemsize // (1 + (apart or _of_both_halves(what))))
+    found = []
+    for unit, least in ((line, LEAST_ROWS_AT_LINES), (vector, LEAST_ROWS_ALIKE)):
+        period = unit // math.gcd(unit, strides[0])
+        if what.rows >= least * period:
+            found.append(_tiles_alike(what, vector, unit, period, in_flight))
+    # at lines, unless more threads would be idle
+    return min(found, key=lambda each: each.lanes * each.tiles, default=None)
+
+
+def _tiles_alike(what: Sums, vector: int, unit: int, period: int, in_flight: int) -> SumTiles:
+    """Choose how blocks cover rows of which every period-th begins alike."""
+    vectors = -(-(what.cols + unit - 1) // vector)  # with what may be before the row's first column
+    lanes = min(UNALIGNED_LANES, 1 << (vectors - 1).bit_length())
+    while lanes > LANES and vectors < LANES_IN_USE * (-(-vectors // lanes) * lanes):
+        lanes //= 2
+    tiles, rows = -(-vectors // lanes), -(-what.rows // period)
+    batch = THREADS // lanes * in_flight
+    least = max(batch * LEAST_BATCHES, LEAST_ROWS_SUMMED if any(what.results) else 1)
+    wanted = max(1, min(-(-BLOCKS // (tiles * period)), rows // least))
+    rows_of_group = -(-rows // (wanted * batch)) * batch
+    groups = period * -(-rows // rows_of_group)
+    return SumTiles(lanes, vector, vector, groups, rows_of_group, tiles, in_flight, period, unit)
 
 
 def _in_two(each: View, what: Sums, vector: int) -> bool:
@@ -324,8 +389,8 @@ def _final(result: Result | None) -> Struct:
     return Struct(type_name, dtype, (result.to.pointer, index.values, result.first))
 
 
-def _elements(what: Sums) -> Struct:
-    """Return the mirror of Elements."""
+def _elements(what: Sums, like: Vectors | None) -> Struct:
+    """Return the mirror of Elements. like: the vectors of rows that begin anywhere."""
     types: list[str] = []
     dtype, values = EMPTY, (0,)
     for each in reversed(what.elements):
@@ -333,6 +398,8 @@ def _elements(what: Sums) -> Struct:
         to = direct("DirectStore", array.split(what.axes)[0])
         if what.pieces:
             to, first = _piece_store(array, first, what.axes), 0
+        elif like is not None and not like.access_of(_view(each), what.axes):
+            to = to._replace(cpp=f"cupynorm::AlignedOtherwise<{to.cpp}>")
         dtype = np.dtype([("to", to.dtype), ("first", np.int64), ("rest", dtype)], align=True)
         values = (to.values, first, values)  # type: ignore[assignment]
         types.insert(0, to.cpp)
@@ -382,6 +449,8 @@ def _spec(what: Sums, compute: Dtype, tiles: SumTiles, targets: Sequence[Struct]
     """Lower one launch."""
     target = struct_list("SumTargets", targets)
     vectors = Vectors(tiles.vector, realigned=True)
+    if tiles.unit:
+        vectors = Vectors(tiles.vector, like=_view(what.elements[0]))
 
     def operand_of(given: Operand) -> Struct:
         if isinstance(given, Dropout):
@@ -407,14 +476,19 @@ def _spec(what: Sums, compute: Dtype, tiles: SumTiles, targets: Sequence[Struct]
         return Struct(f"cupynorm::Further<{of.cpp}>", dtype, (of.values, given.first))
 
     operands = struct_list("Operands", [operand_of(each) for each in what.operands])
-    elements = _elements(what)
+    elements = _elements(what, vectors if tiles.unit else None)
     members = [("operands", operands.dtype), ("elements", elements.dtype), ("targets", target.dtype)]
-    numbers = [(name, np.int64) for name in ("rows", "cols", "rows_of_group")]
-    values = (operands.values, elements.values, target.values, what.rows, what.cols, tiles.rows_of_group)
+    numbers = {"rows": what.rows, "cols": what.cols, "rows_of_group": tiles.rows_of_group}
+    arguments, source, name = "SumArguments", SOURCE, KERNEL
+    if tiles.unit:
+        numbers.update(period=tiles.period, unit=tiles.unit)
+        arguments, source, name = "UnalignedSumArguments", UNALIGNED_SOURCE, UNALIGNED_KERNEL
     structs = f"{operands.cpp}, {elements.cpp}, {target.cpp}"
-    whole = Struct(f"cupynorm::SumArguments<{structs}>", np.dtype([*members, *numbers], align=True), values)
+    dtype = np.dtype([*members, *((each, np.int64) for each in numbers)], align=True)
+    values = (operands.values, elements.values, target.values, *numbers.values())
+    whole = Struct(f"cupynorm::{arguments}<{structs}>", dtype, values)
     function = f"Function_{what.function.key}"
     texts = [what.function.struct_text(function)]
-    text = compiler.text(SOURCE, whole.cpp, whole.dtype.itemsize, texts, header="io/fused.cuh")
+    text = compiler.text(source, whole.cpp, whole.dtype.itemsize, texts, header="io/fused.cuh")
     types = f"{cpp(compute)}, cupynorm::{function}, {len(what.results)}, {structs}"
-    return KernelSpec(text, KERNEL, types, whole, SumProblem(what.rows, what.cols, tiles))
+    return KernelSpec(text, name, types, whole, SumProblem(what.rows, what.cols, tiles))

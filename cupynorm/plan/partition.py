@@ -15,8 +15,8 @@ from cupynorm.plan.config import (
     EDGE_VECTORS,
     HALF_BYTES,
     LINE_BYTES,
+    MAX_ALONE_ELEMENTS,
     MAX_FUSED_ELEMENTS,
-    MAX_SCALED_ELEMENTS,
     PLAIN,
     REGISTER_BYTES,
     SHARED,
@@ -45,10 +45,11 @@ def power_of_two_to(value: int) -> int:
 
 def most_elements(problem: Problem) -> int:
     """Return how many elements of a row a thread may hold in registers where something is fused."""
+    if problem.fields > 1:
+        return MAX_ALONE_ELEMENTS // problem.fields
     alone = not (problem.masked or problem.load_operands or problem.epilogue_operands)
-    scaled = alone and problem.has_scales and problem.parameter_bytes
-    most = MAX_SCALED_ELEMENTS if scaled else MAX_FUSED_ELEMENTS[bool(problem.parameter_bytes)]
-    return most // problem.fields
+    quantized = alone and problem.output_bytes == 1 and problem.parameter_bytes
+    return MAX_ALONE_ELEMENTS if quantized else MAX_FUSED_ELEMENTS[bool(problem.parameter_bytes)]
 
 
 def in_accesses(size: int) -> int:

@@ -145,7 +145,9 @@ CROSSOVERS = {
     "cluster, masked": "clusters whose next rows are on their way are better than one block, with a mask",
     "cluster, interval": "the same with a mask of an interval",
     "cluster, affine": "the same with affine parameters",
-    "cluster, quantized": "the same for results of one byte",
+    "cluster, quantized": "the same for results of one byte, with affine parameters",
+    "cluster, quantized alone": "the same for results of one byte, without",
+    "cluster, gradient": "the same of gradients, which hold two numbers for each element",
     "shared, band": "one block's shared memory is better for what a causal mask or a window keeps",
     "cached, late exponential": "the level-1 cache is better than registers, where pairs wait for an exponential each",
     "copied": "fused rows of which x alone is loaded are better copied to a cluster's shared memory",
@@ -344,6 +346,8 @@ class FusedClusters(NamedTuple):
     busy_threads, busy_blocks
         Fewer threads do not keep the issue slots of a multiprocessor busy, where arithmetic is what takes the time;
         more blocks of it are no better where a mask keeps an interval.
+    full
+        What it is worth, where arithmetic takes the time, that all threads have all of their vectors.
     """
 
     shares: Mapping[int, float]
@@ -355,6 +359,7 @@ class FusedClusters(NamedTuple):
     by_vectors: float
     busy_threads: int
     busy_blocks: int
+    full: float
 
 
 class ColumnSums(NamedTuple):

@@ -51,16 +51,19 @@ struct InTwo {
     cupynorm::make_opaque(split.off);
   }
 };
-// An access that has none of the elements is the first once more: without a branch, all loads are issued at once.
+// An access that has none of the elements is the other once more: without a branch, all loads are issued at once.
+// begin, end: which of the elements there are, at least one; what has none of them may lie outside of all memory.
 template <bool kConstant, int N, typename T>
-inline InTwo<T, N> load_in_two(const T* p) {
+inline InTwo<T, N> load_in_two(const T* p, int begin = 0, int end = N) {
   const Unaligned<16> first = unaligned_at<16>(p);
+  const int off = int(first.off), size = int(sizeof(T));
   InTwo<T, N> packed;
   packed.split.off = first.off;
 #pragma unroll
   for (int i = 0; i < packed.split.kPieces; ++i) {
-    const bool has = 16 * i < int(first.off) + Vector<T, N>::kBytes;
-    load_words<16, kConstant>(first.access + (has ? 16 * i : 0), packed.split.word + 4 * i);
+    int at = 16 * i < off + end * size ? 16 * i : 0;
+    if (i == 0 && off + begin * size >= 16) at = 16;
+    load_words<16, kConstant>(first.access + at, packed.split.word + 4 * i);
   }
   return packed;
 }
@@ -140,6 +143,12 @@ struct AlongRows {
       if constexpr (kWidth == 0 && N > 1) return load_in_two<kConstant, N>(pointer + col);
       else return load_vector<T, N, (kWidth > 0 && kWidth < N ? kWidth : N), kConstant>(pointer + col);
     }
+    // The same where only elements `begin` up to `end` are the row's: what is loaded beside them is in memory, too.
+    template <int N>
+    Packed<N> load_part(int64 col, int begin, int end) const {
+      if constexpr (kWidth == 0 && N > 1) return load_in_two<kConstant, N>(pointer + col, begin, end);
+      else return load<N>(col);
+    }
     template <int N, int kPlaces, typename Index>
     void prefetch(unsigned char* shared, int place, Index col) const {
       prefetch_vector<kPlaces, kAccess<N>, N>(shared, place, pointer + col);
@@ -195,6 +204,10 @@ struct LoadsNoColumns {
     static bool begins_at(const void*) { return false; }
     template <int N, typename Index>
     NoColumns load(Index) const {
+      return {};
+    }
+    template <int N>
+    NoColumns load_part(int64, int, int) const {
       return {};
     }
   };

@@ -73,6 +73,10 @@ struct Further {
     Packed<N> load(int64 col) const {
       return pointer.template load<N>(first + col);
     }
+    template <int N>
+    Packed<N> load_part(int64 col, int begin, int end) const {
+      return pointer.template load_part<N>(first + col, begin, end);
+    }
     template <int N, typename Compute>
     void unpack(const Packed<N>& packed, Compute* x, int64 col) const {
       pointer.template unpack<N>(packed, x, first + col);
@@ -158,6 +162,10 @@ struct Place {
   int lane, whole;
   int64 from;
   bool has() const { return lane < whole; }
+  template <int N, class Source>
+  auto load(const Source& source) const {
+    return source.template load<N>(from);
+  }
 };
 
 // Stores the warp's vectors of 16 bytes, which begin at any element, in aligned accesses: each lane takes what its
@@ -243,6 +251,8 @@ template <typename T, int kWidth, bool kConstant>
 constexpr bool kSameForAllRows<AlongColumns<T, kWidth, kConstant>> = true;
 template <class Operand>
 constexpr bool kSameForAllRows<Moved<Operand>> = kSameForAllRows<Operand>;
+template <class Operand>
+constexpr bool kSameForAllRows<Further<Operand>> = kSameForAllRows<Operand>;
 template <typename T, class Rows, class Cols, int kWidth>
 constexpr bool kSameForAllRows<InPieces<T, Rows, Cols, kWidth, true>> = true;
 
@@ -275,11 +285,25 @@ inline void wait_for(InTwo<T, N>& vector, unsigned zero) {
 template <class Packed>
 inline void wait_for(Packed&, unsigned) {}
 
+// Puts what came in two accesses together, where it was loaded once for all rows.
+template <typename T, int N>
+inline void settle(InTwo<T, N>& vector) {
+  const Vector<T, N> whole = realign(vector.split);
+  vector.split = {};
+#pragma unroll
+  for (int i = 0; i < whole.kWords; ++i) {
+    vector.split.word[i] = whole.word[i];
+    make_opaque(vector.split.word[i]);
+  }
+}
+template <class Packed>
+inline void settle(Packed&) {}
+
 // Loads of several operands: of those that have the same elements for every row (kSame), or of the others.
 template <class Operands_>
 struct LoadsOf {
-  template <bool kSame, int N, class Source, class Packed>
-  static void load(const Source&, int64, Packed&) {}
+  template <bool kSame, int N, class Source, class Lane, class Packed>
+  static void load(const Source&, const Lane&, Packed&) {}
   template <class Packed>
   static void make_opaque(Packed&) {}
   template <class Packed>
@@ -288,14 +312,16 @@ struct LoadsOf {
   }
   template <class Packed>
   static void wait(Packed&, unsigned) {}
+  template <class Packed>
+  static void settle_same(Packed&) {}
 };
 template <class First, class... Rest>
 struct LoadsOf<Operands<First, Rest...>> {
   using Others = LoadsOf<Operands<Rest...>>;
-  template <bool kSame, int N, class Source, class Packed>
-  static void load(const Source& source, int64 col, Packed& packed) {
-    if constexpr (kSameForAllRows<First> == kSame) packed.first = source.first.template load<N>(col);
-    Others::template load<kSame, N>(source.rest, col, packed.rest);
+  template <bool kSame, int N, class Source, class Lane, class Packed>
+  static void load(const Source& source, const Lane& place, Packed& packed) {
+    if constexpr (kSameForAllRows<First> == kSame) packed.first = place.template load<N>(source.first);
+    Others::template load<kSame, N>(source.rest, place, packed.rest);
   }
   template <class Packed>
   static void make_opaque(Packed& packed) {
@@ -311,6 +337,11 @@ struct LoadsOf<Operands<First, Rest...>> {
   static void wait(Packed& packed, unsigned zero) {
     if constexpr (!kSameForAllRows<First>) wait_for(packed.first, zero);
     Others::wait(packed.rest, zero);
+  }
+  template <class Packed>
+  static void settle_same(Packed& packed) {
+    if constexpr (kSameForAllRows<First>) settle(packed.first);
+    Others::settle_same(packed.rest);
   }
 };
 
@@ -338,7 +369,7 @@ inline void add_some_rows(const A& a, int64 first, int64 col, Place place, const
     if constexpr (kPartly) sources[r] = a.operands.at(first + r * kApart < end ? first + r * kApart : begin);
     else sources[r] = a.operands.at(first + r * kApart);
     packed[r] = same;
-    LoadsOf<Operands_>::template load<false, N>(sources[r], place.from, packed[r]);
+    LoadsOf<Operands_>::template load<false, N>(sources[r], place, packed[r]);
   }
   // the compiler would issue the last of these loads behind the first row's arithmetic, and so would ptxas
 #pragma unroll
@@ -378,7 +409,7 @@ inline void add_rows(
     const A& a, int64 begin, int turn, int64 end, int64 col, Place place, Compute (&sum)[kSums][N]) {
   using Operands_ = decltype(a.operands);
   typename Operands_::template Packed<N> same = {};
-  LoadsOf<Operands_>::template load<true, N>(a.operands.at(begin), place.from, same);
+  LoadsOf<Operands_>::template load<true, N>(a.operands.at(begin), place, same);
   int64 row = begin;
 #pragma unroll 1
   for (; row + kAtOnce * kApart <= end; row += kAtOnce * kApart)
@@ -396,18 +427,19 @@ inline void add_rows(
 }
 
 // Adds up what all warps have of each column of a tile, in their order, and hands it on. Each sum has threads of its
-// own where they are enough.
-template <int kSum, int kThreads, int kSums, int kWarps, int kTile, typename Compute, class A>
+// own where they are enough. kLeads: the tile may begin before the first column.
+template <int kSum, int kThreads, bool kLeads = false, int kSums, int kWarps, int kTile, typename Compute, class A>
 inline void put_sums(const Compute (&sums)[kSums][kWarps][kTile], const A& a, int64 tile) {
   constexpr int kFirst = kSums * kTile <= kThreads ? kSum * kTile : 0;  // thread
   for (int c = int(threadIdx.x) - kFirst; c < kTile && tile + c < a.cols; c += kThreads) {
     if (kFirst > 0 && c < 0) break;
+    if (kLeads && tile + c < 0) continue;
     Compute total = sums[kSum][0][c];
 #pragma unroll
     for (int w = 1; w < kWarps; ++w) total += sums[kSum][w][c];
     a.targets.template put<kSum>(blockIdx.y, tile + c, a.cols, total);
   }
-  if constexpr (kSum + 1 < kSums) put_sums<kSum + 1, kThreads>(sums, a, tile);
+  if constexpr (kSum + 1 < kSums) put_sums<kSum + 1, kThreads, kLeads>(sums, a, tile);
 }
 
 // blockIdx.x: tile of kLanes * kVector columns. blockIdx.y: group of rows. A lane has kVector columns of every

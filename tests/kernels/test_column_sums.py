@@ -12,7 +12,18 @@ from cupynorm.call.arguments import view
 from cupynorm.call.view import View
 from cupynorm.invoke import one_kernel
 from cupynorm.lower import sums
-from cupynorm.lower.sums import Result, Sums, first_tiles, partial_shape, sum_specs, tiles_of
+from cupynorm.lower.gradients import activation_sums
+from cupynorm.lower.mirrors import ACCESS_BYTES
+from cupynorm.lower.sums import (
+    LINE_BYTES,
+    Further,
+    Result,
+    Sums,
+    first_tiles,
+    partial_shape,
+    sum_specs,
+    tiles_of,
+)
 from cupynorm.lower.tracing import traced
 from cupynorm.runtime import compiler, devices, nvrtc
 from cupynorm.tools import bench
@@ -109,6 +120,111 @@ def test_elements_are_written_beside_their_sums_in_place(cols: int, skip: int) -
     np.testing.assert_allclose(total.get(), expected.sum(0), rtol=1e-5)
 
 
+HALVES = traced(lambda dy, a, b, shift: (dy * (a + shift), dy * b), 4)
+UNALIGNED = [(33, 21), (70, 50), (150, 77), (40, 257), (37, 1001), (9, 2100), (130, 1100)]
+
+
+def placed(host: Any, skip: int, gap: int) -> tuple[Any, Any]:
+    """Return an array and the view of it whose rows are `gap` apart and begin `skip` elements behind its first."""
+    rows, cols = host.shape
+    whole = cupy.asarray(np.full(skip + rows * (cols + gap), np.nan, host.dtype))
+    own = whole[skip:].reshape(rows, cols + gap)[:, :cols]
+    own[...] = cupy.asarray(host)
+    return whole, own
+
+
+@pytest.mark.parametrize("lines", [True, False])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_rows_that_begin_anywhere(dtype: str, lines: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both halves of a gate, the gradients of both beside one another: no two arrays are aligned alike."""
+    monkeypatch.setattr(sums, "LEAST_ROWS_ALIKE", 1)
+    monkeypatch.setattr(sums, "LEAST_ROWS_AT_LINES", 1 if lines else 1000)
+    monkeypatch.setattr(sums, "LEAST_ROWS_SUMMED", 1)
+    kind = dtype_of(dtype)
+    compute = compute_dtype(kind, kind)
+    rng = np.random.default_rng(5)
+    units = set()
+    for number, (rows, cols) in enumerate(UNALIGNED):
+        host = [rng.standard_normal((rows, width)).astype(kind) for width in (cols, 2 * cols)]
+        (_, dy), (_, x) = (placed(each, number % 3, 3 * (number % 2)) for each in host)
+        given, dx = placed(np.zeros_like(host[1]), number, number % 2)
+        shift = cupy.asarray(rng.standard_normal(cols).astype(kind))
+        total = cupy.empty(2 * cols, compute)
+        a, b = view(x[:, :cols]), Further(view(x[:, :cols]), cols)
+        to = view(dx[:, :cols])
+        results = tuple(Result(view(total), first=first) for first in (0, cols))
+        operands = (view(dy), a, b, view(shift).broadcast_to((rows, cols)))
+        what = Sums(HALVES, operands, (rows, cols), 1, results, (to, Further(to, cols)))
+        units.add(first_tiles(what, compute).unit)
+
+        run(what, compute)
+
+        exact = [np.asarray(each, np.float64) for each in (host[0], host[1], shift.get())]
+        expected = np.hstack([exact[0] * (exact[1][:, :cols] + exact[2]), exact[0] * exact[1][:, cols:]])
+        digits = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-6}.get(dtype, 1e-14)
+        np.testing.assert_allclose(dx.get().astype(np.float64), expected, rtol=digits, atol=digits)
+        np.testing.assert_allclose(total.get(), expected.sum(0), rtol=1e-4, atol=1e-4)
+        written = np.isnan(given.get().astype(np.float64))
+        assert written.sum() == given.size - dx.size  # nothing was written beside the rows
+    assert units <= {0, LINE_BYTES // kind.itemsize, ACCESS_BYTES // kind.itemsize}
+    assert (LINE_BYTES // kind.itemsize in units) == lines
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "float16", "float16"), ("float16", "float32", "bfloat16")])
+def test_rows_of_several_dtypes_that_begin_anywhere(
+    dtypes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vectors of 8 bytes beside those of 16."""
+    monkeypatch.setattr(sums, "LEAST_ROWS_ALIKE", 1)
+    rng = np.random.default_rng(7)
+    for rows, cols in UNALIGNED[:4]:
+        host = [rng.standard_normal((rows, width)) for width in (cols, 2 * cols)]
+        dy, x = (
+            placed(each.astype(dtype_of(kind)), 1, 0)[1] for each, kind in zip(host, dtypes[:2], strict=True)
+        )
+        _, dx = placed(np.zeros_like(host[1], dtype_of(dtypes[2])), 3, 0)
+        a, to = view(x[:, :cols]), view(dx[:, :cols])
+        total = cupy.empty(2 * cols, np.float32)
+        results = tuple(Result(view(total), first=first) for first in (0, cols))
+        products = traced(lambda dy, a, b: (dy * b, dy * a), 3)
+        what = Sums(
+            products,
+            (view(dy), a, Further(a, cols)),
+            (rows, cols),
+            1,
+            results,
+            (to, Further(to, cols)),
+        )
+        assert first_tiles(what, np.dtype(np.float32)).unit
+
+        run(what, np.dtype(np.float32))
+
+        exact = [each.get().astype(np.float64) for each in (dy, x)]
+        expected = np.hstack([exact[0] * exact[1][:, cols:], exact[0] * exact[1][:, :cols]])
+        np.testing.assert_allclose(dx.get().astype(np.float64), expected, rtol=8e-3, atol=1e-6)
+        np.testing.assert_allclose(total.get(), expected.sum(0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("skip", [0, 1])
+def test_elements_may_be_written_in_place_where_rows_begin_anywhere(
+    skip: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sums, "LEAST_ROWS_ALIKE", 1)
+    host = np.random.default_rng(6).standard_normal((50, 2 * 333)).astype(np.float16)
+    _, x = placed(host, skip, 0)
+    total, halves = cupy.empty(2 * 333, np.float32), view(x[:, :333])
+    both = (halves, Further(halves, 333))
+    results = tuple(Result(view(total), first=first) for first in (0, 333))
+    swapped = traced(lambda a, b: (b * b, a), 2)
+
+    run(Sums(swapped, both, (50, 333), 1, results, both), np.dtype(np.float32))
+
+    exact = host.astype(np.float32)
+    expected = np.hstack([exact[:, 333:] ** 2, exact[:, :333]])
+    np.testing.assert_array_equal(x.get(), expected.astype(np.float16))
+    np.testing.assert_allclose(total.get(), expected.sum(0), rtol=1e-4, atol=1e-4)
+
+
 def test_no_rows_give_zero() -> None:
     total = cupy.empty(9, np.float32)
     x = cupy.empty((0, 9), np.float32)
@@ -137,6 +253,28 @@ def test_groups_cover_all_rows_once_and_fit_a_grid(rows: int, cols: int) -> None
         assert found.groups * found.tiles <= 2 * max(sums.BLOCKS, found.tiles)
 
 
+@pytest.mark.parametrize("rows", [255, 256, 4096, 49153, 1_000_000])
+@pytest.mark.parametrize("cols", [9, 77, 1001, 50257, (1 << 24) + 1])
+def test_groups_of_rows_that_begin_alike_cover_all_rows_once(rows: int, cols: int) -> None:
+    half = dtype_of("float16")
+    x = View(0, (rows, cols), (2 * cols, 2), half)
+    for result in (None, Result(View(0, (cols,), (2,), half))):
+        what = Sums(traced(lambda x: x, 1), (x,), x.shape, 1, (result,), (x,))
+        found = first_tiles(what, np.dtype(np.float32))
+        if rows < 8 * sums.LEAST_ROWS_ALIKE:
+            assert not found.unit
+            continue
+        assert found.unit in {8, 64}
+        assert found.period * cols % found.unit == 0
+        groups, rest = divmod(found.groups, found.period)
+        alike = -(-rows // found.period)
+        assert rest == 0
+        assert groups * found.rows_of_group >= alike > (groups - 1) * found.rows_of_group
+        assert found.groups <= 65535
+        assert found.tiles * found.lanes * found.vector >= cols + found.unit - 1
+        assert found.groups * found.tiles <= 2 * max(sums.BLOCKS, found.period * found.tiles)
+
+
 def test_the_order_of_summation_depends_on_the_shape_alone() -> None:
     """The two mistakes that others made: sums that depend on how rows come in batches, or on the device."""
     x = np.random.default_rng(4).standard_normal((3000, 24)).astype(np.float32)
@@ -155,13 +293,21 @@ def test_the_order_of_summation_depends_on_the_shape_alone() -> None:
 
 @pytest.mark.skipif(nvrtc.available() is None or nvdisasm() is None, reason="needs NVRTC and nvdisasm")
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize(("cols", "accesses"), [(1024, 1), (1023, 2)])
+@pytest.mark.parametrize(
+    ("op", "cols", "rows", "accesses"),
+    [
+        ("bias_gelu_backward", 1024, 4, 2),
+        ("bias_gelu_backward", 1023, 4, 2),
+        ("swiglu_backward", 1024, 4, 3),
+        ("swiglu_backward", 1023, 2, 5),  # dy and half of x are not aligned as the results' first half
+    ],
+)
 def test_all_loads_of_a_batch_are_issued_before_the_first_row_is_computed(
-    cols: int, accesses: int, dtype: str
+    op: str, cols: int, rows: int, accesses: int, dtype: str
 ) -> None:
     """ptxas moves loads behind arithmetic that does not need them: then fewer rows are in flight."""
     limits = devices.present_limits()
-    what = bench.lowered(Point("bias_gelu_backward", dtype, 49152, cols, 0), limits=limits)
+    what = bench.lowered(Point(op, dtype, 49152, cols, 0), limits=limits)
     tiles = what.problem.tiles
     (cubin,) = nvrtc.compile_all(what.text, [what.expression(tiles)], compiler.options(), "90")
 
@@ -171,8 +317,8 @@ def test_all_loads_of_a_batch_are_issued_before_the_first_row_is_computed(
         run_of_loads *= "MUFU" not in line
         longest = max(longest, run_of_loads)
 
-    assert tiles.rows_in_flight * accesses == 4
-    assert longest >= 2 * 4  # of dy and x
+    assert tiles.rows_in_flight == rows
+    assert longest >= rows * accesses
     assert cubin.registers <= 80  # three blocks of a multiprocessor
 
 
@@ -203,3 +349,34 @@ def test_kernels_compile_without_spills(dtype: str, arch: str) -> None:
             (cubin,) = nvrtc.compile_all(spec.text, [name], compiler.options(), arch)
             assert not spills(cubin), name
             assert not begins_too_soon(code_of(cubin, arch), arch), name
+
+
+@pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("gate", [None, "first"])
+def test_gradients_of_activations_compile_without_spills(gate: str | None, dtype: str, arch: str) -> None:
+    kind = dtype_of(dtype)
+    compute, size = compute_dtype(kind, kind), kind.itemsize
+    # aligned float64 spills on compute capability 12.0: 80 registers for two rows with erfc
+    for cols in (1024, 1001) if arch != "120" else (1001,):
+        width = cols if gate is None else 2 * cols
+        dy = View(0, (49152, cols), (cols * size, size), kind)
+        x, dx = (View(place << 40, (49152, width), (width * size, size), kind) for place in (1, 2))
+        bias, dbias = (View(place << 40, (width,), (size,), kind) for place in (3, 4))
+        results = [Result(dbias, first=first) for first in range(0, width, cols)]
+        what = activation_sums(dy, x, bias, dx, "gelu", gate, results)
+        shape, step = partial_shape(what, compute), compute.itemsize
+        assert shape is not None
+        strides = (shape[1] * step, step)
+        partial = [View(place << 40, shape, strides, compute) for place in range(5, 5 + len(results))]
+        spec = sum_specs(what, compute, partial)[0]
+        (cubin,) = nvrtc.compile_all(
+            spec.text, [spec.expression(spec.problem.tiles)], compiler.options(), arch
+        )
+
+        assert (spec.problem.tiles.unit > 0) == (cols == 1001)
+        assert not spills(cubin)
+        assert not begins_too_soon(code_of(cubin, arch), arch)
+        if arch == "90":  # two blocks of a multiprocessor at least, without both halves' sums three
+            assert cubin.registers <= (128 if gate else 80)

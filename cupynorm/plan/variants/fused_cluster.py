@@ -47,7 +47,11 @@ def with_smaller_vectors(question: Question) -> Question:
 
 def _crossover(problem: Problem) -> str:
     """Return the name of the crossover from which on clusters are better."""
-    around = "quantized" if problem.output_bytes == 1 else problem.fusion
+    around = (
+        "quantized" if problem.output_bytes == 1 else "gradient" if problem.fields > 1 else problem.fusion
+    )
+    if around == "quantized" and not problem.parameter_bytes:
+        around += " alone"
     return f"cluster, {around}" + (", unaligned" if problem.unaligned else "")
 
 
@@ -106,8 +110,13 @@ def _tiling(question: Question, ctas: int, vectors: int, cache: int) -> Plan | N
     plan = by_whole_blocks(problem, ctas, block, stages=1, parameter_cache=cache)
     if plan.vectors != vectors or not may_persist(problem, plan):
         return None
-    needed = _registers(question, vectors * problem.vector)
-    resident = active_blocks(limits, block, needed, plan.shared_bytes + STATIC_SHARED_BYTES)
+    elements = vectors * problem.vector
+    shared = plan.shared_bytes + STATIC_SHARED_BYTES
+    resident = active_blocks(limits, block, _registers(question, elements), shared)
+    if resident == 1 and ctas == question.max_ctas and not problem.parameter_bytes:
+        # while the only block waits a multiprocessor does nothing: as few registers as the compiler may get along with
+        fewest = elements * problem.fields + rules.registers.staged_alone
+        resident = active_blocks(limits, block, fewest, shared)
     fits = plan.shared_bytes <= limits.shared_bytes_per_block and has_static_room(problem, plan)
     return replace(plan, min_blocks=resident) if resident and fits else None
 
@@ -128,14 +137,19 @@ def _worth(question: Question, plan: Plan) -> float:
     worth = min(plan.min_blocks * reached / plan.ctas_per_row * problem.cols * each, numbers.busy_bytes)
     little = problem.extra_registers <= question.rules.registers.staged_arithmetic
     if problem.has_scales:
+        worth *= numbers.full if plan.full else 1.0
         return float(worth * plan.min_blocks**numbers.by_blocks * plan.vectors**numbers.by_vectors)
     if problem.interval_mask and problem.element_bytes != FLOAT_BYTES:
         blocks = min(plan.min_blocks, numbers.busy_blocks)
         return float(worth * math.sqrt(reached) * blocks**numbers.by_blocks)
     wide = problem.element_bytes == FLOAT_BYTES and len(problem.parameter_bytes) == 1
-    if not (little or wide):  # instructions take the time: threads that have nothing to do cost it
+    edges = problem.unaligned > 0 and len(problem.parameter_bytes) > 1 and problem.output_bytes > 1
+    if edges or not (little or wide):  # instructions take the time: threads that have nothing to do cost it
         threads = plan.min_blocks * plan.block
         worth *= reached * math.sqrt(_filled(problem, plan)) * min(1.0, threads / numbers.busy_threads)
+        worth *= numbers.full if plan.full and not little else 1.0
+        if edges:
+            return float(worth * min(plan.min_blocks, numbers.busy_blocks) ** numbers.by_blocks)
     light = bool(problem.parameter_bytes) and little
     return float(worth * plan.min_blocks ** (numbers.by_blocks_of_little if light else numbers.by_blocks))
 
