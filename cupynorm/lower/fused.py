@@ -43,7 +43,7 @@ from cupynorm.lower.mirrors import (
     value,
     vector_width,
 )
-from cupynorm.lower.row import ROW_KERNEL, SUMMED_KERNEL, RowOp, types_of
+from cupynorm.lower.row import LEAST_NORMAL, ROW_KERNEL, SUMMED_KERNEL, RowOp, types_of
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.lower.tracing import DeviceFunction, Expression, traced
 from cupynorm.plan.problem import Problem
@@ -186,9 +186,6 @@ def _scaling(*, scale: bool, bias: bool) -> Function:
         return x + others[scale] if bias else x
 
     return traced(of, 1 + scale + bias)
-
-
-LEAST_NORMAL = 2.0**-126  # of float32; what is less becomes 0
 
 
 @functools.cache
