@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 
 import cupynorm
 from cupynorm.tools.testing import assert_close
+from tests.simulator import simulated
+
+__all__ = ["simulated"]  # a fixture
 
 AXES = [-1, 0, 1, 2, -3, (0, 1), (0, 2), (2, 1), (1, 2), None]
 SHAPE = (4, 6, 8)
@@ -174,3 +178,28 @@ def test_narrower_types_along_any_axis(axis: Any, dtype: Any) -> None:
         backward(y, x, bias, axis=axis), backward(dy, *wide[1:], axis=axis), strict=True
     ):
         assert_close(found, wanted, scale=np.full(wanted.shape, 10.0))
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("shape", [(0, 4, 6), (2, 0, 6), (2, 4, 0), (2, 0, 0)], ids=str)
+def test_an_empty_x_has_gradients_of_zeros(simulated: Any, shape: tuple[int, ...], on_device: bool) -> None:
+    asarray = simulated.cupy.asarray if on_device else np.asarray
+    x = asarray(np.empty(shape, np.float32))
+
+    for function, axis in itertools.product((cupynorm.bias_gelu_backward, cupynorm.swiglu_backward), AXES):
+        gate = function is cupynorm.swiglu_backward
+        if gate and not isinstance(axis, int):
+            continue
+        axes, of_dy = axes_of(axis), list(shape)
+        if gate:
+            of_dy[axes[0]] //= 2
+        for of_bias in {(), (1,), (1,) * len(axes), tuple(shape[at] for at in axes)}:
+            bias, total = (asarray(np.full(of_bias, start, np.float32)) for start in (5, 7))
+            dy = asarray(np.empty(of_dy, np.float32))
+
+            dx, dbias = function(dy, x, bias, axis=axis)
+
+            assert (dx.shape, dbias.shape) == (shape, of_bias)
+            assert not simulated.cupy.asnumpy(dbias).any()
+            function(dy, x, bias, axis=axis, add_to=total)
+            assert (simulated.cupy.asnumpy(total) == 7).all()
