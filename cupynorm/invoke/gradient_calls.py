@@ -250,12 +250,26 @@ def _add_in_any_layout(steps: Steps, call: ActivationGradientCall, dy: View, x: 
         return None if array is None else stretched(_short(view(array, name), call.axes), x.shape, call.axes)
 
     bias, dbias = of(call.bias, "bias"), of(call.dbias, "dbias")
-    what, columns = activation_sums_in_any_layout(dy, x, bias, dx, dbias, call.activation, call.gate)
-    if columns is not None:
-        place = steps.sums_to(columns, "dbias", adds=call.adds)
+    found = activation_sums_in_any_layout(dy, x, bias, dx, dbias, call.activation, call.gate)
+    total: View | None = None
+    for what, columns in found:
+        if columns is None:
+            steps.add(what)
+            continue
+        to, adds = columns, call.adds
+        if len(found) > 1:  # added up in the type of arithmetic, and rounded once
+            adds = total is not None
+            if total is None:
+                total = steps.room("both parts of dbias", columns.shape[:-1])
+            to = View(total.pointer, columns.shape, (*total.strides, 0), total.dtype)
+        place = steps.sums_to(to, "dbias", adds=adds)
         firsts = (0,) if call.gate is None else (0, what.cols) if call.gate == "first" else (what.cols, 0)
-        what = what._replace(results=tuple(place._replace(first=first) for first in firsts))
-    steps.add(what)
+        steps.add(what._replace(results=tuple(place._replace(first=first) for first in firsts)))
+    if total is not None and columns is not None:
+        shape = (1, *total.shape)
+        once = View(total.pointer, shape, (0, *total.strides), total.dtype)
+        result = Result(View(columns.pointer, shape[1:], columns.strides[:-1], columns.dtype), call.adds)
+        steps.add(Sums(IDENTITY, (once,), shape, len(shape) - 1, (result,)))
 
 
 def _short(array: View, axes: int) -> View:

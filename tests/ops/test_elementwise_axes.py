@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import cupynorm
+from cupynorm.invoke import bound_calls
+from cupynorm.lower.layouts import MOST_IN_PIECE
 from cupynorm.tools.testing import assert_close
 from tests.simulator import simulated
 
@@ -203,3 +205,43 @@ def test_an_empty_x_has_gradients_of_zeros(simulated: Any, shape: tuple[int, ...
             assert not simulated.cupy.asnumpy(dbias).any()
             function(dy, x, bias, axis=axis, add_to=total)
             assert (simulated.cupy.asnumpy(total) == 7).all()
+
+
+LONG = 8 * MOST_IN_PIECE + 5  # no piece divides it, nor this less 4
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize(
+    ("name", "shape", "axis"),
+    [
+        ("gelu", (3, LONG), 0),
+        ("gelu", (2, 3, LONG), (0, 1)),
+        ("gelu", (2, 3, LONG), 1),
+        ("gelu", (3, LONG - 4), 0),
+        ("geglu", (4, LONG), 0),
+        ("swiglu", (2, 4, LONG), 1),
+    ],
+)
+def test_sums_along_an_axis_that_no_piece_divides_take_little_room(
+    simulated: Any, name: str, shape: tuple[int, ...], axis: Any, adds: bool
+) -> None:
+    _, backward, _ = (BIASED | GATED)[name]
+    axes = [at % len(shape) for at in np.atleast_1d(axis)]
+    bias = normal(*(shape[at] for at in axes), seed=1).astype(np.float16)
+    x = normal(*shape).astype(np.float16)
+    dy = normal(
+        *(each // 2 if name in GATED and at in axes else each for at, each in enumerate(shape)), seed=2
+    )
+    dy = dy.astype(np.float16)
+    start = normal(*bias.shape, seed=3).astype(np.float16) if adds else None
+    expected = backward(dy, x, bias, axis=axis, add_to=None if start is None else start.copy())
+
+    gpu = simulated.cupy
+    total = None if start is None else gpu.asarray(start)
+    found = backward(*map(gpu.asarray, (dy, x, bias)), axis=axis, add_to=total)
+
+    for ours, host in zip(found, expected, strict=True):
+        np.testing.assert_allclose(gpu.asnumpy(ours), host, rtol=2e-3, atol=2e-2)
+    (bound,) = bound_calls.thread.calls.bound.values()
+    rooms = [math.prod(extents) for extents, *_ in bound.allocated[len(bound.allocated) - bound.workspaces :]]
+    assert sum(rooms) <= 3 * MOST_IN_PIECE * bias.size
