@@ -369,7 +369,8 @@ def _of_activation(activation: str, *, gate: bool, bias: bool) -> Expression:
         a, b = x, others[0]
         if bias:
             a, b = a + others[1], b + others[2]
-        return dy * b * _slope(activation, a), dy * apply(activation, a)
+        # in this order the product overflows only where dx does
+        return dy * _slope(activation, a) * b, dy * apply(activation, a)
 
     return traced(of, (2 + gate) + bias * (1 + gate))
 
