@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cupynorm._dtypes import compute_dtype
-from cupynorm._values import replace
 from cupynorm.call import asking
 from cupynorm.call.arguments import allocate, view
 from cupynorm.call.missing import OMIT
@@ -43,6 +42,7 @@ from cupynorm.lower.sums import (
     Result,
     Sums,
     broadcast_sums,
+    nowhere,
     partial_shape,
     row_groups,
     sum_specs,
@@ -177,10 +177,6 @@ class Steps:
         partial = [] if shape is None else [self.room("partial sums", shape) for _ in asked]
         self.specs += sum_specs(what, self._compute, partial)
 
-    def has_room_for(self, sums: int, spec: KernelSpec, plan: str | Plan | None, *, clusters: bool) -> bool:
-        """Say whether a row and so many sums over rows have a place in registers, and in a plan that is forced."""
-        return self.fits(replace(spec.problem, column_sums=sums, row_groups=1), plan, clusters=clusters)
-
     def fits(self, problem: Problem, plan: str | Plan | None, *, clusters: bool = True) -> bool:
         """Say whether a kernel has a plan, or the one that is forced. clusters: whether the device runs them."""
         if self._device >= 0:
@@ -305,12 +301,8 @@ def norm_steps(call: GradientCall, forward: RowOp, *, clusters: bool = True) -> 
         places = ParameterSums(rows_of_group, *map(partial.get, sums))
         return norm_gradient(op, normed, dx, axes, call.compute, added, places)
 
-    nowhere = View(0, (groups, cols), (cols * call.compute.itemsize, call.compute.itemsize), call.compute)
-    if (
-        gradient is not None
-        and wanted
-        and steps.fits(summed(dict.fromkeys(wanted, nowhere)).problem, call.plan, clusters=clusters)
-    ):
+    asked = dict.fromkeys(wanted, nowhere(groups, cols, call.compute))
+    if gradient and wanted and steps.fits(summed(asked).problem, call.plan, clusters=clusters):
         if clusters:
             steps.otherwise = functools.partial(norm_steps, call, forward, clusters=False)
         partial = {name: steps.room(f"partial sums of {name}", (groups, cols)) for name in wanted}

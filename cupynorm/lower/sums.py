@@ -247,6 +247,11 @@ def row_groups(rows: int, cols: int) -> RowGroups:
     return RowGroups(-(-rows // (each * INTERLEAVED)) * INTERLEAVED, each)
 
 
+def nowhere(groups: int, cols: int, compute: Dtype) -> View:
+    """Return partial sums that have no place yet, to ask about a kernel that writes some."""
+    return View(0, (groups, cols), (cols * compute.itemsize, compute.itemsize), compute)
+
+
 def sums_of_groups(partial: Sequence[View], results: Sequence[Result]) -> KernelSpec:
     """Lower the sums of all groups' sums. partial: for each result an array [groups, cols] of the arithmetic's type."""
     count, (groups, cols), compute = len(partial), partial[0].shape, partial[0].dtype
