@@ -11,8 +11,6 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cupynorm._dtypes import Dtype
-
 MOST_FLOAT32 = float(np.finfo(np.float32).max)
 LEAST_EPS = 2.0**-252  # the largest power of two whose inverse square root, and no larger one, float32 holds
 LONGEST = 60  # characters of a value in a message
@@ -77,14 +75,14 @@ def eps_of(value: Any, name: str = "eps") -> float:
     return found
 
 
-def within(compute: Dtype, /, **numbers: float | None) -> None:
+def within(compute: np.dtype[Any], /, **numbers: float | None) -> None:
     """ValueError for a finite number that the type of arithmetic does not hold: as inf it would make nan of zeros."""
     for name, value in numbers.items():
         if value is not None and compute.itemsize < 8 and MOST_FLOAT32 < abs(value) < math.inf:  # noqa: PLR2004
             raise ValueError(f'{name} is {value}, beyond {compute}: give dtype="float64"')
 
 
-def eps_within(compute: Dtype, eps: float, name: str = "eps") -> float:
+def eps_within(compute: np.dtype[Any], eps: float, name: str = "eps") -> float:
     """Return eps for the type of arithmetic, where none but 0 may vanish: a row of zeros is divided by its root."""
     within(compute, **{name: eps})
     return max(eps, LEAST_EPS) if eps and compute.itemsize < 8 else eps  # noqa: PLR2004
