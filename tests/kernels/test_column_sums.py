@@ -55,8 +55,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_sums_of_products(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sums, "BLOCKS", 16)
-    monkeypatch.setattr(sums, "LEAST_BATCHES", 1)
+    monkeypatch.setattr(sums, "NUMBERS", sums.NUMBERS._replace(blocks=16, min_batches=1))
     rng = np.random.default_rng(1)
     kind = dtype_of(dtype)
     compute = compute_dtype(kind, kind)
@@ -124,7 +123,7 @@ def test_groups_cover_all_rows_once_and_fit_a_grid(rows: int, cols: int) -> None
     for vector in (1, 2, 4, 8):
         if vector > cols:
             continue
-        found = tiles_of(rows, cols, vector, 1, np.dtype(np.float32), sums.LANES, sums.BLOCKS)
+        found = tiles_of(rows, cols, vector, 1, np.dtype(np.float32), sums.LANES, sums.NUMBERS.blocks)
         assert (
             found.groups * found.rows_of_group
             >= rows
@@ -134,7 +133,7 @@ def test_groups_cover_all_rows_once_and_fit_a_grid(rows: int, cols: int) -> None
         assert found.groups <= 65535
         assert found.tiles < 1 << 31
         assert sums.THREADS % found.lanes == 0
-        assert found.groups * found.tiles <= 2 * max(sums.BLOCKS, found.tiles)
+        assert found.groups * found.tiles <= 2 * max(sums.NUMBERS.blocks, found.tiles)
 
 
 def test_the_order_of_summation_depends_on_the_shape_alone() -> None:
