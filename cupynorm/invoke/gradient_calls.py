@@ -534,14 +534,11 @@ def run(
     options: all else that the call depends on. scalars: seed and offset of a dropout, if there is one.
     plan: of its row kernel, which `check` looks at, too.
     """
-    calls = bound_calls.thread.calls
-    signature, made = calls.again((*given.values(),), (function, plan, *options), scalars)
+    arrays = (*given.values(),)
+    found, made = bound_calls.thread.calls.again(arrays, (function, plan, *options), scalars)
     if made is not None:
-        arrays = (*given.values(), *made)
-        bound = calls.bound.get(signature)  # type: ignore[arg-type]  # what was made has a signature
-        # a signal handler may have dropped it meanwhile
-        order = bound.holds if bound is not None else _order(implementation.parts(check()), given)
-        return _several([None if at is None else arrays[at] for at in order])
+        arrays += (*made,)
+        return _several([None if at is None else arrays[at] for at in found.holds])
     call = check()
     parts = implementation.parts(call)
     if call.on_device:
@@ -551,8 +548,9 @@ def run(
             for name, each in given.items()
         }
         new, names = _new(parts, passed), ("seed", "offset") if scalars else ()
-        arrays = Arrays(passed, (*parts.written,), new, scalars=names, holds=_order(parts, passed))
-        implementation.steps(call).launch(signature, arrays, plan)
+        order = _order(parts, passed)
+        bound = Arrays(passed, (*parts.written,), new, scalars=names, holds=order)
+        implementation.steps(call).launch(found, bound, plan)
     else:
         asking.answer(lambda: implementation.steps(call).told)
         implementation.on_host(call)

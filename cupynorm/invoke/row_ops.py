@@ -381,12 +381,10 @@ def _run_by_signature(given: Given) -> Any:
         plan,
         options_key,
     )
-    signature, made = calls.again((x, gamma, beta, out, *operands), options, scalars)
+    found, made = calls.again((x, gamma, beta, out, *operands), options, scalars)
     if made is None:
-        return (run_with_checks or _run_checked)(given, signature)
-    bound = calls.bound.get(signature)  # type: ignore[arg-type]  # what was made has a signature
-    if bound is not None:  # unless a signal handler dropped it meanwhile
-        given.keep_shortcut(bound)
+        return (run_with_checks or _run_checked)(given, found)
+    given.keep_shortcut(found)
     results = (*made,) if out is None else (out, *made)
     return results if len(results) > 1 else results[0]
 
