@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MOST_FLOAT32 = float(np.finfo(np.float32).max)
-LEAST_EPS = 2.0**-252  # the largest power of two whose inverse square root, and no larger one, float32 holds
+LEAST_EPS = 2.0**-252  # its square root has an inverse that float32 holds
 LONGEST = 60  # characters of a value in a message
 
 

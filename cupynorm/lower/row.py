@@ -21,7 +21,7 @@ from cupynorm.lower.mirrors import (
     vector_width,
 )
 from cupynorm.lower.spec import KernelSpec
-from cupynorm.plan.config import MOST_ROW_NUMBERS
+from cupynorm.plan.config import DOUBLE_BYTES, MOST_ROW_NUMBERS
 from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler
 
@@ -78,7 +78,7 @@ class RowOp:
         fields += [(name, compute) for name in names]
         numbers = eps if isinstance(eps, tuple) else (eps,)
         values += (
-            max(each, LEAST_NORMAL) if name == "eps" and each and compute.itemsize < 8 else each  # noqa: PLR2004
+            max(each, LEAST_NORMAL) if name == "eps" and each and compute.itemsize < DOUBLE_BYTES else each
             for name, each in zip(names, numbers, strict=False)
         )
         type_name = f"cupynorm::{self.struct}<{', '.join((cpp(compute), *map(str, self.options)))}>"
