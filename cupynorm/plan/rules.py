@@ -736,7 +736,8 @@ def rules_of(architecture: str) -> Rules:
 
 @functools.cache
 def _present() -> frozenset[str]:
-    return frozenset(each.removeprefix("sm_").removesuffix(".json") for each in os.listdir(DATA))  # noqa: PTH208
+    files = os.listdir(DATA)  # noqa: PTH208
+    return frozenset(each[len("sm_") : -len(".json")] for each in files if each.startswith("sm_"))
 
 
 @functools.cache
