@@ -45,6 +45,7 @@ CONVERTED_ELEMENTS = (
 )
 MAX_NUMBERS_ACROSS = 64  # numbers that a thread of row_across has at a time: a bit for each
 MAX_PACKED_ACROSS = 128  # the same where they wait two in a register
+WHOLE_COLUMNS = 1024  # of a block, whose gamma and beta wait in shared memory: as in kernels/row/whole.cuh
 PARTS_ACROSS = (
     4  # elements of a row that are then computed at a time, where a thread has more than MAX_NUMBERS_ACROSS
 )

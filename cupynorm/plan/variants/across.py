@@ -23,6 +23,7 @@ from cupynorm.plan.config import (
     PLAIN,
     REGISTER_BYTES,
     WARP,
+    WHOLE_COLUMNS,
     Plan,
 )
 from cupynorm.plan.partition import in_accesses, is_power_of_two, power_of_two_to
@@ -83,6 +84,8 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     numbers = MESSAGE_NUMBERS if problem.rounds else problem.row_numbers
     needed = slots * in_accesses(numbers * problem.compute_bytes) * (several or plan.block > WARP)
     needed += slots * ACCESS_BYTES * problem.has_scales * (several or plan.block > WARP)
+    if full and plan.vectors * plan.group <= WHOLE_COLUMNS:  # gamma and beta, converted
+        needed += plan.vectors * plan.group * len(problem.parameter_bytes) * problem.compute_bytes
     plan = replace(plan, full=full, shared_bytes=needed)
     return with_grid(question, plan, tiles * plan.ctas_per_row, reason)
 
