@@ -39,6 +39,7 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   // Rows of 16 bits wait in registers as they were loaded, where the steps to what the op is given are few: so twice as
   // many have room. Their elements are then computed kPart at a time, once more for the results.
   constexpr bool kPacked = kHolds && Load::kWaitsAsLoaded && sizeof(typename Load::Type) == 2 && !Store::kScales;
+  constexpr bool kInSteps = kHolds && are_in_steps<Op, Load, Store>();  // addresses take an instruction or two
   constexpr bool kMany = kVector * kElements > 64;  // of them, which leave few registers to anything else
   constexpr int kAtATime = kMany && Op::kTwoPass ? 16 : 32;  // where one part more takes few instructions
   constexpr int kPart = kPacked ? part_of_elements(kElements, kAtATime / kVector) : kElements;
@@ -65,6 +66,10 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
 #pragma unroll
     for (int v = 0; v < kVector; ++v) own[v] = sources[v].own_number();
   }
+  if constexpr (kInSteps) {
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) sources[v].begin_at(first), targets[v].begin_at(first);
+  }
 
   Vector<typename Load::Type, kVector> loaded[kElements];
   typename Load::Beside beside[kElements][kVector];
@@ -90,7 +95,8 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   };
   auto fetch = [&](Index at) {
     each_element(at, [&](int j, Index col) {
-      loaded[j] = Load::template load_across<kVector>(sources, col, beside[j]);
+      if constexpr (kInSteps) loaded[j] = Load::template load_across<kVector>(sources, Step<kDown>{j}, beside[j]);
+      else loaded[j] = Load::template load_across<kVector>(sources, col, beside[j]);
     });
   };
   auto fetch_operands = [&](Index at) {
@@ -338,7 +344,10 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
       each_of_part(at, [&](int j, Index col) {
         Compute y[kVector];
         results(j, y);
-        Store::template store_across<kVector>(targets, y, a.store.template columns<1>(col), operands[from + j], col);
+        const auto columns = a.store.template columns<1>(col);
+        if constexpr (kInSteps)
+          Store::template store_across<kVector>(targets, y, columns, operands[from + j], Step<kDown>{from + j});
+        else Store::template store_across<kVector>(targets, y, columns, operands[from + j], col);
       });
     });
   }

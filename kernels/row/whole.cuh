@@ -11,10 +11,14 @@ namespace cupynorm {
 // (WHOLE_COLUMNS in cupynorm/plan/config.py).
 constexpr int kWholeColumns = 1024;
 
+template <class Op, class Load, class Store>
+inline constexpr bool are_in_steps() {
+  if constexpr (Load::kInSteps && kStoresInSteps<Store>) return !Op::kOwnNumber;
+  else return false;
+}
 template <class Op, class Load, class Store, class Shape>
 inline constexpr bool are_whole() {
-  if constexpr (Shape::kFull && Load::kInSteps && kStoresInSteps<Store>) return !Op::kRounds && !Op::kOwnNumber;
-  else return false;
+  return Shape::kFull && !Op::kRounds && are_in_steps<Op, Load, Store>();
 }
 
 // What an op is for halves that wait as they were loaded: another one that needs no arguments, if it names one.

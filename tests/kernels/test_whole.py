@@ -149,6 +149,34 @@ def test_a_row_of_one_number_has_no_deviation() -> None:
     np.testing.assert_allclose(found, expected(LAYER_NORM, host), rtol=1e-3)
 
 
+@pytest.mark.skipif(
+    nvrtc.available(13) is None or nvdisasm() is None, reason="no NVRTC 13, or no disassembler"
+)
+@pytest.mark.parametrize(
+    ("op", "dtype", "blocks", "instructions"),
+    # before: one block, for 218 registers, and 41 instructions; three, and 31; two, and 29
+    [(LAYER_NORM, "float32", 4, 33), (SOFTMAX, "float32", 5, 22), (SOFTMAX, "float16", 2, 26)],
+)
+def test_other_rows_have_addresses_in_steps(op: Any, dtype: str, blocks: int, instructions: float) -> None:
+    spec = spec_of(op, (1, 1000, 1 << 15), dtype)
+
+    def compiled(plan: Plan) -> Any:
+        return nvrtc.compile(spec.text, spec.expression(plan), compiler.options(), "90", major=13)
+
+    limits = RECORDED["h200"]
+    plan = choose(
+        spec.problem,
+        limits,
+        lambda plan: plan.min_blocks,
+        local_bytes=lambda plan: int(compiled(plan).stack_bytes),
+    )
+    assert not plan.full
+    assert plan.min_blocks >= blocks
+    kernel = compiled(plan)
+    code = disassemble(kernel.image)[kernel.lowered_name]
+    assert len(code.instructions) <= instructions * plan.vector * plan.vectors
+
+
 # registers and instructions of an element, for all of a kernel's code; before, 126 and 20, 128 and 19
 @pytest.mark.skipif(
     nvrtc.available(13) is None or nvdisasm() is None, reason="no NVRTC 13, or no disassembler"
