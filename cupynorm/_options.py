@@ -11,6 +11,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+MOST_FLOAT32 = float(np.finfo(np.float32).max)
+LEAST_EPS = 2.0**-252  # its square root has an inverse that float32 holds
 LONGEST = 60  # characters of a value in a message
 
 
@@ -71,6 +73,19 @@ def eps_of(value: Any, name: str = "eps") -> float:
     if found < 0:
         raise ValueError(f"{name} is {value}: {allowed}")
     return found
+
+
+def within(compute: np.dtype[Any], /, **numbers: float | None) -> None:
+    """ValueError for a finite number that the type of arithmetic does not hold: as inf it would make nan of zeros."""
+    for name, value in numbers.items():
+        if value is not None and compute.itemsize < 8 and MOST_FLOAT32 < abs(value) < math.inf:  # noqa: PLR2004
+            raise ValueError(f'{name} is {value}, beyond {compute}: give dtype="float64"')
+
+
+def eps_within(compute: np.dtype[Any], eps: float, name: str = "eps") -> float:
+    """Return eps for the type of arithmetic, where none but 0 may vanish: a row of zeros is divided by its root."""
+    within(compute, **{name: eps})
+    return max(eps, LEAST_EPS) if eps and compute.itemsize < 8 else eps  # noqa: PLR2004
 
 
 def choice(name: str, value: Any, allowed: Sequence[str], advice: str) -> str:

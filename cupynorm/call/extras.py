@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cupynorm._dtypes import Dtype, quantized_dtype, result_dtype
-from cupynorm._options import finite
+from cupynorm._options import finite, within
 from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import Call, check_input
 from cupynorm.call.masks import Asked, Mask, mask_of
@@ -78,14 +78,20 @@ class Extras(NamedTuple):
         x = call.x
         mask = None if self.masked is None else mask_of(self.masked, x.shape, call.axes)
         total = scales = None
+        if mask is not None:
+            within(call.compute, scale=mask.scale)
         if self.add is not None:
+            within(call.compute, alpha=self.add.alpha)
             check_input("residual", self.add.residual, on_device=call.on_device)
             if self.add.residual.shape != x.shape:
                 raise ValueError(f"residual has shape {self.add.residual.shape}, x has {x.shape}")
             if self.add.wants_sum:
                 total = call.empty_like_x(result_dtype(x.dtype))
-        if self.quantize is not None and self.quantize.per_row:
-            scales = call.empty_statistic()
+        if self.quantize is not None:
+            if self.quantize.per_row:
+                scales = call.empty_statistic()
+            elif "quantize.scale" not in self.arrays():
+                within(call.compute, scale=self.quantize.host_scale)
         return CheckedExtras(mask, self.add, self.quantize, scales, total)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm._dtypes import Dtype, compute_dtype
-from cupynorm._options import boolean, eps_of, finite, shown
+from cupynorm._options import boolean, eps_of, eps_within, finite, shown, within
 from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import (
     _check_columns,
@@ -223,6 +223,8 @@ def check_norm_gradient(
     sums = _sums(rows, totals, known, wanted, made)
     dx = rows.result(out, "out", made, rows.asked, given.dtype)
     results: tuple[Any, ...] = (dx,)
+    compute = compute_dtype(dy.dtype, given.dtype, dx.dtype)
+    within(compute, alpha=None if add is None else add.alpha)
     if add is not None:
         if residual_out is not None or add.alpha != 1 or add.dropout is not None:
             dresidual = rows.result(residual_out, "residual_out", {**made, "out": dx}, None, dx.dtype)
@@ -242,7 +244,7 @@ def check_norm_gradient(
         found.get("beta"),
         mean,
         rstd,
-        exact,
+        eps_within(compute, exact),
         dx,
         sums.get("dgamma"),
         sums.get("dbeta"),
@@ -313,6 +315,7 @@ def check_softmax_gradient(
     elif add_to is not None:
         raise ValueError("add_to is given, and return_dbias is False: give return_dbias=True as well")
     dx = rows.result(out, "out", made, rows.asked, y.dtype)
+    within(compute_dtype(dy.dtype, y.dtype, dx.dtype), scale=None if mask is None else mask.scale)
     what = SoftmaxGradient(dy, y, rows.axes, log, drop, dx, dbias)
     results = (dx,) if dbias is None else (dx, dbias.out)
     return GradientCall(rows.on_device, rows.device, what, mask, results, plan)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm._dtypes import Dtype, compute_dtype, dtype_of, result_dtype
-from cupynorm._options import boolean, eps_of, finite, integer, plainly
+from cupynorm._options import boolean, eps_of, finite, integer, plainly, within
 from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import (
     _check_columns,
@@ -108,6 +108,8 @@ def check_logsumexp(
         check_input("b", b, on_device=on_device, any_integer=True)
         _check_broadcast("b", b, x.shape, "x")
     out = _result(out, rows, wanted, {"x": x, **others}, on_device, device)
+    if mask is not None:
+        within(compute_dtype(x.dtype, out.dtype), scale=mask.scale)
     sign = allocate(on_device, device, rows, out.dtype) if boolean("return_sign", return_sign) else None
     return LogSumExpCall(on_device, device, x, axes, mask, out, b, sign, nan)
 
@@ -168,7 +170,7 @@ def check_cross_entropy(
     both = out is not None and grad is not None and loss.size and grad.size
     if both and sharing(view(loss), {"grad": view(grad)}) is not None:
         raise ValueError("out and grad share memory")
-    return CrossEntropyCall(
+    call = CrossEntropyCall(
         on_device,
         device,
         logits,
@@ -181,6 +183,8 @@ def check_cross_entropy(
         loss,
         grad,
     )
+    within(call.compute, z_loss=z, dloss=factor if isinstance(factor, float) else None)
+    return call
 
 
 def _result(

@@ -6,7 +6,8 @@ errors are small next to the terms, and not next to the element, whatever the or
 - Functions of FORWARD: TOLERANCES[dtype of the result] * (|element| + root mean square of its row). Where a beta may
   cancel what it is added to, |beta| is added, too.
 - Gradients and losses: ROUNDING[dtype of the result] * |element| + multiple * EPSILON[dtype of arithmetic] * terms.
-  What the terms are is in BOUNDS, and a form has them for given arrays: catalog/gradient_forms.py.
+  What the terms are is in BOUNDS, and a form has them for given arrays: catalog/gradient_forms.py. Numbers below
+  LEAST_NORMAL may be lost besides.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ STEPS = {"int8": 0.5 / 127, "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-3}
 # The distance of 1 from the next larger number, and half of it: what rounding to the nearest number may change.
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 ROUNDING = {name: each / 2 for name, each in EPSILON.items()}
+LEAST_NORMAL = 2.0**-126  # of float32 and bfloat16: a device takes for 0 what is less, read or computed
 
 
 class Bound(NamedTuple):
@@ -88,11 +90,15 @@ def bound(function: str, result: str) -> Bound:
 
 
 class Terms(NamedTuple):
-    """The magnitudes of what a result's elements are made of, added up, in float64; rounded: as in Bound."""
+    """The magnitudes of what a result's elements are made of, added up, in float64; rounded: as in Bound.
+
+    factors: what may be multiplied with a number below LEAST_NORMAL, 1 for the result itself, added up.
+    """
 
     result: str
     sums: Array
     rounded: Array | float = 0.0
+    factors: Array | float = 1.0
 
 
 class Right(NamedTuple):
@@ -114,5 +120,7 @@ class Right(NamedTuple):
             return None
         off = ROUNDING[dtype_name(dtype)] * np.abs(self.exact) + ROUNDING[self.x] * self.terms.rounded
         off += self.multiple * EPSILON[self.arithmetic] * self.terms.sums
+        if self.arithmetic == "float32":
+            off += 2 * LEAST_NORMAL * self.terms.factors
         # `exact` was computed in float64, too, and may be as far off
         return np.asarray(2 * off if self.arithmetic == "float64" else off)

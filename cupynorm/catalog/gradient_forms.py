@@ -106,8 +106,9 @@ def _gate(name: str, value: Callable[[Array], Array], slope: Callable[[Array], A
         return (np.concatenate([dy * other * slope(gate), dy * value(gate)], axis=-1),)
 
     def terms(a: Arrays) -> tuple[Terms, ...]:
-        sizes = sum(np.abs(half) for half in np.split(wide(a["x"]), 2, axis=-1))
-        return (Terms("dx", np.tile(np.abs(wide(a["dy"])) * sizes, (1, 2))),)
+        dy, sizes = np.abs(wide(a["dy"])), sum(np.abs(half) for half in np.split(wide(a["x"]), 2, axis=-1))
+        sums, factors = (np.tile(each, (1, 2)) for each in (dy * sizes, 1 + dy + sizes))
+        return (Terms("dx", sums, factors=factors),)
 
     def forward(t: Any, x: Any, _: Any) -> Any:
         gate, other = x.chunk(2, dim=-1)

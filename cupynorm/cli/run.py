@@ -21,7 +21,9 @@ from cupynorm.cli.output import print_json, print_note, progress_bar
 )
 @axis_option
 @click.option(
-    "--dtype", type=DTYPE, help="The output's dtype; default: the input's. bfloat16 is stored as raw V2."
+    "--dtype",
+    type=DTYPE,
+    help="The output's dtype; default: the input's; of integers float32, of int32 float64. bfloat16 is stored as V2.",
 )
 @click.option(
     "--input-dtype", type=click.Choice(["bfloat16"]), help="Read raw two-byte (V2, uint16) files as bfloat16."
@@ -41,9 +43,9 @@ def run(
 ) -> None:
     """Apply OP to the rows of a .npy file.
 
-    Rows are read, computed and written block by block, so the file may be larger than memory, unless --axis names
-    other axes than the last. It may be big-endian or in Fortran order. The output appears under its name only when it
-    is complete. - is standard input or output.
+    Rows are read, computed and written block by block, so the file may be larger than memory, unless --axis names other
+    axes than the last. It may hold bool, integers of 8 and 16 bits or int32, and be big-endian or in Fortran order. The
+    output appears under its name only when it is complete. - is standard input or output.
 
     Example: cupynorm run layer_norm in.npy -o out.npy --gamma gamma.npy --dtype float32
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import itertools
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ MOST = 1024  # bound calls that a thread keeps, about 4 KB each; the oldest is d
 ALIGNMENT = (
     15  # the bits of an address that checks and vector widths look at: no access is wider than 16 bytes
 )
+PART = 512  # bytes, as CuPy's pool hands them out: each array of a workspace begins at a multiple
 
 
 class Arrays(NamedTuple):
@@ -118,9 +120,10 @@ class BoundCall:
         tuple[array.array[int], devices.Launches, tuple[tuple[Any, int], ...]], ...
     ]  # of the kernels
     device: int
-    # of what it makes, then of its workspace: shapes and dtypes in C order, and the axes of an array that has another
+    # of what it makes: shapes and dtypes in C order, and the axes of an array that has another
     allocated: tuple[tuple[tuple[int, ...], Any, tuple[int, ...] | None], ...]
-    workspaces: int  # how many of them are
+    room: tuple[int, ...]  # the shape of its workspace, in bytes
+    parts: tuple[int, ...]  # where its arrays begin in it
     windows: tuple[tuple[int, int, int, int, int], ...]
     holds: Any
     shortcut: Any = None  # the last that was made to it (row_ops.Shortcut)
@@ -161,13 +164,15 @@ def bound_call(device: int, arrays: Arrays, launches: Sequence[Launch]) -> Bound
                     low, high = -ANYWHERE, ANYWHERE
                 windows.append((at, other, low, high, apart))
     kernels = tuple(kernel_launch(*each, sources) for each in launches)
-    allocated = (*arrays.made.values(), *arrays.workspace.values())
+    sizes = (-(-each.nbytes // PART) * PART for each in arrays.workspace.values())
+    *parts, room = itertools.accumulate(sizes, initial=0)
     return BoundCall(
         kernels=kernels,
         launches=tuple((each.words, each.launches, each.argument_words) for each in kernels),
         device=device,
-        allocated=tuple(allocation(each) for each in allocated),
-        workspaces=len(arrays.workspace),
+        allocated=tuple(allocation(each) for each in arrays.made.values()),
+        room=(room,),
+        parts=tuple(parts),
         windows=tuple(windows),
         holds=arrays.holds,
     )
@@ -253,17 +258,17 @@ class Calls:
             devices.cupy().cuda.runtime.memGetInfo()  # any call of the runtime does it, and CuPy makes this one
             self._ready.add(device)
 
-    def again(  # noqa: C901, PLR0911, PLR0912  one function, since each that is called takes as long as two arrays
+    def again(  # noqa: C901, PLR0911, PLR0912, PLR0915  one function, as each that is called takes as long as two arrays
         self, arrays: Sequence[Any], options: tuple[Any, ...], scalars: Sequence[Any] = ()
-    ) -> tuple[Signature | None, list[Any] | None]:
-        """Launch a call if one with its signature is bound. Return the signature, and the results that the call made.
+    ) -> tuple[Any, list[Any] | None]:
+        """Launch a call if one with its signature is bound. Return the bound call, and the results that it made.
+
+        If nothing was launched, return the signature and None; the caller then checks the call and binds it.
 
         The signature holds all that checks, lowering and planning look at: the options; shape, layout, dtype and low
         address bits of each array; the device. Where outputs lie otherwise to the inputs than in the call that is bound
         under these, it also says which arrays have the same address. It is None for a call that cannot be bound: arrays
         that are no plain CuPy arrays or are not on the current device, and options that do not hash.
-
-        The results are None if nothing was launched; the caller then checks the call and binds it.
 
         arrays: in the order of Arrays.given; x comes first.
         options: these begin with the name of the op. They hold types where equal values differ in meaning: 1 and 1.0
@@ -314,6 +319,12 @@ class Calls:
                 return key, None
             made.append(each if axes is None else each.transpose(axes))
             sources.append(pointer)
+        if call.parts:
+            room = kind(call.room, "B")
+            pointer = room.data.ptr
+            if pointer & ALIGNMENT:
+                return key, None
+            sources += [pointer + part for part in call.parts]
         if scalars:
             sources += scalars
         stream = self.stream(call.device).ptr
@@ -331,7 +342,7 @@ class Calls:
                 if devices.refuses_plan(error) and launches is call.launches[0][1]:
                     return key, None
                 raise error
-        return key, made[: -call.workspaces] if call.workspaces else made
+        return call, made
 
     def add(self, signature: Signature | None, call: BoundCall, made: Mapping[str, Any]) -> bool:
         """Keep a call that was launched, if that can be; say whether. made: what it has allocated."""

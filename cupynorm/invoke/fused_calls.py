@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cupynorm._options import boolean, eps_of
+from cupynorm._options import boolean, eps_of, eps_within
 from cupynorm.call import asking
 from cupynorm.call.arguments import Call, check, is_number, view
 from cupynorm.call.extras import CheckedExtras, Extras, quantize_of
@@ -82,6 +82,7 @@ def run_checked(given: Given, names: Sequence[str], extras: Extras, signature: A
             operands=(*{**others, **found}.values(),),
         )
         return row_ops.run(*again[:-1])
+    exact = eps_within(call.compute, exact)
     extras = extras.with_bias(call.columns.get("bias"))
     fused = extras.checked(call)
     stats = {name: call.empty_statistic() for name in op.stats} if return_stats else {}

@@ -20,11 +20,11 @@ from cupynorm.lower.backward import (
 )
 from cupynorm.lower.fused import Around, RowSums, fused_spec
 from cupynorm.lower.fusion_gradients import Fused, composed
-from cupynorm.lower.sums import Result, Sums, broadcast_sums, row_groups, sums_of_groups
+from cupynorm.lower.sums import Result, Sums, broadcast_sums, nowhere, row_groups, sums_of_groups
 from cupynorm.lower.tracing import Expression
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from cupynorm.invoke.fusion_calls import Operand
     from cupynorm.lower.row import RowOp
@@ -218,10 +218,17 @@ class _Made:
         found = _InPass(
             over_rows(self._functions_behind()), over_rows(name for name in loaded if name in targets)
         )
-        count, plan = len(found.names), self.call.plan
-        if count and self.steps.has_room_for(count, self._row_kernel(found), plan, clusters=clusters):
+        if not found.names:
             return found
-        return _InPass([], [])
+        cols, groups, _ = self._groups()
+        sums = [nowhere(groups, cols, self.call.compute)] * len(found.names)
+        problem = self._row_kernel(found, sums).problem
+        return found if self.steps.fits(problem, self.call.plan, clusters=clusters) else _InPass([], [])
+
+    def _groups(self) -> tuple[int, int, int]:
+        """Return the columns, the groups of rows whose sums are taken in the pass, and the rows of each."""
+        cols = math.prod(self._shape[len(self._shape) - self._axes :])
+        return cols, *row_groups(math.prod(self._shape) // cols, cols, self.call.compute)
 
     def add_behind(self, in_pass: _InPass) -> None:
         """Add the gradients of what stands behind the op but for those, each in a pass of its own."""
@@ -261,11 +268,9 @@ class _Made:
         names, targets = in_pass.names, self.call.named_targets
         if names:
             shape = self._shape[len(self._shape) - self._axes :]
-            cols = math.prod(shape)
-            groups, rows_of_group = row_groups(math.prod(self._shape) // cols, cols, self.call.compute)
-            partial = tuple(self.steps.room(f"partial sums of {name}", (groups, cols)) for name in names)
-            sums = RowSums(partial, rows_of_group, len(in_pass.behind), len(in_pass.before))
-            self.steps.specs.append(self._row_kernel(in_pass, sums))
+            cols, groups, _ = self._groups()
+            partial = [self.steps.room(f"partial sums of {name}", (groups, cols)) for name in names]
+            self.steps.specs.append(self._row_kernel(in_pass, partial))
             parameters = (Parameter(targets[name].array, name, targets[name].adds) for name in names)
             results = [self.steps.result(each, shape) for each in parameters]
             self.steps.specs.append(sums_of_groups(partial, [each for each in results if each is not None]))
@@ -306,9 +311,11 @@ class _Made:
         store, operands = composed(before, {"d": 0.0, **known}, "d")
         return _Before(tuple(outs), store, operands, later)
 
-    def _row_kernel(self, in_pass: _InPass, sums: RowSums | None = None) -> KernelSpec:
-        """Lower the backward op, whose functions also give what is summed in its pass; sums: where that goes."""
+    def _row_kernel(self, in_pass: _InPass, partial: Sequence[View] = ()) -> KernelSpec:
+        """Lower the backward op, whose functions also give what is summed in its pass; partial: where that goes."""
         call, behind = self.call, self._functions_behind()
+        of_each = len(in_pass.behind), len(in_pass.before)
+        sums = RowSums((*partial,), self._groups()[2], *of_each) if partial else None
         fields, operands = composed(
             lambda v: (*self._fused.fields(v), *(behind[name](v) for name in in_pass.behind)),
             self._known,

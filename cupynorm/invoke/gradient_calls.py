@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cupynorm._dtypes import compute_dtype
-from cupynorm._values import replace
 from cupynorm.call import asking
 from cupynorm.call.arguments import allocate, view
 from cupynorm.call.missing import OMIT
@@ -43,6 +42,7 @@ from cupynorm.lower.sums import (
     Result,
     Sums,
     broadcast_sums,
+    nowhere,
     partial_shape,
     row_groups,
     sum_specs,
@@ -177,10 +177,6 @@ class Steps:
         partial = [] if shape is None else [self.room("partial sums", shape) for _ in asked]
         self.specs += sum_specs(what, self._compute, partial)
 
-    def has_room_for(self, sums: int, spec: KernelSpec, plan: str | Plan | None, *, clusters: bool) -> bool:
-        """Say whether a row and so many sums over rows have a place in registers, and in a plan that is forced."""
-        return self.fits(replace(spec.problem, column_sums=sums, row_groups=1), plan, clusters=clusters)
-
     def fits(self, problem: Problem, plan: str | Plan | None, *, clusters: bool = True) -> bool:
         """Say whether a kernel has a plan, or the one that is forced. clusters: whether the device runs them."""
         if self._device >= 0:
@@ -250,12 +246,26 @@ def _add_in_any_layout(steps: Steps, call: ActivationGradientCall, dy: View, x: 
         return None if array is None else stretched(_short(view(array, name), call.axes), x.shape, call.axes)
 
     bias, dbias = of(call.bias, "bias"), of(call.dbias, "dbias")
-    what, columns = activation_sums_in_any_layout(dy, x, bias, dx, dbias, call.activation, call.gate)
-    if columns is not None:
-        place = steps.sums_to(columns, "dbias", adds=call.adds)
+    found = activation_sums_in_any_layout(dy, x, bias, dx, dbias, call.activation, call.gate)
+    total: View | None = None
+    for what, columns in found:
+        if columns is None:
+            steps.add(what)
+            continue
+        to, adds = columns, call.adds
+        if len(found) > 1:  # added up in the type of arithmetic, and rounded once
+            adds = total is not None
+            if total is None:
+                total = steps.room("both parts of dbias", columns.shape[:-1])
+            to = View(total.pointer, columns.shape, (*total.strides, 0), total.dtype)
+        place = steps.sums_to(to, "dbias", adds=adds)
         firsts = (0,) if call.gate is None else (0, what.cols) if call.gate == "first" else (what.cols, 0)
-        what = what._replace(results=tuple(place._replace(first=first) for first in firsts))
-    steps.add(what)
+        steps.add(what._replace(results=tuple(place._replace(first=first) for first in firsts)))
+    if total is not None and columns is not None:
+        shape = (1, *total.shape)
+        once = View(total.pointer, shape, (0, *total.strides), total.dtype)
+        result = Result(View(columns.pointer, shape[1:], columns.strides[:-1], columns.dtype), call.adds)
+        steps.add(Sums(IDENTITY, (once,), shape, len(shape) - 1, (result,)))
 
 
 def _short(array: View, axes: int) -> View:
@@ -292,12 +302,8 @@ def norm_steps(call: GradientCall, forward: RowOp, *, clusters: bool = True) -> 
         places = ParameterSums(rows_of_group, *map(partial.get, sums))
         return norm_gradient(op, normed, dx, axes, call.compute, added, places)
 
-    nowhere = View(0, (groups, cols), (cols * call.compute.itemsize, call.compute.itemsize), call.compute)
-    if (
-        gradient is not None
-        and wanted
-        and steps.fits(summed(dict.fromkeys(wanted, nowhere)).problem, call.plan, clusters=clusters)
-    ):
+    asked = dict.fromkeys(wanted, nowhere(groups, cols, call.compute))
+    if gradient and wanted and steps.fits(summed(asked).problem, call.plan, clusters=clusters):
         if clusters:
             steps.otherwise = functools.partial(norm_steps, call, forward, clusters=False)
         partial = {name: steps.room(f"partial sums of {name}", (groups, cols)) for name in wanted}
@@ -529,14 +535,11 @@ def run(
     options: all else that the call depends on. scalars: seed and offset of a dropout, if there is one.
     plan: of its row kernel, which `check` looks at, too.
     """
-    calls = bound_calls.thread.calls
-    signature, made = calls.again((*given.values(),), (function, plan, *options), scalars)
+    arrays = (*given.values(),)
+    found, made = bound_calls.thread.calls.again(arrays, (function, plan, *options), scalars)
     if made is not None:
-        arrays = (*given.values(), *made)
-        bound = calls.bound.get(signature)  # type: ignore[arg-type]  # what was made has a signature
-        # a signal handler may have dropped it meanwhile
-        order = bound.holds if bound is not None else _order(implementation.parts(check()), given)
-        return _several([None if at is None else arrays[at] for at in order])
+        arrays += (*made,)
+        return _several([None if at is None else arrays[at] for at in found.holds])
     call = check()
     parts = implementation.parts(call)
     if call.on_device:
@@ -546,8 +549,9 @@ def run(
             for name, each in given.items()
         }
         new, names = _new(parts, passed), ("seed", "offset") if scalars else ()
-        arrays = Arrays(passed, (*parts.written,), new, scalars=names, holds=_order(parts, passed))
-        implementation.steps(call).launch(signature, arrays, plan)
+        order = _order(parts, passed)
+        bound = Arrays(passed, (*parts.written,), new, scalars=names, holds=order)
+        implementation.steps(call).launch(found, bound, plan)
     else:
         asking.answer(lambda: implementation.steps(call).told)
         implementation.on_host(call)

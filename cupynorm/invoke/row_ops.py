@@ -11,7 +11,7 @@ from array import array
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cupynorm._dtypes import is_integer
-from cupynorm._options import boolean, eps_of
+from cupynorm._options import boolean, eps_of, eps_within
 from cupynorm._values import NamedTuple, dataclass
 from cupynorm.call import asking
 from cupynorm.call.arguments import Call, check, is_number, view
@@ -381,12 +381,10 @@ def _run_by_signature(given: Given) -> Any:
         plan,
         options_key,
     )
-    signature, made = calls.again((x, gamma, beta, out, *operands), options, scalars)
+    found, made = calls.again((x, gamma, beta, out, *operands), options, scalars)
     if made is None:
-        return (run_with_checks or _run_checked)(given, signature)
-    bound = calls.bound.get(signature)  # type: ignore[arg-type]  # what was made has a signature
-    if bound is not None:  # unless a signal handler dropped it meanwhile
-        given.keep_shortcut(bound)
+        return (run_with_checks or _run_checked)(given, found)
+    given.keep_shortcut(found)
     results = (*made,) if out is None else (out, *made)
     return results if len(results) > 1 else results[0]
 
@@ -398,6 +396,7 @@ def _run_checked(given: Given, signature: Any) -> Any:
     return_stats = boolean("return_stats", return_stats)
     columns = {"gamma": gamma, "beta": beta} if op.columns else None
     call = check(x, axis=axis, out=out, dtype=dtype, plan=plan, columns=columns)
+    exact = eps_within(call.compute, exact)
     checked_gamma, checked_beta = call.columns.get("gamma"), call.columns.get("beta")
     if call.on_device and (is_number(gamma) or is_number(beta)):
         return run(op, x, checked_gamma, checked_beta, axis, eps, call.out, dtype, return_stats, plan)

@@ -43,10 +43,12 @@ from cupynorm.lower.mirrors import (
     value,
     vector_width,
 )
-from cupynorm.lower.row import ROW_KERNEL, SUMMED_KERNEL, RowOp, types_of
+from cupynorm.lower.row import LEAST_NORMAL, ROW_KERNEL, SUMMED_KERNEL, RowOp, types_of
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.lower.sums import interleaved
 from cupynorm.lower.tracing import DeviceFunction, Expression, traced
+from cupynorm.plan.config import DOUBLE_BYTES
+from cupynorm.plan.lowering import numbers
 from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler, devices
 
@@ -98,6 +100,7 @@ class RowSums(NamedTuple):
     of_store: int
 
 
+NUMBERS = numbers().fused
 Operand = View | float | Dropout | Label
 IDENTITY = Expression(1, (), (0,))
 
@@ -187,9 +190,6 @@ def _scaling(*, scale: bool, bias: bool) -> Function:
         return x + others[scale] if bias else x
 
     return traced(of, 1 + scale + bias)
-
-
-LEAST_NORMAL = 2.0**-126  # of float32; what is less becomes 0
 
 
 @functools.cache
@@ -330,6 +330,7 @@ def fused_spec(
         sums_of_bytes=op.sums_of_bytes,
         row_numbers=op.row_numbers,
         waits_as_loaded=_waits_as_loaded(what, axes),
+        in_steps=apart and not op.rounds and _in_steps(x, what, axes),
         extra_registers=problem.extra_registers + op.registers + sum(map(_registers_of, functions)),
         staged_operand_bytes=_staged_bytes(what, axes, vectors, order),
     )
@@ -393,11 +394,20 @@ def _loaded(x: View, what: Around) -> Around:
 def _waits_as_loaded(what: Around, axes: int) -> bool:
     """Say whether what the op is given takes few steps, of x and numbers of its row: kWaitsAsLoaded in io/fused.cuh."""
     function = what.load or IDENTITY
-    per_row = all(
-        is_per_row(each, axes) if isinstance(each, View) else not isinstance(each, (Dropout, Label))
-        for each in what.load_operands
-    )
+    per_row = all(_is_of_row(each, axes) for each in what.load_operands)
     return isinstance(function, Expression) and function.has_few_steps and per_row
+
+
+def _is_of_row(given: Operand, axes: int) -> bool:
+    return is_per_row(given, axes) if isinstance(given, View) else not isinstance(given, (Dropout, Label))
+
+
+def _in_steps(x: View, what: Around, axes: int) -> bool:
+    """Say whether elements that lie apart are computed from x and numbers of their row, and all are kept: kInSteps."""
+    alone = what.mask is None and what.counted is None and what.labelled is None and what.loaded is None
+    alone = alone and len(what.outs) > 0 and not what.scales and what.sums is None
+    even = all(len(each.split(axes)[1].collapsed()[0]) == 1 for each in (x, *what.outs))
+    return alone and even and all(_is_of_row(each, axes) for each in what.operands)
 
 
 def _problem(
@@ -413,6 +423,8 @@ def _problem(
     where = () if what.mask is None or what.mask.where is None else (what.mask.views()["where"],)
     load_operands = _bytes_of((*what.load_operands, *where), axes)
     is_interval = what.mask is not None and what.mask.is_structural
+    doubles = compute.itemsize == DOUBLE_BYTES
+    of_interval = NUMBERS.interval_of_doubles if doubles else NUMBERS.interval
     return Problem(
         math.prod(x.shape[: len(x.shape) - axes]),
         cols,
@@ -427,13 +439,13 @@ def _problem(
         output_bytes=max((each.dtype.itemsize for each in what.outs), default=0),
         outputs=len(what.outs) + (what.loaded is not None) + bool(what.scales) + bool(what.room),
         direct_load=what.is_direct,
-        extra_registers=OF_DROPOUT * drops
-        + OF_LABEL * labels
-        + OF_IGNORED * (what.labelled is not None and what.counted is not None)
-        + OF_SCALES * bool(what.scales)
-        + OF_RESULT * max(0, len(what.outs) - 1)
-        + OF_LOADED * (what.loaded is not None)
-        + OF_INTERVAL[compute.itemsize] * (is_interval and (bool(load_operands) or compute.itemsize == 8)),  # noqa: PLR2004
+        extra_registers=NUMBERS.dropout * drops
+        + NUMBERS.label * labels
+        + NUMBERS.ignored * (what.labelled is not None and what.counted is not None)
+        + NUMBERS.scales * bool(what.scales)
+        + NUMBERS.result * max(0, len(what.outs) - 1)
+        + NUMBERS.loaded * (what.loaded is not None)
+        + of_interval * (is_interval and (bool(load_operands) or doubles)),
         interval_mask=is_interval,
         column_sums=0 if what.sums is None else len(what.sums.partial),
         band_cols=what.mask.band_cols if what.mask is not None and what.mask.has_band else 0,
@@ -467,11 +479,6 @@ def _staged_bytes(what: Around, axes: int, vectors: Vectors, order: Sequence[int
     return sum(prefetched_bytes(each, axes, vectors) for each in staged)
 
 
-# Bytes that are read and written between two uses of an operand's row. Beyond that, L2 is taken to have lost the row,
-# and rows that share it follow one another; below, C order is faster (docs/notes/047, "Fused calls").
-FORGOTTEN_BYTES = 40 << 20
-
-
 def _order(x: View, axes: int, what: Around) -> tuple[int, ...]:
     """Return in which order to go through x's leading axes: rows that share one of an operand follow one another.
 
@@ -496,31 +503,16 @@ def _order(x: View, axes: int, what: Around) -> tuple[int, ...]:
         inner = [axis for axis in range(shared[0], leading) if axis not in shared]
         count = math.prod(x.shape[axis] for axis in inner) * math.prod(x.shape[leading:])
         between = count * sum(one.dtype.itemsize for one in (x, each, *what.outs))
-        if between > FORGOTTEN_BYTES and count * each.dtype.itemsize > most:
+        if between > NUMBERS.forgotten_bytes and count * each.dtype.itemsize > most:
             most = count * each.dtype.itemsize
             order = (*(axis for axis in range(leading) if axis not in shared), *shared)
     return order
 
 
-# Registers taken by a dropout's random words while they are made, by a label and the sums of its loss, by a label alone
-# that a mask may ignore, by the search for a row's largest result, by each further result, by a sum that is stored as
-# well, and, by bytes of the compute type, by an interval mask.
-OF_DROPOUT = 8
-OF_LABEL = 16
-OF_IGNORED = 24
-OF_SCALES = 8
-OF_RESULT = 16
-OF_LOADED = 8
-OF_INTERVAL = {4: 16, 8: 56}
-
-
 def _registers_of(function: Function) -> int:
     """Guess how many registers the arithmetic on one vector takes."""
-    steps = len(function.steps) if isinstance(function, Expression) else 2 * MOST_OF_FUNCTION
-    return min(MOST_OF_FUNCTION, 2 * function.inputs + steps)
-
-
-MOST_OF_FUNCTION = 32
+    steps = len(function.steps) if isinstance(function, Expression) else 2 * NUMBERS.function
+    return min(NUMBERS.function, 2 * function.inputs + steps)
 
 
 def _bytes_of(operands: Sequence[Operand], axes: int) -> tuple[int, ...]:

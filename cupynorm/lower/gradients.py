@@ -28,11 +28,13 @@ from cupynorm.lower.fused import Around, Counted, Label, Labelled, Operand, RowS
 from cupynorm.lower.layouts import (
     Halves,
     Moved,
+    Span,
     adjacent,
     elements_of_access,
     in_memory_order,
     in_pieces,
-    piece_of,
+    moved,
+    spans_of,
 )
 from cupynorm.lower.mirrors import ACCESS_BYTES
 from cupynorm.lower.row import RowOp
@@ -367,7 +369,8 @@ def _of_activation(activation: str, *, gate: bool, bias: bool) -> Expression:
         a, b = x, others[0]
         if bias:
             a, b = a + others[1], b + others[2]
-        return dy * b * _slope(activation, a), dy * apply(activation, a)
+        # in this order the product overflows only where dx does
+        return dy * _slope(activation, a) * b, dy * apply(activation, a)
 
     return traced(of, (2 + gate) + bias * (1 + gate))
 
@@ -400,47 +403,69 @@ def activation_sums(
 
 def activation_sums_in_any_layout(
     dy: View, x: View, bias: View | None, dx: View, dbias: View | None, activation: str, gate: str | None
-) -> tuple[Sums, View | None]:
+) -> list[tuple[Sums, View | None]]:
     """Return the same of arrays whose axes come in memory in another order, or with other steps; without results.
 
-    bias, dbias: stretched to x's shape. Also returns dbias stretched to the columns, of a gate with both halves as a
-    first axis.
+    bias, dbias: stretched to x's shape. There may be two sums, each of a part of the rows. With each comes dbias
+    stretched to its columns, of a gate with both halves as a first axis.
     """
     halves = Halves(gate, dy.shape[-1])
     arrays = [x, dx, *(each for each in (bias, dbias) if each is not None)]
     steps = [halves.step(each) for each in arrays]
     views = in_memory_order([dy, *map(halves.cut, arrays)], 3)
+    cut = dbias is not None and not views[-1].strides[-1]
+    extent = views[0].shape[-1]
+    spans = spans_of(extent) if cut else [Span(0, extent, 0)]
+    what = _Activation(activation, halves, steps, has_bias=bias is not None, has_dbias=dbias is not None)
+    return [_activation_sums_of_span(what, views, span) for span in spans]
+
+
+class _Activation(NamedTuple):
+    """The gradient of an activation or a gate in any layout. steps: of each array, to the second half."""
+
+    activation: str
+    halves: Halves
+    steps: list[int]
+    has_bias: bool
+    has_dbias: bool
+
+
+def _activation_sums_of_span(what: _Activation, views: list[View], span: Span) -> tuple[Sums, View | None]:
+    """Return the sums of a span of the last axis. views: dy, x, dx, then bias and dbias where they are there."""
+    firsts = [span.first * each.strides[-1] // each.dtype.itemsize for each in views]
+    views = [each._replace(shape=(*each.shape[:-1], span.cols)) for each in views]
     own: list[int] = []
-    if dbias is not None:  # rows are what it was broadcast along
-        to = views[-1]
-        own = [at for at, step in enumerate(to.strides[:-1]) if step]
-        if not to.strides[-1]:
-            piece = piece_of(to.shape[-1])
-            views = [in_pieces(each, piece) for each in views]
+    if what.has_dbias:  # rows are what it was broadcast along
+        own = [at for at, step in enumerate(views[-1].strides[:-1]) if step]
+        if span.piece:
+            views = [in_pieces(each, span.piece) for each in views]
         rest = (at for at in range(len(views[0].shape) - 1) if at not in own)
         order = (*rest, *own)
         views = [each.reordered(order) for each in views]
     axes = len(own) + 1
-    parts = [halves.parts(each, step) for each, step in zip(views[1:], steps, strict=True)]
+    dy = moved(views[0], firsts[0])
+    parts = [
+        what.halves.parts(each, step, first)
+        for each, step, first in zip(views[1:], what.steps, firsts[1:], strict=True)
+    ]
     pieces = 0
     if own or not adjacent(views[:3]):
-        moved = [
-            each if isinstance(each, Moved) else Moved(each, 0) for each in (views[0], *parts[0], *parts[1])
-        ]
-        most = min(ACCESS_BYTES // each.array.dtype.itemsize for each in moved)
-        pieces = math.gcd(*(elements_of_access(each.array, each.first, most) for each in moved))
-    function = _of_activation(activation, gate=gate is not None, bias=bias is not None)
-    operands = (views[0], *parts[0], *([] if bias is None else parts[2]))
+        along = [each if isinstance(each, Moved) else Moved(each, 0) for each in (dy, *parts[0], *parts[1])]
+        most = min(ACCESS_BYTES // each.array.dtype.itemsize for each in along)
+        pieces = math.gcd(*(elements_of_access(each.array, each.first, most) for each in along))
+    gate = what.halves.gate is not None
+    function = _of_activation(what.activation, gate=gate, bias=what.has_bias)
+    operands = (dy, *parts[0], *(parts[2] if what.has_bias else []))
     results = (None,) * len(parts[1])
     sums = Sums(function, operands, views[0].shape, axes, results, tuple(parts[1]), pieces)
-    if dbias is None:
+    if not what.has_dbias:
         return sums, None
     columns = views[-1].split(axes)[1]
-    if gate is not None:
+    if gate:
         columns = View(
             columns.pointer,
             (2, *columns.shape),
-            (steps[-1] * columns.dtype.itemsize, *columns.strides),
+            (what.steps[-1] * columns.dtype.itemsize, *columns.strides),
             columns.dtype,
         )
     return sums, columns

@@ -27,6 +27,11 @@ class Moved(NamedTuple):
         return self.array._replace(pointer=self.array.pointer + self.first * self.array.dtype.itemsize)
 
 
+def moved(view: View, first: int) -> View | Moved:
+    """Return an array from element `first` on."""
+    return Moved(view, first) if first else view
+
+
 class Halves(NamedTuple):
     """The two halves of arrays along their last axis, the gate's first; or the arrays themselves.
 
@@ -46,11 +51,15 @@ class Halves(NamedTuple):
         """Return how many elements behind the first half the second one begins."""
         return self.cols * array.strides[-1] // array.dtype.itemsize
 
-    def parts(self, half: View, step: int) -> list[View | Moved]:
-        """Return both halves, the gate first. half: the first one, its axes in any order. step: as step() gives it."""
+    def parts(self, half: View, step: int, first: int = 0) -> list[View | Moved]:
+        """Return both halves from element `first` on, the gate first.
+
+        half: the first one, its axes in any order. step: as step() gives it.
+        """
+        begin = moved(half, first)
         if self.gate is None:
-            return [half]
-        both: list[View | Moved] = [half, Moved(half, step)]
+            return [begin]
+        both: list[View | Moved] = [begin, Moved(half, step + first)]
         return both if self.gate == "first" else both[::-1]
 
 
@@ -93,12 +102,23 @@ def adjacent(views: Sequence[View]) -> bool:
     return all(each.strides[-1] == each.dtype.itemsize for each in views)
 
 
-def piece_of(cols: int) -> int:
-    """Return the length of the pieces that an axis is cut into: a divisor of its length, or all of it."""
+class Span(NamedTuple):
+    """Elements `first` to `first + cols - 1` of an axis, which are cut into pieces of one length."""
+
+    first: int
+    cols: int
+    piece: int
+
+
+def spans_of(cols: int) -> list[Span]:
+    """Return an axis as spans whose pieces divide them: one, or a second one for what the longest pieces leave."""
     unit = math.gcd(cols, VECTOR)
     lengths = range(min(cols, MOST_IN_PIECE) // unit * unit, 0, -unit)
     length = next(each for each in lengths if cols % each == 0)
-    return length if length >= LEAST_IN_PIECE else cols
+    if length >= LEAST_IN_PIECE or cols <= MOST_IN_PIECE:
+        return [Span(0, cols, length if length >= LEAST_IN_PIECE else cols)]
+    rest = cols % MOST_IN_PIECE
+    return [Span(0, cols - rest, MOST_IN_PIECE), Span(cols - rest, rest, rest)]
 
 
 def in_pieces(view: View, piece: int) -> View:

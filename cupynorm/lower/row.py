@@ -21,7 +21,7 @@ from cupynorm.lower.mirrors import (
     vector_width,
 )
 from cupynorm.lower.spec import KernelSpec
-from cupynorm.plan.config import MOST_ROW_NUMBERS
+from cupynorm.plan.config import DOUBLE_BYTES, MOST_ROW_NUMBERS
 from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from cupynorm.call.view import View
 
 ROW_KERNEL = "cupynorm::{plan.kernel}<{types}, cupynorm::{plan.shape}<{numbers}>>"
+LEAST_NORMAL = 2.0**-126  # of float32; what is less becomes 0 on a device
 SUMMED_KERNEL = "cupynorm::row_summed<{types}, cupynorm::{plan.shape}<{numbers}>>"  # of plans in registers
 
 
@@ -75,7 +76,11 @@ class RowOp:
         values: list[Any] = list(stats) or [0] * len(self.stats)
         names = ("eps",) * self.has_eps + self.numbers
         fields += [(name, compute) for name in names]
-        values += (eps if isinstance(eps, tuple) else (eps,))[: len(names)]
+        numbers = eps if isinstance(eps, tuple) else (eps,)
+        values += (
+            max(each, LEAST_NORMAL) if name == "eps" and each and compute.itemsize < DOUBLE_BYTES else each
+            for name, each in zip(names, numbers, strict=False)
+        )
         type_name = f"cupynorm::{self.struct}<{', '.join((cpp(compute), *map(str, self.options)))}>"
         if not fields:
             return Struct(type_name, EMPTY, (0,))

@@ -29,6 +29,8 @@ from cupynorm.lower.mirrors import (
 )
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.lower.tracing import Expression
+from cupynorm.plan.config import LINE_BYTES
+from cupynorm.plan.lowering import numbers
 from cupynorm.runtime import compiler
 
 if TYPE_CHECKING:
@@ -41,39 +43,12 @@ KERNEL, UNALIGNED_KERNEL = (
     f"cupynorm::{name}<{{types}}, {{numbers}}>" for name in ("sum_columns", "sum_unaligned_columns")
 )
 THREADS = 256  # of a block
-# Blocks enough to fill any device several times, but so few that partial sums, which are written and read once more,
-# are a small part of what is read: 2112 were .01 to .03 slower (benchmarks/h200/2026-11-25-losses-again.json).
-BLOCKS = 4224
-LEAST_BATCHES = 2  # of a group: rounds of rows whose loads are in flight at once
-# Rows whose loads a thread issues before it waits for the first, times bytes of the compute type.
-BYTES_IN_FLIGHT = 16
 LANES = 32  # threads side by side along a row, at most
-# The same of rows that begin anywhere, whose vectors begin at lines of memory where so many rows begin alike, else at
-# multiples of their size. Tiles are wide, as what is aligned otherwise has parts of lines at their ends; of the whole
-# row's threads, LANES_IN_USE must have columns.
-UNALIGNED_LANES, LANES_IN_USE = 256, 0.94
-LINE_BYTES = 128
-LEAST_ROWS_AT_LINES, LEAST_ROWS_ALIKE = 64, 32
-LEAST_ROWS_SUMMED = 64  # of a group, for one row of partial sums
 MOST_ROWS_UNALIGNED = 1 << 30  # are counted in 32 bits
-# Groups of rows, by the most bytes of a row in the type of arithmetic, where sums are taken in the pass over rows
-# (kernels/row/summed.cuh).
-# Each adds one row of partial sums, and begins with a load that nothing overlaps; but short rows need many blocks at
-# once. 528 groups fill a device of 132 multiprocessors four times, 132 once, or twice in clusters of two; longer rows
-# need larger clusters, which reach 120 of them, and fewer in whole turns. Measured in
-# docs/notes/064-rows-of-sums-in-stages.md. No device has a say: sums would differ.
-GROUPS_OF_ROWS = ((1 << 10, 528), (1 << 16, 132))
-ROW_GROUPS, WIDE_ROW_GROUPS = 528, 120  # at most, and of longer rows
-LEAST_ROWS_OF_GROUP = 4
-LEAST_ELEMENTS_OF_GROUP = 4096
+NUMBERS = numbers().sums
 # Groups that lie interleaved, so that all rows of a group have one alignment: for odd numbers of columns, which may be
 # of 2 bytes each, and for others. Numbers of groups are multiples of it.
 INTERLEAVED = {True: 8, False: 4}
-# The same for partial sums. Their rows are few, so blocks take few columns: the fewer, the more rows there are, but a
-# sector of memory at least.
-LAST_LANES = 8
-LEAST_LAST_LANES = 2
-LAST_IN_FLIGHT = 8  # rows of a thread, at most; all of them if they are no more
 
 
 class Result(NamedTuple):
@@ -192,15 +167,29 @@ class SumProblem(NamedTuple):
 
 
 def tiles_of(
-    rows: int, cols: int, vector: int, width: int, compute: Dtype, most_lanes: int, blocks: int
+    rows: int,
+    cols: int,
+    vector: int,
+    width: int,
+    compute: Dtype,
+    most_lanes: int,
+    blocks: int,
+    *,
+    narrow: bool = False,
 ) -> SumTiles:
-    """Choose how blocks cover rows and columns; about `blocks` of them where there are rows enough."""
+    """Choose how blocks cover rows and columns; about `blocks` of them where there are rows enough.
+
+    narrow: for rows of one tile, of which several arrays are written.
+    """
     vectors = -(-cols // vector)
     lanes = min(most_lanes, 1 << (vectors - 1).bit_length())
     tiles = -(-vectors // lanes)
-    in_flight = BYTES_IN_FLIGHT // compute.itemsize
+    in_flight = max(
+        1, (NUMBERS.narrow_bytes_in_flight if narrow else NUMBERS.bytes_in_flight) // compute.itemsize
+    )
     batch = THREADS // lanes * in_flight
-    wanted = max(1, min(-(-blocks // tiles), rows // (batch * LEAST_BATCHES)))
+    batches = NUMBERS.narrow_min_batches if narrow else NUMBERS.min_batches
+    wanted = max(1, min(-(-blocks // tiles), rows // (batch * batches)))
     # whole batches, as rows that are left are loaded one by one
     rows_of_group = max(1, rows if wanted == 1 else -(-rows // (wanted * batch)) * batch)
     groups = max(1, -(-rows // rows_of_group))
@@ -210,7 +199,7 @@ def tiles_of(
 def first_tiles(what: Sums, compute: Dtype) -> SumTiles:
     """Return how blocks cover the elements."""
     if what.pieces:
-        tiles = tiles_of(what.rows, what.cols, what.pieces, what.pieces, compute, LANES, BLOCKS)
+        tiles = tiles_of(what.rows, what.cols, what.pieces, what.pieces, compute, LANES, NUMBERS.blocks)
         # the places of single elements take registers, and so do doubles: the compiler spills (sm_90)
         some = 1 if compute == np.float64 else 2 if what.pieces == 1 else tiles.rows_in_flight
         return tiles._replace(rows_in_flight=min(some, tiles.rows_in_flight))
@@ -224,9 +213,11 @@ def first_tiles(what: Sums, compute: Dtype) -> SumTiles:
         (Vectors(vector).access_of(_view(each), what.axes) for each in what.elements),
         default=1,
     )
-    tiles = tiles_of(what.rows, what.cols, vector, width, compute, LANES, BLOCKS)
+    both = _of_both_halves(what)
+    narrow = len(what.elements) > 1 and not both and what.cols <= LANES * vector
+    tiles = tiles_of(what.rows, what.cols, vector, width, compute, LANES, NUMBERS.blocks, narrow=narrow)
     # two accesses, or sums of both halves of a gate, take as many more registers
-    if any(_in_two(each, what, vector) for each in arrays) or _of_both_halves(what):
+    if both or any(_in_two(each, what, vector) for each in arrays):
         return tiles._replace(rows_in_flight=max(1, tiles.rows_in_flight // 2))
     return tiles
 
@@ -252,26 +243,30 @@ def _unaligned_tiles(what: Sums, compute: Dtype, vector: int) -> SumTiles | None
         return None
     line, like = LINE_BYTES // anchor.dtype.itemsize, Vectors(vector, like=anchor)
     apart = any(not like.access_of(each, what.axes) for each in arrays)
-    in_flight = max(1, BYTES_IN_FLIGHT // compute.itemsize // (1 + (apart or _of_both_halves(what))))
+    in_flight = max(1, NUMBERS.bytes_in_flight // compute.itemsize // (1 + (apart or _of_both_halves(what))))
+    # wide tiles where what is aligned otherwise has parts of lines at their ends
+    lanes = NUMBERS.apart_lanes if apart else LANES
     found = []
-    for unit, least in ((line, LEAST_ROWS_AT_LINES), (vector, LEAST_ROWS_ALIKE)):
+    for unit, least in ((line, NUMBERS.min_rows_at_lines), (vector, NUMBERS.min_rows_alike)):
         period = unit // math.gcd(unit, strides[0])
         if what.rows >= least * period:
-            found.append(_tiles_alike(what, vector, unit, period, in_flight))
+            found.append(_tiles_alike(what, vector, unit, period, in_flight, lanes))
     # at lines, unless more threads would be idle
     return min(found, key=lambda each: each.lanes * each.tiles, default=None)
 
 
-def _tiles_alike(what: Sums, vector: int, unit: int, period: int, in_flight: int) -> SumTiles:
+def _tiles_alike(
+    what: Sums, vector: int, unit: int, period: int, in_flight: int, most_lanes: int
+) -> SumTiles:
     """Choose how blocks cover rows of which every period-th begins alike."""
     vectors = -(-(what.cols + unit - 1) // vector)  # with what may be before the row's first column
-    lanes = min(UNALIGNED_LANES, 1 << (vectors - 1).bit_length())
-    while lanes > LANES and vectors < LANES_IN_USE * (-(-vectors // lanes) * lanes):
+    lanes = min(most_lanes, 1 << (vectors - 1).bit_length())
+    while lanes > LANES and vectors < NUMBERS.lanes_in_use * (-(-vectors // lanes) * lanes):
         lanes //= 2
     tiles, rows = -(-vectors // lanes), -(-what.rows // period)
     batch = THREADS // lanes * in_flight
-    least = max(batch * LEAST_BATCHES, LEAST_ROWS_SUMMED if any(what.results) else 1)
-    wanted = max(1, min(-(-BLOCKS // (tiles * period)), rows // least))
+    least = max(batch * NUMBERS.min_batches, NUMBERS.min_rows_summed if any(what.results) else 1)
+    wanted = max(1, min(-(-NUMBERS.blocks // (tiles * period)), rows // least))
     rows_of_group = -(-rows // (wanted * batch)) * batch
     groups = period * -(-rows // rows_of_group)
     return SumTiles(lanes, vector, vector, groups, rows_of_group, tiles, in_flight, period, unit)
@@ -312,14 +307,18 @@ def interleaved(cols: int) -> int:
 
 
 def row_groups(rows: int, cols: int, compute: Dtype) -> RowGroups:
-    """Return the groups of rows: those of GROUPS_OF_ROWS where there are rows enough. compute: of the arithmetic."""
-    apart = interleaved(cols)
-    least = max(LEAST_ROWS_OF_GROUP, LEAST_ELEMENTS_OF_GROUP // cols)
-    size = cols * compute.itemsize
-    of_size = next((groups for up_to, groups in GROUPS_OF_ROWS if size <= up_to), WIDE_ROW_GROUPS)
-    wanted = min(ROW_GROUPS, of_size) // apart * apart
+    """Return the groups of rows: those that were measured as the best where there are rows enough."""
+    apart, size = interleaved(cols), cols * compute.itemsize
+    least = max(NUMBERS.min_rows_of_group, NUMBERS.min_elements_of_group // cols)
+    of_size = next((groups for up_to, groups in NUMBERS.groups if size <= up_to), NUMBERS.wide_groups)
+    wanted = min(NUMBERS.max_groups, of_size) // apart * apart
     each = max(least, -(-rows // wanted))
     return RowGroups(-(-rows // (each * apart)) * apart, each)
+
+
+def nowhere(groups: int, cols: int, compute: Dtype) -> View:
+    """Return partial sums that have no place yet, to ask about a kernel that writes some."""
+    return View(0, (groups, cols), (cols * compute.itemsize, compute.itemsize), compute)
 
 
 def sums_of_groups(partial: Sequence[View], results: Sequence[Result]) -> KernelSpec:
@@ -327,9 +326,9 @@ def sums_of_groups(partial: Sequence[View], results: Sequence[Result]) -> Kernel
     count, (groups, cols), compute = len(partial), partial[0].shape, partial[0].dtype
     what = Sums(Expression(count, (), (*range(count),)), (*partial,), (groups, cols), 1, tuple(results))
     vector = min(ACCESS_BYTES // compute.itemsize, 1 << (cols.bit_length() - 1))
-    lanes = min(LAST_LANES, max(LEAST_LAST_LANES, 1 << (2 * THREADS // groups).bit_length()))
+    lanes = min(NUMBERS.last_lanes, max(NUMBERS.min_last_lanes, 1 << (2 * THREADS // groups).bit_length()))
     tiles = tiles_of(groups, cols, vector, 1, compute, lanes, 1)
-    in_flight = min(LAST_IN_FLIGHT, -(-groups // (THREADS // tiles.lanes)))
+    in_flight = min(NUMBERS.last_in_flight, -(-groups // (THREADS // tiles.lanes)))
     tiles = tiles._replace(rows_in_flight=in_flight)
     return _spec(what, compute, tiles, [_final(each) for each in results])
 

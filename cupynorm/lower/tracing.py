@@ -197,6 +197,8 @@ class Expression:
                 lines.append(f"const {kind} v{index} = {self._cpp(step)};")
         lines += [f"out[{at}] = v{index};" for at, index in enumerate(self.results)]
         facts = ["static constexpr bool kFewSteps = true;"] if self.has_few_steps else []
+        if not self.steps and (self.inputs, self.results) == (1, (0,)):
+            facts.append("static constexpr bool kIdentity = true;")
         return struct_of(name, self.inputs, self.outputs, lines, facts)
 
     def _cpp(self, step: Step) -> str:

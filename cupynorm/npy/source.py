@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm._dtypes import Dtype, dtype_name, dtype_of
+from cupynorm._dtypes import Dtype, dtype_name, dtype_of, input_dtype
 from cupynorm.npy.paths import STANDARD, FileError, naming
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ class Source:
 
     `-` is standard input, which may be a pipe: its blocks must be read in order, and a wrong size is noticed at the end
     only. `dtype` is what read() returns: big-endian elements are swapped, and raw two-byte elements become bfloat16
-    with `bfloat16`. Raises FileError.
+    with `bfloat16`. integers: whether it may hold what row ops convert as they read it. Raises FileError.
     """
 
-    def __init__(self, path: Path, *, bfloat16: bool = False) -> None:
+    def __init__(self, path: Path, *, bfloat16: bool = False, integers: bool = False) -> None:
         self.path = path
         self._is_pipe = path == STANDARD
         with naming(path):
@@ -46,7 +46,7 @@ class Source:
         try:
             self.shape, self._fortran, self._stored = self._header()
             self.is_raw = self._stored.str in RAW_TYPES
-            self.dtype = self._native_dtype(bfloat16=bfloat16)
+            self.dtype = self._native_dtype(bfloat16=bfloat16, integers=integers)
             self.bytes = math.prod(self.shape) * self._stored.itemsize
             if self._is_pipe:
                 self._check_bytes()
@@ -122,7 +122,7 @@ class Source:
             raise FileError(f"{self.path}: is damaged: its header says shape {shape}")
         return shape, fortran and len(shape) > 1, dtype
 
-    def _native_dtype(self, *, bfloat16: bool) -> Dtype:
+    def _native_dtype(self, *, bfloat16: bool, integers: bool) -> Dtype:
         if self._stored.hasobject:
             raise FileError(f"{self.path}: holds pickled Python objects, which are never loaded")
         if self.is_raw and bfloat16:
@@ -134,7 +134,10 @@ class Source:
             )
         native = self._stored.newbyteorder("=")
         try:
-            dtype_name(native)
+            if integers:
+                input_dtype(native, on_device=True)
+            else:
+                dtype_name(native)
         except TypeError as error:
             raise FileError(f"{self.path}: {error}") from None
         return native

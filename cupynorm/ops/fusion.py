@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm._dtypes import compute_dtype
-from cupynorm._options import boolean, eps_of
+from cupynorm._dtypes import Dtype, compute_dtype
+from cupynorm._options import boolean, eps_of, eps_within, within
 from cupynorm.call.arguments import (
     Call,
     check,
@@ -306,7 +306,7 @@ class Fusion:
             fusion_gradients.check_dx(call.out, found)
         targets, column_targets = fusion_gradients.targets_of(call, found, columns, add_to, arriving)
         at = len(self.load_operands)
-        return FusionGradientCall(
+        made = FusionGradientCall(
             op=self.op,
             load=load,
             store=store,
@@ -325,6 +325,8 @@ class Fusion:
             column_targets=column_targets,
             plan=own.get("plan"),
         )
+        _check_numbers(found, made.compute)
+        return dataclasses.replace(made, eps=eps_within(made.compute, exact))
 
     def _transposed(
         self, transposition: Transposition, x: Any, operands: Sequence[Any], arguments: Mapping[str, Any]
@@ -461,6 +463,7 @@ class Fusion:
         given_outs = [each for each, wanted in zip(written, outs, strict=True) if wanted is not None]
         _check_memory(given_outs, operands)
         compute = compute_dtype(first.x.dtype, *(each.dtype for each in written))
+        _check_numbers(operands, compute)
         wide = next((each for each in written if each.dtype == compute), first.out)
         shaped = first._replace(out=wide)
         stats = {name: shaped.empty_statistic() for name in self.op.stats} if return_stats else {}
@@ -474,7 +477,7 @@ class Fusion:
             x=first.x,
             axes=first.axes,
             columns=first.columns,
-            eps=exact,
+            eps=eps_within(compute, exact),
             load_operands=tuple(operands[:at]),
             store_operands=tuple(operands[at:]),
             outs=tuple(written[:-1] if self.keep_loaded else written),
@@ -626,6 +629,13 @@ def _operand(name: str, value: Any, call: Call) -> Operand:
             (between, within), "scalar"
         )
     return Operand(name, kind, value)
+
+
+def _check_numbers(operands: Sequence[Operand], compute: Dtype) -> None:
+    """ValueError for a number that the type of arithmetic does not hold."""
+    for each in operands:
+        if each.array is None:
+            within(compute, **{each.name: each.value})
 
 
 def _check_memory(outs: Sequence[Any], operands: Sequence[Operand]) -> None:

@@ -129,7 +129,7 @@ def logsumexp(
         "bias": bias,
     }
     arrays = {"x": x, "where": where, "lengths": lengths, "bias": bias, "b": b, "out": out}
-    others = (each for name, each in options.items() if name not in arrays)
+    others = [each for name, each in options.items() if name not in arrays]
     key = gradient_calls.option_keys(axis, keepdims, dtype, nan, return_sign, *others)
     return gradient_calls.run(
         "logsumexp",

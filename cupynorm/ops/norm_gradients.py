@@ -458,7 +458,7 @@ def add_layer_norm_backward(
         add_to=add_to,
         parameters=parameters,
         plan=plan,
-        adding=Adding(ds, bias, alpha, dropout, seed, offset, residual_out),
+        adding=(ds, bias, alpha, dropout, seed, offset, residual_out),
     )
 
 
@@ -538,7 +538,7 @@ def add_rms_norm_backward(
         add_to=add_to,
         parameters=parameters,
         plan=plan,
-        adding=Adding(ds, bias, alpha, dropout, seed, offset, residual_out),
+        adding=(ds, bias, alpha, dropout, seed, offset, residual_out),
     )
 
 
@@ -560,9 +560,9 @@ def _run(
     add_to: Any,
     parameters: bool,
     plan: str | Plan | None,
-    adding: Adding | None = None,
+    adding: tuple[Any, ...] | None = None,
 ) -> Any:
-    """Run one call. x: with its name in the call."""
+    """Run one call. x: with its name in the call. adding: the fields of Adding, which takes longer to make."""
     if axis != -1 and (transposition := transposition_of(axis, *reversed(x))) is not None:
         others = {
             "centred": centred,
@@ -574,22 +574,33 @@ def _run(
         }
         others |= {"eps": eps, "dtype": dtype, "add_to": add_to, "parameters": parameters, "plan": plan}
         return _transposed(transposition, function, dy, x, out, adding, **others)
-    given = {"dy": dy, "x": x[1], "gamma": gamma, "beta": beta, "mean": mean, "rstd": rstd, "out": out}
-    sums = ["dgamma", "dbeta"] if centred else ["dgamma"]
+    given = {
+        "dy": dy,
+        "x": x[1],
+        "gamma": gamma,
+        "beta": beta,
+        "mean": mean,
+        "rstd": rstd,
+        "out": out,
+        "dgamma": None,
+    }
+    if centred:
+        given["dbeta"] = None
     numbers: tuple[Any, ...] = ()
     scalars: tuple[int, ...] = ()
     if adding is not None:
-        sums.append("dbias")
-        given |= {"ds": adding.ds, "bias": adding.bias, "residual_out": adding.residual_out}
-        p, seed, offset = adding.dropout, adding.seed, adding.offset
+        ds, bias, alpha, p, seed, offset, residual_out = adding
+        given |= {"dbias": None, "ds": ds, "bias": bias, "residual_out": residual_out}
         scalars = gradient_calls.scalars_of(p, seed, offset)
-        numbers = (adding.alpha, p, *(() if scalars else (seed, offset)))
-    if len(sums) == 1:
-        given["dgamma"] = add_to
-    elif add_to is None or (type(add_to) in {tuple, list} and len(add_to) == len(sums)):
-        given |= zip(sums, (None,) * len(sums) if add_to is None else add_to, strict=True)
-    else:
-        given["dgamma"] = (add_to,)  # which no call is kept for
+        numbers = (alpha, p, *(() if scalars else (seed, offset)))
+    if add_to is not None:
+        sums = [name for name in ("dgamma", "dbeta", "dbias") if name in given]
+        if len(sums) == 1:
+            given["dgamma"] = add_to
+        elif type(add_to) in {tuple, list} and len(add_to) == len(sums):
+            given |= zip(sums, add_to, strict=True)
+        else:
+            given["dgamma"] = (add_to,)  # which no call is kept for
     return gradient_calls.run(
         function,
         given,
@@ -610,7 +621,7 @@ def _run(
             add_to=add_to,
             parameters=parameters,
             plan=plan,
-            adding=adding,
+            adding=None if adding is None else Adding(*adding),
         ),
         OF_LAYER_NORM if centred else OF_RMS_NORM,
         scalars,
@@ -624,19 +635,19 @@ def _transposed(
     dy: Any,
     x: tuple[str, Any],
     out: Any,
-    adding: Adding | None,
+    adding: tuple[Any, ...] | None,
     **others: Any,
 ) -> Any:
     """Run one call along any axes."""
     name, array = x
     whole = {"dy": dy, "x": array, "out": out}
     if adding is not None:
-        whole |= {"ds": adding.ds, "residual_out": adding.residual_out}
+        whole |= {"ds": adding[0], "residual_out": adding[-1]}
 
     def run(
         dy: Any, x: Any, out: Any, axis: tuple[int, ...], ds: Any = None, residual_out: Any = None
     ) -> Any:
-        added = None if adding is None else adding._replace(ds=ds, residual_out=residual_out)
+        added = None if adding is None else (ds, *adding[1:-1], residual_out)
         return _run(function, dy, (name, x), out=out, axis=axis, adding=added, **others)
 
     return transposition.call(run, whole, leading=1 if adding is None else 2)

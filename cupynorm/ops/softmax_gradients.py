@@ -210,7 +210,7 @@ def _run(
             transposition, function, dy, y, options, drop, return_dbias, out, dtype, add_to, plan
         )
     given = {"dy": dy, "y": y, **{name: options[name] for name in MASK_ARRAYS}, "out": out, "dbias": add_to}
-    others = (each for name, each in options.items() if name not in MASK_ARRAYS)
+    others = [each for name, each in options.items() if name not in MASK_ARRAYS]
     p, seed, offset = drop
     scalars = gradient_calls.scalars_of(p, seed, offset)
     key = (axis, return_dbias, dtype, p, *(() if scalars else (seed, offset)), *others)

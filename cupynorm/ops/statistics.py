@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from cupynorm._options import boolean, choice, eps_of, integer, plainly
+from cupynorm._options import boolean, choice, eps_of, eps_within, integer, plainly, within
 from cupynorm.call.arguments import view
 from cupynorm.call.axes import transposition_of
 from cupynorm.call.missing import OMIT, PROPAGATE
@@ -226,10 +226,9 @@ def standardize(
 
     def check() -> StatisticCall:
         rows = STANDARDIZE.stats if boolean("return_stats", return_stats) else ()
-        numbers = (eps_of(eps), number("ddof", ddof))
-        return check_elements_result(
-            x, missing, axis=axis, rows=rows, out=out, dtype=dtype, plan=plan, numbers=numbers
-        )
+        exact, freedom = eps_of(eps), number("ddof", ddof)
+        call = check_elements_result(x, missing, axis=axis, rows=rows, out=out, dtype=dtype, plan=plan)
+        return call._replace(numbers=(eps_within(call.compute, exact), freedom))
 
     options = (axis, ddof, eps, return_stats, dtype)
     return _run("standardize", x, missing, {"out": out}, options, check, STANDARDIZED, plan)
@@ -443,9 +442,7 @@ def rescale(
         call = check_elements_result(
             x, missing, axis=axis, rows=rows, out=out, dtype=dtype, plan=plan, numbers=numbers
         )
-        for name, each in zip(("low", "high"), numbers, strict=True):
-            if abs(each) > float(np.finfo(call.compute).max):
-                raise ValueError(f'{name} is {each}, beyond {call.compute}: give dtype="float64"')
+        within(call.compute, low=numbers[0], high=numbers[1])
         return call
 
     options = (low, high, axis, return_range, dtype)
@@ -690,12 +687,11 @@ def sigma_clip(
     missing = Missing(where, lengths, left_padded, None, PROPAGATE)
     below = sigma if sigma_lower is None else sigma_lower
     above = sigma if sigma_upper is None else sigma_upper
+    optional = {"sigma_lower": sigma_lower, "sigma_upper": sigma_upper}
 
     def check() -> StatisticCall:
-        limits = (
-            eps_of(below, "sigma" if sigma_lower is None else "sigma_lower"),
-            eps_of(above, "sigma" if sigma_upper is None else "sigma_upper"),
-        )
+        names = ("sigma" if each is None else name for name, each in optional.items())
+        limits = [(name, eps_of(each, name)) for name, each in zip(names, (below, above), strict=True)]
         rounds = integer("iterations", iterations, "give an integer of 1 or more")
         if rounds < 1:
             raise ValueError(f"iterations is {plainly(iterations)}: give an integer of 1 or more")
@@ -711,8 +707,10 @@ def sigma_clip(
             out=out,
             dtype=dtype,
             plan=plan,
-            numbers=(*limits, float(rounds), float(middle == "median")),
+            numbers=(*(each for _, each in limits), float(rounds), float(middle == "median")),
         )
+        for name, each in limits:
+            within(call.compute, **{name: each})
         return call._replace(nan=OMIT, plan=plan)
 
     options = (below, above, iterations, axis, centre, return_bounds, return_stats, dtype)

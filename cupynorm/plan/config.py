@@ -45,6 +45,7 @@ CONVERTED_ELEMENTS = (
 )
 MAX_NUMBERS_ACROSS = 64  # numbers that a thread of row_across has at a time: a bit for each
 MAX_PACKED_ACROSS = 128  # the same where they wait two in a register
+WHOLE_COLUMNS = 1024  # of a block, whose gamma and beta wait in shared memory: as in kernels/row/whole.cuh
 PARTS_ACROSS = (
     4  # elements of a row that are then computed at a time, where a thread has more than MAX_NUMBERS_ACROSS
 )
@@ -101,7 +102,8 @@ class Plan:
     ctas_per_row
         Blocks that share a row.
     stages
-        0, or how many rows (of a group) are on their way through shared memory.
+        0, or how many rows (of a group) are on their way through shared memory; 1 in row_across: as results are stored,
+        the next tile's elements are loaded into the registers that these leave.
     grid, block
         Blocks, and threads a block.
     row_shared_bytes, shared_bytes
@@ -172,13 +174,19 @@ class Plan:
         launch = (self.block, self.min_blocks)
         tile = (self.vector, self.vectors)
         others: dict[str, tuple[int | bool, ...]] = {
-            "row_across": (self.across, self.full, self.waits == IN_REGISTERS, self.ctas_per_row),
+            "row_across": (
+                *(self.across, self.full, self.waits == IN_REGISTERS, self.ctas_per_row),
+                *launch,
+                self.stages > 0,
+            ),
             "row_cached": (),
             "row_spread": (self.parameter_cache,),
             "row_together": (self.rows_per_group,),
             "row_reread": (self.unaligned,),
             "row_computed": (self.unaligned,),
         }
+        if self.kernel == "row_across":
+            return (*tile, *others[self.kernel])
         if self.kernel in others:
             return (*tile, *others[self.kernel], *launch)
         if self.kernel == "row_staged":

@@ -111,6 +111,7 @@ def _finished_in_registers(question: Question, forced: Plan) -> Plan | None:
     plan = in_registers(problem, forced)
     fits = (
         forced.block % forced.group == 0
+        and forced.alignment_period > 0  # of a group of several rows it must be known
         and plan.vectors == forced.vectors
         and (not forced.stages or forced.vector * problem.load_bytes == ACCESS_BYTES)
         and plan.shared_bytes <= question.limits.shared_bytes_per_block

@@ -454,7 +454,7 @@ class Apart(NamedTuple):
         Tilings that a search found to be better than `tilings`, where x waits as it was loaded and nothing beside it:
         bytes of an element of x, the fewest and the most columns that it is for, neighbouring rows of a thread, threads
         of a block, bytes of neighbouring rows side by side, blocks of a cluster at most, of which the fewest are taken
-        that hold a row, and blocks of a multiprocessor.
+        that hold a row, blocks of a multiprocessor, and 1 where blocks go on to other tiles (`stages` of a Plan).
     """
 
     max_vector: Mapping[int, int]
@@ -738,7 +738,8 @@ def rules_of(architecture: str) -> Rules:
 
 @functools.cache
 def _present() -> frozenset[str]:
-    return frozenset(each.removeprefix("sm_").removesuffix(".json") for each in os.listdir(DATA))  # noqa: PTH208
+    files = os.listdir(DATA)  # noqa: PTH208
+    return frozenset(each[len("sm_") : -len(".json")] for each in files if each.startswith("sm_"))
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from cupynorm._dtypes import compute_dtype, dtype_of
+from cupynorm._dtypes import compute_dtype, dtype_of, result_dtype
 from cupynorm.call.axes import axes_of
 from cupynorm.invoke import row_ops
 from cupynorm.npy.paths import STANDARD, FileError, check_standard_output, check_target
@@ -77,8 +77,9 @@ def run(
     """Apply `op` to the rows of `source` and write `target`; with `stats`, write the statistics to files beside it.
 
     Along other axes than the last, all of x is read at once. `-` as source or target is standard input or output, which
-    may be pipes. `bfloat16`: the files' raw two-byte elements are bfloat16. `progress` is called with the rows done and
-    all rows. A forced plan needs a device. `target` appears only when the run was successful.
+    may be pipes. x may hold integers, as the op's x may. `bfloat16`: the files' raw two-byte elements are bfloat16.
+    `progress` is called with the rows done and all rows. A forced plan needs a device. `target` appears only when the
+    run was successful.
 
     One function of over 60 lines, because what it opens stays open in one ExitStack until the targets are complete.
 
@@ -93,7 +94,9 @@ def run(
     paths = [target, *(target.with_name(f"{target.stem}.{name}.npy") for name in statistics)]
     with contextlib.ExitStack() as stack:  # until it ends sources are open, and targets not yet complete
         sources = {
-            name: stack.enter_context(contextlib.closing(Source(path, bfloat16=bfloat16)))
+            name: stack.enter_context(
+                contextlib.closing(Source(path, bfloat16=bfloat16, integers=name == "x"))
+            )
             for name, path in given.items()
         }
         for path in paths:
@@ -110,7 +113,7 @@ def run(
         rows, cols = math.prod(leading), math.prod(trailing)
         if not cols:
             raise FileError(f"{source}: has shape {x.shape}: its rows are empty")
-        y_dtype = dtype_of(dtype) if dtype else x.dtype
+        y_dtype = dtype_of(dtype) if dtype else result_dtype(x.dtype)
         where, note = choose_device("gpu" if plan and device == "auto" else device)
         axes = len(over)
         keywords: dict[str, Any] = {"dtype": y_dtype, "plan": plan}

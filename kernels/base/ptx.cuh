@@ -470,6 +470,18 @@ inline unsigned floats_to_halves(float low, float high) {
 #endif
 }
 
+// The larger number of each half of two words; of a number and nan the number.
+inline unsigned larger_halves(unsigned a, unsigned b) {
+#if __CUDA_ARCH__ >= 800
+  unsigned word;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+  return word;
+#else
+  auto half_of = [](unsigned word, int i) { return half_to_float(static_cast<unsigned short>(word >> 16 * i)); };
+  return floats_to_halves(fmaxf(half_of(a, 0), half_of(b, 0)), fmaxf(half_of(a, 1), half_of(b, 1)));
+#endif
+}
+
 // The nearest integer, to even in the middle; 0 for nan, the nearest int for what is beyond.
 inline int float_to_int(float x) { return __float2int_rn(x); }
 // a * b, both halves

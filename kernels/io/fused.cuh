@@ -760,6 +760,12 @@ inline constexpr bool kHasFewSteps = false;
 template <class Function>
 inline constexpr bool kHasFewSteps<Function, decltype(void(Function::kFewSteps))> = Function::kFewSteps;
 
+// Whether a function gives its one argument.
+template <class Function, class = void>
+inline constexpr bool kIsIdentity = false;
+template <class Function>
+inline constexpr bool kIsIdentity<Function, decltype(void(Function::kIdentity))> = Function::kIdentity;
+
 // 16 bits that have more digits than a half: integers.
 template <typename T>
 inline constexpr bool kLongDigits = false;
@@ -784,7 +790,8 @@ struct FusedLoad : Cols {
       typename Conditional<sizeof(T) == 8, T, float>::Type>::Type;
   static constexpr bool kDirect = false, kDrops = Mask_::kDrops, kInterval = Mask_::kInterval;
   static constexpr bool kStoresComputed = Keep::kStoresComputed,
-      kWaitsAsLoaded = kHasFewSteps<Function> && Operands_::kPerRow;
+      kWaitsAsLoaded = kHasFewSteps<Function> && Operands_::kPerRow, kIdentity = kIsIdentity<Function>,
+      kInSteps = kEvenlyApart<Cols> && Operands_::kPerRow && !kDrops && !kStoresComputed;
   const T* pointer;
   Strided<kAxes> rows;
   Mask_ mask;
@@ -823,6 +830,7 @@ struct FusedLoad : Cols {
     void make_opaque() { cupynorm::make_opaque(pointer), operands.make_opaque(); }
     void make_rows_opaque() { cupynorm::make_opaque(pointer), operands.make_rows_opaque(); }
     bool begins_at(const void* place) const { return pointer == place || operands.begins_at(place); }
+    void begin_at(int col) { pointer += this->offset(col); }
 
     template <typename Index>
     bool keeps_all(Index first, Index end) const {
@@ -1055,8 +1063,10 @@ struct FusedLoad : Cols {
 template <class... Stores>
 struct Outputs {
   static constexpr int kCount = 0, kBytes = 1;
+  static constexpr bool kInSteps = true;
   struct RowPointer {
     void make_opaque() {}
+    void begin_at(int) {}
     template <int N, bool kWhole, typename Compute, typename Index>
     static void store(const Compute (*)[N], Index) {}
   };
@@ -1070,6 +1080,7 @@ struct Outputs<First, Rest...> {
   using Type = typename First::Type;
   static constexpr int kCount = 1 + Others::kCount,
       kBytes = First::kBytes > Others::kBytes ? First::kBytes : Others::kBytes;
+  static constexpr bool kInSteps = kStoresInSteps<First> && Others::kInSteps;
   First first;
   Others rest;
 
@@ -1077,6 +1088,7 @@ struct Outputs<First, Rest...> {
     typename First::RowPointer first;
     typename Others::RowPointer rest;
     void make_opaque() { first.make_opaque(), rest.make_opaque(); }
+    void begin_at(int col) { first.begin_at(col), rest.begin_at(col); }
     template <int N, bool kWhole, typename Compute, typename Index>
     void store(const Compute (*y)[N], Index col) const {
       first.template store<N, kWhole>(y[0], NoColumns{}, col);
@@ -1102,7 +1114,8 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
   using Type = typename Outputs_::Type;
   using Affines = AffineColumns<Gamma, Beta>;
   static constexpr int kBytes = Outputs_::kBytes;
-  static constexpr bool kHasEpilogueOperands = true, kScales = false;
+  static constexpr bool kHasEpilogueOperands = true, kScales = false,
+      kInSteps = Outputs_::kInSteps && Operands_::kPerRow;
   Outputs_ to;
   Affines affine;
   Operands_ operands;
@@ -1120,6 +1133,7 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
     Type* address() const { return to.first.address(); }
     void make_opaque() { to.make_opaque(), operands.make_opaque(); }
     void make_rows_opaque() { operands.make_rows_opaque(); }
+    void begin_at(int col) { to.begin_at(col); }
     template <int N>
     int head() const {
       return to.first.template head<N>();
@@ -1258,6 +1272,7 @@ struct LabelledLoad : Inner {
 // What Inner makes of the results, from which the label's share is taken away in the column of a row's label before.
 template <class Inner, class Label>
 struct LabelledStore : Inner {
+  static constexpr bool kInSteps = false;
   Label label;
 
   struct RowPointer : Inner::RowPointer {

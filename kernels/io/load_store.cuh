@@ -122,6 +122,12 @@ struct DirectStore {
   RowPointer at(int64 row) const { return {pointer + rows.offset(row)}; }
 };
 
+// Whether a Store can be asked for Steps of columns.
+template <class Store, class = void>
+inline constexpr bool kStoresInSteps = false;
+template <class Store>
+inline constexpr bool kStoresInSteps<Store, decltype(void(Store::kInSteps))> = Store::kInSteps;
+
 // Where elements of y go that lie apart from one another, those of some neighbouring rows together (row/across.cuh).
 // Cols: how far from the first of their row. kAcross: so many rows lie next to one another, aligned to as many
 // elements.
@@ -129,12 +135,14 @@ template <typename T, int kAxes, class Cols, int kAcross>
 struct ApartStore : Cols {
   using Type = T;
   static constexpr int kBytes = sizeof(T);
+  static constexpr bool kInSteps = kEvenlyApart<Cols>;
   T* pointer;
   Strided<kAxes> rows;
 
   struct RowPointer : Cols {
     T* pointer;
     void make_opaque() { cupynorm::make_opaque(pointer); }
+    void begin_at(int col) { pointer += this->offset(col); }
     T* address() const { return pointer; }
     template <int N, bool kWhole = false, typename Compute, typename Index>
     void store(const Compute (&y)[N], NoColumns, Index col) const {

@@ -11,6 +11,15 @@ inline int64 quotient(int64 index, int64 divisor, unsigned multiplier, unsigned 
   return (multiply_high(unsigned(index), multiplier) + unsigned(index)) >> shift;
 }
 
+// A column, counted in steps of kApart columns from the one at which the pointers to its rows begin.
+template <int kApart>
+struct Step {
+  int number;
+};
+// Whether columns that lie so are at one distance from one another, so that Steps say where they are.
+template <class Cols>
+inline constexpr bool kEvenlyApart = false;
+
 // Where index i of some flattened axes lies: in elements, outermost axis first; neighbours that can be one axis are
 // one.
 template <int kAxes>
@@ -36,7 +45,13 @@ template <>
 struct Strided<1> {
   int64 stride[1];
   int64 offset(int64 index) const { return index * stride[0]; }
+  template <int kApart>
+  int64 offset(Step<kApart> step) const {
+    return stride[0] * (kApart * step.number);
+  }
 };
+template <>
+inline constexpr bool kEvenlyApart<Strided<1>> = true;
 
 // The same of operands, in 32 bits: fewer than 2^31 indices, and places within 2^31 of the first. kRepeats: all of the
 // innermost axis lie at one place, as one length does for all of a batch's queries.
@@ -57,7 +72,15 @@ struct Strided32 {
     }
     return sum + int(index) * stride[0];
   }
+  // one instruction, with the addition to a pointer, where the number of the step is known
+  template <int kApart>
+  int64 offset(Step<kApart> step) const {
+    static_assert(kAxes == 1, "the others lie at several distances");
+    return int64(stride[0]) * (kApart * step.number);
+  }
 };
+template <bool kRepeats>
+inline constexpr bool kEvenlyApart<Strided32<1, kRepeats>> = true;
 
 // The same of columns that lie next to one another.
 struct Adjacent {

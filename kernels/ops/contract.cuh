@@ -48,12 +48,18 @@
 // summarize_lanes and row_cached
 //   first_pass(x[N], valid, pivot)   A number to be summed over lanes; leaves x - pivot in x.
 //   second_pass(x[N], valid, mean)   A number to be summed over lanes, given the mean of the first.
-//   Sums, one_pass(x[N], valid, pivot), state_of(sums, count)
-//                                Both sums at once, for few elements of few digits; and the State that they come to.
+//   Sums, one_pass(x[N], valid, pivot, before), state_of(sums, count)
+//                                Both sums at once, for few elements of few digits, added to those before; and the
+//                                State that they come to.
 //   exchange(s, across)          s with all that differs between lanes of equal counts replaced by across(...).
 //
 // Optional, kExtends: a State to which elements come. Called by RunningRows
 //   extend(s, x[N], valid)       The same State as merge(s, summarize(x, valid, 0)), in fewer steps.
+//
+// Optional, OfHalves: another op without arguments, which gives the same results for x in float16 that waits two in a
+// register. Called by row/whole.cuh: State, Row, merge, gather, finish and map_raw as above, and
+//   begin(x[kCols], s[kRows])    The States of no elements yet, given all of them, packed kRows in a Vector.
+//   add(s, x[N])                 Adds some of these elements to a row's State.
 //
 // Optional, kMaskable: masks. Called by row/load.cuh, row/epilogue.cuh and staged.cuh
 //   dropped()                    The result for an element that a mask drops.

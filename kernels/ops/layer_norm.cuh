@@ -64,14 +64,15 @@ struct LayerNorm : RowOp {
     return sum_of(sum);
   }
 
-  // Both sums at once, around the pivot. What m2 loses grows with (mean / deviation)^2, at most the number of
-  // elements, where the pivot is an outlier: harmless where those are few and x has 16 bits.
+  // Both sums at once, around the pivot, added to those of the elements before. What m2 loses grows with (mean /
+  // deviation)^2, at most the number of elements, where the pivot is an outlier: harmless where those are few and x has
+  // 16 bits.
   struct Sums {
     T sum, squares;
   };
   template <int N, class Predicate>
-  static Sums one_pass(T (&x)[N], Predicate valid, T pivot) {
-    T sum[Predicate::kAccumulators] = {}, squares[Predicate::kAccumulators] = {};
+  static Sums one_pass(T (&x)[N], Predicate valid, T pivot, Sums before = {}) {
+    T sum[Predicate::kAccumulators] = {before.sum}, squares[Predicate::kAccumulators] = {before.squares};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const int chain = i % Predicate::kAccumulators;

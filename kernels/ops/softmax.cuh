@@ -113,9 +113,67 @@ struct OfExponentials : RowOp {
   }
 };
 
+// The softmax of halves that wait in registers as they were loaded, kRows neighbouring ones of each column. Powers of
+// two take one multiplication less: 2^(x * log2(e) - max), where max is that of x * log2(e). It is rounded once for a
+// row, and stands for itself from then on, so that every element is off by the same factor. No half overflows so.
+struct HalfSoftmax : RowOp {
+  using Compute = float;
+  struct State {
+    float max, sum;
+  };
+  struct Row {
+    float max, reciprocal_sum;
+  };
+  static constexpr float kScale = 1.4426950408889634f;
+
+  static float pivot_of(float max) { return max == -infinity<float>() ? 0.0f : max; }
+
+  template <bool kEqual>
+  static State merge(State a, State b) {
+    const float max = larger(a.max, b.max), pivot = pivot_of(max);
+    return {max, a.sum * exp2_approx(a.max - pivot) + b.sum * exp2_approx(b.max - pivot)};
+  }
+
+  template <class Lanes>
+  static State gather(State s, Lanes lanes) {
+    const float max = lanes.max(s.max);
+    return {max, lanes.sum(s.sum * exp2_approx(s.max - pivot_of(max)))};
+  }
+
+  // The maxima of rows, two halves at a time, and then the sums of some elements more.
+  template <int kRows, int kCols>
+  static void begin(const Vector<half, kRows> (&x)[kCols], State (&s)[kRows]) {
+    Vector<half, kRows> largest = x[0];
+#pragma unroll
+    for (int j = 1; j < kCols; ++j) {
+#pragma unroll
+      for (int i = 0; i < largest.kWords; ++i) largest.word[i] = larger_halves(largest.word[i], x[j].word[i]);
+    }
+    float max[kRows];
+    unpack<kRows>(largest, max);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) s[r] = {max[r] * kScale, 0};
+  }
+  template <int N>
+  static void add(State& s, const float (&x)[N]) {
+    const float pivot = pivot_of(s.max);
+#pragma unroll
+    for (int i = 0; i < N; ++i) s.sum += exp2_approx(multiply_add(x[i], kScale, -pivot));
+  }
+
+  template <typename Cols>
+  static Row finish(State, State row, Cols, float) {
+    return {row.max, reciprocal(row.sum)};
+  }
+  static float map_raw(float x, Row row) {
+    return exp2_approx(multiply_add(x, kScale, -row.max)) * row.reciprocal_sum;
+  }
+};
+
 template <typename T>
 struct Softmax : OfExponentials<Softmax<T>, T> {
   using State = Exponentials<T>;
+  using OfHalves = HalfSoftmax;  // row/whole.cuh
   struct Row {
     T max, reciprocal_sum, factor;
   };

@@ -2,65 +2,28 @@
 // the last: they wait in registers, or are read twice.
 #pragma once
 #include <io/affine.cuh>
-#include <row/apart.cuh>
 #include <row/rounds.cuh>
-#include <row/running.cuh>
+#include <row/whole.cuh>
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
 namespace cupynorm {
 
-// A thread has kVector neighbouring rows, and loads kElements elements of each at a time, which are all that it has
-// where rows wait in registers (kHolds). kLanes threads lie side by side, and kDown share each row, every kDown-th
-// element of it. kFull: a block has exactly kElements * kDown elements of each row. kCtasPerRow: blocks of a cluster
-// that share rows. kBlock, kMinBlocks: as in Registers.
-template <int Vector_, int Elements, int Lanes_, bool Full, bool Holds, int CtasPerRow, int Block, int MinBlocks>
-struct Across {
-  static constexpr int kVector = Vector_, kElements = Elements, kLanes = Lanes_, kCtasPerRow = CtasPerRow,
-      kBlock = Block, kMinBlocks = MinBlocks;
-  static constexpr bool kFull = Full, kHolds = Holds;
-  static constexpr int kDown = Block / Lanes_, kRows = Lanes_ * Vector_, kWarps = Block / kWarp;
-  static_assert(Lanes_ <= kWarp && (Lanes_ & (Lanes_ - 1)) == 0, "lanes of a warp that share rows are kLanes apart");
-  static_assert((kWarps & (kWarps - 1)) == 0, "lanes that are a power of two merge what the warps have");
-};
-
-// The shared memory of reductions whose result all threads take: what reduce_tile needs, and a Slot of each row.
-template <class Op, class Shape, bool kMore>
-struct ReductionPlaces {
-  using Tile = TileReduction<Op, Shape, kMore>;
-  static constexpr bool kAny = Shape::kWarps > 1 || Shape::kCtasPerRow > 1;
-  static constexpr int kBytes = kAny ? Tile::kBytes + Shape::kRows * int(sizeof(SlotWords<Op>)) : 0;
-  unsigned char* place;
-  Mbarrier* mbarriers;  // two
-
-  Tile tile() const { return {reinterpret_cast<SlotWords<Op>*>(place), mbarriers}; }
-  Slot<Op>& whole(int row) const { return reinterpret_cast<SlotWords<Op>*>(place + Tile::kBytes)[row].slot; }
-};
-
-// The States of a thread's rows become those of whole rows, counted from the thread's own pivots, which are the same in
-// a warp. All threads must call; turn: how often they have before. The mbarriers have been made, and the blocks of the
-// cluster have met since. States are merged in an order that follows from Shape alone.
-template <class Op, class Shape, bool kMore>
-inline void reduce_apart(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
-    const ReductionPlaces<Op, Shape, kMore>& places, int part, int turn = 0) {
-  constexpr int kVector = Shape::kVector, kLanes = Shape::kLanes;
-  if constexpr (ReductionPlaces<Op, Shape, kMore>::kAny) {
-    reduce_tile<Op, Shape>(
-        s, pivot, places.tile(), part, turn, [&](int row, const Slot<Op>& all) { places.whole(row) = all; });
+// Before the blocks of a cluster write into one another, and before any load.
+template <class Shape>
+inline void begin_together(Mbarrier (&mbarriers)[4]) {
+  if constexpr (Shape::kCtasPerRow > 1) {
+    if (threadIdx.x == 0) {
 #pragma unroll
-    for (int v = 0; v < kVector; ++v) {
-      const Slot<Op> all = places.whole(int(threadIdx.x) % kLanes * kVector + v);
-      s[v] = Op::rebase(all.state, all.pivot, pivot[v]);
+      for (int i = 0; i < 4; ++i) init_mbarrier(&mbarriers[i]);
     }
-  } else if constexpr (kLanes < kWarp) {
-#pragma unroll
-    for (int v = 0; v < kVector; ++v) s[v] = Op::gather(s[v], LanesApart<kLanes>());
+    cluster_sync();  // all blocks have begun
   }
+  pdl_wait_and_trigger();
 }
 
 template <class Op, class Load, class Store, class Shape>
-__global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
-    row_across(const __grid_constant__ Arguments<Op, Load, Store> a) {
+inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&mbarriers)[4]) {
   using Compute = typename Op::Compute;
   using Element = ElementOf<Op>;
   using Precision = typename Load::Precision;
@@ -72,13 +35,14 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
   static_assert(!Load::kDrops || !Load::kStoresComputed, "nothing of what is dropped is kept");
   static_assert(!Shape::kFull || kHolds, "elsewhere the last round may be shorter");
+  static_assert(!Shape::kRefills, "a block has one tile");
   // Rows of 16 bits wait in registers as they were loaded, where the steps to what the op is given are few: so twice as
   // many have room. Their elements are then computed kPart at a time, once more for the results.
   constexpr bool kPacked = kHolds && Load::kWaitsAsLoaded && sizeof(typename Load::Type) == 2 && !Store::kScales;
+  constexpr bool kInSteps = kHolds && are_in_steps<Op, Load, Store>();  // addresses take an instruction or two
   constexpr bool kMany = kVector * kElements > 64;  // of them, which leave few registers to anything else
   constexpr int kAtATime = kMany && Op::kTwoPass ? 16 : 32;  // where one part more takes few instructions
   constexpr int kPart = kPacked ? part_of_elements(kElements, kAtATime / kVector) : kElements;
-  __shared__ Mbarrier mbarriers[4];
 
   // this block's columns, and this thread's: every kDown-th from `first` on, before `end`
   const int part = kCtasPerRow > 1 ? cluster_rank() : 0, lane = threadIdx.x % kLanes;
@@ -89,14 +53,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   const bool here = row < a.rows;  // all rows of a vector are, or none
   const ReductionPlaces<Op, Shape, Op::kRounds> places = {shared_memory, mbarriers};
   const ReductionPlaces<Largest, Shape, false> largest_places = {places.place + places.kBytes, mbarriers + 2};
-  if constexpr (kCtasPerRow > 1) {
-    if (threadIdx.x == 0) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) init_mbarrier(&mbarriers[i]);
-    }
-    cluster_sync();  // all blocks have begun: they may write into one another
-  }
-  pdl_wait_and_trigger();
+  begin_together<Shape>(mbarriers);
   typename Load::RowPointer sources[kVector];
   typename Store::RowPointer targets[kVector];
 #pragma unroll
@@ -108,6 +65,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   if constexpr (Op::kOwnNumber) {
 #pragma unroll
     for (int v = 0; v < kVector; ++v) own[v] = sources[v].own_number();
+  }
+  if constexpr (kInSteps) {
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) sources[v].begin_at(first), targets[v].begin_at(first);
   }
 
   Vector<typename Load::Type, kVector> loaded[kElements];
@@ -134,7 +95,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   };
   auto fetch = [&](Index at) {
     each_element(at, [&](int j, Index col) {
-      loaded[j] = Load::template load_across<kVector>(sources, col, beside[j]);
+      if constexpr (kInSteps) loaded[j] = Load::template load_across<kVector>(sources, Step<kDown>{j}, beside[j]);
+      else loaded[j] = Load::template load_across<kVector>(sources, col, beside[j]);
     });
   };
   auto fetch_operands = [&](Index at) {
@@ -382,9 +344,24 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       each_of_part(at, [&](int j, Index col) {
         Compute y[kVector];
         results(j, y);
-        Store::template store_across<kVector>(targets, y, a.store.template columns<1>(col), operands[from + j], col);
+        const auto columns = a.store.template columns<1>(col);
+        if constexpr (kInSteps)
+          Store::template store_across<kVector>(targets, y, columns, operands[from + j], Step<kDown>{from + j});
+        else Store::template store_across<kVector>(targets, y, columns, operands[from + j], col);
       });
     });
+  }
+}
+
+template <class Op, class Load, class Store, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
+    row_across(const __grid_constant__ Arguments<Op, Load, Store> a) {
+  __shared__ Mbarrier mbarriers[4];
+  if constexpr (are_whole<Op, Load, Store, Shape>()) {
+    begin_together<Shape>(mbarriers);
+    go_through_whole_rows<Op, Load, Store, Shape>(a, shared_memory, mbarriers);
+  } else {
+    go_through_any_rows<Op, Load, Store, Shape>(a, mbarriers);
   }
 }
 

@@ -6,6 +6,21 @@
 
 namespace cupynorm {
 
+// A thread has kVector neighbouring rows, and loads kElements elements of each at a time, which are all that it has
+// where rows wait in registers (kHolds). kLanes threads lie side by side, and kDown share each row, every kDown-th
+// element of it. kFull: a block has exactly kElements * kDown elements of each row. kCtasPerRow: blocks of a cluster
+// that share rows. kBlock, kMinBlocks: as in Registers. kRefills: blocks go through several tiles (whole.cuh).
+template <int Vector_, int Elements, int Lanes_, bool Full, bool Holds, int CtasPerRow, int Block, int MinBlocks,
+    bool Refills>
+struct Across {
+  static constexpr int kVector = Vector_, kElements = Elements, kLanes = Lanes_, kCtasPerRow = CtasPerRow,
+      kBlock = Block, kMinBlocks = MinBlocks;
+  static constexpr bool kFull = Full, kHolds = Holds, kRefills = Refills;
+  static constexpr int kDown = Block / Lanes_, kRows = Lanes_ * Vector_, kWarps = Block / kWarp;
+  static_assert(Lanes_ <= kWarp && (Lanes_ & (Lanes_ - 1)) == 0, "lanes of a warp that share rows are kLanes apart");
+  static_assert((kWarps & (kWarps - 1)) == 0, "lanes that are a power of two merge what the warps have");
+};
+
 // Sums and maxima over the lanes of a warp that are kLanes apart, as Lanes has them over neighbouring ones.
 template <int kLanes>
 struct LanesApart {
@@ -135,6 +150,40 @@ constexpr int part_of_elements(int elements, int most) {
   int part = elements < most ? elements : most;
   while (elements % part) --part;
   return part;
+}
+
+// The shared memory of reductions whose result all threads take: what reduce_tile needs, and a Slot of each row.
+template <class Op, class Shape, bool kMore>
+struct ReductionPlaces {
+  using Tile = TileReduction<Op, Shape, kMore>;
+  static constexpr bool kAny = Shape::kWarps > 1 || Shape::kCtasPerRow > 1;
+  static constexpr int kBytes = kAny ? Tile::kBytes + Shape::kRows * int(sizeof(SlotWords<Op>)) : 0;
+  unsigned char* place;
+  Mbarrier* mbarriers;  // two
+
+  Tile tile() const { return {reinterpret_cast<SlotWords<Op>*>(place), mbarriers}; }
+  Slot<Op>& whole(int row) const { return reinterpret_cast<SlotWords<Op>*>(place + Tile::kBytes)[row].slot; }
+};
+
+// The States of a thread's rows become those of whole rows, counted from the thread's own pivots, which are the same in
+// a warp. All threads must call; turn: how often they have before. The mbarriers have been made, and the blocks of the
+// cluster have met since. States are merged in an order that follows from Shape alone.
+template <class Op, class Shape, bool kMore>
+inline void reduce_apart(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
+    const ReductionPlaces<Op, Shape, kMore>& places, int part, int turn = 0) {
+  constexpr int kVector = Shape::kVector, kLanes = Shape::kLanes;
+  if constexpr (ReductionPlaces<Op, Shape, kMore>::kAny) {
+    reduce_tile<Op, Shape>(
+        s, pivot, places.tile(), part, turn, [&](int row, const Slot<Op>& all) { places.whole(row) = all; });
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      const Slot<Op> all = places.whole(int(threadIdx.x) % kLanes * kVector + v);
+      s[v] = Op::rebase(all.state, all.pivot, pivot[v]);
+    }
+  } else if constexpr (kLanes < kWarp) {
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) s[v] = Op::gather(s[v], LanesApart<kLanes>());
+  }
 }
 
 }  // namespace cupynorm

@@ -100,10 +100,7 @@ struct RunningRows<Op, kRows, true> {
       for (int r = 0; r < kRows; ++r) pivot[r] = Op::pivot_of(x[r], Precision());
     }
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const typename Op::Sums more = Op::one_pass(x[r], valid, pivot[r]);
-      sums[r] = {sums[r].sum + more.sum, sums[r].squares + more.squares};
-    }
+    for (int r = 0; r < kRows; ++r) sums[r] = Op::one_pass(x[r], valid, pivot[r], sums[r]);
     count += valid.total();
   }
   typename Op::State own_state(int r, Compute& from) const {

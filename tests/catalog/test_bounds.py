@@ -203,3 +203,38 @@ def test_docs_show_the_numbers_of_each_dtype() -> None:
     ]
 
     assert rows_of("numerics.md", "| dtype | tolerance | rounding |") == lines
+
+
+def flushed(values: Any) -> Any:
+    """Return float32 numbers as a device takes them: subnormals are 0."""
+    values = np.asarray(values, np.float32)
+    return np.where(np.abs(values) < bounds.LEAST_NORMAL, np.float32(0), values)
+
+
+EDGES = [1e-44, 1e-40, 1e-38, 1.5e-38, 1e-20, 0.3, 1.0, 9.0, 60.0, 1e18, 1e37]
+
+
+@pytest.mark.parametrize("name", ["geglu_backward", "swiglu_backward"])
+@np.errstate(all="ignore")
+def test_gates_may_lose_what_a_device_flushes_and_what_it_is_multiplied_with(name: str) -> None:
+    edges = np.array([sign * each for each in EDGES for sign in (1, -1)], np.float32)
+    dy, gate, value = (each.reshape(1, -1) for each in np.meshgrid(edges, edges, edges, indexing="ij"))
+    (right,) = FORMS[name].right({"dy": dy, "x": np.concatenate([gate, value], axis=1)})
+    # slope and activation are the gradients of a dy and a value of 1
+    ones = {"dy": np.ones_like(dy), "x": np.concatenate([flushed(gate), np.ones_like(dy)], axis=1)}
+    slope, activation = np.split(flushed(FORMS[name].reference(ones)[0]), 2, axis=1)
+
+    of_gate = flushed(flushed(flushed(dy) * slope) * flushed(value))
+    found = np.concatenate([of_gate, flushed(flushed(dy) * activation)], axis=1)
+
+    assert_right(found, right)
+
+
+@every_gradient
+def test_what_is_lost_below_normal_numbers_hides_no_fault(what: Form) -> None:
+    (right, *_) = what.right(forms.inputs(what, 5, 7, "float32"))
+    assert right.terms is not None
+
+    lost = 2 * bounds.LEAST_NORMAL * np.max(right.terms.factors)
+
+    assert lost < 1e-30 * np.median(np.abs(right.exact))

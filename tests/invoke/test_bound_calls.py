@@ -262,6 +262,10 @@ def test_a_warm_call_enters_few_functions(simulated: Any) -> None:
         "fusion": (2, lambda: fusion(x, r, g, gamma=g)),
         "gelu": (4, lambda: cupynorm.bias_gelu(x, g)),
         "heads": (3, lambda: cupynorm.split_heads(x, g, heads=4)),
+        # comprehensions are functions, too, before Python 3.12
+        "gradient of a norm": (8, lambda: cupynorm.layer_norm_backward(x, r, g)),
+        "gradient of softmax": (10, lambda: cupynorm.softmax_backward(x, r, causal=True)),
+        "loss": (8, lambda: cupynorm.logsumexp(x)),
     }
 
     found = {name: frames(call) for name, (_, call) in calls.items()}
@@ -270,6 +274,23 @@ def test_a_warm_call_enters_few_functions(simulated: Any) -> None:
 
 
 # ---- several launches, with a workspace between them
+
+
+def test_a_workspace_is_one_allocation(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy = simulator.cupy
+    x, dy, gamma = (cupy.asarray(host(*shape)) for shape in ((), (), (COLS,)))
+    expected = cupynorm.layer_norm_backward(dy, x, gamma)
+    made: list[Any] = []
+    new = cupy._new
+    monkeypatch.setattr(cupy, "_new", lambda *given: made.append(given) or new(*given))
+
+    found = cupynorm.layer_norm_backward(dy, x, gamma)
+
+    (bound,) = bound_calls.thread.calls.bound.values()
+    assert len(bound.parts) == 4  # mean and rstd, and sums for gamma and beta
+    assert [given[0] for given in made] == [(ROWS, COLS), (COLS,), (COLS,), bound.room]
+    for ours, first in zip(found, expected, strict=True):
+        assert np.array_equal(cupy.asnumpy(ours), cupy.asnumpy(first))
 
 
 class Launches:

@@ -337,7 +337,7 @@ def test_rows_whose_number_counts_keep_their_places() -> None:
 def test_another_order_of_rows_gives_the_same(
     strided: bool, simulated: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lower_fused, "FORGOTTEN_BYTES", 0)
+    monkeypatch.setattr(lower_fused, "NUMBERS", lower_fused.NUMBERS._replace(forgotten_bytes=0))
     xp, random = simulated.cupy, np.random.default_rng(2)
     x = random.standard_normal((3, 2, 5, 64)).astype(np.float32)
     bias = random.standard_normal((2, 5, 64)).astype(np.float32)

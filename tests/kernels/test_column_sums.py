@@ -66,8 +66,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_sums_of_products(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sums, "BLOCKS", 16)
-    monkeypatch.setattr(sums, "LEAST_BATCHES", 1)
+    monkeypatch.setattr(sums, "NUMBERS", sums.NUMBERS._replace(blocks=16, min_batches=1))
     rng = np.random.default_rng(1)
     kind = dtype_of(dtype)
     compute = compute_dtype(kind, kind)
@@ -137,9 +136,8 @@ def placed(host: Any, skip: int, gap: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_rows_that_begin_anywhere(dtype: str, lines: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both halves of a gate, the gradients of both beside one another: no two arrays are aligned alike."""
-    monkeypatch.setattr(sums, "LEAST_ROWS_ALIKE", 1)
-    monkeypatch.setattr(sums, "LEAST_ROWS_AT_LINES", 1 if lines else 1000)
-    monkeypatch.setattr(sums, "LEAST_ROWS_SUMMED", 1)
+    few = {"min_rows_alike": 1, "min_rows_at_lines": 1 if lines else 1000, "min_rows_summed": 1}
+    monkeypatch.setattr(sums, "NUMBERS", sums.NUMBERS._replace(**few))
     kind = dtype_of(dtype)
     compute = compute_dtype(kind, kind)
     rng = np.random.default_rng(5)
@@ -175,7 +173,7 @@ def test_rows_of_several_dtypes_that_begin_anywhere(
     dtypes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Vectors of 8 bytes beside those of 16."""
-    monkeypatch.setattr(sums, "LEAST_ROWS_ALIKE", 1)
+    monkeypatch.setattr(sums, "NUMBERS", sums.NUMBERS._replace(min_rows_alike=1))
     rng = np.random.default_rng(7)
     for rows, cols in UNALIGNED[:4]:
         host = [rng.standard_normal((rows, width)) for width in (cols, 2 * cols)]
@@ -209,7 +207,7 @@ def test_rows_of_several_dtypes_that_begin_anywhere(
 def test_elements_may_be_written_in_place_where_rows_begin_anywhere(
     skip: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sums, "LEAST_ROWS_ALIKE", 1)
+    monkeypatch.setattr(sums, "NUMBERS", sums.NUMBERS._replace(min_rows_alike=1))
     host = np.random.default_rng(6).standard_normal((50, 2 * 333)).astype(np.float16)
     _, x = placed(host, skip, 0)
     total, halves = cupy.empty(2 * 333, np.float32), view(x[:, :333])
@@ -240,7 +238,7 @@ def test_groups_cover_all_rows_once_and_fit_a_grid(rows: int, cols: int) -> None
     for vector in (1, 2, 4, 8):
         if vector > cols:
             continue
-        found = tiles_of(rows, cols, vector, 1, np.dtype(np.float32), sums.LANES, sums.BLOCKS)
+        found = tiles_of(rows, cols, vector, 1, np.dtype(np.float32), sums.LANES, sums.NUMBERS.blocks)
         assert (
             found.groups * found.rows_of_group
             >= rows
@@ -250,7 +248,7 @@ def test_groups_cover_all_rows_once_and_fit_a_grid(rows: int, cols: int) -> None
         assert found.groups <= 65535
         assert found.tiles < 1 << 31
         assert sums.THREADS % found.lanes == 0
-        assert found.groups * found.tiles <= 2 * max(sums.BLOCKS, found.tiles)
+        assert found.groups * found.tiles <= 2 * max(sums.NUMBERS.blocks, found.tiles)
 
 
 @pytest.mark.parametrize("rows", [255, 256, 4096, 49153, 1_000_000])
@@ -261,7 +259,7 @@ def test_groups_of_rows_that_begin_alike_cover_all_rows_once(rows: int, cols: in
     for result in (None, Result(View(0, (cols,), (2,), half))):
         what = Sums(traced(lambda x: x, 1), (x,), x.shape, 1, (result,), (x,))
         found = first_tiles(what, np.dtype(np.float32))
-        if rows < 8 * sums.LEAST_ROWS_ALIKE:
+        if rows < 8 * sums.NUMBERS.min_rows_alike:
             assert not found.unit
             continue
         assert found.unit in {8, 64}
@@ -272,7 +270,7 @@ def test_groups_of_rows_that_begin_alike_cover_all_rows_once(rows: int, cols: in
         assert groups * found.rows_of_group >= alike > (groups - 1) * found.rows_of_group
         assert found.groups <= 65535
         assert found.tiles * found.lanes * found.vector >= cols + found.unit - 1
-        assert found.groups * found.tiles <= 2 * max(sums.BLOCKS, found.period * found.tiles)
+        assert found.groups * found.tiles <= 2 * max(sums.NUMBERS.blocks, found.period * found.tiles)
 
 
 def test_the_order_of_summation_depends_on_the_shape_alone() -> None:

@@ -50,7 +50,7 @@ def backward(dtype: Any, gate: str | None, step: int) -> Any:
     x, dx = (channels_last(array((SHAPE[0], n, SHAPE[2]), dtype, step=step)) for _ in range(2))
     dy = channels_last(array(SHAPE, dtype, step=step))
     bias = stretched(View(0, (n,), (dtype.itemsize,), dtype), x.shape, 1)
-    what, columns = activation_sums_in_any_layout(dy, x, bias, dx, bias, "silu", gate)
+    ((what, columns),) = activation_sums_in_any_layout(dy, x, bias, dx, bias, "silu", gate)
     assert columns is not None
     compute = compute_dtype(dtype, dtype)
     steps = Steps(-1, compute)

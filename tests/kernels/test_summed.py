@@ -45,9 +45,8 @@ def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut few rows into several groups of several rows."""
-    monkeypatch.setattr(sums, "ROW_GROUPS", 16)
-    monkeypatch.setattr(sums, "LEAST_ROWS_OF_GROUP", 1)
-    monkeypatch.setattr(sums, "LEAST_ELEMENTS_OF_GROUP", 1)
+    few = {"max_groups": 16, "min_rows_of_group": 1, "min_elements_of_group": 1}
+    monkeypatch.setattr(sums, "NUMBERS", sums.NUMBERS._replace(**few))
 
 
 class Found(NamedTuple):
@@ -250,8 +249,8 @@ def test_the_bits_do_not_depend_on_how_many_blocks_a_device_holds() -> None:
     bits = set()
     for (rows, cols), sms in itertools.product([(900, 64), (300, 257)], (1, 3, 132)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sums, "ROW_GROUPS", 40)
-            patch.setattr(sums, "LEAST_ELEMENTS_OF_GROUP", 1)
+            few = {"max_groups": 40, "min_elements_of_group": 1}
+            patch.setattr(sums, "NUMBERS", sums.NUMBERS._replace(**few))
             patch.setitem(RECORDED, "few", dataclasses.replace(RECORDED["h200"], sm_count=sms))
             simulator.install(patch, "few")
             found = run(Given.of(rows, cols, "float32"), None)
@@ -295,8 +294,8 @@ def test_groups_cover_all_rows(rows: int, cols: int) -> None:
     apart = sums.interleaved(cols)
     assert groups % apart == 0
     assert groups * each >= rows > (groups - apart) * each
-    assert groups <= sums.ROW_GROUPS
-    assert each * cols >= min(rows * cols, sums.LEAST_ELEMENTS_OF_GROUP / 2)
+    assert groups <= sums.NUMBERS.max_groups
+    assert each * cols >= min(rows * cols, sums.NUMBERS.min_elements_of_group / 2)
 
 
 def test_groups_fill_all_multiprocessors_that_rows_of_their_length_reach() -> None:

@@ -468,3 +468,15 @@ def test_a_fusion_adds_to_what_is_there_in_place_of_x() -> None:
         assert_near(ours, start + wanted, "float32", 20)
     empty = cupy.empty((0, 24), np.float32)
     assert not gates.backward(empty, empty, cupy.asarray(bias), empty).operands[0].get().any()
+
+
+@pytest.mark.parametrize("name", ["geglu_backward", "swiglu_backward"])
+def test_a_gate_that_closes_keeps_products_finite_that_would_overflow_without_it(name: str) -> None:
+    dy, x = np.full((1, 3), 1e30, np.float32), np.array([[-60, -25, -200, 1e30, 1e15, 1e30]], np.float32)
+    function = getattr(cupynorm, name)
+
+    ours, _ = function(cupy.asarray(dy), cupy.asarray(x))
+
+    expected, _ = function(dy.astype(np.float64), x.astype(np.float64))
+    assert np.isfinite(ours.get()).all()
+    np.testing.assert_allclose(ours.get()[0, :2], expected[0, :2].astype(np.float32), rtol=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -9,7 +10,12 @@ import numpy as np
 import pytest
 
 import cupynorm
+from cupynorm.invoke import bound_calls
+from cupynorm.lower.layouts import MOST_IN_PIECE
 from cupynorm.tools.testing import assert_close
+from tests.simulator import simulated
+
+__all__ = ["simulated"]  # a fixture
 
 AXES = [-1, 0, 1, 2, -3, (0, 1), (0, 2), (2, 1), (1, 2), None]
 SHAPE = (4, 6, 8)
@@ -174,3 +180,67 @@ def test_narrower_types_along_any_axis(axis: Any, dtype: Any) -> None:
         backward(y, x, bias, axis=axis), backward(dy, *wide[1:], axis=axis), strict=True
     ):
         assert_close(found, wanted, scale=np.full(wanted.shape, 10.0))
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("shape", [(0, 4, 6), (2, 0, 6), (2, 4, 0), (2, 0, 0)], ids=str)
+def test_an_empty_x_has_gradients_of_zeros(simulated: Any, shape: tuple[int, ...], on_device: bool) -> None:
+    asarray = simulated.cupy.asarray if on_device else np.asarray
+    x = asarray(np.empty(shape, np.float32))
+
+    for function, axis in itertools.product((cupynorm.bias_gelu_backward, cupynorm.swiglu_backward), AXES):
+        gate = function is cupynorm.swiglu_backward
+        if gate and not isinstance(axis, int):
+            continue
+        axes, of_dy = axes_of(axis), list(shape)
+        if gate:
+            of_dy[axes[0]] //= 2
+        for of_bias in {(), (1,), (1,) * len(axes), tuple(shape[at] for at in axes)}:
+            bias, total = (asarray(np.full(of_bias, start, np.float32)) for start in (5, 7))
+            dy = asarray(np.empty(of_dy, np.float32))
+
+            dx, dbias = function(dy, x, bias, axis=axis)
+
+            assert (dx.shape, dbias.shape) == (shape, of_bias)
+            assert not simulated.cupy.asnumpy(dbias).any()
+            function(dy, x, bias, axis=axis, add_to=total)
+            assert (simulated.cupy.asnumpy(total) == 7).all()
+
+
+LONG = 8 * MOST_IN_PIECE + 5  # no piece divides it, nor this less 4
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize(
+    ("name", "shape", "axis"),
+    [
+        ("gelu", (3, LONG), 0),
+        ("gelu", (2, 3, LONG), (0, 1)),
+        ("gelu", (2, 3, LONG), 1),
+        ("gelu", (3, LONG - 4), 0),
+        ("geglu", (4, LONG), 0),
+        ("swiglu", (2, 4, LONG), 1),
+    ],
+)
+def test_sums_along_an_axis_that_no_piece_divides_take_little_room(
+    simulated: Any, name: str, shape: tuple[int, ...], axis: Any, adds: bool
+) -> None:
+    _, backward, _ = (BIASED | GATED)[name]
+    axes = [at % len(shape) for at in np.atleast_1d(axis)]
+    bias = normal(*(shape[at] for at in axes), seed=1).astype(np.float16)
+    x = normal(*shape).astype(np.float16)
+    dy = normal(
+        *(each // 2 if name in GATED and at in axes else each for at, each in enumerate(shape)), seed=2
+    )
+    dy = dy.astype(np.float16)
+    start = normal(*bias.shape, seed=3).astype(np.float16) if adds else None
+    expected = backward(dy, x, bias, axis=axis, add_to=None if start is None else start.copy())
+
+    gpu = simulated.cupy
+    total = None if start is None else gpu.asarray(start)
+    found = backward(*map(gpu.asarray, (dy, x, bias)), axis=axis, add_to=total)
+
+    for ours, host in zip(found, expected, strict=True):
+        np.testing.assert_allclose(gpu.asnumpy(ours), host, rtol=2e-3, atol=2e-2)
+    (bound,) = bound_calls.thread.calls.bound.values()
+    assert bound.room[0] <= 3 * MOST_IN_PIECE * bias.size * np.float32().nbytes

@@ -196,3 +196,25 @@ def test_rows_that_are_only_read_begin_anywhere_where_nothing_waits(dtype: str, 
 
     np.testing.assert_allclose(lse.get(), cupynorm.logsumexp(x), rtol=2e-5)
     np.testing.assert_allclose(loss.get(), cupynorm.cross_entropy(x, labels), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(("cols", "dtype"), [(3000, "float16"), (4096, "float32"), (12000, "float32")])
+def test_a_fusions_gradient_takes_sums_in_its_pass_with_the_plan_that_was_chosen_for_that(
+    cols: int, dtype: str
+) -> None:
+    """Whether sums fit is asked of the kernel that takes them: it has other operands in shared memory."""
+    h200 = RECORDED["h200"]
+    fusion = cupynorm.fuse(
+        cupynorm.layer_norm, load=lambda x, b, r: x * b + r, store=lambda y, g, h: y * g + h
+    )
+    x, column = np.empty((5000, cols), dtype), np.empty(cols, dtype)
+
+    def call() -> Any:
+        return fusion.backward(x, x, column, x, column, x, gamma=column, beta=column)
+
+    first, *_ = asking.specs_of(call, h200)
+    plan = choose(first.problem, h200, lambda each: each.min_blocks)
+    again, *_ = asking.specs_of(call, h200, plan)
+
+    assert "row_summed" in first.name
+    assert again.problem == first.problem

@@ -31,7 +31,7 @@ from cupynorm.runtime import nvrtc
 from tests import build_gate
 
 CHECKOUT = Path(__file__).parents[2]
-FILES = sorted(Path(planner_rules.DATA).glob("*.json"))
+FILES = sorted(Path(planner_rules.DATA).glob("sm_*.json"))
 SLOW = bool(os.environ.get("CUPYNORM_SLOW"))
 DEVICE_OF = {"90": "h200"}  # what stands for an architecture that has data
 FUSED = ("masked", "interval", "affine", "affine with outputs", "quantized", "quantized, one output")

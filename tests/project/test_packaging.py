@@ -68,7 +68,7 @@ def test_wheel_holds_the_package_its_kernels_and_the_licence_only(wheel: Path) -
     typed = {"cupynorm/py.typed"}
     information = {name for name in names if ".dist-info/" in name}
     assert kernels
-    assert data == {"cupynorm/plan/data/sm_90.json"}
+    assert data == {f"cupynorm/plan/data/{name}.json" for name in ("lowering", "sm_90")}
     assert names == python | kernels | data | typed | information
     assert any(name.endswith("/LICENSE") for name in information)
 

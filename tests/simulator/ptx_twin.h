@@ -223,5 +223,9 @@ inline float double_to_float_toward_zero(double x) {
 inline unsigned floats_to_halves(float low, float high) {
   return float_to_half(low) | unsigned(float_to_half(high)) << 16;
 }
+inline unsigned larger_halves(unsigned a, unsigned b) {
+  auto half_of = [](unsigned word, int i) { return half_to_float(static_cast<unsigned short>(word >> 16 * i)); };
+  return floats_to_halves(std::fmax(half_of(a, 0), half_of(b, 0)), std::fmax(half_of(a, 1), half_of(b, 1)));
+}
 
 }  // namespace cupynorm

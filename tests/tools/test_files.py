@@ -115,6 +115,27 @@ def test_a_big_endian_file_is_swapped(folder, dtype):
     np.testing.assert_array_equal(y, op_table.op("softmax").function(x.astype(dtype[1:])))
 
 
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", ">i2", "uint16", "int32", ">i4"])
+@pytest.mark.parametrize("op", ["layer_norm", "softmax"])
+def test_integers_are_converted_as_the_function_does(folder, op, dtype):
+    x = numbers(100, 33, dtype="float64")
+    x = (x * 50 % 100).astype(dtype)
+
+    y = run(op, folder, x)
+
+    native = x.astype(x.dtype.newbyteorder("="))
+    assert y.dtype == ("float64" if native.dtype == np.int32 else "float32")
+    np.testing.assert_array_equal(y, op_table.op(op).function(native))
+    assert run(op, folder, x, dtype="float16", force=True).dtype == "float16"
+
+
+def test_gamma_of_integers_is_refused(folder):
+    np.save(folder / "gamma.npy", np.ones(33, np.int32))
+
+    with pytest.raises(FileError, match=r"gamma\.npy: dtype int32 is not supported: use bfloat16, float16"):
+        run("layer_norm", folder, numbers(4, 33), gamma=folder / "gamma.npy")
+
+
 def test_bfloat16_is_read_from_raw_elements_and_written_as_numpy_does(folder):
     x = numbers(100, 33).astype(BFLOAT16)
 
@@ -217,12 +238,12 @@ BAD_FILES = {
     "far too large": (npy(header(f"({2**62}, {2**62})"), bytes(64)), "truncated"),
     "negative": (npy(header("(-4, 4)"), bytes(64)), "damaged"),
     "one number": (npy(header("()"), bytes(4)), "0-d"),
-    "integers": (npy(header(descr="'<i4'"), bytes(64)), "int32 is not supported"),
+    "wide integers": (npy(header(descr="'<i8'"), bytes(128)), "int64 is not supported"),
     "complex": (npy(header(descr="'<c8'"), bytes(128)), "complex64 is not supported"),
     "structured": (npy(header(descr="[('a', '<f4')]"), bytes(64)), "is not supported"),
     "longdouble": (npy(header(descr="'<f16'"), bytes(256)), "is not supported"),
     "raw": (npy(header(descr="'<V2'"), bytes(32)), "--input-dtype bfloat16"),
-    "uint16": (npy(header(descr="'<u2'"), bytes(32)), "uint16 is not supported"),
+    "unsigned": (npy(header(descr="'<u4'"), bytes(64)), "uint32 is not supported"),
 }
 
 

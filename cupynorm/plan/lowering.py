@@ -1,0 +1,117 @@
+"""Numbers that lowering needs and that were measured, from data/lowering.json: the same for every device.
+
+Sums over rows have the same bits on every device, so no architecture has numbers of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from typing import TYPE_CHECKING
+
+from cupynorm._values import NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FILE = os.path.join(os.path.dirname(__file__), "data", "lowering.json")  # noqa: PTH118, PTH120  as in rules.py
+
+
+class SumNumbers(NamedTuple):
+    """How sums over rows are cut into blocks and groups (lower/sums.py).
+
+    Attributes
+    ----------
+    blocks
+        Blocks of a kernel of sums: enough to fill any device several times, but so few that partial sums, which are
+        written and read once more, are a small part of what is read.
+    min_batches
+        Rounds of a group's rows whose loads are in flight at once, at least.
+    bytes_in_flight
+        Rows whose loads a thread issues before it waits for the first, times bytes of the compute type.
+    narrow_bytes_in_flight, narrow_min_batches
+        The same where several arrays are written and a block has whole rows.
+    apart_lanes, lanes_in_use
+        For rows that begin anywhere, of arrays that are not aligned like one another: threads side by side along a row,
+        at most; and the share of a row's threads that must have columns where they are more than a warp.
+    min_rows_at_lines, min_rows_alike, min_rows_summed
+        Rows that begin alike: so many that vectors begin at lines of memory, or else at multiples of their size; and
+        those of a group, for one row of partial sums.
+    groups, max_groups, wide_groups
+        Where sums are taken in the pass over rows (kernels/row/summed.cuh): pairs of the most bytes of a row in the
+        type of arithmetic and the groups of rows for that; groups at most, and those of longer rows. Each group adds
+        one row of partial sums, and begins with a load that nothing overlaps; but short rows need many blocks at once.
+        528 fill a device of 132 multiprocessors four times, 132 once, or twice in clusters of two; longer rows need
+        larger clusters, which reach 120 of them, and fewer in whole turns.
+    min_rows_of_group, min_elements_of_group
+        Rows and elements of a group, at least.
+    last_lanes, min_last_lanes, last_in_flight
+        For the sums of partial sums, whose rows are few: threads side by side along a row, at most, and the fewest,
+        which take a sector of memory; rows of a thread in flight, at most.
+    """
+
+    blocks: int
+    min_batches: int
+    bytes_in_flight: int
+    narrow_bytes_in_flight: int
+    narrow_min_batches: int
+    apart_lanes: int
+    lanes_in_use: float
+    min_rows_at_lines: int
+    min_rows_alike: int
+    min_rows_summed: int
+    groups: Sequence[tuple[int, int]]
+    max_groups: int
+    wide_groups: int
+    min_rows_of_group: int
+    min_elements_of_group: int
+    last_lanes: int
+    min_last_lanes: int
+    last_in_flight: int
+
+
+class FusedNumbers(NamedTuple):
+    """What is computed around an op (lower/fused.py): registers that it takes, but for the first number.
+
+    Attributes
+    ----------
+    forgotten_bytes
+        That are read and written between two uses of an operand's row. Beyond that, L2 is taken to have lost the row,
+        and rows that share it follow one another; below, C order is faster.
+    dropout, label, ignored
+        A dropout's random words while they are made; a label and the sums of its loss; a label alone that a mask may
+        ignore.
+    scales, result, loaded
+        The search for a row's largest result; each further result; a sum that is stored as well.
+    interval, interval_of_doubles
+        An interval mask.
+    function
+        The arithmetic of a function on one vector, at most.
+    """
+
+    forgotten_bytes: int
+    dropout: int
+    label: int
+    ignored: int
+    scales: int
+    result: int
+    loaded: int
+    interval: int
+    interval_of_doubles: int
+    function: int
+
+
+class Numbers(NamedTuple):
+    """All of them."""
+
+    sums: SumNumbers
+    fused: FusedNumbers
+
+
+@functools.cache
+def numbers() -> Numbers:
+    """Return the numbers of the file."""
+    with open(FILE, encoding="utf-8") as file:  # noqa: PTH123
+        told = json.load(file)
+    return Numbers(SumNumbers(**told["sums"]), FusedNumbers(**told["fused"]))

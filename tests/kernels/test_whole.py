@@ -1,0 +1,216 @@
+"""Rows apart that are whole: every thread has as many elements as any other, and nothing is asked for each of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynorm.invoke import row_ops
+from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
+from cupynorm.ops.softmax import LOG_SOFTMAX, SOFTMAX
+from cupynorm.plan.choose import choose
+from cupynorm.plan.config import IN_REGISTERS, PLAIN, WHOLE_COLUMNS, DoesNotFitError, Plan
+from cupynorm.plan.limits import RECORDED
+from cupynorm.runtime import compiler, nvrtc
+from tests import SLOW, simulator
+from tests.build_gate import disassemble, nvdisasm, spills
+from tests.kernels.test_across import DIGITS, drawn, expected, run, spec_of
+from tests.simulator import simulated  # noqa: F401  a fixture
+
+
+@pytest.fixture(autouse=True)
+def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(simulator.settings, "schedules", ("forward", "reverse"))
+    return simulated
+
+
+def tiling(vector: int, elements: int, lanes: int, block: int, ctas: int = 1) -> Plan:
+    return dataclasses.replace(
+        PLAIN,
+        variant="cluster" if ctas > 1 else "block",
+        vector=vector,
+        vectors=elements,
+        group=block // lanes,
+        across=lanes,
+        block=block,
+        ctas_per_row=ctas,
+        waits=IN_REGISTERS,
+    )
+
+
+# one element of a row, parts that are no power of two, one warp, clusters; gamma and beta that have no room in shared
+# memory. The last tile has rows for some of its threads only.
+@pytest.mark.parametrize(
+    ("cols", "plan"),
+    [
+        (8, tiling(4, 1, 4, 32)),
+        (96, tiling(4, 12, 4, 32)),
+        (192, tiling(2, 24, 8, 64)),
+        (256, tiling(4, 16, 16, 128, 2)),
+        (2 * WHOLE_COLUMNS, tiling(1, 32, 1, 64)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [*DIGITS] if SLOW else ["float16", "bfloat16", "float32"])
+def test_whole_rows_are_right(dtype: str, cols: int, plan: Plan) -> None:
+    host = drawn((2, cols, plan.vector * plan.across + 4), dtype)
+    for op in (LAYER_NORM, RMS_NORM, SOFTMAX) if SLOW else (LAYER_NORM, SOFTMAX):
+        if dtype == "float64":
+            plan = dataclasses.replace(plan, vectors=plan.vectors * plan.vector, vector=1)
+        found, taken = run(op, host, plan)
+        assert taken.full
+        np.testing.assert_allclose(found, expected(op, host), rtol=4 * DIGITS[dtype], atol=DIGITS[dtype])
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate a device that holds 16 blocks at once."""
+    limits = dataclasses.replace(RECORDED["h200"], sm_count=16, blocks_per_sm=1)
+    monkeypatch.setitem(RECORDED, "small", limits)
+    simulator.install(monkeypatch, "small")
+    row_ops.forget()
+
+
+# tiles that divide among the blocks, and that do not; several turns of a cluster's messages; one warp, whose reduction
+# has no barrier
+@pytest.mark.parametrize(
+    ("shape", "plan"),
+    [
+        ((3, 256, 8 * 64 + 4), tiling(4, 16, 16, 128, 2)),
+        ((7, 128, 3 * 64), tiling(4, 4, 16, 128, 4)),
+        ((5, 96, 9 * 16), tiling(4, 12, 4, 32)),
+        ((1, 256, 68), tiling(4, 16, 16, 128, 2)),
+    ],
+)
+def test_blocks_go_on_to_other_tiles(small: None, shape: tuple[int, int, int], plan: Plan) -> None:
+    for op, dtype in itertools.product((LAYER_NORM, SOFTMAX, RMS_NORM), ("float16", "bfloat16")):
+        if SLOW or (op, dtype) != (RMS_NORM, "bfloat16"):
+            host = drawn(shape, dtype)
+            found, taken = run(op, host, dataclasses.replace(plan, stages=1))
+            assert taken.stages == 1
+            assert taken.grid <= 16
+            np.testing.assert_allclose(found, expected(op, host), rtol=4 * DIGITS[dtype], atol=DIGITS[dtype])
+
+
+def test_numbers_of_rows_are_those_of_the_tile(small: None) -> None:
+    # the next tile's rows are known before the results of the last are computed from x
+    import cupynorm
+    from tests.simulator import cupy
+
+    rng = np.random.default_rng(0)
+    host, scale = (rng.standard_normal(shape).astype(np.float16) for shape in ((1, 256, 640), (1, 1, 640)))
+    norm = cupynorm.fuse(cupynorm.softmax, load=lambda x, scale: x * scale)
+    plan = dataclasses.replace(tiling(4, 16, 16, 128, 2), stages=1)
+    found = norm(cupy.asarray(host), scale=cupy.asarray(scale), axis=1, plan=plan)
+    powers = np.exp(host.astype(np.float64) * scale)
+    np.testing.assert_allclose(found.get(), powers / powers.sum(1, keepdims=True), rtol=8e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_only_whole_rows_of_16_bits_go_on(dtype: str) -> None:
+    cols = {"float32": 256, "float16": 250}[dtype]
+    with pytest.raises(DoesNotFitError):
+        run(SOFTMAX, drawn((1, cols, 64), dtype), dataclasses.replace(tiling(2, 16, 16, 128, 2), stages=1))
+
+
+@pytest.mark.parametrize("offset", [-60000.0, -1000.0, 0.0, 60000.0])
+def test_a_shift_of_halves_changes_no_softmax(offset: float) -> None:
+    # 2^(x log2(e) - max): the maximum, once rounded, is the same number everywhere
+    host = (np.random.default_rng(0).integers(-4, 4, (1, 256, 64)) * 32.0 + offset).astype(np.float16)
+    found, plan = run(SOFTMAX, host, tiling(4, 16, 16, 128, 2))
+    assert plan.full
+    np.testing.assert_allclose(found, expected(SOFTMAX, host), rtol=1e-3, atol=1e-7)
+
+
+def test_infinite_and_missing_halves_are_as_for_numpy() -> None:
+    host = drawn((1, 256, 64), "float16")
+    host[0, 3, 0] = np.inf
+    host[0, 5, 1] = np.nan
+    host[0, :, 2] = -np.inf
+    host[0, ::3, 3] = -np.inf
+    with np.errstate(invalid="ignore"):
+        wanted = expected(SOFTMAX, host)[0]
+    found, plan = run(SOFTMAX, host, tiling(4, 16, 16, 128, 2))
+    assert plan.full
+    assert np.isnan(found[0, 1]).all()
+    assert np.isnan(found[0, 2]).all()
+    assert np.isnan(found[0, 0, 3])
+    assert not np.any(found[0, 3, ::3])
+    np.testing.assert_allclose(found[0, 3:], wanted[3:], rtol=8e-3, atol=2e-3)
+
+
+def test_a_row_of_one_number_has_no_deviation() -> None:
+    host = np.full((1, 256, 64), 1000, np.float16)
+    found, _ = run(LAYER_NORM, host, tiling(4, 16, 16, 128, 2))
+    np.testing.assert_array_equal(found[0], np.tile(found[0, 0], (64, 1)))
+    np.testing.assert_allclose(found, expected(LAYER_NORM, host), rtol=1e-3)
+
+
+@pytest.mark.skipif(
+    nvrtc.available(13) is None or nvdisasm() is None, reason="no NVRTC 13, or no disassembler"
+)
+@pytest.mark.parametrize(
+    ("op", "dtype", "blocks", "instructions"),
+    # before: one block, for 218 registers, and 41 instructions; three, and 31; two, and 29
+    [(LAYER_NORM, "float32", 4, 33), (SOFTMAX, "float32", 5, 22), (SOFTMAX, "float16", 2, 26)],
+)
+def test_other_rows_have_addresses_in_steps(op: Any, dtype: str, blocks: int, instructions: float) -> None:
+    spec = spec_of(op, (1, 1000, 1 << 15), dtype)
+
+    def compiled(plan: Plan) -> Any:
+        return nvrtc.compile(spec.text, spec.expression(plan), compiler.options(), "90", major=13)
+
+    limits = RECORDED["h200"]
+    plan = choose(
+        spec.problem,
+        limits,
+        lambda plan: plan.min_blocks,
+        local_bytes=lambda plan: int(compiled(plan).stack_bytes),
+    )
+    assert not plan.full
+    assert plan.min_blocks >= blocks
+    kernel = compiled(plan)
+    code = disassemble(kernel.image)[kernel.lowered_name]
+    assert len(code.instructions) <= instructions * plan.vector * plan.vectors
+
+
+# registers and instructions of an element, for all of a kernel's code; before, 126 and 20, 128 and 19
+@pytest.mark.skipif(
+    nvrtc.available(13) is None or nvdisasm() is None, reason="no NVRTC 13, or no disassembler"
+)
+@pytest.mark.parametrize(
+    ("op", "dtype", "numbers", "registers", "instructions"),
+    [
+        (LAYER_NORM, "float16", 128, 116, 15.5),
+        (SOFTMAX, "float16", 128, 128, 13.5),
+        (LOG_SOFTMAX, "float16", 128, 128, 17.5),
+        (LAYER_NORM, "float32", 64, 96, 17.5),
+        (SOFTMAX, "float32", 64, 96, 14.5),
+    ],
+)
+def test_few_instructions_are_issued_for_each_element(
+    op: Any, dtype: str, numbers: int, registers: int, instructions: float
+) -> None:
+    spec = spec_of(op, (1, 1024, 1 << 15), dtype)
+    plan = choose(spec.problem, RECORDED["h200"], lambda plan: plan.min_blocks)
+    assert plan.full
+    assert plan.vector * plan.vectors == numbers
+    kernel = nvrtc.compile(spec.text, spec.expression(plan), compiler.options(), "90", major=13)
+    assert not spills(kernel)
+    assert kernel.registers <= registers
+    code = disassemble(kernel.image)[kernel.lowered_name]
+    assert len(code.instructions) <= instructions * numbers
+
+
+def test_what_asks_for_each_element_is_not_whole() -> None:
+    # two axes of columns that no single distance joins
+    from cupynorm import softmax
+    from tests.simulator import cupy
+
+    host = np.random.default_rng(0).standard_normal((4, 6, 32, 8)).astype(np.float16)
+    found = softmax(cupy.asarray(host), axis=(0, 2)).get().astype(np.float64)
+    powers = np.exp(host.astype(np.float64))
+    np.testing.assert_allclose(found, powers / powers.sum((0, 2), keepdims=True), rtol=8e-3, atol=2e-3)
