@@ -171,7 +171,8 @@ def effective(problem: Problem) -> Problem:
         return problem
     rules = rules_of(MEASURED)
     bytes_of_row = problem.cols * problem.load_bytes
-    what, kind = ("unaligned, fused", None) if problem.fused else ("unaligned", problem.kind)
+    fused = "unaligned, sums" if problem.column_sums else "unaligned, fused"
+    what, kind = (fused, None) if problem.fused else ("unaligned", problem.kind)
     found = rules.crossover(what, kind, problem.vector_bytes) or rules.crossover(what, None)
     short = None if problem.fused else rules.crossover("unaligned short", problem.kind)
     known = problem.alignment_period > 0

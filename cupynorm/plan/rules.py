@@ -154,6 +154,7 @@ CROSSOVERS = {
     "streamed": "rows that are only read are better read as a stream, of which nothing waits",
     "unaligned": "16-byte vectors with head and tail elements are better than narrow accesses",
     "unaligned short": "the same for short rows",
+    "unaligned, sums": "the same where sums over rows are taken in the same pass",
     "split by whole blocks": "all rows together: blocks of all threads are better where the whole grid shares rows",
 }
 
@@ -373,7 +374,8 @@ class ColumnSums(NamedTuple):
     clusters
         What a cluster's tiling is worth, of that of one block.
     multiprocessors, reached_by_clusters
-        For which tilings are weighed; on so many of them clusters run: some have too few neighbours left.
+        For which tilings are weighed; on so many of them clusters run, by their blocks: some have too few neighbours
+        left.
     cluster_threads
         Threads of a cluster's block, at least.
     stages, stages_of_registers
@@ -406,7 +408,7 @@ class ColumnSums(NamedTuple):
     large_block_vectors: int
     clusters: float
     multiprocessors: int
-    reached_by_clusters: int
+    reached_by_clusters: Mapping[int, int]
     cluster_threads: int
     stages: int
     stages_of_registers: int

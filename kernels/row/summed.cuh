@@ -16,12 +16,15 @@
 
 namespace cupynorm {
 
-// So many groups lie interleaved, because the rows of a group must have the same alignment: a thread then has the same
-// columns of all of them.
-constexpr int kInterleaved = 8;
+// The same where rows are aligned: numbers of groups are multiples of it.
+constexpr int kInterleaved = 4;
 
 // Registers of a thread beside the sums of its columns and what it keeps of these; and beside these and a row.
 constexpr int kRegistersBeside = 72, kRegistersBesideRow = 48;
+
+// Bytes that all warps of a cluster tell one another of a row, at most; else blocks tell one another: static shared
+// memory has room for two of them.
+constexpr int kMostMessageBytes = 960;
 
 // A Shape with stages whose rows wait in registers.
 template <auto... kNumbers>
@@ -31,11 +34,12 @@ constexpr bool kTakesRows = false;
 template <auto... kNumbers>
 constexpr bool kTakesRows<StagedRegisters<kNumbers...>> = true;
 
-// partial: of each sum, [groups, cols].
+// interleaved: so many groups lie so where rows are unaligned, because the rows of a group must have the same
+// alignment: a thread then has the same columns of all of them. partial: of each sum, [groups, cols].
 template <class Op, class Load, class Store, int kSums>
 struct SummedArguments {
   Arguments<Op, Load, Store> of;
-  int64 rows_of_group, groups;
+  int64 rows_of_group, groups, interleaved;
   typename Op::Compute* partial[kSums];
 };
 
@@ -107,8 +111,9 @@ constexpr int kBehindRow = Shape::kBlock * Load::template kRowBytes<Shape::kVect
 // Begins to copy this thread's vectors of a row, without what all rows share.
 template <class Shape, class Op, class Load, class Store, class Tile>
 inline void prefetch_row(const Arguments<Op, Load, Store>& a, int64 row, int place, const Tile& tile) {
-  const auto source = a.load.at(row);
-  const auto target = a.store.at(row);
+  auto source = a.load.at(row);
+  auto target = a.store.at(row);
+  source.make_rows_opaque(), target.make_rows_opaque();  // or each vector's address is computed from the row's number
 #pragma unroll
   for (int p = 0; p < Shape::kVectors; ++p) {
     if (!tile.has(p)) continue;
@@ -170,7 +175,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
                 !Load::kDrops && !Load::kStoresComputed && Store::kHasEpilogueOperands,
                 "rows are held one by one, and none has a mask");
   const Arguments<Op, Load, Store>& a = all.of;
-  const int lane = threadIdx.x % kGroup, slot = threadIdx.x / kGroup;
+  constexpr bool kOneGroup = Shape::kGroups == 1;  // what is computed for its row is then computed once for a warp
+  const int lane = kOneGroup ? threadIdx.x : threadIdx.x % kGroup, slot = kOneGroup ? 0 : threadIdx.x / kGroup;
   const int part = kCtasPerRow > 1 ? cluster_rank() : 0;
   const auto cols = [&] {
     if constexpr (Shape::kFull && kCtasPerRow == 1) return Constant<kGroup * Shape::kInVectors>();
@@ -179,14 +185,30 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 
   // Two sets of slots are enough, because a barrier stands between two uses of one. A block may send the numbers of its
   // next row but two before another has read those of this one.
-  constexpr int kSlots = slots_for(kWarps), kMailboxes = kCtasPerRow == 1 ? 1 : kStaged ? 4 : 2;
+  constexpr bool kInShared = kStaged && !kTakes;
+  constexpr bool kByWarps =
+      kCtasPerRow > 1 && !kInShared && kCtasPerRow * kWarps * sizeof(typename Op::State) <= kMostMessageBytes;
+  constexpr int kSlots = slots_for(kWarps), kMailboxes = kCtasPerRow == 1 ? 1 : kInShared ? 4 : 2;
   __shared__ Slot<Op> slots[kWarps > 1 ? 2 : 1][1][Shape::kGroups][kSlots];
-  __shared__ ClusterMailbox<Op, kCtasPerRow> cluster_mailboxes[kMailboxes];
-  unsigned no_rows[1];
-  Slot<Magnitude<Compute>> no_slots[1][1][1];
-  ClusterMailbox<Magnitude<Compute>, 1> no_mailbox;
-  begin_exchange<Shape, (kWarps > 1), false, false>(slots, cluster_mailboxes, no_rows, no_slots, no_mailbox);
+  using Mailbox = typename Conditional<kByWarps, WarpMailbox<Op, kCtasPerRow, kWarps>,
+      ClusterMailbox<Op, kCtasPerRow>>::Type;
+  __shared__ Mailbox cluster_mailboxes[kMailboxes];
+  if constexpr (kByWarps) {
+    if (threadIdx.x < kMailboxes) init_mbarrier(&cluster_mailboxes[threadIdx.x].mbarrier);
+    cluster_sync();
+  } else {
+    unsigned no_rows[1];
+    Slot<Magnitude<Compute>> no_slots[1][1][1];
+    ClusterMailbox<Magnitude<Compute>, 1> no_mailbox;
+    begin_exchange<Shape, (kWarps > 1), false, false>(slots, cluster_mailboxes, no_rows, no_slots, no_mailbox);
+    if constexpr (Shape::kGroups > 1 && kSlots > kWarps && kWarps > 1) __syncthreads();  // groups do not meet later
+  }
   pdl_wait();
+  // Threads that share rows meet among themselves where a block has barriers enough: while one row waits, others go on.
+  const auto meet_group = [&] {
+    if constexpr (1 < Shape::kGroups && Shape::kGroups < kBarriers) sync_some(1 + slot, kGroup);
+    else __syncthreads();
+  };
 
   const auto share_at = [&](int64 row) {
     return share_of<Shape>(cols, a.store.at(row < a.rows ? row : 0).template head<Shape::kAligned>(), part);
@@ -195,8 +217,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   auto has = [&](int p) { return p < Shape::kAlwaysValid || p * kGroup + lane < share.vectors; };
   auto col = [&](int p) { return share.head + (share.before + p * kGroup + lane) * kVector; };
   auto masked_from = [&](int p) { return p * (kGroup * kVector); };
-  auto edge_col = [&] { return lane < share.heads ? lane : lane - share.heads + share.tail; };
-  auto has_edge = [&] { return kEdge > 0 && lane < share.heads + share.tails; };
+  int edge = -1;  // the column of this thread's element that is in no vector; below 0: it has none
+  auto edge_col = [&] { return edge; };
+  auto has_edge = [&] { return kEdge > 0 && edge >= 0; };
   const ThreadTile tile = {has, col, edge_col, has_edge, masked_from, lane};
   ParametersAtUse<Store, Shape> parameters;
 
@@ -220,13 +243,24 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   typename Load::RowPointer waiting;
   unsigned turn = 0;  // rows of this block so far: of slots and mailboxes
 
-  const int64 step = int64(Shape::kGroups) * kInterleaved, rows_together = all.rows_of_group * kInterleaved;
-  for (int64 group = blockIdx.x / kCtasPerRow; group < all.groups; group += gridDim.x / kCtasPerRow) {
-    const int64 begin = group / kInterleaved * rows_together;
+  const auto interleaved = [&] {
+    if constexpr (kEdge == 0) return Constant<kInterleaved>();
+    else return int(all.interleaved);
+  }();
+  const auto step = [&] {
+    if constexpr (kEdge == 0) return Constant<Shape::kGroups * kInterleaved>();
+    else return Shape::kGroups * interleaved;
+  }();
+  const int groups = int(all.groups);
+  const int64 rows_together = all.rows_of_group * interleaved;
+  for (int group = blockIdx.x / kCtasPerRow; group < groups; group += gridDim.x / kCtasPerRow) {
+    const int64 begin = group / interleaved * rows_together;
     const int64 end = begin + rows_together < a.rows ? begin + rows_together : a.rows;
-    int64 base = begin + group % kInterleaved * Shape::kGroups;
-    if constexpr (kEdge > 0) share = share_at(base + slot);
-    auto number = [&](int64 from) { return from + slot < end ? from + slot : a.rows; };
+    const int64 base = begin + group % interleaved * Shape::kGroups;
+    if constexpr (kEdge > 0) {
+      share = share_at(base + slot);
+      edge = lane < share.heads ? lane : lane < share.heads + share.tails ? lane - share.heads + share.tail : -1;
+    }
     Compute sums[kSums][Shape::kElements] = {};
 
     // Add up the columns of what is loaded.
@@ -254,10 +288,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       }
     };
 
+    // of this group of threads; all of a block go through as many as the first has
+    const auto rows_from = [&](int64 from) {
+      return from < end ? int((unsigned(end - from) - 1) / unsigned(step)) + 1 : 0;
+    };
+    const int all_rows = rows_from(base), own_rows = rows_from(base + slot);
     if constexpr (kStaged && !kTakes) {
-      // of this group of threads; all of a block go through as many as the first has
-      const auto rows_from = [&](int64 from) { return from < end ? int((end - from + step - 1) / step) : 0; };
-      const int all_rows = rows_from(base), own_rows = rows_from(base + slot);
       const int64 first = own_rows > 0 ? base + slot : 0;
       auto row_at = [&](int j) { return first + (j < own_rows ? j : 0) * step; };
       auto prefetch = [&](int j, int place) {
@@ -340,7 +376,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         }
         if (j >= all_rows) break;
         prefetch(j + kStages, place_of_waiting);  // the row has been read from shared memory: its place is free
-        if constexpr (kWarps > 1 && kCtasPerRow == 1) __syncthreads();
+        if constexpr (kWarps > 1 && kCtasPerRow == 1) meet_group();
         waiting = source;
         targets[0] = a.store.at(row_at(j));
         if constexpr (kEdge > 0) {
@@ -352,39 +388,44 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         ++turn;
       }
     } else {
-      auto prefetch = [&](int64 from, int place) {
+      int64 row = base + slot;  // the row in work
+      auto prefetch = [&](int j, int ahead, int place) {
         if constexpr (kTakes) {  // else there may be vectors of fewer bytes than a copy has
-          if (from + slot < end) prefetch_row<Shape>(a, from + slot, place, tile);
+          if (j + ahead < own_rows) prefetch_row<Shape>(a, row + ahead * step, place, tile);
           commit_copies();  // an empty group too: wait counts groups
         }
       };
-      auto load = [&](int64 from) {
+      auto load = [&](int j, int64 from) {
         if constexpr (kTakes) {
-          there[0] = from + slot < end;
-          if (Shape::kGroups == 1 || there[0]) load_uncopied(a, rows, around[0], from + slot, tile);
+          if (Shape::kGroups == 1 || j < own_rows) load_uncopied(a, rows, around[0], from, tile);
         } else {
-          load_rows(a, rows, around, 0, [&](int) { return number(from); }, tile);
+          load_rows(a, rows, around, 0, [&](int) { return j < own_rows ? from : a.rows; }, tile);
         }
       };
       if constexpr (kTakes) {
 #pragma unroll
-        for (int s = 0; s < kStages; ++s) prefetch(base + s * step, s);
+        for (int s = 0; s < kStages; ++s) prefetch(0, s, s);
         keep_columns<kVector, As>(a, kept, kept_of_results, tile);
       }
       int place = 0, place_before = kStages;
-      if (base < end) load(base);
-      for (; base < end; base += step) {
-        const bool here = (kTakes && Shape::kGroups == 1) || there[0];
+      if (all_rows > 0) load(0, row);
+      for (int j = 0; j < all_rows; ++j, row += step) {
+        const bool here = Shape::kGroups == 1 || j < own_rows;
         if constexpr (kTakes) {  // what was there has been written
-          prefetch(base + kStages * step, place_before);
+          prefetch(j, kStages, place_before);
           wait_for_copies<kStages>();
         }
 #pragma unroll
         for (int p = 0; p < kVectors; ++p) {
           ElementOf<Op>* const values = x[0] + p * kVector;
+          if (!here || !tile.has(p)) {  // nobody asks what the sums of a row are that is not here
 #pragma unroll
-          for (int i = 0; i < kVector; ++i) values[i] = Op::padding();
-          if (!here || !tile.has(p)) continue;
+            for (int i = 0; i < kVector; ++i) {
+              if (p < Shape::kAlwaysValid) make_any(values[i]);
+              else values[i] = Op::padding();
+            }
+            continue;
+          }
           if constexpr (kTakes) {
             kept[p].make_opaque();
             sources[0].template unpack_row<kLoadSums, Shape::kBlock, kVector, As>(kept[p],
@@ -399,18 +440,21 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 #pragma unroll
         for (int p = 0; p < kVectors; ++p) operands[p] = epilogue_operands[0][p];
         const auto operands_edge = epilogue_operands_edge[0];
-        if (base + step < end) load(base + step);  // on its way while this row is computed
+        if (j + 1 < all_rows) load(j + 1, row + step);  // on its way while this row is computed
         else pdl_trigger_late();
 
         const Counts counts = count_elements<Shape>(share, tile);
         const Valid valid = {counts.thread, tile.has_edge()};
         total[0] = summarize_lanes<Op, Shape::kFull, false, (kCtasPerRow > 1), Shape::kLanes>(
             x[0], valid, counts.warp, pivot[0], mine[0]);
-        if constexpr (kWarps > 1)
-          reduce_warps<Op, kEqual, kSlots>(rows.total, rows.pivot, slots[turn % 2], slot,
-              lane / kWarp);
-        if constexpr (kCtasPerRow > 1)
-          reduce_blocks<Op, Shape::kFull>(total[0], pivot[0], cluster_mailboxes[turn % 2], part, turn / 2 % 2);
+        if constexpr (kByWarps) {
+          total[0] = reduce_warps_of_blocks<Op>(total[0], cluster_mailboxes[turn % 2], part, turn / 2 % 2);
+        } else {
+          if constexpr (kWarps > 1)
+            reduce_warps<Op, kEqual, kSlots>(rows.total, rows.pivot, slots[turn % 2], slot, lane / kWarp, meet_group);
+          if constexpr (kCtasPerRow > 1)
+            reduce_blocks<Op, Shape::kFull>(total[0], pivot[0], cluster_mailboxes[turn % 2], part, turn / 2 % 2);
+        }
         turn = (turn + 1) % 4;
 
         if (here) {
@@ -436,7 +480,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         place_before = place, place = place == kStages ? 0 : place + 1;
       }
     }
-    write_sums<Shape>(sums, all.partial, group * a.cols, slot, cols, tile);
+    write_sums<Shape>(sums, all.partial, int64(group) * a.cols, slot, cols, tile);
   }
 }
 

@@ -30,6 +30,13 @@ inline void expect_bytes(Mbarrier*, unsigned) {}
 inline void send_words(void* shared, Mbarrier*, int block, uint4 words, SIMULATOR_HERE) {
   *static_cast<uint4*>(simulator::of_block(shared, block, {"send_words", file, line})) = words;
 }
+template <class State>
+inline void send_state(State* shared, Mbarrier*, int block, const State& state, SIMULATOR_HERE) {
+  *static_cast<State*>(simulator::of_block(shared, block, {"send_state", file, line})) = state;
+}
+// of all threads: nobody sees here that some of them need not wait for others
+inline void sync_some(int, int, SIMULATOR_HERE) { __syncthreads(file, line); }
+constexpr int kBarriers = 16;
 inline void await_mbarrier(Mbarrier*, unsigned, SIMULATOR_HERE) { cluster_sync(file, line); }
 
 inline void pdl_wait() {}
@@ -167,6 +174,8 @@ inline void make_opaque(float&) {}
 inline void make_opaque(double&) {}
 template <typename T>
 inline void make_opaque(T*&) {}
+inline void make_any(float& number) { number = as_float(0x7fc00000u); }  // which shows where it counts
+inline void make_any(double& number) { number = as_double(0, 0x7ff80000u); }
 template <int kBytes>
 inline void copy_async(void* shared, const void* global) {
   simulator::copy_later(shared, global, kBytes, {"copy_async", __FILE__, __LINE__});

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from cupynorm.plan.base import Question, with_grid
 from cupynorm.plan.config import (
     ACCESS_BYTES,
-    ALIGNED,
     AMPERE,
     AT_USE,
     IN_REGISTERS,
@@ -104,8 +103,6 @@ def tilings(
     as the rules have it.
     """
     problem = question.problem
-    if problem.unaligned and not problem.alignment_period:
-        problem = dataclasses.replace(problem, unaligned=ALIGNED)
     numbers = question.rules.column_sums
     most = max(1, numbers.max_elements[problem.compute_bytes] // problem.vector)  # of rows in registers
     most_staged = max(most, numbers.staged_elements[problem.compute_bytes] // problem.vector)
@@ -242,12 +239,12 @@ def _worth(question: Question, plan: Plan) -> tuple[float, int, int, int]:
     problem = question.problem
     numbers = question.rules.column_sums
     filled = problem.vectors / (plan.ctas_per_row * plan.group * plan.vectors)
-    reached = numbers.reached_by_clusters if plan.ctas_per_row > 1 else numbers.multiprocessors
+    reached = numbers.reached_by_clusters.get(plan.ctas_per_row, numbers.multiprocessors)
     most = max(1, plan.min_blocks * (reached // plan.ctas_per_row))
     turns = math.ceil(problem.row_groups / most)
     at_once = problem.row_groups / turns
     rows = at_once * (plan.block // plan.group) / numbers.multiprocessors
-    on_the_way = rows * problem.cols * _loaded_bytes(problem) * max(1, plan.stages)
+    on_the_way = rows * problem.cols * _loaded_bytes(problem) * max(1, plan.stages + plan.waits)
     busy = at_once / min(most, problem.row_groups)
     threads = at_once * plan.ctas_per_row * plan.block / numbers.multiprocessors
     worth = min(on_the_way, numbers.busy_bytes) * math.sqrt(min(1.0, filled)) * busy
