@@ -307,11 +307,6 @@ def interleaved(cols: int) -> int:
 
 
 def row_groups(rows: int, cols: int, compute: Dtype) -> RowGroups:
-<<<<<<< HEAD
-    """Return the groups of rows: those that were measured as the best where there are rows enough."""
-    apart, size = interleaved(cols), cols * compute.itemsize
-    least = max(NUMBERS.min_rows_of_group, NUMBERS.min_elements_of_group // cols)
-=======
     """Return the groups of rows: those that were measured as the best where there are rows enough.
 
     compute: of the arithmetic.
@@ -319,7 +314,6 @@ def row_groups(rows: int, cols: int, compute: Dtype) -> RowGroups:
     apart = interleaved(cols)
     least = max(NUMBERS.min_rows_of_group, NUMBERS.min_elements_of_group // cols)
     size = cols * compute.itemsize
->>>>>>> main
     of_size = next((groups for up_to, groups in NUMBERS.groups if size <= up_to), NUMBERS.wide_groups)
     wanted = min(NUMBERS.max_groups, of_size) // apart * apart
     each = max(least, -(-rows // wanted))

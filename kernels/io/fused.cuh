@@ -1132,13 +1132,8 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
     typename Operands_::RowPointer operands;
     Type* address() const { return to.first.address(); }
     void make_opaque() { to.make_opaque(), operands.make_opaque(); }
-<<<<<<< HEAD
-    void make_rows_opaque() { operands.make_rows_opaque(); }
-    void begin_at(int col) { to.begin_at(col); }
-=======
     void begin_at(int col) { to.begin_at(col); }
     void make_rows_opaque() { operands.make_rows_opaque(); }
->>>>>>> main
     template <int N>
     int head() const {
       return to.first.template head<N>();
