@@ -189,31 +189,6 @@ inline void send_words(void* shared, Mbarrier* mbarrier, int block, uint4 words)
                : "memory");
 #endif
 }
-// The same with a State of 4, 8 or 16 bytes, aligned so.
-template <class State>
-inline void send_state(State* shared, Mbarrier* mbarrier, int block, const State& state) {
-#if __CUDA_ARCH__ >= 900
-  constexpr int kWords = sizeof(State) / 4;
-  static_assert(kWords == 1 || kWords == 2 || kWords == 4);
-  union {
-    State state;
-    unsigned word[kWords];
-  } own = {state};
-  unsigned to, tell;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(unsigned(__cvta_generic_to_shared(shared))), "r"(block));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(tell) : "r"(unsigned(__cvta_generic_to_shared(mbarrier))),
-      "r"(block));
-  if constexpr (kWords == 1)
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
-                 "r"(own.word[0]), "r"(tell) : "memory");
-  else if constexpr (kWords == 2)
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to),
-                 "r"(own.word[0]), "r"(own.word[1]), "r"(tell) : "memory");
-  else
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
-                 "r"(own.word[0]), "r"(own.word[1]), "r"(own.word[2]), "r"(own.word[3]), "r"(tell) : "memory");
-#endif
-}
 // Waits for the bytes expected: for the first time with parity 0, then 1, 0 and so on. All threads call it. It acquires
 // at the block's scope, as CUDA's libraries do when they wait for data from a cluster: a wider acquire empties the
 // level-1 cache each time.
@@ -229,12 +204,6 @@ inline void await_mbarrier(Mbarrier* mbarrier, unsigned parity) {
   } while (!done);
 #endif
 }
-
-// A barrier of some warps of a block, of so many threads. number: 1 to 15; 0 is that of __syncthreads().
-inline void sync_some(int number, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-constexpr int kBarriers = 16;  // of a block
 
 // Programmatic dependent launch (sm_90): a kernel may begin before the previous one has ended. It waits here before it
 // touches what others write or read. Without such a launch nothing happens.

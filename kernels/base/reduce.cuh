@@ -144,20 +144,16 @@ inline void clear_slots(Slot<Op> (&slots)[kRows][kGroups][kSlots]) {
 // Over the kWarps neighbouring warps (a power of two, 32 at most) of each group of a block, after each warp has reduced
 // its lanes; kRows states at once. Every thread gets its group's results. `warp` counts within the group. All threads
 // of the block must call. `pivot` is what each warp's states count from; every warp ends with its own. One barrier: a
-// caller in a loop must take other slots the next time, so that nobody overwrites what a slow warp still reads. `meet`
-// is that barrier: of the block, or of the group alone.
-struct MeetBlock {
-  void operator()() const { __syncthreads(); }
-};
-template <class Op, bool kEqual, int kWarps, int kRows, int kGroups, class Meet = MeetBlock>
+// caller in a loop must take other slots the next time, so that nobody overwrites what a slow warp still reads.
+template <class Op, bool kEqual, int kWarps, int kRows, int kGroups>
 inline void reduce_warps(typename Op::State (&s)[kRows], const typename Op::Compute (&pivot)[kRows],
-                         Slot<Op> (&slots)[kRows][kGroups][kWarps], int group, int warp, Meet meet = {}) {
+                         Slot<Op> (&slots)[kRows][kGroups][kWarps], int group, int warp) {
   const int lane = threadIdx.x % kWarp;
   if (lane == 0) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) slots[r][group][warp] = {s[r], pivot[r]};
   }
-  meet();
+  __syncthreads();
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const Slot<Op> slot = slots[r][group][lane % kWarps];
@@ -327,36 +323,6 @@ inline void reduce_blocks(typename Op::State& s, typename Op::Compute pivot,
                               unsigned note = 0) {
   send_to_blocks<Op>(s, pivot, cluster_mailbox, part, note);
   s = await_blocks<Op, kEqual>(cluster_mailbox, pivot, parity);
-}
-
-// What the warps of a cluster's blocks tell one another, each all of them: their States, of an op without a pivot.
-template <class Op, int kCtasPerRow, int kWarps>
-struct alignas(16) WarpMailbox {
-  static constexpr int kSlots = kCtasPerRow * kWarps;
-  typename Op::State states[kSlots];
-  Mbarrier mbarrier;
-};
-
-// Over the warps of all blocks of a cluster, after each warp has reduced its lanes: every thread gets the row's state.
-// No barrier of the block stands between, and no second message. Before the first call all blocks must have made their
-// mbarriers and passed cluster_sync(). A caller in a loop alternates between two mailboxes: a warp sends the next
-// row's state when it has read this row's, and nobody has the next row's states without that. `parity` flips each time
-// that a mailbox is used again.
-template <class Op, int kCtasPerRow, int kWarps>
-inline typename Op::State reduce_warps_of_blocks(typename Op::State s, WarpMailbox<Op, kCtasPerRow, kWarps>& mailbox,
-    int part, unsigned parity) {
-  constexpr int kSlots = kCtasPerRow * kWarps, kLanes = kSlots < kWarp ? slots_for(kSlots) : kWarp;
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  if (threadIdx.x == 0) expect_bytes(&mailbox.mbarrier, sizeof(mailbox.states));
-  if (lane < kCtasPerRow) send_state(&mailbox.states[part * kWarps + warp], &mailbox.mbarrier, lane, s);
-  await_mbarrier(&mailbox.mbarrier, parity);
-  typename Op::State all = Op::identity();
-#pragma unroll
-  for (int first = 0; first < kSlots; first += kWarp) {
-    const int slot = first + lane % kLanes;
-    if (first + kLanes <= kSlots || slot < kSlots) all = Op::template merge<false>(all, mailbox.states[slot]);
-  }
-  return reduce_lanes<Op, false, kLanes, true>(all);
 }
 
 }  // namespace cupynorm

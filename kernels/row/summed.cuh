@@ -22,10 +22,6 @@ constexpr int kInterleaved = 4;
 // Registers of a thread beside the sums of its columns and what it keeps of these; and beside these and a row.
 constexpr int kRegistersBeside = 72, kRegistersBesideRow = 48;
 
-// Bytes that all warps of a cluster tell one another of a row, at most; else blocks tell one another: static shared
-// memory has room for two of them.
-constexpr int kMostMessageBytes = 960;
-
 // A Shape with stages whose rows wait in registers.
 template <auto... kNumbers>
 struct StagedRegisters : Registers<kNumbers...> {};
@@ -185,30 +181,14 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 
   // Two sets of slots are enough, because a barrier stands between two uses of one. A block may send the numbers of its
   // next row but two before another has read those of this one.
-  constexpr bool kInShared = kStaged && !kTakes;
-  constexpr bool kByWarps =
-      kCtasPerRow > 1 && !kInShared && kCtasPerRow * kWarps * sizeof(typename Op::State) <= kMostMessageBytes;
-  constexpr int kSlots = slots_for(kWarps), kMailboxes = kCtasPerRow == 1 ? 1 : kInShared ? 4 : 2;
+  constexpr int kSlots = slots_for(kWarps), kMailboxes = kCtasPerRow == 1 ? 1 : kStaged ? 4 : 2;
   __shared__ Slot<Op> slots[kWarps > 1 ? 2 : 1][1][Shape::kGroups][kSlots];
-  using Mailbox = typename Conditional<kByWarps, WarpMailbox<Op, kCtasPerRow, kWarps>,
-      ClusterMailbox<Op, kCtasPerRow>>::Type;
-  __shared__ Mailbox cluster_mailboxes[kMailboxes];
-  if constexpr (kByWarps) {
-    if (threadIdx.x < kMailboxes) init_mbarrier(&cluster_mailboxes[threadIdx.x].mbarrier);
-    cluster_sync();
-  } else {
-    unsigned no_rows[1];
-    Slot<Magnitude<Compute>> no_slots[1][1][1];
-    ClusterMailbox<Magnitude<Compute>, 1> no_mailbox;
-    begin_exchange<Shape, (kWarps > 1), false, false>(slots, cluster_mailboxes, no_rows, no_slots, no_mailbox);
-    if constexpr (Shape::kGroups > 1 && kSlots > kWarps && kWarps > 1) __syncthreads();  // groups do not meet later
-  }
+  __shared__ ClusterMailbox<Op, kCtasPerRow> cluster_mailboxes[kMailboxes];
+  unsigned no_rows[1];
+  Slot<Magnitude<Compute>> no_slots[1][1][1];
+  ClusterMailbox<Magnitude<Compute>, 1> no_mailbox;
+  begin_exchange<Shape, (kWarps > 1), false, false>(slots, cluster_mailboxes, no_rows, no_slots, no_mailbox);
   pdl_wait();
-  // Threads that share rows meet among themselves where a block has barriers enough: while one row waits, others go on.
-  const auto meet_group = [&] {
-    if constexpr (1 < Shape::kGroups && Shape::kGroups < kBarriers) sync_some(1 + slot, kGroup);
-    else __syncthreads();
-  };
 
   const auto share_at = [&](int64 row) {
     return share_of<Shape>(cols, a.store.at(row < a.rows ? row : 0).template head<Shape::kAligned>(), part);
@@ -376,7 +356,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         }
         if (j >= all_rows) break;
         prefetch(j + kStages, place_of_waiting);  // the row has been read from shared memory: its place is free
-        if constexpr (kWarps > 1 && kCtasPerRow == 1) meet_group();
+        if constexpr (kWarps > 1 && kCtasPerRow == 1) __syncthreads();
         waiting = source;
         targets[0] = a.store.at(row_at(j));
         if constexpr (kEdge > 0) {
@@ -447,14 +427,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         const Valid valid = {counts.thread, tile.has_edge()};
         total[0] = summarize_lanes<Op, Shape::kFull, false, (kCtasPerRow > 1), Shape::kLanes>(
             x[0], valid, counts.warp, pivot[0], mine[0]);
-        if constexpr (kByWarps) {
-          total[0] = reduce_warps_of_blocks<Op>(total[0], cluster_mailboxes[turn % 2], part, turn / 2 % 2);
-        } else {
-          if constexpr (kWarps > 1)
-            reduce_warps<Op, kEqual, kSlots>(rows.total, rows.pivot, slots[turn % 2], slot, lane / kWarp, meet_group);
-          if constexpr (kCtasPerRow > 1)
-            reduce_blocks<Op, Shape::kFull>(total[0], pivot[0], cluster_mailboxes[turn % 2], part, turn / 2 % 2);
-        }
+        if constexpr (kWarps > 1)
+          reduce_warps<Op, kEqual, kSlots>(rows.total, rows.pivot, slots[turn % 2], slot,
+              lane / kWarp);
+        if constexpr (kCtasPerRow > 1)
+          reduce_blocks<Op, Shape::kFull>(total[0], pivot[0], cluster_mailboxes[turn % 2], part, turn / 2 % 2);
         turn = (turn + 1) % 4;
 
         if (here) {

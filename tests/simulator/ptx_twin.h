@@ -30,13 +30,6 @@ inline void expect_bytes(Mbarrier*, unsigned) {}
 inline void send_words(void* shared, Mbarrier*, int block, uint4 words, SIMULATOR_HERE) {
   *static_cast<uint4*>(simulator::of_block(shared, block, {"send_words", file, line})) = words;
 }
-template <class State>
-inline void send_state(State* shared, Mbarrier*, int block, const State& state, SIMULATOR_HERE) {
-  *static_cast<State*>(simulator::of_block(shared, block, {"send_state", file, line})) = state;
-}
-// of all threads: nobody sees here that some of them need not wait for others
-inline void sync_some(int, int, SIMULATOR_HERE) { __syncthreads(file, line); }
-constexpr int kBarriers = 16;
 inline void await_mbarrier(Mbarrier*, unsigned, SIMULATOR_HERE) { cluster_sync(file, line); }
 
 inline void pdl_wait() {}
