@@ -18,11 +18,6 @@ template <typename T, int kFields>
 struct Fields {
   T of[kFields];
 };
-template <typename T, int kFields>
-inline void make_any(Fields<T, kFields>& element) {
-#pragma unroll
-  for (int k = 0; k < kFields; ++k) make_any(element.of[k]);
-}
 
 // An element: one number or Fields. Number: the type of each. of(fields, i): element i of arrays of one field each.
 // field(element, k) is number k.

@@ -411,9 +411,6 @@ inline void make_opaque(int& word) { asm volatile("" : "+r"(word)); }
 inline void make_opaque(unsigned& word) { asm volatile("" : "+r"(word)); }
 inline void make_opaque(float& number) { asm volatile("" : "+f"(number)); }
 inline void make_opaque(double& number) { asm volatile("" : "+d"(number)); }
-// Any number at all: no instruction makes it.
-inline void make_any(float& number) { asm("" : "=f"(number)); }
-inline void make_any(double& number) { asm("" : "=d"(number)); }
 // The same for an address in global memory: what is computed from it is not computed from what it came from.
 template <typename T>
 inline void make_opaque(T*& pointer) {

@@ -171,8 +171,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
                 !Load::kDrops && !Load::kStoresComputed && Store::kHasEpilogueOperands,
                 "rows are held one by one, and none has a mask");
   const Arguments<Op, Load, Store>& a = all.of;
-  constexpr bool kOneGroup = Shape::kGroups == 1;  // what is computed for its row is then computed once for a warp
-  const int lane = kOneGroup ? threadIdx.x : threadIdx.x % kGroup, slot = kOneGroup ? 0 : threadIdx.x / kGroup;
+  const int lane = threadIdx.x % kGroup, slot = threadIdx.x / kGroup;
   const int part = kCtasPerRow > 1 ? cluster_rank() : 0;
   const auto cols = [&] {
     if constexpr (Shape::kFull && kCtasPerRow == 1) return Constant<kGroup * Shape::kInVectors>();
@@ -387,6 +386,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         for (int s = 0; s < kStages; ++s) prefetch(0, s, s);
         keep_columns<kVector, As>(a, kept, kept_of_results, tile);
       }
+#pragma unroll
+      for (int i = 0; i < Shape::kInVectors; ++i) x[0][i] = Op::padding();  // of vectors that this thread has not
       int place = 0, place_before = kStages;
       if (all_rows > 0) load(0, row);
       for (int j = 0; j < all_rows; ++j, row += step) {
@@ -398,14 +399,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 #pragma unroll
         for (int p = 0; p < kVectors; ++p) {
           ElementOf<Op>* const values = x[0] + p * kVector;
-          if (!here || !tile.has(p)) {  // nobody asks what the sums of a row are that is not here
-#pragma unroll
-            for (int i = 0; i < kVector; ++i) {
-              if (p < Shape::kAlwaysValid) make_any(values[i]);
-              else values[i] = Op::padding();
-            }
-            continue;
-          }
+          if (!here || !tile.has(p)) continue;
           if constexpr (kTakes) {
             kept[p].make_opaque();
             sources[0].template unpack_row<kLoadSums, Shape::kBlock, kVector, As>(kept[p],
