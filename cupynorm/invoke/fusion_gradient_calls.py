@@ -228,7 +228,7 @@ class _Made:
     def _groups(self) -> tuple[int, int, int]:
         """Return the columns, the groups of rows whose sums are taken in the pass, and the rows of each."""
         cols = math.prod(self._shape[len(self._shape) - self._axes :])
-        return cols, *row_groups(math.prod(self._shape) // cols, cols, self.call.compute)
+        return cols, *row_groups(math.prod(self._shape) // cols, cols)
 
     def add_behind(self, in_pass: _InPass) -> None:
         """Add the gradients of what stands behind the op but for those, each in a pass of its own."""

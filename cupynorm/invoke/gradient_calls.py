@@ -294,8 +294,7 @@ def norm_steps(call: GradientCall, forward: RowOp, *, clusters: bool = True) -> 
 
     gradient = norm_gradient(op, normed, dx, axes, call.compute, added) if what.x.size else None
     cols = math.prod(columns)
-    rows = math.prod(shape[: len(shape) - axes])
-    groups, rows_of_group = row_groups(rows, cols, call.compute) if gradient else (0, 0)
+    groups, rows_of_group = row_groups(math.prod(shape[: len(shape) - axes]), cols) if gradient else (0, 0)
 
     def summed(partial: dict[str, View]) -> KernelSpec:
         """Return the kernel of the gradient with sums in its pass. partial: where those of groups go."""

@@ -45,7 +45,7 @@ from cupynorm.lower.mirrors import (
 )
 from cupynorm.lower.row import LEAST_NORMAL, ROW_KERNEL, SUMMED_KERNEL, RowOp, types_of
 from cupynorm.lower.spec import KernelSpec
-from cupynorm.lower.sums import interleaved
+from cupynorm.lower.sums import INTERLEAVED
 from cupynorm.lower.tracing import DeviceFunction, Expression, traced
 from cupynorm.plan.config import DOUBLE_BYTES
 from cupynorm.plan.lowering import numbers
@@ -345,10 +345,10 @@ def fused_spec(
 
 def _with_sums(op: RowOp, spec: KernelSpec, sums: RowSums, texts: Sequence[str]) -> KernelSpec:
     """Return a row op's kernel, still without a text, with sums over rows in the same pass."""
-    groups, cols = sums.partial[0].shape
-    problem = dataclasses.replace(spec.problem, row_groups=groups)
+    groups = sums.partial[0].shape[0]
+    problem = dataclasses.replace(spec.problem, column_sums=len(sums.partial), row_groups=groups)
     pointers = [each.pointer for each in sums.partial]
-    whole = summed_arguments(spec.params, pointers, sums.rows_of_group, groups, interleaved(cols))
+    whole = summed_arguments(spec.params, pointers, sums.rows_of_group, groups)
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header="row/summed.cuh")
     types = f"{spec.types}, {sums.of_load}, {sums.of_store}"
     return spec._replace(text=text, types=types, params=whole, problem=problem)
@@ -418,7 +418,7 @@ def _problem(
     drops, labels = (any(isinstance(each, kind) for each in what.operands) for kind in (Dropout, Label))
     cols = math.prod(x.shape[len(x.shape) - axes :])
     alignment = common_alignment(x, written, axes)
-    if what.sums is not None and alignment is not None and not 0 < alignment.period <= interleaved(cols):
+    if what.sums is not None and alignment is not None and not 0 < alignment.period <= INTERLEAVED:
         alignment = None  # the rows of a group have several
     where = () if what.mask is None or what.mask.where is None else (what.mask.views()["where"],)
     load_operands = _bytes_of((*what.load_operands, *where), axes)
@@ -447,7 +447,6 @@ def _problem(
         + NUMBERS.loaded * (what.loaded is not None)
         + of_interval * (is_interval and (bool(load_operands) or doubles)),
         interval_mask=is_interval,
-        column_sums=0 if what.sums is None else len(what.sums.partial),
         band_cols=what.mask.band_cols if what.mask is not None and what.mask.has_band else 0,
         masked=bool(columns) and (what.mask is not None or what.counted is not None),
         most_kept=_most_kept(what.mask) if what.counted is None else cols,

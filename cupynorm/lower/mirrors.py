@@ -500,13 +500,12 @@ def arguments(op: Struct, load: Struct, store: Struct, rows: int, cols: int) -> 
     return Struct(type_name, dtype, (load.values, store.values, rows, cols, op.values))
 
 
-def summed_arguments(
-    of: Struct, partial: Sequence[int], rows_of_group: int, groups: int, interleaved: int
-) -> Struct:
+def summed_arguments(of: Struct, partial: Sequence[int], rows_of_group: int, groups: int) -> Struct:
     """Return the mirror of SummedArguments: those of a row kernel, and a pointer of each sum's partial sums."""
-    numbers = [(name, np.int64) for name in ("rows_of_group", "groups", "interleaved")]
     places = [(f"partial{at}", POINTER) for at in range(len(partial))]
-    dtype = np.dtype([("of", of.dtype), *numbers, *places], align=True)
+    dtype = np.dtype(
+        [("of", of.dtype), ("rows_of_group", np.int64), ("groups", np.int64), *places], align=True
+    )
     types = of.cpp.partition("<")[2].removesuffix(">")
     type_name = f"cupynorm::SummedArguments<{types}, {len(partial)}>"
-    return Struct(type_name, dtype, (of.values, rows_of_group, groups, interleaved, *partial))
+    return Struct(type_name, dtype, (of.values, rows_of_group, groups, *partial))

@@ -46,9 +46,7 @@ THREADS = 256  # of a block
 LANES = 32  # threads side by side along a row, at most
 MOST_ROWS_UNALIGNED = 1 << 30  # are counted in 32 bits
 NUMBERS = numbers().sums
-# Groups that lie interleaved, so that all rows of a group have one alignment: for odd numbers of columns, which may be
-# of 2 bytes each, and for others. Numbers of groups are multiples of it.
-INTERLEAVED = {True: 8, False: 4}
+INTERLEAVED = 8  # groups (kInterleaved)
 
 
 class Result(NamedTuple):
@@ -301,23 +299,13 @@ class RowGroups(NamedTuple):
     rows_of_group: int
 
 
-def interleaved(cols: int) -> int:
-    """Return how many groups of rows lie interleaved."""
-    return INTERLEAVED[cols % 2 == 1]
-
-
-def row_groups(rows: int, cols: int, compute: Dtype) -> RowGroups:
-    """Return the groups of rows: those that were measured as the best where there are rows enough.
-
-    compute: of the arithmetic.
-    """
-    apart = interleaved(cols)
+def row_groups(rows: int, cols: int) -> RowGroups:
+    """Return the groups of rows: those that were measured as the best where there are rows enough."""
     least = max(NUMBERS.min_rows_of_group, NUMBERS.min_elements_of_group // cols)
-    size = cols * compute.itemsize
-    of_size = next((groups for up_to, groups in NUMBERS.groups if size <= up_to), NUMBERS.wide_groups)
-    wanted = min(NUMBERS.max_groups, of_size) // apart * apart
+    of_cols = next((groups for up_to, groups in NUMBERS.groups if cols <= up_to), NUMBERS.wide_groups)
+    wanted = max(1, min(NUMBERS.max_groups, of_cols) // INTERLEAVED) * INTERLEAVED
     each = max(least, -(-rows // wanted))
-    return RowGroups(-(-rows // (each * apart)) * apart, each)
+    return RowGroups(-(-rows // (each * INTERLEAVED)) * INTERLEAVED, each)
 
 
 def nowhere(groups: int, cols: int, compute: Dtype) -> View:

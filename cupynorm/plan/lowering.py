@@ -39,11 +39,11 @@ class SumNumbers(NamedTuple):
         Rows that begin alike: so many that vectors begin at lines of memory, or else at multiples of their size; and
         those of a group, for one row of partial sums.
     groups, max_groups, wide_groups
-        Where sums are taken in the pass over rows (kernels/row/summed.cuh): pairs of the most bytes of a row in the
-        type of arithmetic and the groups of rows for that; groups at most, and those of longer rows. Each group adds
-        one row of partial sums, and begins with a load that nothing overlaps; but short rows need many blocks at once.
-        528 fill a device of 132 multiprocessors four times, 132 once, or twice in clusters of two; longer rows need
-        larger clusters, which reach 120 of them, and fewer in whole turns.
+        Where sums are taken in the pass over rows (kernels/row/summed.cuh): pairs of the most columns and the groups of
+        rows for that; groups at most, and those of rows of more columns. Each group adds one row of partial sums, and
+        begins with a load that nothing overlaps; but short rows need many blocks at once. 528 fill a device of 132
+        multiprocessors four times, 132 once; wider rows need clusters, which reach 120 of them, and fewer in whole
+        turns.
     min_rows_of_group, min_elements_of_group
         Rows and elements of a group, at least.
     last_lanes, min_last_lanes, last_in_flight

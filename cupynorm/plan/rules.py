@@ -374,8 +374,7 @@ class ColumnSums(NamedTuple):
     clusters
         What a cluster's tiling is worth, of that of one block.
     multiprocessors, reached_by_clusters
-        For which tilings are weighed; on so many of them clusters run, by their blocks: some have too few neighbours
-        left.
+        For which tilings are weighed; on so many of them clusters run: some have too few neighbours left.
     cluster_threads
         Threads of a cluster's block, at least.
     stages, stages_of_registers
@@ -408,7 +407,7 @@ class ColumnSums(NamedTuple):
     large_block_vectors: int
     clusters: float
     multiprocessors: int
-    reached_by_clusters: Mapping[int, int]
+    reached_by_clusters: int
     cluster_threads: int
     stages: int
     stages_of_registers: int

@@ -426,7 +426,6 @@ struct Operands {
   using Kept = NoColumns;
   struct RowPointer {
     static void make_opaque() {}
-    static void make_rows_opaque() {}
     static bool begins_at(const void*) { return false; }
     template <int N, typename Index>
     NoColumns load(Index) const {
@@ -477,11 +476,6 @@ struct Operands<First, Rest...> {
     typename First::RowPointer first;
     typename Others::RowPointer rest;
     void make_opaque() { first.make_opaque(), rest.make_opaque(); }
-    // The same for what prefetch_row copies.
-    void make_rows_opaque() {
-      if constexpr (!kOfColumns<First>) first.make_opaque();
-      rest.make_rows_opaque();
-    }
     bool begins_at(const void* place) const { return first.begins_at(place) || rest.begins_at(place); }
     template <int N, typename Index>
     Packed<N> load(Index col) const {
@@ -828,7 +822,6 @@ struct FusedLoad : Cols {
     typename Operands_::RowPointer operands;
 
     void make_opaque() { cupynorm::make_opaque(pointer), operands.make_opaque(); }
-    void make_rows_opaque() { cupynorm::make_opaque(pointer), operands.make_rows_opaque(); }
     bool begins_at(const void* place) const { return pointer == place || operands.begins_at(place); }
     void begin_at(int col) { pointer += this->offset(col); }
 
@@ -1133,7 +1126,6 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
     Type* address() const { return to.first.address(); }
     void make_opaque() { to.make_opaque(), operands.make_opaque(); }
     void begin_at(int col) { to.begin_at(col); }
-    void make_rows_opaque() { operands.make_rows_opaque(); }
     template <int N>
     int head() const {
       return to.first.template head<N>();

@@ -16,8 +16,9 @@
 
 namespace cupynorm {
 
-// The same where rows are aligned: numbers of groups are multiples of it.
-constexpr int kInterleaved = 4;
+// So many groups lie interleaved, because the rows of a group must have the same alignment: a thread then has the same
+// columns of all of them.
+constexpr int kInterleaved = 8;
 
 // Registers of a thread beside the sums of its columns and what it keeps of these; and beside these and a row.
 constexpr int kRegistersBeside = 72, kRegistersBesideRow = 48;
@@ -30,12 +31,11 @@ constexpr bool kTakesRows = false;
 template <auto... kNumbers>
 constexpr bool kTakesRows<StagedRegisters<kNumbers...>> = true;
 
-// interleaved: so many groups lie so where rows are unaligned, because the rows of a group must have the same
-// alignment: a thread then has the same columns of all of them. partial: of each sum, [groups, cols].
+// partial: of each sum, [groups, cols].
 template <class Op, class Load, class Store, int kSums>
 struct SummedArguments {
   Arguments<Op, Load, Store> of;
-  int64 rows_of_group, groups, interleaved;
+  int64 rows_of_group, groups;
   typename Op::Compute* partial[kSums];
 };
 
@@ -107,9 +107,8 @@ constexpr int kBehindRow = Shape::kBlock * Load::template kRowBytes<Shape::kVect
 // Begins to copy this thread's vectors of a row, without what all rows share.
 template <class Shape, class Op, class Load, class Store, class Tile>
 inline void prefetch_row(const Arguments<Op, Load, Store>& a, int64 row, int place, const Tile& tile) {
-  auto source = a.load.at(row);
-  auto target = a.store.at(row);
-  source.make_rows_opaque(), target.make_rows_opaque();  // or each vector's address is computed from the row's number
+  const auto source = a.load.at(row);
+  const auto target = a.store.at(row);
 #pragma unroll
   for (int p = 0; p < Shape::kVectors; ++p) {
     if (!tile.has(p)) continue;
@@ -196,9 +195,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   auto has = [&](int p) { return p < Shape::kAlwaysValid || p * kGroup + lane < share.vectors; };
   auto col = [&](int p) { return share.head + (share.before + p * kGroup + lane) * kVector; };
   auto masked_from = [&](int p) { return p * (kGroup * kVector); };
-  int edge = -1;  // the column of this thread's element that is in no vector; below 0: it has none
-  auto edge_col = [&] { return edge; };
-  auto has_edge = [&] { return kEdge > 0 && edge >= 0; };
+  auto edge_col = [&] { return lane < share.heads ? lane : lane - share.heads + share.tail; };
+  auto has_edge = [&] { return kEdge > 0 && lane < share.heads + share.tails; };
   const ThreadTile tile = {has, col, edge_col, has_edge, masked_from, lane};
   ParametersAtUse<Store, Shape> parameters;
 
@@ -222,24 +220,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   typename Load::RowPointer waiting;
   unsigned turn = 0;  // rows of this block so far: of slots and mailboxes
 
-  const auto interleaved = [&] {
-    if constexpr (kEdge == 0) return Constant<kInterleaved>();
-    else return int(all.interleaved);
-  }();
-  const auto step = [&] {
-    if constexpr (kEdge == 0) return Constant<Shape::kGroups * kInterleaved>();
-    else return Shape::kGroups * interleaved;
-  }();
-  const int groups = int(all.groups);
-  const int64 rows_together = all.rows_of_group * interleaved;
-  for (int group = blockIdx.x / kCtasPerRow; group < groups; group += gridDim.x / kCtasPerRow) {
-    const int64 begin = group / interleaved * rows_together;
+  const int64 step = int64(Shape::kGroups) * kInterleaved, rows_together = all.rows_of_group * kInterleaved;
+  for (int64 group = blockIdx.x / kCtasPerRow; group < all.groups; group += gridDim.x / kCtasPerRow) {
+    const int64 begin = group / kInterleaved * rows_together;
     const int64 end = begin + rows_together < a.rows ? begin + rows_together : a.rows;
-    const int64 base = begin + group % interleaved * Shape::kGroups;
-    if constexpr (kEdge > 0) {
-      share = share_at(base + slot);
-      edge = lane < share.heads ? lane : lane < share.heads + share.tails ? lane - share.heads + share.tail : -1;
-    }
+    int64 base = begin + group % kInterleaved * Shape::kGroups;
+    if constexpr (kEdge > 0) share = share_at(base + slot);
+    auto number = [&](int64 from) { return from + slot < end ? from + slot : a.rows; };
     Compute sums[kSums][Shape::kElements] = {};
 
     // Add up the columns of what is loaded.
@@ -267,12 +254,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       }
     };
 
-    // of this group of threads; all of a block go through as many as the first has
-    const auto rows_from = [&](int64 from) {
-      return from < end ? int((unsigned(end - from) - 1) / unsigned(step)) + 1 : 0;
-    };
-    const int all_rows = rows_from(base), own_rows = rows_from(base + slot);
     if constexpr (kStaged && !kTakes) {
+      // of this group of threads; all of a block go through as many as the first has
+      const auto rows_from = [&](int64 from) { return from < end ? int((end - from + step - 1) / step) : 0; };
+      const int all_rows = rows_from(base), own_rows = rows_from(base + slot);
       const int64 first = own_rows > 0 ? base + slot : 0;
       auto row_at = [&](int j) { return first + (j < own_rows ? j : 0) * step; };
       auto prefetch = [&](int j, int place) {
@@ -367,38 +352,38 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         ++turn;
       }
     } else {
-      int64 row = base + slot;  // the row in work
-      auto prefetch = [&](int j, int ahead, int place) {
+      auto prefetch = [&](int64 from, int place) {
         if constexpr (kTakes) {  // else there may be vectors of fewer bytes than a copy has
-          if (j + ahead < own_rows) prefetch_row<Shape>(a, row + ahead * step, place, tile);
+          if (from + slot < end) prefetch_row<Shape>(a, from + slot, place, tile);
           commit_copies();  // an empty group too: wait counts groups
         }
       };
-      auto load = [&](int j, int64 from) {
+      auto load = [&](int64 from) {
         if constexpr (kTakes) {
-          if (Shape::kGroups == 1 || j < own_rows) load_uncopied(a, rows, around[0], from, tile);
+          there[0] = from + slot < end;
+          if (Shape::kGroups == 1 || there[0]) load_uncopied(a, rows, around[0], from + slot, tile);
         } else {
-          load_rows(a, rows, around, 0, [&](int) { return j < own_rows ? from : a.rows; }, tile);
+          load_rows(a, rows, around, 0, [&](int) { return number(from); }, tile);
         }
       };
       if constexpr (kTakes) {
 #pragma unroll
-        for (int s = 0; s < kStages; ++s) prefetch(0, s, s);
+        for (int s = 0; s < kStages; ++s) prefetch(base + s * step, s);
         keep_columns<kVector, As>(a, kept, kept_of_results, tile);
       }
-#pragma unroll
-      for (int i = 0; i < Shape::kInVectors; ++i) x[0][i] = Op::padding();  // of vectors that this thread has not
       int place = 0, place_before = kStages;
-      if (all_rows > 0) load(0, row);
-      for (int j = 0; j < all_rows; ++j, row += step) {
-        const bool here = Shape::kGroups == 1 || j < own_rows;
+      if (base < end) load(base);
+      for (; base < end; base += step) {
+        const bool here = (kTakes && Shape::kGroups == 1) || there[0];
         if constexpr (kTakes) {  // what was there has been written
-          prefetch(j, kStages, place_before);
+          prefetch(base + kStages * step, place_before);
           wait_for_copies<kStages>();
         }
 #pragma unroll
         for (int p = 0; p < kVectors; ++p) {
           ElementOf<Op>* const values = x[0] + p * kVector;
+#pragma unroll
+          for (int i = 0; i < kVector; ++i) values[i] = Op::padding();
           if (!here || !tile.has(p)) continue;
           if constexpr (kTakes) {
             kept[p].make_opaque();
@@ -414,7 +399,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 #pragma unroll
         for (int p = 0; p < kVectors; ++p) operands[p] = epilogue_operands[0][p];
         const auto operands_edge = epilogue_operands_edge[0];
-        if (j + 1 < all_rows) load(j + 1, row + step);  // on its way while this row is computed
+        if (base + step < end) load(base + step);  // on its way while this row is computed
         else pdl_trigger_late();
 
         const Counts counts = count_elements<Shape>(share, tile);
@@ -451,7 +436,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         place_before = place, place = place == kStages ? 0 : place + 1;
       }
     }
-    write_sums<Shape>(sums, all.partial, int64(group) * a.cols, slot, cols, tile);
+    write_sums<Shape>(sums, all.partial, group * a.cols, slot, cols, tile);
   }
 }
 

@@ -167,8 +167,6 @@ inline void make_opaque(float&) {}
 inline void make_opaque(double&) {}
 template <typename T>
 inline void make_opaque(T*&) {}
-inline void make_any(float& number) { number = as_float(0x7fc00000u); }  // which shows where it counts
-inline void make_any(double& number) { number = as_double(0, 0x7ff80000u); }
 template <int kBytes>
 inline void copy_async(void* shared, const void* global) {
   simulator::copy_later(shared, global, kBytes, {"copy_async", __FILE__, __LINE__});

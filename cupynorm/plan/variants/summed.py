@@ -239,12 +239,12 @@ def _worth(question: Question, plan: Plan) -> tuple[float, int, int, int]:
     problem = question.problem
     numbers = question.rules.column_sums
     filled = problem.vectors / (plan.ctas_per_row * plan.group * plan.vectors)
-    reached = numbers.reached_by_clusters.get(plan.ctas_per_row, numbers.multiprocessors)
+    reached = numbers.reached_by_clusters if plan.ctas_per_row > 1 else numbers.multiprocessors
     most = max(1, plan.min_blocks * (reached // plan.ctas_per_row))
     turns = math.ceil(problem.row_groups / most)
     at_once = problem.row_groups / turns
     rows = at_once * (plan.block // plan.group) / numbers.multiprocessors
-    on_the_way = rows * problem.cols * _loaded_bytes(problem) * max(1, plan.stages + plan.waits)
+    on_the_way = rows * problem.cols * _loaded_bytes(problem) * max(1, plan.stages)
     busy = at_once / min(most, problem.row_groups)
     threads = at_once * plan.ctas_per_row * plan.block / numbers.multiprocessors
     worth = min(on_the_way, numbers.busy_bytes) * math.sqrt(min(1.0, filled)) * busy
