@@ -267,7 +267,7 @@ PART = re.compile(
 )
 
 
-def _parts(code: str) -> list[re.Match[str]] | None:
+def parts_of(code: str) -> list[re.Match[str]] | None:
     """Take a text apart; None if it has anything that PART does not know."""
     found, at = [], 0
     while at < len(code):
@@ -294,7 +294,7 @@ class Wanted(NamedTuple):
     def parts(self) -> list[re.Match[str]] | None:
         """What the code consists of; None if it cannot be joined with others, or leaves out what it needs."""
         needed = re.findall(r"\bFunction_\w+", self.name)
-        return _parts(self.code) if all(f"struct {each} {{" in self.code for each in needed) else None
+        return parts_of(self.code) if all(f"struct {each} {{" in self.code for each in needed) else None
 
     @property
     def path(self) -> Path:
