@@ -351,6 +351,7 @@ def library(code: str, name: str, options: Iterable[str] = ()) -> Path:
     if one.path.exists():
         os.utime(one.path)
         return one.path
+    alone.append(one)
     return _compile(_text([code], [one]), _all_options(one, _all_flags()), one.key, _link())
 
 
@@ -410,6 +411,7 @@ def place_of(library: str, offset: str) -> str:
 
 # Where rehearsal.py wants to know which kernels tests need: a Library then is one that cannot be launched.
 rehearsed: list[Wanted] | None = None
+alone: list[Wanted] = []  # what this process compiled without others
 
 
 class Library:
