@@ -40,7 +40,7 @@ from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler, nvrtc
 from cupynorm.runtime.devices import EARLY_SINCE
 from cupynorm.runtime.nvrtc import Cubin
-from tests.simulator.build import parts_of
+from tests.module_text import joined
 
 OPS = (LAYER_NORM, RMS_NORM, SOFTMAX, LOG_SOFTMAX)
 
@@ -257,15 +257,6 @@ def widest_instances(
 _KEPT = 32 * KERNELS_PER_MODULE
 _Key = tuple[str, str, str, int | None]  # the text, the name expression, the architecture and NVRTC's major
 _compiled: dict[_Key, Cubin] = {}
-
-
-def joined(texts: Iterable[str]) -> str:
-    """Return one text with all that these consist of; texts of what is fused may define the same functions."""
-    found: dict[str, None] = {}
-    for text in dict.fromkeys(texts):
-        parts = parts_of(text)
-        found |= dict.fromkeys([text] if parts is None else [part[0] for part in parts])
-    return "".join(found)
 
 
 def compile_together(

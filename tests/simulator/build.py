@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tests.module_text import parts_of
+
 from . import elf
 
 if TYPE_CHECKING:
@@ -258,25 +260,6 @@ def _bounds(name: str, code: str, headers: tuple[str, ...]) -> tuple[str, str]:
 
 
 COMMON = ("#include <row/variants.cuh>",)  # what many kernels include first
-
-
-# All that a text of runtime.compiler.text() consists of: such texts can be joined, and no others.
-PART = re.compile(
-    r"(?P<comment>//.*\n)|(?P<include>#include <.*>\n)|(?P<line>static_assert\(.*\);\n)"
-    r"|(?P<functions>namespace cupynorm \{\n(?:.*\n)*?\}  // namespace cupynorm\n)"
-)
-
-
-def parts_of(code: str) -> list[re.Match[str]] | None:
-    """Take a text apart; None if it has anything that PART does not know."""
-    found, at = [], 0
-    while at < len(code):
-        part = PART.match(code, at)
-        if part is None:
-            return None
-        found.append(part)
-        at = part.end()
-    return found
 
 
 class Wanted(NamedTuple):
