@@ -350,9 +350,12 @@ def together(kernels: Sequence[Wanted]) -> None:
             includes = tuple(part[0] for part in each.parts if part["include"])
             alike.setdefault((includes, each.passed, each.version), {})[each.key] = each
     for group in alike.values():
-        every = list(group.values())
-        for first in range(0, len(every), MOST_TOGETHER):
-            _compile_together(every[first : first + MOST_TOGETHER])
+        waiting = list(group.values())
+        while waiting := [
+            each for each in waiting if not each.path.exists()
+        ]:  # another process may have made some
+            _compile_together(waiting[:MOST_TOGETHER])
+            waiting = waiting[MOST_TOGETHER:]
 
 
 def _compile_together(kernels: Sequence[Wanted]) -> None:
