@@ -40,6 +40,7 @@ from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler, nvrtc
 from cupynorm.runtime.devices import EARLY_SINCE
 from cupynorm.runtime.nvrtc import Cubin
+from tests.module_text import joined
 
 OPS = (LAYER_NORM, RMS_NORM, SOFTMAX, LOG_SOFTMAX)
 
@@ -253,42 +254,45 @@ def widest_instances(
 
 
 # Several tests look at one kernel: the last ones that were compiled are kept. A kernel holds its whole module.
-_KEPT = 20 * KERNELS_PER_MODULE
-_compiled: dict[tuple[str, str, str, int | None], Cubin] = {}
+_KEPT = 32 * KERNELS_PER_MODULE
+_Key = tuple[str, str, str, int | None]  # the text, the name expression, the architecture and NVRTC's major
+_compiled: dict[_Key, Cubin] = {}
+
+
+def compile_together(
+    wanted: Sequence[tuple[str, str]], arch: str, major: int | None = None
+) -> Iterator[Cubin]:
+    """Compile kernels, each a text and a name expression, several to a module and on every core.
+
+    NVRTC is called without the interpreter's lock.
+    """
+    batches = [wanted[i : i + KERNELS_PER_MODULE] for i in range(0, len(wanted), KERNELS_PER_MODULE)]
+
+    def build(batch: Sequence[tuple[str, str]]) -> dict[_Key, Cubin]:
+        found = {(*each, arch, major): _compiled.get((*each, arch, major)) for each in batch}
+        new = [key for key, kernel in found.items() if kernel is None]
+        if new:
+            names = [name for _, name, *_ in new]
+            text = joined(text for text, *_ in new)
+            found |= zip(
+                new, nvrtc.compile_all(text, names, compiler.options(), arch, major=major), strict=True
+            )
+        return {key: kernel for key, kernel in found.items() if kernel is not None}
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for batch, kernels in zip(batches, pool.map(build, batches), strict=True):
+            _compiled.update(kernels)
+            for oldest in list(_compiled)[:-_KEPT]:
+                del _compiled[oldest]
+            yield from (kernels[(*each, arch, major)] for each in batch)
 
 
 def compile_instances(
     wanted: Sequence[Instance], arch: str, major: int | None = None
 ) -> Iterator[tuple[Instance, Cubin]]:
-    """Compile all, several to a module, on every core (NVRTC is called without the interpreter's lock)."""
-    # texts of what is fused may define the same functions: each has modules of its own
-    alike = itertools.groupby(wanted, lambda one: one.text if "struct Function_" in one.text else "")
-    batches = [
-        tuple(group[i : i + KERNELS_PER_MODULE])
-        for group in (list(each) for _, each in alike)
-        for i in range(0, len(group), KERNELS_PER_MODULE)
-    ]
-
-    def key(one: Instance) -> tuple[str, str, str, int | None]:
-        return one.text, one.expression, arch, major
-
-    def build(batch: Sequence[Instance]) -> list[Cubin]:
-        found = {key(each): _compiled.get(key(each)) for each in batch}
-        new = [each for each in batch if found[key(each)] is None]
-        if new:
-            text = "".join(dict.fromkeys(each.text for each in new))
-            kernels = nvrtc.compile_all(
-                text, [each.expression for each in new], compiler.options(), arch, major=major
-            )
-            found |= zip(map(key, new), kernels, strict=True)
-        return [found[key(each)] for each in batch]
-
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for batch, kernels in zip(batches, pool.map(build, batches), strict=True):
-            _compiled.update(zip(map(key, batch), kernels, strict=True))
-            for oldest in list(_compiled)[:-_KEPT]:
-                del _compiled[oldest]
-            yield from zip(batch, kernels, strict=True)
+    """Compile all, several to a module."""
+    kernels = compile_together([(each.text, each.expression) for each in wanted], arch, major)
+    return zip(wanted, kernels, strict=True)
 
 
 # --- reading what came out -----------------------------------------------------------------------------------------
@@ -340,7 +344,7 @@ GRID_COUNTER = "u32"  # how the barrier of the grid is read: it is the driver's,
 
 def endless_waits(kernel: Cubin) -> list[str]:
     """Say which loops of a kernel wait for something in device memory without counting how often they looked."""
-    body = kernel.ptx.split(f".entry {kernel.lowered_name}", 1)[1]
+    body = kernel.ptx.split(f".entry {kernel.lowered_name}", 1)[1].split(".entry ", 1)[0]
     places = {found[1]: found.start() for found in _LABEL.finditer(body)}
     loops = [
         (places[found[1]], found.end())

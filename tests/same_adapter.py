@@ -214,7 +214,7 @@ def _lowered(call: Call) -> Any:
     for number, (name, (shape, kind, holds)) in enumerate(form.given(call.rows, call.cols, dtype).items()):
         if holds in {"lengths", "ragged"}:  # checked to be at most cols
             arrays[name] = np.full(shape, call.cols, kind)
-        elif holds in {"labels", "divisors"}:  # looked at as well
+        elif holds == "labels" or (holds == "divisors" and len(shape) == 1):  # looked at as well
             arrays[name] = np.full(shape, holds == "divisors", kind)
         elif name in {"gamma", "beta"}:
             parameters = call.parameters
@@ -223,6 +223,8 @@ def _lowered(call: Call) -> Any:
             if name == "y":
                 placed = {} if call.apart else {"offset": call.offset, "gap": call.gap}
                 arrays[name] = _array(number, shape, _quantized(form, kind), **placed)
+        elif holds == "divisors":  # gigabytes that nobody looks at
+            arrays[name] = _array(number, shape, kind)
         elif name == "x" or len(shape) > 1:
             placed = {"offset": call.offset, "gap": call.gap if name == "x" else 0}
             arrays[name] = _array(number, shape, kind, **placed)

@@ -346,7 +346,7 @@ def fused_spec(
 def _with_sums(op: RowOp, spec: KernelSpec, sums: RowSums, texts: Sequence[str]) -> KernelSpec:
     """Return a row op's kernel, still without a text, with sums over rows in the same pass."""
     groups = sums.partial[0].shape[0]
-    problem = dataclasses.replace(spec.problem, column_sums=len(sums.partial), row_groups=groups)
+    problem = dataclasses.replace(spec.problem, row_groups=groups)
     pointers = [each.pointer for each in sums.partial]
     whole = summed_arguments(spec.params, pointers, sums.rows_of_group, groups)
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header="row/summed.cuh")
@@ -447,6 +447,7 @@ def _problem(
         + NUMBERS.loaded * (what.loaded is not None)
         + of_interval * (is_interval and (bool(load_operands) or doubles)),
         interval_mask=is_interval,
+        column_sums=0 if what.sums is None else len(what.sums.partial),
         band_cols=what.mask.band_cols if what.mask is not None and what.mask.has_band else 0,
         masked=bool(columns) and (what.mask is not None or what.counted is not None),
         most_kept=_most_kept(what.mask) if what.counted is None else cols,

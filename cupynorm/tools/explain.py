@@ -214,7 +214,8 @@ def form_specs(
     for name, (each, kind, holds) in what.given(rows, cols, dtype_of(dtype)).items():
         if holds == "result":
             continue
-        if holds in {"lengths", "ragged", "labels", "divisors"}:  # which are looked at
+        # those which are looked at
+        if holds in {"lengths", "ragged", "labels"} or (holds == "divisors" and len(each) == 1):
             given[name] = np.full(each, {"labels": 0, "divisors": 1}.get(holds, cols), kind)
         else:  # untouched pages take no memory
             given[name] = np.empty(math.prod(each) + offset, kind)[offset:].reshape(each)

@@ -278,6 +278,22 @@ def test_without_a_device_the_self_test_says_so(monkeypatch: pytest.MonkeyPatch)
         selftest._compare_form(FORMS["dropout"], 8, "float32", on_device=True)
 
 
+@every_form
+def test_a_call_is_lowered_without_memory_for_its_elements(
+    what: Form, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = np.full
+
+    def small(shape: tuple[int, ...], *args: Any) -> Any:
+        assert math.prod(shape) <= 300
+        return full(shape, *args)
+
+    monkeypatch.setattr(np, "full", small)
+    monkeypatch.setattr(np, "ones", None)
+
+    assert explain.form_specs(what, 300, 200, "float32", limits=RECORDED["h200"])
+
+
 def test_explain_gives_values() -> None:
     found = explain.explain_form(FORMS["softmax/where"], (8, 64), "float16", device="h200")
 

@@ -25,11 +25,11 @@ from cupynorm.lower.sums import (
     tiles_of,
 )
 from cupynorm.lower.tracing import traced
-from cupynorm.runtime import compiler, devices, nvrtc
+from cupynorm.runtime import devices, nvrtc
 from cupynorm.tools import bench
 from cupynorm.tools.results import Point
 from tests import SLOW, simulator
-from tests.build_gate import begins_too_soon, code_of, nvdisasm, spills
+from tests.build_gate import begins_too_soon, code_of, compile_together, nvdisasm, spills
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
 
 ARCHS = ("75", "80", "86", "89", "90", "100", "120") if SLOW else ("90",)
@@ -307,7 +307,7 @@ def test_all_loads_of_a_batch_are_issued_before_the_first_row_is_computed(
     limits = devices.present_limits()
     what = bench.lowered(Point(op, dtype, 49152, cols, 0), limits=limits)
     tiles = what.problem.tiles
-    (cubin,) = nvrtc.compile_all(what.text, [what.expression(tiles)], compiler.options(), "90")
+    (cubin,) = compile_together([(what.text, what.expression(tiles))], "90")
 
     longest = run_of_loads = 0
     for line in code_of(cubin, "90").instructions:
@@ -325,7 +325,7 @@ def test_all_loads_of_a_batch_are_issued_before_the_first_row_is_computed(
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_kernels_compile_without_spills(dtype: str, arch: str) -> None:
     kind = dtype_of(dtype)
-    compute = compute_dtype(kind, kind)
+    compute, wanted = compute_dtype(kind, kind), []
     for cols in (1024, 1023):
         size = kind.itemsize
 
@@ -342,11 +342,12 @@ def test_kernels_compile_without_spills(dtype: str, arch: str) -> None:
         assert shape is not None
         step = compute.itemsize
         partial = [View(place << 40, shape, (shape[1] * step, step), compute) for place in (1, 2)]
-        for spec in sum_specs(what, compute, partial):
-            name = spec.expression(spec.problem.tiles)
-            (cubin,) = nvrtc.compile_all(spec.text, [name], compiler.options(), arch)
-            assert not spills(cubin), name
-            assert not begins_too_soon(code_of(cubin, arch), arch), name
+        wanted += [
+            (spec.text, spec.expression(spec.problem.tiles)) for spec in sum_specs(what, compute, partial)
+        ]
+    for (_, name), cubin in zip(wanted, compile_together(wanted, arch), strict=True):
+        assert not spills(cubin), name
+        assert not begins_too_soon(code_of(cubin, arch), arch), name
 
 
 @pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
@@ -356,6 +357,7 @@ def test_kernels_compile_without_spills(dtype: str, arch: str) -> None:
 def test_gradients_of_activations_compile_without_spills(gate: str | None, dtype: str, arch: str) -> None:
     kind = dtype_of(dtype)
     compute, size = compute_dtype(kind, kind), kind.itemsize
+    wanted = []
     # aligned float64 spills on compute capability 12.0: 80 registers for two rows with erfc
     for cols in (1024, 1001) if arch != "120" else (1001,):
         width = cols if gate is None else 2 * cols
@@ -369,12 +371,10 @@ def test_gradients_of_activations_compile_without_spills(gate: str | None, dtype
         strides = (shape[1] * step, step)
         partial = [View(place << 40, shape, strides, compute) for place in range(5, 5 + len(results))]
         spec = sum_specs(what, compute, partial)[0]
-        (cubin,) = nvrtc.compile_all(
-            spec.text, [spec.expression(spec.problem.tiles)], compiler.options(), arch
-        )
-
         assert (spec.problem.tiles.unit > 0) == (cols == 1001)
-        assert not spills(cubin)
-        assert not begins_too_soon(code_of(cubin, arch), arch)
+        wanted.append((spec.text, spec.expression(spec.problem.tiles)))
+    for (_, name), cubin in zip(wanted, compile_together(wanted, arch), strict=True):
+        assert not spills(cubin), name
+        assert not begins_too_soon(code_of(cubin, arch), arch), name
         if arch == "90":  # two blocks of a multiprocessor at least, without both halves' sums three
-            assert cubin.registers <= (128 if gate else 80)
+            assert cubin.registers <= (128 if gate else 80), name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -14,9 +15,9 @@ from cupynorm.lower.gradients import activation_sums_in_any_layout
 from cupynorm.lower.layouts import stretched
 from cupynorm.lower.sums import Sums, sum_specs
 from cupynorm.plan.limits import RECORDED
-from cupynorm.runtime import compiler, nvrtc
+from cupynorm.runtime import nvrtc
 from tests import SLOW
-from tests.build_gate import begins_too_soon, code_of, nvdisasm, spills
+from tests.build_gate import begins_too_soon, code_of, compile_together, nvdisasm, spills
 
 ARCHS = ("75", "80", "86", "89", "90", "100", "120") if SLOW else ("90",)
 SHAPE = (64, 256, 3136)  # images, channels, pixels
@@ -66,26 +67,23 @@ def first_of(what: Sums, compute: Any) -> Any:
     return sum_specs(what, compute, rooms[: len(what.results)])[0]
 
 
-@pytest.mark.parametrize(
-    "dtype", [each for each in ("float16", "bfloat16", "float32", "float64") if each in DTYPES]
-)
 @pytest.mark.parametrize("gate", [None, "second"])
-@pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("lowered", [forward, backward])
-def test_kernels(lowered: Any, dtype: str, gate: str | None, step: int) -> None:
+def test_kernels(lowered: Any, gate: str | None) -> None:
     if nvdisasm() is None:
         pytest.skip("nvdisasm is not installed")
-    spec = lowered(dtype_of(dtype), gate, step)
-    plan = spec.problem.plan(RECORDED["h200"])
-    assert plan.vector * dtype_of(dtype).itemsize == (16 if step == 1 else dtype_of(dtype).itemsize)
-    for arch in ARCHS:
-        if arch not in nvrtc.supported_archs():
-            continue
-        (cubin,) = nvrtc.compile_all(spec.text, [spec.expression(plan)], compiler.options(), arch)
-        code = code_of(cubin, arch)
-        found = spills(cubin) + begins_too_soon(code, arch)
-        if step == 1:
-            found += (
-                [] if code.accesses["LDG", 16] and code.accesses["STG", 16] else ["no access of 16 bytes"]
-            )
-        assert not found, (arch, found)
+    wanted = {}
+    for dtype, step in itertools.product(DTYPES, (1, 2)):
+        spec = lowered(dtype_of(dtype), gate, step)
+        plan = spec.problem.plan(RECORDED["h200"])
+        assert plan.vector * dtype_of(dtype).itemsize == (16 if step == 1 else dtype_of(dtype).itemsize)
+        wanted[dtype, step] = spec.text, spec.expression(plan)
+    for arch in (each for each in ARCHS if each in nvrtc.supported_archs()):
+        for (dtype, step), cubin in zip(wanted, compile_together([*wanted.values()], arch), strict=True):
+            code = code_of(cubin, arch)
+            found = spills(cubin) + begins_too_soon(code, arch)
+            if step == 1:
+                found += (
+                    [] if code.accesses["LDG", 16] and code.accesses["STG", 16] else ["no access of 16 bytes"]
+                )
+            assert not found, (dtype, step, arch, found)

@@ -13,13 +13,12 @@ from cupynorm.call.view import View
 from cupynorm.host.philox import Dropout
 from cupynorm.lower import elementwise
 from cupynorm.lower.elementwise import Each, elementwise_spec, tiles
-from cupynorm.runtime import compiler, nvrtc
+from cupynorm.runtime import nvrtc
 from cupynorm.runtime.nvrtc import Cubin
 from tests import SLOW
-from tests.build_gate import NOT_GLOBAL, begins_too_soon, code_of, nvdisasm, spills
+from tests.build_gate import NOT_GLOBAL, begins_too_soon, code_of, compile_together, nvdisasm, spills
 
 ARCHS = ("70", "75", "80", "86", "89", "90", "100", "120") if SLOW else ("70", "90")
-PER_MODULE = 12
 
 pytestmark = pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
 
@@ -88,14 +87,9 @@ ALL = (*WHOLE, *OTHERS)
 def build(cases: tuple[Case, ...], arch: str) -> list[tuple[Case, Cubin, int]]:
     if arch not in nvrtc.supported_archs():
         pytest.skip(f"no NVRTC for sm_{arch}")
-    found = []
-    for at in range(0, len(cases), PER_MODULE):
-        some = [(case, *kernel(case)) for case in cases[at : at + PER_MODULE]]
-        text = "".join(dict.fromkeys(text for _, text, _, _ in some))
-        names = [expression for _, _, expression, _ in some]
-        made = nvrtc.compile_all(text, names, compiler.options(), arch)
-        found += [(case, cubin, vector) for (case, _, _, vector), cubin in zip(some, made, strict=True)]
-    return found
+    kernels = [kernel(case) for case in cases]
+    made = compile_together([(text, name) for text, name, _ in kernels], arch)
+    return [(case, cubin, vector) for case, (_, _, vector), cubin in zip(cases, kernels, made, strict=True)]
 
 
 def faults(case: Case, cubin: Cubin, vector: int, arch: str) -> list[str]:

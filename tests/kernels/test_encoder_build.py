@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 
@@ -150,6 +151,18 @@ FEW_PLANS = [
 PARAMETERS_AT = 0x210  # in the constant bank, for sm_90
 
 
+@functools.cache
+def instructions(ending):
+    """Return the code of each of FEW_PLANS, with something in front of its kernel's header."""
+    headers = "".join(
+        f"#include <{each}.cuh>\n" for each in ("row/variants", "elementwise/elementwise", "bert/mma")
+    )
+    text = f"{headers}{ending}#include <bert/few.cuh>\n"
+    names = [f"cupynorm::multiply_few<cupynorm::half, {', '.join(map(str, plan))}>" for plan in FEW_PLANS]
+    kernels = nvrtc.compile_all(text, names, compiler.options())
+    return {plan: code_of(each, "90").instructions for plan, each in zip(FEW_PLANS, kernels, strict=True)}
+
+
 def pointers_of(code):
     """Return the names of the pointers of a Few that instructions fetch."""
     found = set()
@@ -172,16 +185,7 @@ def test_products_of_few_tokens_read_constants_alone_before_they_wait(plan):
         pytest.skip("no NVRTC that knows the architecture")
     if nvdisasm() is None:
         pytest.skip("no nvdisasm")
-    name = f"cupynorm::multiply_few<cupynorm::half, {', '.join(map(str, plan))}>"
-    headers = "".join(
-        f"#include <{each}.cuh>\n" for each in ("row/variants", "elementwise/elementwise", "bert/mma")
-    )
-
-    def code(ending):
-        text = f"{headers}{ending}#include <bert/few.cuh>\n"
-        return code_of(nvrtc.compile(text, name, compiler.options()), "90").instructions
-
-    whole, before = code(""), code("#define pdl_wait() return\n")
+    whole, before = instructions("")[plan], instructions("#define pdl_wait() return\n")[plan]
 
     waits = next(i for i, each in enumerate(whole) if each.startswith("ACQBULK"))
     copies = [each for each in before if each.startswith("LDGSTS")]
@@ -202,19 +206,17 @@ def test_products_of_few_tokens_read_constants_alone_before_they_wait(plan):
 def test_the_encoders_small_kernels_keep_nothing_in_local_memory(arch):
     if not nvrtc.majors():
         pytest.skip("no NVRTC")
+    names = ["cupynorm::differ<4>"]
     for dtype in DTYPES:
         compute = cpp(compute_dtype(dtype_of(dtype)))
         kinds = f"{cpp(dtype_of(dtype))}, {compute}"
         for vector in (1, 16 // dtype_of(dtype).itemsize):
-            names = [f"cupynorm::look_up<{vector}, {kinds}>"]
+            names += [f"cupynorm::look_up<{vector}, {kinds}>"]
             names += [f"cupynorm::pool<{vector}, {each}, {kinds}>" for each in ("true", "false")]
-            names += ["cupynorm::differ<4>"]
-            text = "#include <row/variants.cuh>\n#include <bert/encoder.cuh>\n"
-            for name, kernel in zip(
-                names, nvrtc.compile_all(text, names, compiler.options(), arch), strict=True
-            ):
-                assert not spills(kernel), name
-                assert not begins_too_soon(code_of(kernel, arch), arch), name
+    text = "#include <row/variants.cuh>\n#include <bert/encoder.cuh>\n"
+    for name, kernel in zip(names, nvrtc.compile_all(text, names, compiler.options(), arch), strict=True):
+        assert not spills(kernel), name
+        assert not begins_too_soon(code_of(kernel, arch), arch), name
 
 
 @pytest.mark.parametrize(("size", "vector"), [(64, 8), (36, 4), (10, 2), (33, 1)])

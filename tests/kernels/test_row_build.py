@@ -194,15 +194,14 @@ def test_where_registers_are_fewest_no_nvrtc_spills(major: int) -> None:
 
 
 def build_fused(kind: str, arch: str, choice: Callable[[Iterable[Plan]], Iterable[Plan]]) -> list[Built]:
+    names = DTYPES if SLOW else FUSED_DTYPES
+    instances = [each for name in names for each in fused_instances(kind, name, arch, choice)]
     built = []
-    for name in DTYPES if SLOW else FUSED_DTYPES:  # each a module: their functions have the same names
-        for instance, kernel in compile_instances(
-            fused_instances(kind, name, arch, choice), arch, newest_major()
-        ):
-            code = code_of(kernel, arch)
-            faults = spills(kernel) + narrow_loads(instance, code)
-            faults += begins_too_soon(code, arch) + stalls_a_cluster(code, arch)
-            built.append(Built(instance, tuple(faults), len(code.instructions)))
+    for instance, kernel in compile_instances(instances, arch, newest_major()):
+        code = code_of(kernel, arch)
+        faults = spills(kernel) + narrow_loads(instance, code)
+        faults += begins_too_soon(code, arch) + stalls_a_cluster(code, arch)
+        built.append(Built(instance, tuple(faults), len(code.instructions)))
     return built
 
 
@@ -230,15 +229,19 @@ def test_fused_rows_that_the_grid_shares_neither_spill_nor_wait_without_end(kind
     def shared(plans: Iterable[Plan]) -> list[Plan]:
         return extremes(each for each in plans if each.variant == "split")
 
-    built = []
+    instances = []
     for name in FUSED_DTYPES:
-        instances = fused_instances(kind, name, "90", shared)
-        assert {(each.plan.kernel, each.plan.unaligned) for each in instances} == {
+        of_dtype = fused_instances(kind, name, "90", shared)
+        assert {(each.plan.kernel, each.plan.unaligned) for each in of_dtype} == {
             ("row_reread", 0),
             ("row_reread", 1),
         }
-        for instance, kernel in compile_instances(instances, "90", newest_major()):
-            built.append(Built(instance, tuple(spills(kernel) + endless_waits(kernel)), 0))
+        instances += of_dtype
+
+    built = [
+        Built(instance, tuple(spills(kernel) + endless_waits(kernel)), 0)
+        for instance, kernel in compile_instances(instances, "90", newest_major())
+    ]
 
     assert_good(built)
 
@@ -251,15 +254,17 @@ def test_what_is_fused_neither_spills_nor_splits_vectors(kind: str) -> None:
 
 
 def test_fused_clusters_of_rows_that_fill_no_vectors_do_not_spill(kind: str) -> None:
-    built = []
+    instances = []
     for name in FUSED_DTYPES:
         clusters = narrow_clusters(kind, name, "90", tightest)
         assert {each.plan.variant for each in clusters} == {"cluster"}
         assert all(each.plan.unaligned or each.plan.vector == 1 for each in clusters)
-        built += [
-            Built(instance, tuple(spills(kernel)), 0)
-            for instance, kernel in compile_instances(clusters, "90", newest_major())
-        ]
+        instances += clusters
+
+    built = [
+        Built(instance, tuple(spills(kernel)), 0)
+        for instance, kernel in compile_instances(instances, "90", newest_major())
+    ]
 
     assert_good(built)
 
@@ -268,18 +273,19 @@ def test_fused_clusters_of_rows_that_fill_no_vectors_do_not_spill(kind: str) -> 
 def test_fused_rows_that_are_sent_ahead_neither_spill_nor_take_more_shared_memory_than_is_kept_for_it(
     kind: str, arch: str
 ) -> None:
-    built = []
+    instances, built = [], []
     sampled = ("float16", "float32")[list(FUSED).index(kind) % 2]
     for name in FUSED_DTYPES if SLOW else (sampled,):
-        instances = ahead_instances(kind, name, arch)
-        assert {each.plan.unaligned for each in instances} == {0, 1}
-        for instance, kernel in compile_instances(instances, arch, newest_major()):
-            faults = spills(kernel)
-            if kernel.shared_bytes > STATIC_SHARED_BYTES:
-                faults.append(f"{kernel.shared_bytes} bytes of static shared memory")
-            code = code_of(kernel, arch)
-            faults += begins_too_soon(code, arch) + stalls_a_cluster(code, arch)
-            built.append(Built(instance, tuple(faults), 0))
+        of_dtype = ahead_instances(kind, name, arch)
+        assert {each.plan.unaligned for each in of_dtype} == {0, 1}
+        instances += of_dtype
+    for instance, kernel in compile_instances(instances, arch, newest_major()):
+        faults = spills(kernel)
+        if kernel.shared_bytes > STATIC_SHARED_BYTES:
+            faults.append(f"{kernel.shared_bytes} bytes of static shared memory")
+        code = code_of(kernel, arch)
+        faults += begins_too_soon(code, arch) + stalls_a_cluster(code, arch)
+        built.append(Built(instance, tuple(faults), 0))
 
     assert_good(built)
 

@@ -25,13 +25,15 @@ STEP = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 STEPS = [*STEP.finditer(TEXT)]
-# the self-test of a device, of the new op alone and at three widths
+# the self-test of a device, of the new op alone and at three widths; at first to see which kernels it needs, so that
+# they are compiled together
 ON_THE_SIMULATOR = """
 import json
 import pytest
 from cupynorm.plan.config import VARIANTS
 from tests import simulator
-with pytest.MonkeyPatch.context() as monkeypatch:
+from tests.simulator import build
+def run():
     simulator.install(monkeypatch)
     from cupynorm.catalog import op_table
     from cupynorm.tools import selftest
@@ -39,7 +41,14 @@ with pytest.MonkeyPatch.context() as monkeypatch:
     monkeypatch.setattr(selftest, "QUICK", {1: "one", 1001: "odd", 2056: "more than a warp holds"})
     monkeypatch.setattr(selftest.forms, "FORMS", {})
     monkeypatch.setattr(selftest, "_processors", lambda: 1)
-    results = list(selftest.run())
+    return list(selftest.run())
+with pytest.MonkeyPatch.context() as monkeypatch:
+    monkeypatch.setattr(build, "rehearsed", [])
+    run()
+    wanted = build.rehearsed
+build.together(wanted)
+with pytest.MonkeyPatch.context() as monkeypatch:
+    results = run()
 print(json.dumps([[each.variant, each.dtype, each.shape[-1], each.ok, each.note] for each in results]))
 """
 

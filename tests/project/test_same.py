@@ -34,7 +34,9 @@ def copy(tmp_path):
     """Make a copy of the checkout, or of what matters here."""
     for name in ("cupynorm", "kernels", "tests"):
         others = () if name == "cupynorm" else ("data",)  # the planner's rules are data of the package
-        ignored = shutil.ignore_patterns("__pycache__", "gpu", "simulator", *others)
+        ignored = shutil.ignore_patterns(
+            "gpu", "simulator", *others
+        )  # what is compiled of Python is as good there
         shutil.copytree(CHECKOUT / name, tmp_path / name, ignore=ignored)
     return tmp_path
 

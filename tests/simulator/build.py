@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tests.module_text import parts_of
+
 from . import elf
 
 if TYPE_CHECKING:
@@ -260,25 +262,6 @@ def _bounds(name: str, code: str, headers: tuple[str, ...]) -> tuple[str, str]:
 COMMON = ("#include <row/variants.cuh>",)  # what many kernels include first
 
 
-# All that a text of runtime.compiler.text() consists of: such texts can be joined, and no others.
-PART = re.compile(
-    r"(?P<comment>//.*\n)|(?P<include>#include <.*>\n)|(?P<line>static_assert\(.*\);\n)"
-    r"|(?P<functions>namespace cupynorm \{\n(?:.*\n)*?\}  // namespace cupynorm\n)"
-)
-
-
-def _parts(code: str) -> list[re.Match[str]] | None:
-    """Take a text apart; None if it has anything that PART does not know."""
-    found, at = [], 0
-    while at < len(code):
-        part = PART.match(code, at)
-        if part is None:
-            return None
-        found.append(part)
-        at = part.end()
-    return found
-
-
 class Wanted(NamedTuple):
     """A kernel that is to be compiled, and all that decides on what comes out."""
 
@@ -294,7 +277,7 @@ class Wanted(NamedTuple):
     def parts(self) -> list[re.Match[str]] | None:
         """What the code consists of; None if it cannot be joined with others, or leaves out what it needs."""
         needed = re.findall(r"\bFunction_\w+", self.name)
-        return _parts(self.code) if all(f"struct {each} {{" in self.code for each in needed) else None
+        return parts_of(self.code) if all(f"struct {each} {{" in self.code for each in needed) else None
 
     @property
     def path(self) -> Path:
@@ -351,6 +334,7 @@ def library(code: str, name: str, options: Iterable[str] = ()) -> Path:
     if one.path.exists():
         os.utime(one.path)
         return one.path
+    alone.append(one)
     return _compile(_text([code], [one]), _all_options(one, _all_flags()), one.key, _link())
 
 
@@ -366,9 +350,12 @@ def together(kernels: Sequence[Wanted]) -> None:
             includes = tuple(part[0] for part in each.parts if part["include"])
             alike.setdefault((includes, each.passed, each.version), {})[each.key] = each
     for group in alike.values():
-        every = list(group.values())
-        for first in range(0, len(every), MOST_TOGETHER):
-            _compile_together(every[first : first + MOST_TOGETHER])
+        waiting = list(group.values())
+        while waiting := [
+            each for each in waiting if not each.path.exists()
+        ]:  # another process may have made some
+            _compile_together(waiting[:MOST_TOGETHER])
+            waiting = waiting[MOST_TOGETHER:]
 
 
 def _compile_together(kernels: Sequence[Wanted]) -> None:
@@ -410,6 +397,7 @@ def place_of(library: str, offset: str) -> str:
 
 # Where rehearsal.py wants to know which kernels tests need: a Library then is one that cannot be launched.
 rehearsed: list[Wanted] | None = None
+alone: list[Wanted] = []  # what this process compiled without others
 
 
 class Library:

@@ -148,32 +148,45 @@ struct Warp {
   unsigned present, waiting, exited;
 };
 
-// Stacks for one block of the largest size. Some are kept from launch to launch: fresh pages cost more than the kernel.
-// Only the two ends of a stack are written as a rule, and only written pages take memory. Ends are in the middle of a
-// page, so that the far end of one stack shares it with the near end of the next: a grid of 132 blocks is 135168
-// stacks.
+// Stacks for one block of the largest size. They are kept from launch to launch, as long as no more than kKept threads
+// have run on those that are: fresh pages cost more than the kernel.
+// Only the two ends of a stack are written as a rule, and only written pages take memory. A stack's far end, of which
+// one word is looked at, is all but at the end of a page, the rest of which is the near end of another: 4080 bytes,
+// which most threads do not exceed. A grid of 132 blocks is 135168 stacks, in as many pages.
 class Stacks {
  public:
-  Stacks() {
+  explicit Stacks(int threads) : used_(threads) {
     std::lock_guard<std::mutex> hold(lock_);
-    if (!free_.empty()) base_ = free_.back(), free_.pop_back();
-    if (base_) return;
+    if (!free_.empty()) {
+      base_ = free_.back().base;
+      kept_ -= free_.back().used;
+      used_ = std::max(used_, free_.back().used);
+      free_.pop_back();
+      return;
+    }
     void* p = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) std::perror("simulator: no memory for stacks"), std::abort();
     base_ = static_cast<char*>(p);
   }
   ~Stacks() {
     std::lock_guard<std::mutex> hold(lock_);
-    if (free_.size() < kKept) free_.push_back(base_);
+    if (kept_ + used_ <= kKept) free_.push_back({base_, used_}), kept_ += used_;
     else munmap(base_, kBytes);
   }
-  char* operator[](int i) const { return base_ + kHalfPage + kStack * i; }
+  char* operator[](int i) const { return base_ + kPage - kWord + kStack * i; }
 
  private:
-  static constexpr size_t kHalfPage = 2048, kBytes = kStack * kMaxThreads + 2 * kHalfPage, kKept = 32;
+  struct Free {
+    char* base;
+    int used;  // threads that have written to them, at most
+  };
+  static constexpr size_t kPage = 4096, kWord = 16, kBytes = kStack * kMaxThreads + kPage;
+  static constexpr int kKept = 132 * kMaxThreads;
   char* base_ = nullptr;
+  int used_;
   inline static std::mutex lock_;
-  inline static std::vector<char*> free_;
+  inline static std::vector<Free> free_;
+  inline static int kept_ = 0;  // threads that have written to what is free
 };
 
 }  // namespace
@@ -305,7 +318,8 @@ class Block {
         total_(int(launch.threads())),
         fibers_(total_),
         warps_((total_ + 31) / 32),
-        copies_(total_) {
+        copies_(total_),
+        stacks_(total_) {
     dynamic_ = launch.shared();
     find_shared();
   }

@@ -23,7 +23,8 @@ from cupynorm.runtime import nvrtc
 from . import build
 
 AT_ONCE = 96  # tests that are rehearsed before one of them runs
-IN_VAIN = 24  # so many cases of a function in turn wanted nothing: the others will not either
+# so many cases of a function in turn wanted nothing: the others will not either, until one of them does
+IN_VAIN = 24
 WORTH_A_CASE = 0.02  # seconds that count for one more of them
 # fixtures that install the simulator
 FIXTURES = {"simulated", *(["xp"] if os.environ.get("CUPYNORM_TEST_DEVICE") == "simulator" else [])}
@@ -36,6 +37,9 @@ COMPARISONS = ("assert_allclose", "assert_array_equal", "assert_equal", "assert_
 CHECKS = ("assert_close", "check")  # functions of a file that compute and compare, several of them in a test
 
 _done: set[pytest.Item] = set()
+_left_out: dict[str, set[pytest.Item]] = collections.defaultdict(
+    set
+)  # by function, those behind IN_VAIN others
 _in_vain: dict[str, float] = collections.defaultdict(float)
 
 
@@ -98,6 +102,7 @@ def _rehearse(items: list[pytest.Item]) -> None:
         for item in items:
             _done.add(item)
             if _in_vain[_function(item)] >= IN_VAIN:
+                _left_out[_function(item)].add(item)
                 continue
             patch.setattr(build, "rehearsed", [])
             began = time.process_time()
@@ -111,6 +116,15 @@ def _rehearse(items: list[pytest.Item]) -> None:
             _in_vain[_function(item)] = 0 if new else _in_vain[_function(item)] + cost
             found |= new
     build.together(list(found.values()))
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    """Rehearse a function's other cases again where one that was left out has compiled a kernel alone."""
+    if build.alone:
+        function = nodeid.partition("[")[0]
+        _in_vain[function] = 0
+        _done.difference_update(_left_out.pop(function, ()))
+        build.alone.clear()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -21,6 +21,7 @@ from cupynorm.plan.config import DoesNotFitError
 from cupynorm.runtime import compiler, devices
 from cupynorm.tools import selftest
 from cupynorm.tools.selftest import Result
+from tests.simulator import simulated  # noqa: F401  a fixture
 
 
 def test_the_self_test_of_numpy_covers_ops_and_dtypes_and_passes() -> None:
@@ -93,10 +94,9 @@ def test_the_self_test_says_that_there_is_no_device(monkeypatch: pytest.MonkeyPa
         next(iter(selftest.run()))
 
 
-def test_the_self_test_of_a_device_tries_every_variant(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests import simulator
-
-    simulator.install(monkeypatch)
+def test_the_self_test_of_a_device_tries_every_variant(
+    simulated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # the simulator runs a launch in several orders, and compares all memory: other threads must not write meanwhile
     monkeypatch.setattr(selftest, "_processors", lambda: 1)
     monkeypatch.setattr(selftest, "QUICK", {3: "few", 2056: "more than a warp holds"})
