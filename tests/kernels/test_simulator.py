@@ -14,8 +14,8 @@ from cupynorm.call.view import View
 from cupynorm.lower.row import row_spec
 from cupynorm.ops.norm import LAYER_NORM
 from cupynorm.runtime import compiler, devices
-from tests import build_gate, simulator
-from tests.simulator import build, cupy, simulated  # noqa: F401  a fixture
+from tests import build_gate, module_text, simulator
+from tests.simulator import build, cupy, rehearsal, simulated  # noqa: F401  a fixture
 
 KERNEL = """
 namespace sample {{
@@ -947,3 +947,32 @@ def test_only_texts_that_are_whole_by_themselves_are_joined():
     assert build.wanted(code, name + "Function_1").parts is None  # a function that another text might have
     assert build.wanted(code + "int more;\n", name).parts is None
     assert build.wanted(code + "\n", name).key != build.wanted(code, name).key
+
+
+def test_texts_that_define_the_same_are_joined_to_one_that_defines_it_once() -> None:
+    header = "#include <row/variants.cuh>\n"
+    one, other = (
+        f"namespace cupynorm {{\nstruct {each} {{\n}};\n}}  // namespace cupynorm\n" for each in "AB"
+    )
+
+    assert module_text.joined([header + one, header + other + one]) == header + one + other
+    assert module_text.joined([header + one, "int unknown;\n" + one]) == header + one + "int unknown;\n" + one
+
+
+def test_cases_that_a_rehearsal_left_out_come_back_when_one_compiled_a_kernel_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left_out, other = object(), object()
+    monkeypatch.setattr(rehearsal, "_left_out", {"test_f": {left_out}})
+    monkeypatch.setattr(rehearsal, "_done", {left_out, other})
+    monkeypatch.setattr(rehearsal, "_in_vain", {"test_f": rehearsal.IN_VAIN})
+    monkeypatch.setattr(build, "alone", [])
+
+    rehearsal.pytest_runtest_logfinish("test_f[1]")
+    assert rehearsal._done == {left_out, other}
+
+    build.alone.append("a kernel")
+    rehearsal.pytest_runtest_logfinish("test_f[2]")
+    assert rehearsal._done == {other}
+    assert rehearsal._in_vain == {"test_f": 0}
+    assert build.alone == []
