@@ -30,13 +30,12 @@ def stored(xp: Any, q: Any, name: str) -> Any:
 
 
 def assert_nearest(q: Any, wanted: Any, name: str) -> None:
-    """Each is as near to what was to be stored as any can be, but for what float32 cannot tell."""
+    """Each is the nearest to what was to be stored, or, where float32 cannot tell which is, one of the two."""
     got = values_of(q)
     assert q.dtype == quantized_dtype(name)
-    best = np.abs(nearest(wanted, name) - wanted)
-    off = np.abs(got - wanted)
-    assert (off <= best + 2e-5 * np.abs(wanted) + 1e-5 * LARGEST[name]).all(), (off - best).max()
-    assert (got == nearest(wanted, name)).mean() > 0.99
+    cannot_tell = 2e-5 * np.abs(wanted) + 1e-5 * LARGEST[name]
+    least, most = nearest(wanted - cannot_tell, name), nearest(wanted + cannot_tell, name)
+    assert ((least <= got) & (got <= most)).all(), (got, wanted)
 
 
 CALLS: dict[str, Any] = {
