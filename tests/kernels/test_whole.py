@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cupynorm.invoke import row_ops
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
 from cupynorm.ops.softmax import LOG_SOFTMAX, SOFTMAX
 from cupynorm.plan.choose import choose
-from cupynorm.plan.config import IN_REGISTERS, PLAIN, WHOLE_COLUMNS, DoesNotFitError, Plan
+from cupynorm.plan.config import IN_REGISTERS, PLAIN, WHOLE_COLUMNS, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.runtime import compiler, nvrtc
 from tests import SLOW, simulator
@@ -63,57 +61,6 @@ def test_whole_rows_are_right(dtype: str, cols: int, plan: Plan) -> None:
         found, taken = run(op, host, plan)
         assert taken.full
         np.testing.assert_allclose(found, expected(op, host), rtol=4 * DIGITS[dtype], atol=DIGITS[dtype])
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate a device that holds 16 blocks at once."""
-    limits = dataclasses.replace(RECORDED["h200"], sm_count=16, blocks_per_sm=1)
-    monkeypatch.setitem(RECORDED, "small", limits)
-    simulator.install(monkeypatch, "small")
-    row_ops.forget()
-
-
-# tiles that divide among the blocks, and that do not; several turns of a cluster's messages; one warp, whose reduction
-# has no barrier
-@pytest.mark.parametrize(
-    ("shape", "plan"),
-    [
-        ((3, 256, 8 * 64 + 4), tiling(4, 16, 16, 128, 2)),
-        ((7, 128, 3 * 64), tiling(4, 4, 16, 128, 4)),
-        ((5, 96, 9 * 16), tiling(4, 12, 4, 32)),
-        ((1, 256, 68), tiling(4, 16, 16, 128, 2)),
-    ],
-)
-def test_blocks_go_on_to_other_tiles(small: None, shape: tuple[int, int, int], plan: Plan) -> None:
-    for op, dtype in itertools.product((LAYER_NORM, SOFTMAX, RMS_NORM), ("float16", "bfloat16")):
-        if SLOW or (op, dtype) != (RMS_NORM, "bfloat16"):
-            host = drawn(shape, dtype)
-            found, taken = run(op, host, dataclasses.replace(plan, stages=1))
-            assert taken.stages == 1
-            assert taken.grid <= 16
-            np.testing.assert_allclose(found, expected(op, host), rtol=4 * DIGITS[dtype], atol=DIGITS[dtype])
-
-
-def test_numbers_of_rows_are_those_of_the_tile(small: None) -> None:
-    # the next tile's rows are known before the results of the last are computed from x
-    import cupynorm
-    from tests.simulator import cupy
-
-    rng = np.random.default_rng(0)
-    host, scale = (rng.standard_normal(shape).astype(np.float16) for shape in ((1, 256, 640), (1, 1, 640)))
-    norm = cupynorm.fuse(cupynorm.softmax, load=lambda x, scale: x * scale)
-    plan = dataclasses.replace(tiling(4, 16, 16, 128, 2), stages=1)
-    found = norm(cupy.asarray(host), scale=cupy.asarray(scale), axis=1, plan=plan)
-    powers = np.exp(host.astype(np.float64) * scale)
-    np.testing.assert_allclose(found.get(), powers / powers.sum(1, keepdims=True), rtol=8e-3, atol=2e-3)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_only_whole_rows_of_16_bits_go_on(dtype: str) -> None:
-    cols = {"float32": 256, "float16": 250}[dtype]
-    with pytest.raises(DoesNotFitError):
-        run(SOFTMAX, drawn((1, cols, 64), dtype), dataclasses.replace(tiling(2, 16, 16, 128, 2), stages=1))
 
 
 @pytest.mark.parametrize("offset", [-60000.0, -1000.0, 0.0, 60000.0])
