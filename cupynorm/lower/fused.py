@@ -330,6 +330,7 @@ def fused_spec(
         sums_of_bytes=op.sums_of_bytes,
         row_numbers=op.row_numbers,
         waits_as_loaded=_waits_as_loaded(what, axes),
+        in_steps=apart and not op.rounds and _in_steps(x, what, axes),
         extra_registers=problem.extra_registers + op.registers + sum(map(_registers_of, functions)),
         staged_operand_bytes=_staged_bytes(what, axes, vectors, order),
     )
@@ -393,11 +394,20 @@ def _loaded(x: View, what: Around) -> Around:
 def _waits_as_loaded(what: Around, axes: int) -> bool:
     """Say whether what the op is given takes few steps, of x and numbers of its row: kWaitsAsLoaded in io/fused.cuh."""
     function = what.load or IDENTITY
-    per_row = all(
-        is_per_row(each, axes) if isinstance(each, View) else not isinstance(each, (Dropout, Label))
-        for each in what.load_operands
-    )
+    per_row = all(_is_of_row(each, axes) for each in what.load_operands)
     return isinstance(function, Expression) and function.has_few_steps and per_row
+
+
+def _is_of_row(given: Operand, axes: int) -> bool:
+    return is_per_row(given, axes) if isinstance(given, View) else not isinstance(given, (Dropout, Label))
+
+
+def _in_steps(x: View, what: Around, axes: int) -> bool:
+    """Say whether elements that lie apart are computed from x and numbers of their row, and all are kept: kInSteps."""
+    alone = what.mask is None and what.counted is None and what.labelled is None and what.loaded is None
+    alone = alone and len(what.outs) > 0 and not what.scales and what.sums is None
+    even = all(len(each.split(axes)[1].collapsed()[0]) == 1 for each in (x, *what.outs))
+    return alone and even and all(_is_of_row(each, axes) for each in what.operands)
 
 
 def _problem(

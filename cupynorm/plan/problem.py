@@ -59,6 +59,9 @@ class Problem:
     across
         For rows whose elements lie apart from one another: how many rows are neighbours in memory, element by element;
         1 if none are. 0: rows are contiguous.
+    in_steps
+        For rows whose elements lie apart: they are at even distances, and computed from x and numbers of their row
+        alone. Where all threads have as many of them, nothing is asked for each (kernels/row/whole.cuh).
     row_numbers
         Numbers of the compute type, at most, in the state of a part of a row (State and pivot) or of a row (Row).
     """
@@ -92,6 +95,7 @@ class Problem:
     masked: bool = False
     rounds: bool = False
     sums_of_bytes: bool = False
+    in_steps: bool = False
     row_numbers: int = MOST_ROW_NUMBERS
 
     @property

@@ -340,6 +340,8 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     each_part([&](int from, Index at) {
       bring(from, at);
       if constexpr (!kHolds) fetch_operands(at);
+      // vectors are stored in order (io/load_store.cuh), and addresses of all would be computed before the first
+      if constexpr (kInSteps && kVector > 1) targets[0].make_opaque();
       each_of_part(at, [&](int j, Index col) {
         Compute y[kVector];
         results(j, y);

@@ -66,18 +66,19 @@ inline void go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
   Number* const numbers = reinterpret_cast<Number*>(shared + Places::kBytes);
 
   typename Load::RowPointer sources[kVector];
-  typename Store::RowPointer targets[kVector];
 #pragma unroll
-  for (int v = 0; v < kVector; ++v) {
-    sources[v] = a.load.at(here ? row + v : 0), targets[v] = a.store.at(here ? row + v : 0);
-    sources[v].begin_at(first), targets[v].begin_at(first);
-  }
+  for (int v = 0; v < kVector; ++v) sources[v] = a.load.at(here ? row + v : 0), sources[v].begin_at(first);
   Vector<typename Load::Type, kVector> loaded[kElements];
   typename Load::Beside beside[kVector];  // nothing
 #pragma unroll
   for (int j = 0; j < kElements; ++j)
     loaded[j] = Load::template load_across<kVector>(sources, Step<kDown>{j}, beside);
-  if constexpr (kConverted) {  // while they are on their way
+
+  // ---- while they are on their way
+  typename Store::RowPointer targets[kVector];
+#pragma unroll
+  for (int v = 0; v < kVector; ++v) targets[v] = a.store.at(here ? row + v : 0), targets[v].begin_at(first);
+  if constexpr (kConverted) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < kRound; i += Shape::kBlock) {
       Number number[1];

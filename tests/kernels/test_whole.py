@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupynorm.call.view import View
+from cupynorm.lower.fused import Around, fused_spec
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
 from cupynorm.ops.softmax import LOG_SOFTMAX, SOFTMAX
 from cupynorm.plan.choose import choose
@@ -131,8 +133,8 @@ def test_other_rows_have_addresses_in_steps(op: Any, dtype: str, blocks: int, in
 @pytest.mark.parametrize(
     ("op", "dtype", "numbers", "registers", "instructions"),
     [
-        (LAYER_NORM, "float16", 128, 116, 15.5),
-        (SOFTMAX, "float16", 128, 128, 13.5),
+        (LAYER_NORM, "float16", 128, 128, 15.5),
+        (SOFTMAX, "float16", 128, 128, 14.0),
         (LOG_SOFTMAX, "float16", 128, 128, 17.5),
         (LAYER_NORM, "float32", 64, 96, 17.5),
         (SOFTMAX, "float32", 64, 96, 14.5),
@@ -150,6 +152,55 @@ def test_few_instructions_are_issued_for_each_element(
     assert kernel.registers <= registers
     code = disassemble(kernel.image)[kernel.lowered_name]
     assert len(code.instructions) <= instructions * numbers
+
+
+@pytest.mark.skipif(
+    nvrtc.available() is None or nvdisasm() is None, reason="NVRTC is not installed, or no disassembler"
+)
+@pytest.mark.parametrize("cols", [128, 1000, 4096])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_neighbouring_rows_are_stored_at_once(dtype: str, cols: int) -> None:
+    # the compiler takes plain stores apart whose addresses are in steps: twice as many, each of half a sector
+    spec = spec_of(SOFTMAX, (16, cols, 1 << 11), dtype)
+    plan = choose(spec.problem, RECORDED["h200"], lambda plan: plan.min_blocks)
+    plan = dataclasses.replace(plan, vector=8 // np.dtype(dtype).itemsize, vectors=16)
+    for major in nvrtc.majors():
+        kernel = nvrtc.compile(spec.text, spec.expression(plan), compiler.options(), "90", major=major)
+        memory = disassemble(kernel.image)[kernel.lowered_name].accesses
+        assert {width: count for (kind, width), count in memory.items() if kind == "STG"} == {8: 16}
+
+
+@pytest.mark.parametrize(
+    (
+        "dtype",
+        "cols",
+        "tile",
+    ),  # neighbouring rows and elements of a thread, threads of a block, blocks of a row
+    [
+        ("float16", 128, (2, 16, 256, 1)),
+        ("float16", 8192, (2, 64, 256, 16)),
+        ("float16", 1000, (4, 16, 256, 4)),
+        ("float32", 128, (2, 32, 128, 1)),
+        ("float32", 8192, (2, 32, 256, 16)),
+        ("float32", 5000, (2, 20, 512, 8)),
+    ],
+)
+def test_measured_tilings_are_for_whole_rows(dtype: str, cols: int, tile: tuple[int, ...]) -> None:
+    spec = spec_of(LAYER_NORM, (1, cols, 1 << 15), dtype)
+    plan = choose(spec.problem, RECORDED["h200"], lambda plan: plan.min_blocks)
+    assert (plan.vector, plan.vectors, plan.block, plan.ctas_per_row) == tile
+
+
+def test_measured_tilings_are_not_for_columns_at_several_distances() -> None:
+    kind = np.dtype(np.float16)
+    x = View(
+        1 << 20, (6, 2048, 4, 256), (1 << 20, 2, 6 << 20, 4096), kind
+    )  # axes 0 and 2 of (4, 6, 256, 2048)
+    spec = fused_spec(
+        SOFTMAX, x, 2, {}, [], 0.0, np.dtype(np.float32), Around((x._replace(pointer=1 << 40),))
+    )
+    assert not spec.problem.in_steps
+    assert choose(spec.problem, RECORDED["h200"], lambda plan: plan.min_blocks).vector == 4
 
 
 def test_what_asks_for_each_element_is_not_whole() -> None:

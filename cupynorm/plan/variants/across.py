@@ -147,7 +147,7 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     beside = problem.load_operands or problem.epilogue_operands or problem.may_drop or problem.has_scales
     if beside or problem.rounds or problem.fields > 1 or not problem.waits_as_loaded:
         return
-    for size, fewest, most, vector, block, width, most_ctas, blocks in question.rules.apart.measured:
+    for size, fewest, most, vector, block, width, most_ctas, blocks, whole in question.rules.apart.measured:
         if size != problem.load_bytes or not fewest <= problem.cols <= most or problem.vector % vector:
             continue
         lanes = width // (size * vector)
@@ -164,6 +164,8 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
                 part = math.ceil(part / PARTS_ACROSS) * PARTS_ACROSS
                 if part * vector == most_numbers(problem) and each * room != problem.cols:
                     continue  # as many numbers spill where some are not there
+            if whole and not (problem.in_steps and part * (block // lanes) * each == problem.cols):
+                continue
             plan = _tiling(question, lanes, each, "block", block, part, IN_REGISTERS, vector)
             yield replace(plan, min_blocks=blocks)
 
