@@ -102,8 +102,7 @@ class Plan:
     ctas_per_row
         Blocks that share a row.
     stages
-        0, or how many rows (of a group) are on their way through shared memory; 1 in row_across: as results are stored,
-        the next tile's elements are loaded into the registers that these leave.
+        0, or how many rows (of a group) are on their way through shared memory.
     grid, block
         Blocks, and threads a block.
     row_shared_bytes, shared_bytes
@@ -174,19 +173,13 @@ class Plan:
         launch = (self.block, self.min_blocks)
         tile = (self.vector, self.vectors)
         others: dict[str, tuple[int | bool, ...]] = {
-            "row_across": (
-                *(self.across, self.full, self.waits == IN_REGISTERS, self.ctas_per_row),
-                *launch,
-                self.stages > 0,
-            ),
+            "row_across": (self.across, self.full, self.waits == IN_REGISTERS, self.ctas_per_row),
             "row_cached": (),
             "row_spread": (self.parameter_cache,),
             "row_together": (self.rows_per_group,),
             "row_reread": (self.unaligned,),
             "row_computed": (self.unaligned,),
         }
-        if self.kernel == "row_across":
-            return (*tile, *others[self.kernel])
         if self.kernel in others:
             return (*tile, *others[self.kernel], *launch)
         if self.kernel == "row_staged":

@@ -453,7 +453,7 @@ class Apart(NamedTuple):
         Tilings that a search found to be better than `tilings`, where x waits as it was loaded and nothing beside it:
         bytes of an element of x, the fewest and the most columns that it is for, neighbouring rows of a thread, threads
         of a block, bytes of neighbouring rows side by side, blocks of a cluster at most, of which the fewest are taken
-        that hold a row, blocks of a multiprocessor, and 1 where blocks go on to other tiles (`stages` of a Plan).
+        that hold a row, blocks of a multiprocessor, and 1 if it is for rows that are whole (kernels/row/whole.cuh).
     """
 
     max_vector: Mapping[int, int]

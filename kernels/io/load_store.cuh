@@ -156,8 +156,8 @@ struct ApartStore : Cols {
   };
   template <int kRows, typename Compute, typename Index>
   static void store_across(const RowPointer (&rows)[kRows], const Compute (&y)[kRows], Index col) {
-    if constexpr (kRows <= kAcross) {
-      rows[0].template put<false>(vector_from<T, kRows>(y), col);
+    if constexpr (kRows <= kAcross) {  // of addresses in Steps the compiler would store a vector's elements one by one
+      rows[0].template put<kIsStep<Index>>(vector_from<T, kRows>(y), col);
     } else {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {

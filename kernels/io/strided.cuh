@@ -16,6 +16,10 @@ template <int kApart>
 struct Step {
   int number;
 };
+template <typename Index>
+inline constexpr bool kIsStep = false;
+template <int kApart>
+inline constexpr bool kIsStep<Step<kApart>> = true;
 // Whether columns that lie so are at one distance from one another, so that Steps say where they are.
 template <class Cols>
 inline constexpr bool kEvenlyApart = false;

@@ -35,7 +35,6 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
   static_assert(!Load::kDrops || !Load::kStoresComputed, "nothing of what is dropped is kept");
   static_assert(!Shape::kFull || kHolds, "elsewhere the last round may be shorter");
-  static_assert(!Shape::kRefills, "a block has one tile");
   // Rows of 16 bits wait in registers as they were loaded, where the steps to what the op is given are few: so twice as
   // many have room. Their elements are then computed kPart at a time, once more for the results.
   constexpr bool kPacked = kHolds && Load::kWaitsAsLoaded && sizeof(typename Load::Type) == 2 && !Store::kScales;
@@ -341,6 +340,8 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     each_part([&](int from, Index at) {
       bring(from, at);
       if constexpr (!kHolds) fetch_operands(at);
+      // vectors are stored in order (io/load_store.cuh), and addresses of all would be computed before the first
+      if constexpr (kInSteps && kVector > 1) targets[0].make_opaque();
       each_of_part(at, [&](int j, Index col) {
         Compute y[kVector];
         results(j, y);

@@ -9,13 +9,12 @@ namespace cupynorm {
 // A thread has kVector neighbouring rows, and loads kElements elements of each at a time, which are all that it has
 // where rows wait in registers (kHolds). kLanes threads lie side by side, and kDown share each row, every kDown-th
 // element of it. kFull: a block has exactly kElements * kDown elements of each row. kCtasPerRow: blocks of a cluster
-// that share rows. kBlock, kMinBlocks: as in Registers. kRefills: blocks go through several tiles (whole.cuh).
-template <int Vector_, int Elements, int Lanes_, bool Full, bool Holds, int CtasPerRow, int Block, int MinBlocks,
-    bool Refills>
+// that share rows. kBlock, kMinBlocks: as in Registers.
+template <int Vector_, int Elements, int Lanes_, bool Full, bool Holds, int CtasPerRow, int Block, int MinBlocks>
 struct Across {
   static constexpr int kVector = Vector_, kElements = Elements, kLanes = Lanes_, kCtasPerRow = CtasPerRow,
       kBlock = Block, kMinBlocks = MinBlocks;
-  static constexpr bool kFull = Full, kHolds = Holds, kRefills = Refills;
+  static constexpr bool kFull = Full, kHolds = Holds;
   static constexpr int kDown = Block / Lanes_, kRows = Lanes_ * Vector_, kWarps = Block / kWarp;
   static_assert(Lanes_ <= kWarp && (Lanes_ & (Lanes_ - 1)) == 0, "lanes of a warp that share rows are kLanes apart");
   static_assert((kWarps & (kWarps - 1)) == 0, "lanes that are a power of two merge what the warps have");

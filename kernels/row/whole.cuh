@@ -41,8 +41,7 @@ template <>
 inline constexpr bool kAreHalves<half> = true;
 
 // All threads must call, with the mbarriers that reduce_apart takes, and shared memory that the planner counts
-// (cupynorm/plan/variants/across.py). kRefills: the grid may have fewer blocks than there are tiles, and they go on to
-// others. As results are stored, the next tile's elements take the registers of what they were computed from.
+// (cupynorm/plan/variants/across.py).
 template <class AnyOp, class Load, class Store, class Shape>
 inline void go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsigned char* shared, Mbarrier* mbarriers) {
   constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kLanes = Shape::kLanes, kDown = Shape::kDown,
@@ -50,40 +49,36 @@ inline void go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
   // Rows of 16 bits wait in registers as they were loaded, two elements in one, and are computed kPart at a time.
   constexpr bool kPacked = Load::kWaitsAsLoaded && sizeof(typename Load::Type) == 2;
   constexpr int kPart = kPacked ? part_of_elements(kElements, 32 / kVector) : kElements;
-  constexpr bool kRefills = Shape::kRefills;
-  static_assert(!kRefills || kPacked, "what is computed where it waits has no register to leave early");
   using Own = OpOfHalves<AnyOp, kPacked && Load::kIdentity && kAreHalves<typename Load::Type>>;
   using Op = typename Own::Type;
   using Compute = typename Op::Compute;
   using Element = ElementOf<Op>;
   using Precision = typename Load::Precision;
-  using Places = ReductionPlaces<Op, Shape, kRefills>;
+  using Places = ReductionPlaces<Op, Shape, false>;
   using Number = typename Store::Affines::template Number<Compute>;
   constexpr bool kConverted = Store::Affines::kPresent && kRound <= kWholeColumns;
 
   const int part = kCtasPerRow > 1 ? cluster_rank() : 0, lane = threadIdx.x % kLanes, down = threadIdx.x / kLanes;
   const int first = part * kRound + down;
+  const int64 row = (int64(blockIdx.x / kCtasPerRow) * kLanes + lane) * kVector;
+  const bool here = row < a.rows;  // all rows of a vector are, or none: its thread reads the first, and stores nothing
   const Places places = {shared, mbarriers};
   Number* const numbers = reinterpret_cast<Number*>(shared + Places::kBytes);
-  int64 row = (int64(blockIdx.x / kCtasPerRow) * kLanes + lane) * kVector;
 
-  // All rows of a vector are there, or none: its thread then reads the first row, and stores nothing.
-  auto point_at = [&](auto& rows, const auto& array) {
-#pragma unroll
-    for (int v = 0; v < kVector; ++v) rows[v] = array.at(row < a.rows ? row + v : 0), rows[v].begin_at(first);
-  };
   typename Load::RowPointer sources[kVector];
+#pragma unroll
+  for (int v = 0; v < kVector; ++v) sources[v] = a.load.at(here ? row + v : 0), sources[v].begin_at(first);
   Vector<typename Load::Type, kVector> loaded[kElements];
   typename Load::Beside beside[kVector];  // nothing
-  auto fetch = [&](const auto& rows, int from) {
 #pragma unroll
-    for (int j = from; j < from + kPart; ++j)
-      loaded[j] = Load::template load_across<kVector>(rows, Step<kDown>{j}, beside);
-  };
-  point_at(sources, a.load);
+  for (int j = 0; j < kElements; ++j)
+    loaded[j] = Load::template load_across<kVector>(sources, Step<kDown>{j}, beside);
+
+  // ---- while they are on their way
+  typename Store::RowPointer targets[kVector];
 #pragma unroll
-  for (int from = 0; from < kElements; from += kPart) fetch(sources, from);
-  if constexpr (kConverted) {  // while they are on their way
+  for (int v = 0; v < kVector; ++v) targets[v] = a.store.at(here ? row + v : 0), targets[v].begin_at(first);
+  if constexpr (kConverted) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < kRound; i += Shape::kBlock) {
       Number number[1];
@@ -93,111 +88,94 @@ inline void go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
     if constexpr (!Places::kAny) __syncthreads();  // else the reduction has barriers
   }
 
-  const Op op = Own::of(a.op);
-  for (int turn = 0;; ++turn) {
-    // Asked before each part of what waits packed, though the answer is that of the first. Without such branches the
-    // compiler computes all parts before it stores the first, and keeps elements as numbers from their State on to
-    // their results (255 registers instead of 110).
-    const int end = row < a.rows ? int(a.cols) : 0;
-    auto there = [&](int from) { return first + from * kDown < end; };
+  // Asked before each part of what waits packed, though the answer is that of the first. Without such branches the
+  // compiler computes all parts before it stores the first, and keeps elements as numbers from their State on to their
+  // results (255 registers instead of 110).
+  const int end = here ? int(a.cols) : 0;
+  auto there = [&](int from) { return first + from * kDown < end; };
 
-    // ---- the rows' States
-    Element x[kVector][kPart];
-    auto take = [&](int from) {
+  // ---- the rows' States
+  Element x[kVector][kPart];
+  auto take = [&](int from) {
 #pragma unroll
-      for (int j = 0; j < kPart; ++j) {
-        Element own[kVector];
-        Load::template unpack_across<kVector>(sources, loaded[from + j], beside, own, from + j, AnyOp::padding());
+    for (int j = 0; j < kPart; ++j) {
+      Element own[kVector];
+      Load::template unpack_across<kVector>(sources, loaded[from + j], beside, own, from + j, AnyOp::padding());
 #pragma unroll
-        for (int v = 0; v < kVector; ++v) x[v][j] = own[v];
-      }
-    };
-    Compute pivot[kVector] = {};
-    typename Op::State mine[kVector], total[kVector];
-    if constexpr (Own::kAny) {
-      if (there(0)) Op::begin(loaded, mine);
-#pragma unroll
-      for (int from = 0; from < kElements; from += kPart) {
-        if (!there(from)) break;
-        take(from);
-#pragma unroll
-        for (int v = 0; v < kVector; ++v) Op::add(mine[v], x[v]);
-      }
-    } else if constexpr (kPacked) {
-      RunningRows<Op, kVector> running;
-#pragma unroll
-      for (int from = 0; from < kElements; from += kPart) {
-        if (!there(from)) break;
-        take(from);
-        running.template add<Precision>(x, Predicate<kPart>{kPart, false});
-      }
-#pragma unroll
-      for (int v = 0; v < kVector; ++v) {
-        Compute counted_from;
-        mine[v] = running.own_state(v, counted_from);
-        if constexpr (Op::kHasPivot) {
-          pivot[v] = LanesApart<kLanes>::first(counted_from);
-          mine[v] = Op::rebase(mine[v], counted_from, pivot[v]);
-        }
-      }
-    } else {
-      take(0);
-#pragma unroll
-      for (int v = 0; v < kVector; ++v) {
-        if constexpr (Op::kHasPivot) pivot[v] = LanesApart<kLanes>::first(Op::pivot_of(x[v], Precision()));
-        mine[v] = Op::summarize(x[v], Predicate<kElements>{kElements, false}, pivot[v]);
-      }
+      for (int v = 0; v < kVector; ++v) x[v][j] = own[v];
     }
-#pragma unroll
-    for (int v = 0; v < kVector; ++v) total[v] = mine[v];
-    reduce_apart<Op, Shape>(total, pivot, places, part, turn);
-
-    // ---- their results
-    typename Op::Row whole[kVector];
-#pragma unroll
-    for (int v = 0; v < kVector; ++v) whole[v] = op.finish(kPacked ? total[v] : mine[v], total[v], a.cols, pivot[v]);
-    if (end > 0 && part == 0 && int(threadIdx.x) < kLanes) {
-#pragma unroll
-      for (int v = 0; v < kVector; ++v) op.save(row + v, whole[v]);
-    }
-    typename Store::RowPointer targets[kVector];
-    point_at(targets, a.store);
-    typename Load::RowPointer next[kVector];
-    bool more = false;  // the same for all blocks of a cluster
-    if constexpr (kRefills) {
-      row += int64(gridDim.x / kCtasPerRow) * Shape::kRows;
-      more = row - lane * kVector < a.rows;
-      if (more) point_at(next, a.load);
-    }
-    constexpr typename Store::template EpilogueOperands<1> kNoOperands[kVector] = {};
+  };
+  Compute pivot[kVector] = {};
+  typename Op::State mine[kVector], total[kVector];
+  if constexpr (Own::kAny) {
+    if (there(0)) Op::begin(loaded, mine);
 #pragma unroll
     for (int from = 0; from < kElements; from += kPart) {
-      if (!kRefills && !there(from)) break;
-      if (there(from)) {
-        if constexpr (kPacked) take(from);
+      if (!there(from)) break;
+      take(from);
 #pragma unroll
-        for (int j = 0; j < kPart; ++j) {
-          Compute y[kVector];
-#pragma unroll
-          for (int v = 0; v < kVector; ++v) {
-            if constexpr (kPacked) y[v] = Op::map_raw(x[v][j], whole[v]);
-            else y[v] = Op::map(x[v][j], whole[v]);
-          }
-          const Step<kDown> step = {from + j};
-          if constexpr (kConverted) {
-            const Scalings<Number, 1> own = {{numbers[down + step.number * kDown]}};
-            Store::template store_across<kVector>(targets, y, own, kNoOperands, step);
-          } else {
-            const auto own = a.store.template columns<1>(first + step.number * kDown);
-            Store::template store_across<kVector>(targets, y, own, kNoOperands, step);
-          }
-        }
-      }
-      if (kRefills && more) fetch(next, from);
+      for (int v = 0; v < kVector; ++v) Op::add(mine[v], x[v]);
     }
-    if (!more) break;
+  } else if constexpr (kPacked) {
+    RunningRows<Op, kVector> running;
 #pragma unroll
-    for (int v = 0; v < kVector; ++v) sources[v] = next[v];
+    for (int from = 0; from < kElements; from += kPart) {
+      if (!there(from)) break;
+      take(from);
+      running.template add<Precision>(x, Predicate<kPart>{kPart, false});
+    }
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      Compute counted_from;
+      mine[v] = running.own_state(v, counted_from);
+      if constexpr (Op::kHasPivot) {
+        pivot[v] = LanesApart<kLanes>::first(counted_from);
+        mine[v] = Op::rebase(mine[v], counted_from, pivot[v]);
+      }
+    }
+  } else {
+    take(0);
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      if constexpr (Op::kHasPivot) pivot[v] = LanesApart<kLanes>::first(Op::pivot_of(x[v], Precision()));
+      mine[v] = Op::summarize(x[v], Predicate<kElements>{kElements, false}, pivot[v]);
+    }
+  }
+#pragma unroll
+  for (int v = 0; v < kVector; ++v) total[v] = mine[v];
+  reduce_apart<Op, Shape>(total, pivot, places, part);
+
+  // ---- their results
+  const Op op = Own::of(a.op);
+  typename Op::Row whole[kVector];
+#pragma unroll
+  for (int v = 0; v < kVector; ++v) whole[v] = op.finish(kPacked ? total[v] : mine[v], total[v], a.cols, pivot[v]);
+  if (here && part == 0 && int(threadIdx.x) < kLanes) {
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) op.save(row + v, whole[v]);
+  }
+  constexpr typename Store::template EpilogueOperands<1> kNoOperands[kVector] = {};
+#pragma unroll
+  for (int from = 0; from < kElements; from += kPart) {
+    if (!there(from)) break;
+    if constexpr (kPacked) take(from);
+#pragma unroll
+    for (int j = 0; j < kPart; ++j) {
+      Compute y[kVector];
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        if constexpr (kPacked) y[v] = Op::map_raw(x[v][j], whole[v]);
+        else y[v] = Op::map(x[v][j], whole[v]);
+      }
+      const Step<kDown> step = {from + j};
+      if constexpr (kConverted) {
+        const Scalings<Number, 1> own = {{numbers[down + step.number * kDown]}};
+        Store::template store_across<kVector>(targets, y, own, kNoOperands, step);
+      } else {
+        const auto own = a.store.template columns<1>(first + step.number * kDown);
+        Store::template store_across<kVector>(targets, y, own, kNoOperands, step);
+      }
+    }
   }
 }
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cupynorm.invoke import row_ops
+from cupynorm.call.view import View
+from cupynorm.lower.fused import Around, fused_spec
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
 from cupynorm.ops.softmax import LOG_SOFTMAX, SOFTMAX
 from cupynorm.plan.choose import choose
-from cupynorm.plan.config import IN_REGISTERS, PLAIN, WHOLE_COLUMNS, DoesNotFitError, Plan
+from cupynorm.plan.config import IN_REGISTERS, PLAIN, WHOLE_COLUMNS, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.runtime import compiler, nvrtc
 from tests import SLOW, simulator
@@ -63,57 +63,6 @@ def test_whole_rows_are_right(dtype: str, cols: int, plan: Plan) -> None:
         found, taken = run(op, host, plan)
         assert taken.full
         np.testing.assert_allclose(found, expected(op, host), rtol=4 * DIGITS[dtype], atol=DIGITS[dtype])
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate a device that holds 16 blocks at once."""
-    limits = dataclasses.replace(RECORDED["h200"], sm_count=16, blocks_per_sm=1)
-    monkeypatch.setitem(RECORDED, "small", limits)
-    simulator.install(monkeypatch, "small")
-    row_ops.forget()
-
-
-# tiles that divide among the blocks, and that do not; several turns of a cluster's messages; one warp, whose reduction
-# has no barrier
-@pytest.mark.parametrize(
-    ("shape", "plan"),
-    [
-        ((3, 256, 8 * 64 + 4), tiling(4, 16, 16, 128, 2)),
-        ((7, 128, 3 * 64), tiling(4, 4, 16, 128, 4)),
-        ((5, 96, 9 * 16), tiling(4, 12, 4, 32)),
-        ((1, 256, 68), tiling(4, 16, 16, 128, 2)),
-    ],
-)
-def test_blocks_go_on_to_other_tiles(small: None, shape: tuple[int, int, int], plan: Plan) -> None:
-    for op, dtype in itertools.product((LAYER_NORM, SOFTMAX, RMS_NORM), ("float16", "bfloat16")):
-        if SLOW or (op, dtype) != (RMS_NORM, "bfloat16"):
-            host = drawn(shape, dtype)
-            found, taken = run(op, host, dataclasses.replace(plan, stages=1))
-            assert taken.stages == 1
-            assert taken.grid <= 16
-            np.testing.assert_allclose(found, expected(op, host), rtol=4 * DIGITS[dtype], atol=DIGITS[dtype])
-
-
-def test_numbers_of_rows_are_those_of_the_tile(small: None) -> None:
-    # the next tile's rows are known before the results of the last are computed from x
-    import cupynorm
-    from tests.simulator import cupy
-
-    rng = np.random.default_rng(0)
-    host, scale = (rng.standard_normal(shape).astype(np.float16) for shape in ((1, 256, 640), (1, 1, 640)))
-    norm = cupynorm.fuse(cupynorm.softmax, load=lambda x, scale: x * scale)
-    plan = dataclasses.replace(tiling(4, 16, 16, 128, 2), stages=1)
-    found = norm(cupy.asarray(host), scale=cupy.asarray(scale), axis=1, plan=plan)
-    powers = np.exp(host.astype(np.float64) * scale)
-    np.testing.assert_allclose(found.get(), powers / powers.sum(1, keepdims=True), rtol=8e-3, atol=2e-3)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_only_whole_rows_of_16_bits_go_on(dtype: str) -> None:
-    cols = {"float32": 256, "float16": 250}[dtype]
-    with pytest.raises(DoesNotFitError):
-        run(SOFTMAX, drawn((1, cols, 64), dtype), dataclasses.replace(tiling(2, 16, 16, 128, 2), stages=1))
 
 
 @pytest.mark.parametrize("offset", [-60000.0, -1000.0, 0.0, 60000.0])
@@ -184,8 +133,8 @@ def test_other_rows_have_addresses_in_steps(op: Any, dtype: str, blocks: int, in
 @pytest.mark.parametrize(
     ("op", "dtype", "numbers", "registers", "instructions"),
     [
-        (LAYER_NORM, "float16", 128, 116, 15.5),
-        (SOFTMAX, "float16", 128, 128, 13.5),
+        (LAYER_NORM, "float16", 128, 128, 15.5),
+        (SOFTMAX, "float16", 128, 128, 14.0),
         (LOG_SOFTMAX, "float16", 128, 128, 17.5),
         (LAYER_NORM, "float32", 64, 96, 17.5),
         (SOFTMAX, "float32", 64, 96, 14.5),
@@ -203,6 +152,55 @@ def test_few_instructions_are_issued_for_each_element(
     assert kernel.registers <= registers
     code = disassemble(kernel.image)[kernel.lowered_name]
     assert len(code.instructions) <= instructions * numbers
+
+
+@pytest.mark.skipif(
+    nvrtc.available() is None or nvdisasm() is None, reason="NVRTC is not installed, or no disassembler"
+)
+@pytest.mark.parametrize("cols", [128, 1000, 4096])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_neighbouring_rows_are_stored_at_once(dtype: str, cols: int) -> None:
+    # the compiler takes plain stores apart whose addresses are in steps: twice as many, each of half a sector
+    spec = spec_of(SOFTMAX, (16, cols, 1 << 11), dtype)
+    plan = choose(spec.problem, RECORDED["h200"], lambda plan: plan.min_blocks)
+    plan = dataclasses.replace(plan, vector=8 // np.dtype(dtype).itemsize, vectors=16)
+    for major in nvrtc.majors():
+        kernel = nvrtc.compile(spec.text, spec.expression(plan), compiler.options(), "90", major=major)
+        memory = disassemble(kernel.image)[kernel.lowered_name].accesses
+        assert {width: count for (kind, width), count in memory.items() if kind == "STG"} == {8: 16}
+
+
+@pytest.mark.parametrize(
+    (
+        "dtype",
+        "cols",
+        "tile",
+    ),  # neighbouring rows and elements of a thread, threads of a block, blocks of a row
+    [
+        ("float16", 128, (2, 16, 256, 1)),
+        ("float16", 8192, (2, 64, 256, 16)),
+        ("float16", 1000, (4, 16, 256, 4)),
+        ("float32", 128, (2, 32, 128, 1)),
+        ("float32", 8192, (2, 32, 256, 16)),
+        ("float32", 5000, (2, 20, 512, 8)),
+    ],
+)
+def test_measured_tilings_are_for_whole_rows(dtype: str, cols: int, tile: tuple[int, ...]) -> None:
+    spec = spec_of(LAYER_NORM, (1, cols, 1 << 15), dtype)
+    plan = choose(spec.problem, RECORDED["h200"], lambda plan: plan.min_blocks)
+    assert (plan.vector, plan.vectors, plan.block, plan.ctas_per_row) == tile
+
+
+def test_measured_tilings_are_not_for_columns_at_several_distances() -> None:
+    kind = np.dtype(np.float16)
+    x = View(
+        1 << 20, (6, 2048, 4, 256), (1 << 20, 2, 6 << 20, 4096), kind
+    )  # axes 0 and 2 of (4, 6, 256, 2048)
+    spec = fused_spec(
+        SOFTMAX, x, 2, {}, [], 0.0, np.dtype(np.float32), Around((x._replace(pointer=1 << 40),))
+    )
+    assert not spec.problem.in_steps
+    assert choose(spec.problem, RECORDED["h200"], lambda plan: plan.min_blocks).vector == 4
 
 
 def test_what_asks_for_each_element_is_not_whole() -> None:

@@ -78,7 +78,7 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     rows, several = plan.across * plan.vector, plan.ctas_per_row > 1
     tiles = math.ceil(problem.rows / rows)
     full = plan.waits == IN_REGISTERS and plan.vectors * plan.group * plan.ctas_per_row == problem.cols
-    turns = 2 if problem.rounds or plan.stages else 1
+    turns = 2 if problem.rounds else 1
     slots = rows * (turns * plan.ctas_per_row * several + plan.block // WARP + 1)
     # what is told of a row in further rounds is no part of row_numbers
     numbers = MESSAGE_NUMBERS if problem.rounds else problem.row_numbers
@@ -86,8 +86,6 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     needed += slots * ACCESS_BYTES * problem.has_scales * (several or plan.block > WARP)
     if full and plan.vectors * plan.group <= WHOLE_COLUMNS:  # gamma and beta, converted
         needed += plan.vectors * plan.group * len(problem.parameter_bytes) * problem.compute_bytes
-    if plan.stages and not (full and problem.in_steps and most_numbers(problem) == MAX_PACKED_ACROSS):
-        return None
     plan = replace(plan, full=full, shared_bytes=needed)
     return with_grid(question, plan, tiles * plan.ctas_per_row, reason)
 
@@ -95,8 +93,9 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
 def is_sound(problem: Problem, plan: Plan) -> bool:
     """Say whether a plan that somebody made asks for nothing that the kernel would do wrong."""
     alone = plan.rows_per_group == plan.alignment_period == 1 and not plan.unaligned
-    alone = alone and plan.stages <= 1
-    alone = alone and not (plan.parameter_cache or plan.row_shared_bytes or problem.column_sums)
+    alone = alone and not (
+        plan.stages or plan.parameter_cache or plan.row_shared_bytes or problem.column_sums
+    )
     shape = plan.across * plan.group == plan.block and is_power_of_two(plan.across)
     shape = shape and is_power_of_two(plan.block)
     most = most_numbers(problem) if plan.waits == IN_REGISTERS else MAX_NUMBERS_ACROSS
@@ -148,7 +147,7 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     beside = problem.load_operands or problem.epilogue_operands or problem.may_drop or problem.has_scales
     if beside or problem.rounds or problem.fields > 1 or not problem.waits_as_loaded:
         return
-    for size, fewest, most, vector, block, width, most_ctas, blocks, stages in question.rules.apart.measured:
+    for size, fewest, most, vector, block, width, most_ctas, blocks, whole in question.rules.apart.measured:
         if size != problem.load_bytes or not fewest <= problem.cols <= most or problem.vector % vector:
             continue
         lanes = width // (size * vector)
@@ -165,9 +164,10 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
                 part = math.ceil(part / PARTS_ACROSS) * PARTS_ACROSS
                 if part * vector == most_numbers(problem) and each * room != problem.cols:
                     continue  # as many numbers spill where some are not there
+            if whole and not (problem.in_steps and part * (block // lanes) * each == problem.cols):
+                continue
             plan = _tiling(question, lanes, each, "block", block, part, IN_REGISTERS, vector)
-            full = part * (block // lanes) * each == problem.cols and problem.in_steps
-            yield replace(plan, min_blocks=blocks, stages=stages if full else 0)
+            yield replace(plan, min_blocks=blocks)
 
 
 def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
