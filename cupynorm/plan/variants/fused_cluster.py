@@ -113,8 +113,9 @@ def _tiling(question: Question, ctas: int, vectors: int, cache: int) -> Plan | N
     elements = vectors * problem.vector
     shared = plan.shared_bytes + STATIC_SHARED_BYTES
     resident = active_blocks(limits, block, _registers(question, elements), shared)
-    if resident == 1 and ctas == question.max_ctas and not problem.parameter_bytes:
-        # while the only block waits a multiprocessor does nothing: as few registers as the compiler may get along with
+    alone = (problem.has_scales or problem.fields > 1) and not problem.parameter_bytes
+    if resident == 1 and ctas == question.max_ctas and alone:
+        # while the only block waits a multiprocessor does nothing: as few registers as such an op compiles with
         fewest = elements * problem.fields + rules.registers.staged_alone
         resident = active_blocks(limits, block, fewest, shared)
     fits = plan.shared_bytes <= limits.shared_bytes_per_block and has_static_room(problem, plan)
