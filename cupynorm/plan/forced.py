@@ -75,6 +75,10 @@ def check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
             f"{most} elements of a thread are allowed{where}"
         )
     most = most_elements(problem)
+    if (
+        problem.column_sums and plan.stages and not plan.waits
+    ):  # rows wait in shared memory, and sums alone in registers
+        most *= problem.fields
     if problem.fused and plan.group and not plan.across and plan.vector * plan.vectors > most:
         raise DoesNotFitError(
             f"plan: vector x vectors is {plan.vector} x {plan.vectors}, {most} elements of a thread are allowed "

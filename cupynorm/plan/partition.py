@@ -45,11 +45,12 @@ def power_of_two_to(value: int) -> int:
 
 def most_elements(problem: Problem) -> int:
     """Return how many elements of a row a thread may hold in registers where something is fused."""
-    if problem.fields > 1:
+    if problem.fields > 1 and not problem.epilogue_operands:
         return MAX_ALONE_ELEMENTS // problem.fields
     alone = not (problem.masked or problem.load_operands or problem.epilogue_operands)
     quantized = alone and problem.output_bytes == 1 and problem.parameter_bytes
-    return MAX_ALONE_ELEMENTS if quantized else MAX_FUSED_ELEMENTS[bool(problem.parameter_bytes)]
+    most = MAX_ALONE_ELEMENTS if quantized else MAX_FUSED_ELEMENTS[bool(problem.parameter_bytes)]
+    return most // problem.fields
 
 
 def in_accesses(size: int) -> int:

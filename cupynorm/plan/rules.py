@@ -346,8 +346,8 @@ class FusedClusters(NamedTuple):
     busy_threads, busy_blocks
         Fewer threads do not keep the issue slots of a multiprocessor busy, where arithmetic is what takes the time;
         more blocks of it are no better where a mask keeps an interval.
-    full
-        What it is worth, where arithmetic takes the time, that all threads have all of their vectors.
+    full, full_of_much
+        What it is worth that all threads have all of their vectors, where rows have scales, and where much is computed.
     """
 
     shares: Mapping[int, float]
@@ -360,6 +360,7 @@ class FusedClusters(NamedTuple):
     busy_threads: int
     busy_blocks: int
     full: float
+    full_of_much: float
 
 
 class ColumnSums(NamedTuple):

@@ -47,11 +47,11 @@ def with_smaller_vectors(question: Question) -> Question:
 
 def _crossover(problem: Problem) -> str:
     """Return the name of the crossover from which on clusters are better."""
-    around = (
-        "quantized" if problem.output_bytes == 1 else "gradient" if problem.fields > 1 else problem.fusion
-    )
-    if around == "quantized" and not problem.parameter_bytes:
-        around += " alone"
+    around = problem.fusion
+    if problem.output_bytes == 1:
+        around = "quantized" if problem.parameter_bytes else "quantized alone"
+    elif problem.fields > 1 and not problem.epilogue_operands:
+        around = "gradient"
     return f"cluster, {around}" + (", unaligned" if problem.unaligned else "")
 
 
@@ -113,7 +113,9 @@ def _tiling(question: Question, ctas: int, vectors: int, cache: int) -> Plan | N
     elements = vectors * problem.vector
     shared = plan.shared_bytes + STATIC_SHARED_BYTES
     resident = active_blocks(limits, block, _registers(question, elements), shared)
-    alone = (problem.has_scales or problem.fields > 1) and not problem.parameter_bytes
+    alone = (problem.has_scales or problem.fields > 1) and not (
+        problem.parameter_bytes or problem.epilogue_operands
+    )
     if resident == 1 and ctas == question.max_ctas and alone:
         # while the only block waits a multiprocessor does nothing: as few registers as such an op compiles with
         fewest = elements * problem.fields + rules.registers.staged_alone
@@ -148,7 +150,7 @@ def _worth(question: Question, plan: Plan) -> float:
     if edges or not (little or wide):  # instructions take the time: threads that have nothing to do cost it
         threads = plan.min_blocks * plan.block
         worth *= reached * math.sqrt(_filled(problem, plan)) * min(1.0, threads / numbers.busy_threads)
-        worth *= numbers.full if plan.full and not little else 1.0
+        worth *= numbers.full_of_much if plan.full and not little else 1.0
         if edges:
             return float(worth * min(plan.min_blocks, numbers.busy_blocks) ** numbers.by_blocks)
     light = bool(problem.parameter_bytes) and little
