@@ -45,7 +45,7 @@ def power_of_two_to(value: int) -> int:
 
 def most_elements(problem: Problem) -> int:
     """Return how many elements of a row a thread may hold in registers where something is fused."""
-    if problem.fields > 1 and not problem.epilogue_operands:
+    if problem.is_of_pairs:
         return MAX_ALONE_ELEMENTS // problem.fields
     alone = not (problem.masked or problem.load_operands or problem.epilogue_operands)
     quantized = alone and problem.output_bytes == 1 and problem.parameter_bytes

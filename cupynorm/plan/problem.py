@@ -134,6 +134,11 @@ class Problem:
         return masked and bool(self.output_bytes) and self.row_numbers == MOST_ROW_NUMBERS and not self.rounds
 
     @property
+    def is_of_pairs(self) -> bool:
+        """Whether an element is two numbers, each loaded, and nothing is added to the result: softmax's gradients."""
+        return self.fields > 1 and bool(self.load_operands) and not self.epilogue_operands
+
+    @property
     def band_share(self) -> float:
         """The share of the elements that a mask keeps at most, as far as that follows from shapes."""
         return self.band_cols / self.cols if self.band_cols else 1.0

@@ -59,7 +59,7 @@ def test_whole_rows_are_right(dtype: str, cols: int, plan: Plan) -> None:
     host = drawn((2, cols, plan.vector * plan.across + 4), dtype)
     for op in (LAYER_NORM, RMS_NORM, SOFTMAX) if SLOW else (LAYER_NORM, SOFTMAX):
         if dtype == "float64":
-            plan = dataclasses.replace(plan, vectors=plan.vectors * plan.vector, vector=1)
+            plan = dataclasses.replace(plan, vector=1)
         found, taken = run(op, host, plan)
         assert taken.full
         np.testing.assert_allclose(found, expected(op, host), rtol=4 * DIGITS[dtype], atol=DIGITS[dtype])

@@ -50,7 +50,7 @@ def _crossover(problem: Problem) -> str:
     around = problem.fusion
     if problem.output_bytes == 1:
         around = "quantized" if problem.parameter_bytes else "quantized alone"
-    elif problem.fields > 1 and not problem.epilogue_operands:
+    elif problem.is_of_pairs:
         around = "gradient"
     return f"cluster, {around}" + (", unaligned" if problem.unaligned else "")
 
@@ -113,10 +113,8 @@ def _tiling(question: Question, ctas: int, vectors: int, cache: int) -> Plan | N
     elements = vectors * problem.vector
     shared = plan.shared_bytes + STATIC_SHARED_BYTES
     resident = active_blocks(limits, block, _registers(question, elements), shared)
-    alone = (problem.has_scales or problem.fields > 1) and not (
-        problem.parameter_bytes or problem.epilogue_operands
-    )
-    if resident == 1 and ctas == question.max_ctas and alone:
+    few = problem.is_of_pairs or (problem.has_scales and not problem.parameter_bytes)
+    if resident == 1 and ctas == question.max_ctas and few:
         # while the only block waits a multiprocessor does nothing: as few registers as such an op compiles with
         fewest = elements * problem.fields + rules.registers.staged_alone
         resident = active_blocks(limits, block, fewest, shared)
