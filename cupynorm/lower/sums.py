@@ -182,11 +182,10 @@ def tiles_of(
     vectors = -(-cols // vector)
     lanes = min(most_lanes, 1 << (vectors - 1).bit_length())
     tiles = -(-vectors // lanes)
-    in_flight = max(
-        1, (NUMBERS.narrow_bytes_in_flight if narrow else NUMBERS.bytes_in_flight) // compute.itemsize
-    )
+    in_flight, batches = NUMBERS.bytes_in_flight // compute.itemsize, NUMBERS.min_batches
+    if narrow:
+        in_flight, batches = NUMBERS.narrow_bytes_in_flight // compute.itemsize, NUMBERS.narrow_min_batches
     batch = THREADS // lanes * in_flight
-    batches = NUMBERS.narrow_min_batches if narrow else NUMBERS.min_batches
     wanted = max(1, min(-(-blocks // tiles), rows // (batch * batches)))
     # whole batches, as rows that are left are loaded one by one
     rows_of_group = max(1, rows if wanted == 1 else -(-rows // (wanted * batch)) * batch)

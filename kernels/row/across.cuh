@@ -186,15 +186,7 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
         add(there);
       }
     }
-#pragma unroll
-    for (int v = 0; v < kVector; ++v) {
-      Compute from;
-      mine[v] = running.own_state(v, from);
-      if constexpr (Op::kHasPivot) {
-        pivot[v] = LanesApart<kLanes>::first(from);
-        mine[v] = Op::rebase(mine[v], from, pivot[v]);
-      }
-    }
+    take_states<Shape>(running, mine, pivot);
   }
 #pragma unroll
   for (int v = 0; v < kVector; ++v) {

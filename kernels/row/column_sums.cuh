@@ -345,6 +345,22 @@ struct LoadsOf<Operands<First, Rest...>> {
   }
 };
 
+// Waits for all loads of several rows before any arithmetic: the compiler would issue the last of these loads behind the
+// first row's arithmetic, and so would ptxas. zero: a number that is 0, which the compiler does not know. kTogether: all
+// lanes of a warp call.
+template <class Operands_, bool kTogether, class Packed, int kCount>
+inline void issue_all(Packed (&packed)[kCount], unsigned zero) {
+#pragma unroll
+  for (int r = 0; r < kCount; ++r) LoadsOf<Operands_>::make_opaque(packed[r]);
+  if constexpr (kTogether && kCount > 1) {
+    unsigned bits = 0;
+#pragma unroll
+    for (int r = 0; r < kCount; ++r) bits |= LoadsOf<Operands_>::bits(packed[r]);
+    LoadsOf<Operands_>::wait(packed[0], bits & zero);
+    __syncwarp();
+  }
+}
+
 template <class Operands_, class Elements_, class Targets>
 struct SumArguments {
   Operands_ operands;
@@ -371,16 +387,7 @@ inline void add_some_rows(const A& a, int64 first, int64 col, Place place, const
     packed[r] = same;
     LoadsOf<Operands_>::template load<false, N>(sources[r], place, packed[r]);
   }
-  // the compiler would issue the last of these loads behind the first row's arithmetic, and so would ptxas
-#pragma unroll
-  for (int r = 0; r < kCount; ++r) LoadsOf<Operands_>::make_opaque(packed[r]);
-  if constexpr (kTogether && kCount > 1) {
-    unsigned bits = 0;
-#pragma unroll
-    for (int r = 0; r < kCount; ++r) bits |= LoadsOf<Operands_>::bits(packed[r]);
-    LoadsOf<Operands_>::wait(packed[0], bits & unsigned(a.rows >> 62));
-    __syncwarp();
-  }
+  issue_all<Operands_, kTogether>(packed, unsigned(a.rows >> 62));
 #pragma unroll
   for (int r = 0; r < kCount; ++r) {
     Compute in[Operands_::kCount][N], out[kSums][N];
@@ -428,7 +435,7 @@ inline void add_rows(
 
 // Adds up what all warps have of each column of a tile, in their order, and hands it on. Each sum has threads of its
 // own where they are enough. kLeads: the tile may begin before the first column.
-template <int kSum, int kThreads, bool kLeads = false, int kSums, int kWarps, int kTile, typename Compute, class A>
+template <int kSum, int kThreads, bool kLeads, int kSums, int kWarps, int kTile, typename Compute, class A>
 inline void put_sums(const Compute (&sums)[kSums][kWarps][kTile], const A& a, int64 tile) {
   constexpr int kFirst = kSums * kTile <= kThreads ? kSum * kTile : 0;  // thread
   for (int c = int(threadIdx.x) - kFirst; c < kTile && tile + c < a.cols; c += kThreads) {
@@ -440,6 +447,27 @@ inline void put_sums(const Compute (&sums)[kSums][kWarps][kTile], const A& a, in
     a.targets.template put<kSum>(blockIdx.y, tile + c, a.cols, total);
   }
   if constexpr (kSum + 1 < kSums) put_sums<kSum + 1, kThreads, kLeads>(sums, a, tile);
+}
+
+// Adds up a block's sums of each column of a tile, over the turns of a warp first, and then over all others, and hands
+// them on. All threads must call.
+template <int kThreads, int kLanes, bool kLeads, int kSums, int kVector, typename Compute, class A>
+inline void put_block_sums(Compute (&sum)[kSums][kVector], const A& a, int64 tile) {
+  constexpr int kApart = kLanes < kWarp ? kWarp : kLanes;  // threads that have one turn, or the turns of one warp
+  __shared__ Compute sums[kSums][kThreads / kApart][kLanes * kVector];
+#pragma unroll
+  for (int k = 0; k < kSums; ++k) {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+#pragma unroll
+      for (int distance = kLanes; distance < kWarp; distance *= 2)
+        sum[k][i] += __shfl_xor_sync(kAllLanes, sum[k][i], distance);
+      if (threadIdx.x % kWarp < kLanes)
+        sums[k][threadIdx.x / kApart][threadIdx.x % kLanes * kVector + i] = sum[k][i];
+    }
+  }
+  __syncthreads();
+  put_sums<0, kThreads, kLeads>(sums, a, tile);
 }
 
 // blockIdx.x: tile of kLanes * kVector columns. blockIdx.y: group of rows. A lane has kVector columns of every
@@ -472,20 +500,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int k = 0; k < kSums; ++k) sum[k][i] = one[k][0];
     }
   }
-  // over the turns of a warp first, and then over warps
-  __shared__ Compute sums[kSums][kThreads / kWarp][kTile];
-#pragma unroll
-  for (int k = 0; k < kSums; ++k) {
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-#pragma unroll
-      for (int distance = kLanes; distance < kWarp; distance *= 2)
-        sum[k][i] += __shfl_xor_sync(kAllLanes, sum[k][i], distance);
-      if (threadIdx.x % kWarp < kLanes) sums[k][threadIdx.x / kWarp][lane * kVector + i] = sum[k][i];
-    }
-  }
-  __syncthreads();
-  put_sums<0, kThreads>(sums, a, tile);
+  put_block_sums<kThreads, kLanes, false>(sum, a, tile);
 }
 
 }  // namespace cupynorm

@@ -145,16 +145,7 @@ inline void add_rows_apart(const A& a, const RowsApart& rows, int number, const 
     packed[r] = same;
     LoadsOf<Operands_>::template load<false, N>(sources[r], part, packed[r]);
   }
-  // as in add_some_rows: all loads are issued before the first row's arithmetic
-#pragma unroll
-  for (int r = 0; r < kAtOnce; ++r) LoadsOf<Operands_>::make_opaque(packed[r]);
-  if constexpr (kAtOnce > 1) {
-    unsigned bits = 0;
-#pragma unroll
-    for (int r = 0; r < kAtOnce; ++r) bits |= LoadsOf<Operands_>::bits(packed[r]);
-    LoadsOf<Operands_>::wait(packed[0], bits & unsigned(a.rows >> 62));
-    __syncwarp();
-  }
+  issue_all<Operands_, true>(packed, unsigned(a.rows >> 62));
 #pragma unroll
   for (int r = 0; r < kAtOnce; ++r) {
     Compute in[Operands_::kCount][N], out[kSums][N];
@@ -198,7 +189,6 @@ __global__ void __launch_bounds__(kThreads)
     sum_unaligned_columns(const __grid_constant__ UnalignedSumArguments<Operands_, Elements_, Targets> a) {
   using Stores = PartStores<Elements_, kVector, kThreads, kLanes>;
   constexpr int kTurns = kThreads / kLanes, kTile = kLanes * kVector, kBatch = kAtOnce * kTurns;
-  constexpr int kSlots = kLanes < kWarp ? kThreads / kWarp : kTurns;
   __shared__ uint4 kept[Stores::kMoved > 0 ? Stores::kMoved * kAtOnce * kThreads : 1];
   const int lane = threadIdx.x % kLanes, turn = threadIdx.x / kLanes;
   const int period = int(a.period), phase = int(blockIdx.y) % period;
@@ -223,21 +213,7 @@ __global__ void __launch_bounds__(kThreads)
   if (number < rows.end)
     add_rows_apart<Function, Stores, kSums, kVector, kAtOnce, kTurns, kThreads, true>(
         a, rows, number + turn, part, same, sum, kept);
-  // over the turns of a warp first, and then over all others
-  __shared__ Compute sums[kSums][kSlots][kTile];
-#pragma unroll
-  for (int k = 0; k < kSums; ++k) {
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-#pragma unroll
-      for (int distance = kLanes; distance < kWarp; distance *= 2)
-        sum[k][i] += __shfl_xor_sync(kAllLanes, sum[k][i], distance);
-      const int slot = int(threadIdx.x) / (kLanes < kWarp ? kWarp : kLanes);
-      if (threadIdx.x % kWarp < kLanes) sums[k][slot][lane * kVector + i] = sum[k][i];
-    }
-  }
-  __syncthreads();
-  put_sums<0, kThreads, true>(sums, a, tile);
+  put_block_sums<kThreads, kLanes, true>(sum, a, tile);
 }
 
 }  // namespace cupynorm

@@ -40,6 +40,21 @@ inline constexpr bool kAreHalves = false;
 template <>
 inline constexpr bool kAreHalves<half> = true;
 
+// The States of a thread's rows, counted from pivots that are the same in a warp.
+template <class Shape, class Op>
+inline void take_states(const RunningRows<Op, Shape::kVector>& running, typename Op::State (&mine)[Shape::kVector],
+    typename Op::Compute (&pivot)[Shape::kVector]) {
+#pragma unroll
+  for (int v = 0; v < Shape::kVector; ++v) {
+    typename Op::Compute from;
+    mine[v] = running.own_state(v, from);
+    if constexpr (Op::kHasPivot) {
+      pivot[v] = LanesApart<Shape::kLanes>::first(from);
+      mine[v] = Op::rebase(mine[v], from, pivot[v]);
+    }
+  }
+}
+
 // All threads must call, with the mbarriers that reduce_apart takes, and shared memory that the planner counts
 // (cupynorm/plan/variants/across.py).
 template <class AnyOp, class Load, class Store, class Shape>
@@ -124,15 +139,7 @@ inline void go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
       take(from);
       running.template add<Precision>(x, Predicate<kPart>{kPart, false});
     }
-#pragma unroll
-    for (int v = 0; v < kVector; ++v) {
-      Compute counted_from;
-      mine[v] = running.own_state(v, counted_from);
-      if constexpr (Op::kHasPivot) {
-        pivot[v] = LanesApart<kLanes>::first(counted_from);
-        mine[v] = Op::rebase(mine[v], counted_from, pivot[v]);
-      }
-    }
+    take_states<Shape>(running, mine, pivot);
   } else {
     take(0);
 #pragma unroll
