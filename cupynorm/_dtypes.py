@@ -11,6 +11,7 @@ from cupynorm._options import shown
 from cupynorm._values import NamedTuple
 
 Dtype = np.dtype[Any]
+LEAST_NORMAL = 2.0**-126  # of float32 and bfloat16: a device takes for 0 what is less, read or computed
 
 
 class ElementType(NamedTuple):

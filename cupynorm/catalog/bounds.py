@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupynorm._dtypes import Dtype, dtype_name
+from cupynorm._dtypes import LEAST_NORMAL, Dtype, dtype_name
 
 Array = np.ndarray[Any, Any]
 
@@ -28,7 +28,6 @@ STEPS = {"int8": 0.5 / 127, "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-3}
 # The distance of 1 from the next larger number, and half of it: what rounding to the nearest number may change.
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 ROUNDING = {name: each / 2 for name, each in EPSILON.items()}
-LEAST_NORMAL = 2.0**-126  # of float32 and bfloat16: a device takes for 0 what is less, read or computed
 
 
 class Bound(NamedTuple):

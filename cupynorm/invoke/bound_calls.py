@@ -258,7 +258,7 @@ class Calls:
             devices.cupy().cuda.runtime.memGetInfo()  # any call of the runtime does it, and CuPy makes this one
             self._ready.add(device)
 
-    def again(  # noqa: C901, PLR0911, PLR0912, PLR0915  one function, as each that is called takes as long as two arrays
+    def again(  # noqa: C901, PLR0911, PLR0912, PLR0915  one function: a call of another takes as long as two arrays
         self, arrays: Sequence[Any], options: tuple[Any, ...], scalars: Sequence[Any] = ()
     ) -> tuple[Any, list[Any] | None]:
         """Launch a call if one with its signature is bound. Return the bound call, and the results that it made.

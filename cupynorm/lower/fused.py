@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm._dtypes import Dtype, is_integer
+from cupynorm._dtypes import LEAST_NORMAL, Dtype, is_integer
 from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import Call, view
 from cupynorm.call.extras import CheckedExtras
@@ -43,7 +43,7 @@ from cupynorm.lower.mirrors import (
     value,
     vector_width,
 )
-from cupynorm.lower.row import LEAST_NORMAL, ROW_KERNEL, SUMMED_KERNEL, RowOp, types_of
+from cupynorm.lower.row import ROW_KERNEL, SUMMED_KERNEL, RowOp, types_of
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.lower.sums import INTERLEAVED
 from cupynorm.lower.tracing import DeviceFunction, Expression, traced

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm._dtypes import Dtype, compute_dtype, cpp
+from cupynorm._dtypes import LEAST_NORMAL, Dtype, compute_dtype, cpp
 from cupynorm._values import dataclass
 from cupynorm.lower.mirrors import (
     EMPTY,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from cupynorm.call.view import View
 
 ROW_KERNEL = "cupynorm::{plan.kernel}<{types}, cupynorm::{plan.shape}<{numbers}>>"
-LEAST_NORMAL = 2.0**-126  # of float32; what is less becomes 0 on a device
 SUMMED_KERNEL = "cupynorm::row_summed<{types}, cupynorm::{plan.shape}<{numbers}>>"  # of plans in registers
 
 

@@ -107,8 +107,8 @@ class SumTiles(NamedTuple):
 
     lanes: threads side by side along a row, of `vector` columns each. width: elements of one store. groups: of rows.
     tiles: of columns. rows_in_flight: rows whose loads a thread issues before it waits for the first. period, unit: of
-    rows that begin anywhere, whose kernel is another one: those of a group are `period` apart, and vectors are counted
-    from a multiple of `unit` elements; 0: all rows begin as vectors do.
+    unaligned rows, which have a kernel of their own: the rows of a group are `period` apart, and vectors are counted
+    from a multiple of `unit` elements; 0: all rows are aligned.
     """
 
     lanes: int
@@ -224,9 +224,9 @@ def _of_both_halves(what: Sums) -> bool:
 
 
 def _unaligned_tiles(what: Sums, compute: Dtype, vector: int) -> SumTiles | None:
-    """Return how blocks cover elements that are written, of rows that do not all begin as vectors do.
+    """Return how blocks cover elements that are written, where rows are not aligned to vectors.
 
-    None where all do, where too few rows begin alike, or what is read or written has no vectors.
+    None where rows are aligned, where too few have the same alignment, and where arrays are not moved in vectors.
     """
     if not what.elements or vector == 1 or any(isinstance(each, Dropout) for each in what.operands):
         return None
@@ -241,21 +241,21 @@ def _unaligned_tiles(what: Sums, compute: Dtype, vector: int) -> SumTiles | None
     line, like = LINE_BYTES // anchor.dtype.itemsize, Vectors(vector, like=anchor)
     apart = any(not like.access_of(each, what.axes) for each in arrays)
     in_flight = max(1, NUMBERS.bytes_in_flight // compute.itemsize // (1 + (apart or _of_both_halves(what))))
-    # wide tiles where what is aligned otherwise has parts of lines at their ends
+    # wide tiles where arrays differ in alignment, since only the ends of a tile then share lines with others
     lanes = NUMBERS.apart_lanes if apart else LANES
     found = []
-    for unit, least in ((line, NUMBERS.min_rows_at_lines), (vector, NUMBERS.min_rows_alike)):
+    for unit, least in ((line, NUMBERS.min_rows_at_lines), (vector, NUMBERS.min_rows_at_vectors)):
         period = unit // math.gcd(unit, strides[0])
         if what.rows >= least * period:
-            found.append(_tiles_alike(what, vector, unit, period, in_flight, lanes))
+            found.append(_tiles_of_alignment(what, vector, unit, period, in_flight, lanes))
     # at lines, unless more threads would be idle
     return min(found, key=lambda each: each.lanes * each.tiles, default=None)
 
 
-def _tiles_alike(
+def _tiles_of_alignment(
     what: Sums, vector: int, unit: int, period: int, in_flight: int, most_lanes: int
 ) -> SumTiles:
-    """Choose how blocks cover rows of which every period-th begins alike."""
+    """Choose how blocks cover rows of which every period-th has the same alignment."""
     vectors = -(-(what.cols + unit - 1) // vector)  # with what may be before the row's first column
     lanes = min(most_lanes, 1 << (vectors - 1).bit_length())
     while lanes > LANES and vectors < NUMBERS.lanes_in_use * (-(-vectors // lanes) * lanes):
@@ -380,7 +380,7 @@ def _final(result: Result | None) -> Struct:
 
 
 def _elements(what: Sums, like: Vectors | None) -> Struct:
-    """Return the mirror of Elements. like: the vectors of rows that begin anywhere."""
+    """Return the mirror of Elements. like: the vectors of unaligned rows."""
     types: list[str] = []
     dtype, values = EMPTY, (0,)
     for each in reversed(what.elements):

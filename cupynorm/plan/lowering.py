@@ -33,11 +33,11 @@ class SumNumbers(NamedTuple):
     narrow_bytes_in_flight, narrow_min_batches
         The same where several arrays are written and a block has whole rows.
     apart_lanes, lanes_in_use
-        For rows that begin anywhere, of arrays that are not aligned like one another: threads side by side along a row,
-        at most; and the share of a row's threads that must have columns where they are more than a warp.
-    min_rows_at_lines, min_rows_alike, min_rows_summed
-        Rows that begin alike: so many that vectors begin at lines of memory, or else at multiples of their size; and
-        those of a group, for one row of partial sums.
+        For unaligned rows of arrays that differ in alignment: threads side by side along a row, at most; and the share
+        of a row's threads that must have columns where they are more than a warp.
+    min_rows_at_lines, min_rows_at_vectors, min_rows_summed
+        Unaligned rows of the same alignment, at least: so that vectors are counted from lines of memory; so that they
+        are counted from multiples of their size; and those of a group, for one row of partial sums.
     groups, max_groups, wide_groups
         Where sums are taken in the pass over rows (kernels/row/summed.cuh): pairs of the most columns and the groups of
         rows for that; groups at most, and those of rows of more columns. Each group adds one row of partial sums, and
@@ -59,7 +59,7 @@ class SumNumbers(NamedTuple):
     apart_lanes: int
     lanes_in_use: float
     min_rows_at_lines: int
-    min_rows_alike: int
+    min_rows_at_vectors: int
     min_rows_summed: int
     groups: Sequence[tuple[int, int]]
     max_groups: int
@@ -72,7 +72,7 @@ class SumNumbers(NamedTuple):
 
 
 class FusedNumbers(NamedTuple):
-    """What is computed around an op (lower/fused.py): registers that it takes, but for the first number.
+    """Registers that functions, masks and results around an op take (lower/fused.py), and one number of bytes.
 
     Attributes
     ----------

@@ -147,7 +147,7 @@ CROSSOVERS = {
     "cluster, affine": "the same with affine parameters",
     "cluster, quantized": "the same for results of one byte, with affine parameters",
     "cluster, quantized alone": "the same for results of one byte, without",
-    "cluster, gradient": "the same of gradients, which hold two numbers for each element",
+    "cluster, gradient": "the same for gradients of softmax, which hold two numbers for each element",
     "shared, band": "one block's shared memory is better for what a causal mask or a window keeps",
     "cached, late exponential": "the level-1 cache is better than registers, where pairs wait for an exponential each",
     "copied": "fused rows of which x alone is loaded are better copied to a cluster's shared memory",

@@ -345,8 +345,8 @@ struct LoadsOf<Operands<First, Rest...>> {
   }
 };
 
-// Waits for all loads of several rows before any arithmetic: the compiler would issue the last of these loads behind the
-// first row's arithmetic, and so would ptxas. zero: a number that is 0, which the compiler does not know. kTogether: all
+// Issues the loads of several rows before any arithmetic: the compiler would issue the last of these behind the first
+// row's arithmetic, and so would ptxas. zero: a number that is 0, which the compiler does not know. kTogether: all
 // lanes of a warp call.
 template <class Operands_, bool kTogether, class Packed, int kCount>
 inline void issue_all(Packed (&packed)[kCount], unsigned zero) {

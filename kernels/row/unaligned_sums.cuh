@@ -1,11 +1,11 @@
-// Sums over rows that begin anywhere, of numbers that are written, too: column_sums.cuh for these. Host mirrors and the
-// launch: lower/sums.py.
+// Sums over unaligned rows of numbers that are written as well: as column_sums.cuh for aligned ones. Host mirrors and
+// the launch: lower/sums.py.
 //
-// The first array that is written is the anchor: vectors are those of its rows that begin at a multiple of their size.
-// Every period-th row begins equally far behind a multiple of `unit` elements, so a group has these rows, and a thread
-// the same vector in each. What is aligned as the anchor is moved in whole vectors. What is aligned otherwise is loaded
-// in two accesses a vector, and stored in aligned ones: each thread gets what its access misses from the next thread,
-// through shared memory. Only where a row or a block's tile begins or ends, elements are stored one by one.
+// The first array that is written is the anchor: its rows are cut into aligned vectors. Every period-th row begins
+// equally far behind a multiple of `unit` elements, so a group has these rows, and a thread the same vector in each.
+// Arrays that are aligned as the anchor are moved in whole vectors. Others are loaded in two accesses a vector, and
+// stored in aligned ones: each thread gets what its access misses from the next thread, through shared memory. Elements
+// are stored one by one only at the ends of a row or of a block's tile.
 #pragma once
 #include <row/column_sums.cuh>
 

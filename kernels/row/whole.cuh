@@ -21,7 +21,8 @@ inline constexpr bool are_whole() {
   return Shape::kFull && !Op::kRounds && are_in_steps<Op, Load, Store>();
 }
 
-// What an op is for halves that wait as they were loaded: another one that needs no arguments, if it names one.
+// The op that computes rows of halves which are held in registers as they were loaded: Op::OfHalves, which needs no
+// arguments, if there is one, else Op.
 template <class Op, bool kHalves, class = void>
 struct OpOfHalves {
   static constexpr bool kAny = false;

@@ -25,7 +25,7 @@ from cupynorm import (
     softmax_backward,
     standardize,
 )
-from cupynorm.lower.row import LEAST_NORMAL
+from cupynorm._dtypes import LEAST_NORMAL
 from cupynorm.ops.norm import LAYER_NORM
 from tests.simulator import simulated
 

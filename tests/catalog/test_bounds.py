@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynorm._dtypes import DTYPES
+from cupynorm._dtypes import DTYPES, LEAST_NORMAL
 from cupynorm.catalog import bounds, forms
 from cupynorm.catalog.bounds import BOUNDS, EPSILON, ROUNDING, TOLERANCES, Right
 from cupynorm.catalog.form import Form
@@ -208,7 +208,7 @@ def test_docs_show_the_numbers_of_each_dtype() -> None:
 def flushed(values: Any) -> Any:
     """Return float32 numbers as a device takes them: subnormals are 0."""
     values = np.asarray(values, np.float32)
-    return np.where(np.abs(values) < bounds.LEAST_NORMAL, np.float32(0), values)
+    return np.where(np.abs(values) < LEAST_NORMAL, np.float32(0), values)
 
 
 EDGES = [1e-44, 1e-40, 1e-38, 1.5e-38, 1e-20, 0.3, 1.0, 9.0, 60.0, 1e18, 1e37]
@@ -235,6 +235,6 @@ def test_what_is_lost_below_normal_numbers_hides_no_fault(what: Form) -> None:
     (right, *_) = what.right(forms.inputs(what, 5, 7, "float32"))
     assert right.terms is not None
 
-    lost = 2 * bounds.LEAST_NORMAL * np.max(right.terms.factors)
+    lost = 2 * LEAST_NORMAL * np.max(right.terms.factors)
 
     assert lost < 1e-30 * np.median(np.abs(right.exact))

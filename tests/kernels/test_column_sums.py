@@ -135,8 +135,8 @@ def placed(host: Any, skip: int, gap: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize("lines", [True, False])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_rows_that_begin_anywhere(dtype: str, lines: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both halves of a gate, the gradients of both beside one another: no two arrays are aligned alike."""
-    few = {"min_rows_alike": 1, "min_rows_at_lines": 1 if lines else 1000, "min_rows_summed": 1}
+    """Gradients of a gate, of which each half has its own place in dx: the arrays differ in alignment."""
+    few = {"min_rows_at_vectors": 1, "min_rows_at_lines": 1 if lines else 1000, "min_rows_summed": 1}
     monkeypatch.setattr(sums, "NUMBERS", sums.NUMBERS._replace(**few))
     kind = dtype_of(dtype)
     compute = compute_dtype(kind, kind)
@@ -173,7 +173,7 @@ def test_rows_of_several_dtypes_that_begin_anywhere(
     dtypes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Vectors of 8 bytes beside those of 16."""
-    monkeypatch.setattr(sums, "NUMBERS", sums.NUMBERS._replace(min_rows_alike=1))
+    monkeypatch.setattr(sums, "NUMBERS", sums.NUMBERS._replace(min_rows_at_vectors=1))
     rng = np.random.default_rng(7)
     for rows, cols in UNALIGNED[:4]:
         host = [rng.standard_normal((rows, width)) for width in (cols, 2 * cols)]
@@ -207,7 +207,7 @@ def test_rows_of_several_dtypes_that_begin_anywhere(
 def test_elements_may_be_written_in_place_where_rows_begin_anywhere(
     skip: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sums, "NUMBERS", sums.NUMBERS._replace(min_rows_alike=1))
+    monkeypatch.setattr(sums, "NUMBERS", sums.NUMBERS._replace(min_rows_at_vectors=1))
     host = np.random.default_rng(6).standard_normal((50, 2 * 333)).astype(np.float16)
     _, x = placed(host, skip, 0)
     total, halves = cupy.empty(2 * 333, np.float32), view(x[:, :333])
@@ -253,21 +253,21 @@ def test_groups_cover_all_rows_once_and_fit_a_grid(rows: int, cols: int) -> None
 
 @pytest.mark.parametrize("rows", [255, 256, 4096, 49153, 1_000_000])
 @pytest.mark.parametrize("cols", [9, 77, 1001, 50257, (1 << 24) + 1])
-def test_groups_of_rows_that_begin_alike_cover_all_rows_once(rows: int, cols: int) -> None:
+def test_groups_of_rows_of_one_alignment_cover_all_rows_once(rows: int, cols: int) -> None:
     half = dtype_of("float16")
     x = View(0, (rows, cols), (2 * cols, 2), half)
     for result in (None, Result(View(0, (cols,), (2,), half))):
         what = Sums(traced(lambda x: x, 1), (x,), x.shape, 1, (result,), (x,))
         found = first_tiles(what, np.dtype(np.float32))
-        if rows < 8 * sums.NUMBERS.min_rows_alike:
+        if rows < 8 * sums.NUMBERS.min_rows_at_vectors:
             assert not found.unit
             continue
         assert found.unit in {8, 64}
         assert found.period * cols % found.unit == 0
         groups, rest = divmod(found.groups, found.period)
-        alike = -(-rows // found.period)
+        of_one = -(-rows // found.period)
         assert rest == 0
-        assert groups * found.rows_of_group >= alike > (groups - 1) * found.rows_of_group
+        assert groups * found.rows_of_group >= of_one > (groups - 1) * found.rows_of_group
         assert found.groups <= 65535
         assert found.tiles * found.lanes * found.vector >= cols + found.unit - 1
         assert found.groups * found.tiles <= 2 * max(sums.NUMBERS.blocks, found.period * found.tiles)

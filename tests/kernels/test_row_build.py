@@ -275,9 +275,8 @@ def test_fused_rows_that_are_sent_ahead_neither_spill_nor_take_more_shared_memor
 ) -> None:
     instances, built = [], []
     sampled = ("float16", "float32")[list(FUSED).index(kind) % 2]
-    for name in (
-        [each for each in FUSED_DTYPES if each != "float64"] if SLOW else (sampled,)
-    ):  # doubles are not
+    # rows of float64 are not sent ahead
+    for name in [each for each in FUSED_DTYPES if each != "float64"] if SLOW else (sampled,):
         of_dtype = ahead_instances(kind, name, arch)
         assert {each.plan.unaligned for each in of_dtype} == {0, 1}
         instances += of_dtype
