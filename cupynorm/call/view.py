@@ -29,6 +29,9 @@ class Argument(int):
         return made
 
 
+ROOM = "room"  # the argument of memory where blocks of a kernel that share rows leave messages, if its plan needs any
+
+
 class View(NamedTuple):
     """An array as a kernel sees it: pointer in bytes, strides in bytes."""
 

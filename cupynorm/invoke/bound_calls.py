@@ -14,6 +14,7 @@ from cupynorm._dtypes import Dtype
 from cupynorm._values import NamedTuple, dataclass
 from cupynorm.call.arguments import view
 from cupynorm.call.axes import memory_order
+from cupynorm.call.view import ROOM
 from cupynorm.runtime import devices
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from cupynorm.runtime.devices import Binding
 
     Signature = tuple[Any, ...]
-    Launch = tuple[Kernel, Binding, Struct]  # a kernel, how it is launched, and its parameter
 
 ANYWHERE = 1 << 64  # beyond every distance between two addresses
 NO_ARRAY = (None,)
@@ -35,6 +35,15 @@ ALIGNMENT = (
     15  # the bits of an address that checks and vector widths look at: no access is wider than 16 bytes
 )
 PART = 512  # bytes, as CuPy's pool hands them out: each array of a workspace begins at a multiple
+
+
+class Launch(NamedTuple):
+    """A kernel, how it is launched, its parameter, and how many bytes of ROOM it needs."""
+
+    kernel: Kernel
+    bind: Binding
+    params: Struct
+    room_bytes: int = 0
 
 
 class Arrays(NamedTuple):
@@ -78,7 +87,11 @@ def kernel_launch(
 ) -> KernelLaunch:
     """Return a launch whose words are those of `params`. sources: the names of what may be put there."""
     words = array.array("Q", np.array([params.values], dtype=params.dtype).tobytes())
-    slots = tuple((at, sources.index(name)) for at, name in _arguments_of(params.dtype, params.values))
+    slots = tuple(
+        (at, sources.index(name))
+        for at, name in _arguments_of(params.dtype, params.values)
+        if name != ROOM or name in sources
+    )
     return KernelLaunch(kernel, bind, *launches_of(words, bind), slots)
 
 
@@ -126,6 +139,7 @@ class BoundCall:
     parts: tuple[int, ...]  # where its arrays begin in it
     windows: tuple[tuple[int, int, int, int, int], ...]
     holds: Any
+    first_room: Any = None  # of the first launch
     shortcut: Any = None  # the last that was made to it (row_ops.Shortcut)
     gone: int = 0  # how often its gamma or beta was gone at the next call
 
@@ -133,6 +147,7 @@ class BoundCall:
         """Launch what it was bound to, before anything else is. Raises the driver's error."""
         for each in self.kernels:
             each.launches.once()
+        self.first_room = None
 
     def fits(self, sources: Sequence[int]) -> bool:
         """Say whether arrays at these addresses share no memory but where the bound ones do."""
@@ -148,6 +163,11 @@ class BoundCall:
 
 def bound_call(device: int, arrays: Arrays, launches: Sequence[Launch]) -> BoundCall:
     """Bind a checked call to kernels and their parameters."""
+    room_bytes = max((each.room_bytes for each in launches), default=0)
+    first_room: Any = None
+    if room_bytes:
+        first_room = devices.cupy().empty(room_bytes, "B")
+        arrays = arrays._replace(workspace={**arrays.workspace, ROOM: first_room})
     given = (None if each is None else name for name, each in arrays.given.items())
     sources = [*given, *arrays.made, *arrays.workspace, *arrays.scalars]
     views = [None if each is None else view(each) for each in arrays.given.values()]
@@ -163,7 +183,12 @@ def bound_call(device: int, arrays: Arrays, launches: Sequence[Launch]) -> Bound
                 if low < apart < high:
                     low, high = -ANYWHERE, ANYWHERE
                 windows.append((at, other, low, high, apart))
-    kernels = tuple(kernel_launch(*each, sources) for each in launches)
+    kernels = tuple(kernel_launch(*each[:3], sources) for each in launches)
+    if room_bytes:
+        for kernel in kernels:
+            for at, source in kernel.argument_words:
+                if sources[source] == ROOM:
+                    kernel.words[at] = first_room.data.ptr
     sizes = (-(-each.nbytes // PART) * PART for each in arrays.workspace.values())
     *parts, room = itertools.accumulate(sizes, initial=0)
     return BoundCall(
@@ -175,6 +200,7 @@ def bound_call(device: int, arrays: Arrays, launches: Sequence[Launch]) -> Bound
         parts=tuple(parts),
         windows=tuple(windows),
         holds=arrays.holds,
+        first_room=first_room,
     )
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cupynorm.invoke import bound_calls
-from cupynorm.invoke.bound_calls import Arrays, BoundCall, bound_call
+from cupynorm.invoke.bound_calls import Arrays, BoundCall, Launch, bound_call
 from cupynorm.runtime import compiler, devices
 
 if TYPE_CHECKING:
-    from cupynorm.invoke.bound_calls import Launch
     from cupynorm.lower.spec import KernelSpec
 
 
@@ -26,4 +25,4 @@ def prepared(device: int, spec: KernelSpec) -> Launch:
     """Compile and load the kernel of a call; return what bound_call takes. `device` must be current."""
     plan = spec.problem.plan(devices.limits_of(device))
     kernel = compiler.kernel(device, spec.text, spec.expression(plan), 0)
-    return kernel, devices.launch_of(kernel.pointer, plan.grid, (*plan.block, 1), 0), spec.params
+    return Launch(kernel, devices.launch_of(kernel.pointer, plan.grid, (*plan.block, 1), 0), spec.params)

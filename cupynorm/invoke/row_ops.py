@@ -22,6 +22,7 @@ from cupynorm.invoke.bound_calls import (
     Arrays,
     BoundCall,
     Calls,
+    Launch,
     add,
     axis_option,
     bound_call,
@@ -30,7 +31,7 @@ from cupynorm.invoke.bound_calls import (
 )
 from cupynorm.lower.row import RowOp, row_spec
 from cupynorm.lower.spec import KernelSpec
-from cupynorm.plan.config import CONVERTED, DoesNotFitError, Plan, check_plan
+from cupynorm.plan.config import CONVERTED, DoesNotFitError, Plan, check_plan, messages_bytes
 from cupynorm.plan.limits import PLAIN_SHARED_BYTES, STATIC_SHARED_BYTES, Limits
 from cupynorm.runtime import cache_folder, chosen_plans, compiler, devices
 
@@ -133,7 +134,7 @@ class Given(NamedTuple):
         often, for what is made for many calls after all.
         """
         last = bound.shortcut
-        if self.key is None or any(axes is not None for *_, axes in bound.allocated):
+        if self.key is None or bound.parts or any(axes is not None for *_, axes in bound.allocated):
             return
         if last is not None and (
             (self.gamma is not None and last.gamma() is None)
@@ -431,13 +432,18 @@ def launch(device: int, spec: KernelSpec, wanted: str | Plan | None, arrays: Arr
         calls.prepare(device)
 
         def launched(found: Prepared) -> BoundCall:
-            binding = launcher(found.kernel.pointer, found.plan)
-            bound = bound_call(device, arrays, [(found.kernel, binding, spec.params)])
+            bound = bound_call(device, arrays, [launch_of(found, spec)])
             bound.once()
             calls.plans.append(found.plan)
             return bound
 
         return launch_what_fits(device, spec, wanted, launched)
+
+
+def launch_of(found: Prepared, spec: KernelSpec) -> Launch:
+    """Return the launch of what was prepared for a problem, as bound_call takes it."""
+    binding = launcher(found.kernel.pointer, found.plan)
+    return Launch(found.kernel, binding, spec.params, messages_bytes(spec.problem, found.plan))
 
 
 def launcher(function: int, plan: Plan) -> Binding:

@@ -51,7 +51,7 @@ def _launched(device: int, spec: KernelSpec, arrays: Arrays, wanted: str | Plan 
         return once(one_kernel.prepared(device, spec))
 
     def planned(found: Prepared) -> Launch:
-        launch = once((found.kernel, row_ops.launcher(found.kernel.pointer, found.plan), spec.params))
+        launch = once(row_ops.launch_of(found, spec))
         bound_calls.thread.calls.plans.append(found.plan)
         return launch
 

@@ -38,6 +38,7 @@ from cupynorm.lower.mirrors import (
     no_store,
     operand,
     prefetched_bytes,
+    roomy,
     scaled_store,
     summed_arguments,
     value,
@@ -276,6 +277,7 @@ def fused_spec(
             unaligned=0,
             alignment_period=1,
             across=_across(x, axes),
+            room=bool(what.outs),
         )
     worked = problem
     if problem.unaligned:
@@ -321,6 +323,7 @@ def fused_spec(
         operands = [operand_of(each) for each in what.store_operands]
         store = fused_store(what.outs, axes, name_of(what.store), gamma, beta, operands, apart=apart)
     load, store = _with_label(what, load, store, cols, compute)
+    store = roomy(store) if problem.room else store
     whole = arguments(mirror, load, store, rows, cols)
     problem = dataclasses.replace(
         problem,

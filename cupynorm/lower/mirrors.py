@@ -9,7 +9,7 @@ import numpy as np
 
 from cupynorm._dtypes import Dtype, cpp, cpp_of_element
 from cupynorm._values import NamedTuple
-from cupynorm.call.view import Argument, View
+from cupynorm.call.view import ROOM, Argument, View
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,6 +126,12 @@ def no_store(rows: View, room: int) -> Struct:
         [*((name, of.dtype[name]) for name in of.dtype.names or ()), ("room", POINTER)], align=True
     )
     return of._replace(dtype=dtype, values=(*of.values, room))
+
+
+def roomy(store: Struct) -> Struct:
+    """Return the mirror of RoomyStore: another Store, and the address of room for messages, which its launch knows."""
+    dtype = np.dtype([("inner", store.dtype), ("room", POINTER)], align=True)
+    return Struct(f"cupynorm::RoomyStore<{store.cpp}>", dtype, (store.values, Argument(0, ROOM)))
 
 
 def column(parameter: View | None, shape: tuple[int, ...]) -> Struct:

@@ -73,7 +73,7 @@ def choose(
         none_known if asked_for else local_bytes,
     )
     if problem.across and not isinstance(forced, Plan):
-        return _across(question, forced)
+        return _across(question, forced, cooperative=cooperative)
     name = forced.variant if isinstance(forced, Plan) else forced
     if problem.rounds and not problem.across and name is not None and name not in ON_THE_CHIP:
         raise DoesNotFitError(
@@ -102,7 +102,7 @@ def choose(
     raise DoesNotFitError(_does_not_fit(question, f"variant {forced!r}"))
 
 
-def _across(question: Question, name: str | None) -> Plan:
+def _across(question: Question, name: str | None, *, cooperative: bool) -> Plan:
     """Return the plan of rows whose elements lie apart from one another. name: of a variant, where one is forced."""
     if name is not None and name not in VARIANTS:
         raise DoesNotFitError(f"plan {name!r} is not a variant: use {', '.join(VARIANTS)}")
@@ -112,7 +112,7 @@ def _across(question: Question, name: str | None) -> Plan:
             f"use {', '.join(across.VARIANTS_ACROSS)}"
         )
     # sums over rows have no place beside such rows: they take a pass of their own
-    found = None if question.problem.column_sums else across.across(question, name)
+    found = None if question.problem.column_sums else across.across(question, name, cooperative=cooperative)
     if found is None:
         raise DoesNotFitError(_does_not_fit(question, f"variant {name!r}"))
     return found

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cupynorm._options import shown
 from cupynorm._values import dataclass
+
+if TYPE_CHECKING:
+    from cupynorm.plan.problem import Problem
 
 VARIANTS = ("warp", "block", "cached", "cluster", "split", "shared", "uncached")
 
@@ -45,6 +48,9 @@ CONVERTED_ELEMENTS = (
 )
 MAX_NUMBERS_ACROSS = 64  # numbers that a thread of row_across has at a time: a bit for each
 MAX_PACKED_ACROSS = 128  # the same where they wait two in a register
+COUNTER_BYTES = (
+    128  # of each group of blocks of row_across that share rows over the grid: kCounterBytes in row/apart.cuh
+)
 WHOLE_COLUMNS = 1024  # of a block, whose gamma and beta wait in shared memory: as in kernels/row/whole.cuh
 PARTS_ACROSS = (
     4  # elements of a row that are then computed at a time, where a thread has more than MAX_NUMBERS_ACROSS
@@ -65,8 +71,10 @@ ROOM_BYTES, ROOM_ROWS, ROOM_BLOCKS = 96, 8, 1024
 # where every thread finds those of any column.
 AT_USE, PER_ROW, SHARED, REGISTERS, CONVERTED = range(5)
 
-# Where rows wait whose elements lie apart.
-NOWHERE, IN_REGISTERS = range(2)
+# Where rows wait whose elements lie apart. EVENLY: in registers of threads of which each has all of its elements but
+# SPARE_ELEMENTS, and one at least.
+NOWHERE, IN_REGISTERS, EVENLY = range(3)
+SPARE_ELEMENTS = 4  # kSpare in kernels/row/apart.cuh
 
 # Whether rows begin at vectors: all do; they do not, but x is aligned as y is; they do not, and x is aligned otherwise.
 ALIGNED, UNALIGNED, UNALIGNED_APART = range(3)
@@ -111,9 +119,9 @@ class Plan:
         The compiler keeps registers few enough for so many blocks on a multiprocessor.
     across, waits
         For rows whose elements lie apart from one another: how many threads of a warp lie side by side, each with
-        `vector` neighbouring rows, and `vectors` elements of each at a time; and where rows wait: NOWHERE or
-        IN_REGISTERS. 0: rows are contiguous. IN_REGISTERS says of prefetched rows with sums over rows beside them that
-        they wait there (StagedRegisters in kernels/row/summed.cuh).
+        `vector` neighbouring rows, and `vectors` elements of each at a time; and where rows wait: NOWHERE,
+        IN_REGISTERS or EVENLY. 0: rows are contiguous. IN_REGISTERS says of prefetched rows with sums over rows beside
+        them that they wait there (StagedRegisters in kernels/row/summed.cuh).
     resident_blocks, waves
         Blocks that a multiprocessor holds at once (clusters: that the device does), and grid / what the device holds
         at once.
@@ -172,8 +180,9 @@ class Plan:
         """The numbers among the kernel's template arguments, in order."""
         launch = (self.block, self.min_blocks)
         tile = (self.vector, self.vectors)
+        ctas = 0 if self.variant == "split" else self.ctas_per_row  # a grid's are known at the launch only
         others: dict[str, tuple[int | bool, ...]] = {
-            "row_across": (self.across, self.full, self.waits == IN_REGISTERS, self.ctas_per_row),
+            "row_across": (self.across, self.full, self.waits, ctas),
             "row_cached": (),
             "row_spread": (self.parameter_cache,),
             "row_together": (self.rows_per_group,),
@@ -183,9 +192,6 @@ class Plan:
         if self.kernel in others:
             return (*tile, *others[self.kernel], *launch)
         if self.kernel == "row_staged":
-            ctas = (
-                0 if self.variant == "split" else self.ctas_per_row
-            )  # a grid's are known at the launch only
             return (*tile, self.unaligned, ctas, self.row_shared_bytes, *launch)
         rows = (self.group, self.rows_per_group, self.full, self.parameter_cache, self.unaligned)
         return (*tile, *rows, self.alignment_period, self.ctas_per_row, *launch, self.stages)
@@ -239,6 +245,20 @@ PLAIN = Plan(
 )
 
 
+def message_numbers(problem: Problem) -> int:
+    """Return how many numbers blocks tell one another of a row; in further rounds that is no part of row_numbers."""
+    return MESSAGE_NUMBERS if problem.rounds else problem.row_numbers
+
+
+def messages_bytes(problem: Problem, plan: Plan) -> int:
+    """Return how much memory blocks of the grid need that share rows whose elements lie apart; 0 where none do."""
+    if not plan.across or plan.variant != "split":
+        return 0
+    slot = math.ceil(message_numbers(problem) * problem.compute_bytes / ACCESS_BYTES) * ACCESS_BYTES
+    groups, rows = plan.grid // plan.ctas_per_row, plan.across * plan.vector
+    return groups * COUNTER_BYTES + 2 * plan.grid * rows * slot
+
+
 class DoesNotFitError(ValueError):
     """A plan or variant that was asked for cannot hold the row."""
 
@@ -261,7 +281,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "shared_bytes": (0, 1 << 20),
     "min_blocks": (1, 32),
     "across": (0, WARP),
-    "waits": (NOWHERE, IN_REGISTERS),
+    "waits": (NOWHERE, EVENLY),
     "resident_blocks": (0, MAX_GRID),
 }
 

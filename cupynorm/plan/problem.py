@@ -62,6 +62,8 @@ class Problem:
     in_steps
         For rows whose elements lie apart: they are at even distances, and computed from x and numbers of their row
         alone. Where all threads have as many of them, nothing is asked for each (kernels/row/whole.cuh).
+    room
+        There may be room for the messages of blocks of the grid that share rows whose elements lie apart.
     row_numbers
         Numbers of the compute type, at most, in the state of a part of a row (State and pivot) or of a row (Row).
     """
@@ -96,6 +98,7 @@ class Problem:
     rounds: bool = False
     sums_of_bytes: bool = False
     in_steps: bool = False
+    room: bool = False
     row_numbers: int = MOST_ROW_NUMBERS
 
     @property

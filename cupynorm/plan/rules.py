@@ -455,6 +455,9 @@ class Apart(NamedTuple):
         bytes of an element of x, the fewest and the most columns that it is for, neighbouring rows of a thread, threads
         of a block, bytes of neighbouring rows side by side, blocks of a cluster at most, of which the fewest are taken
         that hold a row, blocks of a multiprocessor, and 1 if it is for rows that are whole (kernels/row/whole.cuh).
+    over_the_grid
+        Where blocks of the grid share rows, best first: bytes of an element of x, the fewest and the most columns that
+        it is for, threads of a block, bytes of neighbouring rows side by side, and blocks of a multiprocessor.
     """
 
     max_vector: Mapping[int, int]
@@ -467,6 +470,7 @@ class Apart(NamedTuple):
     registers: int
     row_registers: int
     measured: Sequence[Sequence[int]]
+    over_the_grid: Sequence[Sequence[int]]
 
 
 class SmallBatch(NamedTuple):

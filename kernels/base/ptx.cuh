@@ -315,6 +315,27 @@ inline void grid_wait(unsigned before) {
   __syncthreads();
 }
 
+// A barrier of some blocks of a cooperative launch, `blocks` of them, which have a counter of their own in global memory:
+// 0 before any of them arrives. By every thread of each; what was written before an arrival is seen after the wait. One
+// of the blocks is the first. turn: how often they have met before; the counter's top bit turns over each time.
+inline void blocks_arrive(unsigned* counter, unsigned blocks, bool first) {
+  __syncthreads();
+  if (threadIdx.x == 0)
+    asm volatile("red.add.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(counter)),
+        "r"(first ? 0x80000000u - (blocks - 1) : 1u)
+                 : "memory");
+}
+inline void blocks_wait(const unsigned* counter, unsigned turn) {
+  if (threadIdx.x == 0) {
+    unsigned now;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(__cvta_generic_to_global(counter))
+                   : "memory");
+    } while (now >> 31 == (turn & 1));
+  }
+  __syncthreads();
+}
+
 // The dynamic scheduler counts claims in the barrier counter of a cooperative launch whose blocks do not synchronise.
 // Each claim is the next number, from 0 on; the arguments are for the simulator, where a claimer's own last claim is so
 // far behind. Whoever sees the last claim resets the counter for the next launch.

@@ -225,6 +225,16 @@ struct NoStore {
   RowPointer at(int64 row) const { return {pointer + rows.offset(row)}; }
 };
 
+// A Store that has room beside it, where blocks of a grid that share rows leave messages.
+template <class Inner>
+struct RoomyStore : Inner {
+  unsigned char* room;
+};
+template <class Store, class = void>
+inline constexpr bool kIsRoomy = false;
+template <class Inner>
+inline constexpr bool kIsRoomy<RoomyStore<Inner>> = true;
+
 // Whether messages have room of their own, because nothing is stored among which they could lie.
 template <class Store>
 inline constexpr bool kHasRoom = false;

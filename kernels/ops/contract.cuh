@@ -57,7 +57,7 @@
 //   extend(s, x[N], valid)       The same State as merge(s, summarize(x, valid, 0)), in fewer steps.
 //
 // Optional, OfHalves: another op without arguments, which gives the same results for x in float16 that waits two in a
-// register. Called by row/whole.cuh: State, Row, merge, gather, finish and map_raw as above, and
+// register. Called by row/whole.cuh: State, Row, identity, merge, gather, finish and map_raw as above, and
 //   begin(x[kCols], s[kRows])    The States of no elements yet, given all of them, packed kRows in a Vector.
 //   add(s, x[N])                 Adds some of these elements to a row's State.
 //

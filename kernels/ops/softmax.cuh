@@ -127,6 +127,7 @@ struct HalfSoftmax : RowOp {
   static constexpr float kScale = 1.4426950408889634f;
 
   static float pivot_of(float max) { return max == -infinity<float>() ? 0.0f : max; }
+  static State identity() { return {-infinity<float>(), 0}; }
 
   template <bool kEqual>
   static State merge(State a, State b) {

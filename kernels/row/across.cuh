@@ -1,5 +1,5 @@
-// block, cluster, uncached of rows whose elements lie apart from one another in memory, as along an axis that is not
-// the last: they wait in registers, or are read twice.
+// block, cluster, split, uncached of rows whose elements lie apart from one another in memory, as along an axis that is
+// not the last: they wait in registers, or are read twice.
 #pragma once
 #include <io/affine.cuh>
 #include <row/rounds.cuh>
@@ -22,15 +22,40 @@ inline void begin_together(Mbarrier (&mbarriers)[4]) {
   pdl_wait_and_trigger();
 }
 
+// Calls go(tile, meeting) for each tile that this block works on, of as many as hold all rows: for one, or, of those that
+// share rows over the grid, one after the other. Their room holds a counter of each group of blocks, and behind them
+// their messages. Before any load.
+template <class Op, class Shape, class Store, class Go>
+inline void go_through_tiles(const Store& store, int64 rows, Go go) {
+  if constexpr (!Shape::kOfGrid) {
+    const int part = Shape::kCtasPerRow > 1 ? cluster_rank() : 0;
+    go(TilePart{blockIdx.x / Shape::kCtasPerRow, part, Shape::kCtasPerRow}, nullptr);
+  } else if constexpr (kIsRoomy<Store>) {
+    constexpr int kBytes = Shape::kRows * int(sizeof(SlotWords<Op>));  // of a block's messages
+    // Neighbouring blocks share rows, so that those of a multiprocessor do not, and one waits while another works.
+    const int groups = gridDim.x, parts = gridDim.y, number = blockIdx.y * groups + blockIdx.x, group = number / parts,
+        part = number % parts;
+    unsigned char* const messages = store.room + int64(groups) * kCounterBytes;
+    GridMeeting meeting = {messages + int64(group) * parts * kBytes,
+        reinterpret_cast<unsigned*>(store.room + int64(group) * kCounterBytes), int64(groups) * parts * kBytes, part,
+        parts, 0};
+    if (part == 0 && threadIdx.x == 0) *meeting.counter = 0;
+    grid_wait(grid_arrive());
+#pragma unroll 1
+    for (int64 tile = group; tile * Shape::kRows < rows; tile += groups) go(TilePart{tile, part, parts}, &meeting);
+  }
+}
+
 template <class Op, class Load, class Store, class Shape>
-inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&mbarriers)[4]) {
+inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&mbarriers)[4], const TilePart& at,
+    GridMeeting* meeting) {
   using Compute = typename Op::Compute;
   using Element = ElementOf<Op>;
   using Precision = typename Load::Precision;
   using Largest = Magnitude<Compute>;
   using Index = typename Conditional<Shape::kHolds, int, int64>::Type;  // what waits is of few columns
   constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kLanes = Shape::kLanes, kDown = Shape::kDown,
-      kCtasPerRow = Shape::kCtasPerRow, kRound = kElements * kDown;
+      kRound = kElements * kDown;
   constexpr bool kHolds = Shape::kHolds;
   static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
   static_assert(!Load::kDrops || !Load::kStoresComputed, "nothing of what is dropped is kept");
@@ -44,15 +69,14 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   constexpr int kPart = kPacked ? part_of_elements(kElements, kAtATime / kVector) : kElements;
 
   // this block's columns, and this thread's: every kDown-th from `first` on, before `end`
-  const int part = kCtasPerRow > 1 ? cluster_rank() : 0, lane = threadIdx.x % kLanes;
-  const Index cols = Index(a.cols), each = Shape::kFull ? kRound : (cols + (kCtasPerRow - 1)) / kCtasPerRow;
+  const int part = at.part, lane = threadIdx.x % kLanes;
+  const Index cols = Index(a.cols), each = Shape::kFull ? kRound : (cols + (at.parts - 1)) / at.parts;
   const Index begin = part * each, end = cols - begin < each ? cols : begin + each;
   Index first = begin + threadIdx.x / kLanes;
-  const int64 row = (int64(blockIdx.x / kCtasPerRow) * kLanes + lane) * kVector;
+  const int64 row = (at.tile * kLanes + lane) * kVector;
   const bool here = row < a.rows;  // all rows of a vector are, or none
-  const ReductionPlaces<Op, Shape, Op::kRounds> places = {shared_memory, mbarriers};
-  const ReductionPlaces<Largest, Shape, false> largest_places = {places.place + places.kBytes, mbarriers + 2};
-  begin_together<Shape>(mbarriers);
+  const ReductionPlaces<Op, Shape, Op::kRounds> places = {shared_memory, mbarriers, meeting};
+  const ReductionPlaces<Largest, Shape, false> largest_places = {places.place + places.kBytes, mbarriers + 2, meeting};
   typename Load::RowPointer sources[kVector];
   typename Store::RowPointer targets[kVector];
 #pragma unroll
@@ -350,12 +374,12 @@ template <class Op, class Load, class Store, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     row_across(const __grid_constant__ Arguments<Op, Load, Store> a) {
   __shared__ Mbarrier mbarriers[4];
-  if constexpr (are_whole<Op, Load, Store, Shape>()) {
-    begin_together<Shape>(mbarriers);
-    go_through_whole_rows<Op, Load, Store, Shape>(a, shared_memory, mbarriers);
-  } else {
-    go_through_any_rows<Op, Load, Store, Shape>(a, mbarriers);
-  }
+  begin_together<Shape>(mbarriers);
+  go_through_tiles<Op, Shape>(a.store, a.rows, [&](const TilePart& at, GridMeeting* meeting) {
+    if constexpr (are_whole<Op, Load, Store, Shape>())
+      go_through_whole_rows<Op, Load, Store, Shape>(a, shared_memory, mbarriers, at, meeting);
+    else go_through_any_rows<Op, Load, Store, Shape>(a, mbarriers, at, meeting);
+  });
 }
 
 }  // namespace cupynorm

@@ -8,16 +8,25 @@ namespace cupynorm {
 
 // A thread has kVector neighbouring rows, and loads kElements elements of each at a time, which are all that it has
 // where rows wait in registers (kHolds). kLanes threads lie side by side, and kDown share each row, every kDown-th
-// element of it. kFull: a block has exactly kElements * kDown elements of each row. kCtasPerRow: blocks of a cluster
-// that share rows. kBlock, kMinBlocks: as in Registers.
-template <int Vector_, int Elements, int Lanes_, bool Full, bool Holds, int CtasPerRow, int Block, int MinBlocks>
+// element of it. kFull: a block has exactly kElements * kDown elements of each row. Waits is 2 (kEven) where each thread
+// has at least one element and all but kSpare. kCtasPerRow: blocks of a cluster
+// that share rows; 0: the gridDim.y blocks of a cooperative launch do. kBlock, kMinBlocks: as in Registers.
+template <int Vector_, int Elements, int Lanes_, bool Full, int Waits, int CtasPerRow, int Block, int MinBlocks>
 struct Across {
   static constexpr int kVector = Vector_, kElements = Elements, kLanes = Lanes_, kCtasPerRow = CtasPerRow,
       kBlock = Block, kMinBlocks = MinBlocks;
-  static constexpr bool kFull = Full, kHolds = Holds;
+  static constexpr bool kFull = Full, kHolds = Waits > 0, kEven = Full || Waits == 2;
+  static constexpr int kSpare = Full ? 0 : Elements > 4 ? 4 : Elements - 1, kSure = Elements - kSpare;
   static constexpr int kDown = Block / Lanes_, kRows = Lanes_ * Vector_, kWarps = Block / kWarp;
   static_assert(Lanes_ <= kWarp && (Lanes_ & (Lanes_ - 1)) == 0, "lanes of a warp that share rows are kLanes apart");
+  static constexpr bool kOfGrid = CtasPerRow == 0;
   static_assert((kWarps & (kWarps - 1)) == 0, "lanes that are a power of two merge what the warps have");
+};
+
+// Which tile a block works on, and which part of its rows it has.
+struct TilePart {
+  int64 tile;
+  int part, parts;
 };
 
 // Sums and maxima over the lanes of a warp that are kLanes apart, as Lanes has them over neighbouring ones.
@@ -53,6 +62,29 @@ struct SlotWords {
   };
 };
 
+// How blocks of the grid that share rows meet: each leaves its Slots in global memory, then all read what all have left.
+// The next ones take another place, `apart` bytes from there, and the ones after that the first again: nobody leaves them
+// before all have read these.
+struct GridMeeting {
+  unsigned char* room;  // of the blocks that share rows with this one
+  unsigned* counter;    // of blocks_arrive
+  int64 apart;
+  int part, parts;
+  unsigned turn;
+
+  template <class Op>
+  SlotWords<Op>* messages() const {  // [block][row]
+    return reinterpret_cast<SlotWords<Op>*>(room + (turn & 1) * apart);
+  }
+  void meet() const {
+    blocks_arrive(counter, unsigned(parts), part == 0);
+    blocks_wait(counter, turn);
+  }
+};
+// The counter of each group of blocks has a line of its own. The planner knows how much room they all need
+// (cupynorm/plan/variants/across.py).
+constexpr int kCounterBytes = 128;
+
 // The shared memory of a tile's reductions: a Slot of each row from each warp, then from each block of the cluster.
 // kMore: twice, as a block may send what it has of the next reduction while another reads what it had of this one.
 template <class Op, class Shape, bool kMore = true>
@@ -67,29 +99,41 @@ struct TileReduction {
   SlotWords<Op>* messages(int turn) const { return slots + kSlots + (kMore ? turn & 1 : 0) * kMessages; }
 };
 
-// Calls give(row, lane, slot) with the State of each row, given kCount slots of each. As many lanes have it, kLanes, as
-// the block has threads for; each merges some slots, and then with the others. All threads must call.
+// Calls give(row, lane, slot) with the State of each row, given kCount slots of each; 0: as many as are asked for. As
+// many lanes have it, kLanes, as the block has threads for; each merges some slots, and then with the others. All
+// threads must call.
 template <class Op, class Shape, int kCount>
 struct GatheredSlots {
   static constexpr int kRows = Shape::kRows, kMost = Shape::kBlock / kRows > 0 ? Shape::kBlock / kRows : 1;
-  static constexpr int kLanes = kMost < kCount ? kMost : kCount, kApart = kWarp / kLanes;
+  static constexpr int kLanes = kCount == 0 ? (kMost < kWarp ? kMost : kWarp) : kMost < kCount ? kMost : kCount,
+      kApart = kWarp / kLanes;
   static constexpr int kWarps = kRows > kApart ? kRows / kApart : 1;
 
+  static Slot<Op> slot_at(const SlotWords<Op>* from) {
+    if constexpr (kCount > 0) return from->slot;
+    SlotWords<Op> words;  // from global memory, in whole accesses
+#pragma unroll
+    for (int i = 0; i < SlotWords<Op>::kQuads; ++i) words.words[i] = from->words[i];
+    return words.slot;
+  }
   template <class Give>
-  static void give_all(const SlotWords<Op>* slots, Give give) {
+  static void give_all(const SlotWords<Op>* slots, Give give, int count = kCount) {
 #pragma unroll 1
     for (int warp = threadIdx.x / kWarp; warp < kWarps; warp += Shape::kWarps) {
       const int number = int(threadIdx.x) % kWarp / kApart, row = warp * kApart + int(threadIdx.x) % kApart;
       const SlotWords<Op>* const from = slots + number * kRows + row % kRows;
-      Slot<Op> all = from[0].slot;
-#pragma unroll
-      for (int i = kLanes; i < kCount; i += kLanes) {
-        const Slot<Op> slot = from[i * kRows].slot;
+      const bool any = kCount > 0 || number < count;
+      Slot<Op> all = any ? slot_at(from) : Slot<Op>{Op::identity(), 0};
+#pragma unroll(kCount ? kCount : 4)
+      for (int i = kLanes; i < (kCount ? kCount : count - number); i += kLanes) {
+        if (kCount % kLanes && i + number >= kCount) continue;
+        const Slot<Op> slot = slot_at(from + i * kRows);
         all.state = Op::template merge<false>(all.state, Op::rebase(slot.state, slot.pivot, all.pivot));
       }
       if constexpr (kLanes > 1) {
         const auto pivot = LanesApart<kApart>::first(all.pivot);
-        all.state = Op::gather(Op::rebase(all.state, all.pivot, pivot), LanesApart<kApart>());
+        if (any) all.state = Op::rebase(all.state, all.pivot, pivot);
+        all.state = Op::gather(all.state, LanesApart<kApart>());
         all.pivot = pivot;
       }
       if (row < kRows) give(row, number, all);
@@ -102,7 +146,7 @@ struct GatheredSlots {
 // they have before, 0 without kMore. They see what finish has written. The order of merges follows from Shape alone.
 template <class Op, class Shape, bool kMore, class Finish>
 inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
-    const TileReduction<Op, Shape, kMore>& places, int part, int turn, Finish finish) {
+    const TileReduction<Op, Shape, kMore>& places, int part, int turn, GridMeeting* meeting, Finish finish) {
   constexpr int kLanes = Shape::kLanes, kWarps = Shape::kWarps, kCtasPerRow = Shape::kCtasPerRow,
       kQuads = SlotWords<Op>::kQuads;
   using OfWarps = GatheredSlots<Op, Shape, kWarps>;
@@ -121,6 +165,21 @@ inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename 
     OfWarps::give_all(places.slots, [&](int row, int number, const Slot<Op>& all) {
       if (number == 0) finish(row, all);
     });
+  } else if constexpr (Shape::kOfGrid) {
+    SlotWords<Op>* const messages = meeting->template messages<Op>();
+    OfWarps::give_all(places.slots, [&](int row, int number, const Slot<Op>& all) {
+      SlotWords<Op> own = {};
+      own.slot = all;
+      if (number > 0) return;
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) messages[part * Shape::kRows + row].words[i] = own.words[i];
+    });
+    meeting->meet();
+    const auto give = [&](int row, int number, const Slot<Op>& all) {
+      if (number == 0) finish(row, all);
+    };
+    GatheredSlots<Op, Shape, 0>::give_all(messages, give, meeting->parts);
+    ++meeting->turn;
   } else {
     SlotWords<Op>* const messages = places.messages(turn);
     Mbarrier* const mbarrier = places.mbarriers + (turn & 1);
@@ -155,10 +214,11 @@ constexpr int part_of_elements(int elements, int most) {
 template <class Op, class Shape, bool kMore>
 struct ReductionPlaces {
   using Tile = TileReduction<Op, Shape, kMore>;
-  static constexpr bool kAny = Shape::kWarps > 1 || Shape::kCtasPerRow > 1;
+  static constexpr bool kAny = Shape::kWarps > 1 || Shape::kCtasPerRow != 1;
   static constexpr int kBytes = kAny ? Tile::kBytes + Shape::kRows * int(sizeof(SlotWords<Op>)) : 0;
   unsigned char* place;
-  Mbarrier* mbarriers;  // two
+  Mbarrier* mbarriers;   // two
+  GridMeeting* meeting;  // of a Shape of the grid
 
   Tile tile() const { return {reinterpret_cast<SlotWords<Op>*>(place), mbarriers}; }
   Slot<Op>& whole(int row) const { return reinterpret_cast<SlotWords<Op>*>(place + Tile::kBytes)[row].slot; }
@@ -172,8 +232,8 @@ inline void reduce_apart(typename Op::State (&s)[Shape::kVector], const typename
     const ReductionPlaces<Op, Shape, kMore>& places, int part, int turn = 0) {
   constexpr int kVector = Shape::kVector, kLanes = Shape::kLanes;
   if constexpr (ReductionPlaces<Op, Shape, kMore>::kAny) {
-    reduce_tile<Op, Shape>(
-        s, pivot, places.tile(), part, turn, [&](int row, const Slot<Op>& all) { places.whole(row) = all; });
+    reduce_tile<Op, Shape>(s, pivot, places.tile(), part, turn, places.meeting,
+        [&](int row, const Slot<Op>& all) { places.whole(row) = all; });
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
       const Slot<Op> all = places.whole(int(threadIdx.x) % kLanes * kVector + v);

@@ -1,5 +1,5 @@
-// Rows of row_across that are whole: each thread has as many elements as any other, at even distances, and nothing but
-// x and numbers of its rows decides what they become. Nothing is asked then for each element but itself.
+// Rows of row_across of which each thread has as many elements as any other, or a few less, at even distances, where
+// nothing but x and numbers of its rows decides what they become. Nothing is asked then of most elements but themselves.
 #pragma once
 #include <io/affine.cuh>
 #include <row/apart.cuh>
@@ -18,7 +18,7 @@ inline constexpr bool are_in_steps() {
 }
 template <class Op, class Load, class Store, class Shape>
 inline constexpr bool are_whole() {
-  return Shape::kFull && !Op::kRounds && are_in_steps<Op, Load, Store>();
+  return Shape::kEven && !Op::kRounds && are_in_steps<Op, Load, Store>();
 }
 
 // The op that computes rows of halves which are held in registers as they were loaded: Op::OfHalves, which needs no
@@ -59,9 +59,10 @@ inline void take_states(const RunningRows<Op, Shape::kVector>& running, typename
 // All threads must call, with the mbarriers that reduce_apart takes, and shared memory that the planner counts
 // (cupynorm/plan/variants/across.py).
 template <class AnyOp, class Load, class Store, class Shape>
-inline void go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsigned char* shared, Mbarrier* mbarriers) {
+inline void go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsigned char* shared, Mbarrier* mbarriers,
+    const TilePart& at, GridMeeting* meeting) {
   constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kLanes = Shape::kLanes, kDown = Shape::kDown,
-      kCtasPerRow = Shape::kCtasPerRow, kRound = kElements * kDown;
+      kRound = kElements * kDown;
   // Rows of 16 bits wait in registers as they were loaded, two elements in one, and are computed kPart at a time.
   constexpr bool kPacked = Load::kWaitsAsLoaded && sizeof(typename Load::Type) == 2;
   constexpr int kPart = kPacked ? part_of_elements(kElements, 32 / kVector) : kElements;
@@ -74,11 +75,14 @@ inline void go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
   using Number = typename Store::Affines::template Number<Compute>;
   constexpr bool kConverted = Store::Affines::kPresent && kRound <= kWholeColumns;
 
-  const int part = kCtasPerRow > 1 ? cluster_rank() : 0, lane = threadIdx.x % kLanes, down = threadIdx.x / kLanes;
-  const int first = part * kRound + down;
-  const int64 row = (int64(blockIdx.x / kCtasPerRow) * kLanes + lane) * kVector;
+  const int part = at.part, lane = threadIdx.x % kLanes, down = threadIdx.x / kLanes;
+  constexpr int kSure = Shape::kSure;
+  const Shares shares = Shape::kFull ? Shares{kRound, 0} : Shares::of(a.cols, at.parts);
+  const int begin = int(shares.begin(part)), held = Shape::kFull ? kRound : int(shares.held(part)), first = begin + down;
+  auto has = [&](int j) { return j < kSure || j * kDown < held - down; };  // a thread's element
+  const int64 row = (at.tile * kLanes + lane) * kVector;
   const bool here = row < a.rows;  // all rows of a vector are, or none: its thread reads the first, and stores nothing
-  const Places places = {shared, mbarriers};
+  const Places places = {shared, mbarriers, meeting};
   Number* const numbers = reinterpret_cast<Number*>(shared + Places::kBytes);
 
   typename Load::RowPointer sources[kVector];
@@ -88,17 +92,18 @@ inline void go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
   typename Load::Beside beside[kVector];  // nothing
 #pragma unroll
   for (int j = 0; j < kElements; ++j)
-    loaded[j] = Load::template load_across<kVector>(sources, Step<kDown>{j}, beside);
+    loaded[j] = Load::template load_across<kVector>(sources, Step<kDown>{has(j) ? j : 0}, beside);
 
   // ---- while they are on their way
   typename Store::RowPointer targets[kVector];
 #pragma unroll
   for (int v = 0; v < kVector; ++v) targets[v] = a.store.at(here ? row + v : 0), targets[v].begin_at(first);
   if constexpr (kConverted) {
+    const bool first_tile = !Shape::kOfGrid || meeting->turn == 0;  // all have the same columns
 #pragma unroll 1
-    for (int i = threadIdx.x; i < kRound; i += Shape::kBlock) {
+    for (int i = threadIdx.x; first_tile && i < held; i += Shape::kBlock) {
       Number number[1];
-      Store::Affines::template convert<1>(a.store.template columns<1>(part * kRound + i), number);
+      Store::Affines::template convert<1>(a.store.template columns<1>(begin + i), number);
       numbers[i] = number[0];
     }
     if constexpr (!Places::kAny) __syncthreads();  // else the reduction has barriers
@@ -107,19 +112,27 @@ inline void go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
   // Asked before each part of what waits packed, though the answer is that of the first. Without such branches the
   // compiler computes all parts before it stores the first, and keeps elements as numbers from their State on to their
   // results (255 registers instead of 110).
-  const int end = here ? int(a.cols) : 0;
+  const int end = here ? begin + held : 0;
   auto there = [&](int from) { return first + from * kDown < end; };
 
   // ---- the rows' States
   Element x[kVector][kPart];
+  const Element padding = AnyOp::padding();
   auto take = [&](int from) {
 #pragma unroll
     for (int j = 0; j < kPart; ++j) {
       Element own[kVector];
       Load::template unpack_across<kVector>(sources, loaded[from + j], beside, own, from + j, AnyOp::padding());
 #pragma unroll
-      for (int v = 0; v < kVector; ++v) x[v][j] = own[v];
+      for (int v = 0; v < kVector; ++v) x[v][j] = has(from + j) ? own[v] : Op::kHasPivot && j > 0 ? x[v][0] : padding;
     }
+  };
+  // Which of a part are there: the last ones may not be.
+  auto valid = [&](int from) {
+    int count = 0;
+#pragma unroll
+    for (int j = 0; j < kPart; ++j) count += has(from + j);
+    return count;
   };
   Compute pivot[kVector] = {};
   typename Op::State mine[kVector], total[kVector];
@@ -138,7 +151,8 @@ inline void go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
     for (int from = 0; from < kElements; from += kPart) {
       if (!there(from)) break;
       take(from);
-      running.template add<Precision>(x, Predicate<kPart>{kPart, false});
+      if (from + kPart <= kSure) running.template add<Precision>(x, Predicate<kPart>{kPart, false});
+      else running.template add<Precision>(x, Predicate<0>{valid(from), false});
     }
     take_states<Shape>(running, mine, pivot);
   } else {
@@ -146,7 +160,7 @@ inline void go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
       if constexpr (Op::kHasPivot) pivot[v] = LanesApart<kLanes>::first(Op::pivot_of(x[v], Precision()));
-      mine[v] = Op::summarize(x[v], Predicate<kElements>{kElements, false}, pivot[v]);
+      mine[v] = Op::summarize(x[v], Predicate<kSure>{valid(0), false}, pivot[v]);
     }
   }
 #pragma unroll
@@ -169,6 +183,7 @@ inline void go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
     if constexpr (kPacked) take(from);
 #pragma unroll
     for (int j = 0; j < kPart; ++j) {
+      if (!has(from + j)) continue;
       Compute y[kVector];
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {

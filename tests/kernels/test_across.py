@@ -46,8 +46,7 @@ def launch(spec: Any, wanted: str | Plan | None) -> Plan:
 
     def once(found: Any) -> None:
         plans.append(found.plan)
-        binding = row_ops.launcher(found.kernel.pointer, found.plan)
-        bound_calls.bound_call(0, bound_calls.Arrays({}), [(found.kernel, binding, spec.params)]).once()
+        bound_calls.bound_call(0, bound_calls.Arrays({}), [row_ops.launch_of(found, spec)]).once()
 
     row_ops.launch_what_fits(0, spec, wanted, once)
     return plans[0]
@@ -156,14 +155,14 @@ def test_a_mean_far_from_zero_keeps_its_digits() -> None:
         np.testing.assert_allclose(found, expected(LAYER_NORM, host), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["warp", "cached", "split"])
+@pytest.mark.parametrize("name", ["warp", "cached", "shared"])
 def test_a_variant_for_contiguous_rows_is_refused_by_name(name: str) -> None:
     with pytest.raises(DoesNotFitError, match="next to one another"):
         run(SOFTMAX, drawn((1, 5, 7), "float32"), name)
 
 
 @pytest.mark.parametrize(
-    "change", [{"across": 3}, {"waits": 2}, {"vectors": 1}, {"ctas_per_row": 2}, {"across": 0}]
+    "change", [{"across": 3}, {"waits": 3}, {"vectors": 1}, {"ctas_per_row": 2}, {"across": 0}]
 )
 def test_a_plan_that_would_go_wrong_is_refused(change: dict[str, int]) -> None:
     host = drawn((1, 500, 8), "float32")

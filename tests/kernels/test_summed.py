@@ -143,7 +143,7 @@ def run(
 
     def launch(found: Any) -> None:
         plans.append(found.plan)
-        once = (found.kernel, row_ops.launcher(found.kernel.pointer, found.plan), spec.params)
+        once = row_ops.launch_of(found, spec)
         bound_calls.bound_call(0, bound_calls.Arrays({}), [once]).once()
 
     row_ops.launch_what_fits(0, spec, variant, launch)

@@ -1,7 +1,8 @@
-"""block, cluster, uncached of rows whose elements lie apart from one another: row_across.
+"""block, cluster, split, uncached of rows whose elements lie apart from one another: row_across.
 
 A thread has some neighbouring rows, and a warp so many threads side by side that it accesses whole lines; the other
-threads share these rows. They wait in registers of one block or of the blocks of a cluster, or nowhere.
+threads share these rows. They wait in registers of one block, of the blocks of a cluster, or of as many blocks of the
+grid as hold a row, or nowhere.
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ import math
 from typing import TYPE_CHECKING
 
 from cupynorm._values import replace
-from cupynorm.plan.base import Question, with_grid
+from cupynorm.plan.base import Question, all_at_once, with_grid, without_spills
 from cupynorm.plan.config import (
     ACCESS_BYTES,
+    EVENLY,
     IN_REGISTERS,
+    MAX_CTAS,
     MAX_NUMBERS_ACROSS,
     MAX_PACKED_ACROSS,
-    MESSAGE_NUMBERS,
     NOWHERE,
     PARTS_ACROSS,
     PLAIN,
     REGISTER_BYTES,
+    SPARE_ELEMENTS,
     WARP,
     WHOLE_COLUMNS,
     Plan,
+    message_numbers,
 )
 from cupynorm.plan.partition import in_accesses, is_power_of_two, power_of_two_to
 
@@ -33,22 +37,23 @@ if TYPE_CHECKING:
 
     from cupynorm.plan.problem import Problem
 
-VARIANTS_ACROSS = ("block", "cluster", "uncached")
+VARIANTS_ACROSS = ("block", "cluster", "split", "uncached")
 MORE_IF_SPILLED = 2  # plans that are compiled because the first one spills
 PACKED_BYTES = 2  # of elements that wait two in a register
 WHY = "rows whose elements lie apart: the first tiling in turn that holds a row"
+OVER_THE_GRID = "rows whose elements lie apart: so many blocks of the grid share each as hold it"
 
 
-def across(question: Question, variant: str | None = None) -> Plan | None:
+def across(question: Question, variant: str | None = None, *, cooperative: bool = True) -> Plan | None:
     """Return the first plan in turn that can be launched, or the first of a variant; None if there is none.
 
-    One whose compiled kernel spills even with one block a multiprocessor is taken if the next ones spill, too, or read
-    the row again, which takes longer.
+    cooperative: whether its blocks may have to run all at once. A plan whose compiled kernel spills even with one block
+    a multiprocessor is taken if the next ones spill, too, or read the row again, which takes longer.
     """
     found = (
-        finished(question, plan, WHY)
+        finished(question, plan, OVER_THE_GRID if plan.variant == "split" else WHY)
         for plan in tilings(question, variant)
-        if variant in {None, plan.variant}
+        if variant in {None, plan.variant} and (cooperative or not plan.cooperative)
     )
     plans = list(itertools.islice((plan for plan in found if plan is not None), 1))
     if plans and question.local_bytes(plans[0]):
@@ -62,6 +67,8 @@ def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
 
     variant: whose plans are among them; None for all.
     """
+    if question.problem.room and variant in {None, "split"}:
+        yield from _over_the_grid(question, asked=variant is not None)
     ctas = [1 << power for power in range(question.max_ctas.bit_length())]
     if variant is not None:
         ctas = ctas[1:] if variant == "cluster" else ctas[:1]
@@ -72,22 +79,38 @@ def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
 def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     """Return a plan with its shared memory and its launch; None if its kernel cannot hold such rows."""
     problem = question.problem
+    if plan.variant == "split":  # as many blocks as hold a row
+        plan = replace(plan, ctas_per_row=math.ceil(problem.cols / (plan.vectors * plan.group)))
     part = math.ceil(problem.cols / plan.ctas_per_row)  # as row_across cuts a row
-    if plan.waits == IN_REGISTERS and plan.vectors * plan.group < part:
+    if plan.waits and plan.vectors * plan.group < part:
         return None
-    rows, several = plan.across * plan.vector, plan.ctas_per_row > 1
+    if plan.waits:
+        even = problem.in_steps and _is_even(problem, plan.ctas_per_row, plan.group, plan.vectors)
+        plan = replace(plan, waits=EVENLY if even else IN_REGISTERS)
+    rows, several = plan.across * plan.vector, plan.cluster > 1
     tiles = math.ceil(problem.rows / rows)
-    full = plan.waits == IN_REGISTERS and plan.vectors * plan.group * plan.ctas_per_row == problem.cols
+    full = plan.waits > 0 and plan.vectors * plan.group * plan.ctas_per_row == problem.cols
     turns = 2 if problem.rounds else 1
     slots = rows * (turns * plan.ctas_per_row * several + plan.block // WARP + 1)
-    # what is told of a row in further rounds is no part of row_numbers
-    numbers = MESSAGE_NUMBERS if problem.rounds else problem.row_numbers
-    needed = slots * in_accesses(numbers * problem.compute_bytes) * (several or plan.block > WARP)
-    needed += slots * ACCESS_BYTES * problem.has_scales * (several or plan.block > WARP)
-    if full and plan.vectors * plan.group <= WHOLE_COLUMNS:  # gamma and beta, converted
+    meet = plan.variant in {"cluster", "split"} or plan.block > WARP
+    needed = slots * in_accesses(message_numbers(problem) * problem.compute_bytes) * meet
+    needed += slots * ACCESS_BYTES * problem.has_scales * meet
+    if plan.waits == EVENLY and plan.vectors * plan.group <= WHOLE_COLUMNS:  # gamma and beta, converted
         needed += plan.vectors * plan.group * len(problem.parameter_bytes) * problem.compute_bytes
     plan = replace(plan, full=full, shared_bytes=needed)
+    if plan.variant == "split":
+        return _all_over_the_grid(question, plan, tiles, reason)
     return with_grid(question, plan, tiles * plan.ctas_per_row, reason)
+
+
+def _all_over_the_grid(question: Question, plan: Plan, tiles: int, reason: str) -> Plan | None:
+    """Return a plan of blocks of the grid that share rows with its launch: as many groups as run at once."""
+    if plan.shared_bytes > question.limits.shared_bytes_per_block:
+        return None
+    plan = without_spills(question, plan)
+    resident = question.occupancy(plan)
+    groups = min(tiles, question.limits.sm_count * resident // plan.ctas_per_row)
+    return all_at_once(question, plan, groups * plan.ctas_per_row, resident, reason) if groups else None
 
 
 def is_sound(problem: Problem, plan: Plan) -> bool:
@@ -98,12 +121,18 @@ def is_sound(problem: Problem, plan: Plan) -> bool:
     )
     shape = plan.across * plan.group == plan.block and is_power_of_two(plan.across)
     shape = shape and is_power_of_two(plan.block)
-    most = most_numbers(problem) if plan.waits == IN_REGISTERS else MAX_NUMBERS_ACROSS
+    most = most_numbers(problem) if plan.waits else MAX_NUMBERS_ACROSS
     shape = shape and plan.vector * plan.vectors <= most
     shape = shape and problem.vector % plan.vector == 0
-    clusters = (plan.ctas_per_row > 1) == (plan.variant == "cluster") and is_power_of_two(plan.ctas_per_row)
-    waits = {"block": (IN_REGISTERS,), "uncached": (NOWHERE,)}.get(plan.variant, (IN_REGISTERS, NOWHERE))
-    return alone and shape and clusters and plan.waits in waits
+    clusters = (plan.ctas_per_row > 1) == (plan.variant == "cluster") and plan.ctas_per_row <= MAX_CTAS
+    waits = plan.variant == "cluster" or (plan.waits == NOWHERE) == (plan.variant == "uncached")
+    return alone and shape and waits and (problem.room if plan.variant == "split" else clusters)
+
+
+def _is_even(problem: Problem, ctas: int, group: int, elements: int) -> bool:
+    """Say whether each thread that shares a row has one of its elements at least, and all but SPARE_ELEMENTS."""
+    least = problem.cols // ctas
+    return max(1, elements - SPARE_ELEMENTS) * group <= least
 
 
 def most_numbers(problem: Problem) -> int:
@@ -153,6 +182,9 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
         lanes = width // (size * vector)
         room = block // lanes * (most_numbers(problem) // vector)
         may = [each for each in ctas if each <= most_ctas and each * room >= problem.cols]
+        fewest_ctas = math.ceil(problem.cols / room)
+        if may and problem.in_steps and fewest_ctas not in may:
+            may = [fewest_ctas, *may]
         if not may or lanes * vector > problem.across:  # fewer rows side by side are no such rows
             continue
         tiles = math.ceil(problem.rows / (lanes * vector))
@@ -162,12 +194,36 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
             part = math.ceil(math.ceil(problem.cols / each) / (block // lanes))
             if part * vector > MAX_NUMBERS_ACROSS:  # they are computed in parts of equal length
                 part = math.ceil(part / PARTS_ACROSS) * PARTS_ACROSS
-                if part * vector == most_numbers(problem) and each * room != problem.cols:
-                    continue  # as many numbers spill where some are not there
-            if whole and not (problem.in_steps and part * (block // lanes) * each == problem.cols):
+            even = problem.in_steps and _is_even(problem, each, block // lanes, part)
+            if part * vector == MAX_PACKED_ACROSS and not even:
+                continue  # as many numbers spill where some are not there
+            if whole and not even:
                 continue
             plan = _tiling(question, lanes, each, "block", block, part, IN_REGISTERS, vector)
             yield replace(plan, min_blocks=blocks)
+
+
+def _over_the_grid(question: Question, *, asked: bool) -> Iterator[Plan]:
+    """Give plans of rows in registers of as many blocks of the grid as hold one, which meet in memory.
+
+    asked: also where they are not said to be better.
+    """
+    problem, numbers = question.problem, question.rules.apart
+    for size, fewest, most, block, width, blocks in numbers.over_the_grid:
+        if size != problem.load_bytes or not (asked or fewest <= problem.cols <= most):
+            continue
+        lanes, vector = _lanes(question, width), _vector(question)
+        alone = not (problem.load_operands or problem.epilogue_operands) and problem.fields == 1
+        room = most_numbers(problem) // vector if alone else _elements(question, MAX_NUMBERS_ACROSS)
+        room = min(room, _elements(question, question.rules.rounds.elements)) if problem.rounds else room
+        ctas = math.ceil(problem.cols / (block // lanes * room))
+        if asked and ctas == 1 and problem.cols > 1:
+            ctas = 2
+        part = math.ceil(math.ceil(problem.cols / ctas) / (block // lanes))
+        if part * vector > MAX_NUMBERS_ACROSS:  # they are computed in parts of equal length
+            part = math.ceil(part / PARTS_ACROSS) * PARTS_ACROSS
+        plan = _tiling(question, lanes, ctas, "split", block, part, IN_REGISTERS, vector)
+        yield replace(plan, variant="split", min_blocks=blocks)
 
 
 def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
