@@ -70,8 +70,15 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
 
   // this block's columns, and this thread's: every kDown-th from `first` on, before `end`
   const int part = at.part, lane = threadIdx.x % kLanes;
-  const Index cols = Index(a.cols), each = Shape::kFull ? kRound : (cols + (at.parts - 1)) / at.parts;
-  const Index begin = part * each, end = cols - begin < each ? cols : begin + each;
+  const Index cols = Index(a.cols);
+  Index begin, end;
+  if constexpr (Shape::kEven && !Shape::kFull) {
+    const Shares shares = Shares::of(cols, at.parts);
+    begin = Index(shares.begin(part)), end = begin + Index(shares.held(part));
+  } else {
+    const Index each = Shape::kFull ? kRound : (cols + (at.parts - 1)) / at.parts;
+    begin = part * each, end = cols - begin < each ? cols : begin + each;
+  }
   Index first = begin + threadIdx.x / kLanes;
   const int64 row = (at.tile * kLanes + lane) * kVector;
   const bool here = row < a.rows;  // all rows of a vector are, or none
@@ -100,22 +107,30 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   Element x[kVector][kPart];
   using Bits = typename Conditional<(kVector * kPart > 32), unsigned long long, unsigned>::Type;
   Bits keeps = 0;  // a bit for each of them that no mask drops
-  // Calls body(j, col) for each element that there is from column `at` on: of all that are fetched, or of a part.
+  // Whether there is a thread's element. Where most are, those of a thread without rows are of the first row, and none
+  // is stored.
+  auto has = [&](int number, Index col) {
+    if constexpr (Shape::kEven) return number < Shape::kSure || col < end;
+    else return here && col < end;
+  };
+  // Calls body(j, col) for each element that there is from column `at` on: of all that are fetched, or of a part, which
+  // begins with a thread's element `from`.
   auto each_element = [&](Index at, auto&& body) {
 #pragma unroll
     for (int j = 0; j < kElements; ++j) {
       if constexpr (kPacked && kMany && !Shape::kFull) {
         if (j % 4 == 0) make_opaque(at);  // or addresses of all would be computed first
       }
-      if (here && (Shape::kFull || at + j * kDown < end)) body(j, at + j * kDown);
+      if (has(j, at + j * kDown)) body(j, at + j * kDown);
     }
   };
-  auto each_of_part = [&](Index at, auto&& body) {
+  auto each_of_part = [&](int from, Index at, auto&& body) {
 #pragma unroll
     for (int j = 0; j < kPart; ++j) {
-      if (here && (Shape::kFull || at + j * kDown < end)) body(j, at + j * kDown);
+      if (has(from + j, at + j * kDown)) body(j, at + j * kDown);
     }
   };
+  auto are_sure = [](int from) { return Shape::kEven && from + kPart <= Shape::kSure; };
   auto fetch = [&](Index at) {
     each_element(at, [&](int j, Index col) {
       if constexpr (kInSteps) loaded[j] = Load::template load_across<kVector>(sources, Step<kDown>{j}, beside[j]);
@@ -142,7 +157,7 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
         for (int j = 0; j < kPart; ++j) x[v][j] = Op::padding();
       }
     }
-    each_of_part(at, [&](int j, Index col) {
+    each_of_part(from, at, [&](int j, Index col) {
       Element own[kVector];
       keeps |= Bits(Load::template unpack_across<kVector>(sources, loaded[from + j], beside[from + j], own, col,
                    Op::padding())) << j * kVector;
@@ -153,7 +168,7 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     if constexpr (Op::kHasPivot && !Shape::kFull) {  // the pivot is an element of the row, never padding
 #pragma unroll
       for (int j = 1; j < kPart; ++j) {
-        if (at + j * kDown < end) continue;
+        if (Shape::kEven ? has(from + j, at + j * kDown) : at + j * kDown < end) continue;
 #pragma unroll
         for (int v = 0; v < kVector; ++v) x[v][j] = x[v][0];
       }
@@ -162,6 +177,7 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   };
   auto store_computed = [&](int j, Index col) {
     if constexpr (Load::kStoresComputed) {
+      if (Shape::kEven && !here) return;
       Element own[kVector];
 #pragma unroll
       for (int v = 0; v < kVector; ++v) own[v] = x[v][j];
@@ -178,19 +194,17 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   }
   if constexpr (kHolds && !kPacked) {
     const int there = take(0, first);
-    each_of_part(first, store_computed);
+    each_of_part(0, first, store_computed);
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
       if constexpr (Op::kHasPivot)
         pivot[v] = LanesApart<kLanes>::first(Op::pivot_of(x[v], Precision()));
-      if constexpr (Shape::kFull)
-        mine[v] = Op::summarize(x[v], Predicate<kElements>{kElements, false}, pivot[v]);
-      else mine[v] = Op::summarize(x[v], Predicate<0>{there, false}, pivot[v]);
+      mine[v] = Op::summarize(x[v], Predicate<Shape::kEven ? Shape::kSure : 0>{there, false}, pivot[v]);
     }
   } else {
     RunningRows<Op, kVector> running;
-    auto add = [&](int there) {
-      if constexpr (Shape::kFull) running.template add<Precision>(x, Predicate<kPart>{kPart, false});
+    auto add = [&](int from, int there) {
+      if (are_sure(from)) running.template add<Precision>(x, Predicate<kPart>{kPart, false});
       else if (there > 0) running.template add<Precision>(x, Predicate<0>{there, false});
     };
     if constexpr (kPacked) {
@@ -198,16 +212,16 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
       for (int from = 0; from < kElements; from += kPart) {
         const Index at = first + from * kDown;
         const int there = take(from, at);
-        each_of_part(at, store_computed);
-        add(there);
+        each_of_part(from, at, store_computed);
+        add(from, there);
       }
     } else {
 #pragma unroll 1
       for (Index at = first; at < end; at += kRound) {
         fetch(at);
         const int there = take(0, at);
-        each_of_part(at, store_computed);
-        add(there);
+        each_of_part(0, at, store_computed);
+        add(0, there);
       }
     }
     take_states<Shape>(running, mine, pivot);
@@ -266,7 +280,7 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
 #pragma unroll
           for (int j = 0; j < kPart; ++j) {
             const bool kept =
-                (Shape::kFull || at + j * kDown < end) && (!Load::kDrops || (keeps >> (j * kVector + v) & 1));
+                (Shape::kEven ? has(from + j, at + j * kDown) : at + j * kDown < end) && (!Load::kDrops || (keeps >> (j * kVector + v) & 1));
             held[j] = kept ? x[v][j] : Op::padding();
           }
           own[v] = Op::template merge<false>(own[v], Op::summarize_again(held, kAllOfPart, progress[v]));
@@ -323,7 +337,7 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     };
     each_part([&](int from, Index at) {
       bring(from, at);
-      each_of_part(at, [&](int j, Index col) {
+      each_of_part(from, at, [&](int j, Index col) {
         Compute z[kVector];
         finish(j, col, z);
 #pragma unroll
@@ -342,7 +356,8 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     }
     each_part([&](int from, Index at) {
       bring(from, at);
-      each_of_part(at, [&](int j, Index col) {
+      each_of_part(from, at, [&](int j, Index col) {
+        if (Shape::kEven && !here) return;
         Compute z[kVector];
         if constexpr (!kHolds) finish(j, col, z);
 #pragma unroll
@@ -358,7 +373,8 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
       if constexpr (!kHolds) fetch_operands(at);
       // vectors are stored in order (io/load_store.cuh), and addresses of all would be computed before the first
       if constexpr (kInSteps && kVector > 1) targets[0].make_opaque();
-      each_of_part(at, [&](int j, Index col) {
+      each_of_part(from, at, [&](int j, Index col) {
+        if (Shape::kEven && !here) return;
         Compute y[kVector];
         results(j, y);
         const auto columns = a.store.template columns<1>(col);

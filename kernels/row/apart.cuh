@@ -99,14 +99,20 @@ struct TileReduction {
   SlotWords<Op>* messages(int turn) const { return slots + kSlots + (kMore ? turn & 1 : 0) * kMessages; }
 };
 
+// The most lanes, a power of two, of `most` that there are, so that each has one of `count` slots.
+constexpr int lanes_for(int most, int count) {
+  int lanes = 1;
+  while (2 * lanes <= most && 2 * lanes <= count && 2 * lanes <= kWarp) lanes *= 2;
+  return lanes;
+}
+
 // Calls give(row, lane, slot) with the State of each row, given kCount slots of each; 0: as many as are asked for. As
 // many lanes have it, kLanes, as the block has threads for; each merges some slots, and then with the others. All
 // threads must call.
 template <class Op, class Shape, int kCount>
 struct GatheredSlots {
   static constexpr int kRows = Shape::kRows, kMost = Shape::kBlock / kRows > 0 ? Shape::kBlock / kRows : 1;
-  static constexpr int kLanes = kCount == 0 ? (kMost < kWarp ? kMost : kWarp) : kMost < kCount ? kMost : kCount,
-      kApart = kWarp / kLanes;
+  static constexpr int kLanes = lanes_for(kMost, kCount > 0 ? kCount : kWarp), kApart = kWarp / kLanes;
   static constexpr int kWarps = kRows > kApart ? kRows / kApart : 1;
 
   static Slot<Op> slot_at(const SlotWords<Op>* from) {

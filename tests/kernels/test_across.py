@@ -19,7 +19,7 @@ from cupynorm.lower.row import RowOp
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
 from cupynorm.ops.softmax import SOFTMAX
 from cupynorm.plan.choose import choose
-from cupynorm.plan.config import IN_REGISTERS, NOWHERE, DoesNotFitError, Plan
+from cupynorm.plan.config import EVENLY, IN_REGISTERS, NOWHERE, DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.variants.across import VARIANTS_ACROSS
 from cupynorm.runtime import compiler, nvrtc
@@ -109,6 +109,105 @@ def test_every_variant_is_right(variant: str | None, dtype: str) -> None:
         np.testing.assert_allclose(found, expected(op, host), rtol=4 * DIGITS[dtype], atol=DIGITS[dtype])
         seen.add(plan.vector > 1)
     assert seen == ({False} if dtype == "float64" else {True, False})  # as RULES say for 8 bytes
+
+
+def tile_of(
+    op: RowOp, dtype: str, variant: str, cols: int, blocks: int, *, inner: int = 8
+) -> tuple[Any, Any, Plan]:
+    """Run a plan of 16 threads a column and eight elements of each thread; return both results and the plan."""
+    host = drawn((2, cols, inner), dtype)
+    _, plan = run(op, host, None)
+    forced = dataclasses.replace(
+        plan,
+        variant=variant,
+        vector=2,
+        vectors=8,
+        group=16,
+        across=4,
+        block=64,
+        waits=IN_REGISTERS,
+        ctas_per_row=blocks,
+        min_blocks=1,
+    )
+    found, taken = run(op, host, forced)
+    return found, expected(op, host), taken
+
+
+# A thread has all of its eight elements but four: from 64 columns of a block on. All are there at 128.
+@pytest.mark.parametrize(("variant", "blocks"), [("block", 1), ("cluster", 3), ("split", 3)])
+@pytest.mark.parametrize("op", [LAYER_NORM, SOFTMAX], ids=lambda op: op.name)
+def test_threads_that_have_most_of_their_elements(op: RowOp, variant: str, blocks: int) -> None:
+    for dtype, of_a_block in itertools.product(
+        ("float16", "float32"), (16, 63, 64, 65, 79, 80, 81, 127, 128)
+    ):
+        for cols in {of_a_block * blocks, of_a_block * blocks - (blocks > 1)}:
+            if variant == "split" and math.ceil(cols / 128) != blocks:
+                continue  # it takes no more blocks than hold a row
+            found, right, plan = tile_of(op, dtype, variant, cols, blocks)
+            assert plan.waits == (EVENLY if cols // blocks >= 64 else IN_REGISTERS), cols
+            np.testing.assert_allclose(found, right, rtol=4 * DIGITS[dtype], atol=DIGITS[dtype])
+
+
+def test_blocks_of_the_grid_go_on_to_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    # five groups of three blocks for six tiles, so that a message takes the place of the last but one
+    few = dataclasses.replace(RECORDED["h200"], sm_count=1)
+    monkeypatch.setattr(simulator.machine, "limits", lambda device=None: few)  # noqa: ARG005
+    for op, cols in itertools.product((LAYER_NORM, SOFTMAX), (384, 300)):
+        found, right, plan = tile_of(op, "float16", "split", cols, 3, inner=24)
+        assert plan.grid < 6 * plan.ctas_per_row
+        np.testing.assert_allclose(found, right, rtol=8e-3, atol=2e-3)
+
+
+def test_room_for_messages_is_asked_for_by_each_call() -> None:
+    from cupynorm import softmax
+
+    host = drawn((1, 300, 8), "float32")[0]
+    x, out = cupy.asarray(host), cupy.empty(host.shape, host.dtype)
+    for _ in range(3):  # the first is bound
+        out[...] = 0
+        softmax(x, axis=0, out=out, plan="split")
+        powers = np.exp(host.astype(np.float64))
+        np.testing.assert_allclose(out.get(), powers / powers.sum(0), rtol=1e-5)
+
+
+def test_the_grid_shares_rows_only_where_results_are_written() -> None:
+    from cupynorm import logsumexp
+
+    with pytest.raises(DoesNotFitError, match="'split'"):
+        logsumexp(cupy.asarray(drawn((1, 300, 8), "float32")[0]), axis=0, plan="split")
+
+
+def test_every_form_of_the_grid() -> None:
+    import cupynorm
+
+    rng = np.random.default_rng(5)
+    x, r = (rng.standard_normal((300, 12)).astype(np.float32) for _ in range(2))
+    g, where = np.linspace(0.5, 2, 300).astype(np.float32), rng.random(x.shape) < 0.8
+    gaps = np.where(where, x, np.nan).astype(np.float32)
+    y = cupynorm.softmax(x, axis=0)
+    lengths = rng.integers(1, 301, 12)
+    rounded = {"rtol": 2e-5, "atol": 2e-5}
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, float]]] = [
+        (cupynorm.softmax, (x,), {"where": where}, rounded),
+        (cupynorm.log_softmax, (x,), {"lengths": lengths}, rounded),
+        (cupynorm.layer_norm, (x, g, g), {"where": where, "return_stats": True}, rounded),
+        (cupynorm.rms_norm, (x, g), {"quantize": "int8"}, {"atol": 1}),
+        (cupynorm.add_layer_norm, (x, r, g), {"return_sum": True}, rounded),
+        (cupynorm.standardize, (gaps,), {"nan": "omit"}, rounded),
+        (cupynorm.sigma_clip, (x, 2.0), {}, rounded),
+        (cupynorm.softmax_backward, (r, y), {}, rounded),
+        (cupynorm.layer_norm_backward, (r, x, g), {}, {"rtol": 1e-4, "atol": 1e-4}),
+    ]
+    for function, arrays, options, near in calls:
+        with row_ops.observed() as plans:
+            given = {name: cupy.asarray(v) if isinstance(v, np.ndarray) else v for name, v in options.items()}
+            on_device = [cupy.asarray(each) if isinstance(each, np.ndarray) else each for each in arrays]
+            found = function(*on_device, axis=0, plan="split", **given)
+        assert "split" in [plan.variant for plan in plans], function.__name__
+        wanted = function(*arrays, axis=0, **options)
+        pairs = zip(*(each if isinstance(each, tuple) else (each,) for each in (found, wanted)), strict=True)
+        for got, right in pairs:
+            np.testing.assert_allclose(got.get().astype(np.float64), right.astype(np.float64), **near)
 
 
 @pytest.mark.parametrize("gap", [1, 3, 4])

@@ -109,8 +109,8 @@ def _check_cluster(function: Function, attribute: int, value: int) -> None:
     portable = not function.attributes[NON_PORTABLE_CLUSTER_SIZE_ALLOWED]
     widest = PORTABLE_CLUSTER if portable else LARGEST_CLUSTER
     most = widest if attribute == REQUIRED_CLUSTER_WIDTH else 1
-    if not 0 <= value <= most or value & (value - 1):
-        raise _invalid(f"attribute {attribute} is {value}, a power of two up to {most} (or 0) is allowed")
+    if not 0 <= value <= most:
+        raise _invalid(f"attribute {attribute} is {value}, 0 to {most} is allowed")
 
 
 def funcGetAttribute(attribute: int, f: int) -> int:  # noqa: N802

@@ -85,7 +85,7 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     if plan.waits and plan.vectors * plan.group < part:
         return None
     if plan.waits:
-        even = problem.in_steps and _is_even(problem, plan.ctas_per_row, plan.group, plan.vectors)
+        even = _is_even(problem, plan.ctas_per_row, plan.group, plan.vectors)
         plan = replace(plan, waits=EVENLY if even else IN_REGISTERS)
     rows, several = plan.across * plan.vector, plan.cluster > 1
     tiles = math.ceil(problem.rows / rows)
@@ -95,7 +95,8 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     meet = plan.variant in {"cluster", "split"} or plan.block > WARP
     needed = slots * in_accesses(message_numbers(problem) * problem.compute_bytes) * meet
     needed += slots * ACCESS_BYTES * problem.has_scales * meet
-    if plan.waits == EVENLY and plan.vectors * plan.group <= WHOLE_COLUMNS:  # gamma and beta, converted
+    whole = plan.waits == EVENLY and problem.in_steps
+    if whole and plan.vectors * plan.group <= WHOLE_COLUMNS:  # gamma and beta, converted
         needed += plan.vectors * plan.group * len(problem.parameter_bytes) * problem.compute_bytes
     plan = replace(plan, full=full, shared_bytes=needed)
     if plan.variant == "split":
