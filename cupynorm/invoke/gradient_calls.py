@@ -29,10 +29,12 @@ from cupynorm.lower.gradients import (
     ParameterSums,
     activation_sums,
     activation_sums_in_any_layout,
+    axes_inside,
     cross_entropy_spec,
     logsumexp_spec,
     norm_gradient,
     norm_sums,
+    norm_sums_inside,
     softmax_gradient,
     statistics_spec,
 )
@@ -48,6 +50,7 @@ from cupynorm.lower.sums import (
     sum_specs,
     sums_of_groups,
 )
+from cupynorm.lower.tracing import Expression
 from cupynorm.plan.choose import choose
 from cupynorm.plan.config import DoesNotFitError, room_bytes
 from cupynorm.plan.limits import RECORDED
@@ -312,7 +315,20 @@ def norm_steps(call: GradientCall, forward: RowOp, *, clusters: bool = True) -> 
         steps.add_later()
         return steps
     of_load = result("dgamma"), result("dbeta")
-    if any(of_load):
+    inside = axes_inside(normed.dy, axes) if gradient else 0
+    if any(of_load) and inside:
+        leading = len(shape) - axes
+        rows = (*shape[: leading - inside], *columns)
+        parts = [
+            each and steps.room(f"parts of {name}", rows) for name, each in zip(sums, of_load, strict=False)
+        ]
+        room = steps.messages((*rows, *shape[leading - inside : leading]), inside)
+        steps.specs.append(norm_sums_inside(normed, axes, inside, parts, call.compute, room))
+        wanted_parts = tuple(each for each in parts if each is not None)
+        to = tuple(each for each in of_load if each is not None)
+        as_they_are = Expression(len(to), (), (*range(len(to)),))
+        steps.add(Sums(as_they_are, wanted_parts, rows, axes, to))
+    elif any(of_load):
         steps.add(norm_sums(normed, axes, *of_load))
     if gradient is not None:
         steps.specs.append(gradient)

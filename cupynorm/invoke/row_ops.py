@@ -31,8 +31,9 @@ from cupynorm.invoke.bound_calls import (
 )
 from cupynorm.lower.row import RowOp, row_spec
 from cupynorm.lower.spec import KernelSpec
-from cupynorm.plan.config import CONVERTED, DoesNotFitError, Plan, check_plan, messages_bytes
+from cupynorm.plan.config import CONVERTED, DoesNotFitError, Plan, check_plan
 from cupynorm.plan.limits import PLAIN_SHARED_BYTES, STATIC_SHARED_BYTES, Limits
+from cupynorm.plan.problem import messages_bytes
 from cupynorm.runtime import cache_folder, chosen_plans, compiler, devices
 
 if TYPE_CHECKING:

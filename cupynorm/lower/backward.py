@@ -21,6 +21,8 @@ LOG_SOFTMAX_BACKWARD = RowOp(
 LAYER_NORM_BACKWARD = RowOp("layer_norm_backward", "ops/backward.cuh", "LayerNormBackward", fields=2)
 RMS_NORM_BACKWARD = RowOp("rms_norm_backward", "ops/backward.cuh", "RmsNormBackward", fields=2)
 
+FIELD_SUMS = RowOp("field_sums", "ops/backward.cuh", "FieldSums", stats=("first", "second"), fields=2)
+
 # stats: where the loss and log(sum(exp(x))) go; in eps' place: z, the factor of log(sum(exp(x)))^2
 CROSS_ENTROPY = RowOp(
     "cross_entropy", "ops/losses.cuh", "CrossEntropy", stats=("loss", "lse"), has_eps=True, fields=2

@@ -286,7 +286,10 @@ def fused_spec(
         worked = effective(problem)
     anywhere = bool(worked.unaligned)
     vectors = Vectors(
-        1 if apart else worked.vector, written[0] if anywhere else None, short=bool(columns) or not anywhere
+        1 if apart else worked.vector,
+        written[0] if anywhere else None,
+        short=bool(columns) or not anywhere,
+        across=apart,
     )
     functions: list[Function] = []
 
@@ -519,9 +522,10 @@ def _registers_of(function: Function) -> int:
 
 
 def _bytes_of(operands: Sequence[Operand], axes: int) -> tuple[int, ...]:
-    """Return the bytes of an element of each array that is loaded along the rows."""
-    return tuple(
-        max(each.dtype.itemsize, 4 if not each.split(axes)[1].is_contiguous() else 0)
-        for each in operands
-        if isinstance(each, View) and any(each.split(axes)[1].strides)
-    )
+    """Return the bytes of an element of each array that is loaded along the rows: of a register, if it takes one."""
+
+    def of(each: View) -> int:
+        packed = each.split(axes)[1].is_contiguous() or across_width(each, axes) > 1
+        return each.dtype.itemsize if packed else max(each.dtype.itemsize, 4)
+
+    return tuple(of(each) for each in operands if isinstance(each, View) and any(each.split(axes)[1].strides))

@@ -18,6 +18,7 @@ from cupynorm.call.view import View
 from cupynorm.host.philox import Dropout
 from cupynorm.lower.backward import (
     CROSS_ENTROPY,
+    FIELD_SUMS,
     LABEL_CROSS_ENTROPY,
     LOGSUMEXP,
     OMITTING_LOGSUMEXP,
@@ -38,7 +39,7 @@ from cupynorm.lower.layouts import (
 )
 from cupynorm.lower.mirrors import ACCESS_BYTES
 from cupynorm.lower.row import RowOp
-from cupynorm.lower.sums import Further, Result, Sums
+from cupynorm.lower.sums import NUMBERS, Further, Result, Sums
 from cupynorm.lower.tracing import Expression, apply, traced
 from cupynorm.plan.config import FLOAT_BYTES
 
@@ -203,6 +204,38 @@ def norm_sums(what: Normed, axes: int, dgamma: Result | None, dbeta: Result | No
     function, names = _of_norm(what.is_given, (True, True), op=False)
     operands = (what.dy, *(getattr(what, name) for name in names))
     return Sums(function, operands, what.dy.shape, axes, (dgamma, dbeta))
+
+
+def axes_inside(x: View, axes: int) -> int:
+    """Return along how many of the leading axes a column's elements lie next to one another, where rows lie apart.
+
+    0: rows are contiguous, or so few elements lie there that threads side by side better have one of each column.
+    """
+    leading, columns = x.split(axes)
+    count, step = 0, x.dtype.itemsize
+    for extent, stride in zip(reversed(leading.shape), reversed(leading.strides), strict=True):
+        if stride != step and extent > 1:
+            break
+        count, step = count + 1, step * extent
+    inside = math.prod(leading.shape[len(leading.shape) - count :])
+    return 0 if columns.is_contiguous() or inside < NUMBERS.min_inside else count
+
+
+def norm_sums_inside(
+    what: Normed, axes: int, inside: int, sums: Sequence[View | None], compute: Dtype, room: int
+) -> KernelSpec:
+    """Lower those parts of norm_sums() that lie next to one another: along the last `inside` of the leading axes.
+
+    sums: where those of gamma and beta go, of the other leading axes' and the columns' shape. room: as in Around.
+    """
+    rank = len(what.dy.shape)
+    leading = rank - axes
+    order = (*range(leading - inside), *range(leading, rank), *range(leading - inside, leading))
+    function, names = _of_norm(what.is_given, (True, True), op=False)
+    operands = tuple(getattr(what, name).reordered(order) for name in names)
+    around = Around((), load=function, load_operands=operands, room=room)
+    stats = [0 if each is None else each.pointer for each in sums]
+    return fused_spec(FIELD_SUMS, what.dy.reordered(order), inside, {}, stats, 0.0, compute, around)
 
 
 @functools.cache

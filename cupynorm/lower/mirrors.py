@@ -195,7 +195,8 @@ def operand(stretched: View, axes: int, vectors: Vectors, *, constant: bool) -> 
         [("pointer", POINTER), ("rows", index.dtype), ("cols", columns.dtype)],
         align=True,
     )
-    type_name = f"cupynorm::Scattered<{element}, {index.cpp}, {columns.cpp}>"
+    across = across_width(stretched, axes) if vectors.across else 1
+    type_name = f"cupynorm::Scattered<{element}, {index.cpp}, {columns.cpp}, {across}>"
     return Struct(type_name, dtype, (stretched.pointer, index.values, columns.values))
 
 
@@ -220,12 +221,14 @@ class Vectors(NamedTuple):
     short: offsets of operands' rows are computed in 32 bits. The compiler then orders the loads of unaligned rows
     better for norms, but worse for softmax (docs/notes/047, "Fused calls").
     realigned: what is not aligned to a whole vector takes two accesses, instead of several of fewer elements.
+    across: an access may move an element of several neighbouring rows, whose own elements lie apart.
     """
 
     width: int
     like: View | None = None
     short: bool = True
     realigned: bool = False
+    across: bool = False
 
     def access_of(self, stretched: View, axes: int) -> int:
         """Return how many elements one access to an operand's vector moves; 0 if it is unaligned and takes two."""

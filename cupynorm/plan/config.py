@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cupynorm._options import shown
 from cupynorm._values import dataclass
-
-if TYPE_CHECKING:
-    from cupynorm.plan.problem import Problem
 
 VARIANTS = ("warp", "block", "cached", "cluster", "split", "shared", "uncached")
 
@@ -27,6 +24,9 @@ REGISTER_BYTES = 4
 MOST_REGISTERS = 255  # of a thread
 BYTE_BITS = 8
 REGISTER_UNIT = 8  # registers of a thread that are given out together: 256 for each warp
+LEAST_SMS_OF_PART = (
+    16  # multiprocessors of a GPC, within which a cluster runs: 16 or 18 of an H100 and an H200
+)
 AMPERE, HOPPER = 80, 90  # compute capabilities that brought asynchronous copies, and clusters
 MAX_CTAS, PORTABLE_CTAS = 16, 8  # blocks of a cluster: at most, and on every device that has clusters
 LARGE_CLUSTERS = {"90", "100", "103"}  # compute capabilities that take MAX_CTAS blocks in a cluster
@@ -52,6 +52,7 @@ COUNTER_BYTES = (
     128  # of each group of blocks of row_across that share rows over the grid: kCounterBytes in row/apart.cuh
 )
 WHOLE_COLUMNS = 1024  # of a block, whose gamma and beta wait in shared memory: as in kernels/row/whole.cuh
+PART_NUMBERS = 32  # that a thread computes at a time where they wait two in a register
 PARTS_ACROSS = (
     4  # elements of a row that are then computed at a time, where a thread has more than MAX_NUMBERS_ACROSS
 )
@@ -243,20 +244,6 @@ PLAIN = Plan(
     resident_blocks=0,
     waves=0.0,
 )
-
-
-def message_numbers(problem: Problem) -> int:
-    """Return how many numbers blocks tell one another of a row; in further rounds that is no part of row_numbers."""
-    return MESSAGE_NUMBERS if problem.rounds else problem.row_numbers
-
-
-def messages_bytes(problem: Problem, plan: Plan) -> int:
-    """Return how much memory blocks of the grid need that share rows whose elements lie apart; 0 where none do."""
-    if not plan.across or plan.variant != "split":
-        return 0
-    slot = math.ceil(message_numbers(problem) * problem.compute_bytes / ACCESS_BYTES) * ACCESS_BYTES
-    groups, rows = plan.grid // plan.ctas_per_row, plan.across * plan.vector
-    return groups * COUNTER_BYTES + 2 * plan.grid * rows * slot
 
 
 class DoesNotFitError(ValueError):

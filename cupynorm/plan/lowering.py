@@ -38,6 +38,9 @@ class SumNumbers(NamedTuple):
     min_rows_at_lines, min_rows_at_vectors, min_rows_summed
         Unaligned rows of the same alignment, at least: so that vectors are counted from lines of memory; so that they
         are counted from multiples of their size; and those of a group, for one row of partial sums.
+    min_inside
+        Elements of a column that lie next to one another, where those of a row do not, from which on these are summed
+        as rows are reduced.
     groups, max_groups, wide_groups
         Where sums are taken in the pass over rows (kernels/row/summed.cuh): pairs of the most columns and the groups of
         rows for that; groups at most, and those of rows of more columns. Each group adds one row of partial sums, and
@@ -61,6 +64,7 @@ class SumNumbers(NamedTuple):
     min_rows_at_lines: int
     min_rows_at_vectors: int
     min_rows_summed: int
+    min_inside: int
     groups: Sequence[tuple[int, int]]
     max_groups: int
     wide_groups: int

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 from cupynorm._values import dataclass
-from cupynorm.plan.config import DOUBLE_BYTES, HALF_BYTES, MOST_ROW_NUMBERS
+from cupynorm.plan.config import (
+    ACCESS_BYTES,
+    COUNTER_BYTES,
+    DOUBLE_BYTES,
+    HALF_BYTES,
+    MESSAGE_NUMBERS,
+    MOST_ROW_NUMBERS,
+    Plan,
+)
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,11 @@ class Problem:
     row_numbers: int = MOST_ROW_NUMBERS
 
     @property
+    def message_numbers(self) -> int:
+        """Numbers that blocks tell one another of a row; in further rounds that is no part of row_numbers."""
+        return MESSAGE_NUMBERS if self.rounds else self.row_numbers
+
+    @property
     def may_drop(self) -> bool:
         """Say whether a mask may drop elements; whether one is kept then waits beside it."""
         return self.masked or not (self.direct_load or self.parameter_bytes)
@@ -194,3 +209,12 @@ class Problem:
     def wide_parameters(self) -> bool:
         """Whether an affine parameter's element takes more registers than one of x."""
         return any(size > self.load_bytes for size in self.parameter_bytes)
+
+
+def messages_bytes(problem: Problem, plan: Plan) -> int:
+    """Return how much memory blocks of the grid need that share rows whose elements lie apart; 0 where none do."""
+    if not plan.across or plan.variant != "split":
+        return 0
+    slot = math.ceil(problem.message_numbers * problem.compute_bytes / ACCESS_BYTES) * ACCESS_BYTES
+    groups, rows = plan.grid // plan.ctas_per_row, plan.across * plan.vector
+    return groups * COUNTER_BYTES + 2 * plan.grid * rows * slot

@@ -458,6 +458,11 @@ class Apart(NamedTuple):
     over_the_grid
         Where blocks of the grid share rows, best first: bytes of an element of x, the fewest and the most columns that
         it is for, threads of a block, bytes of neighbouring rows side by side, and blocks of a multiprocessor.
+    over_the_grid_any
+        Numbers that a thread then holds at most where a row's elements are not at even distances, or something is asked
+        of each, by bytes of an element of x.
+    filled
+        The share of a device's multiprocessors that clusters must have at once where their blocks are no power of two.
     """
 
     max_vector: Mapping[int, int]
@@ -471,6 +476,8 @@ class Apart(NamedTuple):
     row_registers: int
     measured: Sequence[Sequence[int]]
     over_the_grid: Sequence[Sequence[int]]
+    over_the_grid_any: Mapping[int, int]
+    filled: float
 
 
 class SmallBatch(NamedTuple):

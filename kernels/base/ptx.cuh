@@ -315,9 +315,10 @@ inline void grid_wait(unsigned before) {
   __syncthreads();
 }
 
-// A barrier of some blocks of a cooperative launch, `blocks` of them, which have a counter of their own in global memory:
-// 0 before any of them arrives. By every thread of each; what was written before an arrival is seen after the wait. One
-// of the blocks is the first. turn: how often they have met before; the counter's top bit turns over each time.
+// A barrier of some blocks of a cooperative launch, `blocks` of them, which have a counter of their own in global
+// memory: 0 before any of them arrives. By every thread of each; what was written before an arrival is seen after the
+// wait. One of the blocks is the first. turn: how often they have met before. The counter's top bit turns over each
+// time.
 inline void blocks_arrive(unsigned* counter, unsigned blocks, bool first) {
   __syncthreads();
   if (threadIdx.x == 0)

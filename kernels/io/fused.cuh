@@ -234,10 +234,11 @@ struct PerRow : LoadsNoColumns {
   RowPointer at(int64 row) const { return {{}, load_vector<T, 1>(pointer + rows.offset(row))}; }
 };
 
-// Elements anywhere: one at a time.
-template <typename T, int kAxes, int kColumnAxes>
+// Elements anywhere: one at a time. Of kAcross_ neighbouring rows they lie next to each other.
+template <typename T, int kAxes, int kColumnAxes, int kAcross_ = 1>
 struct Scattered {
-  static constexpr int kBytes = sizeof(T);
+  using Type = T;
+  static constexpr int kBytes = sizeof(T), kAcross = kAcross_;
   static constexpr bool kPerRow = false;
   const T* pointer;
   Strided<kAxes> rows;
@@ -519,6 +520,46 @@ struct Operands<First, Rest...> {
   RowPointer at(int64 row) const { return {first.at(row), rest.at(row)}; }
 };
 
+// Of how many neighbouring rows one access can load an element of an operand or a mask.
+template <class Operand, class = void>
+inline constexpr int kRowsAtOnce = 1;
+template <class Operand>
+inline constexpr int kRowsAtOnce<Operand, decltype(void(Operand::kAcross))> = Operand::kAcross;
+
+// What is loaded of an operand or a mask, one element of kRows neighbouring rows. load(get, col): get(r) is the pointer
+// of row r. of(r): what its row's pointer would have loaded.
+template <class Operand, int kRows, bool = (kRows > 1 && kRowsAtOnce<Operand> % kRows == 0)>
+struct OfRows {
+  typename Operand::template Packed<1> rows[kRows];
+  template <class Get, typename Index>
+  void load(Get get, Index col) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) rows[r] = get(r).template load<1>(col);
+  }
+  typename Operand::template Packed<1> of(int r) const { return rows[r]; }
+};
+template <class Operand, int kRows>
+struct OfRows<Operand, kRows, true> {
+  using Type = typename Operand::Type;
+  Vector<Type, kRows> rows;
+  template <class Get, typename Index>
+  void load(Get get, Index col) {
+    rows = load_vector<Type, kRows>(get(0).pointer + get(0).cols.offset(col));
+  }
+  typename Operand::template Packed<1> of(int r) const { return {{element_of(rows, r)}}; }
+};
+template <class First, class... Rest, int kRows>
+struct OfRows<Operands<First, Rest...>, kRows, false> {
+  OfRows<First, kRows> first;
+  OfRows<Operands<Rest...>, kRows> rest;
+  template <class Get, typename Index>
+  void load(Get get, Index col) {
+    first.load([&](int r) -> const auto& { return get(r).first; }, col);
+    rest.load([&](int r) -> const auto& { return get(r).rest; }, col);
+  }
+  typename Operands<First, Rest...>::template Packed<1> of(int r) const { return {first.of(r), rest.of(r)}; }
+};
+
 // in: kInputs numbers of each of N elements; out: kOutputs of each.
 template <class Function, int kInputs, int kOutputs, int N, typename Compute>
 inline void apply_to_each(const Compute (&in)[kInputs][N], Compute (&out)[kOutputs][N]) {
@@ -602,6 +643,7 @@ struct NoWhere {
 // Bytes, of which those that are not 0 keep.
 template <class Bytes>
 struct Where {
+  using OfBytes = Bytes;
   static constexpr bool kPresent = true, kPerRow = Bytes::kPerRow;
   Bytes bytes;
   template <int N>
@@ -728,6 +770,17 @@ struct Mask {
     }
     return pointer;
   }
+};
+
+template <class Structure, class Bytes, int kRows>
+struct OfRows<Mask<Structure, Where<Bytes>>, kRows, false> {
+  using Masks = Mask<Structure, Where<Bytes>>;
+  OfRows<Bytes, kRows> bytes;
+  template <class Get, typename Index>
+  void load(Get get, Index col) {
+    if constexpr (Masks::kBytes) bytes.load([&](int r) -> const auto& { return get(r).where; }, col);
+  }
+  typename Masks::template Packed<1> of(int r) const { return bytes.of(r); }
 };
 
 // Where what was computed is written, too.
@@ -979,27 +1032,27 @@ struct FusedLoad : Cols {
 
   // For row/apart.cuh, where neighbouring rows are loaded together: what is loaded beside an element of x, that element
   // of each row, and what becomes of them.
+  template <int kRows>
   struct Beside {
-    typename Operands_::template Packed<1> operands;
-    typename Mask_::template Packed<1> mask;
+    OfRows<Operands_, kRows> operands;
+    OfRows<Mask_, kRows> mask;
   };
   template <int kRows, class Row, typename Index>
-  static Vector<T, kRows> load_across(const Row (&rows)[kRows], Index col, Beside (&beside)[kRows]) {
-    bool any = false;
+  static Vector<T, kRows> load_across(const Row (&rows)[kRows], Index col, Beside<kRows>& beside) {
+    bool any = !kInterval;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      beside[r] = {};
-      if (!rows[r].template reads<1>(col)) continue;
-      any = true;
-      beside[r].operands = rows[r].operands.template load<1>(col);
-      if constexpr (kDrops) beside[r].mask = rows[r].mask.template load<1>(col);
+    for (int r = 0; r < kRows; ++r) any |= rows[r].template reads<1>(col);
+    if (!any) {
+      beside = {};
+      return {};
     }
-    if (kInterval && !any) return {};
+    beside.operands.load([&](int r) -> const auto& { return rows[r].operands; }, col);
+    beside.mask.load([&](int r) -> const auto& { return rows[r].mask; }, col);
     return load_vector<T, kRows>(rows[0].pointer + rows[0].offset(col));
   }
   template <int kRows, class Row, typename Element, typename Index>
   static unsigned unpack_across(const Row (&rows)[kRows], const Vector<T, kRows>& x,
-      const Beside (&beside)[kRows], Element (&elements)[kRows], Index col, Element padding) {
+      const Beside<kRows>& beside, Element (&elements)[kRows], Index col, Element padding) {
     using Traits = ElementTraits<Element>;
     using Number = typename Traits::Number;
     Number from_x[kRows];
@@ -1009,11 +1062,11 @@ struct FusedLoad : Cols {
     for (int r = 0; r < kRows; ++r) {
       Number in[1 + Operands_::kCount][1], out[Traits::kFields][1];
       in[0][0] = from_x[r];
-      rows[r].operands.template unpack<1>(beside[r].operands, in + 1, col);
+      rows[r].operands.template unpack<1>(beside.operands.of(r), in + 1, col);
       apply_to_each<Function>(in, out);
       elements[r] = Traits::of(out, 0);
       if constexpr (kDrops) {
-        const bool kept = rows[r].mask.template bits<1>(beside[r].mask, col) & 1;
+        const bool kept = rows[r].mask.template bits<1>(beside.mask.of(r), col) & 1;
         elements[r] = kept ? elements[r] : padding;
         bits |= unsigned(kept) << r;
       }

@@ -18,6 +18,15 @@ struct Vector {
   }
 };
 
+// Element i of a vector, as a vector of one.
+template <typename T, int N>
+inline Vector<T, 1> element_of(const Vector<T, N>& vector, int i) {
+  constexpr int kBytes = sizeof(T);
+  if constexpr (kBytes == 8) return {{vector.word[2 * i], vector.word[2 * i + 1]}};
+  else if constexpr (kBytes == 4) return {{vector.word[i]}};
+  else return {{vector.word[i * kBytes / 4] >> 8 * (i * kBytes % 4) & ((1u << 8 * kBytes) - 1)}};
+}
+
 // One access of kBytes at p, which must be aligned to kBytes. kConstant promises that nothing writes there while the
 // kernel runs: such loads may pass stores on their way. There are no cache hints, because loads that spare L1 or L2 are
 // slower (docs/notes/001).

@@ -155,4 +155,31 @@ struct RmsNormBackward : OfSums<RmsNormBackward<T>, T, 1> {
   static T map(Element e, Row row) { return multiply_add(-e.of[1], row.mean_of_products, e.of[0]); }
 };
 
+// The sums of both fields over rows that are read and not written: the gradients of a norm's parameters where the
+// elements of a column, and not those of a row, lie next to one another.
+template <typename T>
+struct FieldSums : OfSums<FieldSums<T>, T, 2> {
+  using Element = Fields<T, 2>;
+  using State = typename OfSums<FieldSums<T>, T, 2>::State;
+  using Row = State;
+
+  T* first;   // one per row, or null if nobody asked
+  T* second;  // likewise
+
+  static constexpr bool kHasArguments = true;
+  static void add(Element e, T (&sum)[2]) { sum[0] += e.of[0], sum[1] += e.of[1]; }
+
+  template <typename Cols>
+  Row finish(State, State row, Cols, T) const {
+    return row;
+  }
+  static T map(Element e, Row) { return e.of[0]; }  // nothing is stored
+
+  bool saves() const { return first || second; }
+  void save(int64 index, Row row) const {
+    if (first) first[index] = row.sum[0];
+    if (second) second[index] = row.sum[1];
+  }
+};
+
 }  // namespace cupynorm

@@ -22,9 +22,9 @@ inline void begin_together(Mbarrier (&mbarriers)[4]) {
   pdl_wait_and_trigger();
 }
 
-// Calls go(tile, meeting) for each tile that this block works on, of as many as hold all rows: for one, or, of those that
-// share rows over the grid, one after the other. Their room holds a counter of each group of blocks, and behind them
-// their messages. Before any load.
+// Calls go(tile, meeting) for each tile that this block works on, of as many as hold all rows: for one, or, where blocks
+// share rows over the grid, for one after the other. Their room holds a counter of each group of blocks, and behind
+// these their messages. Before any load.
 template <class Op, class Shape, class Store, class Go>
 inline void go_through_tiles(const Store& store, int64 rows, Go go) {
   if constexpr (!Shape::kOfGrid) {
@@ -65,6 +65,9 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   constexpr bool kPacked = kHolds && Load::kWaitsAsLoaded && sizeof(typename Load::Type) == 2 && !Store::kScales;
   constexpr bool kInSteps = kHolds && are_in_steps<Op, Load, Store>();  // addresses take an instruction or two
   constexpr bool kMany = kVector * kElements > 64;  // of them, which leave few registers to anything else
+  // Where most elements are there, nothing is asked of them but where that takes registers (docs/notes/070).
+  constexpr bool kEven = Shape::kEven && !Load::kInterval && (kInSteps || !kMany);
+  constexpr int kSure = kEven ? Shape::kSure : 0;
   constexpr int kAtATime = kMany && Op::kTwoPass ? 16 : 32;  // where one part more takes few instructions
   constexpr int kPart = kPacked ? part_of_elements(kElements, kAtATime / kVector) : kElements;
 
@@ -72,7 +75,7 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   const int part = at.part, lane = threadIdx.x % kLanes;
   const Index cols = Index(a.cols);
   Index begin, end;
-  if constexpr (Shape::kEven && !Shape::kFull) {
+  if constexpr (kEven && !Shape::kFull) {
     const Shares shares = Shares::of(cols, at.parts);
     begin = Index(shares.begin(part)), end = begin + Index(shares.held(part));
   } else {
@@ -102,7 +105,7 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   }
 
   Vector<typename Load::Type, kVector> loaded[kElements];
-  typename Load::Beside beside[kElements][kVector];
+  typename Load::template Beside<kVector> beside[kElements];
   typename Store::template EpilogueOperands<1> operands[kElements][kVector];
   Element x[kVector][kPart];
   using Bits = typename Conditional<(kVector * kPart > 32), unsigned long long, unsigned>::Type;
@@ -110,7 +113,7 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   // Whether there is a thread's element. Where most are, those of a thread without rows are of the first row, and none
   // is stored.
   auto has = [&](int number, Index col) {
-    if constexpr (Shape::kEven) return number < Shape::kSure || col < end;
+    if constexpr (kEven) return number < kSure || col < end;
     else return here && col < end;
   };
   // Calls body(j, col) for each element that there is from column `at` on: of all that are fetched, or of a part, which
@@ -130,7 +133,7 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
       if (has(from + j, at + j * kDown)) body(j, at + j * kDown);
     }
   };
-  auto are_sure = [](int from) { return Shape::kEven && from + kPart <= Shape::kSure; };
+  auto are_sure = [](int from) { return kEven && from + kPart <= kSure; };
   auto fetch = [&](Index at) {
     each_element(at, [&](int j, Index col) {
       if constexpr (kInSteps) loaded[j] = Load::template load_across<kVector>(sources, Step<kDown>{j}, beside[j]);
@@ -168,7 +171,7 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     if constexpr (Op::kHasPivot && !Shape::kFull) {  // the pivot is an element of the row, never padding
 #pragma unroll
       for (int j = 1; j < kPart; ++j) {
-        if (Shape::kEven ? has(from + j, at + j * kDown) : at + j * kDown < end) continue;
+        if (kEven ? has(from + j, at + j * kDown) : at + j * kDown < end) continue;
 #pragma unroll
         for (int v = 0; v < kVector; ++v) x[v][j] = x[v][0];
       }
@@ -177,7 +180,7 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   };
   auto store_computed = [&](int j, Index col) {
     if constexpr (Load::kStoresComputed) {
-      if (Shape::kEven && !here) return;
+      if (kEven && !here) return;
       Element own[kVector];
 #pragma unroll
       for (int v = 0; v < kVector; ++v) own[v] = x[v][j];
@@ -199,7 +202,7 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     for (int v = 0; v < kVector; ++v) {
       if constexpr (Op::kHasPivot)
         pivot[v] = LanesApart<kLanes>::first(Op::pivot_of(x[v], Precision()));
-      mine[v] = Op::summarize(x[v], Predicate<Shape::kEven ? Shape::kSure : 0>{there, false}, pivot[v]);
+      mine[v] = Op::summarize(x[v], Predicate<kSure>{there, false}, pivot[v]);
     }
   } else {
     RunningRows<Op, kVector> running;
@@ -279,8 +282,8 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
           Element held[kPart];
 #pragma unroll
           for (int j = 0; j < kPart; ++j) {
-            const bool kept =
-                (Shape::kEven ? has(from + j, at + j * kDown) : at + j * kDown < end) && (!Load::kDrops || (keeps >> (j * kVector + v) & 1));
+            const bool there = kEven ? has(from + j, at + j * kDown) : at + j * kDown < end;
+            const bool kept = there && (!Load::kDrops || (keeps >> (j * kVector + v) & 1));
             held[j] = kept ? x[v][j] : Op::padding();
           }
           own[v] = Op::template merge<false>(own[v], Op::summarize_again(held, kAllOfPart, progress[v]));
@@ -357,7 +360,7 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     each_part([&](int from, Index at) {
       bring(from, at);
       each_of_part(from, at, [&](int j, Index col) {
-        if (Shape::kEven && !here) return;
+        if (kEven && !here) return;
         Compute z[kVector];
         if constexpr (!kHolds) finish(j, col, z);
 #pragma unroll
@@ -374,7 +377,7 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
       // vectors are stored in order (io/load_store.cuh), and addresses of all would be computed before the first
       if constexpr (kInSteps && kVector > 1) targets[0].make_opaque();
       each_of_part(from, at, [&](int j, Index col) {
-        if (Shape::kEven && !here) return;
+        if (kEven && !here) return;
         Compute y[kVector];
         results(j, y);
         const auto columns = a.store.template columns<1>(col);

@@ -8,8 +8,8 @@ namespace cupynorm {
 
 // A thread has kVector neighbouring rows, and loads kElements elements of each at a time, which are all that it has
 // where rows wait in registers (kHolds). kLanes threads lie side by side, and kDown share each row, every kDown-th
-// element of it. kFull: a block has exactly kElements * kDown elements of each row. Waits is 2 (kEven) where each thread
-// has at least one element and all but kSpare. kCtasPerRow: blocks of a cluster
+// element of it. kFull: a block has exactly kElements * kDown elements of each row. kEven: each thread has at least one
+// element, and all but kSpare; Waits is 2. kCtasPerRow: blocks of a cluster
 // that share rows; 0: the gridDim.y blocks of a cooperative launch do. kBlock, kMinBlocks: as in Registers.
 template <int Vector_, int Elements, int Lanes_, bool Full, int Waits, int CtasPerRow, int Block, int MinBlocks>
 struct Across {
@@ -63,8 +63,8 @@ struct SlotWords {
 };
 
 // How blocks of the grid that share rows meet: each leaves its Slots in global memory, then all read what all have left.
-// The next ones take another place, `apart` bytes from there, and the ones after that the first again: nobody leaves them
-// before all have read these.
+// The next ones take another place, `apart` bytes from there, and the ones after that the first again: nobody leaves
+// them before all have read these.
 struct GridMeeting {
   unsigned char* room;  // of the blocks that share rows with this one
   unsigned* counter;    // of blocks_arrive

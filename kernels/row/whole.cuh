@@ -1,5 +1,5 @@
 // Rows of row_across of which each thread has as many elements as any other, or a few less, at even distances, where
-// nothing but x and numbers of its rows decides what they become. Nothing is asked then of most elements but themselves.
+// nothing but x and numbers of its rows decides what they become. Nothing is asked of most elements then.
 #pragma once
 #include <io/affine.cuh>
 #include <row/apart.cuh>
@@ -89,7 +89,7 @@ inline void go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
 #pragma unroll
   for (int v = 0; v < kVector; ++v) sources[v] = a.load.at(here ? row + v : 0), sources[v].begin_at(first);
   Vector<typename Load::Type, kVector> loaded[kElements];
-  typename Load::Beside beside[kVector];  // nothing
+  typename Load::template Beside<kVector> beside;  // nothing
 #pragma unroll
   for (int j = 0; j < kElements; ++j)
     loaded[j] = Load::template load_across<kVector>(sources, Step<kDown>{has(j) ? j : 0}, beside);

@@ -14,7 +14,7 @@ from cupynorm._dtypes import dtype_of
 from cupynorm.call.view import Argument
 from cupynorm.catalog import forms
 from cupynorm.invoke import bound_calls, row_ops
-from cupynorm.invoke.bound_calls import Arrays, bound_call
+from cupynorm.invoke.bound_calls import Arrays, Launch, bound_call
 from cupynorm.lower.mirrors import POINTER, Struct
 from tests import simulator
 from tests.interrupted import interrupted
@@ -334,8 +334,8 @@ def test_a_call_may_have_several_launches_and_a_workspace(simulated: Any) -> Non
         Arrays({"x": x}, made={"y": y}, workspace={"partial": partial}),
         [
             # a kernel that nobody unloads
-            (None, launches.bind(1), params("x", "", "partial")),  # type: ignore[list-item]
-            (None, launches.bind(2), params("partial", "y", "")),  # type: ignore[list-item]
+            Launch(None, launches.bind(1), params("x", "", "partial")),  # type: ignore[arg-type]
+            Launch(None, launches.bind(2), params("partial", "y", "")),  # type: ignore[arg-type]
         ],
     )
     bound.once()

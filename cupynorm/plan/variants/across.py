@@ -17,10 +17,12 @@ from cupynorm.plan.config import (
     ACCESS_BYTES,
     EVENLY,
     IN_REGISTERS,
+    LEAST_SMS_OF_PART,
     MAX_CTAS,
     MAX_NUMBERS_ACROSS,
     MAX_PACKED_ACROSS,
     NOWHERE,
+    PART_NUMBERS,
     PARTS_ACROSS,
     PLAIN,
     REGISTER_BYTES,
@@ -28,7 +30,6 @@ from cupynorm.plan.config import (
     WARP,
     WHOLE_COLUMNS,
     Plan,
-    message_numbers,
 )
 from cupynorm.plan.partition import in_accesses, is_power_of_two, power_of_two_to
 
@@ -93,7 +94,7 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     turns = 2 if problem.rounds else 1
     slots = rows * (turns * plan.ctas_per_row * several + plan.block // WARP + 1)
     meet = plan.variant in {"cluster", "split"} or plan.block > WARP
-    needed = slots * in_accesses(message_numbers(problem) * problem.compute_bytes) * meet
+    needed = slots * in_accesses(problem.message_numbers * problem.compute_bytes) * meet
     needed += slots * ACCESS_BYTES * problem.has_scales * meet
     whole = plan.waits == EVENLY and problem.in_steps
     if whole and plan.vectors * plan.group <= WHOLE_COLUMNS:  # gamma and beta, converted
@@ -130,6 +131,12 @@ def is_sound(problem: Problem, plan: Plan) -> bool:
     return alone and shape and waits and (problem.room if plan.variant == "split" else clusters)
 
 
+def _fill_the_device(question: Question, ctas: int, resident: int) -> bool:
+    """Say whether clusters of so many blocks leave few multiprocessors idle: each is within a part of the device."""
+    blocks = LEAST_SMS_OF_PART * resident
+    return blocks // ctas * ctas >= question.rules.apart.filled * blocks
+
+
 def _is_even(problem: Problem, ctas: int, group: int, elements: int) -> bool:
     """Say whether each thread that shares a row has one of its elements at least, and all but SPARE_ELEMENTS."""
     least = problem.cols // ctas
@@ -158,9 +165,28 @@ def _lanes(question: Question, width: int) -> int:
 
 def _elements(question: Question, numbers: int) -> int:
     """Return how many elements of each row a thread has of so many numbers: fewer with what is loaded beside x."""
-    problem = question.problem
-    beside = len(problem.load_operands) + len(problem.epilogue_operands)
-    return max(1, numbers // (problem.fields * _vector(question)) // (1 + beside))
+    problem, vector = question.problem, _vector(question)
+    each = problem.fields * REGISTER_BYTES + _beside(problem)
+    return max(1, numbers * REGISTER_BYTES // (vector * each))
+
+
+def _elements_held(question: Question, numbers: int) -> int:
+    """Return the same where rows wait in registers: more of those that wait as they were loaded, two in a register."""
+    problem, vector = question.problem, _vector(question)
+    if not _waits_packed(problem):
+        return _elements(question, numbers)
+    room = numbers * REGISTER_BYTES // (vector * (problem.load_bytes + _beside(problem)))
+    return max(PARTS_ACROSS, min(room, MAX_NUMBERS_ACROSS // vector) // PARTS_ACROSS * PARTS_ACROSS)
+
+
+def _waits_packed(problem: Problem) -> bool:
+    """Say whether x waits two elements in a register, and something that is loaded waits beside it."""
+    return bool(problem.load_operands) and most_numbers(problem) == MAX_PACKED_ACROSS
+
+
+def _beside(problem: Problem) -> int:
+    """Return the bytes of registers that are loaded beside an element of x."""
+    return sum(problem.load_operands) + sum(max(REGISTER_BYTES, size) for size in problem.epilogue_operands)
 
 
 def _blocks_of_a_row(question: Question, rows: int, each: Sequence[int]) -> list[int]:
@@ -184,7 +210,12 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
         room = block // lanes * (most_numbers(problem) // vector)
         may = [each for each in ctas if each <= most_ctas and each * room >= problem.cols]
         fewest_ctas = math.ceil(problem.cols / room)
-        if may and problem.in_steps and fewest_ctas not in may:
+        if (
+            may
+            and problem.in_steps
+            and fewest_ctas < may[0]
+            and _fill_the_device(question, fewest_ctas, blocks)
+        ):
             may = [fewest_ctas, *may]
         if not may or lanes * vector > problem.across:  # fewer rows side by side are no such rows
             continue
@@ -211,12 +242,14 @@ def _over_the_grid(question: Question, *, asked: bool) -> Iterator[Plan]:
     """
     problem, numbers = question.problem, question.rules.apart
     for size, fewest, most, block, width, blocks in numbers.over_the_grid:
-        if size != problem.load_bytes or not (asked or fewest <= problem.cols <= most):
+        better = fewest <= problem.cols <= most and not (problem.rounds or problem.interval_mask)
+        if size != problem.load_bytes or not (asked or better):
             continue
-        lanes, vector = _lanes(question, width), _vector(question)
-        alone = not (problem.load_operands or problem.epilogue_operands) and problem.fields == 1
-        room = most_numbers(problem) // vector if alone else _elements(question, MAX_NUMBERS_ACROSS)
-        room = min(room, _elements(question, question.rules.rounds.elements)) if problem.rounds else room
+        lanes, vector, room = (
+            _lanes(question, width),
+            _vector(question),
+            _most_elements_over_the_grid(question),
+        )
         ctas = math.ceil(problem.cols / (block // lanes * room))
         if asked and ctas == 1 and problem.cols > 1:
             ctas = 2
@@ -227,6 +260,16 @@ def _over_the_grid(question: Question, *, asked: bool) -> Iterator[Plan]:
         yield replace(plan, variant="split", min_blocks=blocks)
 
 
+def _most_elements_over_the_grid(question: Question) -> int:
+    """Return how many elements of each row a thread may have: fewer where what is asked of each takes registers."""
+    problem = question.problem
+    if problem.rounds:
+        return _elements(question, question.rules.rounds.elements)
+    if not problem.in_steps:
+        return _elements_held(question, question.rules.apart.over_the_grid_any[problem.load_bytes])
+    return most_numbers(problem) // _vector(question) // (1 + len(problem.epilogue_operands))
+
+
 def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     problem, numbers, limits = question.problem, question.rules.apart, question.limits
     most = numbers.numbers[problem.compute_bytes]
@@ -235,11 +278,16 @@ def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     alone = [(found[0][0], numbers.alone_width, 1)]
     for block, width, most_ctas in (*alone, *found):
         lanes = _lanes(question, width)
-        elements = _elements(question, min(most, limits.registers_per_sm // (2 * block)))
+        elements = _elements_held(question, min(most, limits.registers_per_sm // (2 * block)))
         least = math.ceil(problem.cols / (block // lanes * elements))
         may = [each for each in ctas if least <= each <= max(most_ctas, ctas[0])]
+        if may and problem.load_operands and ctas[0] <= least < may[0]:
+            plan = _tiling(question, lanes, least, "block", block, elements, IN_REGISTERS)
+            may = [least, *may] if _fill_the_device(question, least, plan.min_blocks) else may
         for each in _blocks_of_a_row(question, lanes * _vector(question), may):
             part = math.ceil(math.ceil(problem.cols / each) / (block // lanes))
+            if _waits_packed(problem) and part > PARTS_ACROSS:
+                part = math.ceil(part / PARTS_ACROSS) * PARTS_ACROSS
             if (
                 problem.rounds
                 and _registers(question, part, _vector(question)) * block > limits.registers_per_sm
@@ -289,8 +337,10 @@ def _tiling(
 def _registers(question: Question, elements: int, vector: int) -> int:
     """Return how many registers a thread wants that loads so many elements of each of its rows at a time."""
     problem, numbers = question.problem, question.rules.apart
-    loaded = sum(max(REGISTER_BYTES, size) for size in (*problem.load_operands, *problem.epilogue_operands))
-    each = (problem.value_bytes + loaded) // REGISTER_BYTES
+    each, part = problem.value_bytes, 0
+    if _waits_packed(problem):
+        each, part = problem.load_bytes, PART_NUMBERS
+    held = vector * elements * (each + _beside(problem)) // REGISTER_BYTES
     rounds = question.rules.rounds.apart_row_registers * problem.compute_bytes // REGISTER_BYTES
     rounds *= problem.rounds
-    return numbers.registers + vector * (numbers.row_registers + rounds + elements * each)
+    return numbers.registers + part + vector * (numbers.row_registers + rounds) + held
