@@ -151,7 +151,7 @@ def test_threads_that_have_most_of_their_elements(op: RowOp, variant: str, block
 def test_blocks_of_the_grid_go_on_to_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     # five groups of three blocks for six tiles, so that a message takes the place of the last but one
     few = dataclasses.replace(RECORDED["h200"], sm_count=1)
-    monkeypatch.setattr(simulator.machine, "limits", lambda device=None: few)  # noqa: ARG005
+    monkeypatch.setattr(simulator.machine, "limits", lambda device=None: few)
     for op, cols in itertools.product((LAYER_NORM, SOFTMAX), (384, 300)):
         found, right, plan = tile_of(op, "float16", "split", cols, 3, inner=24)
         assert plan.grid < 6 * plan.ctas_per_row
