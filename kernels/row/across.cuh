@@ -22,9 +22,9 @@ inline void begin_together(Mbarrier (&mbarriers)[4]) {
   pdl_wait_and_trigger();
 }
 
-// Calls go(tile, meeting) for each tile that this block works on, of as many as hold all rows: for one, or, where blocks
-// share rows over the grid, for one after the other. Their room holds a counter of each group of blocks, and behind
-// these their messages. Before any load.
+// Calls go(tile, meeting) for each tile that this block works on, of as many as hold all rows: for one, or, where
+// blocks share rows over the grid, for one after the other. Their room holds a counter of each group of blocks, and
+// behind these their messages. Before any load.
 template <class Op, class Shape, class Store, class Go>
 inline void go_through_tiles(const Store& store, int64 rows, Go go) {
   if constexpr (!Shape::kOfGrid) {

@@ -78,7 +78,8 @@ inline void go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
   const int part = at.part, lane = threadIdx.x % kLanes, down = threadIdx.x / kLanes;
   constexpr int kSure = Shape::kSure;
   const Shares shares = Shape::kFull ? Shares{kRound, 0} : Shares::of(a.cols, at.parts);
-  const int begin = int(shares.begin(part)), held = Shape::kFull ? kRound : int(shares.held(part)), first = begin + down;
+  const int begin = int(shares.begin(part)), held = Shape::kFull ? kRound : int(shares.held(part));
+  const int first = begin + down;
   auto has = [&](int j) { return j < kSure || j * kDown < held - down; };  // a thread's element
   const int64 row = (at.tile * kLanes + lane) * kVector;
   const bool here = row < a.rows;  // all rows of a vector are, or none: its thread reads the first, and stores nothing
