@@ -63,8 +63,8 @@ struct SlotWords {
 };
 
 // How blocks of the grid that share rows meet: each leaves its Slots in global memory, then all read what all have
-// left. The next ones take another place, `apart` bytes from there, and the ones after that the first again: nobody leaves
-// them before all have read these.
+// left. The next ones take another place, `apart` bytes from there, and the ones after that the first again: nobody
+// leaves them before all have read these.
 struct GridMeeting {
   unsigned char* room;  // of the blocks that share rows with this one
   unsigned* counter;    // of blocks_arrive
