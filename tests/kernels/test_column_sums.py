@@ -48,8 +48,7 @@ def run(what: Sums, compute: Any) -> None:
     asked = sum(each is not None for each in what.results)
     partial = [] if shape is None else [cupy.empty(shape, compute) for _ in range(asked)]
     for spec in sum_specs(what, compute, [view(each) for each in partial]):
-        kernel, binding, params = one_kernel.prepared(0, spec)
-        one_kernel.bound_call(0, one_kernel.Arrays({}), [(kernel, binding, params)]).once()
+        one_kernel.bound_call(0, one_kernel.Arrays({}), [one_kernel.prepared(0, spec)]).once()
 
 
 def by_hand(dy: Any, x: Any, mean: Any, rstd: Any) -> tuple[Any, Any]:
