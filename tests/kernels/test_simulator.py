@@ -624,7 +624,7 @@ def test_a_launch_without_clusters_has_clusters_of_one_block():
 
 
 @pytest.mark.parametrize(
-    ("attribute", "value"), [(WIDTH, 3), (WIDTH, 16), (WIDTH, -1), (HEIGHT, 2), (DEPTH, 2), (NON_PORTABLE, 2)]
+    ("attribute", "value"), [(WIDTH, 16), (WIDTH, -1), (HEIGHT, 2), (DEPTH, 2), (NON_PORTABLE, 2)]
 )
 def test_a_cluster_of_a_wrong_shape_is_refused(attribute, value):
     with pytest.raises(RuntimeError, match=f"CUDA_ERROR_INVALID_VALUE.* attribute {attribute} is {value}"):
