@@ -183,7 +183,7 @@ def bound_call(device: int, arrays: Arrays, launches: Sequence[Launch]) -> Bound
                 if low < apart < high:
                     low, high = -ANYWHERE, ANYWHERE
                 windows.append((at, other, low, high, apart))
-    kernels = tuple(kernel_launch(*each[:3], sources) for each in launches)
+    kernels = tuple(kernel_launch(each.kernel, each.bind, each.params, sources) for each in launches)
     if room_bytes:
         for kernel in kernels:
             for at, source in kernel.argument_words:

@@ -268,7 +268,7 @@ def fused_spec(
     x, what = x.reordered(order), _loaded(x, what).reordered(order)
     written = what.outs if what.loaded is None else (*what.outs, what.loaded)
     written = written or (x,)  # nothing is: rows are cut as x is aligned
-    problem = _problem(x, written, axes, compute, columns, what)
+    problem = _problem(x, written, axes, compute, columns, what, apart=apart)
     if apart:
         problem = dataclasses.replace(
             problem,
@@ -417,7 +417,14 @@ def _in_steps(x: View, what: Around, axes: int) -> bool:
 
 
 def _problem(
-    x: View, written: Sequence[View], axes: int, compute: Dtype, columns: Mapping[str, View], what: Around
+    x: View,
+    written: Sequence[View],
+    axes: int,
+    compute: Dtype,
+    columns: Mapping[str, View],
+    what: Around,
+    *,
+    apart: bool,
 ) -> Problem:
     """Return the problem, without the registers of the functions."""
     vector = vector_width(x, written[0], axes, *written[1:])
@@ -427,7 +434,7 @@ def _problem(
     if what.sums is not None and alignment is not None and not 0 < alignment.period <= INTERLEAVED:
         alignment = None  # the rows of a group have several
     where = () if what.mask is None or what.mask.where is None else (what.mask.views()["where"],)
-    load_operands = _bytes_of((*what.load_operands, *where), axes)
+    load_operands = _bytes_of((*what.load_operands, *where), axes, apart=apart)
     is_interval = what.mask is not None and what.mask.is_structural
     doubles = compute.itemsize == DOUBLE_BYTES
     of_interval = NUMBERS.interval_of_doubles if doubles else NUMBERS.interval
@@ -441,7 +448,7 @@ def _problem(
         *(alignment if alignment is not None and vector < alignment.widest else (vector, 0, 1)),
         fused=True,
         load_operands=load_operands,
-        epilogue_operands=_bytes_of(what.store_operands, axes),
+        epilogue_operands=_bytes_of(what.store_operands, axes, apart=apart),
         output_bytes=max((each.dtype.itemsize for each in what.outs), default=0),
         outputs=len(what.outs) + (what.loaded is not None) + bool(what.scales) + bool(what.room),
         direct_load=what.is_direct,
@@ -521,11 +528,14 @@ def _registers_of(function: Function) -> int:
     return min(NUMBERS.function, 2 * function.inputs + steps)
 
 
-def _bytes_of(operands: Sequence[Operand], axes: int) -> tuple[int, ...]:
-    """Return the bytes of an element of each array that is loaded along the rows: of a register, if it takes one."""
+def _bytes_of(operands: Sequence[Operand], axes: int, *, apart: bool) -> tuple[int, ...]:
+    """Return the bytes of an element of each array that is loaded along the rows: a register's, if it takes one alone.
+
+    apart: rows lie apart, and an element of several may come in one access.
+    """
 
     def of(each: View) -> int:
-        packed = each.split(axes)[1].is_contiguous() or across_width(each, axes) > 1
+        packed = each.split(axes)[1].is_contiguous() or (apart and across_width(each, axes) > 1)
         return each.dtype.itemsize if packed else max(each.dtype.itemsize, 4)
 
     return tuple(of(each) for each in operands if isinstance(each, View) and any(each.split(axes)[1].strides))

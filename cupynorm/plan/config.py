@@ -83,6 +83,11 @@ ALIGNED, UNALIGNED, UNALIGNED_APART = range(3)
 ONE_BLOCK_PER_ROW = math.inf  # waves: as many as there are rows
 
 
+def in_accesses(size: int) -> int:
+    """Round bytes up to whole 16-byte accesses."""
+    return -(-size // ACCESS_BYTES) * ACCESS_BYTES
+
+
 def room_bytes(rows: int, cols: int) -> int:
     """Return how much room the messages of such rows may need where nothing is stored; 0 where no blocks share one."""
     return min(rows, ROOM_ROWS) * min(cols // MIN_REREAD_BLOCK, ROOM_BLOCKS) * ROOM_BYTES

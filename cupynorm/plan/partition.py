@@ -21,6 +21,7 @@ from cupynorm.plan.config import (
     REGISTER_BYTES,
     SHARED,
     WARP,
+    in_accesses,
 )
 
 if TYPE_CHECKING:
@@ -51,11 +52,6 @@ def most_elements(problem: Problem) -> int:
     quantized = alone and problem.output_bytes == 1 and problem.parameter_bytes
     most = MAX_ALONE_ELEMENTS if quantized else MAX_FUSED_ELEMENTS[bool(problem.parameter_bytes)]
     return most // problem.fields
-
-
-def in_accesses(size: int) -> int:
-    """Round bytes up to whole 16-byte accesses."""
-    return -(-size // ACCESS_BYTES) * ACCESS_BYTES
 
 
 def alignment_period(problem: Problem, rows_per_group: int) -> int:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 from cupynorm._values import dataclass
 from cupynorm.plan.config import (
-    ACCESS_BYTES,
     COUNTER_BYTES,
     DOUBLE_BYTES,
     HALF_BYTES,
     MESSAGE_NUMBERS,
     MOST_ROW_NUMBERS,
     Plan,
+    in_accesses,
 )
 
 
@@ -215,6 +213,6 @@ def messages_bytes(problem: Problem, plan: Plan) -> int:
     """Return how much memory blocks of the grid need that share rows whose elements lie apart; 0 where none do."""
     if not plan.across or plan.variant != "split":
         return 0
-    slot = math.ceil(problem.message_numbers * problem.compute_bytes / ACCESS_BYTES) * ACCESS_BYTES
+    slot = in_accesses(problem.message_numbers * problem.compute_bytes)
     groups, rows = plan.grid // plan.ctas_per_row, plan.across * plan.vector
     return groups * COUNTER_BYTES + 2 * plan.grid * rows * slot

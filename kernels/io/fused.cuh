@@ -234,7 +234,8 @@ struct PerRow : LoadsNoColumns {
   RowPointer at(int64 row) const { return {{}, load_vector<T, 1>(pointer + rows.offset(row))}; }
 };
 
-// Elements anywhere: one at a time. Of kAcross_ neighbouring rows they lie next to each other.
+// Elements anywhere: one at a time along a row. Those of one column, in kAcross_ neighbouring rows, lie next to one
+// another.
 template <typename T, int kAxes, int kColumnAxes, int kAcross_ = 1>
 struct Scattered {
   using Type = T;
@@ -526,8 +527,9 @@ inline constexpr int kRowsAtOnce = 1;
 template <class Operand>
 inline constexpr int kRowsAtOnce<Operand, decltype(void(Operand::kAcross))> = Operand::kAcross;
 
-// What is loaded of an operand or a mask, one element of kRows neighbouring rows. load(get, col): get(r) is the pointer
-// of row r. of(r): what its row's pointer would have loaded.
+// One element of each of kRows neighbouring rows of an operand or a mask, in one access if the rows lie so.
+//   load(get, col)   Loads the elements of a column; get(r) gives the pointer of row r.
+//   of(r)            What the pointer of row r would have loaded alone.
 template <class Operand, int kRows, bool = (kRows > 1 && kRowsAtOnce<Operand> % kRows == 0)>
 struct OfRows {
   typename Operand::template Packed<1> rows[kRows];
@@ -643,7 +645,6 @@ struct NoWhere {
 // Bytes, of which those that are not 0 keep.
 template <class Bytes>
 struct Where {
-  using OfBytes = Bytes;
   static constexpr bool kPresent = true, kPerRow = Bytes::kPerRow;
   Bytes bytes;
   template <int N>

@@ -65,7 +65,8 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   constexpr bool kPacked = kHolds && Load::kWaitsAsLoaded && sizeof(typename Load::Type) == 2 && !Store::kScales;
   constexpr bool kInSteps = kHolds && are_in_steps<Op, Load, Store>();  // addresses take an instruction or two
   constexpr bool kMany = kVector * kElements > 64;  // of them, which leave few registers to anything else
-  // Where most elements are there, nothing is asked of them but where that takes registers (docs/notes/070).
+  // Whether it is taken for granted that a thread has most of its elements. Not where kernels then spilled registers
+  // (docs/notes/070, "Every form").
   constexpr bool kEven = Shape::kEven && !Load::kInterval && (kInSteps || !kMany);
   constexpr int kSure = kEven ? Shape::kSure : 0;
   constexpr int kAtATime = kMany && Op::kTwoPass ? 16 : 32;  // where one part more takes few instructions
@@ -110,8 +111,7 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   Element x[kVector][kPart];
   using Bits = typename Conditional<(kVector * kPart > 32), unsigned long long, unsigned>::Type;
   Bits keeps = 0;  // a bit for each of them that no mask drops
-  // Whether there is a thread's element. Where most are, those of a thread without rows are of the first row, and none
-  // is stored.
+  // Whether the thread has an element. With kEven, a thread that has no rows reads the first row's, and stores nothing.
   auto has = [&](int number, Index col) {
     if constexpr (kEven) return number < kSure || col < end;
     else return here && col < end;

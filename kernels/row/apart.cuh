@@ -8,9 +8,9 @@ namespace cupynorm {
 
 // A thread has kVector neighbouring rows, and loads kElements elements of each at a time, which are all that it has
 // where rows wait in registers (kHolds). kLanes threads lie side by side, and kDown share each row, every kDown-th
-// element of it. kFull: a block has exactly kElements * kDown elements of each row. kEven: each thread has at least one
-// element, and all but kSpare; Waits is 2. kCtasPerRow: blocks of a cluster
-// that share rows; 0: the gridDim.y blocks of a cooperative launch do. kBlock, kMinBlocks: as in Registers.
+// element of it. kFull: a block has exactly kElements * kDown elements of each row. kEven, with Waits 2: each thread
+// has at least one element, and lacks kSpare at most. kCtasPerRow: blocks of a cluster that share rows; 0: the
+// gridDim.y blocks of a cooperative launch do. kBlock, kMinBlocks: as in Registers.
 template <int Vector_, int Elements, int Lanes_, bool Full, int Waits, int CtasPerRow, int Block, int MinBlocks>
 struct Across {
   static constexpr int kVector = Vector_, kElements = Elements, kLanes = Lanes_, kCtasPerRow = CtasPerRow,
@@ -81,8 +81,8 @@ struct GridMeeting {
     blocks_wait(counter, turn);
   }
 };
-// The counter of each group of blocks has a line of its own. The planner knows how much room they all need
-// (cupynorm/plan/variants/across.py).
+// The counter of each group of blocks has a line of its own. How much room they all need is messages_bytes of
+// cupynorm/plan/problem.py.
 constexpr int kCounterBytes = 128;
 
 // The shared memory of a tile's reductions: a Slot of each row from each warp, then from each block of the cluster.
@@ -149,13 +149,17 @@ struct GatheredSlots {
 
 // Calls finish(row, slot) once for each of the tile's rows, with the State of the whole row, given those of each
 // thread's rows and what they are counted from, which is the same in a warp. All threads must call; turn: how often
-// they have before, 0 without kMore. They see what finish has written. The order of merges follows from Shape alone.
+// they have before, 0 without kMore. They see what finish has written. The order of merges follows from Shape alone,
+// and from how many blocks of the grid share rows.
 template <class Op, class Shape, bool kMore, class Finish>
 inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
     const TileReduction<Op, Shape, kMore>& places, int part, int turn, GridMeeting* meeting, Finish finish) {
   constexpr int kLanes = Shape::kLanes, kWarps = Shape::kWarps, kCtasPerRow = Shape::kCtasPerRow,
       kQuads = SlotWords<Op>::kQuads;
   using OfWarps = GatheredSlots<Op, Shape, kWarps>;
+  const auto finish_once = [&](int row, int number, const Slot<Op>& all) {
+    if (number == 0) finish(row, all);
+  };
   if constexpr (kLanes < kWarp) {
 #pragma unroll
     for (int v = 0; v < Shape::kVector; ++v) s[v] = Op::gather(s[v], LanesApart<kLanes>());
@@ -168,9 +172,7 @@ inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename 
   }
   __syncthreads();
   if constexpr (kCtasPerRow == 1) {
-    OfWarps::give_all(places.slots, [&](int row, int number, const Slot<Op>& all) {
-      if (number == 0) finish(row, all);
-    });
+    OfWarps::give_all(places.slots, finish_once);
   } else if constexpr (Shape::kOfGrid) {
     SlotWords<Op>* const messages = meeting->template messages<Op>();
     OfWarps::give_all(places.slots, [&](int row, int number, const Slot<Op>& all) {
@@ -181,10 +183,7 @@ inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename 
       for (int i = 0; i < kQuads; ++i) messages[part * Shape::kRows + row].words[i] = own.words[i];
     });
     meeting->meet();
-    const auto give = [&](int row, int number, const Slot<Op>& all) {
-      if (number == 0) finish(row, all);
-    };
-    GatheredSlots<Op, Shape, 0>::give_all(messages, give, meeting->parts);
+    GatheredSlots<Op, Shape, 0>::give_all(messages, finish_once, meeting->parts);
     ++meeting->turn;
   } else {
     SlotWords<Op>* const messages = places.messages(turn);
@@ -202,9 +201,7 @@ inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename 
       }
     });
     await_mbarrier(mbarrier, turn >> 1 & 1);
-    GatheredSlots<Op, Shape, kCtasPerRow>::give_all(messages, [&](int row, int number, const Slot<Op>& all) {
-      if (number == 0) finish(row, all);
-    });
+    GatheredSlots<Op, Shape, kCtasPerRow>::give_all(messages, finish_once);
   }
   __syncthreads();
 }

@@ -30,8 +30,9 @@ from cupynorm.plan.config import (
     WARP,
     WHOLE_COLUMNS,
     Plan,
+    in_accesses,
 )
-from cupynorm.plan.partition import in_accesses, is_power_of_two, power_of_two_to
+from cupynorm.plan.partition import is_power_of_two, power_of_two_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,7 +43,9 @@ VARIANTS_ACROSS = ("block", "cluster", "split", "uncached")
 MORE_IF_SPILLED = 2  # plans that are compiled because the first one spills
 PACKED_BYTES = 2  # of elements that wait two in a register
 WHY = "rows whose elements lie apart: the first tiling in turn that holds a row"
-OVER_THE_GRID = "rows whose elements lie apart: so many blocks of the grid share each as hold it"
+OVER_THE_GRID = (
+    "rows whose elements lie apart: each waits in registers of as many blocks of the grid as hold it"
+)
 
 
 def across(question: Question, variant: str | None = None, *, cooperative: bool = True) -> Plan | None:
@@ -83,9 +86,9 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     if plan.variant == "split":  # as many blocks as hold a row
         plan = replace(plan, ctas_per_row=math.ceil(problem.cols / (plan.vectors * plan.group)))
     part = math.ceil(problem.cols / plan.ctas_per_row)  # as row_across cuts a row
-    if plan.waits and plan.vectors * plan.group < part:
-        return None
     if plan.waits:
+        if plan.vectors * plan.group < part:
+            return None
         even = _is_even(problem, plan.ctas_per_row, plan.group, plan.vectors)
         plan = replace(plan, waits=EVENLY if even else IN_REGISTERS)
     rows, several = plan.across * plan.vector, plan.cluster > 1
@@ -179,6 +182,20 @@ def _elements_held(question: Question, numbers: int) -> int:
     return max(PARTS_ACROSS, min(room, MAX_NUMBERS_ACROSS // vector) // PARTS_ACROSS * PARTS_ACROSS)
 
 
+def _part(problem: Problem, ctas: int, group: int, vector: int) -> int:
+    """Return how many elements of each row a thread has, where so many blocks and threads of each share a row.
+
+    More than MAX_NUMBERS_ACROSS numbers are computed in parts of equal length.
+    """
+    part = math.ceil(math.ceil(problem.cols / ctas) / group)
+    return _in_parts(part) if part * vector > MAX_NUMBERS_ACROSS else part
+
+
+def _in_parts(elements: int) -> int:
+    """Round elements up to what is computed in parts of PARTS_ACROSS or a multiple."""
+    return math.ceil(elements / PARTS_ACROSS) * PARTS_ACROSS
+
+
 def _waits_packed(problem: Problem) -> bool:
     """Say whether x waits two elements in a register, and something that is loaded waits beside it."""
     return bool(problem.load_operands) and most_numbers(problem) == MAX_PACKED_ACROSS
@@ -223,9 +240,7 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
         for each in may[:2]:  # with more blocks if the fewest spill
             if most_ctas > 1 and tiles * each < question.limits.sm_count:
                 continue  # so few rows that others of the tilings take more blocks
-            part = math.ceil(math.ceil(problem.cols / each) / (block // lanes))
-            if part * vector > MAX_NUMBERS_ACROSS:  # they are computed in parts of equal length
-                part = math.ceil(part / PARTS_ACROSS) * PARTS_ACROSS
+            part = _part(problem, each, block // lanes, vector)
             even = problem.in_steps and _is_even(problem, each, block // lanes, part)
             if part * vector == MAX_PACKED_ACROSS and not even:
                 continue  # as many numbers spill where some are not there
@@ -253,9 +268,7 @@ def _over_the_grid(question: Question, *, asked: bool) -> Iterator[Plan]:
         ctas = math.ceil(problem.cols / (block // lanes * room))
         if asked and ctas == 1 and problem.cols > 1:
             ctas = 2
-        part = math.ceil(math.ceil(problem.cols / ctas) / (block // lanes))
-        if part * vector > MAX_NUMBERS_ACROSS:  # they are computed in parts of equal length
-            part = math.ceil(part / PARTS_ACROSS) * PARTS_ACROSS
+        part = _part(problem, ctas, block // lanes, vector)
         plan = _tiling(question, lanes, ctas, "split", block, part, IN_REGISTERS, vector)
         yield replace(plan, variant="split", min_blocks=blocks)
 
@@ -286,8 +299,7 @@ def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
             may = [least, *may] if _fill_the_device(question, least, plan.min_blocks) else may
         for each in _blocks_of_a_row(question, lanes * _vector(question), may):
             part = math.ceil(math.ceil(problem.cols / each) / (block // lanes))
-            if _waits_packed(problem) and part > PARTS_ACROSS:
-                part = math.ceil(part / PARTS_ACROSS) * PARTS_ACROSS
+            part = _in_parts(part) if _waits_packed(problem) and part > PARTS_ACROSS else part
             if (
                 problem.rounds
                 and _registers(question, part, _vector(question)) * block > limits.registers_per_sm

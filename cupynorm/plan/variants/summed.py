@@ -27,11 +27,11 @@ from cupynorm.plan.config import (
     UNALIGNED_APART,
     WARP,
     Plan,
+    in_accesses,
 )
 from cupynorm.plan.limits import STATIC_SHARED_BYTES, active_blocks
 from cupynorm.plan.partition import (
     alignment_period,
-    in_accesses,
     in_registers,
     least_group,
     power_of_two_from,
