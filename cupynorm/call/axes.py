@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,22 +54,15 @@ def check_one_axis(axis: Any, x: Any) -> None:
 class Transposition(NamedTuple):
     """How arrays of x's shape are transposed so that its normalised axes are the last; both groups keep their order.
 
-    order: x's axes, as the transposed arrays have them. axes: how many are normalised. name: what the caller calls x.
+    order: x's axes, as the transposed arrays have them. inverse: the order that turns back. axis: the normalised axes
+    of what has been transposed; the same object for each call along these axes, as shortcuts look for that. name: what
+    the caller calls x.
     """
 
     order: tuple[int, ...]
-    axes: int
+    inverse: tuple[int, ...]
+    axis: tuple[int, ...]
     name: str = "x"
-
-    @property
-    def axis(self) -> tuple[int, ...]:
-        """The normalised axes of what has been transposed."""
-        return tuple(range(-self.axes, 0))
-
-    @property
-    def inverse(self) -> tuple[int, ...]:
-        """The order that turns back."""
-        return tuple(self.order.index(each) for each in range(len(self.order)))
 
     def apply(self, array: Any) -> Any:
         """Return a view of an array that has x's shape or broadcasts to it; all else as it is."""
@@ -134,10 +128,23 @@ def transposition_of(axis: Any, x: Any, name: str = "x") -> Transposition | None
     """Return how x is to be transposed; None if its normalised axes are the last ones, or if it is no array."""
     if not is_array(x):
         return None  # the checks will say so
-    axes, ndim = axes_of(axis, x.shape, name), x.ndim
+    ndim = x.ndim
+    known = type(axis) is int and -ndim <= axis < ndim
+    return _transposition((axis % ndim,) if known else axes_of(axis, x.shape, name), ndim, name)
+
+
+@functools.cache
+def _transposition(axes: tuple[int, ...], ndim: int, name: str) -> Transposition | None:
     if axes == tuple(range(ndim - len(axes), ndim)):
         return None
-    return Transposition((*(at for at in range(ndim) if at not in axes), *axes), len(axes), name)
+    order = (*(at for at in range(ndim) if at not in axes), *axes)
+    inverse = tuple(order.index(each) for each in range(ndim))
+    return Transposition(order, inverse, _last_axes(len(axes)), name)
+
+
+@functools.cache
+def _last_axes(count: int) -> tuple[int, ...]:
+    return tuple(range(-count, 0))
 
 
 def memory_order(array: Any) -> tuple[int, ...]:

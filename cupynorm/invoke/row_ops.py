@@ -15,6 +15,7 @@ from cupynorm._options import boolean, eps_of, eps_within
 from cupynorm._values import NamedTuple, dataclass
 from cupynorm.call import asking
 from cupynorm.call.arguments import Call, check, is_number, view
+from cupynorm.call.axes import Transposition, transposition_of
 from cupynorm.invoke import bound_calls
 from cupynorm.invoke.bound_calls import (
     ALIGNMENT,
@@ -64,7 +65,7 @@ class Shortcut:
     all. two_words: the same, one after the other, where there are up to two beside those of x and y; else none.
     windows: as in BoundCall. columns_near: outputs, as sources, with two addresses each; an output strictly between
     these may share memory with gamma or beta. y_shape, y_code: shape and dtype of the first result, where the call
-    allocates it. made: those of the others.
+    allocates it. made: those of the others. room: the shape of its workspace, in bytes, if it has one.
     """
 
     axis: int | tuple[int, ...] | None
@@ -90,6 +91,7 @@ class Shortcut:
     y_shape: tuple[int, ...]
     y_code: Any
     made: tuple[tuple[tuple[int, ...], Any], ...]
+    room: tuple[int, ...]
     holds: tuple[Any, ...]  # what must stay alive: the kernel, and what the bound call holds
 
 
@@ -102,8 +104,19 @@ class Named(NamedTuple):
     name: str
 
 
+class Asked(NamedTuple):
+    """What the caller of transposed arrays has asked for: the key of its own arrays, their axis, and how they were."""
+
+    key: Any
+    axis: Any
+    transposition: Transposition
+
+
 class Given(NamedTuple):
-    """The arguments of run(), and the key under which it looks for a shortcut; None where there can be none."""
+    """The arguments of run(), and the key under which it looks for a shortcut; None where there can be none.
+
+    Where x and out have been transposed, the key is an Asked.
+    """
 
     op: Any  # a RowOp, or Named
     x: Any
@@ -129,23 +142,35 @@ class Given(NamedTuple):
             self.keep_shortcut(bound)
 
     def keep_shortcut(self, bound: BoundCall) -> None:
-        """Keep a shortcut to a bound call under the key, unless other calls are unlikely to have this gamma and beta.
+        """Keep a shortcut to a bound call under the key, unless other calls are unlikely to be found by it.
 
-        That is so where those of the last shortcut are gone, as views that are made for one call: then only every so
-        often, for what is made for many calls after all.
+        That is so where the last one's gamma or beta is gone, as a view that is made for one call, and where one is
+        kept under this key already: what is compared by identity differs, as an eps that is computed for each call.
+        Then only every so often, for what is made for many calls after all.
         """
-        last = bound.shortcut
-        if self.key is None or bound.parts or any(axes is not None for *_, axes in bound.allocated):
+        last, known = bound.shortcut, bound_calls.thread.calls.shortcuts
+        key = self.key.key if isinstance(self.key, Asked) else self.key
+        if key is None or len(bound.parts) > 1 or not self._makes_plain_arrays(bound):
             return
         if last is not None and (
-            (self.gamma is not None and last.gamma() is None)
+            key in known
+            or (self.gamma is not None and last.gamma() is None)
             or (self.beta is not None and last.beta() is None)
         ):
             bound.gone += 1
             if bound.gone & (bound.gone - 1):  # no power of two
                 return
         bound.shortcut = shortcut_to(bound, self)
-        add(bound_calls.thread.calls.shortcuts, self.key, bound.shortcut)
+        add(known, key, bound.shortcut)
+
+    def _makes_plain_arrays(self, bound: BoundCall) -> bool:
+        """Say whether all that a bound call makes has C order, as the caller gets it."""
+        moves = [axes for *_, axes in bound.allocated]
+        if isinstance(self.key, Asked) and self.out is None and moves:
+            first, inverse = moves[0], self.key.transposition.inverse
+            back = inverse if first is None else tuple(first[each] for each in inverse)
+            moves[0] = None if back == tuple(range(len(back))) else back
+        return all(axes is None for axes in moves)
 
 
 def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
@@ -169,7 +194,7 @@ def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
     y = MADE + len(given.operands) if own else OUT
     x, first = (bound.word_of(X), X), (bound.word_of(y), y)
     return Shortcut(
-        axis=given.axis,
+        axis=given.key.axis if isinstance(given.key, Asked) else given.axis,
         eps=given.eps,
         dtype=given.dtype,
         return_stats=given.return_stats,
@@ -189,6 +214,7 @@ def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
         y_shape=bound.allocated[0][0] if own else (),
         y_code=bound.allocated[0][1] if own else None,
         made=tuple((shape, code) for shape, code, _ in bound.allocated[own:]),
+        room=bound.room if bound.parts else (),
         holds=(kernel.kernel, bound.holds),
     )
 
@@ -335,6 +361,11 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
                     sources.append(pointer)
                     fits = fits and not pointer & ALIGNMENT
                     results += (each,)
+            if call.room:
+                room = kind(call.room, "B")
+                pointer = room.data.ptr
+                sources.append(pointer)
+                fits = fits and not pointer & ALIGNMENT
         if fits:
             words, launch = call.words, call.launches[calls.stream(device).ptr]
             if not call.argument_words:
@@ -369,6 +400,10 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
 
 def _run_by_signature(given: Given) -> Any:
     """Run one call that no shortcut is for, and make one: run() will look for it under given.key."""
+    if given.run_with_checks is None and given.axis != -1:
+        transposition = transposition_of(given.axis, given.x)
+        if transposition is not None:
+            return _run_transposed(given, transposition)
     op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, *more = given
     options_key, operands, scalars, run_with_checks, *_ = more
     calls = bound_calls.thread.calls
@@ -389,6 +424,22 @@ def _run_by_signature(given: Given) -> Any:
     given.keep_shortcut(found)
     results = (*made,) if out is None else (out, *made)
     return results if len(results) > 1 else results[0]
+
+
+def _run_transposed(given: Given, transposition: Transposition) -> Any:
+    """Run a call without operands along other axes than the last."""
+    x, out = transposition.apply(given.x), transposition.apply(given.out)
+    own = given._replace(
+        x=x, out=out, axis=transposition.axis, key=Asked(given.key, given.axis, transposition)
+    )
+    try:
+        found = _run_by_signature(own)
+    except ValueError as error:
+        transposition.tell(error)
+        raise
+    y, *statistics = found if isinstance(found, tuple) else (found,)
+    y = given.out if y is out else transposition.undo(y)
+    return (y, *statistics) if statistics else y
 
 
 def _run_checked(given: Given, signature: Any) -> Any:

@@ -271,6 +271,8 @@ def layer_norm(
     >>> mean.tolist(), rstd.tolist()
     ([2.0], [1.0])
     """
+    if not missing and quantize is None:
+        return row_ops.run(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
     if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
         return transposition.call(
             layer_norm,
@@ -290,26 +292,24 @@ def layer_norm(
         return kept_norms.run(
             LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, missing, quantize
         )
-    if quantize is not None:
-        option, scale = quantize_option(quantize)
-        return row_ops.run(
-            LAYER_NORM,
-            x,
-            gamma,
-            beta,
-            axis,
-            eps,
-            out,
-            dtype,
-            return_stats,
-            plan,
-            (option,),
-            (scale,),
-            (),
-            _run_quantized,
-            quantize,
-        )
-    return row_ops.run(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
+    option, scale = quantize_option(quantize)
+    return row_ops.run(
+        LAYER_NORM,
+        x,
+        gamma,
+        beta,
+        axis,
+        eps,
+        out,
+        dtype,
+        return_stats,
+        plan,
+        (option,),
+        (scale,),
+        (),
+        _run_quantized,
+        quantize,
+    )
 
 
 @overload
@@ -425,6 +425,8 @@ def rms_norm(
     >>> rms_norm(np.array([[3.0, 4.0]]), np.array([1.0, 2.0]), eps=0).round(4).tolist()
     [[0.8485, 2.2627]]
     """
+    if not missing and quantize is None:
+        return row_ops.run(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan)
     if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
         return transposition.call(
             rms_norm,
@@ -443,23 +445,21 @@ def rms_norm(
         return kept_norms.run(
             RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan, missing, quantize
         )
-    if quantize is not None:
-        option, scale = quantize_option(quantize)
-        return row_ops.run(
-            RMS_NORM,
-            x,
-            gamma,
-            None,
-            axis,
-            eps,
-            out,
-            dtype,
-            return_stats,
-            plan,
-            (option,),
-            (scale,),
-            (),
-            _run_quantized,
-            quantize,
-        )
-    return row_ops.run(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan)
+    option, scale = quantize_option(quantize)
+    return row_ops.run(
+        RMS_NORM,
+        x,
+        gamma,
+        None,
+        axis,
+        eps,
+        out,
+        dtype,
+        return_stats,
+        plan,
+        (option,),
+        (scale,),
+        (),
+        _run_quantized,
+        quantize,
+    )

@@ -204,10 +204,10 @@ def softmax(
     >>> softmax(np.zeros((2, 2)), causal=True).tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
-    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        return _transposed(transposition, softmax, x, out, options, dtype=dtype, plan=plan)
     if not options:
         return row_ops.run(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        return _transposed(transposition, softmax, x, out, options, dtype=dtype, plan=plan)
     return run_with_options(SOFTMAX, x, axis, out, dtype, plan, options)
 
 
@@ -261,10 +261,10 @@ def log_softmax(
     >>> log_softmax(np.array([[0.0, -1000.0]])).tolist()
     [[0.0, -1000.0]]
     """
-    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        return _transposed(transposition, log_softmax, x, out, options, dtype=dtype, plan=plan)
     if not options:
         return row_ops.run(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
+    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+        return _transposed(transposition, log_softmax, x, out, options, dtype=dtype, plan=plan)
     return run_with_options(LOG_SOFTMAX, x, axis, out, dtype, plan, options)
 
 

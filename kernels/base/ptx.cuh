@@ -349,9 +349,15 @@ inline void reset_dynamic_rows(unsigned all) {
   asm volatile("red.add.relaxed.gpu.global.u32 [%0], %1;" ::"l"(grid_counter()), "r"(0u - all) : "memory");
 }
 
-// A line of 16 messages' places, so that who looks for them finds it in L2: from memory it would come too late.
-inline void prefetch_mailbox(const MailboxWord* line) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(line)));
+// Ends a thread that would end, so that the compiler keeps nothing for it.
+inline void exit_thread() {
+  asm volatile("exit;");
+  __builtin_unreachable();
+}
+
+// So that who looks for what lies there finds it in the L2 cache: from memory it would come too late.
+inline void prefetch_to_l2(const void* place) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(place)));
 }
 inline void clear_mailbox(MailboxWord* pair) {
   asm volatile("st.global.v2.u64 [%0], {%1, %1};" ::"l"(__cvta_generic_to_global(pair)), "l"(0ull) : "memory");

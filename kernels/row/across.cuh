@@ -29,7 +29,7 @@ template <class Op, class Shape, class Store, class Go>
 inline void go_through_tiles(const Store& store, int64 rows, Go go) {
   if constexpr (!Shape::kOfGrid) {
     const int part = Shape::kCtasPerRow > 1 ? cluster_rank() : 0;
-    go(TilePart{blockIdx.x / Shape::kCtasPerRow, part, Shape::kCtasPerRow}, nullptr);
+    go(TilePart{blockIdx.x / Shape::kCtasPerRow, part, Shape::kCtasPerRow, rows}, nullptr);
   } else if constexpr (kIsRoomy<Store>) {
     constexpr int kBytes = Shape::kRows * int(sizeof(SlotWords<Op>));  // of a block's messages
     // Neighbouring blocks share rows, so that those of a multiprocessor do not, and one waits while another works.
@@ -41,13 +41,13 @@ inline void go_through_tiles(const Store& store, int64 rows, Go go) {
         parts, 0};
     if (part == 0 && threadIdx.x == 0) *meeting.counter = 0;
     grid_wait(grid_arrive());
-#pragma unroll 1
-    for (int64 tile = group; tile * Shape::kRows < rows; tile += groups) go(TilePart{tile, part, parts}, &meeting);
+    int64 tile = group;
+    while (go(TilePart{tile, part, parts, tile + groups}, &meeting)) tile += groups;
   }
 }
 
 template <class Op, class Load, class Store, class Shape>
-inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&mbarriers)[4], const TilePart& at,
+inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&mbarriers)[4], const TilePart& at,
     GridMeeting* meeting) {
   using Compute = typename Op::Compute;
   using Element = ElementOf<Op>;
@@ -235,7 +235,16 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     mine[v] = with_own<Op>(mine[v], own[v]);
     total[v] = mine[v];
   }
-  reduce_apart<Op, Shape>(total, pivot, places, part);
+  reduce_apart<Op, Shape>(total, pivot, places, part, 0, [&] {
+    prefetch_tile<Shape>(a.load, a.rows, at.next, [&](auto& source, int j) -> const void* {
+      if constexpr (kInSteps) {
+        if (j == 0) source.begin_at(first);
+        return has(j, first + j * kDown) ? source.address(Step<kDown>{j}) : nullptr;
+      } else {
+        return has(j, first + j * kDown) ? source.address(first + j * kDown) : nullptr;
+      }
+    });
+  });
 
   // ---- further rounds, of ops that have them
   // Calls body(number, column) for each part of what the thread has of its rows.
@@ -387,6 +396,7 @@ inline void go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
       });
     });
   }
+  return Shape::kOfGrid && at.next * Shape::kRows < a.rows;
 }
 
 template <class Op, class Load, class Store, class Shape>
@@ -394,11 +404,16 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     row_across(const __grid_constant__ Arguments<Op, Load, Store> a) {
   __shared__ Mbarrier mbarriers[4];
   begin_together<Shape>(mbarriers);
-  go_through_tiles<Op, Shape>(a.store, a.rows, [&](const TilePart& at, GridMeeting* meeting) {
-    if constexpr (are_whole<Op, Load, Store, Shape>())
-      go_through_whole_rows<Op, Load, Store, Shape>(a, shared_memory, mbarriers, at, meeting);
-    else go_through_any_rows<Op, Load, Store, Shape>(a, mbarriers, at, meeting);
-  });
+  if constexpr (are_whole<Op, Load, Store, Shape>()) {
+    HeldRows<Load, Shape> loaded;
+    go_through_tiles<Op, Shape>(a.store, a.rows, [&](const TilePart& at, GridMeeting* meeting) {
+      return go_through_whole_rows<Op, Load, Store, Shape>(a, shared_memory, mbarriers, at, meeting, loaded);
+    });
+  } else {
+    go_through_tiles<Op, Shape>(a.store, a.rows, [&](const TilePart& at, GridMeeting* meeting) {
+      return go_through_any_rows<Op, Load, Store, Shape>(a, mbarriers, at, meeting);
+    });
+  }
 }
 
 }  // namespace cupynorm

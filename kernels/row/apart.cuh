@@ -23,10 +23,12 @@ struct Across {
   static_assert((kWarps & (kWarps - 1)) == 0, "lanes that are a power of two merge what the warps have");
 };
 
-// Which tile a block works on, and which part of its rows it has.
+// Which tile a block works on, and which part of its rows it has; and its next tile, which may be none, where blocks of
+// the grid go through tiles.
 struct TilePart {
   int64 tile;
   int part, parts;
+  int64 next;
 };
 
 // Sums and maxima over the lanes of a warp that are kLanes apart, as Lanes has them over neighbouring ones.
@@ -76,11 +78,34 @@ struct GridMeeting {
   SlotWords<Op>* messages() const {  // [block][row]
     return reinterpret_cast<SlotWords<Op>*>(room + (turn & 1) * apart);
   }
-  void meet() const {
+  // meanwhile(): what a block does until the last one has come
+  template <class Meanwhile>
+  void meet(Meanwhile meanwhile) const {
     blocks_arrive(counter, unsigned(parts), part == 0);
+    meanwhile();
     blocks_wait(counter, turn);
   }
 };
+struct NothingMeanwhile {
+  void operator()() const {}
+};
+// So many blocks take long to meet: what is to come meanwhile is asked for sooner (docs/notes/071, "When").
+constexpr int kManyParts = 48;
+
+// Where blocks of the grid go through tiles, a thread's first elements of the next one are on their way to the L2 cache
+// while all meet, so that memory is not idle (docs/notes/071).
+template <class Shape, class Load, class Address>
+inline void prefetch_tile(const Load& load, int64 rows, int64 tile, Address address) {
+  if constexpr (Shape::kOfGrid) {
+    const int64 row = (tile * Shape::kLanes + int(threadIdx.x) % Shape::kLanes) * Shape::kVector;
+    if (row >= rows) return;
+    auto source = load.at(row);
+#pragma unroll 1
+    for (int j = 0; j < Shape::kElements / 2; ++j) {
+      if (const void* const place = address(source, j)) prefetch_to_l2(place);
+    }
+  }
+}
 // The counter of each group of blocks has a line of its own. How much room they all need is messages_bytes of
 // cupynorm/plan/problem.py.
 constexpr int kCounterBytes = 128;
@@ -151,9 +176,10 @@ struct GatheredSlots {
 // thread's rows and what they are counted from, which is the same in a warp. All threads must call; turn: how often
 // they have before, 0 without kMore. They see what finish has written. The order of merges follows from Shape alone,
 // and from how many blocks of the grid share rows.
-template <class Op, class Shape, bool kMore, class Finish>
+template <class Op, class Shape, bool kMore, class Meanwhile, class Finish>
 inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
-    const TileReduction<Op, Shape, kMore>& places, int part, int turn, GridMeeting* meeting, Finish finish) {
+    const TileReduction<Op, Shape, kMore>& places, int part, int turn, GridMeeting* meeting,
+    Meanwhile meanwhile, Finish finish) {
   constexpr int kLanes = Shape::kLanes, kWarps = Shape::kWarps, kCtasPerRow = Shape::kCtasPerRow,
       kQuads = SlotWords<Op>::kQuads;
   using OfWarps = GatheredSlots<Op, Shape, kWarps>;
@@ -182,7 +208,7 @@ inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename 
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) messages[part * Shape::kRows + row].words[i] = own.words[i];
     });
-    meeting->meet();
+    meeting->meet(meanwhile);
     GatheredSlots<Op, Shape, 0>::give_all(messages, finish_once, meeting->parts);
     ++meeting->turn;
   } else {
@@ -230,12 +256,12 @@ struct ReductionPlaces {
 // The States of a thread's rows become those of whole rows, counted from the thread's own pivots, which are the same in
 // a warp. All threads must call; turn: how often they have before. The mbarriers have been made, and the blocks of the
 // cluster have met since. States are merged in an order that follows from Shape alone.
-template <class Op, class Shape, bool kMore>
+template <class Op, class Shape, bool kMore, class Meanwhile = NothingMeanwhile>
 inline void reduce_apart(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
-    const ReductionPlaces<Op, Shape, kMore>& places, int part, int turn = 0) {
+    const ReductionPlaces<Op, Shape, kMore>& places, int part, int turn = 0, Meanwhile meanwhile = {}) {
   constexpr int kVector = Shape::kVector, kLanes = Shape::kLanes;
   if constexpr (ReductionPlaces<Op, Shape, kMore>::kAny) {
-    reduce_tile<Op, Shape>(s, pivot, places.tile(), part, turn, places.meeting,
+    reduce_tile<Op, Shape>(s, pivot, places.tile(), part, turn, places.meeting, meanwhile,
         [&](int row, const Slot<Op>& all) { places.whole(row) = all; });
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {

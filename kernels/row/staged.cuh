@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     for (int64 row = first; row < a.rows; row += step) {
 #pragma unroll 1
       for (int i = threadIdx.x * 16; i < parts * kWords; i += kBlock * 16)
-        prefetch_mailbox(mailbox(part_of(row), part) + i);
+        prefetch_to_l2(mailbox(part_of(row), part) + i);
     }
   }
 

@@ -56,11 +56,16 @@ inline void take_states(const RunningRows<Op, Shape::kVector>& running, typename
   }
 }
 
-// All threads must call, with the mbarriers that reduce_apart takes, and shared memory that the planner counts
+// Rows of a thread as they were loaded.
+template <class Load, class Shape>
+using HeldRows = Vector<typename Load::Type, Shape::kVector>[Shape::kElements];
+
+// Where blocks of the grid go through tiles, each element's place in `loaded` gets that of the next tile as soon as its
+// result is stored. All threads must call, with the mbarriers that reduce_apart takes, and shared memory that the planner counts
 // (cupynorm/plan/variants/across.py).
 template <class AnyOp, class Load, class Store, class Shape>
-inline void go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsigned char* shared, Mbarrier* mbarriers,
-    const TilePart& at, GridMeeting* meeting) {
+inline bool go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsigned char* shared, Mbarrier* mbarriers,
+    const TilePart& at, GridMeeting* meeting, HeldRows<Load, Shape>& loaded) {
   constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kLanes = Shape::kLanes, kDown = Shape::kDown,
       kRound = kElements * kDown;
   // Rows of 16 bits wait in registers as they were loaded, two elements in one, and are computed kPart at a time.
@@ -81,28 +86,44 @@ inline void go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
   const int begin = int(shares.begin(part)), held = Shape::kFull ? kRound : int(shares.held(part));
   const int first = begin + down;
   auto has = [&](int j) { return j < kSure || j * kDown < held - down; };  // a thread's element
-  const int64 row = (at.tile * kLanes + lane) * kVector;
+  auto row_of = [&](int64 tile) { return (tile * kLanes + lane) * kVector; };
+  const int64 row = row_of(at.tile);
   const bool here = row < a.rows;  // all rows of a vector are, or none: its thread reads the first, and stores nothing
   const Places places = {shared, mbarriers, meeting};
   Number* const numbers = reinterpret_cast<Number*>(shared + Places::kBytes);
 
-  typename Load::RowPointer sources[kVector];
+  using Sources = typename Load::RowPointer[kVector];
+  auto go_to = [&](Sources& sources, int64 row) {
 #pragma unroll
-  for (int v = 0; v < kVector; ++v) sources[v] = a.load.at(here ? row + v : 0), sources[v].begin_at(first);
-  Vector<typename Load::Type, kVector> loaded[kElements];
+    for (int v = 0; v < kVector; ++v) sources[v] = a.load.at(row < a.rows ? row + v : 0), sources[v].begin_at(first);
+  };
+  Sources sources;
+  go_to(sources, row);
   typename Load::template Beside<kVector> beside;  // nothing
-#pragma unroll
-  for (int j = 0; j < kElements; ++j)
+  auto fetch = [&](const Sources& sources, int j) {
     loaded[j] = Load::template load_across<kVector>(sources, Step<kDown>{has(j) ? j : 0}, beside);
+  };
+  const bool first_tile = !Shape::kOfGrid || meeting->turn == 0;
+  if (first_tile) {
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) fetch(sources, j);
+  }
+  auto prefetch_next = [&](bool now) {
+    if (now) prefetch_tile<Shape>(a.load, a.rows, at.next, [&](auto& source, int j) -> const void* {
+      if (j == 0) source.begin_at(first);
+      return has(j) ? source.address(Step<kDown>{j}) : nullptr;
+    });
+  };
+  const bool many = at.parts >= kManyParts;
+  prefetch_next(many);
 
   // ---- while they are on their way
   typename Store::RowPointer targets[kVector];
 #pragma unroll
   for (int v = 0; v < kVector; ++v) targets[v] = a.store.at(here ? row + v : 0), targets[v].begin_at(first);
   if constexpr (kConverted) {
-    const bool first_tile = !Shape::kOfGrid || meeting->turn == 0;  // all have the same columns
 #pragma unroll 1
-    for (int i = threadIdx.x; first_tile && i < held; i += Shape::kBlock) {
+    for (int i = threadIdx.x; first_tile && i < held; i += Shape::kBlock) {  // all tiles have the same columns
       Number number[1];
       Store::Affines::template convert<1>(a.store.template columns<1>(begin + i), number);
       numbers[i] = number[0];
@@ -166,7 +187,7 @@ inline void go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
   }
 #pragma unroll
   for (int v = 0; v < kVector; ++v) total[v] = mine[v];
-  reduce_apart<Op, Shape>(total, pivot, places, part);
+  reduce_apart<Op, Shape>(total, pivot, places, part, 0, [&] { prefetch_next(!many); });
 
   // ---- their results
   const Op op = Own::of(a.op);
@@ -178,29 +199,44 @@ inline void go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
     for (int v = 0; v < kVector; ++v) op.save(row + v, whole[v]);
   }
   constexpr typename Store::template EpilogueOperands<1> kNoOperands[kVector] = {};
+  Sources next;
+  auto finish = [&](auto with_next) {
+    constexpr bool kNext = int(with_next);  // each element's place gets that of the next tile
 #pragma unroll
-  for (int from = 0; from < kElements; from += kPart) {
-    if (!there(from)) break;
-    if constexpr (kPacked) take(from);
+    for (int from = 0; from < kElements; from += kPart) {
+      // a thread of which some tile is the last has a next one
+      if (!(kNext && !kPacked) && !there(from)) break;
+      if constexpr (kPacked) take(from);
 #pragma unroll
-    for (int j = 0; j < kPart; ++j) {
-      if (!has(from + j)) continue;
-      Compute y[kVector];
+      for (int j = 0; j < kPart; ++j) {
+        if (has(from + j)) {
+          Compute y[kVector];
 #pragma unroll
-      for (int v = 0; v < kVector; ++v) {
-        if constexpr (kPacked) y[v] = Op::map_raw(x[v][j], whole[v]);
-        else y[v] = Op::map(x[v][j], whole[v]);
-      }
-      const Step<kDown> step = {from + j};
-      if constexpr (kConverted) {
-        const Scalings<Number, 1> own = {{numbers[down + step.number * kDown]}};
-        Store::template store_across<kVector>(targets, y, own, kNoOperands, step);
-      } else {
-        const auto own = a.store.template columns<1>(first + step.number * kDown);
-        Store::template store_across<kVector>(targets, y, own, kNoOperands, step);
+          for (int v = 0; v < kVector; ++v) {
+            if constexpr (kPacked) y[v] = Op::map_raw(x[v][j], whole[v]);
+            else y[v] = Op::map(x[v][j], whole[v]);
+          }
+          const Step<kDown> step = {from + j};
+          if constexpr (kConverted) {
+            const Scalings<Number, 1> own = {{numbers[down + step.number * kDown]}};
+            Store::template store_across<kVector>(targets, y, own, kNoOperands, step);
+          } else {
+            const auto own = a.store.template columns<1>(first + step.number * kDown);
+            Store::template store_across<kVector>(targets, y, own, kNoOperands, step);
+          }
+        }
+        if constexpr (kNext) fetch(next, from + j);
       }
     }
+  };
+  if (Shape::kOfGrid && at.next * Shape::kRows < a.rows) {
+    go_to(next, row_of(at.next));
+    finish(Constant<true>());
+    return true;
   }
+  finish(Constant<false>());
+  if constexpr (Shape::kOfGrid) exit_thread();  // `loaded` does not wait for a tile that is not there
+  return false;
 }
 
 }  // namespace cupynorm

@@ -117,6 +117,75 @@ def test_the_second_call_is_not_checked_and_has_the_firsts_bits(roads: Roads, na
         assert (again[0][0] if isinstance(again[0], tuple) else again[0]) is outs[2]
 
 
+MIDDLE = (0, 2)
+ALONG = {
+    "softmax, first": lambda x, out: cupynorm.softmax(x, axis=0, out=out),
+    "log_softmax, middle": lambda x, out: cupynorm.log_softmax(x, axis=1, out=out),
+    "rms_norm, two axes": lambda x, out: cupynorm.rms_norm(x, axis=MIDDLE, out=out),
+    "layer_norm, statistics": lambda x, out: cupynorm.layer_norm(x, axis=0, return_stats=True, out=out),
+    "softmax, over the grid": lambda x, out: cupynorm.softmax(x, axis=1, plan="split", out=out),
+    "log_softmax, all": lambda x, out: cupynorm.log_softmax(x, axis=None, out=out),
+}
+
+
+@pytest.mark.parametrize("name", ALONG)
+@pytest.mark.parametrize("given", [False, True], ids=["own output", "out"])
+def test_a_call_along_other_axes_is_as_short(roads: Roads, name: str, given: bool) -> None:
+    cupy, shape = simulator.cupy, (5, ROWS, COLS)
+    data = [cupy.asarray(host(*shape, seed=seed)) for seed in (3, 4)]
+    outs = [cupy.empty(shape, np.float32) if given else None for _ in range(4)]
+    fresh = []
+    for x, out in zip(data, outs[:2], strict=True):
+        row_ops.forget()
+        fresh.append(ALONG[name](x, out))
+    roads.taken()
+
+    again = [ALONG[name](x, out) for x, out in zip(data, outs[2:], strict=True)]
+
+    assert roads.taken() == AGAIN
+    for new, old in zip(again, fresh, strict=True):
+        assert bits(new) == bits(old)
+        several = isinstance(new, tuple)
+        assert (new[0].strides if several else new.strides) == (old[0].strides if several else old.strides)
+    if given:
+        assert (again[0][0] if isinstance(again[0], tuple) else again[0]) is outs[2]
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["own output", "out"])
+def test_a_result_that_is_not_in_c_order_along_other_axes(roads: Roads, given: bool) -> None:
+    cupy = simulator.cupy
+    x = cupy.asarray(host(COLS, ROWS)).transpose()
+    out = cupy.empty((ROWS, COLS), np.float32) if given else None
+    first = cupynorm.softmax(x, axis=0, out=out)
+    expected = bits(first)
+    roads.taken()
+
+    second = cupynorm.softmax(x, axis=0, out=out)
+
+    assert roads.taken() == (AGAIN if given else ALIKE)
+    assert bits(second) == expected
+    assert second.strides == first.strides
+
+
+def test_a_number_that_is_made_for_each_call_makes_few_shortcuts(
+    roads: Roads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, made = simulator.cupy.asarray(host()), 0
+    shortcut_to = row_ops.shortcut_to
+
+    def counted(*given: Any) -> Any:
+        nonlocal made
+        made += 1
+        return shortcut_to(*given)
+
+    monkeypatch.setattr(row_ops, "shortcut_to", counted)
+    for _ in range(40):
+        cupynorm.layer_norm(x, eps=float("1e-3"))
+
+    assert roads.taken() == (1, 39)
+    assert made <= 7
+
+
 def test_defaults_that_are_written_out_change_nothing(roads: Roads) -> None:
     cupy = simulator.cupy
     x, residual, g = cupy.asarray(host()), cupy.asarray(host(seed=1)), cupy.asarray(host(COLS))

@@ -152,10 +152,10 @@ def test_blocks_of_the_grid_go_on_to_other_rows(monkeypatch: pytest.MonkeyPatch)
     # five groups of three blocks for six tiles, so that a message takes the place of the last but one
     few = dataclasses.replace(RECORDED["h200"], sm_count=1)
     monkeypatch.setattr(simulator.machine, "limits", lambda device=None: few)
-    for op, cols in itertools.product((LAYER_NORM, SOFTMAX), (384, 300)):
-        found, right, plan = tile_of(op, "float16", "split", cols, 3, inner=24)
+    for op, dtype, cols in itertools.product((LAYER_NORM, SOFTMAX), ("float16", "float32"), (384, 300)):
+        found, right, plan = tile_of(op, dtype, "split", cols, 3, inner=24)
         assert plan.grid < 6 * plan.ctas_per_row
-        np.testing.assert_allclose(found, right, rtol=8e-3, atol=2e-3)
+        np.testing.assert_allclose(found, right, rtol=4 * DIGITS[dtype], atol=DIGITS[dtype])
 
 
 def test_room_for_messages_is_asked_for_by_each_call() -> None:

@@ -100,7 +100,8 @@ inline void blocks_wait(const unsigned* counter, unsigned turn, SIMULATOR_HERE) 
 inline unsigned next_dynamic_row(unsigned before, unsigned step) { return before + step; }
 inline void reset_dynamic_rows(unsigned) {}
 
-inline void prefetch_mailbox(const MailboxWord*) {}
+inline void exit_thread() {}
+inline void prefetch_to_l2(const void*) {}
 inline void clear_mailbox(MailboxWord* pair) { pair[0].bits = pair[1].bits = 0; }
 inline void send_mailbox(MailboxWord* pair, unsigned a, unsigned b) {
   pair[0] = mailbox_word(a, b, false), pair[1] = mailbox_word(b, a, true);

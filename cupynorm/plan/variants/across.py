@@ -21,6 +21,7 @@ from cupynorm.plan.config import (
     MAX_CTAS,
     MAX_NUMBERS_ACROSS,
     MAX_PACKED_ACROSS,
+    MOST_ROW_NUMBERS,
     NOWHERE,
     PART_NUMBERS,
     PARTS_ACROSS,
@@ -242,6 +243,8 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
                 continue  # so few rows that others of the tilings take more blocks
             part = _part(problem, each, block // lanes, vector)
             even = problem.in_steps and _is_even(problem, each, block // lanes, part)
+            if part * vector > MAX_NUMBERS_ACROSS and not problem.in_steps:
+                continue  # they are computed in parts, which takes more instructions there
             if part * vector == MAX_PACKED_ACROSS and not even:
                 continue  # as many numbers spill where some are not there
             if whole and not even:
@@ -256,21 +259,37 @@ def _over_the_grid(question: Question, *, asked: bool) -> Iterator[Plan]:
     asked: also where they are not said to be better.
     """
     problem, numbers = question.problem, question.rules.apart
-    for size, fewest, most, block, width, blocks in numbers.over_the_grid:
+    for size, fewest, most, block, width, blocks, tiles, kind in numbers.over_the_grid:
         better = fewest <= problem.cols <= most and not (problem.rounds or problem.interval_mask)
-        if size != problem.load_bytes or not (asked or better):
+        if size != problem.load_bytes or not (asked or (better and _is_of_kind(problem, kind))):
             continue
         lanes, vector, room = (
             _lanes(question, width),
             _vector(question),
             _most_elements_over_the_grid(question),
         )
-        ctas = math.ceil(problem.cols / (block // lanes * room))
-        if asked and ctas == 1 and problem.cols > 1:
-            ctas = 2
+        least = math.ceil(problem.cols / (block // lanes * room))
+        if asked and least == 1 and problem.cols > 1:
+            least = 2
+        all_tiles, at_once = math.ceil(problem.rows / (lanes * vector)), question.limits.sm_count * blocks
+        if not asked and all_tiles < tiles * (at_once // least):  # too few for blocks that go through tiles
+            continue
+        ctas = _share_of_the_grid(question, least, all_tiles, at_once)
         part = _part(problem, ctas, block // lanes, vector)
         plan = _tiling(question, lanes, ctas, "split", block, part, IN_REGISTERS, vector)
         yield replace(plan, variant="split", min_blocks=blocks)
+
+
+def _share_of_the_grid(question: Question, least: int, tiles: int, at_once: int) -> int:
+    """Return how many of the blocks that run at once share a tile: `least`, and more where some would be left over."""
+    groups = max(1, min(tiles, at_once // least))
+    return max(least, min(at_once // groups, question.problem.cols // question.rules.apart.least_part))
+
+
+def _is_of_kind(problem: Problem, kind: int) -> bool:
+    """Say whether a row of `over_the_grid` is for such rows."""
+    beside = bool(problem.load_operands) and problem.fields == 1
+    return (True, problem.in_steps and problem.row_numbers < MOST_ROW_NUMBERS, beside)[kind]
 
 
 def _most_elements_over_the_grid(question: Question) -> int:
