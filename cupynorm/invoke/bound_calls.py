@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm._dtypes import Dtype
-from cupynorm._values import NamedTuple, dataclass
+from cupynorm._values import NamedTuple, dataclass, replace
 from cupynorm.call.arguments import view
 from cupynorm.call.axes import memory_order
 from cupynorm.call.view import ROOM
@@ -155,6 +155,20 @@ class BoundCall:
             low < sources[written] - sources[other] < high and sources[written] - sources[other] != apart
             for written, other, low, high, apart in self.windows
         )
+
+    def turned_back(self, inverse: tuple[int, ...]) -> BoundCall:
+        """Return the call on arrays of which the bound ones are views with their axes in another order.
+
+        inverse: the order that turns x's axes back, and those of results with as many.
+        """
+        moves = []
+        for shape, code, axes in self.allocated:
+            back = axes
+            if len(shape) == len(inverse):
+                order = tuple(each if axes is None else axes[each] for each in inverse)
+                back = None if order == tuple(range(len(order))) else order
+            moves.append((shape, code, back))
+        return replace(self, allocated=(*moves,), shortcut=None, gone=0)
 
     def word_of(self, source: int) -> int:
         """Return which word of its first kernel a source goes to; -1 for none."""

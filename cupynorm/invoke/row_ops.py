@@ -105,9 +105,10 @@ class Named(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What the caller of transposed arrays has asked for: the key of its own arrays, their axis, and how they were."""
+    """Key, signature and axis of the caller's own arrays, and how these have been transposed for a call."""
 
     key: Any
+    signature: Any
     axis: Any
     transposition: Transposition
 
@@ -136,10 +137,17 @@ class Given(NamedTuple):
     key: Any
 
     def keep(self, signature: Any, bound: BoundCall, made: Mapping[str, Any]) -> None:
-        """Keep a call that was checked and launched: under its signature, and a shortcut to it under the key."""
-        calls = bound_calls.thread.calls
+        """Keep a call that was checked and launched: under its signature, and a shortcut to it under the key.
+
+        One on transposed arrays is also kept as the call on the caller's own: these lie at the same addresses.
+        """
+        calls, given = bound_calls.thread.calls, self
+        if isinstance(self.key, Asked):
+            calls.add(signature, bound, made)
+            key, signature, axis, transposition = self.key
+            bound, given = bound.turned_back(transposition.inverse), self._replace(key=key, axis=axis)
         if calls.add(signature, bound, made):
-            self.keep_shortcut(bound)
+            given.keep_shortcut(bound)
 
     def keep_shortcut(self, bound: BoundCall) -> None:
         """Keep a shortcut to a bound call under the key, unless other calls are unlikely to be found by it.
@@ -149,11 +157,10 @@ class Given(NamedTuple):
         Then only every so often, for what is made for many calls after all.
         """
         last, known = bound.shortcut, bound_calls.thread.calls.shortcuts
-        key = self.key.key if isinstance(self.key, Asked) else self.key
-        if key is None or len(bound.parts) > 1 or not self._makes_plain_arrays(bound):
+        if self.key is None or len(bound.parts) > 1 or any(axes is not None for *_, axes in bound.allocated):
             return
         if last is not None and (
-            key in known
+            self.key in known
             or (self.gamma is not None and last.gamma() is None)
             or (self.beta is not None and last.beta() is None)
         ):
@@ -161,16 +168,7 @@ class Given(NamedTuple):
             if bound.gone & (bound.gone - 1):  # no power of two
                 return
         bound.shortcut = shortcut_to(bound, self)
-        add(known, key, bound.shortcut)
-
-    def _makes_plain_arrays(self, bound: BoundCall) -> bool:
-        """Say whether all that a bound call makes has C order, as the caller gets it."""
-        moves = [axes for *_, axes in bound.allocated]
-        if isinstance(self.key, Asked) and self.out is None and moves:
-            first, inverse = moves[0], self.key.transposition.inverse
-            back = inverse if first is None else tuple(first[each] for each in inverse)
-            moves[0] = None if back == tuple(range(len(back))) else back
-        return all(axes is None for axes in moves)
+        add(known, self.key, bound.shortcut)
 
 
 def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
@@ -194,7 +192,7 @@ def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
     y = MADE + len(given.operands) if own else OUT
     x, first = (bound.word_of(X), X), (bound.word_of(y), y)
     return Shortcut(
-        axis=given.key.axis if isinstance(given.key, Asked) else given.axis,
+        axis=given.axis,
         eps=given.eps,
         dtype=given.dtype,
         return_stats=given.return_stats,
@@ -400,10 +398,6 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
 
 def _run_by_signature(given: Given) -> Any:
     """Run one call that no shortcut is for, and make one: run() will look for it under given.key."""
-    if given.run_with_checks is None and given.axis != -1:
-        transposition = transposition_of(given.axis, given.x)
-        if transposition is not None:
-            return _run_transposed(given, transposition)
     op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, *more = given
     options_key, operands, scalars, run_with_checks, *_ = more
     calls = bound_calls.thread.calls
@@ -426,24 +420,46 @@ def _run_by_signature(given: Given) -> Any:
     return results if len(results) > 1 else results[0]
 
 
-def _run_transposed(given: Given, transposition: Transposition) -> Any:
-    """Run a call without operands along other axes than the last."""
-    x, out = transposition.apply(given.x), transposition.apply(given.out)
+def transposition_for(given: Given) -> Transposition | None:
+    """Return how x is to be transposed so that its normalised axes are the last; None if they are."""
+    return None if given.axis == -1 else transposition_of(given.axis, given.x)
+
+
+def run_transposed(
+    given: Given, signature: Any, transposition: Transposition, operands: Sequence[bool] = (), **changes: Any
+) -> Any:
+    """Run a call along other axes than the last, which is not found under `signature`, on transposed arrays.
+
+    operands: which of given.operands are of x's shape; these are transposed, too. changes: to what else is given.
+    """
+    out = transposition.apply(given.out)
+    moved = zip(given.operands, operands or [False] * len(given.operands), strict=True)
     own = given._replace(
-        x=x, out=out, axis=transposition.axis, key=Asked(given.key, given.axis, transposition)
+        x=transposition.apply(given.x),
+        out=out,
+        axis=transposition.axis,
+        operands=[transposition.apply(each) if whole else each for each, whole in moved],
+        key=Asked(given.key, signature, given.axis, transposition),
+        **changes,
     )
     try:
         found = _run_by_signature(own)
     except ValueError as error:
         transposition.tell(error)
         raise
-    y, *statistics = found if isinstance(found, tuple) else (found,)
-    y = given.out if y is out else transposition.undo(y)
-    return (y, *statistics) if statistics else y
+    several = isinstance(found, tuple)
+    results = tuple(
+        given.out if each is out else transposition.undo(each) if each.ndim == given.x.ndim else each
+        for each in (found if several else (found,))
+    )
+    return results if several else results[0]
 
 
 def _run_checked(given: Given, signature: Any) -> Any:
     """Run one call with all checks, and keep it."""
+    transposition = transposition_for(given)
+    if transposition is not None:
+        return run_transposed(given, signature, transposition)
     op, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, *_ = given
     exact = eps_of(eps) if op.has_eps else 0.0
     return_stats = boolean("return_stats", return_stats)

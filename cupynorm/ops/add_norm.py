@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cupynorm._options import boolean, finite
-from cupynorm.call.axes import transposition_of
 from cupynorm.call.extras import Add, Extras, dropout_of, quantize_of
 from cupynorm.call.quantize import Quantize, quantize_option
 from cupynorm.invoke import fused_calls, row_ops
@@ -472,18 +471,6 @@ def _run(
     plan: str | Plan | None,
 ) -> Any:
     """Run a call of add_layer_norm or add_rms_norm."""
-    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        others = {
-            "gamma": gamma,
-            "beta": beta,
-            "bias": bias,
-            "alpha": alpha,
-            "eps": eps,
-            "return_sum": return_sum,
-        }
-        others |= {"p": p, "seed": seed, "offset": offset, "dtype": dtype, "return_stats": return_stats}
-        whole = {"x": x, "residual": residual, "out": out}
-        return transposition.call(_run, whole, op=op, quantize=quantize, plan=plan, **others)
     options_key: Any = "no sum" if return_sum is False else "sum"
     operands: tuple[Any, ...] = (residual,) if bias is None else (residual, bias)
     scalars: tuple[int, ...] = ()
@@ -527,6 +514,10 @@ def _run(
 
 def _run_checked(given: Given, signature: Any) -> Any:
     """Run a call of add_layer_norm or add_rms_norm with all checks."""
+    transposition = row_ops.transposition_for(given)
+    if transposition is not None:
+        whole = (True, False, False)[: len(given.operands)]
+        return row_ops.run_transposed(given, signature, transposition, whole)
     residual, bias = (*given.operands, None)[:2]
     extras = _adding(residual, bias, *given.unchecked)
     names = ("residual", "bias", fused_calls.SCALE)[: len(given.operands)]

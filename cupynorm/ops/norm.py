@@ -117,6 +117,9 @@ def _run_quantized(given: Given, signature: Any) -> Any:
     """Run a call whose result is quantised, with all checks."""
     from cupynorm.invoke import fused_calls  # noqa: PLC0415
 
+    transposition = row_ops.transposition_for(given)
+    if transposition is not None:
+        return row_ops.run_transposed(given, signature, transposition)
     return fused_calls.run_quantized(given, signature)
 
 
@@ -273,7 +276,7 @@ def layer_norm(
     """
     if not missing and quantize is None:
         return row_ops.run(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
-    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+    if missing and axis != -1 and (transposition := transposition_of(axis, x)) is not None:
         return transposition.call(
             layer_norm,
             {"x": x, "out": out, **{name: missing[name] for name in missing if name == "where"}},
@@ -427,7 +430,7 @@ def rms_norm(
     """
     if not missing and quantize is None:
         return row_ops.run(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan)
-    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+    if missing and axis != -1 and (transposition := transposition_of(axis, x)) is not None:
         return transposition.call(
             rms_norm,
             {"x": x, "out": out, **{name: missing[name] for name in missing if name == "where"}},

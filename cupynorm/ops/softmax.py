@@ -37,6 +37,7 @@ LOG_SOFTMAX = RowOp("log_softmax", "ops/softmax.cuh", "LogSoftmax", _log_on_host
 
 
 MASK_ARRAYS = frozenset({"where", "bias", "lengths"})  # the keywords that are arrays
+WHOLE = frozenset({"where", "bias"})  # those that broadcast to x's shape
 
 
 def _log_softmax(
@@ -206,7 +207,7 @@ def softmax(
     """
     if not options:
         return row_ops.run(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+    if "nan" in options and axis != -1 and (transposition := transposition_of(axis, x)) is not None:
         return _transposed(transposition, softmax, x, out, options, dtype=dtype, plan=plan)
     return run_with_options(SOFTMAX, x, axis, out, dtype, plan, options)
 
@@ -263,7 +264,7 @@ def log_softmax(
     """
     if not options:
         return row_ops.run(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
+    if "nan" in options and axis != -1 and (transposition := transposition_of(axis, x)) is not None:
         return _transposed(transposition, log_softmax, x, out, options, dtype=dtype, plan=plan)
     return run_with_options(LOG_SOFTMAX, x, axis, out, dtype, plan, options)
 
@@ -277,7 +278,7 @@ def _transposed(
     **others: Any,
 ) -> Any:
     """Run a call along any axes."""
-    whole = {"x": x, "out": out, **{name: options[name] for name in ("where", "bias") if name in options}}
+    whole = {"x": x, "out": out, **{name: options[name] for name in WHOLE if name in options}}
     return transposition.call(
         function, whole, **{name: each for name, each in options.items() if name not in whole}, **others
     )
@@ -346,4 +347,12 @@ def _run_checked(given: Given, signature: Any) -> Any:
     quantize = options.pop("quantize", None) if given.op is SOFTMAX else None
     arrays = MASK_ARRAYS if quantize is None else MASK_ARRAYS | {"quantize"}
     names = [fused_calls.SCALE if name == "quantize" else name for name in given.unchecked if name in arrays]
+    transposition = row_ops.transposition_for(given)
+    if transposition is not None:
+        turned = {
+            name: transposition.apply(each) if name in WHOLE else each
+            for name, each in given.unchecked.items()
+        }
+        whole = [name in WHOLE for name in names]
+        return row_ops.run_transposed(given, signature, transposition, whole, unchecked=turned)
     return fused_calls.run_masked(given, options, quantize, names, signature)

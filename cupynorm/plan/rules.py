@@ -458,8 +458,8 @@ class Apart(NamedTuple):
     over_the_grid
         Where blocks of the grid share rows, best first: bytes of an element of x, the fewest and the most columns that
         it is for, threads of a block, bytes of neighbouring rows side by side, blocks of a multiprocessor, how many
-        tiles each group of blocks has at least, and what it is for: 0 all, 1 rows in steps, 2 where something is loaded
-        beside each element of x.
+        tiles each group of blocks has at least, and what it is for: 0 all, 1 rows in steps with a small state, 2 rows
+        of single numbers that are not in steps.
     over_the_grid_any
         Numbers that a thread then holds at most where a row's elements are not at even distances, or something is asked
         of each, by bytes of an element of x.

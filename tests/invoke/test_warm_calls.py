@@ -118,6 +118,7 @@ def test_the_second_call_is_not_checked_and_has_the_firsts_bits(roads: Roads, na
 
 
 MIDDLE = (0, 2)
+LENGTHS: list[Any] = []
 ALONG = {
     "softmax, first": lambda x, out: cupynorm.softmax(x, axis=0, out=out),
     "log_softmax, middle": lambda x, out: cupynorm.log_softmax(x, axis=1, out=out),
@@ -125,6 +126,12 @@ ALONG = {
     "layer_norm, statistics": lambda x, out: cupynorm.layer_norm(x, axis=0, return_stats=True, out=out),
     "softmax, over the grid": lambda x, out: cupynorm.softmax(x, axis=1, plan="split", out=out),
     "log_softmax, all": lambda x, out: cupynorm.log_softmax(x, axis=None, out=out),
+    "two masks": lambda x, out: cupynorm.softmax(
+        x, axis=1, bias=x[0], where=x.view(np.uint8)[..., ::4], out=out
+    ),
+    "lengths": lambda x, out: cupynorm.softmax(x, axis=0, lengths=LENGTHS[0], out=out),
+    "sum, two results": lambda x, out: cupynorm.add_layer_norm(x, x[::-1], axis=1, out=out),
+    "sum, dropout": lambda x, out: cupynorm.add_rms_norm(x, x[::-1], axis=0, dropout=0.5, seed=3, out=out),
 }
 
 
@@ -132,6 +139,7 @@ ALONG = {
 @pytest.mark.parametrize("given", [False, True], ids=["own output", "out"])
 def test_a_call_along_other_axes_is_as_short(roads: Roads, name: str, given: bool) -> None:
     cupy, shape = simulator.cupy, (5, ROWS, COLS)
+    LENGTHS[:] = [cupy.asarray(np.arange(ROWS * COLS).reshape(ROWS, COLS) % 6)]
     data = [cupy.asarray(host(*shape, seed=seed)) for seed in (3, 4)]
     outs = [cupy.empty(shape, np.float32) if given else None for _ in range(4)]
     fresh = []

@@ -288,8 +288,9 @@ def _share_of_the_grid(question: Question, least: int, tiles: int, at_once: int)
 
 def _is_of_kind(problem: Problem, kind: int) -> bool:
     """Say whether a row of `over_the_grid` is for such rows."""
-    beside = bool(problem.load_operands) and problem.fields == 1
-    return (True, problem.in_steps and problem.row_numbers < MOST_ROW_NUMBERS, beside)[kind]
+    small = problem.in_steps and problem.row_numbers < MOST_ROW_NUMBERS
+    others = not (problem.in_steps or problem.has_scales) and problem.fields == 1
+    return (True, small, others)[kind]
 
 
 def _most_elements_over_the_grid(question: Question) -> int:
