@@ -89,8 +89,8 @@ struct GridMeeting {
 struct NothingMeanwhile {
   void operator()() const {}
 };
-// So many blocks take long to meet: what is to come meanwhile is asked for sooner (docs/notes/071, "When").
-constexpr int kManyParts = 48;
+// So many blocks take long to meet, and what is to come meanwhile is asked for sooner (docs/notes/071, "When").
+inline bool meet_for_long(int parts) { return parts >= 24 && parts <= 80; }
 
 // Where blocks of the grid go through tiles, a thread's first elements of the next one are on their way to the L2 cache
 // while all meet, so that memory is not idle (docs/notes/071).

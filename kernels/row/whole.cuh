@@ -61,8 +61,8 @@ template <class Load, class Shape>
 using HeldRows = Vector<typename Load::Type, Shape::kVector>[Shape::kElements];
 
 // Where blocks of the grid go through tiles, each element's place in `loaded` gets that of the next tile as soon as its
-// result is stored. All threads must call, with the mbarriers that reduce_apart takes, and shared memory that the planner counts
-// (cupynorm/plan/variants/across.py).
+// result is stored. All threads must call, with the mbarriers that reduce_apart takes, and shared memory that the
+// planner counts (cupynorm/plan/variants/across.py). Returns whether there is a next tile.
 template <class AnyOp, class Load, class Store, class Shape>
 inline bool go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsigned char* shared, Mbarrier* mbarriers,
     const TilePart& at, GridMeeting* meeting, HeldRows<Load, Shape>& loaded) {
@@ -114,8 +114,8 @@ inline bool go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
       return has(j) ? source.address(Step<kDown>{j}) : nullptr;
     });
   };
-  const bool many = at.parts >= kManyParts;
-  prefetch_next(many);
+  const bool soon = meet_for_long(at.parts);
+  prefetch_next(soon);
 
   // ---- while they are on their way
   typename Store::RowPointer targets[kVector];
@@ -187,7 +187,7 @@ inline bool go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
   }
 #pragma unroll
   for (int v = 0; v < kVector; ++v) total[v] = mine[v];
-  reduce_apart<Op, Shape>(total, pivot, places, part, 0, [&] { prefetch_next(!many); });
+  reduce_apart<Op, Shape>(total, pivot, places, part, 0, [&] { prefetch_next(!soon); });
 
   // ---- their results
   const Op op = Own::of(a.op);
