@@ -163,7 +163,7 @@ class Mask:
 
     @property
     def most_band_cols(self) -> int:
-        """The most columns of a row between low and high, no fewer: most_kept in kernels/io/fused.cuh."""
+        """The most columns of a row between low and high, no fewer: most_kept in kernels/io/masks.cuh."""
         most = self.cols
         if self.high is not None:
             most = min(most, self.queries - 1 + self.high)

@@ -80,7 +80,7 @@ class Labelled(NamedTuple):
     """That an op is given, of each row, the element in its label's column, and that `part` is taken away there.
 
     labels: integers of x's leading shape. ignored: a label of rows that do not count, which labels' dtype holds; there
-    must be a Counted of the same, too. LabelledLoad and LabelledStore of kernels/io/fused.cuh.
+    must be a Counted of the same, too. LabelledLoad and LabelledStore of kernels/io/labels.cuh.
     """
 
     labels: View
@@ -398,7 +398,7 @@ def _loaded(x: View, what: Around) -> Around:
 
 
 def _waits_as_loaded(what: Around, axes: int) -> bool:
-    """Say whether what the op is given takes few steps, of x and numbers of its row: kWaitsAsLoaded in io/fused.cuh."""
+    """Say whether what the op is given takes few steps, of x and numbers of its row: kWaitsAsLoaded of a Load."""
     function = what.load or IDENTITY
     per_row = all(_is_of_row(each, axes) for each in what.load_operands)
     return isinstance(function, Expression) and function.has_few_steps and per_row
@@ -468,7 +468,7 @@ def _problem(
 
 
 def _most_kept(mask: Mask | None) -> int:
-    """Return the columns that a row keeps at most, no fewer than 1; 0: not an interval (kInterval in io/fused.cuh)."""
+    """Return the columns that a row keeps at most, no fewer than 1; 0: not an interval (kInterval of a Load)."""
     if mask is None:
         return 0
     whole_rows = mask.where is not None and is_per_row(mask.views()["where"], mask.axes)

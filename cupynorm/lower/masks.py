@@ -1,4 +1,4 @@
-"""Host mirrors of a mask: Mask, Interval and their members, in kernels/io/fused.cuh."""
+"""Host mirrors of a mask: Mask, Interval and their members, in kernels/io/masks.cuh."""
 
 from __future__ import annotations
 

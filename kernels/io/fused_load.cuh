@@ -1,0 +1,330 @@
+// The Load that computes: from x and from operands. Its host mirror: in cupynorm/lower/mirrors.py. What it computes is
+// a struct that lower/tracing.py writes, `Function`.
+#pragma once
+#include <io/masks.cuh>
+
+namespace cupynorm {
+
+// Where what was computed is written, too.
+struct NoStoreComputed {
+  static constexpr bool kStoresComputed = false;
+  struct RowPointer {};
+  RowPointer at(int64) const { return {}; }
+};
+template <class To>
+struct StoreComputed {
+  static constexpr bool kStoresComputed = true;
+  To to;
+  using RowPointer = typename To::RowPointer;
+  template <int kRows, typename Compute, typename Index>
+  static void store_across(const RowPointer (&rows)[kRows], const Compute (&y)[kRows], Index col) {
+    To::template store_across<kRows>(rows, y, col);
+  }
+  RowPointer at(int64 row) const { return to.at(row); }
+};
+
+// Whether a function takes so few steps that they may be taken twice.
+template <class Function, class = void>
+inline constexpr bool kHasFewSteps = false;
+template <class Function>
+inline constexpr bool kHasFewSteps<Function, decltype(void(Function::kFewSteps))> = Function::kFewSteps;
+
+// Whether a function gives its one argument.
+template <class Function, class = void>
+inline constexpr bool kIsIdentity = false;
+template <class Function>
+inline constexpr bool kIsIdentity<Function, decltype(void(Function::kIdentity))> = Function::kIdentity;
+
+// 16 bits that have more digits than a half: integers.
+template <typename T>
+inline constexpr bool kLongDigits = false;
+template <>
+inline constexpr bool kLongDigits<short> = true;
+template <>
+inline constexpr bool kLongDigits<unsigned short> = true;
+
+// Whether numbers of a type have digits that only a double holds.
+template <typename T>
+inline constexpr bool kWideDigits = sizeof(T) == 8;
+template <>
+inline constexpr bool kWideDigits<int> = true;
+
+// Function(x, operands), of what the mask does not drop. It has as many outputs as the op's elements have fields. Cols:
+// how far x's columns lie from the first of their row: Adjacent, or a Strided where only single elements are asked for.
+template <typename T, int kAxes, class Function, class Mask_, class Keep, class Operands_, class Cols>
+struct FusedLoad : Cols {
+  using Type = T;
+  using Precision =
+      typename Conditional<sizeof(T) == 2 && !kLongDigits<T> && Operands_::kBytes <= 2, T,
+      typename Conditional<sizeof(T) == 8, T, float>::Type>::Type;
+  static constexpr bool kDirect = false, kDrops = Mask_::kDrops, kInterval = Mask_::kInterval;
+  static constexpr bool kStoresComputed = Keep::kStoresComputed,
+      kWaitsAsLoaded = kHasFewSteps<Function> && Operands_::kPerRow, kIdentity = kIsIdentity<Function>,
+      kInSteps = kEvenlyApart<Cols> && Operands_::kPerRow && !kDrops && !kStoresComputed;
+  const T* pointer;
+  Strided<kAxes> rows;
+  Mask_ mask;
+  Keep keeping;
+  Operands_ operands;
+
+  template <int N>
+  struct Loaded {
+    Vector<T, N> x;
+    typename Operands_::template Packed<N> operands;
+    typename Mask_::template Packed<N> mask;
+  };
+  template <int N>
+  static Vector<T, N> x_of(const Loaded<N>& loaded) {
+    return loaded.x;
+  }
+  template <int N, typename Compute>
+  static Loaded<N> absent(Compute) {
+    return {};
+  }
+  template <int N>
+  static constexpr int kPrefetchBytes =
+      N * int(sizeof(T)) + Operands_::template kPrefetchBytes<N> + Mask_::template kPrefetchBytes<N>;
+  template <int N>
+  static constexpr int kRowBytes = N * int(sizeof(T)) + Operands_::template kRowBytes<N>;  // without a mask
+  static constexpr int kKeptColumns = Operands_::kKeptColumns;
+  template <int N, class As>
+  using Kept = typename Operands_::template Kept<N, As>;
+
+  struct RowPointer : Cols {
+    const T* pointer;
+    typename Mask_::RowPointer mask;
+    typename Keep::RowPointer keeping;
+    typename Operands_::RowPointer operands;
+
+    void make_opaque() { cupynorm::make_opaque(pointer), operands.make_opaque(); }
+    bool begins_at(const void* place) const { return pointer == place || operands.begins_at(place); }
+    void begin_at(int col) { pointer += this->offset(col); }
+
+    template <typename Index>
+    bool keeps_all(Index first, Index end) const {
+      return !Mask_::kBytes && Index(mask.interval.begin) <= first && end <= Index(mask.interval.end);
+    }
+    // What a mask keeps is then asked for by columns counted from this one.
+    template <typename Index>
+    void count_kept_from(Index col) {
+      mask.count_from(col);
+    }
+    // Narrows first .. last, numbers of vectors counted from column `origin`, to the vectors of which the mask keeps
+    // some elements.
+    template <int N>
+    void keep_vectors(int origin, int& first, int& last) const {
+      const int begin = int(mask.interval.begin) - origin, end = int(mask.interval.end) - origin;
+      if (begin > 0) first = first > begin / N ? first : begin / N;
+      last = end <= 0 ? 0 : last < (end + N - 1) / N ? last : (end + N - 1) / N;
+      if (first >= last || mask.interval.begin >= mask.interval.end) first = last = 0;
+    }
+    // Whether anything of a vector is kept: what lies outside the mask's interval is not read.
+    template <int N, typename Index>
+    bool reads(Index col) const {
+      if constexpr (kInterval) return mask.template reads<N>(col);
+      return true;
+    }
+    template <int N, typename Index>
+    Loaded<N> load(Index col) const {
+      if (!reads<N>(col)) return {};
+      return load_kept<N>(col);
+    }
+    template <int N, bool kAgain>
+    Loaded<N> load_twice(int col) const {
+      if (!reads<N>(col)) return {};
+      const auto x = load_vector_twice<kAgain, T, N>(pointer + this->offset(col));
+      if constexpr (kDrops) return {x, operands.template load<N>(col), mask.template load<N>(col)};
+      else return {x, operands.template load<N>(col), {}};
+    }
+    template <int N, int kPlaces, typename Index>
+    void prefetch(unsigned char* shared, int place, Index col) const {
+      constexpr int kOperands = kPlaces * N * int(sizeof(T)),
+          kMask = kOperands + kPlaces * Operands_::template kPrefetchBytes<N>;
+      prefetch_vector<kPlaces, 16, N>(shared, place, pointer + this->offset(col));
+      prefetch_if_any<Operands_, N, kPlaces>(operands, shared + kOperands, place, col);
+      prefetch_if_any<Mask_, N, kPlaces>(mask, shared + kMask, place, col);
+    }
+    template <int N, int kPlaces, typename Index>
+    Loaded<N> prefetched(const unsigned char* shared, int place, Index col) const {
+      constexpr int kOperands = kPlaces * N * int(sizeof(T)),
+          kMask = kOperands + kPlaces * Operands_::template kPrefetchBytes<N>;
+      return {prefetched_vector<kPlaces, T, N>(shared, place),
+          prefetched_or_loaded<Operands_, N, kPlaces>(operands, shared + kOperands, place, col),
+          prefetched_or_loaded<Mask_, N, kPlaces>(mask, shared + kMask, place, col)};
+    }
+    // The same where a thread keeps what all rows share of the operands, and there is no mask. What came may be
+    // converted several times.
+    template <int N, class As, typename Index>
+    Kept<N, As> keep(Index col) const {
+      return operands.template keep<N, As>(col);
+    }
+    template <int N, int kPlaces, typename Index>
+    void prefetch_row(unsigned char* shared, int place, Index col) const {
+      prefetch_vector<kPlaces, 16, N>(shared, place, pointer + col);
+      operands.template prefetch_row<N, kPlaces>(shared + kPlaces * N * int(sizeof(T)), place, col);
+    }
+    template <int kMore, int kPlaces, int N, class As, typename Element, typename Index, class Take>
+    void unpack_row(const Kept<N, As>& kept, const unsigned char* shared, int place, Element* x, Index col,
+        Take take) const {
+      typename ElementTraits<Element>::Number in[1 + Operands_::kCount][N];
+      cupynorm::unpack<N>(prefetched_vector<kPlaces, T, N>(shared, place), in[0]);
+      operands.template unpack_row<N, kPlaces, As>(kept, shared + kPlaces * N * int(sizeof(T)), place, in + 1, col);
+      compute_further<kMore, N>(in, x, take);
+    }
+    template <int N, typename Element, typename Index>
+    unsigned unpack(const Loaded<N>& loaded, Element* x, Index col, Element padding) const {
+      unpack_kept<N>(loaded, x, col);
+      if constexpr (kDrops) {
+        const unsigned bits = mask.template bits<N>(loaded.mask, col);
+        if (Mask_::kWhole || bits != ~0u >> (32 - N)) {  // most vectors lie within the interval
+#pragma unroll
+          for (int i = 0; i < N; ++i) x[i] = bits >> i & 1 ? x[i] : padding;
+        }
+        return bits;
+      } else {
+        return ~0u;
+      }
+    }
+
+    // The same without a look at the interval; and which elements are kept.
+    template <int N, typename Index>
+    Loaded<N> load_kept(Index col) const {
+      if constexpr (kDrops)
+        return {load_vector<T, N>(pointer + this->offset(col)), operands.template load<N>(col),
+            mask.template load<N>(col)};
+      else return {load_vector<T, N>(pointer + this->offset(col)), operands.template load<N>(col), {}};
+    }
+    template <int N, typename Element, typename Index>
+    void unpack_kept(const Loaded<N>& loaded, Element* x, Index col) const {
+      using Traits = ElementTraits<Element>;
+      typename Traits::Number in[1 + Operands_::kCount][N], out[Traits::kFields][N];
+      cupynorm::unpack<N>(loaded.x, in[0]);
+      operands.template unpack<N>(loaded.operands, in + 1, col);
+      apply_to_each<Function>(in, out);
+#pragma unroll
+      for (int i = 0; i < N; ++i) x[i] = Traits::of(out, i);
+    }
+    // The same where the function gives kMore numbers behind an element's: take(k, i, number) gets those of element i.
+    template <int kMore, int N, typename Element, typename Index, class Take>
+    void unpack_further(const Loaded<N>& loaded, Element* x, Index col, Take take) const {
+      typename ElementTraits<Element>::Number in[1 + Operands_::kCount][N];
+      cupynorm::unpack<N>(loaded.x, in[0]);
+      operands.template unpack<N>(loaded.operands, in + 1, col);
+      compute_further<kMore, N>(in, x, take);
+    }
+    template <int kMore, int N, typename Number, typename Element, class Take>
+    static void compute_further(const Number (&in)[1 + Operands_::kCount][N], Element* x, Take take) {
+      using Traits = ElementTraits<Element>;
+      constexpr int kFields = Traits::kFields;
+      Number out[kFields + kMore][N], own[kFields][N];
+      apply_to_each<Function>(in, out);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+#pragma unroll
+        for (int k = 0; k < kFields; ++k) own[k][i] = out[k][i];
+#pragma unroll
+        for (int k = 0; k < kMore; ++k) take(k, i, out[kFields + k][i]);
+        x[i] = Traits::of(own, i);
+      }
+    }
+    // Computes elements again from x, which has waited as it was loaded: as unpack, for elements that the mask keeps.
+    template <int N, typename Element>
+    void compute_again(const Vector<T, N>& x, Element* y) const {
+      static_assert(kWaitsAsLoaded, "an operand of each element is loaded with it");
+      unpack_kept<N>(Loaded<N>{x, {}, {}}, y, 0);
+    }
+    template <int N, typename Index>
+    unsigned bits(const Loaded<N>& loaded, Index col) const {
+      return mask.template bits<N>(loaded.mask, col);
+    }
+    // The first of several fields is stored.
+    template <int N, bool kWhole = false, typename Element, typename Index>
+    void store_computed(const Element* x, Index col) const {
+      typename ElementTraits<Element>::Number own[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) own[i] = field(x[i], 0);
+      keeping.template store<N, kWhole>(own, NoColumns{}, col);
+    }
+    template <typename Index>
+    const void* address(Index col) const {
+      return pointer + this->offset(col);
+    }
+  };
+  int most_kept(int cols) const { return mask.structure.most_kept(cols); }
+
+  // For row/apart.cuh, where neighbouring rows are loaded together: what is loaded beside an element of x, that element
+  // of each row, and what becomes of them.
+  template <int kRows>
+  struct Beside {
+    OfRows<Operands_, kRows> operands;
+    OfRows<Mask_, kRows> mask;
+  };
+  template <int kRows, class Row, typename Index>
+  static Vector<T, kRows> load_across(const Row (&rows)[kRows], Index col, Beside<kRows>& beside) {
+    bool any = !kInterval;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) any |= rows[r].template reads<1>(col);
+    if (!any) {
+      beside = {};
+      return {};
+    }
+    beside.operands.load([&](int r) -> const auto& { return rows[r].operands; }, col);
+    beside.mask.load([&](int r) -> const auto& { return rows[r].mask; }, col);
+    return load_vector<T, kRows>(rows[0].pointer + rows[0].offset(col));
+  }
+  template <int kRows, class Row, typename Element, typename Index>
+  static unsigned unpack_across(const Row (&rows)[kRows], const Vector<T, kRows>& x,
+      const Beside<kRows>& beside, Element (&elements)[kRows], Index col, Element padding) {
+    using Traits = ElementTraits<Element>;
+    using Number = typename Traits::Number;
+    Number from_x[kRows];
+    cupynorm::unpack<kRows>(x, from_x);
+    unsigned bits = 0;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      Number in[1 + Operands_::kCount][1], out[Traits::kFields][1];
+      in[0][0] = from_x[r];
+      rows[r].operands.template unpack<1>(beside.operands.of(r), in + 1, col);
+      apply_to_each<Function>(in, out);
+      elements[r] = Traits::of(out, 0);
+      if constexpr (kDrops) {
+        const bool kept = rows[r].mask.template bits<1>(beside.mask.of(r), col) & 1;
+        elements[r] = kept ? elements[r] : padding;
+        bits |= unsigned(kept) << r;
+      }
+    }
+    return bits;
+  }
+  // Computes elements again from x, which has waited as it was loaded: as unpack_across, for those that the mask keeps.
+  template <int kRows, class Row, typename Element>
+  static void compute_again_across(const Row (&rows)[kRows], const Vector<T, kRows>& x, Element (&elements)[kRows]) {
+    static_assert(kWaitsAsLoaded, "an operand of each element is loaded with it");
+    using Traits = ElementTraits<Element>;
+    using Number = typename Traits::Number;
+    Number from_x[kRows];
+    cupynorm::unpack<kRows>(x, from_x);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      Number in[1 + Operands_::kCount][1], out[Traits::kFields][1];
+      in[0][0] = from_x[r];
+      rows[r].operands.template unpack<1>(typename Operands_::template Packed<1>{}, in + 1, 0);
+      apply_to_each<Function>(in, out);
+      elements[r] = Traits::of(out, 0);
+    }
+  }
+  template <int kRows, class Row, typename Element, typename Index>
+  static void store_computed_across(const Row (&rows)[kRows], const Element (&elements)[kRows], Index col) {
+    typename ElementTraits<Element>::Number own[kRows];
+    typename Keep::RowPointer to[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) own[r] = field(elements[r], 0), to[r] = rows[r].keeping;
+    Keep::template store_across<kRows>(to, own, col);
+  }
+
+  RowPointer at(int64 row) const {
+    return {static_cast<const Cols&>(*this), pointer + rows.offset(row), mask.at(row), keeping.at(row),
+        operands.at(row)};
+  }
+};
+
+}  // namespace cupynorm
