@@ -271,9 +271,10 @@ class Calls:
     bound: the bound calls by signature.
     shortcuts: those of row_ops.run, by its own keys.
     plans: the newest plans of row ops that were launched for the first time.
+    asked: signature and inverse of a call whose arrays are being transposed, for the next one that is launched.
     """
 
-    __slots__ = ("_ready", "bound", "kind", "plans", "several", "shortcuts", "stream")
+    __slots__ = ("_ready", "asked", "bound", "kind", "plans", "several", "shortcuts", "stream")
 
     def __init__(self) -> None:
         self.kind: Any = None
@@ -282,6 +283,7 @@ class Calls:
         self.bound: dict[Signature, BoundCall] = {}
         self.shortcuts: dict[Any, Any] = {}
         self.plans: deque[Plan] = deque(maxlen=MOST)
+        self.asked: tuple[Signature, tuple[int, ...]] | None = None
         self._ready: set[int] = set()
 
     def begin(self) -> Any:

@@ -59,11 +59,13 @@ from cupynorm.runtime import devices
 
 if TYPE_CHECKING:
     from cupynorm._dtypes import Dtype
+    from cupynorm.call.axes import Transposition
     from cupynorm.call.elementwise_gradients import ActivationGradientCall
     from cupynorm.call.gradients import GradientCall
     from cupynorm.call.losses import CrossEntropyCall, LogSumExpCall
     from cupynorm.call.masks import Mask
     from cupynorm.host.gradients import Sum
+    from cupynorm.invoke.bound_calls import BoundCall
     from cupynorm.lower.row import RowOp
     from cupynorm.lower.spec import KernelSpec
     from cupynorm.plan.config import Plan
@@ -540,6 +542,7 @@ def run(
     implementation: Implementation,
     scalars: Sequence[int] = (),
     plan: str | Plan | None = None,
+    turned: tuple[Transposition, Callable[[], Any]] | None = None,
 ) -> Any:
     """Run a call; return its results, or the only one.
 
@@ -549,12 +552,23 @@ def run(
     result's name for where it shall go.
     options: all else that the call depends on. scalars: seed and offset of a dropout, if there is one.
     plan: of its row kernel, which `check` looks at, too.
+    turned: of a call along other axes than the last, how its arrays are transposed, and what calls the function with
+    them. What is launched then is kept as this call, too: its arrays lie at the same addresses.
     """
-    arrays = (*given.values(),)
-    found, made = bound_calls.thread.calls.again(arrays, (function, plan, *options), scalars)
+    arrays, calls = (*given.values(),), bound_calls.thread.calls
+    found, made = calls.again(arrays, (function, plan, *options), scalars)
+    asked, calls.asked = calls.asked, None
     if made is not None:
+        _keep_as_asked(asked, found)
         arrays += (*made,)
         return _several([None if at is None else arrays[at] for at in found.holds])
+    if turned is not None:
+        transposition, call_turned = turned
+        calls.asked = None if found is None else (found, transposition.inverse)
+        try:
+            return call_turned()
+        finally:
+            calls.asked = None
     call = check()
     parts = implementation.parts(call)
     if call.on_device:
@@ -567,10 +581,18 @@ def run(
         order = _order(parts, passed)
         bound = Arrays(passed, (*parts.written,), new, scalars=names, holds=order)
         implementation.steps(call).launch(found, bound, plan)
+        _keep_as_asked(asked, calls.bound.get(found))
     else:
         asking.answer(lambda: implementation.steps(call).told)
         implementation.on_host(call)
     return _several(parts.results)
+
+
+def _keep_as_asked(asked: tuple[Any, tuple[int, ...]] | None, bound: BoundCall | None) -> None:
+    """Keep a call on transposed arrays as that on the caller's own."""
+    if asked is not None and bound is not None:
+        signature, inverse = asked
+        bound_calls.thread.calls.add(signature, bound.turned_back(inverse), {})
 
 
 def _new(parts: Parts, given: Mapping[str, Any]) -> dict[str, Any]:

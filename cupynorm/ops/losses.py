@@ -104,6 +104,7 @@ def logsumexp(
     >>> float(size.round(6)), float(sign)
     (0.0, -1.0)
     """
+    turned = None
     if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
         whole = {"x": x, "where": where, "bias": bias, "b": b}
         keepdims = boolean("keepdims", keepdims)
@@ -117,7 +118,7 @@ def logsumexp(
         rest |= {} if keepdims else {"out": out}
         rest |= {"scale": scale, "window": window, "keepdims": keepdims, "dtype": dtype, "plan": plan}
         rest |= {"nan": nan, "return_sign": return_sign}
-        return transposition.call(logsumexp, whole, **rest)
+        turned = (transposition, lambda: transposition.call(logsumexp, whole, **rest))
     options = {
         "scale": scale,
         "where": where,
@@ -149,6 +150,7 @@ def logsumexp(
         ),
         LOGSUMEXP,
         plan=plan,
+        turned=turned,
     )
 
 
@@ -279,6 +281,7 @@ def cross_entropy(
     >>> loss.round(4).tolist(), gradient.round(4).tolist()
     ([0.6931, 0.0], [[0.25, 0.25, -0.5], [0.0, 0.0, 0.0]])
     """
+    turned = None
     if axis != -1 and (transposition := transposition_of(axis, logits, "logits")) is not None:
         others = {
             "labels": labels,
@@ -289,7 +292,8 @@ def cross_entropy(
         }
         others |= {"label_smoothing": label_smoothing, "z_loss": z_loss, "return_grad": return_grad}
         others |= {"dloss": dloss, "plan": plan}
-        return transposition.call(cross_entropy, {"logits": logits, "grad": grad}, **others)
+        whole = {"logits": logits, "grad": grad}
+        turned = (transposition, lambda: transposition.call(cross_entropy, whole, **others))
     given = {
         "logits": logits,
         "labels": labels,
@@ -321,6 +325,7 @@ def cross_entropy(
         ),
         CROSS_ENTROPY,
         plan=plan,
+        turned=turned,
     )
 
 

@@ -37,6 +37,7 @@ from cupynorm.plan.config import BYTE_BITS, Plan
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from cupynorm.call.axes import Transposition
     from cupynorm.call.view import View
     from cupynorm.lower.row import RowOp
 
@@ -86,10 +87,11 @@ def _run(
     check: Callable[[], StatisticCall],
     implementation: Implementation,
     plan: str | Plan | None,
+    turned: tuple[Transposition, Callable[[], Any]] | None = None,
 ) -> Any:
     arrays = {"x": x, "where": missing.where, "lengths": missing.lengths, "weights": missing.weights, **outs}
     key = gradient_calls.option_keys(*options, missing.left_padded, missing.nan)
-    return gradient_calls.run(function, arrays, key, check, implementation, plan=plan)
+    return gradient_calls.run(function, arrays, key, check, implementation, plan=plan, turned=turned)
 
 
 @overload
@@ -209,18 +211,22 @@ def standardize(
     >>> standardize(np.array([[1.0, np.nan, 3.0]]), nan="omit").tolist()
     [[-1.0, nan, 1.0]]
     """
+    turned = None
     if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        return transposition.call(
-            standardize,
-            {"x": x, "out": out, "where": where, "weights": weights},
-            ddof=ddof,
-            eps=eps,
-            lengths=lengths,
-            left_padded=left_padded,
-            nan=nan,
-            return_stats=return_stats,
-            dtype=dtype,
-            plan=plan,
+        turned = (
+            transposition,
+            lambda: transposition.call(
+                standardize,
+                {"x": x, "out": out, "where": where, "weights": weights},
+                ddof=ddof,
+                eps=eps,
+                lengths=lengths,
+                left_padded=left_padded,
+                nan=nan,
+                return_stats=return_stats,
+                dtype=dtype,
+                plan=plan,
+            ),
         )
     missing = Missing(where, lengths, left_padded, weights, nan)
 
@@ -231,7 +237,7 @@ def standardize(
         return call._replace(numbers=(eps_within(call.compute, exact), freedom))
 
     options = (axis, ddof, eps, return_stats, dtype)
-    return _run("standardize", x, missing, {"out": out}, options, check, STANDARDIZED, plan)
+    return _run("standardize", x, missing, {"out": out}, options, check, STANDARDIZED, plan, turned)
 
 
 def _standardize(call: StatisticCall) -> None:
@@ -315,17 +321,21 @@ def normalize(
     >>> normalize(np.array([[1.0, 3.0]]), 1).tolist(), normalize(np.array([[-2.0, 1.0]]), np.inf).tolist()
     ([[0.25, 0.75]], [[-1.0, 0.5]])
     """
+    turned = None
     if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        return transposition.call(
-            normalize,
-            {"x": x, "out": out, "where": where, "weights": weights},
-            ord=ord,
-            lengths=lengths,
-            left_padded=left_padded,
-            nan=nan,
-            return_norms=return_norms,
-            dtype=dtype,
-            plan=plan,
+        turned = (
+            transposition,
+            lambda: transposition.call(
+                normalize,
+                {"x": x, "out": out, "where": where, "weights": weights},
+                ord=ord,
+                lengths=lengths,
+                left_padded=left_padded,
+                nan=nan,
+                return_norms=return_norms,
+                dtype=dtype,
+                plan=plan,
+            ),
         )
     missing = Missing(where, lengths, left_padded, weights, nan)
 
@@ -336,7 +346,7 @@ def normalize(
         return call._replace(numbers=(float(order),))
 
     options = (ord, axis, return_norms, dtype)
-    return _run("normalize", x, missing, {"out": out}, options, check, NORMALIZED, plan)
+    return _run("normalize", x, missing, {"out": out}, options, check, NORMALIZED, plan, turned)
 
 
 def _order(given: Any) -> int:
@@ -421,18 +431,22 @@ def rescale(
     >>> rescale(np.array([[1.0, 2.0, 5.0], [7.0, 7.0, 7.0]]), -1, 1).tolist()
     [[-1.0, -0.5, 1.0], [-1.0, -1.0, -1.0]]
     """
+    turned = None
     if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        return transposition.call(
-            rescale,
-            {"x": x, "out": out, "where": where},
-            low=low,
-            high=high,
-            lengths=lengths,
-            left_padded=left_padded,
-            nan=nan,
-            return_range=return_range,
-            dtype=dtype,
-            plan=plan,
+        turned = (
+            transposition,
+            lambda: transposition.call(
+                rescale,
+                {"x": x, "out": out, "where": where},
+                low=low,
+                high=high,
+                lengths=lengths,
+                left_padded=left_padded,
+                nan=nan,
+                return_range=return_range,
+                dtype=dtype,
+                plan=plan,
+            ),
         )
     missing = Missing(where, lengths, left_padded, None, nan)
 
@@ -446,7 +460,7 @@ def rescale(
         return call
 
     options = (low, high, axis, return_range, dtype)
-    return _run("rescale", x, missing, {"out": out}, options, check, RESCALED, plan)
+    return _run("rescale", x, missing, {"out": out}, options, check, RESCALED, plan, turned)
 
 
 def _rescale(call: StatisticCall) -> None:

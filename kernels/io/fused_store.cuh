@@ -1,7 +1,6 @@
 // The Stores that compute: from the op's result and from operands. Their host mirrors: in cupynorm/lower/mirrors.py.
 // What they compute is a struct that lower/tracing.py writes, `Function`.
 #pragma once
-#include <io/affine.cuh>
 #include <io/operands.cuh>
 
 namespace cupynorm {

@@ -20,7 +20,7 @@
 //                       As for the RowPointer of a Load (contract.cuh).
 #pragma once
 #include <base/functions.cuh>
-#include <io/load_store.cuh>
+#include <io/affine.cuh>
 
 namespace cupynorm {
 

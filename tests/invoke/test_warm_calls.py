@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import cupynorm
+from cupynorm.call import axes
 from cupynorm.invoke import bound_calls, fused_calls, row_ops
 from tests import simulator
 from tests.simulator import simulated
@@ -157,6 +158,46 @@ def test_a_call_along_other_axes_is_as_short(roads: Roads, name: str, given: boo
         assert (new[0].strides if several else new.strides) == (old[0].strides if several else old.strides)
     if given:
         assert (again[0][0] if isinstance(again[0], tuple) else again[0]) is outs[2]
+
+
+STATISTICS = {
+    "standardize": lambda x, out: cupynorm.standardize(x, axis=1, out=out, return_stats=True),
+    "standardize, where": lambda x, out: cupynorm.standardize(
+        x, axis=0, where=x.view(np.uint8)[..., ::4], nan="omit", out=out
+    ),
+    "normalize": lambda x, out: cupynorm.normalize(x, 1, axis=MIDDLE, out=out),
+    "rescale": lambda x, out: cupynorm.rescale(x, axis=0, out=out, return_range=True),
+    "logsumexp": lambda x, out: cupynorm.logsumexp(x, axis=0, b=x, return_sign=True),
+    "logsumexp, keepdims": lambda x, out: cupynorm.logsumexp(x, axis=1, keepdims=True),
+    "cross_entropy": lambda x, out: cupynorm.cross_entropy(
+        x, LENGTHS[0], axis=0, ignore_index=5, return_grad=True, grad=out
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+@pytest.mark.parametrize("given", [False, True], ids=["own output", "out"])
+def test_statistics_and_losses_along_other_axes_are_found_by_the_callers_arrays(
+    roads: Roads, monkeypatch: pytest.MonkeyPatch, name: str, given: bool
+) -> None:
+    cupy, shape = simulator.cupy, (5, ROWS, COLS)
+    LENGTHS[:] = [cupy.asarray(np.arange(ROWS * COLS).reshape(ROWS, COLS) % 6)]
+    data = [cupy.asarray(host(*shape, seed=seed)) for seed in (3, 4)]
+    outs = [cupy.empty(shape, np.float32) if given else None for _ in range(4)]
+    fresh = []
+    for x, out in zip(data, outs[:2], strict=True):
+        row_ops.forget()
+        fresh.append(STATISTICS[name](x, out))
+    monkeypatch.delattr(axes.Transposition, "apply")
+
+    again = [STATISTICS[name](x, out) for x, out in zip(data, outs[2:], strict=True)]
+
+    for new, old in zip(again, fresh, strict=True):
+        assert bits(new) == bits(old)
+        for one, other in zip(
+            *(each if isinstance(each, tuple) else (each,) for each in (new, old)), strict=True
+        ):
+            assert (one.shape, one.strides) == (other.shape, other.strides)
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["own output", "out"])
