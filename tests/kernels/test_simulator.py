@@ -845,6 +845,33 @@ def test_what_was_built_ahead_is_not_compiled_again(tmp_path, monkeypatch):
     assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
 
 
+TWO_FOLDERS = """
+import os, sys
+import numpy as np
+sys.path.insert(0, {path!r})
+from tests.simulator import cupy
+code = "template <int n> __global__ void f(int* y) {{ __syncthreads(); y[threadIdx.x] = n + blockDim.x; }}"
+for n, folder in enumerate({folders!r}):
+    os.environ["CUPYNORM_SIMULATOR_CACHE"] = folder
+    y = cupy.empty(2, np.int32)
+    cupy.RawModule(code=code, name_expressions=(f"f<{{n}}>",)).get_function(f"f<{{n}}>")((1,), (2,), (y,))
+    print(*y.get())
+"""
+
+
+def test_a_kernel_runs_on_the_engine_of_its_own_folder(tmp_path):
+    engine = build.engine(build.sanitizer())
+    folders = [tmp_path / name for name in ("one", "another")]
+    for folder in folders:
+        folder.mkdir(mode=0o700)
+        (folder / engine.name).write_bytes(engine.read_bytes())
+
+    script = TWO_FOLDERS.format(path=str(Path(__file__).parents[2]), folders=[str(each) for each in folders])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+    assert (done.stdout.split(), done.stderr) == (["2", "2", "3", "3"], "")
+
+
 def test_device_arrays_are_not_host_arrays():
     host = np.arange(6.0).reshape(2, 3)
     x = cupy.asarray(host)

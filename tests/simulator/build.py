@@ -414,7 +414,8 @@ class Library:
             )
         path = library(code, name, options)
         self._loaded = ctypes.CDLL(str(path))
-        self.launch: Any = ctypes.CDLL(str(engine(sanitizer()))).simulator_launch
+        # of the engine that this library is linked with: of two folders each has one, and a process may load both
+        self.launch: Any = self._loaded.simulator_launch
         self.entry = ctypes.cast(self._of_kernel("entry", path), ctypes.c_void_p).value
         self.shared = ctypes.cast(self._loaded.simulator_shared, ctypes.c_void_p).value
         self.max_threads = int(self._of_kernel("bounds", path)())
