@@ -437,6 +437,7 @@ inline void assume(bool fact) { __builtin_assume(fact); }
 // Hides where a word comes from: what is computed from it stays where it stands, inside a loop for example.
 inline void make_opaque(int& word) { asm volatile("" : "+r"(word)); }
 inline void make_opaque(unsigned& word) { asm volatile("" : "+r"(word)); }
+inline void make_opaque(int64& number) { asm volatile("" : "+l"(number)); }
 inline void make_opaque(float& number) { asm volatile("" : "+f"(number)); }
 inline void make_opaque(double& number) { asm volatile("" : "+d"(number)); }
 // The same for an address in global memory: what is computed from it is not computed from what it came from.

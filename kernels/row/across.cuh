@@ -31,18 +31,18 @@ inline void go_through_tiles(const Store& store, int64 rows, Go go) {
     const int part = Shape::kCtasPerRow > 1 ? cluster_rank() : 0;
     go(TilePart{blockIdx.x / Shape::kCtasPerRow, part, Shape::kCtasPerRow, rows}, nullptr);
   } else if constexpr (kIsRoomy<Store>) {
-    constexpr int kBytes = Shape::kRows * int(sizeof(SlotWords<Op>));  // of a block's messages
     // Neighbouring blocks share rows, so that those of a multiprocessor do not, and one waits while another works.
     const int groups = gridDim.x, parts = gridDim.y, number = blockIdx.y * groups + blockIdx.x, group = number / parts,
         part = number % parts;
-    unsigned char* const messages = store.room + int64(groups) * kCounterBytes;
-    GridMeeting meeting = {messages + int64(group) * parts * kBytes,
-        reinterpret_cast<unsigned*>(store.room + int64(group) * kCounterBytes), int64(groups) * parts * kBytes, part,
-        parts, 0};
-    if (part == 0 && threadIdx.x == 0) *meeting.counter = 0;
+    GridMeeting meeting = {store.room, group, part, 0};
+    if (part == 0 && threadIdx.x == 0) *meeting.counter() = 0;
     grid_wait(grid_arrive());
     int64 tile = group;
-    while (go(TilePart{tile, part, parts, tile + groups}, &meeting)) tile += groups;
+    while (go(TilePart{tile, part, parts, tile + groups}, &meeting)) {
+      tile += groups;
+      // or what is computed from these would wait in registers from one tile to the next
+      make_opaque(meeting.group), make_opaque(meeting.part), make_opaque(meeting.room);
+    }
   }
 }
 

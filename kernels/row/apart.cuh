@@ -64,26 +64,32 @@ struct SlotWords {
   };
 };
 
-// How blocks of the grid that share rows meet: each leaves its Slots in global memory, then all read what all have
-// left. The next ones take another place, `apart` bytes from there, and the ones after that the first again: nobody
-// leaves them before all have read these.
+// The counter of each group of blocks has a line of its own. How much room they all need is messages_bytes of
+// cupynorm/plan/problem.py.
+constexpr int kCounterBytes = 128;
+
+// How the gridDim.y blocks of a group meet that share rows: each leaves its Slots in global memory, then all read what
+// all have left. The next ones take another place, and the ones after that the first again: nobody leaves them before
+// all have read these. Addresses are computed each time: a thread with 64 numbers has no registers for them.
 struct GridMeeting {
-  unsigned char* room;  // of the blocks that share rows with this one
-  unsigned* counter;    // of blocks_arrive
-  int64 apart;
-  int part, parts;
+  unsigned char* room;  // a counter of each group, then all messages
+  int group, part;
   unsigned turn;
 
-  template <class Op>
+  template <class Op, int kRows>
   SlotWords<Op>* messages() const {  // [block][row]
-    return reinterpret_cast<SlotWords<Op>*>(room + (turn & 1) * apart);
+    const unsigned groups = gridDim.x, first = ((turn & 1) * groups + group) * gridDim.y * kRows;
+    auto* messages = reinterpret_cast<SlotWords<Op>*>(room + int64(groups) * kCounterBytes) + first;
+    make_opaque(messages);  // of global memory
+    return messages;
   }
+  unsigned* counter() const { return reinterpret_cast<unsigned*>(room + group * kCounterBytes); }
   // meanwhile(): what a block does until the last one has come
   template <class Meanwhile>
   void meet(Meanwhile meanwhile) const {
-    blocks_arrive(counter, unsigned(parts), part == 0);
+    blocks_arrive(counter(), gridDim.y, part == 0);
     meanwhile();
-    blocks_wait(counter, turn);
+    blocks_wait(counter(), turn);
   }
 };
 struct NothingMeanwhile {
@@ -97,6 +103,7 @@ inline bool meet_for_long(int parts) { return parts >= 24 && parts <= 80; }
 template <class Shape, class Load, class Address>
 inline void prefetch_tile(const Load& load, int64 rows, int64 tile, Address address) {
   if constexpr (Shape::kOfGrid) {
+    make_opaque(tile);  // or its address would wait in registers until its elements are loaded
     const int64 row = (tile * Shape::kLanes + int(threadIdx.x) % Shape::kLanes) * Shape::kVector;
     if (row >= rows) return;
     auto source = load.at(row);
@@ -106,10 +113,6 @@ inline void prefetch_tile(const Load& load, int64 rows, int64 tile, Address addr
     }
   }
 }
-// The counter of each group of blocks has a line of its own. How much room they all need is messages_bytes of
-// cupynorm/plan/problem.py.
-constexpr int kCounterBytes = 128;
-
 // The shared memory of a tile's reductions: a Slot of each row from each warp, then from each block of the cluster.
 // kMore: twice, as a block may send what it has of the next reduction while another reads what it had of this one.
 template <class Op, class Shape, bool kMore = true>
@@ -149,9 +152,11 @@ struct GatheredSlots {
   }
   template <class Give>
   static void give_all(const SlotWords<Op>* slots, Give give, int count = kCount) {
+    int thread = threadIdx.x;
+    if constexpr (Shape::kOfGrid) make_opaque(thread);  // or it would be divided once for all tiles
 #pragma unroll 1
-    for (int warp = threadIdx.x / kWarp; warp < kWarps; warp += Shape::kWarps) {
-      const int number = int(threadIdx.x) % kWarp / kApart, row = warp * kApart + int(threadIdx.x) % kApart;
+    for (int warp = thread / kWarp; warp < kWarps; warp += Shape::kWarps) {
+      const int number = thread % kWarp / kApart, row = warp * kApart + thread % kApart;
       const SlotWords<Op>* const from = slots + number * kRows + row % kRows;
       const bool any = kCount > 0 || number < count;
       Slot<Op> all = any ? slot_at(from) : Slot<Op>{Op::identity(), 0};
@@ -200,7 +205,7 @@ inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename 
   if constexpr (kCtasPerRow == 1) {
     OfWarps::give_all(places.slots, finish_once);
   } else if constexpr (Shape::kOfGrid) {
-    SlotWords<Op>* const messages = meeting->template messages<Op>();
+    SlotWords<Op>* const messages = meeting->template messages<Op, Shape::kRows>();
     OfWarps::give_all(places.slots, [&](int row, int number, const Slot<Op>& all) {
       SlotWords<Op> own = {};
       own.slot = all;
@@ -209,7 +214,7 @@ inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename 
       for (int i = 0; i < kQuads; ++i) messages[part * Shape::kRows + row].words[i] = own.words[i];
     });
     meeting->meet(meanwhile);
-    GatheredSlots<Op, Shape, 0>::give_all(messages, finish_once, meeting->parts);
+    GatheredSlots<Op, Shape, 0>::give_all(messages, finish_once, gridDim.y);
     ++meeting->turn;
   } else {
     SlotWords<Op>* const messages = places.messages(turn);

@@ -80,7 +80,9 @@ inline bool go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
   using Number = typename Store::Affines::template Number<Compute>;
   constexpr bool kConverted = Store::Affines::kPresent && kRound <= kWholeColumns;
 
-  const int part = at.part, lane = threadIdx.x % kLanes, down = threadIdx.x / kLanes;
+  int part = at.part, thread = threadIdx.x;
+  if constexpr (Shape::kOfGrid) make_opaque(part), make_opaque(thread);  // each tile anew, as the meeting's addresses
+  const int lane = thread % kLanes, down = thread / kLanes;
   constexpr int kSure = Shape::kSure;
   const Shares shares = Shape::kFull ? Shares{kRound, 0} : Shares::of(a.cols, at.parts);
   const int begin = int(shares.begin(part)), held = Shape::kFull ? kRound : int(shares.held(part));

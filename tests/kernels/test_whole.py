@@ -155,6 +155,21 @@ def test_few_instructions_are_issued_for_each_element(
     assert len(code.instructions) <= instructions * numbers
 
 
+@pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize(
+    ("op", "dtype"), [(LAYER_NORM, "float32"), (SOFTMAX, "float32"), (LAYER_NORM, "float16")]
+)
+@pytest.mark.parametrize("cols", [10000, 16384])
+def test_rows_that_the_grid_shares_have_registers_enough(op: Any, dtype: str, cols: int) -> None:
+    # 64 numbers a thread of 512, of 128 registers: what is the same for all tiles is computed for each of them
+    spec = spec_of(op, (16, cols, 1024), dtype)
+    plan = choose(spec.problem, RECORDED["h200"], lambda plan: plan.min_blocks)
+    assert (plan.variant, plan.block, plan.vectors) == ("split", 512, 32)
+    for major in nvrtc.majors():
+        kernel = nvrtc.compile(spec.text, spec.expression(plan), compiler.options(), "90", major=major)
+        assert not spills(kernel), major
+
+
 @pytest.mark.skipif(
     nvrtc.available() is None or nvdisasm() is None, reason="NVRTC is not installed, or no disassembler"
 )

@@ -177,6 +177,7 @@ inline void make_opaque(int&) {}
 inline void make_opaque(unsigned&) {}
 inline void make_opaque(float&) {}
 inline void make_opaque(double&) {}
+inline void make_opaque(int64&) {}
 template <typename T>
 inline void make_opaque(T*&) {}
 template <int kBytes>
