@@ -1,10 +1,11 @@
 """Time the functions on NumPy arrays beside a few lines of NumPy, PyTorch on one core, and another checkout.
 
-    python benchmarks/numpy_arrays.py --json numpy-arrays.json [--before CHECKOUT] [--only softmax] [--quick]
+    python benchmarks/numpy_arrays.py --json numpy-arrays.json [--numba] [--threads 2] [--only softmax] [--quick]
 
 Needs no GPU. Each contender is a process of its own, and they take turns: a sample of each, then the next of each, so
-that whatever else the machine does treats all alike. The best sample counts, and ratios are what can be compared. NumPy
-and PyTorch have one thread; with --threads 2, cupynorm is measured once more with two.
+that whatever else the machine does treats all alike. The best sample counts, and ratios are what can be compared. All
+have one thread; with --threads 2, cupynorm and PyTorch are measured once more with two, with --numba cupynorm with
+CUPYNORM_NUMBA=1. --before CHECKOUT is another checkout beside this one.
 """
 
 from __future__ import annotations
@@ -261,7 +262,7 @@ def torchs(op: str) -> Callable[..., Any]:
     import torch  # noqa: PLC0415
 
     functional = torch.nn.functional
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ["CUPYNORM_THREADS"]))
     calls: dict[str, Callable[..., Any]] = {
         "layer_norm": lambda x, gamma, beta, axis: functional.layer_norm(
             x, x.shape[axis:], gamma, beta, 1e-5
@@ -289,11 +290,12 @@ class Case(NamedTuple):
 class Worker:
     """A contender in a process of its own, which answers a case with the seconds of one call."""
 
-    def __init__(self, kind: str, checkout: Path, threads: int = 1) -> None:
+    def __init__(self, kind: str, checkout: Path, threads: int = 1, *, numba: bool = False) -> None:
         environment = {
             **os.environ,
-            **ONE_THREAD,
+            **(dict.fromkeys(ONE_THREAD, str(threads)) if kind == "torch" else ONE_THREAD),
             "CUPYNORM_THREADS": str(threads),
+            "CUPYNORM_NUMBA": str(int(numba)),
             "PYTHONPATH": str(checkout),
         }
         self._process: Any = subprocess.Popen(  # noqa: S603  this file
@@ -433,6 +435,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="where the samples go")
     parser.add_argument("--before", type=Path, help="another checkout, that is measured, too")
+    parser.add_argument("--numba", action="store_true", help="measure with loops that numba compiles, too")
     parser.add_argument("--threads", type=int, default=1, help="measure with so many threads, too")
     parser.add_argument("--only", nargs="+", choices=OURS, default=list(OURS), help="ops")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
@@ -447,11 +450,16 @@ def main() -> None:
         return
     here = Path(__file__).resolve().parents[1]
     workers = {"cupynorm": Worker("cupynorm", here)}
-    if options.threads > 1:
-        workers[f"{options.threads} threads"] = Worker("cupynorm", here, options.threads)
+    if options.numba:
+        workers["numba"] = Worker("cupynorm", here, numba=True)
     if options.before:
         workers["before"] = Worker("cupynorm", options.before.resolve())
     workers |= {name: Worker(name, here) for name in ("numpy", "torch")}
+    if options.threads > 1:
+        for name in ("cupynorm", *(["numba"] if options.numba else []), "torch"):
+            kind = "torch" if name == "torch" else "cupynorm"
+            label = f"{name[:5]} x{options.threads}"
+            workers[label] = Worker(kind, here, options.threads, numba=name == "numba")
     about = {"python": platform.python_version(), "numpy": np.__version__, "machine": platform.machine()}
     report: dict[str, Any] = {"about": about, "date": time.strftime("%Y-%m-%d"), "cases": []}
     names = list(workers)

@@ -12,6 +12,7 @@ EXTRAS = {
     "cuda13": ("cupy-cuda13x>=14.2,<15", NVRTC[13], HEADERS[13], ML_DTYPES),
     "text": ("tokenizers>=0.20", "safetensors>=0.4.3"),
     "plot": ("matplotlib>=3.9",),
+    "numba": ("numba>=0.61",),
 }
 
 

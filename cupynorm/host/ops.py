@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm._dtypes import compute_dtype
+from cupynorm.host import compiled
 from cupynorm.host.blocks import each_block
 from cupynorm.host.reference import ALONE
 from cupynorm.host.rows import columns_of
@@ -48,6 +49,10 @@ def layer_norm(
 ) -> None:
     """Write (x - mean) / sqrt(var + eps) * gamma + beta to out, as reference.layer_norm does."""
     cols = math.prod(x.shape[x.ndim - axes :])
+    if extras is ALONE and compiled.run(
+        "layer_norm", x, axes, out, (cols, eps), scale=gamma, shift=beta, statistics=(mean, rstd)
+    ):
+        return
     dtype = _arithmetic(x, out, extras)
     scale, shift = (columns_of(each, x.shape, axes, dtype) for each in (gamma, beta))
 
@@ -75,6 +80,10 @@ def rms_norm(
 ) -> None:
     """Write x / sqrt(mean(x^2) + eps) * gamma to out, as reference.rms_norm does."""
     cols = math.prod(x.shape[x.ndim - axes :])
+    if extras is ALONE and compiled.run(
+        "rms_norm", x, axes, out, (cols, eps), scale=gamma, statistics=(rstd,)
+    ):
+        return
     dtype = _arithmetic(x, out, extras)
     scale = columns_of(gamma, x.shape, axes, dtype)
 
@@ -94,6 +103,8 @@ def softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE, *, omit: bo
 
     With `omit` nothing is quantised.
     """
+    if extras is ALONE and not omit and compiled.run("softmax", x, axes, out):
+        return
 
     def work(rows: Rows) -> None:
         rows.mask(extras.mask)
@@ -116,6 +127,8 @@ def log_softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE, *, omit
 
     omit: nan stays as it is.
     """
+    if extras is ALONE and not omit and compiled.run("log_softmax", x, axes, out):
+        return
 
     def work(rows: Rows) -> None:
         rows.mask(extras.mask)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm._values import NamedTuple
+from cupynorm.host import compiled
 from cupynorm.host.blocks import each_block
 from cupynorm.host.keeping import ALL, Keeping, KeptRows, each_kept, refuse_nan
 from cupynorm.host.ops import FLOAT32, FLOAT64, LEAST_SQUARES, MOST_SQUARES, _centre, type_of_arithmetic
@@ -53,6 +54,8 @@ def standardize(
         return
     cols = math.prod(x.shape[x.ndim - axes :])
     freedom = float(_freedom(cols, ddof))
+    if compiled.run("standardize", x, axes, out, (cols, eps, freedom), statistics=(mean, std)):
+        return
 
     def work(rows: Rows) -> None:
         middle, squares = _centre(rows, cols, centred=True)
@@ -234,6 +237,8 @@ def normalize(
         for kept in each_kept(x, axes, keeping):
             _normalize_kept(kept, order, out, norm)
         return
+    if compiled.run(f"normalize/{order}", x, axes, out, statistics=(norm,)):
+        return
 
     def work(rows: Rows) -> None:
         low, high = SAFE_NORMS[rows.space.dtype]
@@ -318,6 +323,8 @@ def rescale(
         refuse_nan(x, axes, keeping)
         for kept in each_kept(x, axes, keeping):
             _rescale_kept(kept, low, high, out, smallest, largest)
+        return
+    if compiled.run("rescale", x, axes, out, (1.0, low, high), statistics=(smallest, largest)):
         return
 
     def work(rows: Rows) -> None:

@@ -49,6 +49,7 @@ DOORS = {
     "cupy": ["runtime.devices"],
     "cupy_backends": ["runtime.devices"],
     "ml_dtypes": ["_dtypes"],
+    "numba": ["host.compiled"],
     "safetensors": ["bert.checkpoint"],
     "tokenizers": ["bert.text"],
 }

@@ -134,7 +134,7 @@ def test_plain_install_needs_numpy_and_click_only(metadata: dict[str, list[str]]
 def test_an_extra_brings_one_cupy_and_its_compiler(metadata: dict[str, list[str]], extra: str) -> None:
     needs = [need for need in metadata["Requires-Dist"] if f"extra == '{extra}'" in need]
 
-    assert metadata["Provides-Extra"] == [*EXTRAS, "plot", "text"]
+    assert metadata["Provides-Extra"] == [*EXTRAS, "numba", "plot", "text"]
     assert [name_of(need) for need in needs if need.startswith("cupy")] == [f"cupy-{extra}x"]
     assert sum("nvrtc" in need for need in needs) == 1
     assert all("sys_platform != 'darwin'" in need for need in needs)
@@ -146,7 +146,7 @@ def test_what_texts_need_is_an_extra_that_brings_no_framework(metadata: dict[str
     assert sorted(map(name_of, needs)) == ["safetensors", "tokenizers"]
 
 
-@pytest.mark.parametrize("extra", [*EXTRAS, "plot", "text"])
+@pytest.mark.parametrize("extra", [*EXTRAS, "numba", "plot", "text"])
 def test_messages_name_what_an_extra_consists_of(metadata: dict[str, list[str]], extra: str) -> None:
     needs = [need.partition(";")[0] for need in metadata["Requires-Dist"] if f"extra == '{extra}'" in need]
 
