@@ -51,6 +51,7 @@ LYING: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "one element to the next row": (lambda normal: normal(600, 1), 0),
     "parts of rows": (lambda normal: normal(40, 700)[:, 7:607], -1),
     "parts of columns": (lambda normal: normal(600, 80)[:, 9:49], 0),
+    "one column of several": (lambda normal: normal(600, 80)[:, 9:10], 0),
     "backwards": (lambda normal: normal(80, 600)[::-2], -1),
     "columns backwards": (lambda normal: normal(1200, 40)[::-2], 0),
     "Fortran": (lambda normal: np.asfortranarray(normal(40, 600)), -1),
@@ -169,9 +170,9 @@ def test_a_row_has_the_same_bits_in_any_company_and_with_any_threads(
     gamma = normal(dtype)(x.shape[axis])
     whole = CALLS[name](x, gamma, axis=axis)
 
-    monkeypatch.setattr(compiled, "LEAST_OF_A_THREAD", 64)
-    monkeypatch.setattr(compiled, "LEAST_OF_A_PART", 64)
-    monkeypatch.setattr(compiled, "NARROW", 64)
+    monkeypatch.setattr(compiled, "MIN_PER_THREAD", 64)
+    monkeypatch.setattr(compiled, "MIN_PER_PART", 64)
+    monkeypatch.setattr(compiled, "MIN_WIDTH", 64)
     monkeypatch.setenv("CUPYNORM_THREADS", "3")
     parts = []
     original = threads.spread
@@ -214,6 +215,23 @@ def test_a_result_may_lie_otherwise(ran: list[str]) -> None:
     assert np.array_equal(room[::2, :200], cupynorm.softmax(x))
     assert not room[1::2].any()
     assert not room[:, 200:].any()
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "softmax", "rescale"])
+def test_a_column_may_be_written_among_others(name: str) -> None:
+    x, room = normal("float32")(90, 1), np.zeros((90, 3), np.float32)
+    gamma = np.ones(90, np.float32)
+
+    CALLS[name](x, gamma, axis=0, out=room[:, 1:2])
+
+    np.testing.assert_allclose(room[:, 1:2], by_numpy(CALLS[name], x, gamma, axis=0)[0], rtol=1e-5, atol=1e-6)
+    assert not room[:, ::2].any()
+
+
+def test_statistics_beyond_the_type_warn_of_nothing() -> None:
+    x = np.full((2, 8), 1e-44, np.float32)
+
+    assert np.isposinf(cupynorm.rms_norm(x, eps=0, return_stats=True)[1]).all()
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,11 @@
-"""Which rows of NumPy arrays go through loops that numba has compiled: where CUPYNORM_NUMBA says so, plain ones.
+"""Plain ops on float32 and float64 rows of NumPy arrays, in loops that numba compiles, where CUPYNORM_NUMBA is 1.
 
-Who calls run() asks NumPy where it says False. Which loop takes a row depends on types and on how rows lie, so a row
-has the same bits in any company. Nothing is checked here.
+run() returns False for all other calls, which then go through the blocks of blocks.py. The loop is chosen by dtype and
+memory layout alone, so a row has the same bits whatever rows are computed with it. Nothing is checked here.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from cupynorm._install import pip_install
 from cupynorm._values import NamedTuple
 from cupynorm.host import threads as threading
-from cupynorm.host.slabs import _inner, _laid, _reshaped, lie_apart
+from cupynorm.host.slabs import _inner, _laid, lie_apart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,11 +22,12 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 TYPES = {np.dtype(np.float32), np.dtype(np.float64)}
-LEAST_OF_A_THREAD = 1 << 17  # elements, a tenth of a millisecond: to wake one takes half as long
-PARTS, LEAST_OF_A_PART = 4, 1 << 18  # of a thread's rows: who is late leaves some to the others
-WIDTH = 4096  # rows side by side that are computed at once, at most: long steps along memory (docs/notes/072)
-NARROW = 512  # the same for more threads: shorter steps cost more than a second thread wins
-LINE = 16  # elements of float32: threads do not write to one line of a cache
+MIN_PER_THREAD = 1 << 17  # elements: a tenth of a millisecond of work, twice what it takes to wake a thread
+PARTS = 4  # of each thread's share, so that one that is late leaves some to the others
+MIN_PER_PART = 1 << 18  # elements
+MAX_WIDTH = 4096  # neighbouring rows that are computed at once: long runs of memory (docs/notes/072)
+MIN_WIDTH = 512  # where threads share them: shorter runs cost more than a second thread saves
+LINE = 16  # float32 elements of a cache line, which no two threads write to
 
 
 def wanted() -> bool:
@@ -42,8 +42,8 @@ def wanted() -> bool:
     return True
 
 
-class Lying(NamedTuple):
-    """How rows lie: groups of `inner` rows side by side, or rows whose elements are (inner 1); cols elements each.
+class Layout(NamedTuple):
+    """How rows of `cols` elements lie: in groups of `inner` rows that are neighbours.
 
     strides: how many elements lie from a group to the next, and from an element of a row to the next, in x, the others
     and the result.
@@ -53,6 +53,11 @@ class Lying(NamedTuple):
     cols: int
     inner: int
     strides: tuple[tuple[int, int], ...]
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether the elements of each row are neighbours, in all arrays."""
+        return self.inner == 1 and (self.cols == 1 or all(step == 1 for _, step in self.strides))
 
 
 def run(
@@ -77,64 +82,45 @@ def run(
     arrays = (x, x if others is None else others, x if out is None else out)
     if x.dtype not in TYPES or any(each.dtype != x.dtype or not each.flags.aligned for each in arrays):
         return False
-    if out is not None and not all(_apart_or_same(each, out) for each in (x, others, scale, shift)):
+    shared = [] if out is None else _that_share_memory(out, x, others, scale, shift)
+    if out is not None and not all(_is_the_same(each, out) for each in shared):
         return False
-    lying = _lying(arrays, axes)
-    if lying is None:
+    layout = _layout_of(arrays, axes)
+    if layout is None:
         return False
     trailing = x.shape[x.ndim - axes :]
     columns = [_columns(each, trailing, x.dtype) for each in (scale, shift)]
-    told = np.empty((lying.groups * lying.inner, 2))
-    given = [_first(each) for each in arrays[:2]]
+    of_rows = np.empty((layout.groups * layout.inner, 2))
     result = np.empty(1, x.dtype) if out is None else _first(out)
-    in_place = out is not None and any(np.may_share_memory(each, out) for each in arrays[:2])
-    _go_through(
-        name,
-        lying,
-        (*map(_read_only, given), *map(_read_only, columns), result, told),
-        numbers,
-        in_place=in_place,
-    )
-    for column, statistic in enumerate(statistics):
-        if statistic is not None:
-            statistic[...] = told[:, column].reshape(statistic.shape)
+    read = [_read_only(each) for each in (*map(_first, arrays[:2]), *columns)]
+    _go_through(name, layout, (*read, result, of_rows), numbers, in_place=bool(shared))
+    with np.errstate(all="ignore"):
+        for column, statistic in enumerate(statistics):
+            if statistic is not None:
+                statistic[...] = of_rows[:, column].reshape(statistic.shape)
     return True
 
 
-def _apart_or_same(one: Array | None, out: Array) -> bool:
-    """Say whether writing to `out` changes nothing of an array that is still to be read."""
-    if one is None or not np.may_share_memory(one, out):
-        return True
+def _that_share_memory(out: Array, *arrays: Array | None) -> list[Array]:
+    return [each for each in arrays if each is not None and np.may_share_memory(each, out)]
+
+
+def _is_the_same(one: Array, out: Array) -> bool:
+    """Say whether each element of `one` is at the place of the result that is computed from it."""
     return (one.ctypes.data, one.shape, one.strides) == (out.ctypes.data, out.shape, out.strides)
 
 
-def _lying(arrays: Sequence[Array], axes: int) -> Lying | None:
+def _layout_of(arrays: Sequence[Array], axes: int) -> Layout | None:
     """Return how the rows of arrays of one shape lie; None if no loop knows it."""
     x = arrays[0]
-    before = x.ndim - axes
-    inner = _inner(x, axes) if lie_apart(x, axes) else 0
-    blocks: list[Array | None]
-    if inner:
-        blocks = [_laid(each, inner, axes) for each in arrays]
-    else:
-        rows = (math.prod(x.shape[:before]), 1, math.prod(x.shape[before:]))
-        blocks = [_viewed(each, rows) for each in arrays]
-    found = [each for each in blocks if each is not None]
-    if len(found) < len(arrays) or any(each.shape[2] > 1 and each.strides[2] != x.itemsize for each in found):
-        return None
-    if any(step % x.itemsize for each in found for step in each.strides):
+    neighbours = _inner(x, axes) if lie_apart(x, axes) else 0
+    found = [each for each in (_laid(array, neighbours, axes) for array in arrays) if each is not None]
+    if len(found) < len(arrays) or any(step % x.itemsize for each in found for step in each.strides):
         return None
     strides = tuple((each.strides[0] // x.itemsize, each.strides[1] // x.itemsize) for each in found)
-    groups, cols, width = found[0].shape
-    return Lying(groups, cols, width, strides) if inner else Lying(groups, width, 1, strides)
-
-
-def _viewed(array: Array, shape: tuple[int, ...]) -> Array | None:
-    """Return a view of another shape; None where only a copy has it."""
-    try:
-        return _reshaped(array, shape)
-    except (ValueError, AttributeError):
-        return None
+    groups, cols, inner = found[0].shape
+    layout = Layout(groups, cols, inner, strides)
+    return layout if neighbours or layout.side_by_side else None
 
 
 def _columns(parameter: Array | None, trailing: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -157,7 +143,7 @@ def _read_only(array: Array) -> Array:
 
 
 def _go_through(
-    name: str, lying: Lying, arrays: tuple[Array, ...], numbers: Sequence[float], *, in_place: bool
+    name: str, layout: Layout, arrays: tuple[Array, ...], numbers: Sequence[float], *, in_place: bool
 ) -> None:
     try:
         from cupynorm.host.compiled import loops  # noqa: PLC0415  numba takes half a second to import
@@ -165,21 +151,21 @@ def _go_through(
         raise ImportError(
             f"CUPYNORM_NUMBA=1 needs numba: {pip_install('numba')}, or unset the variable"
         ) from error
-    groups, cols, inner, strides = lying
+    groups, cols, inner, strides = layout
     dtype = arrays[0].dtype
     three = tuple(float(each) for each in (*numbers, 0.0, 0.0, 0.0)[:3])
     size = groups * cols * inner
-    count = max(1, min(threading.count(), size // LEAST_OF_A_THREAD))
+    count = max(1, min(threading.count(), size // MIN_PER_THREAD))
     how: tuple[Any, ...]
-    if inner == 1:
+    if layout.side_by_side:
         loop, units = loops.side_by_side(name, dtype), groups
         how = cols, tuple(step for step, _ in strides)
     else:
         of_each = -(-inner // -(-count // groups))
-        width = min(inner, WIDTH, max(NARROW, -(-of_each // LINE) * LINE))
+        width = min(inner, MAX_WIDTH, max(MIN_WIDTH, -(-of_each // LINE) * LINE))
         loop, units = loops.apart(name, dtype), groups * -(-inner // width)
         how = cols, inner, width, strides
-    several = max(1, min(PARTS, size // count // LEAST_OF_A_PART)) if count > 1 else 1
+    several = max(1, min(PARTS, size // count // MIN_PER_PART)) if count > 1 else 1
     each = -(-units // min(units, count * several))
     parts = [(begin, min(begin + each, units)) for begin in range(0, units, each)]
 
