@@ -1,11 +1,11 @@
-"""Time the functions on NumPy arrays beside a few lines of NumPy, PyTorch on one core, and another checkout.
+"""Time the functions on NumPy arrays beside a few lines of NumPy, PyTorch, and another checkout.
 
     python benchmarks/numpy_arrays.py --json numpy-arrays.json [--numba] [--threads 2] [--only softmax] [--quick]
 
 Needs no GPU. Each contender is a process of its own, and they take turns: a sample of each, then the next of each, so
-that whatever else the machine does treats all alike. The best sample counts, and ratios are what can be compared. All
-have one thread; with --threads 2, cupynorm and PyTorch are measured once more with two, with --numba cupynorm with
-CUPYNORM_NUMBA=1. --before CHECKOUT is another checkout beside this one.
+that other load on the machine affects all of them alike. The best sample counts; compare ratios, not times. Each
+contender has one thread. --threads 2 adds cupynorm and PyTorch with two threads, --numba adds cupynorm with
+CUPYNORM_NUMBA=1, and --before CHECKOUT adds another checkout.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 SHAPES = ((8, 64), (1000, 1000), (10000, 128), (64, 65536), (4096, 4096))
 SAMPLES, LEAST_SAMPLES = 15, 3
 FEW = 10000  # elements up to which calls, not elements, take the time
+WIDTH = len("cupynorm x16")  # of a column of the table
 SAMPLE_SECONDS = 0.01  # of one sample at least
 LONGEST = 12.0  # seconds for a case, of which each contender has LEAST_SAMPLES all the same
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -262,7 +263,7 @@ def torchs(op: str) -> Callable[..., Any]:
     import torch  # noqa: PLC0415
 
     functional = torch.nn.functional
-    torch.set_num_threads(int(os.environ["CUPYNORM_THREADS"]))
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     calls: dict[str, Callable[..., Any]] = {
         "layer_norm": lambda x, gamma, beta, axis: functional.layer_norm(
             x, x.shape[axis:], gamma, beta, 1e-5
@@ -410,7 +411,7 @@ def row_of(found: Mapping[str, Any], names: list[str]) -> str:
     size = found["rows"] * found["cols"]
     best = {name: min(each) for name, each in seconds.items()}
     scale, unit = (1e6, "us") if size < FEW else (1e9 / size, "ns")
-    shown = [f"{best[name] * scale:8.2f}" if name in best else "       -" for name in names]
+    shown = [f"{best[name] * scale:{WIDTH}.2f}" if name in best else f"{'-':>{WIDTH}}" for name in names]
     spread = max(np.quantile(each, 0.75) / min(each) for each in seconds.values())
     ratio = best["numpy"] / best["cupynorm"]
     op = found["op"] + ("" if found["axis"] == -1 else f", axis {found['axis']}")
@@ -458,12 +459,11 @@ def main() -> None:
     if options.threads > 1:
         for name in ("cupynorm", *(["numba"] if options.numba else []), "torch"):
             kind = "torch" if name == "torch" else "cupynorm"
-            label = f"{name[:5]} x{options.threads}"
-            workers[label] = Worker(kind, here, options.threads, numba=name == "numba")
+            workers[f"{name} x{options.threads}"] = Worker(kind, here, options.threads, numba=name == "numba")
     about = {"python": platform.python_version(), "numpy": np.__version__, "machine": platform.machine()}
     report: dict[str, Any] = {"about": about, "date": time.strftime("%Y-%m-%d"), "cases": []}
     names = list(workers)
-    print(f"{'':55} {' '.join(f'{name:>8}' for name in names)}")
+    print(f"{'':55} {' '.join(f'{name:>{WIDTH}}' for name in names)}")
     try:
         for case in cases(options.only, options.dtypes, options.axes, quick=options.quick):
             report["cases"].append(measured(case, workers))

@@ -161,7 +161,7 @@ def test_few_instructions_are_issued_for_each_element(
 )
 @pytest.mark.parametrize("cols", [10000, 16384])
 def test_rows_that_the_grid_shares_have_registers_enough(op: Any, dtype: str, cols: int) -> None:
-    # 64 numbers a thread of 512, of 128 registers: what is the same for all tiles is computed for each of them
+    # a thread holds 64 numbers in its 128 registers, so values that all tiles share are computed again for each tile
     spec = spec_of(op, (16, cols, 1024), dtype)
     plan = choose(spec.problem, RECORDED["h200"], lambda plan: plan.min_blocks)
     assert (plan.variant, plan.block, plan.vectors) == ("split", 512, 32)

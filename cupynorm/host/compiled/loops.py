@@ -64,7 +64,7 @@ def _compiled(loop: Any) -> Any:
 
 
 class Pieces(NamedTuple):
-    """What a loop is made of: an op's functions, those that it lacks among them, and which there are."""
+    """The functions of an op, with a substitute for each that it lacks, and flags for those that it has."""
 
     first: Any
     one: Any
@@ -78,7 +78,7 @@ class Pieces(NamedTuple):
 
 
 def pieces_of(steps: Steps) -> Pieces:
-    """Return an op's functions."""
+    """Return the functions of an op."""
     given = {name: getattr(steps, name) for name in ("first", "one", "second", "two", "result", "told")}
     found = {name: getattr(NONE, name) if each is None else each for name, each in given.items()}
     return Pieces(

@@ -1,6 +1,6 @@
-"""What ops make of rows, in functions that numba compiles into the loops of loops.py.
+"""The arithmetic of each op, as small functions that numba compiles into the loops of loops.py.
 
-Formulas are those of reference.py; sums of float32 that are not of powers are in float64.
+The formulas are those of reference.py. float32 rows are summed in float64, except sums of exponentials and of products.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LESS = 2.0**-64  # by which sums of as many float64 as there may be are finite
 
 
 class Steps(NamedTuple):
-    """What an op makes of a row, in functions that numba compiles into a loop. None: there is no such step.
+    """The steps of an op over one row, as functions for numba. None: the op has no such step.
 
     v is an element, less the row's `origin` if elements are counted from one of them (`from_one`), and w the element
     of another array. first(v, w) gives two terms, of which s and t are the sums, or the `maxima`, over the row; the
@@ -335,7 +335,7 @@ OF_FLOAT64 = {
 
 
 def steps_of(name: str, dtype: np.dtype[Any]) -> Steps:
-    """Return what an op makes of rows of a type."""
+    """Return the steps of an op for one dtype."""
     return OF_FLOAT64.get(name, STEPS[name]) if dtype.itemsize == 8 else STEPS[name]  # noqa: PLR2004
 
 
