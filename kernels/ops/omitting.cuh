@@ -8,6 +8,7 @@ namespace cupynorm {
 template <template <typename> class Op, typename T, bool kInfinite = false>
 struct Omitting : Op<T> {
   using State = Exponentials<T, kInfinite>;
+  struct OfHalves;  // Op's, if it has one, leaves out nothing: there is none here
 
   static T exponent(T& x, T pivot) {
     const T power = Op<T>::exponent(x, pivot);
@@ -21,6 +22,15 @@ struct Omitting : Op<T> {
 #pragma unroll
     for (int i = 0; i < N; ++i) sum[i % Predicate::kAccumulators] += exponent(x[i], pivot);
     return {max, sum_of(sum)};
+  }
+
+  template <int N, class Predicate>
+  static State extend(State s, T (&x)[N], Predicate) {
+    const T max = larger(s.max, maximum(x)), pivot = State::pivot_of(max);
+    T sum = s.sum * exponential(s.max - pivot);
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += exponent(x[i], pivot);
+    return {max, sum};
   }
 
   template <int kVector, int N, int kVectors, class Fill>

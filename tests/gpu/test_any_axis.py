@@ -66,10 +66,13 @@ def test_every_form(cuda: Any, along: int, axis: int) -> None:
     others = shape[:axis] + shape[axis + 1 :]
     where = np.random.default_rng(2).random(shape) < 0.8
     labels = np.random.default_rng(3).integers(0, along, others)
+    gaps = np.where(where, x, np.float32(np.nan))
     y = cupynorm.softmax(x, axis=axis)
     fusion = cupynorm.fuse(cupynorm.softmax, load=lambda x, t: x * t, store=lambda y, s: y + s)
     calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
         (cupynorm.softmax, (x,), {"where": where, "bias": gamma[: shape[-1]] if axis else gamma[0:5]}),
+        (cupynorm.softmax, (gaps,), {"nan": "omit"}),
+        (cupynorm.layer_norm, (x, gamma), {"where": where}),
         (cupynorm.logsumexp, (x,), {"lengths": labels + 1}),
         (cupynorm.add_layer_norm, (x, dy, gamma), {"dropout": 0.2, "seed": 5}),
         (cupynorm.cross_entropy, (x, labels), {"return_grad": True}),
