@@ -268,7 +268,7 @@ def fused_spec(
     x, what = x.reordered(order), _loaded(x, what).reordered(order)
     written = what.outs if what.loaded is None else (*what.outs, what.loaded)
     written = written or (x,)  # nothing is: rows are cut as x is aligned
-    problem = _problem(x, written, axes, compute, columns, what, apart=apart)
+    problem = _problem(x, written, axes, compute, columns, what, apart=apart, rounds=op.rounds)
     if apart:
         problem = dataclasses.replace(
             problem,
@@ -336,7 +336,6 @@ def fused_spec(
         sums_of_bytes=op.sums_of_bytes,
         row_numbers=op.row_numbers,
         waits_as_loaded=_waits_as_loaded(what, axes),
-        in_steps=apart and not op.rounds and _in_steps(x, what, axes),
         extra_registers=problem.extra_registers + op.registers + sum(map(_registers_of, functions)),
         staged_operand_bytes=_staged_bytes(what, axes, vectors, order),
     )
@@ -409,11 +408,25 @@ def _is_of_row(given: Operand, axes: int) -> bool:
 
 
 def _in_steps(x: View, what: Around, axes: int) -> bool:
-    """Say whether elements that lie apart are computed from x and numbers of their row, and all are kept: kInSteps."""
-    alone = what.mask is None and what.counted is None and what.labelled is None and what.loaded is None
-    alone = alone and len(what.outs) > 0 and not what.scales and what.sums is None
-    even = all(len(each.split(axes)[1].collapsed()[0]) == 1 for each in (x, *what.outs))
-    return alone and even and all(_is_of_row(each, axes) for each in what.operands)
+    """Say whether all that elements lying apart are computed from, and all results, lie at even distances: kInSteps."""
+    plain = what.counted is None and what.labelled is None and what.sums is None
+    plain = plain and len(what.outs) > 0 and not what.scales
+    arrays = [x, *what.outs, *(each for each in what.load_operands if isinstance(each, View))]
+    if what.loaded is not None:
+        arrays.append(what.loaded)
+    if what.mask is not None:
+        where = what.mask.views().get("where")
+        if what.mask.is_structural or where is None or is_per_row(where, axes):
+            return False  # an interval of each row
+        arrays.append(where)
+    loaded = not any(isinstance(each, (Dropout, Label)) for each in what.load_operands)
+    stored = all(_is_of_row(each, axes) for each in what.store_operands)
+    return plain and loaded and stored and all(_is_even(each, axes) for each in arrays)
+
+
+def _is_even(each: View, axes: int) -> bool:
+    """Say whether the elements of a row of an array are at one distance from one another."""
+    return len(each.split(axes)[1].collapsed()[0]) == 1
 
 
 def _problem(
@@ -425,8 +438,9 @@ def _problem(
     what: Around,
     *,
     apart: bool,
+    rounds: bool,
 ) -> Problem:
-    """Return the problem, without the registers of the functions."""
+    """Return the problem, without what else the op says and the registers of the functions."""
     vector = vector_width(x, written[0], axes, *written[1:])
     drops, labels = (any(isinstance(each, kind) for each in what.operands) for kind in (Dropout, Label))
     cols = math.prod(x.shape[len(x.shape) - axes :])
@@ -434,7 +448,9 @@ def _problem(
     if what.sums is not None and alignment is not None and not 0 < alignment.period <= INTERLEAVED:
         alignment = None  # the rows of a group have several
     where = () if what.mask is None or what.mask.where is None else (what.mask.views()["where"],)
-    load_operands = _bytes_of((*what.load_operands, *where), axes, apart=apart)
+    in_steps = apart and not rounds and _in_steps(x, what, axes)
+    given = what.load_operands if in_steps else (*what.load_operands, *where)  # in steps a mask waits as bits
+    load_operands = _bytes_of(given, axes, apart=apart)
     is_interval = what.mask is not None and what.mask.is_structural
     doubles = compute.itemsize == DOUBLE_BYTES
     of_interval = NUMBERS.interval_of_doubles if doubles else NUMBERS.interval
@@ -460,6 +476,7 @@ def _problem(
         + NUMBERS.loaded * (what.loaded is not None)
         + of_interval * (is_interval and (bool(load_operands) or doubles)),
         interval_mask=is_interval,
+        in_steps=in_steps,
         column_sums=0 if what.sums is None else len(what.sums.partial),
         band_cols=what.mask.band_cols if what.mask is not None and what.mask.has_band else 0,
         masked=bool(columns) and (what.mask is not None or what.counted is not None),

@@ -190,7 +190,7 @@ def operand(stretched: View, axes: int, vectors: Vectors, *, constant: bool) -> 
         dtype = np.dtype([("pointer", POINTER), ("rows", index.dtype)], align=True)
         type_name = f"cupynorm::AlongRows<{element}, {index.cpp}, {width}, {'true' if constant else 'false'}>"
         return Struct(type_name, dtype, (stretched.pointer, index.values))
-    index, columns = strided(rows), strided(cols)
+    index, columns = strided(rows), strided32(cols)
     dtype = np.dtype(
         [("pointer", POINTER), ("rows", index.dtype), ("cols", columns.dtype)],
         align=True,

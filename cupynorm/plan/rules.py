@@ -451,20 +451,21 @@ class Apart(NamedTuple):
     registers, row_registers
         Registers of a thread beside its elements, and for each of its rows.
     measured
-        Tilings that a search found to be better than `tilings`, where x waits as it was loaded and nothing beside it:
-        bytes of an element of x, the fewest and the most columns that it is for, neighbouring rows of a thread, threads
-        of a block, bytes of neighbouring rows side by side, blocks of a cluster at most, of which the fewest are taken
-        that hold a row, blocks of a multiprocessor, and 1 if it is for rows that are whole (kernels/row/whole.cuh).
+        Tilings that a search found to be better than `tilings`: bytes of an element of x, the fewest and the most
+        columns that it is for, neighbouring rows of a thread, threads of a block, bytes of neighbouring rows side by
+        side, blocks of a cluster at most, of which the fewest are taken that hold a row, blocks of a multiprocessor, 1
+        if it is for rows that are whole (kernels/row/whole.cuh), and what it is for: a number of KINDS.
     over_the_grid
         Where blocks of the grid share rows, best first: bytes of an element of x, the fewest and the most columns that
         it is for, threads of a block, bytes of neighbouring rows side by side, blocks of a multiprocessor, how many
-        tiles each group of blocks has at least, and what it is for: 0 all, 1 rows in steps with a small state, 2 rows
-        of single numbers that are not in steps.
+        tiles each group of blocks has at least, and what it is for: a number of KINDS.
     over_the_grid_any
         Numbers that a thread then holds at most where a row's elements are not at even distances, or something is asked
         of each, by bytes of an element of x.
     filled
         The share of a device's multiprocessors that clusters must have at once where their blocks are no power of two.
+    few_local_bytes
+        Bytes of registers that a thread may spill, which cost less than another tiling.
     """
 
     max_vector: Mapping[int, int]
@@ -480,6 +481,7 @@ class Apart(NamedTuple):
     over_the_grid: Sequence[Sequence[int]]
     over_the_grid_any: Mapping[int, int]
     filled: float
+    few_local_bytes: int
 
 
 class SmallBatch(NamedTuple):

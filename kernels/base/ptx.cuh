@@ -103,6 +103,16 @@ inline unsigned long long wide_product(unsigned a, unsigned b) {
   return product;
 }
 
+// The address `count` times some bytes behind another, in one instruction: of a known count the compiler would make two
+// additions in place of the product.
+template <typename T>
+inline const T* behind(const T* from, int bytes, int count) {
+  const T* place;
+  asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(place) : "r"(bytes), "r"(count), "l"(from));
+  __builtin_assume(__isGlobal(place));
+  return place;
+}
+
 inline float double_to_float_toward_zero(double x) { return __double2float_rz(x); }
 
 // Copies 4, 8 or 16 bytes from global to shared memory on their own way, no register involved; both aligned to as many.

@@ -7,13 +7,15 @@ namespace cupynorm {
 
 // Where what was computed is written, too.
 struct NoStoreComputed {
-  static constexpr bool kStoresComputed = false;
-  struct RowPointer {};
+  static constexpr bool kStoresComputed = false, kInSteps = true;
+  struct RowPointer {
+    static void begin_at(int) {}
+  };
   RowPointer at(int64) const { return {}; }
 };
 template <class To>
 struct StoreComputed {
-  static constexpr bool kStoresComputed = true;
+  static constexpr bool kStoresComputed = true, kInSteps = kStoresInSteps<To>;
   To to;
   using RowPointer = typename To::RowPointer;
   template <int kRows, typename Compute, typename Index>
@@ -60,7 +62,9 @@ struct FusedLoad : Cols {
   static constexpr bool kDirect = false, kDrops = Mask_::kDrops, kInterval = Mask_::kInterval;
   static constexpr bool kStoresComputed = Keep::kStoresComputed,
       kWaitsAsLoaded = kHasFewSteps<Function> && Operands_::kPerRow, kIdentity = kIsIdentity<Function>,
-      kInSteps = kEvenlyApart<Cols> && Operands_::kPerRow && !kDrops && !kStoresComputed;
+      kInSteps = kEvenlyApart<Cols> && Operands_::kInSteps && Mask_::kInSteps && Keep::kInSteps;
+  static constexpr bool kOperandsPerRow = Operands_::kPerRow;
+  static constexpr bool kAlone = kOperandsPerRow && !kDrops && !kStoresComputed;  // x and numbers of its rows
   const T* pointer;
   Strided<kAxes> rows;
   Mask_ mask;
@@ -98,7 +102,16 @@ struct FusedLoad : Cols {
 
     void make_opaque() { cupynorm::make_opaque(pointer), operands.make_opaque(); }
     bool begins_at(const void* place) const { return pointer == place || operands.begins_at(place); }
-    void begin_at(int col) { pointer += this->offset(col); }
+    void begin_at(int col) {
+      pointer += this->offset(col);
+      operands.begin_at(col), mask.begin_at(col), keeping.begin_at(col);
+    }
+    // An element of several neighbouring rows, and what is loaded beside it, on their way to the L2 cache.
+    template <typename Index>
+    void prefetch_across(Index col) const {
+      prefetch_to_l2(pointer + this->offset(col));
+      operands.prefetch_across(col);
+    }
 
     template <typename Index>
     bool keeps_all(Index first, Index end) const {
@@ -252,11 +265,13 @@ struct FusedLoad : Cols {
   };
   int most_kept(int cols) const { return mask.structure.most_kept(cols); }
 
-  // For row/apart.cuh, where neighbouring rows are loaded together: what is loaded beside an element of x, that element
+  // For row/across.cuh, where neighbouring rows are loaded together: what is loaded beside an element of x, that element
   // of each row, and what becomes of them.
   template <int kRows>
+  using OperandsBeside = OfRows<Operands_, kRows>;
+  template <int kRows>
   struct Beside {
-    OfRows<Operands_, kRows> operands;
+    OperandsBeside<kRows> operands;
     OfRows<Mask_, kRows> mask;
   };
   template <int kRows, class Row, typename Index>
@@ -268,26 +283,18 @@ struct FusedLoad : Cols {
       beside = {};
       return {};
     }
-    beside.operands.load([&](int r) -> const auto& { return rows[r].operands; }, col);
     beside.mask.load([&](int r) -> const auto& { return rows[r].mask; }, col);
-    return load_vector<T, kRows>(rows[0].pointer + rows[0].offset(col));
+    load_operands_across<kRows>(rows, col, beside.operands);
+    return load_x_across<kRows>(rows, col);
   }
   template <int kRows, class Row, typename Element, typename Index>
   static unsigned unpack_across(const Row (&rows)[kRows], const Vector<T, kRows>& x,
       const Beside<kRows>& beside, Element (&elements)[kRows], Index col, Element padding) {
-    using Traits = ElementTraits<Element>;
-    using Number = typename Traits::Number;
-    Number from_x[kRows];
-    cupynorm::unpack<kRows>(x, from_x);
+    compute_across<kRows>(rows, x, beside.operands, elements, col);
     unsigned bits = 0;
+    if constexpr (kDrops) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      Number in[1 + Operands_::kCount][1], out[Traits::kFields][1];
-      in[0][0] = from_x[r];
-      rows[r].operands.template unpack<1>(beside.operands.of(r), in + 1, col);
-      apply_to_each<Function>(in, out);
-      elements[r] = Traits::of(out, 0);
-      if constexpr (kDrops) {
+      for (int r = 0; r < kRows; ++r) {
         const bool kept = rows[r].mask.template bits<1>(beside.mask.of(r), col) & 1;
         elements[r] = kept ? elements[r] : padding;
         bits |= unsigned(kept) << r;
@@ -295,10 +302,18 @@ struct FusedLoad : Cols {
     }
     return bits;
   }
-  // Computes elements again from x, which has waited as it was loaded: as unpack_across, for those that the mask keeps.
-  template <int kRows, class Row, typename Element>
-  static void compute_again_across(const Row (&rows)[kRows], const Vector<T, kRows>& x, Element (&elements)[kRows]) {
-    static_assert(kWaitsAsLoaded, "an operand of each element is loaded with it");
+  // The same one by one, without a look at the mask; and its bytes, those of all rows in a word.
+  template <int kRows, class Row, typename Index>
+  static Vector<T, kRows> load_x_across(const Row (&rows)[kRows], Index col) {
+    return load_vector<T, kRows>(rows[0].pointer + rows[0].offset(col));
+  }
+  template <int kRows, class Row, typename Index>
+  static void load_operands_across(const Row (&rows)[kRows], Index col, OperandsBeside<kRows>& operands) {
+    operands.load([&](int r) -> const auto& { return rows[r].operands; }, col);
+  }
+  template <int kRows, class Row, typename Element, typename Index>
+  static void compute_across(const Row (&rows)[kRows], const Vector<T, kRows>& x,
+      const OperandsBeside<kRows>& operands, Element (&elements)[kRows], Index col) {
     using Traits = ElementTraits<Element>;
     using Number = typename Traits::Number;
     Number from_x[kRows];
@@ -307,10 +322,16 @@ struct FusedLoad : Cols {
     for (int r = 0; r < kRows; ++r) {
       Number in[1 + Operands_::kCount][1], out[Traits::kFields][1];
       in[0][0] = from_x[r];
-      rows[r].operands.template unpack<1>(typename Operands_::template Packed<1>{}, in + 1, 0);
+      rows[r].operands.template unpack<1>(operands.of(r), in + 1, col);
       apply_to_each<Function>(in, out);
       elements[r] = Traits::of(out, 0);
     }
+  }
+  template <int kRows, class Row, typename Index>
+  static unsigned mask_bytes_across(const Row (&rows)[kRows], Index col) {
+    OfRows<Mask_, kRows> bytes;
+    bytes.load([&](int r) -> const auto& { return rows[r].mask; }, col);
+    return bytes.word();
   }
   template <int kRows, class Row, typename Element, typename Index>
   static void store_computed_across(const Row (&rows)[kRows], const Element (&elements)[kRows], Index col) {

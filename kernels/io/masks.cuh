@@ -73,7 +73,7 @@ struct NoWhere {
 // Bytes, of which those that are not 0 keep.
 template <class Bytes>
 struct Where {
-  static constexpr bool kPresent = true, kPerRow = Bytes::kPerRow;
+  static constexpr bool kPresent = true, kPerRow = Bytes::kPerRow, kInSteps = kLoadsInSteps<Bytes>;
   Bytes bytes;
   template <int N>
   using Packed = typename Bytes::template Packed<N>;
@@ -101,6 +101,9 @@ struct LabelCounts {
   RowPointer at(int64 row) const { return {{{unsigned(pointer[rows.offset(row)] != ignored)}}}; }
 };
 
+// The top bit of each of four bytes that is not 0.
+inline unsigned tops_of(unsigned word) { return (((word & 0x7f7f7f7fu) + 0x7f7f7f7fu) | word) & 0x80808080u; }
+
 // A bit for each of N bytes: whether it is not 0.
 template <int N>
 inline unsigned bits_of(const Vector<unsigned char, N>& vector) {
@@ -108,9 +111,8 @@ inline unsigned bits_of(const Vector<unsigned char, N>& vector) {
 #pragma unroll
   for (int i = 0; i < N; i += 4) {
     const unsigned word = N < 4 ? vector.word[0] & ((1u << 8 * N % 32) - 1) : vector.word[i / 4];
-    // the top bit of each byte that is not 0, brought together by a multiplication whose sums never meet
-    const unsigned tops = (((word & 0x7f7f7f7fu) + 0x7f7f7f7fu) | word) & 0x80808080u;
-    bits |= ((tops >> 7) * 0x10204080u >> 28) << i;
+    // brought together by a multiplication whose sums never meet
+    bits |= ((tops_of(word) >> 7) * 0x10204080u >> 28) << i;
   }
   return bits;
 }
@@ -126,13 +128,32 @@ inline unsigned bits_of(const Packed& packed) {
   return bits;
 }
 
+// Which of N elements a mask keeps, for as long as they wait: a bit for each. Those of eight times four elements are a
+// word, in which the four have the top bits of its bytes, the next four the bits below, and so on.
+template <int N>
+struct KeptElements {
+  static constexpr int kWords = (N + 31) / 32;
+  unsigned word[kWords] = {};
+  static constexpr unsigned bit(int i) { return (0x80u >> i / 4 % 8) << 8 * (i % 4); }
+  bool has(int i) const { return (word[i / 32] & bit(i)) != 0; }
+};
+
+inline unsigned byte_of(const Vector<unsigned char, 1>& one) { return one.word[0]; }
+template <class Packed>
+inline unsigned byte_of(const Packed& one) {
+  return one.element[0].word[0];
+}
+
 struct NoMask {
-  static constexpr bool kDrops = false, kWhole = true, kInterval = false;
+  static constexpr bool kDrops = false, kWhole = true, kInterval = false, kInSteps = true;
   template <int N>
   using Packed = NoColumns;
   template <int N>
   static constexpr int kPrefetchBytes = 0;
   struct RowPointer {
+    static void begin_at(int) {}
+    template <typename Index>
+    static void prefetch_across(Index) {}
     template <int N, typename Index>
     static NoColumns load(Index) {
       return {};
@@ -145,6 +166,7 @@ template <class Structure, class Where_>
 struct Mask {
   static constexpr bool kDrops = true, kWhole = Structure::kWhole && !Where_::kPerRow;
   static constexpr bool kBytes = Where_::kPresent && !Where_::kPerRow, kInterval = !kWhole;
+  static constexpr bool kInSteps = kWhole && kLoadsInSteps<Where_>;
   Structure structure;
   Where_ where;
   int64 cols;
@@ -157,6 +179,11 @@ struct Mask {
     Bounds<typename Structure::Index> interval;
     typename Where_::RowPointer where;
 
+    void begin_at(int col) { where.begin_at(col); }
+    template <typename Index>
+    void prefetch_across(Index col) const {
+      where.prefetch_across(col);
+    }
     template <int N, typename Index>
     bool reads(Index col) const {
       return kWhole || (col < Index(interval.end) && col + N > Index(interval.begin));
@@ -210,6 +237,14 @@ struct OfRows<Mask<Structure, Where<Bytes>>, kRows, false> {
     if constexpr (Masks::kBytes) bytes.load([&](int r) -> const auto& { return get(r).where; }, col);
   }
   typename Masks::template Packed<1> of(int r) const { return bytes.of(r); }
+  // of all rows, behind one another
+  unsigned word() const {
+    static_assert(kRows <= 4, "a word has four bytes");
+    unsigned word = 0;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) word |= byte_of(bytes.of(r)) << 8 * r;
+    return word;
+  }
 };
 
 }  // namespace cupynorm

@@ -18,11 +18,19 @@
 //                       The Packed<N> that prefetch copied.
 //   make_opaque(), begins_at(place)
 //                       As for the RowPointer of a Load (contract.cuh).
+// Optional, kInSteps: a RowPointer can be asked for Steps of columns (io/strided.cuh), after
+//   begin_at(col)       From which column on they are counted.
 #pragma once
 #include <base/functions.cuh>
 #include <io/affine.cuh>
 
 namespace cupynorm {
+
+// Whether an operand or a mask can be asked for Steps of columns.
+template <class Operand, class = void>
+inline constexpr bool kLoadsInSteps = false;
+template <class Operand>
+inline constexpr bool kLoadsInSteps<Operand, decltype(void(Operand::kInSteps))> = Operand::kInSteps;
 
 // Begins to copy what can be copied of an operand or a mask.
 template <class Operand, int N, int kPlaces, typename Index>
@@ -122,7 +130,7 @@ struct KeptOf<Operand, N, void, true> {
 template <typename T, class Rows, int kWidth, bool kConstant>
 struct AlongRows {
   static constexpr int kBytes = sizeof(T);
-  static constexpr bool kPerRow = false;
+  static constexpr bool kPerRow = false, kInSteps = true;
   const T* pointer;
   Rows rows;
 
@@ -136,10 +144,16 @@ struct AlongRows {
     const T* pointer;
     void make_opaque() { cupynorm::make_opaque(pointer); }
     bool begins_at(const void* place) const { return pointer == place; }
+    void begin_at(int col) { pointer += col; }
     template <int N, typename Index>
     Packed<N> load(Index col) const {
-      if constexpr (kWidth == 0 && N > 1) return load_in_two<kConstant, N>(pointer + col);
-      else return load_vector<T, N, (kWidth > 0 && kWidth < N ? kWidth : N), kConstant>(pointer + col);
+      const T* const place = pointer + Adjacent::offset(col);
+      if constexpr (kWidth == 0 && N > 1) return load_in_two<kConstant, N>(place);
+      else return load_vector<T, N, (kWidth > 0 && kWidth < N ? kWidth : N), kConstant>(place);
+    }
+    template <typename Index>
+    void prefetch_across(Index col) const {
+      prefetch_to_l2(pointer + Adjacent::offset(col));
     }
     // The same where only elements `begin` up to `end` are the row's: what is loaded beside them is in memory, too.
     template <int N>
@@ -177,7 +191,7 @@ struct AlongColumns {
   using Type = T;
   using Rows = AlongRows<T, Strided<1>, kWidth, kConstant>;
   static constexpr int kBytes = sizeof(T);
-  static constexpr bool kPerRow = false;
+  static constexpr bool kPerRow = false, kInSteps = true;
   const T* pointer;
 
   template <int N>
@@ -199,6 +213,9 @@ struct LoadsNoColumns {
   static constexpr int kPrefetchBytes = 0;
   struct Row {
     static void make_opaque() {}
+    static void begin_at(int) {}
+    template <typename Index>
+    static void prefetch_across(Index) {}
     static bool begins_at(const void*) { return false; }
     template <int N, typename Index>
     NoColumns load(Index) const {
@@ -215,7 +232,7 @@ struct LoadsNoColumns {
 template <typename T, class Rows>
 struct PerRow : LoadsNoColumns {
   static constexpr int kBytes = sizeof(T);
-  static constexpr bool kPerRow = true;
+  static constexpr bool kPerRow = true, kInSteps = true;
   const T* pointer;
   Rows rows;
 
@@ -232,16 +249,16 @@ struct PerRow : LoadsNoColumns {
   RowPointer at(int64 row) const { return {{}, load_vector<T, 1>(pointer + rows.offset(row))}; }
 };
 
-// Elements anywhere: one at a time along a row. Those of one column, in kAcross_ neighbouring rows, lie next to one
-// another.
-template <typename T, int kAxes, int kColumnAxes, int kAcross_ = 1>
+// Elements anywhere: one at a time along a row. Cols: how far from the first of their row. Those of one column, in
+// kAcross_ neighbouring rows, lie next to one another.
+template <typename T, int kAxes, class Cols, int kAcross_ = 1>
 struct Scattered {
   using Type = T;
   static constexpr int kBytes = sizeof(T), kAcross = kAcross_;
-  static constexpr bool kPerRow = false;
+  static constexpr bool kPerRow = false, kInSteps = kEvenlyApart<Cols>;
   const T* pointer;
   Strided<kAxes> rows;
-  Strided<kColumnAxes> cols;
+  Cols cols;
 
   template <int N>
   struct Packed {
@@ -255,15 +272,24 @@ struct Scattered {
   static constexpr int kPrefetchBytes = 0;
   struct RowPointer {
     const T* pointer;
-    Strided<kColumnAxes> cols;
+    Cols cols;
     static void make_opaque() {}
     bool begins_at(const void* place) const { return pointer == place; }
+    void begin_at(int col) { pointer += cols.offset(col); }
     template <int N, typename Index>
     Packed<N> load(Index col) const {
       Packed<N> packed;
+      if constexpr (N == 1) {
+        packed.element[0] = load_vector<T, 1>(place_in_row(pointer, cols, col));
+      } else {
 #pragma unroll
-      for (int i = 0; i < N; ++i) packed.element[i] = load_vector<T, 1>(pointer + cols.offset(col + i));
+        for (int i = 0; i < N; ++i) packed.element[i] = load_vector<T, 1>(pointer + cols.offset(col + i));
+      }
       return packed;
+    }
+    template <typename Index>
+    void prefetch_across(Index col) const {
+      prefetch_to_l2(pointer + cols.offset(col));
     }
     template <int N, typename Compute, typename Index>
     static void unpack(const Packed<N>& packed, Compute* x, Index) {
@@ -277,7 +303,7 @@ struct Scattered {
 template <typename T>
 struct Value : LoadsNoColumns {
   static constexpr int kBytes = 2;  // digits that it adds to those of an array: none that count
-  static constexpr bool kPerRow = true;
+  static constexpr bool kPerRow = true, kInSteps = true;
   T value;
 
   struct RowPointer : LoadsNoColumns::Row {
@@ -295,7 +321,7 @@ struct Value : LoadsNoColumns {
 template <class... Operands_>
 struct Operands {
   static constexpr int kCount = 0, kBytes = 2;
-  static constexpr bool kPerRow = true;
+  static constexpr bool kPerRow = true, kInSteps = true;
   template <int N>
   using Packed = NoColumns;
   template <int N>
@@ -308,6 +334,9 @@ struct Operands {
   struct RowPointer {
     static void make_opaque() {}
     static bool begins_at(const void*) { return false; }
+    static void begin_at(int) {}
+    template <typename Index>
+    static void prefetch_across(Index) {}
     template <int N, typename Index>
     NoColumns load(Index) const {
       return {};
@@ -330,7 +359,8 @@ struct Operands<First, Rest...> {
   using Others = Operands<Rest...>;
   static constexpr int kCount = 1 + Others::kCount,
       kBytes = First::kBytes > Others::kBytes ? First::kBytes : Others::kBytes;
-  static constexpr bool kPerRow = First::kPerRow && Others::kPerRow;
+  static constexpr bool kPerRow = First::kPerRow && Others::kPerRow,
+      kInSteps = kLoadsInSteps<First> && Others::kInSteps;
   First first;
   Others rest;
 
@@ -358,6 +388,11 @@ struct Operands<First, Rest...> {
     typename Others::RowPointer rest;
     void make_opaque() { first.make_opaque(), rest.make_opaque(); }
     bool begins_at(const void* place) const { return first.begins_at(place) || rest.begins_at(place); }
+    void begin_at(int col) { first.begin_at(col), rest.begin_at(col); }
+    template <typename Index>
+    void prefetch_across(Index col) const {
+      first.prefetch_across(col), rest.prefetch_across(col);
+    }
     template <int N, typename Index>
     Packed<N> load(Index col) const {
       return {first.template load<N>(col), rest.template load<N>(col)};
@@ -425,9 +460,18 @@ struct OfRows<Operand, kRows, true> {
   Vector<Type, kRows> rows;
   template <class Get, typename Index>
   void load(Get get, Index col) {
-    rows = load_vector<Type, kRows>(get(0).pointer + get(0).cols.offset(col));
+    rows = load_vector<Type, kRows>(place_in_row(get(0).pointer, get(0).cols, col));
   }
   typename Operand::template Packed<1> of(int r) const { return {{element_of(rows, r)}}; }
+};
+template <typename T, int kWidth, bool kConstant, int kRows>
+struct OfRows<AlongColumns<T, kWidth, kConstant>, kRows, false> {
+  typename AlongColumns<T, kWidth, kConstant>::template Packed<1> all;
+  template <class Get, typename Index>
+  void load(Get get, Index col) {
+    all = get(0).template load<1>(col);
+  }
+  const auto& of(int) const { return all; }
 };
 template <class First, class... Rest, int kRows>
 struct OfRows<Operands<First, Rest...>, kRows, false> {

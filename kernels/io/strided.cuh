@@ -86,11 +86,25 @@ struct Strided32 {
 template <bool kRepeats>
 inline constexpr bool kEvenlyApart<Strided32<1, kRepeats>> = true;
 
+// Where a column of a row lies.
+template <typename T, class Cols, typename Index>
+inline const T* place_in_row(const T* row, const Cols& cols, Index col) {
+  return row + cols.offset(col);
+}
+template <typename T, bool kRepeats, int kApart>
+inline const T* place_in_row(const T* row, const Strided32<1, kRepeats>& cols, Step<kApart> step) {
+  return behind(row, cols.stride[0], kApart * int(sizeof(T)) * step.number);
+}
+
 // The same of columns that lie next to one another.
 struct Adjacent {
   template <typename Index>
   static Index offset(Index col) {
     return col;
+  }
+  template <int kApart>
+  static int offset(Step<kApart> step) {
+    return kApart * step.number;
   }
 };
 

@@ -83,7 +83,7 @@ struct SoftmaxBackward : OfSums<SoftmaxBackward<T>, T, 1> {
   struct Row {
     T sum;
   };
-  static constexpr bool kMaskable = true;
+  static constexpr bool kMaskable = true, kMapsPadding = true;
   static T dropped() { return 0; }
   static bool drops_padding(Row row) { return magnitude(row.sum) < infinity<T>(); }
 
@@ -104,7 +104,7 @@ struct LogSoftmaxBackward : OfSums<LogSoftmaxBackward<T>, T, 1> {
   struct Row {
     T sum;
   };
-  static constexpr bool kMaskable = true;
+  static constexpr bool kMaskable = true, kMapsPadding = true;
   static T dropped() { return 0; }
   static Element padding() { return {0, -infinity<T>()}; }
   static bool drops_padding(Row row) { return magnitude(row.sum) < infinity<T>(); }

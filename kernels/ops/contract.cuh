@@ -56,6 +56,13 @@
 // Optional, kExtends: a State to which elements come. Called by RunningRows
 //   extend(s, x[N], valid)       The same State as merge(s, summarize(x, valid, 0)), in fewer steps.
 //
+// Optional, kAddsUp: sums of elements of 16 bits, whose digits they hold. Called by RunningRows
+//   Sums, add_up(sums, x[N], kept)
+//                                Adds those x[i] for which kept(i), of which there are kept.total().
+//   counts<N>(valid, i, x)       Whether x[i], of N, is one of them; elements that are not valid are padding.
+//   kCountsAllKept               Whether those are all that no mask drops.
+//   state_of(sums)               The State that they come to.
+//
 // Optional, OfHalves: another op without arguments, which gives the same results for x in float16 that waits two in a
 // register. Called by row/whole.cuh: State, Row, identity, merge, gather, finish and map_raw as above, and
 //   begin(x[kCols], s[kRows])    The States of no elements yet, given all of them, packed kRows in a Vector.
@@ -63,7 +70,9 @@
 //
 // Optional, kMaskable: masks. Called by row/load.cuh, row/epilogue.cuh and staged.cuh
 //   dropped()                    The result for an element that a mask drops.
-//   drops_padding(row)           Whether `map` makes dropped() of padding by itself, as `summarize` left it.
+//   drops_padding(row)           Whether `map` makes dropped() of padding by itself, as `summarize` left it. And
+//                                map_raw, where kMapsPadding says that it may: what is dropped is then looked at only
+//                                in other rows (row/whole.cuh).
 //   summarize_some<kVector>(x[N], some[kVectors], fill)
 //                                As summarize, of the vectors p for which some[p], after fill(p) has put their elements
 //                                into x, and of what is behind all vectors in x.
@@ -88,7 +97,7 @@ namespace cupynorm {
 
 struct RowOp {
   static constexpr bool kHasArguments = false, kHasPivot = false, kOwnNumber = false, kTwoPass = false,
-      kMaskable = false, kExtends = false, kRounds = false;
+      kMaskable = false, kExtends = false, kRounds = false, kAddsUp = false, kMapsPadding = false;
 
   template <class State, typename T>
   static State rebase(State s, T, T) {

@@ -33,6 +33,38 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
     return left == left ? left : squares;
   }
 
+  // Of 16 bits: sums around an element that counts, which is within the deviation times the root of how many there are
+  // of the mean, so that squares lose no more than as many units of their last place.
+  static constexpr bool kAddsUp = !kHigher && kCounts >= kAllCount && kCounts != kWeightsCount;
+  static constexpr bool kCountsAllKept = kCounts == kMarkedCount;
+  struct Sums {
+    T origin, sum, squares, count;
+  };
+  template <int N, class Predicate>
+  static bool counts(Predicate valid, int i, Element x) {
+    return Keep::template weight<N>(valid, i, x) != 0;
+  }
+  template <int N, class Kept>
+  static void add_up(Sums& s, const Element (&x)[N], Kept kept) {
+    if (s.count == 0) {
+      T first = 0;
+#pragma unroll
+      for (int i = N - 1; i >= 0; --i) first = kept(i) ? Keep::value(x[i]) : first;
+      s.origin = magnitude(first) < infinity<T>() ? first : T(0);
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const T d = kept(i) ? Keep::value(x[i]) - s.origin : T(0);
+      s.sum += d;
+      s.squares = multiply_add(d, d, s.squares);
+    }
+    s.count += T(kept.total());
+  }
+  static State state_of(const Sums& s) {
+    const T mean = s.count == 0 ? T(0) : s.sum * reciprocal(s.count), m2 = multiply_add(-s.sum, mean, s.squares);
+    return {s.origin, mean, m2 < 0 ? T(0) : m2, s.count};
+  }
+
   // MARKED: values minus the least that counts are summed, which needs no look at which do, then their squares around
   // the mean. What is missing is 0 there, so that the squares hold mean^2 for each missing element, which is taken away
   // again. That costs no digits: with two elements or more the squares are no less than mean^2, since the least is 0;
@@ -206,7 +238,9 @@ struct Standardize : OfDeviations<Standardize<T, kCounts>, T, kCounts, false> {
   }
 
   static T map(Element e, Row row) { return (Base::Keep::value(e) + row.away) * row.factor; }
-  static T map_raw(Element e, Row row) { return ((Base::Keep::value(e) - row.origin) - row.mean) * row.factor; }
+  static T map_raw(Element e, Row row) {
+    return multiply_add(Base::Keep::value(e) - row.origin, row.factor, -row.mean * row.factor);
+  }
 
   bool saves() const { return mean || std; }
   void save(int64 index, Row row) const {
@@ -236,7 +270,9 @@ struct KeptLayerNorm : OfDeviations<KeptLayerNorm<T, kCounts>, T, kCounts, false
   }
 
   static T map(Element e, Row row) { return (Base::Keep::value(e) + row.away) * row.rstd; }
-  static T map_raw(Element e, Row row) { return ((Base::Keep::value(e) - row.origin) - row.mean) * row.rstd; }
+  static T map_raw(Element e, Row row) {
+    return multiply_add(Base::Keep::value(e) - row.origin, row.rstd, -row.mean * row.rstd);
+  }
 
   bool saves() const { return mean || rstd; }
   void save(int64 index, Row row) const {

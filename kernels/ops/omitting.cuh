@@ -8,6 +8,7 @@ namespace cupynorm {
 template <template <typename> class Op, typename T, bool kInfinite = false>
 struct Omitting : Op<T> {
   using State = Exponentials<T, kInfinite>;
+  static constexpr bool kMapsPadding = false;
   struct OfHalves;  // Op's, if it has one, leaves out nothing: there is none here
 
   static T exponent(T& x, T pivot) {

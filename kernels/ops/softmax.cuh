@@ -46,7 +46,7 @@ template <class Op, typename T, bool kInfinite = false>
 struct OfExponentials : RowOp {
   using Compute = T;
   using State = Exponentials<T, kInfinite>;
-  static constexpr bool kMaskable = true;
+  static constexpr bool kMaskable = true, kMapsPadding = true;
   static T padding() { return -infinity<T>(); }
   static State identity() { return State::identity(); }
 
@@ -169,6 +169,7 @@ struct HalfSoftmax : RowOp {
   static float map_raw(float x, Row row) {
     return exp2_approx(multiply_add(x, kScale, -row.max)) * row.reciprocal_sum;
   }
+  static bool drops_padding(Row row) { return row.max > -infinity<float>() && row.reciprocal_sum < infinity<float>(); }
 };
 
 template <typename T>

@@ -63,7 +63,8 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   // Rows of 16 bits wait in registers as they were loaded, where the steps to what the op is given are few: so twice as
   // many have room. Their elements are then computed kPart at a time, once more for the results.
   constexpr bool kPacked = kHolds && Load::kWaitsAsLoaded && sizeof(typename Load::Type) == 2 && !Store::kScales;
-  constexpr bool kInSteps = kHolds && are_in_steps<Op, Load, Store>();  // addresses take an instruction or two
+  // addresses take an instruction or two
+  constexpr bool kInSteps = kHolds && are_in_steps<Op, Load, Store>() && Load::kAlone;
   constexpr bool kMany = kVector * kElements > 64;  // of them, which leave few registers to anything else
   // Whether it is taken for granted that a thread has most of its elements. Not where kernels then spilled registers
   // (docs/notes/070, "Every form").
@@ -205,10 +206,10 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
       mine[v] = Op::summarize(x[v], Predicate<kSure>{there, false}, pivot[v]);
     }
   } else {
-    RunningRows<Op, kVector> running;
+    RunningRows<Op, kVector, Precision> running;
     auto add = [&](int from, int there) {
-      if (are_sure(from)) running.template add<Precision>(x, Predicate<kPart>{kPart, false});
-      else if (there > 0) running.template add<Precision>(x, Predicate<0>{there, false});
+      if (are_sure(from)) running.add(x, Predicate<kPart>{kPart, false});
+      else if (there > 0) running.add(x, Predicate<0>{there, false});
     };
     if constexpr (kPacked) {
 #pragma unroll
@@ -236,13 +237,13 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     total[v] = mine[v];
   }
   reduce_apart<Op, Shape>(total, pivot, places, part, 0, [&] {
-    prefetch_tile<Shape>(a.load, a.rows, at.next, [&](auto& source, int j) -> const void* {
-      if constexpr (kInSteps) {
-        if (j == 0) source.begin_at(first);
-        return has(j, first + j * kDown) ? source.address(Step<kDown>{j}) : nullptr;
-      } else {
-        return has(j, first + j * kDown) ? source.address(first + j * kDown) : nullptr;
-      }
+    auto begin = [&](auto& source) {
+      if constexpr (kInSteps) source.begin_at(first);
+    };
+    prefetch_tile<Shape>(a.load, a.rows, at.next, begin, [&](const auto& source, int j) {
+      if (!has(j, first + j * kDown)) return;
+      if constexpr (kInSteps) source.prefetch_across(Step<kDown>{j});
+      else source.prefetch_across(first + j * kDown);
     });
   });
 

@@ -99,18 +99,18 @@ struct NothingMeanwhile {
 inline bool meet_for_long(int parts) { return parts >= 24 && parts <= 80; }
 
 // Where blocks of the grid go through tiles, a thread's first elements of the next one are on their way to the L2 cache
-// while all meet, so that memory is not idle (docs/notes/071).
-template <class Shape, class Load, class Address>
-inline void prefetch_tile(const Load& load, int64 rows, int64 tile, Address address) {
+// while all meet, so that memory is not idle (docs/notes/071): begin(source) is called with the pointer to the thread's
+// rows there, then prefetch(source, j) for each of these.
+template <class Shape, class Load, class Begin, class Prefetch>
+inline void prefetch_tile(const Load& load, int64 rows, int64 tile, Begin begin, Prefetch prefetch) {
   if constexpr (Shape::kOfGrid) {
     make_opaque(tile);  // or its address would wait in registers until its elements are loaded
     const int64 row = (tile * Shape::kLanes + int(threadIdx.x) % Shape::kLanes) * Shape::kVector;
     if (row >= rows) return;
     auto source = load.at(row);
+    begin(source);
 #pragma unroll 1
-    for (int j = 0; j < Shape::kElements / 2; ++j) {
-      if (const void* const place = address(source, j)) prefetch_to_l2(place);
-    }
+    for (int j = 0; j < Shape::kElements / 2; ++j) prefetch(source, j);
   }
 }
 // The shared memory of a tile's reductions: a Slot of each row from each warp, then from each block of the cluster.

@@ -60,8 +60,14 @@ struct Running<Op, true> {
   }
 };
 
+// How RunningRows knows them: by their State, or by sums of 16 bits, as Running does or as the op has them.
+enum class RunningKind { kStates, kTwoPass, kAddsUp };
+template <class Op, typename Precision>
+inline constexpr RunningKind kRunningKind = Op::kTwoPass ? RunningKind::kTwoPass
+    : Op::kAddsUp && sizeof(Precision) == 2 ? RunningKind::kAddsUp : RunningKind::kStates;
+
 // The same of kRows rows, of which a thread always has the same columns.
-template <class Op, int kRows, bool kTwoPass = Op::kTwoPass>
+template <class Op, int kRows, typename Precision, RunningKind = kRunningKind<Op, Precision>>
 struct RunningRows {
   using Compute = typename Op::Compute;
   using Element = ElementOf<Op>;
@@ -71,7 +77,7 @@ struct RunningRows {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) total[r] = Op::identity();
   }
-  template <typename Precision, int N, class Predicate>
+  template <int N, class Predicate>
   void add(Element (&x)[kRows][N], Predicate valid) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -85,15 +91,15 @@ struct RunningRows {
   }
 };
 
-template <class Op, int kRows>
-struct RunningRows<Op, kRows, true> {
+template <class Op, int kRows, typename Precision>
+struct RunningRows<Op, kRows, Precision, RunningKind::kTwoPass> {
   using Compute = typename Op::Compute;
   using Element = ElementOf<Op>;
   typename Op::Sums sums[kRows] = {};
   Compute pivot[kRows] = {};
   int count = 0;
 
-  template <typename Precision, int N, class Predicate>
+  template <int N, class Predicate>
   void add(Element (&x)[kRows][N], Predicate valid) {
     if (count == 0) {
 #pragma unroll
@@ -108,5 +114,48 @@ struct RunningRows<Op, kRows, true> {
     return Op::state_of(sums[r], Compute(count));
   }
 };
+
+// Which of a thread's elements count: those for which the op says so.
+template <class Op, int N, class Predicate>
+struct CountedElements {
+  const ElementOf<Op> (&x)[N];
+  Predicate valid;
+  bool operator()(int i) const { return Op::template counts<N>(valid, i, x[i]); }
+  int total() const {
+    int total = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) total += (*this)(i);
+    return total;
+  }
+};
+
+template <class Op, int kRows, typename Precision>
+struct RunningRows<Op, kRows, Precision, RunningKind::kAddsUp> {
+  using Compute = typename Op::Compute;
+  using Element = ElementOf<Op>;
+  typename Op::Sums sums[kRows] = {};
+
+  template <int N, class Predicate>
+  void add(Element (&x)[kRows][N], Predicate valid) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) Op::add_up(sums[r], x[r], CountedElements<Op, N, Predicate>{x[r], valid});
+  }
+  // The same of those for which kept(r) says so.
+  template <int N, class Kept>
+  void add_kept(Element (&x)[kRows][N], Kept kept) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) Op::add_up(sums[r], x[r], kept(r));
+  }
+  typename Op::State own_state(int r, Compute& from) const {
+    from = 0;
+    return Op::state_of(sums[r]);
+  }
+};
+
+// Whether such rows can be asked to add those elements that somebody else says to count: all that no mask drops.
+template <class Rows>
+inline constexpr bool kAddsKept = false;
+template <class Op, int kRows, typename Precision>
+inline constexpr bool kAddsKept<RunningRows<Op, kRows, Precision, RunningKind::kAddsUp>> = Op::kCountsAllKept;
 
 }  // namespace cupynorm

@@ -127,6 +127,10 @@ inline int float_to_int(float x) {
 }
 inline unsigned multiply_high(unsigned a, unsigned b) { return unsigned(static_cast<unsigned long long>(a) * b >> 32); }
 inline unsigned long long wide_product(unsigned a, unsigned b) { return static_cast<unsigned long long>(a) * b; }
+template <typename T>
+inline const T* behind(const T* from, int bytes, int count) {
+  return reinterpret_cast<const T*>(reinterpret_cast<const char*>(from) + static_cast<long long>(bytes) * count);
+}
 inline unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) {
   const unsigned long long both = static_cast<unsigned long long>(b) << 32 | a;
   unsigned chosen = 0;

@@ -181,6 +181,7 @@ T __shfl_up_sync(unsigned mask, T value, unsigned distance, int width = 32, SIMU
   return simulator::shuffle(mask, value, source < first ? lane : source, site);
 }
 
+inline int __popc(unsigned word) { return __builtin_popcount(word); }
 inline unsigned __ballot_sync(unsigned mask, int predicate, SIMULATOR_HERE) {
   const simulator::Site site{"__ballot_sync", file, line};
   return unsigned(simulator::meet_lanes(simulator::Meeting::kVote, mask, predicate != 0, 0, site));

@@ -53,18 +53,20 @@ def across(question: Question, variant: str | None = None, *, cooperative: bool 
     """Return the first plan in turn that can be launched, or the first of a variant; None if there is none.
 
     cooperative: whether its blocks may have to run all at once. A plan whose compiled kernel spills even with one block
-    a multiprocessor is taken if the next ones spill, too, or read the row again, which takes longer.
+    a multiprocessor is taken if the next ones spill, too, or read the row again, which takes longer; a few bytes cost
+    less than another tiling.
     """
     found = (
         finished(question, plan, OVER_THE_GRID if plan.variant == "split" else WHY)
         for plan in tilings(question, variant)
         if variant in {None, plan.variant} and (cooperative or not plan.cooperative)
     )
+    few = question.rules.apart.few_local_bytes
     plans = list(itertools.islice((plan for plan in found if plan is not None), 1))
-    if plans and question.local_bytes(plans[0]):
+    if plans and question.local_bytes(plans[0]) > few:
         more = itertools.islice((plan for plan in found if plan is not None), MORE_IF_SPILLED)
         plans += [plan for plan in more if plan.waits]
-    return min(plans, key=lambda plan: question.local_bytes(plan) > 0, default=None)
+    return min(plans, key=lambda plan: question.local_bytes(plan) > few, default=None)
 
 
 def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
@@ -203,8 +205,9 @@ def _waits_packed(problem: Problem) -> bool:
 
 
 def _beside(problem: Problem) -> int:
-    """Return the bytes of registers that are loaded beside an element of x."""
-    return sum(problem.load_operands) + sum(max(REGISTER_BYTES, size) for size in problem.epilogue_operands)
+    """Return the bytes of registers that are loaded beside an element of x, where that does not come in batches."""
+    loaded = 0 if problem.in_steps else sum(problem.load_operands)
+    return loaded + sum(max(REGISTER_BYTES, size) for size in problem.epilogue_operands)
 
 
 def _blocks_of_a_row(question: Question, rows: int, each: Sequence[int]) -> list[int]:
@@ -218,11 +221,13 @@ def _blocks_of_a_row(question: Question, rows: int, each: Sequence[int]) -> list
 def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     """Give the tiling that a search found for such rows, if there is one."""
     problem = question.problem
-    beside = problem.load_operands or problem.epilogue_operands or problem.may_drop or problem.has_scales
-    if beside or problem.rounds or problem.fields > 1 or not problem.waits_as_loaded:
+    if problem.epilogue_operands or problem.has_scales or problem.rounds:
         return
-    for size, fewest, most, vector, block, width, most_ctas, blocks, whole in question.rules.apart.measured:
+    kinds, measured = _kinds(problem), question.rules.apart.measured
+    for size, fewest, most, vector, block, width, most_ctas, blocks, whole, kind in measured:
         if size != problem.load_bytes or not fewest <= problem.cols <= most or problem.vector % vector:
+            continue
+        if KINDS[kind] not in kinds:
             continue
         lanes = width // (size * vector)
         room = block // lanes * (most_numbers(problem) // vector)
@@ -259,9 +264,10 @@ def _over_the_grid(question: Question, *, asked: bool) -> Iterator[Plan]:
     asked: also where they are not said to be better.
     """
     problem, numbers = question.problem, question.rules.apart
+    kinds = _kinds(problem)
     for size, fewest, most, block, width, blocks, tiles, kind in numbers.over_the_grid:
         better = fewest <= problem.cols <= most and not (problem.rounds or problem.interval_mask)
-        if size != problem.load_bytes or not (asked or (better and _is_of_kind(problem, kind))):
+        if size != problem.load_bytes or not (asked or (better and KINDS[kind] in kinds)):
             continue
         lanes, vector, room = (
             _lanes(question, width),
@@ -286,11 +292,36 @@ def _share_of_the_grid(question: Question, least: int, tiles: int, at_once: int)
     return max(least, min(at_once // groups, question.problem.cols // question.rules.apart.least_part))
 
 
-def _is_of_kind(problem: Problem, kind: int) -> bool:
-    """Say whether a row of `over_the_grid` is for such rows."""
-    small = problem.in_steps and problem.row_numbers < MOST_ROW_NUMBERS
-    others = not (problem.in_steps or problem.has_scales) and problem.fields == 1
-    return (True, small, others)[kind]
+# what a row of `measured` or `over_the_grid` is for, by its last number
+KINDS = (
+    "all",
+    "in steps, x alone, a small state",
+    "not in steps",
+    "in steps, x alone",
+    "in steps, masked",
+    "in steps, operands",
+    "in steps, pairs",
+    "x alone or masked, as loaded",
+)
+
+
+def _kinds(problem: Problem) -> set[str]:
+    """Return which of KINDS a problem is of."""
+    found = {"all"}
+    if problem.in_steps and problem.load_operands:
+        found.add("in steps, pairs" if problem.fields > 1 else "in steps, operands")
+    elif problem.in_steps and problem.may_drop:
+        found.add("in steps, masked")
+    elif problem.in_steps:
+        found.add("in steps, x alone")
+        if problem.row_numbers < MOST_ROW_NUMBERS:
+            found.add("in steps, x alone, a small state")
+    elif problem.fields == 1 and not problem.has_scales:
+        found.add("not in steps")
+    alone = not problem.load_operands and problem.waits_as_loaded and problem.fields == 1
+    if alone and (problem.in_steps or not problem.may_drop):
+        found.add("x alone or masked, as loaded")
+    return found
 
 
 def _most_elements_over_the_grid(question: Question) -> int:
@@ -300,7 +331,8 @@ def _most_elements_over_the_grid(question: Question) -> int:
         return _elements(question, question.rules.rounds.elements)
     if not problem.in_steps:
         return _elements_held(question, question.rules.apart.over_the_grid_any[problem.load_bytes])
-    return most_numbers(problem) // _vector(question) // (1 + len(problem.epilogue_operands))
+    each = problem.fields * (1 + len(problem.epilogue_operands))
+    return most_numbers(problem) // _vector(question) // each
 
 
 def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:

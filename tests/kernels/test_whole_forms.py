@@ -1,0 +1,187 @@
+"""Rows apart that are whole, with masks and operands beside x, on the simulator: against float64 of NumPy arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import ml_dtypes  # noqa: F401  NumPy's bfloat16
+import numpy as np
+import pytest
+
+import cupynorm
+from cupynorm._dtypes import dtype_of
+from cupynorm.invoke import row_ops
+from cupynorm.plan.config import EVENLY, IN_REGISTERS, PLAIN, Plan
+from tests import simulator
+from tests.simulator import cupy, simulated  # noqa: F401  a fixture
+
+DIGITS = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5, "float64": 1e-12}
+# neighbouring rows and elements of a thread, threads side by side, threads of a block, blocks of a row (0: of the grid)
+TILINGS = {
+    "one row, one element": (8, (1, 1, 8, 64, 1)),
+    "a part that is shorter": (90, (2, 24, 8, 32, 1)),
+    "words of several parts": (500, (2, 64, 32, 256, 1)),
+    "four rows": (250, (4, 32, 8, 64, 1)),
+    "a cluster": (250, (4, 16, 16, 128, 2)),
+    "a cluster, one row": (120, (1, 32, 16, 64, 1)),
+    "the grid": (400, (2, 28, 16, 64, 0)),
+}
+
+
+@pytest.fixture(autouse=True)
+def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(simulator.settings, "schedules", ("forward", "reverse"))
+    return simulated
+
+
+def tiling(cols: int, numbers: tuple[int, ...], most: int) -> Plan:
+    """Return a plan; most: how many numbers a thread may hold."""
+    vector, elements, lanes, block, ctas = numbers
+    group = block // lanes
+    elements = min(elements, most // vector)
+    ctas = ctas and max(ctas, -(-cols // (elements * group)))
+    share = -(-cols // (ctas or 4))
+    return dataclasses.replace(
+        PLAIN,
+        variant="split" if ctas == 0 else "cluster" if ctas > 1 else "block",
+        vector=vector,
+        vectors=max(1, -(-share // group)),
+        group=group,
+        across=lanes,
+        block=block,
+        ctas_per_row=max(1, ctas),
+        waits=IN_REGISTERS,
+    )
+
+
+def on_device(each: Any) -> Any:
+    return cupy.asarray(each) if isinstance(each, np.ndarray) else each
+
+
+def exact(each: Any) -> Any:
+    return each.astype(np.float64) if isinstance(each, np.ndarray) and each.dtype.kind in "fV" else each
+
+
+def compare(call: Any, arrays: tuple[Any, ...], dtype: str, numbers: tuple[int, ...], **options: Any) -> None:
+    """Compare a call along the middle axis by a forced plan with that of the same numbers in float64."""
+    most = 64 if len(arrays) > 1 or dtype in {"float32", "float64"} else 128
+    plan = tiling(arrays[0].shape[1], numbers, most if dtype != "float64" else 32)
+    if dtype == "float64":
+        plan = dataclasses.replace(plan, vector=1)
+    with row_ops.observed() as plans:
+        given = {name: on_device(each) for name, each in options.items()}
+        found = call(*map(on_device, arrays), axis=1, plan=plan, **given)
+    assert [each.waits for each in plans] == [EVENLY], plans
+    wanted = call(*map(exact, arrays), axis=1, **{name: exact(each) for name, each in options.items()})
+    pairs = zip(*(each if isinstance(each, tuple) else (each,) for each in (found, wanted)), strict=True)
+    for got, right in pairs:
+        scale = max(1.0, float(np.abs(right[np.isfinite(right)]).max(initial=0)))
+        np.testing.assert_allclose(
+            cupy.asnumpy(got).astype(np.float64), right, rtol=DIGITS[dtype], atol=DIGITS[dtype] * scale
+        )
+
+
+def drawn(cols: int, numbers: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
+    inner = numbers[0] * numbers[2] + 4  # the last tile has rows for some of its threads only
+    return (np.random.default_rng(seed + cols).standard_normal((2, cols, inner)) + 1).astype(dtype_of(dtype))
+
+
+def mask_of(x: Any) -> Any:
+    """Draw a mask: some rows keep nothing, one element, or all; bytes that keep are any but 0."""
+    rng = np.random.default_rng(7)
+    kept = rng.random(x.shape) < 0.6
+    kept[0, :, 0] = False
+    kept[0, :, 1] = np.arange(x.shape[1]) == x.shape[1] // 2
+    kept[0, :, 2] = True
+    kept[1, :-1, 3] = False
+    return (kept * rng.choice([1, 2, 0x80, 0xFF], x.shape)).astype(np.uint8).view(np.bool_)
+
+
+@pytest.mark.parametrize("dtype", [*DIGITS])
+@pytest.mark.parametrize("name", [*TILINGS])
+def test_masks(name: str, dtype: str) -> None:
+    cols, numbers = TILINGS[name]
+    x = drawn(cols, numbers, dtype)
+    where = mask_of(x)
+    for call in (cupynorm.softmax, cupynorm.layer_norm, cupynorm.standardize, cupynorm.rms_norm):
+        compare(call, (x,), dtype, numbers, where=where)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(
+    "call", [cupynorm.softmax, cupynorm.log_softmax, cupynorm.standardize], ids=lambda f: f.__name__
+)
+def test_what_is_no_number(call: Any, dtype: str) -> None:
+    cols, numbers = TILINGS["four rows"]
+    x = drawn(cols, numbers, dtype)
+    where = mask_of(x)
+    where[:, 5] = True
+    where[:, 6] = False
+    x[0, 5, 4] = np.nan  # kept: the row is nan, and what is dropped is not
+    x[0, 6, 5] = np.nan  # dropped
+    x[0, 5, 6] = -np.inf
+    x[0, :, 7] = -np.inf
+    if call is not cupynorm.standardize:
+        x[0, 5, 8] = np.inf
+    with np.errstate(invalid="ignore"):
+        compare(call, (x,), dtype, numbers, where=where)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+def test_halves_far_from_zero_keep_their_deviation(mean: float) -> None:
+    # threads of which the first elements are dropped count from an element that is kept
+    cols, numbers = TILINGS["words of several parts"]
+    rng = np.random.default_rng(3)
+    x = (mean + rng.integers(-2, 3, (2, cols, 68))).astype(np.float16)
+    where = np.zeros(x.shape, np.bool_)
+    where[:, cols // 2 :] = rng.random((2, cols - cols // 2, 68)) < 0.2
+    x[~where] = 60000
+    compare(cupynorm.standardize, (x,), "float16", numbers, where=where)
+    x = np.where(where, x, np.float16(np.nan))
+    compare(cupynorm.standardize, (x,), "float16", numbers, nan="omit")
+
+
+@pytest.mark.parametrize("dtype", [*DIGITS])
+@pytest.mark.parametrize("name", [*TILINGS])
+def test_sums_and_other_operands(name: str, dtype: str) -> None:
+    cols, numbers = TILINGS[name]
+    x, other = (drawn(cols, numbers, dtype, seed) for seed in (0, 1))
+    gamma, bias = (np.linspace(0.5, 2, cols).astype(dtype_of(dtype)) for _ in range(2))
+    compare(cupynorm.add_layer_norm, (x, other, gamma, bias), dtype, numbers, bias=bias)
+    compare(
+        cupynorm.softmax,
+        (x,),
+        dtype,
+        (*numbers[:1], min(16, numbers[1]), *numbers[2:]),
+        bias=other[:1],
+        where=mask_of(x),
+    )
+
+
+def test_operands_of_other_orders_and_shapes() -> None:
+    cols, numbers = TILINGS["four rows"]
+    x, other = (drawn(cols, numbers, "float32", seed) for seed in (0, 1))
+    fusion = cupynorm.fuse(cupynorm.softmax, load=lambda x, t, u, v: x * t + u - v)
+    turned = other.transpose(0, 2, 1).copy().transpose(0, 2, 1)  # its elements are neighbours along the row
+    compare(fusion, (x, turned, other[:, :, :1], other[:, :1]), "float32", (4, 16, *numbers[2:]))
+    wide = np.zeros((*x.shape[:2], 2 * x.shape[2]), np.float32)
+    wide[:, :, ::2] = other
+    compare(cupynorm.add_rms_norm, (x, wide[:, :, ::2]), "float32", (4, 16, *numbers[2:]))
+    mask = mask_of(x)
+    for where in (mask[:, :, :1], mask[:1], mask.transpose(2, 0, 1).copy().transpose(1, 2, 0)):
+        compare(cupynorm.softmax, (x,), "float32", (4, 16, *numbers[2:]), where=where)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("name", ["four rows", "the grid"])
+def test_results_in_the_place_of_what_they_are_computed_from(name: str, place: int) -> None:
+    cols, numbers = TILINGS[name]
+    # without the rows of a last tile: what threads that have none leave in messages is nobody's
+    x, other = (drawn(cols, numbers, "float32", seed)[:, :, :-4].copy() for seed in (0, 1))
+    wanted, total = cupynorm.add_layer_norm(exact(x), exact(other), axis=1)
+    arrays = cupy.asarray(x), cupy.asarray(other)
+    found, added = cupynorm.add_layer_norm(*arrays, axis=1, out=arrays[place], plan=tiling(cols, numbers, 64))
+    assert found is arrays[place]
+    np.testing.assert_allclose(found.get(), wanted, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(added.get(), total, rtol=2e-5)
