@@ -410,7 +410,7 @@ def _is_of_row(given: Operand, axes: int) -> bool:
 def _in_steps(x: View, what: Around, axes: int) -> bool:
     """Say whether all that elements lying apart are computed from, and all results, lie at even distances: kInSteps."""
     plain = what.counted is None and what.labelled is None and what.sums is None
-    plain = plain and len(what.outs) > 0 and not what.scales
+    plain = plain and not what.scales
     arrays = [x, *what.outs, *(each for each in what.load_operands if isinstance(each, View))]
     if what.loaded is not None:
         arrays.append(what.loaded)

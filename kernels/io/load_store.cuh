@@ -175,9 +175,11 @@ template <typename T, int kAxes>
 struct NoStore {
   using Type = T;
   static constexpr int kBytes = sizeof(T);
-  static constexpr bool kHasEpilogueOperands = false, kScales = false;
+  static constexpr bool kHasEpilogueOperands = false, kScales = false, kInSteps = true;
   struct Affines {
     static constexpr bool kPresent = false, kPairs = false;
+    template <typename>
+    using Number = NoColumns;
   };
   const T* pointer;
   Strided<kAxes> rows;
@@ -210,6 +212,7 @@ struct NoStore {
   struct RowPointer {
     const T* pointer;
     static void make_opaque() {}
+    static void begin_at(int) {}
     const T* address() const { return pointer; }
     RowPointer from(int) const { return *this; }
     template <int N>
