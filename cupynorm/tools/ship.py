@@ -20,7 +20,7 @@ from cupynorm._values import replace
 from cupynorm.plan.config import ACCESS_BYTES, Plan
 from cupynorm.plan.limits import RECORDED, Limits
 from cupynorm.plan.problem import Problem
-from cupynorm.plan.rules import Kind, kinds_of
+from cupynorm.plan.rule_file import Kind, kinds_of
 from cupynorm.tools import evidence, rule_moves, rule_plans
 from cupynorm.tools.evidence import Evidence
 from cupynorm.tools.results import NOISE, Report

@@ -36,7 +36,8 @@ from cupynorm.plan.config import (
 )
 from cupynorm.plan.limits import Limits
 from cupynorm.plan.problem import Problem
-from cupynorm.plan.rules import ClusterRule, SharedRule, rules_of
+from cupynorm.plan.rule_types import ClusterRule, SharedRule
+from cupynorm.plan.rules import rules_of
 from cupynorm.plan.variants import summed
 from cupynorm.plan.variants.cluster import in_cluster_registers, in_shared_memory
 from cupynorm.runtime import compiler, devices, tuned_plans

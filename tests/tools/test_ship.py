@@ -13,10 +13,11 @@ import pytest
 from cupynorm import cli
 from cupynorm.ops.softmax import SOFTMAX
 from cupynorm.plan import choose as choosing
+from cupynorm.plan import rule_file
 from cupynorm.plan import rules as planner_rules
 from cupynorm.plan.config import Plan
 from cupynorm.plan.limits import RECORDED
-from cupynorm.plan.rules import content_of, kinds_of
+from cupynorm.plan.rule_file import DATA, content_of, kinds_of
 from cupynorm.tools import bench, evidence, explain, rule_plans, search, ship
 from cupynorm.tools.results import Measured, Point, Report, Timing
 from tests import command_runner
@@ -231,7 +232,7 @@ def test_another_architecture_has_a_file_of_its_own(content) -> None:
 
 
 def test_a_shipped_file_is_written_as_it_is_read() -> None:
-    for file in Path(planner_rules.DATA).glob("*.json"):
+    for file in Path(DATA).glob("*.json"):
         assert rule_plans.text_of(json.loads(file.read_text("utf-8"))) == file.read_text("utf-8")
 
 
@@ -502,7 +503,7 @@ def test_a_file_that_is_no_search_is_refused(files, tmp_path) -> None:
 def shipped_rules(content, monkeypatch) -> ship.Shipped:
     """Rules from a search in place of those of the package."""
     shipped = ship.ship(content, [recorded(content, of_plans(content, decides, 0.02))])
-    monkeypatch.setattr(planner_rules, "content_of", lambda _: shipped.told)
+    monkeypatch.setattr(rule_file, "content_of", lambda _: shipped.told)
     monkeypatch.setattr(choosing, "rules_of", lambda _: planner_rules.parse(shipped.told, "made up"))
     return shipped
 
