@@ -7,6 +7,7 @@
 // launch of the same kernel. Nothing is atomic, and no order depends on the device: the same bits from run to run, on
 // every device.
 #pragma once
+#include <base/pdl.cuh>
 #include <io/fused.cuh>
 
 namespace cupynorm {

@@ -251,7 +251,7 @@ def test_a_kernels_function_gives_numpys_numbers(name: str, dtype: str) -> None:
 # The hardware's 2^x and 1/x have errors, where g++ stands in with exact ones. Here both are at their worst (PTX ISA:
 # 2^-22.5 and 1 ulp), each way, and 1/x is flushed.
 WORST = """
-#include <base/ptx.cuh>
+#include <base/arithmetic.cuh>
 namespace cupynorm {{
 inline float worst_exp2(float x) {{ return float(std::exp2(double(x)) * (1.0 + {sign} * 0x1p-22)); }}
 inline float worst_reciprocal(float x) {{
