@@ -75,5 +75,6 @@ class _Undisturbed:
                 self.result = self._function(*self._arguments)
         except BaseException as error:  # noqa: BLE001  it is raised where the caller waits
             self.error = error
+        self._arguments = ()  # else arrays would live until this thread has ended, which nobody waits for
         self.over = True
         self.ended.release()
