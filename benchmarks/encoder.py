@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from multiprocessing.connection import Connection
 
+    # input shapes, output shape, call(inputs, output)
+    Case = tuple[list[tuple[int, ...]], tuple[int, ...], Callable[..., Any]]
+
 BASE = {
     "hidden": 768,
     "heads": 12,
@@ -306,23 +309,19 @@ def measure_ragged(ours: BertEncoder, batch: int, longest: int) -> dict[str, Any
     }
 
 
-def kernels(batch: int = 32, length: int = 128, heads: int = 12, size: int = 64) -> dict[str, Any]:
-    """Time the six kernels beside copies of the bytes that each must move."""
-    module = devices.cupy()
-    tokens, hidden, half = batch * length, heads * size, np.dtype(np.float16)
-    random = np.random.default_rng(0)
+HALF = np.dtype(np.float16)
 
-    def full(*shape: int, dtype: Any = half) -> Any:
-        return module.asarray(random.standard_normal(shape, np.float32).astype(dtype))
 
+def kernel_cases(full: Callable[..., Any], batch: int, length: int, heads: int, size: int) -> dict[str, Case]:
+    """Return how the six kernels are called, by their names. full: makes an array of a shape, of random numbers."""
+    tokens, hidden = batch * length, heads * size
     split, square = (batch, heads, length, size), (batch, heads, length, length)
     gamma, beta, bias, wide = (
         full(count, dtype=np.float32) for count in (hidden, hidden, hidden, 4 * hidden)
     )
     bias3 = full(3 * hidden, dtype=np.float32)
-    lengths = module.full((batch, 1, 1), length, np.int32)
-    # name: input shapes, output shape, call(inputs, output)
-    cases: dict[str, tuple[list[tuple[int, ...]], tuple[int, ...], Callable[..., Any]]] = {
+    lengths = devices.cupy().full((batch, 1, 1), length, np.int32)
+    return {
         "add_qkv_bias": (
             [(batch, length, 3 * hidden)],
             (3, *split),
@@ -350,11 +349,21 @@ def kernels(batch: int = 32, length: int = 128, heads: int = 12, size: int = 64)
             lambda x, y: cupynorm.bias_gelu(x, wide, out=y),
         ),
     }
+
+
+def kernels(batch: int = 32, length: int = 128, heads: int = 12, size: int = 64) -> dict[str, Any]:
+    """Time the six kernels beside copies of the bytes that each must move."""
+    module = devices.cupy()
+    random = np.random.default_rng(0)
+
+    def full(*shape: int, dtype: Any = HALF) -> Any:
+        return module.asarray(random.standard_normal(shape, np.float32).astype(dtype))
+
     found = {}
-    for name, (inputs, output, call) in cases.items():
-        moved = sum(int(np.prod(shape)) for shape in [*inputs, output]) * half.itemsize
+    for name, (inputs, output, call) in kernel_cases(full, batch, length, heads, size).items():
+        moved = sum(int(np.prod(shape)) for shape in [*inputs, output]) * HALF.itemsize
         sets = sets_for(moved)
-        buffers = [([full(*shape) for shape in inputs], module.empty(output, half)) for _ in range(sets)]
+        buffers = [([full(*shape) for shape in inputs], module.empty(output, HALF)) for _ in range(sets)]
         pairs = [
             (module.zeros(moved // 2, np.uint8), module.empty(moved // 2, np.uint8)) for _ in range(sets)
         ]

@@ -19,6 +19,7 @@ from cupynorm.bert import weights as weight_arrays
 from cupynorm.bert.config import POOLINGS, EncoderConfig, Pooling
 from cupynorm.bert.layers import run_layers
 from cupynorm.bert.packing import Packed, check_host_array, check_range, integers, pack, padded
+from cupynorm.bert.runner import Runner
 from cupynorm.call.arguments import check_dtype, check_elements
 from cupynorm.call.subclasses import check_subclass
 from cupynorm.npy.paths import FileError
@@ -103,12 +104,12 @@ class BertEncoder:
         self, config: EncoderConfig, weights: Mapping[str, Any], *, device: DeviceName = "cpu"
     ) -> None:
         self.config = config
-        self._runner: device_steps.Runner | None = None
+        self._runner: Runner | None = None
         on_device = _on_device(device)
         weight_arrays.check_weights(config, weights)
         self._dtype: Dtype = dtype_of(config.dtype)
         if on_device:
-            self._runner = device_steps.Runner(self._dtype, config.hidden)
+            self._runner = Runner(self._dtype, config.hidden)
         self._weights = weight_arrays.converted(
             config, weights, devices.cupy().asarray if on_device else lambda array: array
         )

@@ -22,7 +22,8 @@ from cupynorm._options import choice
 from cupynorm.call.subclasses import check_subclass
 from cupynorm.host.reference import _round
 from cupynorm.lower import tracing
-from cupynorm.lower.tracing import OPERATIONS, Traced
+from cupynorm.lower.operations import OPERATIONS
+from cupynorm.lower.tracing import Traced
 from cupynorm.runtime import devices
 
 __all__ = [

@@ -47,10 +47,10 @@ def _within_stand_ins(frame: FrameType | None) -> bool:
 
 
 @contextlib.contextmanager
-def interrupted(handler: Callable[[], None], where: str = PACKAGE) -> Iterator[None]:
+def interrupted(handler: Callable[[], None], where: str | tuple[str, ...] = PACKAGE) -> Iterator[None]:
     """Call `handler` wherever a signal handler could run in the package's code. It is not interrupted itself.
 
-    where: the file or folder of that code.
+    where: the file or folder of that code, or several.
     """
     last: dict[int, int] = {}
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from cupynorm._dtypes import compute_dtype
 from cupynorm.bert import device_steps
+from cupynorm.bert.buckets import bucket_of, whole_bucket
 from cupynorm.bert.host_steps import MIN_NORM
 from cupynorm.bert.layers import run_layers
 from cupynorm.bert.packing import Packed, pack
@@ -15,13 +16,14 @@ from cupynorm.runtime import devices
 
 if TYPE_CHECKING:
     from cupynorm.bert.config import EncoderConfig, Pooling
+    from cupynorm.bert.runner import Runner
     from cupynorm.bert.weights import Weights
 
     Array = np.ndarray[Any, Any]
 
 
 def forward(
-    runner: device_steps.Runner,
+    runner: Runner,
     config: EncoderConfig,
     weights: Weights,
     hidden: Any,
@@ -32,7 +34,7 @@ def forward(
     batch, seq, _ = hidden.shape
     bucket, packed, sources, targets = None, None, None, None
     if mask is None and lengths is None and hidden.size:  # short calls usually need no index tensors at all
-        bucket = device_steps.whole_bucket(batch, seq)
+        bucket = whole_bucket(batch, seq)
     if bucket is None:
         packed = pack((batch, seq), mask, lengths)
     with runner.on_device():
@@ -42,7 +44,7 @@ def forward(
             if y.size:
                 y.fill(0)
             return y
-        bucket = device_steps.bucket_of(packed.lengths, packed.where is not None)
+        bucket = bucket_of(packed.lengths, packed.where is not None)
         if not bucket.whole or packed.rows.size != batch * seq:
             flat = packed.rows * seq + packed.columns
             sources, targets = np.full(bucket.tokens, -1, np.int32), np.full(batch * seq, -1, np.int32)
@@ -61,7 +63,7 @@ def forward(
 
 
 def embed(
-    runner: device_steps.Runner,
+    runner: Runner,
     config: EncoderConfig,
     weights: Weights,
     tokens: tuple[Array, Array],
@@ -78,7 +80,7 @@ def embed(
         if y.size:
             y.fill(0)
         return y
-    bucket = device_steps.bucket_of(packed.lengths, packed.where is not None)
+    bucket = bucket_of(packed.lengths, packed.where is not None)
     numbers = packed.numbers(bucket)
     words, kinds = tokens
     for to, given in zip(numbers[-3:], (words, packed.columns, kinds), strict=True):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupynorm.bert import device_steps
+from cupynorm.bert.buckets import Bucket, Numbers
 from cupynorm.call.arguments import array_of_list
 from cupynorm.call.subclasses import check_subclass
 from cupynorm.runtime import devices
@@ -53,9 +53,9 @@ class Packed(NamedTuple):
                 start = found[-1].stop
         return found
 
-    def numbers(self, bucket: device_steps.Bucket) -> device_steps.Numbers:
+    def numbers(self, bucket: Bucket) -> Numbers:
         """Return the index tensors that a device's graph reads."""
-        made = device_steps.Numbers.of(bucket)
+        made = Numbers.of(bucket)
         made.lengths[: self.lengths.size], made.begin[: self.lengths.size] = self.lengths, self.starts
         made.start[self.order], made.count[self.order] = self.starts, self.lengths
         if not bucket.whole:

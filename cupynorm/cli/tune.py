@@ -192,7 +192,7 @@ def _refuse(action: str, **options: Any) -> None:
 
 
 def _content(data: Path | None, architecture: str) -> Any:
-    from cupynorm.plan.rules import content_of, file_of  # noqa: PLC0415
+    from cupynorm.plan.rule_file import content_of, file_of  # noqa: PLC0415
     from cupynorm.tools import rule_plans  # noqa: PLC0415
 
     if data is None:  # as if they were the architecture's own

@@ -17,14 +17,15 @@ from cupynorm.host.blocks import each_block
 from cupynorm.host.conversions import FEW
 from cupynorm.host.ops import FLOAT64, type_of_arithmetic
 from cupynorm.host.reference import ACTIVATIONS
-from cupynorm.host.rows import Rows, columns_of, row_sums
+from cupynorm.host.row_sums import row_sums
+from cupynorm.host.rows import Rows, columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cupynorm.host.broadcast_sums import BroadcastSum
     from cupynorm.host.reference import Index
-    from cupynorm.host.rows import Space
+    from cupynorm.host.space import Space
 
 Array = np.ndarray[Any, Any]
 

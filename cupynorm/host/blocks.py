@@ -9,8 +9,9 @@ import numpy as np
 
 from cupynorm.host import reference
 from cupynorm.host import threads as threading
-from cupynorm.host.rows import WIDE, Rows, Space, _cut, _whole
+from cupynorm.host.rows import WIDE, Rows, _cut, _whole
 from cupynorm.host.slabs import Slab, lie_apart, slabs_of
+from cupynorm.host.space import Space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

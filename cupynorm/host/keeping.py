@@ -9,7 +9,7 @@ import numpy as np
 from cupynorm._dtypes import is_integer
 from cupynorm._values import NamedTuple
 from cupynorm.host.reference import _blocks, _round
-from cupynorm.host.rows import _joined
+from cupynorm.host.row_sums import joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,7 +106,7 @@ class KeptRows:
 
     def count(self) -> Array:
         """Return the sum of the weights of each row."""
-        return _joined(np.add, [weights.sum(axis=1) for _, weights in self.each()])
+        return joined(np.add, [weights.sum(axis=1) for _, weights in self.each()])
 
     def total(self, of: Callable[[Array], tuple[Array, Array | None]]) -> Array:
         """Return the sum over each row of weight * a * b, where of(elements) gives a, and b or None for 1."""
@@ -118,7 +118,7 @@ class KeptRows:
             np.multiply(a, weights, out=(product := self.take("product", values)))
             return np.asarray(np.vecdot(product, b))
 
-        return _joined(np.add, [each(values, weights) for values, weights in self.each()])
+        return joined(np.add, [each(values, weights) for values, weights in self.each()])
 
     def first(self) -> Array:
         """Return the first element of each row that counts; 0 where none does."""
@@ -139,7 +139,7 @@ class KeptRows:
             np.copyto(found, -np.inf, where=weights == 0)
             return np.asarray(found.max(axis=1))
 
-        return _joined(np.maximum, [each(values, weights) for values, weights in self.each()])
+        return joined(np.maximum, [each(values, weights) for values, weights in self.each()])
 
     def write(self, out: Array, of: Callable[[Array], Array]) -> None:
         """Write a function of all elements, rounded once; 0 where the mask drops."""

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm.host import reference
-from cupynorm.host.conversions import FEW, narrow, round_quantized, scratch_of, widen
+from cupynorm.host.conversions import FEW, narrow, round_quantized, widen
 from cupynorm.host.reference import LARGEST, _tiles
+from cupynorm.host.row_sums import joined, row_sums
+from cupynorm.host.space import Space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,55 +28,9 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-CHAIN = 512  # elements that are summed up in the type of arithmetic; such sums are summed up in float64
 WIDE = 512  # columns from which on a broadcast operand is read where it lies, rather than by NumPy's buffers
 EXACT = 1 << 16  # elements that are converted to float64 at a time
 BUFFER = 8192  # elements of NumPy's buffers: a row of more is read where it lies
-
-
-class Space:
-    """The memory that the blocks of one call, and one thread, are computed in."""
-
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self.dtype = dtype
-        self._others: dict[tuple[str, np.dtype[Any]], Space] = {}
-        self._arrays: dict[str, Array] = {}
-        self._scratch: Array | None = None
-        self._repeated: dict[
-            int, tuple[Array, Array]
-        ] = {}  # by the identity of what is repeated, which is held
-
-    def take(self, name: str, *shape: int) -> Array:
-        """Return an array of this shape, with what it held before."""
-        size = math.prod(shape)
-        held = self._arrays.get(name)
-        if held is None or held.size < size:
-            held = self._arrays[name] = np.empty(size, self.dtype)
-        return held[:size].reshape(shape)
-
-    def scratch(self, size: int) -> Array:
-        """Return what narrow() works in."""
-        if self._scratch is None or self._scratch.shape[1] < size:
-            self._scratch = scratch_of(size)
-        return self._scratch
-
-    def other(self, name: str, dtype: np.dtype[Any]) -> Space:
-        """Return a space beside this one."""
-        found = self._others.get((name, dtype))
-        if found is None:
-            found = self._others[name, dtype] = Space(dtype)
-        return found
-
-    def forget_parameters(self) -> None:
-        """Forget what was repeated: another call has other parameters."""
-        self._repeated.clear()
-
-    def repeated(self, columns: Array, times: int) -> Array:
-        """Return a parameter several times, made once."""
-        held = self._repeated.get(id(columns))
-        if held is None:
-            held = self._repeated[id(columns)] = columns, np.tile(columns, times)
-        return held[1]
 
 
 class Rows:
@@ -283,13 +239,13 @@ class Rows:
         """Return the maximum of each row; nan where the row has one."""
         if self.whole:
             return np.asarray(np.maximum.reduce(self.values(), axis=1))
-        return _joined(np.maximum, [values.max(axis=1) for _, values in self.each()])
+        return joined(np.maximum, [values.max(axis=1) for _, values in self.each()])
 
     def sum(self) -> Array:
         """Return the sum of each row, in float64."""
         if self.whole:
             return row_sums(self.values())
-        return _joined(np.add, [row_sums(values) for _, values in self.each()])
+        return joined(np.add, [row_sums(values) for _, values in self.each()])
 
     def exact_sum(self) -> Array:
         """Return the sum of each row, in which float32 values are added up in float64."""
@@ -304,13 +260,13 @@ class Rows:
                 np.copyto(room, some)
                 found.append(row_sums(room))
             parts.append(np.concatenate(found))
-        return _joined(np.add, parts)
+        return joined(np.add, parts)
 
     def sum_of_squares(self) -> Array:
         """Return the sum of the squares of each row, in float64."""
         if self.whole:
             return row_sums(self.values(), self.values())
-        return _joined(np.add, [row_sums(values, values) for _, values in self.each()])
+        return joined(np.add, [row_sums(values, values) for _, values in self.each()])
 
     def sums_of(self, step: np.ufunc, *, squares: bool = False) -> tuple[Array, Array]:
         """Return the sum of step(element) over each row, in float64, and of its squares; elements are lost."""
@@ -467,7 +423,7 @@ class Rows:
                 self.reduced(np.maximum, np.abs(values, out=self.space.take("sizes", *values.shape)))
                 for _, values in self.each()
             ]
-            largest = _joined(np.maximum, sizes).astype(np.float64)
+            largest = joined(np.maximum, sizes).astype(np.float64)
             self.store_statistic(how.scales, largest / LARGEST[out.dtype.name])
             # elements are divided by the stored scale, by which the caller will multiply them
             scale = how.scales[self.at].astype(np.float64).reshape(-1)  # type: ignore[index]
@@ -498,39 +454,6 @@ def _whole(axes: int) -> Index:
 def _cut(shape: tuple[int, ...], limit: int) -> Sequence[Index]:
     """Return the tiles of at most `limit` elements that an array of this shape is cut into."""
     return [_whole(len(shape))] if math.prod(shape) <= limit else list(_tiles(shape, limit))
-
-
-_ONES = {np.dtype(kind): np.ones(2 * CHAIN, kind) for kind in (np.float32, np.float64)}
-
-
-def row_sums(values: Array, others: Array | None = None) -> Array:
-    """Return each row's sum, or the sum of its products with another row's elements, in float64.
-
-    Products of up to 2 * CHAIN elements are summed up in their own type, by as many lanes as a BLAS has. Such sums are
-    summed up in float64. So the order of summation, and the bits, depend on the columns alone.
-    """
-    rows, cols = values.shape
-    ones = _ONES[values.dtype]
-    chains = cols // CHAIN
-    if chains <= 1:
-        found: Array = np.vecdot(values, ones[:cols] if others is None else others)
-        return found.astype(np.float64)
-    whole = chains * CHAIN
-    cut = (rows, chains, CHAIN)
-    parts = np.vecdot(
-        values[:, :whole].reshape(cut), ones[:CHAIN] if others is None else others[:, :whole].reshape(cut)
-    )
-    total: Array = np.einsum("ij->i", parts.astype(np.float64))
-    if whole < cols:
-        total += np.vecdot(values[:, whole:], ones[: cols - whole] if others is None else others[:, whole:])
-    return total
-
-
-def _joined(combine: np.ufunc, parts: list[Array]) -> Array:
-    total = parts[0]
-    for part in parts[1:]:
-        total = combine(total, part)
-    return total
 
 
 def _each_once(part: Array) -> Array:

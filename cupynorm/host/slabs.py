@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynorm.host.conversions import FEW, narrow, widen
-from cupynorm.host.rows import BUFFER, EXACT, WIDE, Rows, _cut, _joined, _whole, rows_of
+from cupynorm.host.row_sums import joined
+from cupynorm.host.rows import BUFFER, EXACT, WIDE, Rows, _cut, _whole, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cupynorm.host.reference import Index
-    from cupynorm.host.rows import Space, Step
+    from cupynorm.host.rows import Step
+    from cupynorm.host.space import Space
 
 Array = np.ndarray[Any, Any]
 
@@ -178,7 +180,7 @@ class Slab(Rows):
 
     def max(self) -> Array:
         """Return the maximum of each row; nan where the row has one."""
-        return _joined(np.maximum, [self.reduced(np.maximum, values) for _, values in self.each()])
+        return joined(np.maximum, [self.reduced(np.maximum, values) for _, values in self.each()])
 
     def sum(self) -> Array:
         """Return the sum of each row, in float64."""

@@ -18,7 +18,7 @@ from cupynorm.host.blocks import each_block
 from cupynorm.host.keeping import ALL, Keeping, KeptRows, each_kept, refuse_nan
 from cupynorm.host.ops import FLOAT32, FLOAT64, LEAST_SQUARES, MOST_SQUARES, _centre, type_of_arithmetic
 from cupynorm.host.reference import _columns, _round
-from cupynorm.host.rows import _joined
+from cupynorm.host.row_sums import joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -298,7 +298,7 @@ def _norms(rows: Rows, order: int) -> Array:
 
 def _largest(rows: Rows) -> Array:
     """Return the largest magnitude of each row, nan where one is."""
-    return _joined(np.maximum, [rows.reduced(np.maximum, each) for each in _sizes(rows)]).astype(np.float64)
+    return joined(np.maximum, [rows.reduced(np.maximum, each) for each in _sizes(rows)]).astype(np.float64)
 
 
 def _sizes(rows: Rows) -> Iterator[Array]:
@@ -328,7 +328,7 @@ def rescale(
         return
 
     def work(rows: Rows) -> None:
-        least = _joined(np.minimum, [rows.reduced(np.minimum, each) for _, each in rows.each()])
+        least = joined(np.minimum, [rows.reduced(np.minimum, each) for _, each in rows.each()])
         most = rows.max()
         kind = rows.space.dtype.type
         half = kind(0.5) * least

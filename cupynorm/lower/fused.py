@@ -244,6 +244,35 @@ def around(call: Call, fused: CheckedExtras) -> Around:
     return what
 
 
+class _Setting(NamedTuple):
+    """What loads, stores and their operands are lowered with. written: the arrays that results go to.
+
+    apart: a row's elements do not lie next to one another. anywhere: rows are unaligned, as the first result is.
+    """
+
+    x: View
+    axes: int
+    cols: int
+    compute: Dtype
+    vectors: Vectors
+    written: Sequence[View]
+    apart: bool
+    anywhere: bool
+
+    def operand(self, given: Operand) -> Struct:
+        """Return the struct that loads an operand."""
+        if isinstance(given, Dropout):
+            if self.apart:
+                return kept_anywhere(given, _numbers(self.x), self.axes)
+            whole = not self.anywhere or begins_whole(self.written[0], self.vectors.width)
+            return kept(given, self.cols, whole=whole)
+        if isinstance(given, Label):
+            return label_mask(given.labels, self.cols, nan=given.nan)
+        if not isinstance(given, View):
+            return value(given, self.compute)
+        return operand(given, self.axes, self.vectors, constant=given not in self.written)
+
+
 def fused_spec(
     op: RowOp,
     x: View,
@@ -269,62 +298,12 @@ def fused_spec(
     written = what.outs if what.loaded is None else (*what.outs, what.loaded)
     written = written or (x,)  # nothing is: rows are cut as x is aligned
     problem = _problem(x, written, axes, compute, columns, what, apart=apart, rounds=op.rounds)
-    if apart:
-        problem = dataclasses.replace(
-            problem,
-            vector=across_width(x, axes),
-            widest_vector=0,
-            unaligned=0,
-            alignment_period=1,
-            across=_across(x, axes),
-            room=bool(what.outs),
-        )
-    worked = problem
-    if problem.unaligned:
-        from cupynorm.plan.choose import effective  # noqa: PLC0415  the planner is loaded by the first call that needs it
-
-        worked = effective(problem)
-    anywhere = bool(worked.unaligned)
-    vectors = Vectors(
-        1 if apart else worked.vector,
-        written[0] if anywhere else None,
-        short=bool(columns) or not anywhere,
-        across=apart,
-    )
-    functions: list[Function] = []
-
-    def operand_of(given: Operand) -> Struct:
-        if isinstance(given, Dropout) and apart:
-            return kept_anywhere(given, _numbers(x), axes)
-        if isinstance(given, Dropout):
-            return kept(given, cols, whole=not anywhere or begins_whole(written[0], worked.vector))
-        if isinstance(given, Label):
-            return label_mask(given.labels, cols, nan=given.nan)
-        if not isinstance(given, View):
-            return value(given, compute)
-        return operand(given, axes, vectors, constant=given not in written)
-
-    def name_of(function: Function | None) -> str:
-        functions.append(function or IDENTITY)
-        return f"Function_{functions[-1].key}"
-
-    masked = (
-        mask_struct(what.mask, vectors, order)
-        if what.counted is None
-        else label_counts(what.counted.labels, what.counted.ignored, cols)
-    )
-    load = direct("DirectLoad", x.split(axes)[0])
-    if apart or not what.is_direct:
-        operands = [operand_of(each) for each in what.load_operands]
-        load = fused_load(x, axes, name_of(what.load), masked, what.loaded, operands, apart=apart)
-    if what.scales:
-        limit = LARGEST[what.outs[0].dtype.name]
-        store = scaled_store(what.outs[0], axes, gamma, beta, what.scales, limit, compute, apart=apart)
-    elif not what.outs:
-        store = no_store(x.split(axes)[0], what.room)
-    else:
-        operands = [operand_of(each) for each in what.store_operands]
-        store = fused_store(what.outs, axes, name_of(what.store), gamma, beta, operands, apart=apart)
+    vectors = _vectors(problem, written[0], short=bool(columns), apart=apart)
+    anywhere = vectors.like is not None
+    setting = _Setting(x, axes, cols, compute, vectors, written, apart, anywhere)
+    load, of_load = _load_of(setting, what, order)
+    store, of_store = _store_of(setting, what, gamma, beta)
+    functions = [*of_load, *of_store]
     load, store = _with_label(what, load, store, cols, compute)
     store = roomy(store) if problem.room else store
     whole = arguments(mirror, load, store, rows, cols)
@@ -339,13 +318,66 @@ def fused_spec(
         extra_registers=problem.extra_registers + op.registers + sum(map(_registers_of, functions)),
         staged_operand_bytes=_staged_bytes(what, axes, vectors, order),
     )
-    texts = [each.struct_text(f"Function_{each.key}") for each in functions]
+    texts = [each.struct_text(_name_of(each)) for each in functions]
     types = types_of(mirror, load, store)
     if what.sums is not None:
         return _with_sums(op, KernelSpec("", SUMMED_KERNEL, types, whole, problem), what.sums, texts)
     header = "row/variants_apart.cuh" if apart else "row/variants.cuh"
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header=header)
     return KernelSpec(text, ROW_KERNEL, types, whole, problem)
+
+
+def _vectors(problem: Problem, first: View, *, short: bool, apart: bool) -> Vectors:
+    """Return the vectors that rows are accessed in, which begin as those of the first result. short: as in Vectors."""
+    worked = problem
+    if problem.unaligned:
+        from cupynorm.plan.choose import effective  # noqa: PLC0415  the planner is loaded by the first call that needs it
+
+        worked = effective(problem)
+    anywhere = bool(worked.unaligned)
+    return Vectors(
+        1 if apart else worked.vector,
+        first if anywhere else None,
+        short=short or not anywhere,
+        across=apart,
+    )
+
+
+def _name_of(function: Function) -> str:
+    return f"Function_{function.key}"
+
+
+def _load_of(setting: _Setting, what: Around, order: Sequence[int]) -> tuple[Struct, list[Function]]:
+    """Return what loads x, and the functions that it calls."""
+    x, axes, apart = setting.x, setting.axes, setting.apart
+    if what.is_direct and not apart:
+        return direct("DirectLoad", x.split(axes)[0]), []
+    masked = (
+        mask_struct(what.mask, setting.vectors, order)
+        if what.counted is None
+        else label_counts(what.counted.labels, what.counted.ignored, setting.cols)
+    )
+    function = what.load or IDENTITY
+    operands = [setting.operand(each) for each in what.load_operands]
+    load = fused_load(x, axes, _name_of(function), masked, what.loaded, operands, apart=apart)
+    return load, [function]
+
+
+def _store_of(setting: _Setting, what: Around, gamma: Struct, beta: Struct) -> tuple[Struct, list[Function]]:
+    """Return what stores results, with affine parameters, and the functions that it calls."""
+    axes, apart = setting.axes, setting.apart
+    if what.scales:
+        limit = LARGEST[what.outs[0].dtype.name]
+        store = scaled_store(
+            what.outs[0], axes, gamma, beta, what.scales, limit, setting.compute, apart=apart
+        )
+        return store, []
+    if not what.outs:
+        return no_store(setting.x.split(axes)[0], what.room), []
+    function = what.store or IDENTITY
+    operands = [setting.operand(each) for each in what.store_operands]
+    store = fused_store(what.outs, axes, _name_of(function), gamma, beta, operands, apart=apart)
+    return store, [function]
 
 
 def _with_sums(op: RowOp, spec: KernelSpec, sums: RowSums, texts: Sequence[str]) -> KernelSpec:
@@ -454,7 +486,7 @@ def _problem(
     is_interval = what.mask is not None and what.mask.is_structural
     doubles = compute.itemsize == DOUBLE_BYTES
     of_interval = NUMBERS.interval_of_doubles if doubles else NUMBERS.interval
-    return Problem(
+    problem = Problem(
         math.prod(x.shape[: len(x.shape) - axes]),
         cols,
         vector,
@@ -481,6 +513,17 @@ def _problem(
         band_cols=what.mask.band_cols if what.mask is not None and what.mask.has_band else 0,
         masked=bool(columns) and (what.mask is not None or what.counted is not None),
         most_kept=_most_kept(what.mask) if what.counted is None else cols,
+    )
+    if not apart:
+        return problem
+    return dataclasses.replace(
+        problem,
+        vector=across_width(x, axes),
+        widest_vector=0,
+        unaligned=0,
+        alignment_period=1,
+        across=_across(x, axes),
+        room=bool(what.outs),
     )
 
 

@@ -23,12 +23,13 @@ from cupynorm.plan.config import (
     WARP,
     Plan,
 )
-from cupynorm.plan.rules import FixedRule
+from cupynorm.plan.rule_types import FixedRule
 
 if TYPE_CHECKING:
     from cupynorm.plan.limits import Limits
     from cupynorm.plan.problem import Problem
-    from cupynorm.plan.rules import Rule, Rules
+    from cupynorm.plan.rule_types import Rule
+    from cupynorm.plan.rules import Rules
 
 # (plan without its grid) -> blocks that a multiprocessor holds at once, or, of clusters, how many the device does; 0:
 # it cannot be launched.

@@ -21,7 +21,8 @@ from cupynorm.plan.config import (
     Plan,
     check_plan,
 )
-from cupynorm.plan.rules import MEASURED, rules_of
+from cupynorm.plan.rule_file import MEASURED
+from cupynorm.plan.rules import rules_of
 from cupynorm.plan.variants import across, cached, cluster, fused_cluster, grid, registers, staged, summed
 from cupynorm.plan.variants.fused_cluster import with_smaller_vectors
 

@@ -15,7 +15,7 @@ from cupynorm._values import NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FILE = os.path.join(os.path.dirname(__file__), "data", "lowering.json")  # noqa: PTH118, PTH120  as in rules.py
+FILE = os.path.join(os.path.dirname(__file__), "data", "lowering.json")  # noqa: PTH118, PTH120  as in rule_file.py
 
 
 class SumNumbers(NamedTuple):

@@ -16,7 +16,7 @@ from cupynorm.call.view import View
 from cupynorm.catalog import op_table
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import row_spec
-from cupynorm.plan import rules
+from cupynorm.plan import rule_file
 from cupynorm.plan.choose import choose
 from cupynorm.plan.config import DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED, Limits, active_blocks
@@ -286,7 +286,7 @@ def _rule(
     if not chosen.rule:
         return None, None
     architecture = limits.compute_capability
-    content = Content(rules.content_of(architecture), rules.file_of(architecture))
+    content = Content(rule_file.content_of(architecture), rule_file.file_of(architecture))
     row = content.by_name[chosen.rule]
     rule = DecidingRule(row["id"], row.get("share"), row.get("at"), content.told["sources"][row["source"]])
     try:

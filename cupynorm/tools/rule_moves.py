@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from cupynorm.plan.rules import Kind, kinds_of, lists_of
+from cupynorm.plan.rule_file import Kind, kinds_of, lists_of
 from cupynorm.tools.rule_plans import FIRST_IS_TAKEN, Content, Row, is_for, longest_of, numbers_of
 
 BY_RANGE = ("fixed",)  # rules of these say where they begin, too

@@ -17,7 +17,8 @@ from cupynorm.plan.choose import choose
 from cupynorm.plan.config import MOST_REGISTERS, ONE_BLOCK_PER_ROW, DoesNotFitError, Plan
 from cupynorm.plan.limits import Limits, active_blocks
 from cupynorm.plan.problem import Problem
-from cupynorm.plan.rules import Kind, List, Rules, kinds_of, list_of, lists_of, parse, query_of
+from cupynorm.plan.rule_file import Kind, List, kinds_of, list_of, lists_of, query_of
+from cupynorm.plan.rules import Rules, parse
 
 Row = dict[str, Any]
 Query = tuple[str, Any]  # a table of Rules, and the key that the planner asks it for

@@ -20,7 +20,7 @@ from cupynorm.catalog.form import Form
 from cupynorm.invoke import row_ops
 from cupynorm.plan.config import ACCESS_BYTES, DOUBLE_BYTES, Plan
 from cupynorm.plan.limits import Limits
-from cupynorm.plan.rules import List, kinds_of, lists_of
+from cupynorm.plan.rule_file import List, kinds_of, lists_of
 from cupynorm.runtime import compiler, cubins, devices, tuned_plans
 from cupynorm.tools import bench, bench_points, buffers, peers, rule_plans, timing
 from cupynorm.tools.results import COPY, Point

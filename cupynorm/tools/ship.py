@@ -8,11 +8,9 @@ searches alone, and not from what was done before: rules that were made so stay 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import heapq
 import itertools
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,13 +18,14 @@ from cupynorm._values import replace
 from cupynorm.plan.config import ACCESS_BYTES, Plan
 from cupynorm.plan.limits import RECORDED, Limits
 from cupynorm.plan.problem import Problem
-from cupynorm.plan.rules import Kind, kinds_of
+from cupynorm.plan.rule_file import Kind, kinds_of
 from cupynorm.tools import evidence, rule_moves, rule_plans
 from cupynorm.tools.evidence import Evidence
 from cupynorm.tools.results import NOISE, Report
 from cupynorm.tools.rule_moves import Move
 from cupynorm.tools.rule_plans import Chosen, Content, Planner, Query, Row
 from cupynorm.tools.search import LONGEST_ROW_BYTES, Search
+from cupynorm.tools.shipped import Means, Shipped, renamed
 
 LEAST_POINTS = 2  # of a rule that may be left out, unless it holds one width only
 # Numbers of rows, for each multiprocessor, for which a row is to be summed in the same order.
@@ -47,78 +46,6 @@ class Effect(NamedTuple):
     chosen: Mapping[int, Chosen]
     loss: float
     loss_of_sweep: float
-
-
-class Means(NamedTuple):
-    """Geometric means of shares before and now, and the deepest fall of a point; nan of no points."""
-
-    points: int
-    before: float
-    after: float
-    worst: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Shipped:
-    """The rules that ship, as JSON, and what has become of those before.
-
-    merged: rules whose rows are now held by another one, for several kinds. changed: new names of rules that have
-    another end or other kinds. unknown: points that do not count, since what the planner chooses there was not timed.
-    slower: points where a plan that no list of rules leads to was faster by more than the noise.
-    """
-
-    told: Mapping[str, Any]
-    rules_before: int
-    left_out: Sequence[str]
-    merged: Mapping[str, str]
-    changed: Mapping[str, str]
-    not_measured: Sequence[str]
-    kept: Mapping[str, str]
-    all: Means
-    sweep: Means
-    unknown: int
-    slower: int
-
-    @property
-    def text(self) -> str:
-        """The file's text."""
-        return rule_plans.text_of(self.told)
-
-    def summary(self) -> dict[str, Any]:
-        """Return the fields but for the rules, for JSON."""
-        fields = dataclasses.asdict(self)
-        del fields["told"]
-        means = {
-            name: getattr(self, name)._asdict() if getattr(self, name).points else None for name in MEANS
-        }
-        return {"rules": len(self.told["rules"]), **fields, **means}
-
-    def lines(self) -> Iterator[str]:
-        """Give lines to print."""
-        yield f"{self.rules_before} rules before, {len(self.told['rules'])} now"
-        if self.unknown:
-            yield f"not counted: {self.unknown} points, since what the planner chooses there was not timed"
-        for name in MEANS:
-            means = getattr(self, name)
-            if means.points:
-                yield (
-                    f"{name}: {means.points} points, share of the copy rate {means.before:.4f} before, "
-                    f"{means.after:.4f} now (geometric mean); none has lost more than {means.worst:.4f}"
-                )
-        yield f"a plan that no rule leads to is faster by more than {NOISE} at {self.slower} points"
-        for name in self.left_out:
-            yield f"left out: {name}"
-        for name, other in self.merged.items():
-            yield f"merged: {name} with {other}"
-        for old, new in self.changed.items():
-            yield f"changed: {old} is {new}"
-        for name in self.not_measured:
-            yield f"kept, not measured: {name}"
-        for name, why in self.kept.items():
-            yield f"kept: {name}: {why}"
-
-
-MEANS = ("all", "sweep")
 
 
 def ship(
@@ -411,7 +338,7 @@ class Shipping:
         self._narrow()
         rows = [self._told(row) for row in self.content.rows]
         crossovers = [self._told(row) for row in self.content.crossovers]
-        changed = _renamed(rows, self.first)
+        changed = renamed(rows, self.first)
         told = {**self.content.told, "rules": rows, "crossovers": crossovers}
         every = {**sources, **told["sources"]}  # what was written about a search by hand stays
         used = {row["source"] for row in (*rows, *crossovers)}.union(*told["sections"].values())
@@ -433,10 +360,9 @@ class Shipping:
         )
 
     def _means(self, numbers: Sequence[int]) -> Means:
-        after = [self._share(number) for number in numbers]
-        before = [self.before[number] for number in numbers]
-        falls = (one - other for one, other in zip(before, after, strict=True))
-        return Means(len(numbers), _mean(before), _mean(after), max(falls, default=math.nan))
+        return Means.of(
+            [self.before[number] for number in numbers], [self._share(number) for number in numbers]
+        )
 
     def _narrow(self) -> None:
         """Take kinds out of merged rules whose rows others have come to hold since they were merged."""
@@ -496,22 +422,6 @@ class Shipping:
         }
 
 
-def _renamed(rows: list[Row], first: Content) -> dict[str, str]:
-    """Name rules whose end or kinds have changed after the new ones; return old names and new ones."""
-    changed: dict[str, str] = {}
-    for row in rows:
-        old, before = row["id"], first.by_name[row["id"]]
-        if any(row[key] != before[key] for key in ("row_bytes", "parameters", "bytes")):
-            stem = re.sub(r"(-p\d+-b\d+)?-to-\w+(-\d+)?$", "", old)
-            parameters, sizes = _digits(row["parameters"]), _digits(row["bytes"])
-            base = f"{stem}-p{parameters}-b{sizes}-to-{row['row_bytes'] or 'any'}"
-            taken = {each["id"] for each in rows} - {old}
-            numbered = (base, *(f"{base}-{number}" for number in range(2, len(rows) + 2)))
-            row["id"] = next(name for name in numbered if name not in taken)
-            changed[old] = row["id"]
-    return changed
-
-
 def _layout(problem: Problem) -> Problem:
     """Return a problem without its size: rows of one layout have plans in common."""
     return replace(problem, rows=0, cols=0, alignment_period=0, band_cols=0, most_kept=0)
@@ -519,10 +429,6 @@ def _layout(problem: Problem) -> Problem:
 
 def _plan_of(chosen: Chosen | None) -> Plan | None:
     return chosen and chosen.plan
-
-
-def _digits(value: int | Sequence[int]) -> str:
-    return "".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def order_of_summation(plan: Plan) -> tuple[Any, ...]:
@@ -539,9 +445,3 @@ def order_of_summation(plan: Plan) -> tuple[Any, ...]:
 
 def _log(share: float) -> float:
     return math.log(max(share, LEAST_SHARE))
-
-
-def _mean(shares: Sequence[float]) -> float:
-    """Return the geometric mean of those that are not 0; nan of none."""
-    logs = [math.log(each) for each in shares if each > 0]
-    return math.exp(math.fsum(logs) / len(logs)) if logs else math.nan

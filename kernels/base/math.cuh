@@ -1,6 +1,6 @@
 // The few functions that ops are made of, for both compute types: float (approximate where that is enough) and double.
 #pragma once
-#include <base/ptx.cuh>
+#include <base/arithmetic.cuh>
 
 namespace cupynorm {
 

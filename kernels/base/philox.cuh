@@ -1,6 +1,6 @@
 // Philox4x32-10: random words without a state. Its host mirror is cupynorm/host/philox.py.
 #pragma once
-#include <base/ptx.cuh>
+#include <base/arithmetic.cuh>
 
 namespace cupynorm {
 

@@ -1,5 +1,7 @@
 // All-reduces of an op's State over the threads that share a row: lanes, warps, the blocks of a cluster.
 #pragma once
+#include <base/cluster.cuh>
+#include <base/mailbox.cuh>
 #include <base/math.cuh>
 #include <io/vector.cuh>
 

@@ -1,5 +1,7 @@
 // attend: softmax(q k^T / sqrt(head size)) v of packed tokens in one pass; scores are nowhere but in registers.
 #pragma once
+#include <base/async_copy.cuh>
+#include <base/pdl.cuh>
 #include <io/affine.cuh>
 #include <bert/mma.cuh>
 

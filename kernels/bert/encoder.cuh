@@ -1,6 +1,7 @@
 // look_up and pool: tokens to the sum of their embeddings, and sequences of hidden states to one row each. differ: of
 // bits.
 #pragma once
+#include <base/pdl.cuh>
 #include <io/affine.cuh>
 
 namespace cupynorm {

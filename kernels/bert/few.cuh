@@ -1,8 +1,11 @@
 // multiply_few: the product of a few tokens with a matrix, with the LayerNorm before it and what follows it, in one
 // launch.
 #pragma once
-#include <elementwise/elementwise.cuh>
+#include <base/async_copy.cuh>
+#include <base/cluster.cuh>
+#include <base/pdl.cuh>
 #include <base/reduce.cuh>
+#include <elementwise/elementwise.cuh>
 #include <bert/mma.cuh>
 
 extern __shared__ __align__(16) unsigned char shared_memory[];

@@ -1,5 +1,6 @@
 // move_heads: rows of hidden elements to attention's heads and back, with a bias; and rows by their numbers.
 #pragma once
+#include <base/pdl.cuh>
 #include <io/affine.cuh>
 
 namespace cupynorm {

@@ -2,8 +2,10 @@
 // neither the op nor types. The ops and the kernel's numbers have host mirrors in cupynorm/lower/elementwise.py.
 #pragma once
 #include <base/functions.cuh>
-#include <io/affine.cuh>
+#include <base/hints.cuh>
+#include <base/pdl.cuh>
 #include <base/philox.cuh>
+#include <io/affine.cuh>
 
 namespace cupynorm {
 

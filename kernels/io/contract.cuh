@@ -77,7 +77,6 @@
 //                       from(col): the same from column col on, not with epilogue operands.
 //   make_opaque()       As for a Load.
 #pragma once
-#include <base/ptx.cuh>
 
 namespace cupynorm {
 

@@ -1,6 +1,6 @@
 // Where a row begins in an array of any strides.
 #pragma once
-#include <base/ptx.cuh>
+#include <base/arithmetic.cuh>
 
 namespace cupynorm {
 

@@ -1,7 +1,10 @@
 // Vector<T, N>: neighbouring elements as they lie in memory. The only vector access to memory, and the only place that
 // rounds.
 #pragma once
-#include <base/ptx.cuh>
+#include <base/async_copy.cuh>
+#include <base/convert.cuh>
+#include <base/hints.cuh>
+#include <base/memory.cuh>
 
 namespace cupynorm {
 

@@ -1,5 +1,6 @@
 // RMSNorm of what counts in a row.
 #pragma once
+#include <base/memory.cuh>
 #include <ops/keeping.cuh>
 
 namespace cupynorm {

@@ -1,5 +1,6 @@
 // RMSNorm: x / sqrt(mean(x^2) + eps).
 #pragma once
+#include <base/memory.cuh>
 #include <ops/contract.cuh>
 
 namespace cupynorm {

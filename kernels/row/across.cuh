@@ -1,6 +1,7 @@
 // block, cluster, split, uncached of rows whose elements lie apart from one another in memory, as along an axis that is
 // not the last: they wait in registers, or are read twice.
 #pragma once
+#include <base/pdl.cuh>
 #include <io/affine.cuh>
 #include <row/rounds.cuh>
 #include <row/whole.cuh>

@@ -2,6 +2,8 @@
 // neighbours in memory, and accesses one element of all of them at once; neighbouring threads have the next rows, so
 // that a warp accesses whole lines. Rows are reduced over the threads in between. A tile: all rows of a block.
 #pragma once
+#include <base/cluster.cuh>
+#include <base/grid.cuh>
 #include <base/reduce.cuh>
 
 namespace cupynorm {

@@ -1,8 +1,9 @@
 // cached: the row waits in the level-1 cache. It is read twice, one row a block: the first time a cache is asked to
 // keep it, the second time to drop it.
 #pragma once
-#include <io/affine.cuh>
+#include <base/pdl.cuh>
 #include <base/reduce.cuh>
+#include <io/affine.cuh>
 #include <row/running.cuh>
 
 namespace cupynorm {

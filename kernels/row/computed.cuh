@@ -4,8 +4,9 @@
 // vectors after these are in flight. What a mask drops around the interval that it keeps is written before the row is
 // reduced, and never waits.
 #pragma once
-#include <io/affine.cuh>
+#include <base/pdl.cuh>
 #include <base/reduce.cuh>
+#include <io/affine.cuh>
 #include <row/rounds.cuh>
 #include <row/running.cuh>
 #include <row/waiting.cuh>

@@ -1,6 +1,7 @@
 // Rows that are prefetched while others are computed: copied to shared memory asynchronously, each thread's vectors by
 // itself.
 #pragma once
+#include <base/async_copy.cuh>
 #include <io/affine.cuh>
 #include <row/layout.cuh>
 

@@ -2,6 +2,9 @@
 // blocks of a cluster. One kernel for all, of the pieces in row/: layout (which elements a thread has), columns (where
 // gamma and beta wait), schedule (which rows a block computes), pipeline (rows that are prefetched), load and epilogue.
 #pragma once
+#include <base/async_copy.cuh>
+#include <base/cluster.cuh>
+#include <base/pdl.cuh>
 #include <row/choices.cuh>
 #include <row/columns.cuh>
 #include <row/epilogue.cuh>

@@ -6,8 +6,11 @@
 // and put back when all blocks have read them. Where nothing is stored, messages have room of their own, and a row is
 // read once.
 #pragma once
-#include <io/affine.cuh>
+#include <base/grid.cuh>
+#include <base/mailbox.cuh>
+#include <base/pdl.cuh>
 #include <base/reduce.cuh>
+#include <io/affine.cuh>
 
 namespace cupynorm {
 

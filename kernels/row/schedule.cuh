@@ -1,6 +1,7 @@
 // Which rows a block computes. Most take rows that lie a grid apart, which needs nothing of its own: registers.cuh.
 // Here is the dynamic scheduler.
 #pragma once
+#include <base/grid.cuh>
 #include <row/layout.cuh>
 
 namespace cupynorm {

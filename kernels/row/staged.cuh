@@ -1,8 +1,14 @@
 // shared, cluster, split, uncached: the row waits in the shared memory of one block, of the blocks of a cluster, of as
 // many blocks of the grid as it takes, or nowhere; what does not fit there is read twice.
 #pragma once
-#include <io/affine.cuh>
+#include <base/async_copy.cuh>
+#include <base/cluster.cuh>
+#include <base/grid.cuh>
+#include <base/mailbox.cuh>
+#include <base/memory.cuh>
+#include <base/pdl.cuh>
 #include <base/reduce.cuh>
+#include <io/affine.cuh>
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 

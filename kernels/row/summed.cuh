@@ -10,6 +10,9 @@
 // cluster, goes through whole groups: its threads add up what they have of each column in registers, and write the
 // group's sums when it ends. sum_columns adds those of all groups. So the same bits come from any number of blocks.
 #pragma once
+#include <base/async_copy.cuh>
+#include <base/cluster.cuh>
+#include <base/pdl.cuh>
 #include <io/fused.cuh>
 #include <row/epilogue.cuh>
 #include <row/registers.cuh>

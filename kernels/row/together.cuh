@@ -2,8 +2,11 @@
 // once, and then rows are read again and written side by side, so that the columns' parameters are read once for all of
 // them. spread: a row is in registers, so short that it all fits.
 #pragma once
-#include <io/affine.cuh>
+#include <base/grid.cuh>
+#include <base/mailbox.cuh>
+#include <base/pdl.cuh>
 #include <base/reduce.cuh>
+#include <io/affine.cuh>
 
 namespace cupynorm {
 

@@ -7,6 +7,7 @@
 // stored in aligned ones: each thread gets what its access misses from the next thread, through shared memory. Elements
 // are stored one by one only at the ends of a row or of a block's tile.
 #pragma once
+#include <base/pdl.cuh>
 #include <row/column_sums.cuh>
 
 namespace cupynorm {

@@ -14,8 +14,9 @@ import pytest
 
 import cupynorm
 from cupynorm._dtypes import dtype_of
-from cupynorm.bert import device_steps
-from cupynorm.bert.device_steps import Bucket, Numbers, Runner
+from cupynorm.bert import buckets, device_steps, runner, undisturbed
+from cupynorm.bert.buckets import Bucket, Numbers
+from cupynorm.bert.runner import Runner
 from tests.interrupted import host, interrupted
 from tests.simulator import simulated
 from tests.simulator.machine import Order, machine
@@ -27,7 +28,7 @@ __all__ = ["simulated"]  # a fixture
 
 HIDDEN = 32
 SMALL, LARGE = Bucket(1, 8, 8, whole=True), Bucket(4, 8, 32, whole=True)
-MODULE = device_steps.__file__
+MODULES = tuple(each.__file__ for each in (buckets, device_steps, runner, undisturbed))
 
 
 class BoomError(Exception):
@@ -214,7 +215,7 @@ def test_a_handler_that_raises_anywhere_leaves_the_next_call_in_order(calls: Cal
     calls(x)
     if not known:
         calls.runner.release()
-    with interrupted(count, MODULE):
+    with interrupted(count, MODULES):
         calls(x)
     assert places > 20
     for place in range(places):
@@ -227,7 +228,7 @@ def test_a_handler_that_raises_anywhere_leaves_the_next_call_in_order(calls: Cal
                 raise KeyboardInterrupt
 
         def fail(handler: Callable[[], None] = handler) -> None:
-            with pytest.raises(KeyboardInterrupt), interrupted(handler, MODULE):
+            with pytest.raises(KeyboardInterrupt), interrupted(handler, MODULES):
                 calls(x)
 
         def succeed() -> None:
@@ -244,7 +245,7 @@ def test_a_handler_may_call_the_encoder_that_it_interrupts(calls: Calls, known: 
         calls(x)
     gave: list[bytes] = []
 
-    with interrupted(lambda: gave.append(calls(other)), MODULE):
+    with interrupted(lambda: gave.append(calls(other)), MODULES):
         found = calls(x)
 
     assert found == wanted
@@ -256,10 +257,10 @@ def test_a_handler_may_release_the_encoder_that_it_interrupts(calls: Calls) -> N
     x = rows(calls)
     wanted = calls.wanted(x)
     for _ in range(2):
-        with interrupted(calls.runner.release, MODULE):
+        with interrupted(calls.runner.release, MODULES):
             assert calls(x) == wanted
 
-    with interrupted(calls.runner.release, MODULE):
+    with interrupted(calls.runner.release, MODULES):
         calls(x)
     assert not calls.runner._graphs
 
@@ -268,7 +269,7 @@ def test_a_handler_may_call_the_encoder_that_is_being_released(calls: Calls) -> 
     x = rows(calls)
     wanted, gave = calls(x), []
 
-    with interrupted(lambda: gave.append(calls(x)), MODULE):
+    with interrupted(lambda: gave.append(calls(x)), MODULES):
         calls.runner.release()
 
     assert set(gave) == {wanted}

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from cupynorm._dtypes import dtype_of
-from cupynorm.bert import device_steps, gemm, gemm_search
+from cupynorm.bert import gemm, gemm_search, runner
+from cupynorm.bert.device_steps import differ
 from cupynorm.bert.gemm import Blas, Product
+from cupynorm.bert.runner import Runner
 from tests.simulator import cublas, simulated
 
 __all__ = ["simulated"]
@@ -85,7 +87,7 @@ class Lt:
 def faster(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Give the ways in which products are faster: none is known yet."""
     known: dict[Any, Any] = {}
-    for module in (gemm, gemm_search, device_steps):
+    for module in (gemm, gemm_search, runner):
         monkeypatch.setattr(module, "faster", known)
     return known
 
@@ -117,7 +119,7 @@ def test_the_fastest_with_the_bits_of_cublas_is_kept(simulated, faster, monkeypa
     blas, product = blas_with(simulated, lt), PRODUCT._replace(dtype=dtype)
     take(monkeypatch, lt, {CUBLAS: 10, 0: 9, 1: 1, 3: 5, 4: 1, 5: 6})
 
-    gemm_search.measure(blas, product, device_steps.differ)
+    gemm_search.measure(blas, product, differ)
 
     x, weight = (
         simulated.cupy.asarray(np.random.default_rng(0).normal(size=shape).astype(dtype_of(dtype)))
@@ -145,16 +147,16 @@ def test_where_nothing_is_faster_it_stays_with_cublas(simulated, faster, monkeyp
     lt = Lt(*kinds)
     take(monkeypatch, lt, times)
 
-    gemm_search.measure(blas_with(simulated, lt), PRODUCT, device_steps.differ)
+    gemm_search.measure(blas_with(simulated, lt), PRODUCT, differ)
 
     assert faster == {(0, PRODUCT): None}
 
 
 def test_a_status_is_told(simulated, faster):
     with pytest.raises(RuntimeError, match="cublasLtMatmulAlgoGetHeuristic gave status 7"):
-        gemm_search.measure(blas_with(simulated, Lt(SAME, status=7)), PRODUCT, device_steps.differ)
+        gemm_search.measure(blas_with(simulated, Lt(SAME, status=7)), PRODUCT, differ)
     with pytest.raises(RuntimeError, match="cublasLtMatmul gave status 14"):
-        gemm_search.measure(blas_with(simulated, Lt(SAME, BROKEN)), PRODUCT, device_steps.differ)
+        gemm_search.measure(blas_with(simulated, Lt(SAME, BROKEN)), PRODUCT, differ)
 
 
 def test_no_memory_leaves_a_product_to_cublas_and_other_errors_are_told(simulated, faster, monkeypatch):
@@ -165,12 +167,12 @@ def test_no_memory_leaves_a_product_to_cublas_and_other_errors_are_told(simulate
 
     blas = blas_with(simulated, Lt(SAME))
     monkeypatch.setattr(gemm_search, "_scratch", lambda product: fail(gemm_search.OUT_OF_MEMORY))
-    gemm_search.measure(blas, PRODUCT, device_steps.differ)
+    gemm_search.measure(blas, PRODUCT, differ)
     assert faster == {(0, PRODUCT): None}
 
     monkeypatch.setattr(gemm_search, "_scratch", lambda product: fail(700))
     with pytest.raises(simulated.cupy.runtime.CUDARuntimeError):
-        gemm_search.measure(blas, PRODUCT, device_steps.differ)
+        gemm_search.measure(blas, PRODUCT, differ)
 
 
 def test_only_large_products_that_are_not_known_yet_are_measured(simulated, faster):
@@ -189,7 +191,7 @@ def test_a_runner_measures_what_is_not_known_and_says_whether_anything_is_faster
     simulated, faster, monkeypatch
 ):
     monkeypatch.setattr(gemm_search, "LEAST_OPERATIONS", 1)
-    runner = device_steps.Runner(dtype_of("float16"), 16)
+    runner = Runner(dtype_of("float16"), 16)
     runner.blas = blas_with(simulated, Lt(SAME))
     stream, other = simulated.cupy.cuda.get_current_stream(), PRODUCT._replace(tokens=7)
     take(monkeypatch, runner.blas.lt, {CUBLAS: 10, 0: 10})
@@ -207,7 +209,7 @@ def test_a_pool_is_told_of_every_allocation_that_failed(simulated, monkeypatch):
     def fail(size: int) -> Any:
         raise simulated.cupy.runtime.CUDARuntimeError(f"cudaErrorMemoryAllocation: {size} bytes")
 
-    runner = device_steps.Runner(dtype_of("float16"), 16)
+    runner = Runner(dtype_of("float16"), 16)
     for name in ("Memory", "MemoryPointer"):
         monkeypatch.setattr(simulated.cupy.cuda, name, fail, raising=False)
 

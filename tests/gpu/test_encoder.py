@@ -18,8 +18,10 @@ import pytest
 
 from cupynorm import add_layer_norm, bias_gelu, softmax
 from cupynorm._dtypes import dtype_of
-from cupynorm.bert import device_steps, few_tokens, gemm, gemm_search
+from cupynorm.bert import device_steps, few_tokens, gemm, gemm_search, runner
+from cupynorm.bert.buckets import Bucket, Numbers
 from cupynorm.bert.gemm import Blas
+from cupynorm.bert.runner import MEASURED_AT, Runner
 from cupynorm.encoder import BertEncoder, EncoderConfig
 from cupynorm.runtime import devices
 from tests.gpu.conftest import SIMULATED
@@ -53,8 +55,8 @@ def on_host(xp: Any, function: Any) -> Any:
     return call
 
 
-def without_graph(runner: Any, made: Any, bucket: Any, compute: Any, stream: Any) -> Any:
-    steps = device_steps.Steps(runner, bucket, made.numbers, made.where)
+def without_graph(run: Any, made: Any, bucket: Any, compute: Any, stream: Any) -> Any:
+    steps = device_steps.Steps(run.blas, run.dtype, run.device, bucket, made.numbers, made.where)
     result = compute(steps, made.hidden)
 
     def launch() -> None:
@@ -67,7 +69,7 @@ def without_graph(runner: Any, made: Any, bucket: Any, compute: Any, stream: Any
 def device(xp: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """CuPy, with all that an encoder needs."""
     if SIMULATED:
-        monkeypatch.setattr(device_steps.Runner, "_capture", without_graph)
+        monkeypatch.setattr(Runner, "_capture", without_graph)
         for name, function in {
             "softmax": softmax,
             "add_layer_norm": add_layer_norm,
@@ -259,7 +261,7 @@ def test_arrays_of_the_wrong_place_are_refused(device: Any) -> None:
 
 @pytest.mark.small
 def test_graphs_are_bounded_and_can_be_released(device: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(device_steps, "GRAPHS", 2)
+    monkeypatch.setattr(runner, "GRAPHS", 2)
     host, there = both()
     texts = {count: [[1, 2, 3]] * count for count in (1, 2, 3)}
 
@@ -278,11 +280,11 @@ def test_graphs_are_bounded_and_can_be_released(device: Any, monkeypatch: Any) -
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_any_width_is_pooled(device: Any, dtype: str, hidden: int) -> None:
     x = np.random.default_rng(1).normal(size=(12, hidden)).astype(dtype)
-    bucket = device_steps.Bucket(4, 8, 12, whole=False)
-    numbers = device_steps.Numbers.of(bucket)
+    bucket = Bucket(4, 8, 12, whole=False)
+    numbers = Numbers.of(bucket)
     numbers.start[:3], numbers.count[:3] = [0, 7, 7], [7, 0, 5]
-    numbers = device_steps.Numbers(*map(device_steps.uploaded, numbers))
-    steps = device_steps.Steps(None, bucket, numbers, None)
+    numbers = Numbers(*map(device_steps.uploaded, numbers))
+    steps = device_steps.Steps(None, None, 0, bucket, numbers, None)
 
     y = device.asnumpy(steps.pool(device.asarray(x), 1e-12))
 
@@ -330,7 +332,7 @@ def test_a_graph_that_is_used_often_is_captured_again_if_that_is_faster(
     host, there = both()
     hidden = np.random.default_rng(0).normal(size=(8, 16, 32)).astype(np.float32)
     events: list[str] = []
-    capture = device_steps.Runner._capture
+    capture = Runner._capture
 
     def measure(*_: Any) -> bool:
         events.append("measured")
@@ -340,14 +342,14 @@ def test_a_graph_that_is_used_often_is_captured_again_if_that_is_faster(
         events.append("captured")
         return capture(*arguments)
 
-    monkeypatch.setattr(device_steps.Runner, "_measure", measure)
-    monkeypatch.setattr(device_steps.Runner, "_capture", count)
-    for _ in range(2 * device_steps.MEASURED_AT):
+    monkeypatch.setattr(Runner, "_measure", measure)
+    monkeypatch.setattr(Runner, "_capture", count)
+    for _ in range(2 * MEASURED_AT):
         events.append("called")
         assert_near(device.asnumpy(there.forward(device.asarray(hidden))), host.forward(hidden), "float32")
 
-    before = ["called", "captured", *["called"] * (device_steps.MEASURED_AT - 1)]
-    after = [*["captured"] * faster, *["called"] * device_steps.MEASURED_AT]
+    before = ["called", "captured", *["called"] * (MEASURED_AT - 1)]
+    after = [*["captured"] * faster, *["called"] * MEASURED_AT]
     assert events == [*before, "measured", *after]
     assert len(there._runner._graphs) == 1
 
@@ -386,7 +388,7 @@ def of_calls(dtype: str) -> list[str]:
     x = module.asarray(hidden)
     return [
         hashlib.sha256(module.asnumpy(encoder.forward(x)).tobytes()).hexdigest()
-        for _ in range(device_steps.MEASURED_AT + 2)
+        for _ in range(MEASURED_AT + 2)
     ]
 
 
@@ -419,7 +421,7 @@ def test_measuring_keeps_no_memory(cuda: Any, unknown: Any, monkeypatch: Any) ->
     x = cuda.ones((8, 104, 768), np.float16)
     pools, found = (cuda.get_default_memory_pool(), encoder._runner._pool), []
 
-    for _ in range(device_steps.MEASURED_AT + 2):
+    for _ in range(MEASURED_AT + 2):
         encoder.forward(x)
         found.append([pool.total_bytes() for pool in pools])
 

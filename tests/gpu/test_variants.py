@@ -287,7 +287,7 @@ def test_blocks_of_the_grid_share_a_row_without_shared_memory(
 
 
 def messages(count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return moderate floats that are valid messages, as kernels/base/ptx.cuh defines them."""
+    """Return moderate floats that are valid messages, as kernels/base/mailbox.cuh defines them."""
     rng, found = np.random.default_rng(0), np.empty((0, 4), np.float32)
     while len(found) < count:
         a, b = rng.standard_normal((2, 1 << 16)).astype(np.float32).view(np.uint32)

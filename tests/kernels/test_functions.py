@@ -13,7 +13,7 @@ import pytest
 from cupynorm import functions
 from cupynorm._dtypes import DTYPES, dtype_of
 from cupynorm.host import special as host_special
-from cupynorm.lower import tracing
+from cupynorm.lower import operations
 from cupynorm.lower.tracing import trace
 from cupynorm.runtime import compiler, nvrtc
 from tests import structs
@@ -120,8 +120,8 @@ def test_an_array_keeps_its_dtype_and_is_rounded_once(name: str, dtype: str) -> 
 
 def test_a_bfloat16_is_not_rounded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    halfway = tracing.OPERATIONS["exp"]._replace(compute=lambda x: x + 2.0**-8 + 2.0**-40)
-    monkeypatch.setitem(tracing.OPERATIONS, "exp", halfway)
+    halfway = operations.OPERATIONS["exp"]._replace(compute=lambda x: x + 2.0**-8 + 2.0**-40)
+    monkeypatch.setitem(operations.OPERATIONS, "exp", halfway)
 
     assert functions.exp(np.ones(1, ml_dtypes.bfloat16)).tolist() == [1 + 2.0**-7]
 
@@ -202,7 +202,7 @@ def test_all_is_sorted_and_the_errors_table_is_complete() -> None:
     ]
 
     assert functions.__all__ == sorted(written)
-    assert f"cupynorm.functions has {', '.join(functions.__all__)}" == tracing.THE_TABLE
+    assert f"cupynorm.functions has {', '.join(functions.__all__)}" == operations.THE_TABLE
 
 
 def test_nothing_warns() -> None:
@@ -251,7 +251,7 @@ def test_a_kernels_function_gives_numpys_numbers(name: str, dtype: str) -> None:
 # The hardware's 2^x and 1/x have errors, where g++ stands in with exact ones. Here both are at their worst (PTX ISA:
 # 2^-22.5 and 1 ulp), each way, and 1/x is flushed.
 WORST = """
-#include <base/ptx.cuh>
+#include <base/arithmetic.cuh>
 namespace cupynorm {{
 inline float worst_exp2(float x) {{ return float(std::exp2(double(x)) * (1.0 + {sign} * 0x1p-22)); }}
 inline float worst_reciprocal(float x) {{

@@ -11,7 +11,8 @@ import pytest
 
 from cupynorm import functions as f
 from cupynorm.lower.differentiate import FLAT, LIMITED, RULES, gradient
-from cupynorm.lower.tracing import OPERATIONS, Expression, TraceError, apply, trace
+from cupynorm.lower.operations import OPERATIONS
+from cupynorm.lower.tracing import Expression, TraceError, apply, trace
 from tests import structs
 from tests.lower.test_tracing import grow, needs_compiler
 

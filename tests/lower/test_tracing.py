@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from cupynorm import functions as f
+from cupynorm.lower.operations import OPERATIONS, UFUNCS
 from cupynorm.lower.tracing import (
     LARGEST_POWER,
     MOST_STEPS,
-    OPERATIONS,
-    UFUNCS,
     DeviceFunction,
     Expression,
     Step,

@@ -21,17 +21,19 @@ from cupynorm.lower.row import row_spec
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
 from cupynorm.ops.softmax import SOFTMAX
-from cupynorm.plan import rules as planner_rules
 from cupynorm.plan.choose import choose
 from cupynorm.plan.config import ACCESS_BYTES, DOUBLE_BYTES, MAX_BLOCK, WARP, DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED, Limits
 from cupynorm.plan.problem import Problem
-from cupynorm.plan.rules import CROSSOVERS, SECTIONS, kinds_of, parse, rules_of
+from cupynorm.plan.rule_file import DATA, kinds_of
+from cupynorm.plan.rule_types import CROSSOVERS
+from cupynorm.plan.rules import parse, rules_of
+from cupynorm.plan.sections import SECTIONS
 from cupynorm.runtime import nvrtc
 from tests import build_gate
 
 CHECKOUT = Path(__file__).parents[2]
-FILES = sorted(Path(planner_rules.DATA).glob("sm_*.json"))
+FILES = sorted(Path(DATA).glob("sm_*.json"))
 SLOW = bool(os.environ.get("CUPYNORM_SLOW"))
 DEVICE_OF = {"90": "h200"}  # what stands for an architecture that has data
 FUSED = ("masked", "interval", "affine", "affine with outputs", "quantized", "quantized, one output")

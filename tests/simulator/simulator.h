@@ -24,8 +24,8 @@ using dim3 = uint3;
 #define __align__(bytes) __attribute__((aligned(bytes)))
 // a block runs on one OS thread: this also makes `extern __shared__ ... []` legal
 #define __shared__ thread_local
-// the file that holds C++ for what NAME.cuh in kernels/ has in PTX
-#define SIMULATOR_TWIN(name) <name##_twin.h>
+// the file that holds C++ for what NAME.cuh in kernels/ has in PTX: its twin
+#define SIMULATOR_TWIN(name) <twins/name.h>
 #define __ldg(...) (*(__VA_ARGS__))  // not a function: a report of a misaligned read names the kernel's own line
 
 namespace simulator {

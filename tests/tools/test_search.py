@@ -15,7 +15,7 @@ import pytest
 from cupynorm import cli
 from cupynorm.plan.config import PLAIN, Plan
 from cupynorm.plan.limits import RECORDED
-from cupynorm.plan.rules import content_of, file_of, kinds_of
+from cupynorm.plan.rule_file import content_of, file_of, kinds_of
 from cupynorm.runtime import devices
 from cupynorm.tools import bench, bench_points, buffers, peers, rule_plans, search, timing
 from cupynorm.tools.results import Point, Timing

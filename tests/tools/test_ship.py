@@ -13,12 +13,14 @@ import pytest
 from cupynorm import cli
 from cupynorm.ops.softmax import SOFTMAX
 from cupynorm.plan import choose as choosing
+from cupynorm.plan import rule_file
 from cupynorm.plan import rules as planner_rules
 from cupynorm.plan.config import Plan
 from cupynorm.plan.limits import RECORDED
-from cupynorm.plan.rules import content_of, kinds_of
+from cupynorm.plan.rule_file import DATA, content_of, kinds_of
 from cupynorm.tools import bench, evidence, explain, rule_plans, search, ship
 from cupynorm.tools.results import Measured, Point, Report, Timing
+from cupynorm.tools.shipped import Shipped
 from tests import command_runner
 
 H200 = RECORDED["h200"]
@@ -97,11 +99,11 @@ def decides(cols: int) -> str:
     return next(name for name, widths in COLS.items() if cols <= widths[-1])
 
 
-def names(shipped: ship.Shipped) -> list[str]:
+def names(shipped: Shipped) -> list[str]:
     return [row["id"] for row in shipped.told["rules"] if row["id"] in {SHORT, MIDDLE, LONG}]
 
 
-def row_of(shipped: ship.Shipped, name: str) -> dict[str, Any]:
+def row_of(shipped: Shipped, name: str) -> dict[str, Any]:
     (row,) = (row for row in shipped.told["rules"] if row["id"] == name)
     return row
 
@@ -231,7 +233,7 @@ def test_another_architecture_has_a_file_of_its_own(content) -> None:
 
 
 def test_a_shipped_file_is_written_as_it_is_read() -> None:
-    for file in Path(planner_rules.DATA).glob("*.json"):
+    for file in Path(DATA).glob("*.json"):
         assert rule_plans.text_of(json.loads(file.read_text("utf-8"))) == file.read_text("utf-8")
 
 
@@ -344,7 +346,7 @@ def test_a_point_of_the_sweep_that_was_not_searched_keeps_its_plan(content) -> N
     timings = {"cupynorm": Timing(1.0, 1.0, 1.0), "copy": Timing(0.9, 0.9, 0.9)}
     found = [recorded(content, lambda *_: 0.9)]
 
-    def shipped(plan: Plan) -> ship.Shipped:
+    def shipped(plan: Plan) -> Shipped:
         measured = Measured(point, 1, timings, plan.as_dict())
         return ship.ship(content, found, sweep=Report({}, [measured]))
 
@@ -499,10 +501,10 @@ def test_a_file_that_is_no_search_is_refused(files, tmp_path) -> None:
 
 
 @pytest.fixture
-def shipped_rules(content, monkeypatch) -> ship.Shipped:
+def shipped_rules(content, monkeypatch) -> Shipped:
     """Rules from a search in place of those of the package."""
     shipped = ship.ship(content, [recorded(content, of_plans(content, decides, 0.02))])
-    monkeypatch.setattr(planner_rules, "content_of", lambda _: shipped.told)
+    monkeypatch.setattr(rule_file, "content_of", lambda _: shipped.told)
     monkeypatch.setattr(choosing, "rules_of", lambda _: planner_rules.parse(shipped.told, "made up"))
     return shipped
 

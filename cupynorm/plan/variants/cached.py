@@ -20,7 +20,7 @@ from cupynorm.plan.config import (
 from cupynorm.plan.registers import registers
 
 if TYPE_CHECKING:
-    from cupynorm.plan.rules import Rule
+    from cupynorm.plan.rule_types import Rule
 
 
 def best_cached(question: Question) -> Plan | None:

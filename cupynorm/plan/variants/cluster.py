@@ -28,7 +28,7 @@ from cupynorm.plan.partition import (
     words,
 )
 from cupynorm.plan.registers import registers
-from cupynorm.plan.rules import ClusterRule, SharedRule
+from cupynorm.plan.rule_types import ClusterRule, SharedRule
 from cupynorm.plan.variants import staged
 from cupynorm.plan.variants.fused_cluster import prefetched, with_smaller_vectors
 from cupynorm.plan.variants.registers import can_cache, loaded_with, may_persist

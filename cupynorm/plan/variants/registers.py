@@ -36,7 +36,7 @@ from cupynorm.plan.partition import (
     words,
 )
 from cupynorm.plan.registers import registers
-from cupynorm.plan.rules import FixedRule, RegisterRule
+from cupynorm.plan.rule_types import FixedRule, RegisterRule
 
 if TYPE_CHECKING:
     from cupynorm.plan.problem import Problem

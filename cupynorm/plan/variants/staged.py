@@ -30,7 +30,7 @@ from cupynorm.plan.partition import (
 from cupynorm.plan.registers import registers
 
 if TYPE_CHECKING:
-    from cupynorm.plan.rules import Rule
+    from cupynorm.plan.rule_types import Rule
 
 COMPUTED = "a block's shared memory holds what was computed of the row"
 

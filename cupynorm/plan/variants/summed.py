@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from cupynorm.plan.problem import Problem
-    from cupynorm.plan.rules import ColumnSums
+    from cupynorm.plan.sections.tilings import ColumnSums
 
 WHY = "sums over rows beside the row in registers: the tiling with the most bytes on their way"
 WHY_MEASURED = "sums over rows beside the row: the tiling that was measured as the best"

@@ -1,4 +1,4 @@
-// What kernels/bert/mma.cuh declares for a GPU, in C++ for the simulator. That file includes this one in its place.
+// What kernels/bert/mma.cuh has in PTX, in C++ for the simulator. That file includes this one in its place.
 #pragma once
 
 namespace cupynorm {

@@ -1,0 +1,155 @@
+"""What was measured of rows that one block holds, or reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cupynorm._values import NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Tile(NamedTuple):
+    """What a thread of warp and block holds.
+
+    Attributes
+    ----------
+    max_elements, max_unaligned_elements, max_fused_unaligned_elements, max_grouped_elements
+        Elements of a row at most; the last where a group holds several rows.
+    full_elements, full_unaligned_elements
+        The same where threads are counted to leave few places empty.
+    thread_bytes, min_thread_bytes
+        Bytes of a row where a warp holds it, and at least where operands are loaded with it.
+    max_summed_bytes
+        The same of bytes that are only added up.
+    many_vectors, affine_vectors, min_narrow_vectors
+        Vectors from which on their addresses count; from which on a thread's own work counts little, with affine
+        parameters; narrow accesses at least.
+    vectors_in_flight, fused_vectors_in_flight
+        Vectors of unaligned rows whose parameters are all on their way.
+    parameter_words, narrow_parameter_words
+        Registers of values and cached parameters with which enough threads stay.
+    unaligned_cache_elements
+        Up to which parameters of unaligned rows are cached.
+    many_rows
+        That a multiprocessor goes through, where a rule asks for many or few.
+    """
+
+    max_elements: Mapping[int, int]
+    max_unaligned_elements: Mapping[int, int]
+    max_fused_unaligned_elements: Mapping[int, int]
+    max_grouped_elements: Mapping[int, int]
+    full_elements: Mapping[int, int]
+    full_unaligned_elements: Mapping[int, int]
+    thread_bytes: int
+    min_thread_bytes: int
+    many_vectors: int
+    affine_vectors: int
+    min_narrow_vectors: int
+    vectors_in_flight: int
+    fused_vectors_in_flight: int
+    parameter_words: int
+    narrow_parameter_words: int
+    unaligned_cache_elements: Mapping[int, int]
+    many_rows: int
+    max_summed_bytes: int
+
+
+class Staged(NamedTuple):
+    """Rows that a whole block goes through: shared, uncached, and what split has of them.
+
+    Attributes
+    ----------
+    whole_block, fused_block
+        Threads of a block; fused_block where something is fused.
+    chunk_elements, chunk_vectors
+        That a thread reads at a time.
+    band_threads, band_block, short_band_block, short_band_bytes
+        Rows in shared memory, of which a causal mask or a window keeps a part: the most threads of a multiprocessor;
+        threads of a block; threads of a block for rows of at most short_band_bytes.
+    band_alone
+        Such rows have a block each where no more than this share of a row is kept.
+    threads, block, affine_block, min_block
+        Rows in shared memory: threads of a multiprocessor; the most threads of a block without parameters, and with
+        them; the fewest.
+    roomy_threads, few_threads
+        Threads of a multiprocessor where the compiler wants more registers; few_threads where its blocks also wait for
+        one another.
+    """
+
+    whole_block: Mapping[int, int]
+    fused_block: int
+    chunk_elements: Mapping[int, int]
+    chunk_vectors: int
+    threads: int
+    block: Mapping[int, int]
+    affine_block: Mapping[int, int]
+    min_block: int
+    roomy_threads: int
+    few_threads: int
+    band_threads: int
+    band_block: int
+    short_band_block: int
+    short_band_bytes: int
+    band_alone: float
+
+
+class Streamed(NamedTuple):
+    """Rows of which only numbers are kept, as uncached reads them.
+
+    Attributes
+    ----------
+    block, threads
+        Threads of a block, and of a multiprocessor, at most.
+    elements
+        That a thread reads at a time.
+    rounds
+        In which a row is read at least: of shorter rows, blocks have fewer threads.
+    """
+
+    block: int
+    threads: int
+    elements: int
+    rounds: int
+
+
+class Rounds(NamedTuple):
+    """Rows that an op goes through in several rounds while they are on the chip.
+
+    Attributes
+    ----------
+    elements
+        A thread has so many elements of a row, if the row is long enough: reductions cost as much for fewer.
+    lanes
+        The fewest threads of a row: they access whole sectors.
+    max_block
+        Threads of a block, so that a multiprocessor holds several; longer rows are for clusters.
+    threads
+        Threads of a multiprocessor, which suffice to fill it.
+    apart_vector, apart_row_registers
+        For rows whose elements lie apart from one another: the most neighbouring rows of a thread, and the registers
+        that the state of each row's rounds takes.
+    """
+
+    elements: int
+    lanes: int
+    max_block: int
+    threads: int
+    apart_vector: int
+    apart_row_registers: int
+
+
+class LateExponential(NamedTuple):
+    """Rows whose results take an exponential of each element once their sums are known, as cached reads them.
+
+    Attributes
+    ----------
+    vectors
+        Vectors of a thread: all threads together read a row at once.
+    threads
+        Threads of a multiprocessor.
+    """
+
+    vectors: int
+    threads: int

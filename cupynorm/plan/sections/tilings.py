@@ -1,0 +1,131 @@
+"""What was measured of kernels whose tilings are weighed against one another, and tilings that a search found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cupynorm._values import NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class ColumnSums(NamedTuple):
+    """Rows whose sums over rows are taken in the same pass (variants/summed.py).
+
+    Attributes
+    ----------
+    blocks
+        Threads of a block of several rows, all of which are tried.
+    large_block, large_block_vectors
+        More threads of such a block have too few registers for doubles, and for more vectors of a thread than these.
+    clusters
+        What a cluster's tiling is worth, of that of one block.
+    multiprocessors, reached_by_clusters
+        For which tilings are weighed; on so many of them clusters run: some have too few neighbours left.
+    cluster_threads
+        Threads of a cluster's block, at least.
+    stages, stages_of_registers
+        Rows on their way in shared memory, at most; and where rows wait in registers.
+    converted_twice
+        What a tiling is worth whose rows wait in shared memory, of that of one whose rows wait in registers.
+    max_vectors, max_elements, staged_elements
+        Vectors and elements of a row that a thread has, at most; elements by bytes of the compute type, and the same
+        where rows wait in shared memory.
+    registers, unaligned_registers, cluster_registers
+        Registers of a thread beside its elements, their sums and the next row; how many more unaligned rows take, and
+        how many more clusters.
+    staged_registers, staged_unaligned_registers
+        The same where rows wait in shared memory, without those of a vector's elements.
+    row_registers, row_unaligned_registers
+        The same where rows on their way in shared memory wait in registers; small clusters take no more.
+    busy_bytes, busy_threads
+        Bytes on their way to a multiprocessor, and threads of it that compute: more keep memory no busier.
+    shared_bytes
+        Static shared memory in which the rows of a block add up their sums, at most.
+    measured
+        Tilings that a search found to be better than the best by these numbers: bytes of an element of x, sums,
+        operands before and behind the op, `unaligned` of a Plan (such rows take more registers), and the fewest and the
+        most columns that it is for; then vectors of a thread, threads of a block, blocks of a cluster, stages, blocks
+        of a multiprocessor, and where a row with stages waits (`waits` of a Plan).
+    """
+
+    blocks: Sequence[int]
+    large_block: int
+    large_block_vectors: int
+    clusters: float
+    multiprocessors: int
+    reached_by_clusters: int
+    cluster_threads: int
+    stages: int
+    stages_of_registers: int
+    converted_twice: float
+    max_vectors: int
+    max_elements: Mapping[int, int]
+    staged_elements: Mapping[int, int]
+    registers: int
+    unaligned_registers: int
+    cluster_registers: int
+    staged_registers: int
+    staged_unaligned_registers: int
+    row_registers: int
+    row_unaligned_registers: int
+    busy_bytes: int
+    busy_threads: int
+    shared_bytes: int
+    measured: Sequence[Sequence[int]]
+
+
+class Apart(NamedTuple):
+    """Rows whose elements lie apart from one another (variants/across.py).
+
+    Attributes
+    ----------
+    max_vector
+        Neighbouring rows of a thread, at most, by bytes of an element of x.
+    numbers, again
+        Numbers of the compute type that a thread holds of its rows, or loads at a time where rows wait nowhere, by
+        bytes of that type.
+    tilings
+        What is tried, best first, by bytes of an element of x: threads of a block, bytes of neighbouring rows that it
+        has side by side, and how many blocks of a cluster share rows at most.
+    alone_width
+        The same bytes where one block has room for the row so.
+    loops
+        Threads of a block, and bytes side by side, where rows wait nowhere.
+    least_part
+        Columns of a block, where several share a row only to fill the device.
+    registers, row_registers
+        Registers of a thread beside its elements, and for each of its rows.
+    measured
+        Tilings that a search found to be better than `tilings`: bytes of an element of x, the fewest and the most
+        columns that it is for, neighbouring rows of a thread, threads of a block, bytes of neighbouring rows side by
+        side, blocks of a cluster at most, of which the fewest are taken that hold a row, blocks of a multiprocessor, 1
+        if it is for rows that are whole (kernels/row/whole.cuh), and what it is for: a number of KINDS.
+    over_the_grid
+        Where blocks of the grid share rows, best first: bytes of an element of x, the fewest and the most columns that
+        it is for, threads of a block, bytes of neighbouring rows side by side, blocks of a multiprocessor, how many
+        tiles each group of blocks has at least, and what it is for: a number of KINDS.
+    over_the_grid_any
+        Numbers that a thread then holds at most where a row's elements are not at even distances, or something is asked
+        of each, by bytes of an element of x.
+    filled
+        The share of a device's multiprocessors that clusters must have at once where their blocks are no power of two.
+    few_local_bytes
+        Bytes of registers that a thread may spill, which cost less than another tiling.
+    """
+
+    max_vector: Mapping[int, int]
+    numbers: Mapping[int, int]
+    again: Mapping[int, int]
+    tilings: Mapping[int, Sequence[Sequence[int]]]
+    alone_width: int
+    loops: Sequence[int]
+    least_part: int
+    registers: int
+    row_registers: int
+    measured: Sequence[Sequence[int]]
+    over_the_grid: Sequence[Sequence[int]]
+    over_the_grid_any: Mapping[int, int]
+    filled: float
+    few_local_bytes: int
