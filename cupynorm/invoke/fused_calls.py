@@ -34,7 +34,7 @@ def run_masked(
     options_key, operands, scalars, run_with_checks, unchecked = more
     asked, how = asked_of(op.name, options), quantize_of(quantize)
     if asked is None and how is None:
-        return row_ops.run(op, x, None, None, axis, eps, out, dtype, return_stats, plan)
+        return row_ops.run_alone(given, signature)
     if asked is not None and isinstance(asked.lengths, (list, tuple)):
         # host data, which is looked at: then the call is one with an array
         listed = with_lengths(asked, x).lengths

@@ -12,10 +12,11 @@ import numpy as np
 from cupynorm._dtypes import compute_dtype
 from cupynorm.call import asking
 from cupynorm.call.arguments import allocate, view
+from cupynorm.call.axes import is_array, transposition_of
 from cupynorm.call.missing import OMIT
 from cupynorm.call.view import View
 from cupynorm.invoke import bound_calls, row_ops, several_kernels
-from cupynorm.invoke.bound_calls import Arrays
+from cupynorm.invoke.bound_calls import Arrays, axis_option
 from cupynorm.invoke.row_ops import NeedsClustersError
 from cupynorm.lower.backward import (
     LAYER_NORM_BACKWARD,
@@ -59,13 +60,11 @@ from cupynorm.runtime import devices
 
 if TYPE_CHECKING:
     from cupynorm._dtypes import Dtype
-    from cupynorm.call.axes import Transposition
     from cupynorm.call.elementwise_gradients import ActivationGradientCall
     from cupynorm.call.gradients import GradientCall
     from cupynorm.call.losses import CrossEntropyCall, LogSumExpCall
     from cupynorm.call.masks import Mask
     from cupynorm.host.gradients import Sum
-    from cupynorm.invoke.bound_calls import BoundCall
     from cupynorm.lower.row import RowOp
     from cupynorm.lower.spec import KernelSpec
     from cupynorm.plan.config import Plan
@@ -471,6 +470,9 @@ def scalars_of(p: Any, seed: Any, offset: Any) -> tuple[int, ...]:
 WORDS = 1 << 64  # seeds and offsets that there are
 
 
+X_ALONE = {"x": "x"}  # what is transposed, where that is nothing else
+
+
 class Parts(NamedTuple):
     """The arrays of a checked call, by names; None for what there is not. results: what the function returns."""
 
@@ -538,11 +540,13 @@ def run(
     function: Any,
     given: Mapping[str, Any],
     options: tuple[Any, ...],
-    check: Callable[[], Any],
+    check: Callable[[Mapping[str, Any], Any], Any],
     implementation: Implementation,
     scalars: Sequence[int] = (),
     plan: str | Plan | None = None,
-    turned: tuple[Transposition, Callable[[], Any]] | None = None,
+    axis: Any = -1,
+    whole: Mapping[str, str] = X_ALONE,
+    called: str = "x",
 ) -> Any:
     """Run a call; return its results, or the only one.
 
@@ -552,60 +556,71 @@ def run(
     result's name for where it shall go.
     options: all else that the call depends on. scalars: seed and offset of a dropout, if there is one.
     plan: of its row kernel, which `check` looks at, too.
-    turned: of a call along other axes than the last, how its arrays are transposed, and what calls the function with
-    them. What is launched then is kept as this call, too: its arrays lie at the same addresses.
+    axis: what the caller named, of the array that `whole` names first, and that messages call `called`. Along other
+    axes than the last, check(given, axis) gets transposed views. What is launched is kept as a call on the caller's own
+    arrays, which lie at the same addresses.
+    whole: names of what is transposed: arrays and results that have x's shape or broadcast to it. Each with the name
+    of the array that has as many axes.
     """
     arrays, calls = (*given.values(),), bound_calls.thread.calls
-    found, made = calls.again(arrays, (function, plan, *options), scalars)
-    asked, calls.asked = calls.asked, None
+    key = (function, plan, axis if type(axis) is int else axis_option(axis), *options)
+    found, made = calls.again(arrays, key, scalars)
     if made is not None:
-        _keep_as_asked(asked, found)
         arrays += (*made,)
         return _several([None if at is None else arrays[at] for at in found.holds])
-    if turned is not None:
-        transposition, call_turned = turned
-        calls.asked = None if found is None else (found, transposition.inverse)
-        try:
-            return call_turned()
-        finally:
-            calls.asked = None
-    call = check()
+    first = given[next(iter(whole))]
+    turned = None if type(axis) is int and axis == -1 else transposition_of(axis, first, called)
+    if turned is None:
+        return _run_checked(found, given, check(given, axis), implementation, scalars, plan)
+    try:
+        views = {name: turned.apply(each) if name in whole else each for name, each in given.items()}
+        call = check(views, turned.axis)
+
+        def own(name: str, array: Any) -> Any:
+            """Return a result as the caller shall have it."""
+            if name not in whole or array.ndim != len(turned.order):
+                return array
+            return turned.undo(array, given[whole[name]])
+
+        return _run_checked(found, given, call, implementation, scalars, plan, own)
+    except ValueError as error:
+        turned.tell(error)
+        raise
+
+
+def _run_checked(
+    signature: Any,
+    given: Mapping[str, Any],
+    call: Any,
+    implementation: Implementation,
+    scalars: Sequence[int],
+    plan: str | Plan | None,
+    own: Callable[[str, Any], Any] = lambda _, array: array,
+) -> Any:
+    """Run a checked call, and keep it under `signature`. own: gives a result that it allocates to the caller."""
     parts = implementation.parts(call)
+    # a number is an array by now, and so is a list
+    passed = {
+        name: each if each is None or is_array(each) else parts.read.get(name) for name, each in given.items()
+    }
+    made = {
+        name: own(name, each)
+        for name, each in parts.written.items()
+        if each is not None and passed.get(name) is None
+    }
+    names = {id(each): name for name, each in parts.written.items()}
+    results = [None if each is None else names[id(each)] for each in parts.results]
     if call.on_device:
-        # a number is an array by now, and so is a list
-        passed = {
-            name: each if each is None or devices.is_device_array(each) else parts.read.get(name)
-            for name, each in given.items()
-        }
-        new, names = _new(parts, passed), ("seed", "offset") if scalars else ()
-        order = _order(parts, passed)
-        bound = Arrays(passed, (*parts.written,), new, scalars=names, holds=order)
-        implementation.steps(call).launch(found, bound, plan)
-        _keep_as_asked(asked, calls.bound.get(found))
+        places = [*(None if each is None else name for name, each in passed.items()), *made]
+        order = tuple(None if each is None else places.index(each) for each in results)
+        of_dropout = ("seed", "offset") if scalars else ()
+        arrays = Arrays(passed, (*parts.written,), made, scalars=of_dropout, holds=order)
+        implementation.steps(call).launch(signature, arrays, plan)
     else:
         asking.answer(lambda: implementation.steps(call).told)
         implementation.on_host(call)
-    return _several(parts.results)
-
-
-def _keep_as_asked(asked: tuple[Any, tuple[int, ...]] | None, bound: BoundCall | None) -> None:
-    """Keep a call on transposed arrays as that on the caller's own."""
-    if asked is not None and bound is not None:
-        signature, inverse = asked
-        bound_calls.thread.calls.add(signature, bound.turned_back(inverse), {})
-
-
-def _new(parts: Parts, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the results that a call allocates."""
-    return {
-        name: each for name, each in parts.written.items() if each is not None and given.get(name) is None
-    }
-
-
-def _order(parts: Parts, given: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """Return the place of each result among the given arrays, then those that the call allocates; None for none."""
-    places = [id(each) for each in (*given.values(), *_new(parts, given).values())]
-    return tuple(None if each is None else places.index(id(each)) for each in parts.results)
+    own_arrays = {**passed, **made}
+    return _several([None if each is None else own_arrays[each] for each in results])
 
 
 def _several(results: Sequence[Any]) -> Any:

@@ -145,7 +145,9 @@ class Given(NamedTuple):
         if isinstance(self.key, Asked):
             calls.add(signature, bound, made)
             key, signature, axis, transposition = self.key
-            bound, given = bound.turned_back(transposition.inverse), self._replace(key=key, axis=axis)
+            whole = len(transposition.order)
+            own = [transposition.undo(each) if each.ndim == whole else each for each in made.values()]
+            bound, given = bound.making(own), self._replace(key=key, axis=axis)
         if calls.add(signature, bound, made):
             given.keep_shortcut(bound)
 
@@ -414,7 +416,7 @@ def _run_by_signature(given: Given) -> Any:
     )
     found, made = calls.again((x, gamma, beta, out, *operands), options, scalars)
     if made is None:
-        return (run_with_checks or _run_checked)(given, found)
+        return (run_with_checks or run_alone)(given, found)
     given.keep_shortcut(found)
     results = (*made,) if out is None else (out, *made)
     return results if len(results) > 1 else results[0]
@@ -447,16 +449,17 @@ def run_transposed(
     except ValueError as error:
         transposition.tell(error)
         raise
-    several = isinstance(found, tuple)
-    results = tuple(
-        given.out if each is out else transposition.undo(each) if each.ndim == given.x.ndim else each
-        for each in (found if several else (found,))
+    several, ndim = isinstance(found, tuple), given.x.ndim
+    first, *others = found if several else (found,)
+    results = (
+        transposition.undo(first) if given.out is None else given.out,
+        *(transposition.undo(each) if each.ndim == ndim else each for each in others),
     )
     return results if several else results[0]
 
 
-def _run_checked(given: Given, signature: Any) -> Any:
-    """Run one call with all checks, and keep it."""
+def run_alone(given: Given, signature: Any) -> Any:
+    """Run one call of an op with nothing around it with all checks, and keep it. given.operands: None, all of them."""
     transposition = transposition_for(given)
     if transposition is not None:
         return run_transposed(given, signature, transposition)
@@ -477,6 +480,7 @@ def _run_checked(given: Given, signature: Any) -> Any:
     elif x.size:
         made = stats if out is not None else {"out": call.out, **stats}
         arrays = {"x": x, "gamma": gamma, "beta": beta, "out": out}
+        arrays |= {f"operand {at}": None for at in range(len(given.operands))}
         bound = launch(call.device, _lowered(op, call, stats, exact), plan, Arrays(arrays, ("out",), made))
         given.keep(signature, bound, made)
     return (call.out, *stats.values()) if stats else call.out

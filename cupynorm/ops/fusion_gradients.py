@@ -148,13 +148,15 @@ def run(
     fusion: Any,
     given: Mapping[str, Any],
     options: tuple[Any, ...],
-    check: Callable[[], FusionGradientCall],
+    check: Callable[[Mapping[str, Any], Any], FusionGradientCall],
     plan: str | Plan | None,
+    axis: Any,
+    whole: Mapping[str, str],
 ) -> FusionGradients:
-    """Run a call of a fusion's backward. given, options, check, plan: as in gradient_calls.run."""
+    """Run a call of a fusion's backward. given to whole: as in gradient_calls.run."""
     function = ("Fusion.backward", fusion)
     dx, *operands, gamma, beta = gradient_calls.run(
-        function, given, options, check, IMPLEMENTATION, plan=plan
+        function, given, options, check, IMPLEMENTATION, plan=plan, axis=axis, whole=whole
     )
     return FusionGradients(dx, tuple(operands), gamma, beta)
 

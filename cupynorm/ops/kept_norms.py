@@ -95,7 +95,7 @@ def run(
     if quantize is not None and nan != PROPAGATE:
         raise ValueError(f'quantize={plainly(quantize)} and nan="{nan}": nan has no quantised result')
     asked = Asked(**{name: each for name, each in missing.items() if name != "nan"})
-    if isinstance(asked.lengths, (list, tuple)):
+    if isinstance(asked.lengths, (list, tuple)) and type(axis) is int and axis == -1:
         asked = with_lengths(asked, x)
     more: tuple[Any, ...] = ()
     if asked.says_nothing and quantize is None:
@@ -119,6 +119,21 @@ def run(
 def _run_checked(given: Given, signature: Any) -> Any:
     """Run a call with all checks. given.unchecked: the names of its operands, its mask and how it is quantised."""
     names, asked, quantize = given.unchecked
+    transposition = row_ops.transposition_for(given)
+    if transposition is not None:
+        turned = None if asked is None else asked._replace(where=transposition.apply(asked.where))
+        whole = [name == "where" for name in names]
+        return row_ops.run_transposed(
+            given, signature, transposition, whole, unchecked=(names, turned, quantize)
+        )
+    if asked is not None and isinstance(asked.lengths, (list, tuple)):
+        # host data, which is looked at: then the call is one with an array
+        asked = with_lengths(asked, given.x)
+        operands = [
+            asked.lengths if name == "lengths" else each
+            for name, each in zip(names, given.operands, strict=True)
+        ]
+        return row_ops.run(*given._replace(operands=operands, unchecked=(names, asked, quantize))[:-1])
     return fused_calls.run_checked(
         given, names, Extras(masked=asked, quantize=quantize_of(quantize)), signature
     )

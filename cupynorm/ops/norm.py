@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from cupynorm.call.axes import transposition_of
 from cupynorm.call.quantize import Quantize, quantize_option
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import RowOp
@@ -276,19 +275,6 @@ def layer_norm(
     """
     if not missing and quantize is None:
         return row_ops.run(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
-    if missing and axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        return transposition.call(
-            layer_norm,
-            {"x": x, "out": out, **{name: missing[name] for name in missing if name == "where"}},
-            gamma=gamma,
-            beta=beta,
-            eps=eps,
-            dtype=dtype,
-            return_stats=return_stats,
-            quantize=quantize,
-            plan=plan,
-            **{name: each for name, each in missing.items() if name != "where"},
-        )
     if missing:
         from cupynorm.ops import kept_norms  # noqa: PLC0415  which most calls do not need
 
@@ -430,18 +416,6 @@ def rms_norm(
     """
     if not missing and quantize is None:
         return row_ops.run(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan)
-    if missing and axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        return transposition.call(
-            rms_norm,
-            {"x": x, "out": out, **{name: missing[name] for name in missing if name == "where"}},
-            gamma=gamma,
-            eps=eps,
-            dtype=dtype,
-            return_stats=return_stats,
-            quantize=quantize,
-            plan=plan,
-            **{name: each for name, each in missing.items() if name != "where"},
-        )
     if missing:
         from cupynorm.ops import kept_norms  # noqa: PLC0415  as in layer_norm
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cupynorm.call.axes import Transposition, transposition_of
 from cupynorm.call.gradients import Adding, GradientCall, check_norm_gradient
 from cupynorm.host import gradients
 from cupynorm.invoke import gradient_calls
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
 from cupynorm.plan.config import Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def layer_norm_backward(
@@ -563,17 +565,6 @@ def _run(
     adding: tuple[Any, ...] | None = None,
 ) -> Any:
     """Run one call. x: with its name in the call. adding: the fields of Adding, which takes longer to make."""
-    if axis != -1 and (transposition := transposition_of(axis, *reversed(x))) is not None:
-        others = {
-            "centred": centred,
-            "from_y": from_y,
-            "gamma": gamma,
-            "beta": beta,
-            "mean": mean,
-            "rstd": rstd,
-        }
-        others |= {"eps": eps, "dtype": dtype, "add_to": add_to, "parameters": parameters, "plan": plan}
-        return _transposed(transposition, function, dy, x, out, adding, **others)
     given = {
         "dy": dy,
         "x": x[1],
@@ -600,14 +591,15 @@ def _run(
         elif type(add_to) in {tuple, list} and len(add_to) == len(sums):
             given |= zip(sums, add_to, strict=True)
         else:
-            given["dgamma"] = (add_to,)  # which no call is kept for
-    return gradient_calls.run(
-        function,
-        given,
-        gradient_calls.option_keys(axis, eps, parameters, dtype, *numbers),
-        lambda: check_norm_gradient(
-            dy,
-            x,
+            given["add_to"] = (add_to,)  # which no call is kept for
+
+    def check(own: Mapping[str, Any], axis: Any) -> GradientCall:
+        added = None
+        if adding is not None:
+            added = Adding(*adding)._replace(ds=own["ds"], residual_out=own["residual_out"])
+        return check_norm_gradient(
+            own["dy"],
+            (x[0], own["x"]),
             centred=centred,
             from_y=from_y,
             gamma=gamma,
@@ -616,41 +608,26 @@ def _run(
             rstd=rstd,
             eps=eps,
             axis=axis,
-            out=out,
+            out=own["out"],
             dtype=dtype,
             add_to=add_to,
             parameters=parameters,
             plan=plan,
-            adding=None if adding is None else Adding(*adding),
-        ),
+            adding=added,
+        )
+
+    return gradient_calls.run(
+        function,
+        given,
+        gradient_calls.option_keys(eps, parameters, dtype, *numbers),
+        check,
         OF_LAYER_NORM if centred else OF_RMS_NORM,
         scalars,
         plan,
+        axis,
+        WHOLE,
+        x[0],
     )
-
-
-def _transposed(
-    transposition: Transposition,
-    function: str,
-    dy: Any,
-    x: tuple[str, Any],
-    out: Any,
-    adding: tuple[Any, ...] | None,
-    **others: Any,
-) -> Any:
-    """Run one call along any axes."""
-    name, array = x
-    whole = {"dy": dy, "x": array, "out": out}
-    if adding is not None:
-        whole |= {"ds": adding[0], "residual_out": adding[-1]}
-
-    def run(
-        dy: Any, x: Any, out: Any, axis: tuple[int, ...], ds: Any = None, residual_out: Any = None
-    ) -> Any:
-        added = None if adding is None else (ds, *adding[1:-1], residual_out)
-        return _run(function, dy, (name, x), out=out, axis=axis, adding=added, **others)
-
-    return transposition.call(run, whole, leading=1 if adding is None else 2)
 
 
 def _on_host(call: GradientCall) -> None:
@@ -658,6 +635,7 @@ def _on_host(call: GradientCall) -> None:
     gradients.norm(call.what)
 
 
+WHOLE = dict.fromkeys(("x", "dy", "ds", "out", "residual_out"), "x")
 OF_LAYER_NORM, OF_RMS_NORM = (
     gradient_calls.Implementation(
         gradient_calls.norm_parts, functools.partial(gradient_calls.norm_steps, forward=forward), _on_host

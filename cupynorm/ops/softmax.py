@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, overload
 
-from cupynorm.call.axes import Transposition, transposition_of
 from cupynorm.call.quantize import Quantize, quantize_option
 from cupynorm.invoke import row_ops
 from cupynorm.lower.row import RowOp
@@ -12,7 +11,7 @@ from cupynorm.ops.signatures import with_signature_of
 from cupynorm.plan.config import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from typing_extensions import Unpack
 
@@ -207,8 +206,6 @@ def softmax(
     """
     if not options:
         return row_ops.run(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    if "nan" in options and axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        return _transposed(transposition, softmax, x, out, options, dtype=dtype, plan=plan)
     return run_with_options(SOFTMAX, x, axis, out, dtype, plan, options)
 
 
@@ -264,24 +261,7 @@ def log_softmax(
     """
     if not options:
         return row_ops.run(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    if "nan" in options and axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        return _transposed(transposition, log_softmax, x, out, options, dtype=dtype, plan=plan)
     return run_with_options(LOG_SOFTMAX, x, axis, out, dtype, plan, options)
-
-
-def _transposed(
-    transposition: Transposition,
-    function: Callable[..., Any],
-    x: Any,
-    out: Any,
-    options: Mapping[str, Any],
-    **others: Any,
-) -> Any:
-    """Run a call along any axes."""
-    whole = {"x": x, "out": out, **{name: options[name] for name in WHOLE if name in options}}
-    return transposition.call(
-        function, whole, **{name: each for name, each in options.items() if name not in whole}, **others
-    )
 
 
 def run_with_options(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
 from cupynorm._options import boolean, choice, eps_of, eps_within, integer, plainly, within
 from cupynorm.call.arguments import view
-from cupynorm.call.axes import transposition_of
 from cupynorm.call.missing import OMIT, PROPAGATE
 from cupynorm.call.statistics import (
     Missing,
@@ -37,7 +36,6 @@ from cupynorm.plan.config import BYTE_BITS, Plan
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from cupynorm.call.axes import Transposition
     from cupynorm.call.view import View
     from cupynorm.lower.row import RowOp
 
@@ -78,20 +76,42 @@ def _steps(op: RowOp, own: tuple[int, ...], call: StatisticCall) -> Steps:
     return steps
 
 
+# what lies along the axes of x; results with one number a row do so only where these axes are kept
+ELEMENTS = dict.fromkeys(("x", "where", "weights", "out"), "x")
+ROWS_KEPT = ELEMENTS | dict.fromkeys(MOMENTS.stats, "x")
+
+
+class Given(NamedTuple):
+    """The arrays of a call, and its axes, as they are checked: transposed where these were others than the last."""
+
+    x: Any
+    missing: Missing
+    axis: Any
+    outs: Mapping[str, Any]
+
+
 def _run(
     function: str,
     x: Any,
     missing: Missing,
+    axis: Any,
     outs: Mapping[str, Any],
     options: tuple[Any, ...],
-    check: Callable[[], StatisticCall],
+    check: Callable[[Given], StatisticCall],
     implementation: Implementation,
     plan: str | Plan | None,
-    turned: tuple[Transposition, Callable[[], Any]] | None = None,
+    whole: Mapping[str, str] = ELEMENTS,
 ) -> Any:
     arrays = {"x": x, "where": missing.where, "lengths": missing.lengths, "weights": missing.weights, **outs}
     key = gradient_calls.option_keys(*options, missing.left_padded, missing.nan)
-    return gradient_calls.run(function, arrays, key, check, implementation, plan=plan, turned=turned)
+
+    def checked(arrays: Mapping[str, Any], axis: Any) -> StatisticCall:
+        counts = missing._replace(where=arrays["where"], weights=arrays["weights"])
+        return check(Given(arrays["x"], counts, axis, {name: arrays[name] for name in outs}))
+
+    return gradient_calls.run(
+        function, arrays, key, checked, implementation, plan=plan, axis=axis, whole=whole
+    )
 
 
 @overload
@@ -211,33 +231,18 @@ def standardize(
     >>> standardize(np.array([[1.0, np.nan, 3.0]]), nan="omit").tolist()
     [[-1.0, nan, 1.0]]
     """
-    turned = None
-    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        turned = (
-            transposition,
-            lambda: transposition.call(
-                standardize,
-                {"x": x, "out": out, "where": where, "weights": weights},
-                ddof=ddof,
-                eps=eps,
-                lengths=lengths,
-                left_padded=left_padded,
-                nan=nan,
-                return_stats=return_stats,
-                dtype=dtype,
-                plan=plan,
-            ),
-        )
     missing = Missing(where, lengths, left_padded, weights, nan)
 
-    def check() -> StatisticCall:
+    def check(given: Given) -> StatisticCall:
         rows = STANDARDIZE.stats if boolean("return_stats", return_stats) else ()
         exact, freedom = eps_of(eps), number("ddof", ddof)
-        call = check_elements_result(x, missing, axis=axis, rows=rows, out=out, dtype=dtype, plan=plan)
+        call = check_elements_result(
+            *given[:2], axis=given.axis, rows=rows, **given.outs, dtype=dtype, plan=plan
+        )
         return call._replace(numbers=(eps_within(call.compute, exact), freedom))
 
-    options = (axis, ddof, eps, return_stats, dtype)
-    return _run("standardize", x, missing, {"out": out}, options, check, STANDARDIZED, plan, turned)
+    options = (ddof, eps, return_stats, dtype)
+    return _run("standardize", x, missing, axis, {"out": out}, options, check, STANDARDIZED, plan)
 
 
 def _standardize(call: StatisticCall) -> None:
@@ -321,32 +326,18 @@ def normalize(
     >>> normalize(np.array([[1.0, 3.0]]), 1).tolist(), normalize(np.array([[-2.0, 1.0]]), np.inf).tolist()
     ([[0.25, 0.75]], [[-1.0, 0.5]])
     """
-    turned = None
-    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        turned = (
-            transposition,
-            lambda: transposition.call(
-                normalize,
-                {"x": x, "out": out, "where": where, "weights": weights},
-                ord=ord,
-                lengths=lengths,
-                left_padded=left_padded,
-                nan=nan,
-                return_norms=return_norms,
-                dtype=dtype,
-                plan=plan,
-            ),
-        )
     missing = Missing(where, lengths, left_padded, weights, nan)
 
-    def check() -> StatisticCall:
+    def check(given: Given) -> StatisticCall:
         order = _order(ord)
         rows = NORMALIZE.stats if boolean("return_norms", return_norms) else ()
-        call = check_elements_result(x, missing, axis=axis, rows=rows, out=out, dtype=dtype, plan=plan)
+        call = check_elements_result(
+            *given[:2], axis=given.axis, rows=rows, **given.outs, dtype=dtype, plan=plan
+        )
         return call._replace(numbers=(float(order),))
 
-    options = (ord, axis, return_norms, dtype)
-    return _run("normalize", x, missing, {"out": out}, options, check, NORMALIZED, plan, turned)
+    options = (ord, return_norms, dtype)
+    return _run("normalize", x, missing, axis, {"out": out}, options, check, NORMALIZED, plan)
 
 
 def _order(given: Any) -> int:
@@ -431,36 +422,25 @@ def rescale(
     >>> rescale(np.array([[1.0, 2.0, 5.0], [7.0, 7.0, 7.0]]), -1, 1).tolist()
     [[-1.0, -0.5, 1.0], [-1.0, -1.0, -1.0]]
     """
-    turned = None
-    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        turned = (
-            transposition,
-            lambda: transposition.call(
-                rescale,
-                {"x": x, "out": out, "where": where},
-                low=low,
-                high=high,
-                lengths=lengths,
-                left_padded=left_padded,
-                nan=nan,
-                return_range=return_range,
-                dtype=dtype,
-                plan=plan,
-            ),
-        )
     missing = Missing(where, lengths, left_padded, None, nan)
 
-    def check() -> StatisticCall:
+    def check(given: Given) -> StatisticCall:
         rows = RESCALE.stats if boolean("return_range", return_range) else ()
         numbers = (number("low", low), number("high", high))
         call = check_elements_result(
-            x, missing, axis=axis, rows=rows, out=out, dtype=dtype, plan=plan, numbers=numbers
+            *given[:2],
+            axis=given.axis,
+            rows=rows,
+            **given.outs,
+            dtype=dtype,
+            plan=plan,
+            numbers=numbers,
         )
         within(call.compute, low=numbers[0], high=numbers[1])
         return call
 
-    options = (low, high, axis, return_range, dtype)
-    return _run("rescale", x, missing, {"out": out}, options, check, RESCALED, plan, turned)
+    options = (low, high, return_range, dtype)
+    return _run("rescale", x, missing, axis, {"out": out}, options, check, RESCALED, plan)
 
 
 def _rescale(call: StatisticCall) -> None:
@@ -546,47 +526,32 @@ def moments(
     >>> float(mean), float(variance)
     (2.0, 2.0)
     """
-    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        given_out = out
-        if boolean("keepdims", keepdims) and isinstance(out, (tuple, list)):
-            given_out = tuple(map(transposition.apply, out))
-        found = transposition.call(
-            moments,
-            {"x": x, "where": where, "weights": weights},
-            order=order,
-            ddof=ddof,
-            lengths=lengths,
-            left_padded=left_padded,
-            nan=nan,
-            keepdims=keepdims,
-            out=given_out,
-            dtype=dtype,
-            plan=plan,
-        )
-        given = out if isinstance(out, (tuple, list)) else (None,) * len(found)
-        return tuple(each if mine is None else mine for each, mine in zip(found, given, strict=True))
     missing = Missing(where, lengths, left_padded, weights, nan)
 
-    def check() -> StatisticCall:
-        rows = MOMENTS.stats[: _count(order)]
+    def check(given: Given) -> StatisticCall:
+        views = tuple(given.outs.values())
         return check_rows_results(
-            x,
-            missing,
-            axis=axis,
-            rows=rows,
+            *given[:2],
+            axis=given.axis,
+            rows=MOMENTS.stats[: _count(order)],
             keepdims=keepdims,
-            out=out,
+            out=views[:several] if 0 <= several <= len(views) else out,
             dtype=dtype,
             plan=plan,
             numbers=(number("ddof", ddof),),
         )
 
-    given = out if isinstance(out, (tuple, list)) else ()
-    outs = dict(zip(MOMENTS.stats, (*given, None, None, None, None), strict=False))
+    outs = dict(
+        zip(MOMENTS.stats, (*(out if isinstance(out, (tuple, list)) else ()), *NO_OUTS), strict=False)
+    )
     # what is no tuple must not be taken for None, which a call before may have had
-    several = len(given) if out is None or given is out else -1
-    options = (axis, order, ddof, keepdims, dtype, several)
-    return tuple(_run("moments", x, missing, outs, options, check, COUNTED, plan))
+    several = len(out) if isinstance(out, (tuple, list)) else -1 if out is None else -2
+    options = (order, ddof, keepdims, dtype, several)
+    whole = ROWS_KEPT if boolean("keepdims", keepdims) else ELEMENTS
+    return tuple(_run("moments", x, missing, axis, outs, options, check, COUNTED, plan, whole))
+
+
+NO_OUTS = (None,) * len(MOMENTS.stats)
 
 
 def _count(order: Any) -> int:
@@ -682,28 +647,12 @@ def sigma_clip(
     >>> y.tolist(), float(mean), float(std)
     ([1.0, 2.0, 1.0, 2.0, 1.0, 2.0, nan], 1.5, 0.5)
     """
-    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        return transposition.call(
-            sigma_clip,
-            {"x": x, "out": out, "where": where},
-            sigma=sigma,
-            iterations=iterations,
-            sigma_lower=sigma_lower,
-            sigma_upper=sigma_upper,
-            centre=centre,
-            lengths=lengths,
-            left_padded=left_padded,
-            return_bounds=return_bounds,
-            return_stats=return_stats,
-            dtype=dtype,
-            plan=plan,
-        )
     missing = Missing(where, lengths, left_padded, None, PROPAGATE)
     below = sigma if sigma_lower is None else sigma_lower
     above = sigma if sigma_upper is None else sigma_upper
     optional = {"sigma_lower": sigma_lower, "sigma_upper": sigma_upper}
 
-    def check() -> StatisticCall:
+    def check(given: Given) -> StatisticCall:
         names = ("sigma" if each is None else name for name, each in optional.items())
         limits = [(name, eps_of(each, name)) for name, each in zip(names, (below, above), strict=True)]
         rounds = integer("iterations", iterations, "give an integer of 1 or more")
@@ -714,11 +663,10 @@ def sigma_clip(
             ("mean", "std") if boolean("return_stats", return_stats) else ()
         )
         call = check_elements_result(
-            x,
-            missing,
-            axis=axis,
+            *given[:2],
+            axis=given.axis,
             rows=rows,
-            out=out,
+            **given.outs,
             dtype=dtype,
             plan=plan,
             numbers=(*(each for _, each in limits), float(rounds), float(middle == "median")),
@@ -727,8 +675,8 @@ def sigma_clip(
             within(call.compute, **{name: each})
         return call._replace(nan=OMIT, plan=plan)
 
-    options = (below, above, iterations, axis, centre, return_bounds, return_stats, dtype)
-    return _run("sigma_clip", x, missing, {"out": out}, options, check, CLIPPED, plan)
+    options = (below, above, iterations, centre, return_bounds, return_stats, dtype)
+    return _run("sigma_clip", x, missing, axis, {"out": out}, options, check, CLIPPED, plan)
 
 
 def _clip_steps(call: StatisticCall, *, clusters: bool = True) -> Steps:
