@@ -140,7 +140,7 @@ class BoundCall:
     windows: tuple[tuple[int, int, int, int, int], ...]
     holds: Any
     first_room: Any = None  # of the first launch
-    shortcut: Any = None  # the last that was made to it (row_ops.Shortcut)
+    shortcut: Any = None  # the last that was made to it (shortcuts.Shortcut)
     gone: int = 0  # how often its gamma or beta was gone at the next call
 
     def once(self) -> None:
@@ -259,7 +259,7 @@ class Calls:
     stream: returns a device's current stream.
     several: whether there is more than one device.
     bound: the bound calls by signature.
-    shortcuts: those of row_ops.run, by its own keys.
+    shortcuts: those of row_calls.run, by its own keys.
     plans: the newest plans of row ops that were launched for the first time.
     """
 

@@ -13,7 +13,7 @@ from cupynorm.call.axes import check_one_axis
 from cupynorm.host import activations, reference
 from cupynorm.host.philox import PROBABILITY
 from cupynorm.host.philox import dropout as checked_dropout
-from cupynorm.invoke import one_kernel, row_ops
+from cupynorm.invoke import one_kernel, row_calls
 from cupynorm.invoke.bound_calls import Arrays
 from cupynorm.lower.elementwise import (
     DROPOUT_SCALARS,
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cupynorm.invoke.bound_calls import Signature
-    from cupynorm.invoke.row_ops import Given
+    from cupynorm.invoke.shortcuts import Given
 
 GELUS = {"none": "gelu", "tanh": "gelu_tanh"}  # which of reference.ACTIVATIONS is meant
 GATES = ("first", "second")
-ACTIVATION, DROPOUT = row_ops.Named("activation"), row_ops.Named("dropout")
+ACTIVATION, DROPOUT = row_calls.Named("activation"), row_calls.Named("dropout")
 
 
 def bias_gelu(
@@ -289,7 +289,7 @@ def dropout(x: Any, p: float, *, seed: int, offset: int = 0, out: Any = None, dt
     """
     drop = checked_dropout(p if type(p) is float else finite("p", p, PROBABILITY), seed, offset)
     words = (drop.offset, round_keys(drop.seed), *threshold_and_factors(drop.p))
-    return row_ops.run(
+    return row_calls.run(
         DROPOUT,
         x,
         None,
@@ -336,7 +336,7 @@ def _with_bias(
     x: Any, bias: Any, axis: Any, activation: str, out: Any, dtype: Any, gate: str | None = None
 ) -> Any:
     options_key = (activation, gate)
-    return row_ops.run(
+    return row_calls.run(
         ACTIVATION,
         x,
         bias,
@@ -359,9 +359,9 @@ def _run_with_bias(given: Given, signature: Signature | None) -> Any:
     (activation, gate), x, bias, dtype = given.options_key, given.x, given.gamma, given.dtype
     if gate is not None:
         check_one_axis(given.axis, x)
-    transposition = row_ops.transposition_for(given)
+    transposition = row_calls.transposition_for(given)
     if transposition is not None:
-        return row_ops.run_transposed(given, signature, transposition)
+        return row_calls.run_transposed(given, signature, transposition)
     columns, halves = {"bias": bias}, gate is not None
     call = check_each(x, out=given.out, dtype=dtype, columns=columns, axis=given.axis, halves=halves)
     if call.on_device and is_number(bias):

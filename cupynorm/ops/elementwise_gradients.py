@@ -8,7 +8,7 @@ from cupynorm.call.axes import check_one_axis
 from cupynorm.call.elementwise_gradients import ActivationGradientCall, check_activation_gradient
 from cupynorm.host import activations
 from cupynorm.host.broadcast_sums import BroadcastSum
-from cupynorm.invoke import gradient_calls
+from cupynorm.invoke import gradient_calls, step_calls
 from cupynorm.ops.elementwise import _gate, _gelu
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ def _backward(
             add_to=add_to,
         )
 
-    return gradient_calls.run(  # type: ignore[no-any-return]
+    return step_calls.run(  # type: ignore[no-any-return]
         name,
         {"dy": dy, "x": x, "bias": bias, "out": out, "dbias": add_to},
         (activation, gate, dtype),
@@ -317,6 +317,6 @@ def _on_host(call: ActivationGradientCall) -> None:
         total.store(dbias)
 
 
-IMPLEMENTATION = gradient_calls.Implementation(
+IMPLEMENTATION = step_calls.Implementation(
     gradient_calls.activation_parts, gradient_calls.activation_steps, _on_host
 )

@@ -23,7 +23,7 @@ from cupynorm.call.arguments import (
     sharing,
     view,
 )
-from cupynorm.invoke import fusion_calls, gradient_calls, row_ops
+from cupynorm.invoke import fusion_calls, row_calls, step_calls
 from cupynorm.invoke.bound_calls import Arrays
 from cupynorm.invoke.fusion_calls import FusedCall, Operand, operand, result
 from cupynorm.invoke.fusion_gradient_calls import FusionGradientCall
@@ -38,7 +38,7 @@ from cupynorm.ops.softmax import LOG_SOFTMAX, SOFTMAX, log_softmax, softmax
 if TYPE_CHECKING:
     from cupynorm.call.axes import Transposition
     from cupynorm.invoke.bound_calls import Signature
-    from cupynorm.invoke.row_ops import Given
+    from cupynorm.invoke.shortcuts import Given
 
 NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 # an op's own arguments; eps of None is the op's default
@@ -117,7 +117,7 @@ class Fusion:
             options_key.append(len(outs))
             own["out"] = outs[0] if outs else None
             arrays += outs[1:]
-        results = row_ops.run(
+        results = row_calls.run(
             self.op,
             x,
             own["gamma"],
@@ -231,13 +231,13 @@ class Fusion:
             mine = {**own, "axis": axis, "out": arrays["out"]}
             return self._checked_backward(slopes, arrays["x"], views, mine, sums)
 
-        options = gradient_calls.option_keys(own.get("eps"), own.get("dtype"), kinds, (*added,), *numbers)
+        options = step_calls.option_keys(own.get("eps"), own.get("dtype"), kinds, (*added,), *numbers)
         plan, axis = own.get("plan"), own.get("axis", -1)
         return fusion_gradients.run(self, given, options, checked, plan, axis, self._whole)
 
     @functools.cached_property
     def _whole(self) -> dict[str, str]:
-        """Names of a gradient's arrays that have x's shape or broadcast to it, as gradient_calls.run takes them."""
+        """Names of a gradient's arrays that have x's shape or broadcast to it, as step_calls.run takes them."""
         arriving = (*(f"arriving {at}" for at in range(self.results)), "arriving at loaded")
         operands = [f"operand {at}" for at in range(len(self.load_operands) + len(self.store_operands))]
         found = dict.fromkeys(("x", "out", *arriving, *operands), "x")
@@ -297,11 +297,11 @@ class Fusion:
         """
         positional, arguments = given.unchecked
         x = given.x
-        transposition = row_ops.transposition_for(given)
+        transposition = row_calls.transposition_for(given)
         if transposition is not None:
             unchecked = self._transposed(transposition, positional, arguments)
             whole = [True] * len(given.operands)
-            return row_ops.run_transposed(given, signature, transposition, whole, unchecked=unchecked)
+            return row_calls.run_transposed(given, signature, transposition, whole, unchecked=unchecked)
         own = {name: each for name, each in arguments.items() if name in self.arguments}
         operands = self._bind(positional, {name: each for name, each in arguments.items() if name not in own})
         outs = self._split(own.get("out"))
@@ -311,7 +311,7 @@ class Fusion:
             again = given._replace(
                 gamma=gamma, beta=beta, unchecked=(positional, {**arguments, **call.columns})
             )
-            return row_ops.run(*again[:-1])
+            return row_calls.run(*again[:-1])
         written = (*call.outs, call.loaded) if self.keep_loaded else call.outs
         made = {result(index): each for index, each in enumerate(written) if outs[index] is None}
         made |= call.stats

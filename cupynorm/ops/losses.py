@@ -18,7 +18,7 @@ from cupynorm.call.losses import (
 from cupynorm.call.missing import OMIT, PROPAGATE, RAISE
 from cupynorm.host import losses
 from cupynorm.host.keeping import Keeping, refuse_nan
-from cupynorm.invoke import gradient_calls
+from cupynorm.invoke import loss_calls, step_calls
 from cupynorm.plan.config import Plan
 
 
@@ -115,8 +115,8 @@ def logsumexp(
     }
     arrays = {"x": x, "where": where, "lengths": lengths, "bias": bias, "b": b, "out": out}
     others = [each for name, each in options.items() if name not in arrays]
-    key = gradient_calls.option_keys(keepdims, dtype, nan, return_sign, *others)
-    return gradient_calls.run(
+    key = step_calls.option_keys(keepdims, dtype, nan, return_sign, *others)
+    return step_calls.run(
         "logsumexp",
         arrays,
         key,
@@ -275,8 +275,8 @@ def cross_entropy(
         "grad": grad,
     }
     number = dloss if is_number(dloss) else None
-    key = gradient_calls.option_keys(ignore_index, label_smoothing, z_loss, return_grad, number, dtype)
-    return gradient_calls.run(
+    key = step_calls.option_keys(ignore_index, label_smoothing, z_loss, return_grad, number, dtype)
+    return step_calls.run(
         "cross_entropy",
         given,
         key,
@@ -330,9 +330,7 @@ def _logsumexp(call: LogSumExpCall) -> None:
 ELEMENTS = dict.fromkeys(("x", "where", "bias", "b"), "x")
 ROWS_KEPT = ELEMENTS | {"out": "x", "sign": "x"}
 LOGITS = {"logits": "logits", "grad": "logits"}
-CROSS_ENTROPY = gradient_calls.Implementation(
-    gradient_calls.cross_entropy_parts, gradient_calls.cross_entropy_steps, _cross_entropy
+CROSS_ENTROPY = step_calls.Implementation(
+    loss_calls.cross_entropy_parts, loss_calls.cross_entropy_steps, _cross_entropy
 )
-LOGSUMEXP = gradient_calls.Implementation(
-    gradient_calls.logsumexp_parts, gradient_calls.logsumexp_steps, _logsumexp
-)
+LOGSUMEXP = step_calls.Implementation(loss_calls.logsumexp_parts, loss_calls.logsumexp_steps, _logsumexp)

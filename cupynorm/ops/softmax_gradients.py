@@ -6,7 +6,7 @@ from typing import Any
 
 from cupynorm.call.gradients import GradientCall, check_softmax_gradient
 from cupynorm.host import gradients
-from cupynorm.invoke import gradient_calls
+from cupynorm.invoke import gradient_calls, step_calls
 from cupynorm.plan.config import Plan
 
 
@@ -207,13 +207,13 @@ def _run(
     given = {"dy": dy, "y": y, **{name: options[name] for name in MASK_ARRAYS}, "out": out, "dbias": add_to}
     others = [each for name, each in options.items() if name not in MASK_ARRAYS]
     p, seed, offset = drop
-    scalars = gradient_calls.scalars_of(p, seed, offset)
+    scalars = step_calls.scalars_of(p, seed, offset)
     key = (return_dbias, dtype, p, *(() if scalars else (seed, offset)), *others)
     dropout = {"dropout": p, "seed": seed, "offset": offset}
-    return gradient_calls.run(
+    return step_calls.run(
         function,
         given,
-        gradient_calls.option_keys(*key),
+        step_calls.option_keys(*key),
         lambda own, axis: check_softmax_gradient(
             function,
             own["dy"],
@@ -229,11 +229,11 @@ def _run(
             plan=plan,
         ),
         IMPLEMENTATION,
-        scalars,
-        plan,
         axis,
         WHOLE,
         "y",
+        scalars,
+        plan,
     )
 
 
@@ -244,6 +244,6 @@ def _on_host(call: GradientCall) -> None:
 
 WHOLE = dict.fromkeys(("y", "dy", "where", "bias", "out"), "y") | {"dbias": "bias"}
 MASK_ARRAYS = ("where", "lengths", "bias")
-IMPLEMENTATION = gradient_calls.Implementation(
+IMPLEMENTATION = step_calls.Implementation(
     gradient_calls.softmax_parts, gradient_calls.softmax_steps, _on_host
 )

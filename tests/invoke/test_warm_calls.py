@@ -11,7 +11,7 @@ import pytest
 
 import cupynorm
 from cupynorm.call import axes
-from cupynorm.invoke import bound_calls, fused_calls, row_ops
+from cupynorm.invoke import bound_calls, fused_calls, row_calls, row_ops, shortcuts
 from tests import simulator
 from tests.simulator import simulated
 
@@ -33,7 +33,7 @@ class Roads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.checked = self.alike = 0
-        check, again = row_ops.check, bound_calls.Calls.again
+        check, again = row_calls.check, bound_calls.Calls.again
 
         def counted_check(x: Any, **named: Any) -> Any:
             self.checked += isinstance(x, simulator.cupy.ndarray)  # not for the reference
@@ -44,7 +44,7 @@ class Roads:
             self.alike += made is not None
             return signature, made
 
-        for module in (row_ops, fused_calls):
+        for module in (row_calls, fused_calls):
             monkeypatch.setattr(module, "check", counted_check)
         monkeypatch.setattr(bound_calls.Calls, "again", counted_again)
 
@@ -313,14 +313,14 @@ def test_a_number_that_is_made_for_each_call_makes_few_shortcuts(
     roads: Roads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, made = simulator.cupy.asarray(host()), 0
-    shortcut_to = row_ops.shortcut_to
+    shortcut_to = shortcuts.shortcut_to
 
     def counted(*given: Any) -> Any:
         nonlocal made
         made += 1
         return shortcut_to(*given)
 
-    monkeypatch.setattr(row_ops, "shortcut_to", counted)
+    monkeypatch.setattr(shortcuts, "shortcut_to", counted)
     for _ in range(40):
         cupynorm.layer_norm(x, eps=float("1e-3"))
 
