@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from cupynorm import functions as functions
     from cupynorm.lower.tracing import DeviceFunction, TraceError
     from cupynorm.ops.add_norm import add_layer_norm, add_rms_norm
+    from cupynorm.ops.add_norm_gradients import add_layer_norm_backward, add_rms_norm_backward
     from cupynorm.ops.elementwise import bias_gelu, bias_silu, dropout, geglu, swiglu
     from cupynorm.ops.elementwise_gradients import (
         bias_gelu_backward,
@@ -22,16 +23,16 @@ if TYPE_CHECKING:
     from cupynorm.ops.fusion import Fusion, fuse
     from cupynorm.ops.heads import add_qkv_bias, merge_heads, split_heads
     from cupynorm.ops.losses import cross_entropy, logsumexp
+    from cupynorm.ops.moments import moments
     from cupynorm.ops.norm_gradients import (
-        add_layer_norm_backward,
-        add_rms_norm_backward,
         layer_norm_backward,
         layer_norm_backward_from_y,
         rms_norm_backward,
         rms_norm_backward_from_y,
     )
+    from cupynorm.ops.sigma_clip import sigma_clip
     from cupynorm.ops.softmax_gradients import log_softmax_backward, softmax_backward
-    from cupynorm.ops.statistics import moments, normalize, rescale, sigma_clip, standardize
+    from cupynorm.ops.statistics import normalize, rescale, standardize
     from cupynorm.scipy_special import install
 
 __all__ = [
@@ -86,6 +87,7 @@ _LATER = {
     "functions": (),
     "lower.tracing": ("DeviceFunction", "TraceError"),
     "ops.add_norm": ("add_layer_norm", "add_rms_norm"),
+    "ops.add_norm_gradients": ("add_layer_norm_backward", "add_rms_norm_backward"),
     "ops.elementwise": ("bias_gelu", "bias_silu", "dropout", "geglu", "swiglu"),
     "ops.elementwise_gradients": (
         "bias_gelu_backward",
@@ -96,16 +98,16 @@ _LATER = {
     "ops.fusion": ("Fusion", "fuse"),
     "ops.heads": ("add_qkv_bias", "merge_heads", "split_heads"),
     "ops.losses": ("cross_entropy", "logsumexp"),
+    "ops.moments": ("moments",),
     "ops.norm_gradients": (
-        "add_layer_norm_backward",
-        "add_rms_norm_backward",
         "layer_norm_backward",
         "layer_norm_backward_from_y",
         "rms_norm_backward",
         "rms_norm_backward_from_y",
     ),
+    "ops.sigma_clip": ("sigma_clip",),
     "ops.softmax_gradients": ("log_softmax_backward", "softmax_backward"),
-    "ops.statistics": ("moments", "normalize", "rescale", "sigma_clip", "standardize"),
+    "ops.statistics": ("normalize", "rescale", "standardize"),
     "scipy_special": ("install",),
 }
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cupynorm._options import plainly, shown
 from cupynorm._values import NamedTuple
 from cupynorm.runtime import devices
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 Axis = int | tuple[int, ...] | None
 
@@ -76,47 +73,15 @@ class Transposition(NamedTuple):
     def undo(self, array: Any, like: Any = None) -> Any:
         """Return the view of a result in x's orientation; with fewer axes, as `like` has, if that is given."""
         found = array.transpose(self.inverse)
-        return found if like is None or found.ndim == like.ndim else found[(0,) * (found.ndim - like.ndim)]
-
-    def call(
-        self,
-        function: Callable[..., Any],
-        whole: Mapping[str, Any],
-        *,
-        leading: int | None = None,
-        **others: Any,
-    ) -> Any:
-        """Call a function on transposed arrays, and transpose its results back.
-
-        whole: the arguments of x's shape, or that broadcast to it, results among them. Results that have as many axes
-        as x are transposed; statistics have fewer. leading: how many results may be of x's shape, the first; default:
-        all.
-        """
-        given = {name: self.apply(each) for name, each in whole.items()}
-        try:
-            results = function(**given, axis=self.axis, **others)
-        except ValueError as error:
-            self.tell(error)
-            raise
-        several = isinstance(results, tuple)
-        each_result = results if several else (results,)
-        leading = len(each_result) if leading is None else leading
-        transposed = tuple(self.result(each, given, whole) for each in each_result[:leading])
-        found = (*transposed, *each_result[leading:])
-        return found if several else found[0]
+        if like is None or found.ndim == like.ndim:
+            return found
+        return found[(*(0,) * (found.ndim - like.ndim), ...)]  # without ... NumPy copies a single element
 
     def tell(self, error: ValueError) -> None:
         """Let an error about shapes say that transposed arrays have their axes in another order than the caller's."""
         if any(words in str(error) for words in (" shape", "last axis")):
             order = f"{self.name} has its axes in the order {self.order}, the normalised ones last"
             error.args = (f"{error} (here {order})",)
-
-    def result(self, array: Any, given: Mapping[str, Any], whole: Mapping[str, Any]) -> Any:
-        """Return one result in x's orientation: the caller's own array where it was given."""
-        for name, each in given.items():
-            if each is array and is_array(each):
-                return whole[name]
-        return array if array is None or array.ndim != len(self.order) else self.undo(array)
 
 
 def is_array(given: object) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from cupynorm._dtypes import compute_dtype
 from cupynorm.catalog.bounds import Terms
 from cupynorm.catalog.form import EVEN, LONG, Array, Arrays, Form, Given, Targets, wide
-from cupynorm.ops import elementwise_gradients, losses, norm_gradients, softmax_gradients
+from cupynorm.ops import add_norm_gradients, elementwise_gradients, losses, norm_gradients, softmax_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -237,7 +237,7 @@ def _from_y(name: str, columns: tuple[str, ...]) -> Form:
 
 def _added(name: str, stats: tuple[str, ...]) -> Form:
     """Return the gradient of a norm of a sum, to which the sum's own gradient is added."""
-    function = getattr(norm_gradients, f"{name}_backward")
+    function = getattr(add_norm_gradients, f"{name}_backward")
     centred = "mean" in stats
 
     def reference(a: Arrays) -> tuple[Array, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 from cupynorm._dtypes import compute_dtype
 from cupynorm.catalog.form import EVEN, LONG, Array, Arrays, Form, Given, wide
 from cupynorm.ops import statistics
+from cupynorm.ops.moments import moments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +78,7 @@ def _moments_given(rows: int, cols: int, dtype: Any) -> dict[str, Given]:
 
 def _call_moments(a: Arrays, out: Any = None, **options: Any) -> tuple[Any, ...]:
     """Call moments; out: where the mean goes."""
-    return statistics.moments(a["x"], out=(out, None), **options)
+    return moments(a["x"], out=(out, None), **options)
 
 
 STATISTICS = (

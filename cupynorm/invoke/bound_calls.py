@@ -140,7 +140,7 @@ class BoundCall:
     windows: tuple[tuple[int, int, int, int, int], ...]
     holds: Any
     first_room: Any = None  # of the first launch
-    shortcut: Any = None  # the last that was made to it (row_ops.Shortcut)
+    shortcut: Any = None  # the last that was made to it (shortcuts.Shortcut)
     gone: int = 0  # how often its gamma or beta was gone at the next call
 
     def once(self) -> None:
@@ -156,19 +156,9 @@ class BoundCall:
             for written, other, low, high, apart in self.windows
         )
 
-    def turned_back(self, inverse: tuple[int, ...]) -> BoundCall:
-        """Return the call on arrays of which the bound ones are views with their axes in another order.
-
-        inverse: the order that turns x's axes back, and those of results with as many.
-        """
-        moves = []
-        for shape, code, axes in self.allocated:
-            back = axes
-            if len(shape) == len(inverse):
-                order = tuple(each if axes is None else axes[each] for each in inverse)
-                back = None if order == tuple(range(len(order))) else order
-            moves.append((shape, code, back))
-        return replace(self, allocated=(*moves,), shortcut=None, gone=0)
+    def making(self, made: Sequence[Any]) -> BoundCall:
+        """Return the call that gives its results as these views of what it has made."""
+        return replace(self, allocated=tuple(map(allocation, made)), shortcut=None, gone=0)
 
     def word_of(self, source: int) -> int:
         """Return which word of its first kernel a source goes to; -1 for none."""
@@ -269,12 +259,11 @@ class Calls:
     stream: returns a device's current stream.
     several: whether there is more than one device.
     bound: the bound calls by signature.
-    shortcuts: those of row_ops.run, by its own keys.
+    shortcuts: those of row_calls.run, by its own keys.
     plans: the newest plans of row ops that were launched for the first time.
-    asked: signature and inverse of a call whose arrays are being transposed, for the next one that is launched.
     """
 
-    __slots__ = ("_ready", "asked", "bound", "kind", "plans", "several", "shortcuts", "stream")
+    __slots__ = ("_ready", "bound", "kind", "plans", "several", "shortcuts", "stream")
 
     def __init__(self) -> None:
         self.kind: Any = None
@@ -283,7 +272,6 @@ class Calls:
         self.bound: dict[Signature, BoundCall] = {}
         self.shortcuts: dict[Any, Any] = {}
         self.plans: deque[Plan] = deque(maxlen=MOST)
-        self.asked: tuple[Signature, tuple[int, ...]] | None = None
         self._ready: set[int] = set()
 
     def begin(self) -> Any:

@@ -9,9 +9,9 @@ from cupynorm.call import asking
 from cupynorm.call.arguments import Call, check, is_number, view
 from cupynorm.call.extras import CheckedExtras, Extras, quantize_of
 from cupynorm.call.masks import asked_of, with_lengths
-from cupynorm.invoke import row_ops
+from cupynorm.invoke import row_calls, row_ops
 from cupynorm.invoke.bound_calls import Arrays
-from cupynorm.invoke.row_ops import Given
+from cupynorm.invoke.shortcuts import Given
 from cupynorm.lower.fused import around, fused_spec
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.spec import KernelSpec
@@ -34,13 +34,13 @@ def run_masked(
     options_key, operands, scalars, run_with_checks, unchecked = more
     asked, how = asked_of(op.name, options), quantize_of(quantize)
     if asked is None and how is None:
-        return row_ops.run(op, x, None, None, axis, eps, out, dtype, return_stats, plan)
+        return row_calls.run_alone(given, signature)
     if asked is not None and isinstance(asked.lengths, (list, tuple)):
         # host data, which is looked at: then the call is one with an array
         listed = with_lengths(asked, x).lengths
         operands = [listed if name == "lengths" else each for name, each in zip(names, operands, strict=True)]
         more = [options_key, operands, scalars, run_with_checks, {**unchecked, "lengths": listed}]
-        return row_ops.run(op, x, None, None, axis, eps, out, dtype, return_stats, plan, *more)
+        return row_calls.run(op, x, None, None, axis, eps, out, dtype, return_stats, plan, *more)
     return run_checked(given, names, Extras(masked=asked, quantize=how), signature)
 
 
@@ -81,7 +81,7 @@ def run_checked(given: Given, names: Sequence[str], extras: Extras, signature: A
             return_stats=return_stats,
             operands=(*{**others, **found}.values(),),
         )
-        return row_ops.run(*again[:-1])
+        return row_calls.run(*again[:-1])
     exact = eps_within(call.compute, exact)
     extras = extras.with_bias(call.columns.get("bias"))
     fused = extras.checked(call)

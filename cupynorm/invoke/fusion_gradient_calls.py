@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cupynorm._dtypes import Dtype, compute_dtype
 from cupynorm.call.arguments import view
 from cupynorm.call.view import View
-from cupynorm.invoke.gradient_calls import Parameter, Parts, Steps
+from cupynorm.invoke.step_calls import Parts
+from cupynorm.invoke.steps import Parameter, Steps
 from cupynorm.lower.backward import (
     LAYER_NORM_BACKWARD,
     LOG_SOFTMAX_BACKWARD,

@@ -1,22 +1,15 @@
-"""Gradients on a device: from checked calls to launches, with sums of parameters in a workspace."""
+"""Gradients on a device: from checked calls to their kernels, with sums of parameters in a workspace."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from cupynorm._dtypes import compute_dtype
-from cupynorm.call import asking
-from cupynorm.call.arguments import allocate, view
-from cupynorm.call.missing import OMIT
+from cupynorm.call.arguments import view
 from cupynorm.call.view import View
-from cupynorm.invoke import bound_calls, row_ops, several_kernels
-from cupynorm.invoke.bound_calls import Arrays
-from cupynorm.invoke.row_ops import NeedsClustersError
+from cupynorm.invoke.step_calls import Parts, of_mask
+from cupynorm.invoke.steps import Parameter, Steps
 from cupynorm.lower.backward import (
     LAYER_NORM_BACKWARD,
     LOG_SOFTMAX_BACKWARD,
@@ -30,8 +23,6 @@ from cupynorm.lower.gradients import (
     activation_sums,
     activation_sums_in_any_layout,
     axes_inside,
-    cross_entropy_spec,
-    logsumexp_spec,
     norm_gradient,
     norm_sums,
     norm_sums_inside,
@@ -39,179 +30,14 @@ from cupynorm.lower.gradients import (
     statistics_spec,
 )
 from cupynorm.lower.layouts import stretched
-from cupynorm.lower.sums import (
-    IDENTITY,
-    Result,
-    Sums,
-    broadcast_sums,
-    nowhere,
-    partial_shape,
-    row_groups,
-    sum_specs,
-    sums_of_groups,
-)
+from cupynorm.lower.sums import IDENTITY, Result, Sums, broadcast_sums, nowhere, row_groups, sums_of_groups
 from cupynorm.lower.tracing import Expression
-from cupynorm.plan.choose import choose
-from cupynorm.plan.config import DoesNotFitError, room_bytes
-from cupynorm.plan.limits import RECORDED
-from cupynorm.plan.problem import Problem
-from cupynorm.runtime import devices
 
 if TYPE_CHECKING:
-    from cupynorm._dtypes import Dtype
-    from cupynorm.call.axes import Transposition
     from cupynorm.call.elementwise_gradients import ActivationGradientCall
     from cupynorm.call.gradients import GradientCall
-    from cupynorm.call.losses import CrossEntropyCall, LogSumExpCall
-    from cupynorm.call.masks import Mask
-    from cupynorm.host.gradients import Sum
-    from cupynorm.invoke.bound_calls import BoundCall
     from cupynorm.lower.row import RowOp
     from cupynorm.lower.spec import KernelSpec
-    from cupynorm.plan.config import Plan
-
-
-class Parameter(NamedTuple):
-    """Where the gradient of a parameter goes. name: of its argument, or of the result. adds: to what is there."""
-
-    array: Any
-    name: str
-    adds: bool
-
-    @staticmethod
-    def of(array: Any, name: str, *, adds: bool) -> Parameter | None:
-        """Return that of an array; None if there is none."""
-        return None if array is None else Parameter(array, name, adds)
-
-    @staticmethod
-    def of_sum(name: str, each: Sum | None) -> Parameter | None:
-        """Return that of a sum; None if there is none."""
-        return None if each is None else Parameter(each.out, name, each.adds)
-
-
-class Steps:
-    """The kernels of one call in their order, and the workspace that they need."""
-
-    def __init__(self, device: int, compute: Dtype) -> None:
-        """device: its number; -1 where kernels are asked about, and none is launched."""
-        self.specs: list[KernelSpec] = []
-        # gives the kernels for where the device runs no clusters, or not such large ones; and what they do differently
-        self.otherwise: Callable[[], Steps] | None = None
-        self.differently = "sums of parameters take a pass of their own"
-        self.workspace: dict[str, Any] = {}
-        self._device = device
-        self._compute = compute
-        self._later: list[Sums] = []
-        self._rounded: list[tuple[View, View]] = []
-
-    @property
-    def told(self) -> tuple[KernelSpec, ...]:
-        """The kernels as call/asking.py wants them: first the one that a plan is for, then others with variants."""
-        first = several_kernels.row_kernel(self.specs)
-        return tuple(
-            sorted(self.specs, key=lambda each: (each is not first, not isinstance(each.problem, Problem)))
-        )
-
-    def room(self, name: str, shape: tuple[int, ...]) -> View:
-        """Allocate an array of the type of arithmetic in the workspace."""
-        name = f"{name} {len(self.workspace)}"
-        self.workspace[name] = allocate(self._device >= 0, self._device, shape, self._compute)
-        return view(self.workspace[name], name)
-
-    def result(self, parameter: Parameter | None, shape: tuple[int, ...]) -> Result | None:
-        """Return where the sum of each column goes. shape: that of the columns, to which the parameter broadcasts."""
-        if parameter is None:
-            return None
-        array, name, adds = parameter
-        whole = view(array, name)
-        extra = max(0, len(whole.shape) - len(shape))  # leading axes of one element
-        to = whole.split(len(whole.shape) - extra)[1].broadcast_to(shape)
-        return self.sums_to(to, name, adds=adds)
-
-    def sums_to(self, to: View, name: str, *, adds: bool) -> Result:
-        """Return where the sum of each column goes. to: a parameter's gradient, stretched to the columns' shape."""
-        shape = to.shape
-        if all(step or extent == 1 for step, extent in zip(to.strides, shape, strict=True)):
-            return Result(to, adds)
-        columns = self.room(f"columns of {name}", shape)
-        self._later.append(broadcast_sums(columns, Result(to, adds)))
-        return Result(columns)
-
-    def numbers(self, name: str, array: Any, rows: tuple[int, ...]) -> View:
-        """Return where a kernel writes one number a row: to an array, or to room for what add_rounding() puts there."""
-        place = view(array, name)
-        if array.dtype == self._compute and place.is_contiguous():
-            return place
-        room = self.room(f"unrounded {name}", rows)
-        waiting = self.workspace[next(reversed(self.workspace))].reshape(place.shape)
-        shape = (*place.shape, 1)
-        self._rounded.append(
-            (
-                View(room.pointer, shape, (*waiting.strides, 0), room.dtype),
-                View(place.pointer, shape, (*place.strides, 0), place.dtype),
-            )
-        )
-        return room
-
-    def messages(self, shape: tuple[int, ...], axes: int) -> int:
-        """Return the pointer of room for the messages of blocks that share a row, where nothing is stored; 0: none."""
-        rows, cols = math.prod(shape[: len(shape) - axes]), math.prod(shape[len(shape) - axes :])
-        count = room_bytes(rows, cols) // self._compute.itemsize
-        return self.room("messages", (count,)).pointer if count else 0
-
-    def add_rounding(self) -> None:
-        """Write numbers of rows that wait in the workspace to where they belong."""
-        for source, to in self._rounded:
-            what = Sums(IDENTITY, (source,), source.shape, 1, (None,), (to,))
-            self.specs += sum_specs(what, self._compute, ())
-
-    def add(self, what: Sums) -> None:
-        """Add sums over rows, and then those over what their parameters were broadcast along."""
-        self._add(what)
-        self.add_later()
-
-    def add_later(self) -> None:
-        """Add the sums over what parameters were broadcast along, when those over rows are there."""
-        for each in self._later:
-            self._add(each)
-        self._later = []
-
-    def _add(self, what: Sums) -> None:
-        shape = partial_shape(what, self._compute)
-        asked = [result for result in what.results if result is not None]
-        partial = [] if shape is None else [self.room("partial sums", shape) for _ in asked]
-        self.specs += sum_specs(what, self._compute, partial)
-
-    def fits(self, problem: Problem, plan: str | Plan | None, *, clusters: bool = True) -> bool:
-        """Say whether a kernel has a plan, or the one that is forced. clusters: whether the device runs them."""
-        if self._device >= 0:
-            limits = devices.limits_of(self._device)
-        else:
-            asked = asking.about()
-            limits, plan = asked.limits or RECORDED["h200"], asked.plan
-        try:
-            choose(
-                problem, limits, lambda each: each.min_blocks if clusters or each.cluster == 1 else 0, plan
-            )
-        except DoesNotFitError:
-            return False
-        return True
-
-    def launch(self, signature: Any, arrays: Arrays, plan: str | Plan | None) -> None:
-        """Launch the kernels, and keep the call. arrays: those of the call, without the workspace."""
-        if not self.specs:
-            return
-        own = arrays._replace(workspace=self.workspace)
-        try:
-            bound = several_kernels.launch(self._device, self.specs, own, plan)
-        except (DoesNotFitError, NeedsClustersError) as error:  # nothing but statistics was launched
-            if self.otherwise is None:
-                raise
-            why = error.why if isinstance(error, NeedsClustersError) else str(error)
-            row_ops.warn_of_refusal(f"{why}: {self.differently}")
-            self.otherwise().launch(signature, arrays, plan)
-        else:
-            bound_calls.thread.calls.add(signature, bound, {**arrays.made, **self.workspace})
 
 
 def activation_steps(call: ActivationGradientCall) -> Steps:
@@ -392,101 +218,6 @@ def softmax_steps(call: GradientCall) -> Steps:
     return steps
 
 
-def cross_entropy_steps(call: CrossEntropyCall) -> Steps:
-    """Return the kernels of a checked call of cross_entropy."""
-    steps = Steps(call.device, call.compute)
-    if not call.logits.size:
-        return steps
-    logits, rows = view(call.logits, "logits"), call.labels.shape
-    ignored, held = call.ignore_index, np.iinfo(call.labels.dtype)
-    if ignored is not None and not held.min <= ignored <= held.max:
-        ignored = None
-    weight = None if call.weight is None else view(call.weight, "weight").broadcast_to(logits.shape)
-    dloss = call.dloss
-    if not isinstance(dloss, float):
-        given = view(dloss, "dloss").broadcast_to(rows)
-        dloss = View(given.pointer, logits.shape, (*given.strides, 0), given.dtype)
-    loss = steps.numbers("out", call.loss, rows)
-    steps.specs.append(
-        cross_entropy_spec(
-            logits,
-            view(call.labels, "labels"),
-            ignored,
-            weight,
-            call.label_smoothing,
-            call.z_loss,
-            loss.pointer,
-            None if call.grad is None else view(call.grad, "grad"),
-            dloss,
-            call.compute,
-            steps.messages(logits.shape, 1) if call.grad is None else 0,
-        )
-    )
-    steps.add_rounding()
-    return steps
-
-
-def logsumexp_steps(call: LogSumExpCall) -> Steps:
-    """Return the kernels of a checked call of logsumexp."""
-    compute = compute_dtype(call.x.dtype, call.out.dtype)
-    steps = Steps(call.device, compute)
-    if call.x.size:
-        x = view(call.x, "x")
-        rows = x.shape[: len(x.shape) - call.axes]
-        steps.specs.append(
-            logsumexp_spec(
-                x,
-                call.axes,
-                call.mask,
-                steps.numbers("out", call.out, rows).pointer,
-                compute,
-                factor=None if call.b is None else view(call.b, "b").broadcast_to(x.shape),
-                sign=0 if call.sign is None else steps.numbers("sign", call.sign, rows).pointer,
-                omit=call.nan == OMIT,
-                room=steps.messages(x.shape, call.axes),
-            )
-        )
-        steps.add_rounding()
-    return steps
-
-
-def option_keys(*values: Any) -> tuple[Any, ...]:
-    """Return options as a signature has them: with their types, because 1, 1.0 and True are equal, as 0.0 and -0.0."""
-    found: list[Any] = []
-    for value in values:
-        kind = type(value)
-        if kind is tuple:
-            found += (value, *map(type, value))
-        else:
-            found += (repr(value) if kind is float and not value else value, kind)
-    return (*found,)
-
-
-def scalars_of(p: Any, seed: Any, offset: Any) -> tuple[int, ...]:
-    """Return seed and offset of a dropout, which differ from call to call; nothing where there is none, or a fault."""
-    whole = type(seed) is type(offset) is int and 0 <= seed < WORDS and 0 <= offset < WORDS
-    return (seed, offset) if whole and type(p) in {float, int} and p != 0 else ()
-
-
-WORDS = 1 << 64  # seeds and offsets that there are
-
-
-class Parts(NamedTuple):
-    """The arrays of a checked call, by names; None for what there is not. results: what the function returns."""
-
-    read: Mapping[str, Any]
-    written: Mapping[str, Any]
-    results: Sequence[Any]
-
-
-class Implementation(NamedTuple):
-    """What a function does with a checked call: its arrays, its kernels, and how it runs on NumPy arrays."""
-
-    parts: Callable[[Any], Parts]
-    steps: Callable[[Any], Steps]
-    on_host: Callable[[Any], None]
-
-
 def norm_parts(call: GradientCall) -> Parts:
     """Return the arrays of a norm's gradient."""
     what = call.what
@@ -505,108 +236,11 @@ def softmax_parts(call: GradientCall) -> Parts:
     what = call.what
     dbias = None if what.dbias is None else what.dbias.out
     return Parts(
-        {"dy": what.dy, "y": what.y, **_of_mask(call.mask)}, {"out": what.dx, "dbias": dbias}, call.results
+        {"dy": what.dy, "y": what.y, **of_mask(call.mask)}, {"out": what.dx, "dbias": dbias}, call.results
     )
-
-
-def _of_mask(mask: Mask | None) -> dict[str, Any]:
-    return {} if mask is None else {name: getattr(mask, name) for name in ("where", "lengths", "bias")}
 
 
 def activation_parts(call: ActivationGradientCall) -> Parts:
     """Return the arrays of an activation's gradient."""
     read = {name: getattr(call, name) for name in ("dy", "x", "bias")}
     return Parts(read, {"out": call.dx, "dbias": call.dbias}, (call.dx, call.dbias))
-
-
-def cross_entropy_parts(call: CrossEntropyCall) -> Parts:
-    """Return the arrays of cross_entropy."""
-    read = {name: getattr(call, name) for name in ("logits", "labels", "weight")}
-    read["dloss"] = None if isinstance(call.dloss, float) else call.dloss
-    results = (call.loss,) if call.grad is None else (call.loss, call.grad)
-    return Parts(read, {"out": call.loss, "grad": call.grad}, results)
-
-
-def logsumexp_parts(call: LogSumExpCall) -> Parts:
-    """Return the arrays of logsumexp."""
-    results = (call.out,) if call.sign is None else (call.out, call.sign)
-    read = {"x": call.x, "b": call.b, **_of_mask(call.mask)}
-    return Parts(read, {"out": call.out, "sign": call.sign}, results)
-
-
-def run(
-    function: Any,
-    given: Mapping[str, Any],
-    options: tuple[Any, ...],
-    check: Callable[[], Any],
-    implementation: Implementation,
-    scalars: Sequence[int] = (),
-    plan: str | Plan | None = None,
-    turned: tuple[Transposition, Callable[[], Any]] | None = None,
-) -> Any:
-    """Run a call; return its results, or the only one.
-
-    A call that this thread has made before is launched again; another is checked.
-
-    function: what a signature knows it by. given: the arrays that the caller passed, by the names of its parts; a
-    result's name for where it shall go.
-    options: all else that the call depends on. scalars: seed and offset of a dropout, if there is one.
-    plan: of its row kernel, which `check` looks at, too.
-    turned: of a call along other axes than the last, how its arrays are transposed, and what calls the function with
-    them. What is launched then is kept as this call, too: its arrays lie at the same addresses.
-    """
-    arrays, calls = (*given.values(),), bound_calls.thread.calls
-    found, made = calls.again(arrays, (function, plan, *options), scalars)
-    asked, calls.asked = calls.asked, None
-    if made is not None:
-        _keep_as_asked(asked, found)
-        arrays += (*made,)
-        return _several([None if at is None else arrays[at] for at in found.holds])
-    if turned is not None:
-        transposition, call_turned = turned
-        calls.asked = None if found is None else (found, transposition.inverse)
-        try:
-            return call_turned()
-        finally:
-            calls.asked = None
-    call = check()
-    parts = implementation.parts(call)
-    if call.on_device:
-        # a number is an array by now, and so is a list
-        passed = {
-            name: each if each is None or devices.is_device_array(each) else parts.read.get(name)
-            for name, each in given.items()
-        }
-        new, names = _new(parts, passed), ("seed", "offset") if scalars else ()
-        order = _order(parts, passed)
-        bound = Arrays(passed, (*parts.written,), new, scalars=names, holds=order)
-        implementation.steps(call).launch(found, bound, plan)
-        _keep_as_asked(asked, calls.bound.get(found))
-    else:
-        asking.answer(lambda: implementation.steps(call).told)
-        implementation.on_host(call)
-    return _several(parts.results)
-
-
-def _keep_as_asked(asked: tuple[Any, tuple[int, ...]] | None, bound: BoundCall | None) -> None:
-    """Keep a call on transposed arrays as that on the caller's own."""
-    if asked is not None and bound is not None:
-        signature, inverse = asked
-        bound_calls.thread.calls.add(signature, bound.turned_back(inverse), {})
-
-
-def _new(parts: Parts, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the results that a call allocates."""
-    return {
-        name: each for name, each in parts.written.items() if each is not None and given.get(name) is None
-    }
-
-
-def _order(parts: Parts, given: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """Return the place of each result among the given arrays, then those that the call allocates; None for none."""
-    places = [id(each) for each in (*given.values(), *_new(parts, given).values())]
-    return tuple(None if each is None else places.index(id(each)) for each in parts.results)
-
-
-def _several(results: Sequence[Any]) -> Any:
-    return tuple(results) if len(results) > 1 else results[0]

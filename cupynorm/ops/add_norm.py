@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from cupynorm._options import boolean, finite
 from cupynorm.call.extras import Add, Extras, dropout_of, quantize_of
 from cupynorm.call.quantize import Quantize, quantize_option
-from cupynorm.invoke import fused_calls, row_ops
-from cupynorm.invoke.row_ops import Given
+from cupynorm.invoke import fused_calls, row_calls
+from cupynorm.invoke.shortcuts import Given
 from cupynorm.lower.row import RowOp
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
 from cupynorm.plan.config import Plan
@@ -493,7 +493,7 @@ def _run(
                 scalars = () if drop is None else (drop.seed, drop.offset)
                 seed, offset = scalars or (seed, offset)
         unchecked = (alpha, p, seed, offset, return_sum, quantize)
-    return row_ops.run(
+    return row_calls.run(
         op,
         x,
         gamma,
@@ -514,10 +514,10 @@ def _run(
 
 def _run_checked(given: Given, signature: Any) -> Any:
     """Run a call of add_layer_norm or add_rms_norm with all checks."""
-    transposition = row_ops.transposition_for(given)
+    transposition = row_calls.transposition_for(given)
     if transposition is not None:
         whole = (True, False, False)[: len(given.operands)]
-        return row_ops.run_transposed(given, signature, transposition, whole)
+        return row_calls.run_transposed(given, signature, transposition, whole)
     residual, bias = (*given.operands, None)[:2]
     extras = _adding(residual, bias, *given.unchecked)
     names = ("residual", "bias", fused_calls.SCALE)[: len(given.operands)]

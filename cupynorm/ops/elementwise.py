@@ -9,11 +9,11 @@ import numpy as np
 from cupynorm._options import choice, finite
 from cupynorm.call import asking
 from cupynorm.call.arguments import Call, check_each, is_number, view
-from cupynorm.call.axes import check_one_axis, transposition_of
+from cupynorm.call.axes import check_one_axis
 from cupynorm.host import activations, reference
 from cupynorm.host.philox import PROBABILITY
 from cupynorm.host.philox import dropout as checked_dropout
-from cupynorm.invoke import one_kernel, row_ops
+from cupynorm.invoke import one_kernel, row_calls
 from cupynorm.invoke.bound_calls import Arrays
 from cupynorm.lower.elementwise import (
     DROPOUT_SCALARS,
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cupynorm.invoke.bound_calls import Signature
-    from cupynorm.invoke.row_ops import Given
+    from cupynorm.invoke.shortcuts import Given
 
 GELUS = {"none": "gelu", "tanh": "gelu_tanh"}  # which of reference.ACTIVATIONS is meant
 GATES = ("first", "second")
-ACTIVATION, DROPOUT = row_ops.Named("activation"), row_ops.Named("dropout")
+ACTIVATION, DROPOUT = row_calls.Named("activation"), row_calls.Named("dropout")
 
 
 def bias_gelu(
@@ -289,7 +289,7 @@ def dropout(x: Any, p: float, *, seed: int, offset: int = 0, out: Any = None, dt
     """
     drop = checked_dropout(p if type(p) is float else finite("p", p, PROBABILITY), seed, offset)
     words = (drop.offset, round_keys(drop.seed), *threshold_and_factors(drop.p))
-    return row_ops.run(
+    return row_calls.run(
         DROPOUT,
         x,
         None,
@@ -329,25 +329,14 @@ def _gate(gate: str) -> str:
 
 
 def _gated(x: Any, bias: Any, axis: Any, activation: str, gate: str, out: Any, dtype: Any) -> Any:
-    if type(axis) is not int:
-        check_one_axis(axis, x)
     return _with_bias(x, bias, axis, activation, out, dtype, _gate(gate))
 
 
 def _with_bias(
     x: Any, bias: Any, axis: Any, activation: str, out: Any, dtype: Any, gate: str | None = None
 ) -> Any:
-    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        return transposition.call(
-            _with_bias,
-            {"x": x, "out": out},
-            bias=bias,
-            activation=activation,
-            dtype=dtype,
-            gate=gate,
-        )
     options_key = (activation, gate)
-    return row_ops.run(
+    return row_calls.run(
         ACTIVATION,
         x,
         bias,
@@ -368,6 +357,11 @@ def _with_bias(
 def _run_with_bias(given: Given, signature: Signature | None) -> Any:
     """Run a call with a bias, and perhaps a gate, with all checks; keep it."""
     (activation, gate), x, bias, dtype = given.options_key, given.x, given.gamma, given.dtype
+    if gate is not None:
+        check_one_axis(given.axis, x)
+    transposition = row_calls.transposition_for(given)
+    if transposition is not None:
+        return row_calls.run_transposed(given, signature, transposition)
     columns, halves = {"bias": bias}, gate is not None
     call = check_each(x, out=given.out, dtype=dtype, columns=columns, axis=given.axis, halves=halves)
     if call.on_device and is_number(bias):

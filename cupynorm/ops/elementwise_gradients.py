@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cupynorm.call.axes import check_one_axis, transposition_of
+from cupynorm.call.axes import check_one_axis
 from cupynorm.call.elementwise_gradients import ActivationGradientCall, check_activation_gradient
 from cupynorm.host import activations
 from cupynorm.host.broadcast_sums import BroadcastSum
-from cupynorm.invoke import gradient_calls
-from cupynorm.invoke.bound_calls import axis_option
+from cupynorm.invoke import gradient_calls, step_calls
 from cupynorm.ops.elementwise import _gate, _gelu
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def bias_gelu_backward(
@@ -247,8 +249,6 @@ def _gated(
     dtype: Any,
     add_to: Any,
 ) -> tuple[Any, Any]:
-    if type(axis) is not int:
-        check_one_axis(axis, x)
     return _backward(name, dy, x, bias, axis, activation, _gate(gate), out, dtype, add_to)
 
 
@@ -265,27 +265,34 @@ def _backward(
     add_to: Any,
 ) -> tuple[Any, Any]:
     """Run one call. name: the function's."""
-    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        return transposition.call(  # type: ignore[no-any-return]
-            _backward,
-            {"dy": dy, "x": x, "out": out},
-            leading=1,
-            name=name,
-            bias=bias,
-            activation=activation,
-            gate=gate,
+
+    def check(own: Mapping[str, Any], own_axis: Any) -> ActivationGradientCall:
+        if gate is not None:
+            check_one_axis(axis, x)
+        return check_activation_gradient(
+            own["dy"],
+            own["x"],
+            bias,
+            activation,
+            gate,
+            axis=own_axis,
+            out=own["out"],
             dtype=dtype,
             add_to=add_to,
         )
-    return gradient_calls.run(  # type: ignore[no-any-return]
+
+    return step_calls.run(  # type: ignore[no-any-return]
         name,
         {"dy": dy, "x": x, "bias": bias, "out": out, "dbias": add_to},
-        (axis if type(axis) is int else axis_option(axis), activation, gate, dtype),
-        lambda: check_activation_gradient(
-            dy, x, bias, activation, gate, axis=axis, out=out, dtype=dtype, add_to=add_to
-        ),
+        (activation, gate, dtype),
+        check,
         IMPLEMENTATION,
+        axis=axis,
+        whole=WHOLE,
     )
+
+
+WHOLE = dict.fromkeys(("x", "dy", "out"), "x")
 
 
 def _on_host(call: ActivationGradientCall) -> None:
@@ -310,6 +317,6 @@ def _on_host(call: ActivationGradientCall) -> None:
         total.store(dbias)
 
 
-IMPLEMENTATION = gradient_calls.Implementation(
+IMPLEMENTATION = step_calls.Implementation(
     gradient_calls.activation_parts, gradient_calls.activation_steps, _on_host
 )

@@ -23,8 +23,7 @@ from cupynorm.call.arguments import (
     sharing,
     view,
 )
-from cupynorm.call.axes import Transposition, is_array, transposition_of
-from cupynorm.invoke import fusion_calls, gradient_calls, row_ops
+from cupynorm.invoke import fusion_calls, row_calls, step_calls
 from cupynorm.invoke.bound_calls import Arrays
 from cupynorm.invoke.fusion_calls import FusedCall, Operand, operand, result
 from cupynorm.invoke.fusion_gradient_calls import FusionGradientCall
@@ -37,8 +36,9 @@ from cupynorm.ops.norm import LAYER_NORM, RMS_NORM, layer_norm, rms_norm
 from cupynorm.ops.softmax import LOG_SOFTMAX, SOFTMAX, log_softmax, softmax
 
 if TYPE_CHECKING:
+    from cupynorm.call.axes import Transposition
     from cupynorm.invoke.bound_calls import Signature
-    from cupynorm.invoke.row_ops import Given
+    from cupynorm.invoke.shortcuts import Given
 
 NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 # an op's own arguments; eps of None is the op's default
@@ -95,9 +95,6 @@ class Fusion:
 
     def __call__(self, x: Any, /, *operands: Any, **arguments: Any) -> Any:
         """Run the fusion; arguments, results and errors are in fuse."""
-        axis = arguments.get("axis", -1)
-        if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-            return self._transposed(transposition, x, operands, arguments)
         own: dict[str, Any] = OWN.copy()
         arrays: list[Any] = []
         options_key: list[Any] = [id(self)]
@@ -120,7 +117,7 @@ class Fusion:
             options_key.append(len(outs))
             own["out"] = outs[0] if outs else None
             arrays += outs[1:]
-        results = row_ops.run(
+        results = row_calls.run(
             self.op,
             x,
             own["gamma"],
@@ -207,9 +204,6 @@ class Fusion:
         """
         if "return_stats" in arguments:
             raise TypeError("backward takes no return_stats: it returns gradients alone")
-        axis = arguments.get("axis", -1)
-        if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-            return self._backward_transposed(transposition, dy, x, operands, add_to, arguments)
         own = {name: each for name, each in arguments.items() if name in self.arguments}
         values = self._bind(operands, {name: each for name, each in arguments.items() if name not in own})
         names = (*self.load_operands, *self.store_operands)
@@ -221,65 +215,33 @@ class Fusion:
         numbers = [each for each in values if isinstance(each, NUMBERS)]
         given |= {f"operand {at}": each for at, each in enumerate(values) if not isinstance(each, NUMBERS)}
         kinds = tuple(isinstance(each, NUMBERS) for each in values)
-        if isinstance(add_to, dict) and all(names.count(name) == 1 or name in own for name in add_to):
-            places = {name: f"d operand {at}" for at, name in enumerate(names)}
-            given |= {places.get(name, f"d {name}"): each for name, each in add_to.items()}
-        elif add_to is not None:
-            given["out"] = (add_to,)  # which no call is kept for
-        options = gradient_calls.option_keys(
-            own.get("axis", -1), own.get("eps"), own.get("dtype"), kinds, *numbers
-        )
-        return fusion_gradients.run(
-            self,
-            given,
-            options,
-            lambda: self._checked_backward(dy, x, values, own, add_to),
-            own.get("plan"),
-        )
+        places = {name: f"d operand {at}" for at, name in enumerate(names)}
+        if isinstance(add_to, Mapping) and all(names.count(name) == 1 or name in own for name in add_to):
+            added = {name: places.get(name, f"d {name}") for name in add_to}
+            given |= {place: add_to[name] for name, place in added.items()}
+        else:
+            added = {}
+            if add_to is not None:
+                given["add_to"] = (add_to,)  # which no call is kept for
 
-    def _backward_transposed(
-        self,
-        transposition: Transposition,
-        dy: Any,
-        x: Any,
-        operands: Sequence[Any],
-        add_to: Any,
-        arguments: Mapping[str, Any],
-    ) -> FusionGradients:
-        """Run a call of backward along any axes."""
-        own = {name: each for name, each in arguments.items() if name in self.arguments and name != "axis"}
-        values = self._bind(
-            operands, {name: each for name, each in arguments.items() if name not in self.arguments}
-        )
-        names = (*self.load_operands, *self.store_operands)
-        out = own.pop("out", None)
-        arriving = tuple(map(transposition.apply, dy)) if isinstance(dy, tuple) else transposition.apply(dy)
-        sums = add_to
-        if isinstance(add_to, Mapping):  # those of gamma and beta stay as they are
-            sums = {
-                name: transposition.apply(each) if name in names else each for name, each in add_to.items()
-            }
-        to = transposition.apply(out)
-        views = map(transposition.apply, values)
-        try:
-            found = self.backward(
-                arriving, transposition.apply(x), *views, axis=transposition.axis, add_to=sums, out=to, **own
-            )
-        except ValueError as error:
-            transposition.tell(error)
-            raise
+        def checked(arrays: Mapping[str, Any], axis: Any) -> FusionGradientCall:
+            views = [arrays.get(f"operand {at}", each) for at, each in enumerate(values)]
+            slopes = tuple(each for name, each in arrays.items() if name.startswith("arriving "))
+            sums = {name: arrays[place] for name, place in added.items()} if added else add_to
+            mine = {**own, "axis": axis, "out": arrays["out"]}
+            return self._checked_backward(slopes, arrays["x"], views, mine, sums)
 
-        def back(name: str, gradient: Any, operand: Any) -> Any:
-            if gradient is None or not is_array(operand):
-                return gradient
-            return (
-                add_to[name]
-                if isinstance(sums, dict) and name in sums
-                else transposition.undo(gradient, operand)
-            )
+        options = step_calls.option_keys(own.get("eps"), own.get("dtype"), kinds, (*added,), *numbers)
+        plan, axis = own.get("plan"), own.get("axis", -1)
+        return fusion_gradients.run(self, given, options, checked, plan, axis, self._whole)
 
-        each = tuple(map(back, names, found.operands, values))
-        return found._replace(x=out if out is not None else transposition.undo(found.x), operands=each)
+    @functools.cached_property
+    def _whole(self) -> dict[str, str]:
+        """Names of a gradient's arrays that have x's shape or broadcast to it, as step_calls.run takes them."""
+        arriving = (*(f"arriving {at}" for at in range(self.results)), "arriving at loaded")
+        operands = [f"operand {at}" for at in range(len(self.load_operands) + len(self.store_operands))]
+        found = dict.fromkeys(("x", "out", *arriving, *operands), "x")
+        return found | {f"d {name}": name for name in operands}
 
     def _checked_backward(
         self, dy: Any, x: Any, values: Sequence[Any], own: Mapping[str, Any], add_to: Any
@@ -328,33 +290,6 @@ class Fusion:
         _check_numbers(found, made.compute)
         return dataclasses.replace(made, eps=eps_within(made.compute, exact))
 
-    def _transposed(
-        self, transposition: Transposition, x: Any, operands: Sequence[Any], arguments: Mapping[str, Any]
-    ) -> Any:
-        """Run a call along any axes."""
-        own = {name: each for name, each in arguments.items() if name in self.arguments and name != "axis"}
-        outs = own.pop("out", None)
-        several = outs if isinstance(outs, tuple) else (outs,)
-        others = {
-            name: transposition.apply(each) for name, each in arguments.items() if name not in self.arguments
-        }
-        transposed = tuple(map(transposition.apply, several))
-        out = transposed if isinstance(outs, tuple) else transposed[0]
-        operands = tuple(map(transposition.apply, operands))
-        try:
-            results = self(
-                transposition.apply(x), *operands, axis=transposition.axis, out=out, **own, **others
-            )
-        except ValueError as error:
-            transposition.tell(error)
-            raise
-        given, mine = (
-            {str(at): each for at, each in enumerate(each_out)} for each_out in (transposed, several)
-        )
-        found = results if isinstance(results, tuple) else (results,)
-        back = tuple(transposition.result(each, given, mine) for each in found)
-        return back if isinstance(results, tuple) else back[0]
-
     def _run(self, given: Given, signature: Signature | None) -> Any:
         """Run a call with all checks; keep it. It returns the first result, and then the others that it allocates.
 
@@ -362,6 +297,11 @@ class Fusion:
         """
         positional, arguments = given.unchecked
         x = given.x
+        transposition = row_calls.transposition_for(given)
+        if transposition is not None:
+            unchecked = self._transposed(transposition, positional, arguments)
+            whole = [True] * len(given.operands)
+            return row_calls.run_transposed(given, signature, transposition, whole, unchecked=unchecked)
         own = {name: each for name, each in arguments.items() if name in self.arguments}
         operands = self._bind(positional, {name: each for name, each in arguments.items() if name not in own})
         outs = self._split(own.get("out"))
@@ -371,7 +311,7 @@ class Fusion:
             again = given._replace(
                 gamma=gamma, beta=beta, unchecked=(positional, {**arguments, **call.columns})
             )
-            return row_ops.run(*again[:-1])
+            return row_calls.run(*again[:-1])
         written = (*call.outs, call.loaded) if self.keep_loaded else call.outs
         made = {result(index): each for index, each in enumerate(written) if outs[index] is None}
         made |= call.stats
@@ -393,6 +333,19 @@ class Fusion:
             fusion_calls.run_on_host(call)
         made.pop(result(0), None)
         return (written[0], *made.values()) if made else written[0]
+
+    def _transposed(
+        self, transposition: Transposition, positional: Sequence[Any], arguments: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return operands and arguments of a call on transposed arrays."""
+        of_op = {*self.arguments} - {"out"}
+        found = {
+            name: each if name in of_op else transposition.apply(each) for name, each in arguments.items()
+        }
+        outs = found.get("out")
+        if isinstance(outs, tuple):
+            found["out"] = tuple(map(transposition.apply, outs))
+        return tuple(map(transposition.apply, positional)), {**found, "axis": transposition.axis}
 
     def _role(self, key: int | str) -> str:
         """Return the role of an operand that was given by this position or name."""

@@ -27,7 +27,7 @@ from cupynorm.call.arguments import (
 from cupynorm.host import gradients, reference
 from cupynorm.host.broadcast_sums import BroadcastSum
 from cupynorm.host.gradients import NormGradient, SoftmaxGradient, Sum
-from cupynorm.invoke import fusion_gradient_calls, gradient_calls
+from cupynorm.invoke import fusion_gradient_calls, step_calls
 from cupynorm.invoke.fusion_calls import Operand, _part
 from cupynorm.invoke.fusion_gradient_calls import FusionGradientCall, Target
 from cupynorm.lower.differentiate import gradient
@@ -148,13 +148,15 @@ def run(
     fusion: Any,
     given: Mapping[str, Any],
     options: tuple[Any, ...],
-    check: Callable[[], FusionGradientCall],
+    check: Callable[[Mapping[str, Any], Any], FusionGradientCall],
     plan: str | Plan | None,
+    axis: Any,
+    whole: Mapping[str, str],
 ) -> FusionGradients:
-    """Run a call of a fusion's backward. given, options, check, plan: as in gradient_calls.run."""
+    """Run a call of a fusion's backward. given to whole: as in gradient_calls.run."""
     function = ("Fusion.backward", fusion)
-    dx, *operands, gamma, beta = gradient_calls.run(
-        function, given, options, check, IMPLEMENTATION, plan=plan
+    dx, *operands, gamma, beta = step_calls.run(
+        function, given, options, check, IMPLEMENTATION, axis, whole, plan=plan
     )
     return FusionGradients(dx, tuple(operands), gamma, beta)
 
@@ -318,6 +320,4 @@ def _op_back(
     return found
 
 
-IMPLEMENTATION = gradient_calls.Implementation(
-    fusion_gradient_calls.parts, fusion_gradient_calls.steps, _on_host
-)
+IMPLEMENTATION = step_calls.Implementation(fusion_gradient_calls.parts, fusion_gradient_calls.steps, _on_host)

@@ -10,7 +10,7 @@ from cupynorm._dtypes import dtype_of
 from cupynorm._options import integer, plainly
 from cupynorm.call import arguments, asking
 from cupynorm.host.reference import _round
-from cupynorm.invoke import one_kernel, row_ops
+from cupynorm.invoke import one_kernel, row_calls
 from cupynorm.invoke.bound_calls import Arrays
 from cupynorm.lower.heads import by_heads, by_rows, move_spec
 from cupynorm.lower.spec import KernelSpec
@@ -18,9 +18,9 @@ from cupynorm.runtime import devices
 
 if TYPE_CHECKING:
     from cupynorm.invoke.bound_calls import Signature
-    from cupynorm.invoke.row_ops import Given
+    from cupynorm.invoke.shortcuts import Given
 
-SPLIT_HEADS, MERGE_HEADS = row_ops.Named("split_heads"), row_ops.Named("merge_heads")
+SPLIT_HEADS, MERGE_HEADS = row_calls.Named("split_heads"), row_calls.Named("merge_heads")
 
 # How split_heads moves one row of x, with heads = 3 and head size = 2; merge_heads moves it back:
 #
@@ -159,7 +159,7 @@ def merge_heads(x: Any, *, out: Any = None, dtype: Any = None) -> Any:
     >>> merge_heads(np.arange(4.0).reshape(2, 1, 2)).tolist()
     [[0.0, 1.0, 2.0, 3.0]]
     """
-    return row_ops.run(
+    return row_calls.run(
         MERGE_HEADS,
         x,
         None,
@@ -200,7 +200,7 @@ def _merge_checked(given: Given, signature: Signature | None) -> Any:
 
 def _split(x: Any, bias: Any, heads: int, parts: int, name: str, out: Any, dtype: Any) -> Any:
     options_key = (parts, heads, type(heads))
-    return row_ops.run(
+    return row_calls.run(
         SPLIT_HEADS,
         x,
         bias,

@@ -14,7 +14,7 @@ from cupynorm.call.statistics import MARKED_COUNT, NUMBERS_COUNT
 from cupynorm.host import statistics
 from cupynorm.host.keeping import refusing
 from cupynorm.host.reference import ALONE
-from cupynorm.invoke import fused_calls, row_ops
+from cupynorm.invoke import fused_calls, row_calls
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.statistics import OF_MASK
 from cupynorm.runtime import devices
@@ -22,7 +22,7 @@ from cupynorm.runtime import devices
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cupynorm.invoke.row_ops import Given
+    from cupynorm.invoke.shortcuts import Given
     from cupynorm.plan.config import Plan
 
 KEYWORDS = ("where", "lengths", "left_padded", "nan")
@@ -95,7 +95,7 @@ def run(
     if quantize is not None and nan != PROPAGATE:
         raise ValueError(f'quantize={plainly(quantize)} and nan="{nan}": nan has no quantised result')
     asked = Asked(**{name: each for name, each in missing.items() if name != "nan"})
-    if isinstance(asked.lengths, (list, tuple)):
+    if isinstance(asked.lengths, (list, tuple)) and type(axis) is int and axis == -1:
         asked = with_lengths(asked, x)
     more: tuple[Any, ...] = ()
     if asked.says_nothing and quantize is None:
@@ -113,12 +113,27 @@ def run(
         more = (key, operands, (), _run_checked, unchecked)
     if nan == RAISE:
         wanted = replace(wanted, reference=refusing(wanted.reference))
-    return row_ops.run(wanted, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, *more)
+    return row_calls.run(wanted, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, *more)
 
 
 def _run_checked(given: Given, signature: Any) -> Any:
     """Run a call with all checks. given.unchecked: the names of its operands, its mask and how it is quantised."""
     names, asked, quantize = given.unchecked
+    transposition = row_calls.transposition_for(given)
+    if transposition is not None:
+        turned = None if asked is None else asked._replace(where=transposition.apply(asked.where))
+        whole = [name == "where" for name in names]
+        return row_calls.run_transposed(
+            given, signature, transposition, whole, unchecked=(names, turned, quantize)
+        )
+    if asked is not None and isinstance(asked.lengths, (list, tuple)):
+        # host data, which is looked at: then the call is one with an array
+        asked = with_lengths(asked, given.x)
+        operands = [
+            asked.lengths if name == "lengths" else each
+            for name, each in zip(names, given.operands, strict=True)
+        ]
+        return row_calls.run(*given._replace(operands=operands, unchecked=(names, asked, quantize))[:-1])
     return fused_calls.run_checked(
         given, names, Extras(masked=asked, quantize=quantize_of(quantize)), signature
     )

@@ -8,7 +8,6 @@ import numpy as np
 
 from cupynorm._options import boolean
 from cupynorm.call.arguments import is_number
-from cupynorm.call.axes import transposition_of
 from cupynorm.call.losses import (
     CrossEntropyCall,
     LogSumExpCall,
@@ -19,7 +18,7 @@ from cupynorm.call.losses import (
 from cupynorm.call.missing import OMIT, PROPAGATE, RAISE
 from cupynorm.host import losses
 from cupynorm.host.keeping import Keeping, refuse_nan
-from cupynorm.invoke import gradient_calls
+from cupynorm.invoke import loss_calls, step_calls
 from cupynorm.plan.config import Plan
 
 
@@ -104,21 +103,6 @@ def logsumexp(
     >>> float(size.round(6)), float(sign)
     (0.0, -1.0)
     """
-    turned = None
-    if axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        whole = {"x": x, "where": where, "bias": bias, "b": b}
-        keepdims = boolean("keepdims", keepdims)
-        whole |= {"out": out} if keepdims else {}
-        rest = {
-            "lengths": lengths,
-            "left_padded": left_padded,
-            "causal": causal,
-            "causal_offset": causal_offset,
-        }
-        rest |= {} if keepdims else {"out": out}
-        rest |= {"scale": scale, "window": window, "keepdims": keepdims, "dtype": dtype, "plan": plan}
-        rest |= {"nan": nan, "return_sign": return_sign}
-        turned = (transposition, lambda: transposition.call(logsumexp, whole, **rest))
     options = {
         "scale": scale,
         "where": where,
@@ -131,26 +115,27 @@ def logsumexp(
     }
     arrays = {"x": x, "where": where, "lengths": lengths, "bias": bias, "b": b, "out": out}
     others = [each for name, each in options.items() if name not in arrays]
-    key = gradient_calls.option_keys(axis, keepdims, dtype, nan, return_sign, *others)
-    return gradient_calls.run(
+    key = step_calls.option_keys(keepdims, dtype, nan, return_sign, *others)
+    return step_calls.run(
         "logsumexp",
         arrays,
         key,
-        lambda: check_logsumexp(
-            x,
-            options,
+        lambda own, axis: check_logsumexp(
+            own["x"],
+            options | {name: own[name] for name in ("where", "bias")},
             axis=axis,
             keepdims=keepdims,
-            out=out,
+            out=own["out"],
             dtype=dtype,
             plan=plan,
-            b=b,
+            b=own["b"],
             return_sign=return_sign,
             nan=nan,
         ),
         LOGSUMEXP,
         plan=plan,
-        turned=turned,
+        axis=axis,
+        whole=ROWS_KEPT if boolean("keepdims", keepdims) else ELEMENTS,
     )
 
 
@@ -281,19 +266,6 @@ def cross_entropy(
     >>> loss.round(4).tolist(), gradient.round(4).tolist()
     ([0.6931, 0.0], [[0.25, 0.25, -0.5], [0.0, 0.0, 0.0]])
     """
-    turned = None
-    if axis != -1 and (transposition := transposition_of(axis, logits, "logits")) is not None:
-        others = {
-            "labels": labels,
-            "weight": weight,
-            "ignore_index": ignore_index,
-            "out": out,
-            "dtype": dtype,
-        }
-        others |= {"label_smoothing": label_smoothing, "z_loss": z_loss, "return_grad": return_grad}
-        others |= {"dloss": dloss, "plan": plan}
-        whole = {"logits": logits, "grad": grad}
-        turned = (transposition, lambda: transposition.call(cross_entropy, whole, **others))
     given = {
         "logits": logits,
         "labels": labels,
@@ -303,13 +275,13 @@ def cross_entropy(
         "grad": grad,
     }
     number = dloss if is_number(dloss) else None
-    key = gradient_calls.option_keys(ignore_index, label_smoothing, z_loss, return_grad, number, axis, dtype)
-    return gradient_calls.run(
+    key = step_calls.option_keys(ignore_index, label_smoothing, z_loss, return_grad, number, dtype)
+    return step_calls.run(
         "cross_entropy",
         given,
         key,
-        lambda: check_cross_entropy(
-            logits,
+        lambda own, axis: check_cross_entropy(
+            own["logits"],
             labels,
             weight=weight,
             ignore_index=ignore_index,
@@ -317,7 +289,7 @@ def cross_entropy(
             z_loss=z_loss,
             return_grad=return_grad,
             dloss=dloss,
-            grad=grad,
+            grad=own["grad"],
             axis=axis,
             out=out,
             dtype=dtype,
@@ -325,7 +297,9 @@ def cross_entropy(
         ),
         CROSS_ENTROPY,
         plan=plan,
-        turned=turned,
+        axis=axis,
+        whole=LOGITS,
+        called="logits",
     )
 
 
@@ -352,9 +326,11 @@ def _logsumexp(call: LogSumExpCall) -> None:
         losses.signed_logsumexp(call.x, call.axes, call.out, mask, call.b, call.sign, omit=omit)
 
 
-CROSS_ENTROPY = gradient_calls.Implementation(
-    gradient_calls.cross_entropy_parts, gradient_calls.cross_entropy_steps, _cross_entropy
+# what lies along the axes of x; a result with one number a row does so only where these axes are kept
+ELEMENTS = dict.fromkeys(("x", "where", "bias", "b"), "x")
+ROWS_KEPT = ELEMENTS | {"out": "x", "sign": "x"}
+LOGITS = {"logits": "logits", "grad": "logits"}
+CROSS_ENTROPY = step_calls.Implementation(
+    loss_calls.cross_entropy_parts, loss_calls.cross_entropy_steps, _cross_entropy
 )
-LOGSUMEXP = gradient_calls.Implementation(
-    gradient_calls.logsumexp_parts, gradient_calls.logsumexp_steps, _logsumexp
-)
+LOGSUMEXP = step_calls.Implementation(loss_calls.logsumexp_parts, loss_calls.logsumexp_steps, _logsumexp)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from cupynorm.call.axes import transposition_of
 from cupynorm.call.quantize import Quantize, quantize_option
-from cupynorm.invoke import row_ops
+from cupynorm.invoke import row_calls
 from cupynorm.lower.row import RowOp
 from cupynorm.ops.signatures import with_signature_of
 from cupynorm.plan.config import Plan
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from cupynorm.invoke.row_ops import Given
+    from cupynorm.invoke.shortcuts import Given
 
     class NormOptions(TypedDict, total=False):
         """The keywords of a norm on which the number of its results does not depend."""
@@ -117,9 +116,9 @@ def _run_quantized(given: Given, signature: Any) -> Any:
     """Run a call whose result is quantised, with all checks."""
     from cupynorm.invoke import fused_calls  # noqa: PLC0415
 
-    transposition = row_ops.transposition_for(given)
+    transposition = row_calls.transposition_for(given)
     if transposition is not None:
-        return row_ops.run_transposed(given, signature, transposition)
+        return row_calls.run_transposed(given, signature, transposition)
     return fused_calls.run_quantized(given, signature)
 
 
@@ -275,20 +274,7 @@ def layer_norm(
     ([2.0], [1.0])
     """
     if not missing and quantize is None:
-        return row_ops.run(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
-    if missing and axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        return transposition.call(
-            layer_norm,
-            {"x": x, "out": out, **{name: missing[name] for name in missing if name == "where"}},
-            gamma=gamma,
-            beta=beta,
-            eps=eps,
-            dtype=dtype,
-            return_stats=return_stats,
-            quantize=quantize,
-            plan=plan,
-            **{name: each for name, each in missing.items() if name != "where"},
-        )
+        return row_calls.run(LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan)
     if missing:
         from cupynorm.ops import kept_norms  # noqa: PLC0415  which most calls do not need
 
@@ -296,7 +282,7 @@ def layer_norm(
             LAYER_NORM, x, gamma, beta, axis, eps, out, dtype, return_stats, plan, missing, quantize
         )
     option, scale = quantize_option(quantize)
-    return row_ops.run(
+    return row_calls.run(
         LAYER_NORM,
         x,
         gamma,
@@ -429,19 +415,7 @@ def rms_norm(
     [[0.8485, 2.2627]]
     """
     if not missing and quantize is None:
-        return row_ops.run(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan)
-    if missing and axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        return transposition.call(
-            rms_norm,
-            {"x": x, "out": out, **{name: missing[name] for name in missing if name == "where"}},
-            gamma=gamma,
-            eps=eps,
-            dtype=dtype,
-            return_stats=return_stats,
-            quantize=quantize,
-            plan=plan,
-            **{name: each for name, each in missing.items() if name != "where"},
-        )
+        return row_calls.run(RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan)
     if missing:
         from cupynorm.ops import kept_norms  # noqa: PLC0415  as in layer_norm
 
@@ -449,7 +423,7 @@ def rms_norm(
             RMS_NORM, x, gamma, None, axis, eps, out, dtype, return_stats, plan, missing, quantize
         )
     option, scale = quantize_option(quantize)
-    return row_ops.run(
+    return row_calls.run(
         RMS_NORM,
         x,
         gamma,

@@ -1,15 +1,10 @@
-"""Gradients of layer_norm and rms_norm, from their input or their result, and of norms of sums."""
+"""Gradients of layer_norm and rms_norm, from their input or their result."""
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-from cupynorm.call.axes import Transposition, transposition_of
-from cupynorm.call.gradients import Adding, GradientCall, check_norm_gradient
-from cupynorm.host import gradients
-from cupynorm.invoke import gradient_calls
-from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
+from cupynorm.ops.norm_gradient_calls import run
 from cupynorm.plan.config import Plan
 
 
@@ -104,7 +99,7 @@ def layer_norm_backward(
     >>> dgamma.round(4).tolist(), dbeta.tolist()
     ([-1.019, -0.3397, 8.7072], [1.0, 1.0, 7.0])
     """
-    return _run(  # type: ignore[no-any-return]
+    return run(  # type: ignore[no-any-return]
         "layer_norm_backward",
         dy,
         ("x", x),
@@ -184,7 +179,7 @@ def rms_norm_backward(
     >>> dx.round(4).tolist(), dgamma.round(4).tolist()
     ([[0.9051, -0.6788]], [4.2426, 0.0])
     """
-    return _run(  # type: ignore[no-any-return]
+    return run(  # type: ignore[no-any-return]
         "rms_norm_backward",
         dy,
         ("x", x),
@@ -269,7 +264,7 @@ def layer_norm_backward_from_y(
     >>> bool(np.allclose(dx, layer_norm_backward(dy, x, gamma)[0]))
     True
     """
-    return _run(  # type: ignore[no-any-return]
+    return run(  # type: ignore[no-any-return]
         "layer_norm_backward_from_y",
         dy,
         ("y", y),
@@ -341,7 +336,7 @@ def rms_norm_backward_from_y(
     >>> dx.round(4).tolist(), dgamma.round(4).tolist()
     ([[0.9051, -0.6788]], [4.2426, 0.0])
     """
-    return _run(  # type: ignore[no-any-return]
+    return run(  # type: ignore[no-any-return]
         "rms_norm_backward_from_y",
         dy,
         ("y", y),
@@ -356,311 +351,3 @@ def rms_norm_backward_from_y(
         parameters=parameters,
         plan=plan,
     )
-
-
-def add_layer_norm_backward(
-    dy: Any,
-    ds: Any,
-    s: Any,
-    gamma: Any = None,
-    mean: Any = None,
-    rstd: Any = None,
-    *,
-    bias: Any = None,
-    alpha: float = 1.0,
-    dropout: float = 0.0,
-    seed: int | None = None,
-    offset: int = 0,
-    axis: int | tuple[int, ...] | None = -1,
-    eps: float = 1e-5,
-    parameters: bool = True,
-    out: Any = None,
-    residual_out: Any = None,
-    dtype: Any = None,
-    add_to: Any = None,
-    plan: str | Plan | None = None,
-) -> tuple[Any, Any, Any, Any, Any]:
-    """Return the gradients of add_layer_norm with respect to x, residual, gamma, beta and bias, in one pass.
-
-    Let h = ds + layer_norm_backward(dy, s, gamma)[0], the gradient of the sum s = dropout(x + bias) + alpha * residual.
-    Then dresidual = alpha * h, dx = dropout(h), and dbias is the sum of dx over all rows.
-
-    Parameters
-    ----------
-    dy : array
-        CuPy or NumPy array of float16, bfloat16, float32 or float64: the gradient that arrives at y, of s's shape.
-    ds : array or None
-        The gradient that arrives at the returned sum, of s's shape; None: none.
-    s : array
-        The sum that add_layer_norm returned.
-    gamma : array or float, optional
-        As in add_layer_norm.
-    mean, rstd : array, optional
-        What ``add_layer_norm(..., return_stats=True)`` returned, both or neither. Without them they are computed from s
-        and eps.
-    bias : array or float, optional
-        As in add_layer_norm. Its shape and dtype are those of dbias; its values do not matter.
-    alpha, dropout, seed, offset
-        As in add_layer_norm: the same numbers drop the same elements.
-    axis, eps, plan
-        As in layer_norm_backward.
-    parameters : bool, default True
-        Compute dgamma and dbeta. With False they are None. dbias depends on `bias` alone.
-    out, residual_out : array, optional
-        Where dx and dresidual are written, of s's shape; each may be dy, ds or s itself, and not the other.
-    dtype : dtype, optional
-        That of dx; default: that of `out`, else s's. dresidual has it, too, unless residual_out has another.
-    add_to : tuple of array or None, optional
-        (dgamma, dbeta, dbias): as in layer_norm_backward; dbias has the bias's shape.
-
-    Returns
-    -------
-    tuple of array
-        (dx, dresidual, dgamma, dbeta, dbias); dbias is None without a bias. If alpha is 1 and nothing is dropped, dx
-        and dresidual are equal, and are the same array unless residual_out is given.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As layer_norm_backward does, and for options that add_layer_norm refuses.
-
-    Notes
-    -----
-    The returned s was rounded after it was normalised. With the statistics that the forward returned, z = (s - mean) *
-    rstd has that error; without them, they fit the rounded s.
-
-    Sums over rows are taken as in layer_norm_backward. What was dropped has a dx of exactly 0.
-
-    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
-    its stream, nobody else may write to `out` or read from it.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from cupynorm import add_layer_norm_backward
-    >>> dy, ds, s = np.array([[0.0, 0.0, 6.0]]), np.ones((1, 3)), np.array([[1.0, 2.0, 3.0]])
-    >>> dx, dresidual, dgamma, dbeta, dbias = add_layer_norm_backward(dy, ds, s, bias=np.zeros(3), alpha=2.0, eps=0)
-    >>> dx.round(4).tolist(), dresidual.round(4).tolist(), dbias.round(4).tolist()
-    ([[2.2247, -1.4495, 2.2247]], [[4.4495, -2.899, 4.4495]], [2.2247, -1.4495, 2.2247])
-    """
-    return _run(  # type: ignore[no-any-return]
-        "add_layer_norm_backward",
-        dy,
-        ("s", s),
-        centred=True,
-        gamma=gamma,
-        mean=mean,
-        rstd=rstd,
-        eps=eps,
-        axis=axis,
-        out=out,
-        dtype=dtype,
-        add_to=add_to,
-        parameters=parameters,
-        plan=plan,
-        adding=(ds, bias, alpha, dropout, seed, offset, residual_out),
-    )
-
-
-def add_rms_norm_backward(
-    dy: Any,
-    ds: Any,
-    s: Any,
-    gamma: Any = None,
-    rstd: Any = None,
-    *,
-    bias: Any = None,
-    alpha: float = 1.0,
-    dropout: float = 0.0,
-    seed: int | None = None,
-    offset: int = 0,
-    axis: int | tuple[int, ...] | None = -1,
-    eps: float = 1e-6,
-    parameters: bool = True,
-    out: Any = None,
-    residual_out: Any = None,
-    dtype: Any = None,
-    add_to: Any = None,
-    plan: str | Plan | None = None,
-) -> tuple[Any, Any, Any, Any]:
-    """Return the gradients of add_rms_norm with respect to x, residual, gamma and bias, in one pass.
-
-    As add_layer_norm_backward with rms_norm_backward in place of layer_norm_backward.
-
-    Parameters
-    ----------
-    dy, ds, bias, alpha, dropout, seed, offset, parameters, out, residual_out, dtype, plan
-        As in add_layer_norm_backward.
-    s : array
-        The sum that add_rms_norm returned.
-    gamma, rstd, axis, eps
-        As in rms_norm_backward.
-    add_to : tuple of array or None, optional
-        (dgamma, dbias): as in add_layer_norm_backward.
-
-    Returns
-    -------
-    tuple of array
-        (dx, dresidual, dgamma, dbias), as in add_layer_norm_backward.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As add_layer_norm_backward does.
-
-    Notes
-    -----
-    As in add_layer_norm_backward.
-
-    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
-    its stream, nobody else may write to `out` or read from it.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from cupynorm import add_rms_norm_backward
-    >>> dy, s = np.array([[5.0, 0.0]]), np.array([[3.0, 4.0]])
-    >>> dx, dresidual, dgamma, dbias = add_rms_norm_backward(dy, None, s, np.array([1.0, 2.0]), eps=0)
-    >>> dx.round(4).tolist(), dresidual is dx, dgamma.round(4).tolist(), dbias
-    ([[0.9051, -0.6788]], True, [4.2426, 0.0], None)
-    """
-    return _run(  # type: ignore[no-any-return]
-        "add_rms_norm_backward",
-        dy,
-        ("s", s),
-        centred=False,
-        gamma=gamma,
-        rstd=rstd,
-        eps=eps,
-        axis=axis,
-        out=out,
-        dtype=dtype,
-        add_to=add_to,
-        parameters=parameters,
-        plan=plan,
-        adding=(ds, bias, alpha, dropout, seed, offset, residual_out),
-    )
-
-
-def _run(
-    function: str,
-    dy: Any,
-    x: tuple[str, Any],
-    *,
-    centred: bool,
-    from_y: bool = False,
-    gamma: Any,
-    beta: Any = None,
-    mean: Any = None,
-    rstd: Any,
-    eps: float = 0.0,
-    axis: int | tuple[int, ...] | None,
-    out: Any,
-    dtype: Any,
-    add_to: Any,
-    parameters: bool,
-    plan: str | Plan | None,
-    adding: tuple[Any, ...] | None = None,
-) -> Any:
-    """Run one call. x: with its name in the call. adding: the fields of Adding, which takes longer to make."""
-    if axis != -1 and (transposition := transposition_of(axis, *reversed(x))) is not None:
-        others = {
-            "centred": centred,
-            "from_y": from_y,
-            "gamma": gamma,
-            "beta": beta,
-            "mean": mean,
-            "rstd": rstd,
-        }
-        others |= {"eps": eps, "dtype": dtype, "add_to": add_to, "parameters": parameters, "plan": plan}
-        return _transposed(transposition, function, dy, x, out, adding, **others)
-    given = {
-        "dy": dy,
-        "x": x[1],
-        "gamma": gamma,
-        "beta": beta,
-        "mean": mean,
-        "rstd": rstd,
-        "out": out,
-        "dgamma": None,
-    }
-    if centred:
-        given["dbeta"] = None
-    numbers: tuple[Any, ...] = ()
-    scalars: tuple[int, ...] = ()
-    if adding is not None:
-        ds, bias, alpha, p, seed, offset, residual_out = adding
-        given |= {"dbias": None, "ds": ds, "bias": bias, "residual_out": residual_out}
-        scalars = gradient_calls.scalars_of(p, seed, offset)
-        numbers = (alpha, p, *(() if scalars else (seed, offset)))
-    if add_to is not None:
-        sums = [name for name in ("dgamma", "dbeta", "dbias") if name in given]
-        if len(sums) == 1:
-            given["dgamma"] = add_to
-        elif type(add_to) in {tuple, list} and len(add_to) == len(sums):
-            given |= zip(sums, add_to, strict=True)
-        else:
-            given["dgamma"] = (add_to,)  # which no call is kept for
-    return gradient_calls.run(
-        function,
-        given,
-        gradient_calls.option_keys(axis, eps, parameters, dtype, *numbers),
-        lambda: check_norm_gradient(
-            dy,
-            x,
-            centred=centred,
-            from_y=from_y,
-            gamma=gamma,
-            beta=beta,
-            mean=mean,
-            rstd=rstd,
-            eps=eps,
-            axis=axis,
-            out=out,
-            dtype=dtype,
-            add_to=add_to,
-            parameters=parameters,
-            plan=plan,
-            adding=None if adding is None else Adding(*adding),
-        ),
-        OF_LAYER_NORM if centred else OF_RMS_NORM,
-        scalars,
-        plan,
-    )
-
-
-def _transposed(
-    transposition: Transposition,
-    function: str,
-    dy: Any,
-    x: tuple[str, Any],
-    out: Any,
-    adding: tuple[Any, ...] | None,
-    **others: Any,
-) -> Any:
-    """Run one call along any axes."""
-    name, array = x
-    whole = {"dy": dy, "x": array, "out": out}
-    if adding is not None:
-        whole |= {"ds": adding[0], "residual_out": adding[-1]}
-
-    def run(
-        dy: Any, x: Any, out: Any, axis: tuple[int, ...], ds: Any = None, residual_out: Any = None
-    ) -> Any:
-        added = None if adding is None else (ds, *adding[1:-1], residual_out)
-        return _run(function, dy, (name, x), out=out, axis=axis, adding=added, **others)
-
-    return transposition.call(run, whole, leading=1 if adding is None else 2)
-
-
-def _on_host(call: GradientCall) -> None:
-    """Compute a checked call on NumPy arrays."""
-    gradients.norm(call.what)
-
-
-OF_LAYER_NORM, OF_RMS_NORM = (
-    gradient_calls.Implementation(
-        gradient_calls.norm_parts, functools.partial(gradient_calls.norm_steps, forward=forward), _on_host
-    )
-    for forward in (LAYER_NORM, RMS_NORM)
-)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, overload
 
-from cupynorm.call.axes import Transposition, transposition_of
 from cupynorm.call.quantize import Quantize, quantize_option
-from cupynorm.invoke import row_ops
+from cupynorm.invoke import row_calls
 from cupynorm.lower.row import RowOp
 from cupynorm.ops.signatures import with_signature_of
 from cupynorm.plan.config import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from typing_extensions import Unpack
 
     from cupynorm.call.masks import MaskOptions
-    from cupynorm.invoke.row_ops import Given
+    from cupynorm.invoke.shortcuts import Given
 
 
 def _on_host(x: Any, _gamma: Any, _beta: Any, axes: int, _eps: float, out: Any, **extras: Any) -> None:
@@ -206,9 +205,7 @@ def softmax(
     [[1.0, 0.0], [0.5, 0.5]]
     """
     if not options:
-        return row_ops.run(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    if "nan" in options and axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        return _transposed(transposition, softmax, x, out, options, dtype=dtype, plan=plan)
+        return row_calls.run(SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
     return run_with_options(SOFTMAX, x, axis, out, dtype, plan, options)
 
 
@@ -263,25 +260,8 @@ def log_softmax(
     [[0.0, -1000.0]]
     """
     if not options:
-        return row_ops.run(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
-    if "nan" in options and axis != -1 and (transposition := transposition_of(axis, x)) is not None:
-        return _transposed(transposition, log_softmax, x, out, options, dtype=dtype, plan=plan)
+        return row_calls.run(LOG_SOFTMAX, x, None, None, axis, 0.0, out, dtype, False, plan)  # noqa: FBT003
     return run_with_options(LOG_SOFTMAX, x, axis, out, dtype, plan, options)
-
-
-def _transposed(
-    transposition: Transposition,
-    function: Callable[..., Any],
-    x: Any,
-    out: Any,
-    options: Mapping[str, Any],
-    **others: Any,
-) -> Any:
-    """Run a call along any axes."""
-    whole = {"x": x, "out": out, **{name: options[name] for name in WHOLE if name in options}}
-    return transposition.call(
-        function, whole, **{name: each for name, each in options.items() if name not in whole}, **others
-    )
 
 
 def run_with_options(
@@ -320,7 +300,7 @@ def run_with_options(
             else:  # 0.0 and -0.0 are equal, 1 and True as well
                 kind = type(value)
                 options_key += (name, repr(value) if kind is float and not value else value, kind)
-    return row_ops.run(
+    return row_calls.run(
         op,
         x,
         None,
@@ -347,12 +327,12 @@ def _run_checked(given: Given, signature: Any) -> Any:
     quantize = options.pop("quantize", None) if given.op is SOFTMAX else None
     arrays = MASK_ARRAYS if quantize is None else MASK_ARRAYS | {"quantize"}
     names = [fused_calls.SCALE if name == "quantize" else name for name in given.unchecked if name in arrays]
-    transposition = row_ops.transposition_for(given)
+    transposition = row_calls.transposition_for(given)
     if transposition is not None:
         turned = {
             name: transposition.apply(each) if name in WHOLE else each
             for name, each in given.unchecked.items()
         }
         whole = [name in WHOLE for name in names]
-        return row_ops.run_transposed(given, signature, transposition, whole, unchecked=turned)
+        return row_calls.run_transposed(given, signature, transposition, whole, unchecked=turned)
     return fused_calls.run_masked(given, options, quantize, names, signature)

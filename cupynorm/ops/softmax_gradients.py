@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cupynorm.call.axes import Transposition, is_array, transposition_of
 from cupynorm.call.gradients import GradientCall, check_softmax_gradient
 from cupynorm.host import gradients
-from cupynorm.invoke import gradient_calls
+from cupynorm.invoke import gradient_calls, step_calls
 from cupynorm.plan.config import Plan
 
 
@@ -205,68 +204,37 @@ def _run(
     plan: str | Plan | None,
 ) -> Any:
     """Run one call. drop: p, seed and offset of a dropout."""
-    if axis != -1 and (transposition := transposition_of(axis, y, "y")) is not None:
-        return _transposed(
-            transposition, function, dy, y, options, drop, return_dbias, out, dtype, add_to, plan
-        )
     given = {"dy": dy, "y": y, **{name: options[name] for name in MASK_ARRAYS}, "out": out, "dbias": add_to}
     others = [each for name, each in options.items() if name not in MASK_ARRAYS]
     p, seed, offset = drop
-    scalars = gradient_calls.scalars_of(p, seed, offset)
-    key = (axis, return_dbias, dtype, p, *(() if scalars else (seed, offset)), *others)
+    scalars = step_calls.scalars_of(p, seed, offset)
+    key = (return_dbias, dtype, p, *(() if scalars else (seed, offset)), *others)
     dropout = {"dropout": p, "seed": seed, "offset": offset}
-    return gradient_calls.run(
+    return step_calls.run(
         function,
         given,
-        gradient_calls.option_keys(*key),
-        lambda: check_softmax_gradient(
+        step_calls.option_keys(*key),
+        lambda own, axis: check_softmax_gradient(
             function,
-            dy,
-            y,
-            options,
+            own["dy"],
+            own["y"],
+            options | {name: own[name] for name in MASK_ARRAYS},
             log=function == "log_softmax_backward",
             **dropout,
             return_dbias=return_dbias,
             axis=axis,
-            out=out,
+            out=own["out"],
             dtype=dtype,
-            add_to=add_to,
+            add_to=own["dbias"],
             plan=plan,
         ),
         IMPLEMENTATION,
+        axis,
+        WHOLE,
+        "y",
         scalars,
         plan,
     )
-
-
-def _transposed(
-    transposition: Transposition,
-    function: str,
-    dy: Any,
-    y: Any,
-    options: dict[str, Any],
-    drop: tuple[float, int | None, int],
-    return_dbias: bool,  # noqa: FBT001
-    out: Any,
-    dtype: Any,
-    add_to: Any,
-    plan: str | Plan | None,
-) -> Any:
-    """Run one call along any axes."""
-    whole = {"dy": dy, "y": y, "out": out, "add_to": add_to}
-    bias = options["bias"]
-    options = {**options, **{name: transposition.apply(options[name]) for name in ("where", "bias")}}
-
-    def run(dy: Any, y: Any, out: Any, add_to: Any, axis: tuple[int, ...]) -> Any:
-        return _run(function, dy, y, axis, options, drop, return_dbias, out, dtype, add_to, plan)
-
-    found = transposition.call(run, whole, leading=1)
-    if not isinstance(found, tuple):
-        return found
-    dx, dbias = found
-    if add_to is not None:
-        return dx, add_to
-    return dx, transposition.undo(dbias, bias) if is_array(bias) else dbias
 
 
 def _on_host(call: GradientCall) -> None:
@@ -274,7 +242,8 @@ def _on_host(call: GradientCall) -> None:
     gradients.softmax(call.what, None if call.mask is None else call.mask.on_host())
 
 
+WHOLE = dict.fromkeys(("y", "dy", "where", "bias", "out"), "y") | {"dbias": "bias"}
 MASK_ARRAYS = ("where", "lengths", "bias")
-IMPLEMENTATION = gradient_calls.Implementation(
+IMPLEMENTATION = step_calls.Implementation(
     gradient_calls.softmax_parts, gradient_calls.softmax_steps, _on_host
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,13 @@ from cupynorm.invoke import bound_calls, row_ops
 from cupynorm.invoke.bound_calls import Arrays, Launch, bound_call
 from cupynorm.lower.mirrors import POINTER, Struct
 from tests import simulator
+from tests.frames import frames
 from tests.interrupted import interrupted
 from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture
 
 ROWS, COLS = 6, 48
-PACKAGE = str(Path(cupynorm.__file__).parent)
 
 
 def host(*shape: int, dtype: Any = np.float32, seed: int = 0) -> Any:
@@ -230,24 +229,6 @@ def test_an_operand_may_have_the_name_of_another_ops_argument(launched: list[boo
 
 
 # ---- frames
-
-
-def frames(call: Any) -> int:
-    """Return how many Python functions of the package a warm call enters."""
-    call()
-    call()
-    count = 0
-
-    def profile(frame: Any, event: str, _: Any) -> None:
-        nonlocal count
-        count += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
-
-    sys.setprofile(profile)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 def test_a_warm_call_enters_few_functions(simulated: Any) -> None:

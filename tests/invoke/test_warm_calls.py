@@ -11,7 +11,7 @@ import pytest
 
 import cupynorm
 from cupynorm.call import axes
-from cupynorm.invoke import bound_calls, fused_calls, row_ops
+from cupynorm.invoke import bound_calls, fused_calls, row_calls, row_ops, shortcuts
 from tests import simulator
 from tests.simulator import simulated
 
@@ -33,7 +33,7 @@ class Roads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.checked = self.alike = 0
-        check, again = row_ops.check, bound_calls.Calls.again
+        check, again = row_calls.check, bound_calls.Calls.again
 
         def counted_check(x: Any, **named: Any) -> Any:
             self.checked += isinstance(x, simulator.cupy.ndarray)  # not for the reference
@@ -44,7 +44,7 @@ class Roads:
             self.alike += made is not None
             return signature, made
 
-        for module in (row_ops, fused_calls):
+        for module in (row_calls, fused_calls):
             monkeypatch.setattr(module, "check", counted_check)
         monkeypatch.setattr(bound_calls.Calls, "again", counted_again)
 
@@ -160,6 +160,11 @@ def test_a_call_along_other_axes_is_as_short(roads: Roads, name: str, given: boo
         assert (again[0][0] if isinstance(again[0], tuple) else again[0]) is outs[2]
 
 
+def steps(array: Any) -> list[int]:
+    """Return the strides that count: an axis of one element has any."""
+    return [step for step, extent in zip(array.strides, array.shape, strict=True) if extent > 1]
+
+
 STATISTICS = {
     "standardize": lambda x, out: cupynorm.standardize(x, axis=1, out=out, return_stats=True),
     "standardize, where": lambda x, out: cupynorm.standardize(
@@ -172,12 +177,38 @@ STATISTICS = {
     "cross_entropy": lambda x, out: cupynorm.cross_entropy(
         x, LENGTHS[0], axis=0, ignore_index=5, return_grad=True, grad=out
     ),
+    "moments": lambda x, out: cupynorm.moments(x, axis=MIDDLE, order=4),
+    "moments, keepdims": lambda x, out: cupynorm.moments(x, axis=0, keepdims=True),
+    "sigma_clip": lambda x, out: cupynorm.sigma_clip(x, 1.5, axis=1, return_stats=True, out=out),
+    "layer_norm, where": lambda x, out: cupynorm.layer_norm(
+        x, x[0, 0], axis=2, where=x.view(np.uint8)[..., ::4], nan="omit", out=out
+    ),
+    "softmax, nan": lambda x, out: cupynorm.softmax(x, axis=0, nan="omit", out=out),
+    "geglu": lambda x, out: cupynorm.geglu(x, x[0, :, 0], axis=1),
+    "layer_norm_backward": lambda x, out: cupynorm.layer_norm_backward(x, x, x[:, 0, 0], axis=0, out=out),
+    "rms_norm_backward, two axes": lambda x, out: cupynorm.rms_norm_backward(
+        x, x[::-1], axis=MIDDLE, out=out
+    ),
+    "add_rms_norm_backward": lambda x, out: cupynorm.add_rms_norm_backward(
+        x, None, x[::-1], bias=x[0, :, 0], alpha=2.0, axis=1, residual_out=out
+    ),
+    "softmax_backward": lambda x, out: cupynorm.softmax_backward(
+        x, x, axis=1, bias=x[0], return_dbias=True, where=x.view(np.uint8)[..., ::4], out=out
+    ),
+    "swiglu_backward": lambda x, out: cupynorm.swiglu_backward(x[:, :3], x, x[0, :, 0], axis=1, out=out),
+    "a fusion": lambda x, out: FUSION(x, x[::-1], x[0], axis=1, out=out),
+    "a fusion's gradient": lambda x, out: arrays_of(FUSION.backward(x, x, x[::-1], x[0], axis=1, out=out)),
 }
+FUSION = cupynorm.fuse(cupynorm.softmax, load=lambda x, r: 0.5 * x + r, store=lambda y, g: y * g)
+
+
+def arrays_of(gradients: Any) -> Any:
+    return (gradients.x, *gradients.operands)
 
 
 @pytest.mark.parametrize("name", STATISTICS)
 @pytest.mark.parametrize("given", [False, True], ids=["own output", "out"])
-def test_statistics_and_losses_along_other_axes_are_found_by_the_callers_arrays(
+def test_calls_along_other_axes_are_found_by_the_callers_arrays(
     roads: Roads, monkeypatch: pytest.MonkeyPatch, name: str, given: bool
 ) -> None:
     cupy, shape = simulator.cupy, (5, ROWS, COLS)
@@ -197,7 +228,69 @@ def test_statistics_and_losses_along_other_axes_are_found_by_the_callers_arrays(
         for one, other in zip(
             *(each if isinstance(each, tuple) else (each,) for each in (new, old)), strict=True
         ):
-            assert (one.shape, one.strides) == (other.shape, other.strides)
+            assert (one.shape, steps(one)) == (other.shape, steps(other))
+
+
+ADDED = cupynorm.fuse(cupynorm.layer_norm, load=lambda x, r: 0.5 * x + r)
+
+
+def test_gradients_are_added_to_the_arrays_that_their_names_say(roads: Roads) -> None:
+    cupy = simulator.cupy
+    x, dy, r = (cupy.asarray(host(seed=seed)) for seed in range(3))
+    gamma, beta = cupy.asarray(host(COLS, seed=3)), cupy.asarray(host(COLS, seed=4))
+    found = {}
+    for name in ("gamma", "beta", "gamma"):  # arrays that lie alike
+        found[name] = cupy.zeros(COLS, np.float32)
+        ADDED.backward(dy, x, r, gamma=gamma, beta=beta, add_to={name: found[name]})
+
+    exact = ADDED.backward(*map(cupy.asnumpy, (dy, x, r)), gamma=gamma.get(), beta=beta.get())
+    for name, array in found.items():
+        np.testing.assert_allclose(cupy.asnumpy(array), getattr(exact, name), rtol=1e-4, atol=1e-5)
+
+
+def test_other_calls_than_a_warm_one_along_an_axis_are_checked(roads: Roads) -> None:
+    """Other shapes, strides, dtypes, addresses and axes, each after calls that differ in nothing else."""
+    cupy = simulator.cupy
+    wide = [host(COLS + 1, 2 * ROWS, dtype=dtype) for dtype in (np.float32, np.float32, np.float16)]
+    data = [each[1:, :ROWS] for each in wide]  # rows lie apart, which begin elsewhere
+    arrays: list[Any] = []
+    for each in (*data, *wide):
+        arrays += [cupy.asarray(each), cupy.asarray(each)[:, ::2], cupy.asarray(each)[:, 1::2]]
+    arrays.append(cupy.asarray(wide[0])[1:])
+
+    for _ in range(2):
+        for each in arrays:
+            for axis in (0, 1, (0,), (0, 1)):
+                mean, variance = cupynorm.moments(each, axis, ddof=1)
+                dx, dgamma = cupynorm.rms_norm_backward(each, each, axis=axis)
+
+                numbers = cupy.asnumpy(each)
+                exact = (
+                    cupynorm.moments(numbers, axis, ddof=1),
+                    cupynorm.rms_norm_backward(numbers, numbers, axis=axis),
+                )
+                for ours, right in zip((mean, variance, dx, dgamma), (*exact[0], *exact[1]), strict=True):
+                    assert (ours.shape, ours.dtype) == (right.shape, right.dtype)
+                    np.testing.assert_allclose(cupy.asnumpy(ours), right, rtol=2e-3, atol=2e-3)
+
+
+def test_a_call_that_a_handler_makes_is_not_kept_as_the_interrupted_one(
+    roads: Roads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cupy, apply = simulator.cupy, axes.Transposition.apply
+    x, other = cupy.asarray(host()), cupy.asarray(host(3, seed=1))
+    waiting = [other]
+
+    def interrupted(transposition: Any, array: Any) -> Any:
+        if waiting:
+            cupynorm.logsumexp(waiting.pop())
+        return apply(transposition, array)
+
+    monkeypatch.setattr(axes.Transposition, "apply", interrupted)
+    for _ in range(3):
+        np.testing.assert_allclose(
+            cupy.asnumpy(cupynorm.logsumexp(x, axis=0)), np.log(np.exp(host()).sum(0)), rtol=1e-5
+        )
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["own output", "out"])
@@ -220,14 +313,14 @@ def test_a_number_that_is_made_for_each_call_makes_few_shortcuts(
     roads: Roads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, made = simulator.cupy.asarray(host()), 0
-    shortcut_to = row_ops.shortcut_to
+    shortcut_to = shortcuts.shortcut_to
 
     def counted(*given: Any) -> Any:
         nonlocal made
         made += 1
         return shortcut_to(*given)
 
-    monkeypatch.setattr(row_ops, "shortcut_to", counted)
+    monkeypatch.setattr(shortcuts, "shortcut_to", counted)
     for _ in range(40):
         cupynorm.layer_norm(x, eps=float("1e-3"))
 

@@ -9,7 +9,7 @@ import pytest
 
 from cupynorm._dtypes import DTYPES, compute_dtype, dtype_of
 from cupynorm.call.view import View
-from cupynorm.invoke.gradient_calls import Steps
+from cupynorm.invoke.steps import Steps
 from cupynorm.lower.elementwise import Each, elementwise_spec
 from cupynorm.lower.gradients import activation_sums_in_any_layout
 from cupynorm.lower.layouts import stretched
