@@ -186,7 +186,9 @@ def assert_right(given: Given, found: Found, dtype: str, *, rms: bool = False, d
 @pytest.mark.usefixtures("small_groups")
 def test_every_width_in_every_variant(dtype: str, skip: int) -> None:
     seen = set()
-    for rows, cols in SHAPES:
+    # half of them: each shape meets every dtype and both ways to begin
+    half = ([*DIGITS].index(dtype) + skip) % 2
+    for rows, cols in SHAPES if SLOW else SHAPES[half::2]:
         given = Given.of(rows, cols, dtype, skip)
         for variant in (None, "warp", "block", "cluster"):
             try:
