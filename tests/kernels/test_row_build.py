@@ -68,6 +68,18 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module", params=FUSED)
 def kind(request: pytest.FixtureRequest) -> str:
     """Give a fused call. The module's, so that tests of one call follow each other: they share plans and kernels."""
+    if (
+        not SLOW
+    ):  # all samples of it in one module: compiler and disassembler need as long to start as for two kernels
+        samples = (
+            rows_that_the_grid_shares(),
+            all_that_is_fused(),
+            clusters_of_unaligned_rows(),
+            rows_that_are_sent_ahead("90"),
+        )
+        wanted = {each.instance for sample in samples for each in sample if each.name == request.param}
+        for _ in compile_instances(sorted(wanted, key=lambda each: each.expression), "90", newest_major()):
+            pass
     return str(request.param)
 
 
