@@ -9,6 +9,8 @@ import pytest
 
 import cupynorm
 from cupynorm.tools.testing import assert_close
+from tests import SLOW
+from tests.gpu.agree import SIMULATED
 
 pytestmark = pytest.mark.small
 
@@ -75,7 +77,10 @@ def check_backward(xp: Any, name: str, dy: Any, x: Any, bias: Any, axis: Any, **
 @pytest.mark.parametrize("axis", AXES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_bias_along_any_axis(xp: Any, axis: Any, layout: str) -> None:
-    for dtype, shape in ((np.float16, (3, 4, 16)), (np.float32, (2, 3, 5))):
+    kinds = ((np.float16, (3, 4, 16)), (np.float32, (2, 3, 5)))
+    # on the simulator one of them: each axis and each layout still meets both
+    which = (AXES.index(axis) + LAYOUTS.index(layout)) % 2
+    for dtype, shape in kinds[which : which + 1] if SIMULATED and not SLOW else kinds:
         host = normal(*shape, dtype=dtype)
         bias, _ = bias_of(host, axis)
         x = laid_out(xp, host, layout)
