@@ -120,11 +120,14 @@ def test_an_out_of_another_layout(xp: Any, layout: str, of_out: str) -> None:
     x, bias = laid_out(xp, host, layout), xp.asarray(bias_of(host, 1)[0])
     out = laid_out(xp, np.zeros_like(host), of_out)
 
-    y = check_forward(xp, "silu", x, bias, 1, out=out)
-    assert y is out
-
-    dx, _ = check_backward(xp, "gelu", x, x, bias, 1, out=out)
-    assert dx is out
+    # on the simulator one of the two: each layout of x and each of out still meets both
+    which = (LAYOUTS.index(layout) + LAYOUTS.index(of_out)) % 2 if SIMULATED and not SLOW else None
+    if which != 1:
+        y = check_forward(xp, "silu", x, bias, 1, out=out)
+        assert y is out
+    if which != 0:
+        dx, _ = check_backward(xp, "gelu", x, x, bias, 1, out=out)
+        assert dx is out
 
     kept = np.asarray(cupynorm.dropout(np.ones(host.shape), 0.5, seed=3)) != 0
     y = cupynorm.dropout(x, 0.5, seed=3, out=out)
