@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import heapq
 import importlib.util
 import itertools
 import os
@@ -16,7 +17,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler, nvrtc
 from cupynorm.runtime.devices import EARLY_SINCE
 from cupynorm.runtime.nvrtc import Cubin
+from tests import SLOW
 from tests.module_text import joined
 
 OPS = (LAYER_NORM, RMS_NORM, SOFTMAX, LOG_SOFTMAX)
@@ -248,6 +250,71 @@ def widest_instances(
 ) -> list[Instance]:
     """For each call, at the widest vector, a choice of the plans."""
     return [each for types in calls for each in instances(op, types, widths(types)[0], arch, choice)]
+
+
+Candidate = TypeVar("Candidate")
+
+
+def covering(
+    candidates: Sequence[Candidate],
+    factors: Callable[[Candidate], Sequence[object]],
+    strain: Callable[[Candidate], Any],
+) -> list[Candidate]:
+    """Choose some of all candidates, so that any two values of two factors that occur together do so among these.
+
+    A fault of the compiler or of a plan comes from one value or from two that meet, such as a variant and a dtype;
+    hardly ever from three. A greedy choice: what has most that is new comes first, among equals what strains most.
+    """
+    pairs = [set(itertools.combinations(enumerate(factors(each)), 2)) for each in candidates]
+    strains = [strain(each) for each in candidates]
+    order = sorted(range(len(candidates)), key=lambda at: strains[at], reverse=True)
+    waiting = [(-len(pairs[at]), rank, at) for rank, at in enumerate(order)]
+    heapq.heapify(waiting)
+    covered: set[object] = set()
+    taken = []
+    while waiting:
+        _, rank, at = heapq.heappop(waiting)
+        new = pairs[at] - covered
+        if waiting and (-len(new), rank, at) > waiting[0]:  # others have come to have more
+            heapq.heappush(waiting, (-len(new), rank, at))
+        elif new:
+            covered |= new
+            taken.append(at)
+        else:
+            break
+    return [candidates[at] for at in sorted(taken)]
+
+
+class Called(NamedTuple):
+    """A kernel and the call that it is for: an op's name or the name of what is fused."""
+
+    name: str
+    instance: Instance
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Which code of the kernels its plan takes."""
+        plan = self.instance.plan
+        return plan.variant, plan.kernel, plan.full, plan.unaligned
+
+
+def sampled(
+    candidates: Iterable[Called], *more: Callable[[Instance], object], all_of_them: bool = SLOW
+) -> list[Called]:
+    """Choose kernels so that calls, dtypes, kinds of plans and more factors meet in pairs; all with CUPYNORM_SLOW=1."""
+    found = list(candidates)
+    if all_of_them:
+        return found
+    return covering(
+        found,
+        lambda each: (
+            each.name,
+            each.instance.types[:2],
+            each.kind,
+            *(factor(each.instance) for factor in more),
+        ),
+        lambda each: tightness(each.instance.plan),
+    )
 
 
 # --- compiling them ------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
     from cupynorm.catalog.op_table import Op
     from cupynorm.tools.testing import Case
 
-__all__ = ["DTYPES", "VARIANTS", "as_strided", "bits", "check", "need_bytes", "run", "tiled"]
+__all__ = ["DTYPES", "SIMULATED", "VARIANTS", "as_strided", "bits", "check", "need_bytes", "run", "tiled"]
 
+SIMULATED = os.environ.get("CUPYNORM_TEST_DEVICE") == "simulator"
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 

@@ -9,6 +9,8 @@ import pytest
 
 import cupynorm
 from cupynorm.tools.testing import assert_close
+from tests import SLOW
+from tests.gpu.agree import SIMULATED
 
 pytestmark = pytest.mark.small
 
@@ -75,7 +77,10 @@ def check_backward(xp: Any, name: str, dy: Any, x: Any, bias: Any, axis: Any, **
 @pytest.mark.parametrize("axis", AXES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_bias_along_any_axis(xp: Any, axis: Any, layout: str) -> None:
-    for dtype, shape in ((np.float16, (3, 4, 16)), (np.float32, (2, 3, 5))):
+    kinds = ((np.float16, (3, 4, 16)), (np.float32, (2, 3, 5)))
+    # on the simulator one of them: each axis and each layout still meets both
+    which = (AXES.index(axis) + LAYOUTS.index(layout)) % 2
+    for dtype, shape in kinds[which : which + 1] if SIMULATED and not SLOW else kinds:
         host = normal(*shape, dtype=dtype)
         bias, _ = bias_of(host, axis)
         x = laid_out(xp, host, layout)
@@ -115,11 +120,14 @@ def test_an_out_of_another_layout(xp: Any, layout: str, of_out: str) -> None:
     x, bias = laid_out(xp, host, layout), xp.asarray(bias_of(host, 1)[0])
     out = laid_out(xp, np.zeros_like(host), of_out)
 
-    y = check_forward(xp, "silu", x, bias, 1, out=out)
-    assert y is out
-
-    dx, _ = check_backward(xp, "gelu", x, x, bias, 1, out=out)
-    assert dx is out
+    # on the simulator one of the two: each layout of x and each of out still meets both
+    which = (LAYOUTS.index(layout) + LAYOUTS.index(of_out)) % 2 if SIMULATED and not SLOW else None
+    if which != 1:
+        y = check_forward(xp, "silu", x, bias, 1, out=out)
+        assert y is out
+    if which != 0:
+        dx, _ = check_backward(xp, "gelu", x, x, bias, 1, out=out)
+        assert dx is out
 
     kept = np.asarray(cupynorm.dropout(np.ones(host.shape), 0.5, seed=3)) != 0
     y = cupynorm.dropout(x, 0.5, seed=3, out=out)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from cupynorm.plan.config import HOPPER, VARIANTS
@@ -10,9 +12,11 @@ from cupynorm.runtime import nvrtc
 from tests import SLOW
 from tests.build_gate import (
     GRADIENTS,
+    Instance,
     begins_too_soon,
     code_of,
     compile_instances,
+    covering,
     endless_waits,
     extremes,
     fused_instances,
@@ -20,6 +24,7 @@ from tests.build_gate import (
     spills,
     stalls_a_cluster,
     tightest,
+    tightness,
 )
 
 pytestmark = pytest.mark.slow
@@ -49,11 +54,32 @@ CASES = [
 ]
 
 
+@functools.cache
+def sample() -> dict[str, list[Instance]]:
+    """Choose kernels of the sampled calls: each with every variant, and with full, ragged and unaligned rows."""
+    found = [
+        (kind, each)
+        for kind, dtype in SAMPLED.items()
+        for each in fused_instances(kind, dtype, "90", tightest)
+    ]
+    chosen = covering(
+        found,
+        lambda each: (
+            each[0],
+            each[1].plan.variant,
+            (each[1].plan.kernel, each[1].plan.full, each[1].plan.unaligned),
+        ),
+        lambda each: tightness(each[1].plan),
+    )
+    return {kind: [each for name, each in chosen if name == kind] for kind in SAMPLED}
+
+
 @pytest.mark.parametrize(("kind", "dtype", "arch"), CASES)
 def test_gradients_neither_spill_nor_split_vectors(kind: str, dtype: str, arch: str) -> None:
     if not nvrtc.majors():
         pytest.skip("NVRTC is not installed")
-    instances = fused_instances(kind, dtype, arch, extremes if SLOW and arch == "90" else tightest)
+    choice = extremes if arch == "90" else tightest
+    instances = fused_instances(kind, dtype, arch, choice) if SLOW else sample()[kind]
     missing = {"cluster"} if int(arch) < HOPPER else set()
     assert {each.plan.variant for each in instances} == set(VARIANTS) - missing
 

@@ -133,7 +133,7 @@ def chosen(spec: Any, arch: str) -> tuple[Plan, Cubin]:
     return plan, built(plan)
 
 
-@pytest.mark.parametrize("case", every() if SLOW else SAMPLED, ids=lambda case: " ".join(map(str, case)))
+@pytest.mark.parametrize("case", [*every()] if SLOW else SAMPLED, ids=lambda case: " ".join(map(str, case)))
 def test_statistics_do_not_spill(case: Case) -> None:
     if not nvrtc.majors():
         pytest.skip("NVRTC is not installed")
