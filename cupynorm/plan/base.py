@@ -148,10 +148,12 @@ def without_spills(question: Question, plan: Plan) -> Plan:
 
     The compiled kernel is asked. It is compiled again for fewer blocks only where each thread then has more registers,
     and only as long as that helps: local memory may also hold what no register can, such as an array whose elements
-    are chosen at run time. How a row is summed does not depend on it.
+    are chosen at run time. Of rows whose elements lie apart a few bytes cost less than a block. How a row is summed does
+    not depend on it.
     """
+    few = question.rules.apart.few_local_bytes if question.problem.across else 0
     kept, spilled = plan, question.local_bytes(plan)
-    while spilled:
+    while spilled > few:
         blocks = _blocks_with_more_registers(question.limits, kept)
         if blocks == 0:
             break

@@ -265,8 +265,8 @@ struct FusedLoad : Cols {
   };
   int most_kept(int cols) const { return mask.structure.most_kept(cols); }
 
-  // For row/across.cuh, where neighbouring rows are loaded together: what is loaded beside an element of x, that element
-  // of each row, and what becomes of them.
+  // For row/across.cuh, where neighbouring rows are loaded together: what is loaded beside an element of x, that
+  // element of each row, and what becomes of them.
   template <int kRows>
   using OperandsBeside = OfRows<Operands_, kRows>;
   template <int kRows>

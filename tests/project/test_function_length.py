@@ -19,8 +19,8 @@ LONGER = {
     "cupynorm/host/compiled/loops.py: apart": "numba compiles it into one loop, with the functions inside",
     "cupynorm/host/compiled/loops.py: side_by_side": "numba compiles it into one loop, with the functions inside",
     "cupynorm/invoke/bound_calls.py: again": "the way of each call, where every call of a function counts",
-    "cupynorm/invoke/row_ops.py: run": "the way of each plain call, where every call of a function counts",
-    "cupynorm/ops/norm_gradients.py: _run": "what six functions have in common, with an argument for each difference",
+    "cupynorm/invoke/row_calls.py: run": "the way of each plain call, where every call of a function counts",
+    "cupynorm/ops/norm_gradient_calls.py: run": "what six functions have in common, with an argument for each difference",
     "cupynorm/tools/files.py: run": "what it opens stays open in one ExitStack until the targets are complete",
     "kernels/bert/attention.cuh: attend": ONE_LOOP,
     "kernels/bert/attention.cuh: attend_together": ONE_LOOP,
@@ -30,7 +30,6 @@ LONGER = {
     "kernels/row/reread.cuh: row_reread": ONE_LOOP,
     "kernels/row/staged.cuh: row_staged": ONE_LOOP,
     "kernels/row/summed.cuh: row_summed": ONE_LOOP,
-    "kernels/row/whole.cuh: go_through_whole_rows": ONE_LOOP,
 }
 
 
