@@ -111,8 +111,12 @@ class Apart(NamedTuple):
         of each, by bytes of an element of x.
     filled
         The share of a device's multiprocessors that clusters must have at once where their blocks are no power of two.
-    few_local_bytes
-        Bytes of registers that a thread may spill, which cost less than another tiling.
+    only_read
+        From how many columns on rows of which no element is stored wait nowhere, and how many blocks for each
+        multiprocessor then load them at least, if they are long enough.
+    few_local_bytes, block_local_bytes
+        Bytes of registers that a thread may spill, which cost less than another tiling, and less than the second of two
+        blocks of a multiprocessor.
     """
 
     max_vector: Mapping[int, int]
@@ -128,4 +132,6 @@ class Apart(NamedTuple):
     over_the_grid: Sequence[Sequence[int]]
     over_the_grid_any: Mapping[int, int]
     filled: float
+    only_read: Sequence[int]
     few_local_bytes: int
+    block_local_bytes: int

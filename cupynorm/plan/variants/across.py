@@ -77,7 +77,9 @@ def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
     if question.problem.room and variant in {None, "split"}:
         yield from _over_the_grid(question, asked=variant is not None)
     ctas = [1 << power for power in range(question.max_ctas.bit_length())]
-    if variant is not None:
+    if variant is None:
+        yield from _only_read(question, ctas)
+    else:
         ctas = ctas[1:] if variant == "cluster" else ctas[:1]
     for kind in (_as_measured, _in_registers, _again):
         yield from kind(question, ctas)
@@ -358,6 +360,21 @@ def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
             ):
                 continue
             yield _tiling(question, lanes, each, "block", block, part, IN_REGISTERS)
+
+
+def _only_read(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
+    """Give the plan of long rows of which no element is stored: they wait nowhere, and many blocks load at once."""
+    problem, numbers = question.problem, question.rules.apart
+    fewest, blocks = numbers.only_read
+    if problem.output_bytes or problem.rounds or problem.cols < fewest:
+        return
+    block, width = numbers.loops
+    lanes = _lanes(question, width)
+    tiles = math.ceil(problem.rows / (lanes * _vector(question)))
+    most = problem.cols // numbers.least_part
+    enough = [each for each in ctas if each * tiles >= blocks * question.limits.sm_count or 2 * each > most]
+    elements = _elements(question, numbers.again[problem.compute_bytes])
+    yield _tiling(question, lanes, [*enough, ctas[-1]][0], "uncached", block, elements, NOWHERE)
 
 
 def _again(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
