@@ -65,6 +65,7 @@ PROGRESS_LOW, PROGRESS_HIGH, PROGRESS_TO, PROGRESS_ABOVE = range(4)
 # Template arguments of Moments: two of them, of all elements; and of whole numbers of 8 bits, which add up exactly
 # (kAllCount and kBytesCount in kernels/ops/keeping.cuh).
 TWO_MOMENTS, TWO_MOMENTS_OF_BYTES = (0, 2), (-1, 2)
+OF_TWO_MOMENTS = 5  # numbers of a row in their State and pivot, or in their Row
 OF_MASK = 16  # registers in which a thread finds out what a mask has dropped
 
 
@@ -102,6 +103,8 @@ def statistic_spec(
     op = replace(
         op, options=options, fields=1 if weights is None else 2, registers=OF_MASK * (mask is not None)
     )
+    if op.name == MOMENTS.name and options[-1] == TWO_MOMENTS[-1]:
+        op = replace(op, row_numbers=OF_TWO_MOMENTS)
     if options == TWO_MOMENTS and is_integer(x.dtype) and x.dtype.itemsize == 1 and op.name == MOMENTS.name:
         op = replace(op, options=TWO_MOMENTS_OF_BYTES, sums_of_bytes=True)
     plain = y is not None and mask is None and weights is None and not is_integer(x.dtype)

@@ -365,8 +365,9 @@ def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
 def _only_read(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     """Give the plan of long rows of which no element is stored: they wait nowhere, and many blocks load at once."""
     problem, numbers = question.problem, question.rules.apart
-    fewest, blocks = numbers.only_read
-    if problem.output_bytes or problem.rounds or problem.cols < fewest:
+    fewest, fewest_of_large, blocks = numbers.only_read
+    large = problem.row_numbers == MOST_ROW_NUMBERS
+    if problem.output_bytes or problem.rounds or problem.cols < (fewest_of_large if large else fewest):
         return
     block, width = numbers.loops
     lanes = _lanes(question, width)
