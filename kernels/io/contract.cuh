@@ -15,9 +15,11 @@
 //   absent<N>(padding)  A Loaded<N> in place of elements that are not there. With kDirect they become padding.
 //   kPrefetchBytes<N>   Bytes of N elements, and of all that is loaded with them, in shared memory of rows in flight.
 //   at(row)             The RowPointer of a row.
-//   kInSteps            Elements that lie apart are at even distances, computed from x and numbers of their row, and
-//                       all kept: begin_at(col) of the RowPointers moves them to a column, and columns are then
-//                       Steps from there (io/strided.cuh). A Store that can be asked so has it, too (kStoresInSteps).
+//   kInSteps            Elements that lie apart are at even distances, and so is all that they are computed from; no
+//                       mask keeps an interval. begin_at(col) of the RowPointers moves them to a column, and columns
+//                       are then Steps from there (io/strided.cuh). A Store that can be asked so has it, too
+//                       (kStoresInSteps).
+//   kAlone              What it computes is computed from x and numbers of its row, all of it kept, and not written.
 // A RowPointer of a Load
 //   load<N>(col)        Loaded<N>, at a multiple of the plan's vectors.
 //   unpack<N>(loaded, x, col, padding)
