@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import heapq
 import importlib.util
 import itertools
 import os
@@ -17,7 +16,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,6 +42,7 @@ from cupynorm.runtime.devices import EARLY_SINCE
 from cupynorm.runtime.nvrtc import Cubin
 from tests import SLOW
 from tests.module_text import joined
+from tests.sampling import covering
 
 OPS = (LAYER_NORM, RMS_NORM, SOFTMAX, LOG_SOFTMAX)
 
@@ -250,39 +250,6 @@ def widest_instances(
 ) -> list[Instance]:
     """For each call, at the widest vector, a choice of the plans."""
     return [each for types in calls for each in instances(op, types, widths(types)[0], arch, choice)]
-
-
-Candidate = TypeVar("Candidate")
-
-
-def covering(
-    candidates: Sequence[Candidate],
-    factors: Callable[[Candidate], Sequence[object]],
-    strain: Callable[[Candidate], Any],
-) -> list[Candidate]:
-    """Choose some of all candidates, so that any two values of two factors that occur together do so among these.
-
-    A fault of the compiler or of a plan comes from one value or from two that meet, such as a variant and a dtype;
-    hardly ever from three. A greedy choice: what has most that is new comes first, among equals what strains most.
-    """
-    pairs = [set(itertools.combinations(enumerate(factors(each)), 2)) for each in candidates]
-    strains = [strain(each) for each in candidates]
-    order = sorted(range(len(candidates)), key=lambda at: strains[at], reverse=True)
-    waiting = [(-len(pairs[at]), rank, at) for rank, at in enumerate(order)]
-    heapq.heapify(waiting)
-    covered: set[object] = set()
-    taken = []
-    while waiting:
-        _, rank, at = heapq.heappop(waiting)
-        new = pairs[at] - covered
-        if waiting and (-len(new), rank, at) > waiting[0]:  # others have come to have more
-            heapq.heappush(waiting, (-len(new), rank, at))
-        elif new:
-            covered |= new
-            taken.append(at)
-        else:
-            break
-    return [candidates[at] for at in sorted(taken)]
 
 
 class Called(NamedTuple):
