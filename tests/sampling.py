@@ -16,14 +16,20 @@ def covering(
     candidates: Sequence[Candidate],
     factors: Callable[[Candidate], Sequence[object]],
     strain: Callable[[Candidate], Any],
+    each: Callable[[Candidate], object] = lambda _: None,
 ) -> list[Candidate]:
     """Choose some of all candidates, so that any two values of two factors that occur together do so among these.
 
     A fault of the compiler or of a plan comes from one value or from two that meet, such as a variant and a dtype;
     hardly ever from three. A greedy choice: what has most that is new comes first, among equals what strains most.
+
+    each: what else occurs at least once.
     """
-    pairs = [set(itertools.combinations(enumerate(factors(each)), 2)) for each in candidates]
-    strains = [strain(each) for each in candidates]
+    pairs = [
+        {*itertools.combinations(enumerate(factors(one)), 2), (each(one),)}  # of one value: not a pair
+        for one in candidates
+    ]
+    strains = [strain(one) for one in candidates]
     order = sorted(range(len(candidates)), key=lambda at: strains[at], reverse=True)
     waiting = [(-len(pairs[at]), rank, at) for rank, at in enumerate(order)]
     heapq.heapify(waiting)
@@ -42,7 +48,16 @@ def covering(
     return [candidates[at] for at in sorted(taken)]
 
 
+def sample(
+    candidates: Iterable[Candidate],
+    factors: Callable[[Candidate], Sequence[object]],
+    each: Callable[[Candidate], object] = lambda _: None,
+) -> list[Candidate]:
+    """Choose as covering() does; all with CUPYNORM_SLOW=1."""
+    every = [*candidates]
+    return every if SLOW else covering(every, factors, lambda _: 0, each)
+
+
 def in_pairs(*factors: Iterable[Any]) -> list[tuple[Any, ...]]:
     """Return some of all combinations, so that any two values of two factors meet; all with CUPYNORM_SLOW=1."""
-    every = [*itertools.product(*factors)]
-    return every if SLOW else covering(every, lambda each: each, lambda _: 0)
+    return sample(itertools.product(*factors), lambda each: each)
