@@ -5,10 +5,13 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import fcntl
 import functools
+import hashlib
 import importlib.util
 import itertools
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -121,9 +124,25 @@ def edges() -> tuple[int, ...]:
     return tuple(sorted(found - {0}))
 
 
+plans_folder: Path | None = None  # where the processes of a test run share plans
+
+
 @functools.cache
 def shapes(problem: Problem, arch: str) -> dict[Plan, tuple[int, int]]:
     """Every plan that `choose` can give for such a problem, one for each kernel, with its rows and columns."""
+    if plans_folder is None:
+        return _shapes(problem, arch)
+    path = plans_folder / hashlib.sha256(f"{problem!r} {arch}".encode()).hexdigest()
+    # processes ask in the same order: whoever comes second waits for what the first one finds
+    with (plans_folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            path.write_bytes(pickle.dumps(_shapes(problem, arch)))
+        found: dict[Plan, tuple[int, int]] = pickle.loads(path.read_bytes())  # noqa: S301  a process of this run's
+    return found
+
+
+def _shapes(problem: Problem, arch: str) -> dict[Plan, tuple[int, int]]:
     limits = dataclasses.replace(RECORDED[DEVICES.get(arch, "a100")], compute_capability=arch)
     found: dict[tuple[object, ...], tuple[Plan, tuple[int, int]]] = {}
     cases = itertools.chain(
